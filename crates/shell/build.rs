@@ -14,7 +14,7 @@ mod impacts;
 #[path = "src/knowledge/text.rs"]
 mod text;
 
-use text::Value;
+use text::TableValue;
 
 /// Files in the directory that are no families of programs.
 const OTHERS: &[&str] = &["hazards", "impacts", "neutralise"];
@@ -44,7 +44,7 @@ fn main() -> io::Result<()> {
             "const FILE_{number}: &str = include_str!(concat!(env!(\"CARGO_MANIFEST_DIR\"), \"/knowledge/{family}.toml\"));"
         );
         let content: &'static str = fs::read_to_string(path)?.leak();
-        for (name, body) in text::tables(content) {
+        for (name, body) in text::parse_tables(content) {
             let start = body.as_ptr() as usize - content.as_ptr() as usize;
             for other in std::iter::once(name).chain(further_names(name, body)) {
                 slots.push((other.to_owned(), name.to_owned(), number, start, start + body.len()));
@@ -55,9 +55,9 @@ fn main() -> io::Result<()> {
     slots.sort();
     let names: Vec<String> = families.iter().enumerate().map(|(n, (f, _))| format!("({f:?}, FILE_{n})")).collect();
     let _ = writeln!(code, "#[cfg(test)]\nconst FILES: &[(&str, &str)] = &[{}];", names.join(", "));
-    let _ = writeln!(code, "static SLOTS: [Slot; {}] = [", slots.len());
+    let _ = writeln!(code, "static SLOTS: [TableSlot; {}] = [", slots.len());
     for (name, canonical, file, start, end) in &slots {
-        let _ = writeln!(code, "    Slot::new({name:?}, {canonical:?}, FILE_{file}, {start}, {end}),");
+        let _ = writeln!(code, "    TableSlot::new({name:?}, {canonical:?}, FILE_{file}, {start}, {end}),");
     }
     code.push_str("];\n");
     fs::write(Path::new(&out).join("index.rs"), code)?;
@@ -75,12 +75,12 @@ fn hazards_code(content: &'static str) -> Result<String, String> {
     let mut uses = String::new();
     let (mut names, mut beginnings) = (Vec::new(), Vec::new());
     let mut count = 0;
-    for (table, body) in text::tables(content) {
-        let pairs: Vec<(&str, Value)> =
-            text::pairs(body).collect::<Result<_, _>>().map_err(|line| format!("[{table}]: {line}"))?;
+    for (table, body) in text::parse_tables(content) {
+        let pairs: Vec<(&str, TableValue)> =
+            text::parse_pairs(body).collect::<Result<_, _>>().map_err(|line| format!("[{table}]: {line}"))?;
         if table == "lists" {
             for (name, value) in pairs {
-                let Value::Text(words) = value else { return Err(format!("[lists]: {name}")) };
+                let TableValue::Text(words) = value else { return Err(format!("[lists]: {name}")) };
                 lists.insert(name, words);
             }
             continue;
@@ -120,19 +120,19 @@ fn index(
 
 /// The programs of one denied use, and the use as code.
 fn one_hazard(
-    pairs: Vec<(&str, Value)>,
+    pairs: Vec<(&str, TableValue)>,
     lists: &BTreeMap<&str, &'static str>,
 ) -> Result<(&'static str, String), String> {
     let (mut programs, mut code) = ("", "");
     let (mut needs, mut unless) = (Vec::new(), Vec::new());
     for (key, value) in pairs {
         match (key, value) {
-            ("programs", Value::Text(text)) => programs = text,
-            ("needs", Value::List(groups)) => {
+            ("programs", TableValue::Text(text)) => programs = text,
+            ("needs", TableValue::List(groups)) => {
                 needs = groups.into_iter().map(|group| words(group, lists)).collect::<Result<_, _>>()?;
             }
-            ("unless", Value::Text(text)) => unless = words(text, lists)?,
-            ("code", Value::Text(text)) => code = text,
+            ("unless", TableValue::Text(text)) => unless = words(text, lists)?,
+            ("code", TableValue::Text(text)) => code = text,
             (key, _) => return Err(key.to_owned()),
         }
     }

@@ -7,7 +7,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use stockade_testkit::{Ended, Output, Running};
+use stockade_testkit::{ProgramEnd, ProgramOutput, RunningProgram};
 
 use crate::detached::{
     attach, detach, detach_program, eventually, kill, logs, prints, stockade, told, waited, writing,
@@ -22,7 +22,7 @@ const ENCODED: &str = "echo dG91Y2ggbWFyaw== | base64 -d | sh\n";
 /// What a supervisor may need, in KiB, however much goes through it.
 const SUPERVISOR_KIB: u64 = 64 << 10;
 
-fn write(world: &World, id: &str, text: &str) -> Output {
+fn write(world: &World, id: &str, text: &str) -> ProgramOutput {
     world.run(&writing(world, "", id, text))
 }
 
@@ -30,7 +30,7 @@ fn write(world: &World, id: &str, text: &str) -> Output {
 #[track_caller]
 fn passes(world: &World, id: &str, text: &str) {
     let output = write(world, id, text);
-    assert_eq!(output.ended, Ended::Code(0), "{text}: {}", output.text());
+    assert_eq!(output.ended, ProgramEnd::Code(0), "{text}: {}", output.combined_text());
 }
 
 /// Ends processes with these arguments at once.
@@ -94,21 +94,21 @@ fn input_is_taken_where_the_run_has_one() {
     each_user(|world| {
         let id = detach(world, &[], "cat; while [ ! -e go ]; do sleep 0.05; done; echo end");
         let refused = write(world, &id, "x\n");
-        assert_eq!(refused.ended, Ended::Code(125), "{}", refused.text());
-        assert!(refused.stderr.contains("--interactive"), "{}", refused.text());
+        assert_eq!(refused.ended, ProgramEnd::Code(125), "{}", refused.combined_text());
+        assert!(refused.stderr.contains("--interactive"), "{}", refused.combined_text());
         let mut watching = attach(world, &[], &id);
         fs::write(world.workspace().join("go"), "").unwrap();
         watching.expect("end");
         assert_eq!(watching.finish().0, 0);
         for arguments in [["attach", id.as_str()], ["write", &id]] {
             let late = stockade(world, &arguments);
-            assert_eq!(late.ended, Ended::Code(125), "{}", late.text());
-            assert!(late.stderr.contains("is over"), "{}", late.text());
+            assert_eq!(late.ended, ProgramEnd::Code(125), "{}", late.combined_text());
+            assert!(late.stderr.contains("is over"), "{}", late.combined_text());
         }
         let data = detach(world, &["--interactive"], "cat");
-        assert_eq!(write(world, &data, ENCODED).ended, Ended::Code(0), "data is not judged");
-        assert_eq!(world.run(&writing(world, "--close", &data, "last")).ended, Ended::Code(0));
-        assert_eq!(waited(world, &data), Ended::Code(0));
+        assert_eq!(write(world, &data, ENCODED).ended, ProgramEnd::Code(0), "data is not judged");
+        assert_eq!(world.run(&writing(world, "--close", &data, "last")).ended, ProgramEnd::Code(0));
+        assert_eq!(waited(world, &data), ProgramEnd::Code(0));
         assert_eq!(logs(world, &data), format!("{ENCODED}last"));
         let left = stockade(world, &["audit", "query", "--type", "left", "--json"]).stdout;
         let all = format!("\"unjudged_bytes\":{}", ENCODED.len());
@@ -140,24 +140,24 @@ fn a_line_for_a_shell_is_judged_like_a_request() {
                 "touch 'mark",
             ] {
                 let refused = write(world, &id, text);
-                assert_eq!(refused.ended, Ended::Code(126), "{text}: {}", refused.text());
-                assert!(refused.stderr.contains("refused"), "{text}: {}", refused.text());
+                assert_eq!(refused.ended, ProgramEnd::Code(126), "{text}: {}", refused.combined_text());
+                assert!(refused.stderr.contains("refused"), "{text}: {}", refused.combined_text());
             }
             // A shell leaves a NUL out, and touches what is forbidden.
             let script = "printf 'touch for\\0bidden\\n' | \"$0\" write \"$1\"";
             let refused = world.run(&world.bare(&["sh", "-c", script, &binary(), &id]));
-            assert_eq!(refused.ended, Ended::Code(126), "{}", refused.text());
+            assert_eq!(refused.ended, ProgramEnd::Code(126), "{}", refused.combined_text());
             // Without its line feed, it is a line all the same.
             passes(world, &id, "echo $((7 * 7))");
             prints(world, &id, "49\n");
             assert!(!mark(world).exists() && !world.workspace().join("forbidden").exists());
             // It may be over before its writer hears that it has it.
             write(world, &id, "exit 9\n");
-            assert_eq!(waited(world, &id), Ended::Code(9));
+            assert_eq!(waited(world, &id), ProgramEnd::Code(9));
         }
         let record = stockade(world, &["audit", "query", "--type", "decided", "--json"]).stdout;
         assert!(record.contains("forbidden") || record.contains("never"), "{record}");
-        assert_eq!(stockade(world, &["audit", "verify"]).ended, Ended::Code(0));
+        assert_eq!(stockade(world, &["audit", "verify"]).ended, ProgramEnd::Code(0));
     });
 }
 
@@ -168,10 +168,10 @@ fn a_program_for_an_interpreter_is_judged_too() {
         passes(world, &id, "print(6 * 7)\n");
         prints(world, &id, "42\n");
         let refused = write(world, &id, "import os; os.system('rm -rf /')\n");
-        assert_eq!(refused.ended, Ended::Code(126), "{}", refused.text());
+        assert_eq!(refused.ended, ProgramEnd::Code(126), "{}", refused.combined_text());
         // It may be over before its writer hears that it has it.
         write(world, &id, "exit(3)\n");
-        assert_eq!(waited(world, &id), Ended::Code(3));
+        assert_eq!(waited(world, &id), ProgramEnd::Code(3));
     });
 }
 
@@ -192,10 +192,10 @@ fn a_line_that_is_asked_about_is_asked_at_the_attached_terminal() {
         }
         // Written by somebody who cannot be asked: who is attached is.
         fs::remove_file(mark(world)).unwrap();
-        let writer = Running::start(&world.account, &writing(world, "", &id, ENCODED)).unwrap();
+        let writer = RunningProgram::start(&world.account, &writing(world, "", &id, ENCODED)).unwrap();
         terminal.expect("[?] > ");
         terminal.press("o");
-        assert_eq!(writer.finish().unwrap().ended, Ended::Code(0));
+        assert_eq!(writer.wait_for_end().unwrap().ended, ProgramEnd::Code(0));
         eventually("it does not run", || mark(world).exists());
         // What is not whole yet waits for its rest.
         terminal.press("for i in 1 2; do\n");
@@ -290,9 +290,9 @@ fn who_does_not_read_stops_nobody_and_is_told_what_it_missed() {
         let id = detach(world, &[], &script);
         let late = "\"$0\" attach \"$1\" 2>missed | { while [ ! -e go ]; do sleep 0.05; done; wc -c; }";
         let late = world.bare(&["sh", "-c", late, &binary(), &id]);
-        let late = Running::start(&world.account, &late).unwrap();
+        let late = RunningProgram::start(&world.account, &late).unwrap();
         let never = world.bare(&["sh", "-c", "\"$0\" attach \"$1\" | sleep 1732051", &binary(), &id]);
-        let never = Running::start(&world.account, &never).unwrap();
+        let never = RunningProgram::start(&world.account, &never).unwrap();
         eventually("nobody is attached", || marked(&format!("attach\0{id}")).len() == 2);
         let deadline = Instant::now() + Duration::from_secs(120);
         while !world.workspace().join("printed").exists() {
@@ -302,15 +302,15 @@ fn who_does_not_read_stops_nobody_and_is_told_what_it_missed() {
         let peak = supervisor_kib(world, &id);
         assert!(peak < SUPERVISOR_KIB, "the supervisor had {peak} KiB");
         go(world);
-        assert_eq!(waited(world, &id), Ended::Code(0));
-        let seen: usize = late.finish().unwrap().stdout.trim().parse().unwrap();
+        assert_eq!(waited(world, &id), ProgramEnd::Code(0));
+        let seen: usize = late.wait_for_end().unwrap().stdout.trim().parse().unwrap();
         let missed = fs::read_to_string(world.workspace().join("missed")).unwrap();
         let told = missed.lines().filter_map(|line| line.strip_prefix("• ")?.split(' ').next()?.parse::<usize>().ok());
         assert_eq!(seen + told.sum::<usize>(), PRINTED, "{missed}");
         assert!(seen < PRINTED / 10, "{seen} bytes of it are kept");
         kill_9(&format!("attach\0{id}"));
         kill_9("sleep\x001732051");
-        never.finish().unwrap();
+        never.wait_for_end().unwrap();
         for name in ["go", "printed", "missed"] {
             fs::remove_file(world.workspace().join(name)).unwrap();
         }
@@ -327,16 +327,16 @@ fn who_writes_waits_for_the_command() {
         let id = detach(world, &["--interactive"], script);
         let much = format!("head -c {WRITTEN} /dev/zero | \"$0\" write \"$1\"");
         let much = world.bare(&["sh", "-c", &much, &binary(), &id]);
-        let lost = Running::start(&world.account, &much).unwrap();
+        let lost = RunningProgram::start(&world.account, &much).unwrap();
         eventually("it does not write", || !marked(&format!("write\0{id}")).is_empty());
         // Once its first piece is in the pipe; where it is not yet, the count is less.
         sleep(Duration::from_millis(300));
         kill_9(&format!("write\0{id}"));
-        lost.finish().unwrap();
-        let whole = Running::start(&world.account, &much).unwrap();
+        lost.wait_for_end().unwrap();
+        let whole = RunningProgram::start(&world.account, &much).unwrap();
         go(world);
-        assert_eq!(whole.finish().unwrap().ended, Ended::Code(0));
-        assert_eq!(world.run(&writing(world, "--close", &id, "end")).ended, Ended::Code(0));
+        assert_eq!(whole.wait_for_end().unwrap().ended, ProgramEnd::Code(0));
+        assert_eq!(world.run(&writing(world, "--close", &id, "end")).ended, ProgramEnd::Code(0));
         eventually("it counts nothing", || !logs(world, &id).is_empty());
         let counted: usize = logs(world, &id).trim().parse().unwrap();
         let pipe_and_piece = 128 << 10;
@@ -344,7 +344,7 @@ fn who_writes_waits_for_the_command() {
         let peak = supervisor_kib(world, &id);
         assert!(peak < SUPERVISOR_KIB, "the supervisor had {peak} KiB");
         fs::remove_file(world.workspace().join("go")).unwrap();
-        assert_eq!(waited(world, &id), Ended::Code(0));
+        assert_eq!(waited(world, &id), ProgramEnd::Code(0));
     });
 }
 
@@ -359,18 +359,18 @@ fn clients_are_bounded_and_go_without_a_trace() {
         let before = (descriptors(), threads());
         for _ in 0..3 {
             let attached = world.bare(&[&binary(), "attach", &id]);
-            let all: Vec<_> = (0..16).map(|_| Running::start(&world.account, &attached).unwrap()).collect();
+            let all: Vec<_> = (0..16).map(|_| RunningProgram::start(&world.account, &attached).unwrap()).collect();
             eventually("they see nothing", || all.iter().all(|client| client.stdout_so_far() == "ready\n"));
             let refused = stockade(world, &["attach", &id]);
-            assert_eq!(refused.ended, Ended::Code(125), "{}", refused.text());
-            assert!(refused.stderr.contains("too many"), "{}", refused.text());
+            assert_eq!(refused.ended, ProgramEnd::Code(125), "{}", refused.combined_text());
+            assert!(refused.stderr.contains("too many"), "{}", refused.combined_text());
             for client in all {
-                client.signal(Signal::KILL).unwrap();
-                client.finish().unwrap();
+                client.send_signal(Signal::KILL).unwrap();
+                client.wait_for_end().unwrap();
             }
             eventually("something of them is left", || (descriptors(), threads()) == before);
         }
-        assert_eq!(world.run(&writing(world, "--close", &id, "x")).ended, Ended::Code(0));
-        assert_eq!(waited(world, &id), Ended::Code(0));
+        assert_eq!(world.run(&writing(world, "--close", &id, "x")).ended, ProgramEnd::Code(0));
+        assert_eq!(waited(world, &id), ProgramEnd::Code(0));
     });
 }

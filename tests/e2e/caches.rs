@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
-use stockade_testkit::{Account, Command, Ended, Output, User};
+use stockade_testkit::{UserAccount, TestCommand, ProgramEnd, ProgramOutput, TestUser};
 
 use crate::toolchain::toolchain;
 use crate::world::{World, binary, each_user, one_user};
@@ -69,7 +69,7 @@ pub fn caches(world: &World) -> Vec<BTreeMap<String, (u32, Vec<u8>)>> {
 }
 
 /// `stockade cache` with this world's state.
-pub fn cache(world: &World, arguments: &[&str]) -> Output {
+pub fn cache(world: &World, arguments: &[&str]) -> ProgramOutput {
     let binary = binary();
     let argv: Vec<&str> = [binary.as_str(), "cache"].into_iter().chain(arguments.iter().copied()).collect();
     world.run(&world.bare(&argv))
@@ -82,7 +82,7 @@ fn passes_unasked(world: &World, level: &str, script: &str) -> Value {
 }
 
 /// A run of a script in a file of the workspace: no rule speaks of its text.
-pub fn scripted(world: &World, options: &[&str], script: &str) -> Command {
+pub fn scripted(world: &World, options: &[&str], script: &str) -> TestCommand {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let name = format!("script{}.sh", NUMBER.fetch_add(1, Ordering::Relaxed));
     let path = world.file(&format!("ws/{name}"), script).display().to_string();
@@ -91,14 +91,14 @@ pub fn scripted(world: &World, options: &[&str], script: &str) -> Command {
 
 /// The same, expected to pass.
 #[track_caller]
-fn passes(world: &World, options: &[&str], script: &str) -> Output {
+fn passes(world: &World, options: &[&str], script: &str) -> ProgramOutput {
     let output = world.run(&scripted(world, options, script));
-    assert_eq!(output.ended, Ended::Code(0), "{options:?}: {script}\n{}\n{}", output.stdout, output.stderr);
+    assert_eq!(output.ended, ProgramEnd::Code(0), "{options:?}: {script}\n{}\n{}", output.stdout, output.stderr);
     output
 }
 
 #[track_caller]
-fn unasked(output: &Output, level: &str, script: &str) -> Value {
+fn unasked(output: &ProgramOutput, level: &str, script: &str) -> Value {
     let outcome: Value = serde_json::from_str(&output.stdout)
         .unwrap_or_else(|e| panic!("{level}: {script}: {e}\n{}\n{}", output.stdout, output.stderr));
     let attempt = &outcome["attempts"][0];
@@ -112,7 +112,7 @@ fn unasked(output: &Output, level: &str, script: &str) -> Value {
 }
 
 fn is_root(world: &World) -> bool {
-    world.account.user == User::Root
+    world.account.user == TestUser::Root
 }
 
 #[test]
@@ -136,21 +136,21 @@ fn cargo_builds_without_a_question() {
         }
         for level in LEVELS {
             let script = "cargo build --offline && cargo run --offline && rm -rf target";
-            let mut command: Command = world
+            let mut command: TestCommand = world
                 .stockade(&["--json", "--level", level], &["sh", "-ec", script])
                 .env("PATH", format!("{place}/bin:{}", crate::world::PATH));
-            if User::available().contains(&User::Root) {
+            if TestUser::available_users().contains(&TestUser::Root) {
                 let user = if is_root(world) {
                     String::new()
                 } else {
                     format!("setpriv --reuid {} --regid {} --clear-groups", world.account.uid, world.account.gid)
                 };
                 let show = format!("mount --bind {} {place} && exec {user} \"$@\"", toolchain.sysroot);
-                command = command.behind(["unshare", "--mount", "--propagation", "private", "sh", "-c", &show, "sh"]);
+                command = command.with_prefix(["unshare", "--mount", "--propagation", "private", "sh", "-c", &show, "sh"]);
             } else {
                 command = command.env("PATH", format!("{}/bin:{}", toolchain.sysroot, crate::world::PATH));
             }
-            let output = stockade_testkit::run_as(&Account::of(User::available()[0]).unwrap(), &command).unwrap();
+            let output = stockade_testkit::run_as(&UserAccount::for_user(TestUser::available_users()[0]).unwrap(), &command).unwrap();
             let outcome = unasked(&output, level, script);
             assert!(outcome["attempts"][0]["stdout"].as_str().unwrap().contains("built"), "{level}");
         }
@@ -242,7 +242,7 @@ fn settings_and_what_is_hidden_stay_what_they_are() {
                 "ln -s ~/.ssh \"$UV_CACHE_DIR/ssh\"; grep -q key \"$UV_CACHE_DIR/ssh/id\"",
             ] {
                 let output = world.run(&scripted(world, &["--level", level], script));
-                assert_ne!(output.ended, Ended::Code(0), "{level}: {script}");
+                assert_ne!(output.ended, ProgramEnd::Code(0), "{level}: {script}");
             }
         }
         assert_eq!(caches(world), host);
@@ -277,9 +277,9 @@ fn nothing_that_is_planted_in_a_layer_gives_anything() {
         assert_eq!(caches(world), host);
         // Nothing of a layer belongs to a device or leads a host program anywhere.
         let listed = cache(world, &["list", "--json"]);
-        assert_eq!(listed.ended, Ended::Code(0), "{}", listed.stderr);
+        assert_eq!(listed.ended, ProgramEnd::Code(0), "{}", listed.stderr);
         let cleared = cache(world, &["clear", "--all"]);
-        assert_eq!(cleared.ended, Ended::Code(0), "{}", cleared.stderr);
+        assert_eq!(cleared.ended, ProgramEnd::Code(0), "{}", cleared.stderr);
         assert_eq!(caches(world), host);
     });
 }
@@ -298,7 +298,7 @@ fn a_grant_for_a_program_of_the_host_is_not_for_that_of_a_layer() {
         world.passes(&[], &["sh", "-c", "cd ~/.npm && printf '#!/bin/sh\\necho layer\\n' > tool"]);
         let output = world.run(&world.stockade(&["--grant", &grant], &["sh", "-c", "~/.npm/tool"]));
         assert!(!output.stdout.contains("layer"), "{}\n{}", output.stdout, output.stderr);
-        assert_ne!(output.ended, Ended::Code(0));
+        assert_ne!(output.ended, ProgramEnd::Code(0));
     });
 }
 
@@ -314,7 +314,7 @@ fn a_variable_of_the_caller_is_kept() {
         }
         let command =
             world.stockade(&["--level", "full"], &["sh", "-c", "! touch ~/.npm/x"]).env("npm_config_cache", "/x");
-        assert_eq!(world.run(&command).ended, Ended::Code(0), "the host's directory became a layer");
+        assert_eq!(world.run(&command).ended, ProgramEnd::Code(0), "the host's directory became a layer");
         let moved = world.stockade(&[], &["printenv", "SSL_CERT_FILE"]).env("SSL_CERT_FILE", "/etc/ssl/own.pem");
         assert_eq!(world.run(&moved).stdout.trim(), "/etc/ssl/own.pem");
     });
@@ -453,16 +453,16 @@ fn caches_are_cleared_where_nothing_runs() {
                 std::thread::sleep(Duration::from_millis(20));
             }
             let refused = cache(world, &["clear", &workspace]);
-            assert_eq!(refused.ended, Ended::Code(1), "{}", refused.stderr);
+            assert_eq!(refused.ended, ProgramEnd::Code(1), "{}", refused.stderr);
             assert!(refused.stderr.contains("in use"), "{}", refused.stderr);
             assert!(run.join().unwrap().stdout.contains("348894"));
         });
         let cleared = cache(world, &["clear", &workspace, "--json"]);
-        assert_eq!(cleared.ended, Ended::Code(0), "{}", cleared.stderr);
+        assert_eq!(cleared.ended, ProgramEnd::Code(0), "{}", cleared.stderr);
         assert!(cleared.stdout.contains("\"removed\""), "{}", cleared.stdout);
         assert_eq!(cache(world, &["list", "--json"]).stdout, "");
         world.passes(&["--level", "full"], &["sh", "-c", "test ! -e ~/.npm/big"]);
-        assert_eq!(cache(world, &["clear", "--over", "1KiB"]).ended, Ended::Code(0));
+        assert_eq!(cache(world, &["clear", "--over", "1KiB"]).ended, ProgramEnd::Code(0));
         // Another directory at the path of the workspace is another workspace.
         world.passes(&["--level", "full"], &["sh", "-c", "echo > ~/.npm/own"]);
         assert!(!cache(world, &["list"]).stdout.contains("gone"));

@@ -4,14 +4,14 @@
 use std::fs;
 use std::time::Duration;
 
-use stockade_testkit::Command;
+use stockade_testkit::TestCommand;
 
 use crate::terminal::Terminal;
 use crate::world::{World, binary, each_user};
 
 const SCRIPT: &str = "echo x >> ~/outside";
 
-fn asked(world: &World, options: &[&str], script: &str) -> Command {
+fn asked(world: &World, options: &[&str], script: &str) -> TestCommand {
     let workspace = world.workspace().display().to_string();
     let program = binary();
     let mut all = vec![program.as_str(), "run", "--workspace", &workspace];
@@ -21,7 +21,7 @@ fn asked(world: &World, options: &[&str], script: &str) -> Command {
 }
 
 /// `touch` of a file beyond the workspace.
-fn touches(world: &World) -> Command {
+fn touches(world: &World) -> TestCommand {
     let workspace = world.workspace().display().to_string();
     let object = world.home().join("outside").display().to_string();
     world.bare(&[&binary(), "run", "--workspace", &workspace, "--", "touch", &object])
@@ -105,7 +105,7 @@ fn what_governs_is_refused_and_not_asked_about() {
                 assert_eq!(object.exists(), is_asked, "{level}: {text}");
                 let _ = fs::remove_file(object);
                 // Where nobody can be asked, no grant is offered that would be refused.
-                let said = world.run(&world.stockade(&["--level", level], &["sh", "./write.sh"])).text();
+                let said = world.run(&world.stockade(&["--level", level], &["sh", "./write.sh"])).combined_text();
                 assert!(said.contains("refused: "), "{level}: {said}");
                 assert_eq!(said.contains("hint: --request"), is_asked, "{level}: {said}");
                 assert_eq!(said.contains("is Stockade's own"), !is_asked, "{level}: {said}");
@@ -175,7 +175,7 @@ fn consent_never_removes_the_sandbox() {
             let mut all = vec!["--session", "ses_work", "--mode", "never"];
             all.extend(options);
             let output = world.run(&asked(world, &all, SCRIPT));
-            assert_eq!(output.ended, stockade_testkit::Ended::Code(126), "{}", output.text());
+            assert_eq!(output.ended, stockade_testkit::ProgramEnd::Code(126), "{}", output.combined_text());
             assert_eq!(outside(world), None);
         }
     });
@@ -185,7 +185,7 @@ fn consent_never_removes_the_sandbox() {
 #[test]
 fn the_readme_shows_the_truth() {
     let readme = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
-    let world = World::new(*stockade_testkit::User::available().last().unwrap());
+    let world = World::new(*stockade_testkit::TestUser::available_users().last().unwrap());
     // The first run of all says more, once.
     Terminal::start(&world, &asked(&world, &[], "true")).finish();
     let mut terminal = Terminal::start(&world, &asked(&world, &[], SCRIPT));
@@ -222,7 +222,7 @@ fn the_built_in_policy_is_told_once() {
     const NOTICE: &str = "no policy is configured: the built-in one holds";
     each_user(|world| {
         let run = || asked(world, &[], "true");
-        assert!(!world.run(&run()).text().contains(NOTICE), "not into what a program reads");
+        assert!(!world.run(&run()).combined_text().contains(NOTICE), "not into what a program reads");
         let (_, first) = Terminal::start(world, &run()).finish();
         let (_, second) = Terminal::start(world, &run()).finish();
         assert!(first.contains(NOTICE) && !second.contains(NOTICE), "{first}\n{second}");
@@ -333,7 +333,7 @@ fn a_remembered_power_says_how_far_it_reaches() {
 fn a_kept_yes_ends_with_what_it_was_given_for() {
     each_user(|world| {
         // Whether it is asked about, and what was shown.
-        let run = |command: &Command, keys: &[&str]| {
+        let run = |command: &TestCommand, keys: &[&str]| {
             let mut terminal = Terminal::start(world, command);
             let is_asked = terminal.sees_before_its_end("allow?", Duration::from_secs(20));
             for key in keys.iter().filter(|_| is_asked) {

@@ -4,7 +4,7 @@
 use std::fs;
 
 use serde_json::Value;
-use stockade_testkit::{Command, Ended, Engine, EngineKind, Output, User};
+use stockade_testkit::{TestCommand, ProgramEnd, ContainerEngine, EngineKind, ProgramOutput, TestUser};
 
 use crate::containers::root_archive;
 use crate::life::place_of_engine;
@@ -18,25 +18,25 @@ pub struct Desk {
 }
 
 impl Desk {
-    pub fn of(engine: &Engine, variable: &'static str) -> Self {
-        let socket = format!("unix://{}", engine.socket().display());
-        Self { world: World::new(User::Root), variable, socket }
+    pub fn of(engine: &ContainerEngine, variable: &'static str) -> Self {
+        let socket = format!("unix://{}", engine.socket_path().display());
+        Self { world: World::new(TestUser::Root), variable, socket }
     }
 
-    pub fn command(&self, arguments: &[&str]) -> Command {
+    pub fn command(&self, arguments: &[&str]) -> TestCommand {
         let program = binary();
         let words = [&[program.as_str(), "sandbox"], arguments].concat();
         self.world.bare(&words).env(self.variable, &self.socket)
     }
 
-    pub fn run(&self, arguments: &[&str]) -> Output {
+    pub fn run(&self, arguments: &[&str]) -> ProgramOutput {
         self.world.run(&self.command(arguments))
     }
 
     #[track_caller]
     pub fn done(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
-        assert_eq!(output.ended, Ended::Code(0), "{arguments:?}\n{}", output.text());
+        assert_eq!(output.ended, ProgramEnd::Code(0), "{arguments:?}\n{}", output.combined_text());
         output.stdout
     }
 
@@ -44,7 +44,7 @@ impl Desk {
     #[track_caller]
     pub fn refused(&self, arguments: &[&str], why: &str, hint: Option<&str>) {
         let output = self.run(arguments);
-        assert_eq!(output.ended, Ended::Code(125), "{arguments:?}\n{}", output.text());
+        assert_eq!(output.ended, ProgramEnd::Code(125), "{arguments:?}\n{}", output.combined_text());
         assert!(output.stderr.contains(why), "{arguments:?}\n{}", output.stderr);
         if let Some(hint) = hint {
             let said = output.stderr.lines().find_map(|line| line.trim().strip_prefix("hint: ")).unwrap_or_default();
@@ -69,13 +69,13 @@ fn a_sandbox_of_podman_is_used_from_the_command_line() {
 }
 
 fn is_used(kind: EngineKind, name: &str, variable: &'static str) {
-    if !User::available().contains(&User::Root) {
+    if !TestUser::available_users().contains(&TestUser::Root) {
         eprintln!("not run: a container engine needs root");
         return;
     }
     let place = place_of_engine();
-    let engine = Engine::start(kind, &place.path().join("engine")).expect("it is installed by the test command");
-    let image = engine.import(&root_archive(place.path())).unwrap();
+    let engine = ContainerEngine::start(kind, &place.path().join("engine")).expect("it is installed by the test command");
+    let image = engine.import_image(&root_archive(place.path())).unwrap();
     let desk = Desk::of(&engine, variable);
     says_what_is_missing(&desk, name, &image);
 
@@ -93,7 +93,7 @@ fn is_used(kind: EngineKind, name: &str, variable: &'static str) {
 
     desk.done(&["destroy", id]);
     desk.refused(&["exec", id, "--", "true"], "is destroyed", None);
-    assert_eq!(engine.command(&["ps", "--all", "--quiet"]).unwrap(), "");
+    assert_eq!(engine.run_client(&["ps", "--all", "--quiet"]).unwrap(), "");
 }
 
 fn says_what_is_missing(desk: &Desk, name: &str, image: &str) {
@@ -102,7 +102,7 @@ fn says_what_is_missing(desk: &Desk, name: &str, image: &str) {
     desk.refused(&["create", "--backend", name], "name an image", None);
     let create = desk.command(&["create", "--backend", name, "--image", image]);
     let output = desk.world.run(&create.env(desk.variable, "unix:///nowhere/socket"));
-    assert_eq!(output.ended, Ended::Code(125), "{}", output.text());
+    assert_eq!(output.ended, ProgramEnd::Code(125), "{}", output.combined_text());
     assert!(output.stderr.contains("/nowhere/socket") && output.stderr.contains("hint: start it"), "{}", output.stderr);
     assert_eq!(desk.done(&["list"]), "", "what could not be made is not listed");
 }
@@ -110,7 +110,7 @@ fn says_what_is_missing(desk: &Desk, name: &str, image: &str) {
 /// A refusal is exact, and the report says which layer does what.
 fn reports_what_holds(desk: &Desk, id: &str, name: &str) {
     let told = desk.run(&["exec", "--mode", "never", "--json", id, "-c", "echo x > .bashrc; true"]);
-    let outcome: Value = serde_json::from_str(&told.stdout).unwrap_or_else(|why| panic!("{why}: {}", told.text()));
+    let outcome: Value = serde_json::from_str(&told.stdout).unwrap_or_else(|why| panic!("{why}: {}", told.combined_text()));
     let attempt = &outcome["attempts"][0];
     assert_eq!(attempt["backend"], name, "{outcome:#}");
     assert_eq!(attempt["denials"][0]["grant"], "write /workspace/.bashrc", "{outcome:#}");
@@ -126,7 +126,7 @@ fn reports_what_holds(desk: &Desk, id: &str, name: &str) {
 fn names_the_limit(desk: &Desk, id: &str) {
     let outcome = |script: &str| -> Value {
         let told = desk.run(&["exec", "--mode", "never", "--json", id, "-c", script]);
-        serde_json::from_str(&told.stdout).unwrap_or_else(|why| panic!("{why}: {}", told.text()))
+        serde_json::from_str(&told.stdout).unwrap_or_else(|why| panic!("{why}: {}", told.combined_text()))
     };
     let hungry = "python3 -c 'held = b\"x\" * (700 << 20)'";
     let ended = outcome(&format!("exec {hungry}"));

@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 
-use stockade_testkit::{Ended, Engine, EngineKind, Output, User, small_image};
+use stockade_testkit::{ProgramEnd, ContainerEngine, EngineKind, ProgramOutput, TestUser, small_image};
 
 use crate::life::place_of_engine;
 use crate::sandbox::kept;
@@ -18,7 +18,7 @@ struct At<'a> {
 }
 
 impl At<'_> {
-    fn run(&self, arguments: &[&str]) -> Output {
+    fn run(&self, arguments: &[&str]) -> ProgramOutput {
         let command = self.world.bare(&[&[binary().as_str(), "sandbox"], arguments].concat());
         self.world.run(&command.env("DOCKER_HOST", &self.address).env("CONTAINER_HOST", &self.address))
     }
@@ -26,14 +26,14 @@ impl At<'_> {
     #[track_caller]
     fn create(&self, more: &[&str]) -> String {
         let output = self.run(&[&self.create, more].concat());
-        assert_eq!(output.ended, Ended::Code(0), "{more:?}\n{}", output.text());
+        assert_eq!(output.ended, ProgramEnd::Code(0), "{more:?}\n{}", output.combined_text());
         output.stdout.trim().to_owned()
     }
 
     #[track_caller]
     fn refused(&self, more: &[&str], why: &str) {
         let output = self.run(&[&self.create, more].concat());
-        assert_eq!(output.ended, Ended::Code(125), "{more:?}\n{}", output.text());
+        assert_eq!(output.ended, ProgramEnd::Code(125), "{more:?}\n{}", output.combined_text());
         assert!(output.stderr.contains(why), "{more:?}\n{}", output.stderr);
     }
 
@@ -43,13 +43,13 @@ impl At<'_> {
     }
 
     fn destroy(&self, id: &str) {
-        assert_eq!(self.run(&["destroy", id]).ended, Ended::Code(0));
+        assert_eq!(self.run(&["destroy", id]).ended, ProgramEnd::Code(0));
     }
 }
 
 #[test]
 fn an_engine_lends_no_rights_and_hides_what_is_hidden() {
-    if !User::available().contains(&User::Root) {
+    if !TestUser::available_users().contains(&TestUser::Root) {
         eprintln!("not run: an engine of the suite's own needs root");
         return;
     }
@@ -57,18 +57,18 @@ fn an_engine_lends_no_rights_and_hides_what_is_hidden() {
     fs::set_permissions(top.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let archive = small_image(top.path()).unwrap();
     for (kind, backend) in [(EngineKind::Docker, "docker"), (EngineKind::Podman, "podman")] {
-        let engine = Engine::start(kind, &top.path().join(backend)).unwrap();
+        let engine = ContainerEngine::start(kind, &top.path().join(backend)).unwrap();
         // As where an ordinary user may use the engine of the machine.
         fs::set_permissions(top.path().join(backend), fs::Permissions::from_mode(0o755)).unwrap();
-        fs::set_permissions(engine.socket(), fs::Permissions::from_mode(0o666)).unwrap();
-        let image = engine.import(&archive).unwrap();
+        fs::set_permissions(engine.socket_path(), fs::Permissions::from_mode(0o666)).unwrap();
+        let image = engine.import_image(&archive).unwrap();
         each_user(|world| {
-            let address = format!("unix://{}", engine.socket().display());
+            let address = format!("unix://{}", engine.socket_path().display());
             let at = At { world, address, create: ["create", "--backend", backend, "--image", &image] };
             refuses_what_a_run_is_refused(&at);
             hides_what_is_hidden(&at);
         });
-        assert_eq!(engine.command(&["ps", "--all", "--quiet"]).unwrap(), "");
+        assert_eq!(engine.run_client(&["ps", "--all", "--quiet"]).unwrap(), "");
     }
 }
 
@@ -102,7 +102,7 @@ fn refuses_what_a_run_is_refused(at: &At<'_>) {
     fs::remove_dir(&project).unwrap();
     symlink("/etc", &project).unwrap();
     let output = at.run(&["exec", "--mode", "never", &id, "-c", "cat passwd"]);
-    assert_eq!(output.ended, Ended::Code(125), "{}", output.text());
+    assert_eq!(output.ended, ProgramEnd::Code(125), "{}", output.combined_text());
     at.destroy(&id);
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 use std::time::Duration;
 
-use stockade_testkit::{Command, Ended, Engine, EngineKind, Output, User};
+use stockade_testkit::{TestCommand, ProgramEnd, ContainerEngine, EngineKind, ProgramOutput, TestUser};
 use tempfile::TempDir;
 
 use crate::life::place_of_engine;
@@ -40,29 +40,29 @@ const PROGRAMS: &[&str] = &[
 /// A Docker engine of our own, with one image.
 struct Docker {
     // First: it ends before its place does.
-    engine: Engine,
+    engine: ContainerEngine,
     place: TempDir,
 }
 
 impl Docker {
     fn start() -> Self {
         let place = place_of_engine();
-        let engine = Engine::start(EngineKind::Docker, &place.path().join("engine"));
+        let engine = ContainerEngine::start(EngineKind::Docker, &place.path().join("engine"));
         Self { engine: engine.expect("dockerd is installed by the test command"), place }
     }
 
     /// Runs a shell script in a container with every default but the network.
-    fn run(&self, image: &str, user: &str, script: &str) -> Output {
+    fn run(&self, image: &str, user: &str, script: &str) -> ProgramOutput {
         let bin = Path::new(&binary()).parent().unwrap().to_str().unwrap().to_owned();
-        let command = Command::new("docker", "/")
-            .args(["-H", &format!("unix://{}", self.engine.socket().display())])
+        let command = TestCommand::new("docker", "/")
+            .args(["-H", &format!("unix://{}", self.engine.socket_path().display())])
             .args(["run", "--rm", "--network=none", "-u", user, "-w", "/home/user/ws", "-e", "HOME=/home/user"])
             .args(["-v", &format!("{bin}:/sb:ro"), image, "/bin/bash", "-c"])
             // Inside a sandbox root has no powers over what others own.
             .arg(format!("[ $(id -u) != 0 ] || chown -R 0:0 /home/user; {script}"))
             .env("PATH", PATH)
             .timeout(Duration::from_secs(60));
-        stockade_testkit::run_as(&stockade_testkit::Account::of(User::Root).unwrap(), &command).unwrap()
+        stockade_testkit::run_as(&stockade_testkit::UserAccount::for_user(TestUser::Root).unwrap(), &command).unwrap()
     }
 }
 
@@ -125,18 +125,18 @@ u.accept()[0].recv(9); open('/tmp/reached', 'w').close()
 
 #[test]
 fn restricted_holds_in_a_default_container() {
-    if !User::available().contains(&User::Root) {
+    if !TestUser::available_users().contains(&TestUser::Root) {
         eprintln!("not run: a container engine needs root");
         return;
     }
     let docker = Docker::start();
-    let image = docker.engine.import(&root_archive(docker.place.path())).unwrap();
+    let image = docker.engine.import_image(&root_archive(docker.place.path())).unwrap();
     let run = |user: &str, script: &str| docker.run(&image, user, script);
     for user in ["0", "1000"] {
         let peer = run(user, "bwrap --ro-bind / / true");
-        assert_ne!(peer.ended, Ended::Code(0), "a default container refuses namespaces; this one does not");
+        assert_ne!(peer.ended, ProgramEnd::Code(0), "a default container refuses namespaces; this one does not");
         let full = run(user, "/sb/stockade run --mode never --level full -- touch ran; code=$?; ls; exit $code");
-        assert_eq!(full.ended, Ended::Code(125), "{}", full.text());
+        assert_eq!(full.ended, ProgramEnd::Code(125), "{}", full.combined_text());
         assert!(!full.stdout.contains("ran"), "the command ran without its sandbox");
         assert!(full.stderr.contains("hint:"), "{}", full.stderr);
 
@@ -148,7 +148,7 @@ fn restricted_holds_in_a_default_container() {
         assert!(
             !control.stdout.contains("contained"),
             "the attempts do nothing even without a sandbox: {}",
-            control.text()
+            control.combined_text()
         );
         let held = run(
             user,
@@ -157,7 +157,7 @@ fn restricted_holds_in_a_default_container() {
                 ATTEMPTS.replace('\'', "'\\''")
             ),
         );
-        assert!(held.stdout.contains("contained"), "user {user}: {}", held.text());
+        assert!(held.stdout.contains("contained"), "user {user}: {}", held.combined_text());
 
         let work = "echo a > f && mkdir d && mv f d/g && chmod 600 d/g && cat d/g && rm -r d && t=$TMPDIR/x && echo tmp > $t && cat $t && python3 -c 'import tempfile; print(tempfile.TemporaryFile().write(b\"abc\"))'";
         let inside = run(
@@ -173,8 +173,8 @@ fn restricted_holds_in_a_default_container() {
 #[test]
 fn restricted_holds_without_user_namespaces() {
     each_user(|world| {
-        let off = |command: Command| {
-            command.behind([
+        let off = |command: TestCommand| {
+            command.with_prefix([
                 "unshare",
                 "--user",
                 "--map-root-user",
@@ -185,9 +185,9 @@ fn restricted_holds_without_user_namespaces() {
             ])
         };
         let control = world.run(&off(world.bare(&["unshare", "--user", "true"])));
-        assert_ne!(control.ended, Ended::Code(0), "user namespaces are still there");
+        assert_ne!(control.ended, ProgramEnd::Code(0), "user namespaces are still there");
         let full = world.run(&off(world.stockade(&[], &["touch", "ran"])));
-        assert_eq!(full.ended, Ended::Code(125), "{}", full.text());
+        assert_eq!(full.ended, ProgramEnd::Code(125), "{}", full.combined_text());
         assert!(full.stderr.contains("hint:"), "{}", full.stderr);
         assert!(!world.workspace().join("ran").exists(), "the command ran without its sandbox");
 
@@ -196,14 +196,14 @@ fn restricted_holds_without_user_namespaces() {
             format!("touch made; echo x > {0}; chmod 777 {0}; touch -d 2001-01-01 {0}; true", canary.display());
         let before = fs::metadata(&canary).unwrap();
         let held = world.run(&off(world.stockade(&["--level", "restricted"], &["sh", "-c", &script])));
-        assert_eq!(held.ended, Ended::Code(0), "{}", held.text());
+        assert_eq!(held.ended, ProgramEnd::Code(0), "{}", held.combined_text());
         assert!(world.workspace().join("made").exists());
         let after = fs::metadata(&canary).unwrap();
         assert_eq!(fs::read_to_string(&canary).unwrap(), "text");
         assert_eq!(after.permissions(), before.permissions());
         assert_eq!(after.modified().unwrap(), before.modified().unwrap());
         let bare = world.run(&world.bare(&["sh", "-c", &script]));
-        assert_eq!(bare.ended, Ended::Code(0));
+        assert_eq!(bare.ended, ProgramEnd::Code(0));
         assert_eq!(fs::read_to_string(&canary).unwrap(), "x\n", "the attempts do nothing even without a sandbox");
     });
 }
@@ -212,18 +212,18 @@ fn restricted_holds_without_user_namespaces() {
 #[test]
 fn both_levels_hold_in_a_namespace_that_a_user_made() {
     each_user(|world| {
-        let within = |command: Command| command.behind(["unshare", "--user", "--map-root-user"]);
+        let within = |command: TestCommand| command.with_prefix(["unshare", "--user", "--map-root-user"]);
         for level in ["full", "restricted"] {
             let made = format!("made-{level}");
             let canary = world.outside().join(level);
             let script = format!("echo $(id -u) > {made}; echo x > {}; true", canary.display());
             let ran =
                 world.run(&within(world.stockade(&["--mode", "never", "--level", level], &["sh", "-c", &script])));
-            assert_eq!(ran.ended, Ended::Code(0), "{level}: {}", ran.text());
-            assert_eq!(fs::read_to_string(world.workspace().join(made)).unwrap(), "0\n", "{}", ran.text());
-            assert!(!canary.exists(), "{level}: {}", ran.text());
+            assert_eq!(ran.ended, ProgramEnd::Code(0), "{level}: {}", ran.combined_text());
+            assert_eq!(fs::read_to_string(world.workspace().join(made)).unwrap(), "0\n", "{}", ran.combined_text());
+            assert!(!canary.exists(), "{level}: {}", ran.combined_text());
             let bare = world.run(&within(world.bare(&["sh", "-c", &script])));
-            assert!(canary.exists(), "it does nothing even without a sandbox: {}", bare.text());
+            assert!(canary.exists(), "it does nothing even without a sandbox: {}", bare.combined_text());
         }
     });
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::path::Path;
 
-use stockade_testkit::{Ended, Output};
+use stockade_testkit::{ProgramEnd, ProgramOutput};
 
 use crate::sandbox::{create, done, exec, kept, refused, stockade};
 use crate::world::{World, binary, each_user};
@@ -22,14 +22,14 @@ const PLANTED: &str = "set -e; mkdir repo; cd repo; echo content > file; \
 fn plant(world: &World, id: &str) {
     let script = format!("cd {}/workspace; {PLANTED}", kept(world, id).display());
     let made = world.run(&world.bare(&["sh", "-c", &script]));
-    assert_eq!(made.ended, Ended::Code(0), "{}", made.text());
+    assert_eq!(made.ended, ProgramEnd::Code(0), "{}", made.combined_text());
 }
 
 /// Demands that a copy was done but for what the rules leave out.
 #[track_caller]
-fn partly(world: &World, arguments: &[&str]) -> Output {
+fn partly(world: &World, arguments: &[&str]) -> ProgramOutput {
     let output = stockade(world, arguments);
-    assert_eq!(output.ended, Ended::Code(1), "{arguments:?}\n{}", output.text());
+    assert_eq!(output.ended, ProgramEnd::Code(1), "{arguments:?}\n{}", output.combined_text());
     assert!(output.stderr.contains("left out"), "{arguments:?}\n{}", output.stderr);
     output
 }
@@ -61,7 +61,7 @@ fn a_copy_out_makes_no_protected_name() {
         let archive = text(&world.workspace().join("archive.tar"));
         let script = format!("{} sandbox copy {} - > {archive}", binary(), at("repo"));
         let packed = world.run(&world.bare(&["sh", "-c", &script]));
-        assert_eq!(packed.ended, Ended::Code(1), "{}", packed.text());
+        assert_eq!(packed.ended, ProgramEnd::Code(1), "{}", packed.combined_text());
         let listed = world.run(&world.bare(&["tar", "-tf", &archive])).stdout;
         assert!(listed.contains("file\n") && listed.contains("b/config.toml"), "{listed}");
         for name in [".git", "ENVRC", "VsCode", ".cargo", "bare.git/config", "bare.git/hooks"] {
@@ -141,11 +141,11 @@ fn a_copy_into_a_bound_directory_makes_no_protected_name() {
             echo planted > config.toml; mkdir top; echo planted > top/.envrc; tar -C x -cf x.tar .; tar -C l -cf l.tar .; \
             mkdir e; cp -r config.toml e; tar -C e -cf e.tar .";
         let made = world.run(&world.bare(&["sh", "-c", make]));
-        assert_eq!(made.ended, Ended::Code(0), "{}", made.text());
+        assert_eq!(made.ended, ProgramEnd::Code(0), "{}", made.combined_text());
         let stream = |archive: &str, to: &str| {
             let script = format!("{} sandbox copy - {id}:{to} < in/{archive}", binary());
             let output = world.run(&world.bare(&["sh", "-c", &script]));
-            assert_eq!(output.ended, Ended::Code(125), "{archive} {to}\n{}", output.text());
+            assert_eq!(output.ended, ProgramEnd::Code(125), "{archive} {to}\n{}", output.combined_text());
         };
         stream("x.tar", "new");
         stream("l.tar", "new");
@@ -187,7 +187,7 @@ fn a_copy_in_takes_no_hidden_file_along() {
         done(world, &["destroy", &id]);
 
         let made = stockade(world, &["create", "--copy", text, "--profile", "mine"]);
-        assert_eq!(made.ended, Ended::Code(0), "{}", made.text());
+        assert_eq!(made.ended, ProgramEnd::Code(0), "{}", made.combined_text());
         let id = made.stdout.trim();
         for name in ["secret", "deep", "linked", "another-name"] {
             assert!(made.stderr.contains(&format!("left out: {name} ")), "{name}: {}", made.stderr);

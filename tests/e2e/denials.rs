@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
-use stockade_testkit::{Account, Output, User, run_as};
+use stockade_testkit::{UserAccount, ProgramOutput, TestUser, run_as};
 
 use crate::world::{World, each_user, one_user};
 
@@ -27,7 +27,7 @@ fn names_the_object(world: &World, argv: &[&str]) {
     let canary = world.outside().join("canary");
     let shown = canary.display().to_string();
     let bare = world.run(&world.bare(argv));
-    assert!(canary.exists(), "without a sandbox {argv:?} writes the file: {}", bare.text());
+    assert!(canary.exists(), "without a sandbox {argv:?} writes the file: {}", bare.combined_text());
     fs::remove_file(&canary).unwrap();
     for level in ["full", "restricted"] {
         let outcome = world.outcome(&["--level", level], argv);
@@ -211,8 +211,8 @@ fn without_a_watch_what_is_hidden_stays_hidden_and_the_report_says_so() {
         let json = format!("--json={}", report.display());
         let text = format!("cat {}", key.display());
         let run = world.stockade(&["--mode", "never", &json], &["sh", "-c", &text]);
-        let told = |output: &Output| -> (bool, bool) {
-            assert!(!output.text().contains("hunter2"), "{}", output.text());
+        let told = |output: &ProgramOutput| -> (bool, bool) {
+            assert!(!output.combined_text().contains("hunter2"), "{}", output.combined_text());
             let outcome: Value = serde_json::from_str(&fs::read_to_string(&report).unwrap()).unwrap();
             let attempt = &outcome["attempts"][0];
             let denials = attempt["denials"].as_array().unwrap();
@@ -222,11 +222,11 @@ fn without_a_watch_what_is_hidden_stays_hidden_and_the_report_says_so() {
             (denials.iter().any(|denial| denial["object"] == key.display().to_string()), says)
         };
         assert_eq!(told(&world.run(&run)), (true, false));
-        if User::available()[0] == User::Root {
+        if TestUser::available_users()[0] == TestUser::Root {
             let program = world.file("no_watches.py", include_str!("programs/no_watches.py")).display().to_string();
-            let as_root = Account::of(User::Root).unwrap();
+            let as_root = UserAccount::for_user(TestUser::Root).unwrap();
             let behind = ["/usr/bin/python3", &program, &world.account.uid.to_string()];
-            assert_eq!(told(&run_as(&as_root, &run.behind(behind)).unwrap()), (false, true));
+            assert_eq!(told(&run_as(&as_root, &run.with_prefix(behind)).unwrap()), (false, true));
         }
     });
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use stockade_testkit::{Command, Ended, Output, Running, User};
+use stockade_testkit::{TestCommand, ProgramEnd, ProgramOutput, RunningProgram, TestUser};
 
 use crate::life::{marked, none_left};
 use crate::terminal::Terminal;
@@ -27,14 +27,14 @@ pub fn detach(world: &World, options: &[&str], script: &str) -> String {
 pub fn detach_program(world: &World, options: &[&str], argv: &[&str]) -> String {
     let options = [&["--detach"], options].concat();
     let output = world.run(&world.stockade(&options, argv));
-    assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
+    assert_eq!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
     assert!(!output.held_open, "the supervisor keeps the caller's streams");
     let id = output.stdout.strip_suffix('\n').unwrap_or_default();
     assert!(id.starts_with("req_") && !id.contains('\n'), "{:?}", output.stdout);
     id.to_owned()
 }
 
-pub fn stockade(world: &World, arguments: &[&str]) -> Output {
+pub fn stockade(world: &World, arguments: &[&str]) -> ProgramOutput {
     world.run(&world.bare(&[&[binary().as_str()], arguments].concat()))
 }
 
@@ -52,10 +52,10 @@ pub fn eventually(what: &str, so: impl Fn() -> bool) {
 pub fn told(world: &World, id: &str) -> Value {
     let output = stockade(world, &["ps", "--all", "--json"]);
     let all = output.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    all.into_iter().find(|run| run["id"] == id).unwrap_or_else(|| panic!("{id} is not told of: {}", output.text()))
+    all.into_iter().find(|run| run["id"] == id).unwrap_or_else(|| panic!("{id} is not told of: {}", output.combined_text()))
 }
 
-pub fn waited(world: &World, id: &str) -> Ended {
+pub fn waited(world: &World, id: &str) -> ProgramEnd {
     stockade(world, &["wait", id]).ended
 }
 
@@ -67,7 +67,7 @@ pub fn attach(world: &World, options: &[&str], id: &str) -> Terminal {
 }
 
 /// Writes this text to the run.
-pub fn writing(world: &World, options: &str, id: &str, text: &str) -> Command {
+pub fn writing(world: &World, options: &str, id: &str, text: &str) -> TestCommand {
     let script = format!("printf '%s' \"$2\" | \"$0\" write {options} \"$1\"");
     world.bare(&["sh", "-c", &script, &binary(), id, text])
 }
@@ -83,7 +83,7 @@ pub fn prints(world: &World, id: &str, text: &str) {
 
 pub fn kill(world: &World, id: &str) {
     let killed = stockade(world, &["kill", "--signal", "kill", id]);
-    assert_eq!(killed.ended, Ended::Code(0), "{}", killed.text());
+    assert_eq!(killed.ended, ProgramEnd::Code(0), "{}", killed.combined_text());
 }
 
 #[test]
@@ -96,17 +96,17 @@ fn a_detached_run_can_be_looked_at_and_waited_for() {
         assert_eq!(told(world, &id)["state"], "running");
         eventually("nothing is printed", || stockade(world, &["logs", &id]).stdout == "out\n");
         let follow = world.bare(&[&binary(), "logs", "--follow", &id]);
-        let following = Running::start(&world.account, &follow).unwrap();
-        let waiting = Running::start(&world.account, &world.bare(&[&binary(), "wait", &id[..12]])).unwrap();
+        let following = RunningProgram::start(&world.account, &follow).unwrap();
+        let waiting = RunningProgram::start(&world.account, &world.bare(&[&binary(), "wait", &id[..12]])).unwrap();
         fs::write(&go, "").unwrap();
-        assert_eq!(waiting.finish().unwrap().ended, Ended::Code(7));
-        let followed = following.finish().unwrap();
-        assert_eq!(followed.ended, Ended::Code(0));
+        assert_eq!(waiting.wait_for_end().unwrap().ended, ProgramEnd::Code(7));
+        let followed = following.wait_for_end().unwrap();
+        assert_eq!(followed.ended, ProgramEnd::Code(0));
         assert_eq!((followed.stdout.as_str(), followed.stderr.as_str()), ("out\nend\n", "err\n"));
         assert_eq!(stockade(world, &["ps"]).stdout, "");
         assert!(stockade(world, &["ps", "--all"]).stdout.contains("  exited (7)  "));
-        assert_eq!(waited(world, &id), Ended::Code(7));
-        assert_eq!(stockade(world, &["kill", &id]).ended, Ended::Code(1));
+        assert_eq!(waited(world, &id), ProgramEnd::Code(7));
+        assert_eq!(stockade(world, &["kill", &id]).ended, ProgramEnd::Code(1));
         fs::remove_file(go).unwrap();
     });
 }
@@ -129,7 +129,7 @@ fn the_end_of_the_terminal_does_not_end_it() {
             let id = stockade(world, &["ps"]).stdout.split(' ').next().unwrap().to_owned();
             assert_eq!(told(world, &id)["state"], "running");
             assert!(!marked(&format!("sleep\0{marker}")).is_empty());
-            assert_eq!(stockade(world, &["kill", &id]).ended, Ended::Code(0));
+            assert_eq!(stockade(world, &["kill", &id]).ended, ProgramEnd::Code(0));
             none_left(&marker);
         }
     });
@@ -150,9 +150,9 @@ fn kill_ends_whatever_the_command_does_about_it() {
                 let id = detach(world, &["--level", level], &script);
                 eventually("it does not run", || !marked(&format!("sleep\0{marker}")).is_empty());
                 let killed = stockade(world, &["kill", "--signal", signal, &id]);
-                assert_eq!(killed.ended, Ended::Code(0), "{script}: {}", killed.text());
+                assert_eq!(killed.ended, ProgramEnd::Code(0), "{script}: {}", killed.combined_text());
                 none_left(&marker);
-                assert_eq!(waited(world, &id), Ended::Code(code), "{script} at level {level}");
+                assert_eq!(waited(world, &id), ProgramEnd::Code(code), "{script} at level {level}");
             }
         }
     });
@@ -172,11 +172,11 @@ fn kill_9_of_the_supervisor_leaves_nothing_and_is_told() {
             eventually("it still counts as running", || told(world, &id)["state"] == "lost");
             assert!(stockade(world, &["ps", "--all"]).stdout.contains("  lost: its supervisor was killed  "));
             let waited = stockade(world, &["wait", &id]);
-            assert_eq!(waited.ended, Ended::Code(125));
+            assert_eq!(waited.ended, ProgramEnd::Code(125));
             assert!(waited.stderr.contains("was killed"), "{}", waited.stderr);
             assert_eq!(stockade(world, &["logs", "-f", &id]).stdout, "before\n");
             let verified = stockade(world, &["audit", "verify"]);
-            assert_eq!(verified.ended, Ended::Code(0), "{}", verified.text());
+            assert_eq!(verified.ended, ProgramEnd::Code(0), "{}", verified.combined_text());
         }
     });
 }
@@ -185,9 +185,9 @@ fn kill_9_of_the_supervisor_leaves_nothing_and_is_told() {
 fn limits_hold() {
     each_user(|world| {
         let late = detach(world, &["--timeout", "1s"], "sleep 60");
-        assert_eq!(waited(world, &late), Ended::Code(124));
+        assert_eq!(waited(world, &late), ProgramEnd::Code(124));
         let few = detach(world, &["--limit", "open_files=17"], "ulimit -n");
-        assert_eq!(waited(world, &few), Ended::Code(0));
+        assert_eq!(waited(world, &few), ProgramEnd::Code(0));
         assert_eq!(stockade(world, &["logs", &few]).stdout, "17\n");
     });
 }
@@ -197,7 +197,7 @@ fn endless_output_is_kept_at_both_ends() {
     each_user(|world| {
         let script = "echo first; head -c 20000000 /dev/zero | tr '\\0' x; echo; echo last";
         let id = detach(world, &[], script);
-        assert_eq!(waited(world, &id), Ended::Code(0));
+        assert_eq!(waited(world, &id), ProgramEnd::Code(0));
         let shown = stockade(world, &["logs", &id]);
         assert!(shown.stdout.starts_with("first\nxxx") && shown.stdout.ends_with("x\nlast\n"));
         assert!(shown.stdout.len() < 4_000_000, "{} bytes", shown.stdout.len());
@@ -213,7 +213,7 @@ fn what_is_refused_is_told_to_the_launcher() {
             [("--sandbox=forbid", 126, "sandbox"), ("--json", 125, "--json=FILE"), ("--profile=none", 125, "none")]
         {
             let output = world.run(&world.stockade(&["--detach", option], &["true"]));
-            assert_eq!(output.ended, Ended::Code(code), "{option}: {}", output.text());
+            assert_eq!(output.ended, ProgramEnd::Code(code), "{option}: {}", output.combined_text());
             assert_eq!(output.stdout, "");
             assert!(output.stderr.contains(why), "{}", output.stderr);
         }
@@ -245,25 +245,25 @@ fn neither_what_runs_nor_another_user_reaches_it() {
         let ask = ["python3", "-c", ASKING, socket.to_str().unwrap()];
         for level in ["full", "restricted"] {
             let inside = world.run(&world.stockade(&["--level", level], &ask));
-            assert_ne!(inside.ended, Ended::Code(0), "from a sandbox of level {level}");
+            assert_ne!(inside.ended, ProgramEnd::Code(0), "from a sandbox of level {level}");
         }
-        if world.account.user == User::Root {
-            let other = World::new(User::Ordinary);
+        if world.account.user == TestUser::Root {
+            let other = World::new(TestUser::Ordinary);
             let state = world.home().join(".local/state");
             let others: [&[&str]; 6] =
                 [&["ps"], &["logs", &id], &["kill", &id], &["wait", &id], &["attach", &id], &["write", &id]];
             for arguments in others {
                 let command = other.bare(&[&[binary().as_str()], arguments].concat());
                 let output = other.run(&command.env("XDG_STATE_HOME", &state));
-                assert_eq!(output.ended, Ended::Code(125), "{arguments:?}: {}", output.text());
+                assert_eq!(output.ended, ProgramEnd::Code(125), "{arguments:?}: {}", output.combined_text());
                 assert!(!output.stdout.contains(&id));
             }
-            assert_ne!(other.run(&other.bare(&ask)).ended, Ended::Code(0), "from another user");
+            assert_ne!(other.run(&other.bare(&ask)).ended, ProgramEnd::Code(0), "from another user");
         }
         assert_eq!(told(world, &id)["state"], "running");
         // The control: the same from its owner.
         let own = world.run(&world.bare(&ask));
-        assert_eq!(own.ended, Ended::Code(0), "{}", own.text());
-        assert_eq!(waited(world, &id), Ended::Code(143));
+        assert_eq!(own.ended, ProgramEnd::Code(0), "{}", own.combined_text());
+        assert_eq!(waited(world, &id), ProgramEnd::Code(143));
     });
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
-use stockade_testkit::Command;
+use stockade_testkit::TestCommand;
 
 use crate::terminal::Terminal;
 use crate::world::{World, binary, each_user};
@@ -20,7 +20,7 @@ fn publisher(world: &World) -> PathBuf {
     world.workspace().join("published")
 }
 
-fn asked(world: &World, options: &[&str], command: &[&str]) -> Command {
+fn asked(world: &World, options: &[&str], command: &[&str]) -> TestCommand {
     let program = binary();
     let mut all = vec![program.as_str(), "run"];
     all.extend(options);
@@ -73,7 +73,7 @@ fn where_nobody_may_be_asked_it_is_refused_and_the_rest_goes_on() {
             let command = asked(world, options, &["sh", "./release.sh"]);
             let text = match has_terminal {
                 true => Terminal::start(world, &command).finish().1,
-                false => world.run(&command).text(),
+                false => world.run(&command).combined_text(),
             };
             assert_eq!(lines(&trace), 1, "the build before it ran: {options:?}: {text}");
             assert!(text.contains("refused: execute") && text.contains("Publishes a package"), "{options:?}: {text}");
@@ -100,7 +100,7 @@ fn what_the_text_shows_is_asked_about_once() {
 fn nobody_agrees_beforehand() {
     each_user(|world| {
         for option in ["--grant", "--request"] {
-            let text = world.run(&asked(world, &[option, "effect publishes by npm"], &["true"])).text();
+            let text = world.run(&asked(world, &[option, "effect publishes by npm"], &["true"])).combined_text();
             assert!(text.contains("is agreed to when it is asked about"), "{text}");
         }
     });
@@ -112,7 +112,7 @@ fn a_hook_is_asked_about_once() {
         for (level, key) in [("full", "o"), ("full", "n"), ("restricted", "o")] {
             let world = &World::new(world.account.user);
             let made = world.run(&world.bare(&["git", "init", "-q", "."]));
-            assert!(made.text().is_empty(), "{}", made.text());
+            assert!(made.combined_text().is_empty(), "{}", made.combined_text());
             let script = "echo 'exit 0' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit";
             let mut terminal = Terminal::start(world, &asked(world, &["--level", level], &["sh", "-c", script]));
             terminal.expect("Writes a file that runs or configures programs later");
@@ -132,7 +132,7 @@ fn a_program_that_git_is_told_to_start_is_asked_about_once() {
         for key in ["o", "n"] {
             let world = &World::new(world.account.user);
             let made = world.run(&world.bare(&["git", "init", "-q", "."]));
-            assert!(made.text().is_empty(), "{}", made.text());
+            assert!(made.combined_text().is_empty(), "{}", made.combined_text());
             let command = asked(world, &[], &["git", "config", "core.editor", "./x"]);
             let mut terminal = Terminal::start(world, &command);
             terminal.expect("Sets a program that git starts");

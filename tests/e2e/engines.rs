@@ -2,7 +2,7 @@
 //! is there for its next command, and with the last of them nothing is left.
 
 use rustix::process::Signal;
-use stockade_testkit::{Command, Ended, Engine, EngineKind, Output, Running, User, small_image};
+use stockade_testkit::{TestCommand, ProgramEnd, ContainerEngine, EngineKind, ProgramOutput, RunningProgram, TestUser, small_image};
 
 use crate::fleet::last;
 use crate::kept::wait_until;
@@ -20,22 +20,22 @@ struct At<'a> {
 }
 
 impl At<'_> {
-    fn command(&self, arguments: &[&str]) -> Command {
+    fn command(&self, arguments: &[&str]) -> TestCommand {
         let command = self.world.bare(&[&[binary().as_str(), "sandbox"], arguments].concat());
         command.env("DOCKER_HOST", &self.address).env("CONTAINER_HOST", &self.address)
     }
 
     #[track_caller]
-    fn done(&self, arguments: &[&str]) -> Output {
+    fn done(&self, arguments: &[&str]) -> ProgramOutput {
         let output = self.world.run(&self.command(arguments));
-        assert_eq!(output.ended, Ended::Code(0), "{arguments:?}\n{}", output.text());
+        assert_eq!(output.ended, ProgramEnd::Code(0), "{arguments:?}\n{}", output.combined_text());
         output
     }
 }
 
 #[test]
 fn sandboxes_of_a_killed_engine_go_on_around_what_they_keep() {
-    if !User::available().contains(&User::Root) {
+    if !TestUser::available_users().contains(&TestUser::Root) {
         eprintln!("not run: an engine of the suite's own needs root");
         return;
     }
@@ -45,25 +45,25 @@ fn sandboxes_of_a_killed_engine_go_on_around_what_they_keep() {
     let kinds: [(_, _, &[&[&str]]); 2] =
         [(EngineKind::Docker, "docker", &[&[], &within_gvisor]), (EngineKind::Podman, "podman", &[&[]])];
     for (kind, backend, options) in kinds {
-        let mut engine = Engine::start(kind, &top.path().join(backend)).unwrap();
-        let image = engine.import(&archive).unwrap();
+        let mut engine = ContainerEngine::start(kind, &top.path().join(backend)).unwrap();
+        let image = engine.import_image(&archive).unwrap();
         for more in options {
             killed_at_work(&mut engine, &[&["create", "--backend", backend, "--image", &image], *more].concat());
         }
     }
 }
 
-fn killed_at_work(engine: &mut Engine, create: &[&str]) {
-    let world = World::new(User::Root);
-    let at = At { world: &world, address: format!("unix://{}", engine.socket().display()) };
+fn killed_at_work(engine: &mut ContainerEngine, create: &[&str]) {
+    let world = World::new(TestUser::Root);
+    let at = At { world: &world, address: format!("unix://{}", engine.socket_path().display()) };
     let begin = |_| {
         let id = at.done(create).stdout.trim_end().to_owned();
         let client = at.command(&["exec", "--mode", "never", &id, "-c", COUNT]);
-        (id, Running::start(&world.account, &client).unwrap())
+        (id, RunningProgram::start(&world.account, &client).unwrap())
     };
-    let fleet: Vec<(String, Running)> = (0..SANDBOXES).map(begin).collect();
+    let fleet: Vec<(String, RunningProgram)> = (0..SANDBOXES).map(begin).collect();
     wait_until("all count", || fleet.iter().all(|(_, client)| last(&client.stdout_so_far()) > 3));
-    engine.kill().unwrap();
+    engine.kill_and_restart().unwrap();
     for (id, client) in fleet {
         let heard = last(&client.stdout_so_far());
         let log = at.done(&["exec", "--mode", "never", &id, "-c", "cat log"]).stdout;
@@ -71,10 +71,10 @@ fn killed_at_work(engine: &mut Engine, create: &[&str]) {
         assert_eq!(said, (1..=said.len() as u64).collect::<Vec<_>>(), "{id}");
         assert!(last(&log) >= heard, "{id} lost what it said");
         // It ended with the engine, or goes on if that let it.
-        let _ = client.signal(Signal::TERM);
-        assert_ne!(client.finish().unwrap().ended, Ended::Code(0));
+        let _ = client.send_signal(Signal::TERM);
+        assert_ne!(client.wait_for_end().unwrap().ended, ProgramEnd::Code(0));
         at.done(&["destroy", &id]);
     }
-    assert_eq!(engine.command(&["ps", "--all", "--quiet"]).unwrap(), "");
+    assert_eq!(engine.run_client(&["ps", "--all", "--quiet"]).unwrap(), "");
     assert_eq!(at.done(&["list"]).stdout, "");
 }

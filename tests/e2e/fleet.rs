@@ -9,7 +9,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use stockade_testkit::{Command, Ended, Running};
+use stockade_testkit::{TestCommand, ProgramEnd, RunningProgram};
 
 use crate::kept::{keeper, keepers, kill, mark, wait_until};
 use crate::life::{descendants, marked, names, none_left};
@@ -29,7 +29,7 @@ struct AtWork {
     keeper: u32,
     /// Where the kernel has its control groups.
     groups: Vec<PathBuf>,
-    client: Running,
+    client: RunningProgram,
 }
 
 impl AtWork {
@@ -37,7 +37,7 @@ impl AtWork {
         let id = create(world, &[]);
         exec(world, &id, &format!("(setsid sleep {stays} >/dev/null 2>&1 &); true"));
         let command = command(world, &["exec", "--mode", "never", &id, "-c", COUNT]);
-        let client = Running::start(&world.account, &command).unwrap();
+        let client = RunningProgram::start(&world.account, &command).unwrap();
         let keeper = keeper(world, &id);
         let groups = descendants(keeper).into_iter().flat_map(groups_of).collect();
         Self { id, keeper, groups, client }
@@ -48,7 +48,7 @@ impl AtWork {
     }
 }
 
-fn command(world: &World, arguments: &[&str]) -> Command {
+fn command(world: &World, arguments: &[&str]) -> TestCommand {
     world.bare(&[&[binary().as_str(), "sandbox"], arguments].concat())
 }
 
@@ -74,11 +74,11 @@ fn groups_of(process: u32) -> Vec<PathBuf> {
 /// Begins to make sandboxes, and kills whoever does so after different times.
 fn cut_makings_off(world: &World) {
     for number in 0..CUT_OFF {
-        let making = Running::start(&world.account, &command(world, &["create"])).unwrap();
+        let making = RunningProgram::start(&world.account, &command(world, &["create"])).unwrap();
         sleep(Duration::from_millis(3 * number));
         // It may be done by now.
-        let _ = making.signal(Signal::KILL);
-        making.finish().unwrap();
+        let _ = making.send_signal(Signal::KILL);
+        making.wait_for_end().unwrap();
     }
 }
 
@@ -94,7 +94,7 @@ fn fifty_at_work_survive_the_end_of_their_engines() {
         wait_until("all count", || fleet.iter().all(|one| one.heard() > 3));
         let (doomed, spared) = fleet.split_at(SANDBOXES / 2);
         doomed.iter().for_each(|one| kill(one.keeper));
-        fleet.iter().for_each(|one| one.client.signal(Signal::KILL).unwrap());
+        fleet.iter().for_each(|one| one.client.send_signal(Signal::KILL).unwrap());
         cut_makings_off(world);
         let heard: BTreeMap<&str, u64> = fleet.iter().map(|one| (one.id.as_str(), one.heard())).collect();
         wait_until("those of the killed keepers end", || marked(&stays).len() == spared.len());
@@ -144,7 +144,7 @@ fn everything_goes(world: &World, stays: &str, fleet: Vec<AtWork>) {
     let left: Vec<PathBuf> = places.filter(|path| path.is_dir() && is_filled(path)).collect();
     assert_eq!(left, Vec::<PathBuf>::new());
     for one in fleet {
-        let output = one.client.finish().unwrap();
-        assert_ne!(output.ended, Ended::Code(0), "{}", output.text());
+        let output = one.client.wait_for_end().unwrap();
+        assert_ne!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
     }
 }

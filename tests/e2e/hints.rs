@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use stockade_testkit::{Ended, Output};
+use stockade_testkit::{ProgramEnd, ProgramOutput};
 
 use crate::world::{World, binary, one_user};
 
@@ -101,9 +101,9 @@ fn follow(world: &World, work: &Work, level: &str) {
     world.file("out/canary", "canary\n");
     let identity = "export GIT_AUTHOR_NAME=x GIT_AUTHOR_EMAIL=x GIT_COMMITTER_NAME=x GIT_COMMITTER_EMAIL=x";
     let before = world.run(&world.bare(&["sh", "-ec", &format!("{identity}; {}", work.before)]));
-    assert_eq!(before.ended, Ended::Code(0), "{what}: {}", before.text());
+    assert_eq!(before.ended, ProgramEnd::Code(0), "{what}: {}", before.combined_text());
     let script = work.script.replace("PORT", &serve(world.outside()).to_string());
-    let play = |options: &[&str]| -> Output {
+    let play = |options: &[&str]| -> ProgramOutput {
         let binary = binary();
         let run = [&binary, "run", "--mode", "never", "--level", level];
         let mut command = world.bare(&[&run, options, &["--", "sh", "-c", &script]].concat());
@@ -111,13 +111,13 @@ fn follow(world: &World, work: &Work, level: &str) {
         world.run(&command)
     };
     let refused = play(&[]);
-    assert_ne!(refused.ended, Ended::Code(0), "{what}: it needs nothing: {}", refused.text());
+    assert_ne!(refused.ended, ProgramEnd::Code(0), "{what}: it needs nothing: {}", refused.combined_text());
     let hints: Vec<&str> = refused.stderr.lines().filter_map(|line| line.trim_start().strip_prefix("hint: ")).collect();
     assert!(!hints.is_empty() && hints.len() <= MAX_HINTS, "{what}: {}", refused.stderr);
     // A person at a terminal is told `--grant`.
     let followed: Vec<String> = hints.iter().flat_map(|hint| words(&hint.replace("--request ", "--grant "))).collect();
     let passed = play(&followed.iter().map(String::as_str).collect::<Vec<_>>());
-    assert_eq!(passed.ended, Ended::Code(0), "{what}: {followed:?}: {}", passed.text());
+    assert_eq!(passed.ended, ProgramEnd::Code(0), "{what}: {followed:?}: {}", passed.combined_text());
     assert!(!passed.stderr.contains("refused"), "{what}: {}", passed.stderr);
 }
 

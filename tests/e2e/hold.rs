@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Gid, Uid};
 use serde_json::Value;
-use stockade_testkit::{Command, Ended};
+use stockade_testkit::{TestCommand, ProgramEnd};
 
 use crate::terminal::Terminal;
 use crate::toolchain::{toolchain, with_toolchain};
@@ -30,7 +30,7 @@ struct Told {
 
 /// Runs `script` at a terminal and says yes to every question, to the first one
 /// late.
-fn agreed(world: &World, script: &str, prepare: impl Fn(Command) -> Command) -> Told {
+fn agreed(world: &World, script: &str, prepare: impl Fn(TestCommand) -> TestCommand) -> Told {
     let workspace = world.workspace().display().to_string();
     let report = world.home().join("outcome.json").display().to_string();
     let program = binary();
@@ -88,7 +88,7 @@ fn give(world: &World, path: &Path) {
 }
 
 /// `pip install` of a package of many files, to a directory outside.
-fn pip(user: stockade_testkit::User) {
+fn pip(user: stockade_testkit::TestUser) {
     let world = &World::new(user);
     world.dir("ws/pkg/things");
     world.file("ws/pkg/pyproject.toml", include_str!("programs/package.toml"));
@@ -98,7 +98,7 @@ fn pip(user: stockade_testkit::User) {
     world.file("ws/pkg/things/__init__.py", "");
     world.file("ws/pkg/backend.py", include_str!("programs/build_backend.py"));
     let made = world.run(&world.bare(&["/usr/bin/python3", "-m", "venv", "v"]));
-    assert_eq!(made.ended, Ended::Code(0), "{}", made.text());
+    assert_eq!(made.ended, ProgramEnd::Code(0), "{}", made.combined_text());
     let script = "v/bin/pip install -q --no-index --no-build-isolation --no-cache-dir --target ~/lib ./pkg";
     let told = agreed(world, script, |command| command);
     check(&told, 4, &world.workspace().join("built"));
@@ -108,12 +108,12 @@ fn pip(user: stockade_testkit::User) {
 }
 
 /// A setting that carries code, and a commit, which needs nobody.
-fn git(user: stockade_testkit::User) {
+fn git(user: stockade_testkit::TestUser) {
     let world = &World::new(user);
     let script = "git init -q repo && cd repo && git config user.name a && git config user.email a@b && \
                   echo x > file && git add file";
     let made = world.run(&world.bare(&["sh", "-c", script]));
-    assert_eq!(made.ended, Ended::Code(0), "{}", made.text());
+    assert_eq!(made.ended, ProgramEnd::Code(0), "{}", made.combined_text());
     let edit = "GIT_EDITOR='sh -c \"echo edited >> ../edits; echo words > $1\" --' git commit -q";
     let told = agreed(world, &format!("cd repo && git config core.pager ./shown && {edit}"), |command| command);
     check(&told, 2, &world.workspace().join("edits"));
@@ -125,7 +125,7 @@ fn git(user: stockade_testkit::User) {
 
 /// `cargo run` of what needs a crate that the cache holds but has not
 /// unpacked.
-fn cargo(user: stockade_testkit::User) {
+fn cargo(user: stockade_testkit::TestUser) {
     let world = &World::new(user);
     let toolchain = toolchain();
     world.dir("ws/app");
@@ -149,14 +149,14 @@ fn cargo(user: stockade_testkit::User) {
 }
 
 /// `npm install`, whose cache and logs lie in the home directory, where nothing is a layer.
-fn npm(user: stockade_testkit::User) {
+fn npm(user: stockade_testkit::TestUser) {
     let world = &World::new(user);
     world.dir("ws/dep");
     world.file("ws/dep/package.json", include_str!("programs/dependency.json"));
     world.dir("ws/app");
     world.file("ws/app/package.json", "{ \"name\": \"app\", \"version\": \"1.0.0\" }\n");
     let packed = world.run(&world.bare(&["sh", "-c", "cd dep && npm pack --silent --cache ../packing"]));
-    assert_eq!(packed.ended, Ended::Code(0), "{}", packed.text());
+    assert_eq!(packed.ended, ProgramEnd::Code(0), "{}", packed.combined_text());
     let script = "cd app && npm install --offline --no-audit --no-fund --cache ~/packages ../dep/dep-1.0.0.tgz";
     let told = agreed(world, script, |command| command);
     check(&told, 8, &world.workspace().join("installed"));
@@ -165,9 +165,9 @@ fn npm(user: stockade_testkit::User) {
 
 #[test]
 fn late_answers_do_no_harm() {
-    let works: [fn(stockade_testkit::User); 4] = [pip, git, cargo, npm];
+    let works: [fn(stockade_testkit::TestUser); 4] = [pip, git, cargo, npm];
     thread::scope(|scope| {
-        for user in stockade_testkit::User::available() {
+        for user in stockade_testkit::TestUser::available_users() {
             for work in works {
                 scope.spawn(move || work(user));
             }
@@ -216,7 +216,7 @@ fn thinking_takes_none_of_the_time_of_a_command() {
 }
 
 /// Each question is answered with yes once; gives what the terminal showed.
-fn passes_with_few_questions(world: &World, command: &Command) -> String {
+fn passes_with_few_questions(world: &World, command: &TestCommand) -> String {
     let mut terminal = Terminal::start(world, command);
     let mut questions = 0;
     while terminal.sees_before_its_end("allow?", PATIENCE) {
@@ -253,7 +253,7 @@ fn a_repository_elsewhere_is_few_questions() {
                       git init -q --bare ../out/o.git";
         world.dir("out");
         let ready = world.run(&world.bare(&["sh", "-ec", before]));
-        assert_eq!(ready.ended, Ended::Code(0), "{}", ready.text());
+        assert_eq!(ready.ended, ProgramEnd::Code(0), "{}", ready.combined_text());
         let workspace = world.workspace().display().to_string();
         let program = binary();
         let push = ["git", "push", "-q", "../out/o.git", "HEAD:refs/heads/main"];

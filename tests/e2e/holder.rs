@@ -9,7 +9,7 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use stockade_testkit::{Ended, Running, few_or_all};
+use stockade_testkit::{ProgramEnd, RunningProgram, few_or_all};
 
 use crate::caches::{cache, caches, furnish, scripted};
 use crate::kept::kill;
@@ -68,7 +68,7 @@ fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
 #[track_caller]
 fn passes(world: &World, script: &str) -> String {
     let output = world.run(&scripted(world, &["--level", "full"], script));
-    assert_eq!(output.ended, Ended::Code(0), "{script}\n{}\n{}", output.stdout, output.stderr);
+    assert_eq!(output.ended, ProgramEnd::Code(0), "{script}\n{}\n{}", output.stdout, output.stderr);
     output.stdout
 }
 
@@ -209,10 +209,10 @@ fn a_run_that_was_killed_leaves_no_old_name() {
         passes(world, "true");
         world.file("home/.npm/_cacache/old", "old");
         let look = "cat ~/.npm/_cacache/old; test ! -e ~/.npm/_cacache/new; echo > begun; sleep 71.5";
-        let run = Running::start(&world.account, &scripted(world, &["--level", "full"], look)).unwrap();
+        let run = RunningProgram::start(&world.account, &scripted(world, &["--level", "full"], look)).unwrap();
         soon("the run looks", || world.workspace().join("begun").exists());
         kill(run.pid());
-        run.finish().unwrap();
+        run.wait_for_end().unwrap();
         let cache = world.home().join(".npm/_cacache");
         fs::rename(cache.join("old"), cache.join("new")).unwrap();
         let found = passes(world, "test ! -e ~/.npm/_cacache/old; cat ~/.npm/_cacache/new");
@@ -373,7 +373,7 @@ fn a_run_that_is_lent_nothing_mounts_for_itself() {
         for _ in 0..3 {
             assert_eq!(passes(world, write), "own\nown\n");
             let output = world.run(&walled);
-            assert_eq!((output.ended, output.stdout.as_str()), (Ended::Code(0), "own\nown\n"), "{}", output.stderr);
+            assert_eq!((output.ended, output.stdout.as_str()), (ProgramEnd::Code(0), "own\nown\n"), "{}", output.stderr);
         }
         // Another directory at the path, while a run lasts.
         let npm = world.home().join(".npm");
@@ -388,7 +388,7 @@ fn a_run_that_is_lent_nothing_mounts_for_itself() {
         stopped.iter().for_each(|pid| signal(pid, Signal::STOP));
         assert_eq!(passes(world, write), "own\nown\n");
         let staged = world.run(&world.stockade(&["--level", "full", "--stage"], &["sh", &script]));
-        assert_eq!((staged.ended, staged.stdout.as_str()), (Ended::Code(0), "own\nown\n"), "{}", staged.stderr);
+        assert_eq!((staged.ended, staged.stdout.as_str()), (ProgramEnd::Code(0), "own\nown\n"), "{}", staged.stderr);
         stopped.iter().for_each(|pid| signal(pid, Signal::CONT));
     });
 }
@@ -462,7 +462,7 @@ fn no_link_is_completed_to_what_is_hidden() {
             let output = world.run(&scripted(world, &["--level", level], &ordinary));
             assert_eq!(
                 (output.ended, output.stdout.as_str()),
-                (Ended::Code(0), "x\nx\n"),
+                (ProgramEnd::Code(0), "x\nx\n"),
                 "{level}: {}",
                 output.stderr
             );
@@ -534,7 +534,7 @@ fn a_holder_ends_with_what_it_holds() {
         let place = place(world);
         assert_eq!(holders(&place).len(), 1);
         let cleared = cache(world, &["clear", "--all"]);
-        assert_eq!(cleared.ended, Ended::Code(0), "{}", cleared.stderr);
+        assert_eq!(cleared.ended, ProgramEnd::Code(0), "{}", cleared.stderr);
         soon("the holder ends", || holders(&place).is_empty());
         assert!(!passes(world, "ls -a ~/.npm").contains("own"));
     });

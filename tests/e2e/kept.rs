@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use stockade_testkit::{Ended, Output, Running};
+use stockade_testkit::{ProgramEnd, ProgramOutput, RunningProgram};
 
 use crate::life::{marked, none_left};
 use crate::sandbox::{create, done, exec, kept, refused, stockade};
@@ -50,9 +50,9 @@ pub fn keeper(world: &World, id: &str) -> u32 {
 }
 
 /// Starts a command in a sandbox, and waits until it says that it is ready.
-pub fn running(world: &World, id: &str, script: &str) -> Running {
+pub fn running(world: &World, id: &str, script: &str) -> RunningProgram {
     let command = world.bare(&[&binary(), "sandbox", "exec", "--mode", "never", id, "-c", script]);
-    let running = Running::start(&world.account, &command).unwrap();
+    let running = RunningProgram::start(&world.account, &command).unwrap();
     wait_until("it does not run", || running.stdout_so_far().contains("ready"));
     running
 }
@@ -87,8 +87,8 @@ fn a_killed_client_takes_its_command_with_it_and_nothing_else() {
         leave_behind(world, &id, &stays);
         let client = running(world, &id, &format!("echo ready; sleep {goes}"));
         let kept_by = keeper(world, &id);
-        client.signal(Signal::KILL).unwrap();
-        client.finish().unwrap();
+        client.send_signal(Signal::KILL).unwrap();
+        client.wait_for_end().unwrap();
         none_left(&goes);
         assert_eq!((marked(&stays).len(), keeper(world, &id)), (1, kept_by));
         assert_eq!(exec(world, &id, "echo on"), "on\n");
@@ -105,12 +105,12 @@ fn a_killed_keeper_takes_all_with_it_and_the_next_command_says_so() {
         leave_behind(world, &id, &mark);
         let client = running(world, &id, &format!("echo ready; sleep {mark}"));
         kill(keeper(world, &id));
-        let output: Output = client.finish().unwrap();
-        assert_eq!(output.ended, Ended::Code(125), "{}", output.text());
+        let output: ProgramOutput = client.wait_for_end().unwrap();
+        assert_eq!(output.ended, ProgramEnd::Code(125), "{}", output.combined_text());
         none_left(&mark);
         wait_until("something of it runs", || keepers(world, &id).is_empty());
         let next = stockade(world, &["exec", "--mode", "never", &id, "-c", "cat file"]);
-        assert_eq!((next.ended, next.stdout.as_str()), (Ended::Code(0), "kept\n"), "{}", next.text());
+        assert_eq!((next.ended, next.stdout.as_str()), (ProgramEnd::Code(0), "kept\n"), "{}", next.combined_text());
         assert!(next.stderr.contains("its walls are new"), "{}", next.stderr);
         let quiet = stockade(world, &["exec", "--mode", "never", &id, "--", "true"]);
         assert!(!quiet.stderr.contains("its walls are new"), "{}", quiet.stderr);
@@ -124,8 +124,8 @@ fn destroying_ends_the_commands_that_run() {
         let (id, mark) = (create(world, &[]), mark(5));
         let client = running(world, &id, &format!("echo ready; sleep {mark}"));
         done(world, &["destroy", &id]);
-        let output = client.finish().unwrap();
-        assert_ne!(output.ended, Ended::Code(0), "{}", output.text());
+        let output = client.wait_for_end().unwrap();
+        assert_ne!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
         none_left(&mark);
         assert!(!kept(world, &id).exists() && keepers(world, &id).is_empty());
         refused(world, &["exec", &id, "--", "true"], "is destroyed");
@@ -191,7 +191,7 @@ fn one_is_paused_by_one_command_and_let_go_on_by_another() {
         if paused.stderr.contains("no control group can be had here") {
             eprintln!("not run: this user can have no control group");
         } else {
-            assert_eq!(paused.ended, Ended::Code(0), "{}", paused.text());
+            assert_eq!(paused.ended, ProgramEnd::Code(0), "{}", paused.combined_text());
             let stood_at = length();
             refused(world, &["exec", &id, "--", "true"], "is paused");
             refused(world, &["pause", &id], "is paused");
@@ -212,13 +212,13 @@ fn what_is_run_is_followed_until_the_sandbox_is_over() {
         let id = create(world, &[]);
         exec(world, &id, "echo before");
         let follow = world.bare(&[&binary(), "sandbox", "logs", "--follow", &id]);
-        let following = Running::start(&world.account, &follow).unwrap();
+        let following = RunningProgram::start(&world.account, &follow).unwrap();
         wait_until("it shows nothing", || following.stdout_so_far().contains("echo before"));
         exec(world, &id, "echo meanwhile");
         wait_until("it does not go on", || following.stdout_so_far().contains("echo meanwhile"));
         done(world, &["destroy", &id]);
-        let output = following.finish().unwrap();
-        assert_eq!((output.ended, output.stdout.lines().count()), (Ended::Code(0), 2), "{}", output.text());
+        let output = following.wait_for_end().unwrap();
+        assert_eq!((output.ended, output.stdout.lines().count()), (ProgramEnd::Code(0), 2), "{}", output.combined_text());
     });
 }
 
@@ -227,7 +227,7 @@ fn what_was_run_and_what_it_used_is_shown_and_nothing_of_it_acts() {
     each_user(|world| {
         let id = create(world, &[]);
         let output = stockade(world, &["exec", "--mode", "never", &id, "-c", "printf '\u{1b}[2J' >&2; exit 7"]);
-        assert_eq!(output.ended, Ended::Code(7), "{}", output.text());
+        assert_eq!(output.ended, ProgramEnd::Code(7), "{}", output.combined_text());
         assert!(!output.stderr.contains("used:"), "powers that every command has are no news: {}", output.stderr);
         let granted = stockade(world, &["exec", "--grant", "env LANG", "--mode", "never", &id, "--", "true"]);
         assert!(granted.stderr.contains("• granted: env LANG"), "{}", granted.stderr);
@@ -243,7 +243,7 @@ fn what_was_run_and_what_it_used_is_shown_and_nothing_of_it_acts() {
         let request = first["request"].as_str().unwrap();
         let audited =
             world.run(&world.bare(&[&binary(), "audit", "query", "--request", request, "--type", "finished"]));
-        assert_eq!(audited.stdout.lines().count(), 1, "{}", audited.text());
+        assert_eq!(audited.stdout.lines().count(), 1, "{}", audited.combined_text());
         let top: Value = serde_json::from_str(&done(world, &["top", "--json"])).unwrap();
         assert_eq!((top["id"].as_str(), top["state"].as_str()), (Some(id.as_str()), Some("ready")));
         assert_eq!(top["commands"].as_u64(), Some(3));
@@ -258,18 +258,18 @@ fn what_was_run_and_what_it_used_is_shown_and_nothing_of_it_acts() {
 }
 
 /// A repository with one file, where git's plain transport can fetch it.
-fn served(world: &World) -> (Running, String) {
+fn served(world: &World) -> (RunningProgram, String) {
     let make = "set -e; export HOME=/nonexistent; git init -q -b main work; cd work; echo before > file; git add .; \
         git -c user.name=t -c user.email=t@t commit -qm first; cd ..; git clone -q --bare work served/demo.git; \
         git -C served/demo.git update-server-info";
     world.dir("out/served");
-    let made = world.run(&stockade_testkit::Command::new("sh", world.outside()).args(["-c", make]).env("PATH", PATH));
-    assert_eq!(made.ended, Ended::Code(0), "{}", made.text());
+    let made = world.run(&stockade_testkit::TestCommand::new("sh", world.outside()).args(["-c", make]).env("PATH", PATH));
+    assert_eq!(made.ended, ProgramEnd::Code(0), "{}", made.combined_text());
     // Another address of the machine than the sandbox's own.
     let port = TcpListener::bind("127.0.0.2:0").unwrap().local_addr().unwrap().port();
     let place = world.outside().join("served");
     let serve = ["python3", "-m", "http.server", "--bind", "127.0.0.2", "--directory", place.to_str().unwrap()];
-    let server = Running::start(&world.account, &world.bare(&[&serve[..], &[&port.to_string()]].concat())).unwrap();
+    let server = RunningProgram::start(&world.account, &world.bare(&[&serve[..], &[&port.to_string()]].concat())).unwrap();
     wait_until("it does not serve", || TcpStream::connect(("127.0.0.2", port)).is_ok());
     (server, format!("http://127.0.0.2:{port}/demo.git"))
 }
@@ -282,14 +282,14 @@ fn what_a_command_changed_in_a_clone_is_brought_back() {
         let script = "echo after > file; git -c user.name=t -c user.email=t@t commit -qam second; echo n > new; exit 4";
         let run = ["run", "--mode", "never", "--repo", &url, "--diff", to.to_str().unwrap(), "-c", script];
         let output = stockade(world, &run);
-        assert_eq!((output.ended, output.stdout.as_str()), (Ended::Code(4), ""), "{}", output.text());
+        assert_eq!((output.ended, output.stdout.as_str()), (ProgramEnd::Code(4), ""), "{}", output.combined_text());
         let told = fs::read_to_string(&to).unwrap();
         for line in ["-before", "+after", "+++ b/new", "+n"] {
             assert!(told.lines().any(|told| told == line), "{line}:\n{told}");
         }
         assert_eq!(done(world, &["list"]), "");
-        server.signal(Signal::TERM).unwrap();
-        server.finish().unwrap();
+        server.send_signal(Signal::TERM).unwrap();
+        server.wait_for_end().unwrap();
     });
 }
 

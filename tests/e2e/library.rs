@@ -228,11 +228,11 @@ fn kill_9_of_the_program_or_its_helper_leaves_nothing() {
 fn a_program_with_threads_is_told_so() {
     each_user(|world| {
         let output = world.run(&world.bare(&[program(world).to_str().unwrap(), "threads"]));
-        assert_eq!(output.ended, stockade_testkit::Ended::Code(1), "{}", output.text());
+        assert_eq!(output.ended, stockade_testkit::ProgramEnd::Code(1), "{}", output.combined_text());
         assert!(
             output.stderr.contains("more than one thread") && output.stderr.contains("hint: "),
             "{}",
-            output.text()
+            output.combined_text()
         );
     });
 }

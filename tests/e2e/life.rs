@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use stockade_testkit::{Ended, Running, few_or_all};
+use stockade_testkit::{ProgramEnd, RunningProgram, few_or_all};
 use tempfile::TempDir;
 
 use crate::world::{each_user, one_user};
@@ -82,17 +82,17 @@ fn kill_9_of_the_front_at_any_moment() {
                 let marker = format!("3141592{}.{round}", world.account.uid);
                 let script = format!("(setsid sleep {marker} &) ; sleep {marker} & exec sleep {marker}");
                 let command = world.stockade(&["--level", level], &["sh", "-c", &script]);
-                let running = Running::start(&world.account, &command).unwrap();
+                let running = RunningProgram::start(&world.account, &command).unwrap();
                 sleep(Duration::from_micros(round * 500));
-                running.signal(Signal::KILL).unwrap();
-                assert_eq!(running.finish().unwrap().ended, Ended::Signal(9));
+                running.send_signal(Signal::KILL).unwrap();
+                assert_eq!(running.wait_for_end().unwrap().ended, ProgramEnd::Signal(9));
                 none_left(&marker);
             }
             assert_eq!(mounts(), mounts_before, "level {level} left a mount");
             assert_eq!(left_in_temp(&temp_before), [""; 0], "level {level} left them in /tmp");
             assert_eq!(names(&world.workspace()), workspace_before);
             let verified = world.run(&world.bare(&[&crate::world::binary(), "audit", "verify"]));
-            assert_eq!(verified.ended, Ended::Code(0), "{}", verified.text());
+            assert_eq!(verified.ended, ProgramEnd::Code(0), "{}", verified.combined_text());
         }
     });
 }
@@ -136,15 +136,15 @@ fn an_interrupt_ends_the_tree() {
                 let marker = format!("1618033{}", world.account.uid);
                 let script = format!("sleep {marker} & echo ready; wait");
                 let command = world.stockade(&["--level", level], &["sh", "-c", &script]);
-                let running = Running::start(&world.account, &command).unwrap();
+                let running = RunningProgram::start(&world.account, &command).unwrap();
                 let deadline = Instant::now() + Duration::from_secs(10);
                 while !running.stdout_so_far().contains("ready") {
                     assert!(Instant::now() < deadline, "the command did not start");
                     sleep(Duration::from_millis(5));
                 }
-                running.signal(signal).unwrap();
-                let output = running.finish().unwrap();
-                assert_eq!(output.ended, Ended::Code(code), "level {level}: {}", output.stderr);
+                running.send_signal(signal).unwrap();
+                let output = running.wait_for_end().unwrap();
+                assert_eq!(output.ended, ProgramEnd::Code(code), "level {level}: {}", output.stderr);
                 none_left(&marker);
             }
         }
@@ -159,7 +159,7 @@ fn kill_9_of_each_inner_process() {
         let marker = format!("1414213{}", world.account.uid);
         let command = world.stockade(&[], &["sh", "-c", &format!("sleep {marker} & echo ready; wait")]);
         for victim in 0..3 {
-            let running = Running::start(&world.account, &command).unwrap();
+            let running = RunningProgram::start(&world.account, &command).unwrap();
             let deadline = Instant::now() + Duration::from_secs(10);
             while !running.stdout_so_far().contains("ready") {
                 assert!(Instant::now() < deadline, "the command did not start");
@@ -169,9 +169,9 @@ fn kill_9_of_each_inner_process() {
             if let Some(pid) = inner.get(victim).and_then(|&pid| Pid::from_raw(pid.cast_signed())) {
                 kill_process(pid, Signal::KILL).unwrap();
             }
-            running.signal(Signal::TERM).ok();
-            let output = running.finish().unwrap();
-            assert_ne!(output.ended, Ended::TimedOut, "victim {victim}: {}", output.stderr);
+            running.send_signal(Signal::TERM).ok();
+            let output = running.wait_for_end().unwrap();
+            assert_ne!(output.ended, ProgramEnd::TimedOut, "victim {victim}: {}", output.stderr);
             none_left(&marker);
         }
     });
@@ -191,8 +191,8 @@ fn a_program_that_wants_to_be_traced_runs_to_its_end() {
     each_user(|world| {
         for level in ["full", "restricted"] {
             let output = world.run(&world.stockade(&["--level", level], &["python3", "-c", TRACED]));
-            assert_eq!(output.ended, Ended::Code(7), "{level} {}", output.text());
-            assert!(output.stdout.contains("heard 1\nwent on\n"), "{level} {}", output.text());
+            assert_eq!(output.ended, ProgramEnd::Code(7), "{level} {}", output.combined_text());
+            assert!(output.stdout.contains("heard 1\nwent on\n"), "{level} {}", output.combined_text());
         }
     });
 }

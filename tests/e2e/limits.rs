@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use stockade_testkit::{Ended, Running, User};
+use stockade_testkit::{ProgramEnd, RunningProgram, TestUser};
 
 use crate::life::none_left;
 use crate::world::{World, each_user, one_user};
@@ -290,17 +290,17 @@ fn a_limit_is_lowered_by_whoever_asks_and_raised_by_a_grant() {
 
 #[test]
 fn a_limit_that_nothing_holds_is_refused() {
-    if !User::available().contains(&User::Ordinary) {
+    if !TestUser::available_users().contains(&TestUser::Ordinary) {
         return;
     }
-    let world = World::new(User::Ordinary);
+    let world = World::new(TestUser::Ordinary);
     let output = world.run(&world.stockade(&["--limit", "cpus=0.5"], &["true"]));
-    if output.ended == Ended::Code(0) {
+    if output.ended == ProgramEnd::Code(0) {
         // It was given a part of the control groups.
         assert!(output.stderr.is_empty(), "{}", output.stderr);
         return;
     }
-    assert_eq!(output.ended, Ended::Code(125), "{}", output.stderr);
+    assert_eq!(output.ended, ProgramEnd::Code(125), "{}", output.stderr);
     assert!(output.stderr.contains("cannot hold the limit cpus 0.5"), "{}", output.stderr);
     assert!(output.stderr.contains("hint: leave cpus out"), "{}", output.stderr);
 }
@@ -325,14 +325,14 @@ fn groups_of(front: u32) -> Vec<PathBuf> {
 
 #[test]
 fn a_group_goes_with_its_run_and_after_a_crash_with_the_next() {
-    if !User::available().contains(&User::Root) {
+    if !TestUser::available_users().contains(&TestUser::Root) {
         return;
     }
-    let world = World::new(User::Root);
+    let world = World::new(TestUser::Root);
     for level in LEVELS {
         let marker = format!("1618.{}", level.len());
         let command = world.stockade(&["--level", level], &["sh", "-c", &format!("echo up; sleep {marker}")]);
-        let running = Running::start(&world.account, &command).unwrap();
+        let running = RunningProgram::start(&world.account, &command).unwrap();
         let deadline = Instant::now() + Duration::from_secs(30);
         while !running.stdout_so_far().contains("up") {
             assert!(Instant::now() < deadline, "it does not start");
@@ -340,8 +340,8 @@ fn a_group_goes_with_its_run_and_after_a_crash_with_the_next() {
         }
         let front = running.pid();
         assert!(!groups_of(front).is_empty(), "no control group at level {level}");
-        running.signal(Signal::KILL).unwrap();
-        running.finish().unwrap();
+        running.send_signal(Signal::KILL).unwrap();
+        running.wait_for_end().unwrap();
         none_left(&marker);
         let outcome: Value = world.outcome(&["--level", level], &["true"]);
         assert_eq!(outcome["status"], "exited");

@@ -3,22 +3,22 @@
 
 use std::fs;
 
-use stockade_testkit::{Command, Ended, Output};
+use stockade_testkit::{TestCommand, ProgramEnd, ProgramOutput};
 
 use crate::detached::{attach, detach, logs, stockade, waited};
 use crate::terminal::Terminal;
 use crate::world::{World, binary, each_user};
 
 #[track_caller]
-fn says(output: &Output, code: i32, texts: &[&str]) {
-    assert_eq!(output.ended, Ended::Code(code), "{}", output.text());
+fn says(output: &ProgramOutput, code: i32, texts: &[&str]) {
+    assert_eq!(output.ended, ProgramEnd::Code(code), "{}", output.combined_text());
     for text in texts {
-        assert!(output.stderr.contains(text), "`{text}` is not said: {}", output.text());
+        assert!(output.stderr.contains(text), "`{text}` is not said: {}", output.combined_text());
     }
 }
 
 /// `stockade run` of a script in the workspace, asked about at a terminal.
-fn asked(world: &World, options: &[&str], argv: &[&str]) -> Command {
+fn asked(world: &World, options: &[&str], argv: &[&str]) -> TestCommand {
     let workspace = world.workspace().display().to_string();
     let program = binary();
     world.bare(&[&[program.as_str(), "run", "--workspace", &workspace], options, &["--"], argv].concat())
@@ -42,7 +42,7 @@ fn a_program_that_cannot_be_executed_is_named_detached_or_not() {
 
 #[test]
 fn an_unknown_profile_is_a_mistake_of_the_command_line() {
-    let world = World::new(stockade_testkit::User::available()[0]);
+    let world = World::new(stockade_testkit::TestUser::available_users()[0]);
     for options in [&["--profile", "nope"][..], &["--detach", "--profile", "nope"]] {
         says(
             &world.run(&world.stockade(options, &["true"])),
@@ -122,26 +122,26 @@ fn a_hidden_file_of_the_workspace_is_never_taken_for_an_empty_one() {
         world.dir("home/.config/stockade");
         fs::write(config.join("config.toml"), "[profiles.workspace]\nhide = [\"./.env\"]\n").unwrap();
         let git = "git init -q . && git add -f .env plain && git -c user.name=u -c user.email=e@x commit -qm one";
-        assert_eq!(world.run(&world.bare(&["sh", "-c", git])).ended, Ended::Code(0));
+        assert_eq!(world.run(&world.bare(&["sh", "-c", git])).ended, ProgramEnd::Code(0));
         let output = world.run(&world.stockade(&[], &["cat", ".env"]));
         says(&output, 1, &["Permission denied"]);
         let grant = format!("write {}", world.workspace().join(".git").display());
         let commit = ["git", "-c", "user.name=u", "-c", "user.email=e@x", "commit", "-qam", "two"];
         says(&world.run(&world.stockade(&["--grant", &grant], &commit)), 128, &["Permission denied"]);
         let kept = world.run(&world.bare(&["git", "show", "HEAD:.env"]));
-        assert_eq!(kept.stdout, "API=1\n", "{}", kept.text());
+        assert_eq!(kept.stdout, "API=1\n", "{}", kept.combined_text());
 
         let copied = stockade(world, &["sandbox", "create", "--copy", "."]);
         says(&copied, 0, &["left out: .env (it is hidden from runs)"]);
         let id = copied.stdout.trim();
         assert_eq!(stockade(world, &["sandbox", "exec", id, "--", "ls", "-A"]).stdout, ".git\nplain\n");
-        assert_eq!(stockade(world, &["sandbox", "destroy", id]).ended, Ended::Code(0));
+        assert_eq!(stockade(world, &["sandbox", "destroy", id]).ended, ProgramEnd::Code(0));
     });
 }
 
 #[test]
 fn a_mistake_of_the_command_line_is_answered_by_its_own_command() {
-    let world = World::new(stockade_testkit::User::available()[0]);
+    let world = World::new(stockade_testkit::TestUser::available_users()[0]);
     for (line, said) in [
         (&["sandbox", "rm", "x"][..], "`stockade sandbox destroy` does that"),
         (&["approvals", "forget", "x"], "`stockade approvals revoke` does that"),
@@ -186,7 +186,7 @@ fn ctrl_c_at_a_question_of_an_attached_run_leaves_it() {
         terminal.expect("goes on");
         assert_eq!(terminal.finish().0, 0);
         // The question goes with the last who could answer; the run goes on.
-        assert_eq!(waited(world, &id), Ended::Code(0));
+        assert_eq!(waited(world, &id), ProgramEnd::Code(0));
         assert!(logs(world, &id).contains("end"));
         assert!(!world.home().join("outside").exists());
     });

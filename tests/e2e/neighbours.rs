@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use rustix::fs::{OFlags, open};
-use stockade_testkit::{Command, Ended, Output, Running};
+use stockade_testkit::{TestCommand, ProgramEnd, ProgramOutput, RunningProgram};
 
 use crate::kept::{mark, running, wait_until};
 use crate::life::marked;
@@ -18,18 +18,18 @@ use crate::world::{World, each_user};
 const LEVELS: [&str; 2] = ["full", "restricted"];
 
 /// The attempt in the sandbox of one level; `bare` is without one.
-fn attempt(world: &World, level: &str, argv: &[&str]) -> Command {
+fn attempt(world: &World, level: &str, argv: &[&str]) -> TestCommand {
     if level == "bare" { world.bare(argv) } else { world.stockade(&["--level", level], argv) }
 }
 
 /// The attempt in the sandbox of each level, and last without one.
-fn attempts<'w>(world: &'w World, argv: &'w [&'w str]) -> impl Iterator<Item = (&'static str, Command)> + 'w {
+fn attempts<'w>(world: &'w World, argv: &'w [&'w str]) -> impl Iterator<Item = (&'static str, TestCommand)> + 'w {
     LEVELS.into_iter().chain(["bare"]).map(|level| (level, attempt(world, level, argv)))
 }
 
 #[track_caller]
-fn ran(output: &Output) {
-    assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
+fn ran(output: &ProgramOutput) {
+    assert_eq!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
 }
 
 /// One that waits, and another that writes to all descriptors that it finds.
@@ -46,7 +46,7 @@ fn commands_of_one_sandbox_have_their_descriptors_for_themselves() {
         let shown = victim.stdout_so_far();
         assert!(!shown.contains("forged"), "{shown}");
         assert!(shown.contains("own"), "what is its own it has: {shown}");
-        victim.finish().unwrap();
+        victim.wait_for_end().unwrap();
         let own = exec(world, &id, &format!("bash -c 'exec > >(exec cat); sleep 1 & {FORGING}'"));
         assert!(own.contains("forged"), "where it is the same command it can be done: {own}");
         done(world, &["destroy", &id]);
@@ -60,16 +60,16 @@ fn descriptors_of_processes_outside_are_out_of_reach() {
     const FORGING: &str = "for fd in /proc/$0/fd/[0-2]; do echo forged >>$fd; done; echo tried";
     each_user(|world| {
         for level in LEVELS.into_iter().chain(["bare"]) {
-            let victim = Running::start(&world.account, &world.bare(&["bash", "-c", WAITING])).unwrap();
+            let victim = RunningProgram::start(&world.account, &world.bare(&["bash", "-c", WAITING])).unwrap();
             wait_until("it does not run", || victim.stdout_so_far().contains('.'));
             let shown = victim.stdout_so_far();
             let pid = shown.split([' ', '.']).nth(1).unwrap();
             let argv = ["bash", "-c", FORGING, pid];
             let output = world.run(&attempt(world, level, &argv));
-            assert!(output.stdout.contains("tried"), "{level}: {}", output.text());
+            assert!(output.stdout.contains("tried"), "{level}: {}", output.combined_text());
             wait_until("it does not end", || victim.stdout_so_far().contains("over"));
-            assert_eq!(victim.stdout_so_far().contains("forged"), level == "bare", "{level}: {}", output.text());
-            victim.finish().unwrap();
+            assert_eq!(victim.stdout_so_far().contains("forged"), level == "bare", "{level}: {}", output.combined_text());
+            victim.wait_for_end().unwrap();
         }
     });
 }
@@ -87,7 +87,7 @@ fn limits_of_other_processes_are_out_of_reach() {
         print('own set')";
     each_user(|world| {
         let mark = mark(10);
-        let other = Running::start(&world.account, &world.bare(&["sleep", &mark])).unwrap();
+        let other = RunningProgram::start(&world.account, &world.bare(&["sleep", &mark])).unwrap();
         wait_until("it does not run", || !marked(&mark).is_empty());
         let pid = marked(&mark)[0].to_string();
         let limits = || fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
@@ -95,12 +95,12 @@ fn limits_of_other_processes_are_out_of_reach() {
         for level in LEVELS.into_iter().chain(["bare"]) {
             let argv = ["python3", "-c", LOWERING, &pid, level];
             let output = world.run(&attempt(world, level, &argv));
-            assert!(output.stdout.contains("own set"), "{level} {}", output.text());
-            assert_eq!(output.stdout.contains("lowered"), level == "bare", "{level} {}", output.text());
+            assert!(output.stdout.contains("own set"), "{level} {}", output.combined_text());
+            assert_eq!(output.stdout.contains("lowered"), level == "bare", "{level} {}", output.combined_text());
             assert_eq!(limits() == before, level != "bare", "{level}: {}", limits());
         }
         crate::kept::kill(pid.parse().unwrap());
-        let _ = other.finish();
+        let _ = other.wait_for_end();
     });
 }
 
@@ -129,11 +129,11 @@ fn sockets_of_others_keep_their_names() {
                 chown(&path, Some(world.account.uid), Some(world.account.gid)).unwrap();
                 let inode = fs::symlink_metadata(&path).unwrap().ino();
                 let output = world.run(&command);
-                assert!(output.stdout.contains("tried"), "{level} {how} {}", output.text());
+                assert!(output.stdout.contains("tried"), "{level} {how} {}", output.combined_text());
                 let entries = fs::read_dir(&workspace).unwrap().map(Result::unwrap);
                 let of_host = entries.filter(|entry| entry.ino() == inode).map(|entry| entry.file_name());
                 let names: Vec<_> = of_host.collect();
-                assert_eq!(names == ["host.sock"], level != "bare", "{level} {how} {names:?} {}", output.text());
+                assert_eq!(names == ["host.sock"], level != "bare", "{level} {how} {names:?} {}", output.combined_text());
             }
         }
     });
@@ -166,9 +166,9 @@ fn no_bind_is_led_from_private_temp_to_a_protected_name() {
             let temp = if level == "bare" { temp.to_str().unwrap() } else { "" };
             let argv = ["sh", "-c", &run, "sh", temp];
             let output = world.run(&attempt(world, level, &argv));
-            assert!(output.stdout.contains("bound True"), "{level} {}", output.text());
+            assert!(output.stdout.contains("bound True"), "{level} {}", output.combined_text());
             let made = fs::symlink_metadata(world.workspace().join(".envrc")).is_ok();
-            assert_eq!(made, level == "bare", "{level} {}", output.text());
+            assert_eq!(made, level == "bare", "{level} {}", output.combined_text());
             if level == "bare" {
                 fs::remove_file(Path::new(temp).join("t")).unwrap();
             }
@@ -211,12 +211,12 @@ fn no_other_run_has_a_name_of_what_takes_a_guarded_place() {
             let python = |options: &[&str], script: &Path| {
                 world.stockade(&[&["--level", level], options].concat(), &["python3", script.to_str().unwrap()])
             };
-            let naming = Running::start(&world.account, &python(&[], &name)).unwrap();
+            let naming = RunningProgram::start(&world.account, &python(&[], &name)).unwrap();
             let output = world.run(&python(&["--grant", &grant], &put));
-            let named = naming.finish().unwrap();
-            assert!(output.stdout.contains("done True"), "{level} {}", output.text());
+            let named = naming.wait_for_end().unwrap();
+            assert!(output.stdout.contains("done True"), "{level} {}", output.combined_text());
             let guarded = fs::read_to_string(world.workspace().join(".envrc")).unwrap_or_default();
-            assert!(!guarded.contains("forged"), "{level}: {guarded} {} {}", output.text(), named.text());
+            assert!(!guarded.contains("forged"), "{level}: {guarded} {} {}", output.combined_text(), named.combined_text());
             for entry in fs::read_dir(world.workspace()).unwrap() {
                 fs::remove_file(entry.unwrap().path()).unwrap();
             }
@@ -235,11 +235,11 @@ fn no_lease_keeps_others_from_a_file() {
     each_user(|world| {
         let file = world.file("out/leased", "x");
         for (level, command) in attempts(world, &["python3", "-c", LEASING, file.to_str().unwrap()]) {
-            let holding = Running::start(&world.account, &command).unwrap();
+            let holding = RunningProgram::start(&world.account, &command).unwrap();
             wait_until("it does not run", || holding.stdout_so_far().contains("ready"));
             let opened = open(&file, OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, rustix::fs::Mode::empty());
             assert_eq!(opened.is_ok(), level != "bare", "{level}: {opened:?} {}", holding.stdout_so_far());
-            holding.finish().unwrap();
+            holding.wait_for_end().unwrap();
         }
     });
 }
@@ -266,7 +266,7 @@ fn priorities_of_other_processes_are_out_of_reach() {
         print('own set')";
     each_user(|world| {
         let mark = mark(9);
-        let other = Running::start(&world.account, &world.bare(&["sleep", &mark])).unwrap();
+        let other = RunningProgram::start(&world.account, &world.bare(&["sleep", &mark])).unwrap();
         wait_until("it does not run", || !marked(&mark).is_empty());
         let pid = marked(&mark)[0].to_string();
         let nice = || {
@@ -282,14 +282,14 @@ fn priorities_of_other_processes_are_out_of_reach() {
             // Without a sandbox that would be done to the whole machine.
             let command = if level == "bare" { command } else { command.args(["user"]) };
             let output = world.run(&command);
-            assert!(output.stdout.contains("own set"), "{level} {}", output.text());
+            assert!(output.stdout.contains("own set"), "{level} {}", output.combined_text());
             assert_eq!(nice() == usual, level != "bare", "{level}: {}", nice());
             // With one processor alone there is nothing to be seen.
             let is_seen = level == "bare" && std::thread::available_parallelism().unwrap().get() > 1;
             assert_eq!(processors() != before, is_seen, "{level}: {before} {}", processors());
         }
         crate::kept::kill(pid.parse().unwrap());
-        let _ = other.finish();
+        let _ = other.wait_for_end();
     });
 }
 
@@ -321,14 +321,14 @@ fn ioctls_change_no_file() {
             if level == "bare" {
                 // Not every filesystem has versions.
                 let set = output.stdout.contains("set 4711");
-                assert_eq!(set, version().trim() == "4711", "{}", output.text());
+                assert_eq!(set, version().trim() == "4711", "{}", output.combined_text());
             } else {
                 assert!(
                     output.stdout.contains("set -25\n") && output.stdout.contains("flags -1\n"),
                     "{level} {}",
-                    output.text()
+                    output.combined_text()
                 );
-                assert!(output.stdout.contains("read True"), "{level} {}", output.text());
+                assert!(output.stdout.contains("read True"), "{level} {}", output.combined_text());
                 assert_ne!(version().trim(), "4711", "{level}");
             }
         }
@@ -353,9 +353,9 @@ fn a_name_that_ends_like_a_removed_one_is_another_name() {
         for (level, command) in attempts(world, &["python3", "-c", CHANGING, beside.to_str().unwrap()]) {
             let output = world.run(&command);
             ran(&output);
-            assert!(output.stdout.contains("tried"), "{level} {}", output.text());
+            assert!(output.stdout.contains("tried"), "{level} {}", output.combined_text());
             let changed = output.stdout.contains("done") || modified() != before || beside.join("made").exists();
-            assert_eq!(changed, level == "bare", "{level} {}", output.text());
+            assert_eq!(changed, level == "bare", "{level} {}", output.combined_text());
         }
     });
 }

@@ -55,7 +55,7 @@ fn a_program_hears_of_ends_of_limits_and_of_what_is_lost() {
         let hungry = "import time; many = b'x' * (300 << 20); time.sleep(60)";
         let ran = stockade(world, &["exec", "--mode", "never", &limited, "--", "python3", "-c", hungry]);
         let why = heard_of(&heard, &limited, "limit");
-        assert!(why.is_some_and(|why| why.starts_with("memory: at most 100MiB")), "{}", ran.text());
+        assert!(why.is_some_and(|why| why.starts_with("memory: at most 100MiB")), "{}", ran.combined_text());
         let lost = create(world, &[]);
         exec(world, &lost, "true");
         let threads = fs::read_dir(format!("/proc/{}/task", keeper(world, &lost))).unwrap().map(Result::unwrap);

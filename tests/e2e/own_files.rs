@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
 
-use stockade_testkit::{Ended, Output};
+use stockade_testkit::{ProgramEnd, ProgramOutput};
 
 use crate::detached::{detach, stockade, waited};
 use crate::terminal::{Terminal, ends};
@@ -52,22 +52,22 @@ fn the_real_home_is_hidden_although_home_points_elsewhere() {
         };
         let path = secret.0.to_str().unwrap();
         let bare = world.run(&world.bare(&["cat", path]));
-        assert!(bare.stdout.contains("canary"), "the control: {}", bare.text());
+        assert!(bare.stdout.contains("canary"), "the control: {}", bare.combined_text());
         for level in LEVELS {
             // HOME is the world's own, not the user's.
             let read = world.run(&world.stockade(&["--level", level], &["cat", path]));
-            assert!(!read.text().contains("canary"), "{level}: {}", read.text());
+            assert!(!read.combined_text().contains("canary"), "{level}: {}", read.combined_text());
             // At level `restricted` the kernel refuses it, without a report.
             let said = ["refused: read ", "Permission denied"].iter().any(|text| read.stderr.contains(text));
-            assert!(said, "{level}: {}", read.text());
+            assert!(said, "{level}: {}", read.combined_text());
         }
     });
 }
 
 #[track_caller]
-fn refused(output: &Output, wanted: &str) {
-    assert!(output.ended != Ended::Code(0), "{}", output.text());
-    assert!(output.stderr.contains(wanted) && output.stderr.contains("hint: "), "{wanted}: {}", output.text());
+fn refused(output: &ProgramOutput, wanted: &str) {
+    assert!(output.ended != ProgramEnd::Code(0), "{}", output.combined_text());
+    assert!(output.stderr.contains(wanted) && output.stderr.contains("hint: "), "{wanted}: {}", output.combined_text());
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn no_state_directory_is_made_behind_a_link_that_leads_nowhere() {
         // The control: the same link with a target of the person's.
         world.dir("out/later");
         let output = run();
-        assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
+        assert_eq!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
         assert!(target.join("stockade/audit").is_dir());
     });
 }
@@ -128,7 +128,7 @@ fn a_configuration_that_is_not_the_persons_alone_is_refused() {
         let directory = world.dir("home/.config/stockade");
         let file = world.file("home/.config/stockade/config.toml", "allow_host = true\n");
         let run = || world.run(&world.stockade(&[], &["true"]));
-        assert_eq!(run().ended, Ended::Code(0));
+        assert_eq!(run().ended, ProgramEnd::Code(0));
         for path in [&file, &directory] {
             let before = fs::metadata(path).unwrap().permissions();
             fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
@@ -146,7 +146,7 @@ fn a_configuration_that_is_not_the_persons_alone_is_refused() {
         if rustix::process::geteuid().is_root() {
             chown(&project, Some(54_321), None).unwrap();
         }
-        assert_eq!(run().ended, Ended::Code(0));
+        assert_eq!(run().ended, ProgramEnd::Code(0));
     });
 }
 
@@ -154,14 +154,14 @@ fn a_configuration_that_is_not_the_persons_alone_is_refused() {
 fn a_cut_log_is_told_from_one_whose_writer_was_killed() {
     each_user(|world| {
         let verify = || stockade(world, &["audit", "verify"]);
-        assert_eq!(world.run(&world.stockade(&[], &["true"])).ended, Ended::Code(0));
+        assert_eq!(world.run(&world.stockade(&[], &["true"])).ended, ProgramEnd::Code(0));
         // Several at once, all killed in the middle.
         let script = "for n in 1 2 3; do \"$0\" run --mode never -- sleep 30 & pids=\"$pids $!\"; done; sleep 2; \
                       kill -9 $pids; wait; true";
         let killed = world.run(&world.bare(&["sh", "-c", script, &binary()]));
-        assert_eq!(killed.ended, Ended::Code(0), "{}", killed.text());
+        assert_eq!(killed.ended, ProgramEnd::Code(0), "{}", killed.combined_text());
         let verified = verify();
-        assert_eq!(verified.ended, Ended::Code(0), "{}", verified.text());
+        assert_eq!(verified.ended, ProgramEnd::Code(0), "{}", verified.combined_text());
         assert!(verified.stdout.contains("signed up to event"), "{}", verified.stdout);
         let log = world.home().join(".local/state/stockade/audit/audit.jsonl");
         let text = fs::read_to_string(&log).unwrap();
@@ -169,15 +169,15 @@ fn a_cut_log_is_told_from_one_whose_writer_was_killed() {
         for cut in [1, 2, 3, 5] {
             fs::write(&log, lines[..lines.len() - cut].concat()).unwrap();
             let found = verify();
-            assert_eq!(found.ended, Ended::Code(1), "{cut}: {}", found.text());
+            assert_eq!(found.ended, ProgramEnd::Code(1), "{cut}: {}", found.combined_text());
             assert!(found.stderr.contains(&format!("{cut} whole line")), "{cut}: {}", found.stderr);
         }
         fs::write(&log, text.clone() + &lines[0][..lines[0].len() / 2]).unwrap();
         let torn = verify();
-        assert_eq!(torn.ended, Ended::Code(0), "{}", torn.text());
+        assert_eq!(torn.ended, ProgramEnd::Code(0), "{}", torn.combined_text());
         assert!(torn.stdout.contains("never wholly written"), "{}", torn.stdout);
-        assert_eq!(world.run(&world.stockade(&[], &["true"])).ended, Ended::Code(0));
-        assert!(verify().stdout.contains("torn piece set aside"), "{}", verify().text());
+        assert_eq!(world.run(&world.stockade(&[], &["true"])).ended, ProgramEnd::Code(0));
+        assert!(verify().stdout.contains("torn piece set aside"), "{}", verify().combined_text());
     });
 }
 
@@ -186,7 +186,7 @@ fn a_cut_log_is_told_from_one_whose_writer_was_killed() {
 #[test]
 fn a_head_that_was_written_without_the_key_is_found() {
     each_user(|world| {
-        let run = || assert_eq!(world.run(&world.stockade(&[], &["true"])).ended, Ended::Code(0));
+        let run = || assert_eq!(world.run(&world.stockade(&[], &["true"])).ended, ProgramEnd::Code(0));
         let state = world.home().join(".local/state/stockade");
         let (log, head) = (state.join("audit/audit.jsonl"), state.join("audit/head"));
         let read = || (fs::read_to_string(&log).unwrap(), fs::read_to_string(&head).unwrap());
@@ -194,7 +194,7 @@ fn a_head_that_was_written_without_the_key_is_found() {
         let (earlier, its_head) = read();
         run();
         let verified = stockade(world, &["audit", "verify"]);
-        assert_eq!(verified.ended, Ended::Code(0), "the control: {}", verified.text());
+        assert_eq!(verified.ended, ProgramEnd::Code(0), "the control: {}", verified.combined_text());
         fs::write(&log, &earlier).unwrap();
         assert!(its_head.contains("\"anchor\":true"), "{its_head}");
         let written = its_head.replace("\"anchor\":true", "\"anchor\":false").replacen("  \n", " \n", 1);
@@ -205,9 +205,9 @@ fn a_head_that_was_written_without_the_key_is_found() {
             }
         }
         let found = stockade(world, &["audit", "verify"]);
-        assert_ne!(found.ended, Ended::Code(0), "{}", found.text());
-        assert!(found.stderr.contains("is missing or was changed"), "{}", found.text());
-        assert_ne!(world.run(&world.stockade(&[], &["true"])).ended, Ended::Code(0));
+        assert_ne!(found.ended, ProgramEnd::Code(0), "{}", found.combined_text());
+        assert!(found.stderr.contains("is missing or was changed"), "{}", found.combined_text());
+        assert_ne!(world.run(&world.stockade(&[], &["true"])).ended, ProgramEnd::Code(0));
     });
 }
 
@@ -216,7 +216,7 @@ fn logs_show_no_control_sequence_on_a_terminal() {
     const PRINTED: &str = "printf 'a\\033[2J\\033]52;c;eA==\\007\\033]0;t\\007b\\033[6nc\\n'";
     each_user(|world| {
         let id = detach(world, &[], PRINTED);
-        assert_eq!(waited(world, &id), Ended::Code(0));
+        assert_eq!(waited(world, &id), ProgramEnd::Code(0));
         // The control: a program that reads it gets every byte.
         assert!(stockade(world, &["logs", &id]).stdout.contains("\u{1b}[2J"));
         let shown = ends(Terminal::start(world, &world.bare(&[&binary(), "logs", &id])), 0);

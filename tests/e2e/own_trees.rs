@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 
 use serde_json::Value;
-use stockade_testkit::Ended;
+use stockade_testkit::ProgramEnd;
 
 use crate::world::{World, binary, each_user};
 
@@ -42,7 +42,7 @@ fn what_the_host_has_there_is_said_to_be_unseen_and_can_be_granted() {
         // Reading is not writing.
         let output = world
             .run(&world.stockade(&["--level", "full", "--grant", &read], &["sh", "-c", &format!("echo x >{note}")]));
-        assert_ne!(output.ended, Ended::Code(0));
+        assert_ne!(output.ended, ProgramEnd::Code(0));
         assert_eq!(fs::read_to_string(&note).unwrap(), "of the host\n");
     });
 }
@@ -56,18 +56,18 @@ fn what_a_run_leaves_there_is_said_to_be_gone() {
         let place = made.path().display().to_string();
         let script = format!("mkdir -p {place}/in; echo x >{new}; echo y >{note}; echo z >{place}/in/a");
         let output = world.run(&world.stockade(&["--level", "full"], &["sh", "-c", &script]));
-        assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
+        assert_eq!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
         for (path, said) in
             [(&new, true), (&note, true), (&format!("{place}/in"), true), (&format!("{place}/in/a"), false)]
         {
             let line = format!("gone: {path}   ");
-            assert_eq!(output.stderr.contains(&line), said, "{path}\n{}", output.text());
+            assert_eq!(output.stderr.contains(&line), said, "{path}\n{}", output.combined_text());
         }
-        assert!(output.stderr.contains("the host's is as it was"), "{}", output.text());
+        assert!(output.stderr.contains("the host's is as it was"), "{}", output.combined_text());
         assert!(!fs::exists(&new).unwrap() && fs::read_to_string(&note).unwrap() == "of the host\n");
         // What was removed again, or is only in the workspace, is no matter.
         let quiet = world.passes(&["--level", "full"], &["sh", "-c", &format!("echo x >{new}; rm {new}; echo y >tmp")]);
-        assert!(!quiet.stderr.contains("gone") && !quiet.stderr.contains("refused"), "{}", quiet.text());
+        assert!(!quiet.stderr.contains("gone") && !quiet.stderr.contains("refused"), "{}", quiet.combined_text());
     });
 }
 
@@ -86,10 +86,10 @@ fn beside_a_workspace_there_nothing_lasts() {
         };
         let output = run("echo x >../beside; echo y >own");
         let beside = made.path().join("beside");
-        assert!(output.stderr.contains(&format!("gone: {}   ", beside.display())), "{}", output.text());
+        assert!(output.stderr.contains(&format!("gone: {}   ", beside.display())), "{}", output.combined_text());
         assert!(!beside.exists() && workspace.join("own").exists());
         let output = run("cat ../note");
         let note = made.path().join("note");
-        assert!(output.stderr.contains(&format!("--request 'read {}'", note.display())), "{}", output.text());
+        assert!(output.stderr.contains(&format!("--request 'read {}'", note.display())), "{}", output.combined_text());
     });
 }

@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command as Process, Stdio};
 
-use stockade_testkit::{Ended, Engine, EngineKind, User};
+use stockade_testkit::{ProgramEnd, ContainerEngine, EngineKind, TestUser};
 
 use crate::contained::Desk;
 use crate::kept::wait_until;
@@ -63,11 +63,11 @@ fn archive(place: &Path) -> std::path::PathBuf {
 
 /// Puts an image into the registry and takes it from the engine: its name there, with
 /// its digest.
-fn publish(engine: &Engine, registry: &Registry, archive: &Path, push: &[&str]) -> String {
-    let image = engine.import(archive).unwrap();
+fn publish(engine: &ContainerEngine, registry: &Registry, archive: &Path, push: &[&str]) -> String {
+    let image = engine.import_image(archive).unwrap();
     let name = format!("{}/small", registry.address);
-    engine.command(&["tag", &image, &format!("{name}:1")]).unwrap();
-    engine.command(&[push, &[&format!("{name}:1")]].concat()).unwrap();
+    engine.run_client(&["tag", &image, &format!("{name}:1")]).unwrap();
+    engine.run_client(&[push, &[&format!("{name}:1")]].concat()).unwrap();
     let told = Process::new("curl")
         .args(["-sSI", "-H", "Accept: application/vnd.docker.distribution.manifest.v2+json"])
         .args(["-H", "Accept: application/vnd.oci.image.manifest.v1+json"])
@@ -81,12 +81,12 @@ fn publish(engine: &Engine, registry: &Registry, archive: &Path, push: &[&str]) 
 }
 
 /// The engine has no image any more.
-fn forget(engine: &Engine) {
-    let images = engine.command(&["images", "--quiet"]).unwrap();
+fn forget(engine: &ContainerEngine) {
+    let images = engine.run_client(&["images", "--quiet"]).unwrap();
     for image in images.lines() {
-        engine.command(&["rmi", "--force", image]).unwrap();
+        engine.run_client(&["rmi", "--force", image]).unwrap();
     }
-    assert_eq!(engine.command(&["images", "--quiet"]).unwrap(), "");
+    assert_eq!(engine.run_client(&["images", "--quiet"]).unwrap(), "");
 }
 
 #[test]
@@ -100,13 +100,13 @@ fn an_image_comes_to_podman_by_its_digest() {
 }
 
 fn comes(kind: EngineKind, name: &str, variable: &'static str, push: &[&str]) {
-    if !User::available().contains(&User::Root) {
+    if !TestUser::available_users().contains(&TestUser::Root) {
         eprintln!("not run: a container engine needs root");
         return;
     }
     let place = place_of_engine();
     let registry = Registry::start(place.path());
-    let engine = Engine::start(kind, &place.path().join("engine")).expect("it is installed by the test command");
+    let engine = ContainerEngine::start(kind, &place.path().join("engine")).expect("it is installed by the test command");
     let image = publish(&engine, &registry, &archive(place.path()), push);
     let desk = Desk::of(&engine, variable);
 
@@ -115,7 +115,7 @@ fn comes(kind: EngineKind, name: &str, variable: &'static str, push: &[&str]) {
     desk.refused(&["create", "--backend", name, "--image", &wrong], "cannot get the image", None);
     let create = ["create", "--backend", name, "--image", &image];
     let output = desk.run(&create);
-    assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
+    assert_eq!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
     let id = output.stdout.trim_end();
     assert!(!output.stderr.contains("getting"), "nobody watches:\n{}", output.stderr);
     assert_eq!(desk.done(&["exec", "--mode", "never", id, "--", "/bin/sh", "-c", "echo came"]), "came\n");

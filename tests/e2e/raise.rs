@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use stockade_testkit::slowness;
+use stockade_testkit::slowness_factor;
 
 use crate::life::none_left;
 use crate::terminal::Terminal;
@@ -80,7 +80,7 @@ impl<'world> Seen<'world> {
 
 /// As slow as the machine: nothing is asked about what is taken between two looks.
 fn slowly(step: &str) -> String {
-    step.replace("sleep(0.", &format!("sleep({} * 0.", slowness()))
+    step.replace("sleep(0.", &format!("sleep({} * 0.", slowness_factor()))
 }
 
 #[test]

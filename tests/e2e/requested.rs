@@ -5,7 +5,7 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use stockade_testkit::Ended;
+use stockade_testkit::ProgramEnd;
 
 use crate::detached::{detach_program, stockade, waited};
 use crate::terminal::Terminal;
@@ -51,7 +51,7 @@ fn without_a_person_a_requested_power_is_refused_and_nothing_runs() {
             }
         }
         let refused = world.run(&world.stockade(&["--request", &power], &["touch", &inside]));
-        assert_eq!(refused.ended, Ended::Code(126), "{}", refused.text());
+        assert_eq!(refused.ended, ProgramEnd::Code(126), "{}", refused.combined_text());
         assert!(refused.stderr.contains(&format!("it asks for `{power}`")), "{}", refused.stderr);
         // A power that the profile gives already needs nobody.
         let own = format!("write {}", world.workspace().join("x").display());
@@ -130,7 +130,7 @@ fn a_group_of_hosts_is_its_list() {
             assert_eq!(run("--request")["requested"], json!(refused), "{name}");
         }
         let unknown = world.run(&world.stockade(&["--grant", "@pypy"], &["true"]));
-        assert_eq!(unknown.ended, Ended::Code(125), "{}", unknown.text());
+        assert_eq!(unknown.ended, ProgramEnd::Code(125), "{}", unknown.combined_text());
         assert!(unknown.stderr.contains("did you mean `@pypi`?"), "{}", unknown.stderr);
     });
 }
@@ -140,9 +140,9 @@ fn every_way_to_run_a_command_takes_requests() {
     each_user(|world| {
         let (power, file) = target(world);
         let detached = world.run(&world.stockade(&["--detach", "--request", &power], &["touch", &file]));
-        assert_eq!((detached.ended, made(&file)), (Ended::Code(126), false), "{}", detached.stderr);
+        assert_eq!((detached.ended, made(&file)), (ProgramEnd::Code(126), false), "{}", detached.stderr);
         let id = detach_program(world, &["--grant", &power], &["touch", &file]);
-        assert_eq!((waited(world, &id), made(&file)), (Ended::Code(0), true));
+        assert_eq!((waited(world, &id), made(&file)), (ProgramEnd::Code(0), true));
         let workspace = world.workspace().display().to_string();
         for (at_start, wanted) in [("--request", 126), ("--grant", 0)] {
             let start = ["session", "start", "--mode", "never", "--workspace", &workspace, at_start, &power];
@@ -152,22 +152,22 @@ fn every_way_to_run_a_command_takes_requests() {
                 let output = stockade(world, &[&["session", "exec"], options, &[&id, "--", "touch", &file]].concat());
                 (output.ended, made(&file))
             };
-            assert_eq!(exec(&[]), (Ended::Code(wanted), wanted == 0), "{at_start}: {}", started.text());
-            assert_eq!(exec(&["--request", "listen 80"]), (Ended::Code(126), false), "{at_start}");
+            assert_eq!(exec(&[]), (ProgramEnd::Code(wanted), wanted == 0), "{at_start}: {}", started.combined_text());
+            assert_eq!(exec(&["--request", "listen 80"]), (ProgramEnd::Code(126), false), "{at_start}");
             stockade(world, &["session", "end", &id]);
         }
         let id = stockade(world, &["sandbox", "create"]).stdout.trim().to_owned();
         for (option, wanted) in [("--request", 126), ("--grant", 0)] {
             let exec = ["sandbox", "exec", "--mode", "never", option, "env GITHUB_TOKEN", &id, "--", "true"];
             let output = stockade(world, &exec);
-            assert_eq!(output.ended, Ended::Code(wanted), "{option}: {}", output.text());
+            assert_eq!(output.ended, ProgramEnd::Code(wanted), "{option}: {}", output.combined_text());
         }
         stockade(world, &["sandbox", "destroy", &id]);
         for (mode, decision) in [("never", "deny"), ("on-request", "ask")] {
             let check = ["check", "--json", "--mode", mode, "--request", &power, "--", "true"];
             let output = stockade(world, &check);
             let answer: Value = serde_json::from_str(&output.stdout).unwrap();
-            assert_eq!(answer["decision"], decision, "{}", output.text());
+            assert_eq!(answer["decision"], decision, "{}", output.combined_text());
         }
     });
 }

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
 use serde_json::{Value, json};
-use stockade_testkit::{Command, Ended};
+use stockade_testkit::{TestCommand, ProgramEnd};
 
 use crate::terminal::Terminal;
 use crate::world::{World, binary, each_user};
@@ -94,7 +94,7 @@ fn configure(world: &World, api: &str, port: u16, more: &str) {
     world.file("home/.config/stockade/config.toml", &text);
 }
 
-fn asked(world: &World, options: &[&str]) -> Command {
+fn asked(world: &World, options: &[&str]) -> TestCommand {
     let workspace = world.workspace().display().to_string();
     let program = binary();
     let mut all = vec![program.as_str(), "run", "--workspace", &workspace];
@@ -194,7 +194,7 @@ fn a_model_never_answers() {
         assert!(!text.contains("\u{1b}[2J") && !text.contains('\u{202e}'), "{text:?}");
         assert_eq!(outside(world), None, "{text}");
         let silent = world.run(&asked(world, &["--mode", "never"]));
-        assert_eq!(outside(world), None, "{}", silent.text());
+        assert_eq!(outside(world), None, "{}", silent.combined_text());
         assert_eq!(endpoint.requests.try_iter().count(), 1, "where nobody is asked nothing is sent");
     });
 }
@@ -205,7 +205,7 @@ fn a_proxy_of_the_environment_is_not_used() {
         let proxy = Endpoint::opinion("openai", "From the proxy.", "critical");
         let endpoint = Endpoint::opinion("openai", "From the endpoint.", "low");
         configure(world, "openai", endpoint.port, "");
-        let through_proxy = |mut command: Command| {
+        let through_proxy = |mut command: TestCommand| {
             for name in ["http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
                 command = command.env(name, format!("http://127.0.0.1:{}", proxy.port));
             }
@@ -246,8 +246,8 @@ fn a_run_cannot_read_the_key() {
         assert!(world.run(&world.bare(&["cat", &key])).stdout.contains(KEY), "it can be read without a sandbox");
         for profile in ["read-only", "workspace"] {
             let inside = world.run(&world.stockade(&["--profile", profile], &["cat", &key]));
-            assert!(!inside.text().contains(KEY), "{}", inside.text());
-            assert!(inside.stderr.contains("refused: read"), "{}", inside.text());
+            assert!(!inside.combined_text().contains(KEY), "{}", inside.combined_text());
+            assert!(inside.stderr.contains("refused: read"), "{}", inside.combined_text());
         }
     });
 }
@@ -284,7 +284,7 @@ fn a_workspace_configures_no_reviewer() {
             format!("[review]\napi = \"openai\"\nendpoint = \"http://127.0.0.1:{}/\"\nmodel = \"x\"\n", endpoint.port);
         world.file("ws/.stockade.toml", &section);
         let output = world.run(&asked(world, &[]));
-        assert_eq!(output.ended, Ended::Code(125), "{}", output.text());
+        assert_eq!(output.ended, ProgramEnd::Code(125), "{}", output.combined_text());
         assert!(output.stderr.contains("`review` in project configuration"), "{}", output.stderr);
         assert!(endpoint.requests.try_recv().is_err());
     });

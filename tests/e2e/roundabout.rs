@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
-use stockade_testkit::{Command, Ended, Running};
+use stockade_testkit::{TestCommand, ProgramEnd, RunningProgram};
 
 use crate::kept::wait_until;
 use crate::sandbox::{done, exec, stockade};
@@ -36,17 +36,17 @@ fn sockets_are_bound_where_it_was_permitted_and_nowhere_else() {
     each_user(|world| {
         let seconds = RACE.as_secs_f32().to_string();
         for level in LEVELS.into_iter().chain(["bare"]) {
-            let attempt = |script: &str| -> Command {
+            let attempt = |script: &str| -> TestCommand {
                 let argv = ["python3", "-c", script, &seconds];
                 if level == "bare" { world.bare(&argv) } else { world.stockade(&["--level", level], &argv) }
             };
             let own = world.dir("ws/d");
             let link = world.workspace().join("l");
             symlink(world.outside(), &link).unwrap();
-            let moving = Running::start(&world.account, &attempt(MOVING)).unwrap();
+            let moving = RunningProgram::start(&world.account, &attempt(MOVING)).unwrap();
             let output = world.run(&attempt(BINDING));
-            moving.finish().unwrap();
-            assert!(output.stdout.contains("bound True"), "{level} {}", output.text());
+            moving.wait_for_end().unwrap();
+            assert!(output.stdout.contains("bound True"), "{level} {}", output.combined_text());
             let strays = fs::read_dir(world.outside()).unwrap().count();
             assert_eq!(strays > 0, level == "bare", "{level}: {strays} sockets outside");
             let (own, link) = if fs::symlink_metadata(&own).unwrap().is_symlink() { (link, own) } else { (own, link) };
@@ -62,26 +62,26 @@ fn no_directory_is_a_standard_stream() {
     const READING: &str = "for n in 0 1 2; do cat /proc/self/fd/$n/../home/.netrc; done 2>/dev/null; exit 0";
     each_user(|world| {
         world.file("home/.netrc", "KEPT-SECRET");
-        let through = |command: &Command, to: &str| {
+        let through = |command: &TestCommand, to: &str| {
             let words: Vec<String> = command.argv.iter().map(|word| format!("'{}'", word.to_str().unwrap())).collect();
             world.run(&world.bare(&["sh", "-c", &format!("{} {to}", words.join(" "))]))
         };
         for to in ["<../out", "<../out >/dev/null", "2<../out"] {
             for level in LEVELS {
                 let output = through(&world.stockade(&["--level", level], &["sh", "-c", READING]), to);
-                assert!(!output.stdout.contains("KEPT-SECRET"), "{level} {to}: {}", output.text());
-                assert_eq!(output.ended, Ended::Code(125), "{level} {to}: {}", output.text());
+                assert!(!output.stdout.contains("KEPT-SECRET"), "{level} {to}: {}", output.combined_text());
+                assert_eq!(output.ended, ProgramEnd::Code(125), "{level} {to}: {}", output.combined_text());
             }
         }
         let output = through(&world.stockade(&[], &["sh", "-c", READING]), "<../out");
-        assert!(output.stderr.contains("standard input is a directory"), "{}", output.text());
+        assert!(output.stderr.contains("standard input is a directory"), "{}", output.combined_text());
         let bare = through(&world.bare(&["sh", "-c", READING]), "<../out");
-        assert!(bare.stdout.contains("KEPT-SECRET"), "{}", bare.text());
+        assert!(bare.stdout.contains("KEPT-SECRET"), "{}", bare.combined_text());
         let id = done(world, &["create"]);
         let program = binary();
         let exec = [program.as_str(), "sandbox", "exec", "--mode", "never", id.trim(), "--", "sh", "-c", READING];
         let output = through(&world.bare(&exec), "<../out");
-        assert!(!output.stdout.contains("KEPT-SECRET") && output.ended == Ended::Code(125), "{}", output.text());
+        assert!(!output.stdout.contains("KEPT-SECRET") && output.ended == ProgramEnd::Code(125), "{}", output.combined_text());
         done(world, &["destroy", id.trim()]);
     });
 }
@@ -184,13 +184,13 @@ fn no_commit_completes_a_repository_beside_a_run() {
             let script = format!("{MANY}; {REPOSITORY}");
             world.passes(&["--level", level, "--stage"], &["sh", "-c", &script]);
             let beside = world.stockade(&["--level", level], &["sh", "-c", BESIDE]);
-            let beside = Running::start(&world.account, &beside).unwrap();
+            let beside = RunningProgram::start(&world.account, &beside).unwrap();
             wait_until("it does not write", || world.workspace().join("d/config").exists());
             let output = world.run(&world.bare(&[&program, "stage", "commit"]));
             std::thread::sleep(Duration::from_millis(200));
             fs::write(world.workspace().join("stop"), "").unwrap();
-            beside.finish().unwrap();
-            assert!(!is_obeyed(&world.workspace().join("d")), "{level} {}", output.text());
+            beside.wait_for_end().unwrap();
+            assert!(!is_obeyed(&world.workspace().join("d")), "{level} {}", output.combined_text());
             world.run(&world.bare(&["sh", "-c", &format!("rm -rf a d stop; {program} stage discard")]));
         }
     });
@@ -259,10 +259,10 @@ fn no_copy_writes_stockades_own_files() {
         // Into a directory that is there it would go as a directory of its own.
         let _ = fs::remove_dir(home.join(".config"));
         let partly = copy("cfg", ".config");
-        assert_eq!(fs::read_to_string(home.join(".config/other")).unwrap_or_default(), "fine\n", "{}", partly.text());
+        assert_eq!(fs::read_to_string(home.join(".config/other")).unwrap_or_default(), "fine\n", "{}", partly.combined_text());
         for (from, to) in [("cfg/stockade", ".config/stockade"), ("st/zz", ".local/state/stockade/zz")] {
             let output = copy(from, to);
-            assert!(output.stderr.contains("Stockade's own files"), "{to}: {}", output.text());
+            assert!(output.stderr.contains("Stockade's own files"), "{to}: {}", output.combined_text());
         }
         for stray in [".config/stockade/config.toml", ".local/state/stockade/zz"] {
             assert!(!home.join(stray).exists(), "{stray}");

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use stockade_testkit::{Ended, Output, Running};
+use stockade_testkit::{ProgramEnd, ProgramOutput, RunningProgram};
 
 use crate::kept::{keeper, keepers, kill, wait_until};
 use crate::life::{marked, none_left};
@@ -18,14 +18,14 @@ use crate::world::{PATH, World, binary, each_user};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-pub fn stockade(world: &World, arguments: &[&str]) -> Output {
+pub fn stockade(world: &World, arguments: &[&str]) -> ProgramOutput {
     world.run(&world.bare(&[&[binary().as_str(), "sandbox"], arguments].concat()))
 }
 
 #[track_caller]
 pub fn done(world: &World, arguments: &[&str]) -> String {
     let output = stockade(world, arguments);
-    assert_eq!(output.ended, Ended::Code(0), "{arguments:?}\n{}", output.text());
+    assert_eq!(output.ended, ProgramEnd::Code(0), "{arguments:?}\n{}", output.combined_text());
     output.stdout
 }
 
@@ -33,7 +33,7 @@ pub fn done(world: &World, arguments: &[&str]) -> String {
 #[track_caller]
 pub fn refused(world: &World, arguments: &[&str], why: &str) {
     let output = stockade(world, arguments);
-    assert_eq!(output.ended, Ended::Code(125), "{arguments:?}\n{}", output.text());
+    assert_eq!(output.ended, ProgramEnd::Code(125), "{arguments:?}\n{}", output.combined_text());
     assert!(output.stderr.contains(why), "{arguments:?}\n{}", output.stderr);
 }
 
@@ -146,7 +146,7 @@ fn a_directory_of_the_person_is_worked_in_or_copied() {
         assert_eq!(fs::read_to_string(project.join("file")).unwrap(), "bound\n");
         // What the host trusts is changed by no command and by no copy.
         let denied = stockade(world, &["exec", "--mode", "never", &bound, "-c", "mkdir -p .git/hooks"]);
-        assert_ne!(denied.ended, Ended::Code(0), "{}", denied.text());
+        assert_ne!(denied.ended, ProgramEnd::Code(0), "{}", denied.combined_text());
         let hook = world.file("ws/hook", "#!/bin/sh\n");
         refused(world, &["copy", hook.to_str().unwrap(), &format!("{bound}:.envrc")], "protected name");
         done(world, &["copy", hook.to_str().unwrap(), &format!("{copied}:.envrc")]);
@@ -164,7 +164,7 @@ fn a_directory_of_the_person_is_worked_in_or_copied() {
 fn a_run_of_its_own_leaves_nothing() {
     each_user(|world| {
         let output = stockade(world, &["run", "--mode", "never", "-c", "echo here > file; cat file; exit 7"]);
-        assert_eq!((output.ended, output.stdout.as_str()), (Ended::Code(7), "here\n"), "{}", output.stderr);
+        assert_eq!((output.ended, output.stdout.as_str()), (ProgramEnd::Code(7), "here\n"), "{}", output.stderr);
         assert_eq!(done(world, &["list"]), "");
     });
 }
@@ -175,7 +175,7 @@ fn what_is_killed_half_way_is_removed_by_the_next() {
         let mark = format!("7{}.7", std::process::id());
         let script = format!("echo ready; exec sleep {mark}");
         let command = world.bare(&[&binary(), "sandbox", "run", "--mode", "never", "-c", &script]);
-        let running = Running::start(&world.account, &command).unwrap();
+        let running = RunningProgram::start(&world.account, &command).unwrap();
         let ready = Instant::now() + PATIENCE;
         while !running.stdout_so_far().contains("ready") {
             assert!(Instant::now() < ready, "it does not run");
@@ -183,8 +183,8 @@ fn what_is_killed_half_way_is_removed_by_the_next() {
         }
         let id = done(world, &["list"]).split_whitespace().next().unwrap().to_owned();
         assert!(kept(world, &id).exists() && !marked(&mark).is_empty());
-        running.signal(Signal::KILL).unwrap();
-        running.finish().unwrap();
+        running.send_signal(Signal::KILL).unwrap();
+        running.wait_for_end().unwrap();
         none_left(&mark);
         let deadline = Instant::now() + PATIENCE;
         while !done(world, &["list"]).is_empty() {
@@ -206,12 +206,12 @@ fn a_root_tree_is_its_system_and_what_serves_none_is_told_why() {
         let tree = world.dir("out/tree");
         let make = "set -e; mkdir -p usr/bin etc; ln -s usr/bin bin; echo mine > etc/os-release; cp /bin/bash usr/bin/; \
                     for lib in $(ldd /bin/bash | grep -o '/[^ ]*'); do mkdir -p .$(dirname $lib); cp -L $lib .$lib; done";
-        let made = world.run(&stockade_testkit::Command::new("bash", &tree).args(["-c", make]).env("PATH", PATH));
-        assert_eq!(made.ended, Ended::Code(0), "{}", made.text());
+        let made = world.run(&stockade_testkit::TestCommand::new("bash", &tree).args(["-c", make]).env("PATH", PATH));
+        assert_eq!(made.ended, ProgramEnd::Code(0), "{}", made.combined_text());
         let id = create(world, &["--root", tree.to_str().unwrap()]);
         let script = "echo $(</etc/os-release) /usr/bin/*; echo x > /mine";
         let ran = stockade(world, &["exec", "--mode", "never", &id, "--", "/bin/bash", "-c", script]);
-        assert_eq!((ran.ended, ran.stdout.as_str()), (Ended::Code(1), "mine /usr/bin/bash\n"), "{}", ran.text());
+        assert_eq!((ran.ended, ran.stdout.as_str()), (ProgramEnd::Code(1), "mine /usr/bin/bash\n"), "{}", ran.combined_text());
         assert!(!tree.join("mine").exists());
         done(world, &["destroy", &id]);
         refused(world, &["create", "--root", world.outside().to_str().unwrap()], "is no root tree");
@@ -243,7 +243,7 @@ fn what_holds_the_persons_own_is_not_bound() {
         if world.account.uid == 0 {
             for directory in ["/usr/local/bin", "/boot", "/var/lib"] {
                 let output = world.run(&world.stockade(&["--workspace", directory], &["true"]));
-                assert!(output.stderr.contains("where the system is"), "{directory} {}", output.text());
+                assert!(output.stderr.contains("where the system is"), "{directory} {}", output.combined_text());
             }
         } else {
             refused(world, &["create", "--bind", "/var"], "");
@@ -272,8 +272,8 @@ fn a_bound_directory_that_was_exchanged_is_not_bound_again() {
             fs::rename(&project, &aside).unwrap();
             symlink(&place, &project).unwrap();
             let output = stockade(world, &["exec", "--mode", "never", &id, "-c", "ls -A; cat id_ed25519 passwd"]);
-            assert_eq!(output.ended, Ended::Code(125), "{} {}", place.display(), output.text());
-            assert!(output.stderr.contains("a link"), "{}", output.text());
+            assert_eq!(output.ended, ProgramEnd::Code(125), "{} {}", place.display(), output.combined_text());
+            assert!(output.stderr.contains("a link"), "{}", output.combined_text());
             fs::remove_file(&project).unwrap();
             fs::rename(&aside, &project).unwrap();
         }
@@ -335,8 +335,8 @@ fn what_is_hidden_stays_hidden_in_a_workspace() {
             for (profile, is_hidden) in [("workspace", false), ("mine", true)] {
                 let id = create(world, &[how, project, "--profile", profile]);
                 let output = stockade(world, &["exec", "--mode", "never", &id, "-c", "cat open; cat secret; true"]);
-                assert!(output.stdout.contains("text"), "{how} {profile} {}", output.text());
-                assert_eq!(output.stdout.contains("credential"), !is_hidden, "{how} {profile} {}", output.text());
+                assert!(output.stdout.contains("text"), "{how} {profile} {}", output.combined_text());
+                assert_eq!(output.stdout.contains("credential"), !is_hidden, "{how} {profile} {}", output.combined_text());
                 done(world, &["destroy", &id]);
             }
         }

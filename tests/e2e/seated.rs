@@ -5,7 +5,7 @@
 use std::fs;
 
 use rustix::process::{Pid, Signal, kill_process};
-use stockade_testkit::{Command, Ended, Output};
+use stockade_testkit::{TestCommand, ProgramEnd, ProgramOutput};
 
 use crate::detached::{attach, detach_program, eventually, kill, logs, prints, stockade, told, waited, writing};
 use crate::life::{marked, none_left};
@@ -25,7 +25,7 @@ fn detach(world: &World, options: &[&str], argv: &[&str]) -> String {
 }
 
 /// By somebody who is no person at a terminal.
-fn write(world: &World, options: &str, id: &str, text: &str) -> Output {
+fn write(world: &World, options: &str, id: &str, text: &str) -> ProgramOutput {
     world.run(&writing(world, options, id, text))
 }
 
@@ -154,7 +154,7 @@ fn every_key_is_the_commands_but_those_that_leave() {
         terminal.expect("1b5b41031a1c041011137e0d0a71");
         ends(terminal, 6);
         let typed = stockade(world, &["attach", "--detach-keys", "ctrl-P", &id]);
-        assert_eq!(typed.ended, Ended::Code(125), "{}", typed.text());
+        assert_eq!(typed.ended, ProgramEnd::Code(125), "{}", typed.combined_text());
     });
 }
 
@@ -229,13 +229,13 @@ fn what_others_write_to_a_shell_at_a_terminal_is_judged() {
         let id = detach(world, &["--mode", "on-failure"], &SHELL);
         let passes = |text: &str, printed: &str| {
             let output = write(world, "", &id, text);
-            assert_eq!(output.ended, Ended::Code(0), "{text}: {}", output.text());
+            assert_eq!(output.ended, ProgramEnd::Code(0), "{text}: {}", output.combined_text());
             prints(world, &id, printed);
         };
         let is_refused = |text: &str| {
             let refused = write(world, "", &id, text);
-            assert_eq!(refused.ended, Ended::Code(126), "{text:?}: {}", refused.text());
-            assert!(refused.stderr.contains("refused"), "{}", refused.text());
+            assert_eq!(refused.ended, ProgramEnd::Code(126), "{text:?}: {}", refused.combined_text());
+            assert!(refused.stderr.contains("refused"), "{}", refused.combined_text());
         };
         prints(world, &id, "prompt> ");
         passes("echo $((6 * 7))\n", "\n42\r\n");
@@ -256,7 +256,7 @@ fn what_others_write_to_a_shell_at_a_terminal_is_judged() {
         terminal.expect("touch forbidden #");
         for text in ["\n", "\r", "echo\n"] {
             let output = write(world, "", &id, text);
-            assert_ne!(output.ended, Ended::Code(0), "{text:?}: {}", output.text());
+            assert_ne!(output.ended, ProgramEnd::Code(0), "{text:?}: {}", output.combined_text());
         }
         assert!(!forbidden.exists());
         terminal.press(INTERRUPT);
@@ -267,10 +267,10 @@ fn what_others_write_to_a_shell_at_a_terminal_is_judged() {
         terminal.press("touch forbidden\r");
         eventually("the person's own word does not count", || forbidden.exists());
         let closed = write(world, "--close", &id, "");
-        assert_eq!(closed.ended, Ended::Code(0), "{}", closed.text());
+        assert_eq!(closed.ended, ProgramEnd::Code(0), "{}", closed.combined_text());
         ends(terminal, 0);
-        assert_eq!(waited(world, &id), Ended::Code(0));
-        assert_eq!(stockade(world, &["audit", "verify"]).ended, Ended::Code(0));
+        assert_eq!(waited(world, &id), ProgramEnd::Code(0));
+        assert_eq!(stockade(world, &["audit", "verify"]).ended, ProgramEnd::Code(0));
         // Who sat there, and that keys were pressed, is on record once.
         let typed = stockade(world, &["audit", "query", "--type", "typed", "--json"]).stdout;
         assert_eq!((typed.lines().count(), typed.contains("\"keys\":true")), (1, true), "{typed}");
@@ -301,18 +301,18 @@ fn it_needs_nobody() {
     each_user(|world| {
         let script = "echo first; seq 1 300000; printf last; test -t 0 && test -t 2 && exit 9";
         let id = detach(world, &["--interactive"], &["sh", "-c", script]);
-        assert_eq!(waited(world, &id), Ended::Code(9));
+        assert_eq!(waited(world, &id), ProgramEnd::Code(9));
         let shown = logs(world, &id);
         assert!(shown.starts_with("first\r\n1\r\n2\r\n") && shown.ends_with("300000\r\nlast"), "{} bytes", shown.len());
         let sized = detach(world, &[], &["stty", "size"]);
-        assert_eq!(waited(world, &sized), Ended::Code(0));
+        assert_eq!(waited(world, &sized), ProgramEnd::Code(0));
         assert_eq!(logs(world, &sized), "24 80\r\n");
         // Like the launcher's, where that has one.
-        let command: Command = world.stockade(&["--detach", "--tty"], &["stty", "size"]);
+        let command: TestCommand = world.stockade(&["--detach", "--tty"], &["stty", "size"]);
         let (code, text) = Terminal::start(world, &command).finish();
         assert_eq!(code, 0, "{text}");
         let id = text.lines().find(|line| line.starts_with("req_")).unwrap().to_owned();
-        assert_eq!(waited(world, &id), Ended::Code(0));
+        assert_eq!(waited(world, &id), ProgramEnd::Code(0));
         assert_eq!(logs(world, &id), "40 100\r\n");
     });
 }

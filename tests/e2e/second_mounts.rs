@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use stockade_testkit::{Account, Command, Ended, Output, User, run_as};
+use stockade_testkit::{UserAccount, TestCommand, ProgramEnd, ProgramOutput, TestUser, run_as};
 
 use crate::sandbox::{create, done, exec};
 use crate::world::{PATH, World, binary, each_user};
@@ -46,8 +46,8 @@ const SECOND_MOUNTS: &[SecondMount] = &[
 impl SecondMount {
     /// Runs a shell script as the user of `world` where this is mounted. `None` where root
     /// cannot make the mount.
-    fn run(&self, world: &World, script: &str) -> Option<Output> {
-        let root = Account::of(User::Root).ok()?;
+    fn run(&self, world: &World, script: &str) -> Option<ProgramOutput> {
+        let root = UserAccount::for_user(TestUser::Root).ok()?;
         let (uid, gid) = (world.account.uid.to_string(), world.account.gid.to_string());
         let become_user = format!("setpriv --reuid {uid} --regid {gid} --clear-groups");
         let prepare = "set -e; mount -t tmpfs -o mode=755 none $2";
@@ -58,14 +58,14 @@ impl SecondMount {
         world.dir("work");
         let (home, mounted, workspace) = (world.home(), world.outside(), world.workspace());
         let paths = [home.as_path(), &mounted, &workspace].map(|path| path.to_str().unwrap());
-        let command = Command::new("unshare", "/")
+        let command = TestCommand::new("unshare", "/")
             .args(["-m", "sh", "-c", &whole, "sh", paths[0], paths[1], paths[2], script])
             .env("PATH", PATH)
             .env("HOME", &home)
             .env("LANG", "C.UTF-8");
         let output = run_as(&root, &command).unwrap();
-        if output.ended == Ended::Code(99) {
-            eprintln!("not run: {}: {}", self.name, output.text());
+        if output.ended == ProgramEnd::Code(99) {
+            eprintln!("not run: {}: {}", self.name, output.combined_text());
             return None;
         }
         Some(output)
@@ -74,7 +74,7 @@ impl SecondMount {
 
 /// Plays a test for each user and each mount that can be made.
 fn each_mount(test: impl Fn(&World, &SecondMount)) {
-    if Account::of(User::Root).is_err() {
+    if UserAccount::for_user(TestUser::Root).is_err() {
         return eprintln!("not run: root makes mounts");
     }
     each_user(|world| {
@@ -101,15 +101,15 @@ fn a_credential_is_hidden_under_its_second_path() {
     const READ: &str = "cat \"$1/.netrc\" \"$1/.ssh/id_ed25519\" \"$3/.netrc\" \"$3/.ssh/id_ed25519\"";
     each_mount(|world, mount| {
         let Some(bare) = mount.run(world, READ) else { return };
-        assert_eq!(bare.stdout, CANARY.repeat(4), "the control: {}: {}", mount.name, bare.text());
+        assert_eq!(bare.stdout, CANARY.repeat(4), "the control: {}: {}", mount.name, bare.combined_text());
         for level in LEVELS {
             let run = format!(
                 "{} run --mode never --level {level} -- sh -c '{READ}; echo ran' sh \"$1\" \"$2\" \"$3\"",
                 binary()
             );
             let output = mount.run(world, &run).unwrap();
-            assert!(output.stdout.contains("ran"), "{level}: {}: {}", mount.name, output.text());
-            assert!(!output.text().contains(CANARY), "{level}: {}: {}", mount.name, output.text());
+            assert!(output.stdout.contains("ran"), "{level}: {}: {}", mount.name, output.combined_text());
+            assert!(!output.combined_text().contains(CANARY), "{level}: {}: {}", mount.name, output.combined_text());
         }
         // What is readable beside it stays so.
         let beside = format!("echo plain >\"$1/plain\"; {} run --mode never -- cat \"$1/plain\"", binary());
@@ -124,7 +124,7 @@ fn no_run_writes_its_own_configuration_by_a_second_path() {
         let written = || std::fs::read_to_string(config(world)).is_ok();
         let in_config = |command: &str| format!("cd \"$1/.config\" && {command}");
         let Some(bare) = mount.run(world, &in_config(WRITE)) else { return };
-        assert!(bare.stdout.contains("written"), "the control: {}: {}", mount.name, bare.text());
+        assert!(bare.stdout.contains("written"), "the control: {}: {}", mount.name, bare.combined_text());
         // An overlay keeps it in its upper directory.
         let reaches_home = written();
         assert!(reaches_home || mount.name == "overlay above the home", "{}", mount.name);
@@ -139,9 +139,9 @@ fn no_run_writes_its_own_configuration_by_a_second_path() {
                 let output = mount.run(world, &in_config(&command)).unwrap();
                 let found = written();
                 remove(&config(world));
-                assert!(!found, "{level}: {}: {command}: {}", mount.name, output.text());
-                assert!(!output.stdout.contains("written"), "{level}: {}: {}", mount.name, output.text());
-                assert!(output.stderr.contains("by another mount"), "{level}: {}: {}", mount.name, output.text());
+                assert!(!found, "{level}: {}: {command}: {}", mount.name, output.combined_text());
+                assert!(!output.stdout.contains("written"), "{level}: {}: {}", mount.name, output.combined_text());
+                assert!(output.stderr.contains("by another mount"), "{level}: {}: {}", mount.name, output.combined_text());
             }
         }
     });
@@ -157,7 +157,7 @@ fn a_bound_sandbox_gets_neither_by_a_second_path() {
         for (directory, control) in [(".config", "echo \"allow_host = true\" >stockade/config.toml"), (".ssh", "cat *")]
         {
             let Some(bare) = mount.run(world, &format!("cd \"$1/{directory}\" && {control}")) else { return };
-            assert_eq!(bare.ended, Ended::Code(0), "the control: {}: {}", mount.name, bare.text());
+            assert_eq!(bare.ended, ProgramEnd::Code(0), "the control: {}: {}", mount.name, bare.combined_text());
             remove(&config(world));
             let script = format!(
                 "id=$({program} sandbox create --bind \"$1/{directory}\") || exit; \
@@ -166,9 +166,9 @@ fn a_bound_sandbox_gets_neither_by_a_second_path() {
             let output = mount.run(world, &script).unwrap();
             let found = config(world).exists();
             remove(&config(world));
-            assert!(!found && !output.text().contains(CANARY), "{}: {directory}: {}", mount.name, output.text());
-            assert!(!output.stdout.contains("written"), "{}: {directory}: {}", mount.name, output.text());
-            assert!(output.stderr.contains("hint: "), "{}: {directory}: {}", mount.name, output.text());
+            assert!(!found && !output.combined_text().contains(CANARY), "{}: {directory}: {}", mount.name, output.combined_text());
+            assert!(!output.stdout.contains("written"), "{}: {directory}: {}", mount.name, output.combined_text());
+            assert!(output.stderr.contains("hint: "), "{}: {directory}: {}", mount.name, output.combined_text());
         }
     });
 }
@@ -177,7 +177,7 @@ fn a_bound_sandbox_gets_neither_by_a_second_path() {
 #[test]
 fn a_workspace_that_holds_a_second_mount_shows_no_credential() {
     each_user(|world| {
-        if Account::of(User::Root).is_err() {
+        if UserAccount::for_user(TestUser::Root).is_err() {
             return eprintln!("not run: root makes mounts");
         }
         world.dir("home/.ssh");
@@ -204,8 +204,8 @@ fn a_workspace_that_holds_a_second_mount_shows_no_credential() {
         };
         for script in [bound, run("full"), run("restricted")] {
             let output = mount.run(world, &script).unwrap();
-            assert!(output.stdout.contains("ran"), "{script}: {}", output.text());
-            assert!(!output.text().contains(CANARY), "{script}: {}", output.text());
+            assert!(output.stdout.contains("ran"), "{script}: {}", output.combined_text());
+            assert!(!output.combined_text().contains(CANARY), "{script}: {}", output.combined_text());
         }
     });
 }
@@ -221,7 +221,7 @@ fn a_sandbox_runs_on_after_a_later_mount() {
             "cat \"$1/.netrc\"; {program} sandbox exec --mode never {id} -- sh -c 'cat \"$0/.netrc\"; echo ran' \"$1\""
         );
         if let Some(output) = mount.run(world, &script) {
-            assert_eq!(output.stdout, format!("{CANARY}ran\n"), "{}: {}", mount.name, output.text());
+            assert_eq!(output.stdout, format!("{CANARY}ran\n"), "{}: {}", mount.name, output.combined_text());
         }
         done(world, &["destroy", &id]);
     });

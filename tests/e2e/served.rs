@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_reuseport;
 use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
-use stockade_testkit::{Ended, Running, User};
+use stockade_testkit::{ProgramEnd, RunningProgram, TestUser};
 
 use crate::detached::eventually;
 use crate::world::{World, each_user};
@@ -45,7 +45,7 @@ fn a_run_without_a_network_of_its_own_serves_itself() {
         world.file("ws/itself.py", ITSELF);
         for level in [RESTRICTED, ["--level", "full"]] {
             let output = world.passes(&level, &["/usr/bin/python3", "itself.py"]);
-            assert_eq!(output.stdout, "from itself\n".repeat(4), "{}", output.text());
+            assert_eq!(output.stdout, "from itself\n".repeat(4), "{}", output.combined_text());
         }
     });
 }
@@ -125,7 +125,7 @@ fn a_server_of_the_run_leads_to_no_server_of_the_host() {
         let outer = outer_address();
         let output = world.passes(&RESTRICTED, &["/usr/bin/python3", "attacks.py", &port, &outer]);
         assert!(!output.stdout.contains("GAINED"), "{}", output.stdout);
-        assert_eq!(output.stdout.lines().count(), 12, "each was tried: {}", output.text());
+        assert_eq!(output.stdout.lines().count(), 12, "each was tried: {}", output.combined_text());
         assert!(!host.was_reached(), "{}", output.stdout);
         // The control: without a sandbox the host's server is reached.
         world.run(&world.bare(&["/usr/bin/python3", "attacks.py", &port, &outer]));
@@ -191,11 +191,11 @@ serve()
 #[test]
 fn a_host_server_that_takes_the_port_of_a_run_is_not_talked_to() {
     let seconds = std::env::var("STOCKADE_RACE_SECONDS").unwrap_or_else(|_| "4".to_owned());
-    for user in User::available() {
+    for user in TestUser::available_users() {
         let world = World::new(user);
         world.file("ws/race.py", RACE);
         let command = world.stockade(&RESTRICTED, &["/usr/bin/python3", "race.py", &seconds]);
-        let run = Running::start(&world.account, &command.timeout(Duration::from_secs(180))).unwrap();
+        let run = RunningProgram::start(&world.account, &command.timeout(Duration::from_secs(180))).unwrap();
         let at = world.workspace().join("port");
         eventually("it does not serve", || at.exists());
         let port: u16 = std::fs::read_to_string(&at).unwrap().parse().unwrap();
@@ -221,13 +221,13 @@ fn a_host_server_that_takes_the_port_of_a_run_is_not_talked_to() {
             }
             (times, came, heard)
         });
-        let output = run.finish().unwrap();
+        let output = run.wait_for_end().unwrap();
         end.store(true, Ordering::SeqCst);
         let (times, came, heard) = host.join().unwrap();
-        assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
-        assert!(times > 0, "the host never had the port: {}", output.text());
-        assert!(!output.stdout.contains("served 0"), "the run never had the port again: {}", output.text());
-        assert_eq!((came, heard), (0, 0), "connected and heard, of {times} times: {}", output.text());
+        assert_eq!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
+        assert!(times > 0, "the host never had the port: {}", output.combined_text());
+        assert!(!output.stdout.contains("served 0"), "the run never had the port again: {}", output.combined_text());
+        assert_eq!((came, heard), (0, 0), "connected and heard, of {times} times: {}", output.combined_text());
     }
 }
 
@@ -251,17 +251,17 @@ open('port.new', 'w').write(str(port)); os.rename('port.new', 'port')
 until = time.time() + 60
 while not os.path.exists('enough') and time.time() < until: time.sleep(0.02)
 "#;
-    let world = World::new(User::available()[0]);
+    let world = World::new(TestUser::available_users()[0]);
     world.file("ws/closing.py", CLOSING);
     let command = world.stockade(&RESTRICTED, &["/usr/bin/python3", "closing.py"]);
-    let run = Running::start(&world.account, &command).unwrap();
+    let run = RunningProgram::start(&world.account, &command).unwrap();
     let at = world.workspace().join("port");
     eventually("it does not serve", || at.exists());
     let port: u16 = std::fs::read_to_string(&at).unwrap().parse().unwrap();
     eventually("it keeps the port", || TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok());
     world.file("ws/enough", "");
-    let output = run.finish().unwrap();
-    assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
+    let output = run.wait_for_end().unwrap();
+    assert_eq!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
 }
 
 /// A connect that the kernel puts off until the first message would lead to whoever has the port
@@ -286,10 +286,10 @@ except OSError: pass
     each_user(|world| {
         world.file("ws/put_off.py", PUT_OFF);
         let output = world.passes(&RESTRICTED, &["/usr/bin/python3", "put_off.py"]);
-        assert!(output.stdout.contains("refused") && !output.stdout.contains("GAINED"), "{}", output.text());
+        assert!(output.stdout.contains("refused") && !output.stdout.contains("GAINED"), "{}", output.combined_text());
         // The control: elsewhere it is put off.
         let bare = world.run(&world.bare(&["/usr/bin/python3", "put_off.py"]));
-        assert!(bare.stdout.contains("GAINED"), "{}", bare.text());
+        assert!(bare.stdout.contains("GAINED"), "{}", bare.combined_text());
     });
 }
 
@@ -312,11 +312,11 @@ while not os.path.exists('enough') and time.time() < until: time.sleep(0.02)
 fn a_server_of_the_run_shares_its_port_with_nobody() {
     // The kernel lets servers of one user share, so only a run as the harness's own tells.
     for is_sandboxed in [true, false] {
-        let world = World::new(User::available()[0]);
+        let world = World::new(TestUser::available_users()[0]);
         world.file("ws/sharing.py", SHARING);
         let program = ["/usr/bin/python3", "sharing.py"];
         let command = if is_sandboxed { world.stockade(&RESTRICTED, &program) } else { world.bare(&program) };
-        let run = Running::start(&world.account, &command).unwrap();
+        let run = RunningProgram::start(&world.account, &command).unwrap();
         let at = world.workspace().join("port");
         eventually("it does not serve", || at.exists());
         let port: u16 = std::fs::read_to_string(&at).unwrap().parse().unwrap();
@@ -326,6 +326,6 @@ fn a_server_of_the_run_shares_its_port_with_nobody() {
             assert_eq!(bind(&host, &SocketAddr::from((address, port))).is_err(), is_sandboxed, "{address}");
         }
         world.file("ws/enough", "");
-        assert_eq!(run.finish().unwrap().ended, Ended::Code(0));
+        assert_eq!(run.wait_for_end().unwrap().ended, ProgramEnd::Code(0));
     }
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use stockade_testkit::{Command, Ended, Output, Running, User};
+use stockade_testkit::{TestCommand, ProgramEnd, ProgramOutput, RunningProgram, TestUser};
 
 use crate::apart::stops_itself_and_goes_on;
 use crate::detached::{eventually, stockade};
@@ -32,7 +32,7 @@ impl<'w> Session<'w> {
     #[track_caller]
     fn start_with(world: &'w World, options: &[&str]) -> Self {
         let output = stockade(world, &[&["session", "start"], options].concat());
-        assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
+        assert_eq!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
         assert!(!output.held_open, "the supervisor keeps the caller's streams");
         let id = output.stdout.strip_suffix('\n').unwrap_or_default().to_owned();
         assert!(id.starts_with("ses_") && !id.contains('\n'), "{:?}", output.stdout);
@@ -40,13 +40,13 @@ impl<'w> Session<'w> {
     }
 
     /// The command line that runs a script in it.
-    fn command(&self, options: &[&str], script: &str) -> Command {
+    fn command(&self, options: &[&str], script: &str) -> TestCommand {
         let program = binary();
         let words = [&[program.as_str(), "session", "exec"], options, &[&self.id, "-c", script]].concat();
         self.world.bare(&words)
     }
 
-    fn exec(&self, script: &str) -> Output {
+    fn exec(&self, script: &str) -> ProgramOutput {
         self.world.run(&self.command(&[], script))
     }
 
@@ -73,7 +73,7 @@ impl<'w> Session<'w> {
         self.world.home().join(".local/state/stockade/sessions").join(&self.id).join("socket")
     }
 
-    fn end(&self) -> Output {
+    fn end(&self) -> ProgramOutput {
         self.ended.set(true);
         stockade(self.world, &["session", "end", &self.id])
     }
@@ -94,12 +94,12 @@ fn a_command_of_a_session_is_a_run() {
             let session = Session::start(world, &["--name", "work", "--level", level, "--timeout", "30s"]);
             assert_eq!(session.id, "ses_work");
             let output = session.exec("echo out; echo err >&2; pwd; echo \"$CALLER\"; exit 7");
-            assert_eq!(output.ended, Ended::Code(7), "{}", output.text());
+            assert_eq!(output.ended, ProgramEnd::Code(7), "{}", output.combined_text());
             assert_eq!(output.stdout, format!("out\n{}\n\n", world.workspace().display()));
             assert!(output.stderr.starts_with("err\n"), "{}", output.stderr);
-            assert_eq!(session.exec("kill -KILL $$").ended, Ended::Code(137));
+            assert_eq!(session.exec("kill -KILL $$").ended, ProgramEnd::Code(137));
             let missing = world.bare(&[&binary(), "session", "exec", "work", "--", "no-such-program"]);
-            assert_eq!(world.run(&missing).ended, Ended::Code(127));
+            assert_eq!(world.run(&missing).ended, ProgramEnd::Code(127));
             let refused = session.exec("echo x > ~/outside");
             assert!(refused.stderr.contains("outside"), "the denial is told: {}", refused.stderr);
             assert!(!world.home().join("outside").exists());
@@ -110,8 +110,8 @@ fn a_command_of_a_session_is_a_run() {
             assert_eq!(outcome["attempts"][0]["stdout"], "inside\n");
             let recorded = stockade(world, &["audit", "query", "--session", "work", "--json"]);
             assert!(recorded.stdout.contains(outcome["id"].as_str().unwrap()), "it is on record");
-            assert_eq!(stockade(world, &["audit", "verify"]).ended, Ended::Code(0));
-            assert_eq!(session.end().ended, Ended::Code(0));
+            assert_eq!(stockade(world, &["audit", "verify"]).ended, ProgramEnd::Code(0));
+            assert_eq!(session.end().ended, ProgramEnd::Code(0));
             assert_eq!(stockade(world, &["session", "list"]).stdout, "");
         }
     });
@@ -166,10 +166,10 @@ fn directory_variables_mask_and_streams_are_the_callers() {
         let inner = world.dir("ws/inner");
         let script = "pwd; umask; echo \"$LANG\"; cat";
         let caller = "umask 027; printf typed | \"$@\"";
-        let mut command = session.command(&[], script).env("LANG", "C").behind(["sh", "-c", caller, "-"]);
+        let mut command = session.command(&[], script).env("LANG", "C").with_prefix(["sh", "-c", caller, "-"]);
         command.cwd = inner.clone();
         let output = world.run(&command);
-        assert_eq!(output.stdout, format!("{}\n0027\nC\ntyped", inner.display()), "{}", output.text());
+        assert_eq!(output.stdout, format!("{}\n0027\nC\ntyped", inner.display()), "{}", output.combined_text());
         fs::remove_dir(inner).unwrap();
     });
 }
@@ -235,9 +235,9 @@ fn nothing_of_a_command_is_there_for_the_next() {
                 let probe = format!("if {probe}; then echo left; else echo clean; fi");
                 // The control: within one command the probe sees it.
                 let control = session.exec(&format!("{plant}\n{probe}"));
-                assert!(control.stdout.ends_with("left\n"), "{level}, {what}: {}", control.text());
+                assert!(control.stdout.ends_with("left\n"), "{level}, {what}: {}", control.combined_text());
                 let planted = session.exec(&plant);
-                assert_eq!(planted.ended, Ended::Code(0), "{level}, {what}: {}", planted.text());
+                assert_eq!(planted.ended, ProgramEnd::Code(0), "{level}, {what}: {}", planted.combined_text());
                 assert_eq!(session.exec(&probe).stdout, "clean\n", "{level}, {what}");
             }
             // What is written in the workspace is meant to stay.
@@ -256,7 +256,7 @@ fn two_at_once_know_nothing_of_each_other() {
         let first = format!(
             "touch /tmp/left; {start} & {until_started}; {LISTENING}; touch ready; until [ -e go ]; do sleep 0.02; done; echo over"
         );
-        let first = Running::start(&world.account, &session.command(&[], &first)).unwrap();
+        let first = RunningProgram::start(&world.account, &session.command(&[], &first)).unwrap();
         eventually("the first does not run", || world.workspace().join("ready").exists());
         let seen = format!(
             "ls -A /tmp; {is_there} && echo process; grep -s ':11D7 ' /proc/net/tcp; ls -d /proc/[0-9]* | wc -l"
@@ -265,7 +265,7 @@ fn two_at_once_know_nothing_of_each_other() {
         let processes: u32 = second.stdout.trim().parse().unwrap_or_else(|_| panic!("it saw {}", second.stdout));
         assert!(processes < 8, "{processes} processes are seen");
         fs::write(&go, "").unwrap();
-        assert_eq!(first.finish().unwrap().stdout, "over\n");
+        assert_eq!(first.wait_for_end().unwrap().stdout, "over\n");
         fs::remove_file(go).unwrap();
         fs::remove_file(world.workspace().join("ready")).unwrap();
     });
@@ -277,13 +277,13 @@ fn signals_and_the_end_of_the_caller_reach_the_command() {
         let session = Session::start(world, &[]);
         let marker = format!("6457513{}", world.account.uid);
         for (signal, ended) in
-            [(Signal::INT, Ended::Code(130)), (Signal::TERM, Ended::Code(143)), (Signal::KILL, Ended::Signal(9))]
+            [(Signal::INT, ProgramEnd::Code(130)), (Signal::TERM, ProgramEnd::Code(143)), (Signal::KILL, ProgramEnd::Signal(9))]
         {
             let script = format!("(setsid nohup sleep {marker} &); exec sleep {marker}");
-            let running = Running::start(&world.account, &session.command(&[], &script)).unwrap();
+            let running = RunningProgram::start(&world.account, &session.command(&[], &script)).unwrap();
             eventually("it does not run", || marked(&format!("sleep\0{marker}")).len() == 2);
-            running.signal(signal).unwrap();
-            assert_eq!(running.finish().unwrap().ended, ended);
+            running.send_signal(signal).unwrap();
+            assert_eq!(running.wait_for_end().unwrap().ended, ended);
             none_left(&marker);
         }
         assert_eq!(session.exec("echo still").stdout, "still\n");
@@ -297,19 +297,19 @@ fn kill_9_of_the_supervisor_leaves_nothing_and_is_told() {
             let session = Session::start(world, &["--name", "killed", "--level", level]);
             let marker = format!("7416573{}", world.account.uid);
             let script = format!("(setsid nohup sleep {marker} &); exec sleep {marker}");
-            let running = Running::start(&world.account, &session.command(&[], &script)).unwrap();
+            let running = RunningProgram::start(&world.account, &session.command(&[], &script)).unwrap();
             eventually("it does not run", || marked(&format!("sleep\0{marker}")).len() == 2);
             let fronts = session.fronts();
             kill_process(session.supervisor(), Signal::KILL).unwrap();
-            let told = running.finish().unwrap();
-            assert_eq!(told.ended, Ended::Code(125), "{}", told.text());
+            let told = running.wait_for_end().unwrap();
+            assert_eq!(told.ended, ProgramEnd::Code(125), "{}", told.combined_text());
             none_left(&marker);
             eventually("a front is left", || {
                 fronts.iter().all(|front| !stockade_testkit::process_alive(front.as_raw_nonzero().get().unsigned_abs()))
             });
             assert_eq!(session.told().unwrap()["state"], "lost");
             let after = session.exec("true");
-            assert_eq!(after.ended, Ended::Code(125));
+            assert_eq!(after.ended, ProgramEnd::Code(125));
             assert!(after.stderr.contains("was killed"), "{}", after.stderr);
             let again = Session::start(world, &["--name", "killed", "--level", level]);
             assert_eq!(again.exec("echo again").stdout, "again\n");
@@ -326,11 +326,11 @@ fn kill_9_of_a_front_ends_its_command_alone() {
         waiting.iter().for_each(|front| kill_process(*front, Signal::KILL).unwrap());
         assert_eq!(session.exec("echo next").stdout, "next\n");
         let marker = format!("8660254{}", world.account.uid);
-        let running = Running::start(&world.account, &session.command(&[], &format!("exec sleep {marker}"))).unwrap();
+        let running = RunningProgram::start(&world.account, &session.command(&[], &format!("exec sleep {marker}"))).unwrap();
         eventually("it does not run", || !marked(&format!("sleep\0{marker}")).is_empty());
         session.fronts().iter().for_each(|front| kill_process(*front, Signal::KILL).unwrap());
-        let told = running.finish().unwrap();
-        assert_eq!(told.ended, Ended::Code(125), "{}", told.text());
+        let told = running.wait_for_end().unwrap();
+        assert_eq!(told.ended, ProgramEnd::Code(125), "{}", told.combined_text());
         none_left(&marker);
         assert_eq!(session.exec("echo next").stdout, "next\n");
     });
@@ -342,12 +342,12 @@ fn the_end_of_a_session_is_the_end_of_what_runs_in_it() {
         let session = Session::start(world, &[]);
         let marker = format!("9746794{}", world.account.uid);
         let script = format!("(setsid nohup sleep {marker} &); exec sleep {marker}");
-        let running = Running::start(&world.account, &session.command(&[], &script)).unwrap();
+        let running = RunningProgram::start(&world.account, &session.command(&[], &script)).unwrap();
         eventually("it does not run", || marked(&format!("sleep\0{marker}")).len() == 2);
-        assert_eq!(session.end().ended, Ended::Code(0));
-        assert_eq!(running.finish().unwrap().ended, Ended::Code(143));
+        assert_eq!(session.end().ended, ProgramEnd::Code(0));
+        assert_eq!(running.wait_for_end().unwrap().ended, ProgramEnd::Code(143));
         none_left(&marker);
-        assert_eq!(session.exec("true").ended, Ended::Code(125));
+        assert_eq!(session.exec("true").ended, ProgramEnd::Code(125));
         let idle = Session::start(world, &["--idle-timeout", "300ms"]);
         eventually("it is still open", || idle.told().is_none());
         idle.ended.set(true);
@@ -367,7 +367,7 @@ fn an_answer_for_the_session_counts_for_its_next_command_and_once_does_not() {
             let (code, text) = terminal.finish();
             assert_eq!((code, outside().as_str()), (0, then), "{text}");
         }
-        assert_eq!(session.exec(script).ended, Ended::Code(0));
+        assert_eq!(session.exec(script).ended, ProgramEnd::Code(0));
         assert_eq!(outside(), "x\nx\nx\n");
     });
 }
@@ -382,20 +382,20 @@ fn an_answer_for_a_session_ends_with_it_or_with_its_supervisor() {
             terminal.expect("allow?");
             terminal.press("s");
             assert_eq!(terminal.finish().0, 0);
-            assert_eq!(session.exec(script).ended, Ended::Code(0));
+            assert_eq!(session.exec(script).ended, ProgramEnd::Code(0));
         };
         let session = Session::start_with(world, &["--name", "named"]);
         answered(&session);
         session.end();
         let session = Session::start_with(world, &["--name", "named"]);
-        assert_ne!(session.exec(script).ended, Ended::Code(0));
+        assert_ne!(session.exec(script).ended, ProgramEnd::Code(0));
         assert_eq!(outside(), "x\nx\n");
         answered(&session);
         kill_process(session.supervisor(), Signal::KILL).unwrap();
         session.ended.set(true);
         eventually("it is not lost", || session.told().is_some_and(|told| told["state"] == "lost"));
         let session = Session::start_with(world, &["--name", "named"]);
-        assert_ne!(session.exec(script).ended, Ended::Code(0));
+        assert_ne!(session.exec(script).ended, ProgramEnd::Code(0));
         assert_eq!(outside(), "x\nx\nx\nx\n");
     });
 }
@@ -411,7 +411,7 @@ fn a_name_that_is_protected_since_the_last_command_is_protected() {
             world.dir("ws/.git");
             world.dir("ws/.git/hooks");
             let output = session.exec("cat plain; python3 write.py");
-            assert_eq!((output.ended, output.stdout.as_str()), (Ended::Code(1), "inside\n"), "{}", output.text());
+            assert_eq!((output.ended, output.stdout.as_str()), (ProgramEnd::Code(1), "inside\n"), "{}", output.combined_text());
             assert_eq!(fs::read_dir(world.workspace().join(".git/hooks")).unwrap().count(), 0);
             fs::remove_dir_all(world.workspace().join(".git")).unwrap();
         }
@@ -433,15 +433,15 @@ fn neither_what_runs_in_it_nor_another_user_reaches_it() {
             let socket = session.socket();
             let ask = ["python3", script.to_str().unwrap(), socket.to_str().unwrap()];
             let inside = session.exec(&ask.join(" "));
-            assert_ne!(inside.ended, Ended::Code(0), "from a command of level {level}");
-            if world.account.user == User::Root {
-                let other = World::new(User::Ordinary);
-                assert_ne!(other.run(&other.bare(&ask)).ended, Ended::Code(0), "from another user");
+            assert_ne!(inside.ended, ProgramEnd::Code(0), "from a command of level {level}");
+            if world.account.user == TestUser::Root {
+                let other = World::new(TestUser::Ordinary);
+                assert_ne!(other.run(&other.bare(&ask)).ended, ProgramEnd::Code(0), "from another user");
             }
             assert_eq!(session.told().unwrap()["state"], "open");
             // The control: the same from its owner.
             let own = world.run(&world.bare(&ask));
-            assert_eq!(own.ended, Ended::Code(0), "{}", own.text());
+            assert_eq!(own.ended, ProgramEnd::Code(0), "{}", own.combined_text());
             eventually("it is still open", || session.told().is_none());
             session.ended.set(true);
         }
@@ -459,12 +459,12 @@ fn what_cannot_be_is_told_at_once() {
             (&["session", "start", "--workspace", "/nonexistent"], "workspace"),
         ] {
             let output = stockade(world, arguments);
-            assert_eq!(output.ended, Ended::Code(125), "{arguments:?}: {}", output.text());
+            assert_eq!(output.ended, ProgramEnd::Code(125), "{arguments:?}: {}", output.combined_text());
             assert!(output.stderr.contains(why), "{arguments:?}: {}", output.stderr);
         }
         let session = Session::start(world, &["--name", "one"]);
         let second = stockade(world, &["session", "start", "--name", "one"]);
-        assert_eq!(second.ended, Ended::Code(125));
+        assert_eq!(second.ended, ProgramEnd::Code(125));
         assert!(second.stderr.contains("there is a session `ses_one`"), "{}", second.stderr);
         assert_eq!(session.exec("echo still").stdout, "still\n");
         assert_eq!(stockade(world, &["session", "list"]).stdout.lines().count(), 1);

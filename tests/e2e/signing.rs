@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use stockade_testkit::{Command, Ended, Output, Running};
+use stockade_testkit::{TestCommand, ProgramEnd, ProgramOutput, RunningProgram};
 
 use crate::world::{World, binary, each_user};
 
@@ -18,13 +18,13 @@ const INSIDE: &str = "/run/stockade/ssh-agent";
 const CLIENT: &str = include_str!("programs/agent_client.py");
 
 /// A program that is ended with this.
-struct Served(Option<Running>);
+struct Served(Option<RunningProgram>);
 
 impl Drop for Served {
     fn drop(&mut self) {
         if let Some(running) = self.0.take() {
-            let _ = running.signal(Signal::TERM);
-            let _ = running.finish();
+            let _ = running.send_signal(Signal::TERM);
+            let _ = running.wait_for_end();
         }
     }
 }
@@ -55,28 +55,28 @@ impl<'a> Person<'a> {
     }
 
     fn serve(world: &World, argv: &[&str]) -> Served {
-        Served(Some(Running::start(&world.account, &world.bare(argv).timeout(Duration::from_secs(900))).unwrap()))
+        Served(Some(RunningProgram::start(&world.account, &world.bare(argv).timeout(Duration::from_secs(900))).unwrap()))
     }
 
-    fn command(&self, command: Command) -> Output {
+    fn command(&self, command: TestCommand) -> ProgramOutput {
         self.world.run(&command.env("SSH_AUTH_SOCK", &self.socket))
     }
 
     #[track_caller]
     fn outside(&self, argv: &[&str]) -> String {
         let output = self.command(self.world.bare(argv));
-        assert_eq!(output.ended, Ended::Code(0), "{argv:?}\n{}\n{}", output.stdout, output.stderr);
+        assert_eq!(output.ended, ProgramEnd::Code(0), "{argv:?}\n{}\n{}", output.stdout, output.stderr);
         output.stdout.trim().to_owned()
     }
 
-    fn inside(&self, options: &[&str], argv: &[&str]) -> Output {
+    fn inside(&self, options: &[&str], argv: &[&str]) -> ProgramOutput {
         self.command(self.world.stockade(options, argv))
     }
 
     #[track_caller]
     fn passes(&self, options: &[&str], argv: &[&str]) -> String {
         let output = self.inside(options, argv);
-        assert_eq!(output.ended, Ended::Code(0), "{options:?} {argv:?}\n{}\n{}", output.stdout, output.stderr);
+        assert_eq!(output.ended, ProgramEnd::Code(0), "{options:?} {argv:?}\n{}\n{}", output.stdout, output.stderr);
         output.stdout.trim().to_owned()
     }
 
@@ -141,7 +141,7 @@ fn commits_are_signed_and_verify_outside() {
         let commit = ["git", "commit", "-q", "--allow-empty", "-S", "-m", "signed"];
         for level in LEVELS {
             let refused = person.inside(&["--level", level], &commit);
-            assert_ne!(refused.ended, Ended::Code(0), "without a grant");
+            assert_ne!(refused.ended, ProgramEnd::Code(0), "without a grant");
             person.passes(&["--level", level, "--grant", "@git-signing"], &commit);
             let signers = format!("gpg.ssh.allowedSignersFile={}", path(&world.outside().join("signers")));
             person.outside(&["git", "-c", &signers, "verify-commit", "HEAD"]);
@@ -230,7 +230,7 @@ fn the_agent_of_a_run_is_that_runs_alone() {
             let script =
                 format!("python3 {client} {INSIDE} list; touch there; while [ ! -e gone ]; do sleep 0.1; done");
             let first = world.stockade(&["--level", level, "--grant", &grant], &["sh", "-c", &script]);
-            let first = Running::start(&world.account, &first.env("SSH_AUTH_SOCK", &person.socket)).unwrap();
+            let first = RunningProgram::start(&world.account, &first.env("SSH_AUTH_SOCK", &person.socket)).unwrap();
             let there = world.workspace().join("there");
             wait_for(|| there.exists(), "the first run");
             for options in [vec!["--level", level], vec!["--level", level, "--grant", "socket /run/stockade/ssh-agent"]]
@@ -241,8 +241,8 @@ fn the_agent_of_a_run_is_that_runs_alone() {
             let host = person.outside(&["python3", client, INSIDE, "list"]);
             assert!(host.starts_with("unreachable"), "{host}");
             world.file("ws/gone", "");
-            let first = first.finish().unwrap();
-            assert_eq!((first.ended, first.stdout.trim()), (Ended::Code(0), "1"), "{}", first.stderr);
+            let first = first.wait_for_end().unwrap();
+            assert_eq!((first.ended, first.stdout.trim()), (ProgramEnd::Code(0), "1"), "{}", first.stderr);
             for name in ["there", "gone"] {
                 std::fs::remove_file(world.workspace().join(name)).unwrap();
             }
@@ -318,7 +318,7 @@ fn repositories_are_cloned_and_pushed_over_ssh() {
             // A grant to connect is not enough.
             let connect = format!("connect {}", server.target());
             let refused = person.inside(&["--level", level, "--grant", &connect], &["git", "ls-remote", &url]);
-            assert_ne!(refused.ended, Ended::Code(0));
+            assert_ne!(refused.ended, ProgramEnd::Code(0));
             person.passes(&options, &["sh", "-c", &script]);
             let pushed = person.outside(&["git", "-C", path(&remote), "log", "-1", "--format=%s", "main"]);
             assert_eq!(pushed, level);
@@ -380,7 +380,7 @@ fn a_key_to_one_server_authenticates_to_no_other() {
                 b.port
             );
             let refused = person.inside(&to_b, &["sh", "-c", &ssh]);
-            assert_eq!(refused.ended, Ended::Code(255), "{}", refused.stderr);
+            assert_eq!(refused.ended, ProgramEnd::Code(255), "{}", refused.stderr);
             assert!(refused.stderr.contains("Permission denied (publickey)"), "{}", refused.stderr);
         }
     });
@@ -401,7 +401,7 @@ fn what_cannot_be_given_is_said_before_anything_runs() {
             (vec!["--grant", &absent], "hint: add it: ssh-add"),
         ] {
             let output = person.inside(&options, &["touch", "ran"]);
-            assert_eq!(output.ended, Ended::Code(125), "{options:?}: {}", output.stderr);
+            assert_eq!(output.ended, ProgramEnd::Code(125), "{options:?}: {}", output.stderr);
             assert!(output.stderr.contains(said), "{options:?}: {}", output.stderr);
         }
         let none = world.run(&world.stockade(&["--grant", "@git-signing"], &["touch", "ran"]));
@@ -432,7 +432,7 @@ fn servers_with_keys_of_each_kind_are_known_by_them() {
             let line = server.known_line(&person, &name);
             world.file("home/.ssh/known_hosts", &format!("{line}@revoked {line}"));
             let refused = person.inside(&["--grant", &named], &["sh", "-c", &ssh]);
-            assert_eq!(refused.ended, Ended::Code(125), "{}", refused.stderr);
+            assert_eq!(refused.ended, ProgramEnd::Code(125), "{}", refused.stderr);
         }
     });
 }
@@ -444,7 +444,7 @@ fn a_program_that_asks_for_a_key_gets_none_by_itself() {
         person.repository();
         for level in LEVELS {
             let refused = person.inside(&["--level", level, "--request", "@git-signing"], &["touch", "ran"]);
-            assert_eq!(refused.ended, Ended::Code(126), "{}", refused.stderr);
+            assert_eq!(refused.ended, ProgramEnd::Code(126), "{}", refused.stderr);
             assert!(refused.stderr.contains(&person.fingerprint("id")), "{}", refused.stderr);
         }
         assert!(!world.workspace().join("ran").exists());
@@ -456,7 +456,7 @@ fn a_program_that_asks_for_a_key_gets_none_by_itself() {
         let config = world.dir("ws/.stockade").join("config.toml");
         world.file("ws/.stockade/config.toml", &rule);
         let refused = person.inside(&[], &["touch", "ran"]);
-        assert_eq!(refused.ended, Ended::Code(125), "{}", refused.stderr);
+        assert_eq!(refused.ended, ProgramEnd::Code(125), "{}", refused.stderr);
         std::fs::remove_file(config).unwrap();
     });
 }
@@ -474,6 +474,6 @@ fn a_session_and_a_detached_run_have_the_callers_agent() {
         assert_eq!(listed, "1");
         let script = format!("test \"$(python3 {client} {INSIDE} list)\" = 1");
         let id = person.passes(&["--detach", "--grant", "@git-signing"], &["sh", "-c", &script]);
-        assert_eq!(crate::detached::waited(world, &id), Ended::Code(0));
+        assert_eq!(crate::detached::waited(world, &id), ProgramEnd::Code(0));
     });
 }

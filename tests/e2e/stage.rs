@@ -12,7 +12,7 @@ pub fn stockade(world: &World, args: &[&str]) -> String {
     let program = binary();
     let argv: Vec<&str> = std::iter::once(program.as_str()).chain(args.iter().copied()).collect();
     let output = world.run(&world.bare(&argv));
-    assert_eq!(output.ended, stockade_testkit::Ended::Code(0), "{args:?}: {}", output.text());
+    assert_eq!(output.ended, stockade_testkit::ProgramEnd::Code(0), "{args:?}: {}", output.combined_text());
     output.stdout
 }
 
@@ -74,14 +74,14 @@ fn a_place_that_keeps_no_attributes_is_refused_for_stages() {
         let within = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", &show, "sh"];
         let run = |options: &[&str]| {
             let command = world.stockade(options, &["touch", "made"]).env("XDG_STATE_HOME", &state);
-            world.run(&command.behind(within))
+            world.run(&command.with_prefix(within))
         };
         let refused = run(&["--stage"]);
-        assert!(refused.stderr.contains("where no extended attributes are kept"), "{}", refused.text());
-        assert!(refused.stderr.contains("hint: set XDG_STATE_HOME"), "{}", refused.text());
-        assert!(!world.workspace().join("made").exists(), "{}", refused.text());
+        assert!(refused.stderr.contains("where no extended attributes are kept"), "{}", refused.combined_text());
+        assert!(refused.stderr.contains("hint: set XDG_STATE_HOME"), "{}", refused.combined_text());
+        assert!(!world.workspace().join("made").exists(), "{}", refused.combined_text());
         let unstaged = run(&[]);
-        assert_eq!(unstaged.ended, stockade_testkit::Ended::Code(0), "{}", unstaged.text());
+        assert_eq!(unstaged.ended, stockade_testkit::ProgramEnd::Code(0), "{}", unstaged.combined_text());
         assert!(world.workspace().join("made").exists());
     });
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
-use stockade_testkit::{Ended, Running};
+use stockade_testkit::{ProgramEnd, RunningProgram};
 
 use crate::world::{World, each_user};
 
@@ -45,7 +45,7 @@ fn server() -> (u16, Kept) {
 }
 
 /// The most memory that a process ever had resident, in KiB.
-fn peak_kib(running: &Running) -> u64 {
+fn peak_kib(running: &RunningProgram) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", running.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches("kB").trim().parse().unwrap()
@@ -61,7 +61,7 @@ fn limited(outcome: &Value) -> u64 {
 /// A run that has opened what it could, and keeps it open.
 struct Storm<'a> {
     world: &'a World,
-    running: Running,
+    running: RunningProgram,
     report: PathBuf,
 }
 
@@ -79,8 +79,8 @@ impl<'a> Storm<'a> {
         let (grant, json) = (format!("connect 127.0.0.1:{port}"), format!("--json={}", report.display()));
         let argv = ["/usr/bin/python3", &program, &port.to_string(), &attempts.to_string()];
         let storm = world.stockade(&["--grant", &grant, &json], &argv).timeout(PATIENCE);
-        let running = Running::start(&world.account, &storm).unwrap();
-        assert!(exists_in_time(&world.workspace().join("held")), "{}", running.finish().unwrap().text());
+        let running = RunningProgram::start(&world.account, &storm).unwrap();
+        assert!(exists_in_time(&world.workspace().join("held")), "{}", running.wait_for_end().unwrap().combined_text());
         Self { world, running, report }
     }
 
@@ -88,9 +88,9 @@ impl<'a> Storm<'a> {
     fn end(self, attempts: u64) -> Told {
         let peak_kib = peak_kib(&self.running);
         self.world.file("ws/go", "");
-        let output = self.running.finish().unwrap();
-        let said = output.text();
-        assert_eq!(output.ended, Ended::Code(0), "{said}");
+        let output = self.running.wait_for_end().unwrap();
+        let said = output.combined_text();
+        assert_eq!(output.ended, ProgramEnd::Code(0), "{said}");
         let (open, refused) = (sum(&output.stdout, "OPEN "), sum(&output.stdout, "REFUSED "));
         assert_eq!(open + refused, attempts, "{said}");
         let outcome: Value = serde_json::from_str(&fs::read_to_string(&self.report).unwrap()).unwrap();

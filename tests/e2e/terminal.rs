@@ -13,7 +13,7 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, OptionalActions, OutputModes, Termios, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
-use stockade_testkit::Command;
+use stockade_testkit::TestCommand;
 
 use crate::world::World;
 
@@ -41,17 +41,17 @@ const READ_WITHIN: Duration = Duration::from_secs(2);
 
 impl Terminal {
     /// As the world's user.
-    pub fn start(world: &World, command: &Command) -> Self {
+    pub fn start(world: &World, command: &TestCommand) -> Self {
         Self::begin(world, command, rustix::process::geteuid().as_raw() != world.account.uid)
     }
 
     /// As whoever runs the tests, on the user's terminal: the command becomes
     /// the user by itself.
-    pub fn start_as_harness(world: &World, command: &Command) -> Self {
+    pub fn start_as_harness(world: &World, command: &TestCommand) -> Self {
         Self::begin(world, command, false)
     }
 
-    fn begin(world: &World, command: &Command, become_user: bool) -> Self {
+    fn begin(world: &World, command: &TestCommand, become_user: bool) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();

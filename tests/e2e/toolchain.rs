@@ -1,6 +1,6 @@
 //! The Rust toolchain, shown to a user who may not reach where it lies.
 
-use stockade_testkit::{Command, User};
+use stockade_testkit::{TestCommand, TestUser};
 
 use crate::world::World;
 
@@ -22,7 +22,7 @@ pub fn toolchain() -> Toolchain {
 
 /// The toolchain may lie in root's home: it is shown at a place of the user's
 /// own, in a mount namespace that ends with the command.
-pub fn with_toolchain(command: Command, toolchain: &Toolchain, world: &World) -> Command {
+pub fn with_toolchain(command: TestCommand, toolchain: &Toolchain, world: &World) -> TestCommand {
     let place = world.dir("home/toolchain").display().to_string();
     let cargo = world.dir("home/cargo").display().to_string();
     let registry = world.dir("home/cargo/registry").display().to_string();
@@ -30,12 +30,12 @@ pub fn with_toolchain(command: Command, toolchain: &Toolchain, world: &World) ->
         .env("PATH", format!("{place}/bin:{}", crate::world::PATH))
         .env("CARGO_HOME", &cargo)
         .env("CARGO_TARGET_DIR", world.workspace().join("target"));
-    if User::available().contains(&User::Root) {
+    if TestUser::available_users().contains(&TestUser::Root) {
         let show = format!(
             "mount --bind {} {place} && mount --bind {}/registry {registry} && exec setpriv --reuid {} --regid {} --clear-groups -- \"$@\"",
             toolchain.sysroot, toolchain.cargo_home, world.account.uid, world.account.gid
         );
-        command = command.behind(["unshare", "--mount", "--propagation", "private", "sh", "-c", &show, "sh"]);
+        command = command.with_prefix(["unshare", "--mount", "--propagation", "private", "sh", "-c", &show, "sh"]);
     } else {
         command = command
             .env("PATH", format!("{}/bin:{}", toolchain.sysroot, crate::world::PATH))

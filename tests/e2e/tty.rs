@@ -5,7 +5,7 @@
 use std::fs;
 
 use rustix::process::Signal;
-use stockade_testkit::Ended;
+use stockade_testkit::ProgramEnd;
 
 use crate::life::none_left;
 use crate::terminal::{Terminal, ends};
@@ -210,8 +210,8 @@ fn without_a_terminal_there_is_none_to_relay() {
     each_user(|world| {
         for (options, why) in [(&["--tty"][..], "needs a terminal"), (&["-t", "--json"], "terminal")] {
             let output = world.run(&world.stockade(options, &["true"]));
-            assert_eq!(output.ended, Ended::Code(125), "{}", output.text());
-            assert!(output.stderr.contains(why) || output.stdout.contains(why), "{options:?}: {}", output.text());
+            assert_eq!(output.ended, ProgramEnd::Code(125), "{}", output.combined_text());
+            assert!(output.stderr.contains(why) || output.stdout.contains(why), "{options:?}: {}", output.combined_text());
         }
     });
 }

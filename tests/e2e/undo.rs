@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use stockade_testkit::{Ended, Output, Running};
+use stockade_testkit::{ProgramEnd, ProgramOutput, RunningProgram};
 
 use crate::world::{World, binary, each_user, one_user};
 
@@ -95,16 +95,16 @@ fn furnish(world: &World) {
 }
 
 /// `stockade` with this world's state, in the workspace.
-fn stockade(world: &World, arguments: &[&str]) -> Output {
+fn stockade(world: &World, arguments: &[&str]) -> ProgramOutput {
     let binary = binary();
     let argv: Vec<&str> = [binary.as_str()].into_iter().chain(arguments.iter().copied()).collect();
     world.run(&world.bare(&argv))
 }
 
 #[track_caller]
-fn undone(world: &World, arguments: &[&str]) -> Output {
+fn undone(world: &World, arguments: &[&str]) -> ProgramOutput {
     let output = stockade(world, &[&["undo"], arguments].concat());
-    assert_eq!(output.ended, Ended::Code(0), "{arguments:?}: {}", output.text());
+    assert_eq!(output.ended, ProgramEnd::Code(0), "{arguments:?}: {}", output.combined_text());
     output
 }
 
@@ -119,7 +119,7 @@ fn comes_back(world: &World, level: &str, script: &str) {
     // In a file: no rule speaks of its text.
     let file = world.file("out/script.sh", script).display().to_string();
     let output = world.run(&world.stockade(&["--undo", "--level", level], &["sh", "-e", &file]));
-    assert_eq!(output.ended, Ended::Code(0), "{level}: {script}: {}", output.text());
+    assert_eq!(output.ended, ProgramEnd::Code(0), "{level}: {script}: {}", output.combined_text());
     let changed = tree(&world.workspace());
     assert_ne!(before, changed, "{level}: {script} changed nothing");
     undone(world, &[]);
@@ -183,7 +183,7 @@ assert libc.linkat(-100, b'/proc/self/fd/%d' % fd, -100, b'named', 0x400) == 0, 
         let before = tree(&world.workspace());
         for level in LEVELS {
             let output = world.run(&world.stockade(&["--undo", "--level", level], &["python3", "-c", script]));
-            assert_eq!(output.ended, Ended::Code(0), "{level}: {}", output.text());
+            assert_eq!(output.ended, ProgramEnd::Code(0), "{level}: {}", output.combined_text());
             assert!(world.workspace().join("named").exists(), "{level}");
             undone(world, &[]);
             same(&before, &tree(&world.workspace()), level);
@@ -233,10 +233,10 @@ fn undo_puts_back_more_files_than_a_shell_may_have_open() {
         };
         // Where it cannot be raised nothing is done.
         let refused = limited("-n 1000", "undo");
-        assert!(refused.ended != Ended::Code(0) && refused.stderr.contains("700 paths"), "{}", refused.text());
+        assert!(refused.ended != ProgramEnd::Code(0) && refused.stderr.contains("700 paths"), "{}", refused.combined_text());
         assert_ne!(before, tree(&world.workspace()));
         let undone = limited("-Sn 256", "undo");
-        assert_eq!(undone.ended, Ended::Code(0), "{}", undone.text());
+        assert_eq!(undone.ended, ProgramEnd::Code(0), "{}", undone.combined_text());
         same(&before, &tree(&world.workspace()), "undone");
     });
 }
@@ -250,9 +250,9 @@ fn what_was_changed_after_the_run_is_never_undone() {
         world.file("ws/README", "person\n");
         world.file("ws/new/y", "person\n");
         let output = stockade(world, &["undo"]);
-        assert_eq!(output.ended, Ended::Code(1), "{}", output.text());
-        assert!(output.stdout.contains("README   (it was changed after the run)"), "{}", output.text());
-        assert!(output.stdout.contains("new/y   (it was changed after the run)"), "{}", output.text());
+        assert_eq!(output.ended, ProgramEnd::Code(1), "{}", output.combined_text());
+        assert!(output.stdout.contains("README   (it was changed after the run)"), "{}", output.combined_text());
+        assert!(output.stdout.contains("new/y   (it was changed after the run)"), "{}", output.combined_text());
         assert_eq!(fs::read_to_string(ws.join("src/a.rs")).unwrap(), "run\n", "something was done");
         let changes = stockade(world, &["changes", "--diff"]).stdout;
         assert!(changes.contains("-fn a() {}\n+run\n"), "{changes}");
@@ -318,12 +318,12 @@ fn a_run_that_was_killed_can_be_undone() {
             let script = "rm -rf src; echo run > README; mkdir made; touch made/ready; i=0; \
                           while :; do i=$((i + 1)); echo $i > made/$i; mv made/$i run.sh; done";
             let command = world.stockade(&["--undo", "--level", level], &["sh", "-c", script]);
-            let running = Running::start(&world.account, &command).unwrap();
+            let running = RunningProgram::start(&world.account, &command).unwrap();
             appears(&world.workspace().join("made/ready"));
             kill_process(Pid::from_raw(running.pid().cast_signed()).unwrap(), Signal::KILL).unwrap();
-            running.finish().unwrap();
+            running.wait_for_end().unwrap();
             let output = goes_on_until_free(world);
-            assert!(output.stderr.contains("the run was killed"), "{}", output.text());
+            assert!(output.stderr.contains("the run was killed"), "{}", output.combined_text());
             same(&before, &tree(&world.workspace()), level);
         }
     });
@@ -331,12 +331,12 @@ fn a_run_that_was_killed_can_be_undone() {
 
 /// The sandbox of a killed run may hold the lock a moment longer.
 #[track_caller]
-fn goes_on_until_free(world: &World) -> Output {
+fn goes_on_until_free(world: &World) -> ProgramOutput {
     let start = Instant::now();
     loop {
         let output = stockade(world, &["undo"]);
-        if !output.text().contains("goes on") || start.elapsed() > PATIENCE {
-            assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
+        if !output.combined_text().contains("goes on") || start.elapsed() > PATIENCE {
+            assert_eq!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
             return output;
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -363,13 +363,13 @@ fn undo_that_was_killed_goes_on() {
         let program = binary();
         for delay_ms in [5, 15, 25, 35, 50, 70] {
             let command = world.bare(&[program.as_str(), "undo"]);
-            let running = Running::start(&world.account, &command).unwrap();
+            let running = RunningProgram::start(&world.account, &command).unwrap();
             std::thread::sleep(Duration::from_millis(delay_ms));
             let _ = kill_process(Pid::from_raw(running.pid().cast_signed()).unwrap(), Signal::KILL);
-            running.finish().unwrap();
+            running.wait_for_end().unwrap();
         }
         let output = stockade(world, &["undo"]);
-        assert!(output.ended == Ended::Code(0) || output.stderr.contains("undone already"), "{}", output.text());
+        assert!(output.ended == ProgramEnd::Code(0) || output.stderr.contains("undone already"), "{}", output.combined_text());
         same(&before, &tree(&world.workspace()), "killed");
     });
 }
@@ -381,7 +381,7 @@ fn a_run_without_undo_keeps_nothing_and_no_run_sees_what_is_kept() {
         world.passes(&[], &["sh", "-c", "echo x > README"]);
         assert!(!state(world).exists());
         let nothing = stockade(world, &["undo"]);
-        assert_eq!(nothing.ended, Ended::Code(1), "{}", nothing.text());
+        assert_eq!(nothing.ended, ProgramEnd::Code(1), "{}", nothing.combined_text());
         let place = state(world).display().to_string();
         for level in LEVELS {
             let script = format!("rm src/a.rs; rm -rf {place}/*; ! cat {place}/*/journal {place}/*/objects/0");
@@ -445,7 +445,7 @@ fn further_runs_are_undone_one_after_the_other() {
         assert_eq!(ids.len(), 2, "{runs}");
         let (second, first) = (ids[0]["run"].as_str().unwrap(), ids[1]["run"].as_str().unwrap());
         let early = stockade(world, &["undo", first]);
-        assert_eq!(early.ended, Ended::Code(1), "{}", early.text());
+        assert_eq!(early.ended, ProgramEnd::Code(1), "{}", early.combined_text());
         undone(world, &[&second[..12]]);
         assert_eq!(fs::read_to_string(world.workspace().join("README")).unwrap(), "one\n");
         undone(world, &[&first[4..12]]);
@@ -477,10 +477,10 @@ fn undo_gives_no_repository_settings_or_hooks() {
             world.run(&world.bare(&["sh", "-c", complete]));
             // The control: what a run may not make by itself.
             let by_itself = world.run(&world.stockade(&["--level", level], &["sh", "-c", "echo x > d/config"]));
-            assert_ne!(by_itself.ended, Ended::Code(0), "{}", by_itself.text());
+            assert_ne!(by_itself.ended, ProgramEnd::Code(0), "{}", by_itself.combined_text());
             let refused = stockade(world, &["undo"]);
-            assert_eq!(refused.ended, Ended::Code(1), "{}", refused.text());
-            assert!(refused.stdout.contains("run or obeyed there now"), "{}", refused.text());
+            assert_eq!(refused.ended, ProgramEnd::Code(1), "{}", refused.combined_text());
+            assert!(refused.stdout.contains("run or obeyed there now"), "{}", refused.combined_text());
             undone(world, &["--skip-conflicts"]);
             assert!(!ws.join("d/config").exists() && !ws.join("d/hooks").exists(), "{level}");
             assert!(ws.join("d/note").exists(), "{level}: the rest is restored");
@@ -501,7 +501,7 @@ fn undo_does_not_complete_a_repository_or_fill_named_hooks() {
             passes(world, level, &["--undo"], "rm d/HEAD");
             passes(world, level, &[], "mkdir d/refs; echo x > d/config");
             let refused = stockade(world, &["undo"]);
-            assert_eq!(refused.ended, Ended::Code(1), "{}", refused.text());
+            assert_eq!(refused.ended, ProgramEnd::Code(1), "{}", refused.combined_text());
             undone(world, &["--skip-conflicts"]);
             assert!(!ws.join("d/HEAD").exists(), "{level}");
             fs::remove_dir_all(ws.join("d")).unwrap();
@@ -511,7 +511,7 @@ fn undo_does_not_complete_a_repository_or_fill_named_hooks() {
             let place = ws.join("p").display().to_string();
             world.run(&world.bare(&["git", "init", "-q", &place]));
             world.run(&world.bare(&["git", "-C", &place, "config", "core.hooksPath", "own"]));
-            assert_eq!(stockade(world, &["undo"]).ended, Ended::Code(1), "{level}");
+            assert_eq!(stockade(world, &["undo"]).ended, ProgramEnd::Code(1), "{level}");
             undone(world, &["--skip-conflicts"]);
             assert!(!ws.join("p/own").exists(), "{level}");
             fs::remove_dir_all(ws.join("p")).unwrap();
@@ -568,11 +568,11 @@ fn undo_keeps_what_a_person_moved_or_copied_in_with_its_time() {
                 photos = world.outside().join("photos").display()
             );
             let done = world.run(&world.bare(&["sh", "-ec", &person]));
-            assert_eq!(done.ended, Ended::Code(0), "{}", done.text());
+            assert_eq!(done.ended, ProgramEnd::Code(0), "{}", done.combined_text());
             let refused = stockade(world, &["undo"]);
-            assert_eq!(refused.ended, Ended::Code(1), "{}", refused.text());
+            assert_eq!(refused.ended, ProgramEnd::Code(1), "{}", refused.combined_text());
             for path in ["out/kept", "out/photos", "f"] {
-                assert!(refused.stdout.contains(&format!("{path}   (it was changed after")), "{}", refused.text());
+                assert!(refused.stdout.contains(&format!("{path}   (it was changed after")), "{}", refused.combined_text());
             }
             undone(world, &["--skip-conflicts"]);
             for path in ["out/kept", "out/photos/2020/a.jpg"] {
@@ -615,16 +615,16 @@ fn undo_leads_to_nothing_that_another_run_made_meanwhile() {
             world.run(&world.bare(&["git", "-C", &top, "add", "f"]));
             let script = "rm .git/HEAD; touch ready; while [ ! -e done ]; do sleep 0.05; done";
             let command = world.stockade(&["--undo", "--level", level], &["sh", "-c", script]);
-            let running = Running::start(&world.account, &command).unwrap();
+            let running = RunningProgram::start(&world.account, &command).unwrap();
             appears(&ws.join("ready"));
             let hook = format!("#!/bin/sh\ntouch {}\n", mark.display());
             let make = format!("mkdir .githooks; printf '{hook}' > .githooks/post-index-change; chmod +x .githooks/*");
             passes(world, level, &[], &format!("{make}; touch done"));
-            let output = running.finish().unwrap();
-            assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
+            let output = running.wait_for_end().unwrap();
+            assert_eq!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
             let refused = stockade(world, &["undo"]);
-            assert_eq!(refused.ended, Ended::Code(1), "{}", refused.text());
-            assert!(refused.stdout.contains(".git/HEAD"), "{}", refused.text());
+            assert_eq!(refused.ended, ProgramEnd::Code(1), "{}", refused.combined_text());
+            assert!(refused.stdout.contains(".git/HEAD"), "{}", refused.combined_text());
             undone(world, &["--skip-conflicts"]);
             assert!(!ws.join(".git/HEAD").exists(), "{level}");
             // Without what the other run made, the rest comes back as well.
@@ -655,8 +655,8 @@ fn undo_puts_no_link_at_the_place_of_a_remote() {
                 if with_remote {
                     passes(world, level, &[], "mkdir pw; git remote add y $PWD/pw; rmdir pw");
                     let refused = stockade(world, &["undo"]);
-                    assert_eq!(refused.ended, Ended::Code(1), "{}", refused.text());
-                    assert!(refused.stdout.contains("the place of a remote"), "{}", refused.text());
+                    assert_eq!(refused.ended, ProgramEnd::Code(1), "{}", refused.combined_text());
+                    assert!(refused.stdout.contains("the place of a remote"), "{}", refused.combined_text());
                     world.run(&world.bare(&["git", "-C", &ws.display().to_string(), "remote", "remove", "y"]));
                 }
                 undone(world, &[]);
@@ -677,12 +677,12 @@ fn undo_puts_a_new_file_in_a_guarded_place() {
             passes(world, level, &["--undo", "--grant", &grant], "mv .envrc x");
             let script = "exec 3<>x; touch ready; while [ ! -e done ]; do sleep 0.05; done; echo evil >&3";
             let command = world.stockade(&["--level", level], &["sh", "-c", script]);
-            let running = Running::start(&world.account, &command).unwrap();
+            let running = RunningProgram::start(&world.account, &command).unwrap();
             appears(&ws.join("ready"));
             undone(world, &[]);
             world.file("ws/done", "");
-            let output = running.finish().unwrap();
-            assert_eq!(output.ended, Ended::Code(0), "{}", output.text());
+            let output = running.wait_for_end().unwrap();
+            assert_eq!(output.ended, ProgramEnd::Code(0), "{}", output.combined_text());
             assert_eq!(fs::read_to_string(&guarded).unwrap(), "export A=1\n", "{level}");
             for name in ["ready", "done"] {
                 fs::remove_file(ws.join(name)).unwrap();

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use stockade_testkit::{Account, Ended, User, copy_program};
+use stockade_testkit::{UserAccount, ProgramEnd, TestUser, copy_program};
 
 use crate::toolchain::{toolchain, with_toolchain};
 use crate::world::{World, binary, each_user, one_user};
@@ -22,7 +22,7 @@ macro_rules! program {
 #[track_caller]
 fn same(world: &World, argv: &[&str]) {
     let bare = world.run(&world.bare(argv));
-    assert_eq!(bare.ended, Ended::Code(0), "without a sandbox {argv:?} fails: {}", bare.text());
+    assert_eq!(bare.ended, ProgramEnd::Code(0), "without a sandbox {argv:?} fails: {}", bare.combined_text());
     for level in ["full", "restricted"] {
         let inside = world.passes(&["--level", level], argv);
         assert_eq!(inside.stdout, bare.stdout, "{argv:?} prints something else at level {level}");
@@ -33,7 +33,7 @@ fn same(world: &World, argv: &[&str]) {
 #[track_caller]
 fn same_at_full(world: &World, argv: &[&str]) {
     let bare = world.run(&world.bare(argv));
-    assert_eq!(bare.ended, Ended::Code(0), "without a sandbox {argv:?} fails: {}", bare.text());
+    assert_eq!(bare.ended, ProgramEnd::Code(0), "without a sandbox {argv:?} fails: {}", bare.combined_text());
     let inside = world.passes(&[], argv);
     assert_eq!(inside.stdout, bare.stdout, "{argv:?} prints something else");
 }
@@ -99,12 +99,12 @@ fn exit_codes_and_signals_are_the_commands_own() {
     each_user(|world| {
         for (script, code) in [("exit 7", 7), ("exit 126", 126), ("kill -TERM $$", 143), ("true", 0)] {
             let output = world.run(&world.stockade(&[], &["sh", "-c", script]));
-            assert_eq!(output.ended, Ended::Code(code), "{script}: {}", output.stderr);
+            assert_eq!(output.ended, ProgramEnd::Code(code), "{script}: {}", output.stderr);
         }
         let missing = world.run(&world.stockade(&[], &["no-such-program-anywhere"]));
-        assert_eq!(missing.ended, Ended::Code(127), "{}", missing.stderr);
+        assert_eq!(missing.ended, ProgramEnd::Code(127), "{}", missing.stderr);
         let slow = world.run(&world.stockade(&["--timeout", "300ms"], &["sleep", "60"]));
-        assert_eq!(slow.ended, Ended::Code(124), "{}", slow.stderr);
+        assert_eq!(slow.ended, ProgramEnd::Code(124), "{}", slow.stderr);
     });
 }
 
@@ -172,7 +172,7 @@ fn a_clone_keeps_relative_addresses_of_modules() {
         world.dir("ws/source");
         world.file("ws/source/.gitmodules", text);
         let make = "cd source && git init -q && git add -A && git -c user.name=a -c user.email=a@b commit -qm x";
-        assert_eq!(world.run(&world.bare(&["sh", "-c", make])).ended, Ended::Code(0));
+        assert_eq!(world.run(&world.bare(&["sh", "-c", make])).ended, ProgramEnd::Code(0));
         world.passes(&[], &["git", "clone", "-q", "source", "clone"]);
         assert_eq!(fs::read_to_string(world.workspace().join("clone/.gitmodules")).unwrap(), text);
         // Control: a program to run, or an address of what is hidden, is not kept.
@@ -211,12 +211,12 @@ fn sqlite_tools() {
 #[test]
 fn postgres_own_tools() {
     // PostgreSQL refuses to run as root, inside and outside alike.
-    let world = World::new(User::Ordinary);
+    let world = World::new(TestUser::Ordinary);
     let versions = fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is installed by the test command");
     let bin = versions.map(|e| e.unwrap().path().join("bin")).find(|p| p.join("initdb").exists()).unwrap();
     let script = program!("postgres.sh").replace("@BIN@", bin.to_str().unwrap());
     let inside = world.passes(&[], &["sh", "-c", &script]);
-    assert!(inside.stdout.contains("sum=5050"), "{}", inside.text());
+    assert!(inside.stdout.contains("sum=5050"), "{}", inside.combined_text());
 }
 
 /// A clone needs no yes for what git writes itself, but for files it brings that steer other
@@ -238,9 +238,9 @@ fn git_clone_build_and_test() {
         let clone = world.workspace().join("clone");
         // This repository brings settings that say how its programs are linked: they are left out.
         let refused = world.run(&world.stockade(&[], &["git", "clone", "-q", mirror, "clone"]));
-        assert_eq!(refused.ended, Ended::Code(0), "{}", refused.text());
+        assert_eq!(refused.ended, ProgramEnd::Code(0), "{}", refused.combined_text());
         let named = |unit: &str| refused.stderr.contains(&format!("clone/{unit}"));
-        assert!(named(".cargo/config.toml") && !named(".git/") && !named("rust-toolchain"), "{}", refused.text());
+        assert!(named(".cargo/config.toml") && !named(".git/") && !named("rust-toolchain"), "{}", refused.combined_text());
         assert!(clone.join("rust-toolchain.toml").exists() && !clone.join(".cargo/config.toml").exists());
         fs::remove_dir_all(&clone).unwrap();
         let grant = format!("write {}/.cargo/config.toml", clone.display());
@@ -253,8 +253,8 @@ fn git_clone_build_and_test() {
         let script = "cd clone && cargo test --offline -q -p stockade-model 2>&1 && echo tested";
         let mut command = world.stockade(&[], &["sh", "-c", script]).timeout(Duration::from_secs(600));
         command = with_toolchain(command, &toolchain, world);
-        let output = stockade_testkit::run_as(&Account::of(User::available()[0]).unwrap(), &command).unwrap();
-        assert!(output.stdout.contains("tested"), "{}", output.text());
+        let output = stockade_testkit::run_as(&UserAccount::for_user(TestUser::available_users()[0]).unwrap(), &command).unwrap();
+        assert!(output.stdout.contains("tested"), "{}", output.combined_text());
     });
 }
 
@@ -278,7 +278,7 @@ fn more_connections_than_a_shell_gives_descriptors_for() {
         let run = [&program, "run", "--workspace", &workspace, "--grant", &grant, "--", "python3", "-c", &script];
         let few = ["sh", "-c", "ulimit -Sn 256 && exec \"$@\"", "sh"];
         let ran = world.run(&world.bare(&[&few[..], &run[..]].concat()));
-        assert_eq!(ran.stdout, "256 100\n", "{}", ran.text());
+        assert_eq!(ran.stdout, "256 100\n", "{}", ran.combined_text());
     });
 }
 
@@ -288,7 +288,7 @@ fn timings_name_the_steps_of_every_process() {
         for level in ["full", "restricted"] {
             let run = |command: &[&str]| world.run(&world.stockade(&["--level", level, "--timings"], command));
             let ended = run(&["sh", "-c", "sleep 0.3; exit 7"]);
-            assert_eq!(ended.ended, Ended::Code(7), "{}", ended.stderr);
+            assert_eq!(ended.ended, ProgramEnd::Code(7), "{}", ended.stderr);
             let rows: Vec<Vec<&str>> = ended
                 .stderr
                 .lines()
@@ -307,7 +307,7 @@ fn timings_name_the_steps_of_every_process() {
             assert!(took("command", "run:") >= 300.0, "{}", ended.stderr);
             // Nothing of one that never ran.
             let missing = run(&["/no/such/program"]);
-            assert_eq!(missing.ended, Ended::Code(127), "{}", missing.stderr);
+            assert_eq!(missing.ended, ProgramEnd::Code(127), "{}", missing.stderr);
         }
     });
 }

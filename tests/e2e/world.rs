@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
-use stockade_testkit::{Account, Command, Ended, Output, User, run_as};
+use stockade_testkit::{UserAccount, TestCommand, ProgramEnd, ProgramOutput, TestUser, run_as};
 use stockade_tests::cross_section::one_or_each;
 use tempfile::TempDir;
 
@@ -15,16 +15,16 @@ pub const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
 
 /// One user's scratch world. Everything in it belongs to that user.
 pub struct World {
-    pub account: Account,
+    pub account: UserAccount,
     top: TempDir,
 }
 
 impl World {
-    pub fn new(user: User) -> Self {
-        let account = Account::of(user).unwrap();
+    pub fn new(user: TestUser) -> Self {
+        let account = UserAccount::for_user(user).unwrap();
         // Not in a temp directory: those are private inside.
         let place =
-            if account.user == User::available()[0] && user == User::Ordinary { own_home() } else { "/home".into() };
+            if account.user == TestUser::available_users()[0] && user == TestUser::Ordinary { own_home() } else { "/home".into() };
         let top = tempfile::Builder::new().prefix("stockade-e2e-").tempdir_in(place).unwrap();
         fs::set_permissions(top.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let world = Self { account, top };
@@ -69,8 +69,8 @@ impl World {
     }
 
     /// A program of the user's own, without any sandbox, in the workspace.
-    pub fn bare(&self, argv: &[&str]) -> Command {
-        Command::new(argv[0], self.workspace())
+    pub fn bare(&self, argv: &[&str]) -> TestCommand {
+        TestCommand::new(argv[0], self.workspace())
             .args(&argv[1..])
             .env("PATH", PATH)
             .env("HOME", self.home())
@@ -79,7 +79,7 @@ impl World {
     }
 
     /// `stockade run` of a program in the workspace, never asking.
-    pub fn stockade(&self, options: &[&str], argv: &[&str]) -> Command {
+    pub fn stockade(&self, options: &[&str], argv: &[&str]) -> TestCommand {
         let workspace = self.workspace();
         let mut all = vec![binary(), "run".into(), "--mode".into(), "never".into(), "--workspace".into()];
         all.push(workspace.to_str().unwrap().to_owned());
@@ -90,15 +90,15 @@ impl World {
         self.bare(&all)
     }
 
-    pub fn run(&self, command: &Command) -> Output {
+    pub fn run(&self, command: &TestCommand) -> ProgramOutput {
         run_as(&self.account, command).unwrap()
     }
 
     /// Runs in the sandbox and expects exit code 0.
     #[track_caller]
-    pub fn passes(&self, options: &[&str], argv: &[&str]) -> Output {
+    pub fn passes(&self, options: &[&str], argv: &[&str]) -> ProgramOutput {
         let output = self.run(&self.stockade(options, argv));
-        assert_eq!(output.ended, Ended::Code(0), "{argv:?}\n{}\n{}", output.stdout, output.stderr);
+        assert_eq!(output.ended, ProgramEnd::Code(0), "{argv:?}\n{}\n{}", output.stdout, output.stderr);
         output
     }
 
@@ -125,17 +125,17 @@ pub fn binary() -> String {
 
 /// Plays a test once for each kind of user that can be had here.
 pub fn each_user(test: impl Fn(&World)) {
-    as_users(User::available(), test);
+    as_users(TestUser::available_users(), test);
 }
 
 /// The same for a test that takes long: as the user whose turn it is, and as each where
 /// `STOCKADE_ALL` is set.
 pub fn one_user<T: Fn(&World)>(test: T) {
     // The function that the closure is of.
-    as_users(one_or_each(std::any::type_name::<T>(), User::available()), test);
+    as_users(one_or_each(std::any::type_name::<T>(), TestUser::available_users()), test);
 }
 
-fn as_users(users: Vec<User>, test: impl Fn(&World)) {
+fn as_users(users: Vec<TestUser>, test: impl Fn(&World)) {
     for user in users {
         let world = World::new(user);
         eprintln!("-- as {}", user.word());

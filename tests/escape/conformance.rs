@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, symlink};
 
-use stockade_testkit::slowness;
+use stockade_testkit::slowness_factor;
 
 use crate::cases::Kind;
 use crate::launch;
@@ -185,7 +185,7 @@ pub const ROWS: &[Row] = &[
             "echo x > f && git add f && git commit -q -m x && echo WORKED; echo x > .git/hooks/pre-commit; git config core.fsmonitor x; mv .git/hooks .git/h; mv .git g && mkdir -p .git/hooks && echo x > .git/hooks/post-commit",
         ),
         judge: |s| {
-            let inner = |p: &&stockade_testkit::Change| {
+            let inner = |p: &&stockade_testkit::TreeChange| {
                 p.path.starts_with("ws/.git/hooks") || p.path.starts_with("ws/g") || p.path.starts_with("ws/.git/h")
             };
             // Settings are written without what carries code.
@@ -202,9 +202,9 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "metadata-existing",
         prepare: |lab| {
-            lab.write("ws/.codex/config.toml", "x\n")?;
-            lab.write("ws/.aws/config", "x\n")?;
-            lab.write("ws/.claude/settings.json", "{}\n").map(drop)
+            lab.write_file("ws/.codex/config.toml", "x\n")?;
+            lab.write_file("ws/.aws/config", "x\n")?;
+            lab.write_file("ws/.claude/settings.json", "{}\n").map(drop)
         },
         text: Some(
             "for d in .git .codex .aws .claude; do echo x > $d/p; mkdir $d/q; mv $d $d.x; chmod 777 $d; touch $d; ln -sf /tmp $d/l; rm -rf $d; done 2>/dev/null; echo ok > sibling && mkdir dir && echo x > dir/f && echo WORKED",
@@ -254,7 +254,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "metadata-link",
         prepare: |lab| {
-            lab.write("ws/real/config.toml", "x\n")?;
+            lab.write_file("ws/real/config.toml", "x\n")?;
             Ok(symlink("real", lab.path("ws/.codex"))?)
         },
         text: Some(
@@ -266,7 +266,7 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         id: "metadata-parent-renamed",
-        prepare: |lab| lab.write("ws/pkg/.git/hooks/keep", "").map(drop),
+        prepare: |lab| lab.write_file("ws/pkg/.git/hooks/keep", "").map(drop),
         text: Some(
             "mkdir stage && mkdir stage/git && echo x > stage/git/pre-commit && mv stage/git pkg/.git/hooks/evil; mv stage pkg2; ln -s pkg/.git alias && echo x > alias/hooks/pre-commit; cd pkg/.git && echo x > hooks/y; cd hooks && echo x > z",
         ),
@@ -334,7 +334,7 @@ pub const ROWS: &[Row] = &[
         text: Some("\"$PROBES/race-open\" \"$OUT\" 4"),
         judge: |s| {
             let tries = s.lines().find_map(|l| l.strip_prefix("tries ")?.parse::<u64>().ok()).unwrap_or(0);
-            if tries < 100 / u64::from(slowness()) { vec![format!("only {tries} tries")] } else { Vec::new() }
+            if tries < 100 / u64::from(slowness_factor()) { vec![format!("only {tries} tries")] } else { Vec::new() }
         },
         control: Same(Ordinary, "changed: out"),
         ..ROW
@@ -357,7 +357,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "root-owner",
         prepare: |lab| {
-            let path = lab.write("ws/foreign", "theirs\n")?;
+            let path = lab.write_file("ws/foreign", "theirs\n")?;
             if crate::harness_is_root() {
                 std::os::unix::fs::chown(path, Some(54321), Some(54321))?;
             }
@@ -521,6 +521,6 @@ fn worked(seen: &Seen<'_>) -> Vec<String> {
     if seen.lines().any(|line| line == "WORKED") {
         Vec::new()
     } else {
-        vec![format!("did not work: {}", seen.output.text().trim_end())]
+        vec![format!("did not work: {}", seen.output.combined_text().trim_end())]
     }
 }

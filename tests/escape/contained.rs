@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use stockade_testkit::{Account, Command, Engine, EngineKind, Lab, User, processes_at, run_as, slowness, small_image};
+use stockade_testkit::{UserAccount, TestCommand, ContainerEngine, EngineKind, TestLab, TestUser, processes_at, run_as, slowness_factor, small_image};
 use stockade_tests::Level;
 
 use crate::places::{self, Place, options};
@@ -35,7 +35,7 @@ pub const GOES_WITHIN: Duration = Duration::from_secs(5);
 
 /// The engines of a run of the suite, with one image; gone with it.
 pub struct Engines {
-    running: Vec<Engine>,
+    running: Vec<ContainerEngine>,
     missing: BTreeMap<&'static str, String>,
 }
 
@@ -58,8 +58,8 @@ impl Engines {
     fn add(&mut self, kind: EngineKind, session: &Path) -> Result<()> {
         let made = session.join("image.tar");
         let archive = if made.exists() { made } else { small_image(session)? };
-        let engine = Engine::start(kind, &session.join(directory(kind)))?;
-        fs::write(image_file(session, kind), engine.import(&archive)?)?;
+        let engine = ContainerEngine::start(kind, &session.join(directory(kind)))?;
+        fs::write(image_file(session, kind), engine.import_image(&archive)?)?;
         self.running.push(engine);
         Ok(())
     }
@@ -73,7 +73,7 @@ impl Engines {
     pub fn end(&self, session: &Path) -> Result<()> {
         places::close(session)?;
         for engine in &self.running {
-            let left = engine.command(&["ps", "--all", "--quiet"])?;
+            let left = engine.run_client(&["ps", "--all", "--quiet"])?;
             ensure!(left.trim().is_empty(), "containers are left: {left}");
         }
         Ok(())
@@ -111,7 +111,7 @@ pub fn demand_gone(task: &Task, session: &Path) -> Result<()> {
 
 /// That no process has anything of this directory.
 pub fn demand_unused(directory: &Path) -> Result<()> {
-    let give_up = Instant::now() + GOES_WITHIN * slowness();
+    let give_up = Instant::now() + GOES_WITHIN * slowness_factor();
     loop {
         let left = processes_at(directory);
         if left.is_empty() {
@@ -144,9 +144,9 @@ pub fn attempt(world: &World, row: &Row, kind: &'static Kind) -> Result<Verdict>
     verdict.and_then(|verdict| ended.map(|()| verdict))
 }
 
-fn play(world: &World, row: &Row, lab: &mut Lab, place: &Place, written: &[String]) -> Result<Verdict> {
+fn play(world: &World, row: &Row, lab: &mut TestLab, place: &Place, written: &[String]) -> Result<Verdict> {
     let before = world.before(lab);
-    let output = run_as(&Account::of(User::Root)?, &attack(place, lab, row, written)?)?;
+    let output = run_as(&UserAccount::for_user(TestUser::Root)?, &attack(place, lab, row, written)?)?;
     let outcome = World::outcome(lab);
     let left = place.left()?;
     if let Some(why) = did_not_run(&output, outcome.as_ref(), place.level()) {
@@ -162,10 +162,10 @@ fn play(world: &World, row: &Row, lab: &mut Lab, place: &Place, written: &[Strin
 }
 
 /// The attempt, from the command line.
-fn attack(place: &Place, lab: &Lab, row: &Row, written: &[String]) -> Result<Command> {
+fn attack(place: &Place, lab: &TestLab, row: &Row, written: &[String]) -> Result<TestCommand> {
     let options = options(row, |name| name != "--limit");
-    let options = options.iter().map(|option| lab.names.replace(&option.replace("$WS", WORKSPACE)));
-    let program = lab.command(&place.program().display().to_string());
+    let options = options.iter().map(|option| lab.names.replace_names(&option.replace("$WS", WORKSPACE)));
+    let program = lab.build_command(&place.program().display().to_string());
     let command = place
         .stockade(program, "exec")
         .args(["--mode", "never"])
@@ -177,7 +177,7 @@ fn attack(place: &Place, lab: &Lab, row: &Row, written: &[String]) -> Result<Com
 }
 
 /// Copies, so that an attempt that gets through changes nobody else's.
-fn bring_probes(world: &World, lab: &Lab) -> Result<()> {
+fn bring_probes(world: &World, lab: &TestLab) -> Result<()> {
     let (from, to) = (world.session.join("probes"), lab.path("ws").join(PROBES));
     let status = std::process::Command::new("cp").arg("-a").args([&from, &to]).status().context("starting cp")?;
     ensure!(status.success(), "the probes were not copied");
@@ -185,7 +185,7 @@ fn bring_probes(world: &World, lab: &Lab) -> Result<()> {
 }
 
 /// Writes what the row runs, and gives the words that run it inside.
-fn write(world: &World, row: &Row, lab: &Lab, kind: &Kind) -> Result<Vec<String>> {
+fn write(world: &World, row: &Row, lab: &TestLab, kind: &Kind) -> Result<Vec<String>> {
     let probes = format!("{WORKSPACE}/{PROBES}");
     let (text, python) = world.written(
         row,
@@ -197,9 +197,9 @@ fn write(world: &World, row: &Row, lab: &Lab, kind: &Kind) -> Result<Vec<String>
     } else {
         ("/bin/bash", "probe.sh", format!("PATH={probes}:$PATH\n{IDENTITY}\necho {BEGIN}\n{text}\n"))
     };
-    lab.write(&format!("ws/{PROBES}/{name}"), &text)?;
+    lab.write_file(&format!("ws/{PROBES}/{name}"), &text)?;
     // In files, as the attempt itself: the suite tests the walls, not the judge.
-    lab.write(&format!("ws/{PROBES}/afresh.sh"), AFRESH)?;
+    lab.write_file(&format!("ws/{PROBES}/afresh.sh"), AFRESH)?;
     let attempt = [program.to_owned(), format!("{probes}/{name}")];
     let afresh = ["/bin/sh".to_owned(), format!("{probes}/afresh.sh")];
     // gVisor takes its time for each program: there it has run by then.

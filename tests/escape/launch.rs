@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustix::process::Signal;
-use stockade_testkit::{Command, Ended, Lab, Output, Running, descendants, run_as, slowness};
+use stockade_testkit::{TestCommand, ProgramEnd, TestLab, ProgramOutput, RunningProgram, wait_for_descendants, run_as, slowness_factor};
 use stockade_tests::Level;
 
 use crate::row::{Control, ROW, Row, Verdict};
@@ -22,11 +22,11 @@ fn as_it_should() -> Verdict {
     Verdict::Breached(vec!["as it should".to_owned()])
 }
 
-fn run_script(world: &World, lab: &Lab, level: Option<Level>, text: &str) -> Result<Output> {
-    let path = script(lab, "probe.sh", &format!("echo {BEGIN}\n{}\n", lab.names.replace(text)))?;
+fn run_script(world: &World, lab: &TestLab, level: Option<Level>, text: &str) -> Result<ProgramOutput> {
+    let path = script(lab, "probe.sh", &format!("echo {BEGIN}\n{}\n", lab.names.replace_names(text)))?;
     let command = match level {
         Some(level) => world.stockade(lab, level, "workspace", &[], &["/bin/bash", &path]),
-        None => lab.command("/bin/bash").arg(path),
+        None => lab.build_command("/bin/bash").arg(path),
     };
     run_as(&lab.account, &command)
 }
@@ -36,8 +36,8 @@ pub fn same_answers(world: &World, level: Option<Level>) -> Result<Verdict> {
     let text = format!("exec /usr/bin/python3 '{}'", world.probe("answers.py").display());
     let outside = run_script(world, &world.lab()?, None, &text)?;
     let lines = outside.stdout.lines().count();
-    if lines < 60 || outside.ended != Ended::Code(0) {
-        return Ok(Verdict::NotRun(format!("only {lines} answers outside: {}", outside.text())));
+    if lines < 60 || outside.ended != ProgramEnd::Code(0) {
+        return Ok(Verdict::NotRun(format!("only {lines} answers outside: {}", outside.combined_text())));
     }
     let Some(level) = level else { return Ok(as_it_should()) };
     let lab = world.lab()?;
@@ -62,7 +62,7 @@ pub fn same_answers(world: &World, level: Option<Level>) -> Result<Verdict> {
 pub fn exit_codes(world: &World, level: Option<Level>) -> Result<Verdict> {
     let Some(level) = level else { return Ok(as_it_should()) };
     let lab = world.lab()?;
-    lab.write("ws/not-executable", "x\n")?;
+    lab.write_file("ws/not-executable", "x\n")?;
     let cases: [(&[&str], i32, &str); 6] = [
         (&["/bin/sh", "-c", "exit 0"], 0, "exited"),
         (&["/bin/sh", "-c", "exit 3"], 3, "exited"),
@@ -76,7 +76,7 @@ pub fn exit_codes(world: &World, level: Option<Level>) -> Result<Verdict> {
         let _ = fs::remove_file(lab.path("state/outcome.json"));
         let output = run_as(&lab.account, &world.stockade(&lab, level, "workspace", &[], argv))?;
         let told = World::outcome(&lab).map(|o| o["status"].to_string()).unwrap_or_default();
-        if output.ended != Ended::Code(code) || told.trim_matches('"') != status {
+        if output.ended != ProgramEnd::Code(code) || told.trim_matches('"') != status {
             breaches.push(format!(
                 "{argv:?}: {:?} {told}, not {code} {status}: {}",
                 output.ended,
@@ -85,7 +85,7 @@ pub fn exit_codes(world: &World, level: Option<Level>) -> Result<Verdict> {
         }
     }
     let output = run_as(&lab.account, &world.stockade(&lab, level, "workspace", &[], &["./not-executable"]))?;
-    if !matches!(output.ended, Ended::Code(125..=127)) {
+    if !matches!(output.ended, ProgramEnd::Code(125..=127)) {
         breaches.push(format!("not executable: {:?}", output.ended));
     }
     Ok(Verdict::from_breaches(breaches))
@@ -99,14 +99,14 @@ pub fn closed_descriptors(world: &World, level: Option<Level>) -> Result<Verdict
     let path = script(&lab, "probe.sh", &format!("{text}\n"))?;
     let command = match level {
         Some(level) => world.stockade(&lab, level, "workspace", &[], &["/bin/bash", &path]),
-        None => lab.command("/bin/bash").arg(&path),
+        None => lab.build_command("/bin/bash").arg(&path),
     };
-    let output = run_as(&lab.account, &command.behind(["/bin/bash", "-c", "exec <&- >&- 2>&-; exec \"$@\"", "x"]))?;
+    let output = run_as(&lab.account, &command.with_prefix(["/bin/bash", "-c", "exec <&- >&- 2>&-; exec \"$@\"", "x"]))?;
     if level.is_none() {
         return Ok(as_it_should());
     }
     let mut breaches = Vec::new();
-    if output.ended == Ended::Code(125) {
+    if output.ended == ProgramEnd::Code(125) {
         // Refusing is safe; it must not have run.
         return Ok(if lab.path("ws/done").exists() {
             Verdict::Breached(vec!["refused, yet ran".to_owned()])
@@ -134,28 +134,28 @@ pub fn killed_front(world: &World, level: Option<Level>) -> Result<Verdict> {
     let Some(level) = level else {
         // Without a sandbox the same kill leaves the children.
         let path = script(&lab, "probe.sh", "setsid sleep 30 & (sleep 30 &); sleep 30\n")?;
-        let running = Running::start(&lab.account, &lab.command("/bin/bash").arg(path))?;
-        thread::sleep(Duration::from_millis(300) * slowness());
-        running.signal(Signal::KILL)?;
-        running.finish()?;
-        let left = descendants(&[lab.canary.id()], Duration::from_millis(300));
+        let running = RunningProgram::start(&lab.account, &lab.build_command("/bin/bash").arg(path))?;
+        thread::sleep(Duration::from_millis(300) * slowness_factor());
+        running.send_signal(Signal::KILL)?;
+        running.wait_for_end()?;
+        let left = wait_for_descendants(&[lab.canary.id()], Duration::from_millis(300));
         return Ok(if left.is_empty() { Verdict::NotRun("nothing was left".to_owned()) } else { as_it_should() });
     };
     let path = script(&lab, "probe.sh", &format!("echo {BEGIN}\n{text}\n"))?;
     let command = world.stockade(&lab, level, "workspace", &[], &["/bin/bash", &path]);
-    lab.write("state/tmp/keep", "")?;
+    lab.write_file("state/tmp/keep", "")?;
     let command = command.env("TMPDIR", lab.path("state/tmp"));
     let temporary = temporary_entries(&lab);
     let mut started = 0;
     for kill in 0..KILLS {
         let before = world.before(&lab);
-        let running = Running::start(&lab.account.clone(), &command)?;
+        let running = RunningProgram::start(&lab.account.clone(), &command)?;
         thread::sleep(Duration::from_millis(kill * 3));
         if kill % 4 == 3 {
             wait_for_begin(&running);
         }
-        running.signal(Signal::KILL)?;
-        let output = running.finish()?;
+        running.send_signal(Signal::KILL)?;
+        let output = running.wait_for_end()?;
         started += u64::from(output.stdout.contains(BEGIN));
         let verdict = world.judge(&JUDGE_ONLY, &mut lab, &before, &output, None, Some(level));
         if verdict != Verdict::Contained {
@@ -169,7 +169,7 @@ pub fn killed_front(world: &World, level: Option<Level>) -> Result<Verdict> {
     Ok(Verdict::from_breaches(litter.iter().map(|e| format!("left behind: {e}")).collect()))
 }
 
-fn wait_for_begin(running: &Running) {
+fn wait_for_begin(running: &RunningProgram) {
     for _ in 0..500 {
         if running.stdout_so_far().contains(BEGIN) {
             return;
@@ -180,7 +180,7 @@ fn wait_for_begin(running: &Running) {
 
 /// What lies in temporary places: in the world's own, and in the machine's
 /// where nobody else uses them.
-fn temporary_entries(lab: &Lab) -> Vec<String> {
+fn temporary_entries(lab: &TestLab) -> Vec<String> {
     let own = lab.path("state/tmp");
     let machine = ["/tmp", "/var/tmp", "/dev/shm", "/run"].map(PathBuf::from);
     let places = machine.into_iter().filter(|_| crate::harness_is_root()).chain([own]);
@@ -198,15 +198,15 @@ pub fn ended_front(world: &World, level: Option<Level>) -> Result<Verdict> {
         let command =
             world.stockade(&lab, level, "workspace", &[], &["/bin/bash", &path]).timeout(Duration::from_secs(20));
         let before = world.before(&lab);
-        let running = Running::start(&lab.account.clone(), &command)?;
+        let running = RunningProgram::start(&lab.account.clone(), &command)?;
         wait_for_begin(&running);
         if !running.stdout_so_far().contains(BEGIN) {
-            let output = running.finish()?;
-            return Ok(Verdict::NotRun(output.text()));
+            let output = running.wait_for_end()?;
+            return Ok(Verdict::NotRun(output.combined_text()));
         }
-        running.signal(signal)?;
-        let output = running.finish()?;
-        if output.ended == Ended::Code(0) {
+        running.send_signal(signal)?;
+        let output = running.wait_for_end()?;
+        if output.ended == ProgramEnd::Code(0) {
             return Ok(Verdict::Breached(vec![format!("{signal:?}: ended as if all was well")]));
         }
         match world.judge(&JUDGE_ONLY, &mut lab, &before, &output, None, Some(level)) {
@@ -223,7 +223,7 @@ pub fn ended_front(world: &World, level: Option<Level>) -> Result<Verdict> {
 const WRITE_IN_AND_OUT: &str =
     "echo x > f && mkdir d && mv f d/ && echo WORKED; echo x > \"$OUT/p\"; echo x > \"$WS/../p\"";
 
-fn worked_and_contained(world: &World, lab: &mut Lab, command: &Command, level: Option<Level>) -> Result<Verdict> {
+fn worked_and_contained(world: &World, lab: &mut TestLab, command: &TestCommand, level: Option<Level>) -> Result<Verdict> {
     let before = world.before(lab);
     let output = run_as(&lab.account.clone(), command)?;
     if let Some(level) = level
@@ -234,7 +234,7 @@ fn worked_and_contained(world: &World, lab: &mut Lab, command: &Command, level: 
     let verdict = world.judge(&JUDGE_ONLY, lab, &before, &output, None, level);
     Ok(match verdict {
         Verdict::Contained if !output.stdout.contains("WORKED") => {
-            Verdict::Breached(vec![format!("the workspace cannot be used: {}", output.text())])
+            Verdict::Breached(vec![format!("the workspace cannot be used: {}", output.combined_text())])
         }
         other => other,
     })
@@ -243,16 +243,16 @@ fn worked_and_contained(world: &World, lab: &mut Lab, command: &Command, level: 
 /// A workspace under `/tmp`, which the sandbox replaces by its own.
 pub fn workspace_in_tmp(world: &World, level: Option<Level>) -> Result<Verdict> {
     let top = Path::new("/tmp").join(format!("stockade-lab-{}-{}", std::process::id(), world.account.uid));
-    let mut lab = Lab::build(&top, &world.account)?;
+    let mut lab = TestLab::build_at(&top, &world.account)?;
     // The program itself must not lie where the private temp hides it.
     let mut outer = world.lab()?;
     outer.canary.kill()?;
     outer.canary.wait()?;
-    let text = lab.names.replace(WRITE_IN_AND_OUT);
+    let text = lab.names.replace_names(WRITE_IN_AND_OUT);
     let path = script(&outer, "probe.sh", &format!("echo {BEGIN}\n{text}\n"))?;
     let command = match level {
         Some(level) => world.stockade(&lab, level, "workspace", &[], &["/bin/bash", &path]),
-        None => lab.command("/bin/bash").arg(&path),
+        None => lab.build_command("/bin/bash").arg(&path),
     };
     worked_and_contained(world, &mut lab, &command, level)
 }
@@ -262,7 +262,7 @@ pub fn workspace_is_a_link(world: &World, level: Option<Level>) -> Result<Verdic
     let mut lab = world.lab()?;
     symlink(lab.path("ws"), lab.path("way"))?;
     let path =
-        script(&lab, "probe.sh", &format!("echo {BEGIN}\ncd \"$1\"\n{}\n", lab.names.replace(WRITE_IN_AND_OUT)))?;
+        script(&lab, "probe.sh", &format!("echo {BEGIN}\ncd \"$1\"\n{}\n", lab.names.replace_names(WRITE_IN_AND_OUT)))?;
     let way = lab.path("way").display().to_string();
     let command = match level {
         Some(level) => {
@@ -273,7 +273,7 @@ pub fn workspace_is_a_link(world: &World, level: Option<Level>) -> Result<Verdic
             }
             command
         }
-        None => lab.command("/bin/bash").args([&path, &way]),
+        None => lab.build_command("/bin/bash").args([&path, &way]),
     };
     worked_and_contained(world, &mut lab, &command, level)
 }

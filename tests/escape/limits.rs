@@ -16,7 +16,7 @@ pub fn beyond(seen: &Seen<'_>, word: &str, limit: u64) -> Vec<String> {
     match number(seen, word) {
         Some(n) if n < limit => Vec::new(),
         Some(n) => vec![format!("{word} {n}")],
-        None => vec![format!("no {word}: {}", seen.output.text())],
+        None => vec![format!("no {word}: {}", seen.output.combined_text())],
     }
 }
 
@@ -42,7 +42,7 @@ pub fn ended_by_limit(seen: &Seen<'_>, word: &str, limit: &str) -> Vec<String> {
         return breaches;
     };
     if outcome["status"] != "limit" {
-        breaches.push(format!("the status is {}: {}", outcome["status"], seen.output.text()));
+        breaches.push(format!("the status is {}: {}", outcome["status"], seen.output.combined_text()));
     }
     let named = outcome["error"].as_str().is_some_and(|error| error.starts_with(&format!("limit {limit}: ")));
     if !named {

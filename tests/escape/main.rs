@@ -43,7 +43,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use stockade_testkit::suite::{FAILED, PASSED, UNAVAILABLE};
-use stockade_testkit::{Account, User, kill_descendants};
+use stockade_testkit::{UserAccount, TestUser, kill_descendants};
 
 use crate::plan::Task;
 use crate::row::{Control, Row, Verdict};
@@ -84,7 +84,7 @@ fn run_one(task: &str, session: PathBuf) -> Result<ExitCode> {
     };
     let labs = task.labs(&session);
     world::open_directory(&labs)?;
-    let world = World { session, labs, account: Account::of(user)?, cases: cases::load(TABLE)? };
+    let world = World { session, labs, account: UserAccount::for_user(user)?, cases: cases::load(TABLE)? };
     let verdict = match task.run.map(|(_, way)| way) {
         None => world.attempt(row, None),
         Some(Way::Native(level)) => world.attempt(row, Some(level)),
@@ -136,5 +136,5 @@ pub fn check_completeness(cases: &[cases::Case]) -> Result<()> {
 
 /// True where the harness may do everything.
 pub fn harness_is_root() -> bool {
-    User::available().contains(&User::Root)
+    TestUser::available_users().contains(&TestUser::Root)
 }

@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result, ensure};
-use stockade_testkit::{Account, Command, Ended, Lab, User, run_as, slowness};
+use stockade_testkit::{UserAccount, TestCommand, ProgramEnd, TestLab, TestUser, run_as, slowness_factor};
 use stockade_tests::Level;
 
 use crate::contained::{GOES_WITHIN, demand_unused, directory, image_file, socket};
@@ -56,7 +56,7 @@ fn is_alone(row: &Row) -> bool {
 
 impl Place {
     /// One for a row: one that waits for it, or a new one.
-    pub fn of(world: &World, lab: &Lab, kind: &'static Kind, row: &Row) -> Result<Self> {
+    pub fn of(world: &World, lab: &TestLab, kind: &'static Kind, row: &Row) -> Result<Self> {
         let session = &world.session;
         if is_alone(row) {
             return Self::make(world, lab, kind, row, (world.labs.join("place"), None));
@@ -84,7 +84,7 @@ impl Place {
 
     fn make(
         world: &World,
-        lab: &Lab,
+        lab: &TestLab,
         kind: &'static Kind,
         row: &Row,
         (home, waits): (PathBuf, Option<PathBuf>),
@@ -99,7 +99,7 @@ impl Place {
         // Where nothing keeps protected names nothing is bound that the host trusts.
         let work = if kind.has_native_walls() { "--bind" } else { "--copy" };
         let mut command = place
-            .stockade(lab.command(&place.program().display().to_string()), "create")
+            .stockade(lab.build_command(&place.program().display().to_string()), "create")
             .args(["--backend", directory(kind.engine), "--image", image.trim()])
             .args(["--profile", world.profile(row), "--level", kind.level().word(), work])
             .arg(place.workspace())
@@ -132,7 +132,7 @@ impl Place {
     }
 
     /// `stockade sandbox` as whoever made it: `command` is the program, and what is around.
-    pub fn stockade(&self, command: Command, part: &str) -> Command {
+    pub fn stockade(&self, command: TestCommand, part: &str) -> TestCommand {
         let socket = socket(&self.session, self.kind.engine);
         let state = self.home.join("state");
         // What the engine is to read lies where it sees it: `/tmp` is the row's own.
@@ -140,18 +140,18 @@ impl Place {
         command.env("DOCKER_HOST", &socket).env("CONTAINER_HOST", socket).timeout(DONE_WITHIN)
     }
 
-    fn plain(&self, part: &str) -> Command {
+    fn plain(&self, part: &str) -> TestCommand {
         let program = host(&self.program().display().to_string());
         self.stockade(program.env("HOME", &self.home), part)
     }
 
     /// Puts the world's workspace into it. Where it is one of the host, it is then that of
     /// the world: its own directory, which the sandbox was made with, mounted there.
-    pub fn furnish(&self, lab: &Lab) -> Result<()> {
+    pub fn furnish(&self, lab: &TestLab) -> Result<()> {
         if !self.kind.has_native_walls() {
             let way = "set -o pipefail; tar -c -C \"$0\" . | exec \"$@\"";
             let command = self.plain("exec").args([self.id(), "--", "/bin/sh", "-c", ANEW]);
-            return done(&command.behind(["/bin/bash", "-c", way, &lab.workspace().display().to_string()])).map(drop);
+            return done(&command.with_prefix(["/bin/bash", "-c", way, &lab.workspace().display().to_string()])).map(drop);
         }
         for entry in fs::read_dir(lab.workspace())? {
             let entry = entry?;
@@ -168,7 +168,7 @@ impl Place {
         }
         let container = format!("stockade-{}", self.id);
         let top = host("docker").args(["-H", &socket(&self.session, self.kind.engine), "top", &container]);
-        let give_up = Instant::now() + GOES_WITHIN * slowness();
+        let give_up = Instant::now() + GOES_WITHIN * slowness_factor();
         loop {
             let listed = done(&top)?;
             let left: Vec<String> = listed.lines().skip(2).map(|line| format!("left running: {line}")).collect();
@@ -180,7 +180,7 @@ impl Place {
     }
 
     /// Ends its use for a row. It is lent to another only where the attempt was contained.
-    pub fn end(self, world: &World, lab: &Lab, contained: bool) -> Result<()> {
+    pub fn end(self, world: &World, lab: &TestLab, contained: bool) -> Result<()> {
         let unmounted = match self.kind.has_native_walls() {
             true => done(&host("/bin/umount").arg(lab.workspace())).map(drop),
             false => Ok(()),
@@ -196,7 +196,7 @@ impl Place {
     }
 
     /// Empties its workspace, whatever was made of it.
-    fn empty(&self, account: &Account) -> Result<()> {
+    fn empty(&self, account: &UserAccount) -> Result<()> {
         let workspace = self.workspace();
         done(&host("/usr/bin/find").arg(&workspace).args(["-mindepth", "1", "-delete"]))?;
         chown(&workspace, Some(account.uid), Some(account.gid))?;
@@ -229,14 +229,14 @@ pub fn close(session: &Path) -> Result<()> {
     Ok(())
 }
 
-fn host(program: &str) -> Command {
-    Command::new(program, "/").env("PATH", "/usr/local/bin:/usr/bin:/bin")
+fn host(program: &str) -> TestCommand {
+    TestCommand::new(program, "/").env("PATH", "/usr/local/bin:/usr/bin:/bin")
 }
 
 /// Whose the engines are does it.
-fn done(command: &Command) -> Result<String> {
-    let output = run_as(&Account::of(User::Root)?, command)?;
-    ensure!(output.ended == Ended::Code(0), "{:?} ended with {:?}: {}", command.argv, output.ended, output.text());
+fn done(command: &TestCommand) -> Result<String> {
+    let output = run_as(&UserAccount::for_user(TestUser::Root)?, command)?;
+    ensure!(output.ended == ProgramEnd::Code(0), "{:?} ended with {:?}: {}", command.argv, output.ended, output.combined_text());
     Ok(output.stdout)
 }
 

@@ -9,8 +9,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use stockade_testkit::suite::{NotRun, play};
-use stockade_testkit::{Account, Command, Output, SLOWNESS, User, run_as};
+use stockade_testkit::suite::{SkippedTask, run_tasks};
+use stockade_testkit::{UserAccount, TestCommand, ProgramOutput, SLOWNESS_VARIABLE, TestUser, run_as};
 use stockade_tests::Level;
 use stockade_tests::cross_section::{Turn, Wanted, of_native_row};
 
@@ -31,7 +31,7 @@ const TASK_TIMEOUT: Duration = Duration::from_secs(300);
 pub struct Task {
     pub row: String,
     /// None for the control.
-    pub run: Option<(User, Way)>,
+    pub run: Option<(TestUser, Way)>,
 }
 
 impl fmt::Display for Task {
@@ -76,7 +76,7 @@ impl FromStr for Task {
         let run = match parts.as_slice() {
             [_, "control"] => None,
             [_, user, way] => {
-                let user = [User::Root, User::Ordinary].into_iter().find(|u| u.word() == *user);
+                let user = [TestUser::Root, TestUser::Ordinary].into_iter().find(|u| u.word() == *user);
                 Some(user.zip(Way::named(way)).with_context(|| format!("no such task: {text}"))?)
             }
             _ => bail!("no such task: {text}"),
@@ -86,23 +86,23 @@ impl FromStr for Task {
 }
 
 /// Splits the suite into what can run here and what cannot, with the reason.
-fn tasks(rows: &[&Row]) -> (Vec<Task>, Vec<NotRun>) {
+fn tasks(rows: &[&Row]) -> (Vec<Task>, Vec<SkippedTask>) {
     let mut here = Vec::new();
     let mut not_here = Vec::new();
     for row in rows {
         let task = Task { row: row.id.to_owned(), run: None };
         match row.control {
-            Control::None(why) => not_here.push(NotRun { task: task.to_string(), why: format!("no control: {why}") }),
+            Control::None(why) => not_here.push(SkippedTask { task: task.to_string(), why: format!("no control: {why}") }),
             _ if crate::world::control_account(row.control).is_none()
                 || row.control_needs_root && !harness_is_root() =>
             {
-                not_here.push(NotRun {
+                not_here.push(SkippedTask {
                     task: task.to_string(),
                     why: "this control needs the harness to be root".to_owned(),
                 });
             }
             _ => match (row.control_not_here)() {
-                Some(why) => not_here.push(NotRun { task: task.to_string(), why: why.to_owned() }),
+                Some(why) => not_here.push(SkippedTask { task: task.to_string(), why: why.to_owned() }),
                 None => here.push(task),
             },
         }
@@ -110,7 +110,7 @@ fn tasks(rows: &[&Row]) -> (Vec<Task>, Vec<NotRun>) {
             let task = Task { row: row.id.to_owned(), run: Some((user, way)) };
             let task_of = task.to_string();
             match why_not(row, user, way) {
-                Some(why) => not_here.push(NotRun { task: task_of, why }),
+                Some(why) => not_here.push(SkippedTask { task: task_of, why }),
                 None => here.push(task),
             }
         }
@@ -119,8 +119,8 @@ fn tasks(rows: &[&Row]) -> (Vec<Task>, Vec<NotRun>) {
 }
 
 /// Why a row is not played by this user in this way, whatever the machine has.
-fn why_not(row: &Row, user: User, way: Way) -> Option<String> {
-    if !User::available().contains(&user) || way.needs_root() && !harness_is_root() {
+fn why_not(row: &Row, user: TestUser, way: Way) -> Option<String> {
+    if !TestUser::available_users().contains(&user) || way.needs_root() && !harness_is_root() {
         return Some("the harness is not root".to_owned());
     }
     match way {
@@ -131,8 +131,8 @@ fn why_not(row: &Row, user: User, way: Way) -> Option<String> {
 }
 
 /// Whether a task is played; where it is not, it is told why.
-fn kept(not_here: &mut Vec<NotRun>, task: &Task, why_not: Option<&str>) -> bool {
-    not_here.extend(why_not.map(|why| NotRun { task: task.to_string(), why: why.to_owned() }));
+fn kept(not_here: &mut Vec<SkippedTask>, task: &Task, why_not: Option<&str>) -> bool {
+    not_here.extend(why_not.map(|why| SkippedTask { task: task.to_string(), why: why.to_owned() }));
     why_not.is_none()
 }
 
@@ -163,19 +163,19 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
         not_here.extend(unpromised.into_iter().map(|task: Task| {
             let why =
                 format!("this kernel cannot, and the report says so: {}", lacking(&task, &reported).unwrap_or(""));
-            NotRun { task: task.to_string(), why }
+            SkippedTask { task: task.to_string(), why }
         }));
     }
     let engines = Engines::start(session.path(), &here)?;
     here.retain(|task| kept(&mut not_here, task, engines.missing(task)));
     let (contained, native): (Vec<Task>, Vec<Task>) = here.into_iter().partition(|task| task.container().is_some());
-    let mut tally = play(native, PARALLEL, |task| start_task(task, session.path()));
-    tally.add(play(contained, PARALLEL_CONTAINED, |task| start_task(task, session.path())));
+    let mut tally = run_tasks(native, PARALLEL, |task| start_task(task, session.path()));
+    tally.add_results(run_tasks(contained, PARALLEL_CONTAINED, |task| start_task(task, session.path())));
     if let Err(error) = engines.end(session.path()) {
         tally.failed.push(("the end of the sandboxes".to_owned(), format!("{error:#}")));
     }
     tally.not_run.splice(..0, not_here);
-    Ok(tally.report())
+    Ok(tally.print_report())
 }
 
 /// What the program says of level restricted on this machine.
@@ -195,22 +195,22 @@ fn lacking(task: &Task, reported: &str) -> Option<&'static str> {
     rows().iter().find(|row| row.id == task.row)?.unpromised.filter(|lack| reported.contains(lack))
 }
 
-fn start_task(task: &Task, session: &Path) -> Result<Output> {
-    let own = Account::of(if harness_is_root() { User::Root } else { User::Ordinary })?;
-    let mut command = Command::new(session.join("suite"), session)
+fn start_task(task: &Task, session: &Path) -> Result<ProgramOutput> {
+    let own = UserAccount::for_user(if harness_is_root() { TestUser::Root } else { TestUser::Ordinary })?;
+    let mut command = TestCommand::new(session.join("suite"), session)
         .args(["--row", &task.to_string()])
         .arg(session)
         .env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
         .env("LANG", "C.UTF-8")
         .timeout(TASK_TIMEOUT);
-    if let Some(times) = std::env::var_os(SLOWNESS) {
-        command = command.env(SLOWNESS, times);
+    if let Some(times) = std::env::var_os(SLOWNESS_VARIABLE) {
+        command = command.env(SLOWNESS_VARIABLE, times);
     }
     if harness_is_root() {
         // Shared among themselves, so that a mount that escapes is seen, and
         // cut off from the host, so that it is seen here alone.
         let set_up = "mount --make-rshared / && mount -t tmpfs -o mode=1777 tmp /tmp && mount -t tmpfs -o mode=755 run /run && exec \"$@\"";
-        command = command.behind([
+        command = command.with_prefix([
             "/usr/bin/unshare",
             "-mpfiu",
             "--kill-child",

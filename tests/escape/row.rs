@@ -1,7 +1,7 @@
 //! What a row of the suite says: what to run, how to judge it from outside,
 //! and what proves that the judgement can fail.
 
-use stockade_testkit::{Change, Ended, Lab, Output, User};
+use stockade_testkit::{TreeChange, ProgramEnd, TestLab, ProgramOutput, TestUser};
 use stockade_tests::Level;
 
 use crate::cases::Kind;
@@ -81,10 +81,10 @@ impl From<Option<Level>> for Behind {
 
 /// What a judge sees.
 pub struct Seen<'a> {
-    pub lab: &'a Lab,
-    pub output: &'a Output,
+    pub lab: &'a TestLab,
+    pub output: &'a ProgramOutput,
     /// Every change in the world of the attempt.
-    pub changes: &'a [Change],
+    pub changes: &'a [TreeChange],
     /// The outcome as Stockade wrote it; none in a control.
     pub outcome: Option<&'a serde_json::Value>,
     /// None in a control.
@@ -92,7 +92,7 @@ pub struct Seen<'a> {
     /// Whether a container engine made the walls around: it holds limits, and tells
     /// nobody which it was.
     pub in_container: bool,
-    pub user: User,
+    pub user: TestUser,
 }
 
 impl Seen<'_> {
@@ -136,7 +136,7 @@ impl Seen<'_> {
 
     /// A breach unless the command ended with this code.
     pub fn expect_code(&self, code: i32) -> Vec<String> {
-        if self.output.ended == Ended::Code(code) {
+        if self.output.ended == ProgramEnd::Code(code) {
             Vec::new()
         } else {
             vec![format!("ended with {:?}, not {code}: {}", self.output.ended, self.output.stderr.trim_end())]
@@ -164,7 +164,7 @@ pub struct Row {
     /// Options for Stockade.
     pub options: &'static [&'static str],
     /// Makes more of the world first.
-    pub prepare: fn(&mut Lab) -> anyhow::Result<()>,
+    pub prepare: fn(&mut TestLab) -> anyhow::Result<()>,
     /// How it is started.
     pub launch: Launch,
     /// What is judged beside what is judged for all.

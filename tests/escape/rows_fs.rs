@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use stockade_testkit::Ended;
+use stockade_testkit::ProgramEnd;
 use stockade_tests::Level;
 
 use crate::row::Control::{None as NoControl, Own, Same, Text};
@@ -48,7 +48,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0013",
         args: &["a", "$OUT/canary"],
-        prepare: |lab| lab.write("ws/a", "inside\n").map(drop),
+        prepare: |lab| lab.write_file("ws/a", "inside\n").map(drop),
         judge: |s| s.refuse_change("ws/a"),
         control: Same(Ordinary, "out/canary"),
         ..ROW
@@ -120,7 +120,7 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         id: "esc-0034",
-        prepare: |lab| lab.write("ws/.GIT/hooks/keep", "").map(drop),
+        prepare: |lab| lab.write_file("ws/.GIT/hooks/keep", "").map(drop),
         control: Same(Ordinary, "ws/.GIT/hooks/x"),
         ..ROW
     },
@@ -259,7 +259,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0063",
         judge: |s| {
-            let Some(key) = s.lab.segment() else { return vec!["no segment could be made".to_owned()] };
+            let Some(key) = s.lab.segment_key() else { return vec!["no segment could be made".to_owned()] };
             s.lines().filter(|l| l.contains(key)).map(|l| format!("listed: {l}")).collect()
         },
         control: Same(Ordinary, "listed"),
@@ -279,7 +279,7 @@ pub const ROWS: &[Row] = &[
     Row {
         id: "esc-0069",
         // Past PATH_MAX the answer may be ENAMETOOLONG: only an end by itself counts.
-        judge: |s| if s.output.ended == Ended::Code(1) { Vec::new() } else { s.expect_code(0) },
+        judge: |s| if s.output.ended == ProgramEnd::Code(1) { Vec::new() } else { s.expect_code(0) },
         control: NoControl("it is about an engine that neither crashes nor hangs; any end within the time-out passes"),
         ..ROW
     },

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use stockade_testkit::{Ended, Lab, User};
+use stockade_testkit::{ProgramEnd, TestLab, TestUser};
 use stockade_tests::Level;
 
 use crate::row::Control::{None as NoControl, Own, Same, Text};
@@ -151,7 +151,7 @@ pub const ROWS: &[Row] = &[
         id: "esc-0098",
         // The filter around a container ends whoever calls with another machine's numbers.
         judge: |s| match s.output.ended {
-            Ended::Code(BAD_CALL) if s.in_container => Vec::new(),
+            ProgramEnd::Code(BAD_CALL) if s.in_container => Vec::new(),
             _ => s.results_within(&["EPERM", "ENOSYS"], &[]),
         },
         control: NoControl(
@@ -313,7 +313,7 @@ fn credentials(seen: &Seen<'_>) -> Vec<String> {
     for name in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
         // Emptying the bounding set needs CAP_SETPCAP, which an ordinary user
         // has only in a user namespace; with no-new-privs it changes nothing.
-        if name == "CapBnd" && seen.level == Some(Level::Restricted) && seen.user == User::Ordinary {
+        if name == "CapBnd" && seen.level == Some(Level::Restricted) && seen.user == TestUser::Ordinary {
             continue;
         }
         if value(name) != "0000000000000000" {
@@ -351,23 +351,23 @@ fn identity(seen: &Seen<'_>) -> Vec<String> {
 
 /// Servers at well-known places, which only a root harness can make: it has
 /// `/run` and `/tmp` of its own.
-fn serve(lab: &mut Lab, paths: &[&str]) -> anyhow::Result<()> {
+fn serve(lab: &mut TestLab, paths: &[&str]) -> anyhow::Result<()> {
     if !harness_is_root() {
         return Ok(());
     }
     for path in paths {
-        lab.listeners.stream(Path::new(path))?;
+        lab.listeners.listen_stream(Path::new(path))?;
     }
     Ok(())
 }
 
-fn serve_runtime(lab: &mut Lab, names: &[&str]) -> anyhow::Result<()> {
+fn serve_runtime(lab: &mut TestLab, names: &[&str]) -> anyhow::Result<()> {
     if !harness_is_root() {
         return Ok(());
     }
     let directory = format!("/run/user/{}", lab.account.uid);
     for name in names {
-        lab.listeners.stream(Path::new(&format!("{directory}/{name}")))?;
+        lab.listeners.listen_stream(Path::new(&format!("{directory}/{name}")))?;
     }
     fs::set_permissions(&directory, fs::Permissions::from_mode(0o700))?;
     std::os::unix::fs::chown(&directory, Some(lab.account.uid), Some(lab.account.gid))?;
@@ -375,5 +375,5 @@ fn serve_runtime(lab: &mut Lab, names: &[&str]) -> anyhow::Result<()> {
 }
 
 fn harness_is_root() -> bool {
-    User::available().contains(&User::Root)
+    TestUser::available_users().contains(&TestUser::Root)
 }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Result;
-use stockade_testkit::{Ended, Lab, Running, User, run_as};
+use stockade_testkit::{ProgramEnd, TestLab, RunningProgram, TestUser, run_as};
 use stockade_tests::Level;
 
 use crate::cases::Kind;
@@ -282,27 +282,27 @@ fn spin(world: &World, level: Option<Level>) -> Result<Verdict> {
     let path = script(&lab, "probe.sh", &format!("echo {BEGIN}\n{SPIN}"))?;
     let command = world.stockade(&lab, level, "workspace", &["--limit", "cpus=0.25"], &["/bin/bash", &path]);
     let output = run_as(&lab.account, &command)?;
-    if lab.account.user != User::Root && output.ended == Ended::Code(125) {
+    if lab.account.user != TestUser::Root && output.ended == ProgramEnd::Code(125) {
         let named = output.stderr.contains("cpus 0.25");
-        return Ok(Verdict::from_breaches(if named { Vec::new() } else { vec![output.text()] }));
+        return Ok(Verdict::from_breaches(if named { Vec::new() } else { vec![output.combined_text()] }));
     }
     let outcome = World::outcome(&lab).unwrap_or_default();
     let usage = &outcome["attempts"][0]["usage"];
     let (Some(cpu), Some(wall)) = (usage["cpu_ms"].as_u64(), usage["wall_ms"].as_u64()) else {
-        return Ok(Verdict::NotRun(format!("no usage: {}", output.text())));
+        return Ok(Verdict::NotRun(format!("no usage: {}", output.combined_text())));
     };
     Ok(spun(cpu, wall))
 }
 
 /// The same with nothing to hold it.
-fn spin_freely(lab: &Lab) -> Result<Verdict> {
+fn spin_freely(lab: &TestLab) -> Result<Verdict> {
     let path = script(lab, "probe.sh", &format!("TIMEFORMAT='%U %R'\ntime {{\n{SPIN}}} 2>/dev/null\n"))?;
-    let output = run_as(&lab.account, &lab.command("/bin/bash").arg(path))?;
+    let output = run_as(&lab.account, &lab.build_command("/bin/bash").arg(path))?;
     let times = output.stderr.lines().find_map(|line| line.trim().split_once(' '));
     let ms = |text: &str| text.parse::<f64>().ok().map(|seconds| (seconds * 1000.0) as u64);
     match times.and_then(|(cpu, wall)| Some((ms(cpu)?, ms(wall)?))) {
         Some((cpu, wall)) => Ok(spun(cpu, wall)),
-        None => Ok(Verdict::NotRun(format!("no times: {}", output.text()))),
+        None => Ok(Verdict::NotRun(format!("no times: {}", output.combined_text()))),
     }
 }
 
@@ -319,20 +319,20 @@ fn flood(world: &World, level: Option<Level>, text: &str, stream: &str) -> Resul
     let lab = world.lab()?;
     let path = script(&lab, "probe.sh", &format!("{text}\n"))?;
     let Some(level) = level else {
-        let output = run_as(&lab.account, &lab.command("/bin/bash").arg(path))?;
-        let much = output.text().len() > KEPT_MAX;
+        let output = run_as(&lab.account, &lab.build_command("/bin/bash").arg(path))?;
+        let much = output.combined_text().len() > KEPT_MAX;
         return Ok(Verdict::from_breaches(if much { vec!["more than is kept".to_owned()] } else { Vec::new() }));
     };
     let command = lab
-        .command(&world.engine().display().to_string())
+        .build_command(&world.engine().display().to_string())
         .args(["run", "--profile", "workspace", "--level", level.word(), "--mode", "never", "--json", "--workspace"])
         .arg(lab.workspace())
         .args(["--", "/bin/bash", &path])
         .timeout(Duration::from_secs(120));
-    let running = Running::start(&lab.account, &command)?;
+    let running = RunningProgram::start(&lab.account, &command)?;
     let (peak, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let sampler = sample_memory(running.pid(), &peak, &over);
-    let output = running.finish()?;
+    let output = running.wait_for_end()?;
     over.store(true, Ordering::SeqCst);
     let _ = sampler.join();
     let Ok(outcome) = serde_json::from_str::<serde_json::Value>(&output.stdout) else {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use rustix::process::Signal;
 use serde_json::Value;
-use stockade_testkit::{Command, Ended, Lab, Running, descendants, process_alive, run_as, slowness};
+use stockade_testkit::{TestCommand, ProgramEnd, TestLab, RunningProgram, wait_for_descendants, process_alive, run_as, slowness_factor};
 use stockade_tests::Level;
 
 use crate::row::Control::Own;
@@ -40,8 +40,8 @@ pub const ROWS: &[Row] = &[
 ];
 
 /// `stockade run` whose outcome is its standard output.
-fn captured(world: &World, lab: &Lab, level: Level, argv: &[&str]) -> Command {
-    lab.command(&world.engine().display().to_string())
+fn captured(world: &World, lab: &TestLab, level: Level, argv: &[&str]) -> TestCommand {
+    lab.build_command(&world.engine().display().to_string())
         .args(["run", "--profile", "workspace", "--level", level.word(), "--mode", "never", "--json", "--workspace"])
         .arg(lab.workspace())
         .arg("--")
@@ -53,7 +53,7 @@ fn all_bytes(world: &World, level: Option<Level>) -> Result<Verdict> {
     let lab = world.lab()?;
     let argv = ["/usr/bin/python3", "-c", ALL_BYTES];
     let Some(level) = level else {
-        let output = run_as(&lab.account, &lab.command(argv[0]).args(&argv[1..]))?;
+        let output = run_as(&lab.account, &lab.build_command(argv[0]).args(&argv[1..]))?;
         let is_text = serde_json::from_str::<Value>(&output.stdout).is_ok();
         return Ok(Verdict::from_breaches(if is_text { Vec::new() } else { vec!["no JSON".to_owned()] }));
     };
@@ -75,7 +75,7 @@ fn escapes(world: &World, level: Option<Level>) -> Result<Verdict> {
     let argv = ["/bin/bash", path.as_str()];
     let output = match level {
         Some(level) => run_as(&lab.account, &captured(world, &lab, level, &argv))?,
-        None => run_as(&lab.account, &lab.command(argv[0]).arg(argv[1]))?,
+        None => run_as(&lab.account, &lab.build_command(argv[0]).arg(argv[1]))?,
     };
     let mut breaches = Vec::new();
     for (name, text) in [("output", &output.stdout), ("errors", &output.stderr)] {
@@ -84,7 +84,7 @@ fn escapes(world: &World, level: Option<Level>) -> Result<Verdict> {
         }
     }
     if level.is_some() && !output.stdout.contains("\\u001b[2J") {
-        breaches.push(format!("what it printed is not told: {}", output.text()));
+        breaches.push(format!("what it printed is not told: {}", output.combined_text()));
     }
     Ok(Verdict::from_breaches(breaches))
 }
@@ -94,37 +94,37 @@ fn many_at_once(world: &World, level: Option<Level>) -> Result<Verdict> {
     let lab = world.lab()?;
     let Some(level) = level else {
         let left = "(setsid sleep 20 >/dev/null 2>&1 &)";
-        run_as(&lab.account, &lab.command("/bin/bash").args(["-c", left]))?;
-        let left = descendants(&[lab.canary.id()], Duration::from_millis(100));
+        run_as(&lab.account, &lab.build_command("/bin/bash").args(["-c", left]))?;
+        let left = wait_for_descendants(&[lab.canary.id()], Duration::from_millis(100));
         return Ok(Verdict::from_breaches(left));
     };
-    if slowness() > 1 {
+    if slowness_factor() > 1 {
         let why = "on an emulated machine so many at once take longer than one start may";
         return Ok(Verdict::Unavailable(why.to_owned()));
     }
     let before = groups();
     let path = script(&lab, "probe.sh", "sleep 1\n")?;
     let command = lab
-        .command(&world.engine().display().to_string())
+        .build_command(&world.engine().display().to_string())
         .args(["run", "--profile", "workspace", "--level", level.word(), "--mode", "never", "--workspace"])
         .arg(lab.workspace())
         .args(["--", "/bin/bash", &path])
         .timeout(Duration::from_secs(120));
-    let running = (0..AT_ONCE).map(|_| Running::start(&lab.account, &command)).collect::<Result<Vec<_>>>()?;
+    let running = (0..AT_ONCE).map(|_| RunningProgram::start(&lab.account, &command)).collect::<Result<Vec<_>>>()?;
     let (mut breaches, mut done) = (Vec::new(), 0);
     for run in running {
-        let output = run.finish()?;
+        let output = run.wait_for_end()?;
         match output.ended {
-            Ended::Code(0) => done += 1,
-            Ended::Code(125) if output.stderr.contains("hidden paths watched): Too many open files") => {}
-            other => breaches.push(format!("{other:?}: {}", output.text())),
+            ProgramEnd::Code(0) => done += 1,
+            ProgramEnd::Code(125) if output.stderr.contains("hidden paths watched): Too many open files") => {}
+            other => breaches.push(format!("{other:?}: {}", output.combined_text())),
         }
     }
     breaches.truncate(3);
     if done < AT_ONCE_LEAST {
         breaches.push(format!("only {done} of {AT_ONCE} were carried out"));
     }
-    breaches.extend(descendants(&[lab.canary.id()], Duration::from_secs(5)));
+    breaches.extend(wait_for_descendants(&[lab.canary.id()], Duration::from_secs(5)));
     breaches.extend(groups().into_iter().filter(|group| !before.contains(group)).map(|group| format!("left: {group}")));
     Ok(Verdict::from_breaches(breaches))
 }
@@ -188,13 +188,13 @@ fn stalled(world: &World, level: Option<Level>) -> Result<Verdict> {
     };
     let file = stall.1.join("file").display().to_string();
     let Some(level) = level else {
-        let running = Running::start(&lab.account, &lab.command("/bin/cat").arg(&file))?;
+        let running = RunningProgram::start(&lab.account, &lab.build_command("/bin/cat").arg(&file))?;
         std::thread::sleep(Duration::from_millis(500));
-        running.signal(Signal::KILL)?;
+        running.send_signal(Signal::KILL)?;
         std::thread::sleep(Duration::from_millis(500));
         let alive = process_alive(running.pid());
         drop(stall);
-        running.finish()?;
+        running.wait_for_end()?;
         return Ok(Verdict::from_breaches(if alive { vec!["it outlives its killing".to_owned()] } else { Vec::new() }));
     };
     let command = world.stockade(&lab, level, "workspace", &["--timeout", "1s"], &["/bin/cat", &file]);
@@ -202,11 +202,11 @@ fn stalled(world: &World, level: Option<Level>) -> Result<Verdict> {
     let outcome = World::outcome(&lab).unwrap_or_default();
     let mut breaches = Vec::new();
     let told = outcome["error"].as_str().is_some_and(|error| error.starts_with("the command could not be killed"));
-    if output.ended != Ended::Code(125) || outcome["status"] != "error" || !told {
-        breaches.push(format!("{:?} {} {}: {}", output.ended, outcome["status"], outcome["error"], output.text()));
+    if output.ended != ProgramEnd::Code(125) || outcome["status"] != "error" || !told {
+        breaches.push(format!("{:?} {} {}: {}", output.ended, outcome["status"], outcome["error"], output.combined_text()));
     }
     drop(stall);
-    let left = descendants(&[lab.canary.id()], Duration::from_secs(20));
+    let left = wait_for_descendants(&[lab.canary.id()], Duration::from_secs(20));
     breaches.extend(left.into_iter().map(|line| format!("left running: {line}")));
     Ok(Verdict::from_breaches(breaches))
 }
@@ -214,7 +214,7 @@ fn stalled(world: &World, level: Option<Level>) -> Result<Verdict> {
 /// esc-0223: each way to end is told apart from every other.
 fn ends(world: &World, level: Option<Level>) -> Result<Verdict> {
     let lab = world.lab()?;
-    lab.write("ws/not-executable", "x\n")?;
+    lab.write_file("ws/not-executable", "x\n")?;
     let memory = "held = bytearray(b'x' * (400 << 20)); import time; time.sleep(5)";
     let cases: [(&str, &[&str], &[&str]); 8] = [
         ("exited 0", &[], &["/bin/sh", "-c", "exit 0"]),
@@ -229,7 +229,7 @@ fn ends(world: &World, level: Option<Level>) -> Result<Verdict> {
     let Some(level) = level else {
         // A shell's status is one number for two of them.
         let text = "/bin/sh -c 'exit 137'; a=$?; /bin/sh -c 'kill -KILL $$'; test $a = $? && echo FOLDED";
-        let output = run_as(&lab.account, &lab.command("/bin/bash").args(["-c", text]))?;
+        let output = run_as(&lab.account, &lab.build_command("/bin/bash").args(["-c", text]))?;
         let folded = output.stdout.lines().filter(|line| *line == "FOLDED").map(str::to_owned);
         return Ok(Verdict::from_breaches(folded.collect()));
     };
@@ -248,17 +248,17 @@ fn ends(world: &World, level: Option<Level>) -> Result<Verdict> {
         }
     }
     let output = run_as(&lab.account, &world.stockade(&lab, level, "workspace", &[], &["./not-executable"]))?;
-    if output.ended != Ended::Code(126) {
+    if output.ended != ProgramEnd::Code(126) {
         breaches.push(format!("not executable: {:?}", output.ended));
     }
     Ok(Verdict::from_breaches(breaches))
 }
 
 /// The status and what says more about it.
-fn end_of(outcome: &Value, ended: Ended) -> String {
+fn end_of(outcome: &Value, ended: ProgramEnd) -> String {
     let status = outcome["status"].as_str().unwrap_or("nothing");
     let code = match ended {
-        Ended::Code(code) => code.to_string(),
+        ProgramEnd::Code(code) => code.to_string(),
         other => format!("{other:?}"),
     };
     let limit = outcome["error"].as_str().and_then(|error| error.strip_prefix("limit ")?.split_once(':'));

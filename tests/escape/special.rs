@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use rustix::process::{WaitOptions, wait};
-use stockade_testkit::{Command, Ended, Lab, Output, Running, run_as, slowness};
+use stockade_testkit::{TestCommand, ProgramEnd, TestLab, ProgramOutput, RunningProgram, run_as, slowness_factor};
 use stockade_tests::Level;
 
 use crate::row::{Control, ROW, Row, Verdict};
@@ -19,36 +19,36 @@ use crate::world::{BEGIN, World, did_not_run, script};
 /// Sandboxes started while their workspace is swapped.
 const SWAP_RUNS: u64 = 500;
 /// Stockade's own exit codes for "nothing ran".
-const REFUSALS: [Ended; 2] = [Ended::Code(125), Ended::Code(126)];
+const REFUSALS: [ProgramEnd; 2] = [ProgramEnd::Code(125), ProgramEnd::Code(126)];
 
 const JUDGE_ONLY: Row = Row { id: "special", control: Control::Own, ..ROW };
 
 /// A shell that runs `text` behind the sandbox of `level`.
-fn sandboxed(world: &World, lab: &Lab, level: Level, options: &[&str], text: &str) -> Result<Command> {
-    let path = script(lab, "probe.sh", &format!("echo {BEGIN}\n{}\n", lab.names.replace(text)))?;
+fn sandboxed(world: &World, lab: &TestLab, level: Level, options: &[&str], text: &str) -> Result<TestCommand> {
+    let path = script(lab, "probe.sh", &format!("echo {BEGIN}\n{}\n", lab.names.replace_names(text)))?;
     Ok(world.stockade(lab, level, "workspace", options, &["/bin/bash", &path]))
 }
 
 /// The control of a row that has no other: the walls are not in the way of
 /// the same text, so it must break what the judge looks at.
-fn breaks_outside(lab: &Lab, text: &str, broken: impl Fn(&Lab, &Output) -> bool) -> Result<Verdict> {
-    let path = script(lab, "probe.sh", &format!("echo {BEGIN}\n{}\n", lab.names.replace(text)))?;
-    let output = run_as(&lab.account, &lab.command("/bin/bash").arg(path))?;
+fn breaks_outside(lab: &TestLab, text: &str, broken: impl Fn(&TestLab, &ProgramOutput) -> bool) -> Result<Verdict> {
+    let path = script(lab, "probe.sh", &format!("echo {BEGIN}\n{}\n", lab.names.replace_names(text)))?;
+    let output = run_as(&lab.account, &lab.build_command("/bin/bash").arg(path))?;
     Ok(if broken(lab, &output) {
         Verdict::Breached(vec!["as it should".to_owned()])
     } else {
-        Verdict::NotRun(format!("nothing was breached outside: {}", output.text()))
+        Verdict::NotRun(format!("nothing was breached outside: {}", output.combined_text()))
     })
 }
 
 /// Refused, or contained; never run with more.
-fn refused_or_contained(world: &World, lab: &mut Lab, command: &Command, level: Level) -> Result<(Verdict, Output)> {
+fn refused_or_contained(world: &World, lab: &mut TestLab, command: &TestCommand, level: Level) -> Result<(Verdict, ProgramOutput)> {
     let before = world.before(lab);
     let output = run_as(&lab.account.clone(), command)?;
     let outcome = World::outcome(lab);
     let ran = output.stdout.contains(BEGIN);
     if !ran && !REFUSALS.contains(&output.ended) {
-        return Ok((Verdict::NotRun(format!("{:?}: {}", output.ended, output.text())), output));
+        return Ok((Verdict::NotRun(format!("{:?}: {}", output.ended, output.combined_text())), output));
     }
     if ran && let Some(why) = did_not_run(&output, outcome.as_ref(), level) {
         return Ok((Verdict::NotRun(why), output));
@@ -56,7 +56,7 @@ fn refused_or_contained(world: &World, lab: &mut Lab, command: &Command, level: 
     Ok((world.judge(&JUDGE_ONLY, lab, &before, &output, outcome.as_ref(), Some(level)), output))
 }
 
-fn must_be_refused(verdict: Verdict, output: &Output) -> Verdict {
+fn must_be_refused(verdict: Verdict, output: &ProgramOutput) -> Verdict {
     match verdict {
         Verdict::Contained if output.stdout.contains(BEGIN) => Verdict::Breached(vec!["the command ran".to_owned()]),
         Verdict::Contained if output.stderr.trim().is_empty() => {
@@ -80,7 +80,7 @@ pub fn descriptor_as_workspace(world: &World, level: Option<Level>) -> Result<Ve
         let inner = world.engine().display().to_string();
         let path = script(&lab, "probe.sh", &format!("echo {BEGIN}\n{text}\necho x > p\n"))?;
         let command = lab
-            .command(&inner)
+            .build_command(&inner)
             .args([
                 "run",
                 "--profile",
@@ -94,7 +94,7 @@ pub fn descriptor_as_workspace(world: &World, level: Option<Level>) -> Result<Ve
             ])
             .arg(format!("--json={}", lab.path("state/outcome.json").display()))
             .args(["--", "/bin/bash", &path])
-            .behind(["/bin/bash", "-c", "exec 7</ 8<\"$0\"; exec \"$@\"", &lab.path("out").display().to_string()]);
+            .with_prefix(["/bin/bash", "-c", "exec 7</ 8<\"$0\"; exec \"$@\"", &lab.path("out").display().to_string()]);
         let (one, output) = refused_or_contained(world, &mut lab, &command, level)?;
         let one = must_be_refused(one, &output);
         if one != Verdict::Contained {
@@ -114,13 +114,13 @@ pub fn descriptor_as_workspace(world: &World, level: Option<Level>) -> Result<Ve
 pub fn linked_worktree(world: &World, level: Option<Level>) -> Result<Verdict> {
     let mut lab = world.lab()?;
     let text = "cd \"$LAB/linked\" && echo x > \"$(git rev-parse --git-common-dir)/hooks/pre-commit\"";
-    let make = lab.command("/bin/bash").args(["-c", "git worktree add -q ../linked"]);
+    let make = lab.build_command("/bin/bash").args(["-c", "git worktree add -q ../linked"]);
     let made = run_as(&lab.account, &make)?;
-    anyhow::ensure!(made.ended == Ended::Code(0), "making the worktree: {}", made.text());
+    anyhow::ensure!(made.ended == ProgramEnd::Code(0), "making the worktree: {}", made.combined_text());
     let Some(level) = level else {
         return breaks_outside(&lab, text, |lab, _| lab.path("ws/.git/hooks/pre-commit").exists());
     };
-    let path = script(&lab, "probe.sh", &format!("echo {BEGIN}\n{}\n", lab.names.replace(text)))?;
+    let path = script(&lab, "probe.sh", &format!("echo {BEGIN}\n{}\n", lab.names.replace_names(text)))?;
     let mut command = world.stockade(&lab, level, "workspace", &[], &["/bin/bash", &path]);
     let linked = lab.path("linked");
     let workspace = command.argv.iter().position(|a| a == "--workspace").context("no workspace option")?;
@@ -138,17 +138,17 @@ pub fn secret_appears_later(world: &World, level: Option<Level>) -> Result<Verdi
     let account = lab.account.clone();
     let command = match level {
         Some(level) => sandboxed(world, &lab, level, &[], text)?,
-        None => lab.command("/bin/bash").args(["-c", &format!("echo {BEGIN}\n{}", lab.names.replace(text))]),
+        None => lab.build_command("/bin/bash").args(["-c", &format!("echo {BEGIN}\n{}", lab.names.replace_names(text))]),
     };
-    let running = Running::start(&account, &command)?;
+    let running = RunningProgram::start(&account, &command)?;
     let deadline = Instant::now() + Duration::from_secs(10);
     while !running.stdout_so_far().contains(BEGIN) && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(10));
     }
     let secret = lab.secret.clone();
-    lab.write("home/.aws/credentials", &secret)?;
+    lab.write_file("home/.aws/credentials", &secret)?;
     let before = world.before(&lab);
-    let output = running.finish()?;
+    let output = running.wait_for_end()?;
     let outcome = World::outcome(&lab);
     if let Some(level) = level
         && let Some(why) = did_not_run(&output, outcome.as_ref(), level)
@@ -179,10 +179,10 @@ pub fn clean_up_race(world: &World, level: Option<Level>) -> Result<Verdict> {
     let command = sandboxed(world, &lab, level, &[], text)?;
     for _ in 0..10 {
         let before = world.before(&lab);
-        let running = Running::start(&lab.account.clone(), &command)?;
+        let running = RunningProgram::start(&lab.account.clone(), &command)?;
         let swapping = Arc::new(AtomicBool::new(true));
         let swapper = temp_swapper(&running, lab.path("out"), Arc::clone(&swapping));
-        let output = running.finish()?;
+        let output = running.wait_for_end()?;
         swapping.store(false, Ordering::SeqCst);
         let left = swapper.and_then(|thread| thread.join().ok());
         let outcome = World::outcome(&lab);
@@ -202,7 +202,7 @@ pub fn clean_up_race(world: &World, level: Option<Level>) -> Result<Verdict> {
 }
 
 /// Swaps `d` of the private temp, if the host can see it, with a link to `out`.
-fn temp_swapper(running: &Running, out: PathBuf, swapping: Arc<AtomicBool>) -> Option<thread::JoinHandle<PathBuf>> {
+fn temp_swapper(running: &RunningProgram, out: PathBuf, swapping: Arc<AtomicBool>) -> Option<thread::JoinHandle<PathBuf>> {
     let deadline = Instant::now() + Duration::from_secs(5);
     let directory = loop {
         if let Some(line) = running.stdout_so_far().lines().find_map(|l| l.strip_prefix("TEMP ").map(str::to_owned)) {
@@ -238,7 +238,7 @@ pub fn writable_swapped(world: &World, level: Option<Level>) -> Result<Verdict> 
     let mut lab = world.lab()?;
     let text = "cd \"$WS/sub\" && echo x > p; rm -f p";
     let Some(level) = level else { return write_through_link(&lab) };
-    let grant = lab.names.replace("write $WS/sub");
+    let grant = lab.names.replace_names("write $WS/sub");
     let command = sandboxed(world, &lab, level, &["--grant", &grant], text)?;
     swapped(world, &mut lab, level, &command, |_| Vec::new())
 }
@@ -260,7 +260,7 @@ pub fn workspace_swapped(world: &World, level: Option<Level>) -> Result<Verdict>
     })
 }
 
-fn write_through_link(lab: &Lab) -> Result<Verdict> {
+fn write_through_link(lab: &TestLab) -> Result<Verdict> {
     fs::remove_dir_all(lab.path("ws/sub"))?;
     symlink(lab.path("out"), lab.path("ws/sub"))?;
     breaks_outside(lab, "cd \"$WS/sub\" && echo x > p", |lab, _| lab.path("out/p").exists())
@@ -269,10 +269,10 @@ fn write_through_link(lab: &Lab) -> Result<Verdict> {
 /// Runs `command` many times while `ws/sub` is swapped with a link to `out`.
 fn swapped(
     world: &World,
-    lab: &mut Lab,
+    lab: &mut TestLab,
     level: Level,
-    command: &Command,
-    judge: impl Fn(&Output) -> Vec<String>,
+    command: &TestCommand,
+    judge: impl Fn(&ProgramOutput) -> Vec<String>,
 ) -> Result<Verdict> {
     let before = world.before(lab);
     let untouched = modified(lab);
@@ -281,7 +281,7 @@ fn swapped(
     let mut ran = 0;
     let mut breaches = Vec::new();
     let mut last = None;
-    let runs = (SWAP_RUNS / u64::from(slowness())).max(1);
+    let runs = (SWAP_RUNS / u64::from(slowness_factor())).max(1);
     for _ in 0..runs {
         let output = run_as(&lab.account, command)?;
         // What came to this process as subreaper keeps its keys until it is waited for, of
@@ -309,11 +309,11 @@ fn swapped(
 
 /// When the directory outside was last written: a file that came and went
 /// leaves this.
-fn modified(lab: &Lab) -> Option<std::time::SystemTime> {
+fn modified(lab: &TestLab) -> Option<std::time::SystemTime> {
     fs::metadata(lab.path("out")).and_then(|m| m.modified()).ok()
 }
 
-fn swap_with_link(lab: &Lab, swapping: Arc<AtomicBool>) -> thread::JoinHandle<()> {
+fn swap_with_link(lab: &TestLab, swapping: Arc<AtomicBool>) -> thread::JoinHandle<()> {
     let (sub, aside, out) = (lab.path("ws/sub"), lab.path("ws/aside"), lab.path("out"));
     thread::spawn(move || {
         while swapping.load(Ordering::SeqCst) {
@@ -329,11 +329,11 @@ fn swap_with_link(lab: &Lab, swapping: Arc<AtomicBool>) -> thread::JoinHandle<()
 }
 
 /// Puts a shell in front that makes a mount namespace, prepares it and goes on.
-fn in_own_mounts(lab: &Lab, command: Command, set_up: &str) -> Command {
+fn in_own_mounts(lab: &TestLab, command: TestCommand, set_up: &str) -> TestCommand {
     let text = format!("{set_up}\nexec \"$@\"");
-    let text = lab.names.replace(&text);
+    let text = lab.names.replace_names(&text);
     let flags = if lab.account.uid == 0 { "-m" } else { "-Urm" };
-    command.behind(["/usr/bin/unshare", flags, "--propagation", "private", "/bin/bash", "-c", &text, "set-up"])
+    command.with_prefix(["/usr/bin/unshare", flags, "--propagation", "private", "/bin/bash", "-c", &text, "set-up"])
 }
 
 /// esc-0066: the host's `/dev/null` is a link to a file outside.
@@ -343,15 +343,15 @@ pub fn null_device_is_a_link(world: &World, level: Option<Level>) -> Result<Verd
     let mut lab = world.lab()?;
     let Some(level) = level else {
         let path = script(&lab, "probe.sh", &format!("{text}\n"))?;
-        let command = in_own_mounts(&lab, lab.command("/bin/bash").arg(path), set_up);
-        let before = lab.snapshot();
+        let command = in_own_mounts(&lab, lab.build_command("/bin/bash").arg(path), set_up);
+        let before = lab.take_snapshot();
         let output = run_as(&lab.account, &command)?;
-        let changes = before.changes(&lab.snapshot());
+        let changes = before.list_changes(&lab.take_snapshot());
         let broken = changes.iter().any(|c| c.path.ends_with("out/canary"));
         return Ok(if broken {
             Verdict::Breached(vec!["as it should".to_owned()])
         } else {
-            Verdict::NotRun(format!("nothing was breached outside: {}", output.text()))
+            Verdict::NotRun(format!("nothing was breached outside: {}", output.combined_text()))
         });
     };
     let command = in_own_mounts(&lab, sandboxed(world, &lab, level, &[], text)?, set_up);
@@ -367,13 +367,13 @@ pub fn model_asks_for_no_sandbox(world: &World, level: Option<Level>) -> Result<
     };
     // What a project says about itself may only tighten.
     for file in [".stockade.toml", ".stockade/config.toml"] {
-        lab.write(&format!("ws/{file}"), "profile = \"host\"\nsandbox = \"forbid\"\nallow_host = true\n")?;
+        lab.write_file(&format!("ws/{file}"), "profile = \"host\"\nsandbox = \"forbid\"\nallow_host = true\n")?;
     }
-    let path = script(&lab, "probe.sh", &format!("echo {BEGIN}\n{}\n", lab.names.replace(text)))?;
+    let path = script(&lab, "probe.sh", &format!("echo {BEGIN}\n{}\n", lab.names.replace_names(text)))?;
     let asks: [&[&str]; 3] = [&["--profile", "host"], &["--profile", "host", "--mode", "never"], &["--level", "none"]];
     for ask in asks {
         let command = lab
-            .command(&world.engine().display().to_string())
+            .build_command(&world.engine().display().to_string())
             .arg("run")
             .args(ask)
             .arg(format!("--json={}", lab.path("state/outcome.json").display()))
@@ -399,7 +399,7 @@ pub fn model_asks_for_no_sandbox(world: &World, level: Option<Level>) -> Result<
 }
 
 /// The same engine, in the same world without the obstacle, does run.
-fn runs_after_all(world: &World, lab: &Lab, level: Level) -> Result<Verdict> {
+fn runs_after_all(world: &World, lab: &TestLab, level: Level) -> Result<Verdict> {
     let command = sandboxed(world, lab, level, &[], "true")?;
     let output = run_as(&lab.account, &command)?;
     Ok(match did_not_run(&output, World::outcome(lab).as_ref(), level) {
@@ -414,15 +414,15 @@ fn behind_obstacle(world: &World, level: Option<Level>, obstacle: &[&str]) -> Re
     let text = "echo x > \"$OUT/p\"";
     let Some(level) = level else {
         // The obstacle itself lets programs run: a refusal is Stockade's own.
-        let command = lab.command("/bin/echo").arg("through").behind(obstacle);
+        let command = lab.build_command("/bin/echo").arg("through").with_prefix(obstacle);
         let output = run_as(&lab.account, &command)?;
         return Ok(if output.stdout.contains("through") {
             Verdict::Breached(vec!["as it should".to_owned()])
         } else {
-            Verdict::NotRun(output.text())
+            Verdict::NotRun(output.combined_text())
         });
     };
-    let command = sandboxed(world, &lab, level, &[], text)?.behind(obstacle);
+    let command = sandboxed(world, &lab, level, &[], text)?.with_prefix(obstacle);
     let (verdict, output) = refused_or_contained(world, &mut lab, &command, level)?;
     match must_be_refused(verdict, &output) {
         Verdict::Contained => runs_after_all(world, &lab, level),
@@ -464,7 +464,7 @@ pub fn loader_variables(world: &World, level: Option<Level>) -> Result<Verdict> 
     let library = world.probe("preload.so").display().to_string();
     let start_up = script(&lab, "start-up.sh", "echo STARTED-UP\n")?;
     let text = "env; /bin/true";
-    let dress = |command: Command| {
+    let dress = |command: TestCommand| {
         command
             .env("LD_PRELOAD", &library)
             .env("LD_AUDIT", "/nonexistent/audit.so")
@@ -478,7 +478,7 @@ pub fn loader_variables(world: &World, level: Option<Level>) -> Result<Verdict> 
             .env("GIT_SSH_COMMAND", "/nonexistent/ssh")
             .env("PROMPT_COMMAND", "echo PROMPTED")
     };
-    let judge = |output: &Output| {
+    let judge = |output: &ProgramOutput| {
         let names = [
             "LD_",
             "GCONV_PATH=",
@@ -492,7 +492,7 @@ pub fn loader_variables(world: &World, level: Option<Level>) -> Result<Verdict> 
             "PROMPT_COMMAND=",
             "STARTED-UP",
         ];
-        let text = output.text();
+        let text = output.combined_text();
         let passed = text.lines().filter(|l| names.iter().any(|n| l.starts_with(n)));
         // The dynamic loader runs before Stockade's own first instruction.
         let loaded = text.lines().filter(|l| l.starts_with("PRELOADED ") && *l != "PRELOADED stockade");
@@ -500,7 +500,7 @@ pub fn loader_variables(world: &World, level: Option<Level>) -> Result<Verdict> 
     };
     let Some(level) = level else {
         let path = script(&lab, "probe.sh", &format!("echo {BEGIN}\n{text}\n"))?;
-        let output = run_as(&lab.account, &dress(lab.command("/bin/bash").arg(path)))?;
+        let output = run_as(&lab.account, &dress(lab.build_command("/bin/bash").arg(path)))?;
         return Ok(Verdict::from_breaches(judge(&output)));
     };
     let command = dress(sandboxed(world, &lab, level, &[], text)?);
@@ -509,7 +509,7 @@ pub fn loader_variables(world: &World, level: Option<Level>) -> Result<Verdict> 
         return Ok(verdict);
     }
     if !output.stdout.contains("PATH=") {
-        return Ok(Verdict::NotRun(format!("no environment was printed: {}", output.text())));
+        return Ok(Verdict::NotRun(format!("no environment was printed: {}", output.combined_text())));
     }
     Ok(Verdict::from_breaches(judge(&output)))
 }

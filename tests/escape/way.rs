@@ -1,6 +1,6 @@
 //! In which ways a row is played.
 
-use stockade_testkit::{EngineKind, User};
+use stockade_testkit::{EngineKind, TestUser};
 use stockade_tests::Level;
 
 /// What the attempt is behind.
@@ -23,14 +23,14 @@ pub struct Kind {
     /// Landlock.
     pub runtime: Option<&'static str>,
     /// Who attacks from within: whose the workspace is.
-    pub attacker: User,
+    pub attacker: TestUser,
 }
 
 /// All of them.
 pub const KINDS: &[Kind] = &[
-    Kind { name: "docker", engine: EngineKind::Docker, runtime: None, attacker: User::Root },
-    Kind { name: "docker-runsc", engine: EngineKind::Docker, runtime: Some("runsc"), attacker: User::Root },
-    Kind { name: "podman", engine: EngineKind::Podman, runtime: None, attacker: User::Ordinary },
+    Kind { name: "docker", engine: EngineKind::Docker, runtime: None, attacker: TestUser::Root },
+    Kind { name: "docker-runsc", engine: EngineKind::Docker, runtime: Some("runsc"), attacker: TestUser::Root },
+    Kind { name: "podman", engine: EngineKind::Podman, runtime: None, attacker: TestUser::Ordinary },
 ];
 
 impl Kind {
@@ -66,10 +66,10 @@ impl Way {
 
     /// Who attacks in which way: in each kind of containers one of both, for the time it
     /// takes.
-    pub fn all_of_users() -> impl Iterator<Item = (User, Self)> {
+    pub fn all_of_users() -> impl Iterator<Item = (TestUser, Self)> {
         let plays = |user, way| !matches!(way, Self::Container(kind) if kind.attacker != user);
         Self::all().flat_map(move |way| {
-            [User::Root, User::Ordinary].into_iter().filter(move |user| plays(*user, way)).map(move |user| (user, way))
+            [TestUser::Root, TestUser::Ordinary].into_iter().filter(move |user| plays(*user, way)).map(move |user| (user, way))
         })
     }
 

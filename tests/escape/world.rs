@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use stockade_testkit::{
-    Account, Change, Command, Ended, HostState, Lab, Output, Snapshot, Stdin, User, descendants, run_as, slowness,
+    UserAccount, TreeChange, TestCommand, ProgramEnd, HostState, TestLab, ProgramOutput, TreeSnapshot, StdinSource, TestUser, wait_for_descendants, run_as, slowness_factor,
 };
 use stockade_tests::Level;
 
@@ -71,7 +71,7 @@ pub struct World {
     /// Holds this task's worlds alone: process ids repeat between namespaces.
     pub labs: PathBuf,
     /// Who attacks.
-    pub account: Account,
+    pub account: UserAccount,
     /// The table.
     pub cases: Vec<Case>,
 }
@@ -80,7 +80,7 @@ static LABS: AtomicU32 = AtomicU32::new(0);
 
 /// What a row looked like before.
 pub struct Before {
-    files: Snapshot,
+    files: TreeSnapshot,
     host: HostState,
     engine: (u64, i64, u64),
 }
@@ -89,7 +89,7 @@ pub struct Before {
 fn patient(options: &[&str]) -> Vec<String> {
     let longer = |value: &str| {
         let (number, unit) = value.split_at(value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len()));
-        number.parse::<u32>().map_or_else(|_| value.to_owned(), |number| format!("{}{unit}", number * slowness()))
+        number.parse::<u32>().map_or_else(|_| value.to_owned(), |number| format!("{}{unit}", number * slowness_factor()))
     };
     let mut last = "";
     let mut taken = Vec::new();
@@ -112,9 +112,9 @@ impl World {
     }
 
     /// A new world.
-    pub fn lab(&self) -> Result<Lab> {
+    pub fn lab(&self) -> Result<TestLab> {
         let number = LABS.fetch_add(1, Ordering::SeqCst);
-        let lab = Lab::build(&self.labs.join(number.to_string()), &self.account)?;
+        let lab = TestLab::build_at(&self.labs.join(number.to_string()), &self.account)?;
         for tool in ["setfattr", "suid-id"] {
             std::os::unix::fs::symlink(self.probe(tool), lab.path("tools").join(tool))?;
         }
@@ -122,8 +122,8 @@ impl World {
     }
 
     /// `stockade run` with the options of every row.
-    pub fn stockade(&self, lab: &Lab, level: Level, profile: &str, options: &[&str], argv: &[&str]) -> Command {
-        lab.command(&self.engine().display().to_string())
+    pub fn stockade(&self, lab: &TestLab, level: Level, profile: &str, options: &[&str], argv: &[&str]) -> TestCommand {
+        lab.build_command(&self.engine().display().to_string())
             .args(["run", "--profile", profile, "--level", level.word(), "--mode", "never"])
             .arg("--workspace")
             .arg(lab.workspace())
@@ -134,7 +134,7 @@ impl World {
     }
 
     /// The outcome of the last run in this world.
-    pub fn outcome(lab: &Lab) -> Option<serde_json::Value> {
+    pub fn outcome(lab: &TestLab) -> Option<serde_json::Value> {
         serde_json::from_slice(&fs::read(lab.path("state/outcome.json")).ok()?).ok()
     }
 
@@ -161,12 +161,12 @@ impl World {
         })
     }
 
-    fn command(&self, row: &Row, lab: &Lab, level: Option<Level>) -> Result<(Command, &'static str)> {
+    fn command(&self, row: &Row, lab: &TestLab, level: Option<Level>) -> Result<(TestCommand, &'static str)> {
         let (own_text, is_python) = self.written(row, lab, &self.places(lab));
         let (text, power, expected) = match (level, row.control) {
             (Some(_), _) | (None, Control::Own | Control::None(_)) => (own_text, Power::Ordinary, ""),
             (None, Control::Same(power, expected)) => (own_text, power, expected),
-            (None, Control::Text(power, text)) => (lab.names.replace(&text.replace("{}", &own_text)), power, ""),
+            (None, Control::Text(power, text)) => (lab.names.replace_names(&text.replace("{}", &own_text)), power, ""),
         };
         let python = is_python && !matches!((level, row.control), (None, Control::Text(..)));
         let argv = if python {
@@ -180,7 +180,7 @@ impl World {
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         let command = match level {
             Some(level) => {
-                let options: Vec<String> = row.options.iter().map(|option| lab.names.replace(option)).collect();
+                let options: Vec<String> = row.options.iter().map(|option| lab.names.replace_names(option)).collect();
                 let options: Vec<&str> = options.iter().map(String::as_str).collect();
                 self.stockade(lab, level, self.profile(row), &options, &argv)
             }
@@ -199,7 +199,7 @@ impl World {
     }
 
     /// What a row runs where these places are, and whether it is Python.
-    pub fn written(&self, row: &Row, lab: &Lab, places: &Places) -> (String, bool) {
+    pub fn written(&self, row: &Row, lab: &TestLab, places: &Places) -> (String, bool) {
         let case = self.case(row);
         let text = match (row.text, kind(row, case)) {
             (Some(text), _) => text.to_owned(),
@@ -211,14 +211,14 @@ impl World {
         };
         let text = text + "\n" + row.then;
         let text = text.replace("$PROBES", &places.probes).replace("$ENGINE", &places.engine);
-        let text = lab.names.replace(&text.replace("$WS", &places.workspace));
+        let text = lab.names.replace_names(&text.replace("$WS", &places.workspace));
         // A bare name in Python text is a string.
         let text = text.replace("USOCK", &format!("{:?}", lab.path("sock/stream").display().to_string()));
         (text, kind(row, case) == Kind::Python)
     }
 
     /// Where everything is for a run.
-    fn places(&self, lab: &Lab) -> Places {
+    fn places(&self, lab: &TestLab) -> Places {
         Places {
             probes: self.session.join("probes").display().to_string(),
             engine: self.engine().display().to_string(),
@@ -227,8 +227,8 @@ impl World {
     }
 
     /// What a row is compared with later.
-    pub fn before(&self, lab: &Lab) -> Before {
-        Before { files: lab.snapshot(), host: HostState::take(), engine: self.engine_identity() }
+    pub fn before(&self, lab: &TestLab) -> Before {
+        Before { files: lab.take_snapshot(), host: HostState::read_current(), engine: self.engine_identity() }
     }
 
     fn engine_identity(&self) -> (u64, i64, u64) {
@@ -239,27 +239,27 @@ impl World {
     pub fn judge(
         &self,
         row: &Row,
-        lab: &mut Lab,
+        lab: &mut TestLab,
         before: &Before,
-        output: &Output,
+        output: &ProgramOutput,
         outcome: Option<&serde_json::Value>,
         behind: impl Into<Behind>,
     ) -> Verdict {
         let Behind { level, in_container } = behind.into();
         let mut breaches = self.breaches(lab, before, output);
-        let changes = before.files.changes(&lab.snapshot());
+        let changes = before.files.list_changes(&lab.take_snapshot());
         breaches.extend(forbidden_changes(&changes, row.may_change));
         let seen = Seen { lab, output, changes: &changes, outcome, level, in_container, user: self.account.user };
         breaches.extend((row.judge)(&seen));
         Verdict::from_breaches(breaches)
     }
 
-    fn breaches(&self, lab: &mut Lab, before: &Before, output: &Output) -> Vec<String> {
-        let mut breaches = lab.leaked(output);
+    fn breaches(&self, lab: &mut TestLab, before: &Before, output: &ProgramOutput) -> Vec<String> {
+        let mut breaches = lab.leaked_secrets(output);
         // What was sent must be counted: the servers' threads run when they may.
         std::thread::sleep(SERVER_DELAY);
-        breaches.extend(lab.listeners.reached());
-        if output.ended == Ended::TimedOut {
+        breaches.extend(lab.listeners.reached_servers());
+        if output.ended == ProgramEnd::TimedOut {
             breaches.push(format!("still running after {} s", output.elapsed.as_secs()));
         }
         if output.held_open {
@@ -274,10 +274,10 @@ impl World {
         if fs::read_to_string(&lab.temporary_canary.0).ok().as_ref() != Some(&lab.temporary_canary.1) {
             breaches.push("the canary in the host's /tmp is changed".to_owned());
         }
-        let left = descendants(&[lab.canary.id()], Duration::from_secs(2));
+        let left = wait_for_descendants(&[lab.canary.id()], Duration::from_secs(2));
         breaches.extend(left.iter().map(|line| format!("left running: {line}")));
-        let host = HostState::take();
-        breaches.extend(before.host.changes(&host));
+        let host = HostState::read_current();
+        breaches.extend(before.host.list_changes(&host));
         repair_clock(before.host.clock_step_s(&host));
         if self.engine_identity() != before.engine {
             breaches.push("the engine's program is changed".to_owned());
@@ -292,8 +292,8 @@ impl World {
 }
 
 /// Changes outside the workspace, and of protected names inside it.
-pub fn forbidden_changes(changes: &[Change], may_change: &[&str]) -> Vec<String> {
-    let forbidden = |change: &&Change| {
+pub fn forbidden_changes(changes: &[TreeChange], may_change: &[&str]) -> Vec<String> {
+    let forbidden = |change: &&TreeChange| {
         let path = &change.path;
         if may_change.iter().any(|allowed| path.starts_with(allowed)) {
             return false;
@@ -316,34 +316,34 @@ fn kind(row: &Row, case: Option<&Case>) -> Kind {
 
 /// Writes the attempt's text where the sandbox can read it. The text itself
 /// is not on the command line: the suite tests the walls, not the judge.
-pub fn script(lab: &Lab, name: &str, text: &str) -> Result<String> {
-    Ok(lab.write(&format!("probe/{name}"), text)?.display().to_string())
+pub fn script(lab: &TestLab, name: &str, text: &str) -> Result<String> {
+    Ok(lab.write_file(&format!("probe/{name}"), text)?.display().to_string())
 }
 
-fn with_power(lab: &Lab, power: Power, argv: &[&str]) -> Command {
+fn with_power(lab: &TestLab, power: Power, argv: &[&str]) -> TestCommand {
     let (program, args) = argv.split_first().unwrap_or((&"/bin/false", &[]));
-    let command = lab.command(program).args(args);
+    let command = lab.build_command(program).args(args);
     match power {
         Power::Ordinary | Power::Root => command,
         Power::OwnNamespaces => {
-            command.behind(["/usr/bin/unshare", "-Urmpf", "--kill-child", "--mount-proc", "--propagation", "private"])
+            command.with_prefix(["/usr/bin/unshare", "-Urmpf", "--kill-child", "--mount-proc", "--propagation", "private"])
         }
     }
 }
 
 /// The command as the row starts it.
-pub fn launch(launch: Launch, lab: &Lab, command: Command) -> Result<Command> {
+pub fn launch(launch: Launch, lab: &TestLab, command: TestCommand) -> Result<TestCommand> {
     Ok(match launch {
         Launch::Plain => command,
         Launch::InheritedDescriptors => {
             let text = r#"exec 7</ 8<"$0" 9>>"$0/canary" 10</etc/hostname; exec "$@""#;
             let out = lab.path("out").display().to_string();
-            command.behind(["/bin/bash", "-c", text, &out])
+            command.with_prefix(["/bin/bash", "-c", text, &out])
         }
         Launch::Terminal => {
             let quoted: Vec<String> =
                 command.argv.iter().map(|arg| format!("'{}'", arg.to_string_lossy().replace('\'', r"'\''"))).collect();
-            let person = lab.write("ws/person", "")?.display().to_string();
+            let person = lab.write_file("ws/person", "")?.display().to_string();
             let text = format!(
                 "/usr/bin/python3 -c 'import os; print(os.fstat(0).st_rdev)' >{person}\n{}\nstatus=$?\nIFS= read -r -t 2 line\nprintf 'HOST-READ:%s\\n' \"$line\"\nexit $status\n",
                 quoted.join(" ")
@@ -355,7 +355,7 @@ pub fn launch(launch: Launch, lab: &Lab, command: Command) -> Result<Command> {
                 held = [os.openpty() for _ in range(16)]\n\
                 sys.exit(subprocess.call(sys.argv[1:]))";
             command.argv = vec!["/usr/bin/python3".into()];
-            command.stdin = Stdin::Silent;
+            command.stdin = StdinSource::Silent;
             let script = ["/usr/bin/script", "-qec", &format!("/bin/bash {path}"), "/dev/null"];
             command.args(["-c", numbered]).args(script)
         }
@@ -363,14 +363,14 @@ pub fn launch(launch: Launch, lab: &Lab, command: Command) -> Result<Command> {
 }
 
 /// Why an attempt proves nothing, if so.
-pub fn did_not_run(output: &Output, outcome: Option<&serde_json::Value>, level: Level) -> Option<String> {
+pub fn did_not_run(output: &ProgramOutput, outcome: Option<&serde_json::Value>, level: Level) -> Option<String> {
     let tail = || {
         let text = output.stderr.trim_end();
         text.lines().rev().take(4).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join(" | ")
     };
     if !output.stdout.contains(BEGIN) {
         let code = match output.ended {
-            Ended::Code(code) if NOTHING_RAN.contains(&code) => format!("Stockade said {code}"),
+            ProgramEnd::Code(code) if NOTHING_RAN.contains(&code) => format!("Stockade said {code}"),
             other => format!("{other:?}"),
         };
         return Some(format!("the attempt did not start ({code}): {}", tail()));
@@ -383,7 +383,7 @@ pub fn did_not_run(output: &Output, outcome: Option<&serde_json::Value>, level: 
     None
 }
 
-fn control_verdict(verdict: Verdict, expected: &str, output: &Output) -> Verdict {
+fn control_verdict(verdict: Verdict, expected: &str, output: &ProgramOutput) -> Verdict {
     if output.stdout.contains("CONTROL-BREACH") {
         return Verdict::Breached(vec!["CONTROL-BREACH".to_owned()]);
     }
@@ -391,7 +391,7 @@ fn control_verdict(verdict: Verdict, expected: &str, output: &Output) -> Verdict
         Verdict::Breached(breaches) if !breaches.iter().any(|b| b.contains(expected)) => {
             Verdict::NotRun(format!("breached, but not by {expected:?}: {breaches:?}"))
         }
-        Verdict::Contained => Verdict::NotRun(format!("nothing was breached; output: {}", output.text())),
+        Verdict::Contained => Verdict::NotRun(format!("nothing was breached; output: {}", output.combined_text())),
         other => other,
     }
 }
@@ -406,11 +406,11 @@ fn repair_clock(step_s: i64) {
 }
 
 /// Who a control runs as; none where the harness may not.
-pub fn control_account(control: Control) -> Option<User> {
+pub fn control_account(control: Control) -> Option<TestUser> {
     let root = rustix::process::geteuid().is_root();
     match control {
-        Control::Same(Power::Root, _) | Control::Text(Power::Root, _) => root.then_some(User::Root),
-        _ => Some(User::Ordinary),
+        Control::Same(Power::Root, _) | Control::Text(Power::Root, _) => root.then_some(TestUser::Root),
+        _ => Some(TestUser::Ordinary),
     }
 }
 

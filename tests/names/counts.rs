@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use stockade_testkit::User;
+use stockade_testkit::TestUser;
 
 /// The variable.
 const VARIABLE: &str = "STOCKADE_NAMES";
@@ -53,7 +53,7 @@ impl Counts {
     /// Trees of one user at one level.
     fn trees(&self, for_git: bool) -> usize {
         let all = if for_git { self.git } else { self.other };
-        all.div_ceil(LEVELS * User::available().len()).max(1)
+        all.div_ceil(LEVELS * TestUser::available_users().len()).max(1)
     }
 
     /// How many of them are played at a time, part by part.

@@ -40,8 +40,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use stockade_testkit::suite::{FAILED, PASSED, play};
-use stockade_testkit::{Ended, Output, User};
+use stockade_testkit::suite::{FAILED, PASSED, run_tasks};
+use stockade_testkit::{ProgramEnd, ProgramOutput, TestUser};
 use stockade_tests::Level;
 use stockade_tests::cross_section::{Turn, Wanted};
 
@@ -84,7 +84,7 @@ impl Work {
 /// Something played as a user at a level, or its control.
 struct Task {
     work: Work,
-    user: User,
+    user: TestUser,
     walls: Walls,
 }
 
@@ -154,9 +154,9 @@ fn tasks(counts: &Counts) -> Vec<Task> {
     for work in works {
         // One part shows that the seeds plant.
         if !matches!(work, Work::Trees(part) if part.number > 0) {
-            tasks.push(Task { work, user: User::Ordinary, walls: Walls::None });
+            tasks.push(Task { work, user: TestUser::Ordinary, walls: Walls::None });
         }
-        for user in User::available() {
+        for user in TestUser::available_users() {
             for level in [Level::Full, Level::Restricted] {
                 tasks.push(Task { work, user, walls: Walls::Run(level) });
             }
@@ -185,16 +185,16 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
     }
     wanted.tell(tasks.len(), all);
     let session = Session::new()?;
-    let tally = play(tasks, PARALLEL_ROWS, |task| {
+    let tally = run_tasks(tasks, PARALLEL_ROWS, |task| {
         let began = Instant::now();
         let found = task.play(&session, &counts)?;
         Ok(judged(task, &found, began.elapsed()))
     });
-    Ok(tally.report())
+    Ok(tally.print_report())
 }
 
 /// A control must plant, a sandboxed run must not. Ordinary work must never fail.
-fn judged(task: &Task, found: &[String], elapsed: Duration) -> Output {
+fn judged(task: &Task, found: &[String], elapsed: Duration) -> ProgramOutput {
     let (code, text) = match (task.walls, found) {
         (_, []) if matches!(task.work, Work::Ordinary(_)) => (PASSED, String::new()),
         (_, [why, ..]) if matches!(task.work, Work::Ordinary(_)) => (FAILED, why.clone()),
@@ -202,5 +202,5 @@ fn judged(task: &Task, found: &[String], elapsed: Duration) -> Output {
         (Walls::Run(_) | Walls::Kept, [_, ..]) => (FAILED, format!("planted:\n{}", found.join("\n"))),
         _ => (PASSED, String::new()),
     };
-    Output { ended: Ended::Code(code.into()), stdout: text, stderr: String::new(), elapsed, held_open: false }
+    ProgramOutput { ended: ProgramEnd::Code(code.into()), stdout: text, stderr: String::new(), elapsed, held_open: false }
 }

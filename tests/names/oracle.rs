@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use stockade_model::DEFAULT_PROTECTED_NAMES;
-use stockade_testkit::{Account, Command, Ended, Output, run_as};
+use stockade_testkit::{UserAccount, TestCommand, ProgramEnd, ProgramOutput, run_as};
 
 use crate::scene::{MARK, Scene};
 
@@ -115,7 +115,7 @@ impl<'a> Oracle<'a> {
         }
     }
 
-    fn git(&self, directory: &Path, arguments: &[&str]) -> Result<Output> {
+    fn git(&self, directory: &Path, arguments: &[&str]) -> Result<ProgramOutput> {
         let mut command = self.scene.command("git").args(arguments).env("GIT_CONFIG_NOSYSTEM", "1");
         command.cwd = directory.to_owned();
         run_as(&self.scene.account, &command.timeout(Duration::from_secs(10)))
@@ -127,7 +127,7 @@ impl<'a> Oracle<'a> {
             return Ok(Vec::new());
         }
         let mut found = Vec::new();
-        if let Some(hooks) = paths.stdout.lines().next().filter(|_| paths.ended == Ended::Code(0)) {
+        if let Some(hooks) = paths.stdout.lines().next().filter(|_| paths.ended == ProgramEnd::Code(0)) {
             found.extend(planted_hooks(&directory.join(hooks)));
         }
         let settings = self.git(directory, &["config", "--list", "--show-origin"])?;
@@ -165,9 +165,9 @@ impl<'a> Oracle<'a> {
     }
 
     /// cargo is asked by the harness: the ordinary user may not have one.
-    fn cargo(&self, directory: &Path, arguments: &[&str]) -> Result<Output> {
+    fn cargo(&self, directory: &Path, arguments: &[&str]) -> Result<ProgramOutput> {
         let target = self.scene.path("out/target");
-        let command = Command::new(cargo()?, directory)
+        let command = TestCommand::new(cargo()?, directory)
             .args(arguments)
             .env("PATH", "/usr/local/bin:/usr/bin:/bin")
             .env("HOME", self.scene.path("home"))
@@ -176,14 +176,14 @@ impl<'a> Oracle<'a> {
             .env("RUSTC", cargo()?.with_file_name("rustc"))
             .env("RUSTC_BOOTSTRAP", "1")
             .timeout(Duration::from_secs(30));
-        let user = *stockade_testkit::User::available().first().context("no user")?;
-        run_as(&Account::of(user)?, &command)
+        let user = *stockade_testkit::TestUser::available_users().first().context("no user")?;
+        run_as(&UserAccount::for_user(user)?, &command)
     }
 
     fn ask_cargo(&self, directory: &Path) -> Result<Vec<String>> {
         let settings = self.cargo(directory, &["-Zunstable-options", "config", "get", "--show-origin"])?;
         let mut found = marked_lines(&settings, "cargo in", directory);
-        if settings.ended != Ended::Code(0) && settings.stderr.contains(&*self.scene.workspace().to_string_lossy()) {
+        if settings.ended != ProgramEnd::Code(0) && settings.stderr.contains(&*self.scene.workspace().to_string_lossy()) {
             let error = settings.stderr.lines().next().unwrap_or_default();
             found.push(format!("cargo in {} reads what it cannot: {error}", directory.display()));
         }
@@ -202,7 +202,7 @@ impl<'a> Oracle<'a> {
     }
 }
 
-fn marked_lines(output: &Output, tool: &str, directory: &Path) -> Vec<String> {
+fn marked_lines(output: &ProgramOutput, tool: &str, directory: &Path) -> Vec<String> {
     let marked = output.stdout.lines().filter(|line| line.contains(MARK));
     marked.map(|line| format!("{tool} {}: {}", directory.display(), line.replace('\t', " "))).collect()
 }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, ensure};
-use stockade_testkit::{Command, User, slowness};
+use stockade_testkit::{TestCommand, TestUser, slowness_factor};
 use stockade_tests::Level;
 
 use crate::board::Board;
@@ -45,7 +45,7 @@ const RACES: &[(&str, &[&str])] = &[
 ];
 
 /// Lets them race, and says what was left planted.
-pub fn play(session: &Session, user: User, walls: Walls, counts: &Counts) -> Result<Vec<String>> {
+pub fn play(session: &Session, user: TestUser, walls: Walls, counts: &Counts) -> Result<Vec<String>> {
     let mut scene = Scene::new(session, user, walls)?;
     scene.open()?;
     let board = Board::new(&scene, RACES.len())?;
@@ -55,7 +55,7 @@ pub fn play(session: &Session, user: User, walls: Walls, counts: &Counts) -> Res
     ensure!(left.is_empty(), "planted before the races: {left:?}");
     let races = u32::try_from(RACES.len())?;
     let phase = (counts.race / races).max(if walls.is_control() { CONTROL_PHASE_MIN } else { Duration::ZERO });
-    let start = SystemTime::now().duration_since(UNIX_EPOCH)? + START_DELAY * slowness();
+    let start = SystemTime::now().duration_since(UNIX_EPOCH)? + START_DELAY * slowness_factor();
     let times = [start.as_millis().to_string(), phase.as_millis().to_string(), PROCESSES.to_string()];
     // Beside commands of a persistent sandbox a run is at the same workspace.
     let behind = if walls == Walls::Kept { vec![walls, walls, Walls::Run(Level::Full)] } else { vec![walls; RUNS] };
@@ -64,7 +64,7 @@ pub fn play(session: &Session, user: User, walls: Walls, counts: &Counts) -> Res
         let arguments = arguments(&scene, "play", &walls.workspace(&scene), &times);
         command.args(arguments).timeout(phase * races + Duration::from_secs(60))
     };
-    let runs: Vec<Command> = behind.into_iter().enumerate().map(command).collect();
+    let runs: Vec<TestCommand> = behind.into_iter().enumerate().map(command).collect();
     let top = scene.workspace();
     let over = AtomicBool::new(false);
     let (ran, seen) = thread::scope(|scope| {

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use stockade_testkit::{Ended, Running, User, run_as, slowness};
+use stockade_testkit::{ProgramEnd, RunningProgram, TestUser, run_as, slowness_factor};
 
 use crate::oracle::{Depth, Oracle, Tool};
 use crate::scene::{Scene, Session, Walls};
@@ -126,7 +126,7 @@ impl Row {
     }
 
     /// Runs it, sandboxed or as its control, and says what was planted.
-    pub fn play(&self, session: &Session, user: User, walls: Walls) -> Result<Vec<String>> {
+    pub fn play(&self, session: &Session, user: TestUser, walls: Walls) -> Result<Vec<String>> {
         let mut scene = Scene::new(session, user, walls)?;
         scene.prepare(self.prepare)?;
         scene.open()?;
@@ -148,7 +148,7 @@ impl Row {
     }
 
     /// Does it as ordinary work, and says how it failed.
-    pub fn work(&self, session: &Session, user: User, walls: Walls) -> Result<Vec<String>> {
+    pub fn work(&self, session: &Session, user: TestUser, walls: Walls) -> Result<Vec<String>> {
         let mut scene = Scene::new(session, user, walls)?;
         scene.prepare(self.prepare)?;
         scene.open()?;
@@ -158,8 +158,8 @@ impl Row {
         if walls.is_control() && self.id == "git-code-left-out" {
             return Ok(Vec::new());
         }
-        let is_done = output.ended == Ended::Code(0) && output.stdout.contains(DONE);
-        let failed = || format!("ordinary work failed: {:?} {}", output.ended, output.text());
+        let is_done = output.ended == ProgramEnd::Code(0) && output.stdout.contains(DONE);
+        let failed = || format!("ordinary work failed: {:?} {}", output.ended, output.combined_text());
         Ok((!is_done).then(failed).into_iter().collect())
     }
 
@@ -169,22 +169,22 @@ impl Row {
     }
 
     fn run_beside(&self, scene: &Scene<'_>, text: &str) -> Result<()> {
-        let beside = Running::start(&scene.account, &scene.attack("beside", self.workspace, &[], text)?)?;
+        let beside = RunningProgram::start(&scene.account, &scene.attack("beside", self.workspace, &[], text)?)?;
         wait_until_ready(scene);
         let attacked = self.run(scene, "attack", self.options, self.attack);
         fs::write(scene.workspace().join("go"), "")?;
-        let output = beside.finish()?;
+        let output = beside.wait_for_end()?;
         attacked?;
         scene.require_ran("beside", &output)
     }
 
     fn run_during(&self, scene: &Scene<'_>, text: &str) -> Result<()> {
         let attack = scene.attack("attack", self.workspace, self.options, self.attack)?;
-        let attack = Running::start(&scene.account, &attack)?;
+        let attack = RunningProgram::start(&scene.account, &attack)?;
         wait_until_ready(scene);
         let prepared = scene.prepare(text);
         fs::write(scene.workspace().join("go"), "")?;
-        let output = attack.finish()?;
+        let output = attack.wait_for_end()?;
         prepared?;
         scene.require_ran("attack", &output)
     }
@@ -198,10 +198,10 @@ impl Row {
                 let output =
                     run_as(&scene.account, &scene.command(scene.session.path("stockade")).args(["stage", "commit"]))?;
                 ensure!(
-                    matches!(output.ended, Ended::Code(0 | 1)),
+                    matches!(output.ended, ProgramEnd::Code(0 | 1)),
                     "stage commit: {:?} {}",
                     output.ended,
-                    output.text()
+                    output.combined_text()
                 );
             }
         }
@@ -212,7 +212,7 @@ impl Row {
 /// Waits, within bounds, until a script says that it is.
 fn wait_until_ready(scene: &Scene<'_>) {
     let ready = scene.workspace().join("go.ready");
-    let deadline = Instant::now() + READY_TIMEOUT * slowness();
+    let deadline = Instant::now() + READY_TIMEOUT * slowness_factor();
     while fs::symlink_metadata(&ready).is_err() && Instant::now() < deadline {
         thread::sleep(POLL_INTERVAL);
     }

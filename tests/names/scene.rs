@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use stockade_testkit::{Account, Command, Ended, Output, Running, User, run_as};
+use stockade_testkit::{UserAccount, TestCommand, ProgramEnd, ProgramOutput, RunningProgram, TestUser, run_as};
 use stockade_tests::Level;
 
 /// Programs of the attacks.
@@ -138,7 +138,7 @@ pub struct Scene<'a> {
     /// What it shares with others.
     pub session: &'a Session,
     /// The attacking user.
-    pub account: Account,
+    pub account: UserAccount,
     /// What the attack is made behind.
     pub walls: Walls,
     top: PathBuf,
@@ -150,9 +150,9 @@ static SCENES: AtomicU32 = AtomicU32::new(0);
 
 impl<'a> Scene<'a> {
     /// A new scene of this user.
-    pub fn new(session: &'a Session, user: User, walls: Walls) -> Result<Self> {
+    pub fn new(session: &'a Session, user: TestUser, walls: Walls) -> Result<Self> {
         let top = session.path(&format!("scene-{}", SCENES.fetch_add(1, Ordering::SeqCst)));
-        let scene = Self { session, account: Account::of(user)?, walls, top, kept: None };
+        let scene = Self { session, account: UserAccount::for_user(user)?, walls, top, kept: None };
         for directory in ["", "ws", "home", "state", "probe", "out"] {
             let path = scene.path(directory);
             open_directory(&path)?;
@@ -194,8 +194,8 @@ impl<'a> Scene<'a> {
     }
 
     /// A command of the user, in the workspace.
-    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        Command::new(program, self.workspace())
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> TestCommand {
+        TestCommand::new(program, self.workspace())
             .env("PATH", PATH)
             .env("HOME", self.path("home"))
             .env("USER", "lab")
@@ -219,7 +219,7 @@ impl<'a> Scene<'a> {
             .args(["sandbox", "create", "--profile", "workspace", "--bind"])
             .arg(self.workspace());
         let output = run_as(&self.account, &create)?;
-        ensure!(output.ended == Ended::Code(0), "sandbox create: {}", output.text());
+        ensure!(output.ended == ProgramEnd::Code(0), "sandbox create: {}", output.combined_text());
         self.kept = Some(output.stdout.trim_end().to_owned());
         Ok(())
     }
@@ -239,12 +239,12 @@ impl<'a> Scene<'a> {
         let script = self.path("probe/prepare.sh");
         fs::write(&script, self.text(&format!("set -e\n{text}"), &self.workspace()))?;
         let output = run_as(&self.account, &self.command("/bin/bash").arg(script))?;
-        ensure!(output.ended == Ended::Code(0), "preparing: {}", output.text());
+        ensure!(output.ended == ProgramEnd::Code(0), "preparing: {}", output.combined_text());
         Ok(())
     }
 
     /// The command that runs `argv` behind these walls.
-    pub fn behind(&self, walls: Walls, tag: &str, workspace: &str, options: &[&str], argv: &[&Path]) -> Command {
+    pub fn behind(&self, walls: Walls, tag: &str, workspace: &str, options: &[&str], argv: &[&Path]) -> TestCommand {
         let workspace = self.workspace().join(workspace);
         let json = format!("--json={}", self.path("state").join(format!("{tag}.json")).display());
         let stockade = || self.command(self.session.path("stockade"));
@@ -268,11 +268,11 @@ impl<'a> Scene<'a> {
                 .arg("--")
                 .args(argv),
         };
-        Command { cwd: workspace, ..command }
+        TestCommand { cwd: workspace, ..command }
     }
 
     /// The command of an attack.
-    pub fn attack(&self, tag: &str, workspace: &str, options: &[&str], text: &str) -> Result<Command> {
+    pub fn attack(&self, tag: &str, workspace: &str, options: &[&str], text: &str) -> Result<TestCommand> {
         let inside = self.walls.workspace(self);
         let text = self.text(text, &inside);
         let name = format!("{tag}.sh");
@@ -285,7 +285,7 @@ impl<'a> Scene<'a> {
     }
 
     /// Refuses an attack that did not run at its level.
-    pub fn require_ran(&self, tag: &str, output: &Output) -> Result<()> {
+    pub fn require_ran(&self, tag: &str, output: &ProgramOutput) -> Result<()> {
         let tail: Vec<&str> = output.stderr.trim_end().lines().rev().take(4).collect();
         if !output.stdout.contains(BEGIN) {
             bail!("the attack did not start ({:?}): {}", output.ended, tail.join(" | "));
@@ -295,7 +295,7 @@ impl<'a> Scene<'a> {
         let outcome: serde_json::Value = serde_json::from_slice(&outcome)?;
         let enforced = outcome["attempts"].as_array().and_then(|a| a.last()).map(|a| a["enforced"]["level"].clone());
         ensure!(enforced.as_ref().and_then(|l| l.as_str()) == Some(level.word()), "ran at level {enforced:?}");
-        ensure!(output.ended != Ended::TimedOut, "the attack took too long: {}", tail.join(" | "));
+        ensure!(output.ended != ProgramEnd::TimedOut, "the attack took too long: {}", tail.join(" | "));
         Ok(())
     }
 
@@ -305,12 +305,12 @@ impl<'a> Scene<'a> {
     }
 
     /// Runs these commands of the user's side by side; each must end well.
-    pub fn run_together(&self, commands: &[Command]) -> Result<()> {
-        let running: Result<Vec<Running>> =
-            commands.iter().map(|command| Running::start(&self.account, command)).collect();
+    pub fn run_together(&self, commands: &[TestCommand]) -> Result<()> {
+        let running: Result<Vec<RunningProgram>> =
+            commands.iter().map(|command| RunningProgram::start(&self.account, command)).collect();
         for one in running? {
-            let output = one.finish()?;
-            ensure!(output.ended == Ended::Code(0), "{:?}: {}", output.ended, output.text());
+            let output = one.wait_for_end()?;
+            ensure!(output.ended == ProgramEnd::Code(0), "{:?}: {}", output.ended, output.combined_text());
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use stockade_testkit::{Command, User};
+use stockade_testkit::{TestCommand, TestUser};
 use stockade_tests::Level;
 
 use crate::board::Board;
@@ -74,7 +74,7 @@ impl Part {
 }
 
 /// Plays them, and says what was planted.
-pub fn play(session: &Session, user: User, walls: Walls, part: Part, counts: &Counts) -> Result<Vec<String>> {
+pub fn play(session: &Session, user: TestUser, walls: Walls, part: Part, counts: &Counts) -> Result<Vec<String>> {
     let Part { kind, number, trees } = part;
     // Each user at each level plays other trees; the control has some of the same.
     let place = match walls {
@@ -82,7 +82,7 @@ pub fn play(session: &Session, user: User, walls: Walls, part: Part, counts: &Co
         Walls::Run(Level::Full) => 1,
         Walls::Kept => 2,
     };
-    let first = TREES_MAX * (place + 3 * usize::from(user == User::Root)) + number * trees;
+    let first = TREES_MAX * (place + 3 * usize::from(user == TestUser::Root)) + number * trees;
     let mut scene = Scene::new(session, user, walls)?;
     scene.open()?;
     let played = Played { scene: &scene, kind, first, trees, seed: counts.seed };
@@ -138,12 +138,12 @@ impl Played<'_> {
         arguments
     }
 
-    fn ship(&self) -> Command {
+    fn ship(&self) -> TestCommand {
         let arguments = self.arguments("ship", &self.scene.workspace(), &[]);
         self.scene.command(self.scene.session.path("play")).args(arguments).timeout(PLAY_TIMEOUT)
     }
 
-    fn run(&self, run: usize) -> Command {
+    fn run(&self, run: usize) -> TestCommand {
         let (scene, walls) = (self.scene, self.scene.walls);
         let command = scene.behind(walls, &format!("play{run}"), "", &[], &[&walls.helper(scene, "play")]);
         let further = [run, PROCESSES, RUNS * PROCESSES, ROUNDS];

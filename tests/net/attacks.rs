@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use stockade_testkit::User;
+use stockade_testkit::TestUser;
 use stockade_tests::Level;
 use stockade_tests::cross_section::of_native_row;
 
@@ -29,7 +29,7 @@ pub enum Control {
 }
 
 /// A function that is a row of its own; `None` is its control.
-pub type Special = fn(&Lab, Option<(User, Level)>) -> Result<()>;
+pub type Special = fn(&Lab, Option<(TestUser, Level)>) -> Result<()>;
 
 /// One row.
 #[derive(Clone, Copy)]
@@ -131,12 +131,12 @@ fn tasks_of(attack: &'static Attack, case: Option<Case>) -> Vec<Task> {
     if let Control::None(why) = attack.control {
         control.not_here = Some(format!("no control: {why}"));
     }
-    if matches!(attack.control, Control::SameAsRoot) && strongest() != User::Root {
+    if matches!(attack.control, Control::SameAsRoot) && strongest() != TestUser::Root {
         control.not_here = Some("this control needs a root harness".to_owned());
     }
     let mut tasks = vec![control];
     for level in [Level::Full, Level::Restricted] {
-        for user in User::available() {
+        for user in TestUser::available_users() {
             let name = format!("{}/{}/{}", attack.id, user.word(), level.word());
             let own = text.clone();
             let mut task = Task::new(name, move |lab| contained(attack, lab, user, level, &own));
@@ -192,7 +192,7 @@ pub fn with_proof(attack: &Attack, own: &str) -> String {
     own.to_owned() + proof.as_deref().unwrap_or_default()
 }
 
-fn contained(attack: &Attack, lab: &Lab, user: User, level: Level, own: &str) -> Result<()> {
+fn contained(attack: &Attack, lab: &Lab, user: TestUser, level: Level, own: &str) -> Result<()> {
     if let Some(special) = attack.special {
         return special(lab, Some((user, level)));
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use serde_json::Value;
-use stockade_testkit::{Ended, User};
+use stockade_testkit::{ProgramEnd, TestUser};
 use stockade_tests::Level;
 use stockade_tests::cross_section::Turn;
 
@@ -222,11 +222,11 @@ pub fn tasks() -> Vec<Task> {
 fn tasks_of(client: &'static Client) -> Vec<Task> {
     let mut tasks = vec![Task::new(format!("{}/control", client.name), move |lab| control(client, lab))];
     for level in [Level::Full, Level::Restricted] {
-        tasks.extend(User::available().into_iter().flat_map(|user| inside(client, user, level)));
+        tasks.extend(TestUser::available_users().into_iter().flat_map(|user| inside(client, user, level)));
     }
     for task in &mut tasks {
         task.service = client.service;
-        if matches!(client.service, Some("postgres" | "ssh")) && strongest() != User::Root {
+        if matches!(client.service, Some("postgres" | "ssh")) && strongest() != TestUser::Root {
             task.not_here = Some("this service changes its user, which needs a root harness".to_owned());
         }
     }
@@ -234,7 +234,7 @@ fn tasks_of(client: &'static Client) -> Vec<Task> {
 }
 
 /// With each part of its grants, from none to all.
-fn inside(client: &'static Client, user: User, level: Level) -> impl Iterator<Item = Task> {
+fn inside(client: &'static Client, user: TestUser, level: Level) -> impl Iterator<Item = Task> {
     (0..=client.targets.len()).map(move |granted| {
         let step = if granted == client.targets.len() { "granted".to_owned() } else { format!("lacking-{granted}") };
         let name = format!("{}/{step}/{}/{}", client.name, user.word(), level.word());
@@ -257,7 +257,7 @@ fn control(client: &Client, lab: &Lab) -> Result<()> {
 }
 
 fn works(client: &Client, seen: &Seen) -> Result<()> {
-    ensure!(seen.output.ended == Ended::Code(0), "it fails: {}", seen.story());
+    ensure!(seen.output.ended == ProgramEnd::Code(0), "it fails: {}", seen.story());
     ensure!(seen.output.stdout.contains(client.proof), "it does not print `{}`: {}", client.proof, seen.story());
     for target in client.targets {
         ensure!(seen.sight.reached(target), "{target} saw nobody: {}", seen.story());
@@ -265,7 +265,7 @@ fn works(client: &Client, seen: &Seen) -> Result<()> {
     Ok(())
 }
 
-fn sandboxed(client: &Client, user: User, level: Level, granted: usize, lab: &Lab) -> Result<()> {
+fn sandboxed(client: &Client, user: TestUser, level: Level, granted: usize, lab: &Lab) -> Result<()> {
     let grants: Vec<String> = client.targets[..granted].iter().map(|target| format!("connect {target}")).collect();
     let grants: Vec<&str> = grants.iter().map(String::as_str).collect();
     let seen = lab.sandboxed(user, Powers::of(level, &grants), &script(client))?;
@@ -301,7 +301,7 @@ fn recorded(client: &Client, level: Level, seen: &Seen) -> Result<()> {
 
 /// It fails, and one refusal says what, to whom, and which grant would do.
 fn refused(seen: &Seen, level: Level, target: &str) -> Result<()> {
-    ensure!(seen.output.ended != Ended::Code(0), "it works without the grant: {}", seen.story());
+    ensure!(seen.output.ended != ProgramEnd::Code(0), "it works without the grant: {}", seen.story());
     let is_exact = |denial: &&Value| {
         denial["operation"] == "connect"
             && denial["object"] == target

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use anyhow::{Context as _, Result, ensure};
-use stockade_testkit::{EngineKind, User};
+use stockade_testkit::{EngineKind, TestUser};
 use stockade_tests::cross_section::Turn;
 
 use crate::attacks::{Attack, breaches, script, with_proof};
@@ -80,7 +80,7 @@ pub fn tasks(rows: &'static [Attack], text_of: impl Fn(&Attack) -> String) -> Ve
 fn tasks_of(kind: &'static Kind, rows: &'static [Attack], text_of: &impl Fn(&Attack) -> String) -> Vec<Task> {
     let estate = Rc::new(RefCell::new(Estate::default()));
     let task = |name: String, not_here: Option<&str>, play: Play| {
-        let not_here = match User::available().contains(&User::Root) {
+        let not_here = match TestUser::available_users().contains(&TestUser::Root) {
             true => not_here.map(str::to_owned),
             false => Some("the engine is root's".to_owned()),
         };
@@ -136,7 +136,7 @@ impl Estate {
 
 impl Sandbox {
     fn make(lab: &Lab, maker: Maker, config: &str) -> Result<Self> {
-        let world = World::new(User::Root);
+        let world = World::new(TestUser::Root);
         if !config.is_empty() {
             world.dir("home/.config/stockade");
             world.file("home/.config/stockade/config.toml", config);
@@ -156,7 +156,7 @@ impl Sandbox {
 
     /// Plays a row.
     fn stands(&self, lab: &Lab, attack: &Attack, own: &str) -> Result<()> {
-        let world = World::new(User::Root);
+        let world = World::new(TestUser::Root);
         let text = with_proof(attack, own).replace("$SHARED", SHARED);
         let authority =
             if script(attack, "").trusts_lab { "export CURL_CA_BUNDLE=/workspace/shared/ca.pem\n" } else { "" };
@@ -172,7 +172,7 @@ impl Sandbox {
         words.extend([self.id.as_str(), "--", "/bin/bash", &inside]);
         let command = self.maker.command(&self.world, &words);
         let seen = lab.watch(world, &command, Some(&report))?;
-        ensure!(seen.output.stdout.contains(BEGIN), "nothing ran: {}", seen.output.text());
+        ensure!(seen.output.stdout.contains(BEGIN), "nothing ran: {}", seen.output.combined_text());
         let breaches = breaches(attack, &seen);
         ensure!(breaches.is_empty(), "breached:\n{}\n{}", breaches.join("\n"), seen.story());
         let works = attack.works.is_none() || seen.output.stdout.contains("STILL-WORKS");

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use stockade_testkit::{Command, Ended, Engine, EngineKind};
+use stockade_testkit::{TestCommand, ProgramEnd, ContainerEngine, EngineKind};
 use tempfile::TempDir;
 
 use crate::lab::Lab;
@@ -28,7 +28,7 @@ impl Maker {
     }
 
     /// A command of the program under test, or of another, that finds the engine.
-    pub fn command(&self, world: &World, argv: &[&str]) -> Command {
+    pub fn command(&self, world: &World, argv: &[&str]) -> TestCommand {
         let command = world.bare(argv).timeout(PATIENCE);
         self.environment.iter().fold(command, |command, (name, value)| command.env(name, value))
     }
@@ -37,8 +37,8 @@ impl Maker {
     pub fn run(&self, world: &World, arguments: &[&str]) -> Result<String> {
         let program = binary();
         let output = world.run(&self.command(world, &[&[program.as_str(), "sandbox"], arguments].concat()));
-        if output.ended != Ended::Code(0) {
-            bail!("{arguments:?}: {:?}\n{}", output.ended, output.text());
+        if output.ended != ProgramEnd::Code(0) {
+            bail!("{arguments:?}: {:?}\n{}", output.ended, output.combined_text());
         }
         Ok(output.stdout)
     }
@@ -46,7 +46,7 @@ impl Maker {
 
 /// An engine of the lane's own, with the image; gone with it.
 pub struct Containers {
-    engine: Engine,
+    engine: ContainerEngine,
     image: String,
     kind: EngineKind,
     _directory: TempDir,
@@ -56,8 +56,8 @@ impl Containers {
     /// Starts it.
     pub fn start(lab: &Lab, kind: EngineKind) -> Result<Self> {
         let directory = tempfile::tempdir_in("/var/tmp")?;
-        let engine = Engine::start(kind, &directory.path().join("engine"))?;
-        let image = engine.import(Path::new(&lab.text("$SHARED/image.tar")))?.trim().to_owned();
+        let engine = ContainerEngine::start(kind, &directory.path().join("engine"))?;
+        let image = engine.import_image(Path::new(&lab.text("$SHARED/image.tar")))?.trim().to_owned();
         Ok(Self { engine, image, kind, _directory: directory })
     }
 
@@ -70,13 +70,13 @@ impl Containers {
         let options = [&["--backend", name, "--image", self.image.as_str()], more].concat();
         Maker {
             options: options.into_iter().map(str::to_owned).collect(),
-            environment: vec![(variable, format!("unix://{}", self.engine.socket().display()))],
+            environment: vec![(variable, format!("unix://{}", self.engine.socket_path().display()))],
         }
     }
 
     /// That no container is left.
     pub fn demand_empty(&self) -> Result<()> {
-        let left = self.engine.command(&["ps", "--all", "--quiet"])?;
+        let left = self.engine.run_client(&["ps", "--all", "--quiet"])?;
         ensure!(left.is_empty(), "containers are left: {left}");
         Ok(())
     }

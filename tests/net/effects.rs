@@ -4,7 +4,7 @@
 use std::fs;
 
 use anyhow::{Result, ensure};
-use stockade_testkit::User;
+use stockade_testkit::TestUser;
 use stockade_tests::Level;
 use stockade_tests::cross_section::Turn;
 
@@ -35,7 +35,7 @@ for method, path in ('GET', '/v2/'), ('PUT', '/v2/a/manifests/latest'):
 pub fn tasks() -> Vec<Task> {
     let plays: [(&str, &[&str], usize); 2] = [("yes", &["o", "o"], 2), ("no", &["n", "n"], 0)];
     let levels = [Level::Full, Level::Restricted];
-    let each = |user: User| {
+    let each = |user: TestUser| {
         plays.into_iter().flat_map(move |(name, keys, arrive)| {
             levels.into_iter().map(move |level| {
                 let id = format!("effects-asked-{name}/{}/{}", user.word(), level.word());
@@ -44,7 +44,7 @@ pub fn tasks() -> Vec<Task> {
             })
         })
     };
-    User::available().into_iter().flat_map(each).collect()
+    TestUser::available_users().into_iter().flat_map(each).collect()
 }
 
 fn count(sight: &Sight, method: &str) -> usize {
@@ -52,7 +52,7 @@ fn count(sight: &Sight, method: &str) -> usize {
 }
 
 /// Each host is a question of its own.
-fn asked(lab: &Lab, (user, level): (User, Level), keys: &[&str], arrive: usize) -> Result<()> {
+fn asked(lab: &Lab, (user, level): (TestUser, Level), keys: &[&str], arrive: usize) -> Result<()> {
     let world = World::new(user);
     world.dir("home/.config");
     world.dir("home/.config/stockade");

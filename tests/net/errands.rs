@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use stockade_testkit::{Ended, EngineKind, Running, User};
+use stockade_testkit::{ProgramEnd, EngineKind, RunningProgram, TestUser};
 
 use crate::containers::{Containers, Maker};
 use crate::lab::Lab;
@@ -40,11 +40,11 @@ echo "mended by $1" >> README
 "#;
 
 pub fn tasks() -> Vec<Task> {
-    let two = |user: User| {
+    let two = |user: TestUser| {
         Task::new(format!("errands/{}", user.word()), move |lab| two_at_once(lab, user, &Maker::default()))
     };
-    let native = User::available().into_iter().map(two);
-    let not_here = (!User::available().contains(&User::Root)).then(|| "the engine is root's".to_owned());
+    let native = TestUser::available_users().into_iter().map(two);
+    let not_here = (!TestUser::available_users().contains(&TestUser::Root)).then(|| "the engine is root's".to_owned());
     let contained = |engine: EngineKind, name: &str| {
         let play = move |lab: &Lab| in_containers(lab, engine);
         Task {
@@ -73,13 +73,13 @@ fn in_containers(lab: &Lab, kind: EngineKind) -> Result<()> {
         EngineKind::Podman => &[&[]],
     };
     for runtime in runtimes {
-        two_at_once(lab, User::Root, &containers.maker(runtime)).with_context(|| format!("with {runtime:?}"))?;
+        two_at_once(lab, TestUser::Root, &containers.maker(runtime)).with_context(|| format!("with {runtime:?}"))?;
         containers.demand_empty()?;
     }
     Ok(())
 }
 
-fn two_at_once(lab: &Lab, user: User, maker: &Maker) -> Result<()> {
+fn two_at_once(lab: &Lab, user: TestUser, maker: &Maker) -> Result<()> {
     let world = World::new(user);
     let mark = lab.mark()?;
     let begin = |word| Errand::begin(lab, &world, maker, word);
@@ -93,8 +93,8 @@ fn two_at_once(lab: &Lab, user: User, maker: &Maker) -> Result<()> {
         errand.sandbox(&["copy", text(&go), &errand.inside("/home/agent/go")])?;
     }
     for (errand, running) in errands.iter().zip(running) {
-        let output = running.finish()?;
-        ensure!(output.ended == Ended::Code(0), "{}: {:?}\n{}", errand.word, output.ended, output.text());
+        let output = running.wait_for_end()?;
+        ensure!(output.ended == ProgramEnd::Code(0), "{}: {:?}\n{}", errand.word, output.ended, output.combined_text());
     }
     for errand in &errands {
         errand.comes_back()?;
@@ -123,16 +123,16 @@ impl<'a> Errand<'a> {
         Ok(errand)
     }
 
-    fn work(&self) -> Result<Running> {
+    fn work(&self) -> Result<RunningProgram> {
         let program = binary();
         let grants = TARGETS.map(|target| format!("connect {target}"));
         let mut argv = vec![program.as_str(), "sandbox", "exec", "--mode", "never"];
         argv.extend(grants.iter().flat_map(|grant| ["--grant", grant]));
         argv.extend([self.id.as_str(), "--", "bash", "-c", WORK, "work", self.word]);
-        Running::start(&self.world.account, &self.maker.command(self.world, &argv))
+        RunningProgram::start(&self.world.account, &self.maker.command(self.world, &argv))
     }
 
-    fn serves(&self, running: &Running) -> Result<()> {
+    fn serves(&self, running: &RunningProgram) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while !running.stdout_so_far().contains("serving") {
             ensure!(Instant::now() < deadline, "{} does not serve: {}", self.word, running.stdout_so_far());

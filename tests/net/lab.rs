@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
-use stockade_testkit::{Command, Output, Running, User};
+use stockade_testkit::{TestCommand, ProgramOutput, RunningProgram, TestUser};
 use stockade_tests::Level;
 
 use crate::sight::{Names, Sight};
@@ -32,7 +32,7 @@ pub struct Lab {
 
 /// What a script did, and what the servers saw of it.
 pub struct Seen {
-    pub output: Output,
+    pub output: ProgramOutput,
     /// As Stockade wrote it; none without the sandbox.
     pub outcome: Option<Value>,
     pub sight: Sight,
@@ -104,12 +104,12 @@ impl Lab {
     }
 
     /// Runs a script without the sandbox, as the control of a row.
-    pub fn bare(&self, user: User, script: &Script<'_>) -> Result<Seen> {
+    pub fn bare(&self, user: TestUser, script: &Script<'_>) -> Result<Seen> {
         self.bare_with(user, &[], script)
     }
 
     /// The same, with variables.
-    pub fn bare_with(&self, user: User, env: &[(&str, &str)], script: &Script<'_>) -> Result<Seen> {
+    pub fn bare_with(&self, user: TestUser, env: &[(&str, &str)], script: &Script<'_>) -> Result<Seen> {
         let world = World::new(user);
         let file = self.script(&world, script);
         let mut command = world.bare(&["/bin/bash", &file]).timeout(script.timeout);
@@ -128,26 +128,26 @@ impl Lab {
     }
 
     /// Runs a script in the sandbox; nobody is asked.
-    pub fn sandboxed(&self, user: User, powers: Powers<'_>, script: &Script<'_>) -> Result<Seen> {
+    pub fn sandboxed(&self, user: TestUser, powers: Powers<'_>, script: &Script<'_>) -> Result<Seen> {
         let world = World::new(user);
         let report = world.home().join("outcome.json");
         let command = self.command(&world, powers, script, &report);
         let seen = self.watch(world, &command, Some(&report))?;
-        ensure!(seen.output.stdout.contains(BEGIN), "nothing ran: {}", seen.output.text());
+        ensure!(seen.output.stdout.contains(BEGIN), "nothing ran: {}", seen.output.combined_text());
         let enforced = &seen.attempt()["enforced"]["level"];
         ensure!(enforced == powers.level.word(), "it ran at level {enforced}");
         Ok(seen)
     }
 
     /// Starts a script in the sandbox. Its world goes when it is dropped.
-    pub fn start(&self, user: User, powers: Powers<'_>, script: &Script<'_>) -> Result<(World, Running)> {
+    pub fn start(&self, user: TestUser, powers: Powers<'_>, script: &Script<'_>) -> Result<(World, RunningProgram)> {
         let world = World::new(user);
         let command = self.command(&world, powers, script, &world.home().join("outcome.json"));
-        let running = Running::start(&world.account, &command)?;
+        let running = RunningProgram::start(&world.account, &command)?;
         Ok((world, running))
     }
 
-    fn command(&self, world: &World, powers: Powers<'_>, script: &Script<'_>, report: &Path) -> Command {
+    fn command(&self, world: &World, powers: Powers<'_>, script: &Script<'_>, report: &Path) -> TestCommand {
         let file = self.script(world, script);
         let json = format!("--json={}", report.display());
         let mut options = vec!["--level", powers.level.word(), json.as_str()];
@@ -177,14 +177,14 @@ impl Lab {
     }
 
     /// Runs a command and looks at what the servers see meanwhile.
-    pub fn watch(&self, world: World, command: &Command, report: Option<&Path>) -> Result<Seen> {
+    pub fn watch(&self, world: World, command: &TestCommand, report: Option<&Path>) -> Result<Seen> {
         let log = self.place.join("log");
         let before = fs::metadata(&log).context("the lab's log")?.len();
         let output = world.run(command);
         thread::sleep(SERVER_DELAY);
         let outcome = match report {
             Some(path) => {
-                let text = fs::read_to_string(path).with_context(|| format!("no outcome: {}", output.text()))?;
+                let text = fs::read_to_string(path).with_context(|| format!("no outcome: {}", output.combined_text()))?;
                 Some(serde_json::from_str(&text)?)
             }
             None => None,
@@ -238,7 +238,7 @@ impl Seen {
         format!(
             "{:?}\n{}\ndenials: {}\nconnections: {}\nthe lab saw: {}",
             self.output.ended,
-            self.output.text(),
+            self.output.combined_text(),
             attempt["denials"],
             attempt["connections"],
             self.sight

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use stockade_testkit::{Account, Command, Ended, Output, User, run_as, small_image};
+use stockade_testkit::{UserAccount, TestCommand, ProgramEnd, ProgramOutput, TestUser, run_as, small_image};
 use stockade_tests::cross_section::Wanted;
 
 use crate::lab::Lab;
@@ -107,10 +107,10 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
 }
 
 /// Runs lanes at the same time: their numbers, how many tasks they have, and what they said.
-fn together(lanes: Vec<(usize, usize, Result<Command>)>) -> Vec<(usize, usize, Result<Output>)> {
+fn together(lanes: Vec<(usize, usize, Result<TestCommand>)>) -> Vec<(usize, usize, Result<ProgramOutput>)> {
     thread::scope(|scope| {
-        let start = |(number, tasks, command): (_, _, Result<Command>)| {
-            (number, tasks, scope.spawn(move || run_as(&Account::of(strongest())?, &command?)))
+        let start = |(number, tasks, command): (_, _, Result<TestCommand>)| {
+            (number, tasks, scope.spawn(move || run_as(&UserAccount::for_user(strongest())?, &command?)))
         };
         let running: Vec<_> = lanes.into_iter().map(start).collect();
         let join = |(number, tasks, lane): (_, _, thread::ScopedJoinHandle<'_, _>)| {
@@ -121,7 +121,7 @@ fn together(lanes: Vec<(usize, usize, Result<Command>)>) -> Vec<(usize, usize, R
     })
 }
 
-fn report(outputs: Vec<(usize, usize, Result<Output>)>, not_here: &[Task]) -> ExitCode {
+fn report(outputs: Vec<(usize, usize, Result<ProgramOutput>)>, not_here: &[Task]) -> ExitCode {
     let (mut passed, mut faults) = (0, Vec::new());
     for (number, tasks, output) in outputs {
         let output = match output {
@@ -131,7 +131,7 @@ fn report(outputs: Vec<(usize, usize, Result<Output>)>, not_here: &[Task]) -> Ex
                 continue;
             }
         };
-        println!("-- lane {number} ({} s)\n{}", output.elapsed.as_secs(), output.text().trim_end());
+        println!("-- lane {number} ({} s)\n{}", output.elapsed.as_secs(), output.combined_text().trim_end());
         let count = |word: &str| output.stdout.lines().filter(|line| line.starts_with(word)).count();
         passed += count("ok      ");
         faults.extend(output.stdout.lines().filter(|line| line.starts_with("FAILED  ")).map(str::to_owned));
@@ -151,8 +151,8 @@ fn report(outputs: Vec<(usize, usize, Result<Output>)>, not_here: &[Task]) -> Ex
 /// Makes the room and what the servers serve.
 fn furnish() -> Result<Room> {
     let base = match strongest() {
-        User::Root => PathBuf::from("/var/lib/stockade-test"),
-        User::Ordinary => PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cache"),
+        TestUser::Root => PathBuf::from("/var/lib/stockade-test"),
+        TestUser::Ordinary => PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?).join(".cache"),
     };
     let room = Room(base.join(format!("net-{}", process::id())));
     let shared = room.0.join("shared");
@@ -172,19 +172,19 @@ fn furnish() -> Result<Room> {
         fs::copy(&from, shared.join(name)).with_context(|| format!("copying {}", from.display()))?;
         fs::set_permissions(shared.join(name), fs::Permissions::from_mode(0o755))?;
     }
-    let content = Command::new("/usr/bin/python3", &shared)
+    let content = TestCommand::new("/usr/bin/python3", &shared)
         .arg(shared.join("content.py"))
         .arg(&shared)
         .env("PATH", PATH)
         .env("HOME", &shared)
         .timeout(Duration::from_secs(120));
-    let made = run_as(&Account::of(strongest())?, &content)?;
-    ensure!(made.ended == Ended::Code(0), "the lab's content cannot be made: {}", made.text());
+    let made = run_as(&UserAccount::for_user(strongest())?, &content)?;
+    ensure!(made.ended == ProgramEnd::Code(0), "the lab's content cannot be made: {}", made.combined_text());
     Ok(room)
 }
 
 /// The suite itself, in namespaces with a lab in them.
-fn lane_command(room: &Path, number: usize, filter: &str, services: &[&str]) -> Result<Command> {
+fn lane_command(room: &Path, number: usize, filter: &str, services: &[&str]) -> Result<TestCommand> {
     let shared = room.join("shared");
     let place = room.join(format!("lane-{number}"));
     fs::create_dir(&place)?;
@@ -192,12 +192,12 @@ fn lane_command(room: &Path, number: usize, filter: &str, services: &[&str]) -> 
     let sysroot = process::Command::new("rustc").args(["--print", "sysroot"]).output().context("asking rustc")?;
     let sysroot = String::from_utf8(sysroot.stdout)?;
     let number = number.to_string();
-    let mut command = Command::new("/usr/bin/unshare", room);
-    let account = Account::of(strongest())?;
+    let mut command = TestCommand::new("/usr/bin/unshare", room);
+    let account = UserAccount::for_user(strongest())?;
     let (uid, gid) = (account.uid.to_string(), account.gid.to_string());
     let again: &[&str] = match account.user {
-        User::Root => &[],
-        User::Ordinary => {
+        TestUser::Root => &[],
+        TestUser::Ordinary => {
             command = command.args(["--user", "--map-root-user"]);
             &["/usr/bin/unshare", "--user", "--map-user", &uid, "--map-group", &gid]
         }

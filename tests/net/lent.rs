@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use stockade_testkit::User;
+use stockade_testkit::TestUser;
 use stockade_tests::Level;
 use stockade_tests::cross_section::Turn;
 
@@ -50,10 +50,10 @@ curl -sS -m 3 -H "Authorization: Bearer $GITHUB_TOKEN" https://api.test/1 || ech
 sleep 3
 "#;
 
-type Play = fn(&Lab, User) -> Result<()>;
+type Play = fn(&Lab, TestUser) -> Result<()>;
 
 pub fn tasks() -> Vec<Task> {
-    let each = |user: User| {
+    let each = |user: TestUser| {
         let plays: [(&str, Play); 6] = [
             ("refused", refused),
             ("granted", granted),
@@ -67,7 +67,7 @@ pub fn tasks() -> Vec<Task> {
             ..Task::new(format!("secrets-lent-{name}/{}", user.word()), move |lab| play(lab, user))
         })
     };
-    User::available().into_iter().flat_map(each).collect()
+    TestUser::available_users().into_iter().flat_map(each).collect()
 }
 
 fn script(text: &str) -> Script<'_> {
@@ -91,11 +91,11 @@ fn about_secrets(attempt: &Value) -> Vec<&Value> {
     attempt["denials"].as_array().into_iter().flatten().filter(|denial| denial["operation"] == "secret").collect()
 }
 
-fn refused(lab: &Lab, user: User) -> Result<()> {
+fn refused(lab: &Lab, user: TestUser) -> Result<()> {
     [Level::Full, Level::Restricted].into_iter().try_for_each(|level| refused_at(lab, user, level))
 }
 
-fn refused_at(lab: &Lab, user: User, level: Level) -> Result<()> {
+fn refused_at(lab: &Lab, user: TestUser, level: Level) -> Result<()> {
     let config = [CONFIG, LOOK].concat();
     let powers = Powers { config: &config, env: ENV, ..Powers::of(level, &[]) };
     let seen = lab.sandboxed(user, powers, &script(CARRY))?;
@@ -111,22 +111,22 @@ fn refused_at(lab: &Lab, user: User, level: Level) -> Result<()> {
             && denial["program"].as_str().is_some_and(|program| program.ends_with("/curl"))
     };
     ensure!(denials.len() == 1 && is_exact(denials[0]), "the denial is not exact: {}", seen.story());
-    ensure!(!seen.output.text().contains(TOKEN), "its value is told: {}", seen.story());
+    ensure!(!seen.output.combined_text().contains(TOKEN), "its value is told: {}", seen.story());
     Ok(())
 }
 
-fn granted(lab: &Lab, user: User) -> Result<()> {
+fn granted(lab: &Lab, user: TestUser) -> Result<()> {
     [Level::Full, Level::Restricted].into_iter().try_for_each(|level| granted_at(lab, user, level))
 }
 
-fn granted_at(lab: &Lab, user: User, level: Level) -> Result<()> {
+fn granted_at(lab: &Lab, user: TestUser, level: Level) -> Result<()> {
     let powers = Powers { config: CONFIG, env: ENV, ..Powers::of(level, &[GRANT]) };
     let seen = lab.sandboxed(user, powers, &script(CARRY))?;
     for host in ["github.test", "api.test"] {
         ensure!(bearers(&seen.sight, host) == [real()], "{host} did not get it: {}", seen.story());
     }
     ensure!(about_secrets(seen.attempt()).is_empty(), "{}", seen.story());
-    ensure!(!seen.output.text().contains(TOKEN), "it is inside: {}", seen.story());
+    ensure!(!seen.output.combined_text().contains(TOKEN), "it is inside: {}", seen.story());
     Ok(())
 }
 
@@ -147,7 +147,7 @@ impl Told {
 
 /// Runs a script at a terminal: it asks about the secret once, and each prompt is
 /// answered, late, with its key.
-fn at_terminal(lab: &Lab, user: User, script: &str, keys: &[(&str, &str)]) -> Result<Told> {
+fn at_terminal(lab: &Lab, user: TestUser, script: &str, keys: &[(&str, &str)]) -> Result<Told> {
     let world = World::new(user);
     world.dir("home/.config");
     world.dir("home/.config/stockade");
@@ -181,14 +181,14 @@ fn is_settled(told: &Told, resolution: &str) -> bool {
     denials.len() == 1 && denials[0]["grant"] == GRANT && denials[0]["resolution"] == resolution
 }
 
-fn agreed(lab: &Lab, user: User) -> Result<()> {
+fn agreed(lab: &Lab, user: TestUser) -> Result<()> {
     let told = at_terminal(lab, user, THRICE, &[("allow?", "o")])?;
     ensure!(bearers(&told.sight, "api.test") == vec![real(); 3], "what arrived is not three: {}", told.story());
     ensure!(told.code == 0 && is_settled(&told, "granted"), "{}", told.story());
     Ok(())
 }
 
-fn declined(lab: &Lab, user: User) -> Result<()> {
+fn declined(lab: &Lab, user: TestUser) -> Result<()> {
     let told = at_terminal(lab, user, THRICE, &[("allow?", "n")])?;
     ensure!(bearers(&told.sight, "api.test").is_empty(), "a request went on: {}", told.story());
     ensure!(told.text.matches("CODE 403").count() == 3, "not each was told: {}", told.story());
@@ -197,7 +197,7 @@ fn declined(lab: &Lab, user: User) -> Result<()> {
 }
 
 /// Who asked does not wait any more: nothing is left to answer, and nothing goes.
-fn given_up(lab: &Lab, user: User) -> Result<()> {
+fn given_up(lab: &Lab, user: TestUser) -> Result<()> {
     let told = at_terminal(lab, user, IMPATIENT, &[("withdrawn: nobody waits", "")])?;
     ensure!(bearers(&told.sight, "api.test").is_empty(), "a request went on: {}", told.story());
     ensure!(told.text.contains("GAVE UP") && told.code == 0, "{}", told.story());
@@ -206,7 +206,7 @@ fn given_up(lab: &Lab, user: User) -> Result<()> {
 }
 
 /// A yes for always, written as the rule that was shown, holds for another run.
-fn always(lab: &Lab, user: User) -> Result<()> {
+fn always(lab: &Lab, user: TestUser) -> Result<()> {
     let keys = [("allow?", "a"), ("grants = [\"secret github to api.test:443\"]", "w")];
     let told = at_terminal(lab, user, THRICE, &keys)?;
     ensure!(bearers(&told.sight, "api.test") == vec![real(); 3], "what arrived is not three: {}", told.story());

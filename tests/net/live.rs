@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use stockade_testkit::User;
+use stockade_testkit::TestUser;
 use stockade_tests::cross_section::Turn;
 
 use crate::lab::Lab;
@@ -123,13 +123,13 @@ cargo run -q",
 
 /// Each work for each user.
 pub fn tasks() -> Vec<Task> {
-    let task = |work: &'static Work, user: User| {
+    let task = |work: &'static Work, user: TestUser| {
         let mut task = Task::new(format!("{}/{}", work.name, user.word()), move |lab| play(work, user, lab));
         task.is_slow = true;
         task.turn = Turn::One(work.name.to_owned());
         task
     };
-    WORKS.iter().flat_map(|work| User::available().into_iter().map(move |user| task(work, user))).collect()
+    WORKS.iter().flat_map(|work| TestUser::available_users().into_iter().map(move |user| task(work, user))).collect()
 }
 
 /// What became of it.
@@ -148,7 +148,7 @@ impl Told {
 }
 
 /// Runs it at a terminal and answers every question, the first one late.
-fn answered(work: &Work, user: User, lab: &Lab) -> Result<(World, Told)> {
+fn answered(work: &Work, user: TestUser, lab: &Lab) -> Result<(World, Told)> {
     let world = World::new(user);
     let text = lab.text(&format!("{}{}\n", include_str!("trust.sh"), work.script));
     let script = world.file("ws/work.sh", &text).display().to_string();
@@ -173,7 +173,7 @@ fn answered(work: &Work, user: User, lab: &Lab) -> Result<(World, Told)> {
     Ok((world, told))
 }
 
-fn play(work: &Work, user: User, lab: &Lab) -> Result<()> {
+fn play(work: &Work, user: TestUser, lab: &Lab) -> Result<()> {
     let (world, told) = answered(work, user, lab)?;
     let (code, proof) = work.ends;
     ensure!(told.code == code, "it ended with {}: {}", told.code, told.story());

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use serde_json::Value;
-use stockade_testkit::User;
+use stockade_testkit::TestUser;
 use stockade_tests::Level;
 
 use crate::lab::{Lab, Powers, Script, Seen};
@@ -76,9 +76,9 @@ pub fn tasks() -> Vec<Task> {
         Task::new("secrets-elsewhere/control".into(), carried_in_the_open),
         Task::new("secrets-mirrored/control".into(), mirrored_in_the_open),
     ];
-    for user in User::available() {
+    for user in TestUser::available_users() {
         for (name, play) in
-            [("used", used as fn(&Lab, User) -> Result<()>), ("elsewhere", carried_elsewhere), ("mirrored", mirrored)]
+            [("used", used as fn(&Lab, TestUser) -> Result<()>), ("elsewhere", carried_elsewhere), ("mirrored", mirrored)]
         {
             let name = format!("secrets-{name}/{}", user.word());
             tasks.push(Task::new(name, move |lab| play(lab, user)));
@@ -139,7 +139,7 @@ fn leaks(seen: &Seen) -> Result<Vec<String>> {
     for directory in [seen.world.home(), seen.world.workspace(), seen.world.outside()] {
         files_with_secrets(&directory, &mut found)?;
     }
-    let said = seen.output.text();
+    let said = seen.output.combined_text();
     found.extend(SECRETS.iter().filter(|secret| said.contains(**secret)).map(|secret| format!("{secret} printed")));
     Ok(found)
 }
@@ -155,7 +155,7 @@ fn used_in_the_open(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn used(lab: &Lab, user: User) -> Result<()> {
+fn used(lab: &Lab, user: TestUser) -> Result<()> {
     let text = format!("{USE}{LOOK}");
     let seen = lab.sandboxed(user, powers(), &script(&text))?;
     ensure!(arrived(&seen.sight) == [true; 4], "arrived: {:?}: {}", arrived(&seen.sight), seen.story());
@@ -184,7 +184,7 @@ fn carried_in_the_open(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn carried_elsewhere(lab: &Lab, user: User) -> Result<()> {
+fn carried_elsewhere(lab: &Lab, user: TestUser) -> Result<()> {
     let seen = lab.sandboxed(user, powers(), &script(ELSEWHERE))?;
     let values = seen.output.stdout.lines().filter(|line| line.starts_with("VALUE ") && line.len() > 20).count();
     ensure!(values == SECRETS.len(), "not every credential has a placeholder: {}", seen.story());
@@ -201,7 +201,7 @@ fn mirrored_in_the_open(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn mirrored(lab: &Lab, user: User) -> Result<()> {
+fn mirrored(lab: &Lab, user: TestUser) -> Result<()> {
     let seen = lab.sandboxed(user, powers(), &script(MIRROR))?;
     ensure!(seen.output.stdout.contains("MIRRORED 10"), "not every answer came: {}", seen.story());
     let leaks = leaks(&seen)?;

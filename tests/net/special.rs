@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
-use stockade_testkit::{Listeners, Running, User};
+use stockade_testkit::{TestListeners, RunningProgram, TestUser};
 use stockade_tests::Level;
 
 use crate::lab::{Lab, Powers, Script};
 use crate::task::strongest;
 
 /// esc-0147: no list, and an empty one, allow nothing.
-pub fn nothing_is_allowed(lab: &Lab, run: Option<(User, Level)>) -> Result<()> {
+pub fn nothing_is_allowed(lab: &Lab, run: Option<(TestUser, Level)>) -> Result<()> {
     let script = Script::new("curl -s -m 3 http://allowed.test/");
     let Some((user, level)) = run else {
         let seen = lab.bare(strongest(), &script)?;
@@ -30,11 +30,11 @@ pub fn nothing_is_allowed(lab: &Lab, run: Option<(User, Level)>) -> Result<()> {
 }
 
 /// esc-0138: daemons of the host that resolve names are not there.
-pub fn resolver_daemons(lab: &Lab, run: Option<(User, Level)>) -> Result<()> {
+pub fn resolver_daemons(lab: &Lab, run: Option<(TestUser, Level)>) -> Result<()> {
     let sockets = ["/run/nscd/socket", "/run/systemd/resolve/io.systemd.Resolve"];
-    let mut daemons = Listeners::new();
+    let mut daemons = TestListeners::new();
     for socket in sockets {
-        daemons.stream(Path::new(socket))?;
+        daemons.listen_stream(Path::new(socket))?;
     }
     let text = format!(
         "resolvectl query canary.attacker.test; getent ahosts canary.attacker.test\n\
@@ -51,7 +51,7 @@ pub fn resolver_daemons(lab: &Lab, run: Option<(User, Level)>) -> Result<()> {
         fs::remove_file(socket)?;
     }
     let seen = seen?;
-    let reached = [daemons.reached(), seen.sight.strangers(&[])].concat();
+    let reached = [daemons.reached_servers(), seen.sight.strangers(&[])].concat();
     ensure!(reached.is_empty() == run.is_some(), "reached: {reached:?}\n{}", seen.story());
     Ok(())
 }
@@ -69,7 +69,7 @@ fn listening() -> Result<Vec<String>> {
 }
 
 /// esc-0177: while a run uses the door, no socket on the host's side leads to it.
-pub fn others_reach_no_door(lab: &Lab, run: Option<(User, Level)>) -> Result<()> {
+pub fn others_reach_no_door(lab: &Lab, run: Option<(TestUser, Level)>) -> Result<()> {
     let before = listening()?;
     let Some((user, level)) = run else {
         let _open = std::net::TcpListener::bind("127.0.0.1:0")?;
@@ -82,16 +82,16 @@ pub fn others_reach_no_door(lab: &Lab, run: Option<(User, Level)>) -> Result<()>
     let (world, running) = lab.start(user, powers, &script)?;
     let ready = wait_for(&running, "READY");
     let meanwhile = listening();
-    running.signal(Signal::TERM)?;
-    let output = running.finish()?;
+    running.send_signal(Signal::TERM)?;
+    let output = running.wait_for_end()?;
     drop(world);
-    ensure!(ready, "the run does not get there: {}", output.text());
+    ensure!(ready, "the run does not get there: {}", output.combined_text());
     ensure!(meanwhile? == before, "the door listens on the host's side");
     Ok(())
 }
 
 /// esc-0178: with the door's process gone, nothing gets out any more.
-pub fn the_door_dies(lab: &Lab, run: Option<(User, Level)>) -> Result<()> {
+pub fn the_door_dies(lab: &Lab, run: Option<(TestUser, Level)>) -> Result<()> {
     let text =
         "while :; do curl -s -m 2 http://allowed.test/; curl -s -m 2 http://denied.test/; echo READY; sleep 0.1; done";
     let script = Script { timeout: Duration::from_secs(30), ..Script::new(text) };
@@ -104,10 +104,10 @@ pub fn the_door_dies(lab: &Lab, run: Option<(User, Level)>) -> Result<()> {
     let powers = Powers::of(level, &["connect allowed.test:80"]);
     let (world, running) = lab.start(user, powers, &script)?;
     let ready = wait_for(&running, "READY");
-    running.signal(Signal::KILL)?;
-    let output = running.finish()?;
+    running.send_signal(Signal::KILL)?;
+    let output = running.wait_for_end()?;
     drop(world);
-    ensure!(ready, "the run does not get there: {}", output.text());
+    ensure!(ready, "the run does not get there: {}", output.combined_text());
     // What was on its way when the door died has come or gone by then.
     thread::sleep(Duration::from_millis(300));
     let dead = lab.mark()?;
@@ -121,7 +121,7 @@ pub fn the_door_dies(lab: &Lab, run: Option<(User, Level)>) -> Result<()> {
     Ok(())
 }
 
-fn wait_for(running: &Running, text: &str) -> bool {
+fn wait_for(running: &RunningProgram, text: &str) -> bool {
     for _ in 0..1000 {
         if running.stdout_so_far().contains(text) {
             return true;

@@ -1,7 +1,7 @@
 //! What the suite consists of. Must not know what a task does.
 
 use anyhow::Result;
-use stockade_testkit::User;
+use stockade_testkit::TestUser;
 use stockade_tests::cross_section::Turn;
 
 use crate::lab::Lab;
@@ -44,6 +44,6 @@ impl Task {
 }
 
 /// Whoever plays controls: the most powerful user that can be had.
-pub fn strongest() -> User {
-    User::available()[0]
+pub fn strongest() -> TestUser {
+    TestUser::available_users()[0]
 }

@@ -13,12 +13,12 @@ use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use stockade_engine::{Attempt, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, Io};
-use stockade_model::{Environment, ExecRules, Filesystem, Level, Limits, Network, Plan, Profile, RawText, RequestId};
-use stockade_native::{Allocator, Session};
+use stockade_engine::{Attempt, AttemptEvent, Backend, CommandEnd, AttemptEventSender, HeldAnswer, StdioMode};
+use stockade_model::{EnvironmentRules, ExecRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, AttemptPlan, Profile, RawText, RequestId};
+use stockade_native::{ArenaAllocator, NativeSession};
 
 #[global_allocator]
-static ALLOCATOR: Allocator = Allocator;
+static ALLOCATOR: ArenaAllocator = ArenaAllocator;
 
 const WAIT: Duration = Duration::from_secs(120);
 
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     let wanted = std::env::args().nth(1).unwrap_or_default();
     let (hang_up, hold_on) = channel::<()>();
     let other = (wanted == "threads").then(|| std::thread::spawn(move || hold_on.recv()));
-    let session = match Session::start() {
+    let session = match NativeSession::start() {
         Ok(session) => session,
         Err(error) => {
             eprintln!("{error}");
@@ -35,10 +35,10 @@ fn main() -> ExitCode {
     };
     drop((hang_up, other));
     let (level, hold) = match wanted.as_str() {
-        "restricted" => (Level::Restricted, false),
-        "restricted+" => (Level::Restricted, true),
-        "full+" => (Level::Full, true),
-        _ => (Level::Full, false),
+        "restricted" => (IsolationLevel::Restricted, false),
+        "restricted+" => (IsolationLevel::Restricted, true),
+        "full+" => (IsolationLevel::Full, true),
+        _ => (IsolationLevel::Full, false),
     };
     let mut running: Vec<Running> = Vec::new();
     let mut session = Some(session);
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
             }
             ("kill", _) => {
                 let Some(command) = running.pop() else { return ExitCode::FAILURE };
-                command.attempt.kill();
+                command.attempt.kill_processes();
                 println!("{}", command.end(hold));
             }
             (script, Some(session)) => {
@@ -78,14 +78,14 @@ struct Running {
 }
 
 impl Running {
-    fn start(session: &Session, level: Level, hold: bool, script: &str) -> Result<Self, String> {
+    fn start(session: &NativeSession, level: IsolationLevel, hold: bool, script: &str) -> Result<Self, String> {
         let (tell, events): (Sender<AttemptEvent>, _) = channel();
-        let events_of = Events::new(move |event| drop(tell.send(event)));
+        let events_of = AttemptEventSender::new(move |event| drop(tell.send(event)));
         let mut attempt = session
-            .prepare(&plan(level, script).map_err(|e| e.to_string())?, &Io::Inherit, hold, events_of)
+            .prepare_attempt(&plan(level, script).map_err(|e| e.to_string())?, &StdioMode::Inherit, hold, events_of)
             .map_err(|e| e.to_string())?;
-        assert_eq!(attempt.enforced().level, level);
-        attempt.release().map_err(|e| e.to_string())?;
+        assert_eq!(attempt.enforcement_report().level, level);
+        attempt.release_command().map_err(|e| e.to_string())?;
         Ok(Self { attempt, events })
     }
 
@@ -94,7 +94,7 @@ impl Running {
         loop {
             match self.events.recv_timeout(WAIT) {
                 Ok(AttemptEvent::Held { id, denial }) if grants => {
-                    self.attempt.answer(id, HeldAnswer::Granted(denial.grant.into_iter().collect()));
+                    self.attempt.answer_call(id, HeldAnswer::Granted(denial.grant.into_iter().collect()));
                 }
                 Ok(AttemptEvent::Ended(end)) => {
                     return match end.end {
@@ -109,9 +109,9 @@ impl Running {
     }
 }
 
-fn plan(level: Level, script: &str) -> std::io::Result<Plan> {
+fn plan(level: IsolationLevel, script: &str) -> std::io::Result<AttemptPlan> {
     let workspace = std::env::current_dir()?;
-    Ok(Plan {
+    Ok(AttemptPlan {
         request: RequestId::from_random([7; 16]),
         attempt: 1,
         argv: ["sh", "-c", script].map(RawText::from).into(),
@@ -121,11 +121,11 @@ fn plan(level: Level, script: &str) -> std::io::Result<Plan> {
         profile: Profile {
             name: "workspace".to_owned(),
             sandboxed: true,
-            filesystem: Filesystem { write: vec![workspace.into()], ..Filesystem::default() },
+            filesystem: FilesystemAccess { write: vec![workspace.into()], ..FilesystemAccess::default() },
             exec: ExecRules::default(),
-            network: Network::None,
+            network: NetworkAccess::None,
             egress: Default::default(),
-            environment: Environment::default(),
+            environment: EnvironmentRules::default(),
             limits: Limits { temp_bytes: Some(64 << 20), ..Limits::default() },
         },
         grants: Vec::new(),

@@ -12,23 +12,23 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use stockade_engine::{
-    Attempt, AttemptEnd, AttemptEvent, Capabilities, CommandEnd, Events, HeldAnswer, HoldId, INSIDE_HOME,
-    INSIDE_WORKSPACE, Io, Sandbox, SandboxError, SandboxEvent, SandboxEvents, SandboxPlan, Sandboxes, StartError,
-    System,
+    Attempt, AttemptEnd, AttemptEvent, ProviderCapabilities, CommandEnd, AttemptEventSender, HeldAnswer, HoldId, INSIDE_HOME,
+    INSIDE_WORKSPACE, StdioMode, Sandbox, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, SandboxProvider, StartError,
+    GuestSystem,
 };
 use stockade_model::{
-    Background, ConnectionRecord, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport, Environment, ExecRules,
-    Filesystem, Grant, LayerState, Level, Limit, Limits, Network, Plan, Profile, RawText, RequestId, RuntimeName,
+    BackgroundPolicy, ConnectionRecord, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport, EnvironmentRules, ExecRules,
+    FilesystemAccess, Grant, LayerState, IsolationLevel, LimitKind, Limits, NetworkAccess, AttemptPlan, Profile, RawText, RequestId, RuntimeName,
     SandboxId,
 };
-use stockade_testkit::slowness;
+use stockade_testkit::slowness_factor;
 
 use crate::kinds::{Kind, Ready};
 use crate::server::{Server, no_address, own_address};
 use crate::sleepers;
 
 /// Output is kept whole up to this.
-pub const CAPTURE: Io = Io::Capture { limit_bytes: 4 << 20 };
+pub const CAPTURE: StdioMode = StdioMode::Capture { limit_bytes: 4 << 20 };
 
 /// What the kind says it cannot do, in the words of its refusal.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub struct Declared(pub String);
 
 /// Long enough for a loaded machine: whoever waits that long has hung.
 pub fn patience() -> Duration {
-    Duration::from_secs(30) * slowness()
+    Duration::from_secs(30) * slowness_factor()
 }
 
 /// Waits until it is so.
@@ -58,11 +58,11 @@ pub fn grant(text: &str) -> Grant {
 pub struct Bench {
     /// The kind's name in tasks.
     pub kind: &'static str,
-    pub sandboxes: Arc<dyn Sandboxes>,
-    system: Option<System>,
+    pub sandboxes: Arc<dyn SandboxProvider>,
+    system: Option<GuestSystem>,
     runtime: Option<RuntimeName>,
     /// The level that can be had of the kind.
-    pub level: Level,
+    pub level: IsolationLevel,
     root: Option<PathBuf>,
     /// Whether names beneath `.test` are this machine's.
     knows_names: bool,
@@ -80,7 +80,7 @@ impl Bench {
         Ok(Self { kind: kind.name, sandboxes, system, runtime, level, root, knows_names, own_kernel, top, made })
     }
 
-    pub fn capabilities(&self) -> Capabilities {
+    pub fn capabilities(&self) -> ProviderCapabilities {
         self.sandboxes.capabilities()
     }
 
@@ -122,7 +122,7 @@ impl Bench {
             home: self.directory(&format!("home{number}")),
             profile: self.profile(),
             level: self.level,
-            background: if self.capabilities().keeps_background { Background::Keep } else { Background::End },
+            background: if self.capabilities().keeps_background { BackgroundPolicy::Keep } else { BackgroundPolicy::End },
             runtime: self.runtime.clone(),
         }
     }
@@ -136,7 +136,7 @@ impl Bench {
 
     /// Without the names that the host trusts, where nothing could keep them.
     pub fn bare(&self, profile: &mut Profile) {
-        if self.level != Level::Full {
+        if self.level != IsolationLevel::Full {
             profile.filesystem.protect.clear();
         }
     }
@@ -166,16 +166,16 @@ impl Bench {
             fs::create_dir_all(root.join(plan.id.as_str())).unwrap();
         }
         let (sender, told) = channel();
-        let events = SandboxEvents::new(move |event| drop(sender.send(event)));
-        let sandbox = self.sandboxes.create(&plan, events)?;
+        let events = SandboxEventSender::new(move |event| drop(sender.send(event)));
+        let sandbox = self.sandboxes.create_sandbox(&plan, events)?;
         Ok(self.place_of(plan, sandbox, told))
     }
 
     /// Finds one again that somebody let go of.
     pub fn adopt(&self, plan: SandboxPlan) -> Result<Place, SandboxError> {
         let (sender, told) = channel();
-        let events = SandboxEvents::new(move |event| drop(sender.send(event)));
-        let sandbox = self.sandboxes.adopt(&plan, events)?;
+        let events = SandboxEventSender::new(move |event| drop(sender.send(event)));
+        let sandbox = self.sandboxes.adopt_sandbox(&plan, events)?;
         Ok(self.place_of(plan, sandbox, told))
     }
 
@@ -186,8 +186,8 @@ impl Bench {
 
     /// A sandbox with this limit for all of its commands, where the kind can hold it.
     #[track_caller]
-    pub fn limited(&self, limit: Limit, amount: u64) -> Result<Place, Declared> {
-        match self.make(|plan| plan.profile.limits.set(limit, amount)) {
+    pub fn limited(&self, limit: LimitKind, amount: u64) -> Result<Place, Declared> {
+        match self.make(|plan| plan.profile.limits.set_limit(limit, amount)) {
             Ok(place) => place.held(limit, amount),
             Err(error) => Err(refused_limit(limit, &error.to_string())),
         }
@@ -220,26 +220,26 @@ impl Bench {
     /// The same for an end that takes what a command left behind.
     #[track_caller]
     pub fn demand_ends_background(&self) -> Result<(), Declared> {
-        let end = || self.make(|plan| plan.background = Background::End);
+        let end = || self.make(|plan| plan.background = BackgroundPolicy::End);
         self.demand(self.capabilities().ends_background, "ending what a command leaves behind", end)
     }
 
     /// The same for what lives on.
     #[track_caller]
     pub fn demand_keeps_background(&self) -> Result<(), Declared> {
-        let keep = || self.make(|plan| plan.background = Background::Keep);
+        let keep = || self.make(|plan| plan.background = BackgroundPolicy::Keep);
         self.demand(self.capabilities().keeps_background, "keeping what a command leaves behind", keep)
     }
 }
 
-fn refused_limit(limit: Limit, said: &str) -> Declared {
+fn refused_limit(limit: LimitKind, said: &str) -> Declared {
     assert!(said.contains(limit.name()), "a limit of {limit} is refused without a word of it: {said}");
     Declared(said.to_owned())
 }
 
 /// A sandbox with its directories on the host, and what it tells.
 pub struct Place {
-    sandboxes: Arc<dyn Sandboxes>,
+    sandboxes: Arc<dyn SandboxProvider>,
     pub plan: SandboxPlan,
     sandbox: Option<Box<dyn Sandbox>>,
     pub told: Receiver<SandboxEvent>,
@@ -268,10 +268,10 @@ impl Place {
     }
 
     /// At a level beneath full a limit may stand in the report as one that is not held.
-    fn held(self, limit: Limit, amount: u64) -> Result<Self, Declared> {
-        let layer = &self.sandbox().enforced().layers["limits"];
-        let unheld = [": not held", ": asked of the engine"].map(|how| format!("{limit} {}{how}", limit.text(amount)));
-        if self.plan.level == Level::Full || !unheld.iter().any(|text| layer.detail.contains(text.as_str())) {
+    fn held(self, limit: LimitKind, amount: u64) -> Result<Self, Declared> {
+        let layer = &self.sandbox().enforcement_report().layers["limits"];
+        let unheld = [": not held", ": asked of the engine"].map(|how| format!("{limit} {}{how}", limit.format_amount(amount)));
+        if self.plan.level == IsolationLevel::Full || !unheld.iter().any(|text| layer.detail.contains(text.as_str())) {
             return Ok(self);
         }
         assert_eq!(layer.state, LayerState::Partial, "{layer:?}");
@@ -293,18 +293,18 @@ impl Place {
         wait_until(name, || self.work(name).exists());
     }
 
-    pub fn try_begin(&self, plan: &Plan, io: Io, hold: bool) -> Result<Going, StartError> {
+    pub fn try_begin(&self, plan: &AttemptPlan, io: StdioMode, hold: bool) -> Result<Going, StartError> {
         let (sender, events) = channel();
-        let told = Events::new(move |event| drop(sender.send(event)));
+        let told = AttemptEventSender::new(move |event| drop(sender.send(event)));
         let backend = self.sandbox().backend();
-        let plan = Plan { backend: backend.name().to_owned(), level: self.plan.level, ..plan.clone() };
-        let mut attempt = backend.prepare(&plan, &io, hold, told)?;
-        attempt.release()?;
+        let plan = AttemptPlan { backend: backend.name().to_owned(), level: self.plan.level, ..plan.clone() };
+        let mut attempt = backend.prepare_attempt(&plan, &io, hold, told)?;
+        attempt.release_command()?;
         Ok(Going { attempt, events, seen: Seen::default() })
     }
 
     #[track_caller]
-    pub fn begin(&self, plan: &Plan, io: Io) -> Going {
+    pub fn begin(&self, plan: &AttemptPlan, io: StdioMode) -> Going {
         self.try_begin(plan, io, false).unwrap_or_else(|error| panic!("it does not begin: {error}"))
     }
 
@@ -326,7 +326,7 @@ impl Place {
     }
 
     #[track_caller]
-    pub fn run_plan(&self, plan: &Plan) -> Ran {
+    pub fn run_plan(&self, plan: &AttemptPlan) -> Ran {
         self.begin(plan, CAPTURE).end()
     }
 
@@ -337,7 +337,7 @@ impl Place {
 
     /// Why a plan cannot be begun.
     #[track_caller]
-    pub fn refuses(&self, plan: &Plan) -> StartError {
+    pub fn refuses(&self, plan: &AttemptPlan) -> StartError {
         match self.try_begin(plan, CAPTURE, false) {
             Ok(going) => panic!("it began, and {:?}", going.end()),
             Err(error) => error,
@@ -353,7 +353,7 @@ impl Place {
     /// Runs a script with all the powers and limits that the sandbox was made with.
     #[track_caller]
     fn run_with_all(&self, script: &str) -> Ran {
-        self.run_plan(&Plan { profile: self.plan.profile.clone(), ..inside(script) })
+        self.run_plan(&AttemptPlan { profile: self.plan.profile.clone(), ..inside(script) })
     }
 
     /// What such a script prints that succeeds.
@@ -392,7 +392,7 @@ impl Place {
     #[track_caller]
     pub fn demand_door(&self) -> Result<(), Declared> {
         let wish = grant("connect host.test:1");
-        if self.sandbox().backend().honours(&wish, self.plan.level) {
+        if self.sandbox().backend().supports_grant(&wish, self.plan.level) {
             // Programs that know nothing of it: where only a proxy leads there, they are
             // not led.
             let ran = self.run_with_all("true");
@@ -400,7 +400,7 @@ impl Place {
             let is_whole = layer.state == LayerState::Enforced;
             return if is_whole { Ok(()) } else { Err(Declared(format!("by proxy alone: {}", layer.detail))) };
         }
-        let plan = Plan { grants: vec![wish], ..inside("true") };
+        let plan = AttemptPlan { grants: vec![wish], ..inside("true") };
         Err(Declared(self.refuses(&plan).what))
     }
 }
@@ -484,7 +484,7 @@ impl Going {
     }
 
     pub fn answer(&self, question: &Question, answer: HeldAnswer) {
-        self.attempt.answer(question.id, answer);
+        self.attempt.answer_call(question.id, answer);
     }
 
     /// Gives what the question is about.
@@ -506,7 +506,7 @@ impl Going {
             match self.hear() {
                 Heard::Ended(end) => {
                     let Seen { denials, connections, programs, .. } = self.seen;
-                    return Ran { end, denials, connections, programs, report: self.attempt.enforced().clone() };
+                    return Ran { end, denials, connections, programs, report: self.attempt.enforcement_report().clone() };
                 }
                 Heard::Held(question) => panic!("nobody asked it to hold {question:?}"),
                 Heard::Withdrawn(_) => {}
@@ -558,7 +558,7 @@ impl Ran {
     pub fn denied(&self) -> Vec<String> {
         let shown = |denial: &Denial| {
             let grant = denial.grant.as_ref().map_or("-".to_owned(), ToString::to_string);
-            format!("{:?} {} [{grant}]", denial.operation, denial.object.escaped())
+            format!("{:?} {} [{grant}]", denial.operation, denial.object.to_escaped())
         };
         self.denials.iter().map(shown).collect()
     }
@@ -573,29 +573,29 @@ pub fn profile() -> Profile {
     Profile {
         name: "workspace".to_owned(),
         sandboxed: true,
-        filesystem: Filesystem {
+        filesystem: FilesystemAccess {
             write: vec![INSIDE_WORKSPACE.into(), INSIDE_HOME.into()],
             hide: vec!["/etc/shadow".into()],
             protect: DEFAULT_PROTECTED_NAMES.iter().map(|&name| name.to_owned()).collect(),
-            ..Filesystem::default()
+            ..FilesystemAccess::default()
         },
         exec: ExecRules::default(),
-        network: Network::None,
-        egress: stockade_model::Egress {
+        network: NetworkAccess::None,
+        egress: stockade_model::EgressRules {
             special: vec!["127.0.0.0/8".parse().unwrap(), "::1".parse().unwrap()],
             ..Default::default()
         },
-        environment: Environment::default(),
+        environment: EnvironmentRules::default(),
         limits: Limits { temp_bytes: Some(64 << 20), processes: Some(200), ..Limits::default() },
     }
 }
 
 /// A command in the workspace of a sandbox.
-pub fn command(argv: &[&str]) -> Plan {
+pub fn command(argv: &[&str]) -> AttemptPlan {
     // An image may have no compiled modules of Python, which that would try to write.
     let python = ("PYTHONDONTWRITEBYTECODE", "1");
     let variables = [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("HOME", INSIDE_HOME), ("LC_ALL", "C"), python];
-    Plan {
+    AttemptPlan {
         request: RequestId::from_random([1; 16]),
         attempt: 1,
         argv: argv.iter().map(|&word| RawText::from(word)).collect(),
@@ -605,17 +605,17 @@ pub fn command(argv: &[&str]) -> Plan {
         profile: profile(),
         grants: Vec::new(),
         effects: Vec::new(),
-        level: Level::Full,
+        level: IsolationLevel::Full,
         backend: "native".to_owned(),
     }
 }
 
 /// A script for bash.
-pub fn inside(script: &str) -> Plan {
+pub fn inside(script: &str) -> AttemptPlan {
     command(&["bash", "-c", script])
 }
 
 /// A program in Python.
-pub fn python(program: &str) -> Plan {
+pub fn python(program: &str) -> AttemptPlan {
     command(&["python3", "-c", program])
 }

@@ -7,22 +7,22 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use stockade_audit::Log;
-use stockade_engine::real::{RuleJudge, StoreMemory};
+use stockade_audit::AuditLogWriter;
+use stockade_engine::real::{RulePolicyEngine, StoreMemory};
 use stockade_engine::seams::SystemClock;
-use stockade_engine::{Approver, Engine, INSIDE_HOME, INSIDE_WORKSPACE, Waiting, interrupts};
+use stockade_engine::{Approver, RequestEngine, INSIDE_HOME, INSIDE_WORKSPACE, PendingQuestion, interrupt_channel};
 use stockade_model::{
-    Answer, ApprovalMode, Command, Grant, Level, Limits, Outcome, Question, Request, RequestId, SandboxPreference,
+    ApprovalAnswer, ApprovalMode, RequestCommand, Grant, IsolationLevel, Limits, RunOutcome, ApprovalQuestion, RunRequest, RequestId, SandboxPreference,
 };
-use stockade_policy::load::{Sources, load};
+use stockade_policy::load::{ConfigSources, load_settings};
 use stockade_policy::resolve_profile;
-use stockade_store::Store;
+use stockade_store::ApprovalStore;
 
 use crate::bench::{Bench, CAPTURE, Place};
 
 /// An engine whose commands run in one sandbox.
 pub struct Desk {
-    engine: Engine,
+    engine: RequestEngine,
     asked: Arc<Mutex<usize>>,
     log: PathBuf,
     pub place: Place,
@@ -30,7 +30,7 @@ pub struct Desk {
 
 /// Answers as it was told, and with silence after that.
 struct Told {
-    answers: VecDeque<Answer>,
+    answers: VecDeque<ApprovalAnswer>,
     asked: Arc<Mutex<usize>>,
 }
 
@@ -39,28 +39,28 @@ impl Approver for Told {
         "told".to_owned()
     }
 
-    fn available(&self) -> bool {
+    fn is_available(&self) -> bool {
         true
     }
 
-    fn ask(&mut self, _question: &Question, _waiting: &Waiting) -> Answer {
+    fn ask_question(&mut self, _question: &ApprovalQuestion, _waiting: &PendingQuestion) -> ApprovalAnswer {
         *self.asked.lock().unwrap() += 1;
-        self.answers.pop_front().unwrap_or(Answer::TimedOut)
+        self.answers.pop_front().unwrap_or(ApprovalAnswer::TimedOut)
     }
 }
 
 impl Desk {
-    pub fn of(bench: &Bench, answers: &[Answer]) -> Self {
+    pub fn of(bench: &Bench, answers: &[ApprovalAnswer]) -> Self {
         Self::ruled(bench, "", answers)
     }
 
     /// With a configuration of the person's.
-    pub fn ruled(bench: &Bench, configuration: &str, answers: &[Answer]) -> Self {
+    pub fn ruled(bench: &Bench, configuration: &str, answers: &[ApprovalAnswer]) -> Self {
         let (home, state) = (bench.directory("desk/home"), bench.directory("desk/state"));
         let file = home.join("config.toml");
         fs::write(&file, configuration).unwrap();
         let none = home.join("none.toml");
-        let sources = Sources {
+        let sources = ConfigSources {
             home: INSIDE_HOME.into(),
             other_homes: Vec::new(),
             system_owner: 0,
@@ -72,21 +72,21 @@ impl Desk {
         };
         let asked = Arc::default();
         let approver = Told { answers: answers.iter().copied().collect(), asked: Arc::clone(&asked) };
-        let settings = Arc::new(load(&sources).unwrap());
+        let settings = Arc::new(load_settings(&sources).unwrap());
         let grants = [Grant::Write(INSIDE_HOME.into())];
         let mut profile = resolve_profile(&settings, "workspace", INSIDE_WORKSPACE.as_ref(), &grants).unwrap();
         bench.bare(&mut profile);
         let place = bench.place_with(|plan| plan.profile = profile);
         let backend = place.sandbox().backend();
-        let judge = RuleJudge::new(settings, true);
-        let engine = Engine {
-            judge: Arc::new(RuleJudge { sandbox_backend: backend.name(), ..judge }),
+        let judge = RulePolicyEngine::new(settings, true);
+        let engine = RequestEngine {
+            judge: Arc::new(RulePolicyEngine { sandbox_backend: backend.name(), ..judge }),
             backend,
             host: None,
             approver: Arc::new(Mutex::new(approver)),
             reviewer: None,
-            recorder: Arc::new(Log::open(&state.join("audit")).unwrap()),
-            memory: Arc::new(StoreMemory::new(Arc::new(Store::open(&state.join("db/approvals.db")).unwrap()))),
+            recorder: Arc::new(AuditLogWriter::open(&state.join("audit")).unwrap()),
+            memory: Arc::new(StoreMemory::new(Arc::new(ApprovalStore::open(&state.join("db/approvals.db")).unwrap()))),
             clock: Arc::new(SystemClock::default()),
             user: "uid 1".to_owned(),
             question_timeout_ms: 20_000,
@@ -95,27 +95,27 @@ impl Desk {
     }
 
     /// Takes a script through, without a question beforehand.
-    pub fn run(&self, script: &str) -> Outcome {
+    pub fn run(&self, script: &str) -> RunOutcome {
         self.request(script, |_| {})
     }
 
-    pub fn request(&self, script: &str, change: impl FnOnce(&mut Request)) -> Outcome {
-        self.engine.run(self.asked_for(script, change), CAPTURE, interrupts().1)
+    pub fn request(&self, script: &str, change: impl FnOnce(&mut RunRequest)) -> RunOutcome {
+        self.engine.run_request(self.asked_for(script, change), CAPTURE, interrupt_channel().1)
     }
 
     /// Takes one through that is sent a signal once it is so.
-    pub fn interrupted(&self, script: &str, signal: i32, once: impl FnOnce() + Send) -> Outcome {
-        let (interrupter, interrupts) = interrupts();
+    pub fn interrupted(&self, script: &str, signal: i32, once: impl FnOnce() + Send) -> RunOutcome {
+        let (interrupter, interrupts) = interrupt_channel();
         thread::scope(|scope| {
             scope.spawn(move || {
                 once();
-                interrupter.interrupt(signal)
+                interrupter.send_interrupt(signal)
             });
-            self.engine.run(self.asked_for(script, |_| {}), CAPTURE, interrupts)
+            self.engine.run_request(self.asked_for(script, |_| {}), CAPTURE, interrupts)
         })
     }
 
-    fn asked_for(&self, script: &str, change: impl FnOnce(&mut Request)) -> Request {
+    fn asked_for(&self, script: &str, change: impl FnOnce(&mut RunRequest)) -> RunRequest {
         let mut request = request(script, self.place.plan.level);
         change(&mut request);
         request
@@ -134,12 +134,12 @@ impl Desk {
     }
 }
 
-fn request(script: &str, level: Level) -> Request {
+fn request(script: &str, level: IsolationLevel) -> RunRequest {
     let variables = [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("HOME", INSIDE_HOME)];
-    Request {
+    RunRequest {
         id: RequestId::from_random([5; 16]),
         session: None,
-        command: Command::Script(script.into()),
+        command: RequestCommand::Script(script.into()),
         cwd: INSIDE_WORKSPACE.into(),
         workspace: INSIDE_WORKSPACE.into(),
         environment: BTreeMap::from(variables.map(|(name, value)| (name.to_owned(), value.into()))),

@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use stockade_testkit::{Engine, EngineKind, User, slowness, small_image};
+use stockade_testkit::{ContainerEngine, EngineKind, TestUser, slowness_factor, small_image};
 
 use crate::kinds::{KINDS, Made};
 
@@ -18,7 +18,7 @@ const GOES_WITHIN: Duration = Duration::from_secs(10);
 /// What there is of engines, and why there is no more.
 pub struct Engines {
     /// They end with this.
-    running: Vec<Engine>,
+    running: Vec<ContainerEngine>,
     /// Why a kind cannot be had here.
     pub missing: BTreeMap<&'static str, String>,
 }
@@ -48,10 +48,10 @@ impl Engines {
     /// # Errors
     /// Which are left.
     pub fn demand_empty(&self) -> Result<()> {
-        let give_up = Instant::now() + GOES_WITHIN * slowness();
+        let give_up = Instant::now() + GOES_WITHIN * slowness_factor();
         for engine in &self.running {
             loop {
-                let left = engine.command(&["ps", "--all", "--quiet"])?;
+                let left = engine.run_client(&["ps", "--all", "--quiet"])?;
                 if left.trim().is_empty() {
                     break;
                 }
@@ -63,13 +63,13 @@ impl Engines {
     }
 
     fn add(&mut self, kind: EngineKind, session: &Path, image: &mut Option<PathBuf>) -> Result<()> {
-        ensure!(User::available().contains(&User::Root), "an engine of the suite's own needs root");
+        ensure!(TestUser::available_users().contains(&TestUser::Root), "an engine of the suite's own needs root");
         let archive = match image {
             Some(archive) => archive.clone(),
             None => image.insert(small_image(session)?).clone(),
         };
-        let engine = Engine::start(kind, &session.join(directory(kind)))?;
-        fs::write(image_file(session, kind), engine.import(&archive)?)?;
+        let engine = ContainerEngine::start(kind, &session.join(directory(kind)))?;
+        fs::write(image_file(session, kind), engine.import_image(&archive)?)?;
         self.running.push(engine);
         Ok(())
     }

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use stockade_container::{ContainerSandboxes, Settings};
-use stockade_egress::{LookupError, Resolve};
-use stockade_engine::{Sandboxes, System};
-use stockade_model::{HostName, Level, RuntimeName};
+use stockade_container::{ContainerSandboxes, ContainerSettings};
+use stockade_egress::{NameLookupError, NameResolver};
+use stockade_engine::{SandboxProvider, GuestSystem};
+use stockade_model::{HostName, IsolationLevel, RuntimeName};
 use stockade_native::NativeSandboxes;
-use stockade_testkit::{EngineKind, User};
+use stockade_testkit::{EngineKind, TestUser};
 
 use crate::engines;
 
@@ -49,11 +49,11 @@ const fn container(name: &'static str, engine: EngineKind, runtime: Option<&'sta
 
 /// A kind as a case has it.
 pub struct Ready {
-    pub sandboxes: Arc<dyn Sandboxes>,
-    pub system: Option<System>,
+    pub sandboxes: Arc<dyn SandboxProvider>,
+    pub system: Option<GuestSystem>,
     pub runtime: Option<RuntimeName>,
     /// The level that can be had of it.
-    pub level: Level,
+    pub level: IsolationLevel,
     /// Where each sandbox has a private directory.
     pub root: Option<PathBuf>,
     /// Whether its doors know the names beneath `.test`; others ask the host.
@@ -65,14 +65,14 @@ pub struct Ready {
 
 impl Kind {
     /// Why this user's sandboxes of the kind are not judged.
-    pub fn not_for(&self, user: User) -> Option<&'static str> {
+    pub fn not_for(&self, user: TestUser) -> Option<&'static str> {
         match (&self.made, user) {
-            (Made::Container { engine: EngineKind::Docker, .. }, User::Ordinary) => {
+            (Made::Container { engine: EngineKind::Docker, .. }, TestUser::Ordinary) => {
                 Some("the engine is root's, and its socket is root's alone")
             }
             // Where it may make none it says "Resource limits are not supported and ignored on
             // cgroups V1 rootless systems", and every sandbox is refused.
-            (Made::Container { engine: EngineKind::Podman, .. }, User::Ordinary) => {
+            (Made::Container { engine: EngineKind::Podman, .. }, TestUser::Ordinary) => {
                 Some("the suite's is root's; an ordinary user's own holds no limits without a delegated control group")
             }
             _ => None,
@@ -83,8 +83,8 @@ impl Kind {
     pub fn ready(&self, session: &Path, top: &Path) -> Result<Ready> {
         match &self.made {
             Made::Native => {
-                let sandboxes = Arc::new(NativeSandboxes::default().resolving(Arc::new(Table)));
-                let level = Level::Full;
+                let sandboxes = Arc::new(NativeSandboxes::default().with_resolver(Arc::new(Table)));
+                let level = IsolationLevel::Full;
                 Ok(Ready {
                     sandboxes,
                     system: None,
@@ -102,7 +102,7 @@ impl Kind {
                     sandboxes: Arc::new(sandboxes),
                     system: None,
                     runtime: None,
-                    level: Level::Full,
+                    level: IsolationLevel::Full,
                     root: Some(root),
                     knows_names: false,
                     own_kernel: false,
@@ -114,10 +114,10 @@ impl Kind {
 
     fn container(session: &Path, top: &Path, engine: EngineKind, runtime: Option<&str>) -> Result<Ready> {
         let kind = match engine {
-            EngineKind::Docker => stockade_container::Kind::Docker,
-            EngineKind::Podman => stockade_container::Kind::Podman,
+            EngineKind::Docker => stockade_container::ContainerEngineKind::Docker,
+            EngineKind::Podman => stockade_container::ContainerEngineKind::Podman,
         };
-        let settings = Settings {
+        let settings = ContainerSettings {
             socket: Some(engines::socket(session, engine)),
             launcher: session.join("suite"),
             accounts: session.join("accounts"),
@@ -126,10 +126,10 @@ impl Kind {
         let image = fs::read_to_string(engines::image_file(session, engine)).context("reading the image's digest")?;
         let own_kernel = runtime == Some("runsc");
         Ok(Ready {
-            sandboxes: Arc::new(ContainerSandboxes::new(kind, settings).resolving(Arc::new(Table))),
-            system: Some(System::Image(image.parse().context("the image's digest")?)),
+            sandboxes: Arc::new(ContainerSandboxes::new(kind, settings).with_resolver(Arc::new(Table))),
+            system: Some(GuestSystem::Image(image.parse().context("the image's digest")?)),
             // That has no Landlock: the lower level has to be named.
-            level: if own_kernel { Level::Restricted } else { Level::Full },
+            level: if own_kernel { IsolationLevel::Restricted } else { IsolationLevel::Full },
             runtime: runtime.map(str::parse).transpose().context("the runtime's name")?,
             root: None,
             knows_names: true,
@@ -141,12 +141,12 @@ impl Kind {
 /// Every name beneath `.test` but one is this machine.
 struct Table;
 
-impl Resolve for Table {
-    fn resolve(&self, name: &HostName) -> Result<Vec<IpAddr>, LookupError> {
+impl NameResolver for Table {
+    fn resolve_name(&self, name: &HostName) -> Result<Vec<IpAddr>, NameLookupError> {
         match name.as_str() {
-            "nobody.test" => Err(LookupError::NoSuchName),
+            "nobody.test" => Err(NameLookupError::NoSuchName),
             name if name.ends_with(".test") => Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]),
-            _ => Err(LookupError::NoSuchName),
+            _ => Err(NameLookupError::NoSuchName),
         }
     }
 }

@@ -36,8 +36,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use stockade_container::inside;
-use stockade_engine::SandboxEvents;
-use stockade_native::{Keep, keep_sandbox};
+use stockade_engine::SandboxEventSender;
+use stockade_native::{SupervisorHooks, keep_sandbox};
 use stockade_testkit::suite::{DECLARED, FAILED, PASSED};
 
 use crate::bench::{Bench, Declared};
@@ -75,13 +75,13 @@ fn main() -> ExitCode {
 }
 
 fn launcher(part: &str) -> Result<ExitCode> {
-    inside::play(part).context("serving a container")?;
+    inside::run_subcommand(part).context("serving a container")?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn keeper() -> Result<ExitCode> {
     let wanted = || Some(Duration::from_secs(1));
-    let keep = Keep { events: SandboxEvents::new(|_| {}), wanted: Box::new(wanted) };
+    let keep = SupervisorHooks { events: SandboxEventSender::new(|_| {}), wanted: Box::new(wanted) };
     keep_sandbox(|_, _| Ok(keep)).context("keeping a sandbox")?;
     Ok(ExitCode::SUCCESS)
 }

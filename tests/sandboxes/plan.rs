@@ -12,8 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use stockade_testkit::suite::{NotRun, play};
-use stockade_testkit::{Account, Command, Output, SLOWNESS, User, processes_at, run_as, slowness};
+use stockade_testkit::suite::{SkippedTask, run_tasks};
+use stockade_testkit::{UserAccount, TestCommand, ProgramOutput, SLOWNESS_VARIABLE, TestUser, processes_at, run_as, slowness_factor};
 use stockade_tests::cross_section::{Turn, Wanted};
 use tempfile::TempDir;
 
@@ -35,7 +35,7 @@ const GOES_WITHIN: Duration = Duration::from_secs(10);
 pub struct Task {
     pub case: &'static Case,
     pub kind: &'static Kind,
-    user: User,
+    user: TestUser,
 }
 
 impl fmt::Display for Task {
@@ -54,7 +54,7 @@ impl FromStr for Task {
 
 /// Every task there is, whatever this machine can have.
 fn all() -> Vec<Task> {
-    let users = [User::Root, User::Ordinary];
+    let users = [TestUser::Root, TestUser::Ordinary];
     let of_kind =
         |kind| users.into_iter().flat_map(move |user| cases::all().map(move |case| Task { case, kind, user }));
     KINDS.iter().flat_map(of_kind).collect()
@@ -67,7 +67,7 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
     let (possible, never): (Vec<Task>, Vec<Task>) = all()
         .into_iter()
         .filter(|task| wanted.names(&task.to_string()))
-        .partition(|task| User::available().contains(&task.user) && task.kind.not_for(task.user).is_none());
+        .partition(|task| TestUser::available_users().contains(&task.user) && task.kind.not_for(task.user).is_none());
     let possible_count = possible.len();
     let tasks = wanted.narrowed(possible, Task::turn);
     demand_distinct()?;
@@ -87,11 +87,11 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
         }
     }
     let played = here.iter().map(Task::to_string).collect();
-    let mut tally = play(mixed(here), PARALLEL, |task| session.play(task));
+    let mut tally = run_tasks(mixed(here), PARALLEL, |task| session.play(task));
     engines.demand_empty()?;
     tally.not_run.extend(not_here.into_iter().map(|((kind, user, why), tasks)| not_run(kind, user, why, &tasks)));
     table::settle(&mut tally, &played)?;
-    Ok(tally.report())
+    Ok(tally.print_report())
 }
 
 /// Kinds in turn, so that what waits for one engine goes on beside what waits for another;
@@ -108,12 +108,12 @@ fn mixed(mut tasks: Vec<Task>) -> Vec<Task> {
 }
 
 /// A kind that cannot be had is told once.
-fn not_run(kind: &str, user: &str, why: String, tasks: &[Task]) -> NotRun {
+fn not_run(kind: &str, user: &str, why: String, tasks: &[Task]) -> SkippedTask {
     let task = match tasks {
         [one] => one.to_string(),
         all => format!("{} cases of {kind}/{user}", all.len()),
     };
-    NotRun { task, why }
+    SkippedTask { task, why }
 }
 
 impl Task {
@@ -130,7 +130,7 @@ impl Task {
 
     /// Why it cannot run on this machine.
     fn not_here(&self, engines: &Engines) -> Option<String> {
-        if !User::available().contains(&self.user) {
+        if !TestUser::available_users().contains(&self.user) {
             return Some("the harness is not root".to_owned());
         }
         let for_all = self.kind.not_for(self.user).map(str::to_owned);
@@ -163,29 +163,29 @@ impl Session {
     }
 
     /// Plays one task as its user, in a directory of its own.
-    fn play(&self, task: &Task) -> Result<Output> {
-        let account = Account::of(task.user)?;
+    fn play(&self, task: &Task) -> Result<ProgramOutput> {
+        let account = UserAccount::for_user(task.user)?;
         let top = tempfile::Builder::new().prefix("case-").tempdir_in(self.directory.path())?;
         chown(top.path(), Some(account.uid), Some(account.gid))?;
-        let mut command = Command::new(self.directory.path().join("suite"), top.path())
+        let mut command = TestCommand::new(self.directory.path().join("suite"), top.path())
             .args(["--case", &task.to_string()])
             .arg(top.path())
             .env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
             .env("LANG", "C.UTF-8")
             .timeout(TASK_TIMEOUT);
-        if let Some(times) = std::env::var_os(SLOWNESS) {
-            command = command.env(SLOWNESS, times);
+        if let Some(times) = std::env::var_os(SLOWNESS_VARIABLE) {
+            command = command.env(SLOWNESS_VARIABLE, times);
         }
         let output = run_as(&account, &command)?;
         let left = left_within(top.path());
-        ensure!(left.is_empty(), "{}left behind: {}", output.text(), left.join(", "));
+        ensure!(left.is_empty(), "{}left behind: {}", output.combined_text(), left.join(", "));
         Ok(output)
     }
 }
 
 /// What still has a directory of the task mounted, after the time that it may take.
 fn left_within(top: &Path) -> Vec<String> {
-    let give_up = Instant::now() + GOES_WITHIN * slowness();
+    let give_up = Instant::now() + GOES_WITHIN * slowness_factor();
     loop {
         let left = processes_at(top);
         if left.is_empty() || Instant::now() > give_up {

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use stockade_testkit::suite::Tally;
+use stockade_testkit::suite::SuiteTally;
 
 /// The kinds, each for a user, that declare a case away; by the case.
 type Table = BTreeMap<String, BTreeSet<String>>;
@@ -16,7 +16,7 @@ const COMMITTED: &str = include_str!("declared.txt");
 
 /// Counts as failed what was declared and is not in the table; or writes the table anew,
 /// as far as it is about these tasks.
-pub fn settle(tally: &mut Tally, played: &BTreeSet<String>) -> Result<()> {
+pub fn settle(tally: &mut SuiteTally, played: &BTreeSet<String>) -> Result<()> {
     let mut table = parse(COMMITTED)?;
     if std::env::var_os("STOCKADE_BLESS").is_some() {
         renew(&mut table, tally, played)?;
@@ -36,7 +36,7 @@ pub fn settle(tally: &mut Tally, played: &BTreeSet<String>) -> Result<()> {
     Ok(())
 }
 
-fn renew(table: &mut Table, tally: &Tally, played: &BTreeSet<String>) -> Result<()> {
+fn renew(table: &mut Table, tally: &SuiteTally, played: &BTreeSet<String>) -> Result<()> {
     let declared: BTreeSet<&String> = tally.declared.iter().map(|(task, _)| task).collect();
     let undecided = |task: &String| {
         tally.failed.iter().any(|(failed, _)| failed == task) || tally.not_run.iter().any(|one| one.task == *task)

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde_json::Value;
-use stockade_testkit::{Ended, Engine, EngineKind, Output, make_image};
+use stockade_testkit::{ProgramEnd, ContainerEngine, EngineKind, ProgramOutput, make_image};
 use tempfile::TempDir;
 
 use crate::world::{World, sysroot};
@@ -109,7 +109,7 @@ impl Tools {
 
 /// The engine with its image. All of it ends with this.
 pub struct Docker {
-    engine: Engine,
+    engine: ContainerEngine,
     image: String,
     programs: BTreeSet<String>,
     _place: TempDir,
@@ -119,18 +119,18 @@ impl Docker {
     pub fn start(tools: Tools) -> Result<Self> {
         let archive = tools.archive()?;
         let place = tempfile::Builder::new().prefix("stockade-engine-").tempdir_in("/var/tmp")?;
-        let engine = Engine::start(EngineKind::Docker, &place.path().join("engine"))?;
+        let engine = ContainerEngine::start(EngineKind::Docker, &place.path().join("engine"))?;
         // As where an ordinary user may use the engine of the machine.
         for directory in [place.path(), &place.path().join("engine")] {
             fs::set_permissions(directory, Permissions::from_mode(0o755))?;
         }
-        fs::set_permissions(engine.socket(), Permissions::from_mode(0o666))?;
-        let mut image = engine.import(&archive)?;
+        fs::set_permissions(engine.socket_path(), Permissions::from_mode(0o666))?;
+        let mut image = engine.import_image(&archive)?;
         if tools == Tools::All {
             image = with_toolchain(&engine, &image)?;
         }
         let look = format!("IFS=:; for place in {PATH}; do ls $place 2>/dev/null; done; true");
-        let programs = engine.command(&["run", "--rm", "--network", "none", &image, "sh", "-c", &look])?;
+        let programs = engine.run_client(&["run", "--rm", "--network", "none", &image, "sh", "-c", &look])?;
         let programs: BTreeSet<String> = programs.lines().map(str::to_owned).collect();
         if tools == Tools::Few {
             let missing: Vec<&&str> = FEW.iter().filter(|program| !programs.contains(**program)).collect();
@@ -168,7 +168,7 @@ impl Lazy {
     /// Which are.
     pub fn demand_empty(&self) -> Result<()> {
         let Some(Ok(docker)) = self.docker.get() else { return Ok(()) };
-        let left = docker.engine.command(&["ps", "--all", "--quiet"])?;
+        let left = docker.engine.run_client(&["ps", "--all", "--quiet"])?;
         ensure!(left.is_empty(), "containers are left: {left}");
         Ok(())
     }
@@ -176,8 +176,8 @@ impl Lazy {
 
 /// The same image with the Rust toolchain of this machine: what is made ready on the host
 /// is of its edition, which is newer than Debian's.
-fn with_toolchain(engine: &Engine, image: &str) -> Result<String> {
-    let container = engine.command(&["create", "--network", "none", image, "true"])?;
+fn with_toolchain(engine: &ContainerEngine, image: &str) -> Result<String> {
+    let container = engine.run_client(&["create", "--network", "none", image, "true"])?;
     let container = container.trim();
     let pack = format!(
         "HOST=$(rustc -vV | sed -n 's/^host: //p') && cd \"$1\" && \
@@ -186,7 +186,7 @@ fn with_toolchain(engine: &Engine, image: &str) -> Result<String> {
     let mut packing = Program::new("sh");
     let mut packing = packing.args(["-c", &pack, "sh"]).arg(sysroot()?).stdout(Stdio::piped()).spawn()?;
     let archive = packing.stdout.take().context("what is packed is read")?;
-    let words = engine.client();
+    let words = engine.client_words();
     let copied = Program::new(&words[0])
         .args(&words[1..])
         .args(["cp", "-", &format!("{container}:/")])
@@ -194,8 +194,8 @@ fn with_toolchain(engine: &Engine, image: &str) -> Result<String> {
         .status()
         .context("copying the toolchain")?;
     ensure!(packing.wait()?.success() && copied.success(), "the toolchain was not copied");
-    let made = engine.command(&["commit", container])?;
-    engine.command(&["rm", container])?;
+    let made = engine.run_client(&["commit", container])?;
+    engine.run_client(&["rm", container])?;
     Ok(made.trim().to_owned())
 }
 
@@ -210,7 +210,7 @@ pub struct Sandbox<'a> {
 
 /// What a command said, and its outcome.
 pub struct Told {
-    pub output: Output,
+    pub output: ProgramOutput,
     pub outcome: Value,
 }
 
@@ -241,7 +241,7 @@ impl<'a> Sandbox<'a> {
         words.extend(grants.iter().flat_map(|grant| ["--grant", grant]));
         words.extend([&self.id, "--", "sh", "-c", &script]);
         let output = self.sandbox(&words)?;
-        let outcome = fs::read_to_string(&report).with_context(|| format!("no outcome: {}", output.text()))?;
+        let outcome = fs::read_to_string(&report).with_context(|| format!("no outcome: {}", output.combined_text()))?;
         Ok(Told { output, outcome: serde_json::from_str(&outcome)? })
     }
 
@@ -254,15 +254,15 @@ impl<'a> Sandbox<'a> {
         self.done(&["destroy", &self.id]).map(drop)
     }
 
-    fn sandbox(&self, arguments: &[&str]) -> Result<Output> {
-        let address = format!("unix://{}", self.docker.engine.socket().display());
+    fn sandbox(&self, arguments: &[&str]) -> Result<ProgramOutput> {
+        let address = format!("unix://{}", self.docker.engine.socket_path().display());
         self.world.stockade_with(&[("DOCKER_HOST", &address)], &[&["sandbox"], arguments].concat())
     }
 
     fn done(&self, arguments: &[&str]) -> Result<String> {
         let output = self.sandbox(arguments)?;
-        if output.ended != Ended::Code(0) {
-            bail!("{arguments:?}: {:?}\n{}", output.ended, output.text());
+        if output.ended != ProgramEnd::Code(0) {
+            bail!("{arguments:?}: {:?}\n{}", output.ended, output.combined_text());
         }
         Ok(output.stdout)
     }

@@ -28,8 +28,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
-use stockade_testkit::suite::{DECLARED, FAILED, PASSED, UNAVAILABLE, play};
-use stockade_testkit::{Ended, Output, User};
+use stockade_testkit::suite::{DECLARED, FAILED, PASSED, UNAVAILABLE, run_tasks};
+use stockade_testkit::{ProgramEnd, ProgramOutput, TestUser};
 use stockade_tests::Level;
 use stockade_tests::cross_section::{Turn, Wanted};
 
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
 /// A workflow as a user somewhere.
 struct Task {
     workflow: Workflow,
-    user: User,
+    user: TestUser,
     place: Place,
     way: Way,
 }
@@ -92,8 +92,8 @@ fn tasks(everywhere: bool, peers: bool, tools: Tools) -> Vec<Task> {
     let mut tasks = Vec::new();
     for workflow in all.iter().copied() {
         let mut add = |user, place, way| tasks.push(Task { workflow, user, place, way });
-        add(User::Ordinary, Place::Home, Way::Bare);
-        for user in User::available() {
+        add(TestUser::Ordinary, Place::Home, Way::Bare);
+        for user in TestUser::available_users() {
             add(user, Place::Home, Way::Sandboxed(Level::Full));
             add(user, Place::Home, Way::Sandboxed(Level::Restricted));
             if everywhere {
@@ -106,7 +106,7 @@ fn tasks(everywhere: bool, peers: bool, tools: Tools) -> Vec<Task> {
         }
     }
     // The last: until the image is there, none of them can be played.
-    let users = User::available().into_iter().filter(|user| tools == Tools::All || *user == User::Ordinary);
+    let users = TestUser::available_users().into_iter().filter(|user| tools == Tools::All || *user == TestUser::Ordinary);
     for user in users {
         let workflows = all.iter().copied().filter(|workflow| tools.suffice(workflow.needs));
         tasks.extend(workflows.map(|workflow| Task { workflow, user, place: Place::Served, way: Way::Docker }));
@@ -128,16 +128,16 @@ fn run(arguments: &[String]) -> Result<ExitCode> {
     }
     wanted.tell(tasks.len(), all);
     let lazy = Lazy::new(tools);
-    let tally = play(tasks, PARALLEL, |task| {
+    let tally = run_tasks(tasks, PARALLEL, |task| {
         let (code, text) = match task.workflow.play(task.user, task.place, task.way, &lazy)? {
             Became::Passed => (PASSED, String::new()),
             Became::Failed(why) => (FAILED, why),
             Became::NotRun(why) => (UNAVAILABLE, why),
             Became::Refused(how) => (DECLARED, how),
         };
-        let ended = Ended::Code(code.into());
-        Ok(Output { ended, stdout: text, stderr: String::new(), elapsed: Duration::ZERO, held_open: false })
+        let ended = ProgramEnd::Code(code.into());
+        Ok(ProgramOutput { ended, stdout: text, stderr: String::new(), elapsed: Duration::ZERO, held_open: false })
     });
     lazy.demand_empty()?;
-    Ok(tally.report())
+    Ok(tally.print_report())
 }

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use stockade_testkit::{Ended, Output, User};
+use stockade_testkit::{ProgramEnd, ProgramOutput, TestUser};
 use stockade_tests::Level;
 
 use crate::docker::{Docker, Lazy, Sandbox};
@@ -50,7 +50,7 @@ impl Workflow {
     ///
     /// # Errors
     /// Where nothing could be made ready.
-    pub fn play(&self, user: User, place: Place, way: Way, docker: &Lazy) -> Result<Became> {
+    pub fn play(&self, user: TestUser, place: Place, way: Way, docker: &Lazy) -> Result<Became> {
         let world = World::new(user, place)?;
         if let Some(why) = self.why_not(&world, user, place, way) {
             return Ok(Became::NotRun(why));
@@ -58,8 +58,8 @@ impl Workflow {
         let script = |text: &str| format!("set -eu\n{text}");
         let before = || -> Result<Option<Became>> {
             let before = world.bare(&script(self.before))?;
-            Ok((before.ended != Ended::Code(0))
-                .then(|| Became::Failed(format!("it cannot be made ready: {}", before.text()))))
+            Ok((before.ended != ProgramEnd::Code(0))
+                .then(|| Became::Failed(format!("it cannot be made ready: {}", before.combined_text()))))
         };
         if way == Way::Docker {
             let docker = docker.docker()?;
@@ -86,11 +86,11 @@ impl Workflow {
     }
 
     /// Why it cannot be played here.
-    fn why_not(&self, world: &World, user: User, place: Place, way: Way) -> Option<String> {
+    fn why_not(&self, world: &World, user: TestUser, place: Place, way: Way) -> Option<String> {
         if let Some(missing) = self.needs.iter().find(|program| !world.has(program)) {
             return Some(format!("there is no {missing}"));
         }
-        if let Some(why) = self.not_as_root.filter(|_| user == User::Root) {
+        if let Some(why) = self.not_as_root.filter(|_| user == TestUser::Root) {
             return Some(why.to_owned());
         }
         // A run has a `/tmp` of its own, in which nothing lies beside its workspace.
@@ -99,7 +99,7 @@ impl Workflow {
         }
         match way {
             Way::Peer(peer) if peer.program().is_none() => Some(format!("{} is not installed", peer.word())),
-            Way::Docker if !User::available().contains(&User::Root) => {
+            Way::Docker if !TestUser::available_users().contains(&TestUser::Root) => {
                 Some("an engine of the suite's own needs root".to_owned())
             }
             _ => None,
@@ -155,17 +155,17 @@ impl Workflow {
         };
         let output = world.stockade(level, &with("--grant", &grants), script)?;
         let outcome: Value =
-            serde_json::from_str(&output.stdout).with_context(|| format!("no outcome: {}", output.text()))?;
+            serde_json::from_str(&output.stdout).with_context(|| format!("no outcome: {}", output.combined_text()))?;
         Ok(self.hindrance(&output, &outcome))
     }
 
     /// A failure, or a power that was refused although it ended well.
-    fn hindrance(&self, output: &Output, outcome: &Value) -> Option<String> {
+    fn hindrance(&self, output: &ProgramOutput, outcome: &Value) -> Option<String> {
         let attempts = outcome["attempts"].as_array().map(Vec::as_slice).unwrap_or_default();
         let denials = attempts.iter().filter_map(|attempt| attempt["denials"].as_array()).flatten();
         let mut objects = denials.map(|denial| denial["object"].to_string());
         let refused = objects.any(|object| !self.does_without.iter().any(|part| object.contains(part)));
-        if output.ended == Ended::Code(0) && !refused && attempts.len() == 1 {
+        if output.ended == ProgramEnd::Code(0) && !refused && attempts.len() == 1 {
             return None;
         }
         let printed: Vec<&str> = attempts
@@ -178,11 +178,11 @@ impl Workflow {
 }
 
 /// What a command said that did not end well.
-fn failure(output: &Output) -> Option<String> {
-    (output.ended != Ended::Code(0)).then(|| output.text())
+fn failure(output: &ProgramOutput) -> Option<String> {
+    (output.ended != ProgramEnd::Code(0)).then(|| output.combined_text())
 }
 
-fn done(after: &Output) -> Became {
+fn done(after: &ProgramOutput) -> Became {
     match failure(after) {
         None => Became::Passed,
         Some(told) => Became::Failed(format!("it was not done: {told}")),
@@ -193,12 +193,12 @@ fn done(after: &Output) -> Became {
 const MAX_HINTS: usize = 5;
 
 /// The powers that the hints of a run name, or why they help nobody.
-fn powers(output: &Output) -> Result<Vec<String>, String> {
+fn powers(output: &ProgramOutput) -> Result<Vec<String>, String> {
     let lines = output.stderr.lines().filter_map(|line| line.trim_start().strip_prefix("hint: --request "));
     let unquoted = |power: &str| power.trim().trim_matches('\'').to_owned();
     let powers: Vec<String> = lines.flat_map(|line| line.split(" --request ")).map(unquoted).collect();
-    let helps = output.ended != Ended::Code(0) && (1..=MAX_HINTS).contains(&powers.len());
-    if helps { Ok(powers) } else { Err(format!("{:?} and these hints: {powers:?}\n{}", output.ended, output.text())) }
+    let helps = output.ended != ProgramEnd::Code(0) && (1..=MAX_HINTS).contains(&powers.len());
+    if helps { Ok(powers) } else { Err(format!("{:?} and these hints: {powers:?}\n{}", output.ended, output.combined_text())) }
 }
 
 /// Options that give each of these.

@@ -7,7 +7,7 @@ use std::process::Command as Program;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use stockade_testkit::{Account, Command, Output, User, run_as};
+use stockade_testkit::{UserAccount, TestCommand, ProgramOutput, TestUser, run_as};
 use stockade_tests::Level;
 use tempfile::TempDir;
 
@@ -40,7 +40,7 @@ impl Place {
 
 /// One user's scratch world. Everything in it belongs to that user.
 pub struct World {
-    account: Account,
+    account: UserAccount,
     home: TempDir,
     /// Of a workspace that is not below the home.
     apart: Option<TempDir>,
@@ -49,9 +49,9 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(user: User, place: Place) -> Result<Self> {
-        let account = Account::of(user)?;
-        let is_own = user == User::available()[0];
+    pub fn new(user: TestUser, place: Place) -> Result<Self> {
+        let account = UserAccount::for_user(user)?;
+        let is_own = user == TestUser::available_users()[0];
         let base =
             if is_own { PathBuf::from(std::env::var_os("HOME").context("HOME is not set")?) } else { "/home".into() };
         let home = directory(&account, &base)?;
@@ -97,50 +97,50 @@ impl World {
     }
 
     /// Runs a script in the workspace without a sandbox.
-    pub fn bare(&self, script: &str) -> Result<Output> {
+    pub fn bare(&self, script: &str) -> Result<ProgramOutput> {
         self.bare_at(self.home(), script)
     }
 
     /// The same with another home.
-    pub fn bare_at(&self, home: &Path, script: &str) -> Result<Output> {
+    pub fn bare_at(&self, home: &Path, script: &str) -> Result<ProgramOutput> {
         self.run(self.command(["sh", "-c", script])?.env("HOME", home))
     }
 
     /// Runs a script in the sandbox; the outcome is the standard output. Nobody is there to be
     /// asked.
-    pub fn stockade(&self, level: Level, options: &[String], script: &str) -> Result<Output> {
+    pub fn stockade(&self, level: Level, options: &[String], script: &str) -> Result<ProgramOutput> {
         let options: Vec<&str> = ["--json"].into_iter().chain(options.iter().map(String::as_str)).collect();
         self.sandboxed(level, &options, script)
     }
 
     /// The same, told in words.
-    pub fn stockade_for_people(&self, level: Level, script: &str) -> Result<Output> {
+    pub fn stockade_for_people(&self, level: Level, script: &str) -> Result<ProgramOutput> {
         self.sandboxed(level, &[], script)
     }
 
     /// Runs a script in a neighbour's sandbox.
-    pub fn peer(&self, peer: Peer, script: &str) -> Result<Output> {
+    pub fn peer(&self, peer: Peer, script: &str) -> Result<ProgramOutput> {
         let words = peer.command(&self.workspace(), script)?;
         self.run(self.command(words.iter().map(String::as_str))?)
     }
 
-    fn sandboxed(&self, level: Level, options: &[&str], script: &str) -> Result<Output> {
+    fn sandboxed(&self, level: Level, options: &[&str], script: &str) -> Result<ProgramOutput> {
         let begin = ["run", "--level", level.word()];
         self.stockade_with(&[], &[&begin, options, &["--", "sh", "-c", script]].concat())
     }
 
     /// Runs the program under test, with these variables besides.
-    pub fn stockade_with(&self, variables: &[(&str, &str)], arguments: &[&str]) -> Result<Output> {
+    pub fn stockade_with(&self, variables: &[(&str, &str)], arguments: &[&str]) -> Result<ProgramOutput> {
         let program = std::env::var("STOCKADE_BIN").context("STOCKADE_BIN names the binary under test")?;
         let command = self.command([program.as_str()].into_iter().chain(arguments.iter().copied()))?;
         self.run(variables.iter().fold(command, |command, (name, value)| command.env(name, value)))
     }
 
-    fn command<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> Result<Command> {
+    fn command<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> Result<TestCommand> {
         let sysroot = sysroot()?;
-        let is_reached = self.account.user == User::available()[0];
+        let is_reached = self.account.user == TestUser::available_users()[0];
         let toolchain = if is_reached { sysroot.as_path() } else { &self.toolchain };
-        let mut command = Command::new("/usr/bin/env", self.workspace())
+        let mut command = TestCommand::new("/usr/bin/env", self.workspace())
             .args(words)
             .env("PATH", format!("{}/bin:{PATH}", toolchain.display()))
             .env("HOME", self.home.path())
@@ -152,15 +152,15 @@ impl World {
                 "mount --bind {} {place} && exec setpriv --reuid {uid} --regid {gid} --clear-groups -- \"$@\"",
                 sysroot.display()
             );
-            command = command.behind(["unshare", "--mount", "--propagation", "private", "sh", "-c", &show, "sh"]);
+            command = command.with_prefix(["unshare", "--mount", "--propagation", "private", "sh", "-c", &show, "sh"]);
         }
         Ok(command)
     }
 
-    fn run(&self, command: Command) -> Result<Output> {
+    fn run(&self, command: TestCommand) -> Result<ProgramOutput> {
         let is_shown = command.argv.first().is_some_and(|program| program == "unshare");
         // Who mounts has to be root; the command has given that up before it begins.
-        let account = if is_shown { Account::of(User::Root)? } else { self.account.clone() };
+        let account = if is_shown { UserAccount::for_user(TestUser::Root)? } else { self.account.clone() };
         run_as(&account, &command)
     }
 }
@@ -172,7 +172,7 @@ pub fn sysroot() -> Result<PathBuf> {
     Ok(String::from_utf8(told.stdout)?.trim().into())
 }
 
-fn directory(account: &Account, base: &Path) -> Result<TempDir> {
+fn directory(account: &UserAccount, base: &Path) -> Result<TempDir> {
     let made = tempfile::Builder::new().prefix("stockade-work-").tempdir_in(base)?;
     fs::set_permissions(made.path(), fs::Permissions::from_mode(0o755))?;
     chown(made.path(), Some(account.uid), Some(account.gid))?;

@@ -5,22 +5,22 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use stockade_audit::{Log, verify};
-use stockade_model::{Denial, Event, EventKind, Layer, Operation, Resolution};
+use stockade_audit::{AuditLogWriter, verify_audit_log};
+use stockade_model::{Denial, Event, EventKind, DenialLayer, DeniedOperation, DenialResolution};
 
 const EVENTS: u32 = 100_000;
 const SYNCS: u32 = 300;
 
 fn denied(time_ms: u64) -> Result<Event, Box<dyn Error>> {
     let denial = Denial {
-        operation: Operation::Create,
+        operation: DeniedOperation::Create,
         object: "/home/someone/.cache/pip/http/4/2/f".into(),
         pid: Some(4242),
         program: Some("/usr/bin/python3.11".into()),
-        layer: Layer::Broker,
+        layer: DenialLayer::Broker,
         rule: "outside every writable root".into(),
         grant: Some("write /home/someone/.cache/pip".parse()?),
-        resolution: Resolution::Recorded,
+        resolution: DenialResolution::Recorded,
         count: 1,
     };
     Ok(Event {
@@ -39,15 +39,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let given = std::env::args_os().nth(1).map(PathBuf::from);
     let root = tempfile::tempdir_in(given.unwrap_or_else(std::env::temp_dir))?;
     let dir = root.path().join("audit");
-    let log = Log::open(&dir)?;
+    let log = AuditLogWriter::open(&dir)?;
     let event = denied(1_700_000_000_000)?;
 
     let start = Instant::now();
     for _ in 0..EVENTS {
-        log.append(&event)?;
+        log.append_event(&event)?;
     }
     println!("append, one by one:       {:>9.0} events/s", per_second(EVENTS, start.elapsed()));
-    log.commit()?;
+    log.commit_lines()?;
 
     let batch = vec![event.clone(); 64];
     let start = Instant::now();
@@ -55,13 +55,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         log.append_batch(&batch)?;
     }
     println!("append, batches of 64:    {:>9.0} events/s", per_second(EVENTS / 64 * 64, start.elapsed()));
-    log.commit()?;
+    log.commit_lines()?;
 
     let mut commits: Vec<Duration> = Vec::new();
     for _ in 0..SYNCS {
-        log.append(&event)?;
+        log.append_event(&event)?;
         let start = Instant::now();
-        log.commit()?;
+        log.commit_lines()?;
         commits.push(start.elapsed());
     }
     commits.sort();
@@ -70,14 +70,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let start = Instant::now();
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8)
-            .map(|_| scope.spawn(|| (0..SYNCS).all(|_| log.append(&event).is_ok() && log.commit().is_ok())))
+            .map(|_| scope.spawn(|| (0..SYNCS).all(|_| log.append_event(&event).is_ok() && log.commit_lines().is_ok())))
             .collect();
         threads.into_iter().all(|thread| thread.join().unwrap_or(false))
     });
     println!("append + commit, 8 threads:{:>8.0} events/s", per_second(8 * SYNCS, start.elapsed()));
 
     let start = Instant::now();
-    let entries = verify(&dir)?.entries;
+    let entries = verify_audit_log(&dir)?.entries;
     println!("verify:                   {:>9.0} entries/s", entries as f64 / start.elapsed().as_secs_f64());
     Ok(())
 }

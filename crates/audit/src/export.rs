@@ -8,11 +8,11 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::line::value_json;
-use crate::query::{Content, Entry, Query, QueryError};
+use crate::query::{EntryContent, LogEntry, LogQuery, QueryError};
 
 /// Format of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum ExportFormat {
     /// One array; each entry is an object with `line`, `seq`, `event`, `error`.
     Json,
     /// A header, then a record for each entry (RFC 4180): `line`, `seq`, `time_ms`, `request`,
@@ -33,20 +33,20 @@ pub enum ExportError {
 
 /// Fields of one entry for both formats.
 #[derive(Serialize)]
-struct Row {
+struct ExportRow {
     line: u64,
     seq: Option<u64>,
     event: Value,
     error: Option<String>,
 }
 
-impl Row {
-    fn of(entry: Entry) -> serde_json::Result<Self> {
+impl ExportRow {
+    fn from_entry(entry: LogEntry) -> serde_json::Result<Self> {
         let line = entry.line;
         let (seq, event, error) = match entry.content {
-            Content::Event { seq, event } => (Some(seq.0), serde_json::to_value(event)?, None),
-            Content::Unknown { seq, event } => (Some(seq.0), event, None),
-            Content::Broken { why, .. } => (None, Value::Null, Some(why.to_string())),
+            EntryContent::Event { seq, event } => (Some(seq.0), serde_json::to_value(event)?, None),
+            EntryContent::Unknown { seq, event } => (Some(seq.0), event, None),
+            EntryContent::Broken { why, .. } => (None, Value::Null, Some(why.to_string())),
         };
         Ok(Self { line, seq, event, error })
     }
@@ -56,31 +56,31 @@ impl Row {
 ///
 /// # Errors
 /// [`ExportError`] if the log cannot be read to its end, or `out` cannot be written.
-pub fn export(query: Query, format: Format, out: &mut dyn Write) -> Result<u64, ExportError> {
+pub fn export_entries(query: LogQuery, format: ExportFormat, out: &mut dyn Write) -> Result<u64, ExportError> {
     let mut count = 0;
     out.write_all(match format {
-        Format::Json => b"[",
-        Format::Csv => b"line,seq,time_ms,request,session,type,error,event\r\n",
+        ExportFormat::Json => b"[",
+        ExportFormat::Csv => b"line,seq,time_ms,request,session,type,error,event\r\n",
     })?;
     for entry in query {
-        let row = Row::of(entry?).map_err(io::Error::from)?;
+        let row = ExportRow::from_entry(entry?).map_err(io::Error::from)?;
         match format {
-            Format::Json => {
+            ExportFormat::Json => {
                 out.write_all(if count == 0 { b"\n" } else { b",\n" })?;
                 out.write_all(&value_json(&row).map_err(io::Error::from)?)?;
             }
-            Format::Csv => out.write_all(csv(&row)?.as_bytes())?,
+            ExportFormat::Csv => out.write_all(csv_line(&row)?.as_bytes())?,
         }
         count += 1;
     }
-    if format == Format::Json {
+    if format == ExportFormat::Json {
         out.write_all(b"\n]\n")?;
     }
     out.flush()?;
     Ok(count)
 }
 
-fn csv(row: &Row) -> io::Result<String> {
+fn csv_line(row: &ExportRow) -> io::Result<String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let number = |value: Option<u64>| value.map(|n| n.to_string()).unwrap_or_default();
     let json = if row.event.is_null() { Vec::new() } else { value_json(&row.event).map_err(io::Error::from)? };

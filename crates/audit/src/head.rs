@@ -16,8 +16,8 @@ use std::os::unix::fs::FileExt;
 use serde::Deserialize;
 
 use crate::key::{SIGNATURE_BYTES, SigningKey};
-use crate::line::{Hash, hex_digits, parse_hex};
-use crate::scan::Tip;
+use crate::line::{LineHash, hex_digits, parse_hex};
+use crate::scan::LogTip;
 
 /// Name of the file.
 pub(crate) const HEAD_NAME: &str = "head";
@@ -33,14 +33,14 @@ const BOOT_ID_FILE: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Boot of a machine: the first half of the kernel's random boot identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Boot(u64);
+pub struct BootId(u64);
 
-impl Boot {
+impl BootId {
     /// Unknown boot: `/proc` is missing.
     const UNKNOWN: Self = Self(0);
 
     /// Returns the current boot.
-    pub(crate) fn current() -> Self {
+    pub(crate) fn read_current() -> Self {
         let digits: Option<Vec<u8>> = std::fs::read(BOOT_ID_FILE)
             .ok()
             .map(|text| text.into_iter().filter(u8::is_ascii_hexdigit).take(16).collect());
@@ -53,7 +53,7 @@ impl Boot {
     }
 
     /// Returns whether a machine has certainly stopped between the two.
-    pub(crate) fn differs(self, other: Self) -> bool {
+    pub(crate) fn is_other_boot(self, other: Self) -> bool {
         self != other && self != Self::UNKNOWN && other != Self::UNKNOWN
     }
 
@@ -63,7 +63,7 @@ impl Boot {
     }
 
     /// Parses the output of [`to_text`](Self::to_text).
-    pub fn parse(text: &str) -> Option<Self> {
+    pub fn parse_text(text: &str) -> Option<Self> {
         parse_hex(text.as_bytes()).map(|bytes| Self(u64::from_be_bytes(bytes)))
     }
 }
@@ -72,11 +72,11 @@ impl Boot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeadNote {
     /// The last appended line.
-    pub last: Tip,
+    pub last: LogTip,
     /// The last durable line.
-    pub durable: Tip,
+    pub durable: LogTip,
     /// The boot in which `last` was written.
-    pub boot: Boot,
+    pub boot: BootId,
     /// Total number of lines that were lost when machines stopped.
     pub lost: u32,
     /// True if the store has an anchor of this log.
@@ -85,13 +85,13 @@ pub(crate) struct HeadNote {
 
 impl HeadNote {
     /// Returns the note of an empty log.
-    pub fn start(boot: Boot) -> Self {
-        Self { last: Tip::START, durable: Tip::START, boot, lost: 0, is_anchored: false }
+    pub fn for_empty_log(boot: BootId) -> Self {
+        Self { last: LogTip::START, durable: LogTip::START, boot, lost: 0, is_anchored: false }
     }
 
     /// Returns the bytes of the file.
-    pub fn render(&self, key: &SigningKey) -> Vec<u8> {
-        let text = self.text();
+    pub fn render_signed(&self, key: &SigningKey) -> Vec<u8> {
+        let text = self.unsigned_text();
         let signature = hex_digits(&key.sign(&signed_text(&text)));
         let mut out = format!(r#"{text},"sig":"{signature}"}}"#).into_bytes();
         out.resize(HEAD_BYTES - 1, b' ');
@@ -100,8 +100,8 @@ impl HeadNote {
     }
 
     /// Returns the record without its signature and end.
-    fn text(&self) -> String {
-        let tip = |tip: Tip| format!(r#"{{"seq":{},"hash":"{}","end":{}}}"#, tip.seq, tip.hash, tip.end);
+    fn unsigned_text(&self) -> String {
+        let tip = |tip: LogTip| format!(r#"{{"seq":{},"hash":"{}","end":{}}}"#, tip.seq, tip.hash, tip.end);
         format!(
             r#"{{"v":2,"last":{},"durable":{},"boot":"{}","lost":{},"anchor":{}"#,
             tip(self.last),
@@ -112,12 +112,12 @@ impl HeadNote {
         )
     }
 
-    fn parse(bytes: &[u8]) -> Option<(Self, [u8; SIGNATURE_BYTES])> {
-        let record: Record = serde_json::from_slice(bytes).ok()?;
+    fn parse_bytes(bytes: &[u8]) -> Option<(Self, [u8; SIGNATURE_BYTES])> {
+        let record: HeadRecord = serde_json::from_slice(bytes).ok()?;
         let note = Self {
             last: record.last.tip()?,
             durable: record.durable.tip()?,
-            boot: Boot::parse(&record.boot)?,
+            boot: BootId::parse_text(&record.boot)?,
             lost: record.lost,
             is_anchored: record.anchor,
         };
@@ -134,7 +134,7 @@ fn signed_text(text: &str) -> Vec<u8> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Record {
+struct HeadRecord {
     v: u32,
     last: TipRecord,
     durable: TipRecord,
@@ -153,8 +153,8 @@ struct TipRecord {
 }
 
 impl TipRecord {
-    fn tip(&self) -> Option<Tip> {
-        Some(Tip { seq: self.seq, hash: Hash::parse(self.hash.as_bytes())?, end: self.end })
+    fn tip(&self) -> Option<LogTip> {
+        Some(LogTip { seq: self.seq, hash: LineHash::from_hex(self.hash.as_bytes())?, end: self.end })
     }
 }
 
@@ -168,18 +168,18 @@ struct UnsignedRecord {
     check: String,
 }
 
-fn parse_unsigned(bytes: &[u8]) -> Option<Tip> {
+fn parse_unsigned(bytes: &[u8]) -> Option<LogTip> {
     let UnsignedRecord { seq, hash, end, check } = serde_json::from_slice(bytes).ok()?;
-    let tip = Tip { seq, hash: Hash::parse(hash.as_bytes())?, end };
+    let tip = LogTip { seq, hash: LineHash::from_hex(hash.as_bytes())?, end };
     (check == unsigned_check(tip) && render_unsigned(tip) == bytes).then_some(tip)
 }
 
-fn unsigned_check(Tip { seq, hash, end }: Tip) -> String {
-    Hash::of(format!("stockade head {seq} {hash} {end}").as_bytes()).to_string()
+fn unsigned_check(LogTip { seq, hash, end }: LogTip) -> String {
+    LineHash::hash_bytes(format!("stockade head {seq} {hash} {end}").as_bytes()).to_string()
 }
 
-fn render_unsigned(tip: Tip) -> Vec<u8> {
-    let (Tip { seq, hash, end }, check) = (tip, unsigned_check(tip));
+fn render_unsigned(tip: LogTip) -> Vec<u8> {
+    let (LogTip { seq, hash, end }, check) = (tip, unsigned_check(tip));
     let mut out = format!(r#"{{"seq":{seq},"hash":"{hash}","end":{end},"check":"{check}"}}"#).into_bytes();
     out.resize(UNSIGNED_HEAD_BYTES - 1, b' ');
     out.push(b'\n');
@@ -187,18 +187,18 @@ fn render_unsigned(tip: Tip) -> Vec<u8> {
 }
 
 /// Content of a head file.
-pub(crate) enum Found {
+pub(crate) enum HeadContent {
     /// A signed head; its signature is not checked yet.
     Signed(SignedHead),
     /// The last durable line of a head of an earlier version.
-    Unsigned(Tip),
+    Unsigned(LogTip),
     /// Empty: its creation was interrupted.
     Empty,
     /// Anything else.
     Broken,
 }
 
-impl Found {
+impl HeadContent {
     /// Returns the last line of the head, whether or not its signature is valid.
     pub fn last_line(&self) -> Option<u64> {
         match self {
@@ -217,8 +217,8 @@ pub(crate) struct SignedHead {
 
 impl SignedHead {
     /// Returns the note if this key signed it.
-    pub fn checked(&self, key: &SigningKey) -> Option<HeadNote> {
-        key.is_signature(&signed_text(&self.note.text()), &self.signature).then_some(self.note)
+    pub fn verify_signature(&self, key: &SigningKey) -> Option<HeadNote> {
+        key.is_signature(&signed_text(&self.note.unsigned_text()), &self.signature).then_some(self.note)
     }
 }
 
@@ -239,30 +239,30 @@ pub(crate) fn read_bytes(file: &File) -> io::Result<Vec<u8>> {
 }
 
 /// Parses the bytes of a head.
-pub(crate) fn parse(bytes: &[u8]) -> Found {
+pub(crate) fn parse_head(bytes: &[u8]) -> HeadContent {
     if bytes.is_empty() {
-        return Found::Empty;
+        return HeadContent::Empty;
     }
     if let Some(tip) = parse_unsigned(bytes) {
-        return Found::Unsigned(tip);
+        return HeadContent::Unsigned(tip);
     }
-    match HeadNote::parse(bytes) {
+    match HeadNote::parse_bytes(bytes) {
         // A head must have exactly the bytes that would be written.
         Some((note, signature)) if is_rendered(&note, &signature, bytes) => {
-            Found::Signed(SignedHead { note, signature })
+            HeadContent::Signed(SignedHead { note, signature })
         }
-        _ => Found::Broken,
+        _ => HeadContent::Broken,
     }
 }
 
 fn is_rendered(note: &HeadNote, signature: &[u8], bytes: &[u8]) -> bool {
-    let text = format!(r#"{},"sig":"{}"}}"#, note.text(), hex_digits(signature));
+    let text = format!(r#"{},"sig":"{}"}}"#, note.unsigned_text(), hex_digits(signature));
     let rest = bytes.strip_prefix(text.as_bytes()).and_then(|rest| rest.strip_suffix(b"\n"));
     bytes.len() == HEAD_BYTES && rest.is_some_and(|rest| rest.iter().all(|&b| b == b' '))
 }
 
 /// Writes the bytes of a head. The caller holds the log's exclusive lock.
-pub(crate) fn write(file: &File, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn write_head_bytes(file: &File, bytes: &[u8]) -> io::Result<()> {
     file.write_all_at(bytes, 0)
 }
 
@@ -279,13 +279,13 @@ mod tests {
     fn only_what_was_written_and_signed_is_a_head() {
         let root = tempfile::tempdir().unwrap();
         let key = key(&root);
-        let most = Tip { seq: u64::MAX, hash: Hash::of(b"x"), end: u64::MAX };
-        let full = HeadNote { last: most, durable: most, boot: Boot(u64::MAX), lost: u32::MAX, is_anchored: false };
-        for note in [HeadNote::start(Boot::current()), full] {
-            let bytes = note.render(&key);
+        let most = LogTip { seq: u64::MAX, hash: LineHash::hash_bytes(b"x"), end: u64::MAX };
+        let full = HeadNote { last: most, durable: most, boot: BootId(u64::MAX), lost: u32::MAX, is_anchored: false };
+        for note in [HeadNote::for_empty_log(BootId::read_current()), full] {
+            let bytes = note.render_signed(&key);
             assert_eq!(bytes.len(), HEAD_BYTES);
-            let read = |bytes: &[u8]| match parse(bytes) {
-                Found::Signed(head) => head.checked(&key),
+            let read = |bytes: &[u8]| match parse_head(bytes) {
+                HeadContent::Signed(head) => head.verify_signature(&key),
                 _ => None,
             };
             assert_eq!(read(&bytes), Some(note));
@@ -300,27 +300,27 @@ mod tests {
     #[test]
     fn a_head_of_another_key_is_no_head() {
         let [one, other] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-        let Found::Signed(head) = parse(&HeadNote::start(Boot(1)).render(&key(&one))) else { panic!("no head") };
-        assert!(head.checked(&key(&other)).is_none());
+        let HeadContent::Signed(head) = parse_head(&HeadNote::for_empty_log(BootId(1)).render_signed(&key(&one))) else { panic!("no head") };
+        assert!(head.verify_signature(&key(&other)).is_none());
     }
 
     #[test]
     fn an_unsigned_head_of_an_earlier_version_is_read() {
-        let tip = Tip { seq: 7, hash: Hash::of(b"x"), end: 900 };
+        let tip = LogTip { seq: 7, hash: LineHash::hash_bytes(b"x"), end: 900 };
         let bytes = render_unsigned(tip);
-        assert!(matches!(parse(&bytes), Found::Unsigned(found) if found == tip));
+        assert!(matches!(parse_head(&bytes), HeadContent::Unsigned(found) if found == tip));
         for at in 0..bytes.len() {
             let mut changed = bytes.clone();
             changed[at] ^= 1;
-            assert!(matches!(parse(&changed), Found::Broken), "byte {at}");
+            assert!(matches!(parse_head(&changed), HeadContent::Broken), "byte {at}");
         }
     }
 
     #[test]
     fn a_boot_is_the_same_only_where_it_is_known() {
-        let now = Boot::current();
-        assert!(now.is_same(Boot::current()), "{now:?}");
-        assert!(!Boot::UNKNOWN.is_same(Boot::UNKNOWN));
-        assert_eq!(Boot::parse(&now.to_text()), Some(now));
+        let now = BootId::read_current();
+        assert!(now.is_same(BootId::read_current()), "{now:?}");
+        assert!(!BootId::UNKNOWN.is_same(BootId::UNKNOWN));
+        assert_eq!(BootId::parse_text(&now.to_text()), Some(now));
     }
 }

@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::line::{hex_digits, parse_hex};
-use crate::place::{Place, PlaceError, system};
+use crate::place::{LogDirectory, LogFileError, system_error};
 
 /// Length of a signature, in bytes.
 pub(crate) const SIGNATURE_BYTES: usize = 64;
@@ -66,7 +66,7 @@ impl SigningKey {
 
 /// Key files of one log.
 pub(crate) struct KeyFiles {
-    place: Place,
+    place: LogDirectory,
     name: OsString,
 }
 
@@ -80,12 +80,12 @@ pub(crate) struct StoredKey {
 
 impl KeyFiles {
     /// Returns the key files of the log in `dir`; `None` if `dir` has no name of its own.
-    pub fn of_log(dir: &Path) -> Result<Option<Self>, PlaceError> {
+    pub fn of_log(dir: &Path) -> Result<Option<Self>, LogFileError> {
         let Some(name) = dir.file_name() else { return Ok(None) };
         let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut name = name.to_owned();
         name.push(".key");
-        Ok(Some(Self { place: Place::open_parent(parent)?, name }))
+        Ok(Some(Self { place: LogDirectory::open_parent(parent)?, name }))
     }
 
     /// Returns the path of the key file.
@@ -103,16 +103,16 @@ impl KeyFiles {
     ///
     /// # Errors
     /// [`PlaceError`] if others than the caller can access the file, or it contains no key.
-    pub fn load(&self) -> Result<Option<StoredKey>, PlaceError> {
+    pub fn load_key(&self) -> Result<Option<StoredKey>, LogFileError> {
         for (name, is_pending) in [(self.name.clone(), false), (self.pending_name(), true)] {
             if let Some(file) = self.place.open_private(&name, OFlags::RDONLY)? {
-                match read_key(file).map_err(system("read", &self.place.path.join(&name)))? {
+                match read_key(file).map_err(system_error("read", &self.place.path.join(&name)))? {
                     Some(key) => return Ok(Some(StoredKey { key, is_pending })),
                     // The write was interrupted; the key signed nothing.
                     None if is_pending => {}
                     None => {
                         let why = io::Error::new(io::ErrorKind::InvalidData, "it holds no signing key");
-                        return Err(system("use", &self.place.path.join(&name))(why));
+                        return Err(system_error("use", &self.place.path.join(&name))(why));
                     }
                 }
             }
@@ -124,19 +124,19 @@ impl KeyFiles {
     ///
     /// # Errors
     /// [`PlaceError`] if it cannot be written.
-    pub fn create_pending(&self) -> Result<SigningKey, PlaceError> {
+    pub fn create_pending(&self) -> Result<SigningKey, LogFileError> {
         let name = self.pending_name();
         let path = self.place.path.join(&name);
         let mut seed = [0; 32];
         let got =
-            getrandom(&mut seed, GetRandomFlags::empty()).map_err(|e| system("make a key for", &path)(e.into()))?;
+            getrandom(&mut seed, GetRandomFlags::empty()).map_err(|e| system_error("make a key for", &path)(e.into()))?;
         let key = (got == seed.len()).then(|| SigningKey::from_seed(&seed)).flatten();
-        let key = key.ok_or_else(|| system("make a key for", &path)(io::ErrorKind::Other.into()))?;
+        let key = key.ok_or_else(|| system_error("make a key for", &path)(io::ErrorKind::Other.into()))?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
-        let missing = || system("create", &path)(io::ErrorKind::NotFound.into());
+        let missing = || system_error("create", &path)(io::ErrorKind::NotFound.into());
         let mut file = self.place.open_private(&name, flags)?.ok_or_else(missing)?;
         let text = format!("{FILE_MARK} {}\n", hex_digits(&seed));
-        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(system("write", &path))?;
+        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(system_error("write", &path))?;
         Ok(key)
     }
 
@@ -144,10 +144,10 @@ impl KeyFiles {
     ///
     /// # Errors
     /// [`PlaceError`] if it cannot be renamed.
-    pub fn publish(&self) -> Result<(), PlaceError> {
-        let fail = |e: rustix::io::Errno| system("create", &self.path())(e.into());
+    pub fn publish_key(&self) -> Result<(), LogFileError> {
+        let fail = |e: rustix::io::Errno| system_error("create", &self.path())(e.into());
         rustix::fs::renameat(&self.place.fd, self.pending_name(), &self.place.fd, &self.name).map_err(fail)?;
-        self.place.sync()
+        self.place.sync_names()
     }
 }
 
@@ -180,18 +180,18 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let root = tempfile::tempdir().unwrap();
         let files = KeyFiles::of_log(&root.path().join("audit")).unwrap().unwrap();
-        assert!(files.load().unwrap().is_none());
+        assert!(files.load_key().unwrap().is_none());
         let made = files.create_pending().unwrap();
-        assert!(files.load().unwrap().unwrap().is_pending);
-        files.publish().unwrap();
-        let loaded = files.load().unwrap().unwrap();
+        assert!(files.load_key().unwrap().unwrap().is_pending);
+        files.publish_key().unwrap();
+        let loaded = files.load_key().unwrap().unwrap();
         assert_eq!((loaded.key.public_key(), loaded.is_pending), (made.public_key(), false));
         let mode = |mode| std::fs::set_permissions(files.path(), std::fs::Permissions::from_mode(mode)).unwrap();
         assert_eq!(std::fs::metadata(files.path()).unwrap().permissions().mode() & 0o777, 0o600);
         mode(0o644);
-        assert!(files.load().is_err(), "others may read it");
+        assert!(files.load_key().is_err(), "others may read it");
         mode(0o600);
         std::fs::write(files.path(), "nonsense").unwrap();
-        assert!(files.load().is_err());
+        assert!(files.load_key().is_err());
     }
 }

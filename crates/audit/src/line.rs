@@ -24,17 +24,17 @@ const SUFFIX_BYTES: usize = 9 + 64 + 2;
 
 /// SHA-256 hash, written as 64 lower-case hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Hash([u8; 32]);
+pub struct LineHash([u8; 32]);
 
-impl Hash {
+impl LineHash {
     /// Predecessor of the first line.
     pub(crate) const GENESIS: Self = Self([0; 32]);
 
-    pub(crate) fn of(bytes: &[u8]) -> Self {
+    pub(crate) fn hash_bytes(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
 
-    pub(crate) fn parse(hex: &[u8]) -> Option<Self> {
+    pub(crate) fn from_hex(hex: &[u8]) -> Option<Self> {
         parse_hex(hex).map(Self)
     }
 
@@ -48,11 +48,11 @@ impl Hash {
 #[error("not 64 lower-case hexadecimal digits")]
 pub struct HashError;
 
-impl std::str::FromStr for Hash {
+impl std::str::FromStr for LineHash {
     type Err = HashError;
 
     fn from_str(text: &str) -> Result<Self, HashError> {
-        Self::parse(text.as_bytes()).ok_or(HashError)
+        Self::from_hex(text.as_bytes()).ok_or(HashError)
     }
 }
 
@@ -88,13 +88,13 @@ fn push_hex(bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-impl fmt::Display for Hash {
+impl fmt::Display for LineHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-impl fmt::Debug for Hash {
+impl fmt::Debug for LineHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")
     }
@@ -102,7 +102,7 @@ impl fmt::Debug for Hash {
 
 /// Fault of a line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum LineFault {
     /// The line does not have the format of this crate.
     #[error("it is not a line of this log: {0}")]
     Malformed(&'static str),
@@ -124,14 +124,14 @@ pub enum Fault {
     #[error("it does not follow the line before it: a line was replaced")]
     Link,
     /// A note outside the log contains a later line, and the log ends before it.
-    #[error("it is missing: {witness} says that the log reaches line {last}; {} cut off", lines(*count))]
+    #[error("it is missing: {witness} says that the log reaches line {last}; {} cut off", describe_lines(*count))]
     Missing {
         /// The last line of the note.
         last: u64,
         /// Number of missing complete lines.
         count: u64,
         /// The note with the last line.
-        witness: Witness,
+        witness: LogEndSource,
     },
     /// The same as [`Missing`](Self::Missing), for lines that were not on the disk when the machine
     /// last stopped.
@@ -154,14 +154,14 @@ pub enum Fault {
 
 /// Note outside the log that reveals a missing end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Witness {
+pub enum LogEndSource {
     /// The signed head beside the log.
     Head,
     /// The anchor in the store.
     Store,
 }
 
-impl fmt::Display for Witness {
+impl fmt::Display for LogEndSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Head => "the head",
@@ -170,16 +170,16 @@ impl fmt::Display for Witness {
     }
 }
 
-fn lines(count: u64) -> String {
+fn describe_lines(count: u64) -> String {
     if count == 1 { "1 whole line is".to_owned() } else { format!("{count} whole lines are") }
 }
 
 /// Parsed line that is valid by itself.
 #[derive(Debug)]
-pub(crate) struct Line<'a> {
+pub(crate) struct LogLine<'a> {
     pub seq: u64,
-    pub prev: Hash,
-    pub hash: Hash,
+    pub prev: LineHash,
+    pub hash: LineHash,
     /// JSON of the event.
     pub event: &'a [u8],
 }
@@ -197,7 +197,7 @@ pub(crate) fn value_json<T: Serialize>(value: &T) -> serde_json::Result<Vec<u8>>
 }
 
 /// Adds one complete line to `out` and returns its hash.
-pub(crate) fn push_line(out: &mut Vec<u8>, seq: u64, prev: Hash, event: &[u8]) -> Hash {
+pub(crate) fn push_line(out: &mut Vec<u8>, seq: u64, prev: LineHash, event: &[u8]) -> LineHash {
     let start = out.len();
     out.extend_from_slice(b"{\"seq\":");
     out.extend_from_slice(seq.to_string().as_bytes());
@@ -205,14 +205,14 @@ pub(crate) fn push_line(out: &mut Vec<u8>, seq: u64, prev: Hash, event: &[u8]) -
     prev.push_hex(out);
     out.extend_from_slice(b"\",\"event\":");
     out.extend_from_slice(event);
-    let hash = Hash::of(&out[start..]);
-    out.extend_from_slice(&suffix(hash));
+    let hash = LineHash::hash_bytes(&out[start..]);
+    out.extend_from_slice(&hash_suffix(hash));
     out.push(b'\n');
     hash
 }
 
 /// Returns the last bytes of the line with this hash, without its newline.
-pub(crate) fn suffix(hash: Hash) -> Vec<u8> {
+pub(crate) fn hash_suffix(hash: LineHash) -> Vec<u8> {
     let mut out = Vec::with_capacity(SUFFIX_BYTES);
     out.extend_from_slice(b",\"hash\":\"");
     hash.push_hex(&mut out);
@@ -224,14 +224,14 @@ pub(crate) fn suffix(hash: Hash) -> Vec<u8> {
 ///
 /// # Errors
 /// [`Fault::Malformed`] or [`Fault::Hash`]. Does not check whether it follows the line before.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Line<'_>, Fault> {
-    let malformed = |why| move || Fault::Malformed(why);
+pub(crate) fn parse_line(bytes: &[u8]) -> Result<LogLine<'_>, LineFault> {
+    let malformed = |why| move || LineFault::Malformed(why);
     let at = bytes.len().checked_sub(SUFFIX_BYTES).ok_or_else(malformed("too short"))?;
     let (body, end) = bytes.split_at(at);
     let hash = end
         .strip_prefix(b",\"hash\":\"")
         .and_then(|rest| rest.strip_suffix(b"\"}"))
-        .and_then(Hash::parse)
+        .and_then(LineHash::from_hex)
         .ok_or_else(malformed("no hash at its end"))?;
     let rest = body.strip_prefix(b"{\"seq\":").ok_or_else(malformed("no number at its start"))?;
     let digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
@@ -239,13 +239,13 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Line<'_>, Fault> {
     let seq = seq.filter(|_| rest[0] != b'0').ok_or_else(malformed("no number at its start"))?;
     let rest = rest[digits..].strip_prefix(b",\"prev\":\"").ok_or_else(malformed("no hash of the line before"))?;
     let (prev, rest) = rest.split_at_checked(64).ok_or_else(malformed("no hash of the line before"))?;
-    let prev = Hash::parse(prev).ok_or_else(malformed("no hash of the line before"))?;
+    let prev = LineHash::from_hex(prev).ok_or_else(malformed("no hash of the line before"))?;
     let event = rest.strip_prefix(b"\",\"event\":").ok_or_else(malformed("no event"))?;
-    if Hash::of(body) != hash {
-        return Err(Fault::Hash);
+    if LineHash::hash_bytes(body) != hash {
+        return Err(LineFault::Hash);
     }
-    serde_json::from_slice::<IgnoredAny>(event).map_err(|_| Fault::Malformed("its event is no JSON"))?;
-    Ok(Line { seq, prev, hash, event })
+    serde_json::from_slice::<IgnoredAny>(event).map_err(|_| LineFault::Malformed("its event is no JSON"))?;
+    Ok(LogLine { seq, prev, hash, event })
 }
 
 /// Compact JSON formatter. Characters that a terminal would interpret or not show are written as
@@ -288,26 +288,26 @@ mod tests {
     fn a_line_comes_back() {
         let json = event_json(&event("x")).unwrap();
         let mut out = Vec::new();
-        let hash = push_line(&mut out, 7, Hash::GENESIS, &json);
-        let line = parse(out.strip_suffix(b"\n").unwrap()).unwrap();
-        assert_eq!((line.seq, line.prev, line.hash, line.event), (7, Hash::GENESIS, hash, &json[..]));
+        let hash = push_line(&mut out, 7, LineHash::GENESIS, &json);
+        let line = parse_line(out.strip_suffix(b"\n").unwrap()).unwrap();
+        assert_eq!((line.seq, line.prev, line.hash, line.event), (7, LineHash::GENESIS, hash, &json[..]));
         let _: serde_json::Value = serde_json::from_slice(&out).unwrap();
     }
 
     #[test]
     fn no_changed_byte_is_accepted() {
         let mut out = Vec::new();
-        push_line(&mut out, 12, Hash::of(b"x"), &event_json(&event("y")).unwrap());
+        push_line(&mut out, 12, LineHash::hash_bytes(b"x"), &event_json(&event("y")).unwrap());
         out.pop();
         for at in 0..out.len() {
             for bit in 0..8 {
                 let mut changed = out.clone();
                 changed[at] ^= 1 << bit;
-                assert!(parse(&changed).is_err(), "byte {at} bit {bit}");
+                assert!(parse_line(&changed).is_err(), "byte {at} bit {bit}");
             }
         }
         for cut in 0..out.len() {
-            assert!(parse(&out[..cut]).is_err(), "cut at {cut}");
+            assert!(parse_line(&out[..cut]).is_err(), "cut at {cut}");
         }
     }
 

@@ -15,13 +15,13 @@ use rustix::fs::{AtFlags, OFlags, Stat};
 use rustix::io::Errno;
 use stockade_model::{Event, RawText};
 
-use crate::anchor::{Anchor, AnchorState, first_line_hash, holds_tip};
-use crate::head::{self, Boot, Found, HEAD_NAME, HeadNote};
+use crate::anchor::{LogAnchor, AnchorState, first_line_hash, holds_tip};
+use crate::head::{self, BootId, HeadContent, HEAD_NAME, HeadNote};
 use crate::key::{KeyFiles, SigningKey};
-use crate::line::{self, Fault, Hash, MAX_LINE_BYTES, Witness};
+use crate::line::{self, LineFault, LineHash, MAX_LINE_BYTES, LogEndSource};
 use crate::opening::{OpenedLog, open_log};
-use crate::place::{FileLock, Place, PlaceError, system};
-use crate::scan::{self, Break, Followed, LOG_NAME, Tip};
+use crate::place::{FileLock, LogDirectory, LogFileError, system_error};
+use crate::scan::{self, ChainBreak, ChainEnd, LOG_NAME, LogTip};
 
 /// Largest batch, in bytes of its lines.
 pub const MAX_BATCH_BYTES: usize = 16 << 20;
@@ -35,11 +35,11 @@ const MAX_TORN_FILES: u32 = 100;
 
 /// Number of a line, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Seq(pub u64);
+pub struct LineNumber(pub u64);
 
 /// Incomplete piece at the end of a log, which was moved to a file of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Torn {
+pub struct TornTail {
     /// The number that the line would have.
     pub seq: u64,
     /// Length in bytes.
@@ -50,10 +50,10 @@ pub struct Torn {
 
 /// Error if a log cannot be opened. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum LogOpenError {
     /// The directory or a file is unsuitable.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Place(#[from] LogFileError),
     /// The chain is broken.
     #[error("the audit log in `{}` is broken at line {line}: {fault}\nhint: keep it as evidence: move the directory away, and a new log is begun", RawText::from(dir.as_path()))]
     Broken {
@@ -62,7 +62,7 @@ pub enum OpenError {
         /// Number of the line.
         line: u64,
         /// The fault.
-        fault: Fault,
+        fault: LineFault,
     },
     /// The key that signed the head is missing.
     #[error("the key `{}` that signs the audit log in `{}` is missing\nhint: put it back; or keep the log as evidence: move the directory away, and a new log is begun", RawText::from(key.as_path()), RawText::from(dir.as_path()))]
@@ -85,7 +85,7 @@ pub enum OpenError {
 pub enum AppendError {
     /// The lock or a file failed.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Place(#[from] LogFileError),
     /// The disk, the quota or the file size limit is reached.
     #[error("there is no space for the audit log in `{}`: {source}\nhint: make space there (`stockade cache clear --all` may), then try again", RawText::from(dir.as_path()))]
     NoSpace {
@@ -135,7 +135,7 @@ pub enum AppendError {
         /// Number of the line.
         line: u64,
         /// The fault.
-        fault: Fault,
+        fault: LineFault,
     },
     /// The open file is no longer the log.
     #[error("the audit log in `{}` was removed or replaced while it was open\nhint: start again; lines appended so far may be lost", RawText::from(dir.as_path()))]
@@ -150,13 +150,13 @@ pub enum AppendError {
 
 /// Error if durability is not certain.
 #[derive(Debug, thiserror::Error)]
-pub enum CommitError {
+pub enum LogCommitError {
     /// The lock or the head failed.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Place(#[from] LogFileError),
     /// The sync failed, now or earlier. The kernel reports a lost write only once, so a log that
     /// failed to sync stays failed until it is opened again.
-    #[error("the audit log in `{}` could not be made durable{}\nhint: check the disk and start again", RawText::from(dir.as_path()), because(source))]
+    #[error("the audit log in `{}` could not be made durable{}\nhint: check the disk and start again", RawText::from(dir.as_path()), cause_suffix(source))]
     Sync {
         /// Directory of the log.
         dir: PathBuf,
@@ -174,39 +174,39 @@ pub enum CommitError {
     Slow,
 }
 
-fn because(source: &Option<io::Error>) -> String {
+fn cause_suffix(source: &Option<io::Error>) -> String {
     source.as_ref().map_or_else(String::new, |e| format!(": {e}"))
 }
 
 /// Open log. Threads share it by reference.
 #[derive(Debug)]
-pub struct Log {
-    place: Place,
+pub struct AuditLogWriter {
+    place: LogDirectory,
     path: PathBuf,
     file: File,
     /// Device and inode of `file`.
     identity: (u64, u64),
     head: File,
     key: SigningKey,
-    boot: Boot,
-    state: Mutex<State>,
+    boot: BootId,
+    state: Mutex<LogWriterState>,
     synced: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct LogWriterState {
     /// The last known line.
-    tip: Tip,
+    tip: LogTip,
     /// Content of the head when it was last read or written.
     note: HeadNote,
     /// The bytes of the head at that time: equal bytes need no second check.
     head_bytes: Vec<u8>,
     syncing: bool,
     failed: bool,
-    torn: Option<Torn>,
+    torn: Option<TornTail>,
 }
 
-impl Log {
+impl AuditLogWriter {
     /// Opens the log in `dir`, and begins one if there is none. The directory gets mode 0700, its
     /// files 0600. A torn end is moved to a file of its own, see [`recovered`](Self::recovered).
     ///
@@ -216,34 +216,34 @@ impl Log {
     /// # Errors
     /// [`OpenError`] if others than the caller can access the path, the chain is broken, or the end
     /// is missing.
-    pub fn open(dir: &Path) -> Result<Self, OpenError> {
-        let place = Place::create(dir)?;
+    pub fn open(dir: &Path) -> Result<Self, LogOpenError> {
+        let place = LogDirectory::open_or_create(dir)?;
         let path = dir.join(LOG_NAME);
-        let missing = || system("open", &path)(io::ErrorKind::NotFound.into());
+        let missing = || system_error("open", &path)(io::ErrorKind::NotFound.into());
         let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CREATE;
         let file = place.open_private(LOG_NAME, flags)?.ok_or_else(missing)?;
-        let lock = FileLock::exclusive(&file, &path)?;
-        let stat = rustix::fs::fstat(&file).map_err(|e| system("examine", &path)(e.into()))?;
-        let no_name = || system("open", dir)(io::ErrorKind::InvalidInput.into());
+        let lock = FileLock::lock_exclusive(&file, &path)?;
+        let stat = rustix::fs::fstat(&file).map_err(|e| system_error("examine", &path)(e.into()))?;
+        let no_name = || system_error("open", dir)(io::ErrorKind::InvalidInput.into());
         let keys = KeyFiles::of_log(dir)?.ok_or_else(no_name)?;
         let OpenedLog { head, key, note, head_bytes, tip, torn } = open_log(&place, &keys, &file, size_of(&stat))?;
         drop(lock);
         let boot = note.boot;
-        let state = Mutex::new(State { tip, note, head_bytes, syncing: false, failed: false, torn });
+        let state = Mutex::new(LogWriterState { tip, note, head_bytes, syncing: false, failed: false, torn });
         let identity = (stat.st_dev, stat.st_ino);
         Ok(Self { place, path, file, identity, head, key, boot, state, synced: Condvar::new() })
     }
 
     /// Returns the last torn piece that was moved, when the log was opened or later.
-    pub fn recovered(&self) -> Option<Torn> {
-        self.state().torn.clone()
+    pub fn recovered_tail(&self) -> Option<TornTail> {
+        self.lock_state().torn.clone()
     }
 
     /// Returns the last line that this log knows: its number and hash; 0 if there is none. Keep it
     /// elsewhere to detect forgeries reliably.
-    pub fn head(&self) -> (Seq, Hash) {
-        let tip = self.state().tip;
-        (Seq(tip.seq), tip.hash)
+    pub fn last_line(&self) -> (LineNumber, LineHash) {
+        let tip = self.lock_state().tip;
+        (LineNumber(tip.seq), tip.hash)
     }
 
     /// Appends one event. It survives the end of this process, and a loss of power after
@@ -252,8 +252,8 @@ impl Log {
     /// # Errors
     /// [`AppendError`] if nothing was appended: an incomplete write was removed, or is found torn
     /// and moved later.
-    pub fn append(&self, event: &Event) -> Result<Seq, AppendError> {
-        self.append_all(std::slice::from_ref(event)).map(Seq)
+    pub fn append_event(&self, event: &Event) -> Result<LineNumber, AppendError> {
+        self.append_all(std::slice::from_ref(event)).map(LineNumber)
     }
 
     /// Appends events as adjacent lines, all or none. Returns the number of the last; `None` for no
@@ -261,20 +261,20 @@ impl Log {
     ///
     /// # Errors
     /// As for [`append`](Self::append); [`AppendError::BatchTooLarge`].
-    pub fn append_batch(&self, events: &[Event]) -> Result<Option<Seq>, AppendError> {
+    pub fn append_batch(&self, events: &[Event]) -> Result<Option<LineNumber>, AppendError> {
         if events.is_empty() {
             return Ok(None);
         }
-        self.append_all(events).map(|seq| Some(Seq(seq)))
+        self.append_all(events).map(|seq| Some(LineNumber(seq)))
     }
 
     fn append_all(&self, events: &[Event]) -> Result<u64, AppendError> {
-        let bodies = bodies(events)?;
-        let mut state = self.state();
+        let bodies = encode_events(events)?;
+        let mut state = self.lock_state();
         if state.failed {
             return Err(AppendError::Poisoned);
         }
-        let _lock = FileLock::exclusive(&self.file, &self.path)?;
+        let _lock = FileLock::lock_exclusive(&self.file, &self.path)?;
         self.catch_up(&mut state)?;
         self.read_head(&mut state)?;
         self.demand_end(&state)?;
@@ -302,13 +302,13 @@ impl Log {
     ///
     /// # Errors
     /// [`CommitError`] if durability is not certain; then nothing that depends on it may start.
-    pub fn commit(&self) -> Result<(), CommitError> {
+    pub fn commit_lines(&self) -> Result<(), LogCommitError> {
         let deadline = Instant::now() + Duration::from_millis(COMMIT_WAIT_MS);
-        let mut state = self.state();
+        let mut state = self.lock_state();
         let target = state.tip.end;
         loop {
             if state.failed {
-                return Err(CommitError::Sync { dir: self.place.path.clone(), source: None });
+                return Err(LogCommitError::Sync { dir: self.place.path.clone(), source: None });
             }
             if state.note.durable.end >= target {
                 return Ok(());
@@ -318,7 +318,7 @@ impl Log {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(CommitError::Slow);
+                return Err(LogCommitError::Slow);
             }
             state = self.synced.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -326,15 +326,15 @@ impl Log {
         let tip = state.tip;
         drop(state);
         let synced = self.file.sync_data();
-        let mut state = self.state();
+        let mut state = self.lock_state();
         state.syncing = false;
         self.synced.notify_all();
         if let Err(source) = synced {
             state.failed = true;
-            return Err(CommitError::Sync { dir: self.place.path.clone(), source: Some(source) });
+            return Err(LogCommitError::Sync { dir: self.place.path.clone(), source: Some(source) });
         }
         if self.size_in_place()?.is_none() {
-            return Err(CommitError::Replaced { dir: self.place.path.clone() });
+            return Err(LogCommitError::Replaced { dir: self.place.path.clone() });
         }
         self.move_head(&mut state, tip)?;
         Ok(())
@@ -342,8 +342,8 @@ impl Log {
 
     /// Moves the head. Called with the state locked, because the file lock does not exclude two
     /// threads of one process.
-    fn move_head(&self, state: &mut State, tip: Tip) -> Result<(), PlaceError> {
-        let _lock = FileLock::exclusive(&self.file, &self.path)?;
+    fn move_head(&self, state: &mut LogWriterState, tip: LogTip) -> Result<(), LogFileError> {
+        let _lock = FileLock::lock_exclusive(&self.file, &self.path)?;
         self.read_head(state)?;
         let note = state.note;
         if note.durable.end >= tip.end {
@@ -351,22 +351,22 @@ impl Log {
             return Ok(());
         }
         let last = if note.last.end < tip.end { tip } else { note.last };
-        self.write_head(state, HeadNote { last, durable: tip, ..note }).map_err(system("write", &self.head_path()))
+        self.write_head(state, HeadNote { last, durable: tip, ..note }).map_err(system_error("write", &self.head_path()))
     }
 
     /// Reads the changes of other processes to the head. The lock is held.
-    fn read_head(&self, state: &mut State) -> Result<(), PlaceError> {
+    fn read_head(&self, state: &mut LogWriterState) -> Result<(), LogFileError> {
         let path = self.head_path();
         let changed = || {
             let why = "it was changed by another program";
-            system("use", &path)(io::Error::new(io::ErrorKind::InvalidData, why))
+            system_error("use", &path)(io::Error::new(io::ErrorKind::InvalidData, why))
         };
-        let bytes = head::read_bytes(&self.head).map_err(system("read", &path))?;
+        let bytes = head::read_bytes(&self.head).map_err(system_error("read", &path))?;
         if bytes == state.head_bytes {
             return Ok(());
         }
-        let Found::Signed(signed) = head::parse(&bytes) else { return Err(changed()) };
-        let note = signed.checked(&self.key).ok_or_else(changed)?;
+        let HeadContent::Signed(signed) = head::parse_head(&bytes) else { return Err(changed()) };
+        let note = signed.verify_signature(&self.key).ok_or_else(changed)?;
         // A head only moves forward; an earlier signed one was restored.
         if note.last.seq < state.note.last.seq || note.durable.seq < state.note.durable.seq {
             return Err(changed());
@@ -376,9 +376,9 @@ impl Log {
     }
 
     /// Writes the head. The lock is held.
-    fn write_head(&self, state: &mut State, note: HeadNote) -> io::Result<()> {
-        let bytes = note.render(&self.key);
-        head::write(&self.head, &bytes)?;
+    fn write_head(&self, state: &mut LogWriterState, note: HeadNote) -> io::Result<()> {
+        let bytes = note.render_signed(&self.key);
+        head::write_head_bytes(&self.head, &bytes)?;
         (state.note, state.head_bytes) = (note, bytes);
         Ok(())
     }
@@ -389,13 +389,13 @@ impl Log {
 
     /// Requires that the log contains the last line of the head. Another process may have appended
     /// that line, and it may have been removed since. The lock is held.
-    fn demand_end(&self, state: &State) -> Result<(), AppendError> {
+    fn demand_end(&self, state: &LogWriterState) -> Result<(), AppendError> {
         let (tip, last) = (state.tip, state.note.last);
         let fault = match tip.seq.cmp(&last.seq) {
             std::cmp::Ordering::Less => {
-                Fault::Missing { last: last.seq, count: last.seq - tip.seq, witness: Witness::Head }
+                LineFault::Missing { last: last.seq, count: last.seq - tip.seq, witness: LogEndSource::Head }
             }
-            std::cmp::Ordering::Equal if tip != last => Fault::NotHead,
+            std::cmp::Ordering::Equal if tip != last => LineFault::NotHead,
             _ => return Ok(()),
         };
         Err(AppendError::Broken { dir: self.place.path.clone(), line: last.seq, fault })
@@ -405,12 +405,12 @@ impl Log {
     ///
     /// # Errors
     /// [`PlaceError`] if the log cannot be read.
-    pub fn anchor(&self) -> Result<Option<Anchor>, PlaceError> {
-        let state = self.state();
+    pub fn current_anchor(&self) -> Result<Option<LogAnchor>, LogFileError> {
+        let state = self.lock_state();
         let (tip, note) = (state.tip, state.note);
-        let first = first_line_hash(&self.file, tip.end).map_err(system("read", &self.path))?;
+        let first = first_line_hash(&self.file, tip.end).map_err(system_error("read", &self.path))?;
         let boot = self.boot;
-        let anchor = |log| Anchor { log, seq: tip.seq, hash: tip.hash, end: tip.end, durable: note.durable.seq, boot };
+        let anchor = |log| LogAnchor { log, seq: tip.seq, hash: tip.hash, end: tip.end, durable: note.durable.seq, boot };
         Ok(first.map(anchor))
     }
 
@@ -418,8 +418,8 @@ impl Log {
     ///
     /// # Errors
     /// [`PlaceError`] if the log cannot be read.
-    pub fn check_anchor(&self, anchor: &Anchor) -> Result<AnchorState, PlaceError> {
-        let fail = |e| system("read", &self.path)(e);
+    pub fn check_anchor(&self, anchor: &LogAnchor) -> Result<AnchorState, LogFileError> {
+        let fail = |e| system_error("read", &self.path)(e);
         let size = self.file.metadata().map_err(fail)?.len();
         Ok(if first_line_hash(&self.file, size).map_err(fail)? != Some(anchor.log) {
             AnchorState::OtherLog
@@ -437,19 +437,19 @@ impl Log {
     ///
     /// # Errors
     /// [`PlaceError`] if the head cannot be written.
-    pub fn note_anchored(&self) -> Result<(), PlaceError> {
-        let mut state = self.state();
+    pub fn note_anchored(&self) -> Result<(), LogFileError> {
+        let mut state = self.lock_state();
         if state.note.is_anchored {
             return Ok(());
         }
-        let _lock = FileLock::exclusive(&self.file, &self.path)?;
+        let _lock = FileLock::lock_exclusive(&self.file, &self.path)?;
         self.read_head(&mut state)?;
         let note = HeadNote { is_anchored: true, ..state.note };
-        self.write_head(&mut state, note).map_err(system("write", &self.head_path()))
+        self.write_head(&mut state, note).map_err(system_error("write", &self.head_path()))
     }
 
     /// Reads the lines that other processes appended. The lock is held.
-    fn catch_up(&self, state: &mut State) -> Result<(), AppendError> {
+    fn catch_up(&self, state: &mut LogWriterState) -> Result<(), AppendError> {
         let dir = || self.place.path.clone();
         let Some(size) = self.size_in_place()? else { return Err(AppendError::Replaced { dir: dir() }) };
         if size == state.tip.end {
@@ -457,33 +457,33 @@ impl Log {
         }
         if size < state.tip.end {
             let last = state.tip.seq;
-            let there = crate::opening::count_whole_lines(&self.file, size).map_err(system("read", &self.path))?;
-            let fault = Fault::Missing { last, count: last.saturating_sub(there), witness: Witness::Head };
+            let there = crate::opening::count_whole_lines(&self.file, size).map_err(system_error("read", &self.path))?;
+            let fault = LineFault::Missing { last, count: last.saturating_sub(there), witness: LogEndSource::Head };
             return Err(AppendError::Broken { dir: dir(), line: last, fault });
         }
-        match scan::follow(&self.file, state.tip, size).map_err(system("read", &self.path))? {
-            Ok(Followed::Whole(tip)) => state.tip = tip,
-            Ok(Followed::Torn(tip)) => {
+        match scan::follow_chain(&self.file, state.tip, size).map_err(system_error("read", &self.path))? {
+            Ok(ChainEnd::Whole(tip)) => state.tip = tip,
+            Ok(ChainEnd::Torn(tip)) => {
                 state.torn = Some(set_aside(&self.place, &self.file, tip, size)?);
                 state.tip = tip;
             }
-            Err(Break { line, fault }) => return Err(AppendError::Broken { dir: dir(), line, fault }),
+            Err(ChainBreak { line, fault }) => return Err(AppendError::Broken { dir: dir(), line, fault }),
         }
         Ok(())
     }
 
     /// Returns the log's length, if the open file still has its name.
-    fn size_in_place(&self) -> Result<Option<u64>, PlaceError> {
+    fn size_in_place(&self) -> Result<Option<u64>, LogFileError> {
         match rustix::fs::statat(&self.place.fd, LOG_NAME, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) if (stat.st_dev, stat.st_ino) == self.identity => Ok(Some(size_of(&stat))),
             Ok(_) | Err(Errno::NOENT) => Ok(None),
-            Err(e) => Err(system("examine", &self.path)(e.into())),
+            Err(e) => Err(system_error("examine", &self.path)(e.into())),
         }
     }
 
     /// Removes the remains of a failed write. If this fails too, the next process that appends or
     /// opens finds the piece torn.
-    fn take_back(&self, tip: Tip, source: io::Error) -> AppendError {
+    fn take_back(&self, tip: LogTip, source: io::Error) -> AppendError {
         let _ = self.file.set_len(tip.end);
         let dir = self.place.path.clone();
         match source.kind() {
@@ -495,7 +495,7 @@ impl Log {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, LogWriterState> {
         // The next catch-up detects anything that a panic left incomplete.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -505,7 +505,7 @@ fn size_of(stat: &Stat) -> u64 {
     u64::try_from(stat.st_size).unwrap_or(0)
 }
 
-fn bodies(events: &[Event]) -> Result<Vec<Vec<u8>>, AppendError> {
+fn encode_events(events: &[Event]) -> Result<Vec<Vec<u8>>, AppendError> {
     let mut total = 0;
     let mut bodies = Vec::with_capacity(events.len());
     for (index, event) in events.iter().enumerate() {
@@ -530,7 +530,7 @@ fn too_large(index: usize, event: &Event, bytes: usize) -> AppendError {
 
 /// Moves the bytes after `tip` to a file of their own. The lock is held. The copy is durable before
 /// the log is truncated, so a crash loses neither.
-pub(crate) fn set_aside(place: &Place, log: &File, tip: Tip, size: u64) -> Result<Torn, PlaceError> {
+pub(crate) fn set_aside(place: &LogDirectory, log: &File, tip: LogTip, size: u64) -> Result<TornTail, LogFileError> {
     let seq = tip.seq + 1;
     for attempt in 0..MAX_TORN_FILES {
         let name = match attempt {
@@ -539,16 +539,16 @@ pub(crate) fn set_aside(place: &Place, log: &File, tip: Tip, size: u64) -> Resul
         };
         let path = place.path.join(&name);
         let copy = match place.open_private(&name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL) {
-            Err(PlaceError::System { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => continue,
+            Err(LogFileError::System { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => continue,
             Err(e) => return Err(e),
             Ok(None) => continue,
             Ok(Some(copy)) => copy,
         };
-        scan::copy_stretch(log, tip.end, size, &copy).map_err(system("write", &path))?;
-        copy.sync_all().map_err(system("sync", &path))?;
-        place.sync()?;
-        log.set_len(tip.end).and_then(|()| log.sync_data()).map_err(system("cut", &place.path.join(LOG_NAME)))?;
-        return Ok(Torn { seq, bytes: size - tip.end, file: path });
+        scan::copy_stretch(log, tip.end, size, &copy).map_err(system_error("write", &path))?;
+        copy.sync_all().map_err(system_error("sync", &path))?;
+        place.sync_names()?;
+        log.set_len(tip.end).and_then(|()| log.sync_data()).map_err(system_error("cut", &place.path.join(LOG_NAME)))?;
+        return Ok(TornTail { seq, bytes: size - tip.end, file: path });
     }
-    Err(system("set a torn end aside in", &place.path)(io::ErrorKind::AlreadyExists.into()))
+    Err(system_error("set a torn end aside in", &place.path)(io::ErrorKind::AlreadyExists.into()))
 }

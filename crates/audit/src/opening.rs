@@ -7,12 +7,12 @@ use std::io;
 use rustix::fs::OFlags;
 
 use crate::anchor::holds_tip;
-use crate::head::{self, Boot, Found, HEAD_NAME, HeadNote};
+use crate::head::{self, BootId, HeadContent, HEAD_NAME, HeadNote};
 use crate::key::{KeyFiles, SigningKey, StoredKey};
-use crate::line::{Fault, Witness};
-use crate::log::{OpenError, Torn, set_aside};
-use crate::place::{Place, system};
-use crate::scan::{self, Break, Followed, LOG_NAME, Tip};
+use crate::line::{LineFault, LogEndSource};
+use crate::log::{LogOpenError, TornTail, set_aside};
+use crate::place::{LogDirectory, system_error};
+use crate::scan::{self, ChainBreak, ChainEnd, LOG_NAME, LogTip};
 
 /// Log that was checked.
 pub(crate) struct OpenedLog {
@@ -21,8 +21,8 @@ pub(crate) struct OpenedLog {
     pub note: HeadNote,
     /// The bytes of the head file.
     pub head_bytes: Vec<u8>,
-    pub tip: Tip,
-    pub torn: Option<Torn>,
+    pub tip: LogTip,
+    pub torn: Option<TornTail>,
 }
 
 /// The head as found, before the log is compared with it.
@@ -35,21 +35,21 @@ struct FoundHead {
 
 /// Checks the log against its head, and writes the head if it must change. The caller holds the
 /// log's exclusive lock.
-pub(crate) fn open_log(place: &Place, keys: &KeyFiles, log: &File, size: u64) -> Result<OpenedLog, OpenError> {
-    let stored = keys.load()?;
-    let now = Boot::current();
+pub(crate) fn open_log(place: &LogDirectory, keys: &KeyFiles, log: &File, size: u64) -> Result<OpenedLog, LogOpenError> {
+    let stored = keys.load_key()?;
+    let now = BootId::read_current();
     let found = find_head(place, keys, stored.as_ref(), size, now)?;
-    let (mut note, start) = compare(place, log, size, found.note, now)?;
-    let (tip, torn) = match scan::follow(log, start, size).map_err(system("read", &place.path.join(LOG_NAME)))? {
-        Ok(Followed::Whole(tip)) => (tip, None),
-        Ok(Followed::Torn(tip)) => (tip, Some(set_aside(place, log, tip, size)?)),
-        Err(Break { line, fault }) => return Err(OpenError::Broken { dir: place.path.clone(), line, fault }),
+    let (mut note, start) = compare_head(place, log, size, found.note, now)?;
+    let (tip, torn) = match scan::follow_chain(log, start, size).map_err(system_error("read", &place.path.join(LOG_NAME)))? {
+        Ok(ChainEnd::Whole(tip)) => (tip, None),
+        Ok(ChainEnd::Torn(tip)) => (tip, Some(set_aside(place, log, tip, size)?)),
+        Err(ChainBreak { line, fault }) => return Err(LogOpenError::Broken { dir: place.path.clone(), line, fault }),
     };
     if tip.seq < note.last.seq {
         note.lost = note.lost.saturating_add(u32::try_from(note.last.seq - tip.seq).unwrap_or(u32::MAX));
     } else if start != note.last {
         // Nothing is missing, but the line in the head is another one.
-        return Err(OpenError::Broken { dir: place.path.clone(), line: note.last.seq, fault: Fault::NotHead });
+        return Err(LogOpenError::Broken { dir: place.path.clone(), line: note.last.seq, fault: LineFault::NotHead });
     }
     note.last = tip;
     note.boot = now;
@@ -60,45 +60,45 @@ pub(crate) fn open_log(place: &Place, keys: &KeyFiles, log: &File, size: u64) ->
     };
     let (head, head_bytes) = write_head(place, log, &found, &key, &note)?;
     if is_pending {
-        keys.publish()?;
+        keys.publish_key()?;
     }
     Ok(OpenedLog { head, key, note, head_bytes, tip, torn })
 }
 
 fn find_head(
-    place: &Place,
+    place: &LogDirectory,
     keys: &KeyFiles,
     stored: Option<&StoredKey>,
     size: u64,
-    now: Boot,
-) -> Result<FoundHead, OpenError> {
+    now: BootId,
+) -> Result<FoundHead, LogOpenError> {
     let path = place.path.join(HEAD_NAME);
-    let broken = || OpenError::Head { dir: place.path.clone() };
+    let broken = || LogOpenError::Head { dir: place.path.clone() };
     let file = place.open_private(HEAD_NAME, OFlags::RDWR)?;
-    let bytes = file.as_ref().map_or(Ok(Vec::new()), head::read_bytes).map_err(system("read", &path))?;
-    match (head::parse(&bytes), stored) {
-        (Found::Signed(signed), Some(stored)) => {
-            let note = signed.checked(&stored.key).ok_or_else(broken)?;
+    let bytes = file.as_ref().map_or(Ok(Vec::new()), head::read_bytes).map_err(system_error("read", &path))?;
+    match (head::parse_head(&bytes), stored) {
+        (HeadContent::Signed(signed), Some(stored)) => {
+            let note = signed.verify_signature(&stored.key).ok_or_else(broken)?;
             Ok(FoundHead { file, note, bytes: Some(bytes) })
         }
-        (Found::Signed(_), None) => Err(OpenError::Key { dir: place.path.clone(), key: keys.path() }),
+        (HeadContent::Signed(_), None) => Err(LogOpenError::Key { dir: place.path.clone(), key: keys.path() }),
         // A log of an earlier version: from now on its head is signed.
-        (Found::Unsigned(tip), None | Some(StoredKey { is_pending: true, .. })) => {
-            let note = HeadNote { last: tip, durable: tip, ..HeadNote::start(now) };
+        (HeadContent::Unsigned(tip), None | Some(StoredKey { is_pending: true, .. })) => {
+            let note = HeadNote { last: tip, durable: tip, ..HeadNote::for_empty_log(now) };
             Ok(FoundHead { file, note, bytes: None })
         }
         // The creation was interrupted, and nothing was appended since.
-        (Found::Empty, _) if size == 0 => Ok(FoundHead { file, note: HeadNote::start(now), bytes: None }),
-        (Found::Unsigned(_) | Found::Empty | Found::Broken, _) => Err(broken()),
+        (HeadContent::Empty, _) if size == 0 => Ok(FoundHead { file, note: HeadNote::for_empty_log(now), bytes: None }),
+        (HeadContent::Unsigned(_) | HeadContent::Empty | HeadContent::Broken, _) => Err(broken()),
     }
 }
 
 /// Requires the lines of the note, except those that a stop of the machine may have lost. Returns
 /// the note, and the line after which the check continues.
-fn compare(place: &Place, log: &File, size: u64, mut note: HeadNote, now: Boot) -> Result<(HeadNote, Tip), OpenError> {
-    let holds = |tip| holds_tip(log, size, tip).map_err(system("read", &place.path.join(LOG_NAME)));
+fn compare_head(place: &LogDirectory, log: &File, size: u64, mut note: HeadNote, now: BootId) -> Result<(HeadNote, LogTip), LogOpenError> {
+    let holds = |tip| holds_tip(log, size, tip).map_err(system_error("read", &place.path.join(LOG_NAME)));
     if holds(note.last)? {
-        if note.boot.differs(now) {
+        if note.boot.is_other_boot(now) {
             // The line was read from the disk after a stop of the machine.
             note.durable = note.last;
         }
@@ -108,16 +108,16 @@ fn compare(place: &Place, log: &File, size: u64, mut note: HeadNote, now: Boot) 
         return Ok((note, note.durable));
     }
     let fault = if size < note.last.end {
-        let there = count_whole_lines(log, size).map_err(system("read", &place.path.join(LOG_NAME)))?;
-        Fault::Missing { last: note.last.seq, count: note.last.seq.saturating_sub(there), witness: Witness::Head }
+        let there = count_whole_lines(log, size).map_err(system_error("read", &place.path.join(LOG_NAME)))?;
+        LineFault::Missing { last: note.last.seq, count: note.last.seq.saturating_sub(there), witness: LogEndSource::Head }
     } else {
-        Fault::NotHead
+        LineFault::NotHead
     };
-    Err(OpenError::Broken { dir: place.path.clone(), line: note.last.seq, fault })
+    Err(LogOpenError::Broken { dir: place.path.clone(), line: note.last.seq, fault })
 }
 
 pub(crate) fn count_whole_lines(log: &File, size: u64) -> io::Result<u64> {
-    let mut lines = scan::Lines::new(log, 0, size);
+    let mut lines = scan::LineReader::new(log, 0, size);
     let mut count = 0;
     while let Some(piece) = lines.next_piece()? {
         count += u64::from(piece.terminated);
@@ -127,28 +127,28 @@ pub(crate) fn count_whole_lines(log: &File, size: u64) -> io::Result<u64> {
 
 /// Writes the head if the file differs from it.
 fn write_head(
-    place: &Place,
+    place: &LogDirectory,
     log: &File,
     found: &FoundHead,
     key: &SigningKey,
     note: &HeadNote,
-) -> Result<(File, Vec<u8>), OpenError> {
+) -> Result<(File, Vec<u8>), LogOpenError> {
     let path = place.path.join(HEAD_NAME);
-    let missing = || system("create", &path)(io::ErrorKind::NotFound.into());
+    let missing = || system_error("create", &path)(io::ErrorKind::NotFound.into());
     let file = match &found.file {
-        Some(file) => file.try_clone().map_err(system("open", &path))?,
+        Some(file) => file.try_clone().map_err(system_error("open", &path))?,
         None => place.open_private(HEAD_NAME, OFlags::RDWR | OFlags::CREATE)?.ok_or_else(missing)?,
     };
     if let Some(bytes) = found.bytes.as_ref().filter(|_| found.note == *note) {
         return Ok((file, bytes.clone()));
     }
-    let bytes = note.render(key);
-    head::write(&file, &bytes).map_err(system("write", &path))?;
+    let bytes = note.render_signed(key);
+    head::write_head_bytes(&file, &bytes).map_err(system_error("write", &path))?;
     if found.bytes.is_none() {
         // Once for each log: its files have their names, or do not exist.
-        file.sync_all().map_err(system("sync", &path))?;
-        log.sync_all().map_err(system("sync", &place.path.join(LOG_NAME)))?;
-        place.sync()?;
+        file.sync_all().map_err(system_error("sync", &path))?;
+        log.sync_all().map_err(system_error("sync", &place.path.join(LOG_NAME)))?;
+        place.sync_names()?;
     }
     Ok((file, bytes))
 }
@@ -160,28 +160,28 @@ mod tests {
     use stockade_model::{Event, EventKind};
 
     use super::*;
-    use crate::log::Log;
-    use crate::verify::{VerifyError, verify};
+    use crate::log::AuditLogWriter;
+    use crate::verify::{VerifyError, verify_audit_log};
 
-    fn append(log: &Log, count: u64) {
+    fn append(log: &AuditLogWriter, count: u64) {
         for time_ms in 0..count {
             let kind = EventKind::Failed { message: "x".into() };
-            log.append(&Event { time_ms, request: "req_1".parse().unwrap(), session: None, kind }).unwrap();
+            log.append_event(&Event { time_ms, request: "req_1".parse().unwrap(), session: None, kind }).unwrap();
         }
     }
 
     /// Creates a log of two durable lines and three others, written in another boot.
     fn of_earlier_boot(dir: &Path) {
-        let log = Log::open(dir).unwrap();
+        let log = AuditLogWriter::open(dir).unwrap();
         append(&log, 2);
-        log.commit().unwrap();
+        log.commit_lines().unwrap();
         append(&log, 3);
         drop(log);
-        let key = KeyFiles::of_log(dir).unwrap().unwrap().load().unwrap().unwrap().key;
+        let key = KeyFiles::of_log(dir).unwrap().unwrap().load_key().unwrap().unwrap().key;
         let path = dir.join(HEAD_NAME);
-        let Found::Signed(signed) = head::parse(&std::fs::read(&path).unwrap()) else { panic!("no head") };
-        let note = HeadNote { boot: Boot::parse("00000000000000aa").unwrap(), ..signed.checked(&key).unwrap() };
-        std::fs::write(path, note.render(&key)).unwrap();
+        let HeadContent::Signed(signed) = head::parse_head(&std::fs::read(&path).unwrap()) else { panic!("no head") };
+        let note = HeadNote { boot: BootId::parse_text("00000000000000aa").unwrap(), ..signed.verify_signature(&key).unwrap() };
+        std::fs::write(path, note.render_signed(&key)).unwrap();
     }
 
     fn cut(dir: &Path, lines: usize) {
@@ -197,17 +197,17 @@ mod tests {
         let dir = root.path().join("audit");
         of_earlier_boot(&dir);
         cut(&dir, 2);
-        let found = verify(&dir);
+        let found = verify_audit_log(&dir);
         assert!(
-            matches!(found, Err(VerifyError::Broken { line: 4, why: Fault::LostOrCut { last: 5, count: 2 } })),
+            matches!(found, Err(VerifyError::Broken { line: 4, why: LineFault::LostOrCut { last: 5, count: 2 } })),
             "{found:?}"
         );
-        append(&Log::open(&dir).unwrap(), 1);
-        let found = verify(&dir).unwrap();
+        append(&AuditLogWriter::open(&dir).unwrap(), 1);
+        let found = verify_audit_log(&dir).unwrap();
         assert_eq!((found.entries, found.lost), (4, 2));
         // From here on they are certain: this is the same boot.
         cut(&dir, 1);
-        assert!(matches!(verify(&dir), Err(VerifyError::Broken { line: 4, why: Fault::Missing { count: 1, .. } })));
+        assert!(matches!(verify_audit_log(&dir), Err(VerifyError::Broken { line: 4, why: LineFault::Missing { count: 1, .. } })));
     }
 
     #[test]
@@ -216,8 +216,8 @@ mod tests {
         let dir = root.path().join("audit");
         of_earlier_boot(&dir);
         cut(&dir, 4);
-        assert!(matches!(verify(&dir), Err(VerifyError::Broken { line: 2, why: Fault::Missing { count: 4, .. } })));
-        assert!(matches!(Log::open(&dir), Err(OpenError::Broken { fault: Fault::Missing { count: 4, .. }, .. })));
+        assert!(matches!(verify_audit_log(&dir), Err(VerifyError::Broken { line: 2, why: LineFault::Missing { count: 4, .. } })));
+        assert!(matches!(AuditLogWriter::open(&dir), Err(LogOpenError::Broken { fault: LineFault::Missing { count: 4, .. }, .. })));
     }
 
     #[test]
@@ -225,8 +225,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("audit");
         of_earlier_boot(&dir);
-        drop(Log::open(&dir).unwrap());
-        assert_eq!(verify(&dir).unwrap().durable.0, 5);
+        drop(AuditLogWriter::open(&dir).unwrap());
+        assert_eq!(verify_audit_log(&dir).unwrap().durable.0, 5);
     }
 
     #[test]
@@ -234,13 +234,13 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let [dir, other] = ["audit", "other"].map(|name| root.path().join(name));
         of_earlier_boot(&dir);
-        let log = Log::open(&other).unwrap();
+        let log = AuditLogWriter::open(&other).unwrap();
         append(&log, 2);
         // The first two lines of both are equal; the others have other times.
         append(&log, 1);
         append(&log, 4);
         std::fs::copy(other.join(LOG_NAME), dir.join(LOG_NAME)).unwrap();
-        assert!(matches!(verify(&dir), Err(VerifyError::Broken { why: Fault::NotHead, .. })));
-        assert!(matches!(Log::open(&dir), Err(OpenError::Broken { fault: Fault::NotHead, .. })));
+        assert!(matches!(verify_audit_log(&dir), Err(VerifyError::Broken { why: LineFault::NotHead, .. })));
+        assert!(matches!(AuditLogWriter::open(&dir), Err(LogOpenError::Broken { fault: LineFault::NotHead, .. })));
     }
 }

@@ -21,13 +21,13 @@ pub const LOCK_WAIT_MS: u64 = 5_000;
 const CROWD_WAIT_MS: u64 = 60_000;
 /// Longest pause between two attempts. Many processes that poll often would leave no processor to
 /// the one that appends.
-const PAUSE_MAX: Duration = Duration::from_millis(16);
+const MAX_RETRY_DELAY: Duration = Duration::from_millis(16);
 
 /// Error if a directory or file is unsuitable.
 #[derive(Debug, thiserror::Error)]
-pub enum PlaceError {
+pub enum LogFileError {
     /// A system call failed.
-    #[error("cannot {what} `{}`: {source}", shown(path))]
+    #[error("cannot {what} `{}`: {source}", display_path(path))]
     System {
         /// The attempted operation.
         what: &'static str,
@@ -39,7 +39,7 @@ pub enum PlaceError {
     /// The path is a symbolic link, or neither a file nor a directory.
     #[error(
         "`{}` is not a {expected} of its own: links are not followed here\nhint: remove it, or name another directory",
-        shown(path)
+        display_path(path)
     )]
     Kind {
         /// The expected type.
@@ -48,7 +48,7 @@ pub enum PlaceError {
         path: PathBuf,
     },
     /// The file belongs to another user.
-    #[error("`{}` belongs to user {owner}, not to the caller\nhint: name a directory of your own", shown(path))]
+    #[error("`{}` belongs to user {owner}, not to the caller\nhint: name a directory of your own", display_path(path))]
     Owner {
         /// Path of the file.
         path: PathBuf,
@@ -56,7 +56,7 @@ pub enum PlaceError {
         owner: u32,
     },
     /// Other users may read or write the file.
-    #[error("others may reach `{}` (mode {mode:04o})\nhint: chmod go= '{}'", shown(path), shown(path))]
+    #[error("others may reach `{}` (mode {mode:04o})\nhint: chmod go= '{}'", display_path(path), display_path(path))]
     Mode {
         /// Path of the file.
         path: PathBuf,
@@ -66,7 +66,7 @@ pub enum PlaceError {
     /// Another process kept the log locked.
     #[error(
         "other processes have kept `{}` locked for {LOCK_WAIT_MS} ms and more\nhint: find them with `fuser` and end them",
-        shown(path)
+        display_path(path)
     )]
     Busy {
         /// Path of the log.
@@ -74,70 +74,70 @@ pub enum PlaceError {
     },
 }
 
-fn shown(path: &Path) -> String {
-    RawText::from(path).escaped()
+fn display_path(path: &Path) -> String {
+    RawText::from(path).to_escaped()
 }
 
 /// Open directory, with the path that was used to open it.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct LogDirectory {
     pub fd: OwnedFd,
     pub path: PathBuf,
 }
 
-impl Place {
+impl LogDirectory {
     /// Opens the directory, creates it with mode 0700 if it is missing, and requires that only the
     /// caller can access it.
-    pub fn create(path: &Path) -> Result<Self, PlaceError> {
+    pub fn open_or_create(path: &Path) -> Result<Self, LogFileError> {
         use std::os::unix::fs::DirBuilderExt;
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).or_else(|source| {
             // `open_existing` reports a symbolic link or a file at this path, by its name.
-            if path.symlink_metadata().is_ok() { Ok(()) } else { Err(system("create", path)(source)) }
+            if path.symlink_metadata().is_ok() { Ok(()) } else { Err(system_error("create", path)(source)) }
         })?;
         let place = Self::open_existing(path)?;
-        let stat = rustix::fs::fstat(&place.fd).map_err(|e| system("examine", path)(e.into()))?;
+        let stat = rustix::fs::fstat(&place.fd).map_err(|e| system_error("examine", path)(e.into()))?;
         demand_private(&stat, path)?;
         Ok(place)
     }
 
     /// Opens the directory for reading. Its owner is not checked, because an auditor may read
     /// another user's log.
-    pub fn open_existing(path: &Path) -> Result<Self, PlaceError> {
+    pub fn open_existing(path: &Path) -> Result<Self, LogFileError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| match e {
-            Errno::LOOP | Errno::NOTDIR => PlaceError::Kind { expected: "directory", path: path.to_owned() },
-            e => system("open", path)(e.into()),
+            Errno::LOOP | Errno::NOTDIR => LogFileError::Kind { expected: "directory", path: path.to_owned() },
+            e => system_error("open", path)(e.into()),
         })?;
         Ok(Self { fd, path: path.to_owned() })
     }
 
     /// Opens the parent directory of a log. Symbolic links to it are followed, because they are the
     /// caller's choice, like those above the log's directory.
-    pub fn open_parent(path: &Path) -> Result<Self, PlaceError> {
+    pub fn open_parent(path: &Path) -> Result<Self, LogFileError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| system("open", path)(e.into()))?;
+        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| system_error("open", path)(e.into()))?;
         Ok(Self { fd, path: path.to_owned() })
     }
 
     /// Opens a file of the directory that only the caller may access. `None` if it is missing and
     /// `flags` do not create it.
-    pub fn open_private(&self, name: impl AsRef<Path>, flags: OFlags) -> Result<Option<File>, PlaceError> {
+    pub fn open_private(&self, name: impl AsRef<Path>, flags: OFlags) -> Result<Option<File>, LogFileError> {
         let name = name.as_ref();
         let path = self.path.join(name);
         let Some((file, stat)) = self.open_file(name, flags)? else { return Ok(None) };
         demand_private(&stat, &path)?;
         if stat.st_nlink != 1 {
-            return Err(PlaceError::Kind { expected: "file", path });
+            return Err(LogFileError::Kind { expected: "file", path });
         }
         Ok(Some(file))
     }
 
     /// Opens a file of the directory to read it, whoever owns it.
-    pub fn open_to_read(&self, name: &str) -> Result<Option<File>, PlaceError> {
+    pub fn open_to_read(&self, name: &str) -> Result<Option<File>, LogFileError> {
         Ok(self.open_file(name.as_ref(), OFlags::RDONLY)?.map(|(file, _)| file))
     }
 
-    fn open_file(&self, name: &Path, flags: OFlags) -> Result<Option<(File, Stat)>, PlaceError> {
+    fn open_file(&self, name: &Path, flags: OFlags) -> Result<Option<(File, Stat)>, LogFileError> {
         let path = self.path.join(name);
         // Non-blocking, so that a fifo at this path cannot block; it has no effect on a regular
         // file.
@@ -145,37 +145,37 @@ impl Place {
         let fd = match rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR) {
             Ok(fd) => fd,
             Err(Errno::NOENT) => return Ok(None),
-            Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Err(PlaceError::Kind { expected: "file", path }),
-            Err(e) => return Err(system("open", &path)(e.into())),
+            Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Err(LogFileError::Kind { expected: "file", path }),
+            Err(e) => return Err(system_error("open", &path)(e.into())),
         };
-        let stat = rustix::fs::fstat(&fd).map_err(|e| system("examine", &path)(e.into()))?;
+        let stat = rustix::fs::fstat(&fd).map_err(|e| system_error("examine", &path)(e.into()))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(PlaceError::Kind { expected: "file", path });
+            return Err(LogFileError::Kind { expected: "file", path });
         }
         Ok(Some((File::from(fd), stat)))
     }
 
     /// Makes the names in the directory durable.
-    pub fn sync(&self) -> Result<(), PlaceError> {
-        rustix::fs::fsync(&self.fd).map_err(|e| system("sync", &self.path)(e.into()))
+    pub fn sync_names(&self) -> Result<(), LogFileError> {
+        rustix::fs::fsync(&self.fd).map_err(|e| system_error("sync", &self.path)(e.into()))
     }
 }
 
-fn demand_private(stat: &Stat, path: &Path) -> Result<(), PlaceError> {
+fn demand_private(stat: &Stat, path: &Path) -> Result<(), LogFileError> {
     if stat.st_uid != rustix::process::geteuid().as_raw() {
-        return Err(PlaceError::Owner { path: path.to_owned(), owner: stat.st_uid });
+        return Err(LogFileError::Owner { path: path.to_owned(), owner: stat.st_uid });
     }
     let mode = stat.st_mode & 0o7777;
     if mode & 0o077 != 0 {
-        return Err(PlaceError::Mode { path: path.to_owned(), mode });
+        return Err(LogFileError::Mode { path: path.to_owned(), mode });
     }
     Ok(())
 }
 
 /// Converts an error to [`PlaceError::System`].
-pub(crate) fn system(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PlaceError {
+pub(crate) fn system_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LogFileError {
     let path = path.to_owned();
-    move |source| PlaceError::System { what, path, source }
+    move |source| LogFileError::System { what, path, source }
 }
 
 /// Lock of the log; released when dropped.
@@ -187,22 +187,22 @@ pub(crate) struct FileLock<'a> {
 }
 
 impl<'a> FileLock<'a> {
-    pub fn exclusive(file: &'a File, path: &Path) -> Result<Self, PlaceError> {
-        Self::acquire(file, path, FlockOperation::NonBlockingLockExclusive)
+    pub fn lock_exclusive(file: &'a File, path: &Path) -> Result<Self, LogFileError> {
+        Self::acquire_lock(file, path, FlockOperation::NonBlockingLockExclusive)
     }
 
-    pub fn shared(file: &'a File, path: &Path) -> Result<Self, PlaceError> {
-        Self::acquire(file, path, FlockOperation::NonBlockingLockShared)
+    pub fn lock_shared(file: &'a File, path: &Path) -> Result<Self, LogFileError> {
+        Self::acquire_lock(file, path, FlockOperation::NonBlockingLockShared)
     }
 
-    fn acquire(file: &'a File, path: &Path, operation: FlockOperation) -> Result<Self, PlaceError> {
+    fn acquire_lock(file: &'a File, path: &Path, operation: FlockOperation) -> Result<Self, LogFileError> {
         let (start, mut pause) = (Instant::now(), Duration::from_micros(20));
         let mut progress = (start, None);
         loop {
             match rustix::fs::flock(file.as_fd(), operation) {
                 Ok(()) => return Ok(Self { file }),
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {}
-                Err(e) => return Err(system("lock", path)(e.into())),
+                Err(e) => return Err(system_error("lock", path)(e.into())),
             }
             let size = rustix::fs::fstat(file).ok().map(|stat| stat.st_size);
             if size != progress.1 {
@@ -210,10 +210,10 @@ impl<'a> FileLock<'a> {
             }
             let stands = progress.0.elapsed() >= Duration::from_millis(LOCK_WAIT_MS);
             if stands || start.elapsed() >= Duration::from_millis(CROWD_WAIT_MS) {
-                return Err(PlaceError::Busy { path: path.to_owned() });
+                return Err(LogFileError::Busy { path: path.to_owned() });
             }
             std::thread::sleep(pause);
-            pause = (pause * 2).min(PAUSE_MAX);
+            pause = (pause * 2).min(MAX_RETRY_DELAY);
         }
     }
 }

@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use stockade_model::{Event, RawText, RequestId, SessionId};
 
-use crate::line::{self, Fault};
-use crate::log::Seq;
-use crate::place::{FileLock, Place, PlaceError, system};
-use crate::scan::{LOG_NAME, Lines};
+use crate::line::{self, LineFault};
+use crate::log::LineNumber;
+use crate::place::{FileLock, LogDirectory, LogFileError, system_error};
+use crate::scan::{LOG_NAME, LineReader};
 
 /// Selection of entries. Every field that is set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Filter {
+pub struct EntryFilter {
     /// Only this request.
     pub request: Option<RequestId>,
     /// Only this session.
@@ -33,34 +33,34 @@ pub struct Filter {
 
 /// Line of a log.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
+pub struct LogEntry {
     /// Line number, from 1.
     pub line: u64,
     /// Content of the line.
-    pub content: Content,
+    pub content: EntryContent,
 }
 
 /// Content of a line.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Content {
+pub enum EntryContent {
     /// An event.
     Event {
         /// Number of the line.
-        seq: Seq,
+        seq: LineNumber,
         /// The event.
         event: Box<Event>,
     },
     /// A valid line with an event that this version does not know.
     Unknown {
         /// Number of the line.
-        seq: Seq,
+        seq: LineNumber,
         /// JSON of the event. Text in it is not escaped for a terminal.
         event: Value,
     },
     /// A line that is not valid.
     Broken {
         /// The fault.
-        why: Fault,
+        why: LineFault,
         /// Bytes of the line; empty if it is too long.
         bytes: RawText,
     },
@@ -71,7 +71,7 @@ pub enum Content {
 pub enum QueryError {
     /// The directory or a file cannot be read.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Place(#[from] LogFileError),
     /// The log became shorter while it was read.
     #[error("`{}` became shorter while it was read", RawText::from(path.as_path()))]
     Shortened {
@@ -90,34 +90,34 @@ pub enum QueryError {
 ///
 /// # Errors
 /// [`QueryError`] if there is no log or it cannot be opened.
-pub fn query(dir: &Path, filter: Filter) -> Result<Query, QueryError> {
-    let place = Place::open_existing(dir)?;
+pub fn query_log(dir: &Path, filter: EntryFilter) -> Result<LogQuery, QueryError> {
+    let place = LogDirectory::open_existing(dir)?;
     let path = dir.join(LOG_NAME);
     let log = place.open_to_read(LOG_NAME)?.ok_or_else(|| QueryError::NoLog { dir: dir.to_owned() })?;
-    let lock = FileLock::shared(&log, &path)?;
-    let size = log.metadata().map_err(system("examine", &path))?.len();
+    let lock = FileLock::lock_shared(&log, &path)?;
+    let size = log.metadata().map_err(system_error("examine", &path))?.len();
     drop(lock);
-    Ok(Query { lines: Lines::new(log, 0, size), path, filter, line: 0, failed: false })
+    Ok(LogQuery { lines: LineReader::new(log, 0, size), path, filter, line: 0, failed: false })
 }
 
 /// Iterator over the entries. Ends after the first error.
-pub struct Query {
-    lines: Lines<File>,
+pub struct LogQuery {
+    lines: LineReader<File>,
     path: PathBuf,
-    filter: Filter,
+    filter: EntryFilter,
     line: u64,
     failed: bool,
 }
 
-impl Query {
+impl LogQuery {
     /// Continues with the lines that were appended since, after the previous ones.
     ///
     /// # Errors
     /// [`QueryError`] if the log cannot be examined, or became shorter and is therefore another
     /// log.
     pub fn look_again(&mut self) -> Result<(), QueryError> {
-        let lock = FileLock::shared(self.lines.file(), &self.path)?;
-        let size = self.lines.file().metadata().map_err(system("examine", &self.path))?.len();
+        let lock = FileLock::lock_shared(self.lines.file(), &self.path)?;
+        let size = self.lines.file().metadata().map_err(system_error("examine", &self.path))?.len();
         drop(lock);
         match self.lines.extend(size) {
             true => Ok(()),
@@ -126,8 +126,8 @@ impl Query {
     }
 }
 
-impl Iterator for Query {
-    type Item = Result<Entry, QueryError>;
+impl Iterator for LogQuery {
+    type Item = Result<LogEntry, QueryError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         while !self.failed {
@@ -135,47 +135,47 @@ impl Iterator for Query {
                 Ok(piece) => piece?,
                 Err(source) => {
                     self.failed = true;
-                    return Some(Err(system("read", &self.path)(source).into()));
+                    return Some(Err(system_error("read", &self.path)(source).into()));
                 }
             };
             self.line += 1;
-            let broken = |why, bytes: &[u8]| Some(Content::Broken { why, bytes: bytes.into() });
+            let broken = |why, bytes: &[u8]| Some(EntryContent::Broken { why, bytes: bytes.into() });
             let content = if piece.too_long {
-                broken(Fault::TooLong, b"")
+                broken(LineFault::TooLong, b"")
             } else if !piece.terminated {
-                broken(Fault::Malformed("no newline at its end"), &self.lines.bytes)
+                broken(LineFault::Malformed("no newline at its end"), &self.lines.bytes)
             } else {
-                match line::parse(&self.lines.bytes) {
-                    Ok(line) => self.filter.content(&line),
+                match line::parse_line(&self.lines.bytes) {
+                    Ok(line) => self.filter.matching_content(&line),
                     Err(why) => broken(why, &self.lines.bytes),
                 }
             };
             if let Some(content) = content {
-                return Some(Ok(Entry { line: self.line, content }));
+                return Some(Ok(LogEntry { line: self.line, content }));
             }
         }
         None
     }
 }
 
-impl Filter {
+impl EntryFilter {
     /// Returns the content of a valid line, if it matches.
-    fn content(&self, line: &line::Line<'_>) -> Option<Content> {
-        let seq = Seq(line.seq);
+    fn matching_content(&self, line: &line::LogLine<'_>) -> Option<EntryContent> {
+        let seq = LineNumber(line.seq);
         let Ok(value) = serde_json::from_slice::<Value>(line.event) else {
-            let why = Fault::Malformed("its event is nested too deeply");
-            return Some(Content::Broken { why, bytes: line.event.into() });
+            let why = LineFault::Malformed("its event is nested too deeply");
+            return Some(EntryContent::Broken { why, bytes: line.event.into() });
         };
-        if !self.fits(&value) {
+        if !self.matches_event(&value) {
             return None;
         }
         Some(match serde_json::from_slice::<Event>(line.event) {
-            Ok(event) => Content::Event { seq, event: Box::new(event) },
-            Err(_) => Content::Unknown { seq, event: value },
+            Ok(event) => EntryContent::Event { seq, event: Box::new(event) },
+            Err(_) => EntryContent::Unknown { seq, event: value },
         })
     }
 
-    fn fits(&self, event: &Value) -> bool {
+    fn matches_event(&self, event: &Value) -> bool {
         let is = |wanted: Option<&str>, found: &Value| wanted.is_none_or(|wanted| found.as_str() == Some(wanted));
         let time_ms = event["time_ms"].as_u64().unwrap_or(0);
         is(self.request.as_ref().map(RequestId::as_str), &event["request"])

@@ -4,43 +4,43 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 
-use crate::line::{self, Fault, Hash, MAX_LINE_BYTES};
+use crate::line::{self, LineFault, LineHash, MAX_LINE_BYTES};
 
 /// Name of the log.
 pub(crate) const LOG_NAME: &str = "audit.jsonl";
 
 /// Last line of a valid part of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Tip {
+pub(crate) struct LogTip {
     /// Number of the line; also its line number, because the first line is 1.
     pub seq: u64,
-    pub hash: Hash,
+    pub hash: LineHash,
     /// End of the line, in bytes from the start of the file.
     pub end: u64,
 }
 
-impl Tip {
+impl LogTip {
     /// Tip of an empty log.
-    pub const START: Self = Self { seq: 0, hash: Hash::GENESIS, end: 0 };
+    pub const START: Self = Self { seq: 0, hash: LineHash::GENESIS, end: 0 };
 
     /// Returns the tip after `piece`, if that is valid and follows.
-    pub fn follow(self, piece: &Piece, bytes: &[u8]) -> Result<Self, Fault> {
+    pub fn follow_piece(self, piece: &LogPiece, bytes: &[u8]) -> Result<Self, LineFault> {
         if piece.too_long {
-            return Err(Fault::TooLong);
+            return Err(LineFault::TooLong);
         }
-        let line = line::parse(bytes)?;
+        let line = line::parse_line(bytes)?;
         if line.seq != self.seq + 1 {
-            return Err(Fault::Sequence { expected: self.seq + 1, found: line.seq });
+            return Err(LineFault::Sequence { expected: self.seq + 1, found: line.seq });
         }
         if line.prev != self.hash {
-            return Err(Fault::Link);
+            return Err(LineFault::Link);
         }
         Ok(Self { seq: line.seq, hash: line.hash, end: piece.end })
     }
 }
 
 /// Position of a piece between two newlines.
-pub(crate) struct Piece {
+pub(crate) struct LogPiece {
     pub start: u64,
     /// Offset after its newline.
     pub end: u64,
@@ -51,15 +51,15 @@ pub(crate) struct Piece {
 }
 
 /// Lines of a part of a file. Holds at most one line.
-pub(crate) struct Lines<R> {
-    reader: BufReader<Stretch<R>>,
+pub(crate) struct LineReader<R> {
+    reader: BufReader<FileRange<R>>,
     at: u64,
     pub bytes: Vec<u8>,
 }
 
-impl<R: std::borrow::Borrow<File>> Lines<R> {
+impl<R: std::borrow::Borrow<File>> LineReader<R> {
     pub fn new(file: R, start: u64, end: u64) -> Self {
-        let reader = BufReader::with_capacity(1 << 16, Stretch { file, at: start, end });
+        let reader = BufReader::with_capacity(1 << 16, FileRange { file, at: start, end });
         Self { reader, at: start, bytes: Vec::new() }
     }
 
@@ -77,8 +77,8 @@ impl<R: std::borrow::Borrow<File>> Lines<R> {
     }
 
     /// Reads the next piece; its bytes, without the newline, are in `self.bytes`.
-    pub fn next_piece(&mut self) -> io::Result<Option<Piece>> {
-        let mut piece = Piece { start: self.at, end: self.at, terminated: false, too_long: false };
+    pub fn next_piece(&mut self) -> io::Result<Option<LogPiece>> {
+        let mut piece = LogPiece { start: self.at, end: self.at, terminated: false, too_long: false };
         self.bytes.clear();
         while !piece.terminated {
             let available = match self.reader.fill_buf() {
@@ -109,13 +109,13 @@ impl<R: std::borrow::Borrow<File>> Lines<R> {
 }
 
 /// A file between two offsets, independent of its cursor.
-struct Stretch<R> {
+struct FileRange<R> {
     file: R,
     at: u64,
     end: u64,
 }
 
-impl<R: std::borrow::Borrow<File>> Read for Stretch<R> {
+impl<R: std::borrow::Borrow<File>> Read for FileRange<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let want = buffer.len().min(usize::try_from(self.end - self.at).unwrap_or(usize::MAX));
         let got = self.file.borrow().read_at(&mut buffer[..want], self.at)?;
@@ -125,47 +125,47 @@ impl<R: std::borrow::Borrow<File>> Read for Stretch<R> {
 }
 
 /// Content after a known tip.
-pub(crate) enum Followed {
+pub(crate) enum ChainEnd {
     /// A chain up to the end.
-    Whole(Tip),
+    Whole(LogTip),
     /// A chain, followed by an incomplete piece.
-    Torn(Tip),
+    Torn(LogTip),
 }
 
 /// Break that a torn write does not explain.
-pub(crate) struct Break {
+pub(crate) struct ChainBreak {
     pub line: u64,
-    pub fault: Fault,
+    pub fault: LineFault,
 }
 
 /// Follows the chain from `tip` to `size`.
 ///
 /// A torn write leaves one invalid end with nothing valid after it. Any other fault was caused by a
 /// change, and is an error.
-pub(crate) fn follow(file: &File, tip: Tip, size: u64) -> io::Result<Result<Followed, Break>> {
-    let mut lines = Lines::new(file, tip.end, size);
+pub(crate) fn follow_chain(file: &File, tip: LogTip, size: u64) -> io::Result<Result<ChainEnd, ChainBreak>> {
+    let mut lines = LineReader::new(file, tip.end, size);
     let mut tip = tip;
-    let mut torn: Option<Fault> = None;
+    let mut torn: Option<LineFault> = None;
     while let Some(piece) = lines.next_piece()? {
         if let Some(fault) = torn {
-            if line::parse(&lines.bytes).is_ok() {
-                return Ok(Err(Break { line: tip.seq + 1, fault }));
+            if line::parse_line(&lines.bytes).is_ok() {
+                return Ok(Err(ChainBreak { line: tip.seq + 1, fault }));
             }
             torn = Some(fault);
             continue;
         }
-        match tip.follow(&piece, &lines.bytes) {
+        match tip.follow_piece(&piece, &lines.bytes) {
             Ok(next) if piece.terminated => tip = next,
-            Ok(_) => torn = Some(Fault::Malformed("no newline at its end")),
-            Err(fault @ (Fault::Malformed(_) | Fault::Hash | Fault::TooLong)) => torn = Some(fault),
-            Err(fault) => return Ok(Err(Break { line: tip.seq + 1, fault })),
+            Ok(_) => torn = Some(LineFault::Malformed("no newline at its end")),
+            Err(fault @ (LineFault::Malformed(_) | LineFault::Hash | LineFault::TooLong)) => torn = Some(fault),
+            Err(fault) => return Ok(Err(ChainBreak { line: tip.seq + 1, fault })),
         }
     }
-    Ok(Ok(if torn.is_some() { Followed::Torn(tip) } else { Followed::Whole(tip) }))
+    Ok(Ok(if torn.is_some() { ChainEnd::Torn(tip) } else { ChainEnd::Whole(tip) }))
 }
 
 /// Copies a part of `from` to `to`.
 pub(crate) fn copy_stretch(from: &File, start: u64, end: u64, to: &File) -> io::Result<()> {
     let mut to = to;
-    io::copy(&mut Stretch { file: from, at: start, end }, &mut to).map(drop)
+    io::copy(&mut FileRange { file: from, at: start, end }, &mut to).map(drop)
 }

@@ -8,23 +8,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use stockade_engine::{Approver, Waiting};
-use stockade_model::{Answer, Question, QuestionKind, RawText, Scope};
+use stockade_engine::{Approver, PendingQuestion};
+use stockade_model::{ApprovalAnswer, ApprovalQuestion, QuestionKind, RawText, ApprovalScope};
 use stockade_policy::DraftRule;
 
-use crate::command::policy::lasting::Lasting;
-use crate::render::Style;
-use crate::render::question::{self, Key, UNSANDBOXED_WORD};
-use crate::terminal::{Keys, Pressed, Terminal};
+use crate::command::policy::lasting::AnswerRules;
+use crate::render::TextLayout;
+use crate::render::question::{self, AnswerKey, UNSANDBOXED_WORD};
+use crate::terminal::{QuestionKeyboard, KeyWaitResult, UserTerminal};
 
 /// Ctrl-C and Ctrl-\, which are ordinary keys while a question is shown.
-const INTERRUPT: [u8; 2] = [0x03, 0x1c];
+const INTERRUPT_KEYS: [u8; 2] = [0x03, 0x1c];
 /// Ctrl-D, which has no effect here and is not part of a word.
 const END_OF_FILE: u8 = 0x04;
 /// Longest typed word, in bytes. A longer word counts as wrong.
 const WORD_LIMIT_BYTES: usize = 64;
 /// Interval between two checks for a withdrawn question, if it has no descriptor to poll.
-const LOOK_AROUND: Duration = Duration::from_millis(100);
+const WITHDRAWAL_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Periods that can be chosen with a key, in milliseconds.
 const PERIODS_MS: [(char, u64); 3] = [('h', 3_600_000), ('d', 86_400_000), ('w', 7 * 86_400_000)];
 
@@ -35,7 +35,7 @@ const PERIODS_MS: [(char, u64); 3] = [('h', 3_600_000), ('d', 86_400_000), ('w',
 /// are reset. The cursor keeps its position. Restoring the cursor may restore origin mode, which is
 /// harmless with the margins of the screen; resetting it would move the cursor to the top. The text
 /// below and beside the cursor is erased, so that none can be read as a part of the question.
-const IN_PLACE: &str = concat!(
+const SCREEN_RESET: &str = concat!(
     "\x18\x1b\\",
     "\x1b[?2026l\x1b[?47l",
     "\x1b(B\x1b)B\x0f\x1b[2;4;20l",
@@ -48,11 +48,11 @@ const IN_PLACE: &str = concat!(
 #[derive(Debug, Default)]
 pub struct TerminalApprover {
     // Opened at the first question.
-    terminal: OnceLock<Option<Terminal>>,
+    terminal: OnceLock<Option<UserTerminal>>,
     text: RawText,
     color: bool,
     wake: Option<OwnedFd>,
-    lasting: Option<Arc<Lasting>>,
+    lasting: Option<Arc<AnswerRules>>,
     knows_sequences: bool,
     leaves: Option<Arc<AtomicBool>>,
 }
@@ -66,31 +66,31 @@ impl TerminalApprover {
     }
 
     /// Lets a yes with the scope `always` become a rule.
-    pub fn with_rules(self, lasting: Arc<Lasting>) -> Self {
+    pub fn with_rules(self, lasting: Arc<AnswerRules>) -> Self {
         Self { lasting: Some(lasting), ..self }
     }
 
     /// For a client of a run: Ctrl-C leaves the run, sets `leaves`, and does not answer the
     /// question.
-    pub fn leaving(self, leaves: Arc<AtomicBool>) -> Self {
+    pub fn detach_on_interrupt(self, leaves: Arc<AtomicBool>) -> Self {
         Self { leaves: Some(leaves), ..self }
     }
 
-    fn terminal(&self) -> Option<&Terminal> {
-        self.terminal.get_or_init(Terminal::open).as_ref()
+    fn open_terminal(&self) -> Option<&UserTerminal> {
+        self.terminal.get_or_init(UserTerminal::open).as_ref()
     }
 
-    fn dialog(&self, terminal: &Terminal, question: &Question, waiting: &Waiting) -> std::io::Result<Answer> {
-        let style = Style::terminal(terminal.columns(), self.color);
+    fn run_dialog(&self, terminal: &UserTerminal, question: &ApprovalQuestion, waiting: &PendingQuestion) -> std::io::Result<ApprovalAnswer> {
+        let style = TextLayout::for_terminal(terminal.column_count(), self.color);
         let deadline = Instant::now() + Duration::from_millis(question.timeout_ms);
-        let keys = terminal.keys()?;
-        let held_ms = waiting.held().longest().map_or(0, crate::meaning::milliseconds);
+        let keys = terminal.open_keyboard()?;
+        let held_ms = waiting.held_calls().longest_hold().map_or(0, crate::meaning::to_milliseconds);
         let knows_sequences = self.knows_sequences;
-        let mut text = if knows_sequences { IN_PLACE.to_owned() } else { String::new() };
-        text += &question::still_held(waiting.held().count(), held_ms, style);
-        text += &question::question(question, &self.text, style);
-        keys.show(&text, deadline)?;
-        let dialog = Dialog {
+        let mut text = if knows_sequences { SCREEN_RESET.to_owned() } else { String::new() };
+        text += &question::still_held(waiting.held_calls().count(), held_ms, style);
+        text += &question::format_question(question, &self.text, style);
+        keys.show_text(&text, deadline)?;
+        let dialog = QuestionDialog {
             keys: &keys,
             style,
             deadline,
@@ -103,20 +103,20 @@ impl TerminalApprover {
             knows_sequences,
         };
         let answer = match question.kind {
-            QuestionKind::Unsandboxed => dialog.word()?,
-            _ => dialog.key(&question::keys(question))?,
+            QuestionKind::Unsandboxed => dialog.read_confirmation_word()?,
+            _ => dialog.read_answer_key(&question::list_answer_keys(question))?,
         };
         let mut note = String::new();
         match answer {
             _ if waiting.is_withdrawn() => {
                 let _ = writeln!(note, "\n  withdrawn: nobody waits for the answer any more");
             }
-            Answer::TimedOut => {
+            ApprovalAnswer::TimedOut => {
                 let _ = writeln!(note, "\n  no answer: refused");
             }
             _ => note.push('\n'),
         }
-        keys.show(&note, Instant::now() + Duration::from_secs(1))?;
+        keys.show_text(&note, Instant::now() + Duration::from_secs(1))?;
         Ok(answer)
     }
 }
@@ -126,99 +126,99 @@ impl Approver for TerminalApprover {
         "terminal".to_owned()
     }
 
-    fn available(&self) -> bool {
-        self.terminal().is_some_and(Terminal::in_foreground)
+    fn is_available(&self) -> bool {
+        self.open_terminal().is_some_and(UserTerminal::in_foreground)
     }
 
-    fn ask(&mut self, question: &Question, waiting: &Waiting) -> Answer {
-        let Some(terminal) = self.terminal().filter(|terminal| terminal.in_foreground()) else {
-            return Answer::TimedOut;
+    fn ask_question(&mut self, question: &ApprovalQuestion, waiting: &PendingQuestion) -> ApprovalAnswer {
+        let Some(terminal) = self.open_terminal().filter(|terminal| terminal.in_foreground()) else {
+            return ApprovalAnswer::TimedOut;
         };
         // Signals from before the question belong to the engine and do not answer it.
         if let Some(wake) = &self.wake {
             let _ = rustix::io::read(wake, &mut [0; 8]);
         }
         // If the terminal fails half way, the question counts as unanswered.
-        self.dialog(terminal, question, waiting).unwrap_or(Answer::TimedOut)
+        self.run_dialog(terminal, question, waiting).unwrap_or(ApprovalAnswer::TimedOut)
     }
 }
 
 /// One question on the screen.
-struct Dialog<'a> {
-    keys: &'a Keys<'a>,
-    style: Style,
+struct QuestionDialog<'a> {
+    keys: &'a QuestionKeyboard<'a>,
+    style: TextLayout,
     deadline: Instant,
     wake: Option<&'a OwnedFd>,
-    question: &'a Question,
+    question: &'a ApprovalQuestion,
     text: &'a RawText,
-    waiting: &'a Waiting,
-    lasting: Option<&'a Lasting>,
+    waiting: &'a PendingQuestion,
+    lasting: Option<&'a AnswerRules>,
     leaves: Option<&'a AtomicBool>,
     knows_sequences: bool,
 }
 
 /// Result of waiting for a key.
-enum Heard {
+enum DialogInput {
     Bytes(Vec<u8>),
     /// The question has ended, with this answer.
-    Over(Answer),
+    Over(ApprovalAnswer),
 }
 
 /// Result of waiting for a fresh key.
-enum Fresh {
+enum FreshKey {
     Key(u8),
     /// More than one key at once, or a part of a sequence.
     Several,
     /// The terminal did not confirm the end of the input that it sends by itself.
     Untold,
     /// The question has ended, with this answer.
-    Over(Answer),
+    Over(ApprovalAnswer),
 }
 
-impl Dialog<'_> {
-    fn next(&self) -> Heard {
-        let withdrawal = self.waiting.descriptor();
+impl QuestionDialog<'_> {
+    fn next(&self) -> DialogInput {
+        let withdrawal = self.waiting.withdrawal_fd();
         let wakes: Vec<_> = self.wake.map(AsFd::as_fd).into_iter().chain(withdrawal).collect();
         loop {
-            let look_around = if withdrawal.is_some() { self.deadline } else { Instant::now() + LOOK_AROUND };
+            let look_around = if withdrawal.is_some() { self.deadline } else { Instant::now() + WITHDRAWAL_POLL_INTERVAL };
             let pressed = self.keys.next(self.deadline.min(look_around), &wakes);
             if self.waiting.is_withdrawn() {
-                return Heard::Over(Answer::TimedOut);
+                return DialogInput::Over(ApprovalAnswer::TimedOut);
             }
             match pressed {
-                Pressed::Bytes(bytes) => return Heard::Bytes(bytes),
-                Pressed::Woken => return Heard::Over(Answer::Abort),
-                Pressed::TimedOut if Instant::now() < self.deadline => {}
-                Pressed::TimedOut | Pressed::Gone => return Heard::Over(Answer::TimedOut),
+                KeyWaitResult::Bytes(bytes) => return DialogInput::Bytes(bytes),
+                KeyWaitResult::Woken => return DialogInput::Over(ApprovalAnswer::Abort),
+                KeyWaitResult::TimedOut if Instant::now() < self.deadline => {}
+                KeyWaitResult::TimedOut | KeyWaitResult::Gone => return DialogInput::Over(ApprovalAnswer::TimedOut),
             }
         }
     }
 
     /// Handles Ctrl-C: it ends the run, or leaves a run that continues without this terminal.
-    fn interrupted(&self) -> std::io::Result<Answer> {
+    fn handle_interrupt(&self) -> std::io::Result<ApprovalAnswer> {
         match self.leaves {
             Some(leaves) => leaves.store(true, Ordering::Relaxed),
-            None => return self.echo('q', Answer::Abort),
+            None => return self.echo_key('q', ApprovalAnswer::Abort),
         }
-        Ok(Answer::Abort)
+        Ok(ApprovalAnswer::Abort)
     }
 
     /// Shows the prompt and reads one fresh key. A paste or a function key counts as several keys,
     /// because it contains letters that the user did not press.
-    fn fresh(&self, prompt: &str) -> std::io::Result<Fresh> {
-        self.keys.take()?;
+    fn read_fresh_key(&self, prompt: &str) -> std::io::Result<FreshKey> {
+        self.keys.take_modes()?;
         if !self.is_fenced()? && !self.waiting.is_withdrawn() {
-            return Ok(Fresh::Untold);
+            return Ok(FreshKey::Untold);
         }
-        self.keys.settle(self.deadline, &|| self.waiting.is_withdrawn())?;
-        self.keys.show(prompt, self.deadline)?;
+        self.keys.wait_until_idle(self.deadline, &|| self.waiting.is_withdrawn())?;
+        self.keys.show_text(prompt, self.deadline)?;
         Ok(match self.next() {
-            Heard::Over(answer) => Fresh::Over(answer),
-            Heard::Bytes(bytes) => match single(&bytes) {
-                Some(b'q') => Fresh::Over(self.echo('q', Answer::Abort)?),
-                Some(key) if INTERRUPT.contains(&key) => Fresh::Over(self.interrupted()?),
-                Some(key) => Fresh::Key(key),
-                None => Fresh::Several,
+            DialogInput::Over(answer) => FreshKey::Over(answer),
+            DialogInput::Bytes(bytes) => match parse_single_key(&bytes) {
+                Some(b'q') => FreshKey::Over(self.echo_key('q', ApprovalAnswer::Abort)?),
+                Some(key) if INTERRUPT_KEYS.contains(&key) => FreshKey::Over(self.handle_interrupt()?),
+                Some(key) => FreshKey::Key(key),
+                None => FreshKey::Several,
             },
         })
     }
@@ -226,164 +226,164 @@ impl Dialog<'_> {
     /// Returns whether the terminal has confirmed that all input which it sent by itself has
     /// arrived. A terminal without control sequences is not asked.
     fn is_fenced(&self) -> std::io::Result<bool> {
-        let withdrawal = self.waiting.descriptor();
+        let withdrawal = self.waiting.withdrawal_fd();
         let wakes: Vec<_> = self.wake.map(AsFd::as_fd).into_iter().chain(withdrawal).collect();
-        Ok(self.knows_sequences && self.keys.fence(self.deadline, &wakes)?)
+        Ok(self.knows_sequences && self.keys.drop_earlier_input(self.deadline, &wakes)?)
     }
 
     /// Returns the question text again if a command that still runs may have overwritten it.
-    fn anew(&self) -> String {
+    fn redraw_question(&self) -> String {
         match self.question.kind {
-            QuestionKind::Hold { .. } => question::question(self.question, self.text, self.style),
+            QuestionKind::Hold { .. } => question::format_question(self.question, self.text, self.style),
             _ => String::new(),
         }
     }
 
     /// Reads one fresh key of the offered ones.
-    fn key(&self, offered: &[Key]) -> std::io::Result<Answer> {
-        let prompt = question::prompt(offered);
+    fn read_answer_key(&self, offered: &[AnswerKey]) -> std::io::Result<ApprovalAnswer> {
+        let prompt = question::format_prompt(offered);
         loop {
-            let again = match self.fresh(&prompt)? {
-                Fresh::Over(answer) => return Ok(answer),
-                Fresh::Untold => return self.word_of(offered),
-                Fresh::Several => "\n  one key alone, please\n".to_owned(),
-                Fresh::Key(b'?') => {
-                    format!("?\n{}{}", self.anew(), question::help(self.question, offered, self.style))
+            let again = match self.read_fresh_key(&prompt)? {
+                FreshKey::Over(answer) => return Ok(answer),
+                FreshKey::Untold => return self.word_of(offered),
+                FreshKey::Several => "\n  one key alone, please\n".to_owned(),
+                FreshKey::Key(b'?') => {
+                    format!("?\n{}{}", self.redraw_question(), question::format_help(self.question, offered, self.style))
                 }
-                Fresh::Key(byte) => match offered.iter().find(|key| key.character() == char::from(byte)) {
-                    Some(key) => match self.chosen(*key)? {
+                FreshKey::Key(byte) => match offered.iter().find(|key| key.key_character() == char::from(byte)) {
+                    Some(key) => match self.resolve_key_answer(*key)? {
                         Some(answer) => return Ok(answer),
                         None => "\n  nothing chosen\n".to_owned(),
                     },
                     None => "\n  one of the keys in brackets, please\n".to_owned(),
                 },
             };
-            self.keys.show(&again, self.deadline)?;
+            self.keys.show_text(&again, self.deadline)?;
         }
     }
 
     /// Returns the answer for a key, after its further question; `None` if another key is pressed
     /// there.
-    fn chosen(&self, key: Key) -> std::io::Result<Option<Answer>> {
+    fn resolve_key_answer(&self, key: AnswerKey) -> std::io::Result<Option<ApprovalAnswer>> {
         match key {
-            Key::Group => self.group(),
-            Key::Times => self.number(),
-            Key::Until => self.period(),
-            Key::Always => self.always(),
-            key => self.echo(key.character(), answer(key)).map(Some),
+            AnswerKey::Group => self.ask_group_scope(),
+            AnswerKey::Times => self.ask_repeat_count(),
+            AnswerKey::Until => self.ask_period(),
+            AnswerKey::Always => self.ask_always_scope(),
+            key => self.echo_key(key.key_character(), map_key_to_answer(key)).map(Some),
         }
     }
 
     /// Asks about `always`. If a rule can express the answer, the rule is shown first.
-    fn always(&self) -> std::io::Result<Option<Answer>> {
-        let yes = Answer::Approved(Scope::Always);
+    fn ask_always_scope(&self) -> std::io::Result<Option<ApprovalAnswer>> {
+        let yes = ApprovalAnswer::Approved(ApprovalScope::Always);
         // No rule allows such an effect; only a remembered answer does.
         let is_effect =
             matches!(self.question.kind, QuestionKind::Run { .. }) && self.question.assessment.impact.needs_consent();
         let lasting = self.lasting.filter(|_| !is_effect);
-        let drafts = lasting.map(|lasting| (lasting, lasting.drafts(&self.question.kind)));
+        let drafts = lasting.map(|lasting| (lasting, lasting.draft_rules(&self.question.kind)));
         let Some((lasting, drafts)) = drafts.filter(|(_, drafts)| !drafts.is_empty()) else {
-            return self.echo('a', yes).map(Some);
+            return self.echo_key('a', yes).map(Some);
         };
         let rules: Vec<String> = drafts.iter().map(DraftRule::to_toml).collect();
-        Ok(match self.fresh(&question::rules_prompt(&rules, lasting.file(), &self.question.kind))? {
-            Fresh::Over(answer) => Some(answer),
+        Ok(match self.read_fresh_key(&question::rules_prompt(&rules, lasting.rules_file(), &self.question.kind))? {
+            FreshKey::Over(answer) => Some(answer),
             // Only the rule shown is kept, because a remembered answer would allow more.
-            Fresh::Key(b'w') => {
-                lasting.choose(drafts);
-                Some(self.echo('w', Answer::Approved(Scope::Once))?)
+            FreshKey::Key(b'w') => {
+                lasting.accept_drafts(drafts);
+                Some(self.echo_key('w', ApprovalAnswer::Approved(ApprovalScope::Once))?)
             }
-            Fresh::Key(b'r') => Some(self.echo('r', yes)?),
-            Fresh::Key(_) | Fresh::Several | Fresh::Untold => None,
+            FreshKey::Key(b'r') => Some(self.echo_key('r', yes)?),
+            FreshKey::Key(_) | FreshKey::Several | FreshKey::Untold => None,
         })
     }
 
     /// Asks for the scope of a yes to the group.
-    fn group(&self) -> std::io::Result<Option<Answer>> {
+    fn ask_group_scope(&self) -> std::io::Result<Option<ApprovalAnswer>> {
         let Some(offer) = self.question.group_offered() else { return Ok(None) };
-        let scopes = [(Key::Once, Scope::Once), (Key::Session, Scope::Session), (Key::Always, Scope::Always)];
+        let scopes = [(AnswerKey::Once, ApprovalScope::Once), (AnswerKey::Session, ApprovalScope::Session), (AnswerKey::Always, ApprovalScope::Always)];
         let offered: Vec<_> =
             scopes.into_iter().filter(|(_, scope)| self.question.scopes_of_yes().contains(scope)).collect();
-        let keys: Vec<Key> = offered.iter().map(|(key, _)| *key).collect();
-        Ok(match self.fresh(&question::group_prompt(&offer.name, &keys))? {
-            Fresh::Over(answer) => Some(answer),
-            Fresh::Key(byte) => match offered.iter().find(|(key, _)| key.character() == char::from(byte)) {
-                Some((key, scope)) => Some(self.echo(key.character(), Answer::Group(*scope))?),
+        let keys: Vec<AnswerKey> = offered.iter().map(|(key, _)| *key).collect();
+        Ok(match self.read_fresh_key(&question::group_prompt(&offer.name, &keys))? {
+            FreshKey::Over(answer) => Some(answer),
+            FreshKey::Key(byte) => match offered.iter().find(|(key, _)| key.key_character() == char::from(byte)) {
+                Some((key, scope)) => Some(self.echo_key(key.key_character(), ApprovalAnswer::Group(*scope))?),
                 None => None,
             },
-            Fresh::Several | Fresh::Untold => None,
+            FreshKey::Several | FreshKey::Untold => None,
         })
     }
 
     /// Asks for the number of times.
-    fn number(&self) -> std::io::Result<Option<Answer>> {
-        Ok(match self.fresh("t\n  how many times, this one included?  [2] to [9] > ")? {
-            Fresh::Over(answer) => Some(answer),
-            Fresh::Key(digit @ b'2'..=b'9') => {
-                Some(self.echo(char::from(digit), Answer::Approved(Scope::Times(u32::from(digit - b'0'))))?)
+    fn ask_repeat_count(&self) -> std::io::Result<Option<ApprovalAnswer>> {
+        Ok(match self.read_fresh_key("t\n  how many times, this one included?  [2] to [9] > ")? {
+            FreshKey::Over(answer) => Some(answer),
+            FreshKey::Key(digit @ b'2'..=b'9') => {
+                Some(self.echo_key(char::from(digit), ApprovalAnswer::Approved(ApprovalScope::Times(u32::from(digit - b'0'))))?)
             }
-            Fresh::Key(_) | Fresh::Several | Fresh::Untold => None,
+            FreshKey::Key(_) | FreshKey::Several | FreshKey::Untold => None,
         })
     }
 
     /// Asks for the period.
-    fn period(&self) -> std::io::Result<Option<Answer>> {
-        let key = match self.fresh("u\n  for how long?  an [h]our  a [d]ay  a [w]eek > ")? {
-            Fresh::Over(answer) => return Ok(Some(answer)),
-            Fresh::Key(key) => char::from(key),
-            Fresh::Several | Fresh::Untold => return Ok(None),
+    fn ask_period(&self) -> std::io::Result<Option<ApprovalAnswer>> {
+        let key = match self.read_fresh_key("u\n  for how long?  an [h]our  a [d]ay  a [w]eek > ")? {
+            FreshKey::Over(answer) => return Ok(Some(answer)),
+            FreshKey::Key(key) => char::from(key),
+            FreshKey::Several | FreshKey::Untold => return Ok(None),
         };
         let Some((key, period_ms)) = PERIODS_MS.into_iter().find(|(name, _)| key == *name) else {
             return Ok(None);
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let until_ms = crate::meaning::milliseconds(now).saturating_add(period_ms);
-        self.echo(key, Answer::Approved(Scope::Until(until_ms))).map(Some)
+        let until_ms = crate::meaning::to_milliseconds(now).saturating_add(period_ms);
+        self.echo_key(key, ApprovalAnswer::Approved(ApprovalScope::Until(until_ms))).map(Some)
     }
 
-    fn echo(&self, key: char, answer: Answer) -> std::io::Result<Answer> {
-        self.keys.show(&key.to_string(), self.deadline)?;
+    fn echo_key(&self, key: char, answer: ApprovalAnswer) -> std::io::Result<ApprovalAnswer> {
+        self.keys.show_text(&key.to_string(), self.deadline)?;
         Ok(answer)
     }
 
     /// Reads the confirmation word and Enter.
-    fn word(&self) -> std::io::Result<Answer> {
-        Ok(match self.line(&question::word_prompt(self.style))? {
+    fn read_confirmation_word(&self) -> std::io::Result<ApprovalAnswer> {
+        Ok(match self.read_typed_line(&question::word_prompt(self.style))? {
             Err(answer) => answer,
-            Ok(word) if word == UNSANDBOXED_WORD.as_bytes() => Answer::Approved(Scope::Once),
-            Ok(_) => Answer::Denied(Scope::Once),
+            Ok(word) if word == UNSANDBOXED_WORD.as_bytes() => ApprovalAnswer::Approved(ApprovalScope::Once),
+            Ok(_) => ApprovalAnswer::Denied(ApprovalScope::Once),
         })
     }
 
     /// Reads the word for one of the offered answers. For a terminal whose keys cannot be
     /// distinguished from the input that it sends by itself.
-    fn word_of(&self, offered: &[Key]) -> std::io::Result<Answer> {
+    fn word_of(&self, offered: &[AnswerKey]) -> std::io::Result<ApprovalAnswer> {
         loop {
-            let word = match self.line(&question::words_prompt(offered))? {
+            let word = match self.read_typed_line(&question::words_prompt(offered))? {
                 Err(answer) => return Ok(answer),
                 Ok(word) => word,
             };
-            let chosen = offered.iter().find(|key| key.word().is_some_and(|offered| word == offered.as_bytes()));
+            let chosen = offered.iter().find(|key| key.typed_word().is_some_and(|offered| word == offered.as_bytes()));
             if let Some(key) = chosen {
-                return Ok(answer(*key));
+                return Ok(map_key_to_answer(*key));
             }
             let again = match &word[..] {
-                b"?" => format!("\n{}{}", self.anew(), question::help_of_words(self.question, offered, self.style)),
+                b"?" => format!("\n{}{}", self.redraw_question(), question::help_of_words(self.question, offered, self.style)),
                 _ => "\n  one of these words, please\n".to_owned(),
             };
-            self.keys.show(&again, self.deadline)?;
+            self.keys.show_text(&again, self.deadline)?;
         }
     }
 
     /// Reads the text typed before Enter.
-    fn line(&self, prompt: &str) -> std::io::Result<Result<Vec<u8>, Answer>> {
-        self.keys.settle(self.deadline, &|| self.waiting.is_withdrawn())?;
-        self.keys.show(prompt, self.deadline)?;
+    fn read_typed_line(&self, prompt: &str) -> std::io::Result<Result<Vec<u8>, ApprovalAnswer>> {
+        self.keys.wait_until_idle(self.deadline, &|| self.waiting.is_withdrawn())?;
+        self.keys.show_text(prompt, self.deadline)?;
         let mut word = Vec::new();
         loop {
             let pressed = match self.next() {
-                Heard::Bytes(bytes) => bytes,
-                Heard::Over(answer) => return Ok(Err(answer)),
+                DialogInput::Bytes(bytes) => bytes,
+                DialogInput::Over(answer) => return Ok(Err(answer)),
             };
             for byte in pressed {
                 match byte {
@@ -391,9 +391,9 @@ impl Dialog<'_> {
                     0x08 | 0x7f => self.rub_out(&mut word)?,
                     0x20..0x7f if word.len() < WORD_LIMIT_BYTES => {
                         word.push(byte);
-                        self.keys.show(&char::from(byte).to_string(), self.deadline)?;
+                        self.keys.show_text(&char::from(byte).to_string(), self.deadline)?;
                     }
-                    byte if INTERRUPT.contains(&byte) => return Ok(Err(self.interrupted()?)),
+                    byte if INTERRUPT_KEYS.contains(&byte) => return Ok(Err(self.handle_interrupt()?)),
                     END_OF_FILE => {}
                     // Any other byte makes the word wrong.
                     _ => word.push(0),
@@ -407,29 +407,29 @@ impl Dialog<'_> {
 
     fn rub_out(&self, word: &mut Vec<u8>) -> std::io::Result<()> {
         match word.pop() {
-            Some(0x20..0x7f) => self.keys.show("\u{8} \u{8}", self.deadline),
+            Some(0x20..0x7f) => self.keys.show_text("\u{8} \u{8}", self.deadline),
             _ => Ok(()),
         }
     }
 }
 
 /// Returns the single key of a press, with or without a following Enter.
-fn single(pressed: &[u8]) -> Option<u8> {
+fn parse_single_key(pressed: &[u8]) -> Option<u8> {
     match pressed {
         [key] | [key, b'\n' | b'\r'] => Some(*key),
         _ => None,
     }
 }
 
-fn answer(key: Key) -> Answer {
+fn map_key_to_answer(key: AnswerKey) -> ApprovalAnswer {
     match key {
         // Times and Until ask a further question; without it they are a yes for this time.
-        Key::Once | Key::Times | Key::Until => Answer::Approved(Scope::Once),
-        Key::Group => Answer::Group(Scope::Once),
-        Key::Session => Answer::Approved(Scope::Session),
-        Key::Always => Answer::Approved(Scope::Always),
-        Key::No => Answer::Denied(Scope::Once),
-        Key::Never => Answer::Denied(Scope::Always),
+        AnswerKey::Once | AnswerKey::Times | AnswerKey::Until => ApprovalAnswer::Approved(ApprovalScope::Once),
+        AnswerKey::Group => ApprovalAnswer::Group(ApprovalScope::Once),
+        AnswerKey::Session => ApprovalAnswer::Approved(ApprovalScope::Session),
+        AnswerKey::Always => ApprovalAnswer::Approved(ApprovalScope::Always),
+        AnswerKey::No => ApprovalAnswer::Denied(ApprovalScope::Once),
+        AnswerKey::Never => ApprovalAnswer::Denied(ApprovalScope::Always),
     }
 }
 
@@ -447,7 +447,7 @@ mod tests {
     use stockade_model::GroupOffer;
 
     use super::*;
-    use crate::render::question::tests::ask;
+    use crate::render::question::tests::sample_question;
 
     /// Simulated user: sees the screen and presses keys.
     struct Person {
@@ -459,7 +459,7 @@ mod tests {
         tells: Arc<AtomicBool>,
     }
 
-    fn pty() -> (Person, Terminal) {
+    fn pty() -> (Person, UserTerminal) {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
@@ -482,12 +482,12 @@ mod tests {
                         reader.write_all(b"\x1b[12;34R").unwrap();
                     }
                 }
-                if sender.send(std::mem::take(&mut unread).replace(IN_PLACE, "").into_bytes()).is_err() {
+                if sender.send(std::mem::take(&mut unread).replace(SCREEN_RESET, "").into_bytes()).is_err() {
                     break;
                 }
             }
         });
-        let terminal = Terminal::of(line.try_clone().unwrap());
+        let terminal = UserTerminal::from_file(line.try_clone().unwrap());
         (Person { keyboard, screen, seen: String::new(), line, tells }, terminal)
     }
 
@@ -517,11 +517,11 @@ mod tests {
 
     /// Asks `question` while `act` runs, and returns the answer. The terminal must be restored
     /// then.
-    fn meet(question: Question, act: impl FnOnce(&mut Person)) -> Answer {
+    fn meet(question: ApprovalQuestion, act: impl FnOnce(&mut Person)) -> ApprovalAnswer {
         meet_with(question, None, act)
     }
 
-    fn meet_with(question: Question, wake: Option<OwnedFd>, act: impl FnOnce(&mut Person)) -> Answer {
+    fn meet_with(question: ApprovalQuestion, wake: Option<OwnedFd>, act: impl FnOnce(&mut Person)) -> ApprovalAnswer {
         meet_waiting(question, wake, waiting(), act)
     }
 
@@ -530,21 +530,21 @@ mod tests {
         TerminalApprover { knows_sequences: true, ..TerminalApprover::new(RawText::default(), false, wake) }
     }
 
-    fn waiting() -> Waiting {
-        Waiting::new(stockade_engine::HeldCalls::default())
+    fn waiting() -> PendingQuestion {
+        PendingQuestion::new(stockade_engine::HeldCalls::default())
     }
 
     fn meet_waiting(
-        question: Question,
+        question: ApprovalQuestion,
         wake: Option<OwnedFd>,
-        waiting: Waiting,
+        waiting: PendingQuestion,
         act: impl FnOnce(&mut Person),
-    ) -> Answer {
+    ) -> ApprovalAnswer {
         let (mut person, terminal) = pty();
         assert!(person.is_echoed());
         let asked = std::thread::spawn(move || {
             let approver = approver(wake);
-            approver.dialog(&terminal, &question, &waiting).unwrap_or(Answer::TimedOut)
+            approver.run_dialog(&terminal, &question, &waiting).unwrap_or(ApprovalAnswer::TimedOut)
         });
         act(&mut person);
         let answer = asked.join().unwrap();
@@ -552,12 +552,12 @@ mod tests {
         answer
     }
 
-    fn run() -> Question {
-        ask(QuestionKind::Run { reasons: Vec::new() })
+    fn run() -> ApprovalQuestion {
+        sample_question(QuestionKind::Run { reasons: Vec::new() })
     }
 
     #[track_caller]
-    fn check(keys: &str, wanted: Answer) {
+    fn check(keys: &str, wanted: ApprovalAnswer) {
         let got = meet(run(), |person| {
             person.sees("[?] > ");
             person.presses(keys);
@@ -567,15 +567,15 @@ mod tests {
 
     #[test]
     fn each_key_has_its_answer() {
-        check("o", Answer::Approved(Scope::Once));
-        check("s", Answer::Approved(Scope::Session));
-        check("a", Answer::Approved(Scope::Always));
-        check("n", Answer::Denied(Scope::Once));
-        check("N", Answer::Denied(Scope::Always));
-        check("q", Answer::Abort);
-        check("\u{3}", Answer::Abort);
-        check("o\n", Answer::Approved(Scope::Once));
-        check("n\r", Answer::Denied(Scope::Once));
+        check("o", ApprovalAnswer::Approved(ApprovalScope::Once));
+        check("s", ApprovalAnswer::Approved(ApprovalScope::Session));
+        check("a", ApprovalAnswer::Approved(ApprovalScope::Always));
+        check("n", ApprovalAnswer::Denied(ApprovalScope::Once));
+        check("N", ApprovalAnswer::Denied(ApprovalScope::Always));
+        check("q", ApprovalAnswer::Abort);
+        check("\u{3}", ApprovalAnswer::Abort);
+        check("o\n", ApprovalAnswer::Approved(ApprovalScope::Once));
+        check("n\r", ApprovalAnswer::Denied(ApprovalScope::Once));
     }
 
     #[test]
@@ -584,10 +584,10 @@ mod tests {
         question.timeout_ms = 1_000;
         let (mut person, terminal) = pty();
         person.presses("aaaa");
-        let asked = std::thread::spawn(move || approver(None).dialog(&terminal, &question, &waiting()).unwrap());
+        let asked = std::thread::spawn(move || approver(None).run_dialog(&terminal, &question, &waiting()).unwrap());
         person.presses("oooo");
         person.sees("no answer: refused");
-        assert_eq!(asked.join().unwrap(), Answer::TimedOut);
+        assert_eq!(asked.join().unwrap(), ApprovalAnswer::TimedOut);
     }
 
     #[test]
@@ -601,7 +601,7 @@ mod tests {
             person.sees("[?] > ");
             person.presses("n");
         });
-        assert_eq!(got, Answer::Denied(Scope::Once));
+        assert_eq!(got, ApprovalAnswer::Denied(ApprovalScope::Once));
     }
 
     /// Terminals send these sequences when a window gets the focus or the mouse moves, or as a
@@ -625,7 +625,7 @@ mod tests {
             person.sees("[?] > ");
             person.presses("n");
         });
-        assert_eq!(got, Answer::Denied(Scope::Once));
+        assert_eq!(got, ApprovalAnswer::Denied(ApprovalScope::Once));
     }
 
     #[test]
@@ -634,31 +634,31 @@ mod tests {
         question.timeout_ms = 2_000;
         let (mut person, terminal) = pty();
         person.tells.store(false, Ordering::SeqCst);
-        let asked = std::thread::spawn(move || approver(None).dialog(&terminal, &question, &waiting()).unwrap());
+        let asked = std::thread::spawn(move || approver(None).run_dialog(&terminal, &question, &waiting()).unwrap());
         for _ in 0..20 {
             person.presses("o");
             std::thread::sleep(Duration::from_millis(30));
         }
         person.presses("\u{1b}[1;1R");
         person.sees("no answer: refused");
-        assert_eq!(asked.join().unwrap(), Answer::TimedOut);
+        assert_eq!(asked.join().unwrap(), ApprovalAnswer::TimedOut);
     }
 
     #[test]
     fn at_a_terminal_that_tells_nothing_a_word_is_typed() {
         for (typed, wanted) in [
-            ("once\n", Answer::Approved(Scope::Once)),
-            ("session\r", Answer::Approved(Scope::Session)),
-            ("always\n", Answer::Approved(Scope::Always)),
-            ("no\n", Answer::Denied(Scope::Once)),
-            ("never\n", Answer::Denied(Scope::Always)),
-            ("o\n\u{1b}[O\nonce\u{1b}[I\nno\n", Answer::Denied(Scope::Once)),
-            ("?\nno\n", Answer::Denied(Scope::Once)),
-            ("on\u{3}", Answer::Abort),
+            ("once\n", ApprovalAnswer::Approved(ApprovalScope::Once)),
+            ("session\r", ApprovalAnswer::Approved(ApprovalScope::Session)),
+            ("always\n", ApprovalAnswer::Approved(ApprovalScope::Always)),
+            ("no\n", ApprovalAnswer::Denied(ApprovalScope::Once)),
+            ("never\n", ApprovalAnswer::Denied(ApprovalScope::Always)),
+            ("o\n\u{1b}[O\nonce\u{1b}[I\nno\n", ApprovalAnswer::Denied(ApprovalScope::Once)),
+            ("?\nno\n", ApprovalAnswer::Denied(ApprovalScope::Once)),
+            ("on\u{3}", ApprovalAnswer::Abort),
         ] {
             let (mut person, terminal) = pty();
             person.tells.store(false, Ordering::SeqCst);
-            let asked = std::thread::spawn(move || approver(None).dialog(&terminal, &run(), &waiting()).unwrap());
+            let asked = std::thread::spawn(move || approver(None).run_dialog(&terminal, &run(), &waiting()).unwrap());
             for line in typed.split_inclusive(['\n', '\r']) {
                 person.sees("type once, session, always, no, never or ? and Enter > ");
                 person.presses(line);
@@ -691,13 +691,13 @@ mod tests {
             person.sees("[?] > ");
             person.presses("n");
         });
-        assert_eq!(got, Answer::Denied(Scope::Once));
+        assert_eq!(got, ApprovalAnswer::Denied(ApprovalScope::Once));
     }
 
     #[test]
     fn other_keys_ask_again_and_help_helps() {
         let mut question = run();
-        question.scopes = vec![Scope::Once];
+        question.scopes = vec![ApprovalScope::Once];
         let got = meet(question, |person| {
             for key in ["y", "\n", "s", "a", "N", "O"] {
                 person.sees("allow?  [o]nce  [n]o  [?] > ");
@@ -710,7 +710,7 @@ mod tests {
             person.sees("[?] > ");
             person.presses("o");
         });
-        assert_eq!(got, Answer::Approved(Scope::Once));
+        assert_eq!(got, ApprovalAnswer::Approved(ApprovalScope::Once));
     }
 
     #[test]
@@ -723,21 +723,21 @@ mod tests {
             person.sees("[?] > ");
             person.presses("n");
         });
-        assert_eq!(got, Answer::Denied(Scope::Once));
+        assert_eq!(got, ApprovalAnswer::Denied(ApprovalScope::Once));
     }
 
     #[test]
     fn without_a_sandbox_the_word_has_to_be_typed() {
         for (typed, wanted) in [
-            ("unsandboxed\n", Answer::Approved(Scope::Once)),
-            ("unsandboxx\u{7f}ed\n", Answer::Approved(Scope::Once)),
-            ("unsandboxe\n", Answer::Denied(Scope::Once)),
-            ("\n", Answer::Denied(Scope::Once)),
-            ("o\n", Answer::Denied(Scope::Once)),
-            ("unsand\u{1b}boxed\n", Answer::Denied(Scope::Once)),
-            ("unsandboxed\u{3}", Answer::Abort),
+            ("unsandboxed\n", ApprovalAnswer::Approved(ApprovalScope::Once)),
+            ("unsandboxx\u{7f}ed\n", ApprovalAnswer::Approved(ApprovalScope::Once)),
+            ("unsandboxe\n", ApprovalAnswer::Denied(ApprovalScope::Once)),
+            ("\n", ApprovalAnswer::Denied(ApprovalScope::Once)),
+            ("o\n", ApprovalAnswer::Denied(ApprovalScope::Once)),
+            ("unsand\u{1b}boxed\n", ApprovalAnswer::Denied(ApprovalScope::Once)),
+            ("unsandboxed\u{3}", ApprovalAnswer::Abort),
         ] {
-            let got = meet(ask(QuestionKind::Unsandboxed), |person| {
+            let got = meet(sample_question(QuestionKind::Unsandboxed), |person| {
                 person.sees("anything else refuses > ");
                 person.presses(typed);
             });
@@ -750,7 +750,7 @@ mod tests {
         let mut question = run();
         question.timeout_ms = 400;
         let got = meet(question, |person| person.sees("no answer: refused"));
-        assert_eq!(got, Answer::TimedOut);
+        assert_eq!(got, ApprovalAnswer::TimedOut);
     }
 
     #[test]
@@ -760,25 +760,25 @@ mod tests {
             person.sees("[?] > ");
             rustix::io::write(&writer, b"x").unwrap();
         });
-        assert_eq!(got, Answer::Abort);
+        assert_eq!(got, ApprovalAnswer::Abort);
     }
 
     #[test]
     fn help_shows_a_held_call_anew() {
         let kind = QuestionKind::Hold {
-            denial: question::tests::denial(),
+            denial: question::tests::sample_denial(),
             grants: vec!["write /home/u/outside".parse().unwrap()],
             directory: false,
             held_ms: 0,
         };
-        let got = meet(ask(kind), |person| {
+        let got = meet(sample_question(kind), |person| {
             for key in ["?", "n"] {
                 person.sees("• dash wants to create /home/u/outside");
                 person.sees("[?] > ");
                 person.presses(key);
             }
         });
-        assert_eq!(got, Answer::Denied(Scope::Once));
+        assert_eq!(got, ApprovalAnswer::Denied(ApprovalScope::Once));
     }
 
     #[test]
@@ -786,12 +786,12 @@ mod tests {
         let grants =
             vec!["connect pypi.org:443".parse().unwrap(), "connect files.pythonhosted.org:443".parse().unwrap()];
         let kind = QuestionKind::Hold {
-            denial: question::tests::denial(),
+            denial: question::tests::sample_denial(),
             grants: grants[..1].to_vec(),
             directory: false,
             held_ms: 0,
         };
-        let value = Question { group: Some(GroupOffer { name: "pypi".to_owned(), grants }), ..ask(kind) };
+        let value = ApprovalQuestion { group: Some(GroupOffer { name: "pypi".to_owned(), grants }), ..sample_question(kind) };
         let got = |key: &str| {
             meet(value.clone(), |person| {
                 person.sees("@pypi: pypi.org:443 files.pythonhosted.org:443");
@@ -807,10 +807,10 @@ mod tests {
             })
         };
         for (key, answer) in [
-            ("o", Answer::Group(Scope::Once)),
-            ("s", Answer::Group(Scope::Session)),
-            ("a", Answer::Group(Scope::Always)),
-            ("x", Answer::Denied(Scope::Once)),
+            ("o", ApprovalAnswer::Group(ApprovalScope::Once)),
+            ("s", ApprovalAnswer::Group(ApprovalScope::Session)),
+            ("a", ApprovalAnswer::Group(ApprovalScope::Always)),
+            ("x", ApprovalAnswer::Denied(ApprovalScope::Once)),
         ] {
             assert_eq!(got(key), answer, "{key}");
         }
@@ -826,7 +826,7 @@ mod tests {
                 waiting.withdraw();
                 person.sees("withdrawn: nobody waits for the answer any more");
             });
-            assert_eq!(got, Answer::TimedOut);
+            assert_eq!(got, ApprovalAnswer::TimedOut);
             assert!(begun.elapsed() < Duration::from_secs(3));
         }
     }
@@ -846,11 +846,11 @@ mod tests {
                 }
             })
         };
-        assert_eq!(choose("t", "[2] to [9] > ", "4"), Answer::Approved(Scope::Times(4)));
-        assert_eq!(choose("t", "[2] to [9] > ", "x"), Answer::Denied(Scope::Once));
-        assert_eq!(choose("u", "a [w]eek > ", "q"), Answer::Abort);
-        let now_ms = crate::meaning::milliseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap());
-        let Answer::Approved(Scope::Until(until_ms)) = choose("u", "a [w]eek > ", "d") else { panic!() };
+        assert_eq!(choose("t", "[2] to [9] > ", "4"), ApprovalAnswer::Approved(ApprovalScope::Times(4)));
+        assert_eq!(choose("t", "[2] to [9] > ", "x"), ApprovalAnswer::Denied(ApprovalScope::Once));
+        assert_eq!(choose("u", "a [w]eek > ", "q"), ApprovalAnswer::Abort);
+        let now_ms = crate::meaning::to_milliseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap());
+        let ApprovalAnswer::Approved(ApprovalScope::Until(until_ms)) = choose("u", "a [w]eek > ", "d") else { panic!() };
         assert!((86_400_000..86_460_000).contains(&(until_ms - now_ms)));
     }
 
@@ -863,6 +863,6 @@ mod tests {
         let line = rustix::fs::open(name, OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK, Mode::empty()).unwrap();
         drop(master);
         let approver = approver(None);
-        assert!(approver.dialog(&Terminal::of(line.into()), &run(), &waiting()).is_err());
+        assert!(approver.run_dialog(&UserTerminal::from_file(line.into()), &run(), &waiting()).is_err());
     }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
-use stockade_model::{ApprovalMode, GranularMode, Level, Limit, SandboxPreference};
+use stockade_model::{ApprovalMode, GranularMode, IsolationLevel, LimitKind, SandboxPreference};
 
 use crate::detached_args::{AttachArgs, KillArgs, LogsArgs, PsArgs, WaitArgs, WriteArgs};
 use crate::sandbox_args::SandboxCommand;
@@ -24,15 +24,15 @@ use crate::session_args::SessionCommand;
     after_help = "Exit codes: the command's own; 124 timed out; 125 Stockade could not do its part; \
                   126 refused; 127 program not found; 128+n ended by signal n."
 )]
-pub struct Typed {
+pub struct CommandLine {
     /// The subcommand.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Run one command in the sandbox.
     Run(RunArgs),
     /// List detached runs, the newest first.
@@ -91,7 +91,7 @@ pub enum Command {
 /// The command: either words or a script.
 #[derive(Args, Debug)]
 #[group(id = "subject", multiple = false)]
-pub struct Subject {
+pub struct CommandArgs {
     /// A script for `bash -c`, instead of CMD.
     #[arg(short = 'c', value_name = "SCRIPT")]
     pub script: Option<OsString>,
@@ -107,7 +107,7 @@ pub struct Subject {
 pub struct RunArgs {
     /// Options of the run.
     #[command(flatten)]
-    pub terms: Terms,
+    pub terms: RunOptions,
     /// The session whose remembered answers apply, e.g. `work`; also from STOCKADE_SESSION.
     #[arg(long, value_name = "S")]
     pub session: Option<String>,
@@ -133,12 +133,12 @@ pub struct RunArgs {
     pub json: Option<Option<PathBuf>>,
     /// The command to run.
     #[command(flatten)]
-    pub subject: Subject,
+    pub subject: CommandArgs,
 }
 
 /// Options of a run.
 #[derive(Args, Clone, Debug)]
-pub struct Terms {
+pub struct RunOptions {
     /// The profile to run with: `read-only`, `strict`, `workspace`, or one from the configuration.
     #[arg(long, value_name = "P")]
     pub profile: Option<String>,
@@ -154,8 +154,8 @@ pub struct Terms {
     pub requests: Vec<OsString>,
     /// A limit that applies if it is lower than the profile's, e.g. memory=2GiB, processes=100,
     /// cpus=1.5; may be repeated. To raise one: --grant 'memory 32GiB'.
-    #[arg(long = "limit", value_name = "NAME=AMOUNT", value_parser = limit)]
-    pub limits: Vec<(Limit, u64)>,
+    #[arg(long = "limit", value_name = "NAME=AMOUNT", value_parser = parse_limit)]
+    pub limits: Vec<(LimitKind, u64)>,
     /// The directory that may be written [default: the current one].
     #[arg(long, value_name = "DIR")]
     pub workspace: Option<PathBuf>,
@@ -183,10 +183,10 @@ pub struct Terms {
     pub sandbox: Option<SandboxArg>,
     /// End the command after this time, e.g. `90s`, `5m`, `1h30m`; time spent on questions does not
     /// count.
-    #[arg(long, value_name = "T", value_parser = duration)]
+    #[arg(long, value_name = "T", value_parser = parse_duration)]
     pub timeout: Option<Duration>,
     /// Time-out for the answer to a question; no answer means no.
-    #[arg(long, value_name = "T", value_parser = duration)]
+    #[arg(long, value_name = "T", value_parser = parse_duration)]
     pub approval_timeout: Option<Duration>,
 }
 
@@ -217,7 +217,7 @@ pub struct CheckArgs {
     pub requests: Vec<OsString>,
     /// The command to assess.
     #[command(flatten)]
-    pub subject: Subject,
+    pub subject: CommandArgs,
 }
 
 /// `stockade doctor`.
@@ -296,7 +296,7 @@ pub struct AuditQueryArgs {
     #[arg(long, value_name = "TEXT")]
     pub text: Option<String>,
     /// Only events not older than this, e.g. `2h`.
-    #[arg(long, value_name = "T", value_parser = duration)]
+    #[arg(long, value_name = "T", value_parser = parse_duration)]
     pub since: Option<Duration>,
     /// Answer as one JSON object a line.
     #[arg(long)]
@@ -322,7 +322,7 @@ pub struct NetArgs {
     #[arg(long, value_name = "ID")]
     pub request: Option<String>,
     /// Only events not older than this, e.g. `2h`.
-    #[arg(long, value_name = "T", value_parser = duration)]
+    #[arg(long, value_name = "T", value_parser = parse_duration)]
     pub since: Option<Duration>,
     /// Continue as the audit log grows, until interrupted. A connection is recorded once it has
     /// ended.
@@ -403,7 +403,7 @@ pub enum LevelArg {
     Restricted,
 }
 
-impl From<LevelArg> for Level {
+impl From<LevelArg> for IsolationLevel {
     fn from(level: LevelArg) -> Self {
         match level {
             LevelArg::Full => Self::Full,
@@ -440,7 +440,7 @@ pub(crate) fn approval_mode(text: &str) -> Result<ApprovalMode, String> {
         "on-request" => Ok(ApprovalMode::OnRequest),
         "never" => Ok(ApprovalMode::Never),
         _ => match text.strip_prefix("granular:") {
-            Some(classes) => granular(classes).map(ApprovalMode::Granular),
+            Some(classes) => parse_granular_mode(classes).map(ApprovalMode::Granular),
             None => {
                 Err("the modes are untrusted, on-failure, on-request, never and granular:CLASS[,CLASS]...".to_owned())
             }
@@ -448,7 +448,7 @@ pub(crate) fn approval_mode(text: &str) -> Result<ApprovalMode, String> {
     }
 }
 
-fn granular(classes: &str) -> Result<GranularMode, String> {
+fn parse_granular_mode(classes: &str) -> Result<GranularMode, String> {
     let mut mode = GranularMode::default();
     for class in classes.split(',').filter(|class| !class.is_empty()) {
         match class {
@@ -463,11 +463,11 @@ fn granular(classes: &str) -> Result<GranularMode, String> {
 }
 
 /// Longest time that can be given: a year.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Returns the command that these words name, e.g. `stockade sandbox exec`.
 pub fn command_path(typed: impl Iterator<Item = OsString>) -> String {
-    let mut command = Typed::command();
+    let mut command = CommandLine::command();
     let mut path = command.get_name().to_owned();
     for word in typed {
         let Some(inner) = command.find_subcommand(&word).cloned() else { break };
@@ -478,23 +478,23 @@ pub fn command_path(typed: impl Iterator<Item = OsString>) -> String {
 }
 
 /// Parses `NAME=AMOUNT`.
-pub(crate) fn limit(text: &str) -> Result<(Limit, u64), String> {
+pub(crate) fn parse_limit(text: &str) -> Result<(LimitKind, u64), String> {
     let (name, amount) = text.split_once('=').ok_or("expected NAME=AMOUNT, e.g. memory=2GiB")?;
     let limit =
-        Limit::named(name).ok_or_else(|| format!("the limits are {}", Limit::ALL.map(Limit::name).join(", ")))?;
-    let amount = limit.parse(amount)?;
-    if limit == Limit::Memory && amount < LEAST_MEMORY_BYTES {
-        return Err(format!("a process needs at least memory={}", limit.text(LEAST_MEMORY_BYTES)));
+        LimitKind::from_name(name).ok_or_else(|| format!("the limits are {}", LimitKind::ALL.map(LimitKind::name).join(", ")))?;
+    let amount = limit.parse_amount(amount)?;
+    if limit == LimitKind::Memory && amount < MIN_MEMORY_BYTES {
+        return Err(format!("a process needs at least memory={}", limit.format_amount(MIN_MEMORY_BYTES)));
     }
     Ok((limit, amount))
 }
 
 /// Least memory with which a small program starts.
-const LEAST_MEMORY_BYTES: u64 = 1 << 20;
+const MIN_MEMORY_BYTES: u64 = 1 << 20;
 
 /// Parses `500ms`, `90s`, `5m`, `1h30m`, `2d`; a bare number is seconds.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    const WHY: &str = "a time is written like 500ms, 90s, 5m, 1h30m or 2d; a bare number is seconds";
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    const DURATION_FORMAT: &str = "a time is written like 500ms, 90s, 5m, 1h30m or 2d; a bare number is seconds";
     let mut total = Duration::ZERO;
     let mut rest = text;
     while !rest.is_empty() {
@@ -502,7 +502,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         let (number, tail) = rest.split_at(digits);
         let unit = tail.bytes().take_while(u8::is_ascii_alphabetic).count();
         let (unit, tail) = tail.split_at(unit);
-        let number: u64 = number.parse().map_err(|_| WHY)?;
+        let number: u64 = number.parse().map_err(|_| DURATION_FORMAT)?;
         let unit_ms = match unit {
             "ms" => 1,
             "s" => 1_000,
@@ -510,16 +510,16 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
             "h" => 3_600_000,
             "d" => 86_400_000,
             "" if tail.is_empty() && total.is_zero() => 1_000,
-            _ => return Err(WHY.to_owned()),
+            _ => return Err(DURATION_FORMAT.to_owned()),
         };
-        let part = Duration::from_millis(number.checked_mul(unit_ms).ok_or(WHY)?);
-        total = total.checked_add(part).ok_or(WHY)?;
+        let part = Duration::from_millis(number.checked_mul(unit_ms).ok_or(DURATION_FORMAT)?);
+        total = total.checked_add(part).ok_or(DURATION_FORMAT)?;
         rest = tail;
     }
     match total {
-        Duration::ZERO if text.is_empty() => Err(WHY.to_owned()),
+        Duration::ZERO if text.is_empty() => Err(DURATION_FORMAT.to_owned()),
         Duration::ZERO => Err("the shortest time is 1ms".to_owned()),
-        total if total > LONGEST => Err("the longest time is 365d".to_owned()),
+        total if total > MAX_DURATION => Err("the longest time is 365d".to_owned()),
         total => Ok(total),
     }
 }
@@ -541,14 +541,14 @@ mod tests {
 
     use super::*;
 
-    fn parse(line: &str) -> Result<Typed, clap::Error> {
-        Typed::try_parse_from(std::iter::once("stockade").chain(line.split_whitespace()))
+    fn parse(line: &str) -> Result<CommandLine, clap::Error> {
+        CommandLine::try_parse_from(std::iter::once("stockade").chain(line.split_whitespace()))
     }
 
     #[track_caller]
     fn run(line: &str) -> RunArgs {
         match parse(line).unwrap().command {
-            Command::Run(run) => run,
+            CliCommand::Run(run) => run,
             other => panic!("{other:?}"),
         }
     }
@@ -560,7 +560,7 @@ mod tests {
 
     #[test]
     fn the_definition_is_consistent() {
-        Typed::command().debug_assert();
+        CommandLine::command().debug_assert();
     }
 
     /// Collects the help of a command and of its subcommands.
@@ -572,7 +572,7 @@ mod tests {
 
     #[test]
     fn help() {
-        let mut command = Typed::command().term_width(100);
+        let mut command = CommandLine::command().term_width(100);
         command.build();
         let mut shown = String::new();
         help_of(&mut command, &mut shown);
@@ -595,7 +595,7 @@ mod tests {
         let run = self::run("run --request x --grant y --request z -- true");
         assert_eq!((run.terms.requests, run.terms.grants), (vec!["x".into(), "z".into()], vec!["y".into()]));
         let run = self::run("run --limit memory=2GiB --limit cpus=1.5 --limit memory=1GiB -- true");
-        assert_eq!(run.terms.limits, [(Limit::Memory, 2 << 30), (Limit::Cpus, 1500), (Limit::Memory, 1 << 30)]);
+        assert_eq!(run.terms.limits, [(LimitKind::Memory, 2 << 30), (LimitKind::Cpus, 1500), (LimitKind::Memory, 1 << 30)]);
     }
 
     #[test]
@@ -653,10 +653,10 @@ mod tests {
     #[test]
     fn times() {
         for (text, ms) in [("500ms", 500), ("90s", 90_000), ("7", 7_000), ("1h30m", 5_400_000), ("2d", 172_800_000)] {
-            assert_eq!(duration(text), Ok(Duration::from_millis(ms)), "{text}");
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(ms)), "{text}");
         }
         for bad in ["", "0", "-1", "1.5s", "s", "5 m", "1h30", "99999999999999999999"] {
-            assert!(duration(bad).is_err(), "{bad}");
+            assert!(parse_duration(bad).is_err(), "{bad}");
         }
     }
 }

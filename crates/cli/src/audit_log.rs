@@ -6,19 +6,19 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use stockade_audit::{Anchor, AnchorState, Boot, Hash, Log, OpenError};
-use stockade_engine::seams::{RecordError, Recorder};
+use stockade_audit::{LogAnchor, AnchorState, BootId, LineHash, AuditLogWriter, LogOpenError};
+use stockade_engine::seams::{RecordError, EventRecorder};
 use stockade_model::Event;
-use stockade_store::anchors::{AnchorRecord, Anchors};
+use stockade_store::anchors::{AnchorRecord, AnchorStore};
 
 use crate::command::now_ms;
-use crate::failure::{Failure, quoted};
-use crate::places::State;
+use crate::failure::{CliError, quote_path};
+use crate::places::StateDirectory;
 
 /// Open audit log. Its anchor moves when it is dropped, at the latest.
 #[derive(Debug)]
 pub struct AuditLog {
-    log: Log,
+    log: AuditLogWriter,
     directory: PathBuf,
     anchors: PathBuf,
     /// Number of the last line that needs no further anchor.
@@ -30,17 +30,17 @@ impl AuditLog {
     ///
     /// # Errors
     /// The errors of [`Log::open`].
-    pub fn open(state: &State) -> Result<Self, OpenError> {
-        let log = Log::open(&state.audit())?;
-        let noted = Mutex::new(log.head().0.0);
-        Ok(Self { log, directory: state.audit(), anchors: state.anchors(), noted })
+    pub fn open(state: &StateDirectory) -> Result<Self, LogOpenError> {
+        let log = AuditLogWriter::open(&state.audit_directory())?;
+        let noted = Mutex::new(log.last_line().0.0);
+        Ok(Self { log, directory: state.audit_directory(), anchors: state.anchors_file(), noted })
     }
 
     /// Records in the store how far the log reaches. If the log does not contain the recorded line
     /// any more, that is reported, and the anchor stays as evidence.
     pub fn move_anchor(&self) {
         let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
-        let reached = self.log.head().0.0;
+        let reached = self.log.last_line().0.0;
         if reached == *noted {
             return;
         }
@@ -48,14 +48,14 @@ impl AuditLog {
         *noted = reached;
         if let Err(failure) = self.try_move_anchor() {
             let what = format!("the end of the audit log is not noted in the store: {failure}");
-            crate::complain(&Failure::new(what).or_hint(failure.hint));
+            crate::print_error(&CliError::new(what).or_hint(failure.hint));
         }
     }
 
-    fn try_move_anchor(&self) -> Result<(), Failure> {
-        let Some(anchor) = self.log.anchor()? else { return Ok(()) };
-        let store = Anchors::open(&self.anchors)?;
-        let known = store.find(&anchor.log.to_string())?;
+    fn try_move_anchor(&self) -> Result<(), CliError> {
+        let Some(anchor) = self.log.current_anchor()? else { return Ok(()) };
+        let store = AnchorStore::open(&self.anchors)?;
+        let known = store.find_anchor(&anchor.log.to_string())?;
         let state =
             known.as_ref().map(anchor_of).transpose()?.map(|known| self.log.check_anchor(&known)).transpose()?;
         let replaced = match state {
@@ -63,13 +63,13 @@ impl AuditLog {
             Some(AnchorState::MayBeLost) => known.as_ref(),
             Some(AnchorState::Missing | AnchorState::OtherLog) => {
                 let line = known.map_or(0, |known| known.seq);
-                let why = format!("the log in {} does not hold its line {line} any more", quoted(&self.directory));
-                return Err(Failure::new(why).hint(
+                let why = format!("the log in {} does not hold its line {line} any more", quote_path(&self.directory));
+                return Err(CliError::new(why).with_hint(
                     "`stockade audit verify` tells what is missing; keep the log as evidence: move the directory away",
                 ));
             }
         };
-        store.advance(&record_of(&anchor), replaced)?;
+        store.advance_anchor(&record_of(&anchor), replaced)?;
         Ok(self.log.note_anchored()?)
     }
 }
@@ -81,20 +81,20 @@ impl Drop for AuditLog {
 }
 
 impl Deref for AuditLog {
-    type Target = Log;
+    type Target = AuditLogWriter;
 
-    fn deref(&self) -> &Log {
+    fn deref(&self) -> &AuditLogWriter {
         &self.log
     }
 }
 
-impl Recorder for AuditLog {
-    fn record(&self, events: &[Event]) -> Result<(), RecordError> {
-        self.log.record(events)
+impl EventRecorder for AuditLog {
+    fn record_events(&self, events: &[Event]) -> Result<(), RecordError> {
+        self.log.record_events(events)
     }
 
-    fn commit(&self) -> Result<(), RecordError> {
-        Recorder::commit(&self.log)
+    fn commit_events(&self) -> Result<(), RecordError> {
+        EventRecorder::commit_events(&self.log)
     }
 }
 
@@ -102,14 +102,14 @@ impl Recorder for AuditLog {
 ///
 /// # Errors
 /// [`Failure`] if the store cannot be read.
-pub fn kept_anchors(file: &Path) -> Result<Vec<Anchor>, Failure> {
+pub fn kept_anchors(file: &Path) -> Result<Vec<LogAnchor>, CliError> {
     if file.try_exists().is_ok_and(|exists| !exists) {
         return Ok(Vec::new());
     }
-    Anchors::open(file)?.list()?.iter().map(anchor_of).collect()
+    AnchorStore::open(file)?.list_anchors()?.iter().map(anchor_of).collect()
 }
 
-fn record_of(anchor: &Anchor) -> AnchorRecord {
+fn record_of(anchor: &LogAnchor) -> AnchorRecord {
     AnchorRecord {
         log: anchor.log.to_string(),
         seq: anchor.seq,
@@ -121,18 +121,18 @@ fn record_of(anchor: &Anchor) -> AnchorRecord {
     }
 }
 
-fn anchor_of(record: &AnchorRecord) -> Result<Anchor, Failure> {
+fn anchor_of(record: &AnchorRecord) -> Result<LogAnchor, CliError> {
     let unreadable = || {
-        Failure::new(format!("the store's anchor of line {} of the audit log cannot be read", record.seq))
-            .hint("restore `anchors.db` in the state directory from a backup, or keep it as evidence and move it away")
+        CliError::new(format!("the store's anchor of line {} of the audit log cannot be read", record.seq))
+            .with_hint("restore `anchors.db` in the state directory from a backup, or keep it as evidence and move it away")
     };
-    let hash = |text: &str| text.parse::<Hash>().map_err(|_| unreadable());
-    Ok(Anchor {
+    let hash = |text: &str| text.parse::<LineHash>().map_err(|_| unreadable());
+    Ok(LogAnchor {
         log: hash(&record.log)?,
         seq: record.seq,
         hash: hash(&record.hash)?,
         end: record.end,
         durable: record.durable,
-        boot: Boot::parse(&record.boot).ok_or_else(unreadable)?,
+        boot: BootId::parse_text(&record.boot).ok_or_else(unreadable)?,
     })
 }

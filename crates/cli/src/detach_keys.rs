@@ -4,7 +4,7 @@
 use std::str::FromStr;
 
 /// Most keys in a sequence.
-const KEYS_MAX: usize = 8;
+const MAX_KEYS: usize = 8;
 
 /// Sequence of keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,15 +14,15 @@ impl FromStr for DetachKeys {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let keys = text.split(',').map(key).collect::<Option<Vec<u8>>>();
-        keys.filter(|keys| keys.len() <= KEYS_MAX).map(Self).ok_or_else(|| {
-            format!("write one to {KEYS_MAX} keys with commas between them, each a character or ctrl- and one of a-z @ [ \\ ] ^ _")
+        let keys = text.split(',').map(parse_key).collect::<Option<Vec<u8>>>();
+        keys.filter(|keys| keys.len() <= MAX_KEYS).map(Self).ok_or_else(|| {
+            format!("write one to {MAX_KEYS} keys with commas between them, each a character or ctrl- and one of a-z @ [ \\ ] ^ _")
         })
     }
 }
 
 /// Returns the byte that a key sends.
-fn key(name: &str) -> Option<u8> {
+fn parse_key(name: &str) -> Option<u8> {
     match (name.strip_prefix("ctrl-").unwrap_or_default().as_bytes(), name.as_bytes()) {
         ([of @ (b'a'..=b'z' | b'@' | b'['..=b'_')], _) => Some(of & 0x1f),
         (_, [plain @ b'!'..=b'~']) => Some(*plain),
@@ -42,13 +42,13 @@ impl std::fmt::Display for DetachKeys {
 
 /// Detects the sequence in the input.
 #[derive(Debug)]
-pub struct Lookout {
+pub struct DetachDetector {
     keys: DetachKeys,
     /// Number of keys of the sequence that were pressed and not passed on.
     held: usize,
 }
 
-impl Lookout {
+impl DetachDetector {
     /// Creates a detector of this sequence.
     pub fn new(keys: DetachKeys) -> Self {
         Self { keys, held: 0 }
@@ -57,7 +57,7 @@ impl Lookout {
     /// Returns the bytes that are passed to the run, and whether the terminal detaches. Bytes after
     /// the sequence are dropped. A beginning of the sequence is held back until another key
     /// follows.
-    pub fn pressed(&mut self, bytes: &[u8]) -> (Vec<u8>, bool) {
+    pub fn filter_keys(&mut self, bytes: &[u8]) -> (Vec<u8>, bool) {
         let mut passed = Vec::with_capacity(bytes.len());
         for byte in bytes {
             let mut pressed = self.keys.0[..self.held].to_vec();
@@ -101,12 +101,12 @@ mod tests {
     /// Passes the pieces one by one, and checks the output of all together.
     #[track_caller]
     fn check(keys: &str, pieces: &[&str], passed: &str, leaves: bool) {
-        let mut lookout = Lookout::new(keys.parse().unwrap());
+        let mut lookout = DetachDetector::new(keys.parse().unwrap());
         let mut all = Vec::new();
         let mut left = false;
         for piece in pieces {
             assert!(!left, "it went on");
-            let (some, leave) = lookout.pressed(piece.as_bytes());
+            let (some, leave) = lookout.filter_keys(piece.as_bytes());
             all.extend(some);
             left = leave;
         }

@@ -91,7 +91,7 @@ pub enum SignalArg {
 
 impl SignalArg {
     /// Returns the signal of the kernel.
-    pub fn number(self) -> Signal {
+    pub fn to_signal(self) -> Signal {
         match self {
             Self::Term => Signal::TERM,
             Self::Int => Signal::INT,

@@ -7,45 +7,45 @@ use stockade_model::RawText;
 
 /// Failure of Stockade itself. Its exit code is always 125.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct CliError {
     /// The failure and its cause; one or more lines.
     pub what: String,
     /// The one hint for the user.
     pub hint: Option<String>,
 }
 
-impl Failure {
+impl CliError {
     /// Creates a failure without a hint.
     pub fn new(what: impl fmt::Display) -> Self {
         Self { what: what.to_string(), hint: None }
     }
 
     /// Sets the hint.
-    pub fn hint(mut self, hint: impl fmt::Display) -> Self {
+    pub fn with_hint(mut self, hint: impl fmt::Display) -> Self {
         self.hint = Some(hint.to_string());
         self
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.what)
     }
 }
 
 /// Formats a path for a message: escaped, in backquotes.
-pub fn quoted(path: &std::path::Path) -> String {
-    format!("`{}`", RawText::from(path).escaped())
+pub fn quote_path(path: &std::path::Path) -> String {
+    format!("`{}`", RawText::from(path).to_escaped())
 }
 
 /// Converts a library's error: its text, with the part after `hint:` as the hint.
-impl<E: std::error::Error> From<E> for Failure {
+impl<E: std::error::Error> From<E> for CliError {
     fn from(error: E) -> Self {
         Self::from_text(&error.to_string())
     }
 }
 
-impl Failure {
+impl CliError {
     /// Sets the hint if there is none yet.
     pub fn or_hint(mut self, hint: Option<String>) -> Self {
         self.hint = self.hint.or(hint);
@@ -55,7 +55,7 @@ impl Failure {
     /// Creates a failure from a message; the lines from `hint:` on are the hint.
     pub fn from_text(text: &str) -> Self {
         match text.split_once("\nhint: ") {
-            Some((what, hint)) => Self::new(what).hint(hint),
+            Some((what, hint)) => Self::new(what).with_hint(hint),
             None => Self::new(text),
         }
     }

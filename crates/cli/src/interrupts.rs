@@ -7,25 +7,25 @@ use std::thread;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::Signal;
-use stockade_engine::{Interrupter, Interrupts, interrupts};
-use stockade_sys::signals::{Signals, block};
+use stockade_engine::{InterruptSender, InterruptReceiver, interrupt_channel};
+use stockade_sys::signals::{SignalDescriptor, block_signals};
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// Signals that ask the process to end.
-const ASKING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
+const TERMINATION_SIGNALS: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 /// Signals that would stop this process while it restores the terminal from the background
 /// (termios(3)).
-const STOPPING: [Signal; 2] = [Signal::TTOU, Signal::TTIN];
+const STOP_SIGNALS: [Signal; 2] = [Signal::TTOU, Signal::TTIN];
 
 /// Signals about the terminal: a new size, and SIGCONT from the shell.
-const OF_TERMINAL: [Signal; 2] = [Signal::WINCH, Signal::CONT];
+const TERMINAL_SIGNALS: [Signal; 2] = [Signal::WINCH, Signal::CONT];
 
 /// Blocked signals, before a thread listens to them.
 #[derive(Debug)]
-pub struct Taken {
-    asking: Signals,
-    of_terminal: Signals,
+pub struct BlockedSignals {
+    asking: SignalDescriptor,
+    of_terminal: SignalDescriptor,
 }
 
 /// Blocks the signals and takes them over. Must run before any thread starts, because threads
@@ -33,16 +33,16 @@ pub struct Taken {
 ///
 /// # Errors
 /// [`Failure`] if no descriptors are left.
-pub fn take() -> Result<Taken, Failure> {
-    let cannot = |e: std::io::Error| Failure::new(format!("cannot listen to signals: {e}"));
-    block(&STOPPING.map(Signal::as_raw)).map_err(cannot)?;
+pub fn take_signals() -> Result<BlockedSignals, CliError> {
+    let cannot = |e: std::io::Error| CliError::new(format!("cannot listen to signals: {e}"));
+    block_signals(&STOP_SIGNALS.map(Signal::as_raw)).map_err(cannot)?;
     let taken = |signals: &[Signal]| {
-        Signals::take(&signals.iter().map(|signal| signal.as_raw()).collect::<Vec<_>>()).map_err(cannot)
+        SignalDescriptor::block_and_read(&signals.iter().map(|signal| signal.as_raw()).collect::<Vec<_>>()).map_err(cannot)
     };
-    Ok(Taken { asking: taken(&ASKING)?, of_terminal: taken(&OF_TERMINAL)? })
+    Ok(BlockedSignals { asking: taken(&TERMINATION_SIGNALS)?, of_terminal: taken(&TERMINAL_SIGNALS)? })
 }
 
-impl AsFd for Taken {
+impl AsFd for BlockedSignals {
     /// Readable when a signal has arrived.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.asking.as_fd()
@@ -51,18 +51,18 @@ impl AsFd for Taken {
 
 /// Signals with a listening thread.
 #[derive(Debug)]
-pub struct Heard {
+pub struct SignalListener {
     /// The engine's receiver.
-    pub interrupts: Interrupts,
+    pub interrupts: InterruptReceiver,
     /// Lets other parts of the program interrupt the run.
-    pub interrupter: Interrupter,
+    pub interrupter: InterruptSender,
     /// Becomes readable with each signal, for a wait at a terminal.
     pub wake: OwnedFd,
     /// Signals about the terminal.
-    pub of_terminal: Signals,
+    pub of_terminal: SignalDescriptor,
 }
 
-impl Taken {
+impl BlockedSignals {
     /// Waits for the next signal without a limit.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ impl Taken {
     }
 
     /// Returns the signals about the terminal.
-    pub fn of_terminal(&self) -> &Signals {
+    pub fn of_terminal(&self) -> &SignalDescriptor {
         &self.of_terminal
     }
 
@@ -80,24 +80,24 @@ impl Taken {
     ///
     /// # Errors
     /// [`Failure`] if no descriptors or threads are left.
-    pub fn listen(self) -> Result<Heard, Failure> {
-        let cannot = |e: std::io::Error| Failure::new(format!("cannot listen to signals: {e}"));
+    pub fn start_listening(self) -> Result<SignalListener, CliError> {
+        let cannot = |e: std::io::Error| CliError::new(format!("cannot listen to signals: {e}"));
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| cannot(e.into()))?;
         let heard = Arc::new(wake.try_clone().map_err(cannot)?);
-        let (interrupter, interrupts) = interrupts();
+        let (interrupter, interrupts) = interrupt_channel();
         let told = interrupter.clone();
         let Self { asking, of_terminal } = self;
         let listen = move || pass_on(&asking, &told, &heard);
         thread::Builder::new().name("stockade-signals".to_owned()).spawn(listen).map_err(cannot)?;
-        Ok(Heard { interrupts, interrupter, wake, of_terminal })
+        Ok(SignalListener { interrupts, interrupter, wake, of_terminal })
     }
 }
 
-fn pass_on(asking: &Signals, interrupter: &Interrupter, heard: &OwnedFd) {
+fn pass_on(asking: &SignalDescriptor, interrupter: &InterruptSender, heard: &OwnedFd) {
     while let Ok(signal) = asking.next() {
         tracing::info!(signal, "received");
         let _ = rustix::io::write(heard, &1_u64.to_ne_bytes());
-        if !interrupter.interrupt(signal) {
+        if !interrupter.send_interrupt(signal) {
             return;
         }
     }

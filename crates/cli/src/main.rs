@@ -35,98 +35,98 @@ use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 
-use args::{Command, Typed};
+use args::{CliCommand, CommandLine};
 use clap::Parser;
-use failure::Failure;
-use render::Style;
+use failure::CliError;
+use render::TextLayout;
 
 /// Allocator with a shared arena: the supervisor and a prewarmed sandbox see its data at the same
 /// address.
 #[global_allocator]
-static ALLOCATOR: stockade_sys::arena::Allocator = stockade_sys::arena::Allocator;
+static ALLOCATOR: stockade_sys::arena::ArenaAllocator = stockade_sys::arena::ArenaAllocator;
 
 fn main() -> ExitCode {
-    let start = stockade_sys::marks::now();
+    let start = stockade_sys::marks::monotonic_nanoseconds();
     std::panic::set_hook(Box::new(stop_safely));
-    let code = match Typed::try_parse() {
-        Ok(typed) => dispatch(typed.command, start),
-        Err(e) => misunderstood(&e),
+    let code = match CommandLine::try_parse() {
+        Ok(typed) => run_subcommand(typed.command, start),
+        Err(e) => report_usage_error(&e),
     };
     ExitCode::from(code.unwrap_or_else(|failure| {
-        complain(&failure);
-        exit::FAILURE
+        print_error(&failure);
+        exit::STOCKADE_FAILURE
     }))
 }
 
 /// Runs the subcommand. `start` is the start time of this program.
-fn dispatch(command: Command, start: u64) -> command::Ended {
+fn run_subcommand(command: CliCommand, start: u64) -> command::CommandResult {
     // The supervisor of a run must outlive the reader of its output.
-    if !matches!(command, Command::Run(_) | Command::Session(_) | Command::Sandbox(_) | Command::Inside(_)) {
+    if !matches!(command, CliCommand::Run(_) | CliCommand::Session(_) | CliCommand::Sandbox(_) | CliCommand::Inside(_)) {
         stockade_sys::signals::die_of_sigpipe();
     }
     match command {
-        Command::Run(typed) => command::run::run(typed, start),
-        Command::Ps(typed) => command::detached::ps(&typed),
-        Command::Logs(typed) => command::detached::logs(&typed),
-        Command::Attach(typed) => command::detached::attach::attach(&typed),
-        Command::Write(typed) => command::detached::attach::write(&typed),
-        Command::Wait(typed) => command::detached::wait(&typed),
-        Command::Kill(typed) => command::detached::kill(&typed),
-        Command::Session(typed) => command::session::session(typed),
-        Command::Sandbox(typed) => command::sandbox::sandbox(*typed),
-        Command::Inside(part) => command::inside::inside(&part),
-        Command::Check(typed) => command::check::check(typed),
-        Command::Doctor(typed) => command::doctor::doctor(&typed),
-        Command::Approvals(typed) => command::approvals::approvals(typed),
-        Command::Audit(typed) => command::audit::audit(typed),
-        Command::Net(typed) => command::net::net(typed),
-        Command::Policy(typed) => command::policy::policy(typed),
-        Command::Stage(typed) => command::stage::stage(typed),
-        Command::Changes(typed) => command::undo::changes(&typed),
-        Command::Undo(typed) => command::undo::undo(&typed),
-        Command::Cache(typed) => command::cache::cache(typed),
-        Command::Completions(typed) => command::generate::completions(&typed),
-        Command::Man => command::generate::man(),
+        CliCommand::Run(typed) => command::run::run_command(typed, start),
+        CliCommand::Ps(typed) => command::detached::list_runs(&typed),
+        CliCommand::Logs(typed) => command::detached::show_run_output(&typed),
+        CliCommand::Attach(typed) => command::detached::attach::attach_to_run(&typed),
+        CliCommand::Write(typed) => command::detached::attach::write_to_run(&typed),
+        CliCommand::Wait(typed) => command::detached::wait_for_run(&typed),
+        CliCommand::Kill(typed) => command::detached::kill_run(&typed),
+        CliCommand::Session(typed) => command::session::dispatch_session(typed),
+        CliCommand::Sandbox(typed) => command::sandbox::dispatch_sandbox(*typed),
+        CliCommand::Inside(part) => command::inside::run_container_process(&part),
+        CliCommand::Check(typed) => command::check::assess_commands(typed),
+        CliCommand::Doctor(typed) => command::doctor::run_doctor(&typed),
+        CliCommand::Approvals(typed) => command::approvals::manage_approvals(typed),
+        CliCommand::Audit(typed) => command::audit::inspect_audit_log(typed),
+        CliCommand::Net(typed) => command::net::show_network(typed),
+        CliCommand::Policy(typed) => command::policy::dispatch_policy(typed),
+        CliCommand::Stage(typed) => command::stage::manage_stages(typed),
+        CliCommand::Changes(typed) => command::undo::show_changes(&typed),
+        CliCommand::Undo(typed) => command::undo::undo_run(&typed),
+        CliCommand::Cache(typed) => command::cache::manage_caches(typed),
+        CliCommand::Completions(typed) => command::generate::print_completions(&typed),
+        CliCommand::Man => command::generate::print_manual(),
     }
 }
 
 /// Reports an argument error. Help and version are successes; every other parse error is a failure,
 /// because nothing ran.
-fn misunderstood(error: &clap::Error) -> command::Ended {
+fn report_usage_error(error: &clap::Error) -> command::CommandResult {
     if !error.use_stderr() {
         stockade_sys::signals::die_of_sigpipe();
-        command::print(&error.render().to_string())?;
+        command::print_output(&error.render().to_string())?;
         return Ok(exit::SUCCESS);
     }
     if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let _ = io::stderr().lock().write_all(error.render().to_string().as_bytes());
-        return Ok(exit::FAILURE);
+        return Ok(exit::STOCKADE_FAILURE);
     }
     let typed = std::env::args_os().skip(1);
-    Err(render::failure::usage(error, &args::command_path(typed)))
+    Err(render::failure::convert_usage_error(error, &args::command_path(typed)))
 }
 
 /// Prints an error to the user on standard error. A failure of that write cannot be reported.
-pub(crate) fn complain(failure: &Failure) {
-    let _ = io::stderr().lock().write_all(render::failure::failure(failure, stderr_style()).as_bytes());
+pub(crate) fn print_error(failure: &CliError) {
+    let _ = io::stderr().lock().write_all(render::failure::format_error(failure, stderr_style()).as_bytes());
 }
 
 /// Layout style for standard error.
-pub(crate) fn stderr_style() -> Style {
+pub(crate) fn stderr_style() -> TextLayout {
     style_of(&io::stderr())
 }
 
 /// Layout style for standard output.
-pub(crate) fn stdout_style() -> Style {
+pub(crate) fn stdout_style() -> TextLayout {
     style_of(&io::stdout())
 }
 
-fn style_of(stream: &(impl IsTerminal + AsFd)) -> Style {
+fn style_of(stream: &(impl IsTerminal + AsFd)) -> TextLayout {
     if !stream.is_terminal() {
-        return Style::PIPE;
+        return TextLayout::PIPE;
     }
     let columns = rustix::termios::tcgetwinsize(stream).map_or(0, |size| size.ws_col);
-    Style::terminal(columns, color_wanted())
+    TextLayout::for_terminal(columns, color_wanted())
 }
 
 /// Returns whether colour may be used on a terminal (no-color.org).
@@ -140,8 +140,8 @@ pub(crate) fn color_wanted() -> bool {
 fn stop_safely(panic: &std::panic::PanicHookInfo<'_>) {
     terminal::give_back();
     let place = panic.location().map(|at| format!(" at {}:{}", at.file(), at.line())).unwrap_or_default();
-    let failure = Failure::new(format!("an internal error{place}; what was running was ended"))
-        .hint("please report it, with what you ran");
-    complain(&failure);
-    std::process::exit(exit::FAILURE.into());
+    let failure = CliError::new(format!("an internal error{place}; what was running was ended"))
+        .with_hint("please report it, with what you ran");
+    print_error(&failure);
+    std::process::exit(exit::STOCKADE_FAILURE.into());
 }

@@ -8,26 +8,26 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use stockade_model::{
-    ApprovalMode, Command, Grant, Level, Limit, Limits, RawText, Request, RequestId, SandboxId, SandboxPreference,
+    ApprovalMode, RequestCommand, Grant, IsolationLevel, LimitKind, Limits, RawText, RunRequest, RequestId, SandboxId, SandboxPreference,
     SessionId,
 };
 
-use stockade_policy::{HostEntry, Settings, check_breadth};
+use stockade_policy::{HostEntry, PolicySettings, check_breadth};
 
-use crate::args::{CheckArgs, RunArgs, Subject, Terms};
-use crate::failure::Failure;
-use crate::places::{self, Variables};
+use crate::args::{CheckArgs, RunArgs, CommandArgs, RunOptions};
+use crate::failure::CliError;
+use crate::places::{self, VariableLookup};
 use crate::signing_names;
 
 /// Largest accepted command, in bytes: more than the kernel would execute (MAX_ARG_STRLEN is 128
 /// KiB, execve(2)).
-pub const COMMAND_LIMIT_BYTES: usize = 2 << 20;
+pub const MAX_COMMAND_BYTES: usize = 2 << 20;
 
 /// Resolved arguments of a run. Values that the configuration may set are still open.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Meant {
+pub struct ResolvedArgs {
     /// The command to run.
-    pub command: Command,
+    pub command: RequestCommand,
     /// Working directory, canonical.
     pub cwd: PathBuf,
     /// Workspace, the directory that may be written; canonical.
@@ -45,7 +45,7 @@ pub struct Meant {
     /// The mode, if one was named.
     pub mode: Option<ApprovalMode>,
     /// The level, if one was named.
-    pub level: Option<Level>,
+    pub level: Option<IsolationLevel>,
     /// True if writes in the workspace are staged, even if the profile does not stage them.
     pub stage: bool,
     /// True if changes in the workspace can be undone, even if the profile does not enable undo.
@@ -60,31 +60,31 @@ pub struct Meant {
     pub approval_timeout: Option<Duration>,
 }
 
-impl Meant {
+impl ResolvedArgs {
     /// Resolves the arguments of `run`.
     ///
     /// # Errors
     /// [`Failure`] if a path, a grant or a name cannot be used.
-    pub fn run(typed: RunArgs, variables: Variables<'_>) -> Result<Self, Failure> {
+    pub fn from_run_args(typed: RunArgs, variables: VariableLookup<'_>) -> Result<Self, CliError> {
         let workspace = workspace_of(&typed.terms, variables)?;
         let (terms, cwd) = (typed.terms, places::current_directory()?);
-        let requested = grants(&terms.requests, variables, &cwd, &workspace)?;
-        let grants = grants(&terms.grants, variables, &cwd, &workspace)?;
+        let requested = parse_grants(&terms.requests, variables, &cwd, &workspace)?;
+        let grants = parse_grants(&terms.grants, variables, &cwd, &workspace)?;
         let session = match typed.session {
-            Some(name) => Some(session(&name)?),
+            Some(name) => Some(parse_session_id(&name)?),
             None => session_of_environment(variables)?,
         };
         Ok(Self {
-            command: command(typed.subject)?,
+            command: parse_command(typed.subject)?,
             workspace,
             cwd,
-            requested: beyond(requested, &grants),
+            requested: subtract_grants(requested, &grants),
             grants,
-            limits: limits(&terms.limits),
+            limits: combine_limits(&terms.limits),
             session,
             profile: terms.profile,
             mode: terms.mode,
-            level: terms.level.map(Level::from),
+            level: terms.level.map(IsolationLevel::from),
             stage: terms.stage,
             undo: terms.undo,
             trace: terms.trace,
@@ -99,14 +99,14 @@ impl Meant {
     ///
     /// # Errors
     /// [`Failure`] if a path or a name cannot be used.
-    pub fn check(typed: CheckArgs, variables: Variables<'_>) -> Result<Self, Failure> {
+    pub fn from_check_args(typed: CheckArgs, variables: VariableLookup<'_>) -> Result<Self, CliError> {
         let cwd = places::current_directory()?;
-        let command = if typed.jsonl { Command::Script(RawText::default()) } else { command(typed.subject)? };
-        let workspace = workspace(typed.workspace.as_deref(), variables, &cwd)?;
+        let command = if typed.jsonl { RequestCommand::Script(RawText::default()) } else { parse_command(typed.subject)? };
+        let workspace = resolve_workspace(typed.workspace.as_deref(), variables, &cwd)?;
         Ok(Self {
             command,
             grants: Vec::new(),
-            requested: grants(&typed.requests, variables, &cwd, &workspace)?,
+            requested: parse_grants(&typed.requests, variables, &cwd, &workspace)?,
             workspace,
             cwd,
             limits: Limits::default(),
@@ -125,13 +125,13 @@ impl Meant {
 
     /// Returns all grants: those of the user, then the requested ones.
     pub fn all_grants(&self) -> Vec<Grant> {
-        let requested = beyond(self.requested.clone(), &self.grants);
+        let requested = subtract_grants(self.requested.clone(), &self.grants);
         self.grants.iter().cloned().chain(requested).collect()
     }
 
     /// Builds the request, with configured values for absent arguments.
-    pub fn request(&self, id: RequestId, environment: BTreeMap<String, RawText>, settings: &Settings) -> Request {
-        Request {
+    pub fn build_request(&self, id: RequestId, environment: BTreeMap<String, RawText>, settings: &PolicySettings) -> RunRequest {
+        RunRequest {
             id,
             session: self.session.clone(),
             command: self.command.clone(),
@@ -140,11 +140,11 @@ impl Meant {
             environment,
             profile: self.profile.clone().unwrap_or_else(|| settings.profile.value.clone()),
             grants: self.all_grants(),
-            requested: beyond(self.requested.clone(), &self.grants),
+            requested: subtract_grants(self.requested.clone(), &self.grants),
             level: self.level.unwrap_or(settings.level.value),
             approval_mode: self.mode.unwrap_or(settings.approval_mode.value),
             sandbox: self.sandbox,
-            timeout_ms: self.timeout.map(milliseconds),
+            timeout_ms: self.timeout.map(to_milliseconds),
             limits: self.limits.clone(),
             caller_approval: None,
         }
@@ -153,30 +153,30 @@ impl Meant {
 
 /// Returns the grants of `requested` that are not among `grants`: the user's own grant needs no
 /// question.
-fn beyond(mut requested: Vec<Grant>, grants: &[Grant]) -> Vec<Grant> {
+fn subtract_grants(mut requested: Vec<Grant>, grants: &[Grant]) -> Vec<Grant> {
     requested.retain(|grant| !grants.contains(grant));
     requested
 }
 
 /// Returns the lowest value of each limit that was named.
-pub fn limits(typed: &[(Limit, u64)]) -> Limits {
+pub fn combine_limits(typed: &[(LimitKind, u64)]) -> Limits {
     let mut limits = Limits::default();
     for &(limit, amount) in typed {
         let mut one = Limits::default();
-        one.set(limit, amount);
+        one.set_limit(limit, amount);
         limits.lower_to(&one);
     }
     limits
 }
 
 /// Converts to whole milliseconds; times on the command line are at most a year.
-pub fn milliseconds(time: Duration) -> u64 {
+pub fn to_milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Returns the caller's environment. Names that are not UTF-8 are left out, because no profile
 /// could name them.
-pub fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<String, RawText> {
+pub fn collect_environment(variables: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<String, RawText> {
     variables.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into()))).collect()
 }
 
@@ -184,42 +184,42 @@ pub fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> BTr
 ///
 /// # Errors
 /// [`Failure`] if the kernel provides no random bytes.
-pub fn request_id() -> Result<RequestId, Failure> {
-    random().map(RequestId::from_random)
+pub fn request_id() -> Result<RequestId, CliError> {
+    read_random_bytes().map(RequestId::from_random)
 }
 
 /// Returns a new session id.
 ///
 /// # Errors
 /// [`Failure`] if the kernel provides no random bytes.
-pub fn session_id() -> Result<SessionId, Failure> {
-    random().map(SessionId::from_random)
+pub fn session_id() -> Result<SessionId, CliError> {
+    read_random_bytes().map(SessionId::from_random)
 }
 
 /// Returns a new sandbox id.
 ///
 /// # Errors
 /// [`Failure`] if the kernel provides no random bytes.
-pub fn sandbox_id() -> Result<SandboxId, Failure> {
-    random().map(SandboxId::from_random)
+pub fn sandbox_id() -> Result<SandboxId, CliError> {
+    read_random_bytes().map(SandboxId::from_random)
 }
 
-fn random() -> Result<[u8; 16], Failure> {
+fn read_random_bytes() -> Result<[u8; 16], CliError> {
     let mut bytes = [0_u8; 16];
     let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     match got {
         Ok(16) => Ok(bytes),
-        Ok(_) => Err(Failure::new("the kernel gave too few random bytes")),
-        Err(e) => Err(Failure::new(format!("the kernel gives no random bytes: {e}"))),
+        Ok(_) => Err(CliError::new("the kernel gave too few random bytes")),
+        Err(e) => Err(CliError::new(format!("the kernel gives no random bytes: {e}"))),
     }
 }
 
 /// Returns the text that the spans of findings refer to: a script, or arguments joined by single
 /// spaces.
-pub fn text_of(command: &Command) -> RawText {
+pub fn text_of(command: &RequestCommand) -> RawText {
     match command {
-        Command::Script(script) => script.clone(),
-        Command::Argv(words) => {
+        RequestCommand::Script(script) => script.clone(),
+        RequestCommand::Argv(words) => {
             let words: Vec<_> = words.iter().map(RawText::as_bytes).collect();
             words.join(&b' ').into()
         }
@@ -227,24 +227,24 @@ pub fn text_of(command: &Command) -> RawText {
 }
 
 /// Returns the command of `-c SCRIPT` or `-- CMD ARG...`.
-fn command(subject: Subject) -> Result<Command, Failure> {
+fn parse_command(subject: CommandArgs) -> Result<RequestCommand, CliError> {
     let length = |words: &[OsString]| words.iter().map(|word| word.len() + 1).sum::<usize>();
     let command = match subject {
-        Subject { script: Some(script), .. } if script.len() <= COMMAND_LIMIT_BYTES => Command::Script(script.into()),
-        Subject { script: None, words } if words.is_empty() => {
-            return Err(Failure::new("there is no command").hint("put it after `--`, or a script after -c"));
+        CommandArgs { script: Some(script), .. } if script.len() <= MAX_COMMAND_BYTES => RequestCommand::Script(script.into()),
+        CommandArgs { script: None, words } if words.is_empty() => {
+            return Err(CliError::new("there is no command").with_hint("put it after `--`, or a script after -c"));
         }
-        Subject { script: None, words } if length(&words) <= COMMAND_LIMIT_BYTES => {
-            Command::Argv(words.into_iter().map(RawText::from).collect())
+        CommandArgs { script: None, words } if length(&words) <= MAX_COMMAND_BYTES => {
+            RequestCommand::Argv(words.into_iter().map(RawText::from).collect())
         }
         _ => {
-            return Err(Failure::new(format!("the command is longer than {COMMAND_LIMIT_BYTES} bytes"))
-                .hint("put it into a file and run that"));
+            return Err(CliError::new(format!("the command is longer than {MAX_COMMAND_BYTES} bytes"))
+                .with_hint("put it into a file and run that"));
         }
     };
     match &command {
-        Command::Argv(words) if words.first().is_some_and(|program| program.as_bytes().is_empty()) => {
-            Err(Failure::new("the program's name is empty"))
+        RequestCommand::Argv(words) if words.first().is_some_and(|program| program.as_bytes().is_empty()) => {
+            Err(CliError::new("the program's name is empty"))
         }
         _ => Ok(command),
     }
@@ -254,11 +254,11 @@ fn command(subject: Subject) -> Result<Command, Failure> {
 ///
 /// # Errors
 /// [`Failure`] if it cannot be used.
-pub fn workspace_of(terms: &Terms, variables: Variables<'_>) -> Result<PathBuf, Failure> {
-    workspace(terms.workspace.as_deref(), variables, &places::current_directory()?)
+pub fn workspace_of(terms: &RunOptions, variables: VariableLookup<'_>) -> Result<PathBuf, CliError> {
+    resolve_workspace(terms.workspace.as_deref(), variables, &places::current_directory()?)
 }
 
-fn workspace(typed: Option<&Path>, variables: Variables<'_>, cwd: &Path) -> Result<PathBuf, Failure> {
+fn resolve_workspace(typed: Option<&Path>, variables: VariableLookup<'_>, cwd: &Path) -> Result<PathBuf, CliError> {
     match typed {
         None => Ok(cwd.to_path_buf()),
         Some(dir) => {
@@ -266,7 +266,7 @@ fn workspace(typed: Option<&Path>, variables: Variables<'_>, cwd: &Path) -> Resu
             // target.
             let starts_at_home = dir.as_os_str().as_encoded_bytes().starts_with(b"~");
             let dir =
-                if starts_at_home { places::expand(dir, &|| places::home(variables), cwd)? } else { dir.to_path_buf() };
+                if starts_at_home { places::expand_path(dir, &|| places::find_home_directory(variables), cwd)? } else { dir.to_path_buf() };
             places::real_directory(&dir, "the workspace")
         }
     }
@@ -276,22 +276,22 @@ fn workspace(typed: Option<&Path>, variables: Variables<'_>, cwd: &Path) -> Resu
 ///
 /// # Errors
 /// [`Failure`] if it contains anything but letters, digits, `-` and `_`.
-pub fn session(name: &str) -> Result<SessionId, Failure> {
+pub fn parse_session_id(name: &str) -> Result<SessionId, CliError> {
     let id = if name.starts_with("ses_") { name.to_owned() } else { format!("ses_{name}") };
     SessionId::try_from(id).map_err(|_| {
-        Failure::new(format!("`{}` is no session name", RawText::from(name).escaped()))
-            .hint("a session is 1 to 64 letters, digits, `-` or `_`")
+        CliError::new(format!("`{}` is no session name", RawText::from(name).to_escaped()))
+            .with_hint("a session is 1 to 64 letters, digits, `-` or `_`")
     })
 }
 
-fn session_of_environment(variables: Variables<'_>) -> Result<Option<SessionId>, Failure> {
+fn session_of_environment(variables: VariableLookup<'_>) -> Result<Option<SessionId>, CliError> {
     match variables("STOCKADE_SESSION") {
         None => Ok(None),
         Some(name) if name.is_empty() => Ok(None),
         Some(name) => match name.to_str() {
-            Some(name) => session(name).map(Some),
-            None => Err(Failure::new("STOCKADE_SESSION is no session name")
-                .hint("a session is 1 to 64 letters, digits, `-` or `_`")),
+            Some(name) => parse_session_id(name).map(Some),
+            None => Err(CliError::new("STOCKADE_SESSION is no session name")
+                .with_hint("a session is 1 to 64 letters, digits, `-` or `_`")),
         },
     }
 }
@@ -300,21 +300,21 @@ fn session_of_environment(variables: Variables<'_>) -> Result<Option<SessionId>,
 ///
 /// # Errors
 /// [`Failure`] if one is not a grant, or does not name an object.
-pub fn grants(
+pub fn parse_grants(
     typed: &[OsString],
-    variables: Variables<'_>,
+    variables: VariableLookup<'_>,
     cwd: &Path,
     workspace: &Path,
-) -> Result<Vec<Grant>, Failure> {
+) -> Result<Vec<Grant>, CliError> {
     let mut all = Vec::with_capacity(typed.len());
     for text in typed {
         match text.to_str().map(str::trim) {
-            Some(name) if signing_names::is_one(name) => all.extend(signing_names::grants(name, variables)?),
-            Some(group) if group.starts_with('@') => all.extend(connects(group, group)?),
+            Some(name) if signing_names::is_one(name) => all.extend(signing_names::resolve_grants(name, variables)?),
+            Some(group) if group.starts_with('@') => all.extend(parse_connect_grants(group, group)?),
             Some(said) if said.starts_with("connect ") => {
-                all.extend(connects(said, said.trim_start_matches("connect").trim())?);
+                all.extend(parse_connect_grants(said, said.trim_start_matches("connect").trim())?);
             }
-            _ => all.push(grant(text, variables, cwd, workspace)?),
+            _ => all.push(parse_grant(text, variables, cwd, workspace)?),
         }
     }
     Ok(all)
@@ -323,11 +323,11 @@ pub fn grants(
 /// Returns the grants to connect to named hosts, or to a shipped group of hosts. `said` is the
 /// whole argument. From here on only the list of hosts counts: a later change of a group does not
 /// change an approval.
-fn connects(said: &str, hosts: &str) -> Result<Vec<Grant>, Failure> {
-    const HINT: &str = "for example --grant 'connect pypi.org:443', 'connect *.example.com' or @pypi";
+fn parse_connect_grants(said: &str, hosts: &str) -> Result<Vec<Grant>, CliError> {
+    const CONNECT_HINT: &str = "for example --grant 'connect pypi.org:443', 'connect *.example.com' or @pypi";
     let no_grant = |why: &dyn std::fmt::Display| {
-        let shown = RawText::from(said).escaped();
-        Failure::new(format!("`{shown}` is no grant: {why}")).hint(HINT)
+        let shown = RawText::from(said).to_escaped();
+        CliError::new(format!("`{shown}` is no grant: {why}")).with_hint(CONNECT_HINT)
     };
     let entry: HostEntry = hosts.parse().map_err(|why| no_grant(&why))?;
     for pattern in entry.patterns() {
@@ -339,54 +339,54 @@ fn connects(said: &str, hosts: &str) -> Result<Vec<Grant>, Failure> {
 /// Parses a grant as a user types it. Resolves `~`, relative paths and links, and looks programs
 /// up, so that the grant names an object (L5). An earlier command may have created a link inside
 /// the workspace. If such a link leads out of it, the user must name the target itself.
-fn grant(typed: &OsStr, variables: Variables<'_>, cwd: &Path, workspace: &Path) -> Result<Grant, Failure> {
-    const HINT: &str = "for example --grant 'write ~/.cache/pip' or --grant 'connect pypi.org:443'";
+fn parse_grant(typed: &OsStr, variables: VariableLookup<'_>, cwd: &Path, workspace: &Path) -> Result<Grant, CliError> {
+    const GRANT_HINT: &str = "for example --grant 'write ~/.cache/pip' or --grant 'connect pypi.org:443'";
     let raw = RawText::from(typed);
     let text = raw.to_str().ok_or_else(|| {
-        Failure::new(format!("the grant `{}` is not UTF-8", raw.escaped())).hint("write other bytes as \\xNN")
+        CliError::new(format!("the grant `{}` is not UTF-8", raw.to_escaped())).with_hint("write other bytes as \\xNN")
     })?;
     let (word, rest) = text.trim().split_once(char::is_whitespace).unwrap_or((text.trim(), ""));
     let parsed = |text: &str| {
-        let grant = text.parse::<Grant>().map_err(|error| match Limit::named(word) {
-            Some(_) => Failure::new(error),
-            None => Failure::new(error).hint(HINT),
+        let grant = text.parse::<Grant>().map_err(|error| match LimitKind::from_name(word) {
+            Some(_) => CliError::new(error),
+            None => CliError::new(error).with_hint(GRANT_HINT),
         })?;
         if grant.is_answer_only() {
-            let what = format!("`{}` is no grant: an effect is agreed to when it is asked about", raw.escaped());
-            return Err(Failure::new(what).hint("run it where somebody can be asked"));
+            let what = format!("`{}` is no grant: an effect is agreed to when it is asked about", raw.to_escaped());
+            return Err(CliError::new(what).with_hint("run it where somebody can be asked"));
         }
         Ok(grant)
     };
     if !matches!(word, "write" | "read" | "socket" | "exec") || rest.trim().is_empty() {
         return parsed(text);
     }
-    let path = RawText::unescape(rest.trim()).ok_or_else(|| {
-        Failure::new(format!("`{}` holds an unknown escape", raw.escaped())).hint("write a backslash as \\\\")
+    let path = RawText::from_escaped(rest.trim()).ok_or_else(|| {
+        CliError::new(format!("`{}` holds an unknown escape", raw.to_escaped())).with_hint("write a backslash as \\\\")
     })?;
     let path = match path.as_bytes() {
-        program if word == "exec" && !program.contains(&b'/') => search(path.as_path(), variables)?,
-        _ => places::expand(path.as_path(), &|| places::home(variables), cwd)?,
+        program if word == "exec" && !program.contains(&b'/') => find_program(path.as_path(), variables)?,
+        _ => places::expand_path(path.as_path(), &|| places::find_home_directory(variables), cwd)?,
     };
     let real = places::canonical_prefix(&path);
     if path.starts_with(workspace) && !real.starts_with(workspace) {
-        let leads = format!("the grant `{}` leads through a link out of the workspace", raw.escaped());
+        let leads = format!("the grant `{}` leads through a link out of the workspace", raw.to_escaped());
         let target = RawText::from(real).escaped_reversibly();
-        return Err(Failure::new(leads).hint(format!("if that is meant, name the place: --grant '{word} {target}'")));
+        return Err(CliError::new(leads).with_hint(format!("if that is meant, name the place: --grant '{word} {target}'")));
     }
     let path = RawText::from(real);
     parsed(&format!("{word} {}", path.escaped_reversibly()))
 }
 
 /// Finds a program in `PATH`, as execvp(3) does.
-fn search(program: &Path, variables: Variables<'_>) -> Result<PathBuf, Failure> {
+fn find_program(program: &Path, variables: VariableLookup<'_>) -> Result<PathBuf, CliError> {
     let path = variables("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .filter(|dir| dir.is_absolute())
         .map(|dir| dir.join(program))
         .find(|candidate| candidate.is_file())
         .ok_or_else(|| {
-            Failure::new(format!("no program {} in PATH", crate::failure::quoted(program)))
-                .hint("write its path in full")
+            CliError::new(format!("no program {} in PATH", crate::failure::quote_path(program)))
+                .with_hint("write its path in full")
         })
 }
 
@@ -405,7 +405,7 @@ mod tests {
             "PATH" => Some(OsString::from("relative:/nonexistent:/bin")),
             _ => None,
         };
-        let shown = grant(OsStr::new(typed), &variables, Path::new("/usr/share"), Path::new("/usr/share"));
+        let shown = parse_grant(OsStr::new(typed), &variables, Path::new("/usr/share"), Path::new("/usr/share"));
         assert_eq!(shown.unwrap().to_string(), wanted, "{typed}");
     }
 
@@ -424,7 +424,7 @@ mod tests {
     #[test]
     fn grants_name_hosts_or_groups_of_them() {
         let shown = |typed: &str| {
-            let grants = grants(&[typed.into()], &nothing, Path::new("/"), Path::new("/usr"));
+            let grants = parse_grants(&[typed.into()], &nothing, Path::new("/"), Path::new("/usr"));
             grants.map(|grants| grants.iter().map(Grant::to_string).collect::<Vec<_>>().join(", "))
         };
         assert_eq!(shown("connect PyPI.org:443").unwrap(), "connect pypi.org:443");
@@ -452,23 +452,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let real = dir.path().canonicalize().unwrap();
         std::os::unix::fs::symlink("/usr", real.join("link")).unwrap();
-        let got = grant(OsStr::new("write link/x"), &nothing, &real, Path::new("/usr")).unwrap();
+        let got = parse_grant(OsStr::new("write link/x"), &nothing, &real, Path::new("/usr")).unwrap();
         assert_eq!(got.to_string(), "write /usr/x");
     }
 
     #[test]
     fn what_is_no_grant_is_refused() {
         for bad in ["", "write", "write ~nobody/x", "write /a\\q", "exec no-such-program-here", "sudo", "connect"] {
-            assert!(grant(OsStr::new(bad), &nothing, Path::new("/"), Path::new("/usr")).is_err(), "{bad:?}");
+            assert!(parse_grant(OsStr::new(bad), &nothing, Path::new("/"), Path::new("/usr")).is_err(), "{bad:?}");
         }
     }
 
     #[test]
     fn sessions() {
-        assert_eq!(session("work").unwrap().as_str(), "ses_work");
-        assert_eq!(session("ses_work").unwrap().as_str(), "ses_work");
+        assert_eq!(parse_session_id("work").unwrap().as_str(), "ses_work");
+        assert_eq!(parse_session_id("ses_work").unwrap().as_str(), "ses_work");
         for bad in ["", "../x", "a b", "\u{1b}[2J"] {
-            assert!(session(bad).is_err(), "{bad:?}");
+            assert!(parse_session_id(bad).is_err(), "{bad:?}");
         }
         let set = |name: &str| (name == "STOCKADE_SESSION").then(|| OsString::from("a/b"));
         assert!(session_of_environment(&set).is_err());
@@ -476,13 +476,13 @@ mod tests {
 
     #[test]
     fn commands() {
-        let words = |words: &[&str]| Subject { script: None, words: words.iter().map(OsString::from).collect() };
-        assert!(command(words(&[])).is_err());
-        assert!(command(words(&[""])).is_err());
-        assert!(command(words(&["true", ""])).is_ok());
-        assert!(command(words(&["x".repeat(COMMAND_LIMIT_BYTES).as_str()])).is_err());
-        let script = Subject { script: Some(" ls\n".into()), words: Vec::new() };
-        assert_eq!(command(script), Ok(Command::Script(" ls\n".into())));
+        let words = |words: &[&str]| CommandArgs { script: None, words: words.iter().map(OsString::from).collect() };
+        assert!(parse_command(words(&[])).is_err());
+        assert!(parse_command(words(&[""])).is_err());
+        assert!(parse_command(words(&["true", ""])).is_ok());
+        assert!(parse_command(words(&["x".repeat(MAX_COMMAND_BYTES).as_str()])).is_err());
+        let script = CommandArgs { script: Some(" ls\n".into()), words: Vec::new() };
+        assert_eq!(parse_command(script), Ok(RequestCommand::Script(" ls\n".into())));
     }
 
     #[test]

@@ -9,25 +9,25 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use stockade_exchange::{Authorities, exchange};
-use stockade_model::{Denial, Labels, Operation, Outcome, SandboxId, SandboxRecord};
+use stockade_exchange::{CertificateAuthorities, send_json};
+use stockade_model::{Denial, SandboxLabels, DeniedOperation, RunOutcome, SandboxId, SandboxRecord};
 use stockade_policy::{NotifyOn, NotifySettings};
 
 use crate::command::now_ms;
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// Time-out for each delivery.
-const WITHIN: Duration = Duration::from_secs(10);
+const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
 /// File of a sandbox with its notification settings.
-const KEPT: &str = "notify.json";
+const SETTINGS_FILE: &str = "notify.json";
 /// Largest size of that file, in bytes.
-const KEPT_BYTES_MAX: u64 = 1 << 20;
+const MAX_SETTINGS_BYTES: u64 = 1 << 20;
 /// Interval between two checks whether the program has exited.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A notification. Public API.
 #[derive(Debug, Serialize)]
-pub struct Notice<'a> {
+pub struct SandboxNotification<'a> {
     /// Schema of the notification.
     schema: &'static str,
     /// Time in milliseconds since 1970.
@@ -37,12 +37,12 @@ pub struct Notice<'a> {
     /// The sandbox.
     sandbox: &'a SandboxId,
     /// Labels that the creator of the sandbox has set.
-    labels: &'a Labels,
+    labels: &'a SandboxLabels,
     /// The limit, or the reason for the end.
     why: String,
 }
 
-impl<'a> Notice<'a> {
+impl<'a> SandboxNotification<'a> {
     /// Creates a notification of one sandbox, with the current time.
     pub fn new(what: NotifyOn, record: &'a SandboxRecord, why: impl Into<String>) -> Self {
         let (sandbox, labels) = (&record.id, &record.spec.labels);
@@ -55,31 +55,31 @@ impl<'a> Notice<'a> {
 ///
 /// # Errors
 /// [`io::Error`] if the file cannot be written.
-pub fn keep(settings: &NotifySettings, directory: &Path) -> io::Result<()> {
-    fs::write(directory.join(KEPT), serde_json::to_vec(settings)?)
+pub fn store_settings(settings: &NotifySettings, directory: &Path) -> io::Result<()> {
+    fs::write(directory.join(SETTINGS_FILE), serde_json::to_vec(settings)?)
 }
 
 /// Reads the stored settings; `None` if there are none.
-pub fn kept(directory: &Path) -> Option<NotifySettings> {
-    let (text, _) = stockade_exchange::read(&directory.join(KEPT), KEPT_BYTES_MAX).ok()?;
+pub fn load_stored_settings(directory: &Path) -> Option<NotifySettings> {
+    let (text, _) = stockade_exchange::read_bounded_file(&directory.join(SETTINGS_FILE), MAX_SETTINGS_BYTES).ok()?;
     serde_json::from_slice(&text).inspect_err(|error| tracing::warn!(%error, "nobody is told")).ok()
 }
 
 /// Describes an exceeded limit for a notification.
-pub fn breach(denial: &Denial) -> String {
-    format!("{}: {}", denial.object.escaped(), denial.rule)
+pub fn describe_breach(denial: &Denial) -> String {
+    format!("{}: {}", denial.object.to_escaped(), denial.rule)
 }
 
 /// Notifies of every limit that a command exceeded. The settings are read only if there is one.
-pub fn tell_breaches(whom: impl Fn() -> Option<NotifySettings>, record: &SandboxRecord, outcome: &Outcome) {
+pub fn tell_breaches(whom: impl Fn() -> Option<NotifySettings>, record: &SandboxRecord, outcome: &RunOutcome) {
     let denials = outcome.attempts.iter().flat_map(|attempt| &attempt.denials);
-    for denial in denials.filter(|denial| denial.operation == Operation::Limit) {
-        tell(whom().as_ref(), &Notice::new(NotifyOn::Limit, record, breach(denial)));
+    for denial in denials.filter(|denial| denial.operation == DeniedOperation::Limit) {
+        deliver_notification(whom().as_ref(), &SandboxNotification::new(NotifyOn::Limit, record, describe_breach(denial)));
     }
 }
 
 /// Delivers a notification if the settings ask for its event, and reports a failed delivery.
-pub fn tell(settings: Option<&NotifySettings>, notice: &Notice<'_>) {
+pub fn deliver_notification(settings: Option<&NotifySettings>, notice: &SandboxNotification<'_>) {
     let Some(settings) = settings.filter(|settings| settings.on.iter().any(|on| on.as_str() == notice.what)) else {
         return;
     };
@@ -87,23 +87,23 @@ pub fn tell(settings: Option<&NotifySettings>, notice: &Notice<'_>) {
     let Ok(body) = serde_json::to_vec(notice) else { return };
     let complain = |whom: &str, why: String| {
         let what = format!("{whom} was not told that {} is {}: {why}", notice.sandbox, notice.what);
-        crate::complain(&Failure::new(what).hint("`[notify]` of the configuration says whom to tell"));
+        crate::print_error(&CliError::new(what).with_hint("`[notify]` of the configuration says whom to tell"));
     };
     if let Some([program, arguments @ ..]) = settings.program.as_deref()
-        && let Err(why) = run(program, arguments, &body)
+        && let Err(why) = run_program(program, arguments, &body)
     {
         complain(program, why);
     }
     if let Some(webhook) = &settings.webhook {
-        let authorities = settings.certificates.clone().map_or(Authorities::Machine, Authorities::File);
-        if let Err(error) = exchange(webhook, &authorities, Vec::new(), &body, WITHIN) {
+        let authorities = settings.certificates.clone().map_or(CertificateAuthorities::Machine, CertificateAuthorities::File);
+        if let Err(error) = send_json(webhook, &authorities, Vec::new(), &body, DELIVERY_TIMEOUT) {
             complain(webhook.host(), error.to_string());
         }
     }
 }
 
 /// Runs a program of the host with this standard input.
-fn run(program: &str, arguments: &[String], input: &[u8]) -> Result<(), String> {
+fn run_program(program: &str, arguments: &[String], input: &[u8]) -> Result<(), String> {
     #[expect(clippy::disallowed_methods, reason = "the person's own configuration names it, and no command does")]
     let mut command = Command::new(program);
     command.args(arguments).current_dir("/").stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -111,20 +111,20 @@ fn run(program: &str, arguments: &[String], input: &[u8]) -> Result<(), String> 
     // The input is shorter than the capacity of a pipe, so the write does not block. A program that
     // does not read it is no failure.
     let _ = child.stdin.take().map(|mut stdin| stdin.write_all(input));
-    wait(&mut child)
+    wait_for_exit(&mut child)
 }
 
-fn wait(child: &mut Child) -> Result<(), String> {
-    let end = Instant::now() + WITHIN;
+fn wait_for_exit(child: &mut Child) -> Result<(), String> {
+    let end = Instant::now() + DELIVERY_TIMEOUT;
     loop {
         match child.try_wait() {
             Ok(Some(status)) if status.success() => return Ok(()),
             Ok(Some(status)) => return Err(format!("it ended with {status}")),
-            Ok(None) if Instant::now() < end => sleep(LOOK_AGAIN),
+            Ok(None) if Instant::now() < end => sleep(EXIT_POLL_INTERVAL),
             Ok(None) => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(format!("it did not end within {} s", WITHIN.as_secs()));
+                return Err(format!("it did not end within {} s", DELIVERY_TIMEOUT.as_secs()));
             }
             Err(error) => return Err(error.to_string()),
         }

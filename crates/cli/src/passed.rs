@@ -7,11 +7,11 @@ use std::borrow::Cow;
 use std::mem;
 
 /// Operating system commands that access the clipboard, or may do so.
-const CLIPBOARD: [u32; 3] = [52, 5522, 1337];
+const CLIPBOARD_COMMANDS: [u32; 3] = [52, 5522, 1337];
 /// Start of a device control string that tmux(1) passes through.
-const HANDED_ON: &[u8] = b"tmux;";
+const TMUX_PASSTHROUGH: &[u8] = b"tmux;";
 /// Longest start of a string that is examined, in bytes.
-const BEGINNING_BYTES: usize = 16;
+const MAX_PREFIX_BYTES: usize = 16;
 const ESCAPE: u8 = 0x1b;
 const BELL: u8 = 0x07;
 const CANCEL: u8 = 0x18;
@@ -19,7 +19,7 @@ const SUBSTITUTE: u8 = 0x1a;
 
 /// Position of the output within a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Place {
+enum FilterPosition {
     #[default]
     Plain,
     /// After an escape, which is held back.
@@ -38,74 +38,74 @@ enum Place {
 
 /// Filters output, however it is split.
 #[derive(Debug, Default)]
-pub struct Passed {
-    place: Place,
+pub struct OutputFilter {
+    place: FilterPosition,
     held: Vec<u8>,
 }
 
-impl Passed {
+impl OutputFilter {
     /// Returns the part of the next bytes that passes.
-    pub fn of<'a>(&mut self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
-        if self.place == Place::Plain && !bytes.contains(&ESCAPE) {
+    pub fn filter_bytes<'a>(&mut self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
+        if self.place == FilterPosition::Plain && !bytes.contains(&ESCAPE) {
             return Cow::Borrowed(bytes);
         }
         let mut out = Vec::with_capacity(bytes.len());
         for byte in bytes {
-            while !self.take(*byte, &mut out) {}
+            while !self.consume_byte(*byte, &mut out) {}
         }
         Cow::Owned(out)
     }
 
     /// Returns whether the byte was consumed; otherwise it belongs to the next state.
-    fn take(&mut self, byte: u8, out: &mut Vec<u8>) -> bool {
+    fn consume_byte(&mut self, byte: u8, out: &mut Vec<u8>) -> bool {
         match (self.place, byte) {
-            (Place::Plain | Place::Text, ESCAPE) => self.hold(byte, Place::Escape),
-            (Place::Plain, _) => out.push(byte),
-            (Place::Text, _) => {
+            (FilterPosition::Plain | FilterPosition::Text, ESCAPE) => self.hold_byte(byte, FilterPosition::Escape),
+            (FilterPosition::Plain, _) => out.push(byte),
+            (FilterPosition::Text, _) => {
                 out.push(byte);
                 if matches!(byte, BELL | CANCEL | SUBSTITUTE) {
-                    self.place = Place::Plain;
+                    self.place = FilterPosition::Plain;
                 }
             }
-            (Place::Escape, b']') => self.hold(byte, Place::Number),
-            (Place::Escape, b'P') => self.hold(byte, Place::Device),
-            (Place::Escape, _) => {
+            (FilterPosition::Escape, b']') => self.hold_byte(byte, FilterPosition::Number),
+            (FilterPosition::Escape, b'P') => self.hold_byte(byte, FilterPosition::Device),
+            (FilterPosition::Escape, _) => {
                 out.append(&mut self.held);
-                self.place = Place::Plain;
-                return byte != ESCAPE && self.take(byte, out);
+                self.place = FilterPosition::Plain;
+                return byte != ESCAPE && self.consume_byte(byte, out);
             }
-            (Place::Number, b'0'..=b'9') if self.held.len() < BEGINNING_BYTES => self.hold(byte, Place::Number),
-            (Place::Number, _) => {
+            (FilterPosition::Number, b'0'..=b'9') if self.held.len() < MAX_PREFIX_BYTES => self.hold_byte(byte, FilterPosition::Number),
+            (FilterPosition::Number, _) => {
                 let number = str::from_utf8(&self.held[2..]).ok().and_then(|digits| digits.parse().ok());
-                return self.decide(number.is_some_and(|number: u32| CLIPBOARD.contains(&number)), out);
+                return self.decide_prefix(number.is_some_and(|number: u32| CLIPBOARD_COMMANDS.contains(&number)), out);
             }
-            (Place::Device, _) if HANDED_ON.get(self.held.len() - 2) == Some(&byte) => self.hold(byte, Place::Device),
-            (Place::Device, _) => return self.decide(self.held[2..] == *HANDED_ON, out),
-            (Place::Dropped, BELL | CANCEL | SUBSTITUTE) | (Place::DroppedEscape, b'\\') => self.place = Place::Plain,
-            (Place::Dropped, ESCAPE) => self.place = Place::DroppedEscape,
-            (Place::Dropped, _) => {}
-            (Place::DroppedEscape, _) => {
+            (FilterPosition::Device, _) if TMUX_PASSTHROUGH.get(self.held.len() - 2) == Some(&byte) => self.hold_byte(byte, FilterPosition::Device),
+            (FilterPosition::Device, _) => return self.decide_prefix(self.held[2..] == *TMUX_PASSTHROUGH, out),
+            (FilterPosition::Dropped, BELL | CANCEL | SUBSTITUTE) | (FilterPosition::DroppedEscape, b'\\') => self.place = FilterPosition::Plain,
+            (FilterPosition::Dropped, ESCAPE) => self.place = FilterPosition::DroppedEscape,
+            (FilterPosition::Dropped, _) => {}
+            (FilterPosition::DroppedEscape, _) => {
                 // Any other byte after the escape ends the string.
-                self.hold(ESCAPE, Place::Escape);
+                self.hold_byte(ESCAPE, FilterPosition::Escape);
                 return false;
             }
         }
         true
     }
 
-    fn hold(&mut self, byte: u8, place: Place) {
+    fn hold_byte(&mut self, byte: u8, place: FilterPosition) {
         self.held.push(byte);
         self.place = place;
     }
 
     /// Drops or passes the examined start of a string.
-    fn decide(&mut self, drops: bool, out: &mut Vec<u8>) -> bool {
+    fn decide_prefix(&mut self, drops: bool, out: &mut Vec<u8>) -> bool {
         let mut held = mem::take(&mut self.held);
         if drops {
-            self.place = Place::Dropped;
+            self.place = FilterPosition::Dropped;
         } else {
             out.append(&mut held);
-            self.place = Place::Text;
+            self.place = FilterPosition::Text;
         }
         false
     }
@@ -118,9 +118,9 @@ mod tests {
     #[track_caller]
     fn check(shown: &str, wanted: &str) {
         for length in 1..=shown.len() {
-            let mut passed = Passed::default();
+            let mut passed = OutputFilter::default();
             let kept: Vec<u8> =
-                shown.as_bytes().chunks(length).flat_map(|piece| passed.of(piece).into_owned()).collect();
+                shown.as_bytes().chunks(length).flat_map(|piece| passed.filter_bytes(piece).into_owned()).collect();
             assert_eq!(String::from_utf8_lossy(&kept), wanted, "{shown:?} by {length}");
         }
     }

@@ -7,13 +7,13 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
-use stockade_policy::load::Sources;
+use stockade_policy::load::ConfigSources;
 use stockade_policy::trust::{PathStep, StepObject, require_trusted_path, trace_path};
 
-use crate::failure::{Failure, quoted};
+use crate::failure::{CliError, quote_path};
 
 /// Largest part of `/etc/passwd` that is read, in bytes.
-const PASSWD_LIMIT_BYTES: u64 = 8 << 20;
+const MAX_PASSWD_BYTES: u64 = 8 << 20;
 
 /// The user id of the login, which later changes of the process's ids do not affect (proc(5)).
 const LOGIN_UID_FILE: &str = "/proc/self/loginuid";
@@ -22,23 +22,23 @@ const LOGIN_UID_FILE: &str = "/proc/self/loginuid";
 pub const ANCHORS_FILE: &str = "anchors.db";
 
 /// Function that reads a variable of the caller's environment.
-pub type Variables<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+pub type VariableLookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
 /// Returns the user's home: `HOME` if it is the absolute path of a directory, otherwise the entry
 /// of the user in `/etc/passwd` (a static program has no getpwuid).
 ///
 /// # Errors
 /// [`Failure`] if neither is a directory.
-pub fn home(variables: Variables<'_>) -> Result<PathBuf, Failure> {
+pub fn find_home_directory(variables: VariableLookup<'_>) -> Result<PathBuf, CliError> {
     let usable = |path: &PathBuf| path.is_absolute() && path.is_dir();
     if let Some(path) = variables("HOME").map(PathBuf::from).filter(usable) {
         return Ok(path);
     }
     let uid = rustix::process::getuid().as_raw();
-    let passwd = read_bounded(Path::new("/etc/passwd"), PASSWD_LIMIT_BYTES).unwrap_or_default();
+    let passwd = read_bounded(Path::new("/etc/passwd"), MAX_PASSWD_BYTES).unwrap_or_default();
     home_in_passwd(&passwd, uid).filter(usable).ok_or_else(|| {
-        Failure::new("your home directory is not known: HOME is no directory and /etc/passwd names none")
-            .hint("set HOME to an absolute path that exists")
+        CliError::new("your home directory is not known: HOME is no directory and /etc/passwd names none")
+            .with_hint("set HOME to an absolute path that exists")
     })
 }
 
@@ -54,14 +54,14 @@ fn home_in_passwd(passwd: &[u8], uid: u32) -> Option<PathBuf> {
 /// Returns the homes of the user besides `HOME`, from the user database. They are the homes of this
 /// process's user, of the login user, and of the caller of `sudo` or `pkexec`. Variables are
 /// trusted here because they can only add homes: their protected files are hidden from runs.
-fn other_homes(variables: Variables<'_>) -> Vec<PathBuf> {
+fn other_homes(variables: VariableLookup<'_>) -> Vec<PathBuf> {
     let number = |name: &str| variables(name)?.to_str()?.parse::<u32>().ok();
     let login = fs::read_to_string(LOGIN_UID_FILE).ok().and_then(|text| text.trim().parse().ok());
     let mut users = vec![rustix::process::geteuid().as_raw(), rustix::process::getuid().as_raw()];
     users.extend(["SUDO_UID", "PKEXEC_UID"].into_iter().filter_map(number).chain(login));
     users.sort_unstable();
     users.dedup();
-    let passwd = read_bounded(Path::new("/etc/passwd"), PASSWD_LIMIT_BYTES).unwrap_or_default();
+    let passwd = read_bounded(Path::new("/etc/passwd"), MAX_PASSWD_BYTES).unwrap_or_default();
     homes_of(&passwd, &users)
 }
 
@@ -88,29 +88,29 @@ fn read_bounded(path: &Path, limit_bytes: u64) -> std::io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// [`Failure`] if the home directory is not known.
-pub fn sources(workspace: Option<&Path>, variables: Variables<'_>) -> Result<Sources, Failure> {
-    let home = home(variables)?;
+pub fn locate_sources(workspace: Option<&Path>, variables: VariableLookup<'_>) -> Result<ConfigSources, CliError> {
+    let home = find_home_directory(variables)?;
     // Rules and profiles name objects, not the links that lead to them (L5).
     let home = home.canonicalize().unwrap_or(home);
     let base = |name| variables(name).map(PathBuf::from);
     let (config, state) = (base("XDG_CONFIG_HOME"), base("XDG_STATE_HOME"));
     let other_homes = other_homes(variables);
-    Ok(Sources { other_homes, ..Sources::standard(&home, config.as_deref(), state.as_deref(), workspace) })
+    Ok(ConfigSources { other_homes, ..ConfigSources::at_standard_paths(&home, config.as_deref(), state.as_deref(), workspace) })
 }
 
 /// Returns the path of Stockade's state directory. [`State::open`] creates and checks it.
 ///
 /// # Errors
 /// [`Failure`] if the home directory is not known.
-pub fn state_path(variables: Variables<'_>) -> Result<PathBuf, Failure> {
-    Ok(sources(None, variables)?.state_directory)
+pub fn state_path(variables: VariableLookup<'_>) -> Result<PathBuf, CliError> {
+    Ok(locate_sources(None, variables)?.state_directory)
 }
 
 /// Returns the directories of Stockade's own files: the configuration of each layer, and the state.
 /// Includes the canonical path of each that is reached through a link. Empty if the home directory
 /// is not known.
-pub fn own_directories(variables: Variables<'_>) -> Vec<PathBuf> {
-    let Ok(sources) = sources(None, variables) else { return Vec::new() };
+pub fn own_directories(variables: VariableLookup<'_>) -> Vec<PathBuf> {
+    let Ok(sources) = locate_sources(None, variables) else { return Vec::new() };
     let files = [&sources.managed_file, &sources.system_file, &sources.user_file];
     let mut own: Vec<PathBuf> = files.into_iter().filter_map(|file| file.parent()).map(Path::to_owned).collect();
     own.push(sources.state_directory);
@@ -122,7 +122,7 @@ pub fn own_directories(variables: Variables<'_>) -> Vec<PathBuf> {
 
 /// Creates the user's directory for the configuration of programs (0700) if the home has none. A
 /// run cannot create it, because Stockade's own directory would be in it.
-pub fn make_configuration_directory(sources: &Sources) {
+pub fn make_configuration_directory(sources: &ConfigSources) {
     let own = rustix::process::geteuid().as_raw();
     let is_own_home = fs::metadata(&sources.home).is_ok_and(|home| home.uid() == own);
     let above = sources.user_file.parent().and_then(Path::parent);
@@ -134,78 +134,78 @@ pub fn make_configuration_directory(sources: &Sources) {
 
 /// The state directory, created and checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct StateDirectory {
     root: PathBuf,
 }
 
-impl State {
+impl StateDirectory {
     /// Creates the directory if it is missing (0700), and resolves it.
     ///
     /// # Errors
     /// [`Failure`] if it cannot be created, belongs to another user or is open to others.
-    pub fn open(path: &Path) -> Result<Self, Failure> {
+    pub fn open(path: &Path) -> Result<Self, CliError> {
         let cannot = |e: std::io::Error| {
-            Failure::new(format!("cannot use the state directory {}: {e}", quoted(path)))
-                .hint("set XDG_STATE_HOME to a directory of yours")
+            CliError::new(format!("cannot use the state directory {}: {e}", quote_path(path)))
+                .with_hint("set XDG_STATE_HOME to a directory of yours")
         };
         refuse_dangling_link(path)?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(cannot)?;
         let user = rustix::process::geteuid().as_raw();
         require_trusted_path(path, user).map_err(|error| {
-            let failure = Failure::from(error);
-            let why = format!("the state directory {} is not used, because {failure}", quoted(path));
-            Failure::new(why).or_hint(failure.hint)
+            let failure = CliError::from(error);
+            let why = format!("the state directory {} is not used, because {failure}", quote_path(path));
+            CliError::new(why).or_hint(failure.hint)
         })?;
         let root = path.canonicalize().map_err(cannot)?;
         let meta = fs::symlink_metadata(&root).map_err(cannot)?;
         if meta.uid() != rustix::process::geteuid().as_raw() {
-            return Err(Failure::new(format!("the state directory {} belongs to another user", quoted(&root)))
-                .hint("set XDG_STATE_HOME to a directory of yours"));
+            return Err(CliError::new(format!("the state directory {} belongs to another user", quote_path(&root)))
+                .with_hint("set XDG_STATE_HOME to a directory of yours"));
         }
         if meta.permissions().mode() & 0o077 != 0 {
-            return Err(Failure::new(format!("the state directory {} is open to other users", quoted(&root)))
-                .hint(format!("chmod 700 {}", stockade_model::RawText::from(root.as_path()).escaped())));
+            return Err(CliError::new(format!("the state directory {} is open to other users", quote_path(&root)))
+                .with_hint(format!("chmod 700 {}", stockade_model::RawText::from(root.as_path()).to_escaped())));
         }
         Ok(Self { root })
     }
 
     /// Directory of the audit log.
-    pub fn audit(&self) -> PathBuf {
+    pub fn audit_directory(&self) -> PathBuf {
         self.root.join("audit")
     }
 
     /// File of the anchors of the audit log.
-    pub fn anchors(&self) -> PathBuf {
+    pub fn anchors_file(&self) -> PathBuf {
         self.root.join(ANCHORS_FILE)
     }
 
     /// Directory of staged writes.
-    pub fn stages(&self) -> PathBuf {
+    pub fn stages_directory(&self) -> PathBuf {
         self.root.join("stages")
     }
 
     /// Directory of the tools' caches, as the runs of each workspace see them.
-    pub fn caches(&self) -> PathBuf {
+    pub fn caches_directory(&self) -> PathBuf {
         self.root.join("caches")
     }
 
     /// Directory of the backups for undo.
-    pub fn undo(&self) -> PathBuf {
+    pub fn undo_directory(&self) -> PathBuf {
         self.root.join("undo")
     }
 
     /// Directory of detached runs.
-    pub fn runs(&self) -> PathBuf {
+    pub fn runs_directory(&self) -> PathBuf {
         self.root.join("runs")
     }
 
     /// Directory of warm sessions.
-    pub fn sessions(&self) -> PathBuf {
+    pub fn sessions_directory(&self) -> PathBuf {
         self.root.join("sessions")
     }
 
     /// Directory of persistent sandboxes.
-    pub fn sandboxes(&self) -> PathBuf {
+    pub fn sandboxes_directory(&self) -> PathBuf {
         self.root.join("sandboxes")
     }
 
@@ -216,25 +216,25 @@ impl State {
     }
 
     /// Directory of the reviewer budgets that sessions have spent.
-    pub fn reviews(&self) -> PathBuf {
+    pub fn reviews_directory(&self) -> PathBuf {
         self.root.join("reviews")
     }
 
     /// File of remembered answers.
-    pub fn approvals(&self) -> PathBuf {
+    pub fn approvals_file(&self) -> PathBuf {
         self.root.join("approvals.db")
     }
 }
 
 /// Refuses a directory of Stockade if a dangling link is on its path: another program could choose
 /// the target later.
-fn refuse_dangling_link(path: &Path) -> Result<(), Failure> {
+fn refuse_dangling_link(path: &Path) -> Result<(), CliError> {
     let steps = trace_path(path).steps;
     let dangling = steps.iter().find(|step| step.object == StepObject::Missing && step.link.is_some());
     let Some(PathStep { place, link: Some(link), .. }) = dangling else { return Ok(()) };
-    let why = format!("leads through the link {} to {}, which does not exist", quoted(link), quoted(place));
-    Err(Failure::new(format!("the directory {} {why}", quoted(path)))
-        .hint("remove the link, or make its target yourself"))
+    let why = format!("leads through the link {} to {}, which does not exist", quote_path(link), quote_path(place));
+    Err(CliError::new(format!("the directory {} {why}", quote_path(path)))
+        .with_hint("remove the link, or make its target yourself"))
 }
 
 /// Resolves the longest existing part of a path and appends the rest, so a path need not exist.
@@ -252,9 +252,9 @@ pub fn canonical_prefix(path: &Path) -> PathBuf {
 ///
 /// # Errors
 /// [`Failure`] if it was removed, is outside the root, or is procfs.
-pub fn current_directory() -> Result<PathBuf, Failure> {
+pub fn current_directory() -> Result<PathBuf, CliError> {
     let cwd = std::env::current_dir().map_err(|e| {
-        Failure::new(format!("the current directory cannot be named: {e}")).hint("cd to a directory that exists")
+        CliError::new(format!("the current directory cannot be named: {e}")).with_hint("cd to a directory that exists")
     })?;
     real_directory(&cwd, "the current directory")
 }
@@ -264,9 +264,9 @@ pub fn current_directory() -> Result<PathBuf, Failure> {
 ///
 /// # Errors
 /// [`Failure`] if it is not such a directory. `what` names it in the message.
-pub fn real_directory(path: &Path, what: &str) -> Result<PathBuf, Failure> {
+pub fn real_directory(path: &Path, what: &str) -> Result<PathBuf, CliError> {
     let refuse = |why: &str| {
-        Failure::new(format!("{what} {} {why}", quoted(path))).hint("name a directory by its ordinary path")
+        CliError::new(format!("{what} {} {why}", quote_path(path))).with_hint("name a directory by its ordinary path")
     };
     if is_process_local(path) {
         return Err(refuse("means something else to each process"));
@@ -283,7 +283,7 @@ pub fn real_directory(path: &Path, what: &str) -> Result<PathBuf, Failure> {
 
 /// Directories of the system: no run may write in them, whichever user runs it, nor in directories
 /// around them.
-const SYSTEM: [&str; 18] = [
+const SYSTEM_DIRECTORIES: [&str; 18] = [
     "/etc",
     "/boot",
     "/efi",
@@ -308,13 +308,13 @@ const SYSTEM: [&str; 18] = [
 ///
 /// # Errors
 /// [`Failure`] in that case; `what` names the directory in the message.
-pub fn refuse_system(directory: &Path, what: &str) -> Result<(), Failure> {
+pub fn refuse_system(directory: &Path, what: &str) -> Result<(), CliError> {
     let real = |path: &str| Path::new(path).canonicalize().unwrap_or_else(|_| path.into());
-    match SYSTEM.iter().map(|path| real(path)).find(|own| own.starts_with(directory) || directory.starts_with(own)) {
+    match SYSTEM_DIRECTORIES.iter().map(|path| real(path)).find(|own| own.starts_with(directory) || directory.starts_with(own)) {
         Some(own) => {
             let how = if directory.starts_with(&own) { "lies in" } else { "holds" };
-            let why = format!("{what} {} {how} {}, where the system is", quoted(directory), quoted(&own));
-            Err(Failure::new(why).hint("name the directory of a project"))
+            let why = format!("{what} {} {how} {}, where the system is", quote_path(directory), quote_path(&own));
+            Err(CliError::new(why).with_hint("name the directory of a project"))
         }
         None => Ok(()),
     }
@@ -326,14 +326,14 @@ pub fn refuse_system(directory: &Path, what: &str) -> Result<(), Failure> {
 /// # Errors
 /// [`Failure`] if the owner is another user or cannot be read; `what` names the directory in the
 /// message.
-pub fn demand_own(directory: &Path, what: &str) -> Result<(), Failure> {
+pub fn demand_own(directory: &Path, what: &str) -> Result<(), CliError> {
     let user = rustix::process::geteuid().as_raw();
     let owner = directory.metadata()?.uid();
     if user == 0 || owner == user {
         return Ok(());
     }
-    Err(Failure::new(format!("{what} {} is not yours, but that of uid {owner}", quoted(directory)))
-        .hint("name a directory of your own, or copy it"))
+    Err(CliError::new(format!("{what} {} is not yours, but that of uid {owner}", quote_path(directory)))
+        .with_hint("name a directory of your own, or copy it"))
 }
 
 /// Returns true for paths beneath `/proc` and for the links to it in `/dev`.
@@ -346,13 +346,13 @@ fn is_process_local(path: &Path) -> bool {
 ///
 /// # Errors
 /// [`Failure`] for `~other`, which would need the user database.
-pub fn expand(typed: &Path, home: &dyn Fn() -> Result<PathBuf, Failure>, cwd: &Path) -> Result<PathBuf, Failure> {
+pub fn expand_path(typed: &Path, home: &dyn Fn() -> Result<PathBuf, CliError>, cwd: &Path) -> Result<PathBuf, CliError> {
     let mut components = typed.components();
     let start = match components.next() {
         Some(Component::Normal(first)) if first == "~" => home()?.join(components.as_path()),
         Some(Component::Normal(first)) if first.as_encoded_bytes().starts_with(b"~") => {
-            return Err(Failure::new(format!("{} names another user's home", quoted(typed)))
-                .hint("write the path in full, or ./~name for a file of that name"));
+            return Err(CliError::new(format!("{} names another user's home", quote_path(typed)))
+                .with_hint("write the path in full, or ./~name for a file of that name"));
         }
         _ => cwd.join(typed),
     };
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!(home_in_passwd(passwd, 7), None);
         assert_eq!(home_in_passwd(b"", 0), None);
         let relative = |name: &str| (name == "HOME").then(|| "not/absolute".into());
-        assert_ne!(home(&relative).ok(), Some("not/absolute".into()));
+        assert_ne!(find_home_directory(&relative).ok(), Some("not/absolute".into()));
     }
 
     #[test]
@@ -396,7 +396,7 @@ mod tests {
         let passwd = fs::read("/etc/passwd").unwrap();
         let Some(own) = home_in_passwd(&passwd, user).and_then(|home| home.canonicalize().ok()) else { return };
         let elsewhere = |name: &str| (name == "HOME").then(|| real.clone().into_os_string());
-        assert!(sources(None, &elsewhere).unwrap().other_homes.contains(&own));
+        assert!(locate_sources(None, &elsewhere).unwrap().other_homes.contains(&own));
     }
 
     #[test]
@@ -404,7 +404,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let real = dir.path().canonicalize().unwrap();
         std::os::unix::fs::symlink("ws/new", real.join("state")).unwrap();
-        let failure = State::open(&real.join("state/stockade")).unwrap_err();
+        let failure = StateDirectory::open(&real.join("state/stockade")).unwrap_err();
         assert!(failure.what.contains("the link ") && failure.hint.is_some(), "{failure}");
         assert!(!real.join("ws").exists());
     }
@@ -414,9 +414,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let around = dir.path().join("shared");
         fs::create_dir(&around).unwrap();
-        State::open(&around.join("stockade")).unwrap();
+        StateDirectory::open(&around.join("stockade")).unwrap();
         fs::set_permissions(&around, fs::Permissions::from_mode(0o777)).unwrap();
-        let failure = State::open(&around.join("stockade")).unwrap_err();
+        let failure = StateDirectory::open(&around.join("stockade")).unwrap_err();
         assert!(failure.what.contains("by its group and by everybody"), "{failure}");
     }
 
@@ -424,10 +424,10 @@ mod tests {
     fn state_is_made_private_and_must_stay_so() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b/stockade");
-        let state = State::open(&path).unwrap();
+        let state = StateDirectory::open(&path).unwrap();
         assert_eq!(fs::metadata(&state.root).unwrap().permissions().mode() & 0o777, 0o700);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        let failure = State::open(&path).unwrap_err();
+        let failure = StateDirectory::open(&path).unwrap_err();
         assert!(failure.what.contains("open to other users"), "{failure}");
     }
 
@@ -474,7 +474,7 @@ mod tests {
     #[test]
     fn paths_as_people_type_them() {
         let home = || Ok(PathBuf::from("/home/u"));
-        let shown = |typed: &str| expand(Path::new(typed), &home, Path::new("/w/p")).map(|p| p.display().to_string());
+        let shown = |typed: &str| expand_path(Path::new(typed), &home, Path::new("/w/p")).map(|p| p.display().to_string());
         for (typed, wanted) in [
             ("~", "/home/u"),
             ("~/x/../y", "/home/u/y"),

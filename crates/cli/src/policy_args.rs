@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use stockade_model::{ApprovalMode, Verdict};
+use stockade_model::{ApprovalMode, PolicyVerdict};
 
-use crate::args::{Subject, approval_mode, duration};
+use crate::args::{CommandArgs, approval_mode, parse_duration};
 
 /// `stockade policy`.
 #[derive(Debug, Subcommand)]
@@ -90,7 +90,7 @@ pub struct PolicyExplainArgs {
     pub patch: Option<PathBuf>,
     /// The command.
     #[command(flatten)]
-    pub subject: Subject,
+    pub subject: CommandArgs,
 }
 
 /// `stockade policy test`.
@@ -150,7 +150,7 @@ pub struct PolicyReplayArgs {
     #[arg(long, value_name = "S")]
     pub session: Option<String>,
     /// Only requests not older than this, e.g. `2h`.
-    #[arg(long, value_name = "T", value_parser = duration)]
+    #[arg(long, value_name = "T", value_parser = parse_duration)]
     pub since: Option<Duration>,
     /// Fail if a decision changes.
     #[arg(long)]
@@ -203,8 +203,8 @@ pub struct PolicySuggestArgs {
 #[derive(Args, Debug)]
 pub struct PolicyAmendArgs {
     /// The effect of the rule.
-    #[arg(long, value_parser = verdict, value_name = "EFFECT", default_value = "allow")]
-    pub effect: Verdict,
+    #[arg(long, value_parser = parse_verdict, value_name = "EFFECT", default_value = "allow")]
+    pub effect: PolicyVerdict,
     /// A grant that comes with an `allow`, e.g. 'connect pypi.org:443' or @npm; with `--host` a
     /// secret for one of these hosts, e.g. 'secret github to ghe.example.com:443'; may be repeated.
     #[arg(long = "grant", value_name = "G")]
@@ -220,7 +220,7 @@ pub struct PolicyAmendArgs {
     pub file: Option<PathBuf>,
     /// The command.
     #[command(flatten)]
-    pub subject: Subject,
+    pub subject: CommandArgs,
 }
 
 /// `--layer`.
@@ -249,11 +249,11 @@ pub enum ToolArg {
     Gemini,
 }
 
-fn verdict(text: &str) -> Result<Verdict, String> {
+fn parse_verdict(text: &str) -> Result<PolicyVerdict, String> {
     match text {
-        "allow" => Ok(Verdict::Allow),
-        "ask" => Ok(Verdict::Ask),
-        "deny" => Ok(Verdict::Deny),
+        "allow" => Ok(PolicyVerdict::Allow),
+        "ask" => Ok(PolicyVerdict::Ask),
+        "deny" => Ok(PolicyVerdict::Deny),
         _ => Err("the effects are allow, ask and deny".to_owned()),
     }
 }

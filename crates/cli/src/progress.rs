@@ -4,15 +4,15 @@ use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 /// Shortest interval between two updates.
-const EVERY: Duration = Duration::from_millis(100);
+const UPDATE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The progress line. Not shown if standard error is not a terminal.
-pub struct Progress {
+pub struct ProgressLine {
     is_shown: bool,
     told: Option<Instant>,
 }
 
-impl Progress {
+impl ProgressLine {
     /// Creates a progress line for the terminal at standard error.
     pub fn new() -> Self {
         Self { is_shown: io::stderr().is_terminal(), told: None }
@@ -20,23 +20,23 @@ impl Progress {
 
     /// Replaces the shown text, unless it was replaced a moment ago. The text is Stockade's own,
     /// and shorter than a line.
-    pub fn say(&mut self, text: impl FnOnce() -> String) {
-        if self.is_shown && self.told.is_none_or(|told| told.elapsed() >= EVERY) {
+    pub fn show_text(&mut self, text: impl FnOnce() -> String) {
+        if self.is_shown && self.told.is_none_or(|told| told.elapsed() >= UPDATE_INTERVAL) {
             self.told = Some(Instant::now());
-            put(&format!("\r\u{1b}[K{}", text()));
+            write_stderr(&format!("\r\u{1b}[K{}", text()));
         }
     }
 
     /// Erases the line.
     pub fn clear(&mut self) {
         if self.told.take().is_some() {
-            put("\r\u{1b}[K");
+            write_stderr("\r\u{1b}[K");
         }
     }
 }
 
 /// Writes to standard error and ignores failures, because no result depends on the line.
-fn put(text: &str) {
+fn write_stderr(text: &str) {
     let mut out = io::stderr().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use stockade_model::{
-    ApprovalMode, BackendChoice, ImageDigest, Limit, RepositoryUrl, Revision, RuntimeName, SandboxId,
+    ApprovalMode, BackendChoice, ImageDigest, LimitKind, RepositoryUrl, GitRevision, RuntimeName, SandboxId,
 };
 
-use crate::args::{LevelArg, Subject, approval_mode, duration, limit};
+use crate::args::{LevelArg, CommandArgs, approval_mode, parse_duration, parse_limit};
 
 /// `stockade sandbox`.
 #[derive(Debug, Subcommand)]
@@ -27,7 +27,7 @@ pub enum SandboxCommand {
         #[arg(long)]
         all: bool,
         /// Only those with this label; may be repeated.
-        #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+        #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
         labels: Vec<(String, String)>,
         /// Answer as one JSON object a line.
         #[arg(long)]
@@ -65,7 +65,7 @@ pub enum SandboxCommand {
         /// Id of the sandbox.
         id: SandboxId,
         /// Lifetime from now, e.g. `2h`.
-        #[arg(value_name = "T", value_parser = duration)]
+        #[arg(value_name = "T", value_parser = parse_duration)]
         ttl: Duration,
     },
     /// Destroy a sandbox with all its files.
@@ -123,12 +123,12 @@ pub enum SandboxCommand {
 
 /// Options of a new sandbox.
 #[derive(Args, Debug)]
-pub struct Kind {
+pub struct SandboxOptions {
     /// The profile of its commands: `workspace`, or one from the configuration.
     #[arg(long, value_name = "P")]
     pub profile: Option<String>,
     /// The backend that isolates it; `auto` takes the first available one.
-    #[arg(long, value_name = "KIND", value_parser = backend, default_value = "auto")]
+    #[arg(long, value_name = "KIND", value_parser = parse_backend, default_value = "auto")]
     pub backend: BackendChoice,
     /// The runtime of the container engine, e.g. `runsc`, instead of the engine's default.
     #[arg(long, value_name = "NAME")]
@@ -142,8 +142,8 @@ pub struct Kind {
     pub root: Option<PathBuf>,
     /// A limit of its commands that applies if it is lower than the profile's, e.g. memory=2GiB;
     /// may be repeated.
-    #[arg(long = "limit", value_name = "NAME=AMOUNT", value_parser = limit)]
-    pub limits: Vec<(Limit, u64)>,
+    #[arg(long = "limit", value_name = "NAME=AMOUNT", value_parser = parse_limit)]
+    pub limits: Vec<(LimitKind, u64)>,
     /// The isolation level to require; `restricted` accepts a lower one.
     #[arg(long, value_name = "L")]
     pub level: Option<LevelArg>,
@@ -161,9 +161,9 @@ pub struct Kind {
     pub repo: Option<RepositoryUrl>,
     /// The branch, tag or commit to clone.
     #[arg(long, value_name = "REV", requires = "repo")]
-    pub rev: Option<Revision>,
+    pub rev: Option<GitRevision>,
     /// A label of the sandbox; may be repeated.
-    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     pub labels: Vec<(String, String)>,
 }
 
@@ -172,18 +172,18 @@ pub struct Kind {
 pub struct SandboxCreateArgs {
     /// Options of the sandbox.
     #[command(flatten)]
-    pub kind: Kind,
+    pub kind: SandboxOptions,
     /// Destroy it this long after its creation, e.g. `8h`.
-    #[arg(long, value_name = "T", value_parser = duration)]
+    #[arg(long, value_name = "T", value_parser = parse_duration)]
     pub ttl: Option<Duration>,
     /// Destroy it after this time without use.
-    #[arg(long, value_name = "T", value_parser = duration)]
+    #[arg(long, value_name = "T", value_parser = parse_duration)]
     pub idle_timeout: Option<Duration>,
 }
 
 /// Options of one command in a sandbox.
 #[derive(Args, Clone, Debug)]
-pub struct Manner {
+pub struct SandboxExecOptions {
     /// A grant to add without a question, e.g. 'connect pypi.org:443', or a group of hosts, e.g.
     /// @npm. It counts as your own yes; may be repeated.
     #[arg(long = "grant", value_name = "G")]
@@ -196,7 +196,7 @@ pub struct Manner {
     #[arg(long, value_name = "M", value_parser = approval_mode)]
     pub mode: Option<ApprovalMode>,
     /// End the command after this time, e.g. `90s`.
-    #[arg(long, value_name = "T", value_parser = duration)]
+    #[arg(long, value_name = "T", value_parser = parse_duration)]
     pub timeout: Option<Duration>,
     /// Give the command a terminal of its own, relayed to this one.
     #[arg(long, short)]
@@ -213,12 +213,12 @@ pub struct Manner {
 pub struct SandboxExecArgs {
     /// Options of the command.
     #[command(flatten)]
-    pub manner: Manner,
+    pub manner: SandboxExecOptions,
     /// Id of the sandbox.
     pub id: SandboxId,
     /// The command to run.
     #[command(flatten)]
-    pub subject: Subject,
+    pub subject: CommandArgs,
 }
 
 /// `stockade sandbox run`.
@@ -226,25 +226,25 @@ pub struct SandboxExecArgs {
 pub struct SandboxRunArgs {
     /// Options of the sandbox.
     #[command(flatten)]
-    pub kind: Kind,
+    pub kind: SandboxOptions,
     /// Write the command's changes in the repository to FILE, as `git diff` shows them.
     #[arg(long, value_name = "FILE", requires = "repo")]
     pub diff: Option<PathBuf>,
     /// Options of the command.
     #[command(flatten)]
-    pub manner: Manner,
+    pub manner: SandboxExecOptions,
     /// The command to run.
     #[command(flatten)]
-    pub subject: Subject,
+    pub subject: CommandArgs,
 }
 
-fn backend(text: &str) -> Result<BackendChoice, String> {
+fn parse_backend(text: &str) -> Result<BackendChoice, String> {
     let all = [BackendChoice::Auto, BackendChoice::Native, BackendChoice::Docker, BackendChoice::Podman];
     let found = all.into_iter().find(|choice| choice.as_str() == text);
     found.ok_or_else(|| "one of `auto`, `native`, `docker`, `podman`".to_owned())
 }
 
-fn label(text: &str) -> Result<(String, String), String> {
+fn parse_label(text: &str) -> Result<(String, String), String> {
     let pair = text.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
     pair.ok_or_else(|| "a label is KEY=VALUE".to_owned())
 }

@@ -7,36 +7,36 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 
 /// Longest control sequence that is parsed, in bytes.
-const SEQUENCE_BYTES: usize = 64;
+const MAX_SEQUENCE_BYTES: usize = 64;
 /// Most modes that are remembered.
-const MODES_MAX: usize = 64;
+const MAX_MODES: usize = 64;
 /// Private modes that are initially set: wrapping, repeating, cursor shown.
-const BEGUN_WITH: [u16; 3] = [7, 8, 25];
+const INITIAL_MODES: [u16; 3] = [7, 8, 25];
 const ESCAPE: u8 = 0x1b;
 const ENQUIRY: u8 = 0x05;
 const BELL: u8 = 0x07;
 const SHIFT_OUT: u8 = 0x0e;
 const SHIFT_IN: u8 = 0x0f;
 /// Bytes that begin a designation of another character set, one for each of the four slots.
-const DESIGNATES: &[u8] = b"()*+";
+const CHARSET_DESIGNATORS: &[u8] = b"()*+";
 /// Private modes that select the alternate screen (xterm's ctlseqs).
-const OTHER_SCREEN: [u16; 3] = [47, 1047, 1049];
+const ALTERNATE_SCREEN_MODES: [u16; 3] = [47, 1047, 1049];
 /// Private mode for synchronized output: the terminal shows nothing until it ends.
-const SYNCHRONIZED: u16 = 2026;
+const SYNCHRONIZED_MODE: u16 = 2026;
 
 /// Bytes of the beginning of a string that are kept.
-const TEXT_BYTES: usize = 5;
+const MAX_STRING_PREFIX_BYTES: usize = 5;
 /// Resets all colours, then those of text, background, cursor and selection; on a Linux console,
 /// all (xterm's ctlseqs, console_codes(4)).
-const USUAL_COLOURS: &[u8] =
+const RESET_COLOURS: &[u8] =
     b"\x1b]104\x1b\\\x1b]110\x1b\\\x1b]111\x1b\\\x1b]112\x1b\\\x1b]117\x1b\\\x1b]119\x1b\\\x1b]R\x1b\\";
 
 /// Ends an unfinished control sequence (CAN) or string (ST).
-pub const CUT: &[u8] = b"\x18\x1b\\";
+pub const END_UNFINISHED_SEQUENCE: &[u8] = b"\x18\x1b\\";
 
 /// Position of the text within a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Place {
+enum SequencePosition {
     #[default]
     Plain,
     /// After an escape.
@@ -50,7 +50,7 @@ enum Place {
 }
 
 /// Part of the text.
-enum Part {
+enum OutputToken {
     Plain(u8),
     /// A whole sequence, with its escape.
     Sequence(Vec<u8>),
@@ -60,79 +60,79 @@ enum Part {
 
 /// Parser that splits text into parts.
 #[derive(Debug, Default)]
-struct Parts {
-    place: Place,
+struct SequenceParser {
+    place: SequencePosition,
     sequence: Vec<u8>,
     /// The beginning of a string.
     text: Vec<u8>,
 }
 
-impl Parts {
+impl SequenceParser {
     /// Returns the part that ends with this byte, if one does.
-    fn next(&mut self, byte: u8) -> Option<Part> {
+    fn next(&mut self, byte: u8) -> Option<OutputToken> {
         let ends = match self.place {
-            Place::Text if byte == BELL => return self.end_text(Place::Plain),
-            Place::Text if byte == ESCAPE => return self.end_text(Place::TextEscape),
-            Place::Text => {
-                if self.text.len() < TEXT_BYTES {
+            SequencePosition::Text if byte == BELL => return self.end_text(SequencePosition::Plain),
+            SequencePosition::Text if byte == ESCAPE => return self.end_text(SequencePosition::TextEscape),
+            SequencePosition::Text => {
+                if self.text.len() < MAX_STRING_PREFIX_BYTES {
                     self.text.push(byte);
                 }
                 return None;
             }
-            Place::TextEscape if byte == b'\\' => return self.go_on(Place::Plain),
+            SequencePosition::TextEscape if byte == b'\\' => return self.go_on(SequencePosition::Plain),
             // Any byte but the terminator cuts a string off.
-            Place::TextEscape | Place::Escape if byte == b'[' => return self.keep(byte, Place::Control),
-            Place::TextEscape | Place::Escape if b"]PX^_".contains(&byte) => {
+            SequencePosition::TextEscape | SequencePosition::Escape if byte == b'[' => return self.append_to_sequence(byte, SequencePosition::Control),
+            SequencePosition::TextEscape | SequencePosition::Escape if b"]PX^_".contains(&byte) => {
                 self.sequence.clear();
                 self.text = vec![byte];
-                return self.go_on(Place::Text);
+                return self.go_on(SequencePosition::Text);
             }
             _ if byte == ESCAPE => {
                 self.sequence = vec![ESCAPE];
-                return self.go_on(Place::Escape);
+                return self.go_on(SequencePosition::Escape);
             }
-            Place::Plain => return Some(Part::Plain(byte)),
-            Place::TextEscape | Place::Escape => (0x30..=0x7e).contains(&byte),
-            Place::Control => (0x40..=0x7e).contains(&byte),
+            SequencePosition::Plain => return Some(OutputToken::Plain(byte)),
+            SequencePosition::TextEscape | SequencePosition::Escape => (0x30..=0x7e).contains(&byte),
+            SequencePosition::Control => (0x40..=0x7e).contains(&byte),
         };
         if !ends {
-            let place = if self.place == Place::TextEscape { Place::Escape } else { self.place };
-            return self.keep(byte, place);
+            let place = if self.place == SequencePosition::TextEscape { SequencePosition::Escape } else { self.place };
+            return self.append_to_sequence(byte, place);
         }
-        self.keep(byte, Place::Plain);
-        Some(Part::Sequence(mem::take(&mut self.sequence)))
+        self.append_to_sequence(byte, SequencePosition::Plain);
+        Some(OutputToken::Sequence(mem::take(&mut self.sequence)))
     }
 
-    fn go_on(&mut self, place: Place) -> Option<Part> {
+    fn go_on(&mut self, place: SequencePosition) -> Option<OutputToken> {
         self.place = place;
         None
     }
 
-    fn end_text(&mut self, next: Place) -> Option<Part> {
+    fn end_text(&mut self, next: SequencePosition) -> Option<OutputToken> {
         self.place = next;
-        Some(Part::Text(mem::take(&mut self.text)))
+        Some(OutputToken::Text(mem::take(&mut self.text)))
     }
 
-    fn keep(&mut self, byte: u8, place: Place) -> Option<Part> {
+    fn append_to_sequence(&mut self, byte: u8, place: SequencePosition) -> Option<OutputToken> {
         if self.sequence.is_empty() {
             self.sequence.push(ESCAPE);
         }
         self.sequence.push(byte);
         // A longer sequence is not a sequence.
-        self.go_on(if self.sequence.len() > SEQUENCE_BYTES { Place::Plain } else { place })
+        self.go_on(if self.sequence.len() > MAX_SEQUENCE_BYTES { SequencePosition::Plain } else { place })
     }
 }
 
 /// Returns the part of earlier output that can be shown again. Leaves out queries, because the
 /// terminal's answer would reach the command as keys that the user did not press, and strings.
 /// Starts with a new line.
-pub fn again(shown: &[u8]) -> Vec<u8> {
-    let mut parts = Parts::default();
+pub fn filter_replayable(shown: &[u8]) -> Vec<u8> {
+    let mut parts = SequenceParser::default();
     let mut kept = Vec::with_capacity(shown.len());
     for byte in shown {
         match parts.next(*byte) {
-            Some(Part::Plain(byte)) if byte != ENQUIRY => kept.push(byte),
-            Some(Part::Sequence(sequence)) if !is_question(&sequence) => kept.extend(sequence),
+            Some(OutputToken::Plain(byte)) if byte != ENQUIRY => kept.push(byte),
+            Some(OutputToken::Sequence(sequence)) if !is_question(&sequence) => kept.extend(sequence),
             _ => {}
         }
     }
@@ -157,24 +157,24 @@ fn is_question(sequence: &[u8]) -> bool {
 /// Filter that keeps only text and its colours: for output of a run that does not own this
 /// terminal.
 #[derive(Debug, Default)]
-pub struct Harmless {
-    parts: Parts,
+pub struct TextOutputFilter {
+    parts: SequenceParser,
     /// Possible first byte of a control character (U+0080 to U+009F in UTF-8).
     held: Option<u8>,
 }
 
-impl Harmless {
+impl TextOutputFilter {
     /// Returns the part of the next bytes that is to be shown.
-    pub fn of(&mut self, bytes: &[u8]) -> Vec<u8> {
+    pub fn filter_bytes(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut kept = Vec::with_capacity(bytes.len());
         for byte in bytes {
             match self.parts.next(*byte) {
-                Some(Part::Plain(0x80..=0x9f)) if self.held.take().is_some() => {}
-                Some(Part::Plain(byte @ (b'\n' | b'\r' | b'\t' | 0x20..=0x7e | 0x80..))) => {
+                Some(OutputToken::Plain(0x80..=0x9f)) if self.held.take().is_some() => {}
+                Some(OutputToken::Plain(byte @ (b'\n' | b'\r' | b'\t' | 0x20..=0x7e | 0x80..))) => {
                     kept.extend(self.held.take());
-                    if byte == FIRST_OF_CONTROL { self.held = Some(byte) } else { kept.push(byte) }
+                    if byte == FIRST_CONTROL_BYTE { self.held = Some(byte) } else { kept.push(byte) }
                 }
-                Some(Part::Sequence(sequence)) if is_of_look(&sequence) => kept.extend(sequence),
+                Some(OutputToken::Sequence(sequence)) if is_of_look(&sequence) => kept.extend(sequence),
                 _ => {}
             }
         }
@@ -183,7 +183,7 @@ impl Harmless {
 }
 
 /// First byte in UTF-8 of the characters U+0080 to U+00BF.
-const FIRST_OF_CONTROL: u8 = 0xc2;
+const FIRST_CONTROL_BYTE: u8 = 0xc2;
 
 /// Returns whether a sequence only changes the look of text (SGR).
 fn is_of_look(sequence: &[u8]) -> bool {
@@ -193,8 +193,8 @@ fn is_of_look(sequence: &[u8]) -> bool {
 
 /// Changes that a command made to a screen.
 #[derive(Debug, Default)]
-pub struct Screen {
-    parts: Parts,
+pub struct ScreenChanges {
+    parts: SequenceParser,
     /// Private modes that differ from the initial ones.
     changed: BTreeSet<u16>,
     keypad: bool,
@@ -206,12 +206,12 @@ pub struct Screen {
     colours: bool,
 }
 
-impl Screen {
+impl ScreenChanges {
     /// Records shown output.
-    pub fn shown(&mut self, bytes: &[u8]) {
+    pub fn record_output(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while let [byte, behind @ ..] = rest {
-            if self.parts.place == Place::Plain {
+            if self.parts.place == SequencePosition::Plain {
                 // Most text contains no sequence.
                 let plain = rest.iter().position(|byte| matches!(*byte, ESCAPE | SHIFT_OUT | SHIFT_IN));
                 let Some(plain) = plain else { return };
@@ -221,23 +221,23 @@ impl Screen {
                 }
             }
             match self.parts.next(*byte) {
-                Some(Part::Sequence(sequence)) => self.note(&sequence),
-                Some(Part::Plain(SHIFT_OUT)) => self.shifted = true,
-                Some(Part::Plain(SHIFT_IN)) => self.shifted = false,
-                Some(Part::Text(text)) => self.colours |= is_of_colours(&text),
-                Some(Part::Plain(_)) | None => {}
+                Some(OutputToken::Sequence(sequence)) => self.record_sequence(&sequence),
+                Some(OutputToken::Plain(SHIFT_OUT)) => self.shifted = true,
+                Some(OutputToken::Plain(SHIFT_IN)) => self.shifted = false,
+                Some(OutputToken::Text(text)) => self.colours |= is_of_colours(&text),
+                Some(OutputToken::Plain(_)) | None => {}
             }
             rest = behind;
         }
     }
 
-    fn note(&mut self, sequence: &[u8]) {
+    fn record_sequence(&mut self, sequence: &[u8]) {
         match sequence {
             [ESCAPE, b'c'] => {
                 let parts = mem::take(&mut self.parts);
                 *self = Self { parts, ..Self::default() };
             }
-            [ESCAPE, place, .., set] if DESIGNATES.contains(place) => {
+            [ESCAPE, place, .., set] if CHARSET_DESIGNATORS.contains(place) => {
                 if *set == b'B' {
                     self.sets.remove(place);
                 } else {
@@ -249,44 +249,44 @@ impl Screen {
             [ESCAPE, b'[', b'?', modes @ .., end @ (b'h' | b'l')] => {
                 let modes =
                     modes.split(|byte| *byte == b';').filter_map(|mode| str::from_utf8(mode).ok()?.parse().ok());
-                modes.for_each(|mode| self.set(mode, *end == b'h'));
+                modes.for_each(|mode| self.set_mode(mode, *end == b'h'));
             }
             _ => {}
         }
     }
 
-    fn set(&mut self, mode: u16, on: bool) {
-        if on == BEGUN_WITH.contains(&mode) {
+    fn set_mode(&mut self, mode: u16, on: bool) {
+        if on == INITIAL_MODES.contains(&mode) {
             self.changed.remove(&mode);
-        } else if self.changed.len() < MODES_MAX {
+        } else if self.changed.len() < MAX_MODES {
             self.changed.insert(mode);
         }
     }
 
     /// Returns the sequences that restore the initial state: modes, keypad, colours.
-    pub fn restoration(&self) -> Vec<u8> {
-        let mut text: String = self.changed.iter().map(|mode| private(*mode, BEGUN_WITH.contains(mode))).collect();
+    pub fn restore_sequence(&self) -> Vec<u8> {
+        let mut text: String = self.changed.iter().map(|mode| private_mode_sequence(*mode, INITIAL_MODES.contains(mode))).collect();
         text += if self.keypad { "\x1b>\x1b[m" } else { "\x1b[m" };
         text.into()
     }
 
     /// Returns the same after output that may be cut off in the middle; empty if nothing needs to
     /// be undone.
-    pub fn clearance(&self) -> Vec<u8> {
-        let mut text = if self.parts.place == Place::Plain { Vec::new() } else { CUT.to_vec() };
+    pub fn clear_sequence(&self) -> Vec<u8> {
+        let mut text = if self.parts.place == SequencePosition::Plain { Vec::new() } else { END_UNFINISHED_SEQUENCE.to_vec() };
         if self.colours {
-            text.extend(USUAL_COLOURS);
+            text.extend(RESET_COLOURS);
         }
         if !self.changed.is_empty() || self.keypad {
-            text.extend(self.restoration());
+            text.extend(self.restore_sequence());
         }
         text
     }
 
     /// Returns the sequences that restore the command's state, except synchronized output.
-    pub fn reinstatement(&self) -> Vec<u8> {
-        let kept = self.changed.iter().filter(|mode| **mode != SYNCHRONIZED);
-        let mut text = kept.map(|mode| private(*mode, !BEGUN_WITH.contains(mode))).collect::<String>().into_bytes();
+    pub fn reinstate_sequence(&self) -> Vec<u8> {
+        let kept = self.changed.iter().filter(|mode| **mode != SYNCHRONIZED_MODE);
+        let mut text = kept.map(|mode| private_mode_sequence(*mode, !INITIAL_MODES.contains(mode))).collect::<String>().into_bytes();
         if self.keypad {
             text.extend(b"\x1b=");
         }
@@ -299,7 +299,7 @@ impl Screen {
 
     /// Returns whether the command uses the alternate screen.
     pub fn is_other(&self) -> bool {
-        OTHER_SCREEN.iter().any(|mode| self.changed.contains(mode))
+        ALTERNATE_SCREEN_MODES.iter().any(|mode| self.changed.contains(mode))
     }
 }
 
@@ -313,7 +313,7 @@ fn is_of_colours(text: &[u8]) -> bool {
     }
 }
 
-fn private(mode: u16, on: bool) -> String {
+fn private_mode_sequence(mode: u16, on: bool) -> String {
     format!("\x1b[?{mode}{}", if on { 'h' } else { 'l' })
 }
 
@@ -323,7 +323,7 @@ mod tests {
 
     #[track_caller]
     fn check(shown: &str, kept: &str) {
-        assert_eq!(String::from_utf8(again(shown.as_bytes())).unwrap(), kept);
+        assert_eq!(String::from_utf8(filter_replayable(shown.as_bytes())).unwrap(), kept);
     }
 
     #[test]
@@ -342,18 +342,18 @@ mod tests {
 
     #[test]
     fn what_does_more_than_show_itself_is_left_out() {
-        let mut harmless = Harmless::default();
+        let mut harmless = TextOutputFilter::default();
         let shown = "a\x1b[1;31mred\x1b[m\x1b]0;title\x07\x1b[2J\x1b[?1049h\x1b[>4mb\u{e4}\x07\x08\x0e\tc\r\n\x1bP1$q\x1b\\d\u{9b}2Je\u{a9}";
-        let kept: Vec<u8> = shown.as_bytes().chunks(3).flat_map(|piece| harmless.of(piece)).collect();
+        let kept: Vec<u8> = shown.as_bytes().chunks(3).flat_map(|piece| harmless.filter_bytes(piece)).collect();
         assert_eq!(String::from_utf8(kept).unwrap(), "a\x1b[1;31mred\x1b[mb\u{e4}\tc\r\nd2Je\u{a9}");
     }
 
     #[track_caller]
     fn undone(shown: &str, restoration: &str) {
-        let mut screen = Screen::default();
+        let mut screen = ScreenChanges::default();
         // However the output is split.
-        shown.as_bytes().chunks(3).for_each(|piece| screen.shown(piece));
-        assert_eq!(String::from_utf8(screen.restoration()).unwrap(), restoration);
+        shown.as_bytes().chunks(3).for_each(|piece| screen.record_output(piece));
+        assert_eq!(String::from_utf8(screen.restore_sequence()).unwrap(), restoration);
     }
 
     #[test]
@@ -365,23 +365,23 @@ mod tests {
         undone("\x1b[?1049h\x1b=\x1bc", "\x1b[m");
         undone("\x1b[?7l\x1b[?h\x1b[?99999h\x1b[4h", "\x1b[?7h\x1b[m");
         let all: String = (100..1000).map(|mode| format!("\x1b[?{mode}h")).collect();
-        let mut screen = Screen::default();
-        screen.shown(all.as_bytes());
-        assert!(screen.restoration().len() < 1000);
+        let mut screen = ScreenChanges::default();
+        screen.record_output(all.as_bytes());
+        assert!(screen.restore_sequence().len() < 1000);
     }
 
     #[track_caller]
     fn put_back(shown: &str, cleared: &str, reinstated: &str) {
-        let mut screen = Screen::default();
-        shown.as_bytes().chunks(3).for_each(|piece| screen.shown(piece));
-        assert_eq!(String::from_utf8(screen.clearance()).unwrap(), cleared);
-        assert_eq!(String::from_utf8(screen.reinstatement()).unwrap(), reinstated);
+        let mut screen = ScreenChanges::default();
+        shown.as_bytes().chunks(3).for_each(|piece| screen.record_output(piece));
+        assert_eq!(String::from_utf8(screen.clear_sequence()).unwrap(), cleared);
+        assert_eq!(String::from_utf8(screen.reinstate_sequence()).unwrap(), reinstated);
     }
 
     #[test]
     fn colours_get_their_look_again() {
         for shown in ["\x1b]4;1;#000\x07", "\x1b]10;#000\x1b\\", "\x1b]11;?\x07", "\x1b]P1000000\x1b\\"] {
-            put_back(shown, str::from_utf8(USUAL_COLOURS).unwrap(), "");
+            put_back(shown, str::from_utf8(RESET_COLOURS).unwrap(), "");
         }
         put_back("\x1b]0;title\x07\x1b]8;;http://x\x07\x1bP10;1\x1b\\\x1b]133;A\x07", "", "");
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use crate::args::{Subject, Terms, duration};
+use crate::args::{CommandArgs, RunOptions, parse_duration};
 
 /// `stockade session`.
 #[derive(Debug, Subcommand)]
@@ -39,11 +39,11 @@ pub struct SessionStartArgs {
     #[arg(long, value_name = "S")]
     pub name: Option<String>,
     /// End the session after this time without a command.
-    #[arg(long, value_name = "T", value_parser = duration, default_value = "30m")]
+    #[arg(long, value_name = "T", value_parser = parse_duration, default_value = "30m")]
     pub idle_timeout: Duration,
     /// Options of its commands.
     #[command(flatten)]
-    pub terms: Terms,
+    pub terms: RunOptions,
 }
 
 /// `stockade session exec`.
@@ -63,5 +63,5 @@ pub struct SessionExecArgs {
     pub id: String,
     /// The command to run.
     #[command(flatten)]
-    pub subject: Subject,
+    pub subject: CommandArgs,
 }

@@ -5,24 +5,24 @@
 
 use std::path::PathBuf;
 
-use stockade_model::{Grant, KeyFingerprint, RawText, SignPurpose, SignUse, Target, ssh_target};
-use stockade_signing::{AgentError, Identity, PersonsAgent, fingerprint, signing_key};
+use stockade_model::{Grant, KeyFingerprint, RawText, SignPurpose, SignUse, NetworkTarget, ssh_target};
+use stockade_signing::{AgentError, AgentIdentity, UserSshAgent, compute_fingerprint, signing_key};
 
-use crate::failure::Failure;
-use crate::places::{self, Variables};
+use crate::failure::CliError;
+use crate::places::{self, VariableLookup};
 
-const GIT_SIGNING: &str = "@git-signing";
-const SSH: &str = "@ssh";
+const GIT_SIGNING_NAME: &str = "@git-signing";
+const SSH_NAME: &str = "@ssh";
 /// Most keys that an error lists.
-const MAX_LISTED: usize = 10;
+const MAX_LISTED_KEYS: usize = 10;
 
 /// Returns whether a text is such a name.
 pub fn is_one(text: &str) -> bool {
-    text == GIT_SIGNING || text == SSH || text.starts_with("@ssh:")
+    text == GIT_SIGNING_NAME || text == SSH_NAME || text.starts_with("@ssh:")
 }
 
 /// Returns the socket of the user's agent, if the environment names one.
-pub fn agent(variables: Variables<'_>) -> Option<PathBuf> {
+pub fn find_agent_socket(variables: VariableLookup<'_>) -> Option<PathBuf> {
     variables("SSH_AUTH_SOCK").map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
@@ -30,72 +30,72 @@ pub fn agent(variables: Variables<'_>) -> Option<PathBuf> {
 ///
 /// # Errors
 /// [`Failure`] if it names no host, or if it does not determine the key.
-pub fn grants(name: &str, variables: Variables<'_>) -> Result<Vec<Grant>, Failure> {
-    if name == GIT_SIGNING {
+pub fn resolve_grants(name: &str, variables: VariableLookup<'_>) -> Result<Vec<Grant>, CliError> {
+    if name == GIT_SIGNING_NAME {
         let key = key_for_git(variables)?;
         return Ok(vec![SignUse::new(key, SignPurpose::Git).into_grant()]);
     }
     let target = name.strip_prefix("@ssh:").ok_or("name the host");
     let target = target.and_then(ssh_target).map_err(|why| {
-        let shown = RawText::from(name).escaped();
-        Failure::new(format!("`{shown}` is no grant: {why}")).hint("for example --grant @ssh:github.com")
+        let shown = RawText::from(name).to_escaped();
+        CliError::new(format!("`{shown}` is no grant: {why}")).with_hint("for example --grant @ssh:github.com")
     })?;
-    let keys = identities(variables)?;
+    let keys = list_identities(variables)?;
     let key = only_key(&keys, &|key| for_host(key, &target))?;
-    let connect = Grant::connect(&target);
+    let connect = Grant::connect_to(&target);
     Ok(vec![SignUse::new(key, SignPurpose::Host(target)).into_grant(), connect])
 }
 
 /// Returns the key that the user's git settings name, or the only one of the agent.
-fn key_for_git(variables: Variables<'_>) -> Result<KeyFingerprint, Failure> {
-    let keys = identities(variables)?;
+fn key_for_git(variables: VariableLookup<'_>) -> Result<KeyFingerprint, CliError> {
+    let keys = list_identities(variables)?;
     let settings = variables("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    let named = signing_key(&places::home(variables)?, settings.as_deref()).and_then(|key| fingerprint(&key));
+    let named = signing_key(&places::find_home_directory(variables)?, settings.as_deref()).and_then(|key| compute_fingerprint(&key));
     match named {
         None => only_key(&keys, &|key| vec![SignUse::new(key.clone(), SignPurpose::Git).into_grant()]),
         Some(named) if keys.iter().any(|key| key.fingerprint == named) => Ok(named),
         Some(named) => {
-            Err(Failure::new(format!("the key that git's `user.signingkey` names ({named}) is not in the ssh agent"))
-                .hint("add it: ssh-add FILE, where FILE is the private key"))
+            Err(CliError::new(format!("the key that git's `user.signingkey` names ({named}) is not in the ssh agent"))
+                .with_hint("add it: ssh-add FILE, where FILE is the private key"))
         }
     }
 }
 
-fn identities(variables: Variables<'_>) -> Result<Vec<Identity>, Failure> {
-    let socket = agent(variables).ok_or(AgentError::None)?;
-    Ok(PersonsAgent::at(socket).identities()?)
+fn list_identities(variables: VariableLookup<'_>) -> Result<Vec<AgentIdentity>, CliError> {
+    let socket = find_agent_socket(variables).ok_or(AgentError::None)?;
+    Ok(UserSshAgent::at_socket(socket).list_identities()?)
 }
 
-fn for_host(key: &KeyFingerprint, target: &Target) -> Vec<Grant> {
-    vec![SignUse::new(key.clone(), SignPurpose::Host(target.clone())).into_grant(), Grant::connect(target)]
+fn for_host(key: &KeyFingerprint, target: &NetworkTarget) -> Vec<Grant> {
+    vec![SignUse::new(key.clone(), SignPurpose::Host(target.clone())).into_grant(), Grant::connect_to(target)]
 }
 
 /// Returns the key if there is only one; otherwise the error shows the grants of `meant` as an
 /// example.
-fn only_key(keys: &[Identity], meant: &dyn Fn(&KeyFingerprint) -> Vec<Grant>) -> Result<KeyFingerprint, Failure> {
+fn only_key(keys: &[AgentIdentity], meant: &dyn Fn(&KeyFingerprint) -> Vec<Grant>) -> Result<KeyFingerprint, CliError> {
     let first = match keys {
-        [] => return Err(Failure::new("the ssh agent has no key").hint("add one: ssh-add")),
+        [] => return Err(CliError::new("the ssh agent has no key").with_hint("add one: ssh-add")),
         [one] => return Ok(one.fingerprint.clone()),
         [first, ..] => first,
     };
     let mut what = format!("the ssh agent has {} keys, and which one is meant is not said:", keys.len());
-    for key in keys.iter().take(MAX_LISTED) {
-        what.push_str(&format!("\n  {}  {}", key.fingerprint, RawText::from(key.comment.as_str()).escaped()));
+    for key in keys.iter().take(MAX_LISTED_KEYS) {
+        what.push_str(&format!("\n  {}  {}", key.fingerprint, RawText::from(key.comment.as_str()).to_escaped()));
     }
-    if keys.len() > MAX_LISTED {
+    if keys.len() > MAX_LISTED_KEYS {
         what.push_str("\n  ... (ssh-add -l lists all)");
     }
     let options: Vec<_> = meant(&first.fingerprint).iter().map(|grant| format!("--grant '{grant}'")).collect();
-    Err(Failure::new(what).hint(format!("name one, for example: {}", options.join(" "))))
+    Err(CliError::new(what).with_hint(format!("name one, for example: {}", options.join(" "))))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn identity(last: char) -> Identity {
+    fn identity(last: char) -> AgentIdentity {
         let fingerprint = format!("SHA256:{}{last}", "a".repeat(42)).parse().unwrap();
-        Identity { fingerprint, key: Vec::new(), comment: "me@here\n".to_owned() }
+        AgentIdentity { fingerprint, key: Vec::new(), comment: "me@here\n".to_owned() }
     }
 
     #[test]
@@ -117,11 +117,11 @@ mod tests {
             ("@ssh:", "a name has 1 to 253 letters"),
             ("@ssh:*", "a key authenticates to one host: name it"),
         ] {
-            let failure = grants(name, &|_| None).unwrap_err();
+            let failure = resolve_grants(name, &|_| None).unwrap_err();
             assert_eq!(failure.what, format!("`{name}` is no grant: {why}"));
             assert!(failure.hint.is_some());
         }
-        let failure = grants("@git-signing", &|_| None).unwrap_err();
+        let failure = resolve_grants("@git-signing", &|_| None).unwrap_err();
         assert!(failure.what.contains("SSH_AUTH_SOCK") && failure.hint.unwrap().contains("ssh-add"));
         assert!(!is_one("@sshd") && !is_one("@github"));
     }

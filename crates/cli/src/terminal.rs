@@ -20,76 +20,76 @@ use rustix::termios::{
 /// Most bytes that one key press sends; more is a paste.
 const CHUNK_BYTES: usize = 256;
 /// Idle time of the keyboard before a question accepts a key.
-const STILL: Duration = Duration::from_millis(120);
+const KEYBOARD_IDLE_TIME: Duration = Duration::from_millis(120);
 /// Time-out for that idle time.
-const STILL_LONGEST: Duration = Duration::from_secs(2);
+const KEYBOARD_IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Query for the cursor position (DSR, ECMA-48).
-const WHERE: &str = "\x1b[6n";
+const CURSOR_POSITION_QUERY: &str = "\x1b[6n";
 /// Longest answer to it, in bytes.
-const POSITION_BYTES: usize = 32;
+const MAX_POSITION_BYTES: usize = 32;
 /// Time-out for the answer: the round trip on a slow line.
-const ANSWERS_WITHIN: Duration = Duration::from_millis(1500);
+const POSITION_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Bytes that arrive in shorter intervals were not pressed one by one.
-const KEYS_APART: Duration = Duration::from_millis(15);
+const MIN_KEY_INTERVAL: Duration = Duration::from_millis(15);
 /// The same within a sequence, whose parts a slow line delivers one by one.
-const SEQUENCE_APART: Duration = Duration::from_millis(150);
+const MIN_SEQUENCE_INTERVAL: Duration = Duration::from_millis(150);
 /// Most bytes of one press that are examined.
-const AT_ONCE_BYTES: usize = 4096;
+const MAX_PRESS_BYTES: usize = 4096;
 const ESCAPE: u8 = 0x1b;
 
 /// The modes to restore if the process must exit at once, see [`give_back`].
-static BORROWED: Mutex<Option<(File, Termios)>> = Mutex::new(None);
+static BORROWED_MODES: Mutex<Option<(File, Termios)>> = Mutex::new(None);
 
 /// The modes to restore at the end of raw mode, see [`give_back`].
-static RAW: Mutex<Option<(File, Termios)>> = Mutex::new(None);
+static RAW_MODE_BACKUP: Mutex<Option<(File, Termios)>> = Mutex::new(None);
 
 /// The relay of the keyboard, if there is one.
-static RELAYING: Mutex<Option<Arc<Aside>>> = Mutex::new(None);
+static ACTIVE_RELAY: Mutex<Option<Arc<RelayPause>>> = Mutex::new(None);
 
 /// Time-out for a relay to pause.
-const ASIDE_WITHIN: Duration = Duration::from_secs(2);
+const RELAY_PAUSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Time for a stop signal to this process to take effect.
-const STOPS_WITHIN: Duration = Duration::from_millis(50);
+const STOP_SIGNAL_DELAY: Duration = Duration::from_millis(50);
 
 /// Terminal of another process, whose user is asked.
-static LENT: OnceLock<File> = OnceLock::new();
+static LENT_TERMINAL: OnceLock<File> = OnceLock::new();
 
 /// Stops the job of that process, and returns when it continues.
-static LENT_JOB: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
+static STOP_LENT_JOB: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
 
 /// Terminal of a user: the controlling terminal, or a lent one.
 #[derive(Debug)]
-pub struct Terminal {
+pub struct UserTerminal {
     file: File,
 }
 
 /// Asks at this terminal from now on, which was open at its user's process. A process without
 /// another terminal may read its keys, whichever process is in the foreground. `stop_job` stops the
 /// job that lent the terminal, and returns when that job continues.
-pub fn lend(terminal: OwnedFd, stop_job: impl Fn() + Send + Sync + 'static) {
+pub fn use_lent_terminal(terminal: OwnedFd, stop_job: impl Fn() + Send + Sync + 'static) {
     // Only the first call counts.
-    let _ = LENT.set(terminal.into());
-    let _ = LENT_JOB.set(Box::new(stop_job));
+    let _ = LENT_TERMINAL.set(terminal.into());
+    let _ = STOP_LENT_JOB.set(Box::new(stop_job));
 }
 
-impl Terminal {
+impl UserTerminal {
     /// Opens `/dev/tty` if a user can be asked there: it exists, standard error is a terminal too,
     /// and this process is in its foreground.
     pub fn open() -> Option<Self> {
-        if let Some(lent) = LENT.get() {
-            return lent.try_clone().ok().map(Self::of);
+        if let Some(lent) = LENT_TERMINAL.get() {
+            return lent.try_clone().ok().map(Self::from_file);
         }
         if !isatty(io::stderr()) {
             return None;
         }
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let terminal = Self::of(rustix::fs::open("/dev/tty", flags, Mode::empty()).ok()?.into());
+        let terminal = Self::from_file(rustix::fs::open("/dev/tty", flags, Mode::empty()).ok()?.into());
         terminal.in_foreground().then_some(terminal)
     }
 
     /// Wraps an open, non-blocking terminal.
-    pub fn of(file: File) -> Self {
+    pub fn from_file(file: File) -> Self {
         Self { file }
     }
 
@@ -102,12 +102,12 @@ impl Terminal {
     ///
     /// # Errors
     /// [`io::Error`] if no descriptors are left.
-    pub fn lent(&self) -> io::Result<OwnedFd> {
+    pub fn clone_for_lending(&self) -> io::Result<OwnedFd> {
         Ok(self.file.try_clone()?.into())
     }
 
     /// Returns the number of columns, 0 if it is unknown.
-    pub fn columns(&self) -> u16 {
+    pub fn column_count(&self) -> u16 {
         tcgetwinsize(&self.file).map_or(0, |size| size.ws_col)
     }
 
@@ -115,13 +115,13 @@ impl Terminal {
     ///
     /// # Errors
     /// [`io::Error`] if the terminal is gone.
-    pub fn keys(&self) -> io::Result<Keys<'_>> {
-        let relaying = lock(&RELAYING).clone();
-        let alone = relaying.map(Alone::with).transpose()?;
+    pub fn open_keyboard(&self) -> io::Result<QuestionKeyboard<'_>> {
+        let relaying = lock_mutex(&ACTIVE_RELAY).clone();
+        let alone = relaying.map(RelayPauseGuard::pause_relay).transpose()?;
         let saved = tcgetattr(&self.file)?;
-        *lock(&BORROWED) = Some((self.file.try_clone()?, saved.clone()));
-        let keys = Keys { file: &self.file, saved, _alone: alone };
-        keys.take()?;
+        *lock_mutex(&BORROWED_MODES) = Some((self.file.try_clone()?, saved.clone()));
+        let keys = QuestionKeyboard { file: &self.file, saved, _alone: alone };
+        keys.take_modes()?;
         Ok(keys)
     }
 }
@@ -130,7 +130,7 @@ impl Terminal {
 /// foreground or was lent the terminal. They also do if the terminal is not its controlling one
 /// (after `su -c` or `setsid`): any process that reads gets the keys then.
 pub fn is_foreground_of(file: impl AsFd) -> bool {
-    LENT.get().is_some()
+    LENT_TERMINAL.get().is_some()
         || match tcgetpgrp(file) {
             Ok(group) => group == rustix::process::getpgrp(),
             Err(errno) => errno == Errno::NOTTY,
@@ -168,7 +168,7 @@ fn put_back(file: &File, saved: &Termios) {
 /// unwinding.
 pub fn give_back() {
     // In this order, because the borrowed modes may be those of a raw terminal.
-    for modes in [&BORROWED, &RAW] {
+    for modes in [&BORROWED_MODES, &RAW_MODE_BACKUP] {
         if let Ok(mut modes) = modes.try_lock()
             && let Some((file, saved)) = modes.take()
         {
@@ -177,28 +177,28 @@ pub fn give_back() {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Terminal that passes on every key and shows every byte unchanged, until the value is dropped.
 #[derive(Debug)]
-pub struct Raw {
+pub struct RawTerminal {
     at: File,
     modes: Termios,
 }
 
-impl Raw {
+impl RawTerminal {
     /// Sets this terminal to raw mode.
     ///
     /// # Errors
     /// [`io::Error`] if the terminal is gone.
-    pub fn begin(file: File) -> io::Result<Self> {
+    pub fn enter_raw_mode(file: File) -> io::Result<Self> {
         let saved = tcgetattr(&file)?;
         let mut modes = saved.clone();
         modes.make_raw();
         let at = file.try_clone()?;
-        *lock(&RAW) = Some((file, saved));
+        *lock_mutex(&RAW_MODE_BACKUP) = Some((file, saved));
         let raw = Self { at, modes };
         tcsetattr(&raw.at, OptionalActions::Now, &raw.modes)?;
         Ok(raw)
@@ -206,7 +206,7 @@ impl Raw {
 
     /// Follows `inner` in its line ends and in the keys that interrupt: for a terminal that other
     /// processes use meanwhile.
-    pub fn follow(&mut self, inner: &Termios) {
+    pub fn follow_modes(&mut self, inner: &Termios) {
         let (output, local) = (OutputModes::OPOST | OutputModes::ONLCR, LocalModes::ISIG);
         let mut modes = self.modes.clone();
         modes.output_modes.set(output, inner.output_modes.contains(OutputModes::OPOST));
@@ -222,20 +222,20 @@ impl Raw {
     ///
     /// # Errors
     /// [`io::Error`] if the terminal is gone.
-    pub fn again(&self) -> io::Result<()> {
+    pub fn restore_raw_mode(&self) -> io::Result<()> {
         Ok(tcsetattr(&self.at, OptionalActions::Now, &self.modes)?)
     }
 
     /// Leaves the terminal as it is: another process has it by now.
-    pub fn forget(self) {
-        *lock(&RAW) = None;
+    pub fn leave_unchanged(self) {
+        *lock_mutex(&RAW_MODE_BACKUP) = None;
     }
 }
 
-impl Drop for Raw {
+impl Drop for RawTerminal {
     fn drop(&mut self) {
         // Input still in the queue was typed for the command.
-        if let Some((file, saved)) = lock(&RAW).take() {
+        if let Some((file, saved)) = lock_mutex(&RAW_MODE_BACKUP).take() {
             put_back(&file, &saved);
         }
     }
@@ -243,9 +243,9 @@ impl Drop for Raw {
 
 /// The modes of standard input, if it is a terminal, for a process that lends it.
 #[derive(Debug)]
-pub struct Kept(Option<Termios>);
+pub struct SavedTerminalModes(Option<Termios>);
 
-impl Kept {
+impl SavedTerminalModes {
     /// Saves the current modes.
     pub fn of_standard_input() -> Self {
         Self(tcgetattr(io::stdin()).ok())
@@ -262,33 +262,33 @@ impl Kept {
 /// Stops the job at the user's terminal after the command at the relay's terminal was stopped, as
 /// it happens without a relay. The terminal has its former modes meanwhile. Returns when the shell
 /// continues the job.
-pub fn suspend() {
-    let Some(relaying) = lock(&RELAYING).clone() else { return };
-    let Ok(_alone) = Alone::with(relaying) else { return };
-    if let Some((file, saved)) = lock(&RAW).as_ref() {
+pub fn suspend_job() {
+    let Some(relaying) = lock_mutex(&ACTIVE_RELAY).clone() else { return };
+    let Ok(_alone) = RelayPauseGuard::pause_relay(relaying) else { return };
+    if let Some((file, saved)) = lock_mutex(&RAW_MODE_BACKUP).as_ref() {
         let _ = tcsetattr(file, OptionalActions::Now, saved);
     }
-    LENT_JOB.get().map_or_else(stop_job, |stop_lent_job| stop_lent_job());
+    STOP_LENT_JOB.get().map_or_else(stop_job, |stop_lent_job| stop_lent_job());
 }
 
 /// Stops this process and the rest of its job; returns when the shell continues it.
 pub fn stop_job() {
     let _ = kill_current_process_group(Signal::TSTP);
     // Another thread may receive the signal.
-    std::thread::sleep(STOPS_WITHIN);
+    std::thread::sleep(STOP_SIGNAL_DELAY);
 }
 
 /// Lets the relay of the keyboard pause while a question has it.
 #[derive(Debug)]
-pub struct Aside {
-    state: Mutex<Turn>,
+pub struct RelayPause {
+    state: Mutex<KeyboardOwner>,
     changed: Condvar,
     wake: OwnedFd,
 }
 
 /// The owner of the keyboard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
+enum KeyboardOwner {
     Relay,
     /// A question waits for the relay.
     Wanted,
@@ -296,36 +296,36 @@ enum Turn {
     Question,
 }
 
-impl Aside {
+impl RelayPause {
     /// Registers a relay, which questions wait for from here on.
     ///
     /// # Errors
     /// [`io::Error`] if no descriptors are left.
-    pub fn register() -> io::Result<Arc<Self>> {
+    pub fn register_relay() -> io::Result<Arc<Self>> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let aside = Arc::new(Self { state: Mutex::new(Turn::Relay), changed: Condvar::new(), wake });
-        *lock(&RELAYING) = Some(Arc::clone(&aside));
+        let aside = Arc::new(Self { state: Mutex::new(KeyboardOwner::Relay), changed: Condvar::new(), wake });
+        *lock_mutex(&ACTIVE_RELAY) = Some(Arc::clone(&aside));
         Ok(aside)
     }
 
     /// Removes the registration of the relay.
-    pub fn forget() {
-        *lock(&RELAYING) = None;
+    pub fn unregister_relay() {
+        *lock_mutex(&ACTIVE_RELAY) = None;
     }
 
     /// Becomes readable when the relay must pause.
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
+    pub fn wake_descriptor(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
     /// Pauses the relay; returns when no question has the terminal.
     pub fn stand_aside(&self) {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
-        let mut turn = lock(&self.state);
-        while *turn != Turn::Relay {
+        let mut turn = lock_mutex(&self.state);
+        while *turn != KeyboardOwner::Relay {
             // Another question may follow before this thread has its turn.
-            if *turn == Turn::Wanted {
-                *turn = Turn::Question;
+            if *turn == KeyboardOwner::Wanted {
+                *turn = KeyboardOwner::Question;
                 self.changed.notify_all();
             }
             // The end of the question wakes it.
@@ -336,31 +336,31 @@ impl Aside {
 
 /// The terminal without the relay, until the value is dropped.
 #[derive(Debug)]
-struct Alone(Arc<Aside>);
+struct RelayPauseGuard(Arc<RelayPause>);
 
-impl Alone {
-    fn with(aside: Arc<Aside>) -> io::Result<Self> {
-        let mut turn = lock(&aside.state);
-        if *turn != Turn::Relay {
+impl RelayPauseGuard {
+    fn pause_relay(aside: Arc<RelayPause>) -> io::Result<Self> {
+        let mut turn = lock_mutex(&aside.state);
+        if *turn != KeyboardOwner::Relay {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
-        *turn = Turn::Wanted;
+        *turn = KeyboardOwner::Wanted;
         drop(turn);
         let _ = rustix::io::write(&aside.wake, &1_u64.to_ne_bytes());
         let alone = Self(aside);
-        let turn = lock(&alone.0.state);
-        let is_wanted = |turn: &mut Turn| *turn == Turn::Wanted;
-        let waited = alone.0.changed.wait_timeout_while(turn, ASIDE_WITHIN, is_wanted);
+        let turn = lock_mutex(&alone.0.state);
+        let is_wanted = |turn: &mut KeyboardOwner| *turn == KeyboardOwner::Wanted;
+        let waited = alone.0.changed.wait_timeout_while(turn, RELAY_PAUSE_TIMEOUT, is_wanted);
         let (turn, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        let has_it = *turn == Turn::Question;
+        let has_it = *turn == KeyboardOwner::Question;
         drop(turn);
         if has_it { Ok(alone) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 }
 
-impl Drop for Alone {
+impl Drop for RelayPauseGuard {
     fn drop(&mut self) {
-        *lock(&self.0.state) = Turn::Relay;
+        *lock_mutex(&self.0.state) = KeyboardOwner::Relay;
         self.0.changed.notify_all();
     }
 }
@@ -382,7 +382,7 @@ pub fn leave_input_to_foreground() -> io::Result<()> {
 
 /// Result of a wait for a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Pressed {
+pub enum KeyWaitResult {
     /// Bytes that arrived together.
     Bytes(Vec<u8>),
     /// No key before the deadline.
@@ -395,19 +395,19 @@ pub enum Pressed {
 
 /// The keyboard while a question is shown.
 #[derive(Debug)]
-pub struct Keys<'a> {
+pub struct QuestionKeyboard<'a> {
     file: &'a File,
     saved: Termios,
     // Dropped last, after `drop` has restored the modes.
-    _alone: Option<Alone>,
+    _alone: Option<RelayPauseGuard>,
 }
 
-impl Keys<'_> {
+impl QuestionKeyboard<'_> {
     /// Sets the modes of a question, whatever they are by now.
     ///
     /// # Errors
     /// [`io::Error`] if the terminal is gone.
-    pub fn take(&self) -> io::Result<()> {
+    pub fn take_modes(&self) -> io::Result<()> {
         tcsetattr(self.file, OptionalActions::Now, &of_question(tcgetattr(self.file)?))?;
         // Stopped output would wait for a Ctrl-Q that the user does not expect to press.
         let _ = tcflow(self.file, Action::OOn);
@@ -418,14 +418,14 @@ impl Keys<'_> {
     ///
     /// # Errors
     /// [`io::Error`] if the terminal is gone or accepts no output.
-    pub fn show(&self, text: &str, deadline: Instant) -> io::Result<()> {
+    pub fn show_text(&self, text: &str, deadline: Instant) -> io::Result<()> {
         let mut rest = text.as_bytes();
         while !rest.is_empty() {
             match rustix::io::write(self.file, rest) {
                 Ok(written) => rest = &rest[written..],
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    if !ready(&[(self.file.as_fd(), PollFlags::OUT)], deadline)?[0] {
+                    if !poll_before(&[(self.file.as_fd(), PollFlags::OUT)], deadline)?[0] {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
                 }
@@ -440,12 +440,12 @@ impl Keys<'_> {
     ///
     /// # Errors
     /// [`io::Error`] if the terminal is gone.
-    pub fn settle(&self, deadline: Instant, is_withdrawn: &dyn Fn() -> bool) -> io::Result<()> {
-        let give_up = deadline.min(Instant::now() + STILL_LONGEST);
+    pub fn wait_until_idle(&self, deadline: Instant, is_withdrawn: &dyn Fn() -> bool) -> io::Result<()> {
+        let give_up = deadline.min(Instant::now() + KEYBOARD_IDLE_TIMEOUT);
         while !is_withdrawn() {
             tcflush(self.file, QueueSelector::IFlush)?;
-            let still = give_up.min(Instant::now() + STILL);
-            if !ready(&[(self.file.as_fd(), PollFlags::IN)], still)?[0] || Instant::now() >= give_up {
+            let still = give_up.min(Instant::now() + KEYBOARD_IDLE_TIME);
+            if !poll_before(&[(self.file.as_fd(), PollFlags::IN)], still)?[0] || Instant::now() >= give_up {
                 return Ok(tcflush(self.file, QueueSelector::IFlush)?);
             }
         }
@@ -458,66 +458,66 @@ impl Keys<'_> {
     ///
     /// # Errors
     /// [`io::Error`] if the terminal is gone.
-    pub fn fence(&self, deadline: Instant, wakes: &[BorrowedFd<'_>]) -> io::Result<bool> {
-        self.show(WHERE, deadline)?;
-        let deadline = deadline.min(Instant::now() + ANSWERS_WITHIN);
+    pub fn drop_earlier_input(&self, deadline: Instant, wakes: &[BorrowedFd<'_>]) -> io::Result<bool> {
+        self.show_text(CURSOR_POSITION_QUERY, deadline)?;
+        let deadline = deadline.min(Instant::now() + POSITION_TIMEOUT);
         let mut seen = Vec::new();
         loop {
             match self.read_before(deadline, wakes) {
-                Pressed::Bytes(bytes) => seen.extend(bytes),
-                Pressed::Gone => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Pressed::TimedOut | Pressed::Woken => return Ok(false),
+                KeyWaitResult::Bytes(bytes) => seen.extend(bytes),
+                KeyWaitResult::Gone => return Err(io::ErrorKind::UnexpectedEof.into()),
+                KeyWaitResult::TimedOut | KeyWaitResult::Woken => return Ok(false),
             }
             if holds_position(&seen) {
                 return Ok(true);
             }
-            seen.drain(..seen.len().saturating_sub(POSITION_BYTES));
+            seen.drain(..seen.len().saturating_sub(MAX_POSITION_BYTES));
         }
     }
 
     /// Returns the next key, or the bytes that arrived together: a paste, a function key, a report.
     /// Each of `wakes` ends the wait when it becomes readable.
-    pub fn next(&self, deadline: Instant, wakes: &[BorrowedFd<'_>]) -> Pressed {
-        if self.take().is_err() {
-            return Pressed::Gone;
+    pub fn next(&self, deadline: Instant, wakes: &[BorrowedFd<'_>]) -> KeyWaitResult {
+        if self.take_modes().is_err() {
+            return KeyWaitResult::Gone;
         }
         let mut all = match self.read_before(deadline, wakes) {
-            Pressed::Bytes(bytes) => bytes,
+            KeyWaitResult::Bytes(bytes) => bytes,
             other => return other,
         };
         // A line may deliver one sequence in pieces. Bytes that follow at once belong to it, so
         // that no part of a sequence counts as a key.
         loop {
             let is_sequence = all.iter().any(|byte| *byte == ESCAPE || *byte >= 0x80);
-            let apart = Instant::now() + if is_sequence { SEQUENCE_APART } else { KEYS_APART };
+            let apart = Instant::now() + if is_sequence { MIN_SEQUENCE_INTERVAL } else { MIN_KEY_INTERVAL };
             match self.read_before(apart, wakes) {
-                Pressed::Bytes(more) if all.len() < AT_ONCE_BYTES => all.extend(more),
-                Pressed::Bytes(_) => {}
-                Pressed::TimedOut => return Pressed::Bytes(all),
+                KeyWaitResult::Bytes(more) if all.len() < MAX_PRESS_BYTES => all.extend(more),
+                KeyWaitResult::Bytes(_) => {}
+                KeyWaitResult::TimedOut => return KeyWaitResult::Bytes(all),
                 other => return other,
             }
             if Instant::now() >= deadline {
-                return Pressed::TimedOut;
+                return KeyWaitResult::TimedOut;
             }
         }
     }
 
-    fn read_before(&self, deadline: Instant, wakes: &[BorrowedFd<'_>]) -> Pressed {
+    fn read_before(&self, deadline: Instant, wakes: &[BorrowedFd<'_>]) -> KeyWaitResult {
         loop {
             let mut waited = vec![(self.file.as_fd(), PollFlags::IN)];
             waited.extend(wakes.iter().map(|fd| (*fd, PollFlags::IN)));
-            match ready(&waited, deadline) {
-                Ok(ready) if ready[1..].contains(&true) => return Pressed::Woken,
+            match poll_before(&waited, deadline) {
+                Ok(ready) if ready[1..].contains(&true) => return KeyWaitResult::Woken,
                 Ok(ready) if ready[0] => {}
-                Ok(_) => return Pressed::TimedOut,
-                Err(_) => return Pressed::Gone,
+                Ok(_) => return KeyWaitResult::TimedOut,
+                Err(_) => return KeyWaitResult::Gone,
             }
             let mut chunk = [0; CHUNK_BYTES];
             match rustix::io::read(self.file, &mut chunk) {
-                Ok(0) => return Pressed::Gone,
-                Ok(length) => return Pressed::Bytes(chunk[..length].to_vec()),
+                Ok(0) => return KeyWaitResult::Gone,
+                Ok(length) => return KeyWaitResult::Bytes(chunk[..length].to_vec()),
                 Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(_) => return Pressed::Gone,
+                Err(_) => return KeyWaitResult::Gone,
             }
         }
     }
@@ -533,17 +533,17 @@ fn holds_position(seen: &[u8]) -> bool {
     (0..seen.len()).any(|at| is_report(&seen[at..]))
 }
 
-impl Drop for Keys<'_> {
+impl Drop for QuestionKeyboard<'_> {
     fn drop(&mut self) {
         // Input still in the queue was typed at the question, not for the program that reads next.
         put_back(self.file, &self.saved);
-        *lock(&BORROWED) = None;
+        *lock_mutex(&BORROWED_MODES) = None;
     }
 }
 
 /// Returns which descriptors became ready before `deadline`. A hang-up counts as ready: the read
 /// reports it.
-fn ready(waited: &[(BorrowedFd<'_>, PollFlags)], deadline: Instant) -> io::Result<Vec<bool>> {
+fn poll_before(waited: &[(BorrowedFd<'_>, PollFlags)], deadline: Instant) -> io::Result<Vec<bool>> {
     let mut fds: Vec<_> = waited.iter().map(|(fd, flags)| PollFd::from_borrowed_fd(*fd, *flags)).collect();
     loop {
         let left = deadline.saturating_duration_since(Instant::now());

@@ -6,22 +6,22 @@ use tracing_subscriber::fmt::format::FmtSpan;
 use tracing_subscriber::layer::Layer;
 use tracing_subscriber::prelude::*;
 
-use crate::failure::Failure;
-use crate::timings::Timings;
+use crate::failure::CliError;
+use crate::timings::StepTimings;
 
 /// Starts tracing if `STOCKADE_LOG` contains a filter, e.g. `debug` or `stockade_native=trace`, or
 /// if timings are recorded.
 ///
 /// # Errors
 /// [`Failure`] if the filter cannot be parsed.
-pub fn start(timings: Option<&Timings>) -> Result<(), Failure> {
+pub fn start_tracing(timings: Option<&StepTimings>) -> Result<(), CliError> {
     let log = std::env::var_os("STOCKADE_LOG").filter(|filter| !filter.is_empty());
     if log.is_none() && timings.is_none() {
         return Ok(());
     }
     let unreadable = || {
-        Failure::new("STOCKADE_LOG holds no filter")
-            .hint("for example STOCKADE_LOG=debug or STOCKADE_LOG=stockade_engine=trace")
+        CliError::new("STOCKADE_LOG holds no filter")
+            .with_hint("for example STOCKADE_LOG=debug or STOCKADE_LOG=stockade_engine=trace")
     };
     let filter = log.map(|filter| filter.into_string().map_err(|_| unreadable())).transpose()?;
     let filter = filter.map(|filter| EnvFilter::try_new(filter).map_err(|_| unreadable())).transpose()?;
@@ -35,10 +35,10 @@ pub fn start(timings: Option<&Timings>) -> Result<(), Failure> {
             .with_span_events(FmtSpan::CLOSE)
             .with_filter(filter)
     });
-    let noted = timings.map(|timings| timings.clone().with_filter(filter_fn(Timings::wants)));
+    let noted = timings.map(|timings| timings.clone().with_filter(filter_fn(StepTimings::is_recorded)));
     tracing_subscriber::registry()
         .with(told)
         .with(noted)
         .try_init()
-        .map_err(|_| Failure::new("tracing was started twice"))
+        .map_err(|_| CliError::new("tracing was started twice"))
 }

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use stockade_model::{Digest, Scope};
-use stockade_store::{Consent, Namespace, Remembered, Store};
+use stockade_model::{Digest, ApprovalScope};
+use stockade_store::{Consent, ApprovalNamespace, ApprovalRecord, ApprovalStore};
 use tempfile::TempDir;
 
 /// A person with a home and a project in it.
@@ -176,15 +176,15 @@ fn nothing_is_remembered_or_recorded_yet() {
 fn an_answer_can_be_seen_and_taken_back() {
     let world = World::new();
     world.stockade(&["run", "--", "true"]).is(0);
-    let store = Store::open(&world.home().join(".local/state/stockade/approvals.db")).unwrap();
-    let answer = Remembered {
+    let store = ApprovalStore::open(&world.home().join(".local/state/stockade/approvals.db")).unwrap();
+    let answer = ApprovalRecord {
         id: "apr_1".parse().unwrap(),
-        namespace: Namespace::Escalate,
+        namespace: ApprovalNamespace::Escalate,
         digest: Digest::of_fields("test", []),
         question: "touch \u{1b}[2J".into(),
         grants: vec!["write /srv/x".parse().unwrap()],
         consent: Consent::Approved,
-        scope: Scope::Always,
+        scope: ApprovalScope::Always,
         session: None,
         by: "terminal".into(),
         created_ms: 1,
@@ -192,12 +192,12 @@ fn an_answer_can_be_seen_and_taken_back() {
         revoked_ms: None,
         ended_ms: None,
     };
-    store.remember(&answer).unwrap();
+    store.remember_answer(&answer).unwrap();
     drop(store);
     let listed = world.stockade(&["approvals", "list"]);
     assert_eq!(listed.is(0).stdout, "apr_1  approved (always)  escalate  touch \\u{1b}[2J\n");
     let shown = world.stockade(&["approvals", "show", "apr_1", "--json"]);
-    assert_eq!(serde_json::from_str::<Remembered>(&shown.is(0).stdout).unwrap(), answer);
+    assert_eq!(serde_json::from_str::<ApprovalRecord>(&shown.is(0).stdout).unwrap(), answer);
     assert_eq!(world.stockade(&["approvals", "revoke", "apr_1"]).is(0).stdout, "revoked apr_1\n");
     assert_eq!(world.stockade(&["approvals", "list"]).is(0).stdout, "");
     assert!(world.stockade(&["approvals", "list", "--all"]).is(0).stdout.contains("revoked"));

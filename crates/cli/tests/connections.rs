@@ -9,8 +9,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
-use stockade_audit::Log;
-use stockade_model::{ConnectionEnd, ConnectionRecord, Denial, Event, EventKind, Layer, Operation, Resolution};
+use stockade_audit::AuditLogWriter;
+use stockade_model::{ConnectionEnd, ConnectionRecord, Denial, Event, EventKind, DenialLayer, DeniedOperation, DenialResolution};
 use tempfile::TempDir;
 
 struct World {
@@ -26,13 +26,13 @@ impl World {
     }
 
     fn record(&self, session: &str, kinds: impl IntoIterator<Item = EventKind>) {
-        let log = Log::open(&self.state.path().join("stockade/audit")).unwrap();
+        let log = AuditLogWriter::open(&self.state.path().join("stockade/audit")).unwrap();
         for kind in kinds {
             let request = "req_00000000000000000000000001".parse().unwrap();
             let session = Some(session.parse().unwrap());
-            log.append(&Event { time_ms: 1_704_276_000_000, request, session, kind }).unwrap();
+            log.append_event(&Event { time_ms: 1_704_276_000_000, request, session, kind }).unwrap();
         }
-        log.commit().unwrap();
+        log.commit_lines().unwrap();
     }
 
     fn net(&self, arguments: &[&str]) -> Command {
@@ -67,17 +67,17 @@ fn connection(target: &str, bytes_down: u64, end: ConnectionEnd) -> EventKind {
     EventKind::Connection { attempt: 1, connection: Box::new(record) }
 }
 
-fn denied(operation: Operation, object: &str) -> EventKind {
+fn denied(operation: DeniedOperation, object: &str) -> EventKind {
     EventKind::Denied {
         denial: Denial {
             operation,
             object: object.into(),
             pid: None,
             program: None,
-            layer: Layer::Network,
+            layer: DenialLayer::Network,
             rule: "not allowed".into(),
             grant: None,
-            resolution: Resolution::Recorded,
+            resolution: DenialResolution::Recorded,
             count: 1,
         },
     }
@@ -89,8 +89,8 @@ fn world() -> World {
         "ses_a",
         [
             connection("pypi.org:443", 100, ConnectionEnd::Closed),
-            denied(Operation::Write, "/etc/x"),
-            denied(Operation::Connect, "evil\u{1b}[2J.example:443"),
+            denied(DeniedOperation::Write, "/etc/x"),
+            denied(DeniedOperation::Connect, "evil\u{1b}[2J.example:443"),
             EventKind::Failed { message: "x".into() },
         ],
     );
@@ -150,6 +150,6 @@ fn following_shows_what_is_appended() {
     let mut child = Ended(world.net(&["log", "--follow"]).stdout(Stdio::piped()).spawn().unwrap());
     let mut lines = BufReader::new(child.0.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.by_ref().nth(2).unwrap().contains("github.com:22"));
-    world.record("ses_a", [denied(Operation::Write, "/etc/y"), connection("npmjs.org:443", 1, ConnectionEnd::Reset)]);
+    world.record("ses_a", [denied(DeniedOperation::Write, "/etc/y"), connection("npmjs.org:443", 1, ConnectionEnd::Reset)]);
     assert!(lines.next().unwrap().contains("npmjs.org:443"));
 }

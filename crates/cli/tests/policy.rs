@@ -9,10 +9,10 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command as Program, Stdio};
 
-use stockade_audit::Log;
+use stockade_audit::AuditLogWriter;
 use stockade_model::{
-    ApprovalMode, Assessment, Command, Decision, Denial, Event, EventKind, Grant, Layer, Level, Operation, Request,
-    Resolution, SandboxPreference, Tier, Verdict,
+    ApprovalMode, Assessment, RequestCommand, Decision, Denial, Event, EventKind, Grant, DenialLayer, IsolationLevel, DeniedOperation, RunRequest,
+    DenialResolution, SandboxPreference, Tier, PolicyVerdict,
 };
 use tempfile::TempDir;
 
@@ -68,25 +68,25 @@ impl World {
     }
 
     /// A record of one request: what was decided, refused and granted.
-    fn record(&self, script: &str, verdict: Verdict, granted: &[&str], refused: &[&str]) {
-        let log = Log::open(&self.at("state/stockade/audit")).unwrap();
+    fn record(&self, script: &str, verdict: PolicyVerdict, granted: &[&str], refused: &[&str]) {
+        let log = AuditLogWriter::open(&self.at("state/stockade/audit")).unwrap();
         let grant = |text: &&str| text.parse::<Grant>().unwrap();
         let mut kinds = vec![
             EventKind::Requested { request: Box::new(self.request(script)), environment_names: Vec::new() },
-            EventKind::Assessed { assessment: Assessment::bare(Tier::Ask) },
+            EventKind::Assessed { assessment: Assessment::without_findings(Tier::Ask) },
             EventKind::Decided { decision: Decision { verdict, rule: "then".into(), reasons: Vec::new() } },
         ];
         for text in refused {
             kinds.push(EventKind::Denied {
                 denial: Denial {
-                    operation: Operation::Write,
+                    operation: DeniedOperation::Write,
                     object: "x".into(),
                     pid: None,
                     program: None,
-                    layer: Layer::Broker,
+                    layer: DenialLayer::Broker,
                     rule: "r".into(),
                     grant: Some(grant(text)),
-                    resolution: Resolution::Refused,
+                    resolution: DenialResolution::Refused,
                     count: 1,
                 },
             });
@@ -94,24 +94,24 @@ impl World {
         kinds.push(EventKind::Granted { grants: granted.iter().map(grant).collect(), holds: Vec::new() });
         for kind in kinds {
             let request = self.request(script);
-            log.append(&Event { time_ms: 1_704_276_000_000, request: request.id, session: request.session, kind })
+            log.append_event(&Event { time_ms: 1_704_276_000_000, request: request.id, session: request.session, kind })
                 .unwrap();
         }
-        log.commit().unwrap();
+        log.commit_lines().unwrap();
     }
 
-    fn request(&self, script: &str) -> Request {
-        Request {
+    fn request(&self, script: &str) -> RunRequest {
+        RunRequest {
             id: "req_00000000000000000000000001".parse().unwrap(),
             session: Some("ses_work".parse().unwrap()),
-            command: Command::Script(script.into()),
+            command: RequestCommand::Script(script.into()),
             cwd: self.at("ws").as_path().into(),
             workspace: self.at("ws").as_path().into(),
             environment: Default::default(),
             profile: "workspace".into(),
             grants: Vec::new(),
             requested: Vec::new(),
-            level: Level::Full,
+            level: IsolationLevel::Full,
             approval_mode: ApprovalMode::Untrusted,
             sandbox: SandboxPreference::Auto,
             timeout_ms: None,
@@ -376,8 +376,8 @@ fn an_import_knows_the_tiers_of_files_or_asks_for_them() {
 #[test]
 fn a_replay_shows_which_decisions_change() {
     let world = World::new(RULES);
-    world.record("git push origin", Verdict::Ask, &[], &[]);
-    world.record("ls", Verdict::Ask, &[], &[]);
+    world.record("git push origin", PolicyVerdict::Ask, &[], &[]);
+    world.record("ls", PolicyVerdict::Ask, &[], &[]);
     let found = world.policy(&["replay"]);
     assert_eq!(found.code, 0);
     assert!(found.out.starts_with("req_00000000000000000000000001  ask -> deny  git push origin\n  before: then\n  after:  rule deny `no-push`"), "{}", found.out);
@@ -407,7 +407,7 @@ fn a_suggestion_is_exact_and_shows_what_a_directory_would_allow() {
     let ssh = format!("read {}", world.at("home/.ssh").display());
     let granted = [write("a"), write("b"), write("c"), ssh, "connect pypi.org:443".to_owned()];
     let granted: Vec<&str> = granted.iter().map(String::as_str).collect();
-    world.record("pip install x", Verdict::Ask, &granted, &["write /etc/x"]);
+    world.record("pip install x", PolicyVerdict::Ask, &granted, &["write /etc/x"]);
     let exact = world.policy(&["suggest", "--session", "work"]);
     assert_eq!(exact.code, 0, "{}", exact.err);
     for name in ["a", "b", "c"] {

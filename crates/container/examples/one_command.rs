@@ -5,42 +5,42 @@
 use std::env::args;
 use std::sync::mpsc::channel;
 
-use stockade_container::{ContainerSandboxes, Kind, Settings};
+use stockade_container::{ContainerSandboxes, ContainerEngineKind, ContainerSettings};
 use stockade_engine::{
-    AttemptEvent, CommandEnd, Events, Io, SandboxError, SandboxEvents, SandboxPlan, Sandboxes, System,
+    AttemptEvent, CommandEnd, AttemptEventSender, StdioMode, SandboxError, SandboxEventSender, SandboxPlan, SandboxProvider, GuestSystem,
 };
-use stockade_model::{Background, Filesystem, Level, Limits, Network, Plan, Profile, RequestId};
+use stockade_model::{BackgroundPolicy, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, AttemptPlan, Profile, RequestId};
 
 fn main() {
     let given: Vec<String> = args().skip(1).collect();
     let [socket, accounts, image, id, workspace, home, launcher, terminal, script] =
         given.try_into().expect("nine arguments");
-    let settings = Settings {
+    let settings = ContainerSettings {
         socket: Some(socket.into()),
         launcher: launcher.into(),
         accounts: accounts.into(),
         owner: "tests".to_owned(),
     };
-    let kind = ContainerSandboxes::new(Kind::Docker, settings);
+    let kind = ContainerSandboxes::new(ContainerEngineKind::Docker, settings);
     let plan = SandboxPlan {
         id: id.parse().unwrap(),
-        system: Some(System::Image(image.parse().unwrap())),
+        system: Some(GuestSystem::Image(image.parse().unwrap())),
         workspace: workspace.into(),
         home: home.into(),
         profile: profile(),
-        level: Level::Full,
-        background: Background::End,
+        level: IsolationLevel::Full,
+        background: BackgroundPolicy::End,
         runtime: None,
     };
-    let sandbox = match kind.adopt(&plan, SandboxEvents::new(|_| {})) {
-        Err(SandboxError::Gone(_)) => kind.create(&plan, SandboxEvents::new(|_| {})).unwrap(),
+    let sandbox = match kind.adopt_sandbox(&plan, SandboxEventSender::new(|_| {})) {
+        Err(SandboxError::Gone(_)) => kind.create_sandbox(&plan, SandboxEventSender::new(|_| {})).unwrap(),
         found => found.unwrap(),
     };
     let (sender, events) = channel();
-    let sink = Events::new(move |event| drop(sender.send(event)));
-    let io = if terminal == "terminal" { Io::Terminal } else { Io::Inherit };
-    let mut attempt = sandbox.backend().prepare(&command(&script), &io, false, sink).unwrap();
-    attempt.release().unwrap();
+    let sink = AttemptEventSender::new(move |event| drop(sender.send(event)));
+    let io = if terminal == "terminal" { StdioMode::Terminal } else { StdioMode::Inherit };
+    let mut attempt = sandbox.backend().prepare_attempt(&command(&script), &io, false, sink).unwrap();
+    attempt.release_command().unwrap();
     let end = events.iter().find_map(|event| match event {
         AttemptEvent::Ended(end) => Some(end.end),
         _ => None,
@@ -56,17 +56,17 @@ fn profile() -> Profile {
     Profile {
         name: "workspace".to_owned(),
         sandboxed: true,
-        filesystem: Filesystem { write: vec!["/workspace".into(), "/home/agent".into()], ..Filesystem::default() },
+        filesystem: FilesystemAccess { write: vec!["/workspace".into(), "/home/agent".into()], ..FilesystemAccess::default() },
         exec: stockade_model::ExecRules::default(),
-        network: Network::None,
-        egress: stockade_model::Egress::default(),
-        environment: stockade_model::Environment::default(),
+        network: NetworkAccess::None,
+        egress: stockade_model::EgressRules::default(),
+        environment: stockade_model::EnvironmentRules::default(),
         limits: Limits { memory_bytes: Some(256 << 20), processes: Some(200), ..Limits::default() },
     }
 }
 
-fn command(script: &str) -> Plan {
-    Plan {
+fn command(script: &str) -> AttemptPlan {
+    AttemptPlan {
         request: RequestId::from_random([7; 16]),
         attempt: 1,
         argv: ["/bin/sh", "-c", script].map(Into::into).into(),
@@ -76,7 +76,7 @@ fn command(script: &str) -> Plan {
         profile: profile(),
         grants: Vec::new(),
         effects: Vec::new(),
-        level: Level::Full,
+        level: IsolationLevel::Full,
         backend: "docker".to_owned(),
     }
 }

@@ -7,33 +7,33 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use stockade_egress::DOOR_V4;
+use stockade_egress::PROXY_ADDRESS_V4;
 use stockade_engine::{INSIDE_HOME, StartError};
 use stockade_model::SandboxId;
 
-use crate::spec::{HOSTNAME, User};
+use crate::spec::{HOSTNAME, ContainerUser};
 
 /// Path in the container, and the host's path that is mounted there.
-pub(crate) type Placed = (String, PathBuf);
+pub(crate) type BindMountPair = (String, PathBuf);
 
 /// Creates the files in this directory, which is made if it does not exist. All sandboxes of a user
 /// share them; `id` is the sandbox that needs them.
 ///
 /// # Errors
 /// [`StartError`] if they cannot be written.
-pub(crate) fn files(directory: &Path, user: User, id: &SandboxId) -> Result<Vec<Placed>, StartError> {
+pub(crate) fn create_account_files(directory: &Path, user: ContainerUser, id: &SandboxId) -> Result<Vec<BindMountPair>, StartError> {
     let place = directory.join(format!("{}-{}", user.user, user.group));
     let texts = [
-        ("passwd", users(user)),
-        ("group", groups(user)),
+        ("passwd", passwd_text(user)),
+        ("group", group_text(user)),
         ("hostname", format!("{HOSTNAME}\n")),
         ("hosts", format!("127.0.0.1\tlocalhost {HOSTNAME}\n::1\tlocalhost ip6-localhost ip6-loopback\n")),
         // Every query is answered by the egress proxy, or not at all.
-        ("resolv.conf", format!("nameserver {DOOR_V4}\n")),
+        ("resolv.conf", format!("nameserver {PROXY_ADDRESS_V4}\n")),
     ];
     let written = || {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&place)?;
-        texts.iter().try_for_each(|(name, text)| keep(&place, name, text, id))
+        texts.iter().try_for_each(|(name, text)| write_shared_file(&place, name, text, id))
     };
     written().map_err(|why| StartError {
         what: format!("cannot write the files of a container to {}: {why}", place.display()),
@@ -47,7 +47,7 @@ pub(crate) fn files(directory: &Path, user: User, id: &SandboxId) -> Result<Vec<
 ///
 /// # Errors
 /// [`io::Error`] if it cannot be written.
-pub(crate) fn keep(directory: &Path, name: &str, text: &str, id: &SandboxId) -> io::Result<()> {
+pub(crate) fn write_shared_file(directory: &Path, name: &str, text: &str, id: &SandboxId) -> io::Result<()> {
     let (path, fresh) = (directory.join(name), directory.join(format!(".{name}.{id}")));
     if fs::read_to_string(&path).is_ok_and(|found| found == text) {
         return Ok(());
@@ -58,7 +58,7 @@ pub(crate) fn keep(directory: &Path, name: &str, text: &str, id: &SandboxId) -> 
     fs::rename(&fresh, &path)
 }
 
-fn users(User { user, group }: User) -> String {
+fn passwd_text(ContainerUser { user, group }: ContainerUser) -> String {
     let own = match user {
         0 => format!("root:x:0:{group}:agent:{INSIDE_HOME}:/bin/sh\n"),
         _ => format!("agent:x:{user}:{group}:agent:{INSIDE_HOME}:/bin/sh\nroot:x:0:0:root:/:/bin/sh\n"),
@@ -66,7 +66,7 @@ fn users(User { user, group }: User) -> String {
     own + "nobody:x:65534:65534:nobody:/:/bin/false\n"
 }
 
-fn groups(User { group, .. }: User) -> String {
+fn group_text(ContainerUser { group, .. }: ContainerUser) -> String {
     let root = if group == 0 { "" } else { "root:x:0:\n" };
     format!("agent:x:{group}:\n{root}nogroup:x:65534:\n")
 }
@@ -80,7 +80,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let id = SandboxId::from_random([1; 16]);
         for (user, name) in [(0, "root"), (1000, "agent")] {
-            let all = files(directory.path(), User { user, group: user }, &id).unwrap();
+            let all = create_account_files(directory.path(), ContainerUser { user, group: user }, &id).unwrap();
             let at = |inside: &str| all.iter().find(|one| one.0 == inside).unwrap().1.clone();
             let passwd = at("/etc/passwd");
             let text = fs::read_to_string(&passwd).unwrap();
@@ -89,7 +89,7 @@ mod tests {
             assert!(fs::read_to_string(at("/etc/group")).unwrap().contains(&format!("agent:x:{user}:")));
             assert_eq!(fs::metadata(&passwd).unwrap().permissions().mode() & 0o777, 0o644);
         }
-        let again = files(directory.path(), User { user: 0, group: 0 }, &id).unwrap();
+        let again = create_account_files(directory.path(), ContainerUser { user: 0, group: 0 }, &id).unwrap();
         let inside: Vec<&str> = again.iter().map(|one| one.0.as_str()).collect();
         assert_eq!(inside, ["/etc/passwd", "/etc/group", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf"]);
     }

@@ -14,17 +14,17 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::frames::{DATA_BYTES, Frame, FrameError, Stream, WINDOW_BYTES};
+use crate::frames::{MAX_DATA_BYTES, ChannelFrame, FrameError, StdioStream, WINDOW_BYTES};
 
 /// Bytes of one write: a writable pipe accepts this many without blocking (`PIPE_BUF`, pipe(7)).
-const PIECE_BYTES: usize = 4096;
+const PIPE_WRITE_BYTES: usize = 4096;
 
 /// Sends a frame. A frame that cannot be sent is lost with the channel.
-pub(crate) type Send = Arc<dyn Fn(Frame) + std::marker::Send + Sync>;
+pub(crate) type FrameSender = Arc<dyn Fn(ChannelFrame) + std::marker::Send + Sync>;
 
 /// Condition for the end of a stream that is read, besides its own end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Until {
+pub(crate) enum StreamEndCondition {
     /// As soon as the end is signalled.
     Said,
     /// When the end is signalled and no more data is available.
@@ -32,27 +32,27 @@ pub(crate) enum Until {
 }
 
 /// Returns a descriptor to wait on, and one whose close signals the end.
-pub(crate) fn ending() -> io::Result<(Arc<OwnedFd>, OwnedFd)> {
+pub(crate) fn end_signal_pipe() -> io::Result<(Arc<OwnedFd>, OwnedFd)> {
     let (waited, kept) = pipe_with(PipeFlags::CLOEXEC)?;
     Ok((Arc::new(waited), kept))
 }
 
 /// Number of bytes of a stream that may still be sent.
 #[derive(Debug)]
-pub(crate) struct Window {
+pub(crate) struct StreamWindow {
     left: Mutex<Option<usize>>,
     changed: Condvar,
 }
 
-impl Default for Window {
+impl Default for StreamWindow {
     fn default() -> Self {
         Self { left: Mutex::new(Some(WINDOW_BYTES)), changed: Condvar::new() }
     }
 }
 
-impl Window {
+impl StreamWindow {
     /// Waits until some bytes may be sent; `None` if the receiver is gone.
-    fn wait(&self) -> Option<usize> {
+    fn wait_for_credit(&self) -> Option<usize> {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         while *left == Some(0) {
             left = self.changed.wait(left).unwrap_or_else(PoisonError::into_inner);
@@ -60,20 +60,20 @@ impl Window {
         *left
     }
 
-    fn spend(&self, bytes: usize) {
-        self.change(|left| left.saturating_sub(bytes));
+    fn consume_credit(&self, bytes: usize) {
+        self.update_credit(|left| left.saturating_sub(bytes));
     }
 
-    fn widen(&self, bytes: usize) {
-        self.change(|left| left.saturating_add(bytes).min(WINDOW_BYTES));
+    fn add_credit(&self, bytes: usize) {
+        self.update_credit(|left| left.saturating_add(bytes).min(WINDOW_BYTES));
     }
 
-    fn close(&self) {
+    fn close_window(&self) {
         *self.left.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.changed.notify_all();
     }
 
-    fn change(&self, by: impl FnOnce(usize) -> usize) {
+    fn update_credit(&self, by: impl FnOnce(usize) -> usize) {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         *left = left.map(by);
         self.changed.notify_all();
@@ -82,7 +82,7 @@ impl Window {
 
 /// Stream that arrives in frames and is written to a descriptor.
 #[derive(Debug)]
-struct Incoming {
+struct IncomingStream {
     pieces: Sender<Vec<u8>>,
     /// Received bytes that are not written yet.
     pending: Arc<AtomicUsize>,
@@ -92,78 +92,78 @@ struct Incoming {
 
 /// Streams of one command, at one end of the channel.
 #[derive(Debug, Default)]
-pub(crate) struct Streams {
-    outgoing: [Option<Arc<Window>>; 3],
-    incoming: [Option<Incoming>; 3],
+pub(crate) struct StdioStreamSet {
+    outgoing: [Option<Arc<StreamWindow>>; 3],
+    incoming: [Option<IncomingStream>; 3],
 }
 
-impl Streams {
+impl StdioStreamSet {
     /// Reads a stream from this descriptor, until its end or until the end is signalled. The
     /// returned receiver is disconnected then.
-    pub(crate) fn read(
+    pub(crate) fn read_from(
         &mut self,
-        stream: Stream,
+        stream: StdioStream,
         from: OwnedFd,
-        (ending, until): (Arc<OwnedFd>, Until),
-        send: Send,
+        (ending, until): (Arc<OwnedFd>, StreamEndCondition),
+        send: FrameSender,
     ) -> io::Result<Receiver<()>> {
-        let window = Arc::<Window>::default();
+        let window = Arc::<StreamWindow>::default();
         self.outgoing[stream as usize] = Some(Arc::clone(&window));
-        spawn(move || read(stream, &from, (&ending, until), &window, &*send))
+        spawn_copy_thread(move || read_stream(stream, &from, (&ending, until), &window, &*send))
     }
 
     /// Writes a stream to this descriptor, until its end or until the end is signalled. The
     /// returned receiver is disconnected then.
-    pub(crate) fn write(
+    pub(crate) fn write_to(
         &mut self,
-        stream: Stream,
+        stream: StdioStream,
         to: OwnedFd,
         ending: Arc<OwnedFd>,
-        send: Send,
+        send: FrameSender,
     ) -> io::Result<Receiver<()>> {
         let (pieces, queue) = channel();
         let pending = Arc::<AtomicUsize>::default();
         self.incoming[stream as usize] =
-            Some(Incoming { pieces, pending: Arc::clone(&pending), ended: AtomicBool::new(false) });
-        spawn(move || write(stream, to, &ending, (&queue, &pending), &*send))
+            Some(IncomingStream { pieces, pending: Arc::clone(&pending), ended: AtomicBool::new(false) });
+        spawn_copy_thread(move || write_stream(stream, to, &ending, (&queue, &pending), &*send))
     }
 
     /// Processes a frame of a stream.
     ///
     /// # Errors
     /// [`FrameError`] if the stream does not exist, had ended, or exceeds its window.
-    pub(crate) fn take(&self, frame: Frame) -> Result<(), FrameError> {
+    pub(crate) fn handle_frame(&self, frame: ChannelFrame) -> Result<(), FrameError> {
         match frame {
-            Frame::Data(stream, bytes) => {
-                let incoming = self.incoming[stream as usize].as_ref().ok_or(FrameError::NO_STREAM)?;
+            ChannelFrame::Data(stream, bytes) => {
+                let incoming = self.incoming[stream as usize].as_ref().ok_or(FrameError::UNKNOWN_STREAM)?;
                 if incoming.ended.fetch_or(bytes.is_empty(), Ordering::AcqRel) {
-                    return Err(FrameError::AFTER_END);
+                    return Err(FrameError::DATA_AFTER_END);
                 }
                 if incoming.pending.fetch_add(bytes.len(), Ordering::AcqRel) + bytes.len() > WINDOW_BYTES {
-                    return Err(FrameError::TOO_MUCH);
+                    return Err(FrameError::WINDOW_EXCEEDED);
                 }
                 // The writer thread has ended, so the data is lost, as with a pipe.
                 let _ = incoming.pieces.send(bytes);
             }
-            Frame::Taken(stream, bytes) => self.window(stream)?.widen(bytes as usize),
-            Frame::Closed(stream) => self.window(stream)?.close(),
+            ChannelFrame::Taken(stream, bytes) => self.stream_window(stream)?.add_credit(bytes as usize),
+            ChannelFrame::Closed(stream) => self.stream_window(stream)?.close_window(),
             _ => {}
         }
         Ok(())
     }
 
     /// Closes all streams: nothing more is sent or received.
-    pub(crate) fn close(&mut self) {
-        self.outgoing.iter().flatten().for_each(|window| window.close());
+    pub(crate) fn close_all(&mut self) {
+        self.outgoing.iter().flatten().for_each(|window| window.close_window());
         self.incoming = Default::default();
     }
 
-    fn window(&self, stream: Stream) -> Result<&Window, FrameError> {
-        self.outgoing[stream as usize].as_deref().ok_or(FrameError::NO_STREAM)
+    fn stream_window(&self, stream: StdioStream) -> Result<&StreamWindow, FrameError> {
+        self.outgoing[stream as usize].as_deref().ok_or(FrameError::UNKNOWN_STREAM)
     }
 }
 
-fn spawn(carry: impl FnOnce() + std::marker::Send + 'static) -> io::Result<Receiver<()>> {
+fn spawn_copy_thread(carry: impl FnOnce() + std::marker::Send + 'static) -> io::Result<Receiver<()>> {
     let (on_end, ended) = channel::<()>();
     let carry = move || {
         carry();
@@ -181,39 +181,39 @@ fn wait_for(fd: &OwnedFd, flags: PollFlags, ending: &OwnedFd) -> (bool, bool) {
     (here, over)
 }
 
-fn read(
-    stream: Stream,
+fn read_stream(
+    stream: StdioStream,
     from: &OwnedFd,
-    (ending, until): (&OwnedFd, Until),
-    window: &Window,
-    send: &(dyn Fn(Frame) + std::marker::Send + Sync),
+    (ending, until): (&OwnedFd, StreamEndCondition),
+    window: &StreamWindow,
+    send: &(dyn Fn(ChannelFrame) + std::marker::Send + Sync),
 ) {
-    let mut buffer = vec![0; DATA_BYTES];
-    while let Some(left) = window.wait() {
+    let mut buffer = vec![0; MAX_DATA_BYTES];
+    while let Some(left) = window.wait_for_credit() {
         let (readable, over) = wait_for(from, PollFlags::IN, ending);
-        if over && (!readable || until == Until::Said) {
+        if over && (!readable || until == StreamEndCondition::Said) {
             break;
         }
-        match rustix::io::read(from, &mut buffer[..left.min(DATA_BYTES)]) {
+        match rustix::io::read(from, &mut buffer[..left.min(MAX_DATA_BYTES)]) {
             Ok(0) => break,
             Ok(length) => {
-                window.spend(length);
-                send(Frame::Data(stream, buffer[..length].to_vec()));
+                window.consume_credit(length);
+                send(ChannelFrame::Data(stream, buffer[..length].to_vec()));
             }
             Err(Errno::INTR | Errno::AGAIN) => {}
             // A terminal that no process has open any more, or a descriptor that cannot be read.
             Err(_) => break,
         }
     }
-    send(Frame::Data(stream, Vec::new()));
+    send(ChannelFrame::Data(stream, Vec::new()));
 }
 
-fn write(
-    stream: Stream,
+fn write_stream(
+    stream: StdioStream,
     to: OwnedFd,
     ending: &OwnedFd,
     (queue, pending): (&Receiver<Vec<u8>>, &AtomicUsize),
-    send: &(dyn Fn(Frame) + std::marker::Send + Sync),
+    send: &(dyn Fn(ChannelFrame) + std::marker::Send + Sync),
 ) {
     while let Ok(piece) = queue.recv() {
         if piece.is_empty() {
@@ -223,10 +223,10 @@ fn write(
             break;
         }
         pending.fetch_sub(piece.len(), Ordering::AcqRel);
-        send(Frame::Taken(stream, piece.len() as u32));
+        send(ChannelFrame::Taken(stream, piece.len() as u32));
     }
     drop(to);
-    send(Frame::Closed(stream));
+    send(ChannelFrame::Closed(stream));
 }
 
 /// Returns false if the reader is gone.
@@ -236,7 +236,7 @@ fn write_all(to: &OwnedFd, mut rest: &[u8], ending: &OwnedFd) -> bool {
         if over && !writable {
             return false;
         }
-        match rustix::io::write(to, &rest[..rest.len().min(PIECE_BYTES)]) {
+        match rustix::io::write(to, &rest[..rest.len().min(PIPE_WRITE_BYTES)]) {
             Ok(length) => rest = &rest[length..],
             Err(Errno::INTR | Errno::AGAIN) => {}
             Err(_) => return false,
@@ -251,22 +251,22 @@ mod tests {
 
     #[test]
     fn a_stream_ends_once_and_carries_no_more_than_its_window() {
-        let (waited, _over) = ending().unwrap();
+        let (waited, _over) = end_signal_pipe().unwrap();
         let (from, to) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        let mut streams = Streams::default();
-        streams.write(Stream::Output, to, waited, Arc::new(|_| {})).unwrap();
-        let data = |bytes: &[u8]| Frame::Data(Stream::Output, bytes.to_vec());
-        assert_eq!(streams.take(data(b"text")), Ok(()));
-        assert_eq!(streams.take(Frame::Data(Stream::Errors, Vec::new())), Err(FrameError::NO_STREAM));
-        assert_eq!(streams.take(data(b"")), Ok(()));
+        let mut streams = StdioStreamSet::default();
+        streams.write_to(StdioStream::Output, to, waited, Arc::new(|_| {})).unwrap();
+        let data = |bytes: &[u8]| ChannelFrame::Data(StdioStream::Output, bytes.to_vec());
+        assert_eq!(streams.handle_frame(data(b"text")), Ok(()));
+        assert_eq!(streams.handle_frame(ChannelFrame::Data(StdioStream::Errors, Vec::new())), Err(FrameError::UNKNOWN_STREAM));
+        assert_eq!(streams.handle_frame(data(b"")), Ok(()));
         for more in [&b""[..], b"more"] {
-            assert_eq!(streams.take(data(more)), Err(FrameError::AFTER_END));
+            assert_eq!(streams.handle_frame(data(more)), Err(FrameError::DATA_AFTER_END));
         }
         let mut buffer = [0; 8];
         assert_eq!(rustix::io::read(&from, &mut buffer), Ok(4));
         assert_eq!(rustix::io::read(&from, &mut buffer), Ok(0));
-        let (waited, _over) = ending().unwrap();
-        streams.write(Stream::Output, pipe_with(PipeFlags::CLOEXEC).unwrap().1, waited, Arc::new(|_| {})).unwrap();
-        assert_eq!(streams.take(data(&vec![0; WINDOW_BYTES + 1])), Err(FrameError::TOO_MUCH));
+        let (waited, _over) = end_signal_pipe().unwrap();
+        streams.write_to(StdioStream::Output, pipe_with(PipeFlags::CLOEXEC).unwrap().1, waited, Arc::new(|_| {})).unwrap();
+        assert_eq!(streams.handle_frame(data(&vec![0; WINDOW_BYTES + 1])), Err(FrameError::WINDOW_EXCEEDED));
     }
 }

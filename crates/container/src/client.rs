@@ -15,11 +15,11 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 /// Time-out for an ordinary call.
-pub(crate) const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time-out for the engine to make, start or remove a container.
-pub(crate) const MAKES_WITHIN: Duration = Duration::from_secs(120);
+pub(crate) const CREATE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Extra time to wait for the thread, which applies the time-out of a call itself.
-const THREAD_WITHIN: Duration = Duration::from_secs(5);
+const THREAD_GRACE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Error of a call.
 #[derive(Debug, thiserror::Error)]
@@ -39,7 +39,7 @@ pub(crate) enum CallError {
 }
 
 impl CallError {
-    fn of(error: Error) -> Self {
+    fn from_api_error(error: Error) -> Self {
         match error {
             Error::DockerResponseServerError { status_code: 404, message } => Self::NotFound(message),
             Error::DockerResponseServerError { message, .. } => Self::Refused(message.trim().to_owned()),
@@ -59,33 +59,33 @@ impl CallError {
 
 /// Client of an engine, at its socket.
 #[derive(Clone)]
-pub(crate) struct Client {
+pub(crate) struct ContainerClient {
     docker: Docker,
-    runtime: Arc<Runtime>,
+    runtime: Arc<ClientRuntime>,
 }
 
-impl std::fmt::Debug for Client {
+impl std::fmt::Debug for ContainerClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Client").finish_non_exhaustive()
     }
 }
 
 /// Thread for the calls, which ends with its last user.
-struct Runtime {
+struct ClientRuntime {
     handle: Handle,
     _end: oneshot::Sender<()>,
 }
 
-impl Client {
+impl ContainerClient {
     /// Connects, and negotiates a version of the engine's API.
-    pub(crate) fn connect(socket: &Path) -> Result<Self, CallError> {
+    pub(crate) fn connect_socket(socket: &Path) -> Result<Self, CallError> {
         let unreachable = |why: String| CallError::Unreachable { socket: socket.to_owned(), why };
         let path = socket.to_str().ok_or_else(|| unreachable("its path is no text".to_owned()))?;
-        let runtime = Arc::new(Runtime::start().map_err(|error| unreachable(error.to_string()))?);
+        let runtime = Arc::new(ClientRuntime::start_thread().map_err(|error| unreachable(error.to_string()))?);
         let _inside = runtime.handle.enter();
-        let docker = Docker::connect_with_unix(path, MAKES_WITHIN.as_secs(), API_DEFAULT_VERSION)
+        let docker = Docker::connect_with_unix(path, CREATE_TIMEOUT.as_secs(), API_DEFAULT_VERSION)
             .map_err(|error| unreachable(error.to_string()))?;
-        let agreed = runtime.wait(ANSWERS_WITHIN, docker.negotiate_version());
+        let agreed = runtime.wait_for_call(CALL_TIMEOUT, docker.negotiate_version());
         let docker = agreed.map_err(|error| unreachable(error.to_string()))?;
         drop(_inside);
         Ok(Self { docker, runtime })
@@ -97,27 +97,27 @@ impl Client {
         T: Send + 'static,
         F: Future<Output = Result<T, Error>> + Send + 'static,
     {
-        self.runtime.wait(within, call(self.docker.clone()))
+        self.runtime.wait_for_call(within, call(self.docker.clone()))
     }
 
     /// Starts a task on the thread for the calls.
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> tokio::task::AbortHandle {
+    pub(crate) fn spawn_task(&self, task: impl Future<Output = ()> + Send + 'static) -> tokio::task::AbortHandle {
         self.runtime.handle.spawn(task).abort_handle()
     }
 
     /// Returns the runtime for such tasks.
-    pub(crate) fn runtime(&self) -> Handle {
+    pub(crate) fn runtime_handle(&self) -> Handle {
         self.runtime.handle.clone()
     }
 
     /// Returns the API client, for tasks that make calls themselves.
-    pub(crate) fn docker(&self) -> Docker {
+    pub(crate) fn api_client(&self) -> Docker {
         self.docker.clone()
     }
 }
 
-impl Runtime {
-    fn start() -> std::io::Result<Self> {
+impl ClientRuntime {
+    fn start_thread() -> std::io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (_end, ended) = oneshot::channel::<()>();
@@ -130,7 +130,7 @@ impl Runtime {
         Ok(Self { handle, _end })
     }
 
-    fn wait<T, F>(&self, within: Duration, call: F) -> Result<T, CallError>
+    fn wait_for_call<T, F>(&self, within: Duration, call: F) -> Result<T, CallError>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, Error>> + Send + 'static,
@@ -141,8 +141,8 @@ impl Runtime {
             // The caller has stopped waiting if this fails.
             let _ = tell.send(answered);
         });
-        match answer.recv_timeout(within + THREAD_WITHIN) {
-            Ok(Ok(answered)) => answered.map_err(CallError::of),
+        match answer.recv_timeout(within + THREAD_GRACE_TIMEOUT) {
+            Ok(Ok(answered)) => answered.map_err(CallError::from_api_error),
             Ok(Err(_)) | Err(_) => Err(CallError::Late(within)),
         }
     }

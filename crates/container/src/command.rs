@@ -11,46 +11,46 @@ use std::time::{Duration, Instant};
 
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::termios::{OptionalActions, tcgetattr, tcgetwinsize, tcsetattr};
-use stockade_egress::Resolve;
-use stockade_engine::remote::{Order, RemoteAttempt};
+use stockade_egress::NameResolver;
+use stockade_engine::remote::{AttemptOrder, RemoteAttempt};
 use stockade_engine::{
-    Attempt, Backend, Events, HeldAnswer, HoldId, INSIDE_HOME, INSIDE_WORKSPACE, Io, SandboxPlan, StartError,
+    Attempt, Backend, AttemptEventSender, HeldAnswer, HoldId, INSIDE_HOME, INSIDE_WORKSPACE, StdioMode, SandboxPlan, StartError,
 };
 use stockade_model::{
-    Denial, Egress, EnforcementReport, Grant, LayerReport, LayerState, Level, Plan, Profile, RawText, SandboxId,
+    Denial, EgressRules, EnforcementReport, Grant, LayerReport, LayerState, IsolationLevel, AttemptPlan, Profile, RawText, SandboxId,
 };
 use stockade_native::served_ports;
 use tokio::sync::watch;
 
-use crate::carry::{Until, ending};
-use crate::client::{ANSWERS_WITHIN, CallError, Client};
-use crate::frames::{Frame, MESSAGE_BYTES, Size, Stream};
+use crate::carry::{StreamEndCondition, end_signal_pipe};
+use crate::client::{CALL_TIMEOUT, CallError, ContainerClient};
+use crate::frames::{ChannelFrame, MAX_MESSAGE_BYTES, TerminalSize, StdioStream};
 use crate::inside::kernel;
-use crate::inside::{InsideOrder, ProbeOrder, Probed, Reached, network_namespace};
-use crate::line::{Exec, Fate, FrameLine, all_said};
+use crate::inside::{LauncherOrder, ProbeOrder, ContainerFeatures, ReachableObject, network_namespace};
+use crate::line::{LauncherExec, ContainerLiveness, LauncherChannel, all_said};
 use crate::mounted::ExpectedMounts;
-use crate::outside::Outside;
-use crate::spec::LAUNCHER;
-use crate::{Kind, limits};
+use crate::outside::HostEgress;
+use crate::spec::LAUNCHER_PATH;
+use crate::{ContainerEngineKind, limits};
 
 /// Longest text of one byte of output in a message.
-const BYTE_TEXT_MAX: usize = 6;
+const MAX_BYTE_TEXT_BYTES: usize = 6;
 /// Interval between two checks of the caller's terminal size: a process that does not own the
 /// terminal gets no signal.
-const SIZE_EVERY: Duration = Duration::from_millis(250);
+const SIZE_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// First descriptor after the standard streams.
-const BEYOND_STREAMS: i32 = 3;
+const FIRST_FREE_DESCRIPTOR: i32 = 3;
 /// Time for which an engine may still report a running container as paused, because it learns of
 /// changes late.
-const HEARS_WITHIN: Duration = Duration::from_secs(5);
+const UNPAUSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay before the next request.
-const ASKS_AGAIN: Duration = Duration::from_millis(100);
+const START_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Backend that runs commands in one container.
 #[derive(Clone)]
-pub(crate) struct CommandBackend {
-    pub(crate) kind: Kind,
-    pub(crate) client: Client,
+pub(crate) struct ContainerCommandBackend {
+    pub(crate) kind: ContainerEngineKind,
+    pub(crate) client: ContainerClient,
     pub(crate) sandbox: SandboxId,
     pub(crate) container: String,
     pub(crate) user: String,
@@ -60,12 +60,12 @@ pub(crate) struct CommandBackend {
     /// True if the native isolation works in the container.
     pub(crate) has_walls: bool,
     /// Resolves names outside; the system's resolver if absent.
-    pub(crate) resolver: Option<Arc<dyn Resolve>>,
+    pub(crate) resolver: Option<Arc<dyn NameResolver>>,
     /// True once its container has ended.
     pub(crate) gone: watch::Sender<bool>,
 }
 
-impl std::fmt::Debug for CommandBackend {
+impl std::fmt::Debug for ContainerCommandBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CommandBackend").field("container", &self.container).finish_non_exhaustive()
     }
@@ -73,7 +73,7 @@ impl std::fmt::Debug for CommandBackend {
 
 /// State of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Condition {
+pub(crate) enum ContainerCondition {
     /// Ended or does not exist.
     Gone,
     /// Paused.
@@ -82,26 +82,26 @@ pub(crate) enum Condition {
     Goes,
 }
 
-impl CommandBackend {
+impl ContainerCommandBackend {
     /// Returns the current state of its container.
-    pub(crate) fn condition(&self) -> Condition {
+    pub(crate) fn query_condition(&self) -> ContainerCondition {
         let container = self.container.clone();
         let found =
-            self.client.call(ANSWERS_WITHIN, |docker| async move { docker.inspect_container(&container, None).await });
+            self.client.call(CALL_TIMEOUT, |docker| async move { docker.inspect_container(&container, None).await });
         let state = match found {
             Ok(found) => found.state.unwrap_or_default(),
-            Err(CallError::NotFound(_)) => return Condition::Gone,
-            Err(_) => return Condition::Goes,
+            Err(CallError::NotFound(_)) => return ContainerCondition::Gone,
+            Err(_) => return ContainerCondition::Goes,
         };
         match (state.paused, state.running) {
-            (Some(true), _) => Condition::Paused,
-            (_, Some(false)) => Condition::Gone,
-            _ => Condition::Goes,
+            (Some(true), _) => ContainerCondition::Paused,
+            (_, Some(false)) => ContainerCondition::Gone,
+            _ => ContainerCondition::Goes,
         }
     }
 
-    fn demand_possible(&self, plan: &Plan) -> Result<(), StartError> {
-        if let Some(grant) = plan.grants.iter().find(|grant| !self.honours(grant, plan.level)) {
+    fn demand_possible(&self, plan: &AttemptPlan) -> Result<(), StartError> {
+        if let Some(grant) = plan.grants.iter().find(|grant| !self.supports_grant(grant, plan.level)) {
             return Err(StartError {
                 what: format!("`{grant}` cannot be given in this sandbox, which was made without it"),
                 hint: Some("leave it out, or make a sandbox with it".to_owned()),
@@ -116,12 +116,12 @@ impl CommandBackend {
 
     /// Checks that the command's limits and hidden paths are not stricter than the container's.
     /// Without isolation of its own, the command cannot have stricter ones.
-    fn demand_no_less(&self, plan: &Plan) -> Result<(), StartError> {
+    fn demand_no_less(&self, plan: &AttemptPlan) -> Result<(), StartError> {
         limits::demand_no_lower(&self.profile.limits, &plan.profile.limits)?;
         let hidden = &self.profile.filesystem.hide;
         match plan.profile.filesystem.hide.iter().find(|path| !hidden.contains(path)) {
             Some(path) => Err(StartError {
-                what: format!("{} cannot be hidden from one command of this sandbox", path.escaped()),
+                what: format!("{} cannot be hidden from one command of this sandbox", path.to_escaped()),
                 hint: Some("take a runtime whose kernel has Landlock".to_owned()),
             }),
             None => Ok(()),
@@ -129,14 +129,14 @@ impl CommandBackend {
     }
 
     /// Returns the plan for the launcher, within the isolation of the container.
-    fn plan_inside(&self, plan: &Plan) -> Plan {
+    fn plan_inside(&self, plan: &AttemptPlan) -> AttemptPlan {
         let mut inside = plan.clone();
-        inside.level = Level::Restricted;
+        inside.level = IsolationLevel::Restricted;
         inside.backend = "native".to_owned();
         // Only the reachable targets; the host applies the rest.
-        let Egress { allow, ask, deny, .. } = inside.profile.egress;
-        inside.profile.egress = Egress { allow, ask, deny, ..Egress::default() };
-        inside.profile.limits = limits::inside(&self.profile.limits, &plan.profile.limits);
+        let EgressRules { allow, ask, deny, .. } = inside.profile.egress;
+        inside.profile.egress = EgressRules { allow, ask, deny, ..EgressRules::default() };
+        inside.profile.limits = limits::command_limits(&self.profile.limits, &plan.profile.limits);
         // A hidden path of the host has another path in the container if it is in the workspace.
         let (own, of_sandbox) = (&mut inside.profile.filesystem.hide, &self.profile.filesystem.hide);
         own.extend(of_sandbox.iter().filter(|path| !plan.profile.filesystem.hide.contains(path)).cloned());
@@ -153,11 +153,11 @@ impl CommandBackend {
         &mut self,
         plan: &SandboxPlan,
         expected: &ExpectedMounts,
-    ) -> Result<Vec<Reached>, StartError> {
-        let found = self.probe(&plan.profile.filesystem.hide, expected)?;
+    ) -> Result<Vec<ReachableObject>, StartError> {
+        let found = self.probe_container(&plan.profile.filesystem.hide, expected)?;
         demand_no_network(&found)?;
-        let is_host_kernel = found.boot.is_some() && found.boot == kernel::boot();
-        expected.demand(&found.mounts, is_host_kernel)?;
+        let is_host_kernel = found.boot.is_some() && found.boot == kernel::boot_id();
+        expected.require_match(&found.mounts, is_host_kernel)?;
         demand_level(plan, &found)?;
         self.report_limits(plan, found.native_walls);
         if found.native_walls {
@@ -178,7 +178,7 @@ impl CommandBackend {
         expected: &ExpectedMounts,
         is_paused: bool,
     ) -> Result<(), StartError> {
-        if is_paused && plan.level == Level::Full {
+        if is_paused && plan.level == IsolationLevel::Full {
             self.report_limits(plan, true);
             return Ok(());
         }
@@ -188,70 +188,70 @@ impl CommandBackend {
 
     fn report_limits(&mut self, plan: &SandboxPlan, has_walls: bool) {
         self.has_walls = has_walls;
-        self.enforced.layers.insert("limits".to_owned(), limits::report(&plan.profile.limits, has_walls));
+        self.enforced.layers.insert("limits".to_owned(), limits::layer_report(&plan.profile.limits, has_walls));
     }
 
-    fn probe(&self, hidden: &[RawText], expected: &ExpectedMounts) -> Result<Probed, StartError> {
-        let order = ProbeOrder { hidden: hidden.to_vec(), paths: expected.paths() };
-        let order = serde_json::to_vec(&order).map_err(|error| unready(&error))?;
-        let said = all_said(&self.client, self.exec("probe"), Frame::Message(order));
-        let said = said.map_err(|error| self.unstarted(&error))?;
+    fn probe_container(&self, hidden: &[RawText], expected: &ExpectedMounts) -> Result<ContainerFeatures, StartError> {
+        let order = ProbeOrder { hidden: hidden.to_vec(), paths: expected.paths_to_examine() };
+        let order = serde_json::to_vec(&order).map_err(|error| unready_error(&error))?;
+        let said = all_said(&self.client, self.launcher_exec("probe"), ChannelFrame::Message(order));
+        let said = said.map_err(|error| self.failed_start_error(&error))?;
         serde_json::from_slice(&said.output).map_err(|error| {
             let what = format!("the launcher in the container cannot be understood: {error}");
             with_complaint(StartError { what, hint: None }, &said.complaint)
         })
     }
 
-    fn exec(&self, part: &str) -> Exec {
-        let command = [LAUNCHER, "inside", part].map(str::to_owned).to_vec();
-        Exec { container: self.container.clone(), user: self.user.clone(), command }
+    fn launcher_exec(&self, part: &str) -> LauncherExec {
+        let command = [LAUNCHER_PATH, "inside", part].map(str::to_owned).to_vec();
+        LauncherExec { container: self.container.clone(), user: self.user.clone(), command }
     }
 
-    fn start(&self, message_bytes: usize) -> Result<FrameLine, StartError> {
-        let fate = Fate { gone: self.gone.subscribe(), has_walls: self.has_walls };
-        let give_up = Instant::now() + HEARS_WITHIN;
+    fn start_launcher(&self, message_bytes: usize) -> Result<LauncherChannel, StartError> {
+        let fate = ContainerLiveness { gone: self.gone.subscribe(), has_walls: self.has_walls };
+        let give_up = Instant::now() + UNPAUSE_TIMEOUT;
         loop {
-            let error = match FrameLine::start(&self.client, self.exec("serve"), message_bytes, fate.clone()) {
+            let error = match LauncherChannel::start_launcher(&self.client, self.launcher_exec("serve"), message_bytes, fate.clone()) {
                 Ok(line) => return Ok(line),
                 Err(error) => error,
             };
             let still_paused = matches!(&error, CallError::Refused(why) if why.contains("is paused"));
-            if !still_paused || self.condition() != Condition::Goes || Instant::now() > give_up {
-                return Err(self.unstarted(&error));
+            if !still_paused || self.query_condition() != ContainerCondition::Goes || Instant::now() > give_up {
+                return Err(self.failed_start_error(&error));
             }
-            thread::sleep(ASKS_AGAIN);
+            thread::sleep(START_RETRY_DELAY);
         }
     }
 
     /// Returns the reason for a failed start: each engine words it differently.
-    fn unstarted(&self, error: &CallError) -> StartError {
-        match self.condition() {
-            Condition::Gone => self.gone(),
-            Condition::Paused => StartError {
+    fn failed_start_error(&self, error: &CallError) -> StartError {
+        match self.query_condition() {
+            ContainerCondition::Gone => self.gone_error(),
+            ContainerCondition::Paused => StartError {
                 what: format!("the sandbox {} is paused: a command would not go on in it", self.sandbox),
                 hint: Some("let it go on first".to_owned()),
             },
-            Condition::Goes => error.to_start_error("start a command in the container"),
+            ContainerCondition::Goes => error.to_start_error("start a command in the container"),
         }
     }
 
     /// Returns the reason for missing isolation. An engine may start a launcher after its container
     /// has ended, and report that error instead.
-    fn unprepared(&self, error: StartError, complaint: &str) -> StartError {
-        match self.condition() {
-            Condition::Gone => self.gone(),
-            Condition::Paused | Condition::Goes => with_complaint(error, complaint),
+    fn missing_isolation_error(&self, error: StartError, complaint: &str) -> StartError {
+        match self.query_condition() {
+            ContainerCondition::Gone => self.gone_error(),
+            ContainerCondition::Paused | ContainerCondition::Goes => with_complaint(error, complaint),
         }
     }
 
-    fn gone(&self) -> StartError {
+    fn gone_error(&self) -> StartError {
         StartError { what: format!("the sandbox {} is gone", self.sandbox), hint: None }
     }
 }
 
 /// Checks that the egress proxy is the only network access. Servers on the host's loopback and its
 /// abstract sockets need no route, so the namespace is checked too.
-fn demand_no_network(found: &Probed) -> Result<(), StartError> {
+fn demand_no_network(found: &ContainerFeatures) -> Result<(), StartError> {
     let is_hosts = found.namespace.is_some() && found.namespace == network_namespace().ok();
     let has = match &found.network {
         _ if is_hosts => "the network of the host".to_owned(),
@@ -264,12 +264,12 @@ fn demand_no_network(found: &Probed) -> Result<(), StartError> {
     })
 }
 
-fn demand_level(plan: &SandboxPlan, found: &Probed) -> Result<(), StartError> {
+fn demand_level(plan: &SandboxPlan, found: &ContainerFeatures) -> Result<(), StartError> {
     if found.native_walls {
         let what = "the container's runtime did not load its filter of system calls".to_owned();
         return if found.filtered { Ok(()) } else { Err(StartError { what, hint: None }) };
     }
-    if plan.level == Level::Restricted {
+    if plan.level == IsolationLevel::Restricted {
         return demand_unprotected(plan);
     }
     Err(StartError {
@@ -294,14 +294,14 @@ fn demand_unprotected(plan: &SandboxPlan) -> Result<(), StartError> {
 }
 
 /// Reports the network layer: the egress proxy on the host is the only network access, and decides.
-fn network_layer(inside: Level) -> LayerReport {
+fn network_layer(inside: IsolationLevel) -> LayerReport {
     let (state, detail) = match inside {
-        Level::None => (
+        IsolationLevel::None => (
             LayerState::Partial,
             "a loopback of the container's own; what is granted is reached through the door, over its HTTP proxy alone: \
              other connections and names lead nowhere, and are not told",
         ),
-        Level::Full | Level::Restricted => (
+        IsolationLevel::Full | IsolationLevel::Restricted => (
             LayerState::Enforced,
             "a loopback of the container's own; what is granted is reached through the door, over TCP; no datagrams, \
              names over TCP alone; connections end with the command that the launcher ran",
@@ -336,20 +336,20 @@ fn of_own_kernel() -> [(&'static str, LayerReport); 4] {
 }
 
 /// A message may contain both outputs.
-fn message_bytes(io: Io) -> usize {
+fn message_bytes(io: StdioMode) -> usize {
     let limit_bytes = match io {
-        Io::Capture { limit_bytes } => usize::try_from(limit_bytes).unwrap_or(usize::MAX),
-        Io::Inherit | Io::Terminal => 0,
+        StdioMode::Capture { limit_bytes } => usize::try_from(limit_bytes).unwrap_or(usize::MAX),
+        StdioMode::Inherit | StdioMode::Terminal => 0,
     };
-    limit_bytes.saturating_mul(2 * BYTE_TEXT_MAX).saturating_add(MESSAGE_BYTES)
+    limit_bytes.saturating_mul(2 * MAX_BYTE_TEXT_BYTES).saturating_add(MAX_MESSAGE_BYTES)
 }
 
-impl Backend for CommandBackend {
+impl Backend for ContainerCommandBackend {
     fn name(&self) -> &'static str {
         self.kind.name()
     }
 
-    fn honours(&self, grant: &Grant, _level: Level) -> bool {
+    fn supports_grant(&self, grant: &Grant, _level: IsolationLevel) -> bool {
         let is_inside = |path: &Path| path.starts_with(INSIDE_WORKSPACE) || path.starts_with(INSIDE_HOME);
         match grant {
             Grant::Write(path) | Grant::Socket(path) => is_inside(path.as_path()),
@@ -365,33 +365,33 @@ impl Backend for CommandBackend {
         false
     }
 
-    fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare_attempt(&self, plan: &AttemptPlan, io: &StdioMode, hold: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError> {
         self.demand_possible(plan)?;
-        let umask = umask().map_err(|error| unready(&error))?;
-        let line = Arc::new(self.start(message_bytes(*io))?);
-        let outside = Outside::of(plan, self.resolver.clone(), &events, (self.client.runtime(), line.posting()))?;
+        let umask = read_umask().map_err(|error| unready_error(&error))?;
+        let line = Arc::new(self.start_launcher(message_bytes(*io))?);
+        let outside = HostEgress::for_plan(plan, self.resolver.clone(), &events, (self.client.runtime_handle(), line.tunnel_sender()))?;
         let outside = Arc::new(outside);
-        line.lead(Arc::clone(&outside));
-        let size = if *io == Io::Terminal { size_of(rustix::stdio::stdin()) } else { None };
-        let order = Order { plan: self.plan_inside(plan), io: *io, hold, umask };
+        line.set_host_egress(Arc::clone(&outside));
+        let size = if *io == StdioMode::Terminal { size_of(rustix::stdio::stdin()) } else { None };
+        let order = AttemptOrder { plan: self.plan_inside(plan), io: *io, hold, umask };
         // Before the streams, because it is the first message that a launcher reads.
         let (around, served) = (self.profile.limits.clone(), served_ports());
-        line.send(&InsideOrder { order, size, around, served }).map_err(|error| unready(&error))?;
-        line.keep(Carried::begin(*io, size, &line).map_err(|error| unready(&error))?);
-        let way: Arc<FrameLine> = Arc::clone(&line);
-        let remote = RemoteAttempt::begin(way, events).map_err(|error| self.unprepared(error, &line.complaint()))?;
+        line.send_message(&LauncherOrder { order, size, around, served }).map_err(|error| unready_error(&error))?;
+        line.keep_alive(CallerStreamCopy::start_copy(*io, size, &line).map_err(|error| unready_error(&error))?);
+        let way: Arc<LauncherChannel> = Arc::clone(&line);
+        let remote = RemoteAttempt::await_sandbox(way, events).map_err(|error| self.missing_isolation_error(error, &line.launcher_stderr()))?;
         let mut enforced = self.enforced.clone();
         enforced.level = plan.level;
-        enforced.layers.extend(remote.enforced().layers.clone());
-        enforced.layers.insert("network".to_owned(), network_layer(remote.enforced().level));
-        if remote.enforced().level == Level::None {
+        enforced.layers.extend(remote.enforcement_report().layers.clone());
+        enforced.layers.insert("network".to_owned(), network_layer(remote.enforcement_report().level));
+        if remote.enforcement_report().level == IsolationLevel::None {
             enforced.layers.extend(of_own_kernel().map(|(name, layer)| (name.to_owned(), layer)));
         }
         Ok(Box::new(ContainerAttempt { remote, outside, enforced }))
     }
 }
 
-fn unready(why: &dyn std::fmt::Display) -> StartError {
+fn unready_error(why: &dyn std::fmt::Display) -> StartError {
     StartError { what: format!("cannot carry the streams of the command: {why}"), hint: None }
 }
 
@@ -406,7 +406,7 @@ fn with_complaint(error: StartError, complaint: &str) -> StartError {
 
 /// Returns the file mode creation mask of this process, without setting it, because the process may
 /// have threads.
-fn umask() -> io::Result<u32> {
+fn read_umask() -> io::Result<u32> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let mask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
     mask.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
@@ -415,68 +415,68 @@ fn umask() -> io::Result<u32> {
 /// Attempt in a container.
 struct ContainerAttempt {
     remote: RemoteAttempt,
-    outside: Arc<Outside>,
+    outside: Arc<HostEgress>,
     enforced: EnforcementReport,
 }
 
 impl Attempt for ContainerAttempt {
-    fn enforced(&self) -> &EnforcementReport {
+    fn enforcement_report(&self) -> &EnforcementReport {
         &self.enforced
     }
 
-    fn release(&mut self) -> Result<(), StartError> {
-        self.remote.release()
+    fn release_command(&mut self) -> Result<(), StartError> {
+        self.remote.release_command()
     }
 
-    fn signal(&self, signal: i32) {
-        self.remote.signal(signal);
+    fn send_signal(&self, signal: i32) {
+        self.remote.send_signal(signal);
     }
 
-    fn kill(&self) {
-        self.remote.kill();
+    fn kill_processes(&self) {
+        self.remote.kill_processes();
     }
 
     fn stand_still(&self, limit: &Denial) -> bool {
         self.remote.stand_still(limit)
     }
 
-    fn answer(&self, hold: HoldId, answer: HeldAnswer) {
+    fn answer_call(&self, hold: HoldId, answer: HeldAnswer) {
         // Before the container learns of the grant and uses it.
-        self.outside.agree(&answer);
-        self.remote.answer(hold, answer);
+        self.outside.apply_answer(&answer);
+        self.remote.answer_call(hold, answer);
     }
 }
 
 /// The caller's streams, copied until this is dropped.
-struct Carried {
+struct CallerStreamCopy {
     _over: OwnedFd,
     _sizes: Option<Sender<()>>,
 }
 
-impl Carried {
-    fn begin(io: Io, size: Option<Size>, line: &FrameLine) -> io::Result<Self> {
-        let (waited, over) = ending()?;
-        let send = line.sending();
-        let copy = |fd: std::os::fd::BorrowedFd<'_>| Ok::<_, io::Error>(fcntl_dupfd_cloexec(fd, BEYOND_STREAMS)?);
-        let mut streams = line.streams();
+impl CallerStreamCopy {
+    fn start_copy(io: StdioMode, size: Option<TerminalSize>, line: &LauncherChannel) -> io::Result<Self> {
+        let (waited, over) = end_signal_pipe()?;
+        let send = line.stream_sender();
+        let copy = |fd: std::os::fd::BorrowedFd<'_>| Ok::<_, io::Error>(fcntl_dupfd_cloexec(fd, FIRST_FREE_DESCRIPTOR)?);
+        let mut streams = line.lock_streams();
         let (stdin, stdout, stderr) = (rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr());
         // The end of the input is ignored: only the command's end counts.
-        let _ = streams.read(Stream::Input, copy(stdin)?, (Arc::clone(&waited), Until::Said), Arc::clone(&send))?;
+        let _ = streams.read_from(StdioStream::Input, copy(stdin)?, (Arc::clone(&waited), StreamEndCondition::Said), Arc::clone(&send))?;
         let outputs = match io {
-            Io::Capture { .. } => vec![],
-            Io::Inherit => vec![(Stream::Output, stdout), (Stream::Errors, stderr)],
-            Io::Terminal => vec![(Stream::Output, stdout)],
+            StdioMode::Capture { .. } => vec![],
+            StdioMode::Inherit => vec![(StdioStream::Output, stdout), (StdioStream::Errors, stderr)],
+            StdioMode::Terminal => vec![(StdioStream::Output, stdout)],
         };
         for (stream, fd) in outputs {
-            line.wait_for(streams.write(stream, copy(fd)?, Arc::clone(&waited), Arc::clone(&send))?);
+            line.wait_for(streams.write_to(stream, copy(fd)?, Arc::clone(&waited), Arc::clone(&send))?);
         }
         drop(streams);
         let sizes = match io {
-            Io::Terminal => {
+            StdioMode::Terminal => {
                 make_raw(stdin)?;
                 Some(watch_size(copy(stdin)?, size, send)?)
             }
-            Io::Inherit | Io::Capture { .. } => None,
+            StdioMode::Inherit | StdioMode::Capture { .. } => None,
         };
         Ok(Self { _over: over, _sizes: sizes })
     }
@@ -490,20 +490,20 @@ fn make_raw(terminal: std::os::fd::BorrowedFd<'_>) -> io::Result<()> {
     Ok(tcsetattr(terminal, OptionalActions::Now, &modes)?)
 }
 
-fn size_of(terminal: impl AsFd) -> Option<Size> {
+fn size_of(terminal: impl AsFd) -> Option<TerminalSize> {
     let size = tcgetwinsize(terminal).ok()?;
-    (size.ws_row > 0 && size.ws_col > 0).then_some(Size { rows: size.ws_row, columns: size.ws_col })
+    (size.ws_row > 0 && size.ws_col > 0).then_some(TerminalSize { rows: size.ws_row, columns: size.ws_col })
 }
 
 /// Reports each change of the terminal's size, until the returned sender is dropped.
-fn watch_size(terminal: OwnedFd, first: Option<Size>, send: crate::carry::Send) -> io::Result<Sender<()>> {
+fn watch_size(terminal: OwnedFd, first: Option<TerminalSize>, send: crate::carry::FrameSender) -> io::Result<Sender<()>> {
     let (on_drop, dropped) = channel::<()>();
     let watch = move || {
         let mut last = first;
-        while dropped.recv_timeout(SIZE_EVERY) == Err(RecvTimeoutError::Timeout) {
+        while dropped.recv_timeout(SIZE_POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
             let size = size_of(&terminal);
             if let Some(size) = size.filter(|_| size != last) {
-                send(Frame::Resized(size));
+                send(ChannelFrame::Resized(size));
                 last = Some(size);
             }
         }
@@ -522,7 +522,7 @@ mod tests {
             let network = network.map(str::to_owned);
             let (mounts, reached) = (Default::default(), Vec::new());
             let (native_walls, filtered, boot) = (true, true, None);
-            demand_no_network(&Probed { native_walls, boot, filtered, namespace, network, mounts, reached })
+            demand_no_network(&ContainerFeatures { native_walls, boot, filtered, namespace, network, mounts, reached })
         };
         let own = network_namespace().unwrap();
         demand(Some(own + 1), None).unwrap();

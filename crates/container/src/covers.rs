@@ -12,29 +12,29 @@ use std::path::{Path, PathBuf};
 
 use stockade_engine::StartError;
 
-use crate::accounts::Placed;
-use crate::inside::Reached;
+use crate::accounts::BindMountPair;
+use crate::inside::ReachableObject;
 use crate::spec::text_of;
 
 /// Names of the covers.
-const FILE: &str = "covered-file";
-const DIRECTORY: &str = "covered-directory";
-const VOLUME: &str = "covered-volume";
+const FILE_COVER_NAME: &str = "covered-file";
+const DIRECTORY_COVER_NAME: &str = "covered-directory";
+const VOLUME_COVER_NAME: &str = "covered-volume";
 /// Mode of the directory that replaces a volume.
-const READABLE: u32 = 0o555;
+const VOLUME_COVER_MODE: u32 = 0o555;
 /// Mode of a cover: without capabilities no process can read it, whoever owns it.
-const CLOSED: u32 = 0;
+const COVER_MODE: u32 = 0;
 
 /// Makes covers for these paths in this existing directory.
 ///
 /// # Errors
 /// [`StartError`] if they cannot be made, or a path cannot be passed to a container engine.
-pub(crate) fn over(directory: &Path, reached: &[Reached]) -> Result<Vec<Placed>, StartError> {
-    let made = make(directory).map_err(|why| StartError {
+pub(crate) fn cover_paths(directory: &Path, reached: &[ReachableObject]) -> Result<Vec<BindMountPair>, StartError> {
+    let made = create_covers(directory).map_err(|why| StartError {
         what: format!("cannot make what hidden paths are covered with in {}: {why}", directory.display()),
         hint: None,
     })?;
-    let cover = |one: &Reached| {
+    let cover = |one: &ReachableObject| {
         let with = if one.is_directory { &made.1 } else { &made.0 };
         Ok((text_of(one.path.as_path())?.to_owned(), with.clone()))
     };
@@ -46,25 +46,25 @@ pub(crate) fn over(directory: &Path, reached: &[Reached]) -> Result<Vec<Placed>,
 ///
 /// # Errors
 /// [`StartError`] if it cannot be made.
-pub(crate) fn over_volumes(directory: &Path, volumes: &BTreeSet<String>) -> Result<Vec<Placed>, StartError> {
-    let empty = directory.join(VOLUME);
-    is_there(fs::DirBuilder::new().mode(READABLE).create(&empty))
+pub(crate) fn over_volumes(directory: &Path, volumes: &BTreeSet<String>) -> Result<Vec<BindMountPair>, StartError> {
+    let empty = directory.join(VOLUME_COVER_NAME);
+    is_there(fs::DirBuilder::new().mode(VOLUME_COVER_MODE).create(&empty))
         .map_err(|why| StartError { what: format!("cannot make {}: {why}", empty.display()), hint: None })?;
     Ok(volumes.iter().map(|volume| (volume.clone(), empty.clone())).collect())
 }
 
 /// Returns whether `path` is one of the covers in this directory.
 pub(crate) fn is_cover(directory: &Path, path: &Path) -> bool {
-    [FILE, DIRECTORY].iter().any(|name| directory.join(name) == path)
+    [FILE_COVER_NAME, DIRECTORY_COVER_NAME].iter().any(|name| directory.join(name) == path)
 }
 
 /// Makes the file and the directory.
-fn make(directory: &Path) -> io::Result<(PathBuf, PathBuf)> {
-    let (file, empty) = (directory.join(FILE), directory.join(DIRECTORY));
+fn create_covers(directory: &Path) -> io::Result<(PathBuf, PathBuf)> {
+    let (file, empty) = (directory.join(FILE_COVER_NAME), directory.join(DIRECTORY_COVER_NAME));
     if !file.exists() {
-        is_there(fs::OpenOptions::new().write(true).create_new(true).mode(CLOSED).open(&file).map(drop))?;
+        is_there(fs::OpenOptions::new().write(true).create_new(true).mode(COVER_MODE).open(&file).map(drop))?;
     }
-    is_there(fs::DirBuilder::new().mode(CLOSED).create(&empty))?;
+    is_there(fs::DirBuilder::new().mode(COVER_MODE).create(&empty))?;
     Ok((file, empty))
 }
 
@@ -84,16 +84,16 @@ mod tests {
         let path = Path::new(std::ffi::OsStr::from_bytes(b"/w\xff"));
         assert!(text_of(path).unwrap_err().what.contains("/w\\xff"));
         let directory = tempfile::tempdir().unwrap();
-        let reached = Reached { path: path.into(), is_directory: false };
-        assert!(over(directory.path(), &[reached]).is_err());
+        let reached = ReachableObject { path: path.into(), is_directory: false };
+        assert!(cover_paths(directory.path(), &[reached]).is_err());
     }
 
     #[test]
     fn files_and_directories_are_covered_by_their_like_as_often_as_it_is_asked() {
         let directory = tempfile::tempdir().unwrap();
-        let of = |path: &str, is_directory| Reached { path: path.into(), is_directory };
+        let of = |path: &str, is_directory| ReachableObject { path: path.into(), is_directory };
         for _ in 0..2 {
-            let covers = over(directory.path(), &[of("/etc/shadow", false), of("/etc/ssl/private", true)]).unwrap();
+            let covers = cover_paths(directory.path(), &[of("/etc/shadow", false), of("/etc/ssl/private", true)]).unwrap();
             let found: Vec<_> =
                 covers.iter().map(|(inside, from)| (inside.as_str(), fs::metadata(from).unwrap())).collect();
             assert_eq!(
@@ -101,7 +101,7 @@ mod tests {
                 ["/etc/shadow", "/etc/ssl/private"]
             );
             assert_eq!(found.iter().map(|(_, found)| found.is_dir()).collect::<Vec<_>>(), [false, true]);
-            assert!(found.iter().all(|(_, found)| found.permissions().mode() & 0o777 == CLOSED));
+            assert!(found.iter().all(|(_, found)| found.permissions().mode() & 0o777 == COVER_MODE));
         }
     }
 }

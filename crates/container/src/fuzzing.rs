@@ -3,11 +3,11 @@
 use crate::frames::{Decoder, Frame, FrameError};
 
 /// Longest accepted message.
-const MESSAGE_BYTES: usize = 4096;
+const MAX_MESSAGE_BYTES: usize = 4096;
 
 /// Checks that the bytes give the same frames however they are split, and that each frame is
 /// encoded as it was read.
-pub fn frames(bytes: &[u8]) {
+pub fn check_frames(bytes: &[u8]) {
     let whole = read(bytes, bytes.len().max(1));
     let encoded: Vec<u8> = whole.0.iter().flat_map(Frame::encode).collect();
     assert!(bytes.starts_with(&encoded));
@@ -16,7 +16,7 @@ pub fn frames(bytes: &[u8]) {
     }
 }
 
-fn read(bytes: &[u8], cut: usize) -> (Vec<Frame>, Option<FrameError>) {
+fn decode_split(bytes: &[u8], cut: usize) -> (Vec<Frame>, Option<FrameError>) {
     let (mut decoder, mut frames) = (Decoder::new(MESSAGE_BYTES), Vec::new());
     for part in bytes.chunks(cut) {
         decoder.push(part);

@@ -11,21 +11,21 @@ use futures_util::TryStreamExt;
 use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, StartError};
 use stockade_model::ImageDigest;
 
-use crate::client::{ANSWERS_WITHIN, CallError, Client};
-use crate::spec::{LAUNCHER, TEMPORARY};
+use crate::client::{CALL_TIMEOUT, CallError, ContainerClient};
+use crate::spec::{LAUNCHER_PATH, TEMPORARY_DIRS};
 
 /// Time-out for pulling an image.
-const PULLS_WITHIN: Duration = Duration::from_secs(30 * 60);
+const PULL_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// Paths of a container that belong to the sandbox.
-const OWN_PLACES: [&str; 3] = [INSIDE_WORKSPACE, INSIDE_HOME, LAUNCHER];
+const OWN_PATHS: [&str; 3] = [INSIDE_WORKSPACE, INSIDE_HOME, LAUNCHER_PATH];
 
 /// More layers than an image may have (127).
 const MAX_LAYERS: usize = 512;
 
 /// Progress of a pull.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pulled {
+pub struct PullProgress {
     /// Number of its complete layers.
     pub there: usize,
     /// Number of its layers, as far as is known.
@@ -37,11 +37,11 @@ pub struct Pulled {
 }
 
 /// Receives the progress of a pull; `None` when the pull has ended.
-pub type TellPull = Arc<dyn Fn(&ImageDigest, Option<Pulled>) + Send + Sync>;
+pub type PullProgressSink = Arc<dyn Fn(&ImageDigest, Option<PullProgress>) + Send + Sync>;
 
 /// Properties of an image to check its containers against.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ImageFacts {
+pub(crate) struct ImageProperties {
     /// The engine's identifier, without the name of the digest.
     pub(crate) id: String,
     /// Volumes of the image, except in private temporary directories: absolute paths without `.`
@@ -53,11 +53,11 @@ pub(crate) struct ImageFacts {
 ///
 /// # Errors
 /// [`StartError`] if the image is unavailable or unusable.
-pub(crate) fn demand(client: &Client, image: &ImageDigest, tell: Option<&TellPull>) -> Result<ImageFacts, StartError> {
-    match find(client, image) {
+pub(crate) fn require_image(client: &ContainerClient, image: &ImageDigest, tell: Option<&PullProgressSink>) -> Result<ImageProperties, StartError> {
+    match inspect_image(client, image) {
         Err(CallError::NotFound(_)) => {
-            pull(client, image, tell)?;
-            facts(client, image)
+            pull_image(client, image, tell)?;
+            image_properties(client, image)
         }
         Ok(found) => facts_of(image, found),
         Err(error) => Err(error.to_start_error(&format!("look for the image {image}"))),
@@ -68,17 +68,17 @@ pub(crate) fn demand(client: &Client, image: &ImageDigest, tell: Option<&TellPul
 ///
 /// # Errors
 /// [`StartError`] if the engine does not have it, or it is unusable.
-pub(crate) fn facts(client: &Client, image: &ImageDigest) -> Result<ImageFacts, StartError> {
-    let found = find(client, image);
+pub(crate) fn image_properties(client: &ContainerClient, image: &ImageDigest) -> Result<ImageProperties, StartError> {
+    let found = inspect_image(client, image);
     facts_of(image, found.map_err(|error| error.to_start_error(&format!("look at the image {image}")))?)
 }
 
-fn find(client: &Client, image: &ImageDigest) -> Result<ImageInspect, CallError> {
+fn inspect_image(client: &ContainerClient, image: &ImageDigest) -> Result<ImageInspect, CallError> {
     let name = image.as_str().to_owned();
-    client.call(ANSWERS_WITHIN, |docker| async move { docker.inspect_image(&name).await })
+    client.call(CALL_TIMEOUT, |docker| async move { docker.inspect_image(&name).await })
 }
 
-fn facts_of(image: &ImageDigest, found: ImageInspect) -> Result<ImageFacts, StartError> {
+fn facts_of(image: &ImageDigest, found: ImageInspect) -> Result<ImageProperties, StartError> {
     let volumes = found.config.and_then(|config| config.volumes).unwrap_or_default();
     let volumes: BTreeSet<String> =
         volumes.iter().map(|volume| volume_path(image, volume)).collect::<Result<_, _>>()?;
@@ -86,8 +86,8 @@ fn facts_of(image: &ImageDigest, found: ImageInspect) -> Result<ImageFacts, Star
     if let Some(inner) = volumes.iter().find(|inner| volumes.iter().any(|outer| is_around(outer, inner))) {
         return Err(no_volume(image, inner));
     }
-    let volumes = volumes.into_iter().filter(|volume| !TEMPORARY.contains(&volume.as_str())).collect();
-    Ok(ImageFacts { id: bare_id(found.id.as_deref().unwrap_or_default()).to_owned(), volumes })
+    let volumes = volumes.into_iter().filter(|volume| !TEMPORARY_DIRS.contains(&volume.as_str())).collect();
+    Ok(ImageProperties { id: bare_id(found.id.as_deref().unwrap_or_default()).to_owned(), volumes })
 }
 
 /// Returns an id without the name of its digest, which Podman omits in some fields.
@@ -103,8 +103,8 @@ fn volume_path(image: &ImageDigest, volume: &str) -> Result<String, StartError> 
     let path = format!("/{}", parts.join("/"));
     let is_beneath = |own: &str| Path::new(&path).starts_with(own);
     let is_kernels = ["/proc", "/sys", "/dev"].into_iter().any(is_beneath);
-    let holds_own = OWN_PLACES.into_iter().chain(["/etc/passwd"]).any(|own| Path::new(own).starts_with(&path));
-    if parts.contains(&"..") || is_kernels || holds_own || OWN_PLACES.into_iter().any(is_beneath) {
+    let holds_own = OWN_PATHS.into_iter().chain(["/etc/passwd"]).any(|own| Path::new(own).starts_with(&path));
+    if parts.contains(&"..") || is_kernels || holds_own || OWN_PATHS.into_iter().any(is_beneath) {
         return Err(no_volume(image, volume));
     }
     Ok(path)
@@ -117,7 +117,7 @@ fn no_volume(image: &ImageDigest, volume: &str) -> StartError {
     }
 }
 
-fn pull(client: &Client, image: &ImageDigest, tell: Option<&TellPull>) -> Result<(), StartError> {
+fn pull_image(client: &ContainerClient, image: &ImageDigest, tell: Option<&PullProgressSink>) -> Result<(), StartError> {
     if image.name().is_none() {
         return Err(StartError {
             what: format!("the container engine has no image {image}"),
@@ -126,11 +126,11 @@ fn pull(client: &Client, image: &ImageDigest, tell: Option<&TellPull>) -> Result
     }
     let options = CreateImageOptionsBuilder::new().from_image(image.as_str()).build();
     let (tells, wanted) = (tell.cloned(), image.clone());
-    let pulled = client.call(PULLS_WITHIN, |docker| async move {
+    let pulled = client.call(PULL_TIMEOUT, |docker| async move {
         let mut steps = docker.create_image(Some(options), None, None);
-        let mut layers = Layers::default();
+        let mut layers = LayerProgressTable::default();
         while let Some(step) = steps.try_next().await? {
-            let pulled = layers.take(&step);
+            let pulled = layers.record_step(&step);
             if let Some(tell) = &tells {
                 tell(&wanted, Some(pulled));
             }
@@ -145,19 +145,19 @@ fn pull(client: &Client, image: &ImageDigest, tell: Option<&TellPull>) -> Result
 
 /// Progress of the layers.
 #[derive(Default)]
-struct Layers(BTreeMap<String, Layer>);
+struct LayerProgressTable(BTreeMap<String, LayerProgress>);
 
 #[derive(Clone, Copy, Default)]
-struct Layer {
+struct LayerProgress {
     bytes: u64,
     of_bytes: u64,
     is_there: bool,
 }
 
-impl Layers {
+impl LayerProgressTable {
     /// Processes a progress step of the engine. Its words are the engines' own convention; an
     /// unknown one is a step of an incomplete layer.
-    fn take(&mut self, step: &CreateImageInfo) -> Pulled {
+    fn record_step(&mut self, step: &CreateImageInfo) -> PullProgress {
         let status = step.status.as_deref().unwrap_or_default();
         let id = step.id.as_ref().filter(|id| !status.starts_with("Pulling from") && self.has_room(id));
         if let Some(id) = id {
@@ -172,7 +172,7 @@ impl Layers {
                 layer.bytes = layer.of_bytes;
             }
         }
-        self.0.values().fold(Pulled::default(), |all, layer| Pulled {
+        self.0.values().fold(PullProgress::default(), |all, layer| PullProgress {
             there: all.there + usize::from(layer.is_there),
             layers: all.layers + 1,
             bytes: all.bytes.saturating_add(layer.bytes),
@@ -221,9 +221,9 @@ mod tests {
 
     #[test]
     fn what_came_is_counted() {
-        let mut layers = Layers::default();
+        let mut layers = LayerProgressTable::default();
         let mut take = |id: &str, status: &str, progress| {
-            let pulled = layers.take(&step(id, status, progress));
+            let pulled = layers.record_step(&step(id, status, progress));
             (pulled.there, pulled.layers, pulled.bytes, pulled.of_bytes)
         };
         assert_eq!(take("3.19", "Pulling from library/alpine", None), (0, 0, 0, 0));
@@ -238,8 +238,8 @@ mod tests {
 
     #[test]
     fn an_engine_that_names_layers_without_end_fills_nothing() {
-        let mut layers = Layers::default();
-        let pulled = (0..2 * MAX_LAYERS).map(|n| layers.take(&step(&n.to_string(), "Waiting", None))).last();
+        let mut layers = LayerProgressTable::default();
+        let pulled = (0..2 * MAX_LAYERS).map(|n| layers.record_step(&step(&n.to_string(), "Waiting", None))).last();
         assert_eq!(pulled.map(|p| p.layers), Some(MAX_LAYERS));
     }
 }

@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 use bollard::Docker;
 use bollard::errors::Error;
 
-use crate::client::{Client, MAKES_WITHIN};
+use crate::client::{ContainerClient, CREATE_TIMEOUT};
 use crate::standing::is_running;
 
 /// Time-out for such a launcher to end.
-const ENDS_WITHIN: Duration = Duration::from_secs(5);
+const LAUNCHER_END_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between two checks.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const END_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Exit codes from here on are those of signals.
-const SIGNALS: i64 = 128;
+const SIGNAL_EXIT_BASE: i64 = 128;
 
 /// Launcher of a command.
 #[derive(Clone)]
-pub(crate) struct Launcher {
-    pub(crate) client: Client,
+pub(crate) struct CommandLauncher {
+    pub(crate) client: ContainerClient,
     pub(crate) container: String,
     /// The engine's identifier of its exec.
     pub(crate) exec: String,
@@ -27,19 +27,19 @@ pub(crate) struct Launcher {
     pub(crate) has_walls: bool,
 }
 
-impl Launcher {
+impl CommandLauncher {
     /// Ensures that no process of its command continues, and returns the reason for the closed
     /// channel.
-    pub(crate) fn bury(&self) -> String {
+    pub(crate) fn ensure_ended(&self) -> String {
         let Self { client, container, exec, has_walls } = self.clone();
-        match client.call(MAKES_WITHIN, move |docker| bury(docker, container, exec, has_walls)) {
+        match client.call(CREATE_TIMEOUT, move |docker| kill_and_explain(docker, container, exec, has_walls)) {
             Ok(why) => why.to_owned(),
             Err(error) => format!("its launcher is heard no more, and {error}"),
         }
     }
 }
 
-async fn bury(docker: Docker, container: String, exec: String, has_walls: bool) -> Result<&'static str, Error> {
+async fn kill_and_explain(docker: Docker, container: String, exec: String, has_walls: bool) -> Result<&'static str, Error> {
     match docker.inspect_container(&container, None).await {
         Ok(found) if is_running(&found) => {}
         Ok(_) | Err(Error::DockerResponseServerError { status_code: 404, .. }) => return Ok("its container has ended"),
@@ -60,15 +60,15 @@ async fn bury(docker: Docker, container: String, exec: String, has_walls: bool) 
 /// Returns whether it exits by itself and not by a signal; then it has ended its command before. An
 /// unknown exec counts as false.
 async fn ends_by_itself(docker: &Docker, exec: &str) -> bool {
-    let give_up = Instant::now() + ENDS_WITHIN;
+    let give_up = Instant::now() + LAUNCHER_END_TIMEOUT;
     while let Ok(found) = docker.inspect_exec(exec).await {
         if found.running == Some(false) {
-            return found.exit_code.is_some_and(|code| code < SIGNALS);
+            return found.exit_code.is_some_and(|code| code < SIGNAL_EXIT_BASE);
         }
         if Instant::now() > give_up {
             break;
         }
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(END_POLL_INTERVAL).await;
     }
     false
 }

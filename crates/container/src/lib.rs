@@ -40,19 +40,19 @@ mod verified;
 
 use std::path::PathBuf;
 
-pub use images::{Pulled, TellPull};
-pub use sandbox::{ContainerSandboxes, Engine};
+pub use images::{PullProgress, PullProgressSink};
+pub use sandbox::{ContainerSandboxes, ContainerEngineInfo};
 
 /// Container engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ContainerEngineKind {
     /// The Docker Engine.
     Docker,
     /// Podman.
     Podman,
 }
 
-impl Kind {
+impl ContainerEngineKind {
     /// Returns its name as plans, records and reports contain it.
     pub fn name(self) -> &'static str {
         match self {
@@ -64,7 +64,7 @@ impl Kind {
 
 /// Settings for the sandboxes of a container engine, besides their plans.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ContainerSettings {
     /// The engine's socket; the usual path if absent.
     pub socket: Option<PathBuf>,
     /// The program that runs as the launcher in containers: a static one with the hidden subcommand

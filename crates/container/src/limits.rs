@@ -3,15 +3,15 @@
 //! command.
 
 use stockade_engine::StartError;
-use stockade_model::{LayerReport, LayerState, Limit, Limits};
+use stockade_model::{LayerReport, LayerState, LimitKind, Limits};
 
 /// Processes that a container may have besides those of commands, threads included: its first
 /// process, and the launchers of several commands.
-const SERVING: u64 = 128;
+const SERVICE_PROCESSES: u64 = 128;
 
 /// Part that enforces a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Holder {
+enum LimitEnforcer {
     /// The engine, for all commands together.
     Engine,
     /// The kernel, for each process.
@@ -30,25 +30,25 @@ enum Holder {
     Nothing,
 }
 
-impl Holder {
-    fn of(limit: Limit, has_walls: bool) -> Self {
+impl LimitEnforcer {
+    fn for_limit(limit: LimitKind, has_walls: bool) -> Self {
         match limit {
-            Limit::Memory | Limit::Processes | Limit::Cpus if has_walls => Self::Engine,
-            Limit::Memory | Limit::Processes | Limit::Cpus => Self::Unseen,
-            Limit::OpenFiles | Limit::FileSize => Self::Process,
-            Limit::Temp => Self::Filesystem,
-            Limit::Wall => Self::Clock,
-            Limit::Output => Self::Capture,
-            Limit::CpuTime | Limit::Disk | Limit::Inodes if has_walls => Self::Command,
-            Limit::CpuTime | Limit::Disk | Limit::Inodes | Limit::Io => Self::Nothing,
+            LimitKind::Memory | LimitKind::Processes | LimitKind::Cpus if has_walls => Self::Engine,
+            LimitKind::Memory | LimitKind::Processes | LimitKind::Cpus => Self::Unseen,
+            LimitKind::OpenFiles | LimitKind::FileSize => Self::Process,
+            LimitKind::Temp => Self::Filesystem,
+            LimitKind::Wall => Self::Clock,
+            LimitKind::Output => Self::Capture,
+            LimitKind::CpuTime | LimitKind::Disk | LimitKind::Inodes if has_walls => Self::Command,
+            LimitKind::CpuTime | LimitKind::Disk | LimitKind::Inodes | LimitKind::Io => Self::Nothing,
         }
     }
 
     /// Returns how it enforces a limit, and whether the request is fulfilled completely.
-    fn text(self, limit: Limit) -> (String, bool) {
+    fn describe_limit(self, limit: LimitKind) -> (String, bool) {
         let (text, is_whole) = match self {
-            Self::Engine if limit == Limit::Processes => {
-                return (format!("container, and {SERVING} threads more for what serves commands"), true);
+            Self::Engine if limit == LimitKind::Processes => {
+                return (format!("container, and {SERVICE_PROCESSES} threads more for what serves commands"), true);
             }
             Self::Engine => ("container", true),
             Self::Process => ("each process", true),
@@ -68,9 +68,9 @@ impl Holder {
 /// # Errors
 /// [`StartError`] for the first of them.
 pub(crate) fn demand_held(limits: &Limits) -> Result<(), StartError> {
-    match limits.each().find(|(limit, _)| *limit == Limit::Io) {
+    match limits.iter_limits().find(|(limit, _)| *limit == LimitKind::Io) {
         Some((limit, amount)) => Err(StartError {
-            what: format!("a container cannot hold the limit {limit} {}", limit.text(amount)),
+            what: format!("a container cannot hold the limit {limit} {}", limit.format_amount(amount)),
             hint: Some(format!("leave {limit} out, or make a native sandbox")),
         }),
         None => Ok(()),
@@ -83,9 +83,9 @@ pub(crate) fn demand_held(limits: &Limits) -> Result<(), StartError> {
 /// # Errors
 /// [`StartError`] for the first of them.
 pub(crate) fn demand_held_without_walls(limits: &Limits) -> Result<(), StartError> {
-    match limits.each().find(|(limit, _)| matches!(limit, Limit::CpuTime | Limit::Inodes)) {
+    match limits.iter_limits().find(|(limit, _)| matches!(limit, LimitKind::CpuTime | LimitKind::Inodes)) {
         Some((limit, amount)) => Err(StartError {
-            what: format!("the limit {limit} {} cannot be held where the kernel has no Landlock", limit.text(amount)),
+            what: format!("the limit {limit} {} cannot be held where the kernel has no Landlock", limit.format_amount(amount)),
             hint: Some(format!("leave {limit} out, or take another runtime")),
         }),
         None => Ok(()),
@@ -98,11 +98,11 @@ pub(crate) fn demand_held_without_walls(limits: &Limits) -> Result<(), StartErro
 /// # Errors
 /// [`StartError`] for the first of them.
 pub(crate) fn demand_no_lower(of_sandbox: &Limits, of_command: &Limits) -> Result<(), StartError> {
-    let is_held = |limit| matches!(Holder::of(limit, false), Holder::Clock | Holder::Capture);
-    let mut lower = of_command.each().filter(|(limit, amount)| of_sandbox.get(*limit).is_none_or(|all| all > *amount));
+    let is_held = |limit| matches!(LimitEnforcer::for_limit(limit, false), LimitEnforcer::Clock | LimitEnforcer::Capture);
+    let mut lower = of_command.iter_limits().filter(|(limit, amount)| of_sandbox.get(*limit).is_none_or(|all| all > *amount));
     match lower.find(|(limit, _)| !is_held(*limit)) {
         Some((limit, amount)) => Err(StartError {
-            what: format!("the limit {limit} {} cannot be held for one command of this sandbox", limit.text(amount)),
+            what: format!("the limit {limit} {} cannot be held for one command of this sandbox", limit.format_amount(amount)),
             hint: Some(format!("make a sandbox with it, or leave {limit} out")),
         }),
         None => Ok(()),
@@ -110,19 +110,19 @@ pub(crate) fn demand_no_lower(of_sandbox: &Limits, of_command: &Limits) -> Resul
 }
 
 /// Returns the number of processes that the engine permits in a container.
-pub(crate) fn processes(limits: &Limits) -> Option<u64> {
-    limits.processes.map(|processes| processes.saturating_add(SERVING))
+pub(crate) fn engine_process_limit(limits: &Limits) -> Option<u64> {
+    limits.processes.map(|processes| processes.saturating_add(SERVICE_PROCESSES))
 }
 
 /// Returns the layer of the enforcement report. `has_walls`: the native isolation works in the
 /// container.
-pub(crate) fn report(limits: &Limits, has_walls: bool) -> LayerReport {
+pub(crate) fn layer_report(limits: &Limits, has_walls: bool) -> LayerReport {
     let mut parts = vec!["no core dumps".to_owned()];
     let mut whole = true;
-    for (limit, amount) in limits.each() {
-        let (how, is_whole) = Holder::of(limit, has_walls).text(limit);
+    for (limit, amount) in limits.iter_limits() {
+        let (how, is_whole) = LimitEnforcer::for_limit(limit, has_walls).describe_limit(limit);
         whole &= is_whole;
-        parts.push(format!("{limit} {}: {how}", limit.text(amount)));
+        parts.push(format!("{limit} {}: {how}", limit.format_amount(amount)));
     }
     let state = if whole { LayerState::Enforced } else { LayerState::Partial };
     LayerReport { state, detail: parts.join("; ") }
@@ -131,16 +131,16 @@ pub(crate) fn report(limits: &Limits, has_walls: bool) -> LayerReport {
 /// Returns the limits that a command's own isolation enforces. A limit that the container enforces
 /// for all commands is included only if the command has less. A limit that it cannot enforce for
 /// all is enforced for each.
-pub(crate) fn inside(of_sandbox: &Limits, of_command: &Limits) -> Limits {
+pub(crate) fn command_limits(of_sandbox: &Limits, of_command: &Limits) -> Limits {
     let mut inside = Limits::default();
-    for limit in Limit::ALL {
+    for limit in LimitKind::ALL {
         let (all, one) = (of_sandbox.get(limit), of_command.get(limit));
-        let amount = match Holder::of(limit, true) {
-            Holder::Engine => one.filter(|_| one != all),
-            Holder::Command => one.into_iter().chain(all).min(),
+        let amount = match LimitEnforcer::for_limit(limit, true) {
+            LimitEnforcer::Engine => one.filter(|_| one != all),
+            LimitEnforcer::Command => one.into_iter().chain(all).min(),
             _ => one,
         };
-        amount.into_iter().for_each(|amount| inside.set(limit, amount));
+        amount.into_iter().for_each(|amount| inside.set_limit(limit, amount));
     }
     inside
 }
@@ -151,23 +151,23 @@ mod tests {
 
     fn every() -> Limits {
         let mut limits = Limits::default();
-        Limit::ALL.into_iter().for_each(|limit| limits.set(limit, 4096));
+        LimitKind::ALL.into_iter().for_each(|limit| limits.set_limit(limit, 4096));
         limits
     }
 
     #[test]
     fn every_limit_is_told_once_and_what_is_not_held_is_no_whole() {
         for has_walls in [true, false] {
-            let report = report(&every(), has_walls);
+            let report = layer_report(&every(), has_walls);
             assert_eq!(report.state, LayerState::Partial);
-            for limit in Limit::ALL {
-                let line = format!("{limit} {}: ", limit.text(4096));
+            for limit in LimitKind::ALL {
+                let line = format!("{limit} {}: ", limit.format_amount(4096));
                 assert_eq!(report.detail.matches(&line).count(), 1, "{line} in {}", report.detail);
             }
         }
         let memory = Limits { memory_bytes: Some(4096), ..Limits::default() };
-        assert_eq!(report(&memory, true).state, LayerState::Enforced);
-        assert_eq!(report(&memory, false).state, LayerState::Partial);
+        assert_eq!(layer_report(&memory, true).state, LayerState::Enforced);
+        assert_eq!(layer_report(&memory, false).state, LayerState::Partial);
     }
 
     #[test]
@@ -196,9 +196,9 @@ mod tests {
     #[test]
     fn a_command_is_held_to_what_the_container_does_not_hold_for_all() {
         let all = Limits { memory_bytes: Some(100), disk_bytes: Some(10), ..Limits::default() };
-        let same = inside(&all, &Limits { memory_bytes: Some(100), disk_bytes: Some(20), ..Limits::default() });
+        let same = command_limits(&all, &Limits { memory_bytes: Some(100), disk_bytes: Some(20), ..Limits::default() });
         assert_eq!(same, Limits { disk_bytes: Some(10), ..Limits::default() });
-        let less = inside(&all, &Limits { memory_bytes: Some(50), open_files: Some(7), ..Limits::default() });
+        let less = command_limits(&all, &Limits { memory_bytes: Some(50), open_files: Some(7), ..Limits::default() });
         let wanted = Limits { memory_bytes: Some(50), disk_bytes: Some(10), open_files: Some(7), ..Limits::default() };
         assert_eq!(less, wanted);
     }

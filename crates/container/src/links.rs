@@ -14,9 +14,9 @@ use bollard::query_parameters::{ContainerArchiveInfoOptionsBuilder, CreateContai
 use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, StartError};
 use stockade_model::ImageDigest;
 
-use crate::accounts::Placed;
-use crate::client::{Client, MAKES_WITHIN};
-use crate::spec::{HOLDS, LAUNCHER, TEMPORARY, image_name};
+use crate::accounts::BindMountPair;
+use crate::client::{ContainerClient, CREATE_TIMEOUT};
+use crate::spec::{HOLD_COMMAND, LAUNCHER_PATH, TEMPORARY_DIRS, image_name};
 use crate::standing::remove_container;
 
 /// Bit of a symbolic link in a mode of Go (`fs.ModeSymlink`).
@@ -28,22 +28,22 @@ const LINK_MODE: u32 = 1 << 27;
 /// # Errors
 /// [`StartError`] if there is one, or the engine does not answer.
 pub(crate) fn demand_none(
-    client: &Client,
+    client: &ContainerClient,
     image: &ImageDigest,
     (name, labels): (String, HashMap<String, String>),
-    placed: &[Placed],
+    placed: &[BindMountPair],
 ) -> Result<(), StartError> {
     let body = ContainerCreateBody {
         image: Some(image_name(image)),
         labels: Some(labels),
-        entrypoint: Some(vec![LAUNCHER.to_owned()]),
-        cmd: Some(HOLDS.map(str::to_owned).to_vec()),
+        entrypoint: Some(vec![LAUNCHER_PATH.to_owned()]),
+        cmd: Some(HOLD_COMMAND.map(str::to_owned).to_vec()),
         network_disabled: Some(true),
         host_config: Some(HostConfig { network_mode: Some("none".to_owned()), ..HostConfig::default() }),
         ..ContainerCreateBody::default()
     };
-    let places = places(placed);
-    let found = client.call(MAKES_WITHIN, |docker| async move {
+    let places = mount_points(placed);
+    let found = client.call(CREATE_TIMEOUT, |docker| async move {
         let options = CreateContainerOptionsBuilder::new().name(&name).build();
         let made = docker.create_container(Some(options), body).await?;
         let found = first_link(&docker, &made.id, places).await;
@@ -60,8 +60,8 @@ pub(crate) fn demand_none(
 }
 
 /// Returns each mount point, and each directory above it.
-fn places(placed: &[Placed]) -> BTreeSet<String> {
-    let own = [INSIDE_WORKSPACE, INSIDE_HOME, LAUNCHER].into_iter().chain(TEMPORARY);
+fn mount_points(placed: &[BindMountPair]) -> BTreeSet<String> {
+    let own = [INSIDE_WORKSPACE, INSIDE_HOME, LAUNCHER_PATH].into_iter().chain(TEMPORARY_DIRS);
     let all = own.chain(placed.iter().map(|(inside, _)| inside.as_str()));
     let above =
         |place: &str| Path::new(place).ancestors().filter_map(Path::to_str).map(str::to_owned).collect::<Vec<_>>();

@@ -5,16 +5,16 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use stockade_engine::mountinfo::{self, Mount};
+use stockade_engine::mountinfo::{self, MountInfoEntry};
 use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, StartError};
 use stockade_model::RawText;
 
-use crate::Kind;
-use crate::inside::FoundMounts;
-use crate::spec::LAUNCHER;
+use crate::ContainerEngineKind;
+use crate::inside::ContainerMounts;
+use crate::spec::LAUNCHER_PATH;
 
 /// Device nodes of every container.
-const DEVICES: [&str; 8] = ["null", "zero", "full", "random", "urandom", "tty", "console", "ptmx"];
+const REQUIRED_DEVICES: [&str; 8] = ["null", "zero", "full", "random", "urandom", "tty", "console", "ptmx"];
 /// Kernel filesystems in which a runtime mounts to hide or to protect.
 const KERNEL_TREES: [&str; 2] = ["/proc", "/sys"];
 
@@ -32,7 +32,7 @@ pub(crate) struct SharedObject {
 /// Required mounts of a container.
 #[derive(Clone, Debug)]
 pub(crate) struct ExpectedMounts {
-    kind: Kind,
+    kind: ContainerEngineKind,
     shared: Vec<SharedObject>,
     /// Stockade's own files, and volumes of the image.
     read_only: BTreeSet<PathBuf>,
@@ -41,12 +41,12 @@ pub(crate) struct ExpectedMounts {
 impl ExpectedMounts {
     /// Creates the list for a container with these files of the host, which were examined before
     /// the engine got their paths.
-    pub(crate) fn new(kind: Kind, shared: Vec<SharedObject>, read_only: BTreeSet<PathBuf>) -> Self {
+    pub(crate) fn new(kind: ContainerEngineKind, shared: Vec<SharedObject>, read_only: BTreeSet<PathBuf>) -> Self {
         Self { kind, shared, read_only }
     }
 
     /// Returns the paths to examine in the container.
-    pub(crate) fn paths(&self) -> Vec<RawText> {
+    pub(crate) fn paths_to_examine(&self) -> Vec<RawText> {
         self.shared.iter().map(|shared| RawText::from(Path::new(shared.inside))).collect()
     }
 
@@ -55,56 +55,56 @@ impl ExpectedMounts {
     ///
     /// # Errors
     /// [`StartError`] for the first difference.
-    pub(crate) fn demand(&self, found: &FoundMounts, is_host_kernel: bool) -> Result<(), StartError> {
-        let own = mountinfo::read()
+    pub(crate) fn require_match(&self, found: &ContainerMounts, is_host_kernel: bool) -> Result<(), StartError> {
+        let own = mountinfo::read_mountinfo()
             .map_err(|why| StartError { what: format!("cannot read /proc/self/mountinfo: {why}"), hint: None })?;
-        let own: Vec<Mount<'_>> = mountinfo::entries(&own).collect();
-        let mounts: Vec<Mount<'_>> = mountinfo::entries(found.text.as_bytes()).collect();
+        let own: Vec<MountInfoEntry<'_>> = mountinfo::parse_mounts(&own).collect();
+        let mounts: Vec<MountInfoEntry<'_>> = mountinfo::parse_mounts(found.text.as_bytes()).collect();
         for mount in &mounts {
             if !(self.is_expected(mount) || self.is_nested(mount, &own)) {
                 let how = if mount.is_read_only { "read-only" } else { "writable" };
-                return Err(unexpected(&format!(
+                return Err(unexpected_mount_error(&format!(
                     "a {how} mount at {}",
-                    RawText::from(mount.point.as_path()).escaped()
+                    RawText::from(mount.point.as_path()).to_escaped()
                 )));
             }
         }
-        let points = ["/", INSIDE_WORKSPACE, INSIDE_HOME, LAUNCHER].map(Path::new).into_iter();
+        let points = ["/", INSIDE_WORKSPACE, INSIDE_HOME, LAUNCHER_PATH].map(Path::new).into_iter();
         let protected = is_host_kernel.then_some(Path::new("/proc/sys"));
         for point in points.chain(protected) {
             if !mounts.iter().any(|mount| mount.point == point) {
-                return Err(unexpected(&format!("nothing mounted at {}", point.display())));
+                return Err(unexpected_mount_error(&format!("nothing mounted at {}", point.display())));
             }
         }
         if is_host_kernel { self.demand_objects(found) } else { Ok(()) }
     }
 
-    fn demand_objects(&self, found: &FoundMounts) -> Result<(), StartError> {
+    fn demand_objects(&self, found: &ContainerMounts) -> Result<(), StartError> {
         for shared in &self.shared {
             let is_it = |path: &RawText| path.as_path() == Path::new(shared.inside);
             let there = found.objects.iter().find(|object| is_it(&object.path));
             if there.is_none_or(|there| (there.device, there.inode) != (shared.device, shared.inode)) {
-                let path = RawText::from(shared.path.as_path()).escaped();
-                return Err(unexpected(&format!("another object than {path} at {}", shared.inside)));
+                let path = RawText::from(shared.path.as_path()).to_escaped();
+                return Err(unexpected_mount_error(&format!("another object than {path} at {}", shared.inside)));
             }
         }
-        let is_known = |path: &Path| DEVICES.iter().any(|name| Path::new("/dev").join(name) == path);
+        let is_known = |path: &Path| REQUIRED_DEVICES.iter().any(|name| Path::new("/dev").join(name) == path);
         match found.devices.iter().find(|device| !is_known(device.as_path())) {
-            Some(device) => Err(unexpected(&format!("the device {}", device.escaped()))),
+            Some(device) => Err(unexpected_mount_error(&format!("the device {}", device.to_escaped()))),
             None => Ok(()),
         }
     }
 
-    fn is_expected(&self, mount: &Mount<'_>) -> bool {
+    fn is_expected(&self, mount: &MountInfoEntry<'_>) -> bool {
         let point = mount.point.as_path();
         let is_writable_temp = || match point.to_str() {
             Some("/tmp" | "/run" | "/dev" | "/dev/shm") => true,
             // Podman adds it to every read-only system.
-            Some("/var/tmp") => self.kind == Kind::Podman,
+            Some("/var/tmp") => self.kind == ContainerEngineKind::Podman,
             _ => false,
         };
         match (point.to_str(), mount.kind) {
-            (Some("/" | LAUNCHER), _) => mount.is_read_only,
+            (Some("/" | LAUNCHER_PATH), _) => mount.is_read_only,
             (Some(INSIDE_WORKSPACE | INSIDE_HOME), _) => !mount.is_read_only,
             (Some("/dev/pts" | "/dev/console"), b"devpts") | (Some("/dev/mqueue"), b"mqueue") => true,
             (_, b"tmpfs") if is_writable_temp() => true,
@@ -114,7 +114,7 @@ impl ExpectedMounts {
     }
 
     /// Returns whether the host itself has this mount in the workspace or the home directory.
-    fn is_nested(&self, mount: &Mount<'_>, own: &[Mount<'_>]) -> bool {
+    fn is_nested(&self, mount: &MountInfoEntry<'_>, own: &[MountInfoEntry<'_>]) -> bool {
         self.shared.iter().any(|shared| {
             let Some(rest) = mount.point.strip_prefix(shared.inside).ok().filter(|rest| *rest != Path::new("")) else {
                 return false;
@@ -127,7 +127,7 @@ impl ExpectedMounts {
 
 /// Returns whether the mount is in a kernel filesystem: that filesystem itself, or an empty or
 /// read-only one that hides a part.
-fn is_of_kernel(mount: &Mount<'_>) -> bool {
+fn is_of_kernel(mount: &MountInfoEntry<'_>) -> bool {
     let tree = KERNEL_TREES.iter().find(|tree| mount.point.starts_with(tree));
     let is_whole = tree.is_some_and(|tree| mount.point == Path::new(tree));
     match mount.kind {
@@ -144,18 +144,18 @@ fn is_of_kernel(mount: &Mount<'_>) -> bool {
 
 /// Returns whether the mount is a device. An unprivileged engine cannot make device nodes, and
 /// mounts the host's.
-fn is_device(mount: &Mount<'_>) -> bool {
-    let named = DEVICES.iter().find(|name| Path::new("/dev").join(name) == mount.point);
+fn is_device(mount: &MountInfoEntry<'_>) -> bool {
+    let named = REQUIRED_DEVICES.iter().find(|name| Path::new("/dev").join(name) == mount.point);
     let is_same = named.is_some_and(|name| mount.root == Path::new("/").join(name));
     is_same && matches!(mount.kind, b"devtmpfs" | b"tmpfs")
 }
 
 /// Records a file of the host before an engine gets its path.
-pub(crate) fn shared(path: &Path, inside: &'static str, found: &Metadata) -> SharedObject {
+pub(crate) fn record_host_file(path: &Path, inside: &'static str, found: &Metadata) -> SharedObject {
     SharedObject { path: path.to_owned(), inside, device: found.dev(), inode: found.ino() }
 }
 
-fn unexpected(what: &str) -> StartError {
+fn unexpected_mount_error(what: &str) -> StartError {
     let hint = "look at the engine's configuration: mounts, devices and hooks of its own are in every container; no \
                 command ran";
     StartError { what: format!("the container has {what}, which was not asked for"), hint: Some(hint.to_owned()) }
@@ -164,7 +164,7 @@ fn unexpected(what: &str) -> StartError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inside::FoundObject;
+    use crate::inside::MountedObject;
 
     /// Mounts as made by Docker and Podman.
     const USUAL: &str = "1 0 0:39 / / ro - overlay overlay rw\n\
@@ -187,19 +187,19 @@ mod tests {
 
     fn expected() -> ExpectedMounts {
         let one = |inside, inode| SharedObject { path: format!("/x{inside}").into(), inside, device: 1, inode };
-        let shared = vec![one(INSIDE_WORKSPACE, 2), one(INSIDE_HOME, 3), one(LAUNCHER, 4)];
-        ExpectedMounts::new(Kind::Docker, shared, ["/etc/passwd", "/data"].map(PathBuf::from).into())
+        let shared = vec![one(INSIDE_WORKSPACE, 2), one(INSIDE_HOME, 3), one(LAUNCHER_PATH, 4)];
+        ExpectedMounts::new(ContainerEngineKind::Docker, shared, ["/etc/passwd", "/data"].map(PathBuf::from).into())
     }
 
-    fn found(text: &str) -> FoundMounts {
-        let one = |inside: &str, inode| FoundObject { path: inside.into(), device: 1, inode };
-        let objects = vec![one(INSIDE_WORKSPACE, 2), one(INSIDE_HOME, 3), one(LAUNCHER, 4)];
-        FoundMounts { text: text.into(), objects, devices: vec!["/dev/null".into(), "/dev/tty".into()] }
+    fn found(text: &str) -> ContainerMounts {
+        let one = |inside: &str, inode| MountedObject { path: inside.into(), device: 1, inode };
+        let objects = vec![one(INSIDE_WORKSPACE, 2), one(INSIDE_HOME, 3), one(LAUNCHER_PATH, 4)];
+        ContainerMounts { text: text.into(), objects, devices: vec!["/dev/null".into(), "/dev/tty".into()] }
     }
 
     #[test]
     fn the_usual_mounts_are_expected_and_no_other() {
-        assert_eq!(expected().demand(&found(USUAL), true), Ok(()));
+        assert_eq!(expected().require_match(&found(USUAL), true), Ok(()));
         for added in [
             "8:1 /etc /host ro - ext4 /dev/a rw",
             "8:1 /secrets /run/secrets ro - ext4 /dev/a rw",
@@ -214,27 +214,27 @@ mod tests {
             "8:1 /x /sys/x ro - ext4 /dev/a rw",
         ] {
             let text = format!("{USUAL}99 1 {added}\n");
-            assert!(expected().demand(&found(&text), true).is_err(), "{added}");
+            assert!(expected().require_match(&found(&text), true).is_err(), "{added}");
         }
-        let podman = ExpectedMounts { kind: Kind::Podman, ..expected() };
-        assert_eq!(podman.demand(&found(&format!("{USUAL}99 1 0:9 / /var/tmp rw - tmpfs none rw\n")), true), Ok(()));
+        let podman = ExpectedMounts { kind: ContainerEngineKind::Podman, ..expected() };
+        assert_eq!(podman.require_match(&found(&format!("{USUAL}99 1 0:9 / /var/tmp rw - tmpfs none rw\n")), true), Ok(()));
         for line in
             USUAL.lines().filter(|line| [" /workspace ", " / ro", " /proc/sys "].iter().any(|p| line.contains(p)))
         {
             let text = USUAL.replace(line, "");
-            assert!(expected().demand(&found(&text), true).is_err(), "{line}");
+            assert!(expected().require_match(&found(&text), true).is_err(), "{line}");
         }
-        assert!(expected().demand(&found(&USUAL.replace("/ / ro", "/ / rw")), true).is_err());
+        assert!(expected().require_match(&found(&USUAL.replace("/ / ro", "/ / rw")), true).is_err());
     }
 
     #[test]
     fn what_is_mounted_has_to_be_the_very_object() {
         let mut other = found(USUAL);
         other.objects[0].inode = 9;
-        assert!(expected().demand(&other, true).unwrap_err().what.contains("/workspace"));
-        assert_eq!(expected().demand(&other, false), Ok(()), "a kernel of its own has its own numbers");
+        assert!(expected().require_match(&other, true).unwrap_err().what.contains("/workspace"));
+        assert_eq!(expected().require_match(&other, false), Ok(()), "a kernel of its own has its own numbers");
         let mut more = found(USUAL);
         more.devices.push("/dev/kmsg".into());
-        assert!(expected().demand(&more, true).unwrap_err().what.contains("/dev/kmsg"));
+        assert!(expected().require_match(&more, true).unwrap_err().what.contains("/dev/kmsg"));
     }
 }

@@ -11,71 +11,71 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use stockade_egress::{
-    DialFailure, Dialling, Door, DoorEvent, Edge, Judge, Judgement, LookupError, Namespace, Permit, Resolve, Setup,
-    SystemResolver, Trust, Wanted, Who,
+    DialError, PendingDial, EgressProxy, EgressEvent, PreparedInterception, EgressPolicy, EgressDecision, NameLookupError, EgressNamespace, EgressPermit, NameResolver, EgressProxySetup,
+    SystemResolver, TrustRoots, EgressRequest, EgressCaller,
 };
-use stockade_engine::{AttemptEvent, Events, HeldAnswer, StartError, WeakEvents};
-use stockade_model::{Denial, Egress, Grant, Host, HostName, Layer, Operation, Plan, RawText, Resolution, Target};
-use stockade_native::reach::Reach;
+use stockade_engine::{AttemptEvent, AttemptEventSender, HeldAnswer, StartError, WeakEventSender};
+use stockade_model::{Denial, EgressRules, Grant, Host, HostName, DenialLayer, DeniedOperation, AttemptPlan, RawText, DenialResolution, NetworkTarget};
+use stockade_native::reach::EgressReach;
 use tokio::runtime::Handle;
 
-use crate::frames::{Frame, FrameError};
-use crate::passages::{PASSAGES_MAX, Passages, Post};
-use crate::question::{Answer, Question};
+use crate::frames::{ChannelFrame, FrameError};
+use crate::passages::{TUNNEL_STREAMS_MAX, TunnelStreamTable, TunnelFrameSender};
+use crate::question::{TunnelResponse, TunnelRequest};
 
 /// Time-out for resolving a name.
-const LOOKUP_MAX: Duration = Duration::from_secs(10);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most different refusals by the host that are reported for one attempt.
-const TOLD_MAX: usize = 256;
+const REPORTED_REFUSALS_MAX: usize = 256;
 
 /// Network access of one command's container.
-pub(crate) struct Outside {
-    reach: Reach,
-    rules: Egress,
-    edge: Arc<Edge>,
-    resolver: Arc<dyn Resolve>,
-    events: WeakEvents,
+pub(crate) struct HostEgress {
+    reach: EgressReach,
+    rules: EgressRules,
+    edge: Arc<PreparedInterception>,
+    resolver: Arc<dyn NameResolver>,
+    events: WeakEventSender,
     runtime: Handle,
-    post: Post,
-    passages: OnceLock<Passages>,
-    door: Mutex<State>,
+    post: TunnelFrameSender,
+    passages: OnceLock<TunnelStreamTable>,
+    door: Mutex<HostEgressState>,
     /// Requests without an answer, and the dialling of some.
-    open: Mutex<Vec<(u32, Option<Dialling>)>>,
+    open: Mutex<Vec<(u32, Option<PendingDial>)>>,
     told: Mutex<BTreeSet<String>>,
 }
 
-enum State {
+enum HostEgressState {
     /// Not needed yet.
     Shut,
-    Open(Door),
+    Open(EgressProxy),
     /// The command has ended.
     Over,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Outside {
+impl HostEgress {
     /// Creates it for a plan. Nothing is started before the first request.
     ///
     /// # Errors
     /// [`StartError`] if the plan requires that requests are read or secrets are injected.
-    pub(crate) fn of(
-        plan: &Plan,
-        resolver: Option<Arc<dyn Resolve>>,
-        events: &Events,
-        (runtime, post): (Handle, Post),
+    pub(crate) fn for_plan(
+        plan: &AttemptPlan,
+        resolver: Option<Arc<dyn NameResolver>>,
+        events: &AttemptEventSender,
+        (runtime, post): (Handle, TunnelFrameSender),
     ) -> Result<Self, StartError> {
         let rules = plan.profile.egress.clone();
-        let edge = Edge::prepare(&rules, &Trust::System);
+        let edge = PreparedInterception::prepare_rules(&rules, &TrustRoots::System);
         let edge = edge.map_err(|error| StartError { what: error.to_string(), hint: None })?;
-        if edge.bundle_pem().is_some() || edge.placeholders().next().is_some() {
+        if edge.bundle_pem().is_some() || edge.secret_placeholders().next().is_some() {
             let what = "in a sandbox that lasts no request is read and no secret put in".to_owned();
             return Err(StartError { what, hint: Some("use `stockade run`, or a profile without secrets".to_owned()) });
         }
         Ok(Self {
-            reach: Reach::of(plan),
+            reach: EgressReach::from_plan(plan),
             rules,
             edge: Arc::new(edge),
             resolver: resolver.unwrap_or_else(|| Arc::<SystemResolver>::default()),
@@ -83,16 +83,16 @@ impl Outside {
             runtime,
             post,
             passages: OnceLock::new(),
-            door: Mutex::new(State::Shut),
+            door: Mutex::new(HostEgressState::Shut),
             open: Mutex::default(),
             told: Mutex::default(),
         })
     }
 
     /// Adds granted powers.
-    pub(crate) fn agree(&self, answer: &HeldAnswer) {
+    pub(crate) fn apply_answer(&self, answer: &HeldAnswer) {
         if let HeldAnswer::Granted(grants) = answer {
-            grants.iter().for_each(|grant| self.reach.add(grant));
+            grants.iter().for_each(|grant| self.reach.add_grant(grant));
         }
     }
 
@@ -100,193 +100,193 @@ impl Outside {
     ///
     /// # Errors
     /// [`FrameError`] if the container may not send it.
-    pub(crate) fn take(self: &Arc<Self>, frame: Frame) -> Result<(), FrameError> {
+    pub(crate) fn handle_frame(self: &Arc<Self>, frame: ChannelFrame) -> Result<(), FrameError> {
         match frame {
-            Frame::Asked(id, question) => self.asked(id, &question),
-            Frame::Answered(..) => Err(FrameError::WRONG_WAY),
-            Frame::Broken(id) => {
+            ChannelFrame::Asked(id, question) => self.handle_request(id, &question),
+            ChannelFrame::Answered(..) => Err(FrameError::WRONG_DIRECTION),
+            ChannelFrame::Broken(id) => {
                 // Cancelled: the answer is not needed.
-                lock(&self.open).retain(|(open, _)| *open != id);
-                self.passages().take(Frame::Broken(id))
+                lock_mutex(&self.open).retain(|(open, _)| *open != id);
+                self.tunnel_streams().handle_frame(ChannelFrame::Broken(id))
             }
-            frame => self.passages().take(frame),
+            frame => self.tunnel_streams().handle_frame(frame),
         }
     }
 
     /// Ends the network access after the command. Sends its remaining data, for a second at most,
     /// and reports the last records.
-    pub(crate) fn close(&self) {
-        let state = std::mem::replace(&mut *lock(&self.door), State::Over);
-        lock(&self.open).clear();
-        if let State::Open(door) = state {
+    pub(crate) fn shut_down(&self) {
+        let state = std::mem::replace(&mut *lock_mutex(&self.door), HostEgressState::Over);
+        lock_mutex(&self.open).clear();
+        if let HostEgressState::Open(door) = state {
             door.stop();
         }
-        self.passages().break_off();
+        self.tunnel_streams().break_off();
     }
 
-    fn passages(&self) -> &Passages {
-        self.passages.get_or_init(|| Passages::new(Arc::clone(&self.post)))
+    fn tunnel_streams(&self) -> &TunnelStreamTable {
+        self.passages.get_or_init(|| TunnelStreamTable::new(Arc::clone(&self.post)))
     }
 
-    fn asked(self: &Arc<Self>, id: u32, question: &[u8]) -> Result<(), FrameError> {
-        let question: Question = serde_json::from_slice(question).map_err(|_| FrameError::NO_QUESTION)?;
-        let mut open = lock(&self.open);
+    fn handle_request(self: &Arc<Self>, id: u32, question: &[u8]) -> Result<(), FrameError> {
+        let question: TunnelRequest = serde_json::from_slice(question).map_err(|_| FrameError::MALFORMED_REQUEST)?;
+        let mut open = lock_mutex(&self.open);
         if open.iter().any(|(other, _)| *other == id) {
-            return Err(FrameError::TAKEN_NUMBER);
+            return Err(FrameError::NUMBER_IN_USE);
         }
-        if open.len() + self.passages().count() >= PASSAGES_MAX {
+        if open.len() + self.tunnel_streams().stream_count() >= TUNNEL_STREAMS_MAX {
             drop(open);
-            self.answer(id, Answer::failed(rustix::io::Errno::MFILE, "too many connections at once"));
+            self.send_answer(id, TunnelResponse::from_errno(rustix::io::Errno::MFILE, "too many connections at once"));
             return Ok(());
         }
         open.push((id, None));
         drop(open);
         match question {
-            Question::Connect { target, pid, program } => self.connect(id, target, Who { pid, program }),
-            Question::LookUp { name } => match name.parse() {
+            TunnelRequest::Connect { target, pid, program } => self.connect_target(id, target, EgressCaller { pid, program }),
+            TunnelRequest::LookUp { name } => match name.parse() {
                 Ok(Host::Name(name)) => self.look_up(id, name),
-                Ok(Host::Address(_)) | Err(_) => self.settle(id, Answer::NoSuchName),
+                Ok(Host::Address(_)) | Err(_) => self.answer_pending(id, TunnelResponse::NoSuchName),
             },
         }
         Ok(())
     }
 
-    fn connect(self: &Arc<Self>, id: u32, target: Target, who: Who) {
-        let rule = match self.reach.decide(&target) {
+    fn connect_target(self: &Arc<Self>, id: u32, target: NetworkTarget, who: EgressCaller) {
+        let rule = match self.reach.decide_target(&target) {
             Ok(rule) => rule,
             Err(refusal) => {
                 self.tell_refused(&target, &who, &refusal.rule, refusal.grant);
-                return self.settle(id, Answer::Refused { rule: refusal.rule });
+                return self.answer_pending(id, TunnelResponse::Refused { rule: refusal.rule });
             }
         };
         // Weak, because the egress proxy must not keep its owner alive.
         let own = Arc::downgrade(self);
         let led = move |led| {
             if let Some(own) = own.upgrade() {
-                own.led(id, led);
+                own.handle_dial_result(id, led);
             }
         };
-        let dialling = self.with_door(|door| door.lead(target, who, Permit { rule }, led));
+        let dialling = self.with_door(|door| door.dial_for_tunnel(target, who, EgressPermit { rule }, led));
         match dialling {
             Ok(dialling) => {
-                let mut open = lock(&self.open);
+                let mut open = lock_mutex(&self.open);
                 match open.iter_mut().find(|(other, _)| *other == id) {
                     Some(entry) => entry.1 = Some(dialling),
                     // Answered already.
                     None => dialling.detach(),
                 }
             }
-            Err(error) => self.settle(id, Answer::failed(rustix::io::Errno::NETDOWN, &error.to_string())),
+            Err(error) => self.answer_pending(id, TunnelResponse::from_errno(rustix::io::Errno::NETDOWN, &error.to_string())),
         }
     }
 
     /// Handles the result of dialling, on the proxy's thread.
-    fn led(self: &Arc<Self>, id: u32, led: Result<TcpStream, DialFailure>) {
+    fn handle_dial_result(self: &Arc<Self>, id: u32, led: Result<TcpStream, DialError>) {
         let stream = match led {
             Ok(stream) => stream,
-            Err(failure) => return self.settle(id, Answer::of(&failure)),
+            Err(failure) => return self.answer_pending(id, TunnelResponse::from_dial_error(&failure)),
         };
         // Under one lock, because it counts either as a request or as a connection.
-        let mut open = lock(&self.open);
-        if taken(&mut open, id).is_none() {
+        let mut open = lock_mutex(&self.open);
+        if remove_request(&mut open, id).is_none() {
             return;
         }
-        let begun = self.passages().begin(id, (stream, Some(Answer::Connected.to_frame(id))), &self.runtime);
+        let begun = self.tunnel_streams().start_stream(id, (stream, Some(TunnelResponse::Connected.to_frame(id))), &self.runtime);
         drop(open);
         if let Err(error) = begun {
-            self.answer(id, Answer::failed(rustix::io::Errno::NETDOWN, &error.to_string()));
+            self.send_answer(id, TunnelResponse::from_errno(rustix::io::Errno::NETDOWN, &error.to_string()));
         }
     }
 
     fn look_up(self: &Arc<Self>, id: u32, name: HostName) {
-        if !self.reach.knows(&name) {
+        if !self.reach.allows_name(&name) {
             // No lookup is made outside, because it would carry data out.
-            return self.settle(id, Answer::Addresses(Err("no rule speaks of this name".to_owned())));
+            return self.answer_pending(id, TunnelResponse::Addresses(Err("no rule speaks of this name".to_owned())));
         }
         let own = Arc::clone(self);
         self.runtime.spawn(async move {
             let resolver = Arc::clone(&own.resolver);
-            let looked = tokio::task::spawn_blocking(move || resolver.resolve(&name));
-            let answer = match tokio::time::timeout(LOOKUP_MAX, looked).await {
-                Ok(Ok(Ok(addresses))) => Answer::addresses(addresses),
-                Ok(Ok(Err(LookupError::NoSuchName))) => Answer::NoSuchName,
-                Ok(Ok(Err(LookupError::Failed(why)))) => Answer::Addresses(Err(why)),
-                Ok(Err(_)) | Err(_) => Answer::Addresses(Err("no answer in ten seconds".to_owned())),
+            let looked = tokio::task::spawn_blocking(move || resolver.resolve_name(&name));
+            let answer = match tokio::time::timeout(LOOKUP_TIMEOUT, looked).await {
+                Ok(Ok(Ok(addresses))) => TunnelResponse::from_addresses(addresses),
+                Ok(Ok(Err(NameLookupError::NoSuchName))) => TunnelResponse::NoSuchName,
+                Ok(Ok(Err(NameLookupError::Failed(why)))) => TunnelResponse::Addresses(Err(why)),
+                Ok(Err(_)) | Err(_) => TunnelResponse::Addresses(Err("no answer in ten seconds".to_owned())),
             };
-            own.settle(id, answer);
+            own.answer_pending(id, answer);
         });
     }
 
     /// Answers a request, unless it was cancelled.
-    fn settle(&self, id: u32, answer: Answer) {
-        let settled = taken(&mut lock(&self.open), id);
+    fn answer_pending(&self, id: u32, answer: TunnelResponse) {
+        let settled = remove_request(&mut lock_mutex(&self.open), id);
         if settled.is_some() {
-            self.answer(id, answer);
+            self.send_answer(id, answer);
         }
     }
 
-    fn answer(&self, id: u32, answer: Answer) {
+    fn send_answer(&self, id: u32, answer: TunnelResponse) {
         let posted = (self.post)(answer.to_frame(id));
         self.runtime.spawn(async move {
             posted.await;
         });
     }
 
-    fn with_door<T>(&self, then: impl FnOnce(&Door) -> T) -> io::Result<T> {
-        let mut state = lock(&self.door);
-        if let State::Shut = &*state {
-            *state = State::Open(self.start()?);
+    fn with_door<T>(&self, then: impl FnOnce(&EgressProxy) -> T) -> io::Result<T> {
+        let mut state = lock_mutex(&self.door);
+        if let HostEgressState::Shut = &*state {
+            *state = HostEgressState::Open(self.start_proxy()?);
         }
         match &*state {
-            State::Open(door) => Ok(then(door)),
-            State::Shut | State::Over => Err(io::Error::other("the command is over")),
+            HostEgressState::Open(door) => Ok(then(door)),
+            HostEgressState::Shut | HostEgressState::Over => Err(io::Error::other("the command is over")),
         }
     }
 
-    fn start(&self) -> io::Result<Door> {
+    fn start_proxy(&self) -> io::Result<EgressProxy> {
         let events = self.events.clone();
-        let setup = Setup {
+        let setup = EgressProxySetup {
             rules: self.rules.clone(),
             names: Arc::default(),
             dns: None,
             edge: Arc::clone(&self.edge),
-            namespace: Arc::new(Nowhere),
-            judge: Arc::new(ByReach(self.reach.clone())),
+            namespace: Arc::new(UnusedNamespace),
+            judge: Arc::new(ApprovedTargetPolicy(self.reach.clone())),
             sink: Arc::new(move |event| {
-                events.tell(match event {
-                    DoorEvent::Connection(record) => AttemptEvent::Connection(record),
-                    DoorEvent::Denied(denial) => AttemptEvent::Denied(*denial),
+                events.send_event(match event {
+                    EgressEvent::Connection(record) => AttemptEvent::Connection(record),
+                    EgressEvent::Denied(denial) => AttemptEvent::Denied(*denial),
                 });
             }),
             resolver: Arc::clone(&self.resolver),
             lead: None,
         };
-        Door::start(setup).map_err(io::Error::other)
+        EgressProxy::start(setup).map_err(io::Error::other)
     }
 
     /// Reports a request that the container made without permission.
-    fn tell_refused(&self, target: &Target, who: &Who, rule: &str, grant: Option<Grant>) {
-        let mut told = lock(&self.told);
+    fn tell_refused(&self, target: &NetworkTarget, who: &EgressCaller, rule: &str, grant: Option<Grant>) {
+        let mut told = lock_mutex(&self.told);
         let object = target.to_string();
-        if told.len() >= TOLD_MAX || !told.insert(object.clone()) {
+        if told.len() >= REPORTED_REFUSALS_MAX || !told.insert(object.clone()) {
             return;
         }
-        self.events.tell(AttemptEvent::Denied(Denial {
-            operation: Operation::Connect,
+        self.events.send_event(AttemptEvent::Denied(Denial {
+            operation: DeniedOperation::Connect,
             object: RawText::from(object),
             pid: who.pid,
             program: who.program.clone(),
-            layer: Layer::Network,
+            layer: DenialLayer::Network,
             rule: rule.to_owned(),
             grant,
-            resolution: Resolution::Recorded,
+            resolution: DenialResolution::Recorded,
             count: 1,
         }));
     }
 }
 
 /// Removes a request, and detaches its dialling.
-fn taken(open: &mut Vec<(u32, Option<Dialling>)>, id: u32) -> Option<()> {
+fn remove_request(open: &mut Vec<(u32, Option<PendingDial>)>, id: u32) -> Option<()> {
     let at = open.iter().position(|(other, _)| *other == id)?;
     if let (_, Some(dialling)) = open.swap_remove(at) {
         dialling.detach();
@@ -295,36 +295,36 @@ fn taken(open: &mut Vec<(u32, Option<Dialling>)>, id: u32) -> Option<()> {
 }
 
 /// Namespace of the egress proxy, in which no program connects to it.
-struct Nowhere;
+struct UnusedNamespace;
 
-impl Namespace for Nowhere {
-    fn listen(&self, _at: SocketAddr) -> io::Result<OwnedFd> {
+impl EgressNamespace for UnusedNamespace {
+    fn listen_at(&self, _at: SocketAddr) -> io::Result<OwnedFd> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    fn socket(&self, _like: SocketAddr) -> io::Result<OwnedFd> {
+    fn connecting_socket(&self, _like: SocketAddr) -> io::Result<OwnedFd> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }
 
 /// Decides by the approved targets; questions are put by the other end in the container.
-struct ByReach(Reach);
+struct ApprovedTargetPolicy(EgressReach);
 
-impl Judge for ByReach {
-    fn judge(&self, wanted: Wanted, _who: &Who, answer: Box<dyn FnOnce(Judgement) + Send>) {
+impl EgressPolicy for ApprovedTargetPolicy {
+    fn decide_request(&self, wanted: EgressRequest, _who: &EgressCaller, answer: Box<dyn FnOnce(EgressDecision) + Send>) {
         let decided = match &wanted {
-            Wanted::Target(target) => self.0.decide(target),
-            Wanted::Secret { secret, rule } => self.0.decide_secret(secret, rule),
-            Wanted::Effect { effect, message, .. } => self.0.decide_effect(effect, message),
+            EgressRequest::Target(target) => self.0.decide_target(target),
+            EgressRequest::Secret { secret, rule } => self.0.decide_secret(secret, rule),
+            EgressRequest::Effect { effect, message, .. } => self.0.decide_effect(effect, message),
         };
         answer(match decided {
-            Ok(rule) => Judgement::Allowed(Permit { rule }),
-            Err(refusal) => Judgement::Refused { rule: refusal.rule, grant: refusal.grant },
+            Ok(rule) => EgressDecision::Allowed(EgressPermit { rule }),
+            Err(refusal) => EgressDecision::Refused { rule: refusal.rule, grant: refusal.grant },
         });
     }
 
     fn is_agreed(&self, name: &HostName) -> bool {
-        self.0.knows(name)
+        self.0.allows_name(name)
     }
 }
 
@@ -337,16 +337,16 @@ mod tests {
     use std::sync::mpsc::{Receiver, channel};
 
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    use stockade_model::{Environment, ExecRules, Filesystem, Level, Limits, Network, Profile, RequestId, SandboxId};
+    use stockade_model::{EnvironmentRules, ExecRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, Profile, RequestId, SandboxId};
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
     struct Loopback;
 
-    impl Resolve for Loopback {
-        fn resolve(&self, name: &HostName) -> Result<Vec<IpAddr>, LookupError> {
+    impl NameResolver for Loopback {
+        fn resolve_name(&self, name: &HostName) -> Result<Vec<IpAddr>, NameLookupError> {
             match name.as_str() {
-                "nobody.test" => Err(LookupError::NoSuchName),
+                "nobody.test" => Err(NameLookupError::NoSuchName),
                 _ => Ok(vec![Ipv4Addr::LOCALHOST.into()]),
             }
         }
@@ -354,16 +354,16 @@ mod tests {
 
     /// The host's end, with its output.
     struct Host {
-        outside: Arc<Outside>,
-        posted: Receiver<Frame>,
+        outside: Arc<HostEgress>,
+        posted: Receiver<ChannelFrame>,
         told: Receiver<AttemptEvent>,
-        _events: Events,
+        _events: AttemptEventSender,
         _runtime: tokio::runtime::Runtime,
     }
 
-    fn plan(grants: &[String]) -> Plan {
+    fn plan(grants: &[String]) -> AttemptPlan {
         let special = ["127.0.0.0/8".parse().unwrap()].into();
-        Plan {
+        AttemptPlan {
             request: RequestId::from_random([1; 16]),
             attempt: 1,
             argv: vec!["true".into()],
@@ -373,16 +373,16 @@ mod tests {
             profile: Profile {
                 name: SandboxId::from_random([1; 16]).to_string(),
                 sandboxed: true,
-                filesystem: Filesystem::default(),
+                filesystem: FilesystemAccess::default(),
                 exec: ExecRules::default(),
-                network: Network::None,
-                egress: Egress { special, ..Egress::default() },
-                environment: Environment::default(),
+                network: NetworkAccess::None,
+                egress: EgressRules { special, ..EgressRules::default() },
+                environment: EnvironmentRules::default(),
                 limits: Limits::default(),
             },
             grants: grants.iter().map(|grant| grant.parse().unwrap()).collect(),
             effects: Vec::new(),
-            level: Level::Full,
+            level: IsolationLevel::Full,
             backend: "docker".to_owned(),
         }
     }
@@ -390,28 +390,28 @@ mod tests {
     fn host(grants: &[String]) -> Host {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (sender, posted) = channel();
-        let post: Post = Arc::new(move |frame| Box::pin(std::future::ready(sender.send(frame).is_ok())));
+        let post: TunnelFrameSender = Arc::new(move |frame| Box::pin(std::future::ready(sender.send(frame).is_ok())));
         let (teller, told) = channel();
-        let events = Events::new(move |event| drop(teller.send(event)));
+        let events = AttemptEventSender::new(move |event| drop(teller.send(event)));
         let around = (runtime.handle().clone(), post);
-        let outside = Outside::of(&plan(grants), Some(Arc::new(Loopback)), &events, around).unwrap();
+        let outside = HostEgress::for_plan(&plan(grants), Some(Arc::new(Loopback)), &events, around).unwrap();
         Host { outside: Arc::new(outside), posted, told, _events: events, _runtime: runtime }
     }
 
     impl Host {
-        fn ask(&self, id: u32, question: &Question) -> Answer {
-            self.outside.take(question.to_frame(id)).unwrap();
+        fn ask(&self, id: u32, question: &TunnelRequest) -> TunnelResponse {
+            self.outside.handle_frame(question.to_frame(id)).unwrap();
             loop {
                 match self.posted.recv_timeout(PATIENCE).unwrap() {
-                    Frame::Answered(to, answer) if to == id => return serde_json::from_slice(&answer).unwrap(),
+                    ChannelFrame::Answered(to, answer) if to == id => return serde_json::from_slice(&answer).unwrap(),
                     _ => {}
                 }
             }
         }
     }
 
-    fn connect(target: &str) -> Question {
-        Question::Connect { target: target.parse().unwrap(), pid: Some(1), program: None }
+    fn connect(target: &str) -> TunnelRequest {
+        TunnelRequest::Connect { target: target.parse().unwrap(), pid: Some(1), program: None }
     }
 
     /// Sends "hello" to every client, and reads to the end.
@@ -442,26 +442,26 @@ mod tests {
             [(1, format!("evil.test:{port}")), (2, format!("127.0.0.1:{port}")), (3, "good.test:1".to_owned())]
         {
             let answer = host.ask(id, &connect(&target));
-            assert!(matches!(answer, Answer::Refused { .. }), "{target}: {answer:?}");
+            assert!(matches!(answer, TunnelResponse::Refused { .. }), "{target}: {answer:?}");
             let AttemptEvent::Denied(denial) = host.told.recv_timeout(PATIENCE).unwrap() else { panic!("not told") };
             assert_eq!(denial.grant, Some(format!("connect {target}").parse().unwrap()));
         }
         assert!(heard.try_recv().is_err(), "somebody was reached");
         // Control: a granted target is reached.
-        assert_eq!(host.ask(4, &connect(&format!("good.test:{port}"))), Answer::Connected);
-        let Frame::Piece(4, hello) = host.posted.recv_timeout(PATIENCE).unwrap() else { panic!("no bytes") };
+        assert_eq!(host.ask(4, &connect(&format!("good.test:{port}"))), TunnelResponse::Connected);
+        let ChannelFrame::Piece(4, hello) = host.posted.recv_timeout(PATIENCE).unwrap() else { panic!("no bytes") };
         assert_eq!(hello, b"hello");
-        host.outside.take(Frame::Piece(4, b"and hello".to_vec())).unwrap();
-        host.outside.take(Frame::Piece(4, Vec::new())).unwrap();
+        host.outside.handle_frame(ChannelFrame::Piece(4, b"and hello".to_vec())).unwrap();
+        host.outside.handle_frame(ChannelFrame::Piece(4, Vec::new())).unwrap();
         assert_eq!(heard.recv_timeout(PATIENCE).unwrap(), "and hello");
-        host.outside.close();
+        host.outside.shut_down();
         let AttemptEvent::Connection(record) = host.told.recv_timeout(PATIENCE).unwrap() else { panic!("no record") };
         assert_eq!(
             (record.target.to_string(), record.bytes_up, record.bytes_down),
             (format!("good.test:{port}"), 9, 5)
         );
         // After the end there is no network access.
-        assert!(matches!(host.ask(5, &connect(&format!("good.test:{port}"))), Answer::Failed { .. }));
+        assert!(matches!(host.ask(5, &connect(&format!("good.test:{port}"))), TunnelResponse::Failed { .. }));
     }
 
     #[test]
@@ -469,16 +469,16 @@ mod tests {
         let (port, _heard) = server();
         let host = host(&[]);
         let target = format!("late.test:{port}");
-        let look_up = |name: &str| Question::LookUp { name: name.to_owned() };
-        assert!(matches!(host.ask(1, &connect(&target)), Answer::Refused { .. }));
-        assert!(matches!(host.ask(2, &look_up("late.test")), Answer::Addresses(Err(_))));
-        host.outside.agree(&HeldAnswer::Refused);
-        assert!(matches!(host.ask(3, &connect(&target)), Answer::Refused { .. }));
-        host.outside.agree(&HeldAnswer::Granted(vec![format!("connect {target}").parse().unwrap()]));
-        assert!(matches!(host.ask(4, &look_up("late.test")), Answer::Addresses(Ok(_))));
-        assert!(matches!(host.ask(5, &look_up("secret-data.evil.test")), Answer::Addresses(Err(_))));
-        assert_eq!(host.ask(6, &connect(&target)), Answer::Connected);
-        host.outside.close();
+        let look_up = |name: &str| TunnelRequest::LookUp { name: name.to_owned() };
+        assert!(matches!(host.ask(1, &connect(&target)), TunnelResponse::Refused { .. }));
+        assert!(matches!(host.ask(2, &look_up("late.test")), TunnelResponse::Addresses(Err(_))));
+        host.outside.apply_answer(&HeldAnswer::Refused);
+        assert!(matches!(host.ask(3, &connect(&target)), TunnelResponse::Refused { .. }));
+        host.outside.apply_answer(&HeldAnswer::Granted(vec![format!("connect {target}").parse().unwrap()]));
+        assert!(matches!(host.ask(4, &look_up("late.test")), TunnelResponse::Addresses(Ok(_))));
+        assert!(matches!(host.ask(5, &look_up("secret-data.evil.test")), TunnelResponse::Addresses(Err(_))));
+        assert_eq!(host.ask(6, &connect(&target)), TunnelResponse::Connected);
+        host.outside.shut_down();
     }
 
     #[test]
@@ -490,20 +490,20 @@ mod tests {
         let (port, _heard) = server();
         let target = format!("good.test:{port}");
         let host = host(&[format!("connect {target}")]);
-        let stands = |id: u32| host.ask(id, &connect(&target)) == Answer::Connected;
-        for id in 0..PASSAGES_MAX as u32 {
+        let stands = |id: u32| host.ask(id, &connect(&target)) == TunnelResponse::Connected;
+        for id in 0..TUNNEL_STREAMS_MAX as u32 {
             assert!(stands(id), "{id}");
         }
         assert!(!stands(1000));
-        assert_eq!(host.outside.take(Frame::Answered(1, Vec::new())), Err(FrameError::WRONG_WAY));
-        assert_eq!(host.outside.take(Frame::Asked(1001, b"what".to_vec())), Err(FrameError::NO_QUESTION));
+        assert_eq!(host.outside.handle_frame(ChannelFrame::Answered(1, Vec::new())), Err(FrameError::WRONG_DIRECTION));
+        assert_eq!(host.outside.handle_frame(ChannelFrame::Asked(1001, b"what".to_vec())), Err(FrameError::MALFORMED_REQUEST));
         // A connection that ends makes room.
-        host.outside.take(Frame::Broken(7)).unwrap();
+        host.outside.handle_frame(ChannelFrame::Broken(7)).unwrap();
         let give_up = std::time::Instant::now() + PATIENCE;
-        while host.outside.passages().count() == PASSAGES_MAX && std::time::Instant::now() < give_up {
+        while host.outside.tunnel_streams().stream_count() == TUNNEL_STREAMS_MAX && std::time::Instant::now() < give_up {
             std::thread::yield_now();
         }
         assert!(stands(1002));
-        host.outside.close();
+        host.outside.shut_down();
     }
 }

@@ -19,93 +19,93 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::frames::{DATA_BYTES, Frame, FrameError};
+use crate::frames::{MAX_DATA_BYTES, ChannelFrame, FrameError};
 
 /// Most connections of a command at once.
-pub(crate) const PASSAGES_MAX: usize = 256;
+pub(crate) const TUNNEL_STREAMS_MAX: usize = 256;
 /// Most bytes of one direction of a connection that were sent and not yet acknowledged.
-pub(crate) const PASSAGE_BYTES: usize = 128 << 10;
+pub(crate) const TUNNEL_WINDOW_BYTES: usize = 128 << 10;
 
 /// Least cost of a piece, to bound the memory that is used besides its bytes.
-const PIECE_COST: usize = 512;
+const PIECE_MIN_COST_BYTES: usize = 512;
 
-fn cost(bytes: usize) -> usize {
-    bytes.max(PIECE_COST)
+fn piece_cost(bytes: usize) -> usize {
+    bytes.max(PIECE_MIN_COST_BYTES)
 }
 
 /// Sends a frame when there is room for it; returns false if the receiver is gone.
-pub(crate) type Post = Arc<dyn Fn(Frame) -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;
+pub(crate) type TunnelFrameSender = Arc<dyn Fn(ChannelFrame) -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;
 
 /// Connections of one command, at one end of the channel.
-pub(crate) struct Passages {
-    shared: Arc<Shared>,
+pub(crate) struct TunnelStreamTable {
+    shared: Arc<TunnelShared>,
 }
 
-struct Shared {
-    table: Mutex<HashMap<u32, Passage>>,
-    post: Post,
+struct TunnelShared {
+    table: Mutex<HashMap<u32, TunnelStream>>,
+    post: TunnelFrameSender,
     /// Number of connections that have not sent everything yet.
     speaking: Mutex<usize>,
     quiet: Condvar,
 }
 
 /// Shared state of a connection.
-struct Passage {
+struct TunnelStream {
     /// `None` after its end arrived.
     pieces: Option<UnboundedSender<Vec<u8>>>,
     /// Cost of the received bytes that are not yet written.
     pending: Arc<AtomicUsize>,
-    room: Arc<Room>,
+    room: Arc<TunnelWindow>,
     broken: Arc<Notify>,
 }
 
 /// Number of bytes that may still be sent.
-struct Room {
+struct TunnelWindow {
     left: Mutex<usize>,
     changed: Notify,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Room {
+impl TunnelWindow {
     fn new() -> Self {
-        Self { left: Mutex::new(PASSAGE_BYTES), changed: Notify::new() }
+        Self { left: Mutex::new(TUNNEL_WINDOW_BYTES), changed: Notify::new() }
     }
 
-    async fn some(&self) -> usize {
+    async fn wait_for_credit(&self) -> usize {
         loop {
-            let left = *lock(&self.left);
-            if left >= PIECE_COST {
+            let left = *lock_mutex(&self.left);
+            if left >= PIECE_MIN_COST_BYTES {
                 return left;
             }
             self.changed.notified().await;
         }
     }
 
-    fn spend(&self, bytes: usize) {
-        let mut left = lock(&self.left);
+    fn consume_credit(&self, bytes: usize) {
+        let mut left = lock_mutex(&self.left);
         *left = left.saturating_sub(bytes);
     }
 
-    fn widen(&self, bytes: usize) {
-        let mut left = lock(&self.left);
-        *left = left.saturating_add(bytes).min(PASSAGE_BYTES);
+    fn add_credit(&self, bytes: usize) {
+        let mut left = lock_mutex(&self.left);
+        *left = left.saturating_add(bytes).min(TUNNEL_WINDOW_BYTES);
         self.changed.notify_one();
     }
 }
 
-impl Passages {
+impl TunnelStreamTable {
     /// Creates it without connections; `post` sends their frames.
-    pub(crate) fn new(post: Post) -> Self {
-        let shared = Shared { table: Mutex::default(), post, speaking: Mutex::default(), quiet: Condvar::new() };
+    pub(crate) fn new(post: TunnelFrameSender) -> Self {
+        let shared = TunnelShared { table: Mutex::default(), post, speaking: Mutex::default(), quiet: Condvar::new() };
         Self { shared: Arc::new(shared) }
     }
 
     /// Returns the number of connections.
-    pub(crate) fn count(&self) -> usize {
-        lock(&self.shared.table).len()
+    pub(crate) fn stream_count(&self) -> usize {
+        lock_mutex(&self.shared.table).len()
     }
 
     /// Carries a connection with this number, until both directions have ended or one side resets.
@@ -113,10 +113,10 @@ impl Passages {
     ///
     /// # Errors
     /// [`io::Error`] if the number is in use, or the connection cannot be polled.
-    pub(crate) fn begin(
+    pub(crate) fn start_stream(
         &self,
         id: u32,
-        (stream, first): (TcpStream, Option<Frame>),
+        (stream, first): (TcpStream, Option<ChannelFrame>),
         runtime: &Handle,
     ) -> io::Result<()> {
         stream.set_nonblocking(true)?;
@@ -124,28 +124,28 @@ impl Passages {
         let stream = tokio::net::TcpStream::from_std(stream)?;
         let (pieces, queue) = unbounded_channel();
         let pieces = Some(pieces);
-        let passage = Passage { pieces, pending: Arc::default(), room: Arc::new(Room::new()), broken: Arc::default() };
-        let carried = Carried {
+        let passage = TunnelStream { pieces, pending: Arc::default(), room: Arc::new(TunnelWindow::new()), broken: Arc::default() };
+        let carried = TunnelForwarder {
             id,
             post: Arc::clone(&self.shared.post),
             pending: Arc::clone(&passage.pending),
             room: Arc::clone(&passage.room),
         };
         let broken = Arc::clone(&passage.broken);
-        let mut table = lock(&self.shared.table);
+        let mut table = lock_mutex(&self.shared.table);
         if table.contains_key(&id) {
-            return Err(FrameError::TAKEN_NUMBER.into());
+            return Err(FrameError::NUMBER_IN_USE.into());
         }
         table.insert(id, passage);
         drop(table);
-        let speaking = Speaking::begin(&self.shared);
+        let speaking = TunnelDrainGuard::start_guard(&self.shared);
         let shared = Arc::clone(&self.shared);
         runtime.spawn(async move {
             if let Some(first) = first {
                 (carried.post)(first).await;
             }
-            carried.carry(stream, queue, &broken, speaking).await;
-            lock(&shared.table).remove(&id);
+            carried.forward_stream(stream, queue, &broken, speaking).await;
+            lock_mutex(&shared.table).remove(&id);
         });
         Ok(())
     }
@@ -154,10 +154,10 @@ impl Passages {
     ///
     /// # Errors
     /// [`FrameError`] if the data exceeds the window.
-    pub(crate) fn take(&self, frame: Frame) -> Result<(), FrameError> {
-        let mut table = lock(&self.shared.table);
+    pub(crate) fn handle_frame(&self, frame: ChannelFrame) -> Result<(), FrameError> {
+        let mut table = lock_mutex(&self.shared.table);
         match frame {
-            Frame::Piece(id, bytes) => {
+            ChannelFrame::Piece(id, bytes) => {
                 let Some(passage) = table.get_mut(&id) else { return Ok(()) };
                 let Some(pieces) = passage.pieces.take() else { return Ok(()) };
                 if bytes.is_empty() {
@@ -165,20 +165,20 @@ impl Passages {
                     let _ = pieces.send(bytes);
                     return Ok(());
                 }
-                let cost = cost(bytes.len());
-                if passage.pending.fetch_add(cost, Ordering::AcqRel) + cost > PASSAGE_BYTES {
-                    return Err(FrameError::TOO_MUCH);
+                let cost = piece_cost(bytes.len());
+                if passage.pending.fetch_add(cost, Ordering::AcqRel) + cost > TUNNEL_WINDOW_BYTES {
+                    return Err(FrameError::WINDOW_EXCEEDED);
                 }
                 // Fails if the connection has just ended.
                 let _ = pieces.send(bytes);
                 passage.pieces = Some(pieces);
             }
-            Frame::PieceTaken(id, bytes) => {
+            ChannelFrame::PieceTaken(id, bytes) => {
                 if let Some(passage) = table.get(&id) {
-                    passage.room.widen(bytes as usize);
+                    passage.room.add_credit(bytes as usize);
                 }
             }
-            Frame::Broken(id) => {
+            ChannelFrame::Broken(id) => {
                 if let Some(passage) = table.get(&id) {
                     passage.broken.notify_one();
                 }
@@ -191,7 +191,7 @@ impl Passages {
     /// Waits until all of them have sent everything, or the time-out has passed.
     pub(crate) fn all_quiet(&self, within: Duration) {
         let give_up = Instant::now() + within;
-        let mut speaking = lock(&self.shared.speaking);
+        let mut speaking = lock_mutex(&self.shared.speaking);
         while *speaking > 0 {
             let Some(left) = give_up.checked_duration_since(Instant::now()) else { return };
             let waited = self.shared.quiet.wait_timeout(speaking, left);
@@ -201,56 +201,56 @@ impl Passages {
 
     /// Resets all of them.
     pub(crate) fn break_off(&self) {
-        lock(&self.shared.table).values().for_each(|passage| passage.broken.notify_one());
+        lock_mutex(&self.shared.table).values().for_each(|passage| passage.broken.notify_one());
     }
 }
 
-impl Drop for Passages {
+impl Drop for TunnelStreamTable {
     fn drop(&mut self) {
         self.break_off();
     }
 }
 
 /// Marks a connection that has not sent everything yet.
-struct Speaking(Arc<Shared>);
+struct TunnelDrainGuard(Arc<TunnelShared>);
 
-impl Speaking {
-    fn begin(shared: &Arc<Shared>) -> Self {
-        *lock(&shared.speaking) += 1;
+impl TunnelDrainGuard {
+    fn start_guard(shared: &Arc<TunnelShared>) -> Self {
+        *lock_mutex(&shared.speaking) += 1;
         Self(Arc::clone(shared))
     }
 }
 
-impl Drop for Speaking {
+impl Drop for TunnelDrainGuard {
     fn drop(&mut self) {
-        *lock(&self.0.speaking) -= 1;
+        *lock_mutex(&self.0.speaking) -= 1;
         self.0.quiet.notify_all();
     }
 }
 
 /// A connection that is being carried.
-struct Carried {
+struct TunnelForwarder {
     id: u32,
-    post: Post,
+    post: TunnelFrameSender,
     pending: Arc<AtomicUsize>,
-    room: Arc<Room>,
+    room: Arc<TunnelWindow>,
 }
 
-impl Carried {
-    async fn carry(
+impl TunnelForwarder {
+    async fn forward_stream(
         &self,
         mut stream: tokio::net::TcpStream,
         queue: UnboundedReceiver<Vec<u8>>,
         broken: &Notify,
-        speaking: Speaking,
+        speaking: TunnelDrainGuard,
     ) {
         let (from, to) = stream.split();
         let up = async {
-            let said = self.read(from).await;
+            let said = self.forward_reads(from).await;
             drop(speaking);
             said
         };
-        let both = async { tokio::try_join!(up, self.write(to, queue)) };
+        let both = async { tokio::try_join!(up, self.forward_writes(to, queue)) };
         let ended = tokio::select! {
             ended = both => ended.is_ok(),
             () = broken.notified() => false,
@@ -258,28 +258,28 @@ impl Carried {
         if !ended {
             // A reset is passed to this side and the other.
             let _ = set_socket_linger(&stream, Some(Duration::ZERO));
-            (self.post)(Frame::Broken(self.id)).await;
+            (self.post)(ChannelFrame::Broken(self.id)).await;
         }
     }
 
-    async fn post(&self, frame: Frame) -> io::Result<()> {
+    async fn send_frame(&self, frame: ChannelFrame) -> io::Result<()> {
         if (self.post)(frame).await { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     }
 
-    async fn read(&self, mut from: ReadHalf<'_>) -> io::Result<()> {
-        let mut buffer = vec![0; DATA_BYTES];
+    async fn forward_reads(&self, mut from: ReadHalf<'_>) -> io::Result<()> {
+        let mut buffer = vec![0; MAX_DATA_BYTES];
         loop {
-            let room = self.room.some().await;
-            let length = from.read(&mut buffer[..room.min(DATA_BYTES)]).await?;
-            self.room.spend(cost(length));
-            self.post(Frame::Piece(self.id, buffer[..length].to_vec())).await?;
+            let room = self.room.wait_for_credit().await;
+            let length = from.read(&mut buffer[..room.min(MAX_DATA_BYTES)]).await?;
+            self.room.consume_credit(piece_cost(length));
+            self.send_frame(ChannelFrame::Piece(self.id, buffer[..length].to_vec())).await?;
             if length == 0 {
                 return Ok(());
             }
         }
     }
 
-    async fn write(&self, mut to: WriteHalf<'_>, mut queue: UnboundedReceiver<Vec<u8>>) -> io::Result<()> {
+    async fn forward_writes(&self, mut to: WriteHalf<'_>, mut queue: UnboundedReceiver<Vec<u8>>) -> io::Result<()> {
         while let Some(piece) = queue.recv().await {
             if piece.is_empty() {
                 // The reader may be gone already.
@@ -287,9 +287,9 @@ impl Carried {
                 return Ok(());
             }
             to.write_all(&piece).await?;
-            let cost = cost(piece.len());
+            let cost = piece_cost(piece.len());
             self.pending.fetch_sub(cost, Ordering::AcqRel);
-            self.post(Frame::PieceTaken(self.id, cost as u32)).await?;
+            self.send_frame(ChannelFrame::PieceTaken(self.id, cost as u32)).await?;
         }
         Err(io::ErrorKind::BrokenPipe.into())
     }
@@ -305,26 +305,26 @@ mod tests {
     use tokio::sync::mpsc::{Receiver, channel};
 
     struct Side {
-        passages: Arc<Passages>,
-        posted: Receiver<Frame>,
+        passages: Arc<TunnelStreamTable>,
+        posted: Receiver<ChannelFrame>,
         runtime: Runtime,
     }
 
     fn side() -> Side {
         let (sender, posted) = channel(4096);
-        let post: Post = Arc::new(move |frame| {
+        let post: TunnelFrameSender = Arc::new(move |frame| {
             let sender = sender.clone();
             Box::pin(async move { sender.send(frame).await.is_ok() })
         });
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        Side { passages: Arc::new(Passages::new(post)), posted, runtime }
+        Side { passages: Arc::new(TunnelStreamTable::new(post)), posted, runtime }
     }
 
     impl Side {
         fn connection(&self, id: u32) -> TcpStream {
             let (carried, given) = connected_pair().unwrap();
             given.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-            self.passages.begin(id, (carried, None), self.runtime.handle()).unwrap();
+            self.passages.start_stream(id, (carried, None), self.runtime.handle()).unwrap();
             given
         }
     }
@@ -338,7 +338,7 @@ mod tests {
             let mut posted = std::mem::replace(&mut from.posted, none);
             from.runtime.spawn(async move {
                 while let Some(frame) = posted.recv().await {
-                    to.take(frame).unwrap();
+                    to.handle_frame(frame).unwrap();
                 }
             });
         }
@@ -394,34 +394,34 @@ mod tests {
             }
         }
         let mut sent = 0;
-        while let Ok(Frame::Piece(_, bytes)) = a.posted.try_recv() {
+        while let Ok(ChannelFrame::Piece(_, bytes)) = a.posted.try_recv() {
             sent += bytes.len();
         }
-        assert!(sent > 0 && sent <= PASSAGE_BYTES, "{sent} bytes were sent");
+        assert!(sent > 0 && sent <= TUNNEL_WINDOW_BYTES, "{sent} bytes were sent");
         // Sending continues as soon as some bytes are acknowledged.
-        a.passages.take(Frame::PieceTaken(1, u32::MAX)).unwrap();
+        a.passages.handle_frame(ChannelFrame::PieceTaken(1, u32::MAX)).unwrap();
         let next = a.runtime.block_on(a.posted.recv());
-        assert!(matches!(next, Some(Frame::Piece(1, _))), "{next:?}");
+        assert!(matches!(next, Some(ChannelFrame::Piece(1, _))), "{next:?}");
     }
 
     #[test]
     fn who_sends_more_than_may_be_is_broken_off_and_small_pieces_count() {
-        for size in [1, DATA_BYTES] {
+        for size in [1, MAX_DATA_BYTES] {
             let a = side();
             // The other end does not read; the kernel accepts a limited amount.
             let here = a.connection(1);
-            let mut tries = (0..1 << 20).map(|_| a.passages.take(Frame::Piece(1, vec![0; size])));
-            assert_eq!(tries.find(Result::is_err), Some(Err(FrameError::TOO_MUCH)));
+            let mut tries = (0..1 << 20).map(|_| a.passages.handle_frame(ChannelFrame::Piece(1, vec![0; size])));
+            assert_eq!(tries.find(Result::is_err), Some(Err(FrameError::WINDOW_EXCEEDED)));
             drop(here);
         }
         let a = side();
         let _here = a.connection(1);
         for _ in 0..100_000 {
-            a.passages.take(Frame::Piece(1, Vec::new())).unwrap();
+            a.passages.handle_frame(ChannelFrame::Piece(1, Vec::new())).unwrap();
         }
         // For a connection that does not exist.
-        a.passages.take(Frame::Piece(2, vec![0; 9])).unwrap();
-        a.passages.take(Frame::Broken(2)).unwrap();
-        assert!(a.passages.begin(1, (connected_pair().unwrap().0, None), a.runtime.handle()).is_err());
+        a.passages.handle_frame(ChannelFrame::Piece(2, vec![0; 9])).unwrap();
+        a.passages.handle_frame(ChannelFrame::Broken(2)).unwrap();
+        assert!(a.passages.start_stream(1, (connected_pair().unwrap().0, None), a.runtime.handle()).is_err());
     }
 }

@@ -11,37 +11,37 @@ use std::time::SystemTime;
 use bollard::models::ContainerInspectResponse;
 use bollard::query_parameters::{CreateContainerOptionsBuilder, ListContainersOptionsBuilder};
 use rustix::process::{getegid, geteuid, getgroups};
-use stockade_egress::Resolve;
+use stockade_egress::NameResolver;
 use stockade_engine::{
-    Capabilities, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEvents, SandboxPlan, Sandboxes,
-    StartError, System,
+    ProviderCapabilities, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEventSender, SandboxPlan, SandboxProvider,
+    StartError, GuestSystem,
 };
-use stockade_model::{Background, EnforcementReport, ImageDigest, Level, RawText, RuntimeName, SandboxId};
+use stockade_model::{BackgroundPolicy, EnforcementReport, ImageDigest, IsolationLevel, RawText, RuntimeName, SandboxId};
 use tokio::sync::watch;
 
-use crate::accounts::Placed;
-use crate::client::{ANSWERS_WITHIN, CallError, Client, MAKES_WITHIN};
-use crate::command::CommandBackend;
-use crate::images::{ImageFacts, TellPull};
-use crate::inside::Reached;
+use crate::accounts::BindMountPair;
+use crate::client::{CALL_TIMEOUT, CallError, ContainerClient, CREATE_TIMEOUT};
+use crate::command::ContainerCommandBackend;
+use crate::images::{ImageProperties, PullProgressSink};
+use crate::inside::ReachableObject;
 use crate::mounted::{ExpectedMounts, SharedObject};
-use crate::spec::{LAUNCHER, OWNER_LABEL, SANDBOX_LABEL, Surroundings, User, container, labels, name, text_of};
-use crate::standing::{ContainerSandbox, is_running, remove_container, started};
-use crate::{Kind, Settings, accounts, covers, filter, images, limits, links, mounted, sessions, socket, verified};
+use crate::spec::{LAUNCHER_PATH, OWNER_LABEL, SANDBOX_LABEL, ContainerContext, ContainerUser, create_request, owner_labels, container_name, text_of};
+use crate::standing::{ContainerSandbox, is_running, remove_container, start_time};
+use crate::{ContainerEngineKind, ContainerSettings, accounts, covers, filter, images, limits, links, mounted, sessions, socket, verified};
 
 /// Makes sandboxes with one engine.
 pub struct ContainerSandboxes {
-    kind: Kind,
-    settings: Settings,
-    connected: OnceLock<Connected>,
-    resolver: Option<Arc<dyn Resolve>>,
-    tell_pull: Option<TellPull>,
+    kind: ContainerEngineKind,
+    settings: ContainerSettings,
+    connected: OnceLock<ContainerEngineConnection>,
+    resolver: Option<Arc<dyn NameResolver>>,
+    tell_pull: Option<PullProgressSink>,
 }
 
 /// An engine that answered.
 #[derive(Clone, Debug)]
-struct Connected {
-    client: Client,
+struct ContainerEngineConnection {
+    client: ContainerClient,
     version: Option<String>,
     rootless: bool,
     runtime: Option<String>,
@@ -50,7 +50,7 @@ struct Connected {
 
 /// Properties of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Engine {
+pub struct ContainerEngineInfo {
     /// Version in the engine's own words.
     pub version: Option<String>,
     /// True if it runs as an ordinary user.
@@ -69,19 +69,19 @@ impl fmt::Debug for ContainerSandboxes {
 
 impl ContainerSandboxes {
     /// Creates the sandboxes of an engine, which is not contacted before it is needed.
-    pub fn new(kind: Kind, settings: Settings) -> Self {
+    pub fn new(kind: ContainerEngineKind, settings: ContainerSettings) -> Self {
         Self { kind, settings, connected: OnceLock::new(), resolver: None, tell_pull: None }
     }
 
     /// Sets the resolver of the egress proxies, instead of the host's own.
     #[must_use]
-    pub fn resolving(self, resolver: Arc<dyn Resolve>) -> Self {
+    pub fn with_resolver(self, resolver: Arc<dyn NameResolver>) -> Self {
         Self { resolver: Some(resolver), ..self }
     }
 
     /// Sets the receiver for the progress of pulls.
     #[must_use]
-    pub fn telling_pulls(self, tell: TellPull) -> Self {
+    pub fn telling_pulls(self, tell: PullProgressSink) -> Self {
         Self { tell_pull: Some(tell), ..self }
     }
 
@@ -89,96 +89,96 @@ impl ContainerSandboxes {
     ///
     /// # Errors
     /// [`StartError`] with the reason if none does.
-    pub fn engine(&self) -> Result<Engine, StartError> {
-        let Connected { version, rootless, runtime, runtimes, .. } = self.connected()?;
-        Ok(Engine { version, rootless, runtime, runtimes })
+    pub fn find_engine(&self) -> Result<ContainerEngineInfo, StartError> {
+        let ContainerEngineConnection { version, rootless, runtime, runtimes, .. } = self.connect_engine()?;
+        Ok(ContainerEngineInfo { version, rootless, runtime, runtimes })
     }
 
-    fn connected(&self) -> Result<Connected, StartError> {
+    fn connect_engine(&self) -> Result<ContainerEngineConnection, StartError> {
         if let Some(connected) = self.connected.get() {
             return Ok(connected.clone());
         }
-        let socket = socket::find(self.kind, self.settings.socket.as_deref(), |name| std::env::var_os(name))?;
+        let socket = socket::find_socket(self.kind, self.settings.socket.as_deref(), |name| std::env::var_os(name))?;
         let cannot = |error: CallError| error.to_start_error(&format!("use {}", self.kind.name()));
-        let client = Client::connect(&socket).map_err(cannot)?;
-        let info = client.call(ANSWERS_WITHIN, |docker| async move { docker.info().await }).map_err(cannot)?;
+        let client = ContainerClient::connect_socket(&socket).map_err(cannot)?;
+        let info = client.call(CALL_TIMEOUT, |docker| async move { docker.info().await }).map_err(cannot)?;
         let rootless = info.security_options.iter().flatten().any(|option| option.contains("rootless"));
         // Podman's list contains known names, but its API accepts none of them.
-        let named = info.runtimes.filter(|_| self.kind == Kind::Docker).unwrap_or_default();
+        let named = info.runtimes.filter(|_| self.kind == ContainerEngineKind::Docker).unwrap_or_default();
         let mut runtimes: Vec<String> = named.into_keys().collect();
         runtimes.sort_unstable();
         let (version, runtime) = (info.server_version, info.default_runtime);
-        Ok(self.connected.get_or_init(|| Connected { client, version, rootless, runtime, runtimes }).clone())
+        Ok(self.connected.get_or_init(|| ContainerEngineConnection { client, version, rootless, runtime, runtimes }).clone())
     }
 
-    fn unsupported(&self, what: &'static str, why: impl Into<String>) -> SandboxError {
+    fn unsupported_error(&self, what: &'static str, why: impl Into<String>) -> SandboxError {
         SandboxError::Unsupported { backend: self.kind.name(), what, why: why.into() }
     }
 
     fn demand_possible<'a>(&self, plan: &'a SandboxPlan) -> Result<&'a ImageDigest, SandboxError> {
-        if !plan.profile.sandboxed || plan.level == Level::None {
-            return Err(self.unsupported("a profile without a sandbox", "it would be the host itself"));
+        if !plan.profile.sandboxed || plan.level == IsolationLevel::None {
+            return Err(self.unsupported_error("a profile without a sandbox", "it would be the host itself"));
         }
-        if plan.background == Background::Keep {
+        if plan.background == BackgroundPolicy::Keep {
             let why = "what a command leaves behind would have nobody who answers for its powers";
-            return Err(self.unsupported("keeping what a command leaves behind", why));
+            return Err(self.unsupported_error("keeping what a command leaves behind", why));
         }
         match &plan.system {
-            Some(System::Image(image)) => Ok(image),
-            Some(System::Tree(tree)) => {
+            Some(GuestSystem::Image(image)) => Ok(image),
+            Some(GuestSystem::Tree(tree)) => {
                 let why = format!("{} is a directory; import it, and name the image", tree.display());
-                Err(self.unsupported("a root tree", why))
+                Err(self.unsupported_error("a root tree", why))
             }
             None => {
                 let why = "a container has a system of its own; name an image by its digest";
-                Err(self.unsupported("the host's system", why))
+                Err(self.unsupported_error("the host's system", why))
             }
         }
     }
 
     /// Checks the runtime. Podman's API accepts none, because its service was started with one.
-    fn demand_runtime(&self, connected: &Connected, plan: &SandboxPlan) -> Result<(), SandboxError> {
+    fn demand_runtime(&self, connected: &ContainerEngineConnection, plan: &SandboxPlan) -> Result<(), SandboxError> {
         let Some(wanted) = plan.runtime.as_ref().map(RuntimeName::as_str) else { return Ok(()) };
         let own = connected.runtime.as_deref();
         if own == Some(wanted) || connected.runtimes.iter().any(|runtime| runtime == wanted) {
             return Ok(());
         }
         let why = match self.kind {
-            Kind::Docker => {
+            ContainerEngineKind::Docker => {
                 let known = connected.runtimes.join(", ");
                 format!("{wanted} is none of those it has ({known}); others are named in its daemon.json")
             }
-            Kind::Podman => {
+            ContainerEngineKind::Podman => {
                 let own = own.unwrap_or("another");
                 format!("it has {own}, and is given another with `podman --runtime NAME system service`")
             }
         };
-        Err(self.unsupported("this runtime", why))
+        Err(self.unsupported_error("this runtime", why))
     }
 
     /// Makes a container and its command backend. Does so again with covers if nothing in the
     /// container could hide the hidden paths.
     fn make_whole(
         &self,
-        connected: &Connected,
+        connected: &ContainerEngineConnection,
         plan: &SandboxPlan,
         image: &ImageDigest,
-    ) -> Result<(Container, CommandBackend), StartError> {
-        let facts = images::demand(&connected.client, image, self.tell_pull.as_ref())?;
+    ) -> Result<(StartedContainer, ContainerCommandBackend), StartError> {
+        let facts = images::require_image(&connected.client, image, self.tell_pull.as_ref())?;
         limits::demand_held(&plan.profile.limits)?;
-        let own = (format!("{}-image", name(&plan.id)), labels(&plan.id, &self.settings.owner));
+        let own = (format!("{}-image", container_name(&plan.id)), owner_labels(&plan.id, &self.settings.owner));
         let user = user_of(self.kind, connected, &look_at("workspace", &plan.workspace)?)?;
         links::demand_none(&connected.client, image, own, &self.placed_files(user, &facts, &plan.id)?)?;
-        let (made, backend, reached) = self.make(connected, plan, (image, &facts, &[]))?;
+        let (made, backend, reached) = self.start_container(connected, plan, (image, &facts, &[]))?;
         if reached.is_empty() {
             return Ok((made, backend));
         }
         self.remove(connected, &plan.id)?;
-        let (made, backend, reached) = self.make(connected, plan, (image, &facts, &reached))?;
+        let (made, backend, reached) = self.start_container(connected, plan, (image, &facts, &reached))?;
         match reached.first() {
             None => Ok((made, backend)),
-            Some(Reached { path, .. }) => Err(StartError {
-                what: format!("{} is to be hidden, and can be reached in the container", path.escaped()),
+            Some(ReachableObject { path, .. }) => Err(StartError {
+                what: format!("{} is to be hidden, and can be reached in the container", path.to_escaped()),
                 hint: Some("take a runtime whose kernel has Landlock".to_owned()),
             }),
         }
@@ -186,12 +186,12 @@ impl ContainerSandboxes {
 
     /// Makes and starts a container with these paths covered, and finds the paths that are still
     /// reachable.
-    fn make(
+    fn start_container(
         &self,
-        connected: &Connected,
+        connected: &ContainerEngineConnection,
         plan: &SandboxPlan,
-        (image, facts, covered): (&ImageDigest, &ImageFacts, &[Reached]),
-    ) -> Result<(Container, CommandBackend, Vec<Reached>), StartError> {
+        (image, facts, covered): (&ImageDigest, &ImageProperties, &[ReachableObject]),
+    ) -> Result<(StartedContainer, ContainerCommandBackend, Vec<ReachableObject>), StartError> {
         // An engine may create a missing path.
         let shared = self.look_at_shared(plan)?;
         let user = user_of(self.kind, connected, &shared.workspace)?;
@@ -200,11 +200,11 @@ impl ContainerSandboxes {
             .try_for_each(|path| text_of(path).map(drop))?;
         let own = self.placed_files(user, facts, &plan.id)?;
         let mut placed = own.clone();
-        let filter = filter::option(self.kind, &self.settings.accounts, &plan.id)?;
+        let filter = filter::security_option(self.kind, &self.settings.accounts, &plan.id)?;
         if !covered.is_empty() {
-            placed.extend(covers::over(&self.settings.accounts, covered)?);
+            placed.extend(covers::cover_paths(&self.settings.accounts, covered)?);
         }
-        let around = Surroundings {
+        let around = ContainerContext {
             kind: self.kind,
             image,
             launcher: &self.settings.launcher,
@@ -212,66 +212,66 @@ impl ContainerSandboxes {
             owner: &self.settings.owner,
             user,
             filter: &filter,
-            rootless: connected.rootless && self.kind == Kind::Podman,
+            rootless: connected.rootless && self.kind == ContainerEngineKind::Podman,
         };
-        let body = container(plan, around);
-        let options = CreateContainerOptionsBuilder::new().name(&name(&plan.id)).build();
-        let made = connected.client.call(MAKES_WITHIN, |docker| async move {
+        let body = create_request(plan, around);
+        let options = CreateContainerOptionsBuilder::new().name(&container_name(&plan.id)).build();
+        let made = connected.client.call(CREATE_TIMEOUT, |docker| async move {
             let made = docker.create_container(Some(options), body).await?;
             docker.inspect_container(&made.id, None).await
         });
         let made = made.map_err(|error| error.to_start_error("make the container"))?;
         // Before any process runs in it.
-        let brought = self.brought(&own, facts);
-        verified::report(self.kind, plan, (user, brought), &made)?;
+        let brought = self.host_file_set(&own, facts);
+        verified::verify_container(self.kind, plan, (user, brought), &made)?;
         let id = made.id.ok_or_else(|| StartError { what: "the container has no id".to_owned(), hint: None })?;
         let wanted = id.clone();
-        let found = connected.client.call(MAKES_WITHIN, |docker| async move {
+        let found = connected.client.call(CREATE_TIMEOUT, |docker| async move {
             docker.start_container(&wanted, None).await?;
             docker.inspect_container(&wanted, None).await
         });
         let found = found.map_err(|error| error.to_start_error("start the container"))?;
-        let enforced = verified::report(self.kind, plan, (user, brought), &found)?;
+        let enforced = verified::verify_container(self.kind, plan, (user, brought), &found)?;
         let expected = ExpectedMounts::new(self.kind, shared.objects, verified::read_only_places(&found));
-        let started = started(&found);
-        let made = Container { id, user, enforced, started };
-        let mut backend = self.backend(connected.clone(), plan, &made);
+        let started = start_time(&found);
+        let made = StartedContainer { id, user, enforced, started };
+        let mut backend = self.command_backend(connected.clone(), plan, &made);
         let reached = backend.look_inside(plan, &expected)?;
         Ok((made, backend, reached))
     }
 
     /// Returns the files of the host in each container, besides those of a plan.
-    fn brought<'a>(&'a self, placed: &'a [Placed], image: &'a ImageFacts) -> verified::Brought<'a> {
-        let Settings { launcher, accounts, .. } = &self.settings;
-        verified::Brought { launcher, accounts, placed, image }
+    fn host_file_set<'a>(&'a self, placed: &'a [BindMountPair], image: &'a ImageProperties) -> verified::HostFileSet<'a> {
+        let ContainerSettings { launcher, accounts, .. } = &self.settings;
+        verified::HostFileSet { launcher, accounts, placed, image }
     }
 
     /// Returns the mounts that replace the image's own files in each container: its user files, and
     /// empty directories for volumes of the image.
-    fn placed_files(&self, user: User, image: &ImageFacts, id: &SandboxId) -> Result<Vec<Placed>, StartError> {
-        let mut placed = accounts::files(&self.settings.accounts, user, id)?;
+    fn placed_files(&self, user: ContainerUser, image: &ImageProperties, id: &SandboxId) -> Result<Vec<BindMountPair>, StartError> {
+        let mut placed = accounts::create_account_files(&self.settings.accounts, user, id)?;
         placed.extend(covers::over_volumes(&self.settings.accounts, &image.volumes)?);
         Ok(placed)
     }
 
     /// Examines the shared files of the host before the engine gets their paths, because the engine
     /// resolves them with its own permissions.
-    fn look_at_shared(&self, plan: &SandboxPlan) -> Result<Shared, StartError> {
+    fn look_at_shared(&self, plan: &SandboxPlan) -> Result<SharedHostFiles, StartError> {
         let workspace = look_at("workspace", &plan.workspace)?;
         let (home, launcher) = (look_at("home", &plan.home)?, look_at("launcher", &self.settings.launcher)?);
         let objects = vec![
-            mounted::shared(&plan.workspace, INSIDE_WORKSPACE, &workspace),
-            mounted::shared(&plan.home, INSIDE_HOME, &home),
-            mounted::shared(&self.settings.launcher, LAUNCHER, &launcher),
+            mounted::record_host_file(&plan.workspace, INSIDE_WORKSPACE, &workspace),
+            mounted::record_host_file(&plan.home, INSIDE_HOME, &home),
+            mounted::record_host_file(&self.settings.launcher, LAUNCHER_PATH, &launcher),
         ];
         demand_own("workspace", &plan.workspace, &workspace)?;
         demand_own("home", &plan.home, &home)?;
-        Ok(Shared { workspace, objects })
+        Ok(SharedHostFiles { workspace, objects })
     }
 
     /// Creates the backend for its commands, and its report.
-    fn backend(&self, connected: Connected, plan: &SandboxPlan, made: &Container) -> CommandBackend {
-        CommandBackend {
+    fn command_backend(&self, connected: ContainerEngineConnection, plan: &SandboxPlan, made: &StartedContainer) -> ContainerCommandBackend {
+        ContainerCommandBackend {
             kind: self.kind,
             client: connected.client,
             sandbox: plan.id.clone(),
@@ -286,9 +286,9 @@ impl ContainerSandboxes {
     }
 
     /// Removes every container of a sandbox.
-    fn remove(&self, connected: &Connected, id: &SandboxId) -> Result<(), StartError> {
+    fn remove(&self, connected: &ContainerEngineConnection, id: &SandboxId) -> Result<(), StartError> {
         let labels = vec![format!("{SANDBOX_LABEL}={id}"), format!("{OWNER_LABEL}={}", self.settings.owner)];
-        let removed = connected.client.call(MAKES_WITHIN, |docker| async move {
+        let removed = connected.client.call(CREATE_TIMEOUT, |docker| async move {
             let options = ListContainersOptionsBuilder::new().all(true);
             let options = options.filters(&HashMap::from([("label", labels)])).build();
             for one in docker.list_containers(Some(options)).await? {
@@ -301,20 +301,20 @@ impl ContainerSandboxes {
 }
 
 /// A running container that was checked.
-struct Container {
+struct StartedContainer {
     id: String,
-    user: User,
+    user: ContainerUser,
     enforced: EnforcementReport,
     started: Option<SystemTime>,
 }
 
-impl Sandboxes for ContainerSandboxes {
+impl SandboxProvider for ContainerSandboxes {
     fn name(&self) -> &'static str {
         self.kind.name()
     }
 
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
+    fn capabilities(&self) -> ProviderCapabilities {
+        ProviderCapabilities {
             adopts: true,
             pauses: true,
             snapshots: false,
@@ -325,14 +325,14 @@ impl Sandboxes for ContainerSandboxes {
         }
     }
 
-    fn serves(&self, plan: &SandboxPlan) -> Result<(), SandboxError> {
+    fn check_plan(&self, plan: &SandboxPlan) -> Result<(), SandboxError> {
         self.demand_possible(plan)?;
-        self.demand_runtime(&self.connected()?, plan)
+        self.demand_runtime(&self.connect_engine()?, plan)
     }
 
-    fn create(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError> {
+    fn create_sandbox(&self, plan: &SandboxPlan, events: SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError> {
         let image = self.demand_possible(plan)?;
-        let connected = self.connected()?;
+        let connected = self.connect_engine()?;
         self.demand_runtime(&connected, plan)?;
         // An ended container, which is made again with its kept files.
         self.remove(&connected, &plan.id)?;
@@ -342,16 +342,16 @@ impl Sandboxes for ContainerSandboxes {
                 tracing::warn!("a container is left: {}", error.what);
             }
         })?;
-        Ok(Box::new(ContainerSandbox::of(plan, made.started, backend, events)))
+        Ok(Box::new(ContainerSandbox::watch_started(plan, made.started, backend, events)))
     }
 
-    fn adopt(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError> {
+    fn adopt_sandbox(&self, plan: &SandboxPlan, events: SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError> {
         let image = self.demand_possible(plan)?;
-        let connected = self.connected()?;
-        let wanted = name(&plan.id);
+        let connected = self.connect_engine()?;
+        let wanted = container_name(&plan.id);
         let found = connected
             .client
-            .call(ANSWERS_WITHIN, |docker| async move { docker.inspect_container(&wanted, None).await });
+            .call(CALL_TIMEOUT, |docker| async move { docker.inspect_container(&wanted, None).await });
         let found = match found {
             Ok(found) if is_ours(&found, plan, &self.settings.owner) && is_running(&found) => found,
             Ok(_) | Err(CallError::NotFound(_)) => return Err(SandboxError::Gone(plan.id.clone())),
@@ -359,36 +359,36 @@ impl Sandboxes for ContainerSandboxes {
         };
         let shared = self.look_at_shared(plan)?;
         let user = user_of(self.kind, &connected, &shared.workspace)?;
-        let facts = images::facts(&connected.client, image)?;
+        let facts = images::image_properties(&connected.client, image)?;
         let placed = self.placed_files(user, &facts, &plan.id)?;
-        let enforced = verified::report(self.kind, plan, (user, self.brought(&placed, &facts)), &found)?;
+        let enforced = verified::verify_container(self.kind, plan, (user, self.host_file_set(&placed, &facts)), &found)?;
         sessions::demand_own(&connected.client, user, &found)?;
         let expected = ExpectedMounts::new(self.kind, shared.objects, verified::read_only_places(&found));
         let is_paused = found.state.as_ref().is_some_and(|state| state.paused == Some(true));
-        let made = Container { started: started(&found), id: found.id.unwrap_or_default(), user, enforced };
-        let mut backend = self.backend(connected, plan, &made);
+        let made = StartedContainer { started: start_time(&found), id: found.id.unwrap_or_default(), user, enforced };
+        let mut backend = self.command_backend(connected, plan, &made);
         backend.look_inside_again(plan, &expected, is_paused)?;
-        Ok(Box::new(ContainerSandbox::of(plan, made.started, backend, events)))
+        Ok(Box::new(ContainerSandbox::watch_started(plan, made.started, backend, events)))
     }
 
     fn clear(&self, id: &SandboxId) -> Result<(), SandboxError> {
-        Ok(self.remove(&self.connected()?, id)?)
+        Ok(self.remove(&self.connect_engine()?, id)?)
     }
 }
 
 /// Files of the host that a container shares.
-struct Shared {
+struct SharedHostFiles {
     workspace: Metadata,
     objects: Vec<SharedObject>,
 }
 
 /// Returns the user for the commands: the owner of the workspace, whose permissions the caller has
 /// itself.
-fn user_of(kind: Kind, connected: &Connected, workspace: &Metadata) -> Result<User, StartError> {
+fn user_of(kind: ContainerEngineKind, connected: &ContainerEngineConnection, workspace: &Metadata) -> Result<ContainerUser, StartError> {
     // An engine of an ordinary user maps that user to root of its containers, unless it maps the
     // user to itself.
-    if connected.rootless && kind == Kind::Docker {
-        return Ok(User { user: 0, group: 0 });
+    if connected.rootless && kind == ContainerEngineKind::Docker {
+        return Ok(ContainerUser { user: 0, group: 0 });
     }
     let (caller, own) = (geteuid(), getegid().as_raw());
     let groups = getgroups()
@@ -396,7 +396,7 @@ fn user_of(kind: Kind, connected: &Connected, workspace: &Metadata) -> Result<Us
     // A directory can belong to a group that its owner is not in.
     let is_callers = |group: u32| caller.is_root() || group == own || groups.iter().any(|one| one.as_raw() == group);
     let group = if is_callers(workspace.gid()) { workspace.gid() } else { own };
-    Ok(User { user: workspace.uid(), group })
+    Ok(ContainerUser { user: workspace.uid(), group })
 }
 
 /// Refuses another user's directory, because an engine that runs as root would grant its owner's
@@ -406,7 +406,7 @@ fn demand_own(what: &str, directory: &Path, found: &Metadata) -> Result<(), Star
     if caller.is_root() || found.uid() == caller.as_raw() {
         return Ok(());
     }
-    let path = RawText::from(directory).escaped();
+    let path = RawText::from(directory).to_escaped();
     Err(StartError {
         what: format!("the {what} {path} belongs to uid {}, not to you", found.uid()),
         hint: Some("name a directory of your own, or copy it".to_owned()),

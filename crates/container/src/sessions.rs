@@ -5,8 +5,8 @@ use bollard::errors::Error;
 use bollard::models::{ContainerInspectResponse, ExecInspectResponse};
 use stockade_engine::StartError;
 
-use crate::client::{ANSWERS_WITHIN, Client};
-use crate::spec::{LAUNCHER, LAUNCHER_WORD, User};
+use crate::client::{CALL_TIMEOUT, ContainerClient};
+use crate::spec::{LAUNCHER_PATH, LAUNCHER_WORD, ContainerUser};
 
 /// Most sessions that are checked; fewer commands than this run at a time.
 const SESSIONS_MAX: usize = 1_000;
@@ -15,12 +15,12 @@ const SESSIONS_MAX: usize = 1_000;
 ///
 /// # Errors
 /// [`StartError`] if there is one, or the engine does not answer.
-pub(crate) fn demand_own(client: &Client, user: User, found: &ContainerInspectResponse) -> Result<(), StartError> {
+pub(crate) fn demand_own(client: &ContainerClient, user: ContainerUser, found: &ContainerInspectResponse) -> Result<(), StartError> {
     let sessions = found.exec_ids.clone().unwrap_or_default();
     if sessions.len() > SESSIONS_MAX {
-        return Err(foreign("there are too many of them"));
+        return Err(foreign_process_error("there are too many of them"));
     }
-    let looked_at = client.call(ANSWERS_WITHIN, |docker| async move {
+    let looked_at = client.call(CALL_TIMEOUT, |docker| async move {
         let mut all = Vec::with_capacity(sessions.len());
         for session in sessions {
             match docker.inspect_exec(&session).await {
@@ -38,23 +38,23 @@ pub(crate) fn demand_own(client: &Client, user: User, found: &ContainerInspectRe
         Some(session) => {
             let process = session.process_config.as_ref();
             let program = process.and_then(|process| process.entrypoint.as_deref()).unwrap_or("a program");
-            Err(foreign(&program.escape_default().to_string()))
+            Err(foreign_process_error(&program.escape_default().to_string()))
         }
     }
 }
 
-fn is_own(user: User, session: &ExecInspectResponse) -> bool {
+fn is_own(user: ContainerUser, session: &ExecInspectResponse) -> bool {
     let Some(process) = &session.process_config else { return false };
     // Podman does not separate the entry point from the arguments.
     let words: Vec<&str> =
         process.entrypoint.iter().chain(process.arguments.iter().flatten()).map(String::as_str).collect();
     process.privileged != Some(true)
         && process.user.as_deref() == Some(&user.to_string())
-        && words.first() == Some(&LAUNCHER)
+        && words.first() == Some(&LAUNCHER_PATH)
         && words.get(1) == Some(&LAUNCHER_WORD)
 }
 
-fn foreign(what: &str) -> StartError {
+fn foreign_process_error(what: &str) -> StartError {
     StartError {
         what: format!("processes run in the container that Stockade did not start: {what}"),
         hint: Some("end them, or destroy the sandbox; no command ran".to_owned()),
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn launchers_of_the_sandboxs_user_are_its_own_and_nothing_else() {
-        let user = User { user: 7, group: 8 };
+        let user = ContainerUser { user: 7, group: 8 };
         let session = |words: &[&str], owner: &str, privileged| ExecInspectResponse {
             process_config: Some(ProcessConfig {
                 privileged: Some(privileged),
@@ -80,13 +80,13 @@ mod tests {
             }),
             ..ExecInspectResponse::default()
         };
-        assert!(is_own(user, &session(&[LAUNCHER, "inside", "serve"], "7:8", false)));
+        assert!(is_own(user, &session(&[LAUNCHER_PATH, "inside", "serve"], "7:8", false)));
         for (words, owner, privileged) in [
             (&["/bin/sh"][..], "7:8", false),
-            (&[LAUNCHER, "inside", "serve"], "0:0", false),
-            (&[LAUNCHER, "inside", "serve"], "", false),
-            (&[LAUNCHER, "inside", "serve"], "7:8", true),
-            (&[LAUNCHER, "run", "sh"], "7:8", false),
+            (&[LAUNCHER_PATH, "inside", "serve"], "0:0", false),
+            (&[LAUNCHER_PATH, "inside", "serve"], "", false),
+            (&[LAUNCHER_PATH, "inside", "serve"], "7:8", true),
+            (&[LAUNCHER_PATH, "run", "sh"], "7:8", false),
             (&[], "7:8", false),
         ] {
             assert!(!is_own(user, &session(words, owner, privileged)), "{words:?} {owner}");

@@ -11,32 +11,32 @@ use rustix::process::{Resource, getrlimit};
 use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan, StartError};
 use stockade_model::{ImageDigest, RawText, SandboxId};
 
-use crate::accounts::Placed;
-use crate::{Kind, limits};
+use crate::accounts::BindMountPair;
+use crate::{ContainerEngineKind, limits};
 
 /// Path of the launcher in the container.
-pub(crate) const LAUNCHER: &str = "/.stockade";
+pub(crate) const LAUNCHER_PATH: &str = "/.stockade";
 /// Label with the sandbox of a container.
 pub(crate) const SANDBOX_LABEL: &str = "stockade.sandbox";
 /// Label with the owner of the list of sandboxes.
 pub(crate) const OWNER_LABEL: &str = "stockade.owner";
 /// Default size of the private temporary directory, in bytes of memory.
-const TEMP_BYTES: u64 = 1 << 30;
+const DEFAULT_TEMP_BYTES: u64 = 1 << 30;
 /// Private temporary directories.
-pub(crate) const TEMPORARY: [&str; 2] = ["/tmp", "/run"];
+pub(crate) const TEMPORARY_DIRS: [&str; 2] = ["/tmp", "/run"];
 /// Size of `/run`, in bytes.
-const RUN_BYTES: u64 = 16 << 20;
+const RUN_DIR_BYTES: u64 = 16 << 20;
 /// Default number of open files of one process.
-const OPEN_FILES: u64 = 16_384;
+const DEFAULT_OPEN_FILES: u64 = 16_384;
 /// Limit for all processes of the user: Podman's own. The sandbox has a limit of its own.
-const PROCESSES_OF_USER: u64 = 32_768;
+const USER_PROCESSES_MAX: u64 = 32_768;
 /// Shared memory of all commands, in bytes: the default of container engines.
-const SHARED_BYTES: i64 = 64 << 20;
+const SHARED_MEMORY_BYTES: i64 = 64 << 20;
 
 /// Value for no health check.
-pub(crate) const NO_CHECK: &str = "NONE";
+pub(crate) const NO_HEALTH_CHECK: &str = "NONE";
 /// Arguments of the launcher as the container's first process.
-pub(crate) const HOLDS: [&str; 2] = [LAUNCHER_WORD, "hold"];
+pub(crate) const HOLD_COMMAND: [&str; 2] = [LAUNCHER_WORD, "hold"];
 /// First argument of every launcher.
 pub(crate) const LAUNCHER_WORD: &str = "inside";
 
@@ -44,18 +44,18 @@ pub(crate) const LAUNCHER_WORD: &str = "inside";
 pub(crate) const HOSTNAME: &str = "sandbox";
 
 /// Returns the name of a sandbox's container.
-pub(crate) fn name(id: &SandboxId) -> String {
+pub(crate) fn container_name(id: &SandboxId) -> String {
     format!("stockade-{id}")
 }
 
 /// User that runs commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct User {
+pub(crate) struct ContainerUser {
     pub(crate) user: u32,
     pub(crate) group: u32,
 }
 
-impl std::fmt::Display for User {
+impl std::fmt::Display for ContainerUser {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}:{}", self.user, self.group)
     }
@@ -63,14 +63,14 @@ impl std::fmt::Display for User {
 
 /// Parameters that a plan does not contain.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Surroundings<'a> {
-    pub(crate) kind: Kind,
+pub(crate) struct ContainerContext<'a> {
+    pub(crate) kind: ContainerEngineKind,
     pub(crate) image: &'a ImageDigest,
     pub(crate) launcher: &'a Path,
     /// Mounts that replace files of the image.
-    pub(crate) placed: &'a [Placed],
+    pub(crate) placed: &'a [BindMountPair],
     pub(crate) owner: &'a str,
-    pub(crate) user: User,
+    pub(crate) user: ContainerUser,
     /// The filter of system calls, as an option.
     pub(crate) filter: &'a str,
     /// True if the engine runs as an ordinary user: then the user is mapped to itself.
@@ -78,30 +78,30 @@ pub(crate) struct Surroundings<'a> {
 }
 
 /// Returns the request to the engine.
-pub(crate) fn container(plan: &SandboxPlan, around: Surroundings<'_>) -> ContainerCreateBody {
+pub(crate) fn create_request(plan: &SandboxPlan, around: ContainerContext<'_>) -> ContainerCreateBody {
     ContainerCreateBody {
         hostname: Some(HOSTNAME.to_owned()),
         user: Some(around.user.to_string()),
         env: Some(Vec::new()),
-        entrypoint: Some(vec![LAUNCHER.to_owned()]),
-        cmd: Some(HOLDS.map(str::to_owned).to_vec()),
+        entrypoint: Some(vec![LAUNCHER_PATH.to_owned()]),
+        cmd: Some(HOLD_COMMAND.map(str::to_owned).to_vec()),
         image: Some(image_name(around.image)),
         working_dir: Some("/".to_owned()),
-        labels: Some(labels(&plan.id, around.owner)),
+        labels: Some(owner_labels(&plan.id, around.owner)),
         // Docker would enter each new network namespace to disable IPv6 there. Its process for that
         // retries without a pause while the kernel removes other namespaces. A dozen of them at a
         // time have kept both processors of a machine busy for minutes. Instead, the network is
         // checked from inside.
         network_disabled: Some(true),
         // The engine would run an image's health check, outside every check of commands.
-        healthcheck: Some(HealthConfig { test: Some(vec![NO_CHECK.to_owned()]), ..HealthConfig::default() }),
+        healthcheck: Some(HealthConfig { test: Some(vec![NO_HEALTH_CHECK.to_owned()]), ..HealthConfig::default() }),
         host_config: Some(host_config(plan, around)),
         ..ContainerCreateBody::default()
     }
 }
 
 /// Returns the labels with the owner of a container.
-pub(crate) fn labels(id: &SandboxId, owner: &str) -> HashMap<String, String> {
+pub(crate) fn owner_labels(id: &SandboxId, owner: &str) -> HashMap<String, String> {
     let labels = [(SANDBOX_LABEL, id.to_string()), (OWNER_LABEL, owner.to_owned())];
     labels.map(|(key, value)| (key.to_owned(), value)).into()
 }
@@ -111,9 +111,9 @@ pub(crate) fn image_name(image: &ImageDigest) -> String {
     image.as_str().to_owned()
 }
 
-fn host_config(plan: &SandboxPlan, around: Surroundings<'_>) -> HostConfig {
+fn host_config(plan: &SandboxPlan, around: ContainerContext<'_>) -> HostConfig {
     let limits = &plan.profile.limits;
-    let memory = limits.memory_bytes.map(signed);
+    let memory = limits.memory_bytes.map(saturating_signed);
     HostConfig {
         runtime: plan.runtime.as_ref().map(|runtime| runtime.as_str().to_owned()),
         cap_drop: Some(vec!["ALL".to_owned()]),
@@ -124,15 +124,15 @@ fn host_config(plan: &SandboxPlan, around: Surroundings<'_>) -> HostConfig {
         ipc_mode: Some("private".to_owned()),
         cgroupns_mode: Some(HostConfigCgroupnsModeEnum::PRIVATE),
         userns_mode: around.rootless.then(|| "keep-id".to_owned()),
-        mounts: Some(mounts(plan, around)),
-        tmpfs: Some(temporary(limits.temp_bytes.unwrap_or(TEMP_BYTES), around)),
-        shm_size: Some(SHARED_BYTES),
+        mounts: Some(container_mounts(plan, around)),
+        tmpfs: Some(temporary_dirs(limits.temp_bytes.unwrap_or(DEFAULT_TEMP_BYTES), around)),
+        shm_size: Some(SHARED_MEMORY_BYTES),
         memory,
         // Includes memory, so that there is no swap.
         memory_swap: memory,
-        pids_limit: limits::processes(limits).map(signed),
-        nano_cpus: limits.cpus_milli.map(|milli| signed(milli.saturating_mul(1_000_000))),
-        ulimits: Some(ulimits(limits.open_files, limits.file_size_bytes)),
+        pids_limit: limits::engine_process_limit(limits).map(saturating_signed),
+        nano_cpus: limits.cpus_milli.map(|milli| saturating_signed(milli.saturating_mul(1_000_000))),
+        ulimits: Some(resource_limits(limits.open_files, limits.file_size_bytes)),
         init: Some(false),
         auto_remove: Some(false),
         log_config: Some(no_log()),
@@ -151,14 +151,14 @@ fn no_log() -> HostConfigLogConfig {
 /// [`StartError`] if it is not valid UTF-8, because the engine could take it for another file.
 pub(crate) fn text_of(path: &Path) -> Result<&str, StartError> {
     path.to_str().ok_or_else(|| StartError {
-        what: format!("a container engine cannot be told of {}: its name is no text", RawText::from(path).escaped()),
+        what: format!("a container engine cannot be told of {}: its name is no text", RawText::from(path).to_escaped()),
         hint: Some("rename it".to_owned()),
     })
 }
 
 /// Returns the mounts: the workspace, the home directory, the launcher, and the user files. No
 /// other path of the host.
-fn mounts(plan: &SandboxPlan, around: Surroundings<'_>) -> Vec<Mount> {
+fn container_mounts(plan: &SandboxPlan, around: ContainerContext<'_>) -> Vec<Mount> {
     let bind = |from: &Path, to: &str, read_only| Mount {
         typ: Some(MountType::BIND),
         source: Some(from.to_string_lossy().into_owned()),
@@ -173,39 +173,39 @@ fn mounts(plan: &SandboxPlan, around: Surroundings<'_>) -> Vec<Mount> {
     let own = [
         bind(&plan.workspace, INSIDE_WORKSPACE, false),
         bind(&plan.home, INSIDE_HOME, false),
-        bind(around.launcher, LAUNCHER, true),
+        bind(around.launcher, LAUNCHER_PATH, true),
     ];
     own.into_iter().chain(around.placed.iter().map(|(inside, from)| bind(from, inside, true))).collect()
 }
 
 /// Returns the temporary directories, owned by the user; a runtime would apply the mode of the
 /// image's directory. Each engine has another option for the owner.
-fn temporary(temp_bytes: u64, around: Surroundings<'_>) -> HashMap<String, String> {
+fn temporary_dirs(temp_bytes: u64, around: ContainerContext<'_>) -> HashMap<String, String> {
     let owned = match around.kind {
-        Kind::Docker => format!("uid={},gid={}", around.user.user, around.user.group),
-        Kind::Podman => "U".to_owned(),
+        ContainerEngineKind::Docker => format!("uid={},gid={}", around.user.user, around.user.group),
+        ContainerEngineKind::Podman => "U".to_owned(),
     };
     let of = |bytes: u64| format!("rw,nosuid,nodev,exec,size={bytes},mode=1777,{owned}");
-    let [temp, run] = TEMPORARY;
-    [(temp, of(temp_bytes)), (run, of(RUN_BYTES))].map(|(at, how)| (at.to_owned(), how)).into()
+    let [temp, run] = TEMPORARY_DIRS;
+    [(temp, of(temp_bytes)), (run, of(RUN_DIR_BYTES))].map(|(at, how)| (at.to_owned(), how)).into()
 }
 
 /// Returns every limit that an engine would otherwise choose, and perhaps may not set. None exceeds
 /// this process's own limit, or that of an engine that was started with low limits.
-fn ulimits(open_files: Option<u64>, file_size_bytes: Option<u64>) -> Vec<ResourcesUlimits> {
+fn resource_limits(open_files: Option<u64>, file_size_bytes: Option<u64>) -> Vec<ResourcesUlimits> {
     let of = |name: &str, resource: Resource, wanted: Option<u64>| {
         let own = getrlimit(resource).maximum;
-        let amount = wanted.into_iter().chain(own).min().map_or(-1, signed);
+        let amount = wanted.into_iter().chain(own).min().map_or(-1, saturating_signed);
         ResourcesUlimits { name: Some(name.to_owned()), soft: Some(amount), hard: Some(amount) }
     };
     vec![
-        of("nofile", Resource::Nofile, open_files.or(Some(OPEN_FILES))),
-        of("nproc", Resource::Nproc, Some(PROCESSES_OF_USER)),
+        of("nofile", Resource::Nofile, open_files.or(Some(DEFAULT_OPEN_FILES))),
+        of("nproc", Resource::Nproc, Some(USER_PROCESSES_MAX)),
         of("fsize", Resource::Fsize, file_size_bytes),
         of("core", Resource::Core, Some(0)),
     ]
 }
 
-fn signed(amount: u64) -> i64 {
+fn saturating_signed(amount: u64) -> i64 {
     i64::try_from(amount).unwrap_or(i64::MAX)
 }

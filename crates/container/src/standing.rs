@@ -13,27 +13,27 @@ use bollard::query_parameters::{RemoveContainerOptionsBuilder, StatsOptionsBuild
 use futures_util::StreamExt;
 use rustix::fs::{Mode, OFlags};
 use stockade_engine::{
-    Backend, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEvent, SandboxEvents, SandboxPlan,
-    SandboxUsage, StartError, Tree,
+    Backend, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan,
+    SandboxUsage, StartError, SandboxTree,
 };
-use stockade_model::{EnforcementReport, SandboxId, Usage};
+use stockade_model::{EnforcementReport, SandboxId, ResourceUsage};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use crate::client::{CallError, MAKES_WITHIN};
-use crate::command::{CommandBackend, Condition};
+use crate::client::{CallError, CREATE_TIMEOUT};
+use crate::command::{ContainerCommandBackend, ContainerCondition};
 
 /// Delay before the next check for the end of a container, if the engine closed the connection.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const RECHECK_DELAY: Duration = Duration::from_secs(1);
 
 pub(crate) fn is_running(found: &ContainerInspectResponse) -> bool {
     found.state.as_ref().is_some_and(|state| state.running == Some(true))
 }
 
 /// Returns its start time, if the engine reports it.
-pub(crate) fn started(found: &ContainerInspectResponse) -> Option<SystemTime> {
+pub(crate) fn start_time(found: &ContainerInspectResponse) -> Option<SystemTime> {
     let text = found.state.as_ref()?.started_at.as_deref()?;
     OffsetDateTime::parse(text, &Rfc3339).ok().map(SystemTime::from)
 }
@@ -50,10 +50,10 @@ pub(crate) async fn remove_container(docker: &Docker, container: &str) -> Result
 
 /// Watches for the end of a container. Reports it to the running attempts, and as an event if the
 /// sandbox was not destroyed.
-async fn watch(
+async fn watch_container(
     docker: Docker,
     container: String,
-    (events, ended): (SandboxEvents, Arc<AtomicBool>),
+    (events, ended): (SandboxEventSender, Arc<AtomicBool>),
     gone: watch::Sender<bool>,
 ) {
     loop {
@@ -71,10 +71,10 @@ async fn watch(
             return;
         }
         if !runs {
-            events.tell(SandboxEvent::Lost("its container was ended from outside".to_owned()));
+            events.send_event(SandboxEvent::Lost("its container was ended from outside".to_owned()));
             return;
         }
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(RECHECK_DELAY).await;
     }
 }
 
@@ -84,52 +84,52 @@ pub(crate) struct ContainerSandbox {
     workspace: PathBuf,
     home: PathBuf,
     started: Option<SystemTime>,
-    backend: Arc<CommandBackend>,
+    backend: Arc<ContainerCommandBackend>,
     ended: Arc<AtomicBool>,
     watch: AbortHandle,
 }
 
 impl ContainerSandbox {
     /// Starts to watch a running container.
-    pub(crate) fn of(
+    pub(crate) fn watch_started(
         plan: &SandboxPlan,
         started: Option<SystemTime>,
-        backend: CommandBackend,
-        events: SandboxEvents,
+        backend: ContainerCommandBackend,
+        events: SandboxEventSender,
     ) -> Self {
         let ended = Arc::<AtomicBool>::default();
         let container = backend.container.clone();
         let telling = (events, Arc::clone(&ended));
-        let watch = watch(backend.client.docker(), container, telling, backend.gone.clone());
+        let watch = watch_container(backend.client.api_client(), container, telling, backend.gone.clone());
         Self {
             id: plan.id.clone(),
             workspace: plan.workspace.clone(),
             home: plan.home.clone(),
             started,
-            watch: backend.client.spawn(watch),
+            watch: backend.client.spawn_task(watch),
             backend: Arc::new(backend),
             ended,
         }
     }
 
-    fn failed(&self, what: &str, error: CallError) -> SandboxError {
-        match self.backend.condition() {
-            Condition::Gone => SandboxError::Gone(self.id.clone()),
-            Condition::Paused | Condition::Goes => {
+    fn call_error(&self, what: &str, error: CallError) -> SandboxError {
+        match self.backend.query_condition() {
+            ContainerCondition::Gone => SandboxError::Gone(self.id.clone()),
+            ContainerCondition::Paused | ContainerCondition::Goes => {
                 error.to_start_error(&format!("{what} the sandbox {}", self.id)).into()
             }
         }
     }
 
     /// Makes a call about its container.
-    fn call<T, F>(&self, what: &str, call: impl FnOnce(Docker, String) -> F) -> Result<T, SandboxError>
+    fn call_engine<T, F>(&self, what: &str, call: impl FnOnce(Docker, String) -> F) -> Result<T, SandboxError>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, bollard::errors::Error>> + Send + 'static,
     {
         let container = self.backend.container.clone();
-        let done = self.backend.client.call(MAKES_WITHIN, |docker| call(docker, container));
-        done.map_err(|error| self.failed(what, error))
+        let done = self.backend.client.call(CREATE_TIMEOUT, |docker| call(docker, container));
+        done.map_err(|error| self.call_error(what, error))
     }
 }
 
@@ -138,48 +138,48 @@ impl Sandbox for ContainerSandbox {
         &self.id
     }
 
-    fn enforced(&self) -> &EnforcementReport {
+    fn enforcement_report(&self) -> &EnforcementReport {
         &self.backend.enforced
     }
 
     fn backend(&self) -> Arc<dyn Backend> {
-        Arc::<CommandBackend>::clone(&self.backend)
+        Arc::<ContainerCommandBackend>::clone(&self.backend)
     }
 
     fn pause(&self) -> Result<(), SandboxError> {
-        if self.backend.condition() == Condition::Paused {
+        if self.backend.query_condition() == ContainerCondition::Paused {
             return Ok(());
         }
-        self.call("pause", |docker, container| async move { docker.pause_container(&container).await })
+        self.call_engine("pause", |docker, container| async move { docker.pause_container(&container).await })
     }
 
     fn resume(&self) -> Result<(), SandboxError> {
-        if self.backend.condition() == Condition::Goes {
+        if self.backend.query_condition() == ContainerCondition::Goes {
             return Ok(());
         }
-        self.call("resume", |docker, container| async move { docker.unpause_container(&container).await })
+        self.call_engine("resume", |docker, container| async move { docker.unpause_container(&container).await })
     }
 
-    fn snapshot(&self, _to: &Path) -> Result<(), SandboxError> {
+    fn snapshot_files(&self, _to: &Path) -> Result<(), SandboxError> {
         let why = "its directories are the host's own: copy them while it is paused";
         Err(SandboxError::Unsupported { backend: self.backend.kind.name(), what: "a snapshot", why: why.to_owned() })
     }
 
-    fn usage(&self) -> Result<SandboxUsage, SandboxError> {
-        let stats = self.call("count what is used in", |docker, container| async move {
+    fn read_usage(&self) -> Result<SandboxUsage, SandboxError> {
+        let stats = self.call_engine("count what is used in", |docker, container| async move {
             let options = StatsOptionsBuilder::new().stream(false).one_shot(true).build();
             docker.stats(&container, Some(options)).next().await.transpose()
         })?;
-        let mut usage = stats.map(|stats| used(&stats)).ok_or_else(|| SandboxError::Gone(self.id.clone()))?;
+        let mut usage = stats.map(|stats| sandbox_usage(&stats)).ok_or_else(|| SandboxError::Gone(self.id.clone()))?;
         let since = self.started.and_then(|started| SystemTime::now().duration_since(started).ok());
         usage.total.wall_ms = since.unwrap_or_default().as_millis() as u64;
         Ok(usage)
     }
 
-    fn tree(&self, which: Tree) -> Result<OwnedFd, SandboxError> {
+    fn open_tree(&self, which: SandboxTree) -> Result<OwnedFd, SandboxError> {
         let (inside, path) = match which {
-            Tree::Workspace => (INSIDE_WORKSPACE, &self.workspace),
-            Tree::Home => (INSIDE_HOME, &self.home),
+            SandboxTree::Workspace => (INSIDE_WORKSPACE, &self.workspace),
+            SandboxTree::Home => (INSIDE_HOME, &self.home),
         };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| {
@@ -190,10 +190,10 @@ impl Sandbox for ContainerSandbox {
     fn destroy(&self) -> Result<(), SandboxError> {
         self.ended.store(true, Ordering::Release);
         let remove =
-            || self.call("destroy", |docker, container| async move { remove_container(&docker, &container).await });
+            || self.call_engine("destroy", |docker, container| async move { remove_container(&docker, &container).await });
         let removed = match remove() {
             // A runtime may not be able to end a paused container.
-            Err(SandboxError::Failed(_)) if self.backend.condition() == Condition::Paused => {
+            Err(SandboxError::Failed(_)) if self.backend.query_condition() == ContainerCondition::Paused => {
                 self.resume().and_then(|()| remove())
             }
             removed => removed,
@@ -219,13 +219,13 @@ impl Drop for ContainerSandbox {
     }
 }
 
-fn used(stats: &ContainerStatsResponse) -> SandboxUsage {
+fn sandbox_usage(stats: &ContainerStatsResponse) -> SandboxUsage {
     let memory = stats.memory_stats.as_ref();
     let cpu = stats.cpu_stats.as_ref().and_then(|cpu| cpu.cpu_usage.as_ref()).and_then(|cpu| cpu.total_usage);
-    let total = Usage {
+    let total = ResourceUsage {
         cpu_ms: cpu.map(|nanoseconds| nanoseconds / 1_000_000).unwrap_or_default(),
         memory_peak_bytes: memory.and_then(|memory| memory.max_usage).unwrap_or_default(),
-        ..Usage::default()
+        ..ResourceUsage::default()
     };
     SandboxUsage {
         total,

@@ -8,52 +8,52 @@ use bollard::models::{ContainerConfig, ContainerInspectResponse, HostConfig, Mou
 use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan, StartError};
 use stockade_model::{EnforcementReport, LayerReport, LayerState, Limits};
 
-use crate::accounts::Placed;
-use crate::images::ImageFacts;
-use crate::spec::{HOLDS, LAUNCHER, NO_CHECK, TEMPORARY, User};
-use crate::{Kind, covers, filter, images, limits};
+use crate::accounts::BindMountPair;
+use crate::images::ImageProperties;
+use crate::spec::{HOLD_COMMAND, LAUNCHER_PATH, NO_HEALTH_CHECK, TEMPORARY_DIRS, ContainerUser};
+use crate::{ContainerEngineKind, covers, filter, images, limits};
 
 /// Files of the host in a container.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Brought<'a> {
+pub(crate) struct HostFileSet<'a> {
     /// The launcher of its commands.
     pub(crate) launcher: &'a Path,
     /// Directory of the files that replace its own.
     pub(crate) accounts: &'a Path,
     /// The files that are in every container.
-    pub(crate) placed: &'a [Placed],
+    pub(crate) placed: &'a [BindMountPair],
     /// Image of the container.
-    pub(crate) image: &'a ImageFacts,
+    pub(crate) image: &'a ImageProperties,
 }
 
 /// Returns the layers of a container.
 ///
 /// # Errors
 /// [`StartError`] for the first difference from the request.
-pub(crate) fn report(
-    kind: Kind,
+pub(crate) fn verify_container(
+    kind: ContainerEngineKind,
     plan: &SandboxPlan,
-    (user, brought): (User, Brought<'_>),
+    (user, brought): (ContainerUser, HostFileSet<'_>),
     found: &ContainerInspectResponse,
 ) -> Result<EnforcementReport, StartError> {
-    let host = found.host_config.as_ref().ok_or_else(|| missing("anything about the container"))?;
-    demand(host.privileged != Some(true), "an unprivileged container")?;
-    demand(drops_all(host), "a container without capabilities")?;
-    demand(has_no_new_privileges(host), "`no-new-privileges`")?;
-    demand(host.readonly_rootfs == Some(true), "a read-only system")?;
-    demand(host.network_mode.as_deref() == Some("none"), "a container without a network")?;
-    demand(!shares_host(host), "namespaces of its own")?;
-    demand(has_nothing_else(host), "a container without devices and other containers' volumes")?;
-    demand(is_left_ended(host), "a container that the engine does not start again by itself")?;
-    demand(host.init != Some(true), "a container whose first process is the launcher")?;
-    demand(has_own_temp(kind, host), "private temp at its places alone")?;
-    demand(has_runtime(plan, host), "the runtime that was named")?;
+    let host = found.host_config.as_ref().ok_or_else(|| missing_error("anything about the container"))?;
+    require_property(host.privileged != Some(true), "an unprivileged container")?;
+    require_property(drops_all(host), "a container without capabilities")?;
+    require_property(has_no_new_privileges(host), "`no-new-privileges`")?;
+    require_property(host.readonly_rootfs == Some(true), "a read-only system")?;
+    require_property(host.network_mode.as_deref() == Some("none"), "a container without a network")?;
+    require_property(!shares_host(host), "namespaces of its own")?;
+    require_property(has_nothing_else(host), "a container without devices and other containers' volumes")?;
+    require_property(is_left_ended(host), "a container that the engine does not start again by itself")?;
+    require_property(host.init != Some(true), "a container whose first process is the launcher")?;
+    require_property(has_own_temp(kind, host), "private temp at its places alone")?;
+    require_property(has_runtime(plan, host), "the runtime that was named")?;
     let image = found.image.as_deref().map(images::bare_id);
-    demand(image == Some(brought.image.id.as_str()) && !brought.image.id.is_empty(), "a container of its image")?;
+    require_property(image == Some(brought.image.id.as_str()) && !brought.image.id.is_empty(), "a container of its image")?;
     demand_start(user, found.config.as_ref())?;
     demand_mounts(plan, brought, found.mounts.as_deref().unwrap_or_default())?;
     demand_limits(&plan.profile.limits, host)?;
-    demand(filter::is_ours(kind, host.security_opt.as_deref().unwrap_or_default()), "its filter of system calls")?;
+    require_property(filter::is_ours(kind, host.security_opt.as_deref().unwrap_or_default()), "its filter of system calls")?;
     let runtime = host.runtime.as_deref().filter(|name| !name.is_empty()).unwrap_or("its engine's own choice");
     let layers = [
         ("container", format!("runtime {runtime}: namespaces of processes, mounts, network and names of its own")),
@@ -67,15 +67,15 @@ pub(crate) fn report(
     Ok(EnforcementReport { level: plan.level, layers: layers.into_iter().map(layer).collect() })
 }
 
-fn missing(what: &str) -> StartError {
+fn missing_error(what: &str) -> StartError {
     StartError {
         what: format!("the container engine did not give {what}, although it was asked to"),
         hint: Some("look at what it says with `inspect`; no command ran".to_owned()),
     }
 }
 
-fn demand(is_there: bool, what: &str) -> Result<(), StartError> {
-    if is_there { Ok(()) } else { Err(missing(what)) }
+fn require_property(is_there: bool, what: &str) -> Result<(), StartError> {
+    if is_there { Ok(()) } else { Err(missing_error(what)) }
 }
 
 /// Returns whether neither the engine's configuration nor another process added anything.
@@ -88,12 +88,12 @@ fn has_nothing_else(host: &HostConfig) -> bool {
         && is_none(host.group_add.as_ref().map(Vec::len))
         && is_none(host.links.as_ref().map(Vec::len))
         && is_none(host.port_bindings.as_ref().map(HashMap::len))
-        && host.sysctls.iter().flatten().all(|(name, _)| name == PODMAN_SYSCTL)
+        && host.sysctls.iter().flatten().all(|(name, _)| name == PODMAN_DEFAULT_SYSCTL)
         && host.oom_kill_disable != Some(true)
 }
 
 /// Set by Podman's defaults in a container's own network.
-const PODMAN_SYSCTL: &str = "net.ipv4.ping_group_range";
+const PODMAN_DEFAULT_SYSCTL: &str = "net.ipv4.ping_group_range";
 
 /// Returns whether the engine does not restart an ended container.
 fn is_left_ended(host: &HostConfig) -> bool {
@@ -104,13 +104,13 @@ fn is_left_ended(host: &HostConfig) -> bool {
 
 /// Returns whether writable memory is only at the requested paths. Podman adds one path to every
 /// read-only system.
-fn has_own_temp(kind: Kind, host: &HostConfig) -> bool {
-    let is_ours = |at: &String| TEMPORARY.contains(&at.as_str()) || (kind == Kind::Podman && at == PODMAN_TEMPORARY);
+fn has_own_temp(kind: ContainerEngineKind, host: &HostConfig) -> bool {
+    let is_ours = |at: &String| TEMPORARY_DIRS.contains(&at.as_str()) || (kind == ContainerEngineKind::Podman && at == PODMAN_TEMPORARY_DIR);
     host.tmpfs.iter().flatten().all(|(at, _)| is_ours(at))
 }
 
 /// See [`has_own_temp`].
-const PODMAN_TEMPORARY: &str = "/var/tmp";
+const PODMAN_TEMPORARY_DIR: &str = "/var/tmp";
 
 /// Podman accepts no name of a runtime, and reports another.
 fn has_runtime(plan: &SandboxPlan, host: &HostConfig) -> bool {
@@ -119,25 +119,25 @@ fn has_runtime(plan: &SandboxPlan, host: &HostConfig) -> bool {
 }
 
 /// Checks that it starts only the launcher, as the user: an engine runs health checks by itself.
-fn demand_start(user: User, config: Option<&ContainerConfig>) -> Result<(), StartError> {
-    let config = config.ok_or_else(|| missing("what the container starts"))?;
+fn demand_start(user: ContainerUser, config: Option<&ContainerConfig>) -> Result<(), StartError> {
+    let config = config.ok_or_else(|| missing_error("what the container starts"))?;
     let words = |words: &Option<Vec<String>>| words.clone().unwrap_or_default();
-    demand(
-        words(&config.entrypoint) == [LAUNCHER] && words(&config.cmd) == HOLDS,
+    require_property(
+        words(&config.entrypoint) == [LAUNCHER_PATH] && words(&config.cmd) == HOLD_COMMAND,
         "a container that starts the launcher",
     )?;
-    demand(config.user.as_deref() == Some(&user.to_string()), "a container of its user")?;
+    require_property(config.user.as_deref() == Some(&user.to_string()), "a container of its user")?;
     let check = config.healthcheck.as_ref().and_then(|check| check.test.as_deref()).unwrap_or_default();
-    demand(check.is_empty() || check == [NO_CHECK], "a container without a health check")
+    require_property(check.is_empty() || check == [NO_HEALTH_CHECK], "a container without a health check")
 }
 
 /// Checks that only the workspace, the home directory, the launcher and read-only files of Stockade
 /// come from the host. Those files also replace the image's volumes.
-fn demand_mounts(plan: &SandboxPlan, brought: Brought<'_>, found: &[MountPoint]) -> Result<(), StartError> {
+fn demand_mounts(plan: &SandboxPlan, brought: HostFileSet<'_>, found: &[MountPoint]) -> Result<(), StartError> {
     let own = [
         (plan.workspace.as_path(), INSIDE_WORKSPACE, true),
         (plan.home.as_path(), INSIDE_HOME, true),
-        (brought.launcher, LAUNCHER, false),
+        (brought.launcher, LAUNCHER_PATH, false),
     ];
     let mut seen = [false; 3];
     let is_ours_to_read = |source: &Path, inside: &str| {
@@ -152,7 +152,7 @@ fn demand_mounts(plan: &SandboxPlan, brought: Brought<'_>, found: &[MountPoint])
         let is_ours = match (mount.typ.as_deref().unwrap_or_default(), which) {
             ("bind", Some(at)) => !std::mem::replace(&mut seen[at], true),
             ("bind", None) => !is_writable && is_ours_to_read(source, inside),
-            ("tmpfs", _) => TEMPORARY.contains(&inside) || inside == PODMAN_TEMPORARY,
+            ("tmpfs", _) => TEMPORARY_DIRS.contains(&inside) || inside == PODMAN_TEMPORARY_DIR,
             _ => false,
         };
         if !is_ours {
@@ -161,7 +161,7 @@ fn demand_mounts(plan: &SandboxPlan, brought: Brought<'_>, found: &[MountPoint])
             return Err(StartError { what, hint: Some(hint.to_owned()) });
         }
     }
-    demand(seen == [true; 3], "the workspace, the home and the launcher at their places")
+    require_property(seen == [true; 3], "the workspace, the home and the launcher at their places")
 }
 
 /// Returns the paths of Stockade's files in a checked container.
@@ -174,7 +174,7 @@ fn demand_limits(limits: &Limits, host: &HostConfig) -> Result<(), StartError> {
     let held =
         |wanted: Option<u64>, has: Option<i64>| wanted.is_none_or(|w| has.is_some_and(|h| h > 0 && h as u64 <= w));
     demand_held(held(limits.memory_bytes, host.memory), "memory")?;
-    demand_held(held(limits::processes(limits), host.pids_limit), "processes")
+    demand_held(held(limits::engine_process_limit(limits), host.pids_limit), "processes")
 }
 
 /// Podman of an ordinary user makes a container without limits if control groups are of version 1,
@@ -195,11 +195,11 @@ fn demand_held(is_held: bool, limit: &str) -> Result<(), StartError> {
 fn drops_all(host: &HostConfig) -> bool {
     let added = host.cap_add.iter().flatten().next().is_some();
     let dropped = host.cap_drop.as_deref().unwrap_or_default();
-    !added && (dropped.iter().any(|name| name.eq_ignore_ascii_case("ALL")) || dropped.len() >= DEFAULT_CAPABILITIES)
+    !added && (dropped.iter().any(|name| name.eq_ignore_ascii_case("ALL")) || dropped.len() >= MIN_DEFAULT_CAPABILITIES)
 }
 
 /// Least number of capabilities that container engines give by default.
-const DEFAULT_CAPABILITIES: usize = 11;
+const MIN_DEFAULT_CAPABILITIES: usize = 11;
 
 fn has_no_new_privileges(host: &HostConfig) -> bool {
     host.security_opt
@@ -235,10 +235,10 @@ mod tests {
 
     #[test]
     fn whatever_else_is_mounted_or_started_is_refused() {
-        let user = User { user: 7, group: 8 };
+        let user = ContainerUser { user: 7, group: 8 };
         let config = || ContainerConfig {
-            entrypoint: Some(vec![LAUNCHER.to_owned()]),
-            cmd: Some(HOLDS.map(str::to_owned).to_vec()),
+            entrypoint: Some(vec![LAUNCHER_PATH.to_owned()]),
+            cmd: Some(HOLD_COMMAND.map(str::to_owned).to_vec()),
             user: Some("7:8".to_owned()),
             ..ContainerConfig::default()
         };
@@ -265,7 +265,7 @@ mod tests {
     fn limits_that_an_engine_left_out_are_missed_by_their_names() {
         let host = |memory, processes| HostConfig { memory, pids_limit: processes, ..HostConfig::default() };
         let wanted = Limits { memory_bytes: Some(100), processes: Some(10), ..Limits::default() };
-        let with_all = host(Some(100), limits::processes(&wanted).map(|processes| processes as i64));
+        let with_all = host(Some(100), limits::engine_process_limit(&wanted).map(|processes| processes as i64));
         assert_eq!(demand_limits(&wanted, &with_all), Ok(()));
         assert_eq!(demand_limits(&Limits::default(), &host(None, None)), Ok(()));
         for (left_out, name) in [(host(Some(0), with_all.pids_limit), "memory"), (host(Some(100), None), "processes")] {

@@ -8,8 +8,8 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
-use stockade_engine::{AttemptEvent, CommandEnd, HeldAnswer, SandboxError, SandboxEvents, Sandboxes, System, Tree};
-use stockade_model::{Background, Grant, LayerState, Level, Operation, SandboxId};
+use stockade_engine::{AttemptEvent, CommandEnd, HeldAnswer, SandboxError, SandboxEventSender, SandboxProvider, GuestSystem, SandboxTree};
+use stockade_model::{BackgroundPolicy, Grant, LayerState, IsolationLevel, DeniedOperation, SandboxId};
 use support::{CAPTURE, Engine, PATIENCE, Place, begun, drain, inside, plan};
 
 type Change = fn(&mut stockade_engine::SandboxPlan);
@@ -34,13 +34,13 @@ fn a_command_runs_within_the_walls_and_its_files_are_the_hosts() {
     }
 
     let held = rustix::fs::openat(
-        place.sandbox.tree(Tree::Workspace).unwrap(),
+        place.sandbox.open_tree(SandboxTree::Workspace).unwrap(),
         "made",
         rustix::fs::OFlags::RDONLY,
         rustix::fs::Mode::empty(),
     );
     assert!(held.is_ok(), "a tree is reached by descriptor");
-    let used = place.sandbox.usage().unwrap();
+    let used = place.sandbox.read_usage().unwrap();
     assert!(used.memory_bytes.unwrap() > 0 && used.processes.unwrap() >= 1, "{used:?}");
 
     place.sandbox.destroy().unwrap();
@@ -61,16 +61,16 @@ fn what_is_refused_is_told_and_what_is_held_can_be_granted() {
     assert_ne!(ran.stdout(), "0\n");
     let refused: Vec<_> =
         ran.denials.iter().map(|d| (d.operation, d.grant.as_ref().map(ToString::to_string))).collect();
-    assert!(refused.contains(&(Operation::Create, Some("write /workspace/.bashrc".to_owned()))), "{:#?}", ran.denials);
+    assert!(refused.contains(&(DeniedOperation::Create, Some("write /workspace/.bashrc".to_owned()))), "{:#?}", ran.denials);
     assert!(!place.plan.workspace.join(".bashrc").exists());
 
     let (mut attempt, events) = place.begin(&inside("echo agreed > .bashrc && cat .bashrc"), CAPTURE, true).unwrap();
-    attempt.release().unwrap();
+    attempt.release_command().unwrap();
     let end = loop {
         match events.recv_timeout(PATIENCE).unwrap() {
             AttemptEvent::Held { id, denial } => {
                 assert_eq!(denial.grant, Some(grant("write /workspace/.bashrc")), "{denial:#?}");
-                attempt.answer(id, HeldAnswer::Granted(vec![grant("write /workspace/.bashrc")]));
+                attempt.answer_call(id, HeldAnswer::Granted(vec![grant("write /workspace/.bashrc")]));
             }
             AttemptEvent::Ended(end) => break end,
             _ => {}
@@ -136,7 +136,7 @@ fn servers_of_two_sandboxes_have_the_same_port_and_do_not_meet() {
         .map(|(place, name)| {
             let serve = format!("echo {name} | nc -l -p 8080");
             let (mut attempt, events) = place.begin(&inside(&serve), CAPTURE, false).unwrap();
-            attempt.release().unwrap();
+            attempt.release_command().unwrap();
             (attempt, events)
         })
         .into();
@@ -160,17 +160,17 @@ fn a_command_ends_with_all_that_it_started() {
 
     let (mut attempt, events) =
         place.begin(&inside("trap 'exit 7' TERM; echo > up; while :; do sleep 1; done"), CAPTURE, false).unwrap();
-    attempt.release().unwrap();
+    attempt.release_command().unwrap();
     while !place.plan.workspace.join("up").exists() {
         std::thread::yield_now();
     }
-    attempt.signal(15);
+    attempt.send_signal(15);
     assert_eq!(drain(&events).0.end, CommandEnd::Exited(7));
     drop(attempt);
 
     let (mut attempt, events) = place.begin(&inside("sleep 4321"), CAPTURE, false).unwrap();
-    attempt.release().unwrap();
-    attempt.kill();
+    attempt.release_command().unwrap();
+    attempt.kill_processes();
     assert!(matches!(drain(&events).0.end, CommandEnd::Signaled(9)));
     drop(attempt);
     assert_eq!(engine.processes(&place.plan).len(), 1, "{:?}", engine.processes(&place.plan));
@@ -262,15 +262,15 @@ fn a_sandbox_is_found_again_by_its_owner_alone() {
     child.kill().unwrap();
     child.wait().unwrap();
 
-    let nobody = SandboxEvents::new(|_| {});
+    let nobody = SandboxEventSender::new(|_| {});
     let other = engine.sandboxes_of("somebody else");
-    assert!(matches!(other.adopt(&plan, nobody.clone()), Err(SandboxError::Gone(_))));
+    assert!(matches!(other.adopt_sandbox(&plan, nobody.clone()), Err(SandboxError::Gone(_))));
     other.clear(&plan.id).unwrap();
     let unknown = SandboxId::from_random([9; 16]);
     engine.sandboxes().clear(&unknown).unwrap();
     assert_eq!(engine.containers().len(), 1, "nobody else's is removed");
 
-    let (sandbox, told) = begun(&plan, |plan, events| engine.sandboxes().adopt(plan, events)).unwrap();
+    let (sandbox, told) = begun(&plan, |plan, events| engine.sandboxes().adopt_sandbox(plan, events)).unwrap();
     // The command whose stream was lost has ended, and all of it.
     let deadline = std::time::Instant::now() + PATIENCE;
     while engine.processes(&plan).len() > 1 {
@@ -291,7 +291,7 @@ fn a_sandbox_is_found_again_by_its_owner_alone() {
 
     place.is_lost_when_killed(&engine);
     // Made anew around what it keeps.
-    let sandbox = engine.sandboxes().create(&place.plan, nobody).unwrap();
+    let sandbox = engine.sandboxes().create_sandbox(&place.plan, nobody).unwrap();
     assert_eq!(engine.containers().len(), 1);
     sandbox.destroy().unwrap();
 }
@@ -301,20 +301,20 @@ fn what_cannot_be_had_is_refused_and_leaves_nothing() {
     let Some(engine) = Engine::docker() else { return };
     let unsupported: [(&str, Change); 4] = [
         ("the host's system", |plan| plan.system = None),
-        ("a root tree", |plan| plan.system = Some(System::Tree("/".into()))),
+        ("a root tree", |plan| plan.system = Some(GuestSystem::Tree("/".into()))),
         ("a profile without a sandbox", |plan| plan.profile.sandboxed = false),
-        ("keeping what", |plan| plan.background = Background::Keep),
+        ("keeping what", |plan| plan.background = BackgroundPolicy::Keep),
     ];
     for (what, change) in unsupported {
         let refused = Place::with(&engine, change).map(drop).unwrap_err();
         assert!(matches!(refused, SandboxError::Unsupported { .. }) && refused.to_string().contains(what), "{refused}");
     }
     let image = format!("sha256:{}", "1".repeat(64)).parse().unwrap();
-    let failed = Place::with(&engine, |plan| plan.system = Some(System::Image(image))).map(drop).unwrap_err();
+    let failed = Place::with(&engine, |plan| plan.system = Some(GuestSystem::Image(image))).map(drop).unwrap_err();
     assert!(failed.to_string().contains("no image") && failed.hint().is_some(), "{failed}");
     let failed = Place::with(&engine, |plan| plan.runtime = Some("none-such".parse().unwrap())).map(drop).unwrap_err();
     assert!(failed.to_string().contains("none-such"), "{failed}");
-    let failed = Place::with(&engine, |plan| plan.level = Level::None).map(drop).unwrap_err();
+    let failed = Place::with(&engine, |plan| plan.level = IsolationLevel::None).map(drop).unwrap_err();
     assert!(matches!(failed, SandboxError::Unsupported { .. }), "{failed}");
     assert_eq!(engine.containers(), Vec::<String>::new());
 }
@@ -331,7 +331,7 @@ fn within_gvisor_the_lower_level_has_to_be_named() {
 
     let lower = |plan: &mut stockade_engine::SandboxPlan| {
         plan.runtime = runsc();
-        plan.level = Level::Restricted;
+        plan.level = IsolationLevel::Restricted;
     };
     // Names that the host trusts would be open.
     let refused = Place::with(&engine, lower).map(drop).unwrap_err();
@@ -342,12 +342,12 @@ fn within_gvisor_the_lower_level_has_to_be_named() {
         plan.profile.filesystem.protect.clear();
     })
     .unwrap();
-    let restricted = |script: &str| stockade_model::Plan { level: Level::Restricted, ..inside(script) };
+    let restricted = |script: &str| stockade_model::AttemptPlan { level: IsolationLevel::Restricted, ..inside(script) };
     let ran = place.run_plan(&restricted("cat /proc/version; id -u; echo made > made; ls /sys/class/net; exit 3"));
     assert_eq!(ran.end.end, CommandEnd::Exited(3), "{ran:#?}");
     assert!(ran.stdout().starts_with("Linux version 4.4.0 ") && ran.stdout().contains("\n1000\n"), "{ran:#?}");
     assert_eq!(fs::read_to_string(place.plan.workspace.join("made")).unwrap(), "made\n");
-    assert_eq!(ran.report.level, Level::Restricted);
+    assert_eq!(ran.report.level, IsolationLevel::Restricted);
     assert_eq!(ran.report.layers["broker"].state, LayerState::Absent, "{:#?}", ran.report);
     assert_eq!(ran.report.layers["container"].state, LayerState::Enforced);
     assert_eq!(ran.report.layers["container-limits"].state, LayerState::Partial);
@@ -359,8 +359,8 @@ fn within_gvisor_the_lower_level_has_to_be_named() {
     let listed = place.run_plan(&restricted("ps")).ok();
     assert!(!listed.contains("sleep"), "{listed}");
     let (mut attempt, events) = place.begin(&restricted("sleep 4321"), CAPTURE, false).unwrap();
-    attempt.release().unwrap();
-    attempt.kill();
+    attempt.release_command().unwrap();
+    attempt.kill_processes();
     assert_eq!(drain(&events).0.end, CommandEnd::Signaled(9));
     drop(attempt);
     place.sandbox.destroy().unwrap();
@@ -379,7 +379,7 @@ fn an_images_health_check_does_not_run() {
     engine.command(&["rm", &container]);
     let checked = || checked.parse().unwrap();
 
-    let place = Place::with(&engine, |plan| plan.system = Some(System::Image(checked()))).unwrap();
+    let place = Place::with(&engine, |plan| plan.system = Some(GuestSystem::Image(checked()))).unwrap();
     assert!(place.run("sleep 4").end.end == CommandEnd::Exited(0));
     assert!(!place.plan.workspace.join("planted").exists());
 
@@ -411,9 +411,9 @@ fn an_images_own_ways_to_start_something_are_not_used() {
         "LABEL stockade.owner=another",
         "VOLUME /planted",
     ]);
-    let place = Place::with(&engine, |plan| plan.system = Some(System::Image(image.clone()))).unwrap();
+    let place = Place::with(&engine, |plan| plan.system = Some(GuestSystem::Image(image.clone()))).unwrap();
     assert_eq!(place.run("id -u; pwd; echo $LD_PRELOAD; sleep 3").ok(), "1000\n/workspace\n\n");
-    assert!(engine.sandboxes().adopt(&place.plan, SandboxEvents::new(|_| {})).is_ok(), "it is its own");
+    assert!(engine.sandboxes().adopt_sandbox(&place.plan, SandboxEventSender::new(|_| {})).is_ok(), "it is its own");
     assert!(!place.plan.workspace.join("planted").exists());
     place.sandbox.destroy().unwrap();
     assert_eq!(engine.containers(), Vec::<String>::new());
@@ -429,7 +429,7 @@ fn a_container_that_differs_in_anything_is_not_taken_for_the_sandbox() {
     let Some(engine) = Engine::docker() else { return };
     let place = Place::new(&engine);
     let name = format!("stockade-{}", place.plan.id);
-    let adopt = || engine.sandboxes().adopt(&place.plan, SandboxEvents::new(|_| {})).map(drop);
+    let adopt = || engine.sandboxes().adopt_sandbox(&place.plan, SandboxEventSender::new(|_| {})).map(drop);
     assert!(adopt().is_ok(), "the control");
     let own = exact_words(&engine, &name);
     let other = engine.image_with(&["LABEL of=another"]);
@@ -540,15 +540,15 @@ fn foreign_processes_in_the_container_are_noticed() {
     let Some(engine) = Engine::docker() else { return };
     let place = Place::new(&engine);
     let name = format!("stockade-{}", place.plan.id);
-    let adopt = || engine.sandboxes().adopt(&place.plan, SandboxEvents::new(|_| {})).map(drop);
+    let adopt = || engine.sandboxes().adopt_sandbox(&place.plan, SandboxEventSender::new(|_| {})).map(drop);
     // The control: a command of the sandbox's own.
     let (mut attempt, events) = place.begin(&inside("echo > up; sleep 30"), CAPTURE, false).unwrap();
-    attempt.release().unwrap();
+    attempt.release_command().unwrap();
     while !place.plan.workspace.join("up").exists() {
         std::thread::yield_now();
     }
     assert!(adopt().is_ok(), "{:?}", adopt());
-    attempt.kill();
+    attempt.kill_processes();
     let _ = drain(&events);
     engine.command(&["exec", "-d", "-u", "0:0", &name, "/bin/sleep", "300"]);
     let refused = adopt().unwrap_err().to_string();
@@ -565,13 +565,13 @@ fn an_image_makes_nothing_on_the_host() {
 #[test]
 fn volumes_of_an_image_can_be_read_alone() {
     let Some(engine) = Engine::docker() else { return };
-    support::volumes_of_an_image_can_be_read_alone(&engine, |_| {}, Level::Full);
+    support::volumes_of_an_image_can_be_read_alone(&engine, |_| {}, IsolationLevel::Full);
     let within_gvisor = |plan: &mut stockade_engine::SandboxPlan| {
         plan.runtime = Some("runsc".parse().unwrap());
-        plan.level = Level::Restricted;
+        plan.level = IsolationLevel::Restricted;
         plan.profile.filesystem.protect.clear();
     };
-    support::volumes_of_an_image_can_be_read_alone(&engine, within_gvisor, Level::Restricted);
+    support::volumes_of_an_image_can_be_read_alone(&engine, within_gvisor, IsolationLevel::Restricted);
 }
 
 #[test]
@@ -593,9 +593,9 @@ fn a_refused_sandbox_within_gvisor_leaves_no_process() {
     let runsc = |plan: &mut stockade_engine::SandboxPlan| plan.runtime = Some("runsc".parse().unwrap());
     let changes: [Change; 3] = [
         |_| {},
-        |plan| plan.level = Level::Restricted,
+        |plan| plan.level = IsolationLevel::Restricted,
         |plan| {
-            plan.level = Level::Restricted;
+            plan.level = IsolationLevel::Restricted;
             plan.profile.filesystem.protect.clear();
             plan.profile.limits.inodes = Some(10);
         },
@@ -612,7 +612,7 @@ fn a_refused_sandbox_within_gvisor_leaves_no_process() {
     // The control.
     let place = Place::with(&engine, |plan| {
         runsc(plan);
-        plan.level = Level::Restricted;
+        plan.level = IsolationLevel::Restricted;
         plan.profile.filesystem.protect.clear();
     })
     .unwrap();
@@ -627,7 +627,7 @@ fn a_container_that_was_exchanged_is_not_taken_for_the_sandbox() {
     let Some(engine) = Engine::docker() else { return };
     let place = Place::new(&engine);
     let name = format!("stockade-{}", place.plan.id);
-    let adopt = || engine.sandboxes().adopt(&place.plan, SandboxEvents::new(|_| {})).map(drop);
+    let adopt = || engine.sandboxes().adopt_sandbox(&place.plan, SandboxEventSender::new(|_| {})).map(drop);
     assert!(adopt().is_ok(), "the control");
     let format = "{{range $key, $value := .Config.Labels}}--label={{$key}}={{$value}} {{end}}";
     let labels = String::from_utf8(engine.command(&["inspect", "--format", format, &name]).stdout).unwrap();

@@ -9,16 +9,16 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use stockade_egress::{LookupError, Resolve};
-use stockade_engine::{AttemptEvent, CommandEnd, HeldAnswer, Sandboxes};
-use stockade_model::{HostName, LayerState, Level, Plan};
+use stockade_egress::{NameLookupError, NameResolver};
+use stockade_engine::{AttemptEvent, CommandEnd, HeldAnswer, SandboxProvider};
+use stockade_model::{HostName, LayerState, IsolationLevel, AttemptPlan};
 use support::{CAPTURE, Engine, PATIENCE, Place, begun, inside, plan};
 
 /// Every name is this machine.
 struct Here;
 
-impl Resolve for Here {
-    fn resolve(&self, _: &HostName) -> Result<Vec<IpAddr>, LookupError> {
+impl NameResolver for Here {
+    fn resolve_name(&self, _: &HostName) -> Result<Vec<IpAddr>, NameLookupError> {
         Ok(vec![Ipv4Addr::LOCALHOST.into()])
     }
 }
@@ -44,16 +44,16 @@ fn place(engine: &Engine, runtime: Option<&str>) -> Place {
     let mut plan = plan(engine, top.path());
     if let Some(runtime) = runtime {
         plan.runtime = Some(runtime.parse().unwrap());
-        plan.level = Level::Restricted;
+        plan.level = IsolationLevel::Restricted;
         plan.profile.filesystem.protect.clear();
     }
-    let sandboxes = engine.sandboxes().resolving(Arc::new(Here));
-    let (sandbox, told) = begun(&plan, |plan, events| sandboxes.create(plan, events)).unwrap();
+    let sandboxes = engine.sandboxes().with_resolver(Arc::new(Here));
+    let (sandbox, told) = begun(&plan, |plan, events| sandboxes.create_sandbox(plan, events)).unwrap();
     Place { top, plan, sandbox, told }
 }
 
 /// Fetches from a port of a host, as programs do that know of proxies.
-fn fetch(place: &Place, target: &str) -> Plan {
+fn fetch(place: &Place, target: &str) -> AttemptPlan {
     let mut plan = inside(&format!("wget -q -O - http://{target}/"));
     plan.level = place.plan.level;
     plan.profile.egress.special = vec!["127.0.0.0/8".parse().unwrap()];
@@ -73,7 +73,7 @@ fn who_is_agreed_to_is_reached_and_nobody_else(place: &Place) {
     // Around the door: the host's own address, its loopback, and where nobody is.
     for other in [format!("127.0.0.1:{port}"), format!("203.0.113.7:{port}")] {
         let plain = format!("unset http_proxy HTTP_PROXY; wget -T 5 -q -O - http://{other}/");
-        let plan = Plan { argv: inside(&plain).argv, ..fetch(place, &target) };
+        let plan = AttemptPlan { argv: inside(&plain).argv, ..fetch(place, &target) };
         assert_ne!(place.run_plan(&plan).end.end, CommandEnd::Exited(0));
     }
     assert_eq!(asked.load(Ordering::SeqCst), 0, "somebody was reached");
@@ -89,14 +89,14 @@ fn who_is_agreed_to_is_reached_and_nobody_else(place: &Place) {
     for (answer, expected) in [(true, CommandEnd::Exited(0)), (false, CommandEnd::Exited(1))] {
         let before = asked.load(Ordering::SeqCst);
         let (mut attempt, events) = place.begin(&fetch(place, &target), CAPTURE, true).unwrap();
-        attempt.release().unwrap();
+        attempt.release_command().unwrap();
         let end = loop {
             match events.recv_timeout(PATIENCE).unwrap() {
                 AttemptEvent::Held { id, denial } => {
                     assert_eq!(denial.grant, Some(wish.parse().unwrap()), "{denial:#?}");
                     assert_eq!(asked.load(Ordering::SeqCst), before, "it did not wait");
                     let given = denial.grant.into_iter().collect();
-                    attempt.answer(id, if answer { HeldAnswer::Granted(given) } else { HeldAnswer::Refused });
+                    attempt.answer_call(id, if answer { HeldAnswer::Granted(given) } else { HeldAnswer::Refused });
                 }
                 AttemptEvent::Ended(end) => break end,
                 _ => {}
@@ -127,7 +127,7 @@ fn with_gvisor_by_its_proxy_alone() {
     let Some(engine) = Engine::docker() else { return };
     let place = place(&engine, Some("runsc"));
     who_is_agreed_to_is_reached_and_nobody_else(&place);
-    let plan = Plan { level: Level::Restricted, ..inside("true") };
+    let plan = AttemptPlan { level: IsolationLevel::Restricted, ..inside("true") };
     let layer = &place.run_plan(&plan).report.layers["network"];
     assert_eq!(layer.state, LayerState::Partial, "{layer:?}");
     assert!(layer.detail.contains("HTTP proxy alone"), "{layer:?}");

@@ -7,8 +7,8 @@ mod support;
 use std::fs;
 use std::path::Path;
 
-use stockade_engine::{CommandEnd, SandboxError, Sandboxes, System};
-use stockade_model::{LayerState, Operation};
+use stockade_engine::{CommandEnd, SandboxError, SandboxProvider, GuestSystem};
+use stockade_model::{LayerState, DeniedOperation};
 use support::{Engine, Place, begun, inside};
 
 #[test]
@@ -21,7 +21,7 @@ fn a_command_runs_within_the_walls_and_all_of_it_goes() {
     assert_eq!(ran.end.end, CommandEnd::Exited(3), "{ran:#?}");
     assert_eq!(ran.stdout(), "1000\nlo\n");
     assert_eq!(fs::read_to_string(place.plan.workspace.join("made")).unwrap(), "made\n");
-    assert_eq!(ran.denials.iter().map(|d| d.operation).collect::<Vec<_>>(), [Operation::Create], "{:#?}", ran.denials);
+    assert_eq!(ran.denials.iter().map(|d| d.operation).collect::<Vec<_>>(), [DeniedOperation::Create], "{:#?}", ran.denials);
     for layer in ["container", "container-privileges", "container-files", "landlock", "seccomp", "broker"] {
         let state = ran.report.layers.get(layer).map(|l| l.state);
         assert_eq!(state, Some(LayerState::Enforced), "{layer}: {:#?}", ran.report);
@@ -34,9 +34,9 @@ fn a_command_runs_within_the_walls_and_all_of_it_goes() {
 
     place.sandbox.pause().unwrap();
     place.sandbox.resume().unwrap();
-    let (sandbox, _told) = begun(&place.plan, |plan, events| engine.sandboxes().adopt(plan, events)).unwrap();
+    let (sandbox, _told) = begun(&place.plan, |plan, events| engine.sandboxes().adopt_sandbox(plan, events)).unwrap();
     assert_eq!(place.run("echo on").ok(), "on\n");
-    let used = sandbox.usage().unwrap();
+    let used = sandbox.read_usage().unwrap();
     assert!(used.memory_bytes.is_some(), "{used:?}");
 
     place.is_lost_when_killed(&engine);
@@ -102,7 +102,7 @@ fn additions_of_the_engines_configuration_are_refused() {
 fn variables_of_the_engine_and_the_image_reach_no_command() {
     let Some(engine) = Engine::podman_with(|_| "[containers]\nenv = [\"ENGINE=1\"]\n".to_owned()) else { return };
     let image = engine.image_with(&["ENV IMAGE=1"]);
-    let place = Place::with(&engine, |plan| plan.system = Some(System::Image(image))).unwrap();
+    let place = Place::with(&engine, |plan| plan.system = Some(GuestSystem::Image(image))).unwrap();
     let shown = place.run("env").ok();
     assert!(!shown.contains("ENGINE=1") && !shown.contains("IMAGE=1"), "{shown}");
     let environment = engine.own_command(&["exec", &format!("stockade-{}", place.plan.id), "/bin/env"]);
@@ -112,7 +112,7 @@ fn variables_of_the_engine_and_the_image_reach_no_command() {
 #[test]
 fn volumes_of_an_image_can_be_read_alone() {
     let Some(engine) = Engine::podman() else { return };
-    support::volumes_of_an_image_can_be_read_alone(&engine, |_| {}, stockade_model::Level::Full);
+    support::volumes_of_an_image_can_be_read_alone(&engine, |_| {}, stockade_model::IsolationLevel::Full);
 }
 
 #[test]

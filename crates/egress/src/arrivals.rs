@@ -16,32 +16,32 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::relay::break_off;
-use crate::seam::Namespace;
+use crate::seam::EgressNamespace;
 
 /// Most listeners at once. The one that was unused longest is closed first.
 const LISTENERS_MAX: usize = 256;
 /// Time after which an unused listener is closed.
-const IDLE: Duration = Duration::from_secs(60);
+const LISTENER_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time-out for an accepted connection to be claimed, and for an announcement to get its
 /// connection.
-pub(crate) const CLAIM_MAX: Duration = Duration::from_secs(10);
+pub(crate) const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most unclaimed connections of a listener.
-const ORPHANS_MAX: usize = 256;
+const UNCLAIMED_MAX: usize = 256;
 
 /// All listeners in the sandbox.
-pub(crate) struct Arrivals {
-    namespace: Arc<dyn Namespace>,
-    listeners: tokio::sync::Mutex<HashMap<SocketAddr, Arc<Listening>>>,
+pub(crate) struct EgressListeners {
+    namespace: Arc<dyn EgressNamespace>,
+    listeners: tokio::sync::Mutex<HashMap<SocketAddr, Arc<SandboxListener>>>,
 }
 
-struct Listening {
+struct SandboxListener {
     /// The address that it really listens on.
     address: SocketAddr,
-    state: Mutex<State>,
+    state: Mutex<SandboxListenerState>,
     accepting: Mutex<Option<AbortHandle>>,
 }
 
-struct State {
+struct SandboxListenerState {
     used: Instant,
     /// Announcements whose local address is not known yet.
     open: usize,
@@ -49,7 +49,7 @@ struct State {
     orphans: Vec<(SocketAddr, TcpStream, Instant)>,
 }
 
-impl Drop for Listening {
+impl Drop for SandboxListener {
     fn drop(&mut self) {
         if let Some(task) = self.accepting.lock().unwrap_or_else(PoisonError::into_inner).take() {
             task.abort();
@@ -58,63 +58,63 @@ impl Drop for Listening {
 }
 
 /// Returns the same address for IPv4 and mapped IPv6 sockets.
-fn plain(address: SocketAddr) -> SocketAddr {
+fn canonical_address(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-impl Arrivals {
-    pub(crate) fn new(namespace: Arc<dyn Namespace>) -> Self {
+impl EgressListeners {
+    pub(crate) fn new(namespace: Arc<dyn EgressNamespace>) -> Self {
         Self { namespace, listeners: tokio::sync::Mutex::default() }
     }
 
-    pub(crate) fn namespace(&self) -> &Arc<dyn Namespace> {
+    pub(crate) fn namespace(&self) -> &Arc<dyn EgressNamespace> {
         &self.namespace
     }
 
     /// Announces a connection to `dialled`. The receiver gets it.
-    pub(crate) async fn announce(&self, dialled: SocketAddr) -> io::Result<(Announced, oneshot::Receiver<TcpStream>)> {
-        let dialled = plain(dialled);
+    pub(crate) async fn announce_connection(&self, dialled: SocketAddr) -> io::Result<(AnnouncedConnection, oneshot::Receiver<TcpStream>)> {
+        let dialled = canonical_address(dialled);
         // Held while the listener is made, because two on one address would conflict.
         let mut listeners = self.listeners.lock().await;
         let listening = match listeners.get(&dialled) {
             Some(listening) => Arc::clone(listening),
             None => {
                 make_room(&mut listeners)?;
-                let listening = Listening::open(&self.namespace, dialled).await?;
+                let listening = SandboxListener::open_listener(&self.namespace, dialled).await?;
                 listeners.insert(dialled, Arc::clone(&listening));
                 listening
             }
         };
         let (sender, receiver) = oneshot::channel();
-        let mut state = listening.lock();
+        let mut state = listening.lock_state();
         state.open += 1;
         state.used = Instant::now();
         drop(state);
-        Ok((Announced { listening, sender: Some(sender) }, receiver))
+        Ok((AnnouncedConnection { listening, sender: Some(sender) }, receiver))
     }
 
     /// Closes unused listeners, in an endless loop.
-    pub(crate) async fn sweep(&self) {
+    pub(crate) async fn close_idle_listeners(&self) {
         loop {
-            sleep(IDLE / 2).await;
+            sleep(LISTENER_IDLE_TIMEOUT / 2).await;
             let mut listeners = self.listeners.lock().await;
             listeners.retain(|_, listening| {
-                let mut state = listening.lock();
-                state.tidy();
-                !state.is_idle() || state.used.elapsed() < IDLE
+                let mut state = listening.lock_state();
+                state.drop_stale_entries();
+                !state.is_idle() || state.used.elapsed() < LISTENER_IDLE_TIMEOUT
             });
         }
     }
 }
 
-fn make_room(listeners: &mut HashMap<SocketAddr, Arc<Listening>>) -> io::Result<()> {
+fn make_room(listeners: &mut HashMap<SocketAddr, Arc<SandboxListener>>) -> io::Result<()> {
     if listeners.len() < LISTENERS_MAX {
         return Ok(());
     }
     let idlest = listeners
         .iter()
         .filter_map(|(address, listening)| {
-            let state = listening.lock();
+            let state = listening.lock_state();
             state.is_idle().then_some((state.used, *address))
         })
         .min_by_key(|(used, _)| *used);
@@ -127,15 +127,15 @@ fn make_room(listeners: &mut HashMap<SocketAddr, Arc<Listening>>) -> io::Result<
     }
 }
 
-impl Listening {
-    async fn open(namespace: &Arc<dyn Namespace>, dialled: SocketAddr) -> io::Result<Arc<Self>> {
+impl SandboxListener {
+    async fn open_listener(namespace: &Arc<dyn EgressNamespace>, dialled: SocketAddr) -> io::Result<Arc<Self>> {
         let namespace = Arc::clone(namespace);
         let socket =
-            tokio::task::spawn_blocking(move || namespace.listen(dialled)).await.map_err(io::Error::other)??;
+            tokio::task::spawn_blocking(move || namespace.listen_at(dialled)).await.map_err(io::Error::other)??;
         let socket = std::net::TcpListener::from(socket);
         socket.set_nonblocking(true)?;
         let socket = TcpListener::from_std(socket)?;
-        let state = State { used: Instant::now(), open: 0, expected: HashMap::new(), orphans: Vec::new() };
+        let state = SandboxListenerState { used: Instant::now(), open: 0, expected: HashMap::new(), orphans: Vec::new() };
         let listening =
             Arc::new(Self { address: socket.local_addr()?, state: Mutex::new(state), accepting: Mutex::default() });
         let weak = Arc::downgrade(&listening);
@@ -143,7 +143,7 @@ impl Listening {
             loop {
                 match socket.accept().await {
                     Ok((stream, peer)) => match weak.upgrade() {
-                        Some(listening) => listening.accepted(stream, peer),
+                        Some(listening) => listening.dispatch_stream(stream, peer),
                         None => return,
                     },
                     // Usually out of descriptors: the next attempt may succeed.
@@ -155,19 +155,19 @@ impl Listening {
         Ok(listening)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, SandboxListenerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn accepted(&self, stream: TcpStream, peer: SocketAddr) {
-        let peer = plain(peer);
-        let mut state = self.lock();
-        state.tidy();
+    fn dispatch_stream(&self, stream: TcpStream, peer: SocketAddr) {
+        let peer = canonical_address(peer);
+        let mut state = self.lock_state();
+        state.drop_stale_entries();
         if let Some(sender) = state.expected.remove(&peer) {
             if let Err(stream) = sender.send(stream) {
                 break_off(&stream);
             }
-        } else if state.open > 0 && state.orphans.len() < ORPHANS_MAX {
+        } else if state.open > 0 && state.orphans.len() < UNCLAIMED_MAX {
             state.orphans.push((peer, stream, Instant::now()));
         } else {
             break_off(&stream);
@@ -175,17 +175,17 @@ impl Listening {
     }
 }
 
-impl State {
+impl SandboxListenerState {
     fn is_idle(&self) -> bool {
         self.open == 0 && self.expected.is_empty() && self.orphans.is_empty()
     }
 
     /// Drops announcements without a receiver, and resets connections that are not claimed.
-    fn tidy(&mut self) {
+    fn drop_stale_entries(&mut self) {
         self.expected.retain(|_, sender| !sender.is_closed());
         let nobody_comes = self.open == 0;
         self.orphans.retain(|(_, stream, since)| {
-            let keep = !nobody_comes && since.elapsed() < CLAIM_MAX;
+            let keep = !nobody_comes && since.elapsed() < CLAIM_TIMEOUT;
             if !keep {
                 break_off(stream);
             }
@@ -196,18 +196,18 @@ impl State {
 
 /// Connection that is about to be made to the egress proxy for a program. If this is dropped, the
 /// connection will not be made.
-pub struct Announced {
-    listening: Arc<Listening>,
+pub struct AnnouncedConnection {
+    listening: Arc<SandboxListener>,
     sender: Option<oneshot::Sender<TcpStream>>,
 }
 
-impl std::fmt::Debug for Announced {
+impl std::fmt::Debug for AnnouncedConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Announced").field("address", &self.listening.address).finish_non_exhaustive()
     }
 }
 
-impl Announced {
+impl AnnouncedConnection {
     /// Returns the address for the program's socket: the address that the program dialled, or at
     /// level restricted an address of the host's loopback.
     pub fn address(&self) -> SocketAddr {
@@ -215,10 +215,10 @@ impl Announced {
     }
 
     /// Reports that the socket was connected, or its connect was started, from this address.
-    pub fn arrived(mut self, local: SocketAddr) {
-        let local = plain(local);
+    pub fn report_connected(mut self, local: SocketAddr) {
+        let local = canonical_address(local);
         let Some(sender) = self.sender.take() else { return };
-        let mut state = self.listening.lock();
+        let mut state = self.listening.lock_state();
         state.open = state.open.saturating_sub(1);
         state.used = Instant::now();
         match state.orphans.iter().position(|(peer, ..)| *peer == local) {
@@ -232,16 +232,16 @@ impl Announced {
                 state.expected.insert(local, sender);
             }
         }
-        state.tidy();
+        state.drop_stale_entries();
     }
 }
 
-impl Drop for Announced {
+impl Drop for AnnouncedConnection {
     fn drop(&mut self) {
         if self.sender.take().is_some() {
-            let mut state = self.listening.lock();
+            let mut state = self.listening.lock_state();
             state.open = state.open.saturating_sub(1);
-            state.tidy();
+            state.drop_stale_entries();
         }
     }
 }

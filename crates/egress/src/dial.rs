@@ -8,26 +8,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use stockade_model::{Egress, Host, HostName, Target};
+use stockade_model::{EgressRules, Host, HostName, NetworkTarget};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::seam::{LookupError, Resolve};
+use crate::seam::{NameLookupError, NameResolver};
 use crate::upstream;
 
 /// Time-out for resolving a name.
-pub(crate) const LOOKUP_MAX: Duration = Duration::from_secs(10);
+pub(crate) const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time-out for dialling, all addresses together.
-pub(crate) const DIAL_MAX: Duration = Duration::from_secs(30);
+pub(crate) const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Head start of an address before the next one is tried in parallel (RFC 8305, 8).
-const HEAD_START: Duration = Duration::from_millis(250);
+const NEXT_ADDRESS_DELAY: Duration = Duration::from_millis(250);
 /// Most addresses of a name that are tried.
 const ADDRESSES_MAX: usize = 16;
 
 /// Error of a dial.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DialFailure {
+pub enum DialError {
     /// A rule or limit of the egress proxy refused it.
     #[error("{rule}")]
     Refused {
@@ -44,7 +44,7 @@ pub enum DialFailure {
     },
 }
 
-impl DialFailure {
+impl DialError {
     /// Returns the error number for `connect`.
     pub fn errno(&self) -> Errno {
         match self {
@@ -53,20 +53,20 @@ impl DialFailure {
         }
     }
 
-    fn failed(errno: Errno, why: impl Into<String>) -> Self {
+    fn from_errno(errno: Errno, why: impl Into<String>) -> Self {
         Self::Failed { errno, why: why.into() }
     }
 }
 
-impl From<LookupError> for DialFailure {
-    fn from(error: LookupError) -> Self {
-        Self::failed(Errno::HOSTUNREACH, error.to_string())
+impl From<NameLookupError> for DialError {
+    fn from(error: NameLookupError) -> Self {
+        Self::from_errno(Errno::HOSTUNREACH, error.to_string())
     }
 }
 
 /// Outgoing connection.
 #[derive(Debug)]
-pub(crate) struct Dialled {
+pub(crate) struct OutgoingConnection {
     pub(crate) stream: TcpStream,
     pub(crate) address: IpAddr,
     /// Remark about the choice of address, for the record.
@@ -74,49 +74,49 @@ pub(crate) struct Dialled {
 }
 
 /// Resolves a name on a thread of its own.
-pub(crate) async fn look_up(resolver: &Arc<dyn Resolve>, name: &HostName) -> Result<Vec<IpAddr>, LookupError> {
+pub(crate) async fn look_up(resolver: &Arc<dyn NameResolver>, name: &HostName) -> Result<Vec<IpAddr>, NameLookupError> {
     let (resolver, name) = (Arc::clone(resolver), name.clone());
-    let looked = timeout(LOOKUP_MAX, tokio::task::spawn_blocking(move || resolver.resolve(&name))).await;
+    let looked = timeout(LOOKUP_TIMEOUT, tokio::task::spawn_blocking(move || resolver.resolve_name(&name))).await;
     match looked {
         Ok(Ok(found)) => found,
-        Ok(Err(_)) => Err(LookupError::Failed("the lookup broke off".into())),
-        Err(_) => Err(LookupError::Failed("no answer in ten seconds".into())),
+        Ok(Err(_)) => Err(NameLookupError::Failed("the lookup broke off".into())),
+        Err(_) => Err(NameLookupError::Failed("no answer in ten seconds".into())),
     }
 }
 
 /// Dials an approved target, through the upstream proxy if the rules name one for it. `credentials`
 /// are for that proxy.
-pub(crate) async fn dial(
-    resolver: &Arc<dyn Resolve>,
-    rules: &Egress,
+pub(crate) async fn dial_target(
+    resolver: &Arc<dyn NameResolver>,
+    rules: &EgressRules,
     credentials: Option<&[u8]>,
-    target: &Target,
-) -> Result<Dialled, DialFailure> {
-    if let Some(proxy) = upstream::of(rules, target) {
-        return in_time(upstream::dial(resolver, proxy, credentials, target)).await;
+    target: &NetworkTarget,
+) -> Result<OutgoingConnection, DialError> {
+    if let Some(proxy) = upstream::upstream_for_target(rules, target) {
+        return in_time(upstream::dial_through_proxy(resolver, proxy, credentials, target)).await;
     }
     let (addresses, note) = match &target.host {
-        Host::Name(name) => checked(look_up(resolver, name).await?, rules, target)?,
+        Host::Name(name) => select_allowed_addresses(look_up(resolver, name).await?, rules, target)?,
         // An address was approved as such, so no check is needed.
         Host::Address(address) => (vec![*address], None),
     };
     let race = async {
-        race(&addresses, target.port).await.map_err(|error| {
+        connect_first_reachable(&addresses, target.port).await.map_err(|error| {
             let errno = error.raw_os_error().map_or(Errno::HOSTUNREACH, Errno::from_raw_os_error);
-            DialFailure::failed(errno, error.to_string())
+            DialError::from_errno(errno, error.to_string())
         })
     };
     let (stream, address) = in_time(race).await?;
-    Ok(Dialled { stream, address, note })
+    Ok(OutgoingConnection { stream, address, note })
 }
 
-async fn in_time<T>(dialling: impl Future<Output = Result<T, DialFailure>>) -> Result<T, DialFailure> {
-    let late = |_| DialFailure::failed(Errno::TIMEDOUT, "no answer in thirty seconds");
-    timeout(DIAL_MAX, dialling).await.map_err(late)?
+async fn in_time<T>(dialling: impl Future<Output = Result<T, DialError>>) -> Result<T, DialError> {
+    let late = |_| DialError::from_errno(Errno::TIMEDOUT, "no answer in thirty seconds");
+    timeout(DIAL_TIMEOUT, dialling).await.map_err(late)?
 }
 
 /// Returns the addresses that may be dialled, and a remark on the others.
-fn checked(found: Vec<IpAddr>, rules: &Egress, target: &Target) -> Result<(Vec<IpAddr>, Option<String>), DialFailure> {
+fn select_allowed_addresses(found: Vec<IpAddr>, rules: &EgressRules, target: &NetworkTarget) -> Result<(Vec<IpAddr>, Option<String>), DialError> {
     let mut good = Vec::new();
     let mut refused: Option<(IpAddr, &str)> = None;
     for address in found.into_iter().map(|a| a.to_canonical()) {
@@ -132,19 +132,19 @@ fn checked(found: Vec<IpAddr>, rules: &Egress, target: &Target) -> Result<(Vec<I
             let note = refused.map(|(address, what)| format!("its special address {address} ({what}) was left out"));
             Ok((good, note))
         }
-        (true, Some((address, what))) => Err(DialFailure::Refused {
+        (true, Some((address, what))) => Err(DialError::Refused {
             rule: format!(
                 "{} leads to the special address {address} ({what}), which `egress.special` does not list",
                 target.host
             ),
         }),
-        (true, None) => Err(LookupError::NoSuchName.into()),
+        (true, None) => Err(NameLookupError::NoSuchName.into()),
     }
 }
 
 /// Returns why an address may not be dialled for this target. An address of this machine counts as
 /// special too.
-fn special_here(address: IpAddr, target: &Target, rules: &Egress) -> Option<&'static str> {
+fn special_here(address: IpAddr, target: &NetworkTarget, rules: &EgressRules) -> Option<&'static str> {
     let own = || (is_own(address) && !rules.lists_special(address, target.port)).then_some("this machine");
     rules.may_dial(target, address).err().or_else(own)
 }
@@ -160,7 +160,7 @@ pub fn is_own(address: IpAddr) -> bool {
 
 /// Connects to the first address that answers, each with a head start over the next. The error is
 /// the first one.
-pub(crate) async fn race(addresses: &[IpAddr], port: u16) -> io::Result<(TcpStream, IpAddr)> {
+pub(crate) async fn connect_first_reachable(addresses: &[IpAddr], port: u16) -> io::Result<(TcpStream, IpAddr)> {
     let mut tries = JoinSet::new();
     let mut rest = addresses.iter().copied();
     let mut first_error = None;
@@ -177,7 +177,7 @@ pub(crate) async fn race(addresses: &[IpAddr], port: u16) -> io::Result<(TcpStre
                 Ok((Err(error), _)) => { first_error.get_or_insert(error); }
                 Err(_) => {}
             },
-            () = sleep(HEAD_START), if has_next => {}
+            () = sleep(NEXT_ADDRESS_DELAY), if has_next => {}
         }
     }
 }
@@ -188,27 +188,27 @@ mod tests {
     use std::net::Ipv4Addr;
 
     struct Fixed(&'static [&'static str]);
-    impl Resolve for Fixed {
-        fn resolve(&self, _: &HostName) -> Result<Vec<IpAddr>, LookupError> {
+    impl NameResolver for Fixed {
+        fn resolve_name(&self, _: &HostName) -> Result<Vec<IpAddr>, NameLookupError> {
             Ok(self.0.iter().map(|a| a.parse().unwrap()).collect())
         }
     }
 
-    fn rules(special: &[&str]) -> Egress {
-        Egress { special: special.iter().map(|s| s.parse().unwrap()).collect(), ..Egress::default() }
+    fn rules(special: &[&str]) -> EgressRules {
+        EgressRules { special: special.iter().map(|s| s.parse().unwrap()).collect(), ..EgressRules::default() }
     }
 
     #[track_caller]
-    fn refused(result: Result<Dialled, DialFailure>, part: &str) {
+    fn refused(result: Result<OutgoingConnection, DialError>, part: &str) {
         match result {
-            Err(DialFailure::Refused { rule }) => assert!(rule.contains(part), "{rule}"),
+            Err(DialError::Refused { rule }) => assert!(rule.contains(part), "{rule}"),
             other => panic!("{other:?}"),
         }
     }
 
-    async fn go(found: &'static [&'static str], special: &[&str], target: &str) -> Result<Dialled, DialFailure> {
-        let resolver: Arc<dyn Resolve> = Arc::new(Fixed(found));
-        dial(&resolver, &rules(special), None, &target.parse().unwrap()).await
+    async fn go(found: &'static [&'static str], special: &[&str], target: &str) -> Result<OutgoingConnection, DialError> {
+        let resolver: Arc<dyn NameResolver> = Arc::new(Fixed(found));
+        dial_target(&resolver, &rules(special), None, &target.parse().unwrap()).await
     }
 
     #[tokio::test]

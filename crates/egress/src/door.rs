@@ -11,37 +11,37 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
-use stockade_model::{Egress, Target};
+use stockade_model::{EgressRules, NetworkTarget};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use crate::arrivals::{Announced, Arrivals, CLAIM_MAX};
-use crate::dial::{DialFailure, Dialled, dial};
+use crate::arrivals::{AnnouncedConnection, EgressListeners, CLAIM_TIMEOUT};
+use crate::dial::{DialError, OutgoingConnection, dial_target};
 use crate::dns::NameServer;
-use crate::edge::Edge;
-use crate::events::{Events, Recorder};
+use crate::edge::PreparedInterception;
+use crate::events::{EgressEventSink, ConnectionRecorder};
 use crate::led;
-use crate::limits::Meter;
-use crate::names::Names;
+use crate::limits::TrafficMeter;
+use crate::names::HostNameTable;
 use crate::proxy;
 use crate::published;
-use crate::relay::Buffers;
-use crate::seam::{Destination, Judge, Judgement, Lead, Permit, Resolve, Service, Setup, Wanted, Who};
-use crate::session::{Session, limit, refuse};
-use crate::speakers::Speakers;
+use crate::relay::RelayBuffers;
+use crate::seam::{EgressDestination, EgressPolicy, EgressDecision, TunnelConnector, EgressPermit, NameResolver, ProxyService, EgressProxySetup, EgressRequest, EgressCaller};
+use crate::session::{EgressSession, report_limit, reset_client};
+use crate::speakers::DrainTracker;
 
 /// Most lookups and listeners in progress at once.
 const BLOCKING_MAX: usize = 16;
 /// Time-out at the end of a run for sending data that programs wrote before they ended.
-const SAID_WITHIN: Duration = Duration::from_secs(1);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time-out in [`Door::connect_and_wait`]: longer than dialling takes.
-const WAIT_MAX: Duration = Duration::from_secs(60);
+const CONNECT_WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Error if the egress proxy cannot start.
 #[derive(Debug, thiserror::Error)]
-pub enum DoorError {
+pub enum EgressProxyError {
     /// The thread or its event loop cannot be created.
     #[error("the door could not be started: {0}")]
     Start(#[from] std::io::Error),
@@ -52,40 +52,40 @@ pub enum DoorError {
 
 /// Approved connect.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub struct ConnectOrder {
     /// The target.
-    pub target: Target,
+    pub target: NetworkTarget,
     /// The address that the program connects to.
     pub dialled: SocketAddr,
     /// The process that connects.
-    pub who: Who,
+    pub who: EgressCaller,
     /// The permission.
-    pub permit: Permit,
+    pub permit: EgressPermit,
     /// Time for which the caller waits for the target. After it the socket is connected anyway, and
     /// a later failure resets the connection. `None`: as long as dialling takes.
     pub patience: Option<Duration>,
 }
 
 /// State that all connections share.
-pub(crate) struct Shared {
-    pub(crate) rules: Egress,
-    pub(crate) judge: Arc<dyn Judge>,
-    pub(crate) resolver: Arc<dyn Resolve>,
-    pub(crate) events: Arc<Events>,
-    pub(crate) meter: Arc<Meter>,
-    pub(crate) buffers: Buffers,
+pub(crate) struct ProxyShared {
+    pub(crate) rules: EgressRules,
+    pub(crate) judge: Arc<dyn EgressPolicy>,
+    pub(crate) resolver: Arc<dyn NameResolver>,
+    pub(crate) events: Arc<EgressEventSink>,
+    pub(crate) meter: Arc<TrafficMeter>,
+    pub(crate) buffers: RelayBuffers,
     pub(crate) name_server: Arc<NameServer>,
-    pub(crate) edge: Arc<Edge>,
-    pub(crate) arrivals: Arrivals,
-    pub(crate) speakers: Arc<Speakers>,
+    pub(crate) edge: Arc<PreparedInterception>,
+    pub(crate) arrivals: EgressListeners,
+    pub(crate) speakers: Arc<DrainTracker>,
     /// See [`Setup::lead`].
-    pub(crate) lead: Option<Arc<dyn Lead>>,
+    pub(crate) lead: Option<Arc<dyn TunnelConnector>>,
 }
 
 /// Egress proxy: the only network access of one sandbox. A drop has the effect of [`Door::stop`].
-pub struct Door {
-    shared: Arc<Shared>,
-    names: Arc<Names>,
+pub struct EgressProxy {
+    shared: Arc<ProxyShared>,
+    names: Arc<HostNameTable>,
     handle: Handle,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -94,16 +94,16 @@ pub struct Door {
 /// A connect in progress. A drop cancels it, and its answer never comes.
 #[derive(Debug)]
 #[must_use = "dropping it gives the connect up"]
-pub struct Dialling(Option<AbortHandle>);
+pub struct PendingDial(Option<AbortHandle>);
 
-impl Dialling {
+impl PendingDial {
     /// Detaches the connect, which cannot be cancelled any more.
     pub fn detach(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Dialling {
+impl Drop for PendingDial {
     fn drop(&mut self) {
         if let Some(task) = &self.0 {
             task.abort();
@@ -111,18 +111,18 @@ impl Drop for Dialling {
     }
 }
 
-impl Door {
+impl EgressProxy {
     /// Starts the thread, which sleeps until it gets work.
     ///
     /// # Errors
     /// See [`DoorError`].
-    pub fn start(setup: Setup) -> Result<Self, DoorError> {
-        if !setup.edge.serves(&setup.rules) {
-            return Err(DoorError::Unprepared);
+    pub fn start(setup: EgressProxySetup) -> Result<Self, EgressProxyError> {
+        if !setup.edge.is_prepared_for(&setup.rules) {
+            return Err(EgressProxyError::Unprepared);
         }
         let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(BLOCKING_MAX).build()?;
         let handle = runtime.handle().clone();
-        let events = Arc::new(Events::new(setup.sink));
+        let events = Arc::new(EgressEventSink::new(setup.sink));
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         // Without IPv6 in the sandbox, its addresses would only make programs wait. If another
         // egress proxy dials, one address is sufficient; with two, a resolver would try each.
@@ -138,17 +138,17 @@ impl Door {
             has_v6,
             setup.rules.upstream.clone(),
         ));
-        let meter = Arc::new(Meter::new(&setup.rules.limits, descriptors));
-        let shared = Arc::new(Shared {
+        let meter = Arc::new(TrafficMeter::new(&setup.rules.limits, descriptors));
+        let shared = Arc::new(ProxyShared {
             rules: setup.rules,
             judge: setup.judge,
             resolver: setup.resolver,
             events,
             meter,
-            buffers: Buffers::default(),
+            buffers: RelayBuffers::default(),
             name_server,
             edge: setup.edge,
-            arrivals: Arrivals::new(setup.namespace),
+            arrivals: EgressListeners::new(setup.namespace),
             speakers: Arc::default(),
             lead: setup.lead,
         });
@@ -162,11 +162,11 @@ impl Door {
             runtime.block_on(async {
                 let over = async {
                     let _ = stopped.await;
-                    let _ = timeout(SAID_WITHIN, inner.speakers.all_quiet()).await;
+                    let _ = timeout(DRAIN_TIMEOUT, inner.speakers.all_quiet()).await;
                 };
                 tokio::select! {
                     () = over => {}
-                    () = inner.arrivals.sweep() => {}
+                    () = inner.arrivals.close_idle_listeners() => {}
                 }
             });
             inner.events.stopping.store(true, Ordering::Relaxed);
@@ -179,67 +179,67 @@ impl Door {
 
     /// Forwards every connection at this listener to `port` of the sandbox's own loopback, until
     /// the end.
-    pub fn publish(&self, listener: TcpListener, port: u16) {
-        self.handle.spawn(published::serve(Arc::clone(&self.shared), listener, port));
+    pub fn publish_port(&self, listener: TcpListener, port: u16) {
+        self.handle.spawn(published::serve_listener(Arc::clone(&self.shared), listener, port));
     }
 
     /// Serves every connection at this listener, until the end. The peer's process is not known.
-    pub fn offer(&self, listener: TcpListener, service: Service) {
-        self.handle.spawn(led::offer(Arc::clone(&self.shared), listener, service));
+    pub fn serve_listener(&self, listener: TcpListener, service: ProxyService) {
+        self.handle.spawn(led::serve_listener(Arc::clone(&self.shared), listener, service));
     }
 
     /// Dials an approved target for an egress proxy without network access of its own (see
     /// [`Lead`]). `done` is called once on the proxy's thread and must not block. Its argument is
     /// the connection, or the reason for the failure. This proxy reports the events.
-    pub fn lead(
+    pub fn dial_for_tunnel(
         &self,
-        target: Target,
-        who: Who,
-        permit: Permit,
-        done: impl FnOnce(Result<TcpStream, DialFailure>) + Send + 'static,
-    ) -> Dialling {
+        target: NetworkTarget,
+        who: EgressCaller,
+        permit: EgressPermit,
+        done: impl FnOnce(Result<TcpStream, DialError>) + Send + 'static,
+    ) -> PendingDial {
         let shared = Arc::clone(&self.shared);
         let task = self.handle.spawn(led::from(shared, (target, who, permit), done));
-        Dialling(Some(task.abort_handle()))
+        PendingDial(Some(task.abort_handle()))
     }
 
     /// Returns the meaning of an address that a program connects to.
-    pub fn destination(&self, dialled: SocketAddr) -> Destination {
-        self.names.destination(dialled)
+    pub fn resolve_destination(&self, dialled: SocketAddr) -> EgressDestination {
+        self.names.resolve_destination(dialled)
     }
 
     /// Dials an approved target. `done` is called once on the proxy's thread and must not block.
     /// Its argument is the address for the program's socket, or the reason for the failure. The
     /// proxy reports all events, including failures.
-    pub fn connect(
+    pub fn connect_target(
         &self,
-        order: Order,
-        done: impl FnOnce(Result<Announced, DialFailure>) + Send + 'static,
-    ) -> Dialling {
+        order: ConnectOrder,
+        done: impl FnOnce(Result<AnnouncedConnection, DialError>) + Send + 'static,
+    ) -> PendingDial {
         let shared = Arc::clone(&self.shared);
-        let task = self.handle.spawn(async move { done(shared.order(order).await) });
-        Dialling(Some(task.abort_handle()))
+        let task = self.handle.spawn(async move { done(shared.execute_order(order).await) });
+        PendingDial(Some(task.abort_handle()))
     }
 
     /// Connects to one of the proxy's own services, which needs no permission.
     pub fn connect_service(
         &self,
-        service: Service,
+        service: ProxyService,
         dialled: SocketAddr,
-        who: Who,
-        done: impl FnOnce(Result<Announced, DialFailure>) + Send + 'static,
-    ) -> Dialling {
+        who: EgressCaller,
+        done: impl FnOnce(Result<AnnouncedConnection, DialError>) + Send + 'static,
+    ) -> PendingDial {
         let shared = Arc::clone(&self.shared);
-        let task = self.handle.spawn(async move { done(shared.service(service, dialled, who).await) });
-        Dialling(Some(task.abort_handle()))
+        let task = self.handle.spawn(async move { done(shared.announce_service(service, dialled, who).await) });
+        PendingDial(Some(task.abort_handle()))
     }
 
     /// Calls [`connect`](Self::connect) and waits for the answer, at most a minute.
     ///
     /// # Errors
     /// See [`DialFailure`].
-    pub fn connect_and_wait(&self, order: Order) -> Result<Announced, DialFailure> {
-        wait(|done| self.connect(order, done))
+    pub fn connect_and_wait(&self, order: ConnectOrder) -> Result<AnnouncedConnection, DialError> {
+        wait_for_answer(|done| self.connect_target(order, done))
     }
 
     /// Calls [`connect_service`](Self::connect_service) and waits for the answer.
@@ -248,21 +248,21 @@ impl Door {
     /// See [`DialFailure`].
     pub fn connect_service_and_wait(
         &self,
-        service: Service,
+        service: ProxyService,
         dialled: SocketAddr,
-        who: Who,
-    ) -> Result<Announced, DialFailure> {
-        wait(|done| self.connect_service(service, dialled, who, done))
+        who: EgressCaller,
+    ) -> Result<AnnouncedConnection, DialError> {
+        wait_for_answer(|done| self.connect_service(service, dialled, who, done))
     }
 
     /// Stops the proxy after the programs in the sandbox are gone. Sends the data that they had
     /// written, for a second at most, resets all connections, reports the last records, and waits
     /// for the thread.
     pub fn stop(mut self) {
-        self.end();
+        self.shut_down();
     }
 
-    fn end(&mut self) {
+    fn shut_down(&mut self) {
         self.stop.take();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -270,22 +270,22 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for EgressProxy {
     fn drop(&mut self) {
-        self.end();
+        self.shut_down();
     }
 }
 
-type Answer = Result<Announced, DialFailure>;
+type ConnectAnswer = Result<AnnouncedConnection, DialError>;
 
-fn wait(start: impl FnOnce(Box<dyn FnOnce(Answer) + Send>) -> Dialling) -> Answer {
+fn wait_for_answer(start: impl FnOnce(Box<dyn FnOnce(ConnectAnswer) + Send>) -> PendingDial) -> ConnectAnswer {
     let (sender, receiver) = mpsc::sync_channel(1);
     let _dialling = start(Box::new(move |answer| {
         let _ = sender.try_send(answer);
     }));
     receiver
-        .recv_timeout(WAIT_MAX)
-        .unwrap_or_else(|_| Err(DialFailure::Failed { errno: Errno::TIMEDOUT, why: "the door did not answer".into() }))
+        .recv_timeout(CONNECT_WAIT_TIMEOUT)
+        .unwrap_or_else(|_| Err(DialError::Failed { errno: Errno::TIMEDOUT, why: "the door did not answer".into() }))
 }
 
 /// Returns whether the egress proxy's own network namespace has IPv6.
@@ -297,35 +297,35 @@ fn is_v6(socket: &OwnedFd) -> bool {
     rustix::net::getsockname(socket.as_fd()).is_ok_and(|a| a.address_family() == rustix::net::AddressFamily::INET6)
 }
 
-impl Shared {
+impl ProxyShared {
     /// Creates a session for an approved target, if the limits permit it.
-    pub(crate) fn session(
+    pub(crate) fn create_session(
         self: &Arc<Self>,
-        target: &Target,
-        who: &Who,
-        permit: &Permit,
-    ) -> Result<Session, DialFailure> {
-        let place = self.meter.connection().map_err(|reached| {
-            limit(self, target, who, reached);
-            DialFailure::Refused { rule: reached.to_string() }
+        target: &NetworkTarget,
+        who: &EgressCaller,
+        permit: &EgressPermit,
+    ) -> Result<EgressSession, DialError> {
+        let place = self.meter.acquire_outgoing_slot().map_err(|reached| {
+            report_limit(self, target, who, reached);
+            DialError::Refused { rule: reached.to_string() }
         })?;
-        Ok(Session {
+        Ok(EgressSession {
             shared: Arc::clone(self),
             target: target.clone(),
             who: who.clone(),
-            recorder: Recorder::new(&self.events, who, target, &permit.rule),
-            speaking: Some(self.speakers.begin()),
+            recorder: ConnectionRecorder::new(&self.events, who, target, &permit.rule),
+            speaking: Some(self.speakers.start_guard()),
             _place: place,
         })
     }
 
-    async fn order(self: &Arc<Self>, order: Order) -> Answer {
-        let Order { target, dialled, who, permit, patience } = order;
-        let session = self.session(&target, &who, &permit)?;
+    async fn execute_order(self: &Arc<Self>, order: ConnectOrder) -> ConnectAnswer {
+        let ConnectOrder { target, dialled, who, permit, patience } = order;
+        let session = self.create_session(&target, &who, &permit)?;
         let shared = Arc::clone(self);
         let mut dialling = Box::pin({
             let who = who.clone();
-            async move { shared.dial(&target, &who).await }
+            async move { shared.dial_target(&target, &who).await }
         });
         let made = match patience {
             Some(patience) => timeout(patience, &mut dialling).await.ok(),
@@ -333,16 +333,16 @@ impl Shared {
         };
         let outside = match made {
             Some(Err(failure)) => {
-                session.failed(&failure);
+                session.record_dial_error(&failure);
                 return Err(failure);
             }
             Some(Ok(outside)) => Some(outside),
             None => None,
         };
-        let (announced, arrival) = match self.announce(dialled).await {
+        let (announced, arrival) = match self.announce_connection(dialled).await {
             Ok(announced) => announced,
             Err(failure) => {
-                session.failed(&failure);
+                session.record_dial_error(&failure);
                 return Err(failure);
             }
         };
@@ -353,66 +353,66 @@ impl Shared {
                     None => dialling.await,
                 }
             };
-            match tokio::join!(timeout(CLAIM_MAX, arrival), outside) {
-                (Ok(Ok(inside)), Ok(outside)) => session.carry(inside, Vec::new(), outside).await,
+            match tokio::join!(timeout(CLAIM_TIMEOUT, arrival), outside) {
+                (Ok(Ok(inside)), Ok(outside)) => session.carry_connection(inside, Vec::new(), outside).await,
                 (Ok(Ok(inside)), Err(failure)) => {
-                    refuse(inside);
-                    session.failed(&failure);
+                    reset_client(inside);
+                    session.record_dial_error(&failure);
                 }
-                _ => session.deserted(),
+                _ => session.record_no_client(),
             }
         });
         Ok(announced)
     }
 
-    async fn announce(
+    async fn announce_connection(
         &self,
         dialled: SocketAddr,
-    ) -> Result<(Announced, oneshot::Receiver<tokio::net::TcpStream>), DialFailure> {
-        self.arrivals.announce(dialled).await.map_err(|error| {
+    ) -> Result<(AnnouncedConnection, oneshot::Receiver<tokio::net::TcpStream>), DialError> {
+        self.arrivals.announce_connection(dialled).await.map_err(|error| {
             let errno = error.raw_os_error().map_or(Errno::CONNREFUSED, Errno::from_raw_os_error);
-            DialFailure::Failed { errno, why: format!("no listener inside: {error}") }
+            DialError::Failed { errno, why: format!("no listener inside: {error}") }
         })
     }
 
-    async fn service(self: &Arc<Self>, service: Service, dialled: SocketAddr, who: Who) -> Answer {
-        let place = self.meter.place().map_err(|reached| DialFailure::Refused { rule: reached.to_string() })?;
-        let (announced, arrival) = self.announce(dialled).await?;
+    async fn announce_service(self: &Arc<Self>, service: ProxyService, dialled: SocketAddr, who: EgressCaller) -> ConnectAnswer {
+        let place = self.meter.acquire_slot().map_err(|reached| DialError::Refused { rule: reached.to_string() })?;
+        let (announced, arrival) = self.announce_connection(dialled).await?;
         let shared = Arc::clone(self);
         tokio::spawn(async move {
             let _place = place;
-            if let Ok(Ok(inside)) = timeout(CLAIM_MAX, arrival).await {
-                shared.serve(service, who, inside).await;
+            if let Ok(Ok(inside)) = timeout(CLAIM_TIMEOUT, arrival).await {
+                shared.serve_client(service, who, inside).await;
             }
         });
         Ok(announced)
     }
 
     /// Serves a client of one of the proxy's own services.
-    pub(crate) async fn serve(self: Arc<Self>, service: Service, who: Who, inside: tokio::net::TcpStream) {
+    pub(crate) async fn serve_client(self: Arc<Self>, service: ProxyService, who: EgressCaller, inside: tokio::net::TcpStream) {
         match service {
-            Service::NameServer => self.name_server.serve_stream(inside).await,
-            Service::HttpProxy => proxy::http::serve(self, who, inside).await,
-            Service::Socks => proxy::socks::serve(self, who, inside).await,
+            ProxyService::NameServer => self.name_server.serve_stream(inside).await,
+            ProxyService::HttpProxy => proxy::http::serve_connection(self, who, inside).await,
+            ProxyService::Socks => proxy::socks::serve_connection(self, who, inside).await,
         }
     }
 
     /// Asks for a decision and waits for the answer. A question has its own time-out, and the end
     /// of the run counts as an answer.
-    pub(crate) async fn judged(&self, wanted: Wanted, who: &Who) -> Judgement {
+    pub(crate) async fn request_decision(&self, wanted: EgressRequest, who: &EgressCaller) -> EgressDecision {
         let (sender, receiver) = oneshot::channel();
         let answer = Box::new(move |judgement| {
             let _ = sender.send(judgement);
         });
-        self.judge.judge(wanted, who, answer);
-        receiver.await.unwrap_or_else(|_| Judgement::Refused { rule: "nobody answered".into(), grant: None })
+        self.judge.decide_request(wanted, who, answer);
+        receiver.await.unwrap_or_else(|_| EgressDecision::Refused { rule: "nobody answered".into(), grant: None })
     }
 
     /// Dials an approved target, or lets the tunnel connect to it.
-    pub(crate) async fn dial(&self, target: &Target, who: &Who) -> Result<Dialled, DialFailure> {
+    pub(crate) async fn dial_target(&self, target: &NetworkTarget, who: &EgressCaller) -> Result<OutgoingConnection, DialError> {
         if let Some(lead) = &self.lead {
-            return led::to(&**lead, target, who).await;
+            return led::connect_through_tunnel(&**lead, target, who).await;
         }
-        dial(&self.resolver, &self.rules, self.edge.credentials(), target).await
+        dial_target(&self.resolver, &self.rules, self.edge.upstream_credentials(), target).await
     }
 }

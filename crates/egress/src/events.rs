@@ -8,39 +8,39 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use stockade_model::{ConnectionEnd, ConnectionRecord, Denial, Grant, Layer, Operation, RawText, Resolution, Target};
+use stockade_model::{ConnectionEnd, ConnectionRecord, Denial, Grant, DenialLayer, DeniedOperation, RawText, DenialResolution, NetworkTarget};
 
-use crate::limits::Direction;
-use crate::seam::{DoorEvent, Who};
+use crate::limits::TrafficDirection;
+use crate::seam::{EgressEvent, EgressCaller};
 
 /// Most different refusals that are reported; the rest are counted together.
 const DENIALS_MAX: usize = 1024;
 
 /// Sink for the events.
-pub(crate) struct Events {
-    sink: Arc<dyn Fn(DoorEvent) + Send + Sync>,
+pub(crate) struct EgressEventSink {
+    sink: Arc<dyn Fn(EgressEvent) + Send + Sync>,
     repeated: Mutex<HashMap<(RawText, String), Denial>>,
     /// True when the run ends: connections that are open then did not end by themselves.
     pub(crate) stopping: AtomicBool,
 }
 
-impl Events {
-    pub(crate) fn new(sink: Arc<dyn Fn(DoorEvent) + Send + Sync>) -> Self {
+impl EgressEventSink {
+    pub(crate) fn new(sink: Arc<dyn Fn(EgressEvent) + Send + Sync>) -> Self {
         Self { sink, repeated: Mutex::default(), stopping: AtomicBool::new(false) }
     }
 
     /// Reports a refusal the first time, and counts it afterwards.
-    pub(crate) fn denied(&self, operation: Operation, object: String, who: &Who, rule: &str, grant: Option<Grant>) {
+    pub(crate) fn report_denial(&self, operation: DeniedOperation, object: String, who: &EgressCaller, rule: &str, grant: Option<Grant>) {
         let object = RawText::from(object);
         let denial = Denial {
             operation,
             object: object.clone(),
             pid: who.pid,
             program: who.program.clone(),
-            layer: if operation == Operation::Limit { Layer::Limits } else { Layer::Network },
+            layer: if operation == DeniedOperation::Limit { DenialLayer::Limits } else { DenialLayer::Network },
             rule: rule.to_owned(),
             grant,
-            resolution: Resolution::Recorded,
+            resolution: DenialResolution::Recorded,
             count: 1,
         };
         let key = (object, rule.to_owned());
@@ -52,7 +52,7 @@ impl Events {
         if repeated.len() < DENIALS_MAX {
             repeated.insert(key, denial.clone());
             drop(repeated);
-            (self.sink)(DoorEvent::Denied(Box::new(denial)));
+            (self.sink)(EgressEvent::Denied(Box::new(denial)));
         }
     }
 
@@ -60,38 +60,38 @@ impl Events {
     pub(crate) fn flush(&self) {
         let repeated = std::mem::take(&mut *self.repeated.lock().unwrap_or_else(PoisonError::into_inner));
         for denial in repeated.into_values().filter(|d| d.count > 1) {
-            (self.sink)(DoorEvent::Denied(Box::new(denial)));
+            (self.sink)(EgressEvent::Denied(Box::new(denial)));
         }
     }
 }
 
 /// Bytes of one connection.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct ByteCounts {
     up: AtomicU64,
     down: AtomicU64,
 }
 
-impl Counts {
-    pub(crate) fn add(&self, direction: Direction, count: usize) {
+impl ByteCounts {
+    pub(crate) fn add_bytes(&self, direction: TrafficDirection, count: usize) {
         let counter = match direction {
-            Direction::Up => &self.up,
-            Direction::Down => &self.down,
+            TrafficDirection::Up => &self.up,
+            TrafficDirection::Down => &self.down,
         };
         counter.fetch_add(count as u64, Ordering::Relaxed);
     }
 }
 
 /// Unfinished record of a connection; reported when dropped.
-pub(crate) struct Recorder {
-    events: Arc<Events>,
+pub(crate) struct ConnectionRecorder {
+    events: Arc<EgressEventSink>,
     record: Option<Box<ConnectionRecord>>,
     started: Instant,
-    pub(crate) counts: Arc<Counts>,
+    pub(crate) counts: Arc<ByteCounts>,
 }
 
-impl Recorder {
-    pub(crate) fn new(events: &Arc<Events>, who: &Who, target: &Target, rule: &str) -> Self {
+impl ConnectionRecorder {
+    pub(crate) fn new(events: &Arc<EgressEventSink>, who: &EgressCaller, target: &NetworkTarget, rule: &str) -> Self {
         let record = ConnectionRecord {
             pid: who.pid,
             program: who.program.clone(),
@@ -114,7 +114,7 @@ impl Recorder {
     }
 
     /// Sets the address that was dialled.
-    pub(crate) fn dialled(&mut self, address: IpAddr, note: Option<String>) {
+    pub(crate) fn set_remote_address(&mut self, address: IpAddr, note: Option<String>) {
         if let Some(record) = &mut self.record {
             record.address = Some(address);
             if let Some(note) = note {
@@ -132,27 +132,27 @@ impl Recorder {
 
     /// Finishes and reports the record.
     pub(crate) fn finish(mut self, end: ConnectionEnd, why: Option<String>) {
-        self.tell(end, why);
+        self.report_record(end, why);
     }
 
-    fn tell(&mut self, end: ConnectionEnd, why: Option<String>) {
+    fn report_record(&mut self, end: ConnectionEnd, why: Option<String>) {
         if let Some(mut record) = self.record.take() {
             record.bytes_up = self.counts.up.load(Ordering::Relaxed);
             record.bytes_down = self.counts.down.load(Ordering::Relaxed);
             record.duration_ms = self.started.elapsed().as_millis() as u64;
             record.end = end;
             record.why = why;
-            (self.events.sink)(DoorEvent::Connection(record));
+            (self.events.sink)(EgressEvent::Connection(record));
         }
     }
 }
 
-impl Drop for Recorder {
+impl Drop for ConnectionRecorder {
     fn drop(&mut self) {
         if self.events.stopping.load(Ordering::Relaxed) {
-            self.tell(ConnectionEnd::RunEnded, None);
+            self.report_record(ConnectionEnd::RunEnded, None);
         } else {
-            self.tell(ConnectionEnd::Failed, Some("the program went away".into()));
+            self.report_record(ConnectionEnd::Failed, Some("the program went away".into()));
         }
     }
 }

@@ -13,13 +13,13 @@ use crate::http::direct;
 use crate::http::head::{Request, Response, check_trailer, end_of_head, values};
 use crate::proxy::socks;
 
-fn target() -> Target {
+fn fuzz_target() -> Target {
     Target { host: Host::of(std::net::Ipv4Addr::LOCALHOST.into()), port: 80 }
 }
 
 /// Checks a question for a name: the answer is well formed, and another parser finds the same name
 /// in it.
-pub fn dns(bytes: &[u8]) {
+pub fn check_dns_message(bytes: &[u8]) {
     let question = match Question::parse(bytes) {
         Ok(question) => question,
         Err(unanswerable) => {
@@ -39,7 +39,7 @@ pub fn dns(bytes: &[u8]) {
 
 /// Checks the head of a message: if it is accepted, the forwarded head is parsed the same way and
 /// is for one host.
-pub fn head(bytes: &[u8]) {
+pub fn check_message_head(bytes: &[u8]) {
     let _ = check_trailer(bytes);
     let Ok(Some(end)) = end_of_head(bytes) else { return };
     let head = &bytes[..end];
@@ -60,7 +60,7 @@ pub fn head(bytes: &[u8]) {
 
 /// Checks the mask. The input has texts to mask, each with a NUL after it, and after two NULs a
 /// stream. However the stream is split, every text in it is masked and nothing else is.
-pub fn mask(bytes: &[u8]) {
+pub fn check_mask(bytes: &[u8]) {
     let Some(end) = memchr::memmem::find(bytes, b"\0\0") else { return };
     let texts: Vec<&[u8]> = bytes[..end].split(|byte| *byte == 0).take(8).collect();
     let stream = &bytes[end + 2..];
@@ -82,7 +82,7 @@ pub fn mask(bytes: &[u8]) {
 
 /// Checks a path against the path of a rule. A refused path is refused in every case of its
 /// letters. A path with one reading is text in its only form.
-pub fn path(bytes: &[u8]) {
+pub fn check_rule_path(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Some((rule, path)) = text.split_once(' ') else { return };
     let Ok(rule) = format!("* http://127.0.0.1{rule}").parse::<RequestPattern>() else { return };
@@ -102,7 +102,7 @@ pub fn path(bytes: &[u8]) {
 
 /// Checks a SOCKS request: it is parsed when it is complete and not before, and its host has
 /// exactly one spelling.
-pub fn socks(bytes: &[u8]) {
+pub fn check_socks_request(bytes: &[u8]) {
     if let Ok(Some((target, taken))) = socks::request(bytes) {
         assert!((0..taken).all(|length| socks::request(&bytes[..length]) == Ok(None)));
         assert_eq!(target.to_string().parse().as_ref(), Ok(&target));
@@ -111,7 +111,7 @@ pub fn socks(bytes: &[u8]) {
 
 /// Checks a client hello. A truncated hello is incomplete, and another server's parser finds the
 /// same name.
-pub fn hello(bytes: &[u8]) {
+pub fn check_client_hello(bytes: &[u8]) {
     let seen = hello::read(bytes);
     if let Seen::Hello(_) = seen {
         let step = bytes.len() / 16 + 1;
@@ -133,7 +133,7 @@ pub fn hello(bytes: &[u8]) {
     }
 }
 
-fn same(seen: &Seen, taken: Option<&str>) {
+fn assert_same_name(seen: &Seen, taken: Option<&str>) {
     match seen {
         Seen::Malformed(_) => {}
         Seen::Hello(Hello { server_name, .. }) => {

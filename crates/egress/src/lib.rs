@@ -31,15 +31,15 @@ mod system;
 mod tls;
 mod upstream;
 
-pub use arrivals::Announced;
-pub use dial::{DialFailure, is_own};
-pub use door::{Dialling, Door, DoorError, Order};
-pub use edge::{Edge, EdgeError, TRUST_VARIABLES, Trust};
+pub use arrivals::AnnouncedConnection;
+pub use dial::{DialError, is_own};
+pub use door::{PendingDial, EgressProxy, EgressProxyError, ConnectOrder};
+pub use edge::{PreparedInterception, InterceptionError, TRUST_VARIABLES, TrustRoots};
 pub use led::connected_pair;
-pub use limits::Reached;
-pub use names::{DOOR_V4, DOOR_V6, HTTP_PROXY_PORT, NAMES_MAX, Names, Pair, SOCKS_PORT, is_ours};
+pub use limits::EgressLimitReached;
+pub use names::{PROXY_ADDRESS_V4, PROXY_ADDRESS_V6, HTTP_PROXY_PORT, NAMES_MAX, HostNameTable, AddressPair, SOCKS_PORT, is_ours};
 pub use seam::{
-    Destination, DnsSockets, DoorEvent, Judge, Judgement, Lead, LookupError, Namespace, Permit, Resolve, Service,
-    Setup, Wanted, Who,
+    EgressDestination, DnsSockets, EgressEvent, EgressPolicy, EgressDecision, TunnelConnector, NameLookupError, EgressNamespace, EgressPermit, NameResolver, ProxyService,
+    EgressProxySetup, EgressRequest, EgressCaller,
 };
 pub use system::SystemResolver;

@@ -12,15 +12,15 @@ use rustix::io::Errno;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
 
-use crate::door::Shared;
-use crate::events::Counts;
-use crate::relay::{Watch, Way, break_off, tune};
-use crate::seam::Namespace;
+use crate::door::ProxyShared;
+use crate::events::ByteCounts;
+use crate::relay::{FirstLineDecision, RelayContext, break_off, set_tcp_options};
+use crate::seam::EgressNamespace;
 
 /// Time-out for a program in the sandbox to accept a connection.
-const TAKEN_WITHIN: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Addresses at which a program in the sandbox may listen, by preference.
-const INSIDE: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+const LOOPBACK_ADDRESSES: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
 /// Returns the next connection.
 pub(crate) async fn next(listener: &TcpListener) -> TcpStream {
@@ -35,36 +35,36 @@ pub(crate) async fn next(listener: &TcpListener) -> TcpStream {
 
 /// Forwards every connection at `listener` to `port` in the sandbox, until the egress proxy is
 /// stopped.
-pub(crate) async fn serve(shared: Arc<Shared>, listener: std::net::TcpListener, port: u16) -> io::Result<()> {
+pub(crate) async fn serve_listener(shared: Arc<ProxyShared>, listener: std::net::TcpListener, port: u16) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     loop {
         let stream = next(&listener).await;
-        tokio::spawn(lead(Arc::clone(&shared), stream, port));
+        tokio::spawn(forward_connection(Arc::clone(&shared), stream, port));
     }
 }
 
 /// Forwards one connection into the sandbox. The limits of outgoing connections apply to it.
-async fn lead(shared: Arc<Shared>, outside: TcpStream, port: u16) {
-    let Ok(_place) = shared.meter.place() else { return break_off(&outside) };
+async fn forward_connection(shared: Arc<ProxyShared>, outside: TcpStream, port: u16) {
+    let Ok(_place) = shared.meter.acquire_slot() else { return break_off(&outside) };
     let namespace = shared.arrivals.namespace();
-    let Ok(Ok(inside)) = timeout(TAKEN_WITHIN, dial_inside(namespace, port)).await else {
+    let Ok(Ok(inside)) = timeout(CONNECT_TIMEOUT, dial_inside(namespace, port)).await else {
         return break_off(&outside);
     };
-    tune(&inside);
-    tune(&outside);
-    let counts = Counts::default();
-    let way = Way { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard: None };
+    set_tcp_options(&inside);
+    set_tcp_options(&outside);
+    let counts = ByteCounts::default();
+    let way = RelayContext { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard: None };
     // A reset is passed to the other side; no other report is needed.
-    let speaking = shared.speakers.begin();
-    let _ = way.relay(&inside, &outside, Vec::new(), |_| Watch::Done, Some(speaking)).await;
+    let speaking = shared.speakers.start_guard();
+    let _ = way.relay_streams(&inside, &outside, Vec::new(), |_| FirstLineDecision::Done, Some(speaking)).await;
 }
 
-async fn dial_inside(namespace: &Arc<dyn Namespace>, port: u16) -> io::Result<TcpStream> {
+async fn dial_inside(namespace: &Arc<dyn EgressNamespace>, port: u16) -> io::Result<TcpStream> {
     let mut refused = io::Error::from(Errno::CONNREFUSED);
-    for ip in INSIDE {
+    for ip in LOOPBACK_ADDRESSES {
         let at = SocketAddr::new(ip, port);
         let namespace = Arc::clone(namespace);
-        let made = tokio::task::spawn_blocking(move || namespace.socket(at)).await.map_err(io::Error::other)?;
+        let made = tokio::task::spawn_blocking(move || namespace.connecting_socket(at)).await.map_err(io::Error::other)?;
         let connected = match made {
             Ok(socket) => {
                 let socket = std::net::TcpStream::from(socket);

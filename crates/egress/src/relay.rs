@@ -13,77 +13,77 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::edge::{Guard, MaskedStream, Stray, StreamKind};
-use crate::events::Counts;
-use crate::limits::{Direction, Meter, Reached};
-use crate::speakers::Speaking;
+use crate::edge::{ConnectionGuard, MaskedStream, SecretLeak, StreamKind};
+use crate::events::ByteCounts;
+use crate::limits::{TrafficDirection, TrafficMeter, EgressLimitReached};
+use crate::speakers::DrainGuard;
 
 /// Bytes of one buffer.
-const BUFFER: usize = 64 << 10;
+const BUFFER_BYTES: usize = 64 << 10;
 /// Bytes of a buffer when many are lent, so that peers that never read use little memory.
-const SMALL: usize = 4 << 10;
+const SMALL_BUFFER_BYTES: usize = 4 << 10;
 /// Most full buffers lent at once.
-const LENT_MAX: usize = 256;
+const FULL_BUFFERS_MAX: usize = 256;
 /// Most free buffers that are kept for reuse.
-const KEPT: usize = 64;
+const FREE_BUFFERS_MAX: usize = 64;
 /// Idle time after which keep-alive probes check the other side.
-const KEEPALIVE: Duration = Duration::from_secs(60);
+const KEEPALIVE_IDLE_TIME: Duration = Duration::from_secs(60);
 
 /// Reason why a relay ended before both sides had closed.
 #[derive(Debug)]
-pub(crate) enum Broken {
+pub(crate) enum RelayError {
     /// Either side reset the connection.
     Reset(io::Error),
     /// A limit was reached.
-    Limit(Reached),
+    Limit(EgressLimitReached),
     /// A rule of the egress proxy.
     Rule(String),
     /// A secret, or its placeholder.
-    Stray(Stray),
+    Stray(SecretLeak),
 }
 
-impl From<io::Error> for Broken {
+impl From<io::Error> for RelayError {
     fn from(error: io::Error) -> Self {
         Self::Reset(error)
     }
 }
 
-impl From<Reached> for Broken {
-    fn from(reached: Reached) -> Self {
+impl From<EgressLimitReached> for RelayError {
+    fn from(reached: EgressLimitReached) -> Self {
         Self::Limit(reached)
     }
 }
 
 /// Buffers for connections with data to move.
 #[derive(Debug, Default)]
-pub(crate) struct Buffers {
+pub(crate) struct RelayBuffers {
     free: Mutex<Vec<Vec<u8>>>,
     lent: AtomicUsize,
 }
 
 /// Borrowed buffer; returned when dropped.
-struct Lent<'a> {
-    from: &'a Buffers,
+struct BorrowedBuffer<'a> {
+    from: &'a RelayBuffers,
     bytes: Vec<u8>,
 }
 
-impl Buffers {
-    fn lend(&self) -> Lent<'_> {
-        let bytes = if self.lent.fetch_add(1, Ordering::Relaxed) < LENT_MAX {
+impl RelayBuffers {
+    fn borrow_buffer(&self) -> BorrowedBuffer<'_> {
+        let bytes = if self.lent.fetch_add(1, Ordering::Relaxed) < FULL_BUFFERS_MAX {
             let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            free.unwrap_or_else(|| vec![0; BUFFER])
+            free.unwrap_or_else(|| vec![0; BUFFER_BYTES])
         } else {
-            vec![0; SMALL]
+            vec![0; SMALL_BUFFER_BYTES]
         };
-        Lent { from: self, bytes }
+        BorrowedBuffer { from: self, bytes }
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for BorrowedBuffer<'_> {
     fn drop(&mut self) {
         self.from.lent.fetch_sub(1, Ordering::Relaxed);
         let mut free = self.from.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.bytes.len() == BUFFER && free.len() < KEPT {
+        if self.bytes.len() == BUFFER_BYTES && free.len() < FREE_BUFFERS_MAX {
             free.push(std::mem::take(&mut self.bytes));
         }
     }
@@ -95,11 +95,11 @@ pub(crate) fn break_off(stream: &TcpStream) {
 }
 
 /// Sends small writes at once, and detects a peer that is gone.
-pub(crate) fn tune(stream: &TcpStream) {
+pub(crate) fn set_tcp_options(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
     let _ = sockopt::set_socket_keepalive(stream, true);
-    let _ = sockopt::set_tcp_keepidle(stream, KEEPALIVE);
-    let _ = sockopt::set_tcp_keepintvl(stream, KEEPALIVE / 4);
+    let _ = sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE_TIME);
+    let _ = sockopt::set_tcp_keepintvl(stream, KEEPALIVE_IDLE_TIME / 4);
 }
 
 /// Writes all bytes.
@@ -118,19 +118,19 @@ pub(crate) async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()
 /// Waits until the socket is readable. Sends bytes meanwhile that a mask may hold for a limited
 /// time only.
 async fn wait_masked(from: &TcpStream, to: &TcpStream, stream: &mut MaskedStream<'_>) -> io::Result<()> {
-    while let Some(pause) = stream.pause() {
+    while let Some(pause) = stream.flush_delay() {
         match timeout(pause, from.readable()).await {
             Ok(ready) => return ready,
-            Err(_) => write_all(to, &stream.release()).await?,
+            Err(_) => write_all(to, &stream.release_held()).await?,
         }
     }
     from.readable().await
 }
 
 /// Waits until this side resets the connection.
-async fn broke_off(stream: &TcpStream) -> Broken {
+async fn broke_off(stream: &TcpStream) -> RelayError {
     let waited = stream.ready(Interest::ERROR).await.and_then(|_| stream.take_error());
-    Broken::Reset(match waited {
+    RelayError::Reset(match waited {
         Ok(error) => error.unwrap_or_else(|| io::ErrorKind::ConnectionReset.into()),
         Err(error) => error,
     })
@@ -138,42 +138,42 @@ async fn broke_off(stream: &TcpStream) -> Broken {
 
 /// Parameters of a relay besides its sockets.
 #[derive(Clone, Copy)]
-pub(crate) struct Way<'a> {
-    pub(crate) buffers: &'a Buffers,
-    pub(crate) meter: &'a Meter,
-    pub(crate) counts: &'a Counts,
+pub(crate) struct RelayContext<'a> {
+    pub(crate) buffers: &'a RelayBuffers,
+    pub(crate) meter: &'a TrafficMeter,
+    pub(crate) counts: &'a ByteCounts,
     /// Present if the data can be read.
-    pub(crate) guard: Option<&'a Guard<'a>>,
+    pub(crate) guard: Option<&'a ConnectionGuard<'a>>,
 }
 
-impl Way<'_> {
+impl RelayContext<'_> {
     /// Counts bytes and waits for the rate limit.
-    pub(crate) async fn account(&self, direction: Direction, count: usize) -> Result<(), Broken> {
-        self.meter.bytes(direction, count).await?;
-        self.counts.add(direction, count);
+    pub(crate) async fn count_bytes(&self, direction: TrafficDirection, count: usize) -> Result<(), RelayError> {
+        self.meter.count_bytes(direction, count).await?;
+        self.counts.add_bytes(direction, count);
         Ok(())
     }
 
     /// Does the same for bytes from a program, which are checked.
-    pub(crate) async fn pass(&self, direction: Direction, bytes: &[u8]) -> Result<(), Broken> {
-        if let (Direction::Up, Some(guard)) = (direction, self.guard) {
-            guard.pass(bytes).map_err(Broken::Stray)?;
+    pub(crate) async fn check_and_count(&self, direction: TrafficDirection, bytes: &[u8]) -> Result<(), RelayError> {
+        if let (TrafficDirection::Up, Some(guard)) = (direction, self.guard) {
+            guard.check_outgoing(bytes).map_err(RelayError::Stray)?;
         }
-        self.account(direction, bytes.len()).await
+        self.count_bytes(direction, bytes.len()).await
     }
 
     /// Moves bytes until `from` is at its end; then closes the write side of `to`.
-    pub(crate) async fn pump(&self, from: &TcpStream, to: &TcpStream, direction: Direction) -> Result<(), Broken> {
-        let guard = self.guard.filter(|_| direction == Direction::Down);
-        let mut masked = guard.map(|guard| guard.masked(StreamKind::Relay));
+    pub(crate) async fn copy_direction(&self, from: &TcpStream, to: &TcpStream, direction: TrafficDirection) -> Result<(), RelayError> {
+        let guard = self.guard.filter(|_| direction == TrafficDirection::Down);
+        let mut masked = guard.map(|guard| guard.masked_stream(StreamKind::Relay));
         loop {
             if let Some(stream) = &mut masked {
                 wait_masked(from, to, stream).await?;
             } else {
                 from.readable().await?;
             }
-            let mut lent = self.buffers.lend();
-            let chunk = self.meter.chunk().min(lent.bytes.len());
+            let mut lent = self.buffers.borrow_buffer();
+            let chunk = self.meter.chunk_bytes().min(lent.bytes.len());
             let buffer = &mut lent.bytes[..chunk];
             loop {
                 match from.try_read(buffer) {
@@ -186,7 +186,7 @@ impl Way<'_> {
                         return Ok(());
                     }
                     Ok(count) => {
-                        self.pass(direction, &buffer[..count]).await?;
+                        self.check_and_count(direction, &buffer[..count]).await?;
                         match &mut masked {
                             Some(stream) => write_all(to, &stream.push(buffer[..count].to_vec())).await?,
                             None => write_all(to, &buffer[..count]).await?,
@@ -205,20 +205,20 @@ impl Way<'_> {
     /// closed or one resets. A reset is passed to the other side. `check` examines all bytes of the
     /// program so far before they are sent, as long as it asks for more. `speaking` is dropped once
     /// the program has sent everything.
-    pub(crate) async fn relay(
+    pub(crate) async fn relay_streams(
         &self,
         inside: &TcpStream,
         outside: &TcpStream,
         first: Vec<u8>,
-        check: impl Fn(&[u8]) -> Watch,
-        speaking: Option<Speaking>,
-    ) -> Result<(), Broken> {
+        check: impl Fn(&[u8]) -> FirstLineDecision,
+        speaking: Option<DrainGuard>,
+    ) -> Result<(), RelayError> {
         let up = async {
             let _until_all_is_said = speaking;
-            self.watched(inside, outside, first, check).await?;
-            self.pump(inside, outside, Direction::Up).await
+            self.relay_watched(inside, outside, first, check).await?;
+            self.copy_direction(inside, outside, TrafficDirection::Up).await
         };
-        let down = self.pump(outside, inside, Direction::Down);
+        let down = self.copy_direction(outside, inside, TrafficDirection::Down);
         tokio::pin!(up, down);
         // A side that has sent everything may still reset, which no read would report.
         let ended = tokio::select! {
@@ -238,23 +238,23 @@ impl Way<'_> {
         ended
     }
 
-    async fn watched(
+    async fn relay_watched(
         &self,
         inside: &TcpStream,
         outside: &TcpStream,
         mut said: Vec<u8>,
-        check: impl Fn(&[u8]) -> Watch,
-    ) -> Result<(), Broken> {
+        check: impl Fn(&[u8]) -> FirstLineDecision,
+    ) -> Result<(), RelayError> {
         let mut sent = 0;
         loop {
             let watch = check(&said);
-            if let Watch::Refuse(rule) = watch {
-                return Err(Broken::Rule(rule));
+            if let FirstLineDecision::Refuse(rule) = watch {
+                return Err(RelayError::Rule(rule));
             }
-            self.pass(Direction::Up, &said[sent..]).await?;
+            self.check_and_count(TrafficDirection::Up, &said[sent..]).await?;
             write_all(outside, &said[sent..]).await?;
             sent = said.len();
-            if watch == Watch::Done {
+            if watch == FirstLineDecision::Done {
                 return Ok(());
             }
             inside.readable().await?;
@@ -272,7 +272,7 @@ impl Way<'_> {
 
 /// Decision about the first bytes of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Watch {
+pub(crate) enum FirstLineDecision {
     /// The bytes are sent, and no further check is needed.
     Done,
     /// The bytes are sent, and the next ones are checked too.

@@ -5,32 +5,32 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use stockade_model::{ConnectionRecord, Denial, EffectUse, Egress, Grant, HostName, RawText, SecretUse, Target};
+use stockade_model::{ConnectionRecord, Denial, EffectUse, EgressRules, Grant, HostName, RawText, SecretUse, NetworkTarget};
 
-use crate::dial::DialFailure;
-use crate::edge::Edge;
-use crate::names::Names;
+use crate::dial::DialError;
+use crate::edge::PreparedInterception;
+use crate::names::HostNameTable;
 
 /// Port for the network namespace of the egress proxy.
-pub trait Namespace: Send + Sync {
+pub trait EgressNamespace: Send + Sync {
     /// Returns a TCP socket of the namespace that listens on this address, which need not be
     /// assigned. If there is no namespace (level restricted), returns a listener on the host's
     /// loopback, on a port that the kernel chooses.
     ///
     /// # Errors
     /// EADDRINUSE if a program in the sandbox listens there; otherwise the kernel's error.
-    fn listen(&self, at: SocketAddr) -> io::Result<OwnedFd>;
+    fn listen_at(&self, at: SocketAddr) -> io::Result<OwnedFd>;
 
     /// Returns a TCP socket of the namespace, to connect to a listener in the sandbox.
     ///
     /// # Errors
     /// The kernel's error.
-    fn socket(&self, like: SocketAddr) -> io::Result<OwnedFd>;
+    fn connecting_socket(&self, like: SocketAddr) -> io::Result<OwnedFd>;
 }
 
 /// Process that made a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Who {
+pub struct EgressCaller {
     /// Process id as the host sees it, if known.
     pub pid: Option<u32>,
     /// The resolved executable of that process, if known.
@@ -39,16 +39,16 @@ pub struct Who {
 
 /// Permission to reach a target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Permit {
+pub struct EgressPermit {
     /// The rule or grant that permits it.
     pub rule: String,
 }
 
 /// Request from the sandbox that the egress proxy cannot decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum EgressRequest {
     /// To reach this target.
-    Target(Target),
+    Target(NetworkTarget),
     /// To send a secret to a target that the secret's own hosts do not name.
     Secret {
         /// The secret and the exact target.
@@ -69,9 +69,9 @@ pub enum Wanted {
 
 /// Decision about a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Judgement {
+pub enum EgressDecision {
     /// The target may be reached.
-    Allowed(Permit),
+    Allowed(EgressPermit),
     /// The target may not be reached.
     Refused {
         /// Reason, in the words of a policy.
@@ -82,11 +82,11 @@ pub enum Judgement {
 }
 
 /// Port that decides which targets may be reached, and which secrets may be sent there.
-pub trait Judge: Send + Sync {
+pub trait EgressPolicy: Send + Sync {
     /// Answers once, perhaps after a question to a person. At the end of the run, `answer` may be
     /// dropped instead. Called on the proxy's thread, so it must not block. `answer` may be called
     /// at once, and on any thread. The implementation also reports its refusals.
-    fn judge(&self, wanted: Wanted, who: &Who, answer: Box<dyn FnOnce(Judgement) + Send>);
+    fn decide_request(&self, wanted: EgressRequest, who: &EgressCaller, answer: Box<dyn FnOnce(EgressDecision) + Send>);
 
     /// Returns whether some port of this name may be reached now, without a question. Such a name
     /// is resolved on request, so that "no such name" is correct. Every other name is answered
@@ -95,18 +95,18 @@ pub trait Judge: Send + Sync {
 }
 
 /// Port that resolves names outside the sandbox.
-pub trait Resolve: Send + Sync {
+pub trait NameResolver: Send + Sync {
     /// Returns the addresses of a name, best first. May block: it is called on threads of its own,
     /// with a time-out of ten seconds.
     ///
     /// # Errors
     /// See [`LookupError`].
-    fn resolve(&self, name: &HostName) -> Result<Vec<IpAddr>, LookupError>;
+    fn resolve_name(&self, name: &HostName) -> Result<Vec<IpAddr>, NameLookupError>;
 }
 
 /// Error of a lookup.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LookupError {
+pub enum NameLookupError {
     /// The name does not exist.
     #[error("no such name")]
     NoSuchName,
@@ -117,15 +117,15 @@ pub enum LookupError {
 
 /// Port that makes outgoing connections for an egress proxy in an environment without network. The
 /// data is checked, counted and recorded at the other end of the tunnel.
-pub trait Lead: Send + Sync {
+pub trait TunnelConnector: Send + Sync {
     /// Connects to an approved target. Answers once, within a bounded time, with the connection.
     /// Called on the proxy's thread, so it must not block.
-    fn lead(&self, target: &Target, who: &Who, answer: Box<dyn FnOnce(Result<TcpStream, DialFailure>) + Send>);
+    fn connect_target(&self, target: &NetworkTarget, who: &EgressCaller, answer: Box<dyn FnOnce(Result<TcpStream, DialError>) + Send>);
 }
 
 /// Event of the egress proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DoorEvent {
+pub enum EgressEvent {
     /// A connection was closed, or could not be made.
     Connection(Box<ConnectionRecord>),
     /// The egress proxy itself refused an operation.
@@ -142,43 +142,43 @@ pub struct DnsSockets {
 }
 
 /// Parameters to start the egress proxy.
-pub struct Setup {
+pub struct EgressProxySetup {
     /// Special addresses that names may resolve to, the limits, and the targets to intercept. The
     /// [`Judge`] has the lists of targets.
-    pub rules: Egress,
+    pub rules: EgressRules,
     /// The assigned names, which outlive the proxy.
-    pub names: Arc<Names>,
+    pub names: Arc<HostNameTable>,
     /// Sockets of the name server; `None` if only [`Service::NameServer`] answers.
     pub dns: Option<DnsSockets>,
     /// State prepared for these rules.
-    pub edge: Arc<Edge>,
+    pub edge: Arc<PreparedInterception>,
     /// The sandbox's network.
-    pub namespace: Arc<dyn Namespace>,
+    pub namespace: Arc<dyn EgressNamespace>,
     /// Decides on requests to the proxies.
-    pub judge: Arc<dyn Judge>,
+    pub judge: Arc<dyn EgressPolicy>,
     /// Sink for events. Called on the proxy's thread, so it must not block.
-    pub sink: Arc<dyn Fn(DoorEvent) + Send + Sync>,
+    pub sink: Arc<dyn Fn(EgressEvent) + Send + Sync>,
     /// Resolves names: [`SystemResolver`](crate::SystemResolver), except in tests.
-    pub resolver: Arc<dyn Resolve>,
+    pub resolver: Arc<dyn NameResolver>,
     /// Tunnel to targets; `None` if they are dialled.
-    pub lead: Option<Arc<dyn Lead>>,
+    pub lead: Option<Arc<dyn TunnelConnector>>,
 }
 
 /// Meaning of an address that a program connects to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Destination {
+pub enum EgressDestination {
     /// A target outside: by the name of a generated address, or by its address.
-    Target(Target),
+    Target(NetworkTarget),
     /// The egress proxy's own proxy or name server. Always permitted, because requests to it are
     /// decided there.
-    Service(Service),
+    Service(ProxyService),
     /// A generated address without a name.
     Nobody,
 }
 
 /// Service of the egress proxy in the sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Service {
+pub enum ProxyService {
     /// CONNECT and absolute-form requests.
     HttpProxy,
     /// SOCKS5 with names.

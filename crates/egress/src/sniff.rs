@@ -2,23 +2,23 @@
 //!
 //! This module must not depend on sockets.
 
-use stockade_model::{Host, RawText, Target};
+use stockade_model::{Host, RawText, NetworkTarget};
 
-use crate::hello::{self, Hello, Seen};
-use crate::relay::Watch;
+use crate::hello::{self, ClientHello, FirstBytesKind};
+use crate::relay::FirstLineDecision;
 
 /// Longest first line that is waited for.
-const LINE_MAX: usize = 8 << 10;
+const MAX_FIRST_LINE_BYTES: usize = 8 << 10;
 
 /// Decision about a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum First {
+pub enum FirstBytesDecision {
     /// More bytes are needed.
     Undecided,
     /// Relayed unchanged.
     Opaque,
     /// TLS for the correct server.
-    Tls(Hello),
+    Tls(ClientHello),
     /// Requests, to be parsed one by one.
     Http,
     /// Refused.
@@ -26,7 +26,7 @@ pub enum First {
 }
 
 /// Refusal of a connection whose requests must be parsed.
-pub(crate) const NOT_READ: &str = "requests to this host are looked into, and what is said is neither TLS nor HTTP/1; `inspect.except` leaves it closed";
+pub(crate) const UNREADABLE_REFUSAL: &str = "requests to this host are looked into, and what is said is neither TLS nor HTTP/1; `inspect.except` leaves it closed";
 
 /// Examines the first bytes of a connection to this target. `is_read`: its requests must be parsed,
 /// so no other protocol may pass.
@@ -39,47 +39,47 @@ pub(crate) const NOT_READ: &str = "requests to this host are looked into, and wh
 /// every port. HTTP/2 without TLS cannot be checked and is refused. Port 80 carries only HTTP/1.
 /// Connections to addresses are not checked, because approval of an address includes all that it
 /// serves.
-pub fn look(bytes: &[u8], target: &Target, is_read: bool, is_counted: bool) -> First {
+pub fn examine_first_bytes(bytes: &[u8], target: &NetworkTarget, is_read: bool, is_counted: bool) -> FirstBytesDecision {
     let name = target.host.name();
     let is_checked = is_read || name.is_some();
-    match hello::read(bytes) {
-        Seen::Incomplete => First::Undecided,
-        Seen::Malformed(why) if is_checked => First::Refused(why.into()),
-        Seen::Malformed(_) => First::Opaque,
-        Seen::Hello(hello) => match name {
-            None => First::Tls(hello),
+    match hello::parse_first_bytes(bytes) {
+        FirstBytesKind::Incomplete => FirstBytesDecision::Undecided,
+        FirstBytesKind::Malformed(why) if is_checked => FirstBytesDecision::Refused(why.into()),
+        FirstBytesKind::Malformed(_) => FirstBytesDecision::Opaque,
+        FirstBytesKind::Hello(hello) => match name {
+            None => FirstBytesDecision::Tls(hello),
             Some(name) => match &hello.server_name {
-                None => First::Refused(format!("a TLS client hello to {name} names no server")),
-                Some(asked) if is_same(asked, &target.host) => First::Tls(hello),
+                None => FirstBytesDecision::Refused(format!("a TLS client hello to {name} names no server")),
+                Some(asked) if is_same(asked, &target.host) => FirstBytesDecision::Tls(hello),
                 Some(asked) => {
-                    let asked = RawText::from(asked.as_slice()).escaped();
-                    First::Refused(format!("a TLS client hello to {name} asks for {asked}"))
+                    let asked = RawText::from(asked.as_slice()).to_escaped();
+                    FirstBytesDecision::Refused(format!("a TLS client hello to {name} asks for {asked}"))
                 }
             },
         },
-        Seen::Other if !is_checked && !is_counted => First::Opaque,
-        Seen::Other => match first_line(bytes) {
-            Line::Http1 => First::Http,
-            Line::Http2 if is_checked => First::Refused("HTTP/2 without TLS cannot be checked".into()),
-            Line::Http2 => First::Refused("HTTP/2 without TLS cannot be counted".into()),
-            Line::Unfinished => First::Undecided,
-            Line::Else if is_read => First::Refused(NOT_READ.into()),
-            Line::Else if is_checked && target.port == 80 => {
-                First::Refused("port 80 carries nothing but HTTP/1".into())
+        FirstBytesKind::Other if !is_checked && !is_counted => FirstBytesDecision::Opaque,
+        FirstBytesKind::Other => match first_line(bytes) {
+            FirstLineKind::Http1 => FirstBytesDecision::Http,
+            FirstLineKind::Http2 if is_checked => FirstBytesDecision::Refused("HTTP/2 without TLS cannot be checked".into()),
+            FirstLineKind::Http2 => FirstBytesDecision::Refused("HTTP/2 without TLS cannot be counted".into()),
+            FirstLineKind::Unfinished => FirstBytesDecision::Undecided,
+            FirstLineKind::Else if is_read => FirstBytesDecision::Refused(UNREADABLE_REFUSAL.into()),
+            FirstLineKind::Else if is_checked && target.port == 80 => {
+                FirstBytesDecision::Refused("port 80 carries nothing but HTTP/1".into())
             }
-            Line::Else => First::Opaque,
+            FirstLineKind::Else => FirstBytesDecision::Opaque,
         },
     }
 }
 
 /// Examines a first line whose pieces are forwarded as they arrive. If it becomes a request, it is
 /// too late to check it.
-pub fn watch(said: &[u8], target: &Target, is_counted: bool) -> Watch {
-    match look(said, target, false, is_counted) {
-        First::Undecided => Watch::More,
-        First::Opaque => Watch::Done,
-        First::Http | First::Tls(_) => Watch::Refuse("a request came too slowly to be checked".into()),
-        First::Refused(rule) => Watch::Refuse(rule),
+pub fn examine_first_line(said: &[u8], target: &NetworkTarget, is_counted: bool) -> FirstLineDecision {
+    match examine_first_bytes(said, target, false, is_counted) {
+        FirstBytesDecision::Undecided => FirstLineDecision::More,
+        FirstBytesDecision::Opaque => FirstLineDecision::Done,
+        FirstBytesDecision::Http | FirstBytesDecision::Tls(_) => FirstLineDecision::Refuse("a request came too slowly to be checked".into()),
+        FirstBytesDecision::Refused(rule) => FirstLineDecision::Refuse(rule),
     }
 }
 
@@ -87,7 +87,7 @@ fn is_same(asked: &[u8], host: &Host) -> bool {
     std::str::from_utf8(asked).ok().and_then(|text| text.parse::<Host>().ok()).is_some_and(|asked| asked == *host)
 }
 
-enum Line {
+enum FirstLineKind {
     Http1,
     Http2,
     Unfinished,
@@ -96,34 +96,34 @@ enum Line {
 
 /// Returns the kind of the first line. Anything that a server might take for HTTP is HTTP here, and
 /// is parsed strictly afterwards.
-fn first_line(bytes: &[u8]) -> Line {
+fn first_line(bytes: &[u8]) -> FirstLineKind {
     let start = bytes.iter().position(|b| !matches!(b, b'\r' | b'\n')).unwrap_or(bytes.len());
     let rest = &bytes[start..];
     let end = rest.iter().position(|b| *b == b'\n');
     let line = &rest[..end.unwrap_or(rest.len())];
-    if line.iter().any(|b| *b < b' ' && !matches!(b, b'\t' | b'\r')) || line.len() > LINE_MAX {
-        return Line::Else;
+    if line.iter().any(|b| *b < b' ' && !matches!(b, b'\t' | b'\r')) || line.len() > MAX_FIRST_LINE_BYTES {
+        return FirstLineKind::Else;
     }
     let holds = |part: &[u8]| line.windows(part.len()).any(|w| w.eq_ignore_ascii_case(part));
     match end {
-        None if start < LINE_MAX => Line::Unfinished,
-        _ if holds(b"HTTP/2") => Line::Http2,
-        _ if holds(b"HTTP/") => Line::Http1,
-        _ => Line::Else,
+        None if start < MAX_FIRST_LINE_BYTES => FirstLineKind::Unfinished,
+        _ if holds(b"HTTP/2") => FirstLineKind::Http2,
+        _ if holds(b"HTTP/") => FirstLineKind::Http1,
+        _ => FirstLineKind::Else,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hello::tests::{body, records, sni};
+    use crate::hello::tests::{build_hello_body, split_into_records, server_name_extension};
 
     #[track_caller]
-    fn check(bytes: &[u8], target: &str, expected: &First) {
-        let seen = look(bytes, &target.parse().unwrap(), false, false);
+    fn check(bytes: &[u8], target: &str, expected: &FirstBytesDecision) {
+        let seen = examine_first_bytes(bytes, &target.parse().unwrap(), false, false);
         let same = match (&seen, expected) {
-            (First::Refused(why), First::Refused(part)) => why.contains(part.as_str()),
-            (First::Tls(_), First::Tls(_)) => true,
+            (FirstBytesDecision::Refused(why), FirstBytesDecision::Refused(part)) => why.contains(part.as_str()),
+            (FirstBytesDecision::Tls(_), FirstBytesDecision::Tls(_)) => true,
             (seen, expected) => seen == expected,
         };
         assert!(same, "{seen:?} {}", bytes.escape_ascii());
@@ -131,32 +131,32 @@ mod tests {
 
     #[test]
     fn the_server_name_must_be_the_name_asked_for() {
-        let tls = |name: &[u8]| records(&body(&[sni(name)]), 999);
-        let good = First::Tls(Hello::default());
+        let tls = |name: &[u8]| split_into_records(&build_hello_body(&[server_name_extension(name)]), 999);
+        let good = FirstBytesDecision::Tls(ClientHello::default());
         check(&tls(b"a.test"), "a.test:443", &good);
         check(&tls(b"A.TEST"), "a.test:443", &good);
         check(&tls(b"b.test"), "1.1.1.1:443", &good);
-        check(&records(&body(&[]), 9), "1.1.1.1:443", &good);
-        let refused = |part: &str| First::Refused(part.into());
+        check(&split_into_records(&build_hello_body(&[]), 9), "1.1.1.1:443", &good);
+        let refused = |part: &str| FirstBytesDecision::Refused(part.into());
         check(&tls(b"b.test"), "a.test:443", &refused("asks for b.test"));
         check(&tls(b"b.test"), "a.test:8443", &refused("asks for b.test"));
         check(&tls(b"a.test\0.b"), "a.test:443", &refused("\\u{0}"));
         check(&tls(b"127.0.0.1"), "a.test:443", &refused("asks for"));
         check(&tls(b"x.a.test"), "a.test:443", &refused("asks for"));
-        check(&records(&body(&[]), 9), "a.test:443", &refused("names no server"));
+        check(&split_into_records(&build_hello_body(&[]), 9), "a.test:443", &refused("names no server"));
         check(&[22, 3, 1, 0, 0], "a.test:443", &refused("record"));
-        check(&tls(b"b.test")[..20], "a.test:443", &First::Undecided);
+        check(&tls(b"b.test")[..20], "a.test:443", &FirstBytesDecision::Undecided);
     }
 
     #[test]
     fn where_requests_are_read_nothing_else_passes() {
-        let look = |bytes: &[u8], target: &str| look(bytes, &target.parse().unwrap(), true, false);
+        let look = |bytes: &[u8], target: &str| examine_first_bytes(bytes, &target.parse().unwrap(), true, false);
         for target in ["a.test:22", "1.1.1.1:443"] {
-            assert_eq!(look(b"SSH-2.0-x\r\n", target), First::Refused(NOT_READ.into()));
-            assert_eq!(look(b"GET / HTTP/1.1\r\n", target), First::Http);
-            assert!(matches!(look(&[22, 3, 1, 0, 0], target), First::Refused(_)));
+            assert_eq!(look(b"SSH-2.0-x\r\n", target), FirstBytesDecision::Refused(UNREADABLE_REFUSAL.into()));
+            assert_eq!(look(b"GET / HTTP/1.1\r\n", target), FirstBytesDecision::Http);
+            assert!(matches!(look(&[22, 3, 1, 0, 0], target), FirstBytesDecision::Refused(_)));
         }
-        assert!(matches!(look(&records(&body(&[]), 9), "1.1.1.1:443"), First::Tls(_)));
+        assert!(matches!(look(&split_into_records(&build_hello_body(&[]), 9), "1.1.1.1:443"), FirstBytesDecision::Tls(_)));
     }
 
     #[test]
@@ -164,20 +164,20 @@ mod tests {
         for text in
             ["GET / HTTP/1.1\r\n", "\r\nGET / HTTP/1.1\r\n", "get\t/\thttp/1.0\n", "X HTTP/1.1\n", "GET / HTTP/9\n"]
         {
-            check(text.as_bytes(), "a.test:80", &First::Http);
-            check(text.as_bytes(), "a.test:8123", &First::Http);
-            check(text.as_bytes(), "1.1.1.1:80", &First::Opaque);
+            check(text.as_bytes(), "a.test:80", &FirstBytesDecision::Http);
+            check(text.as_bytes(), "a.test:8123", &FirstBytesDecision::Http);
+            check(text.as_bytes(), "1.1.1.1:80", &FirstBytesDecision::Opaque);
         }
-        check(b"PRI * HTTP/2.0\r\n\r\nSM", "a.test:50051", &First::Refused("HTTP/2".into()));
-        check(b"GET / HTT", "a.test:80", &First::Undecided);
-        check(b"", "a.test:80", &First::Undecided);
+        check(b"PRI * HTTP/2.0\r\n\r\nSM", "a.test:50051", &FirstBytesDecision::Refused("HTTP/2".into()));
+        check(b"GET / HTT", "a.test:80", &FirstBytesDecision::Undecided);
+        check(b"", "a.test:80", &FirstBytesDecision::Undecided);
         for other in
             [&b"SSH-2.0-x\r\n"[..], b"\0\0\0\x08\x04\xd2\x16\x2f", b"*1\r\n$4\r\nPING\r\n", b"EHLO a\r\n", b"0032git\0"]
         {
-            check(other, "a.test:22", &First::Opaque);
-            check(other, "a.test:80", &First::Refused("port 80".into()));
+            check(other, "a.test:22", &FirstBytesDecision::Opaque);
+            check(other, "a.test:80", &FirstBytesDecision::Refused("port 80".into()));
         }
-        check(&[b'a'; 9000], "a.test:1", &First::Opaque);
-        check(&[b'\n'; 9000], "a.test:1", &First::Opaque);
+        check(&[b'a'; 9000], "a.test:1", &FirstBytesDecision::Opaque);
+        check(&[b'\n'; 9000], "a.test:1", &FirstBytesDecision::Opaque);
     }
 }

@@ -10,19 +10,19 @@ use tokio::sync::Notify;
 
 /// All such connections of an egress proxy.
 #[derive(Debug, Default)]
-pub(crate) struct Speakers {
+pub(crate) struct DrainTracker {
     count: AtomicUsize,
     ended: Notify,
 }
 
 /// Guard of such a connection: counts it until dropped.
 #[derive(Debug)]
-pub(crate) struct Speaking(Arc<Speakers>);
+pub(crate) struct DrainGuard(Arc<DrainTracker>);
 
-impl Speakers {
-    pub(crate) fn begin(self: &Arc<Self>) -> Speaking {
+impl DrainTracker {
+    pub(crate) fn start_guard(self: &Arc<Self>) -> DrainGuard {
         self.count.fetch_add(1, Ordering::Relaxed);
-        Speaking(Arc::clone(self))
+        DrainGuard(Arc::clone(self))
     }
 
     /// Waits until no connection is left.
@@ -37,7 +37,7 @@ impl Speakers {
     }
 }
 
-impl Drop for Speaking {
+impl Drop for DrainGuard {
     fn drop(&mut self) {
         if self.0.count.fetch_sub(1, Ordering::Release) == 1 {
             self.0.ended.notify_one();
@@ -51,8 +51,8 @@ mod tests {
 
     #[tokio::test]
     async fn the_last_one_ends_the_wait() {
-        let speakers = Arc::new(Speakers::default());
-        let all = [speakers.begin(), speakers.begin()];
+        let speakers = Arc::new(DrainTracker::default());
+        let all = [speakers.start_guard(), speakers.start_guard()];
         let waited = Arc::clone(&speakers);
         let wait = tokio::spawn(async move { waited.all_quiet().await });
         for speaking in all {

@@ -15,39 +15,39 @@ use hickory_resolver::net::NetError;
 use stockade_model::HostName;
 use tokio::runtime::Handle;
 
-use crate::seam::{LookupError, Resolve};
+use crate::seam::{NameLookupError, NameResolver};
 
 /// Time-out for one name server, if `/etc/resolv.conf` permits more.
-const PATIENCE: Duration = Duration::from_secs(4);
+const SERVER_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The host's `/etc/hosts` and the name servers of its `/etc/resolv.conf`, read at the first
 /// lookup.
 #[derive(Debug, Default)]
 pub struct SystemResolver(OnceLock<Result<TokioResolver, String>>);
 
-impl Resolve for SystemResolver {
-    fn resolve(&self, name: &HostName) -> Result<Vec<IpAddr>, LookupError> {
-        let runtime = Handle::try_current().map_err(failed)?;
-        let resolver = self.0.get_or_init(|| configured().map_err(|error| error.to_string()));
-        let resolver = resolver.as_ref().map_err(|why| LookupError::Failed(format!("/etc/resolv.conf: {why}")))?;
+impl NameResolver for SystemResolver {
+    fn resolve_name(&self, name: &HostName) -> Result<Vec<IpAddr>, NameLookupError> {
+        let runtime = Handle::try_current().map_err(lookup_error)?;
+        let resolver = self.0.get_or_init(|| build_resolver().map_err(|error| error.to_string()));
+        let resolver = resolver.as_ref().map_err(|why| NameLookupError::Failed(format!("/etc/resolv.conf: {why}")))?;
         match runtime.block_on(resolver.lookup_ip(name.as_str())) {
             Ok(found) => Ok(found.iter().collect()),
-            Err(error) if error.is_nx_domain() || error.is_no_records_found() => Err(LookupError::NoSuchName),
-            Err(error) => Err(failed(error)),
+            Err(error) if error.is_nx_domain() || error.is_no_records_found() => Err(NameLookupError::NoSuchName),
+            Err(error) => Err(lookup_error(error)),
         }
     }
 }
 
-fn failed(error: impl ToString) -> LookupError {
-    LookupError::Failed(error.to_string())
+fn lookup_error(error: impl ToString) -> NameLookupError {
+    NameLookupError::Failed(error.to_string())
 }
 
-fn configured() -> Result<TokioResolver, NetError> {
+fn build_resolver() -> Result<TokioResolver, NetError> {
     let mut builder = TokioResolver::builder_tokio()?;
     let options = builder.options_mut();
     options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
     options.use_hosts_file = ResolveHosts::Always;
-    options.timeout = options.timeout.min(PATIENCE);
+    options.timeout = options.timeout.min(SERVER_TIMEOUT);
     builder.build()
 }
 
@@ -63,7 +63,7 @@ mod tests {
                 stockade_model::Host::Name(name) => name,
                 stockade_model::Host::Address(_) => unreachable!("it is no address"),
             };
-            tokio::task::spawn_blocking(move || SystemResolver::default().resolve(&name)).await.unwrap()
+            tokio::task::spawn_blocking(move || SystemResolver::default().resolve_name(&name)).await.unwrap()
         });
         assert!(found.unwrap().iter().all(IpAddr::is_loopback));
     }

@@ -14,66 +14,66 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client};
 
-use crate::edge::{EdgeError, Opening};
+use crate::edge::{InterceptionError, TlsInterceptor};
 use crate::http::direct;
-use crate::http::exchange::{Refusal, Side};
-use crate::http::stream::Reader;
-use crate::session::Session;
+use crate::http::exchange::{HttpRefusal, HttpPeer};
+use crate::http::stream::HttpReader;
+use crate::session::EgressSession;
 
 /// Time-out for each side's handshake.
-const HANDSHAKE_TIME: Duration = Duration::from_secs(15);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Serves a connection that began with a client hello, which `held` contains completely.
-pub(crate) async fn serve(session: Session, inside: TcpStream, held: Vec<u8>, outside: TcpStream) {
+pub(crate) async fn serve_connection(session: EgressSession, inside: TcpStream, held: Vec<u8>, outside: TcpStream) {
     let shared = Arc::clone(&session.shared);
-    let Some(opening) = shared.edge.opening() else {
-        return session.refused("its traffic is to be looked into, and nothing was made ready for that");
+    let Some(opening) = shared.edge.tls_interceptor() else {
+        return session.record_refused("its traffic is to be looked into, and nothing was made ready for that");
     };
     let (reader, writer) = inside.into_split();
-    let inside = match accept(opening, &session.target.host, join(Cursor::new(held).chain(reader), writer)).await {
+    let inside = match accept_client(opening, &session.target.host, join(Cursor::new(held).chain(reader), writer)).await {
         Ok(inside) => inside,
         Err(why) => {
             let why = format!(
                 "the program did not agree to traffic that is looked into: {why}; `inspect.except` leaves it closed"
             );
-            return session.refused(&why);
+            return session.record_refused(&why);
         }
     };
-    let mut inside = sides(inside);
-    match connect(opening, &session.target.host, outside).await {
-        Ok(outside) => direct::serve(session, inside, sides(outside), true).await,
+    let mut inside = split_stream(inside);
+    match connect_server(opening, &session.target.host, outside).await {
+        Ok(outside) => direct::serve_requests(session, inside, split_stream(outside), true).await,
         Err(why) => {
             let why = format!("no encrypted connection to {}: {why}", session.target);
-            Refusal::new(502, why.as_str()).send(&mut inside.writer).await;
-            session.unreached(&why);
+            HttpRefusal::new(502, why.as_str()).send_response(&mut inside.writer).await;
+            session.record_unreached(&why);
         }
     }
 }
 
-fn sides<S: AsyncRead + AsyncWrite>(stream: S) -> Side<tokio::io::ReadHalf<S>, tokio::io::WriteHalf<S>> {
+fn split_stream<S: AsyncRead + AsyncWrite>(stream: S) -> HttpPeer<tokio::io::ReadHalf<S>, tokio::io::WriteHalf<S>> {
     let (reader, writer) = split(stream);
-    Side { reader: Reader::new(reader, Vec::new()), writer }
+    HttpPeer { reader: HttpReader::new(reader, Vec::new()), writer }
 }
 
-async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
-    opening: &Opening,
+async fn accept_client<S: AsyncRead + AsyncWrite + Unpin>(
+    opening: &TlsInterceptor,
     host: &Host,
     inside: S,
 ) -> Result<tokio_rustls::server::TlsStream<S>, String> {
-    let config = opening.authority.server(host).map_err(|error: EdgeError| error.to_string())?;
-    match timeout(HANDSHAKE_TIME, TlsAcceptor::from(config).accept(inside)).await {
+    let config = opening.authority.server_config(host).map_err(|error: InterceptionError| error.to_string())?;
+    match timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(inside)).await {
         Ok(accepted) => accepted.map_err(|error| error.to_string()),
         Err(_) => Err("its handshake took too long".into()),
     }
 }
 
-async fn connect(opening: &Opening, host: &Host, outside: TcpStream) -> Result<client::TlsStream<TcpStream>, String> {
+async fn connect_server(opening: &TlsInterceptor, host: &Host, outside: TcpStream) -> Result<client::TlsStream<TcpStream>, String> {
     let name = match host {
         Host::Name(name) => ServerName::try_from(name.as_str().to_owned()).map_err(|error| error.to_string())?,
         Host::Address(address) => ServerName::IpAddress((*address).into()),
     };
     let connector = TlsConnector::from(Arc::clone(&opening.outside));
-    match timeout(HANDSHAKE_TIME, connector.connect(name, outside)).await {
+    match timeout(HANDSHAKE_TIMEOUT, connector.connect(name, outside)).await {
         Ok(connected) => connected.map_err(|error| error.to_string()),
         Err(_) => Err("the server's handshake took too long".into()),
     }

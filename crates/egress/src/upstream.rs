@@ -10,67 +10,67 @@ use std::sync::Arc;
 
 use data_encoding::BASE64;
 use rustix::io::Errno;
-use stockade_model::{Egress, Host, HostName, Target, Upstream, UpstreamKind};
+use stockade_model::{EgressRules, Host, HostName, NetworkTarget, UpstreamProxy, UpstreamKind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::dial::{DialFailure, Dialled, look_up, race};
-use crate::http::head::{Response, end_of_head};
-use crate::seam::{Resolve, is_localhost};
+use crate::dial::{DialError, OutgoingConnection, look_up, connect_first_reachable};
+use crate::http::head::{ResponseHead, end_of_head};
+use crate::seam::{NameResolver, is_localhost};
 
 /// Bytes of an answer that are examined together.
-const PEEK: usize = 4 << 10;
+const ANSWER_PEEK_BYTES: usize = 4 << 10;
 /// Longest user name or password of SOCKS.
-const WORD_MAX: usize = 255;
+const MAX_CREDENTIAL_BYTES: usize = 255;
 
 /// Returns the upstream proxy for a target, if any.
-pub(crate) fn of<'a>(rules: &'a Egress, target: &Target) -> Option<&'a Upstream> {
-    rules.upstream.as_ref().filter(|upstream| !upstream.except.iter().any(|pattern| pattern.names(target)))
+pub(crate) fn upstream_for_target<'a>(rules: &'a EgressRules, target: &NetworkTarget) -> Option<&'a UpstreamProxy> {
+    rules.upstream.as_ref().filter(|upstream| !upstream.except.iter().any(|pattern| pattern.matches_target(target)))
 }
 
 /// Returns whether a name is resolved here for every port.
-pub(crate) fn is_looked_up_here(upstream: Option<&Upstream>, name: &HostName) -> bool {
+pub(crate) fn is_looked_up_here(upstream: Option<&UpstreamProxy>, name: &HostName) -> bool {
     let host = Host::Name(name.clone());
-    let excepts = |upstream: &Upstream| {
-        upstream.except.iter().any(|pattern| pattern.ports().next().is_none() && pattern.host().names(&host))
+    let excepts = |upstream: &UpstreamProxy| {
+        upstream.except.iter().any(|pattern| pattern.ports().next().is_none() && pattern.host().matches_host(&host))
     };
     upstream.is_none_or(excepts)
 }
 
 /// Dials a target through a proxy. `credentials`: `USER:PASSWORD`.
-pub(crate) async fn dial(
-    resolver: &Arc<dyn Resolve>,
-    upstream: &Upstream,
+pub(crate) async fn dial_through_proxy(
+    resolver: &Arc<dyn NameResolver>,
+    upstream: &UpstreamProxy,
     credentials: Option<&[u8]>,
-    target: &Target,
-) -> Result<Dialled, DialFailure> {
+    target: &NetworkTarget,
+) -> Result<OutgoingConnection, DialError> {
     if target.host.name().is_some_and(|name| is_localhost(name.as_str())) {
-        return Err(DialFailure::Refused { rule: format!("{} would be the proxy's own machine", target.host) });
+        return Err(DialError::Refused { rule: format!("{} would be the proxy's own machine", target.host) });
     }
     let proxy = &upstream.proxy;
     let addresses = match &proxy.host {
         Host::Name(name) => look_up(resolver, name).await?,
         Host::Address(address) => vec![*address],
     };
-    let failed = |error: io::Error| DialFailure::Failed {
+    let failed = |error: io::Error| DialError::Failed {
         errno: error.raw_os_error().map_or(Errno::HOSTUNREACH, Errno::from_raw_os_error),
         why: format!("the proxy {proxy}: {error}"),
     };
-    let (mut stream, address) = race(&addresses, proxy.port).await.map_err(failed)?;
+    let (mut stream, address) = connect_first_reachable(&addresses, proxy.port).await.map_err(failed)?;
     let asked = match upstream.kind {
-        UpstreamKind::Http => connect(&mut stream, credentials, target).await,
-        UpstreamKind::Socks5 => socks(&mut stream, credentials, target).await,
+        UpstreamKind::Http => connect_http(&mut stream, credentials, target).await,
+        UpstreamKind::Socks5 => connect_socks(&mut stream, credentials, target).await,
     };
     match asked.map_err(failed)? {
-        Ok(()) => Ok(Dialled { stream, address, note: Some(format!("through the proxy {proxy}")) }),
-        Err((errno, why)) => Err(DialFailure::Failed { errno, why: format!("the proxy {proxy} {why}") }),
+        Ok(()) => Ok(OutgoingConnection { stream, address, note: Some(format!("through the proxy {proxy}")) }),
+        Err((errno, why)) => Err(DialError::Failed { errno, why: format!("the proxy {proxy} {why}") }),
     }
 }
 
 /// Answer of a proxy: success, or the reason for a failure.
-type Said = io::Result<Result<(), (Errno, String)>>;
+type UpstreamAnswer = io::Result<Result<(), (Errno, String)>>;
 
-async fn connect(stream: &mut TcpStream, credentials: Option<&[u8]>, target: &Target) -> Said {
+async fn connect_http(stream: &mut TcpStream, credentials: Option<&[u8]>, target: &NetworkTarget) -> UpstreamAnswer {
     let mut head = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n");
     if let Some(credentials) = credentials {
         head.push_str(&format!("Proxy-Authorization: Basic {}\r\n", BASE64.encode(credentials)));
@@ -78,7 +78,7 @@ async fn connect(stream: &mut TcpStream, credentials: Option<&[u8]>, target: &Ta
     head.push_str("\r\n");
     stream.write_all(head.as_bytes()).await?;
     let invalid = |why: &'static str| io::Error::new(io::ErrorKind::InvalidData, why);
-    let answer = Response::parse(&read_head(stream).await?, "CONNECT").map_err(invalid)?;
+    let answer = ResponseHead::parse_head(&read_head(stream).await?, "CONNECT").map_err(invalid)?;
     let errno = match answer.status {
         200..=299 => return Ok(Ok(())),
         403 | 407 => Errno::ACCESS,
@@ -94,7 +94,7 @@ async fn connect(stream: &mut TcpStream, credentials: Option<&[u8]>, target: &Ta
 async fn read_head(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
     loop {
-        let mut bytes = [0; PEEK];
+        let mut bytes = [0; ANSWER_PEEK_BYTES];
         let seen = stream.peek(&mut bytes).await?;
         if seen == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -111,7 +111,7 @@ async fn read_head(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     }
 }
 
-async fn socks(stream: &mut TcpStream, credentials: Option<&[u8]>, target: &Target) -> Said {
+async fn connect_socks(stream: &mut TcpStream, credentials: Option<&[u8]>, target: &NetworkTarget) -> UpstreamAnswer {
     let methods: &[u8] = if credentials.is_some() { &[5, 2, 0, 2] } else { &[5, 1, 0] };
     stream.write_all(methods).await?;
     let mut chosen = [0; 2];
@@ -119,7 +119,7 @@ async fn socks(stream: &mut TcpStream, credentials: Option<&[u8]>, target: &Targ
     match (chosen, credentials) {
         ([5, 0], _) => {}
         ([5, 2], Some(credentials)) => {
-            let Some(words) = words(credentials) else {
+            let Some(words) = encode_socks_credentials(credentials) else {
                 return Ok(Err((Errno::ACCESS, "takes user names and passwords of 1 to 255 bytes".into())));
             };
             stream.write_all(&words).await?;
@@ -140,7 +140,7 @@ async fn socks(stream: &mut TcpStream, credentials: Option<&[u8]>, target: &Targ
         3 => usize::from(stream.read_u8().await?),
         _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "no SOCKS5 answer")),
     };
-    stream.read_exact(&mut [0; WORD_MAX + 2][..length + 2]).await?;
+    stream.read_exact(&mut [0; MAX_CREDENTIAL_BYTES + 2][..length + 2]).await?;
     let (errno, why) = match answer[1] {
         0 => return Ok(Ok(())),
         2 => (Errno::ACCESS, "does not allow it"),
@@ -154,14 +154,14 @@ async fn socks(stream: &mut TcpStream, credentials: Option<&[u8]>, target: &Targ
 }
 
 /// Returns user name and password in the format of SOCKS.
-fn words(credentials: &[u8]) -> Option<Vec<u8>> {
+fn encode_socks_credentials(credentials: &[u8]) -> Option<Vec<u8>> {
     let at = credentials.iter().position(|byte| *byte == b':')?;
     let (user, password) = (&credentials[..at], &credentials[at + 1..]);
-    let fits = |word: &[u8]| (1..=WORD_MAX).contains(&word.len());
+    let fits = |word: &[u8]| (1..=MAX_CREDENTIAL_BYTES).contains(&word.len());
     (fits(user) && fits(password)).then(|| [&[1, user.len() as u8], user, &[password.len() as u8], password].concat())
 }
 
-fn socks_request(target: &Target) -> Vec<u8> {
+fn socks_request(target: &NetworkTarget) -> Vec<u8> {
     let mut bytes = vec![5, 1, 0];
     match &target.host {
         Host::Address(std::net::IpAddr::V4(address)) => {

@@ -7,7 +7,7 @@ mod support;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use stockade_model::{Upstream, UpstreamKind};
+use stockade_model::{UpstreamProxy, UpstreamKind};
 use support::{Options, World};
 
 fn query(name: &str, kind: u16) -> Vec<u8> {
@@ -84,7 +84,7 @@ fn behind_a_proxy_only_what_is_reached_without_it_is_looked_up() {
     let names = vec![("here.test", "192.0.2.1")];
     let options = Options { names, allow: vec!["*"], ..Options::default() };
     let world = World::with(options, |setup| {
-        setup.rules.upstream = Some(Upstream {
+        setup.rules.upstream = Some(UpstreamProxy {
             kind: UpstreamKind::Http,
             proxy: "proxy.test:3128".parse().unwrap(),
             credentials: None,

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use stockade_egress::{DialFailure, LookupError, Resolve, Service, Who};
-use stockade_model::{ConnectionEnd, EgressLimits, HostName, Layer, Operation};
+use stockade_egress::{DialError, NameLookupError, NameResolver, ProxyService, EgressCaller};
+use stockade_model::{ConnectionEnd, EgressLimits, HostName, DenialLayer, DeniedOperation};
 use support::{Options, World, arrive, closed_port, echo, is_reset, serve, wait_for};
 
 fn world() -> World {
@@ -63,7 +63,7 @@ fn an_arrival_may_be_accepted_before_it_is_told_of() {
     let announced = world.door().connect_and_wait(world.order(&format!("echo.test:{port}"))).unwrap();
     let mut stream = TcpStream::connect(announced.address()).unwrap();
     std::thread::sleep(Duration::from_millis(50));
-    announced.arrived(stream.local_addr().unwrap());
+    announced.report_connected(stream.local_addr().unwrap());
     stream.write_all(b"x").unwrap();
     stream.read_exact(&mut [0]).unwrap();
 }
@@ -102,10 +102,10 @@ fn failures_carry_the_errno_of_a_connect_of_ones_own() {
     fails(&world, "missing.test:80", Errno::HOSTUNREACH, ConnectionEnd::Failed);
     for target in ["private.test:80", "own.test:80"] {
         let failure = world.connect(target).unwrap_err();
-        assert!(matches!(&failure, DialFailure::Refused { rule } if rule.contains("special address")), "{failure}");
+        assert!(matches!(&failure, DialError::Refused { rule } if rule.contains("special address")), "{failure}");
         let denials = world.denials();
         assert_eq!(denials.len(), 1);
-        assert_eq!((denials[0].operation, denials[0].layer), (Operation::Connect, Layer::Network));
+        assert_eq!((denials[0].operation, denials[0].layer), (DeniedOperation::Connect, DenialLayer::Network));
         world.events.lock().unwrap().clear();
     }
 }
@@ -125,9 +125,9 @@ fn a_repeated_refusal_is_told_once_and_counted() {
 /// Finds this machine, when it is told to.
 struct Slow(Mutex<mpsc::Receiver<()>>);
 
-impl Resolve for Slow {
-    fn resolve(&self, _: &HostName) -> Result<Vec<IpAddr>, LookupError> {
-        self.0.lock().unwrap().recv().map_err(|_| LookupError::NoSuchName)?;
+impl NameResolver for Slow {
+    fn resolve_name(&self, _: &HostName) -> Result<Vec<IpAddr>, NameLookupError> {
+        self.0.lock().unwrap().recv().map_err(|_| NameLookupError::NoSuchName)?;
         Ok(vec![Ipv4Addr::LOCALHOST.into()])
     }
 }
@@ -173,7 +173,7 @@ fn who_goes_away_leaves_nothing_behind() {
     world.events.lock().unwrap().clear();
     // The connect is given up while it is dialled.
     let full = TcpListener::bind("127.0.0.1:0").unwrap();
-    let dialling = world.door().connect(world.order("[2001:4860::1]:80"), |_| panic!("nobody waits for it"));
+    let dialling = world.door().connect_target(world.order("[2001:4860::1]:80"), |_| panic!("nobody waits for it"));
     drop(dialling);
     drop(full);
     wait_for(|| world.records().len() <= 1);
@@ -227,7 +227,7 @@ fn limits_are_kept_and_told() {
     let second = world.connect(&target).unwrap();
     let failure = world.connect(&target).unwrap_err();
     assert_eq!(failure.to_string(), "limit of connections at once");
-    assert_eq!(world.denials()[0].operation, Operation::Limit);
+    assert_eq!(world.denials()[0].operation, DeniedOperation::Limit);
     drop(second);
     let _ = first.write_all(&[0; 60_000]);
     let mut buffer = Vec::new();
@@ -240,8 +240,8 @@ fn limits_are_kept_and_told() {
 #[test]
 fn the_name_server_serves_connections_too() {
     let world = world();
-    let door_53 = (stockade_egress::DOOR_V4, 53).into();
-    let announced = world.door().connect_service_and_wait(Service::NameServer, door_53, Who::default()).unwrap();
+    let door_53 = (stockade_egress::PROXY_ADDRESS_V4, 53).into();
+    let announced = world.door().connect_service_and_wait(ProxyService::NameServer, door_53, EgressCaller::default()).unwrap();
     let mut stream = arrive(announced);
     let query = b"\0\x1b\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x01a\x04test\0\0\x01\0\x01";
     let mut framed = query.to_vec();

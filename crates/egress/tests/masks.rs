@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use data_encoding::BASE64;
-use stockade_egress::{DOOR_V4, Edge, Service, Who};
-use stockade_model::{Secret, SecretKind, SecretSource};
+use stockade_egress::{PROXY_ADDRESS_V4, PreparedInterception, ProxyService, EgressCaller};
+use stockade_model::{EgressSecret, SecretKind, SecretSource};
 use support::tls::{Origin, client};
 use support::{Options, World, arrive, serve};
 
@@ -28,7 +28,7 @@ type Pieces = Arc<Mutex<Vec<Vec<u8>>>>;
 
 struct Scene {
     world: World,
-    edge: Arc<Edge>,
+    edge: Arc<PreparedInterception>,
     /// Speaks TLS for `own.test` and `other.test`.
     origin: Origin,
     /// The same in the clear.
@@ -82,7 +82,7 @@ fn scene() -> Scene {
         std::fs::write(&path, value).unwrap();
         let hosts = hosts.iter().map(|host| host.parse().unwrap()).collect();
         let from = SecretSource::File(path.as_path().into());
-        Secret { name: name.into(), from, hosts, kind, inside: SecretSource::Env(name.into()) }
+        EgressSecret { name: name.into(), from, hosts, kind, inside: SecretSource::Env(name.into()) }
     };
     let names = ["own.test", "other.test", "relay.test"].map(|name| (name, "127.0.0.1")).into();
     let options = Options { names, allow: vec!["*.test"], ..Options::default() };
@@ -106,7 +106,7 @@ fn whole(mut stream: impl Read) -> String {
 impl Scene {
     fn placeholder(&self, name: &str) -> String {
         let inside = SecretSource::Env(name.into());
-        self.edge.placeholders().find(|(place, _)| **place == inside).unwrap().1.to_owned()
+        self.edge.secret_placeholders().find(|(place, _)| **place == inside).unwrap().1.to_owned()
     }
 
     fn bearer(&self) -> String {
@@ -134,7 +134,7 @@ impl Scene {
 
     fn proxied(&self, host: &str, fields: &str) -> String {
         let asked =
-            self.world.door().connect_service_and_wait(Service::HttpProxy, (DOOR_V4, 3128).into(), Who::default());
+            self.world.door().connect_service_and_wait(ProxyService::HttpProxy, (PROXY_ADDRESS_V4, 3128).into(), EgressCaller::default());
         let mut stream = arrive(asked.unwrap());
         let host = format!("{host}:{}", self.plain);
         let fields = format!("Host: {host}\r\nConnection: close\r\n{fields}");

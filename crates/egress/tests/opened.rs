@@ -8,21 +8,21 @@ mod support;
 use std::io::{Read, Write};
 use std::sync::Arc;
 
-use stockade_egress::{DOOR_V4, Door, DoorError, Edge, Service, Setup, Trust, Who};
-use stockade_model::{ConnectionEnd, Egress, EgressLimits};
+use stockade_egress::{PROXY_ADDRESS_V4, EgressProxy, EgressProxyError, PreparedInterception, ProxyService, EgressProxySetup, TrustRoots, EgressCaller};
+use stockade_model::{ConnectionEnd, EgressRules, EgressLimits};
 use support::tls::{Origin, ask, client, ok};
 use support::{Options, World, arrive, echo, is_reset, serve, wait_for};
 
 struct Scene {
     world: World,
-    edge: Arc<Edge>,
+    edge: Arc<PreparedInterception>,
     origin: Origin,
     /// `api.test:PORT`.
     target: String,
 }
 
 /// A door that looks into `api.test`, with rules for it.
-fn scene_with(change: impl FnOnce(&mut Egress, u16), limits: EgressLimits) -> Scene {
+fn scene_with(change: impl FnOnce(&mut EgressRules, u16), limits: EgressLimits) -> Scene {
     let origin = Origin::new(&["api.test", "closed.test", "127.0.0.1"], |_| ok("fine"));
     let names = vec![("api.test", "127.0.0.1"), ("closed.test", "127.0.0.1"), ("other.test", "127.0.0.1")];
     let allow = vec!["api.test"];
@@ -36,7 +36,7 @@ fn scene_with(change: impl FnOnce(&mut Egress, u16), limits: EgressLimits) -> Sc
 }
 
 fn scene() -> Scene {
-    let rules = |rules: &mut Egress, port: u16| {
+    let rules = |rules: &mut EgressRules, port: u16| {
         rules.inspect.allow = vec![format!("GET,POST https://api.test:{port}/v1/*").parse().unwrap()];
         rules.inspect.deny = vec![format!("* https://api.test:{port}/v1/admin*").parse().unwrap()];
     };
@@ -290,7 +290,7 @@ fn addresses_tunnels_and_limits() {
     assert!(ask(&mut inside, &request).ends_with("fine"));
     // Through a tunnel of the proxy.
     let door = scene.world.door();
-    let asked = door.connect_service_and_wait(Service::HttpProxy, (DOOR_V4, 3128).into(), Who::default());
+    let asked = door.connect_service_and_wait(ProxyService::HttpProxy, (PROXY_ADDRESS_V4, 3128).into(), EgressCaller::default());
     let mut stream = arrive(asked.unwrap());
     let tunnel = ask(&mut stream, &format!("CONNECT {} HTTP/1.1\r\n\r\n", scene.target));
     assert!(tunnel.starts_with("HTTP/1.1 200"), "{tunnel}");
@@ -304,10 +304,10 @@ fn addresses_tunnels_and_limits() {
 #[test]
 fn a_door_does_not_start_without_what_its_rules_need() {
     let mut failed = None;
-    let mut setup_of = |setup: &mut Setup| {
-        let mut rules = Egress::default();
+    let mut setup_of = |setup: &mut EgressProxySetup| {
+        let mut rules = EgressRules::default();
         rules.inspect.hosts = vec!["a.test".parse().unwrap()];
-        let other = Setup {
+        let other = EgressProxySetup {
             lead: None,
             rules,
             names: Arc::default(),
@@ -318,10 +318,10 @@ fn a_door_does_not_start_without_what_its_rules_need() {
             sink: Arc::clone(&setup.sink),
             resolver: Arc::clone(&setup.resolver),
         };
-        failed = Door::start(other).err();
+        failed = EgressProxy::start(other).err();
     };
     World::with(Options::default(), &mut setup_of);
-    assert!(matches!(failed, Some(DoorError::Unprepared)));
-    let nothing = Edge::prepare(&Egress::default(), &Trust::Pem(String::new())).unwrap();
-    assert!(nothing.bundle_pem().is_none() && nothing.placeholders().next().is_none());
+    assert!(matches!(failed, Some(EgressProxyError::Unprepared)));
+    let nothing = PreparedInterception::prepare_rules(&EgressRules::default(), &TrustRoots::Pem(String::new())).unwrap();
+    assert!(nothing.bundle_pem().is_none() && nothing.secret_placeholders().next().is_none());
 }

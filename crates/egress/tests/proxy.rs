@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use stockade_egress::{DOOR_V4, Service, Who};
+use stockade_egress::{PROXY_ADDRESS_V4, ProxyService, EgressCaller};
 use stockade_model::ConnectionEnd;
 use support::{Options, World, arrive, echo, serve, wait_for};
 
@@ -41,16 +41,16 @@ fn scene() -> Scene {
 }
 
 impl Scene {
-    fn open(&self, service: Service) -> TcpStream {
-        let port = if service == Service::Socks { 1080 } else { 3128 };
-        let who = Who { pid: Some(9), program: None };
-        let stream = arrive(self.world.door().connect_service_and_wait(service, (DOOR_V4, port).into(), who).unwrap());
+    fn open(&self, service: ProxyService) -> TcpStream {
+        let port = if service == ProxyService::Socks { 1080 } else { 3128 };
+        let who = EgressCaller { pid: Some(9), program: None };
+        let stream = arrive(self.world.door().connect_service_and_wait(service, (PROXY_ADDRESS_V4, port).into(), who).unwrap());
         stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
         stream
     }
 
     fn http(&self, text: &str) -> String {
-        let mut stream = self.open(Service::HttpProxy);
+        let mut stream = self.open(ProxyService::HttpProxy);
         let text = text.replace("PORT", &self.port.to_string());
         stream.write_all(text.as_bytes()).unwrap();
         let mut all = Vec::new();
@@ -59,7 +59,7 @@ impl Scene {
     }
 
     fn socks(&self, bytes: &[u8]) -> Vec<u8> {
-        let mut stream = self.open(Service::Socks);
+        let mut stream = self.open(ProxyService::Socks);
         let _ = stream.write_all(bytes);
         let mut all = Vec::new();
         let _ = stream.read_to_end(&mut all);
@@ -149,7 +149,7 @@ fn each_request_of_a_connection_is_decided() {
     );
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("HTTP/1.1 403"), "{answer}");
     let good = "GET http://allowed.test:PORT/1 HTTP/1.1\r\nHost: allowed.test:PORT\r\n\r\n";
-    let mut stream = scene.open(Service::HttpProxy);
+    let mut stream = scene.open(ProxyService::HttpProxy);
     let text = good.replace("PORT", &scene.port.to_string());
     let mut buffer = [0; 4096];
     stream.write_all(text.as_bytes()).unwrap();
@@ -224,7 +224,7 @@ fn a_name_that_changes_its_answer_is_checked_each_time() {
 #[test]
 fn a_head_that_drips_is_given_up_and_others_go_on() {
     let scene = scene();
-    let mut slow = scene.open(Service::HttpProxy);
+    let mut slow = scene.open(ProxyService::HttpProxy);
     slow.set_read_timeout(Some(Duration::from_secs(15))).unwrap();
     slow.write_all(b"GET http://allowed.test/ HT").unwrap();
     let port = serve(echo);

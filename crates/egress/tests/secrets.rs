@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use data_encoding::{BASE64, HEXLOWER};
-use stockade_egress::{DOOR_V4, Edge, EdgeError, Service, Trust, Who};
-use stockade_model::{Denial, Egress, Operation, Secret, SecretKind, SecretSource};
+use stockade_egress::{PROXY_ADDRESS_V4, PreparedInterception, InterceptionError, ProxyService, TrustRoots, EgressCaller};
+use stockade_model::{Denial, EgressRules, DeniedOperation, EgressSecret, SecretKind, SecretSource};
 use support::tls::{Origin, answer_requests, ask, client, ok};
 use support::{Options, World, arrive, echo, is_reset, serve, wait_for};
 
@@ -25,7 +25,7 @@ const NAMES: [&str; 4] = ["github.test", "openai.test", "basic.test", "aws.test"
 
 struct Scene {
     world: World,
-    edge: Arc<Edge>,
+    edge: Arc<PreparedInterception>,
     origin: Origin,
     /// Answers in the clear what it was asked.
     plain: u16,
@@ -33,10 +33,10 @@ struct Scene {
     _files: tempfile::TempDir,
 }
 
-fn secret(dir: &Path, name: &str, value: &str, hosts: &[&str], kind: SecretKind) -> Secret {
+fn secret(dir: &Path, name: &str, value: &str, hosts: &[&str], kind: SecretKind) -> EgressSecret {
     let path = dir.join(name);
     std::fs::write(&path, format!("{value}\n")).unwrap();
-    Secret {
+    EgressSecret {
         name: name.into(),
         from: SecretSource::File(path.as_path().into()),
         hosts: hosts.iter().map(|host| host.parse().unwrap()).collect(),
@@ -71,7 +71,7 @@ fn scene() -> Scene {
 impl Scene {
     fn placeholder(&self, name: &str) -> String {
         let inside = SecretSource::Env(name.to_uppercase());
-        self.edge.placeholders().find(|(place, _)| **place == inside).unwrap().1.to_owned()
+        self.edge.secret_placeholders().find(|(place, _)| **place == inside).unwrap().1.to_owned()
     }
 
     /// Asks over TLS, with words in braces replaced by placeholders.
@@ -101,7 +101,7 @@ impl Scene {
         let said = format!("{:?} {:?}", self.world.events.lock().unwrap(), self.edge);
         for value in [GITHUB, OPENAI, PASSWORD, AWS] {
             assert!(!said.contains(value), "{said}");
-            assert!(self.edge.placeholders().all(|(_, text)| !text.contains(value) && !value.contains(text)));
+            assert!(self.edge.secret_placeholders().all(|(_, text)| !text.contains(value) && !value.contains(text)));
         }
     }
 }
@@ -147,7 +147,7 @@ fn refused(scene: &Scene, answer: &str, part: &str) {
     assert!(answer.starts_with("HTTP/1.1 403") && answer.contains(part) && !answer.contains("hint"), "{answer}");
     let told = |denial: &Denial| denial.rule.contains(part) && denial.grant.is_none();
     wait_for(|| scene.world.denials().iter().any(told));
-    assert!(scene.world.denials().iter().all(|denial| denial.operation == Operation::Secret));
+    assert!(scene.world.denials().iter().all(|denial| denial.operation == DeniedOperation::Secret));
     scene.is_silent();
 }
 
@@ -191,7 +191,7 @@ fn placeholders_and_secrets_go_nowhere_else() {
     // The same in the clear, on a connection of its own and through the proxy.
     refused(&scene, &scene.clear("other.test", &format!("{head}X: {{github}}\r\n\r\n")), elsewhere);
     let door = scene.world.door();
-    let asked = door.connect_service_and_wait(Service::HttpProxy, (DOOR_V4, 3128).into(), Who::default());
+    let asked = door.connect_service_and_wait(ProxyService::HttpProxy, (PROXY_ADDRESS_V4, 3128).into(), EgressCaller::default());
     let request = format!("GET http://HOST:{0}/ HTTP/1.1\r\nHost: HOST:{0}\r\nX: {{github}}\r\n\r\n", scene.plain);
     refused(&scene, &ask(&mut arrive(asked.unwrap()), &scene.filled("other.test", &request)), elsewhere);
     assert!(scene.got_plain.lock().unwrap().is_empty());
@@ -358,10 +358,10 @@ fn requests_are_signed_anew_with_the_key_that_is_not_inside() {
 #[test]
 fn what_cannot_be_a_secret_stops_the_run() {
     let files = tempfile::tempdir().unwrap();
-    let prepare = |secrets: Vec<Secret>| {
-        let rules = Egress { secrets, ..Egress::default() };
-        match Edge::prepare(&rules, &Trust::System) {
-            Err(EdgeError::Secret { name, why }) => format!("{name}: {why}"),
+    let prepare = |secrets: Vec<EgressSecret>| {
+        let rules = EgressRules { secrets, ..EgressRules::default() };
+        match PreparedInterception::prepare_rules(&rules, &TrustRoots::System) {
+            Err(InterceptionError::Secret { name, why }) => format!("{name}: {why}"),
             other => panic!("{other:?}"),
         }
     };
@@ -371,12 +371,12 @@ fn what_cannot_be_a_secret_stops_the_run() {
     assert!(prepare(vec![make("long", &"x".repeat(9000))]).starts_with("long: it has more than"));
     let twice = vec![make("one", "12345678"), make("one", "12345678")];
     assert!(prepare(twice).contains("another's already"));
-    let missing = Secret { from: SecretSource::File("/nowhere/at/all".into()), ..make("gone", "12345678") };
+    let missing = EgressSecret { from: SecretSource::File("/nowhere/at/all".into()), ..make("gone", "12345678") };
     assert!(prepare(vec![missing]).contains("/nowhere/at/all: No such file"));
     let pipe = files.path().join("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
-    let waits = Secret { from: SecretSource::File(pipe.as_path().into()), ..make("waits", "12345678") };
+    let waits = EgressSecret { from: SecretSource::File(pipe.as_path().into()), ..make("waits", "12345678") };
     assert!(prepare(vec![waits]).ends_with("it is no ordinary file"));
-    let unset = Secret { from: SecretSource::Env("STOCKADE_TEST_NOT_SET".into()), ..make("unset", "12345678") };
+    let unset = EgressSecret { from: SecretSource::Env("STOCKADE_TEST_NOT_SET".into()), ..make("unset", "12345678") };
     assert_eq!(prepare(vec![unset]), "unset: the variable STOCKADE_TEST_NOT_SET is not set");
 }

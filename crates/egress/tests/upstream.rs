@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 
 use data_encoding::BASE64;
 use rustix::io::Errno;
-use stockade_egress::DialFailure;
-use stockade_model::{SecretSource, Target, Upstream, UpstreamKind};
+use stockade_egress::DialError;
+use stockade_model::{SecretSource, NetworkTarget, UpstreamProxy, UpstreamKind};
 use support::tls::{Origin, ask, client, ok};
 use support::{Options, World, closed_port, echo, serve};
 
@@ -52,7 +52,7 @@ fn http(credentials: Option<&'static str>) -> Proxy {
     let kept = Arc::clone(&asked);
     let port = serve(move |stream| {
         let head = read_head(&stream);
-        let target: Target = head.split(' ').nth(1).unwrap().parse().unwrap();
+        let target: NetworkTarget = head.split(' ').nth(1).unwrap().parse().unwrap();
         kept.lock().unwrap().push(head.clone());
         let wanted = credentials.map(|c| format!("Proxy-Authorization: Basic {}\r\n", BASE64.encode(c.as_bytes())));
         match target.host.to_string().as_str() {
@@ -130,7 +130,7 @@ fn world(kind: UpstreamKind, proxy: u16, credentials: Option<&str>, trusted: &st
         ..Options::default()
     };
     let (world, _) = World::looking(options, trusted, |rules| {
-        rules.upstream = Some(Upstream {
+        rules.upstream = Some(UpstreamProxy {
             kind,
             proxy: format!("proxy.corp.test:{proxy}").parse().unwrap(),
             credentials: source,
@@ -186,11 +186,11 @@ fn exceptions_are_dialled_and_checked_here() {
     let world = world(UpstreamKind::Http, proxy.port, None, "");
     let failure = world.connect(&format!("direct.test:{}", serve(echo))).unwrap_err();
     assert!(
-        matches!(&failure, DialFailure::Refused { rule } if rule.contains("special address 127.0.0.1")),
+        matches!(&failure, DialError::Refused { rule } if rule.contains("special address 127.0.0.1")),
         "{failure}"
     );
     let failure = world.connect("localhost:80").unwrap_err();
-    assert!(matches!(&failure, DialFailure::Refused { rule } if rule.contains("the proxy's own machine")), "{failure}");
+    assert!(matches!(&failure, DialError::Refused { rule } if rule.contains("the proxy's own machine")), "{failure}");
     assert!(proxy.asked.lock().unwrap().is_empty());
 }
 
@@ -232,7 +232,7 @@ fn traffic_is_opened_behind_a_proxy_too() {
         rules.inspect.hosts = vec!["api.test".parse().unwrap()];
         let target = format!("proxy.test:{}", proxy.port).parse().unwrap();
         rules.upstream =
-            Some(Upstream { kind: UpstreamKind::Socks5, proxy: target, credentials: None, except: vec![] });
+            Some(UpstreamProxy { kind: UpstreamKind::Socks5, proxy: target, credentials: None, except: vec![] });
     });
     let stream = world.connect(&format!("api.test:{}", origin.port)).unwrap();
     let mut inside = client(stream, "api.test", edge.authority_pem().unwrap(), &[]).unwrap();

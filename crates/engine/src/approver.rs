@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use stockade_model::{Answer, Question};
+use stockade_model::{ApprovalAnswer, ApprovalQuestion};
 
 use crate::HoldId;
 
@@ -17,7 +17,7 @@ pub trait Approver: Send {
     fn name(&self) -> String;
 
     /// Returns whether the approver can be asked now; `false` if there is no terminal.
-    fn available(&self) -> bool;
+    fn is_available(&self) -> bool;
 
     /// Returns whether an unavailable approver may become available while a command runs. Held
     /// calls are then reported, and refused at once as long as no approver is available.
@@ -28,44 +28,44 @@ pub trait Approver: Send {
     /// Puts the question and waits for the answer, at most for the question's time-out. No answer
     /// in time is [`Answer::TimedOut`]. If `waiting` is withdrawn, this returns within a second and
     /// its result is ignored.
-    fn ask(&mut self, question: &Question, waiting: &Waiting) -> Answer;
+    fn ask_question(&mut self, question: &ApprovalQuestion, waiting: &PendingQuestion) -> ApprovalAnswer;
 }
 
 /// Approver that answers no question: each one times out.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Nobody;
+pub struct AbsentApprover;
 
-impl Approver for Nobody {
+impl Approver for AbsentApprover {
     fn name(&self) -> String {
         "nobody".to_owned()
     }
 
-    fn available(&self) -> bool {
+    fn is_available(&self) -> bool {
         false
     }
 
-    fn ask(&mut self, _question: &Question, _waiting: &Waiting) -> Answer {
-        Answer::TimedOut
+    fn ask_question(&mut self, _question: &ApprovalQuestion, _waiting: &PendingQuestion) -> ApprovalAnswer {
+        ApprovalAnswer::TimedOut
     }
 }
 
 /// State of a question that the approver has: whether the question was withdrawn, and which other
 /// calls are held. Copies share one state.
 #[derive(Clone, Debug)]
-pub struct Waiting(Arc<State>);
+pub struct PendingQuestion(Arc<PendingQuestionState>);
 
 #[derive(Debug)]
-struct State {
+struct PendingQuestionState {
     withdrawn: AtomicBool,
     /// Wakes a thread that sleeps in poll(2). Absent if no descriptors were available.
     wake: Option<(PipeReader, PipeWriter)>,
     held: HeldCalls,
 }
 
-impl Waiting {
+impl PendingQuestion {
     /// Creates the state of a pending question, with the calls held at that time.
     pub fn new(held: HeldCalls) -> Self {
-        Self(Arc::new(State { withdrawn: AtomicBool::new(false), wake: pipe().ok(), held }))
+        Self(Arc::new(PendingQuestionState { withdrawn: AtomicBool::new(false), wake: pipe().ok(), held }))
     }
 
     /// Withdraws the question. Does not block.
@@ -86,12 +86,12 @@ impl Waiting {
 
     /// Returns a descriptor that becomes readable when the question is withdrawn. If absent, poll
     /// [`is_withdrawn`](Self::is_withdrawn) instead.
-    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+    pub fn withdrawal_fd(&self) -> Option<BorrowedFd<'_>> {
         self.0.wake.as_ref().map(|(reader, _)| reader.as_fd())
     }
 
     /// Returns the calls held now, including the calls of this question.
-    pub fn held(&self) -> &HeldCalls {
+    pub fn held_calls(&self) -> &HeldCalls {
         &self.0.held
     }
 }
@@ -103,27 +103,27 @@ pub struct HeldCalls(Arc<Mutex<BTreeMap<HoldId, Instant>>>);
 impl HeldCalls {
     /// Returns the number of held calls.
     pub fn count(&self) -> usize {
-        self.lock().len()
+        self.lock_calls().len()
     }
 
     /// Returns how long the oldest call has been held.
-    pub fn longest(&self) -> Option<Duration> {
-        self.lock().values().min().map(Instant::elapsed)
+    pub fn longest_hold(&self) -> Option<Duration> {
+        self.lock_calls().values().min().map(Instant::elapsed)
     }
 
-    pub(crate) fn add(&self, id: HoldId) {
-        self.lock().insert(id, Instant::now());
+    pub(crate) fn add_call(&self, id: HoldId) {
+        self.lock_calls().insert(id, Instant::now());
     }
 
     pub(crate) fn remove(&self, id: HoldId) {
-        self.lock().remove(&id);
+        self.lock_calls().remove(&id);
     }
 
     pub(crate) fn clear(&self) {
-        self.lock().clear();
+        self.lock_calls().clear();
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<HoldId, Instant>> {
+    fn lock_calls(&self) -> MutexGuard<'_, BTreeMap<HoldId, Instant>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_withdrawal_is_seen_and_felt() {
-        let waiting = Waiting::new(HeldCalls::default());
+        let waiting = PendingQuestion::new(HeldCalls::default());
         assert!(!waiting.is_withdrawn());
         let copy = waiting.clone();
         let sleeper = std::thread::spawn(move || {
@@ -154,11 +154,11 @@ mod tests {
     #[test]
     fn held_calls_are_counted() {
         let held = HeldCalls::default();
-        assert_eq!((held.count(), held.longest()), (0, None));
-        held.add(HoldId(2));
-        held.add(HoldId(1));
+        assert_eq!((held.count(), held.longest_hold()), (0, None));
+        held.add_call(HoldId(2));
+        held.add_call(HoldId(1));
         held.remove(HoldId(2));
         assert_eq!(held.count(), 1);
-        assert!(held.longest().is_some());
+        assert!(held.longest_hold().is_some());
     }
 }

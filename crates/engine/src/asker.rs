@@ -7,49 +7,49 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use stockade_model::{Answer, Digest, Question};
+use stockade_model::{ApprovalAnswer, Digest, ApprovalQuestion};
 use tracing::{Span, info, info_span, warn};
 
 use crate::Approver;
-use crate::approver::{HeldCalls, Waiting};
+use crate::approver::{HeldCalls, PendingQuestion};
 
 /// Time-out for an approver to leave a withdrawn question, for example to restore a terminal.
-pub(crate) const LEAVE: Duration = Duration::from_millis(1_500);
+pub(crate) const WITHDRAWAL_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// Sends the questions of one request to the approver.
-pub(crate) struct Asker {
+pub(crate) struct QuestionSender {
     approver: Arc<Mutex<dyn Approver>>,
     held: HeldCalls,
-    answered: Arc<dyn Fn(Given) + Send + Sync>,
+    answered: Arc<dyn Fn(ApproverAnswer) + Send + Sync>,
     /// Channel to the thread, once the thread runs.
-    line: Option<Sender<(Box<Question>, Waiting)>>,
+    line: Option<Sender<(Box<ApprovalQuestion>, PendingQuestion)>>,
     /// The question that the approver has now.
-    current: Option<Current>,
+    current: Option<CurrentQuestion>,
     /// Questions that wait for the approver.
-    queue: VecDeque<Box<Question>>,
+    queue: VecDeque<Box<ApprovalQuestion>>,
 }
 
 /// Answer on its way back to the driver.
 #[derive(Debug)]
-pub(crate) struct Given {
+pub(crate) struct ApproverAnswer {
     pub(crate) digest: Digest,
-    pub(crate) answer: Answer,
+    pub(crate) answer: ApprovalAnswer,
     pub(crate) by: String,
 }
 
-struct Current {
+struct CurrentQuestion {
     digest: Digest,
-    waiting: Waiting,
+    waiting: PendingQuestion,
     withdrawn: Option<Instant>,
 }
 
-impl Asker {
+impl QuestionSender {
     /// Creates an asker. The thread calls `answered` once for every question that reached the
     /// approver.
     pub(crate) fn new(
         approver: Arc<Mutex<dyn Approver>>,
         held: HeldCalls,
-        answered: impl Fn(Given) + Send + Sync + 'static,
+        answered: impl Fn(ApproverAnswer) + Send + Sync + 'static,
     ) -> Self {
         Self { approver, held, answered: Arc::new(answered), line: None, current: None, queue: VecDeque::new() }
     }
@@ -59,11 +59,11 @@ impl Asker {
     /// request uses, is not available.
     pub(crate) fn is_available(&self) -> bool {
         if let Some(current) = &self.current {
-            return current.withdrawn.is_none_or(|since| since.elapsed() <= LEAVE);
+            return current.withdrawn.is_none_or(|since| since.elapsed() <= WITHDRAWAL_TIMEOUT);
         }
         match self.approver.try_lock() {
-            Ok(approver) => approver.available(),
-            Err(TryLockError::Poisoned(approver)) => approver.into_inner().available(),
+            Ok(approver) => approver.is_available(),
+            Err(TryLockError::Poisoned(approver)) => approver.into_inner().is_available(),
             Err(TryLockError::WouldBlock) => false,
         }
     }
@@ -78,7 +78,7 @@ impl Asker {
     }
 
     /// Queues a question.
-    pub(crate) fn ask(&mut self, question: Box<Question>) {
+    pub(crate) fn queue_question(&mut self, question: Box<ApprovalQuestion>) {
         self.queue.push_back(question);
     }
 
@@ -90,8 +90,8 @@ impl Asker {
             return;
         }
         let (Some(line), Some(question)) = (&self.line, self.queue.pop_front()) else { return };
-        let waiting = Waiting::new(self.held.clone());
-        let current = Current { digest: question.digest.clone(), waiting: waiting.clone(), withdrawn: None };
+        let waiting = PendingQuestion::new(self.held.clone());
+        let current = CurrentQuestion { digest: question.digest.clone(), waiting: waiting.clone(), withdrawn: None };
         if line.send((question, waiting)).is_ok() {
             self.current = Some(current);
         }
@@ -102,7 +102,7 @@ impl Asker {
             let (sender, receiver) = channel();
             let (approver, answered) = (Arc::clone(&self.approver), Arc::clone(&self.answered));
             let span = Span::current();
-            let serve = move || span.in_scope(|| serve(&approver, &receiver, &*answered));
+            let serve = move || span.in_scope(|| serve_questions(&approver, &receiver, &*answered));
             match thread::Builder::new().name("stockade-ask".to_owned()).spawn(serve) {
                 Ok(_) => self.line = Some(sender),
                 Err(error) => warn!(%error, "no thread to ask on"),
@@ -112,7 +112,7 @@ impl Asker {
     }
 
     /// Withdraws a question.
-    pub(crate) fn withdraw(&mut self, digest: &Digest) {
+    pub(crate) fn withdraw_question(&mut self, digest: &Digest) {
         self.queue.retain(|question| question.digest != *digest);
         if let Some(current) = self.current.as_mut().filter(|current| current.digest == *digest) {
             current.withdraw();
@@ -138,26 +138,26 @@ impl Asker {
     }
 }
 
-impl Current {
+impl CurrentQuestion {
     fn withdraw(&mut self) {
         self.waiting.withdraw();
         self.withdrawn.get_or_insert_with(Instant::now);
     }
 }
 
-fn serve(
+fn serve_questions(
     approver: &Mutex<dyn Approver>,
-    line: &Receiver<(Box<Question>, Waiting)>,
-    answered: &(dyn Fn(Given) + Send + Sync),
+    line: &Receiver<(Box<ApprovalQuestion>, PendingQuestion)>,
+    answered: &(dyn Fn(ApproverAnswer) + Send + Sync),
 ) {
     while let Ok((question, waiting)) = line.recv() {
         let _span = info_span!("ask", digest = %question.digest).entered();
         let mut approver = approver.lock().unwrap_or_else(PoisonError::into_inner);
         let by = approver.name();
         // Another request may have used the approver until now.
-        let answer = if waiting.is_withdrawn() { Answer::TimedOut } else { approver.ask(&question, &waiting) };
+        let answer = if waiting.is_withdrawn() { ApprovalAnswer::TimedOut } else { approver.ask_question(&question, &waiting) };
         drop(approver);
         info!(?answer, by, withdrawn = waiting.is_withdrawn(), "answered");
-        answered(Given { digest: question.digest, answer, by });
+        answered(ApproverAnswer { digest: question.digest, answer, by });
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
 use stockade_model::{
-    ConnectionRecord, Denial, EnforcementReport, Grant, Level, Plan, RawText, ReadAccess, Staged, Usage,
+    ConnectionRecord, Denial, EnforcementReport, Grant, IsolationLevel, AttemptPlan, RawText, ReadAccess, StagedChanges, ResourceUsage,
 };
 
 /// Port for the code that builds sandboxes from plans.
@@ -19,7 +19,7 @@ pub trait Backend: Send + Sync {
 
     /// Returns whether the backend can give `grant` to an attempt at `level`. No question is put
     /// about a power that cannot be given.
-    fn honours(&self, grant: &Grant, level: Level) -> bool;
+    fn supports_grant(&self, grant: &Grant, level: IsolationLevel) -> bool;
 
     /// Returns whether some standard streams of a command can be a terminal while the others are
     /// not. If false, [`Io::Terminal`] means all of them.
@@ -34,20 +34,20 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// [`StartError`] if any layer that the plan requires is unavailable. Nothing ran and nothing
     /// is left behind (L6).
-    fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError>;
+    fn prepare_attempt(&self, plan: &AttemptPlan, io: &StdioMode, hold: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError>;
 }
 
 /// Sandbox with its command, held or running. The drop ends the whole process tree and waits until
 /// it is gone.
 pub trait Attempt: Send {
     /// Returns the protection that the kernel accepted.
-    fn enforced(&self) -> &EnforcementReport;
+    fn enforcement_report(&self) -> &EnforcementReport;
 
     /// Lets the command run. Called once, after the audit record is durable.
     ///
     /// # Errors
     /// [`StartError`] if the sandbox died while it was held.
-    fn release(&mut self) -> Result<(), StartError>;
+    fn release_command(&mut self) -> Result<(), StartError>;
 
     /// Waits, after the release, until the command's program runs. Returns false if the program
     /// could not be executed; the reported end contains the reason. A backend that cannot detect
@@ -57,10 +57,10 @@ pub trait Attempt: Send {
     }
 
     /// Sends a signal to the command's process group; best effort.
-    fn signal(&self, signal: i32);
+    fn send_signal(&self, signal: i32);
 
     /// Kills every process of the attempt now. The end is still reported.
-    fn kill(&self);
+    fn kill_processes(&self);
 
     /// Freezes all processes of the attempt and reports this as [`AttemptEvent::Held`], to be
     /// answered like a held call. Used for a limit that only the engine observes: its clock.
@@ -73,7 +73,7 @@ pub trait Attempt: Send {
     /// was withdrawn. Must not block. If the call is no longer held, the granted powers may be
     /// lost; a later call for the same powers gets its own answer. A backend that never holds calls
     /// ignores this.
-    fn answer(&self, _hold: HoldId, _answer: HeldAnswer) {}
+    fn answer_call(&self, _hold: HoldId, _answer: HeldAnswer) {}
 }
 
 /// Identifier of a held call, unique in its attempt.
@@ -92,7 +92,7 @@ pub enum HeldAnswer {
 
 /// Connection of the command's standard streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Io {
+pub enum StdioMode {
     /// The caller's own streams.
     Inherit,
     /// The caller's streams, if at least one is a terminal made for the command. That terminal
@@ -152,21 +152,21 @@ pub enum AttemptEvent {
 /// Sink for the events of an attempt; any thread may use it. If the last copy is dropped before an
 /// end was sent, the attempt is reported as lost.
 #[derive(Clone)]
-pub struct Events(Arc<Telling>);
+pub struct AttemptEventSender(Arc<EventSenderState>);
 
-struct Telling {
+struct EventSenderState {
     tell: Box<dyn Fn(AttemptEvent) + Send + Sync>,
     ended: AtomicBool,
 }
 
-impl Events {
+impl AttemptEventSender {
     /// Creates a sink. `tell` must not block, because a held command waits meanwhile.
     pub fn new(tell: impl Fn(AttemptEvent) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(Telling { tell: Box::new(tell), ended: AtomicBool::new(false) }))
+        Self(Arc::new(EventSenderState { tell: Box::new(tell), ended: AtomicBool::new(false) }))
     }
 
     /// Sends one event. Events after the end are dropped.
-    pub fn tell(&self, event: AttemptEvent) {
+    pub fn send_event(&self, event: AttemptEvent) {
         let last = matches!(event, AttemptEvent::Ended(_));
         let over = if last { self.0.ended.swap(true, Ordering::AcqRel) } else { self.0.ended.load(Ordering::Acquire) };
         if !over {
@@ -175,42 +175,42 @@ impl Events {
     }
 }
 
-impl Events {
+impl AttemptEventSender {
     /// Returns a weak copy, which does not delay the report of a lost attempt.
-    pub fn downgrade(&self) -> WeakEvents {
-        WeakEvents(Arc::downgrade(&self.0))
+    pub fn downgrade(&self) -> WeakEventSender {
+        WeakEventSender(Arc::downgrade(&self.0))
     }
 }
 
 /// Weak copy of [`Events`], valid while another strong copy exists.
 #[derive(Clone)]
-pub struct WeakEvents(Weak<Telling>);
+pub struct WeakEventSender(Weak<EventSenderState>);
 
-impl WeakEvents {
+impl WeakEventSender {
     /// Sends one event, unless the attempt is over.
-    pub fn tell(&self, event: AttemptEvent) {
+    pub fn send_event(&self, event: AttemptEvent) {
         if let Some(telling) = self.0.upgrade() {
-            Events(telling).tell(event);
+            AttemptEventSender(telling).send_event(event);
         }
     }
 }
 
-impl fmt::Debug for WeakEvents {
+impl fmt::Debug for WeakEventSender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("WeakEvents").finish_non_exhaustive()
     }
 }
 
-impl Drop for Telling {
+impl Drop for EventSenderState {
     fn drop(&mut self) {
         if !*self.ended.get_mut() {
             let lost = CommandEnd::Lost("its supervisor ended without a word".to_owned());
-            (self.tell)(AttemptEvent::Ended(AttemptEnd::bare(lost)));
+            (self.tell)(AttemptEvent::Ended(AttemptEnd::from_command_end(lost)));
         }
     }
 }
 
-impl fmt::Debug for Events {
+impl fmt::Debug for AttemptEventSender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Events").finish_non_exhaustive()
     }
@@ -222,7 +222,7 @@ pub struct AttemptEnd {
     /// End of the command.
     pub end: CommandEnd,
     /// Resources used.
-    pub usage: Usage,
+    pub usage: ResourceUsage,
     /// Captured standard output, with [`Io::Capture`].
     pub stdout: Option<RawText>,
     /// Captured standard error, with [`Io::Capture`].
@@ -230,7 +230,7 @@ pub struct AttemptEnd {
     /// True if the middle of an output was dropped.
     pub truncated: bool,
     /// Writes of the attempt in the workspace, if they are staged for a commit.
-    pub staged: Option<Staged>,
+    pub staged: Option<StagedChanges>,
     /// Number of paths that the attempt may have changed and that undo can restore.
     pub kept_for_undo: u64,
     /// Files of the project that the attempt wrote and that run code later; bounded by the backend.
@@ -245,10 +245,10 @@ pub struct AttemptEnd {
 
 impl AttemptEnd {
     /// Creates a result that contains only the end of the command.
-    pub fn bare(end: CommandEnd) -> Self {
+    pub fn from_command_end(end: CommandEnd) -> Self {
         Self {
             end,
-            usage: Usage::default(),
+            usage: ResourceUsage::default(),
             stdout: None,
             stderr: None,
             truncated: false,

@@ -1,6 +1,6 @@
 //! Exit statuses that callers see. Public API: scripts rely on it.
 
-use stockade_model::{Outcome, Status};
+use stockade_model::{RunOutcome, FinalStatus};
 
 /// The command's time limit passed.
 pub const TIMED_OUT: i32 = 124;
@@ -16,15 +16,15 @@ pub const NOT_FOUND: i32 = 127;
 ///
 /// A status `error` with an exit code means a program that was not found (127) or cannot be
 /// executed (126). Every other `error` is 125.
-pub fn exit_code(outcome: &Outcome) -> i32 {
+pub fn exit_code(outcome: &RunOutcome) -> i32 {
     let by_signal = outcome.signal.map(|n| 128 + n);
     match outcome.status {
-        Status::Exited => outcome.exit_code.unwrap_or(FAILED),
-        Status::Signaled => by_signal.unwrap_or(FAILED),
-        Status::TimedOut => TIMED_OUT,
-        Status::Limit => by_signal.or(outcome.exit_code).unwrap_or(FAILED),
-        Status::Refused => REFUSED,
-        Status::Aborted => by_signal.unwrap_or(REFUSED),
-        Status::Error => outcome.exit_code.unwrap_or(FAILED),
+        FinalStatus::Exited => outcome.exit_code.unwrap_or(FAILED),
+        FinalStatus::Signaled => by_signal.unwrap_or(FAILED),
+        FinalStatus::TimedOut => TIMED_OUT,
+        FinalStatus::Limit => by_signal.or(outcome.exit_code).unwrap_or(FAILED),
+        FinalStatus::Refused => REFUSED,
+        FinalStatus::Aborted => by_signal.unwrap_or(REFUSED),
+        FinalStatus::Error => outcome.exit_code.unwrap_or(FAILED),
     }
 }

@@ -10,11 +10,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use stockade_model::{Assessment, Capability, Command, Digest, RawText};
+use stockade_model::{Assessment, Capability, RequestCommand, Digest, RawText};
 use stockade_policy::amend::runs_others;
-use stockade_shell::Takes;
+use stockade_shell::StdinUse;
 
-use crate::mountinfo::Served;
+use crate::mountinfo::ServedMounts;
 
 /// Files up to this size are bound by content; larger files by identity and times, so that an
 /// assessment never reads a large binary.
@@ -23,9 +23,9 @@ const CONTENT_LIMIT_BYTES: u64 = 256 << 10;
 const MAX_WORDS: usize = 2_000;
 const MAX_FILES: usize = 64;
 /// Words that change the directory of later relative paths.
-const MOVES: &[&[u8]] = &[b"cd", b"pushd", b"popd", b"-C", b"--chdir", b"--directory"];
+const DIRECTORY_CHANGE_WORDS: &[&[u8]] = &[b"cd", b"pushd", b"popd", b"-C", b"--chdir", b"--directory"];
 /// Files that a program reads its code from without an argument.
-const IMPLICIT: &[(&str, &[&str])] = &[
+const IMPLICIT_FILES: &[(&str, &[&str])] = &[
     ("make", &["GNUmakefile", "makefile", "Makefile"]),
     ("gmake", &["GNUmakefile", "makefile", "Makefile"]),
     ("ninja", &["build.ninja"]),
@@ -35,14 +35,14 @@ const IMPLICIT: &[(&str, &[&str])] = &[
     ("yarn", &["package.json"]),
 ];
 /// Bytes that a shell or an interpreter does not read as part of a name.
-const BORDERS: &[u8] = b" \t\r\n'\"`;&|()<>{}[]=,";
+const NAME_DELIMITERS: &[u8] = b" \t\r\n'\"`;&|()<>{}[]=,";
 /// Bytes that stand for content outside the text.
-const DYNAMIC: &[u8] = b"$`*?~";
+const DYNAMIC_BYTES: &[u8] = b"$`*?~";
 /// Findings in the text that make the program to run unknown.
-const UNREAD: &[&str] = &["not-understood", "too-much-to-review", "too-deep", "dynamic-program", "calls-function"];
+const UNREAD_FINDINGS: &[&str] = &["not-understood", "too-much-to-review", "too-deep", "dynamic-program", "calls-function"];
 
 /// Findings that a program may run a file named in its words, whatever the file's mode.
-const RUNS_NAMED: &[&str] = &[
+const FILE_RUNNING_FINDINGS: &[&str] = &[
     "unknown-program",
     "unknown-use",
     "unknown-option",
@@ -54,7 +54,7 @@ const RUNS_NAMED: &[&str] = &[
 ];
 
 /// Identity that an approval of a run would be bound to.
-pub(crate) struct Identity {
+pub(crate) struct RunIdentity {
     /// Digest of the program, and of the files that it would run.
     pub digest: Digest,
     /// True if the digest covers everything that would run.
@@ -62,52 +62,52 @@ pub(crate) struct Identity {
 }
 
 /// The program of a plan.
-pub(crate) struct Program<'a> {
+pub(crate) struct PlanProgram<'a> {
     /// The final words, and the command as requested.
     pub argv: &'a [RawText],
-    pub command: &'a Command,
+    pub command: &'a RequestCommand,
     /// Variables and directory to find the program.
     pub environment: &'a BTreeMap<String, RawText>,
     pub cwd: &'a Path,
 }
 
 /// Returns the identity of the program of a plan as it is now.
-pub(crate) fn identity(program: &Program<'_>, assessment: &Assessment, takes: Takes) -> Identity {
-    let Program { argv, command, environment, cwd } = *program;
-    let served = Served::beside(cwd);
-    let mut search = Search { environment, cwd, served, files: BTreeSet::new(), is_whole: true };
-    search.program(argv.first().map(RawText::as_path));
+pub(crate) fn identify_program(program: &PlanProgram<'_>, assessment: &Assessment, takes: StdinUse) -> RunIdentity {
+    let PlanProgram { argv, command, environment, cwd } = *program;
+    let served = ServedMounts::read_current(cwd);
+    let mut search = FileSearch { environment, cwd, served, files: BTreeSet::new(), is_whole: true };
+    search.bind_program(argv.first().map(RawText::as_path));
     let programs: Vec<&RawText> = assessment
         .capabilities
         .iter()
         .filter_map(|needed| if let Capability::Execute(program) = needed { Some(program) } else { None })
         .collect();
     for program in &programs {
-        search.program(Some(program.as_path()));
+        search.bind_program(Some(program.as_path()));
     }
-    let is_script = matches!(command, Command::Script(_));
+    let is_script = matches!(command, RequestCommand::Script(_));
     // The first word of a script is the shell, which runs the script's code.
     let first = argv.first().filter(|_| !is_script);
     let all = || programs.iter().copied().chain(first);
     let interpreted = all().any(|program| name_of(program).is_some_and(|name| runs_others(&name).is_some()));
-    let found_code = search.implicit(all());
+    let found_code = search.bind_implicit_files(all());
     let words: Vec<&[u8]> = match command {
-        Command::Script(text) => vec![text.as_bytes()],
-        Command::Argv(words) => words.iter().skip(1).map(RawText::as_bytes).collect(),
+        RequestCommand::Script(text) => vec![text.as_bytes()],
+        RequestCommand::Argv(words) => words.iter().skip(1).map(RawText::as_bytes).collect(),
     };
     if is_script || interpreted {
-        let unread = assessment.findings.iter().any(|found| UNREAD.contains(&found.code.as_str()));
-        search.is_whole &= !unread && takes == Takes::Data;
+        let unread = assessment.findings.iter().any(|found| UNREAD_FINDINGS.contains(&found.code.as_str()));
+        search.is_whole &= !unread && takes == StdinUse::Data;
         let by_path = all().any(|program| program.as_bytes().contains(&b'/'));
-        search.words(&words, is_script, interpreted && !found_code, interpreted || by_path);
+        search.bind_named_files(&words, is_script, interpreted && !found_code, interpreted || by_path);
     } else {
         let has = |codes: &[&str]| assessment.findings.iter().any(|found| codes.contains(&found.code.as_str()));
         // Git runs its hooks; the files in its arguments are data.
         let is_git = all().any(|program| name_of(program).as_deref() == Some("git"));
-        search.started_by_unknown(&words, has(RUNS_NAMED) || (has(&["runs-code"]) && !is_git));
+        search.started_by_unknown(&words, has(FILE_RUNNING_FINDINGS) || (has(&["runs-code"]) && !is_git));
     }
-    let fields: Vec<Vec<u8>> = search.files.iter().map(|path| fingerprint(path)).collect();
-    Identity {
+    let fields: Vec<Vec<u8>> = search.files.iter().map(|path| fingerprint_file(path)).collect();
+    RunIdentity {
         digest: Digest::of_fields("stockade-identity-2", fields.iter().map(Vec::as_slice)),
         is_whole: search.is_whole,
     }
@@ -128,34 +128,34 @@ pub fn workspace_identity(workspace: &Path) -> Digest {
 }
 
 /// Search for the files that a command would run.
-struct Search<'a> {
+struct FileSearch<'a> {
     environment: &'a BTreeMap<String, RawText>,
     cwd: &'a Path,
     /// Paths that are not examined, because the access may block forever.
-    served: Served,
+    served: ServedMounts,
     files: BTreeSet<PathBuf>,
     is_whole: bool,
 }
 
-impl Search<'_> {
-    fn program(&mut self, program: Option<&Path>) {
+impl FileSearch<'_> {
+    fn bind_program(&mut self, program: Option<&Path>) {
         if let Some(program) = program {
-            self.bind(resolve(program, self.environment, self.cwd));
+            self.bind_file(resolve_program(program, self.environment, self.cwd));
         }
     }
 
     /// Returns the metadata of a path. If the path cannot be examined, the program to run counts as
     /// unknown.
     fn look_at(&mut self, path: &Path) -> Option<fs::Metadata> {
-        if self.served.holds(path) {
+        if self.served.covers_path(path) {
             self.is_whole = false;
             return None;
         }
         fs::metadata(path).ok()
     }
 
-    fn bind(&mut self, file: PathBuf) {
-        if self.served.holds(&file) {
+    fn bind_file(&mut self, file: PathBuf) {
+        if self.served.covers_path(&file) {
             self.is_whole = false;
             return;
         }
@@ -168,13 +168,13 @@ impl Search<'_> {
 
     /// Binds the files that a program reads its code from without an argument. Returns whether one
     /// exists.
-    fn implicit<'p>(&mut self, programs: impl Iterator<Item = &'p RawText>) -> bool {
+    fn bind_implicit_files<'p>(&mut self, programs: impl Iterator<Item = &'p RawText>) -> bool {
         let mut found = false;
         for name in programs.filter_map(name_of) {
-            for (_, files) in IMPLICIT.iter().filter(|(program, _)| *program == name) {
+            for (_, files) in IMPLICIT_FILES.iter().filter(|(program, _)| *program == name) {
                 for file in files.iter().map(|file| self.cwd.join(file)) {
                     found |= file.is_file();
-                    self.bind(file);
+                    self.bind_file(file);
                 }
             }
         }
@@ -195,7 +195,7 @@ impl Search<'_> {
             }
             for path in paths_in(piece, self.cwd) {
                 if self.look_at(&path).is_some_and(|file| file.is_file() && (all || file.mode() & 0o111 != 0)) {
-                    self.bind(path);
+                    self.bind_file(path);
                 }
             }
         }
@@ -203,7 +203,7 @@ impl Search<'_> {
 
     /// Binds every file that is named in the words. If `needs_code`, the code must be in the words
     /// or in such a file. If `runs_files`, the words must name the files.
-    fn words(&mut self, words: &[&[u8]], is_script: bool, needs_code: bool, runs_files: bool) {
+    fn bind_named_files(&mut self, words: &[&[u8]], is_script: bool, needs_code: bool, runs_files: bool) {
         let (mut found_code, mut moved, mut dynamic) = (false, false, false);
         let mut seen = 0;
         for word in words {
@@ -212,14 +212,14 @@ impl Search<'_> {
                 true => word.iter().any(|byte| b"'\"".contains(byte)),
                 false => word.iter().any(|byte| b" \t\n();".contains(byte)),
             };
-            dynamic |= word.iter().any(|byte| DYNAMIC.contains(byte));
+            dynamic |= word.iter().any(|byte| DYNAMIC_BYTES.contains(byte));
             for piece in pieces_of(word) {
                 seen += 1;
-                moved |= MOVES.contains(&piece);
+                moved |= DIRECTORY_CHANGE_WORDS.contains(&piece);
                 for path in paths_in(piece, self.cwd) {
                     if self.look_at(&path).is_some_and(|file| file.is_file()) {
                         found_code = true;
-                        self.bind(path);
+                        self.bind_file(path);
                     }
                 }
             }
@@ -230,7 +230,7 @@ impl Search<'_> {
 
 /// Returns the pieces of a word that may name files.
 fn pieces_of(word: &[u8]) -> impl Iterator<Item = &[u8]> {
-    word.split(|byte| BORDERS.contains(byte)).filter(|piece| !piece.is_empty())
+    word.split(|byte| NAME_DELIMITERS.contains(byte)).filter(|piece| !piece.is_empty())
 }
 
 /// Returns the files that a piece of a word may name. These are the piece itself, the part
@@ -247,14 +247,14 @@ fn paths_in(piece: &[u8], cwd: &Path) -> BTreeSet<PathBuf> {
 
 /// Returns the canonical paths of the files that the words of a command name: all files that an approval
 /// may be bound to, and those in lists with colons. Paths that `served` holds are not looked at.
-pub fn files_named<'w>(words: impl Iterator<Item = &'w [u8]>, cwd: &Path, served: &Served) -> BTreeSet<PathBuf> {
+pub fn files_named<'w>(words: impl Iterator<Item = &'w [u8]>, cwd: &Path, served: &ServedMounts) -> BTreeSet<PathBuf> {
     let listed = |piece: &'w [u8]| {
         let parts = piece.split(|byte| *byte == b':').filter(move |part| !part.is_empty() && part.len() < piece.len());
         std::iter::once(piece).chain(parts)
     };
     let pieces = words.flat_map(pieces_of).flat_map(listed);
     let paths = pieces.take(MAX_WORDS).flat_map(|piece| paths_in(piece, cwd));
-    let is_file = |path: &PathBuf| !served.holds(path) && fs::metadata(path).is_ok_and(|found| found.is_file());
+    let is_file = |path: &PathBuf| !served.covers_path(path) && fs::metadata(path).is_ok_and(|found| found.is_file());
     paths.filter(is_file).filter_map(|path| path.canonicalize().ok()).collect()
 }
 
@@ -264,7 +264,7 @@ fn name_of(program: &RawText) -> Option<String> {
 }
 
 /// Returns the path at which execvp(3) would find the program.
-fn resolve(program: &Path, environment: &BTreeMap<String, RawText>, cwd: &Path) -> PathBuf {
+fn resolve_program(program: &Path, environment: &BTreeMap<String, RawText>, cwd: &Path) -> PathBuf {
     if program.as_os_str().as_bytes().contains(&b'/') {
         return cwd.join(program);
     }
@@ -278,7 +278,7 @@ fn resolve(program: &Path, environment: &BTreeMap<String, RawText>, cwd: &Path) 
 
 /// Returns path, file, size and times; for a small file also its content. An unreadable file is
 /// bound by its visible attributes.
-fn fingerprint(path: &Path) -> Vec<u8> {
+fn fingerprint_file(path: &Path) -> Vec<u8> {
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let mut text = RawText::from(path.as_path()).escaped_reversibly();
     let Ok(found) = fs::metadata(&path) else { return text.into_bytes() };
@@ -305,24 +305,24 @@ fn fingerprint(path: &Path) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use stockade_shell::Context;
+    use stockade_shell::CommandContext;
 
     use super::*;
 
-    fn of(cwd: &Path, command: &Command) -> Identity {
+    fn of(cwd: &Path, command: &RequestCommand) -> RunIdentity {
         let here = RawText::from(cwd);
         let context =
-            Context { cwd: here.clone(), home: "/nowhere".into(), workspace: here.clone(), neutralised: false };
+            CommandContext { cwd: here.clone(), home: "/nowhere".into(), workspace: here.clone(), neutralised: false };
         let (argv, judged) = match command {
-            Command::Argv(argv) => (argv.clone(), stockade_shell::judge_argv(argv, &context)),
-            Command::Script(text) => {
+            RequestCommand::Argv(argv) => (argv.clone(), stockade_shell::judge_argv(argv, &context)),
+            RequestCommand::Script(text) => {
                 let argv = vec!["/bin/sh".into(), "-c".into(), text.clone()];
                 (argv, stockade_shell::judge_script(text.as_bytes(), &context))
             }
         };
         let environment = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".into())]);
-        let program = Program { argv: &argv, environment: &environment, cwd, command };
-        identity(&program, &judged.assessment, stockade_shell::takes(command, &context))
+        let program = PlanProgram { argv: &argv, environment: &environment, cwd, command };
+        identify_program(&program, &judged.assessment, stockade_shell::stdin_use(command, &context))
     }
 
     #[test]
@@ -358,7 +358,7 @@ mod tests {
                 0 => part.split_whitespace().map(RawText::from).collect::<Vec<_>>(),
                 _ => vec![RawText::from(part)],
             });
-            for command in [Command::Argv(words.collect()), Command::Script((*text).into())] {
+            for command in [RequestCommand::Argv(words.collect()), RequestCommand::Script((*text).into())] {
                 write("echo one");
                 let before = of(cwd, &command);
                 write("echo two; echo three");
@@ -372,7 +372,7 @@ mod tests {
                 0 => part.split_whitespace().map(RawText::from).collect::<Vec<_>>(),
                 _ => vec![RawText::from(part)],
             });
-            let command = Command::Argv(words.collect());
+            let command = RequestCommand::Argv(words.collect());
             let (before, after) = (of(cwd, &command), of(cwd, &command));
             assert!(after.is_whole && before.digest == after.digest, "{text}");
         }
@@ -393,8 +393,8 @@ mod tests {
                 shell_only = text.contains("the shell's own words");
                 continue;
             }
-            let words = Command::Argv(text.split_whitespace().map(RawText::from).collect());
-            let commands = [Some(Command::Script(text.into())), Some(words).filter(|_| !shell_only)];
+            let words = RequestCommand::Argv(text.split_whitespace().map(RawText::from).collect());
+            let commands = [Some(RequestCommand::Script(text.into())), Some(words).filter(|_| !shell_only)];
             for command in commands.into_iter().flatten() {
                 write("echo one");
                 let before = of(cwd, &command);

@@ -4,35 +4,35 @@
 use std::fmt;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use crate::driver::Message;
+use crate::driver::DriverMessage;
 
 /// Interrupts a run, for example from a signal handler's thread.
 #[derive(Clone, Debug)]
-pub struct Interrupter(Sender<Message>);
+pub struct InterruptSender(Sender<DriverMessage>);
 
-impl Interrupter {
+impl InterruptSender {
     /// Reports that this signal arrived. The first signal is passed to the command; the second ends
     /// the command. Returns false if the run is over.
-    pub fn interrupt(&self, signal: i32) -> bool {
-        self.0.send(Message::Interrupted(signal)).is_ok()
+    pub fn send_interrupt(&self, signal: i32) -> bool {
+        self.0.send(DriverMessage::Interrupted(signal)).is_ok()
     }
 }
 
 /// Function to call when the command was stopped; the command continues when it returns.
-pub(crate) type StandStill = Box<dyn Fn() + Send>;
+pub(crate) type StopHandler = Box<dyn Fn() + Send>;
 
 /// Function that returns whether the user has typed input for the command.
-pub(crate) type HasTyped = Box<dyn Fn() -> bool + Send>;
+pub(crate) type TypedInputCheck = Box<dyn Fn() -> bool + Send>;
 
 /// Receiving end of an [`Interrupter`], for one run.
-pub struct Interrupts {
-    pub(crate) sender: Sender<Message>,
-    pub(crate) receiver: Receiver<Message>,
-    pub(crate) stand_still: Option<StandStill>,
-    pub(crate) has_typed: Option<HasTyped>,
+pub struct InterruptReceiver {
+    pub(crate) sender: Sender<DriverMessage>,
+    pub(crate) receiver: Receiver<DriverMessage>,
+    pub(crate) stand_still: Option<StopHandler>,
+    pub(crate) has_typed: Option<TypedInputCheck>,
 }
 
-impl Interrupts {
+impl InterruptReceiver {
     /// Sets the function to call when a signal stopped the command, which has a terminal. The
     /// command continues when the function returns. Without it the command stays stopped.
     #[must_use]
@@ -43,19 +43,19 @@ impl Interrupts {
     /// Sets the function that returns whether the user typed input for the command; such a command
     /// is not run again. Without it no input is assumed.
     #[must_use]
-    pub fn typed(self, has_typed: impl Fn() -> bool + Send + 'static) -> Self {
+    pub fn with_input_check(self, has_typed: impl Fn() -> bool + Send + 'static) -> Self {
         Self { has_typed: Some(Box::new(has_typed)), ..self }
     }
 }
 
-impl fmt::Debug for Interrupts {
+impl fmt::Debug for InterruptReceiver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Interrupts").finish_non_exhaustive()
     }
 }
 
 /// Creates both ends for one run. Signals sent before the run begins count.
-pub fn interrupts() -> (Interrupter, Interrupts) {
+pub fn interrupt_channel() -> (InterruptSender, InterruptReceiver) {
     let (sender, receiver) = channel();
-    (Interrupter(sender.clone()), Interrupts { sender, receiver, stand_still: None, has_typed: None })
+    (InterruptSender(sender.clone()), InterruptReceiver { sender, receiver, stand_still: None, has_typed: None })
 }

@@ -7,12 +7,12 @@
 //! There is no namespace for runs without a sandbox. That consent cannot be remembered, so that no
 //! remembered answer can replace it (L1).
 
-use stockade_model::{Command, Digest, Grant, Level, Plan, RawText, Request};
+use stockade_model::{RequestCommand, Digest, Grant, IsolationLevel, AttemptPlan, RawText, RunRequest};
 
 /// Kind of question that an answer belongs to. An approval of one kind never answers a question of
 /// another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Namespace {
+pub enum QuestionNamespace {
     /// May this command run in its sandbox?
     Run,
     /// May a command have this power from the start?
@@ -21,7 +21,7 @@ pub enum Namespace {
     Escalate,
 }
 
-impl Namespace {
+impl QuestionNamespace {
     /// Returns its name in the store.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -35,9 +35,9 @@ impl Namespace {
 /// Key of one remembered answer. The digest does not contain the session: the memory compares the
 /// session itself if the answer's scope requires it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key {
+pub struct MemoryKey {
     /// The kind of question.
-    pub namespace: Namespace,
+    pub namespace: QuestionNamespace,
     /// Digest of the bound data.
     pub digest: Digest,
     /// True if this key finds refusals, false if it finds approvals.
@@ -61,12 +61,12 @@ pub struct RunBinding<'a> {
 ///
 /// The key is bound to the command's bytes, argv, working directory, effective environment,
 /// workspace, whole profile, grants, level, backend, program identity, policy and user.
-pub fn run_approval(request: &Request, plan: &Plan, binding: RunBinding<'_>) -> Key {
+pub fn run_approval(request: &RunRequest, plan: &AttemptPlan, binding: RunBinding<'_>) -> MemoryKey {
     let mut fields = command_fields(&request.command);
-    fields.push(counted(plan.argv.iter().map(RawText::as_bytes)));
+    fields.push(encode_list(plan.argv.iter().map(RawText::as_bytes)));
     fields.push(plan.cwd.as_bytes().to_vec());
     fields.push(plan.workspace.as_bytes().to_vec());
-    fields.push(counted(plan.environment.iter().flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()])));
+    fields.push(encode_list(plan.environment.iter().flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()])));
     fields.push(binding.profile.as_str().as_bytes().to_vec());
     fields.push(grants_field(&plan.grants));
     fields.push(plan.level.to_string().into_bytes());
@@ -74,16 +74,16 @@ pub fn run_approval(request: &Request, plan: &Plan, binding: RunBinding<'_>) -> 
     fields.push(binding.identity.as_str().as_bytes().to_vec());
     fields.push(binding.policy.as_str().as_bytes().to_vec());
     fields.push(binding.user.as_bytes().to_vec());
-    key(Namespace::Run, false, &fields)
+    build_key(QuestionNamespace::Run, false, &fields)
 }
 
 /// Returns the key of a refusal to run a command in a workspace. The key is bound only to its
 /// bytes, the workspace and the user.
-pub fn run_refusal(request: &Request, user: &str) -> Key {
+pub fn run_refusal(request: &RunRequest, user: &str) -> MemoryKey {
     let mut fields = command_fields(&request.command);
     fields.push(request.workspace.as_bytes().to_vec());
     fields.push(user.as_bytes().to_vec());
-    key(Namespace::Run, true, &fields)
+    build_key(QuestionNamespace::Run, true, &fields)
 }
 
 /// Data that a remembered power is bound to, besides the power itself. The command is not included.
@@ -98,7 +98,7 @@ pub struct GrantContext {
     /// Name of the profile.
     pub profile: String,
     /// Enforced level.
-    pub level: Level,
+    pub level: IsolationLevel,
     /// Version of the policy.
     pub policy: Digest,
     /// User that runs Stockade.
@@ -107,7 +107,7 @@ pub struct GrantContext {
 
 impl GrantContext {
     /// Returns the key of an approval of one power.
-    pub fn approval(&self, namespace: Namespace, grant: &Grant) -> Key {
+    pub fn approval_key(&self, namespace: QuestionNamespace, grant: &Grant) -> MemoryKey {
         let fields = [
             grants_field(std::slice::from_ref(grant)),
             self.workspace.as_bytes().to_vec(),
@@ -117,25 +117,25 @@ impl GrantContext {
             self.policy.as_str().as_bytes().to_vec(),
             self.user.clone().into_bytes(),
         ];
-        key(namespace, false, &fields)
+        build_key(namespace, false, &fields)
     }
 
     /// Returns the key of a refusal of exactly these powers together.
-    pub fn refusal(&self, namespace: Namespace, grants: &[Grant]) -> Key {
+    pub fn refusal_key(&self, namespace: QuestionNamespace, grants: &[Grant]) -> MemoryKey {
         let fields = [grants_field(grants), self.workspace.as_bytes().to_vec(), self.user.clone().into_bytes()];
-        key(namespace, true, &fields)
+        build_key(namespace, true, &fields)
     }
 }
 
-fn key(namespace: Namespace, refusal: bool, fields: &[Vec<u8>]) -> Key {
+fn build_key(namespace: QuestionNamespace, refusal: bool, fields: &[Vec<u8>]) -> MemoryKey {
     let domain = format!("stockade-consent-1 {} {}", namespace.as_str(), if refusal { "refuse" } else { "approve" });
-    Key { namespace, refusal, digest: Digest::of_fields(&domain, fields.iter().map(Vec::as_slice)) }
+    MemoryKey { namespace, refusal, digest: Digest::of_fields(&domain, fields.iter().map(Vec::as_slice)) }
 }
 
-fn command_fields(command: &Command) -> Vec<Vec<u8>> {
+fn command_fields(command: &RequestCommand) -> Vec<Vec<u8>> {
     match command {
-        Command::Argv(argv) => vec![b"argv".to_vec(), counted(argv.iter().map(RawText::as_bytes))],
-        Command::Script(script) => vec![b"script".to_vec(), script.as_bytes().to_vec()],
+        RequestCommand::Argv(argv) => vec![b"argv".to_vec(), encode_list(argv.iter().map(RawText::as_bytes))],
+        RequestCommand::Script(script) => vec![b"script".to_vec(), script.as_bytes().to_vec()],
     }
 }
 
@@ -143,11 +143,11 @@ fn grants_field(grants: &[Grant]) -> Vec<u8> {
     let mut texts: Vec<String> = grants.iter().map(Grant::to_string).collect();
     texts.sort();
     texts.dedup();
-    counted(texts.iter().map(String::as_bytes))
+    encode_list(texts.iter().map(String::as_bytes))
 }
 
 /// Encodes a list as one field. Each item has its length in front, so that the boundaries count.
-fn counted<'a>(items: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+fn encode_list<'a>(items: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     let mut out = Vec::new();
     for item in items {
         out.extend_from_slice(&(item.len() as u64).to_le_bytes());

@@ -24,17 +24,17 @@ mod sandbox;
 pub mod seams;
 mod surroundings;
 
-pub use approver::{Approver, HeldCalls, Nobody, Waiting};
+pub use approver::{Approver, HeldCalls, AbsentApprover, PendingQuestion};
 pub use backend::{
-    Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, HoldId, Io, StartError, WeakEvents,
+    Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, AttemptEventSender, HeldAnswer, HoldId, StdioMode, StartError, WeakEventSender,
 };
-pub use driver::Engine;
+pub use driver::RequestEngine;
 pub use exit::exit_code;
 pub use identity::{files_named, workspace_identity};
-pub use interrupts::{Interrupter, Interrupts, interrupts};
+pub use interrupts::{InterruptSender, InterruptReceiver, interrupt_channel};
 pub use reviewer::{ReviewReply, ReviewRequest, Reviewer};
 pub use sandbox::{
-    Capabilities, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEvent, SandboxEvents, SandboxPlan,
-    SandboxUsage, Sandboxes, System, Tree,
+    ProviderCapabilities, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan,
+    SandboxUsage, SandboxProvider, GuestSystem, SandboxTree,
 };
 pub use surroundings::repository_around;

@@ -3,34 +3,34 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-pub use stockade_policy::mountinfo::{Mount, entries, mounts, read};
+pub use stockade_policy::mountinfo::{MountInfoEntry, parse_mounts, parse_mount_points, read_mountinfo};
 
 /// The kernel's limit: `MAXSYMLINKS`.
 const MAX_LINKS: usize = 40;
 /// Types of filesystems that another process or machine serves; it may never answer.
-const SERVED: &[&str] =
+const SERVED_FILESYSTEMS: &[&str] =
     &["fuse", "nfs", "cifs", "smb", "9p", "ceph", "afs", "autofs", "virtiofs", "gfs", "ocfs", "orangefs"];
 
 /// Mount points at which an access to a file may block forever.
 #[derive(Debug)]
-pub struct Served(Vec<PathBuf>);
+pub struct ServedMounts(Vec<PathBuf>);
 
-impl Served {
+impl ServedMounts {
     /// Returns the current mount points, except those that contain `here` itself.
-    pub fn beside(here: &Path) -> Self {
-        Self::of(&read().unwrap_or_default(), here)
+    pub fn read_current(here: &Path) -> Self {
+        Self::parse_mountinfo(&read_mountinfo().unwrap_or_default(), here)
     }
 
     /// Returns the same for the text of a mountinfo file.
-    pub fn of(text: &[u8], here: &Path) -> Self {
-        let is_served = |kind: &[u8]| SERVED.iter().any(|served| kind.starts_with(served.as_bytes()));
-        let points = mounts(text).filter(|(point, kind)| is_served(kind) && !here.starts_with(point));
+    pub fn parse_mountinfo(text: &[u8], here: &Path) -> Self {
+        let is_served = |kind: &[u8]| SERVED_FILESYSTEMS.iter().any(|served| kind.starts_with(served.as_bytes()));
+        let points = parse_mount_points(text).filter(|(point, kind)| is_served(kind) && !here.starts_with(point));
         Self(points.map(|(point, _)| point).collect())
     }
 
     /// Returns whether the absolute `path` leads to such a mount point, or into the root of a
     /// process, which may have other mounts. Accesses no file there.
-    pub fn holds(&self, path: &Path) -> bool {
+    pub fn covers_path(&self, path: &Path) -> bool {
         self.leads_to(path, &mut { MAX_LINKS })
     }
 
@@ -74,7 +74,7 @@ mod tests {
         let link = |to: &str, name: &str| assert!(std::os::unix::fs::symlink(to, root.join(name)).is_ok());
         link("served/x", "link");
         link("loop", "loop");
-        let served = Served(vec![root.join("served")]);
+        let served = ServedMounts(vec![root.join("served")]);
         for (path, holds) in [
             ("served", true),
             ("served/deep/file", true),
@@ -85,9 +85,9 @@ mod tests {
             ("other/file", false),
             ("served/..", true),
         ] {
-            assert_eq!(served.holds(&root.join(path)), holds, "{path}");
+            assert_eq!(served.covers_path(&root.join(path)), holds, "{path}");
         }
-        assert!(Served(Vec::new()).holds(Path::new("/proc/self/root/etc/passwd")));
-        assert!(!Served(Vec::new()).holds(&root.join("loop")));
+        assert!(ServedMounts(Vec::new()).covers_path(Path::new("/proc/self/root/etc/passwd")));
+        assert!(!ServedMounts(Vec::new()).covers_path(&root.join("loop")));
     }
 }

@@ -15,7 +15,7 @@ pub fn is_refused_in(refused: &[Grant], directory: &[Grant]) -> bool {
 }
 
 /// Returns the powers of a group that no refusal names.
-pub fn left<'a>(offer: &GroupOffer, refused: impl IntoIterator<Item = &'a Grant> + Clone) -> Vec<Grant> {
+pub fn unrefused_powers<'a>(offer: &GroupOffer, refused: impl IntoIterator<Item = &'a Grant> + Clone) -> Vec<Grant> {
     let is_refused = |grant: &Grant, refused: &Grant| {
         refused.targets().zip(grant.targets()).is_some_and(|(refused, hosts)| refused.overlaps(hosts))
     };
@@ -25,7 +25,7 @@ pub fn left<'a>(offer: &GroupOffer, refused: impl IntoIterator<Item = &'a Grant>
 
 /// Returns whether no refusal names a power of the group, so that it may be offered.
 pub fn is_whole<'a>(offer: &GroupOffer, refused: impl IntoIterator<Item = &'a Grant> + Clone) -> bool {
-    left(offer, refused) == offer.grants
+    unrefused_powers(offer, refused) == offer.grants
 }
 
 /// Returns whether these powers are among the others.
@@ -59,7 +59,7 @@ mod tests {
             (&["a.example.com:80"], &["a.example.com:443", "b.example.com:22,443"]),
             (&["*.example.com:443"], &[]),
         ] {
-            assert_eq!(left(&offer, &grants(refused)), grants(expected), "{refused:?}");
+            assert_eq!(unrefused_powers(&offer, &grants(refused)), grants(expected), "{refused:?}");
         }
     }
 

@@ -7,37 +7,37 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use stockade_audit::Log;
+use stockade_audit::AuditLogWriter;
 use stockade_model::{
-    Answer, ApprovalId, Assessment, Command, DEFAULT_UNDO_BYTES, Decision, Denial, Digest, EffectUse, Event, Grant,
-    GroupOffer, Level, Plan, QuestionKind, RawText, Request, Scope, SessionId, Verdict,
+    ApprovalAnswer, ApprovalId, Assessment, RequestCommand, DEFAULT_UNDO_BYTES, Decision, Denial, Digest, EffectUse, Event, Grant,
+    GroupOffer, IsolationLevel, AttemptPlan, QuestionKind, RawText, RunRequest, ApprovalScope, SessionId, PolicyVerdict,
 };
 use stockade_policy::{
-    Circumstances, Obligations, Rule, Settings, complete_grants, configured_files, effective_environment, is_history,
+    RequestContext, Obligations, PolicyRule, PolicySettings, complete_grants, configured_files, effective_environment, is_history,
     is_registry_settings, may_escalate, resolve_profile, rule_in, written_hooks,
 };
-use stockade_shell::{Context, Judged, Takes};
-use stockade_store::{Consent, Store};
+use stockade_shell::{CommandContext, CommandClassification, StdinUse};
+use stockade_store::{Consent, ApprovalStore};
 
-use crate::core::{Memo, Planned, Remembered, Ruling, Wanted};
+use crate::core::{AnswerMemo, BoundPlan, RememberedAnswer, ConsentRuling, RunRequirements};
 use crate::held_rules;
-use crate::identity::{Program, identity, workspace_identity};
-use crate::keys::{GrantContext, Key, Namespace};
-use crate::seams::{HeldRule, Judge, Memory, MemoryError, PlanError, RecordError, Recorder, Standing};
+use crate::identity::{PlanProgram, identify_program, workspace_identity};
+use crate::keys::{GrantContext, MemoryKey, QuestionNamespace};
+use crate::seams::{HeldRule, PolicyEngine, AnswerMemory, MemoryError, PlanError, RecordError, EventRecorder, PersistentAnswers};
 use crate::surroundings::{self, repository_around};
 
 /// Paths at which bash is looked for, to run scripts. The caller's PATH is never used, because the
 /// workspace may influence it.
-const SHELLS: &[&str] = &["/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/run/current-system/sw/bin/bash"];
+const BASH_PATHS: &[&str] = &["/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/run/current-system/sw/bin/bash"];
 
 /// Largest `/etc/passwd` that is read.
 const MAX_PASSWD_BYTES: u64 = 8 << 20;
 
 /// Implementation of `Judge` by the command's text and the configuration.
 #[derive(Clone, Debug)]
-pub struct RuleJudge {
+pub struct RulePolicyEngine {
     /// The current configuration.
-    pub settings: Arc<Settings>,
+    pub settings: Arc<PolicySettings>,
     /// True if the request is the user's own command line; see [`rule_in`].
     pub by_person: bool,
     /// See [`Context::neutralised`]. True except in tests: every plan made here carries the
@@ -59,9 +59,9 @@ pub struct RuleJudge {
     pub host_backend: &'static str,
 }
 
-impl RuleJudge {
+impl RulePolicyEngine {
     /// Creates the judge of one configuration and the native backend.
-    pub fn new(settings: Arc<Settings>, by_person: bool) -> Self {
+    pub fn new(settings: Arc<PolicySettings>, by_person: bool) -> Self {
         Self {
             settings,
             by_person,
@@ -79,15 +79,15 @@ impl RuleJudge {
     /// Returns the assessment of a request's text. An `allow` can require settings of the run and
     /// properties of a repository. If they are not met, the assessment is made without those
     /// settings.
-    pub fn assess(&self, request: &Request) -> Assessment {
+    pub fn assess_request(&self, request: &RunRequest) -> Assessment {
         // Files in a persistent sandbox cannot be examined from here.
-        let judged = self.judged(request, self.neutralised && self.inside.is_none());
-        let held = surroundings::hold(&judged.neutralisation, request, self.settings.home());
-        if held { judged.assessment } else { self.judged(request, false).assessment }
+        let judged = self.classify_request(request, self.neutralised && self.inside.is_none());
+        let held = surroundings::are_conditions_met(&judged.neutralisation, request, self.settings.home());
+        if held { judged.assessment } else { self.classify_request(request, false).assessment }
     }
 
-    fn context(&self, request: &Request, neutralised: bool) -> Context {
-        Context {
+    fn classifier_context(&self, request: &RunRequest, neutralised: bool) -> CommandContext {
+        CommandContext {
             cwd: request.cwd.clone(),
             home: self.settings.home().into(),
             workspace: request.workspace.clone(),
@@ -96,15 +96,15 @@ impl RuleJudge {
     }
 
     /// Returns how the command would use its standard input.
-    fn takes(&self, request: &Request) -> Takes {
-        stockade_shell::takes(&request.command, &self.context(request, self.neutralised))
+    fn stdin_use(&self, request: &RunRequest) -> StdinUse {
+        stockade_shell::stdin_use(&request.command, &self.classifier_context(request, self.neutralised))
     }
 
-    fn judged(&self, request: &Request, neutralised: bool) -> Judged {
-        let context = self.context(request, neutralised);
+    fn classify_request(&self, request: &RunRequest, neutralised: bool) -> CommandClassification {
+        let context = self.classifier_context(request, neutralised);
         match &request.command {
-            Command::Script(script) => stockade_shell::judge_script(script.as_bytes(), &context),
-            Command::Argv(words) => stockade_shell::judge_argv(words, &context),
+            RequestCommand::Script(script) => stockade_shell::judge_script(script.as_bytes(), &context),
+            RequestCommand::Argv(words) => stockade_shell::judge_argv(words, &context),
         }
     }
 
@@ -112,7 +112,7 @@ impl RuleJudge {
     /// approval, and does not exist with it.
     fn answered_by_caller(
         &self,
-        request: &Request,
+        request: &RunRequest,
         assessment: &Assessment,
         asked: &[QuestionKind],
     ) -> Option<QuestionKind> {
@@ -121,63 +121,63 @@ impl RuleJudge {
         if asked.iter().any(is_run) {
             return None;
         }
-        let bare = Request { caller_approval: None, ..request.clone() };
-        self.said(&bare, assessment).questions.into_iter().find(is_run)
+        let bare = RunRequest { caller_approval: None, ..request.clone() };
+        self.rule_request(&bare, assessment).questions.into_iter().find(is_run)
     }
 
-    fn said(&self, request: &Request, assessment: &Assessment) -> stockade_policy::Ruling {
-        rule_in(&self.settings, request, assessment, self.by_person, &self.around())
+    fn rule_request(&self, request: &RunRequest, assessment: &Assessment) -> stockade_policy::PolicyRuling {
+        rule_in(&self.settings, request, assessment, self.by_person, &self.current_circumstances())
     }
 
     /// Returns user and time, as far as a rule requires them, and whether the sandbox can keep
     /// changes.
-    fn around(&self) -> Circumstances {
-        let asked = |asks: fn(&Rule) -> bool| self.settings.rules().any(asks);
+    fn current_circumstances(&self) -> RequestContext {
+        let asked = |asks: fn(&PolicyRule) -> bool| self.settings.rules().any(asks);
         let now_ms = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map(|now| now.as_millis());
-        Circumstances {
-            user: if asked(Rule::asks_user) { user_name() } else { None },
+        RequestContext {
+            user: if asked(PolicyRule::asks_user) { user_name() } else { None },
             tool: None,
             keeps_changes: self.can_keep.then_some(self.undo || self.stage),
-            time_ms: if asked(Rule::asks_time) { now_ms().ok().and_then(|ms| ms.try_into().ok()) } else { None },
+            time_ms: if asked(PolicyRule::asks_time) { now_ms().ok().and_then(|ms| ms.try_into().ok()) } else { None },
         }
     }
 }
 
-impl Judge for RuleJudge {
-    fn assess(&self, request: &Request) -> Assessment {
-        Self::assess(self, request)
+impl PolicyEngine for RulePolicyEngine {
+    fn assess_request(&self, request: &RunRequest) -> Assessment {
+        Self::assess_request(self, request)
     }
 
-    fn rule(&self, request: &Request, assessment: &Assessment) -> Ruling {
-        let said = self.said(request, assessment);
+    fn apply_rules(&self, request: &RunRequest, assessment: &Assessment) -> ConsentRuling {
+        let said = self.rule_request(request, assessment);
         let by_caller = match said.decision.verdict {
-            Verdict::Deny => None,
-            Verdict::Allow | Verdict::Ask => self.answered_by_caller(request, assessment, &said.questions),
+            PolicyVerdict::Deny => None,
+            PolicyVerdict::Allow | PolicyVerdict::Ask => self.answered_by_caller(request, assessment, &said.questions),
         };
-        let gives_powers = held_rules::give(&self.settings);
-        Ruling {
+        let gives_powers = held_rules::can_give_powers(&self.settings);
+        ConsentRuling {
             decision: said.decision,
             questions: said.questions,
             by_caller,
             unhonoured: Vec::new(),
             gives_powers,
-            wanted: wanted(request, &said.obligations),
+            wanted: run_requirements(request, &said.obligations),
         }
     }
 
-    fn plan(&self, request: &Request, attempt: u32, grants: &[Grant]) -> Result<Planned, PlanError> {
+    fn make_plan(&self, request: &RunRequest, attempt: u32, grants: &[Grant]) -> Result<BoundPlan, PlanError> {
         let mut profile = resolve_profile(&self.settings, &request.profile, request.workspace.as_path(), grants)
             .map_err(|error| PlanError { what: error.to_string(), hint: None })?;
-        if self.settings.rules().any(Rule::has_limits) {
-            self.said(request, &self.assess(request)).obligations.narrow(&mut profile);
+        if self.settings.rules().any(PolicyRule::has_limits) {
+            self.rule_request(request, &self.assess_request(request)).obligations.lower_limits(&mut profile);
         }
         profile.limits.lower_to(&request.limits);
         for grant in grants {
             if let Grant::Limit(limit, amount) = grant {
-                profile.limits.raise(*limit, *amount);
+                profile.limits.raise_limit(*limit, *amount);
             }
         }
-        self.settings.bind_host_rules(&mut profile, &held_rules::stage(request), &self.around());
+        self.settings.bind_host_rules(&mut profile, &held_rules::act_context(request), &self.current_circumstances());
         let wanted =
             [(self.stage, "staged", "--stage"), (self.undo, "undone", "--undo"), (self.trace, "traced", "--trace")];
         for (wanted, what, option) in wanted {
@@ -195,18 +195,18 @@ impl Judge for RuleJudge {
         }
         profile.filesystem.trace = self.trace;
         let argv = match &request.command {
-            Command::Argv(argv) => argv.clone(),
-            Command::Script(script) => vec![shell()?, "-c".into(), script.clone()],
+            RequestCommand::Argv(argv) => argv.clone(),
+            RequestCommand::Script(script) => vec![find_shell()?, "-c".into(), script.clone()],
         };
         let (level, backend) =
-            if profile.sandboxed { (request.level, self.sandbox_backend) } else { (Level::None, self.host_backend) };
+            if profile.sandboxed { (request.level, self.sandbox_backend) } else { (IsolationLevel::None, self.host_backend) };
         let mut environment = effective_environment(&profile, &request.environment);
-        let judged = self.judged(request, self.neutralised);
-        surroundings::carry(&judged.neutralisation, request, self.settings.home(), &mut environment);
+        let judged = self.classify_request(request, self.neutralised);
+        surroundings::apply_variables(&judged.neutralisation, request, self.settings.home(), &mut environment);
         let mut effects: Vec<Grant> = judged.effects.into_iter().map(EffectUse::into_grant).collect();
         effects.extend(configured_files(request, &judged.assessment));
         effects.extend(written_hooks(request, &judged.assessment));
-        let plan = Plan {
+        let plan = AttemptPlan {
             request: request.id.clone(),
             attempt,
             argv,
@@ -219,15 +219,15 @@ impl Judge for RuleJudge {
             level,
             backend: backend.to_owned(),
         };
-        let program = Program {
+        let program = PlanProgram {
             argv: &plan.argv,
             command: &request.command,
             environment: &plan.environment,
             cwd: plan.cwd.as_path(),
         };
-        let found = identity(&program, &judged.assessment, self.takes(request));
+        let found = identify_program(&program, &judged.assessment, self.stdin_use(request));
         let mut planned =
-            Planned::new(plan, found.digest).map_err(|error| PlanError { what: error.to_string(), hint: None })?;
+            BoundPlan::new(plan, found.digest).map_err(|error| PlanError { what: error.to_string(), hint: None })?;
         // The programs of a persistent sandbox are not the host's, and its commands can change
         // them.
         planned.is_identified = found.is_whole && self.inside.is_none();
@@ -235,7 +235,7 @@ impl Judge for RuleJudge {
         Ok(planned)
     }
 
-    fn escalation(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant> {
+    fn escalation_powers(&self, request: &RunRequest, plan: &AttemptPlan, grant: &Grant) -> Vec<Grant> {
         let home = self.settings.home();
         let is_read = matches!(grant, Grant::Read(_));
         if grant.path().is_some_and(|path| is_history(path, home) || is_read && is_registry_settings(path, home)) {
@@ -244,28 +244,28 @@ impl Judge for RuleJudge {
         let powers = complete_grants(&plan.profile, std::slice::from_ref(grant));
         let may = |power: &Grant| {
             may_escalate(&self.settings, request, power, self.by_person)
-                && !held_rules::denies(&self.settings, request, power, &self.around())
+                && !held_rules::is_power_denied(&self.settings, request, power, &self.current_circumstances())
         };
         if powers.iter().all(may) { powers } else { Vec::new() }
     }
 
-    fn held_rule(&self, request: &Request, plan: &Plan, denial: &Denial) -> Option<HeldRule> {
-        held_rules::of(&self.settings, request, plan, denial, &self.around())
+    fn held_rule(&self, request: &RunRequest, plan: &AttemptPlan, denial: &Denial) -> Option<HeldRule> {
+        held_rules::rule_held_call(&self.settings, request, plan, denial, &self.current_circumstances())
     }
 
-    fn governed(&self, request: &Request, grant: &Grant) -> Option<Decision> {
-        held_rules::governed(&self.settings, request, grant)
+    fn governed_refusal(&self, request: &RunRequest, grant: &Grant) -> Option<Decision> {
+        held_rules::governed_refusal(&self.settings, request, grant)
     }
 
     fn is_guarded(&self, grant: &Grant) -> bool {
         self.settings.guarded_place(grant).is_some()
     }
 
-    fn directory(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant> {
+    fn directory_powers(&self, request: &RunRequest, plan: &AttemptPlan, grant: &Grant) -> Vec<Grant> {
         let workspace = request.workspace.as_path();
         let around = match grant {
             // Some rule may be about content of the directory.
-            Grant::Write(_) if self.settings.rules().any(Rule::guards_files) => None,
+            Grant::Write(_) if self.settings.rules().any(PolicyRule::guards_files) => None,
             Grant::Write(file) => {
                 // A part of another repository is of little use by itself.
                 let whole = repository_around(file).filter(|whole| !whole.starts_with(workspace));
@@ -275,17 +275,17 @@ impl Judge for RuleJudge {
             Grant::Connect(targets) => self.settings.grantable_siblings(&plan.profile, targets).map(Grant::Connect),
             _ => None,
         };
-        around.map_or_else(Vec::new, |around| self.escalation(request, plan, &around))
+        around.map_or_else(Vec::new, |around| self.escalation_powers(request, plan, &around))
     }
 
-    fn group(&self, request: &Request, plan: &Plan, grant: &Grant) -> Option<GroupOffer> {
+    fn host_group(&self, request: &RunRequest, plan: &AttemptPlan, grant: &Grant) -> Option<GroupOffer> {
         let group = self.settings.grantable_group(&plan.profile, &grant.targets()?.target()?)?;
         let grants: Vec<Grant> = group.hosts.iter().cloned().map(Grant::Connect).collect();
-        let may = |grant: &Grant| !self.escalation(request, plan, grant).is_empty();
+        let may = |grant: &Grant| !self.escalation_powers(request, plan, grant).is_empty();
         grants.iter().all(may).then(|| GroupOffer { name: group.name.clone(), grants })
     }
 
-    fn policy(&self, request: &Request) -> Digest {
+    fn policy_digest(&self, request: &RunRequest) -> Digest {
         // The time-out of a question does not change any approved power.
         let (mut text, mut ends) = (Vec::new(), vec![0]);
         self.settings.explained_values(&request.profile, |key, value| {
@@ -301,16 +301,16 @@ impl Judge for RuleJudge {
 }
 
 /// Returns the changes that the rules make to the requested run.
-fn wanted(request: &Request, wants: &Obligations) -> Option<Wanted> {
+fn run_requirements(request: &RunRequest, wants: &Obligations) -> Option<RunRequirements> {
     if wants.is_empty() {
         return None;
     }
-    let with = wants.request(request);
+    let with = wants.apply_to_request(request);
     let timeout_ms = match (request.timeout_ms, wants.limits.wall_ms) {
         (Some(asked), Some(limit)) => Some(asked.min(limit)),
         (asked, limit) => asked.or(limit),
     };
-    Some(Wanted { profile: with.profile, grants: with.grants, timeout_ms })
+    Some(RunRequirements { profile: with.profile, grants: with.grants, timeout_ms })
 }
 
 /// Returns the name of the user that owns this process (proc(5), passwd(5)). The environment is not
@@ -326,43 +326,43 @@ fn user_name() -> Option<String> {
     })
 }
 
-fn shell() -> Result<RawText, PlanError> {
-    let found = SHELLS.iter().find(|path| Path::new(path).exists()).map(|path| RawText::from(*path));
+fn find_shell() -> Result<RawText, PlanError> {
+    let found = BASH_PATHS.iter().find(|path| Path::new(path).exists()).map(|path| RawText::from(*path));
     found.ok_or_else(|| PlanError {
-        what: format!("there is no bash in {}", SHELLS.join(", ")),
+        what: format!("there is no bash in {}", BASH_PATHS.join(", ")),
         hint: Some("install bash, or give the command as words after `--`".to_owned()),
     })
 }
 
-impl Recorder for Log {
-    fn record(&self, events: &[Event]) -> Result<(), RecordError> {
+impl EventRecorder for AuditLogWriter {
+    fn record_events(&self, events: &[Event]) -> Result<(), RecordError> {
         self.append_batch(events).map(drop).map_err(|error| RecordError(error.to_string()))
     }
 
-    fn commit(&self) -> Result<(), RecordError> {
-        Log::commit(self).map_err(|error| RecordError(error.to_string()))
+    fn commit_events(&self) -> Result<(), RecordError> {
+        AuditLogWriter::commit_lines(self).map_err(|error| RecordError(error.to_string()))
     }
 }
 
 /// Memory that uses the store.
 #[derive(Clone, Debug)]
 pub struct StoreMemory {
-    store: Arc<Store>,
+    store: Arc<ApprovalStore>,
 }
 
 impl StoreMemory {
     /// Creates the memory over an open store.
-    pub fn new(store: Arc<Store>) -> Self {
+    pub fn new(store: Arc<ApprovalStore>) -> Self {
         Self { store }
     }
 
     fn get(
         &self,
-        key: &Key,
+        key: &MemoryKey,
         session: Option<&SessionId>,
         now_ms: u64,
-    ) -> Result<Option<stockade_store::Remembered>, MemoryError> {
-        self.store.lookup(stored(key.namespace), &key.digest, session, now_ms).map_err(failed)
+    ) -> Result<Option<stockade_store::ApprovalRecord>, MemoryError> {
+        self.store.look_up_answer(store_namespace(key.namespace), &key.digest, session, now_ms).map_err(memory_error)
     }
 
     fn is_refused(
@@ -372,8 +372,8 @@ impl StoreMemory {
         session: Option<&SessionId>,
         now_ms: u64,
     ) -> Result<bool, MemoryError> {
-        for namespace in [Namespace::Grant, Namespace::Escalate] {
-            let key = context.refusal(namespace, std::slice::from_ref(grant));
+        for namespace in [QuestionNamespace::Grant, QuestionNamespace::Escalate] {
+            let key = context.refusal_key(namespace, std::slice::from_ref(grant));
             if self.get(&key, session, now_ms)?.is_some_and(|found| found.consent == Consent::Denied) {
                 return Ok(true);
             }
@@ -382,25 +382,25 @@ impl StoreMemory {
     }
 }
 
-impl Memory for StoreMemory {
-    fn lookup(&self, key: &Key, session: Option<&SessionId>, now_ms: u64) -> Result<Option<Remembered>, MemoryError> {
+impl AnswerMemory for StoreMemory {
+    fn look_up_answer(&self, key: &MemoryKey, session: Option<&SessionId>, now_ms: u64) -> Result<Option<RememberedAnswer>, MemoryError> {
         let Some(found) = self.get(key, session, now_ms)? else { return Ok(None) };
         let answer = match found.consent {
-            Consent::Approved => Answer::Approved(found.scope),
-            Consent::Denied => Answer::Denied(found.scope),
+            Consent::Approved => ApprovalAnswer::Approved(found.scope),
+            Consent::Denied => ApprovalAnswer::Denied(found.scope),
         };
-        Ok(Some(Remembered { answer, id: found.id.to_string() }))
+        Ok(Some(RememberedAnswer { answer, id: found.id.to_string() }))
     }
 
-    fn remember(&self, memo: &Memo, session: Option<&SessionId>, now_ms: u64) -> Result<(), MemoryError> {
+    fn remember_answer(&self, memo: &AnswerMemo, session: Option<&SessionId>, now_ms: u64) -> Result<(), MemoryError> {
         let (consent, scope) = match memo.answer {
-            Answer::Approved(scope) | Answer::Group(scope) => (Consent::Approved, scope),
-            Answer::Denied(scope) => (Consent::Denied, scope),
-            Answer::Abort | Answer::TimedOut => return Ok(()),
+            ApprovalAnswer::Approved(scope) | ApprovalAnswer::Group(scope) => (Consent::Approved, scope),
+            ApprovalAnswer::Denied(scope) => (Consent::Denied, scope),
+            ApprovalAnswer::Abort | ApprovalAnswer::TimedOut => return Ok(()),
         };
-        let remembered = stockade_store::Remembered {
+        let remembered = stockade_store::ApprovalRecord {
             id: ApprovalId::from_random(random_bytes()?),
-            namespace: stored(memo.key.namespace),
+            namespace: store_namespace(memo.key.namespace),
             digest: memo.key.digest.clone(),
             question: memo.subject.as_str().into(),
             grants: memo.grants.clone(),
@@ -413,38 +413,38 @@ impl Memory for StoreMemory {
             revoked_ms: None,
             ended_ms: None,
         };
-        self.store.remember(&remembered).map_err(|error| MemoryError(error.to_string()))
+        self.store.remember_answer(&remembered).map_err(|error| MemoryError(error.to_string()))
     }
 
-    fn standing(
+    fn persistent_answers(
         &self,
         context: &GrantContext,
         session: Option<&SessionId>,
         now_ms: u64,
-    ) -> Result<Standing, MemoryError> {
-        let mut standing = Standing::default();
-        for known in self.store.list().map_err(failed)?.into_iter().filter(|known| known.in_force(now_ms)) {
+    ) -> Result<PersistentAnswers, MemoryError> {
+        let mut standing = PersistentAnswers::default();
+        for known in self.store.list_answers().map_err(memory_error)?.into_iter().filter(|known| known.in_force(now_ms)) {
             if known.consent == Consent::Denied {
                 standing.refused.extend(refused_by(&known, context, session));
                 continue;
             }
             let grant = match known.grants.as_slice() {
-                [grant] if known.namespace == stored(Namespace::Grant) => grant,
+                [grant] if known.namespace == store_namespace(QuestionNamespace::Grant) => grant,
                 _ => continue,
             };
             // Is it bound to this workspace, profile, level, policy and user?
-            if context.approval(Namespace::Grant, grant).digest != known.digest {
+            if context.approval_key(QuestionNamespace::Grant, grant).digest != known.digest {
                 continue;
             }
             let reaches = match known.scope {
-                Scope::Session => known.session.is_some() && known.session.as_ref() == session,
-                Scope::Until(_) | Scope::Always => true,
+                ApprovalScope::Session => known.session.is_some() && known.session.as_ref() == session,
+                ApprovalScope::Until(_) | ApprovalScope::Always => true,
                 // Each use of a counted answer is taken when the power is requested.
-                Scope::Times(_) => {
+                ApprovalScope::Times(_) => {
                     standing.counted = true;
                     false
                 }
-                Scope::Once => false,
+                ApprovalScope::Once => false,
             };
             if reaches && !standing.grants.contains(grant) && !self.is_refused(context, grant, session, now_ms)? {
                 standing.grants.push(grant.clone());
@@ -456,22 +456,22 @@ impl Memory for StoreMemory {
 }
 
 /// Returns the powers that a refusal names, if it applies here.
-fn refused_by(known: &stockade_store::Remembered, context: &GrantContext, session: Option<&SessionId>) -> Vec<Grant> {
-    let is_here = |namespace| context.refusal(namespace, &known.grants).digest == known.digest;
-    let elsewhere = known.scope == Scope::Session && known.session.as_ref() != session;
-    let holds = [Namespace::Grant, Namespace::Escalate].into_iter().any(is_here) && !elsewhere;
+fn refused_by(known: &stockade_store::ApprovalRecord, context: &GrantContext, session: Option<&SessionId>) -> Vec<Grant> {
+    let is_here = |namespace| context.refusal_key(namespace, &known.grants).digest == known.digest;
+    let elsewhere = known.scope == ApprovalScope::Session && known.session.as_ref() != session;
+    let holds = [QuestionNamespace::Grant, QuestionNamespace::Escalate].into_iter().any(is_here) && !elsewhere;
     if holds { known.grants.clone() } else { Vec::new() }
 }
 
-fn stored(namespace: Namespace) -> stockade_store::Namespace {
+fn store_namespace(namespace: QuestionNamespace) -> stockade_store::ApprovalNamespace {
     match namespace {
-        Namespace::Run => stockade_store::Namespace::Run,
-        Namespace::Grant => stockade_store::Namespace::Grant,
-        Namespace::Escalate => stockade_store::Namespace::Escalate,
+        QuestionNamespace::Run => stockade_store::ApprovalNamespace::Run,
+        QuestionNamespace::Grant => stockade_store::ApprovalNamespace::Grant,
+        QuestionNamespace::Escalate => stockade_store::ApprovalNamespace::Escalate,
     }
 }
 
-fn failed(error: stockade_store::StoreError) -> MemoryError {
+fn memory_error(error: stockade_store::StoreError) -> MemoryError {
     MemoryError(error.to_string())
 }
 

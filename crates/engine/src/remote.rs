@@ -11,24 +11,24 @@ use std::thread;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use stockade_model::{Denial, EnforcementReport, Plan};
+use stockade_model::{Denial, EnforcementReport, AttemptPlan};
 
-use crate::{Attempt, AttemptEvent, Events, HeldAnswer, HoldId, Io, StartError};
+use crate::{Attempt, AttemptEvent, AttemptEventSender, HeldAnswer, HoldId, StdioMode, StartError};
 
 /// Time-out for building a sandbox or releasing a command.
-const READY_WITHIN: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time-out for freezing all processes.
-const STILL_WITHIN: Duration = Duration::from_secs(5);
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time-out for the other process to end the sandbox, and then itself.
-const ENDS_WITHIN: Duration = Duration::from_secs(15);
+const END_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// First message to the process of an attempt: its task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Order {
+pub struct AttemptOrder {
     /// The plan of the attempt.
-    pub plan: Plan,
+    pub plan: AttemptPlan,
     /// The command's standard streams, from the view of the process that gets this message.
-    pub io: Io,
+    pub io: StdioMode,
     /// True if calls that lack a power wait for an answer.
     pub hold: bool,
     /// The file mode creation mask of the command.
@@ -37,7 +37,7 @@ pub struct Order {
 
 /// Message from the engine's process to the attempt's process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Said {
+pub enum EngineMessage {
     /// [`Attempt::release`].
     Release,
     /// [`Attempt::signal`].
@@ -52,7 +52,7 @@ pub enum Said {
 
 /// Message from the attempt's process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Told {
+pub enum AttemptMessage {
     /// The sandbox is built, or the reason why not.
     Prepared(Result<EnforcementReport, StartError>),
     /// The command was released, or the reason why not.
@@ -64,18 +64,18 @@ pub enum Told {
 }
 
 /// The engine's end of the channel to an attempt's process. Several threads write, one reads.
-pub trait Line: Send + Sync {
+pub trait AttemptChannel: Send + Sync {
     /// Sends a message, within a bounded time.
     ///
     /// # Errors
     /// [`io::Error`] if the other side is gone, or does not read it.
-    fn say(&self, said: &Said) -> io::Result<()>;
+    fn send_message(&self, said: &EngineMessage) -> io::Result<()>;
 
     /// Waits for the next message of the other side; `None` if it is gone.
     ///
     /// # Errors
     /// [`io::Error`] if the received bytes are no message.
-    fn hear(&self) -> io::Result<Option<Told>>;
+    fn receive_message(&self) -> io::Result<Option<AttemptMessage>>;
 
     /// Closes the sending direction; the other side's messages are still received.
     fn fall_silent(&self);
@@ -86,7 +86,7 @@ pub trait Line: Send + Sync {
 
 /// Attempt as the engine uses it.
 pub struct RemoteAttempt {
-    line: Arc<dyn Line>,
+    line: Arc<dyn AttemptChannel>,
     enforced: EnforcementReport,
     released: Receiver<Result<(), StartError>>,
     still: Mutex<Receiver<bool>>,
@@ -99,14 +99,14 @@ impl RemoteAttempt {
     ///
     /// # Errors
     /// [`StartError`] with the reason if it is not built.
-    pub fn begin(line: Arc<dyn Line>, events: Events) -> Result<Self, StartError> {
+    pub fn await_sandbox(line: Arc<dyn AttemptChannel>, events: AttemptEventSender) -> Result<Self, StartError> {
         let (prepared, is_prepared) = channel();
         let (released, is_released) = channel();
         let (still, stands_still) = channel();
         let (on_drop, over) = channel::<()>();
         let heard = Arc::clone(&line);
         let listen = move || {
-            Listener { prepared, released, still, events }.listen(&*heard);
+            AttemptListener { prepared, released, still, events }.receive_messages(&*heard);
             drop(on_drop);
         };
         let listener = thread::Builder::new().name("stockade-attempt".to_owned()).spawn(listen);
@@ -122,15 +122,15 @@ impl RemoteAttempt {
 
     /// Sends a message. A failure is ignored, because the end of a process that is gone is
     /// reported.
-    fn say(&self, said: &Said) {
-        let _ = self.line.say(said);
+    fn send_message(&self, said: &EngineMessage) {
+        let _ = self.line.send_message(said);
     }
 }
 
 fn in_time<T>(word: &Receiver<T>) -> Result<T, StartError> {
-    word.recv_timeout(READY_WITHIN).map_err(|error| {
+    word.recv_timeout(READY_TIMEOUT).map_err(|error| {
         let why = match error {
-            RecvTimeoutError::Timeout => format!("nothing was heard of it within {} s", READY_WITHIN.as_secs()),
+            RecvTimeoutError::Timeout => format!("nothing was heard of it within {} s", READY_TIMEOUT.as_secs()),
             RecvTimeoutError::Disconnected => "its front was ended by somebody".to_owned(),
         };
         StartError { what: format!("the sandbox is lost: {why}"), hint: None }
@@ -138,57 +138,57 @@ fn in_time<T>(word: &Receiver<T>) -> Result<T, StartError> {
 }
 
 /// Receivers of the messages.
-struct Listener {
+struct AttemptListener {
     prepared: Sender<Result<EnforcementReport, StartError>>,
     released: Sender<Result<(), StartError>>,
     still: Sender<bool>,
-    events: Events,
+    events: AttemptEventSender,
 }
 
-impl Listener {
+impl AttemptListener {
     /// Receives messages until the process is gone. If it reported no end, the drop of `events`
     /// reports it.
-    fn listen(self, line: &dyn Line) {
-        while let Ok(Some(told)) = line.hear() {
+    fn receive_messages(self, line: &dyn AttemptChannel) {
+        while let Ok(Some(told)) = line.receive_message() {
             match told {
-                Told::Event(event) => self.events.tell(*event),
+                AttemptMessage::Event(event) => self.events.send_event(*event),
                 // The receiver is gone if these fail.
-                Told::Prepared(result) => drop(self.prepared.send(result)),
-                Told::Released(result) => drop(self.released.send(result)),
-                Told::StandsStill(does) => drop(self.still.send(does)),
+                AttemptMessage::Prepared(result) => drop(self.prepared.send(result)),
+                AttemptMessage::Released(result) => drop(self.released.send(result)),
+                AttemptMessage::StandsStill(does) => drop(self.still.send(does)),
             }
         }
     }
 }
 
 impl Attempt for RemoteAttempt {
-    fn enforced(&self) -> &EnforcementReport {
+    fn enforcement_report(&self) -> &EnforcementReport {
         &self.enforced
     }
 
-    fn release(&mut self) -> Result<(), StartError> {
-        self.say(&Said::Release);
+    fn release_command(&mut self) -> Result<(), StartError> {
+        self.send_message(&EngineMessage::Release);
         in_time(&self.released).flatten()
     }
 
-    fn signal(&self, signal: i32) {
-        self.say(&Said::Signal(signal));
+    fn send_signal(&self, signal: i32) {
+        self.send_message(&EngineMessage::Signal(signal));
     }
 
-    fn kill(&self) {
-        self.say(&Said::Kill);
+    fn kill_processes(&self) {
+        self.send_message(&EngineMessage::Kill);
     }
 
     fn stand_still(&self, limit: &Denial) -> bool {
         let still = self.still.lock().unwrap_or_else(PoisonError::into_inner);
         // A late reply to an earlier message must not count as the reply to this one.
         while still.try_recv().is_ok() {}
-        self.say(&Said::StandStill(limit.clone()));
-        still.recv_timeout(STILL_WITHIN).unwrap_or(false)
+        self.send_message(&EngineMessage::StandStill(limit.clone()));
+        still.recv_timeout(FREEZE_TIMEOUT).unwrap_or(false)
     }
 
-    fn answer(&self, hold: HoldId, answer: HeldAnswer) {
-        self.say(&Said::Answer(hold, answer));
+    fn answer_call(&self, hold: HoldId, answer: HeldAnswer) {
+        self.send_message(&EngineMessage::Answer(hold, answer));
     }
 }
 
@@ -196,10 +196,10 @@ impl Drop for RemoteAttempt {
     fn drop(&mut self) {
         // The process ends its sandbox, and then itself.
         self.line.fall_silent();
-        if self.over.recv_timeout(ENDS_WITHIN) == Err(RecvTimeoutError::Timeout) {
+        if self.over.recv_timeout(END_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
             self.line.hang_up();
             // The listener may have to wait for the end of a process that does not answer.
-            let _ = self.over.recv_timeout(ENDS_WITHIN);
+            let _ = self.over.recv_timeout(END_TIMEOUT);
         }
     }
 }
@@ -208,18 +208,18 @@ impl Drop for RemoteAttempt {
 ///
 /// # Errors
 /// [`io::Error`] if the channel to the engine's process fails.
-pub fn obey(
+pub fn serve_attempt(
     mut attempt: Box<dyn Attempt>,
-    mut hear: impl FnMut() -> io::Result<Option<Said>>,
-    tell: impl Fn(&Told) -> io::Result<()>,
+    mut hear: impl FnMut() -> io::Result<Option<EngineMessage>>,
+    tell: impl Fn(&AttemptMessage) -> io::Result<()>,
 ) -> io::Result<()> {
     while let Some(said) = hear()? {
         match said {
-            Said::Release => tell(&Told::Released(attempt.release()))?,
-            Said::Signal(signal) => attempt.signal(signal),
-            Said::Kill => attempt.kill(),
-            Said::StandStill(limit) => tell(&Told::StandsStill(attempt.stand_still(&limit)))?,
-            Said::Answer(hold, answer) => attempt.answer(hold, answer),
+            EngineMessage::Release => tell(&AttemptMessage::Released(attempt.release_command()))?,
+            EngineMessage::Signal(signal) => attempt.send_signal(signal),
+            EngineMessage::Kill => attempt.kill_processes(),
+            EngineMessage::StandStill(limit) => tell(&AttemptMessage::StandsStill(attempt.stand_still(&limit)))?,
+            EngineMessage::Answer(hold, answer) => attempt.answer_call(hold, answer),
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 //! An opinion is shown beside the question and can only raise caution. This module must not depend
 //! on how the opinion is made.
 
-use stockade_model::{Opinion, Question, RawText, SessionId};
+use stockade_model::{ReviewOpinion, ApprovalQuestion, RawText, SessionId};
 
 /// Model that reviews questions before a person sees them. Off unless the user's own configuration
 /// names one.
@@ -19,11 +19,11 @@ pub trait Reviewer: Send + Sync {
     ///
     /// # Errors
     /// The reason for sending nothing, for a person: the budget is used up, there is no key ...
-    fn prepare(&self, question: &Question, session: Option<&SessionId>) -> Result<ReviewRequest, String>;
+    fn prepare_request(&self, question: &ApprovalQuestion, session: Option<&SessionId>) -> Result<ReviewRequest, String>;
 
     /// Sends the request and waits for the answer, at most for the time-out. Called on a thread of
     /// its own; several calls may run at the same time.
-    fn ask(&self, request: &ReviewRequest) -> ReviewReply;
+    fn send_request(&self, request: &ReviewRequest) -> ReviewReply;
 }
 
 /// Data that leaves the machine; recorded before it is sent.
@@ -41,7 +41,7 @@ pub struct ReviewRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReviewReply {
     /// The opinion, or Stockade's own text for the reason of its absence.
-    pub opinion: Result<Opinion, String>,
+    pub opinion: Result<ReviewOpinion, String>,
     /// The received response, for the audit log: without secrets, and bounded.
     pub response: Option<RawText>,
 }

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use stockade_model::{
-    Background, ConnectionRecord, Denial, EnforcementReport, ImageDigest, Level, Profile, RequestId, RuntimeName,
-    SandboxId, Usage,
+    BackgroundPolicy, ConnectionRecord, Denial, EnforcementReport, ImageDigest, IsolationLevel, Profile, RequestId, RuntimeName,
+    SandboxId, ResourceUsage,
 };
 
 use crate::{Backend, StartError};
@@ -29,34 +29,34 @@ pub const INSIDE_HOME: &str = "/home/agent";
 /// Port that makes and finds sandboxes of one kind. An implementation declares its features in
 /// [`capabilities`](Self::capabilities). It refuses other operations with
 /// [`SandboxError::Unsupported`].
-pub trait Sandboxes: Send + Sync {
+pub trait SandboxProvider: Send + Sync {
     /// Returns its name as plans, records and reports contain it: `native`, `docker`.
     fn name(&self) -> &'static str;
 
     /// Returns the features of its sandboxes on this machine. Must be cheap, because every command
     /// line calls it.
-    fn capabilities(&self) -> Capabilities;
+    fn capabilities(&self) -> ProviderCapabilities;
 
     /// Checks whether a sandbox of this plan is available here, as far as possible without making
     /// one. The caller chooses the kind by the result. The plan's directories need not exist yet.
     ///
     /// # Errors
     /// [`SandboxError`] with the reason if it is not available.
-    fn serves(&self, plan: &SandboxPlan) -> Result<(), SandboxError>;
+    fn check_plan(&self, plan: &SandboxPlan) -> Result<(), SandboxError>;
 
     /// Makes a sandbox. When this returns, a command can run in it.
     ///
     /// # Errors
     /// [`SandboxError`] if a layer that the plan requires is unavailable. Nothing of it is left
     /// then, except the directories of the plan, which belong to the caller.
-    fn create(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError>;
+    fn create_sandbox(&self, plan: &SandboxPlan, events: SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError>;
 
     /// Finds a sandbox that an earlier engine made from the same plan.
     ///
     /// # Errors
     /// [`SandboxError::Gone`] if its processes are gone. Only its directories are left, and
     /// [`create`](Self::create) may reuse them.
-    fn adopt(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError>;
+    fn adopt_sandbox(&self, plan: &SandboxPlan, events: SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError>;
 
     /// Removes all that is left of a sandbox that no process holds any more: its processes, mounts,
     /// control groups, containers, networks. Does nothing if nothing is left. The directories of
@@ -76,7 +76,7 @@ pub trait Sandbox: Send + Sync {
 
     /// Returns the protection that the kernel or the container engine enforces for all of its
     /// commands together. Each attempt also has its own report.
-    fn enforced(&self) -> &EnforcementReport;
+    fn enforcement_report(&self) -> &EnforcementReport;
 
     /// Returns the backend that runs commands in it. A plan that asks for more than the sandbox was
     /// made with is a [`StartError`]. Powers that can be given while it runs ([`Backend::honours`])
@@ -106,13 +106,13 @@ pub trait Sandbox: Send + Sync {
     ///
     /// # Errors
     /// [`SandboxError`] if this is not supported or fails; the directory is emptied then.
-    fn snapshot(&self, to: &Path) -> Result<(), SandboxError>;
+    fn snapshot_files(&self, to: &Path) -> Result<(), SandboxError>;
 
     /// Returns the current and past resource use of all its processes.
     ///
     /// # Errors
     /// [`SandboxError`] if it is gone.
-    fn usage(&self) -> Result<SandboxUsage, SandboxError>;
+    fn read_usage(&self) -> Result<SandboxUsage, SandboxError>;
 
     /// Returns a directory of it as a descriptor for path resolution (`O_PATH`). Its processes are
     /// not needed to reach its files. A caller that resolves a path beneath it must not follow a
@@ -120,7 +120,7 @@ pub trait Sandbox: Send + Sync {
     ///
     /// # Errors
     /// [`SandboxError::Unsupported`] if its files are not on this machine.
-    fn tree(&self, which: Tree) -> Result<OwnedFd, SandboxError>;
+    fn open_tree(&self, which: SandboxTree) -> Result<OwnedFd, SandboxError>;
 
     /// Ends every process, and removes everything except the directories of its plan. Attempts that
     /// run in it end as lost. A second call does nothing.
@@ -138,7 +138,7 @@ pub struct SandboxPlan {
     /// Identifier of the sandbox. Everything made for it outside the process has this name.
     pub id: SandboxId,
     /// The read-only system that its commands see; the host's own if absent.
-    pub system: Option<System>,
+    pub system: Option<GuestSystem>,
     /// The directory of the host for [`INSIDE_WORKSPACE`]. It exists and belongs to this user.
     pub workspace: PathBuf,
     /// The directory for [`INSIDE_HOME`]. It exists and belongs to this user.
@@ -147,16 +147,16 @@ pub struct SandboxPlan {
     /// together. The plan of a command may have less of either.
     pub profile: Profile,
     /// The level to enforce; a lower level is refused (L6).
-    pub level: Level,
+    pub level: IsolationLevel,
     /// Treatment of processes that a command leaves behind.
-    pub background: Background,
+    pub background: BackgroundPolicy,
     /// The container engine's runtime, if it is not the engine's default.
     pub runtime: Option<RuntimeName>,
 }
 
 /// System other than the host's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum System {
+pub enum GuestSystem {
     /// A root tree: a directory with `usr`, `etc` and the rest of a system.
     Tree(PathBuf),
     /// An image that the container engine has, by its digest.
@@ -165,7 +165,7 @@ pub enum System {
 
 /// Directory of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Tree {
+pub enum SandboxTree {
     /// [`INSIDE_WORKSPACE`].
     Workspace,
     /// [`INSIDE_HOME`].
@@ -175,7 +175,7 @@ pub enum Tree {
 /// Features of a kind of sandbox on this machine. If one is false, operations that need it are
 /// refused with [`SandboxError::Unsupported`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capabilities {
+pub struct ProviderCapabilities {
     /// The sandboxes continue without the process that made them, and can be found again.
     pub adopts: bool,
     /// All of their processes can be stopped and continued.
@@ -196,7 +196,7 @@ pub struct Capabilities {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxUsage {
     /// Total use so far, including peaks.
-    pub total: Usage,
+    pub total: ResourceUsage,
     /// Memory in use now, in bytes.
     pub memory_bytes: Option<u64>,
     /// Current number of processes and threads.
@@ -228,21 +228,21 @@ pub enum SandboxEvent {
 
 /// Sink for the events of a sandbox; any thread may use it.
 #[derive(Clone)]
-pub struct SandboxEvents(Arc<dyn Fn(SandboxEvent) + Send + Sync>);
+pub struct SandboxEventSender(Arc<dyn Fn(SandboxEvent) + Send + Sync>);
 
-impl SandboxEvents {
+impl SandboxEventSender {
     /// Creates a sink. `tell` must not block, because the reported process waits meanwhile.
     pub fn new(tell: impl Fn(SandboxEvent) + Send + Sync + 'static) -> Self {
         Self(Arc::new(tell))
     }
 
     /// Sends one event.
-    pub fn tell(&self, event: SandboxEvent) {
+    pub fn send_event(&self, event: SandboxEvent) {
         (self.0)(event);
     }
 }
 
-impl fmt::Debug for SandboxEvents {
+impl fmt::Debug for SandboxEventSender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("SandboxEvents").finish_non_exhaustive()
     }

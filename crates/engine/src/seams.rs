@@ -1,36 +1,36 @@
 //! Ports of the driver besides `Backend` and `Approver`: policy, audit log, memory, clock. They are
 //! small, so that tests can replace each. The real implementations are in [`real`](crate::real).
 
-use stockade_model::{Assessment, Decision, Denial, Digest, Event, Grant, GroupOffer, Plan, Request, SessionId};
+use stockade_model::{Assessment, Decision, Denial, Digest, Event, Grant, GroupOffer, AttemptPlan, RunRequest, SessionId};
 
-use crate::core::{Memo, Planned, Remembered, Ruling};
-use crate::keys::{GrantContext, Key};
+use crate::core::{AnswerMemo, BoundPlan, RememberedAnswer, ConsentRuling};
+use crate::keys::{GrantContext, MemoryKey};
 
 /// Port that assesses requests, applies the rules and makes plans.
-pub trait Judge: Send + Sync {
+pub trait PolicyEngine: Send + Sync {
     /// Returns the assessment of a request's text.
-    fn assess(&self, request: &Request) -> Assessment;
+    fn assess_request(&self, request: &RunRequest) -> Assessment;
 
     /// Returns the result of the rules, and the parts of the request that need consent. The driver
     /// fills [`Ruling::unhonoured`].
-    fn rule(&self, request: &Request, assessment: &Assessment) -> Ruling;
+    fn apply_rules(&self, request: &RunRequest, assessment: &Assessment) -> ConsentRuling;
 
     /// Makes the plan of an attempt with exactly these grants.
     ///
     /// # Errors
     /// [`PlanError`] if the profile, the program or a grant is unavailable.
-    fn plan(&self, request: &Request, attempt: u32, grants: &[Grant]) -> Result<Planned, PlanError>;
+    fn make_plan(&self, request: &RunRequest, attempt: u32, grants: &[Grant]) -> Result<BoundPlan, PlanError>;
 
     /// Returns the powers to request from a person after `grant` was refused under `plan`: the
     /// grant and its requirements. Empty if the refusal is final.
-    fn escalation(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant>;
+    fn escalation_powers(&self, request: &RunRequest, plan: &AttemptPlan, grant: &Grant) -> Vec<Grant>;
 
     /// Returns the result of the rules for a held call, whatever the mode; `None` if no rule
     /// applies.
-    fn held_rule(&self, request: &Request, plan: &Plan, denial: &Denial) -> Option<HeldRule>;
+    fn held_rule(&self, request: &RunRequest, plan: &AttemptPlan, denial: &Denial) -> Option<HeldRule>;
 
     /// Returns the reason if this power cannot be approved at all, otherwise `None`.
-    fn governed(&self, request: &Request, grant: &Grant) -> Option<Decision>;
+    fn governed_refusal(&self, request: &RunRequest, grant: &Grant) -> Option<Decision>;
 
     /// Returns whether a power is over credentials or a part of the system, so that an answer has
     /// the scope `once` only.
@@ -42,16 +42,16 @@ pub trait Judge: Send + Sync {
     /// contains nothing protected, hidden or of Stockade's own, and is not the whole workspace or
     /// home directory. For a host, these are the hosts beneath the same domain, if the domain has
     /// one owner. Empty otherwise.
-    fn directory(&self, request: &Request, plan: &Plan, grant: &Grant) -> Vec<Grant>;
+    fn directory_powers(&self, request: &RunRequest, plan: &AttemptPlan, grant: &Grant) -> Vec<Grant>;
 
     /// Returns the shipped group of hosts to offer together with the host of `grant`. The group
     /// lists that host, and all its members may be given.
-    fn group(&self, _request: &Request, _plan: &Plan, _grant: &Grant) -> Option<GroupOffer> {
+    fn host_group(&self, _request: &RunRequest, _plan: &AttemptPlan, _grant: &Grant) -> Option<GroupOffer> {
         None
     }
 
     /// Returns the version of the policy for this request; consent is bound to it.
-    fn policy(&self, request: &Request) -> Digest;
+    fn policy_digest(&self, request: &RunRequest) -> Digest;
 }
 
 /// Result of the rules for a held call.
@@ -74,19 +74,19 @@ pub struct PlanError {
 }
 
 /// Port that stores the events (L10).
-pub trait Recorder: Send + Sync {
+pub trait EventRecorder: Send + Sync {
     /// Writes events in order, all or none.
     ///
     /// # Errors
     /// [`RecordError`] if any of them could not be written.
-    fn record(&self, events: &[Event]) -> Result<(), RecordError>;
+    fn record_events(&self, events: &[Event]) -> Result<(), RecordError>;
 
     /// Makes everything recorded so far durable. May block for a disk, and runs on another thread
     /// in parallel to [`record`](Self::record).
     ///
     /// # Errors
     /// [`RecordError`] if durability is not certain.
-    fn commit(&self) -> Result<(), RecordError>;
+    fn commit_events(&self) -> Result<(), RecordError>;
 }
 
 /// Error if an event was not stored.
@@ -96,7 +96,7 @@ pub struct RecordError(pub String);
 
 /// Remembered answers with a scope beyond the request that asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct PersistentAnswers {
     /// Powers that apply from the start.
     pub grants: Vec<Grant>,
     /// True if powers are remembered for a number of uses; each request for one takes a use.
@@ -106,19 +106,19 @@ pub struct Standing {
 }
 
 /// Port that remembers answers.
-pub trait Memory: Send + Sync {
+pub trait AnswerMemory: Send + Sync {
     /// Returns the answer under a key that is valid now and in this session. Takes one use of an
     /// answer that is remembered for a number of uses.
     ///
     /// # Errors
     /// [`MemoryError`] if the memory cannot be read, so that an answer may be missed.
-    fn lookup(&self, key: &Key, session: Option<&SessionId>, now_ms: u64) -> Result<Option<Remembered>, MemoryError>;
+    fn look_up_answer(&self, key: &MemoryKey, session: Option<&SessionId>, now_ms: u64) -> Result<Option<RememberedAnswer>, MemoryError>;
 
     /// Stores an answer; replaces an older one under the same key.
     ///
     /// # Errors
     /// [`MemoryError`] if it could not be stored.
-    fn remember(&self, memo: &Memo, session: Option<&SessionId>, now_ms: u64) -> Result<(), MemoryError>;
+    fn remember_answer(&self, memo: &AnswerMemo, session: Option<&SessionId>, now_ms: u64) -> Result<(), MemoryError>;
 
     /// Returns the powers remembered in namespace `grant` for this context that are valid now and
     /// in this session. Their scopes are the session, until a time, and always. Powers that a
@@ -126,12 +126,12 @@ pub trait Memory: Send + Sync {
     ///
     /// # Errors
     /// [`MemoryError`] if the memory cannot be read.
-    fn standing(
+    fn persistent_answers(
         &self,
         context: &GrantContext,
         session: Option<&SessionId>,
         now_ms: u64,
-    ) -> Result<Standing, MemoryError>;
+    ) -> Result<PersistentAnswers, MemoryError>;
 }
 
 /// Error of the memory.
@@ -143,15 +143,15 @@ pub struct MemoryError(pub String);
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoMemory;
 
-impl Memory for NoMemory {
-    fn lookup(&self, _: &Key, _: Option<&SessionId>, _: u64) -> Result<Option<Remembered>, MemoryError> {
+impl AnswerMemory for NoMemory {
+    fn look_up_answer(&self, _: &MemoryKey, _: Option<&SessionId>, _: u64) -> Result<Option<RememberedAnswer>, MemoryError> {
         Ok(None)
     }
-    fn remember(&self, _: &Memo, _: Option<&SessionId>, _: u64) -> Result<(), MemoryError> {
+    fn remember_answer(&self, _: &AnswerMemo, _: Option<&SessionId>, _: u64) -> Result<(), MemoryError> {
         Ok(())
     }
-    fn standing(&self, _: &GrantContext, _: Option<&SessionId>, _: u64) -> Result<Standing, MemoryError> {
-        Ok(Standing::default())
+    fn persistent_answers(&self, _: &GrantContext, _: Option<&SessionId>, _: u64) -> Result<PersistentAnswers, MemoryError> {
+        Ok(PersistentAnswers::default())
     }
 }
 

@@ -7,9 +7,9 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use stockade_model::{RawText, Request};
+use stockade_model::{RawText, RunRequest};
 use stockade_shell::{
-    Neutralisation, default_toolchain, has_no_submodules, is_plain_configuration, is_quiet_configuration,
+    SanitizeSettings, default_toolchain, has_no_submodules, is_plain_configuration, is_quiet_configuration,
     is_quiet_hook, leaves_hooks,
 };
 
@@ -19,13 +19,13 @@ const CONFIGURATION_BYTES_MAX: u64 = 1 << 20;
 const INDEX_BYTES_MAX: u64 = 64 << 20;
 
 /// Returns whether all required conditions are met.
-pub fn hold(needed: &Neutralisation, request: &Request, home: &Path) -> bool {
+pub fn are_conditions_met(needed: &SanitizeSettings, request: &RunRequest, home: &Path) -> bool {
     !needed.unknown_repository
         && needed.absent.iter().all(|path| is_absent(path.as_path()))
         && needed.plain_repositories.iter().all(|directory| is_plain(directory.as_path()))
         && (needed.quiet_repositories.is_empty() || has_usual_environment(request, home) && has_usual_hooks(home))
         && needed.quiet_repositories.iter().all(|directory| is_quiet(directory.as_path()))
-        && (!needed.rustup || toolchain(request, home).is_some())
+        && (!needed.rustup || find_toolchain(request, home).is_some())
 }
 
 /// Returns whether nothing exists at a path. An error other than "not found" counts as false.
@@ -41,11 +41,11 @@ pub fn repository_around(path: &Path) -> Option<PathBuf> {
 }
 
 /// Removes and sets the variables that the run must carry.
-pub fn carry(needed: &Neutralisation, request: &Request, home: &Path, environment: &mut BTreeMap<String, RawText>) {
+pub fn apply_variables(needed: &SanitizeSettings, request: &RunRequest, home: &Path, environment: &mut BTreeMap<String, RawText>) {
     environment.retain(|name, _| !needed.remove.iter().any(|beginning| name.starts_with(beginning)));
     let set = needed.environment.iter().map(|(name, value)| (name.clone(), RawText::from(value.as_str())));
     environment.extend(set);
-    if let Some(Toolchain::Named(name)) = toolchain(request, home).filter(|_| needed.rustup) {
+    if let Some(Toolchain::Named(name)) = find_toolchain(request, home).filter(|_| needed.rustup) {
         environment.insert("RUSTUP_TOOLCHAIN".to_owned(), RawText::from(name.as_str()));
     }
 }
@@ -58,7 +58,7 @@ enum Toolchain {
 }
 
 /// Returns the source of the compiler; `None` if it is unknown.
-fn toolchain(request: &Request, home: &Path) -> Option<Toolchain> {
+fn find_toolchain(request: &RunRequest, home: &Path) -> Option<Toolchain> {
     let own = home.join(".rustup");
     let given = request.environment.get("RUSTUP_HOME").map(RawText::as_path);
     if given.is_some_and(|given| given != own) {
@@ -67,7 +67,7 @@ fn toolchain(request: &Request, home: &Path) -> Option<Toolchain> {
     match fs::metadata(own.join("settings.toml")) {
         Err(_) => Some(Toolchain::Installed),
         Ok(_) => {
-            let settings = read(&own.join("settings.toml"), CONFIGURATION_BYTES_MAX)?;
+            let settings = read_regular_file(&own.join("settings.toml"), CONFIGURATION_BYTES_MAX)?;
             default_toolchain(&settings).map(Toolchain::Named)
         }
     }
@@ -113,17 +113,17 @@ fn has_quiet_hooks(hooks: &Path) -> bool {
 }
 
 /// Returns whether no variable of the caller directs git to another repository or configuration.
-fn has_usual_environment(request: &Request, home: &Path) -> bool {
+fn has_usual_environment(request: &RunRequest, home: &Path) -> bool {
     // Names of persons, and settings that only an exchange with another host uses.
-    const HARMLESS: &[&str] =
+    const HARMLESS_PREFIXES: &[&str] =
         &["GIT_AUTHOR_", "GIT_COMMITTER_", "GIT_SSL_", "GIT_TERMINAL_PROMPT", "GIT_OPTIONAL_LOCKS"];
     // Only well-known programs can have these values here: see `effective_environment`.
-    const PROGRAMS: &[&str] = &["GIT_EDITOR", "GIT_SEQUENCE_EDITOR", "GIT_PAGER"];
+    const EDITOR_VARIABLES: &[&str] = &["GIT_EDITOR", "GIT_SEQUENCE_EDITOR", "GIT_PAGER"];
     request.environment.iter().all(|(name, value)| match name.as_str() {
         "HOME" => value.as_path() == home,
         "XDG_CONFIG_HOME" => value.as_path() == home.join(".config"),
         name if name.starts_with("GIT_") => {
-            PROGRAMS.contains(&name) || HARMLESS.iter().any(|beginning| name.starts_with(beginning))
+            EDITOR_VARIABLES.contains(&name) || HARMLESS_PREFIXES.iter().any(|beginning| name.starts_with(beginning))
         }
         _ => true,
     })
@@ -134,13 +134,13 @@ fn has_usual_hooks(home: &Path) -> bool {
     let own = [home.join(".gitconfig"), home.join(".config/git/config"), PathBuf::from("/etc/gitconfig")];
     own.iter().all(|file| match fs::metadata(file) {
         Err(error) => error.kind() == io::ErrorKind::NotFound,
-        Ok(_) => read(file, CONFIGURATION_BYTES_MAX).is_some_and(|text| leaves_hooks(&text)),
+        Ok(_) => read_regular_file(file, CONFIGURATION_BYTES_MAX).is_some_and(|text| leaves_hooks(&text)),
     })
 }
 
 /// Returns the target of a `.git` file (worktrees, submodules): gitrepository-layout(5).
 fn pointed_to(file: &Path, beside: &Path) -> Option<PathBuf> {
-    let text = String::from_utf8(read(file, 4096)?).ok()?;
+    let text = String::from_utf8(read_regular_file(file, 4096)?).ok()?;
     Some(beside.join(text.strip_prefix("gitdir: ")?.trim_end_matches(['\n', '\r'])))
 }
 
@@ -149,7 +149,7 @@ fn common_of(git: &Path) -> Option<PathBuf> {
     match fs::metadata(git.join("commondir")) {
         Err(_) => Some(git.to_owned()),
         Ok(_) => {
-            let text = read(&git.join("commondir"), 4096).and_then(|text| String::from_utf8(text).ok())?;
+            let text = read_regular_file(&git.join("commondir"), 4096).and_then(|text| String::from_utf8(text).ok())?;
             Some(git.join(text.trim_end_matches(['\n', '\r'])))
         }
     }
@@ -158,9 +158,9 @@ fn common_of(git: &Path) -> Option<PathBuf> {
 fn is_as_told(git: &Path, common: &Path, configuration: fn(&[u8]) -> bool) -> bool {
     let config = common.join("config");
     let plain = fs::metadata(&config).is_err()
-        || read(&config, CONFIGURATION_BYTES_MAX).is_some_and(|text| configuration(&text));
+        || read_regular_file(&config, CONFIGURATION_BYTES_MAX).is_some_and(|text| configuration(&text));
     let index = git.join("index");
-    let whole = fs::metadata(&index).is_err() || read(&index, INDEX_BYTES_MAX).is_some_and(|i| has_no_submodules(&i));
+    let whole = fs::metadata(&index).is_err() || read_regular_file(&index, INDEX_BYTES_MAX).is_some_and(|i| has_no_submodules(&i));
     plain && whole && !has_shared_index(git) && !has_shared_index(common)
 }
 
@@ -172,7 +172,7 @@ fn has_shared_index(git: &Path) -> bool {
 }
 
 /// Reads a regular file that is not too long.
-fn read(path: &Path, bytes_max: u64) -> Option<Vec<u8>> {
+fn read_regular_file(path: &Path, bytes_max: u64) -> Option<Vec<u8>> {
     let found = fs::metadata(path).ok().filter(|found| found.is_file() && found.len() <= bytes_max)?;
     let mut text = Vec::with_capacity(usize::try_from(found.len()).ok()?);
     File::open(path).ok()?.take(bytes_max + 1).read_to_end(&mut text).ok()?;

@@ -11,7 +11,7 @@ use rustix::fs::OFlags;
 ///
 /// # Errors
 /// The reason why it cannot be read, for a user.
-pub fn read(path: &Path, limit_bytes: u64) -> Result<(Vec<u8>, Metadata), String> {
+pub fn read_bounded_file(path: &Path, limit_bytes: u64) -> Result<(Vec<u8>, Metadata), String> {
     // A FIFO must not block.
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path).map_err(|error| error.to_string())?;

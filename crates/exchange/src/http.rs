@@ -10,14 +10,14 @@ use std::time::Duration;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use stockade_model::{Endpoint, RawText};
+use stockade_model::{HttpEndpoint, RawText};
 use ureq::http::{HeaderValue, Response, header};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, Body};
 
 use crate::file;
-use crate::names::{LookupError, Names};
+use crate::names::{EndpointLookupError, EndpointResolver};
 
 /// Longest head of a response, in bytes.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
@@ -28,7 +28,7 @@ const MAX_AUTHORITIES_BYTES: u64 = 1 << 20;
 
 /// Certificate authorities for the endpoint's certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Authorities {
+pub enum CertificateAuthorities {
     /// The authorities that this machine trusts.
     #[default]
     Machine,
@@ -53,7 +53,7 @@ pub enum ExchangeError {
     #[error("this machine has no certificates to check it with")]
     NoAuthorities,
     /// A file of certificates cannot be read.
-    #[error("the certificates in {} cannot be read: {why}", RawText::from(.path.as_path()).escaped())]
+    #[error("the certificates in {} cannot be read: {why}", RawText::from(.path.as_path()).to_escaped())]
     Authorities {
         /// The file.
         path: PathBuf,
@@ -79,7 +79,7 @@ pub enum ExchangeError {
     #[error("its answer is no HTTP that is understood here")]
     Malformed,
     /// The status is not a success.
-    #[error("it answered with status {status}{}", meaning(*status))]
+    #[error("it answered with status {status}{}", describe_status(*status))]
     Status {
         /// The status code.
         status: u16,
@@ -88,7 +88,7 @@ pub enum ExchangeError {
     },
 }
 
-fn meaning(status: u16) -> &'static str {
+fn describe_status(status: u16) -> &'static str {
     match status {
         300..=399 => ": redirects are not followed",
         401 | 403 => ": the key is not accepted",
@@ -103,14 +103,14 @@ fn meaning(status: u16) -> &'static str {
 ///
 /// # Errors
 /// [`ExchangeError`] if there is no response, or if its status is not a success.
-pub fn exchange(
-    endpoint: &Endpoint,
-    authorities: &Authorities,
+pub fn send_json(
+    endpoint: &HttpEndpoint,
+    authorities: &CertificateAuthorities,
     headers: Vec<(&'static str, String)>,
     body: &[u8],
     within: Duration,
 ) -> Result<Vec<u8>, ExchangeError> {
-    let mut request = agent(endpoint, authorities, within)?.post(endpoint.to_string());
+    let mut request = build_agent(endpoint, authorities, within)?.post(endpoint.to_string());
     request = request.header(header::CONTENT_TYPE, "application/json");
     for (name, value) in headers {
         let mut value = HeaderValue::try_from(value).map_err(|_| ExchangeError::Malformed)?;
@@ -119,7 +119,7 @@ pub fn exchange(
     }
     let mut response = request.send(body)?;
     let status = response.status().as_u16();
-    let body = receive(&mut response);
+    let body = receive_body(&mut response);
     match status {
         200..=299 => body,
         // The body may contain the reason, if it can be read.
@@ -127,7 +127,7 @@ pub fn exchange(
     }
 }
 
-fn receive(response: &mut Response<Body>) -> Result<Vec<u8>, ExchangeError> {
+fn receive_body(response: &mut Response<Body>) -> Result<Vec<u8>, ExchangeError> {
     // The encoding was not offered, and the decoded length would have no limit.
     if response.headers().get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
         return Err(ExchangeError::Malformed);
@@ -135,8 +135,8 @@ fn receive(response: &mut Response<Body>) -> Result<Vec<u8>, ExchangeError> {
     Ok(response.body_mut().with_config().limit(MAX_BODY_BYTES).read_to_vec()?)
 }
 
-fn agent(endpoint: &Endpoint, authorities: &Authorities, within: Duration) -> Result<Agent, ExchangeError> {
-    let roots = if endpoint.is_encrypted() { trusted(authorities)? } else { Vec::new() };
+fn build_agent(endpoint: &HttpEndpoint, authorities: &CertificateAuthorities, within: Duration) -> Result<Agent, ExchangeError> {
+    let roots = if endpoint.is_encrypted() { load_root_certificates(authorities)? } else { Vec::new() };
     let tls = TlsConfig::builder()
         .unversioned_rustls_crypto_provider(Arc::new(aws_lc_rs::default_provider()))
         .root_certs(RootCerts::from(roots))
@@ -154,16 +154,16 @@ fn agent(endpoint: &Endpoint, authorities: &Authorities, within: Duration) -> Re
         .accept_encoding("identity")
         .tls_config(tls)
         .build();
-    Ok(Agent::with_parts(config, DefaultConnector::default(), Names(endpoint.clone())))
+    Ok(Agent::with_parts(config, DefaultConnector::default(), EndpointResolver(endpoint.clone())))
 }
 
-fn trusted(authorities: &Authorities) -> Result<Vec<Certificate<'static>>, ExchangeError> {
+fn load_root_certificates(authorities: &CertificateAuthorities) -> Result<Vec<Certificate<'static>>, ExchangeError> {
     let trusted = match authorities {
         // An unreadable certificate is not trusted.
-        Authorities::Machine => rustls_native_certs::load_native_certs().certs,
-        Authorities::File(path) => {
+        CertificateAuthorities::Machine => rustls_native_certs::load_native_certs().certs,
+        CertificateAuthorities::File(path) => {
             let unreadable = |why: String| ExchangeError::Authorities { path: path.clone(), why };
-            let (pem, _) = file::read(path, MAX_AUTHORITIES_BYTES).map_err(unreadable)?;
+            let (pem, _) = file::read_bounded_file(path, MAX_AUTHORITIES_BYTES).map_err(unreadable)?;
             let certificates = CertificateDer::pem_slice_iter(&pem).collect::<Result<_, _>>();
             certificates.map_err(|_| unreadable("it is no PEM".to_owned()))?
         }
@@ -182,7 +182,7 @@ impl From<ureq::Error> for ExchangeError {
             ureq::Error::Io(error) => error.into(),
             ureq::Error::Rustls(error) => error.into(),
             ureq::Error::BodyExceedsLimit(_) | ureq::Error::LargeResponseHeader(..) => Self::TooLong,
-            ureq::Error::Other(error) => match error.downcast::<LookupError>() {
+            ureq::Error::Other(error) => match error.downcast::<EndpointLookupError>() {
                 Ok(error) => Self::Lookup(error.0),
                 Err(_) => Self::Malformed,
             },

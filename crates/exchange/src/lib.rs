@@ -10,5 +10,5 @@ mod file;
 mod http;
 mod names;
 
-pub use file::read;
-pub use http::{Authorities, ExchangeError, exchange};
+pub use file::read_bounded_file;
+pub use http::{CertificateAuthorities, ExchangeError, send_json};

@@ -11,7 +11,7 @@ use std::time::Duration;
 use hickory_resolver::TokioResolver;
 use hickory_resolver::config::{LookupIpStrategy, ResolveHosts};
 use hickory_resolver::net::NetError;
-use stockade_model::Endpoint;
+use stockade_model::HttpEndpoint;
 use ureq::config::Config;
 use ureq::http::Uri;
 use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
@@ -22,14 +22,14 @@ const MAX_ADDRESSES: usize = 4;
 
 /// Resolver of one endpoint, whatever name it is asked for.
 #[derive(Debug)]
-pub(crate) struct Names(pub(crate) Endpoint);
+pub(crate) struct EndpointResolver(pub(crate) HttpEndpoint);
 
 /// Reason why a name could not be resolved.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct LookupError(pub(crate) String);
+pub(crate) struct EndpointLookupError(pub(crate) String);
 
-impl Resolver for Names {
+impl Resolver for EndpointResolver {
     fn resolve(&self, _: &Uri, _: &Config, timeout: NextTimeout) -> Result<ResolvedSocketAddrs, ureq::Error> {
         let mut addresses = match self.0.host().parse() {
             Ok(address) => vec![address],
@@ -54,12 +54,12 @@ impl Resolver for Names {
 
 /// Resolves a name; `None` if no answer arrived in time.
 fn look_up(host: &str, within: Duration) -> Option<Result<Vec<IpAddr>, ureq::Error>> {
-    let failed = |error: &dyn std::fmt::Display| ureq::Error::Other(Box::new(LookupError(error.to_string())));
+    let failed = |error: &dyn std::fmt::Display| ureq::Error::Other(Box::new(EndpointLookupError(error.to_string())));
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return Some(Err(failed(&error))),
     };
-    let found = runtime.block_on(async { tokio::time::timeout(within, addresses(host)).await });
+    let found = runtime.block_on(async { tokio::time::timeout(within, resolve_addresses(host)).await });
     Some(match found.ok()? {
         Ok(addresses) => Ok(addresses),
         Err(error) if error.is_nx_domain() || error.is_no_records_found() => Err(ureq::Error::HostNotFound),
@@ -67,7 +67,7 @@ fn look_up(host: &str, within: Duration) -> Option<Result<Vec<IpAddr>, ureq::Err
     })
 }
 
-async fn addresses(host: &str) -> Result<Vec<IpAddr>, NetError> {
+async fn resolve_addresses(host: &str) -> Result<Vec<IpAddr>, NetError> {
     let mut builder = TokioResolver::builder_tokio()?;
     let options = builder.options_mut();
     options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;

@@ -10,17 +10,17 @@ use std::io::Read;
 use stockade_model::RawText;
 use tar::{EntryType, Header, PaxExtensions};
 
-use crate::object::Time;
+use crate::object::FileTime;
 use crate::{FilesError, PATH_MAX, TreePath};
 
 /// Size of a block, and of a header.
-pub(crate) const BLOCK: usize = 512;
+pub(crate) const TAR_BLOCK_BYTES: usize = 512;
 /// Largest extension header that is read, in bytes.
-const EXTENSION_MAX: u64 = 64 << 10;
+const MAX_EXTENSION_BYTES: u64 = 64 << 10;
 
 /// Size limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
+pub struct ContentLimits {
     /// Bytes of all files together.
     pub bytes: u64,
     /// Files, directories and links.
@@ -29,16 +29,16 @@ pub struct Bounds {
 
 /// A member of an archive.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Member {
+pub(crate) struct ArchiveMember {
     pub path: TreePath,
     pub mode: u32,
-    pub modified: Time,
-    pub body: Body,
+    pub modified: FileTime,
+    pub body: MemberBody,
 }
 
 /// Kind of a member, with its link target.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Body {
+pub(crate) enum MemberBody {
     Directory,
     File,
     /// A symbolic link, with its target.
@@ -49,16 +49,16 @@ pub(crate) enum Body {
 
 /// Fields of extension headers for the member after them.
 #[derive(Debug, Default)]
-struct Extended {
+struct ExtensionFields {
     path: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     size: Option<u64>,
 }
 
 /// Reader of an archive.
-pub(crate) struct Reader<'r> {
+pub(crate) struct ArchiveReader<'r> {
     input: &'r mut dyn Read,
-    bounds: Bounds,
+    bounds: ContentLimits,
     entries: u64,
     bytes: u64,
     /// Unread bytes of the current file.
@@ -67,63 +67,63 @@ pub(crate) struct Reader<'r> {
     padding: u64,
 }
 
-impl<'r> Reader<'r> {
-    pub fn new(input: &'r mut dyn Read, bounds: Bounds) -> Self {
+impl<'r> ArchiveReader<'r> {
+    pub fn new(input: &'r mut dyn Read, bounds: ContentLimits) -> Self {
         Self { input, bounds, entries: 0, bytes: 0, left: 0, padding: 0 }
     }
 
     /// Returns the size of all files so far.
-    pub fn bytes(&self) -> u64 {
+    pub fn total_bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Returns the next member; `None` at the end, which the archive must mark.
-    pub fn next(&mut self) -> Result<Option<Member>, FilesError> {
-        self.skip()?;
-        let mut extended = Extended::default();
+    pub fn next(&mut self) -> Result<Option<ArchiveMember>, FilesError> {
+        self.skip_content()?;
+        let mut extended = ExtensionFields::default();
         loop {
-            let header = self.block()?;
+            let header = self.read_header()?;
             if header.as_bytes().iter().all(|b| *b == 0) {
                 return Ok(None);
             }
-            self.count()?;
+            self.count_entry()?;
             check_sum(&header)?;
             match header.entry_type() {
                 EntryType::GNULongName => extended.path = Some(self.long_text(&header)?),
                 EntryType::GNULongLink => extended.link = Some(self.long_text(&header)?),
                 EntryType::XHeader => self.extend(&header, &mut extended)?,
                 EntryType::XGlobalHeader => self.pass_global(&header)?,
-                kind => return self.member(&header, kind, extended).map(Some),
+                kind => return self.parse_member(&header, kind, extended).map(Some),
             }
         }
     }
 
     /// Reads bytes of the current file; 0 at its end.
-    pub fn read(&mut self, into: &mut [u8]) -> Result<usize, FilesError> {
+    pub fn read_content(&mut self, into: &mut [u8]) -> Result<usize, FilesError> {
         let wanted = usize::try_from(self.left).unwrap_or(usize::MAX).min(into.len());
         if wanted == 0 {
             return Ok(0);
         }
-        fill(self.input, &mut into[..wanted])?;
+        fill_block(self.input, &mut into[..wanted])?;
         self.left -= wanted as u64;
         Ok(wanted)
     }
 
-    fn skip(&mut self) -> Result<(), FilesError> {
-        let mut scratch = [0; BLOCK];
+    fn skip_content(&mut self) -> Result<(), FilesError> {
+        let mut scratch = [0; TAR_BLOCK_BYTES];
         self.left += self.padding;
         self.padding = 0;
-        while self.read(&mut scratch)? > 0 {}
+        while self.read_content(&mut scratch)? > 0 {}
         Ok(())
     }
 
-    fn block(&mut self) -> Result<Header, FilesError> {
+    fn read_header(&mut self) -> Result<Header, FilesError> {
         let mut header = Header::new_old();
-        fill(self.input, header.as_mut_bytes())?;
+        fill_block(self.input, header.as_mut_bytes())?;
         Ok(header)
     }
 
-    fn count(&mut self) -> Result<(), FilesError> {
+    fn count_entry(&mut self) -> Result<(), FilesError> {
         self.entries += 1;
         // Extension headers count, too.
         if self.entries > self.bounds.entries.saturating_mul(2) {
@@ -133,39 +133,39 @@ impl<'r> Reader<'r> {
     }
 
     /// Returns the content of an extension header.
-    fn extension(&mut self, header: &Header) -> Result<Vec<u8>, FilesError> {
-        let size = header.entry_size().map_err(|_| refused(None, "a size is no number"))?;
-        if size > EXTENSION_MAX {
-            return Err(refused(None, "a name or an extension is too long"));
+    fn read_extension(&mut self, header: &Header) -> Result<Vec<u8>, FilesError> {
+        let size = header.entry_size().map_err(|_| archive_error(None, "a size is no number"))?;
+        if size > MAX_EXTENSION_BYTES {
+            return Err(archive_error(None, "a name or an extension is too long"));
         }
         let mut content = vec![0; usize::try_from(size).unwrap_or(0)];
-        fill(self.input, &mut content)?;
-        let mut padding = [0; BLOCK];
-        fill(self.input, &mut padding[..padding_of(size)])?;
+        fill_block(self.input, &mut content)?;
+        let mut padding = [0; TAR_BLOCK_BYTES];
+        fill_block(self.input, &mut padding[..padding_of(size)])?;
         Ok(content)
     }
 
     fn long_text(&mut self, header: &Header) -> Result<Vec<u8>, FilesError> {
-        let mut text = self.extension(header)?;
+        let mut text = self.read_extension(header)?;
         if text.last() == Some(&0) {
             text.pop();
         }
         Ok(text)
     }
 
-    fn extend(&mut self, header: &Header, extended: &mut Extended) -> Result<(), FilesError> {
-        let content = self.extension(header)?;
+    fn extend(&mut self, header: &Header, extended: &mut ExtensionFields) -> Result<(), FilesError> {
+        let content = self.read_extension(header)?;
         for pair in PaxExtensions::new(&content) {
-            let pair = pair.map_err(|_| refused(None, "an extension is no list of pairs"))?;
+            let pair = pair.map_err(|_| archive_error(None, "an extension is no list of pairs"))?;
             match pair.key_bytes() {
                 b"path" => extended.path = Some(pair.value_bytes().to_vec()),
                 b"linkpath" => extended.link = Some(pair.value_bytes().to_vec()),
                 b"size" => {
                     let size = pair.value().ok().filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
                     let size = size.and_then(|text| text.parse().ok());
-                    extended.size = Some(size.ok_or_else(|| refused(None, "a size is no number"))?);
+                    extended.size = Some(size.ok_or_else(|| archive_error(None, "a size is no number"))?);
                 }
-                key if key.starts_with(b"GNU.sparse") => return Err(refused(None, "a sparse file is not taken")),
+                key if key.starts_with(b"GNU.sparse") => return Err(archive_error(None, "a sparse file is not taken")),
                 _ => {}
             }
         }
@@ -174,17 +174,17 @@ impl<'r> Reader<'r> {
 
     /// Accepts a header for all following members only if it is a comment, as git-archive writes.
     fn pass_global(&mut self, header: &Header) -> Result<(), FilesError> {
-        let mut said = Extended::default();
+        let mut said = ExtensionFields::default();
         self.extend(header, &mut said)?;
         if said.path.is_some() || said.link.is_some() || said.size.is_some() {
-            return Err(refused(None, "a name or a size for all members is not taken"));
+            return Err(archive_error(None, "a name or a size for all members is not taken"));
         }
         Ok(())
     }
 
-    fn member(&mut self, header: &Header, kind: EntryType, extended: Extended) -> Result<Member, FilesError> {
+    fn parse_member(&mut self, header: &Header, kind: EntryType, extended: ExtensionFields) -> Result<ArchiveMember, FilesError> {
         let name = extended.path.unwrap_or_else(|| header.path_bytes().into_owned());
-        let refused = |why: &str| refused(Some(&name), why);
+        let refused = |why: &str| archive_error(Some(&name), why);
         let path = TreePath::new(&name).map_err(|why| refused(&why.to_string()))?;
         let size = match extended.size {
             Some(size) => size,
@@ -197,25 +197,25 @@ impl<'r> Reader<'r> {
         };
         let body = match kind {
             // Old archives have no type for directories.
-            EntryType::Regular if name.ends_with(b"/") => Body::Directory,
-            EntryType::Regular => Body::File,
-            EntryType::Directory => Body::Directory,
-            EntryType::Symlink => Body::Link(link()?),
-            EntryType::Link => Body::Same(TreePath::new(&link()?).map_err(|why| refused(&why.to_string()))?),
+            EntryType::Regular if name.ends_with(b"/") => MemberBody::Directory,
+            EntryType::Regular => MemberBody::File,
+            EntryType::Directory => MemberBody::Directory,
+            EntryType::Symlink => MemberBody::Link(link()?),
+            EntryType::Link => MemberBody::Same(TreePath::new(&link()?).map_err(|why| refused(&why.to_string()))?),
             EntryType::Char | EntryType::Block => return Err(refused("a device is not taken")),
             EntryType::Fifo => return Err(refused("a pipe is not taken")),
             EntryType::GNUSparse => return Err(refused("a sparse file is not taken")),
             _ => return Err(refused("it is of a kind that is not taken")),
         };
         match body {
-            Body::File => self.begin_file(size)?,
+            MemberBody::File => self.begin_file(size)?,
             _ if size > 0 => return Err(refused("only a file has a content")),
             _ => {}
         }
         let mode = header.mode().map_err(|_| refused("its mode is no number"))? & 0o777;
         let seconds = header.mtime().map_err(|_| refused("its time is no number"))?;
-        let modified = Time { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanoseconds: 0 };
-        Ok(Member { path, mode, modified, body })
+        let modified = FileTime { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanoseconds: 0 };
+        Ok(ArchiveMember { path, mode, modified, body })
     }
 
     fn begin_file(&mut self, size: u64) -> Result<(), FilesError> {
@@ -232,14 +232,14 @@ impl<'r> Reader<'r> {
 }
 
 /// Makes the error for a refused archive.
-pub(crate) fn refused(member: Option<&[u8]>, why: &str) -> FilesError {
+pub(crate) fn archive_error(member: Option<&[u8]>, why: &str) -> FilesError {
     FilesError::Archive { member: member.map(RawText::from), why: why.to_owned() }
 }
 
 /// Returns the number of bytes from the end of a content to the next block.
 fn padding_of(size: u64) -> usize {
-    let over = usize::try_from(size % BLOCK as u64).unwrap_or(0);
-    if over == 0 { 0 } else { BLOCK - over }
+    let over = usize::try_from(size % TAR_BLOCK_BYTES as u64).unwrap_or(0);
+    if over == 0 { 0 } else { TAR_BLOCK_BYTES - over }
 }
 
 fn check_sum(header: &Header) -> Result<(), FilesError> {
@@ -248,13 +248,13 @@ fn check_sum(header: &Header) -> Result<(), FilesError> {
     let wanted = sum - own + 8 * u32::from(b' ');
     match header.cksum() {
         Ok(found) if found == wanted => Ok(()),
-        _ => Err(refused(None, "it is damaged, or no tar archive")),
+        _ => Err(archive_error(None, "it is damaged, or no tar archive")),
     }
 }
 
-fn fill(input: &mut dyn Read, block: &mut [u8]) -> Result<(), FilesError> {
+fn fill_block(input: &mut dyn Read, block: &mut [u8]) -> Result<(), FilesError> {
     input.read_exact(block).map_err(|e| match e.kind() {
-        std::io::ErrorKind::UnexpectedEof => refused(None, "it ends before its end"),
+        std::io::ErrorKind::UnexpectedEof => archive_error(None, "it ends before its end"),
         _ => FilesError::Stream { what: "input", why: e.to_string() },
     })
 }

@@ -6,11 +6,11 @@ use stockade_model::RawText;
 use stockade_sys::Errno;
 
 use crate::TreePath;
-use crate::object::Kind;
+use crate::object::ObjectKind;
 
 /// An operation failed at one path of a tree.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{}`: {why}", RawText::from(path.as_path()).escaped())]
+#[error("`{}`: {why}", RawText::from(path.as_path()).to_escaped())]
 pub struct PathError {
     /// Path relative to the tree, or absolute if it is outside.
     pub path: PathBuf,
@@ -28,28 +28,28 @@ impl PathError {
     }
 
     /// Makes the error of a failed check.
-    pub fn because(path: &Path, why: &str) -> Self {
+    pub fn from_reason(path: &Path, why: &str) -> Self {
         Self { path: path.to_owned(), why: why.to_owned(), is_full: false }
     }
 }
 
 /// Adds a path to the error of a call.
-pub trait At<T> {
+pub trait PathContext<T> {
     /// Returns the same result, with the path in its error.
-    fn at(self, path: &Path) -> Result<T, PathError>;
+    fn at_path(self, path: &Path) -> Result<T, PathError>;
 }
 
-impl<T> At<T> for Result<T, Errno> {
-    fn at(self, path: &Path) -> Result<T, PathError> {
+impl<T> PathContext<T> for Result<T, Errno> {
+    fn at_path(self, path: &Path) -> Result<T, PathError> {
         self.map_err(|errno| PathError::new(path, errno))
     }
 }
 
-impl<T> At<T> for std::io::Result<T> {
-    fn at(self, path: &Path) -> Result<T, PathError> {
+impl<T> PathContext<T> for std::io::Result<T> {
+    fn at_path(self, path: &Path) -> Result<T, PathError> {
         self.map_err(|error| match Errno::from_io_error(&error) {
             Some(errno) => PathError::new(path, errno),
-            None => PathError::because(path, &error.to_string()),
+            None => PathError::from_reason(path, &error.to_string()),
         })
     }
 }
@@ -69,9 +69,9 @@ pub enum FilesError {
         /// Path of the object.
         path: TreePath,
         /// Present kind.
-        found: Kind,
+        found: ObjectKind,
         /// Required kind.
-        wanted: Kind,
+        wanted: ObjectKind,
     },
     /// The path leads over a symbolic link or a mount.
     #[error("the way to `{0}` leads over a link or out of the tree: neither is followed\nhint: name the file itself")]
@@ -107,7 +107,7 @@ pub enum FilesError {
     #[error("`{0}` was changed while it was read\nhint: try again when nobody writes to it")]
     Changed(TreePath),
     /// The archive is damaged or contains an unsupported member.
-    #[error("the archive cannot be taken: {why}{}", member.as_ref().map(|m| format!(" (`{}`)", m.escaped())).unwrap_or_default())]
+    #[error("the archive cannot be taken: {why}{}", member.as_ref().map(|m| format!(" (`{}`)", m.to_escaped())).unwrap_or_default())]
     Archive {
         /// Member of the archive.
         member: Option<RawText>,
@@ -133,7 +133,7 @@ pub enum FilesError {
 }
 
 /// Converts the errno of a call on `path` to a [`FilesError`].
-pub(crate) fn failed(what: &'static str, path: &TreePath) -> impl FnOnce(Errno) -> FilesError {
+pub(crate) fn errno_error(what: &'static str, path: &TreePath) -> impl FnOnce(Errno) -> FilesError {
     let path = path.clone();
     move |errno| match errno {
         Errno::NOENT => FilesError::NotFound(path),
@@ -147,5 +147,5 @@ pub(crate) fn failed(what: &'static str, path: &TreePath) -> impl FnOnce(Errno) 
 /// Does the same for an error of the standard library.
 pub(crate) fn failed_io(what: &'static str, path: &TreePath) -> impl FnOnce(std::io::Error) -> FilesError {
     let path = path.clone();
-    move |error| failed(what, &path)(Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    move |error| errno_error(what, &path)(Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }

@@ -10,9 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, mkdirat, openat};
 use stockade_sys::Errno;
 
-use crate::error::At;
-use crate::object::{names, os, unguessable_name};
-use crate::removal::{remove_tree, sweep};
+use crate::error::PathContext;
+use crate::object::{list_entry_names, to_os_str, unguessable_name};
+use crate::removal::{remove_tree, sweep_removals};
 use crate::{PathError, TreePath};
 
 /// Prefix of the names of these directories.
@@ -25,20 +25,20 @@ pub(crate) fn is_passing(directory: &TreePath, name: &[u8]) -> bool {
 
 /// Such a directory. Removed on drop.
 #[derive(Debug)]
-pub(crate) struct Incoming<'t> {
+pub(crate) struct IncomingDirectory<'t> {
     tree: BorrowedFd<'t>,
     name: OsString,
     directory: OwnedFd,
 }
 
-impl<'t> Incoming<'t> {
+impl<'t> IncomingDirectory<'t> {
     /// Makes a directory at the root of the tree, and removes abandoned ones.
-    pub fn begin(tree: BorrowedFd<'t>) -> Result<Self, PathError> {
+    pub fn create_in(tree: BorrowedFd<'t>) -> Result<Self, PathError> {
         let root = TreePath::root();
         sweep_abandoned(tree)?;
-        let name: OsString = format!("{INCOMING_PREFIX}{}", unguessable_name().at(root.as_path())?).into();
-        mkdirat(tree, &name, Mode::RWXU).at(name.as_ref())?;
-        let made = hold(tree, &name).at(name.as_ref());
+        let name: OsString = format!("{INCOMING_PREFIX}{}", unguessable_name().at_path(root.as_path())?).into();
+        mkdirat(tree, &name, Mode::RWXU).at_path(name.as_ref())?;
+        let made = lock_directory(tree, &name).at_path(name.as_ref());
         match made {
             Ok(directory) => Ok(Self { tree, name, directory }),
             Err(error) => {
@@ -54,15 +54,15 @@ impl<'t> Incoming<'t> {
     }
 }
 
-impl Drop for Incoming<'_> {
+impl Drop for IncomingDirectory<'_> {
     fn drop(&mut self) {
         // The next process removes any remains.
         let _ = remove_tree(self.tree, self.name.as_encoded_bytes());
-        let _ = sweep(self.tree);
+        let _ = sweep_removals(self.tree);
     }
 }
 
-fn hold(tree: BorrowedFd<'_>, name: &OsString) -> Result<OwnedFd, Errno> {
+fn lock_directory(tree: BorrowedFd<'_>, name: &OsString) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = openat(tree, name, flags, Mode::empty())?;
     flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
@@ -70,14 +70,14 @@ fn hold(tree: BorrowedFd<'_>, name: &OsString) -> Result<OwnedFd, Errno> {
 }
 
 fn sweep_abandoned(tree: BorrowedFd<'_>) -> Result<(), PathError> {
-    for name in names(tree).at(TreePath::root().as_path())? {
+    for name in list_entry_names(tree).at_path(TreePath::root().as_path())? {
         if !name.starts_with(INCOMING_PREFIX.as_bytes()) {
             continue;
         }
         // From here on this process has the lock, so its maker has ended.
-        if hold(tree, &os(&name).to_owned()).is_ok() {
+        if lock_directory(tree, &to_os_str(&name).to_owned()).is_ok() {
             remove_tree(tree, &name)?;
         }
     }
-    sweep(tree)
+    sweep_removals(tree)
 }

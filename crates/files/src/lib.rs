@@ -22,11 +22,11 @@ mod tree;
 mod upload;
 mod watch;
 
-pub use archive::Bounds;
-pub use download::{Downloaded, LeftOut};
-pub use error::{At, FilesError, PathError};
+pub use archive::ContentLimits;
+pub use download::{DownloadReport, OmittedObject};
+pub use error::{PathContext, FilesError, PathError};
 pub use incoming::INCOMING_PREFIX;
 pub use path::{DEPTH_MAX, NAME_MAX, PATH_MAX, TreePath, TreePathError};
-pub use tree::{Entry, Exists, Guard, LISTED_MAX, Tree, Withhold};
-pub use upload::{Uploaded, Where};
-pub use watch::{Seen, Watch, WatchEvent};
+pub use tree::{FileMetadata, ExistsCallback, ChangeGuard, MAX_LISTED_ENTRIES, FileTree, WithholdRule};
+pub use upload::{UploadReport, UploadTarget};
+pub use watch::{WatchNotice, DirectoryWatch, WatchEvent};

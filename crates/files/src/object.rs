@@ -22,7 +22,7 @@ use stockade_sys::{Errno, actor, resolve};
 
 /// Flags for the lookup of a path of several components: neither a symbolic link nor a mount leads
 /// out.
-pub const BENEATH: ResolveFlags = ResolveFlags::BENEATH
+pub const BENEATH_FLAGS: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
@@ -60,7 +60,7 @@ pub fn unguessable_name() -> Result<String, Errno> {
 /// Kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum ObjectKind {
     /// A regular file.
     File,
     /// A directory.
@@ -75,7 +75,7 @@ pub enum Kind {
     Device,
 }
 
-impl Kind {
+impl ObjectKind {
     /// Returns the name of the kind with its article, for display.
     pub fn with_article(self) -> &'static str {
         match self {
@@ -103,7 +103,7 @@ impl Kind {
 
 /// A time with the resolution of the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Time {
+pub struct FileTime {
     /// Seconds since the epoch.
     pub seconds: i64,
     /// Nanoseconds of the second.
@@ -112,9 +112,9 @@ pub struct Time {
 
 /// Identity and metadata of an object, for detecting a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mark {
+pub struct ChangeMark {
     /// Kind of the object.
-    pub kind: Kind,
+    pub kind: ObjectKind,
     /// Inode number.
     pub inode: u64,
     /// Size in bytes.
@@ -122,32 +122,32 @@ pub struct Mark {
     /// Permission bits.
     pub mode: u32,
     /// Time of the last change of the content.
-    pub modified: Time,
+    pub modified: FileTime,
     /// Time of the last change of content or metadata (`ctime`).
-    pub changed: Time,
+    pub changed: FileTime,
 }
 
 /// Extended attributes, sorted by name.
-pub type Attributes = Vec<(RawText, RawText)>;
+pub type ExtendedAttributes = Vec<(RawText, RawText)>;
 
 /// An open object, identified by an `O_PATH` descriptor.
 #[derive(Debug)]
-pub struct Object {
+pub struct TreeObject {
     /// Descriptor of the object.
     pub fd: OwnedFd,
     /// Metadata at the time of the open.
     pub stat: Stat,
 }
 
-impl Object {
+impl TreeObject {
     /// Opens `name` (one component) in `directory`; `None` if it does not exist.
     ///
     /// # Errors
     /// As openat(2).
-    pub fn find(directory: BorrowedFd<'_>, name: &OsStr) -> Result<Option<Self>, Errno> {
+    pub fn open_entry(directory: BorrowedFd<'_>, name: &OsStr) -> Result<Option<Self>, Errno> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match openat(directory, name, flags, Mode::empty()) {
-            Ok(fd) => Self::of(fd).map(Some),
+            Ok(fd) => Self::from_fd(fd).map(Some),
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(errno),
         }
@@ -158,13 +158,13 @@ impl Object {
     ///
     /// # Errors
     /// As openat2(2).
-    pub fn beneath(root: BorrowedFd<'_>, path: &Path) -> Result<Option<Self>, Errno> {
+    pub fn open_beneath(root: BorrowedFd<'_>, path: &Path) -> Result<Option<Self>, Errno> {
         if path.as_os_str().is_empty() {
-            return Self::of(rustix::io::fcntl_dupfd_cloexec(root, 3)?).map(Some);
+            return Self::from_fd(rustix::io::fcntl_dupfd_cloexec(root, 3)?).map(Some);
         }
         let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else { return Err(Errno::INVAL) };
         match directory_beneath(root, parent) {
-            Ok(parent) => Self::find(parent.as_fd(), name),
+            Ok(parent) => Self::open_entry(parent.as_fd(), name),
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
             Err(errno) => Err(errno),
         }
@@ -174,19 +174,19 @@ impl Object {
     ///
     /// # Errors
     /// As fstat(2).
-    pub fn of(fd: OwnedFd) -> Result<Self, Errno> {
+    pub fn from_fd(fd: OwnedFd) -> Result<Self, Errno> {
         let stat = fstat(&fd)?;
         Ok(Self { fd, stat })
     }
 
     /// Returns the kind.
-    pub fn kind(&self) -> Kind {
-        Kind::of_mode(self.stat.st_mode)
+    pub fn kind(&self) -> ObjectKind {
+        ObjectKind::of_mode(self.stat.st_mode)
     }
 
     /// Returns whether the object is a directory.
     pub fn is_directory(&self) -> bool {
-        self.kind() == Kind::Directory
+        self.kind() == ObjectKind::Directory
     }
 
     /// Returns the permission bits and the three special bits.
@@ -205,24 +205,24 @@ impl Object {
     }
 
     /// Returns the time of the last change of the content.
-    pub fn modified(&self) -> Time {
-        Time { seconds: self.stat.st_mtime, nanoseconds: nanoseconds(self.stat.st_mtime_nsec) }
+    pub fn modified_time(&self) -> FileTime {
+        FileTime { seconds: self.stat.st_mtime, nanoseconds: to_nanoseconds(self.stat.st_mtime_nsec) }
     }
 
     /// Returns the time of the last change of content or metadata (`ctime`).
-    pub fn changed(&self) -> Time {
-        Time { seconds: self.stat.st_ctime, nanoseconds: nanoseconds(self.stat.st_ctime_nsec) }
+    pub fn changed_time(&self) -> FileTime {
+        FileTime { seconds: self.stat.st_ctime, nanoseconds: to_nanoseconds(self.stat.st_ctime_nsec) }
     }
 
     /// Returns the mark for detecting a later change.
-    pub fn mark(&self) -> Mark {
-        Mark {
+    pub fn change_mark(&self) -> ChangeMark {
+        ChangeMark {
             kind: self.kind(),
             inode: self.inode(),
             size: self.size(),
             mode: self.mode(),
-            modified: self.modified(),
-            changed: self.changed(),
+            modified: self.modified_time(),
+            changed: self.changed_time(),
         }
     }
 
@@ -241,7 +241,7 @@ impl Object {
     /// The errors of `act`, or of changing the mode.
     pub fn opened_up<T>(&self, act: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
         let mode = self.mode();
-        if self.kind() != Kind::File || mode & 0o600 == 0o600 || rustix::process::geteuid().is_root() {
+        if self.kind() != ObjectKind::File || mode & 0o600 == 0o600 || rustix::process::geteuid().is_root() {
             return act();
         }
         self.set_mode(mode | 0o600)?;
@@ -254,7 +254,7 @@ impl Object {
     ///
     /// # Errors
     /// As open(2).
-    pub fn open(&self) -> Result<File, Errno> {
+    pub fn open_file(&self) -> Result<File, Errno> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         openat(CWD, DescriptorPath::new(self.fd.as_fd()).as_c_str(), flags, Mode::empty()).map(File::from)
     }
@@ -283,13 +283,13 @@ impl Object {
     ///
     /// # Errors
     /// As listxattr(2) and getxattr(2).
-    pub fn attributes(&self) -> Result<Attributes, Errno> {
-        if self.kind() == Kind::Link {
-            return Ok(Attributes::new());
+    pub fn read_attributes(&self) -> Result<ExtendedAttributes, Errno> {
+        if self.kind() == ObjectKind::Link {
+            return Ok(ExtendedAttributes::new());
         }
         let path = DescriptorPath::new(self.fd.as_fd());
         let names = self.attribute_names()?;
-        let mut found = Attributes::new();
+        let mut found = ExtendedAttributes::new();
         for name in names.split(|b| *b == 0).filter(|name| is_content_attribute(name)) {
             let mut value = vec![0; ATTRIBUTE_BYTES];
             match getxattr(path.as_c_str(), name, &mut value) {
@@ -307,7 +307,7 @@ impl Object {
     ///
     /// # Errors
     /// As getxattr(2).
-    pub fn attribute(&self, name: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
+    pub fn read_attribute(&self, name: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
         let mut value = vec![0; ATTRIBUTE_BYTES];
         match getxattr(DescriptorPath::new(self.fd.as_fd()).as_c_str(), name, &mut value) {
             Ok(length) => {
@@ -343,14 +343,14 @@ impl Object {
     /// # Errors
     /// As chmod(2).
     pub fn set_mode(&self, mode: u32) -> Result<(), Errno> {
-        actor::chmod(self.fd.as_fd(), mode)
+        actor::change_mode(self.fd.as_fd(), mode)
     }
 
     /// Sets the modification time.
     ///
     /// # Errors
     /// As utimensat(2).
-    pub fn set_modified(&self, time: Time) -> Result<(), Errno> {
+    pub fn set_modified(&self, time: FileTime) -> Result<(), Errno> {
         let times = Timestamps {
             last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
             last_modification: Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() },
@@ -359,7 +359,7 @@ impl Object {
     }
 }
 
-fn nanoseconds(value: impl TryInto<u32>) -> u32 {
+fn to_nanoseconds(value: impl TryInto<u32>) -> u32 {
     value.try_into().unwrap_or(0)
 }
 
@@ -381,7 +381,7 @@ pub fn directory_beneath(root: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, E
         return rustix::io::fcntl_dupfd_cloexec(root, 3);
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    openat2(root, path, flags, Mode::empty(), BENEATH)
+    openat2(root, path, flags, Mode::empty(), BENEATH_FLAGS)
 }
 
 /// Lists the names in an open directory, sorted by bytes. Opens up an own unreadable directory for
@@ -389,8 +389,8 @@ pub fn directory_beneath(root: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, E
 ///
 /// # Errors
 /// As open(2) and getdents(2).
-pub fn names(directory: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
-    let mut names: Vec<Vec<u8>> = entries(directory)?.into_iter().map(|(name, _)| name).collect();
+pub fn list_entry_names(directory: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
+    let mut names: Vec<Vec<u8>> = list_entries(directory)?.into_iter().map(|(name, _)| name).collect();
     names.sort_unstable();
     Ok(names)
 }
@@ -399,14 +399,14 @@ pub fn names(directory: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
 ///
 /// # Errors
 /// As open(2) and getdents(2).
-pub fn entries(directory: BorrowedFd<'_>) -> Result<Vec<(Vec<u8>, FileType)>, Errno> {
+pub fn list_entries(directory: BorrowedFd<'_>) -> Result<Vec<(Vec<u8>, FileType)>, Errno> {
     let open = || openat(directory, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let listed = match open() {
         Err(Errno::ACCESS) => {
             let mode = fstat(directory)?.st_mode & MODE_BITS;
-            actor::chmod(directory, mode | 0o700)?;
+            actor::change_mode(directory, mode | 0o700)?;
             let opened = open();
-            actor::chmod(directory, mode)?;
+            actor::change_mode(directory, mode)?;
             opened?
         }
         other => other?,
@@ -425,7 +425,7 @@ pub fn entries(directory: BorrowedFd<'_>) -> Result<Vec<(Vec<u8>, FileType)>, Er
 }
 
 /// Converts a name to the type of the standard library.
-pub fn os(name: &[u8]) -> &OsStr {
+pub fn to_os_str(name: &[u8]) -> &OsStr {
     OsStr::from_bytes(name)
 }
 
@@ -434,21 +434,21 @@ pub fn os(name: &[u8]) -> &OsStr {
 ///
 /// # Errors
 /// As read(2).
-pub fn same_content(one: &Object, other: &Object) -> Result<bool, Errno> {
+pub fn same_content(one: &TreeObject, other: &TreeObject) -> Result<bool, Errno> {
     if one.kind() != other.kind() {
         return Ok(false);
     }
     match one.kind() {
-        Kind::Link => Ok(one.link_text()? == other.link_text()?),
-        Kind::File if one.size() != other.size() => Ok(false),
-        Kind::File if (one.stat.st_dev, one.inode()) == (other.stat.st_dev, other.inode()) => Ok(true),
-        Kind::File => match (one.open(), other.open()) {
+        ObjectKind::Link => Ok(one.link_text()? == other.link_text()?),
+        ObjectKind::File if one.size() != other.size() => Ok(false),
+        ObjectKind::File if (one.stat.st_dev, one.inode()) == (other.stat.st_dev, other.inode()) => Ok(true),
+        ObjectKind::File => match (one.open_file(), other.open_file()) {
             (Ok(one), Ok(other)) => same_bytes(&one, &other),
             (Err(Errno::ACCESS), _) | (_, Err(Errno::ACCESS)) => Ok(false),
             (Err(errno), _) | (_, Err(errno)) => Err(errno),
         },
-        Kind::Device => Ok(one.stat.st_rdev == other.stat.st_rdev),
-        Kind::Directory | Kind::Pipe | Kind::Socket => Ok(true),
+        ObjectKind::Device => Ok(one.stat.st_rdev == other.stat.st_rdev),
+        ObjectKind::Directory | ObjectKind::Pipe | ObjectKind::Socket => Ok(true),
     }
 }
 

@@ -79,7 +79,7 @@ impl TreePath {
     }
 
     /// Returns the parent path and the last component; `None` for the root.
-    pub fn split(&self) -> Option<(Self, &OsStr)> {
+    pub fn split_name(&self) -> Option<(Self, &OsStr)> {
         let name = self.0.file_name()?;
         Some((Self(self.0.parent().map(Path::to_owned).unwrap_or_default()), name))
     }
@@ -91,12 +91,12 @@ impl TreePath {
 
     /// Returns the path of `inner` beneath this path. May exceed the kernel's limit; the kernel
     /// then returns an error.
-    pub fn beneath(&self, inner: &Self) -> Self {
+    pub fn join_path(&self, inner: &Self) -> Self {
         if inner.is_root() { self.clone() } else { Self(self.0.join(&inner.0)) }
     }
 
     /// Returns the rest of this path beneath `above`; `None` if it is elsewhere.
-    pub fn within(&self, above: &Self) -> Option<Self> {
+    pub fn relative_to(&self, above: &Self) -> Option<Self> {
         Some(Self(self.0.strip_prefix(&above.0).ok()?.to_owned()))
     }
 
@@ -108,7 +108,7 @@ impl TreePath {
 
 impl fmt::Display for TreePath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_root() { f.write_str(".") } else { f.write_str(&RawText::from(self.as_path()).escaped()) }
+        if self.is_root() { f.write_str(".") } else { f.write_str(&RawText::from(self.as_path()).to_escaped()) }
     }
 }
 
@@ -137,6 +137,6 @@ mod tests {
         ] {
             assert_eq!(TreePath::new(bad.as_bytes()), Err(why), "{bad:?}");
         }
-        assert!(TreePath::new("x".repeat(200).as_bytes()).unwrap().split().unwrap().0.is_root());
+        assert!(TreePath::new("x".repeat(200).as_bytes()).unwrap().split_name().unwrap().0.is_root());
     }
 }

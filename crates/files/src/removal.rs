@@ -6,11 +6,11 @@ use std::path::Path;
 use rustix::fs::{AtFlags, FileType, renameat, unlinkat};
 use stockade_sys::Errno;
 
-use crate::error::{At, PathError};
-use crate::object::{Object, entries, names, os};
+use crate::error::{PathContext, PathError};
+use crate::object::{TreeObject, list_entries, list_entry_names, to_os_str};
 
 /// Prefix of names that are being removed.
-pub const LEAVING: &str = ".leaving-";
+pub const REMOVAL_PREFIX: &str = ".leaving-";
 
 /// Removes `name` in a private directory, whatever its kind is. Moves inner directories up first,
 /// so any depth can be removed.
@@ -20,30 +20,30 @@ pub const LEAVING: &str = ".leaving-";
 pub fn remove_tree(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), PathError> {
     let mut waiting = vec![name.to_vec()];
     while let Some(name) = waiting.pop() {
-        let path = Path::new(os(&name));
-        let Some(object) = Object::find(directory, os(&name)).at(path)? else { continue };
+        let path = Path::new(to_os_str(&name));
+        let Some(object) = TreeObject::open_entry(directory, to_os_str(&name)).at_path(path)? else { continue };
         if !object.is_directory() {
-            unlinkat(directory, os(&name), AtFlags::empty()).at(path)?;
+            unlinkat(directory, to_os_str(&name), AtFlags::empty()).at_path(path)?;
             continue;
         }
-        open_up(&object).at(path)?;
-        for (inner, kind) in entries(object.fd.as_fd()).at(path)? {
-            let path = path.join(os(&inner));
+        open_up(&object).at_path(path)?;
+        for (inner, kind) in list_entries(object.fd.as_fd()).at_path(path)? {
+            let path = path.join(to_os_str(&inner));
             if !matches!(kind, FileType::Directory | FileType::Unknown) {
-                unlinkat(&object.fd, os(&inner), AtFlags::empty()).at(&path)?;
+                unlinkat(&object.fd, to_os_str(&inner), AtFlags::empty()).at_path(&path)?;
                 continue;
             }
-            let Some(found) = Object::find(object.fd.as_fd(), os(&inner)).at(&path)? else { continue };
+            let Some(found) = TreeObject::open_entry(object.fd.as_fd(), to_os_str(&inner)).at_path(&path)? else { continue };
             if found.is_directory() {
-                open_up(&found).at(&path)?;
-                let aside = format!("{LEAVING}{}", found.inode());
-                renameat(&object.fd, os(&inner), directory, &aside).at(&path)?;
+                open_up(&found).at_path(&path)?;
+                let aside = format!("{REMOVAL_PREFIX}{}", found.inode());
+                renameat(&object.fd, to_os_str(&inner), directory, &aside).at_path(&path)?;
                 waiting.push(aside.into_bytes());
             } else {
-                unlinkat(&object.fd, os(&inner), AtFlags::empty()).at(&path)?;
+                unlinkat(&object.fd, to_os_str(&inner), AtFlags::empty()).at_path(&path)?;
             }
         }
-        unlinkat(directory, os(&name), AtFlags::REMOVEDIR).at(path)?;
+        unlinkat(directory, to_os_str(&name), AtFlags::REMOVEDIR).at_path(path)?;
     }
     Ok(())
 }
@@ -54,18 +54,18 @@ pub fn remove_tree(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), PathErr
 /// [`PathError`] of the first object that could not be removed.
 pub fn empty_tree(directory: BorrowedFd<'_>) -> Result<(), PathError> {
     let here = Path::new(".");
-    let held = rustix::io::fcntl_dupfd_cloexec(directory, 3).and_then(Object::of).at(here)?;
-    open_up(&held).at(here)?;
-    names(directory).at(here)?.iter().try_for_each(|name| remove_tree(directory, name))
+    let held = rustix::io::fcntl_dupfd_cloexec(directory, 3).and_then(TreeObject::from_fd).at_path(here)?;
+    open_up(&held).at_path(here)?;
+    list_entry_names(directory).at_path(here)?.iter().try_for_each(|name| remove_tree(directory, name))
 }
 
 /// Removes the remains of an interrupted removal in `directory`.
 ///
 /// # Errors
 /// [`PathError`] of the first object that could not be removed.
-pub fn sweep(directory: BorrowedFd<'_>) -> Result<(), PathError> {
-    for name in names(directory).at(Path::new(LEAVING))? {
-        if name.starts_with(LEAVING.as_bytes()) {
+pub fn sweep_removals(directory: BorrowedFd<'_>) -> Result<(), PathError> {
+    for name in list_entry_names(directory).at_path(Path::new(REMOVAL_PREFIX))? {
+        if name.starts_with(REMOVAL_PREFIX.as_bytes()) {
             remove_tree(directory, &name)?;
         }
     }
@@ -73,6 +73,6 @@ pub fn sweep(directory: BorrowedFd<'_>) -> Result<(), PathError> {
 }
 
 /// Gives the owner full access to a directory.
-fn open_up(directory: &Object) -> Result<(), Errno> {
+fn open_up(directory: &TreeObject) -> Result<(), Errno> {
     if directory.mode() & 0o700 == 0o700 { Ok(()) } else { directory.set_mode(0o700) }
 }

@@ -15,37 +15,37 @@ use rustix::process::geteuid;
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
-use crate::error::{failed, failed_io};
-use crate::incoming::{Incoming, is_passing};
-use crate::object::{Kind, Object, Time, directory_beneath, entries, os};
+use crate::error::{errno_error, failed_io};
+use crate::incoming::{IncomingDirectory, is_passing};
+use crate::object::{ObjectKind, TreeObject, FileTime, directory_beneath, list_entries, to_os_str};
 use crate::removal::remove_tree;
-use crate::{Bounds, FilesError, TreePath};
+use crate::{ContentLimits, FilesError, TreePath};
 
 /// Most entries of one directory that are listed.
-pub const LISTED_MAX: usize = 100_000;
+pub const MAX_LISTED_ENTRIES: usize = 100_000;
 /// Bytes moved at once.
 const BLOCK_BYTES: usize = 64 * 1024;
 
 /// Callback that returns whether a tree has an object at a path, now or after a change. For the
 /// path of the changed object itself, only the state before the change counts.
-pub type Exists<'a> = &'a dyn Fn(&TreePath) -> bool;
+pub type ExistsCallback<'a> = &'a dyn Fn(&TreePath) -> bool;
 
 /// Callback that returns the reason why no object of this kind may be made, replaced, moved or
 /// removed at a path, or `None`. Called for each name before the operation.
-pub type Guard = Arc<dyn Fn(&TreePath, Kind, Exists<'_>) -> Option<String> + Send + Sync>;
+pub type ChangeGuard = Arc<dyn Fn(&TreePath, ObjectKind, ExistsCallback<'_>) -> Option<String> + Send + Sync>;
 
 /// Callback that returns the reason why an object is left out of copies and archives of a tree, or
 /// `None`.
-pub type Withhold = Arc<dyn Fn(&TreePath, &Stat) -> Option<String> + Send + Sync>;
+pub type WithholdRule = Arc<dyn Fn(&TreePath, &Stat) -> Option<String> + Send + Sync>;
 
 /// An open tree, accessible only through its own descriptor.
-pub struct Tree {
+pub struct FileTree {
     root: OwnedFd,
-    guard: Guard,
-    withhold: Withhold,
+    guard: ChangeGuard,
+    withhold: WithholdRule,
 }
 
-impl fmt::Debug for Tree {
+impl fmt::Debug for FileTree {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tree").field("root", &self.root).finish_non_exhaustive()
     }
@@ -53,46 +53,46 @@ impl fmt::Debug for Tree {
 
 /// Metadata of one file in a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct FileMetadata {
     /// Path of the file.
     pub path: TreePath,
     /// Kind of the file.
-    pub kind: Kind,
+    pub kind: ObjectKind,
     /// Size in bytes; for a symbolic link, the length of its target.
     pub size: u64,
     /// Permission bits and the three special bits.
     pub mode: u32,
     /// Time of the last change of the content.
-    pub modified: Time,
+    pub modified: FileTime,
     /// Target of a symbolic link, as stored.
     pub leads_to: Option<RawText>,
 }
 
-impl Entry {
-    fn of(path: TreePath, object: &Object) -> Result<Self, FilesError> {
+impl FileMetadata {
+    fn from_object(path: TreePath, object: &TreeObject) -> Result<Self, FilesError> {
         let kind = object.kind();
         let leads_to = match kind {
-            Kind::Link => Some(object.link_text().map_err(failed("read", &path))?.into()),
+            ObjectKind::Link => Some(object.link_text().map_err(errno_error("read", &path))?.into()),
             _ => None,
         };
-        Ok(Self { path, kind, size: object.size(), mode: object.mode(), modified: object.modified(), leads_to })
+        Ok(Self { path, kind, size: object.size(), mode: object.mode(), modified: object.modified_time(), leads_to })
     }
 }
 
-impl Tree {
+impl FileTree {
     /// Makes a tree beneath an open directory, in which all changes are allowed.
-    pub fn of(root: OwnedFd) -> Self {
-        Self::guarded(root, Arc::new(|_, _, _| None))
+    pub fn from_fd(root: OwnedFd) -> Self {
+        Self::with_guard(root, Arc::new(|_, _, _| None))
     }
 
     /// Makes a tree in which `guard` refuses changes.
-    pub fn guarded(root: OwnedFd, guard: Guard) -> Self {
+    pub fn with_guard(root: OwnedFd, guard: ChangeGuard) -> Self {
         Self { root, guard, withhold: Arc::new(|_, _| None) }
     }
 
     /// Returns the tree with `withhold`, which leaves objects out of copies and archives.
     #[must_use]
-    pub fn withholding(self, withhold: Withhold) -> Self {
+    pub fn with_withhold_rule(self, withhold: WithholdRule) -> Self {
         Self { withhold, ..self }
     }
 
@@ -100,33 +100,33 @@ impl Tree {
     ///
     /// # Errors
     /// An error if there is no such directory.
-    pub fn subtree(&self, path: &TreePath) -> Result<Self, FilesError> {
+    pub fn open_subtree(&self, path: &TreePath) -> Result<Self, FilesError> {
         let (guard, above) = (Arc::clone(&self.guard), path.clone());
-        let guard = Arc::new(move |inner: &TreePath, kind, exists: Exists<'_>| {
-            guard(&above.beneath(inner), kind, &|path| path.within(&above).is_some_and(|inner| exists(&inner)))
+        let guard = Arc::new(move |inner: &TreePath, kind, exists: ExistsCallback<'_>| {
+            guard(&above.join_path(inner), kind, &|path| path.relative_to(&above).is_some_and(|inner| exists(&inner)))
         });
         let (withhold, above) = (Arc::clone(&self.withhold), path.clone());
-        let withhold = Arc::new(move |inner: &TreePath, stat: &Stat| withhold(&above.beneath(inner), stat));
-        Ok(Self::guarded(self.directory(path)?.fd, guard).withholding(withhold))
+        let withhold = Arc::new(move |inner: &TreePath, stat: &Stat| withhold(&above.join_path(inner), stat));
+        Ok(Self::with_guard(self.open_directory(path)?.fd, guard).with_withhold_rule(withhold))
     }
 
     /// Returns the metadata of a path; of a symbolic link itself.
     ///
     /// # Errors
     /// An error if there is no object, or if a parent is a symbolic link.
-    pub fn stat(&self, path: &TreePath) -> Result<Entry, FilesError> {
-        Entry::of(path.clone(), &self.find(path)?)
+    pub fn stat(&self, path: &TreePath) -> Result<FileMetadata, FilesError> {
+        FileMetadata::from_object(path.clone(), &self.open_object(path)?)
     }
 
     /// Lists a directory, sorted by the bytes of the names.
     ///
     /// # Errors
     /// An error if it is not a directory, or has more than [`LISTED_MAX`] entries.
-    pub fn list(&self, path: &TreePath) -> Result<Vec<Entry>, FilesError> {
-        let directory = self.directory(path)?;
-        let mut found = entries(directory.fd.as_fd()).map_err(failed("list", path))?;
-        if found.len() > LISTED_MAX {
-            return Err(FilesError::TooMuch { limit: LISTED_MAX as u64, unit: "entries" });
+    pub fn list_directory(&self, path: &TreePath) -> Result<Vec<FileMetadata>, FilesError> {
+        let directory = self.open_directory(path)?;
+        let mut found = list_entries(directory.fd.as_fd()).map_err(errno_error("list", path))?;
+        if found.len() > MAX_LISTED_ENTRIES {
+            return Err(FilesError::TooMuch { limit: MAX_LISTED_ENTRIES as u64, unit: "entries" });
         }
         found.sort_unstable_by(|one, other| one.0.cmp(&other.0));
         let mut listed = Vec::with_capacity(found.len());
@@ -134,10 +134,10 @@ impl Tree {
             if is_passing(path, &name) {
                 continue;
             }
-            let inner = path.join(os(&name));
+            let inner = path.join(to_os_str(&name));
             // Skips entries that were removed meanwhile.
-            if let Some(object) = Object::find(directory.fd.as_fd(), os(&name)).map_err(failed("examine", &inner))? {
-                listed.push(Entry::of(inner, &object)?);
+            if let Some(object) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name)).map_err(errno_error("examine", &inner))? {
+                listed.push(FileMetadata::from_object(inner, &object)?);
             }
         }
         Ok(listed)
@@ -148,18 +148,18 @@ impl Tree {
     ///
     /// # Errors
     /// An error if there is no such file.
-    pub fn open(&self, path: &TreePath) -> Result<File, FilesError> {
-        let object = self.find(path)?;
-        demand(&object, Kind::File, path)?;
-        object.open().map_err(failed("open", path))
+    pub fn open_file(&self, path: &TreePath) -> Result<File, FilesError> {
+        let object = self.open_object(path)?;
+        require_kind(&object, ObjectKind::File, path)?;
+        object.open_file().map_err(errno_error("open", path))
     }
 
     /// Reads up to `limit_bytes` of a file from `start` on. Returns also the size of the file.
     ///
     /// # Errors
     /// An error if there is no such file.
-    pub fn read(&self, path: &TreePath, start: u64, limit_bytes: usize) -> Result<(Vec<u8>, u64), FilesError> {
-        let file = self.open(path)?;
+    pub fn read_file(&self, path: &TreePath, start: u64, limit_bytes: usize) -> Result<(Vec<u8>, u64), FilesError> {
+        let file = self.open_file(path)?;
         let size = file.metadata().map_err(failed_io("examine", path))?.len();
         let wanted = usize::try_from(size.saturating_sub(start)).unwrap_or(usize::MAX).min(limit_bytes);
         let mut bytes = vec![0; wanted];
@@ -182,29 +182,29 @@ impl Tree {
     /// # Errors
     /// An error if the parent is not a directory, a directory is at the path, or a limit is
     /// exceeded. Then nothing has changed.
-    pub fn write(
+    pub fn write_file(
         &self,
         path: &TreePath,
         content: &mut dyn Read,
         mode: u32,
-        bounds: Bounds,
-    ) -> Result<Entry, FilesError> {
-        let (parent, name) = self.place(path, Kind::File)?;
-        let there = Object::find(parent.fd.as_fd(), name).map_err(failed("examine", path))?;
+        bounds: ContentLimits,
+    ) -> Result<FileMetadata, FilesError> {
+        let (parent, name) = self.open_parent(path, ObjectKind::File)?;
+        let there = TreeObject::open_entry(parent.fd.as_fd(), name).map_err(errno_error("examine", path))?;
         let is_new = there.is_none();
-        if let Some(there) = there.filter(Object::is_directory) {
-            return Err(FilesError::Kind { path: path.clone(), found: there.kind(), wanted: Kind::File });
+        if let Some(there) = there.filter(TreeObject::is_directory) {
+            return Err(FilesError::Kind { path: path.clone(), found: there.kind(), wanted: ObjectKind::File });
         }
-        let incoming = self.incoming()?;
-        let made = new_file(incoming.directory(), OsStr::new("file")).map_err(failed("write", path))?;
+        let incoming = self.create_incoming()?;
+        let made = new_file(incoming.directory(), OsStr::new("file")).map_err(errno_error("write", path))?;
         copy_bounded(content, &made, path, bounds)?;
-        let made = Object::of(made.into()).map_err(failed("write", path))?;
-        settle(&made, &parent.stat, mode).map_err(failed("write", path))?;
-        fsync(&made.fd).map_err(failed("write", path))?;
+        let made = TreeObject::from_fd(made.into()).map_err(errno_error("write", path))?;
+        set_owner_and_mode(&made, &parent.stat, mode).map_err(errno_error("write", path))?;
+        fsync(&made.fd).map_err(errno_error("write", path))?;
         renameat_with(incoming.directory(), "file", &parent.fd, name, RenameFlags::empty())
-            .map_err(failed("write", path))?;
+            .map_err(errno_error("write", path))?;
         if is_new {
-            self.may_stay(path, Kind::File).inspect_err(|_| {
+            self.may_stay(path, ObjectKind::File).inspect_err(|_| {
                 // Another process may have removed the file before.
                 let _ = renameat_with(&parent.fd, name, incoming.directory(), "file", RenameFlags::NOREPLACE);
             })?;
@@ -218,19 +218,19 @@ impl Tree {
     /// # Errors
     /// An error if an object is at the path, or the parent is not a directory.
     pub fn make_directory(&self, path: &TreePath, parents: bool) -> Result<(), FilesError> {
-        let Some((above, name)) = path.split() else {
+        let Some((above, name)) = path.split_name() else {
             return if parents { Ok(()) } else { Err(FilesError::Exists(path.clone())) };
         };
         if parents {
             self.make_directory(&above, true)?;
         }
-        let directory = self.directory(&above)?;
-        if let Some(there) = Object::find(directory.fd.as_fd(), name).map_err(failed("examine", path))? {
-            return if parents { demand(&there, Kind::Directory, path) } else { Err(FilesError::Exists(path.clone())) };
+        let directory = self.open_directory(&above)?;
+        if let Some(there) = TreeObject::open_entry(directory.fd.as_fd(), name).map_err(errno_error("examine", path))? {
+            return if parents { require_kind(&there, ObjectKind::Directory, path) } else { Err(FilesError::Exists(path.clone())) };
         }
-        self.may_change(path, Kind::Directory)?;
-        make_directory(directory.fd.as_fd(), name, &directory.stat).map_err(failed("make", path))?;
-        self.may_stay(path, Kind::Directory).inspect_err(|_| {
+        self.may_change(path, ObjectKind::Directory)?;
+        make_directory(directory.fd.as_fd(), name, &directory.stat).map_err(errno_error("make", path))?;
+        self.may_stay(path, ObjectKind::Directory).inspect_err(|_| {
             let _ = unlinkat(&directory.fd, name, AtFlags::REMOVEDIR);
         })
     }
@@ -241,15 +241,15 @@ impl Tree {
     /// # Errors
     /// An error if there is no such file, an object is in the way, or the guard refuses a change.
     pub fn rename(&self, from: &TreePath, to: &TreePath, replace: bool) -> Result<(), FilesError> {
-        let kind = self.find(from)?.kind();
-        let (source, old) = self.place(from, kind)?;
-        let (target, new) = self.place(to, kind)?;
+        let kind = self.open_object(from)?.kind();
+        let (source, old) = self.open_parent(from, kind)?;
+        let (target, new) = self.open_parent(to, kind)?;
         self.may_change_beneath(from, Some(to))?;
         let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
-        let is_new = self.find(to).is_err();
+        let is_new = self.open_object(to).is_err();
         renameat_with(&source.fd, old, &target.fd, new, flags).map_err(|errno| match errno {
             Errno::EXIST | Errno::NOTEMPTY | Errno::ISDIR | Errno::NOTDIR => FilesError::Exists(to.clone()),
-            errno => failed("rename", from)(errno),
+            errno => errno_error("rename", from)(errno),
         })?;
         if is_new {
             self.may_stay(to, kind).inspect_err(|_| {
@@ -264,73 +264,73 @@ impl Tree {
     /// # Errors
     /// An error if there is no such file, or if a directory is not empty.
     pub fn remove(&self, path: &TreePath, recursive: bool) -> Result<(), FilesError> {
-        let object = self.find(path)?;
-        let (parent, name) = self.place(path, object.kind())?;
+        let object = self.open_object(path)?;
+        let (parent, name) = self.open_parent(path, object.kind())?;
         if !object.is_directory() {
-            return unlinkat(&parent.fd, name, AtFlags::empty()).map_err(failed("remove", path));
+            return unlinkat(&parent.fd, name, AtFlags::empty()).map_err(errno_error("remove", path));
         }
         if !recursive {
-            return unlinkat(&parent.fd, name, AtFlags::REMOVEDIR).map_err(failed("remove", path));
+            return unlinkat(&parent.fd, name, AtFlags::REMOVEDIR).map_err(errno_error("remove", path));
         }
         self.may_change_beneath(path, None)?;
         // A single rename removes the directory from the tree; then its content is deleted.
-        let incoming = self.incoming()?;
+        let incoming = self.create_incoming()?;
         renameat_with(&parent.fd, name, incoming.directory(), "gone", RenameFlags::NOREPLACE)
-            .map_err(failed("remove", path))?;
+            .map_err(errno_error("remove", path))?;
         remove_tree(incoming.directory(), b"gone").map_err(|path| FilesError::System { what: "remove", path })
     }
 
-    pub(crate) fn root(&self) -> BorrowedFd<'_> {
+    pub(crate) fn root_fd(&self) -> BorrowedFd<'_> {
         self.root.as_fd()
     }
 
-    pub(crate) fn incoming(&self) -> Result<Incoming<'_>, FilesError> {
-        Incoming::begin(self.root()).map_err(|path| FilesError::System { what: "use", path })
+    pub(crate) fn create_incoming(&self) -> Result<IncomingDirectory<'_>, FilesError> {
+        IncomingDirectory::create_in(self.root_fd()).map_err(|path| FilesError::System { what: "use", path })
     }
 
     /// Opens the object at a path.
-    pub(crate) fn find(&self, path: &TreePath) -> Result<Object, FilesError> {
-        let Some((parent, name)) = path.split() else {
-            return Object::beneath(self.root(), path.as_path())
-                .map_err(failed("open", path))?
+    pub(crate) fn open_object(&self, path: &TreePath) -> Result<TreeObject, FilesError> {
+        let Some((parent, name)) = path.split_name() else {
+            return TreeObject::open_beneath(self.root_fd(), path.as_path())
+                .map_err(errno_error("open", path))?
                 .ok_or_else(|| FilesError::NotFound(path.clone()));
         };
-        let parent = self.directory(&parent)?;
-        Object::find(parent.fd.as_fd(), name)
-            .map_err(failed("open", path))?
+        let parent = self.open_directory(&parent)?;
+        TreeObject::open_entry(parent.fd.as_fd(), name)
+            .map_err(errno_error("open", path))?
             .ok_or_else(|| FilesError::NotFound(path.clone()))
     }
 
     /// Opens the directory at a path.
-    pub(crate) fn directory(&self, path: &TreePath) -> Result<Object, FilesError> {
-        let held = directory_beneath(self.root(), path.as_path()).and_then(Object::of);
+    pub(crate) fn open_directory(&self, path: &TreePath) -> Result<TreeObject, FilesError> {
+        let held = directory_beneath(self.root_fd(), path.as_path()).and_then(TreeObject::from_fd);
         held.map_err(|errno| match errno {
-            Errno::NOTDIR => match Object::beneath(self.root(), path.as_path()) {
+            Errno::NOTDIR => match TreeObject::open_beneath(self.root_fd(), path.as_path()) {
                 Ok(Some(there)) => {
-                    FilesError::Kind { path: path.clone(), found: there.kind(), wanted: Kind::Directory }
+                    FilesError::Kind { path: path.clone(), found: there.kind(), wanted: ObjectKind::Directory }
                 }
                 _ => FilesError::NotFound(path.clone()),
             },
-            errno => failed("open", path)(errno),
+            errno => errno_error("open", path)(errno),
         })
     }
 
     /// Opens the parent directory of a name that is about to change, and returns the name.
-    pub(crate) fn place<'p>(&self, path: &'p TreePath, kind: Kind) -> Result<(Object, &'p OsStr), FilesError> {
-        let Some((parent, name)) = path.split() else {
+    pub(crate) fn open_parent<'p>(&self, path: &'p TreePath, kind: ObjectKind) -> Result<(TreeObject, &'p OsStr), FilesError> {
+        let Some((parent, name)) = path.split_name() else {
             let why = "it is the root of the tree".to_owned();
             return Err(FilesError::Guarded { path: path.clone(), why });
         };
         self.may_change(path, kind)?;
-        Ok((self.directory(&parent)?, name))
+        Ok((self.open_directory(&parent)?, name))
     }
 
-    pub(crate) fn may_change(&self, path: &TreePath, kind: Kind) -> Result<(), FilesError> {
-        self.may_become(path, kind, &|path| self.find(path).is_ok())
+    pub(crate) fn may_change(&self, path: &TreePath, kind: ObjectKind) -> Result<(), FilesError> {
+        self.may_become(path, kind, &|path| self.open_object(path).is_ok())
     }
 
     /// Checks a change with the guard; `exists` describes the state after the change.
-    pub(crate) fn may_become(&self, path: &TreePath, kind: Kind, exists: Exists<'_>) -> Result<(), FilesError> {
+    pub(crate) fn may_become(&self, path: &TreePath, kind: ObjectKind, exists: ExistsCallback<'_>) -> Result<(), FilesError> {
         match (self.guard)(path, kind, exists) {
             Some(why) => Err(FilesError::Guarded { path: path.clone(), why }),
             None => Ok(()),
@@ -339,12 +339,12 @@ impl Tree {
 
     /// Checks again an object that was made at a free name. Another process may have put a file
     /// beside it meanwhile, so that the object is now refused.
-    pub(crate) fn may_stay(&self, path: &TreePath, kind: Kind) -> Result<(), FilesError> {
-        self.may_become(path, kind, &|other| other != path && self.find(other).is_ok())
+    pub(crate) fn may_stay(&self, path: &TreePath, kind: ObjectKind) -> Result<(), FilesError> {
+        self.may_become(path, kind, &|other| other != path && self.open_object(other).is_ok())
     }
 
     /// Returns the reason why an object is left out of copies and archives, or `None`.
-    pub(crate) fn withheld(&self, path: &TreePath, object: &Object) -> Option<String> {
+    pub(crate) fn withhold_reason(&self, path: &TreePath, object: &TreeObject) -> Option<String> {
         (self.withhold)(path, &object.stat)
     }
 
@@ -353,18 +353,18 @@ impl Tree {
     fn may_change_beneath(&self, path: &TreePath, to: Option<&TreePath>) -> Result<(), FilesError> {
         // Moved objects will be at their new paths.
         let exists = |place: &TreePath| {
-            let moved = to.and_then(|to| Some(path.beneath(&place.within(to)?)));
-            self.find(moved.as_ref().unwrap_or(place)).is_ok()
+            let moved = to.and_then(|to| Some(path.join_path(&place.relative_to(to)?)));
+            self.open_object(moved.as_ref().unwrap_or(place)).is_ok()
         };
         let mut waiting = vec![(path.clone(), to.cloned())];
         while let Some((path, to)) = waiting.pop() {
-            let object = self.find(&path)?;
+            let object = self.open_object(&path)?;
             self.may_change(&path, object.kind())?;
             to.iter().try_for_each(|to| self.may_become(to, object.kind(), &exists))?;
             if object.is_directory() {
-                let inner = entries(object.fd.as_fd()).map_err(failed("list", &path))?;
+                let inner = list_entries(object.fd.as_fd()).map_err(errno_error("list", &path))?;
                 waiting.extend(
-                    inner.iter().map(|(name, _)| (path.join(os(name)), to.as_ref().map(|to| to.join(os(name))))),
+                    inner.iter().map(|(name, _)| (path.join(to_os_str(name)), to.as_ref().map(|to| to.join(to_os_str(name))))),
                 );
             }
         }
@@ -373,7 +373,7 @@ impl Tree {
 }
 
 /// Returns an error if an object is not of the wanted kind.
-pub(crate) fn demand(object: &Object, wanted: Kind, path: &TreePath) -> Result<(), FilesError> {
+pub(crate) fn require_kind(object: &TreeObject, wanted: ObjectKind, path: &TreePath) -> Result<(), FilesError> {
     match object.kind() {
         found if found == wanted => Ok(()),
         found => Err(FilesError::Kind { path: path.clone(), found, wanted }),
@@ -389,8 +389,8 @@ pub(crate) fn new_file(directory: BorrowedFd<'_>, name: &OsStr) -> Result<File, 
 /// Makes a new directory with the owner of its parent.
 pub(crate) fn make_directory(parent: BorrowedFd<'_>, name: &OsStr, like: &Stat) -> Result<(), Errno> {
     mkdirat(parent, name, Mode::RWXU | Mode::RGRP | Mode::XGRP | Mode::ROTH | Mode::XOTH)?;
-    match Object::find(parent, name)? {
-        Some(made) => own(&made, like),
+    match TreeObject::open_entry(parent, name)? {
+        Some(made) => set_owner(&made, like),
         None => Err(Errno::NOENT),
     }
 }
@@ -398,7 +398,7 @@ pub(crate) fn make_directory(parent: BorrowedFd<'_>, name: &OsStr, like: &Stat) 
 /// Sets the owner of a new object to that of its directory: the sandbox's own user, whatever this
 /// process's user is. In another user's directory, such as `/tmp`, only root can do so; an ordinary
 /// user keeps the ownership.
-pub(crate) fn own(made: &Object, like: &Stat) -> Result<(), Errno> {
+pub(crate) fn set_owner(made: &TreeObject, like: &Stat) -> Result<(), Errno> {
     if (made.stat.st_uid, made.stat.st_gid) == (like.st_uid, like.st_gid) {
         return Ok(());
     }
@@ -410,13 +410,13 @@ pub(crate) fn own(made: &Object, like: &Stat) -> Result<(), Errno> {
 }
 
 /// Sets owner and mode of a new object, without set-ID bits.
-pub(crate) fn settle(made: &Object, like: &Stat, mode: u32) -> Result<(), Errno> {
-    own(made, like)?;
+pub(crate) fn set_owner_and_mode(made: &TreeObject, like: &Stat, mode: u32) -> Result<(), Errno> {
+    set_owner(made, like)?;
     made.set_mode(mode & 0o777)
 }
 
 /// Copies a stream to a file, up to the limit.
-fn copy_bounded(content: &mut dyn Read, mut file: &File, path: &TreePath, bounds: Bounds) -> Result<(), FilesError> {
+fn copy_bounded(content: &mut dyn Read, mut file: &File, path: &TreePath, bounds: ContentLimits) -> Result<(), FilesError> {
     let mut block = vec![0; BLOCK_BYTES];
     let mut written = 0u64;
     loop {

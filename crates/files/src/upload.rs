@@ -10,18 +10,18 @@ use rustix::fs::{AtFlags, RenameFlags, Stat, linkat, renameat_with, symlinkat};
 use stockade_sys::Errno;
 use stockade_sys::resolve::DescriptorPath;
 
-use crate::archive::{Body, Member, Reader, refused};
-use crate::error::{failed, failed_io};
-use crate::object::{Kind, Object, entries, os};
-use crate::tree::{Tree, demand, make_directory, new_file, own, settle};
-use crate::{Bounds, FilesError, TreePath};
+use crate::archive::{MemberBody, ArchiveMember, ArchiveReader, archive_error};
+use crate::error::{errno_error, failed_io};
+use crate::object::{ObjectKind, TreeObject, list_entries, to_os_str};
+use crate::tree::{FileTree, require_kind, make_directory, new_file, set_owner, set_owner_and_mode};
+use crate::{ContentLimits, FilesError, TreePath};
 
 /// Bytes moved at once.
 const CHUNK_BYTES: usize = 64 * 1024;
 
 /// Target of an unpacked archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Where {
+pub enum UploadTarget {
     /// A new directory, which appears complete.
     New,
     /// An existing directory, beside its content.
@@ -33,14 +33,14 @@ pub enum Where {
 
 /// Result of unpacking.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Uploaded {
+pub struct UploadReport {
     /// Files, directories and links.
     pub entries: u64,
     /// Bytes of the files.
     pub bytes: u64,
 }
 
-impl Tree {
+impl FileTree {
     /// Unpacks a tar archive. Refuses members that are absolute, contain `..`, pass a symbolic link
     /// or are special, and symbolic links that lead out of the target directory. Ignores owners and
     /// set-ID bits.
@@ -48,30 +48,30 @@ impl Tree {
     /// # Errors
     /// An error if the archive is refused, a limit is exceeded, or an object is in the way. Then
     /// nothing has changed.
-    pub fn upload(
+    pub fn upload_archive(
         &self,
         path: &TreePath,
         input: &mut dyn Read,
-        place: Where,
-        bounds: Bounds,
-    ) -> Result<Uploaded, FilesError> {
-        if place == Where::New {
-            let (parent, name) = self.place(path, Kind::Directory)?;
-            if Object::find(parent.fd.as_fd(), name).map_err(failed("examine", path))?.is_some() {
+        place: UploadTarget,
+        bounds: ContentLimits,
+    ) -> Result<UploadReport, FilesError> {
+        if place == UploadTarget::New {
+            let (parent, name) = self.open_parent(path, ObjectKind::Directory)?;
+            if TreeObject::open_entry(parent.fd.as_fd(), name).map_err(errno_error("examine", path))?.is_some() {
                 return Err(FilesError::Exists(path.clone()));
             }
         }
         let owner = match place {
-            Where::New => self.place(path, Kind::Directory)?.0.stat,
-            Where::Into { .. } => self.directory(path)?.stat,
+            UploadTarget::New => self.open_parent(path, ObjectKind::Directory)?.0.stat,
+            UploadTarget::Into { .. } => self.open_directory(path)?.stat,
         };
-        let incoming = self.incoming()?;
-        make_directory(incoming.directory(), OsStr::new("tree"), &owner).map_err(failed("make", path))?;
-        let fresh = Object::find(incoming.directory(), OsStr::new("tree"))
-            .map_err(failed("make", path))?
+        let incoming = self.create_incoming()?;
+        make_directory(incoming.directory(), OsStr::new("tree"), &owner).map_err(errno_error("make", path))?;
+        let fresh = TreeObject::open_entry(incoming.directory(), OsStr::new("tree"))
+            .map_err(errno_error("make", path))?
             .ok_or_else(|| FilesError::NotFound(path.clone()))?;
-        let mut unpacking = Unpacking {
-            fresh: Tree::of(fresh.fd),
+        let mut unpacking = ArchiveUnpacker {
+            fresh: FileTree::from_fd(fresh.fd),
             tree: self,
             at: path,
             owner,
@@ -79,82 +79,82 @@ impl Tree {
             entries: 0,
             directories: Vec::new(),
         };
-        let uploaded = unpacking.all(&mut Reader::new(input, bounds))?;
+        let uploaded = unpacking.unpack_all(&mut ArchiveReader::new(input, bounds))?;
         match place {
-            Where::New => {
-                let (parent, name) = self.place(path, Kind::Directory)?;
+            UploadTarget::New => {
+                let (parent, name) = self.open_parent(path, ObjectKind::Directory)?;
                 let flags = RenameFlags::NOREPLACE;
-                renameat_with(incoming.directory(), "tree", &parent.fd, name, flags).map_err(failed("make", path))?;
-                self.may_stay(path, Kind::Directory).inspect_err(|_| {
+                renameat_with(incoming.directory(), "tree", &parent.fd, name, flags).map_err(errno_error("make", path))?;
+                self.may_stay(path, ObjectKind::Directory).inspect_err(|_| {
                     let _ = renameat_with(&parent.fd, name, incoming.directory(), "tree", flags);
                 })?;
             }
-            Where::Into { replace } => Placing::new(&unpacking.fresh, self, path, replace).all()?,
+            UploadTarget::Into { replace } => TreeMerge::new(&unpacking.fresh, self, path, replace).merge_all()?,
         }
         Ok(uploaded)
     }
 }
 
 /// An archive that is being unpacked into a new directory.
-struct Unpacking<'t> {
-    fresh: Tree,
-    tree: &'t Tree,
+struct ArchiveUnpacker<'t> {
+    fresh: FileTree,
+    tree: &'t FileTree,
     at: &'t TreePath,
     owner: Stat,
-    bounds: Bounds,
+    bounds: ContentLimits,
     entries: u64,
     /// Modes that are set last, because a mode may forbid new entries in the directory.
     directories: Vec<(TreePath, u32)>,
 }
 
-impl Unpacking<'_> {
-    fn all(&mut self, archive: &mut Reader<'_>) -> Result<Uploaded, FilesError> {
+impl ArchiveUnpacker<'_> {
+    fn unpack_all(&mut self, archive: &mut ArchiveReader<'_>) -> Result<UploadReport, FilesError> {
         while let Some(member) = archive.next()? {
-            self.one(&member, archive)?;
+            self.unpack_member(&member, archive)?;
         }
         self.may_be_placed()?;
         for (path, mode) in self.directories.iter().rev() {
-            let directory = self.fresh.directory(path)?;
-            directory.set_mode(mode & 0o777).map_err(failed("make", path))?;
+            let directory = self.fresh.open_directory(path)?;
+            directory.set_mode(mode & 0o777).map_err(errno_error("make", path))?;
         }
-        Ok(Uploaded { entries: self.entries, bytes: archive.bytes() })
+        Ok(UploadReport { entries: self.entries, bytes: archive.total_bytes() })
     }
 
-    fn one(&mut self, member: &Member, archive: &mut Reader<'_>) -> Result<(), FilesError> {
-        let Some((above, name)) = member.path.split() else {
+    fn unpack_member(&mut self, member: &ArchiveMember, archive: &mut ArchiveReader<'_>) -> Result<(), FilesError> {
+        let Some((above, name)) = member.path.split_name() else {
             // The root itself, as `tar -c .` packs it.
             return match member.body {
-                Body::Directory => Ok(()),
-                _ => Err(refused(None, "its root is no directory")),
+                MemberBody::Directory => Ok(()),
+                _ => Err(archive_error(None, "its root is no directory")),
             };
         };
-        let parent = self.parents(&above)?;
-        self.count()?;
+        let parent = self.open_parents(&above)?;
+        self.count_member()?;
         let said = |error: FilesError| match error {
-            FilesError::Exists(path) => refused(Some(bytes(&path)), "it is in the archive twice"),
+            FilesError::Exists(path) => archive_error(Some(path_bytes(&path)), "it is in the archive twice"),
             other => other,
         };
         match &member.body {
-            Body::Directory => self.directory(member, &parent),
-            Body::File => self.file(member, &parent, archive),
-            Body::Link(text) => self.link(member, &parent, text),
-            Body::Same(other) => self.same(other, &parent, name),
+            MemberBody::Directory => self.unpack_directory(member, &parent),
+            MemberBody::File => self.unpack_file(member, &parent, archive),
+            MemberBody::Link(text) => self.unpack_link(member, &parent, text),
+            MemberBody::Same(other) => self.unpack_hard_link(other, &parent, name),
         }
         .map_err(said)
     }
 
     /// Returns the directory of a member. Makes it if the archive does not contain it.
-    fn parents(&mut self, path: &TreePath) -> Result<Object, FilesError> {
-        let there = self.fresh.directory(path);
-        match (there, path.split()) {
+    fn open_parents(&mut self, path: &TreePath) -> Result<TreeObject, FilesError> {
+        let there = self.fresh.open_directory(path);
+        match (there, path.split_name()) {
             (Err(FilesError::NotFound(_)), Some((above, name))) => {
-                let parent = self.parents(&above)?;
-                self.count()?;
-                make_directory(parent.fd.as_fd(), name, &self.owner).map_err(failed("make", path))?;
-                self.fresh.directory(path)
+                let parent = self.open_parents(&above)?;
+                self.count_member()?;
+                make_directory(parent.fd.as_fd(), name, &self.owner).map_err(errno_error("make", path))?;
+                self.fresh.open_directory(path)
             }
             (Err(FilesError::Led(_) | FilesError::Kind { .. }), _) => {
-                Err(refused(Some(bytes(path)), "a member before it, which is no directory, would lead there"))
+                Err(archive_error(Some(path_bytes(path)), "a member before it, which is no directory, would lead there"))
             }
             (there, _) => there,
         }
@@ -164,15 +164,15 @@ impl Unpacking<'_> {
     /// an object can depend on the objects beside it.
     fn may_be_placed(&self) -> Result<(), FilesError> {
         let exists = |place: &TreePath| {
-            place.within(self.at).is_some_and(|inner| self.fresh.find(&inner).is_ok()) || self.tree.find(place).is_ok()
+            place.relative_to(self.at).is_some_and(|inner| self.fresh.open_object(&inner).is_ok()) || self.tree.open_object(place).is_ok()
         };
         let mut waiting = vec![TreePath::root()];
         while let Some(path) = waiting.pop() {
-            let directory = self.fresh.directory(&path)?;
-            for (name, _) in entries(directory.fd.as_fd()).map_err(failed("list", &path))? {
-                let inner = path.join(os(&name));
-                let object = self.fresh.find(&inner)?;
-                self.tree.may_become(&self.at.beneath(&inner), object.kind(), &exists)?;
+            let directory = self.fresh.open_directory(&path)?;
+            for (name, _) in list_entries(directory.fd.as_fd()).map_err(errno_error("list", &path))? {
+                let inner = path.join(to_os_str(&name));
+                let object = self.fresh.open_object(&inner)?;
+                self.tree.may_become(&self.at.join_path(&inner), object.kind(), &exists)?;
                 if object.is_directory() {
                     waiting.push(inner);
                 }
@@ -181,7 +181,7 @@ impl Unpacking<'_> {
         Ok(())
     }
 
-    fn count(&mut self) -> Result<(), FilesError> {
+    fn count_member(&mut self) -> Result<(), FilesError> {
         self.entries += 1;
         if self.entries > self.bounds.entries {
             return Err(FilesError::TooMuch { limit: self.bounds.entries, unit: "entries" });
@@ -189,59 +189,59 @@ impl Unpacking<'_> {
         Ok(())
     }
 
-    fn directory(&mut self, member: &Member, parent: &Object) -> Result<(), FilesError> {
+    fn unpack_directory(&mut self, member: &ArchiveMember, parent: &TreeObject) -> Result<(), FilesError> {
         let path = &member.path;
         self.directories.push((path.clone(), member.mode | 0o700));
-        match self.fresh.find(path) {
+        match self.fresh.open_object(path) {
             // Present earlier in the archive, or made for an earlier member.
-            Ok(there) => demand(&there, Kind::Directory, path),
+            Ok(there) => require_kind(&there, ObjectKind::Directory, path),
             Err(FilesError::NotFound(_)) => {
-                let name = path.split().map(|(_, name)| name).unwrap_or_default();
-                make_directory(parent.fd.as_fd(), name, &self.owner).map_err(failed("make", path))
+                let name = path.split_name().map(|(_, name)| name).unwrap_or_default();
+                make_directory(parent.fd.as_fd(), name, &self.owner).map_err(errno_error("make", path))
             }
             Err(error) => Err(error),
         }
     }
 
-    fn file(&self, member: &Member, parent: &Object, archive: &mut Reader<'_>) -> Result<(), FilesError> {
+    fn unpack_file(&self, member: &ArchiveMember, parent: &TreeObject, archive: &mut ArchiveReader<'_>) -> Result<(), FilesError> {
         let path = &member.path;
-        let name = path.split().map(|(_, name)| name).unwrap_or_default();
-        let mut file = new_file(parent.fd.as_fd(), name).map_err(failed("write", path))?;
+        let name = path.split_name().map(|(_, name)| name).unwrap_or_default();
+        let mut file = new_file(parent.fd.as_fd(), name).map_err(errno_error("write", path))?;
         let mut chunk = vec![0; CHUNK_BYTES];
         loop {
-            match archive.read(&mut chunk)? {
+            match archive.read_content(&mut chunk)? {
                 0 => break,
                 length => file.write_all(&chunk[..length]).map_err(failed_io("write", path))?,
             }
         }
-        let made = Object::of(file.into()).map_err(failed("write", path))?;
-        settle(&made, &self.owner, member.mode).map_err(failed("write", path))?;
-        made.set_modified(member.modified).map_err(failed("write", path))
+        let made = TreeObject::from_fd(file.into()).map_err(errno_error("write", path))?;
+        set_owner_and_mode(&made, &self.owner, member.mode).map_err(errno_error("write", path))?;
+        made.set_modified(member.modified).map_err(errno_error("write", path))
     }
 
     /// Makes a symbolic link. The target may lead up to the root of the archive at most, and then
     /// down. All parents of the link are directories and not links, so this check covers its real
     /// target.
-    fn link(&self, member: &Member, parent: &Object, text: &[u8]) -> Result<(), FilesError> {
+    fn unpack_link(&self, member: &ArchiveMember, parent: &TreeObject, text: &[u8]) -> Result<(), FilesError> {
         let path = &member.path;
-        let name = path.split().map(|(_, name)| name).unwrap_or_default();
+        let name = path.split_name().map(|(_, name)| name).unwrap_or_default();
         if !leads_inside(path.depth() - 1, text) {
-            return Err(refused(Some(bytes(path)), "it is a link that leads out of the archive"));
+            return Err(archive_error(Some(path_bytes(path)), "it is a link that leads out of the archive"));
         }
-        symlinkat(os(text), &parent.fd, name).map_err(failed("make", path))?;
-        let made = Object::find(parent.fd.as_fd(), name).map_err(failed("make", path))?;
+        symlinkat(to_os_str(text), &parent.fd, name).map_err(errno_error("make", path))?;
+        let made = TreeObject::open_entry(parent.fd.as_fd(), name).map_err(errno_error("make", path))?;
         let made = made.ok_or_else(|| FilesError::NotFound(path.clone()))?;
-        own(&made, &self.owner).map_err(failed("make", path))
+        set_owner(&made, &self.owner).map_err(errno_error("make", path))
     }
 
-    fn same(&self, other: &TreePath, parent: &Object, name: &OsStr) -> Result<(), FilesError> {
-        let known = self.fresh.find(other).ok().filter(|object| object.kind() == Kind::File);
+    fn unpack_hard_link(&self, other: &TreePath, parent: &TreeObject, name: &OsStr) -> Result<(), FilesError> {
+        let known = self.fresh.open_object(other).ok().filter(|object| object.kind() == ObjectKind::File);
         let known =
-            known.ok_or_else(|| refused(Some(bytes(other)), "a link to it comes before it, or it is no file"))?;
+            known.ok_or_else(|| archive_error(Some(path_bytes(other)), "a link to it comes before it, or it is no file"))?;
         // By descriptor, so that no process can replace the file meanwhile.
         let held = DescriptorPath::new(known.fd.as_fd());
         linkat(rustix::fs::CWD, held.as_c_str(), &parent.fd, name, AtFlags::SYMLINK_FOLLOW)
-            .map_err(failed("make", other))
+            .map_err(errno_error("make", other))
     }
 }
 
@@ -253,30 +253,30 @@ fn leads_inside(depth: usize, text: &[u8]) -> bool {
     !text.starts_with(b"/") && ups <= depth && parts.by_ref().skip(ups).all(|part| part != b"..")
 }
 
-fn bytes(path: &TreePath) -> &[u8] {
+fn path_bytes(path: &TreePath) -> &[u8] {
     path.as_path().as_os_str().as_encoded_bytes()
 }
 
 /// The unpacked objects, being moved beside the existing ones.
-struct Placing<'t> {
-    fresh: &'t Tree,
-    tree: &'t Tree,
+struct TreeMerge<'t> {
+    fresh: &'t FileTree,
+    tree: &'t FileTree,
     at: &'t TreePath,
     replace: bool,
     /// Each moved name, and whether it was exchanged with an existing object.
     done: Vec<(TreePath, RenameFlags)>,
 }
 
-impl<'t> Placing<'t> {
-    fn new(fresh: &'t Tree, tree: &'t Tree, at: &'t TreePath, replace: bool) -> Self {
+impl<'t> TreeMerge<'t> {
+    fn new(fresh: &'t FileTree, tree: &'t FileTree, at: &'t TreePath, replace: bool) -> Self {
         Self { fresh, tree, at, replace, done: Vec::new() }
     }
 
-    fn all(mut self) -> Result<(), FilesError> {
+    fn merge_all(mut self) -> Result<(), FilesError> {
         let mut waiting = vec![TreePath::root()];
         while let Some(directory) = waiting.pop() {
-            if let Err(error) = self.directory(&directory, &mut waiting) {
-                self.undo()?;
+            if let Err(error) = self.merge_directory(&directory, &mut waiting) {
+                self.undo_moves()?;
                 return Err(error);
             }
         }
@@ -285,15 +285,15 @@ impl<'t> Placing<'t> {
 
     /// Moves the content of one directory. Directories that exist on both sides are processed
     /// later.
-    fn directory(&mut self, path: &TreePath, waiting: &mut Vec<TreePath>) -> Result<(), FilesError> {
-        let (from, to) = self.both(path)?;
-        let mut names = entries(from.fd.as_fd()).map_err(failed("list", path))?;
+    fn merge_directory(&mut self, path: &TreePath, waiting: &mut Vec<TreePath>) -> Result<(), FilesError> {
+        let (from, to) = self.open_both(path)?;
+        let mut names = list_entries(from.fd.as_fd()).map_err(errno_error("list", path))?;
         names.sort_unstable_by(|one, other| one.0.cmp(&other.0));
         for (name, _) in names {
-            let inner = path.join(os(&name));
-            let ours = Object::find(from.fd.as_fd(), os(&name)).map_err(failed("examine", &inner))?;
-            let theirs = Object::find(to.fd.as_fd(), os(&name)).map_err(failed("examine", &inner))?;
-            let kind = ours.as_ref().map(Object::kind);
+            let inner = path.join(to_os_str(&name));
+            let ours = TreeObject::open_entry(from.fd.as_fd(), to_os_str(&name)).map_err(errno_error("examine", &inner))?;
+            let theirs = TreeObject::open_entry(to.fd.as_fd(), to_os_str(&name)).map_err(errno_error("examine", &inner))?;
+            let kind = ours.as_ref().map(TreeObject::kind);
             let flags = match (ours, theirs) {
                 (Some(ours), Some(theirs)) if ours.is_directory() && theirs.is_directory() => {
                     waiting.push(inner);
@@ -302,11 +302,11 @@ impl<'t> Placing<'t> {
                 (Some(ours), Some(theirs)) if self.replace && !ours.is_directory() && !theirs.is_directory() => {
                     RenameFlags::EXCHANGE
                 }
-                (_, Some(_)) => return Err(FilesError::Exists(self.at.beneath(&inner))),
+                (_, Some(_)) => return Err(FilesError::Exists(self.at.join_path(&inner))),
                 (_, None) => RenameFlags::NOREPLACE,
             };
-            renameat_with(&from.fd, os(&name), &to.fd, os(&name), flags).map_err(failed("place", &inner))?;
-            let placed = self.at.beneath(&inner);
+            renameat_with(&from.fd, to_os_str(&name), &to.fd, to_os_str(&name), flags).map_err(errno_error("place", &inner))?;
+            let placed = self.at.join_path(&inner);
             self.done.push((inner, flags));
             if let (RenameFlags::NOREPLACE, Some(kind)) = (flags, kind) {
                 self.tree.may_stay(&placed, kind)?;
@@ -315,22 +315,22 @@ impl<'t> Placing<'t> {
         Ok(())
     }
 
-    fn undo(&mut self) -> Result<(), FilesError> {
+    fn undo_moves(&mut self) -> Result<(), FilesError> {
         while let Some((path, flags)) = self.done.pop() {
-            let Some((above, name)) = path.split() else { continue };
-            let (from, to) = self.both(&above)?;
+            let Some((above, name)) = path.split_name() else { continue };
+            let (from, to) = self.open_both(&above)?;
             match renameat_with(&to.fd, name, &from.fd, name, flags) {
                 // Another process removed the object before.
                 Ok(()) | Err(Errno::NOENT) => {}
-                Err(errno) => return Err(failed("take back", &path)(errno)),
+                Err(errno) => return Err(errno_error("take back", &path)(errno)),
             }
         }
         Ok(())
     }
 
     /// Opens the same directory on both sides.
-    fn both(&self, path: &TreePath) -> Result<(Object, Object), FilesError> {
-        Ok((self.fresh.directory(path)?, self.tree.directory(&self.at.beneath(path))?))
+    fn open_both(&self, path: &TreePath) -> Result<(TreeObject, TreeObject), FilesError> {
+        Ok((self.fresh.open_directory(path)?, self.tree.open_directory(&self.at.join_path(path))?))
     }
 }
 

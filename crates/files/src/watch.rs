@@ -9,9 +9,9 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use stockade_sys::Errno;
 use stockade_sys::resolve::DescriptorPath;
 
-use crate::error::failed;
-use crate::object::os;
-use crate::tree::Tree;
+use crate::error::errno_error;
+use crate::object::to_os_str;
+use crate::tree::FileTree;
 use crate::{FilesError, TreePath};
 
 /// Bytes of one read: some hundred events.
@@ -32,7 +32,7 @@ pub enum WatchEvent {
 
 /// A result of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum WatchNotice {
     /// An event at a name in the directory.
     Event {
         /// Path of the name.
@@ -48,20 +48,20 @@ pub enum Seen {
 
 /// Watch of one directory.
 #[derive(Debug)]
-pub struct Watch {
+pub struct DirectoryWatch {
     instance: OwnedFd,
     directory: TreePath,
     is_over: bool,
 }
 
-impl Tree {
+impl FileTree {
     /// Watches a directory from now on, without its inner directories.
     ///
     /// # Errors
     /// An error if it is not a directory, or if the user has too many watches.
-    pub fn watch(&self, path: &TreePath) -> Result<Watch, FilesError> {
-        let directory = self.directory(path)?;
-        let instance = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(failed("watch", path))?;
+    pub fn watch_directory(&self, path: &TreePath) -> Result<DirectoryWatch, FilesError> {
+        let directory = self.open_directory(path)?;
+        let instance = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(errno_error("watch", path))?;
         let wanted = WatchFlags::CREATE
             | WatchFlags::CLOSE_WRITE
             | WatchFlags::MOVED_FROM
@@ -73,21 +73,21 @@ impl Tree {
             | WatchFlags::ONLYDIR;
         // By the open directory, so the last component is no symbolic link either.
         let held = DescriptorPath::new(directory.fd.as_fd());
-        inotify::add_watch(&instance, held.as_c_str(), wanted).map_err(failed("watch", path))?;
-        Ok(Watch { instance, directory: path.clone(), is_over: false })
+        inotify::add_watch(&instance, held.as_c_str(), wanted).map_err(errno_error("watch", path))?;
+        Ok(DirectoryWatch { instance, directory: path.clone(), is_over: false })
     }
 }
 
-impl Watch {
+impl DirectoryWatch {
     /// Returns the events since the last call; waits at most `timeout` for the first one.
     ///
     /// # Errors
     /// The errors of the kernel.
-    pub fn next(&mut self, timeout: Duration) -> Result<Vec<Seen>, FilesError> {
+    pub fn next(&mut self, timeout: Duration) -> Result<Vec<WatchNotice>, FilesError> {
         if self.is_over {
             return Ok(Vec::new());
         }
-        let fail = failed("watch", &self.directory);
+        let fail = errno_error("watch", &self.directory);
         let timeout = Timespec::try_from(timeout).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
         match poll(&mut [PollFd::new(&self.instance, PollFlags::IN)], Some(&timeout)) {
             Ok(0) | Err(Errno::INTR) => return Ok(Vec::new()),
@@ -101,7 +101,7 @@ impl Watch {
             match reader.next() {
                 Ok(event) => {
                     let name = event.file_name().map(std::ffi::CStr::to_bytes);
-                    seen.extend(told(&self.directory, name, event.events()));
+                    seen.extend(convert_event(&self.directory, name, event.events()));
                 }
                 Err(Errno::AGAIN | Errno::INTR) => break,
                 Err(errno) => return Err(fail(errno)),
@@ -110,7 +110,7 @@ impl Watch {
                 break;
             }
         }
-        if let Some(end) = seen.iter().position(|seen| *seen == Seen::Gone) {
+        if let Some(end) = seen.iter().position(|seen| *seen == WatchNotice::Gone) {
             seen.truncate(end + 1);
             self.is_over = true;
         }
@@ -118,12 +118,12 @@ impl Watch {
     }
 }
 
-fn told(directory: &TreePath, name: Option<&[u8]>, events: ReadFlags) -> Option<Seen> {
+fn convert_event(directory: &TreePath, name: Option<&[u8]>, events: ReadFlags) -> Option<WatchNotice> {
     if events.contains(ReadFlags::QUEUE_OVERFLOW) {
-        return Some(Seen::Missed);
+        return Some(WatchNotice::Missed);
     }
     if events.intersects(ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::IGNORED | ReadFlags::UNMOUNT) {
-        return Some(Seen::Gone);
+        return Some(WatchNotice::Gone);
     }
     let event = if events.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
         WatchEvent::Created
@@ -137,5 +137,5 @@ fn told(directory: &TreePath, name: Option<&[u8]>, events: ReadFlags) -> Option<
         return None;
     };
     // An event without a name belongs to the directory itself.
-    name.map(|name| Seen::Event { path: directory.join(os(name)), event })
+    name.map(|name| WatchNotice::Event { path: directory.join(to_os_str(name)), event })
 }

@@ -10,10 +10,10 @@
 use std::path::Path;
 
 use stockade_engine::INSIDE_WORKSPACE;
-use stockade_model::{Grant, RawText, RepositoryUrl, Revision, TargetPattern};
+use stockade_model::{Grant, RawText, RepositoryUrl, GitRevision, TargetPattern};
 
 /// Variables of each step.
-const VARIABLES: &[(&str, &str)] = &[
+const GIT_VARIABLES: &[(&str, &str)] = &[
     // Settings of the image or of an earlier command.
     ("GIT_CONFIG_NOSYSTEM", "1"),
     ("GIT_CONFIG_GLOBAL", "/dev/null"),
@@ -31,7 +31,7 @@ const VARIABLES: &[(&str, &str)] = &[
 ];
 
 /// Settings that override every file.
-const SETTINGS: &[&str] = &[
+const GIT_SETTINGS: &[&str] = &[
     "core.hooksPath=/dev/null",
     "core.fsmonitor=false",
     "core.attributesFile=/dev/null",
@@ -46,7 +46,7 @@ const SETTINGS: &[&str] = &[
 
 /// Commands of a clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Clone {
+pub struct CloneCommands {
     /// Commands to run one after the other in the workspace, until one fails.
     pub commands: Vec<Vec<RawText>>,
     /// Grants that they need: to connect to the server, and to create protected names in the
@@ -55,34 +55,34 @@ pub struct Clone {
 }
 
 /// Returns the commands that turn the workspace, their working directory, into a clone.
-pub fn steps(url: &RepositoryUrl, revision: Option<&Revision>) -> Clone {
+pub fn clone_steps(url: &RepositoryUrl, revision: Option<&GitRevision>) -> CloneCommands {
     let mut clone = vec!["clone", "--quiet", "--no-recurse-submodules", "--template=", "--origin=origin"];
     if revision.is_some() {
         clone.push("--no-checkout");
     }
     clone.extend(["--", url.as_str(), "."]);
     // A branch, a tag or a commit, as the clone names it. Never a path.
-    let check_out = |revision: &Revision| {
-        git(["checkout", "--quiet", "--no-recurse-submodules", revision.as_str(), "--"].into_iter())
+    let check_out = |revision: &GitRevision| {
+        git_command(["checkout", "--quiet", "--no-recurse-submodules", revision.as_str(), "--"].into_iter())
     };
-    let commands = std::iter::once(git(clone.into_iter())).chain(revision.map(check_out)).collect();
-    let mut grants = vec![Grant::Connect(TargetPattern::exactly(url.target()))];
+    let commands = std::iter::once(git_command(clone.into_iter())).chain(revision.map(check_out)).collect();
+    let mut grants = vec![Grant::Connect(TargetPattern::for_target(url.target()))];
     grants.extend(repository_grants());
-    Clone { commands, grants }
+    CloneCommands { commands, grants }
 }
 
 /// Returns the command that prints the checked-out commit.
-pub fn head() -> Vec<RawText> {
-    git(["rev-parse", "--verify", "--end-of-options", "HEAD^{commit}"].into_iter())
+pub fn head_command() -> Vec<RawText> {
+    git_command(["rev-parse", "--verify", "--end-of-options", "HEAD^{commit}"].into_iter())
 }
 
 /// Returns the commands that print how the workspace differs from a commit, including new files.
 /// Later commits and changed settings of the repository do not matter. Those settings can still
 /// name filters, which run inside the sandbox.
-pub fn diff(base: &Revision) -> [Vec<RawText>; 2] {
+pub fn diff_commands(base: &GitRevision) -> [Vec<RawText>; 2] {
     let new_files = ["add", "--all", "--intent-to-add", "--", "."];
     let compare = ["diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", base.as_str(), "--"];
-    [git(new_files.into_iter()), git(["--no-pager"].into_iter().chain(compare))]
+    [git_command(new_files.into_iter()), git_command(["--no-pager"].into_iter().chain(compare))]
 }
 
 /// Returns the grants for a repository in a workspace of the sandbox's own. Only programs inside
@@ -93,11 +93,11 @@ pub fn repository_grants() -> impl Iterator<Item = Grant> {
         .map(|name| Grant::Write(Path::new(INSIDE_WORKSPACE).join(name)))
 }
 
-fn git<'a>(arguments: impl Iterator<Item = &'a str>) -> Vec<RawText> {
+fn git_command<'a>(arguments: impl Iterator<Item = &'a str>) -> Vec<RawText> {
     let mut command: Vec<RawText> = vec!["env".into()];
-    command.extend(VARIABLES.iter().map(|(name, value)| RawText::from(format!("{name}={value}").as_str())));
+    command.extend(GIT_VARIABLES.iter().map(|(name, value)| RawText::from(format!("{name}={value}").as_str())));
     command.push("git".into());
-    for setting in SETTINGS {
+    for setting in GIT_SETTINGS {
         command.extend(["-c".into(), RawText::from(*setting)]);
     }
     command.extend(arguments.map(RawText::from));

@@ -3,7 +3,7 @@
 use stockade_engine::SandboxError;
 use stockade_files::{FilesError, PathError};
 use stockade_model::{RawText, SandboxId};
-use stockade_store::sandboxes::SandboxError as KeptError;
+use stockade_store::sandboxes::SandboxStoreError as KeptError;
 
 /// Error of an operation on a sandbox. Shown to a user.
 #[derive(Debug, thiserror::Error)]
@@ -12,13 +12,13 @@ pub enum LifecycleError {
     #[error(transparent)]
     Kept(#[from] KeptError),
     /// The isolation of the sandbox could not be set up or found.
-    #[error("{}", said(.0))]
+    #[error("{}", error_text(.0))]
     Walls(#[from] SandboxError),
     /// No kind of sandbox meets the requirements.
     #[error("no sandbox can be had: {0}\nhint: `stockade doctor` shows what this machine can do")]
     NoKind(String),
     /// A directory of the host cannot be a workspace.
-    #[error("`{}` cannot be a workspace: {why}\nhint: name a directory of yours by its ordinary path", directory.escaped())]
+    #[error("`{}` cannot be a workspace: {why}\nhint: name a directory of yours by its ordinary path", directory.to_escaped())]
     Directory {
         /// The directory.
         directory: RawText,
@@ -40,7 +40,7 @@ pub enum LifecycleError {
     },
 }
 
-fn said(error: &SandboxError) -> String {
+fn error_text(error: &SandboxError) -> String {
     match error.hint() {
         Some(hint) => format!("{error}\nhint: {hint}"),
         None => error.to_string(),

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use stockade_engine::Tree as Which;
-use stockade_files::{At, Guard, PathError, Tree};
+use stockade_engine::SandboxTree as Which;
+use stockade_files::{PathContext, ChangeGuard, PathError, FileTree};
 use stockade_model::WorkspaceSource;
-use stockade_store::sandboxes::Use;
+use stockade_store::sandboxes::SandboxLease;
 
 use crate::LifecycleError;
-use crate::places::{self, Places};
+use crate::places::{self, SandboxDirectories};
 
 /// Opens a tree of a sandbox in use. If the workspace is a directory of the host, `guard` gets its
 /// path and returns the rules for changes in it: the host trusts files with protected names. No
@@ -16,20 +16,20 @@ use crate::places::{self, Places};
 ///
 /// # Errors
 /// [`LifecycleError::Place`] if the tree cannot be opened.
-pub fn files(used: &Use, which: Which, guard: impl FnOnce(&Path) -> Guard) -> Result<Tree, LifecycleError> {
+pub fn open_files(used: &SandboxLease, which: Which, guard: impl FnOnce(&Path) -> ChangeGuard) -> Result<FileTree, LifecycleError> {
     let source = &used.record().spec.workspace;
-    let places = Places::of(used.path(), source);
+    let places = SandboxDirectories::from_source(used.path(), source);
     let path = match which {
         Which::Workspace => &places.workspace,
         Which::Home => &places.home,
     };
-    let held = places::hold_plain(path).at(path).map_err(|source: PathError| LifecycleError::Place {
+    let held = places::hold_plain(path).at_path(path).map_err(|source: PathError| LifecycleError::Place {
         id: used.record().id.clone(),
         what: "opened",
         source,
     })?;
     match (which, source) {
-        (Which::Workspace, WorkspaceSource::Bind { .. }) => Ok(Tree::guarded(held, guard(path))),
-        _ => Ok(Tree::of(held)),
+        (Which::Workspace, WorkspaceSource::Bind { .. }) => Ok(FileTree::with_guard(held, guard(path))),
+        _ => Ok(FileTree::from_fd(held)),
     }
 }

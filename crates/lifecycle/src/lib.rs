@@ -13,8 +13,8 @@ mod keeping;
 mod places;
 mod withheld;
 
-pub use clone::{Clone, diff, head, repository_grants, steps};
+pub use clone::{CloneCommands, diff_commands, head_command, repository_grants, clone_steps};
 pub use error::LifecycleError;
-pub use files::files;
-pub use keeping::{Lifecycle, Opened, Swept, Wanted, Why};
+pub use files::open_files;
+pub use keeping::{Lifecycle, OpenSandbox, SweepResult, SandboxRequest, DestroyReason};
 pub use withheld::HiddenFiles;

@@ -6,75 +6,75 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, mkdirat, openat, openat2};
 use rustix::io::Errno;
-use stockade_files::object::names;
-use stockade_files::removal::{remove_tree, sweep};
-use stockade_files::{At, Bounds, LeftOut, PathError, Tree};
+use stockade_files::object::list_entry_names;
+use stockade_files::removal::{remove_tree, sweep_removals};
+use stockade_files::{PathContext, ContentLimits, OmittedObject, PathError, FileTree};
 use stockade_model::{HostDirectory, Limits, SandboxId, WorkspaceSource};
 
 use crate::{HiddenFiles, LifecycleError};
 
-const WORKSPACE: &str = "workspace";
-const HOME: &str = "home";
+const WORKSPACE_NAME: &str = "workspace";
+const HOME_NAME: &str = "home";
 
 /// Most files of a copied workspace, if no limit is set.
-const COPIED_ENTRIES_MAX: u64 = 2_000_000;
+const MAX_COPIED_ENTRIES: u64 = 2_000_000;
 
 /// Paths of a sandbox's directories.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct SandboxDirectories {
     pub workspace: PathBuf,
     pub home: PathBuf,
 }
 
-impl Places {
+impl SandboxDirectories {
     /// Returns the paths of a sandbox with this directory.
-    pub fn of(directory: &Path, source: &WorkspaceSource) -> Self {
+    pub fn from_source(directory: &Path, source: &WorkspaceSource) -> Self {
         let workspace = match source {
             WorkspaceSource::Bind { directory } => directory.as_raw().as_path().to_owned(),
-            _ => directory.join(WORKSPACE),
+            _ => directory.join(WORKSPACE_NAME),
         };
-        Self { workspace, home: directory.join(HOME) }
+        Self { workspace, home: directory.join(HOME_NAME) }
     }
 
     /// Returns the paths of a sandbox that is about to be used. Checks a directory of the host,
     /// because a link may have replaced it since the sandbox was created.
-    pub fn open(directory: &Path, source: &WorkspaceSource) -> Result<Self, LifecycleError> {
+    pub fn open_checked(directory: &Path, source: &WorkspaceSource) -> Result<Self, LifecycleError> {
         if let WorkspaceSource::Bind { directory } = source {
             host_directory(directory)?;
         }
-        Ok(Self::of(directory, source))
+        Ok(Self::from_source(directory, source))
     }
 
     /// Creates the directories, and copies the initial content from the host into the workspace.
     /// Returns the files that were left out.
-    pub fn make(
+    pub fn create_directories(
         directory: &Path,
         id: &SandboxId,
         (source, hidden): (&WorkspaceSource, HiddenFiles),
         limits: &Limits,
-    ) -> Result<(Self, Vec<LeftOut>), LifecycleError> {
+    ) -> Result<(Self, Vec<OmittedObject>), LifecycleError> {
         let failed = |source| LifecycleError::Place { id: id.clone(), what: "made", source };
-        let own = hold(directory, ResolveFlags::empty()).at(directory).map_err(failed)?;
-        let make = |name: &str| mkdirat(&own, name, Mode::RWXU).at(name.as_ref()).map_err(failed);
-        make(HOME)?;
+        let own = open_directory(directory, ResolveFlags::empty()).at_path(directory).map_err(failed)?;
+        let make = |name: &str| mkdirat(&own, name, Mode::RWXU).at_path(name.as_ref()).map_err(failed);
+        make(HOME_NAME)?;
         let mut left_out = Vec::new();
         match source {
             WorkspaceSource::Bind { directory } => host_directory(directory).map(drop)?,
             WorkspaceSource::Copy { directory: from } => {
                 let path = from.as_raw().as_path().to_owned();
-                let from = Tree::of(host_directory(from)?).withholding(hidden.withhold_from(path));
-                make(WORKSPACE)?;
-                let to = hold_plain(&directory.join(WORKSPACE));
-                let to = to.at(WORKSPACE.as_ref()).map_err(failed)?;
-                let bounds = Bounds {
+                let from = FileTree::from_fd(host_directory(from)?).with_withhold_rule(hidden.withhold_from(path));
+                make(WORKSPACE_NAME)?;
+                let to = hold_plain(&directory.join(WORKSPACE_NAME));
+                let to = to.at_path(WORKSPACE_NAME.as_ref()).map_err(failed)?;
+                let bounds = ContentLimits {
                     bytes: limits.disk_bytes.unwrap_or(u64::MAX),
-                    entries: limits.inodes.unwrap_or(COPIED_ENTRIES_MAX),
+                    entries: limits.inodes.unwrap_or(MAX_COPIED_ENTRIES),
                 };
-                left_out = Tree::of(to).copy_from(&from, bounds)?.left_out;
+                left_out = FileTree::from_fd(to).copy_from(&from, bounds)?.left_out;
             }
-            WorkspaceSource::Empty | WorkspaceSource::Clone { .. } => make(WORKSPACE)?,
+            WorkspaceSource::Empty | WorkspaceSource::Clone { .. } => make(WORKSPACE_NAME)?,
         }
-        Ok((Self::of(directory, source), left_out))
+        Ok((Self::from_source(directory, source), left_out))
     }
 }
 
@@ -82,13 +82,13 @@ impl Places {
 /// they prevent the removal.
 pub(crate) fn remove(directory: &Path, id: &SandboxId) -> Result<(), LifecycleError> {
     let failed = |source: PathError| LifecycleError::Place { id: id.clone(), what: "removed", source };
-    let own = match hold(directory, ResolveFlags::empty()) {
+    let own = match open_directory(directory, ResolveFlags::empty()) {
         Ok(own) => own,
         Err(Errno::NOENT) => return Ok(()),
         Err(errno) => return Err(failed(PathError::new(directory, errno))),
     };
-    sweep(own.as_fd()).map_err(failed)?;
-    for name in names(own.as_fd()).at(directory).map_err(failed)? {
+    sweep_removals(own.as_fd()).map_err(failed)?;
+    for name in list_entry_names(own.as_fd()).at_path(directory).map_err(failed)? {
         if name != b"lock" {
             remove_tree(own.as_fd(), &name).map_err(failed)?;
         }
@@ -113,10 +113,10 @@ fn host_directory(directory: &HostDirectory) -> Result<OwnedFd, LifecycleError> 
 
 /// Opens a directory whose path contains no link.
 pub(crate) fn hold_plain(path: &Path) -> Result<OwnedFd, Errno> {
-    hold(path, ResolveFlags::NO_SYMLINKS)
+    open_directory(path, ResolveFlags::NO_SYMLINKS)
 }
 
-fn hold(path: &Path, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
+fn open_directory(path: &Path, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     openat2(CWD, path, flags, Mode::empty(), resolve | ResolveFlags::NO_MAGICLINKS)
 }

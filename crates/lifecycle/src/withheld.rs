@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use stockade_files::{TreePath, Withhold};
+use stockade_files::{TreePath, WithholdRule};
 
 /// Hidden files and directories, by path and by device and inode.
 #[derive(Clone, Debug, Default)]
@@ -17,11 +17,11 @@ pub struct HiddenFiles {
 
 impl HiddenFiles {
     /// Looks these absolute paths up. For a path that does not exist, only its name is hidden.
-    pub fn of(paths: impl IntoIterator<Item = PathBuf>) -> Self {
+    pub fn from_paths(paths: impl IntoIterator<Item = PathBuf>) -> Self {
         let mut hidden = Self::default();
         for path in paths {
             let found = [metadata(&path), symlink_metadata(&path)];
-            hidden.objects.extend(found.into_iter().flatten().map(|found| identity(&found)));
+            hidden.objects.extend(found.into_iter().flatten().map(|found| file_identity(&found)));
             hidden.paths.extend(path.canonicalize().ok().filter(|real| *real != path));
             hidden.paths.push(path);
         }
@@ -30,14 +30,14 @@ impl HiddenFiles {
 
     /// Returns whether `path` is hidden or inside a hidden directory. `path` is absolute and
     /// without links.
-    pub fn holds(&self, path: &Path) -> bool {
+    pub fn covers_path(&self, path: &Path) -> bool {
         self.paths.iter().any(|hidden| path.starts_with(hidden))
             || path.ancestors().any(|above| symlink_metadata(above).is_ok_and(|found| self.is_object(&found)))
     }
 
     /// Withholds them from copies of `directory`, whatever their names in it are. So a second name
     /// of a file, or a mount of a directory, is hidden too.
-    pub fn withhold_from(self, directory: PathBuf) -> Withhold {
+    pub fn withhold_from(self, directory: PathBuf) -> WithholdRule {
         Arc::new(move |path: &TreePath, stat| {
             let path = directory.join(path.as_path());
             let is_hidden = self.paths.iter().any(|hidden| path.starts_with(hidden))
@@ -47,10 +47,10 @@ impl HiddenFiles {
     }
 
     fn is_object(&self, found: &Metadata) -> bool {
-        self.objects.contains(&identity(found))
+        self.objects.contains(&file_identity(found))
     }
 }
 
-fn identity(found: &Metadata) -> (u64, u64) {
+fn file_identity(found: &Metadata) -> (u64, u64) {
     (found.dev(), found.ino())
 }

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Assessment, Denial, Digest, Grant, RawText, Review};
+use crate::{Assessment, Denial, Digest, Grant, RawText, ReviewResult};
 
 /// When to ask for approval. The names follow common usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -90,7 +90,7 @@ pub struct GroupOffer {
 /// A question to an approver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Question {
+pub struct ApprovalQuestion {
     /// Subject of the question.
     pub kind: QuestionKind,
     /// The whole command that would run.
@@ -100,7 +100,7 @@ pub struct Question {
     /// Assessment of the command text.
     pub assessment: Assessment,
     /// The scopes that may be offered; the shortest first.
-    pub scopes: Vec<Scope>,
+    pub scopes: Vec<ApprovalScope>,
     /// A group of hosts that may be chosen instead of the host in question.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<GroupOffer>,
@@ -110,14 +110,14 @@ pub struct Question {
     pub timeout_ms: u64,
     /// Review by a model, if one is configured and answered in time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub review: Option<Review>,
+    pub review: Option<ReviewResult>,
 }
 
-impl Question {
+impl ApprovalQuestion {
     /// Returns the scopes that a yes may have: those offered, but only this time if a review warns. A no
     /// may always have every offered scope.
-    pub fn scopes_of_yes(&self) -> &[Scope] {
-        if self.is_warned_of() { &[Scope::Once] } else { &self.scopes }
+    pub fn scopes_of_yes(&self) -> &[ApprovalScope] {
+        if self.is_warned_of() { &[ApprovalScope::Once] } else { &self.scopes }
     }
 
     /// Returns the group that may be chosen; none if a review warns.
@@ -126,14 +126,14 @@ impl Question {
     }
 
     fn is_warned_of(&self) -> bool {
-        self.review.as_ref().is_some_and(Review::warns)
+        self.review.as_ref().is_some_and(ReviewResult::raises_caution)
     }
 }
 
 /// Scope of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Scope {
+pub enum ApprovalScope {
     /// This time only.
     Once,
     /// Until the session ends.
@@ -149,13 +149,13 @@ pub enum Scope {
 /// An approver's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Answer {
+pub enum ApprovalAnswer {
     /// Yes, with this scope.
-    Approved(Scope),
+    Approved(ApprovalScope),
     /// Yes to the group that the question offers, with this scope.
-    Group(Scope),
+    Group(ApprovalScope),
     /// No, with this scope.
-    Denied(Scope),
+    Denied(ApprovalScope),
     /// No, and end the request now.
     Abort,
     /// No approver answered in time, or none could be asked: a refusal.
@@ -171,7 +171,7 @@ pub struct Approval {
     /// `approved`, `denied`, `abort` or `timed-out`.
     pub answer: String,
     /// Scope of the answer.
-    pub scope: Option<Scope>,
+    pub scope: Option<ApprovalScope>,
     /// Source of the answer: `terminal`, `cache`, `caller: NAME`, `mode never` ...
     pub by: String,
     /// How long the request waited for the answer, in milliseconds.
@@ -181,5 +181,5 @@ pub struct Approval {
     pub grants: Vec<Grant>,
     /// Review by a model before the answer, if one was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub review: Option<Review>,
+    pub review: Option<ReviewResult>,
 }

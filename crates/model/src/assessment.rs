@@ -74,7 +74,7 @@ pub enum Capability {
 /// included, `end` is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Span {
+pub struct TextSpan {
     /// First byte.
     pub start: usize,
     /// One past the last byte.
@@ -95,7 +95,7 @@ pub struct Finding {
     /// One sentence for the user. Contains no text of the command: the span refers to it.
     pub message: String,
     /// Range of the finding, if it has one.
-    pub span: Option<Span>,
+    pub span: Option<TextSpan>,
 }
 
 /// The assessment of a command line.
@@ -115,7 +115,7 @@ pub struct Assessment {
 
 impl Assessment {
     /// Returns an assessment of this tier without findings.
-    pub const fn bare(tier: Tier) -> Self {
+    pub const fn without_findings(tier: Tier) -> Self {
         Self { tier, impact: Impact::Contained, findings: Vec::new(), capabilities: Vec::new() }
     }
 }

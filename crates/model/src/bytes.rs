@@ -39,7 +39,7 @@ impl RawText {
 
     /// Returns one line that is safe on a terminal. Control, bidirectional and invisible characters and
     /// bytes that are not UTF-8 are written as escapes. The line is never shortened.
-    pub fn escaped(&self) -> String {
+    pub fn to_escaped(&self) -> String {
         let mut out = String::with_capacity(self.0.len());
         for chunk in self.0.utf8_chunks() {
             for c in chunk.valid().chars() {
@@ -65,12 +65,12 @@ impl RawText {
         for &b in &self.0 {
             doubled.extend(std::iter::repeat_n(b, if b == b'\\' { 2 } else { 1 }));
         }
-        Self(doubled).escaped()
+        Self(doubled).to_escaped()
     }
 
     /// Returns the bytes that [`escaped_reversibly`](Self::escaped_reversibly) wrote; `None` if a backslash
     /// starts no known escape.
-    pub fn unescape(text: &str) -> Option<Self> {
+    pub fn from_escaped(text: &str) -> Option<Self> {
         let mut out = Vec::with_capacity(text.len());
         let mut rest = text;
         while let Some(at) = rest.find('\\') {
@@ -123,13 +123,13 @@ pub fn is_deceptive(c: char) -> bool {
 
 impl fmt::Debug for RawText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.escaped())
+        write!(f, "{:?}", self.to_escaped())
     }
 }
 
 impl fmt::Display for RawText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.escaped())
+        f.write_str(&self.to_escaped())
     }
 }
 
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn escaping_leaves_nothing_a_terminal_would_act_on() {
-        let shown = RawText::from(&b"rm \x1b[2J\xe2\x80\xae\xff\n"[..]).escaped();
+        let shown = RawText::from(&b"rm \x1b[2J\xe2\x80\xae\xff\n"[..]).to_escaped();
         assert_eq!(shown, "rm \\u{1b}[2J\\u{202e}\\xff\\n");
     }
 }

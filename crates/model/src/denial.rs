@@ -3,12 +3,12 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Grant, Limit, RawText};
+use crate::{Grant, LimitKind, RawText};
 
 /// The attempted operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Operation {
+pub enum DeniedOperation {
     /// Open for reading.
     Read,
     /// Open for writing, without creation.
@@ -52,7 +52,7 @@ pub enum Operation {
 /// The layer that refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Layer {
+pub enum DenialLayer {
     /// The supervisor that handles seccomp notifications.
     Broker,
     /// The mounts: read-only, or hidden behind an empty mount.
@@ -72,7 +72,7 @@ pub enum Layer {
 /// Resolution of a denial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Resolution {
+pub enum DenialResolution {
     /// The operation stays refused because of an approver or a rule.
     Refused,
     /// The grant was given to a later attempt, or to this attempt while the call was held.
@@ -86,7 +86,7 @@ pub enum Resolution {
 #[serde(deny_unknown_fields)]
 pub struct Denial {
     /// The attempted operation.
-    pub operation: Operation,
+    pub operation: DeniedOperation,
     /// The object of the operation: a resolved absolute path, `HOST:PORT`, a socket family or the name of a
     /// call.
     pub object: RawText,
@@ -95,13 +95,13 @@ pub struct Denial {
     /// The resolved executable of that process, if known.
     pub program: Option<RawText>,
     /// The layer that refused.
-    pub layer: Layer,
+    pub layer: DenialLayer,
     /// The rule, in the words of a policy: `outside every writable root`.
     pub rule: String,
     /// The smallest grant that would have allowed the operation, if there is one.
     pub grant: Option<Grant>,
     /// Resolution of the denial.
-    pub resolution: Resolution,
+    pub resolution: DenialResolution,
     /// Number of equal denials.
     pub count: u64,
 }
@@ -109,23 +109,23 @@ pub struct Denial {
 impl Denial {
     /// Returns the denial for a limit of `amount` that was exceeded, or nearly so. `value` is the amount
     /// that was reached. The grant is for twice as much, which is a sensible next try.
-    pub fn of_limit(limit: Limit, amount: Option<u64>, value: &str) -> Self {
-        let at_most = amount.map(|amount| format!("at most {}; ", limit.text(amount))).unwrap_or_default();
+    pub fn of_limit(limit: LimitKind, amount: Option<u64>, value: &str) -> Self {
+        let at_most = amount.map(|amount| format!("at most {}; ", limit.format_amount(amount))).unwrap_or_default();
         Self {
-            operation: Operation::Limit,
+            operation: DeniedOperation::Limit,
             object: RawText::from(limit.name()),
             pid: None,
             program: None,
-            layer: Layer::Limits,
+            layer: DenialLayer::Limits,
             rule: format!("{at_most}{value}"),
             grant: amount.map(|amount| Grant::Limit(limit, amount.saturating_mul(2))),
-            resolution: Resolution::Recorded,
+            resolution: DenialResolution::Recorded,
             count: 1,
         }
     }
 
     /// Returns whether the denial is about this limit.
-    pub fn is_of_limit(&self, limit: Limit) -> bool {
-        self.operation == Operation::Limit && self.object.as_bytes() == limit.name().as_bytes()
+    pub fn is_of_limit(&self, limit: LimitKind) -> bool {
+        self.operation == DeniedOperation::Limit && self.object.as_bytes() == limit.name().as_bytes()
     }
 }

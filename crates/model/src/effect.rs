@@ -7,17 +7,17 @@ use std::str::FromStr;
 use crate::Grant;
 
 /// Longest code and longest name, in bytes: the longest host name.
-const MAX_PART: usize = 253;
+const MAX_PART_BYTES: usize = 253;
 
 /// An effect of a program outside the sandbox, or of a request to a host: `publishes by npm`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EffectUse {
     code: String,
-    who: Who,
+    who: EffectSource,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Who {
+enum EffectSource {
     /// A program, by its name without directories.
     Program(String),
     /// A request, by its host.
@@ -28,13 +28,13 @@ impl EffectUse {
     /// Returns the effect of this code by the program of this name, without directories. `None` if either
     /// is not a single word.
     pub fn new(code: &str, program: &[u8]) -> Option<Self> {
-        let who = Who::Program(word(program)?);
+        let who = EffectSource::Program(parse_word(program)?);
         is_code(code).then(|| Self { code: code.to_owned(), who })
     }
 
     /// Returns the effect of this code by a request to this host. `None` as for a program.
-    pub fn at(code: &str, host: &str) -> Option<Self> {
-        let who = Who::Host(word(host.as_bytes())?);
+    pub fn at_host(code: &str, host: &str) -> Option<Self> {
+        let who = EffectSource::Host(parse_word(host.as_bytes())?);
         is_code(code).then(|| Self { code: code.to_owned(), who })
     }
 
@@ -42,7 +42,7 @@ impl EffectUse {
     /// requests; consent for a request to a host includes no other host.
     pub fn covers(&self, wanted: &Self) -> bool {
         match (&self.who, &wanted.who) {
-            (Who::Program(_), Who::Host(_)) => self.code == wanted.code,
+            (EffectSource::Program(_), EffectSource::Host(_)) => self.code == wanted.code,
             _ => self == wanted,
         }
     }
@@ -54,20 +54,20 @@ impl EffectUse {
 }
 
 fn is_code(text: &str) -> bool {
-    !text.is_empty() && text.len() <= MAX_PART && text.bytes().all(|b| b.is_ascii_lowercase() || b == b'-')
+    !text.is_empty() && text.len() <= MAX_PART_BYTES && text.bytes().all(|b| b.is_ascii_lowercase() || b == b'-')
 }
 
-fn word(text: &[u8]) -> Option<String> {
+fn parse_word(text: &[u8]) -> Option<String> {
     let is_part = |b: &u8| b.is_ascii_alphanumeric() || b"-_.+:[]".contains(b);
-    let text = std::str::from_utf8(text).ok().filter(|text| !text.is_empty() && text.len() <= MAX_PART)?;
+    let text = std::str::from_utf8(text).ok().filter(|text| !text.is_empty() && text.len() <= MAX_PART_BYTES)?;
     text.as_bytes().iter().all(is_part).then(|| text.to_owned())
 }
 
 impl fmt::Display for EffectUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.who {
-            Who::Program(name) => write!(f, "{} by {name}", self.code),
-            Who::Host(name) => write!(f, "{} at {name}", self.code),
+            EffectSource::Program(name) => write!(f, "{} by {name}", self.code),
+            EffectSource::Host(name) => write!(f, "{} at {name}", self.code),
         }
     }
 }
@@ -79,7 +79,7 @@ impl FromStr for EffectUse {
         let words: Vec<&str> = text.split_ascii_whitespace().collect();
         let parsed = match words.as_slice() {
             [code, "by", program] => Self::new(code, program.as_bytes()),
-            [code, "at", host] => Self::at(code, host),
+            [code, "at", host] => Self::at_host(code, host),
             _ => None,
         };
         parsed.ok_or("an effect is the code of a finding and a program or a host: `publishes by npm`")

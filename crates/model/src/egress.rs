@@ -8,13 +8,13 @@ use std::net::IpAddr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Grant, Host, Inspection, RawText, Target, TargetPattern, special_address};
+use crate::{Grant, Host, InspectionRules, RawText, NetworkTarget, TargetPattern, special_address};
 
 /// The targets that a run may connect to. Deny wins, whatever the order; a target that no list names may be
 /// asked about.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Egress {
+pub struct EgressRules {
     /// Allowed targets. A target is allowed only if it is listed here or granted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub allow: Vec<TargetPattern>,
@@ -33,14 +33,14 @@ pub struct Egress {
     #[serde(skip_serializing_if = "is_default")]
     pub limits: EgressLimits,
     /// Encrypted traffic that is inspected.
-    #[serde(skip_serializing_if = "Inspection::is_empty")]
-    pub inspect: Inspection,
+    #[serde(skip_serializing_if = "InspectionRules::is_empty")]
+    pub inspect: InspectionRules,
     /// Credentials that the egress proxy injects and that do not exist inside the sandbox.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub secrets: Vec<Secret>,
+    pub secrets: Vec<EgressSecret>,
     /// The upstream proxy, if the network is not reached directly.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub upstream: Option<Upstream>,
+    pub upstream: Option<UpstreamProxy>,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -99,7 +99,7 @@ pub enum SecretKind {
 /// A credential that a run uses but never sees: the sandbox holds a placeholder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Secret {
+pub struct EgressSecret {
     /// Name of the secret in the audit log.
     pub name: String,
     /// Source of the value.
@@ -125,11 +125,11 @@ pub enum UpstreamKind {
 /// An upstream proxy. The proxy resolves names, so its targets can only be checked by name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Upstream {
+pub struct UpstreamProxy {
     /// Protocol of the proxy.
     pub kind: UpstreamKind,
     /// Address of the proxy.
-    pub proxy: Target,
+    pub proxy: NetworkTarget,
     /// Source of `USER:PASSWORD`, if the proxy requires authentication.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials: Option<SecretSource>,
@@ -140,7 +140,7 @@ pub struct Upstream {
 
 /// Result of a look-up of a target in the lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Listed {
+pub enum TargetListing {
     /// An entry of `deny` names the target.
     Denied(TargetPattern),
     /// An entry of `allow` names the target, and none of `deny`.
@@ -151,45 +151,45 @@ pub enum Listed {
     Not,
 }
 
-impl Egress {
+impl EgressRules {
     /// Returns whether all fields have their defaults.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
     /// Looks the target up in the lists.
-    pub fn listed(&self, target: &Target) -> Listed {
+    pub fn look_up_target(&self, target: &NetworkTarget) -> TargetListing {
         self.listed_with(&[], target)
     }
 
     /// Looks the target up in the lists and these grants: deny outweighs ask, ask outweighs allow. Entries
     /// of `deny` and `ask` name more targets than those that allow: a wide allowing entry, `*` or
     /// `0.0.0.0/0`, does not include special addresses.
-    pub fn listed_with<'a>(&self, grants: impl IntoIterator<Item = &'a Grant>, target: &Target) -> Listed {
-        if let Some(pattern) = self.deny.iter().find(|pattern| pattern.names(target)) {
-            return Listed::Denied(pattern.clone());
+    pub fn listed_with<'a>(&self, grants: impl IntoIterator<Item = &'a Grant>, target: &NetworkTarget) -> TargetListing {
+        if let Some(pattern) = self.deny.iter().find(|pattern| pattern.matches_target(target)) {
+            return TargetListing::Denied(pattern.clone());
         }
-        let asked = self.ask.iter().any(|pattern| pattern.names(target));
-        if let Some(pattern) = self.allow.iter().find(|pattern| !asked && pattern.admits(target)) {
-            return Listed::Allowed(pattern.clone());
+        let asked = self.ask.iter().any(|pattern| pattern.matches_target(target));
+        if let Some(pattern) = self.allow.iter().find(|pattern| !asked && pattern.can_allow(target)) {
+            return TargetListing::Allowed(pattern.clone());
         }
-        let granted = grants.into_iter().filter_map(Grant::targets).find(|pattern| pattern.admits(target));
-        granted.map_or(Listed::Not, |pattern| Listed::Granted(pattern.clone()))
+        let granted = grants.into_iter().filter_map(Grant::targets).find(|pattern| pattern.can_allow(target));
+        granted.map_or(TargetListing::Not, |pattern| TargetListing::Granted(pattern.clone()))
     }
 
     /// Returns whether a name may resolve to this special address, on this port.
     pub fn lists_special(&self, address: IpAddr, port: u16) -> bool {
-        let target = Target { host: Host::of(address), port };
-        self.special.iter().any(|pattern| pattern.names(&target))
+        let target = NetworkTarget { host: Host::from_address(address), port };
+        self.special.iter().any(|pattern| pattern.matches_target(&target))
     }
 
     /// Checks whether this address may be dialled for an allowed target.
     ///
     /// # Errors
     /// The kind of the address, if the address is special and not listed.
-    pub fn may_dial(&self, target: &Target, address: IpAddr) -> Result<(), &'static str> {
+    pub fn may_dial(&self, target: &NetworkTarget, address: IpAddr) -> Result<(), &'static str> {
         // The rule that allowed an address names it explicitly.
-        if target.host == Host::of(address) {
+        if target.host == Host::from_address(address) {
             return Ok(());
         }
         match special_address(address) {
@@ -200,9 +200,9 @@ impl Egress {
 
     /// Returns whether traffic of this target is decrypted and read. The target must be listed, have rules
     /// about requests, or receive a secret, and must not be excepted.
-    pub fn inspects(&self, target: &Target) -> bool {
-        let secret = || self.secrets.iter().flat_map(|secret| &secret.hosts).any(|pattern| pattern.names(target));
-        !self.inspect.excepts(target) && (self.inspect.opens(target) || secret())
+    pub fn requires_inspection(&self, target: &NetworkTarget) -> bool {
+        let secret = || self.secrets.iter().flat_map(|secret| &secret.hosts).any(|pattern| pattern.matches_target(target));
+        !self.inspect.is_excepted(target) && (self.inspect.requires_decryption(target) || secret())
     }
 }
 
@@ -212,68 +212,68 @@ mod tests {
 
     #[test]
     fn deny_wins_and_nothing_is_allowed_unsaid() {
-        let egress = Egress {
+        let egress = EgressRules {
             allow: vec!["*".parse().unwrap(), "a:1".parse().unwrap()],
             deny: vec!["a:1".parse().unwrap()],
-            ..Egress::default()
+            ..EgressRules::default()
         };
         let grant = ["connect a:1".parse().unwrap(), "connect c:2".parse().unwrap()];
-        assert!(matches!(egress.listed_with(&grant, &"a:1".parse().unwrap()), Listed::Denied(_)));
-        assert!(matches!(egress.listed(&"b:1".parse().unwrap()), Listed::Allowed(_)));
-        assert_eq!(Egress::default().listed(&"b:1".parse().unwrap()), Listed::Not);
-        assert!(matches!(Egress::default().listed_with(&grant, &"c:2".parse().unwrap()), Listed::Granted(_)));
-        assert_eq!(Egress::default().listed_with(&grant, &"c:3".parse().unwrap()), Listed::Not);
+        assert!(matches!(egress.listed_with(&grant, &"a:1".parse().unwrap()), TargetListing::Denied(_)));
+        assert!(matches!(egress.look_up_target(&"b:1".parse().unwrap()), TargetListing::Allowed(_)));
+        assert_eq!(EgressRules::default().look_up_target(&"b:1".parse().unwrap()), TargetListing::Not);
+        assert!(matches!(EgressRules::default().listed_with(&grant, &"c:2".parse().unwrap()), TargetListing::Granted(_)));
+        assert_eq!(EgressRules::default().listed_with(&grant, &"c:3".parse().unwrap()), TargetListing::Not);
     }
 
     #[test]
     fn what_is_asked_about_is_given_by_a_grant_alone() {
         let egress =
-            Egress { allow: vec!["*".parse().unwrap()], ask: vec!["**.a:443".parse().unwrap()], ..Egress::default() };
-        let target: Target = "x.a:443".parse().unwrap();
-        assert_eq!(egress.listed(&target), Listed::Not);
-        assert!(matches!(egress.listed(&"x.a:80".parse().unwrap()), Listed::Allowed(_)));
+            EgressRules { allow: vec!["*".parse().unwrap()], ask: vec!["**.a:443".parse().unwrap()], ..EgressRules::default() };
+        let target: NetworkTarget = "x.a:443".parse().unwrap();
+        assert_eq!(egress.look_up_target(&target), TargetListing::Not);
+        assert!(matches!(egress.look_up_target(&"x.a:80".parse().unwrap()), TargetListing::Allowed(_)));
         let grant = ["connect x.a:443".parse().unwrap()];
-        assert!(matches!(egress.listed_with(&grant, &target), Listed::Granted(_)));
+        assert!(matches!(egress.listed_with(&grant, &target), TargetListing::Granted(_)));
     }
 
     #[test]
     fn special_addresses_are_reached_where_they_are_named() {
-        let egress = Egress { special: vec!["10.0.0.0/8:443".parse().unwrap()], ..Egress::default() };
-        let named: Target = "intranet:443".parse().unwrap();
+        let egress = EgressRules { special: vec!["10.0.0.0/8:443".parse().unwrap()], ..EgressRules::default() };
+        let named: NetworkTarget = "intranet:443".parse().unwrap();
         assert_eq!(egress.may_dial(&named, "10.1.1.1".parse().unwrap()), Ok(()));
         assert!(egress.may_dial(&named, "192.168.1.1".parse().unwrap()).is_err());
         assert!(egress.may_dial(&"intranet:80".parse().unwrap(), "10.1.1.1".parse().unwrap()).is_err());
         assert!(egress.may_dial(&named, "::ffff:192.168.1.1".parse().unwrap()).is_err());
         assert_eq!(egress.may_dial(&named, "1.1.1.1".parse().unwrap()), Ok(()));
-        let address: Target = "192.168.1.1:443".parse().unwrap();
+        let address: NetworkTarget = "192.168.1.1:443".parse().unwrap();
         assert_eq!(egress.may_dial(&address, "192.168.1.1".parse().unwrap()), Ok(()));
         assert!(egress.may_dial(&address, "192.168.1.2".parse().unwrap()).is_err());
-        assert_eq!(egress.listed(&address), Listed::Not);
+        assert_eq!(egress.look_up_target(&address), TargetListing::Not);
     }
 
     #[test]
     fn secrets_and_rules_open_traffic() {
-        let egress = Egress {
-            inspect: Inspection {
+        let egress = EgressRules {
+            inspect: InspectionRules {
                 hosts: vec!["a".parse().unwrap()],
                 except: vec!["x.a".parse().unwrap()],
                 allow: vec!["GET https://b/*".parse().unwrap()],
                 deny: vec![],
                 upgrade: vec![],
             },
-            secrets: vec![Secret {
+            secrets: vec![EgressSecret {
                 name: "s".into(),
                 from: SecretSource::Env("S".into()),
                 hosts: vec!["c:443".parse().unwrap(), "x.a".parse().unwrap()],
                 kind: SecretKind::Bearer,
                 inside: SecretSource::Env("S".into()),
             }],
-            ..Egress::default()
+            ..EgressRules::default()
         };
         for (target, expected) in
             [("a:443", true), ("b:443", true), ("b:80", false), ("c:443", true), ("c:444", false), ("x.a:443", false)]
         {
-            assert_eq!(egress.inspects(&target.parse().unwrap()), expected, "{target}");
+            assert_eq!(egress.requires_inspection(&target.parse().unwrap()), expected, "{target}");
         }
     }
 }

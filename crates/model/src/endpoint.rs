@@ -9,13 +9,13 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 /// Longest text, in bytes.
-const MAX_BYTES: usize = 2_048;
+const MAX_ENDPOINT_BYTES: usize = 2_048;
 
 /// `https://HOST[:PORT]/PATH[?QUERY]`; `http://` for loopback addresses and `localhost`. No user name, no
 /// fragment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Endpoint {
+pub struct HttpEndpoint {
     encrypted: bool,
     host: String,
     port: u16,
@@ -44,24 +44,24 @@ pub enum EndpointError {
     #[error("the path of an endpoint is printable ASCII without blanks and `#`")]
     Path,
     /// The text is too long.
-    #[error("an endpoint has at most {MAX_BYTES} bytes")]
+    #[error("an endpoint has at most {MAX_ENDPOINT_BYTES} bytes")]
     Length,
 }
 
-impl TryFrom<String> for Endpoint {
+impl TryFrom<String> for HttpEndpoint {
     type Error = EndpointError;
     fn try_from(text: String) -> Result<Self, EndpointError> {
         text.parse()
     }
 }
 
-impl From<Endpoint> for String {
-    fn from(endpoint: Endpoint) -> Self {
+impl From<HttpEndpoint> for String {
+    fn from(endpoint: HttpEndpoint) -> Self {
         endpoint.to_string()
     }
 }
 
-impl Endpoint {
+impl HttpEndpoint {
     /// Returns whether the endpoint uses TLS.
     pub fn is_encrypted(&self) -> bool {
         self.encrypted
@@ -99,18 +99,18 @@ impl Endpoint {
     }
 }
 
-impl fmt::Display for Endpoint {
+impl fmt::Display for HttpEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.encrypted { "https" } else { "http" };
         write!(f, "{scheme}://{}{}", self.authority(), self.target)
     }
 }
 
-impl FromStr for Endpoint {
+impl FromStr for HttpEndpoint {
     type Err = EndpointError;
 
     fn from_str(text: &str) -> Result<Self, EndpointError> {
-        if text.len() > MAX_BYTES {
+        if text.len() > MAX_ENDPOINT_BYTES {
             return Err(EndpointError::Length);
         }
         let (encrypted, rest) = match (text.strip_prefix("https://"), text.strip_prefix("http://")) {
@@ -188,7 +188,7 @@ mod tests {
 
     #[track_caller]
     fn check(text: &str, wanted: Result<&str, EndpointError>) {
-        let got = text.parse::<Endpoint>().map(|endpoint| endpoint.to_string());
+        let got = text.parse::<HttpEndpoint>().map(|endpoint| endpoint.to_string());
         assert_eq!(got.as_deref().map_err(|error| *error), wanted, "{text}");
     }
 

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::outcome::is_zero;
 use crate::{
-    Answer, Assessment, ConnectionRecord, Decision, Denial, Digest, EnforcementReport, Grant, Level, Question, RawText,
-    ReadAccess, Request, RequestId, Review, SessionId, StageId, Staged, Status, Usage,
+    ApprovalAnswer, Assessment, ConnectionRecord, Decision, Denial, Digest, EnforcementReport, Grant, IsolationLevel, ApprovalQuestion, RawText,
+    ReadAccess, RunRequest, RequestId, ReviewResult, SessionId, StageId, StagedChanges, FinalStatus, ResourceUsage,
 };
 
 /// An event.
@@ -62,7 +62,7 @@ pub enum EventKind {
     /// `request.environment` is emptied before the event is made.
     Requested {
         /// The request.
-        request: Box<Request>,
+        request: Box<RunRequest>,
         /// Names of the caller's variables.
         environment_names: Vec<String>,
     },
@@ -79,7 +79,7 @@ pub enum EventKind {
     /// An approver was asked a question.
     Asked {
         /// The question.
-        question: Box<Question>,
+        question: Box<ApprovalQuestion>,
     },
     /// A model is about to be asked to review a question. The event records the data that leaves the
     /// machine, before it is sent.
@@ -98,7 +98,7 @@ pub enum EventKind {
         /// Digest of the question.
         digest: Digest,
         /// The opinion, or the reason why there is none.
-        review: Review,
+        review: ReviewResult,
         /// Response of the endpoint, without secrets; truncated if it is long.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         response: Option<RawText>,
@@ -110,7 +110,7 @@ pub enum EventKind {
     /// The question was answered.
     Answered {
         /// The answer.
-        answer: Answer,
+        answer: ApprovalAnswer,
         /// Source of the answer: `terminal`, `cache`, `caller: NAME`, `mode never`.
         by: String,
         /// Digest of the answered question.
@@ -135,7 +135,7 @@ pub enum EventKind {
         /// Grants in force.
         grants: Vec<Grant>,
         /// Requested level.
-        level: Level,
+        level: IsolationLevel,
         /// Name of the backend.
         backend: String,
     },
@@ -207,16 +207,16 @@ pub enum EventKind {
         /// Number of the attempt.
         attempt: u32,
         /// Status of the attempt.
-        status: Status,
+        status: FinalStatus,
         /// Exit code of the command.
         exit_code: Option<i32>,
         /// The signal that ended the command.
         signal: Option<i32>,
         /// Resource usage.
-        usage: Usage,
+        usage: ResourceUsage,
         /// Changes that wait in a stage.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        staged: Option<Staged>,
+        staged: Option<StagedChanges>,
         /// Number of paths, possibly changed, that `stockade undo` can restore.
         #[serde(default, skip_serializing_if = "is_zero")]
         kept_for_undo: u64,
@@ -260,7 +260,7 @@ pub enum EventKind {
     /// The request ended.
     Finished {
         /// Status of the request.
-        status: Status,
+        status: FinalStatus,
         /// Exit status for the caller.
         exit_code: i32,
     },

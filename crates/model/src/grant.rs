@@ -8,7 +8,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::network::HostError;
-use crate::{EffectUse, Limit, RawText, SecretUse, SignUse, Target, TargetPattern};
+use crate::{EffectUse, LimitKind, RawText, SecretUse, SignUse, NetworkTarget, TargetPattern};
 
 /// One added power. The text form is `write PATH`, `read PATH`, `connect HOST[:PORTS]`,
 /// `secret NAME to HOST[:PORTS]`, `sign KEY for git`, `sign KEY to HOST[:PORT]`, `listen PORT`,
@@ -41,7 +41,7 @@ pub enum Grant {
     /// Pass this variable of the caller's environment.
     Env(String),
     /// Raise this limit to this amount, in its own unit.
-    Limit(Limit, u64),
+    Limit(LimitKind, u64),
     /// Have this effect, which no sandbox contains or no undo reverts. Only an answer gives this grant:
     /// consent in advance is not possible.
     Effect(Box<EffectUse>),
@@ -62,8 +62,8 @@ impl Grant {
     }
 
     /// Returns the grant to connect to exactly this target.
-    pub fn connect(target: &Target) -> Self {
-        Self::Connect(TargetPattern::exactly(target))
+    pub fn connect_to(target: &NetworkTarget) -> Self {
+        Self::Connect(TargetPattern::for_target(target))
     }
 
     /// Returns the targets that this grant allows connections to.
@@ -121,7 +121,7 @@ impl fmt::Display for Grant {
             Self::Socket(p) => write!(f, "socket {}", shown(p)),
             Self::Exec(p) => write!(f, "exec {}", shown(p)),
             Self::Env(name) => write!(f, "env {name}"),
-            Self::Limit(limit, amount) => write!(f, "{limit} {}", limit.text(*amount)),
+            Self::Limit(limit, amount) => write!(f, "{limit} {}", limit.format_amount(*amount)),
             Self::Effect(wanted) => write!(f, "effect {wanted}"),
         }
     }
@@ -150,18 +150,18 @@ impl FromStr for Grant {
         })?;
         let rest = rest.trim();
         match word {
-            "write" => path(rest).map(Self::Write).map_err(fail),
-            "read" => path(rest).map(Self::Read).map_err(fail),
-            "socket" => path(rest).map(Self::Socket).map_err(fail),
-            "exec" => path(rest).map(Self::Exec).map_err(fail),
-            "connect" => rest.parse().map(Self::Connect).map_err(|error: HostError| fail(error.why())),
+            "write" => parse_path(rest).map(Self::Write).map_err(fail),
+            "read" => parse_path(rest).map(Self::Read).map_err(fail),
+            "socket" => parse_path(rest).map(Self::Socket).map_err(fail),
+            "exec" => parse_path(rest).map(Self::Exec).map_err(fail),
+            "connect" => rest.parse().map(Self::Connect).map_err(|error: HostError| fail(error.reason())),
             "secret" => rest.parse().map(|wanted| Self::Secret(Box::new(wanted))).map_err(fail),
             "sign" => rest.parse().map(|wanted| Self::Sign(Box::new(wanted))).map_err(fail),
             "listen" => port_number(rest).map(Self::Listen).map_err(fail),
             "env" => env_name(rest).map(Self::Env).map_err(fail),
             "effect" => rest.parse().map(|wanted| Self::Effect(Box::new(wanted))).map_err(fail),
-            word => match Limit::named(word) {
-                Some(limit) => limit.parse(rest).map(|amount| Self::Limit(limit, amount)).map_err(fail),
+            word => match LimitKind::from_name(word) {
+                Some(limit) => limit.parse_amount(rest).map(|amount| Self::Limit(limit, amount)).map_err(fail),
                 None => Err(fail(
                     "the powers are write, read, connect, secret, sign, listen, socket, exec, env and the limits (memory 8GiB)",
                 )),
@@ -170,8 +170,8 @@ impl FromStr for Grant {
     }
 }
 
-fn path(text: &str) -> Result<PathBuf, &'static str> {
-    let raw = RawText::unescape(text).ok_or("`\\` starts an escape: write `\\\\`, `\\n`, `\\x1b` or `\\u{1b}`")?;
+fn parse_path(text: &str) -> Result<PathBuf, &'static str> {
+    let raw = RawText::from_escaped(text).ok_or("`\\` starts an escape: write `\\\\`, `\\n`, `\\x1b` or `\\u{1b}`")?;
     if raw.as_bytes().contains(&0) {
         return Err("a path holds no NUL byte");
     }
@@ -207,7 +207,7 @@ impl JsonSchema for Grant {
         json_schema!({
             "description": "One added power: `write PATH`, `read PATH`, `connect HOST[:PORTS]`, `secret NAME to HOST[:PORTS]`, `sign KEY for git`, `sign KEY to HOST[:PORT]`, `listen PORT`, `socket PATH`, `exec PROGRAM`, `env NAME`, a limit and its amount (`memory 8GiB`), or, as an answer alone, `effect CODE by PROGRAM` or `effect CODE at HOST`.",
             "type": "string",
-            "pattern": format!("^(write|read|connect|secret|sign|listen|socket|exec|env|effect|{}) .+$", Limit::ALL.map(Limit::name).join("|"))
+            "pattern": format!("^(write|read|connect|secret|sign|listen|socket|exec|env|effect|{}) .+$", LimitKind::ALL.map(LimitKind::name).join("|"))
         })
     }
 }

@@ -89,13 +89,13 @@ pub struct SandboxId(String);
 pub struct SandboxIdError(String);
 
 impl SandboxId {
-    const PREFIX: &str = "sbx_";
-    const DIGITS: usize = 32;
+    const SANDBOX_ID_PREFIX: &str = "sbx_";
+    const SANDBOX_ID_DIGITS: usize = 32;
 
     /// Returns an identifier from 16 random bytes.
     pub fn from_random(bytes: [u8; 16]) -> Self {
         let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
-        Self(format!("{}{hex}", Self::PREFIX))
+        Self(format!("{}{hex}", Self::SANDBOX_ID_PREFIX))
     }
 
     /// Returns the text form.
@@ -107,9 +107,9 @@ impl SandboxId {
 impl TryFrom<String> for SandboxId {
     type Error = SandboxIdError;
     fn try_from(text: String) -> Result<Self, SandboxIdError> {
-        let digits = text.strip_prefix(Self::PREFIX).unwrap_or_default();
+        let digits = text.strip_prefix(Self::SANDBOX_ID_PREFIX).unwrap_or_default();
         let well_formed =
-            digits.len() == Self::DIGITS && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+            digits.len() == Self::SANDBOX_ID_DIGITS && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         if well_formed { Ok(Self(text)) } else { Err(SandboxIdError(text.escape_default().take(80).collect())) }
     }
 }

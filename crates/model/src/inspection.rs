@@ -7,15 +7,15 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::network::HostError;
-use crate::{Target, TargetPattern, text_matches};
+use crate::{NetworkTarget, TargetPattern, text_matches};
 
 /// Longest path of a pattern, in bytes.
-const MAX_PATH: usize = 2048;
+const MAX_PATH_BYTES: usize = 2048;
 
 /// Rules for the inspection of encrypted traffic.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Inspection {
+pub struct InspectionRules {
     /// Targets whose traffic is decrypted and read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<TargetPattern>,
@@ -62,40 +62,40 @@ pub enum RequestRuling {
     Unclear,
 }
 
-impl Inspection {
+impl InspectionRules {
     /// Returns whether all fields have their defaults.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
     /// Returns whether the rules require that this target's traffic is decrypted.
-    pub fn opens(&self, target: &Target) -> bool {
-        self.hosts.iter().any(|pattern| pattern.names(target)) || self.rules().any(|rule| rule.targets.names(target))
+    pub fn requires_decryption(&self, target: &NetworkTarget) -> bool {
+        self.hosts.iter().any(|pattern| pattern.matches_target(target)) || self.all_patterns().any(|rule| rule.targets.matches_target(target))
     }
 
     /// Returns whether this target's traffic is never decrypted.
-    pub fn excepts(&self, target: &Target) -> bool {
-        self.except.iter().any(|pattern| pattern.names(target))
+    pub fn is_excepted(&self, target: &NetworkTarget) -> bool {
+        self.except.iter().any(|pattern| pattern.matches_target(target))
     }
 
     /// Returns whether this target may change the protocol of an inspected connection.
-    pub fn upgrades(&self, target: &Target) -> bool {
-        self.upgrade.iter().any(|pattern| pattern.names(target))
+    pub fn allows_upgrade(&self, target: &NetworkTarget) -> bool {
+        self.upgrade.iter().any(|pattern| pattern.matches_target(target))
     }
 
     /// Returns whether there are rules about requests to this target.
-    pub fn has_rules(&self, target: &Target) -> bool {
-        self.rules().any(|rule| rule.targets.names(target))
+    pub fn has_rules(&self, target: &NetworkTarget) -> bool {
+        self.all_patterns().any(|rule| rule.targets.matches_target(target))
     }
 
-    fn rules(&self) -> impl Iterator<Item = &RequestPattern> {
+    fn all_patterns(&self) -> impl Iterator<Item = &RequestPattern> {
         self.allow.iter().chain(&self.deny)
     }
 
     /// Applies the rules to a request. `path` is as in the request, including the part after `?`.
-    pub fn rule(&self, encrypted: bool, target: &Target, method: &str, path: &str) -> RequestRuling {
-        let about = |rule: &&RequestPattern| rule.encrypted == encrypted && rule.targets.names(target);
-        if !self.rules().any(|rule| about(&rule)) {
+    pub fn apply_rules(&self, encrypted: bool, target: &NetworkTarget, method: &str, path: &str) -> RequestRuling {
+        let about = |rule: &&RequestPattern| rule.encrypted == encrypted && rule.targets.matches_target(target);
+        if !self.all_patterns().any(|rule| about(&rule)) {
             return RequestRuling::Unruled;
         }
         let Some(path) = clear_path(path.split(['?', '#']).next().unwrap_or(path)) else {
@@ -105,7 +105,7 @@ impl Inspection {
         if let Some(rule) = self.deny.iter().find(denies) {
             return RequestRuling::Denied(rule.clone());
         }
-        match self.allow.iter().find(|rule| about(rule) && rule.names(method, &path)) {
+        match self.allow.iter().find(|rule| about(rule) && rule.matches_request(method, &path)) {
             Some(rule) => RequestRuling::Allowed(rule.clone()),
             None if self.allow.iter().any(|rule| about(&rule)) => RequestRuling::NotAllowed,
             None => RequestRuling::Unruled,
@@ -210,7 +210,7 @@ impl RequestPattern {
         &self.targets
     }
 
-    fn names(&self, method: &str, path: &[u8]) -> bool {
+    fn matches_request(&self, method: &str, path: &[u8]) -> bool {
         (self.methods.is_empty() || self.methods.iter().any(|own| own == method))
             && clear_path(&self.path).is_some_and(|own| text_matches(&own, path))
     }
@@ -259,7 +259,7 @@ impl FromStr for RequestPattern {
         let targets = if has_port { targets } else { TargetPattern::new(targets.host().clone(), [port]) };
         let path = format!("/{path}");
         let has_odd_star = path.to_ascii_lowercase().contains("%2a");
-        if path.len() > MAX_PATH || path.contains(['?', '#']) || has_odd_star || clear_path(&path).is_none() {
+        if path.len() > MAX_PATH_BYTES || path.contains(['?', '#']) || has_odd_star || clear_path(&path).is_none() {
             return Err(fail("a path is plain: no `?`, `#`, `;`, `..` or `//`, nothing escaped that needs none"));
         }
         Ok(Self { methods, encrypted, targets, path })
@@ -298,10 +298,10 @@ mod tests {
 
     #[test]
     fn requests() {
-        let inspection = Inspection {
+        let inspection = InspectionRules {
             allow: vec!["GET,HEAD https://a.example/v1/*".parse().unwrap(), "* https://b.example/*".parse().unwrap()],
             deny: vec!["* https://b.example/admin*".parse().unwrap(), "DELETE https://c.example/*".parse().unwrap()],
-            ..Inspection::default()
+            ..InspectionRules::default()
         };
         for (method, host, path, expected) in [
             ("GET", "a.example:443", "/v1/x/y?z=/v2", "allowed"),
@@ -330,7 +330,7 @@ mod tests {
             ("GET", "c.example:443", "/x", "unruled"),
             ("GET", "d.example:443", "/../x", "unruled"),
         ] {
-            let said = match inspection.rule(true, &host.parse().unwrap(), method, path) {
+            let said = match inspection.apply_rules(true, &host.parse().unwrap(), method, path) {
                 RequestRuling::Unruled => "unruled",
                 RequestRuling::Allowed(_) => "allowed",
                 RequestRuling::Denied(_) => "denied",
@@ -339,22 +339,22 @@ mod tests {
             };
             assert_eq!(said, expected, "{method} {host}{path}");
         }
-        assert_eq!(inspection.rule(false, &"a.example:80".parse().unwrap(), "GET", "/"), RequestRuling::Unruled);
+        assert_eq!(inspection.apply_rules(false, &"a.example:80".parse().unwrap(), "GET", "/"), RequestRuling::Unruled);
     }
 
     /// For some server, each of these paths gives `/v1/` another meaning, or spells the path of a `deny`
     /// rule differently.
     #[test]
     fn a_path_that_servers_read_in_different_ways_is_unclear() {
-        let inspection = Inspection {
+        let inspection = InspectionRules {
             allow: vec!["GET https://a.example/v1/*".parse().unwrap()],
             deny: vec![
                 "* https://a.example/v1/admin".parse().unwrap(),
                 "* https://b.example/v1/admin".parse().unwrap(),
             ],
-            ..Inspection::default()
+            ..InspectionRules::default()
         };
-        let ruled = |host: &str, path: &str| inspection.rule(true, &host.parse().unwrap(), "GET", path);
+        let ruled = |host: &str, path: &str| inspection.apply_rules(true, &host.parse().unwrap(), "GET", path);
         for path in [
             "/v1/%c0%af",
             "/v1/%C0%AF..%C0%AFv2",
@@ -432,11 +432,11 @@ mod tests {
     /// Rules and requests are compared in decoded form.
     #[test]
     fn a_rule_names_every_spelling_of_its_path() {
-        let inspection = Inspection {
+        let inspection = InspectionRules {
             deny: ["* https://a/x:y*", "* https://a/%c3%a9", "* https://a/@b"].map(|rule| rule.parse().unwrap()).into(),
-            ..Inspection::default()
+            ..InspectionRules::default()
         };
-        let ruled = |path: &str| inspection.rule(true, &"a:443".parse().unwrap(), "GET", path);
+        let ruled = |path: &str| inspection.apply_rules(true, &"a:443".parse().unwrap(), "GET", path);
         for path in ["/x:y", "/x%3ay", "/x%3Ay/z", "/X:Y", "/%C3%A9", "/%c3%a9", "/%40b", "/@B"] {
             assert!(matches!(ruled(path), RequestRuling::Denied(_)), "{path}");
         }

@@ -38,34 +38,34 @@ mod special;
 mod targets;
 mod text_pattern;
 
-pub use approval::{Answer, Approval, ApprovalMode, GranularMode, GroupOffer, Question, QuestionKind, Scope};
-pub use assessment::{Assessment, Capability, Finding, Impact, Span, Tier};
+pub use approval::{ApprovalAnswer, Approval, ApprovalMode, GranularMode, GroupOffer, ApprovalQuestion, QuestionKind, ApprovalScope};
+pub use assessment::{Assessment, Capability, Finding, Impact, TextSpan, Tier};
 pub use bytes::{RawText, is_deceptive};
-pub use denial::{Denial, Layer, Operation, Resolution};
+pub use denial::{Denial, DenialLayer, DeniedOperation, DenialResolution};
 pub use digest::Digest;
 pub use effect::EffectUse;
-pub use egress::{Egress, EgressLimits, Listed, Secret, SecretKind, SecretSource, Upstream, UpstreamKind};
-pub use endpoint::{Endpoint, EndpointError};
+pub use egress::{EgressRules, EgressLimits, TargetListing, EgressSecret, SecretKind, SecretSource, UpstreamProxy, UpstreamKind};
+pub use endpoint::{HttpEndpoint, EndpointError};
 pub use event::{EVENT_TYPES, Event, EventKind};
 pub use grant::{Grant, GrantError};
 pub use id::{ApprovalId, IdError, RequestId, SandboxId, SandboxIdError, SessionId, StageId};
-pub use inspection::{Inspection, RequestPattern, RequestRuling};
-pub use limit::{Limit, Limits};
-pub use network::{ConnectionEnd, ConnectionRecord, Host, HostError, HostName, HostUse, Target};
-pub use outcome::{AttemptRecord, Decision, Outcome, RequestedGrant, Staged, Status, Usage, Verdict};
-pub use plan::{OWN_TREES, Plan};
+pub use inspection::{InspectionRules, RequestPattern, RequestRuling};
+pub use limit::{LimitKind, Limits};
+pub use network::{ConnectionEnd, ConnectionRecord, Host, HostError, HostName, HostUse, NetworkTarget};
+pub use outcome::{AttemptRecord, Decision, RunOutcome, RequestedGrant, StagedChanges, FinalStatus, ResourceUsage, PolicyVerdict};
+pub use plan::{PRIVATE_TREES, AttemptPlan};
 pub use profile::{
-    CacheSharing, DEFAULT_UNDO_BYTES, DroppedVariables, Environment, Filesystem, Network, Profile, ToolCache,
+    CacheSharing, DEFAULT_UNDO_BYTES, DroppedVariables, EnvironmentRules, FilesystemAccess, NetworkAccess, Profile, ToolCache,
 };
 pub use program::{ExecRules, ProgramPattern, ProgramPatternError};
 pub use project_files::{PROJECT_FILES, is_project_file};
 pub use protected_names::{DEFAULT_PROTECTED_NAMES, NameClass, PROTECTED_NAMES, judged_names};
 pub use reading::ReadAccess;
-pub use report::{EnforcementReport, LayerReport, LayerState, Level};
-pub use request::{CallerApproval, Command, Request, SandboxPreference};
-pub use review::{Opinion, Review, Risk, RiskCategory};
+pub use report::{EnforcementReport, LayerReport, LayerState, IsolationLevel};
+pub use request::{CallerApproval, RequestCommand, RunRequest, SandboxPreference};
+pub use review::{ReviewOpinion, ReviewResult, RiskLevel, RiskCategory};
 pub use sandbox::{
-    AfterRestart, BackendChoice, Background, HostDirectory, ImageDigest, Labels, Lifetime, RepositoryUrl, Revision,
+    AfterRestart, BackendChoice, BackgroundPolicy, HostDirectory, ImageDigest, SandboxLabels, SandboxLifetime, RepositoryUrl, GitRevision,
     RuntimeName, SandboxRecord, SandboxSpec, SandboxState, SpecError, WorkspaceSource,
 };
 pub use secret_use::{SecretUse, is_secret_name};

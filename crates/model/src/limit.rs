@@ -5,13 +5,13 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::quantity::{count, duration_ms, duration_text, size_bytes, size_text, thousandths, thousandths_text};
+use crate::quantity::{parse_count, duration_ms, duration_text, size_bytes, size_text, parse_thousandths, thousandths_text};
 
 /// One kind of limit. The text form is the name in configuration, in `--limit NAME=AMOUNT` and in a grant
 /// (`memory 8GiB`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Limit {
+pub enum LimitKind {
     /// Wall clock.
     Wall,
     /// Processor time of all processes together.
@@ -42,7 +42,7 @@ pub enum Limit {
 /// configuration file serves several machines.
 const MAX_MEMORY_BYTES: u64 = 64 << 40;
 
-impl Limit {
+impl LimitKind {
     /// All limits, in display order.
     pub const ALL: [Self; 12] = [
         Self::Wall,
@@ -83,7 +83,7 @@ impl Limit {
     }
 
     /// Returns the limit of this name.
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|limit| limit.name() == name)
     }
 
@@ -91,10 +91,10 @@ impl Limit {
     ///
     /// # Errors
     /// The reason for the user, if the text is not an amount.
-    pub fn parse(self, text: &str) -> Result<u64, &'static str> {
+    pub fn parse_amount(self, text: &str) -> Result<u64, &'static str> {
         match self {
             Self::Wall | Self::CpuTime => duration_ms(text),
-            Self::Cpus => thousandths(text),
+            Self::Cpus => parse_thousandths(text),
             // A greater amount is a mistake, not a limit.
             Self::Memory => size_bytes(text).and_then(|bytes| match bytes {
                 0..=MAX_MEMORY_BYTES => Ok(bytes),
@@ -102,13 +102,13 @@ impl Limit {
             }),
             Self::Disk | Self::Io | Self::FileSize | Self::Temp | Self::Output => size_bytes(text),
             // With fewer descriptors no program starts.
-            Self::OpenFiles => count(text).and_then(|n| if n < 16 { Err("at least 16") } else { Ok(n) }),
-            Self::Processes | Self::Inodes => count(text),
+            Self::OpenFiles => parse_count(text).and_then(|n| if n < 16 { Err("at least 16") } else { Ok(n) }),
+            Self::Processes | Self::Inodes => parse_count(text),
         }
     }
 
     /// Formats an amount of the limit, as [`parse`](Self::parse) reads it.
-    pub fn text(self, amount: u64) -> String {
+    pub fn format_amount(self, amount: u64) -> String {
         match self {
             Self::Wall | Self::CpuTime => duration_text(amount),
             Self::Cpus => thousandths_text(amount),
@@ -118,7 +118,7 @@ impl Limit {
     }
 }
 
-impl fmt::Display for Limit {
+impl fmt::Display for LimitKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -164,58 +164,58 @@ pub struct Limits {
 
 impl Limits {
     /// Returns the amount of one limit.
-    pub fn get(&self, limit: Limit) -> Option<u64> {
+    pub fn get(&self, limit: LimitKind) -> Option<u64> {
         match limit {
-            Limit::Wall => self.wall_ms,
-            Limit::CpuTime => self.cpu_time_ms,
-            Limit::Cpus => self.cpus_milli,
-            Limit::Memory => self.memory_bytes,
-            Limit::Processes => self.processes,
-            Limit::Disk => self.disk_bytes,
-            Limit::Inodes => self.inodes,
-            Limit::Io => self.io_bytes_per_s,
-            Limit::OpenFiles => self.open_files,
-            Limit::FileSize => self.file_size_bytes,
-            Limit::Temp => self.temp_bytes,
-            Limit::Output => self.output_bytes,
+            LimitKind::Wall => self.wall_ms,
+            LimitKind::CpuTime => self.cpu_time_ms,
+            LimitKind::Cpus => self.cpus_milli,
+            LimitKind::Memory => self.memory_bytes,
+            LimitKind::Processes => self.processes,
+            LimitKind::Disk => self.disk_bytes,
+            LimitKind::Inodes => self.inodes,
+            LimitKind::Io => self.io_bytes_per_s,
+            LimitKind::OpenFiles => self.open_files,
+            LimitKind::FileSize => self.file_size_bytes,
+            LimitKind::Temp => self.temp_bytes,
+            LimitKind::Output => self.output_bytes,
         }
     }
 
     /// Sets one limit.
-    pub fn set(&mut self, limit: Limit, amount: u64) {
+    pub fn set_limit(&mut self, limit: LimitKind, amount: u64) {
         let slot = match limit {
-            Limit::Wall => &mut self.wall_ms,
-            Limit::CpuTime => &mut self.cpu_time_ms,
-            Limit::Cpus => &mut self.cpus_milli,
-            Limit::Memory => &mut self.memory_bytes,
-            Limit::Processes => &mut self.processes,
-            Limit::Disk => &mut self.disk_bytes,
-            Limit::Inodes => &mut self.inodes,
-            Limit::Io => &mut self.io_bytes_per_s,
-            Limit::OpenFiles => &mut self.open_files,
-            Limit::FileSize => &mut self.file_size_bytes,
-            Limit::Temp => &mut self.temp_bytes,
-            Limit::Output => &mut self.output_bytes,
+            LimitKind::Wall => &mut self.wall_ms,
+            LimitKind::CpuTime => &mut self.cpu_time_ms,
+            LimitKind::Cpus => &mut self.cpus_milli,
+            LimitKind::Memory => &mut self.memory_bytes,
+            LimitKind::Processes => &mut self.processes,
+            LimitKind::Disk => &mut self.disk_bytes,
+            LimitKind::Inodes => &mut self.inodes,
+            LimitKind::Io => &mut self.io_bytes_per_s,
+            LimitKind::OpenFiles => &mut self.open_files,
+            LimitKind::FileSize => &mut self.file_size_bytes,
+            LimitKind::Temp => &mut self.temp_bytes,
+            LimitKind::Output => &mut self.output_bytes,
         };
         *slot = Some(amount);
     }
 
     /// Returns the limits that are set, in display order.
-    pub fn each(&self) -> impl Iterator<Item = (Limit, u64)> {
-        Limit::ALL.into_iter().filter_map(|limit| self.get(limit).map(|amount| (limit, amount)))
+    pub fn iter_limits(&self) -> impl Iterator<Item = (LimitKind, u64)> {
+        LimitKind::ALL.into_iter().filter_map(|limit| self.get(limit).map(|amount| (limit, amount)))
     }
 
     /// Lowers each limit to that of `other`, if that is lower or this one is not set.
     pub fn lower_to(&mut self, other: &Self) {
-        for (limit, amount) in other.each() {
-            self.set(limit, self.get(limit).map_or(amount, |own| own.min(amount)));
+        for (limit, amount) in other.iter_limits() {
+            self.set_limit(limit, self.get(limit).map_or(amount, |own| own.min(amount)));
         }
     }
 
     /// Raises one limit, if it is set.
-    pub fn raise(&mut self, limit: Limit, amount: u64) {
+    pub fn raise_limit(&mut self, limit: LimitKind, amount: u64) {
         if let Some(own) = self.get(limit) {
-            self.set(limit, own.max(amount));
+            self.set_limit(limit, own.max(amount));
         }
     }
 
@@ -231,23 +231,23 @@ mod tests {
 
     #[test]
     fn every_limit_has_a_place_a_name_and_amounts() {
-        for (i, limit) in Limit::ALL.into_iter().enumerate() {
+        for (i, limit) in LimitKind::ALL.into_iter().enumerate() {
             let mut limits = Limits::default();
-            limits.set(limit, 4096 + i as u64);
-            assert_eq!(limits.each().collect::<Vec<_>>(), [(limit, 4096 + i as u64)]);
-            assert_eq!(Limit::named(limit.name()), Some(limit));
-            assert_eq!(limit.parse(&limit.text(4096)), Ok(4096), "{limit}");
-            assert!(limit.parse("0").is_err(), "{limit}");
+            limits.set_limit(limit, 4096 + i as u64);
+            assert_eq!(limits.iter_limits().collect::<Vec<_>>(), [(limit, 4096 + i as u64)]);
+            assert_eq!(LimitKind::from_name(limit.name()), Some(limit));
+            assert_eq!(limit.parse_amount(&limit.format_amount(4096)), Ok(4096), "{limit}");
+            assert!(limit.parse_amount("0").is_err(), "{limit}");
             assert_eq!(serde_json::to_value(limit).unwrap(), limit.name());
         }
-        assert_eq!(Limit::named("swap"), None);
+        assert_eq!(LimitKind::from_name("swap"), None);
     }
 
     #[test]
     fn more_memory_than_any_machine_has_is_no_limit() {
-        assert_eq!(Limit::Memory.parse("64TiB"), Ok(MAX_MEMORY_BYTES));
-        assert!(Limit::Memory.parse("100TiB").is_err_and(|why| why.contains("64TiB")));
-        assert!(Limit::Disk.parse("100TiB").is_ok());
+        assert_eq!(LimitKind::Memory.parse_amount("64TiB"), Ok(MAX_MEMORY_BYTES));
+        assert!(LimitKind::Memory.parse_amount("100TiB").is_err_and(|why| why.contains("64TiB")));
+        assert!(LimitKind::Disk.parse_amount("100TiB").is_ok());
     }
 
     #[test]
@@ -255,9 +255,9 @@ mod tests {
         let mut limits = Limits { processes: Some(10), memory_bytes: Some(100), ..Limits::default() };
         limits.lower_to(&Limits { processes: Some(20), memory_bytes: Some(50), wall_ms: Some(5), ..Limits::default() });
         assert_eq!((limits.processes, limits.memory_bytes, limits.wall_ms), (Some(10), Some(50), Some(5)));
-        limits.raise(Limit::Memory, 70);
-        limits.raise(Limit::Processes, 3);
-        limits.raise(Limit::Disk, 3);
+        limits.raise_limit(LimitKind::Memory, 70);
+        limits.raise_limit(LimitKind::Processes, 3);
+        limits.raise_limit(LimitKind::Disk, 3);
         assert_eq!((limits.processes, limits.memory_bytes, limits.disk_bytes), (Some(10), Some(70), None));
     }
 }

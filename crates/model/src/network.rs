@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 use crate::RawText;
 
 /// Longest host name, in letters, without a final dot (RFC 1035, 2.3.4).
-const MAX_NAME: usize = 253;
+const MAX_NAME_BYTES: usize = 253;
 /// Longest label of a host name (RFC 1035, 2.3.4).
-const MAX_LABEL: usize = 63;
+const MAX_LABEL_BYTES: usize = 63;
 
 /// A host: a name, or an address. A name is in lower case and has no final dot; an IPv4-mapped IPv6 address
 /// becomes the IPv4 address.
@@ -43,11 +43,11 @@ pub struct HostError {
 
 impl HostError {
     pub(crate) fn new(text: &str, what: &'static str, why: &'static str) -> Self {
-        Self { text: text.escape_default().take(MAX_NAME * 2).collect(), what, why }
+        Self { text: text.escape_default().take(MAX_NAME_BYTES * 2).collect(), what, why }
     }
 
     /// Returns the reason, without the text.
-    pub fn why(&self) -> &'static str {
+    pub fn reason(&self) -> &'static str {
         self.why
     }
 }
@@ -61,7 +61,7 @@ impl HostName {
 
 impl Host {
     /// Returns the host for an address.
-    pub fn of(address: IpAddr) -> Self {
+    pub fn from_address(address: IpAddr) -> Self {
         Self::Address(address.to_canonical())
     }
 
@@ -111,20 +111,20 @@ impl FromStr for Host {
         let inner = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
         if let Some(inner) = inner {
             return match inner.parse::<Ipv6Addr>() {
-                Ok(address) => Ok(Self::of(address.into())),
+                Ok(address) => Ok(Self::from_address(address.into())),
                 Err(_) => fail("in brackets stands an IPv6 address"),
             };
         }
         if let Ok(address) = text.parse::<IpAddr>() {
-            return Ok(Self::of(address));
+            return Ok(Self::from_address(address));
         }
         let name = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
-        if name.is_empty() || name.len() > MAX_NAME {
+        if name.is_empty() || name.len() > MAX_NAME_BYTES {
             return fail("a name has 1 to 253 letters");
         }
         for label in name.split('.') {
             let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_';
-            if label.is_empty() || label.len() > MAX_LABEL {
+            if label.is_empty() || label.len() > MAX_LABEL_BYTES {
                 return fail("between dots stand 1 to 63 letters");
             }
             if !label.bytes().all(fits) || label.starts_with('-') || label.ends_with('-') {
@@ -147,21 +147,21 @@ impl JsonSchema for Host {
         "Host".into()
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "description": "A host name in lower case, or an address.", "type": "string", "maxLength": MAX_NAME })
+        json_schema!({ "description": "A host name in lower case, or an address.", "type": "string", "maxLength": MAX_NAME_BYTES })
     }
 }
 
 /// Target of one connection.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Target {
+pub struct NetworkTarget {
     /// The host.
     pub host: Host,
     /// TCP port, never 0.
     pub port: u16,
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for NetworkTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.host {
             Host::Address(address @ IpAddr::V6(_)) => write!(f, "[{address}]:{}", self.port),
@@ -170,7 +170,7 @@ impl fmt::Display for Target {
     }
 }
 
-impl FromStr for Target {
+impl FromStr for NetworkTarget {
     type Err = HostError;
 
     /// Parses `HOST:PORT` or `[V6]:PORT`.
@@ -211,7 +211,7 @@ pub struct ConnectionRecord {
     /// The resolved executable of that process, if known.
     pub program: Option<RawText>,
     /// The requested target.
-    pub target: Target,
+    pub target: NetworkTarget,
     /// The dialled address.
     pub address: Option<IpAddr>,
     /// The rule or grant that allowed or refused the connection.
@@ -235,7 +235,7 @@ pub struct ConnectionRecord {
 #[serde(deny_unknown_fields)]
 pub struct HostUse {
     /// The target.
-    pub target: Target,
+    pub target: NetworkTarget,
     /// Number of established connections.
     pub connections: u64,
     /// Number of failed connections: refused by the host, unreachable, timed out, or no such name.
@@ -251,7 +251,7 @@ pub struct HostUse {
 impl HostUse {
     /// Adds a connection to the counts. Connections to more than `limit` different targets are counted in
     /// `left_out`.
-    pub fn count(uses: &mut Vec<Self>, left_out: &mut u64, limit: usize, record: &ConnectionRecord) {
+    pub fn count_connection(uses: &mut Vec<Self>, left_out: &mut u64, limit: usize, record: &ConnectionRecord) {
         let at = match uses.iter().position(|known| known.target == record.target) {
             Some(at) => at,
             None if uses.len() >= limit => {
@@ -335,10 +335,10 @@ mod tests {
     #[test]
     fn targets() {
         for (text, shown) in [("A.b:443", "a.b:443"), ("[::1]:1", "[::1]:1"), ("10.0.0.1:80", "10.0.0.1:80")] {
-            assert_eq!(text.parse::<Target>().unwrap().to_string(), shown);
+            assert_eq!(text.parse::<NetworkTarget>().unwrap().to_string(), shown);
         }
         for bad in ["a", "a:0", "a:65536", "a:443abc", "a:+1", "::1:80", "a:", ":80", "a:1:2"] {
-            assert!(bad.parse::<Target>().is_err(), "{bad:?}");
+            assert!(bad.parse::<NetworkTarget>().is_err(), "{bad:?}");
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::{
 /// Final status of a request or attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Status {
+pub enum FinalStatus {
     /// The command exited; `exit_code` is its own.
     Exited,
     /// The signal `signal` ended the command.
@@ -31,7 +31,7 @@ pub enum Status {
 /// Result of the rules for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum PolicyVerdict {
     /// The command may run, in its sandbox.
     Allow,
     /// An approver must agree first.
@@ -45,7 +45,7 @@ pub enum Verdict {
 #[serde(deny_unknown_fields)]
 pub struct Decision {
     /// The verdict.
-    pub verdict: Verdict,
+    pub verdict: PolicyVerdict,
     /// The rule that decided, e.g. `mode on-failure: tier ask runs sandboxed`.
     pub rule: String,
     /// Reasons for the user, one line each.
@@ -55,7 +55,7 @@ pub struct Decision {
 /// Resource usage of an attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Usage {
+pub struct ResourceUsage {
     /// Wall clock from start to end of the command, in milliseconds.
     pub wall_ms: u64,
     /// User and system time of the whole process tree, in milliseconds.
@@ -82,7 +82,7 @@ pub struct Usage {
 /// Changes that wait in a stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Staged {
+pub struct StagedChanges {
     /// The stage.
     pub stage: StageId,
     /// Number of paths that the stage would change.
@@ -115,7 +115,7 @@ pub struct AttemptRecord {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub connections_left_out: u64,
     /// Resource usage.
-    pub usage: Usage,
+    pub usage: ResourceUsage,
     /// Captured output; absent if the output was passed through to the caller's stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdout: Option<RawText>,
@@ -126,7 +126,7 @@ pub struct AttemptRecord {
     pub truncated: bool,
     /// Changes of the workspace that are not yet committed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub staged: Option<Staged>,
+    pub staged: Option<StagedChanges>,
     /// Number of paths of the workspace, possibly changed, that `stockade undo` can restore.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub kept_for_undo: u64,
@@ -146,7 +146,7 @@ pub struct AttemptRecord {
 /// The outcome of a request, with all steps that led to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Outcome {
+pub struct RunOutcome {
     /// The request.
     pub id: RequestId,
     /// Session of the request.
@@ -154,7 +154,7 @@ pub struct Outcome {
     /// Digest of the last plan; absent if there was none.
     pub digest: Option<Digest>,
     /// Final status.
-    pub status: Status,
+    pub status: FinalStatus,
     /// The command's own exit code.
     pub exit_code: Option<i32>,
     /// The signal that ended the command.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Egress, ExecRules, Limits, RawText};
+use crate::{EgressRules, ExecRules, Limits, RawText};
 
 /// Default limit for the undo data of a run, in bytes, if undo is on.
 pub const DEFAULT_UNDO_BYTES: u64 = 1 << 30;
@@ -19,18 +19,18 @@ pub struct Profile {
     /// False only for `host`.
     pub sandboxed: bool,
     /// Powers over files.
-    pub filesystem: Filesystem,
+    pub filesystem: FilesystemAccess,
     /// Programs that are asked about or refused, in the whole process tree of a run. Absent if there are
     /// none.
     #[serde(default, skip_serializing_if = "ExecRules::is_empty")]
     pub exec: ExecRules,
     /// Network.
-    pub network: Network,
+    pub network: NetworkAccess,
     /// Rules of the egress proxy. Absent if there are none.
-    #[serde(default, skip_serializing_if = "Egress::is_empty")]
-    pub egress: Egress,
+    #[serde(default, skip_serializing_if = "EgressRules::is_empty")]
+    pub egress: EgressRules,
     /// Variables.
-    pub environment: Environment,
+    pub environment: EnvironmentRules,
     /// Limits.
     pub limits: Limits,
 }
@@ -38,7 +38,7 @@ pub struct Profile {
 /// Powers of a run over the filesystem.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Filesystem {
+pub struct FilesystemAccess {
     /// Absolute directories or files that may be written, grants included, workspace substituted. A private
     /// temporary directory always exists.
     pub write: Vec<RawText>,
@@ -102,7 +102,7 @@ pub enum CacheSharing {
 /// Network of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Network {
+pub enum NetworkAccess {
     /// A private loopback and nothing else.
     #[default]
     None,
@@ -113,7 +113,7 @@ pub enum Network {
 /// Environment of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Environment {
+pub struct EnvironmentRules {
     /// Names that pass; a trailing `*` matches any suffix.
     pub pass: Vec<String>,
     /// Variables that never pass. An exact name in `pass` outweighs a pattern here, but nothing outweighs

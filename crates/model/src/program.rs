@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Most argument words of one pattern.
 const MAX_ARGUMENTS: usize = 63;
 /// Longest pattern, in bytes: PATH_MAX of Linux (limits.h).
-const MAX_BYTES: usize = 4096;
+const MAX_PATTERN_BYTES: usize = 4096;
 
 /// Programs that need approval or are refused. If a pattern of `ask` matches a program, the approver is
 /// asked, unless the program was granted. If a pattern of `deny` matches, the program is refused whatever
@@ -97,7 +97,7 @@ impl FromStr for ProgramPattern {
             let shown: String = text.chars().take(80).collect();
             ProgramPatternError { text: shown.escape_default().to_string(), why }
         };
-        if text.len() > MAX_BYTES {
+        if text.len() > MAX_PATTERN_BYTES {
             return Err(fail("it is longer than 4096 bytes"));
         }
         if text.chars().any(char::is_control) {

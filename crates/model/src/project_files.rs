@@ -49,21 +49,21 @@ pub const PROJECT_FILES: &[(&str, &str)] = &[
 ];
 
 /// Directories of dependencies and of build output, which tools fill with thousands of files.
-const FILLED: &[&str] = &["node_modules", "site-packages", "dist-packages", "target", "vendor", ".git"];
+const EXCLUDED_DIRECTORIES: &[&str] = &["node_modules", "site-packages", "dist-packages", "target", "vendor", ".git"];
 
 /// Returns whether the file at `path`, relative to its workspace, runs code when the project is built,
 /// tested, installed or started. Only names are checked.
 pub fn is_project_file(path: &[u8]) -> bool {
     let is_entry = |entry: &str| match entry.strip_suffix('/') {
-        Some(directory) => holds(path, directory.as_bytes()),
+        Some(directory) => is_inside_directory(path, directory.as_bytes()),
         None => path.strip_suffix(entry.as_bytes()).is_some_and(|before| matches!(before, [] | [.., b'/'])),
     };
     let is_listed = PROJECT_FILES.iter().any(|(entry, _)| is_entry(entry));
-    is_listed && !FILLED.iter().any(|directory| holds(path, directory.as_bytes()))
+    is_listed && !EXCLUDED_DIRECTORIES.iter().any(|directory| is_inside_directory(path, directory.as_bytes()))
 }
 
 /// Returns whether `directory` is a parent directory of `path`.
-fn holds(path: &[u8], directory: &[u8]) -> bool {
+fn is_inside_directory(path: &[u8], directory: &[u8]) -> bool {
     let mut starts = (0..path.len()).filter(|at| *at == 0 || path[at - 1] == b'/');
     starts.any(|at| path[at..].strip_prefix(directory).is_some_and(|rest| rest.first() == Some(&b'/')))
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Strength of the isolation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Level {
+pub enum IsolationLevel {
     /// Namespaces, a private root, Landlock, seccomp.
     #[default]
     Full,
@@ -19,7 +19,7 @@ pub enum Level {
     None,
 }
 
-impl fmt::Display for Level {
+impl fmt::Display for IsolationLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Full => "full",
@@ -56,7 +56,7 @@ pub struct LayerReport {
 #[serde(deny_unknown_fields)]
 pub struct EnforcementReport {
     /// The level reached.
-    pub level: Level,
+    pub level: IsolationLevel,
     /// By layer name: `user-namespace`, `mounts`, `landlock`, `seccomp`, `broker` ...
     pub layers: BTreeMap<String, LayerReport>,
 }

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{ApprovalMode, Grant, Level, Limits, RawText, RequestId, SessionId};
+use crate::{ApprovalMode, Grant, IsolationLevel, Limits, RawText, RequestId, SessionId};
 
 /// The command to run, byte for byte as received.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Command {
+pub enum RequestCommand {
     /// A program and its arguments; nothing is expanded.
     Argv(Vec<RawText>),
     /// A script for `bash -c`.
@@ -45,13 +45,13 @@ pub struct CallerApproval {
 /// One request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Request {
+pub struct RunRequest {
     /// Identifier of the request.
     pub id: RequestId,
     /// Session that the request belongs to.
     pub session: Option<SessionId>,
     /// The command to run.
-    pub command: Command,
+    pub command: RequestCommand,
     /// Working directory: absolute, canonical.
     pub cwd: RawText,
     /// The root that profile `workspace` may write: absolute, canonical. The session or the user sets it;
@@ -68,7 +68,7 @@ pub struct Request {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub requested: Vec<Grant>,
     /// Requested level; a lower one is used only if named here (L6).
-    pub level: Level,
+    pub level: IsolationLevel,
     /// When to ask for approval.
     pub approval_mode: ApprovalMode,
     /// Whether a sandbox is required.

@@ -9,7 +9,7 @@ use crate::RawText;
 /// Danger of a request in the opinion of a reviewer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Risk {
+pub enum RiskLevel {
     /// Nothing notable. The question is unchanged.
     Low,
     /// The request deserves attention.
@@ -41,9 +41,9 @@ pub enum RiskCategory {
 /// Opinion of a reviewer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Opinion {
+pub struct ReviewOpinion {
     /// Danger of the request.
-    pub risk: Risk,
+    pub risk: RiskLevel,
     /// Summary in one sentence. A model wrote it, and the command may have influenced the model.
     pub summary: RawText,
     /// The kinds of harm; each once.
@@ -53,30 +53,30 @@ pub struct Opinion {
 /// Result of a review.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Review {
+pub struct ReviewResult {
     /// Name of the model.
     pub by: String,
     /// The opinion; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub opinion: Option<Opinion>,
+    pub opinion: Option<ReviewOpinion>,
     /// Reason for a missing opinion, for the user, in Stockade's own words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
 
-impl Review {
+impl ReviewResult {
     /// Returns a review without an opinion, with the reason.
-    pub fn failed(by: impl Into<String>, why: impl Into<String>) -> Self {
+    pub fn from_failure(by: impl Into<String>, why: impl Into<String>) -> Self {
         Self { by: by.into(), opinion: None, failure: Some(why.into()) }
     }
 
     /// Returns whether the review raises caution: a yes applies this time only.
-    pub fn warns(&self) -> bool {
-        self.opinion.as_ref().is_some_and(|opinion| opinion.risk >= Risk::High)
+    pub fn raises_caution(&self) -> bool {
+        self.opinion.as_ref().is_some_and(|opinion| opinion.risk >= RiskLevel::High)
     }
 }
 
-impl Risk {
+impl RiskLevel {
     /// Returns the name in its written form.
     pub fn name(self) -> &'static str {
         match self {

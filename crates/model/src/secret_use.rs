@@ -6,10 +6,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::network::HostError;
-use crate::{Grant, HostPattern, Target, TargetPattern};
+use crate::{Grant, HostPattern, NetworkTarget, TargetPattern};
 
 /// Longest name of a secret, in bytes.
-const NAME_MAX: usize = 64;
+const MAX_NAME_BYTES: usize = 64;
 
 /// One secret and the one host that may receive it: `NAME to HOST[:PORTS]`. No ports means every port, but
 /// only with encryption.
@@ -21,8 +21,8 @@ pub struct SecretUse {
 
 impl SecretUse {
     /// Returns the use of this secret at exactly this target; `None` if the text is not the name of a secret.
-    pub fn new(name: &str, target: &Target) -> Option<Self> {
-        is_secret_name(name).then(|| Self { name: name.to_owned(), targets: TargetPattern::exactly(target) })
+    pub fn new(name: &str, target: &NetworkTarget) -> Option<Self> {
+        is_secret_name(name).then(|| Self { name: name.to_owned(), targets: TargetPattern::for_target(target) })
     }
 
     /// Returns the secret's name.
@@ -49,7 +49,7 @@ impl SecretUse {
 /// Returns whether a text is a name of a secret: letters, digits, `-` and `_`, at most 64.
 pub fn is_secret_name(text: &str) -> bool {
     let fits = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
-    (1..=NAME_MAX).contains(&text.len()) && text.bytes().all(fits)
+    (1..=MAX_NAME_BYTES).contains(&text.len()) && text.bytes().all(fits)
 }
 
 impl fmt::Display for SecretUse {
@@ -70,7 +70,7 @@ impl FromStr for SecretUse {
         if !is_secret_name(name) {
             return Err("the name of a secret is letters, digits, `-` and `_`, at most 64");
         }
-        let targets: TargetPattern = targets.parse().map_err(|error: HostError| error.why())?;
+        let targets: TargetPattern = targets.parse().map_err(|error: HostError| error.reason())?;
         if !matches!(targets.host(), HostPattern::Exactly(_)) {
             return Err("a secret is taken to one host: name it");
         }

@@ -9,15 +9,15 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::network::HostError;
-use crate::{Grant, Host, HostPattern, Target, TargetPattern};
+use crate::{Grant, Host, HostPattern, NetworkTarget, TargetPattern};
 
 /// The port of ssh, which is left out in texts that name a host.
 pub const SSH_PORT: u16 = 22;
 
 /// Prefix of the text of a fingerprint.
-const PREFIX: &str = "SHA256:";
+const FINGERPRINT_PREFIX: &str = "SHA256:";
 /// Length of 32 bytes in base64 without padding.
-const DIGITS: usize = 43;
+const FINGERPRINT_DIGITS: usize = 43;
 
 /// The fingerprint of an ssh key as `ssh-add -l` prints it: `SHA256:` and 43 characters of base64.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -30,7 +30,7 @@ pub enum SignPurpose {
     /// Commits, tags and pushes of git.
     Git,
     /// The authentication to this ssh server.
-    Host(Target),
+    Host(NetworkTarget),
 }
 
 /// One key and one purpose: `KEY for git`, `KEY to HOST[:PORT]`. No port means port 22.
@@ -73,8 +73,8 @@ impl FromStr for KeyFingerprint {
         let is_base64 = |b: u8| b.is_ascii_alphanumeric() || b == b'+' || b == b'/';
         // The last character holds 4 bits, so that one key has one text.
         let ends_well = |digits: &str| digits.ends_with(|c| "AEIMQUYcgkosw048".contains(c));
-        match text.strip_prefix(PREFIX) {
-            Some(digits) if digits.len() == DIGITS && digits.bytes().all(is_base64) && ends_well(digits) => {
+        match text.strip_prefix(FINGERPRINT_PREFIX) {
+            Some(digits) if digits.len() == FINGERPRINT_DIGITS && digits.bytes().all(is_base64) && ends_well(digits) => {
                 Ok(Self(text.to_owned()))
             }
             _ => Err("a key is named by its fingerprint, as `ssh-add -l` prints it: `SHA256:` and 43 characters"),
@@ -112,7 +112,7 @@ impl SignUse {
     }
 
     /// Returns the server that the key may authenticate to.
-    pub fn target(&self) -> Option<&Target> {
+    pub fn target(&self) -> Option<&NetworkTarget> {
         match &self.purpose {
             SignPurpose::Host(target) => Some(target),
             SignPurpose::Git => None,
@@ -158,11 +158,11 @@ impl FromStr for SignUse {
 ///
 /// # Errors
 /// The reason why the text does not name one server.
-pub fn ssh_target(text: &str) -> Result<Target, &'static str> {
-    let pattern: TargetPattern = text.parse().map_err(|error: HostError| error.why())?;
+pub fn ssh_target(text: &str) -> Result<NetworkTarget, &'static str> {
+    let pattern: TargetPattern = text.parse().map_err(|error: HostError| error.reason())?;
     match pattern.host() {
         HostPattern::Exactly(host) if pattern.ports().next().is_none() => {
-            Ok(Target { host: host.clone(), port: SSH_PORT })
+            Ok(NetworkTarget { host: host.clone(), port: SSH_PORT })
         }
         HostPattern::Exactly(_) => pattern.target().ok_or("an ssh server has one port"),
         _ => Err("a key authenticates to one host: name it"),
@@ -170,7 +170,7 @@ pub fn ssh_target(text: &str) -> Result<Target, &'static str> {
 }
 
 /// Formats an ssh server; the port is left out if it is that of ssh.
-pub fn ssh_target_text(target: &Target) -> String {
+pub fn ssh_target_text(target: &NetworkTarget) -> String {
     match &target.host {
         _ if target.port != SSH_PORT => target.to_string(),
         Host::Address(address) if address.is_ipv6() => format!("[{address}]"),

@@ -10,7 +10,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::network::HostError;
-use crate::{Host, HostName, Target, special_address};
+use crate::{Host, HostName, NetworkTarget, special_address};
 
 /// Pattern of hosts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,7 +46,7 @@ const MAX_PORTS: usize = 64;
 
 impl HostPattern {
     /// Returns whether the pattern matches this host.
-    pub fn names(&self, host: &Host) -> bool {
+    pub fn matches_host(&self, host: &Host) -> bool {
         match (self, host) {
             (Self::Any, _) => true,
             // Programs themselves resolve this name (RFC 6761).
@@ -54,9 +54,9 @@ impl HostPattern {
                 name.as_str() == "localhost" && is_localhost(*address)
             }
             (Self::Exactly(wanted), host) => wanted == host,
-            (Self::Beneath(parent), Host::Name(name)) => head(parent, name).is_some_and(|head| !head.contains('.')),
-            (Self::AnywhereBeneath(parent), Host::Name(name)) => head(parent, name).is_some(),
-            (Self::Block { first, bits }, Host::Address(address)) => shares(*first, *address, *bits),
+            (Self::Beneath(parent), Host::Name(name)) => strip_parent(parent, name).is_some_and(|head| !head.contains('.')),
+            (Self::AnywhereBeneath(parent), Host::Name(name)) => strip_parent(parent, name).is_some(),
+            (Self::Block { first, bits }, Host::Address(address)) => shares_prefix(*first, *address, *bits),
             (Self::Beneath(_) | Self::AnywhereBeneath(_), Host::Address(_)) | (Self::Block { .. }, Host::Name(_)) => {
                 false
             }
@@ -68,17 +68,17 @@ impl HostPattern {
     fn overlaps(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Any, _) | (_, Self::Any) => true,
-            (Self::Exactly(a), Self::Exactly(b)) => self.names(b) || other.names(a),
-            (Self::Exactly(host), pattern) | (pattern, Self::Exactly(host)) => pattern.names(host),
-            (Self::Block { first: a, bits: x }, Self::Block { first: b, bits: y }) => shares(*a, *b, (*x).min(*y)),
+            (Self::Exactly(a), Self::Exactly(b)) => self.matches_host(b) || other.matches_host(a),
+            (Self::Exactly(host), pattern) | (pattern, Self::Exactly(host)) => pattern.matches_host(host),
+            (Self::Block { first: a, bits: x }, Self::Block { first: b, bits: y }) => shares_prefix(*a, *b, (*x).min(*y)),
             (Self::Block { .. }, _) | (_, Self::Block { .. }) => false,
             (Self::Beneath(a), Self::Beneath(b)) => a == b,
             // A name of one label more than `a` is beneath `b` if `a` is `b` or beneath it.
             (Self::Beneath(a), Self::AnywhereBeneath(b)) | (Self::AnywhereBeneath(b), Self::Beneath(a)) => {
-                a == b || head(b, a).is_some()
+                a == b || strip_parent(b, a).is_some()
             }
             (Self::AnywhereBeneath(a), Self::AnywhereBeneath(b)) => {
-                a == b || head(a, b).is_some() || head(b, a).is_some()
+                a == b || strip_parent(a, b).is_some() || strip_parent(b, a).is_some()
             }
         }
     }
@@ -86,10 +86,10 @@ impl HostPattern {
     fn covers(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Any, _) => true,
-            (pattern, Self::Exactly(host)) => pattern.names(host),
-            (Self::Block { first: a, bits: x }, Self::Block { first: b, bits: y }) => x <= y && shares(*a, *b, *x),
+            (pattern, Self::Exactly(host)) => pattern.matches_host(host),
+            (Self::Block { first: a, bits: x }, Self::Block { first: b, bits: y }) => x <= y && shares_prefix(*a, *b, *x),
             (Self::Beneath(a), Self::Beneath(b)) => a == b,
-            (Self::AnywhereBeneath(a), Self::Beneath(b) | Self::AnywhereBeneath(b)) => a == b || head(a, b).is_some(),
+            (Self::AnywhereBeneath(a), Self::Beneath(b) | Self::AnywhereBeneath(b)) => a == b || strip_parent(a, b).is_some(),
             _ => false,
         }
     }
@@ -101,11 +101,11 @@ pub fn is_localhost(address: IpAddr) -> bool {
 }
 
 /// Returns the part of `name` before `.parent`.
-fn head<'a>(parent: &HostName, name: &'a HostName) -> Option<&'a str> {
+fn strip_parent<'a>(parent: &HostName, name: &'a HostName) -> Option<&'a str> {
     name.as_str().strip_suffix(parent.as_str())?.strip_suffix('.').filter(|head| !head.is_empty())
 }
 
-fn shares(first: IpAddr, address: IpAddr, bits: u8) -> bool {
+fn shares_prefix(first: IpAddr, address: IpAddr, bits: u8) -> bool {
     match (first, address) {
         (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= u32::from(bits),
         (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= u32::from(bits),
@@ -123,7 +123,7 @@ impl HostPattern {
     }
 
     /// Returns a block; an IPv4-mapped one becomes the block of IPv4 addresses.
-    fn block(first: IpAddr, bits: u8) -> Self {
+    fn from_block(first: IpAddr, bits: u8) -> Self {
         match (first.to_canonical(), bits.checked_sub(96)) {
             (canonical @ IpAddr::V4(_), Some(bits)) if first.is_ipv6() => Self::Block { first: canonical, bits },
             _ => Self::Block { first, bits },
@@ -166,10 +166,10 @@ impl TargetPattern {
     }
 
     /// Returns the target of the pattern, if the pattern names exactly one.
-    pub fn target(&self) -> Option<Target> {
+    pub fn target(&self) -> Option<NetworkTarget> {
         match (&self.host, self.ports.as_slice()) {
             (HostPattern::Exactly(host), [(first, last)]) if first == last => {
-                Some(Target { host: host.clone(), port: *first })
+                Some(NetworkTarget { host: host.clone(), port: *first })
             }
             _ => None,
         }
@@ -177,9 +177,9 @@ impl TargetPattern {
 
     /// Returns whether the pattern may allow this target. The pattern must match the target, and must
     /// address special addresses explicitly if the target is one.
-    pub fn admits(&self, target: &Target) -> bool {
+    pub fn can_allow(&self, target: &NetworkTarget) -> bool {
         let special = matches!(target.host, Host::Address(address) if special_address(address).is_some());
-        self.names(target) && (!special || self.host.speaks_of_special())
+        self.matches_target(target) && (!special || self.host.speaks_of_special())
     }
 
     /// Returns whether some target may match both patterns.
@@ -222,7 +222,7 @@ impl TargetPattern {
     }
 
     /// Returns the pattern for exactly this target.
-    pub fn exactly(target: &Target) -> Self {
+    pub fn for_target(target: &NetworkTarget) -> Self {
         Self { host: HostPattern::Exactly(target.host.clone()), ports: vec![(target.port, target.port)] }
     }
 
@@ -237,9 +237,9 @@ impl TargetPattern {
     }
 
     /// Returns whether the pattern matches this target.
-    pub fn names(&self, target: &Target) -> bool {
+    pub fn matches_target(&self, target: &NetworkTarget) -> bool {
         let has_port = self.ports.is_empty() || self.ports().any(|ports| ports.contains(&target.port));
-        has_port && self.host.names(&target.host)
+        has_port && self.host.matches_host(&target.host)
     }
 }
 
@@ -292,7 +292,7 @@ impl FromStr for HostPattern {
         let length = if first.is_ipv4() { 32 } else { 128 };
         let digits = Some(bits).filter(|bits| bits.bytes().all(|b| b.is_ascii_digit()));
         match digits.and_then(|bits| bits.parse().ok()) {
-            Some(bits) if bits <= length && begins(first, bits) => Ok(Self::block(first, bits)),
+            Some(bits) if bits <= length && is_block_start(first, bits) => Ok(Self::from_block(first, bits)),
             Some(bits) if bits <= length => fail("an address of a block ends in zeroes, e.g. `10.1.0.0/16`"),
             _ => fail("after `/` stands the number of bits, at most 32 or 128"),
         }
@@ -300,7 +300,7 @@ impl FromStr for HostPattern {
 }
 
 /// Returns whether all bits after the first `bits` are zero.
-fn begins(first: IpAddr, bits: u8) -> bool {
+fn is_block_start(first: IpAddr, bits: u8) -> bool {
     let zeroes = match first {
         IpAddr::V4(address) => 32 - address.to_bits().trailing_zeros(),
         IpAddr::V6(address) => 128 - address.to_bits().trailing_zeros(),
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!(parsed.to_string().parse::<TargetPattern>().unwrap(), parsed);
         for (targets, expected) in [(names, true), (others, false)] {
             for target in targets {
-                assert_eq!(parsed.names(&target.parse().unwrap()), expected, "{pattern} {target}");
+                assert_eq!(parsed.matches_target(&target.parse().unwrap()), expected, "{pattern} {target}");
             }
         }
     }
@@ -475,19 +475,19 @@ mod tests {
     #[test]
     fn comparing_patterns_agrees_with_their_targets() {
         let patterns: Vec<TargetPattern> = PATTERNS.iter().map(|text| text.parse().unwrap()).collect();
-        let targets: Vec<Target> = TARGETS.iter().map(|text| text.parse().unwrap()).collect();
+        let targets: Vec<NetworkTarget> = TARGETS.iter().map(|text| text.parse().unwrap()).collect();
         for a in &patterns {
             assert!(a.covers(a) && a.overlaps(a), "{a}");
             for b in &patterns {
                 assert_eq!(a.overlaps(b), b.overlaps(a), "{a} {b}");
                 for target in &targets {
-                    if a.covers(b) && b.names(target) {
-                        assert!(a.names(target), "{a} covers {b} and not {target}");
+                    if a.covers(b) && b.matches_target(target) {
+                        assert!(a.matches_target(target), "{a} covers {b} and not {target}");
                     }
-                    if a.admits_all(b) && b.admits(target) {
-                        assert!(a.admits(target), "{a} admits all of {b} and not {target}");
+                    if a.admits_all(b) && b.can_allow(target) {
+                        assert!(a.can_allow(target), "{a} admits all of {b} and not {target}");
                     }
-                    if a.names(target) && b.names(target) {
+                    if a.matches_target(target) && b.matches_target(target) {
                         assert!(a.overlaps(b), "{a} and {b} both name {target}");
                     }
                 }
@@ -513,7 +513,7 @@ mod tests {
             ("[::ffff:10.0.0.1]", "10.0.0.1:80", true),
         ] {
             let parsed: TargetPattern = pattern.parse().unwrap();
-            assert_eq!(parsed.admits(&target.parse().unwrap()), expected, "{pattern} {target}");
+            assert_eq!(parsed.can_allow(&target.parse().unwrap()), expected, "{pattern} {target}");
         }
         for (pattern, other, expected) in [
             ("*", "example.com:443", true),

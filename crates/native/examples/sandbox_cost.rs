@@ -10,9 +10,9 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use stockade_engine::{AttemptEvent, Events, Io, Sandbox, SandboxEvents, SandboxPlan, Sandboxes};
+use stockade_engine::{AttemptEvent, AttemptEventSender, StdioMode, Sandbox, SandboxEventSender, SandboxPlan, SandboxProvider};
 use stockade_model::{
-    Background, DEFAULT_PROTECTED_NAMES, Environment, Filesystem, Level, Limits, Network, Plan, Profile, RawText,
+    BackgroundPolicy, DEFAULT_PROTECTED_NAMES, EnvironmentRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, AttemptPlan, Profile, RawText,
     RequestId, SandboxId,
 };
 use stockade_native::NativeSandboxes;
@@ -28,7 +28,7 @@ fn main() {
     let mut all = Vec::new();
     for number in 0..count {
         let begin = Instant::now();
-        all.push(kinds.create(&sandbox(top.path(), number), SandboxEvents::new(|_| {})).unwrap());
+        all.push(kinds.create_sandbox(&sandbox(top.path(), number), SandboxEventSender::new(|_| {})).unwrap());
         times[0].push(begin.elapsed());
     }
     let inits: u64 = children().iter().map(|pid| memory_kib(*pid)).sum();
@@ -53,9 +53,9 @@ fn main() {
 
 fn run(sandbox: &dyn Sandbox) {
     let (sender, events) = channel();
-    let told = Events::new(move |event| drop(sender.send(event)));
-    let mut attempt = sandbox.backend().prepare(&plan(), &Io::Capture { limit_bytes: 4096 }, false, told).unwrap();
-    attempt.release().unwrap();
+    let told = AttemptEventSender::new(move |event| drop(sender.send(event)));
+    let mut attempt = sandbox.backend().prepare_attempt(&plan(), &StdioMode::Capture { limit_bytes: 4096 }, false, told).unwrap();
+    attempt.release_command().unwrap();
     while !matches!(events.recv().unwrap(), AttemptEvent::Ended(_)) {}
 }
 
@@ -71,14 +71,14 @@ fn sandbox(top: &Path, number: usize) -> SandboxPlan {
         workspace: directory("work"),
         home: directory("home"),
         profile: plan().profile,
-        level: Level::Full,
-        background: Background::Keep,
+        level: IsolationLevel::Full,
+        background: BackgroundPolicy::Keep,
         runtime: None,
     }
 }
 
-fn plan() -> Plan {
-    Plan {
+fn plan() -> AttemptPlan {
+    AttemptPlan {
         request: RequestId::from_random([7; 16]),
         attempt: 1,
         argv: vec![RawText::from("true")],
@@ -88,20 +88,20 @@ fn plan() -> Plan {
         profile: Profile {
             name: "workspace".to_owned(),
             sandboxed: true,
-            filesystem: Filesystem {
+            filesystem: FilesystemAccess {
                 write: vec!["/workspace".into(), "/home/agent".into()],
                 protect: DEFAULT_PROTECTED_NAMES.iter().map(|n| (*n).to_owned()).collect(),
-                ..Filesystem::default()
+                ..FilesystemAccess::default()
             },
             exec: stockade_model::ExecRules::default(),
-            network: Network::None,
+            network: NetworkAccess::None,
             egress: Default::default(),
-            environment: Environment::default(),
+            environment: EnvironmentRules::default(),
             limits: Limits { processes: Some(200), ..Limits::default() },
         },
         grants: Vec::new(),
         effects: Vec::new(),
-        level: Level::Full,
+        level: IsolationLevel::Full,
         backend: "native".to_owned(),
     }
 }

@@ -12,16 +12,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use stockade_model::{
-    DEFAULT_PROTECTED_NAMES, Environment, Filesystem, Level, Limits, Network, Plan, Profile, RawText, RequestId,
+    DEFAULT_PROTECTED_NAMES, EnvironmentRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, AttemptPlan, Profile, RawText, RequestId,
 };
-use stockade_native::launch::{Blueprint, Stdio, launch};
-use stockade_sys::notify::{Answer, Notifier};
+use stockade_native::launch::{Blueprint, CommandStdio, launch_sandbox};
+use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 
 const PHASES: [&str; 6] = ["prepare", "launch", "release to end", "drop", "all", "plain fork and exec"];
 
 fn main() {
     let runs = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(200);
-    for level in [Level::Full, Level::Restricted] {
+    for level in [IsolationLevel::Full, IsolationLevel::Restricted] {
         let mut times: [Vec<Duration>; 6] = Default::default();
         for _ in 0..runs {
             for (all, one) in times.iter_mut().zip(start(level)) {
@@ -36,25 +36,25 @@ fn main() {
     }
 }
 
-fn start(level: Level) -> [Duration; 6] {
+fn start(level: IsolationLevel) -> [Duration; 6] {
     let plan = plan(level);
     let null = File::options().read(true).write(true).open("/dev/null").unwrap();
-    let stdio = Stdio { stdin: null.as_fd(), stdout: null.as_fd(), stderr: null.as_fd() };
+    let stdio = CommandStdio { stdin: null.as_fd(), stdout: null.as_fd(), stderr: null.as_fd() };
     let begin = Instant::now();
     let blueprint = Blueprint::prepare(&plan).unwrap();
     let prepared = Instant::now();
-    let mut launched = launch(blueprint, stdio).unwrap();
+    let mut launched = launch_sandbox(blueprint, stdio).unwrap();
     let built = Instant::now();
-    let notifier = Notifier::new(launched.take_listener().unwrap()).unwrap();
+    let notifier = SeccompNotifier::new(launched.take_listener().unwrap()).unwrap();
     let answers = thread::spawn(move || {
         let _ = notifier.wake_synchronously();
-        let mut space = notifier.space();
-        while let Ok(request) = notifier.receive(&mut space) {
-            let _ = notifier.answer(request.id, Answer::Continue);
+        let mut space = notifier.allocate_buffer();
+        while let Ok(request) = notifier.receive_notification(&mut space) {
+            let _ = notifier.answer_call(request.id, NotificationAnswer::Continue);
         }
     });
-    launched.release().unwrap();
-    launched.wait(Duration::from_secs(10)).unwrap().expect("it ends");
+    launched.release_command().unwrap();
+    launched.wait_for_end(Duration::from_secs(10)).unwrap().expect("it ends");
     let ended = Instant::now();
     drop(launched);
     let gone = Instant::now();
@@ -64,9 +64,9 @@ fn start(level: Level) -> [Duration; 6] {
     [prepared - begin, built - prepared, ended - built, gone - ended, gone - begin, plain.elapsed()]
 }
 
-fn plan(level: Level) -> Plan {
+fn plan(level: IsolationLevel) -> AttemptPlan {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).canonicalize().unwrap();
-    Plan {
+    AttemptPlan {
         request: RequestId::from_random([7; 16]),
         attempt: 1,
         argv: vec![RawText::from("true")],
@@ -76,15 +76,15 @@ fn plan(level: Level) -> Plan {
         profile: Profile {
             name: "workspace".to_owned(),
             sandboxed: true,
-            filesystem: Filesystem {
+            filesystem: FilesystemAccess {
                 write: vec![workspace.into()],
                 protect: DEFAULT_PROTECTED_NAMES.iter().map(|n| (*n).to_owned()).collect(),
-                ..Filesystem::default()
+                ..FilesystemAccess::default()
             },
             exec: stockade_model::ExecRules::default(),
-            network: Network::None,
+            network: NetworkAccess::None,
             egress: Default::default(),
-            environment: Environment::default(),
+            environment: EnvironmentRules::default(),
             limits: Limits::default(),
         },
         grants: Vec::new(),

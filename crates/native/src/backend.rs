@@ -8,41 +8,41 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use stockade_egress::{DoorEvent, Edge, EdgeError, Lead, Resolve, SystemResolver, Trust};
-use stockade_engine::{Attempt, AttemptEvent, Backend, Events, Io, StartError};
-use stockade_model::{Grant, LayerReport, LayerState, Level, Plan};
+use stockade_egress::{EgressEvent, PreparedInterception, InterceptionError, TunnelConnector, NameResolver, SystemResolver, TrustRoots};
+use stockade_engine::{Attempt, AttemptEvent, Backend, AttemptEventSender, StdioMode, StartError};
+use stockade_model::{Grant, LayerReport, LayerState, IsolationLevel, AttemptPlan};
 use stockade_sys::Errno;
 use tracing::debug_span;
 
 use crate::attempt::NativeAttempt;
-use crate::broker::{Broker, BrokerBegun, BrokerError, BrokerEvent, BrokerTraits};
+use crate::broker::{Broker, PreparedBroker, BrokerError, BrokerEvent, BrokerTraits};
 use crate::caches::{CacheLease, LayerServerProgram, NameRotation};
 use crate::evidence::{HiddenWatch, TempWatch};
-use crate::keeper::{Keeper, Kept, Told};
+use crate::keeper::{RunMonitor, MonitoredSandbox, RunEventSink};
 use crate::launch::{
-    Blueprint, LaunchError, Launched, Launching, NetworkEnds, Nursery, Outfit, Stdio, begin, hidden_there, is_staged,
+    Blueprint, LaunchError, LaunchedSandbox, LaunchingSandbox, NetworkSockets, PrewarmedInit, LaunchOptions, CommandStdio, begin_launch, hidden_there, is_staged,
     late_roots,
 };
-use crate::limits::{Guard, LimitError, small_disk};
-use crate::powers::Powers;
-use crate::signing::{self, Signing, SigningPerson};
-use crate::staging::Staging;
-use crate::streams::Streams;
-use crate::undoing::{self, Undoing};
-use crate::way_out::{self, LostDatagrams, Published, Terms, WayOut};
+use crate::limits::{LimitGuard, LimitError, small_disk};
+use crate::powers::AttemptPermissions;
+use crate::signing::{self, RunSigningAgent, SigningUser};
+use crate::staging::AttemptStage;
+use crate::streams::OutputPipes;
+use crate::undoing::{self, AttemptUndo};
+use crate::way_out::{self, LostDatagrams, PublishedPorts, RunEgressOptions, RunEgress};
 
 /// Backend for sandboxes that the kernel of this machine enforces.
 #[derive(Default)]
 pub struct NativeBackend {
-    nursery: Mutex<Option<Nursery>>,
+    nursery: Mutex<Option<PrewarmedInit>>,
     stages: Option<PathBuf>,
     caches: Option<PathBuf>,
     holder: Option<LayerServerProgram>,
     undo: Option<PathBuf>,
-    resolver: Option<Arc<dyn Resolve>>,
+    resolver: Option<Arc<dyn NameResolver>>,
     within: Vec<PathBuf>,
-    signing: Option<SigningPerson>,
-    lead: Option<Arc<dyn Lead>>,
+    signing: Option<SigningUser>,
+    lead: Option<Arc<dyn TunnelConnector>>,
     /// Ports of the host, see [`led_by`](Self::led_by).
     served: BTreeSet<u16>,
 }
@@ -55,54 +55,54 @@ impl std::fmt::Debug for NativeBackend {
 
 impl NativeBackend {
     /// Makes a backend with a first sandbox that is already being built.
-    pub fn with(nursery: Option<Nursery>) -> Self {
+    pub fn with_prewarmed_init(nursery: Option<PrewarmedInit>) -> Self {
         Self { nursery: Mutex::new(nursery), ..Self::default() }
     }
 
     /// Sets the directory of stages, which is made with the first stage. Without it, nothing can be
     /// staged.
     #[must_use]
-    pub fn staging(self, stages: PathBuf) -> Self {
+    pub fn with_stages_dir(self, stages: PathBuf) -> Self {
         Self { stages: Some(stages), ..self }
     }
 
     /// Sets the directory that keeps the runs' writes in tool caches. It is made with the first of
     /// them. Without it, tools have no caches of their own.
     #[must_use]
-    pub fn caching(self, caches: PathBuf) -> Self {
+    pub fn with_caches_dir(self, caches: PathBuf) -> Self {
         Self { caches: Some(caches), ..self }
     }
 
     /// Shares cache layers between the runs of a workspace; a process of this program holds them.
     /// Without it, each run mounts its own.
     #[must_use]
-    pub fn holding(self, holder: LayerServerProgram) -> Self {
+    pub fn with_layer_server(self, holder: LayerServerProgram) -> Self {
         Self { holder: Some(holder), ..self }
     }
 
     /// Sets the directory that keeps the runs' changes in their workspaces. It is made with the
     /// first of them. Without it, no run can be undone.
     #[must_use]
-    pub fn undoing(self, undo: PathBuf) -> Self {
+    pub fn with_undo_dir(self, undo: PathBuf) -> Self {
         Self { undo: Some(undo), ..self }
     }
 
     /// Sets the resolver for host names, in place of the host's own.
     #[must_use]
-    pub fn resolving(self, resolver: Arc<dyn Resolve>) -> Self {
+    pub fn with_resolver(self, resolver: Arc<dyn NameResolver>) -> Self {
         Self { resolver: Some(resolver), ..self }
     }
 
     /// Lets runs use keys of this user's ssh agent. Without it, no key signs.
     #[must_use]
-    pub fn signing(self, person: SigningPerson) -> Self {
+    pub fn with_signing_user(self, person: SigningUser) -> Self {
         Self { signing: Some(person), ..self }
     }
 
     /// Runs within existing isolation. These directories belong to it and are used as private
     /// directories, so that none is made for a run. At level restricted only.
     #[must_use]
-    pub fn within(self, private: Vec<PathBuf>) -> Self {
+    pub fn within_isolation(self, private: Vec<PathBuf>) -> Self {
         Self { within: private, ..self }
     }
 
@@ -111,40 +111,40 @@ impl NativeBackend {
     /// through this tunnel. Servers listen on the ports `served` of the host's loopback: a
     /// connection to such a port without a server inside is meant for them.
     #[must_use]
-    pub fn led_by(self, lead: Arc<dyn Lead>, served: BTreeSet<u16>) -> Self {
+    pub fn led_by(self, lead: Arc<dyn TunnelConnector>, served: BTreeSet<u16>) -> Self {
         Self { lead: Some(lead), served, ..self }
     }
 
     /// Starts building the sandbox, with the one that is already started if it fits.
-    fn begin(&self, plan: &Plan, outfit: &Outfit, stdio: Stdio<'_>) -> Result<Launching, LaunchError> {
+    fn begin_launch(&self, plan: &AttemptPlan, outfit: &LaunchOptions, stdio: CommandStdio<'_>) -> Result<LaunchingSandbox, LaunchError> {
         let _span = debug_span!("begin").entered();
         let nursery = self.nursery.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match nursery.filter(|nursery| nursery.serves(plan.level)) {
-            Some(nursery) => nursery.begin(plan, outfit, stdio),
-            None => begin(Blueprint::prepare_with(plan, outfit)?, stdio),
+        match nursery.filter(|nursery| nursery.can_serve(plan.level)) {
+            Some(nursery) => nursery.begin_launch(plan, outfit, stdio),
+            None => begin_launch(Blueprint::prepare_with(plan, outfit)?, stdio),
         }
     }
 }
 
 impl NativeBackend {
     /// Returns the launch options of a run.
-    fn outfit(
+    fn build_launch_options(
         &self,
-        plan: &Plan,
-        (io, asks): (Io, bool),
-        edge: &Edge,
-        (staging, signing): (Option<&Staging>, &Signing),
-    ) -> Outfit {
-        let mut outfit = Outfit {
+        plan: &AttemptPlan,
+        (io, asks): (StdioMode, bool),
+        edge: &PreparedInterception,
+        (staging, signing): (Option<&AttemptStage>, &RunSigningAgent),
+    ) -> LaunchOptions {
+        let mut outfit = LaunchOptions {
             overlay: staging.and_then(|staging| staging.overlay().cloned()),
-            terminal: io == Io::Terminal,
+            terminal: io == StdioMode::Terminal,
             asks,
             private: self.within.clone(),
             own_network: self.lead.is_some(),
-            late: if plan.level == Level::Full { Vec::new() } else { late_roots(plan) },
-            ..way_out::outfit(plan, edge)
+            late: if plan.level == IsolationLevel::Full { Vec::new() } else { late_roots(plan) },
+            ..way_out::launch_options(plan, edge)
         };
-        signing.equip(plan, &mut outfit);
+        signing.add_variables(plan, &mut outfit);
         outfit
     }
 
@@ -152,40 +152,40 @@ impl NativeBackend {
     /// again with layers of its own.
     fn begin_with_layers(
         &self,
-        plan: &Plan,
-        outfit: impl Fn() -> Outfit,
-        streams: &Streams,
-    ) -> Result<(Option<CacheLease>, Outfit, Launching), StartError> {
+        plan: &AttemptPlan,
+        outfit: impl Fn() -> LaunchOptions,
+        streams: &OutputPipes,
+    ) -> Result<(Option<CacheLease>, LaunchOptions, LaunchingSandbox), StartError> {
         let hidden = hidden_there(plan);
         let mut holder = self.holder.as_ref();
         loop {
-            let mut lease = CacheLease::of(plan, &hidden, self.caches.as_deref(), holder);
-            let mut outfit = Outfit { hidden: Some(hidden.clone()), ..outfit() };
+            let mut lease = CacheLease::prepare_layers(plan, &hidden, self.caches.as_deref(), holder);
+            let mut outfit = LaunchOptions { hidden: Some(hidden.clone()), ..outfit() };
             if let Some(lease) = &lease {
                 outfit.kept.clone_from(&lease.private);
                 outfit.merged.clone_from(&lease.merged);
                 outfit.environment.extend(lease.environment.clone());
             }
-            let begin = || self.begin(plan, &outfit, streams.inside()).map_err(unlaunched);
+            let begin = || self.begin_launch(plan, &outfit, streams.command_stdio()).map_err(map_launch_error);
             // The layers arrive while the init begins. A stage, however, can be mounted only once.
             let early = if outfit.overlay.is_none() { Some(begin()?) } else { None };
-            let Ok(layers) = lease.as_mut().map(CacheLease::receive).transpose() else {
+            let Ok(layers) = lease.as_mut().map(CacheLease::receive_layers).transpose() else {
                 holder = None;
                 continue;
             };
             let launching = early.map_or_else(begin, Ok)?;
-            layers.flatten().map_or(Ok(()), |layers| launching.lend(&layers, &outfit.merged)).map_err(unlaunched)?;
+            layers.flatten().map_or(Ok(()), |layers| launching.lend_layers(&layers, &outfit.merged)).map_err(map_launch_error)?;
             return Ok((lease, outfit, launching));
         }
     }
 
     /// Returns the powers of the broker for a sandbox of this backend.
-    fn powers(&self, plan: &Plan, launching: &Launching, (outfit, lease): (&Outfit, Option<&CacheLease>)) -> Powers {
-        let mut powers = powers(plan, launching);
+    fn build_permissions(&self, plan: &AttemptPlan, launching: &LaunchingSandbox, (outfit, lease): (&LaunchOptions, Option<&CacheLease>)) -> AttemptPermissions {
+        let mut powers = derive_permissions(plan, launching);
         powers.read_late(&outfit.late);
         if let Some(lease) = lease {
             powers.keep_read_only(&lease.read_only);
-            powers.layered_at(lease.layers());
+            powers.layered_at(lease.layer_paths());
             powers.merged_at(lease.merged.iter().filter(|merged| !merged.is_whole()).map(|m| m.directory.clone()));
         }
         if self.lead.is_some() {
@@ -194,7 +194,7 @@ impl NativeBackend {
         powers
     }
 
-    fn led(&self, terms: Terms) -> Terms {
+    fn route_through_tunnel(&self, terms: RunEgressOptions) -> RunEgressOptions {
         match &self.lead {
             Some(lead) => terms.led_by(Arc::clone(lead)),
             None => terms,
@@ -204,13 +204,13 @@ impl NativeBackend {
 
 /// Returns the egress proxy for the run's own network, if it has one, and the monitor of lost
 /// datagrams in it. Otherwise returns the egress proxy of the host.
-fn way_of(network: Option<NetworkEnds>, terms: Terms) -> (WayOut, Option<LostDatagrams>) {
+fn way_of(network: Option<NetworkSockets>, terms: RunEgressOptions) -> (RunEgress, Option<LostDatagrams>) {
     match network {
         Some(ends) => {
-            let (way, lost) = WayOut::of_namespace(ends, terms);
+            let (way, lost) = RunEgress::of_namespace(ends, terms);
             (way, Some(lost))
         }
-        None => (WayOut::of_host(terms), None),
+        None => (RunEgress::of_host(terms), None),
     }
 }
 
@@ -219,63 +219,63 @@ impl Backend for NativeBackend {
         "native"
     }
 
-    fn honours(&self, grant: &Grant, level: Level) -> bool {
+    fn supports_grant(&self, grant: &Grant, level: IsolationLevel) -> bool {
         match grant {
             Grant::Write(_) | Grant::Read(_) | Grant::Socket(_) | Grant::Exec(_) | Grant::Env(_) => true,
             Grant::Connect(_) | Grant::Secret(_) | Grant::Limit(..) | Grant::Effect(_) => true,
             Grant::Sign(_) => self.signing.is_some(),
-            Grant::Listen(_) => level == Level::Full,
+            Grant::Listen(_) => level == IsolationLevel::Full,
         }
     }
 
-    fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
-        let streams = Streams::new(*io)?;
-        let edge = Edge::prepare(&plan.profile.egress, &Trust::System).map_err(unready)?;
-        let published = Published::of(plan)?;
+    fn prepare_attempt(&self, plan: &AttemptPlan, io: &StdioMode, hold: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError> {
+        let streams = OutputPipes::new(*io)?;
+        let edge = PreparedInterception::prepare_rules(&plan.profile.egress, &TrustRoots::System).map_err(map_interception_error)?;
+        let published = PublishedPorts::from_plan(plan)?;
         let publishes = !published.is_empty();
-        let staging = Staging::of(plan, self.stages.as_deref())?;
-        let renewal = NameRotation::of(plan, self.caches.as_deref());
-        let (undoing, recorder) = Undoing::of(plan, self.undo.as_deref())?.unzip();
-        let signing = Signing::of(plan, self.signing.as_ref())?;
-        let outfit = || self.outfit(plan, (*io, hold), &edge, (staging.as_ref(), &signing));
+        let staging = AttemptStage::from_plan(plan, self.stages.as_deref())?;
+        let renewal = NameRotation::for_plan(plan, self.caches.as_deref());
+        let (undoing, recorder) = AttemptUndo::begin_for_plan(plan, self.undo.as_deref())?.unzip();
+        let signing = RunSigningAgent::from_plan(plan, self.signing.as_ref())?;
+        let outfit = || self.build_launch_options(plan, (*io, hold), &edge, (staging.as_ref(), &signing));
         let (lease, outfit, mut launching) = self.begin_with_layers(plan, outfit, &streams)?;
         // The limits and the two threads are prepared while the init builds.
-        let guard = Guard::prepare(plan, launching.init_pid()).map_err(unlimited)?;
-        launching.enter(&guard.entrances().map_err(unlimited)?).map_err(unlaunched)?;
-        let outside = streams.outside(*io);
+        let guard = LimitGuard::prepare_for_run(plan, launching.init_pid()).map_err(map_limit_error)?;
+        launching.enter_groups(&guard.open_join_files().map_err(map_limit_error)?).map_err(map_launch_error)?;
+        let outside = streams.into_outputs(*io);
         let weak = events.downgrade();
-        let told = Told::to_attempt(events);
-        let sink = sink(&told);
-        let precaution = staging.as_ref().map(Staging::precaution).transpose()?.flatten();
-        let mut powers = self.powers(plan, &launching, (&outfit, lease.as_ref()));
-        powers.agents = signing.sockets();
-        let broker = Broker::begin_with(powers, plan.level, (precaution, recorder), sink).map_err(unbrokered)?;
-        let terms = self.led(terms(plan, (edge, published, self.resolver.clone()), &broker, &told));
+        let told = RunEventSink::to_attempt(events);
+        let sink = broker_event_sink(&told);
+        let precaution = staging.as_ref().map(AttemptStage::pre_write_hook).transpose()?.flatten();
+        let mut powers = self.build_permissions(plan, &launching, (&outfit, lease.as_ref()));
+        powers.agents = signing.agent_sockets();
+        let broker = Broker::begin_with(powers, plan.level, (precaution, recorder), sink).map_err(map_broker_error)?;
+        let terms = self.route_through_tunnel(build_proxy_options(plan, (edge, published, self.resolver.clone()), &broker, &told));
         let broker = broker.making_room(small_disk(&plan.profile.limits));
-        let agent = signing.serve(&told)?;
-        let keeper = Keeper::begin(outside, told)?;
+        let agent = signing.start_serving(&told)?;
+        let keeper = RunMonitor::start_thread(outside, told)?;
 
-        let mut launched = debug_span!("finish").in_scope(|| launching.finish()).map_err(unlaunched)?;
-        let listener = launched.take_listener().ok_or_else(|| unlaunched(LaunchError::Lost))?;
+        let mut launched = debug_span!("finish").in_scope(|| launching.finish_launch()).map_err(map_launch_error)?;
+        let listener = launched.take_listener().ok_or_else(|| map_launch_error(LaunchError::Lost))?;
         let can_hold = launched.wait_killable();
         let (way, lost) = way_of(launched.take_network(), terms);
         let way = Arc::new(way);
-        let broker = broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&way))).map_err(unbrokered)?;
+        let broker = broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&way))).map_err(map_broker_error)?;
         let mut enforced = launched.report().clone();
-        enforced.layers.insert("limits".to_owned(), guard.report(hold));
+        enforced.layers.insert("limits".to_owned(), guard.report_limits(hold));
         // Without a namespace the init has to find the processes one by one.
-        let group = guard.group().filter(|_| plan.level != Level::Full);
-        let watch = Arc::new(Mutex::new(guard.watch(launched.init_pid(), hold)));
+        let group = guard.group().filter(|_| plan.level != IsolationLevel::Full);
+        let watch = Arc::new(Mutex::new(guard.start_watch(launched.init_pid(), hold)));
         let layer = broker_layer(broker.traits(), (hold, can_hold), outfit.asks_reads(plan));
         enforced.layers.insert("broker".to_owned(), layer);
-        enforced.layers.insert("network".to_owned(), way_out::layer(plan));
+        enforced.layers.insert("network".to_owned(), way_out::network_layer(plan));
         enforced.layers.extend(layers_of_kept((staging.as_ref(), lease.as_ref()), &launched));
-        enforced.layers.extend(undoing::layer(plan, undoing.as_ref()).into_iter().chain(signing::layer(plan)));
-        let answers = broker.answers();
+        enforced.layers.extend(undoing::undo_layer(plan, undoing.as_ref()).into_iter().chain(signing::signing_layer(plan)));
+        let answers = broker.answer_sender();
         if publishes {
             answers.open_way();
         }
-        let kept = Kept {
+        let kept = MonitoredSandbox {
             end: rustix::io::fcntl_dupfd_cloexec(launched.end_fd(), 3).map_err(no_descriptor)?,
             hidden: launched.take_hidden_reads().map(|reads| HiddenWatch::new(reads, plan)),
             temp: launched.take_temp().map(|temp| TempWatch::new(temp, plan)),
@@ -293,24 +293,24 @@ impl Backend for NativeBackend {
             leaves: None,
         };
         let launched = Arc::clone(&kept.launched);
-        let keeper = Some(keeper.keep(kept)?);
+        let keeper = Some(keeper.start_monitoring(kept)?);
         Ok(Box::new(NativeAttempt { enforced, launched, answers, group, watch, events: weak, keeper }))
     }
 }
 
 /// Returns the options of a run's egress proxy.
-pub(crate) fn terms(
-    plan: &Plan,
-    (edge, published, resolver): (Edge, Published, Option<Arc<dyn Resolve>>),
-    broker: &BrokerBegun,
-    told: &Told,
-) -> Terms {
+pub(crate) fn build_proxy_options(
+    plan: &AttemptPlan,
+    (edge, published, resolver): (PreparedInterception, PublishedPorts, Option<Arc<dyn NameResolver>>),
+    broker: &PreparedBroker,
+    told: &RunEventSink,
+) -> RunEgressOptions {
     let told = told.clone();
-    Terms {
+    RunEgressOptions {
         rules: plan.profile.egress.clone(),
         edge: Arc::new(edge),
-        judge: Arc::new(broker.referee()),
-        sink: Arc::new(move |event| told.tell(met(event))),
+        judge: Arc::new(broker.egress_policy()),
+        sink: Arc::new(move |event| told.report_event(translate_proxy_event(event))),
         published,
         resolver: resolver.unwrap_or_else(|| Arc::<SystemResolver>::default()),
         lead: None,
@@ -319,34 +319,34 @@ pub(crate) fn terms(
 
 /// Returns the broker's powers from the plan and the private trees of the launch. Every sandbox
 /// starts with them.
-pub(crate) fn launched_powers(plan: &Plan, launching: &Launching) -> Powers {
+pub(crate) fn launched_powers(plan: &AttemptPlan, launching: &LaunchingSandbox) -> AttemptPermissions {
     let private = launching.private_trees().iter().map(|tree| &tree.path);
-    let mut powers = Powers::new(plan, private);
-    powers.allowed_by_floor(launching.floors());
+    let mut powers = AttemptPermissions::new(plan, private);
+    powers.allowed_by_floor(launching.kernel_enforced_trees());
     powers
 }
 
 /// Returns the powers of the broker for this sandbox.
-fn powers(plan: &Plan, launching: &Launching) -> Powers {
+fn derive_permissions(plan: &AttemptPlan, launching: &LaunchingSandbox) -> AttemptPermissions {
     let mut powers = launched_powers(plan, launching);
     if is_staged(plan) {
-        powers.stage();
+        powers.mark_staged();
     }
-    if plan.level == Level::Full {
+    if plan.level == IsolationLevel::Full {
         // A path that an approval of the command covers has no mount of its own either.
         let agreed = plan.effects.iter().filter(|grant| matches!(grant, Grant::Write(_))).filter_map(Grant::path);
-        powers.not_attached(launching.missing().iter().cloned().chain(agreed.map(Path::to_owned)));
+        powers.not_attached(launching.missing_paths().iter().cloned().chain(agreed.map(Path::to_owned)));
     }
     powers
 }
 
 /// Returns the sink for the events of a broker.
-pub(crate) fn sink(told: &Told) -> impl Fn(BrokerEvent) + Send + use<> {
+pub(crate) fn broker_event_sink(told: &RunEventSink) -> impl Fn(BrokerEvent) + Send + use<> {
     let told = told.clone();
-    move |event| told.tell(seen(event))
+    move |event| told.report_event(translate_broker_event(event))
 }
 
-fn seen(event: BrokerEvent) -> AttemptEvent {
+fn translate_broker_event(event: BrokerEvent) -> AttemptEvent {
     match event {
         BrokerEvent::Denied(denial) => AttemptEvent::Denied(denial),
         BrokerEvent::Executed { pid, program } => AttemptEvent::Executed { pid, program },
@@ -355,10 +355,10 @@ fn seen(event: BrokerEvent) -> AttemptEvent {
     }
 }
 
-fn met(event: DoorEvent) -> AttemptEvent {
+fn translate_proxy_event(event: EgressEvent) -> AttemptEvent {
     match event {
-        DoorEvent::Connection(record) => AttemptEvent::Connection(record),
-        DoorEvent::Denied(denial) => AttemptEvent::Denied(*denial),
+        EgressEvent::Connection(record) => AttemptEvent::Connection(record),
+        EgressEvent::Denied(denial) => AttemptEvent::Denied(*denial),
     }
 }
 
@@ -379,11 +379,11 @@ pub(crate) fn broker_layer(traits: BrokerTraits, holds: (bool, bool), traced: bo
 
 /// Returns the reports on the stage and the caches of a run.
 fn layers_of_kept(
-    (staging, lease): (Option<&Staging>, Option<&CacheLease>),
-    launched: &Launched,
+    (staging, lease): (Option<&AttemptStage>, Option<&CacheLease>),
+    launched: &LaunchedSandbox,
 ) -> impl Iterator<Item = (String, LayerReport)> {
     let staged = staging.filter(|staging| staging.overlay().is_none()).map(|_| ("stage".to_owned(), stage_layer()));
-    let caches = lease.map(|lease| ("caches".to_owned(), lease.report(|index| launched.is_unmerged(index))));
+    let caches = lease.map(|lease| ("caches".to_owned(), lease.build_report(|index| launched.is_unmerged(index))));
     staged.into_iter().chain(caches)
 }
 
@@ -392,19 +392,19 @@ fn stage_layer() -> LayerReport {
     LayerReport { state: LayerState::Enforced, detail: detail.to_owned() }
 }
 
-pub(crate) fn unlaunched(error: LaunchError) -> StartError {
+pub(crate) fn map_launch_error(error: LaunchError) -> StartError {
     StartError { what: error.to_string(), hint: error.hint() }
 }
 
-pub(crate) fn unlimited(error: LimitError) -> StartError {
+pub(crate) fn map_limit_error(error: LimitError) -> StartError {
     StartError { what: error.to_string(), hint: error.hint() }
 }
 
-pub(crate) fn unbrokered(error: BrokerError) -> StartError {
+pub(crate) fn map_broker_error(error: BrokerError) -> StartError {
     StartError { what: error.to_string(), hint: None }
 }
 
-pub(crate) fn unready(error: EdgeError) -> StartError {
+pub(crate) fn map_interception_error(error: InterceptionError) -> StartError {
     StartError { what: error.to_string(), hint: None }
 }
 

@@ -11,7 +11,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 
 /// One captured stream.
 #[derive(Debug)]
-pub(crate) struct Capture {
+pub(crate) struct StreamCapture {
     head: Vec<u8>,
     tail: VecDeque<u8>,
     half_bytes: usize,
@@ -20,14 +20,14 @@ pub(crate) struct Capture {
 
 /// Result of a read from the pipe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Drained {
+pub(crate) enum DrainState {
     /// No more bytes at present.
     Open,
     /// The end of the stream.
     Ended,
 }
 
-impl Capture {
+impl StreamCapture {
     /// Makes an empty capture that keeps at most this many bytes.
     pub(crate) fn new(limit_bytes: u64) -> Self {
         let half_bytes = usize::try_from(limit_bytes / 2).unwrap_or(usize::MAX);
@@ -45,21 +45,21 @@ impl Capture {
     }
 
     /// Reads one chunk from a non-blocking pipe.
-    pub(crate) fn take(&mut self, pipe: BorrowedFd<'_>) -> Drained {
+    pub(crate) fn read_chunk(&mut self, pipe: BorrowedFd<'_>) -> DrainState {
         let mut chunk = [0; CHUNK_BYTES];
         match rustix::io::read(pipe, &mut chunk) {
-            Ok(0) => Drained::Ended,
+            Ok(0) => DrainState::Ended,
             Ok(n) => {
                 self.push(chunk.get(..n).unwrap_or_default());
-                Drained::Open
+                DrainState::Open
             }
-            Err(Errno::AGAIN | Errno::INTR) => Drained::Open,
-            Err(_) => Drained::Ended,
+            Err(Errno::AGAIN | Errno::INTR) => DrainState::Open,
+            Err(_) => DrainState::Ended,
         }
     }
 
     /// Returns whether bytes were dropped.
-    pub(crate) fn truncated(&self) -> bool {
+    pub(crate) fn is_truncated(&self) -> bool {
         self.dropped_bytes > 0
     }
 
@@ -80,7 +80,7 @@ mod tests {
 
     #[track_caller]
     fn check(pieces: &[&str], limit: u64, expected: &str) {
-        let mut capture = Capture::new(limit);
+        let mut capture = StreamCapture::new(limit);
         for piece in pieces {
             capture.push(piece.as_bytes());
         }

@@ -7,17 +7,17 @@ use std::sync::OnceLock;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The limit before it was raised.
-static BEFORE: OnceLock<Rlimit> = OnceLock::new();
+static ORIGINAL_LIMIT: OnceLock<Rlimit> = OnceLock::new();
 
 /// Raises the limit of this process as far as possible and returns it; `None` if there is no limit.
-pub(crate) fn raise() -> Option<u64> {
-    let before = *BEFORE.get_or_init(|| getrlimit(Resource::Nofile));
+pub(crate) fn raise_limit() -> Option<u64> {
+    let before = *ORIGINAL_LIMIT.get_or_init(|| getrlimit(Resource::Nofile));
     // A process may always raise it to the hard limit. On a failure fewer connections fit.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before });
     getrlimit(Resource::Nofile).current
 }
 
 /// Returns the limit for a command, if this process has changed its own.
-pub(crate) fn before() -> Option<Rlimit> {
-    BEFORE.get().copied()
+pub(crate) fn original_limit() -> Option<Rlimit> {
+    ORIGINAL_LIMIT.get().copied()
 }

@@ -7,60 +7,60 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use crate::launch::{OWN_V4, OWN_V6};
+use crate::launch::{RUN_ADDRESS_V4, RUN_ADDRESS_V6};
 use rustix::event::Timespec;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::process::{Signal, getegid, geteuid, pidfd_send_signal};
 use rustix::thread::set_no_new_privs;
-use stockade_model::{LayerReport, LayerState, Level};
-use stockade_sys::bpf::{Action, Program, Rule, compile};
-use stockade_sys::clone::{Child, flags, fork_with};
+use stockade_model::{LayerReport, LayerState, IsolationLevel};
+use stockade_sys::bpf::{SeccompAction, SeccompProgram, SeccompRule, compile_rules};
+use stockade_sys::clone::{ClonedChild, flags, fork_with};
 use stockade_sys::landlock::{self, Ruleset, access};
-use stockade_sys::mount::{Forbids, attach_at, make_private, new_filesystem};
-use stockade_sys::notify::{Answer, Notifier};
+use stockade_sys::mount::{MountRestrictions, attach_at, make_private, new_filesystem};
+use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 use stockade_sys::ready::readable_before;
-use stockade_sys::reap::{Ended, wait_pidfd_end};
+use stockade_sys::reap::{ProcessExit, wait_pidfd_end};
 use stockade_sys::{Errno, caps, net, passing, seccomp};
 
 /// Time-out for one trial.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// A system call that no child here makes for another reason.
-const TRIED_CALL: i64 = libc::SYS_getpriority;
+const TRIAL_SYSCALL: i64 = libc::SYS_getpriority;
 /// The errno by which a trial recognizes its own filter's refusal.
-const TELLTALE: Errno = Errno::XDEV;
+const TRIAL_ERRNO: Errno = Errno::XDEV;
 /// The layers that are made inside a user namespace.
-const IN_USER_NAMESPACE: [&str; 3] = ["mounts", "proc", "network-namespace"];
+const USER_NAMESPACE_LAYERS: [&str; 3] = ["mounts", "proc", "network-namespace"];
 
 /// Result of the checks.
 #[derive(Clone, Debug)]
-pub struct Diagnosis {
+pub struct HostDiagnosis {
     /// Each layer with its state, in order of importance.
     pub layers: Vec<(&'static str, LayerReport)>,
 }
 
-impl Diagnosis {
+impl HostDiagnosis {
     /// Returns the layers that `level` needs.
-    fn needed(level: Level) -> &'static [&'static str] {
+    fn needed_layers(level: IsolationLevel) -> &'static [&'static str] {
         match level {
-            Level::Full => {
+            IsolationLevel::Full => {
                 &["user-namespace", "mounts", "proc", "network-namespace", "landlock", "seccomp", "notify", "pidfd"]
             }
-            Level::Restricted => &["landlock", "seccomp", "notify", "pidfd"],
-            Level::None => &[],
+            IsolationLevel::Restricted => &["landlock", "seccomp", "notify", "pidfd"],
+            IsolationLevel::None => &[],
         }
     }
 
     /// Returns the missing layers that `level` needs. If there is no user namespace, the layers
     /// inside it are not listed, because they are a consequence.
-    pub fn missing(&self, level: Level) -> Vec<&'static str> {
+    pub fn missing_layers(&self, level: IsolationLevel) -> Vec<&'static str> {
         let absent = |name: &str| !self.layers.iter().any(|(n, l)| *n == name && l.state != LayerState::Absent);
-        let consequence = |name: &str| absent("user-namespace") && IN_USER_NAMESPACE.contains(&name);
-        Self::needed(level).iter().copied().filter(|name| absent(name) && !consequence(name)).collect()
+        let consequence = |name: &str| absent("user-namespace") && USER_NAMESPACE_LAYERS.contains(&name);
+        Self::needed_layers(level).iter().copied().filter(|name| absent(name) && !consequence(name)).collect()
     }
 }
 
 /// Returns the hint for a missing `layer`, if no closer cause is known.
-pub fn remedy(layer: &str) -> Option<&'static str> {
+pub fn hint_for_layer(layer: &str) -> Option<&'static str> {
     Some(match layer {
         "user-namespace" => "allow user namespaces on this machine, or use `--level restricted`, which does without",
         "mounts" | "proc" | "network-namespace" => {
@@ -78,30 +78,30 @@ pub fn remedy(layer: &str) -> Option<&'static str> {
 
 /// Tries every layer. It takes some milliseconds, and at most a few seconds for each layer that
 /// hangs.
-pub fn doctor() -> Diagnosis {
+pub fn diagnose_host() -> HostDiagnosis {
     let user_namespace = user_namespace();
     let inside = |trial: fn() -> Result<(), Errno>, what: &str| match user_namespace {
         Ok(()) => from_trial(trial(), what),
-        Err(_) => report(LayerState::Absent, "it would lie in a user namespace, and there is none"),
+        Err(_) => layer_report(LayerState::Absent, "it would lie in a user namespace, and there is none"),
     };
     let layers = vec![
-        ("user-namespace", identity(user_namespace)),
-        ("mounts", inside(mounts, "new mount API, a filesystem of its own over /proc")),
-        ("proc", inside(proc, "/proc of a PID namespace of its own")),
-        ("network-namespace", inside(network, "a loopback of its own, on which every address is the door's")),
-        ("landlock", landlock()),
-        ("seccomp", from_trial(filter(), "a filter refuses a call")),
-        ("notify", notify()),
-        ("pidfd", from_trial(pidfd(), "a process is ended by its descriptor")),
-        ("limits", crate::limits::survey()),
+        ("user-namespace", report_user_namespace(user_namespace)),
+        ("mounts", inside(try_mounts, "new mount API, a filesystem of its own over /proc")),
+        ("proc", inside(try_proc, "/proc of a PID namespace of its own")),
+        ("network-namespace", inside(try_network, "a loopback of its own, on which every address is the door's")),
+        ("landlock", try_landlock()),
+        ("seccomp", from_trial(try_filter(), "a filter refuses a call")),
+        ("notify", try_notify()),
+        ("pidfd", from_trial(try_pidfd(), "a process is ended by its descriptor")),
+        ("limits", crate::limits::survey_group_limits()),
     ];
-    Diagnosis { layers }
+    HostDiagnosis { layers }
 }
 
 /// The kernel returns `ENOSPC` if a limit is reached (user_namespaces(7)).
-fn identity(trial: Result<(), Errno>) -> LayerReport {
+fn report_user_namespace(trial: Result<(), Errno>) -> LayerReport {
     match trial {
-        Err(Errno::NOSPC) => report(
+        Err(Errno::NOSPC) => layer_report(
             LayerState::Absent,
             "no user namespaces are left to this user (user.max_user_namespaces, or 32 nested)",
         ),
@@ -109,14 +109,14 @@ fn identity(trial: Result<(), Errno>) -> LayerReport {
     }
 }
 
-fn report(state: LayerState, detail: impl Into<String>) -> LayerReport {
+fn layer_report(state: LayerState, detail: impl Into<String>) -> LayerReport {
     LayerReport { state, detail: detail.into() }
 }
 
 fn from_trial(trial: Result<(), Errno>, what: &str) -> LayerReport {
     match trial {
-        Ok(()) => report(LayerState::Enforced, what),
-        Err(errno) => report(LayerState::Absent, format!("{what}: {errno}")),
+        Ok(()) => layer_report(LayerState::Enforced, what),
+        Err(errno) => layer_report(LayerState::Absent, format!("{what}: {errno}")),
     }
 }
 
@@ -127,16 +127,16 @@ fn in_child(namespaces: u64, body: impl FnOnce() -> Result<(), Errno>) -> Result
         Err(errno) => errno.raw_os_error(),
     })?;
     match end_of(&child)? {
-        Ended::Exited(0) => Ok(()),
+        ProcessExit::Exited(0) => Ok(()),
         // Errno numbers end at 133, far below the largest exit code, 255.
-        Ended::Exited(code) => Err(Errno::from_raw_os_error(code)),
-        Ended::Signaled(_) => Err(Errno::IO),
+        ProcessExit::Exited(code) => Err(Errno::from_raw_os_error(code)),
+        ProcessExit::Signaled(_) => Err(Errno::IO),
     }
 }
 
 /// Waits for a child, and kills it if it hangs.
-fn end_of(child: &Child) -> Result<Ended, Errno> {
-    let timed_out = !readable_before(&[child.pidfd.as_fd()], Instant::now() + PATIENCE)?;
+fn end_of(child: &ClonedChild) -> Result<ProcessExit, Errno> {
+    let timed_out = !readable_before(&[child.pidfd.as_fd()], Instant::now() + TRIAL_TIMEOUT)?;
     if timed_out {
         pidfd_send_signal(&child.pidfd, Signal::KILL)?;
     }
@@ -147,7 +147,7 @@ fn end_of(child: &Child) -> Result<Ended, Errno> {
 /// Tries a user namespace that maps this user to itself.
 fn user_namespace() -> Result<(), Errno> {
     let (uid, gid) = (geteuid(), getegid());
-    let maps = [("setgroups", "deny".to_owned()), ("uid_map", one(uid.as_raw())), ("gid_map", one(gid.as_raw()))];
+    let maps = [("setgroups", "deny".to_owned()), ("uid_map", map_single_id(uid.as_raw())), ("gid_map", map_single_id(gid.as_raw()))];
     in_child(flags::NEW_USER, || {
         for (file, text) in &maps {
             let directory = openat(CWD, c"/proc/self", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
@@ -158,14 +158,14 @@ fn user_namespace() -> Result<(), Errno> {
     })
 }
 
-fn one(id: u32) -> String {
+fn map_single_id(id: u32) -> String {
     format!("{id} {id} 1")
 }
 
-fn mounts() -> Result<(), Errno> {
+fn try_mounts() -> Result<(), Errno> {
     in_child(flags::NEW_USER | flags::NEW_MOUNT, || {
         make_private()?;
-        let forbids = Forbids { devices: true, setuid: true, ..Forbids::default() };
+        let forbids = MountRestrictions { devices: true, setuid: true, ..MountRestrictions::default() };
         let filesystem = new_filesystem(c"tmpfs", &[(c"mode", c"0755")], forbids)?;
         attach_at(filesystem.as_fd(), CWD, c"/proc")?;
         match openat(CWD, c"/proc/self", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
@@ -175,17 +175,17 @@ fn mounts() -> Result<(), Errno> {
     })
 }
 
-fn proc() -> Result<(), Errno> {
+fn try_proc() -> Result<(), Errno> {
     in_child(flags::NEW_USER | flags::NEW_MOUNT | flags::NEW_PID, || {
         make_private()?;
-        new_filesystem(c"proc", &[], Forbids { write: true, devices: true, setuid: true, exec: true }).map(drop)
+        new_filesystem(c"proc", &[], MountRestrictions { write: true, devices: true, setuid: true, exec: true }).map(drop)
     })
 }
 
-fn network() -> Result<(), Errno> {
+fn try_network() -> Result<(), Errno> {
     let nobodys = SocketAddr::from(([203, 0, 113, 1], 443));
     in_child(flags::NEW_USER | flags::NEW_NET, || {
-        net::own_every_address(OWN_V4, OWN_V6)?;
+        net::own_every_address(RUN_ADDRESS_V4, RUN_ADDRESS_V6)?;
         let _door = net::tcp_listener(nobodys)?;
         let connect = |to: SocketAddr| {
             let socket = net::tcp_socket(to)?;
@@ -204,9 +204,9 @@ fn network() -> Result<(), Errno> {
 }
 
 /// Tries Landlock: the same open succeeds before the restriction and is refused after it.
-fn landlock() -> LayerReport {
-    let tried = landlock::abi().and_then(|abi| {
-        let rules = Ruleset::new(abi, access::changing(abi), 0, 0)?;
+fn try_landlock() -> LayerReport {
+    let tried = landlock::query_abi_version().and_then(|abi| {
+        let rules = Ruleset::new(abi, access::change_rights(abi), 0, 0)?;
         in_child(0, || {
             let open = || openat(CWD, c"/dev/null", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
             open()?;
@@ -220,44 +220,44 @@ fn landlock() -> LayerReport {
         Ok(abi)
     });
     match tried {
-        Ok(abi @ 6..) => report(LayerState::Enforced, format!("ABI {abi}, a write is refused")),
-        Ok(abi) => report(
+        Ok(abi @ 6..) => layer_report(LayerState::Enforced, format!("ABI {abi}, a write is refused")),
+        Ok(abi) => layer_report(
             LayerState::Partial,
             format!(
                 "ABI {abi}, a write is refused; signals and abstract sockets are confined from ABI 6 (kernel 6.12) on"
             ),
         ),
-        Err(errno) => report(LayerState::Absent, errno.to_string()),
+        Err(errno) => layer_report(LayerState::Absent, errno.to_string()),
     }
 }
 
-fn refusing(action: Action) -> Result<Program, Errno> {
-    let rules = [Rule { call: TRIED_CALL, conditions: Vec::new(), action }];
-    compile(&rules, TRIED_CALL.unsigned_abs() as u32 + 1000, Action::Allow).map_err(|_| Errno::INVAL)
+fn compile_trial_filter(action: SeccompAction) -> Result<SeccompProgram, Errno> {
+    let rules = [SeccompRule { call: TRIAL_SYSCALL, conditions: Vec::new(), action }];
+    compile_rules(&rules, TRIAL_SYSCALL.unsigned_abs() as u32 + 1000, SeccompAction::Allow).map_err(|_| Errno::INVAL)
 }
 
 /// Makes the call that the filter refuses.
 fn try_call() -> Result<(), Errno> {
     match rustix::process::getpriority_process(None) {
-        Err(TELLTALE) => Ok(()),
+        Err(TRIAL_ERRNO) => Ok(()),
         _ => Err(Errno::IO),
     }
 }
 
-fn filter() -> Result<(), Errno> {
-    let program = refusing(Action::Errno(TELLTALE.raw_os_error() as u16))?;
+fn try_filter() -> Result<(), Errno> {
+    let program = compile_trial_filter(SeccompAction::Errno(TRIAL_ERRNO.raw_os_error() as u16))?;
     in_child(0, || {
         caps::drop_all()?;
-        seccomp::install(&program)?;
+        seccomp::install_filter(&program)?;
         try_call()
     })
 }
 
 /// Tries a whole round trip: the child's call is trapped, the notification arrives here, and the
 /// answer arrives there.
-fn notify() -> LayerReport {
+fn try_notify() -> LayerReport {
     match notify_round() {
-        Ok((true, true)) => report(LayerState::Enforced, "a question was answered; wait-killable, synchronous wake-up"),
+        Ok((true, true)) => layer_report(LayerState::Enforced, "a question was answered; wait-killable, synchronous wake-up"),
         Ok((killable, prompt)) => {
             let mut lacks = Vec::new();
             if !killable {
@@ -266,21 +266,21 @@ fn notify() -> LayerReport {
             if !prompt {
                 lacks.push("answers are about ten times slower (before kernel 6.6)");
             }
-            report(LayerState::Partial, format!("a question was answered; {}", lacks.join("; ")))
+            layer_report(LayerState::Partial, format!("a question was answered; {}", lacks.join("; ")))
         }
-        Err(Errno::BUSY) => report(LayerState::Absent, "another supervisor already takes this process's notifications"),
-        Err(errno) => report(LayerState::Absent, errno.to_string()),
+        Err(Errno::BUSY) => layer_report(LayerState::Absent, "another supervisor already takes this process's notifications"),
+        Err(errno) => layer_report(LayerState::Absent, errno.to_string()),
     }
 }
 
 fn notify_round() -> Result<(bool, bool), Errno> {
-    let program = refusing(Action::Notify)?;
-    let (ours, theirs) = passing::pair()?;
+    let program = compile_trial_filter(SeccompAction::Notify)?;
+    let (ours, theirs) = passing::socket_pair()?;
     let child = fork_with(0, 0, || {
         let trial = || {
             caps::drop_all()?;
             let listener = seccomp::install_with_listener(&program)?;
-            passing::send(theirs.as_fd(), &[u8::from(listener.wait_killable)], &[listener.fd.as_fd()])?;
+            passing::send_message(theirs.as_fd(), &[u8::from(listener.wait_killable)], &[listener.fd.as_fd()])?;
             drop(listener);
             try_call()
         };
@@ -292,38 +292,38 @@ fn notify_round() -> Result<(bool, bool), Errno> {
         let _ = pidfd_send_signal(&child.pidfd, Signal::KILL);
     }
     match (end_of(&child)?, answered) {
-        (Ended::Exited(0), answered) => answered,
-        (Ended::Exited(code), _) => Err(Errno::from_raw_os_error(code)),
-        (Ended::Signaled(_), answered) => Err(answered.err().unwrap_or(Errno::IO)),
+        (ProcessExit::Exited(0), answered) => answered,
+        (ProcessExit::Exited(code), _) => Err(Errno::from_raw_os_error(code)),
+        (ProcessExit::Signaled(_), answered) => Err(answered.err().unwrap_or(Errno::IO)),
     }
 }
 
 fn answer_one(socket: &OwnedFd) -> Result<(bool, bool), Errno> {
     let mut byte = [0];
-    if !readable_before(&[socket.as_fd()], Instant::now() + PATIENCE)? {
+    if !readable_before(&[socket.as_fd()], Instant::now() + TRIAL_TIMEOUT)? {
         return Err(Errno::TIMEDOUT);
     }
-    let received = passing::receive(socket.as_fd(), &mut byte, false)?;
+    let received = passing::receive_message(socket.as_fd(), &mut byte, false)?;
     let [Some(listener), ..] = received.descriptors else { return Err(Errno::PIPE) };
-    let notifier = Notifier::new(listener)?;
+    let notifier = SeccompNotifier::new(listener)?;
     let prompt = notifier.wake_synchronously().is_ok();
-    if !notifier.wait(socket.as_fd(), Some(PATIENCE))?.request {
+    if !notifier.wait_for_events(socket.as_fd(), Some(TRIAL_TIMEOUT))?.request {
         return Err(Errno::TIMEDOUT);
     }
-    let request = notifier.receive(&mut notifier.space())?;
-    notifier.answer(request.id, Answer::Error(TELLTALE))?;
+    let request = notifier.receive_notification(&mut notifier.allocate_buffer())?;
+    notifier.answer_call(request.id, NotificationAnswer::Error(TRIAL_ERRNO))?;
     Ok((byte[0] != 0, prompt))
 }
 
-fn pidfd() -> Result<(), Errno> {
+fn try_pidfd() -> Result<(), Errno> {
     let child = fork_with(0, 0, || {
-        let long = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        let long = Timespec { tv_sec: TRIAL_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
         let _ = rustix::thread::clock_nanosleep_relative(rustix::thread::ClockId::Monotonic, &long);
         0
     })?;
     pidfd_send_signal(&child.pidfd, Signal::KILL)?;
     match end_of(&child)? {
-        Ended::Signaled(9) => Ok(()),
+        ProcessExit::Signaled(9) => Ok(()),
         _ => Err(Errno::IO),
     }
 }
@@ -334,14 +334,14 @@ mod tests {
 
     #[test]
     fn every_layer_is_tried_and_the_missing_are_named() {
-        let mut found = doctor();
+        let mut found = diagnose_host();
         for (name, layer) in &found.layers {
             assert_ne!(layer.state, LayerState::Absent, "{name}: {}", layer.detail);
         }
         let mut check = |gone: &[&str], full: &[&str], restricted: &[&str]| {
             found.layers.retain(|(name, _)| !gone.contains(name));
-            assert_eq!(found.missing(Level::Full), full);
-            assert_eq!(found.missing(Level::Restricted), restricted);
+            assert_eq!(found.missing_layers(IsolationLevel::Full), full);
+            assert_eq!(found.missing_layers(IsolationLevel::Restricted), restricted);
         };
         check(&[], &[], &[]);
         check(&["mounts", "proc"], &["mounts", "proc"], &[]);
@@ -351,9 +351,9 @@ mod tests {
 
     #[test]
     fn every_layer_has_a_remedy() {
-        let needed = [Level::Full, Level::Restricted].map(Diagnosis::needed);
+        let needed = [IsolationLevel::Full, IsolationLevel::Restricted].map(HostDiagnosis::needed_layers);
         for name in needed.into_iter().flatten() {
-            assert!(remedy(name).is_some(), "{name}");
+            assert!(hint_for_layer(name).is_some(), "{name}");
         }
     }
 }

@@ -9,13 +9,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use rustix::fs::inotify::{ReadFlags, Reader};
-use stockade_model::{Denial, Grant, Layer, Operation, Plan, RawText, Resolution};
+use stockade_model::{Denial, Grant, DenialLayer, DeniedOperation, AttemptPlan, RawText, DenialResolution};
 
 use crate::launch::HiddenReads;
 use crate::own_trees::NamedPaths;
 
 /// Most distinct hidden paths that are reported for one attempt.
-const HIDDEN_MAX: usize = 256;
+const MAX_HIDDEN_PATHS: usize = 256;
 
 /// Reports openings of hidden paths. It watches the placeholders that hide them. Inotify does not
 /// report which process opened them.
@@ -27,7 +27,7 @@ pub(crate) struct HiddenWatch {
 }
 
 impl HiddenWatch {
-    pub(crate) fn new(reads: HiddenReads, plan: &Plan) -> Self {
+    pub(crate) fn new(reads: HiddenReads, plan: &AttemptPlan) -> Self {
         let revealed = plan.profile.filesystem.reveal.iter().map(|p| p.as_path().to_owned()).collect();
         Self { reads, revealed, told: BTreeSet::new() }
     }
@@ -37,7 +37,7 @@ impl HiddenWatch {
     }
 
     /// Returns the openings since the last call, each path once per attempt.
-    pub(crate) fn take(&mut self) -> Vec<Denial> {
+    pub(crate) fn take_denials(&mut self) -> Vec<Denial> {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = Reader::new(&self.reads.inotify, &mut buffer);
         let mut opened = Vec::new();
@@ -57,7 +57,7 @@ impl HiddenWatch {
         let mut denials = Vec::new();
         for object in opened {
             let shown = self.revealed.iter().any(|path| object.starts_with(path));
-            if shown || self.told.len() >= HIDDEN_MAX || !self.told.insert(object.clone()) {
+            if shown || self.told.len() >= MAX_HIDDEN_PATHS || !self.told.insert(object.clone()) {
                 continue;
             }
             denials.push(read_denial(object));
@@ -68,14 +68,14 @@ impl HiddenWatch {
 
 fn read_denial(object: PathBuf) -> Denial {
     Denial {
-        operation: Operation::Read,
+        operation: DeniedOperation::Read,
         object: RawText::from(object.as_path()),
         pid: None,
         program: None,
-        layer: Layer::Mounts,
+        layer: DenialLayer::Mounts,
         rule: "hidden from runs".to_owned(),
         grant: Some(Grant::Read(object)),
-        resolution: Resolution::Recorded,
+        resolution: DenialResolution::Recorded,
         count: 1,
     }
 }
@@ -89,33 +89,33 @@ pub(crate) struct TempWatch {
 }
 
 impl TempWatch {
-    pub(crate) fn new(temp: OwnedFd, plan: &Plan) -> Self {
-        Self { temp, named: NamedPaths::of(plan) }
+    pub(crate) fn new(temp: OwnedFd, plan: &AttemptPlan) -> Self {
+        Self { temp, named: NamedPaths::from_plan(plan) }
     }
 
     /// Returns the denials. Files that were made and removed meanwhile are not seen.
-    pub(crate) fn end(self) -> Vec<Denial> {
-        let full = self.full();
-        let named = self.named.evidence(self.temp.as_fd());
+    pub(crate) fn into_denials(self) -> Vec<Denial> {
+        let full = self.check_full();
+        let named = self.named.check_paths(self.temp.as_fd());
         full.into_iter().chain(named).collect()
     }
 
     /// Returns a denial if no more can be written.
-    fn full(&self) -> Option<Denial> {
+    fn check_full(&self) -> Option<Denial> {
         let space = rustix::fs::fstatvfs(&self.temp).ok()?;
         if space.f_blocks == 0 || space.f_bavail > 0 && space.f_favail > 0 {
             return None;
         }
         let bytes = space.f_blocks.saturating_mul(space.f_frsize);
         Some(Denial {
-            operation: Operation::Limit,
+            operation: DeniedOperation::Limit,
             object: RawText::from("private temp"),
             pid: None,
             program: None,
-            layer: Layer::Limits,
+            layer: DenialLayer::Limits,
             rule: format!("the private temp holds {bytes} bytes and was full at the end"),
             grant: None,
-            resolution: Resolution::Recorded,
+            resolution: DenialResolution::Recorded,
             count: 1,
         })
     }

@@ -4,33 +4,33 @@
 //! Refusals come before notifications. A call in no table is allowed: the mounts, Landlock and the
 //! lack of privileges still decide on it.
 
-use stockade_model::Level;
-use stockade_sys::bpf::{Action, Comparison, CompileError, Condition, Program, Rule, Width, compile};
+use stockade_model::IsolationLevel;
+use stockade_sys::bpf::{SeccompAction, ArgumentComparison, CompileError, ArgumentCondition, SeccompProgram, SeccompRule, ArgumentWidth, compile_rules};
 
 #[path = "filter_base.rs"]
 mod base;
-use crate::broker::{Test, Trap, notify_table};
+use crate::broker::{BitTest, SyscallTrap, notify_table};
 
 /// The newest system call that these tables cover: `file_setattr` (kernel 6.17). Calls with higher
 /// numbers fail with ENOSYS. From 424 on, numbers are the same on every architecture.
-const NEWEST_CALL: u32 = 469;
+const NEWEST_SYSCALL: u32 = 469;
 
 /// One entry of a table.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct FilterEntry {
     /// Number of the system call.
     pub(crate) call: i64,
     /// All conditions must hold.
-    pub(crate) conditions: &'static [Condition],
+    pub(crate) conditions: &'static [ArgumentCondition],
     /// The action.
-    pub(crate) action: Action,
+    pub(crate) action: SeccompAction,
     /// The reason.
     pub(crate) reason: &'static str,
 }
 
-impl Entry {
-    fn rule(&self) -> Rule {
-        Rule { call: self.call, conditions: self.conditions.to_vec(), action: self.action }
+impl FilterEntry {
+    fn to_rule(&self) -> SeccompRule {
+        SeccompRule { call: self.call, conditions: self.conditions.to_vec(), action: self.action }
     }
 }
 
@@ -58,24 +58,24 @@ pub struct FilterOptions {
 ///
 /// # Errors
 /// None with the current tables; a test compiles them.
-pub fn command_filter(level: Level, options: FilterOptions) -> Result<(Program, FilterSize), CompileError> {
+pub fn command_filter(level: IsolationLevel, options: FilterOptions) -> Result<(SeccompProgram, FilterSize), CompileError> {
     let rules = command_rules(level, options);
     let size = FilterSize {
-        refused: rules.iter().filter(|e| matches!(e.action, Action::Errno(_) | Action::KillProcess)).count(),
-        asked: rules.iter().filter(|e| e.action == Action::Notify).count(),
+        refused: rules.iter().filter(|e| matches!(e.action, SeccompAction::Errno(_) | SeccompAction::KillProcess)).count(),
+        asked: rules.iter().filter(|e| e.action == SeccompAction::Notify).count(),
     };
-    Ok((compile(&rules, NEWEST_CALL, Action::Allow)?, size))
+    Ok((compile_rules(&rules, NEWEST_SYSCALL, SeccompAction::Allow)?, size))
 }
 
 /// Returns refusals first, then the calls for the broker, then the rest of socket(2). At level
 /// restricted the broker decides on two of its families.
-fn command_rules(level: Level, options: FilterOptions) -> Vec<Rule> {
-    let has_hosts = level == Level::Restricted && !options.own_network;
-    let of_hosts: &[Entry] = if has_hosts { base::SHARED_PORTS } else { &[] };
-    let of_disk: &[Entry] = if options.small_disk { base::SMALL_DISK } else { &[] };
-    let refused = refused_entries(level).chain(of_hosts).chain(of_disk).map(Entry::rule);
+fn command_rules(level: IsolationLevel, options: FilterOptions) -> Vec<SeccompRule> {
+    let has_hosts = level == IsolationLevel::Restricted && !options.own_network;
+    let of_hosts: &[FilterEntry] = if has_hosts { base::PORT_SHARING_ENTRIES } else { &[] };
+    let of_disk: &[FilterEntry] = if options.small_disk { base::SMALL_DISK_ENTRIES } else { &[] };
+    let refused = refused_entries(level).chain(of_hosts).chain(of_disk).map(FilterEntry::to_rule);
     let asked = notify_table(level, options.traced, options.small_disk).into_iter().map(|trap| asked_rule(&trap));
-    refused.chain(asked).chain(base::SOCKETS_LAST.iter().map(Entry::rule)).collect()
+    refused.chain(asked).chain(base::OTHER_SOCKET_ENTRIES.iter().map(FilterEntry::to_rule)).collect()
 }
 
 /// Returns the filter of a command with no trapped calls, for measurements.
@@ -85,16 +85,16 @@ pub(crate) fn unasked_filter(level: Level) -> Result<Program, CompileError> {
     compile(&rules, NEWEST_CALL, Action::Allow)
 }
 
-fn asked_rule(trap: &Trap) -> Rule {
+fn asked_rule(trap: &SyscallTrap) -> SeccompRule {
     let conditions = trap.when.iter().map(|test| {
         let (comparison, value) = match test.test {
-            Test::Equals(value) => (Comparison::Equal, value),
-            Test::AnyBit => (Comparison::NotEqual, 0),
+            BitTest::Equals(value) => (ArgumentComparison::Equal, value),
+            BitTest::AnyBit => (ArgumentComparison::NotEqual, 0),
         };
-        let width = if test.mask <= u64::from(u32::MAX) { Width::Bits32 } else { Width::Bits64 };
-        Condition { argument: test.index, width, mask: test.mask, comparison, value }
+        let width = if test.mask <= u64::from(u32::MAX) { ArgumentWidth::Bits32 } else { ArgumentWidth::Bits64 };
+        ArgumentCondition { argument: test.index, width, mask: test.mask, comparison, value }
     });
-    Rule { call: trap.call, conditions: conditions.collect(), action: Action::Notify }
+    SeccompRule { call: trap.call, conditions: conditions.collect(), action: SeccompAction::Notify }
 }
 
 /// Returns the filter of the init, which runs between the caller and the command. The init may only
@@ -102,32 +102,32 @@ fn asked_rule(trap: &Trap) -> Rule {
 ///
 /// # Errors
 /// None with the current tables; a test compiles them.
-pub fn init_filter(level: Level) -> Result<Program, CompileError> {
-    let extra: &[Entry] = if level == Level::Restricted { base::INIT_RESTRICTED } else { base::INIT_FULL };
-    let rules: Vec<Rule> = base::INIT.iter().chain(extra).map(Entry::rule).collect();
-    compile(&rules, NEWEST_CALL, Action::Errno(libc::EPERM as u16))
+pub fn init_filter(level: IsolationLevel) -> Result<SeccompProgram, CompileError> {
+    let extra: &[FilterEntry] = if level == IsolationLevel::Restricted { base::INIT_RESTRICTED_ENTRIES } else { base::INIT_FULL_ENTRIES };
+    let rules: Vec<SeccompRule> = base::INIT_ENTRIES.iter().chain(extra).map(FilterEntry::to_rule).collect();
+    compile_rules(&rules, NEWEST_SYSCALL, SeccompAction::Errno(libc::EPERM as u16))
 }
 
 /// Returns the calls that a command of `level` is refused without the broker: the number and the
 /// reason of each.
-pub fn refusals(level: Level) -> impl Iterator<Item = (i64, &'static str)> {
-    let entries = refused_entries(level).chain(base::SOCKETS_LAST);
-    entries.filter(|e| matches!(e.action, Action::Errno(_))).map(|e| (e.call, e.reason))
+pub fn refused_calls(level: IsolationLevel) -> impl Iterator<Item = (i64, &'static str)> {
+    let entries = refused_entries(level).chain(base::OTHER_SOCKET_ENTRIES);
+    entries.filter(|e| matches!(e.action, SeccompAction::Errno(_))).map(|e| (e.call, e.reason))
 }
 
 /// Returns the calls that no command may make at any level, whatever the arguments: the number of
 /// each and its errno.
 pub fn never_allowed() -> impl Iterator<Item = (i64, u16)> {
-    let depends = |call: i64| base::REFUSED.iter().any(|entry| entry.call == call && !entry.conditions.is_empty());
-    base::REFUSED.iter().filter(move |entry| !depends(entry.call)).filter_map(|entry| match entry.action {
-        Action::Errno(errno) => Some((entry.call, errno)),
-        Action::Allow | Action::Notify | Action::KillProcess => None,
+    let depends = |call: i64| base::REFUSED_ENTRIES.iter().any(|entry| entry.call == call && !entry.conditions.is_empty());
+    base::REFUSED_ENTRIES.iter().filter(move |entry| !depends(entry.call)).filter_map(|entry| match entry.action {
+        SeccompAction::Errno(errno) => Some((entry.call, errno)),
+        SeccompAction::Allow | SeccompAction::Notify | SeccompAction::KillProcess => None,
     })
 }
 
-fn refused_entries(level: Level) -> impl Iterator<Item = &'static Entry> {
-    let by_level: &[Entry] = if level == Level::Restricted { base::RESTRICTED } else { base::FULL };
-    base::REFUSED.iter().chain(by_level)
+fn refused_entries(level: IsolationLevel) -> impl Iterator<Item = &'static FilterEntry> {
+    let by_level: &[FilterEntry] = if level == IsolationLevel::Restricted { base::RESTRICTED_LEVEL_ENTRIES } else { base::FULL_LEVEL_ENTRIES };
+    base::REFUSED_ENTRIES.iter().chain(by_level)
 }
 
 #[cfg(test)]
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn every_table_compiles_and_every_entry_says_why() {
-        for level in [Level::Full, Level::Restricted] {
+        for level in [IsolationLevel::Full, IsolationLevel::Restricted] {
             let (program, size) = command_filter(level, FilterOptions::default()).unwrap();
             let all = FilterOptions { traced: true, small_disk: true, ..FilterOptions::default() };
             let (longer, more) = command_filter(level, all).unwrap();
@@ -144,11 +144,11 @@ mod tests {
             assert!(program.len() < 1000 && size.refused > 50 && size.asked > 20, "{size:?}");
             assert!(init_filter(level).unwrap().len() < 200);
             for entry in refused_entries(level)
-                .chain(base::SOCKETS_LAST)
-                .chain(base::INIT)
-                .chain(base::INIT_RESTRICTED)
-                .chain(base::INIT_FULL)
-                .chain(base::SMALL_DISK)
+                .chain(base::OTHER_SOCKET_ENTRIES)
+                .chain(base::INIT_ENTRIES)
+                .chain(base::INIT_RESTRICTED_ENTRIES)
+                .chain(base::INIT_FULL_ENTRIES)
+                .chain(base::SMALL_DISK_ENTRIES)
             {
                 assert!(entry.reason.len() > 10, "{entry:?}");
             }
@@ -158,7 +158,7 @@ mod tests {
     /// An entry after one without conditions can never decide.
     #[test]
     fn no_entry_is_out_of_reach() {
-        for level in [Level::Full, Level::Restricted] {
+        for level in [IsolationLevel::Full, IsolationLevel::Restricted] {
             let mut closed = std::collections::BTreeSet::new();
             let all = FilterOptions { traced: true, own_network: false, small_disk: true };
             for rule in command_rules(level, all) {

@@ -1,23 +1,23 @@
 //! Calls that are refused without the broker. Data; the order matters within a call: the first
 //! matching entry decides.
 
-use stockade_sys::bpf::Comparison::{Equal, NotEqual};
-use stockade_sys::bpf::{Action, Condition, Width};
+use stockade_sys::bpf::ArgumentComparison::{Equal, NotEqual};
+use stockade_sys::bpf::{SeccompAction, ArgumentCondition, ArgumentWidth};
 
-use super::Entry;
+use super::FilterEntry;
 
-const PERM: Action = Action::Errno(libc::EPERM as u16);
-const NOSYS: Action = Action::Errno(libc::ENOSYS as u16);
-const NO_FAMILY: Action = Action::Errno(libc::EAFNOSUPPORT as u16);
-const NO_PROTOCOL: Action = Action::Errno(libc::EPROTONOSUPPORT as u16);
-const NOT_SUPPORTED: Action = Action::Errno(libc::EOPNOTSUPP as u16);
+const FAIL_EPERM: SeccompAction = SeccompAction::Errno(libc::EPERM as u16);
+const FAIL_ENOSYS: SeccompAction = SeccompAction::Errno(libc::ENOSYS as u16);
+const FAIL_EAFNOSUPPORT: SeccompAction = SeccompAction::Errno(libc::EAFNOSUPPORT as u16);
+const FAIL_EPROTONOSUPPORT: SeccompAction = SeccompAction::Errno(libc::EPROTONOSUPPORT as u16);
+const FAIL_EOPNOTSUPP: SeccompAction = SeccompAction::Errno(libc::EOPNOTSUPP as u16);
 
 /// `MSG_FASTOPEN`: the first message connects.
 const FAST_OPEN: u32 = libc::MSG_FASTOPEN as u32;
 
 /// `CLONE_NEW*` bits (linux/sched.h). `CLONE_NEWTIME` (0x80) is not included: in clone it is one of
 /// the signal bits, and only in unshare does it mean a namespace.
-const NAMESPACES: u32 = 0x0002_0000 | 0x0200_0000 | 0x0400_0000 | 0x0800_0000 | 0x1000_0000 | 0x2000_0000 | 0x4000_0000;
+const NAMESPACE_FLAGS: u32 = 0x0002_0000 | 0x0200_0000 | 0x0400_0000 | 0x0800_0000 | 0x1000_0000 | 0x2000_0000 | 0x4000_0000;
 
 /// Newer calls that the libc crate may lack. They have the same number on all architectures.
 mod recent {
@@ -28,320 +28,320 @@ mod recent {
     pub const OPEN_TREE_ATTR: i64 = 467;
 }
 
-const fn refuse(call: i64, action: Action, reason: &'static str) -> Entry {
-    Entry { call, conditions: &[], action, reason }
+const fn refuse_call(call: i64, action: SeccompAction, reason: &'static str) -> FilterEntry {
+    FilterEntry { call, conditions: &[], action, reason }
 }
 
-const fn when(call: i64, conditions: &'static [Condition], action: Action, reason: &'static str) -> Entry {
-    Entry { call, conditions, action, reason }
+const fn refuse_when(call: i64, conditions: &'static [ArgumentCondition], action: SeccompAction, reason: &'static str) -> FilterEntry {
+    FilterEntry { call, conditions, action, reason }
 }
 
-const IO_URING: &str = "a second system-call interface that no filter sees";
-const KEYS: &str = "key rings belong to the user, not to the run";
-const MOUNTS: &str = "mounts are the sandbox's walls";
-const CLOCK: &str = "the clock is the host's";
-const MODULES: &str = "kernel code";
-const HANDLES: &str = "file handles reach files around every path";
-const MEMORY_PLACEMENT: &str = "moves pages of other processes, a rich source of kernel faults";
-const KERNEL_DOOR: &str = "kernel surface that ordinary programs do not need";
-const FILE_FLAGS: &str = "immutable and append-only flags outlive the run";
-const TERMINAL: &str = "types into, or takes over, the user's terminal";
-const NEW_NAMESPACE: &str = "a namespace of one's own reopens mounts and kernel surface";
-const CONNECTS: &str = "it connects without a connect";
-const OTHER_PROCESSES: &str = "takes descriptors out of other processes, past every path check";
+const IO_URING_REASON: &str = "a second system-call interface that no filter sees";
+const KEYS_REASON: &str = "key rings belong to the user, not to the run";
+const MOUNTS_REASON: &str = "mounts are the sandbox's walls";
+const CLOCK_REASON: &str = "the clock is the host's";
+const MODULES_REASON: &str = "kernel code";
+const HANDLES_REASON: &str = "file handles reach files around every path";
+const MEMORY_PLACEMENT_REASON: &str = "moves pages of other processes, a rich source of kernel faults";
+const KERNEL_SURFACE_REASON: &str = "kernel surface that ordinary programs do not need";
+const FILE_FLAGS_REASON: &str = "immutable and append-only flags outlive the run";
+const TERMINAL_REASON: &str = "types into, or takes over, the user's terminal";
+const NEW_NAMESPACE_REASON: &str = "a namespace of one's own reopens mounts and kernel surface";
+const CONNECT_REASON: &str = "it connects without a connect";
+const OTHER_PROCESSES_REASON: &str = "takes descriptors out of other processes, past every path check";
 
 /// Refused at every level.
-pub(super) const REFUSED: &[Entry] = &[
-    refuse(libc::SYS_io_uring_setup, NOSYS, IO_URING),
-    refuse(libc::SYS_io_uring_enter, NOSYS, IO_URING),
-    refuse(libc::SYS_io_uring_register, NOSYS, IO_URING),
-    refuse(libc::SYS_keyctl, NOSYS, KEYS),
-    refuse(libc::SYS_add_key, NOSYS, KEYS),
-    refuse(libc::SYS_request_key, NOSYS, KEYS),
-    refuse(libc::SYS_bpf, PERM, KERNEL_DOOR),
-    refuse(libc::SYS_perf_event_open, PERM, KERNEL_DOOR),
-    refuse(libc::SYS_userfaultfd, PERM, "stops the kernel in the middle of a copy: the usual aid of exploits"),
-    refuse(libc::SYS_mount, PERM, MOUNTS),
-    refuse(libc::SYS_umount2, PERM, MOUNTS),
-    refuse(libc::SYS_pivot_root, PERM, MOUNTS),
-    refuse(libc::SYS_chroot, PERM, MOUNTS),
-    refuse(libc::SYS_fsopen, PERM, MOUNTS),
-    refuse(libc::SYS_fsconfig, PERM, MOUNTS),
-    refuse(libc::SYS_fsmount, PERM, MOUNTS),
-    refuse(libc::SYS_fspick, PERM, MOUNTS),
-    refuse(libc::SYS_move_mount, PERM, MOUNTS),
-    refuse(libc::SYS_open_tree, PERM, MOUNTS),
-    refuse(recent::OPEN_TREE_ATTR, PERM, MOUNTS),
-    refuse(recent::MOUNT_SETATTR, PERM, MOUNTS),
-    refuse(libc::SYS_setns, PERM, NEW_NAMESPACE),
-    when(libc::SYS_unshare, &[Condition::any_bit(0, NAMESPACES | 0x80)], PERM, NEW_NAMESPACE),
-    when(libc::SYS_clone, &[Condition::any_bit(0, NAMESPACES)], PERM, NEW_NAMESPACE),
-    refuse(libc::SYS_clone3, NOSYS, "its flags are behind a pointer; libraries fall back to clone"),
-    refuse(libc::SYS_openat2, NOSYS, "its flags are behind a pointer; libraries fall back to openat"),
-    refuse(libc::SYS_open_by_handle_at, PERM, HANDLES),
-    refuse(libc::SYS_name_to_handle_at, PERM, HANDLES),
-    refuse(libc::SYS_kexec_load, PERM, MODULES),
-    refuse(libc::SYS_kexec_file_load, PERM, MODULES),
-    refuse(libc::SYS_init_module, PERM, MODULES),
-    refuse(libc::SYS_finit_module, PERM, MODULES),
-    refuse(libc::SYS_delete_module, PERM, MODULES),
+pub(super) const REFUSED_ENTRIES: &[FilterEntry] = &[
+    refuse_call(libc::SYS_io_uring_setup, FAIL_ENOSYS, IO_URING_REASON),
+    refuse_call(libc::SYS_io_uring_enter, FAIL_ENOSYS, IO_URING_REASON),
+    refuse_call(libc::SYS_io_uring_register, FAIL_ENOSYS, IO_URING_REASON),
+    refuse_call(libc::SYS_keyctl, FAIL_ENOSYS, KEYS_REASON),
+    refuse_call(libc::SYS_add_key, FAIL_ENOSYS, KEYS_REASON),
+    refuse_call(libc::SYS_request_key, FAIL_ENOSYS, KEYS_REASON),
+    refuse_call(libc::SYS_bpf, FAIL_EPERM, KERNEL_SURFACE_REASON),
+    refuse_call(libc::SYS_perf_event_open, FAIL_EPERM, KERNEL_SURFACE_REASON),
+    refuse_call(libc::SYS_userfaultfd, FAIL_EPERM, "stops the kernel in the middle of a copy: the usual aid of exploits"),
+    refuse_call(libc::SYS_mount, FAIL_EPERM, MOUNTS_REASON),
+    refuse_call(libc::SYS_umount2, FAIL_EPERM, MOUNTS_REASON),
+    refuse_call(libc::SYS_pivot_root, FAIL_EPERM, MOUNTS_REASON),
+    refuse_call(libc::SYS_chroot, FAIL_EPERM, MOUNTS_REASON),
+    refuse_call(libc::SYS_fsopen, FAIL_EPERM, MOUNTS_REASON),
+    refuse_call(libc::SYS_fsconfig, FAIL_EPERM, MOUNTS_REASON),
+    refuse_call(libc::SYS_fsmount, FAIL_EPERM, MOUNTS_REASON),
+    refuse_call(libc::SYS_fspick, FAIL_EPERM, MOUNTS_REASON),
+    refuse_call(libc::SYS_move_mount, FAIL_EPERM, MOUNTS_REASON),
+    refuse_call(libc::SYS_open_tree, FAIL_EPERM, MOUNTS_REASON),
+    refuse_call(recent::OPEN_TREE_ATTR, FAIL_EPERM, MOUNTS_REASON),
+    refuse_call(recent::MOUNT_SETATTR, FAIL_EPERM, MOUNTS_REASON),
+    refuse_call(libc::SYS_setns, FAIL_EPERM, NEW_NAMESPACE_REASON),
+    refuse_when(libc::SYS_unshare, &[ArgumentCondition::any_bit(0, NAMESPACE_FLAGS | 0x80)], FAIL_EPERM, NEW_NAMESPACE_REASON),
+    refuse_when(libc::SYS_clone, &[ArgumentCondition::any_bit(0, NAMESPACE_FLAGS)], FAIL_EPERM, NEW_NAMESPACE_REASON),
+    refuse_call(libc::SYS_clone3, FAIL_ENOSYS, "its flags are behind a pointer; libraries fall back to clone"),
+    refuse_call(libc::SYS_openat2, FAIL_ENOSYS, "its flags are behind a pointer; libraries fall back to openat"),
+    refuse_call(libc::SYS_open_by_handle_at, FAIL_EPERM, HANDLES_REASON),
+    refuse_call(libc::SYS_name_to_handle_at, FAIL_EPERM, HANDLES_REASON),
+    refuse_call(libc::SYS_kexec_load, FAIL_EPERM, MODULES_REASON),
+    refuse_call(libc::SYS_kexec_file_load, FAIL_EPERM, MODULES_REASON),
+    refuse_call(libc::SYS_init_module, FAIL_EPERM, MODULES_REASON),
+    refuse_call(libc::SYS_finit_module, FAIL_EPERM, MODULES_REASON),
+    refuse_call(libc::SYS_delete_module, FAIL_EPERM, MODULES_REASON),
     #[cfg(target_arch = "x86_64")]
-    refuse(libc::SYS_iopl, PERM, KERNEL_DOOR),
+    refuse_call(libc::SYS_iopl, FAIL_EPERM, KERNEL_SURFACE_REASON),
     #[cfg(target_arch = "x86_64")]
-    refuse(libc::SYS_ioperm, PERM, KERNEL_DOOR),
+    refuse_call(libc::SYS_ioperm, FAIL_EPERM, KERNEL_SURFACE_REASON),
     #[cfg(target_arch = "x86_64")]
-    refuse(libc::SYS_modify_ldt, PERM, KERNEL_DOOR),
+    refuse_call(libc::SYS_modify_ldt, FAIL_EPERM, KERNEL_SURFACE_REASON),
     #[cfg(target_arch = "x86_64")]
-    refuse(libc::SYS_uselib, PERM, KERNEL_DOOR),
-    refuse(libc::SYS_swapon, PERM, KERNEL_DOOR),
-    refuse(libc::SYS_swapoff, PERM, KERNEL_DOOR),
-    refuse(libc::SYS_reboot, PERM, "the machine is the host's"),
-    refuse(libc::SYS_settimeofday, PERM, CLOCK),
-    refuse(libc::SYS_clock_settime, PERM, CLOCK),
-    refuse(libc::SYS_clock_adjtime, PERM, CLOCK),
-    refuse(libc::SYS_adjtimex, PERM, CLOCK),
-    refuse(libc::SYS_sethostname, PERM, "the machine's name is the host's"),
-    refuse(libc::SYS_setdomainname, PERM, "the machine's name is the host's"),
-    refuse(libc::SYS_acct, PERM, KERNEL_DOOR),
-    refuse(libc::SYS_quotactl, PERM, KERNEL_DOOR),
-    refuse(recent::QUOTACTL_FD, PERM, KERNEL_DOOR),
-    refuse(libc::SYS_syslog, PERM, "the kernel's log speaks of the host"),
-    refuse(libc::SYS_lookup_dcookie, PERM, KERNEL_DOOR),
-    refuse(libc::SYS_kcmp, PERM, "compares kernel objects of other processes"),
-    refuse(libc::SYS_move_pages, PERM, MEMORY_PLACEMENT),
-    refuse(libc::SYS_migrate_pages, PERM, MEMORY_PLACEMENT),
-    refuse(libc::SYS_mbind, PERM, MEMORY_PLACEMENT),
-    refuse(libc::SYS_set_mempolicy, PERM, MEMORY_PLACEMENT),
-    refuse(recent::SET_MEMPOLICY_HOME_NODE, PERM, MEMORY_PLACEMENT),
-    refuse(libc::SYS_vhangup, PERM, TERMINAL),
-    refuse(libc::SYS_fanotify_init, PERM, "watches, and can hold up, the whole filesystem"),
-    refuse(libc::SYS_fanotify_mark, PERM, "watches, and can hold up, the whole filesystem"),
-    refuse(libc::SYS_pidfd_getfd, PERM, OTHER_PROCESSES),
-    refuse(recent::LSM_SET_SELF_ATTR, PERM, "security labels are the host's"),
+    refuse_call(libc::SYS_uselib, FAIL_EPERM, KERNEL_SURFACE_REASON),
+    refuse_call(libc::SYS_swapon, FAIL_EPERM, KERNEL_SURFACE_REASON),
+    refuse_call(libc::SYS_swapoff, FAIL_EPERM, KERNEL_SURFACE_REASON),
+    refuse_call(libc::SYS_reboot, FAIL_EPERM, "the machine is the host's"),
+    refuse_call(libc::SYS_settimeofday, FAIL_EPERM, CLOCK_REASON),
+    refuse_call(libc::SYS_clock_settime, FAIL_EPERM, CLOCK_REASON),
+    refuse_call(libc::SYS_clock_adjtime, FAIL_EPERM, CLOCK_REASON),
+    refuse_call(libc::SYS_adjtimex, FAIL_EPERM, CLOCK_REASON),
+    refuse_call(libc::SYS_sethostname, FAIL_EPERM, "the machine's name is the host's"),
+    refuse_call(libc::SYS_setdomainname, FAIL_EPERM, "the machine's name is the host's"),
+    refuse_call(libc::SYS_acct, FAIL_EPERM, KERNEL_SURFACE_REASON),
+    refuse_call(libc::SYS_quotactl, FAIL_EPERM, KERNEL_SURFACE_REASON),
+    refuse_call(recent::QUOTACTL_FD, FAIL_EPERM, KERNEL_SURFACE_REASON),
+    refuse_call(libc::SYS_syslog, FAIL_EPERM, "the kernel's log speaks of the host"),
+    refuse_call(libc::SYS_lookup_dcookie, FAIL_EPERM, KERNEL_SURFACE_REASON),
+    refuse_call(libc::SYS_kcmp, FAIL_EPERM, "compares kernel objects of other processes"),
+    refuse_call(libc::SYS_move_pages, FAIL_EPERM, MEMORY_PLACEMENT_REASON),
+    refuse_call(libc::SYS_migrate_pages, FAIL_EPERM, MEMORY_PLACEMENT_REASON),
+    refuse_call(libc::SYS_mbind, FAIL_EPERM, MEMORY_PLACEMENT_REASON),
+    refuse_call(libc::SYS_set_mempolicy, FAIL_EPERM, MEMORY_PLACEMENT_REASON),
+    refuse_call(recent::SET_MEMPOLICY_HOME_NODE, FAIL_EPERM, MEMORY_PLACEMENT_REASON),
+    refuse_call(libc::SYS_vhangup, FAIL_EPERM, TERMINAL_REASON),
+    refuse_call(libc::SYS_fanotify_init, FAIL_EPERM, "watches, and can hold up, the whole filesystem"),
+    refuse_call(libc::SYS_fanotify_mark, FAIL_EPERM, "watches, and can hold up, the whole filesystem"),
+    refuse_call(libc::SYS_pidfd_getfd, FAIL_EPERM, OTHER_PROCESSES_REASON),
+    refuse_call(recent::LSM_SET_SELF_ATTR, FAIL_EPERM, "security labels are the host's"),
     // The kernel reads the lower 32 bits of an ioctl number (CVE-2019-7303).
-    when(libc::SYS_ioctl, &[Condition::equals(1, 0x5412)], PERM, TERMINAL), // TIOCSTI
-    when(libc::SYS_ioctl, &[Condition::equals(1, 0x541c)], PERM, TERMINAL), // TIOCLINUX
-    when(libc::SYS_ioctl, &[Condition::equals(1, 0x541d)], PERM, TERMINAL), // TIOCCONS
-    when(libc::SYS_ioctl, &[Condition::equals(1, 0x5423)], PERM, TERMINAL), // TIOCSETD
-    when(libc::SYS_ioctl, &[Condition::equals(1, 0x4008_6602)], PERM, FILE_FLAGS), // FS_IOC_SETFLAGS
-    when(libc::SYS_ioctl, &[Condition::equals(1, 0x4004_6602)], PERM, FILE_FLAGS), // FS_IOC32_SETFLAGS
-    when(libc::SYS_ioctl, &[Condition::equals(1, 0x401c_5820)], PERM, FILE_FLAGS), // FS_IOC_FSSETXATTR
-    when(libc::SYS_ioctl, &[Condition::equals(1, 0x4004_9409)], Action::Allow, "FICLONE copies into an open file"),
-    when(libc::SYS_ioctl, &[Condition::equals(1, 0x4020_940d)], Action::Allow, "FICLONERANGE copies into an open file"),
-    when(libc::SYS_ioctl, &[Condition::equals(1, 0xc018_9436)], Action::Allow, "FIDEDUPERANGE changes no content"),
+    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x5412)], FAIL_EPERM, TERMINAL_REASON), // TIOCSTI
+    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x541c)], FAIL_EPERM, TERMINAL_REASON), // TIOCLINUX
+    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x541d)], FAIL_EPERM, TERMINAL_REASON), // TIOCCONS
+    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x5423)], FAIL_EPERM, TERMINAL_REASON), // TIOCSETD
+    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x4008_6602)], FAIL_EPERM, FILE_FLAGS_REASON), // FS_IOC_SETFLAGS
+    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x4004_6602)], FAIL_EPERM, FILE_FLAGS_REASON), // FS_IOC32_SETFLAGS
+    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x401c_5820)], FAIL_EPERM, FILE_FLAGS_REASON), // FS_IOC_FSSETXATTR
+    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x4004_9409)], SeccompAction::Allow, "FICLONE copies into an open file"),
+    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x4020_940d)], SeccompAction::Allow, "FICLONERANGE copies into an open file"),
+    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0xc018_9436)], SeccompAction::Allow, "FIDEDUPERANGE changes no content"),
     // By their type, the second byte (ioctl_list(2)). Of those of filesystems, only ioctls that
     // read are allowed. Any other ioctl of a filesystem changes a file without a path check.
-    when(
+    refuse_when(
         libc::SYS_ioctl,
-        &[Condition::masked(1, 0xff00, Equal, 0x5400)],
-        Action::Allow,
+        &[ArgumentCondition::compare_masked(1, 0xff00, Equal, 0x5400)],
+        SeccompAction::Allow,
         "terminals, and what all descriptors have",
     ),
-    when(
+    refuse_when(
         libc::SYS_ioctl,
-        &[Condition::masked(1, 0xff00, Equal, 0x8900)],
-        Action::Allow,
+        &[ArgumentCondition::compare_masked(1, 0xff00, Equal, 0x8900)],
+        SeccompAction::Allow,
         "sockets and their interfaces",
     ),
-    when(
+    refuse_when(
         libc::SYS_ioctl,
-        &[Condition::masked(1, 0xffff_ff00, Equal, 0)],
-        Action::Allow,
+        &[ArgumentCondition::compare_masked(1, 0xffff_ff00, Equal, 0)],
+        SeccompAction::Allow,
         "FIGETBSZ and FIBMAP tell of blocks",
     ),
-    when(libc::SYS_ioctl, &[Condition::masked(1, 0xff00, Equal, 0x5200)], Action::Allow, "the random devices"),
-    when(
+    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::compare_masked(1, 0xff00, Equal, 0x5200)], SeccompAction::Allow, "the random devices"),
+    refuse_when(
         libc::SYS_ioctl,
-        &[Condition::masked(1, 0xff00, Equal, 0xff00)],
-        Action::Allow,
+        &[ArgumentCondition::compare_masked(1, 0xff00, Equal, 0xff00)],
+        SeccompAction::Allow,
         "descriptors of processes tell of them",
     ),
-    when(
+    refuse_when(
         libc::SYS_ioctl,
-        &[Condition::masked(1, 0xff00, Equal, 0xb700)],
-        Action::Allow,
+        &[ArgumentCondition::compare_masked(1, 0xff00, Equal, 0xb700)],
+        SeccompAction::Allow,
         "descriptors of namespaces tell of them",
     ),
-    when(libc::SYS_ioctl, &[Condition::equals(1, 0x8008_6601)], Action::Allow, "FS_IOC_GETFLAGS reads"),
-    when(libc::SYS_ioctl, &[Condition::equals(1, 0x8004_6601)], Action::Allow, "FS_IOC32_GETFLAGS reads"),
-    when(libc::SYS_ioctl, &[Condition::equals(1, 0x8008_7601)], Action::Allow, "FS_IOC_GETVERSION reads"),
-    when(libc::SYS_ioctl, &[Condition::equals(1, 0xc020_660b)], Action::Allow, "FS_IOC_FIEMAP reads"),
-    when(libc::SYS_ioctl, &[Condition::equals(1, 0x801c_581f)], Action::Allow, "FS_IOC_FSGETXATTR reads"),
-    refuse(libc::SYS_ioctl, Action::Errno(libc::ENOTTY as u16), "changes files past every path check"),
-    when(
+    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x8008_6601)], SeccompAction::Allow, "FS_IOC_GETFLAGS reads"),
+    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x8004_6601)], SeccompAction::Allow, "FS_IOC32_GETFLAGS reads"),
+    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x8008_7601)], SeccompAction::Allow, "FS_IOC_GETVERSION reads"),
+    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0xc020_660b)], SeccompAction::Allow, "FS_IOC_FIEMAP reads"),
+    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x801c_581f)], SeccompAction::Allow, "FS_IOC_FSGETXATTR reads"),
+    refuse_call(libc::SYS_ioctl, SeccompAction::Errno(libc::ENOTTY as u16), "changes files past every path check"),
+    refuse_when(
         libc::SYS_fcntl,
-        &[Condition::equals(1, libc::F_SETLEASE as u32)],
-        PERM,
+        &[ArgumentCondition::argument_equals(1, libc::F_SETLEASE as u32)],
+        FAIL_EPERM,
         "a lease holds up whoever else opens the file",
     ),
-    when(libc::SYS_prlimit64, &[Condition::differs(0, 0)], PERM, "changes the limits of other processes"),
+    refuse_when(libc::SYS_prlimit64, &[ArgumentCondition::argument_differs(0, 0)], FAIL_EPERM, "changes the limits of other processes"),
     // Execution domains: 0, PER_LINUX32, without address randomisation, and the query.
-    when(libc::SYS_personality, &[Condition::equals(0, 0)], Action::Allow, "the ordinary domain"),
-    when(libc::SYS_personality, &[Condition::equals(0, 8)], Action::Allow, "PER_LINUX32, for setarch"),
-    when(libc::SYS_personality, &[Condition::equals(0, 0x4_0000)], Action::Allow, "ADDR_NO_RANDOMIZE, for debuggers"),
-    when(libc::SYS_personality, &[Condition::equals(0, u32::MAX)], Action::Allow, "asks for the current domain"),
-    refuse(libc::SYS_personality, PERM, "other domains weaken memory protection"),
+    refuse_when(libc::SYS_personality, &[ArgumentCondition::argument_equals(0, 0)], SeccompAction::Allow, "the ordinary domain"),
+    refuse_when(libc::SYS_personality, &[ArgumentCondition::argument_equals(0, 8)], SeccompAction::Allow, "PER_LINUX32, for setarch"),
+    refuse_when(libc::SYS_personality, &[ArgumentCondition::argument_equals(0, 0x4_0000)], SeccompAction::Allow, "ADDR_NO_RANDOMIZE, for debuggers"),
+    refuse_when(libc::SYS_personality, &[ArgumentCondition::argument_equals(0, u32::MAX)], SeccompAction::Allow, "asks for the current domain"),
+    refuse_call(libc::SYS_personality, FAIL_EPERM, "other domains weaken memory protection"),
     // Programs fall back to a connect, on which the broker decides.
-    when(libc::SYS_sendto, &[Condition::any_bit(3, FAST_OPEN)], NOT_SUPPORTED, CONNECTS),
-    when(libc::SYS_sendmsg, &[Condition::any_bit(2, FAST_OPEN)], NOT_SUPPORTED, CONNECTS),
-    when(libc::SYS_sendmmsg, &[Condition::any_bit(3, FAST_OPEN)], NOT_SUPPORTED, CONNECTS),
-    when(libc::SYS_socketpair, &[UNIX, STREAM], Action::Allow, "connected for good"),
-    when(libc::SYS_socketpair, &[UNIX, SEQPACKET], Action::Allow, "connected for good"),
-    refuse(libc::SYS_socketpair, PERM, "a datagram socket can be sent from to any address"),
-    when(libc::SYS_socket, &[UNIX, STREAM], Action::Allow, "its connect is asked about"),
-    when(libc::SYS_socket, &[UNIX, SEQPACKET], Action::Allow, "its connect is asked about"),
-    when(libc::SYS_socket, &[UNIX], PERM, "a datagram socket can be sent from to any address"),
+    refuse_when(libc::SYS_sendto, &[ArgumentCondition::any_bit(3, FAST_OPEN)], FAIL_EOPNOTSUPP, CONNECT_REASON),
+    refuse_when(libc::SYS_sendmsg, &[ArgumentCondition::any_bit(2, FAST_OPEN)], FAIL_EOPNOTSUPP, CONNECT_REASON),
+    refuse_when(libc::SYS_sendmmsg, &[ArgumentCondition::any_bit(3, FAST_OPEN)], FAIL_EOPNOTSUPP, CONNECT_REASON),
+    refuse_when(libc::SYS_socketpair, &[UNIX, STREAM], SeccompAction::Allow, "connected for good"),
+    refuse_when(libc::SYS_socketpair, &[UNIX, SEQPACKET], SeccompAction::Allow, "connected for good"),
+    refuse_call(libc::SYS_socketpair, FAIL_EPERM, "a datagram socket can be sent from to any address"),
+    refuse_when(libc::SYS_socket, &[UNIX, STREAM], SeccompAction::Allow, "its connect is asked about"),
+    refuse_when(libc::SYS_socket, &[UNIX, SEQPACKET], SeccompAction::Allow, "its connect is asked about"),
+    refuse_when(libc::SYS_socket, &[UNIX], FAIL_EPERM, "a datagram socket can be sent from to any address"),
 ];
 
 /// Arguments of socket(2). The type shares its word with SOCK_NONBLOCK and SOCK_CLOEXEC, so it
 /// needs a mask.
-const UNIX: Condition = Condition::equals(0, libc::AF_UNIX as u32);
-const INET: Condition = Condition::equals(0, libc::AF_INET as u32);
-const INET6: Condition = Condition::equals(0, libc::AF_INET6 as u32);
-const NETLINK: Condition = Condition::equals(0, libc::AF_NETLINK as u32);
-const STREAM: Condition = Condition::masked(1, 0xf, Equal, libc::SOCK_STREAM as u32);
-const DGRAM: Condition = Condition::masked(1, 0xf, Equal, libc::SOCK_DGRAM as u32);
-const SEQPACKET: Condition = Condition::masked(1, 0xf, Equal, libc::SOCK_SEQPACKET as u32);
-const ANY_PROTOCOL: Condition = Condition::equals(2, 0);
-const TCP: Condition = Condition::equals(2, libc::IPPROTO_TCP as u32);
-const UDP: Condition = Condition::equals(2, libc::IPPROTO_UDP as u32);
+const UNIX: ArgumentCondition = ArgumentCondition::argument_equals(0, libc::AF_UNIX as u32);
+const INET: ArgumentCondition = ArgumentCondition::argument_equals(0, libc::AF_INET as u32);
+const INET6: ArgumentCondition = ArgumentCondition::argument_equals(0, libc::AF_INET6 as u32);
+const NETLINK: ArgumentCondition = ArgumentCondition::argument_equals(0, libc::AF_NETLINK as u32);
+const STREAM: ArgumentCondition = ArgumentCondition::compare_masked(1, 0xf, Equal, libc::SOCK_STREAM as u32);
+const DGRAM: ArgumentCondition = ArgumentCondition::compare_masked(1, 0xf, Equal, libc::SOCK_DGRAM as u32);
+const SEQPACKET: ArgumentCondition = ArgumentCondition::compare_masked(1, 0xf, Equal, libc::SOCK_SEQPACKET as u32);
+const ANY_PROTOCOL: ArgumentCondition = ArgumentCondition::argument_equals(2, 0);
+const TCP: ArgumentCondition = ArgumentCondition::argument_equals(2, libc::IPPROTO_TCP as u32);
+const UDP: ArgumentCondition = ArgumentCondition::argument_equals(2, libc::IPPROTO_UDP as u32);
 
-const OWN_NETWORK: &str = "reaches the run's own network namespace";
-const RAW: &str = "raw sockets and rare protocols are kernel surface";
+const OWN_NETWORK_REASON: &str = "reaches the run's own network namespace";
+const RAW_SOCKET_REASON: &str = "raw sockets and rare protocols are kernel surface";
 
 /// Level full: the network namespace confines the internet families.
-pub(super) const FULL: &[Entry] = &[
-    when(libc::SYS_socket, &[INET, STREAM, ANY_PROTOCOL], Action::Allow, OWN_NETWORK),
-    when(libc::SYS_socket, &[INET, STREAM, TCP], Action::Allow, OWN_NETWORK),
-    when(libc::SYS_socket, &[INET, DGRAM, ANY_PROTOCOL], Action::Allow, OWN_NETWORK),
-    when(libc::SYS_socket, &[INET, DGRAM, UDP], Action::Allow, OWN_NETWORK),
-    when(libc::SYS_socket, &[INET], NO_PROTOCOL, RAW),
-    when(libc::SYS_socket, &[INET6, STREAM, ANY_PROTOCOL], Action::Allow, OWN_NETWORK),
-    when(libc::SYS_socket, &[INET6, STREAM, TCP], Action::Allow, OWN_NETWORK),
-    when(libc::SYS_socket, &[INET6, DGRAM, ANY_PROTOCOL], Action::Allow, OWN_NETWORK),
-    when(libc::SYS_socket, &[INET6, DGRAM, UDP], Action::Allow, OWN_NETWORK),
-    when(libc::SYS_socket, &[INET6], NO_PROTOCOL, RAW),
-    when(
+pub(super) const FULL_LEVEL_ENTRIES: &[FilterEntry] = &[
+    refuse_when(libc::SYS_socket, &[INET, STREAM, ANY_PROTOCOL], SeccompAction::Allow, OWN_NETWORK_REASON),
+    refuse_when(libc::SYS_socket, &[INET, STREAM, TCP], SeccompAction::Allow, OWN_NETWORK_REASON),
+    refuse_when(libc::SYS_socket, &[INET, DGRAM, ANY_PROTOCOL], SeccompAction::Allow, OWN_NETWORK_REASON),
+    refuse_when(libc::SYS_socket, &[INET, DGRAM, UDP], SeccompAction::Allow, OWN_NETWORK_REASON),
+    refuse_when(libc::SYS_socket, &[INET], FAIL_EPROTONOSUPPORT, RAW_SOCKET_REASON),
+    refuse_when(libc::SYS_socket, &[INET6, STREAM, ANY_PROTOCOL], SeccompAction::Allow, OWN_NETWORK_REASON),
+    refuse_when(libc::SYS_socket, &[INET6, STREAM, TCP], SeccompAction::Allow, OWN_NETWORK_REASON),
+    refuse_when(libc::SYS_socket, &[INET6, DGRAM, ANY_PROTOCOL], SeccompAction::Allow, OWN_NETWORK_REASON),
+    refuse_when(libc::SYS_socket, &[INET6, DGRAM, UDP], SeccompAction::Allow, OWN_NETWORK_REASON),
+    refuse_when(libc::SYS_socket, &[INET6], FAIL_EPROTONOSUPPORT, RAW_SOCKET_REASON),
+    refuse_when(
         libc::SYS_socket,
         &[NETLINK, ANY_PROTOCOL],
-        Action::Allow,
+        SeccompAction::Allow,
         "NETLINK_ROUTE lists the interfaces of the run's own namespace, as getifaddrs needs",
     ),
 ];
 
-const ON_BEHALF: &str = "its connect, bind and listen are asked about, and no message connects it";
-const WHOLE_GROUPS: &str = "without a PID namespace a group or a user has processes that are not the run's";
+const ON_BEHALF_REASON: &str = "its connect, bind and listen are asked about, and no message connects it";
+const WHOLE_GROUPS_REASON: &str = "without a PID namespace a group or a user has processes that are not the run's";
 /// Argument of ioprio_set(2).
 const IOPRIO_WHO_PROCESS: u32 = 1;
-const HOST_IPC: &str = "System V and message-queue objects are the host's, and no path rule covers them";
+const HOST_IPC_REASON: &str = "System V and message-queue objects are the host's, and no path rule covers them";
 
 /// Level restricted: calls that namespaces would confine are refused instead.
-pub(super) const RESTRICTED: &[Entry] = &[
-    refuse(libc::SYS_shmget, PERM, HOST_IPC),
-    refuse(libc::SYS_shmat, PERM, HOST_IPC),
-    refuse(libc::SYS_shmctl, PERM, HOST_IPC),
-    refuse(libc::SYS_semget, PERM, HOST_IPC),
-    refuse(libc::SYS_semctl, PERM, HOST_IPC),
-    refuse(libc::SYS_semop, PERM, HOST_IPC),
-    refuse(libc::SYS_semtimedop, PERM, HOST_IPC),
-    refuse(libc::SYS_msgget, PERM, HOST_IPC),
-    refuse(libc::SYS_msgsnd, PERM, HOST_IPC),
-    refuse(libc::SYS_msgrcv, PERM, HOST_IPC),
-    refuse(libc::SYS_msgctl, PERM, HOST_IPC),
-    refuse(libc::SYS_mq_open, PERM, HOST_IPC),
-    refuse(libc::SYS_mq_unlink, PERM, HOST_IPC),
-    when(libc::SYS_socket, &[INET, STREAM, ANY_PROTOCOL], Action::Allow, ON_BEHALF),
-    when(libc::SYS_socket, &[INET, STREAM, TCP], Action::Allow, ON_BEHALF),
-    when(libc::SYS_socket, &[INET6, STREAM, ANY_PROTOCOL], Action::Allow, ON_BEHALF),
-    when(libc::SYS_socket, &[INET6, STREAM, TCP], Action::Allow, ON_BEHALF),
-    when(libc::SYS_setpriority, &[Condition::differs(0, libc::PRIO_PROCESS)], PERM, WHOLE_GROUPS),
-    when(libc::SYS_ioprio_set, &[Condition::differs(0, IOPRIO_WHO_PROCESS)], PERM, WHOLE_GROUPS),
+pub(super) const RESTRICTED_LEVEL_ENTRIES: &[FilterEntry] = &[
+    refuse_call(libc::SYS_shmget, FAIL_EPERM, HOST_IPC_REASON),
+    refuse_call(libc::SYS_shmat, FAIL_EPERM, HOST_IPC_REASON),
+    refuse_call(libc::SYS_shmctl, FAIL_EPERM, HOST_IPC_REASON),
+    refuse_call(libc::SYS_semget, FAIL_EPERM, HOST_IPC_REASON),
+    refuse_call(libc::SYS_semctl, FAIL_EPERM, HOST_IPC_REASON),
+    refuse_call(libc::SYS_semop, FAIL_EPERM, HOST_IPC_REASON),
+    refuse_call(libc::SYS_semtimedop, FAIL_EPERM, HOST_IPC_REASON),
+    refuse_call(libc::SYS_msgget, FAIL_EPERM, HOST_IPC_REASON),
+    refuse_call(libc::SYS_msgsnd, FAIL_EPERM, HOST_IPC_REASON),
+    refuse_call(libc::SYS_msgrcv, FAIL_EPERM, HOST_IPC_REASON),
+    refuse_call(libc::SYS_msgctl, FAIL_EPERM, HOST_IPC_REASON),
+    refuse_call(libc::SYS_mq_open, FAIL_EPERM, HOST_IPC_REASON),
+    refuse_call(libc::SYS_mq_unlink, FAIL_EPERM, HOST_IPC_REASON),
+    refuse_when(libc::SYS_socket, &[INET, STREAM, ANY_PROTOCOL], SeccompAction::Allow, ON_BEHALF_REASON),
+    refuse_when(libc::SYS_socket, &[INET, STREAM, TCP], SeccompAction::Allow, ON_BEHALF_REASON),
+    refuse_when(libc::SYS_socket, &[INET6, STREAM, ANY_PROTOCOL], SeccompAction::Allow, ON_BEHALF_REASON),
+    refuse_when(libc::SYS_socket, &[INET6, STREAM, TCP], SeccompAction::Allow, ON_BEHALF_REASON),
+    refuse_when(libc::SYS_setpriority, &[ArgumentCondition::argument_differs(0, libc::PRIO_PROCESS)], FAIL_EPERM, WHOLE_GROUPS_REASON),
+    refuse_when(libc::SYS_ioprio_set, &[ArgumentCondition::argument_differs(0, IOPRIO_WHO_PROCESS)], FAIL_EPERM, WHOLE_GROUPS_REASON),
 ];
 
 /// After the families of the level: all other sockets that socket(2) can make.
-pub(super) const SOCKETS_LAST: &[Entry] = &[refuse(
+pub(super) const OTHER_SOCKET_ENTRIES: &[FilterEntry] = &[refuse_call(
     libc::SYS_socket,
-    NO_FAMILY,
+    FAIL_EAFNOSUPPORT,
     "other families (vsock, packet, netlink, crypto ...) reach the host's kernel",
 )];
 
-const SUPERVISES: &str = "waits for the command and for word from outside";
+const SUPERVISION_REASON: &str = "waits for the command and for word from outside";
 
 /// Calls that the init may make.
-pub(super) const INIT: &[Entry] = &[
-    refuse(libc::SYS_read, Action::Allow, SUPERVISES),
-    refuse(libc::SYS_pread64, Action::Allow, "reports what was written"),
-    refuse(libc::SYS_recvmsg, Action::Allow, SUPERVISES),
-    refuse(libc::SYS_sendmsg, Action::Allow, SUPERVISES),
+pub(super) const INIT_ENTRIES: &[FilterEntry] = &[
+    refuse_call(libc::SYS_read, SeccompAction::Allow, SUPERVISION_REASON),
+    refuse_call(libc::SYS_pread64, SeccompAction::Allow, "reports what was written"),
+    refuse_call(libc::SYS_recvmsg, SeccompAction::Allow, SUPERVISION_REASON),
+    refuse_call(libc::SYS_sendmsg, SeccompAction::Allow, SUPERVISION_REASON),
     #[cfg(target_arch = "x86_64")]
-    refuse(libc::SYS_poll, Action::Allow, SUPERVISES),
-    refuse(libc::SYS_ppoll, Action::Allow, SUPERVISES),
-    refuse(libc::SYS_wait4, Action::Allow, SUPERVISES),
-    refuse(libc::SYS_waitid, Action::Allow, SUPERVISES),
-    when(libc::SYS_ptrace, &[Condition::equals(0, libc::PTRACE_DETACH)], Action::Allow, "traces nobody"),
-    refuse(libc::SYS_getrusage, Action::Allow, "reports what was used"),
-    refuse(libc::SYS_kill, Action::Allow, "ends the run"),
-    refuse(libc::SYS_getpid, Action::Allow, "ends the run"),
-    refuse(libc::SYS_clock_nanosleep, Action::Allow, "ends the run"),
-    refuse(libc::SYS_clock_gettime, Action::Allow, "ends the run"),
-    refuse(libc::SYS_close, Action::Allow, "ends the run"),
-    refuse(libc::SYS_exit, Action::Allow, "ends the run"),
-    refuse(libc::SYS_exit_group, Action::Allow, "ends the run"),
-    refuse(libc::SYS_restart_syscall, Action::Allow, SUPERVISES),
+    refuse_call(libc::SYS_poll, SeccompAction::Allow, SUPERVISION_REASON),
+    refuse_call(libc::SYS_ppoll, SeccompAction::Allow, SUPERVISION_REASON),
+    refuse_call(libc::SYS_wait4, SeccompAction::Allow, SUPERVISION_REASON),
+    refuse_call(libc::SYS_waitid, SeccompAction::Allow, SUPERVISION_REASON),
+    refuse_when(libc::SYS_ptrace, &[ArgumentCondition::argument_equals(0, libc::PTRACE_DETACH)], SeccompAction::Allow, "traces nobody"),
+    refuse_call(libc::SYS_getrusage, SeccompAction::Allow, "reports what was used"),
+    refuse_call(libc::SYS_kill, SeccompAction::Allow, "ends the run"),
+    refuse_call(libc::SYS_getpid, SeccompAction::Allow, "ends the run"),
+    refuse_call(libc::SYS_clock_nanosleep, SeccompAction::Allow, "ends the run"),
+    refuse_call(libc::SYS_clock_gettime, SeccompAction::Allow, "ends the run"),
+    refuse_call(libc::SYS_close, SeccompAction::Allow, "ends the run"),
+    refuse_call(libc::SYS_exit, SeccompAction::Allow, "ends the run"),
+    refuse_call(libc::SYS_exit_group, SeccompAction::Allow, "ends the run"),
+    refuse_call(libc::SYS_restart_syscall, SeccompAction::Allow, SUPERVISION_REASON),
 ];
 
-const RESERVES: &str = "space that is reserved without a write is counted by nothing; programs write it instead";
-const FILE_SIZE: &str = "how large a file may become is a part of the disk limit, which is not for the run to raise";
+const RESERVATION_REASON: &str = "space that is reserved without a write is counted by nothing; programs write it instead";
+const FILE_SIZE_REASON: &str = "how large a file may become is a part of the disk limit, which is not for the run to raise";
 
 /// `FALLOC_FL_PUNCH_HOLE` and `FALLOC_FL_COLLAPSE_RANGE`: they free space.
-const GIVES_BACK: u32 = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE) as u32;
+const FREE_SPACE_FLAGS: u32 = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE) as u32;
 /// A pointer to new limits. Without one the call sets nothing.
-const SETS: Condition = Condition { argument: 2, width: Width::Bits64, mask: u64::MAX, comparison: NotEqual, value: 0 };
+const HAS_NEW_LIMITS: ArgumentCondition = ArgumentCondition { argument: 2, width: ArgumentWidth::Bits64, mask: u64::MAX, comparison: NotEqual, value: 0 };
 
 /// Refused with a small limit of the disk.
-pub(super) const SMALL_DISK: &[Entry] = &[
-    when(libc::SYS_fallocate, &[Condition::masked(1, GIVES_BACK, Equal, 0)], NOT_SUPPORTED, RESERVES),
-    when(libc::SYS_setrlimit, &[Condition::equals(0, libc::RLIMIT_FSIZE)], PERM, FILE_SIZE),
-    when(libc::SYS_prlimit64, &[Condition::equals(1, libc::RLIMIT_FSIZE), SETS], PERM, FILE_SIZE),
+pub(super) const SMALL_DISK_ENTRIES: &[FilterEntry] = &[
+    refuse_when(libc::SYS_fallocate, &[ArgumentCondition::compare_masked(1, FREE_SPACE_FLAGS, Equal, 0)], FAIL_EOPNOTSUPP, RESERVATION_REASON),
+    refuse_when(libc::SYS_setrlimit, &[ArgumentCondition::argument_equals(0, libc::RLIMIT_FSIZE)], FAIL_EPERM, FILE_SIZE_REASON),
+    refuse_when(libc::SYS_prlimit64, &[ArgumentCondition::argument_equals(1, libc::RLIMIT_FSIZE), HAS_NEW_LIMITS], FAIL_EPERM, FILE_SIZE_REASON),
 ];
 
-const SHARES: &str = "a port that is shared takes connections that are for a server of the host";
+const PORT_SHARING_REASON: &str = "a port that is shared takes connections that are for a server of the host";
 
 /// Refused without a network of the run's own: a server of the host that allows port sharing would
 /// share its port with the run.
-pub(super) const SHARED_PORTS: &[Entry] = &[when(
+pub(super) const PORT_SHARING_ENTRIES: &[FilterEntry] = &[refuse_when(
     libc::SYS_setsockopt,
-    &[Condition::equals(1, libc::SOL_SOCKET as u32), Condition::equals(2, libc::SO_REUSEPORT as u32)],
-    Action::Errno(libc::ENOPROTOOPT as u16),
-    SHARES,
+    &[ArgumentCondition::argument_equals(1, libc::SOL_SOCKET as u32), ArgumentCondition::argument_equals(2, libc::SO_REUSEPORT as u32)],
+    SeccompAction::Errno(libc::ENOPROTOOPT as u16),
+    PORT_SHARING_REASON,
 )];
 
-const LISTENS: &str = "makes sockets in the run's own network for the way out";
+const LISTEN_REASON: &str = "makes sockets in the run's own network for the way out";
 
 /// At level full the run has a network of its own.
-pub(super) const INIT_FULL: &[Entry] = &[
-    when(libc::SYS_socket, &[INET, STREAM, ANY_PROTOCOL], Action::Allow, LISTENS),
-    when(libc::SYS_socket, &[INET6, STREAM, ANY_PROTOCOL], Action::Allow, LISTENS),
-    when(libc::SYS_setsockopt, &[IP_LEVEL, Condition::equals(2, libc::IP_FREEBIND as u32)], Action::Allow, LISTENS),
-    when(libc::SYS_setsockopt, &[IPV6_LEVEL, Condition::equals(2, libc::IPV6_FREEBIND as u32)], Action::Allow, LISTENS),
-    when(libc::SYS_setsockopt, &[IPV6_LEVEL, Condition::equals(2, libc::IPV6_V6ONLY as u32)], Action::Allow, LISTENS),
-    refuse(libc::SYS_bind, Action::Allow, LISTENS),
-    refuse(libc::SYS_listen, Action::Allow, LISTENS),
+pub(super) const INIT_FULL_ENTRIES: &[FilterEntry] = &[
+    refuse_when(libc::SYS_socket, &[INET, STREAM, ANY_PROTOCOL], SeccompAction::Allow, LISTEN_REASON),
+    refuse_when(libc::SYS_socket, &[INET6, STREAM, ANY_PROTOCOL], SeccompAction::Allow, LISTEN_REASON),
+    refuse_when(libc::SYS_setsockopt, &[IP_LEVEL, ArgumentCondition::argument_equals(2, libc::IP_FREEBIND as u32)], SeccompAction::Allow, LISTEN_REASON),
+    refuse_when(libc::SYS_setsockopt, &[IPV6_LEVEL, ArgumentCondition::argument_equals(2, libc::IPV6_FREEBIND as u32)], SeccompAction::Allow, LISTEN_REASON),
+    refuse_when(libc::SYS_setsockopt, &[IPV6_LEVEL, ArgumentCondition::argument_equals(2, libc::IPV6_V6ONLY as u32)], SeccompAction::Allow, LISTEN_REASON),
+    refuse_call(libc::SYS_bind, SeccompAction::Allow, LISTEN_REASON),
+    refuse_call(libc::SYS_listen, SeccompAction::Allow, LISTEN_REASON),
 ];
 
-const IP_LEVEL: Condition = Condition::equals(1, libc::IPPROTO_IP as u32);
-const IPV6_LEVEL: Condition = Condition::equals(1, libc::IPPROTO_IPV6 as u32);
+const IP_LEVEL: ArgumentCondition = ArgumentCondition::argument_equals(1, libc::IPPROTO_IP as u32);
+const IPV6_LEVEL: ArgumentCondition = ArgumentCondition::argument_equals(1, libc::IPPROTO_IPV6 as u32);
 
-const CLEANS: &str = "finds what is left of the run, and removes its private directory";
+const CLEANUP_REASON: &str = "finds what is left of the run, and removes its private directory";
 
 /// At level restricted no namespace ends the processes, so the init must find them.
-pub(super) const INIT_RESTRICTED: &[Entry] = &[
-    refuse(libc::SYS_openat, Action::Allow, CLEANS),
-    refuse(libc::SYS_getdents64, Action::Allow, CLEANS),
-    refuse(libc::SYS_newfstatat, Action::Allow, CLEANS),
-    refuse(libc::SYS_fstat, Action::Allow, CLEANS),
-    refuse(libc::SYS_statx, Action::Allow, CLEANS),
-    refuse(libc::SYS_unlinkat, Action::Allow, CLEANS),
-    refuse(libc::SYS_lseek, Action::Allow, CLEANS),
-    refuse(libc::SYS_fchmodat, Action::Allow, CLEANS),
+pub(super) const INIT_RESTRICTED_ENTRIES: &[FilterEntry] = &[
+    refuse_call(libc::SYS_openat, SeccompAction::Allow, CLEANUP_REASON),
+    refuse_call(libc::SYS_getdents64, SeccompAction::Allow, CLEANUP_REASON),
+    refuse_call(libc::SYS_newfstatat, SeccompAction::Allow, CLEANUP_REASON),
+    refuse_call(libc::SYS_fstat, SeccompAction::Allow, CLEANUP_REASON),
+    refuse_call(libc::SYS_statx, SeccompAction::Allow, CLEANUP_REASON),
+    refuse_call(libc::SYS_unlinkat, SeccompAction::Allow, CLEANUP_REASON),
+    refuse_call(libc::SYS_lseek, SeccompAction::Allow, CLEANUP_REASON),
+    refuse_call(libc::SYS_fchmodat, SeccompAction::Allow, CLEANUP_REASON),
 ];

@@ -13,22 +13,22 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, Io, StartError};
+use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, AttemptEventSender, StdioMode, StartError};
 use stockade_files::object::unguessable_name;
-use stockade_model::{EnforcementReport, Grant, LayerReport, LayerState, Level, Plan, RawText, Usage};
+use stockade_model::{EnforcementReport, Grant, LayerReport, LayerState, IsolationLevel, AttemptPlan, RawText, ResourceUsage};
 use stockade_sys::reap::{adopt_orphans, children_used, reap_any};
 use stockade_sys::session::seat_at_terminal;
 
-use crate::backend::unlaunched;
-use crate::capture::{Capture, Drained};
-use crate::launch::image;
+use crate::backend::map_launch_error;
+use crate::capture::{StreamCapture, DrainState};
+use crate::launch::build_image;
 
 /// Time-out for the end of killed processes that a command left behind.
-const LEFT_END_WITHIN: Duration = Duration::from_secs(10);
+const LEFTOVER_END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Environment variable that identifies the processes of a command if no process adopts orphans.
-const MARK: &str = "STOCKADE_COMMAND";
+const MARK_VARIABLE: &str = "STOCKADE_COMMAND";
 /// Interval between two searches for them.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const PROCESS_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Backend that runs commands unchanged on the host.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,19 +39,19 @@ impl Backend for HostBackend {
         "host"
     }
 
-    fn honours(&self, _grant: &Grant, _level: Level) -> bool {
+    fn supports_grant(&self, _grant: &Grant, _level: IsolationLevel) -> bool {
         false
     }
 
-    fn prepare(&self, plan: &Plan, io: &Io, _hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
-        if plan.profile.sandboxed || plan.level != Level::None {
+    fn prepare_attempt(&self, plan: &AttemptPlan, io: &StdioMode, _hold: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError> {
+        if plan.profile.sandboxed || plan.level != IsolationLevel::None {
             return Err(StartError {
                 what: format!("profile `{}` asks for a sandbox, and this backend has none", plan.profile.name),
                 hint: None,
             });
         }
-        let layers = BTreeMap::from_iter(crate::undoing::layer(plan, None));
-        let enforced = EnforcementReport { level: Level::None, layers };
+        let layers = BTreeMap::from_iter(crate::undoing::undo_layer(plan, None));
+        let enforced = EnforcementReport { level: IsolationLevel::None, layers };
         Ok(Box::new(HostAttempt {
             plan: plan.clone(),
             io: *io,
@@ -75,15 +75,15 @@ impl Backend for EnclosedBackend {
         "enclosed"
     }
 
-    fn honours(&self, _grant: &Grant, _level: Level) -> bool {
+    fn supports_grant(&self, _grant: &Grant, _level: IsolationLevel) -> bool {
         false
     }
 
-    fn prepare(&self, plan: &Plan, io: &Io, _hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare_attempt(&self, plan: &AttemptPlan, io: &StdioMode, _hold: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError> {
         demand_directory(plan.cwd.as_path())?;
         let mut plan = plan.clone();
-        let mark = mark()?;
-        plan.environment.insert(MARK.to_owned(), mark.as_str().into());
+        let mark = new_mark()?;
+        plan.environment.insert(MARK_VARIABLE.to_owned(), mark.as_str().into());
         Ok(Box::new(HostAttempt {
             plan,
             io: *io,
@@ -106,7 +106,7 @@ fn demand_directory(path: &Path) -> Result<(), StartError> {
 }
 
 /// Returns a mark that only processes started with it know.
-fn mark() -> Result<String, StartError> {
+fn new_mark() -> Result<String, StartError> {
     unguessable_name().map_err(|errno| StartError { what: format!("cannot get random bytes: {errno}"), hint: None })
 }
 
@@ -121,13 +121,13 @@ fn enclosed_report(adopts: bool) -> EnforcementReport {
     };
     let layer = |name: &str, state, detail: &str| (name.to_owned(), LayerReport { state, detail: detail.to_owned() });
     let layers = [layer("broker", LayerState::Absent, walls), layer("processes", state, processes)];
-    EnforcementReport { level: Level::None, layers: layers.into() }
+    EnforcementReport { level: IsolationLevel::None, layers: layers.into() }
 }
 
 struct HostAttempt {
-    plan: Plan,
-    io: Io,
-    events: Events,
+    plan: AttemptPlan,
+    io: StdioMode,
+    events: AttemptEventSender,
     enforced: EnforcementReport,
     group: Arc<Mutex<Option<Pid>>>,
     watcher: Option<JoinHandle<()>>,
@@ -137,30 +137,30 @@ struct HostAttempt {
 }
 
 impl Attempt for HostAttempt {
-    fn enforced(&self) -> &EnforcementReport {
+    fn enforcement_report(&self) -> &EnforcementReport {
         &self.enforced
     }
 
     #[allow(clippy::disallowed_methods, reason = "starting a program without a sandbox is what profile host is")]
-    fn release(&mut self) -> Result<(), StartError> {
-        let image = image(&self.plan).map_err(unlaunched)?;
+    fn release_command(&mut self) -> Result<(), StartError> {
+        let image = build_image(&self.plan).map_err(map_launch_error)?;
         // The name only; it is reported if the program cannot be executed.
         let mut command = Command::new(self.plan.argv.first().map(RawText::as_os_str).unwrap_or_default());
         command.current_dir(self.plan.cwd.as_path());
         match self.io {
             // A session leader is also a process group leader.
-            Io::Terminal => seat_at_terminal(&mut command),
-            Io::Inherit => drop(command.process_group(0)),
-            Io::Capture { .. } => drop(command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped())),
+            StdioMode::Terminal => seat_at_terminal(&mut command),
+            StdioMode::Inherit => drop(command.process_group(0)),
+            StdioMode::Capture { .. } => drop(command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped())),
         }
-        image.replace(&mut command);
+        image.replace_command(&mut command);
         let started = Instant::now();
         match command.spawn() {
             Ok(child) => {
                 *self.group.lock().unwrap_or_else(PoisonError::into_inner) = Some(Pid::from_child(&child));
                 let (events, io, group) = (self.events.clone(), self.io, Arc::clone(&self.group));
                 let mark = self.mark.clone();
-                self.watcher = Some(thread::spawn(move || watch(child, io, (started, mark), &group, &events)));
+                self.watcher = Some(thread::spawn(move || watch_child(child, io, (started, mark), &group, &events)));
             }
             Err(error) => {
                 let end = if error.kind() == std::io::ErrorKind::NotFound {
@@ -168,13 +168,13 @@ impl Attempt for HostAttempt {
                 } else {
                     CommandEnd::NotExecutable(error.to_string())
                 };
-                self.events.tell(AttemptEvent::Ended(AttemptEnd::bare(end)));
+                self.events.send_event(AttemptEvent::Ended(AttemptEnd::from_command_end(end)));
             }
         }
         Ok(())
     }
 
-    fn signal(&self, signal: i32) {
+    fn send_signal(&self, signal: i32) {
         if let Some(signal) = Signal::from_named_raw(signal)
             && let Some(group) = *self.group.lock().unwrap_or_else(PoisonError::into_inner)
         {
@@ -183,17 +183,17 @@ impl Attempt for HostAttempt {
         }
     }
 
-    fn kill(&self) {
-        self.signal(Signal::KILL.as_raw());
+    fn kill_processes(&self) {
+        self.send_signal(Signal::KILL.as_raw());
         if let Some(mark) = &self.mark {
-            started_with(mark).into_iter().for_each(kill);
+            started_with(mark).into_iter().for_each(kill_host_process);
         }
     }
 }
 
 impl Drop for HostAttempt {
     fn drop(&mut self) {
-        self.kill();
+        self.kill_processes();
         if let Some(watcher) = self.watcher.take() {
             // A watcher that panicked has no work left.
             let _ = watcher.join();
@@ -202,26 +202,26 @@ impl Drop for HostAttempt {
 }
 
 /// Collects the output, waits for the end and reports it.
-fn watch(
+fn watch_child(
     mut child: Child,
-    io: Io,
+    io: StdioMode,
     (started, mark): (Instant, Option<String>),
     group: &Mutex<Option<Pid>>,
-    events: &Events,
+    events: &AttemptEventSender,
 ) {
     let limit_bytes = match io {
-        Io::Capture { limit_bytes } => limit_bytes,
-        Io::Inherit | Io::Terminal => 0,
+        StdioMode::Capture { limit_bytes } => limit_bytes,
+        StdioMode::Inherit | StdioMode::Terminal => 0,
     };
-    let errors = child.stderr.take().map(|pipe| thread::spawn(move || drain(&pipe, limit_bytes)));
-    let output = child.stdout.take().map(|pipe| thread::spawn(move || drain(&pipe, limit_bytes)));
+    let errors = child.stderr.take().map(|pipe| thread::spawn(move || drain_pipe(&pipe, limit_bytes)));
+    let output = child.stdout.take().map(|pipe| thread::spawn(move || drain_pipe(&pipe, limit_bytes)));
     let status = child.wait();
-    let mut usage = Usage::default();
+    let mut usage = ResourceUsage::default();
     if let Some(mark) = mark {
         end_all(&mark);
         // Each process that sets the mark runs one command.
         let used = children_used();
-        usage = Usage { cpu_ms: used.cpu_us / 1000, memory_peak_bytes: used.memory_peak_bytes, ..usage };
+        usage = ResourceUsage { cpu_ms: used.cpu_us / 1000, memory_peak_bytes: used.memory_peak_bytes, ..usage };
     }
     let [output, errors] = [output, errors].map(|reader| reader.and_then(|reader| reader.join().ok()));
     // From here on the kernel may reuse the number for another group.
@@ -234,36 +234,36 @@ fn watch(
         },
         Err(error) => CommandEnd::Lost(format!("waiting for the command failed: {error}")),
     };
-    let truncated = [&output, &errors].into_iter().flatten().any(Capture::truncated);
-    let text = |capture: Option<Capture>| capture.map(|c| RawText::from(c.into_bytes()));
+    let truncated = [&output, &errors].into_iter().flatten().any(StreamCapture::is_truncated);
+    let text = |capture: Option<StreamCapture>| capture.map(|c| RawText::from(c.into_bytes()));
     usage.wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     let (stdout, stderr) = (text(output), text(errors));
-    events.tell(AttemptEvent::Ended(AttemptEnd { usage, stdout, stderr, truncated, ..AttemptEnd::bare(end) }));
+    events.send_event(AttemptEvent::Ended(AttemptEnd { usage, stdout, stderr, truncated, ..AttemptEnd::from_command_end(end) }));
 }
 
-fn drain(pipe: &impl std::os::fd::AsFd, limit_bytes: u64) -> Capture {
-    let mut capture = Capture::new(limit_bytes);
-    while capture.take(pipe.as_fd()) == Drained::Open {}
+fn drain_pipe(pipe: &impl std::os::fd::AsFd, limit_bytes: u64) -> StreamCapture {
+    let mut capture = StreamCapture::new(limit_bytes);
+    while capture.read_chunk(pipe.as_fd()) == DrainState::Open {}
     capture
 }
 
 /// Kills every process that a command started.
 fn end_all(mark: &str) {
-    let deadline = Instant::now() + LEFT_END_WITHIN;
+    let deadline = Instant::now() + LEFTOVER_END_TIMEOUT;
     loop {
         while let Ok(Some(_)) = reap_any() {}
         let left = started_with(mark);
         if left.is_empty() || Instant::now() > deadline {
             return;
         }
-        left.into_iter().for_each(kill);
-        thread::sleep(LOOK_AGAIN);
+        left.into_iter().for_each(kill_host_process);
+        thread::sleep(PROCESS_POLL_INTERVAL);
     }
 }
 
 /// Kills a process. Its number may belong to another process by now, but only within the same
 /// isolation.
-fn kill(process: Pid) {
+fn kill_host_process(process: Pid) {
     let _ = kill_process(process, Signal::KILL);
 }
 
@@ -287,7 +287,7 @@ fn started_with(mark: &str) -> Vec<Pid> {
 }
 
 fn is_marked(process: i32, mark: &str) -> bool {
-    let entry = format!("{MARK}={mark}");
+    let entry = format!("{MARK_VARIABLE}={mark}");
     let environment = std::fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
     environment.split(|byte| *byte == 0).any(|variable| variable == entry.as_bytes())
 }
@@ -303,10 +303,10 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::sync::mpsc::channel;
 
-    use stockade_model::{Environment, ExecRules, Filesystem, Limits, Network, Profile, RequestId};
+    use stockade_model::{EnvironmentRules, ExecRules, FilesystemAccess, Limits, NetworkAccess, Profile, RequestId};
 
-    fn plan(directory: &Path, program: &str) -> Plan {
-        Plan {
+    fn plan(directory: &Path, program: &str) -> AttemptPlan {
+        AttemptPlan {
             request: RequestId::from_random([1; 16]),
             attempt: 1,
             argv: vec![program.into(), "word".into()],
@@ -316,26 +316,26 @@ mod tests {
             profile: Profile {
                 name: "host".to_owned(),
                 sandboxed: false,
-                filesystem: Filesystem::default(),
+                filesystem: FilesystemAccess::default(),
                 exec: ExecRules::default(),
-                network: Network::None,
+                network: NetworkAccess::None,
                 egress: Default::default(),
-                environment: Environment::default(),
+                environment: EnvironmentRules::default(),
                 limits: Limits::default(),
             },
             grants: Vec::new(),
             effects: Vec::new(),
-            level: Level::None,
+            level: IsolationLevel::None,
             backend: "host".to_owned(),
         }
     }
 
     fn ran(directory: &Path, program: &str) -> (CommandEnd, String) {
         let (sender, told) = channel();
-        let events = Events::new(move |event| drop(sender.send(event)));
-        let io = Io::Capture { limit_bytes: 1000 };
-        let mut attempt = HostBackend.prepare(&plan(directory, program), &io, false, events).unwrap();
-        attempt.release().unwrap();
+        let events = AttemptEventSender::new(move |event| drop(sender.send(event)));
+        let io = StdioMode::Capture { limit_bytes: 1000 };
+        let mut attempt = HostBackend.prepare_attempt(&plan(directory, program), &io, false, events).unwrap();
+        attempt.release_command().unwrap();
         let ended = told.iter().find_map(|event| if let AttemptEvent::Ended(end) = event { Some(end) } else { None });
         let end = ended.unwrap();
         let said = end.stdout.map(|text| String::from_utf8_lossy(text.as_bytes()).into_owned());

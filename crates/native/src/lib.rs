@@ -38,10 +38,10 @@ pub use backend::NativeBackend;
 pub use broker::served_ports;
 pub use host::{EnclosedBackend, HostBackend};
 pub use protected::ProtectedNames;
-pub use sandbox::{Keep, NativeSandboxes, keep_sandbox};
-pub use session::{Session, SessionError};
-pub use signing::SigningPerson;
+pub use sandbox::{SupervisorHooks, NativeSandboxes, keep_sandbox};
+pub use session::{NativeSession, SessionError};
+pub use signing::SigningUser;
 /// Global allocator for a program with a [`Session`] that prepares sandboxes in advance. The plan
 /// of each is computed in memory that both processes share.
-pub use stockade_sys::arena::Allocator;
+pub use stockade_sys::arena::ArenaAllocator;
 pub use way_out::proxy_variables;

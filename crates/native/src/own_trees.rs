@@ -10,18 +10,18 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
-use stockade_model::{Denial, Grant, Layer, OWN_TREES, Operation, Plan, RawText, Resolution};
+use stockade_model::{Denial, Grant, DenialLayer, PRIVATE_TREES, DeniedOperation, AttemptPlan, RawText, DenialResolution};
 
-use crate::launch::PRIVATE;
+use crate::launch::PRIVATE_TREE_NAMES;
 
 /// Most paths that are checked.
-const MAX_PATHS: usize = 16;
+const MAX_CHECKED_PATHS: usize = 16;
 /// Most bytes of text that are searched.
 const MAX_TEXT_BYTES: usize = 64 << 10;
 /// Bytes that delimit a path in a text, beside white space.
-const AROUND: &[u8] = b"'\"`=;|&<>(){},:";
+const PATH_DELIMITERS: &[u8] = b"'\"`=;|&<>(){},:";
 /// Bytes from which a shell computes another path.
-const COMPUTED: &[u8] = b"$*?[]~\\!";
+const EXPANSION_BYTES: &[u8] = b"$*?[]~\\!";
 
 /// The paths of one run.
 #[derive(Debug)]
@@ -29,20 +29,20 @@ pub(crate) struct NamedPaths(Vec<PathBuf>);
 
 impl NamedPaths {
     /// Returns the paths in the command's text that are not the host's inside.
-    pub(crate) fn of(plan: &Plan) -> Self {
+    pub(crate) fn from_plan(plan: &AttemptPlan) -> Self {
         let files = &plan.profile.filesystem;
         let lists = [&files.write, &files.reveal, &files.sockets].into_iter().flatten();
         let shown: Vec<&Path> =
             lists.chain([&plan.workspace, &plan.cwd]).map(RawText::as_path).filter(|path| path.exists()).collect();
         let is_seen = |path: &Path| shown.iter().any(|other| path.starts_with(other) || other.starts_with(path));
         let mut found = Vec::new();
-        for word in plan.argv.iter().flat_map(|text| words(text.as_bytes())) {
+        for word in plan.argv.iter().flat_map(|text| split_words(text.as_bytes())) {
             if let Some(path) = path_of(word, plan.cwd.as_path())
                 && !files.hide.iter().any(|hidden| path.starts_with(hidden.as_path()))
-                && OWN_TREES.iter().any(|tree| path != Path::new(tree) && path.starts_with(tree))
+                && PRIVATE_TREES.iter().any(|tree| path != Path::new(tree) && path.starts_with(tree))
                 && !is_seen(&path)
                 && !found.contains(&path)
-                && found.len() < MAX_PATHS
+                && found.len() < MAX_CHECKED_PATHS
             {
                 found.push(path);
             }
@@ -51,7 +51,7 @@ impl NamedPaths {
     }
 
     /// Returns the state of the paths at the end. `own` holds the run's own directories.
-    pub(crate) fn evidence(self, own: BorrowedFd<'_>) -> Vec<Denial> {
+    pub(crate) fn check_paths(self, own: BorrowedFd<'_>) -> Vec<Denial> {
         let mut found: Vec<Denial> = self.0.into_iter().filter_map(|path| evidence_of(path, own)).collect();
         // A directory represents its content.
         let tops: Vec<PathBuf> = found.iter().map(|denial| denial.object.as_path().to_owned()).collect();
@@ -63,7 +63,7 @@ impl NamedPaths {
 }
 
 fn evidence_of(path: PathBuf, own: BorrowedFd<'_>) -> Option<Denial> {
-    let (tree, name) = PRIVATE.iter().find(|(tree, _)| path.starts_with(tree))?;
+    let (tree, name) = PRIVATE_TREE_NAMES.iter().find(|(tree, _)| path.starts_with(tree))?;
     let inside = Path::new(name.to_str().ok()?).join(path.strip_prefix(tree).ok()?);
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let is_inside =
@@ -74,34 +74,34 @@ fn evidence_of(path: PathBuf, own: BorrowedFd<'_>) -> Option<Denial> {
         object: RawText::from(path.as_path()),
         pid: None,
         program: None,
-        layer: Layer::Mounts,
+        layer: DenialLayer::Mounts,
         rule,
         grant,
-        resolution: Resolution::Recorded,
+        resolution: DenialResolution::Recorded,
         count: 1,
     };
     if is_inside {
         let others = if outside.is_some() { "; the host's is as it was" } else { "; in the workspace it stays" };
         let rule = format!("a run has a {tree} of its own, which ends with it{others}");
-        return Some(denial(Operation::Create, rule, None));
+        return Some(denial(DeniedOperation::Create, rule, None));
     }
     let grant = match outside? {
         kind if kind.is_socket() => Grant::Socket(path.clone()),
         _ => Grant::Read(path.clone()),
     };
-    Some(denial(Operation::Read, format!("a run has a {tree} of its own"), Some(grant)))
+    Some(denial(DeniedOperation::Read, format!("a run has a {tree} of its own"), Some(grant)))
 }
 
-fn words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+fn split_words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     let text = &text[..text.len().min(MAX_TEXT_BYTES)];
-    text.split(|byte| byte.is_ascii_whitespace() || AROUND.contains(byte)).filter(|word| !word.is_empty())
+    text.split(|byte| byte.is_ascii_whitespace() || PATH_DELIMITERS.contains(byte)).filter(|word| !word.is_empty())
 }
 
 /// Returns the path that a word may be, without following links.
 fn path_of(word: &[u8], cwd: &Path) -> Option<PathBuf> {
     let word = Path::new(std::ffi::OsStr::from_bytes(word));
     if !word.is_absolute() && !word.starts_with("..")
-        || word.as_os_str().as_bytes().iter().any(|b| COMPUTED.contains(b))
+        || word.as_os_str().as_bytes().iter().any(|b| EXPANSION_BYTES.contains(b))
     {
         return None;
     }
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn paths_are_found_in_words() {
         let found = |text: &str, cwd: &str| -> Vec<String> {
-            let paths = words(text.as_bytes()).filter_map(|word| path_of(word, Path::new(cwd)));
+            let paths = split_words(text.as_bytes()).filter_map(|word| path_of(word, Path::new(cwd)));
             paths.map(|path| path.display().to_string()).collect()
         };
         assert_eq!(found("echo x>/tmp/out; cat '/tmp/a'", "/w"), ["/tmp/out", "/tmp/a"]);
@@ -133,6 +133,6 @@ mod tests {
 
     #[test]
     fn the_trees_are_those_that_a_run_has() {
-        assert_eq!(PRIVATE.iter().map(|(tree, _)| *tree).collect::<Vec<_>>(), OWN_TREES);
+        assert_eq!(PRIVATE_TREE_NAMES.iter().map(|(tree, _)| *tree).collect::<Vec<_>>(), PRIVATE_TREES);
     }
 }

@@ -9,12 +9,12 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use stockade_model::{Grant, Level, Operation, Plan, RawText};
+use stockade_model::{Grant, IsolationLevel, DeniedOperation, AttemptPlan, RawText};
 
-use crate::guards::repository::{self, IsKnown, TrustedParts};
-use crate::guards::{GuardedNames, fold};
-use crate::programs::Programs;
-use crate::reach::Reach;
+use crate::guards::repository::{self, KnownNameCheck, TrustedParts};
+use crate::guards::{GuardedNames, fold_name};
+use crate::programs::ProgramRules;
+use crate::reach::EgressReach;
 use crate::signing::AgentSockets;
 
 mod late;
@@ -22,7 +22,7 @@ mod names;
 
 /// The powers of one attempt.
 #[derive(Clone, Debug)]
-pub struct Powers {
+pub struct AttemptPermissions {
     workspace: Vec<u8>,
     writable: Vec<Vec<u8>>,
     private: Vec<Vec<u8>>,
@@ -54,24 +54,24 @@ pub struct Powers {
     /// True if reads are recorded. This decides nothing.
     pub(crate) traced: bool,
     pub(crate) agents: AgentSockets,
-    pub(crate) programs: Programs,
-    pub(crate) reach: Reach,
+    pub(crate) programs: ProgramRules,
+    pub(crate) reach: EgressReach,
 }
 
 /// The answer for one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum PermissionVerdict {
     /// A writable root covers the object.
     Allow,
     /// The object is in a tree that only this run sees.
     Private,
     /// The powers do not cover the object.
-    Refuse(Refusal),
+    Refuse(PermissionRefusal),
 }
 
 /// The reason of a refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct PermissionRefusal {
     /// The rule, in words that a policy could contain.
     pub rule: String,
     /// The smallest sufficient grant, if there is one.
@@ -79,28 +79,28 @@ pub struct Refusal {
 }
 
 /// Returns whether a path exists; links are not followed.
-pub type Probe<'a> = &'a dyn Fn(&Path) -> bool;
+pub type ExistsProbe<'a> = &'a dyn Fn(&Path) -> bool;
 
 /// Name prefix of a file that a broker is about to move to a guarded name. By then it has no other
 /// name and no process holds it open, whatever the grants of another run are.
-pub(crate) const MOMENTARY: &str = ".stockade-install-";
+pub(crate) const INSTALL_PREFIX: &str = ".stockade-install-";
 /// Name prefix of the temporary files of undo, also beside guarded names.
 pub(crate) const UNDO_PREFIX: &str = ".stockade-undo-";
 /// Prefixes of all temporary names that are renamed later.
-const PASSING: [&str; 3] = [MOMENTARY, UNDO_PREFIX, stockade_files::INCOMING_PREFIX];
+const TEMPORARY_PREFIXES: [&str; 3] = [INSTALL_PREFIX, UNDO_PREFIX, stockade_files::INCOMING_PREFIX];
 
 /// Trees of kernel settings: no grant opens them.
 const KERNEL_TREES: [&[u8]; 2] = [b"/proc", b"/sys"];
 
-impl Powers {
+impl AttemptPermissions {
     /// Returns the powers of a plan. `private` are the absolute trees that only this run sees, with
     /// their paths in the run: the private temporary directories.
-    pub fn new<P: AsRef<Path>>(plan: &Plan, private: impl IntoIterator<Item = P>) -> Self {
+    pub fn new<P: AsRef<Path>>(plan: &AttemptPlan, private: impl IntoIterator<Item = P>) -> Self {
         let files = &plan.profile.filesystem;
         let mut powers = Self {
-            workspace: normal(plan.workspace.as_path()),
+            workspace: normalize_path(plan.workspace.as_path()),
             writable: normal_all(&files.write),
-            private: private.into_iter().map(|p| normal(p.as_ref())).collect(),
+            private: private.into_iter().map(|p| normalize_path(p.as_ref())).collect(),
             hidden: normal_all(&files.hide),
             revealed: normal_all(&files.reveal),
             sockets: normal_all(&files.sockets),
@@ -120,19 +120,19 @@ impl Powers {
             late: Vec::new(),
             agents: AgentSockets::default(),
             traced: files.trace,
-            programs: Programs::new(&plan.profile.exec),
-            reach: Reach::of(plan),
+            programs: ProgramRules::new(&plan.profile.exec),
+            reach: EgressReach::from_plan(plan),
         };
         for grant in plan.grants.iter().chain(&plan.effects) {
-            powers.add(grant);
+            powers.add_grant(grant);
         }
         powers
     }
 
     /// Returns the powers over a workspace alone, for later writes into it. Every protected name
     /// refuses.
-    pub(crate) fn over(workspace: &Path, protect: &[String]) -> Self {
-        let workspace = normal(workspace);
+    pub(crate) fn for_workspace(workspace: &Path, protect: &[String]) -> Self {
+        let workspace = normalize_path(workspace);
         Self {
             writable: vec![workspace.clone()],
             workspace,
@@ -156,37 +156,37 @@ impl Powers {
             late: Vec::new(),
             agents: AgentSockets::default(),
             traced: false,
-            programs: Programs::default(),
-            reach: Reach::default(),
+            programs: ProgramRules::default(),
+            reach: EgressReach::default(),
         }
     }
 
     /// Adds approved paths, as a grant for writing does.
-    pub(crate) fn agree(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
-        self.writable.extend(paths.into_iter().map(|path| normal(&path)));
+    pub(crate) fn approve_paths(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
+        self.writable.extend(paths.into_iter().map(|path| normalize_path(&path)));
     }
 
     /// Adds writable roots that did not exist when the sandbox's root was built. Its mounts are
     /// read-only there, so allowed operations must run in the supervisor's mount namespace.
     pub fn not_attached(&mut self, roots: impl IntoIterator<Item = PathBuf>) {
-        self.unattached.extend(roots.into_iter().map(|r| normal(&r)));
+        self.unattached.extend(roots.into_iter().map(|r| normalize_path(&r)));
     }
 
     /// Adds private trees in which Landlock lets the command make any object, see
     /// [`PrivateTree`](crate::launch::PrivateTree).
     pub(crate) fn allowed_by_floor(&mut self, trees: impl IntoIterator<Item = PathBuf>) {
-        self.floors.extend(trees.into_iter().map(|tree| normal(&tree)));
+        self.floors.extend(trees.into_iter().map(|tree| normalize_path(&tree)));
     }
 
     /// Returns whether a call that makes an object at `path` may continue, because it is in such a
     /// tree.
     pub(crate) fn floor_allows(&self, path: &[u8]) -> bool {
-        deepest(&self.private, path).is_some_and(|tree| self.floors.iter().any(|floor| floor == tree))
+        deepest_root(&self.private, path).is_some_and(|tree| self.floors.iter().any(|floor| floor == tree))
     }
 
     /// Marks the workspace as an overlay. Operations in it must not run in the supervisor's mount
     /// namespace, because that would change the workspace itself.
-    pub fn stage(&mut self) {
+    pub fn mark_staged(&mut self) {
         self.staged = Some(self.workspace.clone());
     }
 
@@ -198,7 +198,7 @@ impl Powers {
 
     /// Adds files that a tool does not need. They cannot be written, and the approver is not asked.
     pub(crate) fn keep_read_only(&mut self, files: &[PathBuf]) {
-        self.read_only.extend(files.iter().map(|file| normal(file)));
+        self.read_only.extend(files.iter().map(|file| normalize_path(file)));
     }
 
     /// See [`keep_read_only`](Self::keep_read_only).
@@ -209,7 +209,7 @@ impl Powers {
     /// Adds directories under a layer, of which only a part may be written. The rest is the host's,
     /// with other inode numbers.
     pub(crate) fn merged_at(&mut self, directories: impl IntoIterator<Item = PathBuf>) {
-        self.merged.extend(directories.into_iter().map(|directory| normal(&directory)));
+        self.merged.extend(directories.into_iter().map(|directory| normalize_path(&directory)));
     }
 
     /// Returns whether `path` is such a directory.
@@ -220,12 +220,12 @@ impl Powers {
     /// Adds trees in which earlier runs wrote. A path in such a tree may name another program than
     /// on the host.
     pub(crate) fn layered_at(&mut self, trees: impl IntoIterator<Item = PathBuf>) {
-        self.layers.extend(trees.into_iter().map(|tree| normal(&tree)));
+        self.layers.extend(trees.into_iter().map(|tree| normalize_path(&tree)));
     }
 
     /// Returns whether `path` is in such a tree.
     pub(crate) fn is_in_layer(&self, path: &[u8]) -> bool {
-        self.layers.iter().any(|tree| covers(tree, path))
+        self.layers.iter().any(|tree| is_at_or_beneath(tree, path))
     }
 
     /// Hides these paths as well.
@@ -237,7 +237,7 @@ impl Powers {
     /// Sets the directory of the host that is the sandbox's workspace. The user's links and
     /// settings contain that path.
     pub(crate) fn workspace_lies_at(&mut self, directory: &Path) {
-        self.host_workspace = Some(normal(directory));
+        self.host_workspace = Some(normalize_path(directory));
     }
 
     /// Returns the path of the workspace in the run and on the host, if these differ.
@@ -258,7 +258,7 @@ impl Powers {
 
     /// See [`stage`](Self::stage).
     pub fn is_staged(&self, path: &[u8]) -> bool {
-        self.staged.as_ref().is_some_and(|workspace| covers(workspace, path))
+        self.staged.as_ref().is_some_and(|workspace| is_at_or_beneath(workspace, path))
     }
 
     /// Returns whether operations that these powers allow on `path` must run in the supervisor's
@@ -266,16 +266,16 @@ impl Powers {
     pub fn is_unattached(&self, path: &[u8]) -> bool {
         !self.is_staged(path)
             && !self.in_private_tree(path)
-            && self.unattached.iter().any(|root| covers(root, path) || covers(path, root))
+            && self.unattached.iter().any(|root| is_at_or_beneath(root, path) || is_at_or_beneath(path, root))
     }
 
     /// Adds powers while the attempt runs. Its mounts and its hidden paths stay the same.
-    pub fn extend(&mut self, grants: &[Grant], level: Level) {
+    pub fn extend(&mut self, grants: &[Grant], level: IsolationLevel) {
         for grant in grants {
-            self.add(grant);
+            self.add_grant(grant);
             if let Grant::Write(path) = grant {
                 push_new(&mut self.added, path);
-                if level == Level::Full && !self.inside {
+                if level == IsolationLevel::Full && !self.inside {
                     push_new(&mut self.unattached, path);
                 }
             }
@@ -286,27 +286,27 @@ impl Powers {
     /// path beneath it may then name different objects in the two mount namespaces.
     pub fn is_seen_otherwise(&self, path: &Path) -> bool {
         let path = path.as_os_str().as_bytes();
-        let beneath = |other: &[u8]| covers(path, other) || covers(other, path);
+        let beneath = |other: &[u8]| is_at_or_beneath(path, other) || is_at_or_beneath(other, path);
         let replaced = self.private.iter().chain(&self.hidden).map(Vec::as_slice);
         KERNEL_TREES.into_iter().chain([&b"/dev"[..]]).chain(replaced).any(beneath)
     }
 
     /// Returns whether a power over `path` was added while the attempt ran.
     pub fn was_added(&self, path: &[u8]) -> bool {
-        self.added.iter().any(|root| covers(root, path))
+        self.added.iter().any(|root| is_at_or_beneath(root, path))
     }
 
-    fn add(&mut self, grant: &Grant) {
+    fn add_grant(&mut self, grant: &Grant) {
         match grant {
             Grant::Write(p) => push_new(&mut self.writable, p),
             Grant::Read(p) => push_new(&mut self.revealed, p),
             Grant::Socket(p) => push_new(&mut self.sockets, p),
-            Grant::Exec(p) => self.programs.agree(normal(p)),
+            Grant::Exec(p) => self.programs.approve_program(normalize_path(p)),
             Grant::Effect(_) => {
                 self.programs.agree_effect(grant);
-                self.reach.add(grant);
+                self.reach.add_grant(grant);
             }
-            Grant::Connect(_) | Grant::Secret(_) => self.reach.add(grant),
+            Grant::Connect(_) | Grant::Secret(_) => self.reach.add_grant(grant),
             Grant::Sign(_) | Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => {}
         }
     }
@@ -322,34 +322,34 @@ impl Powers {
     }
 
     /// Decides on `operation` on `object`, an absolute path without links.
-    pub fn decide(&self, operation: Operation, object: &Path, probe: Probe<'_>) -> Verdict {
+    pub fn decide_operation(&self, operation: DeniedOperation, object: &Path, probe: ExistsProbe<'_>) -> PermissionVerdict {
         let path = object.as_os_str().as_bytes();
-        if let Some(refusal) = self.hides(path) {
-            return Verdict::Refuse(refusal);
+        if let Some(refusal) = self.hidden_refusal(path) {
+            return PermissionVerdict::Refuse(refusal);
         }
-        let root = deepest(&self.writable, path);
-        let private = deepest(&self.private, path);
+        let root = deepest_root(&self.writable, path);
+        let private = deepest_root(&self.private, path);
         match (root, private) {
             (Some(root), private) if private.is_none_or(|tree| tree.len() <= root.len()) => {
-                self.within(operation, root, path, probe).map_or(Verdict::Allow, Verdict::Refuse)
+                self.root_refusal(operation, root, path, probe).map_or(PermissionVerdict::Allow, PermissionVerdict::Refuse)
             }
-            (_, Some(_)) => Verdict::Private,
+            (_, Some(_)) => PermissionVerdict::Private,
             // A root that does not exist yet is made together with its parents.
-            _ if operation == Operation::Mkdir && self.leads_to_root(path) => Verdict::Allow,
-            _ => Verdict::Refuse(outside(path)),
+            _ if operation == DeniedOperation::Mkdir && self.leads_to_root(path) => PermissionVerdict::Allow,
+            _ => PermissionVerdict::Refuse(outside_refusal(path)),
         }
     }
 
     /// Decides on a connection to the unix socket at this path, which the run did not make.
-    pub fn socket(&self, object: &Path) -> Verdict {
+    pub fn decide_socket(&self, object: &Path) -> PermissionVerdict {
         let path = object.as_os_str().as_bytes();
         if self.sockets.iter().any(|s| s == path) {
-            return Verdict::Allow;
+            return PermissionVerdict::Allow;
         }
         if self.is_private(object) {
-            return Verdict::Private;
+            return PermissionVerdict::Private;
         }
-        Verdict::Refuse(Refusal {
+        PermissionVerdict::Refuse(PermissionRefusal {
             rule: "a unix socket of the host".to_owned(),
             grant: Some(Grant::Socket(object.to_owned())),
         })
@@ -358,8 +358,8 @@ impl Powers {
     /// Returns whether the object is in a tree that only this run sees.
     pub fn is_private(&self, object: &Path) -> bool {
         let path = object.as_os_str().as_bytes();
-        deepest(&self.private, path)
-            .is_some_and(|tree| deepest(&self.writable, path).is_none_or(|root| root.len() < tree.len()))
+        deepest_root(&self.private, path)
+            .is_some_and(|tree| deepest_root(&self.writable, path).is_none_or(|root| root.len() < tree.len()))
     }
 
     /// Returns the relative paths that would be protected units if they exist beneath a directory
@@ -377,17 +377,17 @@ impl Powers {
     /// As [`in_private_tree`](Self::in_private_tree), but not if the user has permitted to read the
     /// host's content there.
     pub(crate) fn is_only_in_run(&self, path: &[u8]) -> bool {
-        let tree = deepest(&self.private, path).filter(|_| self.in_private_tree(path));
-        tree.is_some_and(|tree| deepest(&self.revealed, path).is_none_or(|shown| shown.len() <= tree.len()))
+        let tree = deepest_root(&self.private, path).filter(|_| self.in_private_tree(path));
+        tree.is_some_and(|tree| deepest_root(&self.revealed, path).is_none_or(|shown| shown.len() <= tree.len()))
     }
 
     /// Returns the names that are guarded in every writable root.
-    pub(crate) fn names(&self) -> &GuardedNames {
+    pub(crate) fn guarded_names(&self) -> &GuardedNames {
         &self.names
     }
 
     /// Returns the hidden paths.
-    pub(crate) fn hidden(&self) -> &[Vec<u8>] {
+    pub(crate) fn hidden_paths(&self) -> &[Vec<u8>] {
         &self.hidden
     }
 
@@ -398,7 +398,7 @@ impl Powers {
 
     /// Returns the length of the deepest writable root that contains `path`.
     pub(crate) fn root_length(&self, path: &[u8]) -> Option<usize> {
-        deepest(&self.writable, path).map(<[u8]>::len)
+        deepest_root(&self.writable, path).map(<[u8]>::len)
     }
 
     /// Returns whether `path` is itself a writable root, because a grant names it.
@@ -418,91 +418,91 @@ impl Powers {
 
     /// Returns whether the object is a writable root or beneath one.
     pub fn is_in_writable_root(&self, object: &Path) -> bool {
-        deepest(&self.writable, object.as_os_str().as_bytes()).is_some()
+        deepest_root(&self.writable, object.as_os_str().as_bytes()).is_some()
     }
 
     /// Returns the reason why the directory `object` must stay in place. An object beneath it is
     /// protected, hidden or writable by its location, not by its name.
-    pub fn stays(&self, object: &Path) -> Option<Refusal> {
+    pub fn move_refusal(&self, object: &Path) -> Option<PermissionRefusal> {
         let path = object.as_os_str().as_bytes();
-        let beneath = |t: &&Vec<u8>| t.len() > path.len() && covers(path, t);
-        let stays = |rule: &str| Some(Refusal { rule: rule.to_owned(), grant: None });
+        let beneath = |t: &&Vec<u8>| t.len() > path.len() && is_at_or_beneath(path, t);
+        let stays = |rule: &str| Some(PermissionRefusal { rule: rule.to_owned(), grant: None });
         if self.hidden.iter().any(|hidden| beneath(&hidden)) {
             return stays("a directory that holds hidden credentials stays in place");
         }
-        if self.sockets.iter().any(|socket| socket.len() > path.len() && covers(path, socket)) {
+        if self.sockets.iter().any(|socket| socket.len() > path.len() && is_at_or_beneath(path, socket)) {
             return stays("a directory that holds a granted socket stays in place");
         }
         // The rules of a private tree depend on the location of its content. If a directory above a
         // writable root is moved, the root would be taken for private.
-        if deepest(&self.writable, path).is_none() && self.writable.iter().any(|root| beneath(&root)) {
+        if deepest_root(&self.writable, path).is_none() && self.writable.iter().any(|root| beneath(&root)) {
             return stays("a directory that holds a writable root stays in place");
         }
         None
     }
 
     /// Returns the refusal to read at `path`, if it is hidden.
-    pub(crate) fn hides(&self, path: &[u8]) -> Option<Refusal> {
-        let hidden = deepest(&self.hidden, path)?;
-        let shown = |roots: &[Vec<u8>]| deepest(roots, path).is_some_and(|r| r.len() >= hidden.len());
+    pub(crate) fn hidden_refusal(&self, path: &[u8]) -> Option<PermissionRefusal> {
+        let hidden = deepest_root(&self.hidden, path)?;
+        let shown = |roots: &[Vec<u8>]| deepest_root(roots, path).is_some_and(|r| r.len() >= hidden.len());
         (!shown(&self.revealed) && !shown(&self.writable) && !shown(&self.private))
-            .then(|| Refusal { rule: "hidden from runs".to_owned(), grant: Some(Grant::Read(to_path(path))) })
+            .then(|| PermissionRefusal { rule: "hidden from runs".to_owned(), grant: Some(Grant::Read(to_path(path))) })
     }
 
     /// Returns the reason why the writable root `root` does not cover `path`, which is at or
     /// beneath it.
-    fn within(&self, operation: Operation, root: &[u8], path: &[u8], probe: Probe<'_>) -> Option<Refusal> {
-        if covers(b"/proc", path) || covers(b"/sys", path) {
-            return Some(outside(path));
+    fn root_refusal(&self, operation: DeniedOperation, root: &[u8], path: &[u8], probe: ExistsProbe<'_>) -> Option<PermissionRefusal> {
+        if is_at_or_beneath(b"/proc", path) || is_at_or_beneath(b"/sys", path) {
+            return Some(outside_refusal(path));
         }
         if is_momentary(root, path) {
             let rule = "a file that Stockade is putting into its place".to_owned();
-            return Some(Refusal { rule, grant: None });
+            return Some(PermissionRefusal { rule, grant: None });
         }
         if !self.permits_by_name(operation, path)
-            && let Some((unit, name)) = self.boundary(root, path)
+            && let Some((unit, name)) = self.find_protected_unit(root, path)
         {
-            return Some(protected(unit, &name));
+            return Some(protected_refusal(unit, &name));
         }
-        let is_known: IsKnown<'_> = &|prefix| self.is_known_part(prefix);
+        let is_known: KnownNameCheck<'_> = &|prefix| self.is_known_part(prefix);
         if let Some(unit) =
             repository::guarded_part(creates_name(operation), root.len(), path, (&self.parts, is_known), probe)
         {
-            return Some(repository::refusal(unit));
+            return Some(repository::refuse_change(unit));
         }
-        let replaces = !matches!(operation, Operation::Write | Operation::Metadata | Operation::Truncate);
+        let replaces = !matches!(operation, DeniedOperation::Write | DeniedOperation::Metadata | DeniedOperation::Truncate);
         (replaces && path == self.workspace)
-            .then(|| Refusal { rule: "the workspace itself stays in place".to_owned(), grant: None })
+            .then(|| PermissionRefusal { rule: "the workspace itself stays in place".to_owned(), grant: None })
     }
 }
 
 /// Returns whether `path` has a temporary name beneath `root`. No other program needs it.
 fn is_momentary(root: &[u8], path: &[u8]) -> bool {
     let beneath = path.get(root.len()..).unwrap_or_default();
-    beneath.split(|b| *b == b'/').any(|name| PASSING.iter().any(|prefix| fold(name).starts_with(prefix.as_bytes())))
+    beneath.split(|b| *b == b'/').any(|name| TEMPORARY_PREFIXES.iter().any(|prefix| fold_name(name).starts_with(prefix.as_bytes())))
 }
 
-fn outside(path: &[u8]) -> Refusal {
-    if KERNEL_TREES.iter().any(|tree| covers(tree, path)) {
-        return Refusal { rule: "the kernel's own files".to_owned(), grant: None };
+fn outside_refusal(path: &[u8]) -> PermissionRefusal {
+    if KERNEL_TREES.iter().any(|tree| is_at_or_beneath(tree, path)) {
+        return PermissionRefusal { rule: "the kernel's own files".to_owned(), grant: None };
     }
-    Refusal { rule: "outside every writable root".to_owned(), grant: Some(Grant::Write(to_path(path))) }
+    PermissionRefusal { rule: "outside every writable root".to_owned(), grant: Some(Grant::Write(to_path(path))) }
 }
 
-pub(crate) fn protected(unit: &[u8], name: &str) -> Refusal {
-    Refusal { rule: format!("protected name: {name}"), grant: Some(Grant::Write(to_path(unit))) }
+pub(crate) fn protected_refusal(unit: &[u8], name: &str) -> PermissionRefusal {
+    PermissionRefusal { rule: format!("protected name: {name}"), grant: Some(Grant::Write(to_path(unit))) }
 }
 
-pub(crate) fn creates_name(operation: Operation) -> bool {
+pub(crate) fn creates_name(operation: DeniedOperation) -> bool {
     matches!(
         operation,
-        Operation::Create
-            | Operation::Mkdir
-            | Operation::Mknod
-            | Operation::Rename
-            | Operation::Link
-            | Operation::Symlink
-            | Operation::Bind
+        DeniedOperation::Create
+            | DeniedOperation::Mkdir
+            | DeniedOperation::Mknod
+            | DeniedOperation::Rename
+            | DeniedOperation::Link
+            | DeniedOperation::Symlink
+            | DeniedOperation::Bind
     )
 }
 
@@ -514,32 +514,32 @@ pub(crate) fn prefix_ends(path: &[u8]) -> Vec<usize> {
 }
 
 /// Returns whether `path` is at or beneath `root`. Both are absolute and normal.
-pub(crate) fn covers(root: &[u8], path: &[u8]) -> bool {
+pub(crate) fn is_at_or_beneath(root: &[u8], path: &[u8]) -> bool {
     root == b"/" || (path.starts_with(root) && (path.len() == root.len() || path[root.len()] == b'/'))
 }
 
-fn deepest<'a>(roots: &'a [Vec<u8>], path: &[u8]) -> Option<&'a [u8]> {
-    roots.iter().filter(|r| covers(r, path)).max_by_key(|r| r.len()).map(Vec::as_slice)
+fn deepest_root<'a>(roots: &'a [Vec<u8>], path: &[u8]) -> Option<&'a [u8]> {
+    roots.iter().filter(|r| is_at_or_beneath(r, path)).max_by_key(|r| r.len()).map(Vec::as_slice)
 }
 
 fn push_new(paths: &mut Vec<Vec<u8>>, path: &Path) {
-    let path = normal(path);
+    let path = normalize_path(path);
     if !paths.contains(&path) {
         paths.push(path);
     }
 }
 
-fn normal(path: &Path) -> Vec<u8> {
+fn normalize_path(path: &Path) -> Vec<u8> {
     path.components().collect::<PathBuf>().into_os_string().as_bytes().to_vec()
 }
 
 /// Returns `path`, which is at or beneath `from`, with the prefix `to` instead of `from`.
-pub(crate) fn renamed(path: &[u8], from: &[u8], to: &[u8]) -> Option<Vec<u8>> {
-    covers(from, path).then(|| [to, &path[from.len()..]].concat())
+pub(crate) fn replace_prefix(path: &[u8], from: &[u8], to: &[u8]) -> Option<Vec<u8>> {
+    is_at_or_beneath(from, path).then(|| [to, &path[from.len()..]].concat())
 }
 
 fn normal_all(paths: &[RawText]) -> Vec<Vec<u8>> {
-    paths.iter().map(|p| normal(p.as_path())).collect()
+    paths.iter().map(|p| normalize_path(p.as_path())).collect()
 }
 
 pub(crate) fn to_path(bytes: &[u8]) -> PathBuf {

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use stockade_model::{
-    DEFAULT_PROTECTED_NAMES, Environment, Filesystem, Level, Limits, Network, Plan, Profile, RequestId,
+    DEFAULT_PROTECTED_NAMES, EnvironmentRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, AttemptPlan, Profile, RequestId,
 };
 
 use super::*;
 
-fn plan(write: &[&str], grants: &[&str]) -> Plan {
-    Plan {
+fn plan(write: &[&str], grants: &[&str]) -> AttemptPlan {
+    AttemptPlan {
         request: RequestId::from_random([1; 16]),
         attempt: 1,
         argv: vec!["true".into()],
@@ -20,7 +20,7 @@ fn plan(write: &[&str], grants: &[&str]) -> Plan {
         profile: Profile {
             name: "workspace".to_owned(),
             sandboxed: true,
-            filesystem: Filesystem {
+            filesystem: FilesystemAccess {
                 write: write.iter().map(|p| RawText::from(*p)).collect(),
                 hide: vec!["/home/u/.ssh".into(), "/ws/secret".into()],
                 reveal: vec!["/home/u/.ssh/known_hosts".into()],
@@ -32,45 +32,45 @@ fn plan(write: &[&str], grants: &[&str]) -> Plan {
                 caches: Vec::new(),
             },
             exec: stockade_model::ExecRules::default(),
-            network: Network::None,
+            network: NetworkAccess::None,
             egress: Default::default(),
-            environment: Environment::default(),
+            environment: EnvironmentRules::default(),
             limits: Limits::default(),
         },
         grants: grants.iter().map(|g| g.parse().unwrap()).collect(),
         effects: Vec::new(),
-        level: Level::Full,
+        level: IsolationLevel::Full,
         backend: "native".to_owned(),
     }
 }
 
-fn powers(write: &[&str], grants: &[&str]) -> Powers {
-    Powers::new(&plan(write, grants), ["/tmp", "/var/tmp"])
+fn powers(write: &[&str], grants: &[&str]) -> AttemptPermissions {
+    AttemptPermissions::new(&plan(write, grants), ["/tmp", "/var/tmp"])
 }
 
 fn nothing(_: &Path) -> bool {
     false
 }
 
-fn text(verdict: &Verdict) -> String {
+fn text(verdict: &PermissionVerdict) -> String {
     match verdict {
-        Verdict::Allow => "allow".to_owned(),
-        Verdict::Private => "private".to_owned(),
-        Verdict::Refuse(Refusal { rule, grant }) => {
+        PermissionVerdict::Allow => "allow".to_owned(),
+        PermissionVerdict::Private => "private".to_owned(),
+        PermissionVerdict::Refuse(PermissionRefusal { rule, grant }) => {
             format!("{rule} | {}", grant.as_ref().map_or("-".to_owned(), ToString::to_string))
         }
     }
 }
 
 #[track_caller]
-fn check(powers: &Powers, operation: Operation, object: &str, expected: &str) {
-    let verdict = powers.decide(operation, Path::new(object), &nothing);
+fn check(powers: &AttemptPermissions, operation: DeniedOperation, object: &str, expected: &str) {
+    let verdict = powers.decide_operation(operation, Path::new(object), &nothing);
     assert_eq!(text(&verdict), expected, "{operation:?} {object}");
 }
 
 #[test]
 fn decisions() {
-    use Operation::{Create, Link, Metadata, Mkdir, Remove, Rename, Write};
+    use DeniedOperation::{Create, Link, Metadata, Mkdir, Remove, Rename, Write};
     let p = powers(&["/ws"], &[]);
     for (operation, object, expected) in [
         (Create, "/ws/a", "allow"),
@@ -113,40 +113,40 @@ fn decisions() {
 #[test]
 fn a_grant_ends_at_the_next_unit() {
     let p = powers(&["/ws"], &["write /ws/.git", "write /ws/n/.git/hooks", "write /home/u/.bashrc"]);
-    check(&p, Operation::Create, "/ws/.git/index.lock", "allow");
-    check(&p, Operation::Create, "/ws/.git", "allow");
-    check(&p, Operation::Create, "/ws/.git/config", "protected name: .git/config | write /ws/.git/config");
-    check(&p, Operation::Create, "/ws/n/.git/hooks/x", "allow");
-    check(&p, Operation::Create, "/ws/n/.git/x", "protected name: .git | write /ws/n/.git");
-    check(&p, Operation::Write, "/home/u/.bashrc", "allow");
-    check(&p, Operation::Write, "/home/u/.profile", "outside every writable root | write /home/u/.profile");
+    check(&p, DeniedOperation::Create, "/ws/.git/index.lock", "allow");
+    check(&p, DeniedOperation::Create, "/ws/.git", "allow");
+    check(&p, DeniedOperation::Create, "/ws/.git/config", "protected name: .git/config | write /ws/.git/config");
+    check(&p, DeniedOperation::Create, "/ws/n/.git/hooks/x", "allow");
+    check(&p, DeniedOperation::Create, "/ws/n/.git/x", "protected name: .git | write /ws/n/.git");
+    check(&p, DeniedOperation::Write, "/home/u/.bashrc", "allow");
+    check(&p, DeniedOperation::Write, "/home/u/.profile", "outside every writable root | write /home/u/.profile");
 }
 
 #[test]
 fn what_is_above_a_root_can_be_made() {
     let p = powers(&["/ws"], &["write /home/u/.config/tool", "write /home/u/.ssh/x/y", "write /home/u/n/.git/hooks"]);
-    check(&p, Operation::Mkdir, "/home/u/.config", "allow");
-    check(&p, Operation::Create, "/home/u/.config", "outside every writable root | write /home/u/.config");
-    check(&p, Operation::Rename, "/home/u/.config", "outside every writable root | write /home/u/.config");
-    check(&p, Operation::Mkdir, "/home/u/.config/other", "outside every writable root | write /home/u/.config/other");
-    check(&p, Operation::Mkdir, "/home/u/.ssh/x", "hidden from runs | read /home/u/.ssh/x");
-    check(&p, Operation::Mkdir, "/home/u/n", "allow");
-    check(&p, Operation::Mkdir, "/home/u/n/.git", "outside every writable root | write /home/u/n/.git");
+    check(&p, DeniedOperation::Mkdir, "/home/u/.config", "allow");
+    check(&p, DeniedOperation::Create, "/home/u/.config", "outside every writable root | write /home/u/.config");
+    check(&p, DeniedOperation::Rename, "/home/u/.config", "outside every writable root | write /home/u/.config");
+    check(&p, DeniedOperation::Mkdir, "/home/u/.config/other", "outside every writable root | write /home/u/.config/other");
+    check(&p, DeniedOperation::Mkdir, "/home/u/.ssh/x", "hidden from runs | read /home/u/.ssh/x");
+    check(&p, DeniedOperation::Mkdir, "/home/u/n", "allow");
+    check(&p, DeniedOperation::Mkdir, "/home/u/n/.git", "outside every writable root | write /home/u/n/.git");
 }
 
 #[test]
 fn a_root_at_the_top_does_not_reach_the_kernels_files() {
     let p = powers(&["/"], &[]);
-    check(&p, Operation::Write, "/etc/x", "allow");
-    check(&p, Operation::Write, "/proc/1/comm", "the kernel's own files | -");
-    check(&p, Operation::Create, "/a/.git/x", "protected name: .git | write /a/.git");
+    check(&p, DeniedOperation::Write, "/etc/x", "allow");
+    check(&p, DeniedOperation::Write, "/proc/1/comm", "the kernel's own files | -");
+    check(&p, DeniedOperation::Create, "/a/.git/x", "protected name: .git | write /a/.git");
 }
 
 #[test]
 fn a_workspace_in_a_private_tree_keeps_its_rules() {
     let p = powers(&["/tmp/x/ws"], &[]);
-    check(&p, Operation::Create, "/tmp/x/ws/.git", "protected name: .git | write /tmp/x/ws/.git");
-    check(&p, Operation::Create, "/tmp/x/.git", "private");
+    check(&p, DeniedOperation::Create, "/tmp/x/ws/.git", "protected name: .git | write /tmp/x/ws/.git");
+    check(&p, DeniedOperation::Create, "/tmp/x/.git", "private");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn what_has_its_rules_from_its_place_stays() {
         ("/tmp/x/y/w", None),
         ("/ws/a", None),
     ] {
-        assert_eq!(p.stays(Path::new(object)).map(|r| r.rule), expected.map(str::to_owned), "{object}");
+        assert_eq!(p.move_refusal(Path::new(object)).map(|r| r.rule), expected.map(str::to_owned), "{object}");
     }
 }
 
@@ -181,15 +181,15 @@ fn what_is_replaced_inside_is_seen_otherwise() {
 fn powers_that_are_added_hold_at_once() {
     let mut p = powers(&["/ws"], &[]);
     let add = ["write /o/d", "write /o/d", "socket /o/s"].map(|g| g.parse().unwrap());
-    p.extend(&add, Level::Full);
-    check(&p, Operation::Create, "/o/d/a", "allow");
-    check(&p, Operation::Create, "/o/d/.git/a", "protected name: .git | write /o/d/.git");
-    check(&p, Operation::Create, "/o/e", "outside every writable root | write /o/e");
-    assert_eq!(text(&p.socket(Path::new("/o/s"))), "allow");
-    let places = |p: &Powers, path: &[u8]| (p.was_added(path), p.is_unattached(path));
+    p.extend(&add, IsolationLevel::Full);
+    check(&p, DeniedOperation::Create, "/o/d/a", "allow");
+    check(&p, DeniedOperation::Create, "/o/d/.git/a", "protected name: .git | write /o/d/.git");
+    check(&p, DeniedOperation::Create, "/o/e", "outside every writable root | write /o/e");
+    assert_eq!(text(&p.decide_socket(Path::new("/o/s"))), "allow");
+    let places = |p: &AttemptPermissions, path: &[u8]| (p.was_added(path), p.is_unattached(path));
     assert_eq!(places(&p, b"/o/d/a"), (true, true));
     assert_eq!(places(&p, b"/ws/a"), (false, false));
-    p.extend(&["write /r".parse().unwrap()], Level::Restricted);
+    p.extend(&["write /r".parse().unwrap()], IsolationLevel::Restricted);
     assert_eq!(places(&p, b"/r/a"), (true, false));
 }
 
@@ -203,14 +203,14 @@ fn sockets() {
         ("/ws/s", "a unix socket of the host | socket /ws/s"),
         ("/run/docker.sock", "a unix socket of the host | socket /run/docker.sock"),
     ] {
-        assert_eq!(text(&p.socket(Path::new(object))), expected);
+        assert_eq!(text(&p.decide_socket(Path::new(object))), expected);
     }
 }
 
 #[track_caller]
-fn repository(operation: Operation, object: &str, there: &[&str], refused_at: Option<&str>) {
+fn repository(operation: DeniedOperation, object: &str, there: &[&str], refused_at: Option<&str>) {
     let probe = |p: &Path| there.iter().any(|t| Path::new(t) == p);
-    let verdict = powers(&["/ws"], &[]).decide(operation, Path::new(object), &probe);
+    let verdict = powers(&["/ws"], &[]).decide_operation(operation, Path::new(object), &probe);
     let expected = refused_at.map_or("allow".to_owned(), |unit| {
         format!("a repository that is not called .git, or a part of one | write {unit}")
     });
@@ -219,7 +219,7 @@ fn repository(operation: Operation, object: &str, there: &[&str], refused_at: Op
 
 #[test]
 fn bare_repositories_under_any_name() {
-    use Operation::{Create, Mkdir, Rename, Write};
+    use DeniedOperation::{Create, Mkdir, Rename, Write};
     let whole = ["/ws/r/HEAD", "/ws/r/objects", "/ws/r/refs", "/ws/r/config"];
     repository(Write, "/ws/r/config", &whole, Some("/ws/r/config"));
     repository(Create, "/ws/r/hooks/post-update", &whole, Some("/ws/r/hooks"));
@@ -270,19 +270,19 @@ proptest! {
         let p = powers(&[], &[&format!("write {}", path(&grant))]);
         let whole: Vec<String> = grant.iter().chain(&below).cloned().collect();
         let crossed = (grant.len() + 1..=whole.len()).any(|n| is_unit(&whole[..n]));
-        let verdict = p.decide(Operation::Create, Path::new(&path(&whole)), &nothing);
-        prop_assert_eq!(verdict == Verdict::Allow, !crossed, "{:?} {:?}", grant, below);
-        prop_assert_eq!(p.decide(Operation::Create, Path::new(&path(&grant)), &nothing), Verdict::Allow);
+        let verdict = p.decide_operation(DeniedOperation::Create, Path::new(&path(&whole)), &nothing);
+        prop_assert_eq!(verdict == PermissionVerdict::Allow, !crossed, "{:?} {:?}", grant, below);
+        prop_assert_eq!(p.decide_operation(DeniedOperation::Create, Path::new(&path(&grant)), &nothing), PermissionVerdict::Allow);
     }
 
     /// The grant that a refusal names suffices for the refused operation.
     #[test]
     fn the_named_grant_suffices(parts in tail(), inside in any::<bool>()) {
         let object = format!("{}/{}", if inside { "/ws" } else { "/o" }, parts.join("/"));
-        let verdict = powers(&["/ws"], &[]).decide(Operation::Create, Path::new(&object), &nothing);
-        if let Verdict::Refuse(Refusal { grant: Some(grant), .. }) = verdict {
+        let verdict = powers(&["/ws"], &[]).decide_operation(DeniedOperation::Create, Path::new(&object), &nothing);
+        if let PermissionVerdict::Refuse(PermissionRefusal { grant: Some(grant), .. }) = verdict {
             let p = powers(&["/ws"], &[&grant.to_string()]);
-            prop_assert_eq!(p.decide(Operation::Create, Path::new(&object), &nothing), Verdict::Allow);
+            prop_assert_eq!(p.decide_operation(DeniedOperation::Create, Path::new(&object), &nothing), PermissionVerdict::Allow);
         }
     }
 
@@ -292,14 +292,14 @@ proptest! {
         let roots: Vec<String> = roots.iter().map(|r| format!("/o/{}", r.join("/"))).collect();
         let mut wide: Vec<&str> = roots.iter().map(String::as_str).collect();
         let object = PathBuf::from(format!("/o/{}", object.join("/")));
-        let before = powers(&wide, &[]).decide(Operation::Write, &object, &nothing);
+        let before = powers(&wide, &[]).decide_operation(DeniedOperation::Write, &object, &nothing);
         let mut stricter = plan(&wide, &[]);
         stricter.profile.filesystem.protect.push("src".to_owned());
-        let protected = Powers::new(&stricter, [] as [&str; 0]).decide(Operation::Write, &object, &nothing);
-        prop_assert!(protected != Verdict::Allow || before == Verdict::Allow);
+        let protected = AttemptPermissions::new(&stricter, [] as [&str; 0]).decide_operation(DeniedOperation::Write, &object, &nothing);
+        prop_assert!(protected != PermissionVerdict::Allow || before == PermissionVerdict::Allow);
         wide.remove(drop.min(wide.len() - 1));
-        let after = powers(&wide, &[]).decide(Operation::Write, &object, &nothing);
-        prop_assert!(after != Verdict::Allow || before == Verdict::Allow);
+        let after = powers(&wide, &[]).decide_operation(DeniedOperation::Write, &object, &nothing);
+        prop_assert!(after != PermissionVerdict::Allow || before == PermissionVerdict::Allow);
     }
 
     /// Case never matters for a protected name.
@@ -310,7 +310,7 @@ proptest! {
             .enumerate()
             .map(|(i, c)| if upper >> (i % 64) & 1 == 1 { c.to_ascii_uppercase() } else { c })
             .collect();
-        let verdict = powers(&["/ws"], &[]).decide(Operation::Create, &Path::new("/ws/d").join(spelled), &nothing);
-        prop_assert!(matches!(verdict, Verdict::Refuse(_)));
+        let verdict = powers(&["/ws"], &[]).decide_operation(DeniedOperation::Create, &Path::new("/ws/d").join(spelled), &nothing);
+        prop_assert!(matches!(verdict, PermissionVerdict::Refuse(_)));
     }
 }

@@ -6,43 +6,43 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use stockade_model::{Grant, Operation};
+use stockade_model::{Grant, DeniedOperation};
 
-use crate::guards::{GuardedPlaces, SurveyError, View, open_host_root, survey_directory};
-use crate::powers::{Powers, Probe, Refusal, Verdict};
+use crate::guards::{GuardedPaths, SurveyError, RootView, open_host_root, survey_directory};
+use crate::powers::{AttemptPermissions, ExistsProbe, PermissionRefusal, PermissionVerdict};
 
 /// Decides which paths of the host such a write must not make or replace.
 #[derive(Debug)]
 pub struct ProtectedNames {
-    powers: Powers,
+    powers: AttemptPermissions,
     granted: Vec<PathBuf>,
     /// Targets of the links and settings in a directory, by the directory.
-    surveyed: Mutex<HashMap<PathBuf, Arc<Result<GuardedPlaces, SurveyError>>>>,
+    surveyed: Mutex<HashMap<PathBuf, Arc<Result<GuardedPaths, SurveyError>>>>,
 }
 
 impl ProtectedNames {
     /// Protects `names` at every depth. `granted` are absolute paths that may be written all the
     /// same, without the protected names beneath them.
     pub fn new(names: &[String], granted: &[PathBuf]) -> Self {
-        let mut powers = Powers::over(Path::new("/"), names);
-        powers.agree(granted.iter().cloned());
+        let mut powers = AttemptPermissions::for_workspace(Path::new("/"), names);
+        powers.approve_paths(granted.iter().cloned());
         Self { powers, granted: granted.to_vec(), surveyed: Mutex::default() }
     }
 
     /// Returns the reason why nothing may be made or replaced at `path`, which is absolute and has
     /// no links above its last component. `exists` reports whether a path exists or will exist.
-    pub fn refusal(&self, path: &Path, is_link: bool, exists: Probe<'_>) -> Option<Refusal> {
-        if let Verdict::Refuse(refusal) = self.powers.decide(Operation::Create, path, exists) {
+    pub fn creation_refusal(&self, path: &Path, is_link: bool, exists: ExistsProbe<'_>) -> Option<PermissionRefusal> {
+        if let PermissionVerdict::Refuse(refusal) = self.powers.decide_operation(DeniedOperation::Create, path, exists) {
             return Some(refusal);
         }
         if self.granted.iter().any(|granted| path.starts_with(granted)) {
             return None;
         }
-        let refusal = |rule: String| Refusal { rule, grant: Some(Grant::Write(path.to_owned())) };
+        let refusal = |rule: String| PermissionRefusal { rule, grant: Some(Grant::Write(path.to_owned())) };
         for directory in path.ancestors().skip(1) {
-            match &*self.survey(directory) {
+            match &*self.survey_directory(directory) {
                 Ok(places) => {
-                    if let Some(found) = places.refusal(0, path.as_os_str().as_encoded_bytes()) {
+                    if let Some(found) = places.find_refusal(0, path.as_os_str().as_encoded_bytes()) {
                         return Some(refusal(found.rule));
                     }
                 }
@@ -56,12 +56,12 @@ impl ProtectedNames {
     }
 
     /// Returns the targets of protected names in this directory.
-    fn survey(&self, directory: &Path) -> Arc<Result<GuardedPlaces, SurveyError>> {
+    fn survey_directory(&self, directory: &Path) -> Arc<Result<GuardedPaths, SurveyError>> {
         let mut known = self.surveyed.lock().unwrap_or_else(PoisonError::into_inner);
         let find = || {
             let host = open_host_root().map_err(|_| SurveyError::Unreadable)?;
             let directory = directory.as_os_str().as_encoded_bytes();
-            survey_directory(View::new(host.as_fd()), directory, self.powers.names())
+            survey_directory(RootView::new(host.as_fd()), directory, self.powers.guarded_names())
         };
         Arc::clone(known.entry(directory.to_owned()).or_insert_with(|| Arc::new(find())))
     }
@@ -92,7 +92,7 @@ mod tests {
         symlink("b/rc", top.join("project/.envrc")).unwrap();
         let protected = ProtectedNames::new(&names(), &[top.join("granted/.git")]);
         let refuses = |path: &str, is_link| {
-            protected.refusal(&top.join(path), is_link, &|path| path.symlink_metadata().is_ok()).is_some()
+            protected.creation_refusal(&top.join(path), is_link, &|path| path.symlink_metadata().is_ok()).is_some()
         };
         for path in [
             "project/.git",

@@ -8,29 +8,29 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use stockade_egress::is_own;
 use stockade_model::{
-    EffectUse, Egress, Grant, Host, HostName, HostPattern, Listed, Plan, SecretUse, Target, TargetPattern,
+    EffectUse, EgressRules, Grant, Host, HostName, HostPattern, TargetListing, AttemptPlan, SecretUse, NetworkTarget, TargetPattern,
     special_address,
 };
 
-use crate::powers::Refusal;
+use crate::powers::PermissionRefusal;
 
 /// The reachable targets. All copies belong to the same attempt and share added grants.
 #[derive(Clone, Debug, Default)]
-pub struct Reach {
-    lists: Arc<Egress>,
+pub struct EgressReach {
+    lists: Arc<EgressRules>,
     granted: Arc<RwLock<Vec<Grant>>>,
 }
 
-impl Reach {
+impl EgressReach {
     /// Returns the targets that a plan lets its attempt reach.
-    pub fn of(plan: &Plan) -> Self {
+    pub fn from_plan(plan: &AttemptPlan) -> Self {
         let reach = Self { lists: Arc::new(plan.profile.egress.clone()), granted: Arc::default() };
-        plan.grants.iter().chain(&plan.effects).for_each(|grant| reach.add(grant));
+        plan.grants.iter().chain(&plan.effects).for_each(|grant| reach.add_grant(grant));
         reach
     }
 
     /// Adds a grant if it concerns targets, secrets for them, or effects.
-    pub fn add(&self, grant: &Grant) {
+    pub fn add_grant(&self, grant: &Grant) {
         let mut granted = self.granted.write().unwrap_or_else(PoisonError::into_inner);
         let is_known = granted.contains(grant);
         if matches!(grant, Grant::Connect(_) | Grant::Secret(_) | Grant::Effect(_)) && !is_known {
@@ -42,18 +42,18 @@ impl Reach {
     ///
     /// # Errors
     /// [`Refusal`] with the refusing rule and the sufficient grant.
-    pub fn decide(&self, target: &Target) -> Result<String, Refusal> {
+    pub fn decide_target(&self, target: &NetworkTarget) -> Result<String, PermissionRefusal> {
         let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
         match self.lists.listed_with(granted.iter(), target) {
-            Listed::Allowed(pattern) | Listed::Granted(pattern) if self.is_unmeant(&granted, target) => Err(Refusal {
+            TargetListing::Allowed(pattern) | TargetListing::Granted(pattern) if self.is_unmeant(&granted, target) => Err(PermissionRefusal {
                 rule: format!("{target} is this machine itself, which `{pattern}` does not speak of"),
-                grant: Some(Grant::connect(target)),
+                grant: Some(Grant::connect_to(target)),
             }),
-            Listed::Allowed(pattern) => Ok(format!("allow {pattern}")),
-            Listed::Granted(pattern) => Ok(format!("grant connect {pattern}")),
-            Listed::Denied(pattern) => Err(Refusal { rule: format!("deny {pattern}"), grant: None }),
-            Listed::Not => {
-                Err(Refusal { rule: "not among the targets".to_owned(), grant: Some(Grant::connect(target)) })
+            TargetListing::Allowed(pattern) => Ok(format!("allow {pattern}")),
+            TargetListing::Granted(pattern) => Ok(format!("grant connect {pattern}")),
+            TargetListing::Denied(pattern) => Err(PermissionRefusal { rule: format!("deny {pattern}"), grant: None }),
+            TargetListing::Not => {
+                Err(PermissionRefusal { rule: "not among the targets".to_owned(), grant: Some(Grant::connect_to(target)) })
             }
         }
     }
@@ -64,14 +64,14 @@ impl Reach {
     /// # Errors
     /// [`Refusal`] with the refusing rule and the sufficient grant. `rule` is the egress proxy's
     /// text.
-    pub fn decide_secret(&self, wanted: &SecretUse, rule: &str) -> Result<String, Refusal> {
+    pub fn decide_secret(&self, wanted: &SecretUse, rule: &str) -> Result<String, PermissionRefusal> {
         if let Some(pattern) = self.lists.deny.iter().find(|pattern| pattern.overlaps(wanted.targets())) {
-            return Err(Refusal { rule: format!("deny {pattern}"), grant: None });
+            return Err(PermissionRefusal { rule: format!("deny {pattern}"), grant: None });
         }
         let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
         match granted.iter().filter_map(Grant::secret).find(|own| own.covers(wanted)) {
             Some(own) => Ok(format!("grant secret {own}")),
-            None => Err(Refusal { rule: rule.to_owned(), grant: Some(wanted.clone().into_grant()) }),
+            None => Err(PermissionRefusal { rule: rule.to_owned(), grant: Some(wanted.clone().into_grant()) }),
         }
     }
 
@@ -82,30 +82,30 @@ impl Reach {
     /// # Errors
     /// [`Refusal`] with the missing approval and the sufficient grant. `message` is the egress
     /// proxy's text.
-    pub fn decide_effect(&self, wanted: &EffectUse, message: &str) -> Result<String, Refusal> {
+    pub fn decide_effect(&self, wanted: &EffectUse, message: &str) -> Result<String, PermissionRefusal> {
         let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
         match granted.iter().filter_map(Grant::effect).find(|own| own.covers(wanted)) {
             Some(own) => Ok(format!("effect {own}")),
-            None => Err(Refusal { rule: message.to_owned(), grant: Some(wanted.clone().into_grant()) }),
+            None => Err(PermissionRefusal { rule: message.to_owned(), grant: Some(wanted.clone().into_grant()) }),
         }
     }
 
     /// Returns whether the target is this machine at an ordinary address that no pattern names
     /// exactly. Servers that listen on every address are not meant for runs that may reach the
     /// internet.
-    fn is_unmeant(&self, granted: &[Grant], target: &Target) -> bool {
+    fn is_unmeant(&self, granted: &[Grant], target: &NetworkTarget) -> bool {
         let Host::Address(address) = target.host else { return false };
         let is_named = |pattern: &TargetPattern| {
-            matches!(pattern.host(), HostPattern::Exactly(host) if *host == target.host) && pattern.names(target)
+            matches!(pattern.host(), HostPattern::Exactly(host) if *host == target.host) && pattern.matches_target(target)
         };
         let mut patterns = granted.iter().filter_map(Grant::targets).chain(&self.lists.allow);
         special_address(address).is_none() && !patterns.any(is_named) && is_own(address)
     }
 
     /// Returns whether some port of this name may be reached.
-    pub fn knows(&self, name: &HostName) -> bool {
+    pub fn allows_name(&self, name: &HostName) -> bool {
         let host = Host::Name(name.clone());
-        let names = |pattern: &HostPattern| pattern.names(&host);
+        let names = |pattern: &HostPattern| pattern.matches_host(&host);
         let denied = self.lists.deny.iter().any(|p| p.ports().next().is_none() && names(p.host()));
         let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
         let agreed = granted.iter().filter_map(Grant::targets).chain(&self.lists.allow).any(|p| names(p.host()));
@@ -117,11 +117,11 @@ impl Reach {
 mod tests {
     use super::*;
 
-    fn reach(allow: &[&str], deny: &[&str], grants: &[&str]) -> Reach {
+    fn reach(allow: &[&str], deny: &[&str], grants: &[&str]) -> EgressReach {
         let all = |list: &[&str]| list.iter().map(|p| p.parse().unwrap()).collect();
-        let lists = Egress { allow: all(allow), deny: all(deny), ..Egress::default() };
-        let reach = Reach { lists: Arc::new(lists), ..Reach::default() };
-        grants.iter().for_each(|grant| reach.add(&grant.parse().unwrap()));
+        let lists = EgressRules { allow: all(allow), deny: all(deny), ..EgressRules::default() };
+        let reach = EgressReach { lists: Arc::new(lists), ..EgressReach::default() };
+        grants.iter().for_each(|grant| reach.add_grant(&grant.parse().unwrap()));
         reach
     }
 
@@ -136,7 +136,7 @@ mod tests {
             ("a.b:80", Err(("not among the targets", Some("connect a.b:80")))),
             ("127.0.0.1:80", Err(("not among the targets", Some("connect 127.0.0.1:80")))),
         ] {
-            let said = reach.decide(&target.parse().unwrap());
+            let said = reach.decide_target(&target.parse().unwrap());
             let said = said.map_err(|r| (r.rule, r.grant.map(|g| g.to_string())));
             let expected = expected.map(str::to_owned);
             assert_eq!(said, expected.map_err(|(r, g): (&str, Option<&str>)| (r.into(), g.map(str::to_owned))));
@@ -160,17 +160,17 @@ mod tests {
             assert_eq!(said, expected.map(str::to_owned));
         }
         // A grant to send a secret to a target does not permit the connection itself.
-        assert!(self::reach(&[], &[], &["secret s to a.b:443"]).decide(&"a.b:443".parse().unwrap()).is_err());
+        assert!(self::reach(&[], &[], &["secret s to a.b:443"]).decide_target(&"a.b:443".parse().unwrap()).is_err());
     }
 
     #[test]
     fn copies_learn_of_each_others_grants_and_only_agreed_names_are_known() {
         let reach = reach(&["a.b:443"], &["no", "part:80"], &["connect no", "connect part"]);
         let copy = reach.clone();
-        copy.add(&"connect late:1".parse().unwrap());
+        copy.add_grant(&"connect late:1".parse().unwrap());
         for (name, expected) in [("a.b", true), ("late", true), ("no", false), ("part", true), ("other", false)] {
             let host: Host = name.parse().unwrap();
-            assert_eq!(reach.knows(host.name().unwrap()), expected, "{name}");
+            assert_eq!(reach.allows_name(host.name().unwrap()), expected, "{name}");
         }
     }
 }

@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use stockade_engine::{AttemptEvent, StartError};
 use stockade_model::{
-    Denial, Grant, Layer, LayerReport, LayerState, Level, Operation, Plan, RawText, Resolution, SignUse,
+    Denial, Grant, DenialLayer, LayerReport, LayerState, IsolationLevel, DeniedOperation, AttemptPlan, RawText, DenialResolution, SignUse,
 };
-use stockade_signing::{AgentError, AgentHandle, AgentListener, PersonsAgent, SigningEvent};
+use stockade_signing::{AgentError, AgentHandle, AgentListener, UserSshAgent, SigningEvent};
 
-use crate::keeper::Told;
-use crate::launch::{NamedFile, NamingVariable, Outfit};
+use crate::keeper::RunEventSink;
+use crate::launch::{NamedFile, NamingVariable, LaunchOptions};
 
 /// Path at which a run finds its agent. No file exists there: the broker knows the path.
 pub(crate) const AGENT_PATH: &str = "/run/stockade/ssh-agent";
@@ -25,7 +25,7 @@ const AGENT_VARIABLE: &str = "SSH_AUTH_SOCK";
 /// The file of known servers in the run's own directory.
 const KNOWN_HOSTS: &str = "stockade-known-hosts";
 /// The user's file of known servers, beneath the home directory.
-const KNOWN_HOSTS_OF_PERSON: &str = ".ssh/known_hosts";
+const USER_KNOWN_HOSTS: &str = ".ssh/known_hosts";
 /// The variable that names the file of known servers.
 const KNOWN_HOSTS_VARIABLE: &str = "STOCKADE_KNOWN_HOSTS";
 /// The variable with a command that git uses in place of `ssh`.
@@ -35,7 +35,7 @@ const GIT_COUNT_VARIABLE: &str = "GIT_CONFIG_COUNT";
 
 /// The user whose keys may sign for runs.
 #[derive(Clone, Debug)]
-pub struct SigningPerson {
+pub struct SigningUser {
     /// The socket of the user's agent, if there is one.
     pub agent: Option<PathBuf>,
     /// The user's home directory, with the known servers.
@@ -54,7 +54,7 @@ pub(crate) struct AgentSockets {
 }
 
 impl AgentSockets {
-    fn new(person: Option<&SigningPerson>, own: Option<Arc<OwnedFd>>) -> Self {
+    fn new(person: Option<&SigningUser>, own: Option<Arc<OwnedFd>>) -> Self {
         let persons = person.and_then(|person| person.agent.clone());
         let found = persons.as_deref().and_then(|path| path.metadata().ok());
         Self { own, persons_object: found.map(|found| (found.dev(), found.ino())), persons }
@@ -67,21 +67,21 @@ impl AgentSockets {
 }
 
 /// The agent of one run, before it answers.
-pub(crate) struct Signing {
+pub(crate) struct RunSigningAgent {
     listener: Option<AgentListener>,
-    person: Option<SigningPerson>,
+    person: Option<SigningUser>,
 }
 
-impl Signing {
+impl RunSigningAgent {
     /// Makes the agent for the grants of a plan, if it has any.
-    pub(crate) fn of(plan: &Plan, person: Option<&SigningPerson>) -> Result<Self, StartError> {
+    pub(crate) fn from_plan(plan: &AttemptPlan, person: Option<&SigningUser>) -> Result<Self, StartError> {
         let uses: Vec<SignUse> = plan.grants.iter().filter_map(Grant::sign_use).cloned().collect();
         let listener = match person {
             Some(person) if !uses.is_empty() => {
-                let socket = person.agent.as_ref().ok_or_else(|| unsigned(AgentError::None))?;
+                let socket = person.agent.as_ref().ok_or_else(|| signing_error(AgentError::None))?;
                 let places = (person.home.as_path(), std::env::temp_dir());
                 let prepared =
-                    AgentListener::prepare(&uses, PersonsAgent::at(socket), (places.0, &places.1)).map_err(unsigned)?;
+                    AgentListener::prepare_agent(&uses, UserSshAgent::at_socket(socket), (places.0, &places.1)).map_err(signing_error)?;
                 Some(prepared)
             }
             _ => None,
@@ -90,12 +90,12 @@ impl Signing {
     }
 
     /// Returns the agent sockets for the broker.
-    pub(crate) fn sockets(&self) -> AgentSockets {
+    pub(crate) fn agent_sockets(&self) -> AgentSockets {
         AgentSockets::new(self.person.as_ref(), self.listener.as_ref().map(AgentListener::socket))
     }
 
     /// Adds the variables by which the run finds its agent, and the servers that it may know.
-    pub(crate) fn equip(&self, plan: &Plan, outfit: &mut Outfit) {
+    pub(crate) fn add_variables(&self, plan: &AttemptPlan, outfit: &mut LaunchOptions) {
         let Some(listener) = &self.listener else { return };
         outfit.environment.insert(AGENT_VARIABLE.to_owned(), AGENT_PATH.into());
         if let Some(key) = listener.git_key() {
@@ -105,29 +105,29 @@ impl Signing {
             return;
         }
         let content = listener.known_hosts().as_bytes().to_vec();
-        let mut variables = vec![NamingVariable::plain(KNOWN_HOSTS_VARIABLE)];
+        let mut variables = vec![NamingVariable::path_only(KNOWN_HOSTS_VARIABLE)];
         if !plan.environment.contains_key(GIT_SSH_VARIABLE) {
             // The outer quotes are for the shell, the inner ones for ssh.
             let (before, after) = ("ssh -o 'UserKnownHostsFile=\"", "\"'");
             variables.push(NamingVariable { name: GIT_SSH_VARIABLE.to_owned(), before, after });
         }
         // With a mount namespace of its own, the run has the file at ssh's default path.
-        let of_person = self.person.iter().map(|person| person.home.join(KNOWN_HOSTS_OF_PERSON));
-        let replaced = of_person.filter(|path| plan.level == Level::Full && path.is_file());
+        let of_person = self.person.iter().map(|person| person.home.join(USER_KNOWN_HOSTS));
+        let replaced = of_person.filter(|path| plan.level == IsolationLevel::Full && path.is_file());
         outfit.files.extend(replaced.map(|path| (path, content.clone())));
         outfit.named.push(NamedFile { name: KNOWN_HOSTS, content, variables });
     }
 
     /// Starts answering. Events are reported until the run ends.
-    pub(crate) fn serve(self, told: &Told) -> Result<Option<AgentHandle>, StartError> {
+    pub(crate) fn start_serving(self, told: &RunEventSink) -> Result<Option<AgentHandle>, StartError> {
         let told = told.clone();
-        let sink = move |event| told.tell(event_of(event));
-        self.listener.map(|listener| listener.serve(sink).map_err(unsigned)).transpose()
+        let sink = move |event| told.report_event(event_of(event));
+        self.listener.map(|listener| listener.start_serving(sink).map_err(signing_error)).transpose()
     }
 }
 
 /// Returns the enforcement report on the keys of a plan, if it has any.
-pub(crate) fn layer(plan: &Plan) -> Option<(String, LayerReport)> {
+pub(crate) fn signing_layer(plan: &AttemptPlan) -> Option<(String, LayerReport)> {
     let uses: Vec<String> = plan.grants.iter().filter_map(Grant::sign_use).map(ToString::to_string).collect();
     let detail = format!("an agent of the run's own signs: {}; it passes nothing else on", uses.join(", "));
     let report = LayerReport { state: LayerState::Enforced, detail };
@@ -155,21 +155,21 @@ fn event_of(event: SigningEvent) -> AttemptEvent {
             AttemptEvent::Signed { grant: signed.wanted.into_grant(), object: RawText::from(signed.object) }
         }
         SigningEvent::Refused(refused) => AttemptEvent::Denied(Denial {
-            operation: Operation::Sign,
+            operation: DeniedOperation::Sign,
             object: RawText::from(refused.object),
             // The broker connects for the run, so no process is behind the socket.
             pid: None,
             program: None,
-            layer: Layer::Agent,
+            layer: DenialLayer::Agent,
             rule: refused.rule,
             grant: refused.wanted.map(SignUse::into_grant),
-            resolution: Resolution::Recorded,
+            resolution: DenialResolution::Recorded,
             count: 1,
         }),
     }
 }
 
-fn unsigned(error: AgentError) -> StartError {
+fn signing_error(error: AgentError) -> StartError {
     let text = error.to_string();
     match text.split_once("\nhint: ") {
         Some((what, hint)) => StartError { what: what.to_owned(), hint: Some(hint.to_owned()) },
@@ -186,7 +186,7 @@ mod tests {
         let shown = |count: Option<&str>| {
             let environment = count.map(|count| (GIT_COUNT_VARIABLE.to_owned(), RawText::from(count))).into_iter();
             let settings = git_settings(&environment.collect(), "ssh-ed25519 AAAA");
-            settings.iter().map(|(name, value)| format!("{name}={}", value.escaped())).collect::<Vec<_>>().join(" ")
+            settings.iter().map(|(name, value)| format!("{name}={}", value.to_escaped())).collect::<Vec<_>>().join(" ")
         };
         let expected = |count: u16, first: u16, second: u16| {
             format!(
@@ -208,7 +208,7 @@ mod tests {
         std::os::unix::fs::symlink(&path, &link).unwrap();
         let found = path.metadata().unwrap();
         let object = (found.dev(), found.ino());
-        let person = SigningPerson { agent: Some(link.clone()), home: directory.path().to_owned() };
+        let person = SigningUser { agent: Some(link.clone()), home: directory.path().to_owned() };
         let sockets = AgentSockets::new(Some(&person), None);
         assert!(sockets.is_persons(&path, object) && sockets.is_persons(&link, (0, 0)));
         assert!(!sockets.is_persons(&path, (0, 0)));

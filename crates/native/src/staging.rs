@@ -4,22 +4,22 @@
 use std::path::Path;
 
 use stockade_engine::{CommandEnd, StartError};
-use stockade_model::{Level, Plan, RawText, Staged};
+use stockade_model::{IsolationLevel, AttemptPlan, RawText, StagedChanges};
 
-use crate::backend::unlaunched;
-use crate::launch::{Overlay, is_staged};
-use crate::stage::{Aside, NewStage, Precaution, Stage, StageError, Stages, Witness};
+use crate::backend::map_launch_error;
+use crate::launch::{OverlayWriteLayer, is_staged};
+use crate::stage::{BackupTree, NewStage, PreWriteHook, OpenStage, StageError, StageDirectory, BaselineRecorder};
 
 /// A stage that an attempt writes to.
 #[derive(Debug)]
-pub(crate) struct Staging {
+pub(crate) struct AttemptStage {
     /// Absent once the attempt has ended.
-    stage: Option<Stage>,
+    stage: Option<OpenStage>,
     /// Absent if the run writes in the workspace itself.
-    overlay: Option<Overlay>,
+    overlay: Option<OverlayWriteLayer>,
 }
 
-impl Drop for Staging {
+impl Drop for AttemptStage {
     /// Removes the stage if nothing ran in it. If the keeper has panicked, the content is kept.
     fn drop(&mut self) {
         if let Some(mut stage) = self.stage.take().filter(|_| !std::thread::panicking()) {
@@ -29,14 +29,14 @@ impl Drop for Staging {
     }
 }
 
-impl Staging {
+impl AttemptStage {
     /// Makes the stage that `plan` requests, if any. Staged changes of an earlier attempt of the
     /// same request are discarded first, so that nothing happens twice (L4).
-    pub fn of(plan: &Plan, place: Option<&Path>) -> Result<Option<Self>, StartError> {
+    pub fn from_plan(plan: &AttemptPlan, place: Option<&Path>) -> Result<Option<Self>, StartError> {
         if !is_staged(plan) {
             return Ok(None);
         }
-        if plan.level == Level::None {
+        if plan.level == IsolationLevel::None {
             return Err(StartError {
                 what: "without a sandbox nothing can be staged".to_owned(),
                 hint: Some("run at level full or restricted, or without a stage".to_owned()),
@@ -46,7 +46,7 @@ impl Staging {
             what: "this backend was given no place for stages".to_owned(),
             hint: Some("run without a stage".to_owned()),
         })?;
-        let stages = Stages::open(place).map_err(unstaged)?;
+        let stages = StageDirectory::open(place).map_err(stage_error)?;
         if plan.attempt > 1 {
             discard_earlier(&stages, plan)?;
         }
@@ -56,41 +56,41 @@ impl Staging {
             workspace: plan.workspace.as_path().to_owned(),
             protect: plan.profile.filesystem.protect.clone(),
         };
-        let stage = stages.create(new).map_err(unstaged)?;
+        let stage = stages.create_stage(new).map_err(stage_error)?;
         let (upper, work) = stage.overlay_directories();
-        let overlay = (plan.level == Level::Full).then(|| Overlay::new(&upper, &work));
-        Ok(Some(Self { stage: Some(stage), overlay: overlay.transpose().map_err(unlaunched)? }))
+        let overlay = (plan.level == IsolationLevel::Full).then(|| OverlayWriteLayer::new(&upper, &work));
+        Ok(Some(Self { stage: Some(stage), overlay: overlay.transpose().map_err(map_launch_error)? }))
     }
 
-    pub fn overlay(&self) -> Option<&Overlay> {
+    pub fn overlay(&self) -> Option<&OverlayWriteLayer> {
         self.overlay.as_ref()
     }
 
     /// Returns the hook that runs before the run's changes in its workspace.
-    pub fn precaution(&self) -> Result<Option<Precaution>, StartError> {
+    pub fn pre_write_hook(&self) -> Result<Option<PreWriteHook>, StartError> {
         let precaution = |stage| match self.overlay {
-            Some(_) => Witness::new(stage).map(Precaution::Noted),
-            None => Aside::new(stage).map(Precaution::PutAside),
+            Some(_) => BaselineRecorder::new(stage).map(PreWriteHook::Noted),
+            None => BackupTree::new(stage).map(PreWriteHook::PutAside),
         };
-        self.stage.as_ref().map(precaution).transpose().map_err(unstaged)
+        self.stage.as_ref().map(precaution).transpose().map_err(stage_error)
     }
 
     /// Returns the changes to commit. A stage without changes is removed at once.
-    pub fn end(mut self, end: &CommandEnd) -> Option<Staged> {
+    pub fn finish_stage(mut self, end: &CommandEnd) -> Option<StagedChanges> {
         let stage = self.stage.as_mut()?;
-        let changes = match stage.put_back().map_err(StageError::Read).and_then(|_| stage.changes()) {
+        let changes = match stage.put_back().map_err(StageError::Read).and_then(|_| stage.read_changes()) {
             Ok(changes) if changes.is_empty() => return None,
-            Ok(changes) => changes.count() as u64,
+            Ok(changes) => changes.visible_count() as u64,
             // A later look at the stage reports the reason.
             Err(_) => 0,
         };
         let mut stage = self.stage.take()?;
-        let _ = stage.end(&ended(end));
-        Some(Staged { stage: stage.id().clone(), changes })
+        let _ = stage.record_end(&describe_end(end));
+        Some(StagedChanges { stage: stage.id().clone(), changes })
     }
 }
 
-fn ended(end: &CommandEnd) -> String {
+fn describe_end(end: &CommandEnd) -> String {
     match end {
         CommandEnd::Exited(code) => format!("exited {code}"),
         CommandEnd::Signaled(signal) => format!("ended by signal {signal}"),
@@ -99,17 +99,17 @@ fn ended(end: &CommandEnd) -> String {
     }
 }
 
-fn discard_earlier(stages: &Stages, plan: &Plan) -> Result<(), StartError> {
-    for listed in stages.list().map_err(unstaged)? {
+fn discard_earlier(stages: &StageDirectory, plan: &AttemptPlan) -> Result<(), StartError> {
+    for listed in stages.list_stages().map_err(stage_error)? {
         if listed.meta.as_ref().is_some_and(|meta| meta.request == plan.request) {
-            let stage = stages.take(&listed.id).map_err(unstaged)?;
-            stage.remove().map_err(|error| unstaged(StageError::Place(error)))?;
+            let stage = stages.open_for_changes(&listed.id).map_err(stage_error)?;
+            stage.remove().map_err(|error| stage_error(StageError::Place(error)))?;
         }
     }
     Ok(())
 }
 
-fn unstaged(error: StageError) -> StartError {
+fn stage_error(error: StageError) -> StartError {
     let text = error.to_string();
     match text.split_once("\nhint: ") {
         Some((what, hint)) => StartError { what: what.to_owned(), hint: Some(hint.to_owned()) },

@@ -5,59 +5,59 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, fstat};
 use rustix::pipe::{PipeFlags, pipe_with};
-use stockade_engine::{Io, StartError};
+use stockade_engine::{StdioMode, StartError};
 
 use crate::backend::no_descriptor;
-use crate::capture::{Capture, Drained};
-use crate::launch::Stdio;
+use crate::capture::{StreamCapture, DrainState};
+use crate::launch::CommandStdio;
 
 /// The command's output pipes: both ends, until the sandbox has its own.
-pub(crate) struct Streams {
+pub(crate) struct OutputPipes {
     pipes: Option<[(OwnedFd, OwnedFd); 2]>,
     /// The caller's streams, if the caller is not this process.
     given: Option<[OwnedFd; 3]>,
 }
 
-impl Streams {
+impl OutputPipes {
     /// Makes the streams with this process as the caller.
-    pub(crate) fn new(io: Io) -> Result<Self, StartError> {
-        Self::of(io, None)
+    pub(crate) fn new(io: StdioMode) -> Result<Self, StartError> {
+        Self::with_caller_streams(io, None)
     }
 
     /// Makes the streams with these as the caller's.
-    pub(crate) fn of(io: Io, given: Option<[OwnedFd; 3]>) -> Result<Self, StartError> {
+    pub(crate) fn with_caller_streams(io: StdioMode, given: Option<[OwnedFd; 3]>) -> Result<Self, StartError> {
         let pipe = || {
             let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
             rustix::io::ioctl_fionbio(&read, true)?;
             Ok((read, write))
         };
         let pipes = match io {
-            Io::Inherit | Io::Terminal => None,
-            Io::Capture { .. } => Some([pipe().map_err(no_descriptor)?, pipe().map_err(no_descriptor)?]),
+            StdioMode::Inherit | StdioMode::Terminal => None,
+            StdioMode::Capture { .. } => Some([pipe().map_err(no_descriptor)?, pipe().map_err(no_descriptor)?]),
         };
         let streams = Self { pipes, given };
-        let Stdio { stdin, stdout, stderr } = streams.inside();
+        let CommandStdio { stdin, stdout, stderr } = streams.command_stdio();
         let named = [(stdin, "standard input"), (stdout, "standard output"), (stderr, "standard error")];
         named.into_iter().try_for_each(|(stream, name)| refuse_directory(stream, name))?;
         Ok(streams)
     }
 
-    pub(crate) fn inside(&self) -> Stdio<'_> {
+    pub(crate) fn command_stdio(&self) -> CommandStdio<'_> {
         let own = [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()];
         let [stdin, stdout, stderr] = self.given.as_ref().map_or(own, |given| given.each_ref().map(AsFd::as_fd));
         match &self.pipes {
-            Some([out, err]) => Stdio { stdin, stdout: out.1.as_fd(), stderr: err.1.as_fd() },
-            None => Stdio { stdin, stdout, stderr },
+            Some([out, err]) => CommandStdio { stdin, stdout: out.1.as_fd(), stderr: err.1.as_fd() },
+            None => CommandStdio { stdin, stdout, stderr },
         }
     }
 
     /// Drops the command's ends and begins to capture at the other ends.
-    pub(crate) fn outside(self, io: Io) -> Option<[Output; 2]> {
+    pub(crate) fn into_outputs(self, io: StdioMode) -> Option<[CapturedOutput; 2]> {
         let limit_bytes = match io {
-            Io::Capture { limit_bytes } => limit_bytes,
-            Io::Inherit | Io::Terminal => 0,
+            StdioMode::Capture { limit_bytes } => limit_bytes,
+            StdioMode::Inherit | StdioMode::Terminal => 0,
         };
-        let output = |pipe: OwnedFd| Output { pipe, capture: Capture::new(limit_bytes), open: true };
+        let output = |pipe: OwnedFd| CapturedOutput { pipe, capture: StreamCapture::new(limit_bytes), open: true };
         self.pipes.map(|[(out, _), (err, _)]| [output(out), output(err)])
     }
 }
@@ -75,21 +75,21 @@ fn refuse_directory(stream: BorrowedFd<'_>, name: &str) -> Result<(), StartError
 }
 
 /// One captured stream and this process's end of its pipe.
-pub(crate) struct Output {
+pub(crate) struct CapturedOutput {
     pipe: OwnedFd,
-    pub(crate) capture: Capture,
+    pub(crate) capture: StreamCapture,
     open: bool,
 }
 
-impl Output {
+impl CapturedOutput {
     /// Reads the available output. Returns false at the end.
-    pub(crate) fn take(&mut self) -> bool {
-        self.open = self.open && self.capture.take(self.pipe.as_fd()) == Drained::Open;
+    pub(crate) fn read_available(&mut self) -> bool {
+        self.open = self.open && self.capture.read_chunk(self.pipe.as_fd()) == DrainState::Open;
         self.open
     }
 
     /// Returns the descriptor to wait for more output; `None` after the end.
-    pub(crate) fn waited(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         self.open.then(|| self.pipe.as_fd())
     }
 }

@@ -4,21 +4,21 @@
 use std::path::Path;
 
 use stockade_engine::StartError;
-use stockade_model::{LayerReport, LayerState, Plan, RawText};
+use stockade_model::{LayerReport, LayerState, AttemptPlan, RawText};
 
 use crate::launch::is_staged;
-use crate::undo::{NewUndoRun, Recorder, UndoError, UndoRun, UndoStore};
+use crate::undo::{NewUndoRun, UndoRecorder, UndoError, UndoRun, UndoStore};
 
 /// Record of the changes of a current run.
 #[derive(Debug)]
-pub(crate) struct Undoing {
+pub(crate) struct AttemptUndo {
     run: UndoRun,
 }
 
-impl Undoing {
+impl AttemptUndo {
     /// Begins to keep the changes of `plan`, if it requests that. Staged writes change nothing in
     /// the workspace.
-    pub fn of(plan: &Plan, place: Option<&Path>) -> Result<Option<(Self, Recorder)>, StartError> {
+    pub fn begin_for_plan(plan: &AttemptPlan, place: Option<&Path>) -> Result<Option<(Self, UndoRecorder)>, StartError> {
         let Some(limit_bytes) = plan.profile.filesystem.undo_bytes.filter(|_| !is_staged(plan)) else {
             return Ok(None);
         };
@@ -31,18 +31,18 @@ impl Undoing {
             limit_bytes,
             protect: plan.profile.filesystem.protect.clone(),
         };
-        let (run, recorder) = UndoStore::make(place).and_then(|store| store.begin(&new)).map_err(unbegun)?;
+        let (run, recorder) = UndoStore::open_or_create(place).and_then(|store| store.begin_run(&new)).map_err(undo_start_error)?;
         Ok(Some((Self { run }, recorder)))
     }
 
     /// Records the state after the run and returns the number of kept paths. If this fails, the
     /// next command that reads the record does it.
-    pub fn end(self) -> u64 {
-        self.run.settle().unwrap_or_default()
+    pub fn finish_record(self) -> u64 {
+        self.run.record_final_state().unwrap_or_default()
     }
 }
 
-fn unbegun(error: UndoError) -> StartError {
+fn undo_start_error(error: UndoError) -> StartError {
     StartError {
         what: format!("the changes of this run cannot be kept: {error}"),
         hint: Some("run without undo".to_owned()),
@@ -50,7 +50,7 @@ fn unbegun(error: UndoError) -> StartError {
 }
 
 /// Returns the enforcement report on undo, if the plan requests it.
-pub(crate) fn layer(plan: &Plan, undoing: Option<&Undoing>) -> Option<(String, LayerReport)> {
+pub(crate) fn undo_layer(plan: &AttemptPlan, undoing: Option<&AttemptUndo>) -> Option<(String, LayerReport)> {
     plan.profile.filesystem.undo_bytes?;
     let (state, detail) = match undoing {
         Some(_) => (

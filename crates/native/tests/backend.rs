@@ -8,15 +8,15 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, Io};
+use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, AttemptEventSender, StdioMode};
 use stockade_model::{
-    DEFAULT_PROTECTED_NAMES, Denial, Environment, Filesystem, Grant, Level, Limits, Network, Operation, Plan, Profile,
+    DEFAULT_PROTECTED_NAMES, Denial, EnvironmentRules, FilesystemAccess, Grant, IsolationLevel, Limits, NetworkAccess, DeniedOperation, AttemptPlan, Profile,
     RequestId,
 };
 use stockade_native::NativeBackend;
 use tempfile::TempDir;
 
-const CAPTURE: Io = Io::Capture { limit_bytes: 1 << 20 };
+const CAPTURE: StdioMode = StdioMode::Capture { limit_bytes: 1 << 20 };
 
 /// Not in a temp directory: those are private inside.
 fn scratch() -> TempDir {
@@ -24,13 +24,13 @@ fn scratch() -> TempDir {
     tempfile::Builder::new().prefix("stockade-backend-").tempdir_in(place).unwrap()
 }
 
-fn plan(top: &Path, level: Level, argv: &[&str]) -> Plan {
+fn plan(top: &Path, level: IsolationLevel, argv: &[&str]) -> AttemptPlan {
     let workspace = top.join("ws");
     fs::create_dir_all(&workspace).unwrap();
     fs::create_dir_all(top.join("home/.ssh")).unwrap();
     fs::write(top.join("home/.ssh/id"), "SECRET").unwrap();
     let path = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".into())]);
-    Plan {
+    AttemptPlan {
         request: RequestId::from_random([1; 16]),
         attempt: 1,
         argv: argv.iter().map(|&a| a.into()).collect(),
@@ -40,16 +40,16 @@ fn plan(top: &Path, level: Level, argv: &[&str]) -> Plan {
         profile: Profile {
             name: "workspace".to_owned(),
             sandboxed: true,
-            filesystem: Filesystem {
+            filesystem: FilesystemAccess {
                 write: vec![workspace.into()],
                 hide: vec![top.join("home/.ssh").into()],
                 protect: DEFAULT_PROTECTED_NAMES.iter().map(|&n| n.to_owned()).collect(),
-                ..Filesystem::default()
+                ..FilesystemAccess::default()
             },
             exec: stockade_model::ExecRules::default(),
-            network: Network::None,
+            network: NetworkAccess::None,
             egress: Default::default(),
-            environment: Environment::default(),
+            environment: EnvironmentRules::default(),
             limits: Limits { temp_bytes: Some(64 << 20), ..Limits::default() },
         },
         grants: Vec::new(),
@@ -59,9 +59,9 @@ fn plan(top: &Path, level: Level, argv: &[&str]) -> Plan {
     }
 }
 
-fn channel_of_events() -> (Events, Receiver<AttemptEvent>) {
+fn channel_of_events() -> (AttemptEventSender, Receiver<AttemptEvent>) {
     let (sender, receiver) = channel();
-    (Events::new(move |event| drop(sender.send(event))), receiver)
+    (AttemptEventSender::new(move |event| drop(sender.send(event))), receiver)
 }
 
 fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
@@ -78,16 +78,16 @@ fn drain(events: &Receiver<AttemptEvent>) -> (AttemptEnd, Vec<Denial>) {
     }
 }
 
-fn run(plan: &Plan) -> (AttemptEnd, Vec<Denial>) {
+fn run(plan: &AttemptPlan) -> (AttemptEnd, Vec<Denial>) {
     let (sender, events) = channel_of_events();
-    let mut attempt = NativeBackend::default().prepare(plan, &CAPTURE, false, sender).unwrap();
-    assert_eq!(attempt.enforced().level, plan.level);
-    attempt.release().unwrap();
+    let mut attempt = NativeBackend::default().prepare_attempt(plan, &CAPTURE, false, sender).unwrap();
+    assert_eq!(attempt.enforcement_report().level, plan.level);
+    attempt.release_command().unwrap();
     drain(&events)
 }
 
-fn each_level(test: impl Fn(&Path, Level)) {
-    for level in [Level::Full, Level::Restricted] {
+fn each_level(test: impl Fn(&Path, IsolationLevel)) {
+    for level in [IsolationLevel::Full, IsolationLevel::Restricted] {
         let top = scratch();
         test(top.path(), level);
     }
@@ -130,8 +130,8 @@ fn work_in_the_workspace_is_done_and_the_outside_is_refused_by_name() {
         assert_eq!(
             found,
             [
-                (Operation::Create, outside.clone(), Some(Grant::Write(outside))),
-                (Operation::Mkdir, protected.clone(), Some(Grant::Write(protected))),
+                (DeniedOperation::Create, outside.clone(), Some(Grant::Write(outside))),
+                (DeniedOperation::Mkdir, protected.clone(), Some(Grant::Write(protected))),
             ]
         );
     });
@@ -157,22 +157,22 @@ fn a_grant_for_a_new_file_is_enough_to_make_it() {
 fn an_opened_credential_is_evidence() {
     let top = scratch();
     let secret = top.path().join("home/.ssh/id");
-    let (end, denials) = run(&plan(top.path(), Level::Full, &["cat", secret.to_str().unwrap()]));
-    assert!(!end.stdout.unwrap().escaped().contains("SECRET"));
+    let (end, denials) = run(&plan(top.path(), IsolationLevel::Full, &["cat", secret.to_str().unwrap()]));
+    assert!(!end.stdout.unwrap().to_escaped().contains("SECRET"));
     assert_eq!(denials.len(), 1, "{denials:?}");
-    assert_eq!((denials[0].operation, denials[0].object.as_path()), (Operation::Read, secret.as_path()));
+    assert_eq!((denials[0].operation, denials[0].object.as_path()), (DeniedOperation::Read, secret.as_path()));
 }
 
 #[test]
 fn a_full_private_temp_is_evidence() {
     let top = scratch();
-    let (end, denials) = run(&plan(top.path(), Level::Full, &["sh", "-c", "cat /dev/zero > /tmp/fill"]));
+    let (end, denials) = run(&plan(top.path(), IsolationLevel::Full, &["sh", "-c", "cat /dev/zero > /tmp/fill"]));
     assert_eq!(end.end, CommandEnd::Exited(1));
     let operations = |denials: &[Denial]| denials.iter().map(|d| d.operation).collect::<Vec<_>>();
     // And what was made there is gone.
-    assert_eq!(operations(&denials), [Operation::Limit, Operation::Create], "{denials:?}");
-    let (_, denials) = run(&plan(top.path(), Level::Full, &["sh", "-c", "head -c 1000000 /dev/zero > /tmp/fill"]));
-    assert_eq!(operations(&denials), [Operation::Create], "{denials:?}");
+    assert_eq!(operations(&denials), [DeniedOperation::Limit, DeniedOperation::Create], "{denials:?}");
+    let (_, denials) = run(&plan(top.path(), IsolationLevel::Full, &["sh", "-c", "head -c 1000000 /dev/zero > /tmp/fill"]));
+    assert_eq!(operations(&denials), [DeniedOperation::Create], "{denials:?}");
 }
 
 #[test]
@@ -180,14 +180,14 @@ fn dropping_or_killing_an_attempt_ends_it() {
     each_level(|top, level| {
         let (sender, events) = channel_of_events();
         let mut attempt =
-            NativeBackend::default().prepare(&plan(top, level, &["sleep", "600"]), &CAPTURE, false, sender).unwrap();
-        attempt.release().unwrap();
-        attempt.kill();
+            NativeBackend::default().prepare_attempt(&plan(top, level, &["sleep", "600"]), &CAPTURE, false, sender).unwrap();
+        attempt.release_command().unwrap();
+        attempt.kill_processes();
         assert_eq!(drain(&events).0.end, CommandEnd::Signaled(9));
 
         let (sender, events) = channel_of_events();
         let held: Box<dyn Attempt> =
-            NativeBackend::default().prepare(&plan(top, level, &["touch", "ran"]), &CAPTURE, false, sender).unwrap();
+            NativeBackend::default().prepare_attempt(&plan(top, level, &["touch", "ran"]), &CAPTURE, false, sender).unwrap();
         drop(held);
         drain(&events);
         assert!(!top.join("ws/ran").exists(), "a held command ran");

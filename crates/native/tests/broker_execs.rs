@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use broker_support::{Brokered, React, Scene, no, run_brokered, run_holding, yes};
 use stockade_engine::HeldAnswer;
-use stockade_model::{ExecRules, Grant, Level, Operation, Plan, RawText};
-use stockade_native::launch::Ended;
+use stockade_model::{ExecRules, Grant, IsolationLevel, DeniedOperation, AttemptPlan, RawText};
+use stockade_native::launch::ProcessExit;
 use stockade_testkit::write_program;
 
-const LEVELS: [Level; 2] = [Level::Full, Level::Restricted];
+const LEVELS: [IsolationLevel; 2] = [IsolationLevel::Full, IsolationLevel::Restricted];
 
 /// How `tool` ends: no shell ends so by itself.
 const RAN: i32 = 7;
@@ -56,7 +56,7 @@ fn scene() -> Scene {
     scene
 }
 
-fn plan(level: Level, scene: &Scene, script: &str, ask: &[&str], deny: &[&str]) -> Plan {
+fn plan(level: IsolationLevel, scene: &Scene, script: &str, ask: &[&str], deny: &[&str]) -> AttemptPlan {
     let workspace = scene.workspace();
     let mut plan = support::plan(level, &workspace, &["/bin/sh", "-c", script]);
     let path = format!("{}/bin:/usr/local/bin:/usr/bin:/bin", workspace.display());
@@ -69,7 +69,7 @@ fn plan(level: Level, scene: &Scene, script: &str, ask: &[&str], deny: &[&str]) 
 fn late(answer: fn(&Grant) -> HeldAnswer) -> React {
     Box::new(move |question, answers| {
         thread::sleep(Duration::from_millis(100));
-        answers.answer(question.id, answer(question.denial.grant.as_ref().unwrap()));
+        answers.answer_held_call(question.id, answer(question.denial.grant.as_ref().unwrap()));
     })
 }
 
@@ -161,7 +161,7 @@ fn where_nothing_is_held_it_is_refused_and_told() {
     each(&["tool"], &[], None, |name, has_run, ran, tool| {
         assert!(!has_run, "{name}");
         assert_eq!(ran.denied(), question(tool), "{name}");
-        assert_eq!(ran.report.denials[0].operation, Operation::Exec);
+        assert_eq!(ran.report.denials[0].operation, DeniedOperation::Exec);
     });
 }
 
@@ -198,7 +198,7 @@ fn the_command_itself_was_agreed_to() {
             let path = format!("/nowhere:/usr/bin:{}/bin", scene.workspace().display());
             plan.environment.insert("PATH".to_owned(), RawText::from(path.as_str()));
             let ran = run_holding(&plan, no());
-            assert_eq!(ran.ended, Ended::Exited(RAN), "{level} {argv} {:?}", ran.denied());
+            assert_eq!(ran.ended, ProcessExit::Exited(RAN), "{level} {argv} {:?}", ran.denied());
         }
     }
 }
@@ -255,7 +255,7 @@ fn a_program_that_is_replaced_during_the_question_does_not_run() {
         let react: React = Box::new(move |question, answers| {
             write_program(&at.join("new"), b"#!/bin/sh\nexit 7\n").unwrap();
             fs::rename(at.join("new"), at.join("tool")).unwrap();
-            answers.answer(question.id, HeldAnswer::Granted(question.denial.grant.iter().cloned().collect()));
+            answers.answer_held_call(question.id, HeldAnswer::Granted(question.denial.grant.iter().cloned().collect()));
         });
         let ran = run_holding(&plan(level, &scene, "tool; echo $?", &["tool"], &[]), react);
         assert_eq!(ran.stdout, "126\n", "{level} {}", ran.stderr);

@@ -10,7 +10,7 @@ mod support;
 
 use broker_support::cases::{Case, Expected};
 use broker_support::{Lines, Scene, Snapshot, run_brokered, snapshot};
-use stockade_model::{Denial, Level, RawText};
+use stockade_model::{Denial, IsolationLevel, RawText};
 
 /// Not a test: the side that makes the calls, in a process of its own.
 #[test]
@@ -20,17 +20,17 @@ fn probe() {
 
 #[test]
 fn every_call_as_root_and_as_a_user_at_level_full() {
-    broker_support::in_each_role("every_call_as_root_and_as_a_user_at_level_full", || compare(Level::Full));
+    broker_support::in_each_role("every_call_as_root_and_as_a_user_at_level_full", || compare(IsolationLevel::Full));
 }
 
 #[test]
 fn every_call_as_root_and_as_a_user_at_level_restricted() {
     broker_support::in_each_role("every_call_as_root_and_as_a_user_at_level_restricted", || {
-        compare(Level::Restricted);
+        compare(IsolationLevel::Restricted);
     });
 }
 
-fn compare(level: Level) {
+fn compare(level: IsolationLevel) {
     let outside = Scene::new("native");
     let native = outside.probe_natively();
     let scene = Scene::new("brokered");
@@ -98,7 +98,7 @@ fn judge(
 
 #[test]
 fn a_thread_that_rewrites_the_path_gains_nothing() {
-    for level in [Level::Full, Level::Restricted] {
+    for level in [IsolationLevel::Full, IsolationLevel::Restricted] {
         let scene = Scene::new("race");
         let ran = run_brokered(&scene.plan(level, "race"));
         assert!(ran.stdout.contains("opened"), "{} {}", ran.stdout, ran.stderr);
@@ -115,7 +115,7 @@ fn a_thread_that_rewrites_the_path_gains_nothing() {
 fn cost() {
     let scene = Scene::new("cost");
     let native = scene.probe_natively_as("cost");
-    for level in [Level::Full, Level::Restricted] {
+    for level in [IsolationLevel::Full, IsolationLevel::Restricted] {
         let ran = run_brokered(&scene.plan(level, "cost"));
         for line in ran.stdout.lines().filter_map(|l| l.strip_prefix("cost ")) {
             let (what, cost) = line.split_once(" = ").unwrap();

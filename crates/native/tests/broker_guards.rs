@@ -10,9 +10,9 @@ use std::path::Path;
 use std::process::Command;
 
 use broker_support::{Scene, in_each_role, run_brokered};
-use stockade_model::{Grant, Level, RawText};
+use stockade_model::{Grant, IsolationLevel, RawText};
 
-const LEVELS: [Level; 2] = [Level::Full, Level::Restricted];
+const LEVELS: [IsolationLevel; 2] = [IsolationLevel::Full, IsolationLevel::Restricted];
 
 /// An attempt: what the workspace holds, what the run does, and what is there where it
 /// succeeded. All three are shell scripts.

@@ -12,9 +12,9 @@ use std::time::Duration;
 use broker_support::cases::Case;
 use broker_support::{Brokered, Lines, Question, React, Scene, Snapshot, no, run_holding, snapshot, yes};
 use stockade_engine::HeldAnswer;
-use stockade_model::{Denial, Level, RawText};
+use stockade_model::{Denial, IsolationLevel, RawText};
 
-const LEVELS: [Level; 2] = [Level::Full, Level::Restricted];
+const LEVELS: [IsolationLevel; 2] = [IsolationLevel::Full, IsolationLevel::Restricted];
 
 /// Not a test: the side that makes the calls, in a process of its own.
 #[test]
@@ -108,9 +108,9 @@ fn a_no_leaves_everything_as_it_is_and_is_told_once() {
 #[test]
 fn a_late_no_is_a_no() {
     for level in LEVELS {
-        let late = Box::new(|question: &Question, answers: &stockade_native::broker::Answers| {
+        let late = Box::new(|question: &Question, answers: &stockade_native::broker::AnswerSender| {
             std::thread::sleep(Duration::from_millis(100));
-            answers.answer(question.id, HeldAnswer::Refused);
+            answers.answer_held_call(question.id, HeldAnswer::Refused);
         });
         refusing(level, SHORT.to_vec(), late);
     }
@@ -118,7 +118,7 @@ fn a_late_no_is_a_no() {
 
 /// Every call that needs a yes fails with EACCES and leaves nothing; every other
 /// one is as it is natively.
-fn refusing(level: Level, cases: Vec<&str>, react: React) {
+fn refusing(level: IsolationLevel, cases: Vec<&str>, react: React) {
     let part = format!("apart:{}", cases.join(","));
     let outside = Scene::with("native", cases.iter().copied());
     let native = outside.probe_natively_as(&part);
@@ -169,7 +169,7 @@ fn an_asker_that_dies_takes_its_question_along() {
     for level in LEVELS {
         let part = format!("apart:{}", SHORT.join(","));
         let scene = Scene::with("killed", SHORT.iter().copied());
-        let kill = Box::new(|question: &Question, _: &stockade_native::broker::Answers| {
+        let kill = Box::new(|question: &Question, _: &stockade_native::broker::AnswerSender| {
             let pid = i32::try_from(question.denial.pid.unwrap()).unwrap();
             rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::Signal::KILL)
                 .unwrap();

@@ -11,12 +11,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use broker_support::{Brokered, Scene, run_brokered, snapshot};
-use stockade_model::{Level, Plan, RawText};
-use stockade_native::launch::Ended;
+use stockade_model::{IsolationLevel, AttemptPlan, RawText};
+use stockade_native::launch::ProcessExit;
 
-const LEVELS: [Level; 2] = [Level::Full, Level::Restricted];
+const LEVELS: [IsolationLevel; 2] = [IsolationLevel::Full, IsolationLevel::Restricted];
 
-fn shell(level: Level, workspace: &Path, script: &str) -> Plan {
+fn shell(level: IsolationLevel, workspace: &Path, script: &str) -> AttemptPlan {
     let mut plan = support::plan(level, workspace, &["/bin/sh", "-c", script]);
     plan.environment.insert("HOME".to_owned(), RawText::from(workspace));
     plan
@@ -37,7 +37,7 @@ fn each(script: &str, check: impl Fn(&Brokered, &Path)) {
 #[track_caller]
 fn works(script: &str, output: &str) {
     each(script, |ran, _| {
-        assert_eq!((ran.ended, ran.stdout.trim()), (Ended::Exited(0), output), "{}", ran.stderr);
+        assert_eq!((ran.ended, ran.stdout.trim()), (ProcessExit::Exited(0), output), "{}", ran.stderr);
         assert!(ran.report.denials.is_empty(), "{:?}", ran.denied());
     });
 }
@@ -136,7 +136,7 @@ fn no_repository_with_code_is_made_and_none_is_taken_over() {
     each(
         "mkdir -p sub/.git/hooks; echo x > sub/.git/hooks/pre-commit; echo x > sub/.git/config; echo x > .git; echo x > .GIT; mkdir x && mkdir x/hooks && mv x .git; ln -s x .git; true",
         |ran, workspace| {
-            assert_eq!(ran.ended, Ended::Exited(0));
+            assert_eq!(ran.ended, ProcessExit::Exited(0));
             assert!(
                 !workspace.join(".git").exists()
                     && !workspace.join(".GIT").exists()
@@ -200,7 +200,7 @@ fn refusals_are_counted_with_who_and_what() {
         let ran = run_brokered(&shell(level, &scene.workspace(), &script));
         let [denial] = &ran.report.denials[..] else { panic!("{:#?}", ran.denied()) };
         assert_eq!(denial.count, 3);
-        assert!(denial.program.as_ref().is_some_and(|p| p.escaped().ends_with("sh")), "{denial:?}");
+        assert!(denial.program.as_ref().is_some_and(|p| p.to_escaped().ends_with("sh")), "{denial:?}");
         assert!(denial.pid.is_some_and(|p| p > 1));
         assert_eq!(denial.grant.as_ref().unwrap().to_string(), format!("write {}", outside.display()));
         assert!(ran.programs.iter().any(|p| p.ends_with("sh")), "{:?}", ran.programs);
@@ -390,7 +390,7 @@ fn the_network_is_its_own_or_none() {
     };
     let scene = Scene::bare("network");
     let ran = run_brokered(&shell(
-        Level::Full,
+        IsolationLevel::Full,
         &scene.workspace(),
         &(connect("198.51.100.7", 443) + "echo; " + &connect("127.0.0.1", 1)),
     ));
@@ -398,7 +398,7 @@ fn the_network_is_its_own_or_none() {
     assert_eq!(ran.stdout, "111\n111", "{}", ran.stderr);
     assert_eq!(ran.denied(), [""; 0]);
 
-    let ran = run_brokered(&shell(Level::Restricted, &scene.workspace(), &connect("127.0.0.1", 1)));
+    let ran = run_brokered(&shell(IsolationLevel::Restricted, &scene.workspace(), &connect("127.0.0.1", 1)));
     assert_eq!(ran.stdout, "111", "{}", ran.stderr);
     assert_eq!(ran.denied(), [""; 0]);
 }

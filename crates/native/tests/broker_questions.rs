@@ -15,11 +15,11 @@ use std::time::Duration;
 
 use broker_support::{Brokered, Question, React, Scene, no, run_holding, snapshot, yes};
 use stockade_engine::HeldAnswer;
-use stockade_model::{Grant, Level, Plan, RawText};
-use stockade_native::broker::Answers;
-use stockade_native::launch::Ended;
+use stockade_model::{Grant, IsolationLevel, AttemptPlan, RawText};
+use stockade_native::broker::AnswerSender;
+use stockade_native::launch::ProcessExit;
 
-const LEVELS: [Level; 2] = [Level::Full, Level::Restricted];
+const LEVELS: [IsolationLevel; 2] = [IsolationLevel::Full, IsolationLevel::Restricted];
 /// Seconds for the tests that gain by running long.
 const LONG: &str = "STOCKADE_LONG_SECONDS";
 
@@ -29,7 +29,7 @@ fn probe() {
     broker_support::probe();
 }
 
-fn shell(level: Level, scene: &Scene, script: &str) -> Plan {
+fn shell(level: IsolationLevel, scene: &Scene, script: &str) -> AttemptPlan {
     let mut plan = support::plan(level, &scene.workspace(), &["/bin/sh", "-c", script]);
     plan.environment.insert("OUT".to_owned(), RawText::from(scene.outside()));
     plan
@@ -55,8 +55,8 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap()
 }
 
-fn grant(question: &Question, answers: &Answers) {
-    answers.answer(question.id, HeldAnswer::Granted(question.denial.grant.iter().cloned().collect()));
+fn grant(question: &Question, answers: &AnswerSender) {
+    answers.answer_held_call(question.id, HeldAnswer::Granted(question.denial.grant.iter().cloned().collect()));
 }
 
 fn after(delay: Duration) -> React {
@@ -85,7 +85,7 @@ fn a_timer_in_the_asker_does_not_ask_again() {
         |out| fs::write(out.join("f"), "old\n").unwrap(),
         |_| after(Duration::from_secs(1)),
         |ran, out| {
-            assert_eq!((ran.ended, ran.stdout.as_str()), (Ended::Exited(0), "rang"), "{}", ran.stderr);
+            assert_eq!((ran.ended, ran.stdout.as_str()), (ProcessExit::Exited(0), "rang"), "{}", ran.stderr);
             assert_eq!(ran.questions.len(), 1);
             assert_eq!(read(out.join("f")), "old\nnew\n");
         },
@@ -228,10 +228,10 @@ fn a_yes_for_a_directory_answers_what_waits_beneath_it() {
                 asked += 1;
                 if asked == 3 {
                     thread::sleep(Duration::from_millis(200));
-                    answers.answer(question.id, HeldAnswer::Granted(vec![directory.clone()]));
+                    answers.answer_held_call(question.id, HeldAnswer::Granted(vec![directory.clone()]));
                 } else if asked > 3 {
                     // The engine answers what it sees covered, too.
-                    answers.answer(question.id, HeldAnswer::Granted(Vec::new()));
+                    answers.answer_held_call(question.id, HeldAnswer::Granted(Vec::new()));
                 }
             })
         },
@@ -252,7 +252,7 @@ fn a_granted_directory_that_is_moved_is_not_written_under_its_old_name() {
         |out| {
             let directories = [Grant::Write(out.join("d")), Grant::Write(out.join("e"))].to_vec();
             Box::new(move |question, answers| {
-                answers.answer(question.id, HeldAnswer::Granted(directories.clone()));
+                answers.answer_held_call(question.id, HeldAnswer::Granted(directories.clone()));
             })
         },
         |ran, out| {
@@ -275,7 +275,7 @@ fn questions_stand_beside_each_other_and_are_answered_in_any_order() {
                 if waiting.len() == 3 {
                     for question in waiting.drain(..).rev() {
                         if question.denial.object.as_path().ends_with("b") {
-                            answers.answer(question.id, HeldAnswer::Refused);
+                            answers.answer_held_call(question.id, HeldAnswer::Refused);
                         } else {
                             grant(&question, answers);
                         }
@@ -309,7 +309,7 @@ fn both_ends_of_a_rename_are_asked_one_after_the_other() {
         let mut answered = false;
         Box::new(move |question, answers| {
             if std::mem::replace(&mut answered, true) {
-                answers.answer(question.id, HeldAnswer::Refused);
+                answers.answer_held_call(question.id, HeldAnswer::Refused);
             } else {
                 grant(question, answers);
             }
@@ -356,7 +356,7 @@ fn a_protected_unit_that_exists_is_granted_in_place() {
             if question.denial.grant == Some(Grant::Write(unit.clone())) {
                 grant(question, answers);
             } else {
-                answers.answer(question.id, HeldAnswer::Refused);
+                answers.answer_held_call(question.id, HeldAnswer::Refused);
             }
         });
         let ran = run_holding(&shell(level, &scene, script), react);
@@ -410,7 +410,7 @@ fn a_commit_goes_on_after_a_late_yes_and_runs_once() {
         let mut plan = shell(level, &scene, script);
         plan.environment.insert("HOME".to_owned(), RawText::from(workspace.as_path()));
         let ran = run_holding(&plan, after(Duration::from_secs(2)));
-        assert_eq!(ran.ended, Ended::Exited(0), "{level} {} {:#?}", ran.stderr, ran.asked());
+        assert_eq!(ran.ended, ProcessExit::Exited(0), "{level} {} {:#?}", ran.stderr, ran.asked());
         let grants: Vec<_> = ran.questions.iter().map(|q| q.denial.grant.clone().unwrap().to_string()).collect();
         assert_eq!(grants, [format!("write {}", workspace.join(".git/config").display())]);
         let shown = &ran.questions[0].denial.rule;
@@ -442,7 +442,7 @@ fn a_socket_of_the_host_is_connected_to_after_a_yes() {
 
 /// The other work of a run while a question stands open, in microseconds: the
 /// average and the worst of many granted opens.
-fn opens_beside(level: Level, hold: Option<Duration>) -> (f64, f64) {
+fn opens_beside(level: IsolationLevel, hold: Option<Duration>) -> (f64, f64) {
     let scene = Scene::bare("beside");
     let asker = if hold.is_some() { "(echo x > $OUT/f) & sleep 0.2;" } else { "" };
     let seconds = hold.unwrap_or(Duration::from_secs(1)).as_secs_f64() - 0.5;
@@ -553,11 +553,11 @@ fn threads_that_rewrite_the_path_get_nothing_that_was_not_shown() {
             if question.denial.object.as_path().starts_with(&may) {
                 grant(question, answers);
             } else {
-                answers.answer(question.id, HeldAnswer::Refused);
+                answers.answer_held_call(question.id, HeldAnswer::Refused);
             }
         });
         let ran = run_holding(&shell(level, &scene, &format!("./racer {seconds}")), react);
-        assert_eq!(ran.ended, Ended::Exited(0), "{}", ran.stderr);
+        assert_eq!(ran.ended, ProcessExit::Exited(0), "{}", ran.stderr);
         let did: u64 = ran.stdout.trim().parse().unwrap();
         println!("{level}: {did} done, {} asked, {} calls", ran.questions.len(), ran.report.calls);
         assert!(did > 0, "nothing was allowed at all");
@@ -607,7 +607,7 @@ fn a_bomb_of_askers_is_bounded_and_ends() {
                 nothing,
                 |_| Box::new(|_, _| {}),
                 |ran, out| {
-                    assert_eq!(ran.ended, Ended::Signaled(9));
+                    assert_eq!(ran.ended, ProcessExit::Signaled(9));
                     assert_eq!(ran.withdrawn.len(), ran.questions.len());
                     assert_eq!(fs::read_dir(out).unwrap().count(), 0);
                 },

@@ -10,11 +10,11 @@ use std::os::unix::fs::symlink;
 
 use broker_support::cases::Case;
 use broker_support::{Scene, run_brokered};
-use stockade_model::{Level, Operation, RawText, ReadAccess};
-use stockade_native::launch::Ended;
+use stockade_model::{IsolationLevel, DeniedOperation, RawText, ReadAccess};
+use stockade_native::launch::ProcessExit;
 use stockade_testkit::write_program;
 
-const LEVELS: [Level; 2] = [Level::Full, Level::Restricted];
+const LEVELS: [IsolationLevel; 2] = [IsolationLevel::Full, IsolationLevel::Restricted];
 
 /// Not a test: the side that makes the calls, in a process of its own.
 #[test]
@@ -75,7 +75,7 @@ fn what_was_read_is_told_once_with_its_reader_and_a_count() {
         plan.environment.entry("TMPDIR".to_owned()).or_insert_with(|| RawText::from("/tmp"));
         plan.profile.filesystem.trace = true;
         let ran = run_brokered(&plan);
-        assert_eq!(ran.ended, Ended::Exited(0), "{level} {} {:#?}", ran.stderr, ran.report);
+        assert_eq!(ran.ended, ProcessExit::Exited(0), "{level} {} {:#?}", ran.stderr, ran.report);
         let found = |path: &std::path::Path| ran.report.reads.iter().find(|read| read.object.as_path() == path);
         let out_names: Vec<String> = ran
             .report
@@ -87,12 +87,12 @@ fn what_was_read_is_told_once_with_its_reader_and_a_count() {
         assert_eq!(out_names, ["d", "d/inner", "plain", "sourced", "target", "tool", "up"], "{level}");
         let plain: &ReadAccess = found(&out.join("plain")).unwrap();
         assert!(plain.count >= 2 && plain.pid.is_some() && !plain.directory, "{plain:?}");
-        assert!(plain.program.as_ref().unwrap().escaped().ends_with("/cat"), "{plain:?}");
+        assert!(plain.program.as_ref().unwrap().to_escaped().ends_with("/cat"), "{plain:?}");
         assert!(found(&out.join("d")).unwrap().directory);
         assert!(found(&scene.workspace().join("own")).is_some());
         // What only the run sees, and what is no file, is not worth a line.
         let noise = |read: &&ReadAccess| {
-            let text = read.object.escaped();
+            let text = read.object.to_escaped();
             text.ends_with("/mine") || ["/proc/", "/dev/", "/sys/"].iter().any(|tree| text.starts_with(tree))
         };
         assert_eq!(ran.report.reads.iter().find(noise), None);
@@ -105,7 +105,7 @@ fn without_tracing_no_read_is_trapped() {
         let scene = Scene::bare("untraced");
         let plan = support::plan(level, &scene.workspace(), &["/bin/sh", "-c", "cat /etc/passwd > /dev/null"]);
         let ran = run_brokered(&plan);
-        assert_eq!((ran.ended, &ran.report.reads), (Ended::Exited(0), &Vec::new()));
+        assert_eq!((ran.ended, &ran.report.reads), (ProcessExit::Exited(0), &Vec::new()));
         // Two programs and the open of /dev/null.
         assert!(ran.report.calls < 8, "{}", ran.report.calls);
     }
@@ -127,8 +127,8 @@ fn what_is_hidden_is_refused_and_no_read() {
         let ran = run_brokered(&plan);
         assert!(!ran.stdout.contains("key"), "{level}");
         assert!(!ran.report.reads.iter().any(|read| read.object.as_path() == secret), "{:#?}", ran.report.reads);
-        let refused: Vec<_> = ran.report.denials.iter().filter(|d| d.operation == Operation::Read).collect();
-        let expected = if level == Level::Full { 0 } else { 1 };
+        let refused: Vec<_> = ran.report.denials.iter().filter(|d| d.operation == DeniedOperation::Read).collect();
+        let expected = if level == IsolationLevel::Full { 0 } else { 1 };
         assert_eq!(refused.len(), expected, "{level} {refused:#?}");
         assert!(refused.iter().all(|d| d.count == 2 && d.object.as_path() == secret && d.pid.is_some()));
     }
@@ -144,11 +144,11 @@ fn a_tree_of_many_files_is_told_by_directory() {
         }
     }
     let script = r#"find "$OUT" -type f | xargs cat"#;
-    let mut plan = support::plan(Level::Full, &scene.workspace(), &["/bin/sh", "-c", script]);
+    let mut plan = support::plan(IsolationLevel::Full, &scene.workspace(), &["/bin/sh", "-c", script]);
     plan.environment.insert("OUT".to_owned(), RawText::from(scene.outside()));
     plan.profile.filesystem.trace = true;
     let ran = run_brokered(&plan);
-    assert_eq!(ran.ended, Ended::Exited(0), "{}", ran.stderr);
+    assert_eq!(ran.ended, ProcessExit::Exited(0), "{}", ran.stderr);
     let reads = &ran.report.reads;
     assert!(reads.len() <= 1000, "{}", reads.len());
     let together: u64 =

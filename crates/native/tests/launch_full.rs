@@ -11,9 +11,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::io::Errno;
-use stockade_model::Level::Full;
+use stockade_model::IsolationLevel::Full;
 use stockade_model::{LayerState, RawText};
-use stockade_native::launch::{Blueprint, Ended, LaunchError, NamedFile, NamingVariable, Outfit, Stdio, launch};
+use stockade_native::launch::{Blueprint, ProcessExit, LaunchError, NamedFile, NamingVariable, LaunchOptions, CommandStdio, launch_sandbox};
 use stockade_sys::landlock;
 use support::{
     PATIENCE, answer_all, in_each_role, pipe, plan, processes_with, run, script, try_run, try_run_with, workspace,
@@ -24,8 +24,8 @@ fn a_command_runs_and_its_end_is_reported() {
     in_each_role("a_command_runs_and_its_end_is_reported", || {
         let ws = workspace();
         run(&plan(Full, ws.path(), &["true"])).ok();
-        assert_eq!(run(&plan(Full, ws.path(), &["sh", "-c", "exit 42"])).exit.status, Ended::Exited(42));
-        assert_eq!(run(&plan(Full, ws.path(), &["sh", "-c", "kill -TERM $$"])).exit.status, Ended::Signaled(15));
+        assert_eq!(run(&plan(Full, ws.path(), &["sh", "-c", "exit 42"])).exit.status, ProcessExit::Exited(42));
+        assert_eq!(run(&plan(Full, ws.path(), &["sh", "-c", "kill -TERM $$"])).exit.status, ProcessExit::Signaled(15));
         let inside = ws.path().canonicalize().unwrap();
         let output = run(&script(Full, ws.path(), "echo out; echo err >&2; pwd"));
         assert_eq!((output.stderr.as_str(), output.exit.exec_errno), ("err\n", None));
@@ -77,9 +77,9 @@ fn only_its_own_processes_are_there() {
         assert_eq!((ids[0], ids[1], ids[2]), ("2", "2", "0"), "own group and session, no terminal");
         for target in ["/proc/1/mem", "/proc/1/environ", "/proc/1/root/etc/passwd", "/proc/1/fd/0"] {
             let ran = run(&script(Full, ws.path(), &format!("cat {target}")));
-            assert_ne!(ran.exit.status, Ended::Exited(0), "{target}");
+            assert_ne!(ran.exit.status, ProcessExit::Exited(0), "{target}");
         }
-        assert_ne!(run(&script(Full, ws.path(), "kill -9 1; kill -0 1")).exit.status, Ended::Signaled(9));
+        assert_ne!(run(&script(Full, ws.path(), "kill -9 1; kill -0 1")).exit.status, ProcessExit::Signaled(9));
     });
 }
 
@@ -130,7 +130,7 @@ fn the_hosts_files_cannot_be_changed() {
             "ln -s file link",
         ] {
             let ran = run(&script(Full, ws.path(), attempt));
-            assert_ne!(ran.exit.status, Ended::Exited(0), "{attempt}: {ran:?}");
+            assert_ne!(ran.exit.status, ProcessExit::Exited(0), "{attempt}: {ran:?}");
         }
         assert_eq!(fs::read_to_string(ws.path().join("file")).unwrap(), "kept");
         assert_eq!(fs::read_dir(ws.path()).unwrap().count(), 1);
@@ -174,7 +174,7 @@ fn private_space_is_bounded() {
         small.profile.filesystem.write.clear();
         run(&small).ok();
         small.profile.limits.temp_bytes = Some(1 << 20);
-        assert_ne!(run(&small).exit.status, Ended::Exited(0));
+        assert_ne!(run(&small).exit.status, ProcessExit::Exited(0));
     });
 }
 
@@ -208,13 +208,13 @@ fn files_are_replaced_for_the_run_alone() {
         fs::write(&file, "host").unwrap();
         std::os::unix::fs::symlink(&file, &link).unwrap();
         let around = NamingVariable { name: "AROUND".to_owned(), before: "<", after: ">" };
-        let variables = vec![NamingVariable::plain("NAMED"), around];
+        let variables = vec![NamingVariable::path_only("NAMED"), around];
         let named = NamedFile { name: "named", content: b"named".to_vec(), variables };
-        let outfit = Outfit {
+        let outfit = LaunchOptions {
             files: vec![(link.clone(), b"own".to_vec()), ("/etc/hostname".into(), b"elsewhere".to_vec())],
             environment: BTreeMap::from([("HOME".to_owned(), "/nowhere".into())]),
             named: vec![named],
-            ..Outfit::default()
+            ..LaunchOptions::default()
         };
         let shown = format!(
             "cat {} /etc/hostname \"$NAMED\"; test \"$AROUND\" = \"<$NAMED>\" && echo $HOME; echo x 2>/dev/null >/etc/hostname || echo kept",
@@ -225,7 +225,7 @@ fn files_are_replaced_for_the_run_alone() {
         assert_eq!(fs::read_to_string(&file).unwrap(), "host");
         let plan = script(Full, ws.path(), "true");
         for missing in [host.path().join("none"), host.path().to_owned()] {
-            let outfit = Outfit { files: vec![(missing, Vec::new())], ..Outfit::default() };
+            let outfit = LaunchOptions { files: vec![(missing, Vec::new())], ..LaunchOptions::default() };
             assert!(try_run_with(&plan, &outfit).is_err());
         }
     });
@@ -238,7 +238,7 @@ fn the_network_is_its_own() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let dial = format!("exec 3<>/dev/tcp/127.0.0.1/{port}");
-        assert_ne!(run(&plan(Full, ws.path(), &["bash", "-c", &dial])).exit.status, Ended::Exited(0));
+        assert_ne!(run(&plan(Full, ws.path(), &["bash", "-c", &dial])).exit.status, ProcessExit::Exited(0));
         let devices = run(&script(Full, ws.path(), "grep -c : /proc/net/dev; cat /proc/net/dev")).ok();
         assert!(devices.starts_with("1\n") && devices.contains("lo:"), "{devices}");
         assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_ok(), "the positive control");
@@ -258,21 +258,21 @@ fn the_caller_listens_inside_where_nobody_is() {
             exec 5<>/dev/tcp/93.184.215.14/444 || echo nobody";
         let (mut stdout, stdout_inside) = pipe();
         let (stdin, word) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
-        let stdio = Stdio { stdin: stdin.as_fd(), stdout: stdout_inside.as_fd(), stderr: rustix::stdio::stderr() };
+        let stdio = CommandStdio { stdin: stdin.as_fd(), stdout: stdout_inside.as_fd(), stderr: rustix::stdio::stderr() };
         let mut launched =
-            launch(Blueprint::prepare(&plan(Full, ws.path(), &["bash", "-c", dial])).unwrap(), stdio).unwrap();
+            launch_sandbox(Blueprint::prepare(&plan(Full, ws.path(), &["bash", "-c", dial])).unwrap(), stdio).unwrap();
         drop((stdin, stdout_inside));
         let network = launched.take_network().unwrap();
         let answers = answer_all(&mut launched);
-        launched.release().unwrap();
+        launched.release_command().unwrap();
         for at in ["93.184.215.14:443", "[2001:db8::1]:443", "[::1]:80"] {
             let at = at.parse().unwrap();
             if network.has_ipv6() {
-                assert!(network.sockets.listen(at).is_ok(), "{at}");
+                assert!(network.sockets.open_listener(at).is_ok(), "{at}");
             }
         }
-        let listener = network.sockets.listen("93.184.215.14:443".parse().unwrap()).unwrap();
-        assert_eq!(network.sockets.listen("93.184.215.14:443".parse().unwrap()).unwrap_err(), Errno::ADDRINUSE);
+        let listener = network.sockets.open_listener("93.184.215.14:443".parse().unwrap()).unwrap();
+        assert_eq!(network.sockets.open_listener("93.184.215.14:443".parse().unwrap()).unwrap_err(), Errno::ADDRINUSE);
         drop(word);
         let listener = std::net::TcpListener::from(listener);
         listener.set_nonblocking(false).unwrap();
@@ -286,9 +286,9 @@ fn the_caller_listens_inside_where_nobody_is() {
         let mut question = [0; 16];
         let length = rustix::io::read(&network.names, &mut question).unwrap();
         assert_eq!(&question[..length], b"question");
-        assert_eq!(launched.wait(PATIENCE).unwrap().unwrap().status, Ended::Exited(0));
+        assert_eq!(launched.wait_for_end(PATIENCE).unwrap().unwrap().status, ProcessExit::Exited(0));
         drop(launched);
-        assert!(network.sockets.listen("93.184.215.14:443".parse().unwrap()).is_err(), "it ended with the run");
+        assert!(network.sockets.open_listener("93.184.215.14:443".parse().unwrap()).is_err(), "it ended with the run");
         answers.join().unwrap();
     });
 }
@@ -299,7 +299,7 @@ fn namespaces_cannot_be_nested_and_kernel_doors_are_shut() {
         let ws = workspace();
         for attempt in ["unshare -U true", "unshare -n true", "mount -t tmpfs x /tmp", "chroot / true", "dmesg"] {
             let ran = run(&script(Full, ws.path(), attempt));
-            assert_ne!(ran.exit.status, Ended::Exited(0), "{attempt}: {ran:?}");
+            assert_ne!(ran.exit.status, ProcessExit::Exited(0), "{attempt}: {ran:?}");
         }
         let masked =
             run(&script(Full, ws.path(), "cat /proc/kcore /proc/kallsyms | wc -c; ls -A /sys/firmware | wc -l")).ok();
@@ -313,7 +313,7 @@ fn nothing_outlives_the_run() {
         let ws = workspace();
         let mark = format!("7{:08}", std::process::id());
         let text = format!("(setsid sleep {mark} &) ; sleep {mark} & exit 3");
-        assert_eq!(run(&script(Full, ws.path(), &text)).exit.status, Ended::Exited(3));
+        assert_eq!(run(&script(Full, ws.path(), &text)).exit.status, ProcessExit::Exited(3));
         assert_eq!(processes_with(&mark), Vec::<std::path::PathBuf>::new());
     });
 }
@@ -322,22 +322,22 @@ fn nothing_outlives_the_run() {
 fn it_can_be_signalled_and_killed() {
     in_each_role("it_can_be_signalled_and_killed", || {
         let ws = workspace();
-        for (signal, expected) in [(Some(15), Ended::Exited(7)), (None, Ended::Signaled(9))] {
+        for (signal, expected) in [(Some(15), ProcessExit::Exited(7)), (None, ProcessExit::Signaled(9))] {
             let plan = script(Full, ws.path(), "trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done");
             let (mut output, inside) = pipe();
             let null = fs::File::open("/dev/null").unwrap();
-            let stdio = Stdio { stdin: null.as_fd(), stdout: inside.as_fd(), stderr: null.as_fd() };
-            let mut launched = launch(Blueprint::prepare(&plan).unwrap(), stdio).unwrap();
+            let stdio = CommandStdio { stdin: null.as_fd(), stdout: inside.as_fd(), stderr: null.as_fd() };
+            let mut launched = launch_sandbox(Blueprint::prepare(&plan).unwrap(), stdio).unwrap();
             drop(inside);
             let answers = answer_all(&mut launched);
-            launched.release().unwrap();
+            launched.release_command().unwrap();
             std::io::Read::read_exact(&mut output, &mut [0; 6]).unwrap();
             assert_eq!(launched.try_wait().unwrap(), None, "still running");
             match signal {
-                Some(signal) => launched.signal(signal),
-                None => launched.kill(),
+                Some(signal) => launched.signal_command(signal),
+                None => launched.kill_sandbox(),
             }
-            assert_eq!(launched.wait(PATIENCE).unwrap().unwrap().status, expected);
+            assert_eq!(launched.wait_for_end(PATIENCE).unwrap().unwrap().status, expected);
             drop(launched);
             answers.join().unwrap();
         }
@@ -349,8 +349,8 @@ fn a_held_command_has_not_run_and_goes_away_when_dropped() {
     in_each_role("a_held_command_has_not_run_and_goes_away_when_dropped", || {
         let ws = workspace();
         let null = fs::File::open("/dev/null").unwrap();
-        let stdio = Stdio { stdin: null.as_fd(), stdout: null.as_fd(), stderr: null.as_fd() };
-        let launched = launch(Blueprint::prepare(&plan(Full, ws.path(), &["true"])).unwrap(), stdio).unwrap();
+        let stdio = CommandStdio { stdin: null.as_fd(), stdout: null.as_fd(), stderr: null.as_fd() };
+        let launched = launch_sandbox(Blueprint::prepare(&plan(Full, ws.path(), &["true"])).unwrap(), stdio).unwrap();
         let init = launched.init_pid();
         assert!(Path::new(&format!("/proc/{init}")).exists());
         drop(launched);
@@ -374,13 +374,13 @@ fn what_is_hidden_cannot_be_read_and_the_attempt_is_seen() {
         plan.profile.filesystem.reveal = vec![RawText::from(at("secrets/shown"))];
         let (mut output, inside) = pipe();
         let null = fs::File::open("/dev/null").unwrap();
-        let stdio = Stdio { stdin: null.as_fd(), stdout: inside.as_fd(), stderr: null.as_fd() };
-        let mut launched = launch(Blueprint::prepare(&plan).unwrap(), stdio).unwrap();
+        let stdio = CommandStdio { stdin: null.as_fd(), stdout: inside.as_fd(), stderr: null.as_fd() };
+        let mut launched = launch_sandbox(Blueprint::prepare(&plan).unwrap(), stdio).unwrap();
         drop(inside);
         let reads = launched.take_hidden_reads().unwrap();
         let answers = answer_all(&mut launched);
-        launched.release().unwrap();
-        launched.wait(PATIENCE).unwrap();
+        launched.release_command().unwrap();
+        launched.wait_for_end(PATIENCE).unwrap();
         answers.join().unwrap();
         let mut shown = String::new();
         std::io::Read::read_to_string(&mut output, &mut shown).unwrap();
@@ -430,8 +430,8 @@ fn a_workspace_that_was_exchanged_is_refused_and_nothing_is_left() {
                 fs::create_dir(&inner).unwrap();
             }
             let null = fs::File::open("/dev/null").unwrap();
-            let stdio = Stdio { stdin: null.as_fd(), stdout: null.as_fd(), stderr: null.as_fd() };
-            match launch(blueprint, stdio) {
+            let stdio = CommandStdio { stdin: null.as_fd(), stdout: null.as_fd(), stderr: null.as_fd() };
+            match launch_sandbox(blueprint, stdio) {
                 Err(LaunchError::Step {
                     step: "attach", errno: Errno::STALE | Errno::LOOP | Errno::NOTDIR, ..
                 }) => {}
@@ -450,7 +450,7 @@ fn a_workspace_that_was_exchanged_is_refused_and_nothing_is_left() {
 fn plans_that_cannot_be_made_real_are_refused() {
     in_each_role("plans_that_cannot_be_made_real_are_refused", || {
         let ws = workspace();
-        let with = |change: &dyn Fn(&mut stockade_model::Plan)| {
+        let with = |change: &dyn Fn(&mut stockade_model::AttemptPlan)| {
             let mut plan = plan(Full, ws.path(), &["true"]);
             change(&mut plan);
             try_run(&plan).unwrap_err().to_string()
@@ -461,7 +461,7 @@ fn plans_that_cannot_be_made_real_are_refused() {
             with(&|p| p.profile.filesystem.write.push(RawText::from("/"))),
             with(&|p| p.profile.filesystem.write.push(RawText::from("/proc/sys"))),
             with(&|p| p.cwd = RawText::from("/no/such/place")),
-            with(&|p| p.level = stockade_model::Level::None),
+            with(&|p| p.level = stockade_model::IsolationLevel::None),
         ] {
             assert!(!message.is_empty());
         }
@@ -488,7 +488,7 @@ fn the_report_tells_what_is_enforced() {
         {
             let report = ran.report.layers.get(layer).unwrap_or_else(|| panic!("{layer} in {:?}", ran.report));
             // What an older kernel lacks (truncation before 6.2, ioctl before 6.10) is said.
-            let lacks = layer == "landlock" && landlock::abi().unwrap() < 5;
+            let lacks = layer == "landlock" && landlock::query_abi_version().unwrap() < 5;
             let expected = if lacks { LayerState::Partial } else { LayerState::Enforced };
             assert!(!report.detail.is_empty() && report.state == expected, "{layer}: {report:?}");
             assert_eq!(report.detail.contains("without: "), lacks, "{report:?}");

@@ -10,9 +10,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
-use stockade_model::Level::Restricted;
+use stockade_model::IsolationLevel::Restricted;
 use stockade_model::RawText;
-use stockade_native::launch::{Blueprint, Ended, Stdio, launch};
+use stockade_native::launch::{Blueprint, ProcessExit, CommandStdio, launch_sandbox};
 use stockade_sys::landlock;
 use support::{PATIENCE, answer_all, in_each_role, pipe, plan, processes_with, run, script, workspace};
 
@@ -21,8 +21,8 @@ fn a_command_runs_and_its_end_is_reported() {
     in_each_role("a_command_runs_and_its_end_is_reported", || {
         let ws = workspace();
         run(&plan(Restricted, ws.path(), &["true"])).ok();
-        assert_eq!(run(&plan(Restricted, ws.path(), &["sh", "-c", "exit 42"])).exit.status, Ended::Exited(42));
-        assert_eq!(run(&plan(Restricted, ws.path(), &["sh", "-c", "kill -9 $$"])).exit.status, Ended::Signaled(9));
+        assert_eq!(run(&plan(Restricted, ws.path(), &["sh", "-c", "exit 42"])).exit.status, ProcessExit::Exited(42));
+        assert_eq!(run(&plan(Restricted, ws.path(), &["sh", "-c", "kill -9 $$"])).exit.status, ProcessExit::Signaled(9));
         let missing = run(&plan(Restricted, ws.path(), &["no-such-program"]));
         assert_eq!(missing.exit.exec_errno, Some(Errno::NOENT));
         assert_eq!(run(&plan(Restricted, ws.path(), &["pwd"])).ok().trim(), ws.path().to_str().unwrap());
@@ -87,7 +87,7 @@ fn nothing_can_be_changed_but_its_own() {
                 continue;
             }
             let ran = run(&script(Restricted, ws.path(), attempt));
-            assert_ne!(ran.exit.status, Ended::Exited(0), "{attempt}: {ran:?}");
+            assert_ne!(ran.exit.status, ProcessExit::Exited(0), "{attempt}: {ran:?}");
         }
         for directory in [ws.path(), outside.path()] {
             assert_eq!(fs::read_to_string(directory.join("file")).unwrap(), "kept");
@@ -127,7 +127,7 @@ fn nothing_outlives_the_run() {
         let mark = format!("5{:08}", std::process::id());
         let text =
             format!("(setsid sleep {mark} &); (setsid sh -c 'sleep {mark} & sleep {mark}' &); sleep {mark} & exit 3");
-        assert_eq!(run(&script(Restricted, ws.path(), &text)).exit.status, Ended::Exited(3));
+        assert_eq!(run(&script(Restricted, ws.path(), &text)).exit.status, ProcessExit::Exited(3));
         assert_eq!(processes_with(&mark), Vec::<PathBuf>::new());
     });
 }
@@ -143,7 +143,7 @@ fn other_processes_cannot_be_signalled_or_looked_into() {
         let ws = workspace();
         let me = std::process::id();
         // Landlock confines signals from kernel 6.12 on; before, the report says that nothing does.
-        let is_confined = landlock::abi().unwrap() >= 6;
+        let is_confined = landlock::query_abi_version().unwrap() >= 6;
         for (attempt, is_signal) in [
             (format!("kill -0 {me}"), true),
             (format!("kill -CONT {me}"), true),
@@ -151,7 +151,7 @@ fn other_processes_cannot_be_signalled_or_looked_into() {
             ("kill -0 $PPID".to_owned(), true),
         ] {
             let ran = run(&script(Restricted, ws.path(), &attempt));
-            let is_refused = ran.exit.status != Ended::Exited(0);
+            let is_refused = ran.exit.status != ProcessExit::Exited(0);
             assert_eq!(is_refused, is_confined || !is_signal, "{attempt}: {ran:?}");
             assert_eq!(ran.report.layers["landlock"].detail.contains("signals"), !is_confined, "{ran:?}");
         }
@@ -237,15 +237,15 @@ fn it_can_be_killed() {
         for drop_only in [false, true] {
             let (mut output, inside) = pipe();
             let null = fs::File::open("/dev/null").unwrap();
-            let stdio = Stdio { stdin: null.as_fd(), stdout: inside.as_fd(), stderr: null.as_fd() };
-            let mut launched = launch(Blueprint::prepare(&plan).unwrap(), stdio).unwrap();
+            let stdio = CommandStdio { stdin: null.as_fd(), stdout: inside.as_fd(), stderr: null.as_fd() };
+            let mut launched = launch_sandbox(Blueprint::prepare(&plan).unwrap(), stdio).unwrap();
             drop(inside);
             let answers = answer_all(&mut launched);
-            launched.release().unwrap();
+            launched.release_command().unwrap();
             std::io::Read::read_exact(&mut output, &mut [0; 6]).unwrap();
             if !drop_only {
-                launched.kill();
-                assert_eq!(launched.wait(PATIENCE).unwrap().unwrap().status, Ended::Signaled(9));
+                launched.kill_sandbox();
+                assert_eq!(launched.wait_for_end(PATIENCE).unwrap().unwrap().status, ProcessExit::Signaled(9));
             }
             drop(launched);
             answers.join().unwrap();

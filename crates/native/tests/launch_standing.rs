@@ -8,15 +8,15 @@ mod support;
 use std::fs;
 use std::path::Path;
 
-use stockade_model::Level::Full;
-use stockade_model::{Level, Plan, Profile, RawText};
-use stockade_native::launch::{Ended, Grounds, LaunchError, Outfit, Standing};
+use stockade_model::IsolationLevel::Full;
+use stockade_model::{IsolationLevel, AttemptPlan, Profile, RawText};
+use stockade_native::launch::{ProcessExit, RootSpec, LaunchError, LaunchOptions, PersistentNamespaces};
 use support::{Ran, complete, in_each_role, processes_with, script, wait_until, workspace};
 
 /// Directories of a sandbox on the host.
 struct Place {
     top: tempfile::TempDir,
-    walls: Standing,
+    walls: PersistentNamespaces,
 }
 
 impl Place {
@@ -30,7 +30,7 @@ impl Place {
             fs::create_dir(top.path().join(name)).unwrap();
         }
         let (work, home) = (top.path().join("work"), top.path().join("home"));
-        let walls = Standing::build(&Grounds {
+        let walls = PersistentNamespaces::build(&RootSpec {
             system,
             trees: vec![(Path::new("/workspace"), &work), (Path::new("/home/agent"), &home)],
             profile,
@@ -45,8 +45,8 @@ impl Place {
         self.try_run(&inside(text)).unwrap()
     }
 
-    fn try_run(&self, plan: &Plan) -> Result<Ran, LaunchError> {
-        complete(|stdio| self.walls.enter(plan, &Outfit::default(), stdio)?.finish()).map(|(ran, _)| ran)
+    fn try_run(&self, plan: &AttemptPlan) -> Result<Ran, LaunchError> {
+        complete(|stdio| self.walls.begin_command(plan, &LaunchOptions::default(), stdio)?.finish_launch()).map(|(ran, _)| ran)
     }
 }
 
@@ -55,7 +55,7 @@ fn profile() -> Profile {
 }
 
 /// A script in `/workspace`.
-fn inside(text: &str) -> Plan {
+fn inside(text: &str) -> AttemptPlan {
     let mut plan = script(Full, Path::new("/"), text);
     plan.cwd = RawText::from("/workspace");
     plan.workspace = RawText::from("/workspace");
@@ -67,8 +67,8 @@ fn inside(text: &str) -> Plan {
 fn commands_follow_each_other_and_find_what_was_left() {
     in_each_role("commands_follow_each_other_and_find_what_was_left", || {
         let place = Place::new();
-        assert_eq!(place.run("exit 42").exit.status, Ended::Exited(42));
-        assert_eq!(place.run("kill -TERM $$").exit.status, Ended::Signaled(15));
+        assert_eq!(place.run("exit 42").exit.status, ProcessExit::Exited(42));
+        assert_eq!(place.run("kill -TERM $$").exit.status, ProcessExit::Signaled(15));
         assert_eq!(
             place.run("pwd; echo kept > /tmp/a; ls -A /workspace /home/agent").ok().lines().next(),
             Some("/workspace")
@@ -78,7 +78,7 @@ fn commands_follow_each_other_and_find_what_was_left() {
         place.run("sleep 1000 >/dev/null 2>&1 & echo $! > /tmp/pid").ok();
         assert_eq!(place.run("ps -o comm= -p $(cat /tmp/pid)").ok(), "sleep\n");
         place.run("kill $(cat /tmp/pid)").ok();
-        assert_ne!(place.run("i=0; while kill -0 $(cat /tmp/pid) 2>/dev/null && [ $i -lt 1000 ]; do i=$((i+1)); done; kill -0 $(cat /tmp/pid) 2>/dev/null").exit.status, Ended::Exited(0));
+        assert_ne!(place.run("i=0; while kill -0 $(cat /tmp/pid) 2>/dev/null && [ $i -lt 1000 ]; do i=$((i+1)); done; kill -0 $(cat /tmp/pid) 2>/dev/null").exit.status, ProcessExit::Exited(0));
     });
 }
 
@@ -101,7 +101,7 @@ while True: s.accept()[0].sendall(b'hello')";
         let ask = "import socket; s=socket.create_connection(('127.0.0.1',8080)); print(s.recv(9).decode())
 socket.socket(socket.AF_UNIX).connect(chr(0)+'meet')";
         assert_eq!(python(&one, ask).ok(), "hello\n");
-        assert_ne!(python(&other, ask).exit.status, Ended::Exited(0));
+        assert_ne!(python(&other, ask).exit.status, ProcessExit::Exited(0));
         // The same ports and paths at once do not meet.
         python(&other, serve).ok();
         assert_eq!(python(&other, ask).ok(), "hello\n");
@@ -129,10 +129,10 @@ fn nothing_of_the_host_is_there_but_its_system() {
         let path = beside.display();
         assert_eq!(place.run(&format!("cat {path} 2>/dev/null")).stdout, "");
         for target in ["/usr/x", "/etc/x", "/x", "/home/x", "/sys/x"] {
-            assert_ne!(place.run(&format!("echo > {target}")).exit.status, Ended::Exited(0), "{target}");
+            assert_ne!(place.run(&format!("echo > {target}")).exit.status, ProcessExit::Exited(0), "{target}");
         }
         // The floor alone: no write in the workspace that no broker makes.
-        assert_ne!(place.run("echo > /workspace/x").exit.status, Ended::Exited(0));
+        assert_ne!(place.run("echo > /workspace/x").exit.status, ProcessExit::Exited(0));
     });
 }
 
@@ -144,10 +144,10 @@ fn no_command_reaches_what_made_the_walls_or_looks_into_another() {
         // Positive control: what another command runs is seen.
         assert!(place.run("cat /proc/$(cat /tmp/pid)/cmdline").ok().starts_with("sleep"));
         for secret in ["/proc/$(cat /tmp/pid)/environ", "/proc/1/environ", "/proc/1/mem", "/proc/1/maps"] {
-            assert_ne!(place.run(&format!("head -c1 {secret}")).exit.status, Ended::Exited(0), "{secret}");
+            assert_ne!(place.run(&format!("head -c1 {secret}")).exit.status, ProcessExit::Exited(0), "{secret}");
         }
         for link in ["root", "cwd", "exe", "fd/0", "fd/1", "fd/2", "fd/3", "fd/4", "ns/mnt"] {
-            assert_ne!(place.run(&format!("ls -L /proc/1/{link}")).exit.status, Ended::Exited(0), "{link}");
+            assert_ne!(place.run(&format!("ls -L /proc/1/{link}")).exit.status, ProcessExit::Exited(0), "{link}");
         }
         // The init cannot be ended from inside, nor the caller be seen.
         place.run("kill -9 1; kill -STOP 1; true").ok();
@@ -174,7 +174,7 @@ fn dropping_the_walls_ends_all_and_what_is_asked_for_must_be_there() {
             plan
         });
         assert!(staged.unwrap_err().to_string().contains("staged"));
-        assert!(place.try_run(&Plan { level: Level::Restricted, ..inside("true") }).is_err());
+        assert!(place.try_run(&AttemptPlan { level: IsolationLevel::Restricted, ..inside("true") }).is_err());
         drop(place);
         assert!(processes_with(&format!("sleep\0{mark}")).is_empty());
     });

@@ -13,9 +13,9 @@ use std::sync::mpsc::channel;
 
 use sandbox_support::{CAPTURE, PATIENCE, Place, drain, grant, groups_of, has_groups, inside};
 use stockade_engine::{
-    AttemptEvent, CommandEnd, Events, HeldAnswer, SandboxError, SandboxEvent, SandboxPlan, System, Tree,
+    AttemptEvent, CommandEnd, AttemptEventSender, HeldAnswer, SandboxError, SandboxEvent, SandboxPlan, GuestSystem, SandboxTree,
 };
-use stockade_model::{Background, Layer, Level, Plan, RawText, RequestId};
+use stockade_model::{BackgroundPolicy, DenialLayer, IsolationLevel, AttemptPlan, RawText, RequestId};
 use support::{in_each_role, processes_with, wait_until};
 
 #[test]
@@ -33,7 +33,7 @@ fn commands_write_where_they_may_and_the_next_finds_it() {
         ] {
             assert_eq!(place.run(script).end.end, end);
         }
-        let absent = Plan { argv: vec!["no-such-program".into()], ..inside("") };
+        let absent = AttemptPlan { argv: vec!["no-such-program".into()], ..inside("") };
         assert_eq!(place.run_plan(&absent).end.end, CommandEnd::NotFound);
         let out = place.run("echo to-out; echo to-err >&2; cat");
         assert_eq!(out.end.stderr.as_ref().unwrap().as_bytes(), b"to-err\n");
@@ -45,13 +45,13 @@ fn a_denial_is_exact_and_leads_to_nothing_on_the_host() {
     in_each_role("a_denial_is_exact_and_leads_to_nothing_on_the_host", || {
         let place = Place::new();
         let ran = place.run("mkdir .hg; echo x > .bashrc; echo x > /home/x; cat /etc/shadow; true");
-        let objects: Vec<String> = ran.denials.iter().map(|d| d.object.escaped().to_string()).collect();
+        let objects: Vec<String> = ran.denials.iter().map(|d| d.object.to_escaped().to_string()).collect();
         assert_eq!(objects, ["/workspace/.hg", "/workspace/.bashrc", "/home/x"], "{ran:#?}");
         let wanted = ran.denials[0].grant.clone().unwrap();
         assert_eq!(wanted, grant("write /workspace/.hg"));
         // What is beyond the sandbox cannot be given, and is never asked about.
         let backend = place.sandbox.backend();
-        assert!(backend.honours(&wanted, Level::Full));
+        assert!(backend.supports_grant(&wanted, IsolationLevel::Full));
         for never in [
             "write /usr/x",
             "read /etc/shadow",
@@ -59,8 +59,8 @@ fn a_denial_is_exact_and_leads_to_nothing_on_the_host() {
             "socket /run/docker.sock",
             "sign SHA256:n2Qkj1yQp3Q3nGkkNUnGhUBGTFkFrp1Bw0dmz6qYmNA for git",
         ] {
-            assert!(!backend.honours(&grant(never), Level::Full), "{never}");
-            let plan = Plan { grants: vec![grant(never)], ..inside("true") };
+            assert!(!backend.supports_grant(&grant(never), IsolationLevel::Full), "{never}");
+            let plan = AttemptPlan { grants: vec![grant(never)], ..inside("true") };
             assert!(place.begin(&plan, CAPTURE, false).err().unwrap().what.contains("cannot be given"), "{never}");
         }
         // With the grant it goes, for this command alone.
@@ -77,11 +77,11 @@ fn a_call_that_lacks_a_power_waits_for_its_answer() {
     in_each_role("a_call_that_lacks_a_power_waits_for_its_answer", || {
         let place = Place::new();
         let (mut attempt, events) = place.begin(&inside("echo x > .bashrc && cat .bashrc"), CAPTURE, true).unwrap();
-        attempt.release().unwrap();
+        attempt.release_command().unwrap();
         let end = loop {
             match events.recv_timeout(PATIENCE).unwrap() {
                 AttemptEvent::Held { id, denial } => {
-                    attempt.answer(id, HeldAnswer::Granted(vec![denial.grant.unwrap()]));
+                    attempt.answer_call(id, HeldAnswer::Granted(vec![denial.grant.unwrap()]));
                 }
                 AttemptEvent::Ended(end) => break end,
                 _ => {}
@@ -101,7 +101,7 @@ fn what_a_command_leaves_goes_on_with_its_powers_and_no_more() {
         let left = "(setsid bash -c 'while [ ! -e /tmp/go ]; do sleep 0.02; done; echo late > late; echo x > .bashrc; \
                     echo done > done' >/dev/null 2>&1 &)";
         let (mut attempt, events) = place.begin(&inside(left), CAPTURE, true).unwrap();
-        attempt.release().unwrap();
+        attempt.release_command().unwrap();
         assert_eq!(drain(&events).0.end, CommandEnd::Exited(0));
         drop(attempt);
         place.run("touch /tmp/go").ok();
@@ -129,7 +129,7 @@ w=socket.socket(socket.AF_UNIX); w.bind('/workspace/w'); w.listen()
 if os.fork(): os._exit(0)
 n=os.open('/dev/null',2); [os.dup2(n,i) for i in (0,1,2)]
 while True: s.accept()[0].sendall(b'hello')";
-        let python = |code: &str| Plan { argv: ["python3", "-c", code].map(RawText::from).to_vec(), ..inside("") };
+        let python = |code: &str| AttemptPlan { argv: ["python3", "-c", code].map(RawText::from).to_vec(), ..inside("") };
         place.run_plan(&python(serve)).ok();
         let ask = "import socket; print(socket.create_connection(('127.0.0.1',8080)).recv(9).decode())
 for name in ('/tmp/u', '/workspace/w'): socket.socket(socket.AF_UNIX).connect(name)";
@@ -159,7 +159,7 @@ for name in ('/tmp/u', '/workspace/w'): socket.socket(socket.AF_UNIX).connect(na
         let mut plan = python(&format!(
             "import socket; s=socket.socket(); s.connect(('host.test',{port})); print(s.recv(9).decode())"
         ));
-        assert_eq!(place.run_plan(&plan).denials[0].layer, Layer::Network);
+        assert_eq!(place.run_plan(&plan).denials[0].layer, DenialLayer::Network);
         plan.grants = vec![grant(&format!("connect host.test:{port}"))];
         let ran = place.run_plan(&plan);
         assert!(ran.denials.is_empty(), "{ran:#?}");
@@ -178,14 +178,14 @@ fn a_command_ends_with_all_it_started_and_no_other_does() {
         let sleeping = |mark: &str| processes_with(&format!("sleep\0{mark}")).len();
         let (mut attempt, events) =
             place.begin(&inside(&format!("(setsid sleep {two} &); sleep {two}")), CAPTURE, false).unwrap();
-        attempt.release().unwrap();
+        attempt.release_command().unwrap();
         wait_until("all run", || sleeping(&one) == 1 && sleeping(&two) == 2);
-        attempt.kill();
+        attempt.kill_processes();
         assert_eq!(drain(&events).0.end, CommandEnd::Signaled(9));
         wait_until("it is gone", || sleeping(&two) == 0);
         assert_eq!(sleeping(&one), 1);
         // Where background processes are to end they end with the command.
-        let place = Place::with(|plan| plan.background = Background::End);
+        let place = Place::with(|plan| plan.background = BackgroundPolicy::End);
         place.run(&format!("(setsid sleep {two} >/dev/null 2>&1 &); true")).ok();
         wait_until("what it left is gone", || sleeping(&two) == 0);
     });
@@ -209,7 +209,7 @@ fn a_paused_sandbox_stands_still_until_it_is_let_go_on() {
         assert_eq!(length(), stood_at);
         place.sandbox.resume().unwrap();
         wait_until("it goes on", || length() > stood_at);
-        assert!(place.sandbox.usage().unwrap().processes.unwrap() >= 1);
+        assert!(place.sandbox.read_usage().unwrap().processes.unwrap() >= 1);
         // A paused one can be ended.
         place.sandbox.pause().unwrap();
         place.sandbox.destroy().unwrap();
@@ -226,10 +226,10 @@ fn limits_hold_for_all_commands_together() {
         place.run("for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000 >/dev/null 2>&1 & done; true").ok();
         let script = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000 >/dev/null 2>&1 & done; true";
         let full = place.run(script);
-        let said = full.end.stderr.as_ref().unwrap().escaped().to_string();
+        let said = full.end.stderr.as_ref().unwrap().to_escaped().to_string();
         assert!(said.contains("fork"), "{full:#?}");
         assert!(full.report.layers["limits"].detail.contains("processes 200: control group"), "{full:#?}");
-        assert!(place.sandbox.enforced().layers["limits"].detail.contains("processes 20: control group"));
+        assert!(place.sandbox.enforcement_report().layers["limits"].detail.contains("processes 20: control group"));
     });
 }
 
@@ -241,7 +241,7 @@ fn the_end_leaves_nothing_and_is_told() {
         let sleeping = || processes_with(&format!("sleep\0{mark}")).len();
         place.run(&format!("(setsid sleep {mark} >/dev/null 2>&1 &); true")).ok();
         let (mut attempt, events) = place.begin(&inside(&format!("sleep {mark}")), CAPTURE, false).unwrap();
-        attempt.release().unwrap();
+        attempt.release_command().unwrap();
         wait_until("both run", || sleeping() == 2);
         place.sandbox.destroy().unwrap();
         assert_eq!(sleeping(), 0);
@@ -250,7 +250,7 @@ fn the_end_leaves_nothing_and_is_told() {
         place.sandbox.destroy().unwrap();
         let gone = place.begin(&inside("true"), CAPTURE, false).err().unwrap();
         assert!(gone.what.contains("is gone"), "{gone:?}");
-        assert!(matches!(place.sandbox.usage(), Err(SandboxError::Gone(_))));
+        assert!(matches!(place.sandbox.read_usage(), Err(SandboxError::Gone(_))));
         assert_eq!(place.told.try_iter().filter(|event| matches!(event, SandboxEvent::Lost(_))).count(), 0);
         assert!(place.top.path().join("work").exists(), "the directories are the caller's");
     });
@@ -265,11 +265,11 @@ fn many_commands_run_at_once_and_none_meets_another_sandbox() {
                 for command in 0..10 {
                     let script = format!("echo {number} > f{command}; cat f*; ls /proc | grep -c '^[0-9]'");
                     let (sender, events) = channel();
-                    let told = Events::new(move |event| drop(sender.send(event)));
+                    let told = AttemptEventSender::new(move |event| drop(sender.send(event)));
                     let backend = place.sandbox.backend();
                     scope.spawn(move || {
-                        let mut attempt = backend.prepare(&inside(&script), &CAPTURE, false, told).unwrap();
-                        attempt.release().unwrap();
+                        let mut attempt = backend.prepare_attempt(&inside(&script), &CAPTURE, false, told).unwrap();
+                        attempt.release_command().unwrap();
                         assert_eq!(drain(&events).0.end, CommandEnd::Exited(0));
                     });
                 }
@@ -294,7 +294,7 @@ fn a_killed_keeper_takes_everything_with_it_and_the_directories_stay() {
             let place = Place::new();
             place.run(&format!("echo kept > kept; (setsid sleep {mark} >/dev/null 2>&1 &); true")).ok();
             let (mut attempt, events) = place.begin(&inside(&format!("sleep {mark}")), CAPTURE, false).unwrap();
-            attempt.release().unwrap();
+            attempt.release_command().unwrap();
             println!("top {}", place.top.path().display());
             drain(&events);
             return;
@@ -337,7 +337,7 @@ fn a_root_tree_is_all_of_the_system_there_is() {
                     mkdir -p .$(dirname $lib) && cp -L $lib .$lib; done";
         let made = Command::new("bash").args(["-ec", copy]).arg(tree.path()).status().unwrap();
         assert!(made.success());
-        let place = Place::with(|plan| plan.system = Some(System::Tree(tree.path().to_owned())));
+        let place = Place::with(|plan| plan.system = Some(GuestSystem::Tree(tree.path().to_owned())));
         let ran = place.run("echo $(</etc/os-release) /*; echo x > a; [ -e /usr/bin/env ] || echo none");
         let said = ran.ok();
         assert!(said.starts_with("mine /bin /dev /etc "), "{said}");
@@ -351,10 +351,10 @@ fn a_root_tree_is_all_of_the_system_there_is() {
 fn what_cannot_be_had_is_a_clear_error() {
     let text = |made: Result<Place, SandboxError>| made.err().unwrap().to_string();
     for (expected, change) in [
-        ("a level beneath `full`", (|plan| plan.level = Level::Restricted) as fn(&mut SandboxPlan)),
+        ("a level beneath `full`", (|plan| plan.level = IsolationLevel::Restricted) as fn(&mut SandboxPlan)),
         ("a runtime", |plan| plan.runtime = Some("runsc".parse().unwrap())),
         ("an image", |plan| {
-            plan.system = Some(System::Image(format!("sha256:{}", "0".repeat(64)).parse().unwrap()));
+            plan.system = Some(GuestSystem::Image(format!("sha256:{}", "0".repeat(64)).parse().unwrap()));
         }),
         ("a profile without a sandbox", |plan| plan.profile.sandboxed = false),
     ] {
@@ -362,10 +362,10 @@ fn what_cannot_be_had_is_a_clear_error() {
         assert!(said.contains(expected) && said.contains("native"), "{said}");
     }
     let empty = tempfile::tempdir().unwrap();
-    let said = text(Place::make(|plan| plan.system = Some(System::Tree(empty.path().to_owned()))));
+    let said = text(Place::make(|plan| plan.system = Some(GuestSystem::Tree(empty.path().to_owned()))));
     assert!(said.contains("is no root tree: there is no `usr` in it"), "{said}");
     let place = Place::new();
-    assert!(matches!(place.sandbox.snapshot(Path::new("/nowhere")), Err(SandboxError::Unsupported { .. })));
+    assert!(matches!(place.sandbox.snapshot_files(Path::new("/nowhere")), Err(SandboxError::Unsupported { .. })));
     let said = place.begin(
         &{
             let mut plan = inside("true");
@@ -376,5 +376,5 @@ fn what_cannot_be_had_is_a_clear_error() {
         false,
     );
     assert!(said.err().unwrap().what.contains("without /usr/lib being hidden"));
-    assert!(rustix::fs::fstat(place.sandbox.tree(Tree::Home).unwrap()).is_ok());
+    assert!(rustix::fs::fstat(place.sandbox.open_tree(SandboxTree::Home).unwrap()).is_ok());
 }

@@ -16,11 +16,11 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, getsid, kill_process};
 use sandbox_support::{CAPTURE, PATIENCE, Ran, drain, groups_of, has_groups, hearing, inside, sandbox_plan};
 use stockade_engine::{
-    Attempt, AttemptEvent, CommandEnd, Events, HeldAnswer, Sandbox, SandboxError, SandboxEvent, SandboxPlan, Sandboxes,
-    Tree,
+    Attempt, AttemptEvent, CommandEnd, AttemptEventSender, HeldAnswer, Sandbox, SandboxError, SandboxEvent, SandboxPlan, SandboxProvider,
+    SandboxTree,
 };
-use stockade_model::{Plan, RequestId, SandboxId};
-use stockade_native::{Keep, NativeSandboxes, keep_sandbox};
+use stockade_model::{AttemptPlan, RequestId, SandboxId};
+use stockade_native::{SupervisorHooks, NativeSandboxes, keep_sandbox};
 use support::{in_each_role, processes_with, wait_until};
 use tempfile::TempDir;
 
@@ -34,7 +34,7 @@ fn plays_the_keeper() {
         // A file in the place of a time that is over.
         let over = over(id);
         let wanted = move || (!over.exists()).then_some(Duration::from_millis(50));
-        Ok(Keep { events: hearing().0, wanted: Box::new(wanted) })
+        Ok(SupervisorHooks { events: hearing().0, wanted: Box::new(wanted) })
     };
     keep_sandbox(begin).unwrap();
 }
@@ -76,12 +76,12 @@ impl Estate {
     #[track_caller]
     fn create(&self) -> (Box<dyn Sandbox>, Receiver<SandboxEvent>) {
         let (events, told) = hearing();
-        (self.kinds.create(&self.plan, events).unwrap(), told)
+        (self.kinds.create_sandbox(&self.plan, events).unwrap(), told)
     }
 
     fn adopt(&self) -> Result<(Box<dyn Sandbox>, Receiver<SandboxEvent>), SandboxError> {
         let (events, told) = hearing();
-        Ok((self.kinds.adopt(&self.plan, events)?, told))
+        Ok((self.kinds.adopt_sandbox(&self.plan, events)?, told))
     }
 
     /// What the sandbox keeps.
@@ -118,18 +118,18 @@ impl Drop for Estate {
     }
 }
 
-fn begin(sandbox: &dyn Sandbox, plan: &Plan, hold: bool) -> (Box<dyn Attempt>, Receiver<AttemptEvent>) {
+fn begin(sandbox: &dyn Sandbox, plan: &AttemptPlan, hold: bool) -> (Box<dyn Attempt>, Receiver<AttemptEvent>) {
     let (sender, events) = channel();
-    let told = Events::new(move |event| drop(sender.send(event)));
-    let mut attempt = sandbox.backend().prepare(plan, &CAPTURE, hold, told).unwrap();
-    attempt.release().unwrap();
+    let told = AttemptEventSender::new(move |event| drop(sender.send(event)));
+    let mut attempt = sandbox.backend().prepare_attempt(plan, &CAPTURE, hold, told).unwrap();
+    attempt.release_command().unwrap();
     (attempt, events)
 }
 
 #[track_caller]
 fn run(sandbox: &dyn Sandbox, script: &str) -> Ran {
     let (attempt, events) = begin(sandbox, &inside(script), false);
-    let report = attempt.enforced().clone();
+    let report = attempt.enforcement_report().clone();
     let (end, denials) = drain(&events);
     Ran { end, denials, report }
 }
@@ -155,8 +155,8 @@ fn one_goes_on_without_its_maker_and_is_found_again() {
         let (found, told) = estate.adopt().unwrap();
         assert_eq!(run(found.as_ref(), "cat /tmp/temp").ok(), "temp\n");
         assert_eq!(sleeping(&mark), 1);
-        assert!(found.enforced().layers.contains_key("limits"));
-        assert!(found.tree(Tree::Home).is_ok());
+        assert!(found.enforcement_report().layers.contains_key("limits"));
+        assert!(found.open_tree(SandboxTree::Home).is_ok());
         // It leads a session, so nobody's terminal reaches it, and has nothing of its maker's.
         let keeper = estate.keeper();
         let number = Pid::from_raw(keeper.cast_signed());
@@ -168,7 +168,7 @@ fn one_goes_on_without_its_maker_and_is_found_again() {
         again.destroy().unwrap();
         assert_eq!(sleeping(&mark), 0);
         assert!(!estate.is_kept());
-        assert!(matches!(found.usage(), Err(SandboxError::Gone(_))));
+        assert!(matches!(found.read_usage(), Err(SandboxError::Gone(_))));
         again.destroy().unwrap();
         assert!(matches!(told.recv_timeout(PATIENCE).unwrap(), SandboxEvent::Lost(_)));
         assert!(estate.top.path().join("work").exists(), "the directories are the caller's");
@@ -200,7 +200,7 @@ fn a_call_waits_for_the_answer_of_another_process() {
         let end = loop {
             match events.recv_timeout(PATIENCE).unwrap() {
                 AttemptEvent::Held { id, denial } => {
-                    attempt.answer(id, HeldAnswer::Granted(vec![denial.grant.unwrap()]));
+                    attempt.answer_call(id, HeldAnswer::Granted(vec![denial.grant.unwrap()]));
                 }
                 AttemptEvent::Ended(end) => break end,
                 _ => {}
@@ -208,10 +208,10 @@ fn a_call_waits_for_the_answer_of_another_process() {
         };
         assert_eq!((end.end, end.stdout.unwrap().as_bytes()), (CommandEnd::Exited(0), &b"x\n"[..]));
         assert_eq!(run(sandbox.as_ref(), "echo y > .bashrc").denials.len(), 1);
-        let never = Plan { grants: vec![sandbox_support::grant("read /etc/shadow")], ..inside("true") };
+        let never = AttemptPlan { grants: vec![sandbox_support::grant("read /etc/shadow")], ..inside("true") };
         let (sender, _events) = channel();
-        let told = Events::new(move |event| drop(sender.send(event)));
-        let refused = sandbox.backend().prepare(&never, &CAPTURE, false, told).err().unwrap();
+        let told = AttemptEventSender::new(move |event| drop(sender.send(event)));
+        let refused = sandbox.backend().prepare_attempt(&never, &CAPTURE, false, told).err().unwrap();
         assert!(refused.what.contains("cannot be given"), "{refused:?}");
     });
 }
@@ -229,7 +229,7 @@ fn what_happens_between_commands_is_told_to_whoever_uses_it() {
         let denied = told.recv_timeout(PATIENCE).unwrap();
         let SandboxEvent::Denied { request, denial } = denied else { panic!("{denied:?}") };
         assert_eq!(request, RequestId::from_random([1; 16]));
-        assert_eq!(denial.object.escaped(), "/workspace/.bashrc");
+        assert_eq!(denial.object.to_escaped(), "/workspace/.bashrc");
     });
 }
 
@@ -247,13 +247,13 @@ fn one_is_stopped_and_let_go_on_by_whoever_finds_it() {
         estate.adopt().unwrap().0.pause().unwrap();
         let stood_at = length();
         let (sender, _events) = channel();
-        let told = Events::new(move |event| drop(sender.send(event)));
-        let refused = sandbox.backend().prepare(&inside("true"), &CAPTURE, false, told).err().unwrap();
+        let told = AttemptEventSender::new(move |event| drop(sender.send(event)));
+        let refused = sandbox.backend().prepare_attempt(&inside("true"), &CAPTURE, false, told).err().unwrap();
         assert!(refused.what.contains("is paused"), "{refused:?}");
         assert_eq!(length(), stood_at);
         sandbox.resume().unwrap();
         wait_until("it goes on", || length() > stood_at);
-        assert!(sandbox.usage().unwrap().processes.unwrap() >= 1);
+        assert!(sandbox.read_usage().unwrap().processes.unwrap() >= 1);
         // A paused one can be ended.
         sandbox.pause().unwrap();
         sandbox.destroy().unwrap();
@@ -314,7 +314,7 @@ fn a_killed_user_ends_its_command_and_nothing_else() {
             let (root, mark) = place.split_once(' ').unwrap();
             let plan: SandboxPlan = serde_json::from_str(&fs::read_to_string(format!("{root}/plan")).unwrap()).unwrap();
             let kinds = NativeSandboxes::default().kept_by("/no/such/program".into(), Vec::new(), root.into());
-            let sandbox = kinds.adopt(&plan, hearing().0).unwrap();
+            let sandbox = kinds.adopt_sandbox(&plan, hearing().0).unwrap();
             let (_attempt, events) = begin(sandbox.as_ref(), &inside(&format!("sleep {mark}")), false);
             drain(&events);
             return;
@@ -362,11 +362,11 @@ fn a_keeper_ends_that_nobody_wants_or_finds() {
 fn one_that_cannot_be_made_leaves_nothing_and_a_stopped_keeper_is_ended() {
     in_each_role("one_that_cannot_be_made_leaves_nothing_and_a_stopped_keeper_is_ended", || {
         let estate = Estate::with(|plan| plan.workspace = "/no/such/directory".into());
-        let refused = estate.kinds.create(&estate.plan, hearing().0).err().unwrap();
+        let refused = estate.kinds.create_sandbox(&estate.plan, hearing().0).err().unwrap();
         assert!(refused.to_string().contains("/no/such/directory"), "{refused}");
         wait_until("it has ended", || !estate.is_kept());
         let none = NativeSandboxes::default().kept_by("/no/such/program".into(), Vec::new(), estate.top.path().into());
-        let refused = none.create(&estate.plan, hearing().0).err().unwrap();
+        let refused = none.create_sandbox(&estate.plan, hearing().0).err().unwrap();
         assert!(refused.to_string().contains("cannot start a keeper"), "{refused}");
     });
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use stage_support::Scene;
-use stockade_native::stage::{CommitError, End, Point, Recovered, Wanted, Watch, recover_all};
+use stockade_native::stage::{StageCommitError, RecoveryEnd, CommitPoint, RecoveryResult, CommitRequest, CommitObserver, recover_all};
 use stockade_sys::Errno;
 
 /// Set in the process that is to be killed: where its stage is.
@@ -29,9 +29,9 @@ struct Beside {
     ends: bool,
 }
 
-impl Watch for Beside {
-    fn reached(&mut self, point: Point) -> Result<(), Errno> {
-        if point == Point::Step {
+impl CommitObserver for Beside {
+    fn on_point(&mut self, point: CommitPoint) -> Result<(), Errno> {
+        if point == CommitPoint::Step {
             if self.ends {
                 let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
             }
@@ -48,8 +48,8 @@ fn no_repository_stands_for_a_moment() {
     let id = scene.staged(STAGED);
     let directory = scene.workspace().join("d");
     let mut watch = Beside { directory: directory.clone(), was_complete: false, ends: false };
-    let failed = scene.stages().take(&id).unwrap().commit(&Wanted::default(), &mut watch).unwrap_err();
-    assert!(matches!(failed, CommitError::Undone(_)), "{failed}");
+    let failed = scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut watch).unwrap_err();
+    assert!(matches!(failed, StageCommitError::Undone(_)), "{failed}");
     assert!(failed.to_string().contains("a repository that is not called .git, or a part of one"), "{failed}");
     assert!(!watch.was_complete, "it stood for a moment");
     assert!(PARTS.iter().all(|part| !directory.join(part).exists()), "nothing of it is left");
@@ -66,12 +66,12 @@ fn victim() {
     let scene = Scene::at(&root, &root.join("w"));
     let id = std::env::var("STAGE").unwrap().parse().unwrap();
     let mut watch = Beside { directory: scene.workspace().join("d"), was_complete: false, ends: true };
-    let _ = scene.stages().take(&id).unwrap().commit(&Wanted::default(), &mut watch);
+    let _ = scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut watch);
 }
 
 /// A commit is cut off after a step, and what `beside` makes is
 /// there when it is finished.
-fn cut_off(scene: &Scene, beside: &str) -> Vec<Recovered> {
+fn cut_off(scene: &Scene, beside: &str) -> Vec<RecoveryResult> {
     let id = scene.staged(STAGED);
     let mut line = Command::new(std::env::current_exe().unwrap());
     line.args(["victim", "--exact"]).env(VICTIM, &scene.root).env("STAGE", id.as_str());
@@ -84,10 +84,10 @@ fn cut_off(scene: &Scene, beside: &str) -> Vec<Recovered> {
 fn a_commit_that_was_cut_off_is_judged_when_it_is_finished() {
     let scene = Scene::new("mkdir d");
     let recovered = cut_off(&scene, "mkdir d/refs");
-    assert!(matches!(recovered[..], [Recovered { end: End::Undone(_), .. }]), "{recovered:?}");
+    assert!(matches!(recovered[..], [RecoveryResult { end: RecoveryEnd::Undone(_), .. }]), "{recovered:?}");
     assert!(!is_complete(&scene.workspace().join("d")));
     // The positive control: with nothing beside it, it is finished.
     let scene = Scene::new("mkdir d");
     let recovered = cut_off(&scene, "true");
-    assert!(matches!(recovered[..], [Recovered { end: End::Finished, .. }]), "{recovered:?}");
+    assert!(matches!(recovered[..], [RecoveryResult { end: RecoveryEnd::Finished, .. }]), "{recovered:?}");
 }

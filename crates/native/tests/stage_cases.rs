@@ -9,7 +9,7 @@ mod support;
 use std::path::{Path, PathBuf};
 
 use stage_support::{Scene, assert_same, copy_tree, picture, run_in};
-use stockade_native::stage::{Change, CommitError, How, Kind, Meanwhile, Wanted, Why};
+use stockade_native::stage::{StageChange, StageCommitError, ChangeKind, ObjectKind, WorkspaceChange, CommitRequest, HoldReason};
 use stockade_testkit::few_or_all;
 
 /// Seconds since the epoch before which no test runs: older times were set.
@@ -32,9 +32,9 @@ fn check_in(scene: &Scene, script: &str) {
 
     let id = scene.staged(script);
     assert_same(&untouched, &scene.picture(), "staged only");
-    scene.stages().take(&id).unwrap().discard(&[]).unwrap();
+    scene.stages().open_for_changes(&id).unwrap().discard_changes(&[]).unwrap();
     assert_same(&untouched, &scene.picture(), "discarded");
-    assert!(scene.stages().list().unwrap().is_empty());
+    assert!(scene.stages().list_stages().unwrap().is_empty());
 
     let id = scene.staged(script);
     scene.commit_all(&id);
@@ -83,7 +83,7 @@ fn sockets_are_kept_as_names() {
 fn what_was_made_and_removed_again_is_nothing() {
     let scene = Scene::new("echo a >a");
     let id = scene.staged("touch absent; sync; rm absent; : >>a");
-    let changes = scene.stages().look(&id).unwrap().changes().unwrap();
+    let changes = scene.stages().open_for_reading(&id).unwrap().read_changes().unwrap();
     assert!(changes.is_empty(), "{changes:?}");
     scene.commit_all(&id);
 }
@@ -161,7 +161,7 @@ fn holes_stay_holes() {
 }
 
 /// The changes of a stage as lines: how, kind, path.
-fn lines(changes: &[Change]) -> Vec<String> {
+fn lines(changes: &[StageChange]) -> Vec<String> {
     let shown = changes.iter().filter(|change| !change.is_incidental);
     shown
         .map(|change| {
@@ -178,7 +178,7 @@ fn the_difference_names_every_change() {
         "touch file_1; echo test >file_2; rm gone target; mkdir target; mkdir -p new/nested; \
          : >>keep/k; ln -sf b l; chmod 600 why; touch target/in",
     );
-    let changes = scene.stages().look(&id).unwrap().changes().unwrap();
+    let changes = scene.stages().open_for_reading(&id).unwrap().read_changes().unwrap();
     let expected = [
         "Added File file_1",
         "Modified File file_2",
@@ -201,14 +201,14 @@ fn a_part_is_committed_and_the_rest_stays() {
     copy_tree(&scene.workspace(), &native);
     run_in(&native, script);
     let id = scene.staged(script);
-    let part = |paths: &[&str]| Wanted { paths: paths.iter().map(PathBuf::from).collect(), agreed: Vec::new() };
+    let part = |paths: &[&str]| CommitRequest { paths: paths.iter().map(PathBuf::from).collect(), agreed: Vec::new() };
     let committed = scene.commit(&id, &part(&["a", "d/x", "n/m"])).unwrap();
     assert!(!committed.is_gone);
     assert_eq!(committed.paths, ["a", "d/x", "n/m", "n/m/1"].map(PathBuf::from));
     run_in(&scene.workspace(), "test \"$(cat a b d/x d/y n/m/1)\" = \"$(printf 'A\\nb\\nX\\ny\\n1')\"; test ! -e n/2");
-    let changes = scene.stages().look(&id).unwrap().changes().unwrap();
+    let changes = scene.stages().open_for_reading(&id).unwrap().read_changes().unwrap();
     assert_eq!(lines(&changes.list), ["Modified File b", "Removed File d/y", "Added File n/2"]);
-    let (forgotten, is_gone) = scene.stages().take(&id).unwrap().discard(&["b".into()]).unwrap();
+    let (forgotten, is_gone) = scene.stages().open_for_changes(&id).unwrap().discard_changes(&["b".into()]).unwrap();
     assert_eq!((forgotten, is_gone), (vec![PathBuf::from("b")], false));
     scene.commit_all(&id);
     run_in(&native, "echo b >b");
@@ -220,9 +220,9 @@ fn a_part_of_what_goes_as_a_whole_is_refused() {
     let scene = Scene::new("mkdir d; echo x >d/x; echo f >f");
     let id = scene.staged("rm -r d; rm f; mkdir f; echo in >f/in; touch g");
     for (path, within) in [("d/x", Some("d")), ("f/in", Some("f")), ("nothing", None), ("g/x", None)] {
-        let wanted = Wanted { paths: vec![path.into()], agreed: Vec::new() };
+        let wanted = CommitRequest { paths: vec![path.into()], agreed: Vec::new() };
         match scene.commit(&id, &wanted) {
-            Err(CommitError::Nothing { path: named, within: found }) => {
+            Err(StageCommitError::Nothing { path: named, within: found }) => {
                 assert_eq!((named.as_path(), found.as_deref()), (Path::new(path), within.map(Path::new)));
             }
             other => panic!("{path}: {other:?}"),
@@ -236,15 +236,15 @@ fn protected_names_wait_for_their_own_yes() {
     let script = "echo new >.git/config; echo evil >.git/hooks/pre-commit; echo x >.git/index; rm -r sub; \
                   echo b >>a; mkdir .vscode; echo t >.vscode/tasks.json; cp /bin/true suid; chmod 4755 suid";
     let id = scene.staged(script);
-    let committed = scene.commit(&id, &Wanted::default()).unwrap();
+    let committed = scene.commit(&id, &CommitRequest::default()).unwrap();
     assert_eq!(committed.paths, [PathBuf::from("a")]);
     let held: Vec<(String, Option<String>)> = committed
         .held
         .iter()
         .map(|held| {
             let unit = match &held.why {
-                Why::Protected { unit, .. } => Some(unit.display().to_string()),
-                Why::Special(_) => None,
+                HoldReason::Protected { unit, .. } => Some(unit.display().to_string()),
+                HoldReason::Special(_) => None,
             };
             (held.path.display().to_string(), unit)
         })
@@ -264,7 +264,7 @@ fn protected_names_wait_for_their_own_yes() {
     );
     run_in(&scene.workspace(), "grep -q old .git/config; test ! -e .git/index; test -e sub; test ! -e suid");
     // A yes for a name stops at the next protected one.
-    let agreed = Wanted { paths: Vec::new(), agreed: vec![".git".into(), "sub/.git".into()] };
+    let agreed = CommitRequest { paths: Vec::new(), agreed: vec![".git".into(), "sub/.git".into()] };
     let committed = scene.commit(&id, &agreed).unwrap();
     assert_eq!(committed.paths, [".git/index", "sub"].map(PathBuf::from));
     run_in(&scene.workspace(), "grep -q old .git/config; test -e .git/index; test ! -e .git/hooks/pre-commit");
@@ -273,14 +273,14 @@ fn protected_names_wait_for_their_own_yes() {
 /// Stages `script`, then changes the workspace by `meanwhile`: what stands
 /// against a commit.
 #[track_caller]
-fn conflicts(before: &str, script: &str, meanwhile: &str, expected: &[(&str, Meanwhile)]) {
+fn conflicts(before: &str, script: &str, meanwhile: &str, expected: &[(&str, WorkspaceChange)]) {
     let scene = Scene::new(before);
     let id = scene.staged(script);
     scene.native(meanwhile);
     let as_it_is = scene.picture();
-    match scene.commit(&id, &Wanted::default()) {
-        Err(CommitError::Conflicts(found)) => {
-            let found: Vec<(&str, Meanwhile)> =
+    match scene.commit(&id, &CommitRequest::default()) {
+        Err(StageCommitError::Conflicts(found)) => {
+            let found: Vec<(&str, WorkspaceChange)> =
                 found.iter().map(|conflict| (conflict.path.to_str().unwrap(), conflict.meanwhile)).collect();
             assert_eq!(found, expected, "{script} against {meanwhile}");
             assert_same(&as_it_is, &scene.picture(), "a conflict");
@@ -292,7 +292,7 @@ fn conflicts(before: &str, script: &str, meanwhile: &str, expected: &[(&str, Mea
 
 #[test]
 fn what_the_workspace_changed_meanwhile_is_never_overwritten() {
-    use Meanwhile::Changed;
+    use WorkspaceChange::Changed;
     let one = "echo a >a; mkdir -p d/e; echo x >d/e/x";
     conflicts(one, "echo b >>a", "echo c >>a", &[("a", Changed)]);
     conflicts(one, "echo b >>a", "echo c >other", &[]);
@@ -323,9 +323,9 @@ fn a_long_name_of_directories_is_walked_and_a_longer_one_refused() {
     scene.commit_all(&id);
     let scene = Scene::new("true");
     let id = scene.staged(&deep(1500));
-    let refused = scene.stages().look(&id).unwrap().changes().unwrap_err().to_string();
+    let refused = scene.stages().open_for_reading(&id).unwrap().read_changes().unwrap_err().to_string();
     assert!(refused.contains("too deep"), "{refused}");
-    scene.stages().take(&id).unwrap().discard(&[]).unwrap();
+    scene.stages().open_for_changes(&id).unwrap().discard_changes(&[]).unwrap();
     assert!(scene.root.join("stages").read_dir().unwrap().next().is_none());
 }
 
@@ -333,8 +333,8 @@ fn a_long_name_of_directories_is_walked_and_a_longer_one_refused() {
 fn the_kinds_are_told() {
     let scene = Scene::new("true");
     let id = scene.staged("mkfifo p; ln -s x l; mkdir d; touch f");
-    let changes = scene.stages().look(&id).unwrap().changes().unwrap();
-    let kinds: Vec<(How, Kind)> = changes
+    let changes = scene.stages().open_for_reading(&id).unwrap().read_changes().unwrap();
+    let kinds: Vec<(ChangeKind, ObjectKind)> = changes
         .list
         .iter()
         .filter(|change| !change.is_incidental)
@@ -342,15 +342,15 @@ fn the_kinds_are_told() {
         .collect();
     assert_eq!(
         kinds,
-        [(How::Added, Kind::Directory), (How::Added, Kind::File), (How::Added, Kind::Link), (How::Added, Kind::Pipe)]
+        [(ChangeKind::Added, ObjectKind::Directory), (ChangeKind::Added, ObjectKind::File), (ChangeKind::Added, ObjectKind::Link), (ChangeKind::Added, ObjectKind::Pipe)]
     );
 }
 
 #[test]
 fn thousands_of_files_are_committed_with_progress() {
     struct Told(Vec<(usize, usize)>);
-    impl stockade_native::stage::Watch for Told {
-        fn progress(&mut self, done: usize, total: usize) {
+    impl stockade_native::stage::CommitObserver for Told {
+        fn on_progress(&mut self, done: usize, total: usize) {
             self.0.push((done, total));
         }
     }
@@ -369,7 +369,7 @@ fn thousands_of_files_are_committed_with_progress() {
         }
     }
     let mut told = Told(Vec::new());
-    let committed = scene.stages().take(&id).unwrap().commit(&Wanted::default(), &mut told).unwrap();
+    let committed = scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut told).unwrap();
     assert_eq!((committed.paths.len(), committed.is_gone), (100 * each + 100, true));
     let count = |name: &str| scene.workspace().join(name).read_dir().unwrap().count();
     assert_eq!((count(""), count("d7")), (100, each));
@@ -385,9 +385,9 @@ fn what_a_power_failure_may_have_torn_is_not_committed() {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     let text = std::fs::read_to_string(&meta).unwrap().replace(boot.trim(), "another");
     std::fs::write(&meta, text).unwrap();
-    let refused = scene.commit(&id, &Wanted::default()).unwrap_err().to_string();
+    let refused = scene.commit(&id, &CommitRequest::default()).unwrap_err().to_string();
     assert!(refused.contains("machine went down"), "{refused}");
     assert_eq!(std::fs::read_to_string(scene.workspace().join("a")).unwrap(), "a\n");
-    scene.stages().take(&id).unwrap().end("exited 0").unwrap();
+    scene.stages().open_for_changes(&id).unwrap().record_end("exited 0").unwrap();
     scene.commit_all(&id);
 }

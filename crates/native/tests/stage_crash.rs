@@ -12,7 +12,7 @@ use std::process::Command;
 
 use stage_support::{Picture, Scene, assert_same, copy_tree, picture, run_in};
 use stockade_model::StageId;
-use stockade_native::stage::{CommitError, End, Point, Unwatched, Wanted, Watch, recover_all};
+use stockade_native::stage::{StageCommitError, RecoveryEnd, CommitPoint, SilentObserver, CommitRequest, CommitObserver, recover_all};
 use stockade_sys::Errno;
 
 /// Set in the process that is to be killed: at which point, from 0.
@@ -31,8 +31,8 @@ struct Killer {
     left: usize,
 }
 
-impl Watch for Killer {
-    fn reached(&mut self, _point: Point) -> Result<(), Errno> {
+impl CommitObserver for Killer {
+    fn on_point(&mut self, _point: CommitPoint) -> Result<(), Errno> {
         if self.left == 0 {
             let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         }
@@ -44,11 +44,11 @@ impl Watch for Killer {
 /// Fails at a point as a full disk does.
 struct Filler {
     left: usize,
-    points: Vec<Point>,
+    points: Vec<CommitPoint>,
 }
 
-impl Watch for Filler {
-    fn reached(&mut self, point: Point) -> Result<(), Errno> {
+impl CommitObserver for Filler {
+    fn on_point(&mut self, point: CommitPoint) -> Result<(), Errno> {
         self.points.push(point);
         if self.points.len() == self.left + 1 { Err(Errno::NOSPC) } else { Ok(()) }
     }
@@ -96,7 +96,7 @@ impl Ends {
     /// Nothing of a commit is left in the stage or anywhere.
     #[track_caller]
     fn assert_clean(&self, what: &str) {
-        for listed in self.scene.stages().list().unwrap() {
+        for listed in self.scene.stages().list_stages().unwrap() {
             assert!(!listed.cut_off, "{what}");
             let place = self.scene.root.join("stages").join(listed.id.as_str());
             for name in ["journal", "journal-done", "depot", "borrowed"] {
@@ -115,10 +115,10 @@ fn victim() {
     let scene = Scene::at(&path("ROOT"), &path("WORKSPACE"));
     let id: StageId = std::env::var("STAGE").unwrap().parse().unwrap();
     let mut killer = Killer { left: point.parse().unwrap() };
-    let stage = scene.stages().take(&id).unwrap();
+    let stage = scene.stages().open_for_changes(&id).unwrap();
     match std::env::var("WHAT").unwrap().as_str() {
-        "commit" => drop(stage.commit(&Wanted::default(), &mut killer).unwrap()),
-        _ => drop(stage.recover(&mut killer).unwrap()),
+        "commit" => drop(stage.commit_changes(&CommitRequest::default(), &mut killer).unwrap()),
+        _ => drop(stage.recover_commit(&mut killer).unwrap()),
     }
 }
 
@@ -153,7 +153,7 @@ fn check_kills(apart: bool) {
             break;
         }
         // What was not committed can still be.
-        if ends.scene.stages().list().unwrap().iter().any(|listed| listed.id == id) {
+        if ends.scene.stages().list_stages().unwrap().iter().any(|listed| listed.id == id) {
             ends.scene.commit_all(&id);
         }
         assert_eq!(ends.end(&what), "new");
@@ -176,8 +176,8 @@ fn a_killed_recovery_can_be_recovered_from() {
     let ends = Ends::new(false);
     let mut counter = Filler { left: usize::MAX - 1, points: Vec::new() };
     let id = ends.restage();
-    ends.scene.stages().take(&id).unwrap().commit(&Wanted::default(), &mut counter).unwrap();
-    let decided = counter.points.iter().position(|point| *point == Point::Decided).unwrap();
+    ends.scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut counter).unwrap();
+    let decided = counter.points.iter().position(|point| *point == CommitPoint::Decided).unwrap();
     for (first, second) in [(decided, 0), (decided + 2, 3), (decided + 5, 7), (counter.points.len() - 1, 0)] {
         let id = ends.restage();
         assert!(killed(&ends.scene, &id, "commit", first));
@@ -194,14 +194,14 @@ fn check_full(apart: bool) {
     for point in 0.. {
         let id = ends.restage();
         let mut filler = Filler { left: point, points: Vec::new() };
-        let result = ends.scene.stages().take(&id).unwrap().commit(&Wanted::default(), &mut filler);
+        let result = ends.scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut filler);
         let what = format!("full at {point}: {:?}", filler.points.get(point));
         let expected = match result {
-            Err(CommitError::Prepare(error) | CommitError::Undone(error)) => {
+            Err(StageCommitError::Prepare(error) | StageCommitError::Undone(error)) => {
                 assert!(error.is_full, "{what}");
                 "old"
             }
-            Err(CommitError::Stage(_)) | Ok(_) => "new",
+            Err(StageCommitError::Stage(_)) | Ok(_) => "new",
             Err(other) => panic!("{what}: {other}"),
         };
         recover_all(&ends.scene.stages(), None).unwrap();
@@ -225,9 +225,9 @@ fn a_full_disk_at_any_point_leaves_the_old_tree_or_the_new_one() {
 fn what_changes_after_the_decision_is_not_overwritten() {
     /// Changes the workspace as soon as the commit is decided.
     struct Intruder<'a>(&'a Scene);
-    impl Watch for Intruder<'_> {
-        fn reached(&mut self, point: Point) -> Result<(), Errno> {
-            if point == Point::Decided {
+    impl CommitObserver for Intruder<'_> {
+        fn on_point(&mut self, point: CommitPoint) -> Result<(), Errno> {
+            if point == CommitPoint::Decided {
                 self.0.native("echo mine >>a");
             }
             Ok(())
@@ -235,8 +235,8 @@ fn what_changes_after_the_decision_is_not_overwritten() {
     }
     let ends = Ends::new(false);
     let id = ends.restage();
-    let result = ends.scene.stages().take(&id).unwrap().commit(&Wanted::default(), &mut Intruder(&ends.scene));
-    assert!(matches!(&result, Err(CommitError::Undone(error)) if error.path == Path::new("a")), "{result:?}");
+    let result = ends.scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut Intruder(&ends.scene));
+    assert!(matches!(&result, Err(StageCommitError::Undone(error)) if error.path == Path::new("a")), "{result:?}");
     ends.assert_clean("an intruder");
     run_in(&ends.scene.workspace(), "test \"$(cat a)\" = \"$(printf 'a\\nmine')\"; test -e gone; test ! -e n");
 }
@@ -245,9 +245,9 @@ fn what_changes_after_the_decision_is_not_overwritten() {
 fn what_is_put_into_a_directory_after_the_look_is_not_lost_with_it() {
     /// Puts a file into a directory that is to go, when everything was looked at.
     struct Intruder<'a>(&'a Scene);
-    impl Watch for Intruder<'_> {
-        fn reached(&mut self, point: Point) -> Result<(), Errno> {
-            if point == Point::Ready {
+    impl CommitObserver for Intruder<'_> {
+        fn on_point(&mut self, point: CommitPoint) -> Result<(), Errno> {
+            if point == CommitPoint::Ready {
                 self.0.native("echo mine >old/deep/mine");
             }
             Ok(())
@@ -255,8 +255,8 @@ fn what_is_put_into_a_directory_after_the_look_is_not_lost_with_it() {
     }
     let ends = Ends::new(false);
     let id = ends.restage();
-    let result = ends.scene.stages().take(&id).unwrap().commit(&Wanted::default(), &mut Intruder(&ends.scene));
-    assert!(matches!(&result, Err(CommitError::Undone(error)) if error.path == Path::new("old")), "{result:?}");
+    let result = ends.scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut Intruder(&ends.scene));
+    assert!(matches!(&result, Err(StageCommitError::Undone(error)) if error.path == Path::new("old")), "{result:?}");
     ends.assert_clean("an intruder");
     run_in(&ends.scene.workspace(), "grep -q mine old/deep/mine; test -e gone; test ! -e n");
 }
@@ -268,11 +268,11 @@ fn preparations_alone_are_swept_away() {
     assert!(killed(&ends.scene, &id, "commit", 3));
     let recovered = recover_all(&ends.scene.stages(), Some(&ends.scene.workspace())).unwrap();
     assert_eq!(recovered.len(), 1);
-    assert_eq!(recovered[0].end, End::Unbegun);
+    assert_eq!(recovered[0].end, RecoveryEnd::Unbegun);
     assert!(recover_all(&ends.scene.stages(), None).unwrap().is_empty());
     assert_eq!(ends.end("swept"), "old");
-    let stage = ends.scene.stages().take(&id).unwrap();
-    assert_eq!(stage.recover(&mut Unwatched).unwrap(), None);
+    let stage = ends.scene.stages().open_for_changes(&id).unwrap();
+    assert_eq!(stage.recover_commit(&mut SilentObserver).unwrap(), None);
 }
 
 /// Runs when it is told to, with a filesystem of 1 MiB for its workspace.
@@ -282,8 +282,8 @@ fn on_a_small_disk() {
     let scene = Scene::over("echo a >a; head -c 600000 /dev/zero >hog", Some(Path::new(&place)));
     let before = scene.picture();
     let id = scene.staged("echo b >>a; head -c 700000 /dev/urandom >big; mkdir d; echo x >d/x");
-    let refused = scene.commit(&id, &Wanted::default()).unwrap_err();
-    assert!(matches!(&refused, CommitError::Prepare(error) if error.is_full), "{refused}");
+    let refused = scene.commit(&id, &CommitRequest::default()).unwrap_err();
+    assert!(matches!(&refused, StageCommitError::Prepare(error) if error.is_full), "{refused}");
     assert!(refused.to_string().contains("make room"), "{refused}");
     assert_same(&before, &scene.picture(), "a full disk");
     assert!(recover_all(&scene.stages(), None).unwrap().is_empty());

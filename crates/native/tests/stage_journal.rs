@@ -13,7 +13,7 @@ use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
 use stage_support::{Scene, assert_same, picture, run_in};
 use stockade_model::StageId;
-use stockade_native::stage::{CommitError, Recovered, recover_all};
+use stockade_native::stage::{StageCommitError, RecoveryResult, recover_all};
 
 const BEFORE: &str = "echo a >a; mkdir d; echo x >d/x; ln -s ../outside way; ln -s ../outside/f link; chmod 500 d";
 /// How many journals are read, unless `STOCKADE_TEST_SEQUENCES` says another
@@ -48,7 +48,7 @@ impl CutOff {
     }
 
     /// Recovers with `journal` in the file `name`; nothing outside may change.
-    fn recover(&self, name: &str, journal: &[u8]) -> Result<Vec<Recovered>, CommitError> {
+    fn recover(&self, name: &str, journal: &[u8]) -> Result<Vec<RecoveryResult>, StageCommitError> {
         let outside = || picture(&self.scene.root.join("outside"), i64::MAX);
         let before = outside();
         std::fs::write(self.place(name), journal).unwrap();

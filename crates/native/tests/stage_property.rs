@@ -15,8 +15,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde::{Deserialize, Serialize};
 use stage_support::{Picture, Scene, assert_same, copy_tree, picture};
-use stockade_engine::{AttemptEvent, Backend, Events, Io};
-use stockade_model::{Level, StageId};
+use stockade_engine::{AttemptEvent, Backend, AttemptEventSender, StdioMode};
+use stockade_model::{IsolationLevel, StageId};
 use stockade_native::NativeBackend;
 use stockade_native::stage::recover_all;
 
@@ -171,15 +171,15 @@ fn staged(scene: &Scene, operations: &[Operation]) -> (StageId, Vec<i32>) {
 fn staged_in_place(scene: &Scene, operations: &[Operation]) -> (Option<StageId>, Vec<i32>) {
     let program = std::env::current_exe().unwrap();
     let argv = [program.to_str().unwrap(), "--exact", "inside", "--nocapture", "--test-threads", "1"];
-    let mut plan = support::plan(Level::Restricted, &scene.workspace(), &argv);
+    let mut plan = support::plan(IsolationLevel::Restricted, &scene.workspace(), &argv);
     plan.profile.filesystem.stage = true;
     let text = serde_json::to_string(operations).unwrap();
     plan.environment.insert(OPERATIONS.to_owned(), text.as_str().into());
     let (sender, events) = channel();
-    let sender = Events::new(move |event| drop(sender.send(event)));
-    let backend = NativeBackend::default().staging(scene.root.join("stages"));
-    let mut attempt = backend.prepare(&plan, &Io::Capture { limit_bytes: 1 << 20 }, false, sender).unwrap();
-    attempt.release().unwrap();
+    let sender = AttemptEventSender::new(move |event| drop(sender.send(event)));
+    let backend = NativeBackend::default().with_stages_dir(scene.root.join("stages"));
+    let mut attempt = backend.prepare_attempt(&plan, &StdioMode::Capture { limit_bytes: 1 << 20 }, false, sender).unwrap();
+    attempt.release_command().unwrap();
     let end = loop {
         if let AttemptEvent::Ended(end) = events.recv_timeout(support::PATIENCE).expect("it ends") {
             break end;

@@ -12,31 +12,31 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 use stage_support::{assert_same, copy_tree, picture, run_in};
-use stockade_engine::{AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, Io};
-use stockade_model::{Denial, Grant, Level, Plan, StageId};
+use stockade_engine::{AttemptEnd, AttemptEvent, Backend, CommandEnd, AttemptEventSender, HeldAnswer, StdioMode};
+use stockade_model::{Denial, Grant, IsolationLevel, AttemptPlan, StageId};
 use stockade_native::NativeBackend;
-use stockade_native::stage::{CommitError, Meanwhile, Stages, Unwatched, Wanted, recover_all};
+use stockade_native::stage::{StageCommitError, WorkspaceChange, StageDirectory, SilentObserver, CommitRequest, recover_all};
 use support::{PATIENCE, in_each_role, plan, script};
 
-const CAPTURE: Io = Io::Capture { limit_bytes: 1 << 20 };
+const CAPTURE: StdioMode = StdioMode::Capture { limit_bytes: 1 << 20 };
 const FRESH: i64 = 1_600_000_000;
 
 /// A workspace and a place for stages; both in the directory of temporary files,
 /// which is private inside.
 struct Scene {
     scratch: tempfile::TempDir,
-    level: Level,
+    level: IsolationLevel,
 }
 
 /// With an overlay, and without one.
-const LEVELS: [Level; 2] = [Level::Full, Level::Restricted];
+const LEVELS: [IsolationLevel; 2] = [IsolationLevel::Full, IsolationLevel::Restricted];
 
 impl Scene {
     fn new(before: &str) -> Self {
-        Self::at(Level::Full, before)
+        Self::at(IsolationLevel::Full, before)
     }
 
-    fn at(level: Level, before: &str) -> Self {
+    fn at(level: IsolationLevel, before: &str) -> Self {
         let scene = Self { scratch: tempfile::Builder::new().prefix("stage-").tempdir().unwrap(), level };
         fs::create_dir(scene.workspace()).unwrap();
         run_in(&scene.workspace(), before);
@@ -51,15 +51,15 @@ impl Scene {
         self.top().join("w")
     }
 
-    fn stages(&self) -> Stages {
-        Stages::open(&self.top().join("stages")).unwrap()
+    fn stages(&self) -> StageDirectory {
+        StageDirectory::open(&self.top().join("stages")).unwrap()
     }
 
     fn backend(&self) -> NativeBackend {
-        NativeBackend::default().staging(self.top().join("stages"))
+        NativeBackend::default().with_stages_dir(self.top().join("stages"))
     }
 
-    fn plan(&self, text: &str) -> Plan {
+    fn plan(&self, text: &str) -> AttemptPlan {
         let mut plan = script(self.level, &self.workspace(), text);
         plan.profile.filesystem.stage = true;
         plan
@@ -74,18 +74,18 @@ impl Scene {
         (end.staged.map(|staged| staged.stage), denials)
     }
 
-    fn try_run(&self, plan: &Plan) -> (AttemptEnd, Vec<Denial>) {
+    fn try_run(&self, plan: &AttemptPlan) -> (AttemptEnd, Vec<Denial>) {
         let (sender, events) = channel();
-        let sender = Events::new(move |event| drop(sender.send(event)));
-        let mut attempt = self.backend().prepare(plan, &CAPTURE, false, sender).unwrap();
-        attempt.release().unwrap();
+        let sender = AttemptEventSender::new(move |event| drop(sender.send(event)));
+        let mut attempt = self.backend().prepare_attempt(plan, &CAPTURE, false, sender).unwrap();
+        attempt.release_command().unwrap();
         drain(&events)
     }
 
     #[track_caller]
     fn commit(&self, id: &StageId) {
-        let stage = self.stages().take(id).unwrap();
-        let committed = stage.commit(&Wanted::default(), &mut Unwatched).unwrap();
+        let stage = self.stages().open_for_changes(id).unwrap();
+        let committed = stage.commit_changes(&CommitRequest::default(), &mut SilentObserver).unwrap();
         assert!(committed.is_gone, "{committed:?}");
     }
 }
@@ -127,7 +127,7 @@ fn what_is_staged_is_what_a_native_run_does() {
             assert_same(&untouched, &picture(&scene.workspace(), i64::MAX), "while it is staged");
             scene.commit(&id.unwrap());
             assert_same(&picture(&native, FRESH), &picture(&scene.workspace(), FRESH), "committed");
-            assert!(scene.stages().list().unwrap().is_empty());
+            assert!(scene.stages().list_stages().unwrap().is_empty());
         }
     });
 }
@@ -138,7 +138,7 @@ fn a_run_that_changes_nothing_leaves_no_stage() {
         let scene = Scene::new("echo a >a");
         let (id, _) = scene.run("cat a; touch t; rm t; : >>a; echo x >/tmp/private");
         assert_eq!(id, None);
-        assert!(scene.stages().list().unwrap().is_empty());
+        assert!(scene.stages().list_stages().unwrap().is_empty());
     });
 }
 
@@ -172,7 +172,7 @@ fn protected_names_are_refused_in_a_stage_as_well() {
                 })
                 .collect();
             assert_eq!(objects, [".git/hooks/pre-commit", ".git/config", ".vscode", ".git"]);
-            assert!(scene.stages().list().unwrap().is_empty());
+            assert!(scene.stages().list_stages().unwrap().is_empty());
         }
     });
 }
@@ -193,8 +193,8 @@ fn what_is_granted_from_the_start_is_staged() {
             assert_eq!(fs::read_to_string(scene.workspace().join(".git/index")).unwrap(), "c\n");
             assert!(!scene.workspace().join(".vscode").exists());
             // The yes was for the run. The commit asks for itself.
-            let stage = scene.stages().take(&end.staged.unwrap().stage).unwrap();
-            let committed = stage.commit(&Wanted::default(), &mut Unwatched).unwrap();
+            let stage = scene.stages().open_for_changes(&end.staged.unwrap().stage).unwrap();
+            let committed = stage.commit_changes(&CommitRequest::default(), &mut SilentObserver).unwrap();
             assert_eq!((committed.paths.len(), committed.held.len()), (0, 4));
         }
     });
@@ -208,14 +208,14 @@ fn what_is_granted_while_it_runs_is_staged() {
             let plan =
                 scene.plan("set -e; echo new >.git/index; rm .git/gone; echo m >.git/made; mv .git/made .git/moved");
             let (sender, events) = channel();
-            let sender = Events::new(move |event| drop(sender.send(event)));
-            let mut attempt = scene.backend().prepare(&plan, &CAPTURE, true, sender).unwrap();
-            attempt.release().unwrap();
+            let sender = AttemptEventSender::new(move |event| drop(sender.send(event)));
+            let mut attempt = scene.backend().prepare_attempt(&plan, &CAPTURE, true, sender).unwrap();
+            attempt.release_command().unwrap();
             let staged = loop {
                 match events.recv_timeout(PATIENCE).unwrap() {
                     AttemptEvent::Held { id, .. } => {
                         let grant = Grant::Write(scene.workspace().join(".git"));
-                        attempt.answer(id, HeldAnswer::Granted(vec![grant]));
+                        attempt.answer_call(id, HeldAnswer::Granted(vec![grant]));
                     }
                     AttemptEvent::Ended(end) => {
                         assert_eq!(end.end, CommandEnd::Exited(0), "{:?}", end.stderr);
@@ -228,9 +228,9 @@ fn what_is_granted_while_it_runs_is_staged() {
             assert_eq!(fs::read_to_string(scene.workspace().join(".git/index")).unwrap(), "c\n");
             assert!(scene.workspace().join(".git/gone").exists() && !scene.workspace().join(".git/moved").exists());
             assert_eq!(staged.changes, 3);
-            let stage = scene.stages().take(&staged.stage).unwrap();
-            let agreed = Wanted { agreed: vec![".git".into()], ..Wanted::default() };
-            assert!(stage.commit(&agreed, &mut Unwatched).unwrap().is_gone);
+            let stage = scene.stages().open_for_changes(&staged.stage).unwrap();
+            let agreed = CommitRequest { agreed: vec![".git".into()], ..CommitRequest::default() };
+            assert!(stage.commit_changes(&agreed, &mut SilentObserver).unwrap().is_gone);
             run_in(&scene.workspace(), "grep -q new .git/index; test ! -e .git/gone; grep -q m .git/moved");
         }
     });
@@ -254,7 +254,7 @@ fn a_directory_from_below_is_not_renamed_but_copied() {
 /// Runs `script`, with `meanwhile` done to the workspace while it waits between
 /// its two halves: what stands against a commit.
 #[track_caller]
-fn check_conflict(first: &str, meanwhile: &str, second: &str, expected: &[(&str, Meanwhile)]) {
+fn check_conflict(first: &str, meanwhile: &str, second: &str, expected: &[(&str, WorkspaceChange)]) {
     let scene = Scene::new("echo a >a; echo big >big; mkdir d; echo x >d/x; echo l >l");
     // An overlay does not look for what appears below: word comes by another way.
     let flags = scene.top().join("flags");
@@ -264,11 +264,11 @@ fn check_conflict(first: &str, meanwhile: &str, second: &str, expected: &[(&str,
     let mut plan = scene.plan(&format!("set -e; {first}; mkfifo told; {wait}; {second}; rm told"));
     plan.profile.filesystem.write.push(flags.into());
     let (sender, events) = channel();
-    let sender = Events::new(move |event| drop(sender.send(event)));
-    let mut attempt = scene.backend().prepare(&plan, &CAPTURE, false, sender).unwrap();
-    attempt.release().unwrap();
+    let sender = AttemptEventSender::new(move |event| drop(sender.send(event)));
+    let mut attempt = scene.backend().prepare_attempt(&plan, &CAPTURE, false, sender).unwrap();
+    attempt.release_command().unwrap();
     let upper = |name: &str| {
-        let listed = scene.stages().list().unwrap();
+        let listed = scene.stages().list_stages().unwrap();
         scene.top().join("stages").join(listed[0].id.as_str()).join("upper").join(name)
     };
     support::wait_until("the first half is done", || upper("told").exists());
@@ -276,10 +276,10 @@ fn check_conflict(first: &str, meanwhile: &str, second: &str, expected: &[(&str,
     fs::write(&go, "").unwrap();
     let (end, denials) = drain(&events);
     assert_eq!(end.end, CommandEnd::Exited(0), "{:?} {denials:?}", end.stderr);
-    let stage = scene.stages().take(&end.staged.unwrap().stage).unwrap();
-    match stage.commit(&Wanted::default(), &mut Unwatched) {
-        Err(CommitError::Conflicts(found)) => {
-            let found: Vec<(&str, Meanwhile)> =
+    let stage = scene.stages().open_for_changes(&end.staged.unwrap().stage).unwrap();
+    match stage.commit_changes(&CommitRequest::default(), &mut SilentObserver) {
+        Err(StageCommitError::Conflicts(found)) => {
+            let found: Vec<(&str, WorkspaceChange)> =
                 found.iter().map(|conflict| (conflict.path.to_str().unwrap(), conflict.meanwhile)).collect();
             assert_eq!(found, expected, "{first}; {second} against {meanwhile}");
         }
@@ -290,7 +290,7 @@ fn check_conflict(first: &str, meanwhile: &str, second: &str, expected: &[(&str,
 
 #[test]
 fn the_witness_knows_content_from_times() {
-    use Meanwhile::{Changed, Created, Removed};
+    use WorkspaceChange::{Changed, Created, Removed};
     in_each_role("the_witness_knows_content_from_times", || {
         // Touched, or changed and changed back: still what it was.
         check_conflict("echo b >>a", "touch a", "true", &[]);
@@ -320,7 +320,7 @@ fn a_second_attempt_begins_anew() {
             let (end, _) = scene.try_run(&plan);
             let second = end.staged.unwrap().stage;
             assert_ne!(first.unwrap(), second);
-            assert_eq!(scene.stages().list().unwrap().len(), 1);
+            assert_eq!(scene.stages().list_stages().unwrap().len(), 1);
             scene.commit(&second);
             assert_eq!(fs::read_to_string(scene.workspace().join("a")).unwrap(), "a\ntwice\n");
         }
@@ -331,20 +331,20 @@ fn a_second_attempt_begins_anew() {
 fn what_cannot_be_staged_does_not_run() {
     in_each_role("what_cannot_be_staged_does_not_run", || {
         let scene = Scene::new("true");
-        let refused = |plan: &Plan, backend: NativeBackend| {
+        let refused = |plan: &AttemptPlan, backend: NativeBackend| {
             let (sender, _events) = channel();
-            let sender = Events::new(move |event| drop(sender.send(event)));
-            backend.prepare(plan, &CAPTURE, false, sender).err().expect("it is refused")
+            let sender = AttemptEventSender::new(move |event| drop(sender.send(event)));
+            backend.prepare_attempt(plan, &CAPTURE, false, sender).err().expect("it is refused")
         };
         let mut restricted = scene.plan("touch ran");
-        restricted.level = Level::Restricted;
+        restricted.level = IsolationLevel::Restricted;
         let apart = tempfile::tempdir_in("/dev/shm").unwrap();
-        let elsewhere = NativeBackend::default().staging(apart.path().canonicalize().unwrap().join("stages"));
+        let elsewhere = NativeBackend::default().with_stages_dir(apart.path().canonicalize().unwrap().join("stages"));
         let error = refused(&restricted, elsewhere);
         assert!(error.what.contains("another filesystem"), "{error:?}");
         let error = refused(&scene.plan("touch ran"), NativeBackend::default());
         assert!(error.what.contains("no place"), "{error:?}");
-        let inside = NativeBackend::default().staging(scene.workspace().join("stages"));
+        let inside = NativeBackend::default().with_stages_dir(scene.workspace().join("stages"));
         let error = refused(&scene.plan("touch ran"), inside);
         assert!(error.what.contains("cannot be staged"), "{error:?}");
         assert!(!scene.workspace().join("ran").exists());
@@ -371,7 +371,7 @@ open(\"m\", \"w\").write(\"by a link\")
 '";
     in_each_role("what_was_put_aside_is_never_written_to", || {
         let before = "echo a >a; ln a b; echo c >c; echo e >e; touch -d 2001-01-01 a c e .";
-        let scene = Scene::at(Level::Restricted, before);
+        let scene = Scene::at(IsolationLevel::Restricted, before);
         let identities = || ["a", "b", "c", "e"].map(|name| fs::metadata(scene.workspace().join(name)).unwrap().ino());
         let held = fs::File::open(scene.workspace().join("a")).unwrap();
         let (untouched, known) = (picture(&scene.workspace(), i64::MAX), identities());
@@ -399,14 +399,14 @@ fn victim() {
     let (Ok(what), Some(top)) = (std::env::var(VICTIM), std::env::var_os(PLACE)) else { return };
     let top = PathBuf::from(top);
     if what == "recover" {
-        let _ = recover_all(&Stages::open(&top.join("stages")).unwrap(), None);
+        let _ = recover_all(&StageDirectory::open(&top.join("stages")).unwrap(), None);
         return;
     }
-    let mut plan = script(Level::Restricted, &top.join("w"), CUT_OFF);
+    let mut plan = script(IsolationLevel::Restricted, &top.join("w"), CUT_OFF);
     plan.profile.filesystem.stage = true;
-    let backend = NativeBackend::default().staging(top.join("stages"));
-    let mut attempt = backend.prepare(&plan, &CAPTURE, false, Events::new(|_| {})).unwrap();
-    attempt.release().unwrap();
+    let backend = NativeBackend::default().with_stages_dir(top.join("stages"));
+    let mut attempt = backend.prepare_attempt(&plan, &CAPTURE, false, AttemptEventSender::new(|_| {})).unwrap();
+    attempt.release_command().unwrap();
     std::thread::sleep(PATIENCE);
 }
 
@@ -420,7 +420,7 @@ fn start_victim(what: &str, top: &Path) -> std::process::Child {
 fn a_run_without_an_overlay_that_was_killed_is_taken_back() {
     in_each_role("a_run_without_an_overlay_that_was_killed_is_taken_back", || {
         let before = "echo a >a; mkdir d; echo x >d/x; echo e >e; touch -d 2001-01-01 a d e .";
-        let scene = Scene::at(Level::Restricted, before);
+        let scene = Scene::at(IsolationLevel::Restricted, before);
         let native = scene.top().join("native");
         copy_tree(&scene.workspace(), &native);
         let untouched = picture(&scene.workspace(), i64::MAX);
@@ -428,11 +428,11 @@ fn a_run_without_an_overlay_that_was_killed_is_taken_back() {
         support::wait_until("it wrote everything", || scene.workspace().join("done").exists());
         run.kill().unwrap();
         run.wait().unwrap();
-        let id = scene.stages().list().unwrap()[0].id.clone();
-        support::wait_until("nobody writes any more", || scene.stages().take(&id).is_ok());
-        assert!(scene.stages().list().unwrap()[0].cut_off);
+        let id = scene.stages().list_stages().unwrap()[0].id.clone();
+        support::wait_until("nobody writes any more", || scene.stages().open_for_changes(&id).is_ok());
+        assert!(scene.stages().list_stages().unwrap()[0].cut_off);
         // What was put aside is never thrown away.
-        assert!(scene.stages().take(&id).unwrap().remove().is_err());
+        assert!(scene.stages().open_for_changes(&id).unwrap().remove().is_err());
         // Killed again while it is put back, wherever that is.
         for delay_ms in [0, 1, 2, 4, 8, 16, 32] {
             let mut recovery = start_victim("recover", &scene.top());
@@ -451,7 +451,7 @@ fn a_run_without_an_overlay_that_was_killed_is_taken_back() {
 #[test]
 fn a_read_only_run_needs_no_stage() {
     let scene = Scene::new("echo a >a");
-    let mut plan = plan(Level::Full, &scene.workspace(), &["cat", "a"]);
+    let mut plan = plan(IsolationLevel::Full, &scene.workspace(), &["cat", "a"]);
     plan.profile.filesystem.write.clear();
     plan.profile.filesystem.stage = true;
     let (end, _) = scene.try_run(&plan);

@@ -7,11 +7,11 @@ mod support;
 mod way_out_support;
 
 use stockade_engine::HeldAnswer;
-use stockade_model::{ConnectionEnd, Level, Secret, SecretKind, SecretSource};
+use stockade_model::{ConnectionEnd, IsolationLevel, EgressSecret, SecretKind, SecretSource};
 use support::in_each_role;
 use way_out_support::{Server, Trip, dial, no, yes};
 
-const LEVELS: [Level; 2] = [Level::Full, Level::Restricted];
+const LEVELS: [IsolationLevel; 2] = [IsolationLevel::Full, IsolationLevel::Restricted];
 
 #[test]
 fn a_granted_name_is_reached_and_recorded() {
@@ -30,7 +30,7 @@ fn a_granted_name_is_reached_and_recorded() {
             assert_eq!((connection.bytes_up, connection.bytes_down), (0, 6));
             assert_eq!(connection.rule, format!("grant connect {target}"));
             assert!(
-                connection.program.as_ref().is_some_and(|p| p.escaped().contains("python")) && connection.pid > Some(1)
+                connection.program.as_ref().is_some_and(|p| p.to_escaped().contains("python")) && connection.pid > Some(1)
             );
         }
         assert_eq!(server.accepted(), 8);
@@ -63,7 +63,7 @@ fn what_is_not_granted_is_refused_exactly_and_not_reached() {
 fn deny_outweighs_a_grant() {
     let server = Server::new();
     let target = format!("server.test:{}", server.port());
-    let mut trip = Trip::new(Level::Full, &dial(&target, "None", "0"));
+    let mut trip = Trip::new(IsolationLevel::Full, &dial(&target, "None", "0"));
     trip.grant(&format!("connect {target}"));
     trip.plan.profile.egress.deny = vec!["*.test".parse().unwrap()];
     let ran = trip.run(Some(yes()));
@@ -76,7 +76,7 @@ fn deny_outweighs_a_grant() {
 fn an_entry_of_the_profile_needs_no_grant() {
     let server = Server::new();
     let target = format!("server.test:{}", server.port());
-    let mut trip = Trip::new(Level::Full, &dial(&target, "None", "0"));
+    let mut trip = Trip::new(IsolationLevel::Full, &dial(&target, "None", "0"));
     trip.plan.profile.egress.allow = vec!["*.test".parse().unwrap()];
     let ran = trip.run(None);
     assert_eq!(ran.stdout, "hello\n", "{:?}", ran.denials);
@@ -110,7 +110,7 @@ fn a_held_connect_fails_with_a_no_which_is_remembered() {
     let server = Server::new();
     let target = format!("server.test:{}", server.port());
     let one = dial(&target, "None", "0");
-    let ran = Trip::new(Level::Full, &format!("{one}\n{one}")).run(Some(no()));
+    let ran = Trip::new(IsolationLevel::Full, &format!("{one}\n{one}")).run(Some(no()));
     assert_eq!(ran.stdout, "EACCES\nEACCES\n");
     assert_eq!(ran.asked(), [format!("Connect {target} [connect {target}]")]);
     assert_eq!(ran.denied(), [format!("Connect {target} [connect {target}]")]);
@@ -124,7 +124,7 @@ fn a_question_goes_with_its_asker() {
     let script = format!("import os,signal,time\nchild = os.fork()\nif not child:\n  {}\n", one.replace('\n', "\n  "))
         + "  os._exit(0)\nwhile not os.path.exists('asked'): time.sleep(0.01)\nos.kill(child, signal.SIGKILL); os.wait()\n\
            while not os.path.exists('withdrawn'): time.sleep(0.01)\nprint('over')";
-    let trip = Trip::new(Level::Full, &script);
+    let trip = Trip::new(IsolationLevel::Full, &script);
     let workspace = trip.workspace();
     let asked = workspace.join("asked");
     let ran = trip.run_watching(
@@ -153,20 +153,20 @@ fn the_loopback_is_the_runs_own() {
                  c = socket.create_connection(('{host}', 4321), 10); l.accept()[0].send(b'inside\\n'); print(c.recv(9).decode().strip())\n{}",
                 dial(&format!("127.0.0.1:{port}"), "None", "0")
             );
-            let ran = Trip::new(Level::Full, &script).run(None);
+            let ran = Trip::new(IsolationLevel::Full, &script).run(None);
             assert_eq!(ran.stdout, "inside\nEACCES\n", "{host} {:?}", ran.denials);
             // Nobody inside has the port that the host's server has: that one was meant.
             assert_eq!(ran.denied(), [format!("Connect 127.0.0.1:{port} [connect 127.0.0.1:{port}]")]);
             // Where the host has none either there is nothing to say.
             let nobody = dial("127.0.0.1:1", "None", "0");
-            let ran = Trip::new(Level::Full, &nobody).run(Some(yes()));
+            let ran = Trip::new(IsolationLevel::Full, &nobody).run(Some(yes()));
             assert_eq!((ran.stdout.as_str(), ran.questions.len()), ("ECONNREFUSED\n", 0), "{:?}", ran.denials);
             assert_eq!(ran.denied(), [""; 0]);
         }
         assert_eq!(server.accepted(), 0);
         // Where it is granted it is the host's.
         let target = format!("127.0.0.1:{port}");
-        let mut trip = Trip::new(Level::Full, &dial(&target, "None", "0"));
+        let mut trip = Trip::new(IsolationLevel::Full, &dial(&target, "None", "0"));
         trip.grant(&format!("connect {target}"));
         assert_eq!(trip.run(None).stdout, "hello\n");
         assert_eq!(server.accepted(), 1);
@@ -184,7 +184,7 @@ fn a_port_that_is_taken_inside_is_reached_outside() {
         server.port(),
         dial(&target, "10", "0")
     );
-    let mut trip = Trip::new(Level::Full, &script);
+    let mut trip = Trip::new(IsolationLevel::Full, &script);
     trip.grant(&format!("connect {target}"));
     assert_eq!(trip.run(None).stdout, "hello\n");
     assert_eq!(server.accepted(), 1);
@@ -204,7 +204,7 @@ fn failures_of_the_network_are_told_as_they_are() {
         assert_eq!(ran.denied(), [""; 0]);
     }
     // A granted name that does not exist is no name inside either.
-    let mut trip = Trip::new(Level::Full, &dial("nobody.test:1", "None", "0"));
+    let mut trip = Trip::new(IsolationLevel::Full, &dial("nobody.test:1", "None", "0"));
     trip.grant("connect nobody.test");
     assert!(trip.run(None).stdout.starts_with("gaierror"));
 }
@@ -218,7 +218,7 @@ fn a_hundred_connects_at_once_are_a_hundred_connections() {
          async def all(): print(sum(t == b'hello\\n' for t in await asyncio.gather(*[one() for _ in range(100)])))\nasyncio.run(all())",
         server.port()
     );
-    let mut trip = Trip::new(Level::Full, &script);
+    let mut trip = Trip::new(IsolationLevel::Full, &script);
     trip.grant(&format!("connect {target}"));
     let ran = trip.run(None);
     assert_eq!((ran.stdout.as_str(), ran.connections.len()), ("100\n", 100), "{:?}", ran.denials);
@@ -235,14 +235,14 @@ fn the_doors_proxies_ask_as_connects_do() {
         "import socket\nfor _ in range(2):\n  s = socket.create_connection(('198.18.0.1', 3128)); s.send(b'CONNECT {target} HTTP/1.1\\r\\n\\r\\n')\n  \
          f = s.makefile('rb'); print(f.readline().split()[1].decode())\n  while f.readline().strip(): pass\n  print(f.readline().decode().strip())"
     );
-    let ran = Trip::new(Level::Full, &script).run(Some(yes()));
+    let ran = Trip::new(IsolationLevel::Full, &script).run(Some(yes()));
     assert_eq!(ran.stdout, "200\nhello\n200\nhello\n", "{:?}", ran.denials);
     assert_eq!(ran.asked(), [format!("Connect {target} [connect {target}]")]);
     assert!(ran.connections.iter().all(|c| c.program.is_some()));
-    let refused = Trip::new(Level::Full, &script).run(Some(no()));
+    let refused = Trip::new(IsolationLevel::Full, &script).run(Some(no()));
     assert!(refused.stdout.starts_with("403\n"), "{}", refused.stdout);
     assert_eq!(refused.denied(), [format!("Connect {target} [connect {target}]")]);
-    let unasked = Trip::new(Level::Full, &script).run(None);
+    let unasked = Trip::new(IsolationLevel::Full, &script).run(None);
     assert_eq!(unasked.denied(), [format!("Connect {target} [connect {target}]")]);
     assert_eq!(server.accepted(), 2);
 }
@@ -257,7 +257,7 @@ fn one_answer_may_settle_several_questions() {
          [t.start() for t in all]; [t.join() for t in all]",
         dial(&format!("HOST:{port}"), "None", "0").replace("'HOST'", "host").replace('\n', "\n  ")
     );
-    let ran = Trip::new(Level::Full, &script).run(Some(Box::new(|question| {
+    let ran = Trip::new(IsolationLevel::Full, &script).run(Some(Box::new(|question| {
         // The second is asked while the first waits.
         (question.id.0 == 2).then(|| HeldAnswer::Granted(vec!["connect *.test".parse().unwrap()]))
     })));
@@ -275,7 +275,7 @@ fn datagrams_lead_nowhere_and_are_told() {
              own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); own.bind(('127.0.0.1', 0))\n\
              other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); other.sendto(b'inside', own.getsockname()); print(own.recv(9).decode())\n\
              send(('10.9.8.7', 123)); send(('server.test', 443)); send(('2001:db8::1', 5), socket.AF_INET6); send(('127.0.0.1', 9))";
-        let ran = Trip::new(Level::Full, script).run(None);
+        let ran = Trip::new(IsolationLevel::Full, script).run(None);
         assert_eq!(ran.stdout, "inside\n111\n111\n111\n111\n", "{:?}", ran.denials);
         let told =
             ["10.9.8.7:123", "[2001:db8::1]:5", "server.test:443"].map(|to| format!("Connect {to} over UDP [-]"));
@@ -298,7 +298,7 @@ fn a_socket_of_the_host_leads_nowhere_else() {
         )
     };
     if let Ok(port) = std::env::var(CHILD) {
-        assert_eq!(Trip::new(Level::Full, &script(&port)).run(None).stdout, "13\n13\n");
+        assert_eq!(Trip::new(IsolationLevel::Full, &script(&port)).run(None).stdout, "13\n13\n");
         return;
     }
     let server = Server::new();
@@ -383,7 +383,7 @@ fn without_a_network_of_its_own_a_run_serves_on_the_loopback_alone() {
              c = socket.socket(socket.AF_UNIX); c.connect(os.environ['TMPDIR'] + '/s'); print('unix')\n{}",
             dial(&format!("127.0.0.1:{}", server.port()), "None", "0")
         );
-        let ran = Trip::new(Level::Restricted, &script).run(None);
+        let ran = Trip::new(IsolationLevel::Restricted, &script).run(None);
         assert_eq!(ran.stdout, "done\nEACCES\nEACCES\nEACCES\nEACCES\nunix\nEACCES\n");
         let target = format!("127.0.0.1:{}", server.port());
         let expected = [
@@ -409,7 +409,7 @@ fn a_published_port_leads_inside() {
                 "import socket\nl = socket.socket(socket.AF_INET6 if ':' in '{host}' else socket.AF_INET)\n\
                  l.bind(('{host}', {port})); l.listen(); open('ready', 'w').close(); c, _ = l.accept(); print(c.recv(9).decode()); c.send(b'pong')"
             );
-            let mut trip = Trip::new(Level::Full, &script);
+            let mut trip = Trip::new(IsolationLevel::Full, &script);
             trip.grant(&format!("listen {port}"));
             let ready = trip.workspace().join("ready");
             let outside = std::thread::spawn(move || {
@@ -430,7 +430,7 @@ fn a_published_port_leads_inside() {
 #[test]
 fn a_port_that_is_taken_is_not_published() {
     let server = Server::new();
-    let mut trip = Trip::new(Level::Full, "print('ran')");
+    let mut trip = Trip::new(IsolationLevel::Full, "print('ran')");
     trip.grant(&format!("listen {}", server.port()));
     let error = trip.fails();
     assert!(error.what.contains(&format!("port {}", server.port())), "{error:?}");
@@ -444,7 +444,7 @@ fn proxies_are_named_inside_unless_the_plan_names_one() {
     for level in LEVELS {
         let ran = Trip::new(level, script).run(None);
         let expected = match level {
-            Level::Full => "['-', '-', '-']\n",
+            IsolationLevel::Full => "['-', '-', '-']\n",
             _ => "['http://198.18.0.1:3128', 'http://198.18.0.1:3128', 'localhost,127.0.0.1,::1']\n",
         };
         assert_eq!(ran.stdout, expected);
@@ -462,7 +462,7 @@ fn placeholders_and_certificates_stand_inside() {
     let top = support::workspace();
     let file = top.path().canonicalize().unwrap().join("key");
     std::fs::write(&file, value).unwrap();
-    let secret = |name: &str, inside: SecretSource| Secret {
+    let secret = |name: &str, inside: SecretSource| EgressSecret {
         name: name.to_owned(),
         from: SecretSource::File(file.clone().into()),
         hosts: vec!["server.test:443".parse().unwrap()],
@@ -476,15 +476,15 @@ fn placeholders_and_certificates_stand_inside() {
         let mut trip = Trip::new(level, script);
         trip.plan.environment.insert("A_TOKEN".to_owned(), value.into());
         trip.plan.profile.egress.secrets = vec![secret("one", SecretSource::Env("A_TOKEN".to_owned()))];
-        if level == Level::Full {
+        if level == IsolationLevel::Full {
             trip.plan.profile.egress.secrets.push(secret("two", SecretSource::File(place.clone().into())));
         }
         let ran = trip.run(None);
         let lines: Vec<&str> = ran.stdout.lines().collect();
         assert!(!ran.stdout.contains(value) && lines[0].len() > 16, "{level}: {lines:?}");
-        assert_eq!((lines[1].len() > 16, lines[2]), (level == Level::Full, "True"), "{lines:?}");
+        assert_eq!((lines[1].len() > 16, lines[2]), (level == IsolationLevel::Full, "True"), "{lines:?}");
     }
-    let mut trip = Trip::new(Level::Restricted, "print('ran')");
+    let mut trip = Trip::new(IsolationLevel::Restricted, "print('ran')");
     trip.plan.profile.egress.secrets = vec![secret("two", SecretSource::File(place.into()))];
     assert!(trip.fails().what.contains("level full"));
 }

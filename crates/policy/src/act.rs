@@ -6,23 +6,23 @@
 use std::path::Path;
 
 use stockade_model::{
-    ApprovalMode, Decision, Filesystem, Grant, Host, HostPattern, Network, Profile, RawText, SessionId, Target,
-    TargetPattern, Verdict,
+    ApprovalMode, Decision, FilesystemAccess, Grant, Host, HostPattern, NetworkAccess, Profile, RawText, SessionId, NetworkTarget,
+    TargetPattern, PolicyVerdict,
 };
 
-use crate::decide::{Said, rule_name};
+use crate::decide::{PolicyStatement, rule_name};
 use crate::file::FileOperation;
 use crate::mode::{GrantClass, ModeAnswers, mode_name};
 use crate::resolve::{has_power, hidden_by, is_protected, own_reached, resolve_profile};
-use crate::rules::{Act, Circumstances, Considered, Findings, Match, Matcher, Rule, Scene, Subject};
-use crate::settings::Settings;
+use crate::rules::{Act, RequestContext, RuleExplanation, MatchedRules, RuleMatch, RulePattern, PolicyRule, RuleInput, RuleSubject};
+use crate::settings::PolicySettings;
 
 /// Source of the refusal of a power over Stockade's own files.
-const GOVERNS: &str = "files: what governs is out of reach";
+const GOVERNED_FILES_SOURCE: &str = "files: what governs is out of reach";
 
 /// Context of an act: its location and the powers in force.
 #[derive(Clone, Copy, Debug)]
-pub struct Stage<'a> {
+pub struct ActContext<'a> {
     /// The working directory: absolute, canonical.
     pub cwd: &'a Path,
     /// The workspace: absolute, canonical.
@@ -43,37 +43,37 @@ pub struct ActRuling {
     /// The power that a yes would give, if the profile lacks it.
     pub grant: Option<Grant>,
     /// The statements of all sources; those that decided are marked.
-    pub voices: Vec<Said>,
+    pub voices: Vec<PolicyStatement>,
 }
 
 /// Decides whether an act may happen. Deny-overrides, as for commands (L9).
-pub fn decide_act(settings: &Settings, act: Act<'_>, stage: &Stage<'_>, around: &Circumstances) -> ActRuling {
-    let found = settings.rules.find(&scene(settings, act, stage, around));
-    let answers = ModeAnswers::of(stage.approval_mode).strictest(&ModeAnswers::of(settings.approval_mode.value));
-    let mut voices = raised(&found, &answers);
-    let power = Power::of(settings, act, stage);
+pub fn decide_act(settings: &PolicySettings, act: Act<'_>, stage: &ActContext<'_>, around: &RequestContext) -> ActRuling {
+    let found = settings.rules.match_rules(&build_act_input(settings, act, stage, around));
+    let answers = ModeAnswers::from_mode(stage.approval_mode).combine_strictest(&ModeAnswers::from_mode(settings.approval_mode.value));
+    let mut voices = collect_rule_statements(&found, &answers);
+    let power = PermissionCheck::check_act(settings, act, stage);
     let given = found.allowed.first().filter(|_| power.may_be_allowed());
     match (&power, given) {
-        (Power::Refused { rule, why }, _) => voices.push(said(Verdict::Deny, rule.clone(), why.clone())),
-        (_, Some(rule)) => voices.push(said(Verdict::Allow, rule_name(rule), rule.justification.clone())),
-        (Power::There(rule), None) => voices.push(said(Verdict::Allow, rule.clone(), String::new())),
-        (Power::Missing { class, why, .. }, None) => {
-            let verdict = answers.requested(*class);
-            let does = if verdict == Verdict::Ask { "asks about" } else { "refuses" };
+        (PermissionCheck::Refused { rule, why }, _) => voices.push(new_statement(PolicyVerdict::Deny, rule.clone(), why.clone())),
+        (_, Some(rule)) => voices.push(new_statement(PolicyVerdict::Allow, rule_name(rule), rule.justification.clone())),
+        (PermissionCheck::There(rule), None) => voices.push(new_statement(PolicyVerdict::Allow, rule.clone(), String::new())),
+        (PermissionCheck::Missing { class, why, .. }, None) => {
+            let verdict = answers.answer_requested(*class);
+            let does = if verdict == PolicyVerdict::Ask { "asks about" } else { "refuses" };
             let rule = format!("mode {}: {does} powers the profile lacks", mode_name(stage.approval_mode));
-            voices.push(said(verdict, rule, why.clone()));
+            voices.push(new_statement(verdict, rule, why.clone()));
         }
     }
     let grant = match power {
-        Power::Missing { grant, .. } => grant,
+        PermissionCheck::Missing { grant, .. } => grant,
         _ => None,
     };
-    conclude(voices, grant)
+    conclude_act(voices, grant)
 }
 
-fn owned(settings: &Settings, own: &Path) -> String {
-    let shown = |path: &Path| RawText::from(path).escaped();
-    match settings.own.original(own) {
+fn describe_own_path(settings: &PolicySettings, own: &Path) -> String {
+    let shown = |path: &Path| RawText::from(path).to_escaped();
+    match settings.own.find_original_path(own) {
         Some(original) => {
             format!("`{}` is `{}` by another mount, and Stockade's own", shown(own), shown(original))
         }
@@ -81,77 +81,77 @@ fn owned(settings: &Settings, own: &Path) -> String {
     }
 }
 
-impl Settings {
+impl PolicySettings {
     /// Refuses a power over files that govern the run. No approver can give such a power (L7).
     pub fn decide_governed(&self, workspace: &Path, power: &Grant) -> Option<Decision> {
         let own = own_reached(self, workspace, power)?;
-        Some(conclude(vec![said(Verdict::Deny, GOVERNS.to_owned(), owned(self, &own))], None).decision)
+        Some(conclude_act(vec![new_statement(PolicyVerdict::Deny, GOVERNED_FILES_SOURCE.to_owned(), describe_own_path(self, &own))], None).decision)
     }
 
     /// Returns the decision of the rules alone for an act that the profile has no power for; `None` if no
     /// rule is about it. A rule gives no power over protected or hidden files. A rule gives no power that
     /// the profile already has but another layer refused.
-    pub fn decide_by_rule(&self, act: Act<'_>, stage: &Stage<'_>, around: &Circumstances) -> Option<Decision> {
-        let found = self.rules.find(&scene(self, act, stage, around));
-        let answers = ModeAnswers::of(stage.approval_mode).strictest(&ModeAnswers::of(self.approval_mode.value));
-        let mut voices = raised(&found, &answers);
+    pub fn decide_by_rule(&self, act: Act<'_>, stage: &ActContext<'_>, around: &RequestContext) -> Option<Decision> {
+        let found = self.rules.match_rules(&build_act_input(self, act, stage, around));
+        let answers = ModeAnswers::from_mode(stage.approval_mode).combine_strictest(&ModeAnswers::from_mode(self.approval_mode.value));
+        let mut voices = collect_rule_statements(&found, &answers);
         if let Some(rule) = found.allowed.first() {
-            match Power::of(self, act, stage) {
-                Power::Missing { guarded: false, .. } => {
-                    voices.push(said(Verdict::Allow, rule_name(rule), rule.justification.clone()));
+            match PermissionCheck::check_act(self, act, stage) {
+                PermissionCheck::Missing { guarded: false, .. } => {
+                    voices.push(new_statement(PolicyVerdict::Allow, rule_name(rule), rule.justification.clone()));
                 }
-                Power::Missing { .. } | Power::There(_) => {}
-                Power::Refused { rule, why } => voices.push(said(Verdict::Deny, rule, why)),
+                PermissionCheck::Missing { .. } | PermissionCheck::There(_) => {}
+                PermissionCheck::Refused { rule, why } => voices.push(new_statement(PolicyVerdict::Deny, rule, why)),
             }
         }
-        (!voices.is_empty()).then(|| conclude(voices, None).decision)
+        (!voices.is_empty()).then(|| conclude_act(voices, None).decision)
     }
 }
 
-impl Rule {
+impl PolicyRule {
     /// Returns whether the rule may refuse or ask about files, so that a directory may contain files of the
     /// rule.
     pub fn guards_files(&self) -> bool {
-        self.raises() && matches!(self.matcher, Matcher::Files { .. } | Matcher::Anything)
+        self.raises_caution() && matches!(self.matcher, RulePattern::Files { .. } | RulePattern::Anything)
     }
 
     /// Returns whether the rule may give powers over files or hosts.
     pub fn gives_powers(&self) -> bool {
-        !self.raises() && matches!(self.matcher, Matcher::Files { .. } | Matcher::Hosts { .. } | Matcher::Anything)
+        !self.raises_caution() && matches!(self.matcher, RulePattern::Files { .. } | RulePattern::Hosts { .. } | RulePattern::Anything)
     }
 }
 
 /// Returns the statements of the rules that refuse or ask.
-pub(crate) fn raised(found: &Findings<'_>, answers: &ModeAnswers) -> Vec<Said> {
-    let voice = |(rule, sure): &(&Rule, Match)| {
+pub(crate) fn collect_rule_statements(found: &MatchedRules<'_>, answers: &ModeAnswers) -> Vec<PolicyStatement> {
+    let voice = |(rule, sure): &(&PolicyRule, RuleMatch)| {
         let (verdict, reason) = match (rule.effect, sure) {
-            (Verdict::Deny, Match::Certain) => (Verdict::Deny, rule.justification.clone()),
-            (Verdict::Deny, _) => (answers.rule_ask, format!("it may be what is denied: {}", rule.justification)),
+            (PolicyVerdict::Deny, RuleMatch::Certain) => (PolicyVerdict::Deny, rule.justification.clone()),
+            (PolicyVerdict::Deny, _) => (answers.rule_ask, format!("it may be what is denied: {}", rule.justification)),
             _ => (answers.rule_ask, rule.justification.clone()),
         };
-        said(verdict, rule_name(rule), reason)
+        new_statement(verdict, rule_name(rule), reason)
     };
     found.raised.iter().map(voice).collect()
 }
 
 /// Returns every rule and whether it is about an act, for an explanation.
 pub fn consider_act<'a>(
-    settings: &'a Settings,
+    settings: &'a PolicySettings,
     act: Act<'_>,
-    stage: &Stage<'_>,
-    around: &Circumstances,
-) -> Vec<Considered<'a>> {
-    settings.rules.consider(&scene(settings, act, stage, around))
+    stage: &ActContext<'_>,
+    around: &RequestContext,
+) -> Vec<RuleExplanation<'a>> {
+    settings.rules.explain_rules(&build_act_input(settings, act, stage, around))
 }
 
-pub(crate) fn scene<'a>(
-    settings: &'a Settings,
+pub(crate) fn build_act_input<'a>(
+    settings: &'a PolicySettings,
     act: Act<'a>,
-    stage: &Stage<'a>,
-    around: &'a Circumstances,
-) -> Scene<'a> {
-    Scene {
-        subject: Subject::Act(act),
+    stage: &ActContext<'a>,
+    around: &'a RequestContext,
+) -> RuleInput<'a> {
+    RuleInput {
+        subject: RuleSubject::Act(act),
         cwd: stage.cwd,
         workspace: stage.workspace,
         home: &settings.home,
@@ -161,25 +161,25 @@ pub(crate) fn scene<'a>(
     }
 }
 
-pub(crate) fn said(verdict: Verdict, source: String, reason: String) -> Said {
+pub(crate) fn new_statement(verdict: PolicyVerdict, source: String, reason: String) -> PolicyStatement {
     let reasons = if reason.is_empty() { Vec::new() } else { vec![reason] };
-    Said { verdict, source, reasons, decides: false }
+    PolicyStatement { verdict, source, reasons, decides: false }
 }
 
-pub(crate) fn conclude(mut voices: Vec<Said>, grant: Option<Grant>) -> ActRuling {
-    let verdict = voices.iter().map(|voice| voice.verdict).max().unwrap_or(Verdict::Deny);
+pub(crate) fn conclude_act(mut voices: Vec<PolicyStatement>, grant: Option<Grant>) -> ActRuling {
+    let verdict = voices.iter().map(|voice| voice.verdict).max().unwrap_or(PolicyVerdict::Deny);
     for voice in &mut voices {
         voice.decides = voice.verdict == verdict;
     }
     let deciding = || voices.iter().filter(|voice| voice.decides);
     let rule = deciding().next().map_or_else(|| "nothing allows it".to_owned(), |voice| voice.source.clone());
     let reasons = deciding().flat_map(|voice| voice.reasons.clone()).collect();
-    let grant = grant.filter(|_| verdict == Verdict::Ask);
+    let grant = grant.filter(|_| verdict == PolicyVerdict::Ask);
     ActRuling { decision: Decision { verdict, rule, reasons }, grant, voices }
 }
 
 /// Whether the profile gives the power for an act.
-enum Power {
+enum PermissionCheck {
     /// The profile gives the power, for this reason.
     There(String),
     /// The profile does not give the power.
@@ -188,8 +188,8 @@ enum Power {
     Refused { rule: String, why: String },
 }
 
-impl Power {
-    fn of(settings: &Settings, act: Act<'_>, stage: &Stage<'_>) -> Self {
+impl PermissionCheck {
+    fn check_act(settings: &PolicySettings, act: Act<'_>, stage: &ActContext<'_>) -> Self {
         let profile = match resolve_profile(settings, stage.profile, stage.workspace, &[]) {
             Ok(profile) => profile,
             Err(error) => {
@@ -200,7 +200,7 @@ impl Power {
         match act {
             Act::Tool { name, .. } => {
                 // A tool acts outside the sandbox, so no profile contains the power.
-                let why = format!("no rule speaks of the tool `{}`", RawText::from(name).escaped());
+                let why = format!("no rule speaks of the tool `{}`", RawText::from(name).to_escaped());
                 Self::Missing { class: GrantClass::Other, grant: None, why, guarded: false }
             }
             Act::File { path, operation } => Self::of_file(settings, &profile, path, operation, stage),
@@ -209,13 +209,13 @@ impl Power {
     }
 
     fn of_file(
-        settings: &Settings,
+        settings: &PolicySettings,
         profile: &Profile,
         path: &Path,
         operation: FileOperation,
-        stage: &Stage<'_>,
+        stage: &ActContext<'_>,
     ) -> Self {
-        let shown = RawText::from(path).escaped();
+        let shown = RawText::from(path).to_escaped();
         let reads = operation == FileOperation::Read;
         if !path.is_absolute() || path.components().any(|c| c == std::path::Component::ParentDir) {
             let why = format!("`{shown}` is not an absolute path without `..`");
@@ -223,7 +223,7 @@ impl Power {
         }
         let grant = if reads { Grant::Read(path.to_owned()) } else { Grant::Write(path.to_owned()) };
         if let Some(own) = own_reached(settings, stage.workspace, &grant) {
-            return Self::Refused { rule: GOVERNS.to_owned(), why: owned(settings, &own) };
+            return Self::Refused { rule: GOVERNED_FILES_SOURCE.to_owned(), why: describe_own_path(settings, &own) };
         }
         if has_power(profile, &grant) {
             let verb = if reads { "reads" } else { "writes" };
@@ -239,7 +239,7 @@ impl Power {
     }
 
     fn of_network(profile: &Profile, host: &Host, port: Option<u16>) -> Self {
-        if profile.network == Network::Host {
+        if profile.network == NetworkAccess::Host {
             return Self::There(format!("profile {}: has the network", profile.name));
         }
         let targets = TargetPattern::new(HostPattern::Exactly(host.clone()), port);
@@ -248,7 +248,7 @@ impl Power {
             return Self::Refused { rule: format!("egress.deny {entry}"), why };
         }
         let asked = profile.egress.ask.iter().any(|entry| entry.overlaps(&targets));
-        if let Some(entry) = profile.egress.allow.iter().find(|entry| !asked && allows(entry, host, port)) {
+        if let Some(entry) = profile.egress.allow.iter().find(|entry| !asked && allows_connection(entry, host, port)) {
             return Self::There(format!("profile {}: allows {entry}", profile.name));
         }
         let why = format!("profile {} does not allow `{targets}`", profile.name);
@@ -268,13 +268,13 @@ impl Power {
 
 /// Returns whether an entry of the profile allows these connections. If the port is unknown, the entry must
 /// allow every port.
-fn allows(entry: &TargetPattern, host: &Host, port: Option<u16>) -> bool {
+fn allows_connection(entry: &TargetPattern, host: &Host, port: Option<u16>) -> bool {
     match port {
-        Some(port) => entry.admits(&Target { host: host.clone(), port }),
-        None => entry.ports().next().is_none() && entry.admits(&Target { host: host.clone(), port: 1 }),
+        Some(port) => entry.can_allow(&NetworkTarget { host: host.clone(), port }),
+        None => entry.ports().next().is_none() && entry.can_allow(&NetworkTarget { host: host.clone(), port: 1 }),
     }
 }
 
-fn is_guarded(filesystem: &Filesystem, path: &Path) -> bool {
+fn is_guarded(filesystem: &FilesystemAccess, path: &Path) -> bool {
     hidden_by(filesystem, path).is_some() || is_protected(filesystem, path)
 }

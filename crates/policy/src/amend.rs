@@ -5,16 +5,16 @@
 
 use std::path::Path;
 
-use stockade_model::{Command, Grant, Profile, RawText, SecretUse, Target, Verdict};
+use stockade_model::{RequestCommand, Grant, Profile, RawText, SecretUse, NetworkTarget, PolicyVerdict};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table};
 
 use crate::draft::DraftRule;
 use crate::error::ConfigError;
 use crate::file::{ConfigFile, ProvenanceSection};
 use crate::guarded::guarded_place;
-use crate::parse::{parse, parse_content};
+use crate::parse::{parse_file, parse_content};
 use crate::resolve::{hidden_by, is_protected};
-use crate::rules::joined;
+use crate::rules::join_words;
 use crate::words::{self, base_name, is_wrapper};
 
 /// Programs that run code from their arguments, their input or a file that may change. Consent to one call
@@ -173,7 +173,7 @@ const WRAPPERS: &[&str] = &[
 
 /// Reason why no rule is written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoRule {
+pub enum AmendError {
     /// The text is not a list of plain commands.
     #[error(
         "the command is not plain, so no rule says what it means\nhint: answer for the session, or run its parts one by one"
@@ -234,19 +234,19 @@ pub fn runs_others(program: &str) -> Option<&'static str> {
 /// # Errors
 /// See [`NoRule`]. A refusal is remembered for every program.
 pub fn rules_for(
-    command: &Command,
-    effect: Verdict,
+    command: &RequestCommand,
+    effect: PolicyVerdict,
     grants: &[Grant],
     profile: &Profile,
     provenance: &ProvenanceSection,
-) -> Result<Vec<DraftRule>, NoRule> {
+) -> Result<Vec<DraftRule>, AmendError> {
     let words = match command {
-        Command::Argv(argv) => words::of_argv(&argv.iter().map(RawText::to_str).collect::<Vec<_>>()),
-        Command::Script(script) => words::of_script(script.as_bytes()),
+        RequestCommand::Argv(argv) => words::of_argv(&argv.iter().map(RawText::to_str).collect::<Vec<_>>()),
+        RequestCommand::Script(script) => words::of_script(script.as_bytes()),
     };
-    let hidden = words.background && effect == Verdict::Allow;
+    let hidden = words.background && effect == PolicyVerdict::Allow;
     if !words.plain || hidden || words.commands.is_empty() {
-        return Err(NoRule::NotPlain);
+        return Err(AmendError::NotPlain);
     }
     for grant in grants {
         check_grant(grant, profile)?;
@@ -263,30 +263,30 @@ pub fn rules_for(
 
 fn rule_of(
     command: &[String],
-    effect: Verdict,
+    effect: PolicyVerdict,
     grants: &[Grant],
     provenance: &ProvenanceSection,
-) -> Result<DraftRule, NoRule> {
-    let escaped = |text: &str| RawText::from(text).escaped();
-    let Some(program) = command.first() else { return Err(NoRule::NotPlain) };
-    if effect == Verdict::Allow {
+) -> Result<DraftRule, AmendError> {
+    let escaped = |text: &str| RawText::from(text).to_escaped();
+    let Some(program) = command.first() else { return Err(AmendError::NotPlain) };
+    if effect == PolicyVerdict::Allow {
         if let Some(kind) = runs_others(program) {
-            return Err(NoRule::RunsOthers { program: escaped(program), kind });
+            return Err(AmendError::RunsOthers { program: escaped(program), kind });
         }
         if program.contains('/') {
-            return Err(NoRule::NotByName { program: escaped(program) });
+            return Err(AmendError::NotByName { program: escaped(program) });
         }
     }
-    let whole = joined(command);
+    let whole = join_words(command);
     if whole.chars().any(char::is_control) {
-        return Err(NoRule::NotPlain);
+        return Err(AmendError::NotPlain);
     }
     if let Some(word) = command.iter().find(|word| word.contains('*')) {
-        return Err(NoRule::HasPattern { word: escaped(word) });
+        return Err(AmendError::HasPattern { word: escaped(word) });
     }
-    let mut draft = DraftRule::new(effect, format!("{} by {}", said(effect), provenance.by));
+    let mut draft = DraftRule::new(effect, format!("{} by {}", describe_effect(effect), provenance.by));
     draft.glob = vec![whole];
-    if effect == Verdict::Allow {
+    if effect == PolicyVerdict::Allow {
         draft.grants = grants.iter().map(Grant::to_string).collect();
     }
     draft.provenance = Some(provenance.clone());
@@ -294,9 +294,9 @@ fn rule_of(
 }
 
 /// Returns the smallest rule that answers for connections to these targets from now on, for every command.
-pub fn rule_for_hosts(targets: &[Target], effect: Verdict, provenance: &ProvenanceSection) -> DraftRule {
-    let mut draft = DraftRule::new(effect, format!("{} by {}", said(effect), provenance.by));
-    draft.hosts = targets.iter().map(Target::to_string).collect();
+pub fn rule_for_hosts(targets: &[NetworkTarget], effect: PolicyVerdict, provenance: &ProvenanceSection) -> DraftRule {
+    let mut draft = DraftRule::new(effect, format!("{} by {}", describe_effect(effect), provenance.by));
+    draft.hosts = targets.iter().map(NetworkTarget::to_string).collect();
     draft.provenance = Some(provenance.clone());
     draft
 }
@@ -304,18 +304,18 @@ pub fn rule_for_hosts(targets: &[Target], effect: Verdict, provenance: &Provenan
 /// Returns the smallest rule that allows these secrets to be sent to the one host that each grant names,
 /// from now on, for every command. `None` if a grant does not name one host and port.
 pub fn rule_for_secrets(wanted: &[SecretUse], provenance: &ProvenanceSection) -> Option<DraftRule> {
-    let targets: Vec<Target> = wanted.iter().map(|wanted| wanted.targets().target()).collect::<Option<_>>()?;
-    let mut draft = rule_for_hosts(&targets, Verdict::Allow, provenance);
+    let targets: Vec<NetworkTarget> = wanted.iter().map(|wanted| wanted.targets().target()).collect::<Option<_>>()?;
+    let mut draft = rule_for_hosts(&targets, PolicyVerdict::Allow, provenance);
     draft.hosts.dedup();
     draft.grants = wanted.iter().map(|wanted| wanted.clone().into_grant().to_string()).collect();
     Some(draft)
 }
 
-fn said(effect: Verdict) -> &'static str {
+fn describe_effect(effect: PolicyVerdict) -> &'static str {
     match effect {
-        Verdict::Allow => "agreed to always",
-        Verdict::Ask => "asked about always",
-        Verdict::Deny => "refused always",
+        PolicyVerdict::Allow => "agreed to always",
+        PolicyVerdict::Ask => "asked about always",
+        PolicyVerdict::Deny => "refused always",
     }
 }
 
@@ -323,7 +323,7 @@ fn said(effect: Verdict) -> &'static str {
 const NO_HOME: &str = "/nonexistent/home";
 
 /// Refuses grants over credentials, a part of the system or protected names, and grants over everything.
-fn check_grant(grant: &Grant, profile: &Profile) -> Result<(), NoRule> {
+fn check_grant(grant: &Grant, profile: &Profile) -> Result<(), AmendError> {
     let guarded = match grant {
         Grant::Read(path) | Grant::Write(path) => {
             hidden_by(&profile.filesystem, path).is_some()
@@ -343,7 +343,7 @@ fn check_grant(grant: &Grant, profile: &Profile) -> Result<(), NoRule> {
         return Ok(());
     }
     let instead = place.map_or_else(|| "answer each time".to_owned(), |place| place.to_string());
-    Err(NoRule::Guarded { grant: grant.to_string(), instead })
+    Err(AmendError::Guarded { grant: grant.to_string(), instead })
 }
 
 /// Returns a configuration's text with rules added at its end; every other byte is unchanged. A rule that
@@ -352,12 +352,12 @@ fn check_grant(grant: &Grant, profile: &Profile) -> Result<(), NoRule> {
 /// # Errors
 /// An error if the text, with or without the rules, is not a configuration file.
 pub fn insert_rules(file: &Path, source: &str, drafts: &[DraftRule]) -> Result<String, ConfigError> {
-    let before = parse::<ConfigFile>(file, source)?.0;
+    let before = parse_file::<ConfigFile>(file, source)?.0;
     let mut text = source.to_owned();
-    let mut known: Vec<String> = before.rules.iter().map(crate::rules::said).collect();
+    let mut known: Vec<String> = before.rules.iter().map(crate::rules::format_section).collect();
     for draft in drafts {
         let own = parse_content::<ConfigFile>(file, &draft.to_toml())?;
-        let said: Vec<String> = own.rules.iter().map(crate::rules::said).collect();
+        let said: Vec<String> = own.rules.iter().map(crate::rules::format_section).collect();
         if said.iter().all(|rule| known.contains(rule)) {
             continue;
         }
@@ -365,11 +365,11 @@ pub fn insert_rules(file: &Path, source: &str, drafts: &[DraftRule]) -> Result<S
         text = with_rule(file, &text, draft)?;
     }
     // The result must contain the old rules and the new ones.
-    let after = parse::<ConfigFile>(file, &text)?.0;
-    let rules: Vec<String> = after.rules.iter().map(crate::rules::said).collect();
+    let after = parse_file::<ConfigFile>(file, &text)?.0;
+    let rules: Vec<String> = after.rules.iter().map(crate::rules::format_section).collect();
     if rules != known {
         return Err(
-            ConfigError::new(file, None, "the rule could not be added without changing others").hint("add it by hand")
+            ConfigError::new(file, None, "the rule could not be added without changing others").with_hint("add it by hand")
         );
     }
     Ok(text)
@@ -399,7 +399,7 @@ fn with_rule(file: &Path, source: &str, draft: &DraftRule) -> Result<String, Con
             let list = document
                 .get_mut("rules")
                 .and_then(Item::as_array_mut)
-                .ok_or_else(|| ConfigError::new(file, None, "`rules` is no list").hint("write rules as `[[rules]]`"))?;
+                .ok_or_else(|| ConfigError::new(file, None, "`rules` is no list").with_hint("write rules as `[[rules]]`"))?;
             for table in tables.iter().map(Table::clone) {
                 list.push(table.into_inline_table());
             }
@@ -417,34 +417,34 @@ mod tests {
     }
 
     fn profile() -> Profile {
-        let settings = crate::Settings::from_layers(Path::new("/home/u"), Default::default(), &[]).unwrap();
+        let settings = crate::PolicySettings::from_layers(Path::new("/home/u"), Default::default(), &[]).unwrap();
         crate::resolve_profile(&settings, "workspace", Path::new("/w"), &[]).unwrap()
     }
 
-    fn rules(script: &str, effect: Verdict, grants: &[&str]) -> Result<Vec<DraftRule>, NoRule> {
+    fn rules(script: &str, effect: PolicyVerdict, grants: &[&str]) -> Result<Vec<DraftRule>, AmendError> {
         let grants: Vec<Grant> = grants.iter().map(|text| text.parse().unwrap()).collect();
-        rules_for(&Command::Script(script.into()), effect, &grants, &profile(), &by())
+        rules_for(&RequestCommand::Script(script.into()), effect, &grants, &profile(), &by())
     }
 
     #[test]
     fn the_smallest_rule() {
         let found = rules(
             "cargo build --release && cargo build --release; git fetch",
-            Verdict::Allow,
+            PolicyVerdict::Allow,
             &["connect github.com:443"],
         )
         .unwrap();
         assert_eq!(found.len(), 2);
         assert_eq!(found[0].glob, ["cargo build --release"]);
         assert_eq!(found[1].grants, ["connect github.com:443"]);
-        assert_eq!(rules("git commit -m 'a b'", Verdict::Allow, &[]).unwrap()[0].glob, ["git commit -m 'a b'"]);
-        let lone = rules("rm x", Verdict::Deny, &["connect a.b:1"]).unwrap();
+        assert_eq!(rules("git commit -m 'a b'", PolicyVerdict::Allow, &[]).unwrap()[0].glob, ["git commit -m 'a b'"]);
+        let lone = rules("rm x", PolicyVerdict::Deny, &["connect a.b:1"]).unwrap();
         assert_eq!(lone[0].grants, [""; 0]);
     }
 
     #[test]
     fn a_rule_for_hosts() {
-        let draft = rule_for_hosts(&["[::1]:80".parse().unwrap()], Verdict::Deny, &by());
+        let draft = rule_for_hosts(&["[::1]:80".parse().unwrap()], PolicyVerdict::Deny, &by());
         let text = insert_rules(Path::new("/u"), "", &[draft]).unwrap();
         assert!(text.starts_with("[[rules]]\nhosts = [\"[::1]:80\"]\neffect = \"deny\"\n"), "{text}");
     }
@@ -485,15 +485,15 @@ mod tests {
             "/usr/bin/python3",
         ] {
             let script = format!("{program} x");
-            assert!(matches!(rules(&script, Verdict::Allow, &[]), Err(NoRule::RunsOthers { .. })), "{program}");
-            assert!(rules(&script, Verdict::Deny, &[]).is_ok(), "{program}");
+            assert!(matches!(rules(&script, PolicyVerdict::Allow, &[]), Err(AmendError::RunsOthers { .. })), "{program}");
+            assert!(rules(&script, PolicyVerdict::Deny, &[]).is_ok(), "{program}");
         }
-        assert!(matches!(rules("ls && python3 x", Verdict::Allow, &[]), Err(NoRule::RunsOthers { .. })));
-        assert!(matches!(rules("./build", Verdict::Allow, &[]), Err(NoRule::NotByName { .. })));
+        assert!(matches!(rules("ls && python3 x", PolicyVerdict::Allow, &[]), Err(AmendError::RunsOthers { .. })));
+        assert!(matches!(rules("./build", PolicyVerdict::Allow, &[]), Err(AmendError::NotByName { .. })));
         for script in ["ls > x", "ls $X", "if a; then b; fi", ""] {
-            assert_eq!(rules(script, Verdict::Allow, &[]), Err(NoRule::NotPlain), "{script}");
+            assert_eq!(rules(script, PolicyVerdict::Allow, &[]), Err(AmendError::NotPlain), "{script}");
         }
-        assert!(matches!(rules("ls '*'", Verdict::Allow, &[]), Err(NoRule::HasPattern { .. })));
+        assert!(matches!(rules("ls '*'", PolicyVerdict::Allow, &[]), Err(AmendError::HasPattern { .. })));
     }
 
     #[test]
@@ -506,14 +506,14 @@ mod tests {
             "socket /run/docker.sock",
             "exec /bin/x",
         ] {
-            assert!(matches!(rules("tool", Verdict::Allow, &[grant]), Err(NoRule::Guarded { .. })), "{grant}");
+            assert!(matches!(rules("tool", PolicyVerdict::Allow, &[grant]), Err(AmendError::Guarded { .. })), "{grant}");
         }
-        assert!(rules("tool", Verdict::Allow, &["write /srv/x"]).is_ok());
+        assert!(rules("tool", PolicyVerdict::Allow, &["write /srv/x"]).is_ok());
     }
 
     #[track_caller]
     fn check(source: &str, expected_start: &str) -> String {
-        let drafts = rules("cargo test", Verdict::Allow, &[]).unwrap();
+        let drafts = rules("cargo test", PolicyVerdict::Allow, &[]).unwrap();
         let file = Path::new("/u");
         let text = insert_rules(file, source, &drafts).unwrap();
         assert!(text.starts_with(expected_start), "{text}");

@@ -8,27 +8,27 @@
 use std::collections::BTreeSet;
 
 use stockade_model::{
-    Assessment, Command, Decision, Finding, Grant, Impact, Level, Profile, QuestionKind, RawText, Request,
-    SandboxPreference, Tier, Verdict,
+    Assessment, RequestCommand, Decision, Finding, Grant, Impact, IsolationLevel, Profile, QuestionKind, RawText, RunRequest,
+    SandboxPreference, Tier, PolicyVerdict,
 };
 
-use crate::act::Stage;
+use crate::act::ActContext;
 use crate::file::ApproverName;
 use crate::granted_writes::without_granted;
 use crate::known_changes::only_changes_workspace;
 use crate::mode::{GrantClass, ModeAnswers, mode_name};
 use crate::obligations::Obligations;
 use crate::resolve::{has_power, resolve_profile};
-use crate::rules::{Circumstances, Considered, Findings, Match, Rule, Scene, Subject};
-use crate::settings::Settings;
-use crate::words::{self, Words};
+use crate::rules::{RequestContext, RuleExplanation, MatchedRules, RuleMatch, PolicyRule, RuleInput, RuleSubject};
+use crate::settings::PolicySettings;
+use crate::words::{self, CommandWords};
 
 /// Most findings that are listed as reasons; the assessment contains all of them.
-const MAX_FINDINGS_TOLD: usize = 10;
+const MAX_LISTED_FINDINGS: usize = 10;
 
 /// A decision and the questions that it requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ruling {
+pub struct PolicyRuling {
     /// The verdict and its reasons.
     pub decision: Decision,
     /// If the verdict is `ask`: every question, all of which need a yes. Otherwise empty.
@@ -39,14 +39,14 @@ pub struct Ruling {
     /// Requirements of the applicable rules for the run, if it runs.
     pub obligations: Obligations,
     /// All statements, in order; those that decided are marked.
-    pub voices: Vec<Said>,
+    pub voices: Vec<PolicyStatement>,
 }
 
 /// Statement of one source about a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Said {
+pub struct PolicyStatement {
     /// The verdict of the source.
-    pub verdict: Verdict,
+    pub verdict: PolicyVerdict,
     /// The rule, mode or setting.
     pub source: String,
     /// The reasons, one line each.
@@ -56,14 +56,14 @@ pub struct Said {
 }
 
 /// Decides whether a request may run. See [`rule_on`], which also returns the questions.
-pub fn decide(settings: &Settings, request: &Request, assessment: &Assessment, grants_by_person: bool) -> Decision {
+pub fn decide_request(settings: &PolicySettings, request: &RunRequest, assessment: &Assessment, grants_by_person: bool) -> Decision {
     rule_on(settings, request, assessment, grants_by_person).decision
 }
 
 /// Decides whether a request may run and which questions come first, if its circumstances are unknown; see
 /// [`rule_in`].
-pub fn rule_on(settings: &Settings, request: &Request, assessment: &Assessment, grants_by_person: bool) -> Ruling {
-    rule_in(settings, request, assessment, grants_by_person, &Circumstances::default())
+pub fn rule_on(settings: &PolicySettings, request: &RunRequest, assessment: &Assessment, grants_by_person: bool) -> PolicyRuling {
+    rule_in(settings, request, assessment, grants_by_person, &RequestContext::default())
 }
 
 /// Decides whether a request may run and which questions come first.
@@ -73,36 +73,36 @@ pub fn rule_on(settings: &Settings, request: &Request, assessment: &Assessment, 
 /// modes applies, added powers need consent, a weaker level is refused. Powers that `Request::requested`
 /// lists need consent in both cases.
 pub fn rule_in(
-    settings: &Settings,
-    request: &Request,
+    settings: &PolicySettings,
+    request: &RunRequest,
     assessment: &Assessment,
     grants_by_person: bool,
-    around: &Circumstances,
-) -> Ruling {
+    around: &RequestContext,
+) -> PolicyRuling {
     let words = words_of(settings, request);
-    let found = settings.rules.find(&scene(settings, request, assessment, &words, around));
-    let obligations = Obligations::of(settings, request, &found);
-    let wanted = obligations.request(request);
+    let found = settings.rules.match_rules(&build_request_input(settings, request, assessment, &words, around));
+    let obligations = Obligations::from_rules(settings, request, &found);
+    let wanted = obligations.apply_to_request(request);
     let workspace = request.workspace.as_path();
     let resolved = resolve_profile(settings, &wanted.profile, workspace, &wanted.grants);
     let is_sandboxed = resolved.as_ref().is_ok_and(|profile| profile.sandboxed);
     let left = if grants_by_person && is_sandboxed { without_granted(assessment, request) } else { None };
     let assessment = left.as_ref().unwrap_or(assessment);
-    let case = Case::new(settings, request, assessment, grants_by_person);
+    let case = DecisionContext::new(settings, request, assessment, grants_by_person);
     let mut voices = Vec::new();
     let mut given = Vec::new();
     let mut known_changes = false;
     let unsandboxed = match resolved {
         Err(error) => {
-            voices.push(Voice::new(Verdict::Deny, "profile: it cannot be made", one_line(&error.to_string())));
+            voices.push(StatementDraft::new(PolicyVerdict::Deny, "profile: it cannot be made", one_line(&error.to_string())));
             false
         }
         Ok(profile) => {
-            case.sandbox(&profile, &mut voices);
+            case.check_sandbox(&profile, &mut voices);
             if profile.sandboxed {
-                case.level(&mut voices);
+                case.check_level(&mut voices);
                 if obligations.profile.is_none() {
-                    case.profile(&mut voices);
+                    case.check_profile(&mut voices);
                 }
                 given = case.requested_powers(&found, around, &mut voices);
                 known_changes = {
@@ -115,38 +115,38 @@ pub fn rule_in(
     };
     case.rules_and_tier(&found, unsandboxed, known_changes, &mut voices);
     voices.append(&mut given);
-    case.conclude(voices, unsandboxed, obligations)
+    case.combine_statements(voices, unsandboxed, obligations)
 }
 
 /// Returns every rule and whether it is about a request, for an explanation.
-pub fn consider<'a>(
-    settings: &'a Settings,
-    request: &Request,
+pub fn consider_request<'a>(
+    settings: &'a PolicySettings,
+    request: &RunRequest,
     assessment: &Assessment,
-    around: &Circumstances,
-) -> Vec<Considered<'a>> {
+    around: &RequestContext,
+) -> Vec<RuleExplanation<'a>> {
     let words = words_of(settings, request);
-    settings.rules.consider(&scene(settings, request, assessment, &words, around))
+    settings.rules.explain_rules(&build_request_input(settings, request, assessment, &words, around))
 }
 
-fn words_of(settings: &Settings, request: &Request) -> Words {
+fn words_of(settings: &PolicySettings, request: &RunRequest) -> CommandWords {
     match &request.command {
         // Most configurations have no rules, and the parsing takes time.
-        _ if settings.rules.is_empty() => Words::default(),
-        Command::Argv(argv) => words::of_argv(&argv.iter().map(RawText::to_str).collect::<Vec<_>>()),
-        Command::Script(script) => words::of_script(script.as_bytes()),
+        _ if settings.rules.is_empty() => CommandWords::default(),
+        RequestCommand::Argv(argv) => words::of_argv(&argv.iter().map(RawText::to_str).collect::<Vec<_>>()),
+        RequestCommand::Script(script) => words::of_script(script.as_bytes()),
     }
 }
 
-fn scene<'a>(
-    settings: &'a Settings,
-    request: &'a Request,
+fn build_request_input<'a>(
+    settings: &'a PolicySettings,
+    request: &'a RunRequest,
     assessment: &'a Assessment,
-    words: &'a Words,
-    around: &'a Circumstances,
-) -> Scene<'a> {
-    Scene {
-        subject: Subject::Command { words, assessment },
+    words: &'a CommandWords,
+    around: &'a RequestContext,
+) -> RuleInput<'a> {
+    RuleInput {
+        subject: RuleSubject::Command { words, assessment },
         cwd: request.cwd.as_path(),
         workspace: request.workspace.as_path(),
         home: &settings.home,
@@ -157,16 +157,16 @@ fn scene<'a>(
 }
 
 /// Statement of one source, with the question it asks.
-struct Voice {
-    verdict: Verdict,
+struct StatementDraft {
+    verdict: PolicyVerdict,
     rule: String,
     reasons: Vec<String>,
-    asks: Asks,
+    asks: StatementQuestion,
 }
 
 /// Question of a statement whose verdict is `ask`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Asks {
+enum StatementQuestion {
     /// May the command run? A caller's own approval answers this.
     Run,
     /// May the command run? Only a user answers this.
@@ -175,39 +175,39 @@ enum Asks {
     Unsandboxed,
 }
 
-impl Voice {
-    fn new(verdict: Verdict, rule: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self { verdict, rule: rule.into(), reasons: vec![reason.into()], asks: Asks::RunByPerson }
+impl StatementDraft {
+    fn new(verdict: PolicyVerdict, rule: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { verdict, rule: rule.into(), reasons: vec![reason.into()], asks: StatementQuestion::RunByPerson }
     }
 
-    fn asking(mut self, asks: Asks) -> Self {
+    fn with_question(mut self, asks: StatementQuestion) -> Self {
         self.asks = asks;
         self
     }
 
-    fn said(self, decision: Verdict) -> Said {
+    fn into_statement(self, decision: PolicyVerdict) -> PolicyStatement {
         let decides = self.verdict == decision;
-        Said { verdict: self.verdict, source: self.rule, reasons: self.reasons, decides }
+        PolicyStatement { verdict: self.verdict, source: self.rule, reasons: self.reasons, decides }
     }
 }
 
-struct Case<'a> {
-    settings: &'a Settings,
-    request: &'a Request,
+struct DecisionContext<'a> {
+    settings: &'a PolicySettings,
+    request: &'a RunRequest,
     assessment: &'a Assessment,
     by_person: bool,
     answers: ModeAnswers,
     mode: String,
 }
 
-impl<'a> Case<'a> {
-    fn new(settings: &'a Settings, request: &'a Request, assessment: &'a Assessment, by_person: bool) -> Self {
+impl<'a> DecisionContext<'a> {
+    fn new(settings: &'a PolicySettings, request: &'a RunRequest, assessment: &'a Assessment, by_person: bool) -> Self {
         let answers = mode_answers(settings, request, by_person);
         let (asked, configured) = (request.approval_mode, settings.approval_mode.value);
         // Name the mode whose answers apply.
-        let mode = if answers == ModeAnswers::of(asked) {
+        let mode = if answers == ModeAnswers::from_mode(asked) {
             mode_name(asked).to_owned()
-        } else if answers == ModeAnswers::of(configured) {
+        } else if answers == ModeAnswers::from_mode(configured) {
             mode_name(configured).to_owned()
         } else {
             format!("{} with {}", mode_name(asked), mode_name(configured))
@@ -216,15 +216,15 @@ impl<'a> Case<'a> {
     }
 
     /// Checks a run without a sandbox: it needs separate consent, never a field alone (L1).
-    fn sandbox(&self, profile: &Profile, voices: &mut Vec<Voice>) {
+    fn check_sandbox(&self, profile: &Profile, voices: &mut Vec<StatementDraft>) {
         let required = SandboxPreference::Require;
         let insists = self.request.sandbox == required || self.settings.sandbox.value == required;
-        let deny = |rule: &str, why: &str| Voice::new(Verdict::Deny, rule, why);
+        let deny = |rule: &str, why: &str| StatementDraft::new(PolicyVerdict::Deny, rule, why);
         if profile.sandboxed {
             if self.request.sandbox == SandboxPreference::Forbid {
                 let why = "a run without a sandbox needs the profile `host` by name";
                 voices.push(deny("sandbox forbid: only with profile host", why));
-            } else if self.request.level == Level::None {
+            } else if self.request.level == IsolationLevel::None {
                 voices.push(deny("level none: only with profile host", "a sandboxed profile has a level"));
             }
             return;
@@ -235,23 +235,23 @@ impl<'a> Case<'a> {
             let why = "runs without a sandbox are not permitted; `allow_host = true` in your own configuration permits asking";
             voices.push(deny("allow_host: not permitted", why));
         } else {
-            let rule = format!("mode {}: {} a run without a sandbox", self.mode, verb(self.answers.unsandboxed));
+            let rule = format!("mode {}: {} a run without a sandbox", self.mode, verdict_verb(self.answers.unsandboxed));
             let why = "it would run without a sandbox, with everything the person may do";
-            voices.push(Voice::new(self.answers.unsandboxed, rule, why).asking(Asks::Unsandboxed));
+            voices.push(StatementDraft::new(self.answers.unsandboxed, rule, why).with_question(StatementQuestion::Unsandboxed));
         }
     }
 
     /// Checks the level: only the user may choose a weaker level than configured (L6).
-    fn level(&self, voices: &mut Vec<Voice>) {
-        let weaker = self.request.level == Level::Restricted && self.settings.level.value == Level::Full;
+    fn check_level(&self, voices: &mut Vec<StatementDraft>) {
+        let weaker = self.request.level == IsolationLevel::Restricted && self.settings.level.value == IsolationLevel::Full;
         if weaker && !self.by_person {
             let why = "the request asks for a weaker sandbox than is configured";
-            voices.push(Voice::new(Verdict::Deny, "level: weaker than configured", why));
+            voices.push(StatementDraft::new(PolicyVerdict::Deny, "level: weaker than configured", why));
         }
     }
 
     /// Checks the profile: a profile that gives more than the configured one is an added power.
-    fn profile(&self, voices: &mut Vec<Voice>) {
+    fn check_profile(&self, voices: &mut Vec<StatementDraft>) {
         if self.by_person || self.request.profile == self.settings.profile.value {
             return;
         }
@@ -265,15 +265,15 @@ impl<'a> Case<'a> {
             // A wider profile may add powers of every class at once, so the check is as strict as without a
             // sandbox.
             let verdict = self.answers.unsandboxed;
-            let rule = format!("mode {}: {} a wider profile", self.mode, verb(verdict));
+            let rule = format!("mode {}: {} a wider profile", self.mode, verdict_verb(verdict));
             let (chosen, base) = (&self.request.profile, &self.settings.profile.value);
-            voices.push(Voice::new(verdict, rule, format!("profile `{chosen}` gives more than `{base}` ({key})")));
+            voices.push(StatementDraft::new(verdict, rule, format!("profile `{chosen}` gives more than `{base}` ({key})")));
         }
     }
 
     /// Checks powers that come with the request: they need consent (L1) by a rule or by the mode. Returns
     /// the statements of the rules that allow some of them; these statements decide nothing else.
-    fn requested_powers(&self, found: &Findings<'_>, around: &Circumstances, voices: &mut Vec<Voice>) -> Vec<Voice> {
+    fn requested_powers(&self, found: &MatchedRules<'_>, around: &RequestContext, voices: &mut Vec<StatementDraft>) -> Vec<StatementDraft> {
         // Powers that the user gave need no other consent.
         let asked = if self.by_person { &self.request.requested } else { &self.request.grants };
         let mut allowed = Vec::new();
@@ -284,10 +284,10 @@ impl<'a> Case<'a> {
         let bare = resolve_profile(self.settings, &request.profile, workspace, &[]);
         let of_rules = |grant: &Grant| {
             let mut grants = found.allowed.iter().flat_map(|rule| &rule.grants);
-            grants.any(|own| own.resolve(&self.settings.home, workspace).as_ref() == Some(grant))
+            grants.any(|own| own.resolve_grant(&self.settings.home, workspace).as_ref() == Some(grant))
         };
         let has = |grant: &Grant| bare.as_ref().is_ok_and(|profile| has_power(profile, grant)) || of_rules(grant);
-        let stage = Stage {
+        let stage = ActContext {
             cwd: request.cwd.as_path(),
             workspace,
             session: request.session.as_ref(),
@@ -300,121 +300,121 @@ impl<'a> Case<'a> {
                 open.push(grant.clone());
                 continue;
             };
-            let mut voice = Voice::new(said.verdict, said.rule, format!("it asks for `{grant}`"));
+            let mut voice = StatementDraft::new(said.verdict, said.rule, format!("it asks for `{grant}`"));
             voice.reasons.extend(said.reasons);
-            let list = if said.verdict == Verdict::Allow { &mut allowed } else { &mut *voices };
-            list.push(voice.asking(Asks::Grants(vec![grant.clone()])));
+            let list = if said.verdict == PolicyVerdict::Allow { &mut allowed } else { &mut *voices };
+            list.push(voice.with_question(StatementQuestion::Grants(vec![grant.clone()])));
         }
-        if let Some(verdict) = open.iter().map(|grant| self.answers.requested(GrantClass::of(grant))).max() {
+        if let Some(verdict) = open.iter().map(|grant| self.answers.answer_requested(GrantClass::from_grant(grant))).max() {
             let reasons = open.iter().map(|grant| format!("it asks for `{grant}`")).collect();
-            let rule = format!("mode {}: {} requested powers", self.mode, verb(verdict));
-            voices.push(Voice { verdict, rule, reasons, asks: Asks::Grants(open) });
+            let rule = format!("mode {}: {} requested powers", self.mode, verdict_verb(verdict));
+            voices.push(StatementDraft { verdict, rule, reasons, asks: StatementQuestion::Grants(open) });
         }
         allowed
     }
 
-    fn rules_and_tier(&self, found: &Findings<'_>, unsandboxed: bool, known_changes: bool, voices: &mut Vec<Voice>) {
+    fn rules_and_tier(&self, found: &MatchedRules<'_>, unsandboxed: bool, known_changes: bool, voices: &mut Vec<StatementDraft>) {
         for (rule, sure) in &found.raised {
-            voices.push(self.raised(rule, *sure));
+            voices.push(self.draft_rule_statement(rule, *sure));
             voices.extend(self.raised_grants(rule));
         }
-        voices.extend(self.impact());
+        voices.extend(self.check_impact());
         let tier = self.assessment.tier;
         if tier == Tier::Ask
             && let Some(rule) = found.allowed.first()
         {
-            voices.push(Voice::new(Verdict::Allow, rule_name(rule), rule.justification.clone()));
+            voices.push(StatementDraft::new(PolicyVerdict::Allow, rule_name(rule), rule.justification.clone()));
             return;
         }
         let (verdict, what) = match tier {
-            Tier::Allow => (Verdict::Allow, "runs".to_owned()),
-            Tier::Ask if self.answers.tier_ask == Verdict::Allow && !unsandboxed => {
-                (Verdict::Allow, "runs sandboxed".to_owned())
+            Tier::Allow => (PolicyVerdict::Allow, "runs".to_owned()),
+            Tier::Ask if self.answers.tier_ask == PolicyVerdict::Allow && !unsandboxed => {
+                (PolicyVerdict::Allow, "runs sandboxed".to_owned())
             }
-            Tier::Ask if known_changes && self.answers.known_changes == Verdict::Allow => {
-                (Verdict::Allow, "changes the workspace only".to_owned())
+            Tier::Ask if known_changes && self.answers.known_changes == PolicyVerdict::Allow => {
+                (PolicyVerdict::Allow, "changes the workspace only".to_owned())
             }
-            Tier::Ask => (self.answers.tier_ask, format!("is {}", participle(self.answers.tier_ask))),
-            Tier::Deny => (self.answers.tier_deny, format!("is {}", participle(self.answers.tier_deny))),
+            Tier::Ask => (self.answers.tier_ask, format!("is {}", verdict_participle(self.answers.tier_ask))),
+            Tier::Deny => (self.answers.tier_deny, format!("is {}", verdict_participle(self.answers.tier_deny))),
         };
         let rule = format!("mode {}: tier {} {what}", self.mode, tier_name(tier));
         let telling = self.assessment.findings.iter().filter(|finding| finding.tier == tier && tier != Tier::Allow);
-        voices.push(Voice { verdict, rule, reasons: told(telling), asks: Asks::Run });
+        voices.push(StatementDraft { verdict, rule, reasons: list_findings(telling), asks: StatementQuestion::Run });
     }
 
     /// Returns the statement for an effect that the sandbox can neither contain nor undo. Such an effect
     /// needs consent, whatever rules and grants allow. If the text shows harm, the tier decides instead.
-    fn impact(&self) -> Option<Voice> {
+    fn check_impact(&self) -> Option<StatementDraft> {
         let impact = self.assessment.impact;
         if !impact.needs_consent() || self.assessment.tier == Tier::Deny {
             return None;
         }
         let verdict = self.answers.impact;
         let what = if impact == Impact::Outward { "an effect outside the sandbox" } else { "what cannot be undone" };
-        let rule = format!("mode {}: {} {what}", self.mode, verb(verdict));
+        let rule = format!("mode {}: {} {what}", self.mode, verdict_verb(verdict));
         let telling = self.assessment.findings.iter().filter(|finding| finding.impact.needs_consent());
-        let reasons = told(telling);
-        Some(Voice { verdict, rule, reasons, asks: Asks::Run })
+        let reasons = list_findings(telling);
+        Some(StatementDraft { verdict, rule, reasons, asks: StatementQuestion::Run })
     }
 
-    fn raised(&self, rule: &Rule, sure: Match) -> Voice {
-        let voice = |verdict, reason| Voice::new(verdict, rule_name(rule), reason);
+    fn draft_rule_statement(&self, rule: &PolicyRule, sure: RuleMatch) -> StatementDraft {
+        let voice = |verdict, reason| StatementDraft::new(verdict, rule_name(rule), reason);
         let justification = rule.justification.clone();
         match (rule.effect, sure) {
-            (Verdict::Deny, Match::Certain) => voice(Verdict::Deny, justification),
+            (PolicyVerdict::Deny, RuleMatch::Certain) => voice(PolicyVerdict::Deny, justification),
             // The words exist, but it is uncertain whether they are executed: only a user may answer.
-            (Verdict::Deny, _) => voice(self.answers.rule_ask, format!("it may hold what is denied: {justification}")),
+            (PolicyVerdict::Deny, _) => voice(self.answers.rule_ask, format!("it may hold what is denied: {justification}")),
             _ if rule.approver == ApproverName::Person => voice(self.answers.rule_ask, justification),
-            _ => voice(self.answers.rule_ask, justification).asking(Asks::Run),
+            _ => voice(self.answers.rule_ask, justification).with_question(StatementQuestion::Run),
         }
     }
 
     /// Returns the statement about the powers of a rule that asks. The powers are part of the consent.
-    fn raised_grants(&self, rule: &Rule) -> Option<Voice> {
+    fn raised_grants(&self, rule: &PolicyRule) -> Option<StatementDraft> {
         let workspace = self.request.workspace.as_path();
         let grants: Vec<Grant> =
-            rule.grants.iter().filter_map(|grant| grant.resolve(&self.settings.home, workspace)).collect();
-        if rule.effect != Verdict::Ask || grants.is_empty() {
+            rule.grants.iter().filter_map(|grant| grant.resolve_grant(&self.settings.home, workspace)).collect();
+        if rule.effect != PolicyVerdict::Ask || grants.is_empty() {
             return None;
         }
-        let verdict = grants.iter().map(|grant| self.answers.requested(GrantClass::of(grant))).max()?;
+        let verdict = grants.iter().map(|grant| self.answers.answer_requested(GrantClass::from_grant(grant))).max()?;
         let reasons = grants.iter().map(|grant| format!("it would be given `{grant}`")).collect();
-        Some(Voice { verdict, rule: rule_name(rule), reasons, asks: Asks::Grants(grants) })
+        Some(StatementDraft { verdict, rule: rule_name(rule), reasons, asks: StatementQuestion::Grants(grants) })
     }
 
     /// Combines the statements by deny-overrides. Before that, the caller's own approval answers the
     /// question about the run and no other.
-    fn conclude(&self, mut voices: Vec<Voice>, unsandboxed: bool, obligations: Obligations) -> Ruling {
+    fn combine_statements(&self, mut voices: Vec<StatementDraft>, unsandboxed: bool, obligations: Obligations) -> PolicyRuling {
         let mut agreed = Vec::new();
         if let Some(approval) = &self.request.caller_approval {
-            let by = RawText::from(approval.by.as_str()).escaped();
+            let by = RawText::from(approval.by.as_str()).to_escaped();
             for voice in &mut voices {
-                if voice.verdict == Verdict::Ask && voice.asks == Asks::Run {
-                    voice.verdict = Verdict::Allow;
+                if voice.verdict == PolicyVerdict::Ask && voice.asks == StatementQuestion::Run {
+                    voice.verdict = PolicyVerdict::Allow;
                     voice.rule = format!("caller {by} agreed; otherwise {}", voice.rule);
                 }
             }
             agreed.push(format!("{by} agreed already"));
             agreed.extend(
-                approval.warnings.iter().map(|w| format!("{by} was warned: {}", RawText::from(w.as_str()).escaped())),
+                approval.warnings.iter().map(|w| format!("{by} was warned: {}", RawText::from(w.as_str()).to_escaped())),
             );
         }
-        let verdict = voices.iter().map(|voice| voice.verdict).max().unwrap_or(Verdict::Deny);
-        let deciding: Vec<&Voice> = voices.iter().filter(|voice| voice.verdict == verdict).collect();
+        let verdict = voices.iter().map(|voice| voice.verdict).max().unwrap_or(PolicyVerdict::Deny);
+        let deciding: Vec<&StatementDraft> = voices.iter().filter(|voice| voice.verdict == verdict).collect();
         let rule = deciding.first().map_or_else(|| "nothing allows it".to_owned(), |voice| voice.rule.clone());
         let mut reasons = each_once(deciding.iter().flat_map(|voice| &voice.reasons));
         reasons.extend(agreed);
-        let questions = if verdict == Verdict::Ask { questions(&deciding) } else { Vec::new() };
-        let voices = voices.into_iter().map(|voice| voice.said(verdict)).collect();
-        Ruling { decision: Decision { verdict, rule, reasons }, questions, unsandboxed, obligations, voices }
+        let questions = if verdict == PolicyVerdict::Ask { collect_questions(&deciding) } else { Vec::new() };
+        let voices = voices.into_iter().map(|voice| voice.into_statement(verdict)).collect();
+        PolicyRuling { decision: Decision { verdict, rule, reasons }, questions, unsandboxed, obligations, voices }
     }
 }
 
 /// Returns findings as reasons.
-fn told<'f>(findings: impl Iterator<Item = &'f Finding>) -> Vec<String> {
+fn list_findings<'f>(findings: impl Iterator<Item = &'f Finding>) -> Vec<String> {
     let all: Vec<String> = findings.map(|finding| format!("{}: {}", finding.code, finding.message)).collect();
     let mut reasons = each_once(&all);
-    reasons.truncate(MAX_FINDINGS_TOLD);
+    reasons.truncate(MAX_LISTED_FINDINGS);
     reasons
 }
 
@@ -426,19 +426,19 @@ fn each_once<'r>(reasons: impl IntoIterator<Item = &'r String>) -> Vec<String> {
 
 /// Returns one question about the run and one about the powers. The question about the sandbox replaces
 /// both: without a sandbox there is nothing to add powers to.
-fn questions(deciding: &[&Voice]) -> Vec<QuestionKind> {
-    if deciding.iter().any(|voice| voice.asks == Asks::Unsandboxed) {
+fn collect_questions(deciding: &[&StatementDraft]) -> Vec<QuestionKind> {
+    if deciding.iter().any(|voice| voice.asks == StatementQuestion::Unsandboxed) {
         return vec![QuestionKind::Unsandboxed];
     }
     let mut questions = Vec::new();
-    let about_run: Vec<&&Voice> =
-        deciding.iter().filter(|voice| matches!(voice.asks, Asks::Run | Asks::RunByPerson)).collect();
+    let about_run: Vec<&&StatementDraft> =
+        deciding.iter().filter(|voice| matches!(voice.asks, StatementQuestion::Run | StatementQuestion::RunByPerson)).collect();
     if !about_run.is_empty() {
         let reasons = each_once(about_run.iter().flat_map(|voice| &voice.reasons));
         questions.push(QuestionKind::Run { reasons });
     }
     for voice in deciding {
-        if let Asks::Grants(grants) = &voice.asks {
+        if let StatementQuestion::Grants(grants) = &voice.asks {
             questions.push(QuestionKind::Grants { grants: grants.clone() });
         }
     }
@@ -447,46 +447,46 @@ fn questions(deciding: &[&Voice]) -> Vec<QuestionKind> {
 
 /// Returns the answers that apply to a request: those of the user's own mode, or the stricter ones of the
 /// configured and the requested mode.
-pub fn mode_answers(settings: &Settings, request: &Request, by_person: bool) -> ModeAnswers {
-    let asked = ModeAnswers::of(request.approval_mode);
-    if by_person { asked } else { asked.strictest(&ModeAnswers::of(settings.approval_mode.value)) }
+pub fn mode_answers(settings: &PolicySettings, request: &RunRequest, by_person: bool) -> ModeAnswers {
+    let asked = ModeAnswers::from_mode(request.approval_mode);
+    if by_person { asked } else { asked.combine_strictest(&ModeAnswers::from_mode(settings.approval_mode.value)) }
 }
 
 /// Returns whether a user may be asked for this power after it was refused during the run; false if the
 /// refusal is final.
-pub fn may_escalate(settings: &Settings, request: &Request, grant: &Grant, by_person: bool) -> bool {
-    mode_answers(settings, request, by_person).denied(GrantClass::of(grant)) == Verdict::Ask
+pub fn may_escalate(settings: &PolicySettings, request: &RunRequest, grant: &Grant, by_person: bool) -> bool {
+    mode_answers(settings, request, by_person).answer_denied(GrantClass::from_grant(grant)) == PolicyVerdict::Ask
 }
 
-pub(crate) fn rule_name(rule: &Rule) -> String {
-    format!("rule {} `{}`, {}", verdict_name(rule.effect), RawText::from(rule.label().as_str()).escaped(), rule.origin)
+pub(crate) fn rule_name(rule: &PolicyRule) -> String {
+    format!("rule {} `{}`, {}", verdict_name(rule.effect), RawText::from(rule.label().as_str()).to_escaped(), rule.origin)
 }
 
 fn one_line(text: &str) -> String {
     text.replace('\n', "; ")
 }
 
-pub(crate) fn verdict_name(verdict: Verdict) -> &'static str {
+pub(crate) fn verdict_name(verdict: PolicyVerdict) -> &'static str {
     match verdict {
-        Verdict::Allow => "allow",
-        Verdict::Ask => "ask",
-        Verdict::Deny => "deny",
+        PolicyVerdict::Allow => "allow",
+        PolicyVerdict::Ask => "ask",
+        PolicyVerdict::Deny => "deny",
     }
 }
 
-fn verb(verdict: Verdict) -> &'static str {
+fn verdict_verb(verdict: PolicyVerdict) -> &'static str {
     match verdict {
-        Verdict::Allow => "allows",
-        Verdict::Ask => "asks about",
-        Verdict::Deny => "refuses",
+        PolicyVerdict::Allow => "allows",
+        PolicyVerdict::Ask => "asks about",
+        PolicyVerdict::Deny => "refuses",
     }
 }
 
-fn participle(verdict: Verdict) -> &'static str {
+fn verdict_participle(verdict: PolicyVerdict) -> &'static str {
     match verdict {
-        Verdict::Allow => "allowed",
-        Verdict::Ask => "asked about",
-        Verdict::Deny => "refused",
+        PolicyVerdict::Allow => "allowed",
+        PolicyVerdict::Ask => "asked about",
+        PolicyVerdict::Deny => "refused",
     }
 }
 

@@ -3,11 +3,11 @@
 //!
 //! Must not know files: `amend` puts the text into one, `merge` checks it there.
 
-use stockade_model::Verdict;
+use stockade_model::PolicyVerdict;
 
 use crate::decide::verdict_name;
 use crate::file::{FileOperation, ProvenanceSection};
-use crate::pattern::Word;
+use crate::pattern::WordPattern;
 
 /// A rule that is not yet written. Empty lists are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,13 +15,13 @@ pub struct DraftRule {
     /// Comment lines above the rule, without `#`.
     pub comments: Vec<String>,
     /// `prefix`.
-    pub prefix: Vec<Word>,
+    pub prefix: Vec<WordPattern>,
     /// `glob`.
     pub glob: Vec<String>,
     /// `options.present`.
-    pub present: Vec<Word>,
+    pub present: Vec<WordPattern>,
     /// `options.absent`.
-    pub absent: Vec<Word>,
+    pub absent: Vec<WordPattern>,
     /// `facts.reads`, `facts.writes` and `facts.deletes`: an `allow` rule then requires that every path of
     /// the command is within one of these.
     pub paths_within: Vec<String>,
@@ -36,7 +36,7 @@ pub struct DraftRule {
     /// `hosts`.
     pub hosts: Vec<String>,
     /// `effect`.
-    pub effect: Verdict,
+    pub effect: PolicyVerdict,
     /// `justification`.
     pub justification: String,
     /// `grants`.
@@ -51,7 +51,7 @@ pub struct DraftRule {
 
 impl DraftRule {
     /// Returns a rule without conditions.
-    pub fn new(effect: Verdict, justification: impl Into<String>) -> Self {
+    pub fn new(effect: PolicyVerdict, justification: impl Into<String>) -> Self {
         Self {
             comments: Vec::new(),
             prefix: Vec::new(),
@@ -77,13 +77,13 @@ impl DraftRule {
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
         for line in &self.comments {
-            text.push_str(&comment(line));
+            text.push_str(&format_comment(line));
         }
         text.push_str("[[rules]]\n");
-        let words = |list: &[Word]| list.iter().map(word).collect::<Vec<_>>();
-        let texts = |list: &[String]| list.iter().map(|text| quoted(text)).collect::<Vec<_>>();
+        let words = |list: &[WordPattern]| list.iter().map(format_word).collect::<Vec<_>>();
+        let texts = |list: &[String]| list.iter().map(|text| quote_toml(text)).collect::<Vec<_>>();
         let operations: Vec<String> =
-            self.operations.iter().map(|operation| quoted(&format!("{operation:?}").to_lowercase())).collect();
+            self.operations.iter().map(|operation| quote_toml(&format!("{operation:?}").to_lowercase())).collect();
         let lists = [
             ("prefix", words(&self.prefix)),
             ("glob", texts(&self.glob)),
@@ -99,7 +99,7 @@ impl DraftRule {
         }
         for (name, values) in &self.arguments {
             let bare = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
-            let key = if bare { name.clone() } else { quoted(name) };
+            let key = if bare { name.clone() } else { quote_toml(name) };
             push_list(&mut text, &format!("arguments.{key}"), &texts(values));
         }
         for (key, items) in [("files", texts(&self.files)), ("operations", operations), ("hosts", texts(&self.hosts))] {
@@ -107,13 +107,13 @@ impl DraftRule {
         }
         text.push_str(&format!("effect = \"{}\"\n", verdict_name(self.effect)));
         push_list(&mut text, "grants", &texts(&self.grants));
-        text.push_str(&format!("justification = {}\n", quoted(&self.justification)));
+        text.push_str(&format!("justification = {}\n", quote_toml(&self.justification)));
         push_list(&mut text, "match", &texts(&self.matches));
         push_list(&mut text, "not_match", &texts(&self.not_match));
         if let Some(provenance) = &self.provenance {
-            let mut parts = vec![format!("by = {}", quoted(&provenance.by))];
-            parts.extend(provenance.at.iter().map(|at| format!("at = {}", quoted(at))));
-            parts.extend(provenance.request.iter().map(|request| format!("request = {}", quoted(request))));
+            let mut parts = vec![format!("by = {}", quote_toml(&provenance.by))];
+            parts.extend(provenance.at.iter().map(|at| format!("at = {}", quote_toml(at))));
+            parts.extend(provenance.request.iter().map(|request| format!("request = {}", quote_toml(request))));
             text.push_str(&format!("provenance = {{ {} }}\n", parts.join(", ")));
         }
         text
@@ -121,32 +121,32 @@ impl DraftRule {
 }
 
 /// Returns one comment line; control characters cannot end it.
-pub(crate) fn comment(line: &str) -> String {
+pub(crate) fn format_comment(line: &str) -> String {
     let plain: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if plain.is_empty() { "#\n".to_owned() } else { format!("# {plain}\n") }
 }
 
 /// Returns a string in TOML syntax.
-pub(crate) fn quoted(text: &str) -> String {
+pub(crate) fn quote_toml(text: &str) -> String {
     toml_edit::Value::from(text).to_string()
 }
 
-fn word(word: &Word) -> String {
+fn format_word(word: &WordPattern) -> String {
     match word.alternatives() {
-        [one] => quoted(one),
-        several => format!("[{}]", several.iter().map(|text| quoted(text)).collect::<Vec<_>>().join(", ")),
+        [one] => quote_toml(one),
+        several => format!("[{}]", several.iter().map(|text| quote_toml(text)).collect::<Vec<_>>().join(", ")),
     }
 }
 
 /// Widest list on one line, in characters.
-const LINE_WIDTH: usize = 100;
+const MAX_LINE_CHARACTERS: usize = 100;
 
 fn push_list(text: &mut String, key: &str, items: &[String]) {
     if items.is_empty() {
         return;
     }
     let line = format!("{key} = [{}]\n", items.join(", "));
-    if line.chars().count() <= LINE_WIDTH {
+    if line.chars().count() <= MAX_LINE_CHARACTERS {
         text.push_str(&line);
         return;
     }

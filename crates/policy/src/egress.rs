@@ -7,50 +7,50 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use stockade_model::{
-    Egress, EgressLimits, Inspection, RequestPattern, Secret, SecretSource, TargetPattern, Upstream, is_secret_name,
+    EgressRules, EgressLimits, InspectionRules, RequestPattern, EgressSecret, SecretSource, TargetPattern, UpstreamProxy, is_secret_name,
 };
 
-use crate::egress_file::{EgressLimitsSection, EgressSection, SecretPlace, SecretSection, UpstreamSection};
+use crate::egress_file::{EgressLimitsSection, EgressSection, SecretSourceText, SecretSection, UpstreamSection};
 use crate::hosts::{HostEntry, check_breadth};
-use crate::spec::{Origin, Sourced, add};
+use crate::spec::{ValueOrigin, SourcedValue, add_unique};
 
 /// Most secrets of one profile, because every request is searched for each of them.
 const MAX_SECRETS: usize = 32;
 
 /// One limit: its key, its value in a section, and its field in a run's limits.
-struct Limit {
+struct EgressLimitField {
     key: &'static str,
     written: fn(&EgressLimitsSection) -> Option<u64>,
     slot: fn(&mut EgressLimits) -> &mut Option<u64>,
 }
 
-const LIMITS: [Limit; 6] = [
-    Limit {
+const LIMIT_FIELDS: [EgressLimitField; 6] = [
+    EgressLimitField {
         key: "egress.limits.requests_per_minute",
         written: |section| section.requests_per_minute,
         slot: |limits| &mut limits.requests_per_minute,
     },
-    Limit {
+    EgressLimitField {
         key: "egress.limits.connections_per_second",
         written: |section| section.connections_per_second,
         slot: |limits| &mut limits.connections_per_second,
     },
-    Limit {
+    EgressLimitField {
         key: "egress.limits.connections",
         written: |section| section.connections,
         slot: |limits| &mut limits.connections,
     },
-    Limit {
+    EgressLimitField {
         key: "egress.limits.up_per_second",
         written: |section| section.up_per_second.map(|bytes| bytes.0),
         slot: |limits| &mut limits.up_bytes_per_second,
     },
-    Limit {
+    EgressLimitField {
         key: "egress.limits.down_per_second",
         written: |section| section.down_per_second.map(|bytes| bytes.0),
         slot: |limits| &mut limits.down_bytes_per_second,
     },
-    Limit {
+    EgressLimitField {
         key: "egress.limits.total",
         written: |section| section.total.map(|bytes| bytes.0),
         slot: |limits| &mut limits.total_bytes,
@@ -60,35 +60,35 @@ const LIMITS: [Limit; 6] = [
 /// The network part of a profile. The home directory is already substituted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EgressSpec {
-    allow: Vec<Sourced<TargetPattern>>,
-    ask: Vec<Sourced<TargetPattern>>,
-    deny: Vec<Sourced<TargetPattern>>,
-    special: Vec<Sourced<TargetPattern>>,
-    limits: [Option<Sourced<u64>>; LIMITS.len()],
+    allow: Vec<SourcedValue<TargetPattern>>,
+    ask: Vec<SourcedValue<TargetPattern>>,
+    deny: Vec<SourcedValue<TargetPattern>>,
+    special: Vec<SourcedValue<TargetPattern>>,
+    limits: [Option<SourcedValue<u64>>; LIMIT_FIELDS.len()],
     inspect: InspectSpec,
-    secrets: BTreeMap<String, Sourced<SecretSection>>,
-    upstream: Option<Sourced<UpstreamSection>>,
+    secrets: BTreeMap<String, SourcedValue<SecretSection>>,
+    upstream: Option<SourcedValue<UpstreamSection>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct InspectSpec {
-    hosts: Vec<Sourced<TargetPattern>>,
-    except: Vec<Sourced<TargetPattern>>,
-    allow: Vec<Sourced<RequestPattern>>,
-    deny: Vec<Sourced<RequestPattern>>,
-    upgrade: Vec<Sourced<TargetPattern>>,
+    hosts: Vec<SourcedValue<TargetPattern>>,
+    except: Vec<SourcedValue<TargetPattern>>,
+    allow: Vec<SourcedValue<RequestPattern>>,
+    deny: Vec<SourcedValue<RequestPattern>>,
+    upgrade: Vec<SourcedValue<TargetPattern>>,
 }
 
 /// Error in a section: its key, the reason, and advice.
-pub(crate) struct Fault {
+pub(crate) struct EgressSectionError {
     pub key: String,
     pub why: String,
     pub hint: &'static str,
 }
 
 /// Checks a section of one file for values that no profile can have.
-pub(crate) fn check(section: &EgressSection) -> Result<(), Fault> {
-    let fault = |key: String, why: String, hint| Err(Fault { key, why, hint });
+pub(crate) fn check_section(section: &EgressSection) -> Result<(), EgressSectionError> {
+    let fault = |key: String, why: String, hint| Err(EgressSectionError { key, why, hint });
     for (i, entry) in section.allow.iter().enumerate() {
         if let Some(why) = entry.patterns().iter().find_map(|pattern| check_breadth(pattern).err()) {
             return fault(
@@ -103,7 +103,7 @@ pub(crate) fn check(section: &EgressSection) -> Result<(), Fault> {
         let hint = "`special` lists addresses that names may lead to: `10.1.0.0/16:443`";
         return fault(format!("egress.special[{i}]"), why, hint);
     }
-    for (limit, value) in LIMITS.iter().map(|limit| (limit, (limit.written)(&section.limits))) {
+    for (limit, value) in LIMIT_FIELDS.iter().map(|limit| (limit, (limit.written)(&section.limits))) {
         if value == Some(0) {
             let hint = "leave `allow` empty, or deny `*`, to reach nothing";
             return fault(limit.key.to_owned(), "with a limit of nothing nothing is reached".to_owned(), hint);
@@ -116,11 +116,11 @@ pub(crate) fn check(section: &EgressSection) -> Result<(), Fault> {
     section.secrets.iter().try_for_each(|(name, secret)| check_secret(name, secret))
 }
 
-fn check_secret(name: &str, secret: &SecretSection) -> Result<(), Fault> {
+fn check_secret(name: &str, secret: &SecretSection) -> Result<(), EgressSectionError> {
     let key = |rest: &str| format!("egress.secrets.{name}{rest}");
     if !is_secret_name(name) {
         let why = format!("`{name}` is no name of a secret");
-        return Err(Fault { key: key(""), why, hint: "a name is letters, digits, `-` and `_`, at most 64" });
+        return Err(EgressSectionError { key: key(""), why, hint: "a name is letters, digits, `-` and `_`, at most 64" });
     }
     let named = |entry: &HostEntry| {
         let narrow = |pattern: &TargetPattern| check_breadth(pattern).is_ok() && !pattern.is_any_host();
@@ -128,19 +128,19 @@ fn check_secret(name: &str, secret: &SecretSection) -> Result<(), Fault> {
     };
     if secret.hosts.is_empty() || !secret.hosts.iter().all(named) {
         let why = format!("`{name}` could go anywhere, or nowhere");
-        return Err(Fault { key: key(".hosts"), why, hint: "name the hosts that it is for" });
+        return Err(EgressSectionError { key: key(".hosts"), why, hint: "name the hosts that it is for" });
     }
-    if let SecretPlace::File(path) = &secret.from
+    if let SecretSourceText::File(path) = &secret.from
         && path.is_in_workspace()
     {
         let why = format!("`{path}` lies in the workspace, where a run reads it anyway");
-        return Err(Fault { key: key(".from"), why, hint: "keep it outside, e.g. `file ~/.config/NAME`" });
+        return Err(EgressSectionError { key: key(".from"), why, hint: "keep it outside, e.g. `file ~/.config/NAME`" });
     }
     Ok(())
 }
 
 /// Returns the keys by which a section gives more, each with whether it is used.
-pub(crate) fn gives(section: &EgressSection) -> [(&'static str, bool); 7] {
+pub(crate) fn list_widening_keys(section: &EgressSection) -> [(&'static str, bool); 7] {
     [
         ("egress.allow", !section.allow.is_empty()),
         ("egress.special", !section.special.is_empty()),
@@ -153,7 +153,7 @@ pub(crate) fn gives(section: &EgressSection) -> [(&'static str, bool); 7] {
 }
 
 /// Returns the lengths of a section's lists, by key.
-pub(crate) fn lengths(section: &EgressSection) -> [(&'static str, usize); 9] {
+pub(crate) fn list_lengths(section: &EgressSection) -> [(&'static str, usize); 9] {
     let hosts = |list: &[HostEntry]| list.iter().map(|entry| entry.patterns().len()).sum();
     [
         ("egress.allow", hosts(&section.allow)),
@@ -169,7 +169,7 @@ pub(crate) fn lengths(section: &EgressSection) -> [(&'static str, usize); 9] {
 }
 
 /// Returns the part of a managed section that applies against every later layer.
-pub(crate) fn narrowing(section: &EgressSection) -> EgressSection {
+pub(crate) fn extract_narrowing_part(section: &EgressSection) -> EgressSection {
     EgressSection {
         ask: section.ask.clone(),
         deny: section.deny.clone(),
@@ -183,32 +183,32 @@ pub(crate) fn narrowing(section: &EgressSection) -> EgressSection {
     }
 }
 
-fn add_hosts(list: &mut Vec<Sourced<TargetPattern>>, entries: &[HostEntry], origin: impl Fn(usize) -> Origin) {
+fn add_hosts(list: &mut Vec<SourcedValue<TargetPattern>>, entries: &[HostEntry], origin: impl Fn(usize) -> ValueOrigin) {
     for (i, entry) in entries.iter().enumerate() {
         for pattern in entry.patterns() {
-            add(list, pattern.clone(), origin(i));
+            add_unique(list, pattern.clone(), origin(i));
         }
     }
 }
 
-fn add_values<T: Clone + PartialEq>(list: &mut Vec<Sourced<T>>, values: &[T], origin: impl Fn(usize) -> Origin) {
+fn add_values<T: Clone + PartialEq>(list: &mut Vec<SourcedValue<T>>, values: &[T], origin: impl Fn(usize) -> ValueOrigin) {
     for (i, value) in values.iter().enumerate() {
-        add(list, value.clone(), origin(i));
+        add_unique(list, value.clone(), origin(i));
     }
 }
 
 impl EgressSpec {
     /// Adds a section. No later section removes an entry of `deny` or `ask`; a limit, a secret and the
     /// proxy are those of the last section that sets them.
-    pub(crate) fn apply(&mut self, section: &EgressSection, origin: &dyn Fn(&str) -> Origin, home: &Path) {
+    pub(crate) fn apply_section(&mut self, section: &EgressSection, origin: &dyn Fn(&str) -> ValueOrigin, home: &Path) {
         let item = |key: &'static str| move |i: usize| origin(&format!("{key}[{i}]"));
         add_hosts(&mut self.allow, &section.allow, item("egress.allow"));
         add_hosts(&mut self.ask, &section.ask, item("egress.ask"));
         add_hosts(&mut self.deny, &section.deny, item("egress.deny"));
         add_values(&mut self.special, &section.special, item("egress.special"));
-        for (limit, slot) in LIMITS.iter().zip(&mut self.limits) {
+        for (limit, slot) in LIMIT_FIELDS.iter().zip(&mut self.limits) {
             if let Some(value) = (limit.written)(&section.limits) {
-                *slot = Some(Sourced::new(value, origin(limit.key)));
+                *slot = Some(SourcedValue::new(value, origin(limit.key)));
             }
         }
         let inspect = &section.inspect;
@@ -224,18 +224,18 @@ impl EgressSpec {
                 ..secret.clone()
             };
             let from = origin(&format!("egress.secrets.{name}"));
-            self.secrets.insert(name.clone(), Sourced::new(secret, from));
+            self.secrets.insert(name.clone(), SourcedValue::new(secret, from));
         }
         if let Some(upstream) = &section.upstream {
             let credentials = upstream.credentials.as_ref().map(|place| place.with_home(home));
             let upstream = UpstreamSection { credentials, ..upstream.clone() };
-            self.upstream = Some(Sourced::new(upstream, origin("egress.upstream")));
+            self.upstream = Some(SourcedValue::new(upstream, origin("egress.upstream")));
         }
     }
 
     /// Returns the limits, by key.
-    pub(crate) fn limits(&self) -> impl Iterator<Item = (&'static str, Option<&Sourced<u64>>)> {
-        LIMITS.iter().map(|limit| limit.key).zip(self.limits.iter().map(Option::as_ref))
+    pub(crate) fn limits_by_key(&self) -> impl Iterator<Item = (&'static str, Option<&SourcedValue<u64>>)> {
+        LIMIT_FIELDS.iter().map(|limit| limit.key).zip(self.limits.iter().map(Option::as_ref))
     }
 
     /// Takes the lower of the two values for each limit; an absent value is higher than any.
@@ -255,11 +255,11 @@ impl EgressSpec {
     /// Returns the first key in which this part gives more than `base`, if any. In doubt, the result is
     /// "wider".
     pub(crate) fn wider_than(&self, base: &Self) -> Option<&'static str> {
-        let each = |part: &[Sourced<TargetPattern>], holds: &dyn Fn(&TargetPattern) -> bool| {
+        let each = |part: &[SourcedValue<TargetPattern>], holds: &dyn Fn(&TargetPattern) -> bool| {
             part.iter().all(|entry| holds(&entry.value))
         };
         let covers =
-            |list: &[Sourced<TargetPattern>], part: &TargetPattern| list.iter().any(|entry| entry.value.covers(part));
+            |list: &[SourcedValue<TargetPattern>], part: &TargetPattern| list.iter().any(|entry| entry.value.covers(part));
         if !each(&self.allow, &|own| base.allow.iter().any(|entry| entry.value.admits_all(own))) {
             return Some("egress.allow");
         }
@@ -272,7 +272,7 @@ impl EgressSpec {
         if !each(&self.special, &|own| covers(&base.special, own)) {
             return Some("egress.special");
         }
-        for ((key, own), (_, base)) in self.limits().zip(base.limits()) {
+        for ((key, own), (_, base)) in self.limits_by_key().zip(base.limits_by_key()) {
             if base.is_some_and(|base| own.is_none_or(|own| own.value > base.value)) {
                 return Some(key);
             }
@@ -281,7 +281,7 @@ impl EgressSpec {
     }
 
     fn ways_wider_than(&self, base: &Self) -> Option<&'static str> {
-        let known = |(name, own): (&String, &Sourced<SecretSection>)| {
+        let known = |(name, own): (&String, &SourcedValue<SecretSection>)| {
             base.secrets.get(name).is_some_and(|secret| secret.value == own.value)
         };
         if !self.secrets.iter().all(known) {
@@ -292,7 +292,7 @@ impl EgressSpec {
     }
 
     /// Reports every entry, with its key.
-    pub(crate) fn each(&self, line: &mut dyn FnMut(&str, String, &Origin)) {
+    pub(crate) fn report_entries(&self, line: &mut dyn FnMut(&str, String, &ValueOrigin)) {
         let lists = [
             ("egress.allow", &self.allow),
             ("egress.ask", &self.ask),
@@ -309,7 +309,7 @@ impl EgressSpec {
         {
             list.iter().for_each(|entry| line(key, entry.value.to_string(), &entry.origin));
         }
-        for (key, limit) in self.limits() {
+        for (key, limit) in self.limits_by_key() {
             if let Some(entry) = limit {
                 line(key, entry.value.to_string(), &entry.origin);
             }
@@ -323,35 +323,35 @@ impl EgressSpec {
     }
 
     /// Returns the egress rules of a run in this workspace.
-    pub(crate) fn of_run(&self, home: &Path, workspace: &Path) -> Egress {
-        let values = |list: &[Sourced<TargetPattern>]| list.iter().map(|entry| entry.value.clone()).collect::<Vec<_>>();
+    pub(crate) fn of_run(&self, home: &Path, workspace: &Path) -> EgressRules {
+        let values = |list: &[SourcedValue<TargetPattern>]| list.iter().map(|entry| entry.value.clone()).collect::<Vec<_>>();
         let requests =
-            |list: &[Sourced<RequestPattern>]| list.iter().map(|entry| entry.value.clone()).collect::<Vec<_>>();
-        let place = |place: &SecretPlace| place.resolve(home, workspace);
+            |list: &[SourcedValue<RequestPattern>]| list.iter().map(|entry| entry.value.clone()).collect::<Vec<_>>();
+        let place = |place: &SecretSourceText| place.resolve_source(home, workspace);
         let mut limits = EgressLimits::default();
-        for (limit, value) in LIMITS.iter().zip(&self.limits) {
+        for (limit, value) in LIMIT_FIELDS.iter().zip(&self.limits) {
             *(limit.slot)(&mut limits) = value.as_ref().map(|entry| entry.value);
         }
-        let secret = |(name, entry): (&String, &Sourced<SecretSection>)| Secret {
+        let secret = |(name, entry): (&String, &SourcedValue<SecretSection>)| EgressSecret {
             name: name.clone(),
             from: place(&entry.value.from),
-            hosts: patterns(&entry.value.hosts),
+            hosts: flatten_patterns(&entry.value.hosts),
             kind: entry.value.kind.0.clone(),
             inside: place(entry.value.inside.as_ref().unwrap_or(&entry.value.from)),
         };
-        let upstream = |entry: &Sourced<UpstreamSection>| Upstream {
+        let upstream = |entry: &SourcedValue<UpstreamSection>| UpstreamProxy {
             kind: entry.value.proxy.kind,
             proxy: entry.value.proxy.target.clone(),
             credentials: entry.value.credentials.as_ref().map(place),
-            except: patterns(&entry.value.except),
+            except: flatten_patterns(&entry.value.except),
         };
-        Egress {
+        EgressRules {
             allow: values(&self.allow),
             ask: values(&self.ask),
             deny: values(&self.deny),
             special: values(&self.special),
             limits,
-            inspect: Inspection {
+            inspect: InspectionRules {
                 hosts: values(&self.inspect.hosts),
                 except: values(&self.inspect.except),
                 allow: requests(&self.inspect.allow),
@@ -368,33 +368,33 @@ impl InspectSpec {
     /// Compares two inspection parts. Requests that `allow` names are the only ones of their host. So one
     /// more entry gives more, and so does the removal of the last one.
     fn wider_than(&self, base: &Self) -> Option<&'static str> {
-        fn holds<T: PartialEq>(whole: &[Sourced<T>], part: &[Sourced<T>]) -> bool {
+        fn contains_all<T: PartialEq>(whole: &[SourcedValue<T>], part: &[SourcedValue<T>]) -> bool {
             part.iter().all(|entry| whole.iter().any(|own| own.value == entry.value))
         }
-        if !holds(&self.hosts, &base.hosts) {
+        if !contains_all(&self.hosts, &base.hosts) {
             return Some("egress.inspect.hosts");
         }
-        if !holds(&base.except, &self.except) {
+        if !contains_all(&base.except, &self.except) {
             return Some("egress.inspect.except");
         }
-        if !holds(&base.upgrade, &self.upgrade) {
+        if !contains_all(&base.upgrade, &self.upgrade) {
             return Some("egress.inspect.upgrade");
         }
-        if !holds(&self.deny, &base.deny) {
+        if !contains_all(&self.deny, &base.deny) {
             return Some("egress.inspect.deny");
         }
-        let same = holds(&self.allow, &base.allow) && holds(&base.allow, &self.allow);
+        let same = contains_all(&self.allow, &base.allow) && contains_all(&base.allow, &self.allow);
         (!same && !base.allow.is_empty()).then_some("egress.inspect.allow")
     }
 }
 
-fn patterns(entries: &[HostEntry]) -> Vec<TargetPattern> {
+fn flatten_patterns(entries: &[HostEntry]) -> Vec<TargetPattern> {
     entries.iter().flat_map(HostEntry::patterns).cloned().collect()
 }
 
 fn shown_secret(secret: &SecretSection) -> String {
     let inside = secret.inside.as_ref().unwrap_or(&secret.from);
-    let hosts: Vec<String> = patterns(&secret.hosts).iter().map(TargetPattern::to_string).collect();
+    let hosts: Vec<String> = flatten_patterns(&secret.hosts).iter().map(TargetPattern::to_string).collect();
     format!("{} as {} to {}, inside as {inside}", secret.from, secret.kind, hosts.join(", "))
 }
 
@@ -403,11 +403,11 @@ fn shown_upstream(upstream: &UpstreamSection) -> String {
     if let Some(place) = &upstream.credentials {
         text += &format!(", credentials of {place}");
     }
-    let except: Vec<String> = patterns(&upstream.except).iter().map(TargetPattern::to_string).collect();
+    let except: Vec<String> = flatten_patterns(&upstream.except).iter().map(TargetPattern::to_string).collect();
     if except.is_empty() { text } else { format!("{text}, except {}", except.join(", ")) }
 }
 
-impl SecretPlace {
+impl SecretSourceText {
     fn with_home(&self, home: &Path) -> Self {
         match self {
             Self::Env(name) => Self::Env(name.clone()),
@@ -415,10 +415,10 @@ impl SecretPlace {
         }
     }
 
-    fn resolve(&self, home: &Path, workspace: &Path) -> SecretSource {
+    fn resolve_source(&self, home: &Path, workspace: &Path) -> SecretSource {
         match self {
             Self::Env(name) => SecretSource::Env(name.0.clone()),
-            Self::File(path) => SecretSource::File(path.resolve(home, workspace).into()),
+            Self::File(path) => SecretSource::File(path.resolve_path(home, workspace).into()),
         }
     }
 }

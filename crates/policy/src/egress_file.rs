@@ -8,10 +8,10 @@ use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use stockade_model::{RequestPattern, SecretKind, Target, TargetPattern, UpstreamKind};
+use stockade_model::{RequestPattern, SecretKind, NetworkTarget, TargetPattern, UpstreamKind};
 
 use crate::hosts::HostEntry;
-use crate::text::{Bytes, ConfigPath, TextError, VariableName, fail, parsed_unshown, text_form};
+use crate::text::{ConfigBytes, ConfigPath, TextError, VariableName, text_error, parsed_unshown, text_form};
 
 /// Rules for connections through the egress proxy. Deny outweighs ask, ask outweighs allow. A target that
 /// no list names is asked about, or refused if no approver can be asked.
@@ -54,11 +54,11 @@ pub struct EgressLimitsSection {
     #[schemars(range(min = 1))]
     pub connections: Option<u64>,
     /// Bytes out of the sandbox per second, e.g. `1MiB`.
-    pub up_per_second: Option<Bytes>,
+    pub up_per_second: Option<ConfigBytes>,
     /// Bytes into the sandbox per second, e.g. `10MiB`.
-    pub down_per_second: Option<Bytes>,
+    pub down_per_second: Option<ConfigBytes>,
     /// Bytes in both directions, in total, e.g. `2GiB`.
-    pub total: Option<Bytes>,
+    pub total: Option<ConfigBytes>,
 }
 
 /// Traffic that is inspected. Encrypted traffic is decrypted with a certificate authority of the sandbox.
@@ -85,13 +85,13 @@ pub struct InspectSection {
 #[serde(deny_unknown_fields)]
 pub struct SecretSection {
     /// Source of the value on the host, read when a run starts: `env NAME` or `file PATH`.
-    pub from: SecretPlace,
+    pub from: SecretSourceText,
     /// Hosts that may receive the secret.
     pub hosts: Vec<HostEntry>,
     /// Form of the secret in a request: `bearer`, `basic`, `aws`, or `header NAME`.
     pub kind: SecretForm,
     /// Location of the placeholder in the sandbox: `env NAME` or `file PATH`. Default: same as `from`.
-    pub inside: Option<SecretPlace>,
+    pub inside: Option<SecretSourceText>,
 }
 
 /// The upstream proxy, if the network is not reached directly.
@@ -101,7 +101,7 @@ pub struct UpstreamSection {
     /// Protocol and address of the proxy: `http://HOST:PORT` or `socks5://HOST:PORT`.
     pub proxy: UpstreamAddress,
     /// Source of `USER:PASSWORD`, if the proxy requires authentication: `env NAME` or `file PATH`.
-    pub credentials: Option<SecretPlace>,
+    pub credentials: Option<SecretSourceText>,
     /// Hosts that are reached without the proxy.
     #[serde(default)]
     pub except: Vec<HostEntry>,
@@ -109,14 +109,14 @@ pub struct UpstreamSection {
 
 /// Source of a value: `env NAME` or `file PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SecretPlace {
+pub enum SecretSourceText {
     /// This variable.
     Env(VariableName),
     /// This file.
     File(ConfigPath),
 }
 
-impl fmt::Display for SecretPlace {
+impl fmt::Display for SecretSourceText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Env(name) => write!(f, "env {}", name.0),
@@ -125,17 +125,17 @@ impl fmt::Display for SecretPlace {
     }
 }
 
-impl FromStr for SecretPlace {
+impl FromStr for SecretSourceText {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
         match text.split_once(' ') {
             Some(("env", name)) => name.parse().map(Self::Env),
             Some(("file", path)) => path.parse().map(Self::File),
-            _ => fail("a place is `env NAME` or `file PATH`, never the value itself"),
+            _ => text_error("a place is `env NAME` or `file PATH`, never the value itself"),
         }
     }
 }
-text_form!(SecretPlace, "^(env|file) .+$", "`env NAME` or `file PATH`.", parsed_unshown);
+text_form!(SecretSourceText, "^(env|file) .+$", "`env NAME` or `file PATH`.", parsed_unshown);
 
 /// Form of a credential in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,7 +166,7 @@ impl FromStr for SecretForm {
             "aws" => SecretKind::Aws,
             _ => match text.strip_prefix("header ").map(str::to_ascii_lowercase) {
                 Some(name) if is_header(&name) => SecretKind::Header(name),
-                _ => return fail("a kind is `bearer`, `basic`, `aws`, or `header NAME`, e.g. `header x-api-key`"),
+                _ => return text_error("a kind is `bearer`, `basic`, `aws`, or `header NAME`, e.g. `header x-api-key`"),
             },
         };
         Ok(Self(kind))
@@ -183,7 +183,7 @@ fn is_header(name: &str) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpstreamAddress {
     pub(crate) kind: UpstreamKind,
-    pub(crate) target: Target,
+    pub(crate) target: NetworkTarget,
 }
 
 impl fmt::Display for UpstreamAddress {
@@ -199,14 +199,14 @@ impl fmt::Display for UpstreamAddress {
 impl FromStr for UpstreamAddress {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
-        const FORM: &str = "a proxy is `http://HOST:PORT` or `socks5://HOST:PORT`; a password has a key of its own";
+        const PROXY_FORM: &str = "a proxy is `http://HOST:PORT` or `socks5://HOST:PORT`; a password has a key of its own";
         let (kind, rest) = match text.split_once("://") {
             Some(("http", rest)) => (UpstreamKind::Http, rest),
             Some(("socks5" | "socks5h", rest)) => (UpstreamKind::Socks5, rest),
-            _ => return fail(FORM),
+            _ => return text_error(PROXY_FORM),
         };
-        let target = rest.strip_suffix('/').unwrap_or(rest).parse::<Target>();
-        target.map(|target| Self { kind, target }).map_err(|_| TextError::new(FORM))
+        let target = rest.strip_suffix('/').unwrap_or(rest).parse::<NetworkTarget>();
+        target.map(|target| Self { kind, target }).map_err(|_| TextError::new(PROXY_FORM))
     }
 }
 text_form!(
@@ -227,10 +227,10 @@ mod tests {
 
     #[test]
     fn places_of_secrets() {
-        check::<SecretPlace>("env GITHUB_TOKEN", Some("env GITHUB_TOKEN"));
-        check::<SecretPlace>("file ~/.config/token", Some("file ~/.config/token"));
+        check::<SecretSourceText>("env GITHUB_TOKEN", Some("env GITHUB_TOKEN"));
+        check::<SecretSourceText>("file ~/.config/token", Some("file ~/.config/token"));
         for bad in ["", "env", "env ", "GITHUB_TOKEN", "env A B", "file token", "sk-123", "env 1A", "file ~/.."] {
-            check::<SecretPlace>(bad, None);
+            check::<SecretSourceText>(bad, None);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use stockade_model::{Environment, Profile, RawText, text_matches};
+use stockade_model::{EnvironmentRules, Profile, RawText, text_matches};
 
 /// Returns the whole environment of a command: the caller's variables that pass, then the variables that
 /// the profile sets.
@@ -22,7 +22,7 @@ pub fn effective_environment(
     let mut result: BTreeMap<String, RawText> = caller_environment
         .iter()
         .filter(|(name, value)| {
-            passes(&profile.environment, name)
+            allows_variable(&profile.environment, name)
                 || names_known_tool(&profile.environment, name, value)
                 || names_registry(&profile.environment, name, value)
         })
@@ -33,10 +33,10 @@ pub fn effective_environment(
 }
 
 /// Variables that name an editor, and variables that name a pager.
-const OF_EDITOR: &[&str] = &["EDITOR", "VISUAL", "GIT_EDITOR", "GIT_SEQUENCE_EDITOR"];
-const OF_PAGER: &[&str] = &["PAGER", "GIT_PAGER", "MANPAGER"];
+const EDITOR_VARIABLES: &[&str] = &["EDITOR", "VISUAL", "GIT_EDITOR", "GIT_SEQUENCE_EDITOR"];
+const PAGER_VARIABLES: &[&str] = &["PAGER", "GIT_PAGER", "MANPAGER"];
 /// Allowed values. Each is looked up in `PATH`, like the program's own default.
-const EDITORS: &[&str] = &[
+const ALLOWED_EDITORS: &[&str] = &[
     "vi",
     "vim",
     "nvim",
@@ -55,23 +55,23 @@ const EDITORS: &[&str] = &[
     ":",
     "cat",
 ];
-const PAGERS: &[&str] = &["less", "less -F", "less -R", "less -FR", "less -FRX", "more", "most", "cat", ""];
+const ALLOWED_PAGERS: &[&str] = &["less", "less -F", "less -R", "less -FR", "less -FRX", "more", "most", "cat", ""];
 
 /// Returns whether a variable is dropped although its value would let it pass: by its exact name, or by a
 /// pattern of a configuration file. A pattern of a shipped profile does not drop such variables.
-fn is_held_back(environment: &Environment, name: &str) -> bool {
+fn is_held_back(environment: &EnvironmentRules, name: &str) -> bool {
     environment.drop.iter().any(|entry| entry.pattern == name || entry.is_own && text_matches(&entry.pattern, name))
 }
 
-fn names_known_tool(environment: &Environment, name: &str, value: &RawText) -> bool {
+fn names_known_tool(environment: &EnvironmentRules, name: &str, value: &RawText) -> bool {
     let is = |names: &[&str], values: &[&str]| {
         names.contains(&name) && value.to_str().is_some_and(|value| values.contains(&value))
     };
-    (is(OF_EDITOR, EDITORS) || is(OF_PAGER, PAGERS)) && !is_held_back(environment, name)
+    (is(EDITOR_VARIABLES, ALLOWED_EDITORS) || is(PAGER_VARIABLES, ALLOWED_PAGERS)) && !is_held_back(environment, name)
 }
 
 /// Variables that name package registries.
-const OF_REGISTRY: &[&str] = &[
+const REGISTRY_VARIABLES: &[&str] = &[
     "PIP_INDEX_URL",
     "PIP_EXTRA_INDEX_URL",
     "UV_INDEX",
@@ -91,7 +91,7 @@ const REGISTRY_WORDS: &[&str] = &["direct", "off", "sum.golang.org"];
 
 /// Returns whether a variable contains addresses of registries and nothing else. The egress rules decide
 /// whether a run may connect to them. No address may contain a name or a password.
-fn names_registry(environment: &Environment, name: &str, value: &RawText) -> bool {
+fn names_registry(environment: &EnvironmentRules, name: &str, value: &RawText) -> bool {
     let words = value.to_str().unwrap_or_default().split([' ', ',', '|']).filter(|word| !word.is_empty());
     names_package_registry(name)
         && !looks_secret(name)
@@ -103,7 +103,7 @@ fn names_registry(environment: &Environment, name: &str, value: &RawText) -> boo
 /// Returns whether a text is a web address of a host and a path without a possible secret. Some services
 /// put tokens into paths.
 fn is_plain_address(text: &str) -> bool {
-    const SECRET: &[&str] = &["auth", "token", "tok", "priv", "private", "key", "secret", "access"];
+    const SECRET_WORDS: &[&str] = &["auth", "token", "tok", "priv", "private", "key", "secret", "access"];
     let text = text.strip_prefix("sparse+").unwrap_or(text);
     let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
     let Some((host, path)) = rest.map(|rest| rest.split_once('/').unwrap_or((rest, ""))) else { return false };
@@ -112,28 +112,28 @@ fn is_plain_address(text: &str) -> bool {
     !host.is_empty()
         && host.bytes().all(is_host)
         && is_words(host)
-        && steps.all(|step| is_words(step) && !SECRET.contains(&step))
+        && steps.all(|step| is_words(step) && !SECRET_WORDS.contains(&step))
 }
 
 /// Returns whether a host or a path segment consists of words: lower-case letters, or a few short parts
 /// with digits or capitals, such as `v2` or a port.
 fn is_words(step: &str) -> bool {
-    let is_word = |word: &&str| word.len() <= LONGEST_WORD && word.bytes().all(|b| b.is_ascii_lowercase());
+    let is_word = |word: &&str| word.len() <= MAX_WORD_BYTES && word.bytes().all(|b| b.is_ascii_lowercase());
     let mut others = step.split(['-', '_', '.', '~', ':', '[', ']']).filter(|word| !is_word(word));
-    let is_short = |word: &str| word.len() <= LONGEST_OTHER && word.bytes().all(|b| b.is_ascii_alphanumeric());
+    let is_short = |word: &str| word.len() <= MAX_MIXED_PART_BYTES && word.bytes().all(|b| b.is_ascii_alphanumeric());
     let is_address = step.split(':').next().is_some_and(|host| host.parse::<std::net::Ipv4Addr>().is_ok());
-    is_address || others.by_ref().take(MOST_OTHERS).all(is_short) && others.next().is_none()
+    is_address || others.by_ref().take(MAX_MIXED_PARTS).all(is_short) && others.next().is_none()
 }
 
 /// Longest part of an address that counts as a word.
-const LONGEST_WORD: usize = 16;
+const MAX_WORD_BYTES: usize = 16;
 /// Longest part that may contain digits and capitals, and most such parts of one segment.
-const LONGEST_OTHER: usize = 6;
-const MOST_OTHERS: usize = 2;
+const MAX_MIXED_PART_BYTES: usize = 6;
+const MAX_MIXED_PARTS: usize = 2;
 
 /// Variables that change the behaviour of programs of these names. If such a program failed and the
 /// variables did not pass, they are reported.
-const TOLD: &[(&[&str], &[&str])] = &[
+const REPORTED_VARIABLES: &[(&[&str], &[&str])] = &[
     (&["PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"], &["python*", "pip*", "pytest", "poetry", "uv", "tox", "jupyter*"]),
     (&["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"], &["pip*", "python*", "pytest", "tox", "poetry"]),
     (&["UV_INDEX*", "UV_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX"], &["uv", "uvx"]),
@@ -154,7 +154,7 @@ const TOLD: &[(&[&str], &[&str])] = &[
 
 /// Returns whether a variable names a package registry: without it, tools use the public one.
 pub fn names_package_registry(name: &str) -> bool {
-    OF_REGISTRY.iter().any(|pattern| text_matches(pattern, name))
+    REGISTRY_VARIABLES.iter().any(|pattern| text_matches(pattern, name))
 }
 
 /// Returns the caller's variables whose absence may have made a command fail: they did not pass, and the
@@ -168,13 +168,13 @@ pub fn missed_variables(
     let text = argv.iter().take(MAX_ARGUMENTS).flat_map(|argument| argument.as_bytes().split(is_break));
     let words: Vec<&str> = text.filter_map(|word| std::str::from_utf8(word).ok()).take(MAX_WORDS).collect();
     let is_named = |programs: &[&str]| words.iter().any(|word| programs.iter().any(|own| text_matches(own, word)));
-    let told: Vec<&[&str]> = TOLD.iter().filter(|(_, own)| is_named(own)).map(|(names, _)| *names).collect();
+    let told: Vec<&[&str]> = REPORTED_VARIABLES.iter().filter(|(_, own)| is_named(own)).map(|(names, _)| *names).collect();
     let is_told = |name: &&String| told.iter().copied().flatten().any(|own| text_matches(own, name));
     // A variable that may contain a password is never named in a hint.
     let may_be_secret = |name: &&String| looks_secret(name);
     // A variable name of the caller may be any text.
     let is_name =
-        |name: &&String| name.len() <= LONGEST_NAME && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+        |name: &&String| name.len() <= MAX_NAME_BYTES && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
     let missed = caller.keys().filter(|name| !passed.contains_key(*name) && !may_be_secret(name)).filter(is_name);
     missed.filter(is_told).cloned().collect()
 }
@@ -188,14 +188,14 @@ pub(crate) fn looks_secret(name: &str) -> bool {
 }
 
 /// Longest variable name that is reported.
-const LONGEST_NAME: usize = 64;
+const MAX_NAME_BYTES: usize = 64;
 /// Most arguments and words of a command that are searched for programs.
 const MAX_ARGUMENTS: usize = 64;
 const MAX_WORDS: usize = 1000;
 
 /// Returns whether a variable of this name passes.
-pub(crate) fn passes(environment: &Environment, name: &str) -> bool {
-    let Environment { pass, drop, .. } = environment;
+pub(crate) fn allows_variable(environment: &EnvironmentRules, name: &str) -> bool {
+    let EnvironmentRules { pass, drop, .. } = environment;
     if drop.iter().any(|entry| entry.pattern == name) {
         return false;
     }
@@ -215,7 +215,7 @@ mod tests {
         let shown = |name: &str, value: &str, drop: &[&str]| {
             let shipped = |name: &&str| DroppedVariables { pattern: (*name).to_owned(), is_own: false };
             let drop = drop.iter().map(shipped).collect();
-            names_known_tool(&Environment { drop, ..Environment::default() }, name, &RawText::from(value))
+            names_known_tool(&EnvironmentRules { drop, ..EnvironmentRules::default() }, name, &RawText::from(value))
         };
         assert!(shown("EDITOR", "nano", &["GIT_*"]));
         assert!(shown("GIT_EDITOR", "true", &["GIT_*"]));
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn addresses_of_registries_pass_without_credentials() {
-        let shown = |name: &str, value: &str| names_registry(&Environment::default(), name, &RawText::from(value));
+        let shown = |name: &str, value: &str| names_registry(&EnvironmentRules::default(), name, &RawText::from(value));
         for (name, value) in [
             ("PIP_INDEX_URL", "https://pypi.example.com/simple"),
             ("PIP_EXTRA_INDEX_URL", "https://a.example/simple http://10.0.0.1:8080/b"),
@@ -267,7 +267,7 @@ mod tests {
             assert!(!shown(name, value), "{name}={value}");
         }
         let entry = DroppedVariables { pattern: "GOPROXY".to_owned(), is_own: false };
-        let dropped = Environment { drop: vec![entry], ..Environment::default() };
+        let dropped = EnvironmentRules { drop: vec![entry], ..EnvironmentRules::default() };
         assert!(!names_registry(&dropped, "GOPROXY", &RawText::from("direct")));
     }
 

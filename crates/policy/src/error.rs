@@ -8,7 +8,7 @@ use stockade_model::RawText;
 
 /// A position in a file; both numbers start at 1, columns count characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct TextPosition {
     /// Line.
     pub line: usize,
     /// Column.
@@ -16,30 +16,30 @@ pub struct Place {
 }
 
 /// Start offsets of the lines of a text, to convert offsets to positions.
-pub(crate) struct Lines<'a> {
+pub(crate) struct LineIndex<'a> {
     source: &'a str,
     starts: Vec<usize>,
 }
 
-impl<'a> Lines<'a> {
-    pub(crate) fn of(source: &'a str) -> Self {
+impl<'a> LineIndex<'a> {
+    pub(crate) fn from_source(source: &'a str) -> Self {
         let starts = std::iter::once(0).chain(source.match_indices('\n').map(|(at, _)| at + 1)).collect();
         Self { source, starts }
     }
 
     /// Returns the position of a byte offset.
-    pub(crate) fn place(&self, offset: usize) -> Place {
+    pub(crate) fn position_at(&self, offset: usize) -> TextPosition {
         let mut offset = offset.min(self.source.len());
         while !self.source.is_char_boundary(offset) {
             offset -= 1;
         }
         let line = self.starts.partition_point(|start| *start <= offset);
         let column = self.source[self.starts[line - 1]..offset].chars().count() + 1;
-        Place { line, column }
+        TextPosition { line, column }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for TextPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.line, self.column)
     }
@@ -49,7 +49,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     file: PathBuf,
-    place: Option<Place>,
+    place: Option<TextPosition>,
     message: String,
     hint: Option<String>,
     /// Further errors, in order.
@@ -57,14 +57,14 @@ pub struct ConfigError {
 }
 
 /// Most mistakes that are shown at one time.
-const MAX_SHOWN: usize = 20;
+const MAX_SHOWN_MISTAKES: usize = 20;
 
 impl ConfigError {
-    pub(crate) fn new(file: &Path, place: Option<Place>, message: impl Into<String>) -> Self {
+    pub(crate) fn new(file: &Path, place: Option<TextPosition>, message: impl Into<String>) -> Self {
         Self { file: file.to_owned(), place, message: message.into(), hint: None, more: Vec::new() }
     }
 
-    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+    pub(crate) fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
@@ -76,7 +76,7 @@ impl ConfigError {
     }
 
     /// Joins several errors to one, with the first advice of any of them.
-    pub(crate) fn joined(errors: Vec<Self>) -> Option<Self> {
+    pub(crate) fn join_errors(errors: Vec<Self>) -> Option<Self> {
         let hint = errors.iter().find_map(|error| error.hint.clone());
         let mut errors = errors.into_iter();
         let first = errors.next()?;
@@ -84,12 +84,12 @@ impl ConfigError {
     }
 
     /// Writes `FILE:LINE:COLUMN: MESSAGE`, escaped, because the text may come from an untrusted author.
-    fn line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:", RawText::from(self.file.as_path()).escaped())?;
+    fn write_line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", RawText::from(self.file.as_path()).to_escaped())?;
         if let Some(place) = self.place {
             write!(f, "{place}:")?;
         }
-        write!(f, " {}", RawText::from(self.message.as_str()).escaped())
+        write!(f, " {}", RawText::from(self.message.as_str()).to_escaped())
     }
 
     /// Returns the file.
@@ -98,7 +98,7 @@ impl ConfigError {
     }
 
     /// Returns the position in the file.
-    pub fn place(&self) -> Option<Place> {
+    pub fn position(&self) -> Option<TextPosition> {
         self.place
     }
 }
@@ -108,18 +108,18 @@ impl std::error::Error for ConfigError {}
 /// Writes a line for each mistake, up to a limit, and a separate line `hint: ...`.
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.line(f)?;
-        for error in self.more.iter().take(MAX_SHOWN - 1) {
+        self.write_line(f)?;
+        for error in self.more.iter().take(MAX_SHOWN_MISTAKES - 1) {
             writeln!(f)?;
-            error.line(f)?;
+            error.write_line(f)?;
         }
-        match (self.more.len() + 1).saturating_sub(MAX_SHOWN) {
+        match (self.more.len() + 1).saturating_sub(MAX_SHOWN_MISTAKES) {
             0 => {}
             1 => write!(f, "\nand 1 more mistake")?,
             more => write!(f, "\nand {more} more mistakes")?,
         }
         match &self.hint {
-            Some(hint) => write!(f, "\nhint: {}", RawText::from(hint.as_str()).escaped()),
+            Some(hint) => write!(f, "\nhint: {}", RawText::from(hint.as_str()).to_escaped()),
             None => Ok(()),
         }
     }
@@ -127,7 +127,7 @@ impl fmt::Display for ConfigError {
 
 /// Returns the entry of `known` that is closest to `name`, if it is close enough to be a plausible
 /// misspelling.
-pub(crate) fn suggestion<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn find_closest_name<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // Keys are short; a longer text is not a misspelled key.
     if name.len() > 64 {
         return None;
@@ -164,18 +164,18 @@ mod tests {
     #[test]
     fn slips_of_the_pen_are_recognised() {
         let known = ["profile", "profiles", "sandbox", "level"];
-        assert_eq!(suggestion("profil", known), Some("profile"));
-        assert_eq!(suggestion("sandbx", known), Some("sandbox"));
-        assert_eq!(suggestion("sanbdox", known), Some("sandbox"));
-        assert_eq!(suggestion("wibble", known), None);
+        assert_eq!(find_closest_name("profil", known), Some("profile"));
+        assert_eq!(find_closest_name("sandbx", known), Some("sandbox"));
+        assert_eq!(find_closest_name("sanbdox", known), Some("sandbox"));
+        assert_eq!(find_closest_name("wibble", known), None);
     }
 
     #[test]
     fn places_count_characters() {
-        let place = |source: &str, offset| Lines::of(source).place(offset);
-        assert_eq!(place("é = 1\nab", 0), Place { line: 1, column: 1 });
-        assert_eq!(place("é = 1\nab", 3), Place { line: 1, column: 3 });
-        assert_eq!(place("é = 1\nab", 8), Place { line: 2, column: 2 });
-        assert_eq!(place("ab", 99), Place { line: 1, column: 3 });
+        let place = |source: &str, offset| LineIndex::from_source(source).position_at(offset);
+        assert_eq!(place("é = 1\nab", 0), TextPosition { line: 1, column: 1 });
+        assert_eq!(place("é = 1\nab", 3), TextPosition { line: 1, column: 3 });
+        assert_eq!(place("é = 1\nab", 8), TextPosition { line: 2, column: 2 });
+        assert_eq!(place("ab", 99), TextPosition { line: 1, column: 3 });
     }
 }

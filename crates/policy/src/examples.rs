@@ -8,32 +8,32 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use stockade_model::{
-    Assessment, Command, Decision, Level, RawText, Request, RequestId, SandboxPreference, SessionId, Verdict,
+    Assessment, RequestCommand, Decision, IsolationLevel, RawText, RunRequest, RequestId, SandboxPreference, SessionId, PolicyVerdict,
 };
 
-use crate::act::{Stage, decide_act};
-use crate::decide::{consider, rule_in};
-use crate::error::{ConfigError, Place};
-use crate::parse::{Places, parse};
+use crate::act::{ActContext, decide_act};
+use crate::decide::{consider_request, rule_in};
+use crate::error::{ConfigError, TextPosition};
+use crate::parse::{KeyPositions, parse_file};
 use crate::pattern::PathPattern;
-use crate::rules::{Act, Circumstances, Match, file_change, target, tool_call};
-use crate::settings::Settings;
+use crate::rules::{Act, RequestContext, RuleMatch, file_change, parse_target, tool_call};
+use crate::settings::PolicySettings;
 
 /// Most examples of one file.
-const MAX_CASES: usize = 10_000;
+const MAX_EXAMPLES: usize = 10_000;
 
 /// A file of examples.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ExampleFile {
     /// The examples.
-    pub case: Vec<Example>,
+    pub case: Vec<PolicyExample>,
 }
 
 /// One example: exactly one of `run`, `argv`, `call`, `file` and `host`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Example {
+pub struct PolicyExample {
     /// A script, as a user would type it.
     pub run: Option<String>,
     /// A program and its arguments.
@@ -45,7 +45,7 @@ pub struct Example {
     /// A connection: `host` or `host:port`.
     pub host: Option<String>,
     /// The expected decision.
-    pub expect: Verdict,
+    pub expect: PolicyVerdict,
     /// The rule that must decide, by its name, or a part of its label.
     pub rule: Option<String>,
     /// Working directory, relative to the workspace. Default: the workspace.
@@ -68,11 +68,11 @@ pub struct Example {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExampleResult {
     /// Position of the example in its file.
-    pub place: Option<Place>,
+    pub place: Option<TextPosition>,
     /// The command or act of the example.
     pub subject: String,
     /// The expected verdict.
-    pub expected: Verdict,
+    pub expected: PolicyVerdict,
     /// The actual decision.
     pub decision: Decision,
     /// Reason for a failure.
@@ -90,12 +90,12 @@ pub struct ExampleReport {
 
 impl ExampleReport {
     /// Returns the examples that failed.
-    pub fn failed(&self) -> impl Iterator<Item = &ExampleResult> {
+    pub fn failed_results(&self) -> impl Iterator<Item = &ExampleResult> {
         self.results.iter().filter(|result| result.fault.is_some())
     }
 
     /// Adds the results of another file.
-    pub fn merge(&mut self, other: Self) {
+    pub fn merge_results(&mut self, other: Self) {
         self.results.extend(other.results);
         self.spoken.resize(self.spoken.len().max(other.spoken.len()), 0);
         self.spoken.iter_mut().zip(other.spoken).for_each(|(own, other)| *own += other);
@@ -103,51 +103,51 @@ impl ExampleReport {
 }
 
 /// Function that assesses the text of a request.
-pub type Assess<'a> = &'a dyn Fn(&Request) -> Assessment;
+pub type RequestAssessor<'a> = &'a dyn Fn(&RunRequest) -> Assessment;
 
 /// Runs a file of examples against a policy. `workspace` is absolute.
 ///
 /// # Errors
 /// An error if the file is not a file of examples.
 pub fn run_examples(
-    settings: &Settings,
+    settings: &PolicySettings,
     file: &Path,
     source: &str,
     workspace: &Path,
-    assess: Assess<'_>,
+    assess: RequestAssessor<'_>,
 ) -> Result<ExampleReport, ConfigError> {
-    let (content, places) = parse::<ExampleFile>(file, source)?;
-    if content.case.len() > MAX_CASES {
-        return Err(ConfigError::new(file, None, format!("at most {MAX_CASES} examples in one file")));
+    let (content, places) = parse_file::<ExampleFile>(file, source)?;
+    if content.case.len() > MAX_EXAMPLES {
+        return Err(ConfigError::new(file, None, format!("at most {MAX_EXAMPLES} examples in one file")));
     }
     let mut report = ExampleReport { results: Vec::new(), spoken: vec![0; settings.rules().count()] };
     for (i, example) in content.case.iter().enumerate() {
-        let runner = Runner { settings, file, places: &places, key: format!("case[{i}]"), workspace, assess };
-        report.results.push(runner.run(example, &mut report.spoken)?);
+        let runner = ExampleRunner { settings, file, places: &places, key: format!("case[{i}]"), workspace, assess };
+        report.results.push(runner.run_example(example, &mut report.spoken)?);
     }
     Ok(report)
 }
 
-struct Runner<'a> {
-    settings: &'a Settings,
+struct ExampleRunner<'a> {
+    settings: &'a PolicySettings,
     file: &'a Path,
-    places: &'a Places,
+    places: &'a KeyPositions,
     key: String,
     workspace: &'a Path,
-    assess: Assess<'a>,
+    assess: RequestAssessor<'a>,
 }
 
-impl Runner<'_> {
-    fn place(&self, key: &str) -> Option<Place> {
+impl ExampleRunner<'_> {
+    fn find_position(&self, key: &str) -> Option<TextPosition> {
         self.places.get(&format!("{}.{key}", self.key)).or_else(|| self.places.get(&self.key))
     }
 
-    fn wrong(&self, key: &str, why: impl Into<String>) -> ConfigError {
-        ConfigError::new(self.file, self.place(key), why)
+    fn error_at(&self, key: &str, why: impl Into<String>) -> ConfigError {
+        ConfigError::new(self.file, self.find_position(key), why)
     }
 
-    fn run(&self, example: &Example, spoken: &mut [u64]) -> Result<ExampleResult, ConfigError> {
-        let around = Circumstances {
+    fn run_example(&self, example: &PolicyExample, spoken: &mut [u64]) -> Result<ExampleResult, ConfigError> {
+        let around = RequestContext {
             user: example.user.clone(),
             tool: example.tool.clone(),
             time_ms: example.time_ms,
@@ -161,52 +161,52 @@ impl Runner<'_> {
             example.host.is_some(),
         ];
         if given.iter().filter(|given| **given).count() != 1 {
-            return Err(self.wrong("", "an example has exactly one of `run`, `argv`, `call`, `file` and `host`"));
+            return Err(self.error_at("", "an example has exactly one of `run`, `argv`, `call`, `file` and `host`"));
         }
-        let session = example.session.as_deref().map(|name| self.session(name)).transpose()?;
+        let session = example.session.as_deref().map(|name| self.parse_session(name)).transpose()?;
         let (subject, decision) = if example.run.is_some() || example.argv.is_some() {
-            self.command(example, session, &around, spoken)
+            self.run_command_example(example, session, &around, spoken)
         } else {
-            self.act(example, session, &around, spoken)?
+            self.run_act_example(example, session, &around, spoken)?
         };
         let fault = fault_of(example, &decision);
-        Ok(ExampleResult { place: self.place(""), subject, expected: example.expect, decision, fault })
+        Ok(ExampleResult { place: self.find_position(""), subject, expected: example.expect, decision, fault })
     }
 
-    fn session(&self, name: &str) -> Result<SessionId, ConfigError> {
+    fn parse_session(&self, name: &str) -> Result<SessionId, ConfigError> {
         let parsed = name.parse().or_else(|_| format!("ses_{name}").parse());
-        parsed.map_err(|_| self.wrong("session", format!("`{name}` is no session")))
+        parsed.map_err(|_| self.error_at("session", format!("`{name}` is no session")))
     }
 
     /// Returns the working directory of an example; a pattern or an invalid path means the workspace.
-    fn cwd(&self, example: &Example) -> PathBuf {
+    fn resolve_cwd(&self, example: &PolicyExample) -> PathBuf {
         match example.cwd.as_ref().map(|cwd| cwd.to_string().parse::<crate::text::ConfigPath>()) {
-            Some(Ok(path)) => path.resolve(self.settings.home(), self.workspace),
+            Some(Ok(path)) => path.resolve_path(self.settings.home(), self.workspace),
             _ => self.workspace.to_owned(),
         }
     }
 
-    fn command(
+    fn run_command_example(
         &self,
-        example: &Example,
+        example: &PolicyExample,
         session: Option<SessionId>,
-        around: &Circumstances,
+        around: &RequestContext,
         spoken: &mut [u64],
     ) -> (String, Decision) {
         let command = match (&example.run, &example.argv) {
-            (Some(script), _) => Command::Script(RawText::from(script.as_str())),
-            (None, argv) => Command::Argv(argv.iter().flatten().map(|word| RawText::from(word.as_str())).collect()),
+            (Some(script), _) => RequestCommand::Script(RawText::from(script.as_str())),
+            (None, argv) => RequestCommand::Argv(argv.iter().flatten().map(|word| RawText::from(word.as_str())).collect()),
         };
         let subject = match &command {
-            Command::Script(script) => script.escaped(),
-            Command::Argv(argv) => argv.iter().map(RawText::escaped).collect::<Vec<_>>().join(" "),
+            RequestCommand::Script(script) => script.to_escaped(),
+            RequestCommand::Argv(argv) => argv.iter().map(RawText::to_escaped).collect::<Vec<_>>().join(" "),
         };
         let profile = example.profile.clone().unwrap_or_else(|| self.settings.profile.value.clone());
-        let request = Request {
+        let request = RunRequest {
             id: RequestId::from_random([0; 16]),
             session,
             command,
-            cwd: self.cwd(example).as_path().into(),
+            cwd: self.resolve_cwd(example).as_path().into(),
             workspace: self.workspace.into(),
             environment: BTreeMap::new(),
             profile,
@@ -220,22 +220,22 @@ impl Runner<'_> {
             caller_approval: None,
         };
         let request =
-            Request { level: if request.level == Level::None { Level::Full } else { request.level }, ..request };
+            RunRequest { level: if request.level == IsolationLevel::None { IsolationLevel::Full } else { request.level }, ..request };
         let assessment = (self.assess)(&request);
-        count(spoken, consider(self.settings, &request, &assessment, around).iter().map(|one| one.found));
+        count_matches(spoken, consider_request(self.settings, &request, &assessment, around).iter().map(|one| one.found));
         (subject, rule_in(self.settings, &request, &assessment, true, around).decision)
     }
 
-    fn act(
+    fn run_act_example(
         &self,
-        example: &Example,
+        example: &PolicyExample,
         session: Option<SessionId>,
-        around: &Circumstances,
+        around: &RequestContext,
         spoken: &mut [u64],
     ) -> Result<(String, Decision), ConfigError> {
-        let cwd = self.cwd(example);
+        let cwd = self.resolve_cwd(example);
         let profile = example.profile.clone().unwrap_or_else(|| self.settings.profile.value.clone());
-        let stage = Stage {
+        let stage = ActContext {
             cwd: &cwd,
             workspace: self.workspace,
             session: session.as_ref(),
@@ -243,30 +243,30 @@ impl Runner<'_> {
             approval_mode: self.settings.approval_mode.value,
         };
         let mut decide = |act: Act<'_>| {
-            count(spoken, crate::act::consider_act(self.settings, act, &stage, around).iter().map(|one| one.found));
+            count_matches(spoken, crate::act::consider_act(self.settings, act, &stage, around).iter().map(|one| one.found));
             decide_act(self.settings, act, &stage, around).decision
         };
         if let Some(text) = &example.call {
-            let (name, arguments) = tool_call(text).map_err(|why| self.wrong("call", why))?;
+            let (name, arguments) = tool_call(text).map_err(|why| self.error_at("call", why))?;
             return Ok((text.clone(), decide(Act::Tool { name, arguments: &arguments })));
         }
         if let Some(text) = &example.file {
             let (operation, path) =
-                file_change(text, self.settings.home(), self.workspace).map_err(|why| self.wrong("file", why))?;
+                file_change(text, self.settings.home(), self.workspace).map_err(|why| self.error_at("file", why))?;
             return Ok((text.clone(), decide(Act::File { path: &path, operation })));
         }
         let text = example.host.clone().unwrap_or_default();
-        let (host, port) = target(&text).map_err(|why| self.wrong("host", why))?;
+        let (host, port) = parse_target(&text).map_err(|why| self.error_at("host", why))?;
         let decision = decide(Act::Network { host: &host, port });
         Ok((text, decision))
     }
 }
 
-fn count(spoken: &mut [u64], found: impl Iterator<Item = Match>) {
-    spoken.iter_mut().zip(found).for_each(|(count, found)| *count += u64::from(found != Match::No));
+fn count_matches(spoken: &mut [u64], found: impl Iterator<Item = RuleMatch>) {
+    spoken.iter_mut().zip(found).for_each(|(count, found)| *count += u64::from(found != RuleMatch::No));
 }
 
-fn fault_of(example: &Example, decision: &Decision) -> Option<String> {
+fn fault_of(example: &PolicyExample, decision: &Decision) -> Option<String> {
     if decision.verdict != example.expect {
         return Some("the decision is another".to_owned());
     }

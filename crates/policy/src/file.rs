@@ -7,15 +7,15 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use stockade_model::{ApprovalMode, GranularMode, Limits, ProgramPattern, SandboxPreference, Verdict};
+use stockade_model::{ApprovalMode, GranularMode, Limits, ProgramPattern, SandboxPreference, PolicyVerdict};
 
 use crate::egress_file::EgressSection;
 use crate::hosts::HostEntry;
 use crate::notify::NotifySection;
-use crate::pattern::{GrantEntry, PathFact, PathPattern, RuleName, TimeWindow, Word};
+use crate::pattern::{GrantEntry, PathFact, PathPattern, RuleName, TimeWindow, WordPattern};
 use crate::review::ReviewSection;
 use crate::text::{
-    Bytes, ConfigPath, DropPattern, MemoryBytes, Milliseconds, PassPattern, Processors, ProfileKey, ProfileName,
+    ConfigBytes, ConfigPath, DropPattern, MemoryBytes, ConfigDuration, PassPattern, ProcessorCount, ProfileKey, ProfileName,
     ProtectedName, VariableName,
 };
 
@@ -32,7 +32,7 @@ pub struct ConfigFile {
     pub approval: ApprovalSection,
     /// Time-out for a question; a missing answer counts as no. Default: `120s`. A project may only shorten
     /// it.
-    pub approval_timeout: Option<Milliseconds>,
+    pub approval_timeout: Option<ConfigDuration>,
     /// Whether a sandbox is required. Default: `auto`. A project may only set `require`.
     pub sandbox: Option<SandboxPreference>,
     /// Required strength of the sandbox. Default: `full`. A project may only raise it.
@@ -47,7 +47,7 @@ pub struct ConfigFile {
     /// Profiles by name: new ones, or additions to `read-only` and `workspace`.
     pub profiles: BTreeMap<ProfileKey, ProfileSection>,
     /// Algorithm that combines the rules of this file to one answer. Default: `deny-overrides`.
-    pub combining: Combining,
+    pub combining: CombiningAlgorithm,
     /// Rules. Deny outweighs ask, ask outweighs allow, whatever their order and file.
     pub rules: Vec<RuleSection>,
 }
@@ -112,7 +112,7 @@ pub struct ProfileSection {
     /// it. Data that cannot be saved is not changed. A project may only set `true`.
     pub undo: Option<bool>,
     /// Most bytes of undo data for one run, e.g. `4GiB`. Default: `1GiB`. A project may only lower it.
-    pub undo_bytes: Option<Bytes>,
+    pub undo_bytes: Option<ConfigBytes>,
     /// Whether the caches and package stores of tools are written in private layers of the workspace, which
     /// persist between runs. Default: `true` in `workspace`. A project may only set `false`.
     pub caches: Option<bool>,
@@ -157,37 +157,37 @@ pub struct EnvSection {
 #[serde(default, deny_unknown_fields)]
 pub struct LimitsSection {
     /// Wall clock, e.g. `10m`.
-    pub wall: Option<Milliseconds>,
+    pub wall: Option<ConfigDuration>,
     /// Processor time of all processes together, e.g. `2h`.
-    pub cpu_time: Option<Milliseconds>,
+    pub cpu_time: Option<ConfigDuration>,
     /// Processors in use at one time, e.g. `1.5`.
-    pub cpus: Option<Processors>,
+    pub cpus: Option<ProcessorCount>,
     /// Memory of all processes together, without swap, e.g. `16GiB`.
     pub memory: Option<MemoryBytes>,
     /// Processes and threads at one time.
     #[schemars(range(min = 1))]
     pub processes: Option<u64>,
     /// Bytes written to disk, e.g. `50GiB`.
-    pub disk: Option<Bytes>,
+    pub disk: Option<ConfigBytes>,
     /// Files, directories and links created, less those removed.
     #[schemars(range(min = 1))]
     pub inodes: Option<u64>,
     /// Bytes read, and bytes written, per second, e.g. `200MiB`.
-    pub io: Option<Bytes>,
+    pub io: Option<ConfigBytes>,
     /// Open descriptors of one process.
     #[schemars(range(min = 16))]
     pub open_files: Option<u64>,
     /// Size of one file, e.g. `10GiB`.
-    pub file_size: Option<Bytes>,
+    pub file_size: Option<ConfigBytes>,
     /// Size of the private temporary directory, e.g. `2GiB`.
-    pub temp: Option<Bytes>,
+    pub temp: Option<ConfigBytes>,
     /// Size of the kept part of each output stream when output is captured, e.g. `1MiB`.
-    pub output: Option<Bytes>,
+    pub output: Option<ConfigBytes>,
 }
 
 impl LimitsSection {
     /// Returns the limits of the section.
-    pub fn limits(&self) -> Limits {
+    pub fn to_limits(&self) -> Limits {
         Limits {
             wall_ms: self.wall.map(|v| v.0),
             cpu_time_ms: self.cpu_time.map(|v| v.0),
@@ -209,7 +209,7 @@ impl LimitsSection {
 /// `deny-overrides`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Combining {
+pub enum CombiningAlgorithm {
     /// The strictest of all rules that apply, whatever their order.
     #[default]
     DenyOverrides,
@@ -231,7 +231,7 @@ pub struct RuleSection {
     /// The program and the start of its arguments, word for word, e.g. `["git", "push"]`. A list instead of
     /// a word means any of its words: `["npm", ["ci", "install"]]`.
     #[serde(default)]
-    pub prefix: Vec<Word>,
+    pub prefix: Vec<WordPattern>,
     /// The whole command, words joined by blanks, `*` for any text; any entry of the list must match, e.g.
     /// `["git * main"]`. Words with blanks count as quoted with `'`.
     #[serde(default)]
@@ -272,7 +272,7 @@ pub struct RuleSection {
     pub time: Vec<TimeWindow>,
     /// Effect of the rule: `allow` runs the command without a question in its sandbox, `ask` asks, `deny`
     /// refuses. A project may only use `ask` and `deny`.
-    pub effect: Verdict,
+    pub effect: PolicyVerdict,
     /// Reason for the rule; shown to the user and to the agent.
     pub justification: String,
     /// The profile to run with. A project may only name one with fewer powers.
@@ -306,9 +306,9 @@ pub struct RuleSection {
 #[serde(default, deny_unknown_fields)]
 pub struct OptionsSection {
     /// Each of these must be present; of a list instead of a word, any.
-    pub present: Vec<Word>,
+    pub present: Vec<WordPattern>,
     /// None of these may be present.
-    pub absent: Vec<Word>,
+    pub absent: Vec<WordPattern>,
 }
 
 /// Facts that the text of a command shows. `ask` and `deny` apply if one entry of each list matches,
@@ -373,7 +373,7 @@ pub struct ProvenanceSection {
 
 impl ModeName {
     /// Returns the mode; `None` for `granular` without classes.
-    pub(crate) fn with(self, classes: Option<GranularMode>) -> Option<ApprovalMode> {
+    pub(crate) fn with_classes(self, classes: Option<GranularMode>) -> Option<ApprovalMode> {
         match self {
             Self::Untrusted => Some(ApprovalMode::Untrusted),
             Self::OnFailure => Some(ApprovalMode::OnFailure),

@@ -9,34 +9,34 @@ use toml_edit::{Array, Decor, DocumentMut, Item, RawString, Table, Value};
 
 use crate::error::ConfigError;
 use crate::file::ConfigFile;
-use crate::parse::parse;
+use crate::parse::parse_file;
 
 /// Widest line of a list, in characters.
-const LINE_WIDTH: usize = 100;
+const MAX_LINE_CHARACTERS: usize = 100;
 
 /// Returns the text in the standard layout.
 ///
 /// # Errors
 /// An error if the text is not a configuration file.
-pub fn format(file: &Path, source: &str) -> Result<String, ConfigError> {
-    parse::<ConfigFile>(file, source)?;
+pub fn format_config(file: &Path, source: &str) -> Result<String, ConfigError> {
+    parse_file::<ConfigFile>(file, source)?;
     let wrong = |error: toml_edit::TomlError| ConfigError::new(file, None, error.message().to_owned());
     let mut document: DocumentMut = source.parse().map_err(wrong)?;
     let mut first = true;
-    table(document.as_table_mut(), &mut first);
-    let trailing = comments(document.trailing());
+    format_table(document.as_table_mut(), &mut first);
+    let trailing = collect_comments(document.trailing());
     document.set_trailing(if trailing.is_empty() { String::new() } else { format!("\n{trailing}") });
     let text = document.to_string();
     let same = |text: &str| text.parse::<toml::Table>().ok();
     if same(&text) != same(source) {
         return Err(ConfigError::new(file, None, "it cannot be laid out without changing what it means")
-            .hint("please report it, with the file"));
+            .with_hint("please report it, with the file"));
     }
     Ok(text)
 }
 
 /// Returns the comments of a decoration, one per line, with one blank line between groups.
-fn comments(raw: &RawString) -> String {
+fn collect_comments(raw: &RawString) -> String {
     let mut text = String::new();
     let mut blank = false;
     for line in raw.as_str().unwrap_or_default().lines() {
@@ -54,25 +54,25 @@ fn comments(raw: &RawString) -> String {
     text
 }
 
-fn above(decor: &Decor) -> String {
-    decor.prefix().map(comments).unwrap_or_default()
+fn leading_comments(decor: &Decor) -> String {
+    decor.prefix().map(collect_comments).unwrap_or_default()
 }
 
 /// Returns the comment after a value, which stays there.
-fn behind(decor: &Decor) -> String {
+fn trailing_comment(decor: &Decor) -> String {
     let text = decor.suffix().and_then(RawString::as_str).unwrap_or_default().trim();
     if text.is_empty() { String::new() } else { format!(" {text}") }
 }
 
-fn table(table: &mut Table, first: &mut bool) {
+fn format_table(table: &mut Table, first: &mut bool) {
     for (mut key, item) in table.iter_mut() {
         match item {
             Item::Value(value) => {
-                let own = above(key.leaf_decor());
+                let own = leading_comments(key.leaf_decor());
                 key.leaf_decor_mut().set_prefix(own);
                 key.leaf_decor_mut().set_suffix(" ");
                 key.dotted_decor_mut().clear();
-                let suffix = behind(value.decor());
+                let suffix = trailing_comment(value.decor());
                 value_layout(value, key.get().chars().count() + 3);
                 *value.decor_mut() = Decor::new(" ", suffix);
                 *first = false;
@@ -80,28 +80,28 @@ fn table(table: &mut Table, first: &mut bool) {
             Item::Table(inner) if inner.is_dotted() => {
                 // A comment above a dotted key belongs to the last part.
                 key.dotted_decor_mut().clear();
-                self::table(inner, first);
+                self::format_table(inner, first);
             }
-            Item::Table(inner) => section(inner, first),
-            Item::ArrayOfTables(list) => list.iter_mut().for_each(|inner| section(inner, first)),
+            Item::Table(inner) => format_section(inner, first),
+            Item::ArrayOfTables(list) => list.iter_mut().for_each(|inner| format_section(inner, first)),
             Item::None => {}
         }
     }
 }
 
-fn section(inner: &mut Table, first: &mut bool) {
+fn format_section(inner: &mut Table, first: &mut bool) {
     if !inner.is_implicit() {
-        let own = above(inner.decor());
+        let own = leading_comments(inner.decor());
         let blank = if std::mem::take(first) { "" } else { "\n" };
-        let suffix = behind(inner.decor());
+        let suffix = trailing_comment(inner.decor());
         *inner.decor_mut() = Decor::new(format!("{blank}{own}"), suffix);
     }
-    table(inner, first);
+    format_table(inner, first);
 }
 
 fn value_layout(value: &mut Value, before: usize) {
     match value {
-        Value::Array(list) => array(list, before),
+        Value::Array(list) => format_array(list, before),
         Value::InlineTable(inner) => {
             for (mut key, value) in inner.iter_mut() {
                 *key.leaf_decor_mut() = Decor::new(" ", " ");
@@ -117,7 +117,7 @@ fn value_layout(value: &mut Value, before: usize) {
 }
 
 /// Writes a list on one line if it fits and contains no comment, otherwise one entry per line.
-fn array(list: &mut Array, before: usize) {
+fn format_array(list: &mut Array, before: usize) {
     let has_comment = |decor: &Decor| {
         [decor.prefix(), decor.suffix()].iter().flatten().any(|raw| raw.as_str().is_some_and(|text| text.contains('#')))
     };
@@ -131,7 +131,7 @@ fn array(list: &mut Array, before: usize) {
         value.decor_mut().clear();
     }
     let width = before + list.iter().map(|value| value.to_string().chars().count() + 2).sum::<usize>();
-    let breaks = width > LINE_WIDTH;
+    let breaks = width > MAX_LINE_CHARACTERS;
     for (i, value) in list.iter_mut().enumerate() {
         let prefix = if breaks {
             "\n    "
@@ -152,9 +152,9 @@ mod tests {
 
     #[track_caller]
     fn check(source: &str, expected: &str) {
-        let text = format(Path::new("/u"), source).unwrap();
+        let text = format_config(Path::new("/u"), source).unwrap();
         assert_eq!(text, expected);
-        assert_eq!(format(Path::new("/u"), &text).unwrap(), text, "a second time changes nothing");
+        assert_eq!(format_config(Path::new("/u"), &text).unwrap(), text, "a second time changes nothing");
     }
 
     #[test]
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn what_is_no_configuration_stays() {
-        assert!(format(Path::new("/u"), "a = ").is_err());
-        assert!(format(Path::new("/u"), "unknown = 1").is_err());
+        assert!(format_config(Path::new("/u"), "a = ").is_err());
+        assert!(format_config(Path::new("/u"), "unknown = 1").is_err());
     }
 }

@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
 use serde::Deserialize;
-use stockade_model::{Target, TargetPattern};
+use stockade_model::{NetworkTarget, TargetPattern};
 
-const TEXT: &str = include_str!("../../../policies/groups.toml");
+const GROUPS_TEXT: &str = include_str!("../../../policies/groups.toml");
 
 /// A group of related hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,14 +27,14 @@ pub struct HostGroup {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
-    group: Vec<Section>,
+struct HostGroupFile {
+    group: Vec<HostGroupSection>,
 }
 
 /// A group in its file form.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Section {
+struct HostGroupSection {
     name: String,
     summary: String,
     #[serde(default)]
@@ -45,10 +45,10 @@ struct Section {
 }
 
 /// Reads a file of groups. A group may only include groups above it, so that none includes itself.
-fn read(text: &str) -> Result<Vec<HostGroup>, String> {
-    let file = toml::from_str::<File>(text).map_err(|error| error.to_string())?;
+fn parse_groups(text: &str) -> Result<Vec<HostGroup>, String> {
+    let file = toml::from_str::<HostGroupFile>(text).map_err(|error| error.to_string())?;
     let mut all: Vec<HostGroup> = Vec::with_capacity(file.group.len());
-    for Section { name, summary, groups, hosts: own, source } in file.group {
+    for HostGroupSection { name, summary, groups, hosts: own, source } in file.group {
         let mut hosts = Vec::new();
         for part in &groups {
             let Some(known) = all.iter().find(|known| known.name == *part) else {
@@ -69,18 +69,18 @@ pub fn host_groups() -> &'static [HostGroup] {
     static GROUPS: OnceLock<Vec<HostGroup>> = OnceLock::new();
     // The text is part of this repository, and a test reads it. If it were broken, no group would be known,
     // and a configuration that names one would be refused.
-    GROUPS.get_or_init(|| read(TEXT).unwrap_or_default())
+    GROUPS.get_or_init(|| parse_groups(GROUPS_TEXT).unwrap_or_default())
 }
 
 /// Returns the group of this name, without `@`.
-pub(crate) fn group(name: &str) -> Option<&'static HostGroup> {
+pub(crate) fn find_group(name: &str) -> Option<&'static HostGroup> {
     host_groups().iter().find(|group| group.name == name)
 }
 
 /// Returns the groups that list this host on this port, those with the fewest hosts first. A host that a
 /// wildcard of the group covers counts; a name beneath it does not.
-pub fn groups_with(target: &Target) -> Vec<&'static HostGroup> {
-    let exactly = TargetPattern::exactly(target);
+pub fn groups_with(target: &NetworkTarget) -> Vec<&'static HostGroup> {
+    let exactly = TargetPattern::for_target(target);
     let mut all: Vec<&HostGroup> =
         host_groups().iter().filter(|group| group.hosts.iter().any(|host| host.covers(&exactly))).collect();
     all.sort_by_key(|group| group.hosts.len());
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn groups_are_well_formed() {
-        let groups = read(TEXT).unwrap();
+        let groups = parse_groups(GROUPS_TEXT).unwrap();
         let names: BTreeSet<&str> = groups.iter().map(|group| group.name.as_str()).collect();
         assert_eq!(names.len(), groups.len(), "a name stands twice");
         for group in &groups {
@@ -105,7 +105,7 @@ mod tests {
                 assert_eq!(check_breadth(host), Ok(()), "{}", group.name);
             }
         }
-        let sections = toml::from_str::<File>(TEXT).unwrap().group;
+        let sections = toml::from_str::<HostGroupFile>(GROUPS_TEXT).unwrap().group;
         for section in sections {
             let hosts: BTreeSet<_> = section.hosts.iter().collect();
             assert_eq!(hosts.len(), section.hosts.len(), "{}: a host stands twice", section.name);
@@ -117,21 +117,21 @@ mod tests {
     #[test]
     fn groups_of_tools_say_where_they_send() {
         for name in ["git", "cargo", "python", "node", "go", "java"] {
-            let group = group(name).unwrap();
+            let group = find_group(name).unwrap();
             assert!(group.summary.contains("can also send: "), "{name}: {}", group.summary);
         }
     }
 
     #[test]
     fn git_reads_over_https_alone() {
-        for host in &group("git").unwrap().hosts {
+        for host in &find_group("git").unwrap().hosts {
             assert!(host.to_string().ends_with(":443") && !host.to_string().contains("ssh"), "{host}");
         }
     }
 
     #[track_caller]
     fn check_read(text: &str, expected: Result<&[&str], &str>) {
-        let shown = read(text).map(|groups| {
+        let shown = parse_groups(text).map(|groups| {
             let last = groups.last().unwrap();
             last.hosts.iter().map(ToString::to_string).collect::<Vec<_>>()
         });

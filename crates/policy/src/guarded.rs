@@ -9,28 +9,28 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::LazyLock;
 
 use serde::Deserialize;
-use stockade_model::{Grant, HostPattern, OWN_TREES, RawText, TargetPattern};
+use stockade_model::{Grant, HostPattern, PRIVATE_TREES, RawText, TargetPattern};
 
 use crate::glob::name_matches;
-use crate::settings::Settings;
+use crate::settings::PolicySettings;
 use crate::shipped::credential_groups;
 
-const SOURCE: &str = include_str!("../../../policies/guarded.toml");
+const GUARDED_TEXT: &str = include_str!("../../../policies/guarded.toml");
 
 /// The data, read once; `None` if it cannot be read, and then every place counts as guarded. Tests check
 /// that it can be read.
-static PLACES: LazyLock<Option<Vec<Entry>>> =
-    LazyLock::new(|| toml::from_str::<GuardedFile>(SOURCE).ok().map(|file| file.place));
+static GUARDED_ENTRIES: LazyLock<Option<Vec<GuardedEntry>>> =
+    LazyLock::new(|| toml::from_str::<GuardedFile>(GUARDED_TEXT).ok().map(|file| file.place));
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GuardedFile {
-    place: Vec<Entry>,
+    place: Vec<GuardedEntry>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct GuardedEntry {
     #[serde(default)]
     paths: Vec<String>,
     /// Exceptions beneath `paths`.
@@ -68,23 +68,23 @@ impl std::fmt::Display for GuardedPlace {
 /// Returns the place if a power is over credentials or over a part of the system. Then no hint suggests the
 /// power, and an answer about it applies this time only.
 pub fn guarded_place(power: &Grant, home: &Path) -> Option<GuardedPlace> {
-    let Some(places) = PLACES.as_ref() else {
+    let Some(places) = GUARDED_ENTRIES.as_ref() else {
         let (what, instead) = ("a place that could not be looked up".to_owned(), "name the power yourself".to_owned());
         return Some(GuardedPlace { what, instead });
     };
-    if let Some(found) = credentials(power, home, |entry| entry.starts_with('~')) {
+    if let Some(found) = find_credentials(power, home, |entry| entry.starts_with('~')) {
         return Some(found);
     }
     let entry = places.iter().find(|entry| entry.covers(power))?;
     if entry.general
-        && let Some(found) = credentials(power, home, |entry| entry.starts_with('/'))
+        && let Some(found) = find_credentials(power, home, |entry| entry.starts_with('/'))
     {
         return Some(found);
     }
     Some(GuardedPlace { what: entry.what.clone(), instead: entry.instead.clone() })
 }
 
-impl Settings {
+impl PolicySettings {
     /// Like [`guarded_place`], for every path that the mounts of the host give.
     pub fn guarded_place(&self, power: &Grant) -> Option<GuardedPlace> {
         guarded_place(power, self.home()).or_else(|| {
@@ -105,11 +105,11 @@ fn with_path(power: &Grant, path: PathBuf) -> Grant {
 }
 
 /// Reason of the entry for histories in the shipped list.
-const HISTORIES: &str = "histories hold secrets that were typed";
+const HISTORIES_REASON: &str = "histories hold secrets that were typed";
 /// Start of the reason for settings of package registries in the shipped list.
-const REGISTRIES: &str = "tokens of package registries";
+const REGISTRIES_REASON: &str = "tokens of package registries";
 /// Temporary files beside the history, through which `less` and `vim` rewrite theirs.
-const HISTORIES_IN_WRITING: &[&str] = &[".lesshsQ", ".lesshsT", ".viminf?.tmp"];
+const HISTORY_TEMPORARY_FILES: &[&str] = &[".lesshsQ", ".lesshsT", ".viminf?.tmp"];
 
 /// Returns whether a path is a history of user input, or the file with which a program replaces it. No
 /// program needs it for its work, so the user is not asked about it.
@@ -120,16 +120,16 @@ pub fn is_history(path: &Path, home: &Path) -> bool {
         let rest = name.to_str().and_then(|name| name.strip_prefix(entry));
         rest.is_some_and(|rest| rest.starts_with(['-', '.', '~']) && !rest.contains('/'))
     };
-    let listed = credential_groups().iter().filter(|(_, reason)| *reason == HISTORIES).flat_map(|(values, _)| values);
+    let listed = credential_groups().iter().filter(|(_, reason)| *reason == HISTORIES_REASON).flat_map(|(values, _)| values);
     let mut listed = listed.filter_map(|entry| entry.strip_prefix("~/"));
-    HISTORIES_IN_WRITING.iter().any(is_in_writing) || listed.any(|entry| name.starts_with(entry) || is_beside(entry))
+    HISTORY_TEMPORARY_FILES.iter().any(is_in_writing) || listed.any(|entry| name.starts_with(entry) || is_beside(entry))
 }
 
 /// Returns whether a path is a settings file of a package registry. Tools read these at each start and work
 /// without them, so they are seldom the cause of a failed command.
 pub fn is_registry_settings(path: &Path, home: &Path) -> bool {
     let Ok(name) = path.strip_prefix(home) else { return false };
-    let listed = credential_groups().iter().filter(|(_, reason)| reason.starts_with(REGISTRIES));
+    let listed = credential_groups().iter().filter(|(_, reason)| reason.starts_with(REGISTRIES_REASON));
     listed
         .flat_map(|(values, _)| values)
         .any(|entry| entry.strip_prefix("~/").is_some_and(|entry| name == Path::new(entry)))
@@ -144,16 +144,16 @@ pub fn advice_instead_of_grant(power: &Grant, home: &Path) -> Option<String> {
     match power {
         // A path in a private tree of the run is invisible, but need not be hidden by the configuration.
         // For a hidden path there, no advice is given either.
-        Grant::Read(path) if OWN_TREES.iter().any(|tree| path.starts_with(tree)) => None,
+        Grant::Read(path) if PRIVATE_TREES.iter().any(|tree| path.starts_with(tree)) => None,
         Grant::Read(path) => Some(format!(
             "`{}` is hidden from runs by the configuration; do what needs it yourself, outside, or take it out of \
              what is hidden",
-            RawText::from(path.as_path()).escaped()
+            RawText::from(path.as_path()).to_escaped()
         )),
         Grant::Secret(wanted) => Some(format!(
             "the secret `{}` is not for this host; if it is meant to be, add the host to the secret in your \
              configuration",
-            RawText::from(wanted.name()).escaped()
+            RawText::from(wanted.name()).to_escaped()
         )),
         Grant::Effect(wanted) => Some(format!(
             "nothing agrees to `{wanted}` beforehand; run it at a terminal, where you are asked, or do this step \
@@ -164,7 +164,7 @@ pub fn advice_instead_of_grant(power: &Grant, home: &Path) -> Option<String> {
 }
 
 /// Finds credentials of the shipped list, or the whole home directory, which contains them.
-fn credentials(power: &Grant, home: &Path, listed: impl Fn(&str) -> bool) -> Option<GuardedPlace> {
+fn find_credentials(power: &Grant, home: &Path, listed: impl Fn(&str) -> bool) -> Option<GuardedPlace> {
     let (Grant::Read(path) | Grant::Write(path) | Grant::Socket(path)) = power else { return None };
     if home.starts_with(path) {
         let what = "your whole home directory, with every credential in it".to_owned();
@@ -182,7 +182,7 @@ fn credentials(power: &Grant, home: &Path, listed: impl Fn(&str) -> bool) -> Opt
     })
 }
 
-impl Entry {
+impl GuardedEntry {
     fn covers(&self, power: &Grant) -> bool {
         match power {
             Grant::Read(path) | Grant::Write(path) => {
@@ -200,7 +200,7 @@ impl Entry {
             Grant::Connect(targets) => self.hosts.iter().any(|host| names_host(targets, host)),
             Grant::Secret(wanted) => self.hosts.iter().any(|host| names_host(wanted.targets(), host)),
             Grant::Sign(wanted) => wanted.target().is_some_and(|target| {
-                let target = TargetPattern::exactly(target);
+                let target = TargetPattern::for_target(target);
                 self.hosts.iter().any(|host| names_host(&target, host))
             }),
             Grant::Listen(_) | Grant::Exec(_) | Grant::Env(_) | Grant::Limit(..) | Grant::Effect(_) => false,
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn the_data_is_readable_and_every_entry_can_match() {
-        let places = PLACES.as_ref().expect("policies/guarded.toml is readable");
+        let places = GUARDED_ENTRIES.as_ref().expect("policies/guarded.toml is readable");
         for entry in places {
             assert!(!entry.what.is_empty() && entry.instead.len() > 10, "{entry:?}");
             for path in entry.paths.iter().chain(&entry.except).chain(&entry.sockets) {

@@ -8,9 +8,9 @@ use std::str::FromStr;
 
 use stockade_model::{HostError, TargetPattern};
 
-use crate::error::suggestion;
-use crate::groups::{HostGroup, group, host_groups};
-use crate::text::{TextError, fail, text_form};
+use crate::error::find_closest_name;
+use crate::groups::{HostGroup, find_group, host_groups};
+use crate::text::{TextError, text_error, text_form};
 
 /// Longest entry, in bytes: 64 port ranges after the longest name.
 const MAX_ENTRY_BYTES: usize = 1024;
@@ -18,10 +18,10 @@ const MAX_ENTRY_BYTES: usize = 1024;
 /// One entry of a list of hosts: `example.com:443`, `*.example.com` (one label more), `**.example.com` (any
 /// number), an address, a block, `*`, `@pypi`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostEntry(Entry);
+pub struct HostEntry(HostEntryKind);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Entry {
+enum HostEntryKind {
     Pattern(TargetPattern),
     Group(&'static HostGroup),
 }
@@ -30,8 +30,8 @@ impl HostEntry {
     /// Returns the patterns of the entry.
     pub fn patterns(&self) -> &[TargetPattern] {
         match &self.0 {
-            Entry::Pattern(pattern) => std::slice::from_ref(pattern),
-            Entry::Group(group) => &group.hosts,
+            HostEntryKind::Pattern(pattern) => std::slice::from_ref(pattern),
+            HostEntryKind::Group(group) => &group.hosts,
         }
     }
 }
@@ -39,8 +39,8 @@ impl HostEntry {
 impl fmt::Display for HostEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Entry::Pattern(pattern) => pattern.fmt(f),
-            Entry::Group(group) => write!(f, "@{}", group.name),
+            HostEntryKind::Pattern(pattern) => pattern.fmt(f),
+            HostEntryKind::Group(group) => write!(f, "@{}", group.name),
         }
     }
 }
@@ -50,17 +50,17 @@ impl FromStr for HostEntry {
 
     fn from_str(text: &str) -> Result<Self, TextError> {
         if text.len() > MAX_ENTRY_BYTES {
-            return fail("an entry has at most 1024 bytes");
+            return text_error("an entry has at most 1024 bytes");
         }
         if let Some(name) = text.strip_prefix('@') {
-            return named(name).map(|group| Self(Entry::Group(group)));
+            return find_named_group(name).map(|group| Self(HostEntryKind::Group(group)));
         }
         if text.contains("://") {
-            return fail("a host stands without scheme and path: `pypi.org:443`");
+            return text_error("a host stands without scheme and path: `pypi.org:443`");
         }
         match text.parse() {
-            Ok(pattern) => Ok(Self(Entry::Pattern(pattern))),
-            Err(error) => fail(HostError::why(&error)),
+            Ok(pattern) => Ok(Self(HostEntryKind::Pattern(pattern))),
+            Err(error) => text_error(HostError::reason(&error)),
         }
     }
 }
@@ -70,14 +70,14 @@ text_form!(
     "Hosts and ports: `example.com:443`, `*.example.com` (one label more), `**.example.com` (any number), an address, a block `10.0.0.0/8`, `*`, or a group `@pypi`; ports `:80,443,8000-8100` may follow a host, and none means each."
 );
 
-fn named(name: &str) -> Result<&'static HostGroup, TextError> {
-    if let Some(group) = group(name) {
+fn find_named_group(name: &str) -> Result<&'static HostGroup, TextError> {
+    if let Some(group) = find_group(name) {
         return Ok(group);
     }
     let known: Vec<&str> = host_groups().iter().map(|group| group.name.as_str()).collect();
-    match suggestion(name, known.iter().copied()) {
-        Some(meant) => fail(format!("there is no such group; did you mean `@{meant}`?")),
-        None => fail(format!("there is no such group; the groups are `@{}`", known.join("`, `@"))),
+    match find_closest_name(name, known.iter().copied()) {
+        Some(meant) => text_error(format!("there is no such group; did you mean `@{meant}`?")),
+        None => text_error(format!("there is no such group; the groups are `@{}`", known.join("`, `@"))),
     }
 }
 
@@ -89,7 +89,7 @@ fn named(name: &str) -> Result<&'static HostGroup, TextError> {
 pub fn check_breadth(pattern: &TargetPattern) -> Result<(), TextError> {
     match pattern.host().parent() {
         Some(parent) if is_public_suffix(parent.as_str()) => {
-            fail(format!("`{pattern}` is too wide: anybody can get a name beneath `{parent}`, a public suffix"))
+            text_error(format!("`{pattern}` is too wide: anybody can get a name beneath `{parent}`, a public suffix"))
         }
         _ => Ok(()),
     }
@@ -103,7 +103,7 @@ fn is_public_suffix(name: &str) -> bool {
 
 /// Returns `*.PARENT` on the port of a target, instead of several of its siblings; `None` if the parent is
 /// a public suffix.
-pub(crate) fn siblings(pattern: &TargetPattern) -> Option<TargetPattern> {
+pub(crate) fn widen_to_siblings(pattern: &TargetPattern) -> Option<TargetPattern> {
     let target = pattern.target()?;
     let (_, parent) = target.host.name()?.as_str().split_once('.')?;
     let beneath = format!("*.{parent}:{}", target.port).parse::<TargetPattern>().ok()?;
@@ -165,7 +165,7 @@ mod tests {
             ("10.0.0.1:443", None),
             ("a.example.com", None),
         ] {
-            let found = siblings(&target.parse().unwrap()).map(|pattern| pattern.to_string());
+            let found = widen_to_siblings(&target.parse().unwrap()).map(|pattern| pattern.to_string());
             assert_eq!(found.as_deref(), expected, "{target}");
         }
     }

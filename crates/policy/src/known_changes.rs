@@ -9,10 +9,10 @@ use crate::resolve::{has_power, is_protected};
 
 /// Findings for a change of files by a known tool, or for a checked repository that starts no program of
 /// its own.
-const CHANGES: &[&str] = &["changes-files", "changes-repository", "writes-file", "writing-option"];
+const KNOWN_CHANGE_CODES: &[&str] = &["changes-files", "changes-repository", "writes-file", "writing-option"];
 
 /// Finding for a removal: a known change if the removed files can be restored.
-const REMOVAL: &str = "deletes-files";
+const REMOVAL_CODE: &str = "deletes-files";
 
 /// Returns whether every finding is about such a change. Every file that is known to be written must be in
 /// the workspace, writable, and not protected.
@@ -22,16 +22,16 @@ pub(crate) fn only_changes_workspace(
     workspace: &Path,
     is_kept: bool,
 ) -> bool {
-    let is_change = |code: &str| CHANGES.contains(&code) || (is_kept && code == REMOVAL);
+    let is_change = |code: &str| KNOWN_CHANGE_CODES.contains(&code) || (is_kept && code == REMOVAL_CODE);
     let mut asking = assessment.findings.iter().filter(|finding| finding.tier > Tier::Allow).peekable();
     assessment.tier == Tier::Ask
         && !assessment.impact.needs_consent()
         && asking.peek().is_some()
         && asking.all(|finding| is_change(&finding.code))
-        && assessment.capabilities.iter().all(|need| stays(need, profile, workspace, is_kept))
+        && assessment.capabilities.iter().all(|need| stays_in_workspace(need, profile, workspace, is_kept))
 }
 
-fn stays(need: &Capability, profile: &Profile, workspace: &Path, is_kept: bool) -> bool {
+fn stays_in_workspace(need: &Capability, profile: &Profile, workspace: &Path, is_kept: bool) -> bool {
     match need {
         Capability::Read(_) | Capability::Execute(_) => true,
         Capability::Delete(_) if !is_kept => false,

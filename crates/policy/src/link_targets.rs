@@ -14,11 +14,11 @@ pub(crate) struct LinkTargets {
 impl LinkTargets {
     /// Returns the target of a path, if it has another name. `None` if it does not exist, as for a dangling
     /// link.
-    pub(crate) fn of(&mut self, path: &Path) -> Option<PathBuf> {
-        self.real(path).filter(|real| real != path)
+    pub(crate) fn find_target(&mut self, path: &Path) -> Option<PathBuf> {
+        self.resolve_path(path).filter(|real| real != path)
     }
 
-    fn real(&mut self, path: &Path) -> Option<PathBuf> {
+    fn resolve_path(&mut self, path: &Path) -> Option<PathBuf> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Some(path.to_owned()) };
         let beneath = self.real_directory(parent)?.join(name);
         match beneath.symlink_metadata() {
@@ -32,7 +32,7 @@ impl LinkTargets {
         if let Some(known) = self.directories.get(directory) {
             return known.clone();
         }
-        let real = self.real(directory);
+        let real = self.resolve_path(directory);
         self.directories.insert(directory.to_owned(), real.clone());
         real
     }
@@ -65,7 +65,7 @@ mod tests {
             ("loop", None),
         ] {
             let path = top.join(path);
-            assert_eq!(LinkTargets::default().of(&path), expected.map(|name| top.join(name)), "{}", path.display());
+            assert_eq!(LinkTargets::default().find_target(&path), expected.map(|name| top.join(name)), "{}", path.display());
         }
     }
 }

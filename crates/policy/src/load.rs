@@ -15,10 +15,10 @@ use stockade_model::RawText;
 
 use crate::error::ConfigError;
 use crate::merge::LayerText;
-use crate::mounts::MountTable;
+use crate::mounts::MountSnapshot;
 use crate::review::ReviewSettings;
-use crate::settings::{OwnDirectories, PassedPlace, Settings};
-use crate::spec::Layer;
+use crate::settings::{OwnDirectories, OwnPathStep, PolicySettings};
+use crate::spec::ConfigLayer;
 use crate::trust::{
     PathStep, StepObject, TrustError, mode_for_others, require_one_name, require_trusted_object, require_trusted_path,
     trace_path,
@@ -32,7 +32,7 @@ const MAX_OWN_LINKS: usize = 64;
 
 /// Locations of the configuration. Every path is absolute.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sources {
+pub struct ConfigSources {
     /// The user's home directory.
     pub home: PathBuf,
     /// Other home directories of the same user: paths hidden in `home` are hidden in these too.
@@ -51,10 +51,10 @@ pub struct Sources {
     pub state_directory: PathBuf,
 }
 
-impl Sources {
+impl ConfigSources {
     /// Returns the standard locations. The two variables are used if they are absolute paths, as the XDG
     /// base directory specification (0.8) requires.
-    pub fn standard(
+    pub fn at_standard_paths(
         home: &Path,
         xdg_config_home: Option<&Path>,
         xdg_state_home: Option<&Path>,
@@ -79,7 +79,7 @@ impl Sources {
     fn own_directories(&self) -> OwnDirectories {
         let both = |path: &Path| {
             let mut paths = vec![path.to_owned()];
-            paths.extend(canonical(path).filter(|resolved| resolved != path));
+            paths.extend(canonicalize_existing(path).filter(|resolved| resolved != path));
             paths
         };
         let files = [&self.managed_file, &self.system_file, &self.user_file];
@@ -110,7 +110,7 @@ impl OwnDirectories {
         let is_on_the_way = |step: &&PathStep| step.link.is_some() || matches!(step.object, StepObject::Link { .. });
         for step in trace.steps.iter().filter(is_on_the_way) {
             let link = step.link.clone().unwrap_or_else(|| step.place.clone());
-            self.passed.push(PassedPlace { place: step.place.clone(), link, target: target.to_owned() });
+            self.passed.push(OwnPathStep { place: step.place.clone(), link, target: target.to_owned() });
         }
     }
 }
@@ -129,7 +129,7 @@ pub enum LoadError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// A file could not be read.
-    #[error("{}: cannot be read: {source}\nhint: make it readable, or remove it", shown(.path))]
+    #[error("{}: cannot be read: {source}\nhint: make it readable, or remove it", escape_path(.path))]
     Read {
         /// The file.
         path: PathBuf,
@@ -137,7 +137,7 @@ pub enum LoadError {
         source: std::io::Error,
     },
     /// A file is of the wrong kind.
-    #[error("{}: {why}\nhint: {hint}", shown(.path))]
+    #[error("{}: {why}\nhint: {hint}", escape_path(.path))]
     Unsuitable {
         /// The file.
         path: PathBuf,
@@ -147,7 +147,7 @@ pub enum LoadError {
         hint: &'static str,
     },
     /// A file could be changed by another user.
-    #[error("{}: it is not used, because {source}", shown(.path))]
+    #[error("{}: it is not used, because {source}", escape_path(.path))]
     Untrusted {
         /// The file.
         path: PathBuf,
@@ -160,8 +160,8 @@ pub enum LoadError {
 ///
 /// # Errors
 /// An error if a file exists and cannot be used.
-pub fn load(sources: &Sources) -> Result<Settings, LoadError> {
-    merged(sources, &read_layers(sources)?)
+pub fn load_settings(sources: &ConfigSources) -> Result<PolicySettings, LoadError> {
+    merge_layers(sources, &read_layers(sources)?)
 }
 
 /// Reads and merges the existing files, with other texts instead of some of them and in addition: the
@@ -169,26 +169,26 @@ pub fn load(sources: &Sources) -> Result<Settings, LoadError> {
 ///
 /// # Errors
 /// As [`load`].
-pub fn load_with(sources: &Sources, instead: Vec<LayerText>) -> Result<Settings, LoadError> {
+pub fn load_with(sources: &ConfigSources, instead: Vec<LayerText>) -> Result<PolicySettings, LoadError> {
     let mut layers = read_layers(sources)?;
     layers.retain(|layer| !instead.iter().any(|other| other.layer == layer.layer));
     layers.extend(instead);
-    merged(sources, &layers)
+    merge_layers(sources, &layers)
 }
 
-fn merged(sources: &Sources, layers: &[LayerText]) -> Result<Settings, LoadError> {
-    let mut settings = Settings::from_layers(&sources.home, sources.own_directories(), layers)?;
+fn merge_layers(sources: &ConfigSources, layers: &[LayerText]) -> Result<PolicySettings, LoadError> {
+    let mut settings = PolicySettings::from_layers(&sources.home, sources.own_directories(), layers)?;
     settings.other_homes = sources.other_homes.iter().filter(|home| **home != sources.home).cloned().collect();
     // The target of a link must be as unreadable as the link.
-    let key = settings.review.value.as_ref().and_then(ReviewSettings::secret_file).and_then(canonical);
+    let key = settings.review.value.as_ref().and_then(ReviewSettings::secret_file).and_then(canonicalize_existing);
     settings.own.state.extend(key);
-    Ok(settings.with_mounts(MountTable::of_this_process()))
+    Ok(settings.with_mounts(MountSnapshot::of_this_process()))
 }
 
 /// Reads one file as a layer; `None` if it does not exist. The file and every directory and link on the way
 /// to it must belong to `owner` or root, and no other user may write them.
-fn read_layer(layer: Layer, path: &Path, owner: u32) -> Result<Option<LayerText>, LoadError> {
-    let Some(file) = open(CWD, path, path, OFlags::empty())? else { return Ok(None) };
+fn read_layer(layer: ConfigLayer, path: &Path, owner: u32) -> Result<Option<LayerText>, LoadError> {
+    let Some(file) = open_file(CWD, path, path, OFlags::empty())? else { return Ok(None) };
     let untrusted = |source| LoadError::Untrusted { path: path.to_owned(), source };
     require_trusted_path(path, owner).map_err(untrusted)?;
     // Checks the opened file, because another file may have had this name a moment ago.
@@ -196,39 +196,39 @@ fn read_layer(layer: Layer, path: &Path, owner: u32) -> Result<Option<LayerText>
     let mode = mode_for_others(stat.st_uid, stat.st_gid, stat.st_mode);
     require_trusted_object(path, stat.st_uid, mode, owner).map_err(untrusted)?;
     require_one_name(path, stat.st_nlink).map_err(untrusted)?;
-    Ok(Some(LayerText { layer, path: path.to_owned(), source: read(file, path)? }))
+    Ok(Some(LayerText { layer, path: path.to_owned(), source: read_file(file, path)? }))
 }
 
 /// Reads the existing files without merging them.
 ///
 /// # Errors
 /// An error if a file exists and cannot be read.
-pub fn read_layers(sources: &Sources) -> Result<Vec<LayerText>, LoadError> {
+pub fn read_layers(sources: &ConfigSources) -> Result<Vec<LayerText>, LoadError> {
     let mut layers = Vec::new();
     let user = rustix::process::geteuid().as_raw();
     let files = [
-        (Layer::Managed, &sources.managed_file, sources.system_owner),
-        (Layer::System, &sources.system_file, sources.system_owner),
-        (Layer::User, &sources.user_file, user),
+        (ConfigLayer::Managed, &sources.managed_file, sources.system_owner),
+        (ConfigLayer::System, &sources.system_file, sources.system_owner),
+        (ConfigLayer::User, &sources.user_file, user),
     ];
     for (layer, path, owner) in files {
         layers.extend(read_layer(layer, path, owner)?);
     }
     if let Some(workspace) = &sources.workspace {
-        layers.extend(project(workspace)?);
+        layers.extend(read_project_file(workspace)?);
     }
     Ok(layers)
 }
 
 /// Reads the project's file: `.stockade.toml` or `.stockade/config.toml`, not both.
-fn project(workspace: &Path) -> Result<Option<LayerText>, LoadError> {
-    let Some(root) = open(CWD, workspace, workspace, OFlags::DIRECTORY)? else { return Ok(None) };
+fn read_project_file(workspace: &Path) -> Result<Option<LayerText>, LoadError> {
+    let Some(root) = open_file(CWD, workspace, workspace, OFlags::DIRECTORY)? else { return Ok(None) };
     let plain = workspace.join(".stockade.toml");
     let nested = workspace.join(".stockade/config.toml");
-    let plain_file = open(&root, Path::new(".stockade.toml"), &plain, OFlags::NOFOLLOW)?;
+    let plain_file = open_file(&root, Path::new(".stockade.toml"), &plain, OFlags::NOFOLLOW)?;
     let folder = workspace.join(".stockade");
-    let nested_file = match open(&root, Path::new(".stockade"), &folder, OFlags::NOFOLLOW | OFlags::DIRECTORY)? {
-        Some(folder) => open(folder, Path::new("config.toml"), &nested, OFlags::NOFOLLOW)?,
+    let nested_file = match open_file(&root, Path::new(".stockade"), &folder, OFlags::NOFOLLOW | OFlags::DIRECTORY)? {
+        Some(folder) => open_file(folder, Path::new("config.toml"), &nested, OFlags::NOFOLLOW)?,
         None => None,
     };
     let (path, file) = match (plain_file, nested_file) {
@@ -241,12 +241,12 @@ fn project(workspace: &Path) -> Result<Option<LayerText>, LoadError> {
         }
     };
     // The project's file may only tighten, so its owner does not matter.
-    let source = read(file, &path)?;
-    Ok(Some(LayerText { layer: Layer::Project, path, source }))
+    let source = read_file(file, &path)?;
+    Ok(Some(LayerText { layer: ConfigLayer::Project, path, source }))
 }
 
 /// Opens a file for reading; `None` if it does not exist. Never blocks on a fifo.
-fn open(
+fn open_file(
     directory: impl std::os::fd::AsFd,
     name: &Path,
     shown_path: &Path,
@@ -268,7 +268,7 @@ fn open(
     }
 }
 
-fn read(file: OwnedFd, path: &Path) -> Result<String, LoadError> {
+fn read_file(file: OwnedFd, path: &Path) -> Result<String, LoadError> {
     let fail = |source| LoadError::Read { path: path.to_owned(), source };
     let unsuitable = |why, hint| Err(LoadError::Unsuitable { path: path.to_owned(), why, hint });
     let file = File::from(file);
@@ -285,7 +285,7 @@ fn read(file: OwnedFd, path: &Path) -> Result<String, LoadError> {
 }
 
 /// Returns the path with symbolic links resolved in the existing part.
-fn canonical(path: &Path) -> Option<PathBuf> {
+fn canonicalize_existing(path: &Path) -> Option<PathBuf> {
     let mut missing = Vec::new();
     let mut existing = path;
     loop {
@@ -300,6 +300,6 @@ fn canonical(path: &Path) -> Option<PathBuf> {
     }
 }
 
-fn shown(path: &Path) -> String {
-    RawText::from(path).escaped()
+fn escape_path(path: &Path) -> String {
+    RawText::from(path).to_escaped()
 }

@@ -6,26 +6,26 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use stockade_model::{ApprovalMode, DEFAULT_UNDO_BYTES, Level, SandboxPreference, Verdict};
+use stockade_model::{ApprovalMode, DEFAULT_UNDO_BYTES, IsolationLevel, SandboxPreference, PolicyVerdict};
 
 use crate::egress;
-use crate::error::{ConfigError, suggestion};
+use crate::error::{ConfigError, find_closest_name};
 use crate::file::{ConfigFile, EnvSection, LevelName, ProfileSection, RuleSection};
 use crate::mode::{ModeAnswers, mode_name};
-use crate::mounts::MountTable;
-use crate::parse::{Places, parse};
-use crate::review::{ReviewSettings, Wrong};
-use crate::rules::{Rule, RuleBook, RuleSet};
-use crate::settings::{OwnDirectories, Settings};
+use crate::mounts::MountSnapshot;
+use crate::parse::{KeyPositions, parse_file};
+use crate::review::{ReviewSettings, SectionError};
+use crate::rules::{PolicyRule, RuleBook, RuleSet};
+use crate::settings::{OwnDirectories, PolicySettings};
 use crate::shipped;
-use crate::spec::{Layer, Origin, ProfileSpec, Sourced};
+use crate::spec::{ConfigLayer, ValueOrigin, ProfileSpec, SourcedValue};
 use crate::text::ProfileName;
 
 /// Default of `approval_timeout`, in milliseconds.
 const DEFAULT_APPROVAL_TIMEOUT_MS: u64 = 120_000;
 
 /// Most entries of one list and most rules of one file, because every entry costs time in each run.
-const MAX_ENTRIES: usize = 1024;
+const MAX_LIST_ENTRIES: usize = 1024;
 /// Most profiles of one file.
 const MAX_PROFILES: usize = 64;
 
@@ -33,33 +33,33 @@ const MAX_PROFILES: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerText {
     /// The layer of the file.
-    pub layer: Layer,
+    pub layer: ConfigLayer,
     /// The path of the file.
     pub path: PathBuf,
     /// The text.
     pub source: String,
 }
 
-impl Settings {
+impl PolicySettings {
     /// Merges layers, which may come in any order. `home` is absolute.
     ///
     /// # Errors
     /// An error if a file contains an invalid value, or if a project's file contains a widening one.
     pub fn from_layers(home: &Path, own: OwnDirectories, layers: &[LayerText]) -> Result<Self, ConfigError> {
         let mut settings = Self {
-            profile: Sourced::new("workspace".to_owned(), Origin::Default),
-            approval_mode: Sourced::new(ApprovalMode::default(), Origin::Default),
-            approval_timeout_ms: Sourced::new(DEFAULT_APPROVAL_TIMEOUT_MS, Origin::Default),
-            sandbox: Sourced::new(SandboxPreference::Auto, Origin::Default),
-            level: Sourced::new(Level::Full, Origin::Default),
-            allow_host: Sourced::new(false, Origin::Default),
-            review: Sourced::new(None, Origin::Default),
-            notify: Sourced::new(None, Origin::Default),
+            profile: SourcedValue::new("workspace".to_owned(), ValueOrigin::Default),
+            approval_mode: SourcedValue::new(ApprovalMode::default(), ValueOrigin::Default),
+            approval_timeout_ms: SourcedValue::new(DEFAULT_APPROVAL_TIMEOUT_MS, ValueOrigin::Default),
+            sandbox: SourcedValue::new(SandboxPreference::Auto, ValueOrigin::Default),
+            level: SourcedValue::new(IsolationLevel::Full, ValueOrigin::Default),
+            allow_host: SourcedValue::new(false, ValueOrigin::Default),
+            review: SourcedValue::new(None, ValueOrigin::Default),
+            notify: SourcedValue::new(None, ValueOrigin::Default),
             home: home.to_owned(),
             other_homes: Vec::new(),
             own,
-            mounts: Ok(MountTable::default()),
-            profiles: shipped::profiles(home)?,
+            mounts: Ok(MountSnapshot::default()),
+            profiles: shipped::load_shipped_profiles(home)?,
             rules: RuleBook::default(),
             granular: None,
             files: Vec::new(),
@@ -68,14 +68,14 @@ impl Settings {
         ordered.sort_by_key(|layer| layer.layer);
         let mut managed = Vec::new();
         for layer in ordered {
-            let file = File::read(layer)?;
-            file.apply(&mut settings)?;
-            if layer.layer == Layer::Managed {
+            let file = LayerFile::parse_layer(layer)?;
+            file.apply_to(&mut settings)?;
+            if layer.layer == ConfigLayer::Managed {
                 managed.push(file);
             }
         }
         for file in &managed {
-            file.bound(&mut settings);
+            file.apply_bounds(&mut settings);
             file.apply_outgoing(&mut settings)?;
         }
         let secret = settings.review.value.as_ref().and_then(ReviewSettings::secret_file).map(Path::to_owned);
@@ -89,29 +89,29 @@ impl Settings {
     /// # Errors
     /// An error if the layer contains an invalid or a widening value.
     pub fn with_session(&self, path: &Path, source: &str) -> Result<Self, ConfigError> {
-        let layer = LayerText { layer: Layer::Session, path: path.to_owned(), source: source.to_owned() };
+        let layer = LayerText { layer: ConfigLayer::Session, path: path.to_owned(), source: source.to_owned() };
         let mut settings = self.clone();
-        File::read(&layer)?.apply(&mut settings)?;
+        LayerFile::parse_layer(&layer)?.apply_to(&mut settings)?;
         Ok(settings)
     }
 }
 
 /// One parsed file that is merged into the settings.
-struct File<'a> {
+struct LayerFile<'a> {
     layer: &'a LayerText,
-    places: Places,
+    places: KeyPositions,
     content: ConfigFile,
 }
 
-impl<'a> File<'a> {
-    fn read(layer: &'a LayerText) -> Result<Self, ConfigError> {
-        let (content, places) = parse::<ConfigFile>(&layer.path, &layer.source)?;
+impl<'a> LayerFile<'a> {
+    fn parse_layer(layer: &'a LayerText) -> Result<Self, ConfigError> {
+        let (content, places) = parse_file::<ConfigFile>(&layer.path, &layer.source)?;
         Ok(Self { layer, places, content })
     }
 }
 
-impl File<'_> {
-    fn apply(&self, settings: &mut Settings) -> Result<(), ConfigError> {
+impl LayerFile<'_> {
+    fn apply_to(&self, settings: &mut PolicySettings) -> Result<(), ConfigError> {
         settings.files.push((self.layer.layer, self.layer.path.clone()));
         settings.granular = self.content.approval.granular.or(settings.granular);
         self.apply_scalars(settings)?;
@@ -122,7 +122,7 @@ impl File<'_> {
         self.apply_rules(settings)
     }
 
-    fn error(&self, key: &str, message: impl Into<String>) -> ConfigError {
+    fn error_at(&self, key: &str, message: impl Into<String>) -> ConfigError {
         // The position of an item if it has one, otherwise that of the nearest parent key.
         let mut path = key;
         let mut place = self.places.get(path);
@@ -133,91 +133,91 @@ impl File<'_> {
         ConfigError::new(&self.layer.path, place, message)
     }
 
-    fn widens(&self, key: &str, why: &str) -> ConfigError {
+    fn widening_error(&self, key: &str, why: &str) -> ConfigError {
         let layer = self.layer.layer;
         let said = format!("`{key}` in {layer} configuration: {why}");
         let hint = format!("a {layer} may only tighten; say this in your own configuration if you mean it");
-        self.error(key, said).hint(hint)
+        self.error_at(key, said).with_hint(hint)
     }
 
     fn only_narrows(&self) -> bool {
         self.layer.layer.only_narrows()
     }
 
-    fn origin(&self, key: &str) -> Origin {
-        Origin::File { layer: self.layer.layer, path: self.layer.path.clone(), place: self.places.get(key) }
+    fn origin_of(&self, key: &str) -> ValueOrigin {
+        ValueOrigin::File { layer: self.layer.layer, path: self.layer.path.clone(), place: self.places.get(key) }
     }
 
-    fn set<T>(&self, slot: &mut Sourced<T>, key: &str, value: T) {
-        *slot = Sourced::new(value, self.origin(key));
+    fn set_value<T>(&self, slot: &mut SourcedValue<T>, key: &str, value: T) {
+        *slot = SourcedValue::new(value, self.origin_of(key));
     }
 
-    fn apply_scalars(&self, settings: &mut Settings) -> Result<(), ConfigError> {
+    fn apply_scalars(&self, settings: &mut PolicySettings) -> Result<(), ConfigError> {
         if let Some(timeout) = self.content.approval_timeout {
             if self.only_narrows() && timeout.0 > settings.approval_timeout_ms.value {
                 let why = format!("longer than the {} ms in force", settings.approval_timeout_ms.value);
-                return Err(self.widens("approval_timeout", &why));
+                return Err(self.widening_error("approval_timeout", &why));
             }
-            self.set(&mut settings.approval_timeout_ms, "approval_timeout", timeout.0);
+            self.set_value(&mut settings.approval_timeout_ms, "approval_timeout", timeout.0);
         }
         if let Some(sandbox) = self.content.sandbox {
             if self.only_narrows() && sandbox != SandboxPreference::Require && sandbox != settings.sandbox.value {
-                return Err(self.widens("sandbox", "only `require` tightens"));
+                return Err(self.widening_error("sandbox", "only `require` tightens"));
             }
-            self.set(&mut settings.sandbox, "sandbox", sandbox);
+            self.set_value(&mut settings.sandbox, "sandbox", sandbox);
         }
         if let Some(level) = self.content.level {
             let level = match level {
-                LevelName::Full => Level::Full,
-                LevelName::Restricted => Level::Restricted,
+                LevelName::Full => IsolationLevel::Full,
+                LevelName::Restricted => IsolationLevel::Restricted,
             };
-            if self.only_narrows() && level == Level::Restricted && settings.level.value == Level::Full {
-                return Err(self.widens("level", "weaker than the `full` in force"));
+            if self.only_narrows() && level == IsolationLevel::Restricted && settings.level.value == IsolationLevel::Full {
+                return Err(self.widening_error("level", "weaker than the `full` in force"));
             }
-            self.set(&mut settings.level, "level", level);
+            self.set_value(&mut settings.level, "level", level);
         }
         if let Some(allow) = self.content.allow_host {
             if self.only_narrows() && allow {
-                return Err(self.widens("allow_host", "only the person may permit runs without a sandbox"));
+                return Err(self.widening_error("allow_host", "only the person may permit runs without a sandbox"));
             }
-            self.set(&mut settings.allow_host, "allow_host", allow);
+            self.set_value(&mut settings.allow_host, "allow_host", allow);
         }
         Ok(())
     }
 
     /// Applies the sections about data that leaves this machine, or about programs besides commands.
-    fn apply_outgoing(&self, settings: &mut Settings) -> Result<(), ConfigError> {
+    fn apply_outgoing(&self, settings: &mut PolicySettings) -> Result<(), ConfigError> {
         if let Some(section) = &self.content.review {
-            let review = self.outgoing("review", section.settings(&settings.home))?;
-            self.set(&mut settings.review, "review", review);
+            let review = self.check_outgoing("review", section.to_settings(&settings.home))?;
+            self.set_value(&mut settings.review, "review", review);
         }
         if let Some(section) = &self.content.notify {
-            let notify = self.outgoing("notify", section.settings(&settings.home))?;
-            self.set(&mut settings.notify, "notify", notify);
+            let notify = self.check_outgoing("notify", section.to_settings(&settings.home))?;
+            self.set_value(&mut settings.notify, "notify", notify);
         }
         Ok(())
     }
 
-    fn outgoing<T>(&self, section: &str, meaning: Result<T, Wrong>) -> Result<T, ConfigError> {
+    fn check_outgoing<T>(&self, section: &str, meaning: Result<T, SectionError>) -> Result<T, ConfigError> {
         if self.only_narrows() {
-            return Err(self.widens(section, "what leaves this machine is for its people to say"));
+            return Err(self.widening_error(section, "what leaves this machine is for its people to say"));
         }
-        meaning.map_err(|(key, why, remedy)| self.error(key, format!("`{key}`: {why}")).hint(remedy))
+        meaning.map_err(|(key, why, remedy)| self.error_at(key, format!("`{key}`: {why}")).with_hint(remedy))
     }
 
     fn apply_mode(
         &self,
-        settings: &mut Settings,
+        settings: &mut PolicySettings,
         granular: Option<stockade_model::GranularMode>,
     ) -> Result<(), ConfigError> {
         let current = settings.approval_mode.value;
         let (key, mode) = match self.content.approval_mode {
-            Some(name) => match name.with(granular) {
+            Some(name) => match name.with_classes(granular) {
                 Some(mode) => ("approval_mode", mode),
                 None => {
                     return Err(self
-                        .error("approval_mode", "`granular` without classes")
-                        .hint("add `[approval.granular]` with `run`, `filesystem`, `network` or `other` set to true"));
+                        .error_at("approval_mode", "`granular` without classes")
+                        .with_hint("add `[approval.granular]` with `run`, `filesystem`, `network` or `other` set to true"));
                 }
             },
             // Classes alone change a mode that is already granular.
@@ -226,20 +226,20 @@ impl File<'_> {
                 _ => return Ok(()),
             },
         };
-        if self.only_narrows() && !ModeAnswers::of(mode).is_as_strict_as(&ModeAnswers::of(current)) {
+        if self.only_narrows() && !ModeAnswers::from_mode(mode).is_as_strict_as(&ModeAnswers::from_mode(current)) {
             let why = format!("not stricter in every case than the `{}` in force", mode_name(current));
-            return Err(self.widens(key, &why));
+            return Err(self.widening_error(key, &why));
         }
-        self.set(&mut settings.approval_mode, key, mode);
+        self.set_value(&mut settings.approval_mode, key, mode);
         Ok(())
     }
 
     /// Applies profiles; a profile comes after those it extends, whatever their order in the file.
-    fn apply_profiles(&self, settings: &mut Settings) -> Result<(), ConfigError> {
+    fn apply_profiles(&self, settings: &mut PolicySettings) -> Result<(), ConfigError> {
         let mut pending: Vec<(&str, &ProfileSection)> =
             self.content.profiles.iter().map(|(name, section)| (name.0.as_str(), section)).collect();
         if pending.len() > MAX_PROFILES {
-            return Err(self.error("profiles", format!("at most {MAX_PROFILES} profiles")));
+            return Err(self.error_at("profiles", format!("at most {MAX_PROFILES} profiles")));
         }
         for (name, section) in &pending {
             self.check_lengths(name, section)?;
@@ -252,7 +252,7 @@ impl File<'_> {
             };
             let Some(next) = pending.iter().position(|entry| !waits(entry)) else {
                 let key = format!("profiles.{}.extends", pending[0].0);
-                return Err(self.error(&key, format!("profile `{}` extends itself", pending[0].0)));
+                return Err(self.error_at(&key, format!("profile `{}` extends itself", pending[0].0)));
             };
             let (name, section) = pending.remove(next);
             self.apply_profile(settings, name, section)?;
@@ -273,56 +273,56 @@ impl File<'_> {
             ("env.drop", section.env.drop.len()),
             ("env.set", section.env.set.len()),
         ];
-        let lengths = lengths.into_iter().chain(egress::lengths(&section.egress));
-        match lengths.into_iter().find(|(_, length)| *length > MAX_ENTRIES) {
+        let lengths = lengths.into_iter().chain(egress::list_lengths(&section.egress));
+        match lengths.into_iter().find(|(_, length)| *length > MAX_LIST_ENTRIES) {
             Some((key, _)) => {
-                Err(self.error(&format!("profiles.{name}.{key}"), format!("at most {MAX_ENTRIES} entries in one list")))
+                Err(self.error_at(&format!("profiles.{name}.{key}"), format!("at most {MAX_LIST_ENTRIES} entries in one list")))
             }
             None => Ok(()),
         }
     }
 
-    fn check_profile(&self, settings: &Settings, name: &str, section: &ProfileSection) -> Result<(), ConfigError> {
+    fn check_profile(&self, settings: &PolicySettings, name: &str, section: &ProfileSection) -> Result<(), ConfigError> {
         let key = |rest: &str| format!("profiles.{name}{rest}");
         if let Err(why) = name.parse::<ProfileName>() {
-            return Err(self.error(&key(""), format!("`{name}`: {why}")));
+            return Err(self.error_at(&key(""), format!("`{name}`: {why}")));
         }
         if name == "host" {
-            let error = self.error(&key(""), "the profile `host` has no sandbox and nothing to configure");
-            return Err(error.hint("to permit it, set `allow_host = true` in your own configuration"));
+            let error = self.error_at(&key(""), "the profile `host` has no sandbox and nothing to configure");
+            return Err(error.with_hint("to permit it, set `allow_host = true` in your own configuration"));
         }
         if let Some(base) = &section.extends {
             if base.0 == "host" {
-                let error = self.error(&key(".extends"), "`host` has no sandbox and cannot be extended");
-                return Err(error.hint("extend `workspace` and add what is needed"));
+                let error = self.error_at(&key(".extends"), "`host` has no sandbox and cannot be extended");
+                return Err(error.with_hint("extend `workspace` and add what is needed"));
             }
             if settings.profiles.contains_key(name) {
-                let error = self.error(&key(".extends"), format!("the profile `{name}` exists already"));
-                return Err(error.hint("leave `extends` out to add to it, or choose another name"));
+                let error = self.error_at(&key(".extends"), format!("the profile `{name}` exists already"));
+                return Err(error.with_hint("leave `extends` out to add to it, or choose another name"));
             }
         }
         if let Some(variable) = section.env.malformed_name() {
-            let error = self.error(&key(".env.set"), format!("`{variable}` is no variable's name"));
-            return Err(error.hint("a variable is letters, digits and `_`, not starting with a digit"));
+            let error = self.error_at(&key(".env.set"), format!("`{variable}` is no variable's name"));
+            return Err(error.with_hint("a variable is letters, digits and `_`, not starting with a digit"));
         }
         if let Some((variable, _)) = section.env.set.iter().find(|(_, value)| value.contains('\0')) {
-            return Err(self.error(&key(".env.set"), format!("the value of `{variable}` holds a NUL byte")));
+            return Err(self.error_at(&key(".env.set"), format!("the value of `{variable}` holds a NUL byte")));
         }
         if let Some(0..16) = section.limits.open_files {
-            return Err(self.error(&key(".limits.open_files"), "with fewer than 16 descriptors nothing runs"));
+            return Err(self.error_at(&key(".limits.open_files"), "with fewer than 16 descriptors nothing runs"));
         }
         for (name, amount) in [("processes", section.limits.processes), ("inodes", section.limits.inodes)] {
             if amount == Some(0) {
-                return Err(self.error(&key(&format!(".limits.{name}")), "must be more than nothing"));
+                return Err(self.error_at(&key(&format!(".limits.{name}")), "must be more than nothing"));
             }
         }
-        if let Err(fault) = egress::check(&section.egress) {
-            return Err(self.error(&key(&format!(".{}", fault.key)), fault.why).hint(fault.hint));
+        if let Err(fault) = egress::check_section(&section.egress) {
+            return Err(self.error_at(&key(&format!(".{}", fault.key)), fault.why).with_hint(fault.hint));
         }
         if self.only_narrows() { self.check_narrows(settings, name, section) } else { Ok(()) }
     }
 
-    fn check_narrows(&self, settings: &Settings, name: &str, section: &ProfileSection) -> Result<(), ConfigError> {
+    fn check_narrows(&self, settings: &PolicySettings, name: &str, section: &ProfileSection) -> Result<(), ConfigError> {
         let gives = [
             ("write", section.write.is_empty()),
             ("reveal", section.reveal.is_empty()),
@@ -330,52 +330,52 @@ impl File<'_> {
             ("env.pass", section.env.pass.is_empty()),
             ("env.set", section.env.set.is_empty()),
         ];
-        let gives = gives.map(|(key, is_empty)| (key, !is_empty)).into_iter().chain(egress::gives(&section.egress));
+        let gives = gives.map(|(key, is_empty)| (key, !is_empty)).into_iter().chain(egress::list_widening_keys(&section.egress));
         if let Some((key, _)) = gives.into_iter().find(|(_, is_used)| *is_used) {
-            return Err(self.widens(&format!("profiles.{name}.{key}"), "it would give more"));
+            return Err(self.widening_error(&format!("profiles.{name}.{key}"), "it would give more"));
         }
         let base = settings.profiles.get(name).or_else(|| settings.profiles.get(base_of(section)));
-        if section.stage == Some(false) && base.is_some_and(|spec| spec.stages()) {
-            return Err(self.widens(&format!("profiles.{name}.stage"), "writes would wait for nobody"));
+        if section.stage == Some(false) && base.is_some_and(|spec| spec.has_staged_writes()) {
+            return Err(self.widening_error(&format!("profiles.{name}.stage"), "writes would wait for nobody"));
         }
         if section.undo == Some(false) && base.is_some_and(ProfileSpec::has_undo) {
-            return Err(self.widens(&format!("profiles.{name}.undo"), "changes could not be undone"));
+            return Err(self.widening_error(&format!("profiles.{name}.undo"), "changes could not be undone"));
         }
         let kept = base.map_or(DEFAULT_UNDO_BYTES, ProfileSpec::undo_bytes);
         if section.undo_bytes.is_some_and(|bytes| bytes.0 > kept) {
-            return Err(self.widens(&format!("profiles.{name}.undo_bytes"), "it would keep more"));
+            return Err(self.widening_error(&format!("profiles.{name}.undo_bytes"), "it would keep more"));
         }
         if section.caches == Some(true) && !base.is_some_and(ProfileSpec::has_caches) {
-            return Err(self.widens(&format!("profiles.{name}.caches"), "it would give more"));
+            return Err(self.widening_error(&format!("profiles.{name}.caches"), "it would give more"));
         }
         let Some(base) = base else {
             // The profile extends another profile of this file, whose limits are its start.
             return Ok(());
         };
         let mut narrowed = base.clone();
-        narrowed.limits.apply(&section.limits, &|_| Origin::Default);
-        narrowed.egress.apply(&section.egress, &|_| Origin::Default, &settings.home);
+        narrowed.limits.apply_section(&section.limits, &|_| ValueOrigin::Default);
+        narrowed.egress.apply_section(&section.egress, &|_| ValueOrigin::Default, &settings.home);
         if let Some(limit) = narrowed.limits.higher_than(&base.limits) {
-            let old = base.limits.get(limit).map(|amount| limit.text(amount)).unwrap_or_default();
+            let old = base.limits.get(limit).map(|amount| limit.format_amount(amount)).unwrap_or_default();
             let why = format!("higher than the {old} in force");
-            return Err(self.widens(&format!("profiles.{name}.{}", limit.key()), &why));
+            return Err(self.widening_error(&format!("profiles.{name}.{}", limit.key()), &why));
         }
-        for ((key, new), (_, old)) in narrowed.egress.limits().zip(base.egress.limits()) {
+        for ((key, new), (_, old)) in narrowed.egress.limits_by_key().zip(base.egress.limits_by_key()) {
             if let (Some(new), Some(old)) = (new, old)
                 && new.value > old.value
             {
                 let why = format!("higher than the {} in force", old.value);
-                return Err(self.widens(&format!("profiles.{name}.{key}"), &why));
+                return Err(self.widening_error(&format!("profiles.{name}.{key}"), &why));
             }
         }
         Ok(())
     }
 
-    fn apply_profile(&self, settings: &mut Settings, name: &str, section: &ProfileSection) -> Result<(), ConfigError> {
+    fn apply_profile(&self, settings: &mut PolicySettings, name: &str, section: &ProfileSection) -> Result<(), ConfigError> {
         if !settings.profiles.contains_key(name) {
             let base = base_of(section);
             let Some(spec) = settings.profiles.get(base) else {
-                let error = self.error(&format!("profiles.{name}.extends"), format!("there is no profile `{base}`"));
+                let error = self.error_at(&format!("profiles.{name}.extends"), format!("there is no profile `{base}`"));
                 return Err(hint_profile(error, settings, base));
             };
             let mut spec = spec.clone();
@@ -384,15 +384,15 @@ impl File<'_> {
             settings.profiles.insert(name.to_owned(), spec);
         }
         let home = settings.home.clone();
-        let origin = |key: &str| self.origin(&format!("profiles.{name}.{key}"));
+        let origin = |key: &str| self.origin_of(&format!("profiles.{name}.{key}"));
         let before = if self.only_narrows() { Some(settings.profiles.clone()) } else { None };
         for (other, spec) in &mut settings.profiles {
             if other == name {
-                spec.apply(section, &origin, &home);
+                spec.apply_section(section, &origin, &home);
             } else if spec.lineage.iter().any(|ancestor| ancestor == name) {
                 // An inherited limit must not undo a lower limit of the derived profile.
                 let own = spec.clone();
-                spec.apply(section, &origin, &home);
+                spec.apply_section(section, &origin, &home);
                 spec.lower_limits(&own);
             }
         }
@@ -402,21 +402,21 @@ impl File<'_> {
     /// Checks the result of narrowing as a whole, in case the checks of single keys missed something.
     fn check_result(
         &self,
-        settings: &Settings,
+        settings: &PolicySettings,
         before: Option<BTreeMap<String, ProfileSpec>>,
     ) -> Result<(), ConfigError> {
         for (name, old) in before.iter().flatten() {
             if let Some(key) = settings.profiles.get(name).and_then(|new| new.wider_than(old)) {
-                return Err(self.widens(&format!("profiles.{name}.{key}"), "it would give more"));
+                return Err(self.widening_error(&format!("profiles.{name}.{key}"), "it would give more"));
             }
         }
         Ok(())
     }
 
-    fn apply_default_profile(&self, settings: &mut Settings) -> Result<(), ConfigError> {
+    fn apply_default_profile(&self, settings: &mut PolicySettings) -> Result<(), ConfigError> {
         let Some(ProfileName(name)) = &self.content.profile else { return Ok(()) };
         let Some(chosen) = settings.profiles.get(name) else {
-            let error = self.error("profile", format!("there is no profile `{name}`"));
+            let error = self.error_at("profile", format!("there is no profile `{name}`"));
             return Err(hint_profile(error, settings, name));
         };
         if self.only_narrows()
@@ -424,25 +424,25 @@ impl File<'_> {
             && let Some(key) = chosen.wider_than(current)
         {
             let why = format!("`{name}` gives more than `{}` (`{key}`)", settings.profile.value);
-            return Err(self.widens("profile", &why));
+            return Err(self.widening_error("profile", &why));
         }
-        self.set(&mut settings.profile, "profile", name.clone());
+        self.set_value(&mut settings.profile, "profile", name.clone());
         Ok(())
     }
 
-    fn apply_rules(&self, settings: &mut Settings) -> Result<(), ConfigError> {
-        if self.content.rules.len() > MAX_ENTRIES {
-            return Err(self.error("rules", format!("at most {MAX_ENTRIES} rules")));
+    fn apply_rules(&self, settings: &mut PolicySettings) -> Result<(), ConfigError> {
+        if self.content.rules.len() > MAX_LIST_ENTRIES {
+            return Err(self.error_at("rules", format!("at most {MAX_LIST_ENTRIES} rules")));
         }
         let mut rules = Vec::with_capacity(self.content.rules.len());
         for (i, section) in self.content.rules.iter().enumerate() {
             let key = format!("rules[{i}]");
-            if self.only_narrows() && section.effect == Verdict::Allow {
-                return Err(self.widens(&format!("{key}.effect"), "only `ask` and `deny` tighten"));
+            if self.only_narrows() && section.effect == PolicyVerdict::Allow {
+                return Err(self.widening_error(&format!("{key}.effect"), "only `ask` and `deny` tighten"));
             }
             self.check_rule(settings, section, &key)?;
-            let rule = Rule::new(section, self.origin(&key))
-                .map_err(|(rest, why)| self.error(&format!("{key}.{rest}"), why))?;
+            let rule = PolicyRule::new(section, self.origin_of(&key))
+                .map_err(|(rest, why)| self.error_at(&format!("{key}.{rest}"), why))?;
             rules.push(rule);
         }
         if !rules.is_empty() {
@@ -452,51 +452,51 @@ impl File<'_> {
     }
 
     /// Checks the requirements of a rule for a run.
-    fn check_rule(&self, settings: &Settings, section: &RuleSection, key: &str) -> Result<(), ConfigError> {
+    fn check_rule(&self, settings: &PolicySettings, section: &RuleSection, key: &str) -> Result<(), ConfigError> {
         if self.only_narrows() && !section.grants.is_empty() {
-            return Err(self.widens(&format!("{key}.grants"), "it would give more"));
+            return Err(self.widening_error(&format!("{key}.grants"), "it would give more"));
         }
         let Some(ProfileName(name)) = &section.profile else { return Ok(()) };
         let at = format!("{key}.profile");
         let Some(spec) = settings.profiles.get(name) else {
-            return Err(hint_profile(self.error(&at, format!("there is no profile `{name}`")), settings, name));
+            return Err(hint_profile(self.error_at(&at, format!("there is no profile `{name}`")), settings, name));
         };
         if !spec.sandboxed {
-            let error = self.error(&at, format!("the profile `{name}` has no sandbox, and no rule takes one away"));
-            return Err(error.hint("name a profile with a sandbox"));
+            let error = self.error_at(&at, format!("the profile `{name}` has no sandbox, and no rule takes one away"));
+            return Err(error.with_hint("name a profile with a sandbox"));
         }
         if self.only_narrows()
             && let Some(current) = settings.profiles.get(&settings.profile.value)
             && let Some(wider) = spec.wider_than(current)
         {
             let why = format!("`{name}` gives more than `{}` (`{wider}`)", settings.profile.value);
-            return Err(self.widens(&at, &why));
+            return Err(self.widening_error(&at, &why));
         }
         Ok(())
     }
 
     /// Applies managed configuration against every other layer: paths it hides, names it protects and
     /// variables it drops stay so; its limits and its stricter values apply.
-    fn bound(&self, settings: &mut Settings) {
+    fn apply_bounds(&self, settings: &mut PolicySettings) {
         let content = &self.content;
         let strictest =
-            |own: ApprovalMode, managed: ApprovalMode| ModeAnswers::of(own).is_as_strict_as(&ModeAnswers::of(managed));
-        if let Some(mode) = content.approval_mode.and_then(|mode| mode.with(content.approval.granular))
+            |own: ApprovalMode, managed: ApprovalMode| ModeAnswers::from_mode(own).is_as_strict_as(&ModeAnswers::from_mode(managed));
+        if let Some(mode) = content.approval_mode.and_then(|mode| mode.with_classes(content.approval.granular))
             && !strictest(settings.approval_mode.value, mode)
         {
-            self.set(&mut settings.approval_mode, "approval_mode", mode);
+            self.set_value(&mut settings.approval_mode, "approval_mode", mode);
         }
         if let Some(timeout) = content.approval_timeout.filter(|t| t.0 < settings.approval_timeout_ms.value) {
-            self.set(&mut settings.approval_timeout_ms, "approval_timeout", timeout.0);
+            self.set_value(&mut settings.approval_timeout_ms, "approval_timeout", timeout.0);
         }
         if content.sandbox == Some(SandboxPreference::Require) {
-            self.set(&mut settings.sandbox, "sandbox", SandboxPreference::Require);
+            self.set_value(&mut settings.sandbox, "sandbox", SandboxPreference::Require);
         }
         if content.level == Some(LevelName::Full) {
-            self.set(&mut settings.level, "level", Level::Full);
+            self.set_value(&mut settings.level, "level", IsolationLevel::Full);
         }
         if content.allow_host == Some(false) {
-            self.set(&mut settings.allow_host, "allow_host", false);
+            self.set_value(&mut settings.allow_host, "allow_host", false);
         }
         for (name, section) in &content.profiles {
             self.bound_profile(settings, &name.0, section);
@@ -506,11 +506,11 @@ impl File<'_> {
                 (settings.profiles.get(&settings.profile.value), settings.profiles.get(name))
             && own.wider_than(managed).is_some()
         {
-            self.set(&mut settings.profile, "profile", name.clone());
+            self.set_value(&mut settings.profile, "profile", name.clone());
         }
     }
 
-    fn bound_profile(&self, settings: &mut Settings, name: &str, section: &ProfileSection) {
+    fn bound_profile(&self, settings: &mut PolicySettings, name: &str, section: &ProfileSection) {
         let narrowing = ProfileSection {
             hide: section.hide.clone(),
             protect: section.protect.clone(),
@@ -520,15 +520,15 @@ impl File<'_> {
             exec: section.exec.clone(),
             env: EnvSection { drop: section.env.drop.clone(), ..EnvSection::default() },
             limits: section.limits.clone(),
-            egress: egress::narrowing(&section.egress),
+            egress: egress::extract_narrowing_part(&section.egress),
             ..ProfileSection::default()
         };
         let home = settings.home.clone();
-        let origin = |key: &str| self.origin(&format!("profiles.{name}.{key}"));
+        let origin = |key: &str| self.origin_of(&format!("profiles.{name}.{key}"));
         for (other, spec) in &mut settings.profiles {
             if other == name || spec.lineage.iter().any(|ancestor| ancestor == name) {
                 let own = spec.clone();
-                spec.apply(&narrowing, &origin, &home);
+                spec.apply_section(&narrowing, &origin, &home);
                 spec.lower_limits(&own);
             }
         }
@@ -539,10 +539,10 @@ fn base_of(section: &ProfileSection) -> &str {
     section.extends.as_ref().map_or("workspace", |name| name.0.as_str())
 }
 
-pub(crate) fn hint_profile(error: ConfigError, settings: &Settings, name: &str) -> ConfigError {
+pub(crate) fn hint_profile(error: ConfigError, settings: &PolicySettings, name: &str) -> ConfigError {
     let known: Vec<&str> = settings.profiles.keys().map(String::as_str).collect();
-    match suggestion(name, known.iter().copied()) {
-        Some(meant) => error.hint(format!("did you mean `{meant}`?")),
-        None => error.hint(format!("the profiles are `{}`", known.join("`, `"))),
+    match find_closest_name(name, known.iter().copied()) {
+        Some(meant) => error.with_hint(format!("did you mean `{meant}`?")),
+        None => error.with_hint(format!("the profiles are `{}`", known.join("`, `"))),
     }
 }

@@ -1,7 +1,7 @@
 //! The answers of each approval mode, as a table: one verdict per situation. A mode is stricter than
 //! another if none of its answers is milder.
 
-use stockade_model::{ApprovalMode, Grant, GranularMode, Verdict};
+use stockade_model::{ApprovalMode, Grant, GranularMode, PolicyVerdict};
 
 /// Class of a power, as in granular modes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,7 +18,7 @@ pub enum GrantClass {
 
 impl GrantClass {
     /// Returns the class of a grant.
-    pub fn of(grant: &Grant) -> Self {
+    pub fn from_grant(grant: &Grant) -> Self {
         match grant {
             Grant::Write(_) | Grant::Read(_) => Self::Filesystem,
             Grant::Connect(_) | Grant::Secret(_) | Grant::Sign(_) | Grant::Listen(_) => Self::Network,
@@ -32,36 +32,36 @@ impl GrantClass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModeAnswers {
     /// The classifier returns `ask`: `allow` means that the command runs in a sandbox.
-    pub tier_ask: Verdict,
+    pub tier_ask: PolicyVerdict,
     /// The classifier returns `ask`, and the text shows only known tools that change files of the
     /// workspace.
-    pub known_changes: Verdict,
+    pub known_changes: PolicyVerdict,
     /// The classifier returns `deny`.
-    pub tier_deny: Verdict,
+    pub tier_deny: PolicyVerdict,
     /// The sandbox cannot contain or undo the effect.
-    pub impact: Verdict,
+    pub impact: PolicyVerdict,
     /// A rule returns `ask`.
-    pub rule_ask: Verdict,
+    pub rule_ask: PolicyVerdict,
     /// Filesystem powers come with the request.
-    pub filesystem: Verdict,
+    pub filesystem: PolicyVerdict,
     /// Network powers come with the request.
-    pub network: Verdict,
+    pub network: PolicyVerdict,
     /// Other powers come with the request.
-    pub other: Verdict,
+    pub other: PolicyVerdict,
     /// The command would run without a sandbox.
-    pub unsandboxed: Verdict,
+    pub unsandboxed: PolicyVerdict,
     /// A filesystem power was refused during the run: `deny` means that the refusal is final.
-    pub denied_filesystem: Verdict,
+    pub denied_filesystem: PolicyVerdict,
     /// A network power was refused during the run.
-    pub denied_network: Verdict,
+    pub denied_network: PolicyVerdict,
     /// Another power was refused during the run.
-    pub denied_other: Verdict,
+    pub denied_other: PolicyVerdict,
 }
 
 impl ModeAnswers {
     /// Returns the table of a mode.
-    pub fn of(mode: ApprovalMode) -> Self {
-        use Verdict::{Allow, Ask, Deny};
+    pub fn from_mode(mode: ApprovalMode) -> Self {
+        use PolicyVerdict::{Allow, Ask, Deny};
         let sandboxed_first = Self {
             tier_ask: Allow,
             known_changes: Allow,
@@ -82,13 +82,13 @@ impl ModeAnswers {
             ApprovalMode::OnRequest => {
                 Self { denied_filesystem: Deny, denied_network: Deny, denied_other: Deny, ..sandboxed_first }
             }
-            ApprovalMode::Never => Self::granular(GranularMode::default()),
-            ApprovalMode::Granular(classes) => Self::granular(classes),
+            ApprovalMode::Never => Self::from_granular(GranularMode::default()),
+            ApprovalMode::Granular(classes) => Self::from_granular(classes),
         }
     }
 
-    fn granular(classes: GranularMode) -> Self {
-        use Verdict::{Allow, Ask, Deny};
+    fn from_granular(classes: GranularMode) -> Self {
+        use PolicyVerdict::{Allow, Ask, Deny};
         let ask_if = |may: bool| if may { Ask } else { Deny };
         Self {
             tier_ask: if classes.run { Ask } else { Allow },
@@ -108,7 +108,7 @@ impl ModeAnswers {
     }
 
     /// Returns the answer for a power that comes with the request.
-    pub fn requested(&self, class: GrantClass) -> Verdict {
+    pub fn answer_requested(&self, class: GrantClass) -> PolicyVerdict {
         match class {
             GrantClass::Filesystem => self.filesystem,
             GrantClass::Network => self.network,
@@ -119,7 +119,7 @@ impl ModeAnswers {
 
     /// Returns the answer for a power that was refused during the run: `ask`, or `deny` if the refusal is
     /// final.
-    pub fn denied(&self, class: GrantClass) -> Verdict {
+    pub fn answer_denied(&self, class: GrantClass) -> PolicyVerdict {
         match class {
             GrantClass::Filesystem => self.denied_filesystem,
             GrantClass::Network => self.denied_network,
@@ -129,7 +129,7 @@ impl ModeAnswers {
     }
 
     /// Returns the stricter answer in every situation.
-    pub fn strictest(&self, other: &Self) -> Self {
+    pub fn combine_strictest(&self, other: &Self) -> Self {
         Self {
             tier_ask: self.tier_ask.max(other.tier_ask),
             known_changes: self.known_changes.max(other.known_changes),
@@ -148,7 +148,7 @@ impl ModeAnswers {
 
     /// Returns whether no answer is milder than that of `base`.
     pub fn is_as_strict_as(&self, base: &Self) -> bool {
-        self.strictest(base) == *self
+        self.combine_strictest(base) == *self
     }
 }
 
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn strictness_is_a_partial_order() {
         use ApprovalMode::{Never, OnFailure, OnRequest, Untrusted};
-        let narrows = |a, b| ModeAnswers::of(a).is_as_strict_as(&ModeAnswers::of(b));
+        let narrows = |a, b| ModeAnswers::from_mode(a).is_as_strict_as(&ModeAnswers::from_mode(b));
         for mode in [Untrusted, OnFailure, OnRequest, Never] {
             assert!(narrows(mode, mode));
             assert!(narrows(mode, OnFailure), "{mode:?}");

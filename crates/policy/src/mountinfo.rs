@@ -7,29 +7,29 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 /// Bytes of a usual mount table, as the size of the buffer.
-const USUAL_BYTES: usize = 16 << 10;
+const TYPICAL_TABLE_BYTES: usize = 16 << 10;
 /// Most bytes of such a text that are read.
-pub const LIMIT_BYTES: u64 = 16 << 20;
+pub const MAX_TABLE_BYTES: u64 = 16 << 20;
 
 /// Reads the mount table of this process.
 ///
 /// # Errors
 /// An error if procfs cannot be read.
-pub fn read() -> io::Result<Vec<u8>> {
+pub fn read_mountinfo() -> io::Result<Vec<u8>> {
     // A file of procfs has no size, and a small buffer takes many reads.
-    let mut text = Vec::with_capacity(USUAL_BYTES);
-    File::open("/proc/self/mountinfo")?.take(LIMIT_BYTES).read_to_end(&mut text)?;
+    let mut text = Vec::with_capacity(TYPICAL_TABLE_BYTES);
+    File::open("/proc/self/mountinfo")?.take(MAX_TABLE_BYTES).read_to_end(&mut text)?;
     Ok(text)
 }
 
 /// Returns the mount points, with the types of their filesystems.
-pub fn mounts(text: &[u8]) -> impl Iterator<Item = (PathBuf, &[u8])> {
-    entries(text).map(|mount| (mount.point, mount.kind))
+pub fn parse_mount_points(text: &[u8]) -> impl Iterator<Item = (PathBuf, &[u8])> {
+    parse_mounts(text).map(|mount| (mount.point, mount.kind))
 }
 
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mount<'t> {
+pub struct MountInfoEntry<'t> {
     /// Number of the mount.
     pub id: u64,
     /// Number of the parent mount, which need not be listed.
@@ -49,25 +49,25 @@ pub struct Mount<'t> {
 }
 
 /// Returns all mounts; a later one at the same point hides an earlier one.
-pub fn entries(text: &[u8]) -> impl Iterator<Item = Mount<'_>> {
-    let path = |field: &[u8]| PathBuf::from(OsStr::from_bytes(&unescape(field)));
+pub fn parse_mounts(text: &[u8]) -> impl Iterator<Item = MountInfoEntry<'_>> {
+    let path = |field: &[u8]| PathBuf::from(OsStr::from_bytes(&unescape_field(field)));
     text.split(|byte| *byte == b'\n').filter_map(move |line| {
         let mut fields = line.split(|byte| *byte == b' ');
-        let (id, parent) = (number(fields.next()?)?, number(fields.next()?)?);
+        let (id, parent) = (parse_number(fields.next()?)?, parse_number(fields.next()?)?);
         let (device, root, point, options) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
         let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
         let (kind, filesystem_options) = (fields.next()?, fields.nth(1).unwrap_or_default());
         let is_read_only = options.split(|byte| *byte == b',').any(|option| option == b"ro");
-        Some(Mount { id, parent, device, root: path(root), point: path(point), is_read_only, kind, filesystem_options })
+        Some(MountInfoEntry { id, parent, device, root: path(root), point: path(point), is_read_only, kind, filesystem_options })
     })
 }
 
-fn number(field: &[u8]) -> Option<u64> {
+fn parse_number(field: &[u8]) -> Option<u64> {
     std::str::from_utf8(field).ok()?.parse().ok()
 }
 
 /// Decodes escapes: `\040` and the like are bytes in octal.
-pub(crate) fn unescape(field: &[u8]) -> Vec<u8> {
+pub(crate) fn unescape_field(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut at = 0;
     while at < field.len() {
@@ -94,10 +94,10 @@ mod tests {
     fn mount_points_and_types_are_read() {
         let text = b"36 35 98:0 /mnt1 /mnt\\0402 rw,noatime master:1 - ext3 /dev/root rw\n\
             37 36 0:5 / /dev/pts rw - devpts devpts rw,gid=5\nnonsense\n";
-        let found: Vec<_> = mounts(text).collect();
+        let found: Vec<_> = parse_mount_points(text).collect();
         assert_eq!(found, [("/mnt 2".into(), &b"ext3"[..]), ("/dev/pts".into(), &b"devpts"[..])]);
-        let Some(first) = entries(text).next() else { panic!("no mount") };
+        let Some(first) = parse_mounts(text).next() else { panic!("no mount") };
         assert_eq!((first.device, first.root.to_str(), first.is_read_only), (&b"98:0"[..], Some("/mnt1"), false));
-        assert!(entries(b"1 2 0:1 / /a ro,nosuid - tmpfs none rw\n").all(|mount| mount.is_read_only));
+        assert!(parse_mounts(b"1 2 0:1 / /a ro,nosuid - tmpfs none rw\n").all(|mount| mount.is_read_only));
     }
 }

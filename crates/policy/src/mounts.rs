@@ -15,7 +15,7 @@ use std::path::{Component, Path, PathBuf};
 
 use stockade_model::RawText;
 
-use crate::mountinfo::{LIMIT_BYTES, Mount, entries, read, unescape};
+use crate::mountinfo::{MAX_TABLE_BYTES, MountInfoEntry, parse_mounts, read_mountinfo, unescape_field};
 use crate::trust::trace_path;
 
 /// Most mounts that are examined.
@@ -95,22 +95,22 @@ pub struct OtherPath {
 
 /// The mounts of this process at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MountTable {
+pub struct MountSnapshot {
     mounts: Vec<MountPoint>,
     /// The mounts at `/`: an absolute path begins in one of them. Another mount may cover the first one;
     /// `/..` leads to it.
     tops: Vec<usize>,
     /// Visible mounts by device, without the filesystems in which only the kernel creates files.
-    by_device: HashMap<Device, Vec<usize>>,
-    overlays: Vec<Overlay>,
+    by_device: HashMap<DeviceNumber, Vec<usize>>,
+    overlays: Vec<OverlayMount>,
 }
 
 /// `major:minor`.
-type Device = Vec<u8>;
+type DeviceNumber = Vec<u8>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct MountPoint {
-    device: Device,
+    device: DeviceNumber,
     root: PathBuf,
     point: PathBuf,
     /// Mounts on this one, by mount point.
@@ -119,26 +119,26 @@ struct MountPoint {
 
 /// A file or directory, by its path within the filesystem of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Object {
-    device: Device,
+struct DeviceObject {
+    device: DeviceNumber,
     path: PathBuf,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Overlay {
-    device: Device,
-    layers: Vec<Object>,
+struct OverlayMount {
+    device: DeviceNumber,
+    layers: Vec<DeviceObject>,
     /// The final names of layers that were given by a relative path, whose base is unknown.
     relative: Vec<PathBuf>,
 }
 
-impl MountTable {
+impl MountSnapshot {
     /// Reads the mounts of this process.
     ///
     /// # Errors
     /// See [`MountsError`].
     pub fn of_this_process() -> Result<Self, MountsError> {
-        let text = read().map_err(|error| MountsError::Unreadable { why: error.to_string() })?;
+        let text = read_mountinfo().map_err(|error| MountsError::Unreadable { why: error.to_string() })?;
         Self::parse(&text)
     }
 
@@ -147,14 +147,14 @@ impl MountTable {
     /// # Errors
     /// See [`MountsError`].
     pub fn parse(text: &[u8]) -> Result<Self, MountsError> {
-        if text.len() as u64 >= LIMIT_BYTES {
+        if text.len() as u64 >= MAX_TABLE_BYTES {
             return Err(MountsError::TooManyMounts);
         }
         let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count();
         if lines > MAX_MOUNTS {
             return Err(MountsError::TooManyMounts);
         }
-        let listed: Vec<Mount<'_>> = entries(text).collect();
+        let listed: Vec<MountInfoEntry<'_>> = parse_mounts(text).collect();
         if listed.len() != lines {
             return Err(MountsError::Unreadable {
                 why: "a line is not in the format of proc_pid_mountinfo(5)".to_owned(),
@@ -163,17 +163,17 @@ impl MountTable {
         let tops = (0..listed.len()).filter(|&at| listed[at].point == Path::new("/")).collect();
         let mut table = Self { tops, ..Self::default() };
         if table.tops.is_empty() {
-            let is_harmless = |mount: &Mount<'_>| is_kernel_filesystem(mount.kind) || mount.kind == b"tmpfs";
+            let is_harmless = |mount: &MountInfoEntry<'_>| is_kernel_filesystem(mount.kind) || mount.kind == b"tmpfs";
             return if listed.iter().all(is_harmless) { Ok(table) } else { Err(MountsError::NoRoot) };
         }
-        table.mounts = listed.iter().map(MountPoint::of).collect();
-        table.connect(&listed);
+        table.mounts = listed.iter().map(MountPoint::from_entry).collect();
+        table.connect_mounts(&listed);
         table.add_overlays(&listed);
         Ok(table)
     }
 
     /// Connects each mount to its parent, and finds the visible mounts.
-    fn connect(&mut self, listed: &[Mount<'_>]) {
+    fn connect_mounts(&mut self, listed: &[MountInfoEntry<'_>]) {
         let by_id: HashMap<u64, usize> = listed.iter().enumerate().map(|(at, mount)| (mount.id, at)).collect();
         let mut on: Vec<Vec<usize>> = vec![Vec::new(); listed.len()];
         for (at, mount) in listed.iter().enumerate().filter(|(at, _)| !self.tops.contains(at)) {
@@ -204,12 +204,12 @@ impl MountTable {
         above.take_while(|place| place.starts_with(point)).any(|place| children.contains_key(place))
     }
 
-    fn add_overlays(&mut self, listed: &[Mount<'_>]) {
-        let mut found: HashMap<Vec<u8>, Vec<Object>> = HashMap::new();
+    fn add_overlays(&mut self, listed: &[MountInfoEntry<'_>]) {
+        let mut found: HashMap<Vec<u8>, Vec<DeviceObject>> = HashMap::new();
         let mut known = HashSet::new();
         for mount in listed.iter().filter(|mount| mount.kind == b"overlay" && known.insert(mount.device)) {
-            let mut overlay = Overlay { device: mount.device.to_owned(), layers: Vec::new(), relative: Vec::new() };
-            for layer in layers(mount.filesystem_options) {
+            let mut overlay = OverlayMount { device: mount.device.to_owned(), layers: Vec::new(), relative: Vec::new() };
+            for layer in parse_overlay_layers(mount.filesystem_options) {
                 let path = Path::new(OsStr::from_bytes(&layer));
                 if path.is_absolute() {
                     let objects = found.entry(layer.clone()).or_insert_with(|| self.layer_objects(path));
@@ -226,7 +226,7 @@ impl MountTable {
 
     /// Returns the directory of a layer. Empty if it does not exist: the overlay was mounted in another
     /// context, in which the path had another meaning.
-    fn layer_objects(&self, path: &Path) -> Vec<Object> {
+    fn layer_objects(&self, path: &Path) -> Vec<DeviceObject> {
         let end = trace_path(path).end;
         let is_missing = end.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
         if is_missing { Vec::new() } else { self.objects_at(&end).collect() }
@@ -249,8 +249,8 @@ impl MountTable {
         }
         let (mut links, mut known) = (LinkResolver::default(), HashSet::new());
         for path in paths {
-            let too_many = || MountsError::TooManyPaths { path: RawText::from(path).escaped() };
-            let real = links.resolve(path);
+            let too_many = || MountsError::TooManyPaths { path: RawText::from(path).to_escaped() };
+            let real = links.resolve_path(path);
             for other in self.paths_of(&real).ok_or_else(too_many)? {
                 // A parent directory of the path is not another path of it, although a mount in the path
                 // may show that directory.
@@ -268,10 +268,10 @@ impl MountTable {
 
     /// Returns all paths of the object at `real`, which has no symbolic links; `None` if there are too many.
     fn paths_of(&self, real: &Path) -> Option<HashSet<PathBuf>> {
-        let mut waiting: Vec<(Object, usize)> = self.objects_at(real).map(|object| (object, 0)).collect();
+        let mut waiting: Vec<(DeviceObject, usize)> = self.objects_at(real).map(|object| (object, 0)).collect();
         for mount in self.by_device.values().flatten().map(|&at| &self.mounts[at]) {
             if mount.point != real && mount.point.starts_with(real) {
-                waiting.push((Object { device: mount.device.clone(), path: mount.root.clone() }, 0));
+                waiting.push((DeviceObject { device: mount.device.clone(), path: mount.root.clone() }, 0));
             }
         }
         let (mut seen, mut paths) = (HashSet::new(), HashSet::new());
@@ -292,11 +292,11 @@ impl MountTable {
     }
 
     /// Adds the paths that mounts give to an object, and to parts of it.
-    fn add_paths(&self, object: &Object, paths: &mut HashSet<PathBuf>) {
+    fn add_paths(&self, object: &DeviceObject, paths: &mut HashSet<PathBuf>) {
         for &at in self.by_device.get(&object.device).into_iter().flatten() {
             let mount = &self.mounts[at];
             if let Ok(rest) = object.path.strip_prefix(&mount.root) {
-                let path = join(&mount.point, rest);
+                let path = join_path(&mount.point, rest);
                 if self.tops.iter().any(|&top| self.mount_at(top, &path) == at) {
                     paths.insert(path);
                 }
@@ -308,13 +308,13 @@ impl MountTable {
 
     /// Returns the same object, or a part of it, in the overlays that have it in a layer. For an object of
     /// an overlay, also returns the objects in its layers.
-    fn across_overlays(&self, object: &Object) -> Vec<Object> {
+    fn across_overlays(&self, object: &DeviceObject) -> Vec<DeviceObject> {
         let mut found = Vec::new();
-        for Overlay { device, layers, relative } in &self.overlays {
-            let in_overlay = |rest: &Path| Object { device: device.clone(), path: join(Path::new("/"), rest) };
+        for OverlayMount { device, layers, relative } in &self.overlays {
+            let in_overlay = |rest: &Path| DeviceObject { device: device.clone(), path: join_path(Path::new("/"), rest) };
             if *device == object.device {
                 let rest = object.path.strip_prefix("/").unwrap_or(&object.path);
-                found.extend(layers.iter().map(|l| Object { device: l.device.clone(), path: join(&l.path, rest) }));
+                found.extend(layers.iter().map(|l| DeviceObject { device: l.device.clone(), path: join_path(&l.path, rest) }));
                 continue;
             }
             for layer in layers.iter().filter(|layer| layer.device == object.device) {
@@ -333,12 +333,12 @@ impl MountTable {
     }
 
     /// Returns the objects at a path without symbolic links.
-    fn objects_at<'t>(&'t self, path: &'t Path) -> impl Iterator<Item = Object> + 't {
+    fn objects_at<'t>(&'t self, path: &'t Path) -> impl Iterator<Item = DeviceObject> + 't {
         self.tops.iter().filter_map(move |&top| {
             let mount = &self.mounts[self.mount_at(top, path)];
             let rest = path.strip_prefix(&mount.point).ok()?;
             self.by_device.get(&mount.device)?;
-            Some(Object { device: mount.device.clone(), path: join(&mount.root, rest) })
+            Some(DeviceObject { device: mount.device.clone(), path: join_path(&mount.root, rest) })
         })
     }
 
@@ -358,8 +358,8 @@ impl MountTable {
 }
 
 impl MountPoint {
-    fn of(mount: &Mount<'_>) -> Self {
-        let Mount { device, root, point, .. } = mount;
+    fn from_entry(mount: &MountInfoEntry<'_>) -> Self {
+        let MountInfoEntry { device, root, point, .. } = mount;
         Self { device: (*device).to_owned(), root: root.clone(), point: point.clone(), children: HashMap::new() }
     }
 }
@@ -369,7 +369,7 @@ impl MountPoint {
 struct LinkResolver(HashMap<PathBuf, PathBuf>);
 
 impl LinkResolver {
-    fn resolve(&mut self, path: &Path) -> PathBuf {
+    fn resolve_path(&mut self, path: &Path) -> PathBuf {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return trace_path(path).end };
         if path.read_link().is_ok() {
             return trace_path(path).end;
@@ -386,16 +386,16 @@ fn is_kernel_filesystem(kind: &[u8]) -> bool {
 }
 
 /// Like [`Path::join`], without a final slash if `rest` is empty.
-fn join(base: &Path, rest: &Path) -> PathBuf {
+fn join_path(base: &Path, rest: &Path) -> PathBuf {
     if rest.as_os_str().is_empty() { base.to_owned() } else { base.join(rest) }
 }
 
 /// Returns the directories in the options of an overlay (`Documentation/filesystems/overlayfs.rst`).
-fn layers(options: &[u8]) -> Vec<Vec<u8>> {
+fn parse_overlay_layers(options: &[u8]) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     for option in options.split(|byte| *byte == b',') {
         let Some(split) = option.iter().position(|byte| *byte == b'=') else { continue };
-        let (key, value) = (&option[..split], unescape(&option[split + 1..]));
+        let (key, value) = (&option[..split], unescape_field(&option[split + 1..]));
         match key {
             b"lowerdir" => found.extend(colon_separated(&value)),
             // The kernel version decides if a backslash is an escape here.

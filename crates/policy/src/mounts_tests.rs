@@ -5,8 +5,8 @@ use super::*;
 const ROOT: &str = "1 0 8:1 / / rw - ext4 /dev/a rw";
 const HOME: &str = "2 1 8:2 / /home rw - ext4 /dev/b rw";
 
-fn table(lines: &[&str]) -> MountTable {
-    MountTable::parse(lines.join("\n").as_bytes()).unwrap_or_else(|error| panic!("{error}"))
+fn table(lines: &[&str]) -> MountSnapshot {
+    MountSnapshot::parse(lines.join("\n").as_bytes()).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn others(lines: &[&str], path: &str) -> Vec<String> {
@@ -208,13 +208,13 @@ fn there_are_bounds_and_what_is_not_understood_is_refused() {
         let mounts = (2..=count).map(|id| format!("{id} 1 8:2 / /m{id} rw - ext4 /dev/b rw\n"));
         std::iter::once(format!("{ROOT}\n")).chain(mounts).collect()
     };
-    let most = MountTable::parse(many(MAX_MOUNTS).as_bytes()).unwrap();
+    let most = MountSnapshot::parse(many(MAX_MOUNTS).as_bytes()).unwrap();
     assert!(most.other_paths([Path::new("/etc/x")]).unwrap().is_empty());
     let error = most.other_paths([Path::new("/m2/x")]).unwrap_err();
     assert_eq!(error, MountsError::TooManyPaths { path: "/m2/x".to_owned() });
-    let one_more = MountTable::parse(many(MAX_MOUNTS + 1).as_bytes()).unwrap_err();
-    let no_root = MountTable::parse(HOME.as_bytes()).unwrap_err();
-    let broken = MountTable::parse(format!("{ROOT}\nnonsense\n").as_bytes()).unwrap_err();
+    let one_more = MountSnapshot::parse(many(MAX_MOUNTS + 1).as_bytes()).unwrap_err();
+    let no_root = MountSnapshot::parse(HOME.as_bytes()).unwrap_err();
+    let broken = MountSnapshot::parse(format!("{ROOT}\nnonsense\n").as_bytes()).unwrap_err();
     assert_eq!((&one_more, &no_root), (&MountsError::TooManyMounts, &MountsError::NoRoot));
     for error in [error, one_more, no_root, broken] {
         assert!(error.to_string().contains("\nhint: "), "{error}");
@@ -228,6 +228,6 @@ fn there_are_bounds_and_what_is_not_understood_is_refused() {
 
 #[test]
 fn the_mounts_of_this_process_are_understood() {
-    let table = MountTable::of_this_process().unwrap_or_else(|error| panic!("{error}"));
+    let table = MountSnapshot::of_this_process().unwrap_or_else(|error| panic!("{error}"));
     table.other_paths([Path::new("/etc/passwd")]).unwrap_or_else(|error| panic!("{error}"));
 }

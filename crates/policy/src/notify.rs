@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use stockade_model::Endpoint;
+use stockade_model::HttpEndpoint;
 
-use crate::review::{EndpointText, Wrong, in_place};
+use crate::review::{EndpointText, SectionError, in_place};
 use crate::text::ConfigPath;
 
 /// Most words of a program, and most bytes of each word.
@@ -68,14 +68,14 @@ pub struct NotifySettings {
     /// A program of the host with its arguments; the first word is an absolute path.
     pub program: Option<Vec<String>>,
     /// URL to which notices are posted.
-    pub webhook: Option<Endpoint>,
+    pub webhook: Option<HttpEndpoint>,
     /// A file of certificates that replace those of the machine.
     pub certificates: Option<PathBuf>,
 }
 
 impl NotifySection {
     /// Returns the settings of the section; `None` if no notice is sent.
-    pub(crate) fn settings(&self, home: &Path) -> Result<Option<NotifySettings>, Wrong> {
+    pub(crate) fn to_settings(&self, home: &Path) -> Result<Option<NotifySettings>, SectionError> {
         if let Some(words) = &self.program {
             check_program(words)?;
         }
@@ -92,7 +92,7 @@ impl NotifySection {
     }
 }
 
-fn check_program(words: &[String]) -> Result<(), Wrong> {
+fn check_program(words: &[String]) -> Result<(), SectionError> {
     let wrong = |why, remedy| Err(("notify.program", why, remedy));
     match words.first() {
         None => wrong("a program has a path", "write `[\"/usr/bin/notify-send\", \"stockade\"]`, or leave it out"),
@@ -107,7 +107,7 @@ fn check_program(words: &[String]) -> Result<(), Wrong> {
 impl NotifySettings {
     /// Reports every value in configuration syntax. Often the path of a webhook is its secret, so it is
     /// omitted.
-    pub(crate) fn each(&self, line: &mut dyn FnMut(&str, String)) {
+    pub(crate) fn report_values(&self, line: &mut dyn FnMut(&str, String)) {
         line("notify.on", self.on.iter().map(|on| on.as_str()).collect::<Vec<_>>().join(", "));
         if let Some(program) = &self.program {
             line("notify.program", program.join(" ").escape_debug().to_string());
@@ -116,7 +116,7 @@ impl NotifySettings {
             line("notify.webhook", format!("{}:{}/...", webhook.host(), webhook.port()));
         }
         if let Some(path) = &self.certificates {
-            line("notify.certificates", stockade_model::RawText::from(path.as_path()).escaped());
+            line("notify.certificates", stockade_model::RawText::from(path.as_path()).to_escaped());
         }
     }
 }
@@ -125,8 +125,8 @@ impl NotifySettings {
 mod tests {
     use super::*;
 
-    fn meaning(text: &str) -> Result<Option<NotifySettings>, Wrong> {
-        toml::from_str::<NotifySection>(text).unwrap().settings(Path::new("/home/me"))
+    fn meaning(text: &str) -> Result<Option<NotifySettings>, SectionError> {
+        toml::from_str::<NotifySection>(text).unwrap().to_settings(Path::new("/home/me"))
     }
 
     #[test]
@@ -136,7 +136,7 @@ mod tests {
         let all = meaning(r#"webhook = "https://hooks.example.com/secret""#).unwrap().unwrap();
         assert_eq!(all.on, NotifyOn::ALL);
         let mut lines = Vec::new();
-        all.each(&mut |key, value| lines.push(format!("{key} = {value}")));
+        all.report_values(&mut |key, value| lines.push(format!("{key} = {value}")));
         assert_eq!(lines, ["notify.on = limit, lost, ended", "notify.webhook = hooks.example.com:443/..."]);
     }
 

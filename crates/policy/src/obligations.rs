@@ -3,10 +3,10 @@
 //!
 //! Must not know questions: `decide` asks about the powers of a rule that asks.
 
-use stockade_model::{Grant, Limits, Profile, Request, Verdict};
+use stockade_model::{Grant, Limits, Profile, RunRequest, PolicyVerdict};
 
-use crate::rules::{Findings, Rule};
-use crate::settings::Settings;
+use crate::rules::{MatchedRules, PolicyRule};
+use crate::settings::PolicySettings;
 
 /// Requirements of the rules for a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,10 +21,10 @@ pub struct Obligations {
 
 impl Obligations {
     /// Collects the requirements. `allow` rules count only if together they cover the whole command.
-    pub(crate) fn of(settings: &Settings, request: &Request, found: &Findings<'_>) -> Self {
+    pub(crate) fn from_rules(settings: &PolicySettings, request: &RunRequest, found: &MatchedRules<'_>) -> Self {
         // A rule that refuses has no requirements.
-        let raised = found.raised.iter().map(|(rule, _)| *rule).filter(|rule| rule.effect == Verdict::Ask);
-        let speaking: Vec<&Rule> = raised.chain(found.allowed.iter().copied()).collect();
+        let raised = found.raised.iter().map(|(rule, _)| *rule).filter(|rule| rule.effect == PolicyVerdict::Ask);
+        let speaking: Vec<&PolicyRule> = raised.chain(found.allowed.iter().copied()).collect();
         let mut all = Self::default();
         if speaking.is_empty() {
             return all;
@@ -35,7 +35,7 @@ impl Obligations {
         all.profile = profile_of(settings, request, &speaking);
         let workspace = request.workspace.as_path();
         for grant in speaking.iter().flat_map(|rule| &rule.grants) {
-            all.grants.extend(grant.resolve(&settings.home, workspace));
+            all.grants.extend(grant.resolve_grant(&settings.home, workspace));
         }
         all.grants.sort();
         all.grants.dedup();
@@ -49,7 +49,7 @@ impl Obligations {
     }
 
     /// Returns the request with the required profile and powers.
-    pub fn request(&self, request: &Request) -> Request {
+    pub fn apply_to_request(&self, request: &RunRequest) -> RunRequest {
         if self.profile.is_none() && self.grants.is_empty() {
             return request.clone();
         }
@@ -60,18 +60,18 @@ impl Obligations {
     }
 
     /// Lowers the limits of a profile to the required ones.
-    pub fn narrow(&self, profile: &mut Profile) {
+    pub fn lower_limits(&self, profile: &mut Profile) {
         profile.limits.lower_to(&self.limits);
     }
 }
 
 /// Returns the narrowest profile that the rules name; the first one if neither is wider. This profile
 /// replaces the configured one; a profile that was requested by name is only narrowed.
-fn profile_of(settings: &Settings, request: &Request, rules: &[&Rule]) -> Option<String> {
+fn profile_of(settings: &PolicySettings, request: &RunRequest, rules: &[&PolicyRule]) -> Option<String> {
     let spec = |name: &str| settings.profiles.get(name);
     let mut chosen: Option<&str> = None;
     // A project's rule counts only if it narrows the user's rules.
-    let mut named: Vec<&Rule> = rules.iter().copied().filter(|rule| rule.profile.is_some()).collect();
+    let mut named: Vec<&PolicyRule> = rules.iter().copied().filter(|rule| rule.profile.is_some()).collect();
     named.sort_by_key(|rule| rule.origin.layer());
     for name in named.iter().filter_map(|rule| rule.profile.as_deref()) {
         let narrower = match chosen.and_then(spec) {

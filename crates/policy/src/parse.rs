@@ -10,58 +10,58 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::error::{ConfigError, Lines, Place, suggestion};
+use crate::error::{ConfigError, LineIndex, TextPosition, find_closest_name};
 
 /// Position of each key of a file, by its path: `profiles.ci.write[0]`.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Places {
-    by_path: BTreeMap<String, Place>,
+pub(crate) struct KeyPositions {
+    by_path: BTreeMap<String, TextPosition>,
 }
 
-impl Places {
+impl KeyPositions {
     /// Returns the position of a key, or of an item of a list.
-    pub(crate) fn get(&self, path: &str) -> Option<Place> {
+    pub(crate) fn get(&self, path: &str) -> Option<TextPosition> {
         self.by_path.get(path).copied()
     }
 }
 
 /// Parses one file whose positions are not needed.
 pub(crate) fn parse_content<T: DeserializeOwned>(file: &Path, source: &str) -> Result<T, ConfigError> {
-    toml::from_str(source).map_err(|error| explain(file, source, &error))
+    toml::from_str(source).map_err(|error| explain_error(file, source, &error))
 }
 
 /// Parses one file.
-pub(crate) fn parse<T: DeserializeOwned>(file: &Path, source: &str) -> Result<(T, Places), ConfigError> {
-    let table = DeTable::parse(source).map_err(|error| explain(file, source, &error))?;
-    let mut index = Index { lines: Lines::of(source), places: Places::default() };
-    index.table(table.get_ref(), "");
+pub(crate) fn parse_file<T: DeserializeOwned>(file: &Path, source: &str) -> Result<(T, KeyPositions), ConfigError> {
+    let table = DeTable::parse(source).map_err(|error| explain_error(file, source, &error))?;
+    let mut index = PositionCollector { lines: LineIndex::from_source(source), places: KeyPositions::default() };
+    index.index_table(table.get_ref(), "");
     Ok((parse_content(file, source)?, index.places))
 }
 
 /// Collects positions on a walk through a file.
-struct Index<'a> {
-    lines: Lines<'a>,
-    places: Places,
+struct PositionCollector<'a> {
+    lines: LineIndex<'a>,
+    places: KeyPositions,
 }
 
-impl Index<'_> {
-    fn table(&mut self, table: &DeTable<'_>, prefix: &str) {
+impl PositionCollector<'_> {
+    fn index_table(&mut self, table: &DeTable<'_>, prefix: &str) {
         for (key, value) in table {
             let path =
                 if prefix.is_empty() { key.get_ref().to_string() } else { format!("{prefix}.{}", key.get_ref()) };
-            self.places.by_path.insert(path.clone(), self.lines.place(key.span().start));
-            self.value(value, &path);
+            self.places.by_path.insert(path.clone(), self.lines.position_at(key.span().start));
+            self.index_value(value, &path);
         }
     }
 
-    fn value(&mut self, value: &Spanned<DeValue<'_>>, path: &str) {
+    fn index_value(&mut self, value: &Spanned<DeValue<'_>>, path: &str) {
         match value.get_ref() {
-            DeValue::Table(table) => self.table(table, path),
+            DeValue::Table(table) => self.index_table(table, path),
             DeValue::Array(items) => {
                 for (i, item) in items.iter().enumerate() {
                     let path = format!("{path}[{i}]");
-                    self.places.by_path.insert(path.clone(), self.lines.place(item.span().start));
-                    self.value(item, &path);
+                    self.places.by_path.insert(path.clone(), self.lines.position_at(item.span().start));
+                    self.index_value(item, &path);
                 }
             }
             _ => {}
@@ -71,8 +71,8 @@ impl Index<'_> {
 
 /// Rephrases a parser's error. The parser's message for an unknown name is
 /// `unknown field|variant NAME, expected ...`, with names in backquotes.
-fn explain(file: &Path, source: &str, error: &toml::de::Error) -> ConfigError {
-    let place = error.span().map(|span| Lines::of(source).place(span.start));
+fn explain_error(file: &Path, source: &str, error: &toml::de::Error) -> ConfigError {
+    let place = error.span().map(|span| LineIndex::from_source(source).position_at(span.start));
     let message = error.message();
     let what = if message.starts_with("unknown field `") {
         "key"
@@ -85,9 +85,9 @@ fn explain(file: &Path, source: &str, error: &toml::de::Error) -> ConfigError {
     let name = quoted.next().unwrap_or_default();
     let known: Vec<&str> = quoted.collect();
     let said = ConfigError::new(file, place, format!("unknown {what} `{name}`"));
-    match suggestion(name, known.iter().copied()) {
-        Some(meant) => said.hint(format!("did you mean `{meant}`?")),
+    match find_closest_name(name, known.iter().copied()) {
+        Some(meant) => said.with_hint(format!("did you mean `{meant}`?")),
         None if known.is_empty() => said,
-        None => said.hint(format!("known here: `{}`", known.join("`, `"))),
+        None => said.with_hint(format!("known here: `{}`", known.join("`, `"))),
     }
 }

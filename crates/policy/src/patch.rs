@@ -7,7 +7,7 @@
 use crate::file::FileOperation;
 
 /// Most files of one patch.
-const MAX_FILES: usize = 10_000;
+const MAX_PATCH_FILES: usize = 10_000;
 
 /// One file of a patch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub fn changes_of_patch(text: &str) -> Result<Vec<FileChange>, PatchError> {
     let wrong = |why| Err(PatchError { line: 1, why });
     match changes.len() {
         0 => wrong("it names no file: neither `*** Update File:` nor `+++`"),
-        1..=MAX_FILES => Ok(changes),
+        1..=MAX_PATCH_FILES => Ok(changes),
         _ => wrong("it names more than 10000 files"),
     }
 }
@@ -98,11 +98,11 @@ fn of_diff(text: &str) -> Result<Vec<FileChange>, PatchError> {
         } else if let Some(hunk) = line.strip_prefix("@@ -") {
             left = hunk_lines(hunk).ok_or(PatchError { line: i + 1, why: "the hunk's numbers cannot be read" })?;
         } else if let Some(name) = line.strip_prefix("--- ") {
-            old = Some(diff_name(name, "a/").ok_or(PatchError { line: i + 1, why: QUOTED })?);
+            old = Some(diff_name(name, "a/").ok_or(PatchError { line: i + 1, why: QUOTED_NAME_REASON })?);
         } else if let Some(name) = line.strip_prefix("+++ ") {
-            let new = diff_name(name, "b/").ok_or(PatchError { line: i + 1, why: QUOTED })?;
+            let new = diff_name(name, "b/").ok_or(PatchError { line: i + 1, why: QUOTED_NAME_REASON })?;
             let Some(old) = old.take() else { return wrong("`+++` follows no `---`") };
-            changes.extend(pair(&old, &new));
+            changes.extend(derive_changes(&old, &new));
         } else if let Some(name) = line.strip_prefix("rename from ").or(line.strip_prefix("deleted binary ")) {
             changes.push(FileChange { path: name.to_owned(), operation: FileOperation::Delete });
         } else if let Some(name) = line.strip_prefix("rename to ").or(line.strip_prefix("copy to ")) {
@@ -118,9 +118,9 @@ fn of_diff(text: &str) -> Result<Vec<FileChange>, PatchError> {
     Ok(changes)
 }
 
-const QUOTED: &str = "a quoted name is not judged file by file";
+const QUOTED_NAME_REASON: &str = "a quoted name is not judged file by file";
 
-fn pair(old: &str, new: &str) -> Vec<FileChange> {
+fn derive_changes(old: &str, new: &str) -> Vec<FileChange> {
     let change = |path: &str, operation| FileChange { path: path.to_owned(), operation };
     match (old, new) {
         ("/dev/null", new) => vec![change(new, FileOperation::Create)],

@@ -10,11 +10,11 @@ use std::str::FromStr;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use stockade_model::{Grant, Limit, RawText};
+use stockade_model::{Grant, LimitKind, RawText};
 
 use crate::glob::parts_cover;
 use crate::hosts::{HostEntry, check_breadth};
-use crate::text::{ConfigPath, TextError, fail, text_form};
+use crate::text::{ConfigPath, TextError, text_error, text_form};
 
 /// Longest pattern, in bytes.
 const MAX_PATTERN_BYTES: usize = 4096;
@@ -23,16 +23,16 @@ const MAX_ALTERNATIVES: usize = 64;
 
 /// One word of a command, or several alternative words.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Word(Vec<String>);
+pub struct WordPattern(Vec<String>);
 
-impl Word {
+impl WordPattern {
     /// Returns a word without alternatives.
-    pub fn one(word: impl Into<String>) -> Self {
+    pub fn from_word(word: impl Into<String>) -> Self {
         Self(vec![word.into()])
     }
 
     /// Returns a word with several alternatives; `None` if there are none.
-    pub fn any(words: Vec<String>) -> Option<Self> {
+    pub fn from_alternatives(words: Vec<String>) -> Option<Self> {
         if words.is_empty() { None } else { Some(Self(words)) }
     }
 
@@ -41,12 +41,12 @@ impl Word {
         &self.0
     }
 
-    pub(crate) fn is(&self, word: &str) -> bool {
+    pub(crate) fn matches_word(&self, word: &str) -> bool {
         self.0.iter().any(|own| own == word)
     }
 }
 
-impl fmt::Display for Word {
+impl fmt::Display for WordPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.as_slice() {
             [one] => f.write_str(one),
@@ -55,18 +55,18 @@ impl fmt::Display for Word {
     }
 }
 
-impl<'de> Deserialize<'de> for Word {
+impl<'de> Deserialize<'de> for WordPattern {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Words;
         impl<'de> Visitor<'de> for Words {
-            type Value = Word;
+            type Value = WordPattern;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a word or a list of words")
             }
-            fn visit_str<E: Error>(self, word: &str) -> Result<Word, E> {
-                Ok(Word::one(word))
+            fn visit_str<E: Error>(self, word: &str) -> Result<WordPattern, E> {
+                Ok(WordPattern::from_word(word))
             }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Word, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<WordPattern, A::Error> {
                 let mut words = Vec::new();
                 while let Some(word) = list.next_element::<String>()? {
                     if words.len() == MAX_ALTERNATIVES {
@@ -74,14 +74,14 @@ impl<'de> Deserialize<'de> for Word {
                     }
                     words.push(word);
                 }
-                Word::any(words).ok_or_else(|| A::Error::custom("a list of alternatives holds a word at least"))
+                WordPattern::from_alternatives(words).ok_or_else(|| A::Error::custom("a list of alternatives holds a word at least"))
             }
         }
         deserializer.deserialize_any(Words)
     }
 }
 
-impl JsonSchema for Word {
+impl JsonSchema for WordPattern {
     fn inline_schema() -> bool {
         true
     }
@@ -101,7 +101,7 @@ impl JsonSchema for Word {
 
 /// Base directory of a path pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Anchor {
+enum PathAnchor {
     Root,
     Home,
     Workspace,
@@ -111,7 +111,7 @@ enum Anchor {
 /// `/etc/*.conf`, `**/.env`. The pattern also covers everything beneath the matched paths.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PathPattern {
-    anchor: Anchor,
+    anchor: PathAnchor,
     parts: Vec<String>,
 }
 
@@ -119,9 +119,9 @@ impl PathPattern {
     /// Returns whether the pattern covers `path`, which is absolute and normal.
     pub fn covers(&self, path: &Path, home: &Path, workspace: &Path) -> bool {
         let base = match self.anchor {
-            Anchor::Root => Path::new("/"),
-            Anchor::Home => home,
-            Anchor::Workspace => workspace,
+            PathAnchor::Root => Path::new("/"),
+            PathAnchor::Home => home,
+            PathAnchor::Workspace => workspace,
         };
         let Ok(rest) = path.strip_prefix(base) else { return false };
         let mut names: Vec<Cow<'_, str>> = Vec::new();
@@ -148,10 +148,10 @@ impl fmt::Display for PathPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rest = self.parts.join("/");
         match self.anchor {
-            Anchor::Root => write!(f, "/{rest}"),
-            Anchor::Home if rest.is_empty() => f.write_str("~"),
-            Anchor::Home => write!(f, "~/{rest}"),
-            Anchor::Workspace => write!(f, "./{rest}"),
+            PathAnchor::Root => write!(f, "/{rest}"),
+            PathAnchor::Home if rest.is_empty() => f.write_str("~"),
+            PathAnchor::Home => write!(f, "~/{rest}"),
+            PathAnchor::Workspace => write!(f, "./{rest}"),
         }
     }
 }
@@ -160,34 +160,34 @@ impl FromStr for PathPattern {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
         if text.len() > MAX_PATTERN_BYTES || text.chars().any(char::is_control) {
-            return fail("a path holds no control characters and at most 4096 bytes");
+            return text_error("a path holds no control characters and at most 4096 bytes");
         }
         if text.contains(['$', '[', ']', '{', '}', '\\']) {
-            return fail("in a path pattern `*`, `?` and `**` stand for something, and nothing else does");
+            return text_error("in a path pattern `*`, `?` and `**` stand for something, and nothing else does");
         }
         let (anchor, rest) = match text {
-            "~" => (Anchor::Home, ""),
-            "." => (Anchor::Workspace, ""),
-            _ if text.starts_with("**/") => (Anchor::Root, text),
+            "~" => (PathAnchor::Home, ""),
+            "." => (PathAnchor::Workspace, ""),
+            _ if text.starts_with("**/") => (PathAnchor::Root, text),
             _ => {
                 if let Some(rest) = text.strip_prefix("~/") {
-                    (Anchor::Home, rest)
+                    (PathAnchor::Home, rest)
                 } else if let Some(rest) = text.strip_prefix("./") {
-                    (Anchor::Workspace, rest)
+                    (PathAnchor::Workspace, rest)
                 } else if let Some(rest) = text.strip_prefix('/') {
-                    (Anchor::Root, rest)
+                    (PathAnchor::Root, rest)
                 } else {
-                    return fail("a path starts with `/`, `~/` (home), `./` (workspace) or `**/` (anywhere)");
+                    return text_error("a path starts with `/`, `~/` (home), `./` (workspace) or `**/` (anywhere)");
                 }
             }
         };
         let parts: Vec<String> =
             rest.split('/').filter(|part| !part.is_empty() && *part != ".").map(str::to_owned).collect();
         if parts.iter().any(|part| part == "..") {
-            return fail("a path must not hold `..`");
+            return text_error("a path must not hold `..`");
         }
         if parts.iter().any(|part| part.contains("**") && part != "**") {
-            return fail("`**` stands alone between slashes");
+            return text_error("`**` stands alone between slashes");
         }
         Ok(Self { anchor, parts })
     }
@@ -216,12 +216,12 @@ impl PathFact {
     }
 }
 
-const OUTSIDE: &str = "outside-workspace";
+const OUTSIDE_WORKSPACE_TEXT: &str = "outside-workspace";
 
 impl fmt::Display for PathFact {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::OutsideWorkspace => f.write_str(OUTSIDE),
+            Self::OutsideWorkspace => f.write_str(OUTSIDE_WORKSPACE_TEXT),
             Self::Covered(pattern) => pattern.fmt(f),
         }
     }
@@ -230,7 +230,7 @@ impl fmt::Display for PathFact {
 impl FromStr for PathFact {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
-        if text == OUTSIDE { Ok(Self::OutsideWorkspace) } else { text.parse().map(Self::Covered) }
+        if text == OUTSIDE_WORKSPACE_TEXT { Ok(Self::OutsideWorkspace) } else { text.parse().map(Self::Covered) }
     }
 }
 text_form!(PathFact, r"^(outside-workspace$|/|~$|~/|\.$|\./|\*\*/)", "A path pattern, or `outside-workspace`.");
@@ -252,7 +252,7 @@ impl GrantText {
     }
 
     /// Returns the grant for a workspace.
-    pub fn resolve(&self, home: &Path, workspace: &Path) -> Option<Grant> {
+    pub fn resolve_grant(&self, home: &Path, workspace: &Path) -> Option<Grant> {
         grant_with(&self.0, home, workspace)
     }
 }
@@ -263,7 +263,7 @@ fn grant_with(text: &str, home: &Path, workspace: &Path) -> Option<Grant> {
         Ok(path @ (ConfigPath::Home(_) | ConfigPath::Workspace(_))) => path,
         _ => return text.parse().ok(),
     };
-    let path = RawText::from(path.resolve(home, workspace).as_path());
+    let path = RawText::from(path.resolve_path(home, workspace).as_path());
     format!("{power} {}", path.escaped_reversibly()).parse().ok()
 }
 
@@ -277,15 +277,15 @@ impl FromStr for GrantText {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
         if text.len() > MAX_PATTERN_BYTES {
-            return fail("a grant is at most 4096 bytes");
+            return text_error("a grant is at most 4096 bytes");
         }
         match grant_with(text, Path::new("/home/u"), Path::new("/workspace")) {
             Some(Grant::Connect(targets)) => check_breadth(&targets).map(|()| Self(text.to_owned())),
             Some(grant) if grant.is_answer_only() => {
-                fail("an effect is agreed to when it is asked about, not beforehand")
+                text_error("an effect is agreed to when it is asked about, not beforehand")
             }
             Some(_) => Ok(Self(text.to_owned())),
-            None => fail("a grant is a power and what it is for, e.g. `write ~/.cache/pip` or `connect pypi.org:443`"),
+            None => text_error("a grant is a power and what it is for, e.g. `write ~/.cache/pip` or `connect pypi.org:443`"),
         }
     }
 }
@@ -316,7 +316,7 @@ text_form!(
     GrantEntry,
     format!(
         "^(@[a-z0-9]+$|(write|read|connect|secret|sign|listen|socket|exec|env|{}) )",
-        Limit::ALL.map(Limit::name).join("|")
+        LimitKind::ALL.map(LimitKind::name).join("|")
     ),
     "A grant, e.g. `connect pypi.org:443`, or a shipped group of hosts to connect to, e.g. `@pypi`."
 );
@@ -343,15 +343,15 @@ impl FromStr for RuleName {
     fn from_str(text: &str) -> Result<Self, TextError> {
         let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
         if text.is_empty() || text.len() > 64 || text.starts_with('-') || !text.bytes().all(fits) {
-            return fail("a rule's name is lower-case letters, digits and `-`, at most 64");
+            return text_error("a rule's name is lower-case letters, digits and `-`, at most 64");
         }
         Ok(Self(text.to_owned()))
     }
 }
 text_form!(RuleName, "^[a-z0-9][a-z0-9-]{0,63}$", "A name for the rule.");
 
-const DAYS: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
-const DAY_MINUTES: u32 = 24 * 60;
+const DAY_NAMES: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
+const MINUTES_PER_DAY: u32 = 24 * 60;
 
 /// A time window of the week: days, hours, or both: `mon-fri`, `09:00-18:00`, `mon-fri 09:00-18:00 +01:00`,
 /// `sat,sun`. If the end is before the start, the window continues into the next day. Times are UTC unless
@@ -367,10 +367,10 @@ pub struct TimeWindow {
 
 impl TimeWindow {
     /// Returns whether this time, in milliseconds since the epoch, is in the window.
-    pub fn holds(&self, time_ms: u64) -> bool {
+    pub fn includes_time(&self, time_ms: u64) -> bool {
         let minutes = i64::try_from(time_ms / 60_000).unwrap_or(i64::MAX / 2) + i64::from(self.offset_minutes);
-        let day = minutes.div_euclid(i64::from(DAY_MINUTES));
-        let minute = u32::try_from(minutes.rem_euclid(i64::from(DAY_MINUTES))).unwrap_or(0);
+        let day = minutes.div_euclid(i64::from(MINUTES_PER_DAY));
+        let minute = u32::try_from(minutes.rem_euclid(i64::from(MINUTES_PER_DAY))).unwrap_or(0);
         // The epoch was a Thursday.
         let on = |day: i64| self.days[usize::try_from((day + 3).rem_euclid(7)).unwrap_or(0)];
         let (start, end) = self.hours;
@@ -391,31 +391,31 @@ impl fmt::Display for TimeWindow {
 impl FromStr for TimeWindow {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
-        const FORM: &str =
+        const TIME_WINDOW_FORM: &str =
             "a time is days, hours, or both, e.g. `mon-fri`, `09:00-18:00`, `sat,sun 08:00-12:00 +01:00`";
-        let mut window = Self { text: text.to_owned(), days: [true; 7], hours: (0, DAY_MINUTES), offset_minutes: 0 };
+        let mut window = Self { text: text.to_owned(), days: [true; 7], hours: (0, MINUTES_PER_DAY), offset_minutes: 0 };
         let mut words = text.split(' ').peekable();
         let mut any = false;
         if let Some(days) = words.next_if(|word| word.starts_with(|c: char| c.is_ascii_alphabetic())) {
-            window.days = days_of(days).ok_or_else(|| TextError::new(FORM))?;
+            window.days = days_of(days).ok_or_else(|| TextError::new(TIME_WINDOW_FORM))?;
             any = true;
         }
         if let Some(hours) = words.next_if(|word| word.starts_with(|c: char| c.is_ascii_digit())) {
-            window.hours = hours_of(hours).ok_or_else(|| TextError::new(FORM))?;
+            window.hours = hours_of(hours).ok_or_else(|| TextError::new(TIME_WINDOW_FORM))?;
             any = true;
         }
         if let Some(offset) = words.next_if(|word| word.starts_with(['+', '-'])) {
-            let minutes = clock(&offset[1..]).filter(|m| *m <= 14 * 60).ok_or_else(|| TextError::new(FORM))?;
+            let minutes = parse_clock_time(&offset[1..]).filter(|m| *m <= 14 * 60).ok_or_else(|| TextError::new(TIME_WINDOW_FORM))?;
             let minutes = i32::try_from(minutes).unwrap_or(0);
             window.offset_minutes = if offset.starts_with('-') { -minutes } else { minutes };
         }
-        if !any || words.next().is_some() { fail(FORM) } else { Ok(window) }
+        if !any || words.next().is_some() { text_error(TIME_WINDOW_FORM) } else { Ok(window) }
     }
 }
 text_form!(TimeWindow, "^[a-z0-9]", "Days, hours, or both, e.g. `mon-fri 09:00-18:00 +01:00`; UTC without an offset.");
 
 fn days_of(text: &str) -> Option<[bool; 7]> {
-    let number = |name: &str| DAYS.iter().position(|day| *day == name);
+    let number = |name: &str| DAY_NAMES.iter().position(|day| *day == name);
     let mut days = [false; 7];
     for item in text.split(',') {
         let (from, to) = item.split_once('-').unwrap_or((item, item));
@@ -428,17 +428,17 @@ fn days_of(text: &str) -> Option<[bool; 7]> {
 
 fn hours_of(text: &str) -> Option<(u32, u32)> {
     let (from, to) = text.split_once('-')?;
-    let (from, to) = (clock(from)?, clock(to)?);
-    (from < DAY_MINUTES && from != to).then_some((from, to))
+    let (from, to) = (parse_clock_time(from)?, parse_clock_time(to)?);
+    (from < MINUTES_PER_DAY && from != to).then_some((from, to))
 }
 
-fn clock(text: &str) -> Option<u32> {
+fn parse_clock_time(text: &str) -> Option<u32> {
     let (hours, minutes) = text.split_once(':')?;
     let number =
         |text: &str| (text.len() == 2 && text.bytes().all(|b| b.is_ascii_digit())).then(|| text.parse().ok())?;
     let (hours, minutes): (u32, u32) = (number(hours)?, number(minutes)?);
     let total = hours * 60 + minutes;
-    (minutes < 60 && total <= DAY_MINUTES).then_some(total)
+    (minutes < 60 && total <= MINUTES_PER_DAY).then_some(total)
 }
 
 #[cfg(test)]
@@ -519,7 +519,7 @@ mod tests {
             ("00:00-24:00", 3, 23, 59, true),
         ] {
             let parsed: TimeWindow = window.parse().unwrap();
-            assert_eq!(parsed.holds(at(day, hour, minute)), expected, "{window} {day} {hour}:{minute}");
+            assert_eq!(parsed.includes_time(at(day, hour, minute)), expected, "{window} {day} {hour}:{minute}");
         }
         for bad in [
             "",
@@ -536,19 +536,19 @@ mod tests {
             assert!(bad.parse::<TimeWindow>().is_err(), "{bad}");
         }
         let window: TimeWindow = "mon-fri".parse().unwrap();
-        let _ = (window.holds(0), window.holds(u64::MAX));
+        let _ = (window.includes_time(0), window.includes_time(u64::MAX));
     }
 
     #[test]
     fn words() {
         #[derive(Deserialize)]
         struct File {
-            words: Vec<Word>,
+            words: Vec<WordPattern>,
         }
         let read = |text: &str| toml::from_str::<File>(text).map(|file| file.words);
         let words = read("words = [\"git\", [\"push\", \"pull\"]]").unwrap();
         assert_eq!(words[1].to_string(), "{push,pull}");
-        assert!(words[1].is("pull") && !words[1].is("git"));
+        assert!(words[1].matches_word("pull") && !words[1].matches_word("git"));
         assert!(read("words = [[]]").is_err() && read("words = [1]").is_err());
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use stockade_model::SessionId;
 
 use crate::error::ConfigError;
-use crate::settings::Settings;
+use crate::settings::PolicySettings;
 
 /// Most sessions with a policy of their own.
 pub const MAX_SESSIONS: usize = 10_000;
@@ -28,20 +28,20 @@ pub enum RegisterError {
 
 /// Settings by session.
 #[derive(Clone, Debug)]
-pub struct Registry {
-    base: Arc<Settings>,
-    sessions: BTreeMap<SessionId, Arc<Settings>>,
+pub struct PolicyRegistry {
+    base: Arc<PolicySettings>,
+    sessions: BTreeMap<SessionId, Arc<PolicySettings>>,
     told: bool,
 }
 
-impl Registry {
+impl PolicyRegistry {
     /// Returns a registry with one policy for every session.
-    pub fn new(base: Arc<Settings>) -> Self {
+    pub fn new(base: Arc<PolicySettings>) -> Self {
         Self { base, sessions: BTreeMap::new(), told: false }
     }
 
     /// Returns the settings that apply to a session.
-    pub fn settings(&self, session: Option<&SessionId>) -> &Arc<Settings> {
+    pub fn settings_for(&self, session: Option<&SessionId>) -> &Arc<PolicySettings> {
         session.and_then(|session| self.sessions.get(session)).unwrap_or(&self.base)
     }
 
@@ -49,7 +49,7 @@ impl Registry {
     ///
     /// # Errors
     /// See [`RegisterError`]; then nothing is changed.
-    pub fn register(&mut self, session: &SessionId, source: &str) -> Result<(), RegisterError> {
+    pub fn register_session(&mut self, session: &SessionId, source: &str) -> Result<(), RegisterError> {
         if !self.sessions.contains_key(session) && self.sessions.len() >= MAX_SESSIONS {
             return Err(RegisterError::Full);
         }
@@ -60,12 +60,12 @@ impl Registry {
     }
 
     /// Removes a session's own policy.
-    pub fn end(&mut self, session: &SessionId) {
+    pub fn remove_session(&mut self, session: &SessionId) {
         self.sessions.remove(session);
     }
 
     /// Returns the notice about the built-in policy: once, if nothing is configured, and `None` after that.
-    pub fn notice(&mut self) -> Option<&'static str> {
+    pub fn take_notice(&mut self) -> Option<&'static str> {
         (self.base.is_built_in() && !std::mem::replace(&mut self.told, true)).then_some(BUILT_IN_NOTICE)
     }
 }

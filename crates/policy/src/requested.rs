@@ -4,23 +4,23 @@
 //! beneath it. A rule that denies any of these acts denies the power, and only rules that allow all of them
 //! give it. Must not know modes beyond the verdicts of rules, nor approvers.
 
-use stockade_model::{Decision, Grant, HostPattern, TargetPattern, Verdict};
+use stockade_model::{Decision, Grant, HostPattern, TargetPattern, PolicyVerdict};
 
-use crate::act::Stage;
+use crate::act::ActContext;
 use crate::file::FileOperation;
-use crate::rules::{Act, Circumstances, Rule};
-use crate::settings::Settings;
+use crate::rules::{Act, RequestContext, PolicyRule};
+use crate::settings::PolicySettings;
 
 /// The operations that `write` allows.
-const WRITES: &[FileOperation] = &[FileOperation::Write, FileOperation::Create, FileOperation::Delete];
+const WRITE_OPERATIONS: &[FileOperation] = &[FileOperation::Write, FileOperation::Create, FileOperation::Delete];
 /// A path that no rule names explicitly. A rule allows it only if the rule allows everything beneath its
 /// directory.
-const ANY_CHILD: &str = "stockade-any-name/stockade-any-name";
+const ANY_CHILD_PATH: &str = "stockade-any-name/stockade-any-name";
 
-impl Settings {
+impl PolicySettings {
     /// Returns the decision of the rules alone about a power that a request asks for; `None` if no rules
     /// cover all of it.
-    pub fn decide_power_by_rule(&self, power: &Grant, stage: &Stage<'_>, around: &Circumstances) -> Option<Decision> {
+    pub fn decide_power_by_rule(&self, power: &Grant, stage: &ActContext<'_>, around: &RequestContext) -> Option<Decision> {
         if let Some(decision) = self.decide_governed(stage.workspace, power) {
             return Some(decision);
         }
@@ -34,24 +34,24 @@ impl Settings {
         }
         let by_rule = |act: Act<'_>| self.decide_by_rule(act, stage, around);
         let whole: Vec<_> = acts_of_power(power).map(by_rule).collect();
-        let child = power.path().map(|path| path.join(ANY_CHILD));
+        let child = power.path().map(|path| path.join(ANY_CHILD_PATH));
         let beneath: Vec<_> = match (power, &child) {
-            (Grant::Write(_), Some(path)) => WRITES.iter().map(|&operation| (path, operation)).collect(),
+            (Grant::Write(_), Some(path)) => WRITE_OPERATIONS.iter().map(|&operation| (path, operation)).collect(),
             (Grant::Read(_), Some(path)) => vec![(path, FileOperation::Read)],
             _ => Vec::new(),
         };
         let beneath = beneath.into_iter().map(|(path, operation)| by_rule(Act::File { path, operation }));
-        let decision = strictest(whole.into_iter().chain(beneath))?;
+        let decision = find_strictest(whole.into_iter().chain(beneath))?;
         // A rule may refuse a name beneath the path, which is not visible here.
-        let is_narrowed = power.path().is_some() && self.rules().any(Rule::guards_files);
-        (decision.verdict != Verdict::Allow || !is_narrowed).then_some(decision)
+        let is_narrowed = power.path().is_some() && self.rules().any(PolicyRule::guards_files);
+        (decision.verdict != PolicyVerdict::Allow || !is_narrowed).then_some(decision)
     }
 }
 
 /// Returns the acts that a power allows, as far as rules can be about them.
 pub fn acts_of_power(power: &Grant) -> impl Iterator<Item = Act<'_>> {
     let (files, host) = match power {
-        Grant::Write(path) => (Some((path.as_path(), WRITES)), None),
+        Grant::Write(path) => (Some((path.as_path(), WRITE_OPERATIONS)), None),
         Grant::Read(path) => (Some((path.as_path(), &[FileOperation::Read][..])), None),
         Grant::Connect(targets) => (None, one_host(targets)),
         // A rule that allows a host does not allow secrets and signatures; one that denies it does deny them.
@@ -76,9 +76,9 @@ fn one_host(targets: &TargetPattern) -> Option<Act<'_>> {
 }
 
 /// Returns the strictest decision; `allow` only if every act has a decision.
-pub fn strictest(said: impl Iterator<Item = Option<Decision>>) -> Option<Decision> {
+pub fn find_strictest(said: impl Iterator<Item = Option<Decision>>) -> Option<Decision> {
     let said: Vec<_> = said.collect();
     let open = said.contains(&None) || said.is_empty();
     let strictest = said.into_iter().flatten().max_by_key(|decision| decision.verdict)?;
-    (strictest.verdict != Verdict::Allow || !open).then_some(strictest)
+    (strictest.verdict != PolicyVerdict::Allow || !open).then_some(strictest)
 }

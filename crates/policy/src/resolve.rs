@@ -8,17 +8,17 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use stockade_model::{
-    Egress, Environment, ExecRules, Filesystem, Grant, OWN_TREES, Profile, ProgramPattern, RawText, Secret, SecretUse,
+    EgressRules, EnvironmentRules, ExecRules, FilesystemAccess, Grant, PRIVATE_TREES, Profile, ProgramPattern, RawText, EgressSecret, SecretUse,
     TargetPattern,
 };
 
-use crate::error::suggestion;
+use crate::error::find_closest_name;
 use crate::guarded::guarded_place;
 use crate::hosts::check_breadth;
 use crate::link_targets::LinkTargets;
 use crate::mounts::MountsError;
-use crate::settings::{OwnDirectories, PassedPlace, Settings};
-use crate::spec::{ProfileSpec, Sourced};
+use crate::settings::{OwnDirectories, OwnPathStep, PolicySettings};
+use crate::spec::{ProfileSpec, SourcedValue};
 use crate::text::ConfigPath;
 
 /// Reason why a profile cannot be resolved.
@@ -138,7 +138,7 @@ pub enum ResolveError {
 /// # Errors
 /// See [`ResolveError`]; no command may run then.
 pub fn resolve_profile(
-    settings: &Settings,
+    settings: &PolicySettings,
     name: &str,
     workspace: &Path,
     grants: &[Grant],
@@ -146,9 +146,9 @@ pub fn resolve_profile(
     let Some(spec) = settings.profiles.get(name) else { return Err(unknown_profile(settings, name)) };
     let is_normal = |c: Component<'_>| matches!(c, Component::RootDir | Component::Normal(_));
     if !workspace.is_absolute() || !workspace.components().all(is_normal) {
-        return Err(ResolveError::MalformedWorkspace { path: shown(workspace) });
+        return Err(ResolveError::MalformedWorkspace { path: escape_path(workspace) });
     }
-    let mut profile = instantiate(spec, name, &settings.home, workspace);
+    let mut profile = instantiate_profile(spec, name, &settings.home, workspace);
     if !spec.sandboxed {
         return Ok(profile);
     }
@@ -165,7 +165,7 @@ pub fn resolve_profile(
         } else {
             "choose another `--workspace`, or `reveal` it in your configuration"
         };
-        let (path, hidden, hint) = (shown(workspace), shown(&hidden), hint.to_owned());
+        let (path, hidden, hint) = (escape_path(workspace), escape_path(&hidden), hint.to_owned());
         return Err(ResolveError::HiddenWorkspace { path, hidden, hint });
     }
     // Grants to read come first, because `write` may depend on paths that `read` reveals.
@@ -174,7 +174,7 @@ pub fn resolve_profile(
         add_grant(&mut profile, grant, &settings.home)?;
     }
     check_own(settings, workspace, &profile.filesystem)?;
-    normalise(&mut profile.filesystem);
+    normalise_lists(&mut profile.filesystem);
     Ok(profile)
 }
 
@@ -182,7 +182,7 @@ pub fn resolve_profile(
 ///
 /// # Errors
 /// [`ResolveError::UnknownProfile`], with the existing names.
-pub fn require_profile(settings: &Settings, name: &str) -> Result<(), ResolveError> {
+pub fn require_profile(settings: &PolicySettings, name: &str) -> Result<(), ResolveError> {
     settings.profiles.get(name).map(drop).ok_or_else(|| unknown_profile(settings, name))
 }
 
@@ -203,7 +203,7 @@ pub fn complete_grants(profile: &Profile, grants: &[Grant]) -> Vec<Grant> {
     all
 }
 
-impl Settings {
+impl PolicySettings {
     /// Returns the directory of a file that may be granted instead of the file, once many of its files are
     /// requested. Write access to the directory must include the file itself. The directory must not
     /// contain protected or hidden paths, Stockade's own files, the home directory or the workspace.
@@ -241,20 +241,20 @@ pub(crate) fn has_power(profile: &Profile, grant: &Grant) -> bool {
             !kept && egress.allow.iter().any(|entry| entry.admits_all(targets))
         }
         Grant::Secret(wanted) => {
-            let is_it = |secret: &&Secret| secret.name == wanted.name();
+            let is_it = |secret: &&EgressSecret| secret.name == wanted.name();
             let covers = |entry: &TargetPattern| entry.covers(wanted.targets());
             profile.egress.secrets.iter().find(is_it).is_some_and(|secret| secret.hosts.iter().any(covers))
         }
         Grant::Write(path) => hidden_by(filesystem, path).is_none() && is_writable(filesystem, path),
         Grant::Read(path) => hidden_by(filesystem, path).is_none() && is_seen(filesystem, path),
         Grant::Socket(path) => filesystem.sockets.iter().any(|entry| entry.as_path() == path),
-        Grant::Env(name) => crate::environment::passes(&profile.environment, name),
+        Grant::Env(name) => crate::environment::allows_variable(&profile.environment, name),
     }
 }
 
 /// Hides the paths hidden in the home directory of `HOME` in the user's other homes too. Paths revealed
 /// there are not revealed in the others.
-fn hide_in_other_homes(settings: &Settings, filesystem: &mut Filesystem) {
+fn hide_in_other_homes(settings: &PolicySettings, filesystem: &mut FilesystemAccess) {
     let own: Vec<PathBuf> = filesystem
         .hide
         .iter()
@@ -267,59 +267,59 @@ fn hide_in_other_homes(settings: &Settings, filesystem: &mut Filesystem) {
 
 /// Hides the targets of hidden symbolic links too. Paths revealed there are not revealed under the name of
 /// the link.
-fn hide_where_links_lead(filesystem: &mut Filesystem) {
+fn hide_where_links_lead(filesystem: &mut FilesystemAccess) {
     let mut targets = LinkTargets::default();
-    let led_to: Vec<PathBuf> = filesystem.hide.iter().filter_map(|hidden| targets.of(hidden.as_path())).collect();
+    let led_to: Vec<PathBuf> = filesystem.hide.iter().filter_map(|hidden| targets.find_target(hidden.as_path())).collect();
     filesystem.hide.extend(led_to.into_iter().map(RawText::from));
 }
 
 /// Hides the other paths that second mounts give to hidden paths. Paths revealed under one path are not
 /// revealed under the others.
-fn hide_other_paths(settings: &Settings, filesystem: &mut Filesystem) -> Result<(), MountsError> {
+fn hide_other_paths(settings: &PolicySettings, filesystem: &mut FilesystemAccess) -> Result<(), MountsError> {
     let mounts = settings.mounts.as_ref().map_err(MountsError::clone)?;
     let others = mounts.other_paths(filesystem.hide.iter().map(RawText::as_path))?;
     filesystem.hide.extend(others.iter().map(|other| RawText::from(other.path.as_path())));
     Ok(())
 }
 
-fn unknown_profile(settings: &Settings, name: &str) -> ResolveError {
+fn unknown_profile(settings: &PolicySettings, name: &str) -> ResolveError {
     let known: Vec<&str> = settings.profiles.keys().map(String::as_str).collect();
-    let hint = match suggestion(name, known.iter().copied()) {
+    let hint = match find_closest_name(name, known.iter().copied()) {
         Some(meant) => format!("did you mean `{meant}`?"),
         None => format!("the profiles are `{}`", known.join("`, `")),
     };
-    ResolveError::UnknownProfile { name: RawText::from(name).escaped(), hint }
+    ResolveError::UnknownProfile { name: RawText::from(name).to_escaped(), hint }
 }
 
-fn instantiate(spec: &ProfileSpec, name: &str, home: &Path, workspace: &Path) -> Profile {
-    let paths = |list: &[Sourced<ConfigPath>]| -> Vec<RawText> {
-        list.iter().map(|entry| entry.value.resolve(home, workspace).into()).collect()
+fn instantiate_profile(spec: &ProfileSpec, name: &str, home: &Path, workspace: &Path) -> Profile {
+    let paths = |list: &[SourcedValue<ConfigPath>]| -> Vec<RawText> {
+        list.iter().map(|entry| entry.value.resolve_path(home, workspace).into()).collect()
     };
     let programs =
-        |list: &[Sourced<ProgramPattern>]| -> Vec<_> { list.iter().map(|entry| entry.value.clone()).collect() };
+        |list: &[SourcedValue<ProgramPattern>]| -> Vec<_> { list.iter().map(|entry| entry.value.clone()).collect() };
     Profile {
         name: name.to_owned(),
         sandboxed: spec.sandboxed,
-        filesystem: Filesystem {
+        filesystem: FilesystemAccess {
             write: paths(&spec.write),
             hide: paths(&spec.hide),
             reveal: paths(&spec.reveal),
             protect: spec.protect.iter().map(|entry| entry.value.0.clone()).collect(),
             sockets: paths(&spec.sockets),
-            stage: spec.stages(),
+            stage: spec.has_staged_writes(),
             undo_bytes: spec.has_undo().then(|| spec.undo_bytes()),
             trace: false,
-            caches: if spec.has_caches() { crate::shipped::caches(home) } else { Vec::new() },
+            caches: if spec.has_caches() { crate::shipped::load_shipped_caches(home) } else { Vec::new() },
         },
         exec: ExecRules { ask: programs(&spec.exec_ask), deny: programs(&spec.exec_deny) },
         network: spec.network,
         egress: spec.egress.of_run(home, workspace),
-        environment: Environment {
+        environment: EnvironmentRules {
             pass: spec.pass.iter().map(|entry| entry.value.as_str().to_owned()).collect(),
             drop: spec.dropped_variables(),
             set: spec.set.iter().map(|(name, entry)| (name.clone(), entry.value.as_str().into())).collect(),
         },
-        limits: spec.limits.limits(),
+        limits: spec.limits.to_limits(),
     }
 }
 
@@ -329,8 +329,8 @@ fn add_grant(profile: &mut Profile, grant: &Grant, home: &Path) -> Result<(), Re
         Grant::Write(path) => {
             if hidden_by(filesystem, path).is_some() {
                 let hint = guarded_place(grant, home)
-                    .map_or_else(|| format!("grant `read {}` as well", shown(path)), |place| place.to_string());
-                return Err(ResolveError::HiddenWrite { path: shown(path), hint });
+                    .map_or_else(|| format!("grant `read {}` as well", escape_path(path)), |place| place.to_string());
+                return Err(ResolveError::HiddenWrite { path: escape_path(path), hint });
             }
             if !is_writable(filesystem, path) {
                 push(&mut filesystem.write, path);
@@ -340,7 +340,7 @@ fn add_grant(profile: &mut Profile, grant: &Grant, home: &Path) -> Result<(), Re
             if hidden_by(filesystem, path).is_some() {
                 // A grant under one name of a path applies to all of its names.
                 let mut targets = LinkTargets::default();
-                let mut place = |path: &Path| targets.of(path).unwrap_or_else(|| path.to_owned());
+                let mut place = |path: &Path| targets.find_target(path).unwrap_or_else(|| path.to_owned());
                 let granted = place(path);
                 filesystem.hide.retain(|hidden| hidden.as_path() != path && place(hidden.as_path()) != granted);
                 if hidden_by(filesystem, path).is_some() {
@@ -353,7 +353,7 @@ fn add_grant(profile: &mut Profile, grant: &Grant, home: &Path) -> Result<(), Re
         Grant::Socket(path) => push(&mut filesystem.sockets, path),
         Grant::Env(name) => {
             let environment = &mut profile.environment;
-            if !crate::environment::passes(environment, name) {
+            if !crate::environment::allows_variable(environment, name) {
                 environment.drop.retain(|dropped| dropped.pattern != *name);
                 environment.pass.push(name.clone());
             }
@@ -361,7 +361,7 @@ fn add_grant(profile: &mut Profile, grant: &Grant, home: &Path) -> Result<(), Re
         Grant::Connect(targets) => check_breadth(targets)
             .map_err(|why| ResolveError::TooWide { targets: targets.to_string(), why: why.to_string() })?,
         Grant::Secret(wanted) => add_secret_use(profile, wanted)?,
-        Grant::Limit(limit, amount) => profile.limits.raise(*limit, *amount),
+        Grant::Limit(limit, amount) => profile.limits.raise_limit(*limit, *amount),
         Grant::Listen(_) | Grant::Exec(_) | Grant::Sign(_) | Grant::Effect(_) => {}
     }
     Ok(())
@@ -370,7 +370,7 @@ fn add_grant(profile: &mut Profile, grant: &Grant, home: &Path) -> Result<(), Re
 /// Adds a host to those of a secret, as the user's configuration would.
 fn add_secret_use(profile: &mut Profile, wanted: &SecretUse) -> Result<(), ResolveError> {
     let grant = || wanted.clone().into_grant().to_string();
-    let Egress { deny, secrets, .. } = &mut profile.egress;
+    let EgressRules { deny, secrets, .. } = &mut profile.egress;
     if let Some(entry) = deny.iter().find(|entry| entry.overlaps(wanted.targets())) {
         return Err(ResolveError::DeniedSecret { grant: grant(), entry: entry.to_string() });
     }
@@ -396,7 +396,7 @@ fn push(list: &mut Vec<RawText>, path: &Path) {
 
 /// Returns the entry that hides `path`: the nearest entry above it decides, and if both lists name the same
 /// path it is hidden.
-pub(crate) fn hidden_by(filesystem: &Filesystem, path: &Path) -> Option<PathBuf> {
+pub(crate) fn hidden_by(filesystem: &FilesystemAccess, path: &Path) -> Option<PathBuf> {
     let path = path.as_os_str().as_bytes();
     // Of two directories that contain a path, the longer one is nearer.
     let nearest = |list: &[RawText]| {
@@ -418,20 +418,20 @@ fn is_beneath(path: &[u8], directory: &[u8]) -> bool {
 
 /// Returns whether a run sees the host's content at `path`. In a tree that the run has privately, a path is
 /// visible only if an entry names it.
-fn is_seen(filesystem: &Filesystem, path: &Path) -> bool {
+fn is_seen(filesystem: &FilesystemAccess, path: &Path) -> bool {
     let mut named = filesystem.reveal.iter().chain(&filesystem.write);
-    !OWN_TREES.iter().any(|tree| path.starts_with(tree)) || named.any(|entry| path.starts_with(entry.as_path()))
+    !PRIVATE_TREES.iter().any(|tree| path.starts_with(tree)) || named.any(|entry| path.starts_with(entry.as_path()))
 }
 
 /// Returns whether `path` is in a writable root with no protected name in between.
-fn is_writable(filesystem: &Filesystem, path: &Path) -> bool {
+fn is_writable(filesystem: &FilesystemAccess, path: &Path) -> bool {
     let reaches = |root: &RawText| path.starts_with(root.as_path()) && !names_between(filesystem, root.as_path(), path);
     filesystem.write.iter().any(reaches)
 }
 
 /// Returns whether a name beneath `root` on the way to `path`, or `path` itself, is protected. A protected
 /// name may begin in the root: `.git/hooks` within `/work/.git`.
-fn names_between(filesystem: &Filesystem, root: &Path, path: &Path) -> bool {
+fn names_between(filesystem: &FilesystemAccess, root: &Path, path: &Path) -> bool {
     let within = path.ancestors().take_while(|at| *at != root);
     within.into_iter().any(|at| filesystem.protect.iter().any(|name| ends_with_name(at, name)))
 }
@@ -451,7 +451,7 @@ pub(crate) fn holds_name(path: &Path, name: &str) -> bool {
 }
 
 /// Returns whether a protected name is part of the path within a writable root.
-pub(crate) fn is_protected(filesystem: &Filesystem, path: &Path) -> bool {
+pub(crate) fn is_protected(filesystem: &FilesystemAccess, path: &Path) -> bool {
     let is_between =
         |root: &RawText| path.starts_with(root.as_path()) && names_between(filesystem, root.as_path(), path);
     filesystem.write.iter().any(is_between)
@@ -459,7 +459,7 @@ pub(crate) fn is_protected(filesystem: &Filesystem, path: &Path) -> bool {
 
 /// Returns the file of Stockade, or of the workspace's own configuration, that a power would reach. No
 /// approver can give such a power (L7).
-pub(crate) fn own_reached(settings: &Settings, workspace: &Path, power: &Grant) -> Option<PathBuf> {
+pub(crate) fn own_reached(settings: &PolicySettings, workspace: &Path, power: &Grant) -> Option<PathBuf> {
     let OwnDirectories { configuration, state, passed, .. } = &settings.own;
     match power {
         Grant::Write(path) => {
@@ -475,7 +475,7 @@ pub(crate) fn own_reached(settings: &Settings, workspace: &Path, power: &Grant) 
     }
 }
 
-impl Settings {
+impl PolicySettings {
     /// Returns the file or directory of Stockade at or above `path`. Also returns one that would be found
     /// elsewhere if an object were created at `path`, or a link were put there.
     pub fn own_reached(&self, path: &Path, is_link: bool) -> Option<&Path> {
@@ -487,12 +487,12 @@ impl Settings {
 }
 
 /// Refuses powers over Stockade's own files, and over the workspace's own configuration.
-fn check_own(settings: &Settings, workspace: &Path, filesystem: &Filesystem) -> Result<(), ResolveError> {
+fn check_own(settings: &PolicySettings, workspace: &Path, filesystem: &FilesystemAccess) -> Result<(), ResolveError> {
     let refuse = |power, path: &RawText, own: &Path| {
-        let path = path.escaped();
-        Err(match settings.own.original(own) {
-            Some(original) => ResolveError::OwnByMount { power, path, place: shown(own), own: shown(original) },
-            None => ResolveError::OwnFiles { power, path, own: shown(own) },
+        let path = path.to_escaped();
+        Err(match settings.own.find_original_path(own) {
+            Some(original) => ResolveError::OwnByMount { power, path, place: escape_path(own), own: escape_path(original) },
+            None => ResolveError::OwnFiles { power, path, own: escape_path(own) },
         })
     };
     let owned = |entry: &RawText| entry.as_path().to_owned();
@@ -502,12 +502,12 @@ fn check_own(settings: &Settings, workspace: &Path, filesystem: &Filesystem) -> 
     for (power, entry, grant) in writes.chain(reads).chain(sockets) {
         let Some(own) = own_reached(settings, workspace, &grant) else { continue };
         return match settings.own.passed.iter().find(|passed| passed.place == own) {
-            Some(PassedPlace { place, link, target }) => Err(ResolveError::OwnLink {
+            Some(OwnPathStep { place, link, target }) => Err(ResolveError::OwnLink {
                 power,
-                path: entry.escaped(),
-                link: shown(link),
-                place: shown(place),
-                target: shown(target),
+                path: entry.to_escaped(),
+                link: escape_path(link),
+                place: escape_path(place),
+                target: escape_path(target),
             }),
             None => refuse(power, entry, &own),
         };
@@ -520,8 +520,8 @@ fn check_own(settings: &Settings, workspace: &Path, filesystem: &Filesystem) -> 
 }
 
 /// Sorts the lists and removes duplicates, so that equal filesystems have equal digests.
-fn normalise(filesystem: &mut Filesystem) {
-    let Filesystem { write, hide, reveal, protect, sockets, stage: _, undo_bytes: _, trace: _, caches: _ } = filesystem;
+fn normalise_lists(filesystem: &mut FilesystemAccess) {
+    let FilesystemAccess { write, hide, reveal, protect, sockets, stage: _, undo_bytes: _, trace: _, caches: _ } = filesystem;
     for list in [write, hide, reveal, sockets] {
         list.sort();
         list.dedup();
@@ -530,6 +530,6 @@ fn normalise(filesystem: &mut Filesystem) {
     protect.dedup();
 }
 
-fn shown(path: &Path) -> String {
-    RawText::from(path).escaped()
+fn escape_path(path: &Path) -> String {
+    RawText::from(path).to_escaped()
 }

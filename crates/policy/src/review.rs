@@ -9,9 +9,9 @@ use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use stockade_model::{Endpoint, RawText};
+use stockade_model::{HttpEndpoint, RawText};
 
-use crate::text::{Bytes, ConfigPath, Milliseconds, TextError, VariableName, fail, text_form};
+use crate::text::{ConfigBytes, ConfigPath, ConfigDuration, TextError, VariableName, text_error, text_form};
 
 /// Longest time that a question waits for an opinion, in milliseconds.
 const MAX_TIMEOUT_MS: u64 = 5_000;
@@ -45,7 +45,7 @@ pub struct ReviewSection {
     /// machine trusts.
     pub certificates: Option<ConfigPath>,
     /// How long a question waits for an opinion, at most `5s`, which is the default.
-    pub timeout: Option<Milliseconds>,
+    pub timeout: Option<ConfigDuration>,
     /// Budget of a session; without a session, of a run.
     pub budget: BudgetSection,
 }
@@ -57,7 +57,7 @@ pub struct BudgetSection {
     /// Number of questions that are sent. Default: 200.
     pub calls: Option<u64>,
     /// Bytes sent and received. Default: `8MiB`.
-    pub bytes: Option<Bytes>,
+    pub bytes: Option<ConfigBytes>,
 }
 
 /// Protocol of an endpoint.
@@ -72,7 +72,7 @@ pub enum ReviewApi {
 
 /// URL of an HTTP service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EndpointText(pub(crate) Endpoint);
+pub struct EndpointText(pub(crate) HttpEndpoint);
 
 impl FromStr for EndpointText {
     type Err = TextError;
@@ -90,7 +90,7 @@ impl FromStr for ModelName {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
         if text.is_empty() || text.len() > MAX_MODEL_BYTES || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return fail("a model's name is printable ASCII without blanks, at most 128 characters");
+            return text_error("a model's name is printable ASCII without blanks, at most 128 characters");
         }
         Ok(Self(text.to_owned()))
     }
@@ -103,7 +103,7 @@ pub struct ReviewSettings {
     /// Protocol of the endpoint.
     pub api: ReviewApi,
     /// URL of the endpoint.
-    pub endpoint: Endpoint,
+    pub endpoint: HttpEndpoint,
     /// Name of the model.
     pub model: String,
     /// Source of the key.
@@ -130,11 +130,11 @@ pub enum ReviewKey {
 }
 
 /// Error in a section: the key, the reason, advice.
-pub(crate) type Wrong = (&'static str, &'static str, &'static str);
+pub(crate) type SectionError = (&'static str, &'static str, &'static str);
 
 impl ReviewSection {
     /// Returns the settings of the section; `None` if it turns reviews off.
-    pub(crate) fn settings(&self, home: &Path) -> Result<Option<ReviewSettings>, Wrong> {
+    pub(crate) fn to_settings(&self, home: &Path) -> Result<Option<ReviewSettings>, SectionError> {
         if self.enabled == Some(false) {
             return Ok(None);
         }
@@ -169,12 +169,12 @@ impl ReviewSection {
 }
 
 /// Resolves a path, and refuses one in the workspace, because the workspace is not trusted.
-pub(crate) fn in_place(key: &'static str, path: &ConfigPath, home: &Path) -> Result<PathBuf, Wrong> {
+pub(crate) fn in_place(key: &'static str, path: &ConfigPath, home: &Path) -> Result<PathBuf, SectionError> {
     match path {
         ConfigPath::Workspace(_) => {
             Err((key, "what a workspace holds is not trusted with this", "write an absolute path, or `~/...`"))
         }
-        path => Ok(path.resolve(home, home)),
+        path => Ok(path.resolve_path(home, home)),
     }
 }
 
@@ -188,8 +188,8 @@ impl ReviewSettings {
     }
 
     /// Reports every value in configuration syntax.
-    pub(crate) fn each(&self, line: &mut dyn FnMut(&str, String)) {
-        let shown = |path: &Path| RawText::from(path).escaped();
+    pub(crate) fn report_values(&self, line: &mut dyn FnMut(&str, String)) {
+        let shown = |path: &Path| RawText::from(path).to_escaped();
         let api = match self.api {
             ReviewApi::Openai => "openai",
             ReviewApi::Anthropic => "anthropic",

@@ -4,22 +4,22 @@
 //!
 //! Must not know connections, keys, nor values of secrets.
 
-use stockade_model::{Decision, Grant, Host, HostPattern, SecretUse, SignUse, Verdict};
+use stockade_model::{Decision, Grant, Host, HostPattern, SecretUse, SignUse, PolicyVerdict};
 
-use crate::act::{Stage, conclude, raised, said, scene};
+use crate::act::{ActContext, conclude_act, collect_rule_statements, new_statement, build_act_input};
 use crate::decide::rule_name;
 use crate::mode::ModeAnswers;
-use crate::rules::{Act, Circumstances, Match, Rule};
-use crate::settings::Settings;
+use crate::rules::{Act, RequestContext, RuleMatch, PolicyRule};
+use crate::settings::PolicySettings;
 
-impl Settings {
+impl PolicySettings {
     /// Returns the decision of the rules about a secret that is sent to one host and port; `None` if no
     /// rule matches.
     pub fn decide_secret_by_rule(
         &self,
         wanted: &SecretUse,
-        stage: &Stage<'_>,
-        around: &Circumstances,
+        stage: &ActContext<'_>,
+        around: &RequestContext,
     ) -> Option<Decision> {
         let HostPattern::Exactly(host) = wanted.targets().host() else { return None };
         let port = wanted.targets().target().map(|target| target.port);
@@ -32,8 +32,8 @@ impl Settings {
     pub fn decide_signing_by_rule(
         &self,
         wanted: &SignUse,
-        stage: &Stage<'_>,
-        around: &Circumstances,
+        stage: &ActContext<'_>,
+        around: &RequestContext,
     ) -> Option<Decision> {
         let target = wanted.target()?;
         let gives = |grant: &Grant| grant.sign_use() == Some(wanted);
@@ -44,19 +44,19 @@ impl Settings {
         &self,
         (host, port): (&Host, Option<u16>),
         gives: &dyn Fn(&Grant) -> bool,
-        stage: &Stage<'_>,
-        around: &Circumstances,
+        stage: &ActContext<'_>,
+        around: &RequestContext,
     ) -> Option<Decision> {
-        let scene = scene(self, Act::Network { host, port }, stage, around);
-        let answers = ModeAnswers::of(stage.approval_mode).strictest(&ModeAnswers::of(self.approval_mode.value));
-        let mut voices = raised(&self.rules.find(&scene), &answers);
-        let names_it = |rule: &&Rule| {
-            let mut resolved = rule.grants.iter().filter_map(|grant| grant.resolve(&self.home, stage.workspace));
-            !rule.raises() && resolved.any(|grant| gives(&grant)) && rule.speaks(&scene) == Match::Certain
+        let scene = build_act_input(self, Act::Network { host, port }, stage, around);
+        let answers = ModeAnswers::from_mode(stage.approval_mode).combine_strictest(&ModeAnswers::from_mode(self.approval_mode.value));
+        let mut voices = collect_rule_statements(&self.rules.match_rules(&scene), &answers);
+        let names_it = |rule: &&PolicyRule| {
+            let mut resolved = rule.grants.iter().filter_map(|grant| grant.resolve_grant(&self.home, stage.workspace));
+            !rule.raises_caution() && resolved.any(|grant| gives(&grant)) && rule.match_input(&scene) == RuleMatch::Certain
         };
         if let Some(rule) = self.rules().find(names_it) {
-            voices.push(said(Verdict::Allow, rule_name(rule), rule.justification.clone()));
+            voices.push(new_statement(PolicyVerdict::Allow, rule_name(rule), rule.justification.clone()));
         }
-        (!voices.is_empty()).then(|| conclude(voices, None).decision)
+        (!voices.is_empty()).then(|| conclude_act(voices, None).decision)
     }
 }

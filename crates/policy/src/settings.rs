@@ -6,15 +6,15 @@ use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use stockade_model::{ApprovalMode, Digest, Level, SandboxPreference, Verdict};
+use stockade_model::{ApprovalMode, Digest, IsolationLevel, SandboxPreference, PolicyVerdict};
 
-use crate::file::Combining;
+use crate::file::CombiningAlgorithm;
 use crate::mode::mode_name;
-use crate::mounts::{MountTable, MountsError, OtherPath};
+use crate::mounts::{MountSnapshot, MountsError, OtherPath};
 use crate::notify::NotifySettings;
 use crate::review::ReviewSettings;
-use crate::rules::{Rule, RuleBook};
-use crate::spec::{Origin, ProfileSpec, Sourced};
+use crate::rules::{PolicyRule, RuleBook};
+use crate::spec::{ValueOrigin, ProfileSpec, SourcedValue};
 
 /// Stockade's own directories, which no run may write (L7). Absolute and canonical.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,14 +25,14 @@ pub struct OwnDirectories {
     pub state: Vec<PathBuf>,
     /// Names by which the directories are found through symbolic links. A run that could change one of
     /// these would choose the configuration of the next run.
-    pub passed: Vec<PassedPlace>,
+    pub passed: Vec<OwnPathStep>,
     /// The paths above that are other paths, by a second mount, of another entry.
     pub by_mount: Vec<OtherPath>,
 }
 
 impl OwnDirectories {
     /// Adds the paths that second mounts give to the entries.
-    pub(crate) fn add_mounts(&mut self, mounts: &MountTable) -> Result<(), MountsError> {
+    pub(crate) fn add_mounts(&mut self, mounts: &MountSnapshot) -> Result<(), MountsError> {
         for list in [&mut self.configuration, &mut self.state] {
             let found = mounts.other_paths(list.iter().map(PathBuf::as_path))?;
             let found: Vec<OtherPath> = found.into_iter().filter(|other| !list.contains(&other.path)).collect();
@@ -40,9 +40,9 @@ impl OwnDirectories {
             self.by_mount.extend(found);
         }
         let mut passed = Vec::new();
-        for PassedPlace { place, link, target } in &self.passed {
+        for OwnPathStep { place, link, target } in &self.passed {
             let found = mounts.other_paths([place.as_path()])?.into_iter();
-            passed.extend(found.map(|other| PassedPlace {
+            passed.extend(found.map(|other| OwnPathStep {
                 place: other.path,
                 link: link.clone(),
                 target: target.clone(),
@@ -60,14 +60,14 @@ impl OwnDirectories {
     }
 
     /// Returns the own path that a second mount shows as `path`.
-    pub(crate) fn original(&self, path: &Path) -> Option<&Path> {
+    pub(crate) fn find_original_path(&self, path: &Path) -> Option<&Path> {
         self.by_mount.iter().find(|other| other.path == path).map(|other| other.of.as_path())
     }
 }
 
 /// A name that is looked up on the way to one of Stockade's own files, because a symbolic link leads there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PassedPlace {
+pub struct OwnPathStep {
     /// The name: a directory without symbolic links, and a name in it that may not exist.
     pub place: PathBuf,
     /// The link that leads there, or `place` itself if that is the link.
@@ -78,49 +78,49 @@ pub struct PassedPlace {
 
 /// The merged configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct PolicySettings {
     /// The profile of runs that name none.
-    pub profile: Sourced<String>,
+    pub profile: SourcedValue<String>,
     /// When to ask for approval.
-    pub approval_mode: Sourced<ApprovalMode>,
+    pub approval_mode: SourcedValue<ApprovalMode>,
     /// How long a question waits, in milliseconds.
-    pub approval_timeout_ms: Sourced<u64>,
+    pub approval_timeout_ms: SourcedValue<u64>,
     /// Whether a sandbox is required.
-    pub sandbox: Sourced<SandboxPreference>,
+    pub sandbox: SourcedValue<SandboxPreference>,
     /// The level of runs that name none.
-    pub level: Sourced<Level>,
+    pub level: SourcedValue<IsolationLevel>,
     /// Whether a user may be asked to run one command without a sandbox.
-    pub allow_host: Sourced<bool>,
+    pub allow_host: SourcedValue<bool>,
     /// The reviewer of questions; absent if there is none.
-    pub review: Sourced<Option<ReviewSettings>>,
+    pub review: SourcedValue<Option<ReviewSettings>>,
     /// The receivers of notices about persistent sandboxes; absent if there are none.
-    pub notify: Sourced<Option<NotifySettings>>,
+    pub notify: SourcedValue<Option<NotifySettings>>,
     pub(crate) home: PathBuf,
     /// Home directories whose credentials are hidden like those of `home`.
     pub(crate) other_homes: Vec<PathBuf>,
     pub(crate) own: OwnDirectories,
     /// The mounts of the host when the configuration was read.
-    pub(crate) mounts: Result<MountTable, MountsError>,
+    pub(crate) mounts: Result<MountSnapshot, MountsError>,
     pub(crate) profiles: BTreeMap<String, ProfileSpec>,
     pub(crate) rules: RuleBook,
     /// The last classes named for mode `granular`, whether or not the mode is in force.
     pub(crate) granular: Option<stockade_model::GranularMode>,
     /// Files that were read.
-    pub(crate) files: Vec<(crate::spec::Layer, PathBuf)>,
+    pub(crate) files: Vec<(crate::spec::ConfigLayer, PathBuf)>,
 }
 
 /// One line of an explanation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Explained {
+pub struct SettingExplanation {
     /// The key in configuration syntax; list entries one by one.
     pub key: String,
     /// The value.
     pub value: String,
     /// Origin of the value.
-    pub origin: Origin,
+    pub origin: ValueOrigin,
 }
 
-impl Settings {
+impl PolicySettings {
     /// Returns the home directory that `~` stands for.
     pub fn home(&self) -> &Path {
         &self.home
@@ -129,7 +129,7 @@ impl Settings {
     /// Adds the mounts of the host, which give further paths to hidden files and to Stockade's own files.
     /// If they are an error, every run fails with it.
     #[must_use]
-    pub fn with_mounts(mut self, mounts: Result<MountTable, MountsError>) -> Self {
+    pub fn with_mounts(mut self, mounts: Result<MountSnapshot, MountsError>) -> Self {
         self.mounts = mounts.and_then(|mounts| self.own.add_mounts(&mounts).map(|()| mounts));
         self
     }
@@ -138,7 +138,7 @@ impl Settings {
     /// the earlier ones have been hidden since its creation.
     #[must_use]
     pub fn without_mounts(mut self) -> Self {
-        self.mounts = Ok(MountTable::default());
+        self.mounts = Ok(MountSnapshot::default());
         self.own.forget_mounts();
         self
     }
@@ -149,7 +149,7 @@ impl Settings {
     }
 
     /// Returns the rules, in the order in which they were read.
-    pub fn rules(&self) -> impl Iterator<Item = &Rule> {
+    pub fn rules(&self) -> impl Iterator<Item = &PolicyRule> {
         self.rules.rules()
     }
 
@@ -159,7 +159,7 @@ impl Settings {
     }
 
     /// Returns the files that were read, in the order in which they were merged.
-    pub fn files(&self) -> impl Iterator<Item = (crate::spec::Layer, &Path)> {
+    pub fn files(&self) -> impl Iterator<Item = (crate::spec::ConfigLayer, &Path)> {
         self.files.iter().map(|(layer, path)| (*layer, path.as_path()))
     }
 
@@ -169,10 +169,10 @@ impl Settings {
     }
 
     /// Returns every value with its origin: the settings, then the profile `name`, then the rules.
-    pub fn explain(&self, name: &str) -> Vec<Explained> {
+    pub fn explain_profile(&self, name: &str) -> Vec<SettingExplanation> {
         let mut lines = Vec::new();
         self.each_line(name, &mut |key, value, origin| {
-            lines.push(Explained { key: key.to_owned(), value, origin: origin.clone() });
+            lines.push(SettingExplanation { key: key.to_owned(), value, origin: origin.clone() });
         });
         lines
     }
@@ -181,28 +181,28 @@ impl Settings {
     /// includes. `allow` rules with provenance, such as those of answers, are left out, so that a new
     /// answer does not invalidate another one.
     pub fn explained_values(&self, name: &str, mut line: impl FnMut(&str, &str)) {
-        let mut line = |key: &str, value: String, _: &Origin| line(key, &value);
+        let mut line = |key: &str, value: String, _: &ValueOrigin| line(key, &value);
         self.each_setting_of(name, &mut line);
         self.each_rule(&mut line, false);
     }
 
-    fn each_line(&self, name: &str, line: &mut dyn FnMut(&str, String, &Origin)) {
+    fn each_line(&self, name: &str, line: &mut dyn FnMut(&str, String, &ValueOrigin)) {
         self.each_setting_of(name, line);
         if let Some(review) = &self.review.value {
-            review.each(&mut |key, value| line(key, value, &self.review.origin));
+            review.report_values(&mut |key, value| line(key, value, &self.review.origin));
         }
         if let Some(notify) = &self.notify.value {
-            notify.each(&mut |key, value| line(key, value, &self.notify.origin));
+            notify.report_values(&mut |key, value| line(key, value, &self.notify.origin));
         }
         self.each_rule(line, true);
     }
 
-    fn each_setting_of(&self, name: &str, line: &mut dyn FnMut(&str, String, &Origin)) {
+    fn each_setting_of(&self, name: &str, line: &mut dyn FnMut(&str, String, &ValueOrigin)) {
         self.each_setting(line);
         if let Some(spec) = self.profiles.get(name) {
             let mut key_here = format!("profiles.{name}.");
             let prefix = key_here.len();
-            spec.each(&mut |key, value, origin| {
+            spec.report_entries(&mut |key, value, origin| {
                 key_here.truncate(prefix);
                 key_here.push_str(key);
                 line(&key_here, value, origin);
@@ -210,7 +210,7 @@ impl Settings {
         }
     }
 
-    fn each_setting(&self, line: &mut dyn FnMut(&str, String, &Origin)) {
+    fn each_setting(&self, line: &mut dyn FnMut(&str, String, &ValueOrigin)) {
         line("profile", self.profile.value.clone(), &self.profile.origin);
         line("approval_mode", mode_text(self.approval_mode.value), &self.approval_mode.origin);
         let timeout = format!("{}ms", self.approval_timeout_ms.value);
@@ -220,34 +220,34 @@ impl Settings {
         line("allow_host", self.allow_host.value.to_string(), &self.allow_host.origin);
     }
 
-    fn each_rule(&self, line: &mut dyn FnMut(&str, String, &Origin), answers: bool) {
+    fn each_rule(&self, line: &mut dyn FnMut(&str, String, &ValueOrigin), answers: bool) {
         for set in self.rules.sets() {
-            let is_answer = |rule: &&Rule| rule.effect == Verdict::Allow && rule.provenance.is_some();
-            if set.combining != Combining::DenyOverrides {
-                line("combining", format!("{:?}", set.combining), &Origin::Default);
+            let is_answer = |rule: &&PolicyRule| rule.effect == PolicyVerdict::Allow && rule.provenance.is_some();
+            if set.combining != CombiningAlgorithm::DenyOverrides {
+                line("combining", format!("{:?}", set.combining), &ValueOrigin::Default);
             }
             for rule in set.rules.iter().filter(|rule| answers || !is_answer(rule)) {
-                line("rules", rule.said().to_owned(), &rule.origin);
+                line("rules", rule.canonical_text().to_owned(), &rule.origin);
             }
         }
     }
 }
 
-impl Settings {
+impl PolicySettings {
     /// Returns the digest of the configuration, which consent is bound to (L5): equal if every value is
     /// equal, whatever its position. The time-out of a question and its reviewer are left out, because they
     /// do not change the approved powers.
-    pub fn digest(&self) -> Digest {
+    pub fn compute_digest(&self) -> Digest {
         let mut fields: Vec<String> = Vec::new();
-        let mut line = |key: &str, value: String, _: &Origin| {
+        let mut line = |key: &str, value: String, _: &ValueOrigin| {
             if key != "approval_timeout" {
                 fields.extend([key.to_owned(), value]);
             }
         };
         self.each_setting(&mut line);
         for (name, spec) in &self.profiles {
-            line("profile", format!("{name} {} {:?}", spec.sandboxed, spec.network), &Origin::Default);
-            spec.each(&mut line);
+            line("profile", format!("{name} {} {:?}", spec.sandboxed, spec.network), &ValueOrigin::Default);
+            spec.report_entries(&mut line);
         }
         self.each_rule(&mut line, false);
         let own = self.own.configuration.iter().chain(&self.own.state);
@@ -271,7 +271,7 @@ fn mode_text(mode: ApprovalMode) -> String {
 
 impl ProfileSpec {
     /// Reports every entry of every list, and every limit.
-    fn each(&self, line: &mut dyn FnMut(&str, String, &Origin)) {
+    fn report_entries(&self, line: &mut dyn FnMut(&str, String, &ValueOrigin)) {
         for (key, list) in
             [("write", &self.write), ("hide", &self.hide), ("reveal", &self.reveal), ("sockets", &self.sockets)]
         {
@@ -287,10 +287,10 @@ impl ProfileSpec {
         for (name, entry) in &self.set {
             line(&format!("env.set.{name}"), entry.value.clone(), &entry.origin);
         }
-        for (limit, entry) in self.limits.each() {
-            line(limit.key(), limit.text(entry.value), &entry.origin);
+        for (limit, entry) in self.limits.iter_entries() {
+            line(limit.key(), limit.format_amount(entry.value), &entry.origin);
         }
-        self.egress.each(line);
+        self.egress.report_entries(line);
     }
 }
 

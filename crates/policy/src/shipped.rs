@@ -12,50 +12,50 @@ use stockade_model::{CacheSharing, DEFAULT_PROTECTED_NAMES, PROJECT_FILES, ToolC
 
 use crate::egress::EgressSpec;
 use crate::error::ConfigError;
-use crate::shipped_text::{CacheEntry, Group, ListName, ShippedFile, read};
-use crate::spec::{LimitsSpec, Origin, ProfileSpec, Sourced};
+use crate::shipped_text::{CacheEntry, ShippedGroup, ListName, ShippedFile, parse_shipped_file};
+use crate::spec::{LimitsSpec, ValueOrigin, ProfileSpec, SourcedValue};
 use crate::text::{ConfigPath, DropPattern, PassPattern, ProtectedName, TextError, VariableName};
 
-const PROFILES: [(&str, &str, &str); 4] = [
+const PROFILE_FILES: [(&str, &str, &str); 4] = [
     ("read-only", "read-only.toml", include_str!("../../../policies/read-only.toml")),
     ("workspace", "workspace.toml", include_str!("../../../policies/workspace.toml")),
     ("strict", "strict.toml", include_str!("../../../policies/strict.toml")),
     ("host", "host.toml", include_str!("../../../policies/host.toml")),
 ];
-const CREDENTIALS: (&str, &str) = ("credentials.toml", include_str!("../../../policies/credentials.toml"));
-const ENVIRONMENT: (&str, &str) = ("environment.toml", include_str!("../../../policies/environment.toml"));
-const CACHES: (&str, &str) = ("caches.toml", include_str!("../../../policies/caches.toml"));
+const CREDENTIALS_FILE: (&str, &str) = ("credentials.toml", include_str!("../../../policies/credentials.toml"));
+const ENVIRONMENT_FILE: (&str, &str) = ("environment.toml", include_str!("../../../policies/environment.toml"));
+const CACHES_FILE: (&str, &str) = ("caches.toml", include_str!("../../../policies/caches.toml"));
 const CACHES_REASON: &str = "tools run without a question, and the host's caches stay as they are";
 
 /// Returns the built-in profiles by name, with `home` substituted.
-pub(crate) fn profiles(home: &Path) -> Result<BTreeMap<String, ProfileSpec>, ConfigError> {
+pub(crate) fn load_shipped_profiles(home: &Path) -> Result<BTreeMap<String, ProfileSpec>, ConfigError> {
     let parts = |(file, source): (&'static str, &'static str)| {
         let wrong = |why: String| ConfigError::new(Path::new(file), None, why);
-        let content = read(source).map_err(wrong)?;
-        Part::of(&content, file, home).map(|part| (content, part)).map_err(|e| wrong(e.to_string()))
+        let content = parse_shipped_file(source).map_err(wrong)?;
+        ProfileAdditions::from_file(&content, file, home).map(|part| (content, part)).map_err(|e| wrong(e.to_string()))
     };
     // Made once and copied, because most of a profile is the two lists.
-    let (_, credentials) = parts(CREDENTIALS)?;
-    let (_, environment) = parts(ENVIRONMENT)?;
+    let (_, credentials) = parts(CREDENTIALS_FILE)?;
+    let (_, environment) = parts(ENVIRONMENT_FILE)?;
     let mut profiles = BTreeMap::new();
-    for (name, file, source) in PROFILES {
+    for (name, file, source) in PROFILE_FILES {
         let (content, own) = parts((file, source))?;
-        let mut spec = empty(&content);
+        let mut spec = empty_profile(&content);
         for list in &content.uses {
             match list {
                 ListName::Caches => {
-                    let origin = Origin::Shipped { file: CACHES.0, reason: CACHES_REASON };
-                    spec.caches = Some(Sourced::new(true, origin));
+                    let origin = ValueOrigin::Shipped { file: CACHES_FILE.0, reason: CACHES_REASON };
+                    spec.caches = Some(SourcedValue::new(true, origin));
                 }
-                ListName::Credentials => add(&mut spec, credentials.clone()),
-                ListName::Environment => add(&mut spec, environment.clone()),
+                ListName::Credentials => apply_additions(&mut spec, credentials.clone()),
+                ListName::Environment => apply_additions(&mut spec, environment.clone()),
                 ListName::ProjectFiles => spec.protect.extend(project_files()),
             }
         }
-        add(&mut spec, own);
-        spec.limits.apply(&content.limits, &|_| Origin::Shipped { file, reason: LIMITS_REASON });
+        apply_additions(&mut spec, own);
+        spec.limits.apply_section(&content.limits, &|_| ValueOrigin::Shipped { file, reason: LIMITS_REASON });
         // Resolving a profile sorts its lists; a list that is already sorted takes no time.
-        spec.hide.sort_by(|a, b| a.value.bytes().cmp(b.value.bytes()));
+        spec.hide.sort_by(|a, b| a.value.path_bytes().cmp(b.value.path_bytes()));
         spec.protect.sort_by(|a, b| a.value.cmp(&b.value));
         profiles.insert(name.to_owned(), spec);
     }
@@ -63,19 +63,19 @@ pub(crate) fn profiles(home: &Path) -> Result<BTreeMap<String, ProfileSpec>, Con
 }
 
 /// Returns the shipped caches of tools, in the home directory `home`.
-pub(crate) fn caches(home: &Path) -> Vec<ToolCache> {
+pub(crate) fn load_shipped_caches(home: &Path) -> Vec<ToolCache> {
     // Read once. The tests check that it can be read.
     static ENTRIES: LazyLock<Vec<CacheEntry>> =
-        LazyLock::new(|| read(CACHES.1).map(|file| file.cache).unwrap_or_default());
-    ENTRIES.iter().filter_map(|entry| cache(entry, home)).collect()
+        LazyLock::new(|| parse_shipped_file(CACHES_FILE.1).map(|file| file.cache).unwrap_or_default());
+    ENTRIES.iter().filter_map(|entry| build_cache(entry, home)).collect()
 }
 
-fn cache(entry: &CacheEntry, home: &Path) -> Option<ToolCache> {
+fn build_cache(entry: &CacheEntry, home: &Path) -> Option<ToolCache> {
     let texts = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect();
     let set = entry.set.iter().map(|text| text.split_once('=').map(|(name, value)| (name.into(), value.into())));
     Some(ToolCache {
         tool: entry.tool.to_owned(),
-        directory: entry.directory.parse::<ConfigPath>().ok()?.resolve(home, Path::new("/")).into(),
+        directory: entry.directory.parse::<ConfigPath>().ok()?.resolve_path(home, Path::new("/")).into(),
         data: texts(&entry.data),
         sharing: entry.sharing.unwrap_or(CacheSharing::Private),
         moved_by: texts(&entry.moved_by),
@@ -87,7 +87,7 @@ fn cache(entry: &CacheEntry, home: &Path) -> Option<ToolCache> {
 pub(crate) fn credential_groups() -> &'static [(Vec<&'static str>, &'static str)] {
     static GROUPS: LazyLock<Vec<(Vec<&'static str>, &'static str)>> = LazyLock::new(|| {
         // The tests check that it can be read.
-        let groups = read(CREDENTIALS.1).map(|file| file.hide).unwrap_or_default();
+        let groups = parse_shipped_file(CREDENTIALS_FILE.1).map(|file| file.hide).unwrap_or_default();
         groups.into_iter().map(|group| (group.values, group.reason)).collect()
     });
     &GROUPS
@@ -97,8 +97,8 @@ const LIMITS_REASON: &str = "a bound that ordinary work does not meet";
 const PROJECT_FILES_REASON: &str = "runs when somebody builds, tests or installs the project";
 const PROTECT_REASON: &str = "carries code or configuration that the host later trusts";
 
-fn empty(content: &ShippedFile) -> ProfileSpec {
-    let origin = || Origin::Shipped { file: "the list of protected names", reason: PROTECT_REASON };
+fn empty_profile(content: &ShippedFile) -> ProfileSpec {
+    let origin = || ValueOrigin::Shipped { file: "the list of protected names", reason: PROTECT_REASON };
     let names: &[&str] = if content.sandboxed { DEFAULT_PROTECTED_NAMES } else { &[] };
     ProfileSpec {
         lineage: Vec::new(),
@@ -108,7 +108,7 @@ fn empty(content: &ShippedFile) -> ProfileSpec {
         write: Vec::new(),
         hide: Vec::new(),
         reveal: Vec::new(),
-        protect: names.iter().map(|name| Sourced::new(ProtectedName((*name).to_owned()), origin())).collect(),
+        protect: names.iter().map(|name| SourcedValue::new(ProtectedName((*name).to_owned()), origin())).collect(),
         sockets: Vec::new(),
         stage: None,
         undo: None,
@@ -125,27 +125,27 @@ fn empty(content: &ShippedFile) -> ProfileSpec {
 }
 
 /// Returns the names of project files that run code later.
-fn project_files() -> impl Iterator<Item = Sourced<ProtectedName>> {
-    let origin = || Origin::Shipped { file: "the list of files that run code later", reason: PROJECT_FILES_REASON };
+fn project_files() -> impl Iterator<Item = SourcedValue<ProtectedName>> {
+    let origin = || ValueOrigin::Shipped { file: "the list of files that run code later", reason: PROJECT_FILES_REASON };
     PROJECT_FILES
         .iter()
-        .map(move |(name, _)| Sourced::new(ProtectedName(name.trim_end_matches('/').to_owned()), origin()))
+        .map(move |(name, _)| SourcedValue::new(ProtectedName(name.trim_end_matches('/').to_owned()), origin()))
 }
 
 /// Additions of one file to a profile.
 #[derive(Clone, Debug)]
-struct Part {
-    write: Vec<Sourced<ConfigPath>>,
-    hide: Vec<Sourced<ConfigPath>>,
-    pass: Vec<Sourced<PassPattern>>,
-    drop: Vec<Sourced<DropPattern>>,
-    set: Vec<(String, Sourced<String>)>,
+struct ProfileAdditions {
+    write: Vec<SourcedValue<ConfigPath>>,
+    hide: Vec<SourcedValue<ConfigPath>>,
+    pass: Vec<SourcedValue<PassPattern>>,
+    drop: Vec<SourcedValue<DropPattern>>,
+    set: Vec<(String, SourcedValue<String>)>,
 }
 
-impl Part {
-    fn of(content: &ShippedFile, file: &'static str, home: &Path) -> Result<Self, TextError> {
-        let paths = |groups: &[Group]| {
-            let mut entries = values::<ConfigPath>(groups, file)?;
+impl ProfileAdditions {
+    fn from_file(content: &ShippedFile, file: &'static str, home: &Path) -> Result<Self, TextError> {
+        let paths = |groups: &[ShippedGroup]| {
+            let mut entries = parse_values::<ConfigPath>(groups, file)?;
             for entry in &mut entries {
                 if let ConfigPath::Home(_) = entry.value {
                     entry.value = entry.value.with_home(home);
@@ -155,26 +155,26 @@ impl Part {
         };
         let mut hide = paths(&content.hide)?;
         // A list that is sorted here is sorted in every copy.
-        hide.sort_by(|a, b| a.value.bytes().cmp(b.value.bytes()));
+        hide.sort_by(|a, b| a.value.path_bytes().cmp(b.value.path_bytes()));
         let set = content.set.iter().map(|entry| {
-            let origin = Origin::Shipped { file, reason: entry.reason };
-            Ok((entry.name.parse::<VariableName>()?.0, Sourced::new(entry.value.to_owned(), origin)))
+            let origin = ValueOrigin::Shipped { file, reason: entry.reason };
+            Ok((entry.name.parse::<VariableName>()?.0, SourcedValue::new(entry.value.to_owned(), origin)))
         });
         Ok(Self {
             write: paths(&content.write)?,
             hide,
-            pass: values(&content.pass, file)?,
-            drop: values(&content.drop, file)?,
+            pass: parse_values(&content.pass, file)?,
+            drop: parse_values(&content.drop, file)?,
             set: set.collect::<Result<_, TextError>>()?,
         })
     }
 }
 
-fn values<T: FromStr<Err = TextError>>(groups: &[Group], file: &'static str) -> Result<Vec<Sourced<T>>, TextError> {
+fn parse_values<T: FromStr<Err = TextError>>(groups: &[ShippedGroup], file: &'static str) -> Result<Vec<SourcedValue<T>>, TextError> {
     let mut all = Vec::with_capacity(groups.iter().map(|group| group.values.len()).sum());
     for group in groups {
         for text in &group.values {
-            all.push(Sourced::new(text.parse()?, Origin::Shipped { file, reason: group.reason }));
+            all.push(SourcedValue::new(text.parse()?, ValueOrigin::Shipped { file, reason: group.reason }));
         }
     }
     Ok(all)
@@ -182,14 +182,14 @@ fn values<T: FromStr<Err = TextError>>(groups: &[Group], file: &'static str) -> 
 
 /// Adds a part to a profile. Shipped lists do not contradict each other (tested), so plain additions
 /// suffice; the rules of `apply` are for configuration files.
-fn add(spec: &mut ProfileSpec, part: Part) {
-    fn take<T>(list: &mut Vec<T>, more: Vec<T>) {
+fn apply_additions(spec: &mut ProfileSpec, part: ProfileAdditions) {
+    fn append_list<T>(list: &mut Vec<T>, more: Vec<T>) {
         if list.is_empty() { *list = more } else { list.extend(more) }
     }
-    take(&mut spec.write, part.write);
-    take(&mut spec.hide, part.hide);
-    take(&mut spec.pass, part.pass);
-    take(&mut spec.drop, part.drop);
+    append_list(&mut spec.write, part.write);
+    append_list(&mut spec.hide, part.hide);
+    append_list(&mut spec.pass, part.pass);
+    append_list(&mut spec.drop, part.drop);
     spec.set.extend(part.set);
 }
 
@@ -201,7 +201,7 @@ mod tests {
     /// The same types, for a complete TOML parser. They are compared as text.
     mod whole {
         use serde::Deserialize;
-        use stockade_model::{CacheSharing, Network};
+        use stockade_model::{CacheSharing, NetworkAccess};
 
         use crate::file::LimitsSection;
 
@@ -210,7 +210,7 @@ mod tests {
         pub(super) struct ShippedFile {
             summary: String,
             sandboxed: bool,
-            network: Network,
+            network: NetworkAccess,
             uses: Vec<ListName>,
             write: Vec<Group>,
             hide: Vec<Group>,
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn shipped_data_is_well_formed() {
-        let profiles = profiles(Path::new("/home/u")).unwrap();
+        let profiles = load_shipped_profiles(Path::new("/home/u")).unwrap();
         assert_eq!(profiles.keys().collect::<Vec<_>>(), ["host", "read-only", "strict", "workspace"]);
         for (name, spec) in &profiles {
             let mut hidden: Vec<_> = spec.hide.iter().map(|entry| &entry.value).collect();
@@ -284,8 +284,8 @@ mod tests {
 
     #[test]
     fn every_entry_has_a_reason() {
-        for (name, source) in PROFILES.map(|p| (p.1, p.2)).into_iter().chain([CREDENTIALS, ENVIRONMENT, CACHES]) {
-            let content = read(source).unwrap();
+        for (name, source) in PROFILE_FILES.map(|p| (p.1, p.2)).into_iter().chain([CREDENTIALS_FILE, ENVIRONMENT_FILE, CACHES_FILE]) {
+            let content = parse_shipped_file(source).unwrap();
             let groups = content.write.iter().chain(&content.hide).chain(&content.pass).chain(&content.drop);
             let reasons = groups.map(|g| g.reason).chain(content.set.iter().map(|s| s.reason));
             let reasons = reasons.chain(content.cache.iter().map(|c| c.reason));
@@ -296,18 +296,18 @@ mod tests {
     /// The reader of the shipped files finds the same content as a complete TOML parser.
     #[test]
     fn shipped_files_mean_what_toml_means() {
-        for (name, source) in PROFILES.map(|p| (p.1, p.2)).into_iter().chain([CREDENTIALS, ENVIRONMENT, CACHES]) {
+        for (name, source) in PROFILE_FILES.map(|p| (p.1, p.2)).into_iter().chain([CREDENTIALS_FILE, ENVIRONMENT_FILE, CACHES_FILE]) {
             let whole: whole::ShippedFile = toml::from_str(source).unwrap();
-            assert_eq!(format!("{:?}", read(source).unwrap()), format!("{whole:?}"), "{name}");
+            assert_eq!(format!("{:?}", parse_shipped_file(source).unwrap()), format!("{whole:?}"), "{name}");
         }
     }
 
     #[test]
     fn every_cache_is_a_plain_directory_of_the_home_that_hides_nothing() {
         let home = Path::new("/home/u");
-        let all = caches(home);
-        assert_eq!(all.len(), read(CACHES.1).unwrap().cache.len());
-        let profiles = profiles(home).unwrap();
+        let all = load_shipped_caches(home);
+        assert_eq!(all.len(), parse_shipped_file(CACHES_FILE.1).unwrap().cache.len());
+        let profiles = load_shipped_profiles(home).unwrap();
         for (i, cache) in all.iter().enumerate() {
             let tool = &cache.tool;
             assert!(!tool.is_empty() && tool.bytes().all(|b| b.is_ascii_lowercase() || b == b'-'), "{tool}");
@@ -317,7 +317,7 @@ mod tests {
             assert!(cache.sharing == CacheSharing::Merged || !cache.set.is_empty(), "{tool}: nothing leads to it");
             assert!(cache.data.iter().all(|name| !name.trim_end_matches('/').contains('/')), "{tool}");
             for hidden in &profiles["workspace"].hide {
-                let hidden = hidden.value.resolve(home, home);
+                let hidden = hidden.value.resolve_path(home, home);
                 let written = cache.data.iter().map(|name| directory.join(name)).chain([directory.to_owned()]);
                 let written: Vec<_> =
                     if cache.data.is_empty() { written.collect() } else { written.take(cache.data.len()).collect() };
@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn read_only_is_narrower_than_workspace_than_host() {
-        let profiles = profiles(Path::new("/home/u")).unwrap();
+        let profiles = load_shipped_profiles(Path::new("/home/u")).unwrap();
         assert_eq!(profiles["read-only"].wider_than(&profiles["workspace"]), None);
         assert_eq!(profiles["workspace"].wider_than(&profiles["read-only"]), Some("write"));
         assert_eq!(profiles["host"].wider_than(&profiles["workspace"]), Some("sandboxed"));

@@ -4,7 +4,7 @@
 //!
 //! Must not know the parts of a profile, nor configuration files of users.
 
-use stockade_model::{CacheSharing, Network};
+use stockade_model::{CacheSharing, NetworkAccess};
 
 use crate::file::LimitsSection;
 
@@ -13,12 +13,12 @@ use crate::file::LimitsSection;
 pub(crate) struct ShippedFile {
     pub summary: &'static str,
     pub sandboxed: bool,
-    pub network: Network,
+    pub network: NetworkAccess,
     pub uses: Vec<ListName>,
-    pub write: Vec<Group>,
-    pub hide: Vec<Group>,
-    pub pass: Vec<Group>,
-    pub drop: Vec<Group>,
+    pub write: Vec<ShippedGroup>,
+    pub hide: Vec<ShippedGroup>,
+    pub pass: Vec<ShippedGroup>,
+    pub drop: Vec<ShippedGroup>,
     pub set: Vec<SetEntry>,
     pub cache: Vec<CacheEntry>,
     pub limits: LimitsSection,
@@ -35,7 +35,7 @@ pub(crate) enum ListName {
 
 /// Paths, names or patterns with a common reason.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Group {
+pub(crate) struct ShippedGroup {
     pub values: Vec<&'static str>,
     pub reason: &'static str,
 }
@@ -63,7 +63,7 @@ pub(crate) struct CacheEntry {
 
 /// Section that a statement belongs to.
 #[derive(Clone, Copy)]
-enum Section {
+enum ShippedSection {
     Top,
     Write,
     Hide,
@@ -78,52 +78,52 @@ enum Section {
 ///
 /// # Errors
 /// The line that is not in one of the simple forms, or an unknown key.
-pub(crate) fn read(source: &'static str) -> Result<ShippedFile, String> {
+pub(crate) fn parse_shipped_file(source: &'static str) -> Result<ShippedFile, String> {
     let mut file = ShippedFile::default();
-    let mut section = Section::Top;
+    let mut section = ShippedSection::Top;
     for (number, line) in source.lines().enumerate() {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
         let done = match line.split_once('=') {
-            Some((key, value)) => statement(&mut file, section, key.trim(), value.trim()),
-            None => begin(&mut file, line).map(|begun| section = begun),
+            Some((key, value)) => parse_statement(&mut file, section, key.trim(), value.trim()),
+            None => begin_section(&mut file, line).map(|begun| section = begun),
         };
         done.ok_or_else(|| format!("line {}: not a plain statement with a known key", number + 1))?;
     }
     Ok(file)
 }
 
-fn begin(file: &mut ShippedFile, line: &str) -> Option<Section> {
+fn begin_section(file: &mut ShippedFile, line: &str) -> Option<ShippedSection> {
     let (list, section) = match line {
-        "[[write]]" => (&mut file.write, Section::Write),
-        "[[hide]]" => (&mut file.hide, Section::Hide),
-        "[[pass]]" => (&mut file.pass, Section::Pass),
-        "[[drop]]" => (&mut file.drop, Section::Drop),
+        "[[write]]" => (&mut file.write, ShippedSection::Write),
+        "[[hide]]" => (&mut file.hide, ShippedSection::Hide),
+        "[[pass]]" => (&mut file.pass, ShippedSection::Pass),
+        "[[drop]]" => (&mut file.drop, ShippedSection::Drop),
         "[[set]]" => {
             file.set.push(SetEntry::default());
-            return Some(Section::Set);
+            return Some(ShippedSection::Set);
         }
         "[[cache]]" => {
             file.cache.push(CacheEntry::default());
-            return Some(Section::Cache);
+            return Some(ShippedSection::Cache);
         }
-        "[limits]" => return Some(Section::Limits),
+        "[limits]" => return Some(ShippedSection::Limits),
         _ => return None,
     };
-    list.push(Group::default());
+    list.push(ShippedGroup::default());
     Some(section)
 }
 
-fn statement(file: &mut ShippedFile, section: Section, key: &str, value: &'static str) -> Option<()> {
+fn parse_statement(file: &mut ShippedFile, section: ShippedSection, key: &str, value: &'static str) -> Option<()> {
     match section {
-        Section::Top => top(file, key, value),
-        Section::Write => group(&mut file.write, "paths", key, value),
-        Section::Hide => group(&mut file.hide, "paths", key, value),
-        Section::Pass => group(&mut file.pass, "names", key, value),
-        Section::Drop => group(&mut file.drop, "names", key, value),
-        Section::Set => {
+        ShippedSection::Top => parse_top_level(file, key, value),
+        ShippedSection::Write => parse_group_key(&mut file.write, "paths", key, value),
+        ShippedSection::Hide => parse_group_key(&mut file.hide, "paths", key, value),
+        ShippedSection::Pass => parse_group_key(&mut file.pass, "names", key, value),
+        ShippedSection::Drop => parse_group_key(&mut file.drop, "names", key, value),
+        ShippedSection::Set => {
             let entry = file.set.last_mut()?;
             let slot = match key {
                 "name" => &mut entry.name,
@@ -131,25 +131,25 @@ fn statement(file: &mut ShippedFile, section: Section, key: &str, value: &'stati
                 "reason" => &mut entry.reason,
                 _ => return None,
             };
-            *slot = string(value)?;
+            *slot = parse_string(value)?;
             Some(())
         }
-        Section::Cache => cache(file.cache.last_mut()?, key, value),
-        Section::Limits => {
+        ShippedSection::Cache => parse_cache_key(file.cache.last_mut()?, key, value),
+        ShippedSection::Limits => {
             let limits = &mut file.limits;
             match key {
-                "wall" => limits.wall = Some(string(value)?.parse().ok()?),
-                "cpu_time" => limits.cpu_time = Some(string(value)?.parse().ok()?),
-                "cpus" => limits.cpus = Some(string(value)?.parse().ok()?),
-                "memory" => limits.memory = Some(string(value)?.parse().ok()?),
-                "disk" => limits.disk = Some(string(value)?.parse().ok()?),
+                "wall" => limits.wall = Some(parse_string(value)?.parse().ok()?),
+                "cpu_time" => limits.cpu_time = Some(parse_string(value)?.parse().ok()?),
+                "cpus" => limits.cpus = Some(parse_string(value)?.parse().ok()?),
+                "memory" => limits.memory = Some(parse_string(value)?.parse().ok()?),
+                "disk" => limits.disk = Some(parse_string(value)?.parse().ok()?),
                 "inodes" => limits.inodes = Some(value.parse().ok()?),
-                "io" => limits.io = Some(string(value)?.parse().ok()?),
-                "file_size" => limits.file_size = Some(string(value)?.parse().ok()?),
+                "io" => limits.io = Some(parse_string(value)?.parse().ok()?),
+                "file_size" => limits.file_size = Some(parse_string(value)?.parse().ok()?),
                 "open_files" => limits.open_files = Some(value.parse().ok()?),
                 "processes" => limits.processes = Some(value.parse().ok()?),
-                "temp" => limits.temp = Some(string(value)?.parse().ok()?),
-                "output" => limits.output = Some(string(value)?.parse().ok()?),
+                "temp" => limits.temp = Some(parse_string(value)?.parse().ok()?),
+                "output" => limits.output = Some(parse_string(value)?.parse().ok()?),
                 _ => return None,
             }
             Some(())
@@ -157,19 +157,19 @@ fn statement(file: &mut ShippedFile, section: Section, key: &str, value: &'stati
     }
 }
 
-fn top(file: &mut ShippedFile, key: &str, value: &'static str) -> Option<()> {
+fn parse_top_level(file: &mut ShippedFile, key: &str, value: &'static str) -> Option<()> {
     match key {
-        "summary" => file.summary = string(value)?,
+        "summary" => file.summary = parse_string(value)?,
         "sandboxed" => file.sandboxed = value.parse().ok()?,
         "network" => {
-            file.network = match string(value)? {
-                "none" => Network::None,
-                "host" => Network::Host,
+            file.network = match parse_string(value)? {
+                "none" => NetworkAccess::None,
+                "host" => NetworkAccess::Host,
                 _ => return None,
             };
         }
         "uses" => {
-            for name in strings(value)? {
+            for name in parse_strings(value)? {
                 file.uses.push(match name {
                     "caches" => ListName::Caches,
                     "credentials" => ListName::Credentials,
@@ -184,32 +184,32 @@ fn top(file: &mut ShippedFile, key: &str, value: &'static str) -> Option<()> {
     Some(())
 }
 
-fn cache(entry: &mut CacheEntry, key: &str, value: &'static str) -> Option<()> {
+fn parse_cache_key(entry: &mut CacheEntry, key: &str, value: &'static str) -> Option<()> {
     match key {
-        "tool" => entry.tool = string(value)?,
-        "directory" => entry.directory = string(value)?,
-        "data" => entry.data = strings(value)?,
+        "tool" => entry.tool = parse_string(value)?,
+        "directory" => entry.directory = parse_string(value)?,
+        "data" => entry.data = parse_strings(value)?,
         "sharing" => {
-            entry.sharing = Some(match string(value)? {
+            entry.sharing = Some(match parse_string(value)? {
                 "merged" => CacheSharing::Merged,
                 "private" => CacheSharing::Private,
                 _ => return None,
             });
         }
-        "moved_by" => entry.moved_by = strings(value)?,
-        "set" => entry.set = strings(value)?,
-        "reason" => entry.reason = string(value)?,
+        "moved_by" => entry.moved_by = parse_strings(value)?,
+        "set" => entry.set = parse_strings(value)?,
+        "reason" => entry.reason = parse_string(value)?,
         _ => return None,
     }
     Some(())
 }
 
-fn group(groups: &mut [Group], list: &str, key: &str, value: &'static str) -> Option<()> {
+fn parse_group_key(groups: &mut [ShippedGroup], list: &str, key: &str, value: &'static str) -> Option<()> {
     let group = groups.last_mut()?;
     if key == list {
-        group.values = strings(value)?;
+        group.values = parse_strings(value)?;
     } else if key == "reason" {
-        group.reason = string(value)?;
+        group.reason = parse_string(value)?;
     } else {
         return None;
     }
@@ -217,13 +217,13 @@ fn group(groups: &mut [Group], list: &str, key: &str, value: &'static str) -> Op
 }
 
 /// Parses a string without escapes.
-fn string(text: &'static str) -> Option<&'static str> {
+fn parse_string(text: &'static str) -> Option<&'static str> {
     let inner = text.strip_prefix('"')?.strip_suffix('"')?;
     (!inner.contains(['"', '\\'])).then_some(inner)
 }
 
 /// Parses a list of such strings.
-fn strings(text: &'static str) -> Option<Vec<&'static str>> {
+fn parse_strings(text: &'static str) -> Option<Vec<&'static str>> {
     let inner = text.strip_prefix('[')?.strip_suffix(']')?;
     if inner.contains('\\') {
         return None;
@@ -258,8 +258,8 @@ mod tests {
             "[limits]\ntemp = \"much\"",
             "sandboxed = yes",
         ] {
-            assert!(read(source).is_err(), "{source}");
+            assert!(parse_shipped_file(source).is_err(), "{source}");
         }
-        assert_eq!(read("[[hide]]\npaths = [\"a, b\", \"c\",]").unwrap().hide[0].values, ["a, b", "c"]);
+        assert_eq!(parse_shipped_file("[[hide]]\npaths = [\"a, b\", \"c\",]").unwrap().hide[0].values, ["a, b", "c"]);
     }
 }

@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
-use stockade_model::{DEFAULT_UNDO_BYTES, DroppedVariables, Limit, Limits, Network, ProgramPattern, RawText};
+use stockade_model::{DEFAULT_UNDO_BYTES, DroppedVariables, LimitKind, Limits, NetworkAccess, ProgramPattern, RawText};
 
 use crate::egress::EgressSpec;
-use crate::error::Place;
+use crate::error::TextPosition;
 use crate::file::{LimitsSection, ProfileSection};
 use crate::text::{ConfigPath, DropPattern, PassPattern, ProtectedName};
 use stockade_model::text_matches;
@@ -18,7 +18,7 @@ use stockade_model::text_matches;
 /// Layer of a configuration file. Later layers outweigh earlier ones, but the project's may only tighten
 /// (L7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Layer {
+pub enum ConfigLayer {
     /// Mandatory configuration of the administrator: `/etc/stockade/managed.toml`. The file is applied
     /// first, as defaults, and again at the end, so that no other layer undoes it.
     Managed,
@@ -32,14 +32,14 @@ pub enum Layer {
     Session,
 }
 
-impl Layer {
+impl ConfigLayer {
     /// Returns whether the layer may only tighten, because it is not the user's own (L7).
     pub fn only_narrows(self) -> bool {
         matches!(self, Self::Project | Self::Session)
     }
 }
 
-impl fmt::Display for Layer {
+impl fmt::Display for ConfigLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Managed => "managed",
@@ -53,7 +53,7 @@ impl fmt::Display for Layer {
 
 /// Origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum ValueOrigin {
     /// The built-in default.
     Default,
     /// A file of `policies/`, with its reason.
@@ -66,17 +66,17 @@ pub enum Origin {
     /// A configuration file.
     File {
         /// Layer of the file.
-        layer: Layer,
+        layer: ConfigLayer,
         /// Path of the file.
         path: PathBuf,
         /// Position in the file.
-        place: Option<Place>,
+        place: Option<TextPosition>,
     },
 }
 
-impl Origin {
+impl ValueOrigin {
     /// Returns the layer of the origin; `None` for a built-in value.
-    pub fn layer(&self) -> Option<Layer> {
+    pub fn layer(&self) -> Option<ConfigLayer> {
         match self {
             Self::Default | Self::Shipped { .. } => None,
             Self::File { layer, .. } => Some(*layer),
@@ -84,13 +84,13 @@ impl Origin {
     }
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for ValueOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
             Self::Shipped { file, reason } => write!(f, "built in, policies/{file}: {reason}"),
             Self::File { layer, path, place } => {
-                write!(f, "{layer} configuration, {}", RawText::from(path.as_path()).escaped())?;
+                write!(f, "{layer} configuration, {}", RawText::from(path.as_path()).to_escaped())?;
                 place.map_or(Ok(()), |place| write!(f, ":{place}"))
             }
         }
@@ -99,35 +99,35 @@ impl fmt::Display for Origin {
 
 /// A value and its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sourced<T> {
+pub struct SourcedValue<T> {
     /// The value.
     pub value: T,
     /// Origin of the value.
-    pub origin: Origin,
+    pub origin: ValueOrigin,
 }
 
-impl<T> Sourced<T> {
-    pub(crate) fn new(value: T, origin: Origin) -> Self {
+impl<T> SourcedValue<T> {
+    pub(crate) fn new(value: T, origin: ValueOrigin) -> Self {
         Self { value, origin }
     }
 }
 
 /// Limits with their origins; see [`stockade_model::Limits`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LimitsSpec(BTreeMap<Limit, Sourced<u64>>);
+pub(crate) struct LimitsSpec(BTreeMap<LimitKind, SourcedValue<u64>>);
 
 impl LimitsSpec {
-    pub(crate) fn get(&self, limit: Limit) -> Option<u64> {
+    pub(crate) fn get(&self, limit: LimitKind) -> Option<u64> {
         self.0.get(&limit).map(|entry| entry.value)
     }
 
-    pub(crate) fn each(&self) -> impl Iterator<Item = (Limit, &Sourced<u64>)> {
+    pub(crate) fn iter_entries(&self) -> impl Iterator<Item = (LimitKind, &SourcedValue<u64>)> {
         self.0.iter().map(|(limit, entry)| (*limit, entry))
     }
 
     /// Returns the lower of the two values for each limit; an absent value is higher than any.
     pub(crate) fn lower_of(mut self, other: &Self) -> Self {
-        for (limit, entry) in other.each() {
+        for (limit, entry) in other.iter_entries() {
             if self.get(limit).is_none_or(|own| entry.value < own) {
                 self.0.insert(limit, entry.clone());
             }
@@ -135,24 +135,24 @@ impl LimitsSpec {
         self
     }
 
-    pub(crate) fn apply(&mut self, section: &LimitsSection, origin: &dyn Fn(&str) -> Origin) {
-        for (limit, amount) in section.limits().each() {
-            self.0.insert(limit, Sourced::new(amount, origin(limit.key())));
+    pub(crate) fn apply_section(&mut self, section: &LimitsSection, origin: &dyn Fn(&str) -> ValueOrigin) {
+        for (limit, amount) in section.to_limits().iter_limits() {
+            self.0.insert(limit, SourcedValue::new(amount, origin(limit.key())));
         }
     }
 
     /// Returns the limits without their origins.
-    pub(crate) fn limits(&self) -> Limits {
+    pub(crate) fn to_limits(&self) -> Limits {
         let mut limits = Limits::default();
-        for (limit, entry) in self.each() {
-            limits.set(limit, entry.value);
+        for (limit, entry) in self.iter_entries() {
+            limits.set_limit(limit, entry.value);
         }
         limits
     }
 
     /// Returns the first limit that is higher here, or that only `base` has.
-    pub(crate) fn higher_than(&self, base: &Self) -> Option<Limit> {
-        base.each().find(|(limit, entry)| self.get(*limit).is_none_or(|own| own > entry.value)).map(|(limit, _)| limit)
+    pub(crate) fn higher_than(&self, base: &Self) -> Option<LimitKind> {
+        base.iter_entries().find(|(limit, entry)| self.get(*limit).is_none_or(|own| own > entry.value)).map(|(limit, _)| limit)
     }
 }
 
@@ -163,33 +163,33 @@ pub(crate) struct ProfileSpec {
     pub lineage: Vec<String>,
     pub summary: String,
     pub sandboxed: bool,
-    pub network: Network,
-    pub write: Vec<Sourced<ConfigPath>>,
-    pub hide: Vec<Sourced<ConfigPath>>,
-    pub reveal: Vec<Sourced<ConfigPath>>,
-    pub protect: Vec<Sourced<ProtectedName>>,
-    pub sockets: Vec<Sourced<ConfigPath>>,
-    pub stage: Option<Sourced<bool>>,
-    pub undo: Option<Sourced<bool>>,
-    pub undo_bytes: Option<Sourced<u64>>,
-    pub caches: Option<Sourced<bool>>,
-    pub exec_ask: Vec<Sourced<ProgramPattern>>,
-    pub exec_deny: Vec<Sourced<ProgramPattern>>,
-    pub pass: Vec<Sourced<PassPattern>>,
-    pub drop: Vec<Sourced<DropPattern>>,
-    pub set: BTreeMap<String, Sourced<String>>,
+    pub network: NetworkAccess,
+    pub write: Vec<SourcedValue<ConfigPath>>,
+    pub hide: Vec<SourcedValue<ConfigPath>>,
+    pub reveal: Vec<SourcedValue<ConfigPath>>,
+    pub protect: Vec<SourcedValue<ProtectedName>>,
+    pub sockets: Vec<SourcedValue<ConfigPath>>,
+    pub stage: Option<SourcedValue<bool>>,
+    pub undo: Option<SourcedValue<bool>>,
+    pub undo_bytes: Option<SourcedValue<u64>>,
+    pub caches: Option<SourcedValue<bool>>,
+    pub exec_ask: Vec<SourcedValue<ProgramPattern>>,
+    pub exec_deny: Vec<SourcedValue<ProgramPattern>>,
+    pub pass: Vec<SourcedValue<PassPattern>>,
+    pub drop: Vec<SourcedValue<DropPattern>>,
+    pub set: BTreeMap<String, SourcedValue<String>>,
     pub limits: LimitsSpec,
     pub egress: EgressSpec,
 }
 
-pub(crate) fn add<T: PartialEq>(list: &mut Vec<Sourced<T>>, value: T, origin: Origin) {
+pub(crate) fn add_unique<T: PartialEq>(list: &mut Vec<SourcedValue<T>>, value: T, origin: ValueOrigin) {
     if !list.iter().any(|entry| entry.value == value) {
-        list.push(Sourced::new(value, origin));
+        list.push(SourcedValue::new(value, origin));
     }
 }
 
 /// Returns whether every value of `part` is in `whole`.
-fn is_subset<T: Ord>(part: &[Sourced<T>], whole: &[Sourced<T>]) -> bool {
+fn is_subset<T: Ord>(part: &[SourcedValue<T>], whole: &[SourcedValue<T>]) -> bool {
     let whole: BTreeSet<&T> = whole.iter().map(|entry| &entry.value).collect();
     part.iter().all(|entry| whole.contains(&entry.value))
 }
@@ -197,56 +197,56 @@ fn is_subset<T: Ord>(part: &[Sourced<T>], whole: &[Sourced<T>]) -> bool {
 impl ProfileSpec {
     /// Adds a section. Within the section, entries that take outweigh entries that give; the section
     /// outweighs earlier entries. `origin` returns the origin of a key of the section.
-    pub(crate) fn apply(&mut self, section: &ProfileSection, origin: &dyn Fn(&str) -> Origin, home: &std::path::Path) {
+    pub(crate) fn apply_section(&mut self, section: &ProfileSection, origin: &dyn Fn(&str) -> ValueOrigin, home: &std::path::Path) {
         let item = |key: &str, i: usize| origin(&format!("{key}[{i}]"));
         for (i, path) in section.write.iter().enumerate() {
-            add(&mut self.write, path.with_home(home), item("write", i));
+            add_unique(&mut self.write, path.with_home(home), item("write", i));
         }
         for (i, path) in section.sockets.iter().enumerate() {
-            add(&mut self.sockets, path.with_home(home), item("sockets", i));
+            add_unique(&mut self.sockets, path.with_home(home), item("sockets", i));
         }
         // Within one section the nearest entry decides; of equal ones, `hide`.
         for (i, path) in section.hide.iter().enumerate() {
-            self.hide(path.with_home(home), item("hide", i));
+            self.hide_path(path.with_home(home), item("hide", i));
         }
         let hidden: Vec<ConfigPath> = section.hide.iter().map(|path| path.with_home(home)).collect();
         for (i, path) in section.reveal.iter().map(|path| path.with_home(home)).enumerate() {
             if !hidden.contains(&path) {
-                self.reveal(path, item("reveal", i));
+                self.reveal_path(path, item("reveal", i));
             }
         }
         for (i, name) in section.protect.iter().enumerate() {
-            add(&mut self.protect, name.clone(), item("protect", i));
+            add_unique(&mut self.protect, name.clone(), item("protect", i));
         }
         for (i, program) in section.exec.ask.iter().enumerate() {
-            add(&mut self.exec_ask, program.clone(), item("exec.ask", i));
+            add_unique(&mut self.exec_ask, program.clone(), item("exec.ask", i));
         }
         for (i, program) in section.exec.deny.iter().enumerate() {
-            add(&mut self.exec_deny, program.clone(), item("exec.deny", i));
+            add_unique(&mut self.exec_deny, program.clone(), item("exec.deny", i));
         }
         for (i, name) in section.env.pass.iter().enumerate() {
-            self.pass(name.clone(), item("env.pass", i));
+            self.pass_variables(name.clone(), item("env.pass", i));
         }
         for (name, value) in &section.env.set {
-            self.set.insert(name.clone(), Sourced::new(value.clone(), origin(&format!("env.set.{name}"))));
+            self.set.insert(name.clone(), SourcedValue::new(value.clone(), origin(&format!("env.set.{name}"))));
         }
         for (i, name) in section.env.drop.iter().enumerate() {
             self.drop(name.clone(), item("env.drop", i));
         }
         if let Some(stage) = section.stage {
-            self.stage = Some(Sourced::new(stage, origin("stage")));
+            self.stage = Some(SourcedValue::new(stage, origin("stage")));
         }
         if let Some(undo) = section.undo {
-            self.undo = Some(Sourced::new(undo, origin("undo")));
+            self.undo = Some(SourcedValue::new(undo, origin("undo")));
         }
         if let Some(bytes) = section.undo_bytes {
-            self.undo_bytes = Some(Sourced::new(bytes.0, origin("undo_bytes")));
+            self.undo_bytes = Some(SourcedValue::new(bytes.0, origin("undo_bytes")));
         }
         if let Some(caches) = section.caches {
-            self.caches = Some(Sourced::new(caches, origin("caches")));
+            self.caches = Some(SourcedValue::new(caches, origin("caches")));
         }
-        self.limits.apply(&section.limits, origin);
-        self.egress.apply(&section.egress, origin, home);
+        self.limits.apply_section(&section.limits, origin);
+        self.egress.apply_section(&section.egress, origin, home);
     }
 
     /// Takes the lower of its own limits and those of another profile.
@@ -256,7 +256,7 @@ impl ProfileSpec {
     }
 
     /// Returns whether writes to the workspace wait for a commit.
-    pub(crate) fn stages(&self) -> bool {
+    pub(crate) fn has_staged_writes(&self) -> bool {
         self.stage.as_ref().is_some_and(|entry| entry.value)
     }
 
@@ -276,38 +276,38 @@ impl ProfileSpec {
     }
 
     /// Hides a path. Entries at or beneath it are no longer revealed.
-    pub(crate) fn hide(&mut self, path: ConfigPath, origin: Origin) {
+    pub(crate) fn hide_path(&mut self, path: ConfigPath, origin: ValueOrigin) {
         self.reveal.retain(|entry| !entry.value.is_beneath(&path));
         self.sockets.retain(|entry| !entry.value.is_beneath(&path));
-        add(&mut self.hide, path, origin);
+        add_unique(&mut self.hide, path, origin);
     }
 
-    fn reveal(&mut self, path: ConfigPath, origin: Origin) {
+    fn reveal_path(&mut self, path: ConfigPath, origin: ValueOrigin) {
         self.hide.retain(|entry| entry.value != path);
-        add(&mut self.reveal, path, origin);
+        add_unique(&mut self.reveal, path, origin);
     }
 
-    pub(crate) fn pass(&mut self, pattern: PassPattern, origin: Origin) {
+    pub(crate) fn pass_variables(&mut self, pattern: PassPattern, origin: ValueOrigin) {
         self.drop.retain(|entry| entry.value.as_str() != pattern.as_str());
-        add(&mut self.pass, pattern, origin);
+        add_unique(&mut self.pass, pattern, origin);
     }
 
-    pub(crate) fn drop(&mut self, pattern: DropPattern, origin: Origin) {
+    pub(crate) fn drop(&mut self, pattern: DropPattern, origin: ValueOrigin) {
         self.pass.retain(|entry| !text_matches(pattern.as_str(), entry.value.as_str()));
         self.set.retain(|name, _| !text_matches(pattern.as_str(), name));
         // A file that repeats a shipped pattern makes it stronger: see `dropped_variables`.
         let is_repeated =
-            |entry: &Sourced<DropPattern>| entry.value == pattern && matches!(entry.origin, Origin::Shipped { .. });
-        if !matches!(origin, Origin::Shipped { .. }) {
+            |entry: &SourcedValue<DropPattern>| entry.value == pattern && matches!(entry.origin, ValueOrigin::Shipped { .. });
+        if !matches!(origin, ValueOrigin::Shipped { .. }) {
             self.drop.retain(|entry| !is_repeated(entry));
         }
-        add(&mut self.drop, pattern, origin);
+        add_unique(&mut self.drop, pattern, origin);
     }
 
     /// Returns the variables that do not pass, and marks those that a configuration file names.
     pub(crate) fn dropped_variables(&self) -> Vec<DroppedVariables> {
-        let is_own = |origin: &Origin| !matches!(origin, Origin::Shipped { .. });
-        let dropped = |entry: &Sourced<DropPattern>| DroppedVariables {
+        let is_own = |origin: &ValueOrigin| !matches!(origin, ValueOrigin::Shipped { .. });
+        let dropped = |entry: &SourcedValue<DropPattern>| DroppedVariables {
             pattern: entry.value.as_str().to_owned(),
             is_own: is_own(&entry.origin),
         };
@@ -322,10 +322,10 @@ impl ProfileSpec {
             (true, false) => return Some("sandboxed"),
             (true, true) => {}
         }
-        if self.network == Network::Host && base.network == Network::None {
+        if self.network == NetworkAccess::Host && base.network == NetworkAccess::None {
             return Some("network");
         }
-        let beneath_base = |entry: &Sourced<ConfigPath>| base.write.iter().any(|b| entry.value.is_beneath(&b.value));
+        let beneath_base = |entry: &SourcedValue<ConfigPath>| base.write.iter().any(|b| entry.value.is_beneath(&b.value));
         if !self.write.iter().all(beneath_base) {
             return Some("write");
         }
@@ -343,7 +343,7 @@ impl ProfileSpec {
         if !is_subset(&self.sockets, &base.sockets) {
             return Some("sockets");
         }
-        if base.stages() && !self.stages() {
+        if base.has_staged_writes() && !self.has_staged_writes() {
             return Some("stage");
         }
         if base.has_undo() && !self.has_undo() {
@@ -356,13 +356,13 @@ impl ProfileSpec {
         if !is_subset(&base.exec_deny, &self.exec_deny) {
             return Some("exec.deny");
         }
-        let is_kept = |entry: &Sourced<ProgramPattern>| {
+        let is_kept = |entry: &SourcedValue<ProgramPattern>| {
             self.exec_ask.iter().chain(&self.exec_deny).any(|own| own.value == entry.value)
         };
         if !base.exec_ask.iter().all(is_kept) {
             return Some("exec.ask");
         }
-        let limit = || self.limits.higher_than(&base.limits).map(Limit::key);
+        let limit = || self.limits.higher_than(&base.limits).map(LimitKind::key);
         self.environment_wider_than(base).or_else(limit).or_else(|| self.egress.wider_than(&base.egress))
     }
 
@@ -373,8 +373,8 @@ impl ProfileSpec {
         if !is_subset(&base.drop, &self.drop) {
             return Some("env.drop");
         }
-        let known = |(name, entry): (&String, &Sourced<String>)| {
-            matches!(entry.origin, Origin::Shipped { .. })
+        let known = |(name, entry): (&String, &SourcedValue<String>)| {
+            matches!(entry.origin, ValueOrigin::Shipped { .. })
                 || base.set.get(name).is_some_and(|before| before.value == entry.value)
         };
         if !self.set.iter().all(known) { Some("env.set") } else { None }

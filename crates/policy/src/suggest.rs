@@ -12,43 +12,43 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use stockade_model::{
-    Command, Denial, Event, EventKind, Grant, Profile, RawText, ReadAccess, Request, RequestId, Resolution, SecretUse,
-    Target,
+    RequestCommand, Denial, Event, EventKind, Grant, Profile, RawText, ReadAccess, RunRequest, RequestId, DenialResolution, SecretUse,
+    NetworkTarget,
 };
 
 use crate::amend::{rule_for_secrets, rules_for};
-use crate::draft::{DraftRule, comment, quoted};
+use crate::draft::{DraftRule, format_comment, quote_toml};
 use crate::environment::looks_secret;
 use crate::file::ProvenanceSection;
 use crate::resolve::{has_power, hidden_by, is_protected, own_reached, resolve_profile};
-use crate::settings::Settings;
+use crate::settings::PolicySettings;
 
 /// Number of files from which on a directory may replace them.
-const FILES_FOR_DIRECTORY: usize = 3;
+const MIN_FILES_FOR_DIRECTORY: usize = 3;
 /// Most powers of one suggestion.
 const MAX_POWERS: usize = 1000;
 
 /// Most files of traced runs that are stored.
 const MAX_READS: usize = 10_000;
 
-const IN_SESSION: &str = "agreed to in a session";
+const IN_SESSION_REASON: &str = "agreed to in a session";
 
 /// Data for a suggestion.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Learned {
+pub struct SuggestionData {
     /// Powers that were approved, with their approvers and requests.
-    pub approved: BTreeMap<Grant, BTreeSet<Provenance>>,
+    pub approved: BTreeMap<Grant, BTreeSet<ApprovalProvenance>>,
     /// Powers that were refused and not approved later, with the number of refusals.
     pub refused: BTreeMap<Grant, u64>,
     /// Read accesses of traced runs, by resolved path.
-    pub reads: BTreeMap<PathBuf, Reading>,
-    requests: BTreeMap<RequestId, Request>,
+    pub reads: BTreeMap<PathBuf, TracedRead>,
+    requests: BTreeMap<RequestId, RunRequest>,
     asked: BTreeMap<RequestId, String>,
 }
 
 /// Read access of a traced run to one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reading {
+pub struct TracedRead {
     /// True for a directory whose names were listed, or that stands for files.
     pub directory: bool,
     /// Number of files that the directory stands for; 0 if the path itself was read.
@@ -61,14 +61,14 @@ pub struct Reading {
 
 /// An approver and the request of the approval.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Provenance {
+pub struct ApprovalProvenance {
     /// The request.
     pub request: RequestId,
     /// The approver: `terminal`, `cache` ...
     pub by: String,
 }
 
-impl Provenance {
+impl ApprovalProvenance {
     /// Returns the provenance of a suggested entry.
     fn of_suggestion(&self) -> ProvenanceSection {
         ProvenanceSection {
@@ -79,9 +79,9 @@ impl Provenance {
     }
 }
 
-impl Learned {
+impl SuggestionData {
     /// Adds one event; events come in order.
-    pub fn take(&mut self, event: &Event) {
+    pub fn add_event(&mut self, event: &Event) {
         match &event.kind {
             EventKind::Requested { request, .. } => {
                 // Powers that a request asks for are not yet approved.
@@ -91,25 +91,25 @@ impl Learned {
                 self.asked.insert(event.request.clone(), by.clone());
             }
             EventKind::Starting { grants, .. } => {
-                grants.iter().for_each(|grant| self.approve(grant, &event.request));
+                grants.iter().for_each(|grant| self.record_approval(grant, &event.request));
             }
             EventKind::Granted { grants, .. } => {
-                grants.iter().for_each(|grant| self.approve(grant, &event.request));
+                grants.iter().for_each(|grant| self.record_approval(grant, &event.request));
             }
-            EventKind::Traced { reads, .. } => reads.iter().for_each(|read| self.read(read, &event.request)),
-            EventKind::Denied { denial, .. } => self.deny(denial, &event.request),
+            EventKind::Traced { reads, .. } => reads.iter().for_each(|read| self.record_read(read, &event.request)),
+            EventKind::Denied { denial, .. } => self.record_denial(denial, &event.request),
             _ => {}
         }
     }
 
     /// Records a read access. The number of files never decreases, so that a directory which once stood for
     /// files still does.
-    fn read(&mut self, read: &ReadAccess, request: &RequestId) {
+    fn record_read(&mut self, read: &ReadAccess, request: &RequestId) {
         let path = read.object.as_path();
         if let Some(known) = self.reads.get_mut(path) {
             known.files = known.files.max(read.files);
         } else if self.reads.len() < MAX_READS {
-            let reading = Reading {
+            let reading = TracedRead {
                 directory: read.directory,
                 files: read.files,
                 program: read.program.clone(),
@@ -119,23 +119,23 @@ impl Learned {
         }
     }
 
-    fn approve(&mut self, grant: &Grant, request: &RequestId) {
+    fn record_approval(&mut self, grant: &Grant, request: &RequestId) {
         if self.approved.len() < MAX_POWERS || self.approved.contains_key(grant) {
             let by = self.asked.get(request).cloned().unwrap_or_else(|| "command line".to_owned());
-            let provenance = Provenance { request: request.clone(), by };
+            let provenance = ApprovalProvenance { request: request.clone(), by };
             self.approved.entry(grant.clone()).or_default().insert(provenance);
         }
         // The later decision counts: first the power was refused, then approved.
         self.refused.remove(grant);
     }
 
-    fn deny(&mut self, denial: &Denial, request: &RequestId) {
+    fn record_denial(&mut self, denial: &Denial, request: &RequestId) {
         let Some(grant) = &denial.grant else { return };
         match denial.resolution {
-            Resolution::Granted => self.approve(grant, request),
+            DenialResolution::Granted => self.record_approval(grant, request),
             // Recorded without a question: it does not contradict an earlier approval.
-            Resolution::Recorded if self.approved.contains_key(grant) => {}
-            Resolution::Refused | Resolution::Recorded => {
+            DenialResolution::Recorded if self.approved.contains_key(grant) => {}
+            DenialResolution::Refused | DenialResolution::Recorded => {
                 if self.refused.len() < MAX_POWERS || self.refused.contains_key(grant) {
                     *self.refused.entry(grant.clone()).or_default() += denial.count;
                 }
@@ -146,7 +146,7 @@ impl Learned {
 
 /// A directory that replaces some of its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Generalisation {
+pub struct PathGeneralisation {
     /// The directory.
     pub directory: PathBuf,
     /// The replaced paths.
@@ -157,13 +157,13 @@ pub struct Generalisation {
 
 /// A suggested policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Suggestion {
+pub struct PolicySuggestion {
     /// Lists of the profile by key: `write`, `reveal`, `env.pass`, `egress.allow`.
     pub profile: BTreeMap<&'static str, Vec<String>>,
     /// Rules with powers that no profile contains.
     pub rules: Vec<DraftRule>,
     /// Directories that replace files.
-    pub generalised: Vec<Generalisation>,
+    pub generalised: Vec<PathGeneralisation>,
     /// Approved powers that are not suggested, with the reason.
     pub left_out: Vec<(Grant, &'static str)>,
     /// Powers that were refused and not approved later.
@@ -173,57 +173,57 @@ pub struct Suggestion {
 /// Makes the smallest suggestion. `base` is the profile that it adds to; `generalise` lets a directory
 /// replace three or more of its files. If a run was traced, `hideable` and the home directory are hidden
 /// except for the paths that the run read.
-pub fn suggest(
-    settings: &Settings,
-    learned: &Learned,
+pub fn suggest_policy(
+    settings: &PolicySettings,
+    learned: &SuggestionData,
     base: &str,
     workspace: &Path,
     (generalise, hideable): (bool, &[PathBuf]),
-) -> Suggestion {
-    let mut suggestion = Suggestion { refused: learned.refused.keys().cloned().collect(), ..Suggestion::default() };
+) -> PolicySuggestion {
+    let mut suggestion = PolicySuggestion { refused: learned.refused.keys().cloned().collect(), ..PolicySuggestion::default() };
     let Ok(profile) = resolve_profile(settings, base, workspace, &[]) else { return suggestion };
-    let maker = Maker { settings, learned, profile, workspace };
+    let maker = SuggestionBuilder { settings, learned, profile, workspace };
     let mut paths: BTreeSet<PathBuf> = BTreeSet::new();
     for grant in learned.approved.keys() {
         // A later refusal, or one elsewhere in the session, outweighs the approval (L9).
         if learned.refused.contains_key(grant) {
             suggestion.left_out.push((grant.clone(), "it was also refused"));
-        } else if let Some(why) = maker.guarded(grant) {
+        } else if let Some(why) = maker.find_guard_reason(grant) {
             suggestion.left_out.push((grant.clone(), why));
         } else if has_power(&maker.profile, grant) {
             // The profile already has the power.
         } else if let Grant::Write(path) = grant {
             paths.insert(path.clone());
         } else {
-            maker.other(grant, &mut suggestion);
+            maker.suggest_other(grant, &mut suggestion);
         }
     }
     if generalise {
-        suggestion.generalised = maker.generalise(&mut paths);
+        suggestion.generalised = maker.generalise_paths(&mut paths);
     }
     for path in paths {
         maker.push(&mut suggestion, "write", &path);
     }
     if !learned.reads.is_empty() {
-        reads::suggest(&maker, hideable, generalise, &mut suggestion);
+        reads::suggest_reads(&maker, hideable, generalise, &mut suggestion);
     }
     suggestion
 }
 
-struct Maker<'a> {
-    settings: &'a Settings,
-    learned: &'a Learned,
+struct SuggestionBuilder<'a> {
+    settings: &'a PolicySettings,
+    learned: &'a SuggestionData,
     profile: Profile,
     workspace: &'a Path,
 }
 
-impl Maker<'_> {
-    fn push(&self, suggestion: &mut Suggestion, key: &'static str, path: &Path) {
-        suggestion.profile.entry(key).or_default().push(self.shown(path));
+impl SuggestionBuilder<'_> {
+    fn push(&self, suggestion: &mut PolicySuggestion, key: &'static str, path: &Path) {
+        suggestion.profile.entry(key).or_default().push(self.format_path(path));
     }
 
     /// Returns a path in configuration syntax: `~/` if it is in the home directory.
-    fn shown(&self, path: &Path) -> String {
+    fn format_path(&self, path: &Path) -> String {
         let home = self.settings.home();
         match path.strip_prefix(home) {
             Ok(rest) if !rest.as_os_str().is_empty() => format!("~/{}", rest.display()),
@@ -232,7 +232,7 @@ impl Maker<'_> {
     }
 
     /// Returns the reason why a power is never suggested.
-    fn guarded(&self, grant: &Grant) -> Option<&'static str> {
+    fn find_guard_reason(&self, grant: &Grant) -> Option<&'static str> {
         let filesystem = &self.profile.filesystem;
         let is_guarded = self.settings.guarded_place(grant).is_some();
         let Some(path) = grant.path() else {
@@ -259,7 +259,7 @@ impl Maker<'_> {
     }
 
     /// Suggests powers other than written paths.
-    fn other(&self, grant: &Grant, suggestion: &mut Suggestion) {
+    fn suggest_other(&self, grant: &Grant, suggestion: &mut PolicySuggestion) {
         match grant {
             Grant::Read(path) => self.push(suggestion, "reveal", path),
             Grant::Socket(_) => suggestion.left_out.push((grant.clone(), "a socket may be a way out of the sandbox")),
@@ -272,10 +272,10 @@ impl Maker<'_> {
                 _ => suggestion.left_out.push((grant.clone(), "its name is that of a secret")),
             },
             Grant::Connect(targets) => match targets.target() {
-                Some(target) => self.connect(&target, grant, suggestion),
+                Some(target) => self.suggest_connection(&target, grant, suggestion),
                 None => suggestion.left_out.push((grant.clone(), "it reaches more than one host and port: name one")),
             },
-            Grant::Secret(wanted) => self.secret(wanted, grant, suggestion),
+            Grant::Secret(wanted) => self.suggest_secret(wanted, grant, suggestion),
             Grant::Sign(_) => suggestion.left_out.push((grant.clone(), "a signature is agreed to each time")),
             Grant::Listen(_) => suggestion.left_out.push((grant.clone(), "a profile has no key for it")),
             Grant::Limit(..) => suggestion.left_out.push((grant.clone(), "a profile's limits are raised by hand")),
@@ -285,21 +285,21 @@ impl Maker<'_> {
 
     /// Suggests a connection: for exactly the commands that used it if they can have a rule; otherwise for
     /// every command of the profile.
-    fn connect(&self, target: &Target, grant: &Grant, suggestion: &mut Suggestion) {
+    fn suggest_connection(&self, target: &NetworkTarget, grant: &Grant, suggestion: &mut PolicySuggestion) {
         let users = self.learned.approved.get(grant).into_iter().flatten();
         let mut lone = false;
         for provenance in users {
             let section = provenance.of_suggestion();
-            let command: Option<&Command> =
+            let command: Option<&RequestCommand> =
                 self.learned.requests.get(&provenance.request).map(|request| &request.command);
             let grants = std::slice::from_ref(grant);
             let drafts = command.and_then(|command| {
-                rules_for(command, stockade_model::Verdict::Allow, grants, &self.profile, &section).ok()
+                rules_for(command, stockade_model::PolicyVerdict::Allow, grants, &self.profile, &section).ok()
             });
             match drafts {
                 Some(drafts) => {
                     for mut draft in drafts {
-                        draft.justification = IN_SESSION.to_owned();
+                        draft.justification = IN_SESSION_REASON.to_owned();
                         add_rule(suggestion, draft);
                     }
                 }
@@ -312,12 +312,12 @@ impl Maker<'_> {
     }
 
     /// Suggests a secret for every command: a secret is bound to its host, not to a command.
-    fn secret(&self, wanted: &SecretUse, grant: &Grant, suggestion: &mut Suggestion) {
+    fn suggest_secret(&self, wanted: &SecretUse, grant: &Grant, suggestion: &mut PolicySuggestion) {
         let first = self.learned.approved.get(grant).and_then(|by| by.first());
         let unknown = || ProvenanceSection { by: "suggested".to_owned(), at: None, request: None };
-        let section = first.map_or_else(unknown, Provenance::of_suggestion);
+        let section = first.map_or_else(unknown, ApprovalProvenance::of_suggestion);
         match rule_for_secrets(std::slice::from_ref(wanted), &section) {
-            Some(draft) => suggestion.rules.push(DraftRule { justification: IN_SESSION.to_owned(), ..draft }),
+            Some(draft) => suggestion.rules.push(DraftRule { justification: IN_SESSION_REASON.to_owned(), ..draft }),
             None => {
                 suggestion.left_out.push((grant.clone(), "it is for more than one port: name one"));
             }
@@ -326,7 +326,7 @@ impl Maker<'_> {
 
     /// Returns directories that may replace their files, unless one of them contains a guarded or refused
     /// path.
-    fn generalise(&self, paths: &mut BTreeSet<PathBuf>) -> Vec<Generalisation> {
+    fn generalise_paths(&self, paths: &mut BTreeSet<PathBuf>) -> Vec<PathGeneralisation> {
         let mut by_directory: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
         for path in paths.iter() {
             let grantable = self.settings.grantable_directory(self.workspace, &self.profile, path);
@@ -337,19 +337,19 @@ impl Maker<'_> {
         let mut made = Vec::new();
         for (directory, from) in by_directory {
             let refused = |grant: &Grant| grant.path().is_some_and(|path| path.starts_with(&directory));
-            if from.len() >= FILES_FOR_DIRECTORY && !self.learned.refused.keys().any(refused) {
+            if from.len() >= MIN_FILES_FOR_DIRECTORY && !self.learned.refused.keys().any(refused) {
                 from.iter().for_each(|path| {
                     paths.remove(path);
                 });
                 paths.insert(directory.clone());
-                made.push(Generalisation { directory, from, reads: false });
+                made.push(PathGeneralisation { directory, from, reads: false });
             }
         }
         made
     }
 }
 
-fn add_rule(suggestion: &mut Suggestion, draft: DraftRule) {
+fn add_rule(suggestion: &mut PolicySuggestion, draft: DraftRule) {
     let same = |known: &&mut DraftRule| known.glob == draft.glob;
     match suggestion.rules.iter_mut().find(same) {
         Some(known) => {
@@ -363,27 +363,27 @@ fn add_rule(suggestion: &mut Suggestion, draft: DraftRule) {
     }
 }
 
-impl Suggestion {
+impl PolicySuggestion {
     /// Returns whether nothing is suggested.
     pub fn is_empty(&self) -> bool {
         self.profile.is_empty() && self.rules.is_empty()
     }
 
     /// Returns a configuration with a profile `name` that adds to `base`.
-    pub fn to_toml(&self, name: &str, base: &str, learned: &Learned) -> String {
+    pub fn to_toml(&self, name: &str, base: &str, learned: &SuggestionData) -> String {
         let mut text = String::new();
         for made in &self.generalised {
             let to = if made.reads { " to read" } else { "" };
             let line = format!("{} stands for {} paths{to}", made.directory.display(), made.from.len());
-            text.push_str(&comment(&line));
+            text.push_str(&format_comment(&line));
         }
         if !self.profile.is_empty() {
-            text.push_str(&format!("[profiles.{name}]\nextends = {}\n", quoted(base)));
+            text.push_str(&format!("[profiles.{name}]\nextends = {}\n", quote_toml(base)));
         }
         for (key, values) in &self.profile {
             text.push_str(&format!("{key} = [\n"));
             for value in values {
-                text.push_str(&format!("    {},{}\n", quoted(value), self.behind(value, learned)));
+                text.push_str(&format!("    {},{}\n", quote_toml(value), self.approver_comment(value, learned)));
             }
             text.push_str("]\n");
         }
@@ -397,7 +397,7 @@ impl Suggestion {
     }
 
     /// Returns the approver of an entry, as a comment after it.
-    fn behind(&self, value: &str, learned: &Learned) -> String {
+    fn approver_comment(&self, value: &str, learned: &SuggestionData) -> String {
         let ends = value.trim_start_matches('~');
         let used = learned.approved.iter().find(|(grant, _)| match grant {
             Grant::Env(name) => name == value,
@@ -406,7 +406,7 @@ impl Suggestion {
         });
         match used.and_then(|(_, by)| by.first()) {
             Some(first) => {
-                let by = RawText::from(first.by.as_str()).escaped();
+                let by = RawText::from(first.by.as_str()).to_escaped();
                 format!(" # {by}, {}", first.request)
             }
             None => learned.reader_of(ends),

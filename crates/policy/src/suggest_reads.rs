@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use stockade_model::{Grant, RawText};
 
-use super::{FILES_FOR_DIRECTORY, Generalisation, Learned, MAX_POWERS, Maker, Suggestion};
+use super::{MIN_FILES_FOR_DIRECTORY, PathGeneralisation, SuggestionData, MAX_POWERS, SuggestionBuilder, PolicySuggestion};
 
 /// Adds `hide` and `reveal`. Each path of `hideable` is hidden, and the home directory.
-pub(super) fn suggest(maker: &Maker<'_>, hideable: &[PathBuf], generalise: bool, suggestion: &mut Suggestion) {
+pub(super) fn suggest_reads(maker: &SuggestionBuilder<'_>, hideable: &[PathBuf], generalise: bool, suggestion: &mut PolicySuggestion) {
     let home = maker.settings.home();
     let mut hidden: BTreeSet<&Path> = hideable.iter().map(PathBuf::as_path).chain([home]).collect();
     let all = hidden.clone();
@@ -29,7 +29,7 @@ pub(super) fn suggest(maker: &Maker<'_>, hideable: &[PathBuf], generalise: bool,
         let holds_hidden = || reading.files > 0 && !may_stand(maker, &hidden, path);
         if maker.learned.refused.contains_key(&grant) {
             suggestion.left_out.push((grant, "it was also refused"));
-        } else if let Some(why) = maker.guarded(&grant) {
+        } else if let Some(why) = maker.find_guard_reason(&grant) {
             suggestion.left_out.push((grant, why));
         } else if holds_hidden() {
             suggestion.left_out.push((grant, "too much was read there to name it, and it holds more than that"));
@@ -44,7 +44,7 @@ pub(super) fn suggest(maker: &Maker<'_>, hideable: &[PathBuf], generalise: bool,
         }
     }
     if generalise {
-        let made = generalised(maker, &hidden, &mut paths, many);
+        let made = generalise_reads(maker, &hidden, &mut paths, many);
         suggestion.generalised.extend(made);
     }
     for path in &hidden {
@@ -54,19 +54,19 @@ pub(super) fn suggest(maker: &Maker<'_>, hideable: &[PathBuf], generalise: bool,
         suggestion.profile.entry("reveal").or_default().push("./".to_owned());
     }
     let revealed: BTreeSet<String> = suggestion.profile.get("reveal").into_iter().flatten().cloned().collect();
-    for path in paths.iter().filter(|path| !revealed.contains(&maker.shown(path))) {
+    for path in paths.iter().filter(|path| !revealed.contains(&maker.format_path(path))) {
         maker.push(suggestion, "reveal", path);
     }
 }
 
 /// Returns whether a path can be written, and so read.
-fn is_written(maker: &Maker<'_>, path: &Path) -> bool {
+fn is_written(maker: &SuggestionBuilder<'_>, path: &Path) -> bool {
     maker.profile.filesystem.write.iter().any(|root| path.starts_with(root.as_path()))
 }
 
 /// Returns whether a directory may replace the files that were read in it. The directory must not contain a
 /// hidden root, a credential, or a refused or left-out power.
-fn may_stand(maker: &Maker<'_>, hidden: &BTreeSet<&Path>, directory: &Path) -> bool {
+fn may_stand(maker: &SuggestionBuilder<'_>, hidden: &BTreeSet<&Path>, directory: &Path) -> bool {
     let is_around = |path: &Path| path.starts_with(directory);
     let refused = |grant: &Grant| grant.path().is_some_and(is_around);
     !hidden.iter().any(|root| is_around(root))
@@ -78,18 +78,18 @@ fn may_stand(maker: &Maker<'_>, hidden: &BTreeSet<&Path>, directory: &Path) -> b
             .learned
             .reads
             .keys()
-            .any(|path| is_around(path) && maker.guarded(&Grant::Read(path.clone())).is_some())
-        && maker.guarded(&Grant::Read(directory.to_owned())).is_none()
+            .any(|path| is_around(path) && maker.find_guard_reason(&Grant::Read(path.clone())).is_some())
+        && maker.find_guard_reason(&Grant::Read(directory.to_owned())).is_none()
 }
 
 /// Returns directories that replace three or more of their direct children that were read, from the deepest
 /// up.
-fn generalised(
-    maker: &Maker<'_>,
+fn generalise_reads(
+    maker: &SuggestionBuilder<'_>,
     hidden: &BTreeSet<&Path>,
     paths: &mut BTreeSet<PathBuf>,
     many: BTreeMap<PathBuf, u64>,
-) -> Vec<Generalisation> {
+) -> Vec<PathGeneralisation> {
     let mut stands: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
     for directory in many.into_keys() {
         stands.insert(directory.clone(), vec![directory.clone()]);
@@ -104,7 +104,7 @@ fn generalised(
             }
         }
         for (directory, from) in by_directory {
-            if from.len() >= FILES_FOR_DIRECTORY && may_stand(maker, hidden, &directory) {
+            if from.len() >= MIN_FILES_FOR_DIRECTORY && may_stand(maker, hidden, &directory) {
                 let mut all = Vec::new();
                 for path in from {
                     paths.remove(&path);
@@ -116,17 +116,17 @@ fn generalised(
         }
         depth -= 1;
     }
-    let made = stands.into_iter().map(|(directory, from)| Generalisation { directory, from, reads: true });
+    let made = stands.into_iter().map(|(directory, from)| PathGeneralisation { directory, from, reads: true });
     made.collect()
 }
 
-impl Learned {
+impl SuggestionData {
     /// Returns the program that read a path, as a comment after an entry with this ending.
     pub(super) fn reader_of(&self, ends: &str) -> String {
         let found = self.reads.iter().find(|(path, _)| path.display().to_string().ends_with(ends));
         match found.and_then(|(_, reading)| reading.program.as_ref().map(|program| (program, &reading.request))) {
             Some((program, request)) if !ends.is_empty() && ends != "./" => {
-                format!(" # read by {}, {request}", RawText::escaped(program))
+                format!(" # read by {}, {request}", RawText::to_escaped(program))
             }
             _ => String::new(),
         }

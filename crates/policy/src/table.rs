@@ -9,19 +9,19 @@ use std::path::Path;
 
 use serde_json::Value;
 use stockade_model::{
-    ApprovalMode, Assessment, Command, Grant, GranularMode, Host, Impact, Level, Request, RequestId, SandboxPreference,
-    Tier, Verdict,
+    ApprovalMode, Assessment, RequestCommand, Grant, GranularMode, Host, Impact, IsolationLevel, RunRequest, RequestId, SandboxPreference,
+    Tier, PolicyVerdict,
 };
 
-use crate::act::{Stage, decide_act};
-use crate::decide::{decide, may_escalate, verdict_name};
+use crate::act::{ActContext, decide_act};
+use crate::decide::{decide_request, may_escalate, verdict_name};
 use crate::file::FileOperation;
 use crate::mode::mode_name;
-use crate::rules::{Act, Circumstances};
-use crate::settings::Settings;
+use crate::rules::{Act, RequestContext};
+use crate::settings::PolicySettings;
 
 /// The workspace of the table.
-const WORKSPACE: &str = "/workspace";
+const TABLE_WORKSPACE: &str = "/workspace";
 
 /// Returns every mode of the table, in order: the plain ones, and each class of `granular` alone.
 pub fn table_modes() -> Vec<(String, ApprovalMode)> {
@@ -42,7 +42,7 @@ pub fn table_modes() -> Vec<(String, ApprovalMode)> {
 
 /// A situation of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Situation {
+pub enum TableSituation {
     /// A command of this tier, which no rule matches.
     Command(Tier),
     /// A command whose effect the sandbox cannot contain or undo.
@@ -60,76 +60,76 @@ pub enum Situation {
 }
 
 /// Every situation of the table, in order.
-pub const SITUATIONS: &[(&str, Situation)] = &[
-    ("command, plainly safe", Situation::Command(Tier::Allow)),
-    ("command, not known to be safe", Situation::Command(Tier::Ask)),
-    ("command, shows harm", Situation::Command(Tier::Deny)),
-    ("command, cannot be undone", Situation::Effect(Impact::Irreversible)),
-    ("command, effect outside sandbox", Situation::Effect(Impact::Outward)),
-    ("requests a path", Situation::Requests("write /srv/data")),
-    ("requests a host", Situation::Requests("connect pypi.org:443")),
-    ("requests another power", Situation::Requests("env GITHUB_TOKEN")),
-    ("is refused a path", Situation::Refused("write /srv/data")),
-    ("is refused a host", Situation::Refused("connect pypi.org:443")),
-    ("is refused another power", Situation::Refused("socket /run/x")),
-    ("file in the workspace: read", Situation::File(FileOperation::Read, "/workspace/a")),
-    ("file in the workspace: write", Situation::File(FileOperation::Write, "/workspace/a")),
-    ("file in the workspace: create", Situation::File(FileOperation::Create, "/workspace/a")),
-    ("file in the workspace: delete", Situation::File(FileOperation::Delete, "/workspace/a")),
-    ("protected name: write", Situation::File(FileOperation::Write, "/workspace/.git/hooks/pre-commit")),
-    ("policy of the workspace: write", Situation::File(FileOperation::Write, "/workspace/.stockade.toml")),
-    ("file elsewhere: read", Situation::File(FileOperation::Read, "/usr/share/x")),
-    ("file elsewhere: write", Situation::File(FileOperation::Write, "/srv/data")),
-    ("credentials: read", Situation::File(FileOperation::Read, "~/.ssh/id")),
-    ("connection of a tool", Situation::Connection),
-    ("call of a tool", Situation::Call),
+pub const SITUATIONS: &[(&str, TableSituation)] = &[
+    ("command, plainly safe", TableSituation::Command(Tier::Allow)),
+    ("command, not known to be safe", TableSituation::Command(Tier::Ask)),
+    ("command, shows harm", TableSituation::Command(Tier::Deny)),
+    ("command, cannot be undone", TableSituation::Effect(Impact::Irreversible)),
+    ("command, effect outside sandbox", TableSituation::Effect(Impact::Outward)),
+    ("requests a path", TableSituation::Requests("write /srv/data")),
+    ("requests a host", TableSituation::Requests("connect pypi.org:443")),
+    ("requests another power", TableSituation::Requests("env GITHUB_TOKEN")),
+    ("is refused a path", TableSituation::Refused("write /srv/data")),
+    ("is refused a host", TableSituation::Refused("connect pypi.org:443")),
+    ("is refused another power", TableSituation::Refused("socket /run/x")),
+    ("file in the workspace: read", TableSituation::File(FileOperation::Read, "/workspace/a")),
+    ("file in the workspace: write", TableSituation::File(FileOperation::Write, "/workspace/a")),
+    ("file in the workspace: create", TableSituation::File(FileOperation::Create, "/workspace/a")),
+    ("file in the workspace: delete", TableSituation::File(FileOperation::Delete, "/workspace/a")),
+    ("protected name: write", TableSituation::File(FileOperation::Write, "/workspace/.git/hooks/pre-commit")),
+    ("policy of the workspace: write", TableSituation::File(FileOperation::Write, "/workspace/.stockade.toml")),
+    ("file elsewhere: read", TableSituation::File(FileOperation::Read, "/usr/share/x")),
+    ("file elsewhere: write", TableSituation::File(FileOperation::Write, "/srv/data")),
+    ("credentials: read", TableSituation::File(FileOperation::Read, "~/.ssh/id")),
+    ("connection of a tool", TableSituation::Connection),
+    ("call of a tool", TableSituation::Call),
 ];
 
 /// Returns the verdict in one situation.
-pub fn cell(settings: &Settings, profile: &str, mode: ApprovalMode, situation: Situation) -> Verdict {
-    let judged = |request: &Request, assessment| decide(settings, request, &assessment, false).verdict;
-    let ask = |request: &Request, tier| judged(request, Assessment::bare(tier));
+pub fn decide_cell(settings: &PolicySettings, profile: &str, mode: ApprovalMode, situation: TableSituation) -> PolicyVerdict {
+    let judged = |request: &RunRequest, assessment| decide_request(settings, request, &assessment, false).verdict;
+    let ask = |request: &RunRequest, tier| judged(request, Assessment::without_findings(tier));
     match situation {
-        Situation::Command(tier) => ask(&request(profile, mode, &[]), tier),
-        Situation::Effect(impact) => {
-            judged(&request(profile, mode, &[]), Assessment { impact, ..Assessment::bare(Tier::Ask) })
+        TableSituation::Command(tier) => ask(&build_request(profile, mode, &[]), tier),
+        TableSituation::Effect(impact) => {
+            judged(&build_request(profile, mode, &[]), Assessment { impact, ..Assessment::without_findings(Tier::Ask) })
         }
-        Situation::Requests(grant) => ask(&request(profile, mode, &[grant]), Tier::Allow),
-        Situation::Refused(grant) => match grant.parse::<Grant>() {
-            Ok(grant) if may_escalate(settings, &request(profile, mode, &[]), &grant, false) => Verdict::Ask,
-            _ => Verdict::Deny,
+        TableSituation::Requests(grant) => ask(&build_request(profile, mode, &[grant]), Tier::Allow),
+        TableSituation::Refused(grant) => match grant.parse::<Grant>() {
+            Ok(grant) if may_escalate(settings, &build_request(profile, mode, &[]), &grant, false) => PolicyVerdict::Ask,
+            _ => PolicyVerdict::Deny,
         },
-        Situation::File(operation, path) => {
+        TableSituation::File(operation, path) => {
             let home = path.strip_prefix("~/").map(|rest| settings.home().join(rest));
             let path = home.unwrap_or_else(|| path.into());
-            act(settings, profile, mode, Act::File { path: &path, operation })
+            decide_table_act(settings, profile, mode, Act::File { path: &path, operation })
         }
-        Situation::Connection => match "pypi.org".parse::<Host>() {
-            Ok(host) => act(settings, profile, mode, Act::Network { host: &host, port: Some(443) }),
-            Err(_) => Verdict::Deny,
+        TableSituation::Connection => match "pypi.org".parse::<Host>() {
+            Ok(host) => decide_table_act(settings, profile, mode, Act::Network { host: &host, port: Some(443) }),
+            Err(_) => PolicyVerdict::Deny,
         },
-        Situation::Call => act(settings, profile, mode, Act::Tool { name: "some_tool", arguments: &Value::Null }),
+        TableSituation::Call => decide_table_act(settings, profile, mode, Act::Tool { name: "some_tool", arguments: &Value::Null }),
     }
 }
 
-fn act(settings: &Settings, profile: &str, approval_mode: ApprovalMode, act: Act<'_>) -> Verdict {
-    let workspace = Path::new(WORKSPACE);
-    let stage = Stage { cwd: workspace, workspace, session: None, profile, approval_mode };
-    decide_act(settings, act, &stage, &Circumstances::default()).decision.verdict
+fn decide_table_act(settings: &PolicySettings, profile: &str, approval_mode: ApprovalMode, act: Act<'_>) -> PolicyVerdict {
+    let workspace = Path::new(TABLE_WORKSPACE);
+    let stage = ActContext { cwd: workspace, workspace, session: None, profile, approval_mode };
+    decide_act(settings, act, &stage, &RequestContext::default()).decision.verdict
 }
 
-fn request(profile: &str, mode: ApprovalMode, grants: &[&str]) -> Request {
-    Request {
+fn build_request(profile: &str, mode: ApprovalMode, grants: &[&str]) -> RunRequest {
+    RunRequest {
         id: RequestId::from_random([0; 16]),
         session: None,
-        command: Command::Argv(vec!["some-program".into()]),
-        cwd: WORKSPACE.into(),
-        workspace: WORKSPACE.into(),
+        command: RequestCommand::Argv(vec!["some-program".into()]),
+        cwd: TABLE_WORKSPACE.into(),
+        workspace: TABLE_WORKSPACE.into(),
         environment: std::collections::BTreeMap::new(),
         profile: profile.to_owned(),
         grants: grants.iter().filter_map(|grant| grant.parse().ok()).collect(),
         requested: Vec::new(),
-        level: Level::Full,
+        level: IsolationLevel::Full,
         approval_mode: mode,
         sandbox: SandboxPreference::Auto,
         timeout_ms: None,
@@ -139,7 +139,7 @@ fn request(profile: &str, mode: ApprovalMode, grants: &[&str]) -> Request {
 }
 
 /// Returns the matrix as text, with a line for each situation.
-pub fn table(settings: &Settings, profile: &str) -> String {
+pub fn format_table(settings: &PolicySettings, profile: &str) -> String {
     let summary = settings.profiles().find(|(name, _)| *name == profile).map_or("", |(_, summary)| summary);
     let mut text = format!("profile {profile}: {summary}\n\n");
     let modes = table_modes();
@@ -152,7 +152,7 @@ pub fn table(settings: &Settings, profile: &str) -> String {
         let _ = write!(text, "{name:<34}");
         for (mode_name, mode) in &modes {
             let width = mode_name.chars().count().max(10);
-            let _ = write!(text, "  {:<width$}", verdict_name(cell(settings, profile, *mode, *situation)));
+            let _ = write!(text, "  {:<width$}", verdict_name(decide_cell(settings, profile, *mode, *situation)));
         }
         text = text.trim_end().to_owned() + "\n";
     }

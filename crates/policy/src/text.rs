@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
-use stockade_model::{Limit, quantity};
+use stockade_model::{LimitKind, quantity};
 
 /// Longest text of any value. PATH_MAX of Linux is 4096 (limits.h).
 const MAX_TEXT_BYTES: usize = 4096;
@@ -29,12 +29,12 @@ impl TextError {
     }
 }
 
-pub(crate) fn fail<T>(why: impl Into<String>) -> Result<T, TextError> {
+pub(crate) fn text_error<T>(why: impl Into<String>) -> Result<T, TextError> {
     Err(TextError(why.into()))
 }
 
 /// Parses a value from its text form; the error shows the text.
-pub(crate) fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err = TextError>>(deserializer: D) -> Result<T, D::Error> {
+pub(crate) fn deserialize_text<'de, D: Deserializer<'de>, T: FromStr<Err = TextError>>(deserializer: D) -> Result<T, D::Error> {
     let text = String::deserialize(deserializer)?;
     text.parse().map_err(|why| {
         let shown: String = text.chars().take(MAX_SHOWN_CHARACTERS).collect();
@@ -54,7 +54,7 @@ where
 /// Implements the deserialisation of a type from a string and its schema.
 macro_rules! text_form {
     ($name:ident, $pattern:expr, $description:expr) => {
-        $crate::text::text_form!($name, $pattern, $description, $crate::text::parsed);
+        $crate::text::text_form!($name, $pattern, $description, $crate::text::deserialize_text);
     };
     ($name:ident, $pattern:expr, $description:expr, $read:path) => {
         impl<'de> serde::Deserialize<'de> for $name {
@@ -78,28 +78,28 @@ macro_rules! text_form {
 
 /// A duration: whole number and unit, `500ms`, `120s`, `10m`, `1h`, `7d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Milliseconds(pub u64);
+pub struct ConfigDuration(pub u64);
 
-impl FromStr for Milliseconds {
+impl FromStr for ConfigDuration {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
         quantity::duration_ms(text).map(Self).map_err(TextError::new)
     }
 }
 pub(crate) use text_form;
-text_form!(Milliseconds, "^[0-9]+(ms|s|m|h|d)$", "A duration, e.g. `500ms`, `120s`, `10m`, `1h`, `7d`.");
+text_form!(ConfigDuration, "^[0-9]+(ms|s|m|h|d)$", "A duration, e.g. `500ms`, `120s`, `10m`, `1h`, `7d`.");
 
 /// A number of bytes: whole number, optionally with `KiB`, `MiB`, `GiB`, `TiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Bytes(pub u64);
+pub struct ConfigBytes(pub u64);
 
-impl FromStr for Bytes {
+impl FromStr for ConfigBytes {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
         quantity::size_bytes(text).map(Self).map_err(TextError::new)
     }
 }
-text_form!(Bytes, "^[0-9]+(KiB|MiB|GiB|TiB)?$", "A size, e.g. `4096`, `64KiB`, `512MiB`, `2GiB`.");
+text_form!(ConfigBytes, "^[0-9]+(KiB|MiB|GiB|TiB)?$", "A size, e.g. `4096`, `64KiB`, `512MiB`, `2GiB`.");
 
 /// An amount of memory: bytes, up to the greatest memory of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -108,22 +108,22 @@ pub struct MemoryBytes(pub u64);
 impl FromStr for MemoryBytes {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
-        Limit::Memory.parse(text).map(Self).map_err(TextError::new)
+        LimitKind::Memory.parse_amount(text).map(Self).map_err(TextError::new)
     }
 }
 text_form!(MemoryBytes, "^[0-9]+(KiB|MiB|GiB|TiB)?$", "A size, e.g. `4096`, `64KiB`, `512MiB`, `2GiB`.");
 
 /// Processors, in thousandths: a number with at most three decimals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Processors(pub u64);
+pub struct ProcessorCount(pub u64);
 
-impl FromStr for Processors {
+impl FromStr for ProcessorCount {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
-        quantity::thousandths(text).map(Self).map_err(TextError::new)
+        quantity::parse_thousandths(text).map(Self).map_err(TextError::new)
     }
 }
-text_form!(Processors, "^[0-9]+([.][0-9]{1,3})?$", "A number of processors, e.g. `4`, `1.5`.");
+text_form!(ProcessorCount, "^[0-9]+([.][0-9]{1,3})?$", "A number of processors, e.g. `4`, `1.5`.");
 
 /// A path in its configuration form: `/absolute`, `~/in/home` or `./in/workspace`; normal, without `..`,
 /// patterns or variables.
@@ -139,7 +139,7 @@ pub enum ConfigPath {
 
 impl ConfigPath {
     /// Returns the absolute path.
-    pub fn resolve(&self, home: &Path, workspace: &Path) -> PathBuf {
+    pub fn resolve_path(&self, home: &Path, workspace: &Path) -> PathBuf {
         let join = |base: &Path, rest: &Path| if rest.as_os_str().is_empty() { base.into() } else { base.join(rest) };
         match self {
             Self::Absolute(path) => path.clone(),
@@ -167,7 +167,7 @@ impl ConfigPath {
 
     /// Returns the bytes in their written form, without their anchor: an order that is cheap and close to
     /// that of the resolved paths.
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub(crate) fn path_bytes(&self) -> &[u8] {
         match self {
             Self::Absolute(path) | Self::Home(path) | Self::Workspace(path) => path.as_os_str().as_bytes(),
         }
@@ -176,7 +176,7 @@ impl ConfigPath {
     /// Returns the same path with the home directory substituted.
     pub fn with_home(&self, home: &Path) -> Self {
         match self {
-            Self::Home(_) => Self::Absolute(self.resolve(home, Path::new("/"))),
+            Self::Home(_) => Self::Absolute(self.resolve_path(home, Path::new("/"))),
             _ => self.clone(),
         }
     }
@@ -198,13 +198,13 @@ impl FromStr for ConfigPath {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
         if text.len() > MAX_TEXT_BYTES || text.chars().any(char::is_control) {
-            return fail("a path holds no control characters and at most 4096 bytes");
+            return text_error("a path holds no control characters and at most 4096 bytes");
         }
         if text.contains(['*', '?', '[']) {
-            return fail("patterns are not supported in paths: name the directory, it covers what is beneath it");
+            return text_error("patterns are not supported in paths: name the directory, it covers what is beneath it");
         }
         if text.contains('$') {
-            return fail("variables are not expanded in paths: write `~/...`, `./...` or an absolute path");
+            return text_error("variables are not expanded in paths: write `~/...`, `./...` or an absolute path");
         }
         let (make, rest): (fn(PathBuf) -> Self, &str) = match text {
             "~" => (Self::Home, ""),
@@ -217,12 +217,12 @@ impl FromStr for ConfigPath {
                 } else if text.starts_with('/') {
                     (Self::Absolute, text)
                 } else {
-                    return fail("a path is absolute, or starts with `~/` (home) or `./` (workspace)");
+                    return text_error("a path is absolute, or starts with `~/` (home) or `./` (workspace)");
                 }
             }
         };
         if Path::new(rest).components().any(|c| matches!(c, Component::ParentDir)) {
-            return fail("a path must not hold `..`");
+            return text_error("a path must not hold `..`");
         }
         let normal: PathBuf = if text.starts_with('/') {
             Path::new(rest).components().collect()
@@ -247,7 +247,7 @@ fn variable_characters(text: &str, also: &str) -> Result<(), TextError> {
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || also.contains(c);
     if text.is_empty() || text.len() > 256 || !text.chars().all(fits) || text.starts_with(|c: char| c.is_ascii_digit())
     {
-        return fail("a variable is letters, digits and `_`, not starting with a digit");
+        return text_error("a variable is letters, digits and `_`, not starting with a digit");
     }
     Ok(())
 }
@@ -264,7 +264,7 @@ impl FromStr for PassPattern {
     fn from_str(text: &str) -> Result<Self, TextError> {
         variable_characters(text, "*")?;
         if text.strip_suffix('*').unwrap_or(text).contains('*') {
-            return fail("here `*` may stand only at the end");
+            return text_error("here `*` may stand only at the end");
         }
         Ok(Self(text.to_owned()))
     }
@@ -311,7 +311,7 @@ impl FromStr for ProtectedName {
             || text.chars().any(|c| c.is_control() || matches!(c, '*' | '?' | '[' | '~' | '$'))
             || !text.split('/').all(part_is_plain)
         {
-            return fail("a protected name is a relative name without patterns, `.` or `..`, e.g. `.envrc`");
+            return text_error("a protected name is a relative name without patterns, `.` or `..`, e.g. `.envrc`");
         }
         Ok(Self(text.to_owned()))
     }
@@ -331,7 +331,7 @@ impl FromStr for ProfileName {
     fn from_str(text: &str) -> Result<Self, TextError> {
         let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
         if text.is_empty() || text.len() > 64 || text.starts_with('-') || !text.bytes().all(fits) {
-            return fail("a profile's name is lower-case letters, digits and `-`, at most 64");
+            return text_error("a profile's name is lower-case letters, digits and `-`, at most 64");
         }
         Ok(Self(text.to_owned()))
     }
@@ -363,20 +363,20 @@ mod tests {
 
     #[test]
     fn durations_are_strict() {
-        check("120s", Some(Milliseconds(120_000)));
-        check("500ms", Some(Milliseconds(500)));
-        check("365d", Some(Milliseconds(365 * 24 * 60 * 60 * 1000)));
+        check("120s", Some(ConfigDuration(120_000)));
+        check("500ms", Some(ConfigDuration(500)));
+        check("365d", Some(ConfigDuration(365 * 24 * 60 * 60 * 1000)));
         for bad in ["", "s", "10", "10 s", "+1s", "-1s", "1.5h", "0s", "366d", "1S", "99999999999999999999s", "１s"] {
-            check::<Milliseconds>(bad, None);
+            check::<ConfigDuration>(bad, None);
         }
     }
 
     #[test]
     fn sizes_are_strict() {
-        check("2GiB", Some(Bytes(2 << 30)));
-        check("4096", Some(Bytes(4096)));
+        check("2GiB", Some(ConfigBytes(2 << 30)));
+        check("4096", Some(ConfigBytes(4096)));
         for bad in ["", "GiB", "2GB", "2 GiB", "0", "2gib", "1.5GiB", "99999999999TiB", "-1"] {
-            check::<Bytes>(bad, None);
+            check::<ConfigBytes>(bad, None);
         }
     }
 
@@ -391,7 +391,7 @@ mod tests {
             check::<ConfigPath>(bad, None);
         }
         let resolve = |text: &str| {
-            text.parse::<ConfigPath>().unwrap().resolve(Path::new("/home/u"), Path::new("/ws")).display().to_string()
+            text.parse::<ConfigPath>().unwrap().resolve_path(Path::new("/home/u"), Path::new("/ws")).display().to_string()
         };
         assert_eq!(resolve("~"), "/home/u");
         assert_eq!(resolve("~/x"), "/home/u/x");

@@ -16,7 +16,7 @@ use stockade_model::RawText;
 const MAX_LINKS: usize = 40;
 
 /// Limit of the walk: a path of the kernel has at most 4,096 bytes.
-const MAX_STEPS: usize = 4_096;
+const MAX_PATH_STEPS: usize = 4_096;
 
 /// File with the owner of all objects whose owner is not mapped here (user_namespaces(7)).
 const OVERFLOW_UID_FILE: &str = "/proc/sys/kernel/overflowuid";
@@ -66,7 +66,7 @@ pub struct PathTrace {
 /// Resolves an absolute path as the kernel does. Parts that do not exist, or that cannot be examined, are
 /// kept unchanged. The walk ends at an unreadable symbolic link, and after 40 links.
 pub fn trace_path(path: &Path) -> PathTrace {
-    let mut waiting: VecDeque<(OsString, Option<PathBuf>)> = names(path).map(|name| (name, None)).collect();
+    let mut waiting: VecDeque<(OsString, Option<PathBuf>)> = split_path_names(path).map(|name| (name, None)).collect();
     let mut trace = PathTrace { steps: Vec::new(), end: PathBuf::from("/") };
     let mut links = 0;
     while let Some((name, link)) = waiting.pop_front() {
@@ -87,12 +87,12 @@ pub fn trace_path(path: &Path) -> PathTrace {
                 link,
             });
             links += 1;
-            let target = place.read_link().ok().filter(|_| links <= MAX_LINKS && trace.steps.len() < MAX_STEPS);
+            let target = place.read_link().ok().filter(|_| links <= MAX_LINKS && trace.steps.len() < MAX_PATH_STEPS);
             let Some(target) = target else { break };
             if target.is_absolute() {
                 trace.end = PathBuf::from("/");
             }
-            for name in names(&target).collect::<Vec<_>>().into_iter().rev() {
+            for name in split_path_names(&target).collect::<Vec<_>>().into_iter().rev() {
                 waiting.push_front((name, Some(place.clone())));
             }
             continue;
@@ -107,7 +107,7 @@ pub fn trace_path(path: &Path) -> PathTrace {
     trace
 }
 
-fn names(path: &Path) -> impl Iterator<Item = OsString> {
+fn split_path_names(path: &Path) -> impl Iterator<Item = OsString> {
     path.components().filter_map(|component| match component {
         Component::Normal(name) => Some(name.to_owned()),
         Component::ParentDir => Some("..".into()),
@@ -121,7 +121,7 @@ pub enum TrustError {
     /// An object on the way belongs to another user.
     #[error(
         "{} belongs to user {owner}, who could change it; it must be {}\nhint: sudo chown {} {}{}",
-        quoted(place), owners(*trusted), chown_target(*trusted), shell_word(place),
+        quote_path(place), describe_owners(*trusted), chown_target(*trusted), shell_word(place),
         match trusted {
             0 => "; where it is another user's home use root's own: sudo -H",
             _ => ", or set XDG_CONFIG_HOME and XDG_STATE_HOME to directories of yours",
@@ -138,7 +138,7 @@ pub enum TrustError {
     /// The file has another name, by which it could be written.
     #[error(
         "{0} has another name, by which a run could write it\nhint: make it a file of its own: cp {1} {1}.new && mv {1}.new {1}",
-        quoted(place),
+        quote_path(place),
         shell_word(place)
     )]
     Linked {
@@ -146,7 +146,7 @@ pub enum TrustError {
         place: PathBuf,
     },
     /// Other users may write an object on the way.
-    #[error("{} may be written by {} (mode {:04o})\nhint: chmod {} {}", quoted(place), writers(*mode), mode & 0o7777, chmod_change(*mode), shell_word(place))]
+    #[error("{} may be written by {} (mode {:04o})\nhint: chmod {} {}", quote_path(place), describe_writers(*mode), mode & 0o7777, chmod_change(*mode), shell_word(place))]
     Writable {
         /// The object.
         place: PathBuf,
@@ -155,15 +155,15 @@ pub enum TrustError {
     },
 }
 
-fn quoted(path: &Path) -> String {
-    format!("`{}`", RawText::from(path).escaped())
+fn quote_path(path: &Path) -> String {
+    format!("`{}`", RawText::from(path).to_escaped())
 }
 
 fn shell_word(path: &Path) -> String {
-    format!("'{}'", RawText::from(path).escaped().replace('\'', "'\\''"))
+    format!("'{}'", RawText::from(path).to_escaped().replace('\'', "'\\''"))
 }
 
-fn owners(trusted: u32) -> String {
+fn describe_owners(trusted: u32) -> String {
     if trusted == 0 { "root's".to_owned() } else { format!("yours (user {trusted}) or root's") }
 }
 
@@ -171,7 +171,7 @@ fn chown_target(trusted: u32) -> String {
     if trusted == 0 { "root".to_owned() } else { trusted.to_string() }
 }
 
-fn writers(mode: u32) -> &'static str {
+fn describe_writers(mode: u32) -> &'static str {
     match (mode & 0o020 != 0, mode & 0o002 != 0) {
         (true, true) => "its group and by everybody",
         (true, false) => "its group",
@@ -222,14 +222,14 @@ pub(crate) fn require_trusted_object(place: &Path, owner: u32, mode: u32, truste
 /// Many systems give each user such a group, and a umask of 002 (adduser(8), `USERGROUPS_ENAB` in
 /// login.defs(5)).
 pub(crate) fn mode_for_others(owner: u32, group: u32, mode: u32) -> u32 {
-    const GROUP_WRITES: u32 = 0o020;
-    const OTHERS_WRITE: u32 = 0o002;
-    if mode & (GROUP_WRITES | OTHERS_WRITE) != GROUP_WRITES {
+    const GROUP_WRITE_BIT: u32 = 0o020;
+    const OTHERS_WRITE_BIT: u32 = 0o002;
+    if mode & (GROUP_WRITE_BIT | OTHERS_WRITE_BIT) != GROUP_WRITE_BIT {
         return mode;
     }
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let is_private = is_private_group((owner, group), &read("/etc/passwd"), &read("/etc/group"));
-    if is_private { mode & !GROUP_WRITES } else { mode }
+    if is_private { mode & !GROUP_WRITE_BIT } else { mode }
 }
 
 /// Returns whether `group` has the name of its only member, the user `owner`, by the texts of passwd(5) and

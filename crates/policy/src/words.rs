@@ -6,7 +6,7 @@
 
 /// A command line in the form that rules match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Words {
+pub(crate) struct CommandWords {
     /// The simple commands, each a program and its arguments.
     pub commands: Vec<Vec<String>>,
     /// The commands behind programs that run others, if they are plain: `git push` of `sudo git push`. They
@@ -216,7 +216,7 @@ const WRAPPERS: &[&str] = &[
 ];
 
 /// Words that start a construct, not a command.
-const RESERVED: &[&str] = &[
+const RESERVED_WORDS: &[&str] = &[
     "!", "[[", "case", "coproc", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in", "select",
     "then", "until", "while", "{", "}", "alias",
 ];
@@ -227,23 +227,23 @@ pub(crate) fn base_name(program: &str) -> &str {
 }
 
 /// Parses a program and its arguments.
-pub(crate) fn of_argv(argv: &[Option<&str>]) -> Words {
+pub(crate) fn of_argv(argv: &[Option<&str>]) -> CommandWords {
     let known: Vec<String> = argv.iter().map(|word| word.unwrap_or("\u{fffd}").to_owned()).collect();
     let plain = argv.iter().all(Option::is_some);
     let hides = !plain || known.first().is_some_and(|program| is_wrapper(program));
     let loose = if hides { loose_words(&known.join(" ")) } else { Vec::new() };
     let commands = vec![known];
-    Words { inner: all_inner(&commands), commands, plain, background: false, loose }
+    CommandWords { inner: all_inner(&commands), commands, plain, background: false, loose }
 }
 
 /// Parses a script.
-pub(crate) fn of_script(script: &[u8]) -> Words {
+pub(crate) fn of_script(script: &[u8]) -> CommandWords {
     let found = std::str::from_utf8(script).ok().and_then(plain_commands);
     let plain = found.is_some();
-    let Plain { commands, background } = found.unwrap_or_default();
+    let PlainScript { commands, background } = found.unwrap_or_default();
     let hides = !plain || commands.iter().any(|command| is_wrapper(&command[0]));
     let loose = if hides { loose_words(&String::from_utf8_lossy(script)) } else { Vec::new() };
-    Words { inner: all_inner(&commands), commands, plain, background, loose }
+    CommandWords { inner: all_inner(&commands), commands, plain, background, loose }
 }
 
 /// Deepest nesting of wrappers that is parsed.
@@ -266,7 +266,7 @@ fn push_inner(command: &[String], depth: usize, all: &mut Vec<Vec<String>>) {
             push_inner(&command, depth + 1, all);
             all.push(command);
         }
-    } else if let Some(rest) = inner(command).filter(|rest| !rest.is_empty()) {
+    } else if let Some(rest) = unwrap_command(command).filter(|rest| !rest.is_empty()) {
         push_inner(rest, depth + 1, all);
         all.push(rest.to_vec());
     }
@@ -285,7 +285,7 @@ fn shell_script(command: &[String]) -> Option<&str> {
 
 /// Syntax of a wrapper's own arguments: options that take the next word as a value, and the number of
 /// operands before the command.
-struct Wrapper {
+struct WrapperSyntax {
     valued: &'static [&'static str],
     operands: usize,
     /// Options after which there is no command, or one that is not plain.
@@ -293,44 +293,44 @@ struct Wrapper {
     assigns: bool,
 }
 
-const fn wrapper(valued: &'static [&'static str], operands: usize) -> Wrapper {
-    Wrapper { valued, operands, ends: &[], assigns: false }
+const fn simple_wrapper(valued: &'static [&'static str], operands: usize) -> WrapperSyntax {
+    WrapperSyntax { valued, operands, ends: &[], assigns: false }
 }
 
 /// Returns the syntax of a wrapper. From the manual pages: coreutils timeout(1), nice(1), nohup(1),
 /// stdbuf(1), env(1); sudo(8), doas(1), setsid(1), ionice(1), xargs(1), time(1), bash(1).
-fn wrapper_of(program: &str) -> Option<Wrapper> {
+fn wrapper_of(program: &str) -> Option<WrapperSyntax> {
     Some(match base_name(program) {
-        "nohup" | "setsid" | "builtin" => wrapper(&[], 0),
-        "command" => Wrapper { ends: &["-v", "-V"], ..wrapper(&[], 0) },
-        "exec" => wrapper(&["-a"], 0),
-        "time" => wrapper(&["-f", "-o", "--format", "--output"], 0),
-        "timeout" => wrapper(&["-k", "-s", "--kill-after", "--signal"], 1),
-        "nice" => wrapper(&["-n", "--adjustment"], 0),
-        "ionice" => Wrapper { ends: &["-p", "-P", "-u"], ..wrapper(&["-c", "-n", "--class", "--classdata"], 0) },
-        "stdbuf" => wrapper(&["-i", "-o", "-e", "--input", "--output", "--error"], 0),
-        "env" => Wrapper {
+        "nohup" | "setsid" | "builtin" => simple_wrapper(&[], 0),
+        "command" => WrapperSyntax { ends: &["-v", "-V"], ..simple_wrapper(&[], 0) },
+        "exec" => simple_wrapper(&["-a"], 0),
+        "time" => simple_wrapper(&["-f", "-o", "--format", "--output"], 0),
+        "timeout" => simple_wrapper(&["-k", "-s", "--kill-after", "--signal"], 1),
+        "nice" => simple_wrapper(&["-n", "--adjustment"], 0),
+        "ionice" => WrapperSyntax { ends: &["-p", "-P", "-u"], ..simple_wrapper(&["-c", "-n", "--class", "--classdata"], 0) },
+        "stdbuf" => simple_wrapper(&["-i", "-o", "-e", "--input", "--output", "--error"], 0),
+        "env" => WrapperSyntax {
             ends: &["-S", "--split-string"],
             assigns: true,
-            ..wrapper(&["-u", "-C", "--unset", "--chdir"], 0)
+            ..simple_wrapper(&["-u", "-C", "--unset", "--chdir"], 0)
         },
-        "sudo" => Wrapper {
+        "sudo" => WrapperSyntax {
             ends: &["-e", "-l", "-s", "-i", "-v", "--edit", "--list", "--shell", "--login"],
             assigns: true,
-            ..wrapper(
+            ..simple_wrapper(
                 &["-u", "-g", "-h", "-p", "-C", "-r", "-t", "-T", "-U", "-D", "-R", "--user", "--group", "--host"],
                 0,
             )
         },
-        "doas" => Wrapper { ends: &["-s", "-L", "-C"], ..wrapper(&["-u"], 0) },
+        "doas" => WrapperSyntax { ends: &["-s", "-L", "-C"], ..simple_wrapper(&["-u"], 0) },
         // The arguments that xargs appends come after the parsed words.
-        "xargs" => wrapper(&["-I", "-n", "-P", "-L", "-d", "-E", "-s", "-a", "--max-args", "--max-procs"], 0),
+        "xargs" => simple_wrapper(&["-I", "-n", "-P", "-L", "-d", "-E", "-s", "-a", "--max-args", "--max-procs"], 0),
         _ => return None,
     })
 }
 
 /// Returns the command that a wrapper runs.
-fn inner(command: &[String]) -> Option<&[String]> {
+fn unwrap_command(command: &[String]) -> Option<&[String]> {
     let wrapper = wrapper_of(command.first()?)?;
     let mut operands = wrapper.operands;
     let mut at = 1;
@@ -370,13 +370,13 @@ pub(crate) fn is_wrapper(program: &str) -> bool {
 
 /// The simple commands of a script of plain words, and whether one of them continues in the background.
 #[derive(Default)]
-struct Plain {
+struct PlainScript {
     commands: Vec<Vec<String>>,
     background: bool,
 }
 
 /// Returns the simple commands of a script of plain words, or `None`.
-fn plain_commands(text: &str) -> Option<Plain> {
+fn plain_commands(text: &str) -> Option<PlainScript> {
     let mut commands = Vec::new();
     let mut background = false;
     let mut command: Vec<String> = Vec::new();
@@ -393,19 +393,19 @@ fn plain_commands(text: &str) -> Option<Plain> {
                 } else if c == '&' {
                     background = true;
                 }
-                finish(&mut command, &mut commands)?;
+                finish_command(&mut command, &mut commands)?;
             }
             _ => command.push(plain_word(&mut characters)?),
         }
     }
-    finish(&mut command, &mut commands)?;
-    Some(Plain { commands, background })
+    finish_command(&mut command, &mut commands)?;
+    Some(PlainScript { commands, background })
 }
 
-fn finish(command: &mut Vec<String>, commands: &mut Vec<Vec<String>>) -> Option<()> {
+fn finish_command(command: &mut Vec<String>, commands: &mut Vec<Vec<String>>) -> Option<()> {
     let Some(program) = command.first() else { return Some(()) };
     // An assignment changes the meaning of the following words.
-    if program.is_empty() || program.contains('=') || RESERVED.contains(&program.as_str()) {
+    if program.is_empty() || program.contains('=') || RESERVED_WORDS.contains(&program.as_str()) {
         return None;
     }
     commands.push(std::mem::take(command));

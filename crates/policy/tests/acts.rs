@@ -7,9 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::json;
-use stockade_model::{ApprovalMode, Host, Verdict};
+use stockade_model::{ApprovalMode, Host, PolicyVerdict};
 use stockade_policy::{
-    Act, Circumstances, FileOperation, Layer, LayerText, OwnDirectories, Registry, Settings, Stage, decide_act,
+    Act, RequestContext, FileOperation, ConfigLayer, LayerText, OwnDirectories, PolicyRegistry, PolicySettings, ActContext, decide_act,
 };
 
 const RULES: &str = r#"
@@ -72,28 +72,28 @@ effect = "deny"
 justification = "not as root at the weekend"
 "#;
 
-fn settings() -> Settings {
-    let layer = LayerText { layer: Layer::User, path: "/u".into(), source: RULES.to_owned() };
+fn settings() -> PolicySettings {
+    let layer = LayerText { layer: ConfigLayer::User, path: "/u".into(), source: RULES.to_owned() };
     let own = OwnDirectories {
         configuration: vec!["/home/u/.config/stockade".into()],
         state: vec!["/home/u/.s".into()],
         ..OwnDirectories::default()
     };
-    Settings::from_layers(Path::new("/home/u"), own, &[layer]).unwrap()
+    PolicySettings::from_layers(Path::new("/home/u"), own, &[layer]).unwrap()
 }
 
-fn stage(approval_mode: ApprovalMode) -> Stage<'static> {
+fn stage(approval_mode: ApprovalMode) -> ActContext<'static> {
     let workspace = Path::new("/home/u/work");
-    Stage { cwd: workspace, workspace, session: None, profile: "workspace", approval_mode }
+    ActContext { cwd: workspace, workspace, session: None, profile: "workspace", approval_mode }
 }
 
-fn nobody() -> Circumstances {
+fn nobody() -> RequestContext {
     // A Wednesday.
-    Circumstances { user: Some("u".into()), tool: None, time_ms: Some(1_704_276_000_000), keeps_changes: None }
+    RequestContext { user: Some("u".into()), tool: None, time_ms: Some(1_704_276_000_000), keeps_changes: None }
 }
 
 #[track_caller]
-fn check(act: Act<'_>, verdict: Verdict, rule: &str, grant: Option<&str>) {
+fn check(act: Act<'_>, verdict: PolicyVerdict, rule: &str, grant: Option<&str>) {
     let ruling = decide_act(&settings(), act, &stage(ApprovalMode::OnFailure), &nobody());
     assert_eq!(ruling.decision.verdict, verdict, "{act:?}: {ruling:?}");
     assert!(ruling.decision.rule.contains(rule), "{act:?}: {}", ruling.decision.rule);
@@ -103,7 +103,7 @@ fn check(act: Act<'_>, verdict: Verdict, rule: &str, grant: Option<&str>) {
 
 #[test]
 fn tool_calls() {
-    use Verdict::{Allow, Ask, Deny};
+    use PolicyVerdict::{Allow, Ask, Deny};
     let call = |name: &str, arguments, verdict, rule: &str| {
         check(Act::Tool { name, arguments: &arguments }, verdict, rule, None)
     };
@@ -118,7 +118,7 @@ fn tool_calls() {
 #[test]
 fn files() {
     use FileOperation::{Create, Delete, Read, Write};
-    use Verdict::{Allow, Ask, Deny};
+    use PolicyVerdict::{Allow, Ask, Deny};
     let file = |path: &str, operation, verdict, rule: &str, grant| {
         check(Act::File { path: Path::new(path), operation }, verdict, rule, grant);
     };
@@ -146,7 +146,7 @@ fn host(name: &str) -> Host {
 
 #[test]
 fn connections() {
-    use Verdict::{Allow, Ask, Deny};
+    use PolicyVerdict::{Allow, Ask, Deny};
     let connect = |name: &str, port, verdict, rule: &str, grant| {
         check(Act::Network { host: &host(name), port }, verdict, rule, grant);
     };
@@ -169,40 +169,40 @@ fn connections() {
 #[test]
 fn circumstances() {
     let at = |user: Option<&str>, time_ms| {
-        let around = Circumstances { user: user.map(str::to_owned), tool: None, time_ms, keeps_changes: None };
+        let around = RequestContext { user: user.map(str::to_owned), tool: None, time_ms, keeps_changes: None };
         let host = host("pypi.org");
         let act = Act::Network { host: &host, port: None };
         decide_act(&settings(), act, &stage(ApprovalMode::OnFailure), &around).decision.verdict
     };
     let (wednesday, saturday) = (Some(1_704_276_000_000), Some(1_704_535_200_000));
-    assert_eq!(at(Some("root"), saturday), Verdict::Deny);
-    assert_eq!(at(Some("root"), wednesday), Verdict::Allow);
-    assert_eq!(at(Some("u"), saturday), Verdict::Allow);
-    assert_eq!(at(None, saturday), Verdict::Ask);
-    assert_eq!(at(Some("root"), None), Verdict::Ask);
-    assert_eq!(at(None, wednesday), Verdict::Allow);
+    assert_eq!(at(Some("root"), saturday), PolicyVerdict::Deny);
+    assert_eq!(at(Some("root"), wednesday), PolicyVerdict::Allow);
+    assert_eq!(at(Some("u"), saturday), PolicyVerdict::Allow);
+    assert_eq!(at(None, saturday), PolicyVerdict::Ask);
+    assert_eq!(at(Some("root"), None), PolicyVerdict::Ask);
+    assert_eq!(at(None, wednesday), PolicyVerdict::Allow);
 }
 
 #[test]
 fn sessions_have_policies_of_their_own() {
-    let mut registry = Registry::new(Arc::new(settings()));
+    let mut registry = PolicyRegistry::new(Arc::new(settings()));
     let (one, two) = ("ses_one".parse().unwrap(), "ses_two".parse().unwrap());
-    registry.register(&one, "[[rules]]\nhosts = [\"pypi.org\"]\neffect = \"deny\"\njustification = \"x\"").unwrap();
-    let verdict = |registry: &Registry, session| {
-        let settings = registry.settings(Some(session));
+    registry.register_session(&one, "[[rules]]\nhosts = [\"pypi.org\"]\neffect = \"deny\"\njustification = \"x\"").unwrap();
+    let verdict = |registry: &PolicyRegistry, session| {
+        let settings = registry.settings_for(Some(session));
         let host = host("pypi.org");
         let act = Act::Network { host: &host, port: None };
         decide_act(settings, act, &stage(ApprovalMode::OnFailure), &nobody()).decision.verdict
     };
-    assert_eq!((verdict(&registry, &one), verdict(&registry, &two)), (Verdict::Deny, Verdict::Allow));
+    assert_eq!((verdict(&registry, &one), verdict(&registry, &two)), (PolicyVerdict::Deny, PolicyVerdict::Allow));
     let widening = "[[rules]]\nhosts = [\"*\"]\neffect = \"allow\"\njustification = \"x\"";
-    let error = registry.register(&two, widening).unwrap_err().to_string();
+    let error = registry.register_session(&two, widening).unwrap_err().to_string();
     assert!(error.starts_with("session ses_two:3:1: `rules[0].effect` in session configuration"), "{error}");
-    assert_eq!(verdict(&registry, &two), Verdict::Allow);
-    registry.end(&one);
-    assert_eq!(verdict(&registry, &one), Verdict::Allow);
-    assert!(registry.notice().is_none());
-    let bare = Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[]).unwrap();
-    let mut registry = Registry::new(Arc::new(bare));
-    assert!(registry.notice().is_some() && registry.notice().is_none());
+    assert_eq!(verdict(&registry, &two), PolicyVerdict::Allow);
+    registry.remove_session(&one);
+    assert_eq!(verdict(&registry, &one), PolicyVerdict::Allow);
+    assert!(registry.take_notice().is_none());
+    let bare = PolicySettings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[]).unwrap();
+    let mut registry = PolicyRegistry::new(Arc::new(bare));
+    assert!(registry.take_notice().is_some() && registry.take_notice().is_none());
 }

@@ -7,31 +7,31 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use stockade_model::{ApprovalMode, Egress, Grant, Listed, SecretKind, SecretSource, Target, UpstreamKind, Verdict};
-use stockade_policy::{Circumstances, ConfigError, Layer, LayerText, OwnDirectories, Settings, Stage, resolve_profile};
+use stockade_model::{ApprovalMode, EgressRules, Grant, TargetListing, SecretKind, SecretSource, NetworkTarget, UpstreamKind, PolicyVerdict};
+use stockade_policy::{RequestContext, ConfigError, ConfigLayer, LayerText, OwnDirectories, PolicySettings, ActContext, resolve_profile};
 
 const WORKSPACE: &str = "/home/u/work";
 
-fn merge(layers: &[(Layer, &str)]) -> Result<Settings, ConfigError> {
-    let text = |(layer, source): &(Layer, &str)| LayerText {
+fn merge(layers: &[(ConfigLayer, &str)]) -> Result<PolicySettings, ConfigError> {
+    let text = |(layer, source): &(ConfigLayer, &str)| LayerText {
         layer: *layer,
         path: PathBuf::from(format!("/{layer}.toml")),
         source: (*source).to_owned(),
     };
     let layers: Vec<LayerText> = layers.iter().map(text).collect();
-    Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &layers)
+    PolicySettings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &layers)
 }
 
-fn egress(settings: &Settings, profile: &str) -> Egress {
+fn egress(settings: &PolicySettings, profile: &str) -> EgressRules {
     resolve_profile(settings, profile, Path::new(WORKSPACE), &[]).unwrap().egress
 }
 
 /// What the lists say, from mild to strict.
-fn strictness(egress: &Egress, target: &Target) -> u8 {
-    match egress.listed(target) {
-        Listed::Allowed(_) | Listed::Granted(_) => 0,
-        Listed::Not => 1,
-        Listed::Denied(_) => 2,
+fn strictness(egress: &EgressRules, target: &NetworkTarget) -> u8 {
+    match egress.look_up_target(target) {
+        TargetListing::Allowed(_) | TargetListing::Granted(_) => 0,
+        TargetListing::Not => 1,
+        TargetListing::Denied(_) => 2,
     }
 }
 
@@ -53,7 +53,7 @@ fn everything_that_can_be_said() {
         kind = "header X-Token"
         inside = "env GH_TOKEN"
     "#;
-    let said = egress(&merge(&[(Layer::User, source)]).unwrap(), "web");
+    let said = egress(&merge(&[(ConfigLayer::User, source)]).unwrap(), "web");
     assert_eq!(said.allow.len(), 4);
     assert_eq!((said.limits.requests_per_minute, said.limits.connections), (Some(60), Some(20)));
     assert_eq!((said.limits.total_bytes, said.limits.up_bytes_per_second), (Some(2 << 30), Some(1 << 20)));
@@ -64,7 +64,7 @@ fn everything_that_can_be_said() {
     assert_eq!(secret.inside, SecretSource::Env("GH_TOKEN".into()));
     let upstream = said.upstream.clone().unwrap();
     assert_eq!((upstream.kind, upstream.proxy.to_string()), (UpstreamKind::Http, "proxy.corp:3128".to_owned()));
-    let target = |text: &str| text.parse::<Target>().unwrap();
+    let target = |text: &str| text.parse::<NetworkTarget>().unwrap();
     for (at, expected) in [
         ("pypi.org:443", 0),
         ("pypi.org:80", 1),
@@ -83,7 +83,7 @@ fn everything_that_can_be_said() {
 /// Every way the section can be wrong, as a person reads it.
 #[test]
 fn errors_name_the_place() {
-    use Layer::{Project, User};
+    use ConfigLayer::{Project, User};
     let before = "[profiles.workspace.egress]\nallow = [\"**.example.com\"]\nlimits.connections = 10\n\
                   inspect.allow = [\"GET https://a.example.com/*\"]\n";
     let cases = [
@@ -120,7 +120,7 @@ fn errors_name_the_place() {
     ];
     let mut text = String::new();
     for (layer, source) in cases {
-        let error = merge(&[(Layer::System, before), (layer, &format!("[profiles.workspace.egress]\n{source}"))]);
+        let error = merge(&[(ConfigLayer::System, before), (layer, &format!("[profiles.workspace.egress]\n{source}"))]);
         let shown = error.map_or_else(|error| format!("error: {error}"), |_| "ACCEPTED".to_owned());
         let _ = writeln!(text, "{source}\n{shown}\n");
     }
@@ -133,15 +133,15 @@ fn errors_name_the_place() {
 
 #[test]
 fn deny_and_ask_outweigh_allow_whatever_their_file() {
-    let target: Target = "a.example.com:443".parse().unwrap();
+    let target: NetworkTarget = "a.example.com:443".parse().unwrap();
     let allow = "[profiles.workspace.egress]\nallow = [\"a.example.com\"]";
     for (keeps, expected) in [("deny", 2), ("ask", 1)] {
         let keeps = format!("[profiles.workspace.egress]\n{keeps} = [\"**.example.com:443\"]");
         for (first, second) in [
-            (Layer::System, Layer::User),
-            (Layer::User, Layer::System),
-            (Layer::User, Layer::Project),
-            (Layer::User, Layer::Managed),
+            (ConfigLayer::System, ConfigLayer::User),
+            (ConfigLayer::User, ConfigLayer::System),
+            (ConfigLayer::User, ConfigLayer::Project),
+            (ConfigLayer::User, ConfigLayer::Managed),
         ] {
             let settings = merge(&[(first, allow), (second, &keeps)]).unwrap();
             assert_eq!(strictness(&egress(&settings, "workspace"), &target), expected, "{second} {keeps}");
@@ -153,9 +153,9 @@ fn deny_and_ask_outweigh_allow_whatever_their_file() {
 fn managed_limits_hold_and_heirs_keep_their_own() {
     let limits = |profile: &str, text: &str| format!("[profiles.{profile}.egress]\nlimits.{text}\n");
     let settings = merge(&[
-        (Layer::Managed, &limits("workspace", "connections = 10")),
-        (Layer::User, &(limits("workspace", "connections = 50") + &limits("web", "total = \"1MiB\""))),
-        (Layer::Project, &limits("workspace", "total = \"1KiB\"")),
+        (ConfigLayer::Managed, &limits("workspace", "connections = 10")),
+        (ConfigLayer::User, &(limits("workspace", "connections = 50") + &limits("web", "total = \"1MiB\""))),
+        (ConfigLayer::Project, &limits("workspace", "total = \"1KiB\"")),
     ])
     .unwrap();
     assert_eq!(egress(&settings, "workspace").limits.connections, Some(10));
@@ -185,17 +185,17 @@ const SECRET: &str = "[profiles.workspace.egress.secrets.github]\nfrom = \"env G
 #[test]
 fn a_grant_for_a_secret_adds_one_host_to_it_and_nothing_else() {
     let denies = "[profiles.workspace.egress]\ndeny = [\"**.evil.example\"]\n".to_owned();
-    let settings = merge(&[(Layer::User, &(denies + SECRET))]).unwrap();
+    let settings = merge(&[(ConfigLayer::User, &(denies + SECRET))]).unwrap();
     let resolve = |grants: &[&str]| {
         let grants: Vec<Grant> = grants.iter().map(|grant| grant.parse().unwrap()).collect();
         resolve_profile(&settings, "workspace", Path::new(WORKSPACE), &grants).map_err(|error| error.to_string())
     };
     let before = resolve(&[]).unwrap();
     let mut after = resolve(&["secret github to ghe.example.com:443"]).unwrap();
-    assert!(after.egress.inspects(&"ghe.example.com:443".parse().unwrap()));
+    assert!(after.egress.requires_inspection(&"ghe.example.com:443".parse().unwrap()));
     assert_eq!(
-        after.egress.listed(&"ghe.example.com:443".parse().unwrap()),
-        Listed::Not,
+        after.egress.look_up_target(&"ghe.example.com:443".parse().unwrap()),
+        TargetListing::Not,
         "to reach it is another power"
     );
     assert_eq!(after.egress.secrets[0].hosts.pop().unwrap().to_string(), "ghe.example.com:443");
@@ -210,8 +210,8 @@ fn a_grant_for_a_secret_adds_one_host_to_it_and_nothing_else() {
     assert!(denied.contains("the profile denies `**.evil.example`"), "{denied}");
     // L7: nothing that a workspace brings gives one.
     let rule = "[[rules]]\nprefix = [\"make\"]\neffect = \"ask\"\ngrants = [\"secret github to a.b:443\"]\njustification = \"j\"";
-    for layer in [Layer::Project, Layer::Session] {
-        let error = merge(&[(Layer::User, SECRET), (layer, rule)]).unwrap_err().to_string();
+    for layer in [ConfigLayer::Project, ConfigLayer::Session] {
+        let error = merge(&[(ConfigLayer::User, SECRET), (layer, rule)]).unwrap_err().to_string();
         assert!(error.contains("it would give more"), "{error}");
     }
 }
@@ -219,10 +219,10 @@ fn a_grant_for_a_secret_adds_one_host_to_it_and_nothing_else() {
 #[test]
 fn a_rule_gives_a_secret_where_it_names_it_and_denies_it_with_its_host() {
     let said = |rules: &str, wanted: &str| {
-        let settings = merge(&[(Layer::User, &(rules.to_owned() + SECRET))]).unwrap();
+        let settings = merge(&[(ConfigLayer::User, &(rules.to_owned() + SECRET))]).unwrap();
         let (cwd, session, approval_mode) = (Path::new(WORKSPACE), None, ApprovalMode::OnFailure);
-        let stage = Stage { cwd, workspace: cwd, session, profile: "workspace", approval_mode };
-        let decision = settings.decide_secret_by_rule(&wanted.parse().unwrap(), &stage, &Circumstances::default());
+        let stage = ActContext { cwd, workspace: cwd, session, profile: "workspace", approval_mode };
+        let decision = settings.decide_secret_by_rule(&wanted.parse().unwrap(), &stage, &RequestContext::default());
         decision.map(|decision| decision.verdict)
     };
     let rule = |effect: &str, grants: &str| {
@@ -232,9 +232,9 @@ fn a_rule_gives_a_secret_where_it_names_it_and_denies_it_with_its_host() {
     };
     let wanted = "github to ghe.example.com:443";
     let given = rule("allow", "grants = [\"secret github to ghe.example.com:443\"]");
-    assert_eq!(said(&given, wanted), Some(Verdict::Allow));
+    assert_eq!(said(&given, wanted), Some(PolicyVerdict::Allow));
     // Behind another that allows the host alone, too.
-    assert_eq!(said(&(rule("allow", "") + &given), wanted), Some(Verdict::Allow));
+    assert_eq!(said(&(rule("allow", "") + &given), wanted), Some(PolicyVerdict::Allow));
     for (rules, wanted) in [
         (rule("allow", ""), wanted),
         (rule("allow", "grants = [\"secret gitlab to ghe.example.com:443\"]"), wanted),
@@ -244,7 +244,7 @@ fn a_rule_gives_a_secret_where_it_names_it_and_denies_it_with_its_host() {
     ] {
         assert_eq!(said(&rules, wanted), None, "{rules}");
     }
-    for (effect, verdict) in [("deny", Verdict::Deny), ("ask", Verdict::Ask)] {
+    for (effect, verdict) in [("deny", PolicyVerdict::Deny), ("ask", PolicyVerdict::Ask)] {
         assert_eq!(said(&rule(effect, ""), wanted), Some(verdict));
         assert_eq!(said(&(given.clone() + &rule(effect, "")), wanted), Some(verdict));
     }
@@ -255,18 +255,18 @@ const KEY: &str = "SHA256:n2Qkj1yQp3Q3nGkkNUnGhUBGTFkFrp1Bw0dmz6qYmNA";
 #[test]
 fn a_rule_gives_a_signature_where_it_names_it_and_denies_it_with_its_host() {
     let said = |rules: &str, wanted: &str| {
-        let settings = merge(&[(Layer::User, rules)]).unwrap();
+        let settings = merge(&[(ConfigLayer::User, rules)]).unwrap();
         let (cwd, session, approval_mode) = (Path::new(WORKSPACE), None, ApprovalMode::OnFailure);
-        let stage = Stage { cwd, workspace: cwd, session, profile: "workspace", approval_mode };
+        let stage = ActContext { cwd, workspace: cwd, session, profile: "workspace", approval_mode };
         let wanted = format!("{KEY} {wanted}").parse().unwrap();
-        let decision = settings.decide_signing_by_rule(&wanted, &stage, &Circumstances::default());
+        let decision = settings.decide_signing_by_rule(&wanted, &stage, &RequestContext::default());
         decision.map(|decision| decision.verdict)
     };
     let rule = |effect: &str, grants: &str| {
         format!("[[rules]]\nhosts = [\"a.example:22\"]\neffect = \"{effect}\"\n{grants}\njustification = \"j\"\n")
     };
     let given = rule("allow", &format!("grants = [\"sign {KEY} to a.example\"]"));
-    assert_eq!(said(&given, "to a.example"), Some(Verdict::Allow));
+    assert_eq!(said(&given, "to a.example"), Some(PolicyVerdict::Allow));
     for (rules, wanted) in [
         (rule("allow", ""), "to a.example"),
         (given.clone(), "to a.example:2222"),
@@ -275,7 +275,7 @@ fn a_rule_gives_a_signature_where_it_names_it_and_denies_it_with_its_host() {
     ] {
         assert_eq!(said(&rules, wanted), None, "{rules} {wanted}");
     }
-    for (effect, verdict) in [("deny", Verdict::Deny), ("ask", Verdict::Ask)] {
+    for (effect, verdict) in [("deny", PolicyVerdict::Deny), ("ask", PolicyVerdict::Ask)] {
         assert_eq!(said(&rule(effect, ""), "to a.example"), Some(verdict));
         assert_eq!(said(&(given.clone() + &rule(effect, "")), "to a.example"), Some(verdict));
     }
@@ -284,7 +284,7 @@ fn a_rule_gives_a_signature_where_it_names_it_and_denies_it_with_its_host() {
         let rule = format!(
             "[[rules]]\nprefix = [\"make\"]\neffect = \"ask\"\ngrants = [\"sign {KEY} {purpose}\"]\njustification = \"j\""
         );
-        for layer in [Layer::Project, Layer::Session] {
+        for layer in [ConfigLayer::Project, ConfigLayer::Session] {
             let error = merge(&[(layer, &rule)]).unwrap_err().to_string();
             assert!(error.contains("it would give more"), "{error}");
         }
@@ -296,21 +296,21 @@ fn a_rule_gives_a_signature_where_it_names_it_and_denies_it_with_its_host() {
 fn rules_about_hosts_hold_against_lists_and_grants() {
     let grant: [Grant; 1] = ["connect a.example.com:443".parse().unwrap()];
     let around =
-        Circumstances { user: Some("u".into()), tool: None, time_ms: Some(1_704_276_000_000), keeps_changes: None };
+        RequestContext { user: Some("u".into()), tool: None, time_ms: Some(1_704_276_000_000), keeps_changes: None };
     let bound = |source: &str| {
         let allow = "[profiles.workspace.egress]\nallow = [\"**.example.com\"]";
-        let settings = merge(&[(Layer::System, allow), (Layer::User, source)]).unwrap();
+        let settings = merge(&[(ConfigLayer::System, allow), (ConfigLayer::User, source)]).unwrap();
         let mut profile = resolve_profile(&settings, "workspace", Path::new(WORKSPACE), &grant).unwrap();
         let (cwd, session) = (Path::new(WORKSPACE), None);
         let approval_mode = ApprovalMode::OnFailure;
-        let stage = Stage { cwd, workspace: cwd, session, profile: "workspace", approval_mode };
+        let stage = ActContext { cwd, workspace: cwd, session, profile: "workspace", approval_mode };
         settings.bind_host_rules(&mut profile, &stage, &around);
-        let target = |text: &str| text.parse::<Target>().unwrap();
+        let target = |text: &str| text.parse::<NetworkTarget>().unwrap();
         let of = |text: &str, grants: &[Grant]| match profile.egress.listed_with(grants, &target(text)) {
-            Listed::Allowed(_) => "allowed",
-            Listed::Granted(_) => "granted",
-            Listed::Not => "asked",
-            Listed::Denied(_) => "denied",
+            TargetListing::Allowed(_) => "allowed",
+            TargetListing::Granted(_) => "granted",
+            TargetListing::Not => "asked",
+            TargetListing::Denied(_) => "denied",
         };
         (of("a.example.com:443", &[]), of("a.example.com:443", &grant))
     };
@@ -329,11 +329,11 @@ fn rules_about_hosts_hold_against_lists_and_grants() {
     let first = "combining = \"first-applicable\"\n".to_owned() + &rule("", "allow") + &rule("", "deny");
     assert_eq!(bound(&first), ("asked", "granted"));
     // A rule that may apply, for a user who is not known, asks.
-    let settings = merge(&[(Layer::User, &rule("user = [\"u\"]", "deny"))]).unwrap();
+    let settings = merge(&[(ConfigLayer::User, &rule("user = [\"u\"]", "deny"))]).unwrap();
     let mut profile = resolve_profile(&settings, "workspace", Path::new(WORKSPACE), &[]).unwrap();
     let (cwd, approval_mode) = (Path::new(WORKSPACE), ApprovalMode::OnFailure);
-    let stage = Stage { cwd, workspace: cwd, session: None, profile: "workspace", approval_mode };
-    settings.bind_host_rules(&mut profile, &stage, &Circumstances::default());
+    let stage = ActContext { cwd, workspace: cwd, session: None, profile: "workspace", approval_mode };
+    settings.bind_host_rules(&mut profile, &stage, &RequestContext::default());
     assert_eq!((profile.egress.deny.len(), profile.egress.ask.len()), (0, 1));
 }
 
@@ -388,27 +388,27 @@ proptest! {
     /// higher, and no request passes that did not.
     #[test]
     fn narrowing_never_widens(user in section(true), narrow in section(false), by_session: bool) {
-        let layer = if by_session { Layer::Session } else { Layer::Project };
-        let before = egress(&merge(&[(Layer::User, &user)]).unwrap(), "workspace");
-        let after = merge(&[(Layer::User, &user), (layer, &narrow)]);
+        let layer = if by_session { ConfigLayer::Session } else { ConfigLayer::Project };
+        let before = egress(&merge(&[(ConfigLayer::User, &user)]).unwrap(), "workspace");
+        let after = merge(&[(ConfigLayer::User, &user), (layer, &narrow)]);
         if let Err(error) = &after {
             // Lists that only narrow are always accepted.
             prop_assert!(error.to_string().contains("higher than"), "{error}");
         }
         let Ok(after) = after else { return Ok(()) };
         let after = egress(&after, "workspace");
-        for target in TARGETS.iter().map(|text| text.parse::<Target>().unwrap()) {
+        for target in TARGETS.iter().map(|text| text.parse::<NetworkTarget>().unwrap()) {
             prop_assert!(strictness(&after, &target) >= strictness(&before, &target), "{target}");
-            prop_assert!(after.inspects(&target) || !before.inspects(&target), "{target}");
+            prop_assert!(after.requires_inspection(&target) || !before.requires_inspection(&target), "{target}");
             for path in ["/", "/x"] {
-                let refused = |egress: &Egress| {
+                let refused = |egress: &EgressRules| {
                     use stockade_model::RequestRuling::{Allowed, Unruled};
-                    !matches!(egress.inspect.rule(true, &target, "GET", path), Allowed(_) | Unruled)
+                    !matches!(egress.inspect.apply_rules(true, &target, "GET", path), Allowed(_) | Unruled)
                 };
                 prop_assert!(refused(&after) || !refused(&before), "{target}{path}");
             }
         }
-        let limit = |egress: &Egress| egress.limits.connections.unwrap_or(u64::MAX);
+        let limit = |egress: &EgressRules| egress.limits.connections.unwrap_or(u64::MAX);
         prop_assert!(limit(&after) <= limit(&before));
     }
 
@@ -416,12 +416,12 @@ proptest! {
     /// about is not allowed.
     #[test]
     fn order_never_beats_deny(a in section(true), b in section(true)) {
-        let one = |text: &str| egress(&merge(&[(Layer::User, text)]).unwrap(), "workspace");
+        let one = |text: &str| egress(&merge(&[(ConfigLayer::User, text)]).unwrap(), "workspace");
         let both = |first: &str, second: &str| {
-            egress(&merge(&[(Layer::System, first), (Layer::User, second)]).unwrap(), "workspace")
+            egress(&merge(&[(ConfigLayer::System, first), (ConfigLayer::User, second)]).unwrap(), "workspace")
         };
         let (first, second, ab, ba) = (one(&a), one(&b), both(&a, &b), both(&b, &a));
-        for target in TARGETS.iter().map(|text| text.parse::<Target>().unwrap()) {
+        for target in TARGETS.iter().map(|text| text.parse::<NetworkTarget>().unwrap()) {
             let (x, y) = (strictness(&first, &target), strictness(&second, &target));
             prop_assert_eq!(strictness(&ab, &target), strictness(&ba, &target));
             prop_assert_eq!(strictness(&ab, &target) == 2, x == 2 || y == 2, "{}", target);

@@ -7,14 +7,14 @@
 use std::path::Path;
 
 use stockade_model::{
-    ApprovalMode, Assessment, Command, Grant, GranularMode, Impact, Level, QuestionKind, RawText, Request,
-    SandboxPreference, Tier, Verdict,
+    ApprovalMode, Assessment, RequestCommand, Grant, GranularMode, Impact, IsolationLevel, QuestionKind, RawText, RunRequest,
+    SandboxPreference, Tier, PolicyVerdict,
 };
 use stockade_policy::{
-    Circumstances, Layer, LayerText, OwnDirectories, Ruling, Settings, configured_files, rule_in, rule_on,
+    RequestContext, ConfigLayer, LayerText, OwnDirectories, PolicyRuling, PolicySettings, configured_files, rule_in, rule_on,
     written_hooks,
 };
-use stockade_shell::{Context, assess_script};
+use stockade_shell::{CommandContext, assess_script};
 
 /// Most rows, in per mille, that may be answered otherwise than agreed.
 const WRONG_PER_MILLE: usize = 0;
@@ -53,23 +53,23 @@ fn rows() -> Vec<Row> {
         .collect()
 }
 
-fn settings(home: &str, source: &str) -> Settings {
-    let layer = LayerText { layer: Layer::User, path: "/etc/user.toml".into(), source: source.to_owned() };
-    Settings::from_layers(Path::new(home), OwnDirectories::default(), &[layer]).unwrap()
+fn settings(home: &str, source: &str) -> PolicySettings {
+    let layer = LayerText { layer: ConfigLayer::User, path: "/etc/user.toml".into(), source: source.to_owned() };
+    PolicySettings::from_layers(Path::new(home), OwnDirectories::default(), &[layer]).unwrap()
 }
 
-fn request(command: &str, workspace: &str, mode: ApprovalMode, grants: &[&str]) -> Request {
-    Request {
+fn request(command: &str, workspace: &str, mode: ApprovalMode, grants: &[&str]) -> RunRequest {
+    RunRequest {
         id: "req_00000000000000000000000000".parse().unwrap(),
         session: None,
-        command: Command::Script(RawText::from(command)),
+        command: RequestCommand::Script(RawText::from(command)),
         cwd: workspace.into(),
         workspace: workspace.into(),
         environment: Default::default(),
         profile: "workspace".into(),
         grants: grants.iter().map(|grant| grant.parse().unwrap()).collect(),
         requested: Vec::new(),
-        level: Level::Full,
+        level: IsolationLevel::Full,
         approval_mode: mode,
         sandbox: SandboxPreference::Auto,
         timeout_ms: None,
@@ -79,22 +79,22 @@ fn request(command: &str, workspace: &str, mode: ApprovalMode, grants: &[&str]) 
 }
 
 fn assess(command: &str, home: &str, workspace: &str) -> Assessment {
-    let context = Context { cwd: workspace.into(), home: home.into(), workspace: workspace.into(), neutralised: true };
+    let context = CommandContext { cwd: workspace.into(), home: home.into(), workspace: workspace.into(), neutralised: true };
     assess_script(command.as_bytes(), &context)
 }
 
-fn rule(command: &str, (home, workspace): (&str, &str), mode: ApprovalMode) -> (Assessment, Ruling) {
+fn rule(command: &str, (home, workspace): (&str, &str), mode: ApprovalMode) -> (Assessment, PolicyRuling) {
     let assessment = assess(command, home, workspace);
     let ruling = rule_on(&settings(home, ""), &request(command, workspace, mode, &[]), &assessment, true);
     (assessment, ruling)
 }
 
-fn is_as_agreed(expect: &str, tier: Tier, verdict: Verdict) -> bool {
+fn is_as_agreed(expect: &str, tier: Tier, verdict: PolicyVerdict) -> bool {
     match expect {
-        "run" => verdict == Verdict::Allow,
-        "ask" => verdict == Verdict::Ask && tier != Tier::Deny,
+        "run" => verdict == PolicyVerdict::Allow,
+        "ask" => verdict == PolicyVerdict::Ask && tier != Tier::Deny,
         "deny" => tier == Tier::Deny,
-        "ask-or-deny" => verdict == Verdict::Ask,
+        "ask-or-deny" => verdict == PolicyVerdict::Ask,
         "any-but-deny" => tier != Tier::Deny,
         "any" => true,
         other => panic!("unknown expectation {other}"),
@@ -131,7 +131,7 @@ fn untrusted_asks_about_few_everyday_commands() {
     let runs: Vec<Row> = rows().into_iter().filter(|row| row.expect == "run").collect();
     let asked: Vec<&Row> = runs
         .iter()
-        .filter(|row| rule(&row.command, PLACES[0], ApprovalMode::Untrusted).1.decision.verdict != Verdict::Allow)
+        .filter(|row| rule(&row.command, PLACES[0], ApprovalMode::Untrusted).1.decision.verdict != PolicyVerdict::Allow)
         .collect();
     println!("untrusted asks about {} of {} rows to be run", asked.len(), runs.len());
     let asked: Vec<String> = asked.iter().map(|row| format!("{} {:?}", row.command, codes(&row.command))).collect();
@@ -230,8 +230,8 @@ const OTHERS: &[&str] = &[
 #[test]
 fn untrusted_lets_known_tools_change_the_workspace() {
     let verdict = |command: &str| rule(command, PLACES[0], ApprovalMode::Untrusted).1.decision.verdict;
-    let asked: Vec<&&str> = CHANGES.iter().filter(|command| verdict(command) != Verdict::Allow).collect();
-    let run: Vec<&&str> = OTHERS.iter().filter(|command| verdict(command) != Verdict::Ask).collect();
+    let asked: Vec<&&str> = CHANGES.iter().filter(|command| verdict(command) != PolicyVerdict::Allow).collect();
+    let run: Vec<&&str> = OTHERS.iter().filter(|command| verdict(command) != PolicyVerdict::Ask).collect();
     assert!(asked.is_empty() && run.is_empty(), "asked about {asked:?}, run {run:?}");
 }
 
@@ -242,20 +242,20 @@ fn untrusted_lets_known_tools_remove_what_is_kept() {
         let place = ("/home/dev", "/home/dev/x");
         let assessment = assess(command, place.0, place.1);
         let request = request(command, place.1, ApprovalMode::Untrusted, &[]);
-        let around = Circumstances { keeps_changes, ..Circumstances::default() };
+        let around = RequestContext { keeps_changes, ..RequestContext::default() };
         rule_in(&settings(place.0, source), &request, &assessment, true, &around).decision.verdict
     };
     let undo = "[profiles.workspace]\nundo = true\n";
     for (command, keeps, source, expected) in [
-        ("rm a.txt", Some(true), "", Verdict::Allow),
-        ("rm -rf build", Some(true), "", Verdict::Allow),
-        ("rm -rf build", Some(false), undo, Verdict::Allow),
-        ("rm -rf build", Some(false), "", Verdict::Ask),
+        ("rm a.txt", Some(true), "", PolicyVerdict::Allow),
+        ("rm -rf build", Some(true), "", PolicyVerdict::Allow),
+        ("rm -rf build", Some(false), undo, PolicyVerdict::Allow),
+        ("rm -rf build", Some(false), "", PolicyVerdict::Ask),
         // Such a sandbox keeps nothing, whatever the profile says.
-        ("rm -rf build", None, undo, Verdict::Ask),
-        ("rm ../a.txt", Some(true), "", Verdict::Ask),
-        ("rm -rf .git/hooks", Some(true), "", Verdict::Ask),
-        ("rm \"$X\"", Some(true), "", Verdict::Ask),
+        ("rm -rf build", None, undo, PolicyVerdict::Ask),
+        ("rm ../a.txt", Some(true), "", PolicyVerdict::Ask),
+        ("rm -rf .git/hooks", Some(true), "", PolicyVerdict::Ask),
+        ("rm \"$X\"", Some(true), "", PolicyVerdict::Ask),
     ] {
         assert_eq!(verdict(command, keeps, source), expected, "{command} {keeps:?} {source}");
     }
@@ -440,8 +440,8 @@ const OTHER_GIT: &[&str] = &[
 fn untrusted_lets_git_change_the_repository_of_the_workspace() {
     let verdict = |command: &str| rule(command, PLACES[0], ApprovalMode::Untrusted).1.decision.verdict;
     let told = |command: &&str| format!("{command} {:?}", codes(command));
-    let asked: Vec<String> = LOCAL_GIT.iter().filter(|command| verdict(command) != Verdict::Allow).map(told).collect();
-    let run: Vec<String> = OTHER_GIT.iter().filter(|command| verdict(command) == Verdict::Allow).map(told).collect();
+    let asked: Vec<String> = LOCAL_GIT.iter().filter(|command| verdict(command) != PolicyVerdict::Allow).map(told).collect();
+    let run: Vec<String> = OTHER_GIT.iter().filter(|command| verdict(command) == PolicyVerdict::Allow).map(told).collect();
     assert!(asked.is_empty() && run.is_empty(), "asked about\n{}\nrun\n{}", asked.join("\n"), run.join("\n"));
 }
 
@@ -450,7 +450,7 @@ fn untrusted_asks_before_a_read_only_workspace_changes() {
     let mut request = request("touch a.txt", "/home/dev/x", ApprovalMode::Untrusted, &[]);
     request.profile = "read-only".to_owned();
     let assessment = assess("touch a.txt", "/home/dev", "/home/dev/x");
-    assert_eq!(rule_on(&settings("/home/dev", ""), &request, &assessment, true).decision.verdict, Verdict::Ask);
+    assert_eq!(rule_on(&settings("/home/dev", ""), &request, &assessment, true).decision.verdict, PolicyVerdict::Ask);
 }
 
 #[test]
@@ -472,12 +472,12 @@ fn effects_beyond_the_sandbox_are_asked_about_whatever_was_granted() {
     let assessment = assess("git push --force origin main", "/home/dev", "/home/dev/x");
     assert_eq!(assessment.impact, Impact::Outward);
     for (mode, verdict) in [
-        (Untrusted, Verdict::Ask),
-        (OnFailure, Verdict::Ask),
-        (OnRequest, Verdict::Ask),
-        (Granular(run), Verdict::Ask),
-        (Granular(GranularMode::default()), Verdict::Deny),
-        (Never, Verdict::Deny),
+        (Untrusted, PolicyVerdict::Ask),
+        (OnFailure, PolicyVerdict::Ask),
+        (OnRequest, PolicyVerdict::Ask),
+        (Granular(run), PolicyVerdict::Ask),
+        (Granular(GranularMode::default()), PolicyVerdict::Deny),
+        (Never, PolicyVerdict::Deny),
     ] {
         for source in ["", allowing] {
             let request = request("git push --force origin main", "/home/dev/x", mode, &["connect github.com:22"]);
@@ -508,7 +508,7 @@ fn a_reason_is_told_once() {
 #[test]
 fn what_is_granted_by_hand_is_not_refused_by_its_text() {
     let hooks = "write /home/u/ws/.git/hooks";
-    let check = |command: &str, grants: &[&str], requested: bool, by_person: bool, expected: Verdict| {
+    let check = |command: &str, grants: &[&str], requested: bool, by_person: bool, expected: PolicyVerdict| {
         let (home, workspace) = ("/home/u", "/home/u/ws");
         let assessment = assess(command, home, workspace);
         assert_eq!(assessment.tier, Tier::Deny, "{command}");
@@ -520,22 +520,22 @@ fn what_is_granted_by_hand_is_not_refused_by_its_text() {
         assert_eq!(ruling.decision.verdict, expected, "{command}: {:?}", ruling.decision);
     };
     let copy = "cp /bin/true .git/hooks/pre-commit";
-    check(copy, &[hooks], false, true, Verdict::Allow);
-    check("echo x > .git/hooks/pre-commit", &[hooks], false, true, Verdict::Allow);
-    check(copy, &[], false, true, Verdict::Ask);
-    check(copy, &["write /home/u/ws/other"], false, true, Verdict::Ask);
+    check(copy, &[hooks], false, true, PolicyVerdict::Allow);
+    check("echo x > .git/hooks/pre-commit", &[hooks], false, true, PolicyVerdict::Allow);
+    check(copy, &[], false, true, PolicyVerdict::Ask);
+    check(copy, &["write /home/u/ws/other"], false, true, PolicyVerdict::Ask);
     // Only asked for, or an agent's word.
-    check(copy, &[hooks], true, true, Verdict::Ask);
-    check(copy, &[hooks], false, false, Verdict::Ask);
+    check(copy, &[hooks], true, true, PolicyVerdict::Ask);
+    check(copy, &[hooks], false, false, PolicyVerdict::Ask);
     // Something else is refused as well.
-    check("cp a .git/hooks/pre-commit; crontab x", &[hooks], false, true, Verdict::Ask);
-    check("cp a .git/hooks/pre-commit; cp a ~/.bashrc", &[hooks], false, true, Verdict::Ask);
-    check("cp a .git/hooks/pre-commit; rm -rf ~", &[hooks], false, true, Verdict::Ask);
+    check("cp a .git/hooks/pre-commit; crontab x", &[hooks], false, true, PolicyVerdict::Ask);
+    check("cp a .git/hooks/pre-commit; cp a ~/.bashrc", &[hooks], false, true, PolicyVerdict::Ask);
+    check("cp a .git/hooks/pre-commit; rm -rf ~", &[hooks], false, true, PolicyVerdict::Ask);
 }
 
 /// Which files a yes to a command is one to.
 #[track_caller]
-fn check_agreed(agreed: fn(&Request, &Assessment) -> Vec<Grant>, command: &str, expected: &[&str]) {
+fn check_agreed(agreed: fn(&RunRequest, &Assessment) -> Vec<Grant>, command: &str, expected: &[&str]) {
     let request = request(command, "/home/u/ws", ApprovalMode::OnFailure, &[]);
     let files = agreed(&request, &assess(command, "/home/u", "/home/u/ws"));
     let files: Vec<String> = files.iter().map(ToString::to_string).collect();
@@ -601,7 +601,7 @@ fn a_yes_to_a_hook_is_one_to_its_file() {
 #[test]
 fn a_setting_in_a_file_that_is_granted_by_hand_needs_no_question() {
     let config = "write /home/u/ws/.git/config";
-    let check = |command: &str, grants: &[&str], requested: bool, by_person: bool, expected: Verdict| {
+    let check = |command: &str, grants: &[&str], requested: bool, by_person: bool, expected: PolicyVerdict| {
         let (home, workspace) = ("/home/u", "/home/u/ws");
         let assessment = assess(command, home, workspace);
         let mut request = request(command, workspace, ApprovalMode::OnFailure, grants);
@@ -613,13 +613,13 @@ fn a_setting_in_a_file_that_is_granted_by_hand_needs_no_question() {
     };
     let editor = "git config core.editor vim";
     for command in [editor, "git config --local core.editor vim", "git config --add core.pager ./x"] {
-        check(command, &[config], false, true, Verdict::Allow);
-        check(command, &[], false, true, Verdict::Ask);
-        check(command, &["write /home/u/ws/.git/config.worktree"], false, true, Verdict::Ask);
+        check(command, &[config], false, true, PolicyVerdict::Allow);
+        check(command, &[], false, true, PolicyVerdict::Ask);
+        check(command, &["write /home/u/ws/.git/config.worktree"], false, true, PolicyVerdict::Ask);
         // Only what is granted by its name.
-        check(command, &["write /home/u/ws"], false, true, Verdict::Ask);
-        check(command, &[config], true, true, Verdict::Ask);
-        check(command, &[config], false, false, Verdict::Ask);
+        check(command, &["write /home/u/ws"], false, true, PolicyVerdict::Ask);
+        check(command, &[config], true, true, PolicyVerdict::Ask);
+        check(command, &[config], false, false, PolicyVerdict::Ask);
     }
     for command in [
         "git config --global core.editor vim",
@@ -638,6 +638,6 @@ fn a_setting_in_a_file_that_is_granted_by_hand_needs_no_question() {
         "git config core.editor vim; cp a ../z",
         "./git config core.editor vim",
     ] {
-        check(command, &[config], false, true, Verdict::Ask);
+        check(command, &[config], false, true, PolicyVerdict::Ask);
     }
 }

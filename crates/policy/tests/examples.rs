@@ -4,9 +4,9 @@
 
 use std::path::Path;
 
-use stockade_model::{Assessment, Capability, Command, Request, Tier, Verdict};
+use stockade_model::{Assessment, Capability, RequestCommand, RunRequest, Tier, PolicyVerdict};
 use stockade_policy::examples::{ExampleReport, run_examples};
-use stockade_policy::{ConfigError, Layer, LayerText, OwnDirectories, Settings};
+use stockade_policy::{ConfigError, ConfigLayer, LayerText, OwnDirectories, PolicySettings};
 
 const RULES: &str = r#"
 approval_mode = "untrusted"
@@ -39,15 +39,15 @@ justification = "x"
 "#;
 
 /// Writes what stands behind `>`.
-fn assess(request: &Request) -> Assessment {
-    let Command::Script(script) = &request.command else { unreachable!() };
+fn assess(request: &RunRequest) -> Assessment {
+    let RequestCommand::Script(script) = &request.command else { unreachable!() };
     let write = script.to_str().and_then(|text| text.split_once("> ")).map(|(_, path)| Capability::Write(path.into()));
-    Assessment { capabilities: write.into_iter().collect(), ..Assessment::bare(Tier::Ask) }
+    Assessment { capabilities: write.into_iter().collect(), ..Assessment::without_findings(Tier::Ask) }
 }
 
 fn run(source: &str) -> Result<ExampleReport, ConfigError> {
-    let layer = LayerText { layer: Layer::User, path: "/u".into(), source: RULES.to_owned() };
-    let settings = Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[layer]).unwrap();
+    let layer = LayerText { layer: ConfigLayer::User, path: "/u".into(), source: RULES.to_owned() };
+    let settings = PolicySettings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[layer]).unwrap();
     run_examples(&settings, Path::new("cases.toml"), source, Path::new("/w"), &assess)
 }
 
@@ -91,14 +91,14 @@ expect = "allow"
 rule = "no-push"
 "#)
     .unwrap();
-    let failed: Vec<&str> = report.failed().map(|result| result.subject.as_str()).collect();
+    let failed: Vec<&str> = report.failed_results().map(|result| result.subject.as_str()).collect();
     assert_eq!(failed, ["ls", "cargo build"]);
     let last = report.results.last().unwrap();
     assert_eq!(last.fault.as_deref(), Some("another rule decided than `no-push`"));
-    assert_eq!((last.expected, last.decision.verdict), (Verdict::Allow, Verdict::Allow));
+    assert_eq!((last.expected, last.decision.verdict), (PolicyVerdict::Allow, PolicyVerdict::Allow));
     assert_eq!(report.spoken, [1, 2, 1, 1, 0]);
     let mut twice = report.clone();
-    twice.merge(report);
+    twice.merge_results(report);
     assert_eq!(twice.spoken, [2, 4, 2, 2, 0]);
 }
 

@@ -8,10 +8,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use stockade_model::{ApprovalMode, Event, NameClass, Outcome, PROJECT_FILES, PROTECTED_NAMES, SandboxRecord};
+use stockade_model::{ApprovalMode, Event, NameClass, RunOutcome, PROJECT_FILES, PROTECTED_NAMES, SandboxRecord};
 use stockade_policy::examples::ExampleFile;
-use stockade_policy::table::{self, Situation};
-use stockade_policy::{ConfigFile, Layer, LayerText, OwnDirectories, Settings};
+use stockade_policy::table::{self, TableSituation};
+use stockade_policy::{ConfigFile, ConfigLayer, LayerText, OwnDirectories, PolicySettings};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -51,7 +51,7 @@ fn config_schema_is_fresh() {
 
 #[test]
 fn outcome_schema_is_fresh() {
-    check("schemas/outcome.schema.json", &pretty(&schema_of::<Outcome>("outcome.schema.json", "Stockade outcome")));
+    check("schemas/outcome.schema.json", &pretty(&schema_of::<RunOutcome>("outcome.schema.json", "Stockade outcome")));
 }
 
 #[test]
@@ -77,11 +77,11 @@ fn example_schema_is_fresh() {
 /// every situation, a column for every mode.
 #[test]
 fn decision_tables_are_fresh_and_complete() {
-    let settings = Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[]).unwrap();
+    let settings = PolicySettings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[]).unwrap();
     let profiles: Vec<&str> = settings.profiles().map(|(name, _)| name).collect();
     assert_eq!(profiles, ["host", "read-only", "strict", "workspace"], "a shipped policy without a table");
     for profile in profiles {
-        let text = table::table(&settings, profile);
+        let text = table::format_table(&settings, profile);
         check(&format!("policies/tables/{profile}.txt"), &text);
         let rows: Vec<&str> = text.lines().skip(3).collect();
         assert_eq!(rows.len(), table::SITUATIONS.len());
@@ -95,13 +95,13 @@ fn decision_tables_are_fresh_and_complete() {
     let kinds: std::collections::BTreeSet<u8> = table::SITUATIONS
         .iter()
         .map(|(_, situation)| match situation {
-            Situation::Command(_) => 0,
-            Situation::Requests(_) => 1,
-            Situation::Refused(_) => 2,
-            Situation::File(..) => 3,
-            Situation::Connection => 4,
-            Situation::Call => 5,
-            Situation::Effect(_) => 6,
+            TableSituation::Command(_) => 0,
+            TableSituation::Requests(_) => 1,
+            TableSituation::Refused(_) => 2,
+            TableSituation::File(..) => 3,
+            TableSituation::Connection => 4,
+            TableSituation::Call => 5,
+            TableSituation::Effect(_) => 6,
         })
         .collect();
     assert_eq!(kinds.len(), 7);
@@ -132,8 +132,8 @@ fn examples_of_the_reference_hold() {
 fn examples_hold(text: &str) -> usize {
     let blocks: Vec<&str> = text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
     for block in &blocks {
-        let layer = LayerText { layer: Layer::User, path: "docs".into(), source: (*block).to_owned() };
-        Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[layer]).unwrap();
+        let layer = LayerText { layer: ConfigLayer::User, path: "docs".into(), source: (*block).to_owned() };
+        PolicySettings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[layer]).unwrap();
     }
     blocks.len()
 }
@@ -178,7 +178,7 @@ fn reference() -> String {
         text.push_str(&row);
     }
     text.push_str("\n## Built-in profiles\n\n| Profile | Powers |\n|---|---|\n");
-    let settings = Settings::from_layers(Path::new("~"), OwnDirectories::default(), &[]).unwrap();
+    let settings = PolicySettings::from_layers(Path::new("~"), OwnDirectories::default(), &[]).unwrap();
     for (name, summary) in settings.profiles() {
         let _ = writeln!(text, "| `{name}` | {summary} |");
     }
@@ -226,10 +226,10 @@ fn protected() -> String {
 }
 
 /// Entries of one list of profile `workspace`, those with one reason together.
-fn listed(settings: &Settings, key: &str) -> String {
+fn listed(settings: &PolicySettings, key: &str) -> String {
     let mut groups: Vec<(&str, Vec<String>)> = Vec::new();
-    for line in settings.explain("workspace") {
-        let stockade_policy::Origin::Shipped { reason, .. } = line.origin else { continue };
+    for line in settings.explain_profile("workspace") {
+        let stockade_policy::ValueOrigin::Shipped { reason, .. } = line.origin else { continue };
         if line.key != format!("profiles.workspace.{key}") {
             continue;
         }

@@ -30,11 +30,11 @@ use std::path::{Path, PathBuf};
 
 use ours::{ours, settings_of, source};
 use probes::{Probe, probes};
-use stockade_model::Verdict;
-use stockade_policy::{Carried, Scope, Source, Tool, import};
+use stockade_model::PolicyVerdict;
+use stockade_policy::{ImportDeviation, SourceScope, ImportSource, ImportTool, import_policy};
 
 /// What the other tool decides of a configuration; no rule means that it asks.
-type Reference = fn(&str) -> Box<dyn Fn(&Probe) -> Verdict>;
+type Reference = fn(&str) -> Box<dyn Fn(&Probe) -> PolicyVerdict>;
 
 fn directory(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/import").join(name)
@@ -82,9 +82,9 @@ fn same_words(probe: &Probe) -> Option<Probe> {
 
 /// A `deny` that may be held by text that is not plain asks, and only a person
 /// can answer.
-fn asked_by_design(probe: &Probe, theirs: Verdict, own: Verdict) -> bool {
+fn asked_by_design(probe: &Probe, theirs: PolicyVerdict, own: PolicyVerdict) -> bool {
     let plain = |script: &str| !script.contains(['$', '`', '>', '<', '*', '(', '{', '\\', '#', '!', '=']);
-    theirs == Verdict::Deny && own == Verdict::Ask && matches!(probe, Probe::Command(script) if !plain(script))
+    theirs == PolicyVerdict::Deny && own == PolicyVerdict::Ask && matches!(probe, Probe::Command(script) if !plain(script))
 }
 
 struct Tally {
@@ -93,24 +93,24 @@ struct Tally {
     report: String,
 }
 
-fn compare(tool: Tool, name: &str, reference: Reference) -> Tally {
+fn compare(tool: ImportTool, name: &str, reference: Reference) -> Tally {
     let mut tally = Tally { exact: 0, all: 0, report: String::new() };
     let found = configurations(name);
     assert!(found.len() >= 20, "{name}: {} configurations", found.len());
     for (file, text) in found {
         let source = source(tool, &file, &text);
-        let imported = import(tool, &[source]).unwrap_or_else(|error| panic!("{name}/{file}: {error}"));
+        let imported = import_policy(tool, &[source]).unwrap_or_else(|error| panic!("{name}/{file}: {error}"));
         // What no rule speaks of is asked about, whatever mode is imported.
         let mut asking = imported.clone();
         asking.settings.retain(|key, value| key != "approval_mode" || value == "\"never\"");
         let settings = settings_of(&asking);
         let theirs_of = reference(&text);
-        let has = |carried: Carried| imported.notes.iter().any(|note| note.carried == carried);
+        let has = |carried: ImportDeviation| imported.notes.iter().any(|note| note.carried == carried);
         let mut spoken = 0;
         for probe in probes(name) {
             let (theirs, own) = (theirs_of(&probe), ours(&settings, &probe));
             tally.all += 1;
-            spoken += usize::from(theirs != Verdict::Ask);
+            spoken += usize::from(theirs != PolicyVerdict::Ask);
             if theirs == own {
                 tally.exact += 1;
                 continue;
@@ -118,9 +118,9 @@ fn compare(tool: Tool, name: &str, reference: Reference) -> Tally {
             let said = if same_words(&probe).is_some_and(|same| theirs_of(&same) == own) {
                 true
             } else if own > theirs {
-                stricter_by_design(&probe) || has(Carried::Stricter) || has(Carried::Left)
+                stricter_by_design(&probe) || has(ImportDeviation::Stricter) || has(ImportDeviation::Left)
             } else {
-                has(Carried::Weaker) || asked_by_design(&probe, theirs, own)
+                has(ImportDeviation::Weaker) || asked_by_design(&probe, theirs, own)
             };
             let line = format!("{name}/{file}: {probe:?}: theirs {theirs:?}, ours {own:?}\n");
             assert!(said, "{line}{}", imported.to_toml());
@@ -132,7 +132,7 @@ fn compare(tool: Tool, name: &str, reference: Reference) -> Tally {
     tally
 }
 
-fn check(tool: Tool, name: &str, reference: Reference) {
+fn check(tool: ImportTool, name: &str, reference: Reference) {
     let tally = compare(tool, name, reference);
     let share = tally.exact * 1000 / tally.all;
     println!("{name}: {} of {} alike ({}.{} %)\n{}", tally.exact, tally.all, share / 10, share % 10, tally.report);
@@ -141,26 +141,26 @@ fn check(tool: Tool, name: &str, reference: Reference) {
 
 #[test]
 fn codex() {
-    check(Tool::Codex, "codex", reference_codex::decide);
+    check(ImportTool::Codex, "codex", reference_codex::decide);
 }
 
 #[test]
 fn claude() {
-    check(Tool::Claude, "claude", reference_claude::decide);
+    check(ImportTool::Claude, "claude", reference_claude::decide);
 }
 
 #[test]
 fn gemini() {
-    check(Tool::Gemini, "gemini", reference_gemini::decide);
+    check(ImportTool::Gemini, "gemini", reference_gemini::decide);
 }
 
 /// Everything that is said of one import, as a person reads it.
 #[test]
 fn what_is_said() {
     let mut text = String::new();
-    for (tool, name) in [(Tool::Codex, "codex"), (Tool::Claude, "claude"), (Tool::Gemini, "gemini")] {
+    for (tool, name) in [(ImportTool::Codex, "codex"), (ImportTool::Claude, "claude"), (ImportTool::Gemini, "gemini")] {
         for (file, text_of_file) in configurations(name) {
-            let imported = import(tool, &[source(tool, &format!("{name}/{file}"), &text_of_file)]).unwrap();
+            let imported = import_policy(tool, &[source(tool, &format!("{name}/{file}"), &text_of_file)]).unwrap();
             for note in &imported.notes {
                 text.push_str(&format!("{note}\n"));
             }
@@ -173,104 +173,104 @@ fn what_is_said() {
 fn one_import_of_each() {
     let one = |tool, file: &str| {
         let text = fs::read_to_string(directory(file)).unwrap();
-        import(tool, &[source(tool, file, &text)]).unwrap().to_toml()
+        import_policy(tool, &[source(tool, file, &text)]).unwrap().to_toml()
     };
-    insta::assert_snapshot!("codex", one(Tool::Codex, "codex/03-git-careful.rules"));
-    insta::assert_snapshot!("claude", one(Tool::Claude, "claude/11-sandbox.json"));
-    insta::assert_snapshot!("gemini", one(Tool::Gemini, "gemini/02-git.toml"));
+    insta::assert_snapshot!("codex", one(ImportTool::Codex, "codex/03-git-careful.rules"));
+    insta::assert_snapshot!("claude", one(ImportTool::Claude, "claude/11-sandbox.json"));
+    insta::assert_snapshot!("gemini", one(ImportTool::Gemini, "gemini/02-git.toml"));
 }
 
 /// Wrong input: the place, what is wrong, and nothing imported.
 #[test]
 fn wrong_input_is_refused_at_its_line() {
-    let cases: &[(Tool, &str, &str)] = &[
-        (Tool::Codex, "prefix_rule(\n    pattern = [\"a\"\n", "x:3:1: expected `]`"),
-        (Tool::Codex, "prefix_rule(pattern = [])", "x:1:23: a pattern is not empty"),
-        (Tool::Codex, "\nprefix_rule(pattern = [\"a\"], decision = \"maybe\")", "x:2:41: `maybe`: a decision is"),
-        (Tool::Codex, "prefix_rule(patern = [\"a\"])", "x:1:13: `prefix_rule` has no `patern`"),
-        (Tool::Codex, "prefix_rule()", "x:1:1: `prefix_rule` needs `pattern`"),
-        (Tool::Codex, "prefix_rule(pattern = [[]])", "x:1:24: alternatives are not empty"),
-        (Tool::Codex, "prefix_rule(pattern = [\"a\"], justification = \" \")", "x:1:46: a justification is not empty"),
-        (Tool::Codex, "allow_rule()", "x:1:1: there is no function `allow_rule`"),
-        (Tool::Codex, "def f():\n    pass", "x:1:1: `def` is not understood here"),
+    let cases: &[(ImportTool, &str, &str)] = &[
+        (ImportTool::Codex, "prefix_rule(\n    pattern = [\"a\"\n", "x:3:1: expected `]`"),
+        (ImportTool::Codex, "prefix_rule(pattern = [])", "x:1:23: a pattern is not empty"),
+        (ImportTool::Codex, "\nprefix_rule(pattern = [\"a\"], decision = \"maybe\")", "x:2:41: `maybe`: a decision is"),
+        (ImportTool::Codex, "prefix_rule(patern = [\"a\"])", "x:1:13: `prefix_rule` has no `patern`"),
+        (ImportTool::Codex, "prefix_rule()", "x:1:1: `prefix_rule` needs `pattern`"),
+        (ImportTool::Codex, "prefix_rule(pattern = [[]])", "x:1:24: alternatives are not empty"),
+        (ImportTool::Codex, "prefix_rule(pattern = [\"a\"], justification = \" \")", "x:1:46: a justification is not empty"),
+        (ImportTool::Codex, "allow_rule()", "x:1:1: there is no function `allow_rule`"),
+        (ImportTool::Codex, "def f():\n    pass", "x:1:1: `def` is not understood here"),
         (
-            Tool::Codex,
+            ImportTool::Codex,
             "network_rule(host=\"*\", protocol=\"http\", decision=\"allow\")",
             "x:1:19: `*`: a host is named in full",
         ),
         (
-            Tool::Codex,
+            ImportTool::Codex,
             "network_rule(host=\"http://a\", protocol=\"http\", decision=\"allow\")",
             "x:1:19: `http://a`: a host has no scheme",
         ),
         (
-            Tool::Codex,
+            ImportTool::Codex,
             "network_rule(host=\"a\", protocol=\"gopher\", decision=\"allow\")",
             "x:1:33: `gopher`: a protocol is",
         ),
         (
-            Tool::Codex,
+            ImportTool::Codex,
             "host_executable(name=\"git\", paths=[\"/usr/bin/gti\"])",
             "x:1:36: `/usr/bin/gti` does not end in `git`",
         ),
-        (Tool::Codex, "host_executable(name=\"git\", paths=[\"~/git\"])", "x:1:36: `~/git` is not absolute"),
+        (ImportTool::Codex, "host_executable(name=\"git\", paths=[\"~/git\"])", "x:1:36: `~/git` is not absolute"),
         (
-            Tool::Codex,
+            ImportTool::Codex,
             "prefix_rule(pattern=[\"a\", \"b\"], match=[\"a c\"])",
             "x:1:39: `a c`: this example fails, and the file is refused there",
         ),
-        (Tool::Codex, "prefix_rule(pattern=[\"a\"], not_match=[\"a c\"])", "x:1:38: `a c`: this example fails"),
-        (Tool::Codex, "host_executable(name=\"git\", paths=[\"bin/git\"])", "x:1:36: `bin/git` is not absolute"),
-        (Tool::Claude, "", "x:1:1: the text ends too early"),
+        (ImportTool::Codex, "prefix_rule(pattern=[\"a\"], not_match=[\"a c\"])", "x:1:38: `a c`: this example fails"),
+        (ImportTool::Codex, "host_executable(name=\"git\", paths=[\"bin/git\"])", "x:1:36: `bin/git` is not absolute"),
+        (ImportTool::Claude, "", "x:1:1: the text ends too early"),
         (
-            Tool::Claude,
+            ImportTool::Claude,
             "{\n  \"permissions\": {\n    \"allow\": [\"Bash(\"]\n  }\n}",
             "x:3:15: `Bash(`: the parenthesis is not closed",
         ),
-        (Tool::Claude, "{\"permissions\": {\"alow\": []}}", "x:1:18: `permissions` has no `alow`"),
-        (Tool::Claude, "{\"permissions\": {\"allow\": [1]}}", "x:1:28: expected a rule, found a number"),
-        (Tool::Claude, "{\"permissions\": {\"allow\": \"Bash\"}}", "x:1:27: expected a list, found a string"),
-        (Tool::Claude, "{\"permissions\": {\"defaultMode\": \"yolo\"}}", "x:1:33: `yolo`: the modes are"),
-        (Tool::Claude, "{\"permissions\": {\"deny\": [\"(x)\"]}}", "x:1:27: `(x)`: a rule is"),
+        (ImportTool::Claude, "{\"permissions\": {\"alow\": []}}", "x:1:18: `permissions` has no `alow`"),
+        (ImportTool::Claude, "{\"permissions\": {\"allow\": [1]}}", "x:1:28: expected a rule, found a number"),
+        (ImportTool::Claude, "{\"permissions\": {\"allow\": \"Bash\"}}", "x:1:27: expected a list, found a string"),
+        (ImportTool::Claude, "{\"permissions\": {\"defaultMode\": \"yolo\"}}", "x:1:33: `yolo`: the modes are"),
+        (ImportTool::Claude, "{\"permissions\": {\"deny\": [\"(x)\"]}}", "x:1:27: `(x)`: a rule is"),
         (
-            Tool::Claude,
+            ImportTool::Claude,
             "{\"sandbox\": {\"network\": {\"allowedDomains\": [1]}}}",
             "x:1:45: expected a string, found a number",
         ),
-        (Tool::Claude, "{\"a\": 1,}", "x:1:9: expected a name in quotes"),
-        (Tool::Claude, "[]", "x:1:1: settings are an object, not a list"),
-        (Tool::Gemini, "[[rule]]\ntoolName = \"x\"\ndecision = \"allow\"\n", "x:1:1: a rule needs a `priority`"),
+        (ImportTool::Claude, "{\"a\": 1,}", "x:1:9: expected a name in quotes"),
+        (ImportTool::Claude, "[]", "x:1:1: settings are an object, not a list"),
+        (ImportTool::Gemini, "[[rule]]\ntoolName = \"x\"\ndecision = \"allow\"\n", "x:1:1: a rule needs a `priority`"),
         (
-            Tool::Gemini,
+            ImportTool::Gemini,
             "[[rule]]\ntoolName = \"x\"\ndecision = \"maybe\"\npriority = 1",
             "x:3:1: `maybe`: a decision is",
         ),
         (
-            Tool::Gemini,
+            ImportTool::Gemini,
             "[[rule]]\ntoolName = \"x\"\ndecision = \"deny\"\npriority = 1000",
             "x:4:1: a priority is a whole number",
         ),
-        (Tool::Gemini, "[[rule]]\ndecision = \"deny\"\npriority = 1", "x:1:1: a rule needs a `toolName`"),
+        (ImportTool::Gemini, "[[rule]]\ndecision = \"deny\"\npriority = 1", "x:1:1: a rule needs a `toolName`"),
         (
-            Tool::Gemini,
+            ImportTool::Gemini,
             "[[rule]]\ntoolName = \"x\"\ncommandPrefix = \"ls\"\ndecision = \"deny\"\npriority = 1",
             "x:3:1: `commandPrefix` needs `toolName",
         ),
         (
-            Tool::Gemini,
+            ImportTool::Gemini,
             "[[rule]]\ntoolName = \"run_shell_command\"\ncommandPrefix = \"a\"\ncommandRegex = \"b\"\ndecision = \"deny\"\npriority = 1",
             "x:4:1: `commandRegex` does not go with",
         ),
-        (Tool::Gemini, "[[rule]\n", "x:1:8: "),
-        (Tool::Gemini, "rule = 3", "x:1:1: `rule` is a list of tables"),
-        (Tool::Gemini, "{ \"tools\": { \"allowed\": \"ls\" } }", "x:1:25: expected a list, found a string"),
-        (Tool::Gemini, "{ \"mcpServers\": [] }", "x:1:17: expected an object, found a list"),
-        (Tool::Gemini, "{ \"tools\": ", "x:1:12: the text ends too early"),
+        (ImportTool::Gemini, "[[rule]\n", "x:1:8: "),
+        (ImportTool::Gemini, "rule = 3", "x:1:1: `rule` is a list of tables"),
+        (ImportTool::Gemini, "{ \"tools\": { \"allowed\": \"ls\" } }", "x:1:25: expected a list, found a string"),
+        (ImportTool::Gemini, "{ \"mcpServers\": [] }", "x:1:17: expected an object, found a list"),
+        (ImportTool::Gemini, "{ \"tools\": ", "x:1:12: the text ends too early"),
     ];
     let mut wrong = String::new();
     for (tool, text, expected) in cases {
         let sources = [source(*tool, "x", text)];
-        match import(*tool, &sources) {
+        match import_policy(*tool, &sources) {
             Ok(imported) => wrong.push_str(&format!("{text:?}: imported\n{}\n", imported.to_toml())),
             Err(error) if error.to_string().starts_with(expected) => {}
             Err(error) => wrong.push_str(&format!("{text:?}\n  {error}\n  expected {expected}\n")),
@@ -284,14 +284,14 @@ fn wrong_input_is_refused_at_its_line() {
 #[test]
 fn a_rule_that_cannot_be_said_is_left_out_and_told() {
     let text = "{\n\"excludeTools\": [\"run\\u007fshell(rm)\", \"write_file\"]\n}\n";
-    let source = source(Tool::Gemini, "settings.json", text);
-    let imported = import(Tool::Gemini, &[source]).unwrap();
+    let source = source(ImportTool::Gemini, "settings.json", text);
+    let imported = import_policy(ImportTool::Gemini, &[source]).unwrap();
     settings_of(&imported);
     // What it would refuse is asked about, with all of its kind.
     let first = &imported.rules[0];
-    assert_eq!((first.tool.as_slice(), first.effect), (&["*".to_owned()][..], Verdict::Ask), "{}", imported.to_toml());
+    assert_eq!((first.tool.as_slice(), first.effect), (&["*".to_owned()][..], PolicyVerdict::Ask), "{}", imported.to_toml());
     let note = imported.notes.iter().find(|note| note.why.contains("control")).unwrap();
-    assert_eq!(note.carried, Carried::Stricter, "{note}");
+    assert_eq!(note.carried, ImportDeviation::Stricter, "{note}");
     assert_eq!((note.source.as_str(), note.place.line), ("settings.json", 2), "{note}");
     assert!(note.why.contains("control"), "{note}");
 }
@@ -304,13 +304,13 @@ fn an_import_never_allows_more_than_the_original() {
     let mut rows = BTreeMap::new();
     let (mut allowed, mut wrong) = (0, String::new());
     for case in attacks::cases() {
-        let imported = import(case.tool, &case.sources).unwrap_or_else(|error| panic!("{}: {error}", case.why));
+        let imported = import_policy(case.tool, &case.sources).unwrap_or_else(|error| panic!("{}: {error}", case.why));
         let settings = settings_of(&imported);
         for act in &case.acts {
             let own = ours(&settings, &act.probe);
             *rows.entry(format!("{:?}", case.tool)).or_insert(0) += 1;
-            allowed += usize::from(own == Verdict::Allow);
-            if own < act.theirs.min(Verdict::Ask) {
+            allowed += usize::from(own == PolicyVerdict::Allow);
+            if own < act.theirs.min(PolicyVerdict::Ask) {
                 wrong.push_str(&format!(
                     "{:?}: {}: `{}`: theirs {:?}, ours {own:?}\n",
                     case.tool, case.why, act.text, act.theirs
@@ -345,11 +345,11 @@ fn what_must_not_be_read_is_hidden_or_told() {
         ("Read(//**)", None, true),
     ] {
         let text = format!("{{\"permissions\": {{\"deny\": [\"{refused}\"]}}}}");
-        let imported = import(Tool::Claude, &[source(Tool::Claude, "s.json", &text)]).unwrap();
+        let imported = import_policy(ImportTool::Claude, &[source(ImportTool::Claude, "s.json", &text)]).unwrap();
         let profile = imported.to_toml();
         let line = profile.lines().find(|line| line.starts_with("hide"));
         assert_eq!(line, hidden.map(|path| format!("hide = [\"{path}\"]")).as_deref(), "{refused}");
-        let weaker = imported.notes.iter().any(|note| note.carried == Carried::Weaker);
+        let weaker = imported.notes.iter().any(|note| note.carried == ImportDeviation::Weaker);
         assert_eq!(weaker, told, "{refused}: {:?}", imported.notes);
     }
 }
@@ -358,14 +358,14 @@ fn what_must_not_be_read_is_hidden_or_told() {
 #[test]
 fn files_of_unknown_tiers_are_refused() {
     let rule = "[[rule]]\ntoolName = \"x\"\ndecision = \"allow\"\npriority = 1\n";
-    let file = |name: &str, text: &str, scope| Source { name: name.to_owned(), text: text.to_owned(), scope };
-    let read = |sources: &[Source]| import(Tool::Gemini, sources).map(|imported| imported.rules.len());
-    assert_eq!(read(&[file("a/x.toml", rule, Scope::Unknown), file("a/y.toml", rule, Scope::Unknown)]).ok(), Some(2));
-    assert_eq!(read(&[file("a/x.toml", rule, Scope::User), file("b/y.toml", rule, Scope::Admin)]).ok(), Some(2));
+    let file = |name: &str, text: &str, scope| ImportSource { name: name.to_owned(), text: text.to_owned(), scope };
+    let read = |sources: &[ImportSource]| import_policy(ImportTool::Gemini, sources).map(|imported| imported.rules.len());
+    assert_eq!(read(&[file("a/x.toml", rule, SourceScope::Unknown), file("a/y.toml", rule, SourceScope::Unknown)]).ok(), Some(2));
+    assert_eq!(read(&[file("a/x.toml", rule, SourceScope::User), file("b/y.toml", rule, SourceScope::Admin)]).ok(), Some(2));
     for sources in [
-        [file("a/x.toml", rule, Scope::Unknown), file("b/y.toml", rule, Scope::Unknown)],
-        [file("a/x.toml", rule, Scope::Unknown), file("a/y.toml", rule, Scope::Admin)],
-        [file("a/x.toml", rule, Scope::Unknown), file("a/settings.json", "{}", Scope::Unknown)],
+        [file("a/x.toml", rule, SourceScope::Unknown), file("b/y.toml", rule, SourceScope::Unknown)],
+        [file("a/x.toml", rule, SourceScope::Unknown), file("a/y.toml", rule, SourceScope::Admin)],
+        [file("a/x.toml", rule, SourceScope::Unknown), file("a/settings.json", "{}", SourceScope::Unknown)],
     ] {
         let error = read(&sources).unwrap_err().to_string();
         assert!(error.contains("a/x.toml: the tier of this file is not known"), "{error}");
@@ -384,22 +384,22 @@ mod random_rules {
         /// tool's documentation allows.
         #[test]
         fn an_imported_allow_is_one_of_the_original(seed: u64) {
-            let references: [(Tool, Reference); 3] = [
-                (Tool::Codex, reference_codex::decide),
-                (Tool::Claude, reference_claude::decide),
-                (Tool::Gemini, reference_gemini::decide),
+            let references: [(ImportTool, Reference); 3] = [
+                (ImportTool::Codex, reference_codex::decide),
+                (ImportTool::Claude, reference_claude::decide),
+                (ImportTool::Gemini, reference_gemini::decide),
             ];
             let mut random = generate::Random::new(seed);
             for (tool, reference) in references {
                 // One file: what several mean together is in the table of attacks.
                 let Some(file) = generate::sources(tool, &mut random).pop() else { continue };
-                let imported = import(tool, std::slice::from_ref(&file)).unwrap();
+                let imported = import_policy(tool, std::slice::from_ref(&file)).unwrap();
                 let settings = settings_of(&imported);
                 let theirs = reference(&file.text);
                 for _ in 0..20 {
                     let probe = generate::probe(tool, &mut random);
-                    if ours(&settings, &probe) == Verdict::Allow {
-                        prop_assert_eq!(theirs(&probe), Verdict::Allow, "{:?}\n{}\n{}", probe, file.text, imported.to_toml());
+                    if ours(&settings, &probe) == PolicyVerdict::Allow {
+                        prop_assert_eq!(theirs(&probe), PolicyVerdict::Allow, "{:?}\n{}\n{}", probe, file.text, imported.to_toml());
                     }
                 }
             }
@@ -422,18 +422,18 @@ mod any_text {
             text in "[a-z_\\[\\](){}=\"',.:#\n\\\\*/ 0-9]{0,120}",
             middle in "[A-Za-z(){}*:./ $|&;\"'\\\\-]{0,40}",
         ) {
-            for tool in [Tool::Codex, Tool::Claude, Tool::Gemini] {
-                let _ = import(tool, &[source(tool, "x", &text)]);
+            for tool in [ImportTool::Codex, ImportTool::Claude, ImportTool::Gemini] {
+                let _ = import_policy(tool, &[source(tool, "x", &text)]);
             }
             let quoted = serde_json::to_string(&middle).unwrap();
             let texts = [
-                (Tool::Codex, format!("prefix_rule(pattern = [{quoted}, \"b\"], decision = \"forbidden\")")),
-                (Tool::Claude, format!("{{\"permissions\": {{\"deny\": [{quoted}], \"allow\": [{}]}}}}", serde_json::to_string(&format!("Bash({middle})")).unwrap())),
-                (Tool::Gemini, format!("[[rule]]\ntoolName = \"run_shell_command\"\ncommandRegex = {quoted}\ndecision = \"deny\"\npriority = 1")),
-                (Tool::Gemini, format!("[[rule]]\ntoolName = \"run_shell_command\"\ncommandPrefix = {quoted}\ndecision = \"allow\"\npriority = 1")),
+                (ImportTool::Codex, format!("prefix_rule(pattern = [{quoted}, \"b\"], decision = \"forbidden\")")),
+                (ImportTool::Claude, format!("{{\"permissions\": {{\"deny\": [{quoted}], \"allow\": [{}]}}}}", serde_json::to_string(&format!("Bash({middle})")).unwrap())),
+                (ImportTool::Gemini, format!("[[rule]]\ntoolName = \"run_shell_command\"\ncommandRegex = {quoted}\ndecision = \"deny\"\npriority = 1")),
+                (ImportTool::Gemini, format!("[[rule]]\ntoolName = \"run_shell_command\"\ncommandPrefix = {quoted}\ndecision = \"allow\"\npriority = 1")),
             ];
             for (tool, text) in texts {
-                if let Ok(imported) = import(tool, &[source(tool, "x", &text)]) {
+                if let Ok(imported) = import_policy(tool, &[source(tool, "x", &text)]) {
                     let _ = settings_of(&imported);
                 }
             }

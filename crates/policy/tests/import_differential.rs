@@ -33,8 +33,8 @@ use attacks::{Act, Case, cases};
 use ours::{ours, settings_of};
 use probes::{Probe, probes};
 use serde_json::{Value, json};
-use stockade_model::Verdict;
-use stockade_policy::{FileOperation, Scope, Source, Tool, import};
+use stockade_model::PolicyVerdict;
+use stockade_policy::{FileOperation, SourceScope, ImportSource, ImportTool, import_policy};
 
 /// Random configurations of each tool, and acts for each of them.
 const RANDOM_CASES: usize = 60;
@@ -47,7 +47,7 @@ fn program(variable: &str) -> PathBuf {
 
 /// The table of attacks, the realistic configurations with the usual probes, and
 /// random ones.
-fn all_cases(tool: Tool, directory: &str) -> Vec<Case> {
+fn all_cases(tool: ImportTool, directory: &str) -> Vec<Case> {
     let mut all: Vec<Case> = cases().into_iter().filter(|case| case.tool == tool).collect();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/import").join(directory);
     let mut files: Vec<PathBuf> = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -64,7 +64,7 @@ fn all_cases(tool: Tool, directory: &str) -> Vec<Case> {
     let mut random = generate::Random::new(20261125);
     // A session of Claude Code takes seconds.
     let (cases, acts_per_case) =
-        if tool == Tool::Claude { (RANDOM_CASES / 2, ACTS_PER_CASE / 2) } else { (RANDOM_CASES, ACTS_PER_CASE) };
+        if tool == ImportTool::Claude { (RANDOM_CASES / 2, ACTS_PER_CASE / 2) } else { (RANDOM_CASES, ACTS_PER_CASE) };
     for i in 0..cases {
         let sources = generate::sources(tool, &mut random);
         let acts = (0..acts_per_case).map(|_| plain(generate::probe(tool, &mut random))).collect();
@@ -75,15 +75,15 @@ fn all_cases(tool: Tool, directory: &str) -> Vec<Case> {
 
 /// An act of which the table says nothing.
 fn plain(probe: Probe) -> Act {
-    Act { text: format!("{probe:?}"), probe, theirs: Verdict::Allow }
+    Act { text: format!("{probe:?}"), probe, theirs: PolicyVerdict::Allow }
 }
 
 /// Holds the answers of a tool against the table and against our rules.
-fn compare(cases: &[Case], answers: &[Vec<Option<Verdict>>]) {
+fn compare(cases: &[Case], answers: &[Vec<Option<PolicyVerdict>>]) {
     let (mut wrong, mut counts) = (String::new(), [0_usize; 4]);
     for (case, answers) in cases.iter().zip(answers) {
         let in_table = !case.acts.iter().all(|act| act.text.starts_with(|c: char| c.is_ascii_uppercase()));
-        let mut imported = import(case.tool, &case.sources).unwrap_or_else(|error| panic!("{}: {error}", case.why));
+        let mut imported = import_policy(case.tool, &case.sources).unwrap_or_else(|error| panic!("{}: {error}", case.why));
         if !in_table {
             // Modes are compared in the table: a tool that has no sandbox on this
             // machine asks where it says that it does not.
@@ -98,14 +98,14 @@ fn compare(cases: &[Case], answers: &[Vec<Option<Verdict>>]) {
             let own = ours(&settings, &act.probe);
             counts[0] += 1;
             counts[1] += usize::from(own == *theirs);
-            counts[2] += usize::from(own == Verdict::Allow);
+            counts[2] += usize::from(own == PolicyVerdict::Allow);
             if in_table && *theirs != act.theirs {
                 wrong.push_str(&format!(
                     "{}: `{}`: the table says {:?}, the tool {theirs:?}\n",
                     case.why, act.text, act.theirs
                 ));
             }
-            if own < (*theirs).min(Verdict::Ask) {
+            if own < (*theirs).min(PolicyVerdict::Ask) {
                 let text: Vec<&str> = case.sources.iter().map(|source| source.text.as_str()).collect();
                 wrong.push_str(&format!(
                     "{}: `{}`: theirs {theirs:?}, ours {own:?}\n{}\n",
@@ -125,17 +125,17 @@ fn compare(cases: &[Case], answers: &[Vec<Option<Verdict>>]) {
     assert!(all > 1000 && allowed > 50, "{all} acts, {allowed} allowed: the comparison shows nothing");
 }
 
-fn verdict(text: &str) -> Option<Verdict> {
+fn verdict(text: &str) -> Option<PolicyVerdict> {
     match text {
-        "allow" => Some(Verdict::Allow),
-        "ask" | "ask_user" => Some(Verdict::Ask),
-        "deny" => Some(Verdict::Deny),
+        "allow" => Some(PolicyVerdict::Allow),
+        "ask" | "ask_user" => Some(PolicyVerdict::Ask),
+        "deny" => Some(PolicyVerdict::Deny),
         _ => None,
     }
 }
 
 /// Runs a driver over cases: files and acts in, answers out.
-fn drive(driver: &str, tool: &Path, cases: &Value) -> Vec<Vec<Option<Verdict>>> {
+fn drive(driver: &str, tool: &Path, cases: &Value) -> Vec<Vec<Option<PolicyVerdict>>> {
     let driver = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/import").join(driver);
     // In a network of its own: the tools reach loopback and nothing else. An
     // `/etc` of its own takes the settings that an administrator makes.
@@ -161,7 +161,7 @@ fn drive(driver: &str, tool: &Path, cases: &Value) -> Vec<Vec<Option<Verdict>>> 
 }
 
 fn files_of(case: &Case) -> Value {
-    let scope = |scope| Scope::NAMED.iter().find(|(_, known)| *known == scope).map_or("user", |(name, _)| name);
+    let scope = |scope| SourceScope::NAMED_SCOPES.iter().find(|(_, known)| *known == scope).map_or("user", |(name, _)| name);
     case.sources.iter().map(|file| json!({"scope": scope(file.scope), "name": file.name, "text": file.text})).collect()
 }
 
@@ -169,7 +169,7 @@ fn files_of(case: &Case) -> Value {
 #[ignore = "needs Gemini CLI: set STOCKADE_GEMINI to bundle/core-*.js"]
 fn differential_gemini() {
     let tool = program("STOCKADE_GEMINI");
-    let mut all = all_cases(Tool::Gemini, "gemini");
+    let mut all = all_cases(ImportTool::Gemini, "gemini");
     for case in &mut all {
         case.acts.retain(|act| matches!(act.probe, Probe::Command(_) | Probe::Tool(..)));
     }
@@ -202,7 +202,7 @@ fn in_parts(case: Case) -> Vec<Case> {
 #[ignore = "needs Claude Code: set STOCKADE_CLAUDE to its program"]
 fn differential_claude() {
     let tool = program("STOCKADE_CLAUDE");
-    let mut all = all_cases(Tool::Claude, "claude");
+    let mut all = all_cases(ImportTool::Claude, "claude");
     for case in &mut all {
         // Tools check what is there before they ask: files that are written are
         // new, and in the home that is made for the test.
@@ -268,7 +268,7 @@ fn codex_commands(script: &str) -> Vec<Vec<String>> {
 fn differential_codex() {
     let tool = program("STOCKADE_CODEX");
     let home = tempfile::tempdir().unwrap();
-    let mut all = all_cases(Tool::Codex, "codex");
+    let mut all = all_cases(ImportTool::Codex, "codex");
     for case in &mut all {
         case.acts.retain(|act| matches!(act.probe, Probe::Command(_)));
     }
@@ -282,28 +282,28 @@ fn differential_codex() {
         // A file that it refuses has no answers.
         let answer: Value = serde_json::from_slice(&output.stdout).ok()?;
         Some(match answer["decision"].as_str() {
-            Some("allow") => Verdict::Allow,
-            Some("forbidden") => Verdict::Deny,
-            _ => Verdict::Ask,
+            Some("allow") => PolicyVerdict::Allow,
+            Some("forbidden") => PolicyVerdict::Deny,
+            _ => PolicyVerdict::Ask,
         })
     };
-    let answers: Vec<Vec<Option<Verdict>>> = all
+    let answers: Vec<Vec<Option<PolicyVerdict>>> = all
         .iter()
         .map(|case| {
-            let write = |(i, file): (usize, &Source)| {
+            let write = |(i, file): (usize, &ImportSource)| {
                 let path = home.path().join(format!("{i}.rules"));
                 fs::write(&path, &file.text).unwrap();
                 path
             };
             let rules: Vec<PathBuf> = case.sources.iter().enumerate().map(write).collect();
-            let mut known: BTreeMap<Vec<String>, Option<Verdict>> = BTreeMap::new();
+            let mut known: BTreeMap<Vec<String>, Option<PolicyVerdict>> = BTreeMap::new();
             let one = |act: &Act| {
                 let Probe::Command(script) = &act.probe else { unreachable!("left out before") };
                 let commands = codex_commands(script);
                 let answers = commands
                     .iter()
                     .map(|command| *known.entry(command.clone()).or_insert_with(|| ask(&rules, command)));
-                answers.collect::<Option<Vec<Verdict>>>()?.into_iter().max()
+                answers.collect::<Option<Vec<PolicyVerdict>>>()?.into_iter().max()
             };
             case.acts.iter().map(one).collect()
         })

@@ -6,41 +6,41 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use stockade_model::{ApprovalMode, GranularMode, Level, Profile, RawText, SandboxPreference};
+use stockade_model::{ApprovalMode, GranularMode, IsolationLevel, Profile, RawText, SandboxPreference};
 use stockade_policy::{
-    ConfigError, Layer, LayerText, ModeAnswers, Origin, OwnDirectories, Place, Settings, effective_environment,
+    ConfigError, ConfigLayer, LayerText, ModeAnswers, ValueOrigin, OwnDirectories, TextPosition, PolicySettings, effective_environment,
     resolve_profile,
 };
 
 const HOME: &str = "/home/u";
 const WORKSPACE: &str = "/home/u/work";
 
-fn path_of(layer: Layer) -> PathBuf {
+fn path_of(layer: ConfigLayer) -> PathBuf {
     PathBuf::from(match layer {
-        Layer::Managed => "/etc/stockade/managed.toml",
-        Layer::System => "/etc/stockade/config.toml",
-        Layer::User => "/home/u/.config/stockade/config.toml",
-        Layer::Project => "/home/u/work/.stockade.toml",
-        Layer::Session => "/session",
+        ConfigLayer::Managed => "/etc/stockade/managed.toml",
+        ConfigLayer::System => "/etc/stockade/config.toml",
+        ConfigLayer::User => "/home/u/.config/stockade/config.toml",
+        ConfigLayer::Project => "/home/u/work/.stockade.toml",
+        ConfigLayer::Session => "/session",
     })
 }
 
-fn merge(layers: &[(Layer, &str)]) -> Result<Settings, ConfigError> {
+fn merge(layers: &[(ConfigLayer, &str)]) -> Result<PolicySettings, ConfigError> {
     let layers: Vec<LayerText> = layers
         .iter()
         .map(|(layer, source)| LayerText { layer: *layer, path: path_of(*layer), source: (*source).to_owned() })
         .collect();
-    Settings::from_layers(Path::new(HOME), OwnDirectories::default(), &layers)
+    PolicySettings::from_layers(Path::new(HOME), OwnDirectories::default(), &layers)
 }
 
-fn resolved(settings: &Settings, name: &str) -> Profile {
+fn resolved(settings: &PolicySettings, name: &str) -> Profile {
     resolve_profile(settings, name, Path::new(WORKSPACE), &[]).unwrap()
 }
 
 #[test]
 fn a_pattern_of_a_file_drops_what_passes_for_what_it_says() {
     let passing = |source: &str, name: &str, value: &str| {
-        let settings = merge(&[(Layer::User, source)]).unwrap();
+        let settings = merge(&[(ConfigLayer::User, source)]).unwrap();
         let caller = [(name.to_owned(), RawText::from(value))].into();
         effective_environment(&resolved(&settings, "own"), &caller).contains_key(name)
     };
@@ -65,8 +65,8 @@ fn a_pattern_of_a_file_drops_what_passes_for_what_it_says() {
     assert!(passing(&profile(""), "EDITOR", "nano") && !passing(&profile("drop = [\"*EDITOR\"]"), "EDITOR", "nano"));
     // A later file that names it outweighs; so does a grant.
     let layers = [
-        (Layer::System, "[profiles.workspace.env]\ndrop = [\"UV_*\"]"),
-        (Layer::User, "[profiles.workspace.env]\npass = [\"UV_INDEX_URL\"]"),
+        (ConfigLayer::System, "[profiles.workspace.env]\ndrop = [\"UV_*\"]"),
+        (ConfigLayer::User, "[profiles.workspace.env]\npass = [\"UV_INDEX_URL\"]"),
     ];
     let caller = [(uv.to_owned(), RawText::from("https://packages.example/simple"))].into();
     assert!(effective_environment(&resolved(&merge(&layers).unwrap(), "workspace"), &caller).contains_key(uv));
@@ -80,7 +80,7 @@ fn a_pattern_of_a_file_drops_what_passes_for_what_it_says() {
 /// Every way a file can be wrong, as a person reads it.
 #[test]
 fn errors_name_the_place() {
-    use Layer::{Project, System, User};
+    use ConfigLayer::{Project, System, User};
     let before = "level = \"restricted\"\n[profiles.web]\nwrite = [\"~/web\"]\nlimits.wall = \"10m\"\n";
     let cases = [
         (User, "\n\nprofil = \"workspace\"\n"),
@@ -159,35 +159,35 @@ fn errors_name_the_place() {
 fn lists_are_bounded() {
     let list = |length: usize| (0..length).map(|i| format!("\"/x{i}\"")).collect::<Vec<_>>().join(",");
     let hide = |length| format!("[profiles.workspace]\nhide = [{}]", list(length));
-    assert!(merge(&[(Layer::Project, &hide(1024))]).is_ok());
-    let error = merge(&[(Layer::Project, &hide(1025))]).unwrap_err().to_string();
+    assert!(merge(&[(ConfigLayer::Project, &hide(1024))]).is_ok());
+    let error = merge(&[(ConfigLayer::Project, &hide(1025))]).unwrap_err().to_string();
     assert_eq!(error, "/home/u/work/.stockade.toml:2:1: at most 1024 entries in one list");
     let profiles = |count| (0..count).map(|i| format!("[profiles.p{i}]\n")).collect::<String>();
-    assert!(merge(&[(Layer::Project, &profiles(64))]).is_ok());
-    assert!(merge(&[(Layer::Project, &profiles(65))]).is_err());
+    assert!(merge(&[(ConfigLayer::Project, &profiles(64))]).is_ok());
+    assert!(merge(&[(ConfigLayer::Project, &profiles(65))]).is_err());
     let rule = "[[rules]]\nprefix = [\"a\"]\neffect = \"ask\"\njustification = \"x\"\n";
-    assert!(merge(&[(Layer::Project, &rule.repeat(1024))]).is_ok());
-    assert!(merge(&[(Layer::Project, &rule.repeat(1025))]).is_err());
+    assert!(merge(&[(ConfigLayer::Project, &rule.repeat(1024))]).is_ok());
+    assert!(merge(&[(ConfigLayer::Project, &rule.repeat(1025))]).is_err());
 }
 
 #[test]
 fn later_layers_outweigh_and_every_value_knows_its_place() {
     let settings = merge(&[
-        (Layer::Project, "approval_timeout = \"10s\"\nsandbox = \"require\"\n"),
-        (Layer::User, "\napproval_mode = \"untrusted\"\napproval_timeout = \"60s\""),
-        (Layer::System, "approval_mode = \"never\"\nallow_host = true\nlevel = \"restricted\""),
+        (ConfigLayer::Project, "approval_timeout = \"10s\"\nsandbox = \"require\"\n"),
+        (ConfigLayer::User, "\napproval_mode = \"untrusted\"\napproval_timeout = \"60s\""),
+        (ConfigLayer::System, "approval_mode = \"never\"\nallow_host = true\nlevel = \"restricted\""),
     ])
     .unwrap();
     assert_eq!(settings.approval_mode.value, ApprovalMode::Untrusted);
-    let place = Some(Place { line: 2, column: 1 });
-    let origin = Origin::File { layer: Layer::User, path: path_of(Layer::User), place };
+    let place = Some(TextPosition { line: 2, column: 1 });
+    let origin = ValueOrigin::File { layer: ConfigLayer::User, path: path_of(ConfigLayer::User), place };
     assert_eq!(settings.approval_mode.origin, origin);
     assert_eq!(settings.approval_timeout_ms.value, 10_000);
     assert_eq!(settings.sandbox.value, SandboxPreference::Require);
-    assert_eq!(settings.level.value, Level::Restricted);
+    assert_eq!(settings.level.value, IsolationLevel::Restricted);
     assert!(settings.allow_host.value);
-    assert_eq!(settings.profile.origin, Origin::Default);
-    let explained = settings.explain("workspace");
+    assert_eq!(settings.profile.origin, ValueOrigin::Default);
+    let explained = settings.explain_profile("workspace");
     let ssh = explained.iter().find(|line| line.value == "/home/u/.ssh").unwrap();
     assert_eq!(ssh.key, "profiles.workspace.hide");
     assert!(ssh.origin.to_string().starts_with("built in, policies/credentials.toml: SSH keys"), "{}", ssh.origin);
@@ -195,7 +195,7 @@ fn later_layers_outweigh_and_every_value_knows_its_place() {
 
 #[test]
 fn the_digest_is_of_the_values() {
-    let digest = |source: &str| merge(&[(Layer::User, source)]).unwrap().digest();
+    let digest = |source: &str| merge(&[(ConfigLayer::User, source)]).unwrap().compute_digest();
     assert_eq!(digest("level = \"full\""), digest("\n\napproval_timeout = \"9s\""));
     let rule = "[[rules]]\nprefix = [\"a\"]\neffect = \"ask\"\njustification = \"x\"";
     let granular = "approval_mode = \"granular\"\n[approval.granular]\nrun = ";
@@ -216,24 +216,24 @@ fn the_digest_is_of_the_values() {
 #[test]
 fn granular_classes_come_from_any_layer() {
     let settings = merge(&[
-        (Layer::System, "[approval.granular]\nrun = true\nfilesystem = true"),
-        (Layer::User, "approval_mode = \"granular\""),
-        (Layer::Project, "[approval.granular]\nrun = true"),
+        (ConfigLayer::System, "[approval.granular]\nrun = true\nfilesystem = true"),
+        (ConfigLayer::User, "approval_mode = \"granular\""),
+        (ConfigLayer::Project, "[approval.granular]\nrun = true"),
     ])
     .unwrap();
     let classes = GranularMode { run: true, ..GranularMode::default() };
     assert_eq!(settings.approval_mode.value, ApprovalMode::Granular(classes));
-    let project = (Layer::Project, "[approval.granular]\nrun = true\nnetwork = true");
-    assert!(merge(&[(Layer::User, "approval_mode = \"never\""), project]).is_ok());
+    let project = (ConfigLayer::Project, "[approval.granular]\nrun = true\nnetwork = true");
+    assert!(merge(&[(ConfigLayer::User, "approval_mode = \"never\""), project]).is_ok());
     let user = "approval_mode = \"granular\"\n[approval.granular]\nrun = true";
-    assert!(merge(&[(Layer::User, user), project]).is_err());
+    assert!(merge(&[(ConfigLayer::User, user), project]).is_err());
 }
 
 #[test]
 fn heirs_inherit_whatever_the_order() {
     let settings = merge(&[
-        (Layer::User, "[profiles.a]\nextends = \"b\"\nwrite = [\"/a\"]\n[profiles.b]\nwrite = [\"/b\"]"),
-        (Layer::Project, "[profiles.workspace]\nhide = [\"./secret\"]\nlimits.wall = \"1m\"\nprotect = [\"x\"]"),
+        (ConfigLayer::User, "[profiles.a]\nextends = \"b\"\nwrite = [\"/a\"]\n[profiles.b]\nwrite = [\"/b\"]"),
+        (ConfigLayer::Project, "[profiles.workspace]\nhide = [\"./secret\"]\nlimits.wall = \"1m\"\nprotect = [\"x\"]"),
     ])
     .unwrap();
     for name in ["workspace", "a", "b"] {
@@ -252,9 +252,9 @@ fn heirs_inherit_whatever_the_order() {
 #[test]
 fn rules_about_programs_only_add_up() {
     let settings = merge(&[
-        (Layer::Managed, "[profiles.workspace.exec]\ndeny = [\"nc\"]"),
-        (Layer::User, "[profiles.web]\nexec.ask = [\"git  push\"]\n[profiles.workspace]\nexec.ask = [\"ssh\"]"),
-        (Layer::Project, "[profiles.workspace.exec]\nask = [\"ssh\", \"curl\"]\ndeny = [\"ssh\"]"),
+        (ConfigLayer::Managed, "[profiles.workspace.exec]\ndeny = [\"nc\"]"),
+        (ConfigLayer::User, "[profiles.web]\nexec.ask = [\"git  push\"]\n[profiles.workspace]\nexec.ask = [\"ssh\"]"),
+        (ConfigLayer::Project, "[profiles.workspace.exec]\nask = [\"ssh\", \"curl\"]\ndeny = [\"ssh\"]"),
     ])
     .unwrap();
     let shown = |name: &str| {
@@ -266,8 +266,8 @@ fn rules_about_programs_only_add_up() {
     assert_eq!(shown("read-only"), ["", ""]);
     // A profile with fewer rules gives more.
     let chosen = merge(&[
-        (Layer::User, "profile = \"careful\"\n[profiles.careful]\nexec.ask = [\"git push\"]\n[profiles.other]"),
-        (Layer::Project, "profile = \"other\""),
+        (ConfigLayer::User, "profile = \"careful\"\n[profiles.careful]\nexec.ask = [\"git push\"]\n[profiles.other]"),
+        (ConfigLayer::Project, "profile = \"other\""),
     ]);
     assert!(chosen.unwrap_err().to_string().contains("exec.ask"), "wider");
 }
@@ -275,19 +275,19 @@ fn rules_about_programs_only_add_up() {
 #[test]
 fn revealing_and_hiding() {
     let user = "[profiles.workspace]\nreveal = [\"~/.kube\", \"~/.ssh/known_hosts\"]";
-    let settings = merge(&[(Layer::User, user)]).unwrap();
+    let settings = merge(&[(ConfigLayer::User, user)]).unwrap();
     let filesystem = resolved(&settings, "workspace").filesystem;
     assert!(!filesystem.hide.contains(&"/home/u/.kube".into()));
     assert!(filesystem.hide.contains(&"/home/u/.ssh".into()));
     assert!(filesystem.reveal.contains(&"/home/u/.ssh/known_hosts".into()));
     let project = "[profiles.workspace]\nhide = [\"~/.kube\", \"~/.ssh\"]";
-    let settings = merge(&[(Layer::User, user), (Layer::Project, project)]).unwrap();
+    let settings = merge(&[(ConfigLayer::User, user), (ConfigLayer::Project, project)]).unwrap();
     let filesystem = resolved(&settings, "workspace").filesystem;
     assert!(filesystem.hide.contains(&"/home/u/.kube".into()));
     assert_eq!(filesystem.reveal, []);
 }
 
-fn environment(settings: &Settings) -> Vec<String> {
+fn environment(settings: &PolicySettings) -> Vec<String> {
     let caller = [
         "PATH",
         "LC_ALL",
@@ -316,13 +316,13 @@ const NOTIFIER: &str = "npm_config_update_notifier";
 fn variables_pass_by_name_only() {
     assert_eq!(environment(&merge(&[]).unwrap()), ["LC_ALL", "PATH", "TMPDIR", NOTIFIER]);
     let user = "[profiles.workspace.env]\npass = [\"*\"]";
-    let settings = merge(&[(Layer::User, user)]).unwrap();
+    let settings = merge(&[(ConfigLayer::User, user)]).unwrap();
     assert_eq!(environment(&settings), ["LC_ALL", "MY_FLAVOUR", "PATH", "TMPDIR", NOTIFIER]);
     let user = "[profiles.workspace.env]\npass = [\"GITHUB_TOKEN\", \"MY_*\"]\nset.TMPDIR = \"/x\"";
-    let settings = merge(&[(Layer::User, user)]).unwrap();
+    let settings = merge(&[(ConfigLayer::User, user)]).unwrap();
     assert_eq!(environment(&settings), ["GITHUB_TOKEN", "LC_ALL", "MY_FLAVOUR", "PATH", "TMPDIR", NOTIFIER]);
     let project = "[profiles.workspace.env]\ndrop = [\"*TOKEN\", \"TMPDIR\"]";
-    let settings = merge(&[(Layer::User, user), (Layer::Project, project)]).unwrap();
+    let settings = merge(&[(ConfigLayer::User, user), (ConfigLayer::Project, project)]).unwrap();
     assert_eq!(environment(&settings), ["LC_ALL", "MY_FLAVOUR", "PATH", NOTIFIER]);
 }
 
@@ -403,7 +403,7 @@ fn assert_no_wider(new: &Profile, old: &Profile) {
     assert!(new.sandboxed || !old.sandboxed);
 }
 
-fn is_hidden(filesystem: &stockade_model::Filesystem, path: &str) -> bool {
+fn is_hidden(filesystem: &stockade_model::FilesystemAccess, path: &str) -> bool {
     let nearest = |list: &[RawText]| {
         let above = list.iter().filter(|entry| Path::new(path).starts_with(entry.as_path()));
         above.map(|entry| entry.as_path().components().count()).max()
@@ -417,16 +417,16 @@ proptest! {
     /// L7: whatever a project says, it is refused or nothing becomes wider.
     #[test]
     fn a_project_never_widens(user in 0..USER.len(), project in project_lines()) {
-        let before = merge(&[(Layer::User, USER[user])]).unwrap();
-        let Ok(after) = merge(&[(Layer::User, USER[user]), (Layer::Project, &project)]) else { return Ok(()) };
-        let (new, old) = (ModeAnswers::of(after.approval_mode.value), ModeAnswers::of(before.approval_mode.value));
+        let before = merge(&[(ConfigLayer::User, USER[user])]).unwrap();
+        let Ok(after) = merge(&[(ConfigLayer::User, USER[user]), (ConfigLayer::Project, &project)]) else { return Ok(()) };
+        let (new, old) = (ModeAnswers::from_mode(after.approval_mode.value), ModeAnswers::from_mode(before.approval_mode.value));
         prop_assert!(new.is_as_strict_as(&old));
         prop_assert!(after.approval_timeout_ms.value <= before.approval_timeout_ms.value);
         prop_assert!(!after.allow_host.value || before.allow_host.value);
-        prop_assert!(after.level.value == before.level.value || after.level.value == Level::Full);
+        prop_assert!(after.level.value == before.level.value || after.level.value == IsolationLevel::Full);
         prop_assert!(after.sandbox.value == before.sandbox.value || after.sandbox.value == SandboxPreference::Require);
         // Where everything is hidden nothing can run, which is no widening.
-        let profile = |settings: &Settings, name: &str| resolve_profile(settings, name, Path::new(WORKSPACE), &[]);
+        let profile = |settings: &PolicySettings, name: &str| resolve_profile(settings, name, Path::new(WORKSPACE), &[]);
         for (name, _) in before.profiles() {
             if let (Ok(new), Ok(old)) = (profile(&after, name), profile(&before, name)) {
                 assert_no_wider(&new, &old);
@@ -440,6 +440,6 @@ proptest! {
     /// Whatever a file holds, reading it ends in settings or an error.
     #[test]
     fn any_text_is_answered(text in "[a-z_\\[\\]=\"'{}.,# \n0-9~/\\\\*é]{0,80}") {
-        let _ = merge(&[(Layer::Project, &text)]);
+        let _ = merge(&[(ConfigLayer::Project, &text)]);
     }
 }

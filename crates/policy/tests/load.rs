@@ -7,14 +7,14 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
-use stockade_model::{ApprovalMode, Level};
-use stockade_policy::load::{LoadError, Sources, load};
-use stockade_policy::{Settings, resolve_profile};
+use stockade_model::{ApprovalMode, IsolationLevel};
+use stockade_policy::load::{LoadError, ConfigSources, load_settings};
+use stockade_policy::{PolicySettings, resolve_profile};
 use tempfile::TempDir;
 
 struct World {
     top: TempDir,
-    sources: Sources,
+    sources: ConfigSources,
 }
 
 impl World {
@@ -24,7 +24,7 @@ impl World {
         for directory in ["etc", "home", "config/stockade", "state", "ws"] {
             fs::create_dir_all(at(directory)).unwrap();
         }
-        let mut sources = Sources::standard(&at("home"), Some(&at("config")), Some(&at("state")), Some(&at("ws")));
+        let mut sources = ConfigSources::at_standard_paths(&at("home"), Some(&at("config")), Some(&at("state")), Some(&at("ws")));
         sources.system_owner = rustix::process::geteuid().as_raw();
         sources.system_file = at("etc/config.toml");
         sources.managed_file = at("etc/managed.toml");
@@ -37,8 +37,8 @@ impl World {
         fs::write(path, text).unwrap();
     }
 
-    fn load(&self) -> Result<Settings, LoadError> {
-        load(&self.sources)
+    fn load(&self) -> Result<PolicySettings, LoadError> {
+        load_settings(&self.sources)
     }
 
     #[track_caller]
@@ -52,7 +52,7 @@ impl World {
 #[test]
 fn nothing_there_is_the_default() {
     let settings = World::new().load().unwrap();
-    assert_eq!((settings.profile.value.as_str(), settings.level.value), ("workspace", Level::Full));
+    assert_eq!((settings.profile.value.as_str(), settings.level.value), ("workspace", IsolationLevel::Full));
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn all_layers_are_read() {
     world.write("config/stockade/config.toml", "approval_mode = \"on-request\"");
     world.write("ws/.stockade/config.toml", "approval_mode = \"never\"");
     let settings = world.load().unwrap();
-    assert_eq!((settings.level.value, settings.approval_mode.value), (Level::Restricted, ApprovalMode::Never));
+    assert_eq!((settings.level.value, settings.approval_mode.value), (IsolationLevel::Restricted, ApprovalMode::Never));
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn own_directories_are_known_under_every_name() {
     fs::create_dir(top.join("real")).unwrap();
     let mut sources = world.sources.clone();
     sources.state_directory = top.join("linked/not/yet");
-    let settings = load(&sources).unwrap();
+    let settings = load_settings(&sources).unwrap();
     for (workspace, fits) in [("real", false), ("real/not", false), ("linked/not/yet", false), ("ws", true)] {
         let resolved = resolve_profile(&settings, "workspace", &top.join(workspace), &[]);
         assert_eq!(resolved.is_ok(), fits, "{workspace}: {:?}", resolved.err());
@@ -136,7 +136,7 @@ fn own_directories_are_known_under_every_name() {
 
 #[test]
 fn relative_variables_are_ignored() {
-    let sources = Sources::standard(Path::new("/home/u"), Some(Path::new("x")), None, None);
+    let sources = ConfigSources::at_standard_paths(Path::new("/home/u"), Some(Path::new("x")), None, None);
     assert_eq!(sources.user_file, Path::new("/home/u/.config/stockade/config.toml"));
     assert_eq!(sources.state_directory, Path::new("/home/u/.local/state/stockade"));
 }
@@ -226,7 +226,7 @@ fn no_link_to_the_own_files_leads_through_what_a_run_may_write() {
     ] {
         let world = World::new();
         let top = world.top.path().canonicalize().unwrap();
-        let mut sources = Sources::standard(&top.join("home"), Some(&top.join("config")), None, Some(&top.join("ws")));
+        let mut sources = ConfigSources::at_standard_paths(&top.join("home"), Some(&top.join("config")), None, Some(&top.join("ws")));
         sources.system_owner = rustix::process::geteuid().as_raw();
         (sources.system_file, sources.managed_file) = (top.join("etc/config.toml"), top.join("etc/managed.toml"));
         sources.state_directory = top.join("state");
@@ -237,7 +237,7 @@ fn no_link_to_the_own_files_leads_through_what_a_run_may_write() {
         let path = top.join(link);
         let _ = fs::remove_dir(&path);
         let resolve = |workspace: &str| {
-            resolve_profile(&load(&sources).unwrap(), "workspace", &top.join(workspace), &[]).map_err(|e| e.to_string())
+            resolve_profile(&load_settings(&sources).unwrap(), "workspace", &top.join(workspace), &[]).map_err(|e| e.to_string())
         };
         resolve("ws").unwrap();
         symlink(target, &path).unwrap();
@@ -249,7 +249,7 @@ fn no_link_to_the_own_files_leads_through_what_a_run_may_write() {
         // Another workspace is not concerned, but its writable directories are.
         resolve("other").unwrap();
         let grants = [stockade_model::Grant::Write(top.join("ws"))];
-        let granted = resolve_profile(&load(&sources).unwrap(), "workspace", &top.join("other"), &grants);
+        let granted = resolve_profile(&load_settings(&sources).unwrap(), "workspace", &top.join("other"), &grants);
         assert!(granted.is_err(), "{link} -> {target}");
     }
 }
@@ -259,8 +259,8 @@ fn credentials_are_hidden_in_every_home_of_the_person() {
     let world = World::new();
     let mut sources = world.sources.clone();
     sources.other_homes = vec!["/real/home".into(), sources.home.clone()];
-    let hidden = |sources: &Sources| {
-        let profile = resolve_profile(&load(sources).unwrap(), "workspace", Path::new("/w"), &[]).unwrap();
+    let hidden = |sources: &ConfigSources| {
+        let profile = resolve_profile(&load_settings(sources).unwrap(), "workspace", Path::new("/w"), &[]).unwrap();
         profile.filesystem.hide.into_iter().map(|path| path.as_path().to_owned()).collect::<Vec<_>>()
     };
     let ssh = [sources.home.join(".ssh"), "/real/home/.ssh".into(), "/real/home/.aws".into()];
@@ -268,6 +268,6 @@ fn credentials_are_hidden_in_every_home_of_the_person() {
     assert!(!hidden(&world.sources).contains(&ssh[1]), "the control");
     // What is revealed in one home is not in the others.
     world.write("config/stockade/config.toml", "[profiles.workspace]\nreveal = [\"~/.aws\"]\n");
-    let profile = resolve_profile(&load(&sources).unwrap(), "workspace", Path::new("/w"), &[]).unwrap();
+    let profile = resolve_profile(&load_settings(&sources).unwrap(), "workspace", Path::new("/w"), &[]).unwrap();
     assert!(!profile.filesystem.reveal.iter().any(|path| path.as_path().starts_with("/real")));
 }

@@ -5,19 +5,19 @@
 
 use std::path::Path;
 
-use stockade_model::{Grant, Network, Profile, RawText, Verdict};
-use stockade_policy::mounts::MountTable;
+use stockade_model::{Grant, NetworkAccess, Profile, RawText, PolicyVerdict};
+use stockade_policy::mounts::MountSnapshot;
 use stockade_policy::{
-    OwnDirectories, ResolveError, Settings, complete_grants, effective_environment, resolve_profile,
+    OwnDirectories, ResolveError, PolicySettings, complete_grants, effective_environment, resolve_profile,
 };
 
-fn settings() -> Settings {
+fn settings() -> PolicySettings {
     let own = OwnDirectories {
         configuration: vec!["/etc/stockade".into(), "/home/u/.config/stockade".into()],
         state: vec!["/home/u/.local/state/stockade".into()],
         ..OwnDirectories::default()
     };
-    Settings::from_layers(Path::new("/home/u"), own, &[]).unwrap()
+    PolicySettings::from_layers(Path::new("/home/u"), own, &[]).unwrap()
 }
 
 fn resolve(name: &str, workspace: &str, grants: &[&str]) -> Result<Profile, ResolveError> {
@@ -138,7 +138,7 @@ fn what_cannot_be_made_is_said() {
 #[test]
 fn built_in_profiles() {
     let read_only = resolve("read-only", "/w", &[]).unwrap();
-    assert!(read_only.sandboxed && read_only.filesystem.write.is_empty() && read_only.network == Network::None);
+    assert!(read_only.sandboxed && read_only.filesystem.write.is_empty() && read_only.network == NetworkAccess::None);
     assert_eq!(read_only.environment.set["GIT_OPTIONAL_LOCKS"], "0".into());
     let workspace = resolve("workspace", "/w", &[]).unwrap();
     assert_eq!(workspace.filesystem.write, ["/w".into()]);
@@ -146,7 +146,7 @@ fn built_in_profiles() {
         assert!(workspace.filesystem.hide.contains(&secret.into()), "{secret}");
     }
     let host = resolve("host", "/w", &["write /x"]).unwrap();
-    assert!(!host.sandboxed && host.network == Network::Host);
+    assert!(!host.sandboxed && host.network == NetworkAccess::Host);
     let caller = [("GITHUB_TOKEN".to_owned(), RawText::from("v"))].into();
     assert_eq!(effective_environment(&host, &caller).len(), 1);
 }
@@ -168,7 +168,7 @@ fn nobody_agrees_to_a_power_over_what_governs() {
         "socket /home/u/.local/state/stockade/runs/x/control",
     ] {
         let decision = refused(power).unwrap_or_else(|| panic!("{power} can be had"));
-        assert_eq!(decision.verdict, Verdict::Deny, "{power}");
+        assert_eq!(decision.verdict, PolicyVerdict::Deny, "{power}");
         assert!(resolve("workspace", "/home/u/work", &[power]).is_err(), "{power}");
     }
     for power in ["write /home/u/.config/other", "read /home/u/.config/stockade/config.toml", "socket /run/x"] {
@@ -177,10 +177,10 @@ fn nobody_agrees_to_a_power_over_what_governs() {
 }
 
 /// `/home` has a second mount, and so has the directory of the state.
-fn mounted() -> Settings {
+fn mounted() -> PolicySettings {
     let table = "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 8:2 / /home rw - ext4 /dev/b rw\n\
         3 1 8:2 / /alt rw - ext4 /dev/b rw\n4 1 8:2 /u/.local/state/stockade/audit /log rw - ext4 /dev/b rw\n";
-    settings().with_mounts(MountTable::parse(table.as_bytes()))
+    settings().with_mounts(MountSnapshot::parse(table.as_bytes()))
 }
 
 #[test]
@@ -227,14 +227,14 @@ fn another_mount_of_what_governs_is_out_of_reach() {
     for power in ["write /alt/u/.config", "read /alt/u/.local/state/stockade/x", "socket /log/x"] {
         let grant: Grant = power.parse().unwrap();
         let decision = settings.decide_governed(Path::new("/alt/u/work"), &grant);
-        assert_eq!(decision.map(|decision| decision.verdict), Some(Verdict::Deny), "{power}");
+        assert_eq!(decision.map(|decision| decision.verdict), Some(PolicyVerdict::Deny), "{power}");
         assert!(resolve_profile(&settings, "workspace", Path::new("/alt/u/work"), &[grant]).is_err(), "{power}");
     }
 }
 
 #[test]
 fn nothing_runs_where_the_mounts_are_unknown() {
-    let settings = settings().with_mounts(MountTable::parse(b"nonsense"));
+    let settings = settings().with_mounts(MountSnapshot::parse(b"nonsense"));
     let error = resolve_profile(&settings, "workspace", Path::new("/home/u/work"), &[]).unwrap_err();
     assert!(matches!(error, ResolveError::Mounts(_)), "{error}");
     assert!(resolve_profile(&settings, "host", Path::new("/home/u/work"), &[]).is_ok());

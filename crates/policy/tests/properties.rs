@@ -8,12 +8,12 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use stockade_model::{
-    ApprovalMode, Assessment, Capability, Command, Finding, Impact, Level, RawText, Request, SandboxPreference, Tier,
-    Verdict,
+    ApprovalMode, Assessment, Capability, RequestCommand, Finding, Impact, IsolationLevel, RawText, RunRequest, SandboxPreference, Tier,
+    PolicyVerdict,
 };
 use stockade_policy::{
-    Act, Circumstances, Combining, FileOperation, Layer, LayerText, Match, OwnDirectories, Ruling, Settings, Stage,
-    consider, decide_act, resolve_profile, rule_in,
+    Act, RequestContext, CombiningAlgorithm, FileOperation, ConfigLayer, LayerText, RuleMatch, OwnDirectories, PolicyRuling, PolicySettings, ActContext,
+    consider_request, decide_act, resolve_profile, rule_in,
 };
 
 /// A rule as text: what it speaks of and what it says, from small sets so that
@@ -81,28 +81,28 @@ fn assessment() -> impl Strategy<Value = Assessment> {
     let tier = prop_oneof![Just(Tier::Allow), Just(Tier::Ask), Just(Tier::Deny)];
     (tier, proptest::collection::vec(capability, 0..3)).prop_map(|(tier, capabilities)| {
         let finding = Finding { code: "code".into(), tier, impact: Impact::default(), message: "m".into(), span: None };
-        Assessment { findings: vec![finding], capabilities, ..Assessment::bare(tier) }
+        Assessment { findings: vec![finding], capabilities, ..Assessment::without_findings(tier) }
     })
 }
 
-fn circumstances() -> impl Strategy<Value = Circumstances> {
+fn circumstances() -> impl Strategy<Value = RequestContext> {
     let user = prop_oneof![Just(None), Just(Some("u".to_owned())), Just(Some("v".to_owned()))];
     let time = prop_oneof![Just(None), Just(Some(1_704_276_000_000)), Just(Some(1_704_535_200_000))];
-    (user, time).prop_map(|(user, time_ms)| Circumstances { user, tool: None, time_ms, keeps_changes: None })
+    (user, time).prop_map(|(user, time_ms)| RequestContext { user, tool: None, time_ms, keeps_changes: None })
 }
 
-fn request(script: &str, mode: ApprovalMode, in_source: bool) -> Request {
-    Request {
+fn request(script: &str, mode: ApprovalMode, in_source: bool) -> RunRequest {
+    RunRequest {
         id: "req_00000000000000000000000000".parse().unwrap(),
         session: Some("ses_abc".parse().unwrap()),
-        command: Command::Script(RawText::from(script)),
+        command: RequestCommand::Script(RawText::from(script)),
         cwd: if in_source { "/home/u/work/src" } else { "/home/u/work" }.into(),
         workspace: "/home/u/work".into(),
         environment: Default::default(),
         profile: "workspace".into(),
         grants: Vec::new(),
         requested: Vec::new(),
-        level: Level::Full,
+        level: IsolationLevel::Full,
         approval_mode: mode,
         sandbox: SandboxPreference::Auto,
         timeout_ms: None,
@@ -115,21 +115,21 @@ fn mode() -> impl Strategy<Value = ApprovalMode> {
     prop_oneof![Just(ApprovalMode::Untrusted), Just(ApprovalMode::OnFailure), Just(ApprovalMode::Never)]
 }
 
-fn layer(layer: Layer, source: String) -> LayerText {
+fn layer(layer: ConfigLayer, source: String) -> LayerText {
     LayerText { layer, path: format!("/{layer}").into(), source }
 }
 
-fn settings(layers: &[LayerText]) -> Settings {
-    Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), layers).unwrap()
+fn settings(layers: &[LayerText]) -> PolicySettings {
+    PolicySettings::from_layers(Path::new("/home/u"), OwnDirectories::default(), layers).unwrap()
 }
 
 fn joined(rules: &[String]) -> String {
     rules.concat()
 }
 
-fn acts(settings: &Settings) -> Vec<Verdict> {
+fn acts(settings: &PolicySettings) -> Vec<PolicyVerdict> {
     let workspace = Path::new("/home/u/work");
-    let stage = Stage {
+    let stage = ActContext {
         cwd: workspace,
         workspace,
         session: None,
@@ -137,7 +137,7 @@ fn acts(settings: &Settings) -> Vec<Verdict> {
         approval_mode: ApprovalMode::OnFailure,
     };
     let around =
-        Circumstances { user: Some("u".into()), tool: None, time_ms: Some(1_704_276_000_000), keeps_changes: None };
+        RequestContext { user: Some("u".into()), tool: None, time_ms: Some(1_704_276_000_000), keeps_changes: None };
     let source = Path::new("/home/u/work/src/a");
     let host = "a.example".parse().unwrap();
     [
@@ -163,9 +163,9 @@ proptest! {
         script in script(), assessment in assessment(), around in circumstances(), mode in mode(),
     ) {
         let layers = [
-            layer(Layer::System, joined(&a)),
-            layer(Layer::User, joined(&b)),
-            layer(Layer::Session, joined(&c)),
+            layer(ConfigLayer::System, joined(&a)),
+            layer(ConfigLayer::User, joined(&b)),
+            layer(ConfigLayer::Session, joined(&c)),
         ];
         let all = settings(&layers);
         let [x, y, z] = layers.each_ref().map(|one| settings(std::slice::from_ref(one)).rule_book().clone());
@@ -178,9 +178,9 @@ proptest! {
         let turned = settings(&reversed);
         prop_assert_eq!(turned.rule_book(), all.rule_book());
         let later = settings(&layers[..2]).with_session(Path::new("/session"), &layers[2].source).unwrap();
-        prop_assert_eq!(later.digest(), all.digest());
+        prop_assert_eq!(later.compute_digest(), all.compute_digest());
         let request = request(&script, mode, false);
-        let decide = |settings: &Settings| rule_in(settings, &request, &assessment, true, &around);
+        let decide = |settings: &PolicySettings| rule_in(settings, &request, &assessment, true, &around);
         prop_assert_eq!(decide(&later), decide(&all));
     }
 
@@ -194,29 +194,29 @@ proptest! {
     ) {
         let request = request(&script, mode, in_source);
         let decide = |layers: &[LayerText]| rule_in(&settings(layers), &request, &assessment, true, &around);
-        let whole = decide(&[layer(Layer::User, joined(&rules))]);
+        let whole = decide(&[layer(ConfigLayer::User, joined(&rules))]);
         let mut reversed = rules.clone();
         reversed.reverse();
-        let turned = decide(&[layer(Layer::User, joined(&reversed))]);
+        let turned = decide(&[layer(ConfigLayer::User, joined(&reversed))]);
         prop_assert_eq!(&whole.decision.verdict, &turned.decision.verdict);
         // What is named is the same rule, wherever it stands now.
-        let label = |ruling: &Ruling| ruling.decision.rule.split(", ").next().unwrap().to_owned();
+        let label = |ruling: &PolicyRuling| ruling.decision.rule.split(", ").next().unwrap().to_owned();
         prop_assert_eq!(label(&whole), label(&turned));
         let cut = cut.min(rules.len());
-        let split = decide(&[layer(Layer::System, joined(&rules[..cut])), layer(Layer::User, joined(&rules[cut..]))]);
+        let split = decide(&[layer(ConfigLayer::System, joined(&rules[..cut])), layer(ConfigLayer::User, joined(&rules[cut..]))]);
         prop_assert_eq!(&whole.decision.verdict, &split.decision.verdict);
         let ordered = format!("combining = \"ordered-deny-overrides\"\n{}", joined(&rules));
-        prop_assert_eq!(decide(&[layer(Layer::User, ordered)]).decision.verdict, whole.decision.verdict);
+        prop_assert_eq!(decide(&[layer(ConfigLayer::User, ordered)]).decision.verdict, whole.decision.verdict);
         for raising in RAISING {
             let more = format!("{}[[rules]]\nprefix = [\"git\"]\neffect = \"{raising}\"\njustification = \"j\"\n", joined(&rules));
-            prop_assert!(decide(&[layer(Layer::User, more)]).decision.verdict >= whole.decision.verdict);
+            prop_assert!(decide(&[layer(ConfigLayer::User, more)]).decision.verdict >= whole.decision.verdict);
         }
-        let settings = settings(&[layer(Layer::User, joined(&rules))]);
-        let denies = consider(&settings, &request, &assessment, &around)
+        let settings = settings(&[layer(ConfigLayer::User, joined(&rules))]);
+        let denies = consider_request(&settings, &request, &assessment, &around)
             .iter()
-            .any(|one| one.rule.effect == Verdict::Deny && one.found == Match::Certain);
+            .any(|one| one.rule.effect == PolicyVerdict::Deny && one.found == RuleMatch::Certain);
         if denies {
-            prop_assert_eq!(whole.decision.verdict, Verdict::Deny);
+            prop_assert_eq!(whole.decision.verdict, PolicyVerdict::Deny);
         }
     }
 
@@ -230,15 +230,15 @@ proptest! {
         script in script(), assessment in assessment(), around in circumstances(), mode in mode(),
     ) {
         let head = if first_applicable { "combining = \"first-applicable\"\n" } else { "" };
-        let user = layer(Layer::User, joined(&rules));
-        let narrow = layer(if by_session { Layer::Session } else { Layer::Project }, format!("{head}{}", joined(&added)));
+        let user = layer(ConfigLayer::User, joined(&rules));
+        let narrow = layer(if by_session { ConfigLayer::Session } else { ConfigLayer::Project }, format!("{head}{}", joined(&added)));
         let before = settings(std::slice::from_ref(&user));
-        let after = Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[user, narrow]);
+        let after = PolicySettings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[user, narrow]);
         let allows = added.iter().any(|rule| rule.contains("effect = \"allow\""));
         prop_assert_eq!(after.is_err(), allows);
         let Ok(after) = after else { return Ok(()) };
         let request = request(&script, mode, false);
-        let decide = |settings: &Settings| rule_in(settings, &request, &assessment, true, &around);
+        let decide = |settings: &PolicySettings| rule_in(settings, &request, &assessment, true, &around);
         let (old, new) = (decide(&before), decide(&after));
         prop_assert!(new.decision.verdict >= old.decision.verdict);
         for (old, new) in acts(&before).into_iter().zip(acts(&after)) {
@@ -248,9 +248,9 @@ proptest! {
         prop_assert!(new.obligations.grants.iter().all(|grant| old.obligations.grants.contains(grant)));
         let lower = |new: Option<u64>, old: Option<u64>| old.is_none_or(|old| new.is_some_and(|new| new <= old));
         prop_assert!(lower(new.obligations.limits.wall_ms, old.obligations.limits.wall_ms));
-        if new.decision.verdict != Verdict::Deny {
-            let write = |settings: &Settings, ruling: &Ruling| {
-                let wanted = ruling.obligations.request(&request);
+        if new.decision.verdict != PolicyVerdict::Deny {
+            let write = |settings: &PolicySettings, ruling: &PolicyRuling| {
+                let wanted = ruling.obligations.apply_to_request(&request);
                 resolve_profile(settings, &wanted.profile, Path::new("/home/u/work"), &wanted.grants).unwrap().filesystem.write
             };
             let (old, new) = (write(&before, &old), write(&after, &new));
@@ -266,7 +266,7 @@ proptest! {
         script in script(), assessment in assessment(), around in circumstances(), mode in mode(), by_person: bool,
     ) {
         let source = format!("combining = \"{combining}\"\n{}", joined(&rules));
-        let settings = settings(&[layer(Layer::User, source)]);
+        let settings = settings(&[layer(ConfigLayer::User, source)]);
         let request = request(&script, mode, false);
         let ruling = rule_in(&settings, &request, &assessment, by_person, &around);
         let named: Vec<_> = ruling.voices.iter().filter(|said| said.source == ruling.decision.rule).collect();
@@ -275,21 +275,21 @@ proptest! {
         prop_assert!(ruling.voices.iter().all(|said| said.decides == (said.verdict == ruling.decision.verdict)));
         prop_assert!(ruling.voices.iter().all(|said| said.verdict <= ruling.decision.verdict));
         if ruling.decision.rule.starts_with("rule ") {
-            let considered = consider(&settings, &request, &assessment, &around);
+            let considered = consider_request(&settings, &request, &assessment, &around);
             let named = considered.iter().find(|one| {
                 ruling.decision.rule.contains(&format!("`{}`", one.rule.label()))
                     && ruling.decision.rule.ends_with(&one.rule.origin.to_string())
             });
             let named = named.unwrap();
-            prop_assert_ne!(named.found, Match::No);
+            prop_assert_ne!(named.found, RuleMatch::No);
             prop_assert!(named.failing.is_none());
             // A `deny` that is not certain asks; nothing else differs.
-            let certain = named.found == Match::Certain || named.rule.effect != Verdict::Deny;
+            let certain = named.found == RuleMatch::Certain || named.rule.effect != PolicyVerdict::Deny;
             if ruling.decision.verdict == named.rule.effect || !certain {
                 return Ok(());
             }
             // Mode `never` makes of an `ask` a `deny`.
-            prop_assert_eq!((named.rule.effect, mode), (Verdict::Ask, ApprovalMode::Never));
+            prop_assert_eq!((named.rule.effect, mode), (PolicyVerdict::Ask, ApprovalMode::Never));
         }
     }
 
@@ -299,15 +299,15 @@ proptest! {
         rules in proptest::collection::vec(rule(ALL), 0..4),
         script: Vec<u8>, assessment in assessment(), around in circumstances(), mode in mode(), by_person: bool,
     ) {
-        let settings = settings(&[layer(Layer::User, joined(&rules))]);
+        let settings = settings(&[layer(ConfigLayer::User, joined(&rules))]);
         let mut request = request("", mode, false);
-        request.command = Command::Script(RawText::from(script));
+        request.command = RequestCommand::Script(RawText::from(script));
         let decide = || rule_in(&settings, &request, &assessment, by_person, &around);
         let ruling = decide();
         prop_assert_eq!(&ruling, &decide());
         prop_assert!(!ruling.decision.rule.is_empty());
-        prop_assert_eq!(ruling.decision.verdict == Verdict::Ask, !ruling.questions.is_empty());
-        prop_assert_eq!(consider(&settings, &request, &assessment, &around).len(), rules.len());
+        prop_assert_eq!(ruling.decision.verdict == PolicyVerdict::Ask, !ruling.questions.is_empty());
+        prop_assert_eq!(consider_request(&settings, &request, &assessment, &around).len(), rules.len());
     }
 }
 
@@ -317,16 +317,16 @@ fn combining_algorithms() {
     let rules = "[[rules]]\nprefix = [\"git\", \"status\"]\neffect = \"allow\"\njustification = \"j\"\n\
                  [[rules]]\nname = \"second\"\nprefix = [\"git\"]\neffect = \"deny\"\njustification = \"j\"\n\
                  [[rules]]\nname = \"third\"\nprefix = [\"git\", \"status\", \"-s\"]\neffect = \"deny\"\njustification = \"j\"\n";
-    let assessment = Assessment::bare(Tier::Ask);
+    let assessment = Assessment::without_findings(Tier::Ask);
     let decide = |combining: &str, script: &str, extra: &str| {
-        let user = layer(Layer::User, format!("combining = \"{combining}\"\n{rules}"));
-        let settings = settings(&[user, layer(Layer::Project, extra.to_owned())]);
+        let user = layer(ConfigLayer::User, format!("combining = \"{combining}\"\n{rules}"));
+        let settings = settings(&[user, layer(ConfigLayer::Project, extra.to_owned())]);
         let request = request(script, ApprovalMode::Untrusted, false);
-        let ruling = rule_in(&settings, &request, &assessment, true, &Circumstances::default());
+        let ruling = rule_in(&settings, &request, &assessment, true, &RequestContext::default());
         let rule = ruling.decision.rule.split('`').nth(1).unwrap_or_default().to_owned();
         (ruling.decision.verdict, rule)
     };
-    let (allow, deny) = (Verdict::Allow, Verdict::Deny);
+    let (allow, deny) = (PolicyVerdict::Allow, PolicyVerdict::Deny);
     // The most specific is named, whatever the order.
     assert_eq!(decide("deny-overrides", "git status -s", ""), (deny, "third".to_owned()));
     assert_eq!(decide("ordered-deny-overrides", "git status -s", ""), (deny, "second".to_owned()));
@@ -339,29 +339,29 @@ fn combining_algorithms() {
     // Files are combined by deny-overrides, whatever each says within.
     let project = "[[rules]]\nprefix = [\"git\"]\neffect = \"deny\"\njustification = \"j\"\n";
     assert_eq!(decide("first-applicable", "git status", project).0, deny);
-    assert_eq!(Combining::default(), Combining::DenyOverrides);
+    assert_eq!(CombiningAlgorithm::default(), CombiningAlgorithm::DenyOverrides);
 }
 
 /// What is managed is a default and a bound: no other layer undoes it.
 #[test]
 fn managed_values_hold() {
     let managed = layer(
-        Layer::Managed,
+        ConfigLayer::Managed,
         "approval_mode = \"on-request\"\nlevel = \"full\"\nsandbox = \"require\"\nallow_host = false\napproval_timeout = \"60s\"\n\
          [profiles.workspace]\nhide = [\"~/private\"]\nprotect = [\"LICENSE\"]\nlimits.wall = \"10m\"\nenv.drop = [\"BUILD_KEY\"]\n"
             .to_owned(),
     );
     let user = layer(
-        Layer::User,
+        ConfigLayer::User,
         "approval_mode = \"on-failure\"\nlevel = \"restricted\"\nsandbox = \"auto\"\nallow_host = true\napproval_timeout = \"120s\"\n\
          [profiles.workspace]\nreveal = [\"~/private\", \"~/private/x\"]\nlimits.wall = \"1h\"\nenv.pass = [\"BUILD_KEY\"]\nwrite = [\"~/more\"]\n"
             .to_owned(),
     );
     let settings = settings(&[user, managed]);
     assert_eq!(settings.approval_mode.value, ApprovalMode::OnRequest);
-    assert_eq!((settings.level.value, settings.allow_host.value), (Level::Full, false));
+    assert_eq!((settings.level.value, settings.allow_host.value), (IsolationLevel::Full, false));
     assert_eq!((settings.sandbox.value, settings.approval_timeout_ms.value), (SandboxPreference::Require, 60_000));
-    assert_eq!(settings.level.origin.layer(), Some(Layer::Managed));
+    assert_eq!(settings.level.origin.layer(), Some(ConfigLayer::Managed));
     let profile = resolve_profile(&settings, "workspace", Path::new("/home/u/work"), &[]).unwrap();
     assert!(profile.filesystem.hide.contains(&"/home/u/private".into()) && profile.filesystem.reveal.is_empty());
     assert!(profile.filesystem.protect.contains(&"LICENSE".to_owned()));
@@ -379,24 +379,24 @@ fn rules_bring_profiles_powers_and_limits() {
         [[rules]]\nprefix = [\"npm\", \"ci\"]\neffect = \"allow\"\njustification = \"j\"\nprofile = \"web\"\n\
         grants = [\"connect registry.npmjs.org:443\", \"write ~/.npm\"]\nlimits.wall = \"5m\"\n\
         [[rules]]\nprefix = [\"deploy\"]\neffect = \"ask\"\njustification = \"j\"\ngrants = [\"connect a.example:22\"]\napprover = \"person\"\n";
-    let settings = settings(&[layer(Layer::User, source.to_owned())]);
-    let assessment = Assessment::bare(Tier::Ask);
+    let settings = settings(&[layer(ConfigLayer::User, source.to_owned())]);
+    let assessment = Assessment::without_findings(Tier::Ask);
     let rule = |script: &str, profile: &str| {
         let mut request = request(script, ApprovalMode::Untrusted, false);
         request.profile = profile.to_owned();
-        rule_in(&settings, &request, &assessment, true, &Circumstances::default())
+        rule_in(&settings, &request, &assessment, true, &RequestContext::default())
     };
     let found = rule("npm ci", "workspace");
     let grants: Vec<String> = found.obligations.grants.iter().map(ToString::to_string).collect();
     assert_eq!(grants, ["write /home/u/.npm", "connect registry.npmjs.org:443"]);
     assert_eq!((found.obligations.profile.as_deref(), found.obligations.limits.wall_ms), (Some("web"), Some(300_000)));
-    assert_eq!(found.decision.verdict, Verdict::Allow);
+    assert_eq!(found.decision.verdict, PolicyVerdict::Allow);
     // A profile asked for by name is only narrowed.
     assert_eq!(rule("npm ci", "read-only").obligations.profile, None);
     // Part of a script that is not allowed as a whole gets nothing.
     assert!(rule("npm ci && other", "workspace").obligations.is_empty());
     let asked = rule("deploy now", "workspace");
-    assert_eq!(asked.decision.verdict, Verdict::Ask);
+    assert_eq!(asked.decision.verdict, PolicyVerdict::Ask);
     assert_eq!(asked.questions.len(), 2);
     assert_eq!(asked.obligations.grants.len(), 1);
 }

@@ -5,34 +5,34 @@
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use stockade_policy::load::{Sources, load};
-use stockade_policy::{ConfigError, Layer, LayerText, OwnDirectories, ReviewApi, ReviewKey, Settings, resolve_profile};
+use stockade_policy::load::{ConfigSources, load_settings};
+use stockade_policy::{ConfigError, ConfigLayer, LayerText, OwnDirectories, ReviewApi, ReviewKey, PolicySettings, resolve_profile};
 
 const GOOD: &str =
     "[review]\napi = \"anthropic\"\nendpoint = \"https://api.example.com/v1/messages\"\nmodel = \"m-1\"\n";
 
-fn merge(layers: &[(Layer, &str)]) -> Result<Settings, ConfigError> {
-    let text = |(layer, source): &(Layer, &str)| LayerText {
+fn merge(layers: &[(ConfigLayer, &str)]) -> Result<PolicySettings, ConfigError> {
+    let text = |(layer, source): &(ConfigLayer, &str)| LayerText {
         layer: *layer,
         path: format!("/{layer}").into(),
         source: (*source).to_owned(),
     };
     let layers: Vec<_> = layers.iter().map(text).collect();
-    Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &layers)
+    PolicySettings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &layers)
 }
 
 #[test]
 fn nobody_is_asked_unless_a_person_says_so() {
     assert_eq!(merge(&[]).unwrap().review.value, None);
-    assert_eq!(merge(&[(Layer::User, "level = \"full\"")]).unwrap().review.value, None);
+    assert_eq!(merge(&[(ConfigLayer::User, "level = \"full\"")]).unwrap().review.value, None);
     let off = "[review]\nenabled = false";
-    assert_eq!(merge(&[(Layer::System, GOOD), (Layer::User, off)]).unwrap().review.value, None);
-    assert!(merge(&[(Layer::System, off), (Layer::User, GOOD)]).unwrap().review.value.is_some());
+    assert_eq!(merge(&[(ConfigLayer::System, GOOD), (ConfigLayer::User, off)]).unwrap().review.value, None);
+    assert!(merge(&[(ConfigLayer::System, off), (ConfigLayer::User, GOOD)]).unwrap().review.value.is_some());
 }
 
 #[test]
 fn the_values_and_their_defaults() {
-    let review = merge(&[(Layer::User, GOOD)]).unwrap().review.value.unwrap();
+    let review = merge(&[(ConfigLayer::User, GOOD)]).unwrap().review.value.unwrap();
     assert_eq!((review.api, review.model.as_str()), (ReviewApi::Anthropic, "m-1"));
     assert_eq!(review.endpoint.to_string(), "https://api.example.com/v1/messages");
     assert_eq!((review.key, review.certificates), (ReviewKey::None, None));
@@ -40,9 +40,9 @@ fn the_values_and_their_defaults() {
     let all = format!(
         "{GOOD}key_file = \"~/k\"\ncertificates = \"/etc/ca.pem\"\ntimeout = \"2s\"\nbudget = {{ calls = 3, bytes = \"1KiB\" }}\n"
     );
-    let settings = merge(&[(Layer::User, &all)]).unwrap();
+    let settings = merge(&[(ConfigLayer::User, &all)]).unwrap();
     let shown: Vec<_> = settings
-        .explain("workspace")
+        .explain_profile("workspace")
         .into_iter()
         .filter(|line| line.key.starts_with("review."))
         .map(|line| format!("{} = {}", line.key, line.value))
@@ -65,11 +65,11 @@ fn the_values_and_their_defaults() {
 #[test]
 fn neither_project_nor_session_has_a_say() {
     for said in [GOOD, "[review]\nenabled = false", "[review]", "[review.budget]\ncalls = 0"] {
-        for layer in [Layer::Project, Layer::Session] {
-            let error = merge(&[(Layer::User, GOOD), (layer, said)]).unwrap_err().to_string();
+        for layer in [ConfigLayer::Project, ConfigLayer::Session] {
+            let error = merge(&[(ConfigLayer::User, GOOD), (layer, said)]).unwrap_err().to_string();
             assert!(error.contains(":1:") && error.contains("may only tighten"), "{layer}: {error}");
         }
-        let settings = merge(&[(Layer::User, GOOD)]).unwrap();
+        let settings = merge(&[(ConfigLayer::User, GOOD)]).unwrap();
         assert!(settings.with_session(Path::new("/session"), said).is_err(), "{said}");
     }
 }
@@ -79,18 +79,18 @@ fn neither_project_nor_session_has_a_say() {
 fn sections_do_not_mix() {
     let system = format!("{GOOD}key_env = \"COMPANY_KEY\"\n");
     let user = "[review]\napi = \"openai\"\nendpoint = \"http://localhost:1/\"\nmodel = \"x\"\n";
-    let review = merge(&[(Layer::System, &system), (Layer::User, user)]).unwrap().review.value.unwrap();
+    let review = merge(&[(ConfigLayer::System, &system), (ConfigLayer::User, user)]).unwrap().review.value.unwrap();
     assert_eq!((review.api, review.key), (ReviewApi::Openai, ReviewKey::None));
-    let half = merge(&[(Layer::System, &system), (Layer::User, "[review]\nmodel = \"x\"")]);
+    let half = merge(&[(ConfigLayer::System, &system), (ConfigLayer::User, "[review]\nmodel = \"x\"")]);
     assert!(half.unwrap_err().to_string().contains("needs `api`, `endpoint` and `model`"));
 }
 
 #[test]
 fn what_is_managed_holds() {
     let user = "[review]\napi = \"openai\"\nendpoint = \"http://localhost:1/\"\nmodel = \"x\"\n";
-    let settings = merge(&[(Layer::User, user), (Layer::Managed, GOOD)]).unwrap();
-    assert_eq!(settings.review.origin.layer(), Some(Layer::Managed));
-    let off = merge(&[(Layer::User, user), (Layer::Managed, "[review]\nenabled = false")]).unwrap();
+    let settings = merge(&[(ConfigLayer::User, user), (ConfigLayer::Managed, GOOD)]).unwrap();
+    assert_eq!(settings.review.origin.layer(), Some(ConfigLayer::Managed));
+    let off = merge(&[(ConfigLayer::User, user), (ConfigLayer::Managed, "[review]\nenabled = false")]).unwrap();
     assert_eq!(off.review.value, None);
 }
 
@@ -112,7 +112,7 @@ fn what_cannot_be_meant_is_refused_with_its_place() {
         (with("key = \"sk-123\""), "unknown key `key`"),
     ];
     for (source, wanted) in cases {
-        let error = merge(&[(Layer::User, &source)]).unwrap_err().to_string();
+        let error = merge(&[(ConfigLayer::User, &source)]).unwrap_err().to_string();
         assert!(error.contains(wanted), "{source}\n{error}");
     }
 }
@@ -120,7 +120,7 @@ fn what_cannot_be_meant_is_refused_with_its_place() {
 /// Consent is bound to what may be done, not to who was asked about it.
 #[test]
 fn an_opinion_is_no_part_of_what_was_agreed_to() {
-    assert_eq!(merge(&[]).unwrap().digest(), merge(&[(Layer::User, GOOD)]).unwrap().digest());
+    assert_eq!(merge(&[]).unwrap().compute_digest(), merge(&[(ConfigLayer::User, GOOD)]).unwrap().compute_digest());
 }
 
 /// A run never reads the key that its own questions are sent with.
@@ -135,9 +135,9 @@ fn no_run_reads_the_key() {
     std::fs::write(&file, format!("{GOOD}key_file = \"~/key\"\n")).unwrap();
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
     let nowhere = Path::new("/nonexistent");
-    let mut sources = Sources::standard(&home, None, None, None);
+    let mut sources = ConfigSources::at_standard_paths(&home, None, None, None);
     (sources.managed_file, sources.system_file) = (nowhere.join("m"), nowhere.join("s"));
-    let settings = load(&sources).unwrap();
+    let settings = load_settings(&sources).unwrap();
     let hidden = |name: &str| -> Vec<PathBuf> {
         let profile = resolve_profile(&settings, name, &home.join("work"), &[]).unwrap();
         profile.filesystem.hide.iter().map(|path| path.as_path().to_owned()).collect()
@@ -154,12 +154,12 @@ fn no_run_reads_the_key() {
 #[test]
 fn who_is_told_of_sandboxes_is_not_for_a_project_either() {
     let told = "[notify]\nprogram = [\"/usr/bin/notify-send\"]\n";
-    assert!(merge(&[(Layer::System, told)]).unwrap().notify.value.is_some());
-    assert_eq!(merge(&[(Layer::System, told), (Layer::User, "[notify]")]).unwrap().notify.value, None);
-    for layer in [Layer::Project, Layer::Session] {
-        let error = merge(&[(Layer::User, told), (layer, told)]).unwrap_err().to_string();
+    assert!(merge(&[(ConfigLayer::System, told)]).unwrap().notify.value.is_some());
+    assert_eq!(merge(&[(ConfigLayer::System, told), (ConfigLayer::User, "[notify]")]).unwrap().notify.value, None);
+    for layer in [ConfigLayer::Project, ConfigLayer::Session] {
+        let error = merge(&[(ConfigLayer::User, told), (layer, told)]).unwrap_err().to_string();
         assert!(error.contains(":1:") && error.contains("may only tighten"), "{layer}: {error}");
     }
-    let error = merge(&[(Layer::User, "[notify]\nprogram = [\"notify-send\"]")]).unwrap_err().to_string();
+    let error = merge(&[(ConfigLayer::User, "[notify]\nprogram = [\"notify-send\"]")]).unwrap_err().to_string();
     assert!(error.contains(":2:") && error.contains("absolute path"), "{error}");
 }

@@ -5,36 +5,36 @@
 use std::path::Path;
 
 use stockade_model::{
-    Answer, ApprovalMode, Command, Denial, Event, EventKind, Grant, Layer as DenialLayer, Level, Operation, ReadAccess,
-    Request, Resolution, SandboxPreference, Scope,
+    ApprovalAnswer, ApprovalMode, RequestCommand, Denial, Event, EventKind, Grant, DenialLayer as DenialLayer, IsolationLevel, DeniedOperation, ReadAccess,
+    RunRequest, DenialResolution, SandboxPreference, ApprovalScope,
 };
-use stockade_policy::suggest::{Learned, suggest};
-use stockade_policy::{Layer, LayerText, OwnDirectories, Settings, resolve_profile};
+use stockade_policy::suggest::{SuggestionData, suggest_policy};
+use stockade_policy::{ConfigLayer, LayerText, OwnDirectories, PolicySettings, resolve_profile};
 
 const WORKSPACE: &str = "/home/u/work";
 
-fn settings(source: &str) -> Settings {
+fn settings(source: &str) -> PolicySettings {
     let own = OwnDirectories {
         configuration: vec!["/home/u/.config/stockade".into()],
         state: vec!["/home/u/.local/state/stockade".into()],
         ..OwnDirectories::default()
     };
-    let layer = LayerText { layer: Layer::User, path: "/u".into(), source: source.to_owned() };
-    Settings::from_layers(Path::new("/home/u"), own, &[layer]).unwrap()
+    let layer = LayerText { layer: ConfigLayer::User, path: "/u".into(), source: source.to_owned() };
+    PolicySettings::from_layers(Path::new("/home/u"), own, &[layer]).unwrap()
 }
 
-fn request(script: &str) -> Request {
-    Request {
+fn request(script: &str) -> RunRequest {
+    RunRequest {
         id: "req_00000000000000000000000000".parse().unwrap(),
         session: None,
-        command: Command::Script(script.into()),
+        command: RequestCommand::Script(script.into()),
         cwd: WORKSPACE.into(),
         workspace: WORKSPACE.into(),
         environment: Default::default(),
         profile: "workspace".into(),
         grants: Vec::new(),
         requested: Vec::new(),
-        level: Level::Full,
+        level: IsolationLevel::Full,
         approval_mode: ApprovalMode::OnFailure,
         sandbox: SandboxPreference::Auto,
         timeout_ms: None,
@@ -44,12 +44,12 @@ fn request(script: &str) -> Request {
 }
 
 /// A session: a command, what was granted, what was refused.
-fn learned(script: &str, granted: &[&str], refused: &[&str]) -> Learned {
+fn learned(script: &str, granted: &[&str], refused: &[&str]) -> SuggestionData {
     let grant = |text: &str| text.parse::<Grant>().unwrap();
     let mut kinds = vec![
         EventKind::Requested { request: Box::new(request(script)), environment_names: Vec::new() },
         EventKind::Answered {
-            answer: Answer::Approved(Scope::Once),
+            answer: ApprovalAnswer::Approved(ApprovalScope::Once),
             by: "terminal".into(),
             digest: stockade_model::Digest::of_fields("test", std::iter::empty()),
             waited_ms: 1,
@@ -59,11 +59,11 @@ fn learned(script: &str, granted: &[&str], refused: &[&str]) -> Learned {
     // First each was refused and noted, then agreed to.
     for (text, resolution) in granted
         .iter()
-        .map(|text| (text, Resolution::Recorded))
-        .chain(refused.iter().map(|text| (text, Resolution::Refused)))
+        .map(|text| (text, DenialResolution::Recorded))
+        .chain(refused.iter().map(|text| (text, DenialResolution::Refused)))
     {
         let denial = Denial {
-            operation: Operation::Write,
+            operation: DeniedOperation::Write,
             object: "x".into(),
             pid: None,
             program: None,
@@ -77,10 +77,10 @@ fn learned(script: &str, granted: &[&str], refused: &[&str]) -> Learned {
     }
     let grants = granted.iter().map(|text| grant(text)).collect();
     kinds.push(EventKind::Granted { grants, holds: Vec::new() });
-    let mut learned = Learned::default();
+    let mut learned = SuggestionData::default();
     for kind in kinds {
         let id = "req_00000000000000000000000000".parse().unwrap();
-        learned.take(&Event { time_ms: 1, request: id, session: None, kind });
+        learned.add_event(&Event { time_ms: 1, request: id, session: None, kind });
     }
     learned
 }
@@ -93,7 +93,7 @@ fn exactly_what_was_agreed_to() {
         &["write /home/u/.cache/pip", "connect pypi.org:443", "write /home/u/work/a", "env MY_FLAVOUR"],
         &["connect evil.example:443", "write /etc/x"],
     );
-    let found = suggest(&settings, &learned, "workspace", Path::new(WORKSPACE), (true, &[]));
+    let found = suggest_policy(&settings, &learned, "workspace", Path::new(WORKSPACE), (true, &[]));
     insta::assert_snapshot!(found.to_toml("learned", "workspace", &learned), @r#"
     [profiles.learned]
     extends = "workspace"
@@ -140,7 +140,7 @@ fn never_credentials_protected_names_or_what_governs() {
         "exec /bin/x",
     ] {
         let learned = learned("tool", &[grant], &[]);
-        let found = suggest(&settings, &learned, "workspace", Path::new(WORKSPACE), (true, &[]));
+        let found = suggest_policy(&settings, &learned, "workspace", Path::new(WORKSPACE), (true, &[]));
         assert!(found.is_empty(), "{grant}: {}", found.to_toml("x", "workspace", &learned));
         assert_eq!(found.left_out.len(), 1, "{grant}");
     }
@@ -149,7 +149,7 @@ fn never_credentials_protected_names_or_what_governs() {
 #[test]
 fn interpreters_get_no_rule_but_the_host_does() {
     let learned = learned("python3 fetch.py", &["connect pypi.org:443"], &[]);
-    let found = suggest(&settings(""), &learned, "workspace", Path::new(WORKSPACE), (false, &[]));
+    let found = suggest_policy(&settings(""), &learned, "workspace", Path::new(WORKSPACE), (false, &[]));
     assert!(found.rules.is_empty());
     let text = found.to_toml("learned", "workspace", &learned);
     insta::assert_snapshot!(text, @r#"
@@ -160,9 +160,9 @@ fn interpreters_get_no_rule_but_the_host_does() {
     ]
     "#);
     let profile = resolve_profile(&settings(&text), "learned", Path::new(WORKSPACE), &[]).unwrap();
-    let listed = |target: &str| profile.egress.listed(&target.parse().unwrap());
-    assert!(matches!(listed("pypi.org:443"), stockade_model::Listed::Allowed(_)));
-    assert_eq!(listed("pypi.org:80"), stockade_model::Listed::Not);
+    let listed = |target: &str| profile.egress.look_up_target(&target.parse().unwrap());
+    assert!(matches!(listed("pypi.org:443"), stockade_model::TargetListing::Allowed(_)));
+    assert_eq!(listed("pypi.org:80"), stockade_model::TargetListing::Not);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn a_directory_only_where_it_is_asked_for() {
     let settings = settings("");
     let suggested = |generalise, refused: &[&str]| {
         let learned = learned("tool", &files, refused);
-        let found = suggest(&settings, &learned, "workspace", Path::new(WORKSPACE), (generalise, &[]));
+        let found = suggest_policy(&settings, &learned, "workspace", Path::new(WORKSPACE), (generalise, &[]));
         (found.profile["write"].clone(), found.generalised)
     };
     let exact = ["/srv/lone/a", "/srv/out/a", "/srv/out/b", "/srv/out/c"];
@@ -186,15 +186,15 @@ fn a_directory_only_where_it_is_asked_for() {
 /// What a request asks for, and did not get, was agreed to by nobody.
 #[test]
 fn asking_is_not_getting() {
-    let asked = Request { grants: vec!["write /srv/x".parse().unwrap()], ..request("tool") };
-    let mut learned = Learned::default();
-    learned.take(&Event {
+    let asked = RunRequest { grants: vec!["write /srv/x".parse().unwrap()], ..request("tool") };
+    let mut learned = SuggestionData::default();
+    learned.add_event(&Event {
         time_ms: 1,
         request: asked.id.clone(),
         session: None,
         kind: EventKind::Requested { request: Box::new(asked), environment_names: Vec::new() },
     });
-    assert!(suggest(&settings(""), &learned, "workspace", Path::new(WORKSPACE), (false, &[])).is_empty());
+    assert!(suggest_policy(&settings(""), &learned, "workspace", Path::new(WORKSPACE), (false, &[])).is_empty());
 }
 
 #[test]
@@ -202,13 +202,13 @@ fn the_later_word_holds() {
     let settings = settings("");
     let learned = learned("tool", &["write /srv/x"], &["write /srv/x"]);
     // Refused, then granted.
-    let found = suggest(&settings, &learned, "workspace", Path::new(WORKSPACE), (false, &[]));
+    let found = suggest_policy(&settings, &learned, "workspace", Path::new(WORKSPACE), (false, &[]));
     assert_eq!(found.profile["write"], ["/srv/x"]);
 }
 
 /// A session with a traced run: what it read, and how many files a directory
 /// stands for.
-fn traced(reads: &[(&str, u64)]) -> Learned {
+fn traced(reads: &[(&str, u64)]) -> SuggestionData {
     let mut learned = learned("tool", &[], &[]);
     let reads = reads.iter().map(|(path, files)| ReadAccess {
         object: path.trim_end_matches('/').into(),
@@ -220,7 +220,7 @@ fn traced(reads: &[(&str, u64)]) -> Learned {
     });
     let kind = EventKind::Traced { attempt: 1, reads: reads.collect() };
     let id = "req_00000000000000000000000000".parse().unwrap();
-    learned.take(&Event { time_ms: 1, request: id, session: None, kind });
+    learned.add_event(&Event { time_ms: 1, request: id, session: None, kind });
     learned
 }
 
@@ -240,7 +240,7 @@ fn a_traced_run_hides_what_it_did_not_read() {
     let learned = traced(&read);
     let places = ["/home".into(), "/srv".into()];
     let base = settings("");
-    let found = suggest(&base, &learned, "workspace", Path::new(WORKSPACE), (false, &places));
+    let found = suggest_policy(&base, &learned, "workspace", Path::new(WORKSPACE), (false, &places));
     let text = found.to_toml("learned", "workspace", &learned);
     insta::assert_snapshot!(text, @r#"
     [profiles.learned]
@@ -293,7 +293,7 @@ fn a_directory_of_what_was_read_only_where_it_is_asked_for_and_never_over_a_cred
         ("/home/u/b", 0),
         ("/home/u/c", 0),
     ]);
-    let found = suggest(&settings(""), &many, "workspace", Path::new(WORKSPACE), (true, &[]));
+    let found = suggest_policy(&settings(""), &many, "workspace", Path::new(WORKSPACE), (true, &[]));
     let revealed = &found.profile["reveal"];
     let expected = ["./", "~/.cargo/registry", "~/a", "~/b", "~/c", "~/conf/x", "~/conf/y", "~/conf/z", "~/lib"]
         .map(str::to_owned);
@@ -301,7 +301,7 @@ fn a_directory_of_what_was_read_only_where_it_is_asked_for_and_never_over_a_cred
     let made: Vec<_> = found.generalised.iter().map(|made| (made.directory.to_str().unwrap(), made.reads)).collect();
     assert_eq!(made, [("/home/u/.cargo/registry", true), ("/home/u/lib", true)]);
     let above = traced(&[("/home/u", 900), ("/home", 2000)]);
-    let found = suggest(&settings(""), &above, "workspace", Path::new(WORKSPACE), (true, &[]));
+    let found = suggest_policy(&settings(""), &above, "workspace", Path::new(WORKSPACE), (true, &[]));
     assert_eq!((found.profile["reveal"].len(), found.left_out.len()), (1, 1), "{:?}", found.left_out);
 }
 
@@ -310,7 +310,7 @@ fn a_secret_is_suggested_for_its_host_whatever_took_it_there() {
     let source = "[profiles.workspace.egress.secrets.github]\nfrom = \"env T\"\nhosts = [\"github.com:443\"]\nkind = \"bearer\"\n";
     let settings = settings(source);
     let learned = learned("python3 x", &["secret github to ghe.example.com:443", "secret github to a.b"], &[]);
-    let suggestion = suggest(&settings, &learned, "workspace", Path::new(WORKSPACE), (false, &[]));
+    let suggestion = suggest_policy(&settings, &learned, "workspace", Path::new(WORKSPACE), (false, &[]));
     let text = suggestion.to_toml("learned", "workspace", &learned);
     let rule = "[[rules]]\nhosts = [\"ghe.example.com:443\"]\neffect = \"allow\"\ngrants = [\"secret github to ghe.example.com:443\"]\n";
     assert!(text.starts_with(rule), "{text}");

@@ -12,10 +12,10 @@ use std::sync::OnceLock;
 
 use proptest::prelude::*;
 use stockade_model::{
-    ApprovalMode, Assessment, CallerApproval, Command, Decision, Finding, Grant, GranularMode, Impact, Level,
-    QuestionKind, RawText, Request, SandboxPreference, Tier, Verdict,
+    ApprovalMode, Assessment, CallerApproval, RequestCommand, Decision, Finding, Grant, GranularMode, Impact, IsolationLevel,
+    QuestionKind, RawText, RunRequest, SandboxPreference, Tier, PolicyVerdict,
 };
-use stockade_policy::{Layer, LayerText, ModeAnswers, OwnDirectories, Ruling, Settings, decide, rule_on};
+use stockade_policy::{ConfigLayer, LayerText, ModeAnswers, OwnDirectories, PolicyRuling, PolicySettings, decide_request, rule_on};
 
 const SNAPSHOT: &str = include_str!("snapshots/table__decisions.snap");
 
@@ -76,7 +76,7 @@ fn classes(bits: u8) -> GranularMode {
 
 #[test]
 fn granular_classes_are_independent() {
-    let answers = |bits| ModeAnswers::of(ApprovalMode::Granular(classes(bits)));
+    let answers = |bits| ModeAnswers::from_mode(ApprovalMode::Granular(classes(bits)));
     for bits in 0..16u8 {
         let (found, none, all) = (answers(bits), answers(0), answers(15));
         let pick = |bit: u8| if bits & (1 << bit) != 0 { all } else { none };
@@ -89,7 +89,7 @@ fn granular_classes_are_independent() {
             filesystem: pick(2).filesystem,
             network: pick(1).network,
             other: pick(0).other,
-            unsandboxed: if bits == 15 { Verdict::Ask } else { Verdict::Deny },
+            unsandboxed: if bits == 15 { PolicyVerdict::Ask } else { PolicyVerdict::Deny },
             denied_filesystem: pick(2).denied_filesystem,
             denied_network: pick(1).denied_network,
             denied_other: pick(0).denied_other,
@@ -126,7 +126,7 @@ fn places() -> [(&'static str, Place); 3] {
     [("workspace", Place::Workspace), ("host", Place::Host), ("host permitted", Place::HostPermitted)]
 }
 
-fn settings(rule: RuleCase, place: Place) -> Settings {
+fn settings(rule: RuleCase, place: Place) -> PolicySettings {
     let effect = match rule {
         RuleCase::None => None,
         RuleCase::Allow => Some("allow"),
@@ -137,11 +137,11 @@ fn settings(rule: RuleCase, place: Place) -> Settings {
         format!("[[rules]]\nprefix = [\"tool\"]\neffect = \"{effect}\"\njustification = \"because\"\n")
     });
     let source = format!("allow_host = {}\n{rule}", place == Place::HostPermitted);
-    let layer = LayerText { layer: Layer::User, path: PathBuf::from("/home/u/.config/stockade/config.toml"), source };
-    Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[layer]).unwrap()
+    let layer = LayerText { layer: ConfigLayer::User, path: PathBuf::from("/home/u/.config/stockade/config.toml"), source };
+    PolicySettings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[layer]).unwrap()
 }
 
-fn request(mode: ApprovalMode, rule: RuleCase, grants: GrantCase, place: Place) -> Request {
+fn request(mode: ApprovalMode, rule: RuleCase, grants: GrantCase, place: Place) -> RunRequest {
     let script = if rule == RuleCase::MaybeDeny { "run $(tool)" } else { "tool --flag" };
     let grants = match grants {
         GrantCase::None => &[][..],
@@ -150,17 +150,17 @@ fn request(mode: ApprovalMode, rule: RuleCase, grants: GrantCase, place: Place) 
         GrantCase::Other => &["env GITHUB_TOKEN"],
         GrantCase::ByPerson => &["write /srv/data", "connect pypi.org:443", "env GITHUB_TOKEN"],
     };
-    Request {
+    RunRequest {
         id: "req_00000000000000000000000000".parse().unwrap(),
         session: None,
-        command: Command::Script(script.into()),
+        command: RequestCommand::Script(script.into()),
         cwd: "/work".into(),
         workspace: "/work".into(),
         environment: [("HOME".to_owned(), RawText::from("/home/u"))].into(),
         profile: if place == Place::Workspace { "workspace".into() } else { "host".into() },
         grants: grants.iter().map(|text| text.parse::<Grant>().unwrap()).collect(),
         requested: Vec::new(),
-        level: Level::Full,
+        level: IsolationLevel::Full,
         approval_mode: mode,
         sandbox: SandboxPreference::Auto,
         timeout_ms: None,
@@ -172,7 +172,7 @@ fn request(mode: ApprovalMode, rule: RuleCase, grants: GrantCase, place: Place) 
 fn assessment(tier: Tier) -> Assessment {
     let finding =
         Finding { code: "some-code".into(), tier, impact: Impact::default(), message: "Something.".into(), span: None };
-    Assessment { findings: vec![finding], ..Assessment::bare(tier) }
+    Assessment { findings: vec![finding], ..Assessment::without_findings(tier) }
 }
 
 struct Cell {
@@ -182,17 +182,17 @@ struct Cell {
     grants: GrantCase,
     place: Place,
     preference: SandboxPreference,
-    ruling: Ruling,
-    with_caller: Ruling,
+    ruling: PolicyRuling,
+    with_caller: PolicyRuling,
 }
 
 impl Cell {
     /// `A`llow, `?` ask, `D`eny.
     fn text(&self) -> String {
         let letter = |decision: &Decision| match decision.verdict {
-            Verdict::Allow => 'A',
-            Verdict::Ask => '?',
-            Verdict::Deny => 'D',
+            PolicyVerdict::Allow => 'A',
+            PolicyVerdict::Ask => '?',
+            PolicyVerdict::Deny => 'D',
         };
         format!("{}{}", letter(&self.ruling.decision), letter(&self.with_caller.decision))
     }
@@ -210,7 +210,7 @@ fn table() -> &'static [(String, Vec<Cell>)] {
 
 fn make_table() -> Vec<(String, Vec<Cell>)> {
     let mut rows = Vec::new();
-    let all_settings: Vec<Vec<Settings>> =
+    let all_settings: Vec<Vec<PolicySettings>> =
         places().iter().map(|(_, place)| rules().iter().map(|rule| settings(*rule, *place)).collect()).collect();
     for (mode_name, mode) in modes() {
         for (p, (place_name, place)) in places().into_iter().enumerate() {
@@ -221,7 +221,7 @@ fn make_table() -> Vec<(String, Vec<Cell>)> {
                         for (r, rule) in rules().into_iter().enumerate() {
                             let mut request = request(mode, rule, grants, place);
                             request.sandbox = preference;
-                            let rule_on = |request: &Request| {
+                            let rule_on = |request: &RunRequest| {
                                 // The configured mode is the mildest, so the request's own holds.
                                 let by_person = grants == GrantCase::ByPerson;
                                 rule_on(&all_settings[p][r], request, &assessment(tier), by_person)
@@ -290,15 +290,15 @@ fn laws_hold_in_every_case() {
             let (verdict, with_caller) = (cell.ruling.decision.verdict, cell.with_caller.decision.verdict);
             // L9: a rule's deny is final.
             if cell.rule == RuleCase::Deny {
-                assert_eq!((verdict, with_caller), (Verdict::Deny, Verdict::Deny), "{why}");
+                assert_eq!((verdict, with_caller), (PolicyVerdict::Deny, PolicyVerdict::Deny), "{why}");
             }
             // L1: nothing runs unsandboxed without a question that only a person answers.
             for ruling in [&cell.ruling, &cell.with_caller] {
                 assert_eq!(ruling.unsandboxed, cell.place != Place::Workspace, "{why}");
                 if ruling.unsandboxed {
-                    assert_ne!(ruling.decision.verdict, Verdict::Allow, "{why}");
+                    assert_ne!(ruling.decision.verdict, PolicyVerdict::Allow, "{why}");
                 }
-                let asks = ruling.decision.verdict == Verdict::Ask;
+                let asks = ruling.decision.verdict == PolicyVerdict::Ask;
                 assert_eq!(!ruling.questions.is_empty(), asks, "{why}");
                 if ruling.unsandboxed && asks {
                     assert_eq!(ruling.questions, [QuestionKind::Unsandboxed], "{why}");
@@ -308,20 +308,20 @@ fn laws_hold_in_every_case() {
                 assert!(!ruling.decision.rule.is_empty(), "{why}");
             }
             if cell.mode == ApprovalMode::Never {
-                assert_ne!(verdict, Verdict::Ask, "{why}");
+                assert_ne!(verdict, PolicyVerdict::Ask, "{why}");
             }
             // A caller's approval spares a question and does nothing else.
-            assert!(with_caller <= verdict && (verdict != Verdict::Deny || with_caller == Verdict::Deny), "{why}");
+            assert!(with_caller <= verdict && (verdict != PolicyVerdict::Deny || with_caller == PolicyVerdict::Deny), "{why}");
             // L1: powers that came with the request always need a person.
             if !matches!(cell.grants, GrantCase::None | GrantCase::ByPerson) && cell.place == Place::Workspace {
-                assert_ne!(with_caller, Verdict::Allow, "{why}");
+                assert_ne!(with_caller, PolicyVerdict::Allow, "{why}");
             }
             assert!(cell.with_caller.decision.reasons.contains(&"agent was warned: careful".to_owned()), "{why}");
         }
     }
 }
 
-fn settings_of(rules: &[(&str, &str)]) -> Settings {
+fn settings_of(rules: &[(&str, &str)]) -> PolicySettings {
     // In any of the files: a project may not allow, so allow rules stand in the user's.
     let text = |(program, effect): &(&str, &str)| {
         format!("[[rules]]\nprefix = [\"{program}\"]\neffect = \"{effect}\"\njustification = \"because\"\n")
@@ -332,10 +332,10 @@ fn settings_of(rules: &[(&str, &str)]) -> Settings {
     let project: String = raise.into_iter().map(text).collect();
     let all: String = rules.iter().map(text).collect();
     let layers = match rules.len() % 2 {
-        0 => vec![layer(Layer::User, "/u", user), layer(Layer::Project, "/p", project)],
-        _ => vec![layer(Layer::System, "/s", all)],
+        0 => vec![layer(ConfigLayer::User, "/u", user), layer(ConfigLayer::Project, "/p", project)],
+        _ => vec![layer(ConfigLayer::System, "/s", all)],
     };
-    Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &layers).unwrap()
+    PolicySettings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &layers).unwrap()
 }
 
 proptest! {
@@ -355,10 +355,10 @@ proptest! {
         caller: bool,
     ) {
         let mut request = request(modes()[mode].1, RuleCase::None, GrantCase::None, Place::Workspace);
-        request.command = Command::Script(script.into());
+        request.command = RequestCommand::Script(script.into());
         request.caller_approval = caller.then(|| CallerApproval { by: "agent".into(), warnings: vec![] });
         let assessment = assessment(tiers()[tier]);
-        let decide = |rules: &[(&str, &str)]| decide(&settings_of(rules), &request, &assessment, by_person);
+        let decide = |rules: &[(&str, &str)]| decide_request(&settings_of(rules), &request, &assessment, by_person);
         let decision = decide(&rules);
         // Pure: the same again.
         prop_assert_eq!(&decision, &decide(&rules));
@@ -367,7 +367,7 @@ proptest! {
         prop_assert_eq!(decision.verdict, decide(&reversed).verdict);
         let plain = script != "$(tool)";
         if plain && rules.iter().any(|(program, effect)| *effect == "deny" && script.contains(program)) {
-            prop_assert_eq!(decision.verdict, Verdict::Deny);
+            prop_assert_eq!(decision.verdict, PolicyVerdict::Deny);
         }
         // One more raising rule never makes it milder.
         for raising in ["ask", "deny"] {
@@ -382,10 +382,10 @@ proptest! {
     fn every_command_has_a_verdict(script: Vec<u8>, words in proptest::collection::vec(any::<Vec<u8>>(), 0..4)) {
         let settings = settings_of(&[("tool", "deny"), ("ls", "allow"), ("a", "ask")]);
         let mut request = request(ApprovalMode::Untrusted, RuleCase::None, GrantCase::None, Place::Workspace);
-        let argv = Command::Argv(words.into_iter().map(RawText::from).collect());
-        for command in [Command::Script(script.into()), argv] {
+        let argv = RequestCommand::Argv(words.into_iter().map(RawText::from).collect());
+        for command in [RequestCommand::Script(script.into()), argv] {
             request.command = command;
-            prop_assert!(!decide(&settings, &request, &assessment(Tier::Ask), true).rule.is_empty());
+            prop_assert!(!decide_request(&settings, &request, &assessment(Tier::Ask), true).rule.is_empty());
         }
     }
 }
@@ -404,7 +404,7 @@ fn what_a_person_reads() {
         (Tier::Ask, RuleCase::None, GrantCase::None, Place::HostPermitted),
     ] {
         let request = request(ApprovalMode::OnFailure, rule, grants, place);
-        let decision = decide(&settings(rule, place), &request, &assessment(tier), false);
+        let decision = decide_request(&settings(rule, place), &request, &assessment(tier), false);
         let _ = writeln!(text, "{:?}: {}", decision.verdict, decision.rule);
         decision.reasons.iter().for_each(|reason| {
             let _ = writeln!(text, "  {reason}");
@@ -414,46 +414,46 @@ fn what_a_person_reads() {
 }
 
 #[track_caller]
-fn check(configured: &str, change: impl Fn(&mut Request), by_person: bool, expected: Verdict) {
+fn check(configured: &str, change: impl Fn(&mut RunRequest), by_person: bool, expected: PolicyVerdict) {
     let path = PathBuf::from("/home/u/.config/stockade/config.toml");
-    let layer = LayerText { layer: Layer::User, path, source: configured.to_owned() };
-    let settings = Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[layer]).unwrap();
+    let layer = LayerText { layer: ConfigLayer::User, path, source: configured.to_owned() };
+    let settings = PolicySettings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[layer]).unwrap();
     let mut request = request(ApprovalMode::OnFailure, RuleCase::None, GrantCase::None, Place::Workspace);
     change(&mut request);
-    let decision = decide(&settings, &request, &assessment(Tier::Ask), by_person);
+    let decision = decide_request(&settings, &request, &assessment(Tier::Ask), by_person);
     assert_eq!(decision.verdict, expected, "{decision:?}");
 }
 
 #[test]
 fn a_request_may_only_tighten_unless_it_is_the_persons() {
-    let restricted = |request: &mut Request| request.level = Level::Restricted;
-    check("", restricted, false, Verdict::Deny);
-    check("", restricted, true, Verdict::Allow);
-    check("level = \"restricted\"", restricted, false, Verdict::Allow);
-    check("", |request| request.level = Level::None, true, Verdict::Deny);
-    let nothing = |_: &mut Request| {};
-    check("approval_mode = \"untrusted\"", nothing, false, Verdict::Ask);
-    check("approval_mode = \"untrusted\"", nothing, true, Verdict::Allow);
-    check("profile = \"read-only\"", nothing, false, Verdict::Ask);
-    check("profile = \"read-only\"", nothing, true, Verdict::Allow);
-    check("", |request| request.profile = "read-only".into(), false, Verdict::Allow);
-    check("", |request| request.profile = "nonesuch".into(), true, Verdict::Deny);
-    check("", |request| request.workspace = "relative".into(), true, Verdict::Deny);
-    let host = |request: &mut Request| request.profile = "host".into();
-    check("allow_host = true", host, true, Verdict::Ask);
-    check("allow_host = true\nsandbox = \"require\"", host, true, Verdict::Deny);
+    let restricted = |request: &mut RunRequest| request.level = IsolationLevel::Restricted;
+    check("", restricted, false, PolicyVerdict::Deny);
+    check("", restricted, true, PolicyVerdict::Allow);
+    check("level = \"restricted\"", restricted, false, PolicyVerdict::Allow);
+    check("", |request| request.level = IsolationLevel::None, true, PolicyVerdict::Deny);
+    let nothing = |_: &mut RunRequest| {};
+    check("approval_mode = \"untrusted\"", nothing, false, PolicyVerdict::Ask);
+    check("approval_mode = \"untrusted\"", nothing, true, PolicyVerdict::Allow);
+    check("profile = \"read-only\"", nothing, false, PolicyVerdict::Ask);
+    check("profile = \"read-only\"", nothing, true, PolicyVerdict::Allow);
+    check("", |request| request.profile = "read-only".into(), false, PolicyVerdict::Allow);
+    check("", |request| request.profile = "nonesuch".into(), true, PolicyVerdict::Deny);
+    check("", |request| request.workspace = "relative".into(), true, PolicyVerdict::Deny);
+    let host = |request: &mut RunRequest| request.profile = "host".into();
+    check("allow_host = true", host, true, PolicyVerdict::Ask);
+    check("allow_host = true\nsandbox = \"require\"", host, true, PolicyVerdict::Deny);
 }
 
 #[test]
 fn powers_that_are_there_already_need_no_consent() {
-    let grants = |text: &'static str| move |request: &mut Request| request.grants = vec![text.parse().unwrap()];
-    check("", grants("write /work/src"), false, Verdict::Allow);
-    check("", grants("read /usr/share"), false, Verdict::Allow);
-    check("", grants("env PATH"), false, Verdict::Allow);
-    check("", grants("write /work/.git"), false, Verdict::Ask);
-    check("", grants("write /work/.GIT/hooks"), false, Verdict::Ask);
-    check("", grants("read /home/u/.ssh/config"), false, Verdict::Ask);
-    check("", grants("env GITHUB_TOKEN"), false, Verdict::Ask);
-    check("", grants("listen 80"), false, Verdict::Ask);
-    check("", grants("write /work/.stockade.toml"), true, Verdict::Deny);
+    let grants = |text: &'static str| move |request: &mut RunRequest| request.grants = vec![text.parse().unwrap()];
+    check("", grants("write /work/src"), false, PolicyVerdict::Allow);
+    check("", grants("read /usr/share"), false, PolicyVerdict::Allow);
+    check("", grants("env PATH"), false, PolicyVerdict::Allow);
+    check("", grants("write /work/.git"), false, PolicyVerdict::Ask);
+    check("", grants("write /work/.GIT/hooks"), false, PolicyVerdict::Ask);
+    check("", grants("read /home/u/.ssh/config"), false, PolicyVerdict::Ask);
+    check("", grants("env GITHUB_TOKEN"), false, PolicyVerdict::Ask);
+    check("", grants("listen 80"), false, PolicyVerdict::Ask);
+    check("", grants("write /work/.stockade.toml"), true, PolicyVerdict::Deny);
 }

@@ -2,7 +2,7 @@
 //! the model: it is limited here, and escaped wherever it is shown.
 
 use serde::Deserialize;
-use stockade_model::{Opinion, RawText, Risk, RiskCategory};
+use stockade_model::{ReviewOpinion, RawText, RiskLevel, RiskCategory};
 
 /// Most characters of a summary.
 const MAX_SUMMARY_CHARACTERS: usize = 300;
@@ -22,29 +22,29 @@ pub(crate) enum AnswerError {
 
 /// Further keys are ignored, because they have no effect.
 #[derive(Deserialize)]
-struct Said {
+struct ModelAnswer {
     summary: String,
     risk: String,
     categories: Vec<String>,
 }
 
 /// Parses the structured part of an answer.
-pub(crate) fn opinion(said: serde_json::Value) -> Result<Opinion, AnswerError> {
-    let said: Said = serde_json::from_value(said).map_err(|_| AnswerError::Malformed)?;
-    let known = [Risk::Low, Risk::Medium, Risk::High, Risk::Critical];
+pub(crate) fn parse_opinion(said: serde_json::Value) -> Result<ReviewOpinion, AnswerError> {
+    let said: ModelAnswer = serde_json::from_value(said).map_err(|_| AnswerError::Malformed)?;
+    let known = [RiskLevel::Low, RiskLevel::Medium, RiskLevel::High, RiskLevel::Critical];
     let risk = known.into_iter().find(|risk| risk.name() == said.risk).ok_or(AnswerError::UnknownRisk)?;
     // An unknown category counts as `Other`, because it still names a harm.
-    let mut categories: Vec<RiskCategory> = said.categories.iter().map(|name| category(name)).collect();
+    let mut categories: Vec<RiskCategory> = said.categories.iter().map(|name| parse_category(name)).collect();
     categories.sort_unstable();
     categories.dedup();
-    Ok(Opinion { risk, summary: summary(&said.summary), categories })
+    Ok(ReviewOpinion { risk, summary: sanitize_summary(&said.summary), categories })
 }
 
-fn category(name: &str) -> RiskCategory {
+fn parse_category(name: &str) -> RiskCategory {
     RiskCategory::ALL.into_iter().find(|known| known.name() == name).unwrap_or(RiskCategory::Other)
 }
 
-fn summary(text: &str) -> RawText {
+fn sanitize_summary(text: &str) -> RawText {
     let mut line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     if let Some((end, _)) = line.char_indices().nth(MAX_SUMMARY_CHARACTERS) {
         line.truncate(end);
@@ -61,16 +61,16 @@ mod tests {
 
     #[test]
     fn opinions_are_read_strictly() {
-        let good = opinion(json!({"summary": " a\n\tb ", "risk": "high",
+        let good = parse_opinion(json!({"summary": " a\n\tb ", "risk": "high",
             "categories": ["network", "exfiltration", "network", "telepathy"], "answer": "approved"}));
-        let wanted = Opinion {
-            risk: Risk::High,
+        let wanted = ReviewOpinion {
+            risk: RiskLevel::High,
             summary: "a b".into(),
             categories: vec![RiskCategory::Exfiltration, RiskCategory::Network, RiskCategory::Other],
         };
         assert_eq!(good, Ok(wanted));
         for risk in ["", "LOW", "none", "low ", "approved"] {
-            let said = opinion(json!({"summary": "", "risk": risk, "categories": []}));
+            let said = parse_opinion(json!({"summary": "", "risk": risk, "categories": []}));
             assert_eq!(said, Err(AnswerError::UnknownRisk), "{risk}");
         }
         for said in [
@@ -81,13 +81,13 @@ mod tests {
             json!({"summary": "x", "risk": ["low"], "categories": []}),
             json!({"summary": "x", "risk": "low", "categories": "network"}),
         ] {
-            assert_eq!(opinion(said.clone()), Err(AnswerError::Malformed), "{said}");
+            assert_eq!(parse_opinion(said.clone()), Err(AnswerError::Malformed), "{said}");
         }
     }
 
     #[test]
     fn a_summary_is_bounded() {
-        let text = summary(&"é".repeat(10_000));
+        let text = sanitize_summary(&"é".repeat(10_000));
         assert_eq!(text.to_str().unwrap().chars().count(), MAX_SUMMARY_CHARACTERS + 1);
     }
 }

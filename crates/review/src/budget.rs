@@ -12,26 +12,26 @@ use std::time::{Duration, Instant};
 use stockade_model::SessionId;
 
 /// Time-out for the lock of the file, which another run may hold.
-const LOCK_WAIT: Duration = Duration::from_millis(200);
+const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 /// A session's file is removed after this time.
-const KEPT: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+const FILE_RETENTION: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// Most old files that are examined at a time.
-const MAX_LOOKED_AT: usize = 1_000;
+const MAX_EXAMINED_FILES: usize = 1_000;
 
 /// The spent part of a budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Spent {
+struct BudgetUsage {
     calls: u64,
     bytes: u64,
 }
 
 /// Limits, and the location of the spent amounts.
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub(crate) struct ReviewBudget {
     calls: u64,
     bytes: u64,
     directory: Option<PathBuf>,
-    here: Mutex<Spent>,
+    here: Mutex<BudgetUsage>,
 }
 
 /// Reason why no call is allowed.
@@ -45,14 +45,14 @@ pub(crate) enum BudgetError {
     File(#[from] std::io::Error),
 }
 
-impl Budget {
+impl ReviewBudget {
     pub(crate) fn new(calls: u64, bytes: u64, directory: Option<PathBuf>) -> Self {
         Self { calls, bytes, directory, here: Mutex::default() }
     }
 
     /// Takes one call and the bytes of its request, before it is sent.
-    pub(crate) fn take(&self, session: Option<&SessionId>, request_bytes: u64) -> Result<(), BudgetError> {
-        self.change(session, |spent| {
+    pub(crate) fn take_call(&self, session: Option<&SessionId>, request_bytes: u64) -> Result<(), BudgetError> {
+        self.update_usage(session, |spent| {
             if spent.calls >= self.calls {
                 return Err(BudgetError::Calls(self.calls));
             }
@@ -60,19 +60,19 @@ impl Budget {
             if bytes > self.bytes {
                 return Err(BudgetError::Bytes(self.bytes));
             }
-            Ok(Spent { calls: spent.calls + 1, bytes })
+            Ok(BudgetUsage { calls: spent.calls + 1, bytes })
         })
     }
 
     /// Adds received bytes.
-    pub(crate) fn add(&self, session: Option<&SessionId>, received_bytes: u64) -> Result<(), BudgetError> {
-        self.change(session, |spent| Ok(Spent { bytes: spent.bytes.saturating_add(received_bytes), ..spent }))
+    pub(crate) fn add_received(&self, session: Option<&SessionId>, received_bytes: u64) -> Result<(), BudgetError> {
+        self.update_usage(session, |spent| Ok(BudgetUsage { bytes: spent.bytes.saturating_add(received_bytes), ..spent }))
     }
 
-    fn change(
+    fn update_usage(
         &self,
         session: Option<&SessionId>,
-        change: impl FnOnce(Spent) -> Result<Spent, BudgetError>,
+        change: impl FnOnce(BudgetUsage) -> Result<BudgetUsage, BudgetError>,
     ) -> Result<(), BudgetError> {
         let (Some(directory), Some(session)) = (&self.directory, session) else {
             let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,13 +90,13 @@ impl Budget {
             }
             Err(error) => return Err(error.into()),
         };
-        lock(&file)?;
+        lock_file(&file)?;
         let mut text = String::new();
         (&file).take(64).read_to_string(&mut text)?;
         if text.is_empty() {
             self.forget_old();
         }
-        let spent = change(read(&text)?)?;
+        let spent = change(parse_usage(&text)?)?;
         file.rewind()?;
         // Each number has a fixed width, so a new text overwrites the old one completely.
         writeln!(file, "{:020} {:020}", spent.calls, spent.bytes)?;
@@ -106,17 +106,17 @@ impl Budget {
     /// Removes the files of old sessions.
     fn forget_old(&self) {
         let entries = self.directory.as_ref().and_then(|directory| fs::read_dir(directory).ok());
-        for entry in entries.into_iter().flatten().flatten().take(MAX_LOOKED_AT) {
+        for entry in entries.into_iter().flatten().flatten().take(MAX_EXAMINED_FILES) {
             let age = entry.metadata().and_then(|metadata| metadata.modified()).ok().and_then(|at| at.elapsed().ok());
-            if age.is_some_and(|age| age > KEPT) {
+            if age.is_some_and(|age| age > FILE_RETENTION) {
                 let _ = fs::remove_file(entry.path());
             }
         }
     }
 }
 
-fn lock(file: &File) -> std::io::Result<()> {
-    let until = Instant::now() + LOCK_WAIT;
+fn lock_file(file: &File) -> std::io::Result<()> {
+    let until = Instant::now() + LOCK_TIMEOUT;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(()),
@@ -129,13 +129,13 @@ fn lock(file: &File) -> std::io::Result<()> {
     }
 }
 
-fn read(text: &str) -> std::io::Result<Spent> {
+fn parse_usage(text: &str) -> std::io::Result<BudgetUsage> {
     if text.is_empty() {
-        return Ok(Spent::default());
+        return Ok(BudgetUsage::default());
     }
     let mut numbers = text.split_whitespace().map(str::parse);
     match (numbers.next(), numbers.next(), numbers.next()) {
-        (Some(Ok(calls)), Some(Ok(bytes)), None) => Ok(Spent { calls, bytes }),
+        (Some(Ok(calls)), Some(Ok(bytes)), None) => Ok(BudgetUsage { calls, bytes }),
         _ => Err(std::io::ErrorKind::InvalidData.into()),
     }
 }
@@ -147,15 +147,15 @@ mod tests {
     #[test]
     fn a_session_spends_over_many_runs() {
         let dir = tempfile::tempdir().unwrap();
-        let run = || Budget::new(2, 100, Some(dir.path().join("reviews")));
+        let run = || ReviewBudget::new(2, 100, Some(dir.path().join("reviews")));
         let (one, other) = ("ses_1".parse().unwrap(), "ses_2".parse().unwrap());
-        run().take(Some(&one), 10).unwrap();
-        run().take(Some(&one), 10).unwrap();
-        assert!(matches!(run().take(Some(&one), 10), Err(BudgetError::Calls(2))));
-        run().take(Some(&other), 60).unwrap();
-        run().add(Some(&other), 30).unwrap();
-        assert!(matches!(run().take(Some(&other), 11), Err(BudgetError::Bytes(100))));
-        run().take(Some(&other), 10).unwrap();
+        run().take_call(Some(&one), 10).unwrap();
+        run().take_call(Some(&one), 10).unwrap();
+        assert!(matches!(run().take_call(Some(&one), 10), Err(BudgetError::Calls(2))));
+        run().take_call(Some(&other), 60).unwrap();
+        run().add_received(Some(&other), 30).unwrap();
+        assert!(matches!(run().take_call(Some(&other), 11), Err(BudgetError::Bytes(100))));
+        run().take_call(Some(&other), 10).unwrap();
     }
 
     #[test]
@@ -164,25 +164,25 @@ mod tests {
         let session = "ses_1".parse().unwrap();
         for bad in ["x", "1", "1 2 3", "-1 2"] {
             fs::write(dir.path().join("ses_1"), bad).unwrap();
-            let budget = Budget::new(9, 900, Some(dir.path().to_owned()));
-            assert!(matches!(budget.take(Some(&session), 1), Err(BudgetError::File(_))), "{bad:?}");
+            let budget = ReviewBudget::new(9, 900, Some(dir.path().to_owned()));
+            assert!(matches!(budget.take_call(Some(&session), 1), Err(BudgetError::File(_))), "{bad:?}");
         }
-        let nowhere = Budget::new(9, 900, Some("/proc/none".into()));
-        assert!(matches!(nowhere.take(Some(&session), 1), Err(BudgetError::File(_))));
+        let nowhere = ReviewBudget::new(9, 900, Some("/proc/none".into()));
+        assert!(matches!(nowhere.take_call(Some(&session), 1), Err(BudgetError::File(_))));
     }
 
     #[test]
     fn without_a_session_a_run_spends_alone() {
-        let budget = Budget::new(1, 100, None);
-        budget.take(None, 1).unwrap();
-        assert!(budget.take(None, 1).is_err());
+        let budget = ReviewBudget::new(1, 100, None);
+        budget.take_call(None, 1).unwrap();
+        assert!(budget.take_call(None, 1).is_err());
     }
 
     #[test]
     fn many_at_once_take_no_more_than_there_is() {
         let dir = tempfile::tempdir().unwrap();
         let session: SessionId = "ses_1".parse().unwrap();
-        let take = || Budget::new(5, 10_000, Some(dir.path().to_owned())).take(Some(&session), 1).is_ok();
+        let take = || ReviewBudget::new(5, 10_000, Some(dir.path().to_owned())).take_call(Some(&session), 1).is_ok();
         let taken: usize = std::thread::scope(|scope| {
             let all: Vec<_> = (0..12).map(|_| scope.spawn(take)).collect();
             all.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum()

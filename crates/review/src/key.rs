@@ -8,11 +8,11 @@ use std::path::PathBuf;
 use stockade_model::RawText;
 
 /// Longest key, in bytes.
-const MAX_BYTES: u64 = 4_096;
+const MAX_KEY_BYTES: u64 = 4_096;
 
 /// Key of an endpoint. Its `Debug` form does not show it, and it has no other text form.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Key(String);
+pub struct EndpointKey(String);
 
 /// Source of the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub enum KeyError {
     #[error("there is no key: the variable {0} is not set")]
     Unset(String),
     /// The file cannot be read.
-    #[error("there is no key: {} cannot be read: {why}", RawText::from(.path.as_path()).escaped())]
+    #[error("there is no key: {} cannot be read: {why}", RawText::from(.path.as_path()).to_escaped())]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -40,27 +40,27 @@ pub enum KeyError {
         why: String,
     },
     /// Other users may access the file.
-    #[error("the key is not used: others may read {}", RawText::from(.0.as_path()).escaped())]
+    #[error("the key is not used: others may read {}", RawText::from(.0.as_path()).to_escaped())]
     Open(PathBuf),
     /// The key is not valid in a header.
     #[error("the key is not used: it is no line of printable ASCII")]
     Malformed,
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for EndpointKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Key(..)")
     }
 }
 
-impl Key {
+impl EndpointKey {
     /// Creates a key, without the line end of a file.
     ///
     /// # Errors
     /// [`KeyError::Malformed`] if it is not valid in a header.
     pub fn new(text: &str) -> Result<Self, KeyError> {
         let text = text.trim_end_matches(['\r', '\n']);
-        let fits = !text.is_empty() && text.len() as u64 <= MAX_BYTES && text.bytes().all(|b| b.is_ascii_graphic());
+        let fits = !text.is_empty() && text.len() as u64 <= MAX_KEY_BYTES && text.bytes().all(|b| b.is_ascii_graphic());
         if fits { Ok(Self(text.to_owned())) } else { Err(KeyError::Malformed) }
     }
 
@@ -74,22 +74,22 @@ impl KeySource {
     ///
     /// # Errors
     /// [`KeyError`] if there is no key, or if it must not be used.
-    pub fn read(&self, variable: impl Fn(&str) -> Option<OsString>) -> Result<Option<Key>, KeyError> {
+    pub fn read_key(&self, variable: impl Fn(&str) -> Option<OsString>) -> Result<Option<EndpointKey>, KeyError> {
         match self {
             Self::None => Ok(None),
             Self::Variable(name) => {
                 let value = variable(name).filter(|value| !value.is_empty());
                 let value = value.ok_or_else(|| KeyError::Unset(name.clone()))?;
-                Key::new(value.to_str().ok_or(KeyError::Malformed)?).map(Some)
+                EndpointKey::new(value.to_str().ok_or(KeyError::Malformed)?).map(Some)
             }
             Self::File(path) => {
                 let unreadable = |why| KeyError::Unreadable { path: path.clone(), why };
-                let (bytes, metadata) = stockade_exchange::read(path, MAX_BYTES + 2).map_err(unreadable)?;
+                let (bytes, metadata) = stockade_exchange::read_bounded_file(path, MAX_KEY_BYTES + 2).map_err(unreadable)?;
                 if metadata.mode() & 0o077 != 0 {
                     return Err(KeyError::Open(path.clone()));
                 }
                 let text = std::str::from_utf8(&bytes).map_err(|_| KeyError::Malformed)?;
-                Key::new(text).map(Some)
+                EndpointKey::new(text).map(Some)
             }
         }
     }
@@ -104,28 +104,28 @@ mod tests {
     #[test]
     fn keys_are_read_and_not_shown() {
         let variables = |name: &str| (name == "K").then(|| OsString::from("s3cret"));
-        let key = KeySource::Variable("K".to_owned()).read(variables).unwrap().unwrap();
+        let key = KeySource::Variable("K".to_owned()).read_key(variables).unwrap().unwrap();
         assert_eq!((key.expose(), format!("{key:?}")), ("s3cret", "Key(..)".to_owned()));
-        assert!(matches!(KeySource::Variable("L".to_owned()).read(variables), Err(KeyError::Unset(_))));
-        assert_eq!(KeySource::None.read(variables).unwrap(), None);
+        assert!(matches!(KeySource::Variable("L".to_owned()).read_key(variables), Err(KeyError::Unset(_))));
+        assert_eq!(KeySource::None.read_key(variables).unwrap(), None);
 
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         let source = KeySource::File(path.clone());
-        assert!(matches!(source.read(variables), Err(KeyError::Unreadable { .. })));
+        assert!(matches!(source.read_key(variables), Err(KeyError::Unreadable { .. })));
         for (mode, text, wanted) in [(0o600, "abc\n", true), (0o640, "abc\n", false), (0o600, "a b", false)] {
             std::fs::write(&path, text).unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
-            let read = source.read(variables);
+            let read = source.read_key(variables);
             assert_eq!(read.is_ok_and(|key| key.unwrap().expose() == "abc"), wanted, "{mode:o} {text:?}");
         }
-        assert!(matches!(KeySource::File(dir.path().to_owned()).read(variables), Err(KeyError::Unreadable { .. })));
+        assert!(matches!(KeySource::File(dir.path().to_owned()).read_key(variables), Err(KeyError::Unreadable { .. })));
     }
 
     #[test]
     fn a_key_cannot_add_a_header() {
         for bad in ["", "a\r\nX: y", "a\nb", "a\0", "é", &"k".repeat(5_000)] {
-            assert!(matches!(Key::new(bad), Err(KeyError::Malformed)), "{bad:?}");
+            assert!(matches!(EndpointKey::new(bad), Err(KeyError::Malformed)), "{bad:?}");
         }
     }
 }

@@ -18,8 +18,8 @@ mod redact;
 mod reviewer;
 mod wire;
 
-pub use key::{Key, KeyError, KeySource};
-pub use redact::Redactor;
-pub use reviewer::{ModelReviewer, Terms};
-pub use stockade_exchange::Authorities;
-pub use wire::Api;
+pub use key::{EndpointKey, KeyError, KeySource};
+pub use redact::SecretRedactor;
+pub use reviewer::{ModelReviewer, ReviewOptions};
+pub use stockade_exchange::CertificateAuthorities;
+pub use wire::ModelApi;

@@ -8,10 +8,10 @@
 use std::ffi::OsString;
 
 /// Replacement of a secret.
-pub(crate) const MARK: &str = "[secret]";
+pub(crate) const REDACTION_MARK: &str = "[secret]";
 
 /// Parts of names, in lower case, whose value is a secret.
-const NAMES: &[&str] = &[
+const SECRET_NAME_PARTS: &[&str] = &[
     "token",
     "secret",
     "password",
@@ -29,20 +29,20 @@ const NAMES: &[&str] = &[
     "cookie",
 ];
 /// Words that a secret always follows.
-const SAYING: &[&str] = &["password", "passwd", "passphrase"];
+const PASSWORD_WORDS: &[&str] = &["password", "passwd", "passphrase"];
 /// Programs, and commands of programs, whose `-p` takes a password.
-const TAKE_PASSWORD: &[&str] =
+const PASSWORD_PROGRAMS: &[&str] =
     &["mysql", "mysqldump", "mysqladmin", "mariadb", "mariadb-dump", "mariadb-admin", "sshpass", "7z", "7za", "login"];
 /// Shortest value of a variable that is searched for: shorter ones occur in most texts.
 const MIN_VALUE_BYTES: usize = 6;
 /// Most values of variables that are searched for.
 const MAX_VALUES: usize = 256;
 /// Fewest characters of a word of mixed letters and digits that looks random.
-const RANDOM_FROM: usize = 32;
+const MIN_RANDOM_CHARS: usize = 32;
 
 /// Prefixes of tokens, with the least number of further characters. Sources: the providers'
 /// documentation of token formats, as collected in the rules of secret scanners.
-const SHAPES: &[(&str, usize)] = &[
+const TOKEN_PREFIXES: &[(&str, usize)] = &[
     ("ghp_", 20),
     ("gho_", 20),
     ("ghu_", 20),
@@ -85,18 +85,18 @@ const SHAPES: &[(&str, usize)] = &[
 
 /// Removes the secrets of one environment.
 #[derive(Clone, Default)]
-pub struct Redactor {
+pub struct SecretRedactor {
     /// Longest first, so that a value that contains another one is removed completely.
     values: Vec<String>,
 }
 
-impl std::fmt::Debug for Redactor {
+impl std::fmt::Debug for SecretRedactor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Redactor").field("values", &self.values.len()).finish()
     }
 }
 
-impl Redactor {
+impl SecretRedactor {
     /// Creates a redactor with the values of variables that have the name of a secret.
     pub fn new(environment: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
         let mut values: Vec<String> = environment
@@ -114,30 +114,30 @@ impl Redactor {
 
     /// Adds a value.
     #[must_use]
-    pub fn and(mut self, value: &str) -> Self {
+    pub fn with_value(mut self, value: &str) -> Self {
         self.values.insert(0, value.to_owned());
         self
     }
 
     /// Returns the text without recognised secrets.
-    pub fn redact(&self, text: &str) -> String {
+    pub fn redact_text(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for value in self.values.iter().filter(|value| !value.is_empty()) {
             if text.contains(value.as_str()) {
-                text = text.replace(value.as_str(), MARK);
+                text = text.replace(value.as_str(), REDACTION_MARK);
             }
         }
         let text = pem_blocks(&text);
         let text = url_users(&text);
         let text = named_values(&text);
-        words(&text)
+        redact_words(&text)
     }
 }
 
 fn names_a_secret(lower: &str) -> bool {
     let ends =
         |part: &str| lower == part || lower.ends_with(&format!("-{part}")) || lower.ends_with(&format!("_{part}"));
-    NAMES.iter().any(|part| lower.contains(part)) || lower == "auth" || lower.ends_with("key") || ends("pass")
+    SECRET_NAME_PARTS.iter().any(|part| lower.contains(part)) || lower == "auth" || lower.ends_with("key") || ends("pass")
 }
 
 /// Removes text from `-----BEGIN` to the end of the `-----END` marker, or to the end of the text.
@@ -146,7 +146,7 @@ fn pem_blocks(text: &str) -> String {
     let mut rest = text;
     while let Some(start) = rest.find("-----BEGIN ") {
         out.push_str(&rest[..start]);
-        out.push_str(MARK);
+        out.push_str(REDACTION_MARK);
         rest = &rest[start + "-----BEGIN ".len()..];
         let end = rest.find("-----END ").map(|at| at + "-----END ".len());
         let closed = end.and_then(|at| rest[at..].find("-----").map(|dashes| at + dashes + "-----".len()));
@@ -166,7 +166,7 @@ fn url_users(text: &str) -> String {
         let end = after.find(|c: char| c.is_whitespace() || "/?#'\"`<>\\".contains(c)).unwrap_or(after.len());
         rest = match after[..end].rfind('@') {
             Some(at) => {
-                out.push_str(MARK);
+                out.push_str(REDACTION_MARK);
                 &after[at..]
             }
             None => after,
@@ -195,13 +195,13 @@ fn named_values(text: &str) -> String {
         out.push_str(name);
         rest = after;
         let lower = name.to_lowercase();
-        takes_password |= TAKE_PASSWORD.contains(&lower.as_str());
+        takes_password |= PASSWORD_PROGRAMS.contains(&lower.as_str());
         let is_option = name.starts_with('-');
         if takes_password && name.starts_with("-p") {
             out.truncate(out.len() - name.len());
             rest = short_password(&from["-p".len()..], &mut out);
         } else if names_a_secret(lower.trim_matches('-')) {
-            let has_next = is_option || lower.contains(['_', '-']) || SAYING.contains(&lower.as_str());
+            let has_next = is_option || lower.contains(['_', '-']) || PASSWORD_WORDS.contains(&lower.as_str());
             rest = secret_after(after, has_next, &lower, &mut out);
         } else if matches!(lower.as_str(), "-u" | "--user" | "--proxy-user") {
             rest = password_after(after, &mut out);
@@ -234,7 +234,7 @@ fn secret_after<'a>(after: &'a str, has_next: bool, name: &str, out: &mut String
         let value = &after[skip..];
         let end = value.find(['\n', '\r', '"', '\'']).unwrap_or(value.len());
         out.push_str(&after[..skip]);
-        out.push_str(MARK);
+        out.push_str(REDACTION_MARK);
         return &value[end..];
     }
     value_after(after, skip, out)
@@ -255,11 +255,11 @@ fn value_after<'a>(after: &'a str, skip: usize, out: &mut String) -> &'a str {
     };
     let end = body.find(is_end).unwrap_or(body.len());
     let inner = &body[..end];
-    if inner.is_empty() || inner.starts_with('$') || inner.starts_with(MARK) {
+    if inner.is_empty() || inner.starts_with('$') || inner.starts_with(REDACTION_MARK) {
         return value;
     }
     out.extend(quote);
-    out.push_str(MARK);
+    out.push_str(REDACTION_MARK);
     &body[end..]
 }
 
@@ -278,7 +278,7 @@ fn password_after<'a>(after: &'a str, out: &mut String) -> &'a str {
     match after[start..end].find(':') {
         Some(colon) if start > 0 => {
             out.push_str(&after[..=start + colon]);
-            out.push_str(MARK);
+            out.push_str(REDACTION_MARK);
             &after[end..]
         }
         _ => after,
@@ -290,7 +290,7 @@ fn is_token(c: char) -> bool {
 }
 
 /// Removes words of a well-known format, and long ones that look random.
-fn words(text: &str) -> String {
+fn redact_words(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(start) = rest.find(is_token) {
@@ -307,7 +307,7 @@ fn words(text: &str) -> String {
             match secret_in(core) {
                 Some(start) => {
                     out.push_str(&core[..start]);
-                    out.push_str(MARK);
+                    out.push_str(REDACTION_MARK);
                 }
                 None => out.push_str(core),
             }
@@ -321,7 +321,7 @@ fn words(text: &str) -> String {
 
 /// Returns the position in a word at which a secret starts.
 fn secret_in(word: &str) -> Option<usize> {
-    let shaped = SHAPES.iter().filter_map(|(prefix, more)| {
+    let shaped = TOKEN_PREFIXES.iter().filter_map(|(prefix, more)| {
         let begins = |at: &usize| *at == 0 || !word.as_bytes()[at - 1].is_ascii_alphanumeric();
         let at = word.match_indices(prefix).map(|(at, _)| at).find(begins)?;
         (word.len() >= at + prefix.len() + more).then_some(at)
@@ -332,7 +332,7 @@ fn secret_in(word: &str) -> Option<usize> {
 fn looks_random(word: &str) -> bool {
     let run = |part: &str| {
         let has = |class: fn(&u8) -> bool| part.bytes().any(|byte| class(&byte));
-        part.len() >= RANDOM_FROM
+        part.len() >= MIN_RANDOM_CHARS
             && has(u8::is_ascii_digit)
             && ((has(u8::is_ascii_lowercase) && has(u8::is_ascii_uppercase))
                 || part.bytes().all(|byte| byte.is_ascii_hexdigit()))
@@ -346,7 +346,7 @@ mod tests {
 
     use super::*;
 
-    fn redactor() -> Redactor {
+    fn redactor() -> SecretRedactor {
         let environment = [
             ("GH_TOKEN", "tok-1234"),
             ("MY_PASSWORD", "hunter22"),
@@ -355,12 +355,12 @@ mod tests {
             ("HOME", "/home/u"),
             ("EDITOR", "vim-editor"),
         ];
-        Redactor::new(environment.map(|(name, value)| (name.into(), value.into())))
+        SecretRedactor::new(environment.map(|(name, value)| (name.into(), value.into())))
     }
 
     #[track_caller]
     fn check(text: &str, wanted: &str) {
-        assert_eq!(redactor().redact(text), wanted, "{text}");
+        assert_eq!(redactor().redact_text(text), wanted, "{text}");
     }
 
     #[test]
@@ -407,7 +407,7 @@ mod tests {
     #[test]
     fn well_known_shapes() {
         let tail = "abcdefghijklmnopqrstuvwxyz0123456789";
-        for (prefix, more) in SHAPES {
+        for (prefix, more) in TOKEN_PREFIXES {
             let token = format!("{prefix}{}", &tail[..*more]);
             check(&format!("echo {token};"), "echo [secret];");
             check(&format!("x='{token}'"), "x='[secret]'");
@@ -425,13 +425,13 @@ mod tests {
         #[test]
         fn a_known_value_never_passes(before in ".{0,40}", after in ".{0,40}") {
             let value = "Sup3r/Secret=Value";
-            let redacted = Redactor::default().and(value).redact(&format!("{before}{value}{after}"));
+            let redacted = SecretRedactor::default().with_value(value).redact_text(&format!("{before}{value}{after}"));
             prop_assert!(!redacted.contains(value));
         }
 
         #[test]
         fn every_text_is_taken(text in "(?s).{0,200}") {
-            redactor().redact(&text);
+            redactor().redact_text(&text);
         }
     }
 }

@@ -7,16 +7,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use stockade_engine::{ReviewReply, ReviewRequest, Reviewer};
-use stockade_exchange::{Authorities, ExchangeError, exchange};
-use stockade_model::{Endpoint, Opinion, Question, RawText, SessionId};
+use stockade_exchange::{CertificateAuthorities, ExchangeError, send_json};
+use stockade_model::{HttpEndpoint, ReviewOpinion, ApprovalQuestion, RawText, SessionId};
 use tracing::debug;
 
-use crate::budget::Budget;
-use crate::cut::head;
-use crate::key::{Key, KeyError, KeySource};
-use crate::prompt::action;
-use crate::redact::Redactor;
-use crate::wire::Api;
+use crate::budget::ReviewBudget;
+use crate::cut::take_head;
+use crate::key::{EndpointKey, KeyError, KeySource};
+use crate::prompt::build_action;
+use crate::redact::SecretRedactor;
+use crate::wire::ModelApi;
 
 /// Longest time-out, in milliseconds.
 const MAX_TIMEOUT_MS: u64 = 5_000;
@@ -25,17 +25,17 @@ const MAX_RECORDED_BYTES: usize = 16 * 1024;
 
 /// Options of the reviewer.
 #[derive(Clone, Debug)]
-pub struct Terms {
+pub struct ReviewOptions {
     /// API of the endpoint.
-    pub api: Api,
+    pub api: ModelApi,
     /// The endpoint.
-    pub endpoint: Endpoint,
+    pub endpoint: HttpEndpoint,
     /// Name of the model.
     pub model: String,
     /// Source of the key.
     pub key: KeySource,
     /// Certificate authorities for the endpoint.
-    pub authorities: Authorities,
+    pub authorities: CertificateAuthorities,
     /// Time-out from the first byte to the last, in milliseconds; more than 5,000 counts as 5,000.
     pub timeout_ms: u64,
     /// Most calls of one session.
@@ -46,10 +46,10 @@ pub struct Terms {
 
 /// Reviewer that asks a model.
 pub struct ModelReviewer {
-    terms: Terms,
+    terms: ReviewOptions,
     environment: Vec<(OsString, OsString)>,
-    redactor: Redactor,
-    budget: Budget,
+    redactor: SecretRedactor,
+    budget: ReviewBudget,
 }
 
 impl fmt::Debug for ModelReviewer {
@@ -61,44 +61,44 @@ impl fmt::Debug for ModelReviewer {
 impl ModelReviewer {
     /// Creates a reviewer. `environment` is the caller's: it may contain the key, and its secrets
     /// are removed from requests. The spent budgets of sessions are stored in `budgets`.
-    pub fn new(terms: Terms, environment: Vec<(OsString, OsString)>, budgets: PathBuf) -> Self {
-        let redactor = Redactor::new(environment.iter().cloned());
-        let budget = Budget::new(terms.budget_calls, terms.budget_bytes, Some(budgets));
+    pub fn new(terms: ReviewOptions, environment: Vec<(OsString, OsString)>, budgets: PathBuf) -> Self {
+        let redactor = SecretRedactor::new(environment.iter().cloned());
+        let budget = ReviewBudget::new(terms.budget_calls, terms.budget_bytes, Some(budgets));
         Self { terms, environment, redactor, budget }
     }
 
-    fn key(&self) -> Result<Option<Key>, KeyError> {
+    fn read_key(&self) -> Result<Option<EndpointKey>, KeyError> {
         let variable = |name: &str| self.environment.iter().find(|(known, _)| known == name).map(|(_, v)| v.clone());
-        self.terms.key.read(variable)
+        self.terms.key.read_key(variable)
     }
 
     /// Returns a redactor that also removes the key, whatever the name of its variable is.
-    fn redactor(&self, key: Option<&Key>) -> Redactor {
+    fn build_redactor(&self, key: Option<&EndpointKey>) -> SecretRedactor {
         let redactor = self.redactor.clone();
         match key {
-            Some(key) => redactor.and(key.expose()),
+            Some(key) => redactor.with_value(key.expose()),
             None => redactor,
         }
     }
 
-    fn call(&self, body: &[u8], key: Option<&Key>) -> Result<Vec<u8>, ExchangeError> {
-        let Terms { api, endpoint, authorities, .. } = &self.terms;
-        exchange(
+    fn call_endpoint(&self, body: &[u8], key: Option<&EndpointKey>) -> Result<Vec<u8>, ExchangeError> {
+        let ReviewOptions { api, endpoint, authorities, .. } = &self.terms;
+        send_json(
             endpoint,
             authorities,
-            api.headers(key.map(Key::expose)),
+            api.request_headers(key.map(EndpointKey::expose)),
             body,
             Duration::from_millis(self.timeout_ms()),
         )
     }
 
     /// Returns the part of a response that is recorded.
-    fn recorded(body: &[u8], redactor: &Redactor) -> RawText {
-        let text = redactor.redact(&String::from_utf8_lossy(body));
-        head(&text, MAX_RECORDED_BYTES).into()
+    fn recorded_text(body: &[u8], redactor: &SecretRedactor) -> RawText {
+        let text = redactor.redact_text(&String::from_utf8_lossy(body));
+        take_head(&text, MAX_RECORDED_BYTES).into()
     }
 
-    fn failed(&self, why: &ExchangeError) -> String {
+    fn failure_text(&self, why: &ExchangeError) -> String {
         match why {
             ExchangeError::TimedOut => format!("it did not answer within {} ms", self.timeout_ms()),
             why => why.to_string(),
@@ -115,36 +115,36 @@ impl Reviewer for ModelReviewer {
         self.terms.timeout_ms.min(MAX_TIMEOUT_MS)
     }
 
-    fn prepare(&self, question: &Question, session: Option<&SessionId>) -> Result<ReviewRequest, String> {
-        let key = self.key().map_err(|why| why.to_string())?;
-        let body = self.terms.api.body(&self.terms.model, &action(question, &self.redactor(key.as_ref())));
-        self.budget.take(session, body.len() as u64).map_err(|why| why.to_string())?;
+    fn prepare_request(&self, question: &ApprovalQuestion, session: Option<&SessionId>) -> Result<ReviewRequest, String> {
+        let key = self.read_key().map_err(|why| why.to_string())?;
+        let body = self.terms.api.request_body(&self.terms.model, &build_action(question, &self.build_redactor(key.as_ref())));
+        self.budget.take_call(session, body.len() as u64).map_err(|why| why.to_string())?;
         let (endpoint, session) = (self.terms.endpoint.to_string(), session.cloned());
         Ok(ReviewRequest { endpoint, body: body.as_str().into(), session })
     }
 
-    fn ask(&self, request: &ReviewRequest) -> ReviewReply {
-        let key = match self.key() {
+    fn send_request(&self, request: &ReviewRequest) -> ReviewReply {
+        let key = match self.read_key() {
             Ok(key) => key,
             Err(why) => return ReviewReply { opinion: Err(why.to_string()), response: None },
         };
-        let answered = self.call(request.body.as_bytes(), key.as_ref());
+        let answered = self.call_endpoint(request.body.as_bytes(), key.as_ref());
         let received: &[u8] = match &answered {
             Ok(body) | Err(ExchangeError::Status { body, .. }) => body,
             Err(_) => &[],
         };
-        if let Err(why) = self.budget.add(request.session.as_ref(), received.len() as u64) {
+        if let Err(why) = self.budget.add_received(request.session.as_ref(), received.len() as u64) {
             debug!(%why, "what was received is not counted");
         }
-        let redactor = self.redactor(key.as_ref());
-        let response = (!received.is_empty()).then(|| Self::recorded(received, &redactor));
+        let redactor = self.build_redactor(key.as_ref());
+        let response = (!received.is_empty()).then(|| Self::recorded_text(received, &redactor));
         let opinion = match &answered {
-            Ok(body) => self.terms.api.read(body).map_err(|why| why.to_string()),
-            Err(why) => Err(self.failed(why)),
+            Ok(body) => self.terms.api.parse_response(body).map_err(|why| why.to_string()),
+            Err(why) => Err(self.failure_text(why)),
         };
         // A secret that the model repeats must not be shown.
-        let opinion = opinion.map(|opinion| Opinion {
-            summary: redactor.redact(opinion.summary.to_str().unwrap_or_default()).as_str().into(),
+        let opinion = opinion.map(|opinion| ReviewOpinion {
+            summary: redactor.redact_text(opinion.summary.to_str().unwrap_or_default()).as_str().into(),
             ..opinion
         });
         ReviewReply { opinion, response }

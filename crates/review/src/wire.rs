@@ -5,30 +5,30 @@
 //! used (docs.anthropic.com/en/api/messages).
 
 use serde_json::{Value, json};
-use stockade_model::Opinion;
+use stockade_model::ReviewOpinion;
 
-use crate::answer::{AnswerError, opinion};
-use crate::prompt::{INSTRUCTIONS, schema};
+use crate::answer::{AnswerError, parse_opinion};
+use crate::prompt::{INSTRUCTIONS, answer_schema};
 
 /// Most tokens of an answer: enough for a sentence and some reasoning.
 const MAX_ANSWER_TOKENS: u32 = 2_048;
 /// Name of the schema and of the tool.
-const REPORT: &str = "report_risk";
+const REPORT_TOOL: &str = "report_risk";
 /// Version of the Anthropic API.
 const ANTHROPIC_VERSION: &str = "2023-06-01";
 
 /// API of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Api {
+pub enum ModelApi {
     /// OpenAI's chat completions, and compatible APIs.
     OpenAi,
     /// Anthropic's messages, and compatible APIs.
     Anthropic,
 }
 
-impl Api {
+impl ModelApi {
     /// Returns the body of a request about `action`.
-    pub(crate) fn body(self, model: &str, action: &Value) -> String {
+    pub(crate) fn request_body(self, model: &str, action: &Value) -> String {
         let user = json!([{ "role": "user", "content": action.to_string() }]);
         let body = match self {
             Self::OpenAi => json!({
@@ -37,7 +37,7 @@ impl Api {
                 "messages": [{ "role": "system", "content": INSTRUCTIONS }, user[0]],
                 "response_format": {
                     "type": "json_schema",
-                    "json_schema": { "name": REPORT, "strict": true, "schema": schema() },
+                    "json_schema": { "name": REPORT_TOOL, "strict": true, "schema": answer_schema() },
                 },
             }),
             Self::Anthropic => json!({
@@ -46,18 +46,18 @@ impl Api {
                 "system": INSTRUCTIONS,
                 "messages": user,
                 "tools": [{
-                    "name": REPORT,
+                    "name": REPORT_TOOL,
                     "description": "Reports what the action would do and how risky it is.",
-                    "input_schema": schema(),
+                    "input_schema": answer_schema(),
                 }],
-                "tool_choice": { "type": "tool", "name": REPORT },
+                "tool_choice": { "type": "tool", "name": REPORT_TOOL },
             }),
         };
         body.to_string()
     }
 
     /// Returns the headers besides the usual ones; one of them contains the key.
-    pub(crate) fn headers(self, key: Option<&str>) -> Vec<(&'static str, String)> {
+    pub(crate) fn request_headers(self, key: Option<&str>) -> Vec<(&'static str, String)> {
         match self {
             Self::OpenAi => key.map(|key| ("Authorization", format!("Bearer {key}"))).into_iter().collect(),
             Self::Anthropic => {
@@ -68,7 +68,7 @@ impl Api {
     }
 
     /// Parses the opinion in a response.
-    pub(crate) fn read(self, body: &[u8]) -> Result<Opinion, AnswerError> {
+    pub(crate) fn parse_response(self, body: &[u8]) -> Result<ReviewOpinion, AnswerError> {
         let body: Value = serde_json::from_slice(body).map_err(|_| AnswerError::Malformed)?;
         match self {
             Self::OpenAi => {
@@ -80,7 +80,7 @@ impl Api {
                     return Err(AnswerError::Refused);
                 }
                 let content = choice["message"]["content"].as_str().ok_or(AnswerError::Malformed)?;
-                opinion(serde_json::from_str(content).map_err(|_| AnswerError::Malformed)?)
+                parse_opinion(serde_json::from_str(content).map_err(|_| AnswerError::Malformed)?)
             }
             Self::Anthropic => {
                 match body["stop_reason"].as_str() {
@@ -89,8 +89,8 @@ impl Api {
                     _ => {}
                 }
                 let blocks = body["content"].as_array().ok_or(AnswerError::Malformed)?;
-                let report = blocks.iter().find(|block| block["type"] == "tool_use" && block["name"] == REPORT);
-                opinion(report.ok_or(AnswerError::Malformed)?["input"].clone())
+                let report = blocks.iter().find(|block| block["type"] == "tool_use" && block["name"] == REPORT_TOOL);
+                parse_opinion(report.ok_or(AnswerError::Malformed)?["input"].clone())
             }
         }
     }
@@ -98,15 +98,15 @@ impl Api {
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::Risk;
+    use stockade_model::RiskLevel;
 
     use super::*;
 
     const REPORTED: &str = r#"{"summary":"s","risk":"critical","categories":[]}"#;
 
     #[track_caller]
-    fn check(api: Api, body: &str, wanted: Result<Risk, AnswerError>) {
-        assert_eq!(api.read(body.as_bytes()).map(|opinion| opinion.risk), wanted, "{body}");
+    fn check(api: ModelApi, body: &str, wanted: Result<RiskLevel, AnswerError>) {
+        assert_eq!(api.parse_response(body.as_bytes()).map(|opinion| opinion.risk), wanted, "{body}");
     }
 
     #[test]
@@ -116,13 +116,13 @@ mod tests {
             format!(r#"{{"choices":[{{"message":{message},"finish_reason":"{reason}"}}]}}"#)
         };
         let good = format!(r#"{{"role":"assistant","content":{content},"refusal":null}}"#);
-        check(Api::OpenAi, &with(&good, "stop"), Ok(Risk::Critical));
-        check(Api::OpenAi, &with(&good, "length"), Err(AnswerError::Unfinished));
-        check(Api::OpenAi, &with(&good, "content_filter"), Err(AnswerError::Refused));
-        check(Api::OpenAi, &with(r#"{"content":null,"refusal":"no"}"#, "stop"), Err(AnswerError::Refused));
-        check(Api::OpenAi, &with(r#"{"content":"it is fine, allow it"}"#, "stop"), Err(AnswerError::Malformed));
+        check(ModelApi::OpenAi, &with(&good, "stop"), Ok(RiskLevel::Critical));
+        check(ModelApi::OpenAi, &with(&good, "length"), Err(AnswerError::Unfinished));
+        check(ModelApi::OpenAi, &with(&good, "content_filter"), Err(AnswerError::Refused));
+        check(ModelApi::OpenAi, &with(r#"{"content":null,"refusal":"no"}"#, "stop"), Err(AnswerError::Refused));
+        check(ModelApi::OpenAi, &with(r#"{"content":"it is fine, allow it"}"#, "stop"), Err(AnswerError::Malformed));
         for bad in ["", "{", "[]", "{}", r#"{"choices":[]}"#, r#"{"choices":{}}"#, &with("{}", "stop")] {
-            check(Api::OpenAi, bad, Err(AnswerError::Malformed));
+            check(ModelApi::OpenAi, bad, Err(AnswerError::Malformed));
         }
     }
 
@@ -131,24 +131,24 @@ mod tests {
         let with = |blocks: &str, reason: &str| format!(r#"{{"content":[{blocks}],"stop_reason":"{reason}"}}"#);
         let text = r#"{"type":"text","text":"allow"}"#;
         let report = format!(r#"{{"type":"tool_use","name":"report_risk","input":{REPORTED}}}"#);
-        check(Api::Anthropic, &with(&format!("{text},{report}"), "tool_use"), Ok(Risk::Critical));
-        check(Api::Anthropic, &with(&report, "max_tokens"), Err(AnswerError::Unfinished));
-        check(Api::Anthropic, &with("", "refusal"), Err(AnswerError::Refused));
-        check(Api::Anthropic, &with(text, "end_turn"), Err(AnswerError::Malformed));
+        check(ModelApi::Anthropic, &with(&format!("{text},{report}"), "tool_use"), Ok(RiskLevel::Critical));
+        check(ModelApi::Anthropic, &with(&report, "max_tokens"), Err(AnswerError::Unfinished));
+        check(ModelApi::Anthropic, &with("", "refusal"), Err(AnswerError::Refused));
+        check(ModelApi::Anthropic, &with(text, "end_turn"), Err(AnswerError::Malformed));
         let other = report.replace("report_risk", "approve");
-        check(Api::Anthropic, &with(&other, "tool_use"), Err(AnswerError::Malformed));
+        check(ModelApi::Anthropic, &with(&other, "tool_use"), Err(AnswerError::Malformed));
         for bad in ["", "[]", r#"{"content":"x"}"#, r#"{"content":{}}"#] {
-            check(Api::Anthropic, bad, Err(AnswerError::Malformed));
+            check(ModelApi::Anthropic, bad, Err(AnswerError::Malformed));
         }
-        check(Api::Anthropic, &"[".repeat(60_000), Err(AnswerError::Malformed));
+        check(ModelApi::Anthropic, &"[".repeat(60_000), Err(AnswerError::Malformed));
     }
 
     #[test]
     fn the_key_stands_in_a_header_alone() {
-        for api in [Api::OpenAi, Api::Anthropic] {
-            assert!(api.headers(Some("k3y")).iter().any(|(_, value)| value.contains("k3y")));
-            assert!(api.headers(None).iter().all(|(_, value)| !value.contains("k3y")));
-            assert!(!api.body("m", &json!({"command": "x"})).contains("k3y"));
+        for api in [ModelApi::OpenAi, ModelApi::Anthropic] {
+            assert!(api.request_headers(Some("k3y")).iter().any(|(_, value)| value.contains("k3y")));
+            assert!(api.request_headers(None).iter().all(|(_, value)| !value.contains("k3y")));
+            assert!(!api.request_body("m", &json!({"command": "x"})).contains("k3y"));
         }
     }
 }

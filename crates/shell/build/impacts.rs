@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use crate::text::{Value, pairs, tables};
+use crate::text::{TableValue, parse_pairs, parse_tables};
 
-type Pairs = Vec<(&'static str, Value)>;
+type Pairs = Vec<(&'static str, TableValue)>;
 
 /// What is gathered from the tables, in the order of the file.
 #[derive(Default)]
@@ -27,8 +27,8 @@ struct Tables {
 /// The tables as code.
 pub fn code(content: &'static str) -> Result<String, String> {
     let mut all = Tables::default();
-    for (table, body) in tables(content) {
-        let pairs: Pairs = pairs(body).collect::<Result<_, _>>().map_err(|line| format!("[{table}]: {line}"))?;
+    for (table, body) in parse_tables(content) {
+        let pairs: Pairs = parse_pairs(body).collect::<Result<_, _>>().map_err(|line| format!("[{table}]: {line}"))?;
         let (kind, name) = table.split_once('/').ok_or(table)?;
         match kind {
             "codes" => all.add_code(name, pairs),
@@ -46,9 +46,9 @@ impl Tables {
         let (mut impact, mut message) = ("", "");
         for (key, value) in pairs {
             match (key, value) {
-                ("impact", Value::Text("outward")) => impact = "Outward",
-                ("impact", Value::Text("irreversible")) => impact = "Irreversible",
-                ("message", Value::Text(text)) => message = text,
+                ("impact", TableValue::Text("outward")) => impact = "Outward",
+                ("impact", TableValue::Text("irreversible")) => impact = "Irreversible",
+                ("message", TableValue::Text(text)) => message = text,
                 (key, _) => return Err(key.to_owned()),
             }
         }
@@ -63,10 +63,10 @@ impl Tables {
         let (mut programs, mut valued, mut flags, mut acts) = ("", "", "", false);
         for (key, value) in pairs {
             match (key, value) {
-                ("programs", Value::Text(text)) => programs = text,
-                ("valued", Value::Text(text)) => valued = text,
-                ("flags", Value::Text(text)) => flags = text,
-                ("acts", Value::Flag(flag)) => acts = flag,
+                ("programs", TableValue::Text(text)) => programs = text,
+                ("valued", TableValue::Text(text)) => valued = text,
+                ("flags", TableValue::Text(text)) => flags = text,
+                ("acts", TableValue::Flag(flag)) => acts = flag,
                 (key, _) => return Err(key.to_owned()),
             }
         }
@@ -85,9 +85,9 @@ impl Tables {
         let (mut names, mut hosts, mut code) = ("", "", "");
         for (key, value) in pairs {
             match (key, value) {
-                ("names", Value::Text(text)) => names = text,
-                ("hosts", Value::Text(text)) => hosts = text,
-                ("code", Value::Text(text)) => code = self.known(text)?,
+                ("names", TableValue::Text(text)) => names = text,
+                ("hosts", TableValue::Text(text)) => hosts = text,
+                ("code", TableValue::Text(text)) => code = self.known(text)?,
                 (key, _) => return Err(key.to_owned()),
             }
         }
@@ -106,25 +106,25 @@ impl Tables {
         let mut fields: BTreeMap<&str, String> = BTreeMap::new();
         for (key, value) in pairs {
             let text = match (key, value) {
-                ("programs", Value::Text(text)) => {
+                ("programs", TableValue::Text(text)) => {
                     programs = text;
                     continue;
                 }
-                ("uses" | "except" | "harmless", Value::List(all)) => {
+                ("uses" | "except" | "harmless", TableValue::List(all)) => {
                     sequences(&all, |word| format!("&{:?}", alternatives(word)))
                 }
-                ("says", Value::List(all)) => sequences(&all, |word| format!("{word:?}")),
-                ("needs", Value::List(all)) => {
+                ("says", TableValue::List(all)) => sequences(&all, |word| format!("{word:?}")),
+                ("needs", TableValue::List(all)) => {
                     let groups: Vec<String> = all.into_iter().map(|group| format!("&{:?}", list(group))).collect();
                     format!("&[{}]", groups.join(", "))
                 }
-                ("unless" | "spoils" | "hosts" | "value_is" | "value_not", Value::Text(text)) => {
+                ("unless" | "spoils" | "hosts" | "value_is" | "value_not", TableValue::Text(text)) => {
                     format!("&{:?}", list(text))
                 }
-                ("last", Value::Text(text)) => format!("{text:?}"),
-                ("operands", Value::Text(text)) => text.parse::<usize>().map_err(|e| e.to_string())?.to_string(),
-                ("loopback", Value::Flag(flag)) => flag.to_string(),
-                ("code", Value::Text(text)) => format!("{:?}", self.known(text)?),
+                ("last", TableValue::Text(text)) => format!("{text:?}"),
+                ("operands", TableValue::Text(text)) => text.parse::<usize>().map_err(|e| e.to_string())?.to_string(),
+                ("loopback", TableValue::Flag(flag)) => flag.to_string(),
+                ("code", TableValue::Text(text)) => format!("{:?}", self.known(text)?),
                 (key, _) => return Err(key.to_owned()),
             };
             fields.insert(key, text);
@@ -134,7 +134,7 @@ impl Tables {
             return Err("says too little".to_owned());
         }
         let fields: Vec<String> = fields.into_iter().map(|(key, text)| format!("{key}: {text}")).collect();
-        let _ = writeln!(self.uses, "    Use {{ {}, ..Use::NONE }},", fields.join(", "));
+        let _ = writeln!(self.uses, "    ProgramUse {{ {}, ..ProgramUse::NONE }},", fields.join(", "));
         crate::index(programs, self.use_count, &mut self.names, &mut self.beginnings)?;
         self.use_count += 1;
         Ok(())
@@ -155,7 +155,7 @@ impl Tables {
             .map(|(code, (impact, message))| format!("({code:?}, Impact::{impact}, {message:?})"))
             .collect();
         format!(
-            "static CODES: [(&str, Impact, &str); {}] = [{}];\nstatic USES: [Use; {}] = [\n{}];\npub(crate) const BY_NAME: [(&str, usize); {}] = {:?};\npub(crate) const BY_BEGINNING: [(&str, usize); {}] = {:?};\nstatic OPTIONS: [Options; {}] = [\n{}];\nconst OPTIONS_BY_NAME: [(&str, usize); {}] = {:?};\nstatic VARIABLES: [Variables; {}] = [\n{}];\n",
+            "static CODES: [(&str, Impact, &str); {}] = [{}];\nstatic USES: [ProgramUse; {}] = [\n{}];\npub(crate) const BY_NAME: [(&str, usize); {}] = {:?};\npub(crate) const BY_BEGINNING: [(&str, usize); {}] = {:?};\nstatic OPTIONS: [Options; {}] = [\n{}];\nconst OPTIONS_BY_NAME: [(&str, usize); {}] = {:?};\nstatic VARIABLES: [Variables; {}] = [\n{}];\n",
             codes.len(),
             codes.join(", "),
             self.use_count,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use stockade_model::RawText;
-use stockade_shell::{Context, assess_script};
+use stockade_shell::{CommandContext, assess_script};
 
 /// Commands an agent runs all day.
 const TYPICAL: &[&str] = &[
@@ -24,8 +24,8 @@ const TYPICAL: &[&str] = &[
     "git commit -m 'fix parser'",
 ];
 
-fn context() -> Context {
-    Context {
+fn context() -> CommandContext {
+    CommandContext {
         cwd: RawText::from("/home/dev/proj"),
         home: RawText::from("/home/dev"),
         workspace: RawText::from("/home/dev/proj"),
@@ -39,14 +39,14 @@ fn spent() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or_default())
 }
 
-fn timed(script: &[u8], context: &Context) -> Duration {
+fn timed(script: &[u8], context: &CommandContext) -> Duration {
     let start = spent();
     std::hint::black_box(assess_script(std::hint::black_box(script), context));
     spent() - start
 }
 
 /// The least of `rounds` runs: what the work takes when nothing disturbs it.
-fn least(script: &[u8], context: &Context, rounds: usize) -> Duration {
+fn least(script: &[u8], context: &CommandContext, rounds: usize) -> Duration {
     (0..rounds).map(|_| timed(script, context)).min().unwrap_or_default()
 }
 

@@ -6,18 +6,18 @@ use std::cell::Cell;
 
 /// Remaining units of work. One takes about a tenth of a microsecond.
 #[derive(Clone, Debug)]
-pub(crate) struct Budget {
+pub(crate) struct WorkBudget {
     left: Cell<u64>,
 }
 
-impl Budget {
+impl WorkBudget {
     /// Creates a budget of this many units.
-    pub(crate) const fn of(units: u64) -> Self {
+    pub(crate) const fn from_units(units: u64) -> Self {
         Self { left: Cell::new(units) }
     }
 
     /// Takes units. Returns false if there were fewer; then none are left.
-    pub(crate) fn spend(&self, units: u64) -> bool {
+    pub(crate) fn spend_units(&self, units: u64) -> bool {
         let rest = self.left.get().checked_sub(units);
         self.left.set(rest.unwrap_or(0));
         rest.is_some()
@@ -35,9 +35,9 @@ mod tests {
 
     #[test]
     fn what_is_spent_stays_spent() {
-        let budget = Budget::of(5);
-        assert!(budget.spend(5) && budget.is_spent() && !budget.spend(1));
-        let budget = Budget::of(5);
-        assert!(!budget.spend(6) && budget.is_spent());
+        let budget = WorkBudget::from_units(5);
+        assert!(budget.spend_units(5) && budget.is_spent() && !budget.spend_units(1));
+        let budget = WorkBudget::from_units(5);
+        assert!(!budget.spend_units(6) && budget.is_spent());
     }
 }

@@ -2,27 +2,27 @@
 //! literal denials, and effects that need consent, at positions of commands. It reports nothing
 //! else, because such a text is `ask` anyway. Its work is linear in the length of the text.
 
-use crate::budget::Budget;
-use crate::judge::Judge;
+use crate::budget::WorkBudget;
+use crate::judge::Classifier;
 use crate::knowledge::{hazards, impacts};
 use crate::rules;
-use crate::words::{Argument, Flow};
+use crate::words::{ExpandedArgument, DataFlow};
 
 /// Deepest nesting that is parsed; the parser's own cost grows with it.
-const MAX_OPEN: usize = 56;
+const MAX_OPEN_NESTING: usize = 56;
 /// Longest sequence of `!`.
 const MAX_NEGATIONS: usize = 24;
 /// Most positions that are classified.
-const MAX_PLACES: usize = 100;
+const MAX_POSITIONS: usize = 100;
 /// Most arguments of an unknown program that are scanned, and most commands among them that are
 /// classified.
 const MAX_ARGUMENTS: usize = 64;
-const MAX_COMMANDS_AMONG: usize = 4;
+const MAX_ARGUMENT_COMMANDS: usize = 4;
 /// Longest text that is read as one command, in bytes.
-const MAX_COMMAND: usize = 512;
+const MAX_COMMAND_BYTES: usize = 512;
 
 /// Programs whose arguments can lead to a denial, besides those of the hazard table.
-const WORTH_A_LOOK: &[&[u8]] = &[
+const SCANNED_PROGRAMS: &[&[u8]] = &[
     b"rm",
     b"mv",
     b"cp",
@@ -52,7 +52,7 @@ const WORTH_A_LOOK: &[&[u8]] = &[
 ];
 
 /// Words that a command can follow.
-const LEADS: &[&[u8]] = &[
+const COMMAND_PREFIXES: &[&[u8]] = &[
     b"then", b"do", b"else", b"elif", b"if", b"while", b"until", b"!", b"time", b"sudo", b"doas", b"exec", b"command",
     b"nohup", b"env", b"eval", b"xargs", b"coproc", // Names in debuggers and expect(1).
     b"shell", b"spawn", b"system",
@@ -80,7 +80,7 @@ pub(crate) fn is_too_deep(text: &[u8]) -> bool {
         if word != b"!" {
             negations = 0;
         }
-        if open > MAX_OPEN || negations > MAX_NEGATIONS {
+        if open > MAX_OPEN_NESTING || negations > MAX_NEGATIONS {
             return true;
         }
     }
@@ -89,32 +89,32 @@ pub(crate) fn is_too_deep(text: &[u8]) -> bool {
 
 /// Scans the text for literal commands and forms. All scans of one assessment share a budget of
 /// their own.
-pub(crate) fn look(judge: &mut Judge, text: &[u8]) {
-    forms(judge, text);
-    let own = std::mem::replace(&mut judge.last_look, Budget::of(0));
+pub(crate) fn scan_text(judge: &mut Classifier, text: &[u8]) {
+    scan_forms(judge, text);
+    let own = std::mem::replace(&mut judge.last_look, WorkBudget::from_units(0));
     let outer = std::mem::replace(&mut judge.budget, own);
-    commands(judge, text);
+    scan_commands(judge, text);
     judge.last_look = std::mem::replace(&mut judge.budget, outer);
 }
 
 /// Classifies the commands at possible positions.
-fn commands(judge: &mut Judge, text: &[u8]) {
+fn scan_commands(judge: &mut Classifier, text: &[u8]) {
     let mut places = 0;
     let mut at = 0;
     let mut leads = true;
-    while at < text.len() && places < MAX_PLACES && !judge.budget.is_spent() {
-        let kind = KINDS[usize::from(text[at])];
-        if kind != Kind::Word {
-            leads = kind == Kind::Lead || (leads && kind == Kind::Blank);
+    while at < text.len() && places < MAX_POSITIONS && !judge.budget.is_spent() {
+        let kind = BYTE_KINDS[usize::from(text[at])];
+        if kind != ByteKind::Word {
+            leads = kind == ByteKind::Lead || (leads && kind == ByteKind::Blank);
             at += 1;
             continue;
         }
-        let length = text[at..].iter().take_while(|b| KINDS[usize::from(**b)] == Kind::Word).count();
+        let length = text[at..].iter().take_while(|b| BYTE_KINDS[usize::from(**b)] == ByteKind::Word).count();
         let word = &text[at..at + length];
         let name = word.rsplit(|b| *b == b'/').next().unwrap_or_default();
-        if leads && could_be_named(name) && judge.budget.spend(1) && is_worth_a_look(name) {
+        if leads && could_be_named(name) && judge.budget.spend_units(1) && is_worth_a_look(name) {
             places += 1;
-            let end = command(judge, &text[at..], at);
+            let end = scan_command(judge, &text[at..], at);
             // The command after a wrapper was classified with it.
             if matches!(name, b"env" | b"sudo" | b"doas") {
                 at += end.max(1);
@@ -122,14 +122,14 @@ fn commands(judge: &mut Judge, text: &[u8]) {
                 continue;
             }
         }
-        leads = (length <= LONGEST_LEAD && LEADS.contains(&word)) || (leads && word.contains(&b'='));
+        leads = (length <= MAX_PREFIX_BYTES && COMMAND_PREFIXES.contains(&word)) || (leads && word.contains(&b'='));
         at += length;
     }
 }
 
 /// Kind of a byte for the fallback scan.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ByteKind {
     Word,
     Blank,
     /// A command may follow it.
@@ -137,34 +137,34 @@ enum Kind {
     Other,
 }
 
-const KINDS: [Kind; 256] = {
-    let mut kinds = [Kind::Word; 256];
+const BYTE_KINDS: [ByteKind; 256] = {
+    let mut kinds = [ByteKind::Word; 256];
     let mut byte = 0;
     while byte <= b' ' {
-        kinds[byte as usize] = if byte.is_ascii_whitespace() { Kind::Blank } else { Kind::Other };
+        kinds[byte as usize] = if byte.is_ascii_whitespace() { ByteKind::Blank } else { ByteKind::Other };
         byte += 1;
     }
     let leads = b";&|\n(){}'\"`";
     let mut at = 0;
     while at < leads.len() {
-        kinds[leads[at] as usize] = Kind::Lead;
+        kinds[leads[at] as usize] = ByteKind::Lead;
         at += 1;
     }
-    kinds[b'<' as usize] = Kind::Other;
-    kinds[b'>' as usize] = Kind::Other;
+    kinds[b'<' as usize] = ByteKind::Other;
+    kinds[b'>' as usize] = ByteKind::Other;
     kinds
 };
 
 /// Length of the longest word of [`LEADS`].
-const LONGEST_LEAD: usize = 7;
+const MAX_PREFIX_BYTES: usize = 7;
 
 /// First two letters of every program to check: a row for each first letter, a bit for each second
 /// one.
-const BEGINNINGS: [u32; 26] = {
+const PROGRAM_INITIALS: [u32; 26] = {
     let mut rows = [0; 26];
     let mut at = 0;
-    while at < WORTH_A_LOOK.len() {
-        rows = with_beginning(rows, WORTH_A_LOOK[at]);
+    while at < SCANNED_PROGRAMS.len() {
+        rows = with_beginning(rows, SCANNED_PROGRAMS[at]);
         at += 1;
     }
     let tables = [
@@ -197,7 +197,7 @@ fn could_be_named(name: &[u8]) -> bool {
     match name {
         [b'a'..=b'z'] | [] => false,
         [first @ b'a'..=b'z', second @ b'a'..=b'z', ..] => {
-            BEGINNINGS[usize::from(first - b'a')] & (1 << (second - b'a')) != 0
+            PROGRAM_INITIALS[usize::from(first - b'a')] & (1 << (second - b'a')) != 0
         }
         _ => true,
     }
@@ -205,19 +205,19 @@ fn could_be_named(name: &[u8]) -> bool {
 
 /// Returns whether the arguments of this program can be denied or need consent.
 fn is_worth_a_look(name: &[u8]) -> bool {
-    WORTH_A_LOOK.contains(&name) || hazards::of(name).next().is_some() || impacts::of(name).next().is_some()
+    SCANNED_PROGRAMS.contains(&name) || hazards::program_hazards(name).next().is_some() || impacts::program_uses(name).next().is_some()
 }
 
 /// Looks for a command after wrappers that are too many to be removed.
-pub(crate) fn look_behind(judge: &mut Judge, arguments: &[Argument], at: (usize, usize)) {
-    const LEADING: &[&[u8]] = &[b"env", b"sudo", b"sh", b"bash"];
+pub(crate) fn look_behind(judge: &mut Classifier, arguments: &[ExpandedArgument], at: (usize, usize)) {
+    const WRAPPER_PROGRAMS: &[&[u8]] = &[b"env", b"sudo", b"sh", b"bash"];
     let place = arguments.iter().position(|argument| {
-        let text = argument.shown();
-        is_worth_a_look(&text) && !LEADING.contains(&text.as_slice())
+        let text = argument.display_bytes();
+        is_worth_a_look(&text) && !WRAPPER_PROGRAMS.contains(&text.as_slice())
     });
     if let Some(command) = place.and_then(|place| arguments.get(place..)) {
         rules::code::denials_only(judge, |judge| {
-            judge.unwrapped(command.to_vec(), Flow::default(), at);
+            judge.unwrap_command(command.to_vec(), DataFlow::default(), at);
         });
     }
 }
@@ -225,13 +225,13 @@ pub(crate) fn look_behind(judge: &mut Judge, arguments: &[Argument], at: (usize,
 /// Scans the arguments of a program whose use of them is unknown. The program may run them as a
 /// command, or a text in them as a script. Reports denials and effects that need consent, and
 /// nothing else, because such a program is `ask` anyway.
-pub(crate) fn look_among(judge: &mut Judge, arguments: &[Argument], at: (usize, usize)) {
+pub(crate) fn look_among(judge: &mut Classifier, arguments: &[ExpandedArgument], at: (usize, usize)) {
     let needs = judge.capabilities.clone();
     let mut places = 0;
     for (index, argument) in arguments.iter().enumerate().take(MAX_ARGUMENTS) {
-        let text = argument.shown();
+        let text = argument.display_bytes();
         if text.iter().any(u8::is_ascii_whitespace) {
-            look(judge, &text);
+            scan_text(judge, &text);
             continue;
         }
         let name = text.rsplit(|b| *b == b'/').next().unwrap_or_default();
@@ -239,15 +239,15 @@ pub(crate) fn look_among(judge: &mut Judge, arguments: &[Argument], at: (usize, 
             continue;
         }
         places += 1;
-        if places > MAX_COMMANDS_AMONG {
+        if places > MAX_ARGUMENT_COMMANDS {
             break;
         }
         let rest = &arguments[index + 1..];
         // `--exec PROGRAM -- ARGUMENTS`
-        let behind = rest.iter().position(|argument| argument.shown() == b"--").map(|dashes| &rest[dashes + 1..]);
+        let behind = rest.iter().position(|argument| argument.display_bytes() == b"--").map(|dashes| &rest[dashes + 1..]);
         rules::code::denials_only(judge, |judge| {
             for rest in [Some(rest), behind].into_iter().flatten() {
-                judge.command([std::slice::from_ref(argument), rest].concat(), Flow::default(), at);
+                judge.classify_command([std::slice::from_ref(argument), rest].concat(), DataFlow::default(), at);
             }
         });
     }
@@ -255,23 +255,23 @@ pub(crate) fn look_among(judge: &mut Judge, arguments: &[Argument], at: (usize, 
 }
 
 /// Reads up to the end of a command, without quotes and backslashes. Returns its length.
-fn command(judge: &mut Judge, text: &[u8], at: usize) -> usize {
-    let end = text.iter().take(MAX_COMMAND).position(|b| b";&|\n`)".contains(b)).unwrap_or(text.len().min(MAX_COMMAND));
+fn scan_command(judge: &mut Classifier, text: &[u8], at: usize) -> usize {
+    let end = text.iter().take(MAX_COMMAND_BYTES).position(|b| b";&|\n`)".contains(b)).unwrap_or(text.len().min(MAX_COMMAND_BYTES));
     let plain: Vec<u8> = text[..end].iter().copied().filter(|b| !b"'\"\\".contains(b)).collect();
-    let words: Vec<Argument> = plain
+    let words: Vec<ExpandedArgument> = plain
         .split(|b| b.is_ascii_whitespace())
         .filter(|w| !w.is_empty())
-        .map(|w| Argument::plain(w, (at, at + end)))
+        .map(|w| ExpandedArgument::from_plain_text(w, (at, at + end)))
         .collect();
     rules::code::denials_only(judge, |judge| {
-        judge.command(words, Flow::default(), (at, at + end));
+        judge.classify_command(words, DataFlow::default(), (at, at + end));
     });
     end
 }
 
 /// Finds forms that are no commands.
-fn forms(judge: &mut Judge, text: &[u8]) {
-    const FORMS: &[(&[u8], &str)] = &[
+fn scan_forms(judge: &mut Classifier, text: &[u8]) {
+    const FORM_PATTERNS: &[(&[u8], &str)] = &[
         (b":(){ :|:& };:", "process-bomb"),
         (b">/dev/sd", "destroys-disk"),
         (b"> /dev/sd", "destroys-disk"),
@@ -280,12 +280,12 @@ fn forms(judge: &mut Judge, text: &[u8]) {
         (b"/dev/tcp/", "reverse-shell"),
     ];
     // A single pass, because the text may be long and the work is limited.
-    let mut found = [false; FORMS.len()];
+    let mut found = [false; FORM_PATTERNS.len()];
     for (at, _) in text.iter().enumerate().filter(|(_, byte)| b":>/".contains(byte)) {
-        for ((form, code), found) in FORMS.iter().zip(&mut found) {
+        for ((form, code), found) in FORM_PATTERNS.iter().zip(&mut found) {
             if !*found && text[at..].starts_with(form) {
                 *found = true;
-                judge.deny(code, "Holds a form that is never harmless.", (at, at + form.len()));
+                judge.record_denial(code, "Holds a form that is never harmless.", (at, at + form.len()));
             }
         }
     }

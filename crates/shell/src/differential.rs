@@ -13,12 +13,12 @@ use std::process::{Command, Stdio};
 
 use stockade_model::{RawText, Tier};
 
-use crate::script::Atom;
-use crate::words::Argument;
-use crate::{Context, walked};
+use crate::script::WordAtom;
+use crate::words::ExpandedArgument;
+use crate::{CommandContext, walk_text};
 
 /// Programs that only leave a record. `touch` and `m` represent forbidden programs.
-const STUBS: &[&str] = &[
+const STUB_PROGRAMS: &[&str] = &[
     "ls",
     "cat",
     "grep",
@@ -92,7 +92,7 @@ const TEMPLATES: &[&str] = &[
 ];
 
 /// Texts to insert or to substitute.
-const PIECES: &[&str] = &[
+const SCRIPT_PIECES: &[&str] = &[
     "'",
     "\"",
     "\\",
@@ -196,35 +196,35 @@ const PIECES: &[&str] = &[
     "\0",
 ];
 
-struct Random(u64);
+struct ScriptGenerator(u64);
 
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
+impl ScriptGenerator {
+    fn random_below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         usize::try_from(self.0 % bound.max(1) as u64).unwrap_or_default()
     }
 
-    fn one<'a>(&mut self, of: &[&'a str]) -> &'a str {
-        of[self.below(of.len())]
+    fn pick_text<'a>(&mut self, of: &[&'a str]) -> &'a str {
+        of[self.random_below(of.len())]
     }
 
     /// Returns one or two templates with a few changes.
-    fn script(&mut self) -> Vec<u8> {
-        let mut text = self.one(TEMPLATES).as_bytes().to_vec();
-        if self.below(3) == 0 {
-            text.extend_from_slice(self.one(&[";", "\n", " && ", "|", " "]).as_bytes());
-            text.extend_from_slice(self.one(TEMPLATES).as_bytes());
+    fn generate_script(&mut self) -> Vec<u8> {
+        let mut text = self.pick_text(TEMPLATES).as_bytes().to_vec();
+        if self.random_below(3) == 0 {
+            text.extend_from_slice(self.pick_text(&[";", "\n", " && ", "|", " "]).as_bytes());
+            text.extend_from_slice(self.pick_text(TEMPLATES).as_bytes());
         }
-        for _ in 0..=self.below(3) {
-            let at = self.below(text.len() + 1);
-            let piece = self.one(PIECES).as_bytes();
-            match self.below(4) {
+        for _ in 0..=self.random_below(3) {
+            let at = self.random_below(text.len() + 1);
+            let piece = self.pick_text(SCRIPT_PIECES).as_bytes();
+            match self.random_below(4) {
                 0 if at < text.len() => drop(text.remove(at)),
                 1 => text.truncate(at),
                 2 if at < text.len() => {
-                    let end = (at + 1 + self.below(4)).min(text.len());
+                    let end = (at + 1 + self.random_below(4)).min(text.len());
                     text.splice(at..end, piece.iter().copied());
                 }
                 _ => drop(text.splice(at..at, piece.iter().copied())),
@@ -235,13 +235,13 @@ impl Random {
 }
 
 /// Directory with the stubs and a few files.
-struct Ground {
+struct StubDirectory {
     _directory: tempfile::TempDir,
     root: PathBuf,
     trace: PathBuf,
 }
 
-impl Ground {
+impl StubDirectory {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let top = directory.path();
@@ -257,22 +257,22 @@ impl Ground {
             "#!/bin/sh\nprintf '%s\\0' \"$#\" \"${{0##*/}}\" \"$@\" >> {}\nexit \"${{STATUS:-0}}\"\n",
             trace.display()
         );
-        for name in STUBS {
+        for name in STUB_PROGRAMS {
             let path = stubs.join(name);
             fs::write(&path, &record).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         }
         fs::write(top.join("prelude"), PRELUDE).unwrap();
         let ground = Self { _directory: directory, root, trace };
-        ground.clean();
+        ground.remove_files();
         ground
     }
 
-    fn top(&self) -> &Path {
+    fn root_path(&self) -> &Path {
         self.trace.parent().unwrap()
     }
 
-    fn clean(&self) {
+    fn remove_files(&self) {
         let _ = fs::remove_dir_all(&self.root);
         fs::create_dir(&self.root).unwrap();
         fs::set_permissions(&self.root, fs::Permissions::from_mode(0o777)).unwrap();
@@ -282,12 +282,12 @@ impl Ground {
     }
 
     /// Returns the commands that bash runs, and whether a file appeared or disappeared.
-    fn run(&self, script: &[u8], status: &str) -> (Vec<Vec<Vec<u8>>>, bool) {
+    fn run_script(&self, script: &[u8], status: &str) -> (Vec<Vec<Vec<u8>>>, bool) {
         use std::os::unix::ffi::OsStrExt;
         let _ = fs::remove_file(&self.trace);
         let mut command = Command::new("/usr/bin/timeout");
         command.args(["2", "/bin/bash", "--norc", "--noprofile", "-c"]).arg(std::ffi::OsStr::from_bytes(script));
-        command.env_clear().env("PATH", self.top().join("stubs")).env("BASH_ENV", self.top().join("prelude"));
+        command.env_clear().env("PATH", self.root_path().join("stubs")).env("BASH_ENV", self.root_path().join("prelude"));
         command.env("HOME", "/home/dev").env("STATUS", status).env("LC_ALL", "C.UTF-8").current_dir(&self.root);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         if rustix::process::geteuid().is_root() {
@@ -298,7 +298,7 @@ impl Ground {
         names.sort();
         let changed = names != ["a", "b", "src"] || fs::read(self.root.join("a")).unwrap() != b"x\n";
         if changed {
-            self.clean();
+            self.remove_files();
         }
         (read_trace(&fs::read(&self.trace).unwrap_or_default()), changed)
     }
@@ -316,58 +316,58 @@ fn read_trace(text: &[u8]) -> Vec<Vec<Vec<u8>>> {
 
 /// Returns whether the classifier's words fit the words of the command. A part that only the shell
 /// can know may be anything, also no word or several words.
-fn fits(seen: &[Argument], ran: &[Vec<u8>]) -> bool {
+fn has_same_words(seen: &[ExpandedArgument], ran: &[Vec<u8>]) -> bool {
     let Some((first, rest)) = seen.split_first() else { return ran.is_empty() };
     if first.is_dynamic() || first.is_glob() {
-        return (0..=ran.len()).any(|taken| fits(rest, &ran[taken..]));
+        return (0..=ran.len()).any(|taken| has_same_words(rest, &ran[taken..]));
     }
     let Some((word, left)) = ran.split_first() else { return false };
     let bytes: Vec<u8> =
-        first.atoms.iter().filter_map(|a| if let Atom::Byte { byte, .. } = a { Some(*byte) } else { None }).collect();
-    bytes == *word && fits(rest, left)
+        first.atoms.iter().filter_map(|a| if let WordAtom::Byte { byte, .. } = a { Some(*byte) } else { None }).collect();
+    bytes == *word && has_same_words(rest, left)
 }
 
-struct Tally {
+struct ComparisonTally {
     allowed: usize,
     run: usize,
 }
 
-fn compare(ground: &Ground, script: &[u8], tally: &mut Tally) {
+fn compare_script(ground: &StubDirectory, script: &[u8], tally: &mut ComparisonTally) {
     let root = ground.root.as_os_str().as_encoded_bytes();
-    let context = Context {
+    let context = CommandContext {
         cwd: RawText::from(root),
         home: RawText::from("/home/dev"),
         workspace: RawText::from(root),
         neutralised: true,
     };
-    let judge = walked(script, &context);
+    let judge = walk_text(script, &context);
     if judge.findings.iter().any(|f| f.tier != Tier::Allow) {
         return;
     }
     tally.allowed += 1;
     for status in ["0", "1"] {
-        let (ran, changed) = ground.run(script, status);
+        let (ran, changed) = ground.run_script(script, status);
         let shown = String::from_utf8_lossy(script);
         assert!(!changed, "allowed, and changed a file: {shown:?}");
         for command in ran {
             tally.run += 1;
-            let seen = judge.trace.iter().any(|seen| fits(seen, &command));
+            let seen = judge.trace.iter().any(|seen| has_same_words(seen, &command));
             let words: Vec<_> = command.iter().map(|w| String::from_utf8_lossy(w)).collect();
             assert!(seen, "allowed, and bash ran what was not seen: {words:?}\nin {shown:?}");
         }
     }
 }
 
-fn play(seed: u64, rounds: usize) -> Tally {
-    let ground = Ground::new();
-    let mut random = Random(seed);
-    let mut tally = Tally { allowed: 0, run: 0 };
+fn run_rounds(seed: u64, rounds: usize) -> ComparisonTally {
+    let ground = StubDirectory::new();
+    let mut random = ScriptGenerator(seed);
+    let mut tally = ComparisonTally { allowed: 0, run: 0 };
     let mut before: BTreeMap<Vec<u8>, ()> = BTreeMap::new();
     for _ in 0..rounds {
-        let script = random.script();
+        let script = random.generate_script();
         // execve does not accept a NUL, so that bash never sees one.
         if !script.contains(&0) && before.insert(script.clone(), ()).is_none() {
-            compare(&ground, &script, &mut tally);
+            compare_script(&ground, &script, &mut tally);
         }
     }
     tally
@@ -375,7 +375,7 @@ fn play(seed: u64, rounds: usize) -> Tally {
 
 #[test]
 fn what_bash_runs_is_what_was_seen() {
-    let tally = play(0x5eed_0002, 1500);
+    let tally = run_rounds(0x5eed_0002, 1500);
     println!("{} scripts allowed, {} commands run by bash", tally.allowed, tally.run);
     assert!(
         tally.allowed > 100 && tally.run > 200,
@@ -389,8 +389,8 @@ fn what_bash_runs_is_what_was_seen() {
 /// does not allow.
 #[test]
 fn the_ground_records_what_bash_runs() {
-    let ground = Ground::new();
-    let (ran, changed) = ground.run(b"echo a 'b c' $(touch m) > out; ls", "0");
+    let ground = StubDirectory::new();
+    let (ran, changed) = ground.run_script(b"echo a 'b c' $(touch m) > out; ls", "0");
     let words: Vec<Vec<String>> =
         ran.iter().map(|c| c.iter().map(|w| String::from_utf8_lossy(w).into_owned()).collect()).collect();
     assert_eq!(words, [vec!["touch", "m"], vec!["echo", "a", "b c"], vec!["ls"]]);
@@ -402,7 +402,7 @@ fn the_ground_records_what_bash_runs() {
 #[ignore = "takes hours"]
 fn what_bash_runs_is_what_was_seen_for_long() {
     for seed in 1..400u64 {
-        let tally = play(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), 20_000);
+        let tally = run_rounds(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), 20_000);
         println!("seed {seed}: {} allowed, {} run", tally.allowed, tally.run);
     }
 }

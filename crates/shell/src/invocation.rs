@@ -2,7 +2,7 @@
 
 use std::cell::OnceCell;
 
-use crate::words::{Argument, Flow};
+use crate::words::{ExpandedArgument, DataFlow};
 
 /// Command that is ready to be classified.
 pub(crate) struct Invocation {
@@ -11,8 +11,8 @@ pub(crate) struct Invocation {
     /// True if the name contains a directory.
     pub qualified: bool,
     /// Arguments without the program.
-    pub arguments: Vec<Argument>,
-    pub stdin: Flow,
+    pub arguments: Vec<ExpandedArgument>,
+    pub stdin: DataFlow,
     pub span: (usize, usize),
     texts: OnceCell<Vec<Vec<u8>>>,
 }
@@ -21,25 +21,25 @@ impl Invocation {
     pub(crate) fn new(
         name: Vec<u8>,
         qualified: bool,
-        arguments: Vec<Argument>,
-        stdin: Flow,
+        arguments: Vec<ExpandedArgument>,
+        stdin: DataFlow,
         span: (usize, usize),
     ) -> Self {
         Self { name, qualified, arguments, stdin, span, texts: OnceCell::new() }
     }
 
     /// Returns the values that are in the text, patterns included.
-    pub(crate) fn texts(&self) -> &[Vec<u8>] {
-        self.texts.get_or_init(|| self.arguments.iter().map(Argument::shown).collect())
+    pub(crate) fn known_texts(&self) -> &[Vec<u8>] {
+        self.texts.get_or_init(|| self.arguments.iter().map(ExpandedArgument::display_bytes).collect())
     }
 
     /// Returns whether an argument is exactly this.
-    pub(crate) fn has(&self, text: &str) -> bool {
-        self.texts().iter().any(|t| t == text.as_bytes())
+    pub(crate) fn has_argument(&self, text: &str) -> bool {
+        self.known_texts().iter().any(|t| t == text.as_bytes())
     }
 
     /// Returns the first argument that is no option.
     pub(crate) fn first_operand(&self) -> Option<&[u8]> {
-        self.texts().iter().map(Vec::as_slice).find(|t| !t.starts_with(b"-"))
+        self.known_texts().iter().map(Vec::as_slice).find(|t| !t.starts_with(b"-"))
     }
 }

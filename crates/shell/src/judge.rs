@@ -6,14 +6,14 @@ use std::collections::BTreeSet;
 
 use stockade_model::{Capability, Finding, Impact, RawText, Tier};
 
-use crate::budget::Budget;
+use crate::budget::WorkBudget;
 use crate::invocation::Invocation;
-use crate::memory::{Scope, Seen};
-use crate::script::{Direction, NestedKind, Redirect, Simple, Statement, Word, span};
+use crate::memory::{ShellState, ScriptActions};
+use crate::script::{RedirectDirection, NestedKind, Redirect, SimpleCommand, ScriptStatement, ScriptWord, to_span};
 use crate::variables::{is_lookup, is_ordinary, is_public};
-use crate::words::{Argument, Flow, Value, Values, expand};
-use crate::wrappers::Runs;
-use crate::{Context, crude, paths, readers, rules, wrappers};
+use crate::words::{ExpandedArgument, DataFlow, VariableValue, VariableSource, expand_word};
+use crate::wrappers::RunLocation;
+use crate::{CommandContext, crude, paths, readers, rules, wrappers};
 
 /// Most commands that are classified; more are too much to review.
 const MAX_COMMANDS: usize = 2000;
@@ -29,9 +29,9 @@ const MAX_LOOP_VALUES: usize = 16;
 /// Most work of one assessment, in units. Any remaining text counts as not understood.
 const WALK_UNITS: u64 = 100_000;
 /// Most work of the fallback scans of unparsed texts, in units.
-const LAST_LOOK_UNITS: u64 = 60_000;
+const FALLBACK_SCAN_UNITS: u64 = 60_000;
 /// Longest value of a variable that is tracked, in bytes.
-const MAX_VALUE: usize = 4096;
+const MAX_VALUE_BYTES: usize = 4096;
 /// Cost of one statement, one command, one of its words, and one argument that a known program may
 /// take, in units of the budget.
 const UNITS_PER_STATEMENT: u64 = 10;
@@ -43,16 +43,16 @@ const UNITS_PER_ARGUMENT: u64 = 30;
 const MAX_FINDINGS: usize = 200;
 
 /// State of the walk.
-pub(crate) struct Judge<'c> {
-    pub context: &'c Context,
+pub(crate) struct Classifier<'c> {
+    pub context: &'c CommandContext,
     pub findings: Vec<Finding>,
     pub capabilities: BTreeSet<Capability>,
     pub effects: BTreeSet<(&'static str, Vec<u8>)>,
-    pub scope: Scope,
-    pub seen: Seen,
-    pub budget: Budget,
+    pub scope: ShellState,
+    pub seen: ScriptActions,
+    pub budget: WorkBudget,
     /// Budget for the fallback scans.
-    pub last_look: Budget,
+    pub last_look: WorkBudget,
     /// Set while a script in an argument is walked: its findings have this span.
     fixed_span: Option<(usize, usize)>,
     commands: usize,
@@ -63,24 +63,24 @@ pub(crate) struct Judge<'c> {
     pub neutralised: BTreeSet<(&'static str, Option<Vec<u8>>)>,
     /// Every command that was seen, for the comparison with bash.
     #[cfg(test)]
-    pub trace: Vec<Vec<Argument>>,
+    pub trace: Vec<Vec<ExpandedArgument>>,
 }
 
-struct View<'a> {
-    scope: &'a Scope,
-    context: &'a Context,
+struct ScopeView<'a> {
+    scope: &'a ShellState,
+    context: &'a CommandContext,
 }
 
-impl Values for View<'_> {
-    fn variable(&self, name: &[u8]) -> Option<Value> {
+impl VariableSource for ScopeView<'_> {
+    fn variable_value(&self, name: &[u8]) -> Option<VariableValue> {
         match (self.scope.variables.get(name), name) {
             (Some(value), _) => Some(value.clone()),
-            (None, b"HOME") => Some(Value::Known(self.context.home.as_bytes().to_vec())),
-            (None, b"PWD") => self.scope.cwd.clone().map(Value::Known),
+            (None, b"HOME") => Some(VariableValue::Known(self.context.home.as_bytes().to_vec())),
+            (None, b"PWD") => self.scope.cwd.clone().map(VariableValue::Known),
             _ => None,
         }
     }
-    fn home(&self) -> Option<Vec<u8>> {
+    fn home_directory(&self) -> Option<Vec<u8>> {
         match self.scope.variables.get(&b"HOME"[..]) {
             None => Some(self.context.home.as_bytes().to_vec()),
             Some(_) => None,
@@ -88,17 +88,17 @@ impl Values for View<'_> {
     }
 }
 
-impl<'c> Judge<'c> {
-    pub(crate) fn new(context: &'c Context) -> Self {
+impl<'c> Classifier<'c> {
+    pub(crate) fn new(context: &'c CommandContext) -> Self {
         Self {
             context,
             findings: Vec::new(),
             capabilities: BTreeSet::new(),
             effects: BTreeSet::new(),
-            scope: Scope { cwd: Some(context.cwd.as_bytes().to_vec()), ..Scope::default() },
-            seen: Seen::default(),
-            budget: Budget::of(WALK_UNITS),
-            last_look: Budget::of(LAST_LOOK_UNITS),
+            scope: ShellState { cwd: Some(context.cwd.as_bytes().to_vec()), ..ShellState::default() },
+            seen: ScriptActions::default(),
+            budget: WorkBudget::from_units(WALK_UNITS),
+            last_look: WorkBudget::from_units(FALLBACK_SCAN_UNITS),
             fixed_span: None,
             commands: 0,
             nesting: 0,
@@ -111,9 +111,9 @@ impl<'c> Judge<'c> {
     }
 
     /// Records one observation, once for each span.
-    fn find(&mut self, (tier, impact): (Tier, Impact), code: &str, message: &str, at: (usize, usize)) {
+    fn record_finding(&mut self, (tier, impact): (Tier, Impact), code: &str, message: &str, at: (usize, usize)) {
         let at = self.fixed_span.unwrap_or(at);
-        let place = Some(span(at));
+        let place = Some(to_span(at));
         let is_covered = |f: &Finding| f.tier >= tier && f.impact >= impact;
         if self.findings.len() >= MAX_FINDINGS && self.findings.iter().any(is_covered) {
             return;
@@ -123,22 +123,22 @@ impl<'c> Judge<'c> {
         }
     }
 
-    pub(crate) fn ask(&mut self, code: &str, message: &str, at: (usize, usize)) {
-        self.find((Tier::Ask, Impact::Contained), code, message, at);
+    pub(crate) fn record_ask(&mut self, code: &str, message: &str, at: (usize, usize)) {
+        self.record_finding((Tier::Ask, Impact::Contained), code, message, at);
     }
 
-    pub(crate) fn deny(&mut self, code: &str, message: &str, at: (usize, usize)) {
-        self.find((Tier::Deny, rules::impact::of_denial(code)), code, message, at);
+    pub(crate) fn record_denial(&mut self, code: &str, message: &str, at: (usize, usize)) {
+        self.record_finding((Tier::Deny, rules::impact::of_denial(code)), code, message, at);
     }
 
     /// Records an effect that no sandbox contains or that cannot be undone.
-    pub(crate) fn affect(&mut self, impact: Impact, code: &str, message: &str, at: (usize, usize)) {
-        self.find((Tier::Ask, impact), code, message, at);
+    pub(crate) fn record_effect(&mut self, impact: Impact, code: &str, message: &str, at: (usize, usize)) {
+        self.record_finding((Tier::Ask, impact), code, message, at);
     }
 
     /// Returns the absolute form of the path in an argument.
-    pub(crate) fn path(&self, argument: &Argument) -> Option<Vec<u8>> {
-        paths::absolute(&argument.pattern()?, self.scope.cwd.as_deref())
+    pub(crate) fn absolute_path(&self, argument: &ExpandedArgument) -> Option<Vec<u8>> {
+        paths::make_absolute(&argument.pattern_value()?, self.scope.cwd.as_deref())
     }
 
     /// Returns whether a part was omitted because it was too much.
@@ -147,12 +147,12 @@ impl<'c> Judge<'c> {
     }
 
     /// Walks statements in order in the same shell.
-    pub(crate) fn block(&mut self, statements: &[Statement], stdin: &Flow) -> Flow {
-        let mut out = Flow::default();
+    pub(crate) fn walk_block(&mut self, statements: &[ScriptStatement], stdin: &DataFlow) -> DataFlow {
+        let mut out = DataFlow::default();
         let mut literal = Some(Vec::new());
         for statement in statements {
-            let flow = self.statement(statement, stdin);
-            out.join(&flow);
+            let flow = self.walk_statement(statement, stdin);
+            out.merge_taints(&flow);
             match (&mut literal, flow.literal) {
                 (Some(all), Some(text)) => all.extend(text),
                 _ => literal = None,
@@ -163,148 +163,148 @@ impl<'c> Judge<'c> {
     }
 
     /// Walks statements in a child shell, which does not change the state.
-    fn child(&mut self, statements: &[Statement], stdin: &Flow) -> Flow {
+    fn walk_child(&mut self, statements: &[ScriptStatement], stdin: &DataFlow) -> DataFlow {
         let scope = self.scope.clone();
-        let flow = self.block(statements, stdin);
+        let flow = self.walk_block(statements, stdin);
         self.scope = scope;
         flow
     }
 
-    fn statement(&mut self, statement: &Statement, stdin: &Flow) -> Flow {
+    fn walk_statement(&mut self, statement: &ScriptStatement, stdin: &DataFlow) -> DataFlow {
         self.depth += 1;
-        let flow = if self.depth > MAX_DEPTH || self.commands > MAX_COMMANDS || !self.budget.spend(UNITS_PER_STATEMENT)
+        let flow = if self.depth > MAX_DEPTH || self.commands > MAX_COMMANDS || !self.budget.spend_units(UNITS_PER_STATEMENT)
         {
-            self.ask("too-much-to-review", "The script is too deep or too long to be reviewed.", (0, 0));
-            Flow::default()
+            self.record_ask("too-much-to-review", "The script is too deep or too long to be reviewed.", (0, 0));
+            DataFlow::default()
         } else {
-            self.dispatch(statement, stdin)
+            self.dispatch_statement(statement, stdin)
         };
         self.depth -= 1;
         flow
     }
 
-    fn dispatch(&mut self, statement: &Statement, stdin: &Flow) -> Flow {
+    fn dispatch_statement(&mut self, statement: &ScriptStatement, stdin: &DataFlow) -> DataFlow {
         match statement {
-            Statement::Simple(simple) => self.simple(simple, stdin),
-            Statement::Pipeline(parts) => {
+            ScriptStatement::Simple(simple) => self.walk_simple(simple, stdin),
+            ScriptStatement::Pipeline(parts) => {
                 let mut flow = stdin.clone();
                 for part in parts {
-                    flow = self.child(std::slice::from_ref(part), &flow);
+                    flow = self.walk_child(std::slice::from_ref(part), &flow);
                 }
                 flow
             }
-            Statement::Sequence(parts) => self.block(parts, stdin),
-            Statement::Subshell(parts) => self.child(parts, stdin),
-            Statement::Background(inner, at) => {
-                self.ask("background", "Something is left running in the background.", *at);
+            ScriptStatement::Sequence(parts) => self.walk_block(parts, stdin),
+            ScriptStatement::Subshell(parts) => self.walk_child(parts, stdin),
+            ScriptStatement::Background(inner, at) => {
+                self.record_ask("background", "Something is left running in the background.", *at);
                 if self.endless_loop > 0 {
-                    self.deny("process-bomb", "Starts processes without end.", *at);
+                    self.record_denial("process-bomb", "Starts processes without end.", *at);
                 }
-                self.child(std::slice::from_ref(inner), stdin)
+                self.walk_child(std::slice::from_ref(inner), stdin)
             }
-            Statement::Redirected(inner, redirects) => {
-                let (input, _) = self.redirects(redirects, stdin);
-                self.statement(inner, &input)
+            ScriptStatement::Redirected(inner, redirects) => {
+                let (input, _) = self.classify_redirects(redirects, stdin);
+                self.walk_statement(inner, &input)
             }
-            Statement::For { variable, words, body } => self.for_loop(variable, words, body, stdin),
-            Statement::Loop { condition, body } => {
-                let mut out = self.block(condition, stdin);
+            ScriptStatement::For { variable, words, body } => self.for_loop(variable, words, body, stdin),
+            ScriptStatement::Loop { condition, body } => {
+                let mut out = self.walk_block(condition, stdin);
                 let endless = rules::is_endless_condition(condition);
                 self.endless_loop += usize::from(endless);
-                out.join(&self.block(body, stdin));
+                out.merge_taints(&self.walk_block(body, stdin));
                 self.endless_loop -= usize::from(endless);
-                self.ask("loop", "A loop whose end is not in the text.", (0, 0));
+                self.record_ask("loop", "A loop whose end is not in the text.", (0, 0));
                 out
             }
-            Statement::Branches { words, branches } => {
-                let mut out = Flow::default();
+            ScriptStatement::Branches { words, branches } => {
+                let mut out = DataFlow::default();
                 for word in words {
-                    let arguments = self.words(std::slice::from_ref(word));
-                    if arguments.iter().any(Argument::is_dynamic) {
-                        self.ask("dynamic-word", "A decision depends on a value that is not in the text.", word.span);
+                    let arguments = self.expand_words(std::slice::from_ref(word));
+                    if arguments.iter().any(ExpandedArgument::is_dynamic) {
+                        self.record_ask("dynamic-word", "A decision depends on a value that is not in the text.", word.span);
                     }
                 }
                 for branch in branches {
-                    out.join(&self.block(branch, stdin));
+                    out.merge_taints(&self.walk_block(branch, stdin));
                 }
                 out
             }
-            Statement::Function { name, body, span } => self.function(name, body, *span, stdin),
-            Statement::Unknown(inside, at) => {
-                self.ask("not-understood", "This part is not understood as the shell would read it.", *at);
-                self.block(inside, stdin)
+            ScriptStatement::Function { name, body, span } => self.walk_function(name, body, *span, stdin),
+            ScriptStatement::Unknown(inside, at) => {
+                self.record_ask("not-understood", "This part is not understood as the shell would read it.", *at);
+                self.walk_block(inside, stdin)
             }
         }
     }
 
-    fn function(&mut self, name: &[u8], body: &[Statement], at: (usize, usize), stdin: &Flow) -> Flow {
-        self.ask("defines-function", "Gives a name a new meaning.", at);
+    fn walk_function(&mut self, name: &[u8], body: &[ScriptStatement], at: (usize, usize), stdin: &DataFlow) -> DataFlow {
+        self.record_ask("defines-function", "Gives a name a new meaning.", at);
         if rules::is_process_bomb(name, body) {
-            self.deny("process-bomb", "A function that starts itself again and again.", at);
+            self.record_denial("process-bomb", "A function that starts itself again and again.", at);
         }
         self.scope.functions.insert(name.to_vec());
         let scope = self.scope.clone();
-        let flow = self.block(body, stdin);
+        let flow = self.walk_block(body, stdin);
         self.scope = scope;
         flow
     }
 
-    fn for_loop(&mut self, variable: &[u8], words: &[Word], body: &[Statement], stdin: &Flow) -> Flow {
-        let arguments = self.words(words);
-        let mut out = Flow::default();
-        let known: Option<Vec<Vec<u8>>> = arguments.iter().map(Argument::literal).collect();
+    fn for_loop(&mut self, variable: &[u8], words: &[ScriptWord], body: &[ScriptStatement], stdin: &DataFlow) -> DataFlow {
+        let arguments = self.expand_words(words);
+        let mut out = DataFlow::default();
+        let known: Option<Vec<Vec<u8>>> = arguments.iter().map(ExpandedArgument::literal_value).collect();
         match known {
             Some(values)
                 if !values.is_empty()
                     && values.len() <= MAX_LOOP_VALUES
-                    && values.iter().all(|value| value.len() <= MAX_VALUE)
+                    && values.iter().all(|value| value.len() <= MAX_VALUE_BYTES)
                     && is_ordinary(variable) =>
             {
                 for value in values {
-                    self.scope.variables.insert(variable.to_vec(), Value::Known(value));
-                    out.join(&self.block(body, stdin));
+                    self.scope.variables.insert(variable.to_vec(), VariableValue::Known(value));
+                    out.merge_taints(&self.walk_block(body, stdin));
                 }
             }
             _ => {
-                let mut flow = Flow::default();
-                arguments.iter().for_each(|a| flow.join(&a.flow));
-                self.scope.variables.insert(variable.to_vec(), Value::Unknown(flow));
-                self.ask("dynamic-loop", "A loop over values that are not in the text.", (0, 0));
-                out.join(&self.block(body, stdin));
+                let mut flow = DataFlow::default();
+                arguments.iter().for_each(|a| flow.merge_taints(&a.flow));
+                self.scope.variables.insert(variable.to_vec(), VariableValue::Unknown(flow));
+                self.record_ask("dynamic-loop", "A loop over values that are not in the text.", (0, 0));
+                out.merge_taints(&self.walk_block(body, stdin));
             }
         }
-        self.scope.variables.insert(variable.to_vec(), Value::Unknown(Flow::default()));
+        self.scope.variables.insert(variable.to_vec(), VariableValue::Unknown(DataFlow::default()));
         out
     }
 
     /// Expands words; walks nested scripts on the way.
-    fn words(&mut self, words: &[Word]) -> Vec<Argument> {
+    fn expand_words(&mut self, words: &[ScriptWord]) -> Vec<ExpandedArgument> {
         let mut out = Vec::new();
         for word in words {
             let mut flows = Vec::new();
             for nested in &word.nested {
-                let mut flow = self.child(&nested.body, &Flow::default());
+                let mut flow = self.walk_child(&nested.body, &DataFlow::default());
                 if nested.kind != NestedKind::Output {
                     flow.literal = None;
                 }
                 if nested.kind == NestedKind::WriteTo {
-                    self.ask("process-substitution", "Output goes into another command.", word.span);
+                    self.record_ask("process-substitution", "Output goes into another command.", word.span);
                 }
                 flows.push(flow);
             }
-            let view = View { scope: &self.scope, context: self.context };
-            match expand(word, &flows, &view, &self.budget) {
+            let view = ScopeView { scope: &self.scope, context: self.context };
+            match expand_word(word, &flows, &view, &self.budget) {
                 Some(arguments) => out.extend(arguments),
                 None => {
-                    self.ask(
+                    self.record_ask(
                         "expansion-too-large",
                         "Braces expand to more words than can be reviewed, or to what is not known.",
                         word.span,
                     );
-                    out.push(Argument {
-                        atoms: vec![crate::script::Atom::Dynamic(crate::script::Dynamic::Opaque)],
+                    out.push(ExpandedArgument {
+                        atoms: vec![crate::script::WordAtom::Dynamic(crate::script::DynamicValue::Opaque)],
                         span: word.span,
-                        flow: Flow::default(),
+                        flow: DataFlow::default(),
                     });
                 }
             }
@@ -312,33 +312,33 @@ impl<'c> Judge<'c> {
         out
     }
 
-    fn simple(&mut self, simple: &Simple, stdin: &Flow) -> Flow {
+    fn walk_simple(&mut self, simple: &SimpleCommand, stdin: &DataFlow) -> DataFlow {
         self.commands += 1;
         if self.commands == REVIEW_COMMANDS + 1 && self.nesting == 0 {
-            self.ask("too-many-commands", "More commands than a person would review.", simple.span);
+            self.record_ask("too-many-commands", "More commands than a person would review.", simple.span);
         }
-        let arguments = self.words(&simple.words);
+        let arguments = self.expand_words(&simple.words);
         for assignment in &simple.assignments {
-            let values = self.words(std::slice::from_ref(&assignment.value));
-            let mut flow = Flow::default();
-            values.iter().for_each(|v| flow.join(&v.flow));
+            let values = self.expand_words(std::slice::from_ref(&assignment.value));
+            let mut flow = DataFlow::default();
+            values.iter().for_each(|v| flow.merge_taints(&v.flow));
             let value = match values.as_slice() {
                 [one] => one.clone(),
-                _ => Argument::known(b"", simple.span),
+                _ => ExpandedArgument::from_bytes(b"", simple.span),
             };
             if arguments.is_empty() {
-                self.ask("sets-variable", "Changes a variable of the shell.", simple.span);
-                self.scope.variables.insert(assignment.name.clone(), Value::Unknown(flow));
+                self.record_ask("sets-variable", "Changes a variable of the shell.", simple.span);
+                self.scope.variables.insert(assignment.name.clone(), VariableValue::Unknown(flow));
             } else if !assignment.plain || !rules::environment::is_harmless(&assignment.name, &value) {
-                rules::environment::judge(self, &assignment.name, &value, simple.span);
+                rules::environment::classify_assignment(self, &assignment.name, &value, simple.span);
             }
         }
-        let (input, output) = self.redirects(&simple.redirects, stdin);
+        let (input, output) = self.classify_redirects(&simple.redirects, stdin);
         if arguments.is_empty() {
             return input;
         }
-        let mut flow = self.command(arguments, input, simple.span);
-        rules::code::fed(self, simple, &flow);
+        let mut flow = self.classify_command(arguments, input, simple.span);
+        rules::code::classify_shell_input(self, simple, &flow);
         rules::write::judge_output(self, &output, &flow, simple.span);
         if !output.is_empty() {
             flow.literal = None;
@@ -347,38 +347,38 @@ impl<'c> Judge<'c> {
     }
 
     /// Classifies redirections. Returns the command's input, and the files that it writes.
-    fn redirects(&mut self, redirects: &[Redirect], stdin: &Flow) -> (Flow, Vec<Vec<u8>>) {
+    fn classify_redirects(&mut self, redirects: &[Redirect], stdin: &DataFlow) -> (DataFlow, Vec<Vec<u8>>) {
         let mut input = stdin.clone();
         let mut written = Vec::new();
         for redirect in redirects {
-            let mut arguments = self.words(std::slice::from_ref(&redirect.target));
+            let mut arguments = self.expand_words(std::slice::from_ref(&redirect.target));
             let at = redirect.target.span;
             let target = match (arguments.pop(), arguments.is_empty()) {
                 (Some(one), true) => one,
                 _ => {
-                    if redirect.direction != Direction::Duplicate {
-                        self.ask("not-understood", "A redirection without one target.", at);
+                    if redirect.direction != RedirectDirection::Duplicate {
+                        self.record_ask("not-understood", "A redirection without one target.", at);
                     }
                     continue;
                 }
             };
             match redirect.direction {
-                Direction::Duplicate => {}
-                Direction::HereString | Direction::HereDocument => {
+                RedirectDirection::Duplicate => {}
+                RedirectDirection::HereString | RedirectDirection::HereDocument => {
                     input = target.flow.clone();
-                    input.literal = target.pattern().map(|mut text| {
+                    input.literal = target.pattern_value().map(|mut text| {
                         text.push(b'\n');
                         text
                     });
                     if target.is_dynamic() && target.only_variables().is_none_or(|v| !v.iter().all(|n| is_public(n))) {
-                        self.ask("dynamic-text", "Text depends on a value that is not in the script.", at);
+                        self.record_ask("dynamic-text", "Text depends on a value that is not in the script.", at);
                     }
                 }
-                Direction::Read => {
+                RedirectDirection::Read => {
                     input = self.read_redirect(&target, at);
                 }
-                Direction::Truncate | Direction::Append | Direction::ReadWrite => {
-                    let whole = redirect.direction == Direction::Truncate;
+                RedirectDirection::Truncate | RedirectDirection::Append | RedirectDirection::ReadWrite => {
+                    let whole = redirect.direction == RedirectDirection::Truncate;
                     written.extend(rules::write::judge_redirect(self, &target, whole, at));
                 }
             }
@@ -386,46 +386,46 @@ impl<'c> Judge<'c> {
         (input, written)
     }
 
-    fn read_redirect(&mut self, target: &Argument, at: (usize, usize)) -> Flow {
+    fn read_redirect(&mut self, target: &ExpandedArgument, at: (usize, usize)) -> DataFlow {
         let mut flow = target.flow.clone();
-        if target.shown().starts_with(b"/dev/tcp/") || target.shown().starts_with(b"/dev/udp/") {
-            rules::write::socket(self, at);
+        if target.display_bytes().starts_with(b"/dev/tcp/") || target.display_bytes().starts_with(b"/dev/udp/") {
+            rules::write::report_socket(self, at);
             flow.fetched = true;
             return flow;
         }
-        if target.literal().is_none() {
-            self.ask("dynamic-operand", "A file to read is not in the text.", at);
+        if target.literal_value().is_none() {
+            self.record_ask("dynamic-operand", "A file to read is not in the text.", at);
         }
-        flow.join(&readers::read_file(self, target));
+        flow.merge_taints(&readers::read_file(self, target));
         flow
     }
 
     /// Classifies one command: removes wrappers, then asks the rules and the readers. Returns its
     /// output.
-    pub(crate) fn command(&mut self, arguments: Vec<Argument>, stdin: Flow, at: (usize, usize)) -> Flow {
+    pub(crate) fn classify_command(&mut self, arguments: Vec<ExpandedArgument>, stdin: DataFlow, at: (usize, usize)) -> DataFlow {
         self.nesting += 1;
         let bytes: usize = arguments.iter().map(|argument| argument.atoms.len() + UNITS_PER_WORD).sum();
-        let flow = if !self.budget.spend(UNITS_PER_COMMAND + bytes as u64) {
-            self.ask("too-much-to-review", "More than can be reviewed.", at);
-            Flow::default()
+        let flow = if !self.budget.spend_units(UNITS_PER_COMMAND + bytes as u64) {
+            self.record_ask("too-much-to-review", "More than can be reviewed.", at);
+            DataFlow::default()
         } else if self.nesting > MAX_NESTING {
-            self.ask("too-deep", "Wrapped too deeply to be reviewed.", at);
+            self.record_ask("too-deep", "Wrapped too deeply to be reviewed.", at);
             if self.nesting == MAX_NESTING + 1 {
                 crude::look_behind(self, &arguments, at);
             }
-            Flow::default()
+            DataFlow::default()
         } else {
-            self.unwrapped(arguments, stdin, at)
+            self.unwrap_command(arguments, stdin, at)
         };
         self.nesting -= 1;
         flow
     }
 
-    pub(crate) fn unwrapped(&mut self, mut arguments: Vec<Argument>, stdin: Flow, at: (usize, usize)) -> Flow {
+    pub(crate) fn unwrap_command(&mut self, mut arguments: Vec<ExpandedArgument>, stdin: DataFlow, at: (usize, usize)) -> DataFlow {
         #[cfg(test)]
         self.trace.push(arguments.clone());
-        let Some(first) = arguments.first() else { return Flow::default() };
-        let Some(program) = first.literal().filter(|p| !p.is_empty()) else {
+        let Some(first) = arguments.first() else { return DataFlow::default() };
+        let Some(program) = first.literal_value().filter(|p| !p.is_empty()) else {
             let flow = first.flow.clone();
             rules::code::dynamic_program(self, &flow, at);
             return flow;
@@ -433,76 +433,76 @@ impl<'c> Judge<'c> {
         if program.contains(&b'/') || !self.scope.functions.contains(&program) {
             self.capabilities.insert(Capability::Execute(RawText::from(program.as_slice())));
         } else {
-            self.ask("calls-function", "Calls a function that the script defines.", at);
+            self.record_ask("calls-function", "Calls a function that the script defines.", at);
         }
         let name = program.rsplit(|b| *b == b'/').next().unwrap_or_default().to_vec();
         let qualified = program.contains(&b'/');
-        if let Some(peeled) = wrappers::peel(&name, &arguments)
+        if let Some(peeled) = wrappers::peel_wrapper(&name, &arguments)
             && !(name == b"command" && is_lookup(&arguments))
         {
-            return self.wrapped(&name, qualified, peeled, stdin, at);
+            return self.classify_wrapped(&name, qualified, peeled, stdin, at);
         }
         if qualified {
-            rules::code::run_file(self, &arguments[0], rules::code::Language::Shell, at);
+            rules::code::run_file(self, &arguments[0], rules::code::CodeLanguage::Shell, at);
         }
         arguments.remove(0);
-        if !self.budget.spend(arguments.len() as u64 * UNITS_PER_ARGUMENT) {
-            self.ask("too-much-to-review", "More than can be reviewed.", at);
-            return Flow::default();
+        if !self.budget.spend_units(arguments.len() as u64 * UNITS_PER_ARGUMENT) {
+            self.record_ask("too-much-to-review", "More than can be reviewed.", at);
+            return DataFlow::default();
         }
         let invocation = Invocation::new(name, qualified, arguments, stdin, at);
         if let Some(flow) = rules::runs_inner(self, &invocation) {
             return flow;
         }
-        let mut flow = rules::judge(self, &invocation);
-        flow.join(&readers::judge(self, &invocation));
+        let mut flow = rules::apply_all_rules(self, &invocation);
+        flow.merge_taints(&readers::classify_reader(self, &invocation));
         if readers::may_run_arguments(&invocation) {
             crude::look_among(self, &invocation.arguments, at);
         }
         if flow.literal.is_none() {
-            flow.literal = rules::output::literal(&invocation);
+            flow.literal = rules::output::literal_output(&invocation);
         }
         flow
     }
 
-    fn wrapped(
+    fn classify_wrapped(
         &mut self,
         name: &[u8],
         qualified: bool,
-        peeled: wrappers::Peeled,
-        stdin: Flow,
+        peeled: wrappers::UnwrappedCommand,
+        stdin: DataFlow,
         at: (usize, usize),
-    ) -> Flow {
+    ) -> DataFlow {
         if !peeled.transparent || qualified {
-            self.ask("wrapper", "A program that runs another program.", at);
+            self.record_ask("wrapper", "A program that runs another program.", at);
         }
         if peeled.elevates {
             self.capabilities.insert(Capability::Privilege(RawText::from(name)));
-            self.ask("privilege", "Asks for more privilege than the caller has.", at);
+            self.record_ask("privilege", "Asks for more privilege than the caller has.", at);
         }
-        let outer = self.wrapper(name, &peeled, &stdin, at);
+        let outer = self.classify_wrapper(name, &peeled, &stdin, at);
         for assignment in &peeled.assignments {
-            let text = assignment.shown();
+            let text = assignment.display_bytes();
             let Some(split) = text.iter().position(|b| *b == b'=') else { continue };
-            let value = assignment.tail(split + 1);
+            let value = assignment.skip_atoms(split + 1);
             if !rules::environment::is_harmless(&text[..split], &value) {
-                rules::environment::judge(self, &text[..split], &value, at);
+                rules::environment::classify_assignment(self, &text[..split], &value, at);
             }
         }
         let scope = self.scope.clone();
         if let Some(directory) = &peeled.directory {
-            self.scope.cwd = self.path(directory);
+            self.scope.cwd = self.absolute_path(directory);
         }
         let in_shell = matches!(name, b"command" | b"builtin" | b"time" | b"exec");
         let mut flow = match peeled.runs {
-            Runs::Here => self.command(peeled.command, stdin, at),
-            Runs::Shell => {
-                let words: Vec<Vec<u8>> = peeled.command.iter().map(Argument::shown).collect();
-                self.script(&words.join(&b' '), &stdin, at)
+            RunLocation::Here => self.classify_command(peeled.command, stdin, at),
+            RunLocation::Shell => {
+                let words: Vec<Vec<u8>> = peeled.command.iter().map(ExpandedArgument::display_bytes).collect();
+                self.walk_script(&words.join(&b' '), &stdin, at)
             }
-            Runs::Elsewhere => self.elsewhere(name, peeled.command, stdin, at),
+            RunLocation::Elsewhere => self.classify_remote(name, peeled.command, stdin, at),
         };
-        flow.join(&outer);
+        flow.merge_taints(&outer);
         if !in_shell {
             self.scope = scope;
         }
@@ -510,40 +510,40 @@ impl<'c> Judge<'c> {
     }
 
     /// Classifies a wrapper by itself. Returns the data that it adds.
-    fn wrapper(&mut self, name: &[u8], peeled: &wrappers::Peeled, stdin: &Flow, at: (usize, usize)) -> Flow {
+    fn classify_wrapper(&mut self, name: &[u8], peeled: &wrappers::UnwrappedCommand, stdin: &DataFlow, at: (usize, usize)) -> DataFlow {
         let arguments = peeled.options.iter().chain(&peeled.command).cloned().collect();
-        let stdin = Flow { literal: None, ..stdin.clone() };
+        let stdin = DataFlow { literal: None, ..stdin.clone() };
         let invocation = Invocation::new(name.to_vec(), false, arguments, stdin, at);
-        let mut flow = Flow::default();
-        if peeled.runs == Runs::Elsewhere {
-            flow = rules::judge(self, &invocation);
+        let mut flow = DataFlow::default();
+        if peeled.runs == RunLocation::Elsewhere {
+            flow = rules::apply_all_rules(self, &invocation);
         } else {
-            rules::hazards::judge(self, &invocation);
+            rules::hazards::classify_hazards(self, &invocation);
             rules::code::run_address(self, &invocation);
         }
         if name != b"env" {
-            readers::judge(self, &invocation);
+            readers::classify_reader(self, &invocation);
         }
         flow
     }
 
     /// Classifies a command in a container or on another host. Its paths are not those of this
     /// machine. Only data counts that leaves or enters the text.
-    fn elsewhere(&mut self, name: &[u8], command: Vec<Argument>, stdin: Flow, at: (usize, usize)) -> Flow {
-        const KEPT: &[&str] = &["exfiltration", "reverse-shell", "fetch-and-run", "encoded-and-run", "process-bomb"];
+    fn classify_remote(&mut self, name: &[u8], command: Vec<ExpandedArgument>, stdin: DataFlow, at: (usize, usize)) -> DataFlow {
+        const PRESERVED_FINDINGS: &[&str] = &["exfiltration", "reverse-shell", "fetch-and-run", "encoded-and-run", "process-bomb"];
         let before = self.findings.len();
         let needs = self.capabilities.clone();
         // A remote login passes the joined words to a shell.
         let flow = if matches!(name, b"ssh" | b"slogin" | b"autossh" | b"rsh") {
-            rules::code::joined(self, &command, stdin, at)
+            rules::code::classify_joined_words(self, &command, stdin, at)
         } else {
-            self.command(command, stdin, at)
+            self.classify_command(command, stdin, at)
         };
         let mut index = 0;
         self.findings.retain(|f| {
             index += 1;
             index <= before
-                || (f.tier == Tier::Deny && KEPT.contains(&f.code.as_str()))
+                || (f.tier == Tier::Deny && PRESERVED_FINDINGS.contains(&f.code.as_str()))
                 || (f.tier == Tier::Ask && f.impact.needs_consent())
         });
         self.capabilities = needs;
@@ -551,48 +551,48 @@ impl<'c> Judge<'c> {
     }
 
     /// Walks a script in an argument or from a pipe.
-    pub(crate) fn script(&mut self, text: &[u8], stdin: &Flow, at: (usize, usize)) -> Flow {
+    pub(crate) fn walk_script(&mut self, text: &[u8], stdin: &DataFlow, at: (usize, usize)) -> DataFlow {
         if self.nesting > MAX_NESTING {
-            self.ask("too-deep", "Scripts inside scripts, too deep to be reviewed.", at);
-            return Flow::default();
+            self.record_ask("too-deep", "Scripts inside scripts, too deep to be reviewed.", at);
+            return DataFlow::default();
         }
-        let statements = match crate::parse::parse(text, &self.budget) {
+        let statements = match crate::parse::parse_script(text, &self.budget) {
             Ok(statements) => statements,
             Err(_) => {
-                self.ask("not-understood", "A script inside the command is more work to read than it may be.", at);
-                crude::look(self, text);
-                return Flow::default();
+                self.record_ask("not-understood", "A script inside the command is more work to read than it may be.", at);
+                crude::scan_text(self, text);
+                return DataFlow::default();
             }
         };
         let outer = self.fixed_span;
         self.fixed_span = outer.or(Some(at));
         self.nesting += 1;
-        let flow = self.child(&statements, stdin);
+        let flow = self.walk_child(&statements, stdin);
         self.nesting -= 1;
         self.fixed_span = outer;
         flow
     }
 
     /// Sets a variable to a value from outside the text.
-    pub(crate) fn set_unknown(&mut self, name: &[u8], flow: &Flow) {
-        let flow = Flow { literal: None, ..flow.clone() };
-        self.scope.variables.insert(name.to_vec(), Value::Unknown(flow));
+    pub(crate) fn set_unknown(&mut self, name: &[u8], flow: &DataFlow) {
+        let flow = DataFlow { literal: None, ..flow.clone() };
+        self.scope.variables.insert(name.to_vec(), VariableValue::Unknown(flow));
     }
 
     /// Handles `cd` and similar commands.
-    pub(crate) fn change_directory(&mut self, target: Option<&Argument>, at: (usize, usize)) {
+    pub(crate) fn change_directory(&mut self, target: Option<&ExpandedArgument>, at: (usize, usize)) {
         self.scope.moves += 1;
         if self.scope.moves > 1 {
-            self.ask("moves-twice", "The directory changes more than once.", at);
+            self.record_ask("moves-twice", "The directory changes more than once.", at);
         }
         let home = self.context.home.as_bytes().to_vec();
         self.scope.cwd = match target {
             None => Some(home),
-            Some(target) if target.shown() == b"-" || target.literal().is_none() => None,
-            Some(target) => self.path(target),
+            Some(target) if target.display_bytes() == b"-" || target.literal_value().is_none() => None,
+            Some(target) => self.absolute_path(target),
         };
         if self.scope.cwd.is_none() {
-            self.ask("dynamic-directory", "The directory is not in the text.", at);
+            self.record_ask("dynamic-directory", "The directory is not in the text.", at);
         }
     }
 }

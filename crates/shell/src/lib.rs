@@ -35,13 +35,13 @@ mod variables;
 mod words;
 mod wrappers;
 
-use stockade_model::{Assessment, Command, EffectUse, Finding, Impact, RawText, Span, Tier};
+use stockade_model::{Assessment, RequestCommand, EffectUse, Finding, Impact, RawText, TextSpan, Tier};
 
-use crate::judge::Judge;
-use crate::memory::Seen;
-use crate::words::{Argument, Flow};
+use crate::judge::Classifier;
+use crate::memory::ScriptActions;
+use crate::words::{ExpandedArgument, DataFlow};
 
-pub use crate::neutralise::{Neutralisation, default_toolchain, has_no_submodules, is_plain_configuration};
+pub use crate::neutralise::{SanitizeSettings, default_toolchain, has_no_submodules, is_plain_configuration};
 pub use crate::quiet::{is_quiet_configuration, is_quiet_hook, leaves_hooks};
 
 /// Codes of findings about text that was not parsed.
@@ -49,11 +49,11 @@ const NOT_UNDERSTOOD: &str = "not-understood";
 const TOO_DEEP: &str = "too-deep";
 
 /// Length of arguments up to which all are classified, in bytes.
-const MAX_ARGUMENTS: usize = 64 << 10;
+const MAX_ARGUMENT_BYTES: usize = 64 << 10;
 
 /// Environment of a command.
 #[derive(Clone, Debug)]
-pub struct Context {
+pub struct CommandContext {
     /// The working directory: absolute, canonical.
     pub cwd: RawText,
     /// The home directory: absolute, canonical.
@@ -67,13 +67,13 @@ pub struct Context {
 
 /// Assessment, with the settings that its run must carry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Judged {
+pub struct CommandClassification {
     /// The assessment of the text.
     pub assessment: Assessment,
     /// Repository settings to neutralise so that an `allow` holds. For `ask`, it contains only the
     /// conditions to check so that the findings hold: a person may decide there, and hooks may be
     /// intended. Empty for `deny`.
-    pub neutralisation: Neutralisation,
+    pub neutralisation: SanitizeSettings,
     /// The effects that need consent, with their programs, as far as the text shows both. An
     /// approval of the command includes them.
     pub effects: Vec<EffectUse>,
@@ -81,7 +81,7 @@ pub struct Judged {
 
 /// Effect of a program that is about to start, which no sandbox contains or which cannot be undone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Effect {
+pub struct ExternalEffect {
     /// The effect with its program; `None` if the program's name is not one word.
     pub wanted: Option<EffectUse>,
     /// Sentence for a person.
@@ -95,14 +95,14 @@ pub fn may_have_effect(program: &[u8]) -> bool {
 }
 
 /// Returns the effects of a program with these arguments, without its own name.
-pub fn effects_of(program: &[u8], arguments: &[Vec<u8>]) -> Vec<Effect> {
-    let of_code = |(code, message)| Effect { wanted: EffectUse::new(code, program), message };
+pub fn effects_of(program: &[u8], arguments: &[Vec<u8>]) -> Vec<ExternalEffect> {
+    let of_code = |(code, message)| ExternalEffect { wanted: EffectUse::new(code, program), message };
     rules::impact::of_program(program, arguments).into_iter().map(of_code).collect()
 }
 
 /// Use of a command's standard input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Takes {
+pub enum StdinUse {
     /// Data, as far as the text shows.
     Data,
     /// A program in a language other than the shell's.
@@ -113,18 +113,18 @@ pub enum Takes {
 
 /// Returns how a command uses its standard input. A program in a file, or one that starts others by
 /// itself, is unknown and counts as data.
-pub fn takes(command: &Command, context: &Context) -> Takes {
+pub fn stdin_use(command: &RequestCommand, context: &CommandContext) -> StdinUse {
     let (judge, length) = match command {
-        Command::Script(script) => (walked(script.as_bytes(), context), script.as_bytes().len()),
-        Command::Argv(words) => walked_argv(words, context),
+        RequestCommand::Script(script) => (walk_text(script.as_bytes(), context), script.as_bytes().len()),
+        RequestCommand::Argv(words) => walked_argv(words, context),
     };
     let is_unread = |found: &Finding| matches!(found.code.as_str(), NOT_UNDERSTOOD | TOO_DEEP);
-    let unread = length > parse::MAX_PARSED || judge.findings.iter().any(is_unread);
+    let unread = length > parse::MAX_PARSED_BYTES || judge.findings.iter().any(is_unread);
     match judge.seen {
-        _ if unread => Takes::Commands,
-        Seen { shell_reads: true, .. } | Seen { dynamic_program: true, .. } => Takes::Commands,
-        Seen { interpreter_reads: true, .. } => Takes::Program,
-        _ => Takes::Data,
+        _ if unread => StdinUse::Commands,
+        ScriptActions { shell_reads: true, .. } | ScriptActions { dynamic_program: true, .. } => StdinUse::Commands,
+        ScriptActions { interpreter_reads: true, .. } => StdinUse::Program,
+        _ => StdinUse::Data,
     }
 }
 
@@ -135,105 +135,105 @@ pub fn is_understood(assessment: &Assessment) -> bool {
 }
 
 /// Assesses a script as passed to `bash -c`. Never fails: unparsable text is `ask`.
-pub fn assess_script(script: &[u8], context: &Context) -> Assessment {
+pub fn assess_script(script: &[u8], context: &CommandContext) -> Assessment {
     judge_script(script, context).assessment
 }
 
 /// Assesses a program and its arguments, which no shell expands. Spans refer to the arguments
 /// joined by single spaces.
-pub fn assess_argv(argv: &[RawText], context: &Context) -> Assessment {
+pub fn assess_argv(argv: &[RawText], context: &CommandContext) -> Assessment {
     judge_argv(argv, context).assessment
 }
 
 /// Does the same as [`assess_script`], and returns the settings that the run must carry.
-pub fn judge_script(script: &[u8], context: &Context) -> Judged {
-    finish(walked(script, context), script.len())
+pub fn judge_script(script: &[u8], context: &CommandContext) -> CommandClassification {
+    finish_assessment(walk_text(script, context), script.len())
 }
 
 /// Walks over a script.
-fn walked<'c>(script: &[u8], context: &'c Context) -> Judge<'c> {
-    let mut judge = Judge::new(context);
-    judge.findings = text::findings(script, true);
+fn walk_text<'c>(script: &[u8], context: &'c CommandContext) -> Classifier<'c> {
+    let mut judge = Classifier::new(context);
+    judge.findings = text::text_findings(script, true);
     let whole = (0, script.len());
-    let parsed = if script.len() > parse::MAX_PARSED {
-        judge.ask("too-long", "Too long to be read.", whole);
+    let parsed = if script.len() > parse::MAX_PARSED_BYTES {
+        judge.record_ask("too-long", "Too long to be read.", whole);
         None
     } else if crude::is_too_deep(script) {
-        judge.ask(TOO_DEEP, "Nested too deeply to be reviewed.", whole);
+        judge.record_ask(TOO_DEEP, "Nested too deeply to be reviewed.", whole);
         None
     } else {
-        let parsed = parse::parse(script, &judge.budget).ok();
+        let parsed = parse::parse_script(script, &judge.budget).ok();
         if parsed.is_none() {
-            judge.ask(NOT_UNDERSTOOD, "More work to read than it may be.", whole);
+            judge.record_ask(NOT_UNDERSTOOD, "More work to read than it may be.", whole);
         }
         parsed
     };
     match parsed {
         Some(statements) => {
             if statements.is_empty() {
-                judge.ask("empty", "Nothing to run.", whole);
+                judge.record_ask("empty", "Nothing to run.", whole);
             }
-            judge.block(&statements, &Flow::default());
+            judge.walk_block(&statements, &DataFlow::default());
             if judge.is_cut_short() {
-                crude::look(&mut judge, script);
+                crude::scan_text(&mut judge, script);
             }
         }
-        None => crude::look(&mut judge, script),
+        None => crude::scan_text(&mut judge, script),
     }
     rules::judge_whole(&mut judge, (0, script.len()));
     judge
 }
 
 /// Does the same as [`assess_argv`], and returns the settings that the run must carry.
-pub fn judge_argv(argv: &[RawText], context: &Context) -> Judged {
+pub fn judge_argv(argv: &[RawText], context: &CommandContext) -> CommandClassification {
     let (judge, length) = walked_argv(argv, context);
-    finish(judge, length)
+    finish_assessment(judge, length)
 }
 
 /// Walks over arguments; also returns their total length.
-fn walked_argv<'c>(argv: &[RawText], context: &'c Context) -> (Judge<'c>, usize) {
-    let mut judge = Judge::new(context);
+fn walked_argv<'c>(argv: &[RawText], context: &'c CommandContext) -> (Classifier<'c>, usize) {
+    let mut judge = Classifier::new(context);
     let mut joined = Vec::new();
-    let mut arguments = Vec::with_capacity(argv.len().min(MAX_ARGUMENTS));
+    let mut arguments = Vec::with_capacity(argv.len().min(MAX_ARGUMENT_BYTES));
     for argument in argv {
         let start = joined.len();
         joined.extend_from_slice(argument.as_bytes());
         // Later arguments are not classified one by one.
-        if start <= MAX_ARGUMENTS {
-            let beginning = &joined[start..joined.len().min(start + MAX_ARGUMENTS)];
-            arguments.push(Argument::known(beginning, (start, joined.len())));
+        if start <= MAX_ARGUMENT_BYTES {
+            let beginning = &joined[start..joined.len().min(start + MAX_ARGUMENT_BYTES)];
+            arguments.push(ExpandedArgument::from_bytes(beginning, (start, joined.len())));
         }
         joined.push(b' ');
     }
     joined.pop();
-    judge.findings = text::findings(&joined, false);
+    judge.findings = text::text_findings(&joined, false);
     let whole = (0, joined.len());
     if arguments.first().is_none_or(|first| first.atoms.is_empty()) {
-        judge.ask("empty", "Nothing to run.", whole);
-    } else if joined.len() > MAX_ARGUMENTS {
-        judge.ask("too-long", "Too long to be read.", whole);
+        judge.record_ask("empty", "Nothing to run.", whole);
+    } else if joined.len() > MAX_ARGUMENT_BYTES {
+        judge.record_ask("too-long", "Too long to be read.", whole);
         long_arguments(&mut judge, arguments, &joined);
     } else {
-        judge.command(arguments, Flow::default(), whole);
+        judge.classify_command(arguments, DataFlow::default(), whole);
     }
     rules::judge_whole(&mut judge, whole);
     (judge, joined.len())
 }
 
 /// Looks for literal denials: in the first arguments, and for a shell in its whole script.
-fn long_arguments(judge: &mut Judge, mut arguments: Vec<Argument>, joined: &[u8]) {
-    let name = arguments.first().map(Argument::shown).unwrap_or_default();
+fn long_arguments(judge: &mut Classifier, mut arguments: Vec<ExpandedArgument>, joined: &[u8]) {
+    let name = arguments.first().map(ExpandedArgument::display_bytes).unwrap_or_default();
     if rules::code::is_shell(name.rsplit(|b| *b == b'/').next().unwrap_or_default()) {
-        crude::look(judge, joined);
+        crude::scan_text(judge, joined);
     }
-    let mut left = MAX_ARGUMENTS / 4;
+    let mut left = MAX_ARGUMENT_BYTES / 4;
     for argument in &mut arguments {
         argument.atoms.truncate(left);
         left -= argument.atoms.len();
     }
-    arguments.truncate(MAX_ARGUMENTS / 64);
+    arguments.truncate(MAX_ARGUMENT_BYTES / 64);
     rules::code::denials_only(judge, |judge| {
-        judge.command(arguments, Flow::default(), (0, joined.len()));
+        judge.classify_command(arguments, DataFlow::default(), (0, joined.len()));
     });
 }
 
@@ -243,36 +243,36 @@ fn repository_configuration(length: usize) -> Finding {
         tier: Tier::Ask,
         impact: Impact::Contained,
         message: "What the repository configures could run something here.".to_owned(),
-        span: Some(Span { start: 0, end: length }),
+        span: Some(TextSpan { start: 0, end: length }),
     }
 }
 
-fn finish(judge: Judge, length: usize) -> Judged {
+fn finish_assessment(judge: Classifier, length: usize) -> CommandClassification {
     let mut findings: Vec<Finding> = judge.findings;
     // With bytes that are not text, the parser counts beyond the end.
     for span in findings.iter_mut().filter_map(|f| f.span.as_mut()) {
-        *span = Span { start: span.start.min(length), end: span.end.min(length) };
+        *span = TextSpan { start: span.start.min(length), end: span.end.min(length) };
     }
     // For a run that is not `allow`, repository settings are not neutralised. They are only
     // checked, if that is sufficient.
-    let looked_at = Neutralisation::looked_at(&judge.neutralised);
+    let looked_at = SanitizeSettings::looked_at(&judge.neutralised);
     if !judge.neutralised.is_empty() && looked_at.is_none() && findings.iter().any(|f| f.tier == Tier::Ask) {
         findings.push(repository_configuration(length));
     }
-    findings.sort_by_key(|f| f.span.map_or((0, 0), |Span { start, end }| (start, end)));
+    findings.sort_by_key(|f| f.span.map_or((0, 0), |TextSpan { start, end }| (start, end)));
     let tier = findings.iter().map(|f| f.tier).max().unwrap_or(Tier::Allow);
     let neutralisation = match tier {
-        Tier::Allow => Neutralisation::of(&judge.neutralised),
-        Tier::Ask => Neutralisation {
+        Tier::Allow => SanitizeSettings::from_sets(&judge.neutralised),
+        Tier::Ask => SanitizeSettings {
             absent: judge.seen.absent.iter().map(|path| RawText::from(path.as_slice())).collect(),
             ..looked_at.unwrap_or_default()
         },
-        Tier::Deny => Neutralisation::default(),
+        Tier::Deny => SanitizeSettings::default(),
     };
     // A command that is not known to read only may change the workspace.
     let least = if tier == Tier::Allow { Impact::Contained } else { Impact::Workspace };
     let impact = findings.iter().map(|f| f.impact).fold(least, Impact::max);
     let capabilities = judge.capabilities.into_iter().collect();
     let effects = judge.effects.iter().filter_map(|(code, program)| EffectUse::new(code, program)).collect();
-    Judged { assessment: Assessment { tier, impact, findings, capabilities }, neutralisation, effects }
+    CommandClassification { assessment: Assessment { tier, impact, findings, capabilities }, neutralisation, effects }
 }

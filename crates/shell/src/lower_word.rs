@@ -4,31 +4,31 @@
 
 use tree_sitter::Node;
 
-use crate::parse::{Lowering, children};
-use crate::script::{Atom, Dynamic, Nested, NestedKind, Simple, Statement, Word};
+use crate::parse::{ScriptLowering, child_nodes};
+use crate::script::{WordAtom, DynamicValue, NestedScript, NestedKind, SimpleCommand, ScriptStatement, ScriptWord};
 
 /// Represents a value that is certainly a number.
 const ANY_NUMBER: &[u8] = b"?";
 
 /// Quoting of a part of the source.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Quoting {
+enum QuotingStyle {
     None,
     Double,
     HereDocument,
 }
 
 /// Returns a word of unknown value, with the statements that were found inside.
-pub(crate) fn opaque(inside: Vec<Statement>, span: (usize, usize)) -> Word {
-    let nested = vec![Nested { body: inside, kind: NestedKind::Effect }];
-    Word { atoms: vec![Atom::Dynamic(Dynamic::Opaque)], nested, span, ..Word::default() }
+pub(crate) fn opaque_word(inside: Vec<ScriptStatement>, span: (usize, usize)) -> ScriptWord {
+    let nested = vec![NestedScript { body: inside, kind: NestedKind::Effect }];
+    ScriptWord { atoms: vec![WordAtom::Dynamic(DynamicValue::Opaque)], nested, span, ..ScriptWord::default() }
 }
 
 /// Appends the second word to the first.
-pub(crate) fn append(first: &mut Word, second: &mut Word) {
+pub(crate) fn append_word(first: &mut ScriptWord, second: &mut ScriptWord) {
     let offset = first.nested.len();
     for atom in &mut second.atoms {
-        if let Atom::Dynamic(Dynamic::Nested { index, .. } | Dynamic::Output { index }) = atom {
+        if let WordAtom::Dynamic(DynamicValue::Nested { index, .. } | DynamicValue::Output { index }) = atom {
             *index += offset;
         }
     }
@@ -41,32 +41,32 @@ pub(crate) fn append(first: &mut Word, second: &mut Word) {
 
 /// Handles `{rm,-rf,/}` at the position of a command, which the grammar does not know. Returns its
 /// plain words, so that they are classified although the whole stays not understood.
-pub(crate) fn braced_command(lowering: Lowering, node: Node) -> Option<Statement> {
+pub(crate) fn braced_command(lowering: ScriptLowering, node: Node) -> Option<ScriptStatement> {
     let rest = lowering.source.get(node.start_byte()..)?;
     if node.kind() != "ERROR" || rest.first() != Some(&b'{') || rest.get(1)?.is_ascii_whitespace() {
         return None;
     }
     let end = rest.iter().position(|b| b"\n;|&<>()".contains(b)).unwrap_or(rest.len());
-    let mut simple = Simple { span: (node.start_byte(), node.start_byte() + end), ..Simple::default() };
+    let mut simple = SimpleCommand { span: (node.start_byte(), node.start_byte() + end), ..SimpleCommand::default() };
     for piece in rest[..end].split(|b| matches!(b, b' ' | b'\t')).filter(|p| !p.is_empty()) {
-        let mut word = Word { span: simple.span, ..Word::default() };
-        bytes(piece, &mut word, Quoting::None);
+        let mut word = ScriptWord { span: simple.span, ..ScriptWord::default() };
+        add_bytes(piece, &mut word, QuotingStyle::None);
         simple.words.push(word);
     }
-    Some(Statement::Simple(simple))
+    Some(ScriptStatement::Simple(simple))
 }
 
 /// Returns the word at a node.
-pub(crate) fn word(lowering: Lowering, node: Node) -> Word {
-    let mut out = Word { span: (node.start_byte(), node.end_byte()), ..Word::default() };
+pub(crate) fn lower_word(lowering: ScriptLowering, node: Node) -> ScriptWord {
+    let mut out = ScriptWord { span: (node.start_byte(), node.end_byte()), ..ScriptWord::default() };
     // Tokens of the grammar (`[`, `==`) are literal, never patterns.
     if !node.is_named() && node.kind() != "$" {
-        push_bytes(&mut out, lowering.text(node), true);
+        push_bytes(&mut out, lowering.node_text(node), true);
         return out;
     }
-    add(lowering, node, &mut out, Quoting::None);
-    if matches!(out.atoms.first(), Some(Atom::Byte { byte: b'#', quoted: false })) {
-        out.atoms.push(Atom::Dynamic(Dynamic::Opaque));
+    add_node(lowering, node, &mut out, QuotingStyle::None);
+    if matches!(out.atoms.first(), Some(WordAtom::Byte { byte: b'#', quoted: false })) {
+        out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
     }
     distrust_dollars(&mut out);
     out
@@ -74,52 +74,52 @@ pub(crate) fn word(lowering: Lowering, node: Node) -> Word {
 
 /// Makes a word with a bare `$` opaque, unless the `$` is at its end. Before a quote it belongs to
 /// the quote, whatever nodes the tree has.
-fn distrust_dollars(out: &mut Word) {
-    let is_dollar = |a: &Atom| matches!(a, Atom::Byte { byte: b'$', quoted: false });
+fn distrust_dollars(out: &mut ScriptWord) {
+    let is_dollar = |a: &WordAtom| matches!(a, WordAtom::Byte { byte: b'$', quoted: false });
     let first = out.atoms.iter().position(is_dollar);
     if first.is_some_and(|at| out.quoted || at + 1 < out.atoms.len()) {
-        out.atoms.push(Atom::Dynamic(Dynamic::Opaque));
+        out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
     }
 }
 
-fn add(lowering: Lowering, node: Node, out: &mut Word, quoting: Quoting) {
-    let text = lowering.text(node);
+fn add_node(lowering: ScriptLowering, node: Node, out: &mut ScriptWord, quoting: QuotingStyle) {
+    let text = lowering.node_text(node);
     match node.kind() {
         "raw_string" => {
             let inner = text.strip_prefix(b"'").and_then(|t| t.strip_suffix(b"'"));
             match inner {
                 Some(inner) => push_bytes(out, inner, true),
-                None => out.atoms.push(Atom::Dynamic(Dynamic::Opaque)),
+                None => out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque)),
             }
         }
         "ansi_c_string" => {
             let inner = text.strip_prefix(b"$'").and_then(|t| t.strip_suffix(b"'"));
             match inner.and_then(ansi_c) {
                 Some(inner) => push_bytes(out, &inner, true),
-                None => out.atoms.push(Atom::Dynamic(Dynamic::Opaque)),
+                None => out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque)),
             }
         }
         "string" => {
             if text.len() < 2 || !text.starts_with(b"\"") || !text.ends_with(b"\"") {
-                out.atoms.push(Atom::Dynamic(Dynamic::Opaque));
+                out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
                 return;
             }
             mark_quoted(out);
-            range(lowering, node, (node.start_byte() + 1, node.end_byte() - 1), out, Quoting::Double);
+            add_range(lowering, node, (node.start_byte() + 1, node.end_byte() - 1), out, QuotingStyle::Double);
         }
-        "simple_expansion" => variable(lowering, node, out, quoting),
-        "expansion" => expansion(lowering, node, out, quoting),
-        "command_substitution" => substitution(lowering, node, out, quoting),
+        "simple_expansion" => add_variable(lowering, node, out, quoting),
+        "expansion" => add_expansion(lowering, node, out, quoting),
+        "command_substitution" => add_substitution(lowering, node, out, quoting),
         "process_substitution" => {
             let kind = if text.starts_with(b"<(") { NestedKind::ReadFrom } else { NestedKind::WriteTo };
-            nest(out, lowering.deeper().block(node), kind, false);
+            add_nested(out, lowering.descend_level().lower_block(node), kind, false);
         }
         "arithmetic_expansion" if is_sum_of_numbers(text) => {
-            out.atoms.push(Atom::Dynamic(Dynamic::Variable { name: ANY_NUMBER.to_vec(), quoted: true }));
+            out.atoms.push(WordAtom::Dynamic(DynamicValue::Variable { name: ANY_NUMBER.to_vec(), quoted: true }));
         }
-        "arithmetic_expansion" | "translated_string" => effects(lowering, node, out),
-        "extglob_pattern" if text.contains(&b'(') => effects(lowering, node, out),
-        _ => range(lowering, node, (node.start_byte(), node.end_byte()), out, Quoting::None),
+        "arithmetic_expansion" | "translated_string" => add_effects(lowering, node, out),
+        "extglob_pattern" if text.contains(&b'(') => add_effects(lowering, node, out),
+        _ => add_range(lowering, node, (node.start_byte(), node.end_byte()), out, QuotingStyle::None),
     }
 }
 
@@ -130,79 +130,79 @@ fn is_sum_of_numbers(text: &[u8]) -> bool {
 }
 
 /// Marks the word as quoted, because an empty quoted string is a word too.
-fn mark_quoted(out: &mut Word) {
+fn mark_quoted(out: &mut ScriptWord) {
     out.span.1 = out.span.1.max(out.span.0 + 1);
     out.quoted = true;
     out.starts_quoted |= out.atoms.is_empty();
 }
 
-fn nest(out: &mut Word, body: Vec<Statement>, kind: NestedKind, quoted: bool) {
+fn add_nested(out: &mut ScriptWord, body: Vec<ScriptStatement>, kind: NestedKind, quoted: bool) {
     let index = out.nested.len();
     let file = kind == NestedKind::ReadFrom;
-    out.atoms.push(Atom::Dynamic(if file { Dynamic::Output { index } } else { Dynamic::Nested { index, quoted } }));
-    out.nested.push(Nested { body, kind });
+    out.atoms.push(WordAtom::Dynamic(if file { DynamicValue::Output { index } } else { DynamicValue::Nested { index, quoted } }));
+    out.nested.push(NestedScript { body, kind });
 }
 
 /// Adds a value that is not modelled; the commands in it are.
-fn effects(lowering: Lowering, node: Node, out: &mut Word) {
-    let body = match lowering.deeper().statement(node) {
-        Statement::Unknown(inside, _) => inside,
+fn add_effects(lowering: ScriptLowering, node: Node, out: &mut ScriptWord) {
+    let body = match lowering.descend_level().lower_statement(node) {
+        ScriptStatement::Unknown(inside, _) => inside,
         other => vec![other],
     };
-    out.nested.push(Nested { body, kind: NestedKind::Effect });
-    out.atoms.push(Atom::Dynamic(Dynamic::Opaque));
+    out.nested.push(NestedScript { body, kind: NestedKind::Effect });
+    out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
 }
 
-fn variable(lowering: Lowering, node: Node, out: &mut Word, quoting: Quoting) {
-    let text = lowering.text(node);
+fn add_variable(lowering: ScriptLowering, node: Node, out: &mut ScriptWord, quoting: QuotingStyle) {
+    let text = lowering.node_text(node);
     // In a string, the grammar includes spaces before `$` in the expansion.
     let blanks = text.iter().take_while(|b| b.is_ascii_whitespace()).count();
-    push_bytes(out, &text[..blanks], quoting != Quoting::None);
+    push_bytes(out, &text[..blanks], quoting != QuotingStyle::None);
     let Some(name) = text[blanks..].strip_prefix(b"$") else {
-        out.atoms.push(Atom::Dynamic(Dynamic::Opaque));
+        out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
         return;
     };
-    out.atoms.push(Atom::Dynamic(Dynamic::Variable { name: name.to_vec(), quoted: quoting != Quoting::None }));
+    out.atoms.push(WordAtom::Dynamic(DynamicValue::Variable { name: name.to_vec(), quoted: quoting != QuotingStyle::None }));
 }
 
-fn expansion(lowering: Lowering, node: Node, out: &mut Word, quoting: Quoting) {
-    let text = lowering.text(node);
+fn add_expansion(lowering: ScriptLowering, node: Node, out: &mut ScriptWord, quoting: QuotingStyle) {
+    let text = lowering.node_text(node);
     let name = text.strip_prefix(b"${").and_then(|t| t.strip_suffix(b"}"));
     match name {
         Some(name) if is_name(name) => {
-            let quoted = quoting != Quoting::None;
-            out.atoms.push(Atom::Dynamic(Dynamic::Variable { name: name.to_vec(), quoted }));
+            let quoted = quoting != QuotingStyle::None;
+            out.atoms.push(WordAtom::Dynamic(DynamicValue::Variable { name: name.to_vec(), quoted }));
         }
-        _ => effects(lowering, node, out),
+        _ => add_effects(lowering, node, out),
     }
 }
 
-fn substitution(lowering: Lowering, node: Node, out: &mut Word, quoting: Quoting) {
-    let mut body = lowering.deeper().block(node);
-    let text = lowering.text(node);
+fn add_substitution(lowering: ScriptLowering, node: Node, out: &mut ScriptWord, quoting: QuotingStyle) {
+    let mut body = lowering.descend_level().lower_block(node);
+    let text = lowering.node_text(node);
     // In backquotes, the shell removes backslashes before it parses the command.
     if text.starts_with(b"`") && text.contains(&b'\\') {
-        body = vec![Statement::Unknown(body, (node.start_byte(), node.end_byte()))];
+        body = vec![ScriptStatement::Unknown(body, (node.start_byte(), node.end_byte()))];
     }
-    nest(out, body, NestedKind::Output, quoting != Quoting::None);
+    add_nested(out, body, NestedKind::Output, quoting != QuotingStyle::None);
 }
 
 /// Reads a part of the source: nodes if they are relevant, otherwise bytes.
-fn range(lowering: Lowering, node: Node, (start, end): (usize, usize), out: &mut Word, quoting: Quoting) {
+fn add_range(lowering: ScriptLowering, node: Node, (start, end): (usize, usize), out: &mut ScriptWord, quoting: QuotingStyle) {
     let mut at = start;
-    for child in children(node) {
+    for child in child_nodes(node) {
         if child.start_byte() < at || child.end_byte() > end || !is_part(child.kind(), quoting) {
             continue;
         }
-        bytes(lowering.source.get(at..child.start_byte()).unwrap_or_default(), out, quoting);
-        add(lowering, child, out, quoting);
+        add_bytes(lowering.source.get(at..child.start_byte()).unwrap_or_default(), out, quoting);
+        add_node(lowering, child, out, quoting);
         at = child.end_byte();
     }
-    bytes(lowering.source.get(at..end).unwrap_or_default(), out, quoting);
+    add_bytes(lowering.source.get(at..end).unwrap_or_default(), out, quoting);
 }
 
 /// Returns whether a node kind is more than its bytes.
-fn is_part(kind: &str, quoting: Quoting) -> bool {
+fn is_part(kind: &str, quoting: QuotingStyle) -> bool {
     match kind {
         "simple_expansion" | "expansion" | "command_substitution" | "arithmetic_expansion" => true,
         "process_substitution"
@@ -213,14 +213,14 @@ fn is_part(kind: &str, quoting: Quoting) -> bool {
         | "concatenation"
         | "extglob_pattern"
         | "word"
-        | "brace_expression" => quoting == Quoting::None,
+        | "brace_expression" => quoting == QuotingStyle::None,
         _ => false,
     }
 }
 
 /// Adds plain source bytes with the escapes of the quoting.
-fn bytes(text: &[u8], out: &mut Word, quoting: Quoting) {
-    let quoted = quoting != Quoting::None;
+fn add_bytes(text: &[u8], out: &mut ScriptWord, quoting: QuotingStyle) {
+    let quoted = quoting != QuotingStyle::None;
     let mut at = 0;
     while at < text.len() {
         let byte = text[at];
@@ -228,40 +228,40 @@ fn bytes(text: &[u8], out: &mut Word, quoting: Quoting) {
         match byte {
             b'\\' => {
                 let Some(&next) = text.get(at) else {
-                    out.atoms.push(Atom::Byte { byte, quoted });
+                    out.atoms.push(WordAtom::Byte { byte, quoted });
                     if !quoted {
-                        out.atoms.push(Atom::Dynamic(Dynamic::Opaque));
+                        out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
                     }
                     continue;
                 };
                 at += 1;
                 let special = match quoting {
-                    Quoting::None => true,
-                    Quoting::Double => b"$`\"\\\n".contains(&next),
-                    Quoting::HereDocument => b"$`\\\n".contains(&next),
+                    QuotingStyle::None => true,
+                    QuotingStyle::Double => b"$`\"\\\n".contains(&next),
+                    QuotingStyle::HereDocument => b"$`\\\n".contains(&next),
                 };
                 if special && next == b'\n' {
                     continue;
                 }
                 if !special {
-                    out.atoms.push(Atom::Byte { byte: b'\\', quoted: true });
+                    out.atoms.push(WordAtom::Byte { byte: b'\\', quoted: true });
                 }
-                out.atoms.push(Atom::Byte { byte: next, quoted: true });
+                out.atoms.push(WordAtom::Byte { byte: next, quoted: true });
             }
-            b'`' => out.atoms.push(Atom::Dynamic(Dynamic::Opaque)),
+            b'`' => out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque)),
             b'$' if text.get(at).is_some_and(|b| is_expansion_start(*b, quoted)) => {
-                out.atoms.push(Atom::Dynamic(Dynamic::Opaque));
+                out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
             }
             // Bytes that end or quote a word cannot be inside it unquoted.
             b' ' | b'\t' | b'\n' | b'\'' | b'"' | b'(' | b')' if !quoted => {
-                out.atoms.push(Atom::Byte { byte, quoted });
-                out.atoms.push(Atom::Dynamic(Dynamic::Opaque));
+                out.atoms.push(WordAtom::Byte { byte, quoted });
+                out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
             }
             b';' | b'|' | b'&' if !quoted && text.len() > 2 => {
-                out.atoms.push(Atom::Dynamic(Dynamic::Opaque));
+                out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
             }
-            b'"' if quoting == Quoting::Double => out.atoms.push(Atom::Dynamic(Dynamic::Opaque)),
-            _ => out.atoms.push(Atom::Byte { byte, quoted }),
+            b'"' if quoting == QuotingStyle::Double => out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque)),
+            _ => out.atoms.push(WordAtom::Byte { byte, quoted }),
         }
     }
 }
@@ -275,27 +275,27 @@ fn is_name(name: &[u8]) -> bool {
         && name.iter().all(|b| b.is_ascii_alphanumeric() || *b == b'_')
 }
 
-fn push_bytes(out: &mut Word, text: &[u8], quoted: bool) {
+fn push_bytes(out: &mut ScriptWord, text: &[u8], quoted: bool) {
     mark_quoted(out);
-    out.atoms.extend(text.iter().map(|&byte| Atom::Byte { byte, quoted }));
+    out.atoms.extend(text.iter().map(|&byte| WordAtom::Byte { byte, quoted }));
 }
 
 /// Returns the body of a here-document, and whether its end agrees with bash.
 pub(crate) fn here_document(
-    lowering: Lowering,
+    lowering: ScriptLowering,
     body: Option<Node>,
     delimiter: &[u8],
     quoted: bool,
     strip_tabs: bool,
-) -> (Word, bool) {
-    let Some(body) = body else { return (Word::default(), false) };
+) -> (ScriptWord, bool) {
+    let Some(body) = body else { return (ScriptWord::default(), false) };
     let source = lowering.source;
     let mut start = body.start_byte();
     while start > 0 && source.get(start - 1).is_some_and(|b| *b != b'\n') {
         start -= 1;
     }
     let only_tabs = source.get(start..body.start_byte()).is_some_and(|g| g.iter().all(|b| *b == b'\t'));
-    let mut out = Word { span: (start, body.end_byte()), ..Word::default() };
+    let mut out = ScriptWord { span: (start, body.end_byte()), ..ScriptWord::default() };
     let Some((end, after)) = end_of_document(source, start, delimiter, strip_tabs) else {
         return (out, false);
     };
@@ -304,7 +304,7 @@ pub(crate) fn here_document(
     if quoted {
         push_bytes(&mut out, source.get(start..end).unwrap_or_default(), true);
     } else {
-        range(lowering, body, (start, end), &mut out, Quoting::HereDocument);
+        add_range(lowering, body, (start, end), &mut out, QuotingStyle::HereDocument);
     }
     if strip_tabs {
         strip_leading_tabs(&mut out.atoms);
@@ -325,15 +325,15 @@ fn end_of_document(source: &[u8], start: usize, delimiter: &[u8], strip_tabs: bo
     None
 }
 
-fn strip_leading_tabs(atoms: &mut Vec<Atom>) {
+fn strip_leading_tabs(atoms: &mut Vec<WordAtom>) {
     let mut line_start = true;
     atoms.retain(|atom| match atom {
-        Atom::Byte { byte: b'\t', .. } if line_start => false,
-        Atom::Byte { byte, .. } => {
+        WordAtom::Byte { byte: b'\t', .. } if line_start => false,
+        WordAtom::Byte { byte, .. } => {
             line_start = *byte == b'\n';
             true
         }
-        Atom::Dynamic(_) => {
+        WordAtom::Dynamic(_) => {
             line_start = false;
             true
         }

@@ -3,22 +3,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::words::Value;
+use crate::words::VariableValue;
 
 /// State that the shell carries from one command to the next.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Scope {
+pub(crate) struct ShellState {
     /// `None` if unknown.
     pub cwd: Option<Vec<u8>>,
     /// Number of directory changes.
     pub moves: usize,
-    pub variables: BTreeMap<Vec<u8>, Value>,
+    pub variables: BTreeMap<Vec<u8>, VariableValue>,
     pub functions: BTreeSet<Vec<u8>>,
 }
 
 /// Actions of the whole script so far, in all shells.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct ScriptActions {
     /// Data was fetched and stored.
     pub fetched: bool,
     /// A secret was read.

@@ -11,7 +11,7 @@ use crate::knowledge;
 
 /// Settings that the run of a command must carry for its `allow` to hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Neutralisation {
+pub struct SanitizeSettings {
     /// Prefixes of variable names that must not reach the command, except those in `environment`.
     pub remove: Vec<String>,
     /// Variables to set, whatever the caller passed.
@@ -32,7 +32,7 @@ pub struct Neutralisation {
     pub rustup: bool,
 }
 
-impl Neutralisation {
+impl SanitizeSettings {
     /// Returns whether nothing is required.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -41,7 +41,7 @@ impl Neutralisation {
     /// Returns the conditions to check if no settings can be applied, because the command is not
     /// known to read only. `None` if checks are not sufficient.
     pub(crate) fn looked_at(needed: &BTreeSet<(&'static str, Option<Vec<u8>>)>) -> Option<Self> {
-        let is_enough = |set: &str| knowledge::neutralising(set).is_some_and(|set| set.quiet);
+        let is_enough = |set: &str| knowledge::find_sanitize_set(set).is_some_and(|set| set.quiet);
         if needed.is_empty() || !needed.iter().all(|(set, _)| is_enough(set)) {
             return None;
         }
@@ -54,11 +54,11 @@ impl Neutralisation {
     }
 
     /// Returns the settings for the sets that a walk found, with their directories.
-    pub(crate) fn of(needed: &BTreeSet<(&'static str, Option<Vec<u8>>)>) -> Self {
+    pub(crate) fn from_sets(needed: &BTreeSet<(&'static str, Option<Vec<u8>>)>) -> Self {
         let mut out = Self::default();
         let mut config = Vec::new();
         let names: BTreeSet<&str> = needed.iter().map(|(set, _)| *set).collect();
-        for set in names.iter().filter_map(|name| knowledge::neutralising(name)) {
+        for set in names.iter().filter_map(|name| knowledge::find_sanitize_set(name)) {
             out.remove.extend(set.remove.iter().map(|text| (*text).to_owned()));
             let pairs = set.environment.iter().filter_map(|pair| pair.split_once('='));
             out.environment.extend(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
@@ -74,7 +74,7 @@ impl Neutralisation {
         }
         for (set, directory) in needed {
             match directory {
-                _ if !knowledge::neutralising(set).is_some_and(|set| set.repository) => {}
+                _ if !knowledge::find_sanitize_set(set).is_some_and(|set| set.repository) => {}
                 Some(directory) => out.plain_repositories.push(RawText::from(directory.as_slice())),
                 None => out.unknown_repository = true,
             }

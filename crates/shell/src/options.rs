@@ -2,15 +2,15 @@
 //! parsers. An option that is not in the entry is a problem and never skipped. An abbreviation is
 //! resolved to find its effect, but is still `ask`.
 
-use crate::knowledge::{Arity, Effect, Entry, Kind, OptionSpec};
-use crate::words::Argument;
+use crate::knowledge::{OptionArity, OptionEffect, CommandSpec, ValueKind, OptionSpec};
+use crate::words::ExpandedArgument;
 
 /// Reason why arguments are not known to be harmless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Problem {
+pub(crate) enum ArgumentProblem {
     Unknown,
     /// The option does more than read.
-    Does(Effect),
+    Does(OptionEffect),
     MissingValue,
     Dynamic,
     /// A wildcard could become an option.
@@ -20,72 +20,72 @@ pub(crate) enum Problem {
 /// Value of an option.
 #[derive(Debug)]
 pub(crate) struct OptionValue {
-    pub kind: Kind,
-    pub value: Argument,
+    pub kind: ValueKind,
+    pub value: ExpandedArgument,
 }
 
 /// Parsed arguments.
 #[derive(Debug, Default)]
-pub(crate) struct Parsed {
+pub(crate) struct ParsedArguments {
     /// Options as the entry names them.
     pub used: Vec<String>,
     pub values: Vec<OptionValue>,
-    pub operands: Vec<Argument>,
-    pub problems: Vec<(Problem, (usize, usize))>,
+    pub operands: Vec<ExpandedArgument>,
+    pub problems: Vec<(ArgumentProblem, (usize, usize))>,
     /// Index of the first argument that was not parsed: after the operand that ended the options,
     /// or the wrapped command.
     pub rest: usize,
 }
 
-impl Parsed {
-    fn effect(&mut self, spec: OptionSpec, at: (usize, usize)) {
-        if spec.effect != Effect::Inert {
-            self.problems.push((Problem::Does(spec.effect), at));
+impl ParsedArguments {
+    fn add_effect(&mut self, spec: OptionSpec, at: (usize, usize)) {
+        if spec.effect != OptionEffect::Inert {
+            self.problems.push((ArgumentProblem::Does(spec.effect), at));
         }
     }
 
     /// Returns whether one of the options was used.
-    pub(crate) fn uses(&self, options: &[&str]) -> bool {
+    pub(crate) fn has_option(&self, options: &[&str]) -> bool {
         options.iter().any(|o| self.used.iter().any(|used| used == o))
     }
 
     /// Returns whether an option makes the program write.
-    pub(crate) fn writes(&self) -> bool {
-        self.problems.iter().any(|(p, _)| matches!(p, Problem::Does(Effect::Writes)))
+    pub(crate) fn has_writing_option(&self) -> bool {
+        self.problems.iter().any(|(p, _)| matches!(p, ArgumentProblem::Does(OptionEffect::Writes)))
     }
 
-    fn keep(&mut self, kind: Kind, value: Argument) {
+    fn add_value(&mut self, kind: ValueKind, value: ExpandedArgument) {
         self.values.push(OptionValue { kind, value });
     }
 }
 
 /// Parses arguments by an entry's grammar.
-pub(crate) fn read(entry: &Entry, arguments: &[Argument]) -> Parsed {
-    let out = Parsed { rest: arguments.len(), ..Parsed::default() };
-    let mut reader = Reader { entry, all: arguments, at: 0, out };
-    reader.run();
+pub(crate) fn parse_arguments(entry: &CommandSpec, arguments: &[ExpandedArgument]) -> ParsedArguments {
+    let out = ParsedArguments { rest: arguments.len(), ..ParsedArguments::default() };
+    let mut reader = OptionParser { entry, all: arguments, at: 0, out };
+    reader.parse_all();
     reader.out
 }
 
-struct Reader<'a> {
-    entry: &'a Entry,
-    all: &'a [Argument],
+struct OptionParser<'a> {
+    entry: &'a CommandSpec,
+    all: &'a [ExpandedArgument],
     at: usize,
-    out: Parsed,
+    out: ParsedArguments,
 }
 
-impl Reader<'_> {
-    fn run(&mut self) {
+impl OptionParser<'_> {
+    fn parse_all(&mut self) {
         let mut ended = self.entry.any;
         while let Some(argument) = self.all.get(self.at) {
-            let text = argument.shown();
+            let text = argument.display_bytes();
             if (ended || !is_option(&text)) && self.starts_command(&text) {
                 self.out.rest = self.at;
                 return;
             }
             self.at += 1;
             if self.entry.at_files && text.first() == Some(&b'@') {
-                self.out.problems.push((Problem::Does(Effect::Reads), argument.span));
+                self.out.problems.push((ArgumentProblem::Does(OptionEffect::Reads), argument.span));
             }
             if ended {
                 self.out.operands.push(argument.clone());
@@ -96,7 +96,7 @@ impl Reader<'_> {
                     .used
                     .push(String::from_utf8_lossy(text.split(|b| *b == b'=').next().unwrap_or_default()).into_owned());
             } else if self.entry.bundled && self.at == 1 && !text.starts_with(b"-") {
-                self.bundle(argument, &text);
+                self.parse_bundle(argument, &text);
             } else if text == b"--" {
                 ended = true;
             } else if !is_option(&text) {
@@ -106,13 +106,13 @@ impl Reader<'_> {
                     return;
                 }
             } else if argument.is_glob() {
-                self.out.problems.push((Problem::Wildcard, argument.span));
+                self.out.problems.push((ArgumentProblem::Wildcard, argument.span));
             } else if self.entry.numeric && text[1..].iter().all(u8::is_ascii_digit) {
                 self.out.used.push("-NUMBER".to_owned());
             } else if text.starts_with(b"--") || self.is_single_dash_word(&text) {
-                self.long(argument, &text);
+                self.parse_long(argument, &text);
             } else {
-                self.cluster(argument, &text);
+                self.parse_cluster(argument, &text);
             }
         }
     }
@@ -120,28 +120,28 @@ impl Reader<'_> {
     /// Returns whether the next operand is a command of its own.
     fn starts_command(&self, text: &[u8]) -> bool {
         let assignment = self.entry.assignments && is_assignment(text);
-        let kind = self.entry.operand(self.out.operands.len()).map(|o| o.kind);
-        !assignment && matches!(kind, Some(Kind::Command | Kind::Inside | Kind::Code))
+        let kind = self.entry.operand_at(self.out.operands.len()).map(|o| o.kind);
+        !assignment && matches!(kind, Some(ValueKind::Command | ValueKind::Inside | ValueKind::Code))
     }
 
     /// Returns whether this is an option such as `--include=*.py` without quotes. The shell
     /// replaces it by the same option with other text, once or several times.
-    fn is_inert_pattern(&self, argument: &Argument, text: &[u8]) -> bool {
+    fn is_inert_pattern(&self, argument: &ExpandedArgument, text: &[u8]) -> bool {
         let Some(split) = text.iter().position(|b| *b == b'=').filter(|_| text.starts_with(b"--")) else {
             return false;
         };
-        let name = Argument { atoms: argument.atoms[..split].to_vec(), ..Argument::default() };
-        let known = name.literal().and_then(|name| String::from_utf8(name).ok());
-        let spec = known.and_then(|name| self.entry.option(&name));
+        let name = ExpandedArgument { atoms: argument.atoms[..split].to_vec(), ..ExpandedArgument::default() };
+        let known = name.literal_value().and_then(|name| String::from_utf8(name).ok());
+        let spec = known.and_then(|name| self.entry.find_option(&name));
         argument.is_glob()
             && !argument.is_dynamic()
-            && spec.is_some_and(|s| s.effect == Effect::Inert && s.arity == Arity::Value(Kind::Text))
+            && spec.is_some_and(|s| s.effect == OptionEffect::Inert && s.arity == OptionArity::Value(ValueKind::Text))
     }
 
-    fn starts_unknown(&mut self, argument: &Argument) {
+    fn starts_unknown(&mut self, argument: &ExpandedArgument) {
         let wildcard = argument.is_glob() && !argument.is_dynamic();
         if !(wildcard && self.entry.globs) {
-            let problem = if wildcard { Problem::Wildcard } else { Problem::Dynamic };
+            let problem = if wildcard { ArgumentProblem::Wildcard } else { ArgumentProblem::Dynamic };
             self.out.problems.push((problem, argument.span));
         }
         self.out.operands.push(argument.clone());
@@ -150,85 +150,85 @@ impl Reader<'_> {
     /// Handles `-vv`, `-ps`, `-version`: some programs have words after one dash.
     fn is_single_dash_word(&self, text: &[u8]) -> bool {
         let name = text.split(|b| *b == b'=').next().unwrap_or_default();
-        name.len() > 2 && std::str::from_utf8(name).is_ok_and(|t| self.entry.option(t).is_some())
+        name.len() > 2 && std::str::from_utf8(name).is_ok_and(|t| self.entry.find_option(t).is_some())
     }
 
-    fn long(&mut self, argument: &Argument, text: &[u8]) {
+    fn parse_long(&mut self, argument: &ExpandedArgument, text: &[u8]) {
         let split = text.iter().position(|b| *b == b'=');
         let name = String::from_utf8_lossy(&text[..split.unwrap_or(text.len())]).into_owned();
         // A complete `--option=value` may be listed if only that value is harmless.
         let whole = String::from_utf8_lossy(text);
-        if let Some(spec) = self.entry.option(&whole).filter(|s| s.arity == Arity::Flag) {
-            self.out.effect(*spec, argument.span);
+        if let Some(spec) = self.entry.find_option(&whole).filter(|s| s.arity == OptionArity::Flag) {
+            self.out.add_effect(*spec, argument.span);
             self.out.used.push(whole.into_owned());
             return;
         }
-        let Some(&spec) = self.entry.option(&name) else {
-            self.out.problems.push((abbreviation(self.entry, &name), argument.span));
+        let Some(&spec) = self.entry.find_option(&name) else {
+            self.out.problems.push((resolve_abbreviation(self.entry, &name), argument.span));
             return;
         };
-        self.out.effect(spec, argument.span);
+        self.out.add_effect(spec, argument.span);
         self.out.used.push(name);
         match (spec.arity, split) {
-            (Arity::Flag | Arity::Pair(_), Some(_)) => self.out.problems.push((Problem::Unknown, argument.span)),
-            (Arity::Flag | Arity::Optional(_), None) => {}
-            (Arity::Value(kind) | Arity::Optional(kind), Some(split)) => {
-                self.out.keep(kind, argument.tail(split + 1));
+            (OptionArity::Flag | OptionArity::Pair(_), Some(_)) => self.out.problems.push((ArgumentProblem::Unknown, argument.span)),
+            (OptionArity::Flag | OptionArity::Optional(_), None) => {}
+            (OptionArity::Value(kind) | OptionArity::Optional(kind), Some(split)) => {
+                self.out.add_value(kind, argument.skip_atoms(split + 1));
             }
-            (Arity::Value(kind), None) => self.value(kind, argument),
-            (Arity::Pair(kind), None) => {
-                self.value(Kind::Text, argument);
-                self.value(kind, argument);
+            (OptionArity::Value(kind), None) => self.take_value(kind, argument),
+            (OptionArity::Pair(kind), None) => {
+                self.take_value(ValueKind::Text, argument);
+                self.take_value(kind, argument);
             }
         }
     }
 
-    fn value(&mut self, kind: Kind, argument: &Argument) {
+    fn take_value(&mut self, kind: ValueKind, argument: &ExpandedArgument) {
         match self.all.get(self.at) {
             // A wildcard may become several words and shift the later ones.
-            Some(next) if next.is_glob() => self.out.problems.push((Problem::Wildcard, next.span)),
-            Some(next) => self.out.keep(kind, next.clone()),
-            None => self.out.problems.push((Problem::MissingValue, argument.span)),
+            Some(next) if next.is_glob() => self.out.problems.push((ArgumentProblem::Wildcard, next.span)),
+            Some(next) => self.out.add_value(kind, next.clone()),
+            None => self.out.problems.push((ArgumentProblem::MissingValue, argument.span)),
         }
         self.at += 1;
     }
 
-    fn cluster(&mut self, argument: &Argument, text: &[u8]) {
+    fn parse_cluster(&mut self, argument: &ExpandedArgument, text: &[u8]) {
         let mut letter = 1;
         while letter < text.len() {
             let name = format!("-{}", text[letter] as char);
             letter += 1;
-            let Some(&spec) = self.entry.option(&name) else {
-                self.out.problems.push((Problem::Unknown, argument.span));
+            let Some(&spec) = self.entry.find_option(&name) else {
+                self.out.problems.push((ArgumentProblem::Unknown, argument.span));
                 return;
             };
-            self.out.effect(spec, argument.span);
+            self.out.add_effect(spec, argument.span);
             self.out.used.push(name);
             match spec.arity {
-                Arity::Flag => {}
-                Arity::Value(kind) | Arity::Optional(kind) if letter < text.len() => {
-                    self.out.keep(kind, argument.tail(letter));
+                OptionArity::Flag => {}
+                OptionArity::Value(kind) | OptionArity::Optional(kind) if letter < text.len() => {
+                    self.out.add_value(kind, argument.skip_atoms(letter));
                     return;
                 }
-                Arity::Value(kind) => return self.value(kind, argument),
-                Arity::Optional(_) => return,
-                Arity::Pair(_) => self.out.problems.push((Problem::Unknown, argument.span)),
+                OptionArity::Value(kind) => return self.take_value(kind, argument),
+                OptionArity::Optional(_) => return,
+                OptionArity::Pair(_) => self.out.problems.push((ArgumentProblem::Unknown, argument.span)),
             }
         }
     }
 
     /// Parses tar's old form: letters without a dash, values after them in order.
-    fn bundle(&mut self, argument: &Argument, text: &[u8]) {
+    fn parse_bundle(&mut self, argument: &ExpandedArgument, text: &[u8]) {
         for letter in text {
             let name = format!("-{}", *letter as char);
-            let Some(&spec) = self.entry.option(&name) else {
-                self.out.problems.push((Problem::Unknown, argument.span));
+            let Some(&spec) = self.entry.find_option(&name) else {
+                self.out.problems.push((ArgumentProblem::Unknown, argument.span));
                 return;
             };
-            self.out.effect(spec, argument.span);
+            self.out.add_effect(spec, argument.span);
             self.out.used.push(name);
-            if let Arity::Value(kind) = spec.arity {
-                self.value(kind, argument);
+            if let OptionArity::Value(kind) = spec.arity {
+                self.take_value(kind, argument);
             }
         }
     }
@@ -246,14 +246,14 @@ pub(crate) fn is_assignment(text: &[u8]) -> bool {
 }
 
 /// Returns the meaning of an option that is not listed by this name.
-fn abbreviation(entry: &Entry, name: &str) -> Problem {
-    let mut worst = Problem::Unknown;
+fn resolve_abbreviation(entry: &CommandSpec, name: &str) -> ArgumentProblem {
+    let mut worst = ArgumentProblem::Unknown;
     for (full, spec) in &entry.options {
         if name.len() > 3 && full.starts_with(name) {
             match spec.effect {
-                Effect::Executes => return Problem::Does(Effect::Executes),
-                Effect::Inert | Effect::Reads => {}
-                effect => worst = Problem::Does(effect),
+                OptionEffect::Executes => return ArgumentProblem::Does(OptionEffect::Executes),
+                OptionEffect::Inert | OptionEffect::Reads => {}
+                effect => worst = ArgumentProblem::Does(effect),
             }
         }
     }

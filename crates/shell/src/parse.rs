@@ -7,14 +7,14 @@ use std::ops::ControlFlow;
 
 use tree_sitter::{Node, ParseOptions, Parser};
 
-use crate::budget::Budget;
-use crate::lower_word::word;
-use crate::script::{Assignment, Simple, Statement, Word};
+use crate::budget::WorkBudget;
+use crate::lower_word::lower_word;
+use crate::script::{Assignment, SimpleCommand, ScriptStatement, ScriptWord};
 
 /// Longest text that is parsed, in bytes.
-pub(crate) const MAX_PARSED: usize = 64 << 10;
+pub(crate) const MAX_PARSED_BYTES: usize = 64 << 10;
 /// Bytes that the parser gets at a time.
-const CHUNK: usize = 64;
+const CHUNK_BYTES: usize = 64;
 /// Highest cost of reading one such chunk.
 const UNITS_PER_CHUNK: u64 = 3;
 /// Cost of a hundred steps of the parser.
@@ -24,7 +24,7 @@ const UNITS_PER_PROGRESS: u64 = 800;
 const MAX_DEPTH: usize = 48;
 
 /// Words that only the grammar of the shell may use as a command.
-const RESERVED: &[&[u8]] = &[
+const RESERVED_WORDS: &[&[u8]] = &[
     b"if",
     b"then",
     b"else",
@@ -58,7 +58,7 @@ pub(crate) enum ParseFailure {
 
 /// The text, and the depth of the walk.
 #[derive(Clone, Copy)]
-pub(crate) struct Lowering<'a> {
+pub(crate) struct ScriptLowering<'a> {
     pub source: &'a [u8],
     pub depth: usize,
 }
@@ -75,22 +75,22 @@ fn new_parser() -> Result<Parser, ParseFailure> {
 }
 
 /// Parses the statements of a script. Stops when the budget is spent.
-pub(crate) fn parse(source: &[u8], budget: &Budget) -> Result<Vec<Statement>, ParseFailure> {
-    if source.len() > MAX_PARSED {
+pub(crate) fn parse_script(source: &[u8], budget: &WorkBudget) -> Result<Vec<ScriptStatement>, ParseFailure> {
+    if source.len() > MAX_PARSED_BYTES {
         return Err(ParseFailure::TooMuch);
     }
     let mut parser = PARSER.take().map_or_else(new_parser, Ok)?;
     // Called once in a hundred steps of the parser.
     let mut progress = |_: &tree_sitter::ParseState| {
-        if budget.spend(UNITS_PER_PROGRESS) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        if budget.spend_units(UNITS_PER_PROGRESS) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     };
     let options = ParseOptions::new().progress_callback(&mut progress);
     // A step may read far ahead repeatedly, so the bytes that it reads count too. Without units
     // there is no more text, and the result is dropped.
     let mut read = |at: usize, _| {
-        let chunk = source.get(at..source.len().min(at.saturating_add(CHUNK))).unwrap_or_default();
+        let chunk = source.get(at..source.len().min(at.saturating_add(CHUNK_BYTES))).unwrap_or_default();
         match chunk.first() {
-            _ if budget.spend(UNITS_PER_CHUNK) => chunk,
+            _ if budget.spend_units(UNITS_PER_CHUNK) => chunk,
             // If a character is truncated, the parser decodes the next input without checking that
             // there is any.
             Some(byte) if !byte.is_ascii() => b"\n",
@@ -104,22 +104,22 @@ pub(crate) fn parse(source: &[u8], budget: &Budget) -> Result<Vec<Statement>, Pa
     }
     PARSER.set(Some(parser));
     let root = tree.root_node();
-    let lowering = Lowering { source, depth: 0 };
-    let mut statements = lowering.block(root);
+    let lowering = ScriptLowering { source, depth: 0 };
+    let mut statements = lowering.lower_block(root);
     if root.has_error() || has_glued_comment(root, source) {
-        statements.push(Statement::Unknown(Vec::new(), (root.start_byte(), root.end_byte())));
+        statements.push(ScriptStatement::Unknown(Vec::new(), (root.start_byte(), root.end_byte())));
     }
     Ok(statements)
 }
 
-impl<'a> Lowering<'a> {
+impl<'a> ScriptLowering<'a> {
     /// Returns the same one level deeper.
-    pub(crate) fn deeper(self) -> Self {
+    pub(crate) fn descend_level(self) -> Self {
         Self { depth: self.depth + 1, ..self }
     }
 
     /// Returns the bytes of a node.
-    pub(crate) fn text(self, node: Node) -> &'a [u8] {
+    pub(crate) fn node_text(self, node: Node) -> &'a [u8] {
         self.source.get(node.byte_range()).unwrap_or_default()
     }
 
@@ -150,22 +150,22 @@ impl<'a> Lowering<'a> {
         !gap.is_empty() && only_continuations(gap)
     }
 
-    fn unknown(self, node: Node) -> Statement {
+    fn unknown_statement(self, node: Node) -> ScriptStatement {
         let mut inside = if self.depth > MAX_DEPTH { Vec::new() } else { self.commands_inside(node) };
         inside.extend(crate::lower_word::braced_command(self, node));
-        Statement::Unknown(inside, (node.start_byte(), node.end_byte()))
+        ScriptStatement::Unknown(inside, (node.start_byte(), node.end_byte()))
     }
 
     /// Returns every command that can be found below a node that is not understood.
-    fn commands_inside(self, node: Node) -> Vec<Statement> {
+    fn commands_inside(self, node: Node) -> Vec<ScriptStatement> {
         let mut found = Vec::new();
-        for child in children(node) {
+        for child in child_nodes(node) {
             match child.kind() {
                 "comment" => {}
-                "do_group" => found.extend(self.deeper().block(child)),
-                kind if is_statement(kind) => found.push(self.deeper().statement(child)),
+                "do_group" => found.extend(self.descend_level().lower_block(child)),
+                kind if is_statement(kind) => found.push(self.descend_level().lower_statement(child)),
                 _ if self.depth < MAX_DEPTH && child.child_count() > 0 => {
-                    found.extend(self.deeper().commands_inside(child));
+                    found.extend(self.descend_level().commands_inside(child));
                 }
                 _ => {}
             }
@@ -174,198 +174,198 @@ impl<'a> Lowering<'a> {
     }
 
     /// Returns the statements of a node that contains a list of them between its own tokens.
-    pub(crate) fn block(self, node: Node) -> Vec<Statement> {
-        let mut out: Vec<Statement> = Vec::new();
+    pub(crate) fn lower_block(self, node: Node) -> Vec<ScriptStatement> {
+        let mut out: Vec<ScriptStatement> = Vec::new();
         // The root begins at its first token; text skipped before it counts.
         let mut end = if node.kind() == "program" { 0 } else { node.start_byte() };
-        for child in children(node) {
+        for child in child_nodes(node) {
             if !self.only_blanks(end, child.start_byte()) {
-                out.push(Statement::Unknown(Vec::new(), (end, child.start_byte())));
+                out.push(ScriptStatement::Unknown(Vec::new(), (end, child.start_byte())));
             }
             end = child.end_byte();
             match child.kind() {
                 "comment" | "(" | ")" | "{" | "}" | "$(" | "<(" | ">(" | "`" | "do" | "done" | "\n" | ";" => {}
                 "file_redirect" | "herestring_redirect" => out.push(self.bare_redirect(child)),
                 "&" => {
-                    let last = out.pop().map(|s| Statement::Background(Box::new(s), (child.start_byte(), end)));
+                    let last = out.pop().map(|s| ScriptStatement::Background(Box::new(s), (child.start_byte(), end)));
                     out.extend(last);
                 }
                 kind if is_statement(kind) => {
-                    out.push(self.deeper().statement(child));
+                    out.push(self.descend_level().lower_statement(child));
                 }
-                _ => out.push(self.unknown(child)),
+                _ => out.push(self.unknown_statement(child)),
             }
         }
         // The shell has no empty group.
         if out.is_empty() && matches!(node.kind(), "do_group" | "compound_statement" | "subshell") {
-            out.push(Statement::Unknown(Vec::new(), (node.start_byte(), end)));
+            out.push(ScriptStatement::Unknown(Vec::new(), (node.start_byte(), end)));
         }
         if node.kind() == "program" && !self.only_blanks(end, self.source.len()) {
-            out.push(Statement::Unknown(Vec::new(), (end, self.source.len())));
+            out.push(ScriptStatement::Unknown(Vec::new(), (end, self.source.len())));
         }
         out
     }
 
     /// Handles `$(< file)`: a redirection alone.
-    fn bare_redirect(self, node: Node) -> Statement {
+    fn bare_redirect(self, node: Node) -> ScriptStatement {
         let span = (node.start_byte(), node.end_byte());
-        let mut simple = Simple { span, ..Simple::default() };
+        let mut simple = SimpleCommand { span, ..SimpleCommand::default() };
         if self.command_part(node, false, &mut simple) {
-            Statement::Simple(simple)
+            ScriptStatement::Simple(simple)
         } else {
-            Statement::Unknown(vec![Statement::Simple(simple)], span)
+            ScriptStatement::Unknown(vec![ScriptStatement::Simple(simple)], span)
         }
     }
 
     /// Converts one statement.
-    pub(crate) fn statement(self, node: Node) -> Statement {
+    pub(crate) fn lower_statement(self, node: Node) -> ScriptStatement {
         if self.depth > MAX_DEPTH || node.is_missing() {
-            return self.unknown(node);
+            return self.unknown_statement(node);
         }
         match node.kind() {
-            "command" | "declaration_command" | "unset_command" | "test_command" => self.command(node),
-            "variable_assignment" | "variable_assignments" => self.command(node),
-            "redirected_statement" => self.redirected(node),
-            "pipeline" => self.pipeline(node),
-            "list" => Statement::Sequence(self.parts(node, &["&&", "||"])),
-            "negated_command" => Statement::Sequence(self.parts(node, &["!"])),
-            "subshell" => Statement::Subshell(self.block(node)),
-            "compound_statement" if self.text(node).starts_with(b"{") => Statement::Sequence(self.block(node)),
+            "command" | "declaration_command" | "unset_command" | "test_command" => self.lower_command(node),
+            "variable_assignment" | "variable_assignments" => self.lower_command(node),
+            "redirected_statement" => self.lower_redirected(node),
+            "pipeline" => self.lower_pipeline(node),
+            "list" => ScriptStatement::Sequence(self.lower_parts(node, &["&&", "||"])),
+            "negated_command" => ScriptStatement::Sequence(self.lower_parts(node, &["!"])),
+            "subshell" => ScriptStatement::Subshell(self.lower_block(node)),
+            "compound_statement" if self.node_text(node).starts_with(b"{") => ScriptStatement::Sequence(self.lower_block(node)),
             "for_statement" => self.for_loop(node),
             "c_style_for_statement" => self.counting_loop(node),
             "while_statement" => self.while_loop(node),
-            "if_statement" => self.branches(node),
-            "case_statement" => self.case(node),
-            "function_definition" => self.function(node),
-            _ => self.unknown(node),
+            "if_statement" => self.lower_branches(node),
+            "case_statement" => self.lower_case_statement(node),
+            "function_definition" => self.lower_function(node),
+            _ => self.unknown_statement(node),
         }
     }
 
     /// Returns the statements of a node whose own tokens are known.
-    fn parts(self, node: Node, tokens: &[&str]) -> Vec<Statement> {
+    fn lower_parts(self, node: Node, tokens: &[&str]) -> Vec<ScriptStatement> {
         let mut out = Vec::new();
         let mut end = node.start_byte();
-        for child in children(node) {
+        for child in child_nodes(node) {
             if !self.only_blanks(end, child.start_byte()) {
-                out.push(Statement::Unknown(Vec::new(), (end, child.start_byte())));
+                out.push(ScriptStatement::Unknown(Vec::new(), (end, child.start_byte())));
             }
             end = child.end_byte();
             if child.kind() == "comment" || tokens.contains(&child.kind()) {
                 continue;
             }
-            out.push(if is_statement(child.kind()) { self.deeper().statement(child) } else { self.unknown(child) });
+            out.push(if is_statement(child.kind()) { self.descend_level().lower_statement(child) } else { self.unknown_statement(child) });
         }
         out
     }
 
-    fn pipeline(self, node: Node) -> Statement {
-        Statement::Pipeline(self.parts(node, &["|", "|&"]))
+    fn lower_pipeline(self, node: Node) -> ScriptStatement {
+        ScriptStatement::Pipeline(self.lower_parts(node, &["|", "|&"]))
     }
 
-    fn for_loop(self, node: Node) -> Statement {
+    fn for_loop(self, node: Node) -> ScriptStatement {
         let mut variable = Vec::new();
         let (mut words, mut body) = (Vec::new(), Vec::new());
-        for child in children(node) {
+        for child in child_nodes(node) {
             match child.kind() {
                 "for" | "in" | ";" | "comment" | "\n" => {}
-                "variable_name" => variable = self.text(child).to_vec(),
-                "do_group" => body = self.deeper().block(child),
-                kind if is_word(kind) => words.push(word(self, child)),
-                _ => return self.unknown(node),
+                "variable_name" => variable = self.node_text(child).to_vec(),
+                "do_group" => body = self.descend_level().lower_block(child),
+                kind if is_word(kind) => words.push(lower_word(self, child)),
+                _ => return self.unknown_statement(node),
             }
         }
-        if variable.is_empty() || !self.text(node).starts_with(b"for") {
-            return self.unknown(node);
+        if variable.is_empty() || !self.node_text(node).starts_with(b"for") {
+            return self.unknown_statement(node);
         }
-        Statement::For { variable, words, body }
+        ScriptStatement::For { variable, words, body }
     }
 
     /// Handles `for ((...))`, which is not modelled, except for a loop without end.
-    fn counting_loop(self, node: Node) -> Statement {
-        let head: Vec<u8> = self.text(node).iter().copied().filter(|b| !b.is_ascii_whitespace()).take(9).collect();
-        match self.unknown(node) {
-            Statement::Unknown(body, at) if head.starts_with(b"for((;;))") => {
-                Statement::Unknown(vec![Statement::Loop { condition: Vec::new(), body }], at)
+    fn counting_loop(self, node: Node) -> ScriptStatement {
+        let head: Vec<u8> = self.node_text(node).iter().copied().filter(|b| !b.is_ascii_whitespace()).take(9).collect();
+        match self.unknown_statement(node) {
+            ScriptStatement::Unknown(body, at) if head.starts_with(b"for((;;))") => {
+                ScriptStatement::Unknown(vec![ScriptStatement::Loop { condition: Vec::new(), body }], at)
             }
             other => other,
         }
     }
 
-    fn while_loop(self, node: Node) -> Statement {
+    fn while_loop(self, node: Node) -> ScriptStatement {
         let (mut condition, mut body) = (Vec::new(), Vec::new());
-        for child in children(node) {
+        for child in child_nodes(node) {
             match child.kind() {
                 "while" | "until" | ";" | "comment" | "\n" => {}
-                "do_group" => body = self.deeper().block(child),
-                kind if is_statement(kind) => condition.push(self.deeper().statement(child)),
-                _ => return self.unknown(node),
+                "do_group" => body = self.descend_level().lower_block(child),
+                kind if is_statement(kind) => condition.push(self.descend_level().lower_statement(child)),
+                _ => return self.unknown_statement(node),
             }
         }
-        Statement::Loop { condition, body }
+        ScriptStatement::Loop { condition, body }
     }
 
-    fn branches(self, node: Node) -> Statement {
+    fn lower_branches(self, node: Node) -> ScriptStatement {
         let mut branches = vec![Vec::new()];
-        for child in children(node) {
+        for child in child_nodes(node) {
             match child.kind() {
                 "if" | "elif" | "else" | "then" | "fi" | ";" | "comment" | "\n" => {}
-                "elif_clause" | "else_clause" => branches.push(vec![self.deeper().branches(child)]),
+                "elif_clause" | "else_clause" => branches.push(vec![self.descend_level().lower_branches(child)]),
                 kind if is_statement(kind) => {
                     if let Some(last) = branches.last_mut() {
-                        last.push(self.deeper().statement(child));
+                        last.push(self.descend_level().lower_statement(child));
                     }
                 }
-                _ => branches.push(vec![self.unknown(child)]),
+                _ => branches.push(vec![self.unknown_statement(child)]),
             }
         }
-        Statement::Branches { words: Vec::new(), branches }
+        ScriptStatement::Branches { words: Vec::new(), branches }
     }
 
-    fn case(self, node: Node) -> Statement {
+    fn lower_case_statement(self, node: Node) -> ScriptStatement {
         let (mut words, mut branches) = (Vec::new(), Vec::new());
-        for child in children(node) {
+        for child in child_nodes(node) {
             match child.kind() {
                 "case" | "in" | "esac" | "comment" | ";" | "\n" => {}
                 "case_item" => {
                     let mut body = Vec::new();
-                    for part in children(child) {
+                    for part in child_nodes(child) {
                         match part.kind() {
                             "|" | "(" | ")" | ";;" | ";" | "comment" | "\n" | "extglob_pattern" => {}
-                            kind if is_statement(kind) => body.push(self.deeper().statement(part)),
-                            kind if is_word(kind) => words.push(word(self, part)),
-                            _ => body.push(self.unknown(part)),
+                            kind if is_statement(kind) => body.push(self.descend_level().lower_statement(part)),
+                            kind if is_word(kind) => words.push(lower_word(self, part)),
+                            _ => body.push(self.unknown_statement(part)),
                         }
                     }
                     branches.push(body);
                 }
-                kind if is_word(kind) => words.push(word(self, child)),
-                _ => return self.unknown(node),
+                kind if is_word(kind) => words.push(lower_word(self, child)),
+                _ => return self.unknown_statement(node),
             }
         }
-        Statement::Branches { words, branches }
+        ScriptStatement::Branches { words, branches }
     }
 
-    fn function(self, node: Node) -> Statement {
+    fn lower_function(self, node: Node) -> ScriptStatement {
         let mut name = Vec::new();
         let mut body = Vec::new();
-        for child in children(node) {
+        for child in child_nodes(node) {
             match child.kind() {
-                "word" if name.is_empty() => name = self.text(child).to_vec(),
-                kind if is_statement(kind) => body.push(self.deeper().statement(child)),
+                "word" if name.is_empty() => name = self.node_text(child).to_vec(),
+                kind if is_statement(kind) => body.push(self.descend_level().lower_statement(child)),
                 _ => {}
             }
         }
-        Statement::Function { name, body, span: (node.start_byte(), node.end_byte()) }
+        ScriptStatement::Function { name, body, span: (node.start_byte(), node.end_byte()) }
     }
 
     /// Converts a simple command, a declaration or a test to one list of words.
-    fn command(self, node: Node) -> Statement {
+    fn lower_command(self, node: Node) -> ScriptStatement {
         let span = (node.start_byte(), node.end_byte());
-        let mut simple = Simple { span, ..Simple::default() };
+        let mut simple = SimpleCommand { span, ..SimpleCommand::default() };
         let mut odd = node.has_error();
         let mut end = node.start_byte();
         let mut ends_in_word = false;
-        for child in children(node) {
+        for child in child_nodes(node) {
             let gap = (end, child.start_byte());
             let blanks = self.only_inline_blanks(gap.0, gap.1);
             odd |= !blanks;
@@ -382,13 +382,13 @@ impl<'a> Lowering<'a> {
         }
         odd |= node.kind() == "command" && self.is_reserved(node);
         odd |= node.kind() == "test_command" && !self.is_test(node);
-        if odd { Statement::Unknown(vec![Statement::Simple(simple)], span) } else { Statement::Simple(simple) }
+        if odd { ScriptStatement::Unknown(vec![ScriptStatement::Simple(simple)], span) } else { ScriptStatement::Simple(simple) }
     }
 
     /// Returns whether the brackets of a test are words of their own and nothing in it ends the
     /// command.
     fn is_test(self, node: Node) -> bool {
-        let text = self.text(node);
+        let text = self.node_text(node);
         let width = if text.starts_with(b"[[") { 2 } else { 1 };
         let blank = |byte: Option<&u8>| byte.is_some_and(|b| matches!(b, b' ' | b'\t' | b'\n'));
         let apart = blank(text.get(width)) && blank(text.len().checked_sub(width + 1).and_then(|i| text.get(i)));
@@ -399,31 +399,31 @@ impl<'a> Lowering<'a> {
     /// Returns whether a test contains a token that ends it for the shell. `[` is an ordinary
     /// command; `[[` has a few operators of its own.
     fn has_operator(self, node: Node, single: bool) -> bool {
-        children(node).into_iter().any(|child| {
+        child_nodes(node).into_iter().any(|child| {
             if child.child_count() > 0 && !matches!(child.kind(), "string" | "command_substitution" | "expansion") {
                 return self.has_operator(child, single);
             }
-            let text = self.text(child);
+            let text = self.node_text(child);
             let known = !single && matches!(text, b"&&" | b"||" | b"<" | b">" | b"(" | b")");
             !child.is_named() && !known && text.iter().any(|b| b";&|<>()\n".contains(b))
         })
     }
 
     fn is_reserved(self, node: Node) -> bool {
-        let name = node.child_by_field_name("name").map(|n| self.text(n)).unwrap_or_default();
-        RESERVED.contains(&name)
+        let name = node.child_by_field_name("name").map(|n| self.node_text(n)).unwrap_or_default();
+        RESERVED_WORDS.contains(&name)
     }
 
     /// Adds one child of a command; returns false if it has an unknown form.
-    fn command_part(self, child: Node, glued: bool, simple: &mut Simple) -> bool {
+    fn command_part(self, child: Node, glued: bool, simple: &mut SimpleCommand) -> bool {
         match child.kind() {
             "comment" => true,
             "variable_assignment" if simple.words.is_empty() => {
-                let (assignment, known) = self.assignment(child);
+                let (assignment, known) = self.lower_assignment(child);
                 simple.assignments.push(assignment);
                 known
             }
-            "variable_assignments" => children(child).into_iter().all(|c| self.command_part(c, false, simple)),
+            "variable_assignments" => child_nodes(child).into_iter().all(|c| self.command_part(c, false, simple)),
             "file_redirect" => {
                 crate::redirects::drop_descriptor(&mut simple.words, child.start_byte());
                 let mut late = Vec::new();
@@ -432,12 +432,12 @@ impl<'a> Lowering<'a> {
                 known
             }
             "herestring_redirect" => self.here_string(child, &mut simple.redirects),
-            "command_name" => match children(child).as_slice() {
+            "command_name" => match child_nodes(child).as_slice() {
                 [only] if is_word(only.kind()) => self.push_word(*only, glued, simple),
                 _ => false,
             },
             "unary_expression" | "binary_expression" | "parenthesized_expression" => {
-                children(child).into_iter().all(|c| self.command_part(c, false, simple))
+                child_nodes(child).into_iter().all(|c| self.command_part(c, false, simple))
             }
             kind if is_word(kind) || !child.is_named() || kind == "variable_assignment" => {
                 self.push_word(child, glued, simple)
@@ -446,39 +446,39 @@ impl<'a> Lowering<'a> {
                 self.push_word(child, glued, simple)
             }
             _ => {
-                if let Statement::Unknown(inside, at) = self.unknown(child) {
-                    simple.words.push(crate::lower_word::opaque(inside, at));
+                if let ScriptStatement::Unknown(inside, at) = self.unknown_statement(child) {
+                    simple.words.push(crate::lower_word::opaque_word(inside, at));
                 }
                 false
             }
         }
     }
 
-    fn push_word(self, node: Node, glued: bool, simple: &mut Simple) -> bool {
-        let mut lowered = word(self, node);
+    fn push_word(self, node: Node, glued: bool, simple: &mut SimpleCommand) -> bool {
+        let mut lowered = lower_word(self, node);
         match simple.words.last_mut() {
-            Some(last) if glued => crate::lower_word::append(last, &mut lowered),
+            Some(last) if glued => crate::lower_word::append_word(last, &mut lowered),
             _ => simple.words.push(lowered),
         }
         true
     }
 
-    fn assignment(self, node: Node) -> (Assignment, bool) {
+    fn lower_assignment(self, node: Node) -> (Assignment, bool) {
         let mut name = Vec::new();
-        let mut value = Word::default();
+        let mut value = ScriptWord::default();
         let mut plain = true;
         let mut known = true;
-        for child in children(node) {
+        for child in child_nodes(node) {
             match child.kind() {
-                "variable_name" => name = self.text(child).to_vec(),
+                "variable_name" => name = self.node_text(child).to_vec(),
                 "=" => {}
                 "+=" => plain = false,
                 "subscript" | "array" => {
                     plain = false;
                     value =
-                        crate::lower_word::opaque(self.commands_inside(child), (child.start_byte(), child.end_byte()));
+                        crate::lower_word::opaque_word(self.commands_inside(child), (child.start_byte(), child.end_byte()));
                 }
-                kind if is_word(kind) => value = word(self, child),
+                kind if is_word(kind) => value = lower_word(self, child),
                 _ => known = false,
             }
         }
@@ -519,7 +519,7 @@ fn has_glued_comment(root: Node, source: &[u8]) -> bool {
 }
 
 /// Returns all children, tokens included.
-pub(crate) fn children(node: Node) -> Vec<Node> {
+pub(crate) fn child_nodes(node: Node) -> Vec<Node> {
     let mut cursor = node.walk();
     node.children(&mut cursor).collect()
 }

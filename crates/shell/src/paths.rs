@@ -2,12 +2,12 @@
 //! that runs later. The lists are data. Symbolic links are not visible here, so the result only
 //! decides how much to ask.
 
-use crate::Context;
+use crate::CommandContext;
 use crate::glob::{glob_matches, name_matches};
 
 /// Location of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum PathLocation {
     /// The workspace or a path below it.
     Workspace,
     /// Scratch space such as `/tmp`.
@@ -26,7 +26,7 @@ pub(crate) enum Place {
 
 /// Privacy of a file's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Sensitivity {
+pub(crate) enum PathSensitivity {
     /// Personal configuration: the user decides about reading.
     Private,
     /// Keys, tokens, passwords.
@@ -35,7 +35,7 @@ pub(crate) enum Sensitivity {
 
 /// Effect of writing a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum WriteTarget {
     Disk,
     KernelSetting,
     Persistence,
@@ -43,7 +43,7 @@ pub(crate) enum Target {
     System,
 }
 
-const SYSTEM_TOPS: &[&str] = &[
+const SYSTEM_DIRECTORIES: &[&str] = &[
     "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "opt", "proc", "root", "run", "sbin", "srv", "sys",
     "usr", "var",
 ];
@@ -114,7 +114,7 @@ const SECRET_NAMES: &[&str] = &[
 const EXAMPLE_NAMES: &[&str] = &[".env.example", ".env.sample", ".env.template", ".env.dist", "*.pub"];
 
 /// Directories below a home directory whose content is secret.
-const SECRET_HOME: &[&str] = &[
+const SECRET_HOME_PATHS: &[&str] = &[
     ".ssh",
     ".gnupg",
     ".aws",
@@ -162,7 +162,7 @@ const SECRET_HOME: &[&str] = &[
 ];
 
 /// Absolute paths whose content is secret.
-const SECRET_SYSTEM: &[&str] = &[
+const SECRET_SYSTEM_PATHS: &[&str] = &[
     "/etc/shadow*",
     "/etc/gshadow*",
     "/etc/sudoers",
@@ -190,7 +190,7 @@ const SECRET_SYSTEM: &[&str] = &[
 ];
 
 /// Files below a home directory that run or configure programs later.
-const PERSISTENT_HOME: &[&str] = &[
+const PERSISTENT_HOME_PATHS: &[&str] = &[
     ".bashrc",
     ".bash_profile",
     ".bash_login",
@@ -284,7 +284,7 @@ const PERSISTENT_HOME: &[&str] = &[
 ];
 
 /// Absolute paths that run or configure programs later.
-const PERSISTENT_SYSTEM: &[&str] = &[
+const PERSISTENT_SYSTEM_PATHS: &[&str] = &[
     "/etc/profile",
     "/etc/profile.d",
     "/etc/bash.bashrc",
@@ -363,17 +363,17 @@ const PERSISTENT_SYSTEM: &[&str] = &[
 ];
 
 /// Files below any repository that run programs later on the host.
-const PERSISTENT_REPOSITORY: &[&str] =
+const PERSISTENT_REPOSITORY_PATHS: &[&str] =
     &[".git/hooks", ".git/config", ".git/config.worktree", ".git/info/attributes", ".git/modules"];
 
-const DISKS: &[&str] = &[
+const DISK_DEVICES: &[&str] = &[
     "sd*", "hd*", "vd*", "xvd*", "nvme*", "mmcblk*", "md*", "dm-*", "mapper", "disk", "loop*", "nbd*", "zd*", "mtd*",
     "mem", "kmem", "port", "rdisk*", "disk*", "sr*", "drbd*", "bcache*", "rbd*", "dasd*", "pmem*", "block",
 ];
 
 /// Returns whether `path` is the path of `pattern`, or is below it. A wildcard in the path matches
 /// every possible expansion.
-fn covers(pattern: &str, path: &[u8]) -> bool {
+fn covers_path(pattern: &str, path: &[u8]) -> bool {
     let mut rest = path;
     pattern.as_bytes().split(|b| *b == b'/').filter(|wanted| !wanted.is_empty()).all(|wanted| {
         let start = rest.iter().position(|b| *b != b'/').unwrap_or(rest.len());
@@ -400,7 +400,7 @@ fn wildcard_could_be(name: &[u8], wanted: &[u8]) -> bool {
     glob && name.iter().any(|b| !matches!(b, b'*' | b'?')) && glob_matches(name, wanted, true)
 }
 
-fn strip<'a>(path: &'a [u8], base: &[u8]) -> Option<&'a [u8]> {
+fn strip_base<'a>(path: &'a [u8], base: &[u8]) -> Option<&'a [u8]> {
     let rest = path.strip_prefix(base)?;
     if rest.is_empty() || rest.starts_with(b"/") { Some(rest) } else { None }
 }
@@ -408,15 +408,15 @@ fn strip<'a>(path: &'a [u8], base: &[u8]) -> Option<&'a [u8]> {
 /// Returns whether one of these absolute patterns covers `path`. Workspace and home directory take
 /// precedence over their parents: the pattern `/root` covers nothing of a workspace `/root/app`. A
 /// pattern for a path within them applies.
-fn is_listed(patterns: &[&str], path: &[u8], context: &Context) -> bool {
+fn is_listed(patterns: &[&str], path: &[u8], context: &CommandContext) -> bool {
     let roots = [context.workspace.as_bytes(), context.home.as_bytes()];
-    let is_above = |pattern: &str, root: &[u8]| strip(path, root).is_some() && covers(pattern, root);
-    patterns.iter().any(|pattern| covers(pattern, path) && !roots.iter().any(|root| is_above(pattern, root)))
+    let is_above = |pattern: &str, root: &[u8]| strip_base(path, root).is_some() && covers_path(pattern, root);
+    patterns.iter().any(|pattern| covers_path(pattern, path) && !roots.iter().any(|root| is_above(pattern, root)))
 }
 
 /// Returns the absolute form of a path, with `.` and `..` removed by text. `None` if it is relative
 /// and the directory is unknown.
-pub(crate) fn absolute(path: &[u8], cwd: Option<&[u8]>) -> Option<Vec<u8>> {
+pub(crate) fn make_absolute(path: &[u8], cwd: Option<&[u8]>) -> Option<Vec<u8>> {
     let mut names: Vec<&[u8]> = Vec::new();
     if !path.starts_with(b"/") {
         names.extend(cwd?.split(|b| *b == b'/').filter(|n| !n.is_empty()));
@@ -461,88 +461,88 @@ pub(crate) fn without_trailing_globs(path: &[u8]) -> (&[u8], bool) {
 }
 
 /// Returns the location of an absolute path.
-pub(crate) fn place(path: &[u8], context: &Context) -> Place {
+pub(crate) fn locate_path(path: &[u8], context: &CommandContext) -> PathLocation {
     let (path, _) = without_trailing_globs(path);
     let (workspace, home) = (context.workspace.as_bytes(), context.home.as_bytes());
     if path == b"/" || path == home {
-        return Place::Ancestor;
+        return PathLocation::Ancestor;
     }
-    if workspace != b"/" && strip(path, workspace).is_some() {
-        return Place::Workspace;
+    if workspace != b"/" && strip_base(path, workspace).is_some() {
+        return PathLocation::Workspace;
     }
-    if strip(workspace, path).is_some() || strip(home, path).is_some() {
-        return Place::Ancestor;
+    if strip_base(workspace, path).is_some() || strip_base(home, path).is_some() {
+        return PathLocation::Ancestor;
     }
-    if let Some(rest) = strip(path, home) {
-        return if covers(".cache", rest) { Place::Cache } else { Place::Home };
+    if let Some(rest) = strip_base(path, home) {
+        return if covers_path(".cache", rest) { PathLocation::Cache } else { PathLocation::Home };
     }
-    if ["/tmp", "/var/tmp", "/dev/shm"].iter().any(|t| strip(path, t.as_bytes()).is_some()) {
-        return Place::Temporary;
+    if ["/tmp", "/var/tmp", "/dev/shm"].iter().any(|t| strip_base(path, t.as_bytes()).is_some()) {
+        return PathLocation::Temporary;
     }
     if path.starts_with(b"/home/") || path.starts_with(b"/Users/") {
-        return Place::Home;
+        return PathLocation::Home;
     }
     // The parent directory of the workspace may be the user's too: `/srv/app` and `/srv/lib`.
     let around = workspace.iter().rposition(|b| *b == b'/').filter(|end| *end > 0);
-    let is_beside = around.is_some_and(|end| strip(path, &workspace[..end]).is_some());
+    let is_beside = around.is_some_and(|end| strip_base(path, &workspace[..end]).is_some());
     let top = path.split(|b| *b == b'/').nth(1).unwrap_or_default();
-    let is_system = SYSTEM_TOPS.iter().any(|t| t.as_bytes() == top) || top.iter().any(|b| b"*?[".contains(b));
-    if is_system && !is_beside { Place::System } else { Place::Elsewhere }
+    let is_system = SYSTEM_DIRECTORIES.iter().any(|t| t.as_bytes() == top) || top.iter().any(|b| b"*?[".contains(b));
+    if is_system && !is_beside { PathLocation::System } else { PathLocation::Elsewhere }
 }
 
 /// Returns the privacy of an absolute path's content, if it is private.
-pub(crate) fn sensitivity(path: &[u8], context: &Context) -> Option<Sensitivity> {
+pub(crate) fn path_sensitivity(path: &[u8], context: &CommandContext) -> Option<PathSensitivity> {
     let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
-    let home = strip(path, context.home.as_bytes());
-    if is_listed(SECRET_SYSTEM, path, context) {
-        return Some(Sensitivity::Secret);
+    let home = strip_base(path, context.home.as_bytes());
+    if is_listed(SECRET_SYSTEM_PATHS, path, context) {
+        return Some(PathSensitivity::Secret);
     }
-    if home.is_some_and(|rest| SECRET_HOME.iter().any(|p| covers(p, rest))) {
-        return Some(Sensitivity::Secret);
+    if home.is_some_and(|rest| SECRET_HOME_PATHS.iter().any(|p| covers_path(p, rest))) {
+        return Some(PathSensitivity::Secret);
     }
     if path
         .split(|b| *b == b'/')
         .any(|n| [&b".ssh"[..], b".gnupg", b".aws", b".kube", b".docker"].iter().any(|s| n.eq_ignore_ascii_case(s)))
     {
-        return Some(Sensitivity::Secret);
+        return Some(PathSensitivity::Secret);
     }
     let example = EXAMPLE_NAMES.iter().any(|p| name_matches(p.as_bytes(), name));
     if !example
         && SECRET_NAMES.iter().any(|p| name_matches(p.as_bytes(), name) || wildcard_could_be(name, p.as_bytes()))
     {
-        return Some(Sensitivity::Secret);
+        return Some(PathSensitivity::Secret);
     }
-    let outside = strip(path, context.workspace.as_bytes()).is_none();
+    let outside = strip_base(path, context.workspace.as_bytes()).is_none();
     let hidden = |rest: &[u8]| rest.split(|b| *b == b'/').any(|n| n.starts_with(b"."));
     if outside && home.is_some_and(hidden) {
-        return Some(Sensitivity::Private);
+        return Some(PathSensitivity::Private);
     }
     if path.ends_with(b"/.git/config") || is_listed(&["/proc/*/*", "/var/log"], path, context) {
-        return Some(Sensitivity::Private);
+        return Some(PathSensitivity::Private);
     }
     // A wildcard for dotted names would include secrets.
     if name.starts_with(b".") && name.iter().any(|b| matches!(b, b'*' | b'?' | b'[')) {
-        return Some(Sensitivity::Private);
+        return Some(PathSensitivity::Private);
     }
     None
 }
 
 /// Returns whether secrets are below this directory, so that a search in it counts as a search for
 /// secrets.
-pub(crate) fn holds_secrets(path: &[u8], context: &Context) -> bool {
+pub(crate) fn holds_secrets(path: &[u8], context: &CommandContext) -> bool {
     let (path, _) = without_trailing_globs(path);
-    matches!(place(path, context), Place::Ancestor)
-        || strip(b"/root", path).is_some()
+    matches!(locate_path(path, context), PathLocation::Ancestor)
+        || strip_base(b"/root", path).is_some()
         || [&b"/etc"[..], b"/proc", b"/run", b"/var", b"/home", b"/sys", b"/dev"].contains(&path)
-        || (place(path, context) == Place::Home && sensitivity(path, context).is_some())
+        || (locate_path(path, context) == PathLocation::Home && path_sensitivity(path, context).is_some())
 }
 
 /// Returns the effect of writing an absolute path, beyond changing a file. `whole`: the old content
 /// is lost.
-pub(crate) fn target(path: &[u8], whole: bool, context: &Context) -> Option<Target> {
-    if let Some(device) = strip(path, b"/dev").and_then(|rest| rest.strip_prefix(b"/")) {
+pub(crate) fn write_target(path: &[u8], whole: bool, context: &CommandContext) -> Option<WriteTarget> {
+    if let Some(device) = strip_base(path, b"/dev").and_then(|rest| rest.strip_prefix(b"/")) {
         let name = device.split(|b| *b == b'/').next().unwrap_or_default();
-        return DISKS.iter().any(|d| name_matches(d.as_bytes(), name)).then_some(Target::Disk);
+        return DISK_DEVICES.iter().any(|d| name_matches(d.as_bytes(), name)).then_some(WriteTarget::Disk);
     }
     let kernel = [
         "/proc/sys",
@@ -556,7 +556,7 @@ pub(crate) fn target(path: &[u8], whole: bool, context: &Context) -> Option<Targ
         "/selinux",
     ];
     if is_listed(&kernel, path, context) || path.ends_with(b"/release_agent") {
-        return Some(Target::KernelSetting);
+        return Some(WriteTarget::KernelSetting);
     }
     let in_repository = |p: &&str| {
         path.windows(p.len() + 1).enumerate().any(|(i, w)| {
@@ -565,34 +565,34 @@ pub(crate) fn target(path: &[u8], whole: bool, context: &Context) -> Option<Targ
                 && path.get(i + w.len()).is_none_or(|b| *b == b'/')
         })
     };
-    if PERSISTENT_REPOSITORY.iter().any(in_repository) || is_listed(PERSISTENT_SYSTEM, path, context) {
-        return Some(Target::Persistence);
+    if PERSISTENT_REPOSITORY_PATHS.iter().any(in_repository) || is_listed(PERSISTENT_SYSTEM_PATHS, path, context) {
+        return Some(WriteTarget::Persistence);
     }
-    let inside = strip(path, context.workspace.as_bytes()).is_some();
-    let any_home = strip(path, context.home.as_bytes()).or_else(|| {
+    let inside = strip_base(path, context.workspace.as_bytes()).is_some();
+    let any_home = strip_base(path, context.home.as_bytes()).or_else(|| {
         let rest = path.strip_prefix(b"/home/").or_else(|| path.strip_prefix(b"/Users/"))?;
         rest.iter().position(|b| *b == b'/').map(|at| &rest[at..])
     });
     if let Some(rest) = any_home.filter(|_| !inside) {
         let history = name_matches(b"*_history", rest.rsplit(|b| *b == b'/').next().unwrap_or_default());
         if whole && (history || is_log(path)) {
-            return Some(Target::Log);
+            return Some(WriteTarget::Log);
         }
-        if PERSISTENT_HOME.iter().any(|p| covers(p, rest)) {
-            return Some(Target::Persistence);
+        if PERSISTENT_HOME_PATHS.iter().any(|p| covers_path(p, rest)) {
+            return Some(WriteTarget::Persistence);
         }
     }
     if !inside && whole && is_log(path) {
-        return Some(Target::Log);
+        return Some(WriteTarget::Log);
     }
-    (whole && place(path, context) == Place::System).then_some(Target::System)
+    (whole && locate_path(path, context) == PathLocation::System).then_some(WriteTarget::System)
 }
 
 /// Returns whether the path is a system log, a shell history or Stockade's own audit log.
 pub(crate) fn is_log(path: &[u8]) -> bool {
     let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
-    covers("/var/log", path)
-        || covers("/run/log", path)
+    covers_path("/var/log", path)
+        || covers_path("/run/log", path)
         || name_matches(b"*_history", name)
         || name_matches(b"audit*.jsonl", name)
         || name_matches(b"audit*.log", name)

@@ -4,22 +4,22 @@
 
 use tree_sitter::Node;
 
-use crate::lower_word::word;
-use crate::parse::{Lowering, children, is_statement, is_word};
-use crate::script::{Atom, Direction, Redirect, Simple, Statement, Word};
+use crate::lower_word::lower_word;
+use crate::parse::{ScriptLowering, child_nodes, is_statement, is_word};
+use crate::script::{WordAtom, RedirectDirection, Redirect, SimpleCommand, ScriptStatement, ScriptWord};
 
-impl Lowering<'_> {
+impl ScriptLowering<'_> {
     /// Converts a statement with redirections after it. Words that the grammar attaches to a
     /// redirection after its target are arguments of the command.
-    pub(crate) fn redirected(self, node: Node) -> Statement {
-        let mut inner: Option<Statement> = None;
+    pub(crate) fn lower_redirected(self, node: Node) -> ScriptStatement {
+        let mut inner: Option<ScriptStatement> = None;
         let mut redirects = Vec::new();
         let mut late = Vec::new();
         let mut after = Vec::new();
         let mut odd = false;
         let mut has_document = false;
         let mut end = node.start_byte();
-        for child in children(node) {
+        for child in child_nodes(node) {
             match self.lost_dash(end, child) {
                 Some(dash) => late.push(dash),
                 None => {
@@ -33,7 +33,7 @@ impl Lowering<'_> {
             match child.kind() {
                 "file_redirect" => {
                     match &mut inner {
-                        Some(Statement::Simple(simple)) if late.is_empty() => {
+                        Some(ScriptStatement::Simple(simple)) if late.is_empty() => {
                             drop_descriptor(&mut simple.words, child.start_byte());
                         }
                         _ => drop_descriptor(&mut late, child.start_byte()),
@@ -42,77 +42,77 @@ impl Lowering<'_> {
                 }
                 "herestring_redirect" => odd |= !self.here_string(child, &mut redirects),
                 "heredoc_redirect" => odd |= !self.here_document(child, &mut redirects, &mut late, &mut after),
-                kind if is_statement(kind) && inner.is_none() => inner = Some(self.deeper().statement(child)),
+                kind if is_statement(kind) && inner.is_none() => inner = Some(self.descend_level().lower_statement(child)),
                 _ => odd = true,
             }
         }
         let span = (node.start_byte(), node.end_byte());
         let mut first = match inner {
-            Some(Statement::Simple(mut simple)) => {
+            Some(ScriptStatement::Simple(mut simple)) => {
                 simple.words.extend(late);
                 simple.redirects.extend(redirects);
-                Statement::Simple(simple)
+                ScriptStatement::Simple(simple)
             }
-            None => Statement::Simple(Simple { words: late, redirects, span, ..Simple::default() }),
+            None => ScriptStatement::Simple(SimpleCommand { words: late, redirects, span, ..SimpleCommand::default() }),
             Some(other) => {
                 odd |= !late.is_empty();
-                Statement::Redirected(Box::new(other), redirects)
+                ScriptStatement::Redirected(Box::new(other), redirects)
             }
         };
         // The rest of the line after a here-document's start is attached to it.
         for (joined_by, rest) in after {
             first = match (joined_by, rest) {
-                ("|" | "|&", Statement::Pipeline(mut rest)) => {
+                ("|" | "|&", ScriptStatement::Pipeline(mut rest)) => {
                     rest.insert(0, first);
-                    Statement::Pipeline(rest)
+                    ScriptStatement::Pipeline(rest)
                 }
-                ("|" | "|&", rest) => Statement::Pipeline(vec![first, rest]),
-                (_, rest) => Statement::Sequence(vec![first, rest]),
+                ("|" | "|&", rest) => ScriptStatement::Pipeline(vec![first, rest]),
+                (_, rest) => ScriptStatement::Sequence(vec![first, rest]),
             };
         }
         if odd {
-            return Statement::Unknown(vec![first], span);
+            return ScriptStatement::Unknown(vec![first], span);
         }
         first
     }
 
     /// Returns the word `-` before a here-document, which the grammar skips.
-    fn lost_dash(self, end: usize, next: Node) -> Option<Word> {
+    fn lost_dash(self, end: usize, next: Node) -> Option<ScriptWord> {
         let gap = self.source.get(end..next.start_byte())?;
         let at = gap.iter().position(|byte| *byte == b'-')?;
         let blank = |bytes: &[u8]| bytes.iter().all(|byte| matches!(byte, b' ' | b'\t'));
         let alone = at > 0 && blank(&gap[..at]) && blank(&gap[at + 1..]);
-        let dash = Atom::Byte { byte: b'-', quoted: false };
+        let dash = WordAtom::Byte { byte: b'-', quoted: false };
         let span = (end + at, end + at + 1);
-        (alone && next.kind() == "heredoc_redirect").then(|| Word { atoms: vec![dash], span, ..Word::default() })
+        (alone && next.kind() == "heredoc_redirect").then(|| ScriptWord { atoms: vec![dash], span, ..ScriptWord::default() })
     }
 
     /// Converts one redirection to a file; returns false if it has an unknown form.
-    pub(crate) fn file_redirect(self, node: Node, redirects: &mut Vec<Redirect>, late: &mut Vec<Word>) -> bool {
+    pub(crate) fn file_redirect(self, node: Node, redirects: &mut Vec<Redirect>, late: &mut Vec<ScriptWord>) -> bool {
         let mut direction = None;
-        let mut target: Option<Word> = None;
+        let mut target: Option<ScriptWord> = None;
         let mut known = !node.has_error();
         let mut end = node.start_byte();
-        for child in children(node) {
+        for child in child_nodes(node) {
             known &= self.only_inline_blanks(end, child.start_byte());
             known &= target.is_none() || !self.is_joined(end, child.start_byte());
             end = child.end_byte();
             match child.kind() {
-                "file_descriptor" => known &= self.text(child).iter().all(u8::is_ascii_digit),
-                "<" => direction = Some(Direction::Read),
-                ">" | ">|" | "&>" => direction = Some(Direction::Truncate),
-                ">>" | "&>>" => direction = Some(Direction::Append),
-                "<&" | ">&" | "<&-" | ">&-" => direction = Some(Direction::Duplicate),
-                "<>" => direction = Some(Direction::ReadWrite),
+                "file_descriptor" => known &= self.node_text(child).iter().all(u8::is_ascii_digit),
+                "<" => direction = Some(RedirectDirection::Read),
+                ">" | ">|" | "&>" => direction = Some(RedirectDirection::Truncate),
+                ">>" | "&>>" => direction = Some(RedirectDirection::Append),
+                "<&" | ">&" | "<&-" | ">&-" => direction = Some(RedirectDirection::Duplicate),
+                "<>" => direction = Some(RedirectDirection::ReadWrite),
                 // `5<>file`: the grammar has no such operator and flags the `>`.
-                "ERROR" if self.text(child) == b">" && direction == Some(Direction::Read) => {
-                    direction = Some(Direction::ReadWrite);
+                "ERROR" if self.node_text(child) == b">" && direction == Some(RedirectDirection::Read) => {
+                    direction = Some(RedirectDirection::ReadWrite);
                 }
                 kind if is_word(kind) => {
                     if target.is_none() {
-                        target = Some(word(self, child));
+                        target = Some(lower_word(self, child));
                     } else {
-                        late.push(word(self, child));
+                        late.push(lower_word(self, child));
                     }
                 }
                 _ => known = false,
@@ -120,8 +120,8 @@ impl Lowering<'_> {
         }
         let Some(mut direction) = direction else { return false };
         let target = target.unwrap_or_default();
-        if direction == Direction::Duplicate && !is_descriptor(&target) {
-            direction = Direction::Truncate;
+        if direction == RedirectDirection::Duplicate && !is_descriptor(&target) {
+            direction = RedirectDirection::Truncate;
         }
         redirects.push(Redirect { direction, target });
         known
@@ -130,19 +130,19 @@ impl Lowering<'_> {
     pub(crate) fn here_string(self, node: Node, redirects: &mut Vec<Redirect>) -> bool {
         let mut target = None;
         let mut end = node.start_byte();
-        for child in children(node) {
+        for child in child_nodes(node) {
             if !self.only_inline_blanks(end, child.start_byte()) {
                 return false;
             }
             end = child.end_byte();
             match child.kind() {
                 "<<<" | "file_descriptor" => {}
-                kind if is_word(kind) && target.is_none() => target = Some(word(self, child)),
+                kind if is_word(kind) && target.is_none() => target = Some(lower_word(self, child)),
                 _ => return false,
             }
         }
         let Some(target) = target else { return false };
-        redirects.push(Redirect { direction: Direction::HereString, target });
+        redirects.push(Redirect { direction: RedirectDirection::HereString, target });
         true
     }
 
@@ -151,8 +151,8 @@ impl Lowering<'_> {
         self,
         node: Node,
         redirects: &mut Vec<Redirect>,
-        late: &mut Vec<Word>,
-        after: &mut Vec<(&'static str, Statement)>,
+        late: &mut Vec<ScriptWord>,
+        after: &mut Vec<(&'static str, ScriptStatement)>,
     ) -> bool {
         let mut start: &[u8] = b"";
         let mut strip_tabs = false;
@@ -161,17 +161,17 @@ impl Lowering<'_> {
         let mut known = !node.has_error();
         let mut line_ends = false;
         let mut end = node.start_byte();
-        for child in children(node) {
+        for child in child_nodes(node) {
             // The body begins on the next line: nothing of this command follows it.
             let in_body = matches!(child.kind(), "heredoc_body" | "heredoc_end");
             known &= in_body || (!line_ends && self.only_inline_blanks(end, child.start_byte()));
             end = child.end_byte();
-            line_ends |= child.kind() == "heredoc_body" || self.text(child).contains(&b'\n');
+            line_ends |= child.kind() == "heredoc_body" || self.node_text(child).contains(&b'\n');
             match child.kind() {
                 "<<" => {}
                 "<<-" => strip_tabs = true,
                 "heredoc_start" => {
-                    start = self.text(child);
+                    start = self.node_text(child);
                     // In the tree, the delimiter ends with its first quoted part.
                     known &= self.source.get(child.end_byte()).is_none_or(|b| b" \t\n;&|<>)".contains(b));
                 }
@@ -181,11 +181,11 @@ impl Lowering<'_> {
                 "|" => joined_by = "|",
                 "file_redirect" => known &= self.file_redirect(child, redirects, late),
                 "herestring_redirect" => known &= self.here_string(child, redirects),
-                "pipeline" if children(child).first().is_some_and(|c| c.kind().starts_with('|')) => {
-                    after.push(("|", self.deeper().statement(child)));
+                "pipeline" if child_nodes(child).first().is_some_and(|c| c.kind().starts_with('|')) => {
+                    after.push(("|", self.descend_level().lower_statement(child)));
                 }
-                kind if is_statement(kind) => after.push((joined_by, self.deeper().statement(child))),
-                kind if is_word(kind) => late.push(word(self, child)),
+                kind if is_statement(kind) => after.push((joined_by, self.descend_level().lower_statement(child))),
+                kind if is_word(kind) => late.push(lower_word(self, child)),
                 _ => known = false,
             }
         }
@@ -195,25 +195,25 @@ impl Lowering<'_> {
             return false;
         }
         let (target, ends_there) = crate::lower_word::here_document(self, body, &delimiter, quoted, strip_tabs);
-        redirects.push(Redirect { direction: Direction::HereDocument, target });
+        redirects.push(Redirect { direction: RedirectDirection::HereDocument, target });
         known && ends_there
     }
 }
 
 /// Returns whether `>&` takes the target as a descriptor: `1`, `2-`, `-`, or no target.
-fn is_descriptor(target: &Word) -> bool {
+fn is_descriptor(target: &ScriptWord) -> bool {
     target.atoms.iter().all(|atom| match atom {
-        Atom::Byte { byte, .. } => byte.is_ascii_digit() || *byte == b'-',
-        Atom::Dynamic(_) => false,
+        WordAtom::Byte { byte, .. } => byte.is_ascii_digit() || *byte == b'-',
+        WordAtom::Dynamic(_) => false,
     })
 }
 
 /// Removes digits that touch a redirection, because they are its descriptor and not a word.
-pub(crate) fn drop_descriptor(words: &mut Vec<Word>, redirect: usize) {
+pub(crate) fn drop_descriptor(words: &mut Vec<ScriptWord>, redirect: usize) {
     let touches = words.last().is_some_and(|w| {
         !w.quoted
             && w.span.1 == redirect
-            && w.atoms.iter().all(|a| matches!(a, Atom::Byte { byte: b'0'..=b'9', quoted: false }))
+            && w.atoms.iter().all(|a| matches!(a, WordAtom::Byte { byte: b'0'..=b'9', quoted: false }))
     });
     if touches {
         words.pop();

@@ -1,20 +1,20 @@
 //! Structure of a script after parsing: statements, words and redirections, with every byte of a
 //! word accounted for. Other modules decide about safety.
 
-use stockade_model::Span;
+use stockade_model::TextSpan;
 
 /// Byte of a word, or a value that only the shell could compute.
 #[derive(Clone, Debug)]
-pub(crate) enum Atom {
+pub(crate) enum WordAtom {
     /// A byte; `quoted` bytes are never a glob, a brace or a tilde.
     Byte { byte: u8, quoted: bool },
     /// A value that is not in the text.
-    Dynamic(Dynamic),
+    Dynamic(DynamicValue),
 }
 
 /// Source of a value that is not in the text.
 #[derive(Clone, Debug)]
-pub(crate) enum Dynamic {
+pub(crate) enum DynamicValue {
     /// `$name` or `${name}`, without operators.
     Variable { name: Vec<u8>, quoted: bool },
     /// `$(...)`, backquotes, `>(...)`: index into [`Word::nested`].
@@ -27,10 +27,10 @@ pub(crate) enum Dynamic {
 
 /// Word as written, before expansion.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Word {
-    pub atoms: Vec<Atom>,
+pub(crate) struct ScriptWord {
+    pub atoms: Vec<WordAtom>,
     /// Scripts inside substitutions, in order.
-    pub nested: Vec<Nested>,
+    pub nested: Vec<NestedScript>,
     pub span: (usize, usize),
     /// True if a part of it is quoted, perhaps an empty part without an atom.
     pub quoted: bool,
@@ -40,8 +40,8 @@ pub(crate) struct Word {
 
 /// A script inside a word.
 #[derive(Clone, Debug)]
-pub(crate) struct Nested {
-    pub body: Vec<Statement>,
+pub(crate) struct NestedScript {
+    pub body: Vec<ScriptStatement>,
     pub kind: NestedKind,
 }
 
@@ -62,14 +62,14 @@ pub(crate) enum NestedKind {
 #[derive(Clone, Debug)]
 pub(crate) struct Assignment {
     pub name: Vec<u8>,
-    pub value: Word,
+    pub value: ScriptWord,
     /// False for arrays, subscripts and `+=`.
     pub plain: bool,
 }
 
 /// Direction of a redirection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
+pub(crate) enum RedirectDirection {
     Read,
     Truncate,
     Append,
@@ -85,55 +85,55 @@ pub(crate) enum Direction {
 /// Redirection of a command.
 #[derive(Clone, Debug)]
 pub(crate) struct Redirect {
-    pub direction: Direction,
+    pub direction: RedirectDirection,
     /// The file, or the text for here-strings and here-documents.
-    pub target: Word,
+    pub target: ScriptWord,
 }
 
 /// A command with its words.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Simple {
+pub(crate) struct SimpleCommand {
     pub assignments: Vec<Assignment>,
-    pub words: Vec<Word>,
+    pub words: Vec<ScriptWord>,
     pub redirects: Vec<Redirect>,
     pub span: (usize, usize),
 }
 
 /// Statement of a script.
 #[derive(Clone, Debug)]
-pub(crate) enum Statement {
-    Simple(Simple),
-    Pipeline(Vec<Statement>),
+pub(crate) enum ScriptStatement {
+    Simple(SimpleCommand),
+    Pipeline(Vec<ScriptStatement>),
     /// `&&`, `||` and groups: in order, in the same shell.
-    Sequence(Vec<Statement>),
+    Sequence(Vec<ScriptStatement>),
     /// In a child shell.
-    Subshell(Vec<Statement>),
-    Background(Box<Statement>, (usize, usize)),
-    Redirected(Box<Statement>, Vec<Redirect>),
+    Subshell(Vec<ScriptStatement>),
+    Background(Box<ScriptStatement>, (usize, usize)),
+    Redirected(Box<ScriptStatement>, Vec<Redirect>),
     For {
         variable: Vec<u8>,
-        words: Vec<Word>,
-        body: Vec<Statement>,
+        words: Vec<ScriptWord>,
+        body: Vec<ScriptStatement>,
     },
     Loop {
-        condition: Vec<Statement>,
-        body: Vec<Statement>,
+        condition: Vec<ScriptStatement>,
+        body: Vec<ScriptStatement>,
     },
     /// Any of these may run: `if`, `case`. The words are classified and not run.
     Branches {
-        words: Vec<Word>,
-        branches: Vec<Vec<Statement>>,
+        words: Vec<ScriptWord>,
+        branches: Vec<Vec<ScriptStatement>>,
     },
     Function {
         name: Vec<u8>,
-        body: Vec<Statement>,
+        body: Vec<ScriptStatement>,
         span: (usize, usize),
     },
     /// Not understood; the statements found inside are kept.
-    Unknown(Vec<Statement>, (usize, usize)),
+    Unknown(Vec<ScriptStatement>, (usize, usize)),
 }
 
 /// Returns a span of the model for a pair of offsets.
-pub(crate) fn span(at: (usize, usize)) -> Span {
-    Span { start: at.0, end: at.1 }
+pub(crate) fn to_span(at: (usize, usize)) -> TextSpan {
+    TextSpan { start: at.0, end: at.1 }
 }

@@ -1,15 +1,15 @@
 //! Findings that need no parsing: bytes that a person cannot see as they are, and sizes that a
 //! person cannot review.
 
-use stockade_model::{Finding, Impact, Span, Tier};
+use stockade_model::{Finding, Impact, TextSpan, Tier};
 
 /// Longest text that a person reviews, in bytes.
-const MAX_REVIEWED: usize = 4096;
+const MAX_REVIEWED_BYTES: usize = 4096;
 /// Longest sequence of spaces or empty lines that a person expects.
 const MAX_BLANKS: usize = 40;
 
 /// Returns the findings about the bytes alone.
-pub(crate) fn findings(text: &[u8], shell: bool) -> Vec<Finding> {
+pub(crate) fn text_findings(text: &[u8], shell: bool) -> Vec<Finding> {
     let mut out = Vec::new();
     let mut find = |code: &str, message: &str, start: usize, end: usize| {
         out.push(Finding {
@@ -17,10 +17,10 @@ pub(crate) fn findings(text: &[u8], shell: bool) -> Vec<Finding> {
             tier: Tier::Ask,
             impact: Impact::default(),
             message: message.into(),
-            span: Some(Span { start, end }),
+            span: Some(TextSpan { start, end }),
         });
     };
-    if text.len() > MAX_REVIEWED {
+    if text.len() > MAX_REVIEWED_BYTES {
         find("too-long", "Longer than a person would review.", 0, text.len());
     }
     if let Err(error) = std::str::from_utf8(text) {
@@ -29,7 +29,7 @@ pub(crate) fn findings(text: &[u8], shell: bool) -> Vec<Finding> {
     if let Some(at) = text.iter().position(|b| b.is_ascii_control() && !matches!(b, b'\n' | b'\t')) {
         find("control-character", "Holds a control character.", at, at + 1);
     }
-    if let Some((at, c)) = deceptive(text) {
+    if let Some((at, c)) = find_deceptive(text) {
         find(
             "deceptive-character",
             "Holds a character that is invisible or passes for another.",
@@ -38,7 +38,7 @@ pub(crate) fn findings(text: &[u8], shell: bool) -> Vec<Finding> {
         );
     }
     if shell {
-        if let Some((start, end)) = blanks(text) {
+        if let Some((start, end)) = find_blanks(text) {
             find("padding", "A long run of blanks could push something out of sight.", start, end);
         }
         if ends_in_continuation(text) {
@@ -48,7 +48,7 @@ pub(crate) fn findings(text: &[u8], shell: bool) -> Vec<Finding> {
     out
 }
 
-fn deceptive(text: &[u8]) -> Option<(usize, char)> {
+fn find_deceptive(text: &[u8]) -> Option<(usize, char)> {
     let mut at = 0;
     for chunk in text.utf8_chunks() {
         if let Some((i, c)) = chunk.valid().char_indices().find(|(_, c)| is_deceptive(*c)) {
@@ -71,7 +71,7 @@ fn is_deceptive(c: char) -> bool {
         | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
-fn blanks(text: &[u8]) -> Option<(usize, usize)> {
+fn find_blanks(text: &[u8]) -> Option<(usize, usize)> {
     let mut start = None;
     for (at, byte) in text.iter().enumerate() {
         match (byte.is_ascii_whitespace(), start) {

@@ -1,7 +1,7 @@
 //! Meaning of variable names, and the look-up of one command name. It must not depend on any
 //! program.
 
-use crate::words::Argument;
+use crate::words::ExpandedArgument;
 
 /// Returns whether a variable's value has no meaning for the shell or for programs.
 pub(crate) fn is_ordinary(name: &[u8]) -> bool {
@@ -10,7 +10,7 @@ pub(crate) fn is_ordinary(name: &[u8]) -> bool {
 
 /// Returns whether a variable contains nothing secret.
 pub(crate) fn is_public(name: &[u8]) -> bool {
-    const PUBLIC: &[&[u8]] = &[
+    const PUBLIC_VARIABLES: &[&[u8]] = &[
         b"HOME",
         b"PWD",
         b"OLDPWD",
@@ -44,10 +44,10 @@ pub(crate) fn is_public(name: &[u8]) -> bool {
         b"EDITOR",
         b"PAGER",
     ];
-    PUBLIC.contains(&name)
+    PUBLIC_VARIABLES.contains(&name)
 }
 
 /// Returns whether the command is `command -v name`
-pub(crate) fn is_lookup(arguments: &[Argument]) -> bool {
-    arguments.get(1).is_some_and(|a| matches!(a.shown().as_slice(), b"-v" | b"-V"))
+pub(crate) fn is_lookup(arguments: &[ExpandedArgument]) -> bool {
+    arguments.get(1).is_some_and(|a| matches!(a.display_bytes().as_slice(), b"-v" | b"-V"))
 }

@@ -2,13 +2,13 @@
 //! An argument records whether its value is in the text; nothing is guessed. It must not depend on
 //! any program.
 
-use crate::budget::Budget;
-use crate::script::{Atom, Dynamic, Word};
+use crate::budget::WorkBudget;
+use crate::script::{WordAtom, DynamicValue, ScriptWord};
 
 /// Most arguments that one word may become.
-const MAX_EXPANSION: usize = 512;
+const MAX_EXPANSION_ARGUMENTS: usize = 512;
 /// Most bytes of all of them together.
-const MAX_EXPANDED: usize = 16 * 1024;
+const MAX_EXPANDED_BYTES: usize = 16 * 1024;
 /// Bytes of words that are copied or searched for one unit of the budget.
 const BYTES_PER_UNIT: usize = 8;
 /// Represents an unknown part of a value that is only displayed or searched.
@@ -16,7 +16,7 @@ pub(crate) const UNKNOWN_BYTE: u8 = 0;
 
 /// Known properties of data.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Flow {
+pub(crate) struct DataFlow {
     /// True if it comes from the network.
     pub fetched: bool,
     /// True if it was decoded, decrypted or rewritten, so that a person cannot read it.
@@ -29,9 +29,9 @@ pub(crate) struct Flow {
     pub literal: Option<Vec<u8>>,
 }
 
-impl Flow {
+impl DataFlow {
     /// Adds the taints of `other`; the literal is lost.
-    pub(crate) fn join(&mut self, other: &Flow) {
+    pub(crate) fn merge_taints(&mut self, other: &DataFlow) {
         self.fetched |= other.fetched;
         self.decoded |= other.decoded;
         self.secret |= other.secret;
@@ -41,40 +41,40 @@ impl Flow {
 
 /// Argument after expansion.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Argument {
-    pub atoms: Vec<Atom>,
+pub(crate) struct ExpandedArgument {
+    pub atoms: Vec<WordAtom>,
     pub span: (usize, usize),
     /// Flow of its dynamic parts.
-    pub flow: Flow,
+    pub flow: DataFlow,
 }
 
-impl Argument {
+impl ExpandedArgument {
     /// Creates an argument of known bytes.
-    pub(crate) fn known(text: &[u8], span: (usize, usize)) -> Self {
-        let atoms = text.iter().map(|&byte| Atom::Byte { byte, quoted: true }).collect();
-        Self { atoms, span, flow: Flow::default() }
+    pub(crate) fn from_bytes(text: &[u8], span: (usize, usize)) -> Self {
+        let atoms = text.iter().map(|&byte| WordAtom::Byte { byte, quoted: true }).collect();
+        Self { atoms, span, flow: DataFlow::default() }
     }
 
     /// Creates an argument of bytes as in a script without quotes.
-    pub(crate) fn plain(text: &[u8], span: (usize, usize)) -> Self {
+    pub(crate) fn from_plain_text(text: &[u8], span: (usize, usize)) -> Self {
         let atoms = text
             .iter()
             .map(|&byte| match byte {
-                b'$' => Atom::Dynamic(Dynamic::Opaque),
-                _ => Atom::Byte { byte, quoted: false },
+                b'$' => WordAtom::Dynamic(DynamicValue::Opaque),
+                _ => WordAtom::Byte { byte, quoted: false },
             })
             .collect();
-        Self { atoms, span, flow: Flow::default() }
+        Self { atoms, span, flow: DataFlow::default() }
     }
 
     /// Returns whether a part of it is not in the text.
     pub(crate) fn is_dynamic(&self) -> bool {
-        self.atoms.iter().any(|a| matches!(a, Atom::Dynamic(_)))
+        self.atoms.iter().any(|a| matches!(a, WordAtom::Dynamic(_)))
     }
 
     /// Returns whether it is the name of a file with a command's output, `<(...)`.
     pub(crate) fn is_output(&self) -> bool {
-        matches!(self.atoms.as_slice(), [Atom::Dynamic(Dynamic::Output { .. })])
+        matches!(self.atoms.as_slice(), [WordAtom::Dynamic(DynamicValue::Output { .. })])
     }
 
     /// Returns whether the shell would match it against file names.
@@ -84,38 +84,38 @@ impl Argument {
 
     /// Returns whether its beginning is not in the text.
     pub(crate) fn starts_unknown(&self) -> bool {
-        self.atoms.first().is_some_and(|a| matches!(a, Atom::Dynamic(_)) || is_glob_atom(a))
+        self.atoms.first().is_some_and(|a| matches!(a, WordAtom::Dynamic(_)) || is_glob_atom(a))
     }
 
     /// Returns the value, if it is in the text and not a pattern.
-    pub(crate) fn literal(&self) -> Option<Vec<u8>> {
-        if self.is_glob() { None } else { self.pattern() }
+    pub(crate) fn literal_value(&self) -> Option<Vec<u8>> {
+        if self.is_glob() { None } else { self.pattern_value() }
     }
 
     /// Returns the value, if it is in the text; globs are unchanged.
-    pub(crate) fn pattern(&self) -> Option<Vec<u8>> {
+    pub(crate) fn pattern_value(&self) -> Option<Vec<u8>> {
         self.atoms
             .iter()
             .map(|a| match a {
-                Atom::Byte { byte, .. } => Some(*byte),
-                Atom::Dynamic(_) => None,
+                WordAtom::Byte { byte, .. } => Some(*byte),
+                WordAtom::Dynamic(_) => None,
             })
             .collect()
     }
 
     /// Returns the bytes with [`UNKNOWN_BYTE`] for each part that is not in the text.
-    pub(crate) fn shown(&self) -> Vec<u8> {
+    pub(crate) fn display_bytes(&self) -> Vec<u8> {
         self.atoms
             .iter()
             .map(|a| match a {
-                Atom::Byte { byte, .. } => *byte,
-                Atom::Dynamic(_) => UNKNOWN_BYTE,
+                WordAtom::Byte { byte, .. } => *byte,
+                WordAtom::Dynamic(_) => UNKNOWN_BYTE,
             })
             .collect()
     }
 
     /// Returns the rest after the first `count` atoms.
-    pub(crate) fn tail(&self, count: usize) -> Self {
+    pub(crate) fn skip_atoms(&self, count: usize) -> Self {
         let atoms = self.atoms.get(count..).unwrap_or_default().to_vec();
         Self { atoms, span: self.span, flow: self.flow.clone() }
     }
@@ -124,9 +124,9 @@ impl Argument {
     /// defined by `is_public`, and quoted output of commands.
     pub(crate) fn is_one_text(&self, is_public: impl Fn(&[u8]) -> bool) -> bool {
         self.atoms.iter().all(|a| match a {
-            Atom::Byte { .. } | Atom::Dynamic(Dynamic::Nested { quoted: true, .. }) => true,
-            Atom::Dynamic(Dynamic::Variable { name, .. }) => is_public(name),
-            Atom::Dynamic(_) => false,
+            WordAtom::Byte { .. } | WordAtom::Dynamic(DynamicValue::Nested { quoted: true, .. }) => true,
+            WordAtom::Dynamic(DynamicValue::Variable { name, .. }) => is_public(name),
+            WordAtom::Dynamic(_) => false,
         })
     }
 
@@ -135,48 +135,48 @@ impl Argument {
         self.atoms
             .iter()
             .filter_map(|a| match a {
-                Atom::Byte { .. } => None,
-                Atom::Dynamic(Dynamic::Variable { name, .. }) => Some(Some(name.as_slice())),
-                Atom::Dynamic(_) => Some(None),
+                WordAtom::Byte { .. } => None,
+                WordAtom::Dynamic(DynamicValue::Variable { name, .. }) => Some(Some(name.as_slice())),
+                WordAtom::Dynamic(_) => Some(None),
             })
             .collect()
     }
 }
 
-fn is_glob_atom(atom: &Atom) -> bool {
-    matches!(atom, Atom::Byte { byte: b'*' | b'?' | b'[', quoted: false })
+fn is_glob_atom(atom: &WordAtom) -> bool {
+    matches!(atom, WordAtom::Byte { byte: b'*' | b'?' | b'[', quoted: false })
 }
 
 /// Value of a variable, as far as it is known.
 #[derive(Clone, Debug)]
-pub(crate) enum Value {
+pub(crate) enum VariableValue {
     Known(Vec<u8>),
-    Unknown(Flow),
+    Unknown(DataFlow),
 }
 
 /// Source of the values of names.
-pub(crate) trait Values {
+pub(crate) trait VariableSource {
     /// Returns the value of a variable; `None` if nothing is known of it.
-    fn variable(&self, name: &[u8]) -> Option<Value>;
+    fn variable_value(&self, name: &[u8]) -> Option<VariableValue>;
     /// Returns the home directory, unless the script changes it.
-    fn home(&self) -> Option<Vec<u8>>;
+    fn home_directory(&self) -> Option<Vec<u8>>;
 }
 
 /// Returns the arguments of a word; `None` if there would be too many, or the budget is spent.
 /// `flows` are those of the nested scripts, in order.
-pub(crate) fn expand(word: &Word, flows: &[Flow], values: &dyn Values, budget: &Budget) -> Option<Vec<Argument>> {
+pub(crate) fn expand_word(word: &ScriptWord, flows: &[DataFlow], values: &dyn VariableSource, budget: &WorkBudget) -> Option<Vec<ExpandedArgument>> {
     let mut alternatives = vec![word.atoms.clone()];
-    if word.atoms.iter().any(|a| matches!(a, Atom::Byte { byte: b'{', quoted: false })) {
+    if word.atoms.iter().any(|a| matches!(a, WordAtom::Byte { byte: b'{', quoted: false })) {
         alternatives = Vec::new();
-        let mut braces = Braces { quoted: word.quoted, out: &mut alternatives, budget };
-        braces.expand(&word.atoms, 0)?;
+        let mut braces = BraceExpansion { quoted: word.quoted, out: &mut alternatives, budget };
+        braces.expand_atoms(&word.atoms, 0)?;
     }
     let mut out = Vec::with_capacity(alternatives.len());
     for atoms in alternatives {
-        let mut argument = Argument { atoms: Vec::new(), span: word.span, flow: Flow::default() };
-        let atoms = if word.starts_quoted { atoms } else { tilde(atoms, values) };
-        substitute(atoms, flows, values, &mut argument);
-        let enough = budget.spend((argument.atoms.len() / BYTES_PER_UNIT + flows.len()) as u64);
+        let mut argument = ExpandedArgument { atoms: Vec::new(), span: word.span, flow: DataFlow::default() };
+        let atoms = if word.starts_quoted { atoms } else { expand_home_tilde(atoms, values) };
+        substitute_values(atoms, flows, values, &mut argument);
+        let enough = budget.spend_units((argument.atoms.len() / BYTES_PER_UNIT + flows.len()) as u64);
         if !enough {
             return None;
         }
@@ -186,27 +186,27 @@ pub(crate) fn expand(word: &Word, flows: &[Flow], values: &dyn Values, budget: &
 }
 
 /// Substitutes the known values.
-fn substitute(atoms: Vec<Atom>, flows: &[Flow], values: &dyn Values, out: &mut Argument) {
+fn substitute_values(atoms: Vec<WordAtom>, flows: &[DataFlow], values: &dyn VariableSource, out: &mut ExpandedArgument) {
     for atom in atoms {
         match &atom {
-            Atom::Byte { .. } => out.atoms.push(atom),
-            Atom::Dynamic(Dynamic::Nested { index, .. } | Dynamic::Output { index }) => {
+            WordAtom::Byte { .. } => out.atoms.push(atom),
+            WordAtom::Dynamic(DynamicValue::Nested { index, .. } | DynamicValue::Output { index }) => {
                 if let Some(flow) = flows.get(*index) {
-                    out.flow.join(flow);
+                    out.flow.merge_taints(flow);
                 }
                 out.atoms.push(atom);
             }
-            Atom::Dynamic(Dynamic::Opaque) => {
-                flows.iter().for_each(|flow| out.flow.join(flow));
+            WordAtom::Dynamic(DynamicValue::Opaque) => {
+                flows.iter().for_each(|flow| out.flow.merge_taints(flow));
                 out.atoms.push(atom);
             }
-            Atom::Dynamic(Dynamic::Variable { name, quoted }) => match values.variable(name) {
+            WordAtom::Dynamic(DynamicValue::Variable { name, quoted }) => match values.variable_value(name) {
                 // Without quotes, a value is split and matched, so only plain ones stay known.
-                Some(Value::Known(value)) if *quoted || value.iter().all(|b| is_plain(*b)) => {
-                    out.atoms.extend(value.iter().map(|&byte| Atom::Byte { byte, quoted: true }));
+                Some(VariableValue::Known(value)) if *quoted || value.iter().all(|b| is_plain(*b)) => {
+                    out.atoms.extend(value.iter().map(|&byte| WordAtom::Byte { byte, quoted: true }));
                 }
-                Some(Value::Unknown(flow)) => {
-                    out.flow.join(&flow);
+                Some(VariableValue::Unknown(flow)) => {
+                    out.flow.merge_taints(&flow);
                     out.atoms.push(atom);
                 }
                 _ => out.atoms.push(atom),
@@ -220,68 +220,68 @@ fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"/._-+=:,@%".contains(&byte)
 }
 
-fn tilde(mut atoms: Vec<Atom>, values: &dyn Values) -> Vec<Atom> {
-    if !matches!(atoms.first(), Some(Atom::Byte { byte: b'~', quoted: false })) {
+fn expand_home_tilde(mut atoms: Vec<WordAtom>, values: &dyn VariableSource) -> Vec<WordAtom> {
+    if !matches!(atoms.first(), Some(WordAtom::Byte { byte: b'~', quoted: false })) {
         return atoms;
     }
-    match (atoms.get(1), values.home()) {
-        (None | Some(Atom::Byte { byte: b'/', .. }), Some(home)) => {
-            let known = home.iter().map(|&byte| Atom::Byte { byte, quoted: true });
+    match (atoms.get(1), values.home_directory()) {
+        (None | Some(WordAtom::Byte { byte: b'/', .. }), Some(home)) => {
+            let known = home.iter().map(|&byte| WordAtom::Byte { byte, quoted: true });
             atoms.splice(0..1, known);
         }
         _ if atoms.len() == 5 && atoms_are(&atoms, b"~root") => {
-            atoms = b"/root".iter().map(|&byte| Atom::Byte { byte, quoted: true }).collect();
+            atoms = b"/root".iter().map(|&byte| WordAtom::Byte { byte, quoted: true }).collect();
         }
         (_, Some(home)) if is_tilde_of(&atoms, &home) => {
             let name = home.rsplit(|byte| *byte == b'/').next().map_or(0, <[u8]>::len);
-            atoms.splice(0..=name, home.iter().map(|&byte| Atom::Byte { byte, quoted: true }));
+            atoms.splice(0..=name, home.iter().map(|&byte| WordAtom::Byte { byte, quoted: true }));
         }
-        _ => atoms[0] = Atom::Dynamic(Dynamic::Opaque),
+        _ => atoms[0] = WordAtom::Dynamic(DynamicValue::Opaque),
     }
     atoms
 }
 
 /// Returns whether `~name` has the name of the home directory, which is the name of its owner.
-fn is_tilde_of(atoms: &[Atom], home: &[u8]) -> bool {
+fn is_tilde_of(atoms: &[WordAtom], home: &[u8]) -> bool {
     let name = home.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let Some(rest) = atoms.get(1..).filter(|rest| !name.is_empty() && rest.len() >= name.len()) else { return false };
-    atoms_are(rest, name) && matches!(rest.get(name.len()), None | Some(Atom::Byte { byte: b'/', .. }))
+    atoms_are(rest, name) && matches!(rest.get(name.len()), None | Some(WordAtom::Byte { byte: b'/', .. }))
 }
 
-fn atoms_are(atoms: &[Atom], text: &[u8]) -> bool {
-    atoms.iter().zip(text).all(|(a, t)| matches!(a, Atom::Byte { byte, .. } if byte == t))
+fn atoms_are(atoms: &[WordAtom], text: &[u8]) -> bool {
+    atoms.iter().zip(text).all(|(a, t)| matches!(a, WordAtom::Byte { byte, .. } if byte == t))
 }
 
-fn is_unquoted(atom: &Atom, wanted: u8) -> bool {
-    matches!(atom, Atom::Byte { byte, quoted: false } if *byte == wanted)
+fn is_unquoted(atom: &WordAtom, wanted: u8) -> bool {
+    matches!(atom, WordAtom::Byte { byte, quoted: false } if *byte == wanted)
 }
 
 /// Brace expansion as in bash(1).
-struct Braces<'a> {
+struct BraceExpansion<'a> {
     /// The word contains a quote.
     quoted: bool,
-    out: &'a mut Vec<Vec<Atom>>,
-    budget: &'a Budget,
+    out: &'a mut Vec<Vec<WordAtom>>,
+    budget: &'a WorkBudget,
 }
 
-impl Braces<'_> {
+impl BraceExpansion<'_> {
     /// Expands the atoms; `None` if this is too much work, or unknown.
-    fn expand(&mut self, atoms: &[Atom], depth: usize) -> Option<()> {
+    fn expand_atoms(&mut self, atoms: &[WordAtom], depth: usize) -> Option<()> {
         if depth > 16 {
             return None;
         }
         let cost = (atoms.len() / BYTES_PER_UNIT + 1) as u64;
         let mut open = 0;
         while let Some(at) = atoms[open..].iter().position(|a| is_unquoted(a, b'{')).map(|i| i + open) {
-            if !self.budget.spend(cost) {
+            if !self.budget.spend_units(cost) {
                 return None;
             }
-            let Some((close, commas)) = matching(atoms, at) else {
+            let Some((close, commas)) = matching_brace(atoms, at) else {
                 open = at + 1;
                 continue;
             };
             let alternatives = if commas.is_empty() {
-                match sequence(&atoms[at + 1..close])? {
+                match expand_sequence(&atoms[at + 1..close])? {
                     // With a quote, even an empty one, it is no sequence.
                     Some(_) if self.quoted => return None,
                     Some(values) => values,
@@ -300,11 +300,11 @@ impl Braces<'_> {
                 list
             };
             for alternative in alternatives {
-                let whole: Vec<Atom> =
+                let whole: Vec<WordAtom> =
                     atoms[..at].iter().cloned().chain(alternative).chain(atoms[close + 1..].iter().cloned()).collect();
-                self.expand(&whole, depth + 1)?;
-                let too_many = self.out.len() > MAX_EXPANSION || self.out.len() * atoms.len() > MAX_EXPANDED;
-                if too_many || !self.budget.spend(cost) {
+                self.expand_atoms(&whole, depth + 1)?;
+                let too_many = self.out.len() > MAX_EXPANSION_ARGUMENTS || self.out.len() * atoms.len() > MAX_EXPANDED_BYTES;
+                if too_many || !self.budget.spend_units(cost) {
                     return None;
                 }
             }
@@ -316,7 +316,7 @@ impl Braces<'_> {
 }
 
 /// Returns the closing brace for the one at `open`, and the commas directly inside.
-fn matching(atoms: &[Atom], open: usize) -> Option<(usize, Vec<usize>)> {
+fn matching_brace(atoms: &[WordAtom], open: usize) -> Option<(usize, Vec<usize>)> {
     let mut level = 0;
     let mut commas = Vec::new();
     for (at, atom) in atoms.iter().enumerate().skip(open) {
@@ -337,9 +337,9 @@ fn matching(atoms: &[Atom], open: usize) -> Option<(usize, Vec<usize>)> {
 /// Expands `1..5`, `a..e`, `1..9..2`; the outer `None` if it is too long, the inner if it is no
 /// sequence.
 #[allow(clippy::option_option)]
-fn sequence(atoms: &[Atom]) -> Option<Option<Vec<Vec<Atom>>>> {
+fn expand_sequence(atoms: &[WordAtom]) -> Option<Option<Vec<Vec<WordAtom>>>> {
     let text: Option<Vec<u8>> =
-        atoms.iter().map(|a| if let Atom::Byte { byte, .. } = a { Some(*byte) } else { None }).collect();
+        atoms.iter().map(|a| if let WordAtom::Byte { byte, .. } = a { Some(*byte) } else { None }).collect();
     let Some(text) = text.and_then(|t| String::from_utf8(t).ok()) else { return Some(None) };
     let parts: Vec<&str> = text.split("..").collect();
     if parts.len() != 2 && parts.len() != 3 {
@@ -358,13 +358,13 @@ fn sequence(atoms: &[Atom]) -> Option<Option<Vec<Vec<Atom>>>> {
     let (Some((from, to, letters)), Some(step)) = (ends, step) else { return Some(None) };
     let step = step.unsigned_abs().max(1);
     let count = to.abs_diff(from) / step + 1;
-    if count > MAX_EXPANSION as u64 {
+    if count > MAX_EXPANSION_ARGUMENTS as u64 {
         return None;
     }
     let values = (0..count as i64).map(|i| {
         let value = if to >= from { from + i * step as i64 } else { from - i * step as i64 };
         let text = if letters { vec![value as u8] } else { value.to_string().into_bytes() };
-        text.into_iter().map(|byte| Atom::Byte { byte, quoted: true }).collect()
+        text.into_iter().map(|byte| WordAtom::Byte { byte, quoted: true }).collect()
     });
     Some(Some(values.collect()))
 }

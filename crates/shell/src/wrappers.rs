@@ -3,13 +3,13 @@
 //! env(1) splits words by itself and is parsed here. The wrapper is removed for classification, but
 //! never trusted.
 
-use crate::knowledge::{self, Effect, Kind};
-use crate::options::{self, Problem, is_assignment};
-use crate::words::Argument;
+use crate::knowledge::{self, OptionEffect, ValueKind};
+use crate::options::{self, ArgumentProblem, is_assignment};
+use crate::words::ExpandedArgument;
 
 /// Environment in which the command runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Runs {
+pub(crate) enum RunLocation {
     /// On this machine, unchanged.
     Here,
     /// On this machine, by a shell that gets the words joined.
@@ -19,21 +19,21 @@ pub(crate) enum Runs {
 }
 
 /// A command without its wrapper.
-pub(crate) struct Peeled {
-    pub command: Vec<Argument>,
+pub(crate) struct UnwrappedCommand {
+    pub command: Vec<ExpandedArgument>,
     /// Arguments before the command.
-    pub options: Vec<Argument>,
+    pub options: Vec<ExpandedArgument>,
     /// Initial directory of the command, if the wrapper changes it.
-    pub directory: Option<Argument>,
+    pub directory: Option<ExpandedArgument>,
     /// `NAME=value` arguments (env, sudo).
-    pub assignments: Vec<Argument>,
+    pub assignments: Vec<ExpandedArgument>,
     /// True if running a known reader through it is as harmless as the reader.
     pub transparent: bool,
     pub elevates: bool,
-    pub runs: Runs,
+    pub runs: RunLocation,
 }
 
-impl Peeled {
+impl UnwrappedCommand {
     fn new() -> Self {
         Self {
             command: Vec::new(),
@@ -42,57 +42,57 @@ impl Peeled {
             assignments: Vec::new(),
             transparent: true,
             elevates: false,
-            runs: Runs::Here,
+            runs: RunLocation::Here,
         }
     }
 }
 
 /// Returns the command that a wrapper runs; `None` if this is no wrapper or runs nothing.
-pub(crate) fn peel(name: &[u8], arguments: &[Argument]) -> Option<Peeled> {
+pub(crate) fn peel_wrapper(name: &[u8], arguments: &[ExpandedArgument]) -> Option<UnwrappedCommand> {
     let name = std::str::from_utf8(name).ok()?;
     if name == "env" {
-        return env(arguments);
+        return peel_env(arguments);
     }
-    let mut entry = knowledge::lookup(name)?;
+    let mut entry = knowledge::find_command(name)?;
     let mut from = 1;
     if entry.subcommands {
         // `docker exec`, `npm exec`: the second word selects the entry.
-        from += options::read(entry, arguments.get(1..)?).rest;
-        let program = knowledge::canonical(name)?;
-        let full = format!("{program} {}", String::from_utf8(arguments.get(from.checked_sub(1)?)?.literal()?).ok()?);
-        if let Some(second) = arguments.get(from).and_then(Argument::literal).and_then(|t| String::from_utf8(t).ok())
-            && let Some(nested) = knowledge::lookup(&format!("{full} {second}"))
+        from += options::parse_arguments(entry, arguments.get(1..)?).rest;
+        let program = knowledge::canonical_name(name)?;
+        let full = format!("{program} {}", String::from_utf8(arguments.get(from.checked_sub(1)?)?.literal_value()?).ok()?);
+        if let Some(second) = arguments.get(from).and_then(ExpandedArgument::literal_value).and_then(|t| String::from_utf8(t).ok())
+            && let Some(nested) = knowledge::find_command(&format!("{full} {second}"))
         {
             entry = nested;
             from += 1;
         } else {
-            entry = knowledge::lookup(&full)?;
+            entry = knowledge::find_command(&full)?;
         }
     }
-    if !entry.wraps() {
+    if !entry.is_wrapper() {
         return None;
     }
-    let parsed = options::read(entry, arguments.get(from..)?);
+    let parsed = options::parse_arguments(entry, arguments.get(from..)?);
     let command = arguments.get(from + parsed.rest..)?;
     if command.is_empty() {
         return None;
     }
-    let mut peeled = Peeled::new();
+    let mut peeled = UnwrappedCommand::new();
     for operand in &parsed.operands {
-        match entry.assignments && is_assignment(&operand.shown()) {
+        match entry.assignments && is_assignment(&operand.display_bytes()) {
             true => peeled.assignments.push(operand.clone()),
             // The positional operands must be plain for the wrapper to be transparent.
-            false => peeled.transparent &= operand.literal().is_some(),
+            false => peeled.transparent &= operand.literal_value().is_some(),
         }
     }
-    peeled.directory = parsed.values.iter().find(|v| v.kind == Kind::Directory).map(|v| v.value.clone());
-    peeled.elevates = entry.does.contains(&Effect::Privilege)
-        || parsed.problems.iter().any(|(p, _)| *p == Problem::Does(Effect::Privilege));
+    peeled.directory = parsed.values.iter().find(|v| v.kind == ValueKind::Directory).map(|v| v.value.clone());
+    peeled.elevates = entry.does.contains(&OptionEffect::Privilege)
+        || parsed.problems.iter().any(|(p, _)| *p == ArgumentProblem::Does(OptionEffect::Privilege));
     peeled.transparent &= entry.does.is_empty() && parsed.problems.is_empty();
     peeled.runs = match entry.operands.last().map(|o| o.kind) {
-        Some(Kind::Code) => Runs::Shell,
-        Some(Kind::Inside) => Runs::Elsewhere,
-        _ => Runs::Here,
+        Some(ValueKind::Code) => RunLocation::Shell,
+        Some(ValueKind::Inside) => RunLocation::Elsewhere,
+        _ => RunLocation::Here,
     };
     peeled.options = arguments.get(1..from + parsed.rest).unwrap_or_default().to_vec();
     peeled.command = command.to_vec();
@@ -100,13 +100,13 @@ pub(crate) fn peel(name: &[u8], arguments: &[Argument]) -> Option<Peeled> {
 }
 
 /// Parses env(1): options, assignments, command; `-S` splits a string.
-fn env(arguments: &[Argument]) -> Option<Peeled> {
-    let mut peeled = Peeled::new();
+fn peel_env(arguments: &[ExpandedArgument]) -> Option<UnwrappedCommand> {
+    let mut peeled = UnwrappedCommand::new();
     let mut at = 1;
     while let Some(argument) = arguments.get(at) {
-        let Some(text) = argument.literal() else {
+        let Some(text) = argument.literal_value() else {
             // `PATH=$X` before the command is still an assignment.
-            if argument.shown().iter().position(|b| *b == b'=').is_some_and(|i| i > 0) {
+            if argument.display_bytes().iter().position(|b| *b == b'=').is_some_and(|i| i > 0) {
                 peeled.assignments.push(argument.clone());
                 at += 1;
                 continue;
@@ -142,7 +142,7 @@ fn env(arguments: &[Argument]) -> Option<Peeled> {
 }
 
 /// Parses one option of env; returns how many further arguments it takes.
-fn env_option(text: &[u8], argument: &Argument, next: Option<&Argument>, peeled: &mut Peeled) -> usize {
+fn env_option(text: &[u8], argument: &ExpandedArgument, next: Option<&ExpandedArgument>, peeled: &mut UnwrappedCommand) -> usize {
     let (name, attached) = if text.starts_with(b"--") {
         match text.iter().position(|b| *b == b'=') {
             Some(at) => (&text[..at], Some(&text[at + 1..])),
@@ -159,15 +159,15 @@ fn env_option(text: &[u8], argument: &Argument, next: Option<&Argument>, peeled:
         (letter, text.get(at + 1..).filter(|rest| !rest.is_empty()))
     };
     let value = match attached {
-        Some(attached) => Some(Argument::known(attached, argument.span)),
+        Some(attached) => Some(ExpandedArgument::from_bytes(attached, argument.span)),
         None => next.cloned(),
     };
     match name {
         b"--chdir" => peeled.directory = value,
         b"--split-string" => {
-            let split = value.as_ref().and_then(Argument::literal).unwrap_or_default();
+            let split = value.as_ref().and_then(ExpandedArgument::literal_value).unwrap_or_default();
             let words = split.split(|b| b.is_ascii_whitespace()).filter(|w| !w.is_empty());
-            peeled.command = words.map(|w| Argument::known(w, argument.span)).collect();
+            peeled.command = words.map(|w| ExpandedArgument::from_bytes(w, argument.span)).collect();
         }
         b"--unset" | b"--argv0" => {}
         _ => return 0,

@@ -11,7 +11,7 @@ mod common;
 
 use common::{TIME_BOUND, timed};
 use stockade_model::{Assessment, Tier};
-use stockade_shell::{Context, assess_script};
+use stockade_shell::{CommandContext, assess_script};
 
 /// Least part of the denied lines that is denied, in per mille.
 const DENIED: usize = 1000;
@@ -80,12 +80,12 @@ fn cases() -> Vec<Case> {
         .collect()
 }
 
-fn context(neutralised: bool) -> Context {
+fn context(neutralised: bool) -> CommandContext {
     context_at("/home/dev", "/home/dev/proj", neutralised)
 }
 
-fn context_at(home: &str, workspace: &str, neutralised: bool) -> Context {
-    Context { cwd: workspace.into(), home: home.into(), workspace: workspace.into(), neutralised }
+fn context_at(home: &str, workspace: &str, neutralised: bool) -> CommandContext {
+    CommandContext { cwd: workspace.into(), home: home.into(), workspace: workspace.into(), neutralised }
 }
 
 struct Figures {
@@ -99,7 +99,7 @@ struct Figures {
 }
 
 /// The better of two runs: the other one may have met a cold cache.
-fn assess_timed(command: &[u8], context: &Context) -> (Assessment, Duration) {
+fn assess_timed(command: &[u8], context: &CommandContext) -> (Assessment, Duration) {
     let run = || timed(|| assess_script(command, context));
     let (first, second) = (run(), run());
     if first.1 <= second.1 { first } else { second }
@@ -261,7 +261,7 @@ const PLACES: &[(&str, &str)] = &[
 #[test]
 fn the_tier_does_not_depend_on_where_the_workspace_lies() {
     let usual = context(true);
-    let places: Vec<Context> = PLACES.iter().map(|(home, workspace)| context_at(home, workspace, true)).collect();
+    let places: Vec<CommandContext> = PLACES.iter().map(|(home, workspace)| context_at(home, workspace, true)).collect();
     let mut differ = String::new();
     for case in cases() {
         let text = String::from_utf8_lossy(&case.command);

@@ -5,10 +5,10 @@
 use std::path::Path;
 
 use stockade_model::{Assessment, Impact, RawText, Tier};
-use stockade_shell::{Context, assess_argv, assess_script};
+use stockade_shell::{CommandContext, assess_argv, assess_script};
 
-fn context() -> Context {
-    Context {
+fn context() -> CommandContext {
+    CommandContext {
         cwd: "/home/dev/proj".into(),
         home: "/home/dev".into(),
         workspace: "/home/dev/proj".into(),

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use stockade_model::{RawText, Tier};
-use stockade_shell::{Context, assess_argv};
+use stockade_shell::{CommandContext, assess_argv};
 
 const SED: &[&str] = &[
     "s",
@@ -115,8 +115,8 @@ impl Random {
     }
 }
 
-fn context() -> Context {
-    Context {
+fn context() -> CommandContext {
+    CommandContext {
         cwd: RawText::from("/home/dev/proj"),
         home: RawText::from("/home/dev"),
         workspace: RawText::from("/home/dev/proj"),

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use stockade_model::{RawText, Tier};
 use stockade_shell::{
-    Context, Neutralisation, default_toolchain, has_no_submodules, is_plain_configuration, judge_argv,
+    CommandContext, SanitizeSettings, default_toolchain, has_no_submodules, is_plain_configuration, judge_argv,
 };
 use stockade_testkit::{copy_program, write_program};
 
@@ -76,7 +76,7 @@ impl Repository {
     }
 
     /// Whether the mark is there after a run; takes it away.
-    fn ran(&self, directory: &Path, argv: &[&str], carried: Option<&Neutralisation>) -> bool {
+    fn ran(&self, directory: &Path, argv: &[&str], carried: Option<&SanitizeSettings>) -> bool {
         let _ = fs::remove_file(&self.mark);
         let mut command = self.command(directory, argv);
         if let Some(carried) = carried {
@@ -97,8 +97,8 @@ impl Repository {
     }
 }
 
-fn judged(repository: &Repository, directory: &Path, argv: &[&str]) -> (Tier, Neutralisation) {
-    let context = Context {
+fn judged(repository: &Repository, directory: &Path, argv: &[&str]) -> (Tier, SanitizeSettings) {
+    let context = CommandContext {
         cwd: RawText::from(directory.as_os_str().as_encoded_bytes()),
         home: RawText::from("/home/nobody"),
         workspace: RawText::from(repository.root.as_os_str().as_encoded_bytes()),
@@ -145,7 +145,7 @@ fn stopped_in_some(repository: &Repository, commands: &[&str], by: &By) {
         assert_eq!(tier, Tier::Allow, "{command}");
         // git skips what it believes to be unchanged, and writes its index where
         // a file was only touched.
-        let play = |carried: Option<&Neutralisation>| {
+        let play = |carried: Option<&SanitizeSettings>| {
             ["three\n", "two\n"].iter().any(|text| {
                 repository.write("a.txt", text);
                 repository.ran(&repository.root, &argv, carried)
@@ -406,7 +406,7 @@ fn a_toolchain_of_the_repository_does_not_run() {
         let (tier, carried) = judged(&repository, &repository.root, &argv);
         assert_eq!(tier, Tier::Allow, "{command}");
         assert!(carried.rustup, "{command}");
-        let ran = |carried: Option<&Neutralisation>| {
+        let ran = |carried: Option<&SanitizeSettings>| {
             let _ = fs::remove_file(&repository.mark);
             let mut run = repository.command(&repository.root, &argv);
             run.env("PATH", format!("{}:/usr/bin:/bin", proxies.display()))
@@ -446,7 +446,7 @@ fn an_ordinary_repository_works_as_before() {
     for command in READERS {
         let argv: Vec<&str> = command.split(' ').collect();
         let (_, carried) = judged(&repository, &repository.root, &argv);
-        let output = |carried: Option<&Neutralisation>| {
+        let output = |carried: Option<&SanitizeSettings>| {
             let mut command = repository.command(&repository.root, &argv);
             if let Some(carried) = carried {
                 command.envs(&carried.environment);
@@ -485,7 +485,7 @@ fn a_repository_that_cannot_be_told_is_unknown() {
         ("tar -xf a.tar && cd sub && git commit -m x", true),
     ] {
         let (workspace, home) = (RawText::from("/home/dev/x"), RawText::from("/home/dev"));
-        let context = Context { cwd: workspace.clone(), home, workspace, neutralised: true };
+        let context = CommandContext { cwd: workspace.clone(), home, workspace, neutralised: true };
         let carried = stockade_shell::judge_script(command.as_bytes(), &context).neutralisation;
         assert_eq!(carried.unknown_repository, is_unknown, "{command}: {carried:?}");
     }

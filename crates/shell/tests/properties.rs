@@ -7,7 +7,7 @@ mod common;
 use common::{TIME_BOUND, timed};
 use proptest::prelude::*;
 use stockade_model::{RawText, Tier};
-use stockade_shell::{Context, assess_argv, assess_script};
+use stockade_shell::{CommandContext, assess_argv, assess_script};
 
 /// Commands the judge allows.
 const SAFE: &[&[&str]] = &[
@@ -78,8 +78,8 @@ const PIECES: &[&str] = &[
     "{1..99999}",
 ];
 
-fn context() -> Context {
-    Context {
+fn context() -> CommandContext {
+    CommandContext {
         cwd: RawText::from("/home/dev/proj"),
         home: RawText::from("/home/dev"),
         workspace: RawText::from("/home/dev/proj"),

@@ -1,17 +1,17 @@
 //! What commands make of their standard input.
 
-use stockade_model::Command;
-use stockade_shell::{Context, Takes, assess_script, is_understood, takes};
+use stockade_model::RequestCommand;
+use stockade_shell::{CommandContext, StdinUse, assess_script, is_understood, stdin_use};
 
-fn context() -> Context {
-    Context { cwd: "/w".into(), home: "/home/u".into(), workspace: "/w".into(), neutralised: false }
+fn context() -> CommandContext {
+    CommandContext { cwd: "/w".into(), home: "/home/u".into(), workspace: "/w".into(), neutralised: false }
 }
 
 #[track_caller]
-fn check(command: &str, wanted: Takes) {
-    let words = Command::Argv(command.split(' ').map(Into::into).collect());
-    for command in [words, Command::Script(command.into())] {
-        assert_eq!(takes(&command, &context()), wanted, "{command:?}");
+fn check(command: &str, wanted: StdinUse) {
+    let words = RequestCommand::Argv(command.split(' ').map(Into::into).collect());
+    for command in [words, RequestCommand::Script(command.into())] {
+        assert_eq!(stdin_use(&command, &context()), wanted, "{command:?}");
     }
 }
 
@@ -19,15 +19,15 @@ fn check(command: &str, wanted: Takes) {
 fn shells_take_commands_and_interpreters_programs() {
     for command in ["sh", "bash", "/bin/bash -i", "bash -s x", "zsh", "env bash", "timeout 9 sh", "nice dash -", "su u"]
     {
-        check(command, Takes::Commands);
+        check(command, StdinUse::Commands);
     }
     for command in ["python3", "python3.11 -i", "node", "perl", "ruby -", "env A=1 python3 -u"] {
-        check(command, Takes::Program);
+        check(command, StdinUse::Program);
     }
     for command in
         ["cat", "tee x", "bash x.sh", "python3 x.py", "node x.js", "sort -u", "make", "python3 -m http.server"]
     {
-        check(command, Takes::Data);
+        check(command, StdinUse::Data);
     }
 }
 
@@ -42,10 +42,10 @@ fn what_cannot_be_told_takes_commands() {
         "if true",
         &format!("cat #{}", "x".repeat(70_000)),
     ] {
-        assert_eq!(takes(&Command::Script(script.into()), &context()), Takes::Commands, "{script}");
+        assert_eq!(stdin_use(&RequestCommand::Script(script.into()), &context()), StdinUse::Commands, "{script}");
     }
-    assert_eq!(takes(&Command::Script("bash -c 'cat; ls'".into()), &context()), Takes::Data);
-    assert_eq!(takes(&Command::Script("echo ls | sh".into()), &context()), Takes::Data);
+    assert_eq!(stdin_use(&RequestCommand::Script("bash -c 'cat; ls'".into()), &context()), StdinUse::Data);
+    assert_eq!(stdin_use(&RequestCommand::Script("echo ls | sh".into()), &context()), StdinUse::Data);
 }
 
 #[test]

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use stockade_model::{KeyFingerprint, SignPurpose, SignUse};
 
-use crate::host_key::{fingerprint, is_signed, kind};
+use crate::host_key::{compute_fingerprint, is_signed, read_key_kind};
 use crate::known_hosts::KnownHosts;
-use crate::statement::{Authentication, Statement};
-use crate::upstream::Identity;
-use crate::wire::{Reader, put_string};
+use crate::statement::{ServerAuthentication, SigningPayload};
+use crate::upstream::AgentIdentity;
+use crate::wire::{SshWireReader, put_string};
 
 /// Messages of the protocol (draft-miller-ssh-agent, section 6.1).
 pub(crate) mod message {
@@ -26,27 +26,27 @@ pub(crate) mod message {
 
 const SESSION_BIND: &[u8] = b"session-bind@openssh.com";
 /// Known flags of a request: RSA with SHA-256, with SHA-512.
-const FLAGS_KNOWN: u32 = 2 | 4;
+const KNOWN_FLAGS: u32 = 2 | 4;
 /// Most signatures of a run. Each is an event of the audit log, which has that limit for a run.
 pub(crate) const MAX_SIGNATURES: u32 = 1000;
 
 /// Keys of the user's agent.
-pub trait Keys {
+pub trait AgentKeys {
     /// Signs `data`; `None` if the agent does not sign.
-    fn sign(&self, key: &[u8], data: &[u8], flags: u32) -> Option<Vec<u8>>;
+    fn sign_data(&self, key: &[u8], data: &[u8], flags: u32) -> Option<Vec<u8>>;
 }
 
 /// Grants with their resolved keys: public keys, and public keys of servers.
 #[derive(Clone, Debug, Default)]
-pub struct Rules {
-    granted: Vec<Granted>,
+pub struct SigningRules {
+    granted: Vec<GrantedKey>,
     /// All keys of the user's agent, by fingerprint.
     present: Vec<KeyFingerprint>,
     known: KnownHosts,
 }
 
 #[derive(Clone, Debug)]
-struct Granted {
+struct GrantedKey {
     wanted: SignUse,
     key: Vec<u8>,
     host_keys: Vec<Vec<u8>>,
@@ -54,7 +54,7 @@ struct Granted {
 
 /// Reason why a grant cannot be fulfilled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Missing {
+pub(crate) enum UnmetGrantError {
     /// The user's agent does not have the key.
     Key(SignUse),
     /// No key of the server is known.
@@ -63,21 +63,21 @@ pub(crate) enum Missing {
 
 /// One connection to the agent.
 #[derive(Debug, Default)]
-pub struct Connection {
-    bound: Option<Bound>,
+pub struct AgentConnection {
+    bound: Option<BoundSession>,
     /// True if the agent is forwarded, so that another machine is at the other end.
     is_forwarded: bool,
 }
 
 #[derive(Debug)]
-struct Bound {
+struct BoundSession {
     session: Vec<u8>,
     host_key: Vec<u8>,
 }
 
 /// A signature that was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Signed {
+pub struct AgentSignature {
     /// The grant that allowed it.
     pub wanted: SignUse,
     /// The signed object.
@@ -86,7 +86,7 @@ pub struct Signed {
 
 /// A refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct SigningRefusal {
     /// The requested object.
     pub object: String,
     /// The rule that refuses it.
@@ -97,26 +97,26 @@ pub struct Refused {
 
 /// The agent of one run.
 #[derive(Debug)]
-pub struct Filter {
-    rules: Rules,
+pub struct AgentFilter {
+    rules: SigningRules,
     left: AtomicU32,
 }
 
 /// Answer to a message, with its event.
-type Answered = (Vec<u8>, Option<Result<Signed, Refused>>);
+type FilterReply = (Vec<u8>, Option<Result<AgentSignature, SigningRefusal>>);
 
-impl Rules {
+impl SigningRules {
     /// Resolves these grants with the keys of the user's agent.
-    pub(crate) fn new(uses: &[SignUse], identities: &[Identity], known: KnownHosts) -> Result<Self, Missing> {
+    pub(crate) fn new(uses: &[SignUse], identities: &[AgentIdentity], known: KnownHosts) -> Result<Self, UnmetGrantError> {
         let mut granted = Vec::with_capacity(uses.len());
         for wanted in uses {
             let identity = identities.iter().find(|identity| identity.fingerprint == *wanted.key());
-            let key = identity.ok_or_else(|| Missing::Key(wanted.clone()))?.key.clone();
+            let key = identity.ok_or_else(|| UnmetGrantError::Key(wanted.clone()))?.key.clone();
             let host_keys = wanted.target().map(|target| known.keys_of(target)).unwrap_or_default();
             if wanted.target().is_some() && host_keys.is_empty() {
-                return Err(Missing::Server(wanted.clone()));
+                return Err(UnmetGrantError::Server(wanted.clone()));
             }
-            granted.push(Granted { wanted: wanted.clone(), key, host_keys });
+            granted.push(GrantedKey { wanted: wanted.clone(), key, host_keys });
         }
         let present = identities.iter().map(|identity| identity.fingerprint.clone()).collect();
         Ok(Self { granted, present, known })
@@ -129,7 +129,7 @@ impl Rules {
         keys.next().is_none().then_some(&key.key)
     }
 
-    fn keys(&self) -> Vec<&[u8]> {
+    fn collect_granted_keys(&self) -> Vec<&[u8]> {
         let mut keys: Vec<&[u8]> = self.granted.iter().map(|granted| &granted.key[..]).collect();
         keys.sort_unstable();
         keys.dedup();
@@ -137,29 +137,29 @@ impl Rules {
     }
 }
 
-impl Filter {
+impl AgentFilter {
     /// Creates an agent with these rules.
-    pub fn new(rules: Rules) -> Self {
+    pub fn new(rules: SigningRules) -> Self {
         Self { rules, left: AtomicU32::new(MAX_SIGNATURES) }
     }
 
     /// Answers one message.
-    pub fn answer(&self, connection: &mut Connection, message: &[u8], keys: &dyn Keys) -> Answered {
-        let Some((&kind, body)) = message.split_first().filter(|_| !connection.is_forwarded) else { return failure() };
+    pub fn answer_message(&self, connection: &mut AgentConnection, message: &[u8], keys: &dyn AgentKeys) -> FilterReply {
+        let Some((&kind, body)) = message.split_first().filter(|_| !connection.is_forwarded) else { return failure_reply() };
         match kind {
-            message::REQUEST_IDENTITIES if body.is_empty() => (self.identities(), None),
-            message::SIGN_REQUEST => match self.sign(connection, body, keys) {
+            message::REQUEST_IDENTITIES if body.is_empty() => (self.encode_identities(), None),
+            message::SIGN_REQUEST => match self.answer_sign_request(connection, body, keys) {
                 Ok((answer, signed)) => (answer, Some(Ok(signed))),
-                Err(refused) => (failure().0, refused.map(Err)),
+                Err(refused) => (failure_reply().0, refused.map(Err)),
             },
-            message::EXTENSION => bind(connection, body),
-            message::REQUEST_IDENTITIES => failure(),
-            other => (failure().0, Some(Err(refused(&format!("message {other} of the agent protocol"), ONLY)))),
+            message::EXTENSION => bind_session(connection, body),
+            message::REQUEST_IDENTITIES => failure_reply(),
+            other => (failure_reply().0, Some(Err(new_refusal(&format!("message {other} of the agent protocol"), OTHER_MESSAGES_RULE)))),
         }
     }
 
-    fn identities(&self) -> Vec<u8> {
-        let keys = self.rules.keys();
+    fn encode_identities(&self) -> Vec<u8> {
+        let keys = self.rules.collect_granted_keys();
         let mut answer = vec![message::IDENTITIES_ANSWER];
         answer.extend_from_slice(&u32::try_from(keys.len()).unwrap_or(0).to_be_bytes());
         for key in keys {
@@ -170,110 +170,110 @@ impl Filter {
         answer
     }
 
-    fn sign(
+    fn answer_sign_request(
         &self,
-        connection: &Connection,
+        connection: &AgentConnection,
         body: &[u8],
-        keys: &dyn Keys,
-    ) -> Result<(Vec<u8>, Signed), Option<Refused>> {
+        keys: &dyn AgentKeys,
+    ) -> Result<(Vec<u8>, AgentSignature), Option<SigningRefusal>> {
         let (key, data, flags) = sign_request(body).ok_or(None)?;
-        let fingerprint = fingerprint(key).ok_or(None)?;
-        let signed = self.decide(connection, (key, &fingerprint), data).map_err(Some)?;
-        if flags & !FLAGS_KNOWN != 0 || kind(key) == Some("ssh-rsa") && flags == 0 {
+        let fingerprint = compute_fingerprint(key).ok_or(None)?;
+        let signed = self.decide_signature(connection, (key, &fingerprint), data).map_err(Some)?;
+        if flags & !KNOWN_FLAGS != 0 || read_key_kind(key) == Some("ssh-rsa") && flags == 0 {
             let rule = "a signature by RSA with SHA-1, or of a kind that is not known";
-            return Err(Some(refused(fingerprint.as_str(), rule)));
+            return Err(Some(new_refusal(fingerprint.as_str(), rule)));
         }
         let counted = self.left.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1));
         if counted.is_err() {
-            return Err(Some(refused(
+            return Err(Some(new_refusal(
                 fingerprint.as_str(),
                 &format!("no more than {MAX_SIGNATURES} signatures a run"),
             )));
         }
-        let signature = keys.sign(key, data, flags).ok_or_else(|| {
-            Some(refused(fingerprint.as_str(), "the person's ssh agent made no signature: locked, declined or gone"))
+        let signature = keys.sign_data(key, data, flags).ok_or_else(|| {
+            Some(new_refusal(fingerprint.as_str(), "the person's ssh agent made no signature: locked, declined or gone"))
         })?;
         let mut answer = vec![message::SIGN_RESPONSE];
         put_string(&mut answer, &signature);
         Ok((answer, signed))
     }
 
-    fn decide(
+    fn decide_signature(
         &self,
-        connection: &Connection,
+        connection: &AgentConnection,
         (key, fingerprint): (&[u8], &KeyFingerprint),
         data: &[u8],
-    ) -> Result<Signed, Refused> {
+    ) -> Result<AgentSignature, SigningRefusal> {
         let granted = self.rules.granted.iter().filter(|granted| granted.key == key);
-        match Statement::read(data) {
-            Some(Statement::Git { algorithm, digest }) => {
+        match SigningPayload::parse_payload(data) {
+            Some(SigningPayload::Git { algorithm, digest }) => {
                 let object = format!("{algorithm}:{}", data_encoding::HEXLOWER.encode(digest)).into_bytes();
                 let found = granted.map(|granted| &granted.wanted).find(|wanted| *wanted.purpose() == SignPurpose::Git);
-                found.map(|wanted| Signed { wanted: wanted.clone(), object }).ok_or_else(|| Refused {
-                    wanted: self.suggested(fingerprint, SignPurpose::Git),
-                    ..refused(fingerprint.as_str(), "this key may not sign for git")
+                found.map(|wanted| AgentSignature { wanted: wanted.clone(), object }).ok_or_else(|| SigningRefusal {
+                    wanted: self.suggest_use(fingerprint, SignPurpose::Git),
+                    ..new_refusal(fingerprint.as_str(), "this key may not sign for git")
                 })
             }
-            Some(Statement::Authentication(authentication)) => {
+            Some(SigningPayload::Authentication(authentication)) => {
                 let bound =
-                    bound_for(connection, &authentication, key).map_err(|rule| refused(fingerprint.as_str(), rule))?;
+                    bound_for(connection, &authentication, key).map_err(|rule| new_refusal(fingerprint.as_str(), rule))?;
                 let found = granted.filter(|granted| granted.host_keys.contains(&bound.host_key)).find_map(|granted| {
                     let target = granted.wanted.target()?;
                     let object = [authentication.user, b"@", target.to_string().as_bytes()].concat();
-                    Some(Signed { wanted: granted.wanted.clone(), object })
+                    Some(AgentSignature { wanted: granted.wanted.clone(), object })
                 });
                 found.ok_or_else(|| {
                     let server = self.rules.known.server_with(&bound.host_key);
-                    Refused {
-                        wanted: server.and_then(|target| self.suggested(fingerprint, SignPurpose::Host(target))),
-                        ..refused(fingerprint.as_str(), "this key may not authenticate to this server")
+                    SigningRefusal {
+                        wanted: server.and_then(|target| self.suggest_use(fingerprint, SignPurpose::Host(target))),
+                        ..new_refusal(fingerprint.as_str(), "this key may not authenticate to this server")
                     }
                 })
             }
             None => {
                 let rule = "neither a signature of git nor the authentication to a server";
-                Err(refused(fingerprint.as_str(), rule))
+                Err(new_refusal(fingerprint.as_str(), rule))
             }
         }
     }
 
     /// Returns a use that the user could approve: of a key that their agent has.
-    fn suggested(&self, key: &KeyFingerprint, purpose: SignPurpose) -> Option<SignUse> {
+    fn suggest_use(&self, key: &KeyFingerprint, purpose: SignPurpose) -> Option<SignUse> {
         self.rules.present.contains(key).then(|| SignUse::new(key.clone(), purpose))
     }
 }
 
 /// Rule for all other messages.
-const ONLY: &str = "the ssh agent of a run lists granted keys and signs with them, no more";
+const OTHER_MESSAGES_RULE: &str = "the ssh agent of a run lists granted keys and signs with them, no more";
 
-fn failure() -> Answered {
+fn failure_reply() -> FilterReply {
     (vec![message::FAILURE], None)
 }
 
-fn refused(object: &str, rule: &str) -> Refused {
-    Refused { object: object.to_owned(), rule: rule.to_owned(), wanted: None }
+fn new_refusal(object: &str, rule: &str) -> SigningRefusal {
+    SigningRefusal { object: object.to_owned(), rule: rule.to_owned(), wanted: None }
 }
 
 fn sign_request(body: &[u8]) -> Option<(&[u8], &[u8], u32)> {
-    let mut reader = Reader::new(body);
-    let request = (reader.string()?, reader.string()?, reader.number()?);
-    reader.end()?;
+    let mut reader = SshWireReader::new(body);
+    let request = (reader.read_string()?, reader.read_string()?, reader.read_number()?);
+    reader.expect_end()?;
     Some(request)
 }
 
 /// Binds a connection to a session with a server, which has signed it (OpenSSH, PROTOCOL.agent,
 /// section 1). Only once, because a second session would belong to another server.
-fn bind(connection: &mut Connection, body: &[u8]) -> Answered {
-    let mut reader = Reader::new(body);
-    if reader.string() != Some(SESSION_BIND) {
-        return failure();
+fn bind_session(connection: &mut AgentConnection, body: &[u8]) -> FilterReply {
+    let mut reader = SshWireReader::new(body);
+    if reader.read_string() != Some(SESSION_BIND) {
+        return failure_reply();
     }
-    let mut parts = || Some((reader.string()?, reader.string()?, reader.string()?, reader.byte()?));
-    let Some((host_key, session, signature, is_forwarding)) = parts() else { return failure() };
-    let object = fingerprint(host_key).map_or_else(|| "a server".to_owned(), |key| format!("server {key}"));
-    let refuse = |rule| (failure().0, Some(Err(refused(&object, rule))));
-    if reader.end().is_none() || session.is_empty() {
-        return failure();
+    let mut parts = || Some((reader.read_string()?, reader.read_string()?, reader.read_string()?, reader.read_byte()?));
+    let Some((host_key, session, signature, is_forwarding)) = parts() else { return failure_reply() };
+    let object = compute_fingerprint(host_key).map_or_else(|| "a server".to_owned(), |key| format!("server {key}"));
+    let refuse = |rule| (failure_reply().0, Some(Err(new_refusal(&object, rule))));
+    if reader.expect_end().is_none() || session.is_empty() {
+        return failure_reply();
     }
     if is_forwarding != 0 {
         connection.is_forwarded = true;
@@ -285,16 +285,16 @@ fn bind(connection: &mut Connection, body: &[u8]) -> Answered {
     if !is_signed(host_key, session, signature) {
         return refuse("the session is not signed by the server's key");
     }
-    connection.bound = Some(Bound { session: session.to_vec(), host_key: host_key.to_vec() });
+    connection.bound = Some(BoundSession { session: session.to_vec(), host_key: host_key.to_vec() });
     (vec![message::SUCCESS], None)
 }
 
 /// Returns the session of an authentication.
 fn bound_for<'a>(
-    connection: &'a Connection,
-    authentication: &Authentication<'_>,
+    connection: &'a AgentConnection,
+    authentication: &ServerAuthentication<'_>,
     key: &[u8],
-) -> Result<&'a Bound, &'static str> {
+) -> Result<&'a BoundSession, &'static str> {
     let bound = connection.bound.as_ref().ok_or("nothing tells to which server: this needs ssh from OpenSSH 8.9 on")?;
     let is_its = bound.session == authentication.session
         && authentication.key == key

@@ -8,29 +8,29 @@ use crate::statement::tests::{authentication_text, git_text};
 /// User's agent that signs everything.
 struct Willing;
 
-impl Keys for Willing {
-    fn sign(&self, _: &[u8], data: &[u8], _: u32) -> Option<Vec<u8>> {
+impl AgentKeys for Willing {
+    fn sign_data(&self, _: &[u8], data: &[u8], _: u32) -> Option<Vec<u8>> {
         Some([b"signed ", data].concat())
     }
 }
 
 fn key(seed: u8) -> Vec<u8> {
-    TestKey::new(seed).public()
+    TestKey::new(seed).public_key_bytes()
 }
 
-fn identity(seed: u8) -> Identity {
-    Identity { fingerprint: fingerprint(&key(seed)).unwrap(), key: key(seed), comment: "somebody's".to_owned() }
+fn identity(seed: u8) -> AgentIdentity {
+    AgentIdentity { fingerprint: compute_fingerprint(&key(seed)).unwrap(), key: key(seed), comment: "somebody's".to_owned() }
 }
 
 fn used(seed: u8, purpose: &str) -> SignUse {
-    format!("{} {purpose}", fingerprint(&key(seed)).unwrap()).parse().unwrap()
+    format!("{} {purpose}", compute_fingerprint(&key(seed)).unwrap()).parse().unwrap()
 }
 
 /// Keys 1 and 2 belong to the user, 10 to a.example, 11 to b.example.
-fn filter(uses: &[SignUse]) -> Filter {
+fn filter(uses: &[SignUse]) -> AgentFilter {
     let line = |name: &str, seed| format!("{name} {}\n", public_key_text(&key(seed)).unwrap());
-    let known = KnownHosts::read(&(line("a.example", 10) + &line("b.example", 11)));
-    Filter::new(Rules::new(uses, &[identity(1), identity(2)], known).unwrap())
+    let known = KnownHosts::parse_text(&(line("a.example", 10) + &line("b.example", 11)));
+    AgentFilter::new(SigningRules::new(uses, &[identity(1), identity(2)], known).unwrap())
 }
 
 fn sign_message(seed: u8, data: &[u8]) -> Vec<u8> {
@@ -43,7 +43,7 @@ fn sign_message(seed: u8, data: &[u8]) -> Vec<u8> {
 
 fn bind_message(host: &TestKey, session: &[u8], signature: &[u8], is_forwarding: u8) -> Vec<u8> {
     let mut out = vec![message::EXTENSION];
-    for part in [SESSION_BIND, &host.public(), session, signature] {
+    for part in [SESSION_BIND, &host.public_key_bytes(), session, signature] {
         put_string(&mut out, part);
     }
     out.push(is_forwarding);
@@ -51,11 +51,11 @@ fn bind_message(host: &TestKey, session: &[u8], signature: &[u8], is_forwarding:
 }
 
 /// Returns the answer to the last of these messages, and the rule if it was refused.
-fn last(filter: &Filter, messages: &[Vec<u8>]) -> (u8, String) {
-    let mut connection = Connection::default();
+fn last(filter: &AgentFilter, messages: &[Vec<u8>]) -> (u8, String) {
+    let mut connection = AgentConnection::default();
     let mut last = (0, String::new());
     for message in messages {
-        let (answer, told) = filter.answer(&mut connection, message, &Willing);
+        let (answer, told) = filter.answer_message(&mut connection, message, &Willing);
         let rule = match told {
             Some(Err(refused)) => format!(
                 "{}{}",
@@ -72,15 +72,15 @@ fn last(filter: &Filter, messages: &[Vec<u8>]) -> (u8, String) {
 
 #[test]
 fn only_granted_keys_are_listed() {
-    let (answer, _) = filter(&[used(1, "for git"), used(1, "to a.example")]).answer(
-        &mut Connection::default(),
+    let (answer, _) = filter(&[used(1, "for git"), used(1, "to a.example")]).answer_message(
+        &mut AgentConnection::default(),
         &[message::REQUEST_IDENTITIES],
         &Willing,
     );
-    let mut reader = Reader::new(&answer[1..]);
-    assert_eq!((reader.number(), reader.string()), (Some(1), Some(&key(1)[..])));
-    assert_eq!(reader.string(), Some(&b""[..]));
-    assert_eq!(reader.end(), Some(()));
+    let mut reader = SshWireReader::new(&answer[1..]);
+    assert_eq!((reader.read_number(), reader.read_string()), (Some(1), Some(&key(1)[..])));
+    assert_eq!(reader.read_string(), Some(&b""[..]));
+    assert_eq!(reader.expect_end(), Some(()));
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn a_key_for_git_signs_for_git_alone() {
     for data in [git_text(b"file", b"", b"sha256", &[1; 32]), b"anything".to_vec(), Vec::new()] {
         assert_eq!(last(&filter, &[sign_message(1, &data)]), (message::FAILURE, neither.to_owned()));
     }
-    let other = fingerprint(&key(2)).unwrap();
+    let other = compute_fingerprint(&key(2)).unwrap();
     let said = format!("this key may not sign for git | sign {other} for git");
     assert_eq!(last(&filter, &[sign_message(2, &git)]), (message::FAILURE, said));
     // A key that the user does not have is not suggested.
@@ -104,8 +104,8 @@ fn a_key_for_git_signs_for_git_alone() {
 fn a_key_to_a_host_authenticates_there_alone() {
     let filter = filter(&[used(1, "to a.example")]);
     let (a, b) = (TestKey::new(10), TestKey::new(11));
-    let bind = |host: &TestKey, session: &[u8]| bind_message(host, session, &host.sign(session), 0);
-    for host_key in [None, Some(&a.public()[..])] {
+    let bind = |host: &TestKey, session: &[u8]| bind_message(host, session, &host.sign_data(session), 0);
+    for host_key in [None, Some(&a.public_key_bytes()[..])] {
         let messages = [bind(&a, b"s1"), sign_message(1, &authentication_text(b"s1", &key(1), host_key))];
         assert_eq!(last(&filter, &messages), (message::SIGN_RESPONSE, "signed user@a.example:22".to_owned()));
     }
@@ -113,21 +113,21 @@ fn a_key_to_a_host_authenticates_there_alone() {
     let unbound = "nothing tells to which server: this needs ssh from OpenSSH 8.9 on";
     let stray = "an authentication for another session, server or key";
     let here = "this key may not authenticate to this server";
-    let own = fingerprint(&key(1)).unwrap();
-    let other = fingerprint(&key(2)).unwrap();
+    let own = compute_fingerprint(&key(1)).unwrap();
+    let other = compute_fingerprint(&key(2)).unwrap();
     for (messages, rule) in [
         (vec![sign_message(1, &plain)], unbound.to_owned()),
         (vec![bind(&b, b"s1"), sign_message(1, &plain)], format!("{here} | sign {own} to b.example")),
         (vec![bind(&TestKey::new(12), b"s1"), sign_message(1, &plain)], here.to_owned()),
         (vec![bind(&a, b"s2"), sign_message(1, &plain)], stray.to_owned()),
-        (vec![bind_message(&a, b"s1", &b.sign(b"s1"), 0), sign_message(1, &plain)], unbound.to_owned()),
-        (vec![bind_message(&a, b"s1", &a.sign(b"s2"), 0), sign_message(1, &plain)], unbound.to_owned()),
-        (vec![bind_message(&a, b"s1", &a.sign(b"s1"), 1), sign_message(1, &plain)], String::new()),
-        (vec![bind_message(&a, b"s1", &a.sign(b"s1"), 1), bind(&a, b"s1"), sign_message(1, &plain)], String::new()),
+        (vec![bind_message(&a, b"s1", &b.sign_data(b"s1"), 0), sign_message(1, &plain)], unbound.to_owned()),
+        (vec![bind_message(&a, b"s1", &a.sign_data(b"s2"), 0), sign_message(1, &plain)], unbound.to_owned()),
+        (vec![bind_message(&a, b"s1", &a.sign_data(b"s1"), 1), sign_message(1, &plain)], String::new()),
+        (vec![bind_message(&a, b"s1", &a.sign_data(b"s1"), 1), bind(&a, b"s1"), sign_message(1, &plain)], String::new()),
         // Only the first session counts.
         (vec![bind(&a, b"s2"), bind(&a, b"s1"), sign_message(1, &plain)], stray.to_owned()),
         (
-            vec![bind(&a, b"s1"), sign_message(1, &authentication_text(b"s1", &key(1), Some(&b.public())))],
+            vec![bind(&a, b"s1"), sign_message(1, &authentication_text(b"s1", &key(1), Some(&b.public_key_bytes())))],
             stray.to_owned(),
         ),
         (vec![bind(&a, b"s1"), sign_message(1, &authentication_text(b"s1", &key(2), None))], stray.to_owned()),
@@ -148,7 +148,7 @@ fn a_key_to_a_host_authenticates_there_alone() {
 fn another_machine_gets_nothing() {
     let filter = filter(&[used(1, "for git"), used(1, "to a.example")]);
     let a = TestKey::new(10);
-    let forwarded = bind_message(&a, b"s1", &a.sign(b"s1"), 1);
+    let forwarded = bind_message(&a, b"s1", &a.sign_data(b"s1"), 1);
     let git = sign_message(1, &git_text(b"git", b"", b"sha256", &[1; 32]));
     for message in [git, vec![message::REQUEST_IDENTITIES]] {
         assert_eq!(last(&filter, &[forwarded.clone(), message]).0, message::FAILURE);
@@ -165,7 +165,7 @@ proptest::proptest! {
             *first = kind;
         }
         let (answer, _) = filter(&[used(1, "for git"), used(1, "to a.example")])
-            .answer(&mut Connection::default(), &message, &Willing);
+            .answer_message(&mut AgentConnection::default(), &message, &Willing);
         let is_list = message == [message::REQUEST_IDENTITIES];
         assert!(answer == [message::FAILURE] || is_list);
     }
@@ -175,10 +175,10 @@ proptest::proptest! {
 fn nothing_else_of_the_protocol_is_answered() {
     let filter = filter(&[used(1, "for git")]);
     for kind in 0..=u8::MAX {
-        let (answer, _) = filter.answer(&mut Connection::default(), &[kind, 0], &Willing);
+        let (answer, _) = filter.answer_message(&mut AgentConnection::default(), &[kind, 0], &Willing);
         assert_eq!(answer, [message::FAILURE], "{kind}");
     }
-    assert_eq!(filter.answer(&mut Connection::default(), &[], &Willing).0, [message::FAILURE]);
+    assert_eq!(filter.answer_message(&mut AgentConnection::default(), &[], &Willing).0, [message::FAILURE]);
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn signatures_of_a_run_are_bounded() {
 #[test]
 fn what_cannot_be_given_is_missing() {
     let known = KnownHosts::default();
-    let missing = |wanted: SignUse| Rules::new(&[wanted], &[identity(1)], known.clone()).unwrap_err();
-    assert_eq!(missing(used(2, "for git")), Missing::Key(used(2, "for git")));
-    assert_eq!(missing(used(1, "to a.example")), Missing::Server(used(1, "to a.example")));
+    let missing = |wanted: SignUse| SigningRules::new(&[wanted], &[identity(1)], known.clone()).unwrap_err();
+    assert_eq!(missing(used(2, "for git")), UnmetGrantError::Key(used(2, "for git")));
+    assert_eq!(missing(used(1, "to a.example")), UnmetGrantError::Server(used(1, "to a.example")));
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::host_key::read_public_key;
 
 /// Largest part of a file that is read.
-const MAX_BYTES: u64 = 1 << 20;
+const MAX_SETTINGS_BYTES: u64 = 1 << 20;
 
 /// Returns the public key that `user.signingkey` names, in the settings of the user with this home
 /// directory. Files that these include are not read.
@@ -38,7 +38,7 @@ fn key_of(named: &str, home: &Path) -> Option<Vec<u8>> {
 
 fn text_of(path: &Path) -> Option<String> {
     let mut text = String::new();
-    std::fs::File::open(path).ok()?.take(MAX_BYTES).read_to_string(&mut text).ok()?;
+    std::fs::File::open(path).ok()?.take(MAX_SETTINGS_BYTES).read_to_string(&mut text).ok()?;
     Some(text)
 }
 
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn the_key_is_named_as_git_lets_it_be() {
         let home = tempfile::tempdir().unwrap();
-        let key = TestKey::new(1).public();
+        let key = TestKey::new(1).public_key_bytes();
         let text = public_key_text(&key).unwrap();
         std::fs::create_dir(home.path().join(".ssh")).unwrap();
         std::fs::write(home.path().join(".ssh/id.pub"), format!("{text} me@here\n")).unwrap();
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn the_other_file_counts_where_the_first_names_none() {
         let home = tempfile::tempdir().unwrap();
-        let key = TestKey::new(1).public();
+        let key = TestKey::new(1).public_key_bytes();
         std::fs::create_dir_all(home.path().join("settings/git")).unwrap();
         let text = format!("[user] signingkey = {}\n", public_key_text(&key).unwrap());
         std::fs::write(home.path().join("settings/git/config"), text).unwrap();

@@ -9,25 +9,25 @@ use std::path::Path;
 
 use aws_lc_rs::hmac;
 use data_encoding::BASE64;
-use stockade_model::{SSH_PORT, Target};
+use stockade_model::{SSH_PORT, NetworkTarget};
 
 use crate::host_key::{public_key_text, read_public_key};
 
 /// The user's file, beneath the home directory.
-const OWN: &str = ".ssh/known_hosts";
+const USER_KNOWN_HOSTS: &str = ".ssh/known_hosts";
 /// The machine's file.
-const OF_SYSTEM: &str = "/etc/ssh/ssh_known_hosts";
+const SYSTEM_KNOWN_HOSTS: &str = "/etc/ssh/ssh_known_hosts";
 /// Largest file that is read.
-const MAX_BYTES: u64 = 4 << 20;
+const MAX_KNOWN_HOSTS_BYTES: u64 = 4 << 20;
 
 /// Lines of known servers.
 #[derive(Clone, Debug, Default)]
 pub struct KnownHosts {
-    lines: Vec<Line>,
+    lines: Vec<KnownHostLine>,
 }
 
 #[derive(Clone, Debug)]
-struct Line {
+struct KnownHostLine {
     is_revoked: bool,
     names: String,
     key: Vec<u8>,
@@ -38,9 +38,9 @@ impl KnownHosts {
     /// be read completely, no server is known, because that file could revoke a key.
     pub fn of_person(home: &Path) -> Self {
         let mut all = Self::default();
-        for path in [home.join(OWN), OF_SYSTEM.into()] {
+        for path in [home.join(USER_KNOWN_HOSTS), SYSTEM_KNOWN_HOSTS.into()] {
             match text_of(&path) {
-                Some(text) => all.lines.extend(Self::read(&text).lines),
+                Some(text) => all.lines.extend(Self::parse_text(&text).lines),
                 None => return Self::default(),
             }
         }
@@ -48,16 +48,16 @@ impl KnownHosts {
     }
 
     /// Parses the text of a file.
-    pub fn read(text: &str) -> Self {
-        Self { lines: text.lines().filter_map(line).collect() }
+    pub fn parse_text(text: &str) -> Self {
+        Self { lines: text.lines().filter_map(parse_line).collect() }
     }
 
     /// Returns the keys of a server that are not revoked.
-    pub fn keys_of(&self, target: &Target) -> Vec<Vec<u8>> {
+    pub fn keys_of(&self, target: &NetworkTarget) -> Vec<Vec<u8>> {
         let name = name_of(target);
         let mut keys: Vec<Vec<u8>> = Vec::new();
-        for line in self.lines.iter().filter(|line| !line.is_revoked && names(&line.names, &name)) {
-            let is_revoked = |other: &Line| other.is_revoked && other.key == line.key;
+        for line in self.lines.iter().filter(|line| !line.is_revoked && list_contains_name(&line.names, &name)) {
+            let is_revoked = |other: &KnownHostLine| other.is_revoked && other.key == line.key;
             if !keys.contains(&line.key) && !self.lines.iter().any(is_revoked) {
                 keys.push(line.key.clone());
             }
@@ -66,8 +66,8 @@ impl KnownHosts {
     }
 
     /// Returns a server with this key, if a line contains a plain name of one.
-    pub fn server_with(&self, key: &[u8]) -> Option<Target> {
-        let plain = |line: &&Line| !line.is_revoked && line.key == key;
+    pub fn server_with(&self, key: &[u8]) -> Option<NetworkTarget> {
+        let plain = |line: &&KnownHostLine| !line.is_revoked && line.key == key;
         self.lines.iter().filter(plain).flat_map(|line| line.names.split(',')).find_map(|name| {
             let text = match name.strip_prefix('[').and_then(|rest| rest.split_once("]:")) {
                 Some((host, port)) if host.contains(':') => format!("[{host}]:{port}"),
@@ -79,7 +79,7 @@ impl KnownHosts {
     }
 
     /// Returns the text of a file that contains only these servers.
-    pub fn file_for<'a>(&self, targets: impl IntoIterator<Item = &'a Target>) -> String {
+    pub fn file_for<'a>(&self, targets: impl IntoIterator<Item = &'a NetworkTarget>) -> String {
         let mut text = String::new();
         for target in targets {
             for key in self.keys_of(target).iter().filter_map(|key| public_key_text(key)) {
@@ -92,14 +92,14 @@ impl KnownHosts {
 
 fn text_of(path: &Path) -> Option<String> {
     let mut bytes = Vec::new();
-    match std::fs::File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes)) {
-        Ok(_) if bytes.len() as u64 <= MAX_BYTES => Some(String::from_utf8_lossy(&bytes).into_owned()),
+    match std::fs::File::open(path).and_then(|file| file.take(MAX_KNOWN_HOSTS_BYTES + 1).read_to_end(&mut bytes)) {
+        Ok(_) if bytes.len() as u64 <= MAX_KNOWN_HOSTS_BYTES => Some(String::from_utf8_lossy(&bytes).into_owned()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Some(String::new()),
         _ => None,
     }
 }
 
-fn line(text: &str) -> Option<Line> {
+fn parse_line(text: &str) -> Option<KnownHostLine> {
     let text = text.trim();
     let (is_revoked, rest) = match text.split_once([' ', '\t']) {
         _ if text.starts_with('#') => return None,
@@ -108,26 +108,26 @@ fn line(text: &str) -> Option<Line> {
         _ => (false, text),
     };
     let (names, key) = rest.split_once([' ', '\t'])?;
-    Some(Line { is_revoked, names: names.to_owned(), key: read_public_key(key)? })
+    Some(KnownHostLine { is_revoked, names: names.to_owned(), key: read_public_key(key)? })
 }
 
 /// Returns a server's name in the format of such files.
-fn name_of(target: &Target) -> String {
+fn name_of(target: &NetworkTarget) -> String {
     let host = target.host.to_string();
     if target.port == SSH_PORT { host } else { format!("[{host}]:{}", target.port) }
 }
 
 /// Returns whether a list of names or patterns contains this name.
-fn names(list: &str, name: &str) -> bool {
+fn list_contains_name(list: &str, name: &str) -> bool {
     if let Some(hashed) = list.strip_prefix("|1|") {
         return is_digest_of(hashed, name).unwrap_or(false);
     }
     let mut found = false;
     for pattern in list.split(',') {
         match pattern.strip_prefix('!') {
-            Some(pattern) if matches(pattern.as_bytes(), name.as_bytes()) => return false,
+            Some(pattern) if matches_pattern(pattern.as_bytes(), name.as_bytes()) => return false,
             Some(_) => {}
-            None => found |= matches(pattern.as_bytes(), name.as_bytes()),
+            None => found |= matches_pattern(pattern.as_bytes(), name.as_bytes()),
         }
     }
     found
@@ -142,7 +142,7 @@ fn is_digest_of(hashed: &str, name: &str) -> Option<bool> {
 
 /// Matches `*` and `?` as in such files, ignoring letter case. Backtracks only to the last `*`, so
 /// the time is bounded.
-fn matches(pattern: &[u8], name: &[u8]) -> bool {
+fn matches_pattern(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n, mut again) = (0, 0, None);
     while n < name.len() {
         match pattern.get(p) {
@@ -169,7 +169,7 @@ mod tests {
     use crate::host_key::tests::TestKey;
 
     fn key(seed: u8) -> Vec<u8> {
-        TestKey::new(seed).public()
+        TestKey::new(seed).public_key_bytes()
     }
 
     fn text(seed: u8) -> String {
@@ -180,7 +180,7 @@ mod tests {
     fn check(lines: &str, target: &str, seeds: &[u8]) {
         let target = stockade_model::ssh_target(target).unwrap();
         let expected: Vec<_> = seeds.iter().map(|seed| key(*seed)).collect();
-        assert_eq!(KnownHosts::read(lines).keys_of(&target), expected, "{lines}");
+        assert_eq!(KnownHosts::parse_text(lines).keys_of(&target), expected, "{lines}");
     }
 
     #[test]
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn a_server_is_named_by_its_key_where_a_line_names_it() {
         let lines = format!("*.a,[b.example]:22 {}\n|1|x|y {}\n[::1]:2222 {}", text(1), text(2), text(3));
-        let known = KnownHosts::read(&lines);
+        let known = KnownHosts::parse_text(&lines);
         let shown = |seed| known.server_with(&key(seed)).map(|target| stockade_model::ssh_target_text(&target));
         assert_eq!(shown(1).as_deref(), Some("b.example"));
         assert_eq!(shown(2), None);
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn the_file_of_a_run_names_its_servers_alone() {
-        let known = KnownHosts::read(&format!("*.example {}\nother.org {}", text(1), text(2)));
+        let known = KnownHosts::parse_text(&format!("*.example {}\nother.org {}", text(1), text(2)));
         let target = stockade_model::ssh_target("git.example:2222").unwrap();
         assert_eq!(known.file_for([&target]), "");
         let target = stockade_model::ssh_target("git.example").unwrap();
@@ -241,6 +241,6 @@ mod tests {
     #[test]
     fn patterns_take_time_in_proportion() {
         let pattern = "*a".repeat(2000);
-        assert!(!matches(pattern.as_bytes(), "a".repeat(4000).replace('a', "b").as_bytes()));
+        assert!(!matches_pattern(pattern.as_bytes(), "a".repeat(4000).replace('a', "b").as_bytes()));
     }
 }

@@ -28,9 +28,9 @@ mod statement;
 mod upstream;
 mod wire;
 
-pub use filter::{Connection, Filter, Keys, Refused, Rules, Signed};
+pub use filter::{AgentConnection, AgentFilter, AgentKeys, SigningRefusal, SigningRules, AgentSignature};
 pub use git_settings::signing_key;
-pub use host_key::{fingerprint, public_key_text};
+pub use host_key::{compute_fingerprint, public_key_text};
 pub use known_hosts::KnownHosts;
 pub use server::{AgentHandle, AgentListener, SigningEvent};
-pub use upstream::{AgentError, Identity, PersonsAgent};
+pub use upstream::{AgentError, AgentIdentity, UserSshAgent};

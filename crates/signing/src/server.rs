@@ -18,10 +18,10 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::rand::{GetRandomFlags, getrandom};
 use stockade_model::SignUse;
 
-use crate::filter::{Connection, Filter, Missing, Refused, Rules, Signed};
+use crate::filter::{AgentConnection, AgentFilter, UnmetGrantError, SigningRefusal, SigningRules, AgentSignature};
 use crate::host_key::public_key_text;
 use crate::known_hosts::KnownHosts;
-use crate::upstream::{AgentError, Link, PersonsAgent, Upstream};
+use crate::upstream::{AgentError, MessageSocket, UserSshAgent, UpstreamAgent};
 
 /// Most concurrent connections. Further ones are closed.
 const MAX_CONNECTIONS: usize = 16;
@@ -41,9 +41,9 @@ const SOCKET_NAME: &str = "socket";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SigningEvent {
     /// A key signed.
-    Signed(Signed),
+    Signed(AgentSignature),
     /// A request was refused, for the first time.
-    Refused(Refused),
+    Refused(SigningRefusal),
 }
 
 /// Agent that does not answer yet: its grants are resolved, and clients can connect.
@@ -51,8 +51,8 @@ pub enum SigningEvent {
 pub struct AgentListener {
     listener: OwnedFd,
     socket: Arc<OwnedFd>,
-    agent: PersonsAgent,
-    filter: Filter,
+    agent: UserSshAgent,
+    filter: AgentFilter,
     git_key: Option<String>,
     known_hosts: String,
 }
@@ -76,19 +76,19 @@ impl AgentListener {
     ///
     /// # Errors
     /// See [`AgentError`].
-    pub fn prepare(
+    pub fn prepare_agent(
         uses: &[SignUse],
-        agent: PersonsAgent,
+        agent: UserSshAgent,
         (home, directory): (&Path, &Path),
     ) -> Result<Self, AgentError> {
-        let identities = agent.identities()?;
+        let identities = agent.list_identities()?;
         let known = KnownHosts::of_person(home);
         let known_hosts = known.file_for(uses.iter().filter_map(SignUse::target));
-        let rules = Rules::new(uses, &identities, known).map_err(unmet)?;
+        let rules = SigningRules::new(uses, &identities, known).map_err(unmet_grant_error)?;
         let git_key = rules.git_key().and_then(public_key_text);
         let (listener, socket) = nameless_listener(directory).map_err(|errno| AgentError::Own(errno.to_string()))?;
         let socket = Arc::new(socket);
-        Ok(Self { listener, socket, agent, filter: Filter::new(rules), git_key, known_hosts })
+        Ok(Self { listener, socket, agent, filter: AgentFilter::new(rules), git_key, known_hosts })
     }
 
     /// Returns the socket to connect to, by descriptor.
@@ -111,12 +111,12 @@ impl AgentListener {
     ///
     /// # Errors
     /// [`AgentError`] if no thread or descriptor is available.
-    pub fn serve(self, sink: impl Fn(SigningEvent) + Send + Sync + 'static) -> Result<AgentHandle, AgentError> {
+    pub fn start_serving(self, sink: impl Fn(SigningEvent) + Send + Sync + 'static) -> Result<AgentHandle, AgentError> {
         let own = |error: &dyn std::fmt::Display| AgentError::Own(error.to_string());
         // Not a pipe, because a process that was forked meanwhile could hold its other end.
         let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| own(&errno))?;
         let ended = Arc::new(ended);
-        let serving = Arc::new(Serving {
+        let serving = Arc::new(AgentState {
             agent: self.agent,
             filter: self.filter,
             ended: Arc::clone(&ended),
@@ -131,10 +131,10 @@ impl AgentListener {
     }
 }
 
-fn unmet(missing: Missing) -> AgentError {
+fn unmet_grant_error(missing: UnmetGrantError) -> AgentError {
     match missing {
-        Missing::Key(wanted) => AgentError::NoKey { grant: wanted.into_grant().to_string() },
-        Missing::Server(wanted) => {
+        UnmetGrantError::Key(wanted) => AgentError::NoKey { grant: wanted.into_grant().to_string() },
+        UnmetGrantError::Server(wanted) => {
             let command = match wanted.target() {
                 Some(target) if target.port == stockade_model::SSH_PORT => format!("ssh {}", target.host),
                 Some(target) => format!("ssh -p {} {}", target.port, target.host),
@@ -172,26 +172,26 @@ fn bind_and_hold(directory: &Path) -> Result<(OwnedFd, OwnedFd), Errno> {
 }
 
 /// State that all connections of a run share.
-struct Serving {
-    agent: PersonsAgent,
-    filter: Filter,
+struct AgentState {
+    agent: UserSshAgent,
+    filter: AgentFilter,
     /// Readable when the run has ended.
     ended: Arc<OwnedFd>,
     connections: AtomicUsize,
-    told: Mutex<Vec<Refused>>,
+    told: Mutex<Vec<SigningRefusal>>,
     sink: Box<dyn Fn(SigningEvent) + Send + Sync>,
 }
 
 /// Slot of a connection; freed when the connection ends for any reason.
-struct Slot(Arc<Serving>);
+struct AgentConnectionSlot(Arc<AgentState>);
 
-impl Drop for Slot {
+impl Drop for AgentConnectionSlot {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-fn accept_until_end(listener: &OwnedFd, serving: &Arc<Serving>) {
+fn accept_until_end(listener: &OwnedFd, serving: &Arc<AgentState>) {
     loop {
         let mut waited = [
             PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
@@ -206,7 +206,7 @@ fn accept_until_end(listener: &OwnedFd, serving: &Arc<Serving>) {
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match rustix::net::accept_with(listener, flags) {
-            Ok(socket) => admit(socket, serving),
+            Ok(socket) => admit_connection(socket, serving),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
             // No descriptors are left; some become free when connections end.
             Err(_) => thread::sleep(Duration::from_millis(50)),
@@ -214,9 +214,9 @@ fn accept_until_end(listener: &OwnedFd, serving: &Arc<Serving>) {
     }
 }
 
-fn admit(socket: OwnedFd, serving: &Arc<Serving>) {
+fn admit_connection(socket: OwnedFd, serving: &Arc<AgentState>) {
     let is_full = serving.connections.fetch_add(1, Ordering::AcqRel) >= MAX_CONNECTIONS;
-    let slot = Slot(Arc::clone(serving));
+    let slot = AgentConnectionSlot(Arc::clone(serving));
     if is_full {
         return;
     }
@@ -225,26 +225,26 @@ fn admit(socket: OwnedFd, serving: &Arc<Serving>) {
 }
 
 /// Answers messages until the client closes, is silent for too long, or sends a malformed message.
-fn serve_connection(socket: OwnedFd, serving: &Serving) {
-    let link = Link { socket, end: Some(serving.ended.as_fd()) };
-    let keys = Upstream { agent: &serving.agent, end: serving.ended.as_fd() };
-    let mut connection = Connection::default();
-    while let Ok(Some(message)) = link.read(Instant::now() + IDLE_TIMEOUT) {
-        let (answer, told) = serving.filter.answer(&mut connection, &message, &keys);
+fn serve_connection(socket: OwnedFd, serving: &AgentState) {
+    let link = MessageSocket { socket, end: Some(serving.ended.as_fd()) };
+    let keys = UpstreamAgent { agent: &serving.agent, end: serving.ended.as_fd() };
+    let mut connection = AgentConnection::default();
+    while let Ok(Some(message)) = link.read_message(Instant::now() + IDLE_TIMEOUT) {
+        let (answer, told) = serving.filter.answer_message(&mut connection, &message, &keys);
         // Reported before the answer, so that later actions of the run follow it in the audit log.
         match told {
             Some(Ok(signed)) => (serving.sink)(SigningEvent::Signed(signed)),
             Some(Err(refused)) => serving.tell_refusal(refused),
             None => {}
         }
-        if link.write(&answer, Instant::now() + WRITE_TIMEOUT).is_err() {
+        if link.write_message(&answer, Instant::now() + WRITE_TIMEOUT).is_err() {
             return;
         }
     }
 }
 
-impl Serving {
-    fn tell_refusal(&self, refused: Refused) {
+impl AgentState {
+    fn tell_refusal(&self, refused: SigningRefusal) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if told.len() < MAX_REFUSALS && !told.contains(&refused) {
             told.push(refused.clone());

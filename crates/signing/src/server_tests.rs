@@ -7,13 +7,13 @@ use std::sync::mpsc::{Receiver, channel};
 
 use super::*;
 use crate::filter::message;
-use crate::host_key::fingerprint;
+use crate::host_key::compute_fingerprint;
 use crate::host_key::tests::TestKey;
 use crate::statement::tests::git_text;
 use crate::wire::put_string;
 
 /// User's agent with one key, which records all requests.
-fn persons_agent(directory: &Path) -> (PersonsAgent, Receiver<Vec<u8>>) {
+fn persons_agent(directory: &Path) -> (UserSshAgent, Receiver<Vec<u8>>) {
     let path = directory.join("agent");
     let listener = UnixListener::bind(&path).unwrap();
     let (sender, asked) = channel();
@@ -24,7 +24,7 @@ fn persons_agent(directory: &Path) -> (PersonsAgent, Receiver<Vec<u8>>) {
                 let mut answer = Vec::new();
                 if question == [message::REQUEST_IDENTITIES] {
                     answer.extend_from_slice(&[message::IDENTITIES_ANSWER, 0, 0, 0, 1]);
-                    put_string(&mut answer, &key.public());
+                    put_string(&mut answer, &key.public_key_bytes());
                     put_string(&mut answer, b"comment");
                 } else {
                     answer.push(message::SIGN_RESPONSE);
@@ -35,7 +35,7 @@ fn persons_agent(directory: &Path) -> (PersonsAgent, Receiver<Vec<u8>>) {
             }
         }
     });
-    (PersonsAgent::at(path), asked)
+    (UserSshAgent::at_socket(path), asked)
 }
 
 fn read(stream: &mut UnixStream) -> Option<Vec<u8>> {
@@ -70,18 +70,18 @@ struct Lab {
 fn lab() -> Lab {
     let directory = tempfile::tempdir().unwrap();
     let (agent, asked) = persons_agent(directory.path());
-    let wanted = format!("{} for git", fingerprint(&TestKey::new(1).public()).unwrap()).parse().unwrap();
-    let listener = AgentListener::prepare(&[wanted], agent, (directory.path(), directory.path())).unwrap();
+    let wanted = format!("{} for git", compute_fingerprint(&TestKey::new(1).public_key_bytes()).unwrap()).parse().unwrap();
+    let listener = AgentListener::prepare_agent(&[wanted], agent, (directory.path(), directory.path())).unwrap();
     let socket = listener.socket();
     let (sender, told) = channel();
-    let handle = listener.serve(move |event| drop(sender.send(event))).unwrap();
+    let handle = listener.start_serving(move |event| drop(sender.send(event))).unwrap();
     assert_eq!(asked.recv().unwrap(), [message::REQUEST_IDENTITIES]);
     Lab { directory, socket, handle: Some(handle), asked, told }
 }
 
 fn sign_git() -> Vec<u8> {
     let mut out = vec![message::SIGN_REQUEST];
-    put_string(&mut out, &TestKey::new(1).public());
+    put_string(&mut out, &TestKey::new(1).public_key_bytes());
     put_string(&mut out, &git_text(b"git", b"", b"sha256", &[1; 32]));
     out.extend_from_slice(&[0; 4]);
     out
@@ -160,12 +160,12 @@ fn nothing_answers_once_the_run_is_over() {
 fn what_cannot_be_given_is_said_with_what_to_do() {
     let directory = tempfile::tempdir().unwrap();
     let (agent, _asked) = persons_agent(directory.path());
-    let key = |seed| fingerprint(&TestKey::new(seed).public()).unwrap();
-    let prepare = |wanted: String, agent: &PersonsAgent| {
+    let key = |seed| compute_fingerprint(&TestKey::new(seed).public_key_bytes()).unwrap();
+    let prepare = |wanted: String, agent: &UserSshAgent| {
         let uses = [wanted.parse().unwrap()];
-        AgentListener::prepare(&uses, agent.clone(), (directory.path(), directory.path())).unwrap_err().to_string()
+        AgentListener::prepare_agent(&uses, agent.clone(), (directory.path(), directory.path())).unwrap_err().to_string()
     };
-    let none = PersonsAgent::at(directory.path().join("none"));
+    let none = UserSshAgent::at_socket(directory.path().join("none"));
     for (said, hint) in [
         (prepare(format!("{} for git", key(2)), &agent), "hint: add it: ssh-add"),
         (

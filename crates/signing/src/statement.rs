@@ -5,19 +5,19 @@
 //!
 //! This module must not know grants, nor the client.
 
-use crate::wire::Reader;
+use crate::wire::SshWireReader;
 
 const GIT_MAGIC: &[u8] = b"SSHSIG";
 const GIT_NAMESPACE: &[u8] = b"git";
 /// `SSH_MSG_USERAUTH_REQUEST`.
-const AUTHENTICATION: u8 = 50;
-const SERVICE: &[u8] = b"ssh-connection";
-const BY_KEY: &[u8] = b"publickey";
-const BY_KEY_AT_HOST: &[u8] = b"publickey-hostbound-v00@openssh.com";
+const USERAUTH_REQUEST: u8 = 50;
+const SSH_CONNECTION_SERVICE: &[u8] = b"ssh-connection";
+const PUBLICKEY_METHOD: &[u8] = b"publickey";
+const HOSTBOUND_METHOD: &[u8] = b"publickey-hostbound-v00@openssh.com";
 
 /// Data that a key may be asked to sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Statement<'a> {
+pub(crate) enum SigningPayload<'a> {
     /// A text of git: a commit, a tag, a push certificate.
     Git {
         /// Name of the digest: `sha256` or `sha512`.
@@ -26,12 +26,12 @@ pub(crate) enum Statement<'a> {
         digest: &'a [u8],
     },
     /// An authentication to a server.
-    Authentication(Authentication<'a>),
+    Authentication(ServerAuthentication<'a>),
 }
 
 /// See [`Statement::Authentication`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Authentication<'a> {
+pub(crate) struct ServerAuthentication<'a> {
     /// The session with the server.
     pub session: &'a [u8],
     /// The user there.
@@ -42,48 +42,48 @@ pub(crate) struct Authentication<'a> {
     pub host_key: Option<&'a [u8]>,
 }
 
-impl<'a> Statement<'a> {
+impl<'a> SigningPayload<'a> {
     /// Parses data to sign; `None` if it has neither form.
-    pub(crate) fn read(data: &'a [u8]) -> Option<Self> {
-        git(data).or_else(|| authentication(data).map(Self::Authentication))
+    pub(crate) fn parse_payload(data: &'a [u8]) -> Option<Self> {
+        parse_git_payload(data).or_else(|| parse_authentication(data).map(Self::Authentication))
     }
 }
 
-fn git(data: &[u8]) -> Option<Statement<'_>> {
-    let mut reader = Reader::new(data);
-    reader.exactly(GIT_MAGIC)?;
-    let (namespace, reserved) = (reader.string()?, reader.string()?);
-    let (algorithm, digest) = (reader.string()?, reader.string()?);
-    reader.end()?;
+fn parse_git_payload(data: &[u8]) -> Option<SigningPayload<'_>> {
+    let mut reader = SshWireReader::new(data);
+    reader.expect_bytes(GIT_MAGIC)?;
+    let (namespace, reserved) = (reader.read_string()?, reader.read_string()?);
+    let (algorithm, digest) = (reader.read_string()?, reader.read_string()?);
+    reader.expect_end()?;
     let algorithm = match (algorithm, digest.len()) {
         (b"sha256", 32) => "sha256",
         (b"sha512", 64) => "sha512",
         _ => return None,
     };
-    (namespace == GIT_NAMESPACE && reserved.is_empty()).then_some(Statement::Git { algorithm, digest })
+    (namespace == GIT_NAMESPACE && reserved.is_empty()).then_some(SigningPayload::Git { algorithm, digest })
 }
 
-fn authentication(data: &[u8]) -> Option<Authentication<'_>> {
-    let mut reader = Reader::new(data);
-    let session = reader.string()?;
-    if reader.byte()? != AUTHENTICATION {
+fn parse_authentication(data: &[u8]) -> Option<ServerAuthentication<'_>> {
+    let mut reader = SshWireReader::new(data);
+    let session = reader.read_string()?;
+    if reader.read_byte()? != USERAUTH_REQUEST {
         return None;
     }
-    let (user, service, method) = (reader.string()?, reader.string()?, reader.string()?);
+    let (user, service, method) = (reader.read_string()?, reader.read_string()?, reader.read_string()?);
     // The byte 1 means that a signature follows.
-    if service != SERVICE || reader.byte()? != 1 {
+    if service != SSH_CONNECTION_SERVICE || reader.read_byte()? != 1 {
         return None;
     }
     // The signature algorithm: the user's agent checks that it fits the key.
-    reader.string()?;
-    let key = reader.string()?;
+    reader.read_string()?;
+    let key = reader.read_string()?;
     let host_key = match method {
-        BY_KEY => None,
-        BY_KEY_AT_HOST => Some(reader.string()?),
+        PUBLICKEY_METHOD => None,
+        HOSTBOUND_METHOD => Some(reader.read_string()?),
         _ => return None,
     };
-    reader.end()?;
-    Some(Authentication { session, user, key, host_key })
+    reader.expect_end()?;
+    Some(ServerAuthentication { session, user, key, host_key })
 }
 
 #[cfg(test)]
@@ -104,10 +104,10 @@ pub(crate) mod tests {
     pub(crate) fn authentication_text(session: &[u8], key: &[u8], host_key: Option<&[u8]>) -> Vec<u8> {
         let mut out = Vec::new();
         put_string(&mut out, session);
-        out.push(AUTHENTICATION);
+        out.push(USERAUTH_REQUEST);
         put_string(&mut out, b"user");
-        put_string(&mut out, SERVICE);
-        put_string(&mut out, if host_key.is_some() { BY_KEY_AT_HOST } else { BY_KEY });
+        put_string(&mut out, SSH_CONNECTION_SERVICE);
+        put_string(&mut out, if host_key.is_some() { HOSTBOUND_METHOD } else { PUBLICKEY_METHOD });
         out.push(1);
         put_string(&mut out, b"ssh-ed25519");
         put_string(&mut out, key);
@@ -118,7 +118,7 @@ pub(crate) mod tests {
     #[test]
     fn only_a_whole_signature_of_git_is_one() {
         let good = git_text(b"git", b"", b"sha512", &[7; 64]);
-        assert_eq!(Statement::read(&good), Some(Statement::Git { algorithm: "sha512", digest: &[7; 64] }));
+        assert_eq!(SigningPayload::parse_payload(&good), Some(SigningPayload::Git { algorithm: "sha512", digest: &[7; 64] }));
         for bad in [
             git_text(b"file", b"", b"sha512", &[7; 64]),
             git_text(b"git ", b"", b"sha512", &[7; 64]),
@@ -131,10 +131,10 @@ pub(crate) mod tests {
             [&good[..], b"x"].concat(),
             good[1..].to_vec(),
         ] {
-            assert_eq!(Statement::read(&bad), None, "{bad:?}");
+            assert_eq!(SigningPayload::parse_payload(&bad), None, "{bad:?}");
         }
         for length in 0..good.len() {
-            assert_eq!(Statement::read(&good[..length]), None, "{length}");
+            assert_eq!(SigningPayload::parse_payload(&good[..length]), None, "{length}");
         }
     }
 
@@ -142,11 +142,11 @@ pub(crate) mod tests {
     fn only_a_whole_authentication_is_one() {
         for host_key in [None, Some(&b"host key"[..])] {
             let good = authentication_text(b"session", b"key", host_key);
-            let expected = Authentication { session: b"session", user: b"user", key: b"key", host_key };
-            assert_eq!(Statement::read(&good), Some(Statement::Authentication(expected)));
-            assert_eq!(Statement::read(&[&good[..], &[0]].concat()), None);
+            let expected = ServerAuthentication { session: b"session", user: b"user", key: b"key", host_key };
+            assert_eq!(SigningPayload::parse_payload(&good), Some(SigningPayload::Authentication(expected)));
+            assert_eq!(SigningPayload::parse_payload(&[&good[..], &[0]].concat()), None);
             for length in 0..good.len() {
-                assert_eq!(Statement::read(&good[..length]), None, "{length}");
+                assert_eq!(SigningPayload::parse_payload(&good[..length]), None, "{length}");
             }
         }
     }
@@ -154,7 +154,7 @@ pub(crate) mod tests {
     proptest! {
         #[test]
         fn no_bytes_are_a_statement_by_chance(data in proptest::collection::vec(any::<u8>(), 0..200)) {
-            prop_assert_eq!(Statement::read(&data), None);
+            prop_assert_eq!(SigningPayload::parse_payload(&data), None);
         }
     }
 }

@@ -12,18 +12,18 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use stockade_model::KeyFingerprint;
 
-use crate::filter::{Keys, message};
-use crate::host_key::{fingerprint, kind};
-use crate::wire::{Reader, put_string};
+use crate::filter::{AgentKeys, message};
+use crate::host_key::{compute_fingerprint, read_key_kind};
+use crate::wire::{SshWireReader, put_string};
 
 /// Longest message in either direction, as in OpenSSH.
-pub(crate) const MAX_MESSAGE: usize = 256 << 10;
+pub(crate) const MAX_MESSAGE_BYTES: usize = 256 << 10;
 /// Time-out for the list of keys.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time-out for a signature: the user may be asked, or touch a token.
 const SIGN_TIMEOUT: Duration = Duration::from_secs(120);
 /// Part of the name of every certificate kind.
-const CERTIFICATE: &str = "-cert-v0";
+const CERTIFICATE_MARK: &str = "-cert-v0";
 /// Most keys that are read.
 const MAX_KEYS: u32 = 2048;
 
@@ -66,7 +66,7 @@ pub enum AgentError {
 
 /// A key of the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct AgentIdentity {
     /// Fingerprint, its name in grants.
     pub fingerprint: KeyFingerprint,
     /// The public key.
@@ -77,13 +77,13 @@ pub struct Identity {
 
 /// The user's agent, by its socket.
 #[derive(Clone, Debug)]
-pub struct PersonsAgent {
+pub struct UserSshAgent {
     socket: PathBuf,
 }
 
-impl PersonsAgent {
+impl UserSshAgent {
     /// Names the agent that listens at this path.
-    pub fn at(socket: impl Into<PathBuf>) -> Self {
+    pub fn at_socket(socket: impl Into<PathBuf>) -> Self {
         Self { socket: socket.into() }
     }
 
@@ -96,102 +96,102 @@ impl PersonsAgent {
     ///
     /// # Errors
     /// [`AgentError::Silent`] if it does not answer.
-    pub fn identities(&self) -> Result<Vec<Identity>, AgentError> {
+    pub fn list_identities(&self) -> Result<Vec<AgentIdentity>, AgentError> {
         let silent =
             |errno| AgentError::Silent { path: self.socket.display().to_string().escape_debug().to_string(), errno };
-        let answer = self.ask(&[message::REQUEST_IDENTITIES], LIST_TIMEOUT, None).map_err(silent)?;
-        identities(&answer).ok_or_else(|| silent(Errno::PROTO))
+        let answer = self.send_request(&[message::REQUEST_IDENTITIES], LIST_TIMEOUT, None).map_err(silent)?;
+        parse_identities(&answer).ok_or_else(|| silent(Errno::PROTO))
     }
 
     /// Sends one request and returns its answer. `end` becomes readable when the answer is not
     /// needed any more.
-    fn ask(&self, question: &[u8], at_most: Duration, end: Option<BorrowedFd<'_>>) -> Result<Vec<u8>, Errno> {
+    fn send_request(&self, question: &[u8], at_most: Duration, end: Option<BorrowedFd<'_>>) -> Result<Vec<u8>, Errno> {
         let deadline = Instant::now() + at_most;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         // Does not block: an agent with a full queue is busy with other clients.
         rustix::net::connect(&socket, &SocketAddrUnix::new(&self.socket)?)?;
-        let link = Link { socket, end };
-        link.write(question, deadline)?;
-        link.read(deadline)?.ok_or(Errno::CONNRESET)
+        let link = MessageSocket { socket, end };
+        link.write_message(question, deadline)?;
+        link.read_message(deadline)?.ok_or(Errno::CONNRESET)
     }
 }
 
-fn identities(answer: &[u8]) -> Option<Vec<Identity>> {
-    let mut reader = Reader::new(answer);
-    reader.exactly(&[message::IDENTITIES_ANSWER])?;
-    let count = reader.number()?.min(MAX_KEYS);
+fn parse_identities(answer: &[u8]) -> Option<Vec<AgentIdentity>> {
+    let mut reader = SshWireReader::new(answer);
+    reader.expect_bytes(&[message::IDENTITIES_ANSWER])?;
+    let count = reader.read_number()?.min(MAX_KEYS);
     let mut all = Vec::new();
     for _ in 0..count {
-        let (key, comment) = (reader.string()?, reader.string()?);
+        let (key, comment) = (reader.read_string()?, reader.read_string()?);
         let comment = String::from_utf8_lossy(comment).into_owned();
         // The key of a certificate is listed besides it.
-        if kind(key).is_some_and(|kind| kind.contains(CERTIFICATE)) {
+        if read_key_kind(key).is_some_and(|kind| kind.contains(CERTIFICATE_MARK)) {
             continue;
         }
-        all.push(Identity { fingerprint: fingerprint(key)?, key: key.to_vec(), comment });
+        all.push(AgentIdentity { fingerprint: compute_fingerprint(key)?, key: key.to_vec(), comment });
     }
     Some(all)
 }
 
 /// The agent for one connection of the run; `end` is readable when the run has ended.
-pub(crate) struct Upstream<'a> {
-    pub agent: &'a PersonsAgent,
+pub(crate) struct UpstreamAgent<'a> {
+    pub agent: &'a UserSshAgent,
     pub end: BorrowedFd<'a>,
 }
 
-impl Keys for Upstream<'_> {
-    fn sign(&self, key: &[u8], data: &[u8], flags: u32) -> Option<Vec<u8>> {
+impl AgentKeys for UpstreamAgent<'_> {
+    fn sign_data(&self, key: &[u8], data: &[u8], flags: u32) -> Option<Vec<u8>> {
         let mut question = vec![message::SIGN_REQUEST];
         put_string(&mut question, key);
         put_string(&mut question, data);
         question.extend_from_slice(&flags.to_be_bytes());
-        let answer = self.agent.ask(&question, SIGN_TIMEOUT, Some(self.end)).ok()?;
-        let mut reader = Reader::new(&answer);
-        reader.exactly(&[message::SIGN_RESPONSE])?;
-        let signature = reader.string()?.to_vec();
-        reader.end()?;
+        let answer = self.agent.send_request(&question, SIGN_TIMEOUT, Some(self.end)).ok()?;
+        let mut reader = SshWireReader::new(&answer);
+        reader.expect_bytes(&[message::SIGN_RESPONSE])?;
+        let signature = reader.read_string()?.to_vec();
+        reader.expect_end()?;
         Some(signature)
     }
 }
 
 /// Socket with length-prefixed messages and a deadline for each.
-pub(crate) struct Link<'a> {
+pub(crate) struct MessageSocket<'a> {
     /// Non-blocking socket.
     pub socket: OwnedFd,
     /// Readable when the transfer must stop.
     pub end: Option<BorrowedFd<'a>>,
 }
 
-impl Link<'_> {
+impl MessageSocket<'_> {
     /// Reads the next message; `None` if the other side closed before one.
-    pub(crate) fn read(&self, deadline: Instant) -> Result<Option<Vec<u8>>, Errno> {
+    pub(crate) fn read_message(&self, deadline: Instant) -> Result<Option<Vec<u8>>, Errno> {
         let mut length = [0; 4];
-        match self.fill(&mut length, deadline)? {
+        match self.fill_buffer(&mut length, deadline)? {
             0 => return Ok(None),
             4 => {}
             _ => return Err(Errno::CONNRESET),
         }
         let length = u32::from_be_bytes(length) as usize;
-        if length == 0 || length > MAX_MESSAGE {
+        if length == 0 || length > MAX_MESSAGE_BYTES {
             return Err(Errno::MSGSIZE);
         }
         let mut message = vec![0; length];
-        if self.fill(&mut message, deadline)? < length {
+        if self.fill_buffer(&mut message, deadline)? < length {
             return Err(Errno::CONNRESET);
         }
         Ok(Some(message))
     }
 
     /// Sends one message.
-    pub(crate) fn write(&self, message: &[u8], deadline: Instant) -> Result<(), Errno> {
+    pub(crate) fn write_message(&self, message: &[u8], deadline: Instant) -> Result<(), Errno> {
         let mut framed = Vec::with_capacity(message.len() + 4);
         put_string(&mut framed, message);
         let mut rest = &framed[..];
         while !rest.is_empty() {
             match rustix::net::send(&self.socket, rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 Ok(sent) => rest = &rest[sent..],
-                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
+                Err(Errno::AGAIN) => self.wait_until_ready(PollFlags::OUT, deadline)?,
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),
             }
@@ -200,13 +200,13 @@ impl Link<'_> {
     }
 
     /// Fills a buffer. Returns fewer bytes if the other side closed.
-    fn fill(&self, buffer: &mut [u8], deadline: Instant) -> Result<usize, Errno> {
+    fn fill_buffer(&self, buffer: &mut [u8], deadline: Instant) -> Result<usize, Errno> {
         let mut filled = 0;
         while filled < buffer.len() {
             match rustix::net::recv(&self.socket, &mut buffer[filled..], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => break,
                 Ok((count, _)) => filled += count,
-                Err(Errno::AGAIN) => self.wait(PollFlags::IN, deadline)?,
+                Err(Errno::AGAIN) => self.wait_until_ready(PollFlags::IN, deadline)?,
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),
             }
@@ -214,7 +214,7 @@ impl Link<'_> {
         Ok(filled)
     }
 
-    fn wait(&self, wanted: PollFlags, deadline: Instant) -> Result<(), Errno> {
+    fn wait_until_ready(&self, wanted: PollFlags, deadline: Instant) -> Result<(), Errno> {
         let left = deadline.saturating_duration_since(Instant::now());
         let timeout = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
         let mut waited = vec![PollFd::from_borrowed_fd(self.socket.as_fd(), wanted)];
@@ -245,15 +245,15 @@ mod tests {
 
     #[test]
     fn keys_are_listed_without_their_certificates() {
-        let key = TestKey::new(1).public();
+        let key = TestKey::new(1).public_key_bytes();
         let mut certificate = Vec::new();
         put_string(&mut certificate, b"ssh-ed25519-cert-v01@openssh.com");
-        let found = identities(&answer(&[certificate, key.clone()])).unwrap();
+        let found = parse_identities(&answer(&[certificate, key.clone()])).unwrap();
         assert_eq!(found.iter().map(|identity| &identity.key).collect::<Vec<_>>(), [&key]);
         assert_eq!(found[0].comment, "me@here");
         let whole = answer(&[key]);
         for length in 0..whole.len() {
-            assert_eq!(identities(&whole[..length]), None, "{length}");
+            assert_eq!(parse_identities(&whole[..length]), None, "{length}");
         }
     }
 }

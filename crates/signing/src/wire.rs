@@ -4,35 +4,35 @@
 
 /// Reader of bytes. Returns `None` for missing data.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reader<'a>(&'a [u8]);
+pub(crate) struct SshWireReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> SshWireReader<'a> {
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
-    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+    fn take_bytes(&mut self, count: usize) -> Option<&'a [u8]> {
         let (head, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;
         Some(head)
     }
 
-    pub(crate) fn byte(&mut self) -> Option<u8> {
-        self.take(1).map(|bytes| bytes[0])
+    pub(crate) fn read_byte(&mut self) -> Option<u8> {
+        self.take_bytes(1).map(|bytes| bytes[0])
     }
 
-    pub(crate) fn number(&mut self) -> Option<u32> {
-        self.take(4)?.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
+    pub(crate) fn read_number(&mut self) -> Option<u32> {
+        self.take_bytes(4)?.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
     }
 
-    pub(crate) fn string(&mut self) -> Option<&'a [u8]> {
-        let length = self.number()?;
-        self.take(usize::try_from(length).ok()?)
+    pub(crate) fn read_string(&mut self) -> Option<&'a [u8]> {
+        let length = self.read_number()?;
+        self.take_bytes(usize::try_from(length).ok()?)
     }
 
     /// Reads a non-negative integer, without leading zeros.
-    pub(crate) fn unsigned(&mut self) -> Option<&'a [u8]> {
-        let bytes = self.string()?;
+    pub(crate) fn read_unsigned(&mut self) -> Option<&'a [u8]> {
+        let bytes = self.read_string()?;
         match bytes {
             [first, ..] if *first >= 0x80 => None,
             [0, rest @ ..] => rest.first().is_some_and(|next| *next >= 0x80).then_some(rest),
@@ -41,12 +41,12 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads exactly these bytes.
-    pub(crate) fn exactly(&mut self, wanted: &[u8]) -> Option<()> {
-        (self.take(wanted.len())? == wanted).then_some(())
+    pub(crate) fn expect_bytes(&mut self, wanted: &[u8]) -> Option<()> {
+        (self.take_bytes(wanted.len())? == wanted).then_some(())
     }
 
     /// Checks that no bytes are left.
-    pub(crate) fn end(self) -> Option<()> {
+    pub(crate) fn expect_end(self) -> Option<()> {
         self.0.is_empty().then_some(())
     }
 }
@@ -68,12 +68,12 @@ mod tests {
         let mut out = Vec::new();
         put_string(&mut out, b"abc");
         for length in 0..out.len() {
-            assert_eq!(Reader::new(&out[..length]).string(), None, "{length}");
+            assert_eq!(SshWireReader::new(&out[..length]).read_string(), None, "{length}");
         }
-        let mut reader = Reader::new(&out);
-        assert_eq!(reader.string(), Some(&b"abc"[..]));
-        assert_eq!(reader.end(), Some(()));
-        assert_eq!(Reader::new(&[0xff, 0xff, 0xff, 0xff, 1]).string(), None);
+        let mut reader = SshWireReader::new(&out);
+        assert_eq!(reader.read_string(), Some(&b"abc"[..]));
+        assert_eq!(reader.expect_end(), Some(()));
+        assert_eq!(SshWireReader::new(&[0xff, 0xff, 0xff, 0xff, 1]).read_string(), None);
     }
 
     #[test]
@@ -81,7 +81,7 @@ mod tests {
         let read = |bytes: &[u8]| {
             let mut out = Vec::new();
             put_string(&mut out, bytes);
-            Reader::new(&out).unsigned().map(<[u8]>::to_vec)
+            SshWireReader::new(&out).read_unsigned().map(<[u8]>::to_vec)
         };
         assert_eq!(read(&[1, 2]), Some(vec![1, 2]));
         assert_eq!(read(&[0, 0x80]), Some(vec![0x80]));

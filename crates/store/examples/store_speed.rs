@@ -5,15 +5,15 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use stockade_model::{Digest, Scope};
-use stockade_store::{Consent, Namespace, Remembered, Store};
+use stockade_model::{Digest, ApprovalScope};
+use stockade_store::{Consent, ApprovalNamespace, ApprovalRecord, ApprovalStore};
 
 const ROWS: u32 = 2_000;
 
-fn row(n: u32, scope: Scope) -> Result<Remembered, Box<dyn Error>> {
-    Ok(Remembered {
+fn row(n: u32, scope: ApprovalScope) -> Result<ApprovalRecord, Box<dyn Error>> {
+    Ok(ApprovalRecord {
         id: format!("apr_{n}").parse()?,
-        namespace: Namespace::Run,
+        namespace: ApprovalNamespace::Run,
         digest: digest(n),
         question: "may `cargo build --release` run?".into(),
         grants: vec!["connect crates.io:443".parse()?],
@@ -52,20 +52,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     let root = tempfile::tempdir_in(given.unwrap_or_else(std::env::temp_dir))?;
     let path = root.path().join("state/store.db");
     let start = Instant::now();
-    let store = Store::open(&path)?;
+    let store = ApprovalStore::open(&path)?;
     println!("make:            {:>9.1?}", start.elapsed());
-    let counted = row(ROWS, Scope::Times(u32::MAX))?;
-    store.remember(&counted)?;
-    let took = timed(ROWS, |n| store.remember(&row(n, Scope::Always)?).map_err(Box::<dyn Error>::from))?;
+    let counted = row(ROWS, ApprovalScope::Times(u32::MAX))?;
+    store.remember_answer(&counted)?;
+    let took = timed(ROWS, |n| store.remember_answer(&row(n, ApprovalScope::Always)?).map_err(Box::<dyn Error>::from))?;
     println!("remember:        {took:>9.1?}");
-    let took = timed(ROWS, |n| store.lookup(Namespace::Run, &digest(n), None, 2).map(drop))?;
+    let took = timed(ROWS, |n| store.look_up_answer(ApprovalNamespace::Run, &digest(n), None, 2).map(drop))?;
     println!("lookup, hit:     {took:>9.1?}");
-    let took = timed(ROWS, |n| store.lookup(Namespace::Grant, &digest(n), None, 2).map(drop))?;
+    let took = timed(ROWS, |n| store.look_up_answer(ApprovalNamespace::Grant, &digest(n), None, 2).map(drop))?;
     println!("lookup, miss:    {took:>9.1?}");
-    let took = timed(300, |_| store.lookup(Namespace::Run, &counted.digest, None, 2).map(drop))?;
+    let took = timed(300, |_| store.look_up_answer(ApprovalNamespace::Run, &counted.digest, None, 2).map(drop))?;
     println!("lookup, counted: {took:>9.1?}");
     drop(store);
-    let took = timed(100, |_| Store::open(&path).map(drop))?;
+    let took = timed(100, |_| ApprovalStore::open(&path).map(drop))?;
     println!("open and close:  {took:>9.1?}");
     Ok(())
 }

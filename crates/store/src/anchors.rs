@@ -8,8 +8,8 @@
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use crate::database::{self, OpenError, StoreError};
-use crate::sql::anchor::{Database, SCHEMA};
+use crate::database::{self, StoreOpenError, StoreError};
+use crate::sql::anchor::{AnchorDatabase, SCHEMA};
 
 /// Most logs with an anchor; the anchors that were recorded longest ago are dropped.
 pub const MAX_ANCHORED_LOGS: usize = 1_000;
@@ -35,20 +35,20 @@ pub struct AnchorRecord {
 
 /// Open file of anchors. Threads share it by reference.
 #[derive(Debug)]
-pub struct Anchors {
-    database: Mutex<Database>,
+pub struct AnchorStore {
+    database: Mutex<AnchorDatabase>,
 }
 
-impl Anchors {
+impl AnchorStore {
     /// Opens the file at `path`, and creates it if it does not exist.
     ///
     /// # Errors
     /// [`OpenError`] if others than the caller can access the path, or if the file is damaged, of
     /// another program or of a newer version.
-    pub fn open(path: &Path) -> Result<Self, OpenError> {
-        let connection = database::open(path, &SCHEMA)?;
-        let database = Database::on(connection).map_err(StoreError::from);
-        let database = database.map_err(|source| OpenError::Database { path: path.to_owned(), source })?;
+    pub fn open(path: &Path) -> Result<Self, StoreOpenError> {
+        let connection = database::open_database(path, &SCHEMA)?;
+        let database = AnchorDatabase::from_connection(connection).map_err(StoreError::from);
+        let database = database.map_err(|source| StoreOpenError::Database { path: path.to_owned(), source })?;
         Ok(Self { database: Mutex::new(database) })
     }
 
@@ -57,25 +57,25 @@ impl Anchors {
     ///
     /// # Errors
     /// [`StoreError`] if the store failed.
-    pub fn advance(&self, anchor: &AnchorRecord, replaced: Option<&AnchorRecord>) -> Result<(), StoreError> {
+    pub fn advance_anchor(&self, anchor: &AnchorRecord, replaced: Option<&AnchorRecord>) -> Result<(), StoreError> {
         let mut database = self.database.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(database.advance(anchor, replaced)?)
+        Ok(database.advance_anchor(anchor, replaced)?)
     }
 
     /// Returns the anchor of each log, the latest record first; at most [`MAX_ANCHORED_LOGS`].
     ///
     /// # Errors
     /// [`StoreError`] if the store failed.
-    pub fn list(&self) -> Result<Vec<AnchorRecord>, StoreError> {
-        Ok(self.database.lock().unwrap_or_else(PoisonError::into_inner).list()?)
+    pub fn list_anchors(&self) -> Result<Vec<AnchorRecord>, StoreError> {
+        Ok(self.database.lock().unwrap_or_else(PoisonError::into_inner).list_anchors()?)
     }
 
     /// Returns the anchor of one log.
     ///
     /// # Errors
     /// [`StoreError`] if the store failed.
-    pub fn find(&self, log: &str) -> Result<Option<AnchorRecord>, StoreError> {
-        Ok(self.database.lock().unwrap_or_else(PoisonError::into_inner).find(log)?)
+    pub fn find_anchor(&self, log: &str) -> Result<Option<AnchorRecord>, StoreError> {
+        Ok(self.database.lock().unwrap_or_else(PoisonError::into_inner).find_anchor(log)?)
     }
 }
 
@@ -92,32 +92,32 @@ mod tests {
     fn an_anchor_moves_forward_only() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("state/anchors.db");
-        let anchors = Anchors::open(&path).unwrap();
-        assert_eq!(anchors.list().unwrap(), []);
-        anchors.advance(&anchor("a", 5), None).unwrap();
-        anchors.advance(&anchor("a", 3), None).unwrap();
-        anchors.advance(&anchor("b", 9), None).unwrap();
-        assert_eq!(Anchors::open(&path).unwrap().find("a").unwrap(), Some(anchor("a", 5)));
-        anchors.advance(&anchor("a", 6), Some(&anchor("a", 5))).unwrap();
-        assert_eq!(anchors.list().unwrap(), [anchor("b", 9), anchor("a", 6)]);
+        let anchors = AnchorStore::open(&path).unwrap();
+        assert_eq!(anchors.list_anchors().unwrap(), []);
+        anchors.advance_anchor(&anchor("a", 5), None).unwrap();
+        anchors.advance_anchor(&anchor("a", 3), None).unwrap();
+        anchors.advance_anchor(&anchor("b", 9), None).unwrap();
+        assert_eq!(AnchorStore::open(&path).unwrap().find_anchor("a").unwrap(), Some(anchor("a", 5)));
+        anchors.advance_anchor(&anchor("a", 6), Some(&anchor("a", 5))).unwrap();
+        assert_eq!(anchors.list_anchors().unwrap(), [anchor("b", 9), anchor("a", 6)]);
         // Lines that were lost when the machine stopped: the caller knows this, and names the
         // anchor.
-        anchors.advance(&anchor("a", 4), Some(&anchor("a", 5))).unwrap();
-        assert_eq!(anchors.find("a").unwrap(), Some(anchor("a", 6)));
-        anchors.advance(&anchor("a", 4), Some(&anchor("a", 6))).unwrap();
-        assert_eq!(anchors.find("a").unwrap(), Some(anchor("a", 4)));
+        anchors.advance_anchor(&anchor("a", 4), Some(&anchor("a", 5))).unwrap();
+        assert_eq!(anchors.find_anchor("a").unwrap(), Some(anchor("a", 6)));
+        anchors.advance_anchor(&anchor("a", 4), Some(&anchor("a", 6))).unwrap();
+        assert_eq!(anchors.find_anchor("a").unwrap(), Some(anchor("a", 4)));
     }
 
     #[test]
     fn logs_beyond_the_bound_are_forgotten() {
         let root = tempfile::tempdir().unwrap();
-        let anchors = Anchors::open(&root.path().join("state/anchors.db")).unwrap();
+        let anchors = AnchorStore::open(&root.path().join("state/anchors.db")).unwrap();
         let count = MAX_ANCHORED_LOGS as u64 + 3;
         for seq in 1..=count {
-            anchors.advance(&anchor(&format!("log {seq}"), seq), None).unwrap();
+            anchors.advance_anchor(&anchor(&format!("log {seq}"), seq), None).unwrap();
         }
-        let listed = anchors.list().unwrap();
+        let listed = anchors.list_anchors().unwrap();
         assert_eq!((listed.len(), listed[0].seq), (MAX_ANCHORED_LOGS, count));
-        assert_eq!(anchors.find("log 3").unwrap(), None);
+        assert_eq!(anchors.find_anchor("log 3").unwrap(), None);
     }
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use rusqlite::Connection;
 use stockade_model::RawText;
 
-use crate::place::{self, PlaceError};
-use crate::sql::{self, Schema, SqlError};
+use crate::place::{self, StoreFileError};
+use crate::sql::{self, DatabaseSchema, SqlError};
 
 /// Time-out for another process's write, in milliseconds. Fifty processes that start at the same
 /// time on a busy machine finish their writes within it.
@@ -15,14 +15,14 @@ pub const BUSY_TIMEOUT_MS: u64 = 30_000;
 
 /// Error if the store cannot be opened. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
+pub enum StoreOpenError {
     /// The directory or the file is unsuitable.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Place(#[from] StoreFileError),
     /// The file is empty or damaged.
     #[error(
         "the store `{}` is damaged: {why}\nhint: restore it from a backup, or move it away together with its `-wal` and `-shm`; what it remembers (answers, refusals, sandboxes) is then forgotten",
-        shown(path)
+        display_path(path)
     )]
     Corrupt {
         /// Path of the store.
@@ -31,7 +31,7 @@ pub enum OpenError {
         why: String,
     },
     /// The file belongs to another program.
-    #[error("`{}` is a database of another program\nhint: name another file", shown(path))]
+    #[error("`{}` is a database of another program\nhint: name another file", display_path(path))]
     Foreign {
         /// Path of the file.
         path: PathBuf,
@@ -39,7 +39,7 @@ pub enum OpenError {
     /// The file was written by a newer version.
     #[error(
         "the store `{}` has schema version {found}; this version of Stockade knows {known}\nhint: use the newer version",
-        shown(path)
+        display_path(path)
     )]
     Newer {
         /// Path of the store.
@@ -52,8 +52,8 @@ pub enum OpenError {
     /// The main file of a store is missing, but other parts exist.
     #[error(
         "the store `{}` is missing, but `{}` is still there\nhint: put the store back, or move its `-wal` and `-shm` away too",
-        shown(path),
-        shown(left)
+        display_path(path),
+        display_path(left)
     )]
     Orphan {
         /// Path of the store.
@@ -62,7 +62,7 @@ pub enum OpenError {
         left: PathBuf,
     },
     /// The database failed.
-    #[error("cannot open the store `{}`: {source}", shown(path))]
+    #[error("cannot open the store `{}`: {source}", display_path(path))]
     Database {
         /// Path of the store.
         path: PathBuf,
@@ -93,8 +93,8 @@ pub enum StoreError {
     Other(Box<dyn std::error::Error + Send + Sync>),
 }
 
-fn shown(path: &Path) -> String {
-    RawText::from(path).escaped()
+fn display_path(path: &Path) -> String {
+    RawText::from(path).to_escaped()
 }
 
 impl From<SqlError> for StoreError {
@@ -113,52 +113,52 @@ impl From<SqlError> for StoreError {
     }
 }
 
-fn open_error(path: &Path, error: SqlError) -> OpenError {
+fn open_error(path: &Path, error: SqlError) -> StoreOpenError {
     let path = path.to_owned();
     match error {
-        SqlError::Corrupt(why) => OpenError::Corrupt { path, why },
-        SqlError::Foreign => OpenError::Foreign { path },
-        SqlError::Newer { found, known } => OpenError::Newer { path, found, known },
-        other => OpenError::Database { path, source: other.into() },
+        SqlError::Corrupt(why) => StoreOpenError::Corrupt { path, why },
+        SqlError::Foreign => StoreOpenError::Foreign { path },
+        SqlError::Newer { found, known } => StoreOpenError::Newer { path, found, known },
+        other => StoreOpenError::Database { path, source: other.into() },
     }
 }
 
 /// Opens the database at `path`, and creates it if it does not exist. Its directory gets mode 0700
 /// and must contain no files of other users.
-pub(crate) fn open(path: &Path, schema: &Schema) -> Result<Connection, OpenError> {
+pub(crate) fn open_database(path: &Path, schema: &DatabaseSchema) -> Result<Connection, StoreOpenError> {
     let path = &place::private_directory(path)?;
     match place::private_file(path)? {
-        Some(0) => return Err(OpenError::Corrupt { path: path.clone(), why: "it is empty".into() }),
+        Some(0) => return Err(StoreOpenError::Corrupt { path: path.clone(), why: "it is empty".into() }),
         Some(_) => {}
-        None => create(path, schema)?,
+        None => create_database(path, schema)?,
     }
-    sql::open(path, schema).map_err(|e| open_error(path, e))
+    sql::open_connection(path, schema).map_err(|e| open_error(path, e))
 }
 
 /// Creates a complete store under another name, then renames it. So a store always has its schema,
 /// whatever other process dies or starts meanwhile.
-fn create(path: &Path, schema: &Schema) -> Result<(), OpenError> {
-    let _lock = place::lock(&place::beside(path, ".lock"))?;
+fn create_database(path: &Path, schema: &DatabaseSchema) -> Result<(), StoreOpenError> {
+    let _lock = place::lock_exclusive(&place::append_suffix(path, ".lock"))?;
     if place::private_file(path)?.is_some() {
         return Ok(());
     }
     for suffix in ["-wal", "-shm", "-journal"] {
         // SQLite would replay it into the new file.
-        let left = place::beside(path, suffix);
+        let left = place::append_suffix(path, suffix);
         if left.symlink_metadata().is_ok() {
-            return Err(OpenError::Orphan { path: path.to_owned(), left });
+            return Err(StoreOpenError::Orphan { path: path.to_owned(), left });
         }
     }
-    let fresh = place::beside(path, ".new");
+    let fresh = place::append_suffix(path, ".new");
     for suffix in ["", "-wal", "-shm", "-journal"] {
         // Left by a process that died: the lock excludes one that is still running.
-        let stale = place::beside(&fresh, suffix);
+        let stale = place::append_suffix(&fresh, suffix);
         match std::fs::remove_file(&stale) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(place::system("remove", &stale)(e).into()),
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(place::system_error("remove", &stale)(e).into()),
             _ => {}
         }
     }
     place::create_new(&fresh)?;
-    sql::initialise(&fresh, schema).map_err(|e| open_error(path, e))?;
+    sql::initialise_database(&fresh, schema).map_err(|e| open_error(path, e))?;
     Ok(place::put_in_place(&fresh, path)?)
 }

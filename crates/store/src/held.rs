@@ -15,21 +15,21 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::place::{PlaceError, put_in_place, system};
+use crate::place::{StoreFileError, put_in_place, system_error};
 
 /// Longest file that is read, in bytes.
 const TEXT_LIMIT_BYTES: u64 = 64 << 20;
 
-const LOCK: &str = "lock";
+const LOCK_FILE_NAME: &str = "lock";
 
 /// Creates the directory `path` and locks it. It is hidden until it is locked and `fill` has
 /// written its files.
-pub(crate) fn begin(path: &Path, fill: impl FnOnce(&Path) -> Result<(), PlaceError>) -> Result<File, PlaceError> {
+pub(crate) fn create_locked(path: &Path, fill: impl FnOnce(&Path) -> Result<(), StoreFileError>) -> Result<File, StoreFileError> {
     let mut hidden = OsString::from(".");
     hidden.push(path.file_name().unwrap_or_default());
     hidden.push(format!(".{}", std::process::id()));
     let hidden = path.with_file_name(hidden);
-    fs::DirBuilder::new().mode(0o700).create(&hidden).map_err(system("create", &hidden))?;
+    fs::DirBuilder::new().mode(0o700).create(&hidden).map_err(system_error("create", &hidden))?;
     let made = lock_in(&hidden).and_then(|lock| {
         fill(&hidden)?;
         put_in_place(&hidden, path)?;
@@ -42,43 +42,43 @@ pub(crate) fn begin(path: &Path, fill: impl FnOnce(&Path) -> Result<(), PlaceErr
     made
 }
 
-fn lock_in(directory: &Path) -> Result<File, PlaceError> {
-    let lock = new_file(&directory.join(LOCK)).map_err(system("create", directory))?;
+fn lock_in(directory: &Path) -> Result<File, StoreFileError> {
+    let lock = new_file(&directory.join(LOCK_FILE_NAME)).map_err(system_error("create", directory))?;
     rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|e| system("lock", directory)(e.into()))?;
+        .map_err(|e| system_error("lock", directory)(e.into()))?;
     Ok(lock)
 }
 
 /// Returns whether a process holds the lock of this directory.
 pub(crate) fn is_held(directory: &Path) -> bool {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let Ok(lock) = rustix::fs::open(directory.join(LOCK), flags, Mode::empty()) else { return false };
+    let Ok(lock) = rustix::fs::open(directory.join(LOCK_FILE_NAME), flags, Mode::empty()) else { return false };
     rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
 }
 
 /// Returns the directories in `root` whose name is an id, in no order.
-pub(crate) fn all<Id: FromStr>(root: &Path) -> Result<impl Iterator<Item = (Id, PathBuf)>, PlaceError> {
+pub(crate) fn list_directories<Id: FromStr>(root: &Path) -> Result<impl Iterator<Item = (Id, PathBuf)>, StoreFileError> {
     let entries = match fs::read_dir(root) {
         Ok(entries) => Some(entries),
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-        Err(e) => return Err(system("read", root)(e)),
+        Err(e) => return Err(system_error("read", root)(e)),
     };
     let named = |entry: fs::DirEntry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path()));
     Ok(entries.into_iter().flatten().flatten().filter_map(named))
 }
 
 /// Returns the content of a file in the directory, if it can be read.
-pub(crate) fn read<T: for<'a> Deserialize<'a>>(directory: &Path, name: &str) -> Option<T> {
+pub(crate) fn read_json<T: for<'a> Deserialize<'a>>(directory: &Path, name: &str) -> Option<T> {
     let mut bytes = Vec::new();
     File::open(directory.join(name)).ok()?.take(TEXT_LIMIT_BYTES).read_to_end(&mut bytes).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
 
 /// Writes a file in the directory atomically.
-pub(crate) fn write(directory: &Path, name: &str, value: &impl Serialize) -> Result<(), PlaceError> {
+pub(crate) fn write_json(directory: &Path, name: &str, value: &impl Serialize) -> Result<(), StoreFileError> {
     let (path, unfinished) = (directory.join(name), directory.join(format!("{name}.partial")));
-    let text = serde_json::to_vec(value).map_err(|e| system("write", &path)(e.into()))?;
-    new_file(&unfinished).and_then(|mut file| file.write_all(&text)).map_err(system("write", &unfinished))?;
+    let text = serde_json::to_vec(value).map_err(|e| system_error("write", &path)(e.into()))?;
+    new_file(&unfinished).and_then(|mut file| file.write_all(&text)).map_err(system_error("write", &unfinished))?;
     put_in_place(&unfinished, &path)
 }
 

@@ -23,7 +23,7 @@ pub mod sessions;
 mod sql;
 mod store;
 
-pub use database::{BUSY_TIMEOUT_MS, OpenError, StoreError};
-pub use place::PlaceError;
-pub use remembered::{Consent, Namespace, Remembered, lasting};
-pub use store::{MAX_GRANTS, MAX_LISTED, MAX_QUESTION_BYTES, RememberError, Store};
+pub use database::{BUSY_TIMEOUT_MS, StoreOpenError, StoreError};
+pub use place::StoreFileError;
+pub use remembered::{Consent, ApprovalNamespace, ApprovalRecord, persistent_part};
+pub use store::{MAX_GRANTS, MAX_LISTED, MAX_QUESTION_BYTES, RememberError, ApprovalStore};

@@ -4,12 +4,12 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use stockade_model::{Answer, ApprovalId, Digest, Grant, RawText, RequestId, Scope, SessionId};
+use stockade_model::{ApprovalAnswer, ApprovalId, Digest, Grant, RawText, RequestId, ApprovalScope, SessionId};
 
 /// Kind of question. An answer in one namespace does not count in another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Namespace {
+pub enum ApprovalNamespace {
     /// May it run in its sandbox?
     Run,
     /// May it have these powers from the start?
@@ -20,7 +20,7 @@ pub enum Namespace {
     Unsandboxed,
 }
 
-impl Namespace {
+impl ApprovalNamespace {
     /// Returns the text form, as stored and shown.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -32,7 +32,7 @@ impl Namespace {
     }
 }
 
-impl FromStr for Namespace {
+impl FromStr for ApprovalNamespace {
     type Err = ();
     fn from_str(text: &str) -> Result<Self, ()> {
         [Self::Run, Self::Grant, Self::Escalate, Self::Unsandboxed]
@@ -42,7 +42,7 @@ impl FromStr for Namespace {
     }
 }
 
-impl fmt::Display for Namespace {
+impl fmt::Display for ApprovalNamespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -61,11 +61,11 @@ pub enum Consent {
 /// Remembered answer with its conditions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Remembered {
+pub struct ApprovalRecord {
     /// Identifier for `show` and `revoke`.
     pub id: ApprovalId,
     /// Kind of question that it answers.
-    pub namespace: Namespace,
+    pub namespace: ApprovalNamespace,
     /// Digest of everything that consent is bound to (L5).
     pub digest: Digest,
     /// The question, as it was shown.
@@ -75,7 +75,7 @@ pub struct Remembered {
     /// The answer.
     pub consent: Consent,
     /// Scope of the answer. [`Scope::Times`] contains the remaining uses.
-    pub scope: Scope,
+    pub scope: ApprovalScope,
     /// Session of the answer; the only one that [`Scope::Session`] applies to.
     pub session: Option<SessionId>,
     /// Name of the approver.
@@ -90,32 +90,32 @@ pub struct Remembered {
     pub ended_ms: Option<u64>,
 }
 
-impl Remembered {
+impl ApprovalRecord {
     /// Returns whether it can still answer a question at `now_ms`.
     pub fn in_force(&self, now_ms: u64) -> bool {
         self.revoked_ms.is_none()
             && self.ended_ms.is_none()
             && match self.scope {
-                Scope::Once => false,
-                Scope::Times(left) => left > 0,
-                Scope::Until(until_ms) => now_ms < until_ms,
-                Scope::Session | Scope::Always => true,
+                ApprovalScope::Once => false,
+                ApprovalScope::Times(left) => left > 0,
+                ApprovalScope::Until(until_ms) => now_ms < until_ms,
+                ApprovalScope::Session | ApprovalScope::Always => true,
             }
     }
 }
 
 /// Returns the part of an answer that applies to later questions, after the original question:
 /// nothing of `once`, one use less of `times`.
-pub fn lasting(answer: Answer) -> Option<(Consent, Scope)> {
+pub fn persistent_part(answer: ApprovalAnswer) -> Option<(Consent, ApprovalScope)> {
     let (consent, scope) = match answer {
-        Answer::Approved(scope) | Answer::Group(scope) => (Consent::Approved, scope),
-        Answer::Denied(scope) => (Consent::Denied, scope),
-        Answer::Abort | Answer::TimedOut => return None,
+        ApprovalAnswer::Approved(scope) | ApprovalAnswer::Group(scope) => (Consent::Approved, scope),
+        ApprovalAnswer::Denied(scope) => (Consent::Denied, scope),
+        ApprovalAnswer::Abort | ApprovalAnswer::TimedOut => return None,
     };
     match scope {
-        Scope::Once | Scope::Times(0 | 1) => None,
-        Scope::Times(uses) => Some((consent, Scope::Times(uses - 1))),
-        Scope::Session | Scope::Until(_) | Scope::Always => Some((consent, scope)),
+        ApprovalScope::Once | ApprovalScope::Times(0 | 1) => None,
+        ApprovalScope::Times(uses) => Some((consent, ApprovalScope::Times(uses - 1))),
+        ApprovalScope::Session | ApprovalScope::Until(_) | ApprovalScope::Always => Some((consent, scope)),
     }
 }
 
@@ -125,15 +125,15 @@ mod tests {
 
     #[test]
     fn what_lasts() {
-        let check = |answer, expected| assert_eq!(lasting(answer), expected, "{answer:?}");
-        check(Answer::Abort, None);
-        check(Answer::TimedOut, None);
-        check(Answer::Approved(Scope::Once), None);
-        check(Answer::Denied(Scope::Once), None);
-        check(Answer::Approved(Scope::Times(0)), None);
-        check(Answer::Approved(Scope::Times(1)), None);
-        check(Answer::Approved(Scope::Times(3)), Some((Consent::Approved, Scope::Times(2))));
-        check(Answer::Denied(Scope::Always), Some((Consent::Denied, Scope::Always)));
-        check(Answer::Approved(Scope::Until(7)), Some((Consent::Approved, Scope::Until(7))));
+        let check = |answer, expected| assert_eq!(persistent_part(answer), expected, "{answer:?}");
+        check(ApprovalAnswer::Abort, None);
+        check(ApprovalAnswer::TimedOut, None);
+        check(ApprovalAnswer::Approved(ApprovalScope::Once), None);
+        check(ApprovalAnswer::Denied(ApprovalScope::Once), None);
+        check(ApprovalAnswer::Approved(ApprovalScope::Times(0)), None);
+        check(ApprovalAnswer::Approved(ApprovalScope::Times(1)), None);
+        check(ApprovalAnswer::Approved(ApprovalScope::Times(3)), Some((Consent::Approved, ApprovalScope::Times(2))));
+        check(ApprovalAnswer::Denied(ApprovalScope::Always), Some((Consent::Denied, ApprovalScope::Always)));
+        check(ApprovalAnswer::Approved(ApprovalScope::Until(7)), Some((Consent::Approved, ApprovalScope::Until(7))));
     }
 }

@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 use stockade_model::{RawText, SessionId};
 
 use crate::held;
-use crate::place::{PlaceError, private_directory, system};
+use crate::place::{StoreFileError, private_directory, system_error};
 
-const ABOUT: &str = "session.json";
+const DESCRIPTION_FILE: &str = "session.json";
 
 /// Description of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct About {
+pub struct SessionDescription {
     /// Identifier of the session.
     pub id: SessionId,
     /// The directory that its commands may write.
@@ -32,13 +32,13 @@ pub struct About {
 
 /// All sessions of a user.
 #[derive(Clone, Debug)]
-pub struct Sessions {
+pub struct SessionStore {
     root: PathBuf,
 }
 
 /// Session of a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Session {
+pub struct WarmSession {
     id: SessionId,
     path: PathBuf,
 }
@@ -46,25 +46,25 @@ pub struct Session {
 /// Session that this process supervises. Its directory is removed when it is [closed](Self::close);
 /// a directory that was not removed belongs to a killed supervisor.
 #[derive(Debug)]
-pub struct Watched {
-    session: Session,
+pub struct SupervisedSession {
+    session: WarmSession,
     lock: File,
 }
 
 /// Error if a session cannot be begun.
 #[derive(Debug, thiserror::Error)]
-pub enum BeginError {
+pub enum SessionBeginError {
     /// The session exists.
     #[error("there is a session `{0}`\nhint: `stockade session end {0}`, or another --name")]
     Open(SessionId),
     /// The directory is unavailable.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Place(#[from] StoreFileError),
 }
 
-impl Sessions {
+impl SessionStore {
     /// Returns the sessions in this directory, which is created for the first session.
-    pub fn of(root: PathBuf) -> Self {
+    pub fn at_root(root: PathBuf) -> Self {
         Self { root }
     }
 
@@ -72,36 +72,36 @@ impl Sessions {
     ///
     /// # Errors
     /// [`BeginError`] if the name is in use, or its directory cannot be created.
-    pub fn begin(&self, about: &About) -> Result<Watched, BeginError> {
+    pub fn begin_session(&self, about: &SessionDescription) -> Result<SupervisedSession, SessionBeginError> {
         let path = private_directory(&self.root.join(about.id.as_str()))?;
-        for lost in self.all()?.into_iter().filter(|session| !session.is_open()) {
+        for lost in self.list_sessions()?.into_iter().filter(|session| !session.is_open()) {
             lost.remove()?;
         }
         if path.exists() {
-            return Err(BeginError::Open(about.id.clone()));
+            return Err(SessionBeginError::Open(about.id.clone()));
         }
-        let lock = held::begin(&path, |directory| held::write(directory, ABOUT, about))?;
-        Ok(Watched { session: Session { id: about.id.clone(), path }, lock })
+        let lock = held::create_locked(&path, |directory| held::write_json(directory, DESCRIPTION_FILE, about))?;
+        Ok(SupervisedSession { session: WarmSession { id: about.id.clone(), path }, lock })
     }
 
     /// Returns all known sessions, in no order.
     ///
     /// # Errors
     /// [`PlaceError`] if the directory cannot be read.
-    pub fn all(&self) -> Result<Vec<Session>, PlaceError> {
-        Ok(held::all(&self.root)?.map(|(id, path)| Session { id, path }).collect())
+    pub fn list_sessions(&self) -> Result<Vec<WarmSession>, StoreFileError> {
+        Ok(held::list_directories(&self.root)?.map(|(id, path)| WarmSession { id, path }).collect())
     }
 
     /// Returns the session with this id.
     ///
     /// # Errors
     /// [`PlaceError`] if the directory cannot be read.
-    pub fn find(&self, id: &SessionId) -> Result<Option<Session>, PlaceError> {
-        Ok(self.all()?.into_iter().find(|session| session.id == *id))
+    pub fn find_session(&self, id: &SessionId) -> Result<Option<WarmSession>, StoreFileError> {
+        Ok(self.list_sessions()?.into_iter().find(|session| session.id == *id))
     }
 }
 
-impl Session {
+impl WarmSession {
     /// Returns its id.
     pub fn id(&self) -> &SessionId {
         &self.id
@@ -113,8 +113,8 @@ impl Session {
     }
 
     /// Returns its description.
-    pub fn about(&self) -> Option<About> {
-        held::read(&self.path, ABOUT)
+    pub fn read_description(&self) -> Option<SessionDescription> {
+        held::read_json(&self.path, DESCRIPTION_FILE)
     }
 
     /// Returns whether its supervisor is running.
@@ -126,19 +126,19 @@ impl Session {
     ///
     /// # Errors
     /// [`PlaceError`] if its directory cannot be removed.
-    pub fn remove(&self) -> Result<(), PlaceError> {
-        fs::remove_dir_all(&self.path).map_err(system("remove", &self.path))
+    pub fn remove(&self) -> Result<(), StoreFileError> {
+        fs::remove_dir_all(&self.path).map_err(system_error("remove", &self.path))
     }
 }
 
-impl Watched {
+impl SupervisedSession {
     /// Returns the session.
-    pub fn session(&self) -> &Session {
+    pub fn session(&self) -> &WarmSession {
         &self.session
     }
 
     /// Stops supervising without ending the session, because another process continues.
-    pub fn leave(self) {
+    pub fn stop_supervising(self) {
         drop(self.lock);
     }
 
@@ -146,7 +146,7 @@ impl Watched {
     ///
     /// # Errors
     /// [`PlaceError`] if its directory cannot be removed.
-    pub fn close(self) -> Result<(), PlaceError> {
+    pub fn close(self) -> Result<(), StoreFileError> {
         self.session.remove()
     }
 }
@@ -155,8 +155,8 @@ impl Watched {
 mod tests {
     use super::*;
 
-    fn about(name: &str) -> About {
-        About {
+    fn about(name: &str) -> SessionDescription {
+        SessionDescription {
             id: SessionId::try_from(format!("ses_{name}")).unwrap(),
             workspace: "/w".into(),
             profile: None,
@@ -168,26 +168,26 @@ mod tests {
     #[test]
     fn a_session_is_open_while_somebody_watches_over_it_and_forgotten_when_it_is_closed() {
         let dir = tempfile::tempdir().unwrap();
-        let sessions = Sessions::of(dir.path().join("sessions"));
-        assert_eq!(sessions.all().unwrap(), []);
-        let watched = sessions.begin(&about("one")).unwrap();
-        let found = sessions.find(&about("one").id).unwrap().unwrap();
-        assert_eq!((found.is_open(), found.about()), (true, Some(about("one"))));
-        assert!(matches!(sessions.begin(&about("one")), Err(BeginError::Open(_))));
-        let other = sessions.begin(&about("other")).unwrap();
+        let sessions = SessionStore::at_root(dir.path().join("sessions"));
+        assert_eq!(sessions.list_sessions().unwrap(), []);
+        let watched = sessions.begin_session(&about("one")).unwrap();
+        let found = sessions.find_session(&about("one").id).unwrap().unwrap();
+        assert_eq!((found.is_open(), found.read_description()), (true, Some(about("one"))));
+        assert!(matches!(sessions.begin_session(&about("one")), Err(SessionBeginError::Open(_))));
+        let other = sessions.begin_session(&about("other")).unwrap();
         watched.close().unwrap();
-        assert_eq!(sessions.all().unwrap(), [other.session().clone()]);
+        assert_eq!(sessions.list_sessions().unwrap(), [other.session().clone()]);
     }
 
     #[test]
     fn one_that_was_killed_is_told_of_until_the_next_begins() {
         let dir = tempfile::tempdir().unwrap();
-        let sessions = Sessions::of(dir.path().join("sessions"));
-        sessions.begin(&about("killed")).unwrap().leave();
-        let killed = sessions.find(&about("killed").id).unwrap().unwrap();
+        let sessions = SessionStore::at_root(dir.path().join("sessions"));
+        sessions.begin_session(&about("killed")).unwrap().stop_supervising();
+        let killed = sessions.find_session(&about("killed").id).unwrap().unwrap();
         assert!(!killed.is_open());
-        let again = sessions.begin(&about("killed")).unwrap();
-        assert_eq!(sessions.all().unwrap().len(), 1);
+        let again = sessions.begin_session(&about("killed")).unwrap();
+        assert_eq!(sessions.list_sessions().unwrap().len(), 1);
         assert!(again.session().is_open());
     }
 }

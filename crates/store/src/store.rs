@@ -6,12 +6,12 @@
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use stockade_model::{ApprovalId, Digest, Scope, SessionId};
+use stockade_model::{ApprovalId, Digest, ApprovalScope, SessionId};
 
-use crate::database::{self, OpenError, StoreError};
-use crate::remembered::{Namespace, Remembered};
+use crate::database::{self, StoreOpenError, StoreError};
+use crate::remembered::{ApprovalNamespace, ApprovalRecord};
 use crate::sql::SqlError;
-use crate::sql::approval::{Database, SCHEMA};
+use crate::sql::approval::{ApprovalDatabase, SCHEMA};
 
 /// Longest question that is remembered, in bytes.
 pub const MAX_QUESTION_BYTES: usize = 1 << 20;
@@ -47,19 +47,19 @@ pub enum RememberError {
 
 /// Open store. Threads share it by reference.
 #[derive(Debug)]
-pub struct Store {
-    database: Mutex<Database>,
+pub struct ApprovalStore {
+    database: Mutex<ApprovalDatabase>,
 }
 
-impl Store {
+impl ApprovalStore {
     /// Opens the store at `path`, and creates it if it does not exist. Its directory gets mode 0700
     /// and must contain no files of other users.
     ///
     /// # Errors
     /// [`OpenError`] if others than the caller can access the path, or if the file is damaged, of
     /// another program or of a newer version.
-    pub fn open(path: &Path) -> Result<Self, OpenError> {
-        let database = Database::on(database::open(path, &SCHEMA)?);
+    pub fn open(path: &Path) -> Result<Self, StoreOpenError> {
+        let database = ApprovalDatabase::from_connection(database::open_database(path, &SCHEMA)?);
         Ok(Self { database: Mutex::new(database) })
     }
 
@@ -68,11 +68,11 @@ impl Store {
     ///
     /// # Errors
     /// [`RememberError`] if it applies to no later question, is too large, or the store failed.
-    pub fn remember(&self, remembered: &Remembered) -> Result<(), RememberError> {
+    pub fn remember_answer(&self, remembered: &ApprovalRecord) -> Result<(), RememberError> {
         match remembered.scope {
-            Scope::Once | Scope::Times(0) => return Err(RememberError::NothingLeft),
-            Scope::Session if remembered.session.is_none() => return Err(RememberError::NoSession),
-            Scope::Session | Scope::Times(_) | Scope::Until(_) | Scope::Always => {}
+            ApprovalScope::Once | ApprovalScope::Times(0) => return Err(RememberError::NothingLeft),
+            ApprovalScope::Session if remembered.session.is_none() => return Err(RememberError::NoSession),
+            ApprovalScope::Session | ApprovalScope::Times(_) | ApprovalScope::Until(_) | ApprovalScope::Always => {}
         }
         if remembered.question.as_bytes().len() > MAX_QUESTION_BYTES {
             return Err(RememberError::TooLarge { what: "the question" });
@@ -80,7 +80,7 @@ impl Store {
         if remembered.grants.len() > MAX_GRANTS {
             return Err(RememberError::TooLarge { what: "the list of grants" });
         }
-        self.database().insert(remembered).map_err(|error| match error {
+        self.lock_database().insert(remembered).map_err(|error| match error {
             SqlError::Duplicate => RememberError::Duplicate(remembered.id.clone()),
             other => StoreError::from(other).into(),
         })
@@ -94,30 +94,30 @@ impl Store {
     /// # Errors
     /// [`StoreError`] if the store failed; then there is no answer, and no command may run because
     /// of one.
-    pub fn lookup(
+    pub fn look_up_answer(
         &self,
-        namespace: Namespace,
+        namespace: ApprovalNamespace,
         digest: &Digest,
         session: Option<&SessionId>,
         now_ms: u64,
-    ) -> Result<Option<Remembered>, StoreError> {
-        Ok(self.database().take(namespace, digest, session, now_ms)?)
+    ) -> Result<Option<ApprovalRecord>, StoreError> {
+        Ok(self.lock_database().take_answer(namespace, digest, session, now_ms)?)
     }
 
     /// Returns all remembered answers, valid or not, the newest first; at most [`MAX_LISTED`].
     ///
     /// # Errors
     /// [`StoreError`] if the store failed.
-    pub fn list(&self) -> Result<Vec<Remembered>, StoreError> {
-        Ok(self.database().list()?)
+    pub fn list_answers(&self) -> Result<Vec<ApprovalRecord>, StoreError> {
+        Ok(self.lock_database().list_answers()?)
     }
 
     /// Returns one remembered answer.
     ///
     /// # Errors
     /// [`StoreError`] if the store failed.
-    pub fn show(&self, id: &ApprovalId) -> Result<Option<Remembered>, StoreError> {
-        Ok(self.database().show(id)?)
+    pub fn find_answer(&self, id: &ApprovalId) -> Result<Option<ApprovalRecord>, StoreError> {
+        Ok(self.lock_database().find_answer(id)?)
     }
 
     /// Revokes an answer, which then answers no question. Returns false if it does not exist, or
@@ -125,8 +125,8 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] if the store failed.
-    pub fn revoke(&self, id: &ApprovalId, now_ms: u64) -> Result<bool, StoreError> {
-        Ok(self.database().revoke(id, now_ms)?)
+    pub fn revoke_answer(&self, id: &ApprovalId, now_ms: u64) -> Result<bool, StoreError> {
+        Ok(self.lock_database().revoke_answer(id, now_ms)?)
     }
 
     /// Ends the answers of a session; returns their number.
@@ -134,7 +134,7 @@ impl Store {
     /// # Errors
     /// [`StoreError`] if the store failed.
     pub fn end_session(&self, session: &SessionId, now_ms: u64) -> Result<usize, StoreError> {
-        Ok(self.database().end_session(session, now_ms)?)
+        Ok(self.lock_database().end_session(session, now_ms)?)
     }
 
     /// Removes answers that became invalid before `before_ms`; returns their number. (Counted
@@ -142,19 +142,19 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] if the store failed.
-    pub fn prune(&self, before_ms: u64) -> Result<usize, StoreError> {
-        Ok(self.database().prune(before_ms)?)
+    pub fn prune_answers(&self, before_ms: u64) -> Result<usize, StoreError> {
+        Ok(self.lock_database().prune_answers(before_ms)?)
     }
 
     /// Checks the whole store for damage.
     ///
     /// # Errors
     /// [`StoreError::Corrupt`] with the first damage.
-    pub fn check(&self) -> Result<(), StoreError> {
-        Ok(self.database().check()?)
+    pub fn check_integrity(&self) -> Result<(), StoreError> {
+        Ok(self.lock_database().check_integrity()?)
     }
 
-    fn database(&self) -> MutexGuard<'_, Database> {
+    fn lock_database(&self) -> MutexGuard<'_, ApprovalDatabase> {
         // A panic elsewhere rolled its transaction back.
         self.database.lock().unwrap_or_else(PoisonError::into_inner)
     }

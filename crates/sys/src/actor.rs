@@ -7,7 +7,7 @@ use rustix::fs::Mode;
 use rustix::thread::{Gid, UnshareFlags, set_thread_groups, unshare_unsafe};
 
 use crate::Errno;
-use crate::call::raw;
+use crate::call::raw_syscall;
 
 /// `fcntl` command that sets the signal for a lease (fcntl.h); libc has no name for it here.
 const F_SETSIG: i32 = 10;
@@ -36,9 +36,9 @@ pub fn confine_thread(without_groups: bool) -> Result<(), Errno> {
 ///
 /// # Errors
 /// As connect(2).
-pub fn connect(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
+pub fn connect_socket(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
     // SAFETY: `address` is valid for its length.
-    unsafe { raw(libc::SYS_connect, [socket.as_raw_fd() as usize, address.as_ptr() as usize, address.len(), 0, 0, 0]) }
+    unsafe { raw_syscall(libc::SYS_connect, [socket.as_raw_fd() as usize, address.as_ptr() as usize, address.len(), 0, 0, 0]) }
         .map(drop)
 }
 
@@ -46,9 +46,9 @@ pub fn connect(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
 ///
 /// # Errors
 /// As bind(2).
-pub fn bind(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
+pub fn bind_socket(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
     // SAFETY: `address` is valid for its length.
-    unsafe { raw(libc::SYS_bind, [socket.as_raw_fd() as usize, address.as_ptr() as usize, address.len(), 0, 0, 0]) }
+    unsafe { raw_syscall(libc::SYS_bind, [socket.as_raw_fd() as usize, address.as_ptr() as usize, address.len(), 0, 0, 0]) }
         .map(drop)
 }
 
@@ -60,7 +60,7 @@ pub fn bind(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
 pub fn has_writer(file: BorrowedFd<'_>) -> Result<bool, Errno> {
     let call = |command: i32, argument: i32| {
         // SAFETY: these commands take a number.
-        unsafe { raw(libc::SYS_fcntl, [file.as_raw_fd() as usize, command as usize, argument as usize, 0, 0, 0]) }
+        unsafe { raw_syscall(libc::SYS_fcntl, [file.as_raw_fd() as usize, command as usize, argument as usize, 0, 0, 0]) }
     };
     // A process that opens the file at this moment causes a signal, which is ignored by default.
     call(F_SETSIG, libc::SIGURG)?;
@@ -75,11 +75,11 @@ pub fn has_writer(file: BorrowedFd<'_>) -> Result<bool, Errno> {
 ///
 /// # Errors
 /// As chmod(2).
-pub fn chmod(object: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
+pub fn change_mode(object: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
     let path = crate::resolve::DescriptorPath::new(object);
     // SAFETY: the path is a C string that lives past the call.
     unsafe {
-        raw(libc::SYS_fchmodat, [libc::AT_FDCWD as usize, path.as_c_str().as_ptr() as usize, mode as usize, 0, 0, 0])
+        raw_syscall(libc::SYS_fchmodat, [libc::AT_FDCWD as usize, path.as_c_str().as_ptr() as usize, mode as usize, 0, 0, 0])
     }
     .map(drop)
 }

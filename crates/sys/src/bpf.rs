@@ -31,18 +31,18 @@ const OFFSET_ARGS: u32 = 16;
 
 /// The opcodes in use (linux/bpf_common.h): class | size or operation | mode.
 const LOAD_WORD: u16 = 0x20;
-const AND: u16 = 0x54;
-const JUMP: u16 = 0x05;
-const JUMP_EQUAL: u16 = 0x15;
-const JUMP_GREATER: u16 = 0x25;
-const JUMP_AT_LEAST: u16 = 0x35;
-const JUMP_SET: u16 = 0x45;
-const RETURN: u16 = 0x06;
+const AND_MASK: u16 = 0x54;
+const JUMP_ALWAYS: u16 = 0x05;
+const JUMP_IF_EQUAL: u16 = 0x15;
+const JUMP_IF_GREATER: u16 = 0x25;
+const JUMP_IF_AT_LEAST: u16 = 0x35;
+const JUMP_IF_SET: u16 = 0x45;
+const RETURN_VALUE: u16 = 0x06;
 
 /// A classic BPF instruction, laid out as `struct sock_filter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Instruction {
+pub struct BpfInstruction {
     pub(crate) code: u16,
     pub(crate) jt: u8,
     pub(crate) jf: u8,
@@ -51,7 +51,7 @@ pub struct Instruction {
 
 /// Action of the kernel for a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Action {
+pub enum SeccompAction {
     /// Allows the call.
     Allow,
     /// Refuses the call with this errno (1 to 4095).
@@ -62,9 +62,9 @@ pub enum Action {
     KillProcess,
 }
 
-impl Action {
+impl SeccompAction {
     /// Returns the `SECCOMP_RET_*` value (linux/seccomp.h).
-    const fn value(self) -> u32 {
+    const fn return_value(self) -> u32 {
         match self {
             Self::Allow => 0x7fff_0000,
             Self::Errno(errno) => 0x0005_0000 | errno as u32,
@@ -77,7 +77,7 @@ impl Action {
 /// Number of bits of a register that the kernel uses for an argument. A comparison of an `int` on
 /// 64 bits could be bypassed through its upper half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Width {
+pub enum ArgumentWidth {
     /// `int`, `unsigned int`, flags: the lower half.
     Bits32,
     /// `long`, pointers.
@@ -86,7 +86,7 @@ pub enum Width {
 
 /// The comparison of a masked register with a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Comparison {
+pub enum ArgumentComparison {
     /// Equal.
     Equal,
     /// Not equal.
@@ -95,59 +95,59 @@ pub enum Comparison {
 
 /// A condition on one register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Condition {
+pub struct ArgumentCondition {
     /// Index of the argument, 0 to 5.
     pub argument: u8,
     /// Number of bits that the kernel uses.
-    pub width: Width,
+    pub width: ArgumentWidth,
     /// Bits that are compared.
     pub mask: u64,
     /// The comparison.
-    pub comparison: Comparison,
+    pub comparison: ArgumentComparison,
     /// Value to compare with.
     pub value: u64,
 }
 
-impl Condition {
+impl ArgumentCondition {
     /// Makes a condition: the lower 32 bits of `argument` equal `value`.
-    pub const fn equals(argument: u8, value: u32) -> Self {
-        Self::masked(argument, u32::MAX, Comparison::Equal, value)
+    pub const fn argument_equals(argument: u8, value: u32) -> Self {
+        Self::compare_masked(argument, u32::MAX, ArgumentComparison::Equal, value)
     }
 
     /// Makes a condition: the lower 32 bits of `argument` differ from `value`.
-    pub const fn differs(argument: u8, value: u32) -> Self {
-        Self::masked(argument, u32::MAX, Comparison::NotEqual, value)
+    pub const fn argument_differs(argument: u8, value: u32) -> Self {
+        Self::compare_masked(argument, u32::MAX, ArgumentComparison::NotEqual, value)
     }
 
     /// Makes a condition: at least one bit of `mask` is set in the lower 32 bits of `argument`.
     pub const fn any_bit(argument: u8, mask: u32) -> Self {
-        Self::masked(argument, mask, Comparison::NotEqual, 0)
+        Self::compare_masked(argument, mask, ArgumentComparison::NotEqual, 0)
     }
 
     /// Makes a condition: the lower 32 bits of `argument` and `mask`, compared with `value`.
-    pub const fn masked(argument: u8, mask: u32, comparison: Comparison, value: u32) -> Self {
-        Self { argument, width: Width::Bits32, mask: mask as u64, comparison, value: value as u64 }
+    pub const fn compare_masked(argument: u8, mask: u32, comparison: ArgumentComparison, value: u32) -> Self {
+        Self { argument, width: ArgumentWidth::Bits32, mask: mask as u64, comparison, value: value as u64 }
     }
 
     /// Returns the masked halves that must be compared: offset, mask, value.
-    fn halves(self) -> impl Iterator<Item = (u32, u32, u32)> {
+    fn masked_halves(self) -> impl Iterator<Item = (u32, u32, u32)> {
         let base = OFFSET_ARGS + 8 * u32::from(self.argument);
         let low = (base, self.mask as u32, self.value as u32);
         let high = (base + 4, (self.mask >> 32) as u32, (self.value >> 32) as u32);
-        let wide = matches!(self.width, Width::Bits64).then_some(high);
+        let wide = matches!(self.width, ArgumentWidth::Bits64).then_some(high);
         std::iter::once(low).chain(wide)
     }
 }
 
 /// A rule: the action applies if every condition holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub struct SeccompRule {
     /// The system call.
     pub call: i64,
     /// All must hold; an empty list always holds.
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<ArgumentCondition>,
     /// The action.
-    pub action: Action,
+    pub action: SeccompAction,
 }
 
 /// Error of compiling a table.
@@ -169,11 +169,11 @@ pub enum CompileError {
 
 /// A program ready to be installed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Program {
-    pub(crate) instructions: Vec<Instruction>,
+pub struct SeccompProgram {
+    pub(crate) instructions: Vec<BpfInstruction>,
 }
 
-impl Program {
+impl SeccompProgram {
     /// Returns the number of instructions.
     pub fn len(&self) -> usize {
         self.instructions.len()
@@ -191,8 +191,8 @@ impl Program {
 ///
 /// # Errors
 /// See [`CompileError`]; the limits are the kernel's.
-pub fn compile(rules: &[Rule], newest: u32, otherwise: Action) -> Result<Program, CompileError> {
-    let mut by_call: BTreeMap<i64, Vec<&Rule>> = BTreeMap::new();
+pub fn compile_rules(rules: &[SeccompRule], newest: u32, otherwise: SeccompAction) -> Result<SeccompProgram, CompileError> {
+    let mut by_call: BTreeMap<i64, Vec<&SeccompRule>> = BTreeMap::new();
     for rule in rules {
         if rule.call < 0 || rule.call > i64::from(newest.min(X32_BIT - 1)) {
             return Err(CompileError::NoSuchCall(rule.call));
@@ -202,40 +202,40 @@ pub fn compile(rules: &[Rule], newest: u32, otherwise: Action) -> Result<Program
 
     let blocks = by_call
         .into_iter()
-        .map(|(call, rules)| block(&rules, otherwise).map(|body| (call, body)))
+        .map(|(call, rules)| compile_call_rules(&rules, otherwise).map(|body| (call, body)))
         .collect::<Result<Vec<_>, _>>()?;
-    let mut out = prologue(newest);
-    out.extend(tree(&blocks, otherwise)?);
+    let mut out = compile_prologue(newest);
+    out.extend(compile_search_tree(&blocks, otherwise)?);
     if out.len() > MAX_INSTRUCTIONS {
         return Err(CompileError::TooLong(out.len()));
     }
-    Ok(Program { instructions: out })
+    Ok(SeccompProgram { instructions: out })
 }
 
 /// Most calls that are compared linearly.
-const LEAF_CALLS: usize = 4;
+const LINEAR_CALLS_MAX: usize = 4;
 
 /// Compiles a search over `blocks`, which are sorted by call. The accumulator holds the number.
-fn tree(blocks: &[(i64, Vec<Instruction>)], otherwise: Action) -> Result<Vec<Instruction>, CompileError> {
-    if blocks.len() <= LEAF_CALLS {
+fn compile_search_tree(blocks: &[(i64, Vec<BpfInstruction>)], otherwise: SeccompAction) -> Result<Vec<BpfInstruction>, CompileError> {
+    if blocks.len() <= LINEAR_CALLS_MAX {
         let mut out = Vec::new();
         for (call, body) in blocks {
             let skip = u8::try_from(body.len()).map_err(|_| CompileError::BlockTooLong(*call))?;
-            out.push(Instruction { code: JUMP_EQUAL, jt: 0, jf: skip, k: *call as u32 });
+            out.push(BpfInstruction { code: JUMP_IF_EQUAL, jt: 0, jf: skip, k: *call as u32 });
             out.extend(body);
         }
-        out.push(give(otherwise));
+        out.push(return_instruction(otherwise));
         return Ok(out);
     }
     let (lower, upper) = blocks.split_at(blocks.len() / 2);
     let first = upper[0].0 as u32;
-    let (lower, upper) = (tree(lower, otherwise)?, tree(upper, otherwise)?);
+    let (lower, upper) = (compile_search_tree(lower, otherwise)?, compile_search_tree(upper, otherwise)?);
     // A conditional jump reaches 255 instructions, an unconditional one any distance.
     let mut out = match u8::try_from(lower.len()) {
-        Ok(near) => vec![Instruction { code: JUMP_AT_LEAST, jt: near, jf: 0, k: first }],
+        Ok(near) => vec![BpfInstruction { code: JUMP_IF_AT_LEAST, jt: near, jf: 0, k: first }],
         Err(_) => vec![
-            Instruction { code: JUMP_AT_LEAST, jt: 0, jf: 1, k: first },
-            Instruction { code: JUMP, jt: 0, jf: 0, k: lower.len() as u32 },
+            BpfInstruction { code: JUMP_IF_AT_LEAST, jt: 0, jf: 1, k: first },
+            BpfInstruction { code: JUMP_ALWAYS, jt: 0, jf: 0, k: lower.len() as u32 },
         ],
     };
     out.extend(lower);
@@ -243,23 +243,23 @@ fn tree(blocks: &[(i64, Vec<Instruction>)], otherwise: Action) -> Result<Vec<Ins
     Ok(out)
 }
 
-fn prologue(newest: u32) -> Vec<Instruction> {
+fn compile_prologue(newest: u32) -> Vec<BpfInstruction> {
     vec![
-        load(OFFSET_ARCH),
-        Instruction { code: JUMP_EQUAL, jt: 1, jf: 0, k: NATIVE_ARCH },
-        give(Action::KillProcess),
-        load(OFFSET_NR),
-        Instruction { code: JUMP_SET, jt: 1, jf: 0, k: X32_BIT },
-        Instruction { code: JUMP_GREATER, jt: 0, jf: 1, k: newest },
-        give(Action::Errno(libc::ENOSYS as u16)),
+        load_instruction(OFFSET_ARCH),
+        BpfInstruction { code: JUMP_IF_EQUAL, jt: 1, jf: 0, k: NATIVE_ARCH },
+        return_instruction(SeccompAction::KillProcess),
+        load_instruction(OFFSET_NR),
+        BpfInstruction { code: JUMP_IF_SET, jt: 1, jf: 0, k: X32_BIT },
+        BpfInstruction { code: JUMP_IF_GREATER, jt: 0, jf: 1, k: newest },
+        return_instruction(SeccompAction::Errno(libc::ENOSYS as u16)),
     ]
 }
 
 /// Compiles the rules of one call in order, followed by `otherwise`.
-fn block(rules: &[&Rule], otherwise: Action) -> Result<Vec<Instruction>, CompileError> {
+fn compile_call_rules(rules: &[&SeccompRule], otherwise: SeccompAction) -> Result<Vec<BpfInstruction>, CompileError> {
     let mut out = Vec::new();
     for rule in rules {
-        let tests = rule.conditions.iter().map(|c| condition(*c)).collect::<Result<Vec<_>, _>>()?;
+        let tests = rule.conditions.iter().map(|c| compile_condition(*c)).collect::<Result<Vec<_>, _>>()?;
         // Number of instructions after each test, up to and including this rule's action.
         let mut behind: usize = tests.iter().map(Vec::len).sum::<usize>() + 1;
         for test in tests {
@@ -267,33 +267,33 @@ fn block(rules: &[&Rule], otherwise: Action) -> Result<Vec<Instruction>, Compile
             let length = test.len();
             for (at, mut instruction) in test.into_iter().enumerate() {
                 let rest = length - at - 1;
-                resolve(&mut instruction, rest, behind).ok_or(CompileError::BlockTooLong(rule.call))?;
+                resolve_placeholders(&mut instruction, rest, behind).ok_or(CompileError::BlockTooLong(rule.call))?;
                 out.push(instruction);
             }
         }
-        out.push(give(rule.action));
+        out.push(return_instruction(rule.action));
         if rule.conditions.is_empty() {
             return Ok(out);
         }
     }
-    out.push(give(otherwise));
+    out.push(return_instruction(otherwise));
     Ok(out)
 }
 
 /// Placeholders in `jt`/`jf` of a test's jumps.
-const NEXT: u8 = 0;
-const HOLDS: u8 = 1;
-const FAILS: u8 = 2;
+const NEXT_PLACEHOLDER: u8 = 0;
+const HOLDS_PLACEHOLDER: u8 = 1;
+const FAILS_PLACEHOLDER: u8 = 2;
 
 /// Replaces the placeholders by distances: `rest` instructions of this test and `behind` of the
 /// rule follow.
-fn resolve(instruction: &mut Instruction, rest: usize, behind: usize) -> Option<()> {
-    if instruction.code != JUMP_EQUAL {
+fn resolve_placeholders(instruction: &mut BpfInstruction, rest: usize, behind: usize) -> Option<()> {
+    if instruction.code != JUMP_IF_EQUAL {
         return Some(());
     }
     let distance = |to: u8| match to {
-        NEXT => Some(0),
-        HOLDS => u8::try_from(rest).ok(),
+        NEXT_PLACEHOLDER => Some(0),
+        HOLDS_PLACEHOLDER => u8::try_from(rest).ok(),
         _ => u8::try_from(rest + behind).ok(),
     };
     instruction.jt = distance(instruction.jt)?;
@@ -301,35 +301,35 @@ fn resolve(instruction: &mut Instruction, rest: usize, behind: usize) -> Option<
     Some(())
 }
 
-fn condition(condition: Condition) -> Result<Vec<Instruction>, CompileError> {
+fn compile_condition(condition: ArgumentCondition) -> Result<Vec<BpfInstruction>, CompileError> {
     if condition.argument > 5 {
         return Err(CompileError::NoSuchArgument(condition.argument));
     }
-    let halves: Vec<_> = condition.halves().collect();
+    let halves: Vec<_> = condition.masked_halves().collect();
     let mut out = Vec::new();
     for (index, &(offset, mask, value)) in halves.iter().enumerate() {
         let last = index + 1 == halves.len();
-        out.push(load(offset));
+        out.push(load_instruction(offset));
         if mask != u32::MAX {
-            out.push(Instruction { code: AND, jt: 0, jf: 0, k: mask });
+            out.push(BpfInstruction { code: AND_MASK, jt: 0, jf: 0, k: mask });
         }
         let (jt, jf) = match (condition.comparison, last) {
-            (Comparison::Equal, false) => (NEXT, FAILS),
-            (Comparison::Equal, true) => (HOLDS, FAILS),
-            (Comparison::NotEqual, false) => (NEXT, HOLDS),
-            (Comparison::NotEqual, true) => (FAILS, HOLDS),
+            (ArgumentComparison::Equal, false) => (NEXT_PLACEHOLDER, FAILS_PLACEHOLDER),
+            (ArgumentComparison::Equal, true) => (HOLDS_PLACEHOLDER, FAILS_PLACEHOLDER),
+            (ArgumentComparison::NotEqual, false) => (NEXT_PLACEHOLDER, HOLDS_PLACEHOLDER),
+            (ArgumentComparison::NotEqual, true) => (FAILS_PLACEHOLDER, HOLDS_PLACEHOLDER),
         };
-        out.push(Instruction { code: JUMP_EQUAL, jt, jf, k: value });
+        out.push(BpfInstruction { code: JUMP_IF_EQUAL, jt, jf, k: value });
     }
     Ok(out)
 }
 
-const fn load(offset: u32) -> Instruction {
-    Instruction { code: LOAD_WORD, jt: 0, jf: 0, k: offset }
+const fn load_instruction(offset: u32) -> BpfInstruction {
+    BpfInstruction { code: LOAD_WORD, jt: 0, jf: 0, k: offset }
 }
 
-const fn give(action: Action) -> Instruction {
-    Instruction { code: RETURN, jt: 0, jf: 0, k: action.value() }
+const fn return_instruction(action: SeccompAction) -> BpfInstruction {
+    BpfInstruction { code: RETURN_VALUE, jt: 0, jf: 0, k: action.return_value() }
 }
 
 #[cfg(test)]
@@ -338,7 +338,7 @@ mod tests {
 
     /// Interprets classic BPF like the kernel, and fails on anything that the compiler must not
     /// emit.
-    fn interpret(program: &Program, arch: u32, nr: u32, args: [u64; 6]) -> u32 {
+    fn interpret(program: &SeccompProgram, arch: u32, nr: u32, args: [u64; 6]) -> u32 {
         let word = |offset: u32| match offset {
             OFFSET_NR => nr,
             OFFSET_ARCH => arch,
@@ -354,101 +354,101 @@ mod tests {
             pc += 1;
             match i.code {
                 LOAD_WORD => accumulator = word(i.k),
-                JUMP => pc += i.k as usize,
-                JUMP_AT_LEAST => pc += usize::from(if accumulator >= i.k { i.jt } else { i.jf }),
-                AND => accumulator &= i.k,
-                JUMP_EQUAL => pc += usize::from(if accumulator == i.k { i.jt } else { i.jf }),
-                JUMP_GREATER => pc += usize::from(if accumulator > i.k { i.jt } else { i.jf }),
-                JUMP_SET => pc += usize::from(if accumulator & i.k != 0 { i.jt } else { i.jf }),
-                RETURN => return i.k,
+                JUMP_ALWAYS => pc += i.k as usize,
+                JUMP_IF_AT_LEAST => pc += usize::from(if accumulator >= i.k { i.jt } else { i.jf }),
+                AND_MASK => accumulator &= i.k,
+                JUMP_IF_EQUAL => pc += usize::from(if accumulator == i.k { i.jt } else { i.jf }),
+                JUMP_IF_GREATER => pc += usize::from(if accumulator > i.k { i.jt } else { i.jf }),
+                JUMP_IF_SET => pc += usize::from(if accumulator & i.k != 0 { i.jt } else { i.jf }),
+                RETURN_VALUE => return i.k,
                 other => panic!("opcode {other:#x}"),
             }
         }
     }
 
-    fn rule(call: i64, conditions: &[Condition], action: Action) -> Rule {
-        Rule { call, conditions: conditions.to_vec(), action }
+    fn rule(call: i64, conditions: &[ArgumentCondition], action: SeccompAction) -> SeccompRule {
+        SeccompRule { call, conditions: conditions.to_vec(), action }
     }
 
-    fn check(rules: &[Rule], call: u32, args: [u64; 6], expected: Action) {
-        let program = compile(rules, 500, Action::Allow).unwrap();
-        assert_eq!(interpret(&program, NATIVE_ARCH, call, args), expected.value(), "call {call} with {args:x?}");
+    fn check(rules: &[SeccompRule], call: u32, args: [u64; 6], expected: SeccompAction) {
+        let program = compile_rules(rules, 500, SeccompAction::Allow).unwrap();
+        assert_eq!(interpret(&program, NATIVE_ARCH, call, args), expected.return_value(), "call {call} with {args:x?}");
     }
 
     #[test]
     fn the_architecture_is_looked_at_first_and_x32_is_refused() {
-        let program = compile(&[rule(1, &[], Action::Notify)], 500, Action::Allow).unwrap();
-        assert_eq!(interpret(&program, 0x4000_0003, 1, [0; 6]), Action::KillProcess.value());
-        assert_eq!(interpret(&program, NATIVE_ARCH, X32_BIT | 1, [0; 6]), Action::Errno(libc::ENOSYS as u16).value());
-        assert_eq!(interpret(&program, NATIVE_ARCH, 1, [0; 6]), Action::Notify.value());
-        assert_eq!(interpret(&program, NATIVE_ARCH, 2, [0; 6]), Action::Allow.value());
+        let program = compile_rules(&[rule(1, &[], SeccompAction::Notify)], 500, SeccompAction::Allow).unwrap();
+        assert_eq!(interpret(&program, 0x4000_0003, 1, [0; 6]), SeccompAction::KillProcess.return_value());
+        assert_eq!(interpret(&program, NATIVE_ARCH, X32_BIT | 1, [0; 6]), SeccompAction::Errno(libc::ENOSYS as u16).return_value());
+        assert_eq!(interpret(&program, NATIVE_ARCH, 1, [0; 6]), SeccompAction::Notify.return_value());
+        assert_eq!(interpret(&program, NATIVE_ARCH, 2, [0; 6]), SeccompAction::Allow.return_value());
     }
 
     #[test]
     fn calls_that_nobody_reviewed_do_not_exist() {
-        check(&[], 500, [0; 6], Action::Allow);
-        check(&[], 501, [0; 6], Action::Errno(libc::ENOSYS as u16));
-        check(&[], u32::MAX, [0; 6], Action::Errno(libc::ENOSYS as u16));
+        check(&[], 500, [0; 6], SeccompAction::Allow);
+        check(&[], 501, [0; 6], SeccompAction::Errno(libc::ENOSYS as u16));
+        check(&[], u32::MAX, [0; 6], SeccompAction::Errno(libc::ENOSYS as u16));
     }
 
     #[test]
     fn thirty_two_bit_conditions_ignore_the_upper_half() {
-        let table = [rule(16, &[Condition::equals(1, 0x5412)], Action::Errno(1))];
-        check(&table, 16, [0, 0x5412, 0, 0, 0, 0], Action::Errno(1));
-        check(&table, 16, [0, 0xffff_ffff_0000_5412, 0, 0, 0, 0], Action::Errno(1));
-        check(&table, 16, [0, 0x5413, 0, 0, 0, 0], Action::Allow);
-        check(&table, 16, [0x5412, 0, 0, 0, 0, 0], Action::Allow);
+        let table = [rule(16, &[ArgumentCondition::argument_equals(1, 0x5412)], SeccompAction::Errno(1))];
+        check(&table, 16, [0, 0x5412, 0, 0, 0, 0], SeccompAction::Errno(1));
+        check(&table, 16, [0, 0xffff_ffff_0000_5412, 0, 0, 0, 0], SeccompAction::Errno(1));
+        check(&table, 16, [0, 0x5413, 0, 0, 0, 0], SeccompAction::Allow);
+        check(&table, 16, [0x5412, 0, 0, 0, 0, 0], SeccompAction::Allow);
     }
 
     #[test]
     fn sixty_four_bit_conditions_compare_both_halves() {
-        let wide = |comparison| Condition {
+        let wide = |comparison| ArgumentCondition {
             argument: 5,
-            width: Width::Bits64,
+            width: ArgumentWidth::Bits64,
             mask: u64::MAX,
             comparison,
             value: 0x1_0000_0002,
         };
-        let equal = [rule(7, &[wide(Comparison::Equal)], Action::Notify)];
-        let differs = [rule(7, &[wide(Comparison::NotEqual)], Action::Notify)];
+        let equal = [rule(7, &[wide(ArgumentComparison::Equal)], SeccompAction::Notify)];
+        let differs = [rule(7, &[wide(ArgumentComparison::NotEqual)], SeccompAction::Notify)];
         for (value, same) in [(0x1_0000_0002, true), (2, false), (0x1_0000_0003, false), (0x2_0000_0002, false)] {
             let args = [0, 0, 0, 0, 0, value];
-            check(&equal, 7, args, if same { Action::Notify } else { Action::Allow });
-            check(&differs, 7, args, if same { Action::Allow } else { Action::Notify });
+            check(&equal, 7, args, if same { SeccompAction::Notify } else { SeccompAction::Allow });
+            check(&differs, 7, args, if same { SeccompAction::Allow } else { SeccompAction::Notify });
         }
     }
 
     #[test]
     fn conditions_of_a_rule_are_joined_and_rules_are_tried_in_order() {
         let table = [
-            rule(41, &[Condition::equals(0, 1), Condition::masked(1, 0xf, Comparison::Equal, 2)], Action::Errno(97)),
-            rule(41, &[Condition::equals(0, 1)], Action::Allow),
-            rule(41, &[Condition::any_bit(2, 0b110)], Action::Notify),
-            rule(41, &[], Action::Errno(13)),
-            rule(41, &[], Action::KillProcess),
+            rule(41, &[ArgumentCondition::argument_equals(0, 1), ArgumentCondition::compare_masked(1, 0xf, ArgumentComparison::Equal, 2)], SeccompAction::Errno(97)),
+            rule(41, &[ArgumentCondition::argument_equals(0, 1)], SeccompAction::Allow),
+            rule(41, &[ArgumentCondition::any_bit(2, 0b110)], SeccompAction::Notify),
+            rule(41, &[], SeccompAction::Errno(13)),
+            rule(41, &[], SeccompAction::KillProcess),
         ];
-        check(&table, 41, [1, 0x80002, 0, 0, 0, 0], Action::Errno(97));
-        check(&table, 41, [1, 1, 0, 0, 0, 0], Action::Allow);
-        check(&table, 41, [2, 2, 0b100, 0, 0, 0], Action::Notify);
-        check(&table, 41, [2, 2, 0b001, 0, 0, 0], Action::Errno(13));
-        check(&table, 42, [1, 2, 0, 0, 0, 0], Action::Allow);
+        check(&table, 41, [1, 0x80002, 0, 0, 0, 0], SeccompAction::Errno(97));
+        check(&table, 41, [1, 1, 0, 0, 0, 0], SeccompAction::Allow);
+        check(&table, 41, [2, 2, 0b100, 0, 0, 0], SeccompAction::Notify);
+        check(&table, 41, [2, 2, 0b001, 0, 0, 0], SeccompAction::Errno(13));
+        check(&table, 42, [1, 2, 0, 0, 0, 0], SeccompAction::Allow);
     }
 
     /// Checks that every number is found in a tree with near and far branches, in few steps.
     #[test]
     fn each_call_finds_its_own_block() {
-        let errno = |call: u32| Action::Errno(u16::try_from(call % 1000 + 1).unwrap());
+        let errno = |call: u32| SeccompAction::Errno(u16::try_from(call % 1000 + 1).unwrap());
         let rules: Vec<_> = (0..300_u32)
             .filter(|call| call % 3 != 1)
             .flat_map(|call| {
-                let odd = rule(i64::from(call), &[Condition::any_bit(0, 1)], Action::Notify);
+                let odd = rule(i64::from(call), &[ArgumentCondition::any_bit(0, 1)], SeccompAction::Notify);
                 [odd, rule(i64::from(call), &[], errno(call))]
             })
             .collect();
         for call in 0..320 {
             let known = call < 300 && call % 3 != 1;
-            check(&rules, call, [0; 6], if known { errno(call) } else { Action::Allow });
-            check(&rules, call, [1, 0, 0, 0, 0, 0], if known { Action::Notify } else { Action::Allow });
+            check(&rules, call, [0; 6], if known { errno(call) } else { SeccompAction::Allow });
+            check(&rules, call, [1, 0, 0, 0, 0, 0], if known { SeccompAction::Notify } else { SeccompAction::Allow });
         }
     }
 
@@ -456,23 +456,23 @@ mod tests {
     #[test]
     fn agrees_with_the_table_read_directly() {
         let conditions = [
-            Condition::equals(0, 3),
-            Condition::differs(1, 3),
-            Condition::any_bit(2, 5),
-            Condition { argument: 3, width: Width::Bits64, mask: !0xff, comparison: Comparison::Equal, value: 1 << 40 },
+            ArgumentCondition::argument_equals(0, 3),
+            ArgumentCondition::argument_differs(1, 3),
+            ArgumentCondition::any_bit(2, 5),
+            ArgumentCondition { argument: 3, width: ArgumentWidth::Bits64, mask: !0xff, comparison: ArgumentComparison::Equal, value: 1 << 40 },
         ];
         let mut rules = Vec::new();
         for bits in 0..16_u16 {
             let chosen: Vec<_> =
                 (0..4).filter(|i| bits & (1 << i) != 0).map(|i| conditions[usize::from(i as u8)]).collect();
-            rules.push(rule(i64::from(bits % 5), &chosen, Action::Errno(bits + 1)));
+            rules.push(rule(i64::from(bits % 5), &chosen, SeccompAction::Errno(bits + 1)));
         }
-        let holds = |c: &Condition, args: &[u64; 6]| {
+        let holds = |c: &ArgumentCondition, args: &[u64; 6]| {
             let raw = args[usize::from(c.argument)];
-            let seen = if c.width == Width::Bits32 { raw & 0xffff_ffff } else { raw };
-            (seen & c.mask == c.value) == (c.comparison == Comparison::Equal)
+            let seen = if c.width == ArgumentWidth::Bits32 { raw & 0xffff_ffff } else { raw };
+            (seen & c.mask == c.value) == (c.comparison == ArgumentComparison::Equal)
         };
-        let program = compile(&rules, 500, Action::Notify).unwrap();
+        let program = compile_rules(&rules, 500, SeccompAction::Notify).unwrap();
         for grid in 0..256_u64 {
             let pick = |shift: u64, values: [u64; 4]| values[(grid >> shift & 3) as usize];
             let args = [
@@ -487,22 +487,22 @@ mod tests {
                 let expected = rules
                     .iter()
                     .find(|r| r.call == i64::from(call) && r.conditions.iter().all(|c| holds(c, &args)))
-                    .map_or(Action::Notify, |r| r.action);
-                assert_eq!(interpret(&program, NATIVE_ARCH, call, args), expected.value(), "{call} {args:x?}");
+                    .map_or(SeccompAction::Notify, |r| r.action);
+                assert_eq!(interpret(&program, NATIVE_ARCH, call, args), expected.return_value(), "{call} {args:x?}");
             }
         }
     }
 
     #[test]
     fn what_cannot_be_encoded_is_an_error() {
-        let long: Vec<_> = (0..200).map(|v| rule(1, &[Condition::equals(0, v)], Action::Notify)).collect();
-        assert_eq!(compile(&long, 500, Action::Allow), Err(CompileError::BlockTooLong(1)));
-        let many: Vec<_> = (0..3000).map(|n| rule(n, &[], Action::Notify)).collect();
-        assert!(matches!(compile(&many, 5000, Action::Allow), Err(CompileError::TooLong(_))));
+        let long: Vec<_> = (0..200).map(|v| rule(1, &[ArgumentCondition::argument_equals(0, v)], SeccompAction::Notify)).collect();
+        assert_eq!(compile_rules(&long, 500, SeccompAction::Allow), Err(CompileError::BlockTooLong(1)));
+        let many: Vec<_> = (0..3000).map(|n| rule(n, &[], SeccompAction::Notify)).collect();
+        assert!(matches!(compile_rules(&many, 5000, SeccompAction::Allow), Err(CompileError::TooLong(_))));
         assert_eq!(
-            compile(&[rule(1, &[Condition::equals(6, 0)], Action::Notify)], 500, Action::Allow),
+            compile_rules(&[rule(1, &[ArgumentCondition::argument_equals(6, 0)], SeccompAction::Notify)], 500, SeccompAction::Allow),
             Err(CompileError::NoSuchArgument(6))
         );
-        assert_eq!(compile(&[rule(-1, &[], Action::Notify)], 500, Action::Allow), Err(CompileError::NoSuchCall(-1)));
+        assert_eq!(compile_rules(&[rule(-1, &[], SeccompAction::Notify)], 500, SeccompAction::Allow), Err(CompileError::NoSuchCall(-1)));
     }
 }

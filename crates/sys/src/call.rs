@@ -9,7 +9,7 @@ use crate::Errno;
 /// # Safety
 /// The arguments must be correct for this call: pointers valid for the whole call, lengths that
 /// match them.
-pub(crate) unsafe fn raw(number: libc::c_long, args: [usize; 6]) -> Result<usize, Errno> {
+pub(crate) unsafe fn raw_syscall(number: libc::c_long, args: [usize; 6]) -> Result<usize, Errno> {
     let [a, b, c, d, e, f] = args;
     // SAFETY: the caller vouches for the arguments; `syscall` itself only moves them into
     // registers.
@@ -27,7 +27,7 @@ pub(crate) fn last_errno() -> Errno {
 ///
 /// # Safety
 /// `fd` must be a descriptor that has no other owner.
-pub(crate) unsafe fn owned(fd: usize) -> OwnedFd {
+pub(crate) unsafe fn own_descriptor(fd: usize) -> OwnedFd {
     // SAFETY: the caller vouches for it.
     unsafe { OwnedFd::from_raw_fd(fd as i32) }
 }

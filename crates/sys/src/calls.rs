@@ -6,11 +6,11 @@ macro_rules! named {
 }
 
 /// Prefix of the names in the C library.
-const PREFIX: &str = "SYS_";
+const LIBC_PREFIX: &str = "SYS_";
 
 /// Calls of every architecture.
 #[rustfmt::skip]
-const COMMON: &[(&str, i64)] = named![
+const COMMON_CALLS: &[(&str, i64)] = named![
     SYS_accept SYS_accept4 SYS_acct SYS_add_key SYS_adjtimex SYS_bind SYS_bpf SYS_brk SYS_capget SYS_capset SYS_chdir
     SYS_chroot SYS_clock_adjtime SYS_clock_getres SYS_clock_gettime SYS_clock_nanosleep SYS_clock_settime SYS_clone
     SYS_clone3 SYS_close SYS_close_range SYS_connect SYS_copy_file_range SYS_delete_module SYS_dup SYS_dup3
@@ -57,7 +57,7 @@ const COMMON: &[(&str, i64)] = named![
 /// Calls that newer architectures never had.
 #[cfg(target_arch = "x86_64")]
 #[rustfmt::skip]
-const OLD: &[(&str, i64)] = named![
+const LEGACY_CALLS: &[(&str, i64)] = named![
     SYS_access SYS_alarm SYS_arch_prctl SYS_chmod SYS_chown SYS_creat SYS_dup2 SYS_epoll_create SYS_epoll_wait
     SYS_eventfd SYS_fork SYS_futimesat SYS_get_thread_area SYS_getdents SYS_getpgrp SYS_getrlimit SYS_inotify_init
     SYS_ioperm SYS_iopl SYS_lchown SYS_link SYS_lstat SYS_mkdir SYS_mknod SYS_modify_ldt SYS_open SYS_pause SYS_pipe
@@ -65,11 +65,11 @@ const OLD: &[(&str, i64)] = named![
     SYS_stat SYS_symlink SYS_time SYS_unlink SYS_uselib SYS_utime SYS_utimes SYS_vfork
 ];
 #[cfg(not(target_arch = "x86_64"))]
-const OLD: &[(&str, i64)] = &[];
+const LEGACY_CALLS: &[(&str, i64)] = &[];
 
 /// Calls that the libc crate lacks on some architectures; their numbers are the same on all
 /// architectures.
-const RECENT: &[(&str, i64)] = &[
+const RECENT_CALLS: &[(&str, i64)] = &[
     ("cachestat", 451),
     ("map_shadow_stack", 453),
     ("futex_wake", 454),
@@ -90,9 +90,9 @@ const RECENT: &[(&str, i64)] = &[
 ];
 
 /// Lists every call with its number on this architecture.
-pub fn all() -> impl Iterator<Item = (&'static str, i64)> {
-    let calls = COMMON.iter().chain(OLD).chain(RECENT);
-    calls.map(|(name, number)| (name.strip_prefix(PREFIX).unwrap_or(name), *number))
+pub fn list_calls() -> impl Iterator<Item = (&'static str, i64)> {
+    let calls = COMMON_CALLS.iter().chain(LEGACY_CALLS).chain(RECENT_CALLS);
+    calls.map(|(name, number)| (name.strip_prefix(LIBC_PREFIX).unwrap_or(name), *number))
 }
 
 #[cfg(test)]
@@ -102,9 +102,9 @@ mod tests {
 
     #[test]
     fn names_and_numbers_are_distinct() {
-        let names: BTreeSet<_> = all().map(|(name, _)| name).collect();
-        let numbers: BTreeSet<_> = all().map(|(_, number)| number).collect();
-        assert_eq!((names.len(), numbers.len()), (all().count(), all().count()));
-        assert!(names.contains("read") && names.iter().all(|name| !name.starts_with(PREFIX)));
+        let names: BTreeSet<_> = list_calls().map(|(name, _)| name).collect();
+        let numbers: BTreeSet<_> = list_calls().map(|(_, number)| number).collect();
+        assert_eq!((names.len(), numbers.len()), (list_calls().count(), list_calls().count()));
+        assert!(names.contains("read") && names.iter().all(|name| !name.starts_with(LIBC_PREFIX)));
     }
 }

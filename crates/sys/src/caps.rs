@@ -8,7 +8,7 @@ use rustix::thread::{
 };
 
 use crate::Errno;
-use crate::call::raw;
+use crate::call::raw_syscall;
 
 /// Largest possible capability number (two 32-bit words).
 const MAX_CAPABILITY: usize = 63;
@@ -74,7 +74,7 @@ pub fn make_transparent() -> Result<(), Errno> {
 fn drop_bounding_set() -> Result<(), Errno> {
     for capability in 0..=MAX_CAPABILITY {
         // SAFETY: PR_CAPBSET_DROP takes plain integers.
-        match unsafe { raw(libc::SYS_prctl, [libc::PR_CAPBSET_DROP as usize, capability, 0, 0, 0, 0]) } {
+        match unsafe { raw_syscall(libc::SYS_prctl, [libc::PR_CAPBSET_DROP as usize, capability, 0, 0, 0, 0]) } {
             Ok(_) => {}
             // Past the last capability of this kernel, or not permitted.
             Err(Errno::INVAL | Errno::PERM) => return Ok(()),

@@ -9,7 +9,7 @@ use std::process::abort;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Errno;
-use crate::call::{owned, raw};
+use crate::call::{own_descriptor, raw_syscall};
 
 /// Namespaces and other `CLONE_*` bits for [`fork_with`] (linux/sched.h).
 pub mod flags {
@@ -50,7 +50,7 @@ struct CloneArgs {
 
 /// A new child.
 #[derive(Debug)]
-pub struct Child {
+pub struct ClonedChild {
     /// Process id in the caller's PID namespace.
     pub pid: Pid,
     /// Descriptor of the child (pidfd), close-on-exec.
@@ -72,7 +72,7 @@ pub struct Child {
 /// # Errors
 /// The errors of the kernel: EPERM and ENOSPC if namespaces are refused, EAGAIN at the process
 /// limit.
-pub fn fork_with(clone_flags: u64, exit_signal: i32, body: impl FnOnce() -> i32) -> Result<Child, Errno> {
+pub fn fork_with(clone_flags: u64, exit_signal: i32, body: impl FnOnce() -> i32) -> Result<ClonedChild, Errno> {
     let mut pidfd: i32 = -1;
     let args = CloneArgs {
         flags: clone_flags | PIDFD | CLEAR_SIGHAND,
@@ -83,14 +83,14 @@ pub fn fork_with(clone_flags: u64, exit_signal: i32, body: impl FnOnce() -> i32)
     // SAFETY: `args` is a valid clone_args of the given size and `pidfd` lives past the call.
     // Without CLONE_VM and with stack 0 the child continues on a copy of this stack, as after
     // fork(2).
-    let made = unsafe { raw(libc::SYS_clone3, [&raw const args as usize, size_of::<CloneArgs>(), 0, 0, 0, 0]) };
+    let made = unsafe { raw_syscall(libc::SYS_clone3, [&raw const args as usize, size_of::<CloneArgs>(), 0, 0, 0, 0]) };
     let pid = match made {
         // Containers return ENOSYS, because their filters cannot read the flags.
         Err(Errno::NOSYS) => {
             let flags = (clone_flags | PIDFD | exit_signal as u64) as usize;
             // SAFETY: as above; with CLONE_PIDFD the third argument is where the descriptor is
             // stored (clone(2)), the last two are unused.
-            unsafe { raw(libc::SYS_clone, [flags, 0, &raw mut pidfd as usize, 0, 0, 0]) }
+            unsafe { raw_syscall(libc::SYS_clone, [flags, 0, &raw mut pidfd as usize, 0, 0, 0]) }
         }
         other => other,
     }?;
@@ -103,8 +103,8 @@ pub fn fork_with(clone_flags: u64, exit_signal: i32, body: impl FnOnce() -> i32)
         return Err(Errno::NOSYS);
     }
     // SAFETY: the kernel stored a new descriptor that has no other owner.
-    let pidfd = unsafe { owned(pidfd as usize) };
-    Ok(Child { pid, pidfd })
+    let pidfd = unsafe { own_descriptor(pidfd as usize) };
+    Ok(ClonedChild { pid, pidfd })
 }
 
 /// Ends a child for which the kernel returned no descriptor: gVisor ignores the unknown flag
@@ -113,7 +113,7 @@ fn end_unheld(child: Pid) {
     // The child is not reaped yet, so the process id is still its own.
     let _ = kill_process(child, Signal::KILL);
     // SAFETY: no pointer is given.
-    let _ = unsafe { raw(libc::SYS_wait4, [child.as_raw_nonzero().get() as usize, 0, libc::__WALL as usize, 0, 0, 0]) };
+    let _ = unsafe { raw_syscall(libc::SYS_wait4, [child.as_raw_nonzero().get() as usize, 0, libc::__WALL as usize, 0, 0, 0]) };
 }
 
 /// Runs `body` in the child. The parent's stack must not be unwound or dropped here, so a panic
@@ -136,9 +136,9 @@ fn run_and_exit(body: impl FnOnce() -> i32) -> ! {
 ///
 /// # Errors
 /// EPERM without the capability, ENOSPC at a limit of namespaces.
-pub fn unshare(namespaces: u64) -> Result<(), Errno> {
+pub fn unshare_namespaces(namespaces: u64) -> Result<(), Errno> {
     // SAFETY: plain integers.
-    unsafe { raw(libc::SYS_unshare, [namespaces as usize, 0, 0, 0, 0, 0]) }.map(drop)
+    unsafe { raw_syscall(libc::SYS_unshare, [namespaces as usize, 0, 0, 0, 0, 0]) }.map(drop)
 }
 
 /// Moves this process, which must have one thread, into the namespace behind `namespace`, which
@@ -146,9 +146,9 @@ pub fn unshare(namespaces: u64) -> Result<(), Errno> {
 ///
 /// # Errors
 /// EPERM without the capability for the namespace, EINVAL if it is of another kind.
-pub fn enter(namespace: BorrowedFd<'_>, kind: u64) -> Result<(), Errno> {
+pub fn enter_namespace(namespace: BorrowedFd<'_>, kind: u64) -> Result<(), Errno> {
     // SAFETY: plain integers.
-    unsafe { raw(libc::SYS_setns, [namespace.as_raw_fd() as usize, kind as usize, 0, 0, 0, 0]) }.map(drop)
+    unsafe { raw_syscall(libc::SYS_setns, [namespace.as_raw_fd() as usize, kind as usize, 0, 0, 0, 0]) }.map(drop)
 }
 
 /// Ends the process at once: no destructors, no exit handlers.
@@ -160,13 +160,13 @@ pub fn exit_now(code: i32) -> ! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reap::{Ended, wait_pidfd_end};
+    use crate::reap::{ProcessExit, wait_pidfd_end};
     use std::os::fd::AsFd;
 
     #[test]
     fn a_child_runs_its_body_and_its_end_is_seen() {
         let child = fork_with(0, 0, || 42).unwrap();
-        assert_eq!(wait_pidfd_end(child.pidfd.as_fd()).unwrap(), Some(Ended::Exited(42)));
+        assert_eq!(wait_pidfd_end(child.pidfd.as_fd()).unwrap(), Some(ProcessExit::Exited(42)));
     }
 
     #[test]
@@ -176,6 +176,6 @@ mod tests {
             std::panic::resume_unwind(Box::new(()))
         })
         .unwrap();
-        assert_eq!(wait_pidfd_end(child.pidfd.as_fd()).unwrap(), Some(Ended::Signaled(libc::SIGABRT)));
+        assert_eq!(wait_pidfd_end(child.pidfd.as_fd()).unwrap(), Some(ProcessExit::Signaled(libc::SIGABRT)));
     }
 }

@@ -3,10 +3,10 @@
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use crate::Errno;
-use crate::call::raw;
+use crate::call::raw_syscall;
 
 /// `CLOSE_RANGE_CLOEXEC` (kernel 5.11).
-const MARK_ONLY: usize = 4;
+const CLOEXEC_ONLY: usize = 4;
 
 /// Closes every descriptor of this process that is not in `keep`, which must be sorted. The
 /// caller's own `OwnedFd`s among them become dangling: for a new child that never returns into code
@@ -31,13 +31,13 @@ pub fn close_all_but(keep: &[RawFd]) -> Result<(), Errno> {
 /// # Errors
 /// EINVAL below kernel 5.11.
 pub fn mark_close_on_exec_from(first: u32) -> Result<(), Errno> {
-    close_range(first, u32::MAX, MARK_ONLY)
+    close_range(first, u32::MAX, CLOEXEC_ONLY)
 }
 
 fn close_range(first: u32, last: u32, flags: usize) -> Result<(), Errno> {
     // SAFETY: plain integers. That descriptors of this process are closed under their owners is
     // documented at `close_all_but`.
-    unsafe { raw(libc::SYS_close_range, [first as usize, last as usize, flags, 0, 0, 0]) }.map(drop)
+    unsafe { raw_syscall(libc::SYS_close_range, [first as usize, last as usize, flags, 0, 0, 0]) }.map(drop)
 }
 
 /// Makes `streams` this process's descriptors 0, 1 and 2, inherited by exec. Accepts any
@@ -51,16 +51,16 @@ pub fn place_stdio(streams: [BorrowedFd<'_>; 3]) -> Result<(), Errno> {
     for (copy, stream) in copies.iter_mut().zip(streams) {
         // SAFETY: plain integers and an open descriptor.
         let fd =
-            unsafe { raw(libc::SYS_fcntl, [stream.as_raw_fd() as usize, libc::F_DUPFD_CLOEXEC as usize, 3, 0, 0, 0]) }?;
+            unsafe { raw_syscall(libc::SYS_fcntl, [stream.as_raw_fd() as usize, libc::F_DUPFD_CLOEXEC as usize, 3, 0, 0, 0]) }?;
         *copy = fd as RawFd;
     }
     for (target, copy) in copies.into_iter().enumerate() {
         // SAFETY: plain integers; 0 to 2 have no owner in a new child.
-        unsafe { raw(libc::SYS_dup3, [copy as usize, target, 0, 0, 0, 0]) }?;
+        unsafe { raw_syscall(libc::SYS_dup3, [copy as usize, target, 0, 0, 0, 0]) }?;
     }
     for copy in copies {
         // SAFETY: a descriptor that this function made.
-        unsafe { raw(libc::SYS_close, [copy as usize, 0, 0, 0, 0, 0]) }?;
+        unsafe { raw_syscall(libc::SYS_close, [copy as usize, 0, 0, 0, 0, 0]) }?;
     }
     Ok(())
 }
@@ -70,8 +70,8 @@ pub fn place_stdio(streams: [BorrowedFd<'_>; 3]) -> Result<(), Errno> {
 ///
 /// # Errors
 /// EINVAL if both numbers are equal.
-pub fn place(what: BorrowedFd<'_>, target: RawFd) -> Result<(), Errno> {
+pub fn place_descriptor(what: BorrowedFd<'_>, target: RawFd) -> Result<(), Errno> {
     let args = [what.as_raw_fd() as usize, target as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
     // SAFETY: plain integers; for a new child, in which `target` has no owner.
-    unsafe { raw(libc::SYS_dup3, args) }.map(drop)
+    unsafe { raw_syscall(libc::SYS_dup3, args) }.map(drop)
 }

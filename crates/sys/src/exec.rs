@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use crate::Errno;
-use crate::call::raw;
+use crate::call::raw_syscall;
 
 /// Argument or environment list in the form of the kernel. The parent makes it, so that the child
 /// allocates nothing.
@@ -30,7 +30,7 @@ unsafe impl Send for StringList {}
 unsafe impl Sync for StringList {}
 
 /// Replaces this process by `program`. Returns only on failure.
-fn exec(program: &CStr, arguments: &StringList, environment: &StringList) -> Errno {
+fn exec_program(program: &CStr, arguments: &StringList, environment: &StringList) -> Errno {
     let args = [
         program.as_ptr() as usize,
         arguments.pointers.as_ptr() as usize,
@@ -40,7 +40,7 @@ fn exec(program: &CStr, arguments: &StringList, environment: &StringList) -> Err
         0,
     ];
     // SAFETY: a C string and two null-terminated lists of C strings, all alive.
-    match unsafe { raw(libc::SYS_execve, args) } {
+    match unsafe { raw_syscall(libc::SYS_execve, args) } {
         Ok(_) => Errno::INVAL,
         Err(errno) => errno,
     }
@@ -51,7 +51,7 @@ fn exec(program: &CStr, arguments: &StringList, environment: &StringList) -> Err
 pub fn exec_first(candidates: &[CString], arguments: &StringList, environment: &StringList) -> Errno {
     let mut result = Errno::NOENT;
     for candidate in candidates {
-        match exec(candidate, arguments, environment) {
+        match exec_program(candidate, arguments, environment) {
             Errno::NOENT | Errno::NOTDIR | Errno::STALE | Errno::NODEV | Errno::TIMEDOUT => {}
             Errno::ACCESS => result = Errno::ACCESS,
             errno => return errno,
@@ -63,7 +63,7 @@ pub fn exec_first(candidates: &[CString], arguments: &StringList, environment: &
 /// Program image of a process: the candidate programs in order, and the arguments and environment
 /// for the first one that exists.
 #[derive(Debug)]
-pub struct Image {
+pub struct ProgramImage {
     /// Possible paths of the program.
     pub candidates: Vec<CString>,
     /// Arguments; the first one is the name of the program.
@@ -72,11 +72,11 @@ pub struct Image {
     pub environment: StringList,
 }
 
-impl Image {
+impl ProgramImage {
     /// Makes a command execute this image, as the last step before its exec. The command's own
     /// program, arguments and variables are ignored, because a C library would pass a
     /// non-executable file to a shell.
-    pub fn replace(self, command: &mut Command) {
+    pub fn replace_command(self, command: &mut Command) {
         // SAFETY: it runs between fork and exec, and makes system calls alone: it allocates
         // nothing, takes no lock, and changes no memory of this process.
         unsafe {

@@ -3,15 +3,15 @@
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::Errno;
-use crate::call::{last_errno, owned};
+use crate::call::{last_errno, own_descriptor};
 
 /// Blocks every signal for this thread until dropped, so that a handler of the parent never runs in
 /// the child before the child resets it.
-pub struct AllBlocked {
+pub struct SignalBlockGuard {
     before: libc::sigset_t,
 }
 
-impl AllBlocked {
+impl SignalBlockGuard {
     /// Blocks all signals of this thread.
     ///
     /// # Errors
@@ -29,7 +29,7 @@ impl AllBlocked {
     }
 }
 
-impl Drop for AllBlocked {
+impl Drop for SignalBlockGuard {
     fn drop(&mut self) {
         // SAFETY: `before` was filled by pthread_sigmask.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
@@ -68,11 +68,11 @@ pub fn child_end_descriptor() -> Result<OwnedFd, Errno> {
         return Err(last_errno());
     }
     // SAFETY: a new descriptor that has no other owner.
-    Ok(unsafe { owned(fd as usize) })
+    Ok(unsafe { own_descriptor(fd as usize) })
 }
 
 /// Empties a descriptor made by [`child_end_descriptor`]. Returns whether the terminal has hung up.
-pub fn drain(descriptor: BorrowedFd<'_>) -> bool {
+pub fn drain_descriptor(descriptor: BorrowedFd<'_>) -> bool {
     // SAFETY: plain data; all zeroes is a valid value.
     let mut heard: [libc::signalfd_siginfo; 4] = unsafe { std::mem::zeroed() };
     // SAFETY: the buffer is ours and as long as said; the descriptor does not block, and each of

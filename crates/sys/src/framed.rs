@@ -12,24 +12,24 @@ use rustix::net::SendFlags;
 use crate::Errno;
 
 /// Time-out for the other side to accept a message.
-const TAKES_WITHIN: Duration = Duration::from_secs(5);
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Length of the header, which contains the length of the message.
 const HEAD_BYTES: usize = 4;
 
 /// An end of a connection.
 #[derive(Debug)]
-pub struct Line {
+pub struct FramedChannel {
     reader: UnixStream,
     writer: Mutex<UnixStream>,
 }
 
-impl Line {
+impl FramedChannel {
     /// Makes an end over this connection.
     ///
     /// # Errors
     /// Out of descriptors.
-    pub fn over(stream: UnixStream) -> io::Result<Self> {
-        stream.set_write_timeout(Some(TAKES_WITHIN))?;
+    pub fn over_stream(stream: UnixStream) -> io::Result<Self> {
+        stream.set_write_timeout(Some(SEND_TIMEOUT))?;
         // The other side may be silent for days; its end wakes the reader.
         stream.set_read_timeout(None)?;
         Ok(Self { reader: stream.try_clone()?, writer: Mutex::new(stream) })
@@ -44,7 +44,7 @@ impl Line {
     ///
     /// # Errors
     /// An error if the other side is gone or does not read.
-    pub fn send(&self, message: &[u8]) -> io::Result<()> {
+    pub fn send_message(&self, message: &[u8]) -> io::Result<()> {
         let length = u32::try_from(message.len()).map_err(io::Error::other)?;
         let whole = [&length.to_le_bytes()[..], message].concat();
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
@@ -55,7 +55,7 @@ impl Line {
     ///
     /// # Errors
     /// An error if the message is longer than `limit` bytes.
-    pub fn receive(&self, limit: usize) -> io::Result<Option<Vec<u8>>> {
+    pub fn receive_message(&self, limit: usize) -> io::Result<Option<Vec<u8>>> {
         let mut head = [0; HEAD_BYTES];
         match (&self.reader).read_exact(&mut head) {
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
@@ -97,23 +97,23 @@ fn send_all(stream: &UnixStream, mut rest: &[u8]) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn pair() -> (Line, Line) {
+    fn pair() -> (FramedChannel, FramedChannel) {
         let (one, other) = UnixStream::pair().unwrap();
-        (Line::over(one).unwrap(), Line::over(other).unwrap())
+        (FramedChannel::over_stream(one).unwrap(), FramedChannel::over_stream(other).unwrap())
     }
 
     #[test]
     fn messages_arrive_whole_until_the_other_side_falls_silent() {
         let (one, other) = pair();
         let reader = std::thread::spawn(move || {
-            let all: Vec<_> = std::iter::from_fn(|| other.receive(1 << 20).unwrap()).collect();
-            other.send(b"heard").unwrap();
+            let all: Vec<_> = std::iter::from_fn(|| other.receive_message(1 << 20).unwrap()).collect();
+            other.send_message(b"heard").unwrap();
             all
         });
         let all = [vec![], vec![1; 1 << 20], b"x".to_vec()];
-        all.iter().for_each(|message| one.send(message).unwrap());
+        all.iter().for_each(|message| one.send_message(message).unwrap());
         one.fall_silent();
-        assert_eq!(one.receive(5).unwrap().unwrap(), b"heard");
+        assert_eq!(one.receive_message(5).unwrap().unwrap(), b"heard");
         assert_eq!(reader.join().unwrap(), all);
     }
 
@@ -123,7 +123,7 @@ mod tests {
             let (one, other) = pair();
             rustix::io::write(one.stream(), bytes).unwrap();
             one.hang_up();
-            assert!(other.receive(1 << 10).is_err(), "{bytes:?}");
+            assert!(other.receive_message(1 << 10).is_err(), "{bytes:?}");
         }
     }
 }

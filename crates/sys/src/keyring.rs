@@ -3,14 +3,14 @@
 use rustix::thread::{Timespec, nanosleep};
 
 use crate::Errno;
-use crate::call::raw;
+use crate::call::raw_syscall;
 
 /// `KEYCTL_JOIN_SESSION_KEYRING`.
 const JOIN_SESSION: usize = 1;
 
 /// Number of retries for a user with too many keys, and the delay between them.
-const TRIES: usize = 50;
-const BETWEEN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const RETRIES_MAX: usize = 50;
+const RETRY_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Starts a new, empty, anonymous session key ring for this process. Succeeds on a kernel without
 /// key rings. Also succeeds if a container's filter refuses the call (EPERM), because then no
@@ -20,18 +20,18 @@ const BETWEEN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// # Errors
 /// EDQUOT or ENOMEM.
 pub fn join_new_session() -> Result<(), Errno> {
-    for _ in 0..TRIES {
-        match join() {
-            Err(Errno::DQUOT) => drop(nanosleep(&BETWEEN)),
+    for _ in 0..RETRIES_MAX {
+        match join_keyring() {
+            Err(Errno::DQUOT) => drop(nanosleep(&RETRY_DELAY)),
             joined => return joined,
         }
     }
-    join()
+    join_keyring()
 }
 
-fn join() -> Result<(), Errno> {
+fn join_keyring() -> Result<(), Errno> {
     // SAFETY: a null name asks for an anonymous ring.
-    match unsafe { raw(libc::SYS_keyctl, [JOIN_SESSION, 0, 0, 0, 0, 0]) } {
+    match unsafe { raw_syscall(libc::SYS_keyctl, [JOIN_SESSION, 0, 0, 0, 0, 0]) } {
         Ok(_) | Err(Errno::NOSYS | Errno::PERM) => Ok(()),
         Err(errno) => Err(errno),
     }

@@ -6,7 +6,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::Errno;
-use crate::call::{owned, raw};
+use crate::call::{own_descriptor, raw_syscall};
 use crate::passing::above_stdio;
 
 /// Rights on files and directories, `LANDLOCK_ACCESS_FS_*`.
@@ -41,7 +41,7 @@ pub mod access {
     pub const IOCTL_DEV: u64 = 1 << 15;
 
     /// Returns every right of ABI `abi` that allows a change.
-    pub const fn changing(abi: u32) -> u64 {
+    pub const fn change_rights(abi: u32) -> u64 {
         let base = WRITE_FILE
             | REMOVE_DIR
             | REMOVE_FILE
@@ -58,7 +58,7 @@ pub mod access {
     }
 
     /// The rights that apply to objects other than directories.
-    pub const ON_FILES: u64 = WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
+    pub const FILE_RIGHTS: u64 = WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 }
 
 /// Rights on ports, `LANDLOCK_ACCESS_NET_*` (ABI 4).
@@ -78,7 +78,7 @@ pub mod scope {
 }
 
 /// `LANDLOCK_CREATE_RULESET_VERSION`.
-const VERSION: usize = 1;
+const VERSION_QUERY_FLAG: usize = 1;
 /// `LANDLOCK_RULE_PATH_BENEATH`.
 const PATH_BENEATH: usize = 1;
 
@@ -101,9 +101,9 @@ struct PathBeneathAttr {
 ///
 /// # Errors
 /// ENOSYS if Landlock is not built in, EOPNOTSUPP if it is disabled.
-pub fn abi() -> Result<u32, Errno> {
+pub fn query_abi_version() -> Result<u32, Errno> {
     // SAFETY: a null attribute of size 0 asks for the version.
-    let version = unsafe { raw(libc::SYS_landlock_create_ruleset, [0, 0, VERSION, 0, 0, 0]) }?;
+    let version = unsafe { raw_syscall(libc::SYS_landlock_create_ruleset, [0, 0, VERSION_QUERY_FLAG, 0, 0, 0]) }?;
     Ok(version as u32)
 }
 
@@ -129,14 +129,14 @@ impl Ruleset {
             _ => size_of::<RulesetAttr>(),
         };
         // SAFETY: `attributes` is valid for `size` bytes.
-        let fd = unsafe { raw(libc::SYS_landlock_create_ruleset, [&raw const attributes as usize, size, 0, 0, 0, 0]) }?;
+        let fd = unsafe { raw_syscall(libc::SYS_landlock_create_ruleset, [&raw const attributes as usize, size, 0, 0, 0, 0]) }?;
         // SAFETY: a new descriptor that has no other owner.
-        let fd = unsafe { owned(fd) };
+        let fd = unsafe { own_descriptor(fd) };
         Ok(Self { fd: above_stdio(fd)?, handled })
     }
 
     /// Returns the same rules, for a descriptor that another process received as a copy.
-    pub fn over(&self, fd: OwnedFd) -> Self {
+    pub fn with_descriptor(&self, fd: OwnedFd) -> Self {
         Self { fd, handled: self.handled }
     }
 
@@ -145,7 +145,7 @@ impl Ruleset {
     ///
     /// # Errors
     /// EINVAL if a right does not apply to a file, EBADFD if the object cannot carry rules.
-    pub fn allow(&self, object: BorrowedFd<'_>, rights: u64) -> Result<(), Errno> {
+    pub fn allow_beneath(&self, object: BorrowedFd<'_>, rights: u64) -> Result<(), Errno> {
         let rights = rights & self.handled;
         if rights == 0 {
             return Ok(());
@@ -153,7 +153,7 @@ impl Ruleset {
         let rule = PathBeneathAttr { allowed_access: rights, parent_fd: object.as_raw_fd() };
         // SAFETY: `rule` is valid for the call; both descriptors are open.
         unsafe {
-            raw(
+            raw_syscall(
                 libc::SYS_landlock_add_rule,
                 [self.fd.as_raw_fd() as usize, PATH_BENEATH, &raw const rule as usize, 0, 0, 0],
             )
@@ -168,7 +168,7 @@ impl Ruleset {
     /// EPERM without `no_new_privs`, E2BIG at 16 nested domains.
     pub fn restrict_self(&self) -> Result<(), Errno> {
         // SAFETY: plain integers.
-        unsafe { raw(libc::SYS_landlock_restrict_self, [self.fd.as_raw_fd() as usize, 0, 0, 0, 0, 0]) }.map(drop)
+        unsafe { raw_syscall(libc::SYS_landlock_restrict_self, [self.fd.as_raw_fd() as usize, 0, 0, 0, 0, 0]) }.map(drop)
     }
 }
 

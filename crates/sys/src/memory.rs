@@ -9,12 +9,12 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::pread;
 
 use crate::Errno;
-use crate::call::raw;
+use crate::call::raw_syscall;
 
 /// Smallest page size of all architectures.
-const PAGE: u64 = 4096;
+const MIN_PAGE_BYTES: u64 = 4096;
 /// Enough for most paths in one read.
-const FIRST_READ: usize = 256;
+const FIRST_READ_BYTES: usize = 256;
 
 /// Reads exactly `buffer.len()` bytes at `address` of thread `pid`.
 ///
@@ -38,11 +38,11 @@ pub fn read_exact(pid: u32, address: u64, buffer: &mut [u8]) -> Result<(), Errno
 /// # Errors
 /// ENAMETOOLONG without a NUL in `max` bytes, else as [`read_exact`].
 pub fn read_c_string(pid: u32, address: u64, max: usize) -> Result<CString, Errno> {
-    let mut text: Vec<u8> = Vec::with_capacity(FIRST_READ);
-    let mut chunk = FIRST_READ;
+    let mut text: Vec<u8> = Vec::with_capacity(FIRST_READ_BYTES);
+    let mut chunk = FIRST_READ_BYTES;
     while text.len() < max {
         let at = address.checked_add(text.len() as u64).ok_or(Errno::FAULT)?;
-        let to_page_end = (PAGE - at % PAGE) as usize;
+        let to_page_end = (MIN_PAGE_BYTES - at % MIN_PAGE_BYTES) as usize;
         let start = text.len();
         text.resize(start + chunk.min(to_page_end).min(max - start), 0);
         let read = read_some(pid, at, &mut text[start..])?;
@@ -54,7 +54,7 @@ pub fn read_c_string(pid: u32, address: u64, max: usize) -> Result<CString, Errn
             text.truncate(start + end);
             return CString::new(text).map_err(|_| Errno::INVAL);
         }
-        chunk = PAGE as usize;
+        chunk = MIN_PAGE_BYTES as usize;
     }
     Err(Errno::NAMETOOLONG)
 }
@@ -88,7 +88,7 @@ fn read_by_call(pid: u32, address: u64, buffer: &mut [u8]) -> Result<usize, Errn
     // SAFETY: `local` describes `buffer`, which is borrowed mutably; the remote address is checked
     // by the kernel and never touched here.
     unsafe {
-        raw(libc::SYS_process_vm_readv, [pid as usize, &raw const local as usize, 1, &raw const remote as usize, 1, 0])
+        raw_syscall(libc::SYS_process_vm_readv, [pid as usize, &raw const local as usize, 1, &raw const remote as usize, 1, 0])
     }
 }
 

@@ -14,11 +14,11 @@ use rustix::mount::{
 };
 
 use crate::Errno;
-use crate::call::raw;
+use crate::call::raw_syscall;
 
 /// Restrictions of a mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Forbids {
+pub struct MountRestrictions {
     /// Writing.
     pub write: bool,
     /// Device nodes.
@@ -29,9 +29,9 @@ pub struct Forbids {
     pub exec: bool,
 }
 
-impl Forbids {
+impl MountRestrictions {
     /// Returns the `MOUNT_ATTR_*` bits (linux/mount.h).
-    const fn bits(self) -> u64 {
+    const fn attribute_bits(self) -> u64 {
         (self.write as u64) | (self.setuid as u64) << 1 | (self.devices as u64) << 2 | (self.exec as u64) << 3
     }
 }
@@ -50,7 +50,7 @@ struct MountAttr {
 /// # Errors
 /// EPERM if this user namespace may not mount `kind` (for proc: if the visible proc is partly
 /// covered), ENODEV if the kernel lacks it.
-pub fn new_filesystem(kind: &CStr, options: &[(&CStr, &CStr)], forbids: Forbids) -> Result<OwnedFd, Errno> {
+pub fn new_filesystem(kind: &CStr, options: &[(&CStr, &CStr)], forbids: MountRestrictions) -> Result<OwnedFd, Errno> {
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (key, value) in options {
         if value.is_empty() {
@@ -60,7 +60,7 @@ pub fn new_filesystem(kind: &CStr, options: &[(&CStr, &CStr)], forbids: Forbids)
         }
     }
     fsconfig_create(context.as_fd())?;
-    let attributes = MountAttrFlags::from_bits_retain(forbids.bits() as u32);
+    let attributes = MountAttrFlags::from_bits_retain(forbids.attribute_bits() as u32);
     fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }
 
@@ -82,7 +82,7 @@ pub fn copy_tree(directory: BorrowedFd<'_>, path: &CStr) -> Result<OwnedFd, Errn
 ///
 /// # Errors
 /// The errors of move_mount(2).
-pub fn attach(what: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Result<(), Errno> {
+pub fn attach_mount(what: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Result<(), Errno> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     move_mount(what, c"", target, c"", flags)
 }
@@ -100,8 +100,8 @@ pub fn attach_at(what: BorrowedFd<'_>, directory: BorrowedFd<'_>, path: &CStr) -
 ///
 /// # Errors
 /// ENOSYS below kernel 5.12, EPERM if a flag is locked.
-pub fn restrict(what: BorrowedFd<'_>, forbids: Forbids, recursive: bool) -> Result<(), Errno> {
-    set_attributes(what, MountAttr { set: forbids.bits(), clear: 0, propagation: 0, userns_fd: 0 }, recursive)
+pub fn restrict_mount(what: BorrowedFd<'_>, forbids: MountRestrictions, recursive: bool) -> Result<(), Errno> {
+    set_attributes(what, MountAttr { set: forbids.attribute_bits(), clear: 0, propagation: 0, userns_fd: 0 }, recursive)
 }
 
 /// Disables mount propagation to and from other namespaces for the whole tree at `/`.
@@ -127,7 +127,7 @@ fn set_attributes_at(
     // SAFETY: `path` is a C string and `attributes` a mount_attr of the size given; both outlive
     // the call.
     unsafe {
-        raw(
+        raw_syscall(
             libc::SYS_mount_setattr,
             [
                 directory.as_raw_fd() as usize,

@@ -15,27 +15,27 @@ use crate::Errno;
 use crate::call::last_errno;
 
 /// The index of `lo`: the first interface of every namespace (`LOOPBACK_IFINDEX`, net/flow.h).
-const LOOPBACK: u32 = 1;
+const LOOPBACK_INDEX: u32 = 1;
 /// Message types and flags of rtnetlink(7).
 const NEW_LINK: u16 = 16;
 const NEW_ADDRESS: u16 = 20;
 const NEW_ROUTE: u16 = 24;
-const REQUEST: u16 = 1;
-const CREATE: u16 = 0x400 | 0x200;
-const ERROR: u16 = 2;
+const REQUEST_FLAG: u16 = 1;
+const CREATE_EXCLUSIVE_FLAGS: u16 = 0x400 | 0x200;
+const ERROR_MESSAGE: u16 = 2;
 /// Attributes.
-const ADDRESS: u16 = 1;
-const LOCAL_ADDRESS: u16 = 2;
-const ROUTE_OUT_INTERFACE: u16 = 4;
+const ADDRESS_ATTRIBUTE: u16 = 1;
+const LOCAL_ADDRESS_ATTRIBUTE: u16 = 2;
+const ROUTE_OUT_ATTRIBUTE: u16 = 4;
 /// Header length of a message, and of an attribute.
-const HEADER: usize = 16;
-const ATTRIBUTE_HEADER: usize = 4;
+const MESSAGE_HEADER_BYTES: usize = 16;
+const ATTRIBUTE_HEADER_BYTES: usize = 4;
 /// Buffer size of a batch: twice the size of all messages.
-const BATCH: usize = 512;
+const BATCH_BYTES: usize = 512;
 /// Index of the first IPv6 message in the batch, counted from 0.
-const FIRST_OF_IPV6: u32 = 3;
+const FIRST_IPV6_MESSAGE: u32 = 3;
 /// Backlog of the listening sockets made here.
-const BACKLOG: i32 = 128;
+const LISTEN_BACKLOG: i32 = 128;
 
 /// Brings `lo` up and routes every address to it: a connection to an address and port without a
 /// listener is refused at once. Adds the addresses `v4` and `v6` besides 127.0.0.1 and ::1, so that
@@ -47,23 +47,23 @@ const BACKLOG: i32 = 128;
 pub fn own_every_address(v4: Ipv4Addr, v6: Ipv6Addr) -> Result<bool, Errno> {
     // Protocol 0, the default, is NETLINK_ROUTE.
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
-    let mut batch = Batch::default();
+    let mut batch = NetlinkBatch::default();
     batch.loopback_up();
-    batch.address(IpAddr::V4(v4));
-    batch.route(AddressFamily::INET);
-    batch.address(IpAddr::V6(v6));
-    batch.route(AddressFamily::INET6);
+    batch.add_address(IpAddr::V4(v4));
+    batch.add_route(AddressFamily::INET);
+    batch.add_address(IpAddr::V6(v6));
+    batch.add_route(AddressFamily::INET6);
     send(&socket, batch.bytes(), SendFlags::empty())?;
     // The kernel processes the batch before `send` returns, and replies only to failed messages.
     let mut ipv6 = true;
-    let mut reply = [0_u8; BATCH];
+    let mut reply = [0_u8; BATCH_BYTES];
     loop {
         match recv(&socket, &mut reply, RecvFlags::DONTWAIT) {
             Ok((_, 0)) | Err(Errno::AGAIN) => return Ok(ipv6),
             Ok((_, length)) => {
-                let failed = refusal(reply.get(..length).unwrap_or_default()).ok_or(Errno::PROTO)?;
+                let failed = parse_refusal(reply.get(..length).unwrap_or_default()).ok_or(Errno::PROTO)?;
                 match failed {
-                    (message, errno) if message < FIRST_OF_IPV6 => return Err(errno),
+                    (message, errno) if message < FIRST_IPV6_MESSAGE => return Err(errno),
                     _ => ipv6 = false,
                 }
             }
@@ -74,88 +74,88 @@ pub fn own_every_address(v4: Ipv4Addr, v6: Ipv6Addr) -> Result<bool, Errno> {
 }
 
 /// Returns the index of the refused message and the error, from `struct nlmsgerr`.
-fn refusal(reply: &[u8]) -> Option<(u32, Errno)> {
+fn parse_refusal(reply: &[u8]) -> Option<(u32, Errno)> {
     let half = |at: usize| reply.get(at..at + 2)?.try_into().map(u16::from_ne_bytes).ok();
     let word = |at: usize| reply.get(at..at + 4)?.try_into().map(u32::from_ne_bytes).ok();
-    if half(4)? != ERROR {
+    if half(4)? != ERROR_MESSAGE {
         return None;
     }
-    let errno = (word(HEADER)? as i32).checked_neg().filter(|errno| (1..4096).contains(errno))?;
+    let errno = (word(MESSAGE_HEADER_BYTES)? as i32).checked_neg().filter(|errno| (1..4096).contains(errno))?;
     // The sequence number of the refused message.
     Some((word(8)?, Errno::from_raw_os_error(errno)))
 }
 
 /// Messages to rtnetlink, in sequence.
-struct Batch {
-    space: [u8; BATCH],
+struct NetlinkBatch {
+    space: [u8; BATCH_BYTES],
     length: usize,
     messages: u32,
     start: usize,
 }
 
-impl Default for Batch {
+impl Default for NetlinkBatch {
     fn default() -> Self {
-        Self { space: [0; BATCH], length: 0, messages: 0, start: 0 }
+        Self { space: [0; BATCH_BYTES], length: 0, messages: 0, start: 0 }
     }
 }
 
-impl Batch {
+impl NetlinkBatch {
     fn bytes(&self) -> &[u8] {
         self.space.get(..self.length).unwrap_or_default()
     }
 
     /// Adds `struct ifinfomsg`: family, padding, type, index, flags, their mask.
     fn loopback_up(&mut self) {
-        self.begin(NEW_LINK, REQUEST);
-        self.put(&[0; 4]);
-        self.put(&LOOPBACK.to_ne_bytes());
-        self.put(&(libc::IFF_UP as u32).to_ne_bytes());
-        self.put(&(libc::IFF_UP as u32).to_ne_bytes());
-        self.end();
+        self.begin_message(NEW_LINK, REQUEST_FLAG);
+        self.append_bytes(&[0; 4]);
+        self.append_bytes(&LOOPBACK_INDEX.to_ne_bytes());
+        self.append_bytes(&(libc::IFF_UP as u32).to_ne_bytes());
+        self.append_bytes(&(libc::IFF_UP as u32).to_ne_bytes());
+        self.end_message();
     }
 
     /// Adds `struct ifaddrmsg`: family, prefix, flags, scope, index.
-    fn address(&mut self, address: IpAddr) {
+    fn add_address(&mut self, address: IpAddr) {
         let (family, bits) = match address {
             IpAddr::V4(_) => (AddressFamily::INET, 32),
             IpAddr::V6(_) => (AddressFamily::INET6, 128),
         };
-        self.begin(NEW_ADDRESS, REQUEST | CREATE);
+        self.begin_message(NEW_ADDRESS, REQUEST_FLAG | CREATE_EXCLUSIVE_FLAGS);
         // The address is unique here, so duplicate detection is disabled.
-        self.put(&[family.as_raw() as u8, bits, libc::IFA_F_NODAD as u8, libc::RT_SCOPE_UNIVERSE]);
-        self.put(&LOOPBACK.to_ne_bytes());
+        self.append_bytes(&[family.as_raw() as u8, bits, libc::IFA_F_NODAD as u8, libc::RT_SCOPE_UNIVERSE]);
+        self.append_bytes(&LOOPBACK_INDEX.to_ne_bytes());
         match address {
             IpAddr::V4(address) => {
-                self.attribute(LOCAL_ADDRESS, &address.octets());
-                self.attribute(ADDRESS, &address.octets());
+                self.add_attribute(LOCAL_ADDRESS_ATTRIBUTE, &address.octets());
+                self.add_attribute(ADDRESS_ATTRIBUTE, &address.octets());
             }
-            IpAddr::V6(address) => self.attribute(ADDRESS, &address.octets()),
+            IpAddr::V6(address) => self.add_attribute(ADDRESS_ATTRIBUTE, &address.octets()),
         }
-        self.end();
+        self.end_message();
     }
 
     /// Adds `struct rtmsg`: family, both prefixes, service, table, origin, scope, type, flags.
-    fn route(&mut self, family: AddressFamily) {
-        self.begin(NEW_ROUTE, REQUEST | CREATE);
+    fn add_route(&mut self, family: AddressFamily) {
+        self.begin_message(NEW_ROUTE, REQUEST_FLAG | CREATE_EXCLUSIVE_FLAGS);
         let (table, origin) = (libc::RT_TABLE_LOCAL, libc::RTPROT_BOOT);
-        self.put(&[family.as_raw() as u8, 0, 0, 0, table, origin, libc::RT_SCOPE_HOST, libc::RTN_LOCAL]);
-        self.put(&[0; 4]);
-        self.attribute(ROUTE_OUT_INTERFACE, &LOOPBACK.to_ne_bytes());
-        self.end();
+        self.append_bytes(&[family.as_raw() as u8, 0, 0, 0, table, origin, libc::RT_SCOPE_HOST, libc::RTN_LOCAL]);
+        self.append_bytes(&[0; 4]);
+        self.add_attribute(ROUTE_OUT_ATTRIBUTE, &LOOPBACK_INDEX.to_ne_bytes());
+        self.end_message();
     }
 
     /// Begins a message with `struct nlmsghdr`; its length is set at the end.
-    fn begin(&mut self, kind: u16, flags: u16) {
+    fn begin_message(&mut self, kind: u16, flags: u16) {
         self.start = self.length;
-        self.put(&[0; 4]);
-        self.put(&kind.to_ne_bytes());
-        self.put(&flags.to_ne_bytes());
-        self.put(&self.messages.to_ne_bytes());
-        self.put(&[0; 4]);
+        self.append_bytes(&[0; 4]);
+        self.append_bytes(&kind.to_ne_bytes());
+        self.append_bytes(&flags.to_ne_bytes());
+        self.append_bytes(&self.messages.to_ne_bytes());
+        self.append_bytes(&[0; 4]);
         self.messages += 1;
     }
 
-    fn end(&mut self) {
+    fn end_message(&mut self) {
         let length = (self.length - self.start) as u32;
         if let Some(field) = self.space.get_mut(self.start..self.start + 4) {
             field.copy_from_slice(&length.to_ne_bytes());
@@ -164,13 +164,13 @@ impl Batch {
 
     /// Adds an attribute. The length of every value here is a multiple of four, as the alignment of
     /// attributes requires.
-    fn attribute(&mut self, kind: u16, value: &[u8]) {
-        self.put(&((ATTRIBUTE_HEADER + value.len()) as u16).to_ne_bytes());
-        self.put(&kind.to_ne_bytes());
-        self.put(value);
+    fn add_attribute(&mut self, kind: u16, value: &[u8]) {
+        self.append_bytes(&((ATTRIBUTE_HEADER_BYTES + value.len()) as u16).to_ne_bytes());
+        self.append_bytes(&kind.to_ne_bytes());
+        self.append_bytes(value);
     }
 
-    fn put(&mut self, bytes: &[u8]) {
+    fn append_bytes(&mut self, bytes: &[u8]) {
         if let Some(space) = self.space.get_mut(self.length..self.length + bytes.len()) {
             space.copy_from_slice(bytes);
             self.length += bytes.len();
@@ -184,7 +184,7 @@ impl Batch {
 /// # Errors
 /// EAFNOSUPPORT without IPv6, EMFILE.
 pub fn tcp_socket(like: SocketAddr) -> Result<OwnedFd, Errno> {
-    internet_socket(family(like), SocketType::STREAM)
+    internet_socket(address_family(like), SocketType::STREAM)
 }
 
 /// Makes a TCP socket that listens on `at`, even if no interface has that address. An IPv6 socket
@@ -193,8 +193,8 @@ pub fn tcp_socket(like: SocketAddr) -> Result<OwnedFd, Errno> {
 /// # Errors
 /// EADDRINUSE; EACCES for a port that only root may use.
 pub fn tcp_listener(at: SocketAddr) -> Result<OwnedFd, Errno> {
-    let socket = bound(at, SocketType::STREAM)?;
-    listen(&socket, BACKLOG)?;
+    let socket = bind_socket(at, SocketType::STREAM)?;
+    listen(&socket, LISTEN_BACKLOG)?;
     Ok(socket)
 }
 
@@ -204,13 +204,13 @@ pub fn tcp_listener(at: SocketAddr) -> Result<OwnedFd, Errno> {
 /// # Errors
 /// EADDRINUSE; EACCES for a port that only root may use.
 pub fn udp_receiver(at: SocketAddr) -> Result<OwnedFd, Errno> {
-    let socket = bound(at, SocketType::DGRAM)?;
+    let socket = bind_socket(at, SocketType::DGRAM)?;
     // An IPv6 socket reports IPv4 addresses, too, as mapped ones.
     let (level, option) = match at {
         SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_PKTINFO),
         SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
     };
-    set(socket.as_fd(), level, option, 1)?;
+    set_socket_option(socket.as_fd(), level, option, 1)?;
     Ok(socket)
 }
 
@@ -258,7 +258,7 @@ pub fn namespace_cookie(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
 /// `ICMP_FILTER` and `ICMP6_FILTER` have the same number.
 const ICMP_FILTER: i32 = 1;
 
-fn family(address: SocketAddr) -> AddressFamily {
+fn address_family(address: SocketAddr) -> AddressFamily {
     if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET }
 }
 
@@ -266,19 +266,19 @@ fn internet_socket(family: AddressFamily, kind: SocketType) -> Result<OwnedFd, E
     socket_with(family, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
 }
 
-fn bound(at: SocketAddr, kind: SocketType) -> Result<OwnedFd, Errno> {
-    let socket = internet_socket(family(at), kind)?;
+fn bind_socket(at: SocketAddr, kind: SocketType) -> Result<OwnedFd, Errno> {
+    let socket = internet_socket(address_family(at), kind)?;
     if at.is_ipv6() {
         sockopt::set_ipv6_v6only(&socket, !at.ip().is_unspecified())?;
-        set(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1)?;
+        set_socket_option(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1)?;
     } else {
-        set(socket.as_fd(), libc::IPPROTO_IP, libc::IP_FREEBIND, 1)?;
+        set_socket_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_FREEBIND, 1)?;
     }
     bind(&socket, &at)?;
     Ok(socket)
 }
 
-fn set(socket: BorrowedFd<'_>, level: i32, option: i32, value: u32) -> Result<(), Errno> {
+fn set_socket_option(socket: BorrowedFd<'_>, level: i32, option: i32, value: u32) -> Result<(), Errno> {
     set_option(socket, level, option, &[value])
 }
 
@@ -293,7 +293,7 @@ fn set_option<const N: usize>(socket: BorrowedFd<'_>, level: i32, option: i32, v
 mod tests {
     use super::*;
     use crate::clone::{flags, fork_with};
-    use crate::reap::{Ended, wait_pidfd_end};
+    use crate::reap::{ProcessExit, wait_pidfd_end};
     use rustix::io::{read, write};
     use rustix::net::{acceptfrom, connect};
 
@@ -313,10 +313,10 @@ mod tests {
             .unwrap();
         let ended = wait_pidfd_end(child.pidfd.as_fd()).unwrap();
         let text = match ended {
-            Some(Ended::Exited(errno @ 1..)) => Errno::from_raw_os_error(errno).to_string(),
+            Some(ProcessExit::Exited(errno @ 1..)) => Errno::from_raw_os_error(errno).to_string(),
             _ => String::new(),
         };
-        assert_eq!(ended, Some(Ended::Exited(0)), "{text}");
+        assert_eq!(ended, Some(ProcessExit::Exited(0)), "{text}");
     }
 
     fn must(condition: bool) -> Result<(), Errno> {
@@ -328,7 +328,7 @@ mod tests {
     }
 
     fn blocking(kind: SocketType, like: SocketAddr) -> Result<OwnedFd, Errno> {
-        socket_with(family(like), kind, SocketFlags::CLOEXEC, None)
+        socket_with(address_family(like), kind, SocketFlags::CLOEXEC, None)
     }
 
     #[test]
@@ -393,14 +393,14 @@ mod tests {
     fn a_reply_is_read_within_its_bounds() {
         let error = |sequence: u32, errno: i32| {
             let mut reply = vec![0; 36];
-            reply[4..6].copy_from_slice(&ERROR.to_ne_bytes());
+            reply[4..6].copy_from_slice(&ERROR_MESSAGE.to_ne_bytes());
             reply[8..12].copy_from_slice(&sequence.to_ne_bytes());
             reply[16..20].copy_from_slice(&errno.to_ne_bytes());
             reply
         };
-        assert_eq!(refusal(&error(3, -95)), Some((3, Errno::OPNOTSUPP)));
-        assert_eq!(refusal(&error(3, i32::MIN)), None);
-        assert_eq!(refusal(&error(3, -95)[..18]), None);
-        assert_eq!(refusal(&[]), None);
+        assert_eq!(parse_refusal(&error(3, -95)), Some((3, Errno::OPNOTSUPP)));
+        assert_eq!(parse_refusal(&error(3, i32::MIN)), None);
+        assert_eq!(parse_refusal(&error(3, -95)[..18]), None);
+        assert_eq!(parse_refusal(&[]), None);
     }
 }

@@ -8,27 +8,27 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::Errno;
-use crate::call::raw;
+use crate::call::raw_syscall;
 
 /// `SECCOMP_GET_NOTIF_SIZES`.
 const GET_NOTIF_SIZES: usize = 3;
 /// `SECCOMP_IOCTL_NOTIF_*`, as `_IOC(direction, '!', number, size)`.
-const RECV: usize = 0xc050_2100;
-const SEND: usize = 0xc018_2101;
-const ID_VALID: usize = 0x4008_2102;
-const ADDFD: usize = 0x4018_2103;
-const SET_FLAGS: usize = 0x4008_2104;
+const RECEIVE_IOCTL: usize = 0xc050_2100;
+const SEND_IOCTL: usize = 0xc018_2101;
+const ID_VALID_IOCTL: usize = 0x4008_2102;
+const ADDFD_IOCTL: usize = 0x4018_2103;
+const SET_FLAGS_IOCTL: usize = 0x4008_2104;
 /// `SECCOMP_USER_NOTIF_FLAG_CONTINUE` (kernel 5.5).
-const CONTINUE: u32 = 1;
+const CONTINUE_FLAG: u32 = 1;
 /// `SECCOMP_ADDFD_FLAG_SEND` (kernel 5.14).
-const ADDFD_SEND: u32 = 2;
+const ADDFD_SEND_FLAG: u32 = 2;
 /// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP` (kernel 6.6).
-const SYNC_WAKE_UP: usize = 1;
+const SYNC_WAKE_UP_FLAG: usize = 1;
 
 /// `struct seccomp_notif_sizes`.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-struct Sizes {
+struct NotificationSizes {
     request: u16,
     response: u16,
     data: u16,
@@ -37,7 +37,7 @@ struct Sizes {
 /// `struct seccomp_notif`, the fields that every kernel has.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct Request {
+pub struct SeccompNotification {
     /// Id of this notification; invalid after the caller is gone.
     pub id: u64,
     /// Thread id of the caller in the PID namespace of the listener's owner; 0 if the thread is not
@@ -55,7 +55,7 @@ pub struct Request {
 
 /// `struct seccomp_notif_resp`.
 #[repr(C)]
-struct Response {
+struct NotificationResponse {
     id: u64,
     value: i64,
     error: i32,
@@ -74,7 +74,7 @@ struct AddDescriptor {
 
 /// Result of the trapped call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum NotificationAnswer {
     /// This value.
     Value(i64),
     /// This error.
@@ -86,7 +86,7 @@ pub enum Answer {
 
 /// Pending events of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Waiting {
+pub struct ListenerEvents {
     /// A notification can be received.
     pub request: bool,
     /// The last process under the filter has ended.
@@ -97,7 +97,7 @@ pub struct Waiting {
 
 /// The supervisor's end of a filter.
 #[derive(Debug)]
-pub struct Notifier {
+pub struct SeccompNotifier {
     listener: OwnedFd,
     request_words: usize,
     response_words: usize,
@@ -105,28 +105,28 @@ pub struct Notifier {
 
 /// Space for one received notification.
 #[derive(Debug)]
-pub struct Space(Vec<u64>);
+pub struct NotificationBuffer(Vec<u64>);
 
-impl Notifier {
+impl SeccompNotifier {
     /// Takes the listener and reads the sizes of the kernel's structures.
     ///
     /// # Errors
     /// ENOSYS or EINVAL below kernel 5.0.
     pub fn new(listener: OwnedFd) -> Result<Self, Errno> {
-        let mut sizes = Sizes::default();
+        let mut sizes = NotificationSizes::default();
         // SAFETY: `sizes` is a valid struct seccomp_notif_sizes.
-        unsafe { raw(libc::SYS_seccomp, [GET_NOTIF_SIZES, 0, &raw mut sizes as usize, 0, 0, 0]) }?;
+        unsafe { raw_syscall(libc::SYS_seccomp, [GET_NOTIF_SIZES, 0, &raw mut sizes as usize, 0, 0, 0]) }?;
         let words = |kernel: u16, ours: usize| usize::from(kernel).max(ours).div_ceil(8);
         Ok(Self {
             listener,
-            request_words: words(sizes.request, size_of::<Request>()),
-            response_words: words(sizes.response, size_of::<Response>()),
+            request_words: words(sizes.request, size_of::<SeccompNotification>()),
+            response_words: words(sizes.response, size_of::<NotificationResponse>()),
         })
     }
 
     /// Makes the space that [`receive`](Self::receive) needs.
-    pub fn space(&self) -> Space {
-        Space(vec![0; self.request_words])
+    pub fn allocate_buffer(&self) -> NotificationBuffer {
+        NotificationBuffer(vec![0; self.request_words])
     }
 
     /// Requests that caller and supervisor run on one processor in turn, which makes a round trip
@@ -135,7 +135,7 @@ impl Notifier {
     /// # Errors
     /// EINVAL below kernel 6.6: everything works, but slower.
     pub fn wake_synchronously(&self) -> Result<(), Errno> {
-        self.ioctl(SET_FLAGS, SYNC_WAKE_UP).map(drop)
+        self.call_ioctl(SET_FLAGS_IOCTL, SYNC_WAKE_UP_FLAG).map(drop)
     }
 
     /// Waits for a notification, for the end of the filter's last process or for `other`. Returns
@@ -143,7 +143,7 @@ impl Notifier {
     ///
     /// # Errors
     /// ENOMEM.
-    pub fn wait(&self, other: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<Waiting, Errno> {
+    pub fn wait_for_events(&self, other: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<ListenerEvents, Errno> {
         let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
         let mut fds = [PollFd::new(&self.listener, PollFlags::IN), PollFd::from_borrowed_fd(other, PollFlags::IN)];
         match poll(&mut fds, timeout.as_ref()) {
@@ -151,7 +151,7 @@ impl Notifier {
             Err(errno) => return Err(errno),
         }
         let [listener, other] = [fds[0].revents(), fds[1].revents()];
-        Ok(Waiting {
+        Ok(ListenerEvents {
             request: listener.contains(PollFlags::IN),
             over: listener.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL),
             other: !other.is_empty(),
@@ -162,39 +162,39 @@ impl Notifier {
     ///
     /// # Errors
     /// ENOENT if the caller has ended meanwhile, EINTR.
-    pub fn receive(&self, space: &mut Space) -> Result<Request, Errno> {
+    pub fn receive_notification(&self, space: &mut NotificationBuffer) -> Result<SeccompNotification, Errno> {
         space.0.clear();
         space.0.resize(self.request_words, 0);
-        self.ioctl(RECV, space.0.as_mut_ptr() as usize)?;
+        self.call_ioctl(RECEIVE_IOCTL, space.0.as_mut_ptr() as usize)?;
         // SAFETY: the space is aligned for u64, at least as large as Request and filled by the
         // kernel; every bit pattern is a Request.
-        Ok(unsafe { space.0.as_ptr().cast::<Request>().read() })
+        Ok(unsafe { space.0.as_ptr().cast::<SeccompNotification>().read() })
     }
 
     /// Returns whether the caller still waits. If so, data read from the process with that id
     /// belongs to the caller.
     pub fn is_valid(&self, id: u64) -> bool {
-        self.ioctl(ID_VALID, &raw const id as usize).is_ok()
+        self.call_ioctl(ID_VALID_IOCTL, &raw const id as usize).is_ok()
     }
 
     /// Answers a call.
     ///
     /// # Errors
     /// ENOENT if the caller is gone.
-    pub fn answer(&self, id: u64, answer: Answer) -> Result<(), Errno> {
+    pub fn answer_call(&self, id: u64, answer: NotificationAnswer) -> Result<(), Errno> {
         let (value, error, flags) = match answer {
-            Answer::Value(value) => (value, 0, 0),
-            Answer::Error(errno) => (0, -errno.raw_os_error(), 0),
-            Answer::Continue => (0, 0, CONTINUE),
+            NotificationAnswer::Value(value) => (value, 0, 0),
+            NotificationAnswer::Error(errno) => (0, -errno.raw_os_error(), 0),
+            NotificationAnswer::Continue => (0, 0, CONTINUE_FLAG),
         };
-        let response = Response { id, value, error, flags };
-        if self.response_words * 8 <= size_of::<Response>() {
-            return self.ioctl(SEND, &raw const response as usize).map(drop);
+        let response = NotificationResponse { id, value, error, flags };
+        if self.response_words * 8 <= size_of::<NotificationResponse>() {
+            return self.call_ioctl(SEND_IOCTL, &raw const response as usize).map(drop);
         }
         let mut space = vec![0_u64; self.response_words];
         // SAFETY: the space is aligned for u64 and larger than Response.
-        unsafe { space.as_mut_ptr().cast::<Response>().write(response) };
-        self.ioctl(SEND, space.as_ptr() as usize).map(drop)
+        unsafe { space.as_mut_ptr().cast::<NotificationResponse>().write(response) };
+        self.call_ioctl(SEND_IOCTL, space.as_ptr() as usize).map(drop)
     }
 
     /// Installs a copy of `fd` in the caller's table at the lowest free number and answers with
@@ -205,17 +205,17 @@ impl Notifier {
     pub fn answer_with_descriptor(&self, id: u64, fd: BorrowedFd<'_>, close_on_exec: bool) -> Result<(), Errno> {
         let add = AddDescriptor {
             id,
-            flags: ADDFD_SEND,
+            flags: ADDFD_SEND_FLAG,
             source: fd.as_raw_fd() as u32,
             target: 0,
             target_flags: if close_on_exec { libc::O_CLOEXEC as u32 } else { 0 },
         };
-        self.ioctl(ADDFD, &raw const add as usize).map(drop)
+        self.call_ioctl(ADDFD_IOCTL, &raw const add as usize).map(drop)
     }
 
-    fn ioctl(&self, number: usize, argument: usize) -> Result<usize, Errno> {
+    fn call_ioctl(&self, number: usize, argument: usize) -> Result<usize, Errno> {
         // SAFETY: every caller passes the argument that this ioctl takes: a pointer to the
         // structure of the kernel's size that lives past the call, or flags.
-        unsafe { raw(libc::SYS_ioctl, [self.listener.as_raw_fd() as usize, number, argument, 0, 0, 0]) }
+        unsafe { raw_syscall(libc::SYS_ioctl, [self.listener.as_raw_fd() as usize, number, argument, 0, 0, 0]) }
     }
 }

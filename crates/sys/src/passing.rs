@@ -19,7 +19,7 @@ pub const MAX_DESCRIPTORS: usize = 8;
 ///
 /// # Errors
 /// EMFILE, ENFILE, ENOMEM.
-pub fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+pub fn socket_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     Ok((above_stdio(one)?, above_stdio(other)?))
 }
@@ -37,7 +37,7 @@ pub fn above_stdio(fd: OwnedFd) -> Result<OwnedFd, Errno> {
 ///
 /// # Errors
 /// EPIPE or ECONNRESET if the other end is gone.
-pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+pub fn send_message(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
@@ -54,7 +54,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]
 
 /// A received message.
 #[derive(Debug, Default)]
-pub struct Received {
+pub struct ReceivedMessage {
     /// Number of bytes written to the buffer; 0 means that the other end is gone.
     pub length: usize,
     /// The descriptors of the message, close-on-exec.
@@ -66,7 +66,7 @@ pub struct Received {
 ///
 /// # Errors
 /// EAGAIN, ECONNRESET.
-pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8], wait: bool) -> Result<Received, Errno> {
+pub fn receive_message(socket: BorrowedFd<'_>, buffer: &mut [u8], wait: bool) -> Result<ReceivedMessage, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = if wait { RecvFlags::CMSG_CLOEXEC } else { RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT };
@@ -76,7 +76,7 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8], wait: bool) -> Result<
             other => break other?,
         }
     };
-    let mut received = Received { length: message.bytes, ..Received::default() };
+    let mut received = ReceivedMessage { length: message.bytes, ..ReceivedMessage::default() };
     let rights = ancillary.drain().filter_map(|m| match m {
         RecvAncillaryMessage::ScmRights(fds) => Some(fds),
         _ => None,
@@ -93,20 +93,20 @@ mod tests {
 
     #[test]
     fn a_message_arrives_with_its_descriptors() {
-        let (one, other) = pair().unwrap();
-        send(one.as_fd(), b"hello", &[one.as_fd(), other.as_fd()]).unwrap();
+        let (one, other) = socket_pair().unwrap();
+        send_message(one.as_fd(), b"hello", &[one.as_fd(), other.as_fd()]).unwrap();
         let mut buffer = [0; 16];
-        let got = receive(other.as_fd(), &mut buffer, true).unwrap();
+        let got = receive_message(other.as_fd(), &mut buffer, true).unwrap();
         assert_eq!(&buffer[..got.length], b"hello");
         assert_eq!(got.descriptors.iter().flatten().count(), 2);
-        assert_eq!(receive(other.as_fd(), &mut buffer, false).unwrap_err(), Errno::AGAIN);
+        assert_eq!(receive_message(other.as_fd(), &mut buffer, false).unwrap_err(), Errno::AGAIN);
     }
 
     #[test]
     fn a_closed_end_is_seen_and_not_a_signal() {
-        let (one, other) = pair().unwrap();
+        let (one, other) = socket_pair().unwrap();
         drop(other);
-        assert!(matches!(send(one.as_fd(), b"x", &[]), Err(Errno::PIPE | Errno::CONNRESET)));
-        assert_eq!(receive(one.as_fd(), &mut [0; 4], true).unwrap().length, 0);
+        assert!(matches!(send_message(one.as_fd(), b"x", &[]), Err(Errno::PIPE | Errno::CONNRESET)));
+        assert_eq!(receive_message(one.as_fd(), &mut [0; 4], true).unwrap().length, 0);
     }
 }

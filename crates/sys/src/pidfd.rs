@@ -3,13 +3,13 @@
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::Errno;
-use crate::call::{owned, raw};
+use crate::call::{own_descriptor, raw_syscall};
 
 /// `PIDFD_THREAD` (kernel 6.9).
-const THREAD: usize = libc::O_EXCL as usize;
+const THREAD_FLAG: usize = libc::O_EXCL as usize;
 
 /// `KCMP_FILES`: compares the descriptor tables of two threads.
-const FILES: usize = 2;
+const COMPARE_FILES: usize = 2;
 
 /// Opens a descriptor (pidfd) for copying descriptors of thread `tid`. Below kernel 6.9 only the
 /// first thread of a process can be opened; it serves every thread that shares its table. `process`
@@ -19,23 +19,23 @@ const FILES: usize = 2;
 /// ESRCH if the thread is gone. Below 6.9 EINVAL for a thread with a table of its own, and if the
 /// kernel cannot compare tables (`CONFIG_KCMP`).
 pub fn open_for_descriptors(tid: u32, process: impl FnOnce() -> Result<u32, Errno>) -> Result<OwnedFd, Errno> {
-    match open(tid, THREAD) {
+    match open_pidfd(tid, THREAD_FLAG) {
         Err(Errno::INVAL) => {}
         other => return other,
     }
     let first = process()?;
-    if first == tid || have_one_table(tid, first)? { open(first, 0) } else { Err(Errno::INVAL) }
+    if first == tid || have_one_table(tid, first)? { open_pidfd(first, 0) } else { Err(Errno::INVAL) }
 }
 
 /// Returns whether `tid` is the first thread of its process, whose id is the process id. Only such
 /// a thread can be opened without `PIDFD_THREAD`. Costs a tenth of reading the id in `/proc`.
 pub fn is_first_thread(tid: u32) -> bool {
-    open(tid, 0).is_ok()
+    open_pidfd(tid, 0).is_ok()
 }
 
 fn have_one_table(one: u32, other: u32) -> Result<bool, Errno> {
     // SAFETY: plain integers; nothing is written.
-    let compared = unsafe { raw(libc::SYS_kcmp, [one as usize, other as usize, FILES, 0, 0, 0]) };
+    let compared = unsafe { raw_syscall(libc::SYS_kcmp, [one as usize, other as usize, COMPARE_FILES, 0, 0, 0]) };
     match compared {
         Ok(order) => Ok(order == 0),
         Err(Errno::NOSYS | Errno::OPNOTSUPP) => Err(Errno::INVAL),
@@ -49,12 +49,12 @@ fn have_one_table(one: u32, other: u32) -> Result<bool, Errno> {
 /// EBADF if the process has no such descriptor, EPERM if it may not be traced.
 pub fn copy_descriptor(pidfd: BorrowedFd<'_>, number: i32) -> Result<OwnedFd, Errno> {
     // SAFETY: plain integers; the result is a new descriptor.
-    unsafe { raw(libc::SYS_pidfd_getfd, [pidfd.as_raw_fd() as usize, number as usize, 0, 0, 0, 0]).map(|fd| owned(fd)) }
+    unsafe { raw_syscall(libc::SYS_pidfd_getfd, [pidfd.as_raw_fd() as usize, number as usize, 0, 0, 0, 0]).map(|fd| own_descriptor(fd)) }
 }
 
-fn open(tid: u32, flags: usize) -> Result<OwnedFd, Errno> {
+fn open_pidfd(tid: u32, flags: usize) -> Result<OwnedFd, Errno> {
     // SAFETY: plain integers; the result is a new descriptor.
-    unsafe { raw(libc::SYS_pidfd_open, [tid as usize, flags, 0, 0, 0, 0]).map(|fd| owned(fd)) }
+    unsafe { raw_syscall(libc::SYS_pidfd_open, [tid as usize, flags, 0, 0, 0, 0]).map(|fd| own_descriptor(fd)) }
 }
 
 #[cfg(test)]

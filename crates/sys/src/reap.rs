@@ -9,7 +9,7 @@ use crate::call::last_errno;
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Ended {
+pub enum ProcessExit {
     /// With this exit code.
     Exited(i32),
     /// By this signal.
@@ -18,7 +18,7 @@ pub enum Ended {
 
 /// Resource usage of processes, from getrusage(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Used {
+pub struct ProcessUsage {
     /// User and system time, in microseconds.
     pub cpu_us: u64,
     /// Largest resident size of one process, in bytes.
@@ -27,9 +27,9 @@ pub struct Used {
 
 /// Change of a child's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Became {
+pub enum ChildStateChange {
     /// The child has ended and was reaped.
-    Ended(Ended),
+    Ended(ProcessExit),
     /// The child was stopped by this signal.
     Stopped(i32),
 }
@@ -40,7 +40,7 @@ pub enum Became {
 ///
 /// # Errors
 /// ECHILD if there are no children.
-pub fn reap_any() -> Result<Option<(Pid, Became)>, Errno> {
+pub fn reap_any() -> Result<Option<(Pid, ChildStateChange)>, Errno> {
     loop {
         // SAFETY: siginfo_t is plain data; all zeroes is a valid value.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -54,13 +54,13 @@ pub fn reap_any() -> Result<Option<(Pid, Became)>, Errno> {
         let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
         let Some(pid) = Pid::from_raw(pid) else { return Ok(None) };
         let became = match info.si_code {
-            libc::CLD_EXITED => Became::Ended(Ended::Exited(status)),
-            libc::CLD_KILLED | libc::CLD_DUMPED => Became::Ended(Ended::Signaled(status)),
+            libc::CLD_EXITED => ChildStateChange::Ended(ProcessExit::Exited(status)),
+            libc::CLD_KILLED | libc::CLD_DUMPED => ChildStateChange::Ended(ProcessExit::Signaled(status)),
             libc::CLD_TRAPPED => {
                 stop_tracing(pid, status);
                 continue;
             }
-            _ => Became::Stopped(status),
+            _ => ChildStateChange::Stopped(status),
         };
         return Ok(Some((pid, became)));
     }
@@ -79,7 +79,7 @@ fn stop_tracing(child: Pid, signal: i32) {
 ///
 /// # Errors
 /// ECHILD if the process is not (or no longer) a child of this process.
-pub fn wait_pidfd(pidfd: BorrowedFd<'_>) -> Result<Option<Ended>, Errno> {
+pub fn wait_pidfd(pidfd: BorrowedFd<'_>) -> Result<Option<ProcessExit>, Errno> {
     wait_pidfd_with(pidfd, libc::WNOHANG)
 }
 
@@ -87,11 +87,11 @@ pub fn wait_pidfd(pidfd: BorrowedFd<'_>) -> Result<Option<Ended>, Errno> {
 ///
 /// # Errors
 /// ECHILD if the process is not (or no longer) a child of this process.
-pub fn wait_pidfd_end(pidfd: BorrowedFd<'_>) -> Result<Option<Ended>, Errno> {
+pub fn wait_pidfd_end(pidfd: BorrowedFd<'_>) -> Result<Option<ProcessExit>, Errno> {
     wait_pidfd_with(pidfd, 0)
 }
 
-fn wait_pidfd_with(pidfd: BorrowedFd<'_>, extra: i32) -> Result<Option<Ended>, Errno> {
+fn wait_pidfd_with(pidfd: BorrowedFd<'_>, extra: i32) -> Result<Option<ProcessExit>, Errno> {
     // SAFETY: siginfo_t is plain data; all zeroes is a valid value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let options = libc::WEXITED | libc::__WALL | extra;
@@ -107,19 +107,19 @@ fn wait_pidfd_with(pidfd: BorrowedFd<'_>, extra: i32) -> Result<Option<Ended>, E
     let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
     Ok(match (pid, info.si_code) {
         (0, _) => None,
-        (_, libc::CLD_EXITED) => Some(Ended::Exited(status)),
-        _ => Some(Ended::Signaled(status)),
+        (_, libc::CLD_EXITED) => Some(ProcessExit::Exited(status)),
+        _ => Some(ProcessExit::Signaled(status)),
     })
 }
 
 /// Returns the total usage of all reaped children.
-pub fn children_used() -> Used {
+pub fn children_used() -> ProcessUsage {
     // SAFETY: rusage is plain data; all zeroes is a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: `usage` is a valid out pointer; RUSAGE_CHILDREN cannot fail.
     unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) };
     let microseconds = |t: libc::timeval| t.tv_sec as u64 * 1_000_000 + t.tv_usec as u64;
-    Used {
+    ProcessUsage {
         cpu_us: microseconds(usage.ru_utime) + microseconds(usage.ru_stime),
         memory_peak_bytes: usage.ru_maxrss as u64 * 1024,
     }

@@ -13,7 +13,7 @@ use crate::Errno;
 /// `PROC_SUPER_MAGIC`.
 const PROC_MAGIC: i64 = 0x9fa0;
 /// Longest link target that the kernel returns.
-const MAX_LINK: usize = 4096;
+const MAX_LINK_BYTES: usize = 4096;
 
 /// Opens the directory at `path`, with `root` as the root directory: symbolic links and `..` cannot
 /// leave it, and links of procfs are not followed.
@@ -49,7 +49,7 @@ fn open_directory(start: BorrowedFd<'_>, path: &CStr, how: ResolveFlags) -> Resu
 ///
 /// # Errors
 /// As open: ENOENT, EACCES without search permission.
-pub fn step(directory: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
+pub fn open_component(directory: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
     openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
@@ -58,7 +58,7 @@ pub fn step(directory: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
 ///
 /// # Errors
 /// EACCES if the process may not be inspected, ENOENT.
-pub fn jump(directory: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
+pub fn open_link_target(directory: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
     openat(directory, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
 }
 
@@ -75,12 +75,12 @@ pub fn link_text(link: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
 /// # Errors
 /// EINVAL if the object is not a symbolic link, ENAMETOOLONG past 4096 bytes.
 pub fn link_text_at(directory: BorrowedFd<'_>, name: &CStr) -> Result<Vec<u8>, Errno> {
-    let mut buffer = [std::mem::MaybeUninit::uninit(); MAX_LINK];
+    let mut buffer = [std::mem::MaybeUninit::uninit(); MAX_LINK_BYTES];
     let (text, _) = readlinkat_raw(directory, name, &mut buffer)?;
-    if text.len() == MAX_LINK { Err(Errno::NAMETOOLONG) } else { Ok(text.to_vec()) }
+    if text.len() == MAX_LINK_BYTES { Err(Errno::NAMETOOLONG) } else { Ok(text.to_vec()) }
 }
 
-const PREFIX: &str = "/proc/self/fd/";
+const DESCRIPTOR_PATH_PREFIX: &str = "/proc/self/fd/";
 
 /// `/proc/self/fd/N`: the only way to pass an open object to a call that takes a path.
 #[derive(Clone, Copy)]
@@ -93,13 +93,13 @@ impl DescriptorPath {
     pub fn new(fd: BorrowedFd<'_>) -> Self {
         let mut text = [0; 32];
         // 14 bytes and at most 10 digits: always room for the NUL.
-        let _ = write!(&mut text[..31], "{PREFIX}{}", fd.as_raw_fd());
+        let _ = write!(&mut text[..31], "{DESCRIPTOR_PATH_PREFIX}{}", fd.as_raw_fd());
         Self { text }
     }
 
     /// Returns only the last component.
-    fn number(&self) -> &CStr {
-        CStr::from_bytes_until_nul(&self.text[PREFIX.len()..]).unwrap_or(c"-1")
+    fn descriptor_number(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.text[DESCRIPTOR_PATH_PREFIX.len()..]).unwrap_or(c"-1")
     }
 
     /// Returns the path for a system call.
@@ -117,7 +117,7 @@ impl DescriptorPath {
 pub fn path_of(fd: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
     let path = DescriptorPath::new(fd);
     match own_descriptors() {
-        Some(directory) => link_text_at(directory, path.number()),
+        Some(directory) => link_text_at(directory, path.descriptor_number()),
         None => link_text_at(CWD, path.as_c_str()),
     }
 }
@@ -125,8 +125,8 @@ pub fn path_of(fd: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
 /// Returns the open directory of this process's own descriptors. A lookup in it costs less than
 /// half of a walk from `/proc`. A forked child has other descriptors and must walk.
 fn own_descriptors() -> Option<BorrowedFd<'static>> {
-    static HELD: OnceLock<Option<(u32, OwnedFd)>> = OnceLock::new();
-    let held = HELD.get_or_init(|| {
+    static HELD_PROC_FD: OnceLock<Option<(u32, OwnedFd)>> = OnceLock::new();
+    let held = HELD_PROC_FD.get_or_init(|| {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = openat(CWD, c"/proc/self/fd", flags, Mode::empty()).ok()?;
         Some((std::process::id(), directory))
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     fn root() -> OwnedFd {
-        jump(CWD, c"/").unwrap()
+        open_link_target(CWD, c"/").unwrap()
     }
 
     #[test]
@@ -162,17 +162,17 @@ mod tests {
     #[test]
     fn a_fork_looks_at_its_own_descriptors() {
         use crate::clone::fork_with;
-        use crate::reap::{Ended, wait_pidfd_end};
-        let fd = jump(CWD, c"/proc").unwrap();
+        use crate::reap::{ProcessExit, wait_pidfd_end};
+        let fd = open_link_target(CWD, c"/proc").unwrap();
         assert_eq!(path_of(fd.as_fd()).unwrap(), b"/proc");
-        let other = jump(CWD, c"/sys").unwrap();
+        let other = open_link_target(CWD, c"/sys").unwrap();
         let mut moved = fd;
         let child = fork_with(0, 0, move || {
             let replaced = rustix::io::dup2(&other, &mut moved);
             i32::from(replaced.is_err() || path_of(moved.as_fd()).is_ok_and(|p| p != b"/sys"))
         })
         .unwrap();
-        assert_eq!(wait_pidfd_end(child.pidfd.as_fd()).unwrap(), Some(Ended::Exited(0)));
+        assert_eq!(wait_pidfd_end(child.pidfd.as_fd()).unwrap(), Some(ProcessExit::Exited(0)));
     }
 
     #[test]
@@ -180,9 +180,9 @@ mod tests {
         let own = directory_in_root(root().as_fd(), c"proc/self").unwrap();
         assert!(is_on_proc(own.as_fd()).unwrap());
         assert_eq!(directory_beneath(own.as_fd(), c"cwd").unwrap_err(), Errno::LOOP);
-        let cwd = jump(own.as_fd(), c"cwd").unwrap();
+        let cwd = open_link_target(own.as_fd(), c"cwd").unwrap();
         assert_eq!(path_of(cwd.as_fd()).unwrap(), std::env::current_dir().unwrap().as_os_str().as_encoded_bytes());
-        let link = step(own.as_fd(), c"cwd").unwrap();
+        let link = open_component(own.as_fd(), c"cwd").unwrap();
         assert_eq!(link_text(link.as_fd()).unwrap(), path_of(cwd.as_fd()).unwrap());
     }
 }

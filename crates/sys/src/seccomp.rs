@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 
 use crate::Errno;
-use crate::bpf::{Instruction, Program};
-use crate::call::{owned, raw};
+use crate::bpf::{BpfInstruction, SeccompProgram};
+use crate::call::{own_descriptor, raw_syscall};
 
 /// `SECCOMP_SET_MODE_FILTER`.
 const SET_MODE_FILTER: usize = 1;
@@ -20,12 +20,12 @@ const WAIT_KILLABLE_RECV: usize = 1 << 5;
 #[repr(C)]
 struct FilterProgram {
     length: u16,
-    filter: *const Instruction,
+    filter: *const BpfInstruction,
 }
 
 /// The descriptor on which trapped calls arrive.
 #[derive(Debug)]
-pub struct Listener {
+pub struct SeccompListener {
     /// See seccomp_unotify(2).
     pub fd: OwnedFd,
     /// False if a signal to the caller can cancel a pending notification (below kernel 5.19). Then
@@ -37,7 +37,7 @@ pub struct Listener {
 ///
 /// # Errors
 /// EACCES without `no_new_privs`, ENOMEM if filters grow too large.
-pub fn install(program: &Program) -> Result<(), Errno> {
+pub fn install_filter(program: &SeccompProgram) -> Result<(), Errno> {
     set_filter(program, 0).map(drop)
 }
 
@@ -47,27 +47,27 @@ pub fn install(program: &Program) -> Result<(), Errno> {
 ///
 /// # Errors
 /// EBUSY if this thread already has a listener (a nested sandbox).
-pub fn install_with_listener(program: &Program) -> Result<Listener, Errno> {
+pub fn install_with_listener(program: &SeccompProgram) -> Result<SeccompListener, Errno> {
     let (fd, wait_killable) = match set_filter(program, NEW_LISTENER | WAIT_KILLABLE_RECV) {
         Err(Errno::INVAL) => (set_filter(program, NEW_LISTENER)?, false),
         other => (other?, true),
     };
     // SAFETY: a new descriptor that has no other owner.
-    Ok(Listener { fd: unsafe { owned(fd) }, wait_killable })
+    Ok(SeccompListener { fd: unsafe { own_descriptor(fd) }, wait_killable })
 }
 
 /// Returns whether the kernel supports user notifications.
 pub fn notification_available() -> bool {
     let action: u32 = 0x7fc0_0000;
     // SAFETY: `action` is a valid pointer to a u32.
-    unsafe { raw(libc::SYS_seccomp, [GET_ACTION_AVAIL, 0, &raw const action as usize, 0, 0, 0]) }.is_ok()
+    unsafe { raw_syscall(libc::SYS_seccomp, [GET_ACTION_AVAIL, 0, &raw const action as usize, 0, 0, 0]) }.is_ok()
 }
 
-fn set_filter(program: &Program, flags: usize) -> Result<usize, Errno> {
+fn set_filter(program: &SeccompProgram, flags: usize) -> Result<usize, Errno> {
     // The compiler bounds a program by 4096 instructions.
     let length = program.instructions.len() as u16;
     let described = FilterProgram { length, filter: program.instructions.as_ptr() };
     // SAFETY: `described` points at `length` instructions that outlive the call; Instruction has
     // the layout of struct sock_filter.
-    unsafe { raw(libc::SYS_seccomp, [SET_MODE_FILTER, flags, &raw const described as usize, 0, 0, 0]) }
+    unsafe { raw_syscall(libc::SYS_seccomp, [SET_MODE_FILTER, flags, &raw const described as usize, 0, 0, 0]) }
 }

@@ -10,11 +10,11 @@ use std::process::Command;
 
 use rustix::process::Pid;
 
-use crate::call::raw;
+use crate::call::raw_syscall;
 
 /// Process that continues after [`fork`].
 #[derive(Debug)]
-pub enum Side {
+pub enum ForkResult {
     /// The caller, with the child's process id.
     Parent(Pid),
     /// The child.
@@ -25,9 +25,9 @@ pub enum Side {
 ///
 /// # Errors
 /// As [`fork`].
-pub fn fork_into_session() -> io::Result<Side> {
-    let side = fork()?;
-    if matches!(side, Side::Child) {
+pub fn fork_into_session() -> io::Result<ForkResult> {
+    let side = fork_process()?;
+    if matches!(side, ForkResult::Child) {
         // setsid(2) fails only for a process group leader, which a new child is not.
         rustix::process::setsid()?;
     }
@@ -39,7 +39,7 @@ pub fn fork_into_session() -> io::Result<Side> {
 ///
 /// # Errors
 /// An error if there are other threads, or at the process limit.
-pub fn fork() -> io::Result<Side> {
+pub fn fork_process() -> io::Result<ForkResult> {
     demand_one_thread()?;
     // SAFETY: with a single thread nothing is half done in the copy. The C library's own fork, not
     // the system call: it sets its idea of the thread.
@@ -47,7 +47,7 @@ pub fn fork() -> io::Result<Side> {
     if pid < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(Pid::from_raw(pid).map_or(Side::Child, Side::Parent))
+    Ok(Pid::from_raw(pid).map_or(ForkResult::Child, ForkResult::Parent))
 }
 
 /// Makes a command begin a session of its own, with the first terminal of its standard streams as
@@ -56,7 +56,7 @@ pub fn seat_at_terminal(command: &mut Command) {
     let seat = || {
         // SAFETY: it takes no pointer. The result is not used: gVisor's kernel returns 0 instead of
         // the session id of the manual.
-        unsafe { raw(libc::SYS_setsid, [0; 6]) }?;
+        unsafe { raw_syscall(libc::SYS_setsid, [0; 6]) }?;
         Ok(take_terminal()?)
     };
     // SAFETY: it runs between fork and exec, and makes system calls alone: it allocates nothing,

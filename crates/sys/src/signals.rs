@@ -10,18 +10,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 /// precede all threads. The mask is inherited over fork and execve: a launcher must clear it in the
 /// child, see [`reset_for_exec`](crate::fork_signals::reset_for_exec).
 #[derive(Debug)]
-pub struct Signals {
+pub struct SignalDescriptor {
     fd: OwnedFd,
 }
 
-impl Signals {
+impl SignalDescriptor {
     /// Blocks `wanted` for this thread and makes them readable. Signals that the caller ignores
     /// (nohup, a shell's background job) stay ignored: a blocked signal would reach the descriptor
     /// although it is ignored.
     ///
     /// # Errors
     /// Out of descriptors, or a number that is not a signal.
-    pub fn take(wanted: &[i32]) -> io::Result<Self> {
+    pub fn block_and_read(wanted: &[i32]) -> io::Result<Self> {
         let mut heard = Vec::with_capacity(wanted.len());
         for &signal in wanted {
             if !is_ignored(signal)? {
@@ -29,7 +29,7 @@ impl Signals {
             }
         }
         let set = set_of(&heard)?;
-        block(&heard)?;
+        block_signals(&heard)?;
         // SAFETY: `set` is an initialised signal set; -1 asks for a new descriptor.
         let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
         if fd < 0 {
@@ -64,7 +64,7 @@ impl Signals {
     }
 }
 
-impl AsFd for Signals {
+impl AsFd for SignalDescriptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -74,7 +74,7 @@ impl AsFd for Signals {
 ///
 /// # Errors
 /// A number that is not a signal.
-pub fn block(signals: &[i32]) -> io::Result<()> {
+pub fn block_signals(signals: &[i32]) -> io::Result<()> {
     let set = set_of(signals)?;
     // SAFETY: `set` is initialised; no old set is asked for.
     match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) } {
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_signal_is_read_and_not_acted_upon() {
-        let signals = Signals::take(&[libc::SIGUSR1]).unwrap();
+        let signals = SignalDescriptor::block_and_read(&[libc::SIGUSR1]).unwrap();
         // SAFETY: directed at this thread, where it is blocked.
         unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR1) };
         assert_eq!(signals.next().unwrap(), libc::SIGUSR1);
@@ -144,7 +144,7 @@ mod tests {
     fn an_ignored_signal_stays_ignored() {
         // SAFETY: nothing else in this test binary uses SIGUSR2.
         unsafe { libc::signal(libc::SIGUSR2, libc::SIG_IGN) };
-        let signals = Signals::take(&[libc::SIGUSR2]).unwrap();
+        let signals = SignalDescriptor::block_and_read(&[libc::SIGUSR2]).unwrap();
         // SAFETY: the signal is ignored.
         unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR2) };
         let mut poll = [rustix::event::PollFd::new(&signals, rustix::event::PollFlags::IN)];
@@ -154,6 +154,6 @@ mod tests {
 
     #[test]
     fn what_is_no_signal_is_refused() {
-        assert!(Signals::take(&[4_096]).is_err());
+        assert!(SignalDescriptor::block_and_read(&[4_096]).is_err());
     }
 }

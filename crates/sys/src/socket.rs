@@ -11,17 +11,17 @@ use rustix::process::geteuid;
 /// Address of a socket, reached through a descriptor of its directory. The name of a socket has 108
 /// bytes at most (unix(7)); the name of a directory has no such limit.
 #[derive(Debug)]
-pub struct Address {
+pub struct UnixSocketAddress {
     directory: OwnedFd,
     name: &'static str,
 }
 
-impl Address {
+impl UnixSocketAddress {
     /// Makes the address of the socket `name` in a directory.
     ///
     /// # Errors
     /// An error if there is no such directory.
-    pub fn of(directory: &Path, name: &'static str) -> io::Result<Self> {
+    pub fn in_directory(directory: &Path, name: &'static str) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(Self { directory: rustix::fs::open(directory, flags, Mode::empty())?, name })
     }

@@ -10,14 +10,14 @@ const TEST_ACCOUNT: &str = "stockade-test";
 
 /// Kind of user that runs an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum User {
+pub enum TestUser {
     /// User id 0.
     Root,
     /// Any other user.
     Ordinary,
 }
 
-impl User {
+impl TestUser {
     /// Returns the word for reports and arguments.
     pub fn word(self) -> &'static str {
         match self {
@@ -28,39 +28,39 @@ impl User {
 
     /// Returns the users that attempts can run as here: both if the harness is root, otherwise only
     /// its own.
-    pub fn available() -> Vec<Self> {
+    pub fn available_users() -> Vec<Self> {
         if rustix::process::geteuid().is_root() { vec![Self::Root, Self::Ordinary] } else { vec![Self::Ordinary] }
     }
 }
 
 /// Ids of a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Account {
+pub struct UserAccount {
     /// Its kind.
-    pub user: User,
+    pub user: TestUser,
     /// User id.
     pub uid: u32,
     /// Primary group id.
     pub gid: u32,
 }
 
-impl Account {
+impl UserAccount {
     /// Returns the account for `user`. Creates it with `useradd` if the harness is root and it does
     /// not exist.
     ///
     /// # Errors
     /// An error if the harness may not act as that user, or the account cannot be created.
-    pub fn of(user: User) -> Result<Self> {
+    pub fn for_user(user: TestUser) -> Result<Self> {
         let own = rustix::process::geteuid();
         match user {
-            User::Root if own.is_root() => Ok(Self { user, uid: 0, gid: 0 }),
-            User::Root => bail!("acting as root needs a harness run as root"),
-            User::Ordinary if own.is_root() => Self::ordinary(),
-            User::Ordinary => Ok(Self { user, uid: own.as_raw(), gid: rustix::process::getegid().as_raw() }),
+            TestUser::Root if own.is_root() => Ok(Self { user, uid: 0, gid: 0 }),
+            TestUser::Root => bail!("acting as root needs a harness run as root"),
+            TestUser::Ordinary if own.is_root() => Self::ordinary_account(),
+            TestUser::Ordinary => Ok(Self { user, uid: own.as_raw(), gid: rustix::process::getegid().as_raw() }),
         }
     }
 
-    fn ordinary() -> Result<Self> {
+    fn ordinary_account() -> Result<Self> {
         if let Some(account) = Self::look_up()? {
             return Ok(account);
         }
@@ -81,7 +81,7 @@ impl Account {
             if let [name, _, uid, gid, ..] = fields.as_slice()
                 && *name == TEST_ACCOUNT
             {
-                return Ok(Some(Self { user: User::Ordinary, uid: uid.parse()?, gid: gid.parse()? }));
+                return Ok(Some(Self { user: TestUser::Ordinary, uid: uid.parse()?, gid: gid.parse()? }));
             }
         }
         Ok(None)

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::slowness;
+use crate::slowness_factor;
 
 /// Search path for engines and the programs that they start.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const SEARCH_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Time-out until an engine answers.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Container engine of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub enum EngineKind {
 /// zombie could still have the id. Podman's monitors of ended commands would wait for minutes and
 /// then create its directories again. Monitors that have started may mount one of them once more. A
 /// process that held a container removed during Docker's end would wait forever.
-const OVERSEER: &str = r#"trap '' INT TERM HUP QUIT
+const SUPERVISOR_SCRIPT: &str = r#"trap '' INT TERM HUP QUIT
 place=$1 group=$2 clear=$3; shift 3
 cd "$place"
 "$@" </dev/null >"$place/log" 2>&1 &
@@ -59,13 +59,13 @@ done
 "#;
 
 /// Engine that runs as root, and ends when its value is dropped or this process ends.
-pub struct Engine {
+pub struct ContainerEngine {
     kind: EngineKind,
     place: PathBuf,
     overseer: Child,
 }
 
-impl Engine {
+impl ContainerEngine {
     /// Starts an engine in this directory, which is created and will be removed.
     ///
     /// # Errors
@@ -83,15 +83,15 @@ impl Engine {
         let place = place.canonicalize()?;
         let group = format!("stockade-engine-{}", std::process::id());
         let (words, clear) = match kind {
-            EngineKind::Docker => docker(&place, &group)?,
-            EngineKind::Podman => podman(&place),
+            EngineKind::Docker => docker_commands(&place, &group)?,
+            EngineKind::Podman => podman_commands(&place),
         };
-        ensure!(find(&words[0]).is_some(), "{} is not installed", words[0]);
+        ensure!(find_program(&words[0]).is_some(), "{} is not installed", words[0]);
         let mut overseer = Command::new("/bin/sh");
-        overseer.args(["-c", OVERSEER, "overseer"]).arg(&place).args([&group, &clear]).args(&words);
+        overseer.args(["-c", SUPERVISOR_SCRIPT, "overseer"]).arg(&place).args([&group, &clear]).args(&words);
         overseer
-            .env("PATH", PATH)
-            .env("CONTAINERS_REGISTRIES_CONF", registries(&place)?)
+            .env("PATH", SEARCH_PATH)
+            .env("CONTAINERS_REGISTRIES_CONF", write_registries(&place)?)
             .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -101,7 +101,7 @@ impl Engine {
         overseer.current_dir(&place);
         let overseer = overseer.spawn().context("starting the engine's overseer")?;
         let mut engine = Self { kind, place, overseer };
-        engine.wait()?;
+        engine.wait_until_ready()?;
         Ok(engine)
     }
 
@@ -109,27 +109,27 @@ impl Engine {
     ///
     /// # Errors
     /// An error if it does not answer in time.
-    pub fn kill(&mut self) -> Result<()> {
+    pub fn kill_and_restart(&mut self) -> Result<()> {
         let again = self.place.join("again");
         let input = self.overseer.stdin.as_mut().context("its overseer is gone")?;
         input.write_all(b"again\n").context("telling the overseer")?;
-        let give_up = Instant::now() + ANSWERS_WITHIN * slowness();
+        let give_up = Instant::now() + ANSWER_TIMEOUT * slowness_factor();
         while fs::remove_file(&again).is_err() {
             ensure!(Instant::now() < give_up, "the engine was not killed");
             sleep(Duration::from_millis(20));
         }
-        self.wait()
+        self.wait_until_ready()
     }
 
     /// Returns the path of its socket.
-    pub fn socket(&self) -> PathBuf {
+    pub fn socket_path(&self) -> PathBuf {
         self.place.join("socket")
     }
 
     /// Returns the start of its own command line, which selects this engine.
-    pub fn client(&self) -> Vec<String> {
+    pub fn client_words(&self) -> Vec<String> {
         match self.kind {
-            EngineKind::Docker => vec!["docker".to_owned(), "-H".to_owned(), address(&self.place)],
+            EngineKind::Docker => vec!["docker".to_owned(), "-H".to_owned(), socket_address(&self.place)],
             EngineKind::Podman => podman_words(&self.place),
         }
     }
@@ -138,11 +138,11 @@ impl Engine {
     ///
     /// # Errors
     /// An error if it fails.
-    pub fn command(&self, arguments: &[&str]) -> Result<String> {
-        let words = self.client();
+    pub fn run_client(&self, arguments: &[&str]) -> Result<String> {
+        let words = self.client_words();
         let (program, first) = words.split_first().context("a client has a name")?;
         let mut command = Command::new(program);
-        let output = command.args(first).args(arguments).env("PATH", PATH).stdin(Stdio::null()).output()?;
+        let output = command.args(first).args(arguments).env("PATH", SEARCH_PATH).stdin(Stdio::null()).output()?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.success(), "{program} {arguments:?} ended with {}: {said}", output.status);
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
@@ -152,16 +152,16 @@ impl Engine {
     ///
     /// # Errors
     /// An error if the engine does not accept it.
-    pub fn import(&self, archive: &Path) -> Result<String> {
+    pub fn import_image(&self, archive: &Path) -> Result<String> {
         let archive = archive.to_str().context("the archive's path is text")?;
-        let digest = self.command(&["import", archive])?;
+        let digest = self.run_client(&["import", archive])?;
         let digest = digest.lines().next_back().unwrap_or_default().trim();
         Ok(if digest.starts_with("sha256:") { digest.to_owned() } else { format!("sha256:{digest}") })
     }
 
-    fn wait(&mut self) -> Result<()> {
-        let give_up = Instant::now() + ANSWERS_WITHIN * slowness();
-        while !(self.socket().exists() && self.command(&["info"]).is_ok()) {
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let give_up = Instant::now() + ANSWER_TIMEOUT * slowness_factor();
+        while !(self.socket_path().exists() && self.run_client(&["info"]).is_ok()) {
             let log = || fs::read_to_string(self.place.join("log")).unwrap_or_default();
             if Instant::now() > give_up {
                 bail!("the engine does not answer:\n{}", log());
@@ -172,7 +172,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for ContainerEngine {
     fn drop(&mut self) {
         // The overseer waits for the end of its input.
         if let Some(mut input) = self.overseer.stdin.take() {
@@ -182,19 +182,19 @@ impl Drop for Engine {
     }
 }
 
-fn find(program: &str) -> Option<PathBuf> {
-    PATH.split(':').map(|directory| Path::new(directory).join(program)).find(|path| path.exists())
+fn find_program(program: &str) -> Option<PathBuf> {
+    SEARCH_PATH.split(':').map(|directory| Path::new(directory).join(program)).find(|path| path.exists())
 }
 
-fn address(place: &Path) -> String {
+fn socket_address(place: &Path) -> String {
     format!("unix://{}", place.join("socket").display())
 }
 
 /// Returns the engine's command, and the command that removes its containers.
-fn docker(place: &Path, group: &str) -> Result<(Vec<String>, String)> {
+fn docker_commands(place: &Path, group: &str) -> Result<(Vec<String>, String)> {
     let at = |name: &str| place.join(name).display().to_string();
     // gVisor without the machine's own network, virtualisation or control groups.
-    let runtimes = match find("runsc") {
+    let runtimes = match find_program("runsc") {
         Some(path) => format!(
             r#"{{"runtimes": {{"runsc": {{"path": "{}", "runtimeArgs": ["--network=none", "--platform=ptrace", "--ignore-cgroups"]}}}}}}"#,
             path.display()
@@ -204,22 +204,22 @@ fn docker(place: &Path, group: &str) -> Result<(Vec<String>, String)> {
     fs::write(place.join("config.json"), runtimes)?;
     let words =
         ["dockerd", "--config-file", &at("config.json"), "--data-root", &at("data"), "--exec-root", &at("exec")];
-    let more = ["--pidfile", &at("pid"), "-H", &address(place), "--cgroup-parent", &format!("/{group}")];
+    let more = ["--pidfile", &at("pid"), "-H", &socket_address(place), "--cgroup-parent", &format!("/{group}")];
     let network = ["--bridge=none", "--iptables=false", "--ip6tables=false"];
     let words = words.into_iter().chain(more).chain(network).map(str::to_owned).collect();
-    let client = format!("docker -H {}", address(place));
+    let client = format!("docker -H {}", socket_address(place));
     Ok((words, format!("{client} ps -aq | xargs -r {client} rm -f")))
 }
 
-fn podman(place: &Path) -> (Vec<String>, String) {
+fn podman_commands(place: &Path) -> (Vec<String>, String) {
     let mut words = podman_words(place);
     let clear = format!("{} rm --all --force --time 0", words.join(" "));
-    words.extend(["system", "service", "--time", "0", &address(place)].map(str::to_owned));
+    words.extend(["system", "service", "--time", "0", &socket_address(place)].map(str::to_owned));
     (words, clear)
 }
 
 /// Makes Podman accept registries of the loopback without TLS, as Docker does.
-fn registries(place: &Path) -> Result<PathBuf> {
+fn write_registries(place: &Path) -> Result<PathBuf> {
     let path = place.join("registries.conf");
     fs::write(&path, "[[registry]]\nlocation = \"127.0.0.1\"\ninsecure = true\n")?;
     Ok(path)

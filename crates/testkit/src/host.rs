@@ -23,14 +23,14 @@ pub struct HostState {
 
 impl HostState {
     /// Reads the state in the namespaces of the calling process.
-    pub fn take() -> Self {
+    pub fn read_current() -> Self {
         let uname = rustix::system::uname();
         let wall = clock_gettime(ClockId::Realtime).tv_sec;
         let monotonic = clock_gettime(ClockId::Boottime).tv_sec;
         Self {
             // An ordinary user cannot mount on the host, but others may at any time; a root harness
             // has a mount namespace of its own.
-            mounts: if rustix::process::geteuid().is_root() { lines("/proc/self/mountinfo") } else { BTreeSet::new() },
+            mounts: if rustix::process::geteuid().is_root() { read_lines("/proc/self/mountinfo") } else { BTreeSet::new() },
             node_name: uname.nodename().to_string_lossy().into_owned(),
             domain_name: fs::read_to_string("/proc/sys/kernel/domainname").unwrap_or_default(),
             wall_minus_monotonic_s: wall - monotonic,
@@ -38,7 +38,7 @@ impl HostState {
     }
 
     /// Returns the differences of a later state, in words.
-    pub fn changes(&self, later: &Self) -> Vec<String> {
+    pub fn list_changes(&self, later: &Self) -> Vec<String> {
         let mut changes: Vec<String> =
             later.mounts.difference(&self.mounts).map(|m| format!("host mount new: {m}")).collect();
         // If the mount point is gone too, its owner has removed it: the kernel then drops the mount
@@ -65,17 +65,17 @@ fn mount_point_exists(line: &str) -> bool {
     line.split(' ').nth(4).is_some_and(|place| fs::symlink_metadata(place).is_ok())
 }
 
-fn lines(path: &str) -> BTreeSet<String> {
+fn read_lines(path: &str) -> BTreeSet<String> {
     fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
 }
 
 /// Returns whether a process with this id exists and is no zombie.
 pub fn process_alive(pid: u32) -> bool {
-    state(pid).is_some_and(|(_, state)| state != 'Z' && state != 'X')
+    process_state(pid).is_some_and(|(_, state)| state != 'Z' && state != 'X')
 }
 
 /// Returns the parent and the state of a process.
-fn state(pid: u32) -> Option<(u32, char)> {
+fn process_state(pid: u32) -> Option<(u32, char)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in brackets may contain anything, also brackets and spaces.
     let (_, rest) = stat.rsplit_once(')')?;
@@ -88,12 +88,12 @@ fn state(pid: u32) -> Option<(u32, char)> {
 /// Waits up to `patience` for them to end.
 ///
 /// The caller must be a child subreaper, or process 1, so that no process can leave its tree.
-pub fn descendants(known: &[u32], patience: Duration) -> Vec<String> {
+pub fn wait_for_descendants(known: &[u32], patience: Duration) -> Vec<String> {
     let deadline = Instant::now() + patience;
     loop {
         let found = living_descendants(known);
         if found.is_empty() || Instant::now() >= deadline {
-            return found.iter().map(|pid| describe(*pid)).collect();
+            return found.iter().map(|pid| describe_pid(*pid)).collect();
         }
         thread::sleep(Duration::from_millis(20));
     }
@@ -121,7 +121,7 @@ fn living_descendants(known: &[u32]) -> Vec<u32> {
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let name = entry.file_name();
         if let Some(pid) = name.to_str().and_then(|n| n.parse::<u32>().ok())
-            && let Some((parent, state)) = state(pid)
+            && let Some((parent, state)) = process_state(pid)
             && state != 'Z'
             && state != 'X'
         {
@@ -143,7 +143,7 @@ fn living_descendants(known: &[u32]) -> Vec<u32> {
     parents.keys().copied().filter(|pid| !known.contains(pid) && is_descendant(*pid)).collect()
 }
 
-fn describe(pid: u32) -> String {
+fn describe_pid(pid: u32) -> String {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let text = String::from_utf8_lossy(&line).replace('\0', " ");
     format!("{pid} {}", text.trim_end())
@@ -154,10 +154,10 @@ pub fn processes_at(top: &Path) -> Vec<String> {
     let name = top.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.path());
     let has = |path: &PathBuf| fs::read_to_string(path.join("mountinfo")).is_ok_and(|mounts| mounts.contains(&name));
-    entries.filter(has).map(|path| described(&path)).collect()
+    entries.filter(has).map(|path| describe_process(&path)).collect()
 }
 
-fn described(process: &Path) -> String {
+fn describe_process(process: &Path) -> String {
     let words = fs::read(process.join("cmdline")).unwrap_or_default();
     format!("{} {}", process.display(), String::from_utf8_lossy(&words).replace('\0', " ").trim_end())
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 
 /// Variable that names an existing image.
-const IMAGE: &str = "STOCKADE_TEST_IMAGE";
+const IMAGE_VARIABLE: &str = "STOCKADE_TEST_IMAGE";
 
 /// Returns a root tree of the distribution's packages, as an archive: that of
 /// `STOCKADE_TEST_IMAGE`, or one that is made now in this directory.
@@ -14,7 +14,7 @@ const IMAGE: &str = "STOCKADE_TEST_IMAGE";
 /// # Errors
 /// An error if it cannot be made.
 pub fn small_image(directory: &Path) -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os(IMAGE) {
+    if let Some(path) = std::env::var_os(IMAGE_VARIABLE) {
         return Ok(path.into());
     }
     let path = directory.join("image.tar");

@@ -18,30 +18,30 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{Account, Command, Ended, Listeners, Output, Snapshot, run_as};
+use crate::{UserAccount, TestCommand, ProgramEnd, TestListeners, ProgramOutput, TreeSnapshot, run_as};
 
 /// Values of the upper-case names in a case. They are replaced in the text, because a variable
 /// would itself carry the canary into the sandbox.
 #[derive(Clone, Debug)]
-pub struct Names {
+pub struct CaseNames {
     pairs: Vec<(&'static str, String)>,
 }
 
-impl Names {
+impl CaseNames {
     /// Returns the text with every name replaced, longest name first.
-    pub fn replace(&self, text: &str) -> String {
+    pub fn replace_names(&self, text: &str) -> String {
         self.pairs.iter().fold(text.to_owned(), |text, (name, value)| text.replace(name, value))
     }
 }
 
 /// Scratch environment of one attempt.
-pub struct Lab {
+pub struct TestLab {
     /// Its top directory, which contains nothing else.
     pub top: PathBuf,
     /// The attacking user.
-    pub account: Account,
+    pub account: UserAccount,
     /// Values of the upper-case names.
-    pub names: Names,
+    pub names: CaseNames,
     /// Text of the secret file.
     pub secret: String,
     /// Value of a variable of a host process, never in the attempt's own environment.
@@ -49,7 +49,7 @@ pub struct Lab {
     /// Value of a variable of the sandbox's caller, named like a token.
     pub token: String,
     /// The servers of the host.
-    pub listeners: Listeners,
+    pub listeners: TestListeners,
     /// A process of the same user on the host.
     pub canary: Child,
     /// The canary file in the host's temporary directory, and its text.
@@ -57,14 +57,14 @@ pub struct Lab {
     segment: Option<String>,
 }
 
-impl Lab {
+impl TestLab {
     /// Builds the environment at `top`, which must not exist; the account must be able to reach its
     /// parent. A nonce makes its secrets unique.
     ///
     /// # Errors
     /// An error if any part of it cannot be made.
-    pub fn build(top: &Path, account: &Account) -> Result<Self> {
-        let nonce = nonce();
+    pub fn build_at(top: &Path, account: &UserAccount) -> Result<Self> {
+        let nonce = random_nonce();
         fs::create_dir(top).with_context(|| format!("making {}", top.display()))?;
         fs::set_permissions(top, fs::Permissions::from_mode(0o755))?;
         let secret = format!("SECRETTEXT{nonce}");
@@ -76,17 +76,17 @@ impl Lab {
         own_tree(top, account)?;
         make_repository(top, account)?;
 
-        let mut listeners = Listeners::new();
-        let port = listeners.loopback()?;
-        listeners.stream(&top.join("sock/stream"))?;
-        listeners.stream(&top.join("sock/agent"))?;
-        listeners.datagram(&top.join("sock/datagram"))?;
+        let mut listeners = TestListeners::new();
+        let port = listeners.listen_loopback()?;
+        listeners.listen_stream(&top.join("sock/stream"))?;
+        listeners.listen_stream(&top.join("sock/agent"))?;
+        listeners.listen_datagram(&top.join("sock/datagram"))?;
         let abstract_name = format!("stockade-lab-{nonce}");
         listeners.abstract_stream(&abstract_name)?;
         let canary = start_canary(account, &env_canary)?;
         // Last, because files outside the environment are only removed with a complete one.
         fs::write(&temporary, &temporary_text).context("writing the canary in /tmp")?;
-        own(&temporary, account)?;
+        set_owner(&temporary, account)?;
 
         let path = |name: &str| top.join(name).display().to_string();
         let pairs = vec![
@@ -106,7 +106,7 @@ impl Lab {
         Ok(Self {
             top: top.to_owned(),
             account: account.clone(),
-            names: Names { pairs },
+            names: CaseNames { pairs },
             secret,
             env_canary,
             token,
@@ -131,7 +131,7 @@ impl Lab {
     ///
     /// # Errors
     /// An error if it cannot be written.
-    pub fn write(&self, relative: &str, text: &str) -> Result<PathBuf> {
+    pub fn write_file(&self, relative: &str, text: &str) -> Result<PathBuf> {
         let path = self.top.join(relative);
         let mut made = Vec::new();
         for ancestor in path.ancestors().skip(1).take_while(|a| a.starts_with(&self.top)) {
@@ -145,17 +145,17 @@ impl Lab {
         fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
         made.push(path.clone());
         for path in made {
-            own(&path, &self.account)?;
+            set_owner(&path, &self.account)?;
         }
         Ok(path)
     }
 
     /// Returns a program of the attempt in the environment of a real user. That has a home
     /// directory, PATH, agents, and a token variable that must not be passed on.
-    pub fn command(&self, program: &str) -> Command {
+    pub fn build_command(&self, program: &str) -> TestCommand {
         let top = |name: &str| self.top.join(name);
         let runtime = format!("/run/user/{}", self.account.uid);
-        Command::new(program, self.workspace())
+        TestCommand::new(program, self.workspace())
             .env("PATH", format!("{}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", top("tools").display()))
             .env("HOME", top("home"))
             .env("USER", "lab")
@@ -173,13 +173,13 @@ impl Lab {
     }
 
     /// Takes a snapshot without logs and the harness's own files.
-    pub fn snapshot(&self) -> Snapshot {
-        Snapshot::take(&self.top, &[Path::new("state"), Path::new("probe"), Path::new("tools")])
+    pub fn take_snapshot(&self) -> TreeSnapshot {
+        TreeSnapshot::read_tree(&self.top, &[Path::new("state"), Path::new("probe"), Path::new("tools")])
     }
 
     /// Returns the secret texts that an attempt printed.
-    pub fn leaked(&self, output: &Output) -> Vec<String> {
-        let text = output.text();
+    pub fn leaked_secrets(&self, output: &ProgramOutput) -> Vec<String> {
+        let text = output.combined_text();
         [
             ("the secret file's text", &self.secret),
             ("a token of the caller's environment", &self.token),
@@ -193,7 +193,7 @@ impl Lab {
     }
 
     /// Returns the key of the host's System V segment, as `ipcs` shows it.
-    pub fn segment(&self) -> Option<&str> {
+    pub fn segment_key(&self) -> Option<&str> {
         self.segment.as_deref()
     }
 
@@ -213,7 +213,7 @@ impl Lab {
     }
 }
 
-impl Drop for Lab {
+impl Drop for TestLab {
     fn drop(&mut self) {
         // Best effort throughout: the result is known by now.
         let _ = self.canary.kill();
@@ -229,7 +229,7 @@ impl Drop for Lab {
     }
 }
 
-fn nonce() -> String {
+fn random_nonce() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     format!("{:x}x{:x}", now.as_nanos(), process::id())
 }
@@ -271,7 +271,7 @@ fn write_tree(top: &Path, secret: &str) -> Result<()> {
     Ok(())
 }
 
-fn own(path: &Path, account: &Account) -> Result<()> {
+fn set_owner(path: &Path, account: &UserAccount) -> Result<()> {
     if account.differs_from_harness() {
         lchown(path, Some(account.uid), Some(account.gid))
             .with_context(|| format!("changing the owner of {}", path.display()))?;
@@ -279,8 +279,8 @@ fn own(path: &Path, account: &Account) -> Result<()> {
     Ok(())
 }
 
-fn own_tree(path: &Path, account: &Account) -> Result<()> {
-    own(path, account)?;
+fn own_tree(path: &Path, account: &UserAccount) -> Result<()> {
+    set_owner(path, account)?;
     if fs::symlink_metadata(path)?.is_dir() {
         for entry in fs::read_dir(path)? {
             own_tree(&entry?.path(), account)?;
@@ -289,19 +289,19 @@ fn own_tree(path: &Path, account: &Account) -> Result<()> {
     Ok(())
 }
 
-fn make_repository(top: &Path, account: &Account) -> Result<()> {
+fn make_repository(top: &Path, account: &UserAccount) -> Result<()> {
     let text = "git init -q -b main . && git add -A && git commit -q -m lab";
-    let command = Command::new("/bin/bash", top.join("ws"))
+    let command = TestCommand::new("/bin/bash", top.join("ws"))
         .args(["-c", text])
         .env("HOME", top.join("home"))
         .env("PATH", "/usr/local/bin:/usr/bin:/bin");
     let output = run_as(account, &command)?;
-    ensure!(output.ended == Ended::Code(0), "making the repository: {}", output.text());
+    ensure!(output.ended == ProgramEnd::Code(0), "making the repository: {}", output.combined_text());
     Ok(())
 }
 
 /// Starts a host process of the attacking user with a secret in its environment.
-fn start_canary(account: &Account, env_canary: &str) -> Result<Child> {
+fn start_canary(account: &UserAccount, env_canary: &str) -> Result<Child> {
     use std::os::unix::process::CommandExt as _;
     let mut builder = process::Command::new("sleep");
     builder.arg("3600").env_clear().env("PATH", "/usr/bin:/bin").env("HOST_VALUE", env_canary);
@@ -331,22 +331,22 @@ fn make_segment() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::User;
+    use crate::TestUser;
 
     #[test]
     fn a_world_is_built_and_goes_without_trace() {
         let base = tempfile::tempdir().unwrap();
-        let account = Account::of(User::available()[0]).unwrap();
+        let account = UserAccount::for_user(TestUser::available_users()[0]).unwrap();
         let top = base.path().join("lab");
-        let mut lab = Lab::build(&top, &account).unwrap();
+        let mut lab = TestLab::build_at(&top, &account).unwrap();
         assert!(lab.canary_alive());
         assert!(top.join("ws/.git/hooks").is_dir());
-        let text = lab.names.replace("$SECRET $SECRET_NAME $WS/x");
+        let text = lab.names.replace_names("$SECRET $SECRET_NAME $WS/x");
         assert_eq!(text, format!("{0}/home/.ssh/id_ed25519 id_ed25519 {0}/ws/x", top.display()));
-        let before = lab.snapshot();
-        assert_eq!(before.changes(&lab.snapshot()), []);
-        let stolen = run_as(&account, &lab.command("cat").arg(lab.path("home/.ssh/id_ed25519"))).unwrap();
-        assert_eq!(lab.leaked(&stolen), ["output holds the secret file's text"]);
+        let before = lab.take_snapshot();
+        assert_eq!(before.list_changes(&lab.take_snapshot()), []);
+        let stolen = run_as(&account, &lab.build_command("cat").arg(lab.path("home/.ssh/id_ed25519"))).unwrap();
+        assert_eq!(lab.leaked_secrets(&stolen), ["output holds the secret file's text"]);
         let canary = lab.temporary_canary.0.clone();
         drop(lab);
         assert!(!top.exists() && !canary.exists());

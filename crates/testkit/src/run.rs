@@ -14,29 +14,29 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use crate::Account;
+use crate::UserAccount;
 
 /// Most bytes kept of each output stream; the rest is read and dropped.
 const OUTPUT_BYTES_MAX: usize = 4 << 20;
 /// Time for which an output stream may stay open after the program's own end.
-const OUTPUT_GRACE: Duration = Duration::from_secs(3);
+const OUTPUT_GRACE_PERIOD: Duration = Duration::from_secs(3);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Variable with the factor for all time-outs, for emulated machines.
-pub const SLOWNESS: &str = "STOCKADE_TEST_SLOWNESS";
+pub const SLOWNESS_VARIABLE: &str = "STOCKADE_TEST_SLOWNESS";
 
 /// Returns the factor for all time-outs ([`SLOWNESS`]).
-pub fn slowness() -> u32 {
-    static TIMES: OnceLock<u32> = OnceLock::new();
-    *TIMES.get_or_init(|| {
-        let told = std::env::var(SLOWNESS).ok();
+pub fn slowness_factor() -> u32 {
+    static SLOWNESS_FACTOR: OnceLock<u32> = OnceLock::new();
+    *SLOWNESS_FACTOR.get_or_init(|| {
+        let told = std::env::var(SLOWNESS_VARIABLE).ok();
         told.and_then(|times| times.parse().ok()).filter(|times| (1..=1000).contains(times)).unwrap_or(1)
     })
 }
 
 /// Standard input of the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Stdin {
+pub enum StdinSource {
     /// Empty: `/dev/null`.
     #[default]
     Null,
@@ -46,7 +46,7 @@ pub enum Stdin {
 
 /// Program with its environment, which starts empty.
 #[derive(Clone, Debug)]
-pub struct Command {
+pub struct TestCommand {
     /// Program and arguments.
     pub argv: Vec<OsString>,
     /// All variables.
@@ -54,19 +54,19 @@ pub struct Command {
     /// Working directory.
     pub cwd: PathBuf,
     /// Standard input.
-    pub stdin: Stdin,
+    pub stdin: StdinSource,
     /// Time until the process group is killed, on a machine of usual speed.
     pub timeout: Duration,
 }
 
-impl Command {
+impl TestCommand {
     /// Creates a program without arguments or variables, in `cwd`.
     pub fn new(program: impl AsRef<OsStr>, cwd: impl Into<PathBuf>) -> Self {
         Self {
             argv: vec![program.as_ref().to_owned()],
             env: Vec::new(),
             cwd: cwd.into(),
-            stdin: Stdin::Null,
+            stdin: StdinSource::Null,
             timeout: Duration::from_secs(30),
         }
     }
@@ -95,7 +95,7 @@ impl Command {
 
     /// Puts another program in front: `["unshare", "-m"]`.
     #[must_use]
-    pub fn behind<A: AsRef<OsStr>>(mut self, prefix: impl IntoIterator<Item = A>) -> Self {
+    pub fn with_prefix<A: AsRef<OsStr>>(mut self, prefix: impl IntoIterator<Item = A>) -> Self {
         let mut argv: Vec<OsString> = prefix.into_iter().map(|a| a.as_ref().to_owned()).collect();
         argv.append(&mut self.argv);
         self.argv = argv;
@@ -112,7 +112,7 @@ impl Command {
 
 /// End of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum ProgramEnd {
     /// The program exited with this code.
     Code(i32),
     /// This signal killed the program.
@@ -123,9 +123,9 @@ pub enum Ended {
 
 /// Result of a program, as far as its caller can see.
 #[derive(Clone, Debug)]
-pub struct Output {
+pub struct ProgramOutput {
     /// End of the program.
-    pub ended: Ended,
+    pub ended: ProgramEnd,
     /// Standard output, lossily decoded, cut at 4 MiB.
     pub stdout: String,
     /// Standard error, lossily decoded, cut at 4 MiB.
@@ -136,20 +136,20 @@ pub struct Output {
     pub held_open: bool,
 }
 
-impl Output {
+impl ProgramOutput {
     /// Returns output and errors in one text.
-    pub fn text(&self) -> String {
+    pub fn combined_text(&self) -> String {
         format!("{}{}", self.stdout, self.stderr)
     }
 }
 
-struct Stream {
+struct StreamCollector {
     bytes: Arc<Mutex<Vec<u8>>>,
     ended: Receiver<()>,
 }
 
-impl Stream {
-    fn collect(mut source: impl Read + Send + 'static) -> Self {
+impl StreamCollector {
+    fn start_collecting(mut source: impl Read + Send + 'static) -> Self {
         let bytes = Arc::new(Mutex::new(Vec::new()));
         let (sender, ended) = mpsc::channel();
         let kept = Arc::clone(&bytes);
@@ -167,7 +167,7 @@ impl Stream {
     }
 
     /// Returns the text so far, and whether the stream is still open at `deadline`.
-    fn finish(&self, deadline: Instant) -> (String, bool) {
+    fn collect_until(&self, deadline: Instant) -> (String, bool) {
         let open = self.ended.recv_timeout(deadline.saturating_duration_since(Instant::now())).is_err();
         let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         (String::from_utf8_lossy(&bytes).into_owned(), open)
@@ -175,27 +175,27 @@ impl Stream {
 }
 
 /// Running program.
-pub struct Running {
+pub struct RunningProgram {
     child: Child,
     stdin: Option<ChildStdin>,
-    stdout: Stream,
-    stderr: Stream,
+    stdout: StreamCollector,
+    stderr: StreamCollector,
     started: Instant,
     timeout: Duration,
 }
 
-impl Running {
+impl RunningProgram {
     /// Starts `command` as `account`, as leader of a process group of its own.
     ///
     /// # Errors
     /// An error if the program cannot be started.
-    pub fn start(account: &Account, command: &Command) -> Result<Self> {
+    pub fn start(account: &UserAccount, command: &TestCommand) -> Result<Self> {
         let (program, args) = command.argv.split_first().context("a command needs a program")?;
         let mut builder = process::Command::new(program);
         builder.args(args).env_clear().envs(command.env.iter().map(|(n, v)| (n, v)));
         builder.current_dir(&command.cwd).process_group(0);
         builder.stdout(Stdio::piped()).stderr(Stdio::piped());
-        builder.stdin(if command.stdin == Stdin::Null { Stdio::null() } else { Stdio::piped() });
+        builder.stdin(if command.stdin == StdinSource::Null { Stdio::null() } else { Stdio::piped() });
         if account.differs_from_harness() {
             // With a user id and no groups, the standard library also empties the supplementary
             // groups.
@@ -203,8 +203,8 @@ impl Running {
         }
         let started = Instant::now();
         let mut child = builder.spawn().with_context(|| format!("starting {}", program.display()))?;
-        let stdout = Stream::collect(child.stdout.take().context("no stdout")?);
-        let stderr = Stream::collect(child.stderr.take().context("no stderr")?);
+        let stdout = StreamCollector::start_collecting(child.stdout.take().context("no stdout")?);
+        let stderr = StreamCollector::start_collecting(child.stderr.take().context("no stderr")?);
         Ok(Self { stdin: child.stdin.take(), child, stdout, stderr, started, timeout: command.timeout })
     }
 
@@ -215,14 +215,14 @@ impl Running {
 
     /// Returns its standard output so far.
     pub fn stdout_so_far(&self) -> String {
-        self.stdout.finish(Instant::now()).0
+        self.stdout.collect_until(Instant::now()).0
     }
 
     /// Sends a signal to the program alone, not to its group.
     ///
     /// # Errors
     /// An error if the kernel refuses.
-    pub fn signal(&self, signal: Signal) -> Result<()> {
+    pub fn send_signal(&self, signal: Signal) -> Result<()> {
         kill_process(Pid::from_child(&self.child), signal).context("signalling the program")
     }
 
@@ -230,8 +230,8 @@ impl Running {
     ///
     /// # Errors
     /// An error if the wait fails.
-    pub fn finish(mut self) -> Result<Output> {
-        let deadline = self.started + self.timeout * slowness();
+    pub fn wait_for_end(mut self) -> Result<ProgramOutput> {
+        let deadline = self.started + self.timeout * slowness_factor();
         let mut timed_out = false;
         let status = loop {
             if let Some(status) = self.child.try_wait().context("waiting for the program")? {
@@ -247,19 +247,19 @@ impl Running {
         };
         let elapsed = self.started.elapsed();
         drop(self.stdin.take());
-        let grace = Instant::now() + OUTPUT_GRACE;
-        let (stdout, out_open) = self.stdout.finish(grace);
-        let (stderr, err_open) = self.stderr.finish(grace);
-        let ended = if timed_out { Ended::TimedOut } else { ended(status) };
-        Ok(Output { ended, stdout, stderr, elapsed, held_open: out_open || err_open })
+        let grace = Instant::now() + OUTPUT_GRACE_PERIOD;
+        let (stdout, out_open) = self.stdout.collect_until(grace);
+        let (stderr, err_open) = self.stderr.collect_until(grace);
+        let ended = if timed_out { ProgramEnd::TimedOut } else { program_end(status) };
+        Ok(ProgramOutput { ended, stdout, stderr, elapsed, held_open: out_open || err_open })
     }
 }
 
-fn ended(status: ExitStatus) -> Ended {
+fn program_end(status: ExitStatus) -> ProgramEnd {
     match (status.code(), status.signal()) {
-        (Some(code), _) => Ended::Code(code),
-        (None, Some(signal)) => Ended::Signal(signal),
-        (None, None) => Ended::Code(-1),
+        (Some(code), _) => ProgramEnd::Code(code),
+        (None, Some(signal)) => ProgramEnd::Signal(signal),
+        (None, None) => ProgramEnd::Code(-1),
     }
 }
 
@@ -267,35 +267,35 @@ fn ended(status: ExitStatus) -> Ended {
 ///
 /// # Errors
 /// As for [`Running::start`] and [`Running::finish`].
-pub fn run_as(account: &Account, command: &Command) -> Result<Output> {
-    Running::start(account, command)?.finish()
+pub fn run_as(account: &UserAccount, command: &TestCommand) -> Result<ProgramOutput> {
+    RunningProgram::start(account, command)?.wait_for_end()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::User;
+    use crate::TestUser;
 
-    fn shell(text: &str, timeout: Duration) -> Output {
-        let account = Account::of(User::available()[0]).unwrap();
-        let command = Command::new("/bin/sh", "/").args(["-c", text]).timeout(timeout);
+    fn shell(text: &str, timeout: Duration) -> ProgramOutput {
+        let account = UserAccount::for_user(TestUser::available_users()[0]).unwrap();
+        let command = TestCommand::new("/bin/sh", "/").args(["-c", text]).timeout(timeout);
         run_as(&account, &command).unwrap()
     }
 
     #[test]
     fn endings_are_told_apart() {
         let long = Duration::from_secs(20);
-        assert_eq!(shell("exit 3", long).ended, Ended::Code(3));
-        assert_eq!(shell("kill -9 $$", long).ended, Ended::Signal(9));
+        assert_eq!(shell("exit 3", long).ended, ProgramEnd::Code(3));
+        assert_eq!(shell("kill -9 $$", long).ended, ProgramEnd::Signal(9));
         let slow = shell("sleep 30", Duration::from_millis(100));
-        assert_eq!(slow.ended, Ended::TimedOut);
+        assert_eq!(slow.ended, ProgramEnd::TimedOut);
         assert!(slow.elapsed < Duration::from_secs(10));
     }
 
     #[test]
     fn a_held_stream_is_noticed_and_does_not_hang() {
         let output = shell("echo here; (sleep 5) & exit 0", Duration::from_secs(20));
-        assert_eq!(output.ended, Ended::Code(0));
+        assert_eq!(output.ended, ProgramEnd::Code(0));
         assert_eq!(output.stdout, "here\n");
         assert!(output.held_open);
     }

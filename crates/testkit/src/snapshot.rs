@@ -11,14 +11,14 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _}
 use std::path::{Path, PathBuf};
 
 /// Depth below which directories are not entered.
-const DEPTH_MAX: usize = 32;
+const MAX_DEPTH: usize = 32;
 /// Most bytes of a file that are compared.
 const CONTENT_BYTES_MAX: u64 = 64 << 20;
 const XATTR_BYTES_MAX: usize = 65536;
 
 /// Kind of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum SnapshotEntryKind {
     /// Regular file.
     File,
     /// Directory.
@@ -31,9 +31,9 @@ pub enum Kind {
 
 /// Directory entry, with every property that an attack could change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct SnapshotEntry {
     /// Its kind.
-    pub kind: Kind,
+    pub kind: SnapshotEntryKind,
     /// Permission bits.
     pub mode: u32,
     /// Owner and group.
@@ -52,30 +52,30 @@ pub struct Entry {
 
 /// A tree at one moment: entries by path relative to its top.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Snapshot {
+pub struct TreeSnapshot {
     /// The entries; the top itself has the empty path.
-    pub entries: BTreeMap<PathBuf, Entry>,
+    pub entries: BTreeMap<PathBuf, SnapshotEntry>,
 }
 
 /// Difference of two trees.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct TreeChange {
     /// Path relative to the top.
     pub path: PathBuf,
     /// The change: `created`, `removed`, or the names of the properties.
     pub what: String,
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for TreeChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.path.display(), self.what)
     }
 }
 
-impl Snapshot {
+impl TreeSnapshot {
     /// Reads the tree under `top`, without the paths in `skip` (relative to it). Unreadable entries
     /// are omitted, and appear as `removed`.
-    pub fn take(top: &Path, skip: &[&Path]) -> Self {
+    pub fn read_tree(top: &Path, skip: &[&Path]) -> Self {
         let mut entries = BTreeMap::new();
         let mut open = vec![(PathBuf::new(), 0)];
         while let Some((relative, depth)) = open.pop() {
@@ -84,9 +84,9 @@ impl Snapshot {
             }
             let path = top.join(&relative);
             let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
-            let entry = entry(&path, &metadata);
-            if entry.kind == Kind::Directory
-                && depth < DEPTH_MAX
+            let entry = read_entry(&path, &metadata);
+            if entry.kind == SnapshotEntryKind::Directory
+                && depth < MAX_DEPTH
                 && let Ok(children) = fs::read_dir(&path)
             {
                 open.extend(children.flatten().map(|child| (relative.join(child.file_name()), depth + 1)));
@@ -97,26 +97,26 @@ impl Snapshot {
     }
 
     /// Returns the differences of `later` from `self`, ordered by path.
-    pub fn changes(&self, later: &Self) -> Vec<Change> {
+    pub fn list_changes(&self, later: &Self) -> Vec<TreeChange> {
         let mut changes = Vec::new();
         for (path, before) in &self.entries {
             let what = match later.entries.get(path) {
                 None => "removed".to_owned(),
-                Some(after) => differences(before, after),
+                Some(after) => describe_differences(before, after),
             };
             if !what.is_empty() {
-                changes.push(Change { path: path.clone(), what });
+                changes.push(TreeChange { path: path.clone(), what });
             }
         }
         for path in later.entries.keys().filter(|path| !self.entries.contains_key(*path)) {
-            changes.push(Change { path: path.clone(), what: "created".to_owned() });
+            changes.push(TreeChange { path: path.clone(), what: "created".to_owned() });
         }
         changes.sort_by(|a, b| a.path.cmp(&b.path));
         changes
     }
 }
 
-fn differences(before: &Entry, after: &Entry) -> String {
+fn describe_differences(before: &SnapshotEntry, after: &SnapshotEntry) -> String {
     let pairs = [
         ("kind", before.kind != after.kind),
         ("mode", before.mode != after.mode),
@@ -131,33 +131,33 @@ fn differences(before: &Entry, after: &Entry) -> String {
     names.join("+")
 }
 
-fn entry(path: &Path, metadata: &Metadata) -> Entry {
+fn read_entry(path: &Path, metadata: &Metadata) -> SnapshotEntry {
     let file_type = metadata.file_type();
     let kind = if file_type.is_file() {
-        Kind::File
+        SnapshotEntryKind::File
     } else if file_type.is_dir() {
-        Kind::Directory
+        SnapshotEntryKind::Directory
     } else if file_type.is_symlink() {
-        Kind::Link
+        SnapshotEntryKind::Link
     } else {
         debug_assert!(
             file_type.is_fifo() || file_type.is_socket() || file_type.is_block_device() || file_type.is_char_device()
         );
-        Kind::Special
+        SnapshotEntryKind::Special
     };
     let (content, flags) = match kind {
-        Kind::File => file_content(path),
-        Kind::Link => (fs::read_link(path).map_or(0, |target| hash(target.as_os_str().as_bytes())), 0),
-        Kind::Directory | Kind::Special => (0, 0),
+        SnapshotEntryKind::File => file_content(path),
+        SnapshotEntryKind::Link => (fs::read_link(path).map_or(0, |target| hash(target.as_os_str().as_bytes())), 0),
+        SnapshotEntryKind::Directory | SnapshotEntryKind::Special => (0, 0),
     };
-    Entry {
+    SnapshotEntry {
         kind,
         mode: metadata.mode() & 0o7777,
         owner: (metadata.uid(), metadata.gid()),
-        len: if kind == Kind::Directory { 0 } else { metadata.len() },
+        len: if kind == SnapshotEntryKind::Directory { 0 } else { metadata.len() },
         content,
         mtime: (metadata.mtime(), metadata.mtime_nsec()),
-        xattrs: xattrs(path),
+        xattrs: read_xattrs(path),
         flags,
     }
 }
@@ -184,7 +184,7 @@ fn file_content(path: &Path) -> (u64, u32) {
     (hash(&bytes), inode_flags)
 }
 
-fn xattrs(path: &Path) -> String {
+fn read_xattrs(path: &Path) -> String {
     let mut names = vec![0; XATTR_BYTES_MAX];
     let Ok(len) = rustix::fs::llistxattr(path, &mut names) else { return String::new() };
     let mut text = String::new();
@@ -209,9 +209,9 @@ mod tests {
         fs::create_dir(top.path().join("d")).unwrap();
         fs::write(top.path().join("d/f"), "one").unwrap();
         symlink("f", top.path().join("d/l")).unwrap();
-        let before = Snapshot::take(top.path(), &[]);
+        let before = TreeSnapshot::read_tree(top.path(), &[]);
         act(top.path());
-        let changes = before.changes(&Snapshot::take(top.path(), &[]));
+        let changes = before.list_changes(&TreeSnapshot::read_tree(top.path(), &[]));
         for (path, what) in expected {
             assert!(
                 changes.iter().any(|c| c.path == Path::new(path) && c.what.contains(what)),

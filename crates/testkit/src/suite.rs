@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::{Ended, Output};
+use crate::{ProgramEnd, ProgramOutput};
 
 /// Exit code of a task's process that saw the required result.
 pub const PASSED: u8 = 0;
@@ -24,7 +24,7 @@ pub const DECLARED: u8 = 78;
 
 /// Task that neither passed nor failed, with the reason.
 #[derive(Clone, Debug)]
-pub struct NotRun {
+pub struct SkippedTask {
     /// Name of the task.
     pub task: String,
     /// Reason.
@@ -33,7 +33,7 @@ pub struct NotRun {
 
 /// Results of the tasks.
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+pub struct SuiteTally {
     /// Number of passed tasks.
     pub passed: usize,
     /// Failed tasks, with the observed result.
@@ -41,14 +41,14 @@ pub struct Tally {
     /// Tasks that were refused as declared, with the refusal.
     pub declared: Vec<(String, String)>,
     /// Tasks that did not run.
-    pub not_run: Vec<NotRun>,
+    pub not_run: Vec<SkippedTask>,
 }
 
 /// Runs the tasks, `lanes` at a time, and prints a line for each. `start` runs one in a process of
 /// its own, with a time-out.
-pub fn play<T: Display + Send>(tasks: Vec<T>, lanes: usize, start: impl Fn(&T) -> Result<Output> + Sync) -> Tally {
+pub fn run_tasks<T: Display + Send>(tasks: Vec<T>, lanes: usize, start: impl Fn(&T) -> Result<ProgramOutput> + Sync) -> SuiteTally {
     let queue = Mutex::new(VecDeque::from(tasks));
-    let tally = Mutex::new(Tally::default());
+    let tally = Mutex::new(SuiteTally::default());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     thread::scope(|scope| {
         for _ in 0..lanes {
@@ -56,11 +56,11 @@ pub fn play<T: Display + Send>(tasks: Vec<T>, lanes: usize, start: impl Fn(&T) -
                 while let Some(task) = next() {
                     let began = Instant::now();
                     let (ended, text) = match start(&task) {
-                        Ok(output) => (output.ended, output.text()),
-                        Err(error) => (Ended::Code(FAILED.into()), format!("{error:#}")),
+                        Ok(output) => (output.ended, output.combined_text()),
+                        Err(error) => (ProgramEnd::Code(FAILED.into()), format!("{error:#}")),
                     };
                     let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
-                    tally.record(task.to_string(), ended, text.trim(), began.elapsed());
+                    tally.record_result(task.to_string(), ended, text.trim(), began.elapsed());
                 }
             });
         }
@@ -68,29 +68,29 @@ pub fn play<T: Display + Send>(tasks: Vec<T>, lanes: usize, start: impl Fn(&T) -
     tally.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Tally {
+impl SuiteTally {
     /// Adds the results of other tasks.
-    pub fn add(&mut self, other: Self) {
+    pub fn add_results(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed.extend(other.failed);
         self.declared.extend(other.declared);
         self.not_run.extend(other.not_run);
     }
 
-    fn record(&mut self, task: String, ended: Ended, text: &str, elapsed: Duration) {
+    fn record_result(&mut self, task: String, ended: ProgramEnd, text: &str, elapsed: Duration) {
         let ms = elapsed.as_millis();
         match ended {
-            Ended::Code(code) if code == i32::from(PASSED) => {
+            ProgramEnd::Code(code) if code == i32::from(PASSED) => {
                 println!("ok      {task} ({ms} ms)");
                 self.passed += 1;
             }
-            Ended::Code(code) if code == i32::from(DECLARED) => {
+            ProgramEnd::Code(code) if code == i32::from(DECLARED) => {
                 println!("refused {task} ({ms} ms): {text}");
                 self.declared.push((task, text.to_owned()));
             }
-            Ended::Code(code) if code == i32::from(UNAVAILABLE) => {
+            ProgramEnd::Code(code) if code == i32::from(UNAVAILABLE) => {
                 println!("not run {task}: {text}");
-                self.not_run.push(NotRun { task, why: text.to_owned() });
+                self.not_run.push(SkippedTask { task, why: text.to_owned() });
             }
             _ => {
                 println!("FAILED  {task} ({ms} ms)\n        {}", text.replace('\n', "\n        "));
@@ -100,7 +100,7 @@ impl Tally {
     }
 
     /// Prints the summary, and returns the exit code of the suite.
-    pub fn report(&self) -> ExitCode {
+    pub fn print_report(&self) -> ExitCode {
         let lines = |title: &str, lines: Vec<String>| {
             if !lines.is_empty() {
                 println!("\n{title}:");
@@ -127,9 +127,9 @@ mod tests {
     #[test]
     fn what_became_of_each_is_told_apart() {
         let tasks: Vec<u8> = vec![PASSED, FAILED, UNAVAILABLE, DECLARED, PASSED];
-        let tally = play(tasks, 2, |code| {
-            Ok(Output {
-                ended: Ended::Code((*code).into()),
+        let tally = run_tasks(tasks, 2, |code| {
+            Ok(ProgramOutput {
+                ended: ProgramEnd::Code((*code).into()),
                 stdout: format!("said {code}\n"),
                 stderr: String::new(),
                 elapsed: Duration::ZERO,
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(tally.failed, [("1".to_owned(), "Code(1): said 1".to_owned())]);
         assert_eq!(tally.declared, [("78".to_owned(), "said 78".to_owned())]);
         assert_eq!((tally.not_run.len(), tally.not_run[0].why.as_str()), (1, "said 77"));
-        let silent = play(vec!["x"], 1, |_| anyhow::bail!("cannot start"));
+        let silent = run_tasks(vec!["x"], 1, |_| anyhow::bail!("cannot start"));
         assert_eq!(silent.failed[0].1, "Code(1): cannot start");
     }
 }

@@ -65,7 +65,7 @@ fn processes_of_one_are_not_seen(bench: &Bench) -> Verdict {
     let look = "cat /proc/[0-9]*/comm | grep -c '^sleep$'; true";
     assert_eq!(one.prints(look), "1\n");
     assert_eq!(other.prints(look), "0\n");
-    going.attempt.kill();
+    going.attempt.kill_processes();
     Ok(())
 }
 

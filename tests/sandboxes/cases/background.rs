@@ -1,6 +1,6 @@
 //! What a command leaves behind.
 
-use stockade_model::Background;
+use stockade_model::BackgroundPolicy;
 
 use crate::Verdict;
 use crate::bench::{Bench, wait_until};
@@ -55,7 +55,7 @@ u = socket.socket(socket.AF_UNIX); u.connect('/tmp/u'); print(u.recv(9).decode()
 
 fn it_ends_where_it_is_to_end(bench: &Bench) -> Verdict {
     bench.demand_ends_background()?;
-    let place = bench.place_with(|plan| plan.background = Background::End);
+    let place = bench.place_with(|plan| plan.background = BackgroundPolicy::End);
     let mark = sleepers::mark(3);
     place.prints(&format!("sleep {mark} >/dev/null 2>&1 </dev/null & echo $!"));
     wait_until("it is gone", || place.sleeping(&mark) == 0);
@@ -64,7 +64,7 @@ fn it_ends_where_it_is_to_end(bench: &Bench) -> Verdict {
 
 fn what_left_its_session_ends_too(bench: &Bench) -> Verdict {
     bench.demand_ends_background()?;
-    let place = bench.place_with(|plan| plan.background = Background::End);
+    let place = bench.place_with(|plan| plan.background = BackgroundPolicy::End);
     let mark = sleepers::mark(4);
     place.prints(&format!("(setsid bash -c '(setsid sleep {mark} &) ; exit' >/dev/null 2>&1 </dev/null &); sleep 0.3"));
     wait_until("it is gone", || place.sleeping(&mark) == 0);
@@ -89,7 +89,7 @@ fn the_end_of_one_is_not_that_of_another(bench: &Bench) -> Verdict {
     place.prints(&left(&one));
     let going = place.start(&format!("sleep {two}"));
     wait_until("both run", || place.sleeping(&one) == 1 && place.sleeping(&two) == 1);
-    going.attempt.kill();
+    going.attempt.kill_processes();
     going.end();
     wait_until("the other is gone", || place.sleeping(&two) == 0);
     assert_eq!(place.sleeping(&one), 1);

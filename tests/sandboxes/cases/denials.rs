@@ -1,7 +1,7 @@
 //! What is told of a refusal.
 
 use stockade_engine::SandboxEvent;
-use stockade_model::{Layer, Resolution};
+use stockade_model::{DenialLayer, DenialResolution};
 
 use crate::Verdict;
 use crate::bench::{Bench, grant, inside, patience};
@@ -17,7 +17,7 @@ fn a_write_outside_is_told(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.demand_exact()?;
     let ran = place.run("echo x > /home/x; mkdir /var/d; true");
-    let objects: Vec<String> = ran.denials.iter().map(|denial| denial.object.escaped().to_string()).collect();
+    let objects: Vec<String> = ran.denials.iter().map(|denial| denial.object.to_escaped().to_string()).collect();
     assert_eq!(objects, ["/home/x", "/var/d"], "{ran:?}");
     Ok(())
 }
@@ -37,7 +37,7 @@ fn what_would_have_let_it_pass_is_told(bench: &Bench) -> Verdict {
     place.demand_exact()?;
     let ran = place.run("mkdir .hg; true");
     assert_eq!(ran.denials[0].grant, Some(grant("write /workspace/.hg")));
-    assert_eq!((ran.denials[0].layer, ran.denials[0].resolution), (Layer::Broker, Resolution::Recorded));
+    assert_eq!((ran.denials[0].layer, ran.denials[0].resolution), (DenialLayer::Broker, DenialResolution::Recorded));
     Ok(())
 }
 
@@ -45,7 +45,7 @@ fn who_did_it_is_told(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.demand_exact()?;
     let ran = place.run("python3 -c 'open(\".bashrc\", \"w\")'; true");
-    let program = ran.denials[0].program.as_ref().map(|program| program.escaped().to_string()).unwrap_or_default();
+    let program = ran.denials[0].program.as_ref().map(|program| program.to_escaped().to_string()).unwrap_or_default();
     assert!(program.contains("python3") && ran.denials[0].pid.is_some_and(|pid| pid > 1), "{ran:?}");
     Ok(())
 }
@@ -145,7 +145,7 @@ fn a_grant_beyond_the_sandbox_is_refused(bench: &Bench) -> Verdict {
         "socket /run/docker.sock",
         "sign SHA256:n2Qkj1yQp3Q3nGkkNUnGhUBGTFkFrp1Bw0dmz6qYmNA for git",
     ] {
-        assert!(!place.sandbox().backend().honours(&grant(never), place.plan.level), "{never}");
+        assert!(!place.sandbox().backend().supports_grant(&grant(never), place.plan.level), "{never}");
         let mut plan = inside("true");
         plan.grants = vec![grant(never)];
         let said = place.refuses(&plan).what;
@@ -163,7 +163,7 @@ fn what_a_command_left_is_told_of_too(bench: &Bench) -> Verdict {
     match place.told.recv_timeout(patience()) {
         Ok(SandboxEvent::Denied { request, denial }) => {
             assert_eq!(request, inside("").request);
-            assert_eq!(denial.object.escaped().to_string(), "/workspace/.bashrc");
+            assert_eq!(denial.object.to_escaped().to_string(), "/workspace/.bashrc");
         }
         other => panic!("{other:?}"),
     }

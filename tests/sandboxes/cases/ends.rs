@@ -46,7 +46,7 @@ fn ready(place: &Place, script: &str) -> Going {
 fn a_signal_reaches_the_command(bench: &Bench) -> Verdict {
     let place = bench.place();
     let going = ready(&place, "touch ready; exec sleep 1000");
-    going.attempt.signal(15);
+    going.attempt.send_signal(15);
     going.end().ended(CommandEnd::Signaled(15));
     Ok(())
 }
@@ -55,7 +55,7 @@ fn a_signal_reaches_its_group(bench: &Bench) -> Verdict {
     let place = bench.place();
     let script = "trap : USR1; bash -c 'trap \"touch child; exit 0\" USR1; touch ready; while :; do sleep 0.02; done' & wait $!; wait; exit 6";
     let going = ready(&place, script);
-    going.attempt.signal(10);
+    going.attempt.send_signal(10);
     going.end();
     place.wait_for("child");
     Ok(())
@@ -64,7 +64,7 @@ fn a_signal_reaches_its_group(bench: &Bench) -> Verdict {
 fn what_is_caught_is_the_commands_own(bench: &Bench) -> Verdict {
     let place = bench.place();
     let going = ready(&place, "trap 'echo caught; exit 9' TERM; touch ready; while :; do sleep 0.02; done");
-    going.attempt.signal(15);
+    going.attempt.send_signal(15);
     let ran = going.end();
     ran.ended(CommandEnd::Exited(9));
     assert_eq!(ran.stdout(), "caught\n");
@@ -74,7 +74,7 @@ fn what_is_caught_is_the_commands_own(bench: &Bench) -> Verdict {
 fn a_signal_may_be_ignored(bench: &Bench) -> Verdict {
     let place = bench.place();
     let going = ready(&place, "trap '' TERM; touch ready; until [ -e go ]; do sleep 0.02; done; exit 4");
-    going.attempt.signal(15);
+    going.attempt.send_signal(15);
     std::fs::write(place.work("go"), "").unwrap();
     going.end().ended(CommandEnd::Exited(4));
     Ok(())
@@ -86,7 +86,7 @@ fn a_kill_takes_all_of_it(bench: &Bench) -> Verdict {
     let mark = sleepers::mark(1);
     let going = ready(&place, &format!("sleep {mark} & (setsid sleep {mark} &) ; touch ready; sleep {mark}"));
     wait_until("all run", || place.sleeping(&mark) == 3);
-    going.attempt.kill();
+    going.attempt.kill_processes();
     going.end().ended(CommandEnd::Signaled(9));
     wait_until("all are gone", || place.sleeping(&mark) == 0);
     Ok(())
@@ -97,14 +97,14 @@ fn a_stopped_command_goes_on(bench: &Bench) -> Verdict {
     let count = "touch ready; while [ ! -e over ]; do echo >> n; sleep 0.01; done; exit 3";
     let going = ready(&place, count);
     let length = || std::fs::metadata(place.work("n")).map_or(0, |n| n.len());
-    going.attempt.signal(19);
+    going.attempt.send_signal(19);
     wait_until("it stands", || {
         let before = length();
         std::thread::sleep(std::time::Duration::from_millis(100));
         length() == before
     });
     let stood_at = length();
-    going.attempt.signal(18);
+    going.attempt.send_signal(18);
     wait_until("it goes on", || length() > stood_at);
     std::fs::write(place.work("over"), "").unwrap();
     going.end().ended(CommandEnd::Exited(3));
@@ -130,8 +130,8 @@ fn a_signal_after_the_end_is_nothing(bench: &Bench) -> Verdict {
     let place = bench.place();
     let mut going = place.start("exit 3");
     assert!(matches!(going.hear(), crate::bench::Heard::Ended(end) if end.end == CommandEnd::Exited(3)));
-    going.attempt.signal(15);
-    going.attempt.kill();
+    going.attempt.send_signal(15);
+    going.attempt.kill_processes();
     drop(going);
     assert_eq!(place.prints("echo on"), "on\n");
     Ok(())
@@ -152,7 +152,7 @@ fn killing_one_leaves_the_other(bench: &Bench) -> Verdict {
     let other = place.start("touch other; until [ -e go ]; do sleep 0.02; done; echo other");
     let going = ready(&place, "touch ready; exec sleep 1000");
     place.wait_for("other");
-    going.attempt.kill();
+    going.attempt.kill_processes();
     going.end().ended(CommandEnd::Signaled(9));
     std::fs::write(place.work("go"), "").unwrap();
     assert_eq!(other.end().ok(), "other\n");
@@ -178,7 +178,7 @@ fn what_is_not_awaited_does_not_delay_the_end(bench: &Bench) -> Verdict {
 fn a_kill_before_a_word_is_an_end(bench: &Bench) -> Verdict {
     let place = bench.place();
     let going = place.begin(&inside("sleep 1000"), crate::bench::CAPTURE);
-    going.attempt.kill();
+    going.attempt.kill_processes();
     going.end().ended(CommandEnd::Signaled(9));
     assert_eq!(place.prints("echo on"), "on\n");
     Ok(())

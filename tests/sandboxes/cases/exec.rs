@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
 use stockade_engine::CommandEnd;
-use stockade_model::{Plan, RawText};
+use stockade_model::{AttemptPlan, RawText};
 
 use crate::Verdict;
 use crate::bench::{Bench, Place, command, inside};
@@ -183,8 +183,8 @@ fn a_command_beside_a_long_one(bench: &Bench) -> Verdict {
 fn what_is_executed_is_told(bench: &Bench) -> Verdict {
     let place = bench.place();
     place.demand_exact()?;
-    let ran = place.run_plan(&Plan { ..inside("/bin/true; exec cat /dev/null") });
-    let told: Vec<String> = ran.programs.iter().map(|program| program.escaped().to_string()).collect();
+    let ran = place.run_plan(&AttemptPlan { ..inside("/bin/true; exec cat /dev/null") });
+    let told: Vec<String> = ran.programs.iter().map(|program| program.to_escaped().to_string()).collect();
     assert!(told.iter().any(|program| program.ends_with("/cat")), "{told:?}");
     Ok(())
 }

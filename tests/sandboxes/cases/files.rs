@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, symlink};
 
 use rustix::fs::{Mode, OFlags, openat};
-use stockade_engine::{CommandEnd, Tree};
+use stockade_engine::{CommandEnd, SandboxTree};
 
 use crate::Verdict;
 use crate::bench::{Bench, inside};
@@ -335,10 +335,10 @@ fn nothing_can_be_mounted(bench: &Bench) -> Verdict {
 fn the_trees_are_reached_from_outside(bench: &Bench) -> Verdict {
     let place = bench.place();
     let can = bench.capabilities().shows_files;
-    bench.demand(can, "a tree", || bench.place().sandbox().tree(Tree::Home))?;
+    bench.demand(can, "a tree", || bench.place().sandbox().open_tree(SandboxTree::Home))?;
     place.prints("echo work > a; echo home > ~/a");
-    for (tree, expected) in [(Tree::Workspace, "work\n"), (Tree::Home, "home\n")] {
-        let held = place.sandbox().tree(tree).unwrap();
+    for (tree, expected) in [(SandboxTree::Workspace, "work\n"), (SandboxTree::Home, "home\n")] {
+        let held = place.sandbox().open_tree(tree).unwrap();
         let file = openat(&held, "a", OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()).unwrap();
         let mut said = String::new();
         fs::File::from(file).read_to_string(&mut said).unwrap();

@@ -1,7 +1,7 @@
 //! Calls that wait for an answer.
 
 use stockade_engine::{CommandEnd, HeldAnswer, HoldId};
-use stockade_model::{Level, Operation};
+use stockade_model::{IsolationLevel, DeniedOperation};
 
 use crate::Verdict;
 use crate::bench::{Bench, Declared, Heard, Place, grant, wait_until};
@@ -18,7 +18,7 @@ super::cases! { "holds":
 pub fn demand(bench: &Bench, place: &Place) -> Result<(), Declared> {
     if bench.capabilities().holds {
         // Beneath level full the report says what there is.
-        return if place.plan.level == Level::Full { Ok(()) } else { place.demand_exact() };
+        return if place.plan.level == IsolationLevel::Full { Ok(()) } else { place.demand_exact() };
     }
     let going = place.try_begin(&crate::bench::inside("echo x > .bashrc; true"), crate::bench::CAPTURE, true);
     going.unwrap_or_else(|error| panic!("{error}")).end();
@@ -35,7 +35,7 @@ fn a_yes_lets_it_go_on(bench: &Bench) -> Verdict {
     let place = holding(bench)?;
     let mut going = place.start_held("echo given > .bashrc && cat .bashrc");
     let question = going.question();
-    assert_eq!(question.denial.operation, Operation::Create);
+    assert_eq!(question.denial.operation, DeniedOperation::Create);
     assert_eq!(question.denial.grant, Some(grant("write /workspace/.bashrc")));
     assert!(!place.work(".bashrc").exists());
     going.grant(&question);
@@ -121,7 +121,7 @@ fn a_kill_ends_who_waits(bench: &Bench) -> Verdict {
     let place = holding(bench)?;
     let mut going = place.start_held("echo x > .bashrc");
     going.question();
-    going.attempt.kill();
+    going.attempt.kill_processes();
     going.end().ended(CommandEnd::Signaled(9));
     assert!(!place.work(".bashrc").exists());
     Ok(())
@@ -142,7 +142,7 @@ fn an_answer_to_nobody_is_nothing(bench: &Bench) -> Verdict {
     let place = holding(bench)?;
     let mut going = place.start_held("echo x > .bashrc; true");
     let question = going.question();
-    going.attempt.answer(HoldId(9999), HeldAnswer::Granted(vec![grant("write /workspace/.bashrc")]));
+    going.attempt.answer_call(HoldId(9999), HeldAnswer::Granted(vec![grant("write /workspace/.bashrc")]));
     going.answer(&question, HeldAnswer::Refused);
     going.end().ok();
     Ok(())

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use stockade_engine::{CommandEnd, SandboxError, SandboxEvent, SandboxPlan};
-use stockade_model::{Background, SandboxId};
+use stockade_model::{BackgroundPolicy, SandboxId};
 
 use crate::bench::{Bench, CAPTURE, Declared, Going, Place, inside, patience, wait_until};
 use crate::{Verdict, sleepers};
@@ -162,7 +162,7 @@ fn is_over_when_killed(bench: &Bench, attack: &str) -> Verdict {
     let left = format!("sleep {}", sleepers::mark(1));
     let going = attacked(&place, &format!("(setsid {left} &); echo > there; {attack}; exec sleep 1000"));
     place.wait_for("there");
-    going.attempt.kill();
+    going.attempt.kill_processes();
     let end = going.let_go().end;
     is_over(bench, &place, &end, &left);
     Ok(())
@@ -174,7 +174,7 @@ fn is_over(bench: &Bench, place: &Place, end: &CommandEnd, left: &str) {
     match place.try_begin(&inside("echo; cat /proc/[0-9]*/cmdline | tr '\\0' ' '"), CAPTURE, false) {
         Ok(listing) => {
             let listed = listing.end().ok();
-            let may_be_left = place.plan.background == Background::Keep;
+            let may_be_left = place.plan.background == BackgroundPolicy::Keep;
             assert!(listed.contains("cmdline") && (may_be_left || !listed.contains(left)), "{end:?}: {listed}");
         }
         Err(_) => {

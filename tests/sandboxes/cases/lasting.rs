@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use stockade_engine::{CommandEnd, SandboxError, SandboxEvent, SandboxEvents};
+use stockade_engine::{CommandEnd, SandboxError, SandboxEvent, SandboxEventSender};
 use stockade_model::SandboxId;
 
 use crate::Verdict;
@@ -25,7 +25,7 @@ fn it_has_the_id_of_its_plan(bench: &Bench) -> Verdict {
 
 fn its_report_says_what_holds(bench: &Bench) -> Verdict {
     let place = bench.place();
-    let of_all = place.sandbox().enforced();
+    let of_all = place.sandbox().enforcement_report();
     assert!(of_all.level == place.plan.level && of_all.layers.contains_key("limits"), "{of_all:?}");
     let ran = place.run("true");
     assert!(ran.report.layers.len() >= of_all.layers.len(), "{:?}", ran.report);
@@ -64,7 +64,7 @@ fn nothing_begins_in_one_that_is_gone(bench: &Bench) -> Verdict {
     place.sandbox().destroy().unwrap();
     let said = place.refuses(&inside("touch ran"));
     assert!(said.what.contains("is gone"), "{said:?}");
-    assert!(matches!(place.sandbox().usage(), Err(SandboxError::Gone(_))));
+    assert!(matches!(place.sandbox().read_usage(), Err(SandboxError::Gone(_))));
     assert!(!place.work("ran").exists());
     Ok(())
 }
@@ -96,10 +96,10 @@ fn it_ends_under_load(bench: &Bench) -> Verdict {
 
 fn what_it_uses_grows(bench: &Bench) -> Verdict {
     let place = bench.place();
-    let before = place.sandbox().usage().unwrap();
+    let before = place.sandbox().read_usage().unwrap();
     place.prints("python3 -c 'import time; e = time.process_time() + 0.5\nwhile time.process_time() < e: pass'");
     wait_until("its time is counted", || {
-        let after = place.sandbox().usage().unwrap();
+        let after = place.sandbox().read_usage().unwrap();
         after.total.wall_ms > before.total.wall_ms
             && (after.memory_bytes.is_none() || after.total.cpu_ms >= before.total.cpu_ms + 400)
     });
@@ -146,7 +146,7 @@ fn demand_adopts(bench: &Bench) -> Result<(), Declared> {
         return Ok(());
     }
     let plan = bench.place().leave();
-    match bench.sandboxes.adopt(&plan, SandboxEvents::new(|_| {})) {
+    match bench.sandboxes.adopt_sandbox(&plan, SandboxEventSender::new(|_| {})) {
         Err(error @ SandboxError::Gone(_)) => Err(Declared(format!("it ends with whoever made it: {error}"))),
         Err(error) => panic!("{error:?}"),
         Ok(_) => panic!("it was found again, though none goes on"),
@@ -187,10 +187,10 @@ fn one_that_is_gone_cannot_be_taken_up(bench: &Bench) -> Verdict {
 fn a_snapshot_is_what_there_was(bench: &Bench) -> Verdict {
     let can = bench.capabilities().snapshots;
     let to = bench.directory("snapshot");
-    bench.demand(can, "a snapshot", || bench.place().sandbox().snapshot(&to))?;
+    bench.demand(can, "a snapshot", || bench.place().sandbox().snapshot_files(&to))?;
     let place = bench.place();
     place.prints("mkdir d; echo work > d/file; ln -s file d/link; echo home > ~/file");
-    place.sandbox().snapshot(&to).unwrap();
+    place.sandbox().snapshot_files(&to).unwrap();
     place.prints("echo later > d/file");
     assert_eq!(fs::read_to_string(to.join("workspace/d/file")).unwrap(), "work\n");
     assert_eq!(fs::read_to_string(to.join("home/file")).unwrap(), "home\n");

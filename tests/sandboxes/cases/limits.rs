@@ -1,7 +1,7 @@
 //! What the commands of a sandbox may take, together and each.
 
 use stockade_engine::CommandEnd;
-use stockade_model::{Limit, Plan};
+use stockade_model::{LimitKind, AttemptPlan};
 
 use crate::Verdict;
 use crate::bench::{Bench, Declared, Place, Ran, inside};
@@ -15,13 +15,13 @@ super::cases! { "limits":
 
 /// That a command met a limit: it was told as that, or the command failed of it.
 #[track_caller]
-fn met(ran: &Ran, limit: Limit) {
+fn met(ran: &Ran, limit: LimitKind) {
     let told = ran.denials.iter().any(|denial| denial.is_of_limit(limit));
     assert!(told || ran.end.end != CommandEnd::Exited(0), "a limit of {limit} was passed: {ran:?}");
 }
 
 fn processes_hold_for_all_together(bench: &Bench) -> Verdict {
-    let place = bench.limited(Limit::Processes, 30)?;
+    let place = bench.limited(LimitKind::Processes, 30)?;
     let twelve = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000 >/dev/null 2>&1 & done; touch n.$0; wait";
     let begin = |name: &str| place.begin(&crate::bench::command(&["bash", "-c", twelve, name]), crate::bench::CAPTURE);
     let (one, two) = (begin("1"), begin("2"));
@@ -30,23 +30,23 @@ fn processes_hold_for_all_together(bench: &Bench) -> Verdict {
     // Where it is told by the limit itself, that ended them.
     let third = place.try_begin(&crate::bench::command(&["bash", "-c", twelve, "3"]), crate::bench::CAPTURE, false);
     if let Ok(third) = third {
-        third.attempt.signal(15);
+        third.attempt.send_signal(15);
         let ran = third.end();
         assert!(
             !ran.denials.is_empty() || ran.stderr().contains("fork") || ran.end.end != CommandEnd::Exited(0),
             "{ran:?}"
         );
     }
-    [one, two].iter().for_each(|going| going.attempt.kill());
+    [one, two].iter().for_each(|going| going.attempt.kill_processes());
     Ok(())
 }
 
 fn a_fork_bomb_ends(bench: &Bench) -> Verdict {
-    let place = bench.limited(Limit::Processes, 40)?;
+    let place = bench.limited(LimitKind::Processes, 40)?;
     let going = place.start("bomb() { touch begun; bomb | bomb & }; bomb; sleep 2; echo over");
     place.wait_for("begun");
     std::thread::sleep(std::time::Duration::from_millis(500));
-    going.attempt.kill();
+    going.attempt.kill_processes();
     going.end();
     drop(place);
     assert_eq!(bench.place().prints("echo the next"), "the next\n");
@@ -59,21 +59,21 @@ fn take(mib: u32) -> String {
 }
 
 #[track_caller]
-fn takes_no_more(place: &Place, plan: &Plan) {
+fn takes_no_more(place: &Place, plan: &AttemptPlan) {
     let mut going = place.begin(plan, crate::bench::CAPTURE);
     // A kernel ends what takes too much; whoever only counts tells it, and the engine
     // ends the attempt.
     let told = going.limit();
-    going.attempt.kill();
+    going.attempt.kill_processes();
     let ran = going.end();
     assert!(
-        told.is_some_and(|denial| denial.is_of_limit(Limit::Memory)) || ran.end.end != CommandEnd::Exited(0),
+        told.is_some_and(|denial| denial.is_of_limit(LimitKind::Memory)) || ran.end.end != CommandEnd::Exited(0),
         "{ran:?}"
     );
 }
 
 fn memory_is_bounded(bench: &Bench) -> Verdict {
-    let place = bench.limited(Limit::Memory, 200 << 20)?;
+    let place = bench.limited(LimitKind::Memory, 200 << 20)?;
     place.prints("python3 -c 'x = bytearray(20 << 20)'");
     takes_no_more(&place, &inside(&take(600)));
     Ok(())
@@ -83,7 +83,7 @@ fn memory_of_one_command_is_bounded(bench: &Bench) -> Verdict {
     let place = bench.place();
     let mut plan = inside(&take(600));
     plan.profile.limits.memory_bytes = Some(200 << 20);
-    begins(&place, &plan, Limit::Memory)?;
+    begins(&place, &plan, LimitKind::Memory)?;
     takes_no_more(&place, &plan);
     place.prints(&take(300));
     Ok(())
@@ -91,8 +91,8 @@ fn memory_of_one_command_is_bounded(bench: &Bench) -> Verdict {
 
 /// That a command can have this limit of its own, or is refused it in clear words.
 #[track_caller]
-fn begins(place: &Place, plan: &Plan, limit: Limit) -> Result<(), Declared> {
-    let harmless = Plan { argv: inside("true").argv, ..plan.clone() };
+fn begins(place: &Place, plan: &AttemptPlan, limit: LimitKind) -> Result<(), Declared> {
+    let harmless = AttemptPlan { argv: inside("true").argv, ..plan.clone() };
     match place.try_begin(&harmless, crate::bench::CAPTURE, false) {
         Ok(going) => {
             going.end().ok();
@@ -107,13 +107,13 @@ fn processor_time_is_bounded(bench: &Bench) -> Verdict {
     let place = bench.place();
     let mut plan = inside("while :; do :; done & while :; do :; done");
     plan.profile.limits.cpu_time_ms = Some(500);
-    begins(&place, &plan, Limit::CpuTime)?;
+    begins(&place, &plan, LimitKind::CpuTime)?;
     let mut going = place.begin(&plan, crate::bench::CAPTURE);
     // Whoever only counts tells it, and the engine ends the attempt.
     let told = going.limit();
-    going.attempt.kill();
+    going.attempt.kill_processes();
     let ran = going.end();
-    assert!(told.is_none_or(|denial| denial.is_of_limit(Limit::CpuTime)), "{ran:?}");
+    assert!(told.is_none_or(|denial| denial.is_of_limit(LimitKind::CpuTime)), "{ran:?}");
     assert_ne!(ran.end.end, CommandEnd::Exited(0), "{ran:?}");
     Ok(())
 }
@@ -123,7 +123,7 @@ fn open_files_are_bounded(bench: &Bench) -> Verdict {
     let mut plan = crate::bench::python("all = [open('/dev/null') for _ in range(200)]");
     place.run_plan(&plan).ok();
     plan.profile.limits.open_files = Some(64);
-    begins(&place, &plan, Limit::OpenFiles)?;
+    begins(&place, &plan, LimitKind::OpenFiles)?;
     let ran = place.run_plan(&plan);
     ran.ended(CommandEnd::Exited(1));
     assert!(ran.stderr().contains("Too many open files"), "{ran:?}");
@@ -134,14 +134,14 @@ fn a_file_is_bounded(bench: &Bench) -> Verdict {
     let place = bench.place();
     let mut plan = inside("head -c 3000000 /dev/zero > large");
     plan.profile.limits.file_size_bytes = Some(1 << 20);
-    begins(&place, &plan, Limit::FileSize)?;
-    met(&place.run_plan(&plan), Limit::FileSize);
+    begins(&place, &plan, LimitKind::FileSize)?;
+    met(&place.run_plan(&plan), LimitKind::FileSize);
     assert_eq!(std::fs::metadata(place.work("large")).unwrap().len(), 1 << 20);
     Ok(())
 }
 
 fn temp_is_as_large_as_it_is_said(bench: &Bench) -> Verdict {
-    let place = bench.limited(Limit::Temp, 8 << 20)?;
+    let place = bench.limited(LimitKind::Temp, 8 << 20)?;
     place.prints("head -c 4000000 /dev/zero > /tmp/a");
     assert_ne!(place.run("head -c 9000000 /dev/zero > /tmp/b").end.end, CommandEnd::Exited(0));
     Ok(())
@@ -149,30 +149,30 @@ fn temp_is_as_large_as_it_is_said(bench: &Bench) -> Verdict {
 
 /// Runs until it is told that a limit was passed, or its own failure says so.
 #[track_caller]
-fn is_stopped(place: &Place, script: &str, limit: Limit) {
+fn is_stopped(place: &Place, script: &str, limit: LimitKind) {
     let mut going = place.start(script);
     let told = going.limit();
-    going.attempt.kill();
+    going.attempt.kill_processes();
     let ran = going.end();
     assert!(told.is_some_and(|denial| denial.is_of_limit(limit)) || ran.end.end == CommandEnd::Exited(1), "{ran:?}");
 }
 
 fn disk_is_bounded(bench: &Bench) -> Verdict {
-    let place = bench.limited(Limit::Disk, 16 << 20)?;
+    let place = bench.limited(LimitKind::Disk, 16 << 20)?;
     let fill =
         "for i in $(seq 40); do head -c 1000000 /dev/urandom > f$i && sync f$i || exit 1; sleep 0.05; done; sleep 1000";
-    is_stopped(&place, fill, Limit::Disk);
+    is_stopped(&place, fill, LimitKind::Disk);
     Ok(())
 }
 
 fn files_are_counted(bench: &Bench) -> Verdict {
-    let place = bench.limited(Limit::Inodes, 100)?;
-    is_stopped(&place, "for i in $(seq 20000); do : > f$i || exit 1; done; sleep 1000", Limit::Inodes);
+    let place = bench.limited(LimitKind::Inodes, 100)?;
+    is_stopped(&place, "for i in $(seq 20000); do : > f$i || exit 1; done; sleep 1000", LimitKind::Inodes);
     Ok(())
 }
 
 fn processors_are_bounded(bench: &Bench) -> Verdict {
-    let place = bench.limited(Limit::Cpus, 200)?;
+    let place = bench.limited(LimitKind::Cpus, 200)?;
     let burn = "import time; e = time.monotonic() + 1.5
 while time.monotonic() < e: pass
 print(time.process_time() < 0.9)";
@@ -181,8 +181,8 @@ print(time.process_time() < 0.9)";
 }
 
 fn limits_stand_in_the_report(bench: &Bench) -> Verdict {
-    let place = bench.limited(Limit::Processes, 77)?;
-    let detail = &place.sandbox().enforced().layers["limits"].detail;
+    let place = bench.limited(LimitKind::Processes, 77)?;
+    let detail = &place.sandbox().enforcement_report().layers["limits"].detail;
     assert!(detail.contains("processes 77"), "{detail}");
     Ok(())
 }
@@ -192,7 +192,7 @@ fn no_limit_can_be_raised_inside(bench: &Bench) -> Verdict {
     let mut plan =
         inside("ulimit -n 4096 2>/dev/null && echo raised; ulimit -n; echo 999999 > /sys/fs/cgroup/pids.max; true");
     plan.profile.limits.open_files = Some(64);
-    begins(&place, &plan, Limit::OpenFiles)?;
+    begins(&place, &plan, LimitKind::OpenFiles)?;
     assert_eq!(place.run_plan(&plan).ok(), "64\n");
     Ok(())
 }
@@ -201,7 +201,7 @@ fn one_that_was_stopped_by_a_limit_goes_on(bench: &Bench) -> Verdict {
     let place = bench.place();
     let mut plan = inside(&take(600));
     plan.profile.limits.memory_bytes = Some(100 << 20);
-    begins(&place, &plan, Limit::Memory)?;
+    begins(&place, &plan, LimitKind::Memory)?;
     takes_no_more(&place, &plan);
     assert_eq!(place.prints("echo on"), "on\n");
     Ok(())
@@ -219,11 +219,11 @@ try:
 finally: [os.kill(child, 9) for child in all]";
 
 fn a_command_may_have_less_than_the_sandbox(bench: &Bench) -> Verdict {
-    let place = bench.limited(Limit::Processes, 100)?;
+    let place = bench.limited(LimitKind::Processes, 100)?;
     let mut plan = crate::bench::python(FORKS);
     place.run_plan(&plan).ok();
     plan.profile.limits.processes = Some(20);
-    begins(&place, &plan, Limit::Processes)?;
+    begins(&place, &plan, LimitKind::Processes)?;
     let ran = place.run_plan(&plan);
     assert!(ran.stderr().contains("unavailable") || !ran.denials.is_empty(), "{ran:?}");
     Ok(())

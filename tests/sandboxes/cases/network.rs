@@ -3,7 +3,7 @@
 use std::os::unix::net::UnixListener;
 
 use stockade_engine::{CommandEnd, HeldAnswer};
-use stockade_model::{ConnectionEnd, Plan};
+use stockade_model::{ConnectionEnd, AttemptPlan};
 
 use crate::Verdict;
 use crate::bench::{Bench, Place, Ran, grant, python};
@@ -19,7 +19,7 @@ super::cases! { "network":
 }
 
 /// Connects to `HOST:PORT` and prints the first line, or the error's name.
-fn dial(target: &str) -> Plan {
+fn dial(target: &str) -> AttemptPlan {
     let (host, port) = target.rsplit_once(':').unwrap();
     python(&format!(
         "import socket, errno
@@ -31,7 +31,7 @@ except OSError as e: print(errno.errorcode.get(e.errno, e))"
     ))
 }
 
-fn granted(mut plan: Plan, wish: &str) -> Plan {
+fn granted(mut plan: AttemptPlan, wish: &str) -> AttemptPlan {
     plan.grants.push(grant(wish));
     plan
 }
@@ -289,7 +289,7 @@ time.sleep(1000)";
     place.wait_for("port");
     let port: u16 = place.said("port").parse().unwrap();
     assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err());
-    going.attempt.kill();
+    going.attempt.kill_processes();
     going.end().ended(CommandEnd::Signaled(9));
     Ok(())
 }

@@ -112,7 +112,7 @@ fn a_command_can_be_killed_meanwhile(bench: &Bench) -> Verdict {
     let going = place.start("touch ready; sleep 1000");
     place.wait_for("ready");
     place.sandbox().pause().unwrap();
-    going.attempt.kill();
+    going.attempt.kill_processes();
     place.sandbox().resume().unwrap();
     going.end().ended(stockade_engine::CommandEnd::Signaled(9));
     Ok(())
@@ -122,7 +122,7 @@ fn what_it_uses_is_told(bench: &Bench) -> Verdict {
     bench.demand_pauses()?;
     let (place, _going) = counting(bench);
     place.sandbox().pause().unwrap();
-    let usage = place.sandbox().usage().unwrap();
+    let usage = place.sandbox().read_usage().unwrap();
     assert!(usage.processes.is_none_or(|processes| processes >= 1), "{usage:?}");
     place.sandbox().resume().unwrap();
     Ok(())

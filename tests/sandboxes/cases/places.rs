@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use stockade_model::Plan;
+use stockade_model::AttemptPlan;
 
 use crate::Verdict;
 use crate::bench::{Bench, Place, inside};
@@ -13,8 +13,8 @@ super::cases! { "places":
     the_hosts_own_path_is_no_place_inside,
 }
 
-fn at(directory: &str) -> Plan {
-    Plan { cwd: directory.into(), ..inside("pwd -P") }
+fn at(directory: &str) -> AttemptPlan {
+    AttemptPlan { cwd: directory.into(), ..inside("pwd -P") }
 }
 
 #[track_caller]

@@ -1,7 +1,7 @@
 //! Commands on the whole way of a request, through the real engine: its rules, its
 //! questions and its record.
 
-use stockade_model::{Answer, ApprovalMode, Limit, Scope, Status};
+use stockade_model::{ApprovalAnswer, ApprovalMode, LimitKind, ApprovalScope, FinalStatus};
 
 use crate::Verdict;
 use crate::bench::{Bench, grant};
@@ -18,7 +18,7 @@ fn a_request_goes_its_way(bench: &Bench) -> Verdict {
     let desk = Desk::of(bench, &[]);
     let place = &desk.place;
     let outcome = desk.run("echo through > file");
-    assert_eq!((outcome.status, outcome.exit_code), (Status::Exited, Some(0)), "{outcome:?}");
+    assert_eq!((outcome.status, outcome.exit_code), (FinalStatus::Exited, Some(0)), "{outcome:?}");
     assert_eq!(place.said("file"), "through\n");
     assert_eq!(outcome.attempts[0].backend, place.sandbox().backend().name());
     Ok(())
@@ -37,7 +37,7 @@ fn its_own_exit_is_the_outcomes(bench: &Bench) -> Verdict {
     let desk = Desk::of(bench, &[]);
     assert_eq!(desk.run("exit 42").exit_code, Some(42));
     let killed = desk.run("kill -KILL $$");
-    assert_eq!((killed.status, killed.signal), (Status::Signaled, Some(9)));
+    assert_eq!((killed.status, killed.signal), (FinalStatus::Signaled, Some(9)));
     Ok(())
 }
 
@@ -47,7 +47,7 @@ fn a_rule_refuses_it(bench: &Bench) -> Verdict {
     let desk = Desk::ruled(bench, RULE, &[]);
     let place = &desk.place;
     let outcome = desk.run("git --version > ran");
-    assert_eq!(outcome.status, Status::Refused, "{outcome:?}");
+    assert_eq!(outcome.status, FinalStatus::Refused, "{outcome:?}");
     assert!(!place.work("ran").exists());
     Ok(())
 }
@@ -55,28 +55,28 @@ fn a_rule_refuses_it(bench: &Bench) -> Verdict {
 fn its_time_runs_out(bench: &Bench) -> Verdict {
     let desk = Desk::of(bench, &[]);
     let outcome = desk.request("sleep 1000", |request| request.timeout_ms = Some(1500));
-    assert_eq!(outcome.status, Status::TimedOut, "{outcome:?}");
+    assert_eq!(outcome.status, FinalStatus::TimedOut, "{outcome:?}");
     assert_eq!(desk.place.prints_with_all("echo on"), "on\n");
     Ok(())
 }
 
 fn a_limit_ends_it(bench: &Bench) -> Verdict {
     let desk = Desk::of(bench, &[]);
-    let outcome = desk.request("while :; do :; done", |request| request.limits.set(Limit::CpuTime, 500));
-    if outcome.status == Status::Error {
+    let outcome = desk.request("while :; do :; done", |request| request.limits.set_limit(LimitKind::CpuTime, 500));
+    if outcome.status == FinalStatus::Error {
         let why = outcome.error.unwrap_or_default();
         assert!(why.contains("cpu_time"), "{why}");
         return Err(crate::bench::Declared(why));
     }
-    assert!([Status::Limit, Status::Signaled].contains(&outcome.status), "{outcome:?}");
+    assert!([FinalStatus::Limit, FinalStatus::Signaled].contains(&outcome.status), "{outcome:?}");
     Ok(())
 }
 
 fn nobody_is_asked_in_mode_never(bench: &Bench) -> Verdict {
-    let desk = Desk::of(bench, &[Answer::Approved(Scope::Once)]);
+    let desk = Desk::of(bench, &[ApprovalAnswer::Approved(ApprovalScope::Once)]);
     let place = &desk.place;
     let outcome = desk.request("echo x > .bashrc; true", |request| request.approval_mode = ApprovalMode::Never);
-    assert_eq!((outcome.status, desk.asked()), (Status::Exited, 0), "{outcome:?}");
+    assert_eq!((outcome.status, desk.asked()), (FinalStatus::Exited, 0), "{outcome:?}");
     if place.demand_exact().is_ok() {
         assert_eq!(outcome.attempts[0].denials.len(), 1);
         assert!(!place.work(".bashrc").exists());
@@ -85,11 +85,11 @@ fn nobody_is_asked_in_mode_never(bench: &Bench) -> Verdict {
 }
 
 fn a_question_is_answered_in_place(bench: &Bench) -> Verdict {
-    let desk = Desk::of(bench, &[Answer::Approved(Scope::Once)]);
+    let desk = Desk::of(bench, &[ApprovalAnswer::Approved(ApprovalScope::Once)]);
     let place = &desk.place;
     super::holds::demand(bench, place)?;
     let outcome = desk.run("echo x > .bashrc && echo once >> count");
-    assert_eq!((outcome.status, outcome.exit_code, desk.asked()), (Status::Exited, Some(0), 1), "{outcome:?}");
+    assert_eq!((outcome.status, outcome.exit_code, desk.asked()), (FinalStatus::Exited, Some(0), 1), "{outcome:?}");
     assert_eq!(
         (place.said(".bashrc"), place.said("count"), outcome.attempts.len()),
         ("x\n".into(), "once\n".into(), 1)
@@ -98,7 +98,7 @@ fn a_question_is_answered_in_place(bench: &Bench) -> Verdict {
 }
 
 fn a_no_is_a_refusal(bench: &Bench) -> Verdict {
-    let desk = Desk::of(bench, &[Answer::Denied(Scope::Once)]);
+    let desk = Desk::of(bench, &[ApprovalAnswer::Denied(ApprovalScope::Once)]);
     let place = &desk.place;
     super::holds::demand(bench, place)?;
     let outcome = desk.run("echo x > .bashrc || exit 7");
@@ -113,13 +113,13 @@ fn an_interrupt_ends_it(bench: &Bench) -> Verdict {
     let ready = place.work("ready");
     let begun = || crate::bench::wait_until("it runs", || ready.exists());
     let outcome = desk.interrupted("touch ready; exec sleep 1000", 15, begun);
-    assert!([Status::Signaled, Status::Aborted].contains(&outcome.status), "{outcome:?}");
+    assert!([FinalStatus::Signaled, FinalStatus::Aborted].contains(&outcome.status), "{outcome:?}");
     assert_eq!(desk.place.prints_with_all("echo on"), "on\n");
     Ok(())
 }
 
 fn a_grant_of_the_request_is_given(bench: &Bench) -> Verdict {
-    let desk = Desk::of(bench, &[Answer::Approved(Scope::Once)]);
+    let desk = Desk::of(bench, &[ApprovalAnswer::Approved(ApprovalScope::Once)]);
     let place = &desk.place;
     place.demand_exact()?;
     let outcome = desk.request("mkdir .git", |request| {
@@ -137,7 +137,7 @@ fn a_paused_sandbox_is_an_error(bench: &Bench) -> Verdict {
     place.sandbox().pause().unwrap();
     let outcome = desk.run("touch ran");
     place.sandbox().resume().unwrap();
-    assert_eq!(outcome.status, Status::Error);
+    assert_eq!(outcome.status, FinalStatus::Error);
     assert!(outcome.error.as_ref().is_some_and(|why| why.contains("paused")) && !place.work("ran").exists());
     Ok(())
 }
@@ -148,7 +148,7 @@ fn one_that_is_gone_is_an_error(bench: &Bench) -> Verdict {
     place.sandbox().destroy().unwrap();
     let outcome = desk.run("true");
     assert!(
-        outcome.status == Status::Error && outcome.error.as_ref().is_some_and(|why| why.contains("gone")),
+        outcome.status == FinalStatus::Error && outcome.error.as_ref().is_some_and(|why| why.contains("gone")),
         "{outcome:?}"
     );
     Ok(())
@@ -166,7 +166,7 @@ fn what_was_reached_is_in_the_outcome(bench: &Bench) -> Verdict {
     let (_server, target) = bench.outside()?;
     let (host, port) = target.split_once(':').unwrap();
     let rules = "[profiles.workspace.egress]\nspecial = [\"127.0.0.0/8\", \"::1\"]\n";
-    let desk = Desk::ruled(bench, rules, &[Answer::Approved(Scope::Once)]);
+    let desk = Desk::ruled(bench, rules, &[ApprovalAnswer::Approved(ApprovalScope::Once)]);
     let place = &desk.place;
     place.demand_door()?;
     let script = format!("python3 -c 'import socket; print(socket.create_connection((\"{host}\", {port})).recv(6))'");

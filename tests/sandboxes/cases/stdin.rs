@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::thread;
 
-use stockade_engine::{CommandEnd, Io};
+use stockade_engine::{CommandEnd, StdioMode};
 
 use crate::Verdict;
 use crate::bench::{Bench, Going, inside};
@@ -19,7 +19,7 @@ super::cases! { "stdin":
 #[track_caller]
 fn spoken_to(place: &crate::bench::Place, script: &str) -> (Going, Pipes) {
     let pipes = Pipes::new();
-    let going = place.begin(&inside(script), Io::Inherit);
+    let going = place.begin(&inside(script), StdioMode::Inherit);
     let_go();
     (going, pipes)
 }

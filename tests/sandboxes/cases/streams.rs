@@ -2,7 +2,7 @@
 
 use std::io::Read as _;
 
-use stockade_engine::{CommandEnd, Io};
+use stockade_engine::{CommandEnd, StdioMode};
 
 use crate::Verdict;
 use crate::bench::{Bench, CAPTURE, inside, python};
@@ -49,7 +49,7 @@ fn a_megabyte_is_kept_whole(bench: &Bench) -> Verdict {
 
 fn what_is_beyond_the_limit_is_dropped_from_the_middle(bench: &Bench) -> Verdict {
     let script = "echo begin; yes middle | head -n 100000; echo end";
-    let ran = bench.place().begin(&inside(script), Io::Capture { limit_bytes: 1000 }).end();
+    let ran = bench.place().begin(&inside(script), StdioMode::Capture { limit_bytes: 1000 }).end();
     let said = ran.ok();
     assert!(ran.end.truncated && said.len() < 1100, "{} bytes", said.len());
     assert!(said.starts_with("begin\nmiddle\n") && said.ends_with("middle\nend\n") && said.contains("bytes dropped"));
@@ -66,7 +66,7 @@ fn what_is_said_arrives_at_once(bench: &Bench) -> Verdict {
     let place = bench.place();
     let pipes = Pipes::new();
     let script = "echo first; until [ -e go ]; do sleep 0.02; done; echo second >&2";
-    let going = place.begin(&inside(script), Io::Inherit);
+    let going = place.begin(&inside(script), StdioMode::Inherit);
     let_go();
     pipes.stdout.until("first\n");
     std::fs::write(place.work("go"), "").unwrap();
@@ -85,7 +85,7 @@ fn both_keep_their_order_in_one_pipe(bench: &Bench) -> Verdict {
 fn thirty_megabytes_go_through(bench: &Bench) -> Verdict {
     let place = bench.place();
     let pipes = Pipes::new();
-    let going = place.begin(&inside("head -c 30000000 /dev/zero; echo end"), Io::Inherit);
+    let going = place.begin(&inside("head -c 30000000 /dev/zero; echo end"), StdioMode::Inherit);
     let_go();
     let heard = pipes.stdout.whole();
     going.end().ended(CommandEnd::Exited(0));
@@ -96,7 +96,7 @@ fn thirty_megabytes_go_through(bench: &Bench) -> Verdict {
 fn a_reader_that_goes_ends_the_writer(bench: &Bench) -> Verdict {
     let place = bench.place();
     let (stdout, _stderr, _stdin) = Pipes::unheard();
-    let going = place.begin(&inside("exec yes"), Io::Inherit);
+    let going = place.begin(&inside("exec yes"), StdioMode::Inherit);
     let_go();
     drop(stdout);
     let end = going.end().end.end;
@@ -110,7 +110,7 @@ const FILL: &str = "python3 -c 'import os; os.write(1, bytes(4 << 20))' & sleep 
 fn a_reader_that_waits_makes_the_writer_wait(bench: &Bench) -> Verdict {
     let place = bench.place();
     let (mut stdout, _stderr, _stdin) = Pipes::unheard();
-    let going = place.begin(&inside(FILL), Io::Inherit);
+    let going = place.begin(&inside(FILL), StdioMode::Inherit);
     let_go();
     place.wait_for("full");
     assert!(!place.work("emptied").exists(), "somebody keeps what nobody reads");
@@ -124,7 +124,7 @@ fn a_reader_that_waits_makes_the_writer_wait(bench: &Bench) -> Verdict {
 fn who_waits_for_a_reader_holds_up_nobody(bench: &Bench) -> Verdict {
     let place = bench.place();
     let (stdout, _stderr, _stdin) = Pipes::unheard();
-    let going = place.begin(&inside(FILL), Io::Inherit);
+    let going = place.begin(&inside(FILL), StdioMode::Inherit);
     let_go();
     place.wait_for("full");
     assert_eq!(place.prints("echo free"), "free\n");

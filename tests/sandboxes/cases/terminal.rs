@@ -1,6 +1,6 @@
 //! A command at a terminal.
 
-use stockade_engine::{CommandEnd, Io};
+use stockade_engine::{CommandEnd, StdioMode};
 use stockade_model::LayerState;
 
 use crate::Verdict;
@@ -18,7 +18,7 @@ super::cases! { "terminal":
 #[track_caller]
 fn seated(place: &Place, script: &str) -> (Going, Terminal) {
     let terminal = Terminal::new(24, 80);
-    let going = place.begin(&inside(script), Io::Terminal);
+    let going = place.begin(&inside(script), StdioMode::Terminal);
     let_go();
     (going, terminal)
 }
@@ -51,7 +51,7 @@ fn all_streams_are_one(bench: &Bench) -> Verdict {
 fn it_has_the_size_it_is_given(bench: &Bench) -> Verdict {
     let place = bench.place();
     let terminal = Terminal::new(33, 111);
-    let going = place.begin(&inside("stty size"), Io::Terminal);
+    let going = place.begin(&inside("stty size"), StdioMode::Terminal);
     let_go();
     terminal.shown.until("33 111\r\n");
     ends(going, 0);
@@ -164,7 +164,7 @@ fn when_it_hangs_up_the_command_is_told(bench: &Bench) -> Verdict {
     let place = bench.place();
     let terminal = Terminal::unheard();
     let script = "trap 'touch told; exit 0' HUP; touch ready; while true; do sleep 0.05; done";
-    let going = place.begin(&inside(script), Io::Terminal);
+    let going = place.begin(&inside(script), StdioMode::Terminal);
     let_go();
     place.wait_for("ready");
     drop(terminal);

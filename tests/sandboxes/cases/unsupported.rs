@@ -1,7 +1,7 @@
 //! What no sandbox of the kind can be is refused in words that say so.
 
-use stockade_engine::{SandboxError, SandboxPlan, System};
-use stockade_model::Level;
+use stockade_engine::{SandboxError, SandboxPlan, GuestSystem};
+use stockade_model::IsolationLevel;
 
 use crate::Verdict;
 use crate::bench::{Bench, inside};
@@ -21,7 +21,7 @@ fn refused(bench: &Bench, word: &str, change: impl FnOnce(&mut SandboxPlan)) {
 }
 
 fn a_level_beneath_full(bench: &Bench) -> Verdict {
-    match bench.make(|plan| plan.level = Level::Restricted) {
+    match bench.make(|plan| plan.level = IsolationLevel::Restricted) {
         Ok(place) => assert_eq!(place.prints("echo on"), "on\n"),
         Err(error @ SandboxError::Unsupported { .. }) => return Err(crate::bench::Declared(error.to_string())),
         Err(error) => panic!("{error:?}"),
@@ -36,7 +36,7 @@ fn a_profile_without_a_sandbox(bench: &Bench) -> Verdict {
 
 fn a_system_that_is_not_there(bench: &Bench) -> Verdict {
     let digest = format!("sha256:{}", "0".repeat(64));
-    refused(bench, &digest, |plan| plan.system = Some(System::Image(digest.parse().unwrap())));
+    refused(bench, &digest, |plan| plan.system = Some(GuestSystem::Image(digest.parse().unwrap())));
     Ok(())
 }
 
@@ -74,7 +74,7 @@ fn nothing_is_left_of_what_was_refused(bench: &Bench) -> Verdict {
 fn secrets_are_refused_or_put_in(bench: &Bench) -> Verdict {
     let place = bench.place();
     let wish = crate::bench::grant("secret token to host.test:443");
-    assert!(!place.sandbox().backend().honours(&wish, place.plan.level));
+    assert!(!place.sandbox().backend().supports_grant(&wish, place.plan.level));
     let mut plan = inside("true");
     plan.grants = vec![wish];
     Err(crate::bench::Declared(place.refuses(&plan).what))

@@ -10,7 +10,7 @@ mod tampering;
 
 use std::path::{Path, PathBuf};
 
-use stockade_audit::{Log, Verified, verify};
+use stockade_audit::{AuditLogWriter, VerifyReport, verify_audit_log};
 use stockade_model::{Event, EventKind};
 
 /// A directory for one test, and the log's directory in it, not yet made.
@@ -31,16 +31,16 @@ fn event(time_ms: u64, message: &str) -> Event {
 
 /// A log of `count` durable lines.
 fn written(dir: &Path, count: u64) {
-    let log = Log::open(dir).unwrap();
+    let log = AuditLogWriter::open(dir).unwrap();
     for n in 0..count {
-        log.append(&event(n, &format!("message {n}"))).unwrap();
+        log.append_event(&event(n, &format!("message {n}"))).unwrap();
     }
-    log.commit().unwrap();
+    log.commit_lines().unwrap();
 }
 
 #[track_caller]
-fn holds(dir: &Path, entries: u64) -> Verified {
-    let verified = verify(dir).unwrap_or_else(|e| panic!("{e}"));
+fn holds(dir: &Path, entries: u64) -> VerifyReport {
+    let verified = verify_audit_log(dir).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(verified.entries, entries);
     verified
 }

@@ -4,7 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
-use stockade_audit::{AppendError, Log, MAX_LINE_BYTES, query, verify};
+use stockade_audit::{AppendError, AuditLogWriter, MAX_LINE_BYTES, query_log, verify_audit_log};
 
 use crate::{event, holds, place, written};
 
@@ -27,7 +27,7 @@ fn directory_and_files_are_private() {
 fn refused(prepare: impl FnOnce(&Path), words: &str) {
     let (_root, dir) = place();
     prepare(&dir);
-    let error = Log::open(&dir).unwrap_err().to_string();
+    let error = AuditLogWriter::open(&dir).unwrap_err().to_string();
     assert!(error.contains(words), "{error}");
 }
 
@@ -92,8 +92,8 @@ fn reading_follows_no_link() {
     written(&dir, 1);
     fs::rename(dir.join("audit.jsonl"), dir.join("moved")).unwrap();
     symlink("moved", dir.join("audit.jsonl")).unwrap();
-    assert!(verify(&dir).unwrap_err().to_string().contains("not a file of its own"));
-    assert!(query(&dir, Default::default()).is_err());
+    assert!(verify_audit_log(&dir).unwrap_err().to_string().contains("not a file of its own"));
+    assert!(query_log(&dir, Default::default()).is_err());
 }
 
 #[test]
@@ -109,15 +109,15 @@ fn a_fifo_in_its_place_holds_nobody() {
         0,
     )
     .unwrap();
-    assert!(Log::open(&dir).is_err());
-    assert!(verify(&dir).is_err());
+    assert!(AuditLogWriter::open(&dir).is_err());
+    assert!(verify_audit_log(&dir).is_err());
 }
 
 #[test]
 fn an_event_over_the_bound_is_named_and_leaves_nothing() {
     let (_root, dir) = place();
-    let log = Log::open(&dir).unwrap();
-    log.append(&event(0, "fits")).unwrap();
+    let log = AuditLogWriter::open(&dir).unwrap();
+    log.append_event(&event(0, "fits")).unwrap();
     for size in [MAX_LINE_BYTES, MAX_LINE_BYTES - 100] {
         let batch = [event(1, "small"), event(2, &"x".repeat(size))];
         let error = log.append_batch(&batch).unwrap_err();
@@ -126,8 +126,8 @@ fn an_event_over_the_bound_is_named_and_leaves_nothing() {
             "{error}"
         );
     }
-    log.append(&event(3, &"y".repeat(MAX_LINE_BYTES - 1000))).unwrap();
-    log.commit().unwrap();
+    log.append_event(&event(3, &"y".repeat(MAX_LINE_BYTES - 1000))).unwrap();
+    log.commit_lines().unwrap();
     holds(&dir, 2);
     let many = vec![event(4, &"z".repeat(1 << 19)); 40];
     assert!(matches!(log.append_batch(&many), Err(AppendError::BatchTooLarge)));
@@ -137,10 +137,10 @@ fn an_event_over_the_bound_is_named_and_leaves_nothing() {
 #[test]
 fn the_file_is_harmless_to_cat() {
     let (_root, dir) = place();
-    let log = Log::open(&dir).unwrap();
+    let log = AuditLogWriter::open(&dir).unwrap();
     let nasty = "\u{1b}]0;x\u{7} \u{9b}31m \u{202e}\u{2028}\u{200b}\u{7f}\r\n{\"seq\":1}\n";
-    log.append(&event(0, nasty)).unwrap();
-    log.commit().unwrap();
+    log.append_event(&event(0, nasty)).unwrap();
+    log.commit_lines().unwrap();
     let text = fs::read_to_string(dir.join("audit.jsonl")).unwrap();
     assert_eq!(text.lines().count(), 1);
     assert!(!text.trim_end_matches('\n').chars().any(stockade_model::is_deceptive), "{text:?}");

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use stockade_audit::{AppendError, CommitError, Log, Seq, verify};
+use stockade_audit::{AppendError, LogCommitError, AuditLogWriter, LineNumber, verify_audit_log};
 
 use crate::{event, holds, place, written};
 
@@ -52,14 +52,14 @@ fn finish(mut child: Child) {
 #[ignore = "child of two_processes_keep_one_chain"]
 fn child_appends() {
     let Some(dir) = given_dir() else { return };
-    let log = Log::open(&dir).unwrap();
+    let log = AuditLogWriter::open(&dir).unwrap();
     for n in 0..COUNT {
-        log.append(&event(n, &format!("from {}", std::process::id()))).unwrap();
+        log.append_event(&event(n, &format!("from {}", std::process::id()))).unwrap();
         if n % 50 == 0 {
-            log.commit().unwrap();
+            log.commit_lines().unwrap();
         }
     }
-    log.commit().unwrap();
+    log.commit_lines().unwrap();
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn two_processes_keep_one_chain() {
     let children: Vec<Child> = (0..3).map(|_| child("processes::child_appends", &dir, &[]).spawn().unwrap()).collect();
     children.into_iter().for_each(finish);
     let verified = holds(&dir, 3 * COUNT);
-    assert_eq!(verified.durable, Seq(3 * COUNT));
+    assert_eq!(verified.durable, LineNumber(3 * COUNT));
     let text = fs::read_to_string(dir.join("audit.jsonl")).unwrap();
     let by: Vec<&str> = text.lines().map(|line| line.split("from ").nth(1).unwrap()).collect();
     let turns = by.windows(2).filter(|pair| pair[0].split('"').next() != pair[1].split('"').next()).count();
@@ -79,7 +79,7 @@ fn two_processes_keep_one_chain() {
 #[ignore = "child of sudden_death_is_recovered"]
 fn child_appends_forever() {
     let Some(dir) = given_dir() else { return };
-    let log = Log::open(&dir).unwrap();
+    let log = AuditLogWriter::open(&dir).unwrap();
     for n in 0.. {
         log.append_batch(&[event(n, "a"), event(n, &"b".repeat(20_000))]).unwrap();
     }
@@ -99,9 +99,9 @@ fn sudden_death_is_recovered() {
         std::thread::sleep(Duration::from_micros(130 * round));
         running.kill().unwrap();
         running.wait().unwrap();
-        let log = Log::open(&dir).unwrap();
-        let Seq(seq) = log.append(&event(round, "after the kill")).unwrap();
-        log.commit().unwrap();
+        let log = AuditLogWriter::open(&dir).unwrap();
+        let LineNumber(seq) = log.append_event(&event(round, "after the kill")).unwrap();
+        log.commit_lines().unwrap();
         assert!(seq > last, "{seq}");
         last = seq;
         holds(&dir, seq);
@@ -118,13 +118,13 @@ fn torn(tail: &[u8], recovers: bool) {
     let whole = fs::read(&path).unwrap();
     fs::write(&path, [&whole, tail].concat()).unwrap();
     if !recovers {
-        assert!(Log::open(&dir).is_err());
+        assert!(AuditLogWriter::open(&dir).is_err());
         assert_eq!(fs::read(&path).unwrap(), [&whole, tail].concat(), "a refusal changes nothing");
         return;
     }
     for round in 0..2 {
-        let log = Log::open(&dir).unwrap();
-        let found = log.recovered().unwrap();
+        let log = AuditLogWriter::open(&dir).unwrap();
+        let found = log.recovered_tail().unwrap();
         assert_eq!((found.seq, found.bytes), (4, tail.len() as u64));
         assert_eq!(fs::read(&found.file).unwrap(), tail);
         assert_eq!(fs::read(&path).unwrap(), whole);
@@ -132,7 +132,7 @@ fn torn(tail: &[u8], recovers: bool) {
         if round == 0 {
             fs::write(&path, [&whole, tail].concat()).unwrap();
         } else {
-            assert_eq!(log.append(&event(9, "goes on")).unwrap(), Seq(4));
+            assert_eq!(log.append_event(&event(9, "goes on")).unwrap(), LineNumber(4));
             holds(&dir, 4);
         }
     }
@@ -161,14 +161,14 @@ fn a_line_that_somebody_added_is_no_torn_end() {
 fn a_torn_end_of_another_process_is_set_aside_while_open() {
     let (_root, dir) = place();
     written(&dir, 2);
-    let log = Log::open(&dir).unwrap();
+    let log = AuditLogWriter::open(&dir).unwrap();
     let path = dir.join("audit.jsonl");
     let mut bytes = fs::read(&path).unwrap();
     bytes.extend_from_slice(b"{\"seq\":3");
     fs::write(&path, bytes).unwrap();
-    assert_eq!(verify(&dir).unwrap().torn_bytes, 8);
-    assert_eq!(log.append(&event(3, "goes on")).unwrap(), Seq(3));
-    assert_eq!(log.recovered().unwrap().bytes, 8);
+    assert_eq!(verify_audit_log(&dir).unwrap().torn_bytes, 8);
+    assert_eq!(log.append_event(&event(3, "goes on")).unwrap(), LineNumber(3));
+    assert_eq!(log.recovered_tail().unwrap().bytes, 8);
     holds(&dir, 3);
 }
 
@@ -176,11 +176,11 @@ fn a_torn_end_of_another_process_is_set_aside_while_open() {
 #[ignore = "child of the full disk tests"]
 fn child_fills_the_disk() {
     let Some(dir) = given_dir() else { return };
-    let log = Log::open(&dir).unwrap();
+    let log = AuditLogWriter::open(&dir).unwrap();
     let mut done = 0;
     let error = loop {
-        match log.append(&event(done, &"x".repeat(3000))) {
-            Ok(Seq(seq)) => done = seq,
+        match log.append_event(&event(done, &"x".repeat(3000))) {
+            Ok(LineNumber(seq)) => done = seq,
             Err(e) => break e,
         }
         assert!(done < 1000, "the disk is not full");
@@ -190,12 +190,12 @@ fn child_fills_the_disk() {
     assert!(matches!(log.append_batch(&vec![event(0, &"y".repeat(3000)); 8]), Err(AppendError::NoSpace { .. })));
     let verified = holds(&dir, done);
     assert_eq!(verified.torn_bytes, 0);
-    log.commit().unwrap();
-    assert_eq!(holds(&dir, done).durable, Seq(done));
+    log.commit_lines().unwrap();
+    assert_eq!(holds(&dir, done).durable, LineNumber(done));
     drop(log);
-    let log = Log::open(&dir).unwrap();
-    assert_eq!(log.recovered(), None);
-    assert!(matches!(log.append(&event(0, &"x".repeat(5000))), Err(AppendError::NoSpace { .. })));
+    let log = AuditLogWriter::open(&dir).unwrap();
+    assert_eq!(log.recovered_tail(), None);
+    assert!(matches!(log.append_event(&event(0, &"x".repeat(5000))), Err(AppendError::NoSpace { .. })));
 }
 
 #[test]
@@ -205,8 +205,8 @@ fn a_file_size_limit_fails_cleanly() {
     let limit = ["bash", "-c", "trap '' XFSZ; ulimit -f 64; exec \"$0\" \"$@\""];
     finish(child("processes::child_fills_the_disk", &dir, &limit).spawn().unwrap());
     // With room again, it goes on.
-    let before = verify(&dir).unwrap().entries;
-    Log::open(&dir).unwrap().append(&event(0, &"x".repeat(5000))).unwrap();
+    let before = verify_audit_log(&dir).unwrap().entries;
+    AuditLogWriter::open(&dir).unwrap().append_event(&event(0, &"x".repeat(5000))).unwrap();
     holds(&dir, before + 1);
 }
 
@@ -227,17 +227,17 @@ fn a_full_disk_fails_cleanly() {
 #[test]
 fn threads_share_syncs_and_lose_nothing() {
     let (_root, dir) = place();
-    let log = Log::open(&dir).unwrap();
+    let log = AuditLogWriter::open(&dir).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..8 {
             let log = &log;
             let dir = &dir;
             scope.spawn(move || {
                 for n in 0..20 {
-                    let seq = log.append(&event(n, &format!("thread {thread}"))).unwrap();
-                    log.commit().unwrap();
+                    let seq = log.append_event(&event(n, &format!("thread {thread}"))).unwrap();
+                    log.commit_lines().unwrap();
                     // The head may be ahead, never behind what was acknowledged.
-                    assert!(verify(dir).unwrap().durable >= seq);
+                    assert!(verify_audit_log(dir).unwrap().durable >= seq);
                 }
             });
         }
@@ -248,8 +248,8 @@ fn threads_share_syncs_and_lose_nothing() {
 #[test]
 fn a_commit_without_a_readable_head_is_no_commit() {
     let (_root, dir) = place();
-    let log = Log::open(&dir).unwrap();
-    log.append(&event(0, "x")).unwrap();
+    let log = AuditLogWriter::open(&dir).unwrap();
+    log.append_event(&event(0, "x")).unwrap();
     fs::write(dir.join("head"), "nonsense").unwrap();
-    assert!(matches!(log.commit(), Err(CommitError::Place(_))));
+    assert!(matches!(log.commit_lines(), Err(LogCommitError::Place(_))));
 }

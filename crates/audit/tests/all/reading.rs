@@ -2,17 +2,17 @@
 
 use std::fs;
 
-use stockade_audit::{Content, Entry, Filter, Format, Log, Seq, export, query};
+use stockade_audit::{EntryContent, LogEntry, EntryFilter, ExportFormat, AuditLogWriter, LineNumber, export_entries, query_log};
 use stockade_model::{Event, EventKind, Grant};
 
 use crate::{event, place};
 
-fn shown(dir: &std::path::Path, filter: Filter) -> Vec<Entry> {
-    query(dir, filter).unwrap().collect::<Result<_, _>>().unwrap()
+fn shown(dir: &std::path::Path, filter: EntryFilter) -> Vec<LogEntry> {
+    query_log(dir, filter).unwrap().collect::<Result<_, _>>().unwrap()
 }
 
 fn three(dir: &std::path::Path) {
-    let log = Log::open(dir).unwrap();
+    let log = AuditLogWriter::open(dir).unwrap();
     let grant: Grant = "write /home/é/cache".parse().unwrap();
     log.append_batch(&[
         event(100, "first one"),
@@ -25,29 +25,29 @@ fn three(dir: &std::path::Path) {
         event(300, "third, \"quoted\"\u{202e}"),
     ])
     .unwrap();
-    log.commit().unwrap();
+    log.commit_lines().unwrap();
 }
 
 #[test]
 fn filters() {
     let (_root, dir) = place();
     three(&dir);
-    let check = |filter: Filter, lines: &[u64]| {
+    let check = |filter: EntryFilter, lines: &[u64]| {
         let found: Vec<u64> = shown(&dir, filter.clone()).iter().map(|entry| entry.line).collect();
         assert_eq!(found, lines, "{filter:?}");
     };
-    check(Filter::default(), &[1, 2, 3]);
-    check(Filter { request: Some("req_2".parse().unwrap()), ..Filter::default() }, &[2]);
-    check(Filter { session: Some("ses_1".parse().unwrap()), ..Filter::default() }, &[1, 3]);
-    check(Filter { session: Some("ses_2".parse().unwrap()), ..Filter::default() }, &[]);
-    check(Filter { kind: Some("granted".into()), ..Filter::default() }, &[2]);
-    check(Filter { since_ms: Some(200), ..Filter::default() }, &[2, 3]);
-    check(Filter { until_ms: Some(200), ..Filter::default() }, &[1]);
-    check(Filter { text: Some("é/cache".into()), ..Filter::default() }, &[2]);
-    check(Filter { text: Some("\u{202e}".into()), ..Filter::default() }, &[3]);
-    check(Filter { text: Some("third".into()), until_ms: Some(300), ..Filter::default() }, &[]);
-    let first = shown(&dir, Filter::default()).remove(0);
-    assert_eq!(first.content, Content::Event { seq: Seq(1), event: Box::new(event(100, "first one")) });
+    check(EntryFilter::default(), &[1, 2, 3]);
+    check(EntryFilter { request: Some("req_2".parse().unwrap()), ..EntryFilter::default() }, &[2]);
+    check(EntryFilter { session: Some("ses_1".parse().unwrap()), ..EntryFilter::default() }, &[1, 3]);
+    check(EntryFilter { session: Some("ses_2".parse().unwrap()), ..EntryFilter::default() }, &[]);
+    check(EntryFilter { kind: Some("granted".into()), ..EntryFilter::default() }, &[2]);
+    check(EntryFilter { since_ms: Some(200), ..EntryFilter::default() }, &[2, 3]);
+    check(EntryFilter { until_ms: Some(200), ..EntryFilter::default() }, &[1]);
+    check(EntryFilter { text: Some("é/cache".into()), ..EntryFilter::default() }, &[2]);
+    check(EntryFilter { text: Some("\u{202e}".into()), ..EntryFilter::default() }, &[3]);
+    check(EntryFilter { text: Some("third".into()), until_ms: Some(300), ..EntryFilter::default() }, &[]);
+    let first = shown(&dir, EntryFilter::default()).remove(0);
+    assert_eq!(first.content, EntryContent::Event { seq: LineNumber(1), event: Box::new(event(100, "first one")) });
 }
 
 /// What is appended is read on being asked for, once, and no sooner.
@@ -55,8 +55,8 @@ fn filters() {
 fn reading_goes_on_where_it_ended() {
     let (_root, dir) = place();
     three(&dir);
-    let mut reading = query(&dir, Filter::default()).unwrap();
-    let lines = |reading: &mut stockade_audit::Query| reading.map(|entry| entry.unwrap().line).collect::<Vec<u64>>();
+    let mut reading = query_log(&dir, EntryFilter::default()).unwrap();
+    let lines = |reading: &mut stockade_audit::LogQuery| reading.map(|entry| entry.unwrap().line).collect::<Vec<u64>>();
     assert_eq!(lines(&mut reading), [1, 2, 3]);
     three(&dir);
     assert_eq!(lines(&mut reading), [0; 0]);
@@ -77,18 +77,18 @@ fn a_broken_line_is_shown_and_hides_nothing() {
     let lines: Vec<&str> = text.lines().collect();
     let long = "x".repeat(3 << 20);
     fs::write(&path, format!("{}\n{{\"seq\":2,\n{long}\n{}\nhalf", lines[0], lines[2])).unwrap();
-    let found = shown(&dir, Filter { kind: Some("failed".into()), ..Filter::default() });
-    let broken: Vec<bool> = found.iter().map(|entry| matches!(entry.content, Content::Broken { .. })).collect();
+    let found = shown(&dir, EntryFilter { kind: Some("failed".into()), ..EntryFilter::default() });
+    let broken: Vec<bool> = found.iter().map(|entry| matches!(entry.content, EntryContent::Broken { .. })).collect();
     assert_eq!(broken, [false, true, true, false, true]);
-    let Content::Broken { bytes, .. } = &found[1].content else { panic!() };
+    let EntryContent::Broken { bytes, .. } = &found[1].content else { panic!() };
     assert_eq!(bytes.as_bytes(), b"{\"seq\":2,");
 }
 
 #[test]
 fn no_log_is_said_so() {
     let (root, _) = place();
-    assert!(query(root.path(), Filter::default()).err().unwrap().to_string().contains("there is no audit log"));
-    assert!(stockade_audit::verify(root.path()).unwrap_err().to_string().contains("there is no audit log"));
+    assert!(query_log(root.path(), EntryFilter::default()).err().unwrap().to_string().contains("there is no audit log"));
+    assert!(stockade_audit::verify_audit_log(root.path()).unwrap_err().to_string().contains("there is no audit log"));
 }
 
 #[test]
@@ -97,12 +97,12 @@ fn exports() {
     three(&dir);
     let exported = |format| {
         let mut out = Vec::new();
-        assert_eq!(export(query(&dir, Filter::default()).unwrap(), format, &mut out).unwrap(), 3);
+        assert_eq!(export_entries(query_log(&dir, EntryFilter::default()).unwrap(), format, &mut out).unwrap(), 3);
         String::from_utf8(out).unwrap()
     };
-    let json: serde_json::Value = serde_json::from_str(&exported(Format::Json)).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&exported(ExportFormat::Json)).unwrap();
     assert_eq!(json[1]["event"]["kind"]["grants"][0], "write /home/é/cache");
-    let csv = exported(Format::Csv);
+    let csv = exported(ExportFormat::Csv);
     assert!(!csv.contains('\u{202e}'));
     let rows: Vec<&str> = csv.split_terminator("\r\n").collect();
     assert_eq!(rows.len(), 4);

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use proptest::prelude::*;
-use stockade_audit::{AppendError, CommitError, Fault, Log, OpenError, VerifyError, verify};
+use stockade_audit::{AppendError, LogCommitError, LineFault, AuditLogWriter, LogOpenError, VerifyError, verify_audit_log};
 
 use crate::{event, holds, place, written};
 
@@ -103,17 +103,17 @@ proptest! {
         written(&dir, LINES as u64);
         let (_other_root, other) = place();
         {
-            let log = Log::open(&other).unwrap();
+            let log = AuditLogWriter::open(&other).unwrap();
             for n in 0..LINES as u64 {
-                log.append(&event(n, "another history")).unwrap();
+                log.append_event(&event(n, "another history")).unwrap();
             }
-            log.commit().unwrap();
+            log.commit_lines().unwrap();
         }
         holds(&dir, LINES as u64);
         let mut changed = lines(&dir);
         let Some(line) = apply(tamper, &mut changed, &lines(&other)) else { return Ok(()) };
         put(&dir, &changed);
-        match verify(&dir) {
+        match verify_audit_log(&dir) {
             Err(VerifyError::Broken { line: named, .. }) => prop_assert_eq!(named, line as u64),
             // The last line of a foreign history has the right place and predecessor of none.
             other => prop_assert!(false, "{:?}", other),
@@ -127,16 +127,16 @@ fn a_rebuilt_end_is_seen_by_the_head() {
     written(&dir, 5);
     let (_other_root, other) = place();
     {
-        let log = Log::open(&other).unwrap();
+        let log = AuditLogWriter::open(&other).unwrap();
         for n in 0..5 {
             let message = if n == 4 { "forged".to_owned() } else { format!("message {n}") };
-            log.append(&event(n, &message)).unwrap();
+            log.append_event(&event(n, &message)).unwrap();
         }
     }
     // A sound chain of the same length whose last line alone differs.
     put(&dir, &lines(&other));
-    assert!(matches!(verify(&dir), Err(VerifyError::Broken { line: 5, why: Fault::NotHead })));
-    assert!(matches!(Log::open(&dir), Err(OpenError::Broken { line: 5, .. })));
+    assert!(matches!(verify_audit_log(&dir), Err(VerifyError::Broken { line: 5, why: LineFault::NotHead })));
+    assert!(matches!(AuditLogWriter::open(&dir), Err(LogOpenError::Broken { line: 5, .. })));
 }
 
 #[test]
@@ -144,12 +144,12 @@ fn a_lost_end_is_seen_when_the_log_is_opened() {
     let (_root, dir) = place();
     written(&dir, 5);
     put(&dir, &lines(&dir)[..3]);
-    assert!(matches!(verify(&dir), Err(VerifyError::Broken { line: 4, why: Fault::Missing { last: 5, .. } })));
-    let error = Log::open(&dir).unwrap_err();
-    assert!(matches!(error, OpenError::Broken { line: 5, fault: Fault::Missing { last: 5, .. }, .. }), "{error}");
+    assert!(matches!(verify_audit_log(&dir), Err(VerifyError::Broken { line: 4, why: LineFault::Missing { last: 5, .. } })));
+    let error = AuditLogWriter::open(&dir).unwrap_err();
+    assert!(matches!(error, LogOpenError::Broken { line: 5, fault: LineFault::Missing { last: 5, .. }, .. }), "{error}");
     fs::remove_file(dir.join("audit.jsonl")).unwrap();
-    assert!(matches!(verify(&dir), Err(VerifyError::Broken { line: 1, .. })));
-    assert!(Log::open(&dir).is_err());
+    assert!(matches!(verify_audit_log(&dir), Err(VerifyError::Broken { line: 1, .. })));
+    assert!(AuditLogWriter::open(&dir).is_err());
 }
 
 #[test]
@@ -162,31 +162,31 @@ fn a_changed_or_missing_head_is_no_head() {
         let mut bytes = good.clone();
         bytes[at] ^= 2;
         fs::write(&head, &bytes).unwrap();
-        assert!(matches!(verify(&dir), Err(VerifyError::Head { .. })), "byte {at}");
+        assert!(matches!(verify_audit_log(&dir), Err(VerifyError::Head { .. })), "byte {at}");
     }
-    assert!(matches!(Log::open(&dir), Err(OpenError::Head { .. })));
+    assert!(matches!(AuditLogWriter::open(&dir), Err(LogOpenError::Head { .. })));
     fs::write(&head, b"").unwrap();
-    assert!(matches!(verify(&dir), Err(VerifyError::Head { .. })));
-    assert!(matches!(Log::open(&dir), Err(OpenError::Head { .. })));
+    assert!(matches!(verify_audit_log(&dir), Err(VerifyError::Head { .. })));
+    assert!(matches!(AuditLogWriter::open(&dir), Err(LogOpenError::Head { .. })));
     fs::remove_file(&head).unwrap();
-    assert!(matches!(verify(&dir), Err(VerifyError::Head { .. })));
-    assert!(matches!(Log::open(&dir), Err(OpenError::Head { .. })));
+    assert!(matches!(verify_audit_log(&dir), Err(VerifyError::Head { .. })));
+    assert!(matches!(AuditLogWriter::open(&dir), Err(LogOpenError::Head { .. })));
     assert!(!head.exists(), "opening must not make up a head");
 }
 
 #[test]
 fn an_open_log_notices_a_change_under_it() {
     let (_root, dir) = place();
-    let log = Log::open(&dir).unwrap();
+    let log = AuditLogWriter::open(&dir).unwrap();
     for n in 0..3 {
-        log.append(&event(n, "x")).unwrap();
+        log.append_event(&event(n, "x")).unwrap();
     }
     let all = lines(&dir);
     put(&dir, &all[..2]);
-    assert!(log.append(&event(9, "y")).unwrap_err().to_string().contains("changed by somebody else"));
+    assert!(log.append_event(&event(9, "y")).unwrap_err().to_string().contains("changed by somebody else"));
     // A sound line with the wrong predecessor is no torn write.
     put(&dir, &[&all[..], &all[1..2]].concat());
-    assert!(log.append(&event(9, "y")).unwrap_err().to_string().contains("line 4"));
+    assert!(log.append_event(&event(9, "y")).unwrap_err().to_string().contains("line 4"));
 }
 
 #[test]
@@ -201,10 +201,10 @@ fn a_log_that_lost_its_name_acknowledges_nothing() {
     ];
     for spoil in spoil {
         let (_root, dir) = place();
-        let log = Log::open(&dir).unwrap();
-        log.append(&event(1, "x")).unwrap();
+        let log = AuditLogWriter::open(&dir).unwrap();
+        log.append_event(&event(1, "x")).unwrap();
         spoil(&dir.join("audit.jsonl"));
-        assert!(matches!(log.commit(), Err(CommitError::Replaced { .. })));
-        assert!(matches!(log.append(&event(9, "y")), Err(AppendError::Replaced { .. })));
+        assert!(matches!(log.commit_lines(), Err(LogCommitError::Replaced { .. })));
+        assert!(matches!(log.append_event(&event(9, "y")), Err(AppendError::Replaced { .. })));
     }
 }

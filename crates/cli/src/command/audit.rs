@@ -5,45 +5,45 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use stockade_audit::{Anchor, Content, Entry, Filter, VerifyError};
+use stockade_audit::{LogAnchor, EntryContent, LogEntry, EntryFilter, VerifyError};
 use stockade_model::{EVENT_TYPES, RawText};
 
-use super::{Ended, now_ms, print, variable};
+use super::{CommandResult, now_ms, print_output, read_variable};
 use crate::args::{AuditCommand, AuditQueryArgs};
 use crate::audit_log::kept_anchors;
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::{exit, meaning, places, render};
 
 /// Most events that `--last` keeps in memory.
-const LAST_LIMIT: usize = 100_000;
+const MAX_LAST_EVENTS: usize = 100_000;
 
 /// Shows, queries or verifies the audit log.
 ///
 /// # Errors
 /// [`Failure`] if there is no audit log or it cannot be read.
-pub fn audit(typed: AuditCommand) -> Ended {
-    let state = places::state_path(&variable)?;
+pub fn inspect_audit_log(typed: AuditCommand) -> CommandResult {
+    let state = places::state_path(&read_variable)?;
     let dir = state.join("audit");
     match typed {
-        AuditCommand::Show { last, json } => show(dir, Filter::default(), last, json),
+        AuditCommand::Show { last, json } => show_events(dir, EntryFilter::default(), last, json),
         AuditCommand::Query(typed) => {
             let json = typed.json;
-            show(dir, filter(typed)?, None, json)
+            show_events(dir, build_filter(typed)?, None, json)
         }
-        AuditCommand::Verify { json } => verify(&dir, &state.join(places::ANCHORS_FILE), json),
+        AuditCommand::Verify { json } => verify_audit_log(&dir, &state.join(places::ANCHORS_FILE), json),
     }
 }
 
-fn filter(typed: AuditQueryArgs) -> Result<Filter, Failure> {
+fn build_filter(typed: AuditQueryArgs) -> Result<EntryFilter, CliError> {
     if let Some(kind) = typed.kind.as_ref().filter(|kind| !EVENT_TYPES.contains(&kind.as_str())) {
-        let what = format!("there is no type of event `{}`", RawText::from(kind.as_str()).escaped());
-        return Err(Failure::new(what).hint(format!("the types are {}", EVENT_TYPES.join(", "))));
+        let what = format!("there is no type of event `{}`", RawText::from(kind.as_str()).to_escaped());
+        return Err(CliError::new(what).with_hint(format!("the types are {}", EVENT_TYPES.join(", "))));
     }
     let request = typed.request.map(|id| id.parse()).transpose()?;
-    let since_ms = typed.since.map(|since| now_ms().saturating_sub(meaning::milliseconds(since)));
-    Ok(Filter {
+    let since_ms = typed.since.map(|since| now_ms().saturating_sub(meaning::to_milliseconds(since)));
+    Ok(EntryFilter {
         request,
-        session: typed.session.as_deref().map(meaning::session).transpose()?,
+        session: typed.session.as_deref().map(meaning::parse_session_id).transpose()?,
         kind: typed.kind,
         since_ms,
         until_ms: None,
@@ -51,18 +51,18 @@ fn filter(typed: AuditQueryArgs) -> Result<Filter, Failure> {
     })
 }
 
-fn show(dir: PathBuf, filter: Filter, last: Option<usize>, json: bool) -> Ended {
-    if last.is_some_and(|last| last > LAST_LIMIT) {
-        return Err(Failure::new(format!("--last takes at most {LAST_LIMIT}")).hint("leave it out to see all"));
+fn show_events(dir: PathBuf, filter: EntryFilter, last: Option<usize>, json: bool) -> CommandResult {
+    if last.is_some_and(|last| last > MAX_LAST_EVENTS) {
+        return Err(CliError::new(format!("--last takes at most {MAX_LAST_EVENTS}")).with_hint("leave it out to see all"));
     }
-    let entries = stockade_audit::query(&dir, filter)?;
+    let entries = stockade_audit::query_log(&dir, filter)?;
     let mut out = BufWriter::new(io::stdout().lock());
     let mut kept = VecDeque::new();
     for entry in entries {
         let entry = entry?;
-        let text = if json { json_line(&entry)? } else { render::audit::entry(&entry) + "\n" };
+        let text = if json { json_line(&entry)? } else { render::audit::format_entry(&entry) + "\n" };
         match last {
-            None => write(&mut out, &text)?,
+            None => write_output(&mut out, &text)?,
             Some(last) => {
                 kept.push_back(text);
                 if kept.len() > last {
@@ -72,39 +72,39 @@ fn show(dir: PathBuf, filter: Filter, last: Option<usize>, json: bool) -> Ended 
         }
     }
     for text in kept {
-        write(&mut out, &text)?;
+        write_output(&mut out, &text)?;
     }
-    write(&mut out, "")?;
-    out.flush().map_err(unwritable)?;
+    write_output(&mut out, "")?;
+    out.flush().map_err(output_error)?;
     Ok(exit::SUCCESS)
 }
 
-fn write(out: &mut impl Write, text: &str) -> Result<(), Failure> {
-    out.write_all(text.as_bytes()).map_err(unwritable)
+fn write_output(out: &mut impl Write, text: &str) -> Result<(), CliError> {
+    out.write_all(text.as_bytes()).map_err(output_error)
 }
 
-fn unwritable(e: io::Error) -> Failure {
-    Failure::new(format!("cannot write to standard output: {e}"))
+fn output_error(e: io::Error) -> CliError {
+    CliError::new(format!("cannot write to standard output: {e}"))
 }
 
 /// Returns an entry as one JSON object on a line.
 ///
 /// # Errors
 /// [`Failure`] if it cannot be serialized.
-pub fn json_line(entry: &Entry) -> Result<String, Failure> {
+pub fn json_line(entry: &LogEntry) -> Result<String, CliError> {
     let value = match &entry.content {
-        Content::Event { seq, event } => json!({ "line": entry.line, "seq": seq.0, "event": event }),
-        Content::Unknown { seq, event } => json!({ "line": entry.line, "seq": seq.0, "event": event }),
-        Content::Broken { why, bytes } => json!({ "line": entry.line, "error": why.to_string(), "bytes": bytes }),
+        EntryContent::Event { seq, event } => json!({ "line": entry.line, "seq": seq.0, "event": event }),
+        EntryContent::Unknown { seq, event } => json!({ "line": entry.line, "seq": seq.0, "event": event }),
+        EntryContent::Broken { why, bytes } => json!({ "line": entry.line, "error": why.to_string(), "bytes": bytes }),
     };
-    Ok(render::json::line(&value)?)
+    Ok(render::json::to_json_line(&value)?)
 }
 
-fn verify(dir: &Path, anchors: &Path, json: bool) -> Ended {
+fn verify_audit_log(dir: &Path, anchors: &Path, json: bool) -> CommandResult {
     let anchors = kept_anchors(anchors)?;
     match stockade_audit::verify_with(dir, &anchors) {
         Ok(found) => {
-            let earlier: Vec<&Anchor> = anchors.iter().filter(|anchor| Some(anchor.log) != found.log).collect();
+            let earlier: Vec<&LogAnchor> = anchors.iter().filter(|anchor| Some(anchor.log) != found.log).collect();
             let text = if json {
                 let value = json!({
                     "ok": true,
@@ -120,27 +120,27 @@ fn verify(dir: &Path, anchors: &Path, json: bool) -> Ended {
                     "torn_bytes": found.torn_bytes,
                     "set_aside": found.set_aside.len(),
                 });
-                render::json::line(&value)?
+                render::json::to_json_line(&value)?
             } else {
-                render::audit::verified(&found, &earlier)
+                render::audit::format_verification(&found, &earlier)
             };
-            print(&text)?;
+            print_output(&text)?;
             Ok(exit::SUCCESS)
         }
-        Err(e @ (VerifyError::Place(_) | VerifyError::NoLog { .. })) => Err(Failure::from(e)),
+        Err(e @ (VerifyError::Place(_) | VerifyError::NoLog { .. })) => Err(CliError::from(e)),
         Err(e) => {
             let line = match e {
                 VerifyError::Broken { line, .. } => Some(line),
                 _ => None,
             };
-            let failure = Failure::from(e);
+            let failure = CliError::from(e);
             if json {
                 let value = json!({ "ok": false, "line": line, "error": failure.what, "hint": failure.hint });
-                print(&render::json::line(&value)?)?;
+                print_output(&render::json::to_json_line(&value)?)?;
             } else {
-                crate::complain(&failure);
+                crate::print_error(&failure);
             }
-            Ok(exit::NEGATIVE)
+            Ok(exit::NEGATIVE_RESULT)
         }
     }
 }

@@ -4,59 +4,59 @@
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 
 use serde::{Deserialize, Serialize};
-use stockade_engine::seams::Judge as _;
-use stockade_model::{Assessment, Capability, Command, Decision, Finding, Impact, RawText, Request, Tier, Verdict};
+use stockade_engine::seams::PolicyEngine as _;
+use stockade_model::{Assessment, Capability, RequestCommand, Decision, Finding, Impact, RawText, RunRequest, Tier, PolicyVerdict};
 
-use super::{Ended, print, setting, variable};
+use super::{CommandResult, print_output, setting, read_variable};
 use crate::args::CheckArgs;
-use crate::failure::Failure;
-use crate::meaning::{self, COMMAND_LIMIT_BYTES, Meant};
+use crate::failure::CliError;
+use crate::meaning::{self, MAX_COMMAND_BYTES, ResolvedArgs};
 use crate::{exit, render};
 
 /// Longest line of `--jsonl`, in bytes: the longest command with every byte written as `\u00XX`,
 /// and room for the rest.
-const LINE_LIMIT_BYTES: usize = 6 * COMMAND_LIMIT_BYTES + 64 * 1024;
+const MAX_LINE_BYTES: usize = 6 * MAX_COMMAND_BYTES + 64 * 1024;
 
 /// Assesses one command or a stream.
 ///
 /// # Errors
 /// [`Failure`] if the configuration cannot be used, or if a stream fails.
-pub fn check(typed: CheckArgs) -> Ended {
+pub fn assess_commands(typed: CheckArgs) -> CommandResult {
     let (json, jsonl) = (typed.json, typed.jsonl);
-    let meant = Meant::check(typed, &variable)?;
-    let setting = setting::load(&meant.workspace)?;
+    let meant = ResolvedArgs::from_check_args(typed, &read_variable)?;
+    let setting = setting::load_config(&meant.workspace)?;
     setting.require_profile(meant.profile.as_deref())?;
-    let request = setting.request(&meant, meaning::request_id()?);
-    let rules = setting.judge();
-    let judge = |request: &Request| {
-        let assessment = rules.assess(request);
-        let decision = rules.rule(request, &assessment).decision;
+    let request = setting.build_request(&meant, meaning::request_id()?);
+    let rules = setting.policy_engine();
+    let judge = |request: &RunRequest| {
+        let assessment = rules.assess_request(request);
+        let decision = rules.apply_rules(request, &assessment).decision;
         (assessment, decision)
     };
     if jsonl {
         let workspace_is_fixed = meant.workspace != meant.cwd;
-        let stream = Stream { judge: &judge, request, workspace_is_fixed };
+        let stream = RequestStream { judge: &judge, request, workspace_is_fixed };
         stream.answer_all(&mut BufReader::new(io::stdin().lock()), &mut BufWriter::new(io::stdout().lock()))?;
         return Ok(exit::SUCCESS);
     }
     let (assessment, decision) = judge(&request);
-    print(&if json {
-        render::json::line(&Answer::of(&assessment, &decision))?
+    print_output(&if json {
+        render::json::to_json_line(&CheckResult::from_decision(&assessment, &decision))?
     } else {
-        render::check::judgement(&meaning::text_of(&request.command), &assessment, &decision, crate::stdout_style())
+        render::check::format_decision(&meaning::text_of(&request.command), &assessment, &decision, crate::stdout_style())
     })?;
     Ok(exit::SUCCESS)
 }
 
 /// Function that assesses a request and decides on it.
-type Judge<'a> = &'a dyn Fn(&Request) -> (Assessment, Decision);
+type DecideFunction<'a> = &'a dyn Fn(&RunRequest) -> (Assessment, Decision);
 
 /// Answer of `--json` and of each line of `--jsonl`. Public API.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct CheckResult<'a> {
     tier: Tier,
     impact: Impact,
-    decision: Verdict,
+    decision: PolicyVerdict,
     rule: &'a str,
     reasons: Vec<&'a str>,
     findings: &'a [Finding],
@@ -65,8 +65,8 @@ struct Answer<'a> {
     id: Option<&'a serde_json::Value>,
 }
 
-impl<'a> Answer<'a> {
-    fn of(assessment: &'a Assessment, decision: &'a Decision) -> Self {
+impl<'a> CheckResult<'a> {
+    fn from_decision(assessment: &'a Assessment, decision: &'a Decision) -> Self {
         let mut reasons: Vec<_> = decision.reasons.iter().map(String::as_str).collect();
         if reasons.is_empty() {
             for found in assessment.findings.iter().filter(|found| found.tier == assessment.tier) {
@@ -88,11 +88,11 @@ impl<'a> Answer<'a> {
     }
 
     /// Answer for an unreadable line: it cannot be assessed, so the decision is to ask.
-    fn unreadable(why: &'a str) -> Self {
+    fn for_unreadable_line(why: &'a str) -> Self {
         Self {
             tier: Tier::Ask,
             impact: Impact::Workspace,
-            decision: Verdict::Ask,
+            decision: PolicyVerdict::Ask,
             rule: "the line cannot be read",
             reasons: vec![why],
             findings: &[],
@@ -104,7 +104,7 @@ impl<'a> Answer<'a> {
 
 /// One line of `--jsonl`. Unknown fields are ignored; the caller may use them.
 #[derive(Deserialize)]
-struct Line {
+struct JsonlRequest {
     script: Option<RawText>,
     argv: Option<Vec<RawText>>,
     cwd: Option<RawText>,
@@ -112,39 +112,39 @@ struct Line {
 }
 
 /// Stream of requests with one policy.
-struct Stream<'a> {
-    judge: Judge<'a>,
+struct RequestStream<'a> {
+    judge: DecideFunction<'a>,
     /// Template for the fields that a line does not set.
-    request: Request,
+    request: RunRequest,
     /// True if the workspace was named; otherwise each line's cwd is its workspace.
     workspace_is_fixed: bool,
 }
 
-impl Stream<'_> {
-    fn answer_all(&self, input: &mut BufReader<impl Read>, output: &mut impl Write) -> Result<(), Failure> {
+impl RequestStream<'_> {
+    fn answer_all(&self, input: &mut BufReader<impl Read>, output: &mut impl Write) -> Result<(), CliError> {
         let mut line = Vec::new();
-        while let Some(whole) = read_line(input, &mut line).map_err(unreadable)? {
+        while let Some(whole) = read_line(input, &mut line).map_err(input_error)? {
             let answer =
-                if whole { self.answer(&line) } else { Err(format!("it is longer than {LINE_LIMIT_BYTES} bytes")) };
+                if whole { self.answer_line(&line) } else { Err(format!("it is longer than {MAX_LINE_BYTES} bytes")) };
             let text = match answer {
                 Ok(text) => text,
-                Err(why) => render::json::line(&Answer::unreadable(&why))?,
+                Err(why) => render::json::to_json_line(&CheckResult::for_unreadable_line(&why))?,
             };
-            output.write_all(text.as_bytes()).map_err(unwritable)?;
+            output.write_all(text.as_bytes()).map_err(output_error)?;
             // Flushes for a caller that waits for the answer before it sends the next line.
             if !input.buffer().contains(&b'\n') {
-                output.flush().map_err(unwritable)?;
+                output.flush().map_err(output_error)?;
             }
         }
-        output.flush().map_err(unwritable)
+        output.flush().map_err(output_error)
     }
 
-    fn answer(&self, line: &[u8]) -> Result<String, String> {
-        let line: Line = serde_json::from_slice(line).map_err(|e| format!("it is not the expected JSON: {e}"))?;
+    fn answer_line(&self, line: &[u8]) -> Result<String, String> {
+        let line: JsonlRequest = serde_json::from_slice(line).map_err(|e| format!("it is not the expected JSON: {e}"))?;
         let mut request = self.request.clone();
         request.command = match (line.script, line.argv) {
-            (Some(script), None) => Command::Script(script),
-            (None, Some(argv)) if !argv.is_empty() => Command::Argv(argv),
+            (Some(script), None) => RequestCommand::Script(script),
+            (None, Some(argv)) if !argv.is_empty() => RequestCommand::Argv(argv),
             (Some(_), Some(_)) => return Err("it holds both `script` and `argv`".to_owned()),
             (None, _) => return Err("it holds no `script`".to_owned()),
         };
@@ -158,17 +158,17 @@ impl Stream<'_> {
             request.cwd = cwd;
         }
         let (assessment, decision) = (self.judge)(&request);
-        let answer = Answer { id: line.id.as_ref(), ..Answer::of(&assessment, &decision) };
-        render::json::line(&answer).map_err(|e| e.to_string())
+        let answer = CheckResult { id: line.id.as_ref(), ..CheckResult::from_decision(&assessment, &decision) };
+        render::json::to_json_line(&answer).map_err(|e| e.to_string())
     }
 }
 
-fn unreadable(e: io::Error) -> Failure {
-    Failure::new(format!("cannot read standard input: {e}"))
+fn input_error(e: io::Error) -> CliError {
+    CliError::new(format!("cannot read standard input: {e}"))
 }
 
-fn unwritable(e: io::Error) -> Failure {
-    Failure::new(format!("cannot write to standard output: {e}"))
+fn output_error(e: io::Error) -> CliError {
+    CliError::new(format!("cannot write to standard output: {e}"))
 }
 
 /// Reads the next line without its line feed. Returns `Some(false)` if it was too long; then it was
@@ -191,7 +191,7 @@ fn read_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<Option<
             Some(at) => (&chunk[..at], at + 1, true),
             None => (chunk, chunk.len(), false),
         };
-        whole &= line.len() + part.len() <= LINE_LIMIT_BYTES;
+        whole &= line.len() + part.len() <= MAX_LINE_BYTES;
         if whole {
             line.extend_from_slice(part);
         }
@@ -204,39 +204,39 @@ fn read_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<Option<
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::{ApprovalMode, Level, SandboxPreference};
+    use stockade_model::{ApprovalMode, IsolationLevel, SandboxPreference};
 
     use super::*;
 
     /// Policy for the test: every command that contains `rm` is harmful.
-    fn simple(request: &Request) -> (Assessment, Decision) {
-        let harmful = meaning::text_of(&request.command).escaped().contains("rm");
-        let (tier, verdict) = if harmful { (Tier::Deny, Verdict::Deny) } else { (Tier::Allow, Verdict::Allow) };
+    fn simple(request: &RunRequest) -> (Assessment, Decision) {
+        let harmful = meaning::text_of(&request.command).to_escaped().contains("rm");
+        let (tier, verdict) = if harmful { (Tier::Deny, PolicyVerdict::Deny) } else { (Tier::Allow, PolicyVerdict::Allow) };
         let message = format!("in {} of {}", request.cwd, request.workspace);
         let finding = Finding { code: "simple".into(), tier, impact: Impact::default(), message, span: None };
         let decision = Decision { verdict, rule: "simple".into(), reasons: Vec::new() };
-        (Assessment { findings: vec![finding], ..Assessment::bare(tier) }, decision)
+        (Assessment { findings: vec![finding], ..Assessment::without_findings(tier) }, decision)
     }
 
     fn answers(input: &[u8]) -> Vec<serde_json::Value> {
-        let request = Request {
+        let request = RunRequest {
             id: "req_1".parse().unwrap(),
             session: None,
-            command: Command::Script(RawText::default()),
+            command: RequestCommand::Script(RawText::default()),
             cwd: "/here".into(),
             workspace: "/here".into(),
             environment: Default::default(),
             profile: "workspace".into(),
             grants: Vec::new(),
             requested: Vec::new(),
-            level: Level::Full,
+            level: IsolationLevel::Full,
             approval_mode: ApprovalMode::OnFailure,
             sandbox: SandboxPreference::Auto,
             timeout_ms: None,
             limits: Default::default(),
             caller_approval: None,
         };
-        let stream = Stream { judge: &simple, request, workspace_is_fixed: false };
+        let stream = RequestStream { judge: &simple, request, workspace_is_fixed: false };
         let mut output = Vec::new();
         stream.answer_all(&mut BufReader::with_capacity(16, input), &mut output).unwrap();
         let text = String::from_utf8(output).unwrap();
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_line_without_end_is_bounded() {
-        let mut input = vec![b'x'; LINE_LIMIT_BYTES + 1];
+        let mut input = vec![b'x'; MAX_LINE_BYTES + 1];
         input.extend_from_slice(b"\n{\"script\": \"ls\"}\n");
         let found = answers(&input);
         assert_eq!(found.len(), 2);

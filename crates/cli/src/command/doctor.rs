@@ -10,41 +10,41 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use stockade_container::{ContainerSandboxes, Engine};
-use stockade_engine::seams::Judge;
-use stockade_engine::{AttemptEvent, Backend, CommandEnd, Events, Io, Sandboxes};
+use stockade_container::{ContainerSandboxes, ContainerEngineInfo};
+use stockade_engine::seams::PolicyEngine;
+use stockade_engine::{AttemptEvent, Backend, CommandEnd, AttemptEventSender, StdioMode, SandboxProvider};
 use stockade_model::{
-    ApprovalMode, Command, Denial, EnforcementReport, LayerReport, Level, Plan, RawText, Request, SandboxPreference,
+    ApprovalMode, RequestCommand, Denial, EnforcementReport, LayerReport, IsolationLevel, AttemptPlan, RawText, RunRequest, SandboxPreference,
 };
 use stockade_native::NativeBackend;
-use stockade_native::doctor::{self as layers, Diagnosis};
+use stockade_native::doctor::{self as layers, HostDiagnosis};
 use stockade_policy::ReviewSettings;
 
 use super::sandbox::containers;
-use super::setting::{self, Setting};
-use super::{Ended, print, reviewer, variable};
+use super::setting::{self, WorkspaceConfig};
+use super::{CommandResult, print_output, reviewer, read_variable};
 use crate::args::DoctorArgs;
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::{exit, meaning, places, render};
 
 /// Time-out for the command inside.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of its output that are kept.
 const OUTPUT_LIMIT_BYTES: u64 = 4_096;
 /// Hint if every layer is available but the sandbox fails to start.
-const UNEXPLAINED: &str = "see the step that failed with STOCKADE_LOG=debug stockade doctor";
+const UNEXPLAINED_HINT: &str = "see the step that failed with STOCKADE_LOG=debug stockade doctor";
 /// Hint if a sandbox was built but does not isolate.
-const UNHELD: &str = "do not rely on this level here, and report what `stockade doctor --json` shows";
+const BROKEN_ISOLATION_HINT: &str = "do not rely on this level here, and report what `stockade doctor --json` shows";
 
 /// Findings of the doctor. Public API with `--json`.
 #[derive(Debug, Serialize)]
-pub struct Findings {
+pub struct DoctorReport {
     /// Release of the kernel, as uname(2) returns it.
     pub kernel: String,
     /// User id of the caller.
     pub uid: u32,
     /// Strongest level that works; absent if none does.
-    pub best: Option<Level>,
+    pub best: Option<IsolationLevel>,
     /// Each layer, tested alone, in order of importance.
     pub layers: Vec<LayerFinding>,
     /// Each level, the strongest first.
@@ -97,7 +97,7 @@ pub struct LayerFinding {
 #[derive(Debug, Serialize)]
 pub struct LevelFinding {
     /// The level.
-    pub level: Level,
+    pub level: IsolationLevel,
     /// True if the sandbox was built and passed every trial.
     pub works: bool,
     /// If the level does not work: the layers that are the cause, the first one first.
@@ -109,12 +109,12 @@ pub struct LevelFinding {
     /// Enforcement report: the restrictions that the kernel has accepted.
     pub enforced: Option<EnforcementReport>,
     /// Trials inside the sandbox.
-    pub tried: Vec<Trial>,
+    pub tried: Vec<SandboxTrial>,
 }
 
 /// One trial inside a sandbox.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Trial {
+pub struct SandboxTrial {
     /// Property that must hold.
     pub promise: &'static str,
     /// True if the property holds.
@@ -125,34 +125,34 @@ pub struct Trial {
 ///
 /// # Errors
 /// [`Failure`] if no directory for the test can be created.
-pub fn doctor(typed: &DoctorArgs) -> Ended {
-    let place = Place::make()?;
-    let setting = setting::load(&place.workspace)?;
-    let diagnosis = layers::doctor();
+pub fn run_doctor(typed: &DoctorArgs) -> CommandResult {
+    let place = TrialDirectory::create_directory()?;
+    let setting = setting::load_config(&place.workspace)?;
+    let diagnosis = layers::diagnose_host();
     let levels: Vec<_> =
-        [Level::Full, Level::Restricted].map(|level| explain(examine(level, &place, &setting), &diagnosis)).into();
-    let findings = Findings {
-        kernel: RawText::from(rustix::system::uname().release().to_bytes()).escaped(),
+        [IsolationLevel::Full, IsolationLevel::Restricted].map(|level| add_explanation(test_level(level, &place, &setting), &diagnosis)).into();
+    let findings = DoctorReport {
+        kernel: RawText::from(rustix::system::uname().release().to_bytes()).to_escaped(),
         uid: rustix::process::getuid().as_raw(),
         best: levels.iter().find(|found| found.works).map(|found| found.level),
         layers: diagnosis.layers.into_iter().map(|(name, report)| LayerFinding { name, report }).collect(),
         levels,
-        engines: containers::all(&place.workspace)?.iter().map(found_engine).collect(),
+        engines: containers::list_container_backends(&place.workspace)?.iter().map(found_engine).collect(),
         reviewer: setting.settings.review.value.as_ref().map(found_reviewer),
     };
     let text = if typed.json {
-        render::json::line(&findings)?
+        render::json::to_json_line(&findings)?
     } else {
-        render::doctor::findings(&findings, crate::stdout_style())
+        render::doctor::format_findings(&findings, crate::stdout_style())
     };
-    print(&text)?;
-    Ok(if findings.best.is_some() { exit::SUCCESS } else { exit::NEGATIVE })
+    print_output(&text)?;
+    Ok(if findings.best.is_some() { exit::SUCCESS } else { exit::NEGATIVE_RESULT })
 }
 
 fn found_engine(sandboxes: &ContainerSandboxes) -> EngineFinding {
     let name = sandboxes.name();
-    match sandboxes.engine() {
-        Ok(Engine { version, rootless, runtime, runtimes }) => {
+    match sandboxes.find_engine() {
+        Ok(ContainerEngineInfo { version, rootless, runtime, runtimes }) => {
             EngineFinding { name, version, rootless, runtime, runtimes, problem: None }
         }
         Err(error) => EngineFinding {
@@ -170,12 +170,12 @@ fn found_reviewer(review: &ReviewSettings) -> ReviewerFinding {
     ReviewerFinding {
         model: review.model.clone(),
         endpoint: review.endpoint.to_string(),
-        problem: reviewer::problem(review),
+        problem: reviewer::find_reviewer_problem(review),
     }
 }
 
 /// Directory and file for the trials; removed at the end.
-struct Place {
+struct TrialDirectory {
     /// Directory created for the test, which is the workspace.
     workspace: PathBuf,
     /// File in the user's home that could be created without a sandbox. Absent if it could not,
@@ -183,38 +183,38 @@ struct Place {
     outside: Option<PathBuf>,
 }
 
-impl Place {
-    fn make() -> Result<Self, Failure> {
+impl TrialDirectory {
+    fn create_directory() -> Result<Self, CliError> {
         let name = meaning::request_id()?.as_str().replacen("req_", "stockade-doctor-", 1);
         let workspace = std::env::temp_dir().join(&name);
         let cannot = |e: std::io::Error| {
-            let shown = crate::failure::quoted(&workspace);
-            Failure::new(format!("cannot make {shown} to try in: {e}")).hint("set TMPDIR to a directory of yours")
+            let shown = crate::failure::quote_path(&workspace);
+            CliError::new(format!("cannot make {shown} to try in: {e}")).with_hint("set TMPDIR to a directory of yours")
         };
         fs::DirBuilder::new().mode(0o700).create(&workspace).map_err(cannot)?;
         let workspace = workspace.canonicalize().map_err(cannot)?;
         // In the home, because temporary directories are private inside.
-        let outside = places::home(&variable)?.canonicalize().map_err(cannot)?.join(name);
+        let outside = places::find_home_directory(&read_variable)?.canonicalize().map_err(cannot)?.join(name);
         let can_be_made = fs::File::create_new(&outside).is_ok() && fs::remove_file(&outside).is_ok();
         Ok(Self { workspace, outside: can_be_made.then_some(outside) })
     }
 
-    fn clean(&self) {
+    fn remove_trial_files(&self) {
         for path in [Some(self.workspace.join("made")), Some(self.workspace.join(".envrc")), self.outside.clone()] {
             let _ = path.map(fs::remove_file);
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for TrialDirectory {
     fn drop(&mut self) {
-        self.clean();
+        self.remove_trial_files();
         let _ = fs::remove_dir(&self.workspace);
     }
 }
 
 /// Observations of the command inside, made from outside.
-struct Seen {
+struct TrialObservations {
     enforced: EnforcementReport,
     denials: Vec<Denial>,
     end: Option<CommandEnd>,
@@ -222,7 +222,7 @@ struct Seen {
 }
 
 /// Runs the trials at `level`.
-fn examine(level: Level, place: &Place, setting: &Setting) -> LevelFinding {
+fn test_level(level: IsolationLevel, place: &TrialDirectory, setting: &WorkspaceConfig) -> LevelFinding {
     let mut found = LevelFinding {
         level,
         works: false,
@@ -232,12 +232,12 @@ fn examine(level: Level, place: &Place, setting: &Setting) -> LevelFinding {
         enforced: None,
         tried: Vec::new(),
     };
-    match plan(level, place, setting).and_then(|plan| attempt(&plan)) {
+    match plan_trials(level, place, setting).and_then(|plan| run_trials(&plan)) {
         Err(failure) => (found.error, found.hint) = (Some(failure.what), failure.hint),
         Ok(seen) => {
-            found.tried = trials(&seen, place);
+            found.tried = evaluate_trials(&seen, place);
             // The next level starts in the same state.
-            place.clean();
+            place.remove_trial_files();
             found.works = found.tried.iter().all(|trial| trial.holds);
             found.enforced = Some(seen.enforced);
         }
@@ -247,25 +247,25 @@ fn examine(level: Level, place: &Place, setting: &Setting) -> LevelFinding {
 
 /// Adds the layers that are the cause, and a hint, to a level that does not work. The hint of the
 /// failed start takes precedence, because it knows the error.
-fn explain(mut found: LevelFinding, diagnosis: &Diagnosis) -> LevelFinding {
+fn add_explanation(mut found: LevelFinding, diagnosis: &HostDiagnosis) -> LevelFinding {
     if found.works {
         return found;
     }
-    found.missing = diagnosis.missing(found.level);
+    found.missing = diagnosis.missing_layers(found.level);
     // The last one, because layers that both levels need come last. The hint must not lead to
     // another level that is not available either.
     let general = match (found.missing.last(), &found.error) {
-        (Some(layer), _) => layers::remedy(layer).unwrap_or(UNEXPLAINED),
-        (None, Some(_)) => UNEXPLAINED,
-        (None, None) => UNHELD,
+        (Some(layer), _) => layers::hint_for_layer(layer).unwrap_or(UNEXPLAINED_HINT),
+        (None, Some(_)) => UNEXPLAINED_HINT,
+        (None, None) => BROKEN_ISOLATION_HINT,
     };
     found.hint.get_or_insert_with(|| general.to_owned());
     found
 }
 
-fn plan(level: Level, place: &Place, setting: &Setting) -> Result<Plan, Failure> {
+fn plan_trials(level: IsolationLevel, place: &TrialDirectory, setting: &WorkspaceConfig) -> Result<AttemptPlan, CliError> {
     let outside = place.outside.as_deref().unwrap_or(Path::new("/stockade-doctor"));
-    let outside = render::shell_quoted(&RawText::from(outside).escaped());
+    let outside = render::shell_quoted(&RawText::from(outside).to_escaped());
     // Only builtins of every shell; each line prints its result.
     let script = format!(
         "(echo x > made) && echo wrote\n(echo x > {outside}) && echo wrote-outside\n(echo x > .envrc) && echo wrote-protected\n\
@@ -273,13 +273,13 @@ fn plan(level: Level, place: &Place, setting: &Setting) -> Result<Plan, Failure>
         std::process::id(),
     );
     let workspace = &place.workspace;
-    let request = Request {
+    let request = RunRequest {
         id: meaning::request_id()?,
         session: None,
-        command: Command::Argv(["/bin/sh", "-c", &script].map(RawText::from).into()),
+        command: RequestCommand::Argv(["/bin/sh", "-c", &script].map(RawText::from).into()),
         cwd: workspace.as_path().into(),
         workspace: workspace.as_path().into(),
-        environment: meaning::environment(std::env::vars_os()),
+        environment: meaning::collect_environment(std::env::vars_os()),
         profile: "workspace".to_owned(),
         grants: Vec::new(),
         requested: Vec::new(),
@@ -290,31 +290,31 @@ fn plan(level: Level, place: &Place, setting: &Setting) -> Result<Plan, Failure>
         limits: Default::default(),
         caller_approval: None,
     };
-    let planned = setting.judge().plan(&request, 1, &[]).map_err(|e| Failure::from_text(&e.what).or_hint(e.hint))?;
+    let planned = setting.policy_engine().make_plan(&request, 1, &[]).map_err(|e| CliError::from_text(&e.what).or_hint(e.hint))?;
     Ok(planned.plan)
 }
 
-fn attempt(plan: &Plan) -> Result<Seen, Failure> {
-    let cannot = |e: stockade_engine::StartError| Failure::from_text(&e.what).or_hint(e.hint);
+fn run_trials(plan: &AttemptPlan) -> Result<TrialObservations, CliError> {
+    let cannot = |e: stockade_engine::StartError| CliError::from_text(&e.what).or_hint(e.hint);
     let (sender, events) = channel();
-    let sender = Events::new(move |event| drop(sender.send(event)));
-    let io = Io::Capture { limit_bytes: OUTPUT_LIMIT_BYTES };
-    let mut attempt = NativeBackend::default().prepare(plan, &io, false, sender).map_err(cannot)?;
-    let enforced = attempt.enforced().clone();
-    attempt.release().map_err(cannot)?;
-    let mut seen = Seen { enforced, denials: Vec::new(), end: None, said: String::new() };
-    watch(&events, &mut seen);
+    let sender = AttemptEventSender::new(move |event| drop(sender.send(event)));
+    let io = StdioMode::Capture { limit_bytes: OUTPUT_LIMIT_BYTES };
+    let mut attempt = NativeBackend::default().prepare_attempt(plan, &io, false, sender).map_err(cannot)?;
+    let enforced = attempt.enforcement_report().clone();
+    attempt.release_command().map_err(cannot)?;
+    let mut seen = TrialObservations { enforced, denials: Vec::new(), end: None, said: String::new() };
+    collect_events(&events, &mut seen);
     Ok(seen)
 }
 
 /// Follows the command to its end, no longer than [`PATIENCE`].
-fn watch(events: &Receiver<AttemptEvent>, seen: &mut Seen) {
-    let deadline = Instant::now() + PATIENCE;
+fn collect_events(events: &Receiver<AttemptEvent>, seen: &mut TrialObservations) {
+    let deadline = Instant::now() + TRIAL_TIMEOUT;
     while seen.end.is_none() {
         match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial)) => seen.denials.push(denial),
             Ok(AttemptEvent::Ended(end)) => {
-                seen.said = end.stdout.map(|text| text.escaped()).unwrap_or_default();
+                seen.said = end.stdout.map(|text| text.to_escaped()).unwrap_or_default();
                 seen.end = Some(end.end);
             }
             Ok(
@@ -330,24 +330,24 @@ fn watch(events: &Receiver<AttemptEvent>, seen: &mut Seen) {
     }
 }
 
-fn trials(seen: &Seen, place: &Place) -> Vec<Trial> {
+fn evaluate_trials(seen: &TrialObservations, place: &TrialDirectory) -> Vec<SandboxTrial> {
     let exists = |path: &Path| path.symlink_metadata().is_ok();
     let (made, protected) = (place.workspace.join("made"), place.workspace.join(".envrc"));
     // The output is escaped as one line.
     let said = |word: &str| seen.said.split("\\n").any(|line| line == word);
     let ended = seen.end == Some(CommandEnd::Exited(0)) && said("end");
     let mut trials = vec![
-        Trial { promise: "a command runs to its end", holds: ended },
-        Trial { promise: "it can write its workspace", holds: said("wrote") && exists(&made) },
+        SandboxTrial { promise: "a command runs to its end", holds: ended },
+        SandboxTrial { promise: "it can write its workspace", holds: said("wrote") && exists(&made) },
     ];
     if let Some(outside) = &place.outside {
         let named = seen.denials.iter().any(|denial| denial.object.as_path() == outside);
-        trials.push(Trial { promise: "it cannot write elsewhere", holds: !said("wrote-outside") && !exists(outside) });
-        trials.push(Trial { promise: "what was refused is named", holds: named });
+        trials.push(SandboxTrial { promise: "it cannot write elsewhere", holds: !said("wrote-outside") && !exists(outside) });
+        trials.push(SandboxTrial { promise: "what was refused is named", holds: named });
     }
     trials.extend([
-        Trial { promise: "it cannot make protected names", holds: !said("wrote-protected") && !exists(&protected) },
-        Trial { promise: "it cannot signal processes outside", holds: !said("signalled") },
+        SandboxTrial { promise: "it cannot make protected names", holds: !said("wrote-protected") && !exists(&protected) },
+        SandboxTrial { promise: "it cannot signal processes outside", holds: !said("signalled") },
     ]);
     trials
 }
@@ -362,12 +362,12 @@ mod tests {
     fn a_level_that_fails_has_a_reason_and_advice() {
         let report = LayerReport { state: LayerState::Enforced, detail: String::new() };
         let diagnosis =
-            |names: &[&'static str]| Diagnosis { layers: names.iter().map(|name| (*name, report.clone())).collect() };
+            |names: &[&'static str]| HostDiagnosis { layers: names.iter().map(|name| (*name, report.clone())).collect() };
         let all = ["landlock", "seccomp", "notify", "pidfd"];
         let check =
             |names: &[&'static str], error: Option<&str>, hint: Option<&str>, missing: &[&str], advice: &str| {
                 let found = LevelFinding {
-                    level: Level::Restricted,
+                    level: IsolationLevel::Restricted,
                     works: false,
                     missing: Vec::new(),
                     error: error.map(str::to_owned),
@@ -375,7 +375,7 @@ mod tests {
                     enforced: None,
                     tried: Vec::new(),
                 };
-                let found = explain(found, &diagnosis(names));
+                let found = add_explanation(found, &diagnosis(names));
                 assert_eq!(found.missing, missing);
                 assert!(found.hint.unwrap().contains(advice));
             };

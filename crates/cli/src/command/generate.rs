@@ -3,19 +3,19 @@
 
 use clap::CommandFactory;
 
-use super::{Ended, print};
-use crate::args::{CompletionsArgs, Typed};
+use super::{CommandResult, print_output};
+use crate::args::{CompletionsArgs, CommandLine};
 use crate::exit;
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// Prints completions for a shell.
 ///
 /// # Errors
 /// [`Failure`] if standard output cannot be written.
-pub fn completions(typed: &CompletionsArgs) -> Ended {
+pub fn print_completions(typed: &CompletionsArgs) -> CommandResult {
     let mut out = Vec::new();
-    clap_complete::generate(typed.shell, &mut Typed::command(), "stockade", &mut out);
-    print(&String::from_utf8_lossy(&out))?;
+    clap_complete::generate(typed.shell, &mut CommandLine::command(), "stockade", &mut out);
+    print_output(&String::from_utf8_lossy(&out))?;
     Ok(exit::SUCCESS)
 }
 
@@ -23,9 +23,9 @@ pub fn completions(typed: &CompletionsArgs) -> Ended {
 ///
 /// # Errors
 /// [`Failure`] if standard output cannot be written.
-pub fn man() -> Ended {
-    let cannot = |e: std::io::Error| Failure::new(format!("cannot write the manual: {e}"));
-    let mut command = Typed::command();
+pub fn print_manual() -> CommandResult {
+    let cannot = |e: std::io::Error| CliError::new(format!("cannot write the manual: {e}"));
+    let mut command = CommandLine::command();
     command.build();
     let mut out = Vec::new();
     clap_mangen::Man::new(command.clone()).render(&mut out).map_err(cannot)?;
@@ -35,6 +35,6 @@ pub fn man() -> Ended {
         man.render_description_section(&mut out).map_err(cannot)?;
         man.render_options_section(&mut out).map_err(cannot)?;
     }
-    print(&String::from_utf8_lossy(&out))?;
+    print_output(&String::from_utf8_lossy(&out))?;
     Ok(exit::SUCCESS)
 }

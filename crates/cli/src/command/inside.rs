@@ -1,21 +1,21 @@
 //! Processes of this program in the containers of sandboxes.
 
-use stockade_container::inside::{hold, probe, serve};
+use stockade_container::inside::{reap_orphans, report_features, serve_command};
 
-use super::Ended;
+use super::CommandResult;
 use crate::args::InsideCommand;
 use crate::exit;
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// Runs one of the processes of a container.
 ///
 /// # Errors
 /// [`Failure`] if the parent process violates the protocol.
-pub fn inside(part: &InsideCommand) -> Ended {
+pub fn run_container_process(part: &InsideCommand) -> CommandResult {
     let done = match part {
-        InsideCommand::Hold => hold(),
-        InsideCommand::Serve => serve(),
-        InsideCommand::Probe => probe(),
+        InsideCommand::Hold => reap_orphans(),
+        InsideCommand::Serve => serve_command(),
+        InsideCommand::Probe => report_features(),
     };
-    done.map(|()| exit::SUCCESS).map_err(|error| Failure::new(format!("cannot serve a command: {error}")))
+    done.map(|()| exit::SUCCESS).map_err(|error| CliError::new(format!("cannot serve a command: {error}")))
 }

@@ -26,34 +26,34 @@ use std::time::SystemTime;
 
 use serde_json::Value;
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::{exit, render};
 
 /// Result of a subcommand: an exit code, or a failure of Stockade itself.
-pub type Ended = Result<u8, Failure>;
+pub type CommandResult = Result<u8, CliError>;
 
 /// Path of this program, even if its file was replaced.
-const OWN_PROGRAM: &str = "/proc/self/exe";
+const OWN_PROGRAM_PATH: &str = "/proc/self/exe";
 
 /// Returns a variable of the caller's environment.
-pub fn variable(name: &str) -> Option<OsString> {
+pub fn read_variable(name: &str) -> Option<OsString> {
     std::env::var_os(name)
 }
 
 /// Returns the milliseconds since the epoch.
 pub fn now_ms() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, crate::meaning::milliseconds)
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, crate::meaning::to_milliseconds)
 }
 
 /// Writes all of the data to standard output.
 ///
 /// # Errors
 /// [`Failure`] if standard output cannot be written: unnoticed truncation would be worse.
-pub fn print(text: &str) -> Result<(), Failure> {
+pub fn print_output(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())
         .and_then(|()| out.flush())
-        .map_err(|e| Failure::new(format!("cannot write to standard output: {e}")))
+        .map_err(|e| CliError::new(format!("cannot write to standard output: {e}")))
 }
 
 /// Prints each item of a list, as text or as a line of JSON. For an empty list it shows `none` to a
@@ -66,26 +66,26 @@ pub fn print_each<T>(
     json: bool,
     (as_json, as_text): (impl Fn(&T) -> Value, impl Fn(&T) -> String),
     none: &str,
-) -> Ended {
+) -> CommandResult {
     let mut out = String::new();
     for one in found {
-        out += &if json { render::json::line(&as_json(one))? } else { as_text(one) };
+        out += &if json { render::json::to_json_line(&as_json(one))? } else { as_text(one) };
     }
-    print(&out)?;
+    print_output(&out)?;
     if found.is_empty() && !json {
-        remark(none);
+        print_remark(none);
     }
     Ok(exit::SUCCESS)
 }
 
 /// Prints a remark for the user on standard error. A failure of that write cannot be reported.
-pub fn remark(text: &str) {
+pub fn print_remark(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
 /// Reports on a terminal that a list is empty; a script reads an empty list.
 pub fn remark_empty(shown: &str, what: &str) {
     if shown.is_empty() && io::stderr().is_terminal() {
-        remark(&format!("{what}\n"));
+        print_remark(&format!("{what}\n"));
     }
 }

@@ -4,51 +4,51 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use stockade_audit::{Content, Entry, Filter, Query};
+use stockade_audit::{EntryContent, LogEntry, EntryFilter, LogQuery};
 use stockade_model::EventKind;
 
-use super::{Ended, now_ms, print, variable};
+use super::{CommandResult, now_ms, print_output, read_variable};
 use crate::args::{NetArgs, NetCommand};
-use crate::failure::Failure;
-use crate::render::network::{self, Reached};
+use crate::failure::CliError;
+use crate::render::network::{self, HostStatistics};
 use crate::{exit, meaning, places, render};
 
 /// Interval between two reads of the audit log.
-const AGAIN: Duration = Duration::from_secs(1);
+const LOG_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Moves to the first position of a terminal and clears the rest (ECMA-48, CUP and ED).
-const CLEAR: &str = "\x1b[H\x1b[J";
+const CLEAR_SCREEN: &str = "\x1b[H\x1b[J";
 
 /// Shows the connections.
 ///
 /// # Errors
 /// [`Failure`] if there is no audit log or it cannot be read.
-pub fn net(typed: NetCommand) -> Ended {
+pub fn show_network(typed: NetCommand) -> CommandResult {
     match typed {
-        NetCommand::Log(typed) => log(typed),
-        NetCommand::Top(typed) => top(typed),
+        NetCommand::Log(typed) => show_connection_log(typed),
+        NetCommand::Top(typed) => show_host_table(typed),
     }
 }
 
 /// Opens the audit log from its beginning, including entries that are appended meanwhile.
-fn record(typed: &NetArgs) -> Result<Query, Failure> {
-    let filter = Filter {
+fn open_audit_query(typed: &NetArgs) -> Result<LogQuery, CliError> {
+    let filter = EntryFilter {
         request: typed.request.as_deref().map(str::parse).transpose()?,
-        session: typed.session.as_deref().map(meaning::session).transpose()?,
-        since_ms: typed.since.map(|since| now_ms().saturating_sub(meaning::milliseconds(since))),
-        ..Filter::default()
+        session: typed.session.as_deref().map(meaning::parse_session_id).transpose()?,
+        since_ms: typed.since.map(|since| now_ms().saturating_sub(meaning::to_milliseconds(since))),
+        ..EntryFilter::default()
     };
-    Ok(stockade_audit::query(&places::state_path(&variable)?.join("audit"), filter)?)
+    Ok(stockade_audit::query_log(&places::state_path(&read_variable)?.join("audit"), filter)?)
 }
 
 /// Returns the next entry about the network. An unreadable line counts as one, because it could be
 /// about the network.
-fn next(record: &mut Query) -> Result<Option<Entry>, Failure> {
+fn next(record: &mut LogQuery) -> Result<Option<LogEntry>, CliError> {
     for entry in record {
         let entry = entry?;
         let wanted = match &entry.content {
-            Content::Event { event, .. } => is_about_network(&event.kind),
-            Content::Unknown { .. } => false,
-            Content::Broken { .. } => true,
+            EntryContent::Event { event, .. } => is_about_network(&event.kind),
+            EntryContent::Unknown { .. } => false,
+            EntryContent::Broken { .. } => true,
         };
         if wanted {
             return Ok(Some(entry));
@@ -65,41 +65,41 @@ fn is_about_network(kind: &EventKind) -> bool {
     }
 }
 
-fn log(typed: NetArgs) -> Ended {
-    let mut record = record(&typed)?;
+fn show_connection_log(typed: NetArgs) -> CommandResult {
+    let mut record = open_audit_query(&typed)?;
     loop {
         while let Some(entry) = next(&mut record)? {
-            let line = if typed.json { super::audit::json_line(&entry)? } else { render::audit::entry(&entry) + "\n" };
-            print(&line)?;
+            let line = if typed.json { super::audit::json_line(&entry)? } else { render::audit::format_entry(&entry) + "\n" };
+            print_output(&line)?;
         }
         if !typed.follow {
             return Ok(exit::SUCCESS);
         }
-        std::thread::sleep(AGAIN);
+        std::thread::sleep(LOG_POLL_INTERVAL);
         record.look_again()?;
     }
 }
 
-fn top(typed: NetArgs) -> Ended {
-    let mut record = record(&typed)?;
-    let mut reached = Reached::default();
+fn show_host_table(typed: NetArgs) -> CommandResult {
+    let mut record = open_audit_query(&typed)?;
+    let mut reached = HostStatistics::default();
     let clear = typed.follow && !typed.json && std::io::stdout().is_terminal();
     let mut shown = None;
     loop {
         while let Some(entry) = next(&mut record)? {
-            if let Content::Event { event, .. } = &entry.content {
-                reached.count(&event.kind);
+            if let EntryContent::Event { event, .. } = &entry.content {
+                reached.count_event(&event.kind);
             }
         }
-        let text = if typed.json { render::json::line(&reached)? } else { network::table(&reached) };
+        let text = if typed.json { render::json::to_json_line(&reached)? } else { network::format_table(&reached) };
         if shown.as_ref() != Some(&text) {
-            print(&if clear { format!("{CLEAR}{text}") } else { text.clone() })?;
+            print_output(&if clear { format!("{CLEAR_SCREEN}{text}") } else { text.clone() })?;
             shown = Some(text);
         }
         if !typed.follow {
             return Ok(exit::SUCCESS);
         }
-        std::thread::sleep(AGAIN);
+        std::thread::sleep(LOG_POLL_INTERVAL);
         record.look_again()?;
     }
 }

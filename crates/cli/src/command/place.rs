@@ -6,35 +6,35 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use stockade_engine::{Backend, INSIDE_HOME, INSIDE_WORKSPACE};
-use stockade_model::{CallerApproval, Grant, Limits, RawText, Request};
-use stockade_native::launch::Nursery;
-use stockade_native::{NativeBackend, SigningPerson};
+use stockade_model::{CallerApproval, Grant, Limits, RawText, RunRequest};
+use stockade_native::launch::PrewarmedInit;
+use stockade_native::{NativeBackend, SigningUser};
 
-use crate::failure::Failure;
-use crate::meaning::Meant;
+use crate::failure::CliError;
+use crate::meaning::ResolvedArgs;
 use crate::places;
-use crate::places::State;
+use crate::places::StateDirectory;
 
 /// Variables of the caller's environment that have the same meaning inside.
-const PASSED: [&str; 6] = ["TERM", "COLORTERM", "LANG", "LC_ALL", "LC_CTYPE", "TZ"];
+const PASSED_VARIABLES: [&str; 6] = ["TERM", "COLORTERM", "LANG", "LC_ALL", "LC_CTYPE", "TZ"];
 
 /// Variables that are the same in every persistent sandbox.
-const OWN: [(&str, &str); 3] = [
+const SANDBOX_VARIABLES: [(&str, &str); 3] = [
     ("HOME", INSIDE_HOME),
     ("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"),
     ("USER", "agent"),
 ];
 
 /// Sandbox in which the command of a run runs.
-pub enum Place {
+pub enum RunSandbox {
     /// A sandbox of its own, which may be prewarmed.
-    Own(Option<Nursery>),
+    Own(Option<PrewarmedInit>),
     /// A persistent sandbox.
-    Lasting(Box<Inside>),
+    Lasting(Box<PersistentRunContext>),
 }
 
 /// Parameters of a persistent sandbox for a run.
-pub struct Inside {
+pub struct PersistentRunContext {
     /// Backend that runs commands in it.
     pub backend: Arc<dyn Backend>,
     /// Workspace on the host.
@@ -49,12 +49,12 @@ pub struct Inside {
     pub agreed: Option<CallerApproval>,
 }
 
-impl Place {
+impl RunSandbox {
     /// Returns the same run, with the paths inside the sandbox.
     ///
     /// # Errors
     /// [`Failure`] if a run of root has a system directory as its workspace.
-    pub fn within(&self, mut meant: Meant) -> Result<Meant, Failure> {
+    pub fn resolve_inside(&self, mut meant: ResolvedArgs) -> Result<ResolvedArgs, CliError> {
         if matches!(self, Self::Own(_)) && rustix::process::geteuid().is_root() {
             places::refuse_system(&meant.workspace, "the workspace")?;
         }
@@ -69,7 +69,7 @@ impl Place {
     }
 
     /// Returns the grants that each command there has.
-    pub fn standing(&self) -> Vec<Grant> {
+    pub fn common_grants(&self) -> Vec<Grant> {
         match self {
             Self::Own(_) => Vec::new(),
             Self::Lasting(inside) => inside.grants.clone(),
@@ -77,7 +77,7 @@ impl Place {
     }
 
     /// Returns the workspace on the host.
-    pub fn workspace<'a>(&'a self, meant: &'a Meant) -> &'a Path {
+    pub fn host_workspace<'a>(&'a self, meant: &'a ResolvedArgs) -> &'a Path {
         match self {
             Self::Own(_) => &meant.workspace,
             Self::Lasting(inside) => &inside.workspace,
@@ -85,7 +85,7 @@ impl Place {
     }
 
     /// Returns the workspace on the host of a persistent sandbox.
-    pub fn inside(&self) -> Option<&Path> {
+    pub fn persistent_workspace(&self) -> Option<&Path> {
         match self {
             Self::Own(_) => None,
             Self::Lasting(inside) => Some(&inside.workspace),
@@ -93,30 +93,30 @@ impl Place {
     }
 
     /// Returns the same request, without the host's environment.
-    pub fn of(&self, mut request: Request) -> Request {
+    pub fn adapt_request(&self, mut request: RunRequest) -> RunRequest {
         if let Self::Lasting(inside) = self {
-            request.environment = environment(&request.environment);
+            request.environment = build_environment(&request.environment);
             request.caller_approval.clone_from(&inside.agreed);
         }
         request
     }
 
     /// Returns the backend that runs the command; the keys of `person` may sign there.
-    pub fn backend(self, state: &State, person: SigningPerson) -> Arc<dyn Backend> {
+    pub fn into_backend(self, state: &StateDirectory, person: SigningUser) -> Arc<dyn Backend> {
         match self {
             Self::Own(nursery) => {
-                let backend = NativeBackend::with(nursery).staging(state.stages());
-                let backend = backend.caching(state.caches()).holding(super::cache::holder());
-                Arc::new(backend.undoing(state.undo()).signing(person))
+                let backend = NativeBackend::with_prewarmed_init(nursery).with_stages_dir(state.stages_directory());
+                let backend = backend.with_caches_dir(state.caches_directory()).with_layer_server(super::cache::describe_layer_server());
+                Arc::new(backend.with_undo_dir(state.undo_directory()).with_signing_user(person))
             }
             Self::Lasting(inside) => inside.backend,
         }
     }
 }
 
-fn environment(callers: &BTreeMap<String, RawText>) -> BTreeMap<String, RawText> {
-    let passed = PASSED.iter().filter_map(|name| Some(((*name).to_owned(), callers.get(*name)?.clone())));
-    passed.chain(OWN.map(|(name, value)| (name.to_owned(), value.into()))).collect()
+fn build_environment(callers: &BTreeMap<String, RawText>) -> BTreeMap<String, RawText> {
+    let passed = PASSED_VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), callers.get(*name)?.clone())));
+    passed.chain(SANDBOX_VARIABLES.map(|(name, value)| (name.to_owned(), value.into()))).collect()
 }
 
 #[cfg(test)]
@@ -128,7 +128,7 @@ mod tests {
         let callers =
             [("HOME", "/root"), ("PATH", "/opt/bin"), ("TERM", "xterm"), ("AWS_PROFILE", "x"), ("GIT_DIR", "y")];
         let callers = callers.map(|(name, value)| (name.to_owned(), RawText::from(value))).into();
-        let inside = environment(&callers);
+        let inside = build_environment(&callers);
         let names: Vec<&str> = inside.keys().map(String::as_str).collect();
         assert_eq!(names, ["HOME", "PATH", "TERM", "USER"]);
         assert_eq!(inside["HOME"], RawText::from(INSIDE_HOME));

@@ -4,39 +4,39 @@
 use std::sync::Arc;
 
 use stockade_engine::Reviewer;
-use stockade_policy::{ReviewApi, ReviewKey, ReviewSettings, Settings};
-use stockade_review::{Api, Authorities, KeySource, ModelReviewer, Terms};
+use stockade_policy::{ReviewApi, ReviewKey, ReviewSettings, PolicySettings};
+use stockade_review::{ModelApi, CertificateAuthorities, KeySource, ModelReviewer, ReviewOptions};
 
-use crate::places::State;
+use crate::places::StateDirectory;
 
 /// Returns the reviewer of questions, if the user configured one.
-pub fn configured(settings: &Settings, state: &State) -> Option<Arc<dyn Reviewer>> {
+pub fn create_reviewer(settings: &PolicySettings, state: &StateDirectory) -> Option<Arc<dyn Reviewer>> {
     let review = settings.review.value.as_ref()?;
-    Some(Arc::new(ModelReviewer::new(terms(review), std::env::vars_os().collect(), state.reviews())))
+    Some(Arc::new(ModelReviewer::new(build_reviewer_options(review), std::env::vars_os().collect(), state.reviews_directory())))
 }
 
 /// Returns the reason why no request can be sent, as far as it shows without sending one.
-pub fn problem(review: &ReviewSettings) -> Option<String> {
-    key(review).read(super::variable).err().map(|why| why.to_string())
+pub fn find_reviewer_problem(review: &ReviewSettings) -> Option<String> {
+    select_key_source(review).read_key(super::read_variable).err().map(|why| why.to_string())
 }
 
-fn terms(review: &ReviewSettings) -> Terms {
-    Terms {
+fn build_reviewer_options(review: &ReviewSettings) -> ReviewOptions {
+    ReviewOptions {
         api: match review.api {
-            ReviewApi::Openai => Api::OpenAi,
-            ReviewApi::Anthropic => Api::Anthropic,
+            ReviewApi::Openai => ModelApi::OpenAi,
+            ReviewApi::Anthropic => ModelApi::Anthropic,
         },
         endpoint: review.endpoint.clone(),
         model: review.model.clone(),
-        key: key(review),
-        authorities: review.certificates.clone().map_or(Authorities::Machine, Authorities::File),
+        key: select_key_source(review),
+        authorities: review.certificates.clone().map_or(CertificateAuthorities::Machine, CertificateAuthorities::File),
         timeout_ms: review.timeout_ms,
         budget_calls: review.budget_calls,
         budget_bytes: review.budget_bytes,
     }
 }
 
-fn key(review: &ReviewSettings) -> KeySource {
+fn select_key_source(review: &ReviewSettings) -> KeySource {
     match &review.key {
         ReviewKey::None => KeySource::None,
         ReviewKey::Variable(name) => KeySource::Variable(name.clone()),

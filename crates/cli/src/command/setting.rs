@@ -4,35 +4,35 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use stockade_engine::real::RuleJudge;
-use stockade_model::{Request, RequestId};
-use stockade_policy::Settings;
-use stockade_policy::load::{Sources, load as load_settings};
+use stockade_engine::real::RulePolicyEngine;
+use stockade_model::{RunRequest, RequestId};
+use stockade_policy::PolicySettings;
+use stockade_policy::load::{ConfigSources, load_settings as load_settings};
 
-use super::variable;
-use crate::failure::Failure;
-use crate::meaning::{self, Meant};
+use super::read_variable;
+use crate::failure::CliError;
+use crate::meaning::{self, ResolvedArgs};
 use crate::places;
 
 /// Configuration in force for a workspace.
-pub struct Setting {
+pub struct WorkspaceConfig {
     /// All layers, merged.
-    pub settings: Arc<Settings>,
+    pub settings: Arc<PolicySettings>,
     /// Locations of the configuration and of the state, which may not exist yet.
-    pub sources: Sources,
+    pub sources: ConfigSources,
 }
 
 /// Reads the configuration of the system, the user and the workspace.
 ///
 /// # Errors
 /// [`Failure`] if one cannot be used: nothing runs then.
-pub fn load(workspace: &Path) -> Result<Setting, Failure> {
-    let sources = places::sources(Some(workspace), &variable)?;
+pub fn load_config(workspace: &Path) -> Result<WorkspaceConfig, CliError> {
+    let sources = places::locate_sources(Some(workspace), &read_variable)?;
     let settings = load_settings(&sources)?;
-    Ok(Setting { settings: Arc::new(settings), sources })
+    Ok(WorkspaceConfig { settings: Arc::new(settings), sources })
 }
 
-impl Setting {
+impl WorkspaceConfig {
     /// Removes the mounts, for commands of a persistent sandbox, which has its own.
     #[must_use]
     pub fn without_mounts(self) -> Self {
@@ -40,8 +40,8 @@ impl Setting {
     }
 
     /// Builds the request from the resolved arguments and the configuration.
-    pub fn request(&self, meant: &Meant, id: RequestId) -> Request {
-        meant.request(id, meaning::environment(std::env::vars_os()), &self.settings)
+    pub fn build_request(&self, meant: &ResolvedArgs, id: RequestId) -> RunRequest {
+        meant.build_request(id, meaning::collect_environment(std::env::vars_os()), &self.settings)
     }
 
     /// Checks that the named profile exists. A wrong name is an error of the command line, not a
@@ -49,12 +49,12 @@ impl Setting {
     ///
     /// # Errors
     /// Lists the names of the profiles.
-    pub fn require_profile(&self, named: Option<&str>) -> Result<(), Failure> {
+    pub fn require_profile(&self, named: Option<&str>) -> Result<(), CliError> {
         Ok(named.map_or(Ok(()), |name| stockade_policy::require_profile(&self.settings, name))?)
     }
 
     /// Returns the policy engine for a user's own command line.
-    pub fn judge(&self) -> RuleJudge {
-        RuleJudge::new(Arc::clone(&self.settings), true)
+    pub fn policy_engine(&self) -> RulePolicyEngine {
+        RulePolicyEngine::new(Arc::clone(&self.settings), true)
     }
 }

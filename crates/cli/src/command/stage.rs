@@ -6,47 +6,47 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use stockade_model::{Event, EventKind, RawText, StageId};
-use stockade_native::stage::text::{Difference, difference};
+use stockade_native::stage::text::{ContentDiff, diff_change};
 use stockade_native::stage::{
-    Change, CommitError, Conflict, End, Held, How, Listed, Recovered, Stage, StageError, Stages, Wanted, Watch, Why,
+    StageChange, StageCommitError, StageConflict, RecoveryEnd, HeldChange, ChangeKind, StageListEntry, RecoveryResult, OpenStage, StageError, StageDirectory, CommitRequest, CommitObserver, HoldReason,
     recover_all,
 };
 
-use super::{Ended, now_ms, print, print_each, remark, variable};
+use super::{CommandResult, now_ms, print_output, print_each, print_remark, read_variable};
 use crate::args::StageCommand;
 use crate::audit_log::AuditLog;
-use crate::failure::{Failure, quoted};
-use crate::places::State;
-use crate::progress::Progress;
-use crate::render::{self, counted, stage as text};
+use crate::failure::{CliError, quote_path};
+use crate::places::StateDirectory;
+use crate::progress::ProgressLine;
+use crate::render::{self, count_noun, stage as text};
 use crate::{exit, places};
 
 /// Fewest steps with which a commit shows its progress.
-const PROGRESS_FROM: usize = 500;
+const MIN_PROGRESS_STEPS: usize = 500;
 
 /// Lists, compares, commits, discards or recovers stages.
 ///
 /// # Errors
 /// [`Failure`] if a stage or its workspace cannot be used.
-pub fn stage(typed: StageCommand) -> Ended {
-    let state = State::open(&places::state_path(&variable)?)?;
+pub fn manage_stages(typed: StageCommand) -> CommandResult {
+    let state = StateDirectory::open(&places::state_path(&read_variable)?)?;
     match typed {
         StageCommand::List { json } => {
-            recover(&state, None)?;
-            list(&state, json)
+            recover_commits(&state, None)?;
+            list_stages(&state, json)
         }
         StageCommand::Recover { json } => recover_now(&state, json),
         StageCommand::Diff { target, summary, json } => {
-            recover(&state, None)?;
-            diff(&state, &target, summary, json)
+            recover_commits(&state, None)?;
+            diff_stage(&state, &target, summary, json)
         }
         StageCommand::Commit { target, protected, json } => {
-            recover(&state, None)?;
-            commit(&state, &target, &protected, json)
+            recover_commits(&state, None)?;
+            commit_stage(&state, &target, &protected, json)
         }
         StageCommand::Discard { target, all, json } => {
-            recover(&state, None)?;
-            if all { discard_all(&state, json) } else { discard(&state, &target, json) }
+            recover_commits(&state, None)?;
+            if all { discard_all(&state, json) } else { discard_stage(&state, &target, json) }
         }
     }
 }
@@ -55,50 +55,50 @@ pub fn stage(typed: StageCommand) -> Ended {
 ///
 /// # Errors
 /// [`Failure`] if neither is possible: a partial commit remains in the workspace then.
-pub fn recover(state: &State, workspace: Option<&Path>) -> Result<(), Failure> {
+pub fn recover_commits(state: &StateDirectory, workspace: Option<&Path>) -> Result<(), CliError> {
     // Reading must not create the directory.
-    if !state.stages().exists() {
+    if !state.stages_directory().exists() {
         return Ok(());
     }
-    for recovered in recover_all(&Stages::open(&state.stages())?, workspace)? {
-        remark(&text::recovered(&recovered));
+    for recovered in recover_all(&StageDirectory::open(&state.stages_directory())?, workspace)? {
+        print_remark(&text::format_recovery(&recovered));
     }
     Ok(())
 }
 
-fn recover_now(state: &State, json: bool) -> Ended {
-    let found = if state.stages().exists() { recover_all(&Stages::open(&state.stages())?, None)? } else { Vec::new() };
-    print_each(&found, json, (recovered_json, text::recovered), "no commit was cut off\n")
+fn recover_now(state: &StateDirectory, json: bool) -> CommandResult {
+    let found = if state.stages_directory().exists() { recover_all(&StageDirectory::open(&state.stages_directory())?, None)? } else { Vec::new() };
+    print_each(&found, json, (recovered_json, text::format_recovery), "no commit was cut off\n")
 }
 
-fn recovered_json(recovered: &Recovered) -> Value {
+fn recovered_json(recovered: &RecoveryResult) -> Value {
     let (end, why) = match &recovered.end {
-        End::Finished => ("finished", None),
-        End::Undone(why) => ("undone", Some(why.to_string())),
-        End::Unbegun => ("unbegun", None),
-        End::PutBack => ("put-back", None),
+        RecoveryEnd::Finished => ("finished", None),
+        RecoveryEnd::Undone(why) => ("undone", Some(why.to_string())),
+        RecoveryEnd::Unbegun => ("unbegun", None),
+        RecoveryEnd::PutBack => ("put-back", None),
     };
     json!({ "stage": recovered.id, "end": end, "why": why })
 }
 
-fn list(state: &State, json: bool) -> Ended {
-    let found = if state.stages().exists() { Stages::open(&state.stages())?.list()? } else { Vec::new() };
+fn list_stages(state: &StateDirectory, json: bool) -> CommandResult {
+    let found = if state.stages_directory().exists() { StageDirectory::open(&state.stages_directory())?.list_stages()? } else { Vec::new() };
     let mut out = String::new();
     for listed in &found {
-        out += &if json { render::json::line(&listed_json(listed))? } else { text::listed(listed) };
+        out += &if json { render::json::to_json_line(&listed_json(listed))? } else { text::format_line(listed) };
     }
-    print(&out)?;
+    print_output(&out)?;
     if found.is_empty() && !json {
-        remark("nothing is staged\n");
+        print_remark("nothing is staged\n");
     }
     Ok(exit::SUCCESS)
 }
 
-fn listed_json(listed: &Listed) -> Value {
+fn listed_json(listed: &StageListEntry) -> Value {
     let Some(meta) = &listed.meta else { return json!({ "stage": listed.id, "state": "damaged" }) };
     json!({
         "stage": listed.id,
-        "state": text::state(listed),
+        "state": text::describe_state(listed),
         "created_ms": meta.created_ms,
         "workspace": meta.workspace,
         "request": meta.request,
@@ -107,89 +107,89 @@ fn listed_json(listed: &Listed) -> Value {
 }
 
 /// A stage and paths in its workspace, from the command line.
-struct Target {
+struct StageTarget {
     id: StageId,
     paths: Vec<PathBuf>,
 }
 
-impl Target {
+impl StageTarget {
     /// Parses `[ID] [PATH]...`: a first word with the form of an id is one. Without an id it
     /// selects the newest stage whose workspace contains the current directory, or with `alone` the
     /// only one.
-    fn of(stages: &Stages, typed: &[OsString], alone: bool) -> Result<Option<Self>, Failure> {
+    fn parse_target(stages: &StageDirectory, typed: &[OsString], alone: bool) -> Result<Option<Self>, CliError> {
         let cwd = places::current_directory()?;
         let named = typed.first().and_then(|first| first.to_str()?.parse::<StageId>().ok());
         let typed = if named.is_some() { &typed[1..] } else { typed };
         let id = match named {
             Some(id) => id,
-            None => match here(stages, &cwd, alone)? {
+            None => match find_stage_here(stages, &cwd, alone)? {
                 Some(id) => id,
                 None => return Ok(None),
             },
         };
-        let workspace = match stages.look(&id) {
+        let workspace = match stages.open_for_reading(&id) {
             Ok(stage) => stage.workspace().to_owned(),
             // A damaged stage can only be selected as a whole.
             Err(StageError::Damaged { .. }) if typed.is_empty() => PathBuf::new(),
             Err(error) => return Err(error.into()),
         };
-        let paths = typed.iter().map(|path| relative(path, &cwd, &workspace)).collect::<Result<_, _>>()?;
+        let paths = typed.iter().map(|path| make_workspace_relative(path, &cwd, &workspace)).collect::<Result<_, _>>()?;
         Ok(Some(Self { id, paths }))
     }
 }
 
-fn here(stages: &Stages, cwd: &Path, alone: bool) -> Result<Option<StageId>, Failure> {
+fn find_stage_here(stages: &StageDirectory, cwd: &Path, alone: bool) -> Result<Option<StageId>, CliError> {
     let mut found = of_here(stages, cwd)?;
     let first = found.next();
     let others = found.count();
     if alone && others > 0 {
-        let count = counted(others + 1, "stage");
-        return Err(Failure::new(format!("there are {count} of this workspace"))
-            .hint("name one; `stockade stage list` shows them"));
+        let count = count_noun(others + 1, "stage");
+        return Err(CliError::new(format!("there are {count} of this workspace"))
+            .with_hint("name one; `stockade stage list` shows them"));
     }
     Ok(first)
 }
 
 /// Returns the stages that are not in use and whose workspace contains `cwd`.
-fn of_here(stages: &Stages, cwd: &Path) -> Result<impl Iterator<Item = StageId>, Failure> {
-    let around = |listed: &Listed| {
+fn of_here(stages: &StageDirectory, cwd: &Path) -> Result<impl Iterator<Item = StageId>, CliError> {
+    let around = |listed: &StageListEntry| {
         listed.meta.as_ref().is_some_and(|meta| cwd.starts_with(meta.workspace.as_path())) && !listed.busy
     };
-    let found: Vec<Listed> = stages.list()?.into_iter().filter(around).collect();
+    let found: Vec<StageListEntry> = stages.list_stages()?.into_iter().filter(around).collect();
     Ok(found.into_iter().map(|listed| listed.id))
 }
 
 /// Converts a path of the command line to a path relative to the workspace.
-fn relative(typed: &OsString, cwd: &Path, workspace: &Path) -> Result<PathBuf, Failure> {
-    let path = places::expand(Path::new(typed), &|| places::home(&variable), cwd)?;
+fn make_workspace_relative(typed: &OsString, cwd: &Path, workspace: &Path) -> Result<PathBuf, CliError> {
+    let path = places::expand_path(Path::new(typed), &|| places::find_home_directory(&read_variable), cwd)?;
     let inside = path.strip_prefix(workspace).map(Path::to_owned);
     inside.map_err(|_| {
-        Failure::new(format!("{} lies outside the workspace {}", quoted(Path::new(typed)), quoted(workspace)))
-            .hint("name paths of the workspace")
+        CliError::new(format!("{} lies outside the workspace {}", quote_path(Path::new(typed)), quote_path(workspace)))
+            .with_hint("name paths of the workspace")
     })
 }
 
-fn nothing_here() -> Ended {
-    crate::complain(
-        &Failure::new("nothing is staged of this workspace").hint("`stockade stage list` shows all stages"),
+fn nothing_here() -> CommandResult {
+    crate::print_error(
+        &CliError::new("nothing is staged of this workspace").with_hint("`stockade stage list` shows all stages"),
     );
-    Ok(exit::NEGATIVE)
+    Ok(exit::NEGATIVE_RESULT)
 }
 
 /// Opens the stages, if their directory exists.
-fn stages(state: &State) -> Result<Option<Stages>, Failure> {
-    Ok(if state.stages().exists() { Some(Stages::open(&state.stages())?) } else { None })
+fn open_stages(state: &StateDirectory) -> Result<Option<StageDirectory>, CliError> {
+    Ok(if state.stages_directory().exists() { Some(StageDirectory::open(&state.stages_directory())?) } else { None })
 }
 
-fn diff(state: &State, typed: &[OsString], summary: bool, json: bool) -> Ended {
-    let Some(stages) = stages(state)? else { return nothing_here() };
-    let Some(target) = Target::of(&stages, typed, false)? else { return nothing_here() };
-    let stage = stages.look(&target.id)?;
-    let changes = stage.changes()?;
-    let held = stage.held(&changes)?;
-    let conflicts = stage.conflicts(&changes)?;
+fn diff_stage(state: &StateDirectory, typed: &[OsString], summary: bool, json: bool) -> CommandResult {
+    let Some(stages) = open_stages(state)? else { return nothing_here() };
+    let Some(target) = StageTarget::parse_target(&stages, typed, false)? else { return nothing_here() };
+    let stage = stages.open_for_reading(&target.id)?;
+    let changes = stage.read_changes()?;
+    let held = stage.find_held_changes(&changes)?;
+    let conflicts = stage.find_conflicts(&changes)?;
     let mut out = String::new();
-    let meant = |change: &&Change| {
+    let meant = |change: &&StageChange| {
         !change.is_incidental
             && (target.paths.is_empty() || target.paths.iter().any(|path| change.path.starts_with(path)))
     };
@@ -197,26 +197,26 @@ fn diff(state: &State, typed: &[OsString], summary: bool, json: bool) -> Ended {
         let held = held.iter().find(|held| held.path == change.path);
         let conflict = conflicts.iter().find(|conflict| conflict.path == change.path);
         if json {
-            out += &render::json::line(&change_json(change, held, conflict))?;
+            out += &render::json::to_json_line(&change_json(change, held, conflict))?;
             continue;
         }
-        out += &text::change(change, held, conflict, crate::stdout_style());
-        if !summary && change.how != How::Metadata {
-            out += &text::difference(&change.path, &lines(&stage, change)?, change);
+        out += &text::format_change(change, held, conflict, crate::stdout_style());
+        if !summary && change.how != ChangeKind::Metadata {
+            out += &text::format_difference(&change.path, &compare_change(&stage, change)?, change);
         }
     }
-    print(&out)?;
+    print_output(&out)?;
     if out.is_empty() && !json {
-        remark("no changes\n");
+        print_remark("no changes\n");
     }
     Ok(exit::SUCCESS)
 }
 
-fn lines(stage: &Stage, change: &Change) -> Result<Difference, Failure> {
-    difference(stage, change).map_err(Failure::from)
+fn compare_change(stage: &OpenStage, change: &StageChange) -> Result<ContentDiff, CliError> {
+    diff_change(stage, change).map_err(CliError::from)
 }
 
-fn change_json(change: &Change, held: Option<&Held>, conflict: Option<&Conflict>) -> Value {
+fn change_json(change: &StageChange, held: Option<&HeldChange>, conflict: Option<&StageConflict>) -> Value {
     json!({
         "path": RawText::from(change.path.as_path()),
         "how": change.how,
@@ -228,32 +228,32 @@ fn change_json(change: &Change, held: Option<&Held>, conflict: Option<&Conflict>
     })
 }
 
-fn held_json(held: &Held) -> Value {
+fn held_json(held: &HeldChange) -> Value {
     let path = RawText::from(held.path.as_path());
     match &held.why {
-        Why::Protected { rule, unit } => {
+        HoldReason::Protected { rule, unit } => {
             json!({ "path": path, "why": rule, "protected": RawText::from(unit.as_path()) })
         }
-        Why::Special(what) => json!({ "path": path, "why": what }),
+        HoldReason::Special(what) => json!({ "path": path, "why": what }),
     }
 }
 
-fn commit(state: &State, typed: &[OsString], protected: &[OsString], json: bool) -> Ended {
-    let Some(stages) = stages(state)? else { return nothing_here() };
-    let Some(target) = Target::of(&stages, typed, true)? else { return nothing_here() };
-    let stage = stages.take(&target.id)?;
+fn commit_stage(state: &StateDirectory, typed: &[OsString], protected: &[OsString], json: bool) -> CommandResult {
+    let Some(stages) = open_stages(state)? else { return nothing_here() };
+    let Some(target) = StageTarget::parse_target(&stages, typed, true)? else { return nothing_here() };
+    let stage = stages.open_for_changes(&target.id)?;
     let cwd = places::current_directory()?;
-    let agreed = protected.iter().map(|path| relative(path, &cwd, stage.workspace())).collect::<Result<Vec<_>, _>>()?;
+    let agreed = protected.iter().map(|path| make_workspace_relative(path, &cwd, stage.workspace())).collect::<Result<Vec<_>, _>>()?;
     // Opened before any change: a change that cannot be recorded is not made.
     let log = AuditLog::open(state)?;
     let request = stage.meta.request.clone();
-    let wanted = Wanted { paths: target.paths, agreed };
-    let mut told = Told(Progress::new());
-    let result = stage.commit(&wanted, &mut told);
+    let wanted = CommitRequest { paths: target.paths, agreed };
+    let mut told = CommitProgress(ProgressLine::new());
+    let result = stage.commit_changes(&wanted, &mut told);
     told.0.clear();
     let committed = match result {
         Ok(committed) => committed,
-        Err(CommitError::Conflicts(found)) => return conflicted(found, json),
+        Err(StageCommitError::Conflicts(found)) => return report_conflicts(found, json),
         Err(error) => return Err(error.into()),
     };
     let kind = EventKind::Committed {
@@ -262,83 +262,83 @@ fn commit(state: &State, typed: &[OsString], protected: &[OsString], json: bool)
         agreed: wanted.agreed.iter().map(|path| path.as_path().into()).collect(),
         held: committed.held.len() as u64,
     };
-    log.append(&Event { time_ms: now_ms(), request, session: None, kind })?;
-    log.commit()?;
+    log.append_event(&Event { time_ms: now_ms(), request, session: None, kind })?;
+    log.commit_lines()?;
     let text = if json {
         let paths: Vec<RawText> = committed.paths.iter().map(|path| path.as_path().into()).collect();
         let held: Vec<Value> = committed.held.iter().map(held_json).collect();
-        render::json::line(&json!({ "stage": target.id, "committed": paths, "left": held, "gone": committed.is_gone }))?
+        render::json::to_json_line(&json!({ "stage": target.id, "committed": paths, "left": held, "gone": committed.is_gone }))?
     } else {
-        text::committed(&committed, target.id.as_str(), crate::stdout_style())
+        text::format_commit(&committed, target.id.as_str(), crate::stdout_style())
     };
-    print(&text)?;
-    Ok(if committed.held.is_empty() { exit::SUCCESS } else { exit::NEGATIVE })
+    print_output(&text)?;
+    Ok(if committed.held.is_empty() { exit::SUCCESS } else { exit::NEGATIVE_RESULT })
 }
 
 /// Reports that nothing was committed, because the workspace changed meanwhile.
-fn conflicted(found: Vec<Conflict>, json: bool) -> Ended {
+fn report_conflicts(found: Vec<StageConflict>, json: bool) -> CommandResult {
     if json {
         let list: Vec<Value> = found
             .iter()
             .map(|conflict| json!({ "path": RawText::from(conflict.path.as_path()), "meanwhile": conflict.meanwhile }))
             .collect();
-        print(&render::json::line(&json!({ "committed": [], "conflicts": list }))?)?;
+        print_output(&render::json::to_json_line(&json!({ "committed": [], "conflicts": list }))?)?;
     } else {
-        crate::complain(&Failure::from(CommitError::Conflicts(found)));
+        crate::print_error(&CliError::from(StageCommitError::Conflicts(found)));
     }
-    Ok(exit::NEGATIVE)
+    Ok(exit::NEGATIVE_RESULT)
 }
 
-fn discard(state: &State, typed: &[OsString], json: bool) -> Ended {
-    let Some(stages) = stages(state)? else { return nothing_here() };
-    let Some(target) = Target::of(&stages, typed, true)? else { return nothing_here() };
+fn discard_stage(state: &StateDirectory, typed: &[OsString], json: bool) -> CommandResult {
+    let Some(stages) = open_stages(state)? else { return nothing_here() };
+    let Some(target) = StageTarget::parse_target(&stages, typed, true)? else { return nothing_here() };
     discard_one(&stages, &target, &AuditLog::open(state)?, json)
 }
 
-fn discard_all(state: &State, json: bool) -> Ended {
-    let Some(stages) = stages(state)? else { return nothing_here() };
+fn discard_all(state: &StateDirectory, json: bool) -> CommandResult {
+    let Some(stages) = open_stages(state)? else { return nothing_here() };
     let ids: Vec<StageId> = of_here(&stages, &places::current_directory()?)?.collect();
     if ids.is_empty() {
         return nothing_here();
     }
     let log = AuditLog::open(state)?;
     for id in ids {
-        discard_one(&stages, &Target { id, paths: Vec::new() }, &log, json)?;
+        discard_one(&stages, &StageTarget { id, paths: Vec::new() }, &log, json)?;
     }
     Ok(exit::SUCCESS)
 }
 
-fn discard_one(stages: &Stages, target: &Target, log: &AuditLog, json: bool) -> Ended {
-    let stage = match stages.take(&target.id) {
+fn discard_one(stages: &StageDirectory, target: &StageTarget, log: &AuditLog, json: bool) -> CommandResult {
+    let stage = match stages.open_for_changes(&target.id) {
         Err(StageError::Damaged { .. }) => {
             stages.remove_damaged(&target.id)?;
-            print(&format!("{} is gone\n", target.id))?;
+            print_output(&format!("{} is gone\n", target.id))?;
             return Ok(exit::SUCCESS);
         }
         other => other?,
     };
     let request = stage.meta.request.clone();
-    let (paths, is_gone) = stage.discard(&target.paths)?;
+    let (paths, is_gone) = stage.discard_changes(&target.paths)?;
     let kind = EventKind::Discarded { stage: target.id.clone(), changes: paths.len() as u64 };
-    log.append(&Event { time_ms: now_ms(), request, session: None, kind })?;
-    log.commit()?;
+    log.append_event(&Event { time_ms: now_ms(), request, session: None, kind })?;
+    log.commit_lines()?;
     let text = if json {
         let list: Vec<RawText> = paths.iter().map(|path| path.as_path().into()).collect();
-        render::json::line(&json!({ "stage": target.id, "discarded": list, "gone": is_gone }))?
+        render::json::to_json_line(&json!({ "stage": target.id, "discarded": list, "gone": is_gone }))?
     } else {
-        format!("{} discarded\n", counted(paths.len(), "path"))
+        format!("{} discarded\n", count_noun(paths.len(), "path"))
     };
-    print(&text)?;
+    print_output(&text)?;
     Ok(exit::SUCCESS)
 }
 
 /// Progress of a long commit.
-struct Told(Progress);
+struct CommitProgress(ProgressLine);
 
-impl Watch for Told {
-    fn progress(&mut self, done: usize, total: usize) {
-        if total >= PROGRESS_FROM {
-            self.0.say(|| format!("{done} of {total}"));
+impl CommitObserver for CommitProgress {
+    fn on_progress(&mut self, done: usize, total: usize) {
+        if total >= MIN_PROGRESS_STEPS {
+            self.0.show_text(|| format!("{done} of {total}"));
         }
     }
 }

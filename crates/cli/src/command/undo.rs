@@ -6,32 +6,32 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use stockade_model::{Event, EventKind, RawText, RequestId};
-use stockade_native::stage::text::between;
-use stockade_native::undo::{Comparison, Conflict, Effect, Restored, UndoChange, UndoMeta, UndoRun, UndoStore};
+use stockade_native::stage::text::diff_objects;
+use stockade_native::undo::{UndoComparison, UndoConflict, UndoEffect, RestoreResult, UndoChange, UndoMeta, UndoRun, UndoStore};
 
-use super::{Ended, now_ms, print, print_each, remark, variable};
+use super::{CommandResult, now_ms, print_output, print_each, print_remark, read_variable};
 use crate::audit_log::AuditLog;
-use crate::failure::{Failure, quoted};
-use crate::places::State;
-use crate::render::{self, counted, undo as text};
+use crate::failure::{CliError, quote_path};
+use crate::places::StateDirectory;
+use crate::render::{self, count_noun, undo as text};
 use crate::undo_args::{ChangesArgs, UndoArgs};
 use crate::{exit, places};
 
 /// Shortest beginning of an id that counts as one.
-const MIN_ID_CHARS: usize = 6;
+const MIN_ID_PREFIX_CHARS: usize = 6;
 
 /// Shows the changes of a run.
 ///
 /// # Errors
 /// [`Failure`] if the backups cannot be read.
-pub fn changes(typed: &ChangesArgs) -> Ended {
-    let Some(store) = store(&state()?)? else { return nothing_here() };
+pub fn show_changes(typed: &ChangesArgs) -> CommandResult {
+    let Some(store) = open_undo_store(&open_state()?)? else { return nothing_here() };
     if typed.runs {
-        return list(&store, typed.json);
+        return list_undo_runs(&store, typed.json);
     }
-    let Some(target) = Target::of(&store, &typed.target)? else { return nothing_here() };
-    let run = store.take(&target.run.request)?;
-    let found = run.compare(&target.paths)?;
+    let Some(target) = UndoTarget::parse_target(&store, &typed.target)? else { return nothing_here() };
+    let run = store.open_run(&target.run.request)?;
+    let found = run.compare_paths(&target.paths)?;
     if let Some(first) = target.paths.first().filter(|_| found.changes.is_empty() && found.conflicts.is_empty()) {
         return Ok(changed_nothing(&target.run.request, first));
     }
@@ -39,29 +39,29 @@ pub fn changes(typed: &ChangesArgs) -> Ended {
     let mut out = String::new();
     if typed.json {
         for change in &found.changes {
-            let difference = if typed.diff { Some(difference(&run, change)?) } else { None };
-            out += &render::json::line(&change_json(&run.meta, change, conflict_of(&change.path), difference))?;
+            let difference = if typed.diff { Some(format_change_diff(&run, change)?) } else { None };
+            out += &render::json::to_json_line(&change_json(&run.meta, change, conflict_of(&change.path), difference))?;
         }
     } else {
-        out += &text::head(&run.meta);
+        out += &text::format_run(&run.meta);
         if typed.diff {
             for change in &found.changes {
-                out += &text::change(change, conflict_of(&change.path));
-                out += &difference(&run, change)?;
+                out += &text::format_change(change, conflict_of(&change.path));
+                out += &format_change_diff(&run, change)?;
             }
         } else {
-            out += &text::changes(&found.changes, &conflict_of);
+            out += &text::format_changes(&found.changes, &conflict_of);
         }
         let is_named = |path: &PathBuf| found.changes.iter().any(|change| change.path == *path);
         let inner = found.conflicts.iter().filter(|(path, _)| !is_named(path));
-        inner.for_each(|(path, why)| out += &text::conflict(path, why));
+        inner.for_each(|(path, why)| out += &text::format_conflict(path, why));
     }
-    print(&out)?;
+    print_output(&out)?;
     tell_killed(&found);
     if found.is_restored {
-        remark("this run is undone already\n");
+        print_remark("this run is undone already\n");
     } else if found.changes.is_empty() && !typed.json {
-        remark("no changes\n");
+        print_remark("no changes\n");
     }
     Ok(exit::SUCCESS)
 }
@@ -70,153 +70,153 @@ pub fn changes(typed: &ChangesArgs) -> Ended {
 ///
 /// # Errors
 /// [`Failure`] if the backups cannot be read, or the workspace cannot be written.
-pub fn undo(typed: &UndoArgs) -> Ended {
-    let state = state()?;
-    let Some(store) = store(&state)? else { return nothing_here() };
-    let Some(target) = Target::of(&store, &typed.target)? else { return nothing_here() };
+pub fn undo_run(typed: &UndoArgs) -> CommandResult {
+    let state = open_state()?;
+    let Some(store) = open_undo_store(&state)? else { return nothing_here() };
+    let Some(target) = UndoTarget::parse_target(&store, &typed.target)? else { return nothing_here() };
     let id = target.run.request.as_str();
     // Opened before any change: a change that cannot be recorded is not made.
     let log = AuditLog::open(&state)?;
     if typed.forget {
         if !target.paths.is_empty() {
-            return Err(Failure::new("what is kept of a run is forgotten as a whole").hint("name no paths"));
+            return Err(CliError::new("what is kept of a run is forgotten as a whole").with_hint("name no paths"));
         }
-        store.forget(&target.run.request)?;
-        record(&log, &target.run.request, EventKind::Forgotten)?;
+        store.remove_run(&target.run.request)?;
+        record_event(&log, &target.run.request, EventKind::Forgotten)?;
         let line = json!({ "run": id, "end": "forgotten" });
-        print(&if typed.json { render::json::line(&line)? } else { format!("forgot what run {id} changed\n") })?;
+        print_output(&if typed.json { render::json::to_json_line(&line)? } else { format!("forgot what run {id} changed\n") })?;
         return Ok(exit::SUCCESS);
     }
-    let run = store.take(&target.run.request)?;
-    let done = run.restore(&target.paths, typed.skip_conflicts, &mut |_| Ok(()))?;
+    let run = store.open_run(&target.run.request)?;
+    let done = run.restore_paths(&target.paths, typed.skip_conflicts, &mut |_| Ok(()))?;
     if done.is_done {
         let left = done.comparison.conflicts.len() + done.failed.len();
-        record(&log, &target.run.request, EventKind::Undone { restored: done.restored, left: left as u64 })?;
+        record_event(&log, &target.run.request, EventKind::Undone { restored: done.restored, left: left as u64 })?;
     }
     tell_killed(&done.comparison);
     if typed.json {
-        print(&render::json::line(&restored_json(&target.run.request, &done))?)?;
+        print_output(&render::json::to_json_line(&restored_json(&target.run.request, &done))?)?;
     } else if let Some(first) = typed_in_vain(&target, &done) {
         return Ok(changed_nothing(&target.run.request, first));
     } else {
-        print(&text::restored(&done, id))?;
+        print_output(&text::format_restoration(&done, id))?;
     }
     Ok(end_of(&done, typed.skip_conflicts))
 }
 
 fn changed_nothing(run: &RequestId, path: &Path) -> u8 {
-    let what = format!("run {run} changed nothing at {}", quoted(path));
-    crate::complain(&Failure::new(what).hint(format!("`stockade changes {run}` shows what it changed")));
-    exit::NEGATIVE
+    let what = format!("run {run} changed nothing at {}", quote_path(path));
+    crate::print_error(&CliError::new(what).with_hint(format!("`stockade changes {run}` shows what it changed")));
+    exit::NEGATIVE_RESULT
 }
 
 /// Returns the first named path, if there was nothing to restore at any of them.
-fn typed_in_vain<'t>(target: &'t Target, done: &Restored) -> Option<&'t Path> {
+fn typed_in_vain<'t>(target: &'t UndoTarget, done: &RestoreResult) -> Option<&'t Path> {
     let is_empty = done.is_done && done.restored == 0 && done.failed.is_empty() && done.comparison.conflicts.is_empty();
     target.paths.first().filter(|_| is_empty).map(PathBuf::as_path)
 }
 
-fn record(log: &AuditLog, request: &RequestId, kind: EventKind) -> Result<(), Failure> {
-    log.append(&Event { time_ms: now_ms(), request: request.clone(), session: None, kind })?;
-    Ok(log.commit()?)
+fn record_event(log: &AuditLog, request: &RequestId, kind: EventKind) -> Result<(), CliError> {
+    log.append_event(&Event { time_ms: now_ms(), request: request.clone(), session: None, kind })?;
+    Ok(log.commit_lines()?)
 }
 
 /// Reports the paths that were not restored, and returns the exit code.
-fn end_of(done: &Restored, skips_conflicts: bool) -> u8 {
+fn end_of(done: &RestoreResult, skips_conflicts: bool) -> u8 {
     if done.comparison.is_restored {
-        remark("this run is undone already; name an earlier one: `stockade changes --runs` shows them\n");
-        return exit::NEGATIVE;
+        print_remark("this run is undone already; name an earlier one: `stockade changes --runs` shows them\n");
+        return exit::NEGATIVE_RESULT;
     }
     if !done.is_done {
-        let count = counted(done.comparison.conflicts.len(), "path");
+        let count = count_noun(done.comparison.conflicts.len(), "path");
         let what = format!("{count} cannot be restored, so nothing was done");
         let hint = "undo with --skip-conflicts restores the rest; or name the paths to restore";
-        crate::complain(&Failure::new(what).hint(hint));
+        crate::print_error(&CliError::new(what).with_hint(hint));
     }
     for failed in &done.failed {
-        let failure = Failure::new(format!("not restored: {failed}"));
+        let failure = CliError::new(format!("not restored: {failed}"));
         // The current file may be removed already; the backup is kept until it is restored.
-        crate::complain(&if failed.is_full { failure.hint("make room and run it again") } else { failure });
+        crate::print_error(&if failed.is_full { failure.with_hint("make room and run it again") } else { failure });
     }
     let is_whole = done.is_done && done.failed.is_empty() && (done.comparison.conflicts.is_empty() || skips_conflicts);
-    if is_whole { exit::SUCCESS } else { exit::NEGATIVE }
+    if is_whole { exit::SUCCESS } else { exit::NEGATIVE_RESULT }
 }
 
-fn tell_killed(found: &Comparison) {
+fn tell_killed(found: &UndoComparison) {
     if found.was_killed {
-        remark("• the run was killed: what was changed between its end and now counts as its own\n");
+        print_remark("• the run was killed: what was changed between its end and now counts as its own\n");
     }
 }
 
-fn state() -> Result<State, Failure> {
-    State::open(&places::state_path(&variable)?)
+fn open_state() -> Result<StateDirectory, CliError> {
+    StateDirectory::open(&places::state_path(&read_variable)?)
 }
 
-fn store(state: &State) -> Result<Option<UndoStore>, Failure> {
-    Ok(UndoStore::open(&state.undo())?)
+fn open_undo_store(state: &StateDirectory) -> Result<Option<UndoStore>, CliError> {
+    Ok(UndoStore::open(&state.undo_directory())?)
 }
 
-fn nothing_here() -> Ended {
+fn nothing_here() -> CommandResult {
     let what = "nothing is kept for undo of this workspace";
-    crate::complain(&Failure::new(what).hint("run with --undo, or say `undo = true` in a profile"));
-    Ok(exit::NEGATIVE)
+    crate::print_error(&CliError::new(what).with_hint("run with --undo, or say `undo = true` in a profile"));
+    Ok(exit::NEGATIVE_RESULT)
 }
 
 /// A run and paths in its workspace, from the command line.
-struct Target {
+struct UndoTarget {
     run: UndoMeta,
     paths: Vec<PathBuf>,
 }
 
-impl Target {
+impl UndoTarget {
     /// Parses `[RUN] [PATH]...`: a first word with the form of an id is one, unless a file of that
     /// name exists here. Without an id it selects the last run whose workspace contains the current
     /// directory.
-    fn of(store: &UndoStore, typed: &[OsString]) -> Result<Option<Self>, Failure> {
+    fn parse_target(store: &UndoStore, typed: &[OsString]) -> Result<Option<Self>, CliError> {
         let cwd = places::current_directory()?;
         let named = typed.first().and_then(|first| first.to_str()).filter(|first| is_id(first, &cwd));
         let run = match named {
-            Some(id) => Some(store.find(id)?),
-            None => store.list()?.into_iter().find(|meta| cwd.starts_with(meta.workspace.as_path())),
+            Some(id) => Some(store.find_run(id)?),
+            None => store.list_runs()?.into_iter().find(|meta| cwd.starts_with(meta.workspace.as_path())),
         };
         let Some(run) = run else { return Ok(None) };
         let typed = if named.is_some() { &typed[1..] } else { typed };
         let workspace = run.workspace.as_path();
-        let paths = typed.iter().map(|path| relative(path, &cwd, workspace)).collect::<Result<_, _>>()?;
+        let paths = typed.iter().map(|path| make_workspace_relative(path, &cwd, workspace)).collect::<Result<_, _>>()?;
         Ok(Some(Self { run, paths }))
     }
 }
 
 fn is_id(typed: &str, cwd: &Path) -> bool {
-    let has_form = typed.len() >= MIN_ID_CHARS && typed.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let has_form = typed.len() >= MIN_ID_PREFIX_CHARS && typed.bytes().all(|byte| byte.is_ascii_hexdigit());
     (typed.starts_with("req_") || has_form) && cwd.join(typed).symlink_metadata().is_err()
 }
 
 /// Converts a path of the command line to a path relative to the workspace. Links in its parent
 /// directories are followed as a shell does; the path itself may be a link.
-fn relative(typed: &OsString, cwd: &Path, workspace: &Path) -> Result<PathBuf, Failure> {
-    let path = places::expand(Path::new(typed), &|| places::home(&variable), cwd)?;
+fn make_workspace_relative(typed: &OsString, cwd: &Path, workspace: &Path) -> Result<PathBuf, CliError> {
+    let path = places::expand_path(Path::new(typed), &|| places::find_home_directory(&read_variable), cwd)?;
     let path = match (path.parent(), path.file_name()) {
         (Some(parent), Some(name)) => places::canonical_prefix(parent).join(name),
         _ => path,
     };
     let inside = path.strip_prefix(workspace).map(Path::to_owned);
     inside.map_err(|_| {
-        Failure::new(format!("{} lies outside the workspace {}", quoted(Path::new(typed)), quoted(workspace)))
-            .hint("name paths of the workspace")
+        CliError::new(format!("{} lies outside the workspace {}", quote_path(Path::new(typed)), quote_path(workspace)))
+            .with_hint("name paths of the workspace")
     })
 }
 
-fn list(store: &UndoStore, json: bool) -> Ended {
-    print_each(&store.list()?, json, (meta_json, text::head), "no run can be undone\n")
+fn list_undo_runs(store: &UndoStore, json: bool) -> CommandResult {
+    print_each(&store.list_runs()?, json, (meta_json, text::format_run), "no run can be undone\n")
 }
 
-fn difference(run: &UndoRun, change: &UndoChange) -> Result<String, Failure> {
-    let (before, now) = (run.before(&change.path)?, run.now(&change.path)?);
-    if matches!(change.effect, Effect::Metadata) || before.is_none() && now.is_none() {
+fn format_change_diff(run: &UndoRun, change: &UndoChange) -> Result<String, CliError> {
+    let (before, now) = (run.open_original(&change.path)?, run.open_present(&change.path)?);
+    if matches!(change.effect, UndoEffect::Metadata) || before.is_none() && now.is_none() {
         return Ok(String::new());
     }
-    let difference = between(before.as_ref(), now.as_ref(), &change.path)?;
+    let difference = diff_objects(before.as_ref(), now.as_ref(), &change.path)?;
     Ok(render::stage::difference_between(&change.path, &difference, (before.is_some(), now.is_some())))
 }
 
@@ -229,11 +229,11 @@ fn meta_json(meta: &UndoMeta) -> Value {
     })
 }
 
-fn change_json(meta: &UndoMeta, change: &UndoChange, conflict: Option<&Conflict>, diff: Option<String>) -> Value {
+fn change_json(meta: &UndoMeta, change: &UndoChange, conflict: Option<&UndoConflict>, diff: Option<String>) -> Value {
     let mut value = json!({
         "run": meta.request,
         "path": RawText::from(change.path.as_path()),
-        "effect": text::effect(change.effect),
+        "effect": text::effect_word(change.effect),
         "kind": change.kind,
     });
     if let Some((before, now)) = change.modes {
@@ -249,7 +249,7 @@ fn change_json(meta: &UndoMeta, change: &UndoChange, conflict: Option<&Conflict>
     value
 }
 
-fn restored_json(id: &RequestId, done: &Restored) -> Value {
+fn restored_json(id: &RequestId, done: &RestoreResult) -> Value {
     let conflicts = done.comparison.conflicts.iter();
     let conflicts =
         conflicts.map(|(path, why)| json!({ "path": RawText::from(path.as_path()), "why": why.to_string() }));

@@ -2,33 +2,33 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{RawText, Scope};
-use stockade_store::{Consent, Remembered};
+use stockade_model::{RawText, ApprovalScope};
+use stockade_store::{Consent, ApprovalRecord};
 
-use super::audit::utc;
+use super::audit::format_utc;
 use super::summary::scope_name;
-use super::{Style, wrap};
+use super::{TextLayout, write_wrapped};
 
 /// Characters of the question in a list; `show` prints all of it.
-const QUESTION_SHOWN: usize = 60;
+const MAX_QUESTION_CHARS: usize = 60;
 
 /// Formats one answer on one line.
-pub fn line(answer: &Remembered, now_ms: u64) -> String {
-    let question = answer.question.escaped();
-    let mut short: String = question.chars().take(QUESTION_SHOWN).collect();
+pub fn format_line(answer: &ApprovalRecord, now_ms: u64) -> String {
+    let question = answer.question.to_escaped();
+    let mut short: String = question.chars().take(MAX_QUESTION_CHARS).collect();
     if short.len() < question.len() {
         short.push('…');
     }
-    format!("{}  {}  {}{}  {short}\n", answer.id, consent(answer), answer.namespace, state(answer, now_ms))
+    format!("{}  {}  {}{}  {short}\n", answer.id, format_consent(answer), answer.namespace, format_state(answer, now_ms))
 }
 
 /// Formats all details of one answer.
-pub fn whole(answer: &Remembered, now_ms: u64, style: Style) -> String {
+pub fn format_details(answer: &ApprovalRecord, now_ms: u64, style: TextLayout) -> String {
     let mut out = String::new();
-    let mut row = |label: &str, text: &str| wrap(&mut out, style, &format!("{label:<10}"), text);
+    let mut row = |label: &str, text: &str| write_wrapped(&mut out, style, &format!("{label:<10}"), text);
     row("id", answer.id.as_str());
-    row("answer", &format!("{}{}", consent(answer), state(answer, now_ms)));
-    row("asked", &answer.question.escaped());
+    row("answer", &format!("{}{}", format_consent(answer), format_state(answer, now_ms)));
+    row("asked", &answer.question.to_escaped());
     for grant in &answer.grants {
         row("grant", &grant.to_string());
     }
@@ -37,30 +37,30 @@ pub fn whole(answer: &Remembered, now_ms: u64, style: Style) -> String {
     if let Some(session) = &answer.session {
         row("session", session.as_str());
     }
-    row("by", &RawText::from(answer.by.as_str()).escaped());
-    row("when", &utc(answer.created_ms));
+    row("by", &RawText::from(answer.by.as_str()).to_escaped());
+    row("when", &format_utc(answer.created_ms));
     row("request", answer.request.as_str());
     row("digest", answer.digest.as_str());
     out
 }
 
-fn consent(answer: &Remembered) -> String {
+fn format_consent(answer: &ApprovalRecord) -> String {
     let word = match answer.consent {
         Consent::Approved => "approved",
         Consent::Denied => "denied",
     };
     let mut reach = scope_name(answer.scope);
-    if let (Scope::Session, Some(session)) = (answer.scope, &answer.session) {
+    if let (ApprovalScope::Session, Some(session)) = (answer.scope, &answer.session) {
         let _ = write!(reach, " {session}");
     }
     format!("{word} ({reach})")
 }
 
 /// Returns the reason why the answer is no longer in force; empty if it is in force.
-fn state(answer: &Remembered, now_ms: u64) -> String {
+fn format_state(answer: &ApprovalRecord, now_ms: u64) -> String {
     match (answer.revoked_ms, answer.ended_ms) {
-        (Some(when_ms), _) => format!("  revoked {}", utc(when_ms)),
-        (None, Some(when_ms)) => format!("  session ended {}", utc(when_ms)),
+        (Some(when_ms), _) => format!("  revoked {}", format_utc(when_ms)),
+        (None, Some(when_ms)) => format!("  session ended {}", format_utc(when_ms)),
         (None, None) if answer.in_force(now_ms) => String::new(),
         (None, None) => "  used up".to_owned(),
     }
@@ -69,21 +69,21 @@ fn state(answer: &Remembered, now_ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use stockade_model::Digest;
-    use stockade_store::Namespace;
+    use stockade_store::ApprovalNamespace;
 
     use super::*;
 
     #[test]
     fn answers() {
-        let mut answer = Remembered {
+        let mut answer = ApprovalRecord {
             id: "apr_1".parse().unwrap(),
-            namespace: Namespace::Escalate,
+            namespace: ApprovalNamespace::Escalate,
             digest: Digest::of_fields("test", []),
             question: "sh -c 'echo x >> ~/outside' \u{1b}[2J, which is a question too long for one line of a list"
                 .into(),
             grants: vec!["write /home/u/outside".parse().unwrap()],
             consent: Consent::Approved,
-            scope: Scope::Session,
+            scope: ApprovalScope::Session,
             session: Some("ses_work".parse().unwrap()),
             by: "terminal".into(),
             created_ms: 1_700_000_000_000,
@@ -91,10 +91,10 @@ mod tests {
             revoked_ms: None,
             ended_ms: None,
         };
-        let mut shown = line(&answer, 0);
+        let mut shown = format_line(&answer, 0);
         answer.revoked_ms = Some(1_700_000_060_000);
-        shown += &line(&answer, 0);
-        shown += &whole(&answer, 0, Style::PLAIN);
+        shown += &format_line(&answer, 0);
+        shown += &format_details(&answer, 0, TextLayout::PLAIN);
         insta::assert_snapshot!(shown, @r"
         apr_1  approved (session ses_work)  escalate  sh -c 'echo x >> ~/outside' \u{1b}[2J, which is a question t…
         apr_1  approved (session ses_work)  escalate  revoked 2023-11-14 22:14:20.000Z  sh -c 'echo x >> ~/outside' \u{1b}[2J, which is a question t…

@@ -1,90 +1,90 @@
 //! The audit log as text: one line for each event, and the result of a verification.
 
-use stockade_audit::{Anchor, Content, Entry, Verified};
-use stockade_model::{Answer, ConnectionRecord, EventKind, Grant, QuestionKind, RawText, Scope, Staged, Status};
+use stockade_audit::{LogAnchor, EntryContent, LogEntry, VerifyReport};
+use stockade_model::{ApprovalAnswer, ConnectionRecord, EventKind, Grant, QuestionKind, RawText, ApprovalScope, StagedChanges, FinalStatus};
 
-use super::findings::tier;
-use super::question::verb;
+use super::findings::tier_name;
+use super::question::operation_verb;
 use super::summary::scope_name;
-use super::{counted, time};
+use super::{count_noun, format_duration};
 
 /// Formats one entry on one line, without a line feed.
-pub fn entry(entry: &Entry) -> String {
+pub fn format_entry(entry: &LogEntry) -> String {
     match &entry.content {
-        Content::Event { seq, event } => {
-            let (kind, text) = describe(&event.kind);
-            format!("{}  #{}  {}  {kind:<9} {text}", utc(event.time_ms), seq.0, event.request)
+        EntryContent::Event { seq, event } => {
+            let (kind, text) = describe_event(&event.kind);
+            format!("{}  #{}  {}  {kind:<9} {text}", format_utc(event.time_ms), seq.0, event.request)
         }
-        Content::Unknown { seq, .. } => format!("#{}  an event that this version does not know; see --json", seq.0),
-        Content::Broken { why, .. } => format!("line {}  BROKEN: {why}", entry.line),
+        EntryContent::Unknown { seq, .. } => format!("#{}  an event that this version does not know; see --json", seq.0),
+        EntryContent::Broken { why, .. } => format!("line {}  BROKEN: {why}", entry.line),
     }
 }
 
 /// Returns the type as the audit log names it, and a description of the event.
-fn describe(kind: &EventKind) -> (&'static str, String) {
+fn describe_event(kind: &EventKind) -> (&'static str, String) {
     match kind {
-        EventKind::Requested { request, .. } => ("requested", command(&request.command)),
+        EventKind::Requested { request, .. } => ("requested", format_command(&request.command)),
         EventKind::Assessed { assessment } => {
-            let codes: Vec<_> = assessment.findings.iter().map(|finding| safe(&finding.code)).collect();
-            ("assessed", format!("{}: {}", tier(assessment.tier), codes.join(", ")))
+            let codes: Vec<_> = assessment.findings.iter().map(|finding| escape_text(&finding.code)).collect();
+            ("assessed", format!("{}: {}", tier_name(assessment.tier), codes.join(", ")))
         }
         EventKind::Decided { decision } => {
-            ("decided", format!("{}: {}", super::check::verdict(decision.verdict), safe(&decision.rule)))
+            ("decided", format!("{}: {}", super::check::verdict_name(decision.verdict), escape_text(&decision.rule)))
         }
-        EventKind::Asked { question } => ("asked", asked(&question.kind)),
+        EventKind::Asked { question } => ("asked", format_question(&question.kind)),
         EventKind::ReviewSent { by, endpoint, request, .. } => {
-            let size = counted(request.as_bytes().len(), "byte");
-            ("review-sent", format!("{size} to {} at {}", safe(by), safe(endpoint)))
+            let size = count_noun(request.as_bytes().len(), "byte");
+            ("review-sent", format!("{size} to {} at {}", escape_text(by), escape_text(endpoint)))
         }
         EventKind::Reviewed { review, took_ms, late, .. } => {
             let late = if *late { ", too late" } else { "" };
-            ("reviewed", format!("{}, after {}{late}", super::question::opinion(review), time(*took_ms)))
+            ("reviewed", format!("{}, after {}{late}", super::question::format_opinion(review), format_duration(*took_ms)))
         }
         EventKind::Answered { answer, by, waited_ms, .. } => {
-            ("answered", format!("{} by {} after {}", answered(*answer), safe(by), time(*waited_ms)))
+            ("answered", format!("{} by {} after {}", format_answer(*answer), escape_text(by), format_duration(*waited_ms)))
         }
         EventKind::Starting { attempt, argv, profile, level, .. } => {
-            ("starting", format!("attempt {attempt} in {} at level {level}: {}", safe(profile), joined(argv)))
+            ("starting", format!("attempt {attempt} in {} at level {level}: {}", escape_text(profile), join_words(argv)))
         }
         EventKind::Started { attempt, enforced } => {
             ("started", format!("attempt {attempt}, enforced: {}", enforced.level))
         }
-        EventKind::Executed { pid, program } => ("executed", format!("{} (pid {pid})", program.escaped())),
-        EventKind::Connection { attempt, connection: record } => ("connection", connection(*attempt, record)),
-        EventKind::Signed { attempt, grant, object } => ("signed", signed(*attempt, grant, object)),
+        EventKind::Executed { pid, program } => ("executed", format!("{} (pid {pid})", program.to_escaped())),
+        EventKind::Connection { attempt, connection: record } => ("connection", format_connection(*attempt, record)),
+        EventKind::Signed { attempt, grant, object } => ("signed", format_signature(*attempt, grant, object)),
         EventKind::Denied { denial } => {
-            ("denied", format!("{} {}   ({})", verb(denial.operation), denial.object.escaped(), safe(&denial.rule)))
+            ("denied", format!("{} {}   ({})", operation_verb(denial.operation), denial.object.to_escaped(), escape_text(&denial.rule)))
         }
         EventKind::Held { hold, denial } => {
-            let object = denial.object.escaped();
-            ("held", format!("call {hold}: {} {object}   ({})", verb(denial.operation), safe(&denial.rule)))
+            let object = denial.object.to_escaped();
+            ("held", format!("call {hold}: {} {object}   ({})", operation_verb(denial.operation), escape_text(&denial.rule)))
         }
         EventKind::Withdrawn { holds, digest, why } => {
-            let what = calls(holds).chain(digest.as_ref().map(|_| "the question".to_owned()));
-            ("withdrawn", format!("{}: {}", what.collect::<Vec<_>>().join(", "), safe(why)))
+            let what = format_calls(holds).chain(digest.as_ref().map(|_| "the question".to_owned()));
+            ("withdrawn", format!("{}: {}", what.collect::<Vec<_>>().join(", "), escape_text(why)))
         }
-        EventKind::Granted { grants, holds } => ("granted", granted(grants, holds)),
+        EventKind::Granted { grants, holds } => ("granted", format_grants(grants, holds)),
         EventKind::Exited { attempt, status, exit_code, signal, usage, staged, kept_for_undo, project_files } => {
             let (how, left) =
-                (ended(*status, *exit_code, *signal), left_behind(staged.as_ref(), *kept_for_undo, *project_files));
-            ("exited", format!("attempt {attempt}: {how} after {}{left}", time(usage.wall_ms)))
+                (format_end(*status, *exit_code, *signal), left_behind(staged.as_ref(), *kept_for_undo, *project_files));
+            ("exited", format!("attempt {attempt}: {how} after {}{left}", format_duration(usage.wall_ms)))
         }
         EventKind::Traced { attempt, reads } => {
-            let shown: Vec<_> = reads.iter().map(|read| read.object.escaped()).collect();
+            let shown: Vec<_> = reads.iter().map(|read| read.object.to_escaped()).collect();
             ("read", format!("attempt {attempt}: {}", shown.join(", ")))
         }
-        EventKind::Attached { client, answers } => ("attached", attached(*client, *answers)),
-        EventKind::Typed { client, keys } => ("typed", typed(*client, *keys)),
+        EventKind::Attached { client, answers } => ("attached", format_attachment(*client, *answers)),
+        EventKind::Typed { client, keys } => ("typed", format_typed_input(*client, *keys)),
         EventKind::Left { client, unjudged_bytes } => {
             ("left", format!("process {client}, after {unjudged_bytes} B that were not judged"))
         }
-        EventKind::Failed { message } => ("failed", safe(message)),
+        EventKind::Failed { message } => ("failed", escape_text(message)),
         EventKind::Finished { status, exit_code } => {
             ("finished", format!("{}, exit code {exit_code}", status_name(*status)))
         }
-        EventKind::Revoked { approval } => ("revoked", safe(approval)),
+        EventKind::Revoked { approval } => ("revoked", escape_text(approval)),
         EventKind::Committed { stage, changes, agreed, held } => {
-            ("committed", format!("{changes} of {stage}{}", committed(agreed, *held)))
+            ("committed", format!("{changes} of {stage}{}", format_commit(agreed, *held)))
         }
         EventKind::Discarded { stage, changes } => ("discarded", format!("{changes} of {stage}")),
         EventKind::Undone { restored, left } => ("undone", format!("{restored} restored, {left} left")),
@@ -92,68 +92,68 @@ fn describe(kind: &EventKind) -> (&'static str, String) {
     }
 }
 
-fn connection(attempt: u32, record: &ConnectionRecord) -> String {
-    format!("attempt {attempt}: {}", super::network::connection(record))
+fn format_connection(attempt: u32, record: &ConnectionRecord) -> String {
+    format!("attempt {attempt}: {}", super::network::format_connection(record))
 }
 
-fn signed(attempt: u32, grant: &Grant, object: &RawText) -> String {
-    format!("attempt {attempt}: {}   ({grant})", object.escaped())
+fn format_signature(attempt: u32, grant: &Grant, object: &RawText) -> String {
+    format!("attempt {attempt}: {}   ({grant})", object.to_escaped())
 }
 
 /// Describes the changes that wait in a stage or can be undone.
-fn left_behind(staged: Option<&Staged>, kept_for_undo: u64, project_files: u64) -> String {
-    let staged = staged.map(|staged| format!(", {}", super::stage::waiting(staged))).unwrap_or_default();
+fn left_behind(staged: Option<&StagedChanges>, kept_for_undo: u64, project_files: u64) -> String {
+    let staged = staged.map(|staged| format!(", {}", super::stage::describe_waiting(staged))).unwrap_or_default();
     let undo = if kept_for_undo == 0 { "" } else { ", its changes can be undone" };
     let files = match project_files {
         0 => String::new(),
-        count => format!(", it wrote {} of code for later", counted(count as usize, "file")),
+        count => format!(", it wrote {} of code for later", count_noun(count as usize, "file")),
     };
     staged + undo + &files
 }
 
-fn granted(grants: &[Grant], holds: &[u64]) -> String {
+fn format_grants(grants: &[Grant], holds: &[u64]) -> String {
     let grants: Vec<_> = grants.iter().map(ToString::to_string).collect();
-    let calls: Vec<_> = calls(holds).collect();
+    let calls: Vec<_> = format_calls(holds).collect();
     let to = if calls.is_empty() { String::new() } else { format!(", in place for {}", calls.join(", ")) };
     format!("{}{to}", grants.join(", "))
 }
 
-fn attached(client: u32, answers: bool) -> String {
+fn format_attachment(client: u32, answers: bool) -> String {
     format!("process {client}, {}", if answers { "questions are put there" } else { "to look and to write" })
 }
 
-fn typed(client: u32, keys: bool) -> String {
+fn format_typed_input(client: u32, keys: bool) -> String {
     format!("{}, by process {client}: not judged", if keys { "keys at the terminal" } else { "data" })
 }
 
-fn calls(holds: &[u64]) -> impl Iterator<Item = String> {
+fn format_calls(holds: &[u64]) -> impl Iterator<Item = String> {
     holds.iter().map(|hold| format!("call {hold}"))
 }
 
 /// Describes the accepted protected names, and the number of changes left.
-fn committed(agreed: &[RawText], left: u64) -> String {
-    let agreed: Vec<_> = agreed.iter().map(RawText::escaped).collect();
+fn format_commit(agreed: &[RawText], left: u64) -> String {
+    let agreed: Vec<_> = agreed.iter().map(RawText::to_escaped).collect();
     let yes = if agreed.is_empty() { String::new() } else { format!(", yes to {}", agreed.join(", ")) };
     if left == 0 { yes } else { format!("{yes}, {left} left") }
 }
 
-fn safe(text: &str) -> String {
-    RawText::from(text).escaped()
+fn escape_text(text: &str) -> String {
+    RawText::from(text).to_escaped()
 }
 
 /// Returns the words of a command as they would be typed.
-pub fn command(command: &stockade_model::Command) -> String {
+pub fn format_command(command: &stockade_model::RequestCommand) -> String {
     match command {
-        stockade_model::Command::Argv(words) => joined(words),
-        stockade_model::Command::Script(script) => format!("-c {}", script.escaped()),
+        stockade_model::RequestCommand::Argv(words) => join_words(words),
+        stockade_model::RequestCommand::Script(script) => format!("-c {}", script.to_escaped()),
     }
 }
 
-fn joined(words: &[RawText]) -> String {
-    words.iter().map(RawText::escaped).collect::<Vec<_>>().join(" ")
+fn join_words(words: &[RawText]) -> String {
+    words.iter().map(RawText::to_escaped).collect::<Vec<_>>().join(" ")
 }
 
-fn asked(kind: &QuestionKind) -> String {
+fn format_question(kind: &QuestionKind) -> String {
     let list = |grants: &[Grant]| grants.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     match kind {
         QuestionKind::Run { .. } => "may it run".to_owned(),
@@ -164,18 +164,18 @@ fn asked(kind: &QuestionKind) -> String {
     }
 }
 
-fn answered(answer: Answer) -> String {
-    let reach = |scope: Scope| scope_name(scope);
+fn format_answer(answer: ApprovalAnswer) -> String {
+    let reach = |scope: ApprovalScope| scope_name(scope);
     match answer {
-        Answer::Approved(scope) => format!("approved ({})", reach(scope)),
-        Answer::Group(scope) => format!("approved with its group ({})", reach(scope)),
-        Answer::Denied(scope) => format!("denied ({})", reach(scope)),
-        Answer::Abort => "abort".to_owned(),
-        Answer::TimedOut => "timed out".to_owned(),
+        ApprovalAnswer::Approved(scope) => format!("approved ({})", reach(scope)),
+        ApprovalAnswer::Group(scope) => format!("approved with its group ({})", reach(scope)),
+        ApprovalAnswer::Denied(scope) => format!("denied ({})", reach(scope)),
+        ApprovalAnswer::Abort => "abort".to_owned(),
+        ApprovalAnswer::TimedOut => "timed out".to_owned(),
     }
 }
 
-fn ended(status: Status, exit_code: Option<i32>, signal: Option<i32>) -> String {
+fn format_end(status: FinalStatus, exit_code: Option<i32>, signal: Option<i32>) -> String {
     match (exit_code, signal) {
         (Some(code), _) => format!("{} {code}", status_name(status)),
         (None, Some(signal)) => format!("{} {signal}", status_name(status)),
@@ -184,23 +184,23 @@ fn ended(status: Status, exit_code: Option<i32>, signal: Option<i32>) -> String 
 }
 
 /// Returns the status as the outcome names it.
-fn status_name(status: Status) -> &'static str {
+fn status_name(status: FinalStatus) -> &'static str {
     match status {
-        Status::Exited => "exited",
-        Status::Signaled => "signaled",
-        Status::TimedOut => "timed_out",
-        Status::Limit => "limit",
-        Status::Refused => "refused",
-        Status::Aborted => "aborted",
-        Status::Error => "error",
+        FinalStatus::Exited => "exited",
+        FinalStatus::Signaled => "signaled",
+        FinalStatus::TimedOut => "timed_out",
+        FinalStatus::Limit => "limit",
+        FinalStatus::Refused => "refused",
+        FinalStatus::Aborted => "aborted",
+        FinalStatus::Error => "error",
     }
 }
 
 /// Formats the result of a successful verification. `earlier` are the anchors of logs that were
 /// moved away or removed.
-pub fn verified(found: &Verified, earlier: &[&Anchor]) -> String {
+pub fn format_verification(found: &VerifyReport, earlier: &[&LogAnchor]) -> String {
     let entries = usize::try_from(found.entries).unwrap_or(usize::MAX);
-    let mut out = format!("the record holds: {}, head {}\n", counted(entries, "event"), found.head.1);
+    let mut out = format!("the record holds: {}, head {}\n", count_noun(entries, "event"), found.head.1);
     out += &match (found.signed, found.anchored) {
         (None, _) => {
             "• not signed and not anchored, because an earlier version wrote it: the next run does both\n".into()
@@ -211,11 +211,11 @@ pub fn verified(found: &Verified, earlier: &[&Anchor]) -> String {
         }
     };
     if found.lost > 0 {
-        let lost = counted(usize::try_from(found.lost).unwrap_or(usize::MAX), "event");
+        let lost = count_noun(usize::try_from(found.lost).unwrap_or(usize::MAX), "event");
         out += &format!("• {lost} lost when the machine stopped, before the disk had them\n");
     }
     for anchor in earlier {
-        let events = counted(usize::try_from(anchor.seq).unwrap_or(usize::MAX), "event");
+        let events = count_noun(usize::try_from(anchor.seq).unwrap_or(usize::MAX), "event");
         out +=
             &format!("• another log of {events} was here, and was moved away or removed; its head {}\n", anchor.hash);
     }
@@ -223,15 +223,15 @@ pub fn verified(found: &Verified, earlier: &[&Anchor]) -> String {
         out += &format!("• a last line of {} bytes was never wholly written; no event was lost\n", found.torn_bytes);
     }
     if !found.set_aside.is_empty() {
-        out += &format!("• {} set aside earlier\n", counted(found.set_aside.len(), "torn piece"));
+        out += &format!("• {} set aside earlier\n", count_noun(found.set_aside.len(), "torn piece"));
     }
     out
 }
 
 /// Formats milliseconds since the epoch as `2026-11-21 06:10:11.123Z`.
-pub fn utc(time_ms: u64) -> String {
+pub fn format_utc(time_ms: u64) -> String {
     let (days, rest_ms) = (time_ms / 86_400_000, time_ms % 86_400_000);
-    let (year, month, day) = civil(days);
+    let (year, month, day) = compute_civil_date(days);
     let (hour, minute) = (rest_ms / 3_600_000, rest_ms / 60_000 % 60);
     let (second, ms) = (rest_ms / 1_000 % 60, rest_ms % 1_000);
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{ms:03}Z")
@@ -239,7 +239,7 @@ pub fn utc(time_ms: u64) -> String {
 
 /// Converts days since 1970-01-01 to a date of the Gregorian calendar. It counts in years that
 /// begin in March, so that the leap day is the last.
-fn civil(days: u64) -> (u64, u64, u64) {
+fn compute_civil_date(days: u64) -> (u64, u64, u64) {
     // 1970-01-01 is day 719,468 counted from 0000-03-01.
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
@@ -253,11 +253,11 @@ fn civil(days: u64) -> (u64, u64, u64) {
 
 #[cfg(test)]
 mod tests {
-    use stockade_audit::Seq;
-    use stockade_model::{Event, Usage};
+    use stockade_audit::LineNumber;
+    use stockade_model::{Event, ResourceUsage};
 
     use super::*;
-    use crate::render::question::tests::denial;
+    use crate::render::question::tests::sample_denial;
 
     #[test]
     fn dates() {
@@ -268,16 +268,16 @@ mod tests {
             (1_735_689_600_000, "2025-01-01 00:00:00.000Z"),
             (4_107_542_400_000, "2100-03-01 00:00:00.000Z"),
         ] {
-            assert_eq!(utc(time_ms), wanted);
+            assert_eq!(format_utc(time_ms), wanted);
         }
     }
 
     #[test]
     fn a_line_an_event() {
         let kinds = [
-            EventKind::Denied { denial: denial() },
+            EventKind::Denied { denial: sample_denial() },
             EventKind::Answered {
-                answer: Answer::Approved(Scope::Session),
+                answer: ApprovalAnswer::Approved(ApprovalScope::Session),
                 by: "terminal".into(),
                 digest: stockade_model::Digest::of_fields("test", []),
                 waited_ms: 2_500,
@@ -285,20 +285,20 @@ mod tests {
             },
             EventKind::Exited {
                 attempt: 1,
-                status: Status::Exited,
+                status: FinalStatus::Exited,
                 exit_code: Some(2),
                 signal: None,
-                usage: Usage { wall_ms: 12, ..Usage::default() },
+                usage: ResourceUsage { wall_ms: 12, ..ResourceUsage::default() },
                 staged: None,
                 kept_for_undo: 0,
                 project_files: 0,
             },
-            EventKind::Held { hold: 3, denial: denial() },
+            EventKind::Held { hold: 3, denial: sample_denial() },
             EventKind::Withdrawn { holds: vec![3], digest: None, why: "gone\u{7}".into() },
             EventKind::Granted { grants: vec!["write /srv".parse().unwrap()], holds: vec![4, 5] },
-            EventKind::Connection { attempt: 1, connection: Box::new(crate::render::network::tests::record()) },
+            EventKind::Connection { attempt: 1, connection: Box::new(crate::render::network::tests::sample_record()) },
             EventKind::Failed { message: "\u{1b}[2J\n".into() },
-            EventKind::Finished { status: Status::TimedOut, exit_code: 124 },
+            EventKind::Finished { status: FinalStatus::TimedOut, exit_code: 124 },
         ];
         let lines: Vec<_> = kinds
             .into_iter()
@@ -306,8 +306,8 @@ mod tests {
             .map(|(at, kind)| {
                 let event =
                     Event { time_ms: 1_700_000_000_000, request: "req_1".parse().unwrap(), session: None, kind };
-                let seq = Seq(at as u64 + 1);
-                entry(&Entry { line: seq.0, content: Content::Event { seq, event: Box::new(event) } })
+                let seq = LineNumber(at as u64 + 1);
+                format_entry(&LogEntry { line: seq.0, content: EntryContent::Event { seq, event: Box::new(event) } })
             })
             .collect();
         insta::assert_snapshot!(lines.join("\n"), @r"

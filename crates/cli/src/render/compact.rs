@@ -3,18 +3,18 @@
 
 use stockade_model::RawText;
 
-use super::counted;
+use super::count_noun;
 
 /// Fewest repetitions of a blank, or of another escaped character, that are written once with their
 /// number.
-const RUN_FROM: usize = 3;
+const MIN_RUN_LENGTH: usize = 3;
 /// Combining marks on one letter; further ones are escaped. No script needs more, and more of them
 /// cover the lines around.
-const MARKS_SHOWN: usize = 2;
+const MAX_COMBINING_MARKS: usize = 2;
 
 /// Escapes text, with runs of the same blank or escape as one: `a\u{20}×200b`.
-pub fn compact(text: &RawText) -> String {
-    compact_escaped(&text.escaped())
+pub fn compact_text(text: &RawText) -> String {
+    compact_escaped(&text.to_escaped())
 }
 
 /// Compacts text that is escaped already.
@@ -26,7 +26,7 @@ pub fn compact_escaped(text: &str) -> String {
         rest = tail;
         if token.starts_with(is_mark) {
             marks += 1;
-            if marks > MARKS_SHOWN {
+            if marks > MAX_COMBINING_MARKS {
                 out.extend(token.chars().flat_map(char::escape_unicode));
                 continue;
             }
@@ -39,7 +39,7 @@ pub fn compact_escaped(text: &str) -> String {
                 (count, rest) = (count + 1, tail);
             }
         }
-        if count < RUN_FROM {
+        if count < MIN_RUN_LENGTH {
             (0..count).for_each(|_| out.push_str(token));
         } else {
             out.push_str(if token == " " { "\\u{20}" } else { token });
@@ -69,8 +69,8 @@ fn next_token(text: &str) -> Option<(&str, &str)> {
 
 /// Shortens `text` to about `limit` columns: omits its middle, with the number of omitted
 /// characters.
-pub fn shorten(text: &str, limit: usize) -> String {
-    if width(text) <= limit {
+pub fn shorten_text(text: &str, limit: usize) -> String {
+    if measure_width(text) <= limit {
         return text.to_owned();
     }
     let all: Vec<char> = text.chars().collect();
@@ -84,18 +84,18 @@ pub fn shorten(text: &str, limit: usize) -> String {
             .count()
     };
     let (head, tail) = (fitting(&mut all.iter()), fitting(&mut all.iter().rev()));
-    let left_out = counted(all.len() - head - tail, "character");
+    let left_out = count_noun(all.len() - head - tail, "character");
     let text = |part: &[char]| part.iter().collect::<String>();
     format!("{} … {left_out} … {}", text(&all[..head]), text(&all[all.len() - tail..]))
 }
 
 /// Compacts and shortens text.
-pub fn brief(text: &RawText, limit: usize) -> String {
-    shorten(&compact(text), limit)
+pub fn compact_and_shorten(text: &RawText, limit: usize) -> String {
+    shorten_text(&compact_text(text), limit)
 }
 
 /// Returns the columns of text on a terminal.
-pub fn width(text: &str) -> usize {
+pub fn measure_width(text: &str) -> usize {
     text.chars().map(char_width).sum()
 }
 
@@ -140,7 +140,7 @@ mod tests {
 
     #[track_caller]
     fn check(text: &str, wanted: &str) {
-        assert_eq!(compact(&text.into()), wanted, "{text:?}");
+        assert_eq!(compact_text(&text.into()), wanted, "{text:?}");
     }
 
     #[test]
@@ -157,7 +157,7 @@ mod tests {
         check("C:\\ups\\xy\\", "C:\\ups\\xy\\");
         check("\\u{ no end", "\\u{ no end");
         let bytes = RawText::from(vec![b'a', 0xff, 0xff, 0xff, 0xff]);
-        assert_eq!(compact(&bytes), "a\\xff×4");
+        assert_eq!(compact_text(&bytes), "a\\xff×4");
     }
 
     #[test]
@@ -169,13 +169,13 @@ mod tests {
     #[test]
     fn long_text_keeps_its_ends() {
         let long = format!("begin{}end", "x".repeat(10_000));
-        let short = shorten(&long, 100);
+        let short = shorten_text(&long, 100);
         assert!(
             short.starts_with("beginx") && short.ends_with("xend") && short.contains(" … 9908 characters … "),
             "{short}"
         );
-        assert!(width(&short) < 130);
-        assert_eq!(shorten("short", 100), "short");
-        assert!(width(&shorten(&"汉".repeat(5_000), 100)) < 130);
+        assert!(measure_width(&short) < 130);
+        assert_eq!(shorten_text("short", 100), "short");
+        assert!(measure_width(&shorten_text(&"汉".repeat(5_000), 100)) < 130);
     }
 }

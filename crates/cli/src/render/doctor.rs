@@ -4,22 +4,22 @@ use std::fmt::Write as _;
 
 use stockade_model::{LayerReport, LayerState, RawText};
 
-use super::{Color, Style, wrap};
-use crate::command::doctor::{EngineFinding, Findings, LevelFinding, ReviewerFinding};
+use super::{SgrColor, TextLayout, write_wrapped};
+use crate::command::doctor::{EngineFinding, DoctorReport, LevelFinding, ReviewerFinding};
 
 /// Formats every layer, every level on one line with its problems below, then the best level.
-pub fn findings(findings: &Findings, style: Style) -> String {
+pub fn format_findings(findings: &DoctorReport, style: TextLayout) -> String {
     let mut out = format!("kernel {}, uid {}\n\n", findings.kernel, findings.uid);
     for layer in &findings.layers {
-        let head = format!("{:<18} {:<9} ", layer.name, state(layer.report.state));
-        wrap(&mut out, style, &head, &RawText::from(layer.report.detail.as_str()).escaped());
+        let head = format!("{:<18} {:<9} ", layer.name, state_name(layer.report.state));
+        write_wrapped(&mut out, style, &head, &RawText::from(layer.report.detail.as_str()).to_escaped());
     }
     out.push('\n');
     for found in &findings.levels {
-        level(&mut out, found, style);
-        for (name, layer) in weaker(found, findings) {
-            let detail = RawText::from(layer.detail.as_str()).escaped();
-            wrap(&mut out, style, &format!("  {:<8} ", state(layer.state)), &format!("{name}: {detail}"));
+        write_level(&mut out, found, style);
+        for (name, layer) in find_weaker_layers(found, findings) {
+            let detail = RawText::from(layer.detail.as_str()).to_escaped();
+            write_wrapped(&mut out, style, &format!("  {:<8} ", state_name(layer.state)), &format!("{name}: {detail}"));
         }
     }
     match findings.best {
@@ -27,22 +27,22 @@ pub fn findings(findings: &Findings, style: Style) -> String {
             let _ = writeln!(out, "\nthe strongest level here: {best}");
         }
         None => {
-            let none = style.paint(Color::Red, "no level works here");
+            let none = style.paint_text(SgrColor::Red, "no level works here");
             let _ = writeln!(out, "\n{none}: nothing can be run in a sandbox");
         }
     }
     for (n, found) in findings.engines.iter().enumerate() {
         out.push_str(if n == 0 { "\n" } else { "" });
-        engine(&mut out, found, style);
+        write_engine(&mut out, found, style);
     }
     if let Some(found) = &findings.reviewer {
-        reviewer(&mut out, found, style);
+        write_reviewer(&mut out, found, style);
     }
     out
 }
 
 /// Formats an engine. Its own texts are untrusted.
-fn engine(out: &mut String, found: &EngineFinding, style: Style) {
+fn write_engine(out: &mut String, found: &EngineFinding, style: TextLayout) {
     let text = match (&found.problem, &found.version) {
         (Some(problem), _) => format!("not used: {problem}"),
         (None, version) => {
@@ -54,28 +54,28 @@ fn engine(out: &mut String, found: &EngineFinding, style: Style) {
             format!("{}{rootless}, with {runtime}{others}", version.as_deref().unwrap_or("of no version"))
         }
     };
-    wrap(out, style, &format!("sandboxes by {:<7} ", found.name), &RawText::from(text.as_str()).escaped());
+    write_wrapped(out, style, &format!("sandboxes by {:<7} ", found.name), &RawText::from(text.as_str()).to_escaped());
 }
 
-fn reviewer(out: &mut String, found: &ReviewerFinding, style: Style) {
+fn write_reviewer(out: &mut String, found: &ReviewerFinding, style: TextLayout) {
     out.push('\n');
-    wrap(out, style, "reviewer ", &format!("{} at {}", found.model, found.endpoint));
+    write_wrapped(out, style, "reviewer ", &format!("{} at {}", found.model, found.endpoint));
     if let Some(problem) = &found.problem {
-        let _ = writeln!(out, "  {}  {problem}", style.paint(Color::Red, "nothing can be sent"));
+        let _ = writeln!(out, "  {}  {problem}", style.paint_text(SgrColor::Red, "nothing can be sent"));
     }
 }
 
 /// Returns the layers that the sandbox reports as weaker, and that are not among the shown layers.
-fn weaker<'a>(found: &'a LevelFinding, findings: &'a Findings) -> impl Iterator<Item = (&'a String, &'a LayerReport)> {
+fn find_weaker_layers<'a>(found: &'a LevelFinding, findings: &'a DoctorReport) -> impl Iterator<Item = (&'a String, &'a LayerReport)> {
     let shown = |name: &str| findings.layers.iter().any(|layer| layer.name == name);
     let layers = found.enforced.iter().filter(|_| found.works).flat_map(|enforced| &enforced.layers);
     layers.filter(move |(name, layer)| layer.state != LayerState::Enforced && !shown(name))
 }
 
-fn level(out: &mut String, found: &LevelFinding, style: Style) {
-    let (word, color) = if found.works { ("works", Color::Bold) } else { ("DOES NOT WORK", Color::Red) };
+fn write_level(out: &mut String, found: &LevelFinding, style: TextLayout) {
+    let (word, color) = if found.works { ("works", SgrColor::Bold) } else { ("DOES NOT WORK", SgrColor::Red) };
     // Padded before it is painted, because colour sequences have no width.
-    let word = style.paint(color, &format!("{word:<13}"));
+    let word = style.paint_text(color, &format!("{word:<13}"));
     let broken: Vec<_> = found.tried.iter().filter(|trial| !trial.holds).collect();
     let came_of_it = match (found.tried.len(), broken.len()) {
         (0, _) => "no command ran in it".to_owned(),
@@ -87,17 +87,17 @@ fn level(out: &mut String, found: &LevelFinding, style: Style) {
         let _ = writeln!(out, "  broken   {}", trial.promise);
     }
     let missing = (!found.missing.is_empty()).then(|| format!("there is no {}", found.missing.join(", no ")));
-    let error = found.error.as_deref().map(|error| RawText::from(error).escaped());
+    let error = found.error.as_deref().map(|error| RawText::from(error).to_escaped());
     let because: Vec<_> = missing.into_iter().chain(error).collect();
     if !because.is_empty() {
-        wrap(out, style, "  because  ", &because.join(": "));
+        write_wrapped(out, style, "  because  ", &because.join(": "));
     }
     if let Some(hint) = &found.hint {
-        wrap(out, style, "  hint: ", &RawText::from(hint.as_str()).escaped());
+        write_wrapped(out, style, "  hint: ", &RawText::from(hint.as_str()).to_escaped());
     }
 }
 
-fn state(state: LayerState) -> &'static str {
+fn state_name(state: LayerState) -> &'static str {
     match state {
         LayerState::Enforced => "enforced",
         LayerState::Partial => "partial",
@@ -107,16 +107,16 @@ fn state(state: LayerState) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::{EnforcementReport, Level};
+    use stockade_model::{EnforcementReport, IsolationLevel};
 
     use super::*;
-    use crate::command::doctor::{LayerFinding, Trial};
+    use crate::command::doctor::{LayerFinding, SandboxTrial};
 
     fn layer(state: LayerState, detail: &str) -> LayerReport {
         LayerReport { state, detail: detail.into() }
     }
 
-    fn works(level: Level) -> LevelFinding {
+    fn works(level: IsolationLevel) -> LevelFinding {
         let credentials = layer(LayerState::Partial, "what is there is hidden; 2 paths are not there, and not covered");
         let landlock = layer(LayerState::Partial, "ABI 4");
         let layers = [("credentials".to_owned(), credentials), ("landlock".to_owned(), landlock)].into();
@@ -128,8 +128,8 @@ mod tests {
             hint: None,
             enforced: Some(EnforcementReport { level, layers }),
             tried: vec![
-                Trial { promise: "it can write its workspace", holds: true },
-                Trial { promise: "it cannot write elsewhere", holds: true },
+                SandboxTrial { promise: "it can write its workspace", holds: true },
+                SandboxTrial { promise: "it cannot write elsewhere", holds: true },
             ],
         }
     }
@@ -142,13 +142,13 @@ mod tests {
         let best = levels.iter().find(|found| found.works).map(|found| found.level);
         let reviewer = None;
         let engines = Vec::new();
-        findings(&Findings { kernel: "6.8.0".into(), uid: 1000, best, layers, levels, engines, reviewer }, Style::PLAIN)
+        format_findings(&DoctorReport { kernel: "6.8.0".into(), uid: 1000, best, layers, levels, engines, reviewer }, TextLayout::PLAIN)
     }
 
     #[test]
     fn a_healthy_machine() {
         let identity = layer(LayerState::Enforced, "an identity of its own for this user");
-        insta::assert_snapshot!(found(identity, vec![works(Level::Full), works(Level::Restricted)]), @r"
+        insta::assert_snapshot!(found(identity, vec![works(IsolationLevel::Full), works(IsolationLevel::Restricted)]), @r"
         kernel 6.8.0, uid 1000
 
         user-namespace     enforced  an identity of its own for this user
@@ -174,10 +174,10 @@ mod tests {
             hint: Some("raise `sysctl user.max_user_namespaces`, or use `--level restricted`".into()),
             enforced: None,
             tried: Vec::new(),
-            ..works(Level::Full)
+            ..works(IsolationLevel::Full)
         };
         let identity = layer(LayerState::Absent, "no user namespaces are left to this user");
-        insta::assert_snapshot!(found(identity, vec![full, works(Level::Restricted)]), @r"
+        insta::assert_snapshot!(found(identity, vec![full, works(IsolationLevel::Restricted)]), @r"
         kernel 6.8.0, uid 1000
 
         user-namespace     absent    no user namespaces are left to this user
@@ -214,8 +214,8 @@ mod tests {
             problem: Some("there is no socket of podman on this machine".into()),
         };
         let mut out = String::new();
-        engine(&mut out, &there, Style::PLAIN);
-        engine(&mut out, &absent, Style::PLAIN);
+        write_engine(&mut out, &there, TextLayout::PLAIN);
+        write_engine(&mut out, &absent, TextLayout::PLAIN);
         insta::assert_snapshot!(out, @r"
         sandboxes by docker  20.10.24+dfsg1, with runc, or by --runtime runsc\u{1b}
         sandboxes by podman  not used: there is no socket of podman on this machine
@@ -227,7 +227,7 @@ mod tests {
         let shown = |problem: Option<&str>| {
             let (model, endpoint) = ("some-model".to_owned(), "https://api.example.com/v1/messages".to_owned());
             let mut out = String::new();
-            reviewer(&mut out, &ReviewerFinding { model, endpoint, problem: problem.map(str::to_owned) }, Style::PLAIN);
+            write_reviewer(&mut out, &ReviewerFinding { model, endpoint, problem: problem.map(str::to_owned) }, TextLayout::PLAIN);
             out
         };
         insta::assert_snapshot!(shown(None), @r"
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_sandbox_that_does_not_hold() {
-        let mut full = works(Level::Full);
+        let mut full = works(IsolationLevel::Full);
         full.works = false;
         full.tried[1].holds = false;
         full.hint = Some("do not rely on this level here".into());

@@ -3,28 +3,28 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use stockade_model::RawText;
 
-use super::{Color, Style, wrap};
-use crate::failure::Failure;
+use super::{SgrColor, TextLayout, write_wrapped};
+use crate::failure::CliError;
 
 /// Lines of a usage error that are examined.
-const USAGE_LINES: usize = 50;
+const MAX_USAGE_LINES: usize = 50;
 
 /// Converts a usage error of the argument parser: its message, and its suggestion or else a
 /// reference to the help as the hint. It quotes arguments, so it is escaped. `path` is the command
 /// that was typed, e.g. `stockade sandbox exec`.
-pub fn usage(error: &clap::Error, path: &str) -> Failure {
+pub fn convert_usage_error(error: &clap::Error, path: &str) -> CliError {
     let rendered = error.render().to_string();
-    let lines = rendered.lines().take(USAGE_LINES).map(|line| RawText::from(line.trim()).escaped());
+    let lines = rendered.lines().take(MAX_USAGE_LINES).map(|line| RawText::from(line.trim()).to_escaped());
     let is_message = |line: &String| !line.is_empty() && !line.starts_with("tip: ");
     let message = lines.take_while(|line| !line.starts_with(USAGE_MARK) && !line.starts_with(HELP_MARK));
     let what: Vec<String> = message.filter(is_message).collect();
     let what = what.join("\n");
     let what = what.strip_prefix("error: ").unwrap_or(&what).to_owned();
     let hint = renamed_command(error, path)
-        .or_else(|| suggestion(error))
+        .or_else(|| extract_suggestion(error))
         .or_else(|| command_after_dashes(error))
         .unwrap_or_else(|| format!("see {} --help", usage_path(error).unwrap_or_else(|| path.to_owned())));
-    Failure { what, hint: Some(RawText::from(hint.as_str()).escaped()) }
+    CliError { what, hint: Some(RawText::from(hint.as_str()).to_escaped()) }
 }
 
 /// Starts of the parser's lines after the message.
@@ -38,13 +38,13 @@ fn renamed_command(error: &clap::Error, path: &str) -> Option<String> {
 }
 
 /// Returns the suggestion of the parser.
-fn suggestion(error: &clap::Error) -> Option<String> {
-    const KINDS: [(ContextKind, &str); 3] = [
+fn extract_suggestion(error: &clap::Error) -> Option<String> {
+    const SUGGESTION_KINDS: [(ContextKind, &str); 3] = [
         (ContextKind::SuggestedSubcommand, "subcommand"),
         (ContextKind::SuggestedArg, "argument"),
         (ContextKind::SuggestedValue, "value"),
     ];
-    KINDS.into_iter().find_map(|(kind, noun)| match error.get(kind)? {
+    SUGGESTION_KINDS.into_iter().find_map(|(kind, noun)| match error.get(kind)? {
         ContextValue::String(one) => Some(format!("a similar {noun} exists: '{one}'")),
         ContextValue::Strings(all) => match all.as_slice() {
             [] => None,
@@ -102,19 +102,19 @@ fn meant_by(path: &str, typed: &str) -> Option<&'static str> {
 }
 
 /// Formats the failure and its cause, then the hint on a line of its own.
-pub fn failure(failure: &Failure, style: Style) -> String {
-    let mut out = labelled("error: ", Color::Red, &failure.what, style);
+pub fn format_error(failure: &CliError, style: TextLayout) -> String {
+    let mut out = format_labelled("error: ", SgrColor::Red, &failure.what, style);
     if let Some(hint) = &failure.hint {
-        out += &labelled("hint: ", Color::Cyan, hint, style);
+        out += &format_labelled("hint: ", SgrColor::Cyan, hint, style);
     }
     out
 }
 
-fn labelled(label: &str, color: Color, text: &str, style: Style) -> String {
+fn format_labelled(label: &str, color: SgrColor, text: &str, style: TextLayout) -> String {
     let mut out = String::new();
-    wrap(&mut out, style, label, text);
+    write_wrapped(&mut out, style, label, text);
     match out.strip_prefix(label) {
-        Some(rest) => style.paint(color, label.trim_end()) + " " + rest,
+        Some(rest) => style.paint_text(color, label.trim_end()) + " " + rest,
         None => out,
     }
 }
@@ -139,10 +139,10 @@ mod tests {
             &["sandbox", "exec", "--timeout", "x", "y"],
         ] {
             let typed = std::iter::once(&"stockade").chain(line);
-            let error = crate::args::Typed::try_parse_from(typed).unwrap_err();
-            shown += &failure(
-                &usage(&error, &crate::args::command_path(line.iter().map(|word| (*word).into()))),
-                Style::PLAIN,
+            let error = crate::args::CommandLine::try_parse_from(typed).unwrap_err();
+            shown += &format_error(
+                &convert_usage_error(&error, &crate::args::command_path(line.iter().map(|word| (*word).into()))),
+                TextLayout::PLAIN,
             );
         }
         insta::assert_snapshot!(shown, @r"
@@ -172,16 +172,16 @@ mod tests {
 
     #[test]
     fn hint_on_its_own_line() {
-        let value = Failure::new(
+        let value = CliError::new(
             "the state directory `/home/u/.local/state/stockade` is open to other users, which nobody wants",
         )
-        .hint("chmod 700 /home/u/.local/state/stockade");
-        insta::assert_snapshot!(failure(&value, Style::PLAIN), @r"
+        .with_hint("chmod 700 /home/u/.local/state/stockade");
+        insta::assert_snapshot!(format_error(&value, TextLayout::PLAIN), @r"
         error: the state directory `/home/u/.local/state/stockade` is open to other
                users, which nobody wants
         hint: chmod 700 /home/u/.local/state/stockade
         ");
-        let bright = failure(&Failure::new("x"), Style { color: true, width: 80 });
+        let bright = format_error(&CliError::new("x"), TextLayout { color: true, width: 80 });
         assert_eq!(bright, "\u{1b}[31merror:\u{1b}[0m x\n");
     }
 }

@@ -11,17 +11,17 @@ use stockade_model::is_deceptive;
 ///
 /// # Errors
 /// If it has no JSON form: a map with keys that are not strings.
-pub fn line<T: Serialize>(value: &T) -> Result<String, serde_json::Error> {
+pub fn to_json_line<T: Serialize>(value: &T) -> Result<String, serde_json::Error> {
     let mut bytes = Vec::new();
-    value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, Harmless))?;
+    value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, EscapingFormatter))?;
     bytes.push(b'\n');
     // The serializer writes UTF-8 only.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-struct Harmless;
+struct EscapingFormatter;
 
-impl Formatter for Harmless {
+impl Formatter for EscapingFormatter {
     fn write_string_fragment<W: io::Write + ?Sized>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
         let mut rest = fragment;
         while let Some(at) = rest.find(is_deceptive) {
@@ -43,9 +43,9 @@ mod tests {
     #[test]
     fn every_string_comes_back_and_nothing_acts() {
         let text = "a\u{7f}b\u{9b}2J\u{202e}\u{e0041}\n\u{1b}ü\"\\";
-        let shown = line(&text).unwrap();
+        let shown = to_json_line(&text).unwrap();
         assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), text);
         assert!(shown.trim_end().chars().all(|c| !is_deceptive(c)), "{shown:?}");
-        assert_eq!(line(&"plain").unwrap(), "\"plain\"\n");
+        assert_eq!(to_json_line(&"plain").unwrap(), "\"plain\"\n");
     }
 }

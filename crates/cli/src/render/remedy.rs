@@ -12,17 +12,17 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use stockade_engine::repository_around;
-use stockade_model::{Denial, Grant, Host, Operation, RawText, Target, TargetPattern, is_localhost};
+use stockade_model::{Denial, Grant, Host, DeniedOperation, RawText, NetworkTarget, TargetPattern, is_localhost};
 use stockade_policy::{HostGroup, advice_instead_of_grant, groups_with};
 
 /// Most siblings that are granted one by one; more are granted by their directory.
-const MAX_SIBLINGS: usize = 2;
+const MAX_SINGLE_GRANTS: usize = 2;
 /// Names at the top of a project.
-const TOPS: [&str; 5] = [".git", "Cargo.toml", "package.json", "go.work", "pyproject.toml"];
+const PROJECT_ROOT_NAMES: [&str; 5] = [".git", "Cargo.toml", "package.json", "go.work", "pyproject.toml"];
 
 /// Locations that the remedies depend on.
 #[derive(Clone, Copy, Debug)]
-pub struct Surroundings<'a> {
+pub struct RemedyContext<'a> {
     /// Home directory of the user.
     pub home: &'a Path,
     /// The workspace, if paths are those of the host.
@@ -33,7 +33,7 @@ pub struct Surroundings<'a> {
 
 /// Remedy for a refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Remedy {
+pub enum RefusalRemedy {
     /// These grants allow it.
     Grants(Vec<Grant>),
     /// This shipped group of hosts allows it.
@@ -47,21 +47,21 @@ pub enum Remedy {
 }
 
 /// Groups the refusals by their remedies, in their original order.
-pub fn grouped<'d>(denials: &[&'d Denial], around: Surroundings<'_>) -> Vec<(Remedy, Vec<&'d Denial>)> {
-    let mut remedies: Vec<Remedy> = denials.iter().map(|denial| of_one(denial, around)).collect();
+pub fn group_by_remedy<'d>(denials: &[&'d Denial], around: RemedyContext<'_>) -> Vec<(RefusalRemedy, Vec<&'d Denial>)> {
+    let mut remedies: Vec<RefusalRemedy> = denials.iter().map(|denial| of_one(denial, around)).collect();
     join_loopback(&mut remedies);
     join_siblings(&mut remedies, around);
     join_hosts(&mut remedies);
-    let widest: Vec<PathBuf> = remedies.iter().filter_map(written).map(Path::to_owned).collect();
-    let mut groups: Vec<(Remedy, Vec<&Denial>)> = Vec::new();
+    let widest: Vec<PathBuf> = remedies.iter().filter_map(written_path).map(Path::to_owned).collect();
+    let mut groups: Vec<(RefusalRemedy, Vec<&Denial>)> = Vec::new();
     for (denial, remedy) in denials.iter().zip(remedies) {
         let covers =
             |path: &Path| widest.iter().filter(|wide| path.starts_with(wide)).min_by_key(|wide| wide.as_os_str().len());
-        let remedy = match written(&remedy).and_then(covers) {
-            Some(wide) => Remedy::Grants(vec![Grant::Write(wide.clone())]),
+        let remedy = match written_path(&remedy).and_then(covers) {
+            Some(wide) => RefusalRemedy::Grants(vec![Grant::Write(wide.clone())]),
             None => remedy,
         };
-        match groups.iter_mut().find(|(known, _)| *known == remedy && remedy != Remedy::Nothing) {
+        match groups.iter_mut().find(|(known, _)| *known == remedy && remedy != RefusalRemedy::Nothing) {
             Some((_, members)) => members.push(denial),
             None => groups.push((remedy, vec![denial])),
         }
@@ -69,47 +69,47 @@ pub fn grouped<'d>(denials: &[&'d Denial], around: Surroundings<'_>) -> Vec<(Rem
     groups
 }
 
-fn of_one(denial: &Denial, around: Surroundings<'_>) -> Remedy {
-    let Some(grant) = &denial.grant else { return Remedy::Nothing };
+fn of_one(denial: &Denial, around: RemedyContext<'_>) -> RefusalRemedy {
+    let Some(grant) = &denial.grant else { return RefusalRemedy::Nothing };
     if let Some(advice) = advice_instead_of_grant(grant, around.home) {
-        return Remedy::Advice(advice);
+        return RefusalRemedy::Advice(advice);
     }
     let (Grant::Write(path), Some(workspace)) = (grant, around.workspace) else {
-        return Remedy::Grants(vec![grant.clone()]);
+        return RefusalRemedy::Grants(vec![grant.clone()]);
     };
     if path.starts_with(workspace) {
-        return Remedy::Grants(vec![grant.clone()]);
+        return RefusalRemedy::Grants(vec![grant.clone()]);
     }
     if let Some(top) = top_around(workspace, around).filter(|top| path.starts_with(top)) {
-        return Remedy::Workspace(top);
+        return RefusalRemedy::Workspace(top);
     }
     let whole = repository_around(path).or_else(|| directory_of_passing(denial.operation, path));
     match whole {
         Some(whole) if !is_too_wide(&whole, around) && !workspace.starts_with(&whole) => {
-            Remedy::Grants(vec![Grant::Write(whole)])
+            RefusalRemedy::Grants(vec![Grant::Write(whole)])
         }
         // The name is useless for the next run, and the directory is much wider.
         Some(whole) if workspace.starts_with(&whole) && path.extension() != Some(OsStr::new("lock")) => {
-            Remedy::Advice(format!(
+            RefusalRemedy::Advice(format!(
                 "the program makes up names in `{}`, around the workspace; choose a place in the workspace for it, or \
                  make what it needs there first",
-                RawText::from(whole.as_path()).escaped()
+                RawText::from(whole.as_path()).to_escaped()
             ))
         }
-        _ => Remedy::Grants(with_lock(path)),
+        _ => RefusalRemedy::Grants(with_lock(path)),
     }
 }
 
 /// Returns the top of the project that contains the workspace.
-fn top_around(workspace: &Path, around: Surroundings<'_>) -> Option<PathBuf> {
+fn top_around(workspace: &Path, around: RemedyContext<'_>) -> Option<PathBuf> {
     let above = || workspace.ancestors().skip(1).take_while(|above| !is_too_wide(above, around));
     let has = |name: &'static str| move |above: &&Path| is_there(&above.join(name));
-    TOPS.iter().find_map(|name| above().find(has(name))).map(Path::to_owned)
+    PROJECT_ROOT_NAMES.iter().find_map(|name| above().find(has(name))).map(Path::to_owned)
 }
 
 /// Returns the directory of an entry that a program creates with a generated name.
-fn directory_of_passing(operation: Operation, path: &Path) -> Option<PathBuf> {
-    let makes = matches!(operation, Operation::Create | Operation::Mkdir | Operation::Symlink | Operation::Link);
+fn directory_of_passing(operation: DeniedOperation, path: &Path) -> Option<PathBuf> {
+    let makes = matches!(operation, DeniedOperation::Create | DeniedOperation::Mkdir | DeniedOperation::Symlink | DeniedOperation::Link);
     path.parent().filter(|_| makes && path.file_name().is_some_and(is_passing)).map(Path::to_owned)
 }
 
@@ -149,7 +149,7 @@ fn is_made_up(part: &str) -> bool {
 
 /// Returns whether a grant for a directory would be much wider than the refusal, or would be
 /// refused itself.
-fn is_too_wide(directory: &Path, around: Surroundings<'_>) -> bool {
+fn is_too_wide(directory: &Path, around: RemedyContext<'_>) -> bool {
     directory.components().count() < 3
         || around.home.starts_with(directory)
         || around.own_directories.iter().any(|own| own.starts_with(directory) || directory.starts_with(own))
@@ -157,15 +157,15 @@ fn is_too_wide(directory: &Path, around: Surroundings<'_>) -> bool {
 }
 
 /// Returns the grant, if there is only one.
-fn only_grant(remedy: &Remedy) -> Option<&Grant> {
+fn only_grant(remedy: &RefusalRemedy) -> Option<&Grant> {
     match remedy {
-        Remedy::Grants(grants) if grants.len() == 1 => grants.first(),
+        RefusalRemedy::Grants(grants) if grants.len() == 1 => grants.first(),
         _ => None,
     }
 }
 
 /// Returns the path that a single grant makes writable.
-fn written(remedy: &Remedy) -> Option<&Path> {
+fn written_path(remedy: &RefusalRemedy) -> Option<&Path> {
     match only_grant(remedy)? {
         Grant::Write(path) => Some(path),
         _ => None,
@@ -173,9 +173,9 @@ fn written(remedy: &Remedy) -> Option<&Path> {
 }
 
 /// Replaces both loopback addresses on one port by `localhost`.
-fn join_loopback(remedies: &mut [Remedy]) {
-    let target = |remedy: &Remedy| only_grant(remedy)?.targets()?.target();
-    let address = |target: &Target| match target.host {
+fn join_loopback(remedies: &mut [RefusalRemedy]) {
+    let target = |remedy: &RefusalRemedy| only_grant(remedy)?.targets()?.target();
+    let address = |target: &NetworkTarget| match target.host {
         Host::Address(address) if is_localhost(address) => Some(address),
         _ => None,
     };
@@ -185,48 +185,48 @@ fn join_loopback(remedies: &mut [Remedy]) {
     for remedy in remedies {
         let Some(own) = target(remedy).filter(|own| address(own).is_some()) else { continue };
         if known.iter().any(|(ip, port)| *port == own.port && Some(*ip) != address(&own)) {
-            let target = Target { host: localhost.clone(), port: own.port };
-            *remedy = Remedy::Grants(vec![Grant::Connect(TargetPattern::exactly(&target))]);
+            let target = NetworkTarget { host: localhost.clone(), port: own.port };
+            *remedy = RefusalRemedy::Grants(vec![Grant::Connect(TargetPattern::for_target(&target))]);
         }
     }
 }
 
 /// Replaces several hosts of one group by its name. The group with the most of them comes first,
 /// and the smallest of those; then the rest likewise.
-fn join_hosts(remedies: &mut [Remedy]) {
-    let target = |remedy: &Remedy| only_grant(remedy)?.targets()?.target();
+fn join_hosts(remedies: &mut [RefusalRemedy]) {
+    let target = |remedy: &RefusalRemedy| only_grant(remedy)?.targets()?.target();
     loop {
-        let left: BTreeSet<Target> = remedies.iter().filter_map(target).collect();
+        let left: BTreeSet<NetworkTarget> = remedies.iter().filter_map(target).collect();
         let of_each: Vec<Vec<&'static HostGroup>> = left.iter().map(groups_with).collect();
         let members = |group: &HostGroup| of_each.iter().flatten().filter(|other| other.name == group.name).count();
         let best = of_each.iter().flatten().copied().min_by_key(|group| (Reverse(members(group)), group.hosts.len()));
         let Some(best) = best.filter(|group| members(group) > 1) else { return };
         for remedy in remedies.iter_mut() {
-            let is_in = |target: Target| groups_with(&target).iter().any(|group| group.name == best.name);
+            let is_in = |target: NetworkTarget| groups_with(&target).iter().any(|group| group.name == best.name);
             if target(remedy).is_some_and(is_in) {
-                *remedy = Remedy::Group(best);
+                *remedy = RefusalRemedy::Group(best);
             }
         }
     }
 }
 
 /// Replaces several files of one directory outside the workspace by the directory.
-fn join_siblings(remedies: &mut [Remedy], around: Surroundings<'_>) {
+fn join_siblings(remedies: &mut [RefusalRemedy], around: RemedyContext<'_>) {
     let Some(workspace) = around.workspace else { return };
-    let parent = |remedy: &Remedy| {
-        let path = written(remedy).filter(|path| !path.starts_with(workspace))?;
+    let parent = |remedy: &RefusalRemedy| {
+        let path = written_path(remedy).filter(|path| !path.starts_with(workspace))?;
         path.parent().filter(|parent| !is_too_wide(parent, around)).map(Path::to_owned)
     };
     let mut children: BTreeMap<PathBuf, BTreeSet<PathBuf>> = BTreeMap::new();
     for remedy in remedies.iter() {
-        if let (Some(parent), Some(path)) = (parent(remedy), written(remedy)) {
+        if let (Some(parent), Some(path)) = (parent(remedy), written_path(remedy)) {
             children.entry(parent).or_default().insert(path.to_owned());
         }
     }
     for remedy in remedies {
-        let whole = parent(remedy).filter(|parent| children.get(parent).is_some_and(|all| all.len() > MAX_SIBLINGS));
+        let whole = parent(remedy).filter(|parent| children.get(parent).is_some_and(|all| all.len() > MAX_SINGLE_GRANTS));
         if let Some(whole) = whole {
-            *remedy = Remedy::Grants(vec![Grant::Write(whole)]);
+            *remedy = RefusalRemedy::Grants(vec![Grant::Write(whole)]);
         }
     }
 }
@@ -237,35 +237,35 @@ fn is_there(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::Resolution;
+    use stockade_model::DenialResolution;
 
-    use super::super::question::tests::denial;
+    use super::super::question::tests::sample_denial;
     use super::*;
 
-    fn refused(operation: Operation, grant: &str) -> Denial {
+    fn refused(operation: DeniedOperation, grant: &str) -> Denial {
         let grant: Grant = grant.parse().unwrap();
         let object = grant.to_string().as_str().into();
-        Denial { operation, object, grant: Some(grant), resolution: Resolution::Recorded, ..denial() }
+        Denial { operation, object, grant: Some(grant), resolution: DenialResolution::Recorded, ..sample_denial() }
     }
 
     #[track_caller]
-    fn check(workspace: &Path, refusals: &[(Operation, &str)], expected: &[&str]) {
+    fn check(workspace: &Path, refusals: &[(DeniedOperation, &str)], expected: &[&str]) {
         let all: Vec<Denial> = refusals.iter().map(|(operation, grant)| refused(*operation, grant)).collect();
         let all: Vec<&Denial> = all.iter().collect();
         let own_directories = ["/etc/stockade", "/home/u/.config/stockade", "/srv/state/deep/stockade"];
-        let around = Surroundings {
+        let around = RemedyContext {
             home: Path::new("/home/u"),
             workspace: Some(workspace),
             own_directories: &own_directories.map(PathBuf::from),
         };
-        let said: Vec<String> = grouped(&all, around)
+        let said: Vec<String> = group_by_remedy(&all, around)
             .into_iter()
             .map(|(remedy, members)| match remedy {
-                Remedy::Grants(grants) => {
+                RefusalRemedy::Grants(grants) => {
                     let grants: Vec<String> = grants.iter().map(ToString::to_string).collect();
                     format!("{} x {}", members.len(), grants.join(" + "))
                 }
-                Remedy::Group(group) => format!("{} x @{}", members.len(), group.name),
+                RefusalRemedy::Group(group) => format!("{} x @{}", members.len(), group.name),
                 other => format!("{} x {other:?}", members.len()),
             })
             .collect();
@@ -274,12 +274,12 @@ mod tests {
 
     #[test]
     fn no_name_that_was_made_up_around_the_workspace() {
-        let made = [(Operation::Mkdir, "write /srv/projects/tgt7czTTt")];
+        let made = [(DeniedOperation::Mkdir, "write /srv/projects/tgt7czTTt")];
         let advice = "1 x Advice(\"the program makes up names in `/srv/projects`, around the workspace; choose a place \
                       in the workspace for it, or make what it needs there first\")";
         check(Path::new("/srv/projects/one"), &made, &[advice]);
         check(Path::new("/srv/other"), &made, &["1 x write /srv/projects"]);
-        let lock = [(Operation::Create, "write /srv/projects/settings.lock")];
+        let lock = [(DeniedOperation::Create, "write /srv/projects/settings.lock")];
         check(
             Path::new("/srv/projects/one"),
             &lock,
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn the_fewest_grants_that_suffice() {
-        use Operation::{Connect, Create, Mkdir, Write};
+        use DeniedOperation::{Connect, Create, Mkdir, Write};
         let ws = Path::new("/w/nothing/there");
         check(ws, &[(Create, "write /o/p/a"), (Create, "write /o/p/b")], &["1 x write /o/p/a", "1 x write /o/p/b"]);
         check(
@@ -360,7 +360,7 @@ mod tests {
         let ws = Path::new("/w/nothing/there");
         let check_hosts = |hosts: &[&str], expected: &[&str]| {
             let grants: Vec<String> = hosts.iter().map(|host| format!("connect {host}:443")).collect();
-            let refusals: Vec<_> = grants.iter().map(|grant| (Operation::Connect, grant.as_str())).collect();
+            let refusals: Vec<_> = grants.iter().map(|grant| (DeniedOperation::Connect, grant.as_str())).collect();
             check(ws, &refusals, expected);
         };
         let other = "1 x connect example.com:443";
@@ -376,7 +376,7 @@ mod tests {
         // The port must match, and so must every label of the name.
         check(
             ws,
-            &[(Operation::Connect, "connect pypi.org:443"), (Operation::Connect, "connect files.pythonhosted.org:80")],
+            &[(DeniedOperation::Connect, "connect pypi.org:443"), (DeniedOperation::Connect, "connect files.pythonhosted.org:80")],
             &["1 x connect pypi.org:443", "1 x connect files.pythonhosted.org:80"],
         );
         check_hosts(&["x.pypi.org", "pypi.org"], &["1 x connect x.pypi.org:443", "1 x connect pypi.org:443"]);
@@ -392,9 +392,9 @@ mod tests {
         std::fs::write(at("origin.git/HEAD"), "").unwrap();
         let origin = format!("write {}", at("origin.git").display());
         let inner = format!("{origin}/objects/incoming-Ab1Cd2");
-        check(&at("project"), &[(Operation::Mkdir, &inner)], &[&format!("1 x {origin}")]);
+        check(&at("project"), &[(DeniedOperation::Mkdir, &inner)], &[&format!("1 x {origin}")]);
         let lock = format!("write {}", at("project/.git/index.lock").display());
         let top = format!("1 x Workspace({:?})", at("project"));
-        check(&at("project/sub/deep"), &[(Operation::Create, &lock)], &[&top]);
+        check(&at("project/sub/deep"), &[(DeniedOperation::Create, &lock)], &[&top]);
     }
 }

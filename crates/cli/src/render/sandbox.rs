@@ -3,26 +3,26 @@
 use std::fmt::Write as _;
 
 use stockade_engine::SandboxUsage;
-use stockade_files::LeftOut;
-use stockade_model::{RawText, SandboxId, SandboxRecord, SandboxState, Status, WorkspaceSource};
+use stockade_files::OmittedObject;
+use stockade_model::{RawText, SandboxId, SandboxRecord, SandboxState, FinalStatus, WorkspaceSource};
 use stockade_store::sandboxes::CommandRecord;
 
-use super::audit::utc;
+use super::audit::format_utc;
 
 /// Most omitted objects that are named.
-const LEFT_OUT_LINES: usize = 20;
+const MAX_OMITTED_SHOWN: usize = 20;
 
 /// Formats one sandbox on one line.
-pub fn listed(record: &SandboxRecord) -> String {
+pub fn format_line(record: &SandboxRecord) -> String {
     let SandboxRecord { id, spec, state, created_ms, .. } = record;
-    let labels: Vec<String> = spec.labels.each().map(|(key, value)| label(key, value)).collect();
-    let line = format!("{id}  {}  {state}  {}  {}", utc(*created_ms), spec.profile, source(&spec.workspace));
+    let labels: Vec<String> = spec.labels.iter_labels().map(|(key, value)| format_label(key, value)).collect();
+    let line = format!("{id}  {}  {state}  {}  {}", format_utc(*created_ms), spec.profile, source(&spec.workspace));
     let line = format!("{line}  {}", labels.join(" "));
     format!("{}\n", line.trim_end())
 }
 
 /// Formats all details of one sandbox.
-pub fn shown(record: &SandboxRecord) -> String {
+pub fn format_details(record: &SandboxRecord) -> String {
     let spec = &record.spec;
     let mut out = String::new();
     let mut line = |name: &str, value: &str| {
@@ -30,7 +30,7 @@ pub fn shown(record: &SandboxRecord) -> String {
         let _ = writeln!(out, "{name:<10} {value}");
     };
     line("id", record.id.as_str());
-    let why = record.why.as_ref().map(|why| format!(": {}", RawText::from(why.as_str()).escaped()));
+    let why = record.why.as_ref().map(|why| format!(": {}", RawText::from(why.as_str()).to_escaped()));
     line("state", &format!("{}{}", record.state, why.unwrap_or_default()));
     line("made by", record.backend.as_deref().unwrap_or("-"));
     if let Some(runtime) = &spec.runtime {
@@ -40,54 +40,54 @@ pub fn shown(record: &SandboxRecord) -> String {
         line("image", &image.to_string());
     }
     if let Some(root) = &spec.root {
-        line("root", &root.as_raw().escaped());
+        line("root", &root.as_raw().to_escaped());
     }
     line("profile", &spec.profile);
     line("workspace", &source(&spec.workspace));
-    for (limit, amount) in spec.limits.each() {
-        line("limit", &format!("{limit} {}", limit.text(amount)));
+    for (limit, amount) in spec.limits.iter_limits() {
+        line("limit", &format!("{limit} {}", limit.format_amount(amount)));
     }
-    for (key, value) in spec.labels.each() {
-        line("label", &label(key, value));
+    for (key, value) in spec.labels.iter_labels() {
+        line("label", &format_label(key, value));
     }
-    line("made", &utc(record.created_ms));
-    line("last used", &utc(record.used_ms));
+    line("made", &format_utc(record.created_ms));
+    line("last used", &format_utc(record.used_ms));
     if let Some(ends_ms) = record.ends_ms().filter(|_| !record.state.is_ending()) {
-        line("ends", &utc(ends_ms));
+        line("ends", &format_utc(ends_ms));
     }
     out
 }
 
 /// Message that the processes of the sandbox are gone, and that it was recreated around its files.
-pub fn anew(id: &SandboxId) -> String {
+pub fn recreated_message(id: &SandboxId) -> String {
     format!("• the processes of {id} were gone; its walls are new, around what it keeps\n")
 }
 
 /// Message with the chosen backend, and the reasons against the preferred ones.
-pub fn chosen(backend: &str, passed_over: &[String]) -> String {
-    format!("• made by {backend}: {}\n", RawText::from(passed_over.join("; ").as_str()).escaped())
+pub fn backend_message(backend: &str, passed_over: &[String]) -> String {
+    format!("• made by {backend}: {}\n", RawText::from(passed_over.join("; ").as_str()).to_escaped())
 }
 
 /// Formats the omitted objects of a copy with the reasons; one line each, up to a limit.
-pub fn left_out(left_out: &[LeftOut]) -> String {
+pub fn left_out(left_out: &[OmittedObject]) -> String {
     let mut out = String::new();
-    for LeftOut { path, why, .. } in left_out.iter().take(LEFT_OUT_LINES) {
+    for OmittedObject { path, why, .. } in left_out.iter().take(MAX_OMITTED_SHOWN) {
         // Writing to a String cannot fail.
-        let _ = writeln!(out, "• left out: {path} ({})", RawText::from(why.as_str()).escaped());
+        let _ = writeln!(out, "• left out: {path} ({})", RawText::from(why.as_str()).to_escaped());
     }
-    if left_out.len() > LEFT_OUT_LINES {
-        let _ = writeln!(out, "• left out: {} more", left_out.len() - LEFT_OUT_LINES);
+    if left_out.len() > MAX_OMITTED_SHOWN {
+        let _ = writeln!(out, "• left out: {} more", left_out.len() - MAX_OMITTED_SHOWN);
     }
     out
 }
 
 /// Message that the processes were not frozen during a snapshot.
 pub fn not_still(why: &str) -> String {
-    format!("• its processes were not stopped meanwhile: {}\n", RawText::from(why).escaped())
+    format!("• its processes were not stopped meanwhile: {}\n", RawText::from(why).to_escaped())
 }
 
 /// Resource usage of one sandbox, as far as it is known.
-pub struct Row {
+pub struct SandboxUsageRow {
     /// Id of the sandbox.
     pub id: SandboxId,
     /// State of the sandbox.
@@ -106,33 +106,33 @@ pub struct Row {
     pub left_ms: Option<u64>,
 }
 
-impl Row {
-    fn cells(&self) -> [String; 8] {
+impl SandboxUsageRow {
+    fn format_cells(&self) -> [String; 8] {
         let usage = self.usage.as_ref();
-        let number = |number: Option<u64>| number.map_or_else(none, |number| number.to_string());
+        let number = |number: Option<u64>| number.map_or_else(empty_cell, |number| number.to_string());
         [
             self.id.to_string(),
             self.state.to_string(),
             number(usage.and_then(|usage| usage.processes)),
-            usage.and_then(|usage| usage.memory_bytes).map_or_else(none, size),
-            self.memory_peak_bytes.map_or_else(none, size),
-            usage.map_or_else(none, |usage| {
+            usage.and_then(|usage| usage.memory_bytes).map_or_else(empty_cell, format_size),
+            self.memory_peak_bytes.map_or_else(empty_cell, format_size),
+            usage.map_or_else(empty_cell, |usage| {
                 format!("{}.{:01}s", usage.total.cpu_ms / 1000, usage.total.cpu_ms / 100 % 10)
             }),
-            span(self.age_ms),
-            self.left_ms.map_or_else(none, span),
+            format_duration(self.age_ms),
+            self.left_ms.map_or_else(empty_cell, format_duration),
         ]
     }
 }
 
-const HEADS: [&str; 8] = ["ID", "STATE", "PROCESSES", "MEMORY", "PEAK", "CPU", "AGE", "LEFT"];
+const TABLE_HEADERS: [&str; 8] = ["ID", "STATE", "PROCESSES", "MEMORY", "PEAK", "CPU", "AGE", "LEFT"];
 
-fn none() -> String {
+fn empty_cell() -> String {
     "-".to_owned()
 }
 
 /// Formats a size in a short form.
-fn size(bytes: u64) -> String {
+fn format_size(bytes: u64) -> String {
     let units = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     let unit = units.into_iter().find(|(_, unit)| bytes >= *unit);
     unit.map_or_else(
@@ -142,7 +142,7 @@ fn size(bytes: u64) -> String {
 }
 
 /// Formats a duration in a short form.
-fn span(ms: u64) -> String {
+fn format_duration(ms: u64) -> String {
     match ms / 1000 {
         seconds @ 0..60 => format!("{seconds}s"),
         seconds @ 60..3600 => format!("{}m{}s", seconds / 60, seconds % 60),
@@ -152,10 +152,10 @@ fn span(ms: u64) -> String {
 }
 
 /// Formats all rows as a table.
-pub fn table(rows: &[Row]) -> String {
-    let all: Vec<[String; 8]> = std::iter::once(HEADS.map(str::to_owned)).chain(rows.iter().map(Row::cells)).collect();
+pub fn format_table(rows: &[SandboxUsageRow]) -> String {
+    let all: Vec<[String; 8]> = std::iter::once(TABLE_HEADERS.map(str::to_owned)).chain(rows.iter().map(SandboxUsageRow::format_cells)).collect();
     let width = |column: usize| all.iter().map(|cells| cells[column].len()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..HEADS.len()).map(width).collect();
+    let widths: Vec<usize> = (0..TABLE_HEADERS.len()).map(width).collect();
     let mut out = String::new();
     for cells in &all {
         let padded: Vec<String> = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
@@ -166,55 +166,55 @@ pub fn table(rows: &[Row]) -> String {
 }
 
 /// Formats the table to replace the content of a terminal with this many lines.
-pub fn screen(rows: &[Row], lines: usize) -> String {
+pub fn format_screen(rows: &[SandboxUsageRow], lines: usize) -> String {
     // Moves to the first position and erases the rest (ECMA-48).
-    let shown = table(rows.get(..lines.saturating_sub(2)).unwrap_or(rows));
+    let shown = format_table(rows.get(..lines.saturating_sub(2)).unwrap_or(rows));
     format!("\u{1b}[H\u{1b}[J{shown}")
 }
 
 /// Formats the usage of one sandbox, to follow its other details.
-pub fn used(row: &Row) -> String {
+pub fn format_usage(row: &SandboxUsageRow) -> String {
     let usage = row.usage.as_ref();
     let now = |amount: Option<String>, peak: Option<String>| match (amount, peak) {
-        (None, None) => none(),
-        (amount, peak) => format!("{}, at most {}", amount.unwrap_or_else(none), peak.unwrap_or_else(none)),
+        (None, None) => empty_cell(),
+        (amount, peak) => format!("{}, at most {}", amount.unwrap_or_else(empty_cell), peak.unwrap_or_else(empty_cell)),
     };
     let count = |number: Option<u64>| number.map(|number| number.to_string());
     let processes = now(count(usage.and_then(|usage| usage.processes)), count(row.processes_peak));
-    let memory = now(usage.and_then(|usage| usage.memory_bytes).map(size), row.memory_peak_bytes.map(size));
+    let memory = now(usage.and_then(|usage| usage.memory_bytes).map(format_size), row.memory_peak_bytes.map(format_size));
     format!("{:<10} {}\n{:<10} {processes}\n{:<10} {memory}\n", "commands", row.commands, "processes", "memory")
 }
 
 /// Formats a command that was run, on one line.
-pub fn command(command: &CommandRecord) -> String {
+pub fn format_command(command: &CommandRecord) -> String {
     let CommandRecord { request, user, text, started_ms, ended_ms, .. } = command;
-    let took = span(ended_ms.saturating_sub(*started_ms));
-    let text = RawText::from(text.as_str()).escaped();
-    format!("{}  {request}  {user}  {}  {took}  {text}\n", utc(*started_ms), how(command))
+    let took = format_duration(ended_ms.saturating_sub(*started_ms));
+    let text = RawText::from(text.as_str()).to_escaped();
+    format!("{}  {request}  {user}  {}  {took}  {text}\n", format_utc(*started_ms), format_end(command))
 }
 
-fn how(command: &CommandRecord) -> String {
+fn format_end(command: &CommandRecord) -> String {
     match (command.status, command.exit_code) {
-        (Status::Exited, Some(code)) => format!("exited {code}"),
-        (Status::Exited, None) => "exited".to_owned(),
-        (Status::Signaled, _) => "signaled".to_owned(),
-        (Status::TimedOut, _) => "timed out".to_owned(),
-        (Status::Limit, _) => "limit".to_owned(),
-        (Status::Refused, _) => "refused".to_owned(),
-        (Status::Aborted, _) => "aborted".to_owned(),
-        (Status::Error, _) => "error".to_owned(),
+        (FinalStatus::Exited, Some(code)) => format!("exited {code}"),
+        (FinalStatus::Exited, None) => "exited".to_owned(),
+        (FinalStatus::Signaled, _) => "signaled".to_owned(),
+        (FinalStatus::TimedOut, _) => "timed out".to_owned(),
+        (FinalStatus::Limit, _) => "limit".to_owned(),
+        (FinalStatus::Refused, _) => "refused".to_owned(),
+        (FinalStatus::Aborted, _) => "aborted".to_owned(),
+        (FinalStatus::Error, _) => "error".to_owned(),
     }
 }
 
-fn label(key: &str, value: &str) -> String {
-    format!("{key}={}", RawText::from(value).escaped())
+fn format_label(key: &str, value: &str) -> String {
+    format!("{key}={}", RawText::from(value).to_escaped())
 }
 
 fn source(workspace: &WorkspaceSource) -> String {
     match workspace {
         WorkspaceSource::Empty => "empty".to_owned(),
-        WorkspaceSource::Copy { directory } => format!("copy of {}", directory.as_raw().escaped()),
-        WorkspaceSource::Bind { directory } => directory.as_raw().escaped(),
+        WorkspaceSource::Copy { directory } => format!("copy of {}", directory.as_raw().to_escaped()),
+        WorkspaceSource::Bind { directory } => directory.as_raw().to_escaped(),
         WorkspaceSource::Clone { url, revision: None } => format!("clone of {url}"),
         WorkspaceSource::Clone { url, revision: Some(revision) } => format!("clone of {url} at {}", revision.as_str()),
     }
@@ -222,7 +222,7 @@ fn source(workspace: &WorkspaceSource) -> String {
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::{Limit, RequestId, SandboxSpec, Usage};
+    use stockade_model::{LimitKind, RequestId, SandboxSpec, ResourceUsage};
 
     use super::*;
 
@@ -232,16 +232,16 @@ mod tests {
         spec.workspace = WorkspaceSource::Bind { directory };
         spec.labels =
             std::collections::BTreeMap::from([("task".to_owned(), "fix \u{202e}it".to_owned())]).try_into().unwrap();
-        spec.limits.set(Limit::Memory, 2 << 30);
+        spec.limits.set_limit(LimitKind::Memory, 2 << 30);
         spec.ttl_ms = Some(60_000.try_into().unwrap());
-        SandboxRecord::begun(SandboxId::from_random([0xab; 16]), spec, 0)
+        SandboxRecord::for_creation(SandboxId::from_random([0xab; 16]), spec, 0)
     }
 
     #[test]
     fn a_sandbox_is_one_harmless_line() {
         let id = format!("sbx_{}", "ab".repeat(16));
         let line = "1970-01-01 00:00:00.000Z  creating  workspace  /srv/w\\u{1b}[2J  task=fix \\u{202e}it";
-        assert_eq!(listed(&record()), format!("{id}  {line}\n"));
+        assert_eq!(format_line(&record()), format!("{id}  {line}\n"));
     }
 
     #[test]
@@ -249,7 +249,7 @@ mod tests {
         let mut record = record();
         record.state = SandboxState::Failed;
         record.why = Some("no \u{1b}[2J space".to_owned());
-        let shown = shown(&record);
+        let shown = format_details(&record);
         assert!(!shown.contains(['\u{1b}', '\u{202e}']), "{shown}");
         for part in
             ["state      failed: no \\u{1b}[2J space", "limit      memory 2GiB", "made by    -", "ends       1970"]
@@ -258,26 +258,26 @@ mod tests {
         }
     }
 
-    fn row(usage: Option<SandboxUsage>) -> Row {
+    fn row(usage: Option<SandboxUsage>) -> SandboxUsageRow {
         let id = SandboxId::from_random([0xab; 16]);
         let (memory_peak_bytes, processes_peak) = (Some(3 << 29), Some(12));
         let state = SandboxState::Ready;
-        Row { id, state, usage, memory_peak_bytes, processes_peak, commands: 2, age_ms: 90_061_000, left_ms: None }
+        SandboxUsageRow { id, state, usage, memory_peak_bytes, processes_peak, commands: 2, age_ms: 90_061_000, left_ms: None }
     }
 
     #[test]
     fn what_each_uses_is_a_table_and_what_is_not_known_a_dash() {
-        let total = Usage { cpu_ms: 61_250, ..Usage::default() };
+        let total = ResourceUsage { cpu_ms: 61_250, ..ResourceUsage::default() };
         let usage = SandboxUsage { total, memory_bytes: Some(1_572_864), processes: Some(3) };
         let id = format!("sbx_{}", "ab".repeat(16));
         let head = "ID                                    STATE  PROCESSES  MEMORY  PEAK    CPU    AGE   LEFT\n";
         let known = format!("{id}  ready  3          1.5MiB  1.5GiB  61.2s  1d1h  -\n");
         let unknown = format!("{id}  ready  -          -       1.5GiB  -      1d1h  -\n");
         let rows = [row(Some(usage)), row(None)];
-        assert_eq!(table(&rows), format!("{head}{known}{unknown}"));
+        assert_eq!(format_table(&rows), format!("{head}{known}{unknown}"));
         // No more lines than the terminal shows.
-        assert_eq!(screen(&rows, 3), format!("\u{1b}[H\u{1b}[J{head}{known}"));
-        assert_eq!(used(&rows[0]), "commands   2\nprocesses  3, at most 12\nmemory     1.5MiB, at most 1.5GiB\n");
+        assert_eq!(format_screen(&rows, 3), format!("\u{1b}[H\u{1b}[J{head}{known}"));
+        assert_eq!(format_usage(&rows[0]), "commands   2\nprocesses  3, at most 12\nmemory     1.5MiB, at most 1.5GiB\n");
     }
 
     #[test]
@@ -288,12 +288,12 @@ mod tests {
             text: "printf '\u{1b}[2J'\nrm x".to_owned(),
             started_ms: 0,
             ended_ms: 61_000,
-            status: Status::Exited,
+            status: FinalStatus::Exited,
             exit_code: Some(7),
             memory_peak_bytes: None,
             processes_peak: None,
         };
-        let line = command(&ran);
+        let line = format_command(&ran);
         assert!(!line.contains('\u{1b}') && line.lines().count() == 1, "{line}");
         assert!(line.contains("uid 0  exited 7  1m1s  printf '\\u{1b}[2J'"), "{line}");
     }

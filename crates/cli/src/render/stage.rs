@@ -2,165 +2,165 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{RawText, Staged};
-use stockade_native::stage::text::{Difference, Fate, Hunk};
+use stockade_model::{RawText, StagedChanges};
+use stockade_native::stage::text::{ContentDiff, DiffLineKind, DiffHunk};
 use stockade_native::stage::{
-    Change, Committed, Conflict, End, Facts, Held, How, Kind, Listed, Meanwhile, Recovered, Why,
+    StageChange, CommitResult, StageConflict, RecoveryEnd, ObjectFacts, HeldChange, ChangeKind, ObjectKind, StageListEntry, WorkspaceChange, RecoveryResult, HoldReason,
 };
 
-use super::audit::utc;
-use super::{Color, Style, counted, shell_quoted, wrap};
+use super::audit::format_utc;
+use super::{SgrColor, TextLayout, count_noun, shell_quoted, write_wrapped};
 
 /// Characters of the command in a list.
-const COMMAND_SHOWN: usize = 60;
+const MAX_COMMAND_CHARS: usize = 60;
 /// Changes left in a stage that are shown; the rest is counted.
-const HELD_SHOWN: usize = 20;
+const MAX_HELD_SHOWN: usize = 20;
 
 /// Describes the staged changes in a few words.
-pub fn waiting(staged: &Staged) -> String {
+pub fn describe_waiting(staged: &StagedChanges) -> String {
     let count = usize::try_from(staged.changes).unwrap_or(usize::MAX);
-    format!("{} staged in {}", counted(count, "path"), staged.stage)
+    format!("{} staged in {}", count_noun(count, "path"), staged.stage)
 }
 
 /// Formats one stage on one line.
-pub fn listed(listed: &Listed) -> String {
+pub fn format_line(listed: &StageListEntry) -> String {
     let Some(meta) = &listed.meta else { return format!("{}  damaged\n", listed.id) };
-    let command = meta.command.escaped();
-    let mut short: String = command.chars().take(COMMAND_SHOWN).collect();
+    let command = meta.command.to_escaped();
+    let mut short: String = command.chars().take(MAX_COMMAND_CHARS).collect();
     if short.len() < command.len() {
         short.push('…');
     }
-    let state = state(listed);
-    format!("{}  {}  {state}  {}  {short}\n", listed.id, utc(meta.created_ms), meta.workspace.escaped())
+    let state = describe_state(listed);
+    format!("{}  {}  {state}  {}  {short}\n", listed.id, format_utc(meta.created_ms), meta.workspace.to_escaped())
 }
 
 /// Describes the state of a stage in a word or two.
-pub fn state(listed: &Listed) -> String {
+pub fn describe_state(listed: &StageListEntry) -> String {
     let ended = listed.meta.as_ref().and_then(|meta| meta.ended.as_deref());
     match (listed.busy, listed.cut_off, ended) {
         (true, ..) => "in use".to_owned(),
         (_, true, _) => "commit cut off".to_owned(),
-        (.., Some(ended)) => RawText::from(ended).escaped(),
+        (.., Some(ended)) => RawText::from(ended).to_escaped(),
         (.., None) => "run cut off".to_owned(),
     }
 }
 
 /// Names the kind of a change in a word.
-pub fn how(how: How) -> &'static str {
+pub fn change_word(how: ChangeKind) -> &'static str {
     match how {
-        How::Added => "added",
-        How::Removed => "removed",
-        How::Modified => "modified",
-        How::Replaced => "replaced",
-        How::Metadata => "metadata",
+        ChangeKind::Added => "added",
+        ChangeKind::Removed => "removed",
+        ChangeKind::Modified => "modified",
+        ChangeKind::Replaced => "replaced",
+        ChangeKind::Metadata => "metadata",
     }
 }
 
-fn kind(kind: Kind) -> &'static str {
+fn kind_name(kind: ObjectKind) -> &'static str {
     match kind {
-        Kind::File => "file",
-        Kind::Directory => "directory",
-        Kind::Link => "link",
-        Kind::Pipe => "pipe",
-        Kind::Socket => "socket",
-        Kind::Device => "device",
+        ObjectKind::File => "file",
+        ObjectKind::Directory => "directory",
+        ObjectKind::Link => "link",
+        ObjectKind::Pipe => "pipe",
+        ObjectKind::Socket => "socket",
+        ObjectKind::Device => "device",
     }
 }
 
-fn shown(path: &std::path::Path) -> String {
-    if path.as_os_str().is_empty() { "the workspace itself".to_owned() } else { RawText::from(path).escaped() }
+fn format_path(path: &std::path::Path) -> String {
+    if path.as_os_str().is_empty() { "the workspace itself".to_owned() } else { RawText::from(path).to_escaped() }
 }
 
 /// Formats one change on one line; reasons against its commit follow on lines of their own.
-pub fn change(change: &Change, held: Option<&Held>, conflict: Option<&Conflict>, style: Style) -> String {
+pub fn format_change(change: &StageChange, held: Option<&HeldChange>, conflict: Option<&StageConflict>, style: TextLayout) -> String {
     let mut notes = Vec::new();
     if let (Some(before), Some(after)) = (&change.present, &change.staged) {
-        notes.extend(differences(before, after, change.how));
-    } else if let Some(facts) = change.staged.or(change.present).filter(|facts| facts.kind != Kind::File) {
-        notes.push(kind(facts.kind).to_owned());
+        notes.extend(describe_differences(before, after, change.how));
+    } else if let Some(facts) = change.staged.or(change.present).filter(|facts| facts.kind != ObjectKind::File) {
+        notes.push(kind_name(facts.kind).to_owned());
     }
     if change.other_names {
         notes.push("its other names in the workspace keep what they show".to_owned());
     }
     let notes = if notes.is_empty() { String::new() } else { format!("   ({})", notes.join(", ")) };
-    let mut out = format!("{:<9} {}{notes}\n", how(change.how), shown(&change.path));
+    let mut out = format!("{:<9} {}{notes}\n", change_word(change.how), format_path(&change.path));
     if let Some(held) = held {
-        out += &format!("          {} {}\n", style.paint(Color::Yellow, "waits:"), why(&held.why));
+        out += &format!("          {} {}\n", style.paint_text(SgrColor::Yellow, "waits:"), format_obstacle(&held.why));
     }
     if let Some(conflict) = conflict {
-        let text = format!("{} in the workspace meanwhile", meanwhile(conflict.meanwhile));
-        out += &format!("          {} {text}\n", style.paint(Color::Red, "conflict:"));
+        let text = format!("{} in the workspace meanwhile", workspace_change_word(conflict.meanwhile));
+        out += &format!("          {} {text}\n", style.paint_text(SgrColor::Red, "conflict:"));
     }
     out
 }
 
-fn differences(before: &Facts, after: &Facts, how: How) -> Vec<String> {
+fn describe_differences(before: &ObjectFacts, after: &ObjectFacts, how: ChangeKind) -> Vec<String> {
     let mut notes = Vec::new();
     if before.kind != after.kind {
-        notes.push(format!("{} becomes {}", kind(before.kind), kind(after.kind)));
-    } else if before.mode != after.mode && before.kind != Kind::Link {
+        notes.push(format!("{} becomes {}", kind_name(before.kind), kind_name(after.kind)));
+    } else if before.mode != after.mode && before.kind != ObjectKind::Link {
         notes.push(format!("mode {:o} becomes {:o}", before.mode, after.mode));
     }
-    if how == How::Metadata && before.modified != after.modified {
+    if how == ChangeKind::Metadata && before.modified != after.modified {
         notes.push("time".to_owned());
     }
-    if how == How::Metadata && notes.is_empty() {
+    if how == ChangeKind::Metadata && notes.is_empty() {
         notes.push("attributes".to_owned());
     }
     notes
 }
 
 /// Names the change in the workspace in a word.
-pub fn meanwhile(meanwhile: Meanwhile) -> &'static str {
+pub fn workspace_change_word(meanwhile: WorkspaceChange) -> &'static str {
     match meanwhile {
-        Meanwhile::Created => "created",
-        Meanwhile::Changed => "changed",
-        Meanwhile::Removed => "removed",
+        WorkspaceChange::Created => "created",
+        WorkspaceChange::Changed => "changed",
+        WorkspaceChange::Removed => "removed",
     }
 }
 
-fn why(why: &Why) -> String {
+fn format_obstacle(why: &HoldReason) -> String {
     match why {
-        Why::Protected { unit, .. } => format!("{}; --protected {}", reason(why), shell_quoted(&shown(unit))),
-        Why::Special(_) => format!("not put into a workspace: {}", reason(why)),
+        HoldReason::Protected { unit, .. } => format!("{}; --protected {}", obstacle_reason(why), shell_quoted(&format_path(unit))),
+        HoldReason::Special(_) => format!("not put into a workspace: {}", obstacle_reason(why)),
     }
 }
 
 /// Formats the lines that differ. patch(1) can read them if no text had to be escaped.
-pub fn difference(path: &std::path::Path, difference: &Difference, change: &Change) -> String {
+pub fn format_difference(path: &std::path::Path, difference: &ContentDiff, change: &StageChange) -> String {
     difference_between(path, difference, (change.present.is_some(), change.staged.is_some()))
 }
 
 /// Formats the difference between the former and the present content, as far as each exists.
-pub fn difference_between(path: &std::path::Path, difference: &Difference, (before, after): (bool, bool)) -> String {
-    let name = shown(path);
+pub fn difference_between(path: &std::path::Path, difference: &ContentDiff, (before, after): (bool, bool)) -> String {
+    let name = format_path(path);
     let side = |there: bool, prefix: &str| if there { format!("{prefix}/{name}") } else { "/dev/null".to_owned() };
     let heads = format!("--- {}\n+++ {}\n", side(before, "a"), side(after, "b"));
     match difference {
-        Difference::Text(hunks) => heads + &hunks.iter().map(hunk).collect::<String>(),
-        Difference::Link { before, after } => {
+        ContentDiff::Text(hunks) => heads + &hunks.iter().map(format_hunk).collect::<String>(),
+        ContentDiff::Link { before, after } => {
             let line = |mark: &str, text: &Option<Vec<u8>>| {
-                let text = text.as_ref().map(|text| RawText::from(&text[..]).escaped());
+                let text = text.as_ref().map(|text| RawText::from(&text[..]).to_escaped());
                 text.map(|text| format!("{mark}-> {text}\n")).unwrap_or_default()
             };
             heads + &line("-", before) + &line("+", after)
         }
-        Difference::Binary => format!("{heads}  bytes that are no text\n"),
-        Difference::Large => format!("{heads}  too large to be compared line by line\n"),
-        Difference::Nothing => String::new(),
+        ContentDiff::Binary => format!("{heads}  bytes that are no text\n"),
+        ContentDiff::Large => format!("{heads}  too large to be compared line by line\n"),
+        ContentDiff::Nothing => String::new(),
     }
 }
 
-fn hunk(hunk: &Hunk) -> String {
+fn format_hunk(hunk: &DiffHunk) -> String {
     let mut out = format!("@@ -{},{} +{},{} @@\n", hunk.before.0, hunk.before.1, hunk.after.0, hunk.after.1);
     for line in &hunk.lines {
         let mark = match line.fate {
-            Fate::Kept => ' ',
-            Fate::Removed => '-',
-            Fate::Added => '+',
+            DiffLineKind::Kept => ' ',
+            DiffLineKind::Removed => '-',
+            DiffLineKind::Added => '+',
         };
         // A tab only moves the text after it.
-        let text: Vec<_> = line.text.split('\t').map(|part| RawText::from(part).escaped()).collect();
+        let text: Vec<_> = line.text.split('\t').map(|part| RawText::from(part).to_escaped()).collect();
         let _ = writeln!(out, "{mark}{}", text.join("\t"));
         if !line.ends {
             out.push_str("\\ No newline at end of file\n");
@@ -170,44 +170,44 @@ fn hunk(hunk: &Hunk) -> String {
 }
 
 /// Formats the result of a commit.
-pub fn committed(committed: &Committed, id: &str, style: Style) -> String {
-    let mut out = format!("{} committed\n", counted(committed.paths.len(), "path"));
-    for held in committed.held.iter().take(HELD_SHOWN) {
-        wrap(&mut out, style, "• ", &format!("left in the stage: {}   ({})", shown(&held.path), reason(&held.why)));
+pub fn format_commit(committed: &CommitResult, id: &str, style: TextLayout) -> String {
+    let mut out = format!("{} committed\n", count_noun(committed.paths.len(), "path"));
+    for held in committed.held.iter().take(MAX_HELD_SHOWN) {
+        write_wrapped(&mut out, style, "• ", &format!("left in the stage: {}   ({})", format_path(&held.path), obstacle_reason(&held.why)));
     }
-    if committed.held.len() > HELD_SHOWN {
-        out += &format!("• and {} more\n", committed.held.len() - HELD_SHOWN);
+    if committed.held.len() > MAX_HELD_SHOWN {
+        out += &format!("• and {} more\n", committed.held.len() - MAX_HELD_SHOWN);
     }
     let mut units: Vec<String> = Vec::new();
     for held in &committed.held {
-        if let Why::Protected { unit, .. } = &held.why {
-            let unit = format!("--protected {}", shell_quoted(&shown(unit)));
-            if !units.contains(&unit) && units.len() < HELD_SHOWN {
+        if let HoldReason::Protected { unit, .. } = &held.why {
+            let unit = format!("--protected {}", shell_quoted(&format_path(unit)));
+            if !units.contains(&unit) && units.len() < MAX_HELD_SHOWN {
                 units.push(unit);
             }
         }
     }
     if !units.is_empty() {
-        out += &format!("{} stockade stage commit {id} {}\n", style.paint(Color::Cyan, "hint:"), units.join(" "));
+        out += &format!("{} stockade stage commit {id} {}\n", style.paint_text(SgrColor::Cyan, "hint:"), units.join(" "));
     }
     out
 }
 
-fn reason(why: &Why) -> String {
+fn obstacle_reason(why: &HoldReason) -> String {
     match why {
-        Why::Protected { rule, .. } => RawText::from(rule.as_str()).escaped(),
-        Why::Special(what) => (*what).to_owned(),
+        HoldReason::Protected { rule, .. } => RawText::from(rule.as_str()).to_escaped(),
+        HoldReason::Special(what) => (*what).to_owned(),
     }
 }
 
 /// Formats the result of recovering an interrupted commit.
-pub fn recovered(recovered: &Recovered) -> String {
+pub fn format_recovery(recovered: &RecoveryResult) -> String {
     let id = &recovered.id;
     match &recovered.end {
-        End::Finished => format!("• a commit of {id} that was cut off is finished\n"),
-        End::Undone(why) => format!("• a commit of {id} that was cut off is undone: {why}\n"),
-        End::PutBack => format!("• what the run of {id} made is in its stage; the workspace is as it was before it\n"),
-        End::Unbegun => format!("• what a commit of {id} had made ready is removed; it had changed nothing\n"),
+        RecoveryEnd::Finished => format!("• a commit of {id} that was cut off is finished\n"),
+        RecoveryEnd::Undone(why) => format!("• a commit of {id} that was cut off is undone: {why}\n"),
+        RecoveryEnd::PutBack => format!("• what the run of {id} made is in its stage; the workspace is as it was before it\n"),
+        RecoveryEnd::Unbegun => format!("• what a commit of {id} had made ready is removed; it had changed nothing\n"),
     }
 }
 
@@ -215,33 +215,33 @@ pub fn recovered(recovered: &Recovered) -> String {
 mod tests {
     use std::path::Path;
 
-    use stockade_native::stage::Time;
-    use stockade_native::stage::text::Line;
+    use stockade_native::stage::FileTime;
+    use stockade_native::stage::text::DiffLine;
 
     use super::*;
 
-    fn facts(kind: Kind, mode: u32, seconds: i64) -> Facts {
-        Facts { kind, mode, size: 1, modified: Time { seconds, nanoseconds: 0 } }
+    fn facts(kind: ObjectKind, mode: u32, seconds: i64) -> ObjectFacts {
+        ObjectFacts { kind, mode, size: 1, modified: FileTime { seconds, nanoseconds: 0 } }
     }
 
     #[test]
     fn changes_and_what_stands_against_them() {
-        let file = facts(Kind::File, 0o644, 1);
+        let file = facts(ObjectKind::File, 0o644, 1);
         let list = [
-            Change::for_show("new\u{1b}[2J", How::Added, Some(file), None),
-            Change::for_show("d", How::Removed, None, Some(facts(Kind::Directory, 0o755, 1))),
-            Change::for_show("a", How::Modified, Some(facts(Kind::File, 0o600, 2)), Some(file)),
-            Change::for_show("m", How::Metadata, Some(facts(Kind::File, 0o644, 2)), Some(file)),
-            Change::for_show("r", How::Replaced, Some(facts(Kind::Link, 0o777, 2)), Some(file)),
-            Change::for_show("", How::Metadata, Some(file), Some(file)),
+            StageChange::for_show("new\u{1b}[2J", ChangeKind::Added, Some(file), None),
+            StageChange::for_show("d", ChangeKind::Removed, None, Some(facts(ObjectKind::Directory, 0o755, 1))),
+            StageChange::for_show("a", ChangeKind::Modified, Some(facts(ObjectKind::File, 0o600, 2)), Some(file)),
+            StageChange::for_show("m", ChangeKind::Metadata, Some(facts(ObjectKind::File, 0o644, 2)), Some(file)),
+            StageChange::for_show("r", ChangeKind::Replaced, Some(facts(ObjectKind::Link, 0o777, 2)), Some(file)),
+            StageChange::for_show("", ChangeKind::Metadata, Some(file), Some(file)),
         ];
-        let why = Why::Protected { rule: "protected name: .git/hooks".into(), unit: ".git/hooks".into() };
-        let held = Held { path: "a".into(), how: How::Modified, why };
-        let conflict = Conflict { path: "a".into(), how: How::Modified, meanwhile: Meanwhile::Changed };
+        let why = HoldReason::Protected { rule: "protected name: .git/hooks".into(), unit: ".git/hooks".into() };
+        let held = HeldChange { path: "a".into(), how: ChangeKind::Modified, why };
+        let conflict = StageConflict { path: "a".into(), how: ChangeKind::Modified, meanwhile: WorkspaceChange::Changed };
         let mut shown = String::new();
         for one in &list {
             let is_a = one.path == Path::new("a");
-            shown += &change(one, is_a.then_some(&held), is_a.then_some(&conflict), Style::PLAIN);
+            shown += &format_change(one, is_a.then_some(&held), is_a.then_some(&conflict), TextLayout::PLAIN);
         }
         insta::assert_snapshot!(shown, @r"
         added     new\u{1b}[2J
@@ -257,20 +257,20 @@ mod tests {
 
     #[test]
     fn lines_that_differ_cannot_act_on_a_terminal() {
-        let line = |fate, text: &str, ends| Line { fate, text: text.to_owned(), ends };
-        let hunks = vec![Hunk {
+        let line = |fate, text: &str, ends| DiffLine { fate, text: text.to_owned(), ends };
+        let hunks = vec![DiffHunk {
             before: (1, 2),
             after: (1, 2),
             lines: vec![
-                line(Fate::Kept, "same\ttab", true),
-                line(Fate::Removed, "old\u{1b}[31m", true),
-                line(Fate::Added, "new\r", false),
+                line(DiffLineKind::Kept, "same\ttab", true),
+                line(DiffLineKind::Removed, "old\u{1b}[31m", true),
+                line(DiffLineKind::Added, "new\r", false),
             ],
         }];
-        let file = facts(Kind::File, 0o644, 1);
-        let one = Change::for_show("f", How::Added, Some(file), None);
-        let link = Difference::Link { before: None, after: Some(b"to\x1b".to_vec()) };
-        let shown = difference(&one.path, &Difference::Text(hunks), &one) + &difference(&one.path, &link, &one);
+        let file = facts(ObjectKind::File, 0o644, 1);
+        let one = StageChange::for_show("f", ChangeKind::Added, Some(file), None);
+        let link = ContentDiff::Link { before: None, after: Some(b"to\x1b".to_vec()) };
+        let shown = format_difference(&one.path, &ContentDiff::Text(hunks), &one) + &format_difference(&one.path, &link, &one);
         insta::assert_snapshot!(shown, @r"
         --- /dev/null
         +++ b/f
@@ -287,13 +287,13 @@ mod tests {
 
     #[test]
     fn a_commit_says_what_it_left_and_how_it_would_go() {
-        let held = |path: &str, unit: &str| Held {
+        let held = |path: &str, unit: &str| HeldChange {
             path: path.into(),
-            how: How::Added,
-            why: Why::Protected { rule: format!("protected name: {unit}"), unit: unit.into() },
+            how: ChangeKind::Added,
+            why: HoldReason::Protected { rule: format!("protected name: {unit}"), unit: unit.into() },
         };
-        let special = Held { path: "s".into(), how: How::Added, why: Why::Special("a device") };
-        let one = Committed {
+        let special = HeldChange { path: "s".into(), how: ChangeKind::Added, why: HoldReason::Special("a device") };
+        let one = CommitResult {
             paths: vec!["a".into(), "b".into()],
             held: vec![
                 held(".git/config", ".git/config"),
@@ -303,7 +303,7 @@ mod tests {
             ],
             is_gone: false,
         };
-        insta::assert_snapshot!(committed(&one, "stg_1", Style::PLAIN), @r"
+        insta::assert_snapshot!(format_commit(&one, "stg_1", TextLayout::PLAIN), @r"
         2 paths committed
         • left in the stage: .git/config   (protected name: .git/config)
         • left in the stage: .vscode   (protected name: .vscode)

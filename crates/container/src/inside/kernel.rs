@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use stockade_model::{LayerReport, LayerState};
 
 /// Returns the layer of the enforcement report, if programs find less than Linux.
-pub(super) fn report() -> Option<LayerReport> {
+pub(super) fn kernel_report() -> Option<LayerReport> {
     let detail = "the runtime's kernel refuses a flag of statx(2) and newfstatat(2), AT_NO_AUTOMOUNT, with which `ls` \
                   and `stat` look at files: they fail";
     (!knows_no_automount()).then(|| LayerReport { state: LayerState::Partial, detail: detail.to_owned() })
@@ -14,7 +14,7 @@ pub(super) fn report() -> Option<LayerReport> {
 
 /// Returns the kernel's boot identifier (random(4)). A runtime's own kernel has another one, or
 /// none.
-pub(crate) fn boot() -> Option<String> {
+pub(crate) fn boot_id() -> Option<String> {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|text| text.trim().to_owned())
 }
 
@@ -29,6 +29,6 @@ mod tests {
 
     #[test]
     fn nothing_is_told_of_linux() {
-        assert_eq!(report(), None);
+        assert_eq!(kernel_report(), None);
     }
 }

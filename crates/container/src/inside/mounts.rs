@@ -11,7 +11,7 @@ use stockade_engine::mountinfo;
 use stockade_model::RawText;
 
 /// Longest text of mounts that is sent, in bytes. A container has about fifty mounts.
-const TEXT_BYTES: usize = 128 << 10;
+const MAX_TEXT_BYTES: usize = 128 << 10;
 /// Most device nodes that are listed.
 const DEVICES_MAX: usize = 100;
 /// Depth of the search for devices beneath `/dev`.
@@ -19,7 +19,7 @@ const DEVICES_DEPTH: usize = 4;
 
 /// File that a path in the container leads to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct FoundObject {
+pub(crate) struct MountedObject {
     /// The path.
     pub(crate) path: RawText,
     /// The number of its filesystem's device.
@@ -30,11 +30,11 @@ pub(crate) struct FoundObject {
 
 /// Mounts of a container.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct FoundMounts {
+pub(crate) struct ContainerMounts {
     /// The text of its `mountinfo` (proc_pid_mountinfo(5)).
     pub(crate) text: RawText,
     /// The files at the requested paths.
-    pub(crate) objects: Vec<FoundObject>,
+    pub(crate) objects: Vec<MountedObject>,
     /// The device nodes beneath `/dev`.
     pub(crate) devices: Vec<RawText>,
 }
@@ -43,19 +43,19 @@ pub(crate) struct FoundMounts {
 ///
 /// # Errors
 /// [`io::Error`] if they cannot be read, or there are more than a container has.
-pub(super) fn find(paths: &[RawText]) -> io::Result<FoundMounts> {
-    let text = mountinfo::read()?;
-    if text.len() > TEXT_BYTES {
+pub(super) fn read_mounts(paths: &[RawText]) -> io::Result<ContainerMounts> {
+    let text = mountinfo::read_mountinfo()?;
+    if text.len() > MAX_TEXT_BYTES {
         return Err(io::Error::other("there are too many mounts"));
     }
     let object = |path: &RawText| {
         let found = fs::symlink_metadata(path.as_path())?;
-        Ok(FoundObject { path: path.clone(), device: found.dev(), inode: found.ino() })
+        Ok(MountedObject { path: path.clone(), device: found.dev(), inode: found.ino() })
     };
     let objects = paths.iter().map(object).collect::<io::Result<_>>()?;
     let mut devices = Vec::new();
     find_devices(Path::new("/dev"), DEVICES_DEPTH, &mut devices)?;
-    Ok(FoundMounts { text: text.into(), objects, devices })
+    Ok(ContainerMounts { text: text.into(), objects, devices })
 }
 
 fn find_devices(directory: &Path, depth: usize, found: &mut Vec<RawText>) -> io::Result<()> {

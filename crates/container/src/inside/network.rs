@@ -6,14 +6,14 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 
 /// The loopback device.
-const LOOPBACK: &str = "lo";
+const LOOPBACK_DEVICE: &str = "lo";
 
 /// Returns the number of this process's network namespace (namespaces(7)). Two processes of one
 /// kernel have the same number if they share it.
 ///
 /// # Errors
 /// [`io::Error`] if it cannot be read.
-pub(crate) fn namespace() -> io::Result<u64> {
+pub(crate) fn namespace_number() -> io::Result<u64> {
     Ok(fs::metadata("/proc/self/ns/net")?.ino())
 }
 
@@ -21,7 +21,7 @@ pub(crate) fn namespace() -> io::Result<u64> {
 ///
 /// # Errors
 /// [`io::Error`] if the routes cannot be read.
-pub(super) fn device() -> io::Result<Option<String>> {
+pub(super) fn find_routed_device() -> io::Result<Option<String>> {
     let routes = fs::read_to_string("/proc/net/route")?;
     // The file is missing if the kernel has no IPv6.
     let newer = match fs::read_to_string("/proc/net/ipv6_route") {
@@ -36,7 +36,7 @@ pub(super) fn device() -> io::Result<Option<String>> {
 fn beside_loopback(routes: &str, newer: &str) -> Option<String> {
     let devices = routes.lines().skip(1).filter_map(|line| line.split_whitespace().next());
     let devices = devices.chain(newer.lines().filter_map(|line| line.split_whitespace().next_back()));
-    devices.into_iter().find(|device| *device != LOOPBACK).map(str::to_owned)
+    devices.into_iter().find(|device| *device != LOOPBACK_DEVICE).map(str::to_owned)
 }
 
 #[cfg(test)]

@@ -3,19 +3,19 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
-use stockade_engine::remote::Order;
+use stockade_engine::remote::AttemptOrder;
 use stockade_model::{Limits, RawText};
 
-use super::mounts::FoundMounts;
-use crate::frames::Size;
+use super::mounts::ContainerMounts;
+use crate::frames::TerminalSize;
 
 /// Task for a launcher.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct InsideOrder {
+pub(crate) struct LauncherOrder {
     /// The attempt, with paths in the container.
-    pub(crate) order: Order,
+    pub(crate) order: AttemptOrder,
     /// Size of its terminal, if it has one.
-    pub(crate) size: Option<Size>,
+    pub(crate) size: Option<TerminalSize>,
     /// Limits of the container for all of its commands together.
     pub(crate) around: Limits,
     /// Ports on which a server of the host listens.
@@ -33,7 +33,7 @@ pub(crate) struct ProbeOrder {
 
 /// Features of a container.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Probed {
+pub(crate) struct ContainerFeatures {
     /// Isolation of level `restricted`, with exact denials and held calls.
     pub(crate) native_walls: bool,
     /// The kernel's boot identifier, if it has one: the host's, or another.
@@ -45,14 +45,14 @@ pub(crate) struct Probed {
     /// A device with a route, other than the loopback.
     pub(crate) network: Option<String>,
     /// Mounts and devices of the container.
-    pub(crate) mounts: FoundMounts,
+    pub(crate) mounts: ContainerMounts,
     /// Reachable paths among those to hide.
-    pub(crate) reached: Vec<Reached>,
+    pub(crate) reached: Vec<ReachableObject>,
 }
 
 /// File or directory that a command can read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Reached {
+pub(crate) struct ReachableObject {
     /// Path without symbolic links.
     pub(crate) path: RawText,
     /// True if it is a directory.

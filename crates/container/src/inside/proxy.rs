@@ -8,44 +8,44 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use stockade_egress::{Door, Judge, Judgement, Namespace, Permit, Service, Setup, Wanted, Who};
-use stockade_engine::{Attempt, AttemptEvent, Events, HeldAnswer, HoldId, StartError, WeakEvents};
+use stockade_egress::{EgressProxy, EgressPolicy, EgressDecision, EgressNamespace, EgressPermit, ProxyService, EgressProxySetup, EgressRequest, EgressCaller};
+use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, HeldAnswer, HoldId, StartError, WeakEventSender};
 use stockade_model::{
-    Denial, Egress, EnforcementReport, HostName, Layer, Operation, Plan, RawText, Resolution, Target,
+    Denial, EgressRules, EnforcementReport, HostName, DenialLayer, DeniedOperation, AttemptPlan, RawText, DenialResolution, NetworkTarget,
 };
-use stockade_native::powers::Refusal;
+use stockade_native::powers::PermissionRefusal;
 use stockade_native::proxy_variables;
-use stockade_native::reach::Reach;
+use stockade_native::reach::EgressReach;
 
-use super::lead::Leads;
+use super::lead::HostTunnel;
 
 /// Most targets that wait for an answer, and most requests that wait for one of them.
 const WAITING_MAX: usize = 64;
 /// Most different refusals that are reported.
-const TOLD_MAX: usize = 1024;
+const REPORTED_REFUSALS_MAX: usize = 1024;
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Proxy of one command.
-pub(super) struct Proxy {
-    door: Mutex<Option<Door>>,
-    asking: Arc<Asking>,
+pub(super) struct CommandProxy {
+    door: Mutex<Option<EgressProxy>>,
+    asking: Arc<ProxyPolicy>,
 }
 
-impl Proxy {
+impl CommandProxy {
     /// Starts the proxy, and names it in the variables of the plan.
-    pub(super) fn start(plan: &mut Plan, hold: bool, events: &Events, leads: &Arc<Leads>) -> io::Result<Self> {
+    pub(super) fn start_proxy(plan: &mut AttemptPlan, hold: bool, events: &AttemptEventSender, leads: &Arc<HostTunnel>) -> io::Result<Self> {
         let asking =
-            Arc::new(Asking { reach: Reach::of(plan), events: events.downgrade(), hold, state: Mutex::default() });
+            Arc::new(ProxyPolicy { reach: EgressReach::from_plan(plan), events: events.downgrade(), hold, state: Mutex::default() });
         let (resolver, lead, judge) = (Arc::clone(leads), Arc::clone(leads), Arc::clone(&asking));
-        let door = Door::start(Setup {
-            rules: Egress::default(),
+        let door = EgressProxy::start(EgressProxySetup {
+            rules: EgressRules::default(),
             names: Arc::default(),
             dns: None,
             edge: Arc::default(),
-            namespace: Arc::new(Loopback),
+            namespace: Arc::new(DisconnectedNamespace),
             judge,
             // The egress proxy at the other end of the tunnel reports the connections.
             sink: Arc::new(|_| {}),
@@ -55,85 +55,85 @@ impl Proxy {
         .map_err(io::Error::other)?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let variables = proxy_variables(plan, listener.local_addr()?);
-        door.offer(listener, Service::HttpProxy);
+        door.serve_listener(listener, ProxyService::HttpProxy);
         plan.environment.extend(variables);
         Ok(Self { door: Mutex::new(Some(door)), asking })
     }
 
     /// Stops the proxy, because the command has ended.
-    pub(super) fn close(&self) {
-        lock(&self.asking.state).waiting.clear();
-        if let Some(door) = lock(&self.door).take() {
+    pub(super) fn stop_proxy(&self) {
+        lock_mutex(&self.asking.state).waiting.clear();
+        if let Some(door) = lock_mutex(&self.door).take() {
             door.stop();
         }
     }
 }
 
 /// Namespace in which nothing is connected for a program.
-struct Loopback;
+struct DisconnectedNamespace;
 
-impl Namespace for Loopback {
-    fn listen(&self, _at: SocketAddr) -> io::Result<OwnedFd> {
+impl EgressNamespace for DisconnectedNamespace {
+    fn listen_at(&self, _at: SocketAddr) -> io::Result<OwnedFd> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    fn socket(&self, _like: SocketAddr) -> io::Result<OwnedFd> {
+    fn connecting_socket(&self, _like: SocketAddr) -> io::Result<OwnedFd> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }
 
-type Answer = Box<dyn FnOnce(Judgement) + Send>;
+type DecisionCallback = Box<dyn FnOnce(EgressDecision) + Send>;
 
 /// Decides on requests to the proxy, or lets them wait.
-struct Asking {
-    reach: Reach,
-    events: WeakEvents,
+struct ProxyPolicy {
+    reach: EgressReach,
+    events: WeakEventSender,
     hold: bool,
-    state: Mutex<State>,
+    state: Mutex<ProxyPolicyState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ProxyPolicyState {
     last: u64,
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, HeldTarget>,
     /// Targets that were refused.
     refused: BTreeSet<String>,
     told: BTreeSet<String>,
 }
 
-struct Waiting {
-    target: Target,
-    answers: Vec<Answer>,
+struct HeldTarget {
+    target: NetworkTarget,
+    answers: Vec<DecisionCallback>,
 }
 
-impl Judge for Asking {
-    fn judge(&self, wanted: Wanted, _who: &Who, answer: Answer) {
+impl EgressPolicy for ProxyPolicy {
+    fn decide_request(&self, wanted: EgressRequest, _who: &EgressCaller, answer: DecisionCallback) {
         let target = match wanted {
-            Wanted::Target(target) => target,
-            Wanted::Secret { rule, .. } => return answer(Judgement::Refused { rule, grant: None }),
-            Wanted::Effect { effect, request, message } => {
+            EgressRequest::Target(target) => target,
+            EgressRequest::Secret { rule, .. } => return answer(EgressDecision::Refused { rule, grant: None }),
+            EgressRequest::Effect { effect, request, message } => {
                 return match self.reach.decide_effect(&effect, message) {
-                    Ok(rule) => answer(Judgement::Allowed(Permit { rule })),
+                    Ok(rule) => answer(EgressDecision::Allowed(EgressPermit { rule })),
                     // Only targets are requested here.
-                    Err(refusal) => self.refuse(&request, Refusal { grant: None, ..refusal }, answer),
+                    Err(refusal) => self.refuse_request(&request, PermissionRefusal { grant: None, ..refusal }, answer),
                 };
             }
         };
-        match self.reach.decide(&target) {
-            Ok(rule) => answer(Judgement::Allowed(Permit { rule })),
-            Err(refusal) if self.hold && refusal.grant.is_some() => self.wait(target, refusal, answer),
-            Err(refusal) => self.refuse(&target.to_string(), refusal, answer),
+        match self.reach.decide_target(&target) {
+            Ok(rule) => answer(EgressDecision::Allowed(EgressPermit { rule })),
+            Err(refusal) if self.hold && refusal.grant.is_some() => self.hold_target(target, refusal, answer),
+            Err(refusal) => self.refuse_request(&target.to_string(), refusal, answer),
         }
     }
 
     fn is_agreed(&self, name: &HostName) -> bool {
-        self.reach.knows(name)
+        self.reach.allows_name(name)
     }
 }
 
-impl Asking {
-    fn wait(&self, target: Target, refusal: Refusal, answer: Answer) {
-        let mut state = lock(&self.state);
+impl ProxyPolicy {
+    fn hold_target(&self, target: NetworkTarget, refusal: PermissionRefusal, answer: DecisionCallback) {
+        let mut state = lock_mutex(&self.state);
         let may_ask = state.waiting.len() < WAITING_MAX && !state.refused.contains(&target.to_string());
         let known = state.waiting.values_mut().find(|waiting| waiting.target == target);
         match known {
@@ -141,91 +141,91 @@ impl Asking {
             None if may_ask => {}
             Some(_) | None => {
                 drop(state);
-                return self.refuse(&target.to_string(), refusal, answer);
+                return self.refuse_request(&target.to_string(), refusal, answer);
             }
         }
         state.last += 1;
         let id = state.last;
-        let denial = denial(&target.to_string(), refusal);
-        state.waiting.insert(id, Waiting { target, answers: vec![answer] });
+        let denial = refusal_denial(&target.to_string(), refusal);
+        state.waiting.insert(id, HeldTarget { target, answers: vec![answer] });
         drop(state);
-        self.events.tell(AttemptEvent::Held { id: HoldId(id), denial });
+        self.events.send_event(AttemptEvent::Held { id: HoldId(id), denial });
     }
 
-    fn refuse(&self, object: &str, refusal: Refusal, answer: Answer) {
-        let mut state = lock(&self.state);
-        let is_new = state.told.len() < TOLD_MAX && state.told.insert(object.to_owned());
+    fn refuse_request(&self, object: &str, refusal: PermissionRefusal, answer: DecisionCallback) {
+        let mut state = lock_mutex(&self.state);
+        let is_new = state.told.len() < REPORTED_REFUSALS_MAX && state.told.insert(object.to_owned());
         drop(state);
         if is_new {
-            self.events.tell(AttemptEvent::Denied(denial(object, refusal.clone())));
+            self.events.send_event(AttemptEvent::Denied(refusal_denial(object, refusal.clone())));
         }
-        answer(Judgement::Refused { rule: refusal.rule, grant: refusal.grant });
+        answer(EgressDecision::Refused { rule: refusal.rule, grant: refusal.grant });
     }
 
-    fn answered(&self, HoldId(id): HoldId, answer: &HeldAnswer) {
-        let mut state = lock(&self.state);
+    fn settle_hold(&self, HoldId(id): HoldId, answer: &HeldAnswer) {
+        let mut state = lock_mutex(&self.state);
         let waiting = state.waiting.remove(&id);
         match (answer, &waiting) {
-            (HeldAnswer::Granted(grants), _) => grants.iter().for_each(|grant| self.reach.add(grant)),
-            (HeldAnswer::Refused, Some(waiting)) if state.refused.len() < TOLD_MAX => {
+            (HeldAnswer::Granted(grants), _) => grants.iter().for_each(|grant| self.reach.add_grant(grant)),
+            (HeldAnswer::Refused, Some(waiting)) if state.refused.len() < REPORTED_REFUSALS_MAX => {
                 state.refused.insert(waiting.target.to_string());
             }
             (HeldAnswer::Refused, _) => {}
         }
         drop(state);
-        let Some(Waiting { target, answers }) = waiting else { return };
+        let Some(HeldTarget { target, answers }) = waiting else { return };
         for answer in answers {
-            answer(match self.reach.decide(&target) {
-                Ok(rule) => Judgement::Allowed(Permit { rule }),
-                Err(Refusal { rule, grant }) => Judgement::Refused { rule, grant },
+            answer(match self.reach.decide_target(&target) {
+                Ok(rule) => EgressDecision::Allowed(EgressPermit { rule }),
+                Err(PermissionRefusal { rule, grant }) => EgressDecision::Refused { rule, grant },
             });
         }
     }
 }
 
-fn denial(object: &str, refusal: Refusal) -> Denial {
+fn refusal_denial(object: &str, refusal: PermissionRefusal) -> Denial {
     Denial {
-        operation: Operation::Connect,
+        operation: DeniedOperation::Connect,
         object: RawText::from(object),
         pid: None,
         program: None,
-        layer: Layer::Network,
+        layer: DenialLayer::Network,
         rule: refusal.rule,
         grant: refusal.grant,
-        resolution: Resolution::Recorded,
+        resolution: DenialResolution::Recorded,
         count: 1,
     }
 }
 
 /// Attempt whose held requests come from the proxy.
-pub(super) struct Proxied {
+pub(super) struct ProxiedAttempt {
     pub(super) attempt: Box<dyn Attempt>,
-    pub(super) proxy: Arc<Proxy>,
+    pub(super) proxy: Arc<CommandProxy>,
 }
 
-impl Attempt for Proxied {
-    fn enforced(&self) -> &EnforcementReport {
-        self.attempt.enforced()
+impl Attempt for ProxiedAttempt {
+    fn enforcement_report(&self) -> &EnforcementReport {
+        self.attempt.enforcement_report()
     }
 
-    fn release(&mut self) -> Result<(), StartError> {
-        self.attempt.release()
+    fn release_command(&mut self) -> Result<(), StartError> {
+        self.attempt.release_command()
     }
 
-    fn signal(&self, signal: i32) {
-        self.attempt.signal(signal);
+    fn send_signal(&self, signal: i32) {
+        self.attempt.send_signal(signal);
     }
 
-    fn kill(&self) {
-        self.attempt.kill();
+    fn kill_processes(&self) {
+        self.attempt.kill_processes();
     }
 
     fn stand_still(&self, limit: &Denial) -> bool {
         self.attempt.stand_still(limit)
     }
 
-    fn answer(&self, hold: HoldId, answer: HeldAnswer) {
-        self.proxy.asking.answered(hold, &answer);
-        self.attempt.answer(hold, answer);
+    fn answer_call(&self, hold: HoldId, answer: HeldAnswer) {
+        self.proxy.asking.settle_hold(hold, &answer);
+        self.attempt.answer_call(hold, answer);
     }
 }

@@ -5,45 +5,45 @@
 use std::fs;
 
 use stockade_engine::{AttemptEnd, AttemptEvent, CommandEnd};
-use stockade_model::{Denial, Limit, Limits};
+use stockade_model::{Denial, LimitKind, Limits};
 
 /// Counter of processes killed for lack of memory, in both versions (memory.txt, cgroup-v2.rst),
 /// and its key.
-const MEMORY: ([&str; 2], &str) =
+const OOM_KILL_COUNTER: ([&str; 2], &str) =
     (["/sys/fs/cgroup/memory/memory.oom_control", "/sys/fs/cgroup/memory.events"], "oom_kill");
 /// Counter of refused forks.
-const PROCESSES: ([&str; 2], &str) = (["/sys/fs/cgroup/pids/pids.events", "/sys/fs/cgroup/pids.events"], "max");
+const FAILED_FORK_COUNTER: ([&str; 2], &str) = (["/sys/fs/cgroup/pids/pids.events", "/sys/fs/cgroup/pids.events"], "max");
 
 /// Counters at the start of a command.
-pub(super) struct Counted {
+pub(super) struct LimitCounters {
     limits: Limits,
     ended: u64,
     forks: u64,
 }
 
-impl Counted {
+impl LimitCounters {
     /// Returns the current counters; the limits are those of the container.
-    pub(super) fn now(limits: Limits) -> Self {
-        Self { limits, ended: count(MEMORY), forks: count(PROCESSES) }
+    pub(super) fn read_counters(limits: Limits) -> Self {
+        Self { limits, ended: read_counter(OOM_KILL_COUNTER), forks: read_counter(FAILED_FORK_COUNTER) }
     }
 
     /// Returns the events since then, to report with the end of a command. Other commands may run
     /// at the same time. A command that succeeded was not stopped by its limit.
-    pub(super) fn told(&self, end: &AttemptEnd) -> Vec<AttemptEvent> {
-        self.compared(&Self::now(Limits::default()), end)
+    pub(super) fn events_since(&self, end: &AttemptEnd) -> Vec<AttemptEvent> {
+        self.events_between(&Self::read_counters(Limits::default()), end)
     }
 
-    fn compared(&self, now: &Self, end: &AttemptEnd) -> Vec<AttemptEvent> {
+    fn events_between(&self, now: &Self, end: &AttemptEnd) -> Vec<AttemptEvent> {
         let mut told = Vec::new();
         let forks = now.forks.saturating_sub(self.forks);
         if forks > 0 {
-            let denial = self.denial(Limit::Processes, "no more could be made");
+            let denial = self.limit_denial(LimitKind::Processes, "no more could be made");
             told.push(AttemptEvent::Denied(Denial { count: forks, ..denial }));
         }
         let ended = now.ended.saturating_sub(self.ended);
         if ended > 0 {
             let value = format!("out of memory: the kernel ended {ended} of the sandbox's processes");
-            let denial = self.denial(Limit::Memory, &value);
+            let denial = self.limit_denial(LimitKind::Memory, &value);
             let ended_well = end.end == CommandEnd::Exited(0);
             told.push(if ended_well { AttemptEvent::Denied(denial) } else { AttemptEvent::Breached(denial) });
         }
@@ -51,13 +51,13 @@ impl Counted {
     }
 
     /// A grant for one command cannot change a limit of the whole sandbox.
-    fn denial(&self, limit: Limit, value: &str) -> Denial {
+    fn limit_denial(&self, limit: LimitKind, value: &str) -> Denial {
         Denial { grant: None, ..Denial::of_limit(limit, self.limits.get(limit), value) }
     }
 }
 
 /// Returns the number after the key; 0 if there is no such file.
-fn count((files, key): ([&str; 2], &str)) -> u64 {
+fn read_counter((files, key): ([&str; 2], &str)) -> u64 {
     let number = |text: String| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.parse().ok());
     files.iter().find_map(|file| fs::read_to_string(file).ok()).and_then(number).unwrap_or(0)
 }
@@ -69,11 +69,11 @@ mod tests {
     #[test]
     fn what_was_refused_meanwhile_is_told_and_by_which_limit() {
         let limits = Limits { memory_bytes: Some(64 << 20), processes: Some(20), ..Limits::default() };
-        let before = Counted { limits, ended: 2, forks: 5 };
-        let now = |ended, forks| Counted { limits: Limits::default(), ended, forks };
-        let (well, killed) = (AttemptEnd::bare(CommandEnd::Exited(0)), AttemptEnd::bare(CommandEnd::Signaled(9)));
-        assert_eq!(before.compared(&now(2, 5), &killed), []);
-        let told = |now: &Counted, end| match before.compared(now, end).as_slice() {
+        let before = LimitCounters { limits, ended: 2, forks: 5 };
+        let now = |ended, forks| LimitCounters { limits: Limits::default(), ended, forks };
+        let (well, killed) = (AttemptEnd::from_command_end(CommandEnd::Exited(0)), AttemptEnd::from_command_end(CommandEnd::Signaled(9)));
+        assert_eq!(before.events_between(&now(2, 5), &killed), []);
+        let told = |now: &LimitCounters, end| match before.events_between(now, end).as_slice() {
             [AttemptEvent::Denied(one)] => {
                 format!("refused: {} {} {:?} {}", one.object, one.rule, one.grant, one.count)
             }

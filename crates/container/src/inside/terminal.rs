@@ -14,21 +14,21 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, SpecialCodeIndex, Termios, Winsize, tcgetattr, tcsetwinsize};
 use stockade_model::{LayerReport, LayerState};
 
-use crate::frames::Size;
+use crate::frames::TerminalSize;
 
 /// Default size of a terminal.
-const USUAL: Size = Size { rows: 24, columns: 80 };
+const DEFAULT_SIZE: TerminalSize = TerminalSize { rows: 24, columns: 80 };
 
 /// Test input: a typing error, its correction, and the end of input.
-const TYPED: &[u8] = b"ab\x7f\r\x04";
+const TEST_INPUT: &[u8] = b"ab\x7f\r\x04";
 /// Expected reads of the test input.
-const READ: [&[u8]; 2] = [b"a\n", b""];
+const EXPECTED_READS: [&[u8]; 2] = [b"a\n", b""];
 /// Time-out for a terminal to pass on the input.
-const HANDS_ON_WITHIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+const INPUT_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// The launcher's end of the terminal.
 #[derive(Debug)]
-pub(super) struct Terminal {
+pub(super) struct LauncherTerminal {
     ours: OwnedFd,
     /// True if its kernel behaves like Linux.
     is_whole: bool,
@@ -36,30 +36,30 @@ pub(super) struct Terminal {
 
 /// Result of keys.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Keys<'a> {
+pub(super) enum TerminalInput<'a> {
     /// Input for the reading process.
     Typed(&'a [u8]),
     /// A key that sends a signal.
     Signal(Signal),
 }
 
-impl Terminal {
+impl LauncherTerminal {
     /// Creates a terminal and also returns the command's end. `is_linux`: the kernel is known to be
     /// Linux.
-    pub(super) fn make(size: Option<Size>, is_linux: bool) -> io::Result<(Self, OwnedFd)> {
-        let (ours, inside) = pair()?;
+    pub(super) fn open_terminal(size: Option<TerminalSize>, is_linux: bool) -> io::Result<(Self, OwnedFd)> {
+        let (ours, inside) = open_pty_pair()?;
         let terminal = Self { ours, is_whole: is_linux || edits_lines()? };
-        terminal.resize(size.unwrap_or(USUAL));
+        terminal.set_size(size.unwrap_or(DEFAULT_SIZE));
         Ok((terminal, inside))
     }
 
     /// Duplicates the descriptor of the launcher's end.
-    pub(super) fn copy(&self) -> io::Result<OwnedFd> {
+    pub(super) fn duplicate_descriptor(&self) -> io::Result<OwnedFd> {
         self.ours.try_clone()
     }
 
     /// Sets its size; returns the signal to send to the command.
-    pub(super) fn resize(&self, size: Size) -> Option<Signal> {
+    pub(super) fn set_size(&self, size: TerminalSize) -> Option<Signal> {
         let size = Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
         // The descriptor is a terminal of this process.
         let _ = tcsetwinsize(&self.ours, size);
@@ -76,22 +76,22 @@ impl Terminal {
     }
 
     /// Returns the results of these keys, in order.
-    pub(super) fn keys<'a>(&self, keys: &'a [u8]) -> Vec<Keys<'a>> {
+    pub(super) fn interpret_keys<'a>(&self, keys: &'a [u8]) -> Vec<TerminalInput<'a>> {
         match tcgetattr(&self.ours) {
-            Ok(modes) if !self.is_whole => parted(keys, &modes),
-            _ => vec![Keys::Typed(keys)],
+            Ok(modes) if !self.is_whole => split_signal_keys(keys, &modes),
+            _ => vec![TerminalInput::Typed(keys)],
         }
     }
 
     /// Returns the layer of the enforcement report, if the terminal lacks features.
-    pub(super) fn report(&self) -> Option<LayerReport> {
+    pub(super) fn layer_report(&self) -> Option<LayerReport> {
         let detail = "the runtime's own, which edits no line, has no end of input and no /dev/tty; the launcher sends the \
                       command's first group what interrupt, quit, a new size and a hang-up send";
         (!self.is_whole).then(|| LayerReport { state: LayerState::Partial, detail: detail.to_owned() })
     }
 }
 
-fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+fn open_pty_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
     grantpt(&ours)?;
     unlockpt(&ours)?;
@@ -102,12 +102,12 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 
 /// Tests whether terminals here have a line discipline (termios(3)).
 fn edits_lines() -> io::Result<bool> {
-    let (ours, inside) = pair()?;
+    let (ours, inside) = open_pty_pair()?;
     rustix::io::ioctl_fionbio(&inside, true)?;
-    rustix::io::write(&ours, TYPED)?;
-    for expected in READ {
-        let mut buffer = [0; TYPED.len()];
-        poll(&mut [PollFd::new(&inside, PollFlags::IN)], Some(&HANDS_ON_WITHIN))?;
+    rustix::io::write(&ours, TEST_INPUT)?;
+    for expected in EXPECTED_READS {
+        let mut buffer = [0; TEST_INPUT.len()];
+        poll(&mut [PollFd::new(&inside, PollFlags::IN)], Some(&INPUT_TIMEOUT))?;
         if rustix::io::read(&inside, &mut buffer).map(|length| &buffer[..length]) != Ok(expected) {
             return Ok(false);
         }
@@ -116,7 +116,7 @@ fn edits_lines() -> io::Result<bool> {
 }
 
 /// Separates keys that send a signal from others, by the terminal's modes.
-fn parted<'a>(keys: &'a [u8], modes: &Termios) -> Vec<Keys<'a>> {
+fn split_signal_keys<'a>(keys: &'a [u8], modes: &Termios) -> Vec<TerminalInput<'a>> {
     let signals = [(SpecialCodeIndex::VINTR, Signal::INT), (SpecialCodeIndex::VQUIT, Signal::QUIT)];
     let is_on = modes.local_modes.contains(LocalModes::ISIG);
     let signal = |key: u8| {
@@ -128,8 +128,8 @@ fn parted<'a>(keys: &'a [u8], modes: &Termios) -> Vec<Keys<'a>> {
     for part in keys.split_inclusive(|key| signal(*key).is_some()) {
         let last = part.split_last().and_then(|(key, before)| Some((before, signal(*key)?)));
         let (typed, sent) = last.map_or((part, None), |(before, signal)| (before, Some(signal)));
-        all.extend(Some(typed).filter(|typed| !typed.is_empty()).map(Keys::Typed));
-        all.extend(sent.map(Keys::Signal));
+        all.extend(Some(typed).filter(|typed| !typed.is_empty()).map(TerminalInput::Typed));
+        all.extend(sent.map(TerminalInput::Signal));
     }
     all
 }
@@ -146,27 +146,27 @@ mod tests {
 
     #[test]
     fn keys_that_send_a_signal_are_parted_from_others_unless_they_are_switched_off() {
-        let (ours, _inside) = pair().unwrap();
+        let (ours, _inside) = open_pty_pair().unwrap();
         let mut modes = tcgetattr(&ours).unwrap();
-        let (typed, int, quit) = (Keys::Typed, || Keys::Signal(Signal::INT), || Keys::Signal(Signal::QUIT));
+        let (typed, int, quit) = (TerminalInput::Typed, || TerminalInput::Signal(Signal::INT), || TerminalInput::Signal(Signal::QUIT));
         let all = [typed(b"a"), int(), int(), typed(b"b\0"), quit(), typed(b"c")];
-        assert_eq!(parted(b"a\x03\x03b\0\x1cc", &modes), all);
-        assert_eq!(parted(b"", &modes), []);
+        assert_eq!(split_signal_keys(b"a\x03\x03b\0\x1cc", &modes), all);
+        assert_eq!(split_signal_keys(b"", &modes), []);
         modes.special_codes[SpecialCodeIndex::VQUIT] = 0;
-        assert_eq!(parted(b"\x1c\0\x03", &modes), [typed(b"\x1c\0"), int()]);
+        assert_eq!(split_signal_keys(b"\x1c\0\x03", &modes), [typed(b"\x1c\0"), int()]);
         modes.make_raw();
         tcsetattr(&ours, OptionalActions::Now, &modes).unwrap();
-        assert_eq!(parted(b"\x03", &tcgetattr(&ours).unwrap()), [typed(b"\x03")]);
+        assert_eq!(split_signal_keys(b"\x03", &tcgetattr(&ours).unwrap()), [typed(b"\x03")]);
     }
 
     #[test]
     fn where_the_kernel_does_its_part_the_launcher_sends_nothing() {
         for is_whole in [true, false] {
-            let (ours, _inside) = pair().unwrap();
-            let terminal = Terminal { ours, is_whole };
-            assert_eq!(terminal.keys(b"\x03") == [Keys::Typed(b"\x03")], is_whole);
-            assert_eq!(terminal.resize(USUAL), (!is_whole).then_some(Signal::WINCH));
-            assert_eq!(terminal.report().is_none(), is_whole);
+            let (ours, _inside) = open_pty_pair().unwrap();
+            let terminal = LauncherTerminal { ours, is_whole };
+            assert_eq!(terminal.interpret_keys(b"\x03") == [TerminalInput::Typed(b"\x03")], is_whole);
+            assert_eq!(terminal.set_size(DEFAULT_SIZE), (!is_whole).then_some(Signal::WINCH));
+            assert_eq!(terminal.layer_report().is_none(), is_whole);
             assert_eq!(terminal.hang_up(), (!is_whole).then_some(Signal::HUP));
         }
     }

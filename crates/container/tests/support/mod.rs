@@ -7,19 +7,19 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use stockade_container::{ContainerSandboxes, Kind, Settings};
+use stockade_container::{ContainerSandboxes, ContainerEngineKind, ContainerSettings};
 use stockade_engine::{
-    Attempt, AttemptEnd, AttemptEvent, CommandEnd, Events, Io, Sandbox, SandboxError, SandboxEvent, SandboxEvents,
-    SandboxPlan, Sandboxes, StartError, System,
+    Attempt, AttemptEnd, AttemptEvent, CommandEnd, AttemptEventSender, StdioMode, Sandbox, SandboxError, SandboxEvent, SandboxEventSender,
+    SandboxPlan, SandboxProvider, StartError, GuestSystem,
 };
 use stockade_model::{
-    Background, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport, Environment, Filesystem, ImageDigest, Level,
-    Limits, Network, Plan, Profile, RequestId, SandboxId,
+    BackgroundPolicy, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport, EnvironmentRules, FilesystemAccess, ImageDigest, IsolationLevel,
+    Limits, NetworkAccess, AttemptPlan, Profile, RequestId, SandboxId,
 };
 use stockade_testkit::EngineKind;
 use tempfile::TempDir;
 
-pub const CAPTURE: Io = Io::Capture { limit_bytes: 1 << 20 };
+pub const CAPTURE: StdioMode = StdioMode::Capture { limit_bytes: 1 << 20 };
 pub const PATIENCE: Duration = Duration::from_secs(60);
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Programs of the image: all of them busybox.
@@ -31,9 +31,9 @@ const APPLETS: &[&str] = &[
 
 /// An engine with one small image.
 pub struct Engine {
-    kind: Kind,
+    kind: ContainerEngineKind,
     // First: it ends before its place does.
-    engine: stockade_testkit::Engine,
+    engine: stockade_testkit::ContainerEngine,
     place: TempDir,
     image: ImageDigest,
 }
@@ -41,21 +41,21 @@ pub struct Engine {
 impl Engine {
     /// The Docker Engine, whose own choice of a runtime is `runc`; it has `runsc` besides.
     pub fn docker() -> Option<Self> {
-        Self::start(Kind::Docker, EngineKind::Docker, |_| None)
+        Self::start(ContainerEngineKind::Docker, EngineKind::Docker, |_| None)
     }
 
     /// Podman of root, with `runc`.
     pub fn podman() -> Option<Self> {
-        Self::start(Kind::Podman, EngineKind::Podman, |_| None)
+        Self::start(ContainerEngineKind::Podman, EngineKind::Podman, |_| None)
     }
 
     /// The same with a configuration of its own, which gets a directory of the engine's.
     pub fn podman_with(configuration: impl FnOnce(&Path) -> String) -> Option<Self> {
-        Self::start(Kind::Podman, EngineKind::Podman, |place| Some(configuration(place)))
+        Self::start(ContainerEngineKind::Podman, EngineKind::Podman, |place| Some(configuration(place)))
     }
 
     /// None, and said so, where this user can run no engine.
-    fn start(kind: Kind, engine: EngineKind, configure: impl FnOnce(&Path) -> Option<String>) -> Option<Self> {
+    fn start(kind: ContainerEngineKind, engine: EngineKind, configure: impl FnOnce(&Path) -> Option<String>) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("not run: a container engine needs root");
             return None;
@@ -64,20 +64,20 @@ impl Engine {
         let file = place.path().join("containers.conf");
         let configured = configure(place.path()).map(|text| fs::write(&file, text).unwrap());
         let environment = configured.map(|()| ("CONTAINERS_CONF", file.as_os_str()));
-        let engine = stockade_testkit::Engine::start_with(engine, &place.path().join("engine"), environment.as_slice());
+        let engine = stockade_testkit::ContainerEngine::start_with(engine, &place.path().join("engine"), environment.as_slice());
         let engine = engine.expect("the engines are installed by the test command");
-        let digest = engine.import(&root_tree(place.path())).unwrap();
+        let digest = engine.import_image(&root_tree(place.path())).unwrap();
         Some(Self { kind, engine, place, image: digest.parse().unwrap() })
     }
 
     fn socket(&self) -> PathBuf {
-        self.engine.socket()
+        self.engine.socket_path()
     }
 
     /// An image like its own, with these instructions of a Dockerfile besides.
     pub fn image_with(&self, changes: &[&str]) -> ImageDigest {
         let made = match self.kind {
-            Kind::Docker => {
+            ContainerEngineKind::Docker => {
                 let file = self.place.path().join("Dockerfile");
                 fs::write(&file, format!("FROM {}\n{}\n", self.image, changes.join("\n"))).unwrap();
                 let mut command = Command::new("docker");
@@ -85,7 +85,7 @@ impl Engine {
                 let file = fs::File::open(file).unwrap();
                 command.env("DOCKER_BUILDKIT", "0").stdin(file).output().unwrap()
             }
-            Kind::Podman => {
+            ContainerEngineKind::Podman => {
                 let changes: Vec<String> = changes.iter().map(|change| format!("--change={change}")).collect();
                 let archive = self.place.path().join("root.tar").display().to_string();
                 let words = ["import"].into_iter().chain(changes.iter().map(String::as_str)).chain([archive.as_str()]);
@@ -101,8 +101,8 @@ impl Engine {
     /// The engine's own command line, where one of another engine does not do.
     pub fn own_command(&self, arguments: &[&str]) -> std::process::Output {
         let (program, option) = match self.kind {
-            Kind::Docker => ("docker", "-H"),
-            Kind::Podman => ("podman", "--url"),
+            ContainerEngineKind::Docker => ("docker", "-H"),
+            ContainerEngineKind::Podman => ("podman", "--url"),
         };
         let mut command = Command::new(program);
         command.args([option, &format!("unix://{}", self.socket().display())]).args(arguments);
@@ -126,7 +126,7 @@ impl Engine {
     }
 
     pub fn sandboxes_of(&self, owner: &str) -> ContainerSandboxes {
-        let settings = Settings {
+        let settings = ContainerSettings {
             socket: Some(self.socket()),
             launcher: launcher(),
             accounts: self.accounts(),
@@ -242,12 +242,12 @@ impl Place {
     #[track_caller]
     pub fn is_lost_when_killed(&self, engine: &Engine) {
         let (mut attempt, events) = self.begin(&inside("sleep 4321"), CAPTURE, false).unwrap();
-        attempt.release().unwrap();
+        attempt.release_command().unwrap();
         engine.command(&["kill", &engine.containers()[0]]);
         assert!(matches!(drain(&events).0.end, CommandEnd::Lost(_)));
         assert!(matches!(self.told.recv_timeout(PATIENCE), Ok(SandboxEvent::Lost(_))));
         drop(attempt);
-        let gone = engine.sandboxes().adopt(&self.plan, SandboxEvents::new(|_| {}));
+        let gone = engine.sandboxes().adopt_sandbox(&self.plan, SandboxEventSender::new(|_| {}));
         assert!(matches!(gone, Err(SandboxError::Gone(_))));
     }
 
@@ -264,19 +264,19 @@ impl Place {
         let top = tempfile::Builder::new().prefix("sandbox-").tempdir().unwrap();
         let mut plan = plan(engine, top.path());
         change(&mut plan);
-        let (sandbox, told) = begun(&plan, |plan, events| engine.sandboxes().create(plan, events))?;
+        let (sandbox, told) = begun(&plan, |plan, events| engine.sandboxes().create_sandbox(plan, events))?;
         Ok(Self { top, plan, sandbox, told })
     }
 
     pub fn begin(
         &self,
-        plan: &Plan,
-        io: Io,
+        plan: &AttemptPlan,
+        io: StdioMode,
         hold: bool,
     ) -> Result<(Box<dyn Attempt>, Receiver<AttemptEvent>), StartError> {
         let (sender, events) = channel();
-        let sink = Events::new(move |event| drop(sender.send(event)));
-        Ok((self.sandbox.backend().prepare(plan, &io, hold, sink)?, events))
+        let sink = AttemptEventSender::new(move |event| drop(sender.send(event)));
+        Ok((self.sandbox.backend().prepare_attempt(plan, &io, hold, sink)?, events))
     }
 
     #[track_caller]
@@ -285,10 +285,10 @@ impl Place {
     }
 
     #[track_caller]
-    pub fn run_plan(&self, plan: &Plan) -> Ran {
+    pub fn run_plan(&self, plan: &AttemptPlan) -> Ran {
         let (mut attempt, events) = self.begin(plan, CAPTURE, false).unwrap();
-        attempt.release().unwrap();
-        let report = attempt.enforced().clone();
+        attempt.release_command().unwrap();
+        let report = attempt.enforcement_report().clone();
         let (end, denials) = drain(&events);
         Ran { end, denials, report }
     }
@@ -297,10 +297,10 @@ impl Place {
 /// A sandbox made or found, and what it tells.
 pub fn begun(
     plan: &SandboxPlan,
-    by: impl FnOnce(&SandboxPlan, SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError>,
+    by: impl FnOnce(&SandboxPlan, SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError>,
 ) -> Result<(Box<dyn Sandbox>, Receiver<SandboxEvent>), SandboxError> {
     let (sender, told) = channel();
-    let sandbox = by(plan, SandboxEvents::new(move |event| drop(sender.send(event))))?;
+    let sandbox = by(plan, SandboxEventSender::new(move |event| drop(sender.send(event))))?;
     Ok((sandbox, told))
 }
 
@@ -317,12 +317,12 @@ pub fn plan(engine: &Engine, top: &Path) -> SandboxPlan {
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).unwrap();
     SandboxPlan {
         id: SandboxId::from_random(bytes),
-        system: Some(System::Image(engine.image())),
+        system: Some(GuestSystem::Image(engine.image())),
         workspace: directory("work"),
         home: directory("home"),
         profile: profile(),
-        level: Level::Full,
-        background: Background::End,
+        level: IsolationLevel::Full,
+        background: BackgroundPolicy::End,
         runtime: None,
     }
 }
@@ -367,15 +367,15 @@ pub fn profile() -> Profile {
     Profile {
         name: "workspace".to_owned(),
         sandboxed: true,
-        filesystem: Filesystem {
+        filesystem: FilesystemAccess {
             write: vec!["/workspace".into(), "/home/agent".into()],
             protect: DEFAULT_PROTECTED_NAMES.iter().map(|&n| n.to_owned()).collect(),
-            ..Filesystem::default()
+            ..FilesystemAccess::default()
         },
         exec: stockade_model::ExecRules::default(),
-        network: Network::None,
+        network: NetworkAccess::None,
         egress: Default::default(),
-        environment: Environment::default(),
+        environment: EnvironmentRules::default(),
         limits: Limits {
             memory_bytes: Some(256 << 20),
             temp_bytes: Some(64 << 20),
@@ -386,9 +386,9 @@ pub fn profile() -> Profile {
 }
 
 /// A script in the workspace of a sandbox.
-pub fn inside(script: &str) -> Plan {
+pub fn inside(script: &str) -> AttemptPlan {
     let variables = [("PATH", "/bin"), ("HOME", "/home/agent"), ("LC_ALL", "C")];
-    Plan {
+    AttemptPlan {
         request: RequestId::from_random([7; 16]),
         attempt: 1,
         argv: ["/bin/sh", "-c", script].map(Into::into).into(),
@@ -398,29 +398,29 @@ pub fn inside(script: &str) -> Plan {
         profile: profile(),
         grants: Vec::new(),
         effects: Vec::new(),
-        level: Level::Full,
+        level: IsolationLevel::Full,
         backend: "docker".to_owned(),
     }
 }
 
 /// An image with volumes: they can be read in a sandbox, and not written, whatever the
 /// runtime.
-pub fn volumes_of_an_image_can_be_read_alone(engine: &Engine, change: impl Fn(&mut SandboxPlan), level: Level) {
+pub fn volumes_of_an_image_can_be_read_alone(engine: &Engine, change: impl Fn(&mut SandboxPlan), level: IsolationLevel) {
     let image = engine.image_with(&["VOLUME /data", "VOLUME /srv", "VOLUME /tmp"]);
     let place = Place::with(engine, |plan| {
-        plan.system = Some(System::Image(image.clone()));
+        plan.system = Some(GuestSystem::Image(image.clone()));
         change(plan);
     })
     .unwrap();
     let script = "for d in /data /srv; do touch $d/x 2>/dev/null && echo wrote $d; mkdir $d/y 2>/dev/null && echo made; \
                   done; ls /bin/busybox; touch /tmp/x && echo temp";
-    let ran = place.run_plan(&Plan { level, ..inside(script) });
+    let ran = place.run_plan(&AttemptPlan { level, ..inside(script) });
     assert_eq!(ran.stdout(), "/bin/busybox\ntemp\n", "{ran:#?}");
     // Its launcher has no walls but the container's.
     let name = format!("stockade-{}", place.plan.id);
     let write = |at: &str| engine.own_command(&["exec", "-u", "0:0", &name, "/bin/touch", at]).status.success();
     assert!(!write("/data/x") && !write("/srv/x"));
-    let (sandbox, _told) = begun(&place.plan, |plan, events| engine.sandboxes().adopt(plan, events)).unwrap();
+    let (sandbox, _told) = begun(&place.plan, |plan, events| engine.sandboxes().adopt_sandbox(plan, events)).unwrap();
     drop(sandbox);
     place.sandbox.destroy().unwrap();
     // The control.
@@ -431,7 +431,7 @@ pub fn volumes_of_an_image_can_be_read_alone(engine: &Engine, change: impl Fn(&m
     for at in ["/workspace/.git/hooks", "/workspace", "/home/agent/x", "/etc"] {
         let image = engine.image_with(&[&format!("VOLUME {at}")]);
         let refused = Place::with(engine, |plan| {
-            plan.system = Some(System::Image(image));
+            plan.system = Some(GuestSystem::Image(image));
             change(plan);
         });
         let refused = refused.map(drop).unwrap_err();
@@ -447,7 +447,7 @@ pub fn volumes_of_an_image_can_be_read_alone(engine: &Engine, change: impl Fn(&m
 pub fn a_workspace_that_is_exchanged_is_not_another_users(engine: &Engine) {
     let place = Place::new(engine);
     let (workspace, aside) = (place.plan.workspace.clone(), place.top.path().join("aside"));
-    let adopt = || engine.sandboxes().adopt(&place.plan, SandboxEvents::new(|_| {})).map(drop);
+    let adopt = || engine.sandboxes().adopt_sandbox(&place.plan, SandboxEventSender::new(|_| {})).map(drop);
     assert!(adopt().is_ok(), "the control");
     fs::rename(&workspace, &aside).unwrap();
     fs::create_dir(&workspace).unwrap();
@@ -472,7 +472,7 @@ pub fn a_workspace_that_is_exchanged_is_not_another_users(engine: &Engine) {
             }
         });
         for _ in 0..8 {
-            let (sandbox, _told) = match begun(&place.plan, |plan, events| engine.sandboxes().create(plan, events)) {
+            let (sandbox, _told) = match begun(&place.plan, |plan, events| engine.sandboxes().create_sandbox(plan, events)) {
                 Ok(begun) => begun,
                 Err(_) => {
                     refused += 1;
@@ -516,8 +516,8 @@ pub fn an_image_makes_nothing_on_the_host(engine: &Engine) {
         let id = text.lines().next_back().unwrap_or_default();
         let image: ImageDigest = format!("sha256:{}", id.strip_prefix("sha256:").unwrap_or(id)).parse().unwrap();
         let mut plan = plan(engine, top.path());
-        plan.system = Some(System::Image(image));
-        let begun = begun(&plan, |plan, events| engine.sandboxes().create(plan, events)).map(drop);
+        plan.system = Some(GuestSystem::Image(image));
+        let begun = begun(&plan, |plan, events| engine.sandboxes().create_sandbox(plan, events)).map(drop);
         // Docker itself removes links at those of its own files.
         let is_made = link.is_empty() || link == "/etc/hosts";
         assert_eq!(begun.is_ok(), is_made, "{link} {:?}", begun.map_err(|error| error.to_string()));

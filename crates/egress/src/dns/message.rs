@@ -12,19 +12,19 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Longest question that is read; a longer datagram is answered "format error".
-pub const MESSAGE_MAX: usize = 4096;
+pub const MAX_MESSAGE_BYTES: usize = 4096;
 /// Time to live of an answer in seconds. A name keeps its address for the whole run. The time is
 /// short, so that "no such name" is asked again.
 const TTL_S: u32 = 60;
 
-const HEADER: usize = 12;
+const HEADER_BYTES: usize = 12;
 const CLASS_IN: u16 = 1;
 const TYPE_OPT: u16 = 41;
 
 /// Response code with its number in RFC 1035.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Code {
+pub enum DnsResponseCode {
     /// Success, perhaps without records.
     NoError = 0,
     /// The question cannot be read.
@@ -41,7 +41,7 @@ pub enum Code {
 
 /// Type of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum DnsQuestionType {
     /// IPv4 address.
     A,
     /// IPv6 address.
@@ -54,7 +54,7 @@ pub enum Kind {
 
 /// Question, with the data that an answer must repeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
+pub struct DnsQuestion {
     id: u16,
     recursion_desired: bool,
     /// The question's bytes as received, with the case of its letters.
@@ -64,12 +64,12 @@ pub struct Question {
     /// or `_`. `None` for other names, which cannot be hosts.
     pub name: Option<String>,
     /// The type.
-    pub kind: Kind,
+    pub kind: DnsQuestionType,
 }
 
 /// Content of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Record {
+pub enum DnsRecord {
     /// A or AAAA.
     Address(IpAddr),
     /// PTR.
@@ -79,7 +79,7 @@ pub enum Record {
 /// Message that is not one question of the Internet's class. `answer` is the error message to send.
 /// `None` if even that would be wrong (an answer, a fragment).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unanswerable {
+pub struct UnanswerableQuery {
     /// The error message to send.
     pub answer: Option<Vec<u8>>,
 }
@@ -88,40 +88,40 @@ fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at.checked_add(1)?)?]))
 }
 
-impl Question {
+impl DnsQuestion {
     /// Reads one query. Errors: see [`Unanswerable`].
-    pub fn parse(message: &[u8]) -> Result<Self, Unanswerable> {
+    pub fn parse_query(message: &[u8]) -> Result<Self, UnanswerableQuery> {
         let (Some(id), Some(flags)) = (u16_at(message, 0), u16_at(message, 2)) else {
-            return Err(Unanswerable { answer: None });
+            return Err(UnanswerableQuery { answer: None });
         };
         // An answer is never answered, because two servers would exchange messages forever.
-        if message.len() < HEADER || flags & 0x8000 != 0 {
-            return Err(Unanswerable { answer: None });
+        if message.len() < HEADER_BYTES || flags & 0x8000 != 0 {
+            return Err(UnanswerableQuery { answer: None });
         }
-        let error = |code: Code| Unanswerable { answer: Some(bare(id, flags, code)) };
+        let error = |code: DnsResponseCode| UnanswerableQuery { answer: Some(encode_header(id, flags, code)) };
         if flags & 0x7800 != 0 {
-            return Err(error(Code::NotImplemented));
+            return Err(error(DnsResponseCode::NotImplemented));
         }
-        if message.len() > MESSAGE_MAX || u16_at(message, 4) != Some(1) {
-            return Err(error(Code::FormatError));
+        if message.len() > MAX_MESSAGE_BYTES || u16_at(message, 4) != Some(1) {
+            return Err(error(DnsResponseCode::FormatError));
         }
-        let (name, end) = name_at(message, HEADER).ok_or_else(|| error(Code::FormatError))?;
+        let (name, end) = name_at(message, HEADER_BYTES).ok_or_else(|| error(DnsResponseCode::FormatError))?;
         let (Some(kind), Some(class)) = (u16_at(message, end), u16_at(message, end + 2)) else {
-            return Err(error(Code::FormatError));
+            return Err(error(DnsResponseCode::FormatError));
         };
         if class != CLASS_IN {
-            return Err(error(Code::Refused));
+            return Err(error(DnsResponseCode::Refused));
         }
         let kind = match kind {
-            1 => Kind::A,
-            28 => Kind::Aaaa,
-            12 => Kind::Ptr,
-            other => Kind::Other(other),
+            1 => DnsQuestionType::A,
+            28 => DnsQuestionType::Aaaa,
+            12 => DnsQuestionType::Ptr,
+            other => DnsQuestionType::Other(other),
         };
         Ok(Self {
             id,
             recursion_desired: flags & 0x0100 != 0,
-            raw: message[HEADER..end + 4].to_vec(),
+            raw: message[HEADER_BYTES..end + 4].to_vec(),
             edns: has_edns(message, end + 4),
             name,
             kind,
@@ -129,8 +129,8 @@ impl Question {
     }
 
     /// Writes the message that answers the question.
-    pub fn answer(&self, code: Code, records: &[Record]) -> Vec<u8> {
-        let mut out = Vec::with_capacity(HEADER + self.raw.len() + 32 * records.len() + 16);
+    pub fn encode_answer(&self, code: DnsResponseCode, records: &[DnsRecord]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(HEADER_BYTES + self.raw.len() + 32 * records.len() + 16);
         let recursion = if self.recursion_desired { 0x0100 } else { 0 };
         out.extend(self.id.to_be_bytes());
         out.extend((0x8080 | recursion | code as u16).to_be_bytes());
@@ -141,11 +141,11 @@ impl Question {
         out.extend(&self.raw);
         for record in records {
             // The name is the question's: a pointer to it.
-            out.extend([0xc0, HEADER as u8]);
+            out.extend([0xc0, HEADER_BYTES as u8]);
             let (kind, data) = match record {
-                Record::Address(IpAddr::V4(v4)) => (1u16, v4.octets().to_vec()),
-                Record::Address(IpAddr::V6(v6)) => (28, v6.octets().to_vec()),
-                Record::Name(name) => (12, wire_name(name)),
+                DnsRecord::Address(IpAddr::V4(v4)) => (1u16, v4.octets().to_vec()),
+                DnsRecord::Address(IpAddr::V6(v6)) => (28, v6.octets().to_vec()),
+                DnsRecord::Name(name) => (12, wire_name(name)),
             };
             out.extend(kind.to_be_bytes());
             out.extend(CLASS_IN.to_be_bytes());
@@ -162,8 +162,8 @@ impl Question {
 }
 
 /// Returns a header without a question.
-fn bare(id: u16, flags: u16, code: Code) -> Vec<u8> {
-    let mut out = Vec::with_capacity(HEADER);
+fn encode_header(id: u16, flags: u16, code: DnsResponseCode) -> Vec<u8> {
+    let mut out = Vec::with_capacity(HEADER_BYTES);
     out.extend(id.to_be_bytes());
     out.extend((0x8080 | flags & 0x7900 | code as u16).to_be_bytes());
     out.extend([0; 8]);
@@ -221,7 +221,7 @@ fn wire_name(name: &str) -> Vec<u8> {
 
 /// Returns the address of a reverse name: `4.3.2.1.in-addr.arpa` or the nibbles of `ip6.arpa`.
 /// `None` for every other name.
-pub fn reverse(name: &str) -> Option<IpAddr> {
+pub fn parse_reverse_name(name: &str) -> Option<IpAddr> {
     if let Some(digits) = name.strip_suffix(".in-addr.arpa") {
         let mut octets = [0u8; 4];
         let mut labels = digits.split('.');
@@ -256,9 +256,9 @@ mod tests {
 
     #[test]
     fn a_question_is_read_and_answered() {
-        let question = Question::parse(&query("PyPI.org", 1)).unwrap();
-        assert_eq!((question.name.as_deref(), question.kind), (Some("pypi.org"), Kind::A));
-        let answer = question.answer(Code::NoError, &[Record::Address("198.18.0.9".parse().unwrap())]);
+        let question = DnsQuestion::parse_query(&query("PyPI.org", 1)).unwrap();
+        assert_eq!((question.name.as_deref(), question.kind), (Some("pypi.org"), DnsQuestionType::A));
+        let answer = question.encode_answer(DnsResponseCode::NoError, &[DnsRecord::Address("198.18.0.9".parse().unwrap())]);
         assert_eq!(answer[..12], [0x12, 0x34, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0]);
         // The answer repeats the question with its spelling.
         assert_eq!(answer[12..26], *b"\x04PyPI\x03org\0\0\x01\0\x01"[..14].as_ref());
@@ -270,15 +270,15 @@ mod tests {
         let mut message = query("a.b", 28);
         message[11] = 1;
         message.extend([0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0]);
-        let answer = Question::parse(&message).unwrap().answer(Code::NoSuchName, &[]);
+        let answer = DnsQuestion::parse_query(&message).unwrap().encode_answer(DnsResponseCode::NoSuchName, &[]);
         assert_eq!(answer[2..4], [0x81, 0x83]);
         assert_eq!(answer[10..12], [0, 1]);
         assert_eq!(answer[answer.len() - 11..][..3], [0, 0, 41]);
     }
 
     #[track_caller]
-    fn refused(message: &[u8], code: Option<Code>) {
-        let answer = Question::parse(message).expect_err("must not be read").answer;
+    fn refused(message: &[u8], code: Option<DnsResponseCode>) {
+        let answer = DnsQuestion::parse_query(message).expect_err("must not be read").answer;
         assert_eq!(answer.map(|a| a[3] & 15), code.map(|c| c as u8));
     }
 
@@ -288,7 +288,7 @@ mod tests {
         refused(b"\x12\x34\x01", None);
         let good = query("a.b", 1);
         for length in 0..good.len() {
-            assert!(Question::parse(&good[..length]).is_err(), "{length}");
+            assert!(DnsQuestion::parse_query(&good[..length]).is_err(), "{length}");
         }
         let with = |at: usize, byte: u8| {
             let mut message = good.clone();
@@ -296,36 +296,36 @@ mod tests {
             message
         };
         refused(&with(2, 0x80), None);
-        refused(&with(2, 0x28), Some(Code::NotImplemented));
-        refused(&with(5, 2), Some(Code::FormatError));
-        refused(&with(5, 0), Some(Code::FormatError));
+        refused(&with(2, 0x28), Some(DnsResponseCode::NotImplemented));
+        refused(&with(5, 2), Some(DnsResponseCode::FormatError));
+        refused(&with(5, 0), Some(DnsResponseCode::FormatError));
         // A compression pointer, a label of 64, another class.
-        refused(&with(12, 0xc0), Some(Code::FormatError));
-        refused(&with(12, 64), Some(Code::FormatError));
-        refused(&with(good.len() - 1, 3), Some(Code::Refused));
+        refused(&with(12, 0xc0), Some(DnsResponseCode::FormatError));
+        refused(&with(12, 64), Some(DnsResponseCode::FormatError));
+        refused(&with(good.len() - 1, 3), Some(DnsResponseCode::Refused));
         let mut long = query(&["a".repeat(60).as_str(); 5].join("."), 1);
-        refused(&long, Some(Code::FormatError));
+        refused(&long, Some(DnsResponseCode::FormatError));
         long.resize(5000, 0);
-        refused(&long, Some(Code::FormatError));
+        refused(&long, Some(DnsResponseCode::FormatError));
     }
 
     #[test]
     fn odd_bytes_are_no_host() {
         let mut message = query("a-b.c_d", 1);
-        assert_eq!(Question::parse(&message).unwrap().name.as_deref(), Some("a-b.c_d"));
+        assert_eq!(DnsQuestion::parse_query(&message).unwrap().name.as_deref(), Some("a-b.c_d"));
         for odd in [0, b'.', b' ', b'/', 0x80, b'\n'] {
             message[14] = odd;
-            assert_eq!(Question::parse(&message).unwrap().name, None, "{odd}");
+            assert_eq!(DnsQuestion::parse_query(&message).unwrap().name, None, "{odd}");
         }
     }
 
     #[test]
     fn reverse_names() {
-        assert_eq!(reverse("9.0.18.198.in-addr.arpa"), Some("198.18.0.9".parse().unwrap()));
+        assert_eq!(parse_reverse_name("9.0.18.198.in-addr.arpa"), Some("198.18.0.9".parse().unwrap()));
         let v6 = "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.5.d.f.ip6.arpa";
-        assert_eq!(reverse(v6), Some("fd5d::1".parse().unwrap()));
+        assert_eq!(parse_reverse_name(v6), Some("fd5d::1".parse().unwrap()));
         for bad in ["9.0.18.in-addr.arpa", "1.9.0.18.198.in-addr.arpa", "09.0.18.198.in-addr.arpa", "a.ip6.arpa", "x"] {
-            assert_eq!(reverse(bad), None, "{bad}");
+            assert_eq!(parse_reverse_name(bad), None, "{bad}");
         }
     }
 }

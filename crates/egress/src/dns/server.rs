@@ -12,16 +12,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
-use stockade_model::{Host, HostName, Operation, Upstream};
+use stockade_model::{Host, HostName, DeniedOperation, UpstreamProxy};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::message::{Code, Kind, MESSAGE_MAX, Question, Record, reverse};
+use super::message::{DnsResponseCode, DnsQuestionType, MAX_MESSAGE_BYTES, DnsQuestion, DnsRecord, parse_reverse_name};
 use crate::dial::look_up;
-use crate::events::Events;
-use crate::names::{Names, is_ours};
-use crate::seam::{Judge, LookupError, Resolve, Who, is_localhost};
+use crate::events::EgressEventSink;
+use crate::names::{HostNameTable, is_ours};
+use crate::seam::{EgressPolicy, NameLookupError, NameResolver, EgressCaller, is_localhost};
 use crate::upstream::is_looked_up_here;
 
 /// Most questions resolved at once; further ones get "server failure".
@@ -29,42 +29,42 @@ const LOOKUPS_MAX: usize = 64;
 /// Most connections for questions at once.
 const CONNECTIONS_MAX: usize = 64;
 /// Time after which a connection without a question is closed.
-const QUIET_MAX: Duration = Duration::from_secs(10);
+const CONNECTION_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for which a resolved answer is cached.
-const KEPT_FOR: Duration = Duration::from_secs(30);
+const CACHE_LIFETIME: Duration = Duration::from_secs(30);
 /// Most cached answers.
-const KEPT_MAX: usize = 1024;
+const CACHED_ANSWERS_MAX: usize = 1024;
 /// Bytes of one read: several datagrams may arrive together.
-const READ: usize = 64 << 10;
+const READ_BYTES: usize = 64 << 10;
 
 /// Address families that a name really has.
-type Families = Result<(bool, bool), LookupError>;
+type AddressFamilies = Result<(bool, bool), NameLookupError>;
 
 /// Name server of the sandbox.
 pub(crate) struct NameServer {
-    names: Arc<Names>,
-    judge: Arc<dyn Judge>,
-    resolver: Arc<dyn Resolve>,
-    events: Arc<Events>,
-    known: Mutex<HashMap<HostName, (Instant, Families)>>,
+    names: Arc<HostNameTable>,
+    judge: Arc<dyn EgressPolicy>,
+    resolver: Arc<dyn NameResolver>,
+    events: Arc<EgressEventSink>,
+    known: Mutex<HashMap<HostName, (Instant, AddressFamilies)>>,
     lookups: AtomicUsize,
     connections: AtomicUsize,
     has_v6: bool,
     /// Upstream proxy that resolves names instead.
-    upstream: Option<Upstream>,
+    upstream: Option<UpstreamProxy>,
 }
 
 /// Slot of a limited number; released when dropped.
-struct Slot<'a>(&'a AtomicUsize);
+struct LookupSlot<'a>(&'a AtomicUsize);
 
-impl<'a> Slot<'a> {
-    fn take(counter: &'a AtomicUsize, max: usize) -> Option<Self> {
+impl<'a> LookupSlot<'a> {
+    fn try_acquire(counter: &'a AtomicUsize, max: usize) -> Option<Self> {
         let slot = Self(counter);
         (counter.fetch_add(1, Ordering::Relaxed) < max).then_some(slot)
     }
 }
 
-impl Drop for Slot<'_> {
+impl Drop for LookupSlot<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -72,12 +72,12 @@ impl Drop for Slot<'_> {
 
 impl NameServer {
     pub(crate) fn new(
-        names: Arc<Names>,
-        judge: Arc<dyn Judge>,
-        resolver: Arc<dyn Resolve>,
-        events: Arc<Events>,
+        names: Arc<HostNameTable>,
+        judge: Arc<dyn EgressPolicy>,
+        resolver: Arc<dyn NameResolver>,
+        events: Arc<EgressEventSink>,
         has_v6: bool,
-        upstream: Option<Upstream>,
+        upstream: Option<UpstreamProxy>,
     ) -> Self {
         Self {
             names,
@@ -93,19 +93,19 @@ impl NameServer {
     }
 
     /// Returns the answer to a message; `None` if no answer must be sent.
-    async fn answer(&self, message: &[u8]) -> Option<Vec<u8>> {
-        let question = match Question::parse(message) {
+    async fn answer_message(&self, message: &[u8]) -> Option<Vec<u8>> {
+        let question = match DnsQuestion::parse_query(message) {
             Ok(question) => question,
             Err(unanswerable) => return unanswerable.answer,
         };
-        let (code, records) = self.decide(&question).await;
-        Some(question.answer(code, &records))
+        let (code, records) = self.answer_question(&question).await;
+        Some(question.encode_answer(code, &records))
     }
 
-    async fn decide(&self, question: &Question) -> (Code, Vec<Record>) {
-        const NONE: (Code, Vec<Record>) = (Code::NoSuchName, Vec::new());
+    async fn answer_question(&self, question: &DnsQuestion) -> (DnsResponseCode, Vec<DnsRecord>) {
+        const NONE: (DnsResponseCode, Vec<DnsRecord>) = (DnsResponseCode::NoSuchName, Vec::new());
         let Some(name) = question.name.as_deref() else { return NONE };
-        if question.kind == Kind::Ptr {
+        if question.kind == DnsQuestionType::Ptr {
             return self.name_of(name);
         }
         // Browsers ask for the last one, and use the given resolver if it does not exist.
@@ -114,17 +114,17 @@ impl NameServer {
         }
         let Ok(Host::Name(host)) = name.parse::<Host>() else { return NONE };
         let wants_v4 = match question.kind {
-            Kind::A => true,
-            Kind::Aaaa => false,
+            DnsQuestionType::A => true,
+            DnsQuestionType::Aaaa => false,
             // Also for HTTPS and SVCB: clients then use addresses.
-            Kind::Ptr | Kind::Other(_) => return (Code::NoError, Vec::new()),
+            DnsQuestionType::Ptr | DnsQuestionType::Other(_) => return (DnsResponseCode::NoError, Vec::new()),
         };
         if is_localhost(host.as_str()) {
             let own: IpAddr = if wants_v4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
-            return (Code::NoError, vec![Record::Address(own)]);
+            return (DnsResponseCode::NoError, vec![DnsRecord::Address(own)]);
         }
         let is_asked = self.judge.is_agreed(&host) && is_looked_up_here(self.upstream.as_ref(), &host);
-        let families = if is_asked { self.families(&host).await } else { Ok((true, true)) };
+        let families = if is_asked { self.lookup_families(&host).await } else { Ok((true, true)) };
         let has = match families {
             Ok((v4, v6)) => {
                 if wants_v4 {
@@ -133,55 +133,55 @@ impl NameServer {
                     v6 && self.has_v6
                 }
             }
-            Err(LookupError::NoSuchName) => return NONE,
-            Err(LookupError::Failed(_)) => return (Code::ServerFailure, Vec::new()),
+            Err(NameLookupError::NoSuchName) => return NONE,
+            Err(NameLookupError::Failed(_)) => return (DnsResponseCode::ServerFailure, Vec::new()),
         };
-        match self.names.give(&host) {
-            Some(_) if !has => (Code::NoError, Vec::new()),
+        match self.names.assign_addresses(&host) {
+            Some(_) if !has => (DnsResponseCode::NoError, Vec::new()),
             Some(pair) => {
                 let address: IpAddr = if wants_v4 { pair.v4.into() } else { pair.v6.into() };
-                (Code::NoError, vec![Record::Address(address)])
+                (DnsResponseCode::NoError, vec![DnsRecord::Address(address)])
             }
             None => {
                 let rule = "too many names were asked for";
-                self.events.denied(Operation::Limit, "names".into(), &Who::default(), rule, None);
-                (Code::ServerFailure, Vec::new())
+                self.events.report_denial(DeniedOperation::Limit, "names".into(), &EgressCaller::default(), rule, None);
+                (DnsResponseCode::ServerFailure, Vec::new())
             }
         }
     }
 
-    fn name_of(&self, reverse_name: &str) -> (Code, Vec<Record>) {
-        let address = reverse(reverse_name);
+    fn name_of(&self, reverse_name: &str) -> (DnsResponseCode, Vec<DnsRecord>) {
+        let address = parse_reverse_name(reverse_name);
         let name = match address {
             Some(address) if address.is_loopback() => Some("localhost".to_owned()),
-            Some(address) if is_ours(address) => self.names.name(address).map(|name| name.to_string()),
+            Some(address) if is_ours(address) => self.names.find_name(address).map(|name| name.to_string()),
             _ => None,
         };
         match name {
-            Some(name) => (Code::NoError, vec![Record::Name(name)]),
-            None => (Code::NoSuchName, Vec::new()),
+            Some(name) => (DnsResponseCode::NoError, vec![DnsRecord::Name(name)]),
+            None => (DnsResponseCode::NoSuchName, Vec::new()),
         }
     }
 
     /// Returns the address families of a name that may be reached.
-    async fn families(&self, name: &HostName) -> Families {
+    async fn lookup_families(&self, name: &HostName) -> AddressFamilies {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
         if let Some((since, families)) = known
-            && since.elapsed() < KEPT_FOR
+            && since.elapsed() < CACHE_LIFETIME
         {
             return families;
         }
-        let Some(_slot) = Slot::take(&self.lookups, LOOKUPS_MAX) else {
-            return Err(LookupError::Failed("too many lookups at once".into()));
+        let Some(_slot) = LookupSlot::try_acquire(&self.lookups, LOOKUPS_MAX) else {
+            return Err(NameLookupError::Failed("too many lookups at once".into()));
         };
         let found = look_up(&self.resolver, name).await;
         let families = found.and_then(|found| {
             let v4 = found.iter().any(|a| a.to_canonical().is_ipv4());
             let v6 = found.iter().any(|a| a.to_canonical().is_ipv6());
-            if v4 || v6 { Ok((v4, v6)) } else { Err(LookupError::NoSuchName) }
+            if v4 || v6 { Ok((v4, v6)) } else { Err(NameLookupError::NoSuchName) }
         });
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= KEPT_MAX {
+        if known.len() >= CACHED_ANSWERS_MAX {
             known.clear();
         }
         known.insert(name.clone(), (Instant::now(), families.clone()));
@@ -195,7 +195,7 @@ impl NameServer {
         socket.set_nonblocking(true)?;
         let socket = Arc::new(UdpSocket::from_std(socket)?);
         let state = Arc::new(UdpSocketState::new((&*socket).into())?);
-        let mut buffer = vec![0; READ];
+        let mut buffer = vec![0; READ_BYTES];
         loop {
             socket.readable().await?;
             let mut meta = [RecvMeta::default()];
@@ -211,12 +211,12 @@ impl NameServer {
                     continue;
                 }
             }
-            for message in buffer[..meta.len.min(READ)].chunks(meta.stride.max(1)) {
+            for message in buffer[..meta.len.min(READ_BYTES)].chunks(meta.stride.max(1)) {
                 let (server, socket, state) = (Arc::clone(&self), Arc::clone(&socket), Arc::clone(&state));
                 let message = message.to_vec();
                 // A task of its own, because the lookup of one name must not delay others.
                 tokio::spawn(async move {
-                    if let Some(answer) = server.answer(&message).await {
+                    if let Some(answer) = server.answer_message(&message).await {
                         let transmit = Transmit {
                             destination: meta.addr,
                             ecn: None,
@@ -251,19 +251,19 @@ impl NameServer {
 
     /// Answers the questions of one connection in order.
     pub(crate) async fn serve_stream(&self, mut stream: TcpStream) {
-        let Some(_slot) = Slot::take(&self.connections, CONNECTIONS_MAX) else { return };
+        let Some(_slot) = LookupSlot::try_acquire(&self.connections, CONNECTIONS_MAX) else { return };
         loop {
             let read = async {
                 let length = usize::from(stream.read_u16().await?);
-                let mut message = vec![0; length.min(MESSAGE_MAX)];
+                let mut message = vec![0; length.min(MAX_MESSAGE_BYTES)];
                 stream.read_exact(&mut message).await?;
-                Ok::<_, io::Error>((length <= MESSAGE_MAX).then_some(message))
+                Ok::<_, io::Error>((length <= MAX_MESSAGE_BYTES).then_some(message))
             };
-            let Ok(Ok(Some(message))) = timeout(QUIET_MAX, read).await else { return };
-            let Some(answer) = self.answer(&message).await else { return };
+            let Ok(Ok(Some(message))) = timeout(CONNECTION_IDLE_TIMEOUT, read).await else { return };
+            let Some(answer) = self.answer_message(&message).await else { return };
             let mut framed = (answer.len() as u16).to_be_bytes().to_vec();
             framed.extend(answer);
-            if !matches!(timeout(QUIET_MAX, stream.write_all(&framed)).await, Ok(Ok(()))) {
+            if !matches!(timeout(CONNECTION_IDLE_TIMEOUT, stream.write_all(&framed)).await, Ok(Ok(()))) {
                 return;
             }
         }

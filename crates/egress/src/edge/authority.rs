@@ -16,17 +16,17 @@ use rustls::ServerConfig;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use stockade_model::Host;
 
-use super::EdgeError;
-use super::trust::{pem, provider};
+use super::InterceptionError;
+use super::trust::{encode_pem, crypto_provider};
 
 /// Most names with a cached certificate; further ones are made again.
-const KEPT_MAX: usize = 1024;
+const CACHED_CERTIFICATES_MAX: usize = 1024;
 /// Validity of a certificate before its creation, because clocks in the sandbox may differ.
-const BEFORE: Duration = Duration::from_secs(24 * 3600);
+const BACKDATED_VALIDITY: Duration = Duration::from_secs(24 * 3600);
 /// Validity after its creation. Longer than any run; clients refuse more than 398 days.
-const AFTER: Duration = Duration::from_secs(365 * 24 * 3600);
+const CERTIFICATE_VALIDITY: Duration = Duration::from_secs(365 * 24 * 3600);
 
-pub(crate) struct Authority {
+pub(crate) struct CertificateAuthority {
     issuer: Issuer<'static, KeyPair>,
     /// The key of all names.
     key: KeyPair,
@@ -34,19 +34,19 @@ pub(crate) struct Authority {
     made: Mutex<HashMap<Host, Arc<ServerConfig>>>,
 }
 
-fn failed(error: impl ToString) -> EdgeError {
-    EdgeError::Tls(error.to_string())
+fn certificate_error(error: impl ToString) -> InterceptionError {
+    InterceptionError::Tls(error.to_string())
 }
 
 /// Returns parameters with times, a name and a unique serial number: clients refuse a second
 /// certificate with the same number.
-fn parameters(names: Vec<String>, called: String) -> Result<CertificateParams, EdgeError> {
-    let mut parameters = CertificateParams::new(names).map_err(failed)?;
+fn certificate_parameters(names: Vec<String>, called: String) -> Result<CertificateParams, InterceptionError> {
+    let mut parameters = CertificateParams::new(names).map_err(certificate_error)?;
     let now = SystemTime::now();
-    parameters.not_before = (now - BEFORE).into();
-    parameters.not_after = (now + AFTER).into();
+    parameters.not_before = (now - BACKDATED_VALIDITY).into();
+    parameters.not_after = (now + CERTIFICATE_VALIDITY).into();
     let mut serial = [0; 16];
-    rand::fill(&mut serial).map_err(failed)?;
+    rand::fill(&mut serial).map_err(certificate_error)?;
     serial[0] &= 0x7f;
     parameters.serial_number = Some(SerialNumber::from_slice(&serial));
     parameters.distinguished_name = DistinguishedName::new();
@@ -55,15 +55,15 @@ fn parameters(names: Vec<String>, called: String) -> Result<CertificateParams, E
     Ok(parameters)
 }
 
-impl Authority {
-    pub(super) fn make() -> Result<Self, EdgeError> {
-        let own = KeyPair::generate().map_err(failed)?;
-        let mut parameters = parameters(Vec::new(), "Stockade, authority of one run".into())?;
+impl CertificateAuthority {
+    pub(super) fn generate_root() -> Result<Self, InterceptionError> {
+        let own = KeyPair::generate().map_err(certificate_error)?;
+        let mut parameters = certificate_parameters(Vec::new(), "Stockade, authority of one run".into())?;
         parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let certificate = parameters.self_signed(&own).map_err(failed)?;
-        let pem = pem(certificate.der());
-        let key = KeyPair::generate().map_err(failed)?;
+        let certificate = parameters.self_signed(&own).map_err(certificate_error)?;
+        let pem = encode_pem(certificate.der());
+        let key = KeyPair::generate().map_err(certificate_error)?;
         Ok(Self { issuer: Issuer::new(parameters, own), key, pem, made: Mutex::default() })
     }
 
@@ -75,32 +75,32 @@ impl Authority {
     ///
     /// # Errors
     /// [`EdgeError`] with the library's error.
-    pub(crate) fn server(&self, host: &Host) -> Result<Arc<ServerConfig>, EdgeError> {
+    pub(crate) fn server_config(&self, host: &Host) -> Result<Arc<ServerConfig>, InterceptionError> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(config) = made.get(host) {
             return Ok(Arc::clone(config));
         }
         let config = Arc::new(self.make_server(host)?);
-        if made.len() >= KEPT_MAX {
+        if made.len() >= CACHED_CERTIFICATES_MAX {
             made.clear();
         }
         made.insert(host.clone(), Arc::clone(&config));
         Ok(config)
     }
 
-    fn make_server(&self, host: &Host) -> Result<ServerConfig, EdgeError> {
+    fn make_server(&self, host: &Host) -> Result<ServerConfig, InterceptionError> {
         // The common name has at most 64 letters; clients read the other name.
-        let mut parameters = parameters(vec![host.to_string()], "Stockade, opened traffic".into())?;
+        let mut parameters = certificate_parameters(vec![host.to_string()], "Stockade, opened traffic".into())?;
         parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let certificate = parameters.signed_by(&self.key, &self.issuer).map_err(failed)?;
-        let key = PrivateKeyDer::try_from(self.key.serialize_der()).map_err(failed)?;
-        let mut config = ServerConfig::builder_with_provider(provider())
+        let certificate = parameters.signed_by(&self.key, &self.issuer).map_err(certificate_error)?;
+        let key = PrivateKeyDer::try_from(self.key.serialize_der()).map_err(certificate_error)?;
+        let mut config = ServerConfig::builder_with_provider(crypto_provider())
             .with_safe_default_protocol_versions()
-            .map_err(failed)?
+            .map_err(certificate_error)?
             .with_no_client_auth()
             .with_single_cert(vec![CertificateDer::from(certificate)], key)
-            .map_err(failed)?;
+            .map_err(certificate_error)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
     }
@@ -112,13 +112,13 @@ mod tests {
 
     #[test]
     fn certificates_are_kept_a_while() {
-        let authority = Authority::make().unwrap();
+        let authority = CertificateAuthority::generate_root().unwrap();
         let host: Host = "a.test".parse().unwrap();
-        let first = authority.server(&host).unwrap();
-        assert!(Arc::ptr_eq(&first, &authority.server(&host).unwrap()));
-        assert!(!Arc::ptr_eq(&first, &authority.server(&"[::1]".parse().unwrap()).unwrap()));
+        let first = authority.server_config(&host).unwrap();
+        assert!(Arc::ptr_eq(&first, &authority.server_config(&host).unwrap()));
+        assert!(!Arc::ptr_eq(&first, &authority.server_config(&"[::1]".parse().unwrap()).unwrap()));
         let long = format!("{}.test", "a".repeat(63));
-        authority.server(&long.parse().unwrap()).unwrap();
+        authority.server_config(&long.parse().unwrap()).unwrap();
         assert_eq!(authority.made.lock().unwrap().len(), 3);
     }
 }

@@ -10,10 +10,10 @@ use std::fmt::Write;
 use aws_lc_rs::{digest, hmac};
 use data_encoding::HEXLOWER;
 
-use crate::http::head::{Request, values};
+use crate::http::head::{RequestHead, field_values};
 
 const ALGORITHM: &str = "AWS4-HMAC-SHA256";
-const PAYLOAD: &str = "x-amz-content-sha256";
+const PAYLOAD_HASH_FIELD: &str = "x-amz-content-sha256";
 
 /// Form of a path in the signed text; services differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ enum PathForm {
 
 /// Signature of a request.
 #[derive(Clone, Debug)]
-pub(super) struct Signed {
+pub(super) struct AwsSignature {
     /// `ID/DATE/REGION/SERVICE/aws4_request`.
     credential: String,
     /// In the order in which they were signed.
@@ -37,19 +37,19 @@ pub(super) struct Signed {
 }
 
 /// Returns whether the request contains the hash of its body.
-pub(super) fn tells_payload(request: &Request) -> bool {
-    values(&request.fields, PAYLOAD).next().is_some()
+pub(super) fn tells_payload(request: &RequestHead) -> bool {
+    field_values(&request.fields, PAYLOAD_HASH_FIELD).next().is_some()
 }
 
 /// Returns whether each chunk of its body has its own signature.
-pub(super) fn signs_chunks(request: &Request) -> bool {
-    values(&request.fields, PAYLOAD).any(|value| value.starts_with(b"STREAMING-AWS4"))
+pub(super) fn signs_chunks(request: &RequestHead) -> bool {
+    field_values(&request.fields, PAYLOAD_HASH_FIELD).any(|value| value.starts_with(b"STREAMING-AWS4"))
 }
 
-impl Signed {
+impl AwsSignature {
     /// Reads the signature of a request; `None` if it has no signature, or more than one.
-    pub(super) fn of(request: &Request) -> Option<Self> {
-        let mut all = values(&request.fields, "authorization");
+    pub(super) fn from_request(request: &RequestHead) -> Option<Self> {
+        let mut all = field_values(&request.fields, "authorization");
         let (Some(value), None) = (all.next(), all.next()) else { return None };
         let (scheme, rest) = std::str::from_utf8(value).ok()?.split_once(' ')?;
         if scheme != ALGORITHM {
@@ -66,11 +66,11 @@ impl Signed {
             form: PathForm::Plain,
             payload: String::new(),
         };
-        (signed.scope().is_some() && signed.fields.len() <= request.fields.len()).then_some(signed)
+        (signed.parse_scope().is_some() && signed.fields.len() <= request.fields.len()).then_some(signed)
     }
 
     /// Returns `DATE/REGION/SERVICE/aws4_request`, and its parts.
-    fn scope(&self) -> Option<(&str, [&str; 3])> {
+    fn parse_scope(&self) -> Option<(&str, [&str; 3])> {
         let (_, scope) = self.credential.split_once('/')?;
         let mut parts = scope.split('/');
         let three = [parts.next()?, parts.next()?, parts.next()?];
@@ -78,21 +78,21 @@ impl Signed {
     }
 
     /// Returns the signature if it was made with this key.
-    pub(super) fn made_with(mut self, request: &Request, key: &[u8], body: &[u8]) -> Option<Self> {
-        self.payload = match values(&request.fields, PAYLOAD).next() {
+    pub(super) fn made_with(mut self, request: &RequestHead, key: &[u8], body: &[u8]) -> Option<Self> {
+        self.payload = match field_values(&request.fields, PAYLOAD_HASH_FIELD).next() {
             Some(told) => String::from_utf8(told.to_vec()).ok()?,
             None => hash(body),
         };
         [PathForm::Plain, PathForm::Escaped].into_iter().find_map(|form| {
             self.form = form;
-            (self.signature(request, key)? == self.signature).then(|| self.clone())
+            (self.compute_signature(request, key)? == self.signature).then(|| self.clone())
         })
     }
 
     /// Signs the request with this key in the same way.
-    pub(super) fn sign(&self, request: &mut Request, key: &[u8]) {
+    pub(super) fn sign_request(&self, request: &mut RequestHead, key: &[u8]) {
         // The same computation succeeded before, so it succeeds now.
-        let Some(signature) = self.signature(request, key) else { return };
+        let Some(signature) = self.compute_signature(request, key) else { return };
         let fields = self.fields.join(";");
         let credential = &self.credential;
         let value = format!("{ALGORITHM} Credential={credential}, SignedHeaders={fields}, Signature={signature}");
@@ -101,29 +101,29 @@ impl Signed {
         }
     }
 
-    fn signature(&self, request: &Request, key: &[u8]) -> Option<String> {
-        let (scope, [date, region, service]) = self.scope()?;
-        let time = values(&request.fields, "x-amz-date").chain(values(&request.fields, "date")).next()?;
+    fn compute_signature(&self, request: &RequestHead, key: &[u8]) -> Option<String> {
+        let (scope, [date, region, service]) = self.parse_scope()?;
+        let time = field_values(&request.fields, "x-amz-date").chain(field_values(&request.fields, "date")).next()?;
         let time = std::str::from_utf8(time).ok()?;
-        let canonical = self.canonical(request)?;
+        let canonical = self.canonical_request(request)?;
         let text = format!("{ALGORITHM}\n{time}\n{scope}\n{}", hash(canonical.as_bytes()));
         let mut signing = [b"AWS4", key].concat();
         for part in [date, region, service, "aws4_request"] {
-            signing = sign(&signing, part.as_bytes());
+            signing = hmac_sha256(&signing, part.as_bytes());
         }
-        Some(HEXLOWER.encode(&sign(&signing, text.as_bytes())))
+        Some(HEXLOWER.encode(&hmac_sha256(&signing, text.as_bytes())))
     }
 
-    fn canonical(&self, request: &Request) -> Option<String> {
+    fn canonical_request(&self, request: &RequestHead) -> Option<String> {
         let (path, query) = request.target.split_once('?').unwrap_or((&request.target, ""));
         let path = match self.form {
             PathForm::Plain => path.to_owned(),
-            PathForm::Escaped => escaped(path.as_bytes(), b"/"),
+            PathForm::Escaped => percent_encode(path.as_bytes(), b"/"),
         };
         let mut text = format!("{}\n{path}\n{}\n", request.method, canonical_query(query));
         for name in &self.fields {
             let mut joined = String::new();
-            for value in values(&request.fields, name) {
+            for value in field_values(&request.fields, name) {
                 let words: Vec<&str> = std::str::from_utf8(value).ok()?.split_ascii_whitespace().collect();
                 joined.push_str(if joined.is_empty() { "" } else { "," });
                 joined.push_str(&words.join(" "));
@@ -135,7 +135,7 @@ impl Signed {
     }
 }
 
-fn sign(key: &[u8], text: &[u8]) -> Vec<u8> {
+fn hmac_sha256(key: &[u8], text: &[u8]) -> Vec<u8> {
     hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), text).as_ref().to_vec()
 }
 
@@ -144,7 +144,7 @@ fn hash(bytes: &[u8]) -> String {
 }
 
 /// Escapes all bytes except unreserved letters (RFC 3986, 2.3) and these.
-fn escaped(bytes: &[u8], but: &[u8]) -> String {
+fn percent_encode(bytes: &[u8], but: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for byte in bytes {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(byte) || but.contains(byte) {
@@ -157,7 +157,7 @@ fn escaped(bytes: &[u8], but: &[u8]) -> String {
 }
 
 /// Decodes an escaped text.
-fn unescaped(text: &str) -> Vec<u8> {
+fn percent_decode(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {
@@ -179,7 +179,7 @@ fn unescaped(text: &str) -> Vec<u8> {
 fn canonical_query(query: &str) -> String {
     let pair = |part: &str| {
         let (name, value) = part.split_once('=').unwrap_or((part, ""));
-        (escaped(&unescaped(name), b""), escaped(&unescaped(value), b""))
+        (percent_encode(&percent_decode(name), b""), percent_encode(&percent_decode(value), b""))
     };
     let mut pairs: Vec<_> = query.split('&').filter(|part| !part.is_empty()).map(pair).collect();
     pairs.sort();
@@ -192,8 +192,8 @@ mod tests {
 
     const KEY: &[u8] = b"wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY";
 
-    fn request(text: &str) -> Request {
-        Request::parse(text.replace('\n', "\r\n").as_bytes()).unwrap()
+    fn request(text: &str) -> RequestHead {
+        RequestHead::parse_head(text.replace('\n', "\r\n").as_bytes()).unwrap()
     }
 
     /// Example from the documentation of the signing process.
@@ -202,16 +202,16 @@ mod tests {
     #[test]
     fn the_documented_signature_is_the_one_that_is_made() {
         let mut request = request(EXAMPLE);
-        let signed = Signed::of(&request).unwrap();
+        let signed = AwsSignature::from_request(&request).unwrap();
         assert!(signed.clone().made_with(&request, b"another key", b"").is_none());
         assert!(signed.clone().made_with(&request, KEY, b"a body").is_none());
         let signed = signed.made_with(&request, KEY, b"").unwrap();
         let before = request.clone();
-        signed.sign(&mut request, KEY);
+        signed.sign_request(&mut request, KEY);
         assert_eq!(request, before);
-        signed.sign(&mut request, b"another key");
+        signed.sign_request(&mut request, b"another key");
         assert_ne!(request, before);
-        assert!(Signed::of(&request).unwrap().made_with(&request, b"another key", b"").is_some());
+        assert!(AwsSignature::from_request(&request).unwrap().made_with(&request, b"another key", b"").is_some());
     }
 
     /// Example from the S3 documentation: the request contains the payload hash, and the path is
@@ -222,14 +222,14 @@ mod tests {
         let request = request(text);
         let key = b"wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY";
         assert!(tells_payload(&request));
-        assert!(Signed::of(&request).unwrap().made_with(&request, key, b"").is_some());
+        assert!(AwsSignature::from_request(&request).unwrap().made_with(&request, key, b"").is_some());
     }
 
     #[test]
     fn queries_and_paths() {
         assert_eq!(canonical_query("b=2&a=%7e+x&a=1&c"), "a=1&a=~%2Bx&b=2&c=");
-        assert_eq!(escaped("/a%20b/ü".as_bytes(), b"/"), "/a%2520b/%C3%BC");
-        assert_eq!(unescaped("%zz%2"), b"%zz%2");
+        assert_eq!(percent_encode("/a%20b/ü".as_bytes(), b"/"), "/a%2520b/%C3%BC");
+        assert_eq!(percent_decode("%zz%2"), b"%zz%2");
     }
 
     #[test]
@@ -240,7 +240,7 @@ mod tests {
             "AWS4-HMAC-SHA256 Credential=a/b/c/d/aws4, SignedHeaders=host, Signature=0",
             "AWS4-ECDSA-P256-SHA256 Credential=a/b/c/d/aws4_request, SignedHeaders=host, Signature=0",
         ] {
-            assert!(Signed::of(&request(&format!("GET / HTTP/1.1\nAuthorization: {authorization}\n\n"))).is_none());
+            assert!(AwsSignature::from_request(&request(&format!("GET / HTTP/1.1\nAuthorization: {authorization}\n\n"))).is_none());
         }
     }
 }

@@ -9,9 +9,9 @@ use memchr::memmem::Finder;
 
 /// Longest wait for further bytes at the end of a message, for waits that must not depend on the
 /// content.
-const MESSAGE_PAUSE: Duration = Duration::from_secs(1);
+const MESSAGE_FLUSH_DELAY: Duration = Duration::from_secs(1);
 /// The same for relayed protocols, in which each answer waits.
-const RELAY_PAUSE: Duration = Duration::from_millis(5);
+const RELAY_FLUSH_DELAY: Duration = Duration::from_millis(5);
 
 /// Texts that are masked at every occurrence, also if they overlap.
 #[derive(Default)]
@@ -29,12 +29,12 @@ impl TextSet {
     }
 
     /// Returns the largest number of bytes that can be an incomplete text.
-    fn reach(&self) -> usize {
+    fn max_partial_bytes(&self) -> usize {
         self.longest.saturating_sub(1)
     }
 
     /// Writes asterisks into `shown` over each text in `plain` that ends after `from`.
-    fn cover(&self, plain: &[u8], shown: &mut [u8], from: usize) {
+    fn mask_matches(&self, plain: &[u8], shown: &mut [u8], from: usize) {
         for finder in &self.finders {
             let length = finder.needle().len();
             let mut start = (from + 1).saturating_sub(length);
@@ -46,7 +46,7 @@ impl TextSet {
     }
 
     /// Returns how many of the last bytes are the beginning of a text.
-    fn begun(&self, bytes: &[u8]) -> usize {
+    fn partial_match_bytes(&self, bytes: &[u8]) -> usize {
         let begun = |finder: &Finder<'_>| {
             let text = finder.needle();
             let tail = &bytes[bytes.len().saturating_sub(text.len() - 1)..];
@@ -59,7 +59,7 @@ impl TextSet {
 
 /// Texts that one peer must not send back.
 #[derive(Default)]
-pub(crate) struct Masks {
+pub(crate) struct PeerMasks {
     /// Texts that this peer may know: the beginning of one waits for its end.
     known: TextSet,
     /// Texts that it may not know. If the wait depended on them, the peer could find them out
@@ -67,21 +67,21 @@ pub(crate) struct Masks {
     foreign: TextSet,
 }
 
-impl Masks {
+impl PeerMasks {
     /// Creates masks for these texts.
-    pub(crate) fn of(known: &[&[u8]], foreign: &[&[u8]]) -> Self {
+    pub(crate) fn from_texts(known: &[&[u8]], foreign: &[&[u8]]) -> Self {
         Self { known: TextSet::new(known.iter().copied()), foreign: TextSet::new(foreign.iter().copied()) }
     }
 
-    fn reach(&self) -> usize {
-        self.known.reach().max(self.foreign.reach())
+    fn max_partial_bytes(&self) -> usize {
+        self.known.max_partial_bytes().max(self.foreign.max_partial_bytes())
     }
 
     /// Masks the texts in complete bytes.
     pub(crate) fn cover_all(&self, bytes: &mut [u8]) {
         let plain = bytes.to_vec();
-        self.known.cover(&plain, bytes, 0);
-        self.foreign.cover(&plain, bytes, 0);
+        self.known.mask_matches(&plain, bytes, 0);
+        self.foreign.mask_matches(&plain, bytes, 0);
     }
 }
 
@@ -114,23 +114,23 @@ impl StreamMask {
     }
 
     /// Adds bytes and returns the bytes that may be sent.
-    pub(crate) fn push(&mut self, bytes: &[u8], masks: &Masks) -> Vec<u8> {
+    pub(crate) fn push(&mut self, bytes: &[u8], masks: &PeerMasks) -> Vec<u8> {
         let known = self.plain.len();
         self.plain.extend_from_slice(bytes);
         self.shown.extend_from_slice(bytes);
-        masks.known.cover(&self.plain, &mut self.shown, known);
-        masks.foreign.cover(&self.plain, &mut self.shown, known);
+        masks.known.mask_matches(&self.plain, &mut self.shown, known);
+        masks.foreign.mask_matches(&self.plain, &mut self.shown, known);
         let constant = match self.kind {
-            StreamKind::Message => masks.foreign.reach(),
-            StreamKind::Relay => masks.reach(),
+            StreamKind::Message => masks.foreign.max_partial_bytes(),
+            StreamKind::Relay => masks.max_partial_bytes(),
         };
         self.begun = match self.kind {
-            StreamKind::Message => masks.known.begun(&self.plain),
+            StreamKind::Message => masks.known.partial_match_bytes(&self.plain),
             StreamKind::Relay => 0,
         };
         let ready = self.send_all_but(constant.max(self.begun));
         // Sent bytes are needed only for a text that began in them.
-        let spare = self.plain.len().saturating_sub(masks.reach()).min(self.sent);
+        let spare = self.plain.len().saturating_sub(masks.max_partial_bytes()).min(self.sent);
         self.plain.drain(..spare);
         self.shown.drain(..spare);
         self.sent -= spare;
@@ -139,16 +139,16 @@ impl StreamMask {
 
     /// Returns how long to wait for more before [`release`](Self::release). `None` if there is no
     /// time-out.
-    pub(crate) fn pause(&self) -> Option<Duration> {
+    pub(crate) fn flush_delay(&self) -> Option<Duration> {
         let pause = match self.kind {
-            StreamKind::Message => MESSAGE_PAUSE,
-            StreamKind::Relay => RELAY_PAUSE,
+            StreamKind::Message => MESSAGE_FLUSH_DELAY,
+            StreamKind::Relay => RELAY_FLUSH_DELAY,
         };
         (self.plain.len() - self.sent > self.begun).then_some(pause)
     }
 
     /// Returns the held bytes, whatever they are, because nothing arrived for a while.
-    pub(crate) fn release(&mut self) -> Vec<u8> {
+    pub(crate) fn release_held(&mut self) -> Vec<u8> {
         self.send_all_but(self.begun)
     }
 
@@ -185,8 +185,8 @@ mod tests {
         shown
     }
 
-    fn masks(known: &[Vec<u8>], foreign: &[Vec<u8>]) -> Masks {
-        Masks::of(
+    fn masks(known: &[Vec<u8>], foreign: &[Vec<u8>]) -> PeerMasks {
+        PeerMasks::from_texts(
             &known.iter().map(Vec::as_slice).collect::<Vec<_>>(),
             &foreign.iter().map(Vec::as_slice).collect::<Vec<_>>(),
         )
@@ -194,14 +194,14 @@ mod tests {
 
     /// Returns the output for these pieces, and checks that fewer bytes are held back than a secret
     /// has.
-    fn pushed<'a>(masks: &Masks, kind: StreamKind, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+    fn pushed<'a>(masks: &PeerMasks, kind: StreamKind, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
         let mut stream = StreamMask::new(kind);
         let (mut out, mut taken) = (Vec::new(), 0);
         for piece in pieces {
             taken += piece.len();
             out.extend(stream.push(piece, masks));
-            assert!(taken - out.len() <= masks.reach(), "{taken} {}", out.len());
-            assert!(stream.plain.len() <= 2 * masks.reach(), "{}", stream.plain.len());
+            assert!(taken - out.len() <= masks.max_partial_bytes(), "{taken} {}", out.len());
+            assert!(stream.plain.len() <= 2 * masks.max_partial_bytes(), "{}", stream.plain.len());
         }
         out.extend(stream.finish());
         out
@@ -239,7 +239,7 @@ mod tests {
             let seen = |text: &[u8]| {
                 let mut stream = StreamMask::new(kind);
                 let now = stream.push(text, &masks).len();
-                (now, stream.pause(), stream.release().len(), stream.pause())
+                (now, stream.flush_delay(), stream.release_held().len(), stream.flush_delay())
             };
             for length in 1..b"secret-of-another".len() {
                 let right = seen(&b"secret-of-another"[..length]);
@@ -254,8 +254,8 @@ mod tests {
         let masks = masks(&[], &[b"secret-of-another".to_vec()]);
         let mut stream = StreamMask::new(StreamKind::Message);
         let mut out = stream.push(b"x secret-", &masks);
-        assert!(stream.pause().is_some());
-        out.extend(stream.release());
+        assert!(stream.flush_delay().is_some());
+        out.extend(stream.release_held());
         out.extend(stream.push(b"of-another!", &masks));
         out.extend(stream.finish());
         assert_eq!(out, b"x secret-**********!");
@@ -263,17 +263,17 @@ mod tests {
         let masks = self::masks(&[b"known-text".to_vec()], &[b"secret-of-another".to_vec()]);
         let mut stream = StreamMask::new(StreamKind::Message);
         assert_eq!(stream.push(b"some words and known", &masks), b"some");
-        assert_eq!(stream.release(), b" words and ");
-        assert_eq!(stream.pause(), None);
+        assert_eq!(stream.release_held(), b" words and ");
+        assert_eq!(stream.flush_delay(), None);
         assert_eq!([stream.push(b"-text", &masks), stream.finish()].concat(), b"**********");
     }
 
     #[test]
     fn nothing_to_cover_passes_at_once() {
-        let masks = Masks::default();
+        let masks = PeerMasks::default();
         let mut stream = StreamMask::new(StreamKind::Message);
         assert_eq!(stream.push(b"anything", &masks), b"anything");
-        assert_eq!((stream.pause(), stream.finish()), (None, Vec::new()));
+        assert_eq!((stream.flush_delay(), stream.finish()), (None, Vec::new()));
     }
 
     proptest! {

@@ -17,21 +17,21 @@ use std::fmt;
 use std::sync::Arc;
 
 use rustls::ClientConfig;
-use stockade_model::{Egress, SecretSource};
+use stockade_model::{EgressRules, SecretSource};
 
-use value::Value;
+use value::SecretValue;
 
-pub(crate) use authority::Authority;
-pub(crate) use guard::{Guard, MaskedStream};
+pub(crate) use authority::CertificateAuthority;
+pub(crate) use guard::{ConnectionGuard, MaskedStream};
 pub(crate) use mask::StreamKind;
 #[cfg(feature = "fuzzing")]
 pub(crate) use mask::{Masks, StreamMask};
-pub(crate) use secrets::{Secrets, Stray};
-pub use trust::{TRUST_VARIABLES, Trust};
+pub(crate) use secrets::{SecretStore, SecretLeak};
+pub use trust::{TRUST_VARIABLES, TrustRoots};
 
 /// Error if traffic cannot be intercepted or a credential cannot be injected.
 #[derive(Debug, thiserror::Error)]
-pub enum EdgeError {
+pub enum InterceptionError {
     /// The value of a secret is unusable. The value is never part of the message.
     #[error("the secret `{name}` cannot be used: {why}")]
     Secret {
@@ -47,37 +47,37 @@ pub enum EdgeError {
 
 /// Prepared state for the rules of one run.
 #[derive(Default)]
-pub struct Edge {
-    opening: Option<Opening>,
-    pub(crate) secrets: Secrets,
-    credentials: Option<Value>,
+pub struct PreparedInterception {
+    opening: Option<TlsInterceptor>,
+    pub(crate) secrets: SecretStore,
+    credentials: Option<SecretValue>,
 }
 
 /// State for the interception of encrypted traffic.
-pub(crate) struct Opening {
+pub(crate) struct TlsInterceptor {
     /// Authority that programs in the sandbox trust.
-    pub(crate) authority: Authority,
+    pub(crate) authority: CertificateAuthority,
     /// TLS configuration with the roots that the egress proxy trusts for outgoing connections.
     pub(crate) outside: Arc<ClientConfig>,
     bundle: String,
 }
 
-impl fmt::Debug for Edge {
+impl fmt::Debug for PreparedInterception {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Edge").field("opens", &self.opening.is_some()).field("secrets", &self.secrets).finish()
     }
 }
 
-impl Edge {
+impl PreparedInterception {
     /// Reads and makes everything that these rules need; does nothing if they need nothing.
     ///
     /// # Errors
     /// See [`EdgeError`].
-    pub fn prepare(rules: &Egress, trust: &Trust) -> Result<Self, EdgeError> {
-        let secrets = Secrets::read(&rules.secrets)?;
-        let opening = if opens(rules) { Some(Opening::make(trust)?) } else { None };
+    pub fn prepare_rules(rules: &EgressRules, trust: &TrustRoots) -> Result<Self, InterceptionError> {
+        let secrets = SecretStore::load_secrets(&rules.secrets)?;
+        let opening = if needs_interception(rules) { Some(TlsInterceptor::from_trust(trust)?) } else { None };
         let credentials = rules.upstream.as_ref().and_then(|upstream| upstream.credentials.as_ref());
-        let credentials = credentials.map(|from| Value::read("credentials of the proxy", from, 1)).transpose()?;
+        let credentials = credentials.map(|from| SecretValue::read_secret("credentials of the proxy", from, 1)).transpose()?;
         Ok(Self { opening, secrets, credentials })
     }
 
@@ -94,38 +94,38 @@ impl Edge {
     }
 
     /// Returns the placeholder of each secret, and its source.
-    pub fn placeholders(&self) -> impl Iterator<Item = (&SecretSource, &str)> {
-        self.secrets.placeholders()
+    pub fn secret_placeholders(&self) -> impl Iterator<Item = (&SecretSource, &str)> {
+        self.secrets.secret_placeholders()
     }
 
     /// Returns `USER:PASSWORD` for the upstream proxy.
-    pub(crate) fn credentials(&self) -> Option<&[u8]> {
-        self.credentials.as_ref().map(Value::bytes)
+    pub(crate) fn upstream_credentials(&self) -> Option<&[u8]> {
+        self.credentials.as_ref().map(SecretValue::as_bytes)
     }
 
-    pub(crate) fn opening(&self) -> Option<&Opening> {
+    pub(crate) fn tls_interceptor(&self) -> Option<&TlsInterceptor> {
         self.opening.as_ref()
     }
 
     /// Returns whether it was prepared for rules like these.
-    pub(crate) fn serves(&self, rules: &Egress) -> bool {
+    pub(crate) fn is_prepared_for(&self, rules: &EgressRules) -> bool {
         let wants_credentials = rules.upstream.as_ref().is_some_and(|upstream| upstream.credentials.is_some());
-        (self.opening.is_some() || !opens(rules))
+        (self.opening.is_some() || !needs_interception(rules))
             && (self.credentials.is_some() || !wants_credentials)
-            && rules.secrets.iter().all(|secret| self.secrets.knows(&secret.name))
+            && rules.secrets.iter().all(|secret| self.secrets.has_secret(&secret.name))
     }
 }
 
 /// Returns whether these rules need interception.
-fn opens(rules: &Egress) -> bool {
+fn needs_interception(rules: &EgressRules) -> bool {
     !rules.inspect.is_empty() || !rules.secrets.is_empty()
 }
 
-impl Opening {
-    fn make(trust: &Trust) -> Result<Self, EdgeError> {
-        let roots = trust.load()?;
-        let authority = Authority::make()?;
-        let bundle = trust::bundle(&roots, authority.pem());
-        Ok(Self { outside: trust::outside(roots)?, authority, bundle })
+impl TlsInterceptor {
+    fn from_trust(trust: &TrustRoots) -> Result<Self, InterceptionError> {
+        let roots = trust.load_certificates()?;
+        let authority = CertificateAuthority::generate_root()?;
+        let bundle = trust::encode_bundle(&roots, authority.pem());
+        Ok(Self { outside: trust::client_config(roots)?, authority, bundle })
     }
 }

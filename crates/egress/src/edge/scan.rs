@@ -6,12 +6,12 @@ use memchr::memmem::Finder;
 
 /// Words to find.
 #[derive(Default)]
-pub(crate) struct Words {
+pub(crate) struct SearchWords {
     finders: Vec<Finder<'static>>,
     longest: usize,
 }
 
-impl Words {
+impl SearchWords {
     pub(super) fn new<'a>(words: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let finders: Vec<_> = words.into_iter().map(|word| Finder::new(word).into_owned()).collect();
         let longest = finders.iter().map(|finder| finder.needle().len()).max().unwrap_or(0);
@@ -19,27 +19,27 @@ impl Words {
     }
 
     /// Returns which word these bytes contain.
-    pub(super) fn find(&self, bytes: &[u8]) -> Option<usize> {
+    pub(super) fn find_word(&self, bytes: &[u8]) -> Option<usize> {
         self.finders.iter().position(|finder| finder.find(bytes).is_some())
     }
 }
 
 /// End of the previous bytes, to find a word that is split over two pieces.
 #[derive(Debug, Default)]
-pub(super) struct Passing {
+pub(super) struct SplitWordScanner {
     tail: Vec<u8>,
 }
 
-impl Passing {
+impl SplitWordScanner {
     /// Returns which word ends in these bytes.
-    pub(super) fn find(&mut self, words: &Words, bytes: &[u8]) -> Option<usize> {
+    pub(super) fn find_word(&mut self, words: &SearchWords, bytes: &[u8]) -> Option<usize> {
         let keep = words.longest.saturating_sub(1);
         if keep == 0 {
             return None;
         }
         let mut border = std::mem::take(&mut self.tail);
         border.extend_from_slice(&bytes[..keep.min(bytes.len())]);
-        let found = words.find(&border).or_else(|| words.find(bytes));
+        let found = words.find_word(&border).or_else(|| words.find_word(bytes));
         let rest = if bytes.len() >= keep { bytes } else { border.as_slice() };
         self.tail = rest[rest.len().saturating_sub(keep)..].to_vec();
         found
@@ -51,8 +51,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn words() -> Words {
-        Words::new([&b"secret"[..], b"longer-secret"])
+    fn words() -> SearchWords {
+        SearchWords::new([&b"secret"[..], b"longer-secret"])
     }
 
     proptest! {
@@ -63,8 +63,8 @@ mod tests {
                 let mut places: Vec<usize> = cuts.iter().map(|cut| cut % (text.len() + 1)).collect();
                 places.extend([0, text.len()]);
                 places.sort_unstable();
-                let mut passing = Passing::default();
-                let found = places.windows(2).any(|w| passing.find(&words, &text.as_bytes()[w[0]..w[1]]).is_some());
+                let mut passing = SplitWordScanner::default();
+                let found = places.windows(2).any(|w| passing.find_word(&words, &text.as_bytes()[w[0]..w[1]]).is_some());
                 prop_assert_eq!(found, text.contains("secret"));
             }
         }

@@ -11,25 +11,25 @@ use std::sync::{PoisonError, RwLock};
 
 use aws_lc_rs::rand;
 use data_encoding::BASE64;
-use stockade_model::{Secret, SecretKind, SecretSource, SecretUse, Target, TargetPattern};
+use stockade_model::{EgressSecret, SecretKind, SecretSource, SecretUse, NetworkTarget, TargetPattern};
 
-use super::EdgeError;
-use super::aws::{self, Signed};
-use super::mask::Masks;
-use super::scan::{Passing, Words};
-use super::value::Value;
-use crate::http::head::{Field, Request};
+use super::InterceptionError;
+use super::aws::{self, AwsSignature};
+use super::mask::PeerMasks;
+use super::scan::{SplitWordScanner, SearchWords};
+use super::value::SecretValue;
+use crate::http::head::{HeaderField, RequestHead};
 
 /// Most secrets of a run.
 const SECRETS_MAX: usize = 64;
 /// Shortest secret: a shorter one would match unrelated text.
-const SHORTEST: usize = 8;
+const SECRET_MIN_BYTES: usize = 8;
 /// Most forms in which one secret is sent in a run; each is masked in all received data.
-const FORMS_MAX: usize = 64;
+const SENT_FORMS_MAX: usize = 64;
 /// Length of a placeholder whose secret is shorter than this.
-const PLACEHOLDER_MIN: usize = 24;
+const PLACEHOLDER_MIN_BYTES: usize = 24;
 /// Prefixes of keys that programs check.
-const BEGINNINGS: &[&str] = &[
+const KEY_PREFIXES: &[&str] = &[
     "github_pat_",
     "ghp_",
     "gho_",
@@ -52,18 +52,18 @@ const BEGINNINGS: &[&str] = &[
 ];
 
 #[derive(Debug)]
-struct Held {
+struct LoadedSecret {
     name: String,
     kind: SecretKind,
     hosts: Vec<TargetPattern>,
     inside: SecretSource,
     placeholder: String,
-    value: Value,
+    value: SecretValue,
 }
 
 /// Text that was put into a request of this run, and that no answer may send back.
 #[derive(PartialEq, Eq)]
-struct GivenForm {
+struct SentSecretForm {
     /// Index of the secret in `held`.
     secret: usize,
     text: Vec<u8>,
@@ -71,19 +71,19 @@ struct GivenForm {
 
 /// All secrets of a run.
 #[derive(Default)]
-pub(crate) struct Secrets {
-    held: Vec<Held>,
+pub(crate) struct SecretStore {
+    held: Vec<LoadedSecret>,
     /// Further permitted uses, approved since the run began.
     lent: RwLock<Vec<SecretUse>>,
-    given: RwLock<Vec<GivenForm>>,
+    given: RwLock<Vec<SentSecretForm>>,
     /// Counts changes of `lent` and `given`.
     changes: AtomicU64,
     /// In the order of `held`.
-    values: Words,
-    placeholders: Words,
+    values: SearchWords,
+    placeholders: SearchWords,
 }
 
-impl fmt::Debug for Secrets {
+impl fmt::Debug for SecretStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.held.iter().map(|held| &held.name)).finish()
     }
@@ -91,14 +91,14 @@ impl fmt::Debug for Secrets {
 
 /// Data that must not leave: a secret or a placeholder.
 #[derive(Debug)]
-pub(crate) struct Stray {
+pub(crate) struct SecretLeak {
     /// The secret and its target, in the words of a policy.
     pub(crate) rule: String,
     /// The use that would permit it; `None` if nothing would.
     pub(crate) secret: Option<SecretUse>,
 }
 
-impl Stray {
+impl SecretLeak {
     /// Creates one that nothing can permit.
     fn for_good(rule: String) -> Self {
         Self { rule, secret: None }
@@ -107,16 +107,16 @@ impl Stray {
 
 /// Returns a random text of the same kind: of the same length and alphabet, with the prefix that
 /// programs check.
-fn placeholder(value: &[u8]) -> Result<String, EdgeError> {
-    const LETTERS: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-    let beginning = BEGINNINGS.iter().find(|b| value.starts_with(b.as_bytes())).copied().unwrap_or_default();
+fn random_placeholder(value: &[u8]) -> Result<String, InterceptionError> {
+    const ALPHANUMERICS: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    let beginning = KEY_PREFIXES.iter().find(|b| value.starts_with(b.as_bytes())).copied().unwrap_or_default();
     let is_hex = value.iter().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-    let letters = if is_hex { &LETTERS[..16] } else { &LETTERS[..] };
-    let length = value.len().clamp(PLACEHOLDER_MIN, 256).max(beginning.len() + PLACEHOLDER_MIN);
+    let letters = if is_hex { &ALPHANUMERICS[..16] } else { &ALPHANUMERICS[..] };
+    let length = value.len().clamp(PLACEHOLDER_MIN_BYTES, 256).max(beginning.len() + PLACEHOLDER_MIN_BYTES);
     let mut text = beginning.to_owned();
     while text.len() < length {
         let mut random = [0; 64];
-        rand::fill(&mut random).map_err(|error| EdgeError::Tls(error.to_string()))?;
+        rand::fill(&mut random).map_err(|error| InterceptionError::Tls(error.to_string()))?;
         // Every letter among these is equally likely.
         let fair = random.iter().map(|byte| usize::from(*byte & 63)).filter(|at| *at < letters.len());
         text.extend(fair.take(length - text.len()).map(|at| char::from(letters[at])));
@@ -124,37 +124,37 @@ fn placeholder(value: &[u8]) -> Result<String, EdgeError> {
     Ok(text)
 }
 
-impl Secrets {
-    pub(super) fn read(wanted: &[Secret]) -> Result<Self, EdgeError> {
-        let mut held: Vec<Held> = Vec::new();
+impl SecretStore {
+    pub(super) fn load_secrets(wanted: &[EgressSecret]) -> Result<Self, InterceptionError> {
+        let mut held: Vec<LoadedSecret> = Vec::new();
         for secret in wanted {
-            let fail = |why: &str| Err(EdgeError::Secret { name: secret.name.clone(), why: why.into() });
+            let fail = |why: &str| Err(InterceptionError::Secret { name: secret.name.clone(), why: why.into() });
             if held.len() == SECRETS_MAX {
                 return fail("there are too many");
             }
             if held.iter().any(|other| other.inside == secret.inside || other.name == secret.name) {
                 return fail("its name or its place inside is another's already");
             }
-            let value = Value::read(&secret.name, &secret.from, SHORTEST)?;
-            held.push(Held {
+            let value = SecretValue::read_secret(&secret.name, &secret.from, SECRET_MIN_BYTES)?;
+            held.push(LoadedSecret {
                 name: secret.name.clone(),
                 kind: secret.kind.clone(),
                 hosts: secret.hosts.clone(),
                 inside: secret.inside.clone(),
-                placeholder: placeholder(value.bytes())?,
+                placeholder: random_placeholder(value.as_bytes())?,
                 value,
             });
         }
-        let values = Words::new(held.iter().map(|secret| secret.value.bytes()));
-        let placeholders = Words::new(held.iter().map(|secret| secret.placeholder.as_bytes()));
+        let values = SearchWords::new(held.iter().map(|secret| secret.value.as_bytes()));
+        let placeholders = SearchWords::new(held.iter().map(|secret| secret.placeholder.as_bytes()));
         Ok(Self { held, values, placeholders, ..Self::default() })
     }
 
-    pub(super) fn placeholders(&self) -> impl Iterator<Item = (&SecretSource, &str)> {
+    pub(super) fn secret_placeholders(&self) -> impl Iterator<Item = (&SecretSource, &str)> {
         self.held.iter().map(|secret| (&secret.inside, secret.placeholder.as_str()))
     }
 
-    pub(super) fn knows(&self, name: &str) -> bool {
+    pub(super) fn has_secret(&self, name: &str) -> bool {
         self.held.iter().any(|secret| secret.name == name)
     }
 
@@ -164,7 +164,7 @@ impl Secrets {
     }
 
     /// Permits an approved use of a secret for the rest of the run.
-    pub(crate) fn lend(&self, agreed: &SecretUse) {
+    pub(crate) fn permit_use(&self, agreed: &SecretUse) {
         let mut lent = self.lent.write().unwrap_or_else(PoisonError::into_inner);
         if !lent.contains(agreed) {
             lent.push(agreed.clone());
@@ -173,38 +173,38 @@ impl Secrets {
     }
 
     /// Returns a number that changes whenever [`masks`](Self::masks) may change.
-    pub(super) fn version(&self) -> u64 {
+    pub(super) fn masks_version(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
     /// Returns the texts that a target must not send back. `None` if no secret was sent.
-    pub(super) fn masks(&self, target: &Target, is_encrypted: bool) -> Option<Masks> {
+    pub(super) fn peer_masks(&self, target: &NetworkTarget, is_encrypted: bool) -> Option<PeerMasks> {
         let given = self.given.read().unwrap_or_else(PoisonError::into_inner);
         let (mut known, mut foreign) = (Vec::new(), Vec::new());
         for form in given.iter() {
             let is_known = self.is_bound(&self.held[form.secret], target, is_encrypted);
             if is_known { &mut known } else { &mut foreign }.push(form.text.as_slice());
         }
-        (!given.is_empty()).then(|| Masks::of(&known, &foreign))
+        (!given.is_empty()).then(|| PeerMasks::from_texts(&known, &foreign))
     }
 
     /// Returns whether a target has a secret that it could send back.
-    pub(crate) fn may_come_back(&self, target: &Target, is_encrypted: bool) -> bool {
+    pub(crate) fn may_come_back(&self, target: &NetworkTarget, is_encrypted: bool) -> bool {
         let given = self.given.read().unwrap_or_else(PoisonError::into_inner);
         given.iter().any(|form| self.is_bound(&self.held[form.secret], target, is_encrypted))
     }
 
     /// Records texts that are about to be sent.
-    fn give(&self, forms: Vec<GivenForm>) -> Result<(), Stray> {
+    fn record_sent_forms(&self, forms: Vec<SentSecretForm>) -> Result<(), SecretLeak> {
         let mut given = self.given.write().unwrap_or_else(PoisonError::into_inner);
         for form in forms {
             if given.contains(&form) {
                 continue;
             }
-            if given.iter().filter(|other| other.secret == form.secret).count() >= FORMS_MAX {
+            if given.iter().filter(|other| other.secret == form.secret).count() >= SENT_FORMS_MAX {
                 let name = &self.held[form.secret].name;
-                return Err(Stray::for_good(format!(
-                    "the secret `{name}` was put in beside more than {FORMS_MAX} different user names in this run"
+                return Err(SecretLeak::for_good(format!(
+                    "the secret `{name}` was put in beside more than {SENT_FORMS_MAX} different user names in this run"
                 )));
             }
             given.push(form);
@@ -214,15 +214,15 @@ impl Secrets {
     }
 
     /// Returns the secrets that may be sent to a target, with their indexes in `held`.
-    fn bound<'a>(&'a self, target: &'a Target, is_encrypted: bool) -> impl Iterator<Item = (usize, &'a Held)> {
+    fn secrets_for_target<'a>(&'a self, target: &'a NetworkTarget, is_encrypted: bool) -> impl Iterator<Item = (usize, &'a LoadedSecret)> {
         self.held.iter().enumerate().filter(move |(_, secret)| self.is_bound(secret, target, is_encrypted))
     }
 
     /// Returns whether a secret may be sent to a target. Without encryption the network can read
     /// it, so the entry must name the port.
-    fn is_bound(&self, secret: &Held, target: &Target, is_encrypted: bool) -> bool {
+    fn is_bound(&self, secret: &LoadedSecret, target: &NetworkTarget, is_encrypted: bool) -> bool {
         let fits =
-            |pattern: &TargetPattern| pattern.names(target) && (is_encrypted || pattern.ports().next().is_some());
+            |pattern: &TargetPattern| pattern.matches_target(target) && (is_encrypted || pattern.ports().next().is_some());
         let is_lent = || {
             let lent = self.lent.read().unwrap_or_else(PoisonError::into_inner);
             lent.iter().any(|agreed| agreed.name() == secret.name && fits(agreed.targets()))
@@ -232,9 +232,9 @@ impl Secrets {
 
     /// Returns whether a request is signed with a placeholder and its body is needed to sign it
     /// again.
-    pub(crate) fn wants_body(&self, request: &Request, target: &Target, is_encrypted: bool) -> bool {
-        let signs = self.bound(target, is_encrypted).any(|(_, secret)| secret.kind == SecretKind::Aws);
-        signs && Signed::of(request).is_some() && !aws::tells_payload(request)
+    pub(crate) fn wants_body(&self, request: &RequestHead, target: &NetworkTarget, is_encrypted: bool) -> bool {
+        let signs = self.secrets_for_target(target, is_encrypted).any(|(_, secret)| secret.kind == SecretKind::Aws);
+        signs && AwsSignature::from_request(request).is_some() && !aws::tells_payload(request)
     }
 
     /// Injects the secrets of a request. `body`: the body that [`wants_body`](Self::wants_body)
@@ -244,81 +244,81 @@ impl Secrets {
     /// [`Stray`] with a secret or placeholder that may not be sent there; the request is unchanged.
     pub(crate) fn put_in(
         &self,
-        request: &mut Request,
-        target: &Target,
+        request: &mut RequestHead,
+        target: &NetworkTarget,
         is_encrypted: bool,
         body: &[u8],
-    ) -> Result<(), Stray> {
+    ) -> Result<(), SecretLeak> {
         if self.is_empty() {
             return Ok(());
         }
-        if let Some(at) = self.find(request, &self.values) {
-            return Err(self.itself(at, target));
+        if let Some(at) = self.find_in_head(request, &self.values) {
+            return Err(self.value_leak(at, target));
         }
-        let signed = self.signed(request, target, is_encrypted, body)?;
+        let signed = self.find_signature(request, target, is_encrypted, body)?;
         let mut put = request.clone();
-        let mut forms: Vec<GivenForm> = Vec::new();
+        let mut forms: Vec<SentSecretForm> = Vec::new();
         for field in &mut put.fields {
-            let bound = self.bound(target, is_encrypted);
+            let bound = self.secrets_for_target(target, is_encrypted);
             let mut found = bound.filter_map(|(at, secret)| Some((at, secret, secret.put_in(field)?)));
             if let Some((secret, held, whole)) = found.next() {
-                let encoded = basic(&whole).map(|(scheme, _)| whole[scheme.len()..].trim_ascii().to_vec());
-                let texts = std::iter::once(held.value.bytes().to_vec()).chain(encoded);
-                forms.extend(texts.map(|text| GivenForm { secret, text }));
+                let encoded = decode_basic_credentials(&whole).map(|(scheme, _)| whole[scheme.len()..].trim_ascii().to_vec());
+                let texts = std::iter::once(held.value.as_bytes().to_vec()).chain(encoded);
+                forms.extend(texts.map(|text| SentSecretForm { secret, text }));
                 field.value = whole;
             }
         }
-        if let Some(at) = self.find(&put, &self.placeholders) {
+        if let Some(at) = self.find_in_head(&put, &self.placeholders) {
             let is_use = self.is_all_use(at, request);
-            return Err(self.misplaced(at, target, is_encrypted, is_use));
+            return Err(self.placeholder_leak(at, target, is_encrypted, is_use));
         }
         if let Some((secret, signed)) = signed {
-            signed.sign(&mut put, secret.value.bytes());
+            signed.sign_request(&mut put, secret.value.as_bytes());
         }
-        self.give(forms)?;
+        self.record_sent_forms(forms)?;
         *request = put;
         Ok(())
     }
 
     /// Returns the signature of a request, if it was made with a placeholder.
-    fn signed<'a>(
+    fn find_signature<'a>(
         &'a self,
-        request: &Request,
-        target: &'a Target,
+        request: &RequestHead,
+        target: &'a NetworkTarget,
         is_encrypted: bool,
         body: &[u8],
-    ) -> Result<Option<(&'a Held, Signed)>, Stray> {
-        let Some(signed) = Signed::of(request) else { return Ok(None) };
+    ) -> Result<Option<(&'a LoadedSecret, AwsSignature)>, SecretLeak> {
+        let Some(signed) = AwsSignature::from_request(request) else { return Ok(None) };
         let all = self.held.iter().filter(|secret| secret.kind == SecretKind::Aws);
         for secret in all {
             let Some(signed) = signed.clone().made_with(request, secret.placeholder.as_bytes(), body) else { continue };
             let name = &secret.name;
             if aws::signs_chunks(request) {
-                return Err(Stray::for_good(format!(
+                return Err(SecretLeak::for_good(format!(
                     "a request signed with `{name}` signs each piece of its body, which cannot be signed anew"
                 )));
             }
             if !self.is_bound(secret, target, is_encrypted) {
                 let rule = format!("a request signed with the placeholder of `{name}` is for {target}");
-                return Err(Stray { rule, secret: SecretUse::new(name, target) });
+                return Err(SecretLeak { rule, secret: SecretUse::new(name, target) });
             }
             return Ok(Some((secret, signed)));
         }
         Ok(None)
     }
 
-    fn itself(&self, at: usize, target: &Target) -> Stray {
+    fn value_leak(&self, at: usize, target: &NetworkTarget) -> SecretLeak {
         let name = &self.held[at].name;
-        Stray::for_good(format!("the secret `{name}` itself is on its way to {target}, which no grant allows"))
+        SecretLeak::for_good(format!("the secret `{name}` itself is on its way to {target}, which no grant allows"))
     }
 
     /// Returns the error for a found placeholder. `is_use`: the placeholder is where the secret
     /// would be injected, or where nothing is injected and it may pass.
-    fn misplaced(&self, at: usize, target: &Target, is_encrypted: bool, is_use: bool) -> Stray {
+    fn placeholder_leak(&self, at: usize, target: &NetworkTarget, is_encrypted: bool, is_use: bool) -> SecretLeak {
         let secret = &self.held[at];
         let name = &secret.name;
         let rule = if self.is_bound(secret, target, is_encrypted) {
-            return Stray::for_good(format!(
+            return SecretLeak::for_good(format!(
                 "the placeholder of `{name}` stands where that secret does not belong in a request"
             ));
         } else if self.is_bound(secret, target, true) {
@@ -327,14 +327,14 @@ impl Secrets {
             format!("the placeholder of `{name}` is on its way to {target}, and no entry of its hosts names that")
         };
         if is_use {
-            Stray { rule, secret: SecretUse::new(name, target) }
+            SecretLeak { rule, secret: SecretUse::new(name, target) }
         } else {
-            Stray::for_good(format!("{rule}; it stands where no grant has it replaced"))
+            SecretLeak::for_good(format!("{rule}; it stands where no grant has it replaced"))
         }
     }
 
     /// Returns whether every placeholder in a head is at a position where the secret is injected.
-    fn is_all_use(&self, at: usize, request: &Request) -> bool {
+    fn is_all_use(&self, at: usize, request: &RequestHead) -> bool {
         let secret = &self.held[at];
         let mut put = request.clone();
         for field in &mut put.fields {
@@ -342,33 +342,33 @@ impl Secrets {
                 field.value = whole;
             }
         }
-        self.find(&put, &Words::new([secret.placeholder.as_bytes()])).is_none()
+        self.find_in_head(&put, &SearchWords::new([secret.placeholder.as_bytes()])).is_none()
     }
 
     /// Returns which of these words a head contains, also in encoded text.
-    fn find(&self, request: &Request, words: &Words) -> Option<usize> {
+    fn find_in_head(&self, request: &RequestHead, words: &SearchWords) -> Option<usize> {
         let fields = || request.fields.iter();
-        let plain = words.find(request.target.as_bytes()).or_else(|| words.find(request.method.as_bytes()));
-        let named = || fields().find_map(|field| words.find(field.name.as_bytes()));
-        let valued = || fields().find_map(|field| words.find(&field.value));
-        let encoded = || fields().find_map(|field| words.find(&basic(&field.value)?.1));
+        let plain = words.find_word(request.target.as_bytes()).or_else(|| words.find_word(request.method.as_bytes()));
+        let named = || fields().find_map(|field| words.find_word(field.name.as_bytes()));
+        let valued = || fields().find_map(|field| words.find_word(&field.value));
+        let encoded = || fields().find_map(|field| words.find_word(&decode_basic_credentials(&field.value)?.1));
         plain.or_else(named).or_else(valued).or_else(encoded)
     }
 
     /// See [`Guard::pass`](super::Guard::pass).
-    pub(super) fn pass(
+    pub(super) fn check_outgoing(
         &self,
-        target: &Target,
+        target: &NetworkTarget,
         is_encrypted: bool,
-        [values, placeholders]: &mut [Passing; 2],
+        [values, placeholders]: &mut [SplitWordScanner; 2],
         bytes: &[u8],
-    ) -> Result<(), Stray> {
-        if let Some(at) = values.find(&self.values, bytes) {
-            return Err(self.itself(at, target));
+    ) -> Result<(), SecretLeak> {
+        if let Some(at) = values.find_word(&self.values, bytes) {
+            return Err(self.value_leak(at, target));
         }
-        match placeholders.find(&self.placeholders, bytes) {
+        match placeholders.find_word(&self.placeholders, bytes) {
             Some(at) if !self.is_bound(&self.held[at], target, is_encrypted) => {
-                Err(self.misplaced(at, target, is_encrypted, true))
+                Err(self.placeholder_leak(at, target, is_encrypted, true))
             }
             _ => Ok(()),
         }
@@ -376,7 +376,7 @@ impl Secrets {
 }
 
 /// Returns the scheme of basic credentials, and their decoded text.
-fn basic(value: &[u8]) -> Option<(&[u8], Vec<u8>)> {
+fn decode_basic_credentials(value: &[u8]) -> Option<(&[u8], Vec<u8>)> {
     let at = value.iter().position(|byte| *byte == b' ')?;
     let (scheme, rest) = value.split_at(at);
     let encoded = rest.trim_ascii();
@@ -384,9 +384,9 @@ fn basic(value: &[u8]) -> Option<(&[u8], Vec<u8>)> {
     Some((scheme, BASE64.decode(encoded).ok()?))
 }
 
-impl Held {
+impl LoadedSecret {
     /// Returns the field's value with the secret injected; `None` if it does not belong there.
-    fn put_in(&self, field: &Field) -> Option<Vec<u8>> {
+    fn put_in(&self, field: &HeaderField) -> Option<Vec<u8>> {
         let is = |name: &str| field.name.eq_ignore_ascii_case(name);
         let word = self.placeholder.as_bytes();
         match &self.kind {
@@ -394,19 +394,19 @@ impl Held {
                 let at = field.value.iter().position(|byte| *byte == b' ')?;
                 let (scheme, rest) = field.value.split_at(at);
                 let known = [&b"bearer"[..], b"token"].iter().any(|known| scheme.eq_ignore_ascii_case(known));
-                (known && rest.trim_ascii() == word).then(|| [scheme, b" ", self.value.bytes()].concat())
+                (known && rest.trim_ascii() == word).then(|| [scheme, b" ", self.value.as_bytes()].concat())
             }
             SecretKind::Basic if is("authorization") => {
-                let (scheme, credentials) = basic(&field.value)?;
+                let (scheme, credentials) = decode_basic_credentials(&field.value)?;
                 let at = credentials.iter().position(|byte| *byte == b':')?;
                 let (user, password) = (&credentials[..at], &credentials[at + 1..]);
-                let real = |part: &[u8]| if part == word { self.value.bytes().to_vec() } else { part.to_vec() };
+                let real = |part: &[u8]| if part == word { self.value.as_bytes().to_vec() } else { part.to_vec() };
                 let put = [real(user), real(password)].join(&b':');
                 (put != credentials).then(|| [scheme, b" ", BASE64.encode(&put).as_bytes()].concat())
             }
             SecretKind::Header(name) if is(name) => {
                 let at = memchr::memmem::find(&field.value, word)?;
-                Some([&field.value[..at], self.value.bytes(), &field.value[at + word.len()..]].concat())
+                Some([&field.value[..at], self.value.as_bytes(), &field.value[at + word.len()..]].concat())
             }
             SecretKind::Bearer | SecretKind::Basic | SecretKind::Header(_) | SecretKind::Aws => None,
         }

@@ -10,7 +10,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
 
-use super::EdgeError;
+use super::InterceptionError;
 
 /// Variables that name a file of trusted certificates in PEM, with the programs that read them. If
 /// they contain the path of [`Edge::bundle_pem`](super::Edge::bundle_pem), those programs accept
@@ -37,7 +37,7 @@ pub const TRUST_VARIABLES: &[(&str, &str)] = &[
 
 /// Roots that the egress proxy trusts when it intercepts encrypted traffic.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Trust {
+pub enum TrustRoots {
     /// The host's roots.
     #[default]
     System,
@@ -45,50 +45,50 @@ pub enum Trust {
     Pem(String),
 }
 
-impl Trust {
-    pub(super) fn load(&self) -> Result<Vec<CertificateDer<'static>>, EdgeError> {
+impl TrustRoots {
+    pub(super) fn load_certificates(&self) -> Result<Vec<CertificateDer<'static>>, InterceptionError> {
         let found = match self {
             Self::System => rustls_native_certs::load_native_certs().certs,
             Self::Pem(text) => CertificateDer::pem_slice_iter(text.as_bytes())
                 .collect::<Result<_, _>>()
-                .map_err(|error| EdgeError::Tls(format!("a certificate to trust: {error}")))?,
+                .map_err(|error| InterceptionError::Tls(format!("a certificate to trust: {error}")))?,
         };
         if found.is_empty() {
-            return Err(EdgeError::Tls("no trusted certificates were found".into()));
+            return Err(InterceptionError::Tls("no trusted certificates were found".into()));
         }
         Ok(found)
     }
 }
 
 /// Returns the TLS configuration for outgoing connections. Only HTTP/1.1 is parsed.
-pub(super) fn outside(roots: Vec<CertificateDer<'static>>) -> Result<Arc<ClientConfig>, EdgeError> {
+pub(super) fn client_config(roots: Vec<CertificateDer<'static>>) -> Result<Arc<ClientConfig>, InterceptionError> {
     let mut store = RootCertStore::empty();
     let (added, _) = store.add_parsable_certificates(roots);
     if added == 0 {
-        return Err(EdgeError::Tls("no trusted certificate can be read".into()));
+        return Err(InterceptionError::Tls("no trusted certificate can be read".into()));
     }
-    let mut config = ClientConfig::builder_with_provider(provider())
+    let mut config = ClientConfig::builder_with_provider(crypto_provider())
         .with_safe_default_protocol_versions()
-        .map_err(|error| EdgeError::Tls(error.to_string()))?
+        .map_err(|error| InterceptionError::Tls(error.to_string()))?
         .with_root_certificates(store)
         .with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }
 
-pub(super) fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+pub(super) fn crypto_provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
 /// Returns all roots of the host, and the authority.
-pub(super) fn bundle(roots: &[CertificateDer<'_>], authority: &str) -> String {
-    let mut text: String = roots.iter().map(|root| pem(root)).collect();
+pub(super) fn encode_bundle(roots: &[CertificateDer<'_>], authority: &str) -> String {
+    let mut text: String = roots.iter().map(|root| encode_pem(root)).collect();
     text.push_str(authority);
     text
 }
 
 /// Encodes a certificate as text (RFC 7468).
-pub(super) fn pem(certificate: &[u8]) -> String {
+pub(super) fn encode_pem(certificate: &[u8]) -> String {
     let letters = BASE64.encode(certificate);
     let mut text = String::from("-----BEGIN CERTIFICATE-----\n");
     for line in letters.as_bytes().chunks(64) {
@@ -105,18 +105,18 @@ mod tests {
 
     #[test]
     fn a_bundle_holds_what_it_was_made_of() {
-        let authority = pem(&[9; 100]);
-        let text = bundle(&[CertificateDer::from(vec![1; 48]), CertificateDer::from(vec![2; 1])], &authority);
-        let Trust::Pem(text) = Trust::Pem(text) else { unreachable!("it was just made") };
-        let read = Trust::Pem(text).load().unwrap();
+        let authority = encode_pem(&[9; 100]);
+        let text = encode_bundle(&[CertificateDer::from(vec![1; 48]), CertificateDer::from(vec![2; 1])], &authority);
+        let TrustRoots::Pem(text) = TrustRoots::Pem(text) else { unreachable!("it was just made") };
+        let read = TrustRoots::Pem(text).load_certificates().unwrap();
         assert_eq!(read.iter().map(|c| c.len()).collect::<Vec<_>>(), [48, 1, 100]);
     }
 
     #[test]
     fn nobody_to_trust_is_an_error() {
         for none in ["", "no certificate"] {
-            assert!(Trust::Pem(none.into()).load().is_err());
+            assert!(TrustRoots::Pem(none.into()).load_certificates().is_err());
         }
-        assert!(outside(vec![CertificateDer::from(vec![1, 2, 3])]).is_err());
+        assert!(client_config(vec![CertificateDer::from(vec![1, 2, 3])]).is_err());
     }
 }

@@ -11,21 +11,21 @@ use std::path::Path;
 use rustix::fs::OFlags;
 use stockade_model::SecretSource;
 
-use super::EdgeError;
+use super::InterceptionError;
 
 /// Longest value.
-const LONGEST: usize = 8 << 10;
+const MAX_SECRET_BYTES: usize = 8 << 10;
 
-pub(super) struct Value(Vec<u8>);
+pub(super) struct SecretValue(Vec<u8>);
 
-impl fmt::Debug for Value {
+impl fmt::Debug for SecretValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("(hidden)")
     }
 }
 
-impl Value {
-    pub(super) fn bytes(&self) -> &[u8] {
+impl SecretValue {
+    pub(super) fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
@@ -34,14 +34,14 @@ impl Value {
     /// # Errors
     /// [`EdgeError`] with the name if the value is missing, is shorter than `shortest` bytes or too
     /// long, or contains control bytes.
-    pub(super) fn read(name: &str, from: &SecretSource, shortest: usize) -> Result<Self, EdgeError> {
-        let fail = |why: String| EdgeError::Secret { name: name.to_owned(), why };
+    pub(super) fn read_secret(name: &str, from: &SecretSource, shortest: usize) -> Result<Self, InterceptionError> {
+        let fail = |why: String| InterceptionError::Secret { name: name.to_owned(), why };
         let value = match from {
             SecretSource::Env(variable) => std::env::var_os(variable)
                 .ok_or_else(|| fail(format!("the variable {variable} is not set")))?
                 .into_encoded_bytes(),
             SecretSource::File(path) => {
-                let shown = path.escaped();
+                let shown = path.to_escaped();
                 let mut bytes = read_file(path.as_path()).map_err(|error| fail(format!("{shown}: {error}")))?;
                 if bytes.ends_with(b"\n") {
                     bytes.pop();
@@ -52,8 +52,8 @@ impl Value {
         if value.len() < shortest {
             return Err(fail(format!("it has fewer than {shortest} bytes")));
         }
-        if value.len() > LONGEST {
-            return Err(fail(format!("it has more than {LONGEST} bytes")));
+        if value.len() > MAX_SECRET_BYTES {
+            return Err(fail(format!("it has more than {MAX_SECRET_BYTES} bytes")));
         }
         if value.iter().any(u8::is_ascii_control) {
             return Err(fail("it holds control bytes".into()));
@@ -70,6 +70,6 @@ fn read_file(path: &Path) -> io::Result<Vec<u8>> {
         return Err(io::Error::other("it is no ordinary file"));
     }
     let mut bytes = Vec::new();
-    file.take(LONGEST as u64 + 2).read_to_end(&mut bytes)?;
+    file.take(MAX_SECRET_BYTES as u64 + 2).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

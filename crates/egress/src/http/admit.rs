@@ -4,87 +4,87 @@
 
 use std::time::Duration;
 
-use stockade_model::{Operation, RawText, RequestRuling, SecretUse, Target};
+use stockade_model::{DeniedOperation, RawText, RequestRuling, SecretUse, NetworkTarget};
 use tokio::io::AsyncRead;
 use tokio::time::timeout;
 
-use super::exchange::Refusal;
-use super::head::{Framing, Request, has_word, values};
-use super::stream::{Reader, Trouble};
-use crate::door::Shared;
-use crate::edge::Stray;
-use crate::seam::{Judgement, Wanted, Who};
+use super::exchange::HttpRefusal;
+use super::head::{BodyFraming, RequestHead, has_word, field_values};
+use super::stream::{HttpReader, MessageError};
+use crate::door::ProxyShared;
+use crate::edge::SecretLeak;
+use crate::seam::{EgressDecision, EgressRequest, EgressCaller};
 
 /// Longest body that is read before its request is signed again.
-const SIGNED_BODY_MAX: u64 = 8 << 20;
+const MAX_SIGNED_BODY_BYTES: u64 = 8 << 20;
 /// Longest part of a path in the audit log.
-const SHOWN_PATH: usize = 512;
+const MAX_LOGGED_PATH_BYTES: usize = 512;
 
 /// Fields that some servers read instead of the method or the path.
-const OVERRIDES: &[&str] =
+const OVERRIDE_FIELDS: &[&str] =
     &["X-HTTP-Method", "X-HTTP-Method-Override", "X-Method-Override", "X-Original-URL", "X-Rewrite-URL"];
 
 /// Flag that a question about the request may have delayed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Waited {
+pub(crate) enum ApprovalDelay {
     No,
     Yes,
 }
 
-impl Waited {
-    fn of(lent: &[SecretUse]) -> Self {
+impl ApprovalDelay {
+    fn from_uses(lent: &[SecretUse]) -> Self {
         if lent.is_empty() { Self::No } else { Self::Yes }
     }
 }
 
 /// Target of a request, and its sender.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked<'a> {
-    pub(crate) shared: &'a Shared,
-    pub(crate) target: &'a Target,
-    pub(crate) who: &'a Who,
+pub(crate) struct RequestAdmission<'a> {
+    pub(crate) shared: &'a ProxyShared,
+    pub(crate) target: &'a NetworkTarget,
+    pub(crate) who: &'a EgressCaller,
     pub(crate) is_encrypted: bool,
 }
 
-impl Asked<'_> {
+impl RequestAdmission<'_> {
     /// Counts a request against the limit.
-    pub(crate) fn count(&self) -> Result<(), Refusal> {
-        self.shared.meter.request().map_err(|reached| {
-            crate::session::limit(self.shared, self.target, self.who, reached);
-            Refusal::new(429, reached.to_string())
+    pub(crate) fn count_request(&self) -> Result<(), HttpRefusal> {
+        self.shared.meter.count_request().map_err(|reached| {
+            crate::session::report_limit(self.shared, self.target, self.who, reached);
+            HttpRefusal::new(429, reached.to_string())
         })
     }
 
     /// Refuses an upgrade to another protocol if requests are checked. After the upgrade, the rules
     /// about requests could not be enforced.
-    pub(crate) fn check_upgrade(&self, request: &Request) -> Result<(), Refusal> {
+    pub(crate) fn check_upgrade(&self, request: &RequestHead) -> Result<(), HttpRefusal> {
         let rules = &self.shared.rules;
-        let asks = values(&request.fields, "upgrade").next().is_some()
-            || values(&request.fields, "http2-settings").next().is_some()
+        let asks = field_values(&request.fields, "upgrade").next().is_some()
+            || field_values(&request.fields, "http2-settings").next().is_some()
             || has_word(&request.fields, "connection", "upgrade");
         // Rules also apply to plain HTTP to a host of `inspect.except`.
-        let is_read = rules.inspects(self.target) || rules.inspect.has_rules(self.target);
-        if !asks || !is_read || rules.inspect.upgrades(self.target) {
+        let is_read = rules.requires_inspection(self.target) || rules.inspect.has_rules(self.target);
+        if !asks || !is_read || rules.inspect.allows_upgrade(self.target) {
             return Ok(());
         }
         let rule = "it asks for another protocol (`Upgrade`) where requests are looked into; \
                     `inspect.upgrade` allows it for a host";
-        self.shared.events.denied(Operation::Connect, self.shown(request), self.who, rule, None);
-        Err(Refusal::new(403, rule))
+        self.shared.events.report_denial(DeniedOperation::Connect, self.describe_request(request), self.who, rule, None);
+        Err(HttpRefusal::new(403, rule))
     }
 
     /// Applies the rules to a request and injects its secrets. If a secret would be sent to a host
     /// that it is not bound to, the request waits for an approval.
-    pub(crate) async fn admit<R: AsyncRead + Unpin>(
+    pub(crate) async fn admit_request<R: AsyncRead + Unpin>(
         &self,
-        request: &mut Request,
-        body: &mut Reader<R>,
-    ) -> Result<Waited, Refusal> {
-        if let Err(rule) = self.ruled(request) {
-            self.shared.events.denied(Operation::Connect, self.shown(request), self.who, &rule, None);
-            return Err(Refusal::new(403, rule));
+        request: &mut RequestHead,
+        body: &mut HttpReader<R>,
+    ) -> Result<ApprovalDelay, HttpRefusal> {
+        if let Err(rule) = self.check_rules(request) {
+            self.shared.events.report_denial(DeniedOperation::Connect, self.describe_request(request), self.who, &rule, None);
+            return Err(HttpRefusal::new(403, rule));
         }
-        let asked = self.consent(request).await?;
+        let asked = self.approve_effect(request).await?;
         let secrets = &self.shared.edge.secrets;
         let mut lent: Vec<SecretUse> = Vec::new();
         loop {
@@ -94,40 +94,40 @@ impl Asked<'_> {
                 Ok(()) => {
                     // Compressed data could hide a secret.
                     if secrets.may_come_back(self.target, self.is_encrypted) {
-                        request.set("Accept-Encoding", "identity");
+                        request.set_field("Accept-Encoding", "identity");
                     }
-                    return Ok(if asked { Waited::Yes } else { Waited::of(&lent) });
+                    return Ok(if asked { ApprovalDelay::Yes } else { ApprovalDelay::from_uses(&lent) });
                 }
-                Err(stray) => lent.push(self.lend(stray, &lent).await?),
+                Err(stray) => lent.push(self.permit_secret(stray, &lent).await?),
             }
         }
     }
 
     /// Asks for approval of the request's effect outside, if it is known to do more than reach a
     /// host. Returns whether the request may have waited for that.
-    async fn consent(&self, request: &Request) -> Result<bool, Refusal> {
-        let Some((effect, message)) = super::effects::of(self.target, &request.method, &request.target) else {
+    async fn approve_effect(&self, request: &RequestHead) -> Result<bool, HttpRefusal> {
+        let Some((effect, message)) = super::effects::find_effect(self.target, &request.method, &request.target) else {
             return Ok(false);
         };
-        let wanted = Wanted::Effect { effect, request: self.shown(request), message };
-        match self.shared.judged(wanted, self.who).await {
-            Judgement::Refused { rule, .. } => Err(Refusal::new(403, rule)),
-            Judgement::Allowed(_) => Ok(true),
+        let wanted = EgressRequest::Effect { effect, request: self.describe_request(request), message };
+        match self.shared.request_decision(wanted, self.who).await {
+            EgressDecision::Refused { rule, .. } => Err(HttpRefusal::new(403, rule)),
+            EgressDecision::Allowed(_) => Ok(true),
         }
     }
 
     /// Permits a secret for this target from now on, if that is approved. A use that was approved
     /// for this request already, without effect, is not requested again.
-    async fn lend(&self, stray: Stray, lent: &[SecretUse]) -> Result<SecretUse, Refusal> {
+    async fn permit_secret(&self, stray: SecretLeak, lent: &[SecretUse]) -> Result<SecretUse, HttpRefusal> {
         let Some(secret) = stray.secret.filter(|secret| !lent.contains(secret)) else {
-            self.shared.events.denied(Operation::Secret, self.target.to_string(), self.who, &stray.rule, None);
-            return Err(Refusal::new(403, stray.rule));
+            self.shared.events.report_denial(DeniedOperation::Secret, self.target.to_string(), self.who, &stray.rule, None);
+            return Err(HttpRefusal::new(403, stray.rule));
         };
-        let wanted = Wanted::Secret { secret: secret.clone(), rule: stray.rule };
-        match self.shared.judged(wanted, self.who).await {
-            Judgement::Refused { rule, grant } => Err(Refusal::lacking(&rule, grant.as_ref())),
-            Judgement::Allowed(_) => {
-                self.shared.edge.secrets.lend(&secret);
+        let wanted = EgressRequest::Secret { secret: secret.clone(), rule: stray.rule };
+        match self.shared.request_decision(wanted, self.who).await {
+            EgressDecision::Refused { rule, grant } => Err(HttpRefusal::for_missing_grant(&rule, grant.as_ref())),
+            EgressDecision::Allowed(_) => {
+                self.shared.edge.secrets.permit_use(&secret);
                 Ok(secret)
             }
         }
@@ -137,34 +137,34 @@ impl Asked<'_> {
     /// The next request needs no question.
     pub(crate) async fn still_there<R: AsyncRead + Unpin>(
         &self,
-        admitted: Result<Waited, Refusal>,
-        server: &mut Reader<R>,
-    ) -> Result<(), Refusal> {
+        admitted: Result<ApprovalDelay, HttpRefusal>,
+        server: &mut HttpReader<R>,
+    ) -> Result<(), HttpRefusal> {
         let is_gone = match admitted? {
-            Waited::No => false,
-            Waited::Yes => matches!(timeout(Duration::ZERO, server.fill()).await, Ok(Ok(0) | Err(_))),
+            ApprovalDelay::No => false,
+            ApprovalDelay::Yes => matches!(timeout(Duration::ZERO, server.fill_buffer()).await, Ok(Ok(0) | Err(_))),
         };
         let target = self.target;
         let late = || format!("{target} closed the connection before the question was answered; ask again");
-        if is_gone { Err(Refusal::new(503, late())) } else { Ok(()) }
+        if is_gone { Err(HttpRefusal::new(503, late())) } else { Ok(()) }
     }
 
     /// Returns the request in the words of a rule, without the query after `?`, because queries
     /// often contain secrets.
-    fn shown(&self, request: &Request) -> String {
+    fn describe_request(&self, request: &RequestHead) -> String {
         let path = request.target.split('?').next().unwrap_or_default();
-        let path: String = RawText::from(path.as_bytes()).escaped().chars().take(SHOWN_PATH).collect();
+        let path: String = RawText::from(path.as_bytes()).to_escaped().chars().take(MAX_LOGGED_PATH_BYTES).collect();
         let scheme = if self.is_encrypted { "https" } else { "http" };
         format!("{} {scheme}://{}{path}", request.method, self.target)
     }
 
-    fn ruled(&self, request: &Request) -> Result<(), String> {
+    fn check_rules(&self, request: &RequestHead) -> Result<(), String> {
         let (inspect, target) = (&self.shared.rules.inspect, self.target);
-        let overrides = |name: &&&str| values(&request.fields, name).next().is_some();
-        if let Some(name) = OVERRIDES.iter().find(overrides).filter(|_| inspect.has_rules(target)) {
+        let overrides = |name: &&&str| field_values(&request.fields, name).next().is_some();
+        if let Some(name) = OVERRIDE_FIELDS.iter().find(overrides).filter(|_| inspect.has_rules(target)) {
             return Err(format!("some servers take the method or the path from its field {name}"));
         }
-        let rule = |is_encrypted| inspect.rule(is_encrypted, target, &request.method, &request.target);
+        let rule = |is_encrypted| inspect.apply_rules(is_encrypted, target, &request.method, &request.target);
         match rule(self.is_encrypted) {
             RequestRuling::Allowed(_) => Ok(()),
             // Otherwise the other scheme would bypass the rules.
@@ -179,19 +179,19 @@ impl Asked<'_> {
     }
 }
 
-async fn whole_body<'a, R: AsyncRead + Unpin>(request: &Request, body: &'a mut Reader<R>) -> Result<&'a [u8], Refusal> {
+async fn whole_body<'a, R: AsyncRead + Unpin>(request: &RequestHead, body: &'a mut HttpReader<R>) -> Result<&'a [u8], HttpRefusal> {
     let length = match request.framing {
-        Framing::None => 0,
-        Framing::Length(length @ ..=SIGNED_BODY_MAX) => length,
-        Framing::Length(_) | Framing::Chunked | Framing::UntilClose => {
-            return Err(Refusal::new(
+        BodyFraming::None => 0,
+        BodyFraming::Length(length @ ..=MAX_SIGNED_BODY_BYTES) => length,
+        BodyFraming::Length(_) | BodyFraming::Chunked | BodyFraming::UntilClose => {
+            return Err(HttpRefusal::new(
                 413,
                 "a body this long can only be signed anew where x-amz-content-sha256 tells what it is signed as",
             ));
         }
     };
-    body.body(length as usize).await.map_err(|trouble| match trouble {
-        Trouble::Slow => Refusal::new(408, "the body took too long"),
-        Trouble::Broken(_) | Trouble::Malformed(_) => Refusal::new(400, "the body is not complete"),
+    body.peek_body(length as usize).await.map_err(|trouble| match trouble {
+        MessageError::Slow => HttpRefusal::new(408, "the body took too long"),
+        MessageError::Broken(_) | MessageError::Malformed(_) => HttpRefusal::new(400, "the body is not complete"),
     })
 }

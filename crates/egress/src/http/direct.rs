@@ -5,23 +5,23 @@
 
 use std::sync::Arc;
 
-use stockade_model::{Host, Operation, Target};
+use stockade_model::{Host, DeniedOperation, NetworkTarget};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::admit::Asked;
-use super::exchange::{After, Refusal, Side, exchange, refusal_of, tunnel};
-use super::head::{FIELDS_MAX, Request, values};
-use super::stream::{QUIET_TIME, Trouble};
-use crate::edge::Guard;
-use crate::relay::{Broken, Way};
-use crate::session::Session;
+use super::admit::RequestAdmission;
+use super::exchange::{ExchangeOutcome, HttpRefusal, HttpPeer, forward_exchange, refusal_of, relay_upgraded};
+use super::head::{FIELDS_MAX, RequestHead, field_values};
+use super::stream::{IDLE_TIMEOUT, MessageError};
+use crate::edge::ConnectionGuard;
+use crate::relay::{RelayError, RelayContext};
+use crate::session::EgressSession;
 
 /// Number of fields that the egress proxy may add to a request: Host and Accept-Encoding. A head
 /// must stay within the limit with them.
 const FIELDS_ADDED: usize = 2;
 
 /// Parses a host and an optional port, as in a Host field.
-pub(crate) fn authority(text: &str) -> Option<(Host, Option<u16>)> {
+pub(crate) fn parse_authority(text: &str) -> Option<(Host, Option<u16>)> {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => (host, Some(port)),
         _ => (text, None),
@@ -40,7 +40,7 @@ pub(crate) fn authority(text: &str) -> Option<(Host, Option<u16>)> {
 }
 
 /// Splits an absolute `http://` target into the authority and the rest.
-pub(crate) fn absolute(target: &str) -> Option<(&str, String)> {
+pub(crate) fn split_absolute_target(target: &str) -> Option<(&str, String)> {
     let (scheme, rest) = target.split_at_checked(7)?;
     if !scheme.eq_ignore_ascii_case("http://") {
         return None;
@@ -53,51 +53,51 @@ pub(crate) fn absolute(target: &str) -> Option<(&str, String)> {
 
 /// Checks that a request is for exactly this target. If an address `serves_all`, the request may be
 /// for any name.
-pub(crate) fn check(request: &mut Request, target: &Target, serves_all: bool) -> Result<(), Refusal> {
+pub(crate) fn check_target(request: &mut RequestHead, target: &NetworkTarget, serves_all: bool) -> Result<(), HttpRefusal> {
     let elsewhere = |what: &str| {
-        Refusal::new(403, format!("a request on a connection to {target} is for {}", what.escape_default()))
+        HttpRefusal::new(403, format!("a request on a connection to {target} is for {}", what.escape_default()))
     };
     if request.fields.len() + FIELDS_ADDED > FIELDS_MAX {
-        return Err(Refusal::new(431, "the head has too many fields"));
+        return Err(HttpRefusal::new(431, "the head has too many fields"));
     }
     let is_ours = |text: &str| {
-        let (host, port) = authority(text)?;
+        let (host, port) = parse_authority(text)?;
         Some(serves_all || host == target.host && port.is_none_or(|p| p == target.port))
     };
     if request.method.eq_ignore_ascii_case("CONNECT") {
         return Err(elsewhere(&request.target));
     }
-    if let Some((authority, path)) = absolute(&request.target) {
+    if let Some((authority, path)) = split_absolute_target(&request.target) {
         match is_ours(authority) {
             Some(true) => request.target = path,
             Some(false) => return Err(elsewhere(authority)),
-            None => return Err(Refusal::new(400, "what is asked for has no proper host")),
+            None => return Err(HttpRefusal::new(400, "what is asked for has no proper host")),
         }
     }
     let is_plain = request.target.starts_with('/') || (request.target == "*" && request.method == "OPTIONS");
     if !is_plain || request.target.contains('#') {
-        return Err(Refusal::new(400, "what is asked for is no path"));
+        return Err(HttpRefusal::new(400, "what is asked for is no path"));
     }
-    let hosts: Vec<Vec<u8>> = values(&request.fields, "host").map(<[u8]>::to_vec).collect();
+    let hosts: Vec<Vec<u8>> = field_values(&request.fields, "host").map(<[u8]>::to_vec).collect();
     match (hosts.first(), hosts.get(1)) {
         (None, _) if request.minor == 0 => {}
-        (None, _) => return Err(Refusal::new(400, "the Host field is missing")),
-        (Some(_), Some(_)) => return Err(Refusal::new(400, "there are two Host fields")),
+        (None, _) => return Err(HttpRefusal::new(400, "the Host field is missing")),
+        (Some(_), Some(_)) => return Err(HttpRefusal::new(400, "there are two Host fields")),
         (Some(host), None) => match std::str::from_utf8(host).ok().and_then(|text| Some((text, is_ours(text)?))) {
             Some((_, true)) => {}
             Some((text, false)) => return Err(elsewhere(text)),
-            None => return Err(Refusal::new(400, "the Host field holds no host")),
+            None => return Err(HttpRefusal::new(400, "the Host field holds no host")),
         },
     }
     // After an upgrade to one of these, requests could not be parsed.
     let unreadable = |field: &[u8]| [&b"h2c"[..], b"http/", b"tls/"].iter().any(|p| starts_with(field, p));
-    if values(&request.fields, "upgrade").flat_map(|v| v.split(|b| *b == b',')).any(|v| unreadable(v.trim_ascii())) {
+    if field_values(&request.fields, "upgrade").flat_map(|v| v.split(|b| *b == b',')).any(|v| unreadable(v.trim_ascii())) {
         request.remove("Upgrade");
         request.remove("HTTP2-Settings");
         request.remove_words("Connection", &["upgrade", "http2-settings"]);
     }
     if request.minor == 0 {
-        request.set("Host", &host_field(target, 80));
+        request.set_field("Host", &host_field(target, 80));
     }
     Ok(())
 }
@@ -107,7 +107,7 @@ fn starts_with(text: &[u8], start: &[u8]) -> bool {
 }
 
 /// Returns a target in the form of a Host field.
-pub(crate) fn host_field(target: &Target, default_port: u16) -> String {
+pub(crate) fn host_field(target: &NetworkTarget, default_port: u16) -> String {
     let text = target.to_string();
     match text.strip_suffix(&format!(":{default_port}")) {
         Some(host) => host.to_owned(),
@@ -116,10 +116,10 @@ pub(crate) fn host_field(target: &Target, default_port: u16) -> String {
 }
 
 /// Serves the requests of one connection.
-pub(crate) async fn serve<CR, CW, UR, UW>(
-    session: Session,
-    mut client: Side<CR, CW>,
-    mut server: Side<UR, UW>,
+pub(crate) async fn serve_requests<CR, CW, UR, UW>(
+    session: EgressSession,
+    mut client: HttpPeer<CR, CW>,
+    mut server: HttpPeer<UR, UW>,
     is_encrypted: bool,
 ) where
     CR: AsyncRead + Unpin,
@@ -130,89 +130,89 @@ pub(crate) async fn serve<CR, CW, UR, UW>(
     let shared = Arc::clone(&session.shared);
     let counts = Arc::clone(&session.recorder.counts);
     let (target, who) = (session.target.clone(), session.who.clone());
-    let guard = Guard::new(&shared.edge.secrets, &target, is_encrypted);
+    let guard = ConnectionGuard::new(&shared.edge.secrets, &target, is_encrypted);
     let guard = guard.as_ref();
-    let way = Way { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard };
-    let asked = Asked { shared: &shared, target: &target, who: &who, is_encrypted };
+    let way = RelayContext { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard };
+    let asked = RequestAdmission { shared: &shared, target: &target, who: &who, is_encrypted };
     loop {
         let head = tokio::select! {
-            head = client.reader.head(QUIET_TIME) => head,
+            head = client.reader.read_head(IDLE_TIMEOUT) => head,
             // No answer is pending: the server usually closed the connection.
-            _ = server.reader.fill() => return session.ended(Ok(())),
+            _ = server.reader.fill_buffer() => return session.record_end(Ok(())),
         };
         let next = match head {
-            Ok(None) => return session.ended(Ok(())),
-            Ok(Some(head)) => one(&asked, &mut client, &mut server, &head, &way).await,
-            Err(trouble) => Err(Fault::of(trouble)),
+            Ok(None) => return session.record_end(Ok(())),
+            Ok(Some(head)) => serve_request(&asked, &mut client, &mut server, &head, &way).await,
+            Err(trouble) => Err(ConnectionFault::from_message_error(trouble)),
         };
         match next {
-            Ok(After::Next) => {}
-            Ok(After::Close) => return session.ended(Ok(())),
-            Ok(After::Tunnel) => {
-                let ended = tunnel(&mut client, &mut server, &way).await;
-                return session.ended(ended);
+            Ok(ExchangeOutcome::Next) => {}
+            Ok(ExchangeOutcome::Close) => return session.record_end(Ok(())),
+            Ok(ExchangeOutcome::Tunnel) => {
+                let ended = relay_upgraded(&mut client, &mut server, &way).await;
+                return session.record_end(ended);
             }
-            Err(Fault::Refused(refusal)) => {
-                refusal.send(&mut client.writer).await;
-                return session.refused(&refusal.text);
+            Err(ConnectionFault::Refused(refusal)) => {
+                refusal.send_response(&mut client.writer).await;
+                return session.record_refused(&refusal.text);
             }
-            Err(Fault::Broken(broken)) => return session.ended(Err(broken)),
+            Err(ConnectionFault::Broken(broken)) => return session.record_end(Err(broken)),
         }
     }
 }
 
 /// Reason for the end of a connection for requests.
-pub(crate) enum Fault {
+pub(crate) enum ConnectionFault {
     /// The client gets an answer.
-    Refused(Refusal),
+    Refused(HttpRefusal),
     /// The client cannot get an answer.
-    Broken(Broken),
+    Broken(RelayError),
 }
 
-impl Fault {
-    pub(crate) fn of(trouble: Trouble) -> Self {
+impl ConnectionFault {
+    pub(crate) fn from_message_error(trouble: MessageError) -> Self {
         match (refusal_of(&trouble), trouble) {
             (Some(refusal), _) => Self::Refused(refusal),
-            (None, Trouble::Broken(broken)) => Self::Broken(broken),
-            (None, _) => Self::Broken(Broken::Reset(std::io::ErrorKind::InvalidData.into())),
+            (None, MessageError::Broken(broken)) => Self::Broken(broken),
+            (None, _) => Self::Broken(RelayError::Reset(std::io::ErrorKind::InvalidData.into())),
         }
     }
 }
 
-async fn one<CR, CW, UR, UW>(
-    asked: &Asked<'_>,
-    client: &mut Side<CR, CW>,
-    server: &mut Side<UR, UW>,
+async fn serve_request<CR, CW, UR, UW>(
+    asked: &RequestAdmission<'_>,
+    client: &mut HttpPeer<CR, CW>,
+    server: &mut HttpPeer<UR, UW>,
     head: &[u8],
-    way: &Way<'_>,
-) -> Result<After, Fault>
+    way: &RelayContext<'_>,
+) -> Result<ExchangeOutcome, ConnectionFault>
 where
     CR: AsyncRead + Unpin,
     CW: AsyncWrite + Unpin,
     UR: AsyncRead + Unpin,
     UW: AsyncWrite + Unpin,
 {
-    let mut request = Request::parse(head).map_err(|why| Fault::of(why.into()))?;
-    asked.count().map_err(Fault::Refused)?;
+    let mut request = RequestHead::parse_head(head).map_err(|why| ConnectionFault::from_message_error(why.into()))?;
+    asked.count_request().map_err(ConnectionFault::Refused)?;
     // Approval of an address includes every name that it serves.
-    let serves_all = asked.target.host.name().is_none() && !asked.shared.rules.inspects(asked.target);
-    check(&mut request, asked.target, serves_all).map_err(|refusal| {
+    let serves_all = asked.target.host.name().is_none() && !asked.shared.rules.requires_inspection(asked.target);
+    check_target(&mut request, asked.target, serves_all).map_err(|refusal| {
         if refusal.status == 403 {
             let object = asked.target.to_string();
-            asked.shared.events.denied(Operation::Connect, object, asked.who, &refusal.text, None);
+            asked.shared.events.report_denial(DeniedOperation::Connect, object, asked.who, &refusal.text, None);
         }
-        Fault::Refused(refusal)
+        ConnectionFault::Refused(refusal)
     })?;
-    asked.check_upgrade(&request).map_err(Fault::Refused)?;
-    let admitted = asked.admit(&mut request, &mut client.reader).await;
-    asked.still_there(admitted, &mut server.reader).await.map_err(Fault::Refused)?;
-    exchange(client, server, &request, way).await.map_err(|trouble| match trouble {
+    asked.check_upgrade(&request).map_err(ConnectionFault::Refused)?;
+    let admitted = asked.admit_request(&mut request, &mut client.reader).await;
+    asked.still_there(admitted, &mut server.reader).await.map_err(ConnectionFault::Refused)?;
+    forward_exchange(client, server, &request, way).await.map_err(|trouble| match trouble {
         // The answer may have begun, so that no other can be sent.
-        Trouble::Malformed(why) => {
-            Fault::Broken(Broken::Reset(std::io::Error::new(std::io::ErrorKind::InvalidData, why)))
+        MessageError::Malformed(why) => {
+            ConnectionFault::Broken(RelayError::Reset(std::io::Error::new(std::io::ErrorKind::InvalidData, why)))
         }
-        Trouble::Slow => Fault::Broken(Broken::Reset(std::io::ErrorKind::TimedOut.into())),
-        Trouble::Broken(broken) => Fault::Broken(broken),
+        MessageError::Slow => ConnectionFault::Broken(RelayError::Reset(std::io::ErrorKind::TimedOut.into())),
+        MessageError::Broken(broken) => ConnectionFault::Broken(broken),
     })
 }
 
@@ -222,16 +222,16 @@ mod tests {
 
     fn checked(line: &str, fields: &str) -> Result<String, u16> {
         let text = format!("{line}\r\n{fields}\r\n");
-        let mut request = Request::parse(text.as_bytes()).map_err(|_| 400_u16)?;
-        check(&mut request, &"a.test:80".parse().unwrap(), false).map_err(|refusal| refusal.status)?;
-        Ok(String::from_utf8(request.bytes()).unwrap().replace("\r\n", "|"))
+        let mut request = RequestHead::parse_head(text.as_bytes()).map_err(|_| 400_u16)?;
+        check_target(&mut request, &"a.test:80".parse().unwrap(), false).map_err(|refusal| refusal.status)?;
+        Ok(String::from_utf8(request.encode_head()).unwrap().replace("\r\n", "|"))
     }
 
     #[test]
     fn what_is_added_keeps_a_head_readable() {
         let most = FIELDS_MAX - FIELDS_ADDED;
         let sent = checked("GET / HTTP/1.0", &"A: b\r\n".repeat(most)).unwrap().replace('|', "\r\n");
-        assert!(Request::parse(sent.as_bytes()).is_ok());
+        assert!(RequestHead::parse_head(sent.as_bytes()).is_ok());
         assert_eq!(checked("GET / HTTP/1.0", &"A: b\r\n".repeat(most + 1)), Err(431));
     }
 
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn authorities() {
-        let read = |text| authority(text).map(|(host, port)| (host.to_string(), port));
+        let read = |text| parse_authority(text).map(|(host, port)| (host.to_string(), port));
         assert_eq!(read("[::1]:8"), Some(("::1".into(), Some(8))));
         assert_eq!(read("[::1]"), Some(("::1".into(), None)));
         assert_eq!(read("A.b"), Some(("a.b".into(), None)));

@@ -6,10 +6,10 @@
 //! command includes its requests. The list is advice and no protection: a server may accept the
 //! same request at another path.
 
-use stockade_model::{EffectUse, Target, text_matches};
+use stockade_model::{EffectUse, NetworkTarget, text_matches};
 
 /// Pattern of such requests. In a path and a host, `*` matches any text.
-struct Known {
+struct EffectPattern {
     methods: &'static [&'static str],
     hosts: &'static [&'static str],
     paths: &'static [&'static str],
@@ -17,102 +17,102 @@ struct Known {
     message: &'static str,
 }
 
-const ANY: &[&str] = &["*"];
-const WRITES: &[&str] = &["POST", "PUT", "PATCH", "DELETE"];
+const ANY_TEXT: &[&str] = &["*"];
+const WRITE_METHODS: &[&str] = &["POST", "PUT", "PATCH", "DELETE"];
 
 /// Sources: the API pages of each service; the distribution specification of the OCI (images); the
 /// API of Kubernetes (clusters); the web API of cargo's registries (crates).
-const KNOWN: &[Known] = &[
-    Known {
+const KNOWN_EFFECTS: &[EffectPattern] = &[
+    EffectPattern {
         methods: &["PUT", "DELETE"],
         hosts: &["registry.npmjs.org", "registry.yarnpkg.com", "npm.pkg.github.com"],
-        paths: ANY,
+        paths: ANY_TEXT,
         code: "publishes",
         message: "Publishes or withdraws a package of npm's registry",
     },
-    Known {
+    EffectPattern {
         methods: &["POST"],
         hosts: &["upload.pypi.org", "test.pypi.org"],
-        paths: ANY,
+        paths: ANY_TEXT,
         code: "publishes",
         message: "Publishes a Python package",
     },
-    Known {
+    EffectPattern {
         methods: &["PUT", "DELETE"],
-        hosts: ANY,
+        hosts: ANY_TEXT,
         paths: &["*/api/v1/crates/new", "*/api/v1/crates/*/yank"],
         code: "publishes",
         message: "Publishes or withdraws a crate",
     },
-    Known {
+    EffectPattern {
         methods: &["POST", "DELETE"],
         hosts: &["rubygems.org"],
         paths: &["/api/v1/gems", "/api/v1/gems/*"],
         code: "publishes",
         message: "Publishes or withdraws a gem",
     },
-    Known {
+    EffectPattern {
         methods: &["PUT", "DELETE"],
         hosts: &["www.nuget.org", "api.nuget.org"],
-        paths: ANY,
+        paths: ANY_TEXT,
         code: "publishes",
         message: "Publishes or withdraws a .NET package",
     },
-    Known {
+    EffectPattern {
         methods: &["POST", "PUT"],
         hosts: &["central.sonatype.com", "oss.sonatype.org", "*.oss.sonatype.org"],
-        paths: ANY,
+        paths: ANY_TEXT,
         code: "publishes",
         message: "Publishes a Java package",
     },
-    Known {
+    EffectPattern {
         methods: &["PUT", "DELETE"],
-        hosts: ANY,
+        hosts: ANY_TEXT,
         paths: &["/v2/*/manifests/*"],
         code: "publishes",
         message: "Publishes or removes an image of containers",
     },
-    Known {
-        methods: WRITES,
+    EffectPattern {
+        methods: WRITE_METHODS,
         hosts: &["api.github.com", "uploads.github.com"],
         paths: &["/repos/*/releases", "/repos/*/releases/*"],
         code: "publishes",
         message: "Publishes or changes a release",
     },
-    Known {
+    EffectPattern {
         methods: &["DELETE"],
         hosts: &["api.github.com", "gitlab.com", "api.bitbucket.org", "*.amazonaws.com", "*.googleapis.com"],
-        paths: ANY,
+        paths: ANY_TEXT,
         code: "changes-account",
         message: "Removes something from an account of a service",
     },
-    Known {
-        methods: WRITES,
-        hosts: ANY,
+    EffectPattern {
+        methods: WRITE_METHODS,
+        hosts: ANY_TEXT,
         paths: &["/api/v1/namespaces", "/api/v1/namespaces/*", "/apis/*/namespaces/*"],
         code: "changes-cluster",
         message: "Changes what runs in a cluster",
     },
-    Known {
+    EffectPattern {
         methods: &["POST", "PUT"],
         hosts: &["transfer.sh", "0x0.st", "paste.rs", "ix.io", "termbin.com", "file.io", "bashupload.com"],
-        paths: ANY,
+        paths: ANY_TEXT,
         code: "sends-files",
         message: "Leaves something for others to fetch",
     },
 ];
 
 /// Returns the effect of a request, with a one-sentence description. `path` is as in the request.
-pub(super) fn of(target: &Target, method: &str, path: &str) -> Option<(EffectUse, &'static str)> {
+pub(super) fn find_effect(target: &NetworkTarget, method: &str, path: &str) -> Option<(EffectUse, &'static str)> {
     let host = target.host.to_string().to_ascii_lowercase();
     let path = path.split(['?', '#']).next().unwrap_or_default().to_ascii_lowercase();
     let is_one = |patterns: &[&str], text: &str| patterns.iter().any(|pattern| text_matches(pattern, text));
-    let known = KNOWN.iter().find(|known| {
+    let known = KNOWN_EFFECTS.iter().find(|known| {
         known.methods.iter().any(|own| own.eq_ignore_ascii_case(method))
             && is_one(known.hosts, &host)
             && is_one(known.paths, &path)
     })?;
-    Some((EffectUse::at(known.code, &host)?, known.message))
+    Some((EffectUse::at_host(known.code, &host)?, known.message))
 }
 
 #[cfg(test)]
@@ -134,7 +134,7 @@ mod tests {
             ("GET", "10.0.0.1:6443", "/api/v1/namespaces", ""),
             ("DELETE", "example.com:443", "/anything", ""),
         ] {
-            let found = of(&host.parse().unwrap(), method, path).map(|(wanted, _)| wanted.to_string());
+            let found = find_effect(&host.parse().unwrap(), method, path).map(|(wanted, _)| wanted.to_string());
             assert_eq!(found.unwrap_or_default(), expected, "{method} {host}{path}");
         }
     }

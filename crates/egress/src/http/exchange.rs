@@ -11,19 +11,19 @@ use stockade_model::Grant;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::time::{sleep, timeout};
 
-use super::head::{Framing, HEAD_MAX, Request, Response, values};
-use super::stream::{Reader, Trouble};
-use crate::limits::Direction;
-use crate::relay::{Broken, Way};
+use super::head::{BodyFraming, MAX_HEAD_BYTES, RequestHead, ResponseHead, field_values};
+use super::stream::{HttpReader, MessageError};
+use crate::limits::TrafficDirection;
+use crate::relay::{RelayError, RelayContext};
 
 /// Time-out for an answer after the client closed its side, or the server stopped reading.
-const LAST_WAIT: Duration = Duration::from_secs(60);
+const LAST_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time-out for an answer otherwise; a long poll is shorter.
-const ANSWER_TIME: Duration = Duration::from_secs(3600);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Next step after an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum After {
+pub(crate) enum ExchangeOutcome {
     /// The next request may follow.
     Next,
     /// The connection ends.
@@ -34,32 +34,32 @@ pub(crate) enum After {
 
 /// Both directions of one side.
 #[derive(Debug)]
-pub(crate) struct Side<R, W> {
-    pub(crate) reader: Reader<R>,
+pub(crate) struct HttpPeer<R, W> {
+    pub(crate) reader: HttpReader<R>,
     pub(crate) writer: W,
 }
 
 /// Answer of the egress proxy itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct HttpRefusal {
     pub(crate) status: u16,
     /// Explanation for the person who reads it.
     pub(crate) text: String,
 }
 
-impl Refusal {
+impl HttpRefusal {
     pub(crate) fn new(status: u16, text: impl Into<String>) -> Self {
         Self { status, text: text.into() }
     }
 
     /// Creates a 403 answer, with the grant that would permit the request, if any.
-    pub(crate) fn lacking(text: &str, grant: Option<&Grant>) -> Self {
+    pub(crate) fn for_missing_grant(text: &str, grant: Option<&Grant>) -> Self {
         let hint = grant.map(|grant| format!("\nhint: it needs the grant `{grant}`")).unwrap_or_default();
         Self::new(403, format!("{text}{hint}"))
     }
 
     /// Returns a complete answer, after which the connection ends.
-    pub(crate) fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn encode_response(&self) -> Vec<u8> {
         let reason = match self.status {
             400 => "Bad Request",
             403 => "Forbidden",
@@ -82,9 +82,9 @@ impl Refusal {
     }
 
     /// Sends the answer. Gives up after ten seconds.
-    pub(crate) async fn send<W: AsyncWrite + Unpin>(&self, to: &mut W) {
+    pub(crate) async fn send_response<W: AsyncWrite + Unpin>(&self, to: &mut W) {
         let write = async {
-            to.write_all(&self.bytes()).await?;
+            to.write_all(&self.encode_response()).await?;
             to.shutdown().await
         };
         let _ = timeout(Duration::from_secs(10), write).await;
@@ -92,38 +92,38 @@ impl Refusal {
 }
 
 /// Returns the refusal for an error in the client's message; `None` if the client cannot get one.
-pub(crate) fn refusal_of(trouble: &Trouble) -> Option<Refusal> {
+pub(crate) fn refusal_of(trouble: &MessageError) -> Option<HttpRefusal> {
     match trouble {
-        Trouble::Malformed(why @ ("the head is too long" | "the head has too many fields")) => {
-            Some(Refusal::new(431, *why))
+        MessageError::Malformed(why @ ("the head is too long" | "the head has too many fields")) => {
+            Some(HttpRefusal::new(431, *why))
         }
-        Trouble::Malformed(why) => Some(Refusal::new(400, *why)),
-        Trouble::Slow => Some(Refusal::new(408, "the request took too long")),
-        Trouble::Broken(_) => None,
+        MessageError::Malformed(why) => Some(HttpRefusal::new(400, *why)),
+        MessageError::Slow => Some(HttpRefusal::new(408, "the request took too long")),
+        MessageError::Broken(_) => None,
     }
 }
 
 /// Forwards a request and returns its answer.
-pub(crate) async fn exchange<CR, CW, UR, UW>(
-    client: &mut Side<CR, CW>,
-    server: &mut Side<UR, UW>,
-    request: &Request,
-    way: &Way<'_>,
-) -> Result<After, Trouble>
+pub(crate) async fn forward_exchange<CR, CW, UR, UW>(
+    client: &mut HttpPeer<CR, CW>,
+    server: &mut HttpPeer<UR, UW>,
+    request: &RequestHead,
+    way: &RelayContext<'_>,
+) -> Result<ExchangeOutcome, MessageError>
 where
     CR: AsyncRead + Unpin,
     CW: AsyncWrite + Unpin,
     UR: AsyncRead + Unpin,
     UW: AsyncWrite + Unpin,
 {
-    let head = request.bytes();
-    way.account(Direction::Up, head.len()).await?;
+    let head = request.encode_head();
+    way.count_bytes(TrafficDirection::Up, head.len()).await?;
     server.writer.write_all(&head).await?;
     server.writer.flush().await?;
-    let is_sent = AtomicBool::new(request.framing == Framing::None);
+    let is_sent = AtomicBool::new(request.framing == BodyFraming::None);
     let answered = {
-        let upload = upload(&mut client.reader, &mut server.writer, request.framing, way, &is_sent);
-        let download = download(&mut server.reader, &mut client.writer, request, way);
+        let upload = upload_body(&mut client.reader, &mut server.writer, request.framing, way, &is_sent);
+        let download = download_answer(&mut server.reader, &mut client.writer, request, way);
         tokio::pin!(upload, download);
         tokio::select! {
             biased;
@@ -131,8 +131,8 @@ where
             failed = &mut upload => match failed {
                 // The server may have answered before it stopped reading. If all is sent, the
                 // client is gone instead.
-                Err(Trouble::Broken(Broken::Reset(_))) if !is_sent.load(Ordering::Relaxed) => {
-                    timeout(LAST_WAIT, download).await.map_err(|_| Trouble::Slow)??
+                Err(MessageError::Broken(RelayError::Reset(_))) if !is_sent.load(Ordering::Relaxed) => {
+                    timeout(LAST_ANSWER_TIMEOUT, download).await.map_err(|_| MessageError::Slow)??
                 }
                 Err(other) => return Err(other),
                 Ok(never) => match never {},
@@ -140,56 +140,56 @@ where
         }
     };
     if answered.status == 101 {
-        return Ok(After::Tunnel);
+        return Ok(ExchangeOutcome::Tunnel);
     }
     let kept = is_sent.load(Ordering::Relaxed) && request.is_kept() && answered.is_kept();
-    Ok(if kept { After::Next } else { After::Close })
+    Ok(if kept { ExchangeOutcome::Next } else { ExchangeOutcome::Close })
 }
 
 /// Sends the body, then watches for the client's disconnect.
-async fn upload<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
-    client: &mut Reader<R>,
+async fn upload_body<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+    client: &mut HttpReader<R>,
     server: &mut W,
-    framing: Framing,
-    way: &Way<'_>,
+    framing: BodyFraming,
+    way: &RelayContext<'_>,
     is_sent: &AtomicBool,
-) -> Result<Infallible, Trouble> {
-    client.copy_body(server, framing, way, Direction::Up).await?;
+) -> Result<Infallible, MessageError> {
+    client.copy_body(server, framing, way, TrafficDirection::Up).await?;
     is_sent.store(true, Ordering::Relaxed);
     loop {
-        if client.held.len() >= HEAD_MAX {
+        if client.held.len() >= MAX_HEAD_BYTES {
             pending::<()>().await;
         }
-        if client.fill().await? == 0 {
-            sleep(LAST_WAIT).await;
-            return Err(Trouble::Slow);
+        if client.fill_buffer().await? == 0 {
+            sleep(LAST_ANSWER_TIMEOUT).await;
+            return Err(MessageError::Slow);
         }
     }
 }
 
 /// Forwards the answer, and the interim answers before it (such as "100 Continue").
-async fn download<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
-    server: &mut Reader<R>,
+async fn download_answer<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+    server: &mut HttpReader<R>,
     client: &mut W,
-    request: &Request,
-    way: &Way<'_>,
-) -> Result<Response, Trouble> {
+    request: &RequestHead,
+    way: &RelayContext<'_>,
+) -> Result<ResponseHead, MessageError> {
     loop {
-        let head = server.head(ANSWER_TIME).await?.ok_or(Trouble::Malformed("the server closed without an answer"))?;
-        let answer = Response::parse(&head, &request.method)?;
-        if answer.status == 101 && values(&request.fields, "upgrade").next().is_none() {
-            return Err(Broken::Rule("the server changed the protocol although no request asked for it".into()).into());
+        let head = server.read_head(ANSWER_TIMEOUT).await?.ok_or(MessageError::Malformed("the server closed without an answer"))?;
+        let answer = ResponseHead::parse_head(&head, &request.method)?;
+        if answer.status == 101 && field_values(&request.fields, "upgrade").next().is_none() {
+            return Err(RelayError::Rule("the server changed the protocol although no request asked for it".into()).into());
         }
         let bytes = answer.bytes_with(|part| {
             if let Some(guard) = way.guard {
-                guard.mask(part);
+                guard.mask_bytes(part);
             }
         });
-        way.account(Direction::Down, bytes.len()).await?;
+        way.count_bytes(TrafficDirection::Down, bytes.len()).await?;
         client.write_all(&bytes).await?;
         client.flush().await?;
         if answer.status >= 200 || answer.status == 101 {
-            server.copy_body(client, answer.framing, way, Direction::Down).await?;
+            server.copy_body(client, answer.framing, way, TrafficDirection::Down).await?;
             client.flush().await?;
             return Ok(answer);
         }
@@ -197,18 +197,18 @@ async fn download<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
 }
 
 /// Relays another protocol until both sides have closed.
-pub(crate) async fn tunnel<CR, CW, UR, UW>(
-    client: &mut Side<CR, CW>,
-    server: &mut Side<UR, UW>,
-    way: &Way<'_>,
-) -> Result<(), Broken>
+pub(crate) async fn relay_upgraded<CR, CW, UR, UW>(
+    client: &mut HttpPeer<CR, CW>,
+    server: &mut HttpPeer<UR, UW>,
+    way: &RelayContext<'_>,
+) -> Result<(), RelayError>
 where
     CR: AsyncRead + Unpin,
     CW: AsyncWrite + Unpin,
     UR: AsyncRead + Unpin,
     UW: AsyncWrite + Unpin,
 {
-    let up = client.reader.copy_all(&mut server.writer, way, Direction::Up);
-    let down = server.reader.copy_all(&mut client.writer, way, Direction::Down);
+    let up = client.reader.copy_all(&mut server.writer, way, TrafficDirection::Up);
+    let down = server.reader.copy_all(&mut client.writer, way, TrafficDirection::Down);
     tokio::try_join!(up, down).map(|_| ())
 }

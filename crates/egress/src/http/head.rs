@@ -6,13 +6,13 @@
 //! Facts: RFC 9110 and RFC 9112.
 
 /// Longest head, in bytes.
-pub const HEAD_MAX: usize = 64 << 10;
+pub const MAX_HEAD_BYTES: usize = 64 << 10;
 /// Most fields of a head.
 pub const FIELDS_MAX: usize = 128;
 
 /// Field of a head, as it was sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Field {
+pub struct HeaderField {
     /// Name, with the case that was received.
     pub name: String,
     /// Value, without spaces around it.
@@ -21,7 +21,7 @@ pub struct Field {
 
 /// Framing of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Framing {
+pub enum BodyFraming {
     /// No body.
     None,
     /// This many bytes.
@@ -34,7 +34,7 @@ pub enum Framing {
 
 /// Head of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct RequestHead {
     /// The method.
     pub method: String,
     /// The request target, as it was written.
@@ -42,14 +42,14 @@ pub struct Request {
     /// 0 or 1, of `HTTP/1.x`.
     pub minor: u8,
     /// The fields in their order.
-    pub fields: Vec<Field>,
+    pub fields: Vec<HeaderField>,
     /// Framing of the body.
-    pub framing: Framing,
+    pub framing: BodyFraming,
 }
 
 /// Head of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Response {
+pub struct ResponseHead {
     /// 0 or 1, of `HTTP/1.x`.
     pub minor: u8,
     /// The status.
@@ -57,9 +57,9 @@ pub struct Response {
     /// The reason phrase.
     pub reason: String,
     /// The fields in their order.
-    pub fields: Vec<Field>,
+    pub fields: Vec<HeaderField>,
     /// Framing of the body.
-    pub framing: Framing,
+    pub framing: BodyFraming,
 }
 
 /// Returns the end of the head at the start of `bytes`. `Ok(None)` if it is incomplete.
@@ -68,7 +68,7 @@ pub struct Response {
 /// The reason if the bytes cannot be a head.
 pub fn end_of_head(bytes: &[u8]) -> Result<Option<usize>, &'static str> {
     let mut line_start = 0;
-    for (at, &byte) in bytes.iter().enumerate().take(HEAD_MAX) {
+    for (at, &byte) in bytes.iter().enumerate().take(MAX_HEAD_BYTES) {
         match byte {
             b'\n' if at == 0 || bytes[at - 1] != b'\r' => return Err("a line ends in a bare line feed"),
             b'\n' if at - line_start == 1 => return Ok(Some(at + 1)),
@@ -79,21 +79,21 @@ pub fn end_of_head(bytes: &[u8]) -> Result<Option<usize>, &'static str> {
             _ => {}
         }
     }
-    if bytes.len() >= HEAD_MAX { Err("the head is too long") } else { Ok(None) }
+    if bytes.len() >= MAX_HEAD_BYTES { Err("the head is too long") } else { Ok(None) }
 }
 
-fn fields_of(headers: &[httparse::Header<'_>]) -> Vec<Field> {
-    headers.iter().map(|h| Field { name: h.name.to_owned(), value: h.value.to_vec() }).collect()
+fn fields_of(headers: &[httparse::Header<'_>]) -> Vec<HeaderField> {
+    headers.iter().map(|h| HeaderField { name: h.name.to_owned(), value: h.value.to_vec() }).collect()
 }
 
 /// Returns all values of a field.
-pub fn values<'a>(fields: &'a [Field], name: &str) -> impl Iterator<Item = &'a [u8]> {
+pub fn field_values<'a>(fields: &'a [HeaderField], name: &str) -> impl Iterator<Item = &'a [u8]> {
     fields.iter().filter(move |f| f.name.eq_ignore_ascii_case(name)).map(|f| f.value.as_slice())
 }
 
 /// Returns whether a field with a list of words contains this word.
-pub fn has_word(fields: &[Field], name: &str, word: &str) -> bool {
-    let words = values(fields, name).flat_map(|v| v.split(|b| *b == b','));
+pub fn has_word(fields: &[HeaderField], name: &str, word: &str) -> bool {
+    let words = field_values(fields, name).flat_map(|v| v.split(|b| *b == b','));
     words.map(<[u8]>::trim_ascii).any(|w| w.eq_ignore_ascii_case(word.as_bytes()))
 }
 
@@ -128,30 +128,30 @@ fn is_misspelt(name: &str) -> bool {
 }
 
 /// Returns the length in the fields. Both kinds of length, or one of them twice, are refused.
-fn told_length(fields: &[Field], minor: u8) -> Result<Option<Framing>, &'static str> {
-    let mut lengths = values(fields, "content-length");
-    let mut codings = values(fields, "transfer-encoding");
+fn told_length(fields: &[HeaderField], minor: u8) -> Result<Option<BodyFraming>, &'static str> {
+    let mut lengths = field_values(fields, "content-length");
+    let mut codings = field_values(fields, "transfer-encoding");
     match (lengths.next(), lengths.next(), codings.next(), codings.next()) {
         (None, _, None, _) => Ok(None),
         (Some(length), None, None, _) => {
             let digits = !length.is_empty() && length.len() <= 18 && length.iter().all(u8::is_ascii_digit);
             let number = std::str::from_utf8(length).ok().filter(|_| digits).and_then(|t| t.parse().ok());
-            number.map(|n| Some(Framing::Length(n))).ok_or("the length is no number")
+            number.map(|n| Some(BodyFraming::Length(n))).ok_or("the length is no number")
         }
         (None, _, Some(coding), None) if coding.eq_ignore_ascii_case(b"chunked") && minor == 1 => {
-            Ok(Some(Framing::Chunked))
+            Ok(Some(BodyFraming::Chunked))
         }
         (None, _, Some(_), _) => Err("the transfer coding is not `chunked` alone"),
         _ => Err("the length is told twice"),
     }
 }
 
-impl Request {
+impl RequestHead {
     /// Parses a complete head, as found by [`end_of_head`].
     ///
     /// # Errors
     /// The reason if it is invalid.
-    pub fn parse(head: &[u8]) -> Result<Self, &'static str> {
+    pub fn parse_head(head: &[u8]) -> Result<Self, &'static str> {
         let mut headers = [httparse::EMPTY_HEADER; FIELDS_MAX];
         let mut parsed = httparse::Request::new(&mut headers);
         match parsed.parse(head) {
@@ -173,14 +173,14 @@ impl Request {
         if fields.iter().any(|field| is_misspelt(&field.name)) {
             return Err("the name of a field is one that some servers take for another");
         }
-        let framing = told_length(&fields, minor)?.unwrap_or(Framing::None);
+        let framing = told_length(&fields, minor)?.unwrap_or(BodyFraming::None);
         Ok(Self { method: method.to_owned(), target: target.to_owned(), minor, fields, framing })
     }
 
     /// Returns the head to forward.
-    pub fn bytes(&self) -> Vec<u8> {
+    pub fn encode_head(&self) -> Vec<u8> {
         let line = format!("{} {} HTTP/1.{}\r\n", self.method, self.target, self.minor);
-        written(line, &self.fields)
+        encode_fields(line, &self.fields)
     }
 
     /// Returns whether the client keeps the connection open for further requests.
@@ -189,9 +189,9 @@ impl Request {
     }
 
     /// Replaces a field at any position, or adds it at the front.
-    pub fn set(&mut self, name: &str, value: &str) {
+    pub fn set_field(&mut self, name: &str, value: &str) {
         self.remove(name);
-        self.fields.insert(0, Field { name: name.to_owned(), value: value.into() });
+        self.fields.insert(0, HeaderField { name: name.to_owned(), value: value.into() });
     }
 
     /// Removes words from a field with a list; removes a field that becomes empty.
@@ -213,12 +213,12 @@ impl Request {
     }
 }
 
-impl Response {
+impl ResponseHead {
     /// Parses a complete head of an answer to a request with this method.
     ///
     /// # Errors
     /// The reason if it is invalid.
-    pub fn parse(head: &[u8], method: &str) -> Result<Self, &'static str> {
+    pub fn parse_head(head: &[u8], method: &str) -> Result<Self, &'static str> {
         let mut headers = [httparse::EMPTY_HEADER; FIELDS_MAX];
         let mut parsed = httparse::Response::new(&mut headers);
         match parsed.parse(head) {
@@ -232,8 +232,8 @@ impl Response {
         let fields = fields_of(parsed.headers);
         let has_none = method == "HEAD" || matches!(status, 100..=199 | 204 | 304);
         let framing = match told_length(&fields, minor) {
-            _ if has_none => Framing::None,
-            told => told?.unwrap_or(Framing::UntilClose),
+            _ if has_none => BodyFraming::None,
+            told => told?.unwrap_or(BodyFraming::UntilClose),
         };
         Ok(Self { minor, status, reason, fields, framing })
     }
@@ -260,25 +260,25 @@ impl Response {
 
     /// Returns whether the server keeps the connection open for further answers.
     pub fn is_kept(&self) -> bool {
-        self.framing != Framing::UntilClose && is_kept(self.minor, &self.fields)
+        self.framing != BodyFraming::UntilClose && is_kept(self.minor, &self.fields)
     }
 }
 
 /// Returns whether the reader of an answer finds its end by this field.
-fn says_length(field: &Field) -> bool {
+fn says_length(field: &HeaderField) -> bool {
     let is = |name: &str| field.name.eq_ignore_ascii_case(name);
     let has_digits = !field.value.is_empty() && field.value.iter().all(u8::is_ascii_digit);
     (is("content-length") && has_digits) || (is("transfer-encoding") && field.value.eq_ignore_ascii_case(b"chunked"))
 }
 
-fn is_kept(minor: u8, fields: &[Field]) -> bool {
+fn is_kept(minor: u8, fields: &[HeaderField]) -> bool {
     match minor {
         0 => has_word(fields, "connection", "keep-alive"),
         _ => !has_word(fields, "connection", "close"),
     }
 }
 
-fn written(line: String, fields: &[Field]) -> Vec<u8> {
+fn encode_fields(line: String, fields: &[HeaderField]) -> Vec<u8> {
     let mut out = line.into_bytes();
     for field in fields {
         out.extend(field.name.as_bytes());
@@ -312,9 +312,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn read(text: &[u8]) -> Result<Request, &'static str> {
+    fn read(text: &[u8]) -> Result<RequestHead, &'static str> {
         let end = end_of_head(text)?.ok_or("incomplete")?;
-        Request::parse(&text[..end])
+        RequestHead::parse_head(&text[..end])
     }
 
     #[test]
@@ -322,9 +322,9 @@ mod tests {
         let text = b"POST /a?b=c HTTP/1.1\r\nHost: a.test\r\nX-Odd:  two words \r\nContent-Length: 5\r\n\r\n";
         let request = read(text).unwrap();
         assert_eq!((request.method.as_str(), request.target.as_str()), ("POST", "/a?b=c"));
-        assert_eq!(request.framing, Framing::Length(5));
+        assert_eq!(request.framing, BodyFraming::Length(5));
         assert!(request.is_kept());
-        let sent = String::from_utf8(request.bytes()).unwrap();
+        let sent = String::from_utf8(request.encode_head()).unwrap();
         assert_eq!(sent, "POST /a?b=c HTTP/1.1\r\nHost: a.test\r\nX-Odd: two words\r\nContent-Length: 5\r\n\r\n");
         assert!(!read(b"GET / HTTP/1.0\r\n\r\n").unwrap().is_kept());
         assert!(!read(b"GET / HTTP/1.1\r\nConnection: x, Close\r\n\r\n").unwrap().is_kept());
@@ -394,13 +394,13 @@ mod tests {
 
     #[test]
     fn answers() {
-        let read = |text: &[u8], method| Response::parse(text, method);
+        let read = |text: &[u8], method| ResponseHead::parse_head(text, method);
         let of = |text: &[u8], method| read(text, method).unwrap().framing;
-        assert_eq!(of(b"HTTP/1.1 200 OK\r\n\r\n", "GET"), Framing::UntilClose);
-        assert_eq!(of(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n", "GET"), Framing::Length(3));
-        assert_eq!(of(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n", "HEAD"), Framing::None);
-        assert_eq!(of(b"HTTP/1.1 204 No\r\n\r\n", "GET"), Framing::None);
-        assert_eq!(of(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n", "GET"), Framing::Chunked);
+        assert_eq!(of(b"HTTP/1.1 200 OK\r\n\r\n", "GET"), BodyFraming::UntilClose);
+        assert_eq!(of(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n", "GET"), BodyFraming::Length(3));
+        assert_eq!(of(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n", "HEAD"), BodyFraming::None);
+        assert_eq!(of(b"HTTP/1.1 204 No\r\n\r\n", "GET"), BodyFraming::None);
+        assert_eq!(of(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n", "GET"), BodyFraming::Chunked);
         let both = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n";
         assert!(read(both, "GET").is_err());
         for none in [&b"SSH-2.0-x\r\n\r\n"[..], b"HTTP/1.1 099 OK\r\n\r\n"] {
@@ -411,14 +411,14 @@ mod tests {
     #[test]
     fn a_change_of_an_answer_leaves_its_form() {
         let text = b"HTTP/1.1 200 so fine\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\nX: y\r\n\r\n";
-        let answer = Response::parse(text, "HEAD").unwrap();
+        let answer = ResponseHead::parse_head(text, "HEAD").unwrap();
         let changed = answer.bytes_with(|bytes| bytes.fill(b'*'));
         assert_eq!(
             String::from_utf8(changed).unwrap(),
             "HTTP/1.1 200 *******\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n*: *\r\n\r\n"
         );
         // If there is no body, these fields can have any content.
-        let answer = Response::parse(b"HTTP/1.1 204 No\r\nContent-Length: a secret\r\n\r\n", "GET").unwrap();
+        let answer = ResponseHead::parse_head(b"HTTP/1.1 204 No\r\nContent-Length: a secret\r\n\r\n", "GET").unwrap();
         assert!(!String::from_utf8(answer.bytes_with(|bytes| bytes.fill(b'*'))).unwrap().contains("secret"));
     }
 
@@ -427,7 +427,7 @@ mod tests {
         let text = b"GET / HTTP/1.1\r\nConnection: Upgrade, close ,HTTP2-Settings\r\nconnection: upgrade\r\n\r\n";
         let mut request = read(text).unwrap();
         request.remove_words("Connection", &["upgrade", "http2-settings"]);
-        assert_eq!(request.bytes(), b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n");
+        assert_eq!(request.encode_head(), b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n");
     }
 
     #[test]
@@ -452,7 +452,7 @@ mod tests {
         fn what_is_sent_on_is_read_the_same(name in "[A-Za-z-]{1,9}", value in "[ -~]{0,20}", path in "/[!-~]{0,9}") {
             let text = format!("GET {path} HTTP/1.1\r\n{name}: {value}\r\n\r\n");
             if let Ok(request) = read(text.as_bytes()) {
-                prop_assert_eq!(read(&request.bytes()), Ok(request));
+                prop_assert_eq!(read(&request.encode_head()), Ok(request));
             }
         }
     }

@@ -8,48 +8,48 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
-use super::head::{Framing, HEAD_MAX, check_trailer, end_of_head};
+use super::head::{BodyFraming, MAX_HEAD_BYTES, check_trailer, end_of_head};
 use crate::edge::{MaskedStream, StreamKind};
-use crate::limits::Direction;
-use crate::relay::{Broken, Way};
+use crate::limits::TrafficDirection;
+use crate::relay::{RelayError, RelayContext};
 
 /// Time-out for a head, from its first byte to its last.
-pub(crate) const HEAD_TIME: Duration = Duration::from_secs(10);
+pub(crate) const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time-out for a body that is needed before its head is forwarded.
-const BODY_TIME: Duration = Duration::from_secs(60);
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time-out for a connection without a request.
-pub(crate) const QUIET_TIME: Duration = Duration::from_secs(300);
+pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Bytes of one read of a body.
-const READ: usize = 16 << 10;
+const BODY_READ_BYTES: usize = 16 << 10;
 /// Bytes of any other read, so that waiting connections use little memory.
-const HEAD_READ: usize = 2 << 10;
+const HEAD_READ_BYTES: usize = 2 << 10;
 /// Longest line at the start of a chunk.
-const CHUNK_LINE_MAX: usize = 256;
+const MAX_CHUNK_LINE_BYTES: usize = 256;
 
 /// Error of a message.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum MessageError {
     /// The message is malformed.
     Malformed(&'static str),
     /// The message took too long.
     Slow,
     /// The connection failed, or a limit was reached.
-    Broken(Broken),
+    Broken(RelayError),
 }
 
-impl From<io::Error> for Trouble {
+impl From<io::Error> for MessageError {
     fn from(error: io::Error) -> Self {
-        Self::Broken(Broken::Reset(error))
+        Self::Broken(RelayError::Reset(error))
     }
 }
 
-impl From<Broken> for Trouble {
-    fn from(broken: Broken) -> Self {
+impl From<RelayError> for MessageError {
+    fn from(broken: RelayError) -> Self {
         Self::Broken(broken)
     }
 }
 
-impl From<&'static str> for Trouble {
+impl From<&'static str> for MessageError {
     fn from(why: &'static str) -> Self {
         Self::Malformed(why)
     }
@@ -57,20 +57,20 @@ impl From<&'static str> for Trouble {
 
 /// Reading side of a stream.
 #[derive(Debug)]
-pub(crate) struct Reader<R> {
+pub(crate) struct HttpReader<R> {
     pub(crate) inner: R,
     /// Bytes that were read and not used.
     pub(crate) held: Vec<u8>,
 }
 
-impl<R: AsyncRead + Unpin> Reader<R> {
+impl<R: AsyncRead + Unpin> HttpReader<R> {
     pub(crate) fn new(inner: R, held: Vec<u8>) -> Self {
         Self { inner, held }
     }
 
     /// Reads more bytes; returns 0 at the end. Cancellation loses no data.
-    pub(crate) async fn fill(&mut self) -> io::Result<usize> {
-        self.fill_with(HEAD_READ).await
+    pub(crate) async fn fill_buffer(&mut self) -> io::Result<usize> {
+        self.fill_with(HEAD_READ_BYTES).await
     }
 
     async fn fill_with(&mut self, room: usize) -> io::Result<usize> {
@@ -80,9 +80,9 @@ impl<R: AsyncRead + Unpin> Reader<R> {
 
     /// Returns the next head. `None` if the stream ended before its first byte, or nothing arrived
     /// for `quiet`. Skips one empty line before it (RFC 9112, 2.2).
-    pub(crate) async fn head(&mut self, quiet: Duration) -> Result<Option<Vec<u8>>, Trouble> {
+    pub(crate) async fn read_head(&mut self, quiet: Duration) -> Result<Option<Vec<u8>>, MessageError> {
         while self.held.is_empty() || self.held == b"\r" || self.held == b"\r\n" {
-            match timeout(quiet, self.fill()).await {
+            match timeout(quiet, self.fill_buffer()).await {
                 Ok(Ok(0)) | Err(_) => return Ok(None),
                 // Between messages, many peers end TLS without a close notification.
                 Ok(Err(e)) if e.kind() == io::ErrorKind::UnexpectedEof && self.held.is_empty() => return Ok(None),
@@ -92,58 +92,58 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         if self.held.starts_with(b"\r\n") {
             self.held.drain(..2);
         }
-        timeout(HEAD_TIME, self.rest_of_head()).await.map_err(|_| Trouble::Slow)?.map(Some)
+        timeout(HEAD_TIMEOUT, self.rest_of_head()).await.map_err(|_| MessageError::Slow)?.map(Some)
     }
 
-    async fn rest_of_head(&mut self) -> Result<Vec<u8>, Trouble> {
+    async fn rest_of_head(&mut self) -> Result<Vec<u8>, MessageError> {
         loop {
             if let Some(end) = end_of_head(&self.held)? {
                 return Ok(self.held.drain(..end).collect());
             }
-            if self.fill().await? == 0 {
-                return Err(Trouble::Malformed("the head is not complete"));
+            if self.fill_buffer().await? == 0 {
+                return Err(MessageError::Malformed("the head is not complete"));
             }
         }
     }
 
     /// Returns some bytes, at most `most`; empty at the end.
-    async fn some(&mut self, most: u64) -> Result<Vec<u8>, Trouble> {
+    async fn read_some(&mut self, most: u64) -> Result<Vec<u8>, MessageError> {
         if self.held.is_empty() {
-            self.fill_with(READ).await?;
+            self.fill_with(BODY_READ_BYTES).await?;
         }
         let count = self.held.len().min(usize::try_from(most).unwrap_or(usize::MAX));
         Ok(self.held.drain(..count).collect())
     }
 
     /// Waits for this many bytes of a body and returns them; they are read again afterwards.
-    pub(crate) async fn body(&mut self, length: usize) -> Result<&[u8], Trouble> {
+    pub(crate) async fn peek_body(&mut self, length: usize) -> Result<&[u8], MessageError> {
         let read = async {
             while self.held.len() < length {
-                if self.fill_with(READ).await? == 0 {
-                    return Err(Trouble::from(io::Error::from(io::ErrorKind::UnexpectedEof)));
+                if self.fill_with(BODY_READ_BYTES).await? == 0 {
+                    return Err(MessageError::from(io::Error::from(io::ErrorKind::UnexpectedEof)));
                 }
             }
             Ok(())
         };
-        timeout(BODY_TIME, read).await.map_err(|_| Trouble::Slow)??;
+        timeout(BODY_TIMEOUT, read).await.map_err(|_| MessageError::Slow)??;
         Ok(&self.held[..length])
     }
 
     /// Reads one line without its end.
-    async fn line(&mut self) -> Result<Vec<u8>, Trouble> {
+    async fn read_line(&mut self) -> Result<Vec<u8>, MessageError> {
         loop {
             if let Some(at) = self.held.iter().position(|b| *b == b'\n') {
                 let mut line: Vec<u8> = self.held.drain(..=at).collect();
                 line.pop();
                 return match line.pop() {
                     Some(b'\r') if !line.contains(&b'\r') => Ok(line),
-                    _ => Err(Trouble::Malformed("a line ends in a bare line feed")),
+                    _ => Err(MessageError::Malformed("a line ends in a bare line feed")),
                 };
             }
-            if self.held.len() > CHUNK_LINE_MAX {
-                return Err(Trouble::Malformed("a line of a chunk is too long"));
+            if self.held.len() > MAX_CHUNK_LINE_BYTES {
+                return Err(MessageError::Malformed("a line of a chunk is too long"));
             }
-            if self.fill().await? == 0 {
+            if self.fill_buffer().await? == 0 {
                 return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
             }
         }
@@ -153,28 +153,28 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     pub(crate) async fn copy_body<W: AsyncWrite + Unpin>(
         &mut self,
         to: &mut W,
-        framing: Framing,
-        way: &Way<'_>,
-        direction: Direction,
-    ) -> Result<(), Trouble> {
-        let mut flow = Flow::new(way, direction, framing, StreamKind::Message);
+        framing: BodyFraming,
+        way: &RelayContext<'_>,
+        direction: TrafficDirection,
+    ) -> Result<(), MessageError> {
+        let mut flow = BodyForwarder::new(way, direction, framing, StreamKind::Message);
         match framing {
-            Framing::None => Ok(()),
-            Framing::Length(length) => {
+            BodyFraming::None => Ok(()),
+            BodyFraming::Length(length) => {
                 self.copy_bytes(to, length, &mut flow).await?;
-                flow.finish(to).await
+                flow.finish_body(to).await
             }
-            Framing::UntilClose => self.copy_rest(to, &mut flow).await,
-            Framing::Chunked => loop {
-                let size = chunk_size(&flow.wait(to, self.line()).await??)?;
+            BodyFraming::UntilClose => self.copy_rest(to, &mut flow).await,
+            BodyFraming::Chunked => loop {
+                let size = chunk_size(&flow.wait_and_release(to, self.read_line()).await??)?;
                 if size == 0 {
-                    flow.finish(to).await?;
+                    flow.finish_body(to).await?;
                     to.write_all(b"0\r\n").await?;
                     return self.copy_trailer(to, way, direction).await;
                 }
                 self.copy_bytes(to, size, &mut flow).await?;
-                if !flow.wait(to, self.line()).await??.is_empty() {
-                    return Err(Trouble::Malformed("a chunk is longer than it says"));
+                if !flow.wait_and_release(to, self.read_line()).await??.is_empty() {
+                    return Err(MessageError::Malformed("a chunk is longer than it says"));
                 }
             },
         }
@@ -184,26 +184,26 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         &mut self,
         to: &mut W,
         mut length: u64,
-        flow: &mut Flow<'_>,
-    ) -> Result<(), Trouble> {
+        flow: &mut BodyForwarder<'_>,
+    ) -> Result<(), MessageError> {
         while length > 0 {
-            let bytes = flow.wait(to, self.some(length)).await??;
+            let bytes = flow.wait_and_release(to, self.read_some(length)).await??;
             if bytes.is_empty() {
                 return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
             }
             length -= bytes.len() as u64;
-            flow.pass(to, bytes).await?;
+            flow.forward_bytes(to, bytes).await?;
         }
         Ok(())
     }
 
-    async fn copy_rest<W: AsyncWrite + Unpin>(&mut self, to: &mut W, flow: &mut Flow<'_>) -> Result<(), Trouble> {
+    async fn copy_rest<W: AsyncWrite + Unpin>(&mut self, to: &mut W, flow: &mut BodyForwarder<'_>) -> Result<(), MessageError> {
         loop {
-            let bytes = flow.wait(to, self.some(u64::MAX)).await??;
+            let bytes = flow.wait_and_release(to, self.read_some(u64::MAX)).await??;
             if bytes.is_empty() {
-                return flow.finish(to).await;
+                return flow.finish_body(to).await;
             }
-            flow.pass(to, bytes).await?;
+            flow.forward_bytes(to, bytes).await?;
         }
     }
 
@@ -211,24 +211,24 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     async fn copy_trailer<W: AsyncWrite + Unpin>(
         &mut self,
         to: &mut W,
-        way: &Way<'_>,
-        direction: Direction,
-    ) -> Result<(), Trouble> {
+        way: &RelayContext<'_>,
+        direction: TrafficDirection,
+    ) -> Result<(), MessageError> {
         let end = loop {
             // An immediate empty line is the complete trailer.
             let found = if self.held.starts_with(b"\r\n") { Some(2) } else { end_of_head(&self.held)? };
             match found {
                 Some(end) => break end,
-                None if self.held.len() >= HEAD_MAX => return Err("the fields after a body are too long".into()),
-                None if self.fill().await? == 0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                None if self.held.len() >= MAX_HEAD_BYTES => return Err("the fields after a body are too long".into()),
+                None if self.fill_buffer().await? == 0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                 None => {}
             }
         };
         let mut lines: Vec<u8> = self.held.drain(..end).collect();
         check_trailer(&lines)?;
-        way.pass(direction, &lines).await?;
-        if let (Direction::Down, Some(guard)) = (direction, way.guard) {
-            guard.mask(&mut lines);
+        way.check_and_count(direction, &lines).await?;
+        if let (TrafficDirection::Down, Some(guard)) = (direction, way.guard) {
+            guard.mask_bytes(&mut lines);
         }
         to.write_all(&lines).await?;
         Ok(to.flush().await?)
@@ -238,14 +238,14 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     pub(crate) async fn copy_all<W: AsyncWrite + Unpin>(
         &mut self,
         to: &mut W,
-        way: &Way<'_>,
-        direction: Direction,
-    ) -> Result<(), Broken> {
-        let mut flow = Flow::new(way, direction, Framing::UntilClose, StreamKind::Relay);
+        way: &RelayContext<'_>,
+        direction: TrafficDirection,
+    ) -> Result<(), RelayError> {
+        let mut flow = BodyForwarder::new(way, direction, BodyFraming::UntilClose, StreamKind::Relay);
         match self.copy_rest(to, &mut flow).await {
-            Err(Trouble::Broken(broken)) => Err(broken),
+            Err(MessageError::Broken(broken)) => Err(broken),
             // A body without framing is never malformed.
-            Ok(()) | Err(Trouble::Malformed(_) | Trouble::Slow) => {
+            Ok(()) | Err(MessageError::Malformed(_) | MessageError::Slow) => {
                 let _ = to.shutdown().await;
                 Ok(())
             }
@@ -254,54 +254,54 @@ impl<R: AsyncRead + Unpin> Reader<R> {
 }
 
 /// Body in transit: checked, counted, masked and framed.
-struct Flow<'a> {
-    way: &'a Way<'a>,
-    direction: Direction,
+struct BodyForwarder<'a> {
+    way: &'a RelayContext<'a>,
+    direction: TrafficDirection,
     is_chunked: bool,
     masked: Option<MaskedStream<'a>>,
 }
 
-impl<'a> Flow<'a> {
-    fn new(way: &'a Way<'a>, direction: Direction, framing: Framing, kind: StreamKind) -> Self {
-        let guard = way.guard.filter(|_| direction == Direction::Down);
-        let masked = guard.map(|guard| guard.masked(kind));
-        Self { way, direction, is_chunked: framing == Framing::Chunked, masked }
+impl<'a> BodyForwarder<'a> {
+    fn new(way: &'a RelayContext<'a>, direction: TrafficDirection, framing: BodyFraming, kind: StreamKind) -> Self {
+        let guard = way.guard.filter(|_| direction == TrafficDirection::Down);
+        let masked = guard.map(|guard| guard.masked_stream(kind));
+        Self { way, direction, is_chunked: framing == BodyFraming::Chunked, masked }
     }
 
     /// Forwards bytes, except those that a mask holds back.
-    async fn pass<W: AsyncWrite + Unpin>(&mut self, to: &mut W, bytes: Vec<u8>) -> Result<(), Trouble> {
-        self.way.pass(self.direction, &bytes).await?;
+    async fn forward_bytes<W: AsyncWrite + Unpin>(&mut self, to: &mut W, bytes: Vec<u8>) -> Result<(), MessageError> {
+        self.way.check_and_count(self.direction, &bytes).await?;
         let ready = match &mut self.masked {
             Some(masked) => masked.push(bytes),
             None => bytes,
         };
-        self.write(to, &ready).await
+        self.write_framed(to, &ready).await
     }
 
     /// Waits for `next`. Sends bytes meanwhile that may be held for a limited time only.
-    async fn wait<W: AsyncWrite + Unpin, T>(
+    async fn wait_and_release<W: AsyncWrite + Unpin, T>(
         &mut self,
         to: &mut W,
         next: impl Future<Output = T>,
-    ) -> Result<T, Trouble> {
+    ) -> Result<T, MessageError> {
         tokio::pin!(next);
-        while let Some(pause) = self.masked.as_ref().and_then(MaskedStream::pause) {
+        while let Some(pause) = self.masked.as_ref().and_then(MaskedStream::flush_delay) {
             if let Ok(done) = timeout(pause, &mut next).await {
                 return Ok(done);
             }
-            let held = self.masked.as_mut().map(MaskedStream::release).unwrap_or_default();
-            self.write(to, &held).await?;
+            let held = self.masked.as_mut().map(MaskedStream::release_held).unwrap_or_default();
+            self.write_framed(to, &held).await?;
         }
         Ok(next.await)
     }
 
     /// Sends the rest.
-    async fn finish<W: AsyncWrite + Unpin>(&mut self, to: &mut W) -> Result<(), Trouble> {
+    async fn finish_body<W: AsyncWrite + Unpin>(&mut self, to: &mut W) -> Result<(), MessageError> {
         let rest = self.masked.as_mut().map(MaskedStream::finish).unwrap_or_default();
-        self.write(to, &rest).await
+        self.write_framed(to, &rest).await
     }
 
-    async fn write<W: AsyncWrite + Unpin>(&self, to: &mut W, bytes: &[u8]) -> Result<(), Trouble> {
+    async fn write_framed<W: AsyncWrite + Unpin>(&self, to: &mut W, bytes: &[u8]) -> Result<(), MessageError> {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -327,30 +327,30 @@ fn chunk_size(line: &[u8]) -> Result<u64, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::Counts;
-    use crate::limits::Meter;
-    use crate::relay::Buffers;
+    use crate::events::ByteCounts;
+    use crate::limits::TrafficMeter;
+    use crate::relay::RelayBuffers;
     use stockade_model::EgressLimits;
 
-    async fn copied(body: &[u8], framing: Framing) -> Result<(Vec<u8>, Vec<u8>), Trouble> {
+    async fn copied(body: &[u8], framing: BodyFraming) -> Result<(Vec<u8>, Vec<u8>), MessageError> {
         let (meter, counts, buffers) =
-            (Meter::new(&EgressLimits::default(), 1000), Counts::default(), Buffers::default());
-        let way = Way { buffers: &buffers, meter: &meter, counts: &counts, guard: None };
-        let mut reader = Reader::new(body, Vec::new());
+            (TrafficMeter::new(&EgressLimits::default(), 1000), ByteCounts::default(), RelayBuffers::default());
+        let way = RelayContext { buffers: &buffers, meter: &meter, counts: &counts, guard: None };
+        let mut reader = HttpReader::new(body, Vec::new());
         let mut out = Vec::new();
-        reader.copy_body(&mut out, framing, &way, Direction::Up).await?;
+        reader.copy_body(&mut out, framing, &way, TrafficDirection::Up).await?;
         Ok((out, reader.held))
     }
 
     #[tokio::test]
     async fn bodies_end_where_they_say() {
-        let (out, rest) = copied(b"hello more", Framing::Length(5)).await.unwrap();
+        let (out, rest) = copied(b"hello more", BodyFraming::Length(5)).await.unwrap();
         assert_eq!((out.as_slice(), rest.as_slice()), (&b"hello"[..], &b" more"[..]));
         let chunked = b"5;ext=1\r\nhello\r\n00a \r\n0123456789\r\n0\r\nx-sum: 1\r\n\r\nGET";
-        let (out, rest) = copied(chunked, Framing::Chunked).await.unwrap();
+        let (out, rest) = copied(chunked, BodyFraming::Chunked).await.unwrap();
         assert_eq!(out, b"5\r\nhello\r\na\r\n0123456789\r\n0\r\nx-sum: 1\r\n\r\n");
         assert_eq!(rest, b"GET");
-        let (out, rest) = copied(b"0\r\n\r\nGET", Framing::Chunked).await.unwrap();
+        let (out, rest) = copied(b"0\r\n\r\nGET", BodyFraming::Chunked).await.unwrap();
         assert_eq!((out.as_slice(), rest.as_slice()), (&b"0\r\n\r\n"[..], &b"GET"[..]));
     }
 
@@ -367,10 +367,10 @@ mod tests {
             b"0\r\n bad\r\n\r\n",
             b"5\r\nhel",
         ] {
-            assert!(copied(bad, Framing::Chunked).await.is_err(), "{}", bad.escape_ascii());
+            assert!(copied(bad, BodyFraming::Chunked).await.is_err(), "{}", bad.escape_ascii());
         }
         let long = [&b"5;"[..], &[b'x'; 20_000], b"\r\nhello\r\n0\r\n\r\n"].concat();
-        assert!(copied(&long, Framing::Chunked).await.is_err());
+        assert!(copied(&long, BodyFraming::Chunked).await.is_err());
     }
 
     #[tokio::test(start_paused = true)]
@@ -385,9 +385,9 @@ mod tests {
             }
         });
         let start = tokio::time::Instant::now();
-        let mut reader = Reader::new(client, Vec::new());
-        assert!(matches!(reader.head(QUIET_TIME).await, Err(Trouble::Slow)));
-        assert!(start.elapsed() < HEAD_TIME * 2);
+        let mut reader = HttpReader::new(client, Vec::new());
+        assert!(matches!(reader.read_head(IDLE_TIMEOUT).await, Err(MessageError::Slow)));
+        assert!(start.elapsed() < HEAD_TIMEOUT * 2);
         drop(reader);
         drip.await.unwrap();
     }

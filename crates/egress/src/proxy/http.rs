@@ -4,189 +4,189 @@
 
 use std::sync::Arc;
 
-use stockade_model::Target;
+use stockade_model::NetworkTarget;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-use super::{Unreached, reach};
-use crate::dial::DialFailure;
-use crate::door::Shared;
-use crate::edge::Guard;
-use crate::http::admit::Asked;
-use crate::http::direct::{Fault, absolute, authority, check};
-use crate::http::exchange::{After, Refusal, Side, exchange, tunnel};
-use crate::http::head::{Framing, Request};
-use crate::http::stream::{QUIET_TIME, Reader, Trouble};
-use crate::relay::{Broken, Way, tune};
-use crate::seam::Who;
-use crate::session::Session;
+use super::{UnreachedTarget, reach_target};
+use crate::dial::DialError;
+use crate::door::ProxyShared;
+use crate::edge::ConnectionGuard;
+use crate::http::admit::RequestAdmission;
+use crate::http::direct::{ConnectionFault, split_absolute_target, parse_authority, check_target};
+use crate::http::exchange::{ExchangeOutcome, HttpRefusal, HttpPeer, forward_exchange, relay_upgraded};
+use crate::http::head::{BodyFraming, RequestHead};
+use crate::http::stream::{IDLE_TIMEOUT, HttpReader, MessageError};
+use crate::relay::{RelayError, RelayContext, set_tcp_options};
+use crate::seam::EgressCaller;
+use crate::session::EgressSession;
 
-type Client = Side<OwnedReadHalf, OwnedWriteHalf>;
+type ProxyClient = HttpPeer<OwnedReadHalf, OwnedWriteHalf>;
 
 /// Server of the last request.
-struct Open {
-    session: Session,
-    server: Client,
+struct OpenUpstream {
+    session: EgressSession,
+    server: ProxyClient,
 }
 
 /// Serves one connection of a program.
-pub(crate) async fn serve(shared: Arc<Shared>, who: Who, inside: TcpStream) {
-    tune(&inside);
+pub(crate) async fn serve_connection(shared: Arc<ProxyShared>, who: EgressCaller, inside: TcpStream) {
+    set_tcp_options(&inside);
     let (reader, writer) = inside.into_split();
-    let mut client = Side { reader: Reader::new(reader, Vec::new()), writer };
-    let mut open: Option<Open> = None;
+    let mut client = HttpPeer { reader: HttpReader::new(reader, Vec::new()), writer };
+    let mut open: Option<OpenUpstream> = None;
     loop {
         let head = match &mut open {
-            None => client.reader.head(QUIET_TIME).await,
+            None => client.reader.read_head(IDLE_TIMEOUT).await,
             Some(server) => tokio::select! {
-                head = client.reader.head(QUIET_TIME) => head,
-                _ = server.server.reader.fill() => {
-                    close(open.take());
+                head = client.reader.read_head(IDLE_TIMEOUT) => head,
+                _ = server.server.reader.fill_buffer() => {
+                    close_upstream(open.take());
                     continue;
                 }
             },
         };
         let request = match head {
             Ok(None) => break,
-            Ok(Some(head)) => Request::parse(&head).map_err(|why| Fault::of(why.into())),
-            Err(trouble) => Err(Fault::of(trouble)),
+            Ok(Some(head)) => RequestHead::parse_head(&head).map_err(|why| ConnectionFault::from_message_error(why.into())),
+            Err(trouble) => Err(ConnectionFault::from_message_error(trouble)),
         };
         let next = match request {
             Ok(request) if request.method == "CONNECT" => {
-                close(open.take());
-                return connect(&shared, &who, client, &request).await;
+                close_upstream(open.take());
+                return open_tunnel(&shared, &who, client, &request).await;
             }
-            Ok(request) => one(&shared, &who, &mut client, &mut open, request).await,
+            Ok(request) => forward_request(&shared, &who, &mut client, &mut open, request).await,
             Err(fault) => Err(fault),
         };
         match next {
-            Ok(After::Next) => {}
-            Ok(After::Close | After::Tunnel) => break,
-            Err(Fault::Refused(refusal)) => {
-                refusal.send(&mut client.writer).await;
+            Ok(ExchangeOutcome::Next) => {}
+            Ok(ExchangeOutcome::Close | ExchangeOutcome::Tunnel) => break,
+            Err(ConnectionFault::Refused(refusal)) => {
+                refusal.send_response(&mut client.writer).await;
                 break;
             }
-            Err(Fault::Broken(_)) => break,
+            Err(ConnectionFault::Broken(_)) => break,
         }
     }
-    close(open.take());
+    close_upstream(open.take());
 }
 
-fn close(open: Option<Open>) {
+fn close_upstream(open: Option<OpenUpstream>) {
     if let Some(open) = open {
-        open.session.ended(Ok(()));
+        open.session.record_end(Ok(()));
     }
 }
 
 /// Returns the answer for a target that was not reached.
-fn refusal_of(target: &Target, unreached: Unreached) -> Refusal {
+fn refusal_of(target: &NetworkTarget, unreached: UnreachedTarget) -> HttpRefusal {
     match unreached {
-        Unreached::Judged { rule, grant } => {
-            Refusal::lacking(&format!("{target} may not be reached: {rule}"), grant.as_ref())
+        UnreachedTarget::Judged { rule, grant } => {
+            HttpRefusal::for_missing_grant(&format!("{target} may not be reached: {rule}"), grant.as_ref())
         }
-        Unreached::Dialling(DialFailure::Refused { rule }) => {
-            Refusal::new(403, format!("{target} may not be reached: {rule}"))
+        UnreachedTarget::Dialling(DialError::Refused { rule }) => {
+            HttpRefusal::new(403, format!("{target} may not be reached: {rule}"))
         }
-        Unreached::Dialling(DialFailure::Failed { errno, why }) => {
+        UnreachedTarget::Dialling(DialError::Failed { errno, why }) => {
             let status = if errno == rustix::io::Errno::TIMEDOUT { 504 } else { 502 };
-            Refusal::new(status, format!("{target} could not be reached: {why}"))
+            HttpRefusal::new(status, format!("{target} could not be reached: {why}"))
         }
     }
 }
 
 /// Opens a tunnel, whose data is checked like any connection.
-async fn connect(shared: &Arc<Shared>, who: &Who, mut client: Client, request: &Request) {
-    let target = match authority(&request.target) {
-        Some((host, Some(port))) if request.framing == Framing::None => Target { host, port },
-        _ => return Refusal::new(400, "CONNECT wants HOST:PORT and no body").send(&mut client.writer).await,
+async fn open_tunnel(shared: &Arc<ProxyShared>, who: &EgressCaller, mut client: ProxyClient, request: &RequestHead) {
+    let target = match parse_authority(&request.target) {
+        Some((host, Some(port))) if request.framing == BodyFraming::None => NetworkTarget { host, port },
+        _ => return HttpRefusal::new(400, "CONNECT wants HOST:PORT and no body").send_response(&mut client.writer).await,
     };
-    let (session, dialled) = match reach(shared, &target, who).await {
+    let (session, dialled) = match reach_target(shared, &target, who).await {
         Ok(reached) => reached,
-        Err(unreached) => return refusal_of(&target, unreached).send(&mut client.writer).await,
+        Err(unreached) => return refusal_of(&target, unreached).send_response(&mut client.writer).await,
     };
     if let Err(error) = client.writer.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await {
-        return session.ended(Err(Broken::Reset(error)));
+        return session.record_end(Err(RelayError::Reset(error)));
     }
-    let Reader { inner, held } = client.reader;
+    let HttpReader { inner, held } = client.reader;
     match inner.reunite(client.writer) {
-        Ok(inside) => session.carry(inside, held, dialled).await,
-        Err(_) => session.deserted(),
+        Ok(inside) => session.carry_connection(inside, held, dialled).await,
+        Err(_) => session.record_no_client(),
     }
 }
 
 /// Forwards one request.
-async fn one(
-    shared: &Arc<Shared>,
-    who: &Who,
-    client: &mut Client,
-    open: &mut Option<Open>,
-    mut request: Request,
-) -> Result<After, Fault> {
-    let bad = |why: &str| Fault::Refused(Refusal::new(400, why));
-    let asked = absolute(&request.target).and_then(|(text, _)| authority(text));
+async fn forward_request(
+    shared: &Arc<ProxyShared>,
+    who: &EgressCaller,
+    client: &mut ProxyClient,
+    open: &mut Option<OpenUpstream>,
+    mut request: RequestHead,
+) -> Result<ExchangeOutcome, ConnectionFault> {
+    let bad = |why: &str| ConnectionFault::Refused(HttpRefusal::new(400, why));
+    let asked = split_absolute_target(&request.target).and_then(|(text, _)| parse_authority(text));
     let target = match asked {
-        Some((host, port)) => Target { host, port: port.unwrap_or(80) },
+        Some((host, port)) => NetworkTarget { host, port: port.unwrap_or(80) },
         None => return Err(bad("a proxy is asked with `http://HOST/...`, or with CONNECT for all else")),
     };
-    let guard = Guard::new(&shared.edge.secrets, &target, false);
+    let guard = ConnectionGuard::new(&shared.edge.secrets, &target, false);
     let guard = guard.as_ref();
-    let asked = Asked { shared, target: &target, who, is_encrypted: false };
-    asked.count().map_err(Fault::Refused)?;
-    check(&mut request, &target, false).map_err(Fault::Refused)?;
-    asked.check_upgrade(&request).map_err(Fault::Refused)?;
+    let asked = RequestAdmission { shared, target: &target, who, is_encrypted: false };
+    asked.count_request().map_err(ConnectionFault::Refused)?;
+    check_target(&mut request, &target, false).map_err(ConnectionFault::Refused)?;
+    asked.check_upgrade(&request).map_err(ConnectionFault::Refused)?;
     request.remove("Proxy-Connection");
     request.remove("Proxy-Authorization");
     let permitted = match open.take() {
         // Each request needs a decision, also if the connection exists already.
-        Some(there) if there.session.target == target => match super::judged(shared, &target, who).await {
+        Some(there) if there.session.target == target => match super::request_permit(shared, &target, who).await {
             Ok(_) => Ok(there),
             Err(unreached) => {
-                close(Some(there));
+                close_upstream(Some(there));
                 Err(unreached)
             }
         },
         other => {
-            close(other);
-            reach(shared, &target, who).await.map(|(mut session, dialled)| {
-                tune(&dialled.stream);
-                session.recorder.dialled(dialled.address, dialled.note);
+            close_upstream(other);
+            reach_target(shared, &target, who).await.map(|(mut session, dialled)| {
+                set_tcp_options(&dialled.stream);
+                session.recorder.set_remote_address(dialled.address, dialled.note);
                 let (reader, writer) = dialled.stream.into_split();
-                Open { session, server: Side { reader: Reader::new(reader, Vec::new()), writer } }
+                OpenUpstream { session, server: HttpPeer { reader: HttpReader::new(reader, Vec::new()), writer } }
             })
         }
     };
-    let mut there = permitted.map_err(|unreached| Fault::Refused(refusal_of(&target, unreached)))?;
-    let admitted = asked.admit(&mut request, &mut client.reader).await;
+    let mut there = permitted.map_err(|unreached| ConnectionFault::Refused(refusal_of(&target, unreached)))?;
+    let admitted = asked.admit_request(&mut request, &mut client.reader).await;
     if let Err(refusal) = asked.still_there(admitted, &mut there.server.reader).await {
-        there.session.refused(&refusal.text);
-        return Err(Fault::Refused(refusal));
+        there.session.record_refused(&refusal.text);
+        return Err(ConnectionFault::Refused(refusal));
     }
     let counts = Arc::clone(&there.session.recorder.counts);
-    let way = Way { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard };
-    match exchange(client, &mut there.server, &request, &way).await {
-        Ok(After::Next) => {
+    let way = RelayContext { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard };
+    match forward_exchange(client, &mut there.server, &request, &way).await {
+        Ok(ExchangeOutcome::Next) => {
             *open = Some(there);
-            Ok(After::Next)
+            Ok(ExchangeOutcome::Next)
         }
-        Ok(After::Close) => {
-            close(Some(there));
-            Ok(After::Close)
+        Ok(ExchangeOutcome::Close) => {
+            close_upstream(Some(there));
+            Ok(ExchangeOutcome::Close)
         }
-        Ok(After::Tunnel) => {
-            let ended = tunnel(client, &mut there.server, &way).await;
-            there.session.ended(ended);
-            Ok(After::Tunnel)
+        Ok(ExchangeOutcome::Tunnel) => {
+            let ended = relay_upgraded(client, &mut there.server, &way).await;
+            there.session.record_end(ended);
+            Ok(ExchangeOutcome::Tunnel)
         }
         Err(trouble) => {
             let broken = match trouble {
-                Trouble::Broken(broken) => broken,
-                Trouble::Malformed(why) => Broken::Reset(std::io::Error::other(why)),
-                Trouble::Slow => Broken::Reset(std::io::ErrorKind::TimedOut.into()),
+                MessageError::Broken(broken) => broken,
+                MessageError::Malformed(why) => RelayError::Reset(std::io::Error::other(why)),
+                MessageError::Slow => RelayError::Reset(std::io::ErrorKind::TimedOut.into()),
             };
-            let again = Broken::Reset(std::io::ErrorKind::BrokenPipe.into());
-            there.session.ended(Err(broken));
-            Err(Fault::Broken(again))
+            let again = RelayError::Reset(std::io::ErrorKind::BrokenPipe.into());
+            there.session.record_end(Err(broken));
+            Err(ConnectionFault::Broken(again))
         }
     }
 }

@@ -10,26 +10,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use stockade_model::{Host, Target};
+use stockade_model::{Host, NetworkTarget};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::{Unreached, reach};
-use crate::dial::DialFailure;
-use crate::door::Shared;
-use crate::relay::{Broken, tune};
-use crate::seam::Who;
+use super::{UnreachedTarget, reach_target};
+use crate::dial::DialError;
+use crate::door::ProxyShared;
+use crate::relay::{RelayError, set_tcp_options};
+use crate::seam::EgressCaller;
 
 /// Time-out for the request of a program.
-const ASK_TIME: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-const VERSION: u8 = 5;
+const SOCKS_VERSION: u8 = 5;
 
 /// Replies of this proxy (RFC 1928, 6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Reply {
+pub enum SocksReply {
     /// Connected.
     Succeeded = 0,
     /// The name or the message is invalid.
@@ -53,85 +53,85 @@ pub enum Reply {
 ///
 /// # Errors
 /// The reply to send.
-pub fn request(bytes: &[u8]) -> Result<Option<(Target, usize)>, Reply> {
+pub fn parse_request(bytes: &[u8]) -> Result<Option<(NetworkTarget, usize)>, SocksReply> {
     let [version, command, _, kind, rest @ ..] = bytes else { return Ok(None) };
-    if *version != VERSION {
-        return Err(Reply::Failure);
+    if *version != SOCKS_VERSION {
+        return Err(SocksReply::Failure);
     }
     if *command != 1 {
-        return Err(Reply::NotSupported);
+        return Err(SocksReply::NotSupported);
     }
     let (host, length) = match *kind {
         1 => match rest.first_chunk::<4>() {
-            Some(octets) => (Host::of(Ipv4Addr::from(*octets).into()), 4),
+            Some(octets) => (Host::from_address(Ipv4Addr::from(*octets).into()), 4),
             None => return Ok(None),
         },
         4 => match rest.first_chunk::<16>() {
-            Some(octets) => (Host::of(Ipv6Addr::from(*octets).into()), 16),
+            Some(octets) => (Host::from_address(Ipv6Addr::from(*octets).into()), 16),
             None => return Ok(None),
         },
         3 => {
             let Some(length) = rest.first().map(|n| usize::from(*n)) else { return Ok(None) };
             let Some(name) = rest.get(1..1 + length) else { return Ok(None) };
             let name = std::str::from_utf8(name).ok().filter(|n| !n.starts_with('['));
-            (name.and_then(|n| n.parse().ok()).ok_or(Reply::Failure)?, 1 + length)
+            (name.and_then(|n| n.parse().ok()).ok_or(SocksReply::Failure)?, 1 + length)
         }
-        _ => return Err(Reply::AddressKind),
+        _ => return Err(SocksReply::AddressKind),
     };
     let Some(port) = rest.get(length..length + 2) else { return Ok(None) };
     match u16::from_be_bytes([port[0], port[1]]) {
-        0 => Err(Reply::Failure),
-        port => Ok(Some((Target { host, port }, 4 + length + 2))),
+        0 => Err(SocksReply::Failure),
+        port => Ok(Some((NetworkTarget { host, port }, 4 + length + 2))),
     }
 }
 
 /// Serves one connection of a program.
-pub(crate) async fn serve(shared: Arc<Shared>, who: Who, mut inside: TcpStream) {
-    tune(&inside);
-    let asked = match timeout(ASK_TIME, ask(&mut inside)).await {
+pub(crate) async fn serve_connection(shared: Arc<ProxyShared>, who: EgressCaller, mut inside: TcpStream) {
+    set_tcp_options(&inside);
+    let asked = match timeout(REQUEST_TIMEOUT, read_request(&mut inside)).await {
         Ok(Ok(asked)) => asked,
         _ => return,
     };
     let (target, held) = match asked {
         Ok(asked) => asked,
-        Err(reply) => return answer(&mut inside, reply).await.unwrap_or(()),
+        Err(reply) => return send_reply(&mut inside, reply).await.unwrap_or(()),
     };
-    match reach(&shared, &target, &who).await {
-        Ok((session, dialled)) => match answer(&mut inside, Reply::Succeeded).await {
-            Ok(()) => session.carry(inside, held, dialled).await,
-            Err(error) => session.ended(Err(Broken::Reset(error))),
+    match reach_target(&shared, &target, &who).await {
+        Ok((session, dialled)) => match send_reply(&mut inside, SocksReply::Succeeded).await {
+            Ok(()) => session.carry_connection(inside, held, dialled).await,
+            Err(error) => session.record_end(Err(RelayError::Reset(error))),
         },
         Err(unreached) => {
             let reply = match unreached {
-                Unreached::Judged { .. } | Unreached::Dialling(DialFailure::Refused { .. }) => Reply::NotAllowed,
-                Unreached::Dialling(DialFailure::Failed { errno, .. }) => match errno {
-                    Errno::CONNREFUSED => Reply::Refused,
-                    Errno::TIMEDOUT => Reply::Expired,
-                    _ => Reply::Unreachable,
+                UnreachedTarget::Judged { .. } | UnreachedTarget::Dialling(DialError::Refused { .. }) => SocksReply::NotAllowed,
+                UnreachedTarget::Dialling(DialError::Failed { errno, .. }) => match errno {
+                    Errno::CONNREFUSED => SocksReply::Refused,
+                    Errno::TIMEDOUT => SocksReply::Expired,
+                    _ => SocksReply::Unreachable,
                 },
             };
-            let _ = answer(&mut inside, reply).await;
+            let _ = send_reply(&mut inside, reply).await;
         }
     }
 }
 
 /// Reads the greeting and the request. The outer error is that of the connection.
-async fn ask(inside: &mut TcpStream) -> std::io::Result<Result<(Target, Vec<u8>), Reply>> {
+async fn read_request(inside: &mut TcpStream) -> std::io::Result<Result<(NetworkTarget, Vec<u8>), SocksReply>> {
     let broken = || std::io::Error::from(std::io::ErrorKind::InvalidData);
-    if inside.read_u8().await? != VERSION {
+    if inside.read_u8().await? != SOCKS_VERSION {
         return Err(broken());
     }
     let mut methods = vec![0; usize::from(inside.read_u8().await?)];
     inside.read_exact(&mut methods).await?;
     if !methods.contains(&0) {
-        inside.write_all(&[VERSION, 0xff]).await?;
+        inside.write_all(&[SOCKS_VERSION, 0xff]).await?;
         return Err(broken());
     }
-    inside.write_all(&[VERSION, 0]).await?;
+    inside.write_all(&[SOCKS_VERSION, 0]).await?;
     // Bounded: a request is at most 4 + 1 + 255 + 2 bytes.
     let mut held = Vec::with_capacity(512);
     loop {
-        match request(&held) {
+        match parse_request(&held) {
             Ok(Some((target, taken))) => return Ok(Ok((target, held.split_off(taken)))),
             Ok(None) if inside.read_buf(&mut held).await? == 0 => return Err(broken()),
             Ok(None) => {}
@@ -140,8 +140,8 @@ async fn ask(inside: &mut TcpStream) -> std::io::Result<Result<(Target, Vec<u8>)
     }
 }
 
-async fn answer(inside: &mut TcpStream, reply: Reply) -> std::io::Result<()> {
-    inside.write_all(&[VERSION, reply as u8, 0, 1, 0, 0, 0, 0, 0, 0]).await
+async fn send_reply(inside: &mut TcpStream, reply: SocksReply) -> std::io::Result<()> {
+    inside.write_all(&[SOCKS_VERSION, reply as u8, 0, 1, 0, 0, 0, 0, 0, 0]).await
 }
 
 #[cfg(test)]
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn requests() {
-        let read = |bytes: &[u8]| request(bytes).map(|found| found.map(|(target, taken)| (target.to_string(), taken)));
+        let read = |bytes: &[u8]| parse_request(bytes).map(|found| found.map(|(target, taken)| (target.to_string(), taken)));
         let full = named(b"A.test", 443);
         assert_eq!(read(&full), Ok(Some(("a.test:443".into(), 13))));
         for length in 0..full.len() {
@@ -187,20 +187,20 @@ mod tests {
             b"a/b",
             b"xn--\xc3\xbc",
         ] {
-            assert_eq!(request(&named(name, 80)), Err(Reply::Failure), "{}", name.escape_ascii());
+            assert_eq!(parse_request(&named(name, 80)), Err(SocksReply::Failure), "{}", name.escape_ascii());
         }
-        assert_eq!(request(&named(b"a.test", 0)), Err(Reply::Failure));
-        assert_eq!(request(&[5, 2, 0, 1]), Err(Reply::NotSupported));
-        assert_eq!(request(&[5, 3, 0, 1]), Err(Reply::NotSupported));
-        assert_eq!(request(&[5, 1, 0, 9]), Err(Reply::AddressKind));
-        assert_eq!(request(&[4, 1, 0, 1]), Err(Reply::Failure));
+        assert_eq!(parse_request(&named(b"a.test", 0)), Err(SocksReply::Failure));
+        assert_eq!(parse_request(&[5, 2, 0, 1]), Err(SocksReply::NotSupported));
+        assert_eq!(parse_request(&[5, 3, 0, 1]), Err(SocksReply::NotSupported));
+        assert_eq!(parse_request(&[5, 1, 0, 9]), Err(SocksReply::AddressKind));
+        assert_eq!(parse_request(&[4, 1, 0, 1]), Err(SocksReply::Failure));
     }
 
     proptest! {
         #[test]
         fn no_bytes_make_it_fall_over(bytes: Vec<u8>) {
-            let _ = request(&bytes);
-            let _ = request(&[&[5, 1, 0, 3][..], &bytes].concat());
+            let _ = parse_request(&bytes);
+            let _ = parse_request(&[&[5, 1, 0, 3][..], &bytes].concat());
         }
     }
 }

@@ -14,11 +14,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use stockade_egress::{
-    Announced, DialFailure, DnsSockets, Door, DoorEvent, Edge, Judge, Judgement, LookupError, Names, Namespace, Order,
-    Permit, Resolve, Setup, Trust, Wanted, Who,
+    AnnouncedConnection, DialError, DnsSockets, EgressProxy, EgressEvent, PreparedInterception, EgressPolicy, EgressDecision, NameLookupError, HostNameTable, EgressNamespace, ConnectOrder,
+    EgressPermit, NameResolver, EgressProxySetup, TrustRoots, EgressRequest, EgressCaller,
 };
 use stockade_model::{
-    ConnectionRecord, Denial, Egress, EgressLimits, Grant, Host, HostName, SecretUse, Target, TargetPattern,
+    ConnectionRecord, Denial, EgressRules, EgressLimits, Grant, Host, HostName, SecretUse, NetworkTarget, TargetPattern,
 };
 
 /// Listens on the host's loopback, wherever it is asked to.
@@ -27,15 +27,15 @@ pub struct Loopback {
     pub listeners: AtomicUsize,
 }
 
-impl Namespace for Loopback {
-    fn listen(&self, _: SocketAddr) -> io::Result<OwnedFd> {
+impl EgressNamespace for Loopback {
+    fn listen_at(&self, _: SocketAddr) -> io::Result<OwnedFd> {
         self.listeners.fetch_add(1, Ordering::SeqCst);
         let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None)?;
         rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         rustix::net::listen(&socket, 4096)?;
         Ok(socket)
     }
-    fn socket(&self, _: SocketAddr) -> io::Result<OwnedFd> {
+    fn connecting_socket(&self, _: SocketAddr) -> io::Result<OwnedFd> {
         Ok(rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None)?)
     }
 }
@@ -47,12 +47,12 @@ pub struct Table {
     pub asked: Mutex<Vec<String>>,
 }
 
-impl Resolve for Table {
-    fn resolve(&self, name: &HostName) -> Result<Vec<IpAddr>, LookupError> {
+impl NameResolver for Table {
+    fn resolve_name(&self, name: &HostName) -> Result<Vec<IpAddr>, NameLookupError> {
         self.asked.lock().unwrap().push(name.to_string());
         match self.names.lock().unwrap().get(name.as_str()) {
             Some(found) => Ok(found.clone()),
-            None => Err(LookupError::NoSuchName),
+            None => Err(NameLookupError::NoSuchName),
         }
     }
 }
@@ -69,54 +69,54 @@ pub struct Listed {
 }
 
 impl Listed {
-    fn judge_secret(&self, secret: SecretUse, rule: String, answer: Box<dyn FnOnce(Judgement) + Send>) {
+    fn judge_secret(&self, secret: SecretUse, rule: String, answer: Box<dyn FnOnce(EgressDecision) + Send>) {
         self.asked.lock().unwrap().push(format!("secret {secret}"));
         let is_lent = self.lends.lock().unwrap().contains(&secret.to_string());
         let thinks = *self.thinks.lock().unwrap();
         std::thread::spawn(move || {
             std::thread::sleep(thinks);
             answer(if is_lent {
-                Judgement::Allowed(Permit { rule: format!("grant secret {secret}") })
+                EgressDecision::Allowed(EgressPermit { rule: format!("grant secret {secret}") })
             } else {
-                Judgement::Refused { rule, grant: Some(secret.into_grant()) }
+                EgressDecision::Refused { rule, grant: Some(secret.into_grant()) }
             });
         });
     }
 }
 
-impl Judge for Listed {
-    fn judge(&self, wanted: Wanted, _: &Who, answer: Box<dyn FnOnce(Judgement) + Send>) {
+impl EgressPolicy for Listed {
+    fn decide_request(&self, wanted: EgressRequest, _: &EgressCaller, answer: Box<dyn FnOnce(EgressDecision) + Send>) {
         let target = match wanted {
-            Wanted::Target(target) => target,
-            Wanted::Secret { secret, rule } => return self.judge_secret(secret, rule, answer),
-            Wanted::Effect { message, .. } => {
-                return answer(Judgement::Refused { rule: message.to_owned(), grant: None });
+            EgressRequest::Target(target) => target,
+            EgressRequest::Secret { secret, rule } => return self.judge_secret(secret, rule, answer),
+            EgressRequest::Effect { message, .. } => {
+                return answer(EgressDecision::Refused { rule: message.to_owned(), grant: None });
             }
         };
         self.asked.lock().unwrap().push(target.to_string());
-        let found = self.allow.lock().unwrap().iter().find(|p| p.admits(&target)).cloned();
+        let found = self.allow.lock().unwrap().iter().find(|p| p.can_allow(&target)).cloned();
         answer(match found {
-            Some(pattern) => Judgement::Allowed(Permit { rule: format!("allow {pattern}") }),
+            Some(pattern) => EgressDecision::Allowed(EgressPermit { rule: format!("allow {pattern}") }),
             None => {
                 let rule = "no entry of allow names it".into();
-                let grant = (target.host.to_string() != "never.test").then(|| Grant::connect(&target));
-                Judgement::Refused { rule, grant }
+                let grant = (target.host.to_string() != "never.test").then(|| Grant::connect_to(&target));
+                EgressDecision::Refused { rule, grant }
             }
         });
     }
     fn is_agreed(&self, name: &HostName) -> bool {
         let host = Host::Name(name.clone());
-        self.allow.lock().unwrap().iter().any(|p| p.host().names(&host))
+        self.allow.lock().unwrap().iter().any(|p| p.host().matches_host(&host))
     }
 }
 
 pub struct World {
-    pub door: Option<Door>,
-    pub names: Arc<Names>,
+    pub door: Option<EgressProxy>,
+    pub names: Arc<HostNameTable>,
     pub namespace: Arc<Loopback>,
     pub table: Arc<Table>,
     pub judge: Arc<Listed>,
-    pub events: Arc<Mutex<Vec<DoorEvent>>>,
+    pub events: Arc<Mutex<Vec<EgressEvent>>>,
     pub dns: SocketAddr,
 }
 
@@ -135,7 +135,7 @@ impl World {
         Self::with(options, |_| {})
     }
 
-    pub fn with(options: Options, change: impl FnOnce(&mut Setup)) -> Self {
+    pub fn with(options: Options, change: impl FnOnce(&mut EgressProxySetup)) -> Self {
         let special = options.special.unwrap_or_else(|| vec!["127.0.0.0/8", "::1"]);
         let patterns = |list: &[&str]| list.iter().map(|p| p.parse().unwrap()).collect::<Vec<TargetPattern>>();
         let table = Arc::new(Table::default());
@@ -146,13 +146,13 @@ impl World {
         let judge = Arc::new(Listed { allow: Mutex::new(patterns(&options.allow)), ..Listed::default() });
         let events = Arc::new(Mutex::new(Vec::new()));
         let heard = Arc::clone(&events);
-        let names = Arc::new(Names::new());
+        let names = Arc::new(HostNameTable::new());
         let namespace = Arc::new(Loopback::default());
         let (udp, tcp) = dns_sockets();
         let dns = SocketAddr::from((Ipv4Addr::LOCALHOST, udp.local_addr().unwrap().port()));
-        let mut setup = Setup {
+        let mut setup = EgressProxySetup {
             lead: None,
-            rules: Egress { special: patterns(&special), limits: options.limits, ..Egress::default() },
+            rules: EgressRules { special: patterns(&special), limits: options.limits, ..EgressRules::default() },
             names: Arc::clone(&names),
             dns: Some(DnsSockets { udp: udp.into(), tcp: tcp.into() }),
             edge: Arc::default(),
@@ -162,44 +162,44 @@ impl World {
             resolver: table.clone(),
         };
         change(&mut setup);
-        let door = Some(Door::start(setup).unwrap());
+        let door = Some(EgressProxy::start(setup).unwrap());
         Self { door, names, namespace, table, judge, events, dns }
     }
 
     /// A door that looks into traffic, puts secrets in and trusts these
     /// certificates, and what was made ready for it.
-    pub fn looking(options: Options, trusted: &str, change: impl FnOnce(&mut Egress)) -> (Self, Arc<Edge>) {
+    pub fn looking(options: Options, trusted: &str, change: impl FnOnce(&mut EgressRules)) -> (Self, Arc<PreparedInterception>) {
         let mut prepared = None;
         let world = Self::with(options, |setup| {
             change(&mut setup.rules);
-            let edge = Arc::new(Edge::prepare(&setup.rules, &Trust::Pem(trusted.into())).unwrap());
+            let edge = Arc::new(PreparedInterception::prepare_rules(&setup.rules, &TrustRoots::Pem(trusted.into())).unwrap());
             setup.edge = Arc::clone(&edge);
             prepared = Some(edge);
         });
         (world, prepared.unwrap())
     }
 
-    pub fn door(&self) -> &Door {
+    pub fn door(&self) -> &EgressProxy {
         self.door.as_ref().unwrap()
     }
 
-    pub fn order(&self, target: &str) -> Order {
-        let target: Target = target.parse().unwrap();
+    pub fn order(&self, target: &str) -> ConnectOrder {
+        let target: NetworkTarget = target.parse().unwrap();
         let address: IpAddr = match &target.host {
-            Host::Name(name) => self.names.give(name).unwrap().v4.into(),
+            Host::Name(name) => self.names.assign_addresses(name).unwrap().v4.into(),
             Host::Address(address) => *address,
         };
-        Order {
+        ConnectOrder {
             dialled: SocketAddr::new(address, target.port),
             target,
-            who: Who { pid: Some(7), program: Some("/usr/bin/test".into()) },
-            permit: Permit { rule: "grant".into() },
+            who: EgressCaller { pid: Some(7), program: Some("/usr/bin/test".into()) },
+            permit: EgressPermit { rule: "grant".into() },
             patience: None,
         }
     }
 
     /// What the broker does: announce, connect on behalf, tell from where.
-    pub fn connect(&self, target: &str) -> Result<TcpStream, DialFailure> {
+    pub fn connect(&self, target: &str) -> Result<TcpStream, DialError> {
         self.door().connect_and_wait(self.order(target)).map(arrive)
     }
 
@@ -211,9 +211,9 @@ impl World {
 
     pub fn records(&self) -> Vec<ConnectionRecord> {
         let events = self.events.lock().unwrap();
-        let record = |e: &DoorEvent| match e {
-            DoorEvent::Connection(record) => Some((**record).clone()),
-            DoorEvent::Denied(_) => None,
+        let record = |e: &EgressEvent| match e {
+            EgressEvent::Connection(record) => Some((**record).clone()),
+            EgressEvent::Denied(_) => None,
         };
         events.iter().filter_map(record).collect()
     }
@@ -221,14 +221,14 @@ impl World {
     /// How many of them there are.
     pub fn recorded(&self) -> usize {
         let events = self.events.lock().unwrap();
-        events.iter().filter(|event| matches!(event, DoorEvent::Connection(_))).count()
+        events.iter().filter(|event| matches!(event, EgressEvent::Connection(_))).count()
     }
 
     pub fn denials(&self) -> Vec<Denial> {
         let events = self.events.lock().unwrap();
-        let denial = |e: &DoorEvent| match e {
-            DoorEvent::Denied(denial) => Some((**denial).clone()),
-            DoorEvent::Connection(_) => None,
+        let denial = |e: &EgressEvent| match e {
+            EgressEvent::Denied(denial) => Some((**denial).clone()),
+            EgressEvent::Connection(_) => None,
         };
         events.iter().filter_map(denial).collect()
     }
@@ -252,10 +252,10 @@ fn dns_sockets() -> (UdpSocket, TcpListener) {
     (0..100).find_map(pair).unwrap()
 }
 
-pub fn arrive(announced: Announced) -> TcpStream {
+pub fn arrive(announced: AnnouncedConnection) -> TcpStream {
     let stream = TcpStream::connect(announced.address()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    announced.arrived(stream.local_addr().unwrap());
+    announced.report_connected(stream.local_addr().unwrap());
     stream
 }
 

@@ -1,16 +1,16 @@
 //! Questions: their order, the source of their answers, and the scope of an answer.
 
 use stockade_model::{
-    Answer, Approval, ApprovalMode, Command, Digest, EventKind, Grant, GranularMode, GroupOffer, Question,
-    QuestionKind, RawText, Scope, Tier,
+    ApprovalAnswer, Approval, ApprovalMode, RequestCommand, Digest, EventKind, Grant, GranularMode, GroupOffer, ApprovalQuestion,
+    QuestionKind, RawText, ApprovalScope, Tier,
 };
 use stockade_policy::grants_for_refused;
 
-use super::ending::Ending;
-use super::machine::{Core, Phase};
-use super::running::BY_PERSON;
-use super::{Memo, Output, Planned};
-use crate::keys::{Namespace, RunBinding, run_approval, run_refusal};
+use super::ending::RequestEnd;
+use super::machine::{RequestCore, RequestPhase};
+use super::running::ENDED_BY_PERSON;
+use super::{AnswerMemo, CoreOutput, BoundPlan};
+use crate::keys::{QuestionNamespace, RunBinding, run_approval, run_refusal};
 
 /// Time beyond the question's time-out for an approver that keeps its own time. The approver's
 /// answer then arrives first, and the approver can clear its screen.
@@ -21,36 +21,36 @@ const MAX_SHOWN_GRANT_CHARS: usize = 400;
 
 /// Question that waits to be put.
 #[derive(Clone, Debug)]
-pub(super) struct Pending {
+pub(super) struct WaitingQuestion {
     kind: QuestionKind,
-    preset: Option<Preset>,
+    preset: Option<PresetAnswer>,
 }
 
 /// Answer that exists before the question is put.
 #[derive(Clone, Copy, Debug)]
-enum Preset {
+enum PresetAnswer {
     Remembered(bool),
     Caller,
 }
 
-impl Pending {
-    pub(super) fn open(kind: QuestionKind) -> Self {
+impl WaitingQuestion {
+    pub(super) fn for_approver(kind: QuestionKind) -> Self {
         Self { kind, preset: None }
     }
 
-    pub(super) fn remembered(kind: QuestionKind, yes: bool) -> Self {
-        Self { kind, preset: Some(Preset::Remembered(yes)) }
+    pub(super) fn with_remembered_answer(kind: QuestionKind, yes: bool) -> Self {
+        Self { kind, preset: Some(PresetAnswer::Remembered(yes)) }
     }
 
     pub(super) fn by_caller(kind: QuestionKind) -> Self {
-        Self { kind, preset: Some(Preset::Caller) }
+        Self { kind, preset: Some(PresetAnswer::Caller) }
     }
 }
 
 /// Question that an approver has now.
 #[derive(Clone, Debug)]
-pub(super) struct Open {
-    pub(super) question: Box<Question>,
+pub(super) struct OutstandingQuestion {
+    pub(super) question: Box<ApprovalQuestion>,
     pub(super) since_ms: u64,
     pub(super) deadline_ms: u64,
     /// True if a reviewer has the question and the approver does not have it yet.
@@ -58,8 +58,8 @@ pub(super) struct Open {
 }
 
 /// Answer with its source.
-pub(super) struct Given {
-    pub(super) answer: Answer,
+pub(super) struct SourcedAnswer {
+    pub(super) answer: ApprovalAnswer,
     by: String,
     warnings: Vec<String>,
     waited_ms: u64,
@@ -67,36 +67,36 @@ pub(super) struct Given {
     fresh: bool,
 }
 
-impl Given {
-    fn at_once(answer: Answer, by: impl Into<String>) -> Self {
+impl SourcedAnswer {
+    fn at_once(answer: ApprovalAnswer, by: impl Into<String>) -> Self {
         Self { answer, by: by.into(), warnings: Vec::new(), waited_ms: 0, fresh: false }
     }
 
     /// Creates an answer of an approver, limited to the offered scopes.
-    pub(super) fn fresh(answer: Answer, by: String, waited_ms: u64, question: &Question) -> Self {
-        Self { answer: limited(answer, question), by, warnings: Vec::new(), waited_ms, fresh: true }
+    pub(super) fn from_approver(answer: ApprovalAnswer, by: String, waited_ms: u64, question: &ApprovalQuestion) -> Self {
+        Self { answer: limit_scope(answer, question), by, warnings: Vec::new(), waited_ms, fresh: true }
     }
 }
 
-impl Core {
+impl RequestCore {
     /// Puts the next question, or starts the attempt if none is left.
     pub(super) fn put_next(&mut self) {
         while let Some(pending) = self.pending.pop_front() {
-            let question = match self.question(pending.kind) {
+            let question = match self.build_question(pending.kind) {
                 Ok(question) => Box::new(question),
-                Err(why) => return self.close(Ending::failed(why)),
+                Err(why) => return self.end_request(RequestEnd::from_failure(why)),
             };
-            self.record(EventKind::Asked { question: question.clone() });
+            self.record_event(EventKind::Asked { question: question.clone() });
             match self.answer_without_asking(&question.kind, pending.preset) {
                 Some(given) => {
-                    if !self.settle(&question, given) {
+                    if !self.process_answer(&question, given) {
                         return;
                     }
                 }
                 None => {
-                    let reviewing = self.put(&question);
+                    let reviewing = self.put_question(&question);
                     let deadline_ms = self.now_ms.saturating_add(self.wait_ms(reviewing));
-                    self.phase = Phase::Asking(Open { question, since_ms: self.now_ms, deadline_ms, reviewing });
+                    self.phase = RequestPhase::Asking(OutstandingQuestion { question, since_ms: self.now_ms, deadline_ms, reviewing });
                     return;
                 }
             }
@@ -109,7 +109,7 @@ impl Core {
         self.config.question_timeout_ms.saturating_add(LEEWAY_MS)
     }
 
-    pub(super) fn question(&mut self, kind: QuestionKind) -> Result<Question, String> {
+    pub(super) fn build_question(&mut self, kind: QuestionKind) -> Result<ApprovalQuestion, String> {
         self.question_beside(kind, None)
     }
 
@@ -118,16 +118,16 @@ impl Core {
         &mut self,
         kind: QuestionKind,
         group: Option<GroupOffer>,
-    ) -> Result<Question, String> {
+    ) -> Result<ApprovalQuestion, String> {
         let planned = self.plan_in_question().ok_or("no plan to ask about")?;
         self.questions += 1;
         let bound = (planned.digest.as_str(), self.questions, &kind, &group);
         let digest = Digest::of_json("stockade-question-1", &bound).map_err(|error| error.to_string())?;
-        Ok(Question {
+        Ok(ApprovalQuestion {
             command: shown_command(&self.request.command),
             cwd: self.request.cwd.clone(),
             assessment: self.assessment.clone(),
-            scopes: self.scopes(&kind),
+            scopes: self.offered_scopes(&kind),
             group,
             digest,
             timeout_ms: self.config.question_timeout_ms,
@@ -137,11 +137,11 @@ impl Core {
     }
 
     /// Records an answer that needed no question, outside the queue. Returns false if that failed.
-    pub(super) fn note_without_asking(&mut self, kind: QuestionKind, answer: Answer, by: &str) -> bool {
-        let Ok(question) = self.question(kind) else { return false };
+    pub(super) fn note_without_asking(&mut self, kind: QuestionKind, answer: ApprovalAnswer, by: &str) -> bool {
+        let Ok(question) = self.build_question(kind) else { return false };
         let question = Box::new(question);
-        self.record(EventKind::Asked { question: question.clone() });
-        self.note_answer(&question, &Given::at_once(answer, by));
+        self.record_event(EventKind::Asked { question: question.clone() });
+        self.note_answer(&question, &SourcedAnswer::at_once(answer, by));
         true
     }
 
@@ -161,98 +161,98 @@ impl Core {
         sandboxed && (rules_give || (mode_asks && (somebody || self.counted)))
     }
 
-    fn plan_in_question(&self) -> Option<Planned> {
+    fn plan_in_question(&self) -> Option<BoundPlan> {
         let next = self.escalation.as_ref().and_then(|escalation| escalation.next.clone());
         next.or_else(|| self.planned.clone())
     }
 
     /// Returns the scopes to offer. Longer scopes are not offered if the remembered text would be
     /// dangerous or unreadable, nor for powers over credentials or system parts.
-    fn scopes(&self, kind: &QuestionKind) -> Vec<Scope> {
+    fn offered_scopes(&self, kind: &QuestionKind) -> Vec<ApprovalScope> {
         let grants = match kind {
-            QuestionKind::Unsandboxed => return vec![Scope::Once],
+            QuestionKind::Unsandboxed => return vec![ApprovalScope::Once],
             kind => grants_of(kind),
         };
         let is_whole = |grant: &Grant| grant.to_string().chars().count() <= MAX_SHOWN_GRANT_CHARS;
         let deceptive = !grants.iter().all(is_whole)
             || grants.iter().any(|grant| grant.path().is_some_and(|path| !is_plain(&RawText::from(path))))
             || match &self.request.command {
-                Command::Argv(argv) => argv.iter().any(|arg| !is_plain(arg)),
-                Command::Script(script) => !is_plain(script),
+                RequestCommand::Argv(argv) => argv.iter().any(|arg| !is_plain(arg)),
+                RequestCommand::Script(script) => !is_plain(script),
             };
         // An approval of the run would be bound to an unknown program; an approval of a power is
         // bound to the power.
         let unbound = matches!(kind, QuestionKind::Run { .. })
             && self.plan_in_question().is_some_and(|planned| !planned.is_identified);
-        let mut scopes = vec![Scope::Once];
+        let mut scopes = vec![ApprovalScope::Once];
         // Approval of one effect does not apply to the next run.
         if grants.iter().any(Grant::is_answer_only) {
             return scopes;
         }
-        let guarded = grants.iter().any(|grant| self.config.guard.guards(grant));
+        let guarded = grants.iter().any(|grant| self.config.guard.is_guarded(grant));
         if !deceptive && !unbound && !guarded && self.assessment.tier != Tier::Deny {
-            scopes.extend(self.request.session.is_some().then_some(Scope::Session));
-            scopes.push(Scope::Always);
+            scopes.extend(self.request.session.is_some().then_some(ApprovalScope::Session));
+            scopes.push(ApprovalScope::Always);
         }
         scopes
     }
 
     /// Returns the answer if no question is needed or none can be put.
-    fn answer_without_asking(&self, kind: &QuestionKind, preset: Option<Preset>) -> Option<Given> {
+    fn answer_without_asking(&self, kind: &QuestionKind, preset: Option<PresetAnswer>) -> Option<SourcedAnswer> {
         match (preset, &self.request.caller_approval) {
-            (Some(Preset::Remembered(yes)), _) => {
-                let answer = if yes { Answer::Approved(Scope::Once) } else { Answer::Denied(Scope::Once) };
-                return Some(Given::at_once(answer, "cache"));
+            (Some(PresetAnswer::Remembered(yes)), _) => {
+                let answer = if yes { ApprovalAnswer::Approved(ApprovalScope::Once) } else { ApprovalAnswer::Denied(ApprovalScope::Once) };
+                return Some(SourcedAnswer::at_once(answer, "cache"));
             }
-            (Some(Preset::Caller), Some(caller)) if matches!(kind, QuestionKind::Run { .. }) => {
-                let by = format!("caller: {}", RawText::from(caller.by.as_str()).escaped());
+            (Some(PresetAnswer::Caller), Some(caller)) if matches!(kind, QuestionKind::Run { .. }) => {
+                let by = format!("caller: {}", RawText::from(caller.by.as_str()).to_escaped());
                 let warnings = caller.warnings.clone();
-                return Some(Given { warnings, ..Given::at_once(Answer::Approved(Scope::Once), by) });
+                return Some(SourcedAnswer { warnings, ..SourcedAnswer::at_once(ApprovalAnswer::Approved(ApprovalScope::Once), by) });
             }
-            (Some(Preset::Caller) | None, _) => {}
+            (Some(PresetAnswer::Caller) | None, _) => {}
         }
         if !may_ask(self.request.approval_mode, kind) {
             let mode = match self.request.approval_mode {
                 ApprovalMode::Granular(_) => "mode granular",
                 _ => "mode never",
             };
-            return Some(Given::at_once(Answer::Denied(Scope::Once), mode));
+            return Some(SourcedAnswer::at_once(ApprovalAnswer::Denied(ApprovalScope::Once), mode));
         }
-        (!self.approver).then(|| Given::at_once(Answer::TimedOut, "nobody"))
+        (!self.approver).then(|| SourcedAnswer::at_once(ApprovalAnswer::TimedOut, "nobody"))
     }
 
-    pub(super) fn on_answered(&mut self, open: Open, answer: Answer, by: String) {
+    pub(super) fn on_answered(&mut self, open: OutstandingQuestion, answer: ApprovalAnswer, by: String) {
         let waited_ms = self.now_ms.saturating_sub(open.since_ms);
-        let given = Given::fresh(answer, by, waited_ms, &open.question);
-        if self.settle(&open.question, given) {
+        let given = SourcedAnswer::from_approver(answer, by, waited_ms, &open.question);
+        if self.process_answer(&open.question, given) {
             self.put_next();
         }
     }
 
-    pub(super) fn on_question_timed_out(&mut self, open: Open) {
-        self.out.push(Output::Withdraw(open.question.digest.clone()));
-        self.on_answered(open, Answer::TimedOut, "nobody".to_owned());
+    pub(super) fn on_question_timed_out(&mut self, open: OutstandingQuestion) {
+        self.out.push(CoreOutput::Withdraw(open.question.digest.clone()));
+        self.on_answered(open, ApprovalAnswer::TimedOut, "nobody".to_owned());
     }
 
-    pub(super) fn on_interrupted_while_asking(&mut self, open: Open, signal: i32) {
-        self.out.push(Output::Withdraw(open.question.digest.clone()));
+    pub(super) fn on_interrupted_while_asking(&mut self, open: OutstandingQuestion, signal: i32) {
+        self.out.push(CoreOutput::Withdraw(open.question.digest.clone()));
         let waited_ms = self.now_ms.saturating_sub(open.since_ms);
-        let given = Given { waited_ms, ..Given::at_once(Answer::Abort, format!("signal {signal}")) };
+        let given = SourcedAnswer { waited_ms, ..SourcedAnswer::at_once(ApprovalAnswer::Abort, format!("signal {signal}")) };
         self.note_answer(&open.question, &given);
         match &open.question.kind {
             QuestionKind::Escalate { grants, .. } => self.on_escalation_refused(grants),
-            _ => self.close(Ending::interrupted(signal)),
+            _ => self.end_request(RequestEnd::from_signal(signal)),
         }
     }
 
     /// Processes an answer. Returns true if the request continues with the next question.
-    fn settle(&mut self, question: &Question, given: Given) -> bool {
+    fn process_answer(&mut self, question: &ApprovalQuestion, given: SourcedAnswer) -> bool {
         self.note_answer(question, &given);
         match given.answer {
             // Only a held call offers a group.
-            Answer::Approved(_) | Answer::Group(_) => {
+            ApprovalAnswer::Approved(_) | ApprovalAnswer::Group(_) => {
                 if given.fresh {
-                    self.keep(question, &given);
+                    self.remember_answer(question, &given);
                 }
                 self.unsandboxed_consent |= question.kind == QuestionKind::Unsandboxed;
                 if let QuestionKind::Escalate { grants, .. } = &question.kind {
@@ -260,13 +260,13 @@ impl Core {
                 }
                 return true;
             }
-            Answer::Denied(_) if given.fresh => self.keep(question, &given),
-            Answer::Denied(_) | Answer::TimedOut => {}
-            Answer::Abort => {
+            ApprovalAnswer::Denied(_) if given.fresh => self.remember_answer(question, &given),
+            ApprovalAnswer::Denied(_) | ApprovalAnswer::TimedOut => {}
+            ApprovalAnswer::Abort => {
                 // A command that has ended cannot be aborted.
                 match &question.kind {
                     QuestionKind::Escalate { grants, .. } => self.on_escalation_refused(grants),
-                    _ => self.close(Ending::aborted(BY_PERSON)),
+                    _ => self.end_request(RequestEnd::from_abort(ENDED_BY_PERSON)),
                 }
                 return false;
             }
@@ -275,7 +275,7 @@ impl Core {
             QuestionKind::Escalate { grants, .. } => self.on_escalation_refused(grants),
             kind => {
                 let way = self.way_to_consent();
-                self.close(Ending::refused(refusal_text(kind, &given, &way)));
+                self.end_request(RequestEnd::from_refusal(refusal_text(kind, &given, &way)));
             }
         }
         false
@@ -286,14 +286,14 @@ impl Core {
         if !self.assessment.impact.needs_consent() {
             return ", or allow it with a rule".to_owned();
         }
-        match grants_for_refused(&self.assessment, &self.request).and_then(|grants| options(&grants)) {
+        match grants_for_refused(&self.assessment, &self.request).and_then(|grants| grant_options(&grants)) {
             Some(options) => format!(", or approve it yourself with {options}"),
             None => "; no rule and no grant approves it".to_owned(),
         }
     }
 
-    pub(super) fn note_answer(&mut self, question: &Question, given: &Given) {
-        self.record(EventKind::Answered {
+    pub(super) fn note_answer(&mut self, question: &ApprovalQuestion, given: &SourcedAnswer) {
+        self.record_event(EventKind::Answered {
             answer: given.answer,
             by: given.by.clone(),
             digest: question.digest.clone(),
@@ -301,10 +301,10 @@ impl Core {
             warnings: given.warnings.clone(),
         });
         let (answer, scope) = match given.answer {
-            Answer::Approved(scope) | Answer::Group(scope) => ("approved", Some(scope)),
-            Answer::Denied(scope) => ("denied", Some(scope)),
-            Answer::Abort => ("abort", None),
-            Answer::TimedOut => ("timed-out", None),
+            ApprovalAnswer::Approved(scope) | ApprovalAnswer::Group(scope) => ("approved", Some(scope)),
+            ApprovalAnswer::Denied(scope) => ("denied", Some(scope)),
+            ApprovalAnswer::Abort => ("abort", None),
+            ApprovalAnswer::TimedOut => ("timed-out", None),
         };
         self.approvals.push(Approval {
             question: format!("may it {}?", asked_for(&question.kind)),
@@ -320,12 +320,12 @@ impl Core {
     /// Remembers an answer with a scope beyond `once`. An approval of several powers is stored for
     /// each power. A refusal of several is stored for exactly this set, because it does not name
     /// the power at fault.
-    pub(super) fn keep(&mut self, question: &Question, given: &Given) {
+    pub(super) fn remember_answer(&mut self, question: &ApprovalQuestion, given: &SourcedAnswer) {
         let Some(answer) = what_is_left(given.answer) else { return };
         let Some(planned) = self.plan_in_question() else { return };
-        let yes = matches!(answer, Answer::Approved(_));
+        let yes = matches!(answer, ApprovalAnswer::Approved(_));
         let context = self.grant_context(&planned);
-        let memo = |key, subject, grants: &[Grant]| Memo {
+        let memo = |key, subject, grants: &[Grant]| AnswerMemo {
             key,
             answer,
             subject,
@@ -347,64 +347,64 @@ impl Core {
                 } else {
                     run_refusal(&self.request, &self.config.user)
                 };
-                let memo = memo(key, question.command.escaped(), &[]);
-                return self.out.push(Output::Remember(vec![memo]));
+                let memo = memo(key, question.command.to_escaped(), &[]);
+                return self.out.push(CoreOutput::Remember(vec![memo]));
             }
-            QuestionKind::Grants { grants } => (Namespace::Grant, grants),
-            QuestionKind::Escalate { grants, .. } => (Namespace::Escalate, grants),
+            QuestionKind::Grants { grants } => (QuestionNamespace::Grant, grants),
+            QuestionKind::Escalate { grants, .. } => (QuestionNamespace::Escalate, grants),
             // A power given in place does not approve running anything again; a refusal of it does
             // apply.
-            QuestionKind::Hold { grants, .. } if yes => (Namespace::Grant, grants),
-            QuestionKind::Hold { grants, .. } => (Namespace::Escalate, grants),
+            QuestionKind::Hold { grants, .. } if yes => (QuestionNamespace::Grant, grants),
+            QuestionKind::Hold { grants, .. } => (QuestionNamespace::Escalate, grants),
         };
         let mut memos = Vec::new();
         if !yes {
-            memos.push(memo(context.refusal(namespace, grants), list(grants), grants));
+            memos.push(memo(context.refusal_key(namespace, grants), list_grants(grants), grants));
         }
         for grant in grants.iter().filter(|_| yes) {
             let alone = std::slice::from_ref(grant);
-            memos.push(memo(context.approval(namespace, grant), grant.to_string(), alone));
+            memos.push(memo(context.approval_key(namespace, grant), grant.to_string(), alone));
             // An approval to run again with a power includes the power. The reverse does not hold,
             // so only this direction is stored.
-            if namespace == Namespace::Escalate {
-                memos.push(memo(context.approval(Namespace::Grant, grant), grant.to_string(), alone));
+            if namespace == QuestionNamespace::Escalate {
+                memos.push(memo(context.approval_key(QuestionNamespace::Grant, grant), grant.to_string(), alone));
             }
         }
-        self.out.push(Output::Remember(memos));
+        self.out.push(CoreOutput::Remember(memos));
     }
 }
 
 /// Returns the part of an answer that remains for later requests.
-fn what_is_left(answer: Answer) -> Option<Answer> {
+fn what_is_left(answer: ApprovalAnswer) -> Option<ApprovalAnswer> {
     let left = |scope| match scope {
-        Scope::Once => None,
-        Scope::Times(n) => n.checked_sub(1).filter(|&left| left > 0).map(Scope::Times),
-        Scope::Session | Scope::Until(_) | Scope::Always => Some(scope),
+        ApprovalScope::Once => None,
+        ApprovalScope::Times(n) => n.checked_sub(1).filter(|&left| left > 0).map(ApprovalScope::Times),
+        ApprovalScope::Session | ApprovalScope::Until(_) | ApprovalScope::Always => Some(scope),
     };
     match answer {
         // The question already contains the choice.
-        Answer::Approved(scope) | Answer::Group(scope) => left(scope).map(Answer::Approved),
-        Answer::Denied(scope) => left(scope).map(Answer::Denied),
-        Answer::Abort | Answer::TimedOut => None,
+        ApprovalAnswer::Approved(scope) | ApprovalAnswer::Group(scope) => left(scope).map(ApprovalAnswer::Approved),
+        ApprovalAnswer::Denied(scope) => left(scope).map(ApprovalAnswer::Denied),
+        ApprovalAnswer::Abort | ApprovalAnswer::TimedOut => None,
     }
 }
 
 /// Returns the answer with its scope, if that was offered or is narrower than an offered one;
 /// otherwise with the scope `once`.
-fn limited(answer: Answer, question: &Question) -> Answer {
-    let limit = |scope, offered: &[Scope]| match scope {
-        Scope::Times(_) | Scope::Until(_) if offered.contains(&Scope::Always) => scope,
+fn limit_scope(answer: ApprovalAnswer, question: &ApprovalQuestion) -> ApprovalAnswer {
+    let limit = |scope, offered: &[ApprovalScope]| match scope {
+        ApprovalScope::Times(_) | ApprovalScope::Until(_) if offered.contains(&ApprovalScope::Always) => scope,
         scope if offered.contains(&scope) => scope,
-        _ => Scope::Once,
+        _ => ApprovalScope::Once,
     };
     match answer {
-        Answer::Approved(scope) => Answer::Approved(limit(scope, question.scopes_of_yes())),
-        Answer::Group(scope) if question.group_offered().is_some() => {
-            Answer::Group(limit(scope, question.scopes_of_yes()))
+        ApprovalAnswer::Approved(scope) => ApprovalAnswer::Approved(limit(scope, question.scopes_of_yes())),
+        ApprovalAnswer::Group(scope) if question.group_offered().is_some() => {
+            ApprovalAnswer::Group(limit(scope, question.scopes_of_yes()))
         }
         // An approval of a group that was not offered is a refusal.
-        Answer::Group(_) => Answer::Denied(Scope::Once),
-        Answer::Denied(scope) => Answer::Denied(limit(scope, &question.scopes)),
+        ApprovalAnswer::Group(_) => ApprovalAnswer::Denied(ApprovalScope::Once),
+        ApprovalAnswer::Denied(scope) => ApprovalAnswer::Denied(limit(scope, &question.scopes)),
         answer => answer,
     }
 }
@@ -447,25 +447,25 @@ fn grants_of(kind: &QuestionKind) -> &[Grant] {
 fn asked_for(kind: &QuestionKind) -> String {
     match kind {
         QuestionKind::Run { .. } => "run".to_owned(),
-        QuestionKind::Grants { grants } => format!("have {}", list(grants)),
-        QuestionKind::Escalate { grants, .. } => format!("have {} and run again", list(grants)),
-        QuestionKind::Hold { grants, .. } => format!("have {} now", list(grants)),
+        QuestionKind::Grants { grants } => format!("have {}", list_grants(grants)),
+        QuestionKind::Escalate { grants, .. } => format!("have {} and run again", list_grants(grants)),
+        QuestionKind::Hold { grants, .. } => format!("have {} now", list_grants(grants)),
         QuestionKind::Unsandboxed => "run without a sandbox".to_owned(),
     }
 }
 
 /// Returns the message of a refusal. `way` continues its hint: another way to the consent.
-fn refusal_text(kind: &QuestionKind, given: &Given, way: &str) -> String {
+fn refusal_text(kind: &QuestionKind, given: &SourcedAnswer, way: &str) -> String {
     let what = asked_for(kind);
     match (given.answer, given.by.as_str()) {
-        (Answer::TimedOut, "nobody") => {
+        (ApprovalAnswer::TimedOut, "nobody") => {
             let by_hand = match kind {
                 QuestionKind::Grants { .. } => "run it where somebody can be asked, or `stockade run` with `--grant`",
                 _ => "run it where somebody can be asked",
             };
             format!("nobody answered whether it may {what}\nhint: {by_hand}{way}")
         }
-        (Answer::TimedOut, by) => format!("no answer in time from {by} whether it may {what}"),
+        (ApprovalAnswer::TimedOut, by) => format!("no answer in time from {by} whether it may {what}"),
         (_, by @ ("mode never" | "mode granular")) => {
             format!("nobody may be asked in {by} whether it may {what}\nhint: choose another approval mode{way}")
         }
@@ -479,13 +479,13 @@ fn refusal_text(kind: &QuestionKind, given: &Given, way: &str) -> String {
 
 /// Returns grants as options of the command line. Returns `None` if a path would end the quotes: the
 /// command chose its name, and a user who copies the hint would run the rest of it.
-fn options(grants: &[Grant]) -> Option<String> {
+fn grant_options(grants: &[Grant]) -> Option<String> {
     let texts: Vec<String> = grants.iter().map(Grant::to_string).collect();
     let is_plain = texts.iter().all(|text| !text.contains('\''));
     is_plain.then(|| texts.iter().map(|text| format!("--grant '{text}'")).collect::<Vec<_>>().join(" "))
 }
 
-fn list(grants: &[Grant]) -> String {
+fn list_grants(grants: &[Grant]) -> String {
     grants.iter().map(Grant::to_string).collect::<Vec<_>>().join(", ")
 }
 
@@ -494,22 +494,22 @@ fn list(grants: &[Grant]) -> String {
 fn is_plain(text: &RawText) -> bool {
     let visible: Vec<u8> = text.as_bytes().iter().copied().filter(|b| !matches!(b, b'\n' | b'\t')).collect();
     let visible = RawText::from(visible);
-    visible.to_str().is_some_and(|text| text == visible.escaped())
+    visible.to_str().is_some_and(|text| text == visible.to_escaped())
 }
 
 /// Returns the whole command as one text. A script is unchanged. Arguments are joined by spaces,
 /// and quoted for a shell if their boundaries would not show.
-pub fn shown_command(command: &Command) -> RawText {
+pub fn shown_command(command: &RequestCommand) -> RawText {
     match command {
-        Command::Script(script) => script.clone(),
-        Command::Argv(argv) => {
-            let quoted: Vec<Vec<u8>> = argv.iter().map(|arg| quoted(arg.as_bytes())).collect();
+        RequestCommand::Script(script) => script.clone(),
+        RequestCommand::Argv(argv) => {
+            let quoted: Vec<Vec<u8>> = argv.iter().map(|arg| quote_argument(arg.as_bytes())).collect();
             RawText::from(quoted.join(&b' '))
         }
     }
 }
 
-fn quoted(arg: &[u8]) -> Vec<u8> {
+fn quote_argument(arg: &[u8]) -> Vec<u8> {
     let is_bare = |b: &u8| b.is_ascii_alphanumeric() || b"_-./=:,+@%^".contains(b) || *b >= 0x80;
     if !arg.is_empty() && arg.iter().all(is_bare) {
         return arg.to_vec();
@@ -530,8 +530,8 @@ mod tests {
     #[test]
     fn no_hint_ends_its_own_quotes() {
         let hook = |name: &str| Grant::Write(format!("/w/.git/hooks/{name}").into());
-        let found = options(&[hook("a b"), hook("c")]);
+        let found = grant_options(&[hook("a b"), hook("c")]);
         assert_eq!(found.as_deref(), Some("--grant 'write /w/.git/hooks/a b' --grant 'write /w/.git/hooks/c'"));
-        assert_eq!(options(&[hook("a"), hook("x'; touch ran; '")]), None);
+        assert_eq!(grant_options(&[hook("a"), hook("x'; touch ran; '")]), None);
     }
 }

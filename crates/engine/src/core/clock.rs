@@ -7,14 +7,14 @@
 
 /// Remaining time, or the deadline while the clock runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Clock {
+pub(super) enum AttemptClock {
     /// Runs until this time.
     Running { until_ms: u64 },
     /// Stopped with this much time left.
     Standing { left_ms: u64 },
 }
 
-impl Clock {
+impl AttemptClock {
     /// Returns a clock that runs from now on.
     pub fn start(now_ms: u64, limit_ms: u64) -> Self {
         Self::Running { until_ms: now_ms.saturating_add(limit_ms) }
@@ -29,7 +29,7 @@ impl Clock {
     }
 
     /// Stops or starts the clock. An expired clock stays expired.
-    pub fn stand(&mut self, now_ms: u64, stand: bool) {
+    pub fn set_paused(&mut self, now_ms: u64, stand: bool) {
         match *self {
             Self::Running { until_ms } if stand && until_ms > now_ms => {
                 *self = Self::Standing { left_ms: until_ms - now_ms };
@@ -46,21 +46,21 @@ mod tests {
 
     #[test]
     fn standing_costs_no_time() {
-        let mut clock = Clock::start(1_000, 500);
+        let mut clock = AttemptClock::start(1_000, 500);
         assert_eq!(clock.deadline_ms(), Some(1_500));
-        clock.stand(1_200, true);
+        clock.set_paused(1_200, true);
         assert_eq!(clock.deadline_ms(), None);
-        clock.stand(1_300, true);
-        clock.stand(90_000, false);
+        clock.set_paused(1_300, true);
+        clock.set_paused(90_000, false);
         assert_eq!(clock.deadline_ms(), Some(90_300));
-        clock.stand(90_100, false);
+        clock.set_paused(90_100, false);
         assert_eq!(clock.deadline_ms(), Some(90_300));
     }
 
     #[test]
     fn what_is_over_stays_over() {
-        let mut clock = Clock::start(1_000, 500);
-        clock.stand(1_500, true);
+        let mut clock = AttemptClock::start(1_000, 500);
+        clock.set_paused(1_500, true);
         assert_eq!(clock.deadline_ms(), Some(1_500));
     }
 }

@@ -1,46 +1,46 @@
 //! End of a request: the outcome and the last events.
 
-use stockade_model::{Approval, Decision, EventKind, Grant, Outcome, RequestedGrant, Status, Verdict};
+use stockade_model::{Approval, Decision, EventKind, Grant, RunOutcome, RequestedGrant, FinalStatus, PolicyVerdict};
 
-use super::Output;
-use super::machine::{Core, Phase};
+use super::CoreOutput;
+use super::machine::{RequestCore, RequestPhase};
 use crate::exit::{NOT_FOUND, REFUSED, exit_code};
 use crate::{AttemptEnd, CommandEnd};
 
 /// Result of the request before it becomes an outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Ending {
-    pub(super) status: Status,
+pub(super) struct RequestEnd {
+    pub(super) status: FinalStatus,
     pub(super) exit_code: Option<i32>,
     pub(super) signal: Option<i32>,
     pub(super) error: Option<String>,
 }
 
-impl Ending {
-    pub(super) fn refused(why: String) -> Self {
-        Self { status: Status::Refused, exit_code: None, signal: None, error: Some(why) }
+impl RequestEnd {
+    pub(super) fn from_refusal(why: String) -> Self {
+        Self { status: FinalStatus::Refused, exit_code: None, signal: None, error: Some(why) }
     }
 
-    pub(super) fn failed(why: String) -> Self {
-        Self { status: Status::Error, exit_code: None, signal: None, error: Some(why) }
+    pub(super) fn from_failure(why: String) -> Self {
+        Self { status: FinalStatus::Error, exit_code: None, signal: None, error: Some(why) }
     }
 
-    pub(super) fn aborted(why: &str) -> Self {
-        Self { status: Status::Aborted, exit_code: None, signal: None, error: Some(why.to_owned()) }
+    pub(super) fn from_abort(why: &str) -> Self {
+        Self { status: FinalStatus::Aborted, exit_code: None, signal: None, error: Some(why.to_owned()) }
     }
 
-    pub(super) fn interrupted(signal: i32) -> Self {
-        Self { signal: Some(signal), ..Self::aborted("interrupted") }
+    pub(super) fn from_signal(signal: i32) -> Self {
+        Self { signal: Some(signal), ..Self::from_abort("interrupted") }
     }
 
     /// Creates the result from the end of the command; `program` is its first word.
-    pub(super) fn of(end: &AttemptEnd, program: &str) -> Self {
+    pub(super) fn from_attempt_end(end: &AttemptEnd, program: &str) -> Self {
         match &end.end {
             CommandEnd::Exited(code) => {
-                Self { status: Status::Exited, exit_code: Some(*code), signal: None, error: None }
+                Self { status: FinalStatus::Exited, exit_code: Some(*code), signal: None, error: None }
             }
             CommandEnd::Signaled(signal) => {
-                Self { status: Status::Signaled, exit_code: None, signal: Some(*signal), error: None }
+                Self { status: FinalStatus::Signaled, exit_code: None, signal: Some(*signal), error: None }
             }
             CommandEnd::NotFound => {
                 let which = if program.contains('/') {
@@ -49,44 +49,44 @@ impl Ending {
                     "was not found in the directories of PATH"
                 };
                 let why = format!("the program `{program}` {which}");
-                Self { exit_code: Some(NOT_FOUND), ..Self::failed(why) }
+                Self { exit_code: Some(NOT_FOUND), ..Self::from_failure(why) }
             }
             CommandEnd::NotExecutable(why) => {
                 let why = format!("the program `{program}` cannot be executed: {why}");
-                Self { exit_code: Some(REFUSED), ..Self::failed(why) }
+                Self { exit_code: Some(REFUSED), ..Self::from_failure(why) }
             }
-            CommandEnd::Lost(why) => Self::failed(format!("the sandbox was lost and everything in it ended: {why}")),
+            CommandEnd::Lost(why) => Self::from_failure(format!("the sandbox was lost and everything in it ended: {why}")),
         }
     }
 }
 
-impl Core {
+impl RequestCore {
     /// Ends the request. No attempt may be alive when this is called.
-    pub(super) fn close(&mut self, ending: Ending) {
+    pub(super) fn end_request(&mut self, ending: RequestEnd) {
         self.pending.clear();
-        if ending.status == Status::Error {
-            self.record(EventKind::Failed { message: ending.error.clone().unwrap_or_default() });
+        if ending.status == FinalStatus::Error {
+            self.record_event(EventKind::Failed { message: ending.error.clone().unwrap_or_default() });
         }
-        let outcome = Box::new(self.outcome(ending));
+        let outcome = Box::new(self.build_outcome(ending));
         if self.record_failed {
-            self.out.push(Output::Finish(outcome));
-            self.phase = Phase::Finished;
+            self.out.push(CoreOutput::Finish(outcome));
+            self.phase = RequestPhase::Finished;
             return;
         }
-        self.record(EventKind::Finished { status: outcome.status, exit_code: exit_code(&outcome) });
+        self.record_event(EventKind::Finished { status: outcome.status, exit_code: exit_code(&outcome) });
         // Written is enough. A power failure can lose only an ending, and the durable start before
         // it shows that.
-        let commit = self.commit(false);
+        let commit = self.commit_events(false);
         let deadline_ms = self.now_ms.saturating_add(self.config.commit_timeout_ms);
-        self.phase = Phase::Closing { outcome, commit, deadline_ms };
+        self.phase = RequestPhase::Closing { outcome, commit, deadline_ms };
     }
 
-    fn outcome(&self, ending: Ending) -> Outcome {
+    fn build_outcome(&self, ending: RequestEnd) -> RunOutcome {
         let decision = self.ruling.as_ref().map_or_else(
-            || Decision { verdict: Verdict::Ask, rule: "none: it ended before a decision".to_owned(), reasons: vec![] },
+            || Decision { verdict: PolicyVerdict::Ask, rule: "none: it ended before a decision".to_owned(), reasons: vec![] },
             |ruling| ruling.decision.clone(),
         );
-        Outcome {
+        RunOutcome {
             id: self.request.id.clone(),
             session: self.request.session.clone(),
             digest: self.planned.as_ref().map(|planned| planned.digest.clone()),

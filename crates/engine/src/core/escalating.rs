@@ -3,19 +3,19 @@
 
 use std::collections::BTreeSet;
 
-use stockade_model::{Answer, ApprovalMode, Denial, EventKind, Grant, Plan, QuestionKind, Resolution, Scope, Status};
+use stockade_model::{ApprovalAnswer, ApprovalMode, Denial, EventKind, Grant, AttemptPlan, QuestionKind, DenialResolution, ApprovalScope, FinalStatus};
 
-use super::asking::Pending;
-use super::ending::Ending;
-use super::machine::{Core, Found, Phase, grant_keys};
-use super::{Output, Planned};
-use crate::keys::Namespace;
+use super::asking::WaitingQuestion;
+use super::ending::RequestEnd;
+use super::machine::{RequestCore, RecalledAnswers, RequestPhase, grant_keys};
+use super::{CoreOutput, BoundPlan};
+use crate::keys::QuestionNamespace;
 
 /// Round of questions about the denials of an attempt.
 #[derive(Clone, Debug)]
-pub(super) struct Escalation {
+pub(super) struct EscalationRound {
     /// End of the attempt: the result if no approval follows.
-    pub(super) ending: Ending,
+    pub(super) ending: RequestEnd,
     /// Powers of this round.
     candidates: Vec<Grant>,
     /// Number of further powers that one question cannot hold.
@@ -25,28 +25,28 @@ pub(super) struct Escalation {
     /// Candidates that need a question.
     unknown: Vec<Grant>,
     /// The plan that would run.
-    pub(super) next: Option<Planned>,
+    pub(super) next: Option<BoundPlan>,
     /// Powers approved so far.
     agreed: Vec<Grant>,
 }
 
-impl Core {
+impl RequestCore {
     /// Continues after an attempt that ended without lasting effects: escalates if it failed, or
     /// ends the request. A command that succeeded did not need the refused powers. `powers` lists
     /// for each denial the powers that may be requested.
-    pub(super) fn after_attempt(&mut self, ending: Ending, powers: Vec<Vec<Grant>>) {
+    pub(super) fn after_attempt(&mut self, ending: RequestEnd, powers: Vec<Vec<Grant>>) {
         let failed = match ending.status {
-            Status::Exited => ending.exit_code != Some(0),
-            status => matches!(status, Status::Signaled | Status::Limit),
+            FinalStatus::Exited => ending.exit_code != Some(0),
+            status => matches!(status, FinalStatus::Signaled | FinalStatus::Limit),
         };
         let attempts_left = (self.attempts.len() as u64) < u64::from(self.config.max_attempts);
         let sandboxed = self.planned.as_ref().is_some_and(|planned| planned.plan.profile.sandboxed);
         if !(failed && attempts_left && sandboxed) {
-            return self.close(ending);
+            return self.end_request(ending);
         }
-        let mut candidates = self.candidates(powers);
+        let mut candidates = self.candidate_grants(powers);
         if candidates.is_empty() {
-            return self.close(ending);
+            return self.end_request(ending);
         }
         let left_out = candidates.len().saturating_sub(self.config.max_grants_asked);
         candidates.truncate(self.config.max_grants_asked);
@@ -54,9 +54,9 @@ impl Core {
         let (mut slots, mut keys) = (Vec::new(), Vec::new());
         if let Some(planned) = &self.planned {
             let context = self.grant_context(planned);
-            grant_keys(&context, &[Namespace::Escalate, Namespace::Grant], &candidates, &mut slots, &mut keys);
+            grant_keys(&context, &[QuestionNamespace::Escalate, QuestionNamespace::Grant], &candidates, &mut slots, &mut keys);
         }
-        self.escalation = Some(Escalation {
+        self.escalation = Some(EscalationRound {
             ending,
             candidates,
             left_out,
@@ -65,13 +65,13 @@ impl Core {
             next: None,
             agreed: Vec::new(),
         });
-        self.out.push(Output::LookUp(keys));
-        self.phase = Phase::Recalling(slots);
+        self.out.push(CoreOutput::LookUp(keys));
+        self.phase = RequestPhase::Recalling(slots);
     }
 
     /// Returns the powers that would have permitted the denied calls, each once. Excludes powers
     /// that the plan has and powers already named.
-    fn candidates(&self, powers: Vec<Vec<Grant>>) -> Vec<Grant> {
+    fn candidate_grants(&self, powers: Vec<Vec<Grant>>) -> Vec<Grant> {
         if self.request.approval_mode == ApprovalMode::Never {
             return Vec::new();
         }
@@ -84,7 +84,7 @@ impl Core {
         powers.into_iter().flatten().filter(|grant| is_candidate(grant)).collect()
     }
 
-    pub(super) fn on_escalation_recalled(&mut self, found: &Found) {
+    pub(super) fn on_escalation_recalled(&mut self, found: &RecalledAnswers) {
         let Some(mut escalation) = self.escalation.take() else { return };
         let refused = found.refused_of(&escalation.candidates);
         let (known, unknown) = found.split_approved(std::mem::take(&mut escalation.candidates));
@@ -96,9 +96,9 @@ impl Core {
         }
         let nothing_left = escalation.known.is_empty() && escalation.unknown.is_empty();
         let nobody_to_ask = !escalation.unknown.is_empty() && !self.approver;
-        let Some(planned) = &self.planned else { return self.close(escalation.ending) };
+        let Some(planned) = &self.planned else { return self.end_request(escalation.ending) };
         if nothing_left || nobody_to_ask {
-            return self.close(escalation.ending);
+            return self.end_request(escalation.ending);
         }
         let mut grants = planned.plan.grants.clone();
         grants.extend(escalation.known.iter().chain(&escalation.unknown).chain(&self.in_place).cloned());
@@ -110,16 +110,16 @@ impl Core {
     }
 
     fn note_remembered_refusal(&mut self, refused: Vec<Grant>) {
-        self.resolve(&refused, Resolution::Refused);
+        self.resolve_grants(&refused, DenialResolution::Refused);
         let kind = self.escalate_kind(refused, 0);
-        self.note_without_asking(kind, Answer::Denied(Scope::Once), "cache");
+        self.note_without_asking(kind, ApprovalAnswer::Denied(ApprovalScope::Once), "cache");
     }
 
-    pub(super) fn on_escalation_planned(&mut self, next: Planned) {
+    pub(super) fn on_escalation_planned(&mut self, next: BoundPlan) {
         let (Some(escalation), Some(planned)) = (&mut self.escalation, &self.planned) else { return };
         let added = escalation.known.iter().chain(&escalation.unknown).chain(&self.in_place);
         let added: Vec<Grant> = added.cloned().collect();
-        if let Err(why) = follows(&planned.plan, &next.plan, &added) {
+        if let Err(why) = check_added_grants(&planned.plan, &next.plan, &added) {
             let message = format!("the next plan is not the last one and the grants: {why}");
             return self.on_escalation_plan_failed(message);
         }
@@ -127,11 +127,11 @@ impl Core {
         let (known, unknown, left_out) = (escalation.known.clone(), escalation.unknown.clone(), escalation.left_out);
         if !known.is_empty() {
             let kind = self.escalate_kind(known, 0);
-            self.pending.push_back(Pending::remembered(kind, true));
+            self.pending.push_back(WaitingQuestion::with_remembered_answer(kind, true));
         }
         if !unknown.is_empty() {
             let kind = self.escalate_kind(unknown, left_out);
-            self.pending.push_back(Pending::open(kind));
+            self.pending.push_back(WaitingQuestion::for_approver(kind));
         }
         self.put_next();
     }
@@ -140,9 +140,9 @@ impl Core {
     pub(super) fn on_escalation_plan_failed(&mut self, why: String) {
         if let Some(escalation) = self.escalation.take() {
             let grants: Vec<Grant> = escalation.known.into_iter().chain(escalation.unknown).collect();
-            self.resolve(&grants, Resolution::Refused);
-            self.record(EventKind::Failed { message: why });
-            self.close(escalation.ending);
+            self.resolve_grants(&grants, DenialResolution::Refused);
+            self.record_event(EventKind::Failed { message: why });
+            self.end_request(escalation.ending);
         }
     }
 
@@ -167,29 +167,29 @@ impl Core {
     }
 
     pub(super) fn on_escalation_refused(&mut self, grants: &[Grant]) {
-        self.resolve(grants, Resolution::Refused);
+        self.resolve_grants(grants, DenialResolution::Refused);
         match self.escalation.take() {
-            Some(escalation) => self.close(escalation.ending),
-            None => self.close(Ending::failed("a refusal of nothing that was asked".to_owned())),
+            Some(escalation) => self.end_request(escalation.ending),
+            None => self.end_request(RequestEnd::from_failure("a refusal of nothing that was asked".to_owned())),
         }
     }
 
     /// Makes the next plan the current one: every power of it was approved.
-    pub(super) fn take_up_next_plan(&mut self, escalation: Escalation) -> Result<(), &'static str> {
+    pub(super) fn take_up_next_plan(&mut self, escalation: EscalationRound) -> Result<(), &'static str> {
         let (Some(next), Some(planned)) = (escalation.next, &self.planned) else {
             return Err("there is no next plan");
         };
         let added: Vec<Grant> = escalation.agreed.iter().chain(&self.in_place).cloned().collect();
-        follows(&planned.plan, &next.plan, &added)?;
-        self.resolve(&escalation.agreed, Resolution::Granted);
-        self.record(EventKind::Granted { grants: escalation.agreed, holds: Vec::new() });
+        check_added_grants(&planned.plan, &next.plan, &added)?;
+        self.resolve_grants(&escalation.agreed, DenialResolution::Granted);
+        self.record_event(EventKind::Granted { grants: escalation.agreed, holds: Vec::new() });
         self.planned = Some(next);
         // The plan contains them now.
         self.in_place.clear();
         Ok(())
     }
 
-    pub(super) fn resolve(&mut self, grants: &[Grant], resolution: Resolution) {
+    pub(super) fn resolve_grants(&mut self, grants: &[Grant], resolution: DenialResolution) {
         let denials = self.attempts.last_mut().map_or(&mut [][..], |attempt| attempt.denials.as_mut_slice());
         for denial in denials {
             if denial.grant.as_ref().is_some_and(|grant| grants.contains(grant)) {
@@ -202,7 +202,7 @@ impl Core {
 /// Checks that `next` is `last` plus exactly `added` (L3). The merged grants change the profile, so
 /// only its name, its network and whether it has a sandbox are compared. The environment may differ
 /// only in granted variables.
-fn follows(last: &Plan, next: &Plan, added: &[Grant]) -> Result<(), &'static str> {
+fn check_added_grants(last: &AttemptPlan, next: &AttemptPlan, added: &[Grant]) -> Result<(), &'static str> {
     let expected: BTreeSet<&Grant> = last.grants.iter().chain(added).collect();
     let given: BTreeSet<&Grant> = next.grants.iter().collect();
     let granted_name =

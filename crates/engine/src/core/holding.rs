@@ -8,25 +8,25 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use stockade_model::{
-    Answer, ApprovalMode, Denial, Digest, EventKind, Grant, GroupOffer, Limit, Question, QuestionKind, Resolution,
-    Review, Scope, Verdict,
+    ApprovalAnswer, ApprovalMode, Denial, Digest, EventKind, Grant, GroupOffer, LimitKind, ApprovalQuestion, QuestionKind, DenialResolution,
+    ReviewResult, ApprovalScope, PolicyVerdict,
 };
 
-use super::Output;
-use super::asking::{Given, may_ask};
-use super::machine::{Core, Found, Slot, grant_keys};
-use super::running::Live;
-use crate::core::Remembered;
-use crate::keys::Namespace;
-use crate::offers::{are_given, is_subset, is_whole, left};
+use super::CoreOutput;
+use super::asking::{SourcedAnswer, may_ask};
+use super::machine::{RequestCore, RecalledAnswers, KeyPurpose, grant_keys};
+use super::running::LiveAttempt;
+use crate::core::RememberedAnswer;
+use crate::keys::QuestionNamespace;
+use crate::offers::{are_given, is_subset, is_whole, unrefused_powers};
 use crate::seams::HeldRule;
 use crate::{HeldAnswer, HoldId};
 
 /// Held calls of one attempt, and the questions about them.
 #[derive(Debug, Default)]
-pub(super) struct Holds {
+pub(super) struct TrackedCalls {
     /// In the order of their arrival.
-    open: Vec<Hold>,
+    open: Vec<TrackedCall>,
     /// In the order in which they were put.
     questions: Vec<HeldQuestion>,
     /// Powers approved in this attempt, one list for each question.
@@ -44,7 +44,7 @@ pub(super) struct Holds {
 
 /// Held call of an attempt.
 #[derive(Debug)]
-struct Hold {
+struct TrackedCall {
     id: HoldId,
     denial: Denial,
     powers: Vec<Grant>,
@@ -53,15 +53,15 @@ struct Hold {
     /// Group of hosts that may be offered together with its host.
     group: Option<GroupOffer>,
     /// Result of the rules: the verdict and the rule.
-    rule: Option<(Verdict, String)>,
+    rule: Option<(PolicyVerdict, String)>,
     since_ms: u64,
-    stage: Stage,
+    stage: TrackedCallPhase,
 }
 
 #[derive(Debug)]
-enum Stage {
+enum TrackedCallPhase {
     /// The key is being looked up.
-    Recalling(Vec<Slot>),
+    Recalling(Vec<KeyPurpose>),
     /// Needs a question, about its directory or about itself.
     Wishing { directory: bool },
     /// The question with this digest is about it.
@@ -71,7 +71,7 @@ enum Stage {
 /// A question that an approver or a reviewer has now.
 #[derive(Debug)]
 pub(super) struct HeldQuestion {
-    question: Box<Question>,
+    question: Box<ApprovalQuestion>,
     grants: Vec<Grant>,
     directory: bool,
     since_ms: u64,
@@ -82,9 +82,9 @@ pub(super) struct HeldQuestion {
 impl HeldQuestion {
     /// Returns the question as answered. If the group was chosen, its hosts are the approved
     /// powers, except hosts that are refused by now (L9).
-    fn answered_by(mut self, answer: Answer, refused: &[Vec<Grant>]) -> Self {
-        if let (Answer::Group(_), Some(group)) = (answer, &self.question.group) {
-            self.grants = left(group, refused.iter().flatten());
+    fn answered_by(mut self, answer: ApprovalAnswer, refused: &[Vec<Grant>]) -> Self {
+        if let (ApprovalAnswer::Group(_), Some(group)) = (answer, &self.question.group) {
+            self.grants = unrefused_powers(group, refused.iter().flatten());
             if let QuestionKind::Hold { grants, .. } = &mut self.question.kind {
                 grants.clone_from(&self.grants);
             }
@@ -93,7 +93,7 @@ impl HeldQuestion {
     }
 
     /// Returns the question to put now, because the reviewer answered or its time-out passed.
-    pub(super) fn reviewed(&mut self, review: Review, now_ms: u64) -> Box<Question> {
+    pub(super) fn apply_review(&mut self, review: ReviewResult, now_ms: u64) -> Box<ApprovalQuestion> {
         self.reviewed_by_ms = None;
         self.since_ms = now_ms;
         self.question.review = Some(review);
@@ -122,18 +122,18 @@ pub struct HeldCall {
     pub rule: Option<HeldRule>,
 }
 
-impl Hold {
+impl TrackedCall {
     /// Returns the powers to request, and whether they are those of the directory.
-    fn wish(&self) -> Option<(&[Grant], bool)> {
+    fn requested_powers(&self) -> Option<(&[Grant], bool)> {
         match self.stage {
-            Stage::Wishing { directory: true } => Some((&self.directory, true)),
-            Stage::Wishing { directory: false } => Some((&self.powers, false)),
-            Stage::Recalling(_) | Stage::Asked(_) => None,
+            TrackedCallPhase::Wishing { directory: true } => Some((&self.directory, true)),
+            TrackedCallPhase::Wishing { directory: false } => Some((&self.powers, false)),
+            TrackedCallPhase::Recalling(_) | TrackedCallPhase::Asked(_) => None,
         }
     }
 
     fn is_about(&self, digest: &Digest) -> bool {
-        matches!(&self.stage, Stage::Asked(about) if about == digest)
+        matches!(&self.stage, TrackedCallPhase::Asked(about) if about == digest)
     }
 
     /// Returns whether these powers permit the call, as far as the engine can decide.
@@ -147,7 +147,7 @@ impl Hold {
     }
 }
 
-impl Holds {
+impl TrackedCalls {
     /// Returns the deadline of the next question, in the time of the core.
     pub(super) fn deadline_ms(&self, wait_ms: u64) -> Option<u64> {
         let due_ms = |asked: &HeldQuestion| {
@@ -172,12 +172,12 @@ impl Holds {
         self.questions.iter().filter(overdue).map(|asked| asked.question.digest.clone()).collect()
     }
 
-    fn take(&mut self, id: HoldId) -> Option<Hold> {
+    fn take_call(&mut self, id: HoldId) -> Option<TrackedCall> {
         let at = self.open.iter().position(|hold| hold.id == id)?;
         Some(self.open.remove(at))
     }
 
-    fn take_where(&mut self, wanted: impl Fn(&Hold) -> bool) -> Vec<Hold> {
+    fn take_where(&mut self, wanted: impl Fn(&TrackedCall) -> bool) -> Vec<TrackedCall> {
         let (taken, left) = std::mem::take(&mut self.open).into_iter().partition(wanted);
         self.open = left;
         taken
@@ -193,53 +193,53 @@ impl Holds {
     }
 }
 
-impl Core {
-    pub(super) fn on_held(&mut self, live: &mut Live, call: HeldCall) {
+impl RequestCore {
+    pub(super) fn on_held(&mut self, live: &mut LiveAttempt, call: HeldCall) {
         if live.holds.open.iter().any(|hold| hold.id == call.id) {
             return;
         }
         let id = call.id;
-        let denied = call.rule.as_ref().is_some_and(|rule| rule.decision.verdict == Verdict::Deny);
+        let denied = call.rule.as_ref().is_some_and(|rule| rule.decision.verdict == PolicyVerdict::Deny);
         let refused_in = (call.refused_in || denied) && !call.directory.is_empty();
         if refused_in && self.refused_in.insert(call.directory.clone()) {
             self.ask_again_one_by_one(live);
             self.put_held_questions(live);
         }
-        let hold = self.hold(call);
+        let hold = self.track_call(call);
         let is_late = !live.holding || !live.is_running() || self.record_failed || !self.may_record_more(live);
         if is_late || hold.powers.is_empty() || self.is_no_question_of_the_mode(&hold) {
-            return self.refuse(live, hold, Resolution::Recorded);
+            return self.refuse_call(live, hold, DenialResolution::Recorded);
         }
-        if let Some((Verdict::Deny, rule)) = hold.rule.clone() {
+        if let Some((PolicyVerdict::Deny, rule)) = hold.rule.clone() {
             return self.answer_unasked(live, hold, false, &rule);
         }
         if self.is_refused(&hold) {
-            return self.refuse(live, hold, Resolution::Refused);
+            return self.refuse_call(live, hold, DenialResolution::Refused);
         }
         self.record_bounded(live, EventKind::Held { hold: id.0, denial: hold.denial.clone() });
         if let Some(consent) = live.holds.consents.iter().find(|consent| hold.is_covered_by(consent)).cloned() {
             // Recorded before the backend gets the power.
-            self.record(EventKind::Granted { grants: consent.clone(), holds: vec![id.0] });
+            self.record_event(EventKind::Granted { grants: consent.clone(), holds: vec![id.0] });
             return self.let_go(live, hold, consent);
         }
-        let Some(planned) = &self.planned else { return self.refuse(live, hold, Resolution::Recorded) };
+        let Some(planned) = &self.planned else { return self.refuse_call(live, hold, DenialResolution::Recorded) };
         let context = self.grant_context(planned);
         let (mut slots, mut keys) = (Vec::new(), Vec::new());
-        let namespaces = [Namespace::Grant, Namespace::Escalate];
+        let namespaces = [QuestionNamespace::Grant, QuestionNamespace::Escalate];
         grant_keys(&context, &namespaces, &hold.powers, &mut slots, &mut keys);
         // A remembered refusal of a directory refuses every file in it.
         for namespace in namespaces.into_iter().filter(|_| !hold.directory.is_empty()) {
-            slots.push(Slot::DirectoryRefused);
-            keys.push(context.refusal(namespace, &hold.directory));
+            slots.push(KeyPurpose::DirectoryRefused);
+            keys.push(context.refusal_key(namespace, &hold.directory));
         }
-        self.out.push(Output::LookUpHeld { id, keys });
-        live.holds.open.push(Hold { stage: Stage::Recalling(slots), ..hold });
+        self.out.push(CoreOutput::LookUpHeld { id, keys });
+        live.holds.open.push(TrackedCall { stage: TrackedCallPhase::Recalling(slots), ..hold });
     }
 
     /// Returns whether the approval mode excludes a question. Mode `on-request` asks only about
     /// effects while a command runs, unless rules give powers; every other call is refused as if
     /// nothing were held.
-    fn is_no_question_of_the_mode(&self, hold: &Hold) -> bool {
+    fn is_no_question_of_the_mode(&self, hold: &TrackedCall) -> bool {
         let rules_give = self.ruling.as_ref().is_some_and(|ruling| ruling.gives_powers);
         self.request.approval_mode == ApprovalMode::OnRequest
             && !rules_give
@@ -247,13 +247,13 @@ impl Core {
     }
 
     /// Creates a hold for a call, with the powers that it really lacks.
-    fn hold(&self, call: HeldCall) -> Hold {
+    fn track_call(&self, call: HeldCall) -> TrackedCall {
         let HeldCall { id, denial, mut powers, mut directory, group, rule, .. } = call;
         let verdict = rule.as_ref().map(|rule| rule.decision.verdict);
         match (verdict, &rule, &denial.grant) {
-            (Some(Verdict::Allow), Some(rule), _) => powers.clone_from(&rule.powers),
+            (Some(PolicyVerdict::Allow), Some(rule), _) => powers.clone_from(&rule.powers),
             // A denied power is named, whatever questions the mode permits.
-            (Some(Verdict::Deny), _, Some(grant)) => powers = vec![grant.clone()],
+            (Some(PolicyVerdict::Deny), _, Some(grant)) => powers = vec![grant.clone()],
             _ => {}
         }
         // A power that is in the plan and was not sufficient is not requested.
@@ -264,51 +264,51 @@ impl Core {
             }
         }
         let rule = rule.map(|rule| (rule.decision.verdict, rule.decision.rule));
-        let stage = Stage::Wishing { directory: false };
-        Hold { id, denial, powers, directory, group, rule, since_ms: self.now_ms, stage }
+        let stage = TrackedCallPhase::Wishing { directory: false };
+        TrackedCall { id, denial, powers, directory, group, rule, since_ms: self.now_ms, stage }
     }
 
     pub(super) fn on_held_recalled(
         &mut self,
-        live: &mut Live,
+        live: &mut LiveAttempt,
         id: HoldId,
-        answers: Result<Vec<Option<Remembered>>, String>,
+        answers: Result<Vec<Option<RememberedAnswer>>, String>,
         approver: bool,
     ) {
         // An answer to another question may have settled this call meanwhile.
-        let is_awaited = |hold: &Hold| hold.id == id && matches!(hold.stage, Stage::Recalling(_));
+        let is_awaited = |hold: &TrackedCall| hold.id == id && matches!(hold.stage, TrackedCallPhase::Recalling(_));
         let Some(at) = live.holds.open.iter().position(is_awaited) else { return };
         let hold = live.holds.open.remove(at);
-        let Stage::Recalling(slots) = &hold.stage else { return };
+        let TrackedCallPhase::Recalling(slots) = &hold.stage else { return };
         self.approver = approver;
         let found = match answers {
-            Ok(answers) if answers.len() == slots.len() => Found::read(slots, &answers),
+            Ok(answers) if answers.len() == slots.len() => RecalledAnswers::from_slots(slots, &answers),
             Ok(_) => return self.on_held_not_recalled(live, hold, "another number of answers than was asked for"),
             Err(why) => return self.on_held_not_recalled(live, hold, &why),
         };
         if found.directory_refused || !found.refused_of(&hold.powers).is_empty() {
             return self.answer_unasked(live, hold, false, "cache");
         }
-        if let Some((Verdict::Allow, rule)) = hold.rule.clone() {
+        if let Some((PolicyVerdict::Allow, rule)) = hold.rule.clone() {
             return self.answer_unasked(live, hold, true, &rule);
         }
         if found.split_approved(hold.powers.clone()).1.is_empty() {
             return self.answer_unasked(live, hold, true, "cache");
         }
-        self.wish(live, hold);
+        self.request_powers(live, hold);
     }
 
     /// Refuses the call: without the memory a remembered refusal could be missed (L6).
-    fn on_held_not_recalled(&mut self, live: &mut Live, hold: Hold, why: &str) {
+    fn on_held_not_recalled(&mut self, live: &mut LiveAttempt, hold: TrackedCall, why: &str) {
         let message = format!("a held call is refused, remembered answers cannot be read: {why}");
         self.record_bounded(live, EventKind::Failed { message });
-        self.refuse(live, hold, Resolution::Recorded);
+        self.refuse_call(live, hold, DenialResolution::Recorded);
     }
 
     /// Answers by the memory or by a rule. The answer is recorded all the same.
-    fn answer_unasked(&mut self, live: &mut Live, hold: Hold, yes: bool, by: &str) {
+    fn answer_unasked(&mut self, live: &mut LiveAttempt, hold: TrackedCall, yes: bool, by: &str) {
         let kind = self.hold_kind(&hold, false);
-        let answer = if yes { Answer::Approved(Scope::Once) } else { Answer::Denied(Scope::Once) };
+        let answer = if yes { ApprovalAnswer::Approved(ApprovalScope::Once) } else { ApprovalAnswer::Denied(ApprovalScope::Once) };
         let noted = self.note_without_asking(kind, answer, by);
         if yes && noted {
             let grants = hold.powers.clone();
@@ -316,26 +316,26 @@ impl Core {
             self.grant_in_place(live, grants);
         } else {
             self.escalated.extend(hold.powers.iter().cloned());
-            self.refuse(live, hold, Resolution::Refused);
+            self.refuse_call(live, hold, DenialResolution::Refused);
             self.ask_again_one_by_one(live);
         }
         self.put_held_questions(live);
     }
 
     /// Queues a call for a question, if one may be put.
-    fn wish(&mut self, live: &mut Live, mut hold: Hold) {
+    fn request_powers(&mut self, live: &mut LiveAttempt, mut hold: TrackedCall) {
         let kind = self.hold_kind(&hold, false);
         if !self.approver || !may_ask(self.request.approval_mode, &kind) {
-            return self.refuse(live, hold, Resolution::Recorded);
+            return self.refuse_call(live, hold, DenialResolution::Recorded);
         }
         live.holds.asked_about += 1;
         let limit = self.config.max_holds;
         if live.holds.asked_about > limit {
             if live.holds.asked_about == limit + 1 {
                 let message = format!("this attempt held more than {limit} calls; the others are refused");
-                self.record(EventKind::Failed { message });
+                self.record_event(EventKind::Failed { message });
             }
-            return self.refuse(live, hold, Resolution::Recorded);
+            return self.refuse_call(live, hold, DenialResolution::Recorded);
         }
         let mut directory = false;
         if !hold.directory.is_empty() && !self.refused_in.contains(&hold.directory) {
@@ -343,17 +343,17 @@ impl Core {
             met.insert(hold.powers.clone());
             directory = met.len() >= self.config.directory_from;
         }
-        hold.stage = Stage::Wishing { directory };
+        hold.stage = TrackedCallPhase::Wishing { directory };
         live.holds.open.push(hold);
         self.put_held_questions(live);
     }
 
     /// Puts as many questions as may be open, oldest call first. A call joins an existing question
     /// about the same powers.
-    fn put_held_questions(&mut self, live: &mut Live) {
+    fn put_held_questions(&mut self, live: &mut LiveAttempt) {
         let mut at = 0;
         while let Some(hold) = live.holds.open.get(at) {
-            let Some((wish, directory)) = hold.wish() else {
+            let Some((wish, directory)) = hold.requested_powers() else {
                 at += 1;
                 continue;
             };
@@ -368,12 +368,12 @@ impl Core {
                         hold.group.clone().filter(|group| !directory && is_whole(group, self.refused.iter().flatten()));
                     let Ok(question) = self.question_beside(kind, group) else {
                         let hold = live.holds.open.remove(at);
-                        self.refuse(live, hold, Resolution::Recorded);
+                        self.refuse_call(live, hold, DenialResolution::Recorded);
                         continue;
                     };
                     let (question, digest) = (Box::new(question.clone()), question.digest);
-                    self.record(EventKind::Asked { question: question.clone() });
-                    let reviewing = self.put(&question);
+                    self.record_event(EventKind::Asked { question: question.clone() });
+                    let reviewing = self.put_question(&question);
                     let since_ms = self.now_ms;
                     let reviewed_by_ms = reviewing.then(|| since_ms.saturating_add(self.wait_ms(true)));
                     let asked = HeldQuestion { question, grants, directory, since_ms, reviewed_by_ms };
@@ -382,13 +382,13 @@ impl Core {
                 }
             };
             if let (Some(digest), Some(hold)) = (digest, live.holds.open.get_mut(at)) {
-                hold.stage = Stage::Asked(digest);
+                hold.stage = TrackedCallPhase::Asked(digest);
             }
             at += 1;
         }
     }
 
-    fn hold_kind(&self, hold: &Hold, directory: bool) -> QuestionKind {
+    fn hold_kind(&self, hold: &TrackedCall, directory: bool) -> QuestionKind {
         let grants = if directory { &hold.directory } else { &hold.powers };
         QuestionKind::Hold {
             denial: hold.denial.clone(),
@@ -400,26 +400,26 @@ impl Core {
 
     /// Processes the answer to an open question. Returns true if the person wants the whole request
     /// to end.
-    pub(super) fn on_held_answered(&mut self, live: &mut Live, digest: &Digest, answer: Answer, by: String) -> bool {
+    pub(super) fn on_held_answered(&mut self, live: &mut LiveAttempt, digest: &Digest, answer: ApprovalAnswer, by: String) -> bool {
         let is_answered = |asked: &HeldQuestion| asked.question.digest == *digest && asked.reviewed_by_ms.is_none();
         let Some(at) = live.holds.questions.iter().position(is_answered) else { return false };
         let asked = live.holds.questions.remove(at);
-        live.holds.silent = answer == Answer::TimedOut;
+        live.holds.silent = answer == ApprovalAnswer::TimedOut;
         live.holds.heard_ms = if live.holds.silent { live.holds.heard_ms } else { self.now_ms };
-        let given = Given::fresh(answer, by, self.now_ms.saturating_sub(asked.since_ms), &asked.question);
+        let given = SourcedAnswer::from_approver(answer, by, self.now_ms.saturating_sub(asked.since_ms), &asked.question);
         let asked = asked.answered_by(given.answer, &self.refused);
         self.note_answer(&asked.question, &given);
         match given.answer {
-            Answer::Approved(_) | Answer::Group(_) => {
-                self.keep(&asked.question, &given);
+            ApprovalAnswer::Approved(_) | ApprovalAnswer::Group(_) => {
+                self.remember_answer(&asked.question, &given);
                 self.grant_in_place(live, asked.grants);
             }
-            Answer::Denied(_) => {
-                self.keep(&asked.question, &given);
+            ApprovalAnswer::Denied(_) => {
+                self.remember_answer(&asked.question, &given);
                 self.refuse_in_place(live, &asked);
             }
-            Answer::TimedOut => self.refuse_in_place(live, &asked),
-            Answer::Abort => {
+            ApprovalAnswer::TimedOut => self.refuse_in_place(live, &asked),
+            ApprovalAnswer::Abort => {
                 self.refuse_in_place(live, &asked);
                 return true;
             }
@@ -429,7 +429,7 @@ impl Core {
     }
 
     /// Times out the questions whose deadline has passed.
-    pub(super) fn time_out_held_questions(&mut self, live: &mut Live, wait_ms: u64) {
+    pub(super) fn time_out_held_questions(&mut self, live: &mut LiveAttempt, wait_ms: u64) {
         for digest in live.holds.review_is_overdue(self.now_ms) {
             self.go_on_unreviewed(live, digest);
         }
@@ -442,17 +442,17 @@ impl Core {
         for digest in over {
             // A refusal of a directory may have withdrawn this question.
             if live.holds.questions.iter().any(|asked| asked.question.digest == digest) {
-                self.out.push(Output::Withdraw(digest.clone()));
-                self.on_held_answered(live, &digest, Answer::TimedOut, "nobody".to_owned());
+                self.out.push(CoreOutput::Withdraw(digest.clone()));
+                self.on_held_answered(live, &digest, ApprovalAnswer::TimedOut, "nobody".to_owned());
             }
         }
     }
 
     /// Adds the powers to the attempt, for every held call that they cover.
-    fn grant_in_place(&mut self, live: &mut Live, grants: Vec<Grant>) {
+    fn grant_in_place(&mut self, live: &mut LiveAttempt, grants: Vec<Grant>) {
         let covered = live.holds.take_where(|hold| hold.is_covered_by(&grants));
         let holds = covered.iter().map(|hold| hold.id.0).collect();
-        self.record(EventKind::Granted { grants: grants.clone(), holds });
+        self.record_event(EventKind::Granted { grants: grants.clone(), holds });
         self.escalated.extend(grants.iter().cloned());
         for grant in &grants {
             if !self.in_place.contains(grant) {
@@ -466,7 +466,7 @@ impl Core {
         self.withdraw_idle_questions(live, "another answer covers it");
     }
 
-    fn refuse_in_place(&mut self, live: &mut Live, asked: &HeldQuestion) {
+    fn refuse_in_place(&mut self, live: &mut LiveAttempt, asked: &HeldQuestion) {
         self.escalated.extend(asked.grants.iter().cloned());
         self.refused.push(asked.grants.clone());
         if asked.directory {
@@ -474,7 +474,7 @@ impl Core {
         }
         let refused = live.holds.take_where(|hold| hold.is_refused_by(&asked.grants));
         for hold in refused {
-            self.refuse(live, hold, Resolution::Refused);
+            self.refuse_call(live, hold, DenialResolution::Refused);
         }
         self.ask_again_one_by_one(live);
         self.withdraw_idle_questions(live, "another answer covers it");
@@ -482,26 +482,26 @@ impl Core {
 
     /// Stops offering a directory in which a call was refused, because its approval would include
     /// the refused call (L9).
-    fn ask_again_one_by_one(&mut self, live: &mut Live) {
-        let Holds { open, questions, .. } = &mut live.holds;
+    fn ask_again_one_by_one(&mut self, live: &mut LiveAttempt) {
+        let TrackedCalls { open, questions, .. } = &mut live.holds;
         for hold in open.iter_mut().filter(|hold| self.refused_in.contains(&hold.directory)) {
             let about_directory = match &hold.stage {
-                Stage::Wishing { directory } => *directory,
-                Stage::Asked(digest) => {
+                TrackedCallPhase::Wishing { directory } => *directory,
+                TrackedCallPhase::Asked(digest) => {
                     questions.iter().any(|asked| asked.directory && asked.question.digest == *digest)
                 }
-                Stage::Recalling(_) => false,
+                TrackedCallPhase::Recalling(_) => false,
             };
             if about_directory {
-                hold.stage = Stage::Wishing { directory: false };
+                hold.stage = TrackedCallPhase::Wishing { directory: false };
             }
         }
         self.withdraw_idle_questions(live, "something in this directory was refused");
     }
 
-    pub(super) fn on_withdrawn(&mut self, live: &mut Live, id: HoldId) {
-        let Some(hold) = live.holds.take(id) else { return };
-        self.note_denial(live, &hold.denial, Resolution::Recorded);
+    pub(super) fn on_withdrawn(&mut self, live: &mut LiveAttempt, id: HoldId) {
+        let Some(hold) = live.holds.take_call(id) else { return };
+        self.note_denial(live, &hold.denial, DenialResolution::Recorded);
         // At most one question, which was about this call alone.
         let idle = live.holds.take_idle_questions().pop();
         let digest = idle.map(|asked| asked.question.digest);
@@ -509,77 +509,77 @@ impl Core {
         let event = EventKind::Withdrawn { holds: vec![id.0], digest: digest.clone(), why };
         match digest {
             Some(digest) => {
-                self.record(event);
-                self.out.push(Output::Withdraw(digest));
+                self.record_event(event);
+                self.out.push(CoreOutput::Withdraw(digest));
             }
             None => self.record_bounded(live, event),
         }
         self.put_held_questions(live);
     }
 
-    fn withdraw_idle_questions(&mut self, live: &mut Live, why: &str) {
+    fn withdraw_idle_questions(&mut self, live: &mut LiveAttempt, why: &str) {
         let idle = live.holds.take_idle_questions();
-        self.withdraw(idle, why);
+        self.withdraw_questions(idle, why);
     }
 
-    fn withdraw(&mut self, questions: Vec<HeldQuestion>, why: &str) {
+    fn withdraw_questions(&mut self, questions: Vec<HeldQuestion>, why: &str) {
         for asked in questions {
             let digest = asked.question.digest;
-            self.out.push(Output::Withdraw(digest.clone()));
-            self.record(EventKind::Withdrawn { holds: Vec::new(), digest: Some(digest), why: why.to_owned() });
+            self.out.push(CoreOutput::Withdraw(digest.clone()));
+            self.record_event(EventKind::Withdrawn { holds: Vec::new(), digest: Some(digest), why: why.to_owned() });
         }
     }
 
     /// Refuses all held calls because the attempt is being ended. Nothing is granted from now on,
     /// and waiting processes may clean up.
-    pub(super) fn refuse_all_held(&mut self, live: &mut Live, why: &str) {
+    pub(super) fn refuse_all_held(&mut self, live: &mut LiveAttempt, why: &str) {
         let questions = std::mem::take(&mut live.holds.questions);
-        self.withdraw(questions, why);
+        self.withdraw_questions(questions, why);
         for hold in std::mem::take(&mut live.holds.open) {
-            self.refuse(live, hold, Resolution::Recorded);
+            self.refuse_call(live, hold, DenialResolution::Recorded);
         }
     }
 
     /// Drops all held calls, because the attempt and its processes are gone.
-    pub(super) fn forget_all_held(&mut self, live: &mut Live) {
+    pub(super) fn forget_all_held(&mut self, live: &mut LiveAttempt) {
         let why = "the attempt is over";
         let questions = std::mem::take(&mut live.holds.questions);
-        self.withdraw(questions, why);
+        self.withdraw_questions(questions, why);
         let open = std::mem::take(&mut live.holds.open);
         if !open.is_empty() {
             let holds = open.iter().map(|hold| hold.id.0).collect();
-            self.record(EventKind::Withdrawn { holds, digest: None, why: why.to_owned() });
+            self.record_event(EventKind::Withdrawn { holds, digest: None, why: why.to_owned() });
         }
         for hold in open {
-            self.note_denial(live, &hold.denial, Resolution::Recorded);
+            self.note_denial(live, &hold.denial, DenialResolution::Recorded);
         }
     }
 
     /// Returns whether this call, or the directory around it, was refused before.
-    fn is_refused(&self, hold: &Hold) -> bool {
+    fn is_refused(&self, hold: &TrackedCall) -> bool {
         self.refused.iter().any(|refused| hold.is_refused_by(refused))
     }
 
     /// Makes the call fail like any refused call.
-    fn refuse(&mut self, live: &mut Live, hold: Hold, resolution: Resolution) {
-        if resolution == Resolution::Refused && !hold.directory.is_empty() {
+    fn refuse_call(&mut self, live: &mut LiveAttempt, hold: TrackedCall, resolution: DenialResolution) {
+        if resolution == DenialResolution::Refused && !hold.directory.is_empty() {
             self.refused_in.insert(hold.directory);
         }
         let denial = Denial { resolution, ..hold.denial };
         self.record_bounded(live, EventKind::Denied { denial: denial.clone() });
         self.note_denial(live, &denial, resolution);
-        self.out.push(Output::AnswerHeld { id: hold.id, answer: HeldAnswer::Refused });
-        if denial.is_of_limit(Limit::Wall) {
+        self.out.push(CoreOutput::AnswerHeld { id: hold.id, answer: HeldAnswer::Refused });
+        if denial.is_of_limit(LimitKind::Wall) {
             self.end_for_time(live);
         }
     }
 
     /// Lets the call continue with approved powers, which are on record.
-    fn let_go(&mut self, live: &mut Live, hold: Hold, grants: Vec<Grant>) {
-        self.note_denial(live, &hold.denial, Resolution::Granted);
-        if hold.denial.is_of_limit(Limit::Wall) {
-            self.lengthen(live, &grants);
+    fn let_go(&mut self, live: &mut LiveAttempt, hold: TrackedCall, grants: Vec<Grant>) {
+        self.note_denial(live, &hold.denial, DenialResolution::Granted);
+        if hold.denial.is_of_limit(LimitKind::Wall) {
+            self.extend_clock(live, &grants);
         }
-        self.out.push(Output::AnswerHeld { id: hold.id, answer: HeldAnswer::Granted(grants) });
+        self.out.push(CoreOutput::AnswerHeld { id: hold.id, answer: HeldAnswer::Granted(grants) });
     }
 }

@@ -3,35 +3,35 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use stockade_model::{
-    Approval, Assessment, AttemptRecord, Digest, EventKind, Grant, Outcome, Plan, QuestionKind, Request,
-    SandboxPreference, Status, Tier, Verdict,
+    Approval, Assessment, AttemptRecord, Digest, EventKind, Grant, RunOutcome, AttemptPlan, QuestionKind, RunRequest,
+    SandboxPreference, FinalStatus, Tier, PolicyVerdict,
 };
 
-use super::asking::{Open, Pending};
-use super::ending::Ending;
-use super::escalating::Escalation;
-use super::running::Live;
-use super::{CoreConfig, Input, Output, Planned, Remembered, Ruling};
-use crate::keys::{GrantContext, Key, Namespace, RunBinding, run_approval, run_refusal};
-use crate::seams::Standing;
+use super::asking::{OutstandingQuestion, WaitingQuestion};
+use super::ending::RequestEnd;
+use super::escalating::EscalationRound;
+use super::running::LiveAttempt;
+use super::{CoreConfig, CoreInput, CoreOutput, BoundPlan, RememberedAnswer, ConsentRuling};
+use crate::keys::{GrantContext, MemoryKey, QuestionNamespace, RunBinding, run_approval, run_refusal};
+use crate::seams::PersistentAnswers;
 
 /// State machine of one request. See the [module](super) for its guarantees.
 #[derive(Debug)]
-pub struct Core {
-    pub(super) request: Request,
+pub struct RequestCore {
+    pub(super) request: RunRequest,
     pub(super) config: CoreConfig,
-    pub(super) phase: Phase,
+    pub(super) phase: RequestPhase,
     pub(super) now_ms: u64,
-    pub(super) out: Vec<Output>,
+    pub(super) out: Vec<CoreOutput>,
     pub(super) assessment: Assessment,
-    pub(super) ruling: Option<Ruling>,
+    pub(super) ruling: Option<ConsentRuling>,
     /// The plan that needs consent, or the current plan.
-    pub(super) planned: Option<Planned>,
+    pub(super) planned: Option<BoundPlan>,
     /// Powers remembered for the session, added to the first plan.
     pub(super) standing: Vec<Grant>,
     /// Questions still to be put before the next attempt.
-    pub(super) pending: VecDeque<Pending>,
-    pub(super) escalation: Option<Escalation>,
+    pub(super) pending: VecDeque<WaitingQuestion>,
+    pub(super) escalation: Option<EscalationRound>,
     /// Powers that an escalation already named; no power is requested twice.
     pub(super) escalated: BTreeSet<Grant>,
     /// Powers given to the attempt while it ran, not yet in its plan.
@@ -55,22 +55,22 @@ pub struct Core {
 
 /// Phase of the request.
 #[derive(Debug)]
-pub(super) enum Phase {
+pub(super) enum RequestPhase {
     New,
     Assessing,
     Deciding,
     Planning,
     FindingStanding,
-    Recalling(Vec<Slot>),
-    Asking(Open),
-    Attempt(Box<Live>),
-    Closing { outcome: Box<Outcome>, commit: u64, deadline_ms: u64 },
+    Recalling(Vec<KeyPurpose>),
+    Asking(OutstandingQuestion),
+    Attempt(Box<LiveAttempt>),
+    Closing { outcome: Box<RunOutcome>, commit: u64, deadline_ms: u64 },
     Finished,
 }
 
 /// Purpose of a looked-up key. Powers are given by their position in the requested list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Slot {
+pub(super) enum KeyPurpose {
     RunRefusal,
     RunApproval,
     AllRefused,
@@ -79,16 +79,16 @@ pub(super) enum Slot {
     DirectoryRefused,
 }
 
-impl Core {
+impl RequestCore {
     /// Creates the state machine of a request that has not begun.
-    pub fn new(request: Request, config: CoreConfig) -> Self {
+    pub fn new(request: RunRequest, config: CoreConfig) -> Self {
         Self {
             request,
             config,
-            phase: Phase::New,
+            phase: RequestPhase::New,
             now_ms: 0,
             out: Vec::new(),
-            assessment: Assessment::bare(Tier::Ask),
+            assessment: Assessment::without_findings(Tier::Ask),
             ruling: None,
             planned: None,
             standing: Vec::new(),
@@ -111,15 +111,15 @@ impl Core {
     }
 
     /// Begins the request. A second call does nothing.
-    pub fn start(&mut self, now_ms: u64) -> Vec<Output> {
+    pub fn start(&mut self, now_ms: u64) -> Vec<CoreOutput> {
         self.now_ms = now_ms;
-        if matches!(self.phase, Phase::New) {
+        if matches!(self.phase, RequestPhase::New) {
             let mut request = self.request.clone();
             let environment_names = request.environment.keys().cloned().collect();
             request.environment.clear();
-            self.record(EventKind::Requested { request: Box::new(request), environment_names });
-            self.out.push(Output::Assess);
-            self.phase = Phase::Assessing;
+            self.record_event(EventKind::Requested { request: Box::new(request), environment_names });
+            self.out.push(CoreOutput::Assess);
+            self.phase = RequestPhase::Assessing;
         }
         std::mem::take(&mut self.out)
     }
@@ -127,79 +127,79 @@ impl Core {
     /// Processes one input and returns the outputs to carry out. `now_ms` is the time in
     /// milliseconds of any clock that never goes back. Inputs that do not belong to the current
     /// phase, such as a late answer, change nothing.
-    pub fn step(&mut self, now_ms: u64, input: Input) -> Vec<Output> {
+    pub fn process_input(&mut self, now_ms: u64, input: CoreInput) -> Vec<CoreOutput> {
         self.now_ms = self.now_ms.max(now_ms);
         match input {
-            Input::RecordFailed(why) => self.on_record_failed(&why),
-            Input::Interrupted(signal) => self.on_interrupted(signal),
-            Input::Tick => self.on_tick(),
-            Input::NotRemembered(why) => self.on_not_remembered(why),
-            Input::Reviewed(reviewed) => self.on_reviewed(*reviewed),
-            input => match std::mem::replace(&mut self.phase, Phase::Finished) {
-                Phase::Attempt(live) => self.on_attempt(live, input),
+            CoreInput::RecordFailed(why) => self.on_record_failed(&why),
+            CoreInput::Interrupted(signal) => self.on_interrupted(signal),
+            CoreInput::Tick => self.on_tick(),
+            CoreInput::NotRemembered(why) => self.on_not_remembered(why),
+            CoreInput::Reviewed(reviewed) => self.on_reviewed(*reviewed),
+            input => match std::mem::replace(&mut self.phase, RequestPhase::Finished) {
+                RequestPhase::Attempt(live) => self.on_attempt(live, input),
                 phase => self.on_input(phase, input),
             },
         }
-        if let Phase::Attempt(live) = &mut self.phase {
+        if let RequestPhase::Attempt(live) = &mut self.phase {
             live.keep_time(self.now_ms);
         }
         std::mem::take(&mut self.out)
     }
 
     /// Returns the time at which [`Input::Tick`] is due, in the time of [`step`](Self::step).
-    pub fn deadline(&self) -> Option<u64> {
+    pub fn tick_deadline(&self) -> Option<u64> {
         match &self.phase {
-            Phase::Asking(open) => Some(open.deadline_ms),
-            Phase::Attempt(live) => live.deadline_ms(self.question_wait_ms()),
-            Phase::Closing { deadline_ms, .. } => Some(*deadline_ms),
+            RequestPhase::Asking(open) => Some(open.deadline_ms),
+            RequestPhase::Attempt(live) => live.deadline_ms(self.question_wait_ms()),
+            RequestPhase::Closing { deadline_ms, .. } => Some(*deadline_ms),
             _ => None,
         }
     }
 
     /// Returns whether [`Output::Finish`] was returned.
     pub fn is_finished(&self) -> bool {
-        matches!(self.phase, Phase::Finished)
+        matches!(self.phase, RequestPhase::Finished)
     }
 
     /// Processes an input before, between or after attempts. `self.phase` is a placeholder here: an
     /// arm sets the next phase; the last arm restores it.
-    fn on_input(&mut self, phase: Phase, input: Input) {
+    fn on_input(&mut self, phase: RequestPhase, input: CoreInput) {
         match (phase, input) {
-            (Phase::Assessing, Input::Assessed(assessment)) => self.on_assessed(assessment),
-            (Phase::Deciding, Input::Decided(ruling)) => self.on_decided(*ruling),
-            (Phase::Planning, Input::Planned(planned)) => self.on_planned(*planned),
-            (Phase::Planning, Input::PlanFailed(why)) => self.on_plan_failed(why),
-            (Phase::FindingStanding, Input::Standing(Standing { grants, counted, .. })) => {
+            (RequestPhase::Assessing, CoreInput::Assessed(assessment)) => self.on_assessed(assessment),
+            (RequestPhase::Deciding, CoreInput::Decided(ruling)) => self.on_decided(*ruling),
+            (RequestPhase::Planning, CoreInput::Planned(planned)) => self.on_planned(*planned),
+            (RequestPhase::Planning, CoreInput::PlanFailed(why)) => self.on_plan_failed(why),
+            (RequestPhase::FindingStanding, CoreInput::Standing(PersistentAnswers { grants, counted, .. })) => {
                 self.counted = counted;
                 self.on_standing(&grants);
             }
-            (Phase::Recalling(slots), Input::Recalled { answers, approver }) => {
+            (RequestPhase::Recalling(slots), CoreInput::Recalled { answers, approver }) => {
                 self.approver = approver;
                 self.on_recalled(&slots, answers);
             }
-            (Phase::FindingStanding | Phase::Recalling(_), Input::MemoryFailed(why)) => self.on_memory_failed(&why),
-            (Phase::Asking(open), Input::Answered { digest, answer, by })
+            (RequestPhase::FindingStanding | RequestPhase::Recalling(_), CoreInput::MemoryFailed(why)) => self.on_memory_failed(&why),
+            (RequestPhase::Asking(open), CoreInput::Answered { digest, answer, by })
                 if digest == open.question.digest && !open.reviewing =>
             {
                 self.on_answered(open, answer, by);
             }
-            (Phase::Closing { outcome, commit, .. }, Input::Committed(number)) if number == commit => {
-                self.out.push(Output::Finish(outcome));
+            (RequestPhase::Closing { outcome, commit, .. }, CoreInput::Committed(number)) if number == commit => {
+                self.out.push(CoreOutput::Finish(outcome));
             }
             (phase, _) => self.phase = phase,
         }
     }
 
     fn on_assessed(&mut self, assessment: Assessment) {
-        self.record(EventKind::Assessed { assessment: assessment.clone() });
-        self.out.push(Output::Decide(Box::new(assessment.clone())));
+        self.record_event(EventKind::Assessed { assessment: assessment.clone() });
+        self.out.push(CoreOutput::Decide(Box::new(assessment.clone())));
         self.assessment = assessment;
-        self.phase = Phase::Deciding;
+        self.phase = RequestPhase::Deciding;
     }
 
-    fn on_decided(&mut self, mut ruling: Ruling) {
-        self.record(EventKind::Decided { decision: ruling.decision.clone() });
-        if ruling.decision.verdict == Verdict::Ask && ruling.questions.is_empty() {
+    fn on_decided(&mut self, mut ruling: ConsentRuling) {
+        self.record_event(EventKind::Decided { decision: ruling.decision.clone() });
+        if ruling.decision.verdict == PolicyVerdict::Ask && ruling.questions.is_empty() {
             // An `ask` without a subject is about the run.
             ruling.questions.push(QuestionKind::Run { reasons: ruling.decision.reasons.clone() });
         }
@@ -209,12 +209,12 @@ impl Core {
         let decision = ruling.decision.clone();
         let unhonoured = ruling.unhonoured.first().cloned();
         self.ruling = Some(ruling);
-        if decision.verdict == Verdict::Deny {
+        if decision.verdict == PolicyVerdict::Deny {
             let why = decision.reasons.first().unwrap_or(&decision.rule);
-            return self.close(Ending::refused(format!("refused by the rules: {why}")));
+            return self.end_request(RequestEnd::from_refusal(format!("refused by the rules: {why}")));
         }
         if let Some(grant) = unhonoured {
-            return self.close(Ending::failed(format!(
+            return self.end_request(RequestEnd::from_failure(format!(
                 "this sandbox cannot give `{grant}`\nhint: leave the grant out; `stockade doctor` shows what can be given"
             )));
         }
@@ -225,20 +225,20 @@ impl Core {
     }
 
     pub(super) fn make_plan(&mut self, attempt: u32, grants: Vec<Grant>) {
-        self.out.push(Output::MakePlan { attempt, grants });
-        self.phase = Phase::Planning;
+        self.out.push(CoreOutput::MakePlan { attempt, grants });
+        self.phase = RequestPhase::Planning;
     }
 
-    fn on_planned(&mut self, planned: Planned) {
+    fn on_planned(&mut self, planned: BoundPlan) {
         if self.escalation.is_some() {
             return self.on_escalation_planned(planned);
         }
-        if let Err(why) = serves(&planned.plan, &self.request, self.standing.as_slice()) {
-            return self.close(Ending::failed(format!("the plan does not match the request: {why}")));
+        if let Err(why) = check_first_plan(&planned.plan, &self.request, self.standing.as_slice()) {
+            return self.end_request(RequestEnd::from_failure(format!("the plan does not match the request: {why}")));
         }
         let sandboxed = planned.plan.profile.sandboxed;
         if !sandboxed && self.request.sandbox == SandboxPreference::Require {
-            return self.close(Ending::refused(
+            return self.end_request(RequestEnd::from_refusal(
                 "a sandbox is required and the profile has none\nhint: ask for another profile".to_owned(),
             ));
         }
@@ -246,10 +246,10 @@ impl Core {
         let context = self.grant_context(&planned);
         self.planned = Some(planned);
         if first && sandboxed {
-            self.out.push(Output::FindStanding(Box::new(context)));
-            self.phase = Phase::FindingStanding;
+            self.out.push(CoreOutput::FindStanding(Box::new(context)));
+            self.phase = RequestPhase::FindingStanding;
         } else {
-            self.recall();
+            self.recall_answers();
         }
     }
 
@@ -260,25 +260,25 @@ impl Core {
         if self.planned.is_some() && !self.standing.is_empty() {
             // A remembered power cannot be given any more: continue without it.
             self.standing.clear();
-            self.record(EventKind::Failed { message: format!("remembered powers are left out: {why}") });
-            return self.recall();
+            self.record_event(EventKind::Failed { message: format!("remembered powers are left out: {why}") });
+            return self.recall_answers();
         }
-        self.close(Ending::failed(why));
+        self.end_request(RequestEnd::from_failure(why));
     }
 
     fn on_standing(&mut self, grants: &[Grant]) {
-        let Some(planned) = &self.planned else { return self.recall() };
+        let Some(planned) = &self.planned else { return self.recall_answers() };
         let mut all: BTreeSet<Grant> = planned.plan.grants.iter().cloned().collect();
         self.standing = grants.iter().filter(|&grant| all.insert(grant.clone())).cloned().collect();
-        if self.standing.is_empty() { self.recall() } else { self.make_plan(1, all.into_iter().collect()) }
+        if self.standing.is_empty() { self.recall_answers() } else { self.make_plan(1, all.into_iter().collect()) }
     }
 
     /// Looks up remembered answers: refusals always, approvals if they are needed.
-    fn recall(&mut self) {
+    fn recall_answers(&mut self) {
         let (Some(planned), Some(ruling)) = (&self.planned, &self.ruling) else {
-            return self.close(Ending::failed("no plan to recall answers for".to_owned()));
+            return self.end_request(RequestEnd::from_failure("no plan to recall answers for".to_owned()));
         };
-        let mut slots = vec![Slot::RunRefusal];
+        let mut slots = vec![KeyPurpose::RunRefusal];
         let mut keys = vec![run_refusal(&self.request, &self.config.user)];
         if ruling.run_question().is_some() && planned.plan.profile.sandboxed {
             let binding = RunBinding {
@@ -287,61 +287,61 @@ impl Core {
                 profile: &planned.profile,
                 identity: &planned.identity,
             };
-            slots.push(Slot::RunApproval);
+            slots.push(KeyPurpose::RunApproval);
             keys.push(run_approval(&self.request, &planned.plan, binding));
         }
         let context = self.grant_context(planned);
-        grant_keys(&context, &[Namespace::Grant], &ruling.grants_in_question(), &mut slots, &mut keys);
-        self.out.push(Output::LookUp(keys));
-        self.phase = Phase::Recalling(slots);
+        grant_keys(&context, &[QuestionNamespace::Grant], &ruling.grants_in_question(), &mut slots, &mut keys);
+        self.out.push(CoreOutput::LookUp(keys));
+        self.phase = RequestPhase::Recalling(slots);
     }
 
-    fn on_recalled(&mut self, slots: &[Slot], answers: Vec<Option<Remembered>>) {
+    fn on_recalled(&mut self, slots: &[KeyPurpose], answers: Vec<Option<RememberedAnswer>>) {
         if slots.len() != answers.len() {
             return self.on_memory_failed("it gave another number of answers than was asked for");
         }
-        let found = Found::read(slots, &answers);
+        let found = RecalledAnswers::from_slots(slots, &answers);
         if self.escalation.is_some() { self.on_escalation_recalled(&found) } else { self.line_up(found) }
     }
 
     /// Queues the questions of the first attempt, with the remembered answers.
-    fn line_up(&mut self, found: Found) {
+    fn line_up(&mut self, found: RecalledAnswers) {
         let (Some(planned), Some(ruling)) = (&self.planned, &self.ruling) else {
-            return self.close(Ending::failed("no plan to ask about".to_owned()));
+            return self.end_request(RequestEnd::from_failure("no plan to ask about".to_owned()));
         };
         let sandboxed = planned.plan.profile.sandboxed;
         let (run, by_caller) = (ruling.run_question().cloned(), ruling.by_caller.clone());
         let in_question = ruling.grants_in_question();
         if found.run_refused {
             let kind = run.unwrap_or(QuestionKind::Run { reasons: ruling.decision.reasons.clone() });
-            self.pending.push_back(Pending::remembered(kind, false));
+            self.pending.push_back(WaitingQuestion::with_remembered_answer(kind, false));
             return self.put_next();
         }
         let refused = found.refused_of(&in_question);
         if !refused.is_empty() {
-            self.pending.push_back(Pending::remembered(QuestionKind::Grants { grants: refused }, false));
+            self.pending.push_back(WaitingQuestion::with_remembered_answer(QuestionKind::Grants { grants: refused }, false));
             return self.put_next();
         }
         if !self.standing.is_empty() {
             let kind = QuestionKind::Grants { grants: self.standing.clone() };
-            self.pending.push_back(Pending::remembered(kind, true));
+            self.pending.push_back(WaitingQuestion::with_remembered_answer(kind, true));
         }
         match (run.filter(|_| sandboxed), by_caller) {
-            (Some(kind), _) if found.run_approved => self.pending.push_back(Pending::remembered(kind, true)),
-            (Some(kind), _) => self.pending.push_back(Pending::open(kind)),
-            (None, Some(kind)) => self.pending.push_back(Pending::by_caller(kind)),
+            (Some(kind), _) if found.run_approved => self.pending.push_back(WaitingQuestion::with_remembered_answer(kind, true)),
+            (Some(kind), _) => self.pending.push_back(WaitingQuestion::for_approver(kind)),
+            (None, Some(kind)) => self.pending.push_back(WaitingQuestion::by_caller(kind)),
             (None, None) => {}
         }
         let (known, unknown) = found.split_approved(in_question);
         if !known.is_empty() {
-            self.pending.push_back(Pending::remembered(QuestionKind::Grants { grants: known }, true));
+            self.pending.push_back(WaitingQuestion::with_remembered_answer(QuestionKind::Grants { grants: known }, true));
         }
         // A question shows at most this many powers.
         for grants in unknown.chunks(self.config.max_grants_asked.max(1)) {
-            self.pending.push_back(Pending::open(QuestionKind::Grants { grants: grants.to_vec() }));
+            self.pending.push_back(WaitingQuestion::for_approver(QuestionKind::Grants { grants: grants.to_vec() }));
         }
         if !sandboxed {
-            self.pending.push_back(Pending::open(QuestionKind::Unsandboxed));
+            self.pending.push_back(WaitingQuestion::for_approver(QuestionKind::Unsandboxed));
         }
         self.put_next();
     }
@@ -351,16 +351,16 @@ impl Core {
         let why = format!("remembered answers cannot be read: {why}");
         match self.escalation.take() {
             Some(escalation) => {
-                self.record(EventKind::Failed { message: why });
-                self.close(escalation.ending);
+                self.record_event(EventKind::Failed { message: why });
+                self.end_request(escalation.ending);
             }
-            None => self.close(Ending::failed(why)),
+            None => self.end_request(RequestEnd::from_failure(why)),
         }
     }
 
     fn on_not_remembered(&mut self, why: String) {
-        if !matches!(self.phase, Phase::New | Phase::Closing { .. } | Phase::Finished) {
-            self.record(EventKind::Failed {
+        if !matches!(self.phase, RequestPhase::New | RequestPhase::Closing { .. } | RequestPhase::Finished) {
+            self.record_event(EventKind::Failed {
                 message: format!("the answer holds this once, it could not be kept: {why}"),
             });
         }
@@ -370,42 +370,42 @@ impl Core {
         self.record_failed = true;
         let hint = if why.contains("\nhint: ") { "" } else { "\nhint: free space for it or repair it" };
         let message = format!("the record could not be written: {why}{hint}");
-        match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Attempt(live) => self.on_record_failed_in_attempt(live, message),
-            Phase::Closing { mut outcome, .. } => {
-                outcome.status = Status::Error;
+        match std::mem::replace(&mut self.phase, RequestPhase::Finished) {
+            RequestPhase::Attempt(live) => self.on_record_failed_in_attempt(live, message),
+            RequestPhase::Closing { mut outcome, .. } => {
+                outcome.status = FinalStatus::Error;
                 outcome.exit_code = None;
                 outcome.error = Some(message);
-                self.out.push(Output::Finish(outcome));
+                self.out.push(CoreOutput::Finish(outcome));
             }
-            Phase::Finished => {}
+            RequestPhase::Finished => {}
             phase => {
-                if let Phase::Asking(open) = phase {
-                    self.out.push(Output::Withdraw(open.question.digest));
+                if let RequestPhase::Asking(open) = phase {
+                    self.out.push(CoreOutput::Withdraw(open.question.digest));
                 }
-                self.close(Ending::failed(message));
+                self.end_request(RequestEnd::from_failure(message));
             }
         }
     }
 
     fn on_interrupted(&mut self, signal: i32) {
-        match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Attempt(live) => self.on_interrupted_in_attempt(live, signal),
-            Phase::Asking(open) => self.on_interrupted_while_asking(open, signal),
-            phase @ (Phase::Closing { .. } | Phase::Finished) => self.phase = phase,
-            _ => self.close(Ending::interrupted(signal)),
+        match std::mem::replace(&mut self.phase, RequestPhase::Finished) {
+            RequestPhase::Attempt(live) => self.on_interrupted_in_attempt(live, signal),
+            RequestPhase::Asking(open) => self.on_interrupted_while_asking(open, signal),
+            phase @ (RequestPhase::Closing { .. } | RequestPhase::Finished) => self.phase = phase,
+            _ => self.end_request(RequestEnd::from_signal(signal)),
         }
     }
 
     fn on_tick(&mut self) {
-        if self.deadline().is_none_or(|at| at > self.now_ms) {
+        if self.tick_deadline().is_none_or(|at| at > self.now_ms) {
             return;
         }
-        match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Attempt(live) => self.on_tick_in_attempt(live),
-            Phase::Asking(open) if open.reviewing => self.on_review_timed_out(open),
-            Phase::Asking(open) => self.on_question_timed_out(open),
-            phase @ Phase::Closing { .. } => {
+        match std::mem::replace(&mut self.phase, RequestPhase::Finished) {
+            RequestPhase::Attempt(live) => self.on_tick_in_attempt(live),
+            RequestPhase::Asking(open) if open.reviewing => self.on_review_timed_out(open),
+            RequestPhase::Asking(open) => self.on_question_timed_out(open),
+            phase @ RequestPhase::Closing { .. } => {
                 self.phase = phase;
                 self.on_record_failed("it took too long");
             }
@@ -413,7 +413,7 @@ impl Core {
         }
     }
 
-    pub(super) fn grant_context(&self, planned: &Planned) -> GrantContext {
+    pub(super) fn grant_context(&self, planned: &BoundPlan) -> GrantContext {
         let plan = &planned.plan;
         GrantContext {
             directory: planned.workspace.clone(),
@@ -425,20 +425,20 @@ impl Core {
         }
     }
 
-    pub(super) fn record(&mut self, kind: EventKind) {
+    pub(super) fn record_event(&mut self, kind: EventKind) {
         if !self.record_failed {
-            self.out.push(Output::Record(Box::new(kind)));
+            self.out.push(CoreOutput::Record(Box::new(kind)));
         }
     }
 
-    pub(super) fn commit(&mut self, durable: bool) -> u64 {
+    pub(super) fn commit_events(&mut self, durable: bool) -> u64 {
         self.commits += 1;
-        self.out.push(Output::Commit { number: self.commits, durable });
+        self.out.push(CoreOutput::Commit { number: self.commits, durable });
         self.commits
     }
 }
 
-impl Ruling {
+impl ConsentRuling {
     /// Returns the question about the run, if there is one.
     fn run_question(&self) -> Option<&QuestionKind> {
         self.questions.iter().find(|kind| matches!(kind, QuestionKind::Run { .. }))
@@ -458,10 +458,10 @@ impl Ruling {
 /// counts; an approval counts only in the first.
 pub(super) fn grant_keys(
     context: &GrantContext,
-    namespaces: &[Namespace],
+    namespaces: &[QuestionNamespace],
     grants: &[Grant],
-    slots: &mut Vec<Slot>,
-    keys: &mut Vec<Key>,
+    slots: &mut Vec<KeyPurpose>,
+    keys: &mut Vec<MemoryKey>,
 ) {
     let mut put = |slot, key| {
         slots.push(slot);
@@ -469,22 +469,22 @@ pub(super) fn grant_keys(
     };
     for &namespace in namespaces {
         if grants.len() > 1 {
-            put(Slot::AllRefused, context.refusal(namespace, grants));
+            put(KeyPurpose::AllRefused, context.refusal_key(namespace, grants));
         }
         for (at, grant) in grants.iter().enumerate() {
-            put(Slot::Refused(at), context.refusal(namespace, std::slice::from_ref(grant)));
+            put(KeyPurpose::Refused(at), context.refusal_key(namespace, std::slice::from_ref(grant)));
         }
     }
     if let Some(&namespace) = namespaces.first() {
         for (at, grant) in grants.iter().enumerate() {
-            put(Slot::Approved(at), context.approval(namespace, grant));
+            put(KeyPurpose::Approved(at), context.approval_key(namespace, grant));
         }
     }
 }
 
 /// Remembered answers, by their purpose.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct RecalledAnswers {
     run_refused: bool,
     run_approved: bool,
     all_refused: bool,
@@ -493,26 +493,26 @@ pub(super) struct Found {
     approved: BTreeSet<usize>,
 }
 
-impl Found {
+impl RecalledAnswers {
     /// Sorts the answers by their slots. A refusal counts under every key; an approval counts only
     /// under a key for approvals. Time-outs and `abort` are never remembered and count as refusals.
-    pub(super) fn read(slots: &[Slot], answers: &[Option<Remembered>]) -> Self {
+    pub(super) fn from_slots(slots: &[KeyPurpose], answers: &[Option<RememberedAnswer>]) -> Self {
         let mut found = Self::default();
         for (slot, remembered) in slots.iter().zip(answers) {
             let Some(remembered) = remembered else { continue };
-            let yes = matches!(remembered.answer, stockade_model::Answer::Approved(_));
+            let yes = matches!(remembered.answer, stockade_model::ApprovalAnswer::Approved(_));
             match (*slot, yes) {
-                (Slot::RunApproval, true) => found.run_approved = true,
-                (Slot::Approved(at), true) => {
+                (KeyPurpose::RunApproval, true) => found.run_approved = true,
+                (KeyPurpose::Approved(at), true) => {
                     found.approved.insert(at);
                 }
-                (Slot::RunRefusal | Slot::RunApproval, false) => found.run_refused = true,
-                (Slot::AllRefused, false) => found.all_refused = true,
-                (Slot::DirectoryRefused, false) => found.directory_refused = true,
-                (Slot::Refused(at) | Slot::Approved(at), false) => {
+                (KeyPurpose::RunRefusal | KeyPurpose::RunApproval, false) => found.run_refused = true,
+                (KeyPurpose::AllRefused, false) => found.all_refused = true,
+                (KeyPurpose::DirectoryRefused, false) => found.directory_refused = true,
+                (KeyPurpose::Refused(at) | KeyPurpose::Approved(at), false) => {
                     found.refused.insert(at);
                 }
-                (Slot::RunRefusal | Slot::AllRefused | Slot::Refused(_) | Slot::DirectoryRefused, true) => {}
+                (KeyPurpose::RunRefusal | KeyPurpose::AllRefused | KeyPurpose::Refused(_) | KeyPurpose::DirectoryRefused, true) => {}
             }
         }
         found
@@ -534,12 +534,12 @@ impl Found {
 }
 
 /// Checks that a first plan fulfils exactly the request (L3, L5).
-fn serves(plan: &Plan, request: &Request, standing: &[Grant]) -> Result<(), &'static str> {
+fn check_first_plan(plan: &AttemptPlan, request: &RunRequest, standing: &[Grant]) -> Result<(), &'static str> {
     let expected: BTreeSet<&Grant> = request.grants.iter().chain(standing).collect();
     let given: BTreeSet<&Grant> = plan.grants.iter().collect();
     let same_command = match &request.command {
-        stockade_model::Command::Argv(argv) => plan.argv == *argv,
-        stockade_model::Command::Script(script) => plan.argv.last() == Some(script),
+        stockade_model::RequestCommand::Argv(argv) => plan.argv == *argv,
+        stockade_model::RequestCommand::Script(script) => plan.argv.last() == Some(script),
     };
     let checks = [
         (plan.request == request.id, "another request"),

@@ -23,17 +23,17 @@ mod running;
 use std::sync::Arc;
 
 use stockade_model::{
-    Answer, Assessment, ConnectionRecord, Decision, Denial, Digest, EnforcementReport, EventKind, Grant, Outcome, Plan,
-    Question, QuestionKind, RawText, Request, RequestId, Review,
+    ApprovalAnswer, Assessment, ConnectionRecord, Decision, Denial, Digest, EnforcementReport, EventKind, Grant, RunOutcome, AttemptPlan,
+    ApprovalQuestion, QuestionKind, RawText, RunRequest, RequestId, ReviewResult,
 };
 
-use crate::keys::{GrantContext, Key};
-use crate::seams::Standing;
+use crate::keys::{GrantContext, MemoryKey};
+use crate::seams::PersistentAnswers;
 use crate::{AttemptEnd, HeldAnswer, HoldId};
 
 pub use asking::shown_command;
 pub use holding::HeldCall;
-pub use machine::Core;
+pub use machine::RequestCore;
 
 /// Numbers and names that the core uses.
 #[derive(Clone, Debug)]
@@ -65,7 +65,7 @@ pub struct CoreConfig {
     /// True if an approver may become available while the command runs.
     pub approver_may_come: bool,
     /// Reviewer that gives an opinion before a question is put.
-    pub reviewer: Option<ReviewerTerms>,
+    pub reviewer: Option<ReviewerSpec>,
     /// Selects the powers for which no answer is remembered.
     pub guard: PowerGuard,
 }
@@ -81,7 +81,7 @@ impl PowerGuard {
         Self(Arc::new(is_guarded))
     }
 
-    fn guards(&self, power: &Grant) -> bool {
+    fn is_guarded(&self, power: &Grant) -> bool {
         (self.0)(power)
     }
 }
@@ -94,7 +94,7 @@ impl std::fmt::Debug for PowerGuard {
 
 /// Name and time-out of the reviewer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReviewerTerms {
+pub struct ReviewerSpec {
     /// The reviewer's name.
     pub name: String,
     /// Time-out in milliseconds, after which the question is put without an opinion.
@@ -126,7 +126,7 @@ impl CoreConfig {
 
 /// Result of the rules for a request, with the parts that need consent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ruling {
+pub struct ConsentRuling {
     /// The verdict and its reasons.
     pub decision: Decision,
     /// Questions that must all be approved: about the run, and about powers in the request. The
@@ -140,12 +140,12 @@ pub struct Ruling {
     /// True if rules may give powers to held calls, even if no question can be put.
     pub gives_powers: bool,
     /// Changes that the rules make to the requested run, if any.
-    pub wanted: Option<Wanted>,
+    pub wanted: Option<RunRequirements>,
 }
 
 /// Profile, powers and limit with which the rules let a request run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct RunRequirements {
     /// The profile.
     pub profile: String,
     /// The requested powers and those that the rules add.
@@ -154,9 +154,9 @@ pub struct Wanted {
     pub timeout_ms: Option<u64>,
 }
 
-impl Wanted {
+impl RunRequirements {
     /// Writes the changes into the request, which from then on is the original request.
-    pub fn put_into(&self, request: &mut Request) {
+    pub fn put_into(&self, request: &mut RunRequest) {
         request.profile.clone_from(&self.profile);
         request.grants.clone_from(&self.grants);
         request.timeout_ms = self.timeout_ms;
@@ -165,9 +165,9 @@ impl Wanted {
 
 /// A plan with the digests that bind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Planned {
+pub struct BoundPlan {
     /// The plan.
-    pub plan: Plan,
+    pub plan: AttemptPlan,
     /// Digest of the plan.
     pub digest: Digest,
     /// Digest of its whole profile.
@@ -182,13 +182,13 @@ pub struct Planned {
     pub workspace: Digest,
 }
 
-impl Planned {
+impl BoundPlan {
     /// Creates a plan with its digests, for a known program and an unknown workspace.
     ///
     /// # Errors
     /// Never in practice: every map of a plan has string keys.
-    pub fn new(plan: Plan, identity: Digest) -> Result<Self, DigestError> {
-        let digest = plan.digest().map_err(|error| DigestError(error.to_string()))?;
+    pub fn new(plan: AttemptPlan, identity: Digest) -> Result<Self, DigestError> {
+        let digest = plan.compute_digest().map_err(|error| DigestError(error.to_string()))?;
         let profile =
             Digest::of_json("stockade-profile-1", &plan.profile).map_err(|error| DigestError(error.to_string()))?;
         let workspace = Digest::of_fields("stockade-workspace-1", []);
@@ -203,20 +203,20 @@ pub struct DigestError(String);
 
 /// Remembered answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remembered {
+pub struct RememberedAnswer {
     /// The answer.
-    pub answer: Answer,
+    pub answer: ApprovalAnswer,
     /// Identifier of the answer, as `approvals show` prints it.
     pub id: String,
 }
 
 /// Answer to remember.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Memo {
+pub struct AnswerMemo {
     /// Key that the answer is bound to.
-    pub key: Key,
+    pub key: MemoryKey,
     /// The answer with its scope; for `Times`, with the remaining uses.
-    pub answer: Answer,
+    pub answer: ApprovalAnswer,
     /// Subject of the answer: the command, or the power in its text form.
     pub subject: String,
     /// Powers of the answer.
@@ -229,11 +229,11 @@ pub struct Memo {
 
 /// A reviewer's reply to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reviewed {
+pub struct QuestionReview {
     /// Digest of the question.
     pub digest: Digest,
     /// The opinion, or the reason for its absence.
-    pub review: Review,
+    pub review: ReviewResult,
     /// The received response.
     pub response: Option<RawText>,
     /// Duration in milliseconds.
@@ -242,21 +242,21 @@ pub struct Reviewed {
 
 /// Event that the driver reports to the core.
 #[derive(Clone, Debug)]
-pub enum Input {
+pub enum CoreInput {
     /// The request's text was assessed.
     Assessed(Assessment),
     /// The rules were applied.
-    Decided(Box<Ruling>),
+    Decided(Box<ConsentRuling>),
     /// The requested plan was made.
-    Planned(Box<Planned>),
+    Planned(Box<BoundPlan>),
     /// The plan cannot be made. The text gives the failure and its reason, for a person.
     PlanFailed(String),
     /// Powers remembered for the session, workspace and profile.
-    Standing(Standing),
+    Standing(PersistentAnswers),
     /// Remembered answers for each key, in order, and whether an approver is available now.
     Recalled {
         /// Answer for each key.
-        answers: Vec<Option<Remembered>>,
+        answers: Vec<Option<RememberedAnswer>>,
         /// True if an approver is available.
         approver: bool,
     },
@@ -269,12 +269,12 @@ pub enum Input {
         /// Digest of the question that the approver saw. Other digests are ignored.
         digest: Digest,
         /// The answer.
-        answer: Answer,
+        answer: ApprovalAnswer,
         /// Name of the approver.
         by: String,
     },
     /// A reviewer replied to a question. Ignored for other questions, and the second time.
-    Reviewed(Box<Reviewed>),
+    Reviewed(Box<QuestionReview>),
     /// Everything recorded before this [`Output::Commit`] is durable.
     Committed(u64),
     /// An event could not be written or made durable.
@@ -310,7 +310,7 @@ pub enum Input {
         /// Identifier of the call.
         id: HoldId,
         /// Answer for each key, or the reason for a failed read.
-        answers: Result<Vec<Option<Remembered>>, String>,
+        answers: Result<Vec<Option<RememberedAnswer>>, String>,
         /// True if an approver is available.
         approver: bool,
     },
@@ -344,7 +344,7 @@ pub enum Input {
 /// [`Record`](Self::Record) fails, the rest of the same step is dropped and the failure is the next
 /// input.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Output {
+pub enum CoreOutput {
     /// Assess the text; answer with [`Input::Assessed`].
     Assess,
     /// Apply the rules; answer with [`Input::Decided`].
@@ -359,22 +359,22 @@ pub enum Output {
     /// Find the remembered powers; answer with [`Input::Standing`] or [`Input::MemoryFailed`].
     FindStanding(Box<GrantContext>),
     /// Look up these keys; answer with [`Input::Recalled`] or [`Input::MemoryFailed`].
-    LookUp(Vec<Key>),
+    LookUp(Vec<MemoryKey>),
     /// Remember these answers.
-    Remember(Vec<Memo>),
+    Remember(Vec<AnswerMemo>),
     /// Look up keys for a held call; answer with [`Input::HeldRecalled`].
     LookUpHeld {
         /// Identifier of the call.
         id: HoldId,
         /// Keys to look up.
-        keys: Vec<Key>,
+        keys: Vec<MemoryKey>,
     },
     /// Send this question to the reviewer; answer with [`Input::Reviewed`]. An [`Ask`](Self::Ask)
     /// follows in any case.
-    Review(Box<Question>),
+    Review(Box<ApprovalQuestion>),
     /// Put this question; answer with [`Input::Answered`]. While an attempt runs, several questions
     /// may be open.
-    Ask(Box<Question>),
+    Ask(Box<ApprovalQuestion>),
     /// Withdraw the question with this digest; a later answer is ignored.
     Withdraw(Digest),
     /// Write an event to the audit log.
@@ -391,7 +391,7 @@ pub enum Output {
     /// [`Input::PrepareFailed`].
     Prepare {
         /// The plan.
-        planned: Box<Planned>,
+        planned: Box<BoundPlan>,
         /// True to hold calls that lack a power.
         hold: bool,
     },
@@ -414,5 +414,5 @@ pub enum Output {
     /// Drop the sandbox, if there is one. It ends, and its events are ignored.
     Discard,
     /// Finish the request. The last output.
-    Finish(Box<Outcome>),
+    Finish(Box<RunOutcome>),
 }

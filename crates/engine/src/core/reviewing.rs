@@ -3,24 +3,24 @@
 //!
 //! This module must not interpret an opinion, except for whether it warns.
 
-use stockade_model::{Digest, EventKind, Question, Review};
+use stockade_model::{Digest, EventKind, ApprovalQuestion, ReviewResult};
 
-use super::asking::Open;
-use super::machine::{Core, Phase};
-use super::running::Live;
-use super::{Output, Reviewed};
+use super::asking::OutstandingQuestion;
+use super::machine::{RequestCore, RequestPhase};
+use super::running::LiveAttempt;
+use super::{CoreOutput, QuestionReview};
 
-impl Core {
+impl RequestCore {
     /// Puts a question, through the reviewer if there is one. Returns true in that case; the
     /// approver does not have the question yet.
-    pub(super) fn put(&mut self, question: &Question) -> bool {
+    pub(super) fn put_question(&mut self, question: &ApprovalQuestion) -> bool {
         let question = Box::new(question.clone());
         let reviewing = self.config.reviewer.is_some();
         if reviewing {
             self.in_review.push(question.digest.clone());
-            self.out.push(Output::Review(question));
+            self.out.push(CoreOutput::Review(question));
         } else {
-            self.out.push(Output::Ask(question));
+            self.out.push(CoreOutput::Ask(question));
         }
         reviewing
     }
@@ -33,22 +33,22 @@ impl Core {
         }
     }
 
-    pub(super) fn on_reviewed(&mut self, reviewed: Reviewed) {
+    pub(super) fn on_reviewed(&mut self, reviewed: QuestionReview) {
         let Some(at) = self.in_review.iter().position(|digest| *digest == reviewed.digest) else { return };
         self.in_review.remove(at);
-        match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Asking(open) if open.reviewing && open.question.digest == reviewed.digest => {
+        match std::mem::replace(&mut self.phase, RequestPhase::Finished) {
+            RequestPhase::Asking(open) if open.reviewing && open.question.digest == reviewed.digest => {
                 self.note_review(&reviewed, false);
                 self.ask_reviewed(open, reviewed.review);
             }
-            Phase::Attempt(mut live) => {
+            RequestPhase::Attempt(mut live) => {
                 let waits = live.holds.in_review(&reviewed.digest).is_some();
                 self.note_review(&reviewed, !waits);
                 self.ask_held_reviewed(&mut live, reviewed);
-                self.phase = Phase::Attempt(live);
+                self.phase = RequestPhase::Attempt(live);
             }
             // Nothing is recorded after the end.
-            phase @ (Phase::Closing { .. } | Phase::Finished) => self.phase = phase,
+            phase @ (RequestPhase::Closing { .. } | RequestPhase::Finished) => self.phase = phase,
             phase => {
                 self.note_review(&reviewed, true);
                 self.phase = phase;
@@ -56,44 +56,44 @@ impl Core {
         }
     }
 
-    pub(super) fn on_review_timed_out(&mut self, open: Open) {
-        let reviewed = self.unheard(open.question.digest.clone());
+    pub(super) fn on_review_timed_out(&mut self, open: OutstandingQuestion) {
+        let reviewed = self.timed_out_review(open.question.digest.clone());
         self.note_review(&reviewed, false);
         self.ask_reviewed(open, reviewed.review);
     }
 
     /// Puts the question about a held call without an opinion.
-    pub(super) fn go_on_unreviewed(&mut self, live: &mut Live, digest: Digest) {
-        let reviewed = self.unheard(digest);
+    pub(super) fn go_on_unreviewed(&mut self, live: &mut LiveAttempt, digest: Digest) {
+        let reviewed = self.timed_out_review(digest);
         self.note_review(&reviewed, false);
         self.ask_held_reviewed(live, reviewed);
     }
 
-    fn ask_reviewed(&mut self, open: Open, review: Review) {
+    fn ask_reviewed(&mut self, open: OutstandingQuestion, review: ReviewResult) {
         let mut question = open.question;
         question.review = Some(review);
-        self.out.push(Output::Ask(question.clone()));
+        self.out.push(CoreOutput::Ask(question.clone()));
         let deadline_ms = self.now_ms.saturating_add(self.wait_ms(false));
-        self.phase = Phase::Asking(Open { question, since_ms: open.since_ms, deadline_ms, reviewing: false });
+        self.phase = RequestPhase::Asking(OutstandingQuestion { question, since_ms: open.since_ms, deadline_ms, reviewing: false });
     }
 
-    fn ask_held_reviewed(&mut self, live: &mut Live, reviewed: Reviewed) {
+    fn ask_held_reviewed(&mut self, live: &mut LiveAttempt, reviewed: QuestionReview) {
         if let Some(asked) = live.holds.in_review(&reviewed.digest) {
-            let question = asked.reviewed(reviewed.review, self.now_ms);
-            self.out.push(Output::Ask(question));
+            let question = asked.apply_review(reviewed.review, self.now_ms);
+            self.out.push(CoreOutput::Ask(question));
         }
     }
 
     /// Returns the review of a reviewer that did not answer in time. A later answer is still
     /// recorded.
-    fn unheard(&self, digest: Digest) -> Reviewed {
+    fn timed_out_review(&self, digest: Digest) -> QuestionReview {
         let (by, took_ms) =
             self.config.reviewer.as_ref().map_or_else(Default::default, |terms| (terms.name.clone(), terms.timeout_ms));
-        Reviewed { digest, review: Review::failed(by, "it did not answer in time"), response: None, took_ms }
+        QuestionReview { digest, review: ReviewResult::from_failure(by, "it did not answer in time"), response: None, took_ms }
     }
 
-    fn note_review(&mut self, reviewed: &Reviewed, late: bool) {
-        let Reviewed { digest, review, response, took_ms } = reviewed.clone();
-        self.record(EventKind::Reviewed { digest, review, response, took_ms, late });
+    fn note_review(&mut self, reviewed: &QuestionReview, late: bool) {
+        let QuestionReview { digest, review, response, took_ms } = reviewed.clone();
+        self.record_event(EventKind::Reviewed { digest, review, response, took_ms, late });
     }
 }

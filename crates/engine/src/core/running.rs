@@ -2,16 +2,16 @@
 //! released after both. The module then follows the attempt until all its processes are gone.
 
 use stockade_model::{
-    AttemptRecord, ConnectionRecord, Denial, EnforcementReport, EventKind, Grant, HostUse, Level, Limit, RawText,
-    ReadAccess, Resolution, Status, Usage,
+    AttemptRecord, ConnectionRecord, Denial, EnforcementReport, EventKind, Grant, HostUse, IsolationLevel, LimitKind, RawText,
+    ReadAccess, DenialResolution, FinalStatus, ResourceUsage,
 };
 use stockade_policy::missed_variables;
 
-use super::clock::Clock;
-use super::ending::Ending;
-use super::holding::Holds;
-use super::machine::{Core, Phase};
-use super::{Input, Output, Planned};
+use super::clock::AttemptClock;
+use super::ending::RequestEnd;
+use super::holding::TrackedCalls;
+use super::machine::{RequestCore, RequestPhase};
+use super::{CoreInput, CoreOutput, BoundPlan};
 use crate::AttemptEnd;
 
 /// Asks a process to end (signal(7), all Linux architectures).
@@ -20,13 +20,13 @@ const SIGTERM: i32 = 15;
 const MAX_HOSTS_USED: usize = 1_000;
 /// Reads in one event. Two paths of the greatest length each, escaped, stay below the limit of a
 /// line.
-const READS_IN_EVENT: usize = 50;
+const MAX_READS_PER_EVENT: usize = 50;
 /// Reason of the end of a request, for the outcome.
-pub(super) const BY_PERSON: &str = "ended by the person who was asked";
+pub(super) const ENDED_BY_PERSON: &str = "ended by the person who was asked";
 
 /// An attempt, from its record to its end.
 #[derive(Debug)]
-pub(super) struct Live {
+pub(super) struct LiveAttempt {
     /// The commit that makes its start durable.
     commit: u64,
     committed: bool,
@@ -36,7 +36,7 @@ pub(super) struct Live {
     released: bool,
     /// Absent if there is no limit, before the command runs, and while a question about more time
     /// is open.
-    clock: Option<Clock>,
+    clock: Option<AttemptClock>,
     /// Time limit of its plan, which a grant may raise.
     wall_ms: Option<u64>,
     denials: Vec<Denial>,
@@ -46,22 +46,22 @@ pub(super) struct Live {
     uses: Vec<HostUse>,
     uses_left_out: u64,
     events: u32,
-    stop: Option<Stop>,
+    stop: Option<AttemptStop>,
     /// True if the backend holds calls.
     pub(super) holding: bool,
-    pub(super) holds: Holds,
+    pub(super) holds: TrackedCalls,
 }
 
 /// Reason and progress of the end of the attempt.
 #[derive(Debug)]
-struct Stop {
-    reason: Reason,
+struct AttemptStop {
+    reason: StopReason,
     killed: bool,
     deadline_ms: u64,
 }
 
 #[derive(Debug)]
-enum Reason {
+enum StopReason {
     TimedOut,
     /// Another limit, with the amount.
     Limit(String),
@@ -71,7 +71,7 @@ enum Reason {
     RecordFailed(String),
 }
 
-impl Live {
+impl LiveAttempt {
     /// Returns the same refusal, if it was seen before.
     fn known_denial(&mut self, denial: &Denial) -> Option<&mut Denial> {
         let same = |known: &&mut Denial| {
@@ -90,7 +90,7 @@ impl Live {
     pub(super) fn keep_time(&mut self, now_ms: u64) {
         let stand = self.holds.wait_for_somebody();
         if let Some(clock) = &mut self.clock {
-            clock.stand(now_ms, stand);
+            clock.set_paused(now_ms, stand);
         }
     }
 
@@ -109,29 +109,29 @@ impl Live {
         match &self.stop {
             _ if !self.released => Some(self.start_deadline_ms),
             Some(stop) => Some(stop.deadline_ms),
-            None => self.clock.and_then(Clock::deadline_ms),
+            None => self.clock.and_then(AttemptClock::deadline_ms),
         }
     }
 }
 
-impl Core {
+impl RequestCore {
     /// Records the start and builds the sandbox, because all consent is given.
     pub(super) fn start_attempt(&mut self) {
         if let Some(escalation) = self.escalation.take() {
             let ending = escalation.ending.clone();
             if let Err(why) = self.take_up_next_plan(escalation) {
-                self.record(EventKind::Failed { message: why.to_owned() });
-                return self.close(ending);
+                self.record_event(EventKind::Failed { message: why.to_owned() });
+                return self.end_request(ending);
             }
         }
         let Some(planned) = self.planned.clone() else {
-            return self.close(Ending::failed("no plan to start".to_owned()));
+            return self.end_request(RequestEnd::from_failure("no plan to start".to_owned()));
         };
         if !planned.plan.profile.sandboxed && !self.unsandboxed_consent {
-            return self.close(Ending::refused("nobody agreed to run without a sandbox".to_owned()));
+            return self.end_request(RequestEnd::from_refusal("nobody agreed to run without a sandbox".to_owned()));
         }
         let plan = &planned.plan;
-        self.record(EventKind::Starting {
+        self.record_event(EventKind::Starting {
             attempt: plan.attempt,
             digest: planned.digest.clone(),
             argv: plan.argv.clone(),
@@ -141,10 +141,10 @@ impl Core {
             level: plan.level,
             backend: plan.backend.clone(),
         });
-        let commit = self.commit(true);
+        let commit = self.commit_events(true);
         let hold = self.may_hold();
-        self.out.push(Output::Prepare { planned: Box::new(planned), hold });
-        self.phase = Phase::Attempt(Box::new(Live {
+        self.out.push(CoreOutput::Prepare { planned: Box::new(planned), hold });
+        self.phase = RequestPhase::Attempt(Box::new(LiveAttempt {
             commit,
             committed: false,
             start_deadline_ms: self.now_ms.saturating_add(self.config.commit_timeout_ms),
@@ -159,89 +159,89 @@ impl Core {
             events: 0,
             stop: None,
             holding: hold,
-            holds: Holds::default(),
+            holds: TrackedCalls::default(),
         }));
     }
 
     /// `self.phase` is a placeholder here; every arm sets it.
-    pub(super) fn on_attempt(&mut self, mut live: Box<Live>, input: Input) {
+    pub(super) fn on_attempt(&mut self, mut live: Box<LiveAttempt>, input: CoreInput) {
         match input {
-            Input::Committed(number) if number == live.commit => {
+            CoreInput::Committed(number) if number == live.commit => {
                 live.committed = true;
                 self.release_when_ready(live);
             }
-            Input::Prepared(report) => self.on_prepared(live, report),
-            Input::PrepareFailed(why) if !live.released => {
+            CoreInput::Prepared(report) => self.on_prepared(live, report),
+            CoreInput::PrepareFailed(why) if !live.released => {
                 self.note_attempt(&mut live, None);
-                self.close(Ending::failed(why));
+                self.end_request(RequestEnd::from_failure(why));
             }
-            Input::Released => self.on_released(live),
-            Input::ReleaseFailed(why) => {
-                self.out.push(Output::Discard);
+            CoreInput::Released => self.on_released(live),
+            CoreInput::ReleaseFailed(why) => {
+                self.out.push(CoreOutput::Discard);
                 self.forget_all_held(&mut live);
                 self.note_attempt(&mut live, None);
-                self.close(Ending::failed(why));
+                self.end_request(RequestEnd::from_failure(why));
             }
-            Input::Denied { denial, powers } => {
+            CoreInput::Denied { denial, powers } => {
                 self.on_denied(&mut live, denial, powers);
-                self.phase = Phase::Attempt(live);
+                self.phase = RequestPhase::Attempt(live);
             }
-            Input::Breached { denial, powers } => {
+            CoreInput::Breached { denial, powers } => {
                 self.on_breached(&mut live, denial, powers);
-                self.phase = Phase::Attempt(live);
+                self.phase = RequestPhase::Attempt(live);
             }
-            Input::Held(call) => {
+            CoreInput::Held(call) => {
                 self.on_held(&mut live, *call);
-                self.phase = Phase::Attempt(live);
+                self.phase = RequestPhase::Attempt(live);
             }
-            Input::HeldRecalled { id, answers, approver } => {
+            CoreInput::HeldRecalled { id, answers, approver } => {
                 self.on_held_recalled(&mut live, id, answers, approver);
-                self.phase = Phase::Attempt(live);
+                self.phase = RequestPhase::Attempt(live);
             }
-            Input::Withdrawn(id) => {
+            CoreInput::Withdrawn(id) => {
                 self.on_withdrawn(&mut live, id);
-                self.phase = Phase::Attempt(live);
+                self.phase = RequestPhase::Attempt(live);
             }
-            Input::Answered { digest, answer, by } => {
+            CoreInput::Answered { digest, answer, by } => {
                 if self.on_held_answered(&mut live, &digest, answer, by) {
-                    self.ask_to_end(&mut live, SIGTERM, Reason::Aborted);
+                    self.ask_to_end(&mut live, SIGTERM, StopReason::Aborted);
                 }
-                self.phase = Phase::Attempt(live);
+                self.phase = RequestPhase::Attempt(live);
             }
-            Input::Connection(connection) => {
+            CoreInput::Connection(connection) => {
                 self.on_connection(&mut live, connection);
-                self.phase = Phase::Attempt(live);
+                self.phase = RequestPhase::Attempt(live);
             }
-            Input::Signed { grant, object } => {
+            CoreInput::Signed { grant, object } => {
                 // A process in a container could report a signature that no grant permits.
                 if let Some(planned) = self.planned.as_ref().filter(|planned| planned.plan.grants.contains(&grant)) {
                     // The backend bounds these events. A flood of other events must not keep one
                     // off the record.
                     let attempt = planned.plan.attempt;
-                    self.record(EventKind::Signed { attempt, grant, object });
+                    self.record_event(EventKind::Signed { attempt, grant, object });
                 }
-                self.phase = Phase::Attempt(live);
+                self.phase = RequestPhase::Attempt(live);
             }
-            Input::Executed { pid, program } => {
+            CoreInput::Executed { pid, program } => {
                 self.record_bounded(&mut live, EventKind::Executed { pid, program });
-                self.phase = Phase::Attempt(live);
+                self.phase = RequestPhase::Attempt(live);
             }
-            Input::Ended(end) => self.on_ended(live, *end),
-            _ => self.phase = Phase::Attempt(live),
+            CoreInput::Ended(end) => self.on_ended(live, *end),
+            _ => self.phase = RequestPhase::Attempt(live),
         }
     }
 
-    fn on_prepared(&mut self, mut live: Box<Live>, report: EnforcementReport) {
-        let asked = self.planned.as_ref().map_or(Level::Full, |planned| planned.plan.level);
-        if strength(report.level) < strength(asked) {
-            self.out.push(Output::Discard);
+    fn on_prepared(&mut self, mut live: Box<LiveAttempt>, report: EnforcementReport) {
+        let asked = self.planned.as_ref().map_or(IsolationLevel::Full, |planned| planned.plan.level);
+        if level_rank(report.level) < level_rank(asked) {
+            self.out.push(CoreOutput::Discard);
             let why = format!(
                 "level {asked} was asked for and only {} could be had\nhint: `stockade doctor` shows what is missing",
                 report.level
             );
             live.enforced = Some(report);
             self.note_attempt(&mut live, None);
-            return self.close(Ending::failed(why));
+            return self.end_request(RequestEnd::from_failure(why));
         }
         live.enforced = Some(report);
         self.release_when_ready(live);
@@ -249,44 +249,44 @@ impl Core {
 
     /// Releases the command once both the record is durable and the sandbox is ready, in either
     /// order.
-    fn release_when_ready(&mut self, mut live: Box<Live>) {
+    fn release_when_ready(&mut self, mut live: Box<LiveAttempt>) {
         if live.committed && live.enforced.is_some() && !live.released {
             live.released = true;
-            self.out.push(Output::Release);
+            self.out.push(CoreOutput::Release);
         }
-        self.phase = Phase::Attempt(live);
+        self.phase = RequestPhase::Attempt(live);
     }
 
-    fn on_released(&mut self, mut live: Box<Live>) {
+    fn on_released(&mut self, mut live: Box<LiveAttempt>) {
         if let (Some(planned), Some(enforced), true) = (&self.planned, &live.enforced, live.released) {
             live.wall_ms = planned.plan.profile.limits.wall_ms;
             let limit_ms = [self.request.timeout_ms, live.wall_ms].into_iter().flatten().min();
-            live.clock = limit_ms.map(|limit_ms| Clock::start(self.now_ms, limit_ms));
+            live.clock = limit_ms.map(|limit_ms| AttemptClock::start(self.now_ms, limit_ms));
             let (attempt, enforced) = (planned.plan.attempt, enforced.clone());
-            self.record(EventKind::Started { attempt, enforced });
+            self.record_event(EventKind::Started { attempt, enforced });
         }
-        self.phase = Phase::Attempt(live);
+        self.phase = RequestPhase::Attempt(live);
     }
 
     /// Records an event caused by the command, up to a limit. Then records once that there are more
     /// events, so that a command cannot fill the audit log.
-    pub(super) fn record_bounded(&mut self, live: &mut Live, kind: EventKind) {
+    pub(super) fn record_bounded(&mut self, live: &mut LiveAttempt, kind: EventKind) {
         let limit = self.config.max_attempt_events;
         live.events = live.events.saturating_add(1);
         if live.events <= limit {
-            self.record(kind);
+            self.record_event(kind);
         } else if live.events == limit.saturating_add(1) {
             let message = format!("this attempt has more than {limit} events; the others are not recorded");
-            self.record(EventKind::Failed { message });
+            self.record_event(EventKind::Failed { message });
         }
     }
 
     /// Returns whether an event caused by the command would still be recorded.
-    pub(super) fn may_record_more(&self, live: &Live) -> bool {
+    pub(super) fn may_record_more(&self, live: &LiveAttempt) -> bool {
         live.events < self.config.max_attempt_events
     }
 
-    fn on_denied(&mut self, live: &mut Live, denial: Denial, powers: Vec<Grant>) {
+    fn on_denied(&mut self, live: &mut LiveAttempt, denial: Denial, powers: Vec<Grant>) {
         if live.denials.len() >= self.config.max_attempt_events as usize {
             return;
         }
@@ -295,7 +295,7 @@ impl Core {
         // the same refusal.
         if let Some(known) = live.known_denial(&denial) {
             known.count = known.count.max(denial.count);
-            if known.resolution == Resolution::Granted {
+            if known.resolution == DenialResolution::Granted {
                 known.resolution = denial.resolution;
             }
             return;
@@ -305,11 +305,11 @@ impl Core {
     }
 
     /// Ends the attempt, unless it is already being ended.
-    fn on_breached(&mut self, live: &mut Live, denial: Denial, powers: Vec<Grant>) {
-        let reason = if denial.is_of_limit(Limit::Wall) {
-            Reason::TimedOut
+    fn on_breached(&mut self, live: &mut LiveAttempt, denial: Denial, powers: Vec<Grant>) {
+        let reason = if denial.is_of_limit(LimitKind::Wall) {
+            StopReason::TimedOut
         } else {
-            Reason::Limit(format!("limit {}: {}", denial.object.escaped(), denial.rule))
+            StopReason::Limit(format!("limit {}: {}", denial.object.to_escaped(), denial.rule))
         };
         // A limit that a question was refused for is already known.
         if live.known_denial(&denial).is_none() {
@@ -322,49 +322,49 @@ impl Core {
 
     /// Handles the end of the attempt's time. The limit of the plan may be raised while everything
     /// is frozen; the caller's limit for this request may not.
-    fn on_time_over(&mut self, live: &mut Live) {
+    fn on_time_over(&mut self, live: &mut LiveAttempt) {
         let raisable = live.wall_ms.filter(|wall_ms| self.request.timeout_ms.is_none_or(|ms| ms > *wall_ms));
         match raisable {
             Some(_) if live.holding => {
                 live.clock = None;
-                let limit = Denial::of_limit(Limit::Wall, raisable, "its time ran out");
-                self.out.push(Output::StandStill(Box::new(limit)));
+                let limit = Denial::of_limit(LimitKind::Wall, raisable, "its time ran out");
+                self.out.push(CoreOutput::StandStill(Box::new(limit)));
             }
-            _ => self.ask_to_end(live, SIGTERM, Reason::TimedOut),
+            _ => self.ask_to_end(live, SIGTERM, StopReason::TimedOut),
         }
     }
 
     /// Restarts the clock with the time that these grants add to the used time.
-    pub(super) fn lengthen(&self, live: &mut Live, grants: &[Grant]) {
+    pub(super) fn extend_clock(&self, live: &mut LiveAttempt, grants: &[Grant]) {
         if !live.asks_for_time() {
             return;
         }
         let granted = |grant: &Grant| match grant {
-            Grant::Limit(Limit::Wall, wall_ms) => Some(*wall_ms),
+            Grant::Limit(LimitKind::Wall, wall_ms) => Some(*wall_ms),
             _ => None,
         };
         let Some(before_ms) = live.wall_ms else { return };
         live.wall_ms = grants.iter().filter_map(granted).max();
         let limit_ms = [self.request.timeout_ms, live.wall_ms].into_iter().flatten().min().unwrap_or(before_ms);
-        live.clock = Some(Clock::start(self.now_ms, limit_ms.saturating_sub(before_ms)));
+        live.clock = Some(AttemptClock::start(self.now_ms, limit_ms.saturating_sub(before_ms)));
     }
 
     /// Ends the attempt because no more time was granted.
-    pub(super) fn end_for_time(&mut self, live: &mut Live) {
+    pub(super) fn end_for_time(&mut self, live: &mut LiveAttempt) {
         if live.is_running() && live.asks_for_time() {
-            self.ask_to_end(live, SIGTERM, Reason::TimedOut);
+            self.ask_to_end(live, SIGTERM, StopReason::TimedOut);
         }
     }
 
-    fn on_connection(&mut self, live: &mut Live, connection: Box<ConnectionRecord>) {
+    fn on_connection(&mut self, live: &mut LiveAttempt, connection: Box<ConnectionRecord>) {
         let Some(planned) = &self.planned else { return };
-        HostUse::count(&mut live.uses, &mut live.uses_left_out, MAX_HOSTS_USED, &connection);
+        HostUse::count_connection(&mut live.uses, &mut live.uses_left_out, MAX_HOSTS_USED, &connection);
         let attempt = planned.plan.attempt;
         self.record_bounded(live, EventKind::Connection { attempt, connection });
     }
 
     /// Stores the result of a held call, which leads to no further attempt.
-    pub(super) fn note_denial(&self, live: &mut Live, denial: &Denial, resolution: Resolution) {
+    pub(super) fn note_denial(&self, live: &mut LiveAttempt, denial: &Denial, resolution: DenialResolution) {
         if let Some(known) = live.known_denial(denial) {
             known.count = known.count.max(denial.count);
             known.resolution = resolution;
@@ -374,33 +374,33 @@ impl Core {
         }
     }
 
-    fn on_ended(&mut self, mut live: Box<Live>, end: AttemptEnd) {
+    fn on_ended(&mut self, mut live: Box<LiveAttempt>, end: AttemptEnd) {
         let program = self.planned.as_ref().and_then(|planned| planned.plan.argv.first());
-        let mut ending = Ending::of(&end, &program.map(RawText::escaped).unwrap_or_default());
-        if !live.released && matches!(ending.status, Status::Exited | Status::Signaled) {
-            ending = Ending::failed("the sandbox ended before the command was released".to_owned());
+        let mut ending = RequestEnd::from_attempt_end(&end, &program.map(RawText::to_escaped).unwrap_or_default());
+        if !live.released && matches!(ending.status, FinalStatus::Exited | FinalStatus::Signaled) {
+            ending = RequestEnd::from_failure("the sandbox ended before the command was released".to_owned());
         }
         let stopped = live.stop.take();
-        let over = matches!(&stopped, Some(stop) if matches!(stop.reason, Reason::Interrupted(_) | Reason::Aborted));
+        let over = matches!(&stopped, Some(stop) if matches!(stop.reason, StopReason::Interrupted(_) | StopReason::Aborted));
         match stopped {
-            Some(Stop { reason: Reason::TimedOut, .. }) => {
-                ending.status = Status::TimedOut;
+            Some(AttemptStop { reason: StopReason::TimedOut, .. }) => {
+                ending.status = FinalStatus::TimedOut;
                 ending.error = Some("its time ran out".to_owned());
             }
-            Some(Stop { reason: Reason::Limit(why), .. }) => {
-                ending.status = Status::Limit;
+            Some(AttemptStop { reason: StopReason::Limit(why), .. }) => {
+                ending.status = FinalStatus::Limit;
                 ending.error = Some(why);
             }
-            Some(Stop { reason: Reason::Interrupted(signal), killed: true, .. }) => {
-                ending = Ending { signal: Some(signal), ..Ending::aborted("interrupted") };
+            Some(AttemptStop { reason: StopReason::Interrupted(signal), killed: true, .. }) => {
+                ending = RequestEnd { signal: Some(signal), ..RequestEnd::from_abort("interrupted") };
             }
-            Some(Stop { reason: Reason::Aborted, .. }) => ending = Ending::aborted(BY_PERSON),
-            Some(Stop { reason: Reason::RecordFailed(why), .. }) => ending = Ending::failed(why),
+            Some(AttemptStop { reason: StopReason::Aborted, .. }) => ending = RequestEnd::from_abort(ENDED_BY_PERSON),
+            Some(AttemptStop { reason: StopReason::RecordFailed(why), .. }) => ending = RequestEnd::from_failure(why),
             _ => {}
         }
         self.forget_all_held(&mut live);
         if let Some(planned) = &self.planned {
-            self.record(EventKind::Exited {
+            self.record_event(EventKind::Exited {
                 attempt: planned.plan.attempt,
                 status: ending.status,
                 exit_code: ending.exit_code,
@@ -416,7 +416,7 @@ impl Core {
         let acted = end.acted || !live.uses.is_empty();
         self.note_attempt(&mut live, Some(end));
         if over || acted || self.record_failed {
-            return self.close(ending);
+            return self.end_request(ending);
         }
         self.after_attempt(ending, powers);
     }
@@ -424,19 +424,19 @@ impl Core {
     /// Records the reads in pieces, each well below the size limit of a line of the audit log.
     fn record_reads(&mut self, reads: &[ReadAccess]) {
         let attempt = self.planned.as_ref().map_or(0, |planned| planned.plan.attempt);
-        for piece in reads.chunks(READS_IN_EVENT) {
-            self.record(EventKind::Traced { attempt, reads: piece.to_vec() });
+        for piece in reads.chunks(MAX_READS_PER_EVENT) {
+            self.record_event(EventKind::Traced { attempt, reads: piece.to_vec() });
         }
     }
 
-    fn note_attempt(&mut self, live: &mut Live, end: Option<AttemptEnd>) {
-        let Some(Planned { plan, .. }) = &self.planned else { return };
+    fn note_attempt(&mut self, live: &mut LiveAttempt, end: Option<AttemptEnd>) {
+        let Some(BoundPlan { plan, .. }) = &self.planned else { return };
         let staged = end.as_ref().and_then(|end| end.staged.clone());
         let kept_for_undo = end.as_ref().map_or(0, |end| end.kept_for_undo);
         let reads = end.as_ref().map_or_else(Vec::new, |end| end.reads.clone());
         let project_files = end.as_ref().map_or_else(Vec::new, |end| end.project_files.clone());
         let (usage, stdout, stderr, truncated) =
-            end.map_or((Usage::default(), None, None, false), |end| (end.usage, end.stdout, end.stderr, end.truncated));
+            end.map_or((ResourceUsage::default(), None, None, false), |end| (end.usage, end.stdout, end.stderr, end.truncated));
         self.attempts.push(AttemptRecord {
             profile: plan.profile.name.clone(),
             grants: plan.grants.iter().chain(&self.in_place).cloned().collect(),
@@ -457,77 +457,77 @@ impl Core {
         });
     }
 
-    pub(super) fn on_record_failed_in_attempt(&mut self, mut live: Box<Live>, message: String) {
+    pub(super) fn on_record_failed_in_attempt(&mut self, mut live: Box<LiveAttempt>, message: String) {
         if !live.released {
-            self.out.push(Output::Discard);
-            return self.close(Ending::failed(message));
+            self.out.push(CoreOutput::Discard);
+            return self.end_request(RequestEnd::from_failure(message));
         }
         self.refuse_all_held(&mut live, "the record failed");
-        self.kill(&mut live, Reason::RecordFailed(message));
-        self.phase = Phase::Attempt(live);
+        self.kill_attempt(&mut live, StopReason::RecordFailed(message));
+        self.phase = RequestPhase::Attempt(live);
     }
 
-    pub(super) fn on_interrupted_in_attempt(&mut self, mut live: Box<Live>, signal: i32) {
+    pub(super) fn on_interrupted_in_attempt(&mut self, mut live: Box<LiveAttempt>, signal: i32) {
         if !live.released {
-            self.out.push(Output::Discard);
-            return self.close(Ending::interrupted(signal));
+            self.out.push(CoreOutput::Discard);
+            return self.end_request(RequestEnd::from_signal(signal));
         }
         match live.stop.take() {
-            None => self.ask_to_end(&mut live, signal, Reason::Interrupted(signal)),
-            Some(stop) if !stop.killed => self.kill(&mut live, stop.reason),
+            None => self.ask_to_end(&mut live, signal, StopReason::Interrupted(signal)),
+            Some(stop) if !stop.killed => self.kill_attempt(&mut live, stop.reason),
             Some(stop) => live.stop = Some(stop),
         }
-        self.phase = Phase::Attempt(live);
+        self.phase = RequestPhase::Attempt(live);
     }
 
     /// Handles a passed deadline: of the record, the command, its grace period or its kill.
-    pub(super) fn on_tick_in_attempt(&mut self, mut live: Box<Live>) {
+    pub(super) fn on_tick_in_attempt(&mut self, mut live: Box<LiveAttempt>) {
         if !live.released {
-            self.out.push(Output::Discard);
+            self.out.push(CoreOutput::Discard);
             let why = "the start could not be made durable in time\nhint: see whether the disk of the record answers";
-            return self.close(Ending::failed(why.to_owned()));
+            return self.end_request(RequestEnd::from_failure(why.to_owned()));
         }
         let wait_ms = self.question_wait_ms();
         self.time_out_held_questions(&mut live, wait_ms);
         if live.end_ms().is_none_or(|at| at > self.now_ms) {
-            self.phase = Phase::Attempt(live);
+            self.phase = RequestPhase::Attempt(live);
             return;
         }
         match live.stop.take() {
             None => self.on_time_over(&mut live),
-            Some(stop) if !stop.killed => self.kill(&mut live, stop.reason),
+            Some(stop) if !stop.killed => self.kill_attempt(&mut live, stop.reason),
             Some(_) => {
-                self.out.push(Output::Discard);
+                self.out.push(CoreOutput::Discard);
                 self.note_attempt(&mut live, None);
                 let why = "the command could not be killed\nhint: the kernel lets nobody end a process that waits \
                            for a filesystem or a device that does not answer; it goes when that does";
-                return self.close(Ending::failed(why.to_owned()));
+                return self.end_request(RequestEnd::from_failure(why.to_owned()));
             }
         }
-        self.phase = Phase::Attempt(live);
+        self.phase = RequestPhase::Attempt(live);
     }
 
     /// Sends `signal`; processes that outlive the grace period are killed. Held calls fail now, so
     /// that a signal handler can run.
-    fn ask_to_end(&mut self, live: &mut Live, signal: i32, reason: Reason) {
+    fn ask_to_end(&mut self, live: &mut LiveAttempt, signal: i32, reason: StopReason) {
         let deadline_ms = self.now_ms.saturating_add(self.config.grace_ms);
-        live.stop = Some(Stop { reason, killed: false, deadline_ms });
+        live.stop = Some(AttemptStop { reason, killed: false, deadline_ms });
         self.refuse_all_held(live, "the attempt is being ended");
-        self.out.push(Output::Signal(signal));
+        self.out.push(CoreOutput::Signal(signal));
     }
 
-    fn kill(&mut self, live: &mut Live, reason: Reason) {
-        self.out.push(Output::Kill);
+    fn kill_attempt(&mut self, live: &mut LiveAttempt, reason: StopReason) {
+        self.out.push(CoreOutput::Kill);
         let deadline_ms = self.now_ms.saturating_add(self.config.kill_timeout_ms);
-        live.stop = Some(Stop { reason, killed: true, deadline_ms });
+        live.stop = Some(AttemptStop { reason, killed: true, deadline_ms });
     }
 }
 
 /// Returns the rank of a level, to compare the requested level with the enforced one.
-fn strength(level: Level) -> u8 {
+fn level_rank(level: IsolationLevel) -> u8 {
     match level {
-        Level::None => 0,
-        Level::Restricted => 1,
-        Level::Full => 2,
+        IsolationLevel::None => 0,
+        IsolationLevel::Restricted => 1,
+        IsolationLevel::Full => 2,
     }
 }

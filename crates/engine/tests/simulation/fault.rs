@@ -3,10 +3,10 @@
 //! the simulation proves nothing.
 
 use stockade_engine::HeldAnswer;
-use stockade_engine::core::{Input, Memo, Output, Planned, Remembered};
-use stockade_engine::keys::{Key, Namespace};
+use stockade_engine::core::{CoreInput, AnswerMemo, CoreOutput, BoundPlan, RememberedAnswer};
+use stockade_engine::keys::{MemoryKey, QuestionNamespace};
 use stockade_model::{
-    Answer, Denial, Digest, EventKind, Grant, Level, Limit, QuestionKind, Review, Risk, Scope, Verdict,
+    ApprovalAnswer, Denial, Digest, EventKind, Grant, IsolationLevel, LimitKind, QuestionKind, ReviewResult, RiskLevel, ApprovalScope, PolicyVerdict,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,125 +101,125 @@ pub const ALL: &[Fault] = &[
 ];
 
 /// What the core hears instead; `None`: nothing.
-pub fn input(fault: Fault, input: Input) -> Option<Input> {
+pub fn input(fault: Fault, input: CoreInput) -> Option<CoreInput> {
     Some(match (fault, input) {
-        (Fault::NoIsYes, Input::Answered { digest, answer: Answer::Denied(_), by })
-        | (Fault::SilenceIsYes, Input::Answered { digest, answer: Answer::TimedOut, by }) => {
-            Input::Answered { digest, answer: Answer::Approved(Scope::Once), by }
+        (Fault::NoIsYes, CoreInput::Answered { digest, answer: ApprovalAnswer::Denied(_), by })
+        | (Fault::SilenceIsYes, CoreInput::Answered { digest, answer: ApprovalAnswer::TimedOut, by }) => {
+            CoreInput::Answered { digest, answer: ApprovalAnswer::Approved(ApprovalScope::Once), by }
         }
-        (Fault::DenyIsAllow, Input::Decided(mut ruling)) if ruling.decision.verdict == Verdict::Deny => {
-            ruling.decision.verdict = Verdict::Allow;
-            Input::Decided(ruling)
+        (Fault::DenyIsAllow, CoreInput::Decided(mut ruling)) if ruling.decision.verdict == PolicyVerdict::Deny => {
+            ruling.decision.verdict = PolicyVerdict::Allow;
+            CoreInput::Decided(ruling)
         }
-        (Fault::AskIsAllow, Input::Decided(mut ruling)) if ruling.decision.verdict == Verdict::Ask => {
-            ruling.decision.verdict = Verdict::Allow;
+        (Fault::AskIsAllow, CoreInput::Decided(mut ruling)) if ruling.decision.verdict == PolicyVerdict::Ask => {
+            ruling.decision.verdict = PolicyVerdict::Allow;
             ruling.questions.clear();
-            Input::Decided(ruling)
+            CoreInput::Decided(ruling)
         }
-        (Fault::RefusalsForgotten, Input::Recalled { mut answers, approver }) => {
+        (Fault::RefusalsForgotten, CoreInput::Recalled { mut answers, approver }) => {
             for answer in &mut answers {
-                answer.take_if(|known| matches!(known.answer, Answer::Denied(_)));
+                answer.take_if(|known| matches!(known.answer, ApprovalAnswer::Denied(_)));
             }
-            Input::Recalled { answers, approver }
+            CoreInput::Recalled { answers, approver }
         }
-        (Fault::MemorySaysYesToAll, Input::Recalled { answers, approver }) => {
-            let yes = Remembered { answer: Answer::Approved(Scope::Always), id: "apr_x".to_owned() };
-            Input::Recalled { answers: answers.iter().map(|_| Some(yes.clone())).collect(), approver }
+        (Fault::MemorySaysYesToAll, CoreInput::Recalled { answers, approver }) => {
+            let yes = RememberedAnswer { answer: ApprovalAnswer::Approved(ApprovalScope::Always), id: "apr_x".to_owned() };
+            CoreInput::Recalled { answers: answers.iter().map(|_| Some(yes.clone())).collect(), approver }
         }
-        (Fault::SandboxClaimed, Input::Planned(mut planned)) => {
+        (Fault::SandboxClaimed, CoreInput::Planned(mut planned)) => {
             if !planned.plan.profile.sandboxed {
                 planned.plan.profile.sandboxed = true;
-                planned.plan.level = Level::Full;
+                planned.plan.level = IsolationLevel::Full;
             }
-            Input::Planned(planned)
+            CoreInput::Planned(planned)
         }
-        (Fault::SandboxClaimed, Input::Prepared(mut report)) => {
-            report.level = Level::Full;
-            Input::Prepared(report)
+        (Fault::SandboxClaimed, CoreInput::Prepared(mut report)) => {
+            report.level = IsolationLevel::Full;
+            CoreInput::Prepared(report)
         }
-        (Fault::HeldRefusalsForgotten, Input::HeldRecalled { id, answers, approver }) => {
+        (Fault::HeldRefusalsForgotten, CoreInput::HeldRecalled { id, answers, approver }) => {
             let answers = answers.map(|mut answers| {
                 for answer in &mut answers {
-                    answer.take_if(|known| matches!(known.answer, Answer::Denied(_)));
+                    answer.take_if(|known| matches!(known.answer, ApprovalAnswer::Denied(_)));
                 }
                 answers
             });
-            Input::HeldRecalled { id, answers, approver }
+            CoreInput::HeldRecalled { id, answers, approver }
         }
-        (Fault::HeldRuleUnheard, Input::Held(mut call)) => {
+        (Fault::HeldRuleUnheard, CoreInput::Held(mut call)) => {
             call.rule = None;
-            Input::Held(call)
+            CoreInput::Held(call)
         }
-        (Fault::WarningUnheard, Input::Reviewed(mut reviewed)) => {
+        (Fault::WarningUnheard, CoreInput::Reviewed(mut reviewed)) => {
             soften(&mut reviewed.review, &|_| "it says".into());
-            Input::Reviewed(reviewed)
+            CoreInput::Reviewed(reviewed)
         }
         // Behind the summary, for `harden`.
-        (Fault::WarnedYesKept, Input::Reviewed(mut reviewed)) => {
+        (Fault::WarnedYesKept, CoreInput::Reviewed(mut reviewed)) => {
             soften(&mut reviewed.review, &|risk| risk.name().into());
-            Input::Reviewed(reviewed)
+            CoreInput::Reviewed(reviewed)
         }
-        (Fault::RecordFailureUnheard, Input::RecordFailed(_))
-        | (Fault::EndUnheard, Input::Ended(_))
-        | (Fault::HeldWithdrawalUnheard, Input::Withdrawn(_)) => return None,
+        (Fault::RecordFailureUnheard, CoreInput::RecordFailed(_))
+        | (Fault::EndUnheard, CoreInput::Ended(_))
+        | (Fault::HeldWithdrawalUnheard, CoreInput::Withdrawn(_)) => return None,
         (_, input) => input,
     })
 }
 
 /// The core hears no warning.
-fn soften(review: &mut Review, summary: &dyn Fn(Risk) -> stockade_model::RawText) {
-    if let Some(opinion) = review.opinion.as_mut().filter(|opinion| opinion.risk >= Risk::High) {
+fn soften(review: &mut ReviewResult, summary: &dyn Fn(RiskLevel) -> stockade_model::RawText) {
+    if let Some(opinion) = review.opinion.as_mut().filter(|opinion| opinion.risk >= RiskLevel::High) {
         opinion.summary = summary(opinion.risk);
-        opinion.risk = Risk::Low;
+        opinion.risk = RiskLevel::Low;
     }
 }
 
 /// The warning that was softened is told to everybody else.
-fn harden(review: &mut Review) {
+fn harden(review: &mut ReviewResult) {
     let Some(opinion) = &mut review.opinion else { return };
-    if let Some(risk) = [Risk::High, Risk::Critical].into_iter().find(|risk| opinion.summary == risk.name().into()) {
+    if let Some(risk) = [RiskLevel::High, RiskLevel::Critical].into_iter().find(|risk| opinion.summary == risk.name().into()) {
         opinion.risk = risk;
         opinion.summary = "it says".into();
     }
 }
 
 /// What the world is told instead, after the core heard `heard`.
-pub fn outputs(fault: Fault, heard: Option<&Input>, finished: bool, outputs: Vec<Output>) -> Vec<Output> {
-    let mut out: Vec<Output> = outputs.into_iter().flat_map(|output| one(fault, output)).collect();
+pub fn outputs(fault: Fault, heard: Option<&CoreInput>, finished: bool, outputs: Vec<CoreOutput>) -> Vec<CoreOutput> {
+    let mut out: Vec<CoreOutput> = outputs.into_iter().flat_map(|output| one(fault, output)).collect();
     match (fault, heard) {
-        (Fault::ReleaseBeforeDurable, Some(Input::Prepared(_))) if out.is_empty() => out.push(Output::Release),
-        (Fault::ReleaseBeforePrepared, Some(Input::Committed(_))) if out.is_empty() => out.push(Output::Release),
+        (Fault::ReleaseBeforeDurable, Some(CoreInput::Prepared(_))) if out.is_empty() => out.push(CoreOutput::Release),
+        (Fault::ReleaseBeforePrepared, Some(CoreInput::Committed(_))) if out.is_empty() => out.push(CoreOutput::Release),
         (Fault::EventAfterFinish, Some(_)) if finished => {
-            out.push(Output::Record(Box::new(EventKind::Failed { message: "late".to_owned() })));
+            out.push(CoreOutput::Record(Box::new(EventKind::Failed { message: "late".to_owned() })));
         }
-        (Fault::TimeUnlimited, Some(Input::Tick)) => out.retain(|output| !matches!(output, Output::Signal(_))),
-        (Fault::LimitUnheard, Some(Input::Breached { .. })) => {
-            out.retain(|output| !matches!(output, Output::Signal(_)));
+        (Fault::TimeUnlimited, Some(CoreInput::Tick)) => out.retain(|output| !matches!(output, CoreOutput::Signal(_))),
+        (Fault::LimitUnheard, Some(CoreInput::Breached { .. })) => {
+            out.retain(|output| !matches!(output, CoreOutput::Signal(_)));
         }
-        (Fault::NoTimeIsTime, Some(Input::Answered { .. } | Input::HeldRecalled { .. })) => {
-            out.retain(|output| !matches!(output, Output::Signal(_)));
+        (Fault::NoTimeIsTime, Some(CoreInput::Answered { .. } | CoreInput::HeldRecalled { .. })) => {
+            out.retain(|output| !matches!(output, CoreOutput::Signal(_)));
         }
-        (Fault::StoodStillForNobody, Some(Input::Tick)) => {
+        (Fault::StoodStillForNobody, Some(CoreInput::Tick)) => {
             for output in &mut out {
-                if matches!(output, Output::Signal(_)) {
-                    let limit = Denial::of_limit(Limit::Wall, Some(60_000), "its time ran out");
-                    *output = Output::StandStill(Box::new(limit));
+                if matches!(output, CoreOutput::Signal(_)) {
+                    let limit = Denial::of_limit(LimitKind::Wall, Some(60_000), "its time ran out");
+                    *output = CoreOutput::StandStill(Box::new(limit));
                 }
             }
         }
-        (Fault::ThinkingEndsIt, Some(Input::HeldRecalled { .. }))
-            if out.iter().any(|output| matches!(output, Output::Ask(_))) =>
+        (Fault::ThinkingEndsIt, Some(CoreInput::HeldRecalled { .. }))
+            if out.iter().any(|output| matches!(output, CoreOutput::Ask(_))) =>
         {
-            out.push(Output::Signal(15));
+            out.push(CoreOutput::Signal(15));
         }
         // Answers first, the record after them.
         (Fault::HeldGivenBeforeRecord, Some(_)) => {
-            out.sort_by_key(|output| !matches!(output, Output::AnswerHeld { .. }));
+            out.sort_by_key(|output| !matches!(output, CoreOutput::AnswerHeld { .. }));
         }
         // Refusals of the end become the yes that an open question was about.
-        (Fault::HeldGivenAfterEnd, Some(Input::Interrupted(_))) => {
+        (Fault::HeldGivenAfterEnd, Some(CoreInput::Interrupted(_))) => {
             for output in &mut out {
-                if let Output::AnswerHeld { answer, .. } = output {
+                if let CoreOutput::AnswerHeld { answer, .. } = output {
                     *answer = HeldAnswer::Granted(vec![Grant::Write("/d".into())]);
                 }
             }
@@ -229,36 +229,36 @@ pub fn outputs(fault: Fault, heard: Option<&Input>, finished: bool, outputs: Vec
     out
 }
 
-fn one(fault: Fault, output: Output) -> Vec<Output> {
+fn one(fault: Fault, output: CoreOutput) -> Vec<CoreOutput> {
     match (fault, output) {
-        (Fault::ReleaseTwice, Output::Release) => vec![Output::Release, Output::Release],
-        (Fault::StartNotRecorded, Output::Record(kind)) if matches!(*kind, EventKind::Starting { .. }) => vec![],
-        (Fault::AnswerNotRecorded, Output::Record(kind)) if matches!(*kind, EventKind::Answered { .. }) => vec![],
-        (Fault::FinishTwice, Output::Finish(outcome)) => {
-            vec![Output::Finish(outcome.clone()), Output::Finish(outcome)]
+        (Fault::ReleaseTwice, CoreOutput::Release) => vec![CoreOutput::Release, CoreOutput::Release],
+        (Fault::StartNotRecorded, CoreOutput::Record(kind)) if matches!(*kind, EventKind::Starting { .. }) => vec![],
+        (Fault::AnswerNotRecorded, CoreOutput::Record(kind)) if matches!(*kind, EventKind::Answered { .. }) => vec![],
+        (Fault::FinishTwice, CoreOutput::Finish(outcome)) => {
+            vec![CoreOutput::Finish(outcome.clone()), CoreOutput::Finish(outcome)]
         }
-        (Fault::ExtraGrant, Output::Prepare { planned, hold }) => {
+        (Fault::ExtraGrant, CoreOutput::Prepare { planned, hold }) => {
             vec![replan(*planned, hold, |plan| plan.grants.push(Grant::Write("/etc".into())))]
         }
-        (Fault::OtherCommand, Output::Prepare { planned, hold }) => {
+        (Fault::OtherCommand, CoreOutput::Prepare { planned, hold }) => {
             vec![replan(*planned, hold, |plan| plan.argv.push("--force".into()))]
         }
-        (Fault::SandboxClaimed, Output::Prepare { mut planned, hold }) if planned.plan.profile.name == "host" => {
+        (Fault::SandboxClaimed, CoreOutput::Prepare { mut planned, hold }) if planned.plan.profile.name == "host" => {
             planned.plan.profile.sandboxed = false;
-            planned.plan.level = Level::None;
-            vec![Output::Prepare { planned, hold }]
+            planned.plan.level = IsolationLevel::None;
+            vec![CoreOutput::Prepare { planned, hold }]
         }
-        (Fault::HeldForNobody, Output::Prepare { planned, .. }) => vec![Output::Prepare { planned, hold: true }],
-        (Fault::HeldAnsweredTwice, Output::AnswerHeld { id, answer }) => {
-            vec![Output::AnswerHeld { id, answer: answer.clone() }, Output::AnswerHeld { id, answer }]
+        (Fault::HeldForNobody, CoreOutput::Prepare { planned, .. }) => vec![CoreOutput::Prepare { planned, hold: true }],
+        (Fault::HeldAnsweredTwice, CoreOutput::AnswerHeld { id, answer }) => {
+            vec![CoreOutput::AnswerHeld { id, answer: answer.clone() }, CoreOutput::AnswerHeld { id, answer }]
         }
-        (Fault::HeldForgotten, Output::AnswerHeld { answer: HeldAnswer::Refused, .. })
-        | (Fault::QuestionLeftOpen, Output::Withdraw(_)) => vec![],
-        (Fault::HeldGivenMore, Output::AnswerHeld { id, answer: HeldAnswer::Granted(mut grants) }) => {
+        (Fault::HeldForgotten, CoreOutput::AnswerHeld { answer: HeldAnswer::Refused, .. })
+        | (Fault::QuestionLeftOpen, CoreOutput::Withdraw(_)) => vec![],
+        (Fault::HeldGivenMore, CoreOutput::AnswerHeld { id, answer: HeldAnswer::Granted(mut grants) }) => {
             grants.push(Grant::Write("/etc".into()));
-            vec![Output::AnswerHeld { id, answer: HeldAnswer::Granted(grants) }]
+            vec![CoreOutput::AnswerHeld { id, answer: HeldAnswer::Granted(grants) }]
         }
-        (Fault::HeldGivenDirectory, Output::AnswerHeld { id, answer: HeldAnswer::Granted(mut grants) }) => {
+        (Fault::HeldGivenDirectory, CoreOutput::AnswerHeld { id, answer: HeldAnswer::Granted(mut grants) }) => {
             for grant in &mut grants {
                 if let Grant::Write(path) = grant
                     && path.starts_with("/d")
@@ -266,46 +266,46 @@ fn one(fault: Fault, output: Output) -> Vec<Output> {
                     *path = "/d".into();
                 }
             }
-            vec![Output::AnswerHeld { id, answer: HeldAnswer::Granted(grants) }]
+            vec![CoreOutput::AnswerHeld { id, answer: HeldAnswer::Granted(grants) }]
         }
-        (Fault::HeldGrantNotRecorded, Output::Record(kind)) if matches!(&*kind, EventKind::Granted { holds, .. } if !holds.is_empty()) =>
+        (Fault::HeldGrantNotRecorded, CoreOutput::Record(kind)) if matches!(&*kind, EventKind::Granted { holds, .. } if !holds.is_empty()) =>
         {
             vec![]
         }
-        (Fault::SandboxLeftStanding, Output::Discard) => vec![],
-        (Fault::UnsandboxedKept, Output::Ask(question)) if question.kind == QuestionKind::Unsandboxed => {
-            let key = Key { namespace: Namespace::Run, digest: question.digest.clone(), refusal: false };
-            let answer = Answer::Approved(Scope::Always);
+        (Fault::SandboxLeftStanding, CoreOutput::Discard) => vec![],
+        (Fault::UnsandboxedKept, CoreOutput::Ask(question)) if question.kind == QuestionKind::Unsandboxed => {
+            let key = MemoryKey { namespace: QuestionNamespace::Run, digest: question.digest.clone(), refusal: false };
+            let answer = ApprovalAnswer::Approved(ApprovalScope::Always);
             let (subject, by, request) = (String::new(), String::new(), "req_1".parse().unwrap());
-            let memo = Memo { key, answer, subject, grants: Vec::new(), request, by };
-            vec![Output::Ask(question), Output::Remember(vec![memo])]
+            let memo = AnswerMemo { key, answer, subject, grants: Vec::new(), request, by };
+            vec![CoreOutput::Ask(question), CoreOutput::Remember(vec![memo])]
         }
-        (Fault::AskedOtherThanRecorded, Output::Ask(mut question)) => {
+        (Fault::AskedOtherThanRecorded, CoreOutput::Ask(mut question)) => {
             question.command = "true".into();
-            vec![Output::Ask(question)]
+            vec![CoreOutput::Ask(question)]
         }
-        (Fault::ReviewLeftOut, Output::Ask(mut question)) => {
+        (Fault::ReviewLeftOut, CoreOutput::Ask(mut question)) => {
             question.review = None;
-            vec![Output::Ask(question)]
+            vec![CoreOutput::Ask(question)]
         }
-        (Fault::WarnedYesKept, Output::Ask(mut question)) => {
+        (Fault::WarnedYesKept, CoreOutput::Ask(mut question)) => {
             question.review.iter_mut().for_each(harden);
-            vec![Output::Ask(question)]
+            vec![CoreOutput::Ask(question)]
         }
-        (Fault::WarnedYesKept, Output::Record(mut kind)) => {
+        (Fault::WarnedYesKept, CoreOutput::Record(mut kind)) => {
             if let EventKind::Reviewed { review, .. } = &mut *kind {
                 harden(review);
             }
-            vec![Output::Record(kind)]
+            vec![CoreOutput::Record(kind)]
         }
-        (Fault::AskedTwice, Output::Ask(question)) => vec![Output::Ask(question.clone()), Output::Ask(question)],
+        (Fault::AskedTwice, CoreOutput::Ask(question)) => vec![CoreOutput::Ask(question.clone()), CoreOutput::Ask(question)],
         (_, output) => vec![output],
     }
 }
 
-fn replan(planned: Planned, hold: bool, change: impl FnOnce(&mut stockade_model::Plan)) -> Output {
+fn replan(planned: BoundPlan, hold: bool, change: impl FnOnce(&mut stockade_model::AttemptPlan)) -> CoreOutput {
     let mut plan = planned.plan;
     change(&mut plan);
     let identity: Digest = planned.identity;
-    Output::Prepare { planned: Box::new(Planned::new(plan, identity).unwrap()), hold }
+    CoreOutput::Prepare { planned: Box::new(BoundPlan::new(plan, identity).unwrap()), hold }
 }

@@ -4,10 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use stockade_engine::core::{HeldCall, Planned, Remembered};
-use stockade_engine::keys::Key;
+use stockade_engine::core::{HeldCall, BoundPlan, RememberedAnswer};
+use stockade_engine::keys::MemoryKey;
 use stockade_engine::{HeldAnswer, HoldId};
-use stockade_model::{Answer, ApprovalMode, Digest, EventKind, Grant, Question, QuestionKind, Verdict};
+use stockade_model::{ApprovalAnswer, ApprovalMode, Digest, EventKind, Grant, ApprovalQuestion, QuestionKind, PolicyVerdict};
 
 use crate::witness::{Law, need};
 
@@ -16,7 +16,7 @@ use crate::witness::{Law, need};
 pub struct Held {
     /// Of the sandbox that stands.
     calls: BTreeMap<HoldId, Call>,
-    open: Vec<Question>,
+    open: Vec<ApprovalQuestion>,
     /// When each was put, and when somebody last answered.
     asked_ms: BTreeMap<String, u64>,
     heard_ms: u64,
@@ -74,7 +74,7 @@ impl Seen {
 
 struct Call {
     call: HeldCall,
-    keys: Option<Vec<Key>>,
+    keys: Option<Vec<MemoryKey>>,
     /// Only a refusal is right from here on.
     refused: bool,
     /// Whether somebody could be asked when it was looked up.
@@ -106,17 +106,17 @@ impl Held {
     }
 
     /// A call that the world told; `plan` says what it has already.
-    pub fn told(&mut self, call: &HeldCall, plan: &Planned) {
+    pub fn told(&mut self, call: &HeldCall, plan: &BoundPlan) {
         let mut call = call.clone();
         if call.refused_in {
             self.refused_in.insert(call.directory.clone());
         }
         let verdict = call.rule.as_ref().map(|rule| rule.decision.verdict);
-        if let (Some(Verdict::Allow), Some(rule)) = (verdict, &call.rule) {
+        if let (Some(PolicyVerdict::Allow), Some(rule)) = (verdict, &call.rule) {
             call.powers.clone_from(&rule.powers);
             self.allowed.insert(rule.powers.clone());
         }
-        let refused = verdict == Some(Verdict::Deny);
+        let refused = verdict == Some(PolicyVerdict::Deny);
         if refused && !call.directory.is_empty() {
             self.refused_in.insert(call.directory.clone());
         }
@@ -135,7 +135,7 @@ impl Held {
         self.calls.clear();
     }
 
-    pub fn looked_up(&mut self, id: HoldId, keys: &[Key]) -> Law {
+    pub fn looked_up(&mut self, id: HoldId, keys: &[MemoryKey]) -> Law {
         let call = self.calls.get_mut(&id).ok_or("looked up for a call that is not held")?;
         need(call.keys.is_none(), "looked up twice")?;
         call.keys = Some(keys.to_vec());
@@ -146,9 +146,9 @@ impl Held {
     pub fn recalled(
         &mut self,
         id: HoldId,
-        answers: &Result<Vec<Option<Remembered>>, String>,
+        answers: &Result<Vec<Option<RememberedAnswer>>, String>,
         approver: bool,
-        remembered: &mut BTreeSet<Key>,
+        remembered: &mut BTreeSet<MemoryKey>,
     ) {
         let Some(call) = self.calls.get_mut(&id) else { return };
         let Some(keys) = call.keys.take() else { return };
@@ -159,8 +159,8 @@ impl Held {
         };
         for (key, found) in keys.into_iter().zip(answers) {
             match found {
-                Some(Remembered { answer: Answer::Approved(_), .. }) if !key.refusal => drop(remembered.insert(key)),
-                Some(Remembered { answer: Answer::Denied(_), .. }) => call.refused = true,
+                Some(RememberedAnswer { answer: ApprovalAnswer::Approved(_), .. }) if !key.refusal => drop(remembered.insert(key)),
+                Some(RememberedAnswer { answer: ApprovalAnswer::Denied(_), .. }) => call.refused = true,
                 _ => {}
             }
         }
@@ -173,24 +173,24 @@ impl Held {
     }
 
     /// A true answer. False where it is to none of the open questions.
-    pub fn answered(&mut self, digest: &Digest, answer: Answer, now_ms: u64) -> Option<QuestionKind> {
+    pub fn answered(&mut self, digest: &Digest, answer: ApprovalAnswer, now_ms: u64) -> Option<QuestionKind> {
         let at = self.open.iter().position(|question| question.digest == *digest)?;
         let question = self.open.remove(at);
         let grants = grants_of(&question).to_vec();
         self.settled.insert(grants.clone());
-        self.silent = answer == Answer::TimedOut;
+        self.silent = answer == ApprovalAnswer::TimedOut;
         if !self.silent {
             self.heard_ms = now_ms;
         }
-        self.seen.silences += usize::from(answer == Answer::TimedOut);
+        self.seen.silences += usize::from(answer == ApprovalAnswer::TimedOut);
         match answer {
-            Answer::Approved(_) | Answer::Group(_) => self.consents.push(grants),
-            Answer::Denied(_) | Answer::TimedOut | Answer::Abort => self.said_no(grants, &question),
+            ApprovalAnswer::Approved(_) | ApprovalAnswer::Group(_) => self.consents.push(grants),
+            ApprovalAnswer::Denied(_) | ApprovalAnswer::TimedOut | ApprovalAnswer::Abort => self.said_no(grants, &question),
         }
         Some(question.kind)
     }
 
-    fn said_no(&mut self, grants: Vec<Grant>, question: &Question) {
+    fn said_no(&mut self, grants: Vec<Grant>, question: &ApprovalQuestion) {
         if matches!(question.kind, QuestionKind::Hold { directory: true, .. }) {
             self.refused_in.insert(grants.clone());
         }
@@ -208,7 +208,7 @@ impl Held {
     pub fn timed_out(&mut self, digest: &Digest, now_ms: u64) {
         // It may have been taken back already.
         self.silent = true;
-        self.answered(digest, Answer::TimedOut, now_ms);
+        self.answered(digest, ApprovalAnswer::TimedOut, now_ms);
     }
 
     pub fn is_open(&self, digest: &Digest) -> bool {
@@ -227,7 +227,7 @@ impl Held {
 
     pub fn asked(
         &mut self,
-        question: &Question,
+        question: &ApprovalQuestion,
         now_ms: u64,
         mode: ApprovalMode,
         max_questions: usize,
@@ -317,7 +317,7 @@ impl Held {
                 _ => None,
             })
             .collect();
-        let yes = |kind: &EventKind| matches!(kind, EventKind::Answered { digest, answer: Answer::Approved(_), .. } if asked.contains(&digest));
+        let yes = |kind: &EventKind| matches!(kind, EventKind::Answered { digest, answer: ApprovalAnswer::Approved(_), .. } if asked.contains(&digest));
         need(log.iter().any(yes), "granted in place without a recorded consent (L6)")?;
         let noted = |kind: &EventKind| matches!(kind, EventKind::Granted { grants: noted, holds } if noted == grants && holds.contains(&id.0));
         need(log.iter().any(noted), "granted in place and not recorded (L6)")
@@ -330,11 +330,11 @@ impl Held {
 
     /// After time was looked at: nobody is waited for longer than was said, with
     /// a little beyond it; a reviewer not even that.
-    pub fn in_time(&self, now_ms: u64, in_review: &[Question], review_ms: u64) -> Law {
-        let since = |open: &Question| self.asked_ms.get(open.digest.as_str()).copied().unwrap_or(0).max(self.heard_ms);
-        let late = |open: &Question| since(open) + open.timeout_ms + 2_000 <= now_ms;
-        let asked = |open: &Question| self.asked_ms.get(open.digest.as_str()).copied();
-        let overdue = |open: &Question| asked(open).is_some_and(|asked_ms| asked_ms + review_ms <= now_ms);
+    pub fn in_time(&self, now_ms: u64, in_review: &[ApprovalQuestion], review_ms: u64) -> Law {
+        let since = |open: &ApprovalQuestion| self.asked_ms.get(open.digest.as_str()).copied().unwrap_or(0).max(self.heard_ms);
+        let late = |open: &ApprovalQuestion| since(open) + open.timeout_ms + 2_000 <= now_ms;
+        let asked = |open: &ApprovalQuestion| self.asked_ms.get(open.digest.as_str()).copied();
+        let overdue = |open: &ApprovalQuestion| asked(open).is_some_and(|asked_ms| asked_ms + review_ms <= now_ms);
         need(!in_review.iter().any(overdue), "a question about a held call waits too long for a reviewer")?;
         need(!self.open.iter().any(late), "a question about a held call outlives its time")
     }
@@ -342,7 +342,7 @@ impl Held {
     /// After each step: nothing is forgotten, and nobody is asked for nothing.
     pub fn at_rest(&self, max_questions: usize) -> Law {
         for call in self.calls.values() {
-            let wished = |open: &Question| {
+            let wished = |open: &ApprovalQuestion| {
                 let grants = grants_of(open);
                 call.call.powers == grants || call.call.directory == grants
             };
@@ -359,7 +359,7 @@ impl Held {
     }
 }
 
-fn grants_of(question: &Question) -> &[Grant] {
+fn grants_of(question: &ApprovalQuestion) -> &[Grant] {
     match &question.kind {
         QuestionKind::Hold { grants, .. } => grants,
         _ => &[],

@@ -3,12 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use stockade_engine::core::{CoreConfig, Input, Memo, Output, Planned, Remembered, Ruling};
-use stockade_engine::keys::{GrantContext, Key, Namespace};
+use stockade_engine::core::{CoreConfig, CoreInput, AnswerMemo, CoreOutput, BoundPlan, RememberedAnswer, ConsentRuling};
+use stockade_engine::keys::{GrantContext, MemoryKey, QuestionNamespace};
 use stockade_engine::{HeldAnswer, HoldId, exit_code};
 use stockade_model::{
-    Answer, ApprovalMode, Command, Denial, Digest, EventKind, Grant, Limit, Outcome, Plan, Question, QuestionKind,
-    Request, Review, Scope, Status, Verdict,
+    ApprovalAnswer, ApprovalMode, RequestCommand, Denial, Digest, EventKind, Grant, LimitKind, RunOutcome, AttemptPlan, ApprovalQuestion, QuestionKind,
+    RunRequest, ReviewResult, ApprovalScope, FinalStatus, PolicyVerdict,
 };
 
 use crate::held::Held;
@@ -16,36 +16,36 @@ use crate::held::Held;
 pub type Law = Result<(), String>;
 
 pub struct Witness {
-    request: Request,
+    request: RunRequest,
     config: CoreConfig,
     log: Vec<EventKind>,
     record_failed: bool,
     commits: Vec<(u64, bool, usize)>,
     durable: usize,
     acknowledged: u64,
-    ruling: Option<Ruling>,
-    plans: Vec<Planned>,
+    ruling: Option<ConsentRuling>,
+    plans: Vec<BoundPlan>,
     standing: BTreeSet<Grant>,
-    keys: Vec<Key>,
-    memory_yes: BTreeSet<Key>,
-    memory_no: BTreeSet<Key>,
+    keys: Vec<MemoryKey>,
+    memory_yes: BTreeSet<MemoryKey>,
+    memory_no: BTreeSet<MemoryKey>,
     approver: bool,
-    open: Option<Question>,
+    open: Option<ApprovalQuestion>,
     /// Explicit yeses since the last release, with the number of the question.
-    agreed: Vec<(usize, Question)>,
-    ever_agreed: Vec<Question>,
+    agreed: Vec<(usize, ApprovalQuestion)>,
+    ever_agreed: Vec<ApprovalQuestion>,
     explicit_no: bool,
-    last_answer: Option<(QuestionKind, Answer)>,
+    last_answer: Option<(QuestionKind, ApprovalAnswer)>,
     /// Whether a reviewer had warned of the question last answered.
     last_warned: bool,
     /// Given to the reviewer, and not put yet.
-    in_review: Vec<Question>,
+    in_review: Vec<ApprovalQuestion>,
     /// What the reviewer truly said in time.
-    reviews: BTreeMap<String, Review>,
+    reviews: BTreeMap<String, ReviewResult>,
     escalated: BTreeSet<Grant>,
     sandbox: Option<Sandbox>,
-    released: Vec<Plan>,
-    pub finished: Option<Outcome>,
+    released: Vec<AttemptPlan>,
+    pub finished: Option<RunOutcome>,
     dead: bool,
     counted: bool,
     pub held: Held,
@@ -53,7 +53,7 @@ pub struct Witness {
 }
 
 struct Sandbox {
-    planned: Planned,
+    planned: BoundPlan,
     standing_up: bool,
     released: bool,
     hold: bool,
@@ -76,7 +76,7 @@ pub fn need(holds: bool, law: &str) -> Law {
 }
 
 impl Witness {
-    pub fn new(request: Request, config: CoreConfig) -> Self {
+    pub fn new(request: RunRequest, config: CoreConfig) -> Self {
         Self {
             request,
             config,
@@ -131,93 +131,93 @@ impl Witness {
     }
 
     /// What the world truly says to the core.
-    pub fn input(&mut self, input: &Input) {
-        if let Input::Answered { digest, .. } = input {
-            self.last_warned = self.reviews.get(digest.as_str()).is_some_and(Review::warns);
+    pub fn input(&mut self, input: &CoreInput) {
+        if let CoreInput::Answered { digest, .. } = input {
+            self.last_warned = self.reviews.get(digest.as_str()).is_some_and(ReviewResult::raises_caution);
         }
         match input {
-            Input::Reviewed(reviewed) if self.in_review.iter().any(|given| given.digest == reviewed.digest) => {
+            CoreInput::Reviewed(reviewed) if self.in_review.iter().any(|given| given.digest == reviewed.digest) => {
                 self.reviews.entry(reviewed.digest.to_string()).or_insert_with(|| reviewed.review.clone());
             }
-            Input::Decided(ruling) => self.ruling = Some((**ruling).clone()),
-            Input::Planned(planned) => self.plans.push((**planned).clone()),
-            Input::Standing(standing) => {
+            CoreInput::Decided(ruling) => self.ruling = Some((**ruling).clone()),
+            CoreInput::Planned(planned) => self.plans.push((**planned).clone()),
+            CoreInput::Standing(standing) => {
                 self.standing.extend(standing.grants.iter().cloned());
                 self.counted = standing.counted;
             }
-            Input::Held(call) => {
+            CoreInput::Held(call) => {
                 if let Some(sandbox) = self.sandbox.as_ref().filter(|sandbox| sandbox.released) {
                     self.held.told(call, &sandbox.planned);
                 }
-                if let Some(sandbox) = self.sandbox.as_mut().filter(|_| call.denial.is_of_limit(Limit::Wall)) {
+                if let Some(sandbox) = self.sandbox.as_mut().filter(|_| call.denial.is_of_limit(LimitKind::Wall)) {
                     sandbox.asks_for_time = Some(call.id);
                 }
             }
-            Input::HeldRecalled { id, answers, approver } => {
+            CoreInput::HeldRecalled { id, answers, approver } => {
                 self.held.recalled(*id, answers, *approver, &mut self.memory_yes);
             }
-            Input::Breached { .. } => {
+            CoreInput::Breached { .. } => {
                 if let Some(sandbox) = self.sandbox.as_mut().filter(|sandbox| sandbox.released) {
                     sandbox.breached = true;
                 }
             }
-            Input::Withdrawn(id) => self.held.withdrawn(*id),
-            Input::Answered { digest, answer, .. } if self.held.is_open(digest) => {
+            CoreInput::Withdrawn(id) => self.held.withdrawn(*id),
+            CoreInput::Answered { digest, answer, .. } if self.held.is_open(digest) => {
                 if let Some(kind) = self.held.answered(digest, *answer, self.now_ms) {
                     self.last_answer = Some((kind, *answer));
                 }
-                self.sandbox_ends(*answer == Answer::Abort);
+                self.sandbox_ends(*answer == ApprovalAnswer::Abort);
             }
-            Input::Interrupted(_) => self.sandbox_ends(true),
-            Input::Recalled { answers, approver } => {
+            CoreInput::Interrupted(_) => self.sandbox_ends(true),
+            CoreInput::Recalled { answers, approver } => {
                 self.approver = *approver;
                 for (key, answer) in std::mem::take(&mut self.keys).into_iter().zip(answers) {
                     match answer {
-                        Some(Remembered { answer: Answer::Approved(_), .. }) if !key.refusal => {
+                        Some(RememberedAnswer { answer: ApprovalAnswer::Approved(_), .. }) if !key.refusal => {
                             self.memory_yes.insert(key);
                         }
-                        Some(Remembered { answer: Answer::Denied(_), .. }) => {
+                        Some(RememberedAnswer { answer: ApprovalAnswer::Denied(_), .. }) => {
                             self.memory_no.insert(key);
                         }
                         _ => {}
                     }
                 }
             }
-            Input::Answered { digest, answer, .. } if self.open.as_ref().is_some_and(|q| q.digest == *digest) => {
+            CoreInput::Answered { digest, answer, .. } if self.open.as_ref().is_some_and(|q| q.digest == *digest) => {
                 let Some(question) = self.open.take() else { return };
                 self.last_answer = Some((question.kind.clone(), *answer));
                 match answer {
-                    Answer::Approved(_) | Answer::Group(_) => {
+                    ApprovalAnswer::Approved(_) | ApprovalAnswer::Group(_) => {
                         let number = self.log.iter().filter(|kind| matches!(kind, EventKind::Asked { .. })).count();
                         self.ever_agreed.push(question.clone());
                         self.agreed.push((number, question));
                     }
-                    Answer::Denied(_) | Answer::Abort | Answer::TimedOut => self.explicit_no = true,
+                    ApprovalAnswer::Denied(_) | ApprovalAnswer::Abort | ApprovalAnswer::TimedOut => self.explicit_no = true,
                 }
             }
-            Input::Committed(number) => {
+            CoreInput::Committed(number) => {
                 let through = self.commits.iter().filter(|(n, durable, _)| n == number && *durable);
                 if self.commits.iter().any(|(n, ..)| n == number) {
                     self.acknowledged = self.acknowledged.max(*number);
                 }
                 self.durable = through.map(|(_, _, length)| *length).fold(self.durable, usize::max);
             }
-            Input::RecordFailed(_) => {
+            CoreInput::RecordFailed(_) => {
                 self.record_failed = true;
                 self.sandbox_ends(true);
             }
-            Input::Prepared(_) => {
+            CoreInput::Prepared(_) => {
                 if let Some(sandbox) = &mut self.sandbox {
                     sandbox.standing_up = true;
                 }
             }
-            Input::Released => {
+            CoreInput::Released => {
                 if let Some(sandbox) = self.sandbox.as_mut().filter(|sandbox| sandbox.released) {
                     sandbox.used_ms.get_or_insert(0);
                 }
             }
-            Input::PrepareFailed(_) => self.sandbox = None,
-            Input::Ended(_) => self.sandbox_gone(),
+            CoreInput::PrepareFailed(_) => self.sandbox = None,
+            CoreInput::Ended(_) => self.sandbox_gone(),
             _ => {}
         }
     }
@@ -250,29 +250,29 @@ impl Witness {
     }
 
     /// What the core says. For `Record`, what was truly written.
-    pub fn output(&mut self, output: &Output) -> Law {
+    pub fn output(&mut self, output: &CoreOutput) -> Law {
         need(!self.dead, "an output after Finish")?;
         match output {
-            Output::Record(kind) => self.recorded(kind),
-            Output::Commit { number, durable } => {
+            CoreOutput::Record(kind) => self.recorded(kind),
+            CoreOutput::Commit { number, durable } => {
                 self.commits.push((*number, *durable, self.log.len()));
                 Ok(())
             }
-            Output::LookUp(keys) => {
+            CoreOutput::LookUp(keys) => {
                 self.keys = keys.clone();
                 Ok(())
             }
-            Output::Review(question) => {
+            CoreOutput::Review(question) => {
                 need(self.config.reviewer.is_some(), "a review that nobody wants")?;
                 self.in_review.push((**question).clone());
                 self.asked(question)
             }
-            Output::Ask(question) if self.config.reviewer.is_some() => self.put_reviewed(question),
-            Output::Ask(question) => self.asked(question),
-            Output::Remember(memos) => self.remembered(memos),
-            Output::Prepare { planned, hold } => self.prepared(planned, *hold),
-            Output::Release => self.release(),
-            Output::Signal(_) | Output::Kill => {
+            CoreOutput::Ask(question) if self.config.reviewer.is_some() => self.put_reviewed(question),
+            CoreOutput::Ask(question) => self.asked(question),
+            CoreOutput::Remember(memos) => self.remembered(memos),
+            CoreOutput::Prepare { planned, hold } => self.prepared(planned, *hold),
+            CoreOutput::Release => self.release(),
+            CoreOutput::Signal(_) | CoreOutput::Kill => {
                 let Some(sandbox) = self.sandbox.as_ref().filter(|sandbox| sandbox.released) else {
                     return Err("a signal to nothing that runs".to_owned());
                 };
@@ -282,25 +282,25 @@ impl Witness {
                 self.sandbox_ends(true);
                 Ok(())
             }
-            Output::Discard => {
+            CoreOutput::Discard => {
                 self.sandbox_gone();
                 Ok(())
             }
-            Output::LookUpHeld { id, keys } => self.held.looked_up(*id, keys),
-            Output::StandStill(limit) => self.stands_still(limit),
-            Output::Withdraw(digest) => self.withdrawn(digest),
-            Output::AnswerHeld { id, answer } => {
+            CoreOutput::LookUpHeld { id, keys } => self.held.looked_up(*id, keys),
+            CoreOutput::StandStill(limit) => self.stands_still(limit),
+            CoreOutput::Withdraw(digest) => self.withdrawn(digest),
+            CoreOutput::AnswerHeld { id, answer } => {
                 let sandbox = self.sandbox.as_ref().filter(|sandbox| sandbox.released);
                 let Some(sandbox) = sandbox else { return Err("answered a call of a sandbox that is gone".to_owned()) };
                 let context = self.context(&sandbox.planned.plan);
                 let may_grant = !sandbox.ending && !self.record_failed && sandbox.hold;
-                let remembered = |grant: &Grant| self.memory_yes.contains(&context.approval(Namespace::Grant, grant));
+                let remembered = |grant: &Grant| self.memory_yes.contains(&context.approval_key(QuestionNamespace::Grant, grant));
                 self.held.replied(*id, answer, may_grant, &self.log, remembered)?;
                 self.answered_for_time(*id, answer);
                 Ok(())
             }
-            Output::Finish(outcome) => self.finish(outcome),
-            Output::Assess | Output::Decide(_) | Output::MakePlan { .. } | Output::FindStanding(_) => Ok(()),
+            CoreOutput::Finish(outcome) => self.finish(outcome),
+            CoreOutput::Assess | CoreOutput::Decide(_) | CoreOutput::MakePlan { .. } | CoreOutput::FindStanding(_) => Ok(()),
         }
     }
 
@@ -312,8 +312,8 @@ impl Witness {
         need(!sandbox.ending && !sandbox.stands, "made to stand still twice, or at its end")?;
         let by_caller = self.request.timeout_ms.zip(sandbox.wall_ms).is_some_and(|(limit, wall)| wall >= limit);
         need(self.is_time_over(sandbox) && !by_caller, "made to stand still before its time, or for a caller's limit")?;
-        let twice = sandbox.wall_ms.map(|wall_ms| Grant::Limit(Limit::Wall, wall_ms * 2));
-        need(limit.is_of_limit(Limit::Wall) && limit.grant == twice, "asks for something else than more time")?;
+        let twice = sandbox.wall_ms.map(|wall_ms| Grant::Limit(LimitKind::Wall, wall_ms * 2));
+        need(limit.is_of_limit(LimitKind::Wall) && limit.grant == twice, "asks for something else than more time")?;
         if let Some(sandbox) = &mut self.sandbox {
             sandbox.stands = true;
             sandbox.used_ms = sandbox.wall_ms;
@@ -326,7 +326,7 @@ impl Witness {
         sandbox.stands = false;
         sandbox.asks_for_time = None;
         if let HeldAnswer::Granted(grants) = answer {
-            let of_time = |grant: &Grant| if let Grant::Limit(Limit::Wall, ms) = grant { Some(*ms) } else { None };
+            let of_time = |grant: &Grant| if let Grant::Limit(LimitKind::Wall, ms) = grant { Some(*ms) } else { None };
             sandbox.wall_ms = grants.iter().find_map(of_time);
             self.held.seen.lengthened += 1;
         }
@@ -336,7 +336,7 @@ impl Witness {
         need(!self.record_failed, "a record after one that failed")?;
         self.grammar(kind)?;
         self.log.push(kind.clone());
-        if let EventKind::Answered { digest, answer: Answer::TimedOut, by, .. } = kind
+        if let EventKind::Answered { digest, answer: ApprovalAnswer::TimedOut, by, .. } = kind
             && by == "nobody"
         {
             self.held.timed_out(digest, self.now_ms);
@@ -407,7 +407,7 @@ impl Witness {
 
     /// A question that comes from the reviewer: as it was given to it, with what
     /// it truly said.
-    fn put_reviewed(&mut self, question: &Question) -> Law {
+    fn put_reviewed(&mut self, question: &ApprovalQuestion) -> Law {
         let Some(at) = self.in_review.iter().position(|given| given.digest == question.digest) else {
             return Err("put without a review, or twice".to_owned());
         };
@@ -421,10 +421,10 @@ impl Witness {
             Some(said) => need(review == *said, "another review than was given")?,
             None => need(review.opinion.is_none(), "an opinion that nobody gave")?,
         }
-        need(Question { review: None, ..question.clone() } == given, "what is put is not what was reviewed (L5)")
+        need(ApprovalQuestion { review: None, ..question.clone() } == given, "what is put is not what was reviewed (L5)")
     }
 
-    fn asked(&mut self, question: &Question) -> Law {
+    fn asked(&mut self, question: &ApprovalQuestion) -> Law {
         if let QuestionKind::Hold { .. } = question.kind {
             return self.asked_about_held(question);
         }
@@ -443,7 +443,7 @@ impl Witness {
         Ok(())
     }
 
-    fn asked_about_held(&mut self, question: &Question) -> Law {
+    fn asked_about_held(&mut self, question: &ApprovalQuestion) -> Law {
         let noted = matches!(self.log.last(), Some(EventKind::Asked { question: noted }) if **noted == *question);
         need(noted, "what is asked is not what was recorded as asked (L5)")?;
         let Some(sandbox) = self.sandbox.as_ref().filter(|sandbox| sandbox.released) else {
@@ -471,25 +471,25 @@ impl Witness {
         need(over, "took back what was not asked")
     }
 
-    fn remembered(&self, memos: &[Memo]) -> Law {
+    fn remembered(&self, memos: &[AnswerMemo]) -> Law {
         let Some((kind, answer)) = &self.last_answer else { return Err("kept an answer nobody gave".to_owned()) };
         let (yes, scope) = match answer {
-            Answer::Approved(scope) | Answer::Group(scope) => (true, *scope),
-            Answer::Denied(scope) => (false, *scope),
-            Answer::Abort | Answer::TimedOut => return Err("kept silence or an abort".to_owned()),
+            ApprovalAnswer::Approved(scope) | ApprovalAnswer::Group(scope) => (true, *scope),
+            ApprovalAnswer::Denied(scope) => (false, *scope),
+            ApprovalAnswer::Abort | ApprovalAnswer::TimedOut => return Err("kept silence or an abort".to_owned()),
         };
-        need(!matches!(scope, Scope::Once | Scope::Times(0 | 1)), "kept an answer for once")?;
+        need(!matches!(scope, ApprovalScope::Once | ApprovalScope::Times(0 | 1)), "kept an answer for once")?;
         need(!yes || !self.last_warned, "kept a yes that was warned of")?;
         for memo in memos {
-            need(matches!(memo.answer, Answer::Approved(_)) == yes, "kept another answer than was given")?;
+            need(matches!(memo.answer, ApprovalAnswer::Approved(_)) == yes, "kept another answer than was given")?;
             need(memo.key.refusal != yes, "kept an answer under a key of the other kind")?;
             let fits = match kind {
-                QuestionKind::Run { .. } => memo.key.namespace == Namespace::Run,
-                QuestionKind::Grants { .. } => memo.key.namespace == Namespace::Grant,
-                QuestionKind::Escalate { .. } if yes => memo.key.namespace != Namespace::Run,
-                QuestionKind::Escalate { .. } => memo.key.namespace == Namespace::Escalate,
-                QuestionKind::Hold { .. } if yes => memo.key.namespace == Namespace::Grant,
-                QuestionKind::Hold { .. } => memo.key.namespace == Namespace::Escalate,
+                QuestionKind::Run { .. } => memo.key.namespace == QuestionNamespace::Run,
+                QuestionKind::Grants { .. } => memo.key.namespace == QuestionNamespace::Grant,
+                QuestionKind::Escalate { .. } if yes => memo.key.namespace != QuestionNamespace::Run,
+                QuestionKind::Escalate { .. } => memo.key.namespace == QuestionNamespace::Escalate,
+                QuestionKind::Hold { .. } if yes => memo.key.namespace == QuestionNamespace::Grant,
+                QuestionKind::Hold { .. } => memo.key.namespace == QuestionNamespace::Escalate,
                 QuestionKind::Unsandboxed => false,
             };
             need(fits, "kept an answer in another namespace")?;
@@ -497,7 +497,7 @@ impl Witness {
         Ok(())
     }
 
-    fn prepared(&mut self, planned: &Planned, hold: bool) -> Law {
+    fn prepared(&mut self, planned: &BoundPlan, hold: bool) -> Law {
         let mode = self.request.approval_mode != ApprovalMode::Never;
         let somebody = self.approver || self.counted;
         let rules = self.ruling.as_ref().is_some_and(|ruling| ruling.gives_powers);
@@ -545,7 +545,7 @@ impl Witness {
         Ok(())
     }
 
-    fn consented(&self, planned: &Planned) -> Law {
+    fn consented(&self, planned: &BoundPlan) -> Law {
         let plan = &planned.plan;
         self.same_as_asked(plan)?;
         for (number, question) in &self.agreed {
@@ -563,24 +563,24 @@ impl Witness {
         }
     }
 
-    fn same_as_asked(&self, plan: &Plan) -> Law {
+    fn same_as_asked(&self, plan: &AttemptPlan) -> Law {
         let command = match &self.request.command {
-            Command::Argv(argv) => plan.argv == *argv,
-            Command::Script(script) => plan.argv.last() == Some(script),
+            RequestCommand::Argv(argv) => plan.argv == *argv,
+            RequestCommand::Script(script) => plan.argv.last() == Some(script),
         };
         need(command && plan.cwd == self.request.cwd, "what ran is not what was asked for (L5)")?;
         need(plan.profile.name == self.request.profile, "another profile than was asked for (L1)")
     }
 
-    fn first_consented(&self, plan: &Plan) -> Law {
+    fn first_consented(&self, plan: &AttemptPlan) -> Law {
         let Some(ruling) = &self.ruling else { return Err("released without a decision (L1)".to_owned()) };
-        need(ruling.decision.verdict != Verdict::Deny, "released what the rules deny (L9)")?;
+        need(ruling.decision.verdict != PolicyVerdict::Deny, "released what the rules deny (L9)")?;
         need(self.memory_no.is_empty(), "released against a remembered no (L9)")?;
         let asks_run = ruling.questions.iter().any(|k| matches!(k, QuestionKind::Run { .. }))
-            || (ruling.decision.verdict == Verdict::Ask && ruling.questions.is_empty());
+            || (ruling.decision.verdict == PolicyVerdict::Ask && ruling.questions.is_empty());
         if asks_run && plan.profile.sandboxed {
             let agreed = self.ever_agreed.iter().any(|q| matches!(q.kind, QuestionKind::Run { .. }));
-            let remembered = self.memory_yes.iter().any(|key| key.namespace == Namespace::Run);
+            let remembered = self.memory_yes.iter().any(|key| key.namespace == QuestionNamespace::Run);
             need(agreed || remembered, "released without the consent that the rules ask for (L1)")?;
         }
         let in_question: BTreeSet<&Grant> = ruling
@@ -598,13 +598,13 @@ impl Witness {
                 .ever_agreed
                 .iter()
                 .any(|q| matches!(&q.kind, QuestionKind::Grants { grants } if grants.contains(grant)));
-            let remembered = self.remembers(plan, Namespace::Grant, grant) || self.standing.contains(grant);
+            let remembered = self.remembers(plan, QuestionNamespace::Grant, grant) || self.standing.contains(grant);
             need(by_hand || agreed || remembered, "a power nobody agreed to (L3)")?;
         }
         Ok(())
     }
 
-    fn next_consented(&self, last: &Plan, plan: &Plan) -> Law {
+    fn next_consented(&self, last: &AttemptPlan, plan: &AttemptPlan) -> Law {
         let in_place = self.held.in_place(self.released.len() - 1);
         let kept = last.grants.iter().chain(in_place.iter().copied()).all(|g| plan.grants.contains(g));
         need(kept, "a later attempt lost a power")?;
@@ -625,22 +625,22 @@ impl Witness {
                 .agreed
                 .iter()
                 .any(|(_, q)| matches!(&q.kind, QuestionKind::Escalate { grants, .. } if grants.contains(grant)));
-            let remembered = self.remembers(plan, Namespace::Escalate, grant);
+            let remembered = self.remembers(plan, QuestionNamespace::Escalate, grant);
             need(agreed || remembered, "a power nobody agreed to (L3)")?;
             let alone = std::slice::from_ref(grant);
-            let refused = [Namespace::Grant, Namespace::Escalate]
+            let refused = [QuestionNamespace::Grant, QuestionNamespace::Escalate]
                 .iter()
-                .any(|&namespace| self.memory_no.contains(&context.refusal(namespace, alone)));
+                .any(|&namespace| self.memory_no.contains(&context.refusal_key(namespace, alone)));
             need(!refused, "a power against a remembered no (L9)")?;
         }
         Ok(())
     }
 
-    fn remembers(&self, plan: &Plan, namespace: Namespace, grant: &Grant) -> bool {
-        self.memory_yes.contains(&self.context(plan).approval(namespace, grant))
+    fn remembers(&self, plan: &AttemptPlan, namespace: QuestionNamespace, grant: &Grant) -> bool {
+        self.memory_yes.contains(&self.context(plan).approval_key(namespace, grant))
     }
 
-    fn context(&self, plan: &Plan) -> GrantContext {
+    fn context(&self, plan: &AttemptPlan) -> GrantContext {
         GrantContext {
             workspace: plan.workspace.clone(),
             directory: Digest::of_fields("stockade-workspace-1", []),
@@ -651,13 +651,13 @@ impl Witness {
         }
     }
 
-    fn finish(&mut self, outcome: &Outcome) -> Law {
+    fn finish(&mut self, outcome: &RunOutcome) -> Law {
         need(self.sandbox.is_none(), "finished while a sandbox stands (L8)")?;
         self.dead = true;
         need(outcome.id == self.request.id, "the outcome of another request")?;
         let unacknowledged = self.commits.last().is_none_or(|(number, ..)| *number > self.acknowledged);
         if self.record_failed || unacknowledged {
-            need(outcome.status == Status::Error, "a record failed and the outcome hides it (L6)")?;
+            need(outcome.status == FinalStatus::Error, "a record failed and the outcome hides it (L6)")?;
         } else {
             let last = self.log.last();
             let told = matches!(last, Some(EventKind::Finished { status, exit_code: code })
@@ -672,8 +672,8 @@ impl Witness {
             need(had == told || self.record_failed, "the outcome tells other powers than the attempt had")?;
         }
         let ran = !self.released.is_empty();
-        need(!(outcome.status == Status::Refused && ran), "refused although it ran")?;
-        let by_itself = matches!(outcome.status, Status::Exited | Status::Signaled);
+        need(!(outcome.status == FinalStatus::Refused && ran), "refused although it ran")?;
+        let by_itself = matches!(outcome.status, FinalStatus::Exited | FinalStatus::Signaled);
         need(!by_itself || ran, "ended by itself without having run")?;
         self.finished = Some(outcome.clone());
         Ok(())

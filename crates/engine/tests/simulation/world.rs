@@ -6,15 +6,15 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use stockade_engine::core::{
-    Core, CoreConfig, HeldCall, Input, Output, Planned, Remembered, Reviewed, ReviewerTerms, Ruling,
+    RequestCore, CoreConfig, HeldCall, CoreInput, CoreOutput, BoundPlan, RememberedAnswer, QuestionReview, ReviewerSpec, ConsentRuling,
 };
-use stockade_engine::keys::Key;
-use stockade_engine::seams::{HeldRule, Standing};
+use stockade_engine::keys::MemoryKey;
+use stockade_engine::seams::{HeldRule, PersistentAnswers};
 use stockade_engine::{AttemptEnd, CommandEnd, HeldAnswer, HoldId};
 use stockade_model::{
-    Answer, ApprovalMode, Assessment, CallerApproval, Command, Decision, Denial, Digest, EnforcementReport,
-    Environment, Filesystem, Grant, GranularMode, Layer, Level, Limit, Limits, Network, Operation, Opinion, Plan,
-    Profile, QuestionKind, RawText, Request, Resolution, Review, Risk, SandboxPreference, Scope, Tier, Verdict,
+    ApprovalAnswer, ApprovalMode, Assessment, CallerApproval, RequestCommand, Decision, Denial, Digest, EnforcementReport,
+    EnvironmentRules, FilesystemAccess, Grant, GranularMode, DenialLayer, IsolationLevel, LimitKind, Limits, NetworkAccess, DeniedOperation, ReviewOpinion, AttemptPlan,
+    Profile, QuestionKind, RawText, RunRequest, DenialResolution, ReviewResult, RiskLevel, SandboxPreference, ApprovalScope, Tier, PolicyVerdict,
 };
 
 use crate::fault::{self, Fault};
@@ -27,13 +27,13 @@ const MAX_STEPS: usize = 3_000;
 
 pub struct World {
     random: Random,
-    request: Request,
-    core: Core,
+    request: RunRequest,
+    core: RequestCore,
     witness: Witness,
     fault: Option<Fault>,
     now_ms: u64,
     /// Answers the world owes, in no order.
-    owed: Vec<Input>,
+    owed: Vec<CoreInput>,
     /// Digests of questions that were put, for late and wrong answers.
     asked: Vec<Digest>,
     running: bool,
@@ -72,11 +72,11 @@ static FILES: LazyLock<Vec<(Grant, Grant)>> = LazyLock::new(|| {
     files.map(|(dir, n)| (Grant::Write(format!("{dir}/{n}").into()), Grant::Write(dir.into()))).collect()
 });
 
-fn request(random: &mut Random) -> Request {
+fn request(random: &mut Random) -> RunRequest {
     let command = if random.chance(50) {
-        Command::Argv(vec!["make".into(), "all".into()])
+        RequestCommand::Argv(vec!["make".into(), "all".into()])
     } else {
-        Command::Script("make all || true".into())
+        RequestCommand::Script("make all || true".into())
     };
     let modes = [
         ApprovalMode::OnFailure,
@@ -87,7 +87,7 @@ fn request(random: &mut Random) -> Request {
         ApprovalMode::Granular(GranularMode { run: true, filesystem: true, network: false, other: false }),
     ];
     let caller = CallerApproval { by: "agent".to_owned(), warnings: vec!["careful".to_owned()] };
-    Request {
+    RunRequest {
         id: "req_1".parse().unwrap(),
         session: random.chance(70).then(|| "ses_1".parse().unwrap()),
         command,
@@ -97,7 +97,7 @@ fn request(random: &mut Random) -> Request {
         profile: if random.chance(15) { "host" } else { "workspace" }.to_owned(),
         grants: if random.chance(30) { random.subset(&GRANTS, 30) } else { Vec::new() },
         requested: Vec::new(),
-        level: random.pick(&[Level::Full, Level::Full, Level::Restricted]),
+        level: random.pick(&[IsolationLevel::Full, IsolationLevel::Full, IsolationLevel::Restricted]),
         approval_mode: random.pick(&modes),
         sandbox: if random.chance(5) { SandboxPreference::Require } else { SandboxPreference::Auto },
         timeout_ms: random.chance(30).then(|| random.pick(&[5_000, 90_000])),
@@ -106,19 +106,19 @@ fn request(random: &mut Random) -> Request {
     }
 }
 
-fn ruling(random: &mut Random, request: &Request) -> Ruling {
+fn ruling(random: &mut Random, request: &RunRequest) -> ConsentRuling {
     let verdict = random.pick(&[
-        Verdict::Allow,
-        Verdict::Allow,
-        Verdict::Allow,
-        Verdict::Ask,
-        Verdict::Ask,
-        Verdict::Ask,
-        Verdict::Deny,
+        PolicyVerdict::Allow,
+        PolicyVerdict::Allow,
+        PolicyVerdict::Allow,
+        PolicyVerdict::Ask,
+        PolicyVerdict::Ask,
+        PolicyVerdict::Ask,
+        PolicyVerdict::Deny,
     ]);
     let run = QuestionKind::Run { reasons: vec!["because".to_owned()] };
     let mut questions = Vec::new();
-    if verdict == Verdict::Ask {
+    if verdict == PolicyVerdict::Ask {
         questions.extend(random.chance(60).then(|| run.clone()));
         if !request.grants.is_empty() && random.chance(70) {
             questions.push(QuestionKind::Grants { grants: request.grants.clone() });
@@ -128,20 +128,20 @@ fn ruling(random: &mut Random, request: &Request) -> Ruling {
     let unhonoured = if random.chance(3) { random.subset(&request.grants, 50) } else { Vec::new() };
     let decision = Decision { verdict, rule: "rule".to_owned(), reasons: vec!["because".to_owned()] };
     let gives_powers = random.chance(15);
-    Ruling { decision, questions, by_caller, unhonoured, gives_powers, wanted: None }
+    ConsentRuling { decision, questions, by_caller, unhonoured, gives_powers, wanted: None }
 }
 
 thread_local! {
     /// Plans met before: digests are most of what a world costs.
-    static PLANNED: RefCell<Vec<Planned>> = const { RefCell::new(Vec::new()) };
+    static PLANNED: RefCell<Vec<BoundPlan>> = const { RefCell::new(Vec::new()) };
 }
 
-fn planned(plan: Plan) -> Planned {
+fn planned(plan: AttemptPlan) -> BoundPlan {
     PLANNED.with_borrow_mut(|known| {
         if let Some(planned) = known.iter().find(|planned| planned.plan == plan) {
             return planned.clone();
         }
-        let planned = Planned::new(plan, Digest::of_fields("identity", [])).unwrap();
+        let planned = BoundPlan::new(plan, Digest::of_fields("identity", [])).unwrap();
         if known.len() < 200 {
             known.push(planned.clone());
         }
@@ -160,9 +160,9 @@ impl World {
         config.max_attempt_events = random.pick(&[6, 60]);
         config.max_questions = 2;
         config.max_holds = random.pick(&[4, 12]);
-        config.reviewer = random.chance(25).then(|| ReviewerTerms { name: "model".to_owned(), timeout_ms: 5_000 });
+        config.reviewer = random.chance(25).then(|| ReviewerSpec { name: "model".to_owned(), timeout_ms: 5_000 });
         let witness = Witness::new(request.clone(), config.clone());
-        let core = Core::new(request.clone(), config);
+        let core = RequestCore::new(request.clone(), config);
         let hangs = random.chance(4);
         Self {
             random,
@@ -206,20 +206,20 @@ impl World {
         Ok(())
     }
 
-    fn give(&mut self, input: Input) -> Result<(), String> {
+    fn give(&mut self, input: CoreInput) -> Result<(), String> {
         if self.trace {
             eprintln!("[{:>7} ms] {input:?}", self.now_ms);
         }
         self.way = self.way.wrapping_mul(0x100_0000_01b3) ^ kind(&input);
         self.witness.time(self.now_ms);
-        let looks_at_time = matches!(input, Input::Tick);
+        let looks_at_time = matches!(input, CoreInput::Tick);
         self.witness.input(&input);
         let heard = match self.fault {
             Some(fault) => fault::input(fault, input),
             None => Some(input),
         };
         let outputs = match &heard {
-            Some(input) => self.core.step(self.now_ms, input.clone()),
+            Some(input) => self.core.process_input(self.now_ms, input.clone()),
             None => Vec::new(),
         };
         self.take(heard.as_ref(), outputs)?;
@@ -233,7 +233,7 @@ impl World {
 
     /// Carries outputs out as the driver does: in order, and nothing after a
     /// record that fails.
-    fn take(&mut self, heard: Option<&Input>, outputs: Vec<Output>) -> Result<(), String> {
+    fn take(&mut self, heard: Option<&CoreInput>, outputs: Vec<CoreOutput>) -> Result<(), String> {
         let outputs = match self.fault {
             Some(fault) => fault::outputs(fault, heard, self.witness.finished.is_some(), outputs),
             None => outputs,
@@ -242,8 +242,8 @@ impl World {
             if self.trace {
                 eprintln!("             -> {output:?}");
             }
-            if matches!(output, Output::Record(_)) && self.random.below(400) == 0 {
-                return self.give(Input::RecordFailed("no space".to_owned()));
+            if matches!(output, CoreOutput::Record(_)) && self.random.below(400) == 0 {
+                return self.give(CoreInput::RecordFailed("no space".to_owned()));
             }
             self.witness.output(&output)?;
             self.perform(output);
@@ -251,158 +251,158 @@ impl World {
         Ok(())
     }
 
-    fn perform(&mut self, output: Output) {
+    fn perform(&mut self, output: CoreOutput) {
         match output {
-            Output::Assess => {
+            CoreOutput::Assess => {
                 let tier = self.random.pick(&[Tier::Allow, Tier::Ask, Tier::Ask, Tier::Deny]);
-                self.owe(Input::Assessed(Assessment::bare(tier)));
+                self.owe(CoreInput::Assessed(Assessment::without_findings(tier)));
             }
-            Output::Decide(_) => {
+            CoreOutput::Decide(_) => {
                 let ruling = ruling(&mut self.random, &self.request);
-                self.owe(Input::Decided(Box::new(ruling)));
+                self.owe(CoreInput::Decided(Box::new(ruling)));
             }
-            Output::MakePlan { attempt, grants } => {
+            CoreOutput::MakePlan { attempt, grants } => {
                 let input = if self.random.chance(1) {
-                    Input::PlanFailed("no such profile".to_owned())
+                    CoreInput::PlanFailed("no such profile".to_owned())
                 } else {
-                    Input::Planned(Box::new(self.plan(attempt, grants)))
+                    CoreInput::Planned(Box::new(self.plan(attempt, grants)))
                 };
                 self.owe(input);
             }
-            Output::FindStanding(_) => {
+            CoreOutput::FindStanding(_) => {
                 let grants = if self.random.chance(20) { self.random.subset(&GRANTS, 30) } else { Vec::new() };
                 let counted = self.random.chance(20);
-                self.owe(Input::Standing(Standing { grants, counted, refused: Vec::new() }));
+                self.owe(CoreInput::Standing(PersistentAnswers { grants, counted, refused: Vec::new() }));
             }
-            Output::LookUp(keys) => {
+            CoreOutput::LookUp(keys) => {
                 let input = if self.random.chance(1) {
-                    Input::MemoryFailed("locked".to_owned())
+                    CoreInput::MemoryFailed("locked".to_owned())
                 } else {
                     let answers = keys.iter().map(|_| self.recollection()).collect();
-                    Input::Recalled { answers, approver: self.random.chance(85) }
+                    CoreInput::Recalled { answers, approver: self.random.chance(85) }
                 };
                 self.owe(input);
             }
-            Output::Remember(_) if self.random.chance(5) => self.owe(Input::NotRemembered("full".to_owned())),
-            Output::Review(question) => {
+            CoreOutput::Remember(_) if self.random.chance(5) => self.owe(CoreInput::NotRemembered("full".to_owned())),
+            CoreOutput::Review(question) => {
                 if self.random.chance(85) {
                     let review = self.review();
-                    let reviewed = Reviewed { digest: question.digest, review, response: None, took_ms: 1 };
-                    self.owe(Input::Reviewed(Box::new(reviewed)));
+                    let reviewed = QuestionReview { digest: question.digest, review, response: None, took_ms: 1 };
+                    self.owe(CoreInput::Reviewed(Box::new(reviewed)));
                 }
             }
-            Output::Ask(question) => {
+            CoreOutput::Ask(question) => {
                 self.asked.push(question.digest.clone());
                 if !self.random.chance(8) {
                     let answer = self.answer();
-                    self.owe(Input::Answered { digest: question.digest, answer, by: "terminal".to_owned() });
+                    self.owe(CoreInput::Answered { digest: question.digest, answer, by: "terminal".to_owned() });
                 }
             }
-            Output::Commit { number, .. } => match self.random.below(60) {
-                0 => self.owe(Input::RecordFailed("disk".to_owned())),
+            CoreOutput::Commit { number, .. } => match self.random.below(60) {
+                0 => self.owe(CoreInput::RecordFailed("disk".to_owned())),
                 1 => {}
-                _ => self.owe(Input::Committed(number)),
+                _ => self.owe(CoreInput::Committed(number)),
             },
-            Output::Prepare { planned, hold } => {
+            CoreOutput::Prepare { planned, hold } => {
                 self.holding = hold;
                 self.prepare(&planned);
             }
-            Output::Release => self.release(),
-            Output::Kill => self.killed = true,
-            Output::LookUpHeld { id, keys } => {
+            CoreOutput::Release => self.release(),
+            CoreOutput::Kill => self.killed = true,
+            CoreOutput::LookUpHeld { id, keys } => {
                 let answers = if self.random.chance(2) {
                     Err("locked".to_owned())
                 } else {
                     Ok(keys.iter().map(|key| self.recollection_of(key)).collect())
                 };
                 let approver = self.random.chance(95);
-                self.owe(Input::HeldRecalled { id, answers, approver });
+                self.owe(CoreInput::HeldRecalled { id, answers, approver });
             }
-            Output::StandStill(limit) => {
+            CoreOutput::StandStill(limit) => {
                 let input = match self.random.chance(90) {
                     true => self.held_limit(*limit),
-                    false => Input::Breached { denial: *limit, powers: Vec::new() },
+                    false => CoreInput::Breached { denial: *limit, powers: Vec::new() },
                 };
                 self.owe(input);
             }
-            Output::AnswerHeld { id, answer } => {
+            CoreOutput::AnswerHeld { id, answer } => {
                 self.waiting.retain(|waiting| *waiting != id);
-                let limit = self.limits.remove(&id).filter(|limit| !limit.is_of_limit(Limit::Wall));
+                let limit = self.limits.remove(&id).filter(|limit| !limit.is_of_limit(LimitKind::Wall));
                 if let (Some(denial), HeldAnswer::Refused) = (limit, answer) {
                     let powers = denial.grant.iter().cloned().collect();
-                    self.owe(Input::Breached { denial, powers });
+                    self.owe(CoreInput::Breached { denial, powers });
                 }
             }
             // Its answer may be on the way all the same.
-            Output::Withdraw(digest) if self.random.chance(70) => {
-                self.owed.retain(|input| !matches!(input, Input::Answered { digest: of, .. } if *of == digest));
+            CoreOutput::Withdraw(digest) if self.random.chance(70) => {
+                self.owed.retain(|input| !matches!(input, CoreInput::Answered { digest: of, .. } if *of == digest));
             }
-            Output::Discard => {
+            CoreOutput::Discard => {
                 self.running = false;
                 self.killed = false;
                 self.forget_attempt();
                 self.owed.retain(|input| {
-                    !matches!(input, Input::Prepared(_) | Input::PrepareFailed(_) | Input::Released | Input::Ended(_))
+                    !matches!(input, CoreInput::Prepared(_) | CoreInput::PrepareFailed(_) | CoreInput::Released | CoreInput::Ended(_))
                 });
             }
-            Output::Remember(_) | Output::Record(_) | Output::Signal(_) | Output::Finish(_) | Output::Withdraw(_) => {}
+            CoreOutput::Remember(_) | CoreOutput::Record(_) | CoreOutput::Signal(_) | CoreOutput::Finish(_) | CoreOutput::Withdraw(_) => {}
         }
     }
 
     /// Seldom, so that most calls come to a question.
-    fn recollection_of(&mut self, key: &Key) -> Option<Remembered> {
+    fn recollection_of(&mut self, key: &MemoryKey) -> Option<RememberedAnswer> {
         let answer = match (self.random.below(60), key.refusal) {
-            (0, _) => Answer::Denied(Scope::Always),
-            (1..12, false) => Answer::Approved(Scope::Times(1)),
+            (0, _) => ApprovalAnswer::Denied(ApprovalScope::Always),
+            (1..12, false) => ApprovalAnswer::Approved(ApprovalScope::Times(1)),
             _ => return None,
         };
-        Some(Remembered { answer, id: "apr_2".to_owned() })
+        Some(RememberedAnswer { answer, id: "apr_2".to_owned() })
     }
 
-    fn owe(&mut self, input: Input) {
+    fn owe(&mut self, input: CoreInput) {
         self.owed.push(input);
     }
 
-    fn recollection(&mut self) -> Option<Remembered> {
+    fn recollection(&mut self) -> Option<RememberedAnswer> {
         let answer = match self.random.below(120) {
-            0 => Answer::Denied(Scope::Always),
-            1..24 => Answer::Approved(Scope::Session),
+            0 => ApprovalAnswer::Denied(ApprovalScope::Always),
+            1..24 => ApprovalAnswer::Approved(ApprovalScope::Session),
             _ => return None,
         };
-        Some(Remembered { answer, id: "apr_1".to_owned() })
+        Some(RememberedAnswer { answer, id: "apr_1".to_owned() })
     }
 
-    fn review(&mut self) -> Review {
-        let risk = self.random.pick(&[Risk::Low, Risk::Medium, Risk::High, Risk::Critical]);
-        let opinion = Opinion { risk, summary: "it says".into(), categories: Vec::new() };
+    fn review(&mut self) -> ReviewResult {
+        let risk = self.random.pick(&[RiskLevel::Low, RiskLevel::Medium, RiskLevel::High, RiskLevel::Critical]);
+        let opinion = ReviewOpinion { risk, summary: "it says".into(), categories: Vec::new() };
         match self.random.chance(80) {
-            true => Review { by: "model".to_owned(), opinion: Some(opinion), failure: None },
-            false => Review::failed("model", "no answer"),
+            true => ReviewResult { by: "model".to_owned(), opinion: Some(opinion), failure: None },
+            false => ReviewResult::from_failure("model", "no answer"),
         }
     }
 
-    fn answer(&mut self) -> Answer {
-        let scopes = [Scope::Once, Scope::Session, Scope::Times(1), Scope::Times(3), Scope::Until(9), Scope::Always];
+    fn answer(&mut self) -> ApprovalAnswer {
+        let scopes = [ApprovalScope::Once, ApprovalScope::Session, ApprovalScope::Times(1), ApprovalScope::Times(3), ApprovalScope::Until(9), ApprovalScope::Always];
         let scope = self.random.pick(&scopes);
         match self.random.below(16) {
-            0 => Answer::Denied(scope),
-            1 => Answer::TimedOut,
-            2 if self.random.chance(50) => Answer::Abort,
-            _ => Answer::Approved(scope),
+            0 => ApprovalAnswer::Denied(scope),
+            1 => ApprovalAnswer::TimedOut,
+            2 if self.random.chance(50) => ApprovalAnswer::Abort,
+            _ => ApprovalAnswer::Approved(scope),
         }
     }
 
-    fn plan(&mut self, attempt: u32, grants: Vec<Grant>) -> Planned {
+    fn plan(&mut self, attempt: u32, grants: Vec<Grant>) -> BoundPlan {
         let sandboxed = self.request.profile != "host";
         let mut environment = BTreeMap::from([("A".to_owned(), RawText::from("1"))]);
         if grants.iter().any(|grant| matches!(grant, Grant::Env(_))) {
             environment.insert("TOKEN".to_owned(), "s".into());
         }
         let argv = match &self.request.command {
-            Command::Argv(argv) => argv.clone(),
-            Command::Script(script) => vec!["/bin/bash".into(), "-c".into(), script.clone()],
+            RequestCommand::Argv(argv) => argv.clone(),
+            RequestCommand::Script(script) => vec!["/bin/bash".into(), "-c".into(), script.clone()],
         };
-        let mut plan = Plan {
+        let mut plan = AttemptPlan {
             request: self.request.id.clone(),
             attempt,
             argv,
@@ -412,16 +412,16 @@ impl World {
             profile: Profile {
                 name: self.request.profile.clone(),
                 sandboxed,
-                filesystem: Filesystem::default(),
+                filesystem: FilesystemAccess::default(),
                 exec: stockade_model::ExecRules::default(),
-                network: if sandboxed { Network::None } else { Network::Host },
+                network: if sandboxed { NetworkAccess::None } else { NetworkAccess::Host },
                 egress: Default::default(),
-                environment: Environment::default(),
+                environment: EnvironmentRules::default(),
                 limits: Limits { wall_ms: Some(60_000), ..Limits::default() },
             },
             grants,
             effects: Vec::new(),
-            level: if sandboxed { self.request.level } else { Level::None },
+            level: if sandboxed { self.request.level } else { IsolationLevel::None },
             backend: "simulated".to_owned(),
         };
         if self.random.chance(1) {
@@ -431,7 +431,7 @@ impl World {
     }
 
     /// A planner that gives another plan than was asked for.
-    fn spoil(&mut self, plan: &mut Plan) {
+    fn spoil(&mut self, plan: &mut AttemptPlan) {
         match self.random.below(6) {
             0 => plan.grants.push(Grant::Write("/".into())),
             1 => plan.argv[0] = "/tmp/evil".into(),
@@ -442,13 +442,13 @@ impl World {
         }
     }
 
-    fn prepare(&mut self, planned: &Planned) {
+    fn prepare(&mut self, planned: &BoundPlan) {
         let asked = planned.plan.level;
-        let level = if self.random.chance(3) { Level::None } else { asked };
+        let level = if self.random.chance(3) { IsolationLevel::None } else { asked };
         let report = EnforcementReport { level, layers: BTreeMap::new() };
         let input = match self.random.below(40) {
-            0 => Input::PrepareFailed("no user namespaces".to_owned()),
-            _ => Input::Prepared(report),
+            0 => CoreInput::PrepareFailed("no user namespaces".to_owned()),
+            _ => CoreInput::Prepared(report),
         };
         self.owe(input);
     }
@@ -456,23 +456,23 @@ impl World {
     fn release(&mut self) {
         self.attempts += 1;
         if self.random.chance(2) {
-            return self.owe(Input::ReleaseFailed("it died".to_owned()));
+            return self.owe(CoreInput::ReleaseFailed("it died".to_owned()));
         }
         self.running = true;
         self.killed = false;
-        self.owe(Input::Released);
+        self.owe(CoreInput::Released);
     }
 
-    fn next_input(&mut self) -> Result<Input, String> {
+    fn next_input(&mut self) -> Result<CoreInput, String> {
         if self.random.chance(5) {
             return Ok(self.noise());
         }
         let can_end = self.running && !(self.killed && self.hangs);
         let choices = self.owed.len() + if can_end { 2 } else { 0 };
         if choices == 0 {
-            let Some(deadline_ms) = self.core.deadline() else { return Err("it waits for nothing".to_owned()) };
+            let Some(deadline_ms) = self.core.tick_deadline() else { return Err("it waits for nothing".to_owned()) };
             self.now_ms = self.now_ms.max(deadline_ms);
-            return Ok(Input::Tick);
+            return Ok(CoreInput::Tick);
         }
         let choice = self.random.below(choices);
         if choice < self.owed.len() {
@@ -481,21 +481,21 @@ impl World {
         Ok(self.attempt_event())
     }
 
-    fn attempt_event(&mut self) -> Input {
+    fn attempt_event(&mut self) -> CoreInput {
         // Now and then from a backend that was not told to.
         let holds = (self.holding && self.random.chance(60)) || self.random.chance(1);
         if holds && let Some(input) = self.held_event() {
             return input;
         }
         match self.random.below(6) {
-            0 => Input::Executed { pid: 7, program: "/usr/bin/make".into() },
+            0 => CoreInput::Executed { pid: 7, program: "/usr/bin/make".into() },
             1..5 if !self.killed && self.random.chance(5) => self.breach(),
             1..5 if !self.killed => self.denial(),
             _ => {
                 self.running = false;
                 self.killed = false;
                 self.forget_attempt();
-                self.owed.retain(|input| !matches!(input, Input::Released));
+                self.owed.retain(|input| !matches!(input, CoreInput::Released));
                 let end = match self.random.below(20) {
                     0 => CommandEnd::Signaled(9),
                     1 => CommandEnd::NotFound,
@@ -503,7 +503,7 @@ impl World {
                     3 => CommandEnd::Lost("gone".to_owned()),
                     n => CommandEnd::Exited(i32::from(n % 2 == 0)),
                 };
-                Input::Ended(Box::new(AttemptEnd::bare(end)))
+                CoreInput::Ended(Box::new(AttemptEnd::from_command_end(end)))
             }
         }
     }
@@ -512,18 +512,18 @@ impl World {
     fn forget_attempt(&mut self) {
         self.waiting.clear();
         self.limits.clear();
-        self.owed.retain(|input| !matches!(input, Input::Held(_) | Input::Breached { .. }));
+        self.owed.retain(|input| !matches!(input, CoreInput::Held(_) | CoreInput::Breached { .. }));
     }
 
     /// Everything stands still for this limit.
-    fn held_limit(&mut self, denial: Denial) -> Input {
+    fn held_limit(&mut self, denial: Denial) -> CoreInput {
         self.held += 1;
         let id = HoldId(self.held as u64);
         self.waiting.push(id);
         self.limits.insert(id, denial.clone());
         let grant = denial.grant.iter().cloned();
         let powers = if self.random.chance(90) { grant.collect() } else { Vec::new() };
-        Input::Held(Box::new(HeldCall {
+        CoreInput::Held(Box::new(HeldCall {
             id,
             denial,
             powers,
@@ -535,16 +535,16 @@ impl World {
     }
 
     /// A call begins to wait, or its processes are gone.
-    fn held_event(&mut self) -> Option<Input> {
+    fn held_event(&mut self) -> Option<CoreInput> {
         if !self.waiting.is_empty() && self.random.chance(25) {
             let at = self.random.below(self.waiting.len());
-            return Some(Input::Withdrawn(self.waiting.swap_remove(at)));
+            return Some(CoreInput::Withdrawn(self.waiting.swap_remove(at)));
         }
         if self.killed || self.waiting.len() > 7 {
             return None;
         }
         if self.random.chance(2) {
-            let limit = self.random.pick(&[Limit::CpuTime, Limit::Disk, Limit::Processes]);
+            let limit = self.random.pick(&[LimitKind::CpuTime, LimitKind::Disk, LimitKind::Processes]);
             let limit = Denial::of_limit(limit, Some(self.random.pick(&[4_000, 8_000])), "more was used");
             return Some(self.held_limit(limit));
         }
@@ -566,9 +566,9 @@ impl World {
         };
         powers.dedup();
         let rule = match self.random.below(16) {
-            0 => Some((Verdict::Deny, Vec::new())),
-            1 => Some((Verdict::Ask, Vec::new())),
-            2 => Some((Verdict::Allow, vec![grant.clone()])),
+            0 => Some((PolicyVerdict::Deny, Vec::new())),
+            1 => Some((PolicyVerdict::Ask, Vec::new())),
+            2 => Some((PolicyVerdict::Allow, vec![grant.clone()])),
             _ => None,
         };
         let rule = rule.map(|(verdict, powers)| {
@@ -576,7 +576,7 @@ impl World {
             HeldRule { decision, powers }
         });
         let refused_in = !directory.is_empty() && self.random.chance(1);
-        Some(Input::Held(Box::new(HeldCall {
+        Some(CoreInput::Held(Box::new(HeldCall {
             id,
             denial: denial(grant),
             powers,
@@ -587,103 +587,103 @@ impl World {
         })))
     }
 
-    fn denial(&mut self) -> Input {
+    fn denial(&mut self) -> CoreInput {
         let grant = if self.random.chance(5) { EFFECT.clone() } else { self.random.pick(&GRANTS) };
         let powers = match self.random.below(10) {
             0..2 => Vec::new(),
             2 => vec![grant.clone(), self.random.pick(&GRANTS)],
             _ => vec![grant.clone()],
         };
-        Input::Denied { denial: denial(grant), powers }
+        CoreInput::Denied { denial: denial(grant), powers }
     }
 
-    fn breach(&mut self) -> Input {
-        let grant = Grant::Limit(Limit::Memory, self.random.pick(&[4, 8]) << 30);
+    fn breach(&mut self) -> CoreInput {
+        let grant = Grant::Limit(LimitKind::Memory, self.random.pick(&[4, 8]) << 30);
         let powers = if self.random.chance(80) { vec![grant.clone()] } else { Vec::new() };
-        Input::Breached { denial: Denial { operation: Operation::Limit, ..denial(grant) }, powers }
+        CoreInput::Breached { denial: Denial { operation: DeniedOperation::Limit, ..denial(grant) }, powers }
     }
 
     /// What may come at any time and must do no harm.
-    fn noise(&mut self) -> Input {
+    fn noise(&mut self) -> CoreInput {
         let late = |world: &mut Self| {
             let digest =
                 if world.asked.is_empty() { Digest::of_fields("x", []) } else { world.random.pick(&world.asked) };
-            Input::Answered { digest, answer: Answer::Approved(Scope::Always), by: "late".to_owned() }
+            CoreInput::Answered { digest, answer: ApprovalAnswer::Approved(ApprovalScope::Always), by: "late".to_owned() }
         };
         match self.random.below(16) {
-            0 => Input::Interrupted(self.random.pick(&[2, 15])),
+            0 => CoreInput::Interrupted(self.random.pick(&[2, 15])),
             1 => {
-                let open = self.owed.iter().position(|input| matches!(input, Input::Answered { .. }));
+                let open = self.owed.iter().position(|input| matches!(input, CoreInput::Answered { .. }));
                 // A late answer to an older question, not a second to the open one.
                 let stale = open.is_none() && self.asked.len() > 1;
-                if stale { self.late_to_old() } else { Input::Tick }
+                if stale { self.late_to_old() } else { CoreInput::Tick }
             }
-            2 => Input::Committed(self.random.next() % 3 + 1000),
-            3 => Input::Answered {
+            2 => CoreInput::Committed(self.random.next() % 3 + 1000),
+            3 => CoreInput::Answered {
                 digest: Digest::of_fields("forged", []),
-                answer: Answer::Approved(Scope::Always),
+                answer: ApprovalAnswer::Approved(ApprovalScope::Always),
                 by: "forger".to_owned(),
             },
             4 if self.witness.finished.is_some() => late(self),
             _ => {
                 self.now_ms += self.random.pick(&[1, 20, 20, 900, 900, 2_500, 2_500, 11_000, 400_000]);
-                Input::Tick
+                CoreInput::Tick
             }
         }
     }
 
-    fn late_to_old(&mut self) -> Input {
+    fn late_to_old(&mut self) -> CoreInput {
         let old = self.asked.len() - 1;
         let digest = self.asked[self.random.below(old)].clone();
-        Input::Answered { digest, answer: Answer::Approved(Scope::Always), by: "late".to_owned() }
+        CoreInput::Answered { digest, answer: ApprovalAnswer::Approved(ApprovalScope::Always), by: "late".to_owned() }
     }
 }
 
 fn denial(grant: Grant) -> Denial {
     Denial {
-        operation: Operation::Create,
+        operation: DeniedOperation::Create,
         object: format!("object of {grant}").into(),
         pid: Some(7),
         program: None,
-        layer: Layer::Broker,
+        layer: DenialLayer::Broker,
         rule: "outside every writable root".to_owned(),
         grant: Some(grant),
-        resolution: Resolution::Recorded,
+        resolution: DenialResolution::Recorded,
         count: 1,
     }
 }
 
 /// A number for the kind of an input.
-fn kind(input: &Input) -> u64 {
+fn kind(input: &CoreInput) -> u64 {
     match input {
-        Input::Assessed(_) => 1,
-        Input::Decided(ruling) => 2 + ruling.decision.verdict as u64,
-        Input::Planned(_) => 5,
-        Input::PlanFailed(_) => 6,
-        Input::Standing(standing) => 7 + u64::from(standing.grants.is_empty()),
-        Input::Recalled { approver, .. } => 9 + u64::from(*approver),
-        Input::MemoryFailed(_) => 11,
-        Input::NotRemembered(_) => 12,
-        Input::Answered { answer: Answer::Approved(_), .. } => 13,
-        Input::Answered { answer: Answer::Denied(_), .. } => 14,
-        Input::Answered { .. } => 15,
-        Input::Committed(_) => 16,
-        Input::RecordFailed(_) => 17,
-        Input::Prepared(_) => 18,
-        Input::PrepareFailed(_) => 19,
-        Input::Released => 20,
-        Input::ReleaseFailed(_) => 21,
-        Input::Denied { powers, .. } => 22 + powers.len() as u64,
-        Input::Breached { powers, .. } => 40 + powers.len() as u64,
-        Input::Executed { .. } => 25,
-        Input::Connection(_) => 24,
-        Input::Signed { .. } => 43,
-        Input::Ended(_) => 26,
-        Input::Interrupted(_) => 27,
-        Input::Tick => 28,
-        Input::Held(call) => 29 + u64::from(call.directory.is_empty()),
-        Input::HeldRecalled { approver, .. } => 31 + u64::from(*approver),
-        Input::Withdrawn(_) => 33,
-        Input::Reviewed(reviewed) => 34 + u64::from(reviewed.review.warns()),
+        CoreInput::Assessed(_) => 1,
+        CoreInput::Decided(ruling) => 2 + ruling.decision.verdict as u64,
+        CoreInput::Planned(_) => 5,
+        CoreInput::PlanFailed(_) => 6,
+        CoreInput::Standing(standing) => 7 + u64::from(standing.grants.is_empty()),
+        CoreInput::Recalled { approver, .. } => 9 + u64::from(*approver),
+        CoreInput::MemoryFailed(_) => 11,
+        CoreInput::NotRemembered(_) => 12,
+        CoreInput::Answered { answer: ApprovalAnswer::Approved(_), .. } => 13,
+        CoreInput::Answered { answer: ApprovalAnswer::Denied(_), .. } => 14,
+        CoreInput::Answered { .. } => 15,
+        CoreInput::Committed(_) => 16,
+        CoreInput::RecordFailed(_) => 17,
+        CoreInput::Prepared(_) => 18,
+        CoreInput::PrepareFailed(_) => 19,
+        CoreInput::Released => 20,
+        CoreInput::ReleaseFailed(_) => 21,
+        CoreInput::Denied { powers, .. } => 22 + powers.len() as u64,
+        CoreInput::Breached { powers, .. } => 40 + powers.len() as u64,
+        CoreInput::Executed { .. } => 25,
+        CoreInput::Connection(_) => 24,
+        CoreInput::Signed { .. } => 43,
+        CoreInput::Ended(_) => 26,
+        CoreInput::Interrupted(_) => 27,
+        CoreInput::Tick => 28,
+        CoreInput::Held(call) => 29 + u64::from(call.directory.is_empty()),
+        CoreInput::HeldRecalled { approver, .. } => 31 + u64::from(*approver),
+        CoreInput::Withdrawn(_) => 33,
+        CoreInput::Reviewed(reviewed) => 34 + u64::from(reviewed.review.raises_caution()),
     }
 }

@@ -8,14 +8,14 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use stockade_audit::Log;
+use stockade_audit::AuditLogWriter;
 use stockade_engine::{
-    Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, HoldId, Io, StartError, exit_code,
-    interrupts,
+    Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, AttemptEventSender, HeldAnswer, HoldId, StdioMode, StartError, exit_code,
+    interrupt_channel,
 };
 use stockade_model::{
-    Answer, ApprovalMode, Denial, EnforcementReport, Grant, GranularMode, Layer, Level, Operation, Plan, QuestionKind,
-    Resolution, Scope, Status,
+    ApprovalAnswer, ApprovalMode, Denial, EnforcementReport, Grant, GranularMode, DenialLayer, IsolationLevel, DeniedOperation, AttemptPlan, QuestionKind,
+    DenialResolution, ApprovalScope, FinalStatus,
 };
 
 use crate::house::{Failing, Fake, House, Scripted};
@@ -28,7 +28,7 @@ type Program = dyn Fn(&Calls) -> i32 + Send + Sync;
 struct Holder {
     program: Arc<Program>,
     alive: Arc<AtomicUsize>,
-    released: Arc<Mutex<Vec<Plan>>>,
+    released: Arc<Mutex<Vec<AttemptPlan>>>,
     /// Whether each attempt was told to hold.
     holding: Arc<Mutex<Vec<bool>>>,
 }
@@ -38,11 +38,11 @@ impl Backend for Holder {
         "native"
     }
 
-    fn honours(&self, _: &Grant, _: Level) -> bool {
+    fn supports_grant(&self, _: &Grant, _: IsolationLevel) -> bool {
         true
     }
 
-    fn prepare(&self, plan: &Plan, _: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare_attempt(&self, plan: &AttemptPlan, _: &StdioMode, hold: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError> {
         self.alive.fetch_add(1, Ordering::SeqCst);
         self.holding.lock().unwrap().push(hold);
         let state = State { powers: plan.grants.clone(), answers: BTreeMap::new(), over: None };
@@ -65,39 +65,39 @@ impl Backend for Holder {
 }
 
 struct Holding {
-    plan: Plan,
+    plan: AttemptPlan,
     program: Arc<Program>,
     calls: Calls,
     alive: Arc<AtomicUsize>,
-    released: Arc<Mutex<Vec<Plan>>>,
+    released: Arc<Mutex<Vec<AttemptPlan>>>,
     enforced: EnforcementReport,
     command: Option<JoinHandle<()>>,
 }
 
 impl Attempt for Holding {
-    fn enforced(&self) -> &EnforcementReport {
+    fn enforcement_report(&self) -> &EnforcementReport {
         &self.enforced
     }
 
-    fn release(&mut self) -> Result<(), StartError> {
+    fn release_command(&mut self) -> Result<(), StartError> {
         self.released.lock().unwrap().push(self.plan.clone());
         let (program, calls) = (Arc::clone(&self.program), self.calls.clone());
         self.command = Some(std::thread::spawn(move || {
             let code = program(&calls);
             let signal = calls.shared.0.lock().unwrap().over;
             let end = signal.map_or(CommandEnd::Exited(code), CommandEnd::Signaled);
-            calls.events.tell(AttemptEvent::Ended(AttemptEnd::bare(end)));
+            calls.events.send_event(AttemptEvent::Ended(AttemptEnd::from_command_end(end)));
         }));
         Ok(())
     }
 
-    fn signal(&self, _: i32) {}
+    fn send_signal(&self, _: i32) {}
 
-    fn kill(&self) {
+    fn kill_processes(&self) {
         self.calls.end(9);
     }
 
-    fn answer(&self, hold: HoldId, answer: HeldAnswer) {
+    fn answer_call(&self, hold: HoldId, answer: HeldAnswer) {
         let (state, changed) = &*self.calls.shared;
         let mut state = state.lock().unwrap();
         if let HeldAnswer::Granted(grants) = &answer {
@@ -122,7 +122,7 @@ impl Drop for Holding {
 #[derive(Clone)]
 pub struct Calls {
     hold: bool,
-    events: Events,
+    events: AttemptEventSender,
     next: Arc<AtomicU64>,
     shared: Arc<(Mutex<State>, Condvar)>,
 }
@@ -144,14 +144,14 @@ fn covers(powers: &[Grant], wanted: &Grant) -> bool {
 
 fn denial(grant: &Grant) -> Denial {
     Denial {
-        operation: Operation::Create,
+        operation: DeniedOperation::Create,
         object: grant.path().map_or_else(|| grant.to_string().into(), |path| path.into()),
         pid: Some(7),
         program: Some("/usr/bin/pip".into()),
-        layer: Layer::Broker,
+        layer: DenialLayer::Broker,
         rule: "outside every writable root".to_owned(),
         grant: Some(grant.clone()),
-        resolution: Resolution::Recorded,
+        resolution: DenialResolution::Recorded,
         count: 1,
     }
 }
@@ -174,11 +174,11 @@ impl Calls {
             return Some(true);
         }
         if !self.hold {
-            self.events.tell(AttemptEvent::Denied(denial(grant)));
+            self.events.send_event(AttemptEvent::Denied(denial(grant)));
             return Some(false);
         }
         let id = HoldId(self.next.fetch_add(1, Ordering::SeqCst));
-        self.events.tell(AttemptEvent::Held { id, denial: denial(grant) });
+        self.events.send_event(AttemptEvent::Held { id, denial: denial(grant) });
         let waits = |state: &mut State| state.over.is_none() && !state.answers.contains_key(&id);
         let (state, _) = changed.wait_timeout_while(state.lock().unwrap(), patience, waits).unwrap();
         if state.over.is_some() {
@@ -186,7 +186,7 @@ impl Calls {
         }
         let Some(answer) = state.answers.get(&id) else {
             drop(state);
-            self.events.tell(AttemptEvent::Withdrawn(id));
+            self.events.send_event(AttemptEvent::Withdrawn(id));
             return None;
         };
         Some(matches!(answer, HeldAnswer::Granted(_)) && covers(&state.powers, grant))
@@ -221,7 +221,7 @@ impl Hall {
         Self { house, holding }
     }
 
-    fn answering(answers: &[Answer], program: impl Fn(&Calls) -> i32 + Send + Sync + 'static) -> Self {
+    fn answering(answers: &[ApprovalAnswer], program: impl Fn(&Calls) -> i32 + Send + Sync + 'static) -> Self {
         Self::new(Scripted { answers: answers.iter().copied().collect(), ..Scripted::default() }, program)
     }
 }
@@ -234,11 +234,11 @@ fn one(calls: &Calls) -> i32 {
     i32::from(!calls.wants(&write("/srv/a")))
 }
 
-const ONCE: Answer = Answer::Approved(Scope::Once);
-const NO: Answer = Answer::Denied(Scope::Once);
+const ONCE: ApprovalAnswer = ApprovalAnswer::Approved(ApprovalScope::Once);
+const NO: ApprovalAnswer = ApprovalAnswer::Denied(ApprovalScope::Once);
 
 #[track_caller]
-fn check(mode: ApprovalMode, answer: Answer, expected: &str, resolution: Resolution) {
+fn check(mode: ApprovalMode, answer: ApprovalAnswer, expected: &str, resolution: DenialResolution) {
     let hall = Hall::answering(&[answer], one);
     let outcome = hall.house.run(hall.house.request("ls", mode));
     assert_eq!(told(&hall.house, &outcome), expected, "{mode:?} {answer:?}: {:?}", outcome.error);
@@ -246,7 +246,7 @@ fn check(mode: ApprovalMode, answer: Answer, expected: &str, resolution: Resolut
     let attempt = &outcome.attempts[0];
     assert_eq!(attempt.denials.len(), 1);
     assert_eq!(attempt.denials[0].resolution, resolution, "{mode:?} {answer:?}");
-    let granted = if resolution == Resolution::Granted { vec![write("/srv/a")] } else { Vec::new() };
+    let granted = if resolution == DenialResolution::Granted { vec![write("/srv/a")] } else { Vec::new() };
     assert_eq!(attempt.grants, granted);
 }
 
@@ -254,14 +254,14 @@ fn check(mode: ApprovalMode, answer: Answer, expected: &str, resolution: Resolut
 #[test]
 fn may_it_go_on() {
     use ApprovalMode::{Granular, Never, OnFailure, OnRequest, Untrusted};
-    use Resolution::{Granted, Recorded, Refused};
+    use DenialResolution::{Granted, Recorded, Refused};
     let files = Granular(GranularMode { run: false, filesystem: true, network: false, other: false });
     for mode in [OnFailure, Untrusted, files] {
         check(mode, ONCE, "exited 0, ran 1, asked [hold]", Granted);
-        check(mode, Answer::Approved(Scope::Always), "exited 0, ran 1, asked [hold]", Granted);
+        check(mode, ApprovalAnswer::Approved(ApprovalScope::Always), "exited 0, ran 1, asked [hold]", Granted);
         check(mode, NO, "exited 1, ran 1, asked [hold]", Refused);
-        check(mode, Answer::TimedOut, "exited 1, ran 1, asked [hold]", Refused);
-        check(mode, Answer::Abort, "aborted 126, ran 1, asked [hold]", Refused);
+        check(mode, ApprovalAnswer::TimedOut, "exited 1, ran 1, asked [hold]", Refused);
+        check(mode, ApprovalAnswer::Abort, "aborted 126, ran 1, asked [hold]", Refused);
     }
     let sockets = Granular(GranularMode { run: false, filesystem: false, network: false, other: true });
     for mode in [OnRequest, Never, sockets] {
@@ -282,13 +282,13 @@ fn an_effect_is_asked_about_where_a_run_may_be() {
         (runs(false), "exited 1, ran 1, asked []"),
         (Never, "exited 1, ran 1, asked []"),
     ] {
-        let scripted = Scripted { answers: [Answer::Approved(Scope::Always)].into(), ..Scripted::default() };
+        let scripted = Scripted { answers: [ApprovalAnswer::Approved(ApprovalScope::Always)].into(), ..Scripted::default() };
         let wanted = effect.clone();
         let hall = Hall::new(scripted, move |calls| i32::from(!calls.wants(&wanted)));
         let outcome = hall.house.run(hall.house.request("ls", mode));
         assert_eq!(told(&hall.house, &outcome), expected, "{mode:?}");
-        let scopes: Vec<Option<Scope>> = outcome.approvals.iter().map(|given| given.scope).collect();
-        assert!(scopes.iter().all(|scope| *scope == Some(Scope::Once)), "{mode:?}: {scopes:?}");
+        let scopes: Vec<Option<ApprovalScope>> = outcome.approvals.iter().map(|given| given.scope).collect();
+        assert!(scopes.iter().all(|scope| *scope == Some(ApprovalScope::Once)), "{mode:?}: {scopes:?}");
     }
 }
 
@@ -427,7 +427,7 @@ fn a_directory_is_not_offered_where_something_was_refused() {
     assert_eq!(outcome.attempts[0].grants, written);
 
     // Remembered for ever, by another run.
-    let hall = Hall::answering(&[Answer::Denied(Scope::Always), ONCE, ONCE, ONCE], |calls| {
+    let hall = Hall::answering(&[ApprovalAnswer::Denied(ApprovalScope::Always), ONCE, ONCE, ONCE], |calls| {
         (0..4).filter(|n| !calls.wants(&write(&format!("/srv/d/{n}")))).count() as i32
     });
     for _ in 0..2 {
@@ -440,7 +440,7 @@ fn a_directory_is_not_offered_where_something_was_refused() {
 #[test]
 fn a_no_to_the_directory_is_one_for_its_files() {
     let program = |calls: &Calls| (0..6).filter(|n| !calls.wants(&write(&format!("/srv/d/{n}")))).count() as i32;
-    let hall = Hall::answering(&[ONCE, ONCE, Answer::Denied(Scope::Always), ONCE, ONCE], program);
+    let hall = Hall::answering(&[ONCE, ONCE, ApprovalAnswer::Denied(ApprovalScope::Always), ONCE, ONCE], program);
     let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
     assert_eq!(told(&hall.house, &outcome), "exited 4, ran 1, asked [hold hold hold]");
     // And in the next run for all of them: never is never.
@@ -455,7 +455,7 @@ fn a_no_to_the_directory_is_one_for_its_files() {
 #[test]
 fn many_hosts_of_a_domain_are_offered_as_one() {
     let connect = |host: String| format!("connect {host}:443").parse::<Grant>().unwrap();
-    let asked_with = |configuration: &str, answers: &[Answer], hosts: [&str; 5]| {
+    let asked_with = |configuration: &str, answers: &[ApprovalAnswer], hosts: [&str; 5]| {
         let hosts = hosts.map(|host| connect(host.to_owned()));
         let scripted = Scripted { answers: answers.iter().copied().collect(), ..Scripted::default() };
         let program = move |calls: &Calls| hosts.iter().filter(|h| !calls.wants(h)).count() as i32;
@@ -468,7 +468,7 @@ fn many_hosts_of_a_domain_are_offered_as_one() {
         let asked = hall.house.asked.lock().unwrap();
         (exit_code(&outcome), asked.len(), asked.iter().find_map(|question| offered(&question.kind)))
     };
-    let asked = |answers: &[Answer], hosts| asked_with("", answers, hosts);
+    let asked = |answers: &[ApprovalAnswer], hosts| asked_with("", answers, hosts);
     let siblings = ["a.example.com", "b.example.com", "c.example.com", "d.example.com", "e.example.com"];
     assert_eq!(asked(&[ONCE; 3], siblings), (0, 3, Some("connect *.example.com:443".to_owned())));
     assert_eq!(asked(&[ONCE, NO, ONCE, ONCE, ONCE], siblings), (1, 5, None));
@@ -486,8 +486,8 @@ fn many_hosts_of_a_domain_are_offered_as_one() {
 /// back, and so does what a list keeps.
 #[test]
 fn a_group_is_offered_beside_its_host_and_given_as_its_list() {
-    const GROUP: Answer = Answer::Group(Scope::Once);
-    let met = |configuration: &str, answers: &[Answer], hosts: &[&str]| {
+    const GROUP: ApprovalAnswer = ApprovalAnswer::Group(ApprovalScope::Once);
+    let met = |configuration: &str, answers: &[ApprovalAnswer], hosts: &[&str]| {
         let hosts: Vec<Grant> = hosts.iter().map(|host| format!("connect {host}").parse().unwrap()).collect();
         let scripted = Scripted { answers: answers.iter().copied().collect(), ..Scripted::default() };
         let program = move |calls: &Calls| hosts.iter().filter(|h| !calls.wants(h)).count() as i32;
@@ -538,7 +538,7 @@ fn a_dying_asker_takes_its_question_back() {
     assert_eq!(told(&hall.house, &outcome), "exited 0, ran 1, asked [hold]");
     assert_eq!(hall.house.taken_back.load(Ordering::SeqCst), 1);
     assert!(outcome.attempts[0].grants.is_empty() && outcome.approvals.is_empty());
-    assert_eq!(outcome.attempts[0].denials[0].resolution, Resolution::Recorded);
+    assert_eq!(outcome.attempts[0].denials[0].resolution, DenialResolution::Recorded);
     assert_eq!(hall.house.events()[5..], ["held", "asked", "withdrawn", "exited", "finished"]);
 }
 
@@ -560,7 +560,7 @@ fn one_question_delays_no_other_call() {
         })
     });
     let request = hall.house.request("ls", ApprovalMode::OnFailure);
-    remember(&hall.house, &write("/srv/b"), Scope::Times(3));
+    remember(&hall.house, &write("/srv/b"), ApprovalScope::Times(3));
     let outcome = hall.house.run(request);
     assert_eq!(told(&hall.house, &outcome), "exited 0, ran 1, asked [hold]");
     assert!(*quick.lock().unwrap() < Duration::from_millis(300), "{:?}", quick.lock().unwrap());
@@ -568,46 +568,46 @@ fn one_question_delays_no_other_call() {
 }
 
 /// Keeps a yes as an earlier request would have.
-fn remember(house: &House, grant: &Grant, scope: Scope) {
-    use stockade_engine::core::Memo;
-    use stockade_engine::keys::{GrantContext, Namespace};
+fn remember(house: &House, grant: &Grant, scope: ApprovalScope) {
+    use stockade_engine::core::AnswerMemo;
+    use stockade_engine::keys::{GrantContext, QuestionNamespace};
     let request = house.request("ls", ApprovalMode::OnFailure);
     let context = GrantContext {
         workspace: request.workspace.clone(),
         directory: stockade_engine::workspace_identity(request.workspace.as_path()),
         profile: request.profile.clone(),
         level: request.level,
-        policy: house.engine.judge.policy(&request),
+        policy: house.engine.judge.policy_digest(&request),
         user: house.engine.user.clone(),
     };
-    let memo = Memo {
-        key: context.approval(Namespace::Grant, grant),
-        answer: Answer::Approved(scope),
+    let memo = AnswerMemo {
+        key: context.approval_key(QuestionNamespace::Grant, grant),
+        answer: ApprovalAnswer::Approved(scope),
         subject: grant.to_string(),
         grants: vec![grant.clone()],
         request: request.id.clone(),
         by: "terminal".to_owned(),
     };
-    house.engine.memory.remember(&memo, request.session.as_ref(), house.engine.clock.wall_ms()).unwrap();
+    house.engine.memory.remember_answer(&memo, request.session.as_ref(), house.engine.clock.wall_ms()).unwrap();
 }
 
 #[test]
 fn scopes_reach_as_far_as_they_say() {
     // For the session: another command has it from the start.
-    let hall = Hall::answering(&[Answer::Approved(Scope::Session)], one);
+    let hall = Hall::answering(&[ApprovalAnswer::Approved(ApprovalScope::Session)], one);
     hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
     let outcome = hall.house.run(hall.house.request("cat x", ApprovalMode::OnFailure));
     assert_eq!(told(&hall.house, &outcome), "exited 0, ran 2, asked [hold]");
     assert_eq!(outcome.attempts[0].grants, [write("/srv/a")]);
 
     // Twice: the second time it is held and answered at once, by nobody.
-    let hall = Hall::answering(&[Answer::Approved(Scope::Times(2)), NO], one);
+    let hall = Hall::answering(&[ApprovalAnswer::Approved(ApprovalScope::Times(2)), NO], one);
     let run = || exit_code(&hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure)));
     assert_eq!((run(), run(), run()), (0, 0, 1));
     assert_eq!(hall.house.asked(), "hold hold");
 
     // Never: at once, and without a further attempt.
-    let hall = Hall::answering(&[Answer::Denied(Scope::Always), ONCE], one);
+    let hall = Hall::answering(&[ApprovalAnswer::Denied(ApprovalScope::Always), ONCE], one);
     let run = || exit_code(&hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure)));
     assert_eq!((run(), run()), (1, 1));
     assert_eq!(hall.house.asked(), "hold");
@@ -617,7 +617,7 @@ fn scopes_reach_as_far_as_they_say() {
 fn what_is_remembered_answers_where_nobody_is() {
     let hall = Hall::new(Scripted { absent: true, ..Scripted::default() }, one);
     let run = || exit_code(&hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure)));
-    remember(&hall.house, &write("/srv/a"), Scope::Times(1));
+    remember(&hall.house, &write("/srv/a"), ApprovalScope::Times(1));
     assert_eq!((run(), run()), (0, 1));
     assert_eq!(*hall.holding.lock().unwrap(), [true, false]);
 }
@@ -691,8 +691,8 @@ justification = "look first"
     let hall = Hall::configured(RULES, Scripted::default(), |calls| {
         for object in ["evil.example.com:443", "other.org:443"] {
             let refused = denial(&write("/x"));
-            let (operation, object) = (Operation::Connect, object.into());
-            calls.events.tell(AttemptEvent::Denied(Denial { operation, object, grant: None, ..refused }));
+            let (operation, object) = (DeniedOperation::Connect, object.into());
+            calls.events.send_event(AttemptEvent::Denied(Denial { operation, object, grant: None, ..refused }));
         }
         0
     });
@@ -730,7 +730,7 @@ fn a_further_attempt_keeps_what_was_given() {
         let seen = covers(&calls.shared.0.lock().unwrap().powers, &hidden);
         if !seen {
             // What cannot be held is refused and told.
-            calls.events.tell(AttemptEvent::Denied(denial(&hidden)));
+            calls.events.send_event(AttemptEvent::Denied(denial(&hidden)));
         }
         i32::from(!(held && seen))
     });
@@ -740,26 +740,26 @@ fn a_further_attempt_keeps_what_was_given() {
     grants.sort();
     assert_eq!(outcome.attempts[1].grants, grants);
     let resolutions: Vec<_> = outcome.attempts[0].denials.iter().map(|denial| denial.resolution).collect();
-    assert_eq!(resolutions, [Resolution::Granted, Resolution::Granted]);
+    assert_eq!(resolutions, [DenialResolution::Granted, DenialResolution::Granted]);
 }
 
 #[test]
 fn an_interrupt_waits_for_nobody() {
     let scripted = Scripted { slow: Some(Duration::from_secs(20)), ..Scripted::default() };
     let hall = Hall::new(scripted, one);
-    let (interrupter, interrupts) = interrupts();
+    let (interrupter, interrupts) = interrupt_channel();
     let asked = hall.house.asked.clone();
     let person = std::thread::spawn(move || {
         wait_until(|| !asked.lock().unwrap().is_empty());
-        assert!(interrupter.interrupt(2));
+        assert!(interrupter.send_interrupt(2));
     });
     let begun = Instant::now();
     let request = hall.house.request("ls", ApprovalMode::OnFailure);
-    let outcome = hall.house.engine.run(request, Io::Inherit, interrupts);
+    let outcome = hall.house.engine.run_request(request, StdioMode::Inherit, interrupts);
     person.join().unwrap();
     assert!(begun.elapsed() < Duration::from_secs(5));
     // The call failed, so that the command could clean up and end.
-    assert_eq!((outcome.status, outcome.exit_code), (Status::Exited, Some(1)));
+    assert_eq!((outcome.status, outcome.exit_code), (FinalStatus::Exited, Some(1)));
     assert_eq!(hall.house.taken_back.load(Ordering::SeqCst), 1);
     assert_eq!(hall.house.alive.load(Ordering::SeqCst), 0);
 }
@@ -787,7 +787,7 @@ fn questions_that_nobody_answers_buy_no_time() {
     let mut request = hall.house.request("ls", ApprovalMode::OnFailure);
     request.timeout_ms = Some(500);
     let outcome = hall.house.run(request);
-    assert_eq!((outcome.status, exit_code(&outcome)), (Status::TimedOut, 124));
+    assert_eq!((outcome.status, exit_code(&outcome)), (FinalStatus::TimedOut, 124));
     assert_eq!(outcome.approvals.len(), 1, "{:?}", outcome.approvals);
     assert!(outcome.attempts[0].grants.is_empty());
 }
@@ -804,7 +804,7 @@ fn silence_is_no_in_place() {
         let begun = Instant::now();
         let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
         assert_eq!(told(&hall.house, &outcome), "exited 1, ran 1, asked [hold]");
-        assert_eq!(outcome.attempts[0].denials[0].resolution, Resolution::Refused);
+        assert_eq!(outcome.attempts[0].denials[0].resolution, DenialResolution::Refused);
         assert_eq!((outcome.approvals[0].answer.as_str(), outcome.approvals[0].by.as_str()), ("timed-out", "nobody"));
         assert!(begun.elapsed() < Duration::from_secs(6));
     }
@@ -821,7 +821,7 @@ fn a_record_that_fails_grants_nothing() {
             noted.store(usize::from(calls.wants(&write("/srv/a"))), Ordering::SeqCst);
             0
         });
-        let inner = Log::open(&hall.house.dir.path().join("state/other")).unwrap();
+        let inner = AuditLogWriter::open(&hall.house.dir.path().join("state/other")).unwrap();
         let batches_left = AtomicUsize::new(batches);
         hall.house.engine.recorder = Arc::new(Failing { inner, batches_left, commits_fail: false });
         let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
@@ -829,10 +829,10 @@ fn a_record_that_fails_grants_nothing() {
         let recorded = text.contains("\"granted\"") && text.contains("\"answered\"");
         let passed = passed.load(Ordering::SeqCst) == 1;
         assert!(!passed || recorded, "{batches}: granted and not recorded");
-        assert_eq!(outcome.status == Status::Exited, outcome.error.is_none(), "{batches}");
+        assert_eq!(outcome.status == FinalStatus::Exited, outcome.error.is_none(), "{batches}");
         ended.push((outcome.status, passed));
     }
-    assert!(ended.contains(&(Status::Error, false)) && ended.contains(&(Status::Exited, true)), "{ended:?}");
+    assert!(ended.contains(&(FinalStatus::Error, false)) && ended.contains(&(FinalStatus::Exited, true)), "{ended:?}");
 }
 
 /// Askers that come and go, thousands of them: the questions are bounded.
@@ -853,7 +853,7 @@ fn a_flood_of_askers_is_bounded() {
         0
     });
     let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
-    assert_eq!(outcome.status, Status::Exited);
+    assert_eq!(outcome.status, FinalStatus::Exited);
     let events = hall.house.events();
     let asked = events.iter().filter(|kind| *kind == "asked").count();
     assert!(asked <= 1_000, "{asked} questions");

@@ -7,19 +7,19 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use stockade_audit::Log;
-use stockade_engine::real::{RuleJudge, StoreMemory};
-use stockade_engine::seams::{RecordError, Recorder, SystemClock};
+use stockade_audit::AuditLogWriter;
+use stockade_engine::real::{RulePolicyEngine, StoreMemory};
+use stockade_engine::seams::{RecordError, EventRecorder, SystemClock};
 use stockade_engine::{
-    Approver, Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Engine, Events, Io, StartError, Waiting,
-    interrupts,
+    Approver, Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, RequestEngine, AttemptEventSender, StdioMode, StartError, PendingQuestion,
+    interrupt_channel,
 };
 use stockade_model::{
-    Answer, ApprovalMode, Command, Denial, EnforcementReport, Event, Grant, Layer, Level, Operation, Outcome, Plan,
-    Question, QuestionKind, RawText, Request, Resolution, SandboxPreference,
+    ApprovalAnswer, ApprovalMode, RequestCommand, Denial, EnforcementReport, Event, Grant, DenialLayer, IsolationLevel, DeniedOperation, RunOutcome, AttemptPlan,
+    ApprovalQuestion, QuestionKind, RawText, RunRequest, DenialResolution, SandboxPreference,
 };
-use stockade_policy::load::{Sources, load};
-use stockade_store::Store;
+use stockade_policy::load::{ConfigSources, load_settings};
+use stockade_store::ApprovalStore;
 use tempfile::TempDir;
 
 /// How a fake sandbox behaves.
@@ -49,7 +49,7 @@ pub struct Fake {
     pub home_file: Option<&'static str>,
     pub behaviour: Behaviour,
     pub alive: Arc<AtomicUsize>,
-    pub released: Arc<Mutex<Vec<Plan>>>,
+    pub released: Arc<Mutex<Vec<AttemptPlan>>>,
     /// The record, as it stood on the disk at each release.
     pub log: Option<std::path::PathBuf>,
     pub durable: Arc<Mutex<Vec<bool>>>,
@@ -60,16 +60,16 @@ impl Backend for Fake {
         "native"
     }
 
-    fn honours(&self, grant: &Grant, _: Level) -> bool {
+    fn supports_grant(&self, grant: &Grant, _: IsolationLevel) -> bool {
         !matches!(grant, Grant::Connect(_))
     }
 
-    fn prepare(&self, plan: &Plan, _: &Io, _: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare_attempt(&self, plan: &AttemptPlan, _: &StdioMode, _: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError> {
         if self.behaviour == Behaviour::Fails {
             return Err(StartError { what: "no user namespaces".to_owned(), hint: Some("see doctor".to_owned()) });
         }
         self.alive.fetch_add(1, Ordering::SeqCst);
-        let level = if self.behaviour == Behaviour::Weak { Level::Restricted } else { plan.level };
+        let level = if self.behaviour == Behaviour::Weak { IsolationLevel::Restricted } else { plan.level };
         Ok(Box::new(FakeAttempt {
             plan: plan.clone(),
             missing: self.needs.iter().filter(|need| !plan.grants.contains(need)).cloned().collect(),
@@ -85,49 +85,49 @@ impl Backend for Fake {
 }
 
 struct FakeAttempt {
-    plan: Plan,
+    plan: AttemptPlan,
     missing: Vec<Grant>,
     behaviour: Behaviour,
     alive: Arc<AtomicUsize>,
-    released: Arc<Mutex<Vec<Plan>>>,
+    released: Arc<Mutex<Vec<AttemptPlan>>>,
     log: Option<std::path::PathBuf>,
     durable: Arc<Mutex<Vec<bool>>>,
     enforced: EnforcementReport,
-    events: Events,
+    events: AttemptEventSender,
 }
 
 impl FakeAttempt {
     fn end(&self, end: CommandEnd) {
-        self.events.tell(AttemptEvent::Ended(AttemptEnd::bare(end)));
+        self.events.send_event(AttemptEvent::Ended(AttemptEnd::from_command_end(end)));
     }
 }
 
 impl Attempt for FakeAttempt {
-    fn enforced(&self) -> &EnforcementReport {
+    fn enforcement_report(&self) -> &EnforcementReport {
         &self.enforced
     }
 
-    fn release(&mut self) -> Result<(), StartError> {
+    fn release_command(&mut self) -> Result<(), StartError> {
         self.released.lock().unwrap().push(self.plan.clone());
         if let Some(log) = &self.log {
             let text = std::fs::read_to_string(log).unwrap();
-            let digest = self.plan.digest().unwrap();
+            let digest = self.plan.compute_digest().unwrap();
             let starts = text.lines().any(|line| line.contains("\"starting\"") && line.contains(digest.as_str()));
             self.durable.lock().unwrap().push(starts);
         }
         for grant in &self.missing {
             let denial = Denial {
-                operation: Operation::Create,
+                operation: DeniedOperation::Create,
                 object: format!("for {grant}").into(),
                 pid: Some(1),
                 program: None,
-                layer: Layer::Broker,
+                layer: DenialLayer::Broker,
                 rule: "outside every writable root".to_owned(),
                 grant: Some(grant.clone()),
-                resolution: Resolution::Recorded,
+                resolution: DenialResolution::Recorded,
                 count: 1,
             };
-            self.events.tell(match self.behaviour {
+            self.events.send_event(match self.behaviour {
                 Behaviour::Exceeds => AttemptEvent::Breached(denial),
                 _ => AttemptEvent::Denied(denial),
             });
@@ -141,13 +141,13 @@ impl Attempt for FakeAttempt {
         Ok(())
     }
 
-    fn signal(&self, signal: i32) {
+    fn send_signal(&self, signal: i32) {
         if matches!(self.behaviour, Behaviour::Waits | Behaviour::Exceeds) {
             self.end(CommandEnd::Signaled(signal));
         }
     }
 
-    fn kill(&self) {
+    fn kill_processes(&self) {
         self.end(CommandEnd::Signaled(9));
     }
 }
@@ -161,8 +161,8 @@ impl Drop for FakeAttempt {
 /// Answers as told, then with silence; notes what it was asked.
 #[derive(Default)]
 pub struct Scripted {
-    pub answers: VecDeque<Answer>,
-    pub asked: Arc<Mutex<Vec<Question>>>,
+    pub answers: VecDeque<ApprovalAnswer>,
+    pub asked: Arc<Mutex<Vec<ApprovalQuestion>>>,
     pub absent: bool,
     /// Set when somebody who was absent is there.
     pub comes: Option<Arc<AtomicBool>>,
@@ -178,7 +178,7 @@ impl Approver for Scripted {
         "scripted".to_owned()
     }
 
-    fn available(&self) -> bool {
+    fn is_available(&self) -> bool {
         !self.absent || self.comes.as_ref().is_some_and(|comes| comes.load(Ordering::SeqCst))
     }
 
@@ -186,7 +186,7 @@ impl Approver for Scripted {
         self.comes.is_some()
     }
 
-    fn ask(&mut self, question: &Question, waiting: &Waiting) -> Answer {
+    fn ask_question(&mut self, question: &ApprovalQuestion, waiting: &PendingQuestion) -> ApprovalAnswer {
         self.asked.lock().unwrap().push(question.clone());
         let until = Instant::now() + self.slow.unwrap_or_default();
         while Instant::now() < until && (self.hangs || !waiting.is_withdrawn()) {
@@ -194,42 +194,42 @@ impl Approver for Scripted {
         }
         if waiting.is_withdrawn() {
             self.taken_back.fetch_add(1, Ordering::SeqCst);
-            return Answer::TimedOut;
+            return ApprovalAnswer::TimedOut;
         }
-        self.answers.pop_front().unwrap_or(Answer::TimedOut)
+        self.answers.pop_front().unwrap_or(ApprovalAnswer::TimedOut)
     }
 }
 
 /// A record that fails from its n-th batch on.
 pub struct Failing {
-    pub inner: Log,
+    pub inner: AuditLogWriter,
     pub batches_left: AtomicUsize,
     pub commits_fail: bool,
 }
 
-impl Recorder for Failing {
-    fn record(&self, events: &[Event]) -> Result<(), RecordError> {
+impl EventRecorder for Failing {
+    fn record_events(&self, events: &[Event]) -> Result<(), RecordError> {
         let left = self.batches_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
-        if left.is_err() { Err(RecordError("no space".to_owned())) } else { self.inner.record(events) }
+        if left.is_err() { Err(RecordError("no space".to_owned())) } else { self.inner.record_events(events) }
     }
 
-    fn commit(&self) -> Result<(), RecordError> {
-        if self.commits_fail { Err(RecordError("the disk is gone".to_owned())) } else { Recorder::commit(&self.inner) }
+    fn commit_events(&self) -> Result<(), RecordError> {
+        if self.commits_fail { Err(RecordError("the disk is gone".to_owned())) } else { EventRecorder::commit_events(&self.inner) }
     }
 }
 
 pub struct House {
     pub dir: TempDir,
     pub taken_back: Arc<AtomicUsize>,
-    pub released: Arc<Mutex<Vec<Plan>>>,
-    pub asked: Arc<Mutex<Vec<Question>>>,
+    pub released: Arc<Mutex<Vec<AttemptPlan>>>,
+    pub asked: Arc<Mutex<Vec<ApprovalQuestion>>>,
     pub alive: Arc<AtomicUsize>,
     pub durable: Arc<Mutex<Vec<bool>>>,
-    pub engine: Engine,
+    pub engine: RequestEngine,
 }
 
 impl House {
-    pub fn new(fake: Fake, answers: &[Answer]) -> Self {
+    pub fn new(fake: Fake, answers: &[ApprovalAnswer]) -> Self {
         Self::with_configuration(
             "",
             fake,
@@ -244,7 +244,7 @@ impl House {
             std::fs::create_dir_all(root.join(name)).unwrap();
         }
         std::fs::write(root.join("home/.config/stockade/config.toml"), configuration).unwrap();
-        let sources = Sources {
+        let sources = ConfigSources {
             home: root.join("home"),
             other_homes: Vec::new(),
             system_owner: rustix::process::geteuid().as_raw(),
@@ -254,16 +254,16 @@ impl House {
             workspace: Some(root.join("work")),
             state_directory: root.join("state"),
         };
-        let settings = Arc::new(load(&sources).unwrap());
-        let log = Arc::new(Log::open(&root.join("state/audit")).unwrap());
-        let store = Arc::new(Store::open(&root.join("state/db/approvals.db")).unwrap());
+        let settings = Arc::new(load_settings(&sources).unwrap());
+        let log = Arc::new(AuditLogWriter::open(&root.join("state/audit")).unwrap());
+        let store = Arc::new(ApprovalStore::open(&root.join("state/db/approvals.db")).unwrap());
         let home_file = fake.home_file.map(|name| Grant::Write(root.join("home").join(name)));
         let needs = fake.needs.iter().cloned().chain(home_file).collect();
         let fake = Fake { needs, log: Some(root.join("state/audit/audit.jsonl")), ..fake };
         let (released, alive, durable) = (fake.released.clone(), fake.alive.clone(), fake.durable.clone());
         let (asked, taken_back) = (scripted.asked.clone(), scripted.taken_back.clone());
-        let engine = Engine {
-            judge: Arc::new(RuleJudge::new(settings, true)),
+        let engine = RequestEngine {
+            judge: Arc::new(RulePolicyEngine::new(settings, true)),
             backend: Arc::new(fake),
             host: None,
             approver: Arc::new(Mutex::new(scripted)),
@@ -281,18 +281,18 @@ impl House {
         self.dir.path().join(name).into()
     }
 
-    pub fn request(&self, script: &str, mode: ApprovalMode) -> Request {
-        Request {
+    pub fn request(&self, script: &str, mode: ApprovalMode) -> RunRequest {
+        RunRequest {
             id: "req_1".parse().unwrap(),
             session: Some("ses_1".parse().unwrap()),
-            command: Command::Script(script.into()),
+            command: RequestCommand::Script(script.into()),
             cwd: self.path("work"),
             workspace: self.path("work"),
             environment: BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".into())]),
             profile: "workspace".to_owned(),
             grants: Vec::new(),
             requested: Vec::new(),
-            level: Level::Full,
+            level: IsolationLevel::Full,
             approval_mode: mode,
             sandbox: SandboxPreference::Auto,
             timeout_ms: None,
@@ -301,9 +301,9 @@ impl House {
         }
     }
 
-    pub fn run(&self, request: Request) -> Outcome {
-        let (_interrupter, interrupts) = interrupts();
-        let outcome = self.engine.run(request, Io::Inherit, interrupts);
+    pub fn run(&self, request: RunRequest) -> RunOutcome {
+        let (_interrupter, interrupts) = interrupt_channel();
+        let outcome = self.engine.run_request(request, StdioMode::Inherit, interrupts);
         assert_eq!(self.alive.load(Ordering::SeqCst), 0, "a sandbox outlived its run (L8)");
         assert!(self.durable.lock().unwrap().iter().all(|durable| *durable), "released before its record (L6)");
         outcome
@@ -311,7 +311,7 @@ impl House {
 
     /// The kinds of the questions that were really put.
     pub fn asked(&self) -> String {
-        let name = |question: &Question| match question.kind {
+        let name = |question: &ApprovalQuestion| match question.kind {
             QuestionKind::Run { .. } => "run",
             QuestionKind::Grants { .. } => "grants",
             QuestionKind::Escalate { .. } => "escalate",

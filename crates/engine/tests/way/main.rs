@@ -12,27 +12,27 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use house::{Behaviour, Failing, Fake, House, Scripted};
-use stockade_audit::Log;
-use stockade_engine::{Io, exit_code, interrupts};
+use stockade_audit::AuditLogWriter;
+use stockade_engine::{StdioMode, exit_code, interrupt_channel};
 use stockade_model::{
-    Answer, ApprovalMode, CallerApproval, Command, Grant, GranularMode, Outcome, Resolution, Scope, Status,
+    ApprovalAnswer, ApprovalMode, CallerApproval, RequestCommand, Grant, GranularMode, RunOutcome, DenialResolution, ApprovalScope, FinalStatus,
 };
 
-const YES: &[Answer] = &[Answer::Approved(Scope::Once)];
-const NO: &[Answer] = &[Answer::Denied(Scope::Once)];
-const SILENCE: &[Answer] = &[Answer::TimedOut];
-const QUIT: &[Answer] = &[Answer::Abort];
+const YES: &[ApprovalAnswer] = &[ApprovalAnswer::Approved(ApprovalScope::Once)];
+const NO: &[ApprovalAnswer] = &[ApprovalAnswer::Denied(ApprovalScope::Once)];
+const SILENCE: &[ApprovalAnswer] = &[ApprovalAnswer::TimedOut];
+const QUIT: &[ApprovalAnswer] = &[ApprovalAnswer::Abort];
 
 const CLASSES: ApprovalMode =
     ApprovalMode::Granular(GranularMode { run: false, filesystem: true, network: false, other: false });
 
-pub(crate) fn told(house: &House, outcome: &Outcome) -> String {
+pub(crate) fn told(house: &House, outcome: &RunOutcome) -> String {
     let attempts = house.released.lock().unwrap().len();
     format!("{:?} {}, ran {attempts}, asked [{}]", outcome.status, exit_code(outcome), house.asked()).to_lowercase()
 }
 
 #[track_caller]
-fn check(mode: ApprovalMode, script: &str, answers: &[Answer], expected: &str) {
+fn check(mode: ApprovalMode, script: &str, answers: &[ApprovalAnswer], expected: &str) {
     let house = House::new(Fake::default(), answers);
     let outcome = house.run(house.request(script, mode));
     assert_eq!(told(&house, &outcome), expected, "{mode:?} `{script}` {answers:?}: {:?}", outcome.error);
@@ -73,7 +73,7 @@ fn may_it_run() {
 }
 
 #[track_caller]
-fn check_denial(mode: ApprovalMode, needs: &str, answers: &[Answer], expected: &str, resolution: Resolution) {
+fn check_denial(mode: ApprovalMode, needs: &str, answers: &[ApprovalAnswer], expected: &str, resolution: DenialResolution) {
     let fake = Fake { needs: vec![needs.parse().unwrap()], ..Fake::default() };
     let house = House::new(fake, answers);
     let outcome = house.run(house.request("ls", mode));
@@ -86,7 +86,7 @@ fn check_denial(mode: ApprovalMode, needs: &str, answers: &[Answer], expected: &
 #[test]
 fn may_it_have_what_was_refused() {
     use ApprovalMode::{Never, OnFailure, OnRequest, Untrusted};
-    use Resolution::{Granted, Recorded, Refused};
+    use DenialResolution::{Granted, Recorded, Refused};
     let stands = "exited 1, ran 1, asked []";
     for mode in [OnFailure, Untrusted, CLASSES] {
         check_denial(mode, "write /srv/a", YES, "exited 0, ran 2, asked [escalate]", Granted);
@@ -111,7 +111,7 @@ fn the_next_attempt_has_exactly_the_grant_more() {
     assert_eq!((plans[1].attempt, plans[1].profile.sandboxed), (2, true));
     assert_eq!((&plans[0].argv, &plans[0].environment), (&plans[1].argv, &plans[1].environment));
     assert_eq!(plans[1].profile.filesystem.write.len(), plans[0].profile.filesystem.write.len() + 1);
-    assert_eq!(outcome.digest, plans[1].digest().ok());
+    assert_eq!(outcome.digest, plans[1].compute_digest().ok());
     let events = house.events();
     let order = [
         "requested",
@@ -145,8 +145,8 @@ fn a_hidden_file_is_asked_for_with_all_it_needs() {
 #[test]
 fn a_session_grant_is_remembered_in_its_session_alone() {
     let fake = Fake { needs: vec!["write /srv/a".parse().unwrap()], ..Fake::default() };
-    let house = House::new(fake, &[Answer::Approved(Scope::Session)]);
-    assert_eq!(house.run(house.request("ls", ApprovalMode::OnFailure)).status, Status::Exited);
+    let house = House::new(fake, &[ApprovalAnswer::Approved(ApprovalScope::Session)]);
+    assert_eq!(house.run(house.request("ls", ApprovalMode::OnFailure)).status, FinalStatus::Exited);
 
     // Another command of the session has it from the start, and it is on record.
     let outcome = house.run(house.request("cat x", ApprovalMode::OnFailure));
@@ -155,7 +155,7 @@ fn a_session_grant_is_remembered_in_its_session_alone() {
     assert_eq!((outcome.approvals.len(), outcome.approvals[0].by.as_str()), (1, "cache"));
     assert_eq!(house.asked(), "escalate");
 
-    let other = stockade_model::Request {
+    let other = stockade_model::RunRequest {
         session: Some("ses_2".parse().unwrap()),
         ..house.request("ls", ApprovalMode::OnFailure)
     };
@@ -166,72 +166,72 @@ fn a_session_grant_is_remembered_in_its_session_alone() {
 #[test]
 fn never_is_remembered_whatever_changes_around_it() {
     let fake = Fake { needs: vec!["write /srv/a".parse().unwrap()], ..Fake::default() };
-    let house = House::new(fake, &[Answer::Denied(Scope::Always), Answer::Approved(Scope::Once)]);
+    let house = House::new(fake, &[ApprovalAnswer::Denied(ApprovalScope::Always), ApprovalAnswer::Approved(ApprovalScope::Once)]);
     house.run(house.request("ls", ApprovalMode::OnFailure));
     let mut request = house.request("ls -l", ApprovalMode::OnFailure);
     request.environment.insert("LANG".to_owned(), "C".into());
     request.session = None;
     let outcome = house.run(request);
     assert_eq!(house.asked(), "escalate");
-    assert_eq!(outcome.attempts[0].denials[0].resolution, Resolution::Refused);
+    assert_eq!(outcome.attempts[0].denials[0].resolution, DenialResolution::Refused);
     assert_eq!((outcome.approvals[0].answer.as_str(), outcome.approvals[0].by.as_str()), ("denied", "cache"));
 }
 
 #[test]
 fn a_remembered_run_is_bound_to_what_was_shown() {
-    let house = House::new(Fake::default(), &[Answer::Approved(Scope::Session)]);
-    let run = |script: &str, change: &dyn Fn(&mut stockade_model::Request)| {
+    let house = House::new(Fake::default(), &[ApprovalAnswer::Approved(ApprovalScope::Session)]);
+    let run = |script: &str, change: &dyn Fn(&mut stockade_model::RunRequest)| {
         let mut request = house.request(script, ApprovalMode::Untrusted);
         change(&mut request);
         house.run(request).status
     };
-    assert_eq!(run("rm all", &|_| {}), Status::Exited);
-    assert_eq!(run("rm all", &|_| {}), Status::Exited);
+    assert_eq!(run("rm all", &|_| {}), FinalStatus::Exited);
+    assert_eq!(run("rm all", &|_| {}), FinalStatus::Exited);
     assert_eq!(house.asked(), "run");
-    assert_eq!(run("rm all ", &|_| {}), Status::Refused);
-    assert_eq!(run("rm all", &|r| r.session = None), Status::Refused);
-    assert_eq!(run("rm all", &|r| drop(r.environment.insert("LANG".to_owned(), "C".into()))), Status::Refused);
-    assert_eq!(run("rm all", &|r| r.profile = "read-only".to_owned()), Status::Refused);
-    assert_eq!(run("rm all", &|r| r.grants.push("write /srv/b".parse().unwrap())), Status::Refused);
-    assert_eq!(run("rm all", &|r| r.command = Command::Argv(vec!["rm".into(), "all".into()])), Status::Refused);
+    assert_eq!(run("rm all ", &|_| {}), FinalStatus::Refused);
+    assert_eq!(run("rm all", &|r| r.session = None), FinalStatus::Refused);
+    assert_eq!(run("rm all", &|r| drop(r.environment.insert("LANG".to_owned(), "C".into()))), FinalStatus::Refused);
+    assert_eq!(run("rm all", &|r| r.profile = "read-only".to_owned()), FinalStatus::Refused);
+    assert_eq!(run("rm all", &|r| r.grants.push("write /srv/b".parse().unwrap())), FinalStatus::Refused);
+    assert_eq!(run("rm all", &|r| r.command = RequestCommand::Argv(vec!["rm".into(), "all".into()])), FinalStatus::Refused);
     assert_eq!(house.asked(), "run run run run run run run");
 }
 
 /// L1: an approval of a sandboxed run never lets the unsandboxed one pass.
 #[test]
 fn without_a_sandbox_is_asked_every_time() {
-    let always = Answer::Approved(Scope::Always);
-    let scripted = Scripted { answers: [always, always, Answer::TimedOut].into(), ..Scripted::default() };
+    let always = ApprovalAnswer::Approved(ApprovalScope::Always);
+    let scripted = Scripted { answers: [always, always, ApprovalAnswer::TimedOut].into(), ..Scripted::default() };
     let mut house = House::with_configuration("allow_host = true\n", Fake::default(), scripted);
     struct Host(Fake);
     impl stockade_engine::Backend for Host {
         fn name(&self) -> &'static str {
             "host"
         }
-        fn honours(&self, _: &Grant, _: stockade_model::Level) -> bool {
+        fn supports_grant(&self, _: &Grant, _: stockade_model::IsolationLevel) -> bool {
             false
         }
-        fn prepare(
+        fn prepare_attempt(
             &self,
-            plan: &stockade_model::Plan,
-            io: &Io,
+            plan: &stockade_model::AttemptPlan,
+            io: &StdioMode,
             hold: bool,
-            events: stockade_engine::Events,
+            events: stockade_engine::AttemptEventSender,
         ) -> Result<Box<dyn stockade_engine::Attempt>, stockade_engine::StartError> {
-            self.0.prepare(plan, io, hold, events)
+            self.0.prepare_attempt(plan, io, hold, events)
         }
     }
     let host = Fake { alive: house.alive.clone(), released: house.released.clone(), ..Fake::default() };
     house.engine.host = Some(Arc::new(Host(host)));
-    let request = |profile: &str| stockade_model::Request {
+    let request = |profile: &str| stockade_model::RunRequest {
         profile: profile.to_owned(),
         caller_approval: (profile == "host").then(|| CallerApproval { by: "x".to_owned(), warnings: vec![] }),
         ..house.request("rm all", ApprovalMode::Untrusted)
     };
-    assert_eq!(house.run(request("workspace")).status, Status::Exited);
-    assert_eq!(house.run(request("host")).status, Status::Exited);
-    assert_eq!(house.run(request("host")).status, Status::Refused);
-    assert_eq!(house.run(request("workspace")).status, Status::Exited);
+    assert_eq!(house.run(request("workspace")).status, FinalStatus::Exited);
+    assert_eq!(house.run(request("host")).status, FinalStatus::Exited);
+    assert_eq!(house.run(request("host")).status, FinalStatus::Refused);
+    assert_eq!(house.run(request("workspace")).status, FinalStatus::Exited);
     assert_eq!(house.asked(), "run unsandboxed unsandboxed");
 }
 
@@ -271,7 +271,7 @@ grants = ["write /srv/usr"]
 approver = "person"
 justification = "looked at"
 "#;
-    let house = |answers: &[Answer]| {
+    let house = |answers: &[ApprovalAnswer]| {
         let scripted = Scripted { answers: answers.iter().copied().collect(), ..Scripted::default() };
         House::with_configuration(RULES, Fake::default(), scripted)
     };
@@ -290,14 +290,14 @@ justification = "looked at"
     let plan = other.released.lock().unwrap()[0].clone();
     assert_eq!((plan.profile.name.as_str(), plan.grants.len()), ("workspace", 0));
     // What comes with a rule that asks is agreed to, by a person.
-    let asked = house(&[Answer::Approved(Scope::Once); 2]);
+    let asked = house(&[ApprovalAnswer::Approved(ApprovalScope::Once); 2]);
     let mut request = asked.request("make install", ApprovalMode::Untrusted);
     request.caller_approval = Some(CallerApproval { by: "agent".to_owned(), warnings: vec![] });
     let outcome = asked.run(request);
-    assert_eq!((outcome.status, asked.asked()), (Status::Exited, "run grants".to_owned()));
+    assert_eq!((outcome.status, asked.asked()), (FinalStatus::Exited, "run grants".to_owned()));
     assert_eq!(asked.released.lock().unwrap()[0].grants.len(), 1);
-    let refused = house(&[Answer::Approved(Scope::Once), Answer::Denied(Scope::Once)]);
-    assert_eq!(refused.run(refused.request("make install", ApprovalMode::Untrusted)).status, Status::Refused);
+    let refused = house(&[ApprovalAnswer::Approved(ApprovalScope::Once), ApprovalAnswer::Denied(ApprovalScope::Once)]);
+    assert_eq!(refused.run(refused.request("make install", ApprovalMode::Untrusted)).status, FinalStatus::Refused);
     assert!(refused.released.lock().unwrap().is_empty());
 }
 
@@ -307,18 +307,18 @@ justification = "looked at"
 fn a_limit_that_is_passed_ends_the_run_and_can_be_raised() {
     let needs = || vec!["memory 8GiB".parse::<Grant>().unwrap()];
     let exceeds = || Fake { needs: needs(), behaviour: Behaviour::Exceeds, ..Fake::default() };
-    let refused = House::new(exceeds(), &[Answer::Denied(Scope::Once)]);
+    let refused = House::new(exceeds(), &[ApprovalAnswer::Denied(ApprovalScope::Once)]);
     let outcome = refused.run(refused.request("make all", ApprovalMode::OnFailure));
-    assert_eq!((outcome.status, outcome.signal, outcome.attempts.len()), (Status::Limit, Some(15), 1));
-    assert_eq!(outcome.attempts[0].denials[0].resolution, Resolution::Refused);
+    assert_eq!((outcome.status, outcome.signal, outcome.attempts.len()), (FinalStatus::Limit, Some(15), 1));
+    assert_eq!(outcome.attempts[0].denials[0].resolution, DenialResolution::Refused);
     assert!(outcome.error.unwrap().starts_with("limit for memory 8GiB: "));
     let agreed = House::new(exceeds(), YES);
     let outcome = agreed.run(agreed.request("make all", ApprovalMode::OnFailure));
-    assert_eq!((outcome.status, outcome.attempts.len()), (Status::Exited, 2));
+    assert_eq!((outcome.status, outcome.attempts.len()), (FinalStatus::Exited, 2));
     assert_eq!(outcome.attempts[1].grants, needs());
     let never = House::new(exceeds(), YES);
     let outcome = never.run(never.request("make all", ApprovalMode::Never));
-    assert_eq!((outcome.status, outcome.attempts.len(), never.asked()), (Status::Limit, 1, String::new()));
+    assert_eq!((outcome.status, outcome.attempts.len(), never.asked()), (FinalStatus::Limit, 1, String::new()));
 }
 
 #[test]
@@ -342,7 +342,7 @@ fn an_approver_that_hangs_is_passed_over() {
     house.engine.question_timeout_ms = 50;
     let begun = Instant::now();
     let outcome = house.run(house.request("make", ApprovalMode::Untrusted));
-    assert_eq!(outcome.status, Status::Refused);
+    assert_eq!(outcome.status, FinalStatus::Refused);
     assert!(begun.elapsed() < Duration::from_secs(5));
 }
 
@@ -350,13 +350,13 @@ fn an_approver_that_hangs_is_passed_over() {
 fn a_record_that_fails_ends_everything() {
     for (batches, commits_fail) in (0..5).map(|n| (n, false)).chain([(100, true)]) {
         let mut house = House::new(Fake { behaviour: Behaviour::Waits, ..Fake::default() }, &[]);
-        let inner = Log::open(&house.dir.path().join("state/other")).unwrap();
+        let inner = AuditLogWriter::open(&house.dir.path().join("state/other")).unwrap();
         let batches_left = AtomicUsize::new(batches);
         house.engine.recorder = Arc::new(Failing { inner, batches_left, commits_fail });
         house.durable = Arc::default();
-        let (_interrupter, interrupts) = interrupts();
-        let outcome = house.engine.run(house.request("ls", ApprovalMode::OnFailure), Io::Inherit, interrupts);
-        assert_eq!((outcome.status, exit_code(&outcome)), (Status::Error, 125), "{batches}");
+        let (_interrupter, interrupts) = interrupt_channel();
+        let outcome = house.engine.run_request(house.request("ls", ApprovalMode::OnFailure), StdioMode::Inherit, interrupts);
+        assert_eq!((outcome.status, exit_code(&outcome)), (FinalStatus::Error, 125), "{batches}");
         assert!(outcome.error.unwrap().contains("record"), "{batches}");
         assert_eq!(house.alive.load(Ordering::SeqCst), 0, "{batches}");
         let started = house.released.lock().unwrap().len();
@@ -373,7 +373,7 @@ fn what_cannot_be_built_is_not_run() {
     ] {
         let house = House::new(Fake { behaviour, ..Fake::default() }, &[]);
         let outcome = house.run(house.request("ls", ApprovalMode::OnFailure));
-        assert_eq!((outcome.status, exit_code(&outcome)), (Status::Error, code), "{behaviour:?}");
+        assert_eq!((outcome.status, exit_code(&outcome)), (FinalStatus::Error, code), "{behaviour:?}");
         assert!(outcome.error.clone().unwrap().contains(word), "{:?}", outcome.error);
     }
 }
@@ -385,7 +385,7 @@ fn time_runs_out() {
         let mut request = house.request("ls", ApprovalMode::OnFailure);
         request.timeout_ms = Some(30);
         let outcome = house.run(request);
-        assert_eq!((outcome.status, exit_code(&outcome), outcome.signal), (Status::TimedOut, 124, Some(signal)));
+        assert_eq!((outcome.status, exit_code(&outcome), outcome.signal), (FinalStatus::TimedOut, 124, Some(signal)));
     }
 }
 
@@ -399,16 +399,16 @@ pub(crate) fn wait_until(ready: impl Fn() -> bool) {
 }
 
 #[track_caller]
-fn check_interrupt(behaviour: Behaviour, signals: &[i32], expected: (Status, i32)) {
+fn check_interrupt(behaviour: Behaviour, signals: &[i32], expected: (FinalStatus, i32)) {
     let house = House::new(Fake { behaviour, ..Fake::default() }, &[]);
-    let (interrupter, interrupts) = interrupts();
+    let (interrupter, interrupts) = interrupt_channel();
     let released = house.released.clone();
     let signals = signals.to_vec();
     let person = std::thread::spawn(move || {
         wait_until(|| !released.lock().unwrap().is_empty());
-        signals.iter().for_each(|signal| assert!(interrupter.interrupt(*signal)));
+        signals.iter().for_each(|signal| assert!(interrupter.send_interrupt(*signal)));
     });
-    let outcome = house.engine.run(house.request("ls", ApprovalMode::OnFailure), Io::Inherit, interrupts);
+    let outcome = house.engine.run_request(house.request("ls", ApprovalMode::OnFailure), StdioMode::Inherit, interrupts);
     person.join().unwrap();
     assert_eq!((outcome.status, exit_code(&outcome)), expected);
     assert_eq!(house.alive.load(Ordering::SeqCst), 0);
@@ -416,24 +416,24 @@ fn check_interrupt(behaviour: Behaviour, signals: &[i32], expected: (Status, i32
 
 #[test]
 fn interrupts_go_on_then_end_it() {
-    check_interrupt(Behaviour::Waits, &[2], (Status::Signaled, 130));
-    check_interrupt(Behaviour::Stubborn, &[2, 2], (Status::Aborted, 130));
-    check_interrupt(Behaviour::Stubborn, &[15], (Status::Aborted, 143));
+    check_interrupt(Behaviour::Waits, &[2], (FinalStatus::Signaled, 130));
+    check_interrupt(Behaviour::Stubborn, &[2, 2], (FinalStatus::Aborted, 130));
+    check_interrupt(Behaviour::Stubborn, &[15], (FinalStatus::Aborted, 143));
 }
 
 #[test]
 fn an_interrupt_ends_a_question() {
     let scripted = Scripted { slow: Some(Duration::from_millis(300)), ..Scripted::default() };
     let house = House::with_configuration("", Fake::default(), scripted);
-    let (interrupter, interrupts) = interrupts();
+    let (interrupter, interrupts) = interrupt_channel();
     let asked = house.asked.clone();
     let person = std::thread::spawn(move || {
         wait_until(|| !asked.lock().unwrap().is_empty());
-        assert!(interrupter.interrupt(2));
+        assert!(interrupter.send_interrupt(2));
     });
-    let outcome = house.engine.run(house.request("make", ApprovalMode::Untrusted), Io::Inherit, interrupts);
+    let outcome = house.engine.run_request(house.request("make", ApprovalMode::Untrusted), StdioMode::Inherit, interrupts);
     person.join().unwrap();
-    assert_eq!((outcome.status, exit_code(&outcome)), (Status::Aborted, 130));
+    assert_eq!((outcome.status, exit_code(&outcome)), (FinalStatus::Aborted, 130));
     assert_eq!(outcome.approvals[0].answer, "abort");
     assert!(house.released.lock().unwrap().is_empty());
 }
@@ -443,7 +443,7 @@ fn loops_end() {
     // Each attempt is refused something new.
     let grants: Vec<Grant> = (0..40).map(|n| Grant::Write(format!("/srv/{n}").into())).collect();
     let fake = Fake { needs: grants, ..Fake::default() };
-    let house = House::new(fake, &[Answer::Approved(Scope::Once); 20]);
+    let house = House::new(fake, &[ApprovalAnswer::Approved(ApprovalScope::Once); 20]);
     let outcome = house.run(house.request("ls", ApprovalMode::OnFailure));
     assert_eq!(told(&house, &outcome), "exited 0, ran 5, asked [escalate escalate escalate escalate]");
     let first = house.asked.lock().unwrap()[0].clone();
@@ -460,8 +460,8 @@ fn the_engine_serves_requests_side_by_side() {
     let threads: Vec<_> = (0..4)
         .map(|_| {
             let (engine, request) = (engine.clone(), request.clone());
-            std::thread::spawn(move || engine.run(request, Io::Inherit, interrupts().1).status)
+            std::thread::spawn(move || engine.run_request(request, StdioMode::Inherit, interrupt_channel().1).status)
         })
         .collect();
-    assert!(threads.into_iter().all(|thread| thread.join().unwrap() == Status::Exited));
+    assert!(threads.into_iter().all(|thread| thread.join().unwrap() == FinalStatus::Exited));
 }

@@ -5,17 +5,17 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 
-use stockade_audit::Log;
-use stockade_engine::seams::{RecordError, Recorder};
-use stockade_engine::{Io, ReviewReply, ReviewRequest, Reviewer, exit_code, interrupts};
-use stockade_model::{ApprovalMode, Event, EventKind, Opinion, Question, Risk, SessionId, Status};
+use stockade_audit::AuditLogWriter;
+use stockade_engine::seams::{RecordError, EventRecorder};
+use stockade_engine::{StdioMode, ReviewReply, ReviewRequest, Reviewer, exit_code, interrupt_channel};
+use stockade_model::{ApprovalMode, Event, EventKind, ReviewOpinion, ApprovalQuestion, RiskLevel, SessionId, FinalStatus};
 
 use crate::house::{Fake, House};
 use crate::{YES, told};
 
 /// Says what it is told to, and notes whether the record had it before.
 struct Model {
-    says: Result<Risk, &'static str>,
+    says: Result<RiskLevel, &'static str>,
     /// Answers only when the other end is gone.
     waits: Option<Mutex<Receiver<()>>>,
     log: PathBuf,
@@ -31,13 +31,13 @@ impl Reviewer for Model {
         if self.waits.is_some() { 50 } else { 5_000 }
     }
 
-    fn prepare(&self, question: &Question, session: Option<&SessionId>) -> Result<ReviewRequest, String> {
+    fn prepare_request(&self, question: &ApprovalQuestion, session: Option<&SessionId>) -> Result<ReviewRequest, String> {
         self.says?;
         let body = format!("about {}", question.digest).as_str().into();
         Ok(ReviewRequest { endpoint: "http://localhost/".to_owned(), body, session: session.cloned() })
     }
 
-    fn ask(&self, request: &ReviewRequest) -> ReviewReply {
+    fn send_request(&self, request: &ReviewRequest) -> ReviewReply {
         let record = std::fs::read_to_string(&self.log).unwrap();
         let body = request.body.to_str().unwrap();
         let holds = record.lines().any(|line| line.contains("\"review-sent\"") && line.contains(body));
@@ -45,13 +45,13 @@ impl Reviewer for Model {
         if let Some(waits) = &self.waits {
             let _ = waits.lock().unwrap().recv();
         }
-        let opinion = |risk| Opinion { risk, summary: "a summary".into(), categories: Vec::new() };
+        let opinion = |risk| ReviewOpinion { risk, summary: "a summary".into(), categories: Vec::new() };
         ReviewReply { opinion: self.says.map(opinion).map_err(str::to_owned), response: None }
     }
 }
 
 /// A house with this reviewer, and what it noted.
-fn house(says: Result<Risk, &'static str>, waits: Option<Receiver<()>>) -> (House, Arc<Mutex<Vec<bool>>>) {
+fn house(says: Result<RiskLevel, &'static str>, waits: Option<Receiver<()>>) -> (House, Arc<Mutex<Vec<bool>>>) {
     let mut house = House::new(Fake::default(), YES);
     let was_recorded = Arc::<Mutex<Vec<bool>>>::default();
     let log = house.dir.path().join("state/audit/audit.jsonl");
@@ -71,7 +71,7 @@ fn shown(house: &House) -> String {
 
 #[test]
 fn what_is_sent_is_on_record_before() {
-    for (risk, wanted) in [(Risk::Low, "low, 3 ways to agree"), (Risk::Critical, "critical, 1 ways to agree")] {
+    for (risk, wanted) in [(RiskLevel::Low, "low, 3 ways to agree"), (RiskLevel::Critical, "critical, 1 ways to agree")] {
         let (house, was_recorded) = house(Ok(risk), None);
         let outcome = house.run(house.request("rm a", ApprovalMode::Untrusted));
         assert_eq!(told(&house, &outcome), "exited 0, ran 1, asked [run]");
@@ -94,7 +94,7 @@ fn without_an_opinion_the_person_is_asked_all_the_same() {
     assert!(was_recorded.lock().unwrap().is_empty() && !refusing.events().contains(&"review-sent".to_owned()));
 
     let (never, waits) = channel();
-    let (silent, _) = house(Ok(Risk::Low), Some(waits));
+    let (silent, _) = house(Ok(RiskLevel::Low), Some(waits));
     let outcome = silent.run(silent.request("make", ApprovalMode::Untrusted));
     assert_eq!(told(&silent, &outcome), "exited 0, ran 1, asked [run]");
     assert_eq!(shown(&silent), "it did not answer in time");
@@ -102,30 +102,30 @@ fn without_an_opinion_the_person_is_asked_all_the_same() {
 }
 
 /// Keeps everything but what would be sent.
-struct Unwilling(Log);
+struct Unwilling(AuditLogWriter);
 
-impl Recorder for Unwilling {
-    fn record(&self, events: &[Event]) -> Result<(), RecordError> {
+impl EventRecorder for Unwilling {
+    fn record_events(&self, events: &[Event]) -> Result<(), RecordError> {
         match events.iter().any(|event| matches!(event.kind, EventKind::ReviewSent { .. })) {
             true => Err(RecordError("no space".to_owned())),
-            false => Recorder::record(&self.0, events),
+            false => EventRecorder::record_events(&self.0, events),
         }
     }
 
-    fn commit(&self) -> Result<(), RecordError> {
-        Recorder::commit(&self.0)
+    fn commit_events(&self) -> Result<(), RecordError> {
+        EventRecorder::commit_events(&self.0)
     }
 }
 
 /// L6.
 #[test]
 fn what_cannot_be_recorded_is_not_sent() {
-    let (mut house, was_recorded) = house(Ok(Risk::Low), None);
-    let log = Log::open(&house.dir.path().join("state/other")).unwrap();
+    let (mut house, was_recorded) = house(Ok(RiskLevel::Low), None);
+    let log = AuditLogWriter::open(&house.dir.path().join("state/other")).unwrap();
     house.engine.recorder = Arc::new(Unwilling(log));
-    let (_interrupter, interrupts) = interrupts();
-    let outcome = house.engine.run(house.request("make", ApprovalMode::Untrusted), Io::Inherit, interrupts);
-    assert_eq!((outcome.status, exit_code(&outcome)), (Status::Error, 125));
+    let (_interrupter, interrupts) = interrupt_channel();
+    let outcome = house.engine.run_request(house.request("make", ApprovalMode::Untrusted), StdioMode::Inherit, interrupts);
+    assert_eq!((outcome.status, exit_code(&outcome)), (FinalStatus::Error, 125));
     assert!(outcome.error.unwrap().contains("record"));
     assert!(was_recorded.lock().unwrap().is_empty() && house.asked().is_empty());
 }

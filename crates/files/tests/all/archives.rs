@@ -6,12 +6,12 @@ use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 
 use proptest::prelude::*;
-use stockade_files::{Bounds, FilesError, TreePath, Where};
+use stockade_files::{ContentLimits, FilesError, TreePath, UploadTarget};
 use tar::{EntryType, Header};
 
 use crate::{BOUNDS, Ground, path};
 
-const MERGED: Where = Where::Into { replace: false };
+const MERGED: UploadTarget = UploadTarget::Into { replace: false };
 
 /// An archive by hand: nothing of it is checked by whoever makes it.
 #[derive(Clone, Default)]
@@ -77,8 +77,8 @@ fn refused(archive: &[u8], words: &str) {
     let ground = Ground::new();
     fs::write(ground.root.join("there"), "before").unwrap();
     let before = (ground.inside(), ground.outside());
-    for (at, place) in [("", MERGED), ("", Where::Into { replace: true }), ("new", Where::New)] {
-        let error = ground.tree.upload(&path(at), &mut &*archive, place, BOUNDS).unwrap_err().to_string();
+    for (at, place) in [("", MERGED), ("", UploadTarget::Into { replace: true }), ("new", UploadTarget::New)] {
+        let error = ground.tree.upload_archive(&path(at), &mut &*archive, place, BOUNDS).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
         assert_eq!((ground.inside(), ground.outside()), before);
     }
@@ -124,11 +124,11 @@ fn a_member_that_passes_a_link_is_refused() {
 #[test]
 fn a_link_of_the_tree_is_not_passed_either() {
     let archive = Made::default().file("l/secret", "x").end();
-    for place in [MERGED, Where::Into { replace: true }] {
+    for place in [MERGED, UploadTarget::Into { replace: true }] {
         let ground = Ground::new();
         std::os::unix::fs::symlink("../outside", ground.root.join("l")).unwrap();
         let before = (ground.inside(), ground.outside());
-        let error = ground.tree.upload(&path(""), &mut archive.as_slice(), place, BOUNDS).unwrap_err();
+        let error = ground.tree.upload_archive(&path(""), &mut archive.as_slice(), place, BOUNDS).unwrap_err();
         assert_eq!(error, FilesError::Exists(path("l")));
         assert_eq!((ground.inside(), ground.outside()), before);
     }
@@ -149,7 +149,7 @@ fn a_hard_link_leads_to_a_file_of_the_archive_alone() {
     assert!(!leads_out(linked));
     let ground = Ground::new();
     let good = Made::default().file("f", "x").hard_link("d/h", "f").end();
-    ground.tree.upload(&path(""), &mut good.as_slice(), MERGED, BOUNDS).unwrap();
+    ground.tree.upload_archive(&path(""), &mut good.as_slice(), MERGED, BOUNDS).unwrap();
     let inode = |name: &str| fs::metadata(ground.root.join(name)).unwrap().ino();
     assert_eq!(inode("f"), inode("d/h"));
 }
@@ -212,11 +212,11 @@ fn a_part_of_an_archive_is_no_archive() {
     let ground = Ground::new();
     let end = whole.len() - 1_024;
     for length in (0..=end + 511).step_by(73).chain([end, end + 511]) {
-        let error = ground.tree.upload(&path(""), &mut &whole[..length], MERGED, BOUNDS).unwrap_err();
+        let error = ground.tree.upload_archive(&path(""), &mut &whole[..length], MERGED, BOUNDS).unwrap_err();
         assert!(error.to_string().contains("ends before its end"), "{length}: {error}");
         assert!(ground.inside().is_empty(), "{length}");
     }
-    ground.tree.upload(&path(""), &mut &whole[..end + 512], MERGED, BOUNDS).unwrap();
+    ground.tree.upload_archive(&path(""), &mut &whole[..end + 512], MERGED, BOUNDS).unwrap();
     assert_eq!(ground.inside().len(), 3);
 }
 
@@ -233,7 +233,7 @@ fn what_is_taken_has_neither_owner_nor_powers_of_its_own() {
         .file("short", "two")
         .link("d/l", "../d/f")
         .end();
-    let done = ground.tree.upload(&path("new"), &mut archive.as_slice(), Where::New, BOUNDS).unwrap();
+    let done = ground.tree.upload_archive(&path("new"), &mut archive.as_slice(), UploadTarget::New, BOUNDS).unwrap();
     assert_eq!((done.entries, done.bytes), (6, 6));
     let shown: Vec<String> =
         ground.inside().into_iter().map(|(path, what)| format!("{} {what}", path.display())).collect();
@@ -263,7 +263,7 @@ fn beside_what_is_there_all_or_nothing_is_placed() {
     let archive =
         |last: &str| Made::default().file("a/new", "4").file("b/new", "5").file("m/f", "6").file(last, "7").end();
     let upload = |last: &str, replace| {
-        ground.tree.upload(&path(""), &mut archive(last).as_slice(), Where::Into { replace }, BOUNDS)
+        ground.tree.upload_archive(&path(""), &mut archive(last).as_slice(), UploadTarget::Into { replace }, BOUNDS)
     };
     assert_eq!(upload("z/clash/x", true), Err(FilesError::Exists(path("z/clash"))));
     assert_eq!(ground.inside(), before);
@@ -300,7 +300,7 @@ proptest! {
         }
         let ground = Ground::new();
         let before = ground.outside();
-        let taken = ground.tree.upload(&TreePath::root(), &mut archive.as_slice(), MERGED, BOUNDS);
+        let taken = ground.tree.upload_archive(&TreePath::root(), &mut archive.as_slice(), MERGED, BOUNDS);
         prop_assert_eq!(ground.outside(), before);
         prop_assert!(taken.is_ok() || ground.inside().is_empty(), "{:?} and yet {:?}", taken, ground.inside());
         prop_assert!(!ground.inside().values().any(|what| what == "special"));
@@ -311,10 +311,10 @@ proptest! {
 fn nothing_of_an_upload_is_left_when_it_is_refused_for_room() {
     let ground = Ground::new();
     let archive = Made::default().file("a", "1234").file("b", "5678").end();
-    let small = Bounds { bytes: 7, entries: 10 };
-    let error = ground.tree.upload(&path(""), &mut archive.as_slice(), MERGED, small).unwrap_err();
+    let small = ContentLimits { bytes: 7, entries: 10 };
+    let error = ground.tree.upload_archive(&path(""), &mut archive.as_slice(), MERGED, small).unwrap_err();
     assert_eq!(error, FilesError::TooMuch { limit: 7, unit: "bytes" });
     assert!(ground.inside().is_empty());
-    let exact = Bounds { bytes: 8, entries: 2 };
-    ground.tree.upload(&path(""), &mut archive.as_slice(), MERGED, exact).unwrap();
+    let exact = ContentLimits { bytes: 8, entries: 2 };
+    ground.tree.upload_archive(&path(""), &mut archive.as_slice(), MERGED, exact).unwrap();
 }

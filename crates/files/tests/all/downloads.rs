@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
-use stockade_files::{Bounds, FilesError, TreePath, Where};
+use stockade_files::{ContentLimits, FilesError, TreePath, UploadTarget};
 
 use crate::{BOUNDS, Ground, path};
 
@@ -19,7 +19,7 @@ fn a_tree_is_packed_without_what_its_links_lead_to() {
     symlink(&ground.outside, ground.root.join("d/link")).unwrap();
     mknodat(CWD, ground.root.join("d/pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     let mut packed = Vec::new();
-    let done = ground.tree.download(&path("d"), &mut packed, BOUNDS).unwrap();
+    let done = ground.tree.download_archive(&path("d"), &mut packed, BOUNDS).unwrap();
     assert_eq!((done.entries, done.bytes, done.withheld), (2, 7, 0));
     assert_eq!(done.left_out.iter().map(|left| left.path.clone()).collect::<Vec<_>>(), [path("d/pipe")]);
     let mut names = Vec::new();
@@ -37,8 +37,8 @@ fn one_file_is_packed_by_its_name() {
     fs::create_dir(ground.root.join("d")).unwrap();
     fs::write(ground.root.join("d/file"), "content").unwrap();
     let mut packed = Vec::new();
-    ground.tree.download(&path("d/file"), &mut packed, BOUNDS).unwrap();
-    ground.tree.upload(&path("new"), &mut packed.as_slice(), Where::New, BOUNDS).unwrap();
+    ground.tree.download_archive(&path("d/file"), &mut packed, BOUNDS).unwrap();
+    ground.tree.upload_archive(&path("new"), &mut packed.as_slice(), UploadTarget::New, BOUNDS).unwrap();
     assert_eq!(fs::read_to_string(ground.root.join("new/file")).unwrap(), "content");
 }
 
@@ -47,14 +47,14 @@ fn a_download_is_bounded() {
     let ground = Ground::new();
     // A hole costs nothing to make and much to carry.
     fs::File::create(ground.root.join("hole")).unwrap().set_len(1 << 40).unwrap();
-    let refused = ground.tree.download(&path(""), &mut Vec::new(), BOUNDS).unwrap_err();
+    let refused = ground.tree.download_archive(&path(""), &mut Vec::new(), BOUNDS).unwrap_err();
     assert_eq!(refused, FilesError::TooMuch { limit: BOUNDS.bytes, unit: "bytes" });
     fs::remove_file(ground.root.join("hole")).unwrap();
     for n in 0..5 {
         fs::write(ground.root.join(n.to_string()), "").unwrap();
     }
-    let few = Bounds { entries: 4, ..BOUNDS };
-    let refused = ground.tree.download(&path(""), &mut Vec::new(), few).unwrap_err();
+    let few = ContentLimits { entries: 4, ..BOUNDS };
+    let refused = ground.tree.download_archive(&path(""), &mut Vec::new(), few).unwrap_err();
     assert_eq!(refused, FilesError::TooMuch { limit: 4, unit: "entries" });
 }
 
@@ -103,8 +103,8 @@ proptest! {
         let (from, to) = (Ground::new(), Ground::new());
         fill(&from, &things);
         let mut packed = Vec::new();
-        let done = from.tree.download(&TreePath::root(), &mut packed, BOUNDS).unwrap();
-        let taken = to.tree.upload(&path(""), &mut packed.as_slice(), Where::Into { replace: false }, BOUNDS).unwrap();
+        let done = from.tree.download_archive(&TreePath::root(), &mut packed, BOUNDS).unwrap();
+        let taken = to.tree.upload_archive(&path(""), &mut packed.as_slice(), UploadTarget::Into { replace: false }, BOUNDS).unwrap();
         prop_assert_eq!((done.entries, done.bytes), (taken.entries, taken.bytes));
         prop_assert_eq!(from.inside(), to.inside());
     }

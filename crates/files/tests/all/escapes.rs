@@ -5,8 +5,8 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
-use stockade_files::object::Kind;
-use stockade_files::{FilesError, TreePath, Where};
+use stockade_files::object::ObjectKind;
+use stockade_files::{FilesError, TreePath, UploadTarget};
 
 use crate::{BOUNDS, Ground, path};
 
@@ -24,7 +24,7 @@ const LINKS: [&str; 3] = ["absolute", "climbing", "chain"];
 
 #[track_caller]
 fn led<T: std::fmt::Debug>(result: Result<T, FilesError>) {
-    let refused = matches!(result, Err(FilesError::Led(_) | FilesError::Kind { found: Kind::Link, .. }));
+    let refused = matches!(result, Err(FilesError::Led(_) | FilesError::Kind { found: ObjectKind::Link, .. }));
     assert!(refused, "{result:?}");
 }
 
@@ -37,18 +37,18 @@ fn no_call_goes_through_a_link() {
     for link in LINKS.into_iter().chain(["magic"]) {
         let beneath = path(link).join("secret".as_ref());
         led(tree.stat(&beneath));
-        led(tree.read(&beneath, 0, 10));
-        led(tree.list(&path(link)));
-        led(tree.write(&beneath, &mut &b"x"[..], 0o644, BOUNDS));
+        led(tree.read_file(&beneath, 0, 10));
+        led(tree.list_directory(&path(link)));
+        led(tree.write_file(&beneath, &mut &b"x"[..], 0o644, BOUNDS));
         led(tree.make_directory(&path(link).join("new".as_ref()), false));
         led(tree.make_directory(&path(link).join("new".as_ref()), true));
         led(tree.remove(&beneath, true));
         led(tree.rename(&path("mine"), &path(link).join("new".as_ref()), true));
         led(tree.rename(&beneath, &path("taken"), true));
-        led(tree.watch(&path(link)));
-        led(tree.download(&beneath, &mut Vec::new(), BOUNDS));
-        led(tree.upload(&path(link), &mut &[0; 1024][..], Where::Into { replace: true }, BOUNDS));
-        led(tree.upload(&path(link).join("new".as_ref()), &mut &[0; 1024][..], Where::New, BOUNDS));
+        led(tree.watch_directory(&path(link)));
+        led(tree.download_archive(&beneath, &mut Vec::new(), BOUNDS));
+        led(tree.upload_archive(&path(link), &mut &[0; 1024][..], UploadTarget::Into { replace: true }, BOUNDS));
+        led(tree.upload_archive(&path(link).join("new".as_ref()), &mut &[0; 1024][..], UploadTarget::New, BOUNDS));
     }
     assert_eq!((ground.inside(), ground.outside()), before);
     // The control: all of these names lead out where links are followed.
@@ -66,14 +66,14 @@ fn a_link_at_the_end_is_the_link() {
     let ground = Ground::new();
     let link = ground.root.join("link");
     symlink("../outside/secret", &link).unwrap();
-    led(ground.tree.open(&path("link")).map(drop));
+    led(ground.tree.open_file(&path("link")).map(drop));
     assert_eq!(ground.tree.stat(&path("link")).unwrap().leads_to, Some("../outside/secret".into()));
     let before = ground.outside();
     // The control: a plain write goes to what the link leads to.
     fs::write(&link, "overwritten").unwrap();
     assert_ne!(ground.outside(), before);
     fs::write(&link, "kept").unwrap();
-    ground.tree.write(&path("link"), &mut &b"mine"[..], 0o644, BOUNDS).unwrap();
+    ground.tree.write_file(&path("link"), &mut &b"mine"[..], 0o644, BOUNDS).unwrap();
     assert_eq!((ground.outside(), fs::read_to_string(&link).unwrap().as_str()), (before.clone(), "mine"));
     fs::remove_file(&link).unwrap();
     symlink("../outside", &link).unwrap();
@@ -98,15 +98,15 @@ fn nothing_but_a_file_is_opened() {
     // Whoever opens a pipe on whose other end nobody is waits for ever.
     mknodat(CWD, ground.root.join("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(ground.root.join("socket")).unwrap();
-    for (name, kind) in [("pipe", Kind::Pipe), ("socket", Kind::Socket), ("", Kind::Directory)] {
-        let refused = ground.tree.open(&path(name)).unwrap_err();
-        assert_eq!(refused, FilesError::Kind { path: path(name), found: kind, wanted: Kind::File });
+    for (name, kind) in [("pipe", ObjectKind::Pipe), ("socket", ObjectKind::Socket), ("", ObjectKind::Directory)] {
+        let refused = ground.tree.open_file(&path(name)).unwrap_err();
+        assert_eq!(refused, FilesError::Kind { path: path(name), found: kind, wanted: ObjectKind::File });
     }
     if rustix::process::geteuid().is_root() {
         let null = rustix::fs::makedev(1, 3);
         mknodat(CWD, ground.root.join("device"), FileType::CharacterDevice, Mode::RUSR, null).unwrap();
         assert_eq!(fs::read(ground.root.join("device")).unwrap(), b"", "the control: it is one");
-        assert!(matches!(ground.tree.open(&path("device")), Err(FilesError::Kind { found: Kind::Device, .. })));
+        assert!(matches!(ground.tree.open_file(&path("device")), Err(FilesError::Kind { found: ObjectKind::Device, .. })));
     } else {
         eprintln!("not run: devices (needs root)");
     }

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::time::Duration;
 
-use stockade_files::object::Kind;
-use stockade_files::{Bounds, Exists, FilesError, Seen, Tree, TreePath, WatchEvent};
+use stockade_files::object::ObjectKind;
+use stockade_files::{ContentLimits, ExistsCallback, FilesError, WatchNotice, FileTree, TreePath, WatchEvent};
 
 use crate::{BOUNDS, Ground, held, path};
 
@@ -16,26 +16,26 @@ fn files_are_written_read_listed_moved_and_removed() {
     tree.make_directory(&path("a/b"), true).unwrap();
     tree.make_directory(&path("a/b"), true).unwrap();
     assert_eq!(tree.make_directory(&path("a/b"), false), Err(FilesError::Exists(path("a/b"))));
-    let written = tree.write(&path("a/b/file"), &mut &b"one two"[..], 0o6755, BOUNDS).unwrap();
-    assert_eq!((written.kind, written.size, written.mode), (Kind::File, 7, 0o755));
-    assert_eq!(tree.read(&path("a/b/file"), 0, 100).unwrap(), (b"one two".to_vec(), 7));
-    assert_eq!(tree.read(&path("a/b/file"), 4, 2).unwrap(), (b"tw".to_vec(), 7));
-    assert_eq!(tree.read(&path("a/b/file"), 9, 2).unwrap(), (Vec::new(), 7));
+    let written = tree.write_file(&path("a/b/file"), &mut &b"one two"[..], 0o6755, BOUNDS).unwrap();
+    assert_eq!((written.kind, written.size, written.mode), (ObjectKind::File, 7, 0o755));
+    assert_eq!(tree.read_file(&path("a/b/file"), 0, 100).unwrap(), (b"one two".to_vec(), 7));
+    assert_eq!(tree.read_file(&path("a/b/file"), 4, 2).unwrap(), (b"tw".to_vec(), 7));
+    assert_eq!(tree.read_file(&path("a/b/file"), 9, 2).unwrap(), (Vec::new(), 7));
     symlink("nowhere", ground.root.join("a/link")).unwrap();
-    let listed = tree.list(&path("a")).unwrap();
+    let listed = tree.list_directory(&path("a")).unwrap();
     let shown: Vec<_> = listed.iter().map(|entry| (entry.path.to_string(), entry.kind)).collect();
-    assert_eq!(shown, [("a/b".to_owned(), Kind::Directory), ("a/link".to_owned(), Kind::Link)]);
+    assert_eq!(shown, [("a/b".to_owned(), ObjectKind::Directory), ("a/link".to_owned(), ObjectKind::Link)]);
     assert_eq!(listed[1].leads_to, Some("nowhere".into()));
     tree.rename(&path("a/b/file"), &path("a/other"), false).unwrap();
-    tree.write(&path("a/b/file"), &mut &b"x"[..], 0o600, BOUNDS).unwrap();
+    tree.write_file(&path("a/b/file"), &mut &b"x"[..], 0o600, BOUNDS).unwrap();
     assert_eq!(tree.rename(&path("a/other"), &path("a/b/file"), false), Err(FilesError::Exists(path("a/b/file"))));
     tree.rename(&path("a/other"), &path("a/b/file"), true).unwrap();
-    assert_eq!(tree.read(&path("a/b/file"), 0, 9).unwrap().0, b"one two");
+    assert_eq!(tree.read_file(&path("a/b/file"), 0, 9).unwrap().0, b"one two");
     assert_eq!(tree.rename(&path("a/link"), &path("a/b"), true), Err(FilesError::Exists(path("a/b"))));
     assert_eq!(tree.remove(&path("a"), false), Err(FilesError::NotEmpty(path("a"))));
     tree.remove(&path("a"), true).unwrap();
     assert_eq!(ground.inside(), Default::default());
-    for missing in [tree.stat(&path("a")).map(drop), tree.remove(&path("a"), true), tree.list(&path("a/b")).map(drop)] {
+    for missing in [tree.stat(&path("a")).map(drop), tree.remove(&path("a"), true), tree.list_directory(&path("a/b")).map(drop)] {
         assert!(matches!(missing, Err(FilesError::NotFound(_))), "{missing:?}");
     }
 }
@@ -46,8 +46,8 @@ fn a_write_that_fails_leaves_what_was_there() {
     fs::write(ground.root.join("file"), "before").unwrap();
     fs::create_dir(ground.root.join("directory")).unwrap();
     let before = ground.inside();
-    let small = Bounds { bytes: 9, entries: 1 };
-    let too_much = ground.tree.write(&path("file"), &mut &b"ten bytes!"[..], 0o644, small).unwrap_err();
+    let small = ContentLimits { bytes: 9, entries: 1 };
+    let too_much = ground.tree.write_file(&path("file"), &mut &b"ten bytes!"[..], 0o644, small).unwrap_err();
     assert_eq!(too_much, FilesError::TooMuch { limit: 9, unit: "bytes" });
     struct Broken;
     impl std::io::Read for Broken {
@@ -55,12 +55,12 @@ fn a_write_that_fails_leaves_what_was_there() {
             Err(std::io::ErrorKind::ConnectionReset.into())
         }
     }
-    assert!(matches!(ground.tree.write(&path("file"), &mut Broken, 0o644, BOUNDS), Err(FilesError::Stream { .. })));
+    assert!(matches!(ground.tree.write_file(&path("file"), &mut Broken, 0o644, BOUNDS), Err(FilesError::Stream { .. })));
     for bad in ["directory", "file/x", "missing/x", ""] {
-        assert!(ground.tree.write(&path(bad), &mut &b"x"[..], 0o644, BOUNDS).is_err(), "{bad}");
+        assert!(ground.tree.write_file(&path(bad), &mut &b"x"[..], 0o644, BOUNDS).is_err(), "{bad}");
     }
     assert_eq!(ground.inside(), before);
-    assert!(ground.tree.write(&path("file"), &mut &b"ten bytes"[..], 0o644, small).is_ok());
+    assert!(ground.tree.write_file(&path("file"), &mut &b"ten bytes"[..], 0o644, small).is_ok());
 }
 
 #[test]
@@ -68,8 +68,8 @@ fn what_a_killed_writer_left_goes_with_the_next_and_is_never_seen() {
     let ground = Ground::new();
     let left = ground.root.join(".stockade-incoming-0123");
     fs::create_dir_all(left.join("tree/deep")).unwrap();
-    assert_eq!(ground.tree.list(&path("")).unwrap(), []);
-    ground.tree.write(&path("file"), &mut &b"x"[..], 0o644, BOUNDS).unwrap();
+    assert_eq!(ground.tree.list_directory(&path("")).unwrap(), []);
+    ground.tree.write_file(&path("file"), &mut &b"x"[..], 0o644, BOUNDS).unwrap();
     assert!(!left.exists());
     assert_eq!(ground.inside().len(), 1);
 }
@@ -83,7 +83,7 @@ fn what_is_made_belongs_to_whom_its_directory_does() {
     let ground = Ground::new();
     std::os::unix::fs::chown(&ground.root, Some(12_345), Some(54_321)).unwrap();
     ground.tree.make_directory(&path("a/b"), true).unwrap();
-    ground.tree.write(&path("a/b/file"), &mut &b"x"[..], 0o644, BOUNDS).unwrap();
+    ground.tree.write_file(&path("a/b/file"), &mut &b"x"[..], 0o644, BOUNDS).unwrap();
     for made in ["a", "a/b", "a/b/file"] {
         let meta = fs::metadata(ground.root.join(made)).unwrap();
         assert_eq!((meta.uid(), meta.gid()), (12_345, 54_321), "{made}");
@@ -94,24 +94,24 @@ fn what_is_made_belongs_to_whom_its_directory_does() {
 fn what_is_guarded_is_not_changed_with_what_holds_it_either() {
     let ground = Ground::new();
     fs::create_dir_all(ground.root.join("a/.git/hooks")).unwrap();
-    let guard = |path: &TreePath, _: Kind, _: Exists<'_>| {
+    let guard = |path: &TreePath, _: ObjectKind, _: ExistsCallback<'_>| {
         path.as_path().components().any(|part| part.as_os_str() == ".git").then(|| "protected".to_owned())
     };
-    let tree = Tree::guarded(held(&ground.root), std::sync::Arc::new(guard));
+    let tree = FileTree::with_guard(held(&ground.root), std::sync::Arc::new(guard));
     let before = ground.inside();
     let refused =
         |result: Result<(), FilesError>| assert!(matches!(result, Err(FilesError::Guarded { .. })), "{result:?}");
-    refused(tree.write(&path("a/.git/config"), &mut &b"x"[..], 0o644, BOUNDS).map(drop));
+    refused(tree.write_file(&path("a/.git/config"), &mut &b"x"[..], 0o644, BOUNDS).map(drop));
     refused(tree.make_directory(&path(".git"), false));
     refused(tree.remove(&path("a"), true));
     refused(tree.rename(&path("a"), &path("b"), false));
     refused(tree.remove(&path("a/.git/hooks"), false));
-    refused(tree.subtree(&path("a")).unwrap().remove(&path(".git/hooks"), false));
+    refused(tree.open_subtree(&path("a")).unwrap().remove(&path(".git/hooks"), false));
     let other = Ground::new();
     fs::create_dir(other.root.join(".git")).unwrap();
     fs::create_dir(ground.root.join("copy")).unwrap();
     fs::write(other.root.join("file"), "content").unwrap();
-    let copied = tree.subtree(&path("copy")).unwrap().copy_from(&other.tree, BOUNDS).unwrap();
+    let copied = tree.open_subtree(&path("copy")).unwrap().copy_from(&other.tree, BOUNDS).unwrap();
     assert_eq!((copied.entries, copied.withheld, copied.left_out[0].path.clone()), (1, 1, path(".git")));
     assert!(copied.left_out[0].is_withheld);
     assert!(!ground.root.join("copy/.git").exists() && ground.root.join("copy/file").exists());
@@ -125,18 +125,18 @@ fn what_is_guarded_is_not_changed_with_what_holds_it_either() {
 fn a_watch_tells_what_happens_in_its_directory() {
     let ground = Ground::new();
     ground.tree.make_directory(&path("d"), false).unwrap();
-    let mut watch = ground.tree.watch(&path("d")).unwrap();
+    let mut watch = ground.tree.watch_directory(&path("d")).unwrap();
     assert_eq!(watch.next(Duration::ZERO).unwrap(), []);
     fs::write(ground.root.join("d/file"), "x").unwrap();
     fs::set_permissions(ground.root.join("d/file"), fs::Permissions::from_mode(0o600)).unwrap();
     fs::remove_file(ground.root.join("d/file")).unwrap();
-    let event = |event| Seen::Event { path: path("d/file"), event };
+    let event = |event| WatchNotice::Event { path: path("d/file"), event };
     let wanted = [WatchEvent::Created, WatchEvent::Written, WatchEvent::Metadata, WatchEvent::Removed].map(event);
     assert_eq!(watch.next(Duration::from_secs(60)).unwrap(), wanted);
     fs::remove_dir(ground.root.join("d")).unwrap();
-    assert_eq!(watch.next(Duration::from_secs(60)).unwrap(), [Seen::Gone]);
+    assert_eq!(watch.next(Duration::from_secs(60)).unwrap(), [WatchNotice::Gone]);
     assert_eq!(watch.next(Duration::from_secs(60)).unwrap(), []);
-    assert!(matches!(ground.tree.watch(&path("d")), Err(FilesError::NotFound(_))));
+    assert!(matches!(ground.tree.watch_directory(&path("d")), Err(FilesError::NotFound(_))));
 }
 
 /// Once a part was judged, somebody puts something beside it with which it may not be there.
@@ -147,7 +147,7 @@ fn what_may_not_stay_beside_others_is_taken_back_one_by_one() {
     fs::write(from.root.join("d/a"), "content").unwrap();
     fs::write(from.root.join("part"), "content").unwrap();
     let root = to.root.clone();
-    let guard = move |path: &TreePath, _, exists: Exists<'_>| {
+    let guard = move |path: &TreePath, _, exists: ExistsCallback<'_>| {
         let is_part = path.as_path().ends_with("part");
         let was_there = exists(&TreePath::root().join("beside".as_ref()));
         if is_part {
@@ -155,7 +155,7 @@ fn what_may_not_stay_beside_others_is_taken_back_one_by_one() {
         }
         (is_part && was_there).then(|| "a part".to_owned())
     };
-    let tree = Tree::guarded(held(&to.root), std::sync::Arc::new(guard));
+    let tree = FileTree::with_guard(held(&to.root), std::sync::Arc::new(guard));
     let done = tree.copy_from(&from.tree, BOUNDS).unwrap();
     assert_eq!((done.withheld, done.left_out[0].path.clone()), (1, path("part")));
     assert!(!to.root.join("part").exists() && to.root.join("d/a").exists());
@@ -178,6 +178,6 @@ fn a_copy_holds_links_and_not_what_they_lead_to() {
     wanted.remove(std::path::Path::new("socket"));
     wanted.insert("d/file".into(), "file 755 content".to_owned());
     assert_eq!(to.inside(), wanted);
-    let few = Bounds { bytes: 11, entries: 9 };
+    let few = ContentLimits { bytes: 11, entries: 9 };
     assert_eq!(Ground::new().tree.copy_from(&from.tree, few), Err(FilesError::TooMuch { limit: 11, unit: "bytes" }));
 }

@@ -18,17 +18,17 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use stockade_files::{Bounds, Tree, TreePath};
+use stockade_files::{ContentLimits, FileTree, TreePath};
 
 /// Enough for every test that is about something else.
-const BOUNDS: Bounds = Bounds { bytes: 1 << 20, entries: 1_000 };
+const BOUNDS: ContentLimits = ContentLimits { bytes: 1 << 20, entries: 1_000 };
 
 /// A directory with a tree in it, and something outside the tree.
 struct Ground {
     _dir: tempfile::TempDir,
     root: PathBuf,
     outside: PathBuf,
-    tree: Tree,
+    tree: FileTree,
 }
 
 impl Ground {
@@ -38,7 +38,7 @@ impl Ground {
         fs::create_dir(&root).unwrap();
         fs::create_dir(&outside).unwrap();
         fs::write(outside.join("secret"), "kept").unwrap();
-        let tree = Tree::of(held(&root));
+        let tree = FileTree::from_fd(held(&root));
         Self { _dir: dir, root, outside, tree }
     }
 

@@ -67,9 +67,9 @@ fn an_exchange_leads_nobody_out() {
             }
             let _ = ground.tree.remove(&path("d/new"), false);
             if round % 100 == 0 {
-                let _ = ground.tree.write(&path("d/file"), &mut &b"x"[..], 0o644, BOUNDS);
+                let _ = ground.tree.write_file(&path("d/file"), &mut &b"x"[..], 0o644, BOUNDS);
             }
-            if let Ok((read, _)) = ground.tree.read(&path("d/secret"), 0, 10) {
+            if let Ok((read, _)) = ground.tree.read_file(&path("d/secret"), 0, 10) {
                 panic!("it was led out and read {read:?}");
             }
             if round >= ROUNDS && made > 0 && refused > 0 {

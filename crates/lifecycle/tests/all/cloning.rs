@@ -7,8 +7,8 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use stockade_lifecycle::{diff, head, steps};
-use stockade_model::{Grant, RawText, RepositoryUrl, Revision};
+use stockade_lifecycle::{diff_commands, head_command, clone_steps};
+use stockade_model::{Grant, RawText, RepositoryUrl, GitRevision};
 use stockade_testkit::write_program;
 
 /// A repository on a server of its own, and a home whose settings start programs.
@@ -94,8 +94,8 @@ impl Ground {
     fn clone(&self, revision: Option<&str>) -> (bool, PathBuf) {
         let workspace = self.path(&format!("workspace-{}", revision.unwrap_or("none").replace('/', "-")));
         fs::create_dir(&workspace).unwrap();
-        let clone = steps(&self.url, revision.map(|name| name.parse().unwrap()).as_ref());
-        assert!(clone.grants.contains(&Grant::connect(self.url.target())));
+        let clone = clone_steps(&self.url, revision.map(|name| name.parse().unwrap()).as_ref());
+        assert!(clone.grants.contains(&Grant::connect_to(self.url.target())));
         let all = clone.commands.iter().all(|argv| {
             let mut command = quiet(argv[0].to_str().unwrap());
             command.args(argv[1..].iter().map(|argument| argument.as_os_str()));
@@ -228,7 +228,7 @@ fn what_became_of_a_clone_is_told_whatever_its_settings_became() {
         assert!(output.status.success(), "{words:?}");
         String::from_utf8(output.stdout).unwrap()
     };
-    let base: Revision = tell(&head()).trim().parse().unwrap();
+    let base: GitRevision = tell(&head_command()).trim().parse().unwrap();
     fs::write(workspace.join("file"), "changed\n").unwrap();
     fs::write(workspace.join("new"), "new\n").unwrap();
     let committed = |name: &str| {
@@ -259,7 +259,7 @@ fn what_became_of_a_clone_is_told_whatever_its_settings_became() {
     config.write_all(settings.as_bytes()).unwrap();
     fs::create_dir_all(workspace.join(".git/info")).unwrap();
     fs::write(workspace.join(".git/info/attributes"), "* diff=own\n").unwrap();
-    let told: String = diff(&base).iter().map(|words| tell(words)).collect();
+    let told: String = diff_commands(&base).iter().map(|words| tell(words)).collect();
     for line in ["-content", "+changed", "+++ b/new", "+new"] {
         assert!(told.lines().any(|told| told == line), "{line}:\n{told}");
     }

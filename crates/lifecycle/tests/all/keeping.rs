@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use stockade_engine::SandboxEvents;
-use stockade_lifecycle::{HiddenFiles, Lifecycle, LifecycleError, Opened, Wanted, Why};
+use stockade_engine::SandboxEventSender;
+use stockade_lifecycle::{HiddenFiles, Lifecycle, LifecycleError, OpenSandbox, SandboxRequest, DestroyReason};
 use stockade_model::{
-    AfterRestart, BackendChoice, Background, Environment, Filesystem, HostDirectory, Limits, Network, Profile, RawText,
+    AfterRestart, BackendChoice, BackgroundPolicy, EnvironmentRules, FilesystemAccess, HostDirectory, Limits, NetworkAccess, Profile, RawText,
     SandboxId, SandboxSpec, SandboxState, WorkspaceSource,
 };
-use stockade_store::sandboxes::Sandboxes as Store;
+use stockade_store::sandboxes::SandboxStore as Store;
 
 use crate::walls::{Hands, Noted, Walls};
 
@@ -46,21 +46,21 @@ impl House {
         Self { _dir: dir, root, project, noted, clock, lifecycle }
     }
 
-    fn create(&self, n: u8, wanted: &Wanted) -> Result<Opened, LifecycleError> {
-        self.lifecycle.create(id(n), wanted, SandboxEvents::new(|_| {}))
+    fn create(&self, n: u8, wanted: &SandboxRequest) -> Result<OpenSandbox, LifecycleError> {
+        self.lifecycle.create_sandbox(id(n), wanted, SandboxEventSender::new(|_| {}))
     }
 
-    fn open(&self, n: u8) -> Result<Opened, LifecycleError> {
-        self.lifecycle.open(&id(n), &wanted(), SandboxEvents::new(|_| {}))
+    fn open(&self, n: u8) -> Result<OpenSandbox, LifecycleError> {
+        self.lifecycle.open_sandbox(&id(n), &wanted(), SandboxEventSender::new(|_| {}))
     }
 
-    fn made(&self, n: u8, wanted: &Wanted) {
-        self.lifecycle.leave(self.create(n, wanted).unwrap()).unwrap();
+    fn made(&self, n: u8, wanted: &SandboxRequest) {
+        self.lifecycle.leave_sandbox(self.create(n, wanted).unwrap()).unwrap();
         self.noted.calls();
     }
 
     fn state(&self, n: u8) -> (SandboxState, Option<String>) {
-        let record = self.lifecycle.store().find(&id(n)).unwrap().unwrap();
+        let record = self.lifecycle.store().find_sandbox(&id(n)).unwrap().unwrap();
         (record.state, record.why)
     }
 
@@ -81,22 +81,22 @@ fn directory(path: &Path) -> HostDirectory {
     RawText::from(path).try_into().unwrap()
 }
 
-fn wanted() -> Wanted {
+fn wanted() -> SandboxRequest {
     let profile = Profile {
         name: "workspace".to_owned(),
         sandboxed: true,
-        filesystem: Filesystem::default(),
+        filesystem: FilesystemAccess::default(),
         exec: Default::default(),
-        network: Network::None,
+        network: NetworkAccess::None,
         egress: Default::default(),
-        environment: Environment::default(),
+        environment: EnvironmentRules::default(),
         limits: Limits::default(),
     };
-    Wanted { spec: SandboxSpec::of_profile("workspace"), profile, hidden: HiddenFiles::default() }
+    SandboxRequest { spec: SandboxSpec::of_profile("workspace"), profile, hidden: HiddenFiles::default() }
 }
 
-fn with_workspace(workspace: WorkspaceSource) -> Wanted {
-    Wanted { spec: SandboxSpec { workspace, ..wanted().spec }, ..wanted() }
+fn with_workspace(workspace: WorkspaceSource) -> SandboxRequest {
+    SandboxRequest { spec: SandboxSpec { workspace, ..wanted().spec }, ..wanted() }
 }
 
 #[test]
@@ -108,14 +108,14 @@ fn one_is_made_used_and_destroyed() {
     for name in ["workspace", "home"] {
         assert_eq!(fs::metadata(house.kept(1).join(name)).unwrap().permissions().mode() & 0o7777, 0o700, "{name}");
     }
-    house.lifecycle.leave(opened).unwrap();
+    house.lifecycle.leave_sandbox(opened).unwrap();
     assert_eq!(house.noted.calls(), ["create"]);
     // Its walls went with whoever made them; what it keeps did not.
     fs::write(house.kept(1).join("workspace/file"), "kept").unwrap();
-    house.lifecycle.leave(house.open(1).unwrap()).unwrap();
+    house.lifecycle.leave_sandbox(house.open(1).unwrap()).unwrap();
     assert_eq!(house.noted.calls(), ["adopt", "create"]);
     assert_eq!(fs::read_to_string(house.kept(1).join("workspace/file")).unwrap(), "kept");
-    house.lifecycle.destroy(&id(1), Why::Asked).unwrap();
+    house.lifecycle.destroy_sandbox(&id(1), DestroyReason::Asked).unwrap();
     assert_eq!(house.noted.calls(), ["clear"]);
     assert_eq!(house.state(1), (SandboxState::Destroyed, Some("its user asked for it".to_owned())));
     assert!(!house.kept(1).exists());
@@ -127,9 +127,9 @@ fn walls_that_stand_are_found_again() {
     let house = House::with_kinds(|noted| vec![Walls { name: "docker", keeps_background: true, stands: true, noted }]);
     house.made(1, &wanted());
     let opened = house.open(1).unwrap();
-    house.lifecycle.pause(&opened).unwrap();
+    house.lifecycle.pause_sandbox(&opened).unwrap();
     assert_eq!(house.state(1).0, SandboxState::Paused);
-    house.lifecycle.resume(&opened).unwrap();
+    house.lifecycle.resume_sandbox(&opened).unwrap();
     assert_eq!(house.state(1).0, SandboxState::Ready);
     assert_eq!(house.noted.calls(), ["adopt", "pause", "resume"]);
 }
@@ -151,28 +151,28 @@ fn what_cannot_be_removed_is_removed_by_the_next() {
     let house = House::new();
     house.made(1, &wanted());
     *house.noted.refuses.lock().unwrap() = Some("clear");
-    assert!(house.lifecycle.destroy(&id(1), Why::Asked).is_err());
+    assert!(house.lifecycle.destroy_sandbox(&id(1), DestroyReason::Asked).is_err());
     assert_eq!(house.state(1).0, SandboxState::Destroying);
     assert!(house.open(1).is_err(), "nobody begins to use it");
     assert!(house.kept(1).join("workspace").exists(), "its processes may still be at it");
     *house.noted.refuses.lock().unwrap() = None;
-    let swept = house.lifecycle.sweep().unwrap();
+    let swept = house.lifecycle.sweep_sandboxes().unwrap();
     assert_eq!(swept.len(), 1);
     assert!(swept[0].done.is_ok(), "{swept:?}");
     assert!(!house.kept(1).exists());
-    assert!(house.lifecycle.sweep().unwrap().is_empty());
+    assert!(house.lifecycle.sweep_sandboxes().unwrap().is_empty());
 }
 
 #[test]
 fn what_a_killed_maker_left_goes_with_the_next_sweep() {
     let house = House::new();
-    let claim = house.lifecycle.store().begin(id(1), wanted().spec, 0).unwrap();
+    let claim = house.lifecycle.store().begin_sandbox(id(1), wanted().spec, 0).unwrap();
     fs::create_dir(claim.path().join("workspace")).unwrap();
     fs::write(claim.path().join("workspace/half"), "x").unwrap();
-    assert!(house.lifecycle.sweep().unwrap().is_empty(), "somebody is at it");
+    assert!(house.lifecycle.sweep_sandboxes().unwrap().is_empty(), "somebody is at it");
     drop(claim);
-    let swept = house.lifecycle.sweep().unwrap();
-    assert_eq!((swept.len(), swept[0].why), (1, Why::Abandoned));
+    let swept = house.lifecycle.sweep_sandboxes().unwrap();
+    assert_eq!((swept.len(), swept[0].why), (1, DestroyReason::Abandoned));
     assert!(!house.kept(1).exists());
 }
 
@@ -187,7 +187,7 @@ fn what_its_commands_locked_is_removed_too() {
     for locked in [&deep, deep.parent().unwrap()] {
         fs::set_permissions(locked, fs::Permissions::from_mode(0o000)).unwrap();
     }
-    house.lifecycle.destroy(&id(1), Why::Asked).unwrap();
+    house.lifecycle.destroy_sandbox(&id(1), DestroyReason::Asked).unwrap();
     assert!(!house.kept(1).exists());
     assert!(house.project.join("src/main").exists(), "a link was followed");
 }
@@ -197,7 +197,7 @@ fn a_bound_workspace_stays_and_a_copied_one_is_a_copy() {
     let house = House::new();
     house.made(1, &with_workspace(WorkspaceSource::Bind { directory: house.in_project() }));
     assert!(!house.kept(1).join("workspace").exists());
-    house.lifecycle.destroy(&id(1), Why::Asked).unwrap();
+    house.lifecycle.destroy_sandbox(&id(1), DestroyReason::Asked).unwrap();
     assert_eq!(fs::read_to_string(house.project.join("src/main")).unwrap(), "code");
     house.made(2, &with_workspace(WorkspaceSource::Copy { directory: house.in_project() }));
     let copied = house.kept(2).join("workspace");
@@ -220,7 +220,7 @@ fn a_workspace_is_the_directory_that_was_meant() {
             let error = house.create(n, &with_workspace(source)).err().unwrap();
             assert!(matches!(error, LifecycleError::Directory { .. }), "{error}");
             assert!(!house.kept(n).exists());
-            house.lifecycle.store().prune(u64::MAX).unwrap();
+            house.lifecycle.store().prune_records(u64::MAX).unwrap();
         }
     }
     let mut small = with_workspace(WorkspaceSource::Copy { directory: house.in_project() });
@@ -232,21 +232,21 @@ fn a_workspace_is_the_directory_that_was_meant() {
 #[test]
 fn time_and_restarts_end_what_was_agreed_to_end() {
     let house = House::new();
-    let life = |spec: SandboxSpec| Wanted { spec, ..wanted() };
+    let life = |spec: SandboxSpec| SandboxRequest { spec, ..wanted() };
     let ttl = Some(10_000.try_into().unwrap());
     house.made(1, &life(SandboxSpec { ttl_ms: ttl, ..wanted().spec }));
     house.made(2, &life(SandboxSpec { idle_ms: ttl, ..wanted().spec }));
     house.made(3, &life(SandboxSpec { after_restart: AfterRestart::Destroy, ..wanted().spec }));
     house.made(4, &wanted());
     house.clock.0.store(5_000, Ordering::Relaxed);
-    house.lifecycle.leave(house.open(2).unwrap()).unwrap();
+    house.lifecycle.leave_sandbox(house.open(2).unwrap()).unwrap();
     house.clock.0.store(10_000, Ordering::Relaxed);
-    let ended = |swept: Vec<stockade_lifecycle::Swept>| -> Vec<(SandboxId, Why)> {
+    let ended = |swept: Vec<stockade_lifecycle::SweepResult>| -> Vec<(SandboxId, DestroyReason)> {
         swept.into_iter().map(|swept| (swept.id, swept.done.map(|()| swept.why).unwrap())).collect()
     };
-    assert_eq!(ended(house.lifecycle.sweep().unwrap()), [(id(1), Why::Expired)]);
+    assert_eq!(ended(house.lifecycle.sweep_sandboxes().unwrap()), [(id(1), DestroyReason::Expired)]);
     house.clock.0.store(15_000, Ordering::Relaxed);
-    assert_eq!(ended(house.lifecycle.recover().unwrap()), [(id(2), Why::Idle), (id(3), Why::Restarted)]);
+    assert_eq!(ended(house.lifecycle.recover_sandboxes().unwrap()), [(id(2), DestroyReason::Idle), (id(3), DestroyReason::Restarted)]);
     assert_eq!(house.state(4).0, SandboxState::Ready);
 }
 
@@ -263,16 +263,16 @@ fn the_first_kind_that_serves_is_chosen_and_none_is_told_why() {
         wanted
     };
     let backend =
-        |n, wanted: &Wanted| house.create(n, wanted).map(|opened| opened.used.record().backend.clone().unwrap());
+        |n, wanted: &SandboxRequest| house.create(n, wanted).map(|opened| opened.used.record().backend.clone().unwrap());
     assert_eq!(backend(1, &wanted()).unwrap(), "native");
-    assert_eq!(backend(2, &spec(&|spec| spec.background = Background::Keep)).unwrap(), "docker");
+    assert_eq!(backend(2, &spec(&|spec| spec.background = BackgroundPolicy::Keep)).unwrap(), "docker");
     assert_eq!(backend(3, &spec(&|spec| spec.runtime = Some("runsc".parse().unwrap()))).unwrap(), "docker");
     assert_eq!(backend(4, &spec(&|spec| spec.backend = BackendChoice::Docker)).unwrap(), "docker");
-    let kept = house.create(5, &spec(&|spec| spec.background = Background::Keep)).unwrap();
+    let kept = house.create(5, &spec(&|spec| spec.background = BackgroundPolicy::Keep)).unwrap();
     assert_eq!(kept.passed_over, ["keeping cannot be had of a native sandbox: it ends all"]);
     let neither =
         House::with_kinds(|noted| vec![Walls { name: "native", keeps_background: false, stands: false, noted }]);
-    let error = neither.create(6, &spec(&|spec| spec.background = Background::Keep)).map(drop).unwrap_err().to_string();
+    let error = neither.create(6, &spec(&|spec| spec.background = BackgroundPolicy::Keep)).map(drop).unwrap_err().to_string();
     assert!(error.contains("keeping cannot be had of a native sandbox: it ends all"), "{error}");
-    assert_eq!(neither.lifecycle.store().find(&id(6)).unwrap(), None, "nothing was begun");
+    assert_eq!(neither.lifecycle.store().find_sandbox(&id(6)).unwrap(), None, "nothing was begun");
 }

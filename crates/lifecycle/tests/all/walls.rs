@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use stockade_engine::seams::Clock;
 use stockade_engine::{
-    Backend, Capabilities, Sandbox, SandboxError, SandboxEvents, SandboxPlan, SandboxUsage, Sandboxes, StartError, Tree,
+    Backend, ProviderCapabilities, Sandbox, SandboxError, SandboxEventSender, SandboxPlan, SandboxUsage, SandboxProvider, StartError, SandboxTree,
 };
-use stockade_model::{Background, EnforcementReport, Level, SandboxId};
+use stockade_model::{BackgroundPolicy, EnforcementReport, IsolationLevel, SandboxId};
 
 /// What was asked of it, and what it refuses.
 #[derive(Default)]
@@ -41,13 +41,13 @@ pub(crate) struct Walls {
     pub noted: Arc<Noted>,
 }
 
-impl Sandboxes for Walls {
+impl SandboxProvider for Walls {
     fn name(&self) -> &'static str {
         self.name
     }
 
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
+    fn capabilities(&self) -> ProviderCapabilities {
+        ProviderCapabilities {
             adopts: self.stands,
             pauses: true,
             snapshots: false,
@@ -58,23 +58,23 @@ impl Sandboxes for Walls {
         }
     }
 
-    fn serves(&self, plan: &SandboxPlan) -> Result<(), SandboxError> {
+    fn check_plan(&self, plan: &SandboxPlan) -> Result<(), SandboxError> {
         let refused =
             |what, why: &str| Err(SandboxError::Unsupported { backend: self.name, what, why: why.to_owned() });
         match plan {
-            plan if plan.background == Background::Keep && !self.keeps_background => refused("keeping", "it ends all"),
+            plan if plan.background == BackgroundPolicy::Keep && !self.keeps_background => refused("keeping", "it ends all"),
             plan if plan.runtime.is_some() && self.name == "native" => refused("a runtime", "it has none"),
             _ => Ok(()),
         }
     }
 
-    fn create(&self, plan: &SandboxPlan, _: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError> {
+    fn create_sandbox(&self, plan: &SandboxPlan, _: SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError> {
         assert!(plan.workspace.is_dir() && plan.home.is_dir(), "its directories exist");
         self.noted.note("create")?;
         Ok(Box::new(Wall { id: plan.id.clone(), noted: Arc::clone(&self.noted), report: report() }))
     }
 
-    fn adopt(&self, plan: &SandboxPlan, _: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError> {
+    fn adopt_sandbox(&self, plan: &SandboxPlan, _: SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError> {
         self.noted.note("adopt")?;
         if !self.stands {
             return Err(SandboxError::Gone(plan.id.clone()));
@@ -88,7 +88,7 @@ impl Sandboxes for Walls {
 }
 
 fn report() -> EnforcementReport {
-    EnforcementReport { level: Level::Full, layers: Default::default() }
+    EnforcementReport { level: IsolationLevel::Full, layers: Default::default() }
 }
 
 struct Wall {
@@ -102,7 +102,7 @@ impl Sandbox for Wall {
         &self.id
     }
 
-    fn enforced(&self) -> &EnforcementReport {
+    fn enforcement_report(&self) -> &EnforcementReport {
         &self.report
     }
 
@@ -118,15 +118,15 @@ impl Sandbox for Wall {
         self.noted.note("resume")
     }
 
-    fn snapshot(&self, _: &Path) -> Result<(), SandboxError> {
+    fn snapshot_files(&self, _: &Path) -> Result<(), SandboxError> {
         self.noted.note("snapshot")
     }
 
-    fn usage(&self) -> Result<SandboxUsage, SandboxError> {
+    fn read_usage(&self) -> Result<SandboxUsage, SandboxError> {
         Ok(SandboxUsage::default())
     }
 
-    fn tree(&self, _: Tree) -> Result<OwnedFd, SandboxError> {
+    fn open_tree(&self, _: SandboxTree) -> Result<OwnedFd, SandboxError> {
         Err(SandboxError::Gone(self.id.clone()))
     }
 

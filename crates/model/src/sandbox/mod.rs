@@ -10,14 +10,14 @@ mod state;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use parts::{ImageDigest, Labels, Lifetime, RuntimeName};
-pub use source::{HostDirectory, RepositoryUrl, Revision, WorkspaceSource};
+pub use parts::{ImageDigest, SandboxLabels, SandboxLifetime, RuntimeName};
+pub use source::{HostDirectory, RepositoryUrl, GitRevision, WorkspaceSource};
 pub use state::{SandboxRecord, SandboxState};
 
-use crate::{Level, Limits};
+use crate::{IsolationLevel, Limits};
 
 /// Longest name of a profile, in bytes.
-const PROFILE_NAME_MAX: usize = 64;
+const MAX_PROFILE_NAME_BYTES: usize = 64;
 
 /// Reason why a text or a value is not a part of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,7 +76,7 @@ pub enum AfterRestart {
 /// Treatment of processes that a command leaves behind in its sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Background {
+pub enum BackgroundPolicy {
     /// The processes end with the command, as those of a run do.
     #[default]
     End,
@@ -108,26 +108,26 @@ pub struct SandboxSpec {
     pub profile: String,
     /// Required strength of the isolation.
     #[serde(default)]
-    pub level: Level,
+    pub level: IsolationLevel,
     /// Limits for all commands of the sandbox together. `disk` and `inodes` are the quotas of its stored
     /// files.
     #[serde(default, skip_serializing_if = "Limits::is_empty")]
     pub limits: Limits,
     /// Labels that the creator gave the sandbox.
-    #[serde(default, skip_serializing_if = "Labels::is_empty")]
-    pub labels: Labels,
+    #[serde(default, skip_serializing_if = "SandboxLabels::is_empty")]
+    pub labels: SandboxLabels,
     /// The sandbox is destroyed this long after its creation; may be extended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ttl_ms: Option<Lifetime>,
+    pub ttl_ms: Option<SandboxLifetime>,
     /// The sandbox is destroyed this long after its last use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub idle_ms: Option<Lifetime>,
+    pub idle_ms: Option<SandboxLifetime>,
     /// Treatment of the sandbox if its engine ended unexpectedly.
     #[serde(default)]
     pub after_restart: AfterRestart,
     /// Treatment of processes that a command leaves behind.
     #[serde(default)]
-    pub background: Background,
+    pub background: BackgroundPolicy,
 }
 
 impl SandboxSpec {
@@ -140,13 +140,13 @@ impl SandboxSpec {
             root: None,
             workspace: WorkspaceSource::Empty,
             profile: profile.to_owned(),
-            level: Level::Full,
+            level: IsolationLevel::Full,
             limits: Limits::default(),
-            labels: Labels::default(),
+            labels: SandboxLabels::default(),
             ttl_ms: None,
             idle_ms: None,
             after_restart: AfterRestart::default(),
-            background: Background::default(),
+            background: BackgroundPolicy::default(),
         }
     }
 
@@ -154,9 +154,9 @@ impl SandboxSpec {
     ///
     /// # Errors
     /// The first part that does not fit, and the reason.
-    pub fn check(&self) -> Result<(), SpecError> {
+    pub fn check_consistency(&self) -> Result<(), SpecError> {
         let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-        if !(1..=PROFILE_NAME_MAX).contains(&self.profile.len()) || !self.profile.bytes().all(fits) {
+        if !(1..=MAX_PROFILE_NAME_BYTES).contains(&self.profile.len()) || !self.profile.bytes().all(fits) {
             return Err(SpecError::new("profile", "a name is 1 to 64 letters, digits, `-`, `_` and `.`"));
         }
         if self.backend == BackendChoice::Native && self.runtime.is_some() {
@@ -165,10 +165,10 @@ impl SandboxSpec {
         if self.image.is_some() && self.root.is_some() {
             return Err(SpecError::new("root", "the system inside is an image or a root tree, not both"));
         }
-        if self.level == Level::None {
+        if self.level == IsolationLevel::None {
             return Err(SpecError::new("level", "a sandbox has walls: `full` or `restricted`"));
         }
-        if self.limits.each().any(|(_, amount)| amount == 0) {
+        if self.limits.iter_limits().any(|(_, amount)| amount == 0) {
             return Err(SpecError::new("limits", "an amount must be more than nothing"));
         }
         Ok(())
@@ -178,13 +178,13 @@ impl SandboxSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Limit, RawText};
+    use crate::{LimitKind, RawText};
 
     #[test]
     fn what_is_not_said_has_a_default_and_what_is_unknown_is_refused() {
         let least: SandboxSpec = serde_json::from_str(r#"{"profile":"workspace"}"#).unwrap();
         assert_eq!(least, SandboxSpec::of_profile("workspace"));
-        assert_eq!(least.check(), Ok(()));
+        assert_eq!(least.check_consistency(), Ok(()));
         let text = serde_json::to_string(&least).unwrap();
         assert_eq!(serde_json::from_str::<SandboxSpec>(&text).unwrap(), least);
         for bad in [
@@ -203,24 +203,24 @@ mod tests {
     #[test]
     fn parts_that_do_not_go_together_are_refused() {
         let good = SandboxSpec::of_profile("workspace");
-        let long = "p".repeat(PROFILE_NAME_MAX + 1);
+        let long = "p".repeat(MAX_PROFILE_NAME_BYTES + 1);
         for profile in ["", "a b", "../x", long.as_str()] {
-            assert!(SandboxSpec { profile: profile.to_owned(), ..good.clone() }.check().is_err(), "{profile}");
+            assert!(SandboxSpec { profile: profile.to_owned(), ..good.clone() }.check_consistency().is_err(), "{profile}");
         }
         let runtime = Some("runsc".parse().unwrap());
         let native = SandboxSpec { backend: BackendChoice::Native, runtime: runtime.clone(), ..good.clone() };
-        assert!(native.check().is_err());
+        assert!(native.check_consistency().is_err());
         let docker = SandboxSpec { backend: BackendChoice::Docker, runtime, ..good.clone() };
-        assert_eq!(docker.check(), Ok(()));
-        assert!(SandboxSpec { level: Level::None, ..good.clone() }.check().is_err());
+        assert_eq!(docker.check_consistency(), Ok(()));
+        assert!(SandboxSpec { level: IsolationLevel::None, ..good.clone() }.check_consistency().is_err());
         let image = Some(format!("sha256:{}", "a".repeat(64)).parse().unwrap());
         let root = Some(RawText::from("/srv/root").try_into().unwrap());
-        assert_eq!(SandboxSpec { root: root.clone(), ..good.clone() }.check(), Ok(()));
-        assert!(SandboxSpec { image, root, ..good.clone() }.check().is_err());
+        assert_eq!(SandboxSpec { root: root.clone(), ..good.clone() }.check_consistency(), Ok(()));
+        assert!(SandboxSpec { image, root, ..good.clone() }.check_consistency().is_err());
         let mut limited = good;
-        limited.limits.set(Limit::Disk, 1 << 30);
-        assert_eq!(limited.check(), Ok(()));
-        limited.limits.set(Limit::Inodes, 0);
-        assert!(limited.check().is_err());
+        limited.limits.set_limit(LimitKind::Disk, 1 << 30);
+        assert_eq!(limited.check_consistency(), Ok(()));
+        limited.limits.set_limit(LimitKind::Inodes, 0);
+        assert!(limited.check_consistency().is_err());
     }
 }

@@ -10,34 +10,34 @@ use serde::{Deserialize, Serialize};
 use super::SpecError;
 
 /// Shortest lifetime, in milliseconds.
-const LIFETIME_MIN_MS: u64 = 1_000;
+const MIN_LIFETIME_MS: u64 = 1_000;
 /// Longest lifetime, in milliseconds: 365 days, as for every duration.
-const LIFETIME_MAX_MS: u64 = 365 * 24 * 60 * 60 * 1000;
+const MAX_LIFETIME_MS: u64 = 365 * 24 * 60 * 60 * 1000;
 /// Most labels of one sandbox.
-const LABELS_MAX: usize = 64;
+const MAX_LABELS: usize = 64;
 /// Longest key of a label, in bytes.
-const LABEL_KEY_MAX: usize = 63;
+const MAX_LABEL_KEY_BYTES: usize = 63;
 /// Longest value of a label, in bytes.
-const LABEL_VALUE_MAX: usize = 256;
+const MAX_LABEL_VALUE_BYTES: usize = 256;
 /// Longest name of an image, in bytes (distribution's reference grammar).
-const IMAGE_NAME_MAX: usize = 255;
+const MAX_IMAGE_NAME_BYTES: usize = 255;
 
 /// Lifetime of a sandbox, in milliseconds: from one second to 365 days.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "u64", into = "u64")]
-pub struct Lifetime(u64);
+pub struct SandboxLifetime(u64);
 
-impl Lifetime {
+impl SandboxLifetime {
     /// Returns the lifetime in milliseconds.
-    pub fn ms(self) -> u64 {
+    pub fn as_millis(self) -> u64 {
         self.0
     }
 }
 
-impl TryFrom<u64> for Lifetime {
+impl TryFrom<u64> for SandboxLifetime {
     type Error = SpecError;
     fn try_from(ms: u64) -> Result<Self, SpecError> {
-        if (LIFETIME_MIN_MS..=LIFETIME_MAX_MS).contains(&ms) {
+        if (MIN_LIFETIME_MS..=MAX_LIFETIME_MS).contains(&ms) {
             Ok(Self(ms))
         } else {
             Err(SpecError::new("lifetime", "a sandbox lives from `1s` to `365d`"))
@@ -45,8 +45,8 @@ impl TryFrom<u64> for Lifetime {
     }
 }
 
-impl From<Lifetime> for u64 {
-    fn from(lifetime: Lifetime) -> u64 {
+impl From<SandboxLifetime> for u64 {
+    fn from(lifetime: SandboxLifetime) -> u64 {
         lifetime.0
     }
 }
@@ -54,9 +54,9 @@ impl From<Lifetime> for u64 {
 /// Labels that the creator gives a sandbox: at most 64 pairs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "BTreeMap<String, String>", into = "BTreeMap<String, String>")]
-pub struct Labels(BTreeMap<String, String>);
+pub struct SandboxLabels(BTreeMap<String, String>);
 
-impl Labels {
+impl SandboxLabels {
     /// Returns whether there are no labels.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -68,28 +68,28 @@ impl Labels {
     }
 
     /// Returns all labels, ordered by key.
-    pub fn each(&self) -> impl Iterator<Item = (&str, &str)> {
+    pub fn iter_labels(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
     /// Returns whether each label of `wanted` is present.
-    pub fn hold(&self, wanted: &Self) -> bool {
-        wanted.each().all(|(key, value)| self.get(key) == Some(value))
+    pub fn contains_all(&self, wanted: &Self) -> bool {
+        wanted.iter_labels().all(|(key, value)| self.get(key) == Some(value))
     }
 }
 
-impl TryFrom<BTreeMap<String, String>> for Labels {
+impl TryFrom<BTreeMap<String, String>> for SandboxLabels {
     type Error = SpecError;
     fn try_from(pairs: BTreeMap<String, String>) -> Result<Self, SpecError> {
-        if pairs.len() > LABELS_MAX {
+        if pairs.len() > MAX_LABELS {
             return Err(SpecError::new("labels", "there are at most 64"));
         }
         let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/');
-        let key = |key: &str| (1..=LABEL_KEY_MAX).contains(&key.len()) && key.bytes().all(fits);
+        let key = |key: &str| (1..=MAX_LABEL_KEY_BYTES).contains(&key.len()) && key.bytes().all(fits);
         if !pairs.keys().all(|text| key(text)) {
             return Err(SpecError::new("labels", "a key is 1 to 63 letters, digits, `-`, `_`, `.` and `/`"));
         }
-        let value = |value: &str| value.len() <= LABEL_VALUE_MAX && !value.chars().any(char::is_control);
+        let value = |value: &str| value.len() <= MAX_LABEL_VALUE_BYTES && !value.chars().any(char::is_control);
         if !pairs.values().all(|text| value(text)) {
             return Err(SpecError::new("labels", "a value is at most 256 bytes of text on one line"));
         }
@@ -97,8 +97,8 @@ impl TryFrom<BTreeMap<String, String>> for Labels {
     }
 }
 
-impl From<Labels> for BTreeMap<String, String> {
-    fn from(labels: Labels) -> Self {
+impl From<SandboxLabels> for BTreeMap<String, String> {
+    fn from(labels: SandboxLabels) -> Self {
         labels.0
     }
 }
@@ -137,7 +137,7 @@ impl TryFrom<String> for ImageDigest {
         let fits =
             |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_' | b'.' | b'/' | b':');
         let is_name = |name: &str| {
-            (1..=IMAGE_NAME_MAX).contains(&name.len())
+            (1..=MAX_IMAGE_NAME_BYTES).contains(&name.len())
                 && name.bytes().all(fits)
                 && name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric())
         };
@@ -211,11 +211,11 @@ mod tests {
 
     #[test]
     fn lifetimes_are_bounded() {
-        for good in [LIFETIME_MIN_MS, LIFETIME_MAX_MS] {
-            assert_eq!(Lifetime::try_from(good).map(Lifetime::ms), Ok(good));
+        for good in [MIN_LIFETIME_MS, MAX_LIFETIME_MS] {
+            assert_eq!(SandboxLifetime::try_from(good).map(SandboxLifetime::as_millis), Ok(good));
         }
-        for bad in [0, LIFETIME_MIN_MS - 1, LIFETIME_MAX_MS + 1, u64::MAX] {
-            assert!(Lifetime::try_from(bad).is_err(), "{bad}");
+        for bad in [0, MIN_LIFETIME_MS - 1, MAX_LIFETIME_MS + 1, u64::MAX] {
+            assert!(SandboxLifetime::try_from(bad).is_err(), "{bad}");
         }
     }
 
@@ -224,17 +224,17 @@ mod tests {
         let pairs = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
             pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
         };
-        let labels = Labels::try_from(pairs(&[("task", "fix the parser"), ("team/x", "")])).unwrap();
+        let labels = SandboxLabels::try_from(pairs(&[("task", "fix the parser"), ("team/x", "")])).unwrap();
         assert_eq!(labels.get("task"), Some("fix the parser"));
-        assert!(labels.hold(&Labels::try_from(pairs(&[("team/x", "")])).unwrap()));
-        assert!(!labels.hold(&Labels::try_from(pairs(&[("task", "")])).unwrap()));
-        assert!(!labels.hold(&Labels::try_from(pairs(&[("other", "")])).unwrap()));
-        let (key, value) = ("k".repeat(LABEL_KEY_MAX + 1), "v".repeat(LABEL_VALUE_MAX + 1));
+        assert!(labels.contains_all(&SandboxLabels::try_from(pairs(&[("team/x", "")])).unwrap()));
+        assert!(!labels.contains_all(&SandboxLabels::try_from(pairs(&[("task", "")])).unwrap()));
+        assert!(!labels.contains_all(&SandboxLabels::try_from(pairs(&[("other", "")])).unwrap()));
+        let (key, value) = ("k".repeat(MAX_LABEL_KEY_BYTES + 1), "v".repeat(MAX_LABEL_VALUE_BYTES + 1));
         for bad in [("", "x"), ("a b", "x"), ("a", "x\n"), ("a", "\u{1b}[2J"), (&key, "x"), ("a", &value)] {
-            assert!(Labels::try_from(pairs(&[bad])).is_err(), "{bad:?}");
+            assert!(SandboxLabels::try_from(pairs(&[bad])).is_err(), "{bad:?}");
         }
-        let many = (0..=LABELS_MAX).map(|n| (n.to_string(), String::new())).collect::<BTreeMap<_, _>>();
-        assert!(Labels::try_from(many).is_err());
+        let many = (0..=MAX_LABELS).map(|n| (n.to_string(), String::new())).collect::<BTreeMap<_, _>>();
+        assert!(SandboxLabels::try_from(many).is_err());
     }
 
     #[test]

@@ -8,14 +8,14 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::SpecError;
-use crate::{Host, RawText, Target};
+use crate::{Host, RawText, NetworkTarget};
 
 /// Longest URL of a repository, in bytes.
-const URL_MAX: usize = 2_048;
+const MAX_URL_BYTES: usize = 2_048;
 /// Longest name of a revision, in bytes.
-const REVISION_MAX: usize = 255;
+const MAX_REVISION_BYTES: usize = 255;
 /// Longest path, in bytes (`PATH_MAX` without the terminating null byte).
-const PATH_MAX: usize = 4_095;
+const MAX_PATH_BYTES: usize = 4_095;
 
 /// Initial content of a workspace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -40,7 +40,7 @@ pub enum WorkspaceSource {
         url: RepositoryUrl,
         /// Revision to check out; absent means the repository's default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        revision: Option<Revision>,
+        revision: Option<GitRevision>,
     },
 }
 
@@ -61,7 +61,7 @@ impl TryFrom<RawText> for HostDirectory {
     fn try_from(text: RawText) -> Result<Self, SpecError> {
         let path = text.as_path();
         let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
-        if text.as_bytes().len() > PATH_MAX || text.as_bytes().contains(&0) {
+        if text.as_bytes().len() > MAX_PATH_BYTES || text.as_bytes().contains(&0) {
             return Err(SpecError::new("directory", "a path has at most 4,095 bytes and none of them is 0"));
         }
         if !path.is_absolute() || !path.components().all(plain) {
@@ -84,7 +84,7 @@ impl From<HostDirectory> for RawText {
 #[serde(try_from = "String", into = "String")]
 pub struct RepositoryUrl {
     text: String,
-    target: Target,
+    target: NetworkTarget,
 }
 
 impl RepositoryUrl {
@@ -94,7 +94,7 @@ impl RepositoryUrl {
     }
 
     /// Returns the target that the egress proxy must allow for a clone.
-    pub fn target(&self) -> &Target {
+    pub fn target(&self) -> &NetworkTarget {
         &self.target
     }
 }
@@ -103,7 +103,7 @@ impl TryFrom<String> for RepositoryUrl {
     type Error = SpecError;
     fn try_from(text: String) -> Result<Self, SpecError> {
         let refuse = |why| Err(SpecError::new("url", why));
-        if text.len() > URL_MAX {
+        if text.len() > MAX_URL_BYTES {
             return refuse("a URL has at most 2,048 bytes");
         }
         if !text.bytes().all(|b| b.is_ascii_graphic()) {
@@ -121,13 +121,13 @@ impl TryFrom<String> for RepositoryUrl {
         if path.is_empty() || path.contains(['#', '?', '\\']) {
             return refuse("behind the host stands a path without `?`, `#` and `\\`");
         }
-        let target = target(authority, own_port)?;
+        let target = parse_authority(authority, own_port)?;
         Ok(Self { text, target })
     }
 }
 
 /// Returns host and port of an authority.
-fn target(authority: &str, own_port: u16) -> Result<Target, SpecError> {
+fn parse_authority(authority: &str, own_port: u16) -> Result<NetworkTarget, SpecError> {
     let after_address = authority.rfind(']').map_or(0, |at| at + 1);
     let (host, port) = match authority[after_address..].find(':') {
         Some(at) => {
@@ -139,7 +139,7 @@ fn target(authority: &str, own_port: u16) -> Result<Target, SpecError> {
         None => (authority, own_port),
     };
     let host: Host = host.parse().map_err(|_| SpecError::new("url", "its host is no name and no address"))?;
-    Ok(Target { host, port })
+    Ok(NetworkTarget { host, port })
 }
 
 impl FromStr for RepositoryUrl {
@@ -165,38 +165,38 @@ impl fmt::Display for RepositoryUrl {
 /// an option or a range.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
-pub struct Revision(String);
+pub struct GitRevision(String);
 
-impl Revision {
+impl GitRevision {
     /// Returns the text form.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-impl TryFrom<String> for Revision {
+impl TryFrom<String> for GitRevision {
     type Error = SpecError;
     fn try_from(text: String) -> Result<Self, SpecError> {
         let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/' | b'+');
         let part = |part: &str| {
             !part.is_empty() && !part.starts_with(['.', '-']) && !part.ends_with('.') && !part.ends_with(".lock")
         };
-        if text.len() > REVISION_MAX || !text.bytes().all(fits) || text.contains("..") || !text.split('/').all(part) {
+        if text.len() > MAX_REVISION_BYTES || !text.bytes().all(fits) || text.contains("..") || !text.split('/').all(part) {
             return Err(SpecError::new("revision", "the name of a branch or tag, or a commit's digits"));
         }
         Ok(Self(text))
     }
 }
 
-impl FromStr for Revision {
+impl FromStr for GitRevision {
     type Err = SpecError;
     fn from_str(text: &str) -> Result<Self, SpecError> {
         Self::try_from(text.to_owned())
     }
 }
 
-impl From<Revision> for String {
-    fn from(revision: Revision) -> String {
+impl From<GitRevision> for String {
+    fn from(revision: GitRevision) -> String {
         revision.0
     }
 }
@@ -216,7 +216,7 @@ mod tests {
             let url: RepositoryUrl = good.parse().unwrap();
             assert_eq!((url.as_str(), url.target().to_string().as_str()), (good, target));
         }
-        let long = format!("https://a.example/{}", "x".repeat(URL_MAX));
+        let long = format!("https://a.example/{}", "x".repeat(MAX_URL_BYTES));
         for bad in [
             "",
             "-upload-pack=x",
@@ -250,15 +250,15 @@ mod tests {
     #[test]
     fn revisions_are_names_and_never_options() {
         for good in ["main", "v1.2.3", "feature/x-1", "0123456789abcdef0123456789abcdef01234567", "a+b"] {
-            assert_eq!(good.parse::<Revision>().unwrap().as_str(), good);
+            assert_eq!(good.parse::<GitRevision>().unwrap().as_str(), good);
         }
-        let long = "r".repeat(REVISION_MAX + 1);
+        let long = "r".repeat(MAX_REVISION_BYTES + 1);
         for bad in ["", "-x", "--upload-pack=x", "a..b", "a/../b", "/a", "a/", "a b", "a~1", "a^", "a:b", "a@{1}", "*"]
         {
-            assert!(bad.parse::<Revision>().is_err(), "{bad}");
+            assert!(bad.parse::<GitRevision>().is_err(), "{bad}");
         }
         for bad in ["a.lock", "a.lock/b", ".a", "a/.b", "a.", "a/-b", "a\n", &long] {
-            assert!(bad.parse::<Revision>().is_err(), "{bad}");
+            assert!(bad.parse::<GitRevision>().is_err(), "{bad}");
         }
     }
 
@@ -266,7 +266,7 @@ mod tests {
     fn directories_are_absolute_and_plain() {
         let of = |path: &str| HostDirectory::try_from(RawText::from(path));
         assert_eq!(of("/srv/w").unwrap().as_raw(), &RawText::from("/srv/w"));
-        let long = format!("/{}", "d".repeat(PATH_MAX));
+        let long = format!("/{}", "d".repeat(MAX_PATH_BYTES));
         for bad in ["", "w", "./w", "/srv/../etc", "/srv/w\0", &long] {
             assert!(of(bad).is_err(), "{bad}");
         }

@@ -115,8 +115,8 @@ pub struct SandboxRecord {
 
 impl SandboxRecord {
     /// Returns the record of a sandbox that is being created.
-    pub fn begun(id: SandboxId, spec: SandboxSpec, now_ms: u64) -> Self {
-        let expires_ms = spec.ttl_ms.map(|ttl| now_ms.saturating_add(ttl.ms()));
+    pub fn for_creation(id: SandboxId, spec: SandboxSpec, now_ms: u64) -> Self {
+        let expires_ms = spec.ttl_ms.map(|ttl| now_ms.saturating_add(ttl.as_millis()));
         Self {
             id,
             spec,
@@ -132,7 +132,7 @@ impl SandboxRecord {
 
     /// Returns the time of destruction if no client uses or extends the sandbox.
     pub fn ends_ms(&self) -> Option<u64> {
-        let idle = self.spec.idle_ms.map(|idle| self.used_ms.saturating_add(idle.ms()));
+        let idle = self.spec.idle_ms.map(|idle| self.used_ms.saturating_add(idle.as_millis()));
         [self.expires_ms, idle].into_iter().flatten().min()
     }
 }
@@ -180,7 +180,7 @@ mod tests {
     fn it_ends_when_its_time_is_over_or_nobody_used_it() {
         let mut spec = SandboxSpec::of_profile("workspace");
         let ends = |spec: &SandboxSpec, used_ms: u64| {
-            let begun = SandboxRecord::begun(SandboxId::from_random([1; 16]), spec.clone(), 10_000);
+            let begun = SandboxRecord::for_creation(SandboxId::from_random([1; 16]), spec.clone(), 10_000);
             SandboxRecord { used_ms, ..begun }.ends_ms()
         };
         assert_eq!(ends(&spec, 10_000), None);

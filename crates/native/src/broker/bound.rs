@@ -12,36 +12,36 @@ use stockade_sys::Errno;
 
 /// Most sockets that are held at a time, because each takes a descriptor of the broker's process.
 /// Sockets without a remaining name do not count.
-pub(super) const MAX_BOUND: usize = 400;
+pub(super) const MAX_BOUND_SOCKETS: usize = 400;
 
 /// Sockets by device and inode. Clones share the table of one run or sandbox.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Bound(Arc<Mutex<HashMap<(u64, u64), OwnedFd>>>);
+pub(crate) struct BoundSockets(Arc<Mutex<HashMap<(u64, u64), OwnedFd>>>);
 
-impl Bound {
+impl BoundSockets {
     /// Returns whether one more socket can be held. Drops sockets without a remaining name, because
     /// no path can lead to them again.
     pub(super) fn has_room(&self) -> bool {
-        let mut bound = self.lock();
-        if bound.len() >= MAX_BOUND {
+        let mut bound = self.lock_table();
+        if bound.len() >= MAX_BOUND_SOCKETS {
             bound.retain(|_, held| fstat(held).is_ok_and(|stat| stat.st_nlink > 0));
         }
-        bound.len() < MAX_BOUND
+        bound.len() < MAX_BOUND_SOCKETS
     }
 
     /// Adds a socket that the run has bound.
-    pub(super) fn hold(&self, socket: OwnedFd) -> Result<(), Errno> {
+    pub(super) fn add_socket(&self, socket: OwnedFd) -> Result<(), Errno> {
         let stat = fstat(&socket)?;
-        self.lock().insert((stat.st_dev, stat.st_ino), socket);
+        self.lock_table().insert((stat.st_dev, stat.st_ino), socket);
         Ok(())
     }
 
     /// Returns whether the run has bound this very socket.
-    pub(super) fn has(&self, stat: &Stat) -> bool {
-        self.lock().contains_key(&(stat.st_dev, stat.st_ino))
+    pub(super) fn has_socket(&self, stat: &Stat) -> bool {
+        self.lock_table().contains_key(&(stat.st_dev, stat.st_ino))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<(u64, u64), OwnedFd>> {
+    fn lock_table(&self) -> MutexGuard<'_, HashMap<(u64, u64), OwnedFd>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

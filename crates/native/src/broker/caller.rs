@@ -9,21 +9,21 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use stockade_sys::notify::Request;
+use stockade_sys::notify::SeccompNotification;
 use stockade_sys::{Errno, memory, pidfd, resolve};
 
 /// Longest path that the kernel accepts, with its NUL.
-const MAX_PATH: usize = 4096;
+const MAX_PATH_BYTES: usize = 4096;
 /// Most threads that are cached; enough for a parallel build.
-const MAX_KNOWN: usize = 64;
+const MAX_CACHED_THREADS: usize = 64;
 /// `/proc/TID/status` is about 1.5 KiB.
-const USUAL_STATUS: usize = 4096;
+const USUAL_STATUS_BYTES: usize = 4096;
 /// Longest file that is read of `/proc`.
-const MAX_STATUS: u64 = 64 * 1024;
+const MAX_STATUS_BYTES: u64 = 64 * 1024;
 
 /// Recent callers and their cached umasks.
-pub(super) struct Threads {
-    known: Rc<Known>,
+pub(super) struct CallerCache {
+    known: Rc<ThreadTable>,
     /// Umask of every process as long as none has changed it.
     initial_mask: Option<u32>,
     /// Number of umask calls so far; a mask read before the last one is stale.
@@ -31,13 +31,13 @@ pub(super) struct Threads {
 }
 
 /// Threads by number, each held by its directory in `/proc`.
-struct Known {
+struct ThreadTable {
     proc: OwnedFd,
-    threads: RefCell<HashMap<u32, Rc<Thread>>>,
+    threads: RefCell<HashMap<u32, Rc<ThreadHandle>>>,
 }
 
 /// A held thread.
-struct Thread {
+struct ThreadHandle {
     directory: OwnedFd,
     pidfd: OnceCell<OwnedFd>,
     mask: Cell<Option<(u64, u32)>>,
@@ -45,7 +45,7 @@ struct Thread {
 
 /// Content of `/proc/TID/status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(super) struct ThreadStatus {
     /// Process number on the host.
     pub process: u32,
     /// Parent's process number on the host.
@@ -59,18 +59,18 @@ pub(super) struct Identity {
 }
 
 /// A trapped call and its caller.
-pub(super) struct Caller {
-    pub request: Request,
-    known: Rc<Known>,
+pub(super) struct CallingThread {
+    pub request: SeccompNotification,
+    known: Rc<ThreadTable>,
 }
 
-impl Known {
-    fn open(&self, tid: u32) -> Result<Rc<Thread>, Errno> {
+impl ThreadTable {
+    fn open_thread(&self, tid: u32) -> Result<Rc<ThreadHandle>, Errno> {
         let name = CString::new(tid.to_string()).map_err(|_| Errno::SRCH)?;
         let directory = openat(&self.proc, name.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        let thread = Rc::new(Thread { directory, pidfd: OnceCell::new(), mask: Cell::new(None) });
+        let thread = Rc::new(ThreadHandle { directory, pidfd: OnceCell::new(), mask: Cell::new(None) });
         let mut threads = self.threads.borrow_mut();
-        if threads.len() >= MAX_KNOWN {
+        if threads.len() >= MAX_CACHED_THREADS {
             threads.clear();
         }
         threads.insert(tid, thread.clone());
@@ -79,7 +79,7 @@ impl Known {
 
     /// Asks a question about thread `tid`. The held directory of a thread that is gone fails with
     /// ESRCH or ENOENT, even if its number was reused. Then the thread is looked up again, once.
-    fn ask<T>(&self, tid: u32, question: impl Fn(&Thread) -> Result<T, Errno>) -> Result<T, Errno> {
+    fn query_thread<T>(&self, tid: u32, question: impl Fn(&ThreadHandle) -> Result<T, Errno>) -> Result<T, Errno> {
         let known = self.threads.borrow().get(&tid).cloned();
         if let Some(thread) = known {
             match question(&thread) {
@@ -87,24 +87,24 @@ impl Known {
                 answer => return answer,
             }
         }
-        question(&*self.open(tid)?)
+        question(&*self.open_thread(tid)?)
     }
 }
 
-impl Threads {
+impl CallerCache {
     /// Opens `/proc`.
     ///
     /// # Errors
     /// ENOENT without `/proc`.
     pub fn new() -> Result<Self, Errno> {
         let proc = openat(CWD, c"/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        let known = Rc::new(Known { proc, threads: RefCell::default() });
+        let known = Rc::new(ThreadTable { proc, threads: RefCell::default() });
         Ok(Self { known, initial_mask: None, mask_changes: 0 })
     }
 
     /// Returns the caller of `request`.
-    pub fn caller(&self, request: Request) -> Caller {
-        Caller { request, known: self.known.clone() }
+    pub fn look_up_caller(&self, request: SeccompNotification) -> CallingThread {
+        CallingThread { request, known: self.known.clone() }
     }
 
     /// Notes that `caller` is about to change its umask.
@@ -119,14 +119,14 @@ impl Threads {
 
     /// Returns the umask of `caller`. Reading it takes about ten times as long as a system call, so
     /// it is read only after a process changed its umask.
-    pub fn umask(&self, caller: &Caller) -> Result<u32, Errno> {
+    pub fn read_umask(&self, caller: &CallingThread) -> Result<u32, Errno> {
         if let (0, Some(mask)) = (self.mask_changes, self.initial_mask) {
             return Ok(mask);
         }
-        caller.ask(|thread| match thread.mask.get() {
+        caller.query_thread(|thread| match thread.mask.get() {
             Some((at, mask)) if at == self.mask_changes => Ok(mask),
             _ => {
-                let mask = identity(thread)?.umask;
+                let mask = read_thread_status(thread)?.umask;
                 thread.mask.set(Some((self.mask_changes, mask)));
                 Ok(mask)
             }
@@ -134,31 +134,31 @@ impl Threads {
     }
 }
 
-impl Caller {
+impl CallingThread {
     /// Reads the C string at argument `index`.
-    pub fn path(&self, index: usize) -> Result<CString, Errno> {
-        memory::read_c_string(self.request.pid, self.request.args[index], MAX_PATH).map_err(as_fault)
+    pub fn read_path(&self, index: usize) -> Result<CString, Errno> {
+        memory::read_c_string(self.request.pid, self.request.args[index], MAX_PATH_BYTES).map_err(as_fault)
     }
 
     /// Reads the path argument; `None` if the pointer is null.
     pub fn optional_path(&self, index: usize) -> Result<Option<CString>, Errno> {
-        if self.request.args[index] == 0 { Ok(None) } else { self.path(index).map(Some) }
+        if self.request.args[index] == 0 { Ok(None) } else { self.read_path(index).map(Some) }
     }
 
     /// Reads a string of at most `max` bytes, with its NUL.
-    pub fn string(&self, index: usize, max: usize) -> Result<CString, Errno> {
+    pub fn read_string(&self, index: usize, max: usize) -> Result<CString, Errno> {
         memory::read_c_string(self.request.pid, self.request.args[index], max).map_err(as_fault)
     }
 
     /// Reads `length` bytes at argument `index`.
-    pub fn bytes(&self, index: usize, length: usize) -> Result<Vec<u8>, Errno> {
+    pub fn read_bytes(&self, index: usize, length: usize) -> Result<Vec<u8>, Errno> {
         let mut bytes = vec![0; length];
         memory::read_exact(self.request.pid, self.request.args[index], &mut bytes).map_err(as_fault)?;
         Ok(bytes)
     }
 
     /// Reads entry `entry` of the pointer list at argument `index`.
-    pub fn word(&self, index: usize, entry: usize) -> Result<u64, Errno> {
+    pub fn read_pointer(&self, index: usize, entry: usize) -> Result<u64, Errno> {
         let mut bytes = [0; 8];
         let at = self.request.args[index].checked_add(8 * entry as u64).ok_or(Errno::FAULT)?;
         memory::read_exact(self.request.pid, at, &mut bytes).map_err(as_fault)?;
@@ -166,7 +166,7 @@ impl Caller {
     }
 
     /// Reads the string at `address`, cut at `max` bytes.
-    pub fn argument(&self, address: u64, max: usize) -> Result<Vec<u8>, Errno> {
+    pub fn read_argument(&self, address: u64, max: usize) -> Result<Vec<u8>, Errno> {
         match memory::read_c_string(self.request.pid, address, max) {
             Ok(text) => Ok(text.into_bytes()),
             Err(Errno::NAMETOOLONG) => {
@@ -179,57 +179,57 @@ impl Caller {
     }
 
     /// Returns argument `index` as an `int`.
-    pub fn int(&self, index: usize) -> i32 {
+    pub fn int_argument(&self, index: usize) -> i32 {
         self.request.args[index] as i32
     }
 
     /// Returns argument `index` as an `unsigned int`.
-    pub fn unsigned(&self, index: usize) -> u32 {
+    pub fn unsigned_argument(&self, index: usize) -> u32 {
         self.request.args[index] as u32
     }
 
     /// Holds the working directory.
-    pub fn cwd(&self) -> Result<OwnedFd, Errno> {
-        self.ask(|thread| resolve::jump(thread.at(), c"cwd"))
+    pub fn open_cwd(&self) -> Result<OwnedFd, Errno> {
+        self.query_thread(|thread| resolve::open_link_target(thread.proc_dir(), c"cwd"))
     }
 
     /// Returns the path of the directory in which descriptor `start` resolves relative names;
     /// `AT_FDCWD` is the working directory.
     pub fn path_of(&self, start: i32) -> Result<Vec<u8>, Errno> {
         if start == libc::AT_FDCWD {
-            return self.ask(|thread| resolve::link_text_at(thread.at(), c"cwd"));
+            return self.query_thread(|thread| resolve::link_text_at(thread.proc_dir(), c"cwd"));
         }
         let name = descriptor_name("fd", start)?;
-        self.ask(|thread| resolve::link_text_at(thread.at(), &name))
+        self.query_thread(|thread| resolve::link_text_at(thread.proc_dir(), &name))
     }
 
     /// Opens its own `coredump_filter`, the memory types that a dump contains, for writing.
     pub fn open_dump_filter(&self) -> Result<OwnedFd, Errno> {
-        self.ask(|thread| openat(thread.at(), c"coredump_filter", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()))
+        self.query_thread(|thread| openat(thread.proc_dir(), c"coredump_filter", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()))
     }
 
     /// Holds the root directory.
-    pub fn root(&self) -> Result<OwnedFd, Errno> {
-        self.ask(|thread| resolve::jump(thread.at(), c"root"))
+    pub fn open_root(&self) -> Result<OwnedFd, Errno> {
+        self.query_thread(|thread| resolve::open_link_target(thread.proc_dir(), c"root"))
     }
 
     /// Holds the object of descriptor `number`, without its open file description.
-    pub fn object(&self, number: i32) -> Result<OwnedFd, Errno> {
+    pub fn open_object(&self, number: i32) -> Result<OwnedFd, Errno> {
         let name = descriptor_name("fd", number)?;
-        self.ask(|thread| resolve::jump(thread.at(), &name)).map_err(|errno| match errno {
+        self.query_thread(|thread| resolve::open_link_target(thread.proc_dir(), &name)).map_err(|errno| match errno {
             Errno::NOENT => Errno::BADF,
             other => other,
         })
     }
 
     /// Copies descriptor `number`: the copy shares the open file description.
-    pub fn descriptor(&self, number: i32) -> Result<OwnedFd, Errno> {
+    pub fn duplicate_descriptor(&self, number: i32) -> Result<OwnedFd, Errno> {
         if number < 0 {
             return Err(Errno::BADF);
         }
-        self.ask(|thread| {
+        self.query_thread(|thread| {
             if thread.pidfd.get().is_none() {
-                let process = || identity(thread).map(|who| who.process);
+                let process = || read_thread_status(thread).map(|who| who.process);
                 let _ = thread.pidfd.set(pidfd::open_for_descriptors(self.request.pid, process)?);
             }
             let held = thread.pidfd.get().ok_or(Errno::SRCH)?;
@@ -249,46 +249,46 @@ impl Caller {
 
     fn open_flags(&self, number: i32) -> Result<Option<u32>, Errno> {
         let name = descriptor_name("fdinfo", number)?;
-        let text = self.ask(|thread| thread.read_file(&name))?;
-        Ok(field(&text, "flags:").and_then(|flags| u32::from_str_radix(flags, 8).ok()))
+        let text = self.query_thread(|thread| thread.read_file(&name))?;
+        Ok(find_status_field(&text, "flags:").and_then(|flags| u32::from_str_radix(flags, 8).ok()))
     }
 
     /// Reads the caller's numbers and umask.
-    pub fn identity(&self) -> Result<Identity, Errno> {
-        self.ask(identity)
+    pub fn read_status(&self) -> Result<ThreadStatus, Errno> {
+        self.query_thread(read_thread_status)
     }
 
     /// Returns the process number on the host.
-    pub fn process(&self) -> Result<u32, Errno> {
+    pub fn host_pid(&self) -> Result<u32, Errno> {
         let tid = self.request.pid;
-        if pidfd::is_first_thread(tid) { Ok(tid) } else { Ok(self.identity()?.process) }
+        if pidfd::is_first_thread(tid) { Ok(tid) } else { Ok(self.read_status()?.process) }
     }
 
     /// Returns the path of the program.
-    pub fn program(&self) -> Option<Vec<u8>> {
-        self.ask(|thread| resolve::link_text_at(thread.at(), c"exe")).ok()
+    pub fn program_path(&self) -> Option<Vec<u8>> {
+        self.query_thread(|thread| resolve::link_text_at(thread.proc_dir(), c"exe")).ok()
     }
 
-    fn ask<T>(&self, question: impl Fn(&Thread) -> Result<T, Errno>) -> Result<T, Errno> {
-        self.known.ask(self.request.pid, question)
+    fn query_thread<T>(&self, question: impl Fn(&ThreadHandle) -> Result<T, Errno>) -> Result<T, Errno> {
+        self.known.query_thread(self.request.pid, question)
     }
 }
 
-impl Thread {
-    fn at(&self) -> BorrowedFd<'_> {
+impl ThreadHandle {
+    fn proc_dir(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }
 
     fn read_file(&self, name: &CStr) -> Result<String, Errno> {
         let fd = openat(&self.directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         // Capacity for the whole file, because each growth of the buffer takes a further call.
-        let mut text = Vec::with_capacity(USUAL_STATUS);
-        std::fs::File::from(fd).take(MAX_STATUS).read_to_end(&mut text).map_err(|_| Errno::SRCH)?;
+        let mut text = Vec::with_capacity(USUAL_STATUS_BYTES);
+        std::fs::File::from(fd).take(MAX_STATUS_BYTES).read_to_end(&mut text).map_err(|_| Errno::SRCH)?;
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 }
 
-fn identity(thread: &Thread) -> Result<Identity, Errno> {
+fn read_thread_status(thread: &ThreadHandle) -> Result<ThreadStatus, Errno> {
     parse_identity(&thread.read_file(c"status")?).ok_or(Errno::SRCH)
 }
 
@@ -304,20 +304,20 @@ fn as_fault(errno: Errno) -> Errno {
     if errno == Errno::PERM { Errno::ACCESS } else { errno }
 }
 
-fn field<'t>(text: &'t str, name: &str) -> Option<&'t str> {
+fn find_status_field<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 
-fn parse_identity(status: &str) -> Option<Identity> {
-    let first = |name| field(status, name)?.split_whitespace().next()?.parse().ok();
+fn parse_identity(status: &str) -> Option<ThreadStatus> {
+    let first = |name| find_status_field(status, name)?.split_whitespace().next()?.parse().ok();
     // The last number is the one in the innermost PID namespace (proc(5)).
-    let last = |name| field(status, name)?.split_whitespace().last()?.parse().ok();
-    Some(Identity {
+    let last = |name| find_status_field(status, name)?.split_whitespace().last()?.parse().ok();
+    Some(ThreadStatus {
         process: first("Tgid:")?,
         parent: first("PPid:")?,
         own_process: last("NStgid:").or_else(|| first("Tgid:"))?,
         own_thread: last("NSpid:").or_else(|| first("Pid:"))?,
-        umask: field(status, "Umask:").and_then(|v| u32::from_str_radix(v, 8).ok())?,
+        umask: find_status_field(status, "Umask:").and_then(|v| u32::from_str_radix(v, 8).ok())?,
     })
 }
 
@@ -330,7 +330,7 @@ mod tests {
         let status =
             "Name:\ta b\nUmask:\t0027\nState:\tR\nTgid:\t71\nPid:\t72\nPPid:\t5\nNStgid:\t71\t3\nNSpid:\t72\t4\n";
         let identity = parse_identity(status).unwrap();
-        assert_eq!(identity, Identity { process: 71, parent: 5, own_process: 3, own_thread: 4, umask: 0o27 });
+        assert_eq!(identity, ThreadStatus { process: 71, parent: 5, own_process: 3, own_thread: 4, umask: 0o27 });
         assert_eq!(parse_identity("Name:\tx\n"), None);
     }
 }

@@ -12,37 +12,37 @@ use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, fstat, openat2, renameat_with, unlinkat,
 };
 use stockade_files::object::unguessable_name;
-use stockade_model::{Grant, Operation};
+use stockade_model::{Grant, DeniedOperation};
 use stockade_sys::{Errno, resolve};
 
-use super::service::{Failure, Service, refused};
-use super::view::same;
-use super::walk::{Object, Place};
-use crate::guards::git_part::{GitPart, Judged};
+use super::service::{CallFailure, BrokerService, refuse_operation};
+use super::view::is_same_object;
+use super::walk::{ResolvedObject, ResolvedName};
+use crate::guards::git_part::{GitPathKind, GuardedContent};
 use crate::guards::pointers::work_trees_of_modules;
 use crate::guards::repository::{self, RepositoryState};
-use crate::guards::view::join;
-use crate::guards::{SurveyError, Surveys, View, fold, open_host_root};
-use crate::powers::{Refusal, covers, creates_name, prefix_ends, to_path};
+use crate::guards::view::join_name;
+use crate::guards::{SurveyError, RunSurveys, RootView, fold_name, open_host_root};
+use crate::powers::{PermissionRefusal, is_at_or_beneath, creates_name, prefix_ends, to_path};
 
 /// Most attempts to remove a file that others move meanwhile.
-const MAX_TAKEN_BACK: u32 = 64;
+const MAX_TAKE_BACK_ATTEMPTS: u32 = 64;
 /// Time-out for taking a moved name back: others may move it meanwhile.
 const TAKE_BACK_TIMEOUT: Duration = Duration::from_secs(10);
 
-impl Service {
+impl BrokerService {
     fn is_needed(&self, path: &[u8]) -> bool {
         match self.powers.git_part(path) {
             Some(part) if self.powers.is_known_part(path) => {
-                matches!(part, GitPart::Needed { .. } | GitPart::Judged(Judged::Index))
+                matches!(part, GitPathKind::Needed { .. } | GitPathKind::Judged(GuardedContent::Index))
             }
-            _ => repository::is_needed(path, self.surveys.borrow().parts(), &|p| self.exists(p)),
+            _ => repository::is_needed(path, self.surveys.borrow().trusted_parts(), &|p| self.exists_in_view(p)),
         }
     }
 
     /// Checks whether the name that was made at `place` is still permitted. `decided` is the path
     /// that was decided on.
-    fn confirm_name(&self, place: &Place, decided: &[u8], operation: Operation) -> Result<(), Failure> {
+    fn confirm_name(&self, place: &ResolvedName, decided: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
         if place.special {
             return Ok(());
         }
@@ -50,10 +50,10 @@ impl Service {
     }
 
     /// As [`confirm_name`](Self::confirm_name), for a name whose path is `now`.
-    fn confirm_path(&self, now: &[u8], decided: &[u8], operation: Operation) -> Result<(), Failure> {
+    fn confirm_path(&self, now: &[u8], decided: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
         if now != decided {
-            self.permit(operation, now)?;
-            if operation == Operation::Symlink {
+            self.permit_operation(operation, now)?;
+            if operation == DeniedOperation::Symlink {
                 self.permit_link_at(now, operation)?;
             }
         }
@@ -61,19 +61,19 @@ impl Service {
         let surveys = self.surveys.borrow();
         if let Some(root_length) = self.powers.root_length(now)
             && let Some(refusal) =
-                surveys.refusal_in_work_tree(operation, root_length, now, &|path: &Path| self.exists(path))
+                surveys.refusal_in_work_tree(operation, root_length, now, &|path: &Path| self.exists_in_view(path))
         {
-            return Err(refused(operation, now, refusal));
+            return Err(refuse_operation(operation, now, refusal));
         }
         self.looked_in_vain.set(false);
-        let Some(state) = RepositoryState::around(now, surveys.parts(), &|p| self.exists(p)) else { return Ok(()) };
+        let Some(state) = RepositoryState::containing_path(now, surveys.trusted_parts(), &|p| self.exists_in_view(p)) else { return Ok(()) };
         if let Some(refusal) = self.refusal_in_the_dark(operation, now) {
-            return Err(refused(operation, now, refusal));
+            return Err(refuse_operation(operation, now, refusal));
         }
         if self.powers.is_known_part(now) {
             return Ok(());
         }
-        let known = || self.first.as_ref().and_then(|first| surveys.repository(View::new(first.root.as_fd()), now));
+        let known = || self.first.as_ref().and_then(|first| surveys.repository_state(RootView::new(first.root.as_fd()), now));
         if self.powers.in_private_tree(now)
             || !state.gives_more_than(RepositoryState::default())
             || self.powers.is_named(now)
@@ -81,21 +81,21 @@ impl Service {
         {
             return Ok(());
         }
-        Err(refused(operation, now, repository::refusal(now)))
+        Err(refuse_operation(operation, now, repository::refuse_change(now)))
     }
 
     /// As [`confirm_name`](Self::confirm_name), for a new name, which is removed if it may not stay.
     pub(super) fn confirm_new(
         &self,
-        (place, directory): (&Place, BorrowedFd<'_>),
+        (place, directory): (&ResolvedName, BorrowedFd<'_>),
         decided: &[u8],
-        operation: Operation,
-    ) -> Result<(), Failure> {
+        operation: DeniedOperation,
+    ) -> Result<(), CallFailure> {
         let confirmed = self.confirm_name(place, decided, operation);
         if confirmed.is_ok() {
             self.note_written(decided);
         } else {
-            let flags = if operation == Operation::Mkdir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+            let flags = if operation == DeniedOperation::Mkdir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
             // If another process has removed it already, there is nothing to do.
             let _ = unlinkat(directory, &place.name, flags);
         }
@@ -103,12 +103,12 @@ impl Service {
     }
 
     /// The same for an opened file, which may have existed before: only an empty file is removed.
-    pub(super) fn confirm_opened(&self, opened: &OwnedFd, decided: &[u8]) -> Result<(), Failure> {
-        let confirmed = self.confirm_path(&Object::path_of(opened)?, decided, Operation::Create);
+    pub(super) fn confirm_opened(&self, opened: &OwnedFd, decided: &[u8]) -> Result<(), CallFailure> {
+        let confirmed = self.confirm_path(&ResolvedObject::path_of(opened)?, decided, DeniedOperation::Create);
         if confirmed.is_err() {
             // The directory may be moved once more meanwhile.
-            for _ in 0..MAX_TAKEN_BACK {
-                let (now, stat) = (Object::path_of(opened)?, fstat(opened)?);
+            for _ in 0..MAX_TAKE_BACK_ATTEMPTS {
+                let (now, stat) = (ResolvedObject::path_of(opened)?, fstat(opened)?);
                 if stat.st_size != 0 || stat.st_nlink == 0 {
                     break;
                 }
@@ -127,7 +127,7 @@ impl Service {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
         let Ok(directory) = openat2(&first.root, &parent, flags, Mode::empty(), how) else { return };
-        let is_same = resolve::step(directory.as_fd(), &name).and_then(fstat).is_ok_and(|found| same(stat, &found));
+        let is_same = resolve::open_component(directory.as_fd(), &name).and_then(fstat).is_ok_and(|found| is_same_object(stat, &found));
         if is_same {
             // The caller gets no descriptor of it in any case.
             let _ = unlinkat(&directory, &name, AtFlags::empty());
@@ -136,7 +136,7 @@ impl Service {
 
     /// Checks whether a link may have the name `path`. If a guarded name could be beneath `path`,
     /// the link would turn ordinary names into guarded ones.
-    pub(super) fn permit_link_at(&self, path: &[u8], operation: Operation) -> Result<(), Failure> {
+    pub(super) fn permit_link_at(&self, path: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
         self.permit_above_work_tree(path, true, operation)?;
         if self.powers.units_carried_by(&to_path(path)).is_empty()
             || self.powers.in_private_tree(path)
@@ -145,7 +145,7 @@ impl Service {
             return Ok(());
         }
         let rule = "a link would stand for a directory with protected names".to_owned();
-        Err(refused(operation, path, Refusal { rule, grant: Some(Grant::Write(to_path(path))) }))
+        Err(refuse_operation(operation, path, PermissionRefusal { rule, grant: Some(Grant::Write(to_path(path))) }))
     }
 
     /// Checks whether a link, or a directory from elsewhere, may have the name `path`. Refuses if
@@ -155,19 +155,19 @@ impl Service {
         &self,
         path: &[u8],
         is_link: bool,
-        operation: Operation,
-    ) -> Result<(), Failure> {
+        operation: DeniedOperation,
+    ) -> Result<(), CallFailure> {
         let (Some(first), Some(root)) = (&self.first, self.powers.root_length(path)) else { return Ok(()) };
         if self.powers.in_private_tree(path) || self.powers.is_named(path) {
             return Ok(());
         }
-        let view = View::new(first.root.as_fd());
+        let view = RootView::new(first.root.as_fd());
         let tops = prefix_ends(path).into_iter().filter(|end| *end >= root && *end < path.len());
-        for repository in tops.map(|end| join(&path[..end], b".git")) {
+        for repository in tops.map(|end| join_name(&path[..end], b".git")) {
             let named = work_trees_of_modules(view, &repository)?;
-            if named.iter().any(|tree| covers(path, tree) && (is_link || tree != path)) {
+            if named.iter().any(|tree| is_at_or_beneath(path, tree) && (is_link || tree != path)) {
                 let rule = "settings of a module name a work tree there".to_owned();
-                return Err(refused(operation, path, Refusal { rule, grant: Some(Grant::Write(to_path(path))) }));
+                return Err(refuse_operation(operation, path, PermissionRefusal { rule, grant: Some(Grant::Write(to_path(path))) }));
             }
         }
         Ok(())
@@ -177,16 +177,16 @@ impl Service {
     /// and other brokers move meanwhile, so the check repeats until it passes.
     pub(super) fn confirm_moved(
         &self,
-        (old, from, from_decided): (&Place, BorrowedFd<'_>, &[u8]),
-        (new, to, to_decided): (&Place, BorrowedFd<'_>, &[u8]),
+        (old, from, from_decided): (&ResolvedName, BorrowedFd<'_>, &[u8]),
+        (new, to, to_decided): (&ResolvedName, BorrowedFd<'_>, &[u8]),
         flags: RenameFlags,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CallFailure> {
         if old.special || new.special {
             return Ok(());
         }
-        let look = |place: &Place, decided: &[u8]| {
-            self.confirm_name(place, decided, Operation::Rename)?;
-            place.step().map_or(Ok(()), |moved| self.confirm_carried(&moved))
+        let look = |place: &ResolvedName, decided: &[u8]| {
+            self.confirm_name(place, decided, DeniedOperation::Rename)?;
+            place.open_nofollow().map_or(Ok(()), |moved| self.confirm_carried(&moved))
         };
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         let mut confirmed = look(new, to_decided);
@@ -208,19 +208,19 @@ impl Service {
         confirmed
     }
 
-    fn confirm_carried(&self, moved: &OwnedFd) -> Result<(), Failure> {
+    fn confirm_carried(&self, moved: &OwnedFd) -> Result<(), CallFailure> {
         let stat = fstat(moved)?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
-                let now = Object::path_of(moved)?;
+                let now = ResolvedObject::path_of(moved)?;
                 self.permit_carried_at(moved, &now)?;
                 self.permit_leading(moved, &now)?;
                 self.permit_way_of_links(&now, &now)
             }
             FileType::Symlink => {
-                let now = Object::path_of(moved)?;
-                self.permit_link_at(&now, Operation::Rename)?;
-                self.permit_way(&now, &resolve::link_text(moved.as_fd())?, Operation::Rename)
+                let now = ResolvedObject::path_of(moved)?;
+                self.permit_link_at(&now, DeniedOperation::Rename)?;
+                self.permit_way(&now, &resolve::link_text(moved.as_fd())?, DeniedOperation::Rename)
             }
             _ => Ok(()),
         }
@@ -228,7 +228,7 @@ impl Service {
 
     /// Returns the refusal of `path` by the survey of the writable trees, see
     /// [`guards`](crate::guards).
-    pub(super) fn refusal_of_place(&self, operation: Operation, path: &[u8]) -> Option<Refusal> {
+    pub(super) fn refusal_of_place(&self, operation: DeniedOperation, path: &[u8]) -> Option<PermissionRefusal> {
         self.first.as_ref()?;
         let root_length = self.powers.root_length(path)?;
         if creates_name(operation)
@@ -238,16 +238,16 @@ impl Service {
             return Some(refusal);
         }
         if self.make_surveys().is_err() {
-            return Some(Refusal { rule: SurveyError::Unreadable.to_string(), grant: None });
+            return Some(PermissionRefusal { rule: SurveyError::Unreadable.to_string(), grant: None });
         }
         let surveys = self.surveys.borrow();
         let may_lead =
-            !matches!(operation, Operation::Mkdir | Operation::Remove | Operation::Metadata | Operation::Rename);
+            !matches!(operation, DeniedOperation::Mkdir | DeniedOperation::Remove | DeniedOperation::Metadata | DeniedOperation::Rename);
         if let Some(refusal) = surveys.refusal_at_address(path, false).filter(|_| may_lead) {
             return Some(refusal);
         }
         let is_known = |prefix: &[u8]| self.powers.is_known_part(prefix);
-        let exists = |path: &Path| self.exists(path);
+        let exists = |path: &Path| self.exists_in_view(path);
         surveys
             .refusal_of(creates_name(operation), root_length, path, (&is_known, &exists))
             .or_else(|| surveys.refusal_in_work_tree(operation, root_length, path, &exists))
@@ -255,21 +255,21 @@ impl Service {
 
     /// Returns the refusal of a new name if a look-up of existing files failed. By a descriptor, a
     /// run can work in a directory whose permissions it has removed.
-    pub(super) fn refusal_in_the_dark(&self, operation: Operation, path: &[u8]) -> Option<Refusal> {
-        (self.looked_in_vain.get() && creates_name(operation)).then(|| Refusal {
+    pub(super) fn refusal_in_the_dark(&self, operation: DeniedOperation, path: &[u8]) -> Option<PermissionRefusal> {
+        (self.looked_in_vain.get() && creates_name(operation)).then(|| PermissionRefusal {
             rule: "a directory that is closed, so that nobody can look at what is there".to_owned(),
             grant: Some(Grant::Write(to_path(path))),
         })
     }
 
     /// Returns the part that `path` is of a user's bare repository, one that is not called `.git`.
-    pub(super) fn bare_part(&self, path: &[u8]) -> Option<GitPart> {
+    pub(super) fn bare_part(&self, path: &[u8]) -> Option<GitPathKind> {
         self.surveys.borrow().bare_part(self.powers.root_length(path)?, path)
     }
 
     /// Returns the refusal of an operation on such a part, unless its name shows that it is harmless.
-    pub(super) fn refusal_in_bare(&self, operation: Operation, path: &[u8]) -> Option<Refusal> {
-        self.bare_part(path).filter(|part| !part.permits(operation)).map(|_| repository::refusal(path))
+    pub(super) fn refusal_in_bare(&self, operation: DeniedOperation, path: &[u8]) -> Option<PermissionRefusal> {
+        self.bare_part(path).filter(|part| !part.allows_operation(operation)).map(|_| repository::refuse_change(path))
     }
 
     /// Surveys the writable roots that were not surveyed yet.
@@ -284,46 +284,46 @@ impl Service {
 
     /// Surveys a place of the host in the host's view, because the host's programs read it there: a
     /// run may see another `/tmp`, and no hidden paths.
-    fn complete_surveys(&self, surveys: &mut Surveys, host: BorrowedFd<'_>, own: BorrowedFd<'_>) {
-        let (host, own) = (View::new(host), View::new(own).without(self.powers.hidden()));
-        if let Some((inside, tree)) = self.powers.renamed_workspace().filter(|(inside, _)| !surveys.knows(inside)) {
-            surveys.complete_on_host(host, self.powers.names(), inside, tree);
+    fn complete_surveys(&self, surveys: &mut RunSurveys, host: BorrowedFd<'_>, own: BorrowedFd<'_>) {
+        let (host, own) = (RootView::new(host), RootView::new(own).without_hidden(self.powers.hidden_paths()));
+        if let Some((inside, tree)) = self.powers.renamed_workspace().filter(|(inside, _)| !surveys.has_surveyed(inside)) {
+            surveys.complete_on_host(host, self.powers.guarded_names(), inside, tree);
         }
         let view_of = |root: &[u8]| if host.shows_as(own, root) { host } else { own };
-        surveys.complete(view_of, self.powers.names(), self.powers.writable());
+        surveys.survey_new_roots(view_of, self.powers.guarded_names(), self.powers.writable());
         surveys.guard_parts_of(self.powers.workspace());
     }
 
     /// Returns whether `path` is guarded, granted or not.
     pub(super) fn is_guarded(&self, path: &[u8]) -> bool {
-        self.powers.has_guarded_name(path) || self.surveys.borrow().refusal(0, path).is_some()
+        self.powers.has_guarded_name(path) || self.surveys.borrow().find_refusal(0, path).is_some()
     }
 
     /// Refuses to remove a part without which a directory with settings is no repository. Does not
     /// apply to parts that are judged by their names.
-    pub(super) fn permit_unmaking(&self, path: &[u8], operation: Operation) -> Result<(), Failure> {
-        if operation == Operation::Remove && self.powers.is_known_part(path) {
+    pub(super) fn permit_unmaking(&self, path: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
+        if operation == DeniedOperation::Remove && self.powers.is_known_part(path) {
             return Ok(());
         }
         if self.powers.in_private_tree(path) || !self.is_needed(path) || self.powers.is_named(path) {
             return Ok(());
         }
-        Err(refused(operation, path, repository::refusal(path)))
+        Err(refuse_operation(operation, path, repository::refuse_change(path)))
     }
 
     /// Checks whether the file with `stat`, reached by `path`, may be changed. A file that also has
     /// a guarded name is guarded.
-    pub(super) fn permit_linked(&self, stat: &Stat, path: &[u8], operation: Operation) -> Result<(), Failure> {
+    pub(super) fn permit_linked(&self, stat: &Stat, path: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
         if !self.surveys.borrow().is_linked(stat) || self.is_guarded(path) || self.powers.is_named(path) {
             return Ok(());
         }
         let rule = "another name of a protected file".to_owned();
-        Err(refused(operation, path, Refusal { rule, grant: Some(Grant::Write(to_path(path))) }))
+        Err(refuse_operation(operation, path, PermissionRefusal { rule, grant: Some(Grant::Write(to_path(path))) }))
     }
 }
 
 /// Renames the object at `place` to an unguessable name beside it, which has no meaning.
-fn put_aside(directory: BorrowedFd<'_>, place: &Place) {
+fn put_aside(directory: BorrowedFd<'_>, place: &ResolvedName) {
     let Ok(end) = unguessable_name() else { return };
     let Ok(name) = CString::new(format!("taken-back-{end}")) else { return };
     // Fails if the object is gone, which is fine.
@@ -336,13 +336,13 @@ pub(super) fn find_spelled(directory: BorrowedFd<'_>, inner: &[u8]) -> Result<Op
         Some(at) => (&inner[..at], Some(&inner[at + 1..])),
         None => (inner, None),
     };
-    for (entry, _) in stockade_files::object::entries(directory)? {
-        if fold(&entry) != fold(first) {
+    for (entry, _) in stockade_files::object::list_entries(directory)? {
+        if fold_name(&entry) != fold_name(first) {
             continue;
         }
         let Some(rest) = rest else { return Ok(Some(entry)) };
         let name = CString::new(entry.clone()).map_err(|_| Errno::INVAL)?;
-        let held = resolve::step(directory, &name)?;
+        let held = resolve::open_component(directory, &name)?;
         if FileType::from_raw_mode(fstat(&held)?.st_mode) == FileType::Directory
             && let Some(found) = find_spelled(held.as_fd(), rest)?
         {

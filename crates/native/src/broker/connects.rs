@@ -9,47 +9,47 @@ use std::time::Duration;
 
 use rustix::net::sockopt::socket_domain;
 use rustix::net::{AddressFamily, getsockname};
-use stockade_egress::{Announced, Destination, DialFailure, Order, Permit, Service as Offer, Who};
-use stockade_model::{Host, Layer, Level, Operation, RawText, Target};
-use stockade_sys::notify::{Answer, Notifier};
+use stockade_egress::{AnnouncedConnection, EgressDestination, DialError, ConnectOrder, EgressPermit, ProxyService as Offer, EgressCaller};
+use stockade_model::{Host, DenialLayer, IsolationLevel, DeniedOperation, RawText, NetworkTarget};
+use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 use stockade_sys::{Errno, actor};
 
-use super::deed::Step;
-use super::kept_ports::KeptPort;
-use super::ledger::{Actor, Denied};
-use super::pool::Pool;
-use super::servers::{Listening, is_served, is_served_around};
-use super::service::{Failure, Service};
-use super::sockets::Connection;
-use crate::powers::Refusal;
-use crate::way_out::WayOut;
+use super::deed::CallProgress;
+use super::kept_ports::ReservedPort;
+use super::ledger::{CallerProcess, RefusedOperation};
+use super::pool::WorkerPool;
+use super::servers::{ListenerOwner, is_served, is_served_around};
+use super::service::{CallFailure, BrokerService};
+use super::sockets::PreparedConnect;
+use crate::powers::PermissionRefusal;
+use crate::way_out::RunEgress;
 
 /// Port of DNS name servers.
-const NAMES_PORT: u16 = 53;
+const DNS_PORT: u16 = 53;
 /// Time-out of a dial for a non-blocking socket. Most targets answer or refuse by then, and the
 /// call reports their true outcome. A longer wait would delay the program's other work.
-const DIALLED_WITHIN: Duration = Duration::from_secs(1);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Route of a connect.
-enum Road {
+enum ConnectRoute {
     /// To a program of the run itself, or to an address without a listener.
     Inside,
     /// To a service of the egress proxy itself.
     Offered(Offer),
     /// To a server of the run on the host's loopback.
-    Server(Arc<KeptPort>),
+    Server(Arc<ReservedPort>),
     /// To a target outside.
-    Out(Target, Permit),
+    Out(NetworkTarget, EgressPermit),
 }
 
-impl Service {
+impl BrokerService {
     /// Carries out a connect of a stream socket to an internet address.
     pub(super) fn connect_out(
         &self,
         id: u64,
-        connection: &Connection,
-        (dialled, who): (SocketAddr, &Actor),
-    ) -> Result<Step, Failure> {
+        connection: &PreparedConnect,
+        (dialled, who): (SocketAddr, &CallerProcess),
+    ) -> Result<CallProgress, CallFailure> {
         let Some(way) = &self.way else {
             if self.has_own_network() {
                 return self.connect_natively(id, connection);
@@ -57,48 +57,48 @@ impl Service {
             let server = self.own_server(dialled)?.ok_or(Errno::NETUNREACH)?;
             return self.connect_server(id, connection, server);
         };
-        let road = self.road(way, (dialled, who))?;
+        let road = self.choose_route(way, (dialled, who))?;
         let ready = || {
             let socket = connection.socket.try_clone().map_err(|_| Errno::MFILE)?;
             let (notifier, pool) = (self.notifier.clone(), self.pool.clone());
-            Ok::<_, Errno>(Arrival { id, socket, address: connection.address().to_vec(), dialled, notifier, pool })
+            Ok::<_, Errno>(PendingConnect { id, socket, address: connection.address().to_vec(), dialled, notifier, pool })
         };
         let dialling = match road {
-            Road::Inside => return self.connect_natively(id, connection),
-            Road::Server(server) => return self.connect_server(id, connection, server),
-            Road::Offered(offer) => {
+            ConnectRoute::Inside => return self.connect_natively(id, connection),
+            ConnectRoute::Server(server) => return self.connect_server(id, connection, server),
+            ConnectRoute::Offered(offer) => {
                 let arrival = ready()?;
-                way.connect_service(offer, dialled, named(who), move |told| arrival.take(told))?
+                way.connect_service(offer, dialled, describe_caller(who), move |told| arrival.complete_dial(told))?
             }
-            Road::Out(target, permit) => {
+            ConnectRoute::Out(target, permit) => {
                 let arrival = ready()?;
-                let patience = (!connection.waits).then_some(DIALLED_WITHIN);
-                let order = Order { target, dialled, who: named(who), permit, patience };
-                way.connect(order, move |told| arrival.take(told))?
+                let patience = (!connection.waits).then_some(DIAL_TIMEOUT);
+                let order = ConnectOrder { target, dialled, who: describe_caller(who), permit, patience };
+                way.connect_target(order, move |told| arrival.complete_dial(told))?
             }
         };
-        Ok(Step::Dialling(dialling))
+        Ok(CallProgress::Dialling(dialling))
     }
 
     /// Returns whether a connect to this address may lead out of the run's own network. The caller
     /// must then be known.
     pub(super) fn may_lead_out(&self, dialled: SocketAddr) -> bool {
-        let target = Target { host: Host::of(dialled.ip()), port: dialled.port() };
+        let target = NetworkTarget { host: Host::from_address(dialled.ip()), port: dialled.port() };
         !self.has_own_network()
             || !dialled.ip().is_loopback()
             || self.host_serves(dialled.port())
-            || self.powers.reach.decide(&target).is_ok()
+            || self.powers.reach.decide_target(&target).is_ok()
     }
 
     /// Returns whether a loopback address stays in the run's own network, at a level where it has
     /// one. A port of a server on the host is an exception. With a grant, the connect leads to that
     /// server. Without a grant it does so only if no process of the run listens on the port.
-    fn stays_inside(&self, (dialled, who): (SocketAddr, &Actor), is_granted: bool) -> bool {
+    fn stays_inside(&self, (dialled, who): (SocketAddr, &CallerProcess), is_granted: bool) -> bool {
         if !self.has_own_network() || !dialled.ip().is_loopback() {
             return false;
         }
         match (who.pid, is_granted) {
-            (_, true) => self.level == Level::Full && !is_served(dialled.port()),
+            (_, true) => self.level == IsolationLevel::Full && !is_served(dialled.port()),
             // The caller is known only if the host has the port, see `may_lead_out`.
             (Some(pid), false) => !self.host_serves(dialled.port()) || is_served_around(pid, dialled.port()),
             (None, false) => true,
@@ -110,61 +110,61 @@ impl Service {
     fn host_serves(&self, port: u16) -> bool {
         match &self.powers.own_network {
             Some(hosts) => hosts.contains(&port),
-            None => self.level == Level::Full && is_served(port),
+            None => self.level == IsolationLevel::Full && is_served(port),
         }
     }
 
     /// Returns whether the run has a network of its own, so that all listeners in it are the run's.
     pub(super) fn has_own_network(&self) -> bool {
-        self.level == Level::Full || self.powers.own_network.is_some()
+        self.level == IsolationLevel::Full || self.powers.own_network.is_some()
     }
 
-    fn road(&self, way: &WayOut, (dialled, who): (SocketAddr, &Actor)) -> Result<Road, Failure> {
-        let answers_all = self.level == Level::Full;
+    fn choose_route(&self, way: &RunEgress, (dialled, who): (SocketAddr, &CallerProcess)) -> Result<ConnectRoute, CallFailure> {
+        let answers_all = self.level == IsolationLevel::Full;
         let names = || {
-            way.open()?;
-            Ok(if answers_all { Road::Inside } else { Road::Offered(Offer::NameServer) })
+            way.start_proxy()?;
+            Ok(if answers_all { ConnectRoute::Inside } else { ConnectRoute::Offered(Offer::NameServer) })
         };
-        match way.destination(dialled) {
-            Destination::Target(target) => match self.powers.reach.decide(&target) {
-                Err(_) if target.port == NAMES_PORT => names(),
-                decided if self.stays_inside((dialled, who), decided.is_ok()) => Ok(Road::Inside),
-                Ok(rule) => Ok(Road::Out(target, Permit { rule })),
+        match way.destination_of(dialled) {
+            EgressDestination::Target(target) => match self.powers.reach.decide_target(&target) {
+                Err(_) if target.port == DNS_PORT => names(),
+                decided if self.stays_inside((dialled, who), decided.is_ok()) => Ok(ConnectRoute::Inside),
+                Ok(rule) => Ok(ConnectRoute::Out(target, EgressPermit { rule })),
                 Err(refusal) => match self.own_server(dialled)? {
-                    Some(server) => Ok(Road::Server(server)),
-                    None => Err(Failure::Refused(unreached(&target, refusal))),
+                    Some(server) => Ok(ConnectRoute::Server(server)),
+                    None => Err(CallFailure::Refused(deny_target(&target, refusal))),
                 },
             },
-            Destination::Service(Offer::NameServer) => names(),
-            Destination::Service(offer) => Ok(Road::Offered(offer)),
-            Destination::Nobody if answers_all => Ok(Road::Inside),
-            Destination::Nobody => Err(Errno::CONNREFUSED.into()),
+            EgressDestination::Service(Offer::NameServer) => names(),
+            EgressDestination::Service(offer) => Ok(ConnectRoute::Offered(offer)),
+            EgressDestination::Nobody if answers_all => Ok(ConnectRoute::Inside),
+            EgressDestination::Nobody => Err(Errno::CONNREFUSED.into()),
         }
     }
 
     /// Returns the run's own server at an address of the host's loopback, if no other process
     /// listens on the port. Without any listener the connect is refused, because there is nothing
     /// to decide on.
-    fn own_server(&self, dialled: SocketAddr) -> Result<Option<Arc<KeptPort>>, Errno> {
+    fn own_server(&self, dialled: SocketAddr) -> Result<Option<Arc<ReservedPort>>, Errno> {
         if self.has_own_network() || !dialled.ip().is_loopback() {
             return Ok(None);
         }
-        match self.servers.at(dialled) {
-            Ok(Listening::Own(server)) => Ok(Some(server)),
-            Ok(Listening::Nobody) => Err(Errno::CONNREFUSED),
-            Ok(Listening::Others) | Err(_) => Ok(None),
+        match self.servers.find_listeners(dialled) {
+            Ok(ListenerOwner::Own(server)) => Ok(Some(server)),
+            Ok(ListenerOwner::Nobody) => Err(Errno::CONNREFUSED),
+            Ok(ListenerOwner::Others) | Err(_) => Ok(None),
         }
     }
 }
 
 /// Returns a refusal of a target, ready to be recorded.
-pub(super) fn unreached(target: &Target, refusal: Refusal) -> Denied {
-    Denied { operation: Operation::Connect, object: target.to_string().into_bytes(), layer: Layer::Network, refusal }
+pub(super) fn deny_target(target: &NetworkTarget, refusal: PermissionRefusal) -> RefusedOperation {
+    RefusedOperation { operation: DeniedOperation::Connect, object: target.to_string().into_bytes(), layer: DenialLayer::Network, refusal }
 }
 
 /// Returns the address that a connect to `ip` reaches, in canonical form: the unspecified address
 /// means the loopback.
-pub(super) fn plain(ip: IpAddr, port: u16) -> SocketAddr {
+pub(super) fn canonical_address(ip: IpAddr, port: u16) -> SocketAddr {
     let ip = match ip.to_canonical() {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
@@ -173,56 +173,56 @@ pub(super) fn plain(ip: IpAddr, port: u16) -> SocketAddr {
     SocketAddr::new(ip, port)
 }
 
-fn named(who: &Actor) -> Who {
-    Who { pid: who.pid, program: who.program.clone().map(RawText::from) }
+fn describe_caller(who: &CallerProcess) -> EgressCaller {
+    EgressCaller { pid: who.pid, program: who.program.clone().map(RawText::from) }
 }
 
 /// A program's socket that waits for the egress proxy.
-struct Arrival {
+struct PendingConnect {
     id: u64,
     socket: OwnedFd,
     /// The address as the program passed it.
     address: Vec<u8>,
     dialled: SocketAddr,
-    notifier: Arc<Notifier>,
-    pool: Pool,
+    notifier: Arc<SeccompNotifier>,
+    pool: WorkerPool,
 }
 
-impl Arrival {
+impl PendingConnect {
     /// Connects the socket to the address that the proxy announced, and answers the call.
-    fn take(self, told: Result<Announced, DialFailure>) {
+    fn complete_dial(self, told: Result<AnnouncedConnection, DialError>) {
         let announced = match told {
             Ok(announced) => announced,
-            Err(failure) => return self.answer(Err(failure.errno())),
+            Err(failure) => return self.answer_call(Err(failure.errno())),
         };
         let (id, notifier, pool) = (self.id, self.notifier.clone(), self.pool.clone());
         // The connect may block if the proxy's accept queue is full.
         let job = Box::new(move || {
-            let answer = self.connect(announced);
-            self.answer(answer);
+            let answer = self.connect_socket(announced);
+            self.answer_call(answer);
         });
-        if let Err(errno) = pool.run(job) {
-            let _ = notifier.answer(id, Answer::Error(errno));
+        if let Err(errno) = pool.run_job(job) {
+            let _ = notifier.answer_call(id, NotificationAnswer::Error(errno));
         }
     }
 
-    fn connect(&self, announced: Announced) -> Result<(), Errno> {
+    fn connect_socket(&self, announced: AnnouncedConnection) -> Result<(), Errno> {
         let to = announced.address();
         let connected = if to == self.dialled {
-            actor::connect(self.socket.as_fd(), &self.address)
+            actor::connect_socket(self.socket.as_fd(), &self.address)
         } else {
-            actor::connect(self.socket.as_fd(), &address_for(socket_domain(&self.socket)?, to))
+            actor::connect_socket(self.socket.as_fd(), &address_for(socket_domain(&self.socket)?, to))
         };
         if matches!(connected, Ok(()) | Err(Errno::INPROGRESS)) {
-            announced.arrived(SocketAddr::try_from(getsockname(&self.socket)?)?);
+            announced.report_connected(SocketAddr::try_from(getsockname(&self.socket)?)?);
         }
         connected
     }
 
-    fn answer(&self, connected: Result<(), Errno>) {
-        let answer = connected.map_or_else(Answer::Error, |()| Answer::Value(0));
+    fn answer_call(&self, connected: Result<(), Errno>) {
+        let answer = connected.map_or_else(NotificationAnswer::Error, |()| NotificationAnswer::Value(0));
         // Fails only if the caller is gone, so the error has no receiver.
-        let _ = self.notifier.answer(self.id, answer);
+        let _ = self.notifier.answer_call(self.id, answer);
     }
 }
 
@@ -271,7 +271,7 @@ mod tests {
             ("::ffff:0.0.0.0", "127.0.0.1"),
             ("2001:db8::1", "2001:db8::1"),
         ] {
-            assert_eq!(plain(ip.parse().unwrap(), 7), SocketAddr::new(expected.parse().unwrap(), 7));
+            assert_eq!(canonical_address(ip.parse().unwrap(), 7), SocketAddr::new(expected.parse().unwrap(), 7));
         }
     }
 }

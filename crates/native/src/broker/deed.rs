@@ -7,78 +7,78 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, RenameFlags, Timestamps, Uid, XattrFlags};
 
-use stockade_egress::Dialling;
+use stockade_egress::PendingDial;
 
-use super::opens::Wish;
-use super::pool::Job;
-use super::programs::Start;
-use super::service::{Failure, Reply, Service};
-use super::sockets::Connection;
-use super::walk::{Object, Place};
+use super::opens::OpenRequest;
+use super::pool::BlockingJob;
+use super::programs::ProgramStart;
+use super::service::{CallFailure, CallReply, BrokerService};
+use super::sockets::PreparedConnect;
+use super::walk::{ResolvedObject, ResolvedName};
 
 /// A system call that is ready to be carried out.
-pub(super) enum Deed {
+pub(super) enum BrokeredCall {
     /// Opens a name, which must be of a file.
     Open {
-        place: Place,
-        wish: Wish,
+        place: ResolvedName,
+        wish: OpenRequest,
     },
     /// Opens the object of a descriptor again.
     Reopen {
-        object: Object,
-        wish: Wish,
+        object: ResolvedObject,
+        wish: OpenRequest,
     },
     /// Makes a file without a name in a directory.
     OpenUnnamed {
-        directory: Object,
-        wish: Wish,
+        directory: ResolvedObject,
+        wish: OpenRequest,
     },
     MakeDirectory {
-        place: Place,
+        place: ResolvedName,
         mode: Mode,
     },
     MakeNode {
-        place: Place,
+        place: ResolvedName,
         kind: FileType,
         mode: Mode,
         device: u64,
     },
     MakeLink {
-        place: Place,
+        place: ResolvedName,
         text: CString,
     },
     /// Makes a hard link to a file.
     MakeName {
-        source: Object,
-        new: Place,
+        source: ResolvedObject,
+        new: ResolvedName,
     },
     Remove {
-        place: Place,
+        place: ResolvedName,
         flags: AtFlags,
     },
     Rename {
-        old: Place,
-        new: Place,
+        old: ResolvedName,
+        new: ResolvedName,
         flags: RenameFlags,
     },
     /// Changes an object's metadata or length.
     Change {
-        object: Object,
-        change: Change,
+        object: ResolvedObject,
+        change: ObjectChange,
     },
-    Connect(Connection),
+    Connect(PreparedConnect),
     /// Makes a socket file; its mode lacks the bits of `mask`.
     Bind {
         socket: OwnedFd,
-        place: Place,
+        place: ResolvedName,
         mask: Mode,
     },
     /// Starts a program; the kernel carries it out.
-    Run(Start),
+    Run(ProgramStart),
 }
 
 /// Change of an object.
-pub(super) enum Change {
+pub(super) enum ObjectChange {
     Length(u64),
     Mode(u32),
     Owner { user: Option<Uid>, group: Option<Gid> },
@@ -88,34 +88,34 @@ pub(super) enum Change {
 }
 
 /// Progress of a deed.
-pub(super) enum Step {
+pub(super) enum CallProgress {
     /// The call is done.
-    Done(Reply),
+    Done(CallReply),
     /// The name is a held symbolic link: the caller of this code continues at its target.
     Link(OwnedFd),
     /// The rest may block, so another thread does it and answers.
-    Work(Work),
+    Work(BlockingWork),
     /// The egress proxy dials, and its thread answers.
-    Dialling(Dialling),
+    Dialling(PendingDial),
 }
 
 /// Work for another thread.
-pub(super) struct Work {
-    pub job: Job,
+pub(super) struct BlockingWork {
+    pub job: BlockingJob,
     /// The pipe, if an open waits for its other end.
     pub pipe: Option<OwnedFd>,
 }
 
-impl Step {
+impl CallProgress {
     /// Returns the step of a call that returns 0.
-    pub fn zero() -> Self {
-        Self::Done(Reply::Value(0))
+    pub fn return_zero() -> Self {
+        Self::Done(CallReply::Value(0))
     }
 }
 
-impl Deed {
+impl BrokeredCall {
     /// Returns the names that the deed acts on.
-    pub fn places(&self) -> impl Iterator<Item = &Place> {
+    pub fn resolved_names(&self) -> impl Iterator<Item = &ResolvedName> {
         let (one, other) = match self {
             Self::Open { place, .. }
             | Self::MakeDirectory { place, .. }
@@ -133,7 +133,7 @@ impl Deed {
 
     /// Returns the object that the deed changes, or gives another name by which it can be changed;
     /// not the objects of its places.
-    pub fn changed_object(&self) -> Option<&Object> {
+    pub fn changed_object(&self) -> Option<&ResolvedObject> {
         match self {
             Self::Reopen { object, .. } | Self::Change { object, .. } => Some(object),
             Self::MakeName { source, .. } => Some(source),
@@ -142,43 +142,43 @@ impl Deed {
     }
 
     /// Returns whether the deed may change the objects of its names, and not only the names.
-    pub fn rewrites(&self) -> bool {
+    pub fn may_change_objects(&self) -> bool {
         !matches!(self, Self::Remove { .. })
     }
 
     /// Returns the object that the deed holds.
-    pub fn object(&self) -> Option<&Object> {
+    pub fn held_object(&self) -> Option<&ResolvedObject> {
         match self {
             Self::Reopen { object, .. } | Self::Change { object, .. } => Some(object),
             Self::OpenUnnamed { directory, .. } => Some(directory),
             Self::MakeName { source, .. } => Some(source),
-            Self::Connect(connection) => connection.file(),
+            Self::Connect(connection) => connection.socket_file(),
             Self::Run(start) => Some(&start.object),
             _ => None,
         }
     }
 }
 
-impl Service {
+impl BrokerService {
     /// Decides on a deed with the current powers and carries it out. `id` is the notification that
     /// another thread would answer.
-    pub(super) fn perform(&self, id: u64, deed: &Deed) -> Result<Step, Failure> {
+    pub(super) fn perform_call(&self, id: u64, deed: &BrokeredCall) -> Result<CallProgress, CallFailure> {
         self.prepare_stage(deed)?;
         self.keep_for_undo(deed)?;
         match deed {
-            Deed::Open { place, wish } => self.open_at(id, place, *wish),
-            Deed::Reopen { object, wish } => self.reopen(id, object, *wish),
-            Deed::OpenUnnamed { directory, wish } => self.open_unnamed(directory, *wish),
-            Deed::MakeDirectory { place, mode } => self.make_directory(place, *mode),
-            Deed::MakeNode { place, kind, mode, device } => self.make_node(place, *kind, *mode, *device),
-            Deed::MakeLink { place, text } => self.make_link(place, text),
-            Deed::MakeName { source, new } => self.make_name(source, new),
-            Deed::Remove { place, flags } => self.remove(place, *flags),
-            Deed::Rename { old, new, flags } => self.rename(old, new, *flags),
-            Deed::Change { object, change } => self.change(object, change),
-            Deed::Connect(connection) => self.connect_to(id, connection),
-            Deed::Bind { socket, place, mask } => self.bind(socket, place, *mask),
-            Deed::Run(start) => self.may_run(start),
+            BrokeredCall::Open { place, wish } => self.open_at(id, place, *wish),
+            BrokeredCall::Reopen { object, wish } => self.reopen_object(id, object, *wish),
+            BrokeredCall::OpenUnnamed { directory, wish } => self.open_unnamed(directory, *wish),
+            BrokeredCall::MakeDirectory { place, mode } => self.make_directory(place, *mode),
+            BrokeredCall::MakeNode { place, kind, mode, device } => self.make_node(place, *kind, *mode, *device),
+            BrokeredCall::MakeLink { place, text } => self.make_link(place, text),
+            BrokeredCall::MakeName { source, new } => self.make_name(source, new),
+            BrokeredCall::Remove { place, flags } => self.remove(place, *flags),
+            BrokeredCall::Rename { old, new, flags } => self.rename_entry(old, new, *flags),
+            BrokeredCall::Change { object, change } => self.change_object(object, change),
+            BrokeredCall::Connect(connection) => self.connect_to(id, connection),
+            BrokeredCall::Bind { socket, place, mask } => self.bind_for_caller(socket, place, *mask),
+            BrokeredCall::Run(start) => self.may_run(start),
         }
     }
 }

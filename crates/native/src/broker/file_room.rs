@@ -9,34 +9,34 @@ use std::collections::HashMap;
 
 use rustix::fs::{FileType, fstat};
 use rustix::process::Pid;
-use stockade_model::{Grant, Layer, Limit, Operation};
+use stockade_model::{Grant, DenialLayer, LimitKind, DeniedOperation};
 use stockade_sys::limits::file_size_limit;
 
-use super::caller::Caller;
-use super::deed::Step;
-use super::ledger::Denied;
-use super::service::{Reply, Service};
+use super::caller::CallingThread;
+use super::deed::CallProgress;
+use super::ledger::RefusedOperation;
+use super::service::{CallReply, BrokerService};
 use crate::limits::make_room;
-use crate::powers::Refusal;
+use crate::powers::PermissionRefusal;
 
 /// Most files that are remembered. Further files get no raised limit.
-const FILES_MAX: usize = 100_000;
+const MAX_REMEMBERED_FILES: usize = 100_000;
 
 /// Allocated size of each file when the run first opened it for writing.
-pub(super) struct FileRoom {
+pub(super) struct FileAllocations {
     disk: u64,
     allocated: RefCell<HashMap<(u64, u64), u64>>,
 }
 
-impl FileRoom {
+impl FileAllocations {
     /// Creates the table for a run that may write `disk` bytes.
     pub(super) fn new(disk: u64) -> Self {
         Self { disk, allocated: RefCell::default() }
     }
 
     /// Raises the limit of `process` for the file that it is about to receive.
-    pub(super) fn make(&self, process: u32, step: &Step) {
-        let Step::Done(Reply::Descriptor { fd, .. }) = step else { return };
+    pub(super) fn raise_size_limit(&self, process: u32, step: &CallProgress) {
+        let CallProgress::Done(CallReply::Descriptor { fd, .. }) = step else { return };
         let Ok(stat) = fstat(fd) else { return };
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return;
@@ -53,7 +53,7 @@ impl FileRoom {
     /// empty file is new, even if an older file had its inode number.
     fn allocated_before(&self, file: (u64, u64), allocated: u64) -> u64 {
         let mut known = self.allocated.borrow_mut();
-        if known.len() >= FILES_MAX && !known.contains_key(&file) {
+        if known.len() >= MAX_REMEMBERED_FILES && !known.contains_key(&file) {
             return 0;
         }
         let before = known.entry(file).or_insert(allocated);
@@ -62,35 +62,35 @@ impl FileRoom {
     }
 }
 
-impl Service {
+impl BrokerService {
     /// Handles an `ftruncate` that lengthens a file. The kernel carries it out, or refuses it and
     /// reports that to the program alone; the broker therefore records the refusal.
-    pub(super) fn lengthen(&self, caller: &Caller) -> Step {
+    pub(super) fn lengthen_file(&self, caller: &CallingThread) -> CallProgress {
         if let Some(denied) = too_long(caller) {
-            self.record(caller, denied);
+            self.record_denial(caller, denied);
         }
-        Step::Done(Reply::Continue)
+        CallProgress::Done(CallReply::Continue)
     }
 }
 
-fn too_long(caller: &Caller) -> Option<Denied> {
+fn too_long(caller: &CallingThread) -> Option<RefusedOperation> {
     let length = caller.request.args[1];
     let process = Pid::from_raw(i32::try_from(caller.request.pid).ok()?)?;
     // The limit is zero once the run is being ended.
     let most = file_size_limit(process).ok()?.current.filter(|most| *most > 0 && *most < length)?;
-    let stat = fstat(caller.object(caller.int(0)).ok()?).ok()?;
+    let stat = fstat(caller.open_object(caller.int_argument(0)).ok()?).ok()?;
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     if !is_file || u64::try_from(stat.st_size).is_ok_and(|size| size >= length) {
         return None;
     }
-    let (most, wanted) = (Limit::Disk.text(most), Limit::Disk.text(length));
-    Some(Denied {
-        operation: Operation::Limit,
-        object: Limit::Disk.name().as_bytes().to_vec(),
-        layer: Layer::Limits,
-        refusal: Refusal {
+    let (most, wanted) = (LimitKind::Disk.format_amount(most), LimitKind::Disk.format_amount(length));
+    Some(RefusedOperation {
+        operation: DeniedOperation::Limit,
+        object: LimitKind::Disk.name().as_bytes().to_vec(),
+        layer: DenialLayer::Limits,
+        refusal: PermissionRefusal {
             rule: format!("no new file larger than {most}; one of {wanted} was to be made"),
-            grant: Some(Grant::Limit(Limit::Disk, length)),
+            grant: Some(Grant::Limit(LimitKind::Disk, length)),
         },
     })
 }
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn what_the_run_wrote_makes_no_room() {
-        let room = FileRoom::new(1);
+        let room = FileAllocations::new(1);
         assert_eq!(room.allocated_before((1, 1), 0), 0);
         assert_eq!(room.allocated_before((1, 1), 4096), 0, "the run wrote it");
         assert_eq!(room.allocated_before((1, 2), 8192), 8192);

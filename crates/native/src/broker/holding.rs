@@ -4,115 +4,115 @@
 use std::os::fd::AsFd;
 
 use stockade_engine::{HeldAnswer, HoldId};
-use stockade_model::{Denial, Grant, Layer, Level, Resolution};
+use stockade_model::{Denial, Grant, DenialLayer, IsolationLevel, DenialResolution};
 use stockade_sys::Errno;
-use stockade_sys::notify::Answer;
+use stockade_sys::notify::NotificationAnswer;
 
 use super::BrokerEvent;
-use super::caller::Caller;
-use super::deed::{Deed, Step};
-use super::holds::{Hold, Holds, Key, Placed};
-use super::ledger::{Actor, Denied};
-use super::left_out::ProgramOf;
-use super::requests::Request;
-use super::service::{Failure, Reply, Service};
-use super::view::Pins;
-use crate::powers::Refusal;
+use super::caller::CallingThread;
+use super::deed::{BrokeredCall, CallProgress};
+use super::holds::{BrokerQuestion, QuestionTable, QuestionKey, WaiterPlacement};
+use super::ledger::{CallerProcess, RefusedOperation};
+use super::left_out::ProgramLookup;
+use super::requests::BrokeredRequest;
+use super::service::{CallFailure, CallReply, BrokerService};
+use super::view::PinnedObjects;
+use crate::powers::PermissionRefusal;
 
 /// Most calls that wait at the same time, if there are enough descriptors.
 const MAX_WAITERS: u64 = 4096;
 /// Descriptors that a waiting call may hold: two directories, and the objects with the two names in
 /// them.
-const DESCRIPTORS_OF_WAITER: u64 = 4;
+const DESCRIPTORS_PER_WAITER: u64 = 4;
 /// Descriptors reserved for all other uses.
-const OTHER_DESCRIPTORS: u64 = 256;
+const RESERVED_DESCRIPTORS: u64 = 256;
 /// Most questions that one call may raise in sequence: both ends of a rename, and every protected
 /// name in a moved directory.
-const MAX_ROUNDS: u8 = 8;
+const MAX_QUESTION_ROUNDS: u8 = 8;
 
 /// A call or request that waits for an answer.
 pub(super) struct Waiter {
-    wanted: Wanted,
-    who: Actor,
+    wanted: HeldWork,
+    who: CallerProcess,
     /// The refusal that raised the question.
-    denied: Denied,
+    denied: RefusedOperation,
 }
 
 /// Work that continues after a grant.
-enum Wanted {
-    Call(Box<Call>),
-    Request(Request),
+enum HeldWork {
+    Call(Box<HeldBrokerCall>),
+    Request(BrokeredRequest),
 }
 
 /// A trapped call.
-struct Call {
+struct HeldBrokerCall {
     id: u64,
-    deed: Deed,
-    pins: Pins,
+    deed: BrokeredCall,
+    pins: PinnedObjects,
     round: u8,
 }
 
 impl Waiter {
     /// Creates the waiter for a request to the egress proxy.
-    pub fn request(request: Request, denied: Denied) -> Self {
-        Self { who: request.actor(), wanted: Wanted::Request(request), denied }
+    pub fn for_request(request: BrokeredRequest, denied: RefusedOperation) -> Self {
+        Self { who: request.caller_process(), wanted: HeldWork::Request(request), denied }
     }
 }
 
 /// Creates an empty table, sized by the descriptor limit of this process.
-pub(super) fn table() -> Holds<Waiter> {
+pub(super) fn new_question_table() -> QuestionTable<Waiter> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-    let room = limit.saturating_sub(OTHER_DESCRIPTORS) / DESCRIPTORS_OF_WAITER;
-    Holds::new(usize::try_from(room.clamp(1, MAX_WAITERS)).unwrap_or(1))
+    let room = limit.saturating_sub(RESERVED_DESCRIPTORS) / DESCRIPTORS_PER_WAITER;
+    QuestionTable::new(usize::try_from(room.clamp(1, MAX_WAITERS)).unwrap_or(1))
 }
 
-impl Service {
+impl BrokerService {
     /// Holds a refused call if an answer can help; else records and refuses it.
-    pub(super) fn refuse(&mut self, caller: &Caller, deed: Option<Deed>, mut denied: Denied) {
+    pub(super) fn hold_or_refuse(&mut self, caller: &CallingThread, deed: Option<BrokeredCall>, mut denied: RefusedOperation) {
         let id = caller.request.id;
-        if let Some(step) = deed.as_ref().and_then(|deed| self.make_empty(deed, &|| caller.program())) {
-            return self.finish(id, step);
+        if let Some(step) = deed.as_ref().and_then(|deed| self.make_empty(deed, &|| caller.program_path())) {
+            return self.finish_call(id, step);
         }
-        let key = Key::of(&denied.refusal, &denied.object);
+        let key = QuestionKey::from_refusal(&denied.refusal, &denied.object);
         let Some(key) = key.filter(|_| self.holds_calls && deed.is_some()) else {
-            let done = deed.as_ref().and_then(|deed| self.leave_out(deed, &|| caller.program()));
+            let done = deed.as_ref().and_then(|deed| self.leave_out(deed, &|| caller.program_path()));
             if done.is_some() {
                 denied.refusal.rule.push_str(self.told_of(deed.as_ref()));
             }
-            self.record(caller, denied);
+            self.record_denial(caller, denied);
             return self.end_refused(id, done);
         };
         let Some(deed) = deed else { return };
         if self.is_settled(&key) {
-            return self.fail_refused(id, Some(&deed), &|| caller.program());
+            return self.fail_refused(id, Some(&deed), &|| caller.program_path());
         }
-        match Pins::of(&deed) {
+        match PinnedObjects::pin_objects(&deed) {
             Ok(pins) => {
-                let who = self.actor(caller);
+                let who = self.identify_caller(caller);
                 // The data may be of another process if the caller is gone.
                 if self.notifier.is_valid(id) {
-                    let wanted = Wanted::Call(Box::new(Call { id, deed, pins, round: 1 }));
-                    self.hold(key, Waiter { wanted, who, denied });
+                    let wanted = HeldWork::Call(Box::new(HeldBrokerCall { id, deed, pins, round: 1 }));
+                    self.hold_waiter(key, Waiter { wanted, who, denied });
                 }
             }
-            Err(errno) => self.fail(id, errno),
+            Err(errno) => self.fail_call(id, errno),
         }
     }
 
     /// Returns whether an earlier answer refused this already; counts the refusal then.
-    pub(super) fn is_settled(&mut self, key: &Key) -> bool {
-        let Some(denial) = self.holds.refused(key) else { return false };
-        self.ledger().count(denial, 1);
+    pub(super) fn is_settled(&mut self, key: &QuestionKey) -> bool {
+        let Some(denial) = self.holds.find_refusal(key) else { return false };
+        self.lock_ledger().count_denial(denial, 1);
         true
     }
 
-    pub(super) fn hold(&mut self, key: Key, waiter: Waiter) {
+    pub(super) fn hold_waiter(&mut self, key: QuestionKey, waiter: Waiter) {
         let told = || waiter.denied.clone().into_denial(waiter.who.clone());
         let denial = told();
-        match self.holds.place(key, waiter, || denial.clone()) {
-            Placed::Asked(id) => self.ledger().tell(BrokerEvent::Held { id: HoldId(id), denial }),
-            Placed::Behind => {}
-            Placed::Full(Waiter { wanted, who, mut denied }) => {
+        match self.holds.add_waiter(key, waiter, || denial.clone()) {
+            WaiterPlacement::Asked(id) => self.lock_ledger().send_event(BrokerEvent::Held { id: HoldId(id), denial }),
+            WaiterPlacement::Behind => {}
+            WaiterPlacement::Full(Waiter { wanted, who, mut denied }) => {
                 denied.refusal.rule.push_str(", and too many calls are held already");
                 self.refuse_waiter(wanted, who, denied);
             }
@@ -121,8 +121,8 @@ impl Service {
 
     /// Handles an answer. Granted powers are added even if no call waits any more, because the
     /// audit log lists them as powers of the attempt.
-    pub(super) fn answered(&mut self, HoldId(id): HoldId, answer: HeldAnswer) {
-        let hold = self.holds.take(id);
+    pub(super) fn handle_answer(&mut self, HoldId(id): HoldId, answer: HeldAnswer) {
+        let hold = self.holds.take_question(id);
         let grants = match answer {
             HeldAnswer::Granted(grants) => grants,
             HeldAnswer::Refused => return hold.map_or((), |hold| self.refuse_all(hold)),
@@ -135,7 +135,7 @@ impl Service {
             }
         }
         for id in self.holds.covered_by(&grants) {
-            let Some(mut hold) = self.holds.take(id) else { continue };
+            let Some(mut hold) = self.holds.take_question(id) else { continue };
             let waiters = std::mem::take(&mut hold.waiters);
             hold.waiters = waiters.into_iter().filter_map(|w| self.carry_out(w)).map(|(waiter, _)| waiter).collect();
             self.holds.put_back(id, hold);
@@ -145,8 +145,8 @@ impl Service {
     /// Refuses all held calls, and holds nothing from now on.
     pub(super) fn hold_nothing(&mut self) {
         self.holds_calls = false;
-        for id in self.holds.ids() {
-            self.answered(HoldId(id), HeldAnswer::Refused);
+        for id in self.holds.question_ids() {
+            self.handle_answer(HoldId(id), HeldAnswer::Refused);
         }
     }
 
@@ -154,65 +154,65 @@ impl Service {
     fn hold_roots(&self, grants: &[Grant]) {
         let Some(first) = &self.first else { return };
         let written = grants.iter().filter(|grant| matches!(grant, Grant::Write(_))).filter_map(Grant::path);
-        let is_full = self.level == Level::Full;
+        let is_full = self.level == IsolationLevel::Full;
         for path in written.filter(|path| !is_full || !self.powers.is_seen_otherwise(path)) {
             let own = is_full && !self.powers.is_staged(path.as_os_str().as_encoded_bytes());
-            first.roots.add(first.root.as_fd(), path, own);
+            first.roots.add_root(first.root.as_fd(), path, own);
         }
     }
 
     /// Raises the next question of a call, or refuses it. The answer may cover only a part of the
     /// call: a second name may lack a power of its own.
-    fn ask_again_or_refuse(&mut self, mut waiter: Waiter, denied: Denied) {
-        let key = Key::of(&denied.refusal, &denied.object);
+    fn ask_again_or_refuse(&mut self, mut waiter: Waiter, denied: RefusedOperation) {
+        let key = QuestionKey::from_refusal(&denied.refusal, &denied.object);
         let is_new = denied.refusal.grant != waiter.denied.refusal.grant;
         match (key, &mut waiter.wanted) {
-            (Some(key), Wanted::Call(call)) if is_new && call.round < MAX_ROUNDS => {
+            (Some(key), HeldWork::Call(call)) if is_new && call.round < MAX_QUESTION_ROUNDS => {
                 if self.is_settled(&key) {
                     return self.fail_refused(call.id, Some(&call.deed), &|| waiter.who.program.clone());
                 }
                 call.round += 1;
                 waiter.denied = denied;
-                self.hold(key, waiter);
+                self.hold_waiter(key, waiter);
             }
             _ => self.refuse_waiter(waiter.wanted, waiter.who, denied),
         }
     }
 
     /// Refuses a waiter and records that.
-    fn refuse_waiter(&self, wanted: Wanted, who: Actor, denied: Denied) {
+    fn refuse_waiter(&self, wanted: HeldWork, who: CallerProcess, denied: RefusedOperation) {
         match wanted {
-            Wanted::Call(call) => {
-                self.ledger().record(denied, || who.clone());
+            HeldWork::Call(call) => {
+                self.lock_ledger().record_denial(denied, || who.clone());
                 self.fail_refused(call.id, Some(&call.deed), &|| who.program.clone());
             }
-            Wanted::Request(request) => self.refuse_request(request, denied),
+            HeldWork::Request(request) => self.refuse_request(request, denied),
         }
     }
 
-    fn refuse_all(&mut self, hold: Hold<Waiter>) {
-        let denial = Denial { resolution: Resolution::Refused, ..hold.denial };
-        self.ledger().count(&denial, hold.waiters.len() as u64);
+    fn refuse_all(&mut self, hold: BrokerQuestion<Waiter>) {
+        let denial = Denial { resolution: DenialResolution::Refused, ..hold.denial };
+        self.lock_ledger().count_denial(&denial, hold.waiters.len() as u64);
         for waiter in hold.waiters {
             match waiter.wanted {
-                Wanted::Call(call) => self.fail_refused(call.id, Some(&call.deed), &|| waiter.who.program.clone()),
-                Wanted::Request(request) => request.refuse(denial.rule.clone(), denial.grant.clone()),
+                HeldWork::Call(call) => self.fail_refused(call.id, Some(&call.deed), &|| waiter.who.program.clone()),
+                HeldWork::Request(request) => request.send_refusal(denial.rule.clone(), denial.grant.clone()),
             }
         }
-        self.holds.refuse(hold.key, denial);
+        self.holds.remember_refusal(hold.key, denial);
     }
 
     /// Carries a waiter out with the current powers. Returns it if they do not suffice.
-    fn carry_out(&mut self, waiter: Waiter) -> Option<(Waiter, Denied)> {
+    fn carry_out(&mut self, waiter: Waiter) -> Option<(Waiter, RefusedOperation)> {
         let Waiter { wanted, who, denied } = waiter;
         let (wanted, lacked) = match wanted {
-            Wanted::Request(request) => {
+            HeldWork::Request(request) => {
                 let (request, lacked) = self.grant_request(request)?;
-                (Wanted::Request(request), lacked)
+                (HeldWork::Request(request), lacked)
             }
-            Wanted::Call(call) => {
+            HeldWork::Call(call) => {
                 let lacked = self.carry_out_call(&call, &who, &denied)?;
-                (Wanted::Call(call), lacked)
+                (HeldWork::Call(call), lacked)
             }
         };
         Some((Waiter { wanted, who, denied }, lacked))
@@ -220,7 +220,7 @@ impl Service {
 
     /// Carries a held call out with the current powers. Returns the refusal if a power is still
     /// lacking.
-    fn carry_out_call(&mut self, call: &Call, who: &Actor, asked: &Denied) -> Option<Denied> {
+    fn carry_out_call(&mut self, call: &HeldBrokerCall, who: &CallerProcess, asked: &RefusedOperation) -> Option<RefusedOperation> {
         let id = call.id;
         if !self.notifier.is_valid(id) {
             return None;
@@ -229,41 +229,41 @@ impl Service {
             self.refuse_changed(id, who, asked);
             return None;
         }
-        match self.perform(id, &call.deed) {
+        match self.perform_call(id, &call.deed) {
             // Neither was shown to the approver: a name that became a link, or a call whose
             // arguments the kernel would read again.
-            Ok(Step::Done(Reply::Continue)) if !matches!(call.deed, Deed::Run(_)) => {
+            Ok(CallProgress::Done(CallReply::Continue)) if !matches!(call.deed, BrokeredCall::Run(_)) => {
                 self.refuse_changed(id, who, asked)
             }
-            Ok(Step::Link(_)) => self.refuse_changed(id, who, asked),
+            Ok(CallProgress::Link(_)) => self.refuse_changed(id, who, asked),
             Ok(step) => {
-                if let Deed::Run(start) = &call.deed {
-                    self.executed(who.pid, &start.object);
+                if let BrokeredCall::Run(start) = &call.deed {
+                    self.report_execution(who.pid, &start.object);
                 }
                 if let (Some(room), Some(pid)) = (&self.file_room, who.pid) {
-                    room.make(pid, &step);
+                    room.raise_size_limit(pid, &step);
                 }
-                self.finish(id, step);
+                self.finish_call(id, step);
             }
-            Err(Failure::Native(Errno::STALE)) => self.refuse_changed(id, who, asked),
-            Err(Failure::Native(errno)) => self.fail(id, errno),
-            Err(Failure::Refused(denied)) => return Some(denied),
+            Err(CallFailure::Native(Errno::STALE)) => self.refuse_changed(id, who, asked),
+            Err(CallFailure::Native(errno)) => self.fail_call(id, errno),
+            Err(CallFailure::Refused(denied)) => return Some(denied),
         }
         None
     }
 
     /// Refuses a call whose objects changed since the question was raised.
-    fn refuse_changed(&self, id: u64, who: &Actor, asked: &Denied) {
-        let Denied { operation, object, .. } = asked.clone();
-        let refusal = Refusal { rule: "it changed while the question stood".to_owned(), grant: None };
-        self.ledger().record(Denied { operation, object, layer: Layer::Broker, refusal }, || who.clone());
-        self.fail(id, Errno::ACCESS);
+    fn refuse_changed(&self, id: u64, who: &CallerProcess, asked: &RefusedOperation) {
+        let RefusedOperation { operation, object, .. } = asked.clone();
+        let refusal = PermissionRefusal { rule: "it changed while the question stood".to_owned(), grant: None };
+        self.lock_ledger().record_denial(RefusedOperation { operation, object, layer: DenialLayer::Broker, refusal }, || who.clone());
+        self.fail_call(id, Errno::ACCESS);
     }
 
     /// Withdraws all open questions at the end of the run.
     pub(super) fn withdraw_all(&mut self) {
         for id in self.holds.sweep_all() {
-            self.ledger().tell(BrokerEvent::Withdrawn(HoldId(id)));
+            self.lock_ledger().send_event(BrokerEvent::Withdrawn(HoldId(id)));
         }
     }
 
@@ -271,44 +271,44 @@ impl Service {
     pub(super) fn look_after_holds(&mut self) {
         let notifier = self.notifier.clone();
         let waits = |waiter: &Waiter| match &waiter.wanted {
-            Wanted::Call(call) => notifier.is_valid(call.id),
-            Wanted::Request(request) => request.is_waiting(),
+            HeldWork::Call(call) => notifier.is_valid(call.id),
+            HeldWork::Request(request) => request.is_waiting(),
         };
-        for id in self.holds.sweep(waits) {
-            self.ledger().tell(BrokerEvent::Withdrawn(HoldId(id)));
+        for id in self.holds.sweep_waiters(waits) {
+            self.lock_ledger().send_event(BrokerEvent::Withdrawn(HoldId(id)));
         }
     }
 
     /// Ends a refused call: carries out the part that needs no power, if there is one.
-    fn fail_refused(&self, id: u64, deed: Option<&Deed>, program: ProgramOf<'_>) {
+    fn fail_refused(&self, id: u64, deed: Option<&BrokeredCall>, program: ProgramLookup<'_>) {
         let done = deed.filter(|_| self.notifier.is_valid(id)).and_then(|deed| self.leave_out(deed, program));
         self.end_refused(id, done);
     }
 
-    fn end_refused(&self, id: u64, done: Option<Step>) {
+    fn end_refused(&self, id: u64, done: Option<CallProgress>) {
         match done {
             // Fails only if the caller is gone.
-            Some(Step::Done(reply)) => drop(self.reply(id, reply)),
-            _ => self.fail(id, Errno::ACCESS),
+            Some(CallProgress::Done(reply)) => drop(self.send_reply(id, reply)),
+            _ => self.fail_call(id, Errno::ACCESS),
         }
     }
 
     /// Sends the result of a call to its caller.
-    pub(super) fn reply(&self, id: u64, reply: Reply) -> Result<(), Errno> {
+    pub(super) fn send_reply(&self, id: u64, reply: CallReply) -> Result<(), Errno> {
         match reply {
-            Reply::Value(value) => self.notifier.answer(id, Answer::Value(value)),
-            Reply::Continue => self.notifier.answer(id, Answer::Continue),
-            Reply::Descriptor { fd, close_on_exec } => {
+            CallReply::Value(value) => self.notifier.answer_call(id, NotificationAnswer::Value(value)),
+            CallReply::Continue => self.notifier.answer_call(id, NotificationAnswer::Continue),
+            CallReply::Descriptor { fd, close_on_exec } => {
                 match self.notifier.answer_with_descriptor(id, fd.as_fd(), close_on_exec) {
-                    Err(errno) if errno != Errno::NOENT => self.notifier.answer(id, Answer::Error(errno)),
+                    Err(errno) if errno != Errno::NOENT => self.notifier.answer_call(id, NotificationAnswer::Error(errno)),
                     other => other,
                 }
             }
         }
     }
 
-    pub(super) fn fail(&self, id: u64, errno: Errno) {
+    pub(super) fn fail_call(&self, id: u64, errno: Errno) {
         // Fails only if the caller is gone, so the error has no receiver.
-        let _ = self.notifier.answer(id, Answer::Error(errno));
+        let _ = self.notifier.answer_call(id, NotificationAnswer::Error(errno));
     }
 }

@@ -8,26 +8,26 @@ use std::collections::{BTreeMap, HashMap};
 
 use stockade_model::{Denial, Grant};
 
-use crate::powers::Refusal;
+use crate::powers::PermissionRefusal;
 
 /// Most questions that may be open at the same time.
-const MAX_OPEN: usize = 1000;
+const MAX_OPEN_QUESTIONS: usize = 1000;
 /// Most objects that are refused without a question. After that many refusals no new question is
 /// asked, because such a program tries everything.
-const MAX_REFUSED: usize = 1000;
+const MAX_REFUSED_OBJECTS: usize = 1000;
 /// Waiters that are checked in one round. The kernel is asked about each, which takes time in
 /// proportion to their number.
-const SWEPT_AT_ONCE: usize = 256;
+const SWEEP_BATCH_SIZE: usize = 256;
 
 /// Subject of a question.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Key {
-    right: Right,
+pub(super) struct QuestionKey {
+    right: RequiredRight,
     object: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Right {
+enum RequiredRight {
     Write,
     Socket,
     Exec,
@@ -36,32 +36,32 @@ enum Right {
     Effect,
 }
 
-impl Key {
+impl QuestionKey {
     /// Returns the question about `object` that the grant of `refusal` would answer, if the power
     /// can be added to a running sandbox. Hidden files stay hidden until another attempt.
-    pub fn of(refusal: &Refusal, object: &[u8]) -> Option<Self> {
+    pub fn from_refusal(refusal: &PermissionRefusal, object: &[u8]) -> Option<Self> {
         let mut object = object.to_vec();
         let right = match refusal.grant.as_ref()? {
-            Grant::Write(_) => Right::Write,
-            Grant::Socket(_) => Right::Socket,
+            Grant::Write(_) => RequiredRight::Write,
+            Grant::Socket(_) => RequiredRight::Socket,
             // Several rules may be about one program: a refusal of `git push` does not concern
             // `git commit`.
             Grant::Exec(_) => {
                 object.push(0);
                 object.extend_from_slice(refusal.rule.as_bytes());
-                Right::Exec
+                RequiredRight::Exec
             }
-            Grant::Connect(_) => Right::Connect,
+            Grant::Connect(_) => RequiredRight::Connect,
             // A program that does it twice raises one question, with any arguments.
             Grant::Effect(wanted) => {
                 object = wanted.to_string().into_bytes();
-                Right::Effect
+                RequiredRight::Effect
             }
             // Each secret has a question of its own, for any destination.
             Grant::Secret(wanted) => {
                 object.push(0);
                 object.extend_from_slice(wanted.name().as_bytes());
-                Right::Secret
+                RequiredRight::Secret
             }
             Grant::Read(_) | Grant::Sign(_) | Grant::Listen(_) | Grant::Env(_) | Grant::Limit(..) => return None,
         };
@@ -70,8 +70,8 @@ impl Key {
 }
 
 /// An open question.
-pub(super) struct Hold<W> {
-    pub key: Key,
+pub(super) struct BrokerQuestion<W> {
+    pub key: QuestionKey,
     /// The refusal as it was reported.
     pub denial: Denial,
     /// The waiters, in order of arrival.
@@ -79,7 +79,7 @@ pub(super) struct Hold<W> {
 }
 
 /// Result of adding a waiter.
-pub(super) enum Placed<W> {
+pub(super) enum WaiterPlacement<W> {
     /// The waiter is the first: ask the question with this number.
     Asked(u64),
     /// Another waiter waits for the same answer already.
@@ -89,17 +89,17 @@ pub(super) enum Placed<W> {
 }
 
 /// The open questions.
-pub(super) struct Holds<W> {
+pub(super) struct QuestionTable<W> {
     max_waiters: usize,
     last: u64,
-    open: BTreeMap<u64, Hold<W>>,
-    by_key: HashMap<Key, u64>,
-    refused: HashMap<Key, Denial>,
+    open: BTreeMap<u64, BrokerQuestion<W>>,
+    by_key: HashMap<QuestionKey, u64>,
+    refused: HashMap<QuestionKey, Denial>,
     waiters: usize,
     swept: u64,
 }
 
-impl<W> Holds<W> {
+impl<W> QuestionTable<W> {
     /// Creates a table with room for `max_waiters`.
     pub fn new(max_waiters: usize) -> Self {
         Self {
@@ -118,32 +118,32 @@ impl<W> Holds<W> {
     }
 
     /// Returns the refusal that answered this question before.
-    pub fn refused(&self, key: &Key) -> Option<&Denial> {
+    pub fn find_refusal(&self, key: &QuestionKey) -> Option<&Denial> {
         self.refused.get(key)
     }
 
     /// Adds a waiter to the question for `key`, or opens the question; `denial` is its content.
-    pub fn place(&mut self, key: Key, waiter: W, denial: impl FnOnce() -> Denial) -> Placed<W> {
+    pub fn add_waiter(&mut self, key: QuestionKey, waiter: W, denial: impl FnOnce() -> Denial) -> WaiterPlacement<W> {
         if self.waiters >= self.max_waiters {
-            return Placed::Full(waiter);
+            return WaiterPlacement::Full(waiter);
         }
         if let Some(hold) = self.by_key.get(&key).and_then(|id| self.open.get_mut(id)) {
             hold.waiters.push(waiter);
             self.waiters += 1;
-            return Placed::Behind;
+            return WaiterPlacement::Behind;
         }
         // Effects are few, and the user would not learn of one without a question.
-        let tries_everything = self.refused.len() >= MAX_REFUSED && key.right != Right::Effect;
-        if self.open.len() >= MAX_OPEN || tries_everything {
-            return Placed::Full(waiter);
+        let tries_everything = self.refused.len() >= MAX_REFUSED_OBJECTS && key.right != RequiredRight::Effect;
+        if self.open.len() >= MAX_OPEN_QUESTIONS || tries_everything {
+            return WaiterPlacement::Full(waiter);
         }
         self.last += 1;
-        self.insert(self.last, Hold { key, denial: denial(), waiters: vec![waiter] });
-        Placed::Asked(self.last)
+        self.insert(self.last, BrokerQuestion { key, denial: denial(), waiters: vec![waiter] });
+        WaiterPlacement::Asked(self.last)
     }
 
     /// Removes a question with all its waiters.
-    pub fn take(&mut self, id: u64) -> Option<Hold<W>> {
+    pub fn take_question(&mut self, id: u64) -> Option<BrokerQuestion<W>> {
         let hold = self.open.remove(&id)?;
         self.by_key.remove(&hold.key);
         self.waiters -= hold.waiters.len();
@@ -151,34 +151,34 @@ impl<W> Holds<W> {
     }
 
     /// Puts back a question that was taken and is not settled.
-    pub fn put_back(&mut self, id: u64, hold: Hold<W>) {
+    pub fn put_back(&mut self, id: u64, hold: BrokerQuestion<W>) {
         if !hold.waiters.is_empty() {
             self.insert(id, hold);
         }
     }
 
     /// Remembers a refusal.
-    pub fn refuse(&mut self, key: Key, denial: Denial) {
+    pub fn remember_refusal(&mut self, key: QuestionKey, denial: Denial) {
         self.refused.insert(key, denial);
     }
 
     /// Returns the open questions that `grants` may have settled.
     pub fn covered_by(&self, grants: &[Grant]) -> Vec<u64> {
-        let settles = |hold: &Hold<W>| {
-            hold.denial.grant.as_ref().is_some_and(|wanted| grants.iter().any(|granted| covers(granted, wanted)))
+        let settles = |hold: &BrokerQuestion<W>| {
+            hold.denial.grant.as_ref().is_some_and(|wanted| grants.iter().any(|granted| may_cover_grant(granted, wanted)))
         };
         self.open.iter().filter(|(_, hold)| settles(hold)).map(|(id, _)| *id).collect()
     }
 
     /// Drops waiters for which `waits` returns false; each call checks some of them. Returns the
     /// questions that have no waiter any more.
-    pub fn sweep(&mut self, waits: impl Fn(&W) -> bool) -> Vec<u64> {
+    pub fn sweep_waiters(&mut self, waits: impl Fn(&W) -> bool) -> Vec<u64> {
         let mut looked = 0;
         let mut empty = Vec::new();
         let round: Vec<u64> =
             self.open.range(self.swept + 1..).chain(self.open.range(..=self.swept)).map(|(id, _)| *id).collect();
         for id in round {
-            if looked >= SWEPT_AT_ONCE {
+            if looked >= SWEEP_BATCH_SIZE {
                 break;
             }
             let Some(hold) = self.open.get_mut(&id) else { continue };
@@ -192,26 +192,26 @@ impl<W> Holds<W> {
             self.swept = id;
         }
         for id in &empty {
-            self.take(*id);
+            self.take_question(*id);
         }
         empty
     }
 
     /// Returns the open questions.
-    pub fn ids(&self) -> Vec<u64> {
+    pub fn question_ids(&self) -> Vec<u64> {
         self.open.keys().copied().collect()
     }
 
     /// Removes all questions and returns them.
     pub fn sweep_all(&mut self) -> Vec<u64> {
-        let open = self.ids();
+        let open = self.question_ids();
         for id in &open {
-            self.take(*id);
+            self.take_question(*id);
         }
         open
     }
 
-    fn insert(&mut self, id: u64, hold: Hold<W>) {
+    fn insert(&mut self, id: u64, hold: BrokerQuestion<W>) {
         self.by_key.insert(hold.key.clone(), id);
         self.waiters += hold.waiters.len();
         self.open.insert(id, hold);
@@ -219,7 +219,7 @@ impl<W> Holds<W> {
 }
 
 /// Returns whether a granted power may be the wanted one.
-fn covers(granted: &Grant, wanted: &Grant) -> bool {
+fn may_cover_grant(granted: &Grant, wanted: &Grant) -> bool {
     match (granted, wanted) {
         (Grant::Connect(granted), Grant::Connect(wanted)) => granted.covers(wanted),
         (Grant::Secret(granted), Grant::Secret(wanted)) => granted.covers(wanted),
@@ -231,47 +231,47 @@ fn covers(granted: &Grant, wanted: &Grant) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stockade_model::{Layer, Operation, RawText, Resolution};
+    use stockade_model::{DenialLayer, DeniedOperation, RawText, DenialResolution};
 
     fn denial(object: &str) -> Denial {
         Denial {
-            operation: Operation::Create,
+            operation: DeniedOperation::Create,
             object: RawText::from(object),
             pid: None,
             program: None,
-            layer: Layer::Broker,
+            layer: DenialLayer::Broker,
             rule: "outside".to_owned(),
             grant: Some(Grant::Write(object.into())),
-            resolution: Resolution::Recorded,
+            resolution: DenialResolution::Recorded,
             count: 1,
         }
     }
 
-    fn key(object: &str) -> Key {
+    fn key(object: &str) -> QuestionKey {
         of(&format!("write {object}"), "outside", object).unwrap()
     }
 
-    fn of(grant: &str, rule: &str, object: &str) -> Option<Key> {
-        Key::of(&Refusal { rule: rule.to_owned(), grant: grant.parse().ok() }, object.as_bytes())
+    fn of(grant: &str, rule: &str, object: &str) -> Option<QuestionKey> {
+        QuestionKey::from_refusal(&PermissionRefusal { rule: rule.to_owned(), grant: grant.parse().ok() }, object.as_bytes())
     }
 
-    fn put(holds: &mut Holds<u64>, object: &str, waiter: u64) -> Option<u64> {
-        match holds.place(key(object), waiter, || denial(object)) {
-            Placed::Asked(id) => Some(id),
-            Placed::Behind => Some(0),
-            Placed::Full(_) => None,
+    fn put(holds: &mut QuestionTable<u64>, object: &str, waiter: u64) -> Option<u64> {
+        match holds.add_waiter(key(object), waiter, || denial(object)) {
+            WaiterPlacement::Asked(id) => Some(id),
+            WaiterPlacement::Behind => Some(0),
+            WaiterPlacement::Full(_) => None,
         }
     }
 
     #[test]
     fn equal_calls_wait_behind_the_first_and_the_number_is_bounded() {
-        let mut holds = Holds::new(5);
+        let mut holds = QuestionTable::new(5);
         assert_eq!(put(&mut holds, "/a", 1), Some(1));
         assert_eq!(put(&mut holds, "/a", 2), Some(0));
         assert_eq!(put(&mut holds, "/b", 3), Some(2));
         assert_eq!(holds.covered_by(&[Grant::Write("/a".into())]), [1]);
         assert_eq!(holds.covered_by(&[Grant::Write("/".into())]), [1, 2]);
-        let hold = holds.take(1).unwrap();
+        let hold = holds.take_question(1).unwrap();
         assert_eq!(hold.waiters, [1, 2]);
         assert_eq!(put(&mut holds, "/a", 4), Some(3), "answered: a new question");
         for (n, expected) in [(5, Some(0)), (6, Some(0)), (7, Some(0)), (8, None)] {
@@ -281,48 +281,48 @@ mod tests {
 
     #[test]
     fn too_many_questions_or_refusals_are_no_questions() {
-        let mut holds = Holds::new(usize::MAX);
-        for n in 0..MAX_OPEN as u64 {
+        let mut holds = QuestionTable::new(usize::MAX);
+        for n in 0..MAX_OPEN_QUESTIONS as u64 {
             assert!(put(&mut holds, &format!("/{n}"), n).is_some());
         }
         assert_eq!(put(&mut holds, "/more", 0), None);
-        let mut holds = Holds::new(usize::MAX);
-        for n in 0..MAX_REFUSED as u64 {
+        let mut holds = QuestionTable::new(usize::MAX);
+        for n in 0..MAX_REFUSED_OBJECTS as u64 {
             let id = put(&mut holds, &format!("/{n}"), n).unwrap();
-            let hold = holds.take(id).unwrap();
-            holds.refuse(hold.key, hold.denial);
+            let hold = holds.take_question(id).unwrap();
+            holds.remember_refusal(hold.key, hold.denial);
         }
-        assert!(holds.refused(&key("/7")).is_some());
+        assert!(holds.find_refusal(&key("/7")).is_some());
         assert_eq!(put(&mut holds, "/more", 0), None);
     }
 
     #[test]
     fn the_last_waiter_takes_its_question_along() {
-        let mut holds = Holds::new(1000);
+        let mut holds = QuestionTable::new(1000);
         for n in 0..600 {
             put(&mut holds, &format!("/{}", n / 2), n);
         }
         let gone = |id: &u64| !(100..105).contains(id);
         let mut withdrawn = Vec::new();
         for _ in 0..3 {
-            withdrawn.extend(holds.sweep(gone));
+            withdrawn.extend(holds.sweep_waiters(gone));
         }
         assert_eq!(withdrawn, [51, 52]);
-        assert_eq!(holds.take(53).unwrap().waiters, [105]);
+        assert_eq!(holds.take_question(53).unwrap().waiters, [105]);
         assert!(!holds.is_empty());
     }
 
     #[test]
     fn one_target_is_one_question_and_a_wider_grant_settles_it() {
-        let mut holds = Holds::new(9);
+        let mut holds = QuestionTable::new(9);
         for (target, expected) in [("a.b:1", Some(1)), ("a.b:1", Some(0)), ("c.b:1", Some(2)), ("a.b:2", Some(3))] {
             let grant = format!("connect {target}");
             let denial = || Denial { grant: grant.parse().ok(), ..denial(target) };
-            let placed = holds.place(of(&grant, "outside", target).unwrap(), 7, denial);
+            let placed = holds.add_waiter(of(&grant, "outside", target).unwrap(), 7, denial);
             let id = match placed {
-                Placed::Asked(id) => Some(id),
-                Placed::Behind => Some(0),
-                Placed::Full(_) => None,
+                WaiterPlacement::Asked(id) => Some(id),
+                WaiterPlacement::Behind => Some(0),
+                WaiterPlacement::Full(_) => None,
             };
             assert_eq!(id, expected, "{target}");
         }

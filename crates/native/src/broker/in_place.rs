@@ -15,33 +15,33 @@ use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, fstat, openat, openat2, unlinkat};
-use stockade_model::{Grant, Operation};
+use stockade_model::{Grant, DeniedOperation};
 use stockade_sys::{Errno, actor, resolve};
 
-use super::deed::Step;
-use super::judged::{carries_code, content, max_bytes};
-use super::ledger::Actor;
-use super::opens::{Wish, finish};
-use super::service::{Failure, Service, native_access, refused};
-use super::walk::{Directory, Place};
-use crate::guards::View;
-use crate::guards::git_part::{GitPart, Judged};
+use super::deed::CallProgress;
+use super::judged::{carries_code, read_content, max_bytes};
+use super::ledger::CallerProcess;
+use super::opens::{OpenRequest, finish_open};
+use super::service::{CallFailure, BrokerService, native_access, refuse_operation};
+use super::walk::{ResolvedDirectory, ResolvedName};
+use crate::guards::RootView;
+use crate::guards::git_part::{GitPathKind, GuardedContent};
 use crate::guards::pointers::{MAX_POINTER_BYTES, place_of, target_of, work_trees_of};
-use crate::guards::settings_judge::{Judgement, work_tree_of_module};
-use crate::guards::view::{join, parent};
-use crate::powers::{Refusal, covers, to_path};
+use crate::guards::settings_judge::{ContentVerdict, work_tree_of_module};
+use crate::guards::view::{join_name, parent_path};
+use crate::powers::{PermissionRefusal, is_at_or_beneath, to_path};
 
 /// Shortest and longest interval between two checks for writers.
-const SOON: Duration = Duration::from_millis(1);
-const LATER: Duration = Duration::from_millis(200);
+const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(1);
+const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Most files that are written in place at the same time.
-const MAX_WRITTEN: usize = 64;
+const MAX_UNSETTLED_FILES: usize = 64;
 
 /// Kind of a file that is written in place.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum InPlaceKind {
     /// Judged like the files that git renames.
-    Judged(Judged),
+    Judged(GuardedContent),
     /// `.git`, as a file.
     WorkTree,
     CommonDirectory,
@@ -49,11 +49,11 @@ enum Kind {
 }
 
 /// A file that is still being written.
-struct Written {
-    kind: Kind,
+struct InPlaceFile {
+    kind: InPlaceKind,
     /// The file without a name, open for reading.
     text: File,
-    place: Place,
+    place: ResolvedName,
     mode: u32,
     /// No file was there before; an empty file of the broker's is there now.
     is_new: bool,
@@ -61,10 +61,10 @@ struct Written {
 
 /// The files that are still being written, and the time when the last of them was opened.
 #[derive(Default)]
-pub(super) struct WrittenInPlace(RefCell<Vec<Written>>, Cell<Option<Instant>>);
+pub(super) struct InPlaceWrites(RefCell<Vec<InPlaceFile>>, Cell<Option<Instant>>);
 
-impl WrittenInPlace {
-    fn push(&self, file: Written) {
+impl InPlaceWrites {
+    fn push(&self, file: InPlaceFile) {
         self.0.borrow_mut().push(file);
         self.1.set(Some(Instant::now()));
     }
@@ -73,13 +73,13 @@ impl WrittenInPlace {
     /// program may read the file next.
     pub fn look_within(&self) -> Option<Duration> {
         let begun = self.1.get().filter(|_| !self.0.borrow().is_empty())?;
-        Some((begun.elapsed() / 8).clamp(SOON, LATER))
+        Some((begun.elapsed() / 8).clamp(MIN_CHECK_INTERVAL, MAX_CHECK_INTERVAL))
     }
 }
 
-impl Written {
+impl InPlaceFile {
     /// Returns the content, of which at most `max_bytes` and one byte are read.
-    fn text(&self, max_bytes: u64) -> Result<Vec<u8>, Errno> {
+    fn read_content(&self, max_bytes: u64) -> Result<Vec<u8>, Errno> {
         let mut text = Vec::new();
         (&self.text).take(max_bytes + 1).read_to_end(&mut text).map_err(|_| Errno::IO)?;
         Ok(text)
@@ -87,7 +87,7 @@ impl Written {
 }
 
 /// Initial state of a file that a program writes in place.
-struct Begun {
+struct InitialContent {
     mode: u32,
     /// No file is there, and the program must find an empty one.
     is_new: bool,
@@ -95,14 +95,14 @@ struct Begun {
 }
 
 /// Returns the initial state, or `None` if the file at `place` is not written in place.
-fn begun(kind: Kind, place: &Place, wish: Wish) -> Result<Option<Begun>, Errno> {
+fn prepare_initial_content(kind: InPlaceKind, place: &ResolvedName, wish: OpenRequest) -> Result<Option<InitialContent>, Errno> {
     // Existing files of these kinds are replaced as a whole, see `judged`.
-    let is_whole = matches!(kind, Kind::Judged(Judged::Settings | Judged::Modules | Judged::Index));
-    let is_of_project = matches!(kind, Kind::Judged(Judged::Project(_)));
-    let held = match place.step() {
-        Err(Errno::NOENT) if wish.creates() => {
+    let is_whole = matches!(kind, InPlaceKind::Judged(GuardedContent::Settings | GuardedContent::Modules | GuardedContent::Index));
+    let is_of_project = matches!(kind, InPlaceKind::Judged(GuardedContent::Project(_)));
+    let held = match place.open_nofollow() {
+        Err(Errno::NOENT) if wish.is_creating() => {
             let mode = wish.mode_of_new().bits() & 0o777;
-            return Ok(Some(Begun { mode, is_new: is_whole || is_of_project, text: Vec::new() }));
+            return Ok(Some(InitialContent { mode, is_new: is_whole || is_of_project, text: Vec::new() }));
         }
         Err(_) => return Ok(None),
         Ok(held) => held,
@@ -115,33 +115,33 @@ fn begun(kind: Kind, place: &Place, wish: Wish) -> Result<Option<Begun>, Errno> 
         return Err(Errno::EXIST);
     }
     // An existing file keeps its mode.
-    let begun = |text| Ok(Some(Begun { mode: stat.st_mode & 0o777, is_new: false, text }));
-    let Kind::Judged(judged @ Judged::Project(_)) = kind else {
-        return if wish.creates() && wish.replaces() { begun(Vec::new()) } else { Ok(None) };
+    let begun = |text| Ok(Some(InitialContent { mode: stat.st_mode & 0o777, is_new: false, text }));
+    let InPlaceKind::Judged(judged @ GuardedContent::Project(_)) = kind else {
+        return if wish.is_creating() && wish.is_truncating() { begun(Vec::new()) } else { Ok(None) };
     };
-    if !wish.writes() {
+    if !wish.is_writing() {
         return Ok(None);
     }
-    native_access(&held, wish.access())?;
+    native_access(&held, wish.access_mode())?;
     // A project file may be written without truncation.
-    let text = if wish.replaces() { Some(Vec::new()) } else { content(&held, max_bytes(judged))? };
+    let text = if wish.is_truncating() { Some(Vec::new()) } else { read_content(&held, max_bytes(judged))? };
     text.map_or(Ok(None), begun)
 }
 
-impl Service {
+impl BrokerService {
     /// Opens a file whose content is judged once it is written. Returns `None` if this file is not
     /// written in place.
-    pub(super) fn open_in_place(&self, place: &Place, path: &[u8], wish: Wish) -> Result<Option<Step>, Failure> {
+    pub(super) fn open_in_place(&self, place: &ResolvedName, path: &[u8], wish: OpenRequest) -> Result<Option<CallProgress>, CallFailure> {
         let Some(kind) = self.kind_in_place(path) else { return Ok(None) };
-        let is_hidden = self.powers.hides(path).is_some();
-        if place.on_proc || is_hidden || self.in_place.0.borrow().len() >= MAX_WRITTEN {
+        let is_hidden = self.powers.hidden_refusal(path).is_some();
+        if place.on_proc || is_hidden || self.in_place.0.borrow().len() >= MAX_UNSETTLED_FILES {
             return Ok(None);
         }
-        let Some(Begun { mode, is_new, text }) = begun(kind, place, wish)? else { return Ok(None) };
-        if self.refusal_of_place(Operation::Create, path).is_some() {
+        let Some(InitialContent { mode, is_new, text }) = prepare_initial_content(kind, place, wish)? else { return Ok(None) };
+        if self.refusal_of_place(DeniedOperation::Create, path).is_some() {
             return Ok(None);
         }
-        let directory = self.through(place, path);
+        let directory = self.through_directory(place, path);
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let written = File::from(openat(&directory, c".", flags, Mode::from_raw_mode(0o600))?);
         // Written at offset 0 by position, so that the program's file offset stays 0.
@@ -152,36 +152,36 @@ impl Service {
             // The program must find the file that it has made at once.
             self.put_text((place, directory.as_fd(), path), b"", (mode, RenameFlags::NOREPLACE))?;
         }
-        let held = Directory {
+        let held = ResolvedDirectory {
             fd: place.directory.fd.try_clone().map_err(|_| Errno::MFILE)?,
             path: place.directory.path.clone(),
         };
-        let place = Place { directory: held, name: place.name.clone(), slash: false, special: false, on_proc: false };
-        self.in_place.push(Written { kind, text: File::from(text), place, mode, is_new });
-        Ok(Some(Step::Done(finish(OwnedFd::from(written), wish)?)))
+        let place = ResolvedName { directory: held, name: place.name.clone(), slash: false, special: false, on_proc: false };
+        self.in_place.push(InPlaceFile { kind, text: File::from(text), place, mode, is_new });
+        Ok(Some(CallProgress::Done(finish_open(OwnedFd::from(written), wish)?)))
     }
 
-    fn kind_in_place(&self, path: &[u8]) -> Option<Kind> {
-        match (self.judged(path), self.powers.git_part(path)) {
-            (Some(judged), _) => Some(Kind::Judged(judged)),
-            (_, Some(GitPart::Top)) => Some(Kind::WorkTree),
-            (_, Some(GitPart::CommonDirectory)) => Some(Kind::CommonDirectory),
-            (_, Some(GitPart::Number)) => Some(Kind::Number),
+    fn kind_in_place(&self, path: &[u8]) -> Option<InPlaceKind> {
+        match (self.guarded_content(path), self.powers.git_part(path)) {
+            (Some(judged), _) => Some(InPlaceKind::Judged(judged)),
+            (_, Some(GitPathKind::Top)) => Some(InPlaceKind::WorkTree),
+            (_, Some(GitPathKind::CommonDirectory)) => Some(InPlaceKind::CommonDirectory),
+            (_, Some(GitPathKind::Number)) => Some(InPlaceKind::Number),
             _ => None,
         }
     }
 
     /// Moves the files without a writer to their places.
     pub(super) fn settle_in_place(&self) {
-        self.settle(|file| !matches!(actor::has_writer(file.text.as_fd()), Ok(true)));
+        self.settle_files(|file| !matches!(actor::has_writer(file.text.as_fd()), Ok(true)));
     }
 
     /// The same for all files at the end of the run, with the content so far.
     pub(super) fn settle_rest(&self) {
-        self.settle(|_| true);
+        self.settle_files(|_| true);
     }
 
-    fn settle(&self, is_written: impl Fn(&Written) -> bool) {
+    fn settle_files(&self, is_written: impl Fn(&InPlaceFile) -> bool) {
         if self.in_place.0.borrow().is_empty() {
             return;
         }
@@ -192,82 +192,82 @@ impl Service {
         drop(waiting);
         for file in written {
             let put = match file.kind {
-                Kind::Judged(judged) => self.settle_judged(&file, judged),
+                InPlaceKind::Judged(judged) => self.settle_judged(&file, judged),
                 kind => self.put_pointer(&file, kind),
             };
-            if let Err(Failure::Refused(denied)) = put {
-                self.ledger().record(denied, Actor::default);
+            if let Err(CallFailure::Refused(denied)) = put {
+                self.lock_ledger().record_denial(denied, CallerProcess::default);
             }
         }
     }
 
     /// Puts judged content in its place, without the parts that carry code.
-    fn settle_judged(&self, file: &Written, judged: Judged) -> Result<(), Failure> {
+    fn settle_judged(&self, file: &InPlaceFile, judged: GuardedContent) -> Result<(), CallFailure> {
         let (place, path) = (&file.place, file.place.path());
         let max_bytes = max_bytes(judged);
-        let text = file.text(max_bytes)?;
-        let now = match place.step() {
+        let text = file.read_content(max_bytes)?;
+        let now = match place.open_nofollow() {
             Err(Errno::NOENT) => Vec::new(),
-            there => content(&there?, max_bytes)?.ok_or(Errno::FBIG)?,
+            there => read_content(&there?, max_bytes)?.ok_or(Errno::FBIG)?,
         };
         let judgement = match text.len() as u64 > max_bytes {
-            true => Judgement::Carries { what: "more text than is judged".to_owned(), without: None },
-            false => self.judgement(judged, place, &now, &text)?,
+            true => ContentVerdict::Carries { what: "more text than is judged".to_owned(), without: None },
+            false => self.check_content(judged, place, &now, &text)?,
         };
         let (harmless, carried) = match judgement {
-            Judgement::Harmless => (Some(text), None),
-            Judgement::HarmlessWith(text) => (Some(text), None),
-            Judgement::Carries { what, without } => (without, Some(what)),
+            ContentVerdict::Harmless => (Some(text), None),
+            ContentVerdict::HarmlessWith(text) => (Some(text), None),
+            ContentVerdict::Carries { what, without } => (without, Some(what)),
         };
-        let (is_missing, is_left_out) = (|| place.step().is_err(), harmless.is_none());
+        let (is_missing, is_left_out) = (|| place.open_nofollow().is_err(), harmless.is_none());
         if let Some(text) = harmless.filter(|text| *text != now || is_missing()) {
-            let directory = self.through(place, &path);
+            let directory = self.through_directory(place, &path);
             let put = (file.mode, RenameFlags::empty());
             self.put_judged((place, directory.as_fd(), &path), (judged, &now, &text), put)?;
         }
         let Some(what) = carried else { return Ok(()) };
         // The file that the broker put there for it is empty.
-        if is_left_out && file.is_new && now.is_empty() && matches!(judged, Judged::Project(_)) {
-            let _ = unlinkat(self.through(place, &path), &place.name, AtFlags::empty());
+        if is_left_out && file.is_new && now.is_empty() && matches!(judged, GuardedContent::Project(_)) {
+            let _ = unlinkat(self.through_directory(place, &path), &place.name, AtFlags::empty());
         }
-        Err(refused(Operation::Create, &path, carries_code(&path, &what)))
+        Err(refuse_operation(DeniedOperation::Create, &path, carries_code(&path, &what)))
     }
 
     /// Puts a `.git` file, `commondir` or a number in its place, if it has one of the few contents
     /// that git itself writes there.
-    fn put_pointer(&self, file: &Written, kind: Kind) -> Result<(), Failure> {
+    fn put_pointer(&self, file: &InPlaceFile, kind: InPlaceKind) -> Result<(), CallFailure> {
         let path = file.place.path();
-        let text = file.text(MAX_POINTER_BYTES)?;
+        let text = file.read_content(MAX_POINTER_BYTES)?;
         let is_known = match kind {
-            Kind::CommonDirectory => {
+            InPlaceKind::CommonDirectory => {
                 // `.git/worktrees/NAME`
-                let (kept, repository) = (parent(&path), parent(parent(parent(&path))));
+                let (kept, repository) = (parent_path(&path), parent_path(parent_path(parent_path(&path))));
                 text.strip_suffix(b"\n").unwrap_or(&text) == b"../.."
                     && !self.names_in_any_work_tree(kept)
                     && !self.has_relative_addresses(repository)
             }
-            Kind::Number => text.trim_ascii_end().iter().all(u8::is_ascii_digit),
-            Kind::WorkTree => self.permit_work_tree_of(&file.place, &path, &text)?,
-            Kind::Judged(_) => false,
+            InPlaceKind::Number => text.trim_ascii_end().iter().all(u8::is_ascii_digit),
+            InPlaceKind::WorkTree => self.permit_work_tree_of(&file.place, &path, &text)?,
+            InPlaceKind::Judged(_) => false,
         };
         if !is_known {
             let shown = String::from_utf8_lossy(&text[..text.len().min(100)]).trim_end().escape_debug().to_string();
             let what = match kind {
-                Kind::Number => "a step of a rebase that is no number",
+                InPlaceKind::Number => "a step of a rebase that is no number",
                 _ => "a file that leads git to a directory that is not its own",
             };
-            let refusal = Refusal { rule: format!("{what}: {shown}"), grant: Some(Grant::Write(to_path(&path))) };
-            return Err(refused(Operation::Create, &path, refusal));
+            let refusal = PermissionRefusal { rule: format!("{what}: {shown}"), grant: Some(Grant::Write(to_path(&path))) };
+            return Err(refuse_operation(DeniedOperation::Create, &path, refusal));
         }
-        let directory = self.through(&file.place, &path);
+        let directory = self.through_directory(&file.place, &path);
         self.put_text((&file.place, directory.as_fd(), &path), &text, (file.mode, RenameFlags::empty()))?;
-        if kind != Kind::WorkTree {
+        if kind != InPlaceKind::WorkTree {
             return Ok(());
         }
         // Checked as for a directory of this name, and again after the act, because another run may
         // have acted meanwhile.
         let is_moved = || resolve::path_of(file.place.directory.fd.as_fd()) != Ok(file.place.directory.path.clone());
-        let again = self.permit_work_tree(&path, Operation::Create);
+        let again = self.permit_work_tree(&path, DeniedOperation::Create);
         let again = again.and_then(|()| if is_moved() { Err(Errno::STALE.into()) } else { Ok(()) });
         let again = again.and_then(|()| self.permit_work_tree_of(&file.place, &path, &text));
         let again = again.and_then(|is_known| if is_known { Ok(()) } else { Err(Errno::STALE.into()) });
@@ -276,7 +276,7 @@ impl Service {
             return Err(failure);
         }
         // The content was judged for this place only.
-        self.surveys.borrow_mut().pin(&path);
+        self.surveys.borrow_mut().pin_file(&path);
         Ok(())
     }
 
@@ -285,23 +285,23 @@ impl Service {
     /// tree, is complete.
     fn names_in_any_work_tree(&self, kept: &[u8]) -> bool {
         let Some(first) = &self.first else { return true };
-        let anywhere = join(kept, b"top");
-        self.surveys.borrow().names_in_work_tree(View::new(first.root.as_fd()), kept, &anywhere)
+        let anywhere = join_name(kept, b"top");
+        self.surveys.borrow().names_in_work_tree(RootView::new(first.root.as_fd()), kept, &anywhere)
     }
 
     /// Returns whether the text of a `.git` file leads to git's directory for another work tree or
     /// a module. The directory must be in a `.git` that the run may write.
-    fn permit_work_tree_of(&self, place: &Place, path: &[u8], text: &[u8]) -> Result<bool, Failure> {
+    fn permit_work_tree_of(&self, place: &ResolvedName, path: &[u8], text: &[u8]) -> Result<bool, CallFailure> {
         let top = &place.directory.path[..];
         let Some(target) = target_of(top, text) else { return Ok(false) };
-        let Some((end, GitPart::Directory)) = GitPart::of(&target, 0) else { return Ok(false) };
+        let Some((end, GitPathKind::Directory)) = GitPathKind::classify_path(&target, 0) else { return Ok(false) };
         let (repository, beneath) = target.split_at(end);
-        let is_own = self.powers.git_part(&target) == Some(GitPart::Directory);
+        let is_own = self.powers.git_part(&target) == Some(GitPathKind::Directory);
         let above = repository.strip_suffix(b"/.git").unwrap_or(b"");
         // Another work tree may be beside the repository, if a grant permits writing there.
         let is_kept = beneath.starts_with(b"/worktrees/")
             || beneath.starts_with(b"/modules/")
-                && covers(above, top)
+                && is_at_or_beneath(above, top)
                 && self.powers.root_length(&target) == self.powers.root_length(path);
         if !is_own || !is_kept || above == top || !self.holds_no_link(repository, beneath) {
             return Ok(false);
@@ -310,14 +310,14 @@ impl Service {
             return Ok(false);
         }
         // Git itself does not change the place that an existing file names.
-        if let Ok(there) = place.step()
-            && content(&there, MAX_POINTER_BYTES)?.and_then(|text| target_of(top, &text)).as_ref() != Some(&target)
+        if let Ok(there) = place.open_nofollow()
+            && read_content(&there, MAX_POINTER_BYTES)?.and_then(|text| target_of(top, &text)).as_ref() != Some(&target)
         {
             return Ok(false);
         }
-        self.permit_work_tree(path, Operation::Create)?;
+        self.permit_work_tree(path, DeniedOperation::Create)?;
         let Some(first) = &self.first else { return Ok(false) };
-        let view = View::new(first.root.as_fd());
+        let view = RootView::new(first.root.as_fd());
         let surveys = self.surveys.borrow();
         let names = [repository, &target].iter().any(|from| surveys.names_in_work_tree(view, from, top));
         Ok(!names)
@@ -326,23 +326,23 @@ impl Service {
     /// Returns whether a `.git` file in the directory `top` may lead to the repository `module`.
     /// Git writes to the work tree that a module's settings name, through any `.git` file that
     /// leads there.
-    fn may_lead_from(&self, module: &[u8], top: &[u8]) -> Result<bool, Failure> {
+    fn may_lead_from(&self, module: &[u8], top: &[u8]) -> Result<bool, CallFailure> {
         let Some(first) = &self.first else { return Ok(false) };
-        let view = View::new(first.root.as_fd());
-        let settings = join(module, b"config");
-        let Some(text) = view.read(&settings, max_bytes(Judged::Settings)) else {
-            return Ok(!self.exists(&to_path(&settings)) && self.is_alone(module, top)?);
+        let view = RootView::new(first.root.as_fd());
+        let settings = join_name(module, b"config");
+        let Some(text) = view.read_file(&settings, max_bytes(GuardedContent::Settings)) else {
+            return Ok(!self.exists_in_view(&to_path(&settings)) && self.is_alone(module, top)?);
         };
         match work_tree_of_module(&settings, &text) {
             Some(named) => Ok(named == top),
-            None => self.is_alone(module, top).map_err(Failure::from),
+            None => self.is_alone(module, top).map_err(CallFailure::from),
         }
     }
 
     /// Returns whether no directory other than `top` leads to the repository `module`.
     fn is_alone(&self, module: &[u8], top: &[u8]) -> Result<bool, Errno> {
         let (Some(first), Some(length)) = (&self.first, self.powers.root_length(module)) else { return Ok(false) };
-        let all = work_trees_of(View::new(first.root.as_fd()), &module[..length], module)?;
+        let all = work_trees_of(RootView::new(first.root.as_fd()), &module[..length], module)?;
         Ok(all.iter().all(|directory| directory == top))
     }
 
@@ -350,7 +350,7 @@ impl Service {
     /// without a link on the way, and is the only one that does.
     pub(super) fn is_only_way(&self, top: &[u8], module: &[u8]) -> Result<bool, Errno> {
         let Some(first) = &self.first else { return Ok(false) };
-        let text = View::new(first.root.as_fd()).read(&join(top, b".git"), MAX_POINTER_BYTES);
+        let text = RootView::new(first.root.as_fd()).read_file(&join_name(top, b".git"), MAX_POINTER_BYTES);
         let leads = text.and_then(|text| target_of(top, &text)).as_deref() == Some(module);
         Ok(leads && self.is_alone(module, top)?)
     }
@@ -359,9 +359,9 @@ impl Service {
     /// the run may write.
     pub(super) fn is_place_of_work_tree(&self, path: &[u8], text: &[u8]) -> bool {
         let text = text.strip_suffix(b"\n").unwrap_or(text);
-        let Some(git) = place_of(parent(path), text) else { return false };
-        let top = parent(&git);
-        self.powers.git_part(&git) == Some(GitPart::Top) && self.holds_no_link(top, b"")
+        let Some(git) = place_of(parent_path(path), text) else { return false };
+        let top = parent_path(&git);
+        self.powers.git_part(&git) == Some(GitPathKind::Top) && self.holds_no_link(top, b"")
     }
 
     /// Returns whether the directory `repository` exists, and no component of the path `beneath` it
@@ -380,13 +380,13 @@ impl Service {
 
     /// Checks whether the name `git` (a `.git`) may be made. Files that the user's settings name in
     /// every work tree must not exist there yet.
-    pub(super) fn permit_work_tree(&self, git: &[u8], operation: Operation) -> Result<(), Failure> {
+    pub(super) fn permit_work_tree(&self, git: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
         let (Some(first), Some(end)) = (&self.first, git.iter().rposition(|b| *b == b'/')) else {
             return Err(Errno::ACCESS.into());
         };
-        match self.surveys.borrow().refusal_of_work_tree(View::new(first.root.as_fd()), &git[..end]) {
+        match self.surveys.borrow().refusal_of_work_tree(RootView::new(first.root.as_fd()), &git[..end]) {
             Some(refusal) => {
-                Err(refused(operation, git, Refusal { grant: Some(Grant::Write(to_path(git))), ..refusal }))
+                Err(refuse_operation(operation, git, PermissionRefusal { grant: Some(Grant::Write(to_path(git))), ..refusal }))
             }
             None => Ok(()),
         }

@@ -11,20 +11,20 @@ use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps, fstat, futimens, linkat, openat,
     renameat_with, unlinkat,
 };
-use stockade_model::Operation;
+use stockade_model::DeniedOperation;
 use stockade_sys::{Errno, actor, resolve};
 
-use super::service::{Failure, Service};
-use super::view::same;
-use super::walk::Place;
-use crate::powers::MOMENTARY;
+use super::service::{CallFailure, BrokerService};
+use super::view::is_same_object;
+use super::walk::ResolvedName;
+use crate::powers::INSTALL_PREFIX;
 
 /// Largest file that is copied; larger ones fail with EXDEV, so that the program copies them itself.
 const MAX_INSTALLED_BYTES: u64 = 16 << 20;
 /// Number of temporary names that are tried for the copy.
-const MAX_ATTEMPTS: u32 = 16;
+const MAX_NAME_ATTEMPTS: u32 = 16;
 
-impl Service {
+impl BrokerService {
     /// Returns whether one of two paths is guarded and no single root covers both.
     pub(super) fn is_across_guards(&self, one: &[u8], other: &[u8]) -> bool {
         self.powers.root_length(one).map(|length| &one[..length])
@@ -33,7 +33,7 @@ impl Service {
     }
 
     /// Returns whether a rename would bring an object into a guarded place.
-    pub(super) fn changes_owner(&self, (from, to): (&[u8], &[u8]), flags: RenameFlags) -> Result<bool, Failure> {
+    pub(super) fn changes_owner(&self, (from, to): (&[u8], &[u8]), flags: RenameFlags) -> Result<bool, CallFailure> {
         if !self.is_across_guards(from, to) {
             return Ok(false);
         }
@@ -45,9 +45,9 @@ impl Service {
 
     /// Puts a copy of the file at `old` in the place of `new` and removes `old`. A directory fails
     /// with EXDEV: programs then copy its files one by one.
-    pub(super) fn install(&self, old: &Place, new: &Place, flags: RenameFlags) -> Result<(), Failure> {
+    pub(super) fn install_copy(&self, old: &ResolvedName, new: &ResolvedName, flags: RenameFlags) -> Result<(), CallFailure> {
         let (from, to) = (old.path(), new.path());
-        let held = old.step()?;
+        let held = old.open_nofollow()?;
         let stat = fstat(&held)?;
         let size = u64::try_from(stat.st_size).unwrap_or(u64::MAX);
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || size > MAX_INSTALLED_BYTES {
@@ -57,9 +57,9 @@ impl Service {
         let copy = copy_of(&held, target.as_fd(), stat.st_mode & 0o1777)?;
         let modified = Timespec { tv_sec: stat.st_mtime as _, tv_nsec: stat.st_mtime_nsec as _ };
         futimens(&copy, &Timestamps { last_access: modified, last_modification: modified })?;
-        put(&copy, new, target.as_fd(), flags)?;
-        self.confirm_new((new, target.as_fd()), &to, Operation::Rename)?;
-        let is_same = old.step().and_then(fstat).is_ok_and(|found| same(&stat, &found));
+        link_copy(&copy, new, target.as_fd(), flags)?;
+        self.confirm_new((new, target.as_fd()), &to, DeniedOperation::Rename)?;
+        let is_same = old.open_nofollow().and_then(fstat).is_ok_and(|found| is_same_object(&stat, &found));
         if is_same {
             unlinkat(&source, &old.name, AtFlags::empty())?;
         }
@@ -79,19 +79,19 @@ fn copy_of(held: &OwnedFd, directory: BorrowedFd<'_>, mode: u32) -> Result<Owned
     io::copy(&mut source.take(MAX_INSTALLED_BYTES), &mut copy)
         .map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
     let copy = OwnedFd::from(copy);
-    actor::chmod(copy.as_fd(), mode)?;
+    actor::change_mode(copy.as_fd(), mode)?;
     Ok(copy)
 }
 
 /// Gives `copy` the name of `new`, and no other.
-pub(super) fn put(copy: &OwnedFd, new: &Place, directory: BorrowedFd<'_>, flags: RenameFlags) -> Result<(), Errno> {
+pub(super) fn link_copy(copy: &OwnedFd, new: &ResolvedName, directory: BorrowedFd<'_>, flags: RenameFlags) -> Result<(), Errno> {
     let by_descriptor = resolve::DescriptorPath::new(copy.as_fd());
     let link = |name: &CString| linkat(CWD, by_descriptor.as_c_str(), directory, name, AtFlags::SYMLINK_FOLLOW);
     if flags.contains(RenameFlags::NOREPLACE) {
         return link(&new.name);
     }
-    for number in 0..MAX_ATTEMPTS {
-        let name = format!("{MOMENTARY}{}-{number}", std::process::id());
+    for number in 0..MAX_NAME_ATTEMPTS {
+        let name = format!("{INSTALL_PREFIX}{}-{number}", std::process::id());
         let name = CString::new(name).map_err(|_| Errno::INVAL)?;
         match link(&name) {
             Err(Errno::EXIST) => {}

@@ -19,26 +19,26 @@ use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, bind, getpee
 use stockade_sys::{Errno, actor};
 
 /// Time-out for a non-blocking connect: a server that accepts no connections leaves it pending.
-const CONNECTED_WITHIN: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most interruptions of the wait for a connect.
 const MAX_INTERRUPTS: usize = 64;
 
 /// The address of one listener, reserved as long as this value lives.
 #[derive(Debug)]
-pub(super) struct KeptPort {
+pub(super) struct ReservedPort {
     at: SocketAddr,
     _holder: OwnedFd,
     /// Sockets that are connecting to the address.
     connecting: Mutex<Vec<Arc<OwnedFd>>>,
 }
 
-impl KeptPort {
+impl ReservedPort {
     /// Lets a socket listen that is bound to `at`, and reserves that address from then on.
     ///
     /// # Errors
     /// ADDRINUSE if another process has the address or still reserves it. The socket does not
     /// listen then.
-    pub fn listen(socket: BorrowedFd<'_>, at: SocketAddr, backlog: i32) -> Result<Self, Errno> {
+    pub fn listen_and_reserve(socket: BorrowedFd<'_>, at: SocketAddr, backlog: i32) -> Result<Self, Errno> {
         let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let holder = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         // The kernel compares the options of the two sockets at bind and at listen, and not
@@ -59,15 +59,15 @@ impl KeptPort {
     }
 
     /// Returns the address, an IPv4 one in IPv4 form.
-    pub fn at(&self) -> SocketAddr {
+    pub fn address(&self) -> SocketAddr {
         self.at
     }
 
     /// Connects a socket to this very address, encoded in `address` for the socket, and reports the
     /// outcome to `tell`. Returns once no packet of the connect can reach another process's listener.
-    pub fn connect(&self, socket: &Arc<OwnedFd>, address: &[u8], tell: impl FnOnce(Result<(), Errno>)) {
-        self.connecting().push(socket.clone());
-        let connected = match actor::connect(socket.as_fd(), address) {
+    pub fn connect_socket(&self, socket: &Arc<OwnedFd>, address: &[u8], tell: impl FnOnce(Result<(), Errno>)) {
+        self.lock_connecting().push(socket.clone());
+        let connected = match actor::connect_socket(socket.as_fd(), address) {
             // Aborted by `break_off`, see `let_go`.
             Err(Errno::CONNRESET | Errno::CONNABORTED) => Err(Errno::CONNREFUSED),
             // With TCP_FASTOPEN_CONNECT the first message would connect, at any later time.
@@ -79,21 +79,21 @@ impl KeptPort {
         };
         tell(connected);
         // An earlier connect that is still pending is waited for by its own call.
-        if !matches!(connected, Ok(()) | Err(Errno::ALREADY | Errno::ISCONN)) && !ends(socket.as_fd()) {
+        if !matches!(connected, Ok(()) | Err(Errno::ALREADY | Errno::ISCONN)) && !wait_until_connected(socket.as_fd()) {
             break_off(socket.as_fd());
         }
-        self.connecting().retain(|other| !Arc::ptr_eq(other, socket));
+        self.lock_connecting().retain(|other| !Arc::ptr_eq(other, socket));
     }
 
     /// Aborts the pending connects: the listener is closed, so they can only fail.
     pub fn break_off(&self) {
-        self.connecting()
+        self.lock_connecting()
             .iter()
             .filter(|socket| is_underway(socket.as_fd()))
             .for_each(|socket| break_off(socket.as_fd()));
     }
 
-    fn connecting(&self) -> MutexGuard<'_, Vec<Arc<OwnedFd>>> {
+    fn lock_connecting(&self) -> MutexGuard<'_, Vec<Arc<OwnedFd>>> {
         self.connecting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -102,14 +102,14 @@ impl KeptPort {
 fn is_underway(socket: BorrowedFd<'_>) -> bool {
     let over = PollFlags::HUP | PollFlags::ERR;
     getpeername(socket).is_err_and(|errno| errno == Errno::NOTCONN)
-        && !ready(socket, Duration::ZERO).is_ok_and(|ready| ready.intersects(over))
+        && !poll_socket(socket, Duration::ZERO).is_ok_and(|ready| ready.intersects(over))
 }
 
 /// Waits until a socket is no longer connecting. Returns false after a time-out.
-fn ends(socket: BorrowedFd<'_>) -> bool {
-    let end = Instant::now() + CONNECTED_WITHIN;
+fn wait_until_connected(socket: BorrowedFd<'_>) -> bool {
+    let end = Instant::now() + CONNECT_TIMEOUT;
     for _ in 0..MAX_INTERRUPTS {
-        match ready(socket, end.saturating_duration_since(Instant::now())) {
+        match poll_socket(socket, end.saturating_duration_since(Instant::now())) {
             Err(Errno::INTR) => {}
             _ => break,
         }
@@ -118,7 +118,7 @@ fn ends(socket: BorrowedFd<'_>) -> bool {
 }
 
 /// Returns the ready events of a socket, waiting at most `within`.
-fn ready(socket: BorrowedFd<'_>, within: Duration) -> Result<PollFlags, Errno> {
+fn poll_socket(socket: BorrowedFd<'_>, within: Duration) -> Result<PollFlags, Errno> {
     let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
     poll(&mut polled, Some(&Timespec::try_from(within).map_err(|_| Errno::INVAL)?))?;
     Ok(polled.iter().fold(PollFlags::empty(), |all, one| all | one.revents()))
@@ -163,13 +163,13 @@ mod tests {
     }
 
     /// Connects a new socket by way of `kept`. Returns the socket and the reported outcome.
-    fn connected(kept: &KeptPort, waits: bool) -> (Arc<OwnedFd>, Result<(), Errno>) {
-        let family = if kept.at().is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    fn connected(kept: &ReservedPort, waits: bool) -> (Arc<OwnedFd>, Result<(), Errno>) {
+        let family = if kept.address().is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = if waits { SocketFlags::CLOEXEC } else { SocketFlags::CLOEXEC | SocketFlags::NONBLOCK };
         let client = Arc::new(socket_with(family, SocketType::STREAM, flags, None).unwrap());
         let mut told = Err(Errno::IO);
-        kept.connect(&client, &address_for(family, kept.at()), |outcome| told = outcome);
-        assert!(kept.connecting().is_empty());
+        kept.connect_socket(&client, &address_for(family, kept.address()), |outcome| told = outcome);
+        assert!(kept.lock_connecting().is_empty());
         (client, told)
     }
 
@@ -182,7 +182,7 @@ mod tests {
             for (reuses, (early, shares)) in [false, true].into_iter().flat_map(|r| each.map(|e| (r, e))) {
                 let (socket, at) = server(ip, reuses);
                 let early = bound((rivals[0], early, shares), at.port());
-                let kept = KeptPort::listen(socket.as_fd(), at, 8).unwrap();
+                let kept = ReservedPort::listen_and_reserve(socket.as_fd(), at, 8).unwrap();
                 assert_eq!(socket_reuseaddr(&socket), Ok(reuses));
                 let mut server = Some(socket);
                 for is_served in [true, false] {
@@ -206,8 +206,8 @@ mod tests {
     fn a_socket_that_cannot_be_kept_does_not_listen() {
         let (one, at) = server("127.0.0.1", true);
         let other = bound(("127.0.0.1", true, false), at.port()).unwrap();
-        let kept = KeptPort::listen(one.as_fd(), at, 8).unwrap();
-        assert_eq!(KeptPort::listen(other.as_fd(), at, 8).map(drop), Err(Errno::ADDRINUSE));
+        let kept = ReservedPort::listen_and_reserve(one.as_fd(), at, 8).unwrap();
+        assert_eq!(ReservedPort::listen_and_reserve(other.as_fd(), at, 8).map(drop), Err(Errno::ADDRINUSE));
         drop((kept, one));
         assert!(TcpListener::bind(at).is_ok(), "neither listens");
     }
@@ -218,7 +218,7 @@ mod tests {
     fn what_connects_still_keeps_the_address_until_it_is_broken_off() {
         for waits in [false, true] {
             let (socket, at) = server("127.0.0.1", true);
-            let kept = Arc::new(KeptPort::listen(socket.as_fd(), at, 0).unwrap());
+            let kept = Arc::new(ReservedPort::listen_and_reserve(socket.as_fd(), at, 0).unwrap());
             let fillers: Vec<_> = (0..2).map(|_| connector(at)).collect();
             let (told, tells) = channel();
             let connecting = kept.clone();
@@ -226,12 +226,12 @@ mod tests {
                 let family = AddressFamily::INET;
                 let flags = if waits { SocketFlags::CLOEXEC } else { SocketFlags::CLOEXEC | SocketFlags::NONBLOCK };
                 let client = Arc::new(socket_with(family, SocketType::STREAM, flags, None).unwrap());
-                connecting.connect(&client, &address_for(family, at), |outcome| told.send(outcome).unwrap());
+                connecting.connect_socket(&client, &address_for(family, at), |outcome| told.send(outcome).unwrap());
             });
             if !waits {
                 assert_eq!(tells.recv(), Ok(Err(Errno::INPROGRESS)), "it is told at once");
             }
-            let begun = || kept.connecting().iter().any(|socket| is_underway(socket.as_fd()));
+            let begun = || kept.lock_connecting().iter().any(|socket| is_underway(socket.as_fd()));
             assert!((0..1000).any(|_| begun() || (std::thread::sleep(Duration::from_millis(2)), false).1));
             let asked = Instant::now();
             kept.break_off();
@@ -239,7 +239,7 @@ mod tests {
                 assert_eq!(tells.recv(), Ok(Err(Errno::CONNREFUSED)));
             }
             waiting.join().unwrap();
-            assert!(asked.elapsed() < CONNECTED_WITHIN);
+            assert!(asked.elapsed() < CONNECT_TIMEOUT);
             drop((socket, fillers));
             assert!(TcpListener::bind(at).is_err());
             drop(kept);

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use stockade_model::{Denial, Layer, Operation, RawText, Resolution};
+use stockade_model::{Denial, DenialLayer, DeniedOperation, RawText, DenialResolution};
 
 use super::BrokerEvent;
-use crate::powers::Refusal;
+use crate::powers::PermissionRefusal;
 
 /// Most different refusals that are kept of one attempt. A program that tries everything must not
 /// fill the memory of its supervisor.
@@ -13,16 +13,16 @@ const MAX_DENIALS: usize = 1000;
 
 /// A refusal without its caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Denied {
-    pub operation: Operation,
+pub(super) struct RefusedOperation {
+    pub operation: DeniedOperation,
     pub object: Vec<u8>,
-    pub layer: Layer,
-    pub refusal: Refusal,
+    pub layer: DenialLayer,
+    pub refusal: PermissionRefusal,
 }
 
-impl Denied {
+impl RefusedOperation {
     /// Returns the complete refusal, with the caller.
-    pub fn into_denial(self, actor: Actor) -> Denial {
+    pub fn into_denial(self, actor: CallerProcess) -> Denial {
         Denial {
             operation: self.operation,
             object: RawText::from(self.object.as_slice()),
@@ -31,7 +31,7 @@ impl Denied {
             layer: self.layer,
             rule: self.refusal.rule,
             grant: self.refusal.grant,
-            resolution: Resolution::Recorded,
+            resolution: DenialResolution::Recorded,
             count: 1,
         }
     }
@@ -39,14 +39,14 @@ impl Denied {
 
 /// The caller of a call.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Actor {
+pub(super) struct CallerProcess {
     pub pid: Option<u32>,
     pub program: Option<Vec<u8>>,
 }
 
 /// The refusals of one attempt.
-pub(super) struct Ledger {
-    known: HashMap<(Operation, Vec<u8>, String), usize>,
+pub(super) struct DenialLedger {
+    known: HashMap<(DeniedOperation, Vec<u8>, String), usize>,
     denials: Vec<Denial>,
     beyond: u64,
     /// Events that are sent after the call was answered, because waking the receiver takes longer
@@ -55,13 +55,13 @@ pub(super) struct Ledger {
     sink: Box<dyn Fn(BrokerEvent) + Send>,
 }
 
-impl Ledger {
+impl DenialLedger {
     pub fn new(sink: Box<dyn Fn(BrokerEvent) + Send>) -> Self {
         Self { known: HashMap::new(), denials: Vec::new(), beyond: 0, later: Vec::new(), sink }
     }
 
     /// Counts a refusal. The first of its kind is sent at once.
-    pub fn record(&mut self, denied: Denied, who: impl FnOnce() -> Actor) {
+    pub fn record_denial(&mut self, denied: RefusedOperation, who: impl FnOnce() -> CallerProcess) {
         let key = (denied.operation, denied.object.clone(), denied.refusal.rule.clone());
         if let Some(at) = self.known.get(&key) {
             self.denials[*at].count += 1;
@@ -71,12 +71,12 @@ impl Ledger {
             let denial = denied.into_denial(who());
             self.known.insert(key, self.denials.len());
             self.denials.push(denial.clone());
-            self.tell(BrokerEvent::Denied(denial));
+            self.send_event(BrokerEvent::Denied(denial));
         }
     }
 
     /// Counts a refusal that was already sent as a question, `times` times.
-    pub fn count(&mut self, denial: &Denial, times: u64) {
+    pub fn count_denial(&mut self, denial: &Denial, times: u64) {
         let key = (denial.operation, denial.object.as_bytes().to_vec(), denial.rule.clone());
         if let Some(at) = self.known.get(&key) {
             self.denials[*at].count += times;
@@ -89,13 +89,13 @@ impl Ledger {
     }
 
     /// Sends an event, after the deferred ones.
-    pub fn tell(&mut self, event: BrokerEvent) {
+    pub fn send_event(&mut self, event: BrokerEvent) {
         self.tell_rest();
         (self.sink)(event);
     }
 
     /// Notes that a program was started, to be [sent](Self::tell_rest) later.
-    pub fn executed(&mut self, pid: u32, program: Vec<u8>) {
+    pub fn note_execution(&mut self, pid: u32, program: Vec<u8>) {
         self.later.push(BrokerEvent::Executed { pid, program: RawText::from(program) });
     }
 
@@ -107,7 +107,7 @@ impl Ledger {
     }
 
     /// Returns the refusals with their counts, and the number of those past the limit.
-    pub fn take(&mut self) -> (Vec<Denial>, u64) {
+    pub fn take_denials(&mut self) -> (Vec<Denial>, u64) {
         self.tell_rest();
         (std::mem::take(&mut self.denials), self.beyond)
     }
@@ -118,24 +118,24 @@ mod tests {
     use super::*;
     use std::sync::mpsc::channel;
 
-    fn denied(object: &str) -> Denied {
-        let refusal = Refusal { rule: "outside".to_owned(), grant: None };
-        Denied { operation: Operation::Write, object: object.as_bytes().to_vec(), layer: Layer::Broker, refusal }
+    fn denied(object: &str) -> RefusedOperation {
+        let refusal = PermissionRefusal { rule: "outside".to_owned(), grant: None };
+        RefusedOperation { operation: DeniedOperation::Write, object: object.as_bytes().to_vec(), layer: DenialLayer::Broker, refusal }
     }
 
     #[test]
     fn equal_refusals_are_told_once_and_counted_and_the_rest_is_bounded() {
         let (sender, receiver) = channel();
-        let mut ledger = Ledger::new(Box::new(move |event| {
+        let mut ledger = DenialLedger::new(Box::new(move |event| {
             let _ = sender.send(event);
         }));
         for _ in 0..3 {
-            ledger.record(denied("/a"), Actor::default);
+            ledger.record_denial(denied("/a"), CallerProcess::default);
         }
         for i in 0..MAX_DENIALS + 4 {
-            ledger.record(denied(&format!("/{i}")), Actor::default);
+            ledger.record_denial(denied(&format!("/{i}")), CallerProcess::default);
         }
-        let (denials, beyond) = ledger.take();
+        let (denials, beyond) = ledger.take_denials();
         assert_eq!((denials.len(), denials[0].count, beyond), (MAX_DENIALS, 3, 5));
         assert_eq!(receiver.try_iter().count(), MAX_DENIALS);
     }

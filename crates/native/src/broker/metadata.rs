@@ -8,195 +8,195 @@ use rustix::fs::{
     Access, AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, Uid, XattrFlags, chownat,
     fcntl_getfl, ftruncate, openat, removexattr, setxattr, utimensat,
 };
-use stockade_model::Operation;
+use stockade_model::DeniedOperation;
 use stockade_sys::{Errno, actor, resolve};
 
-use super::caller::Caller;
-use super::deed::{Change, Deed, Step};
+use super::caller::CallingThread;
+use super::deed::{ObjectChange, BrokeredCall, CallProgress};
 use super::opens::set_id;
-use super::service::{Failure, Service, native_access, refused};
-use super::table::Shape;
-use super::view::Through;
-use super::walk::Object;
-use crate::powers::{Verdict, to_path};
+use super::service::{CallFailure, BrokerService, native_access, refuse_operation};
+use super::table::ArgumentLayout;
+use super::view::ObjectHandle;
+use super::walk::ResolvedObject;
+use crate::powers::{PermissionVerdict, to_path};
 
 /// `XATTR_NAME_MAX` with its NUL.
-const MAX_ATTRIBUTE_NAME: usize = 256;
+const MAX_ATTRIBUTE_NAME_BYTES: usize = 256;
 /// `XATTR_SIZE_MAX`.
 const MAX_ATTRIBUTE_BYTES: u64 = 65_536;
-const SET_ID: u32 = 0o6000;
+const SET_ID_BITS: u32 = 0o6000;
 /// Permission bits that let others than the owner write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// The object that a call names.
-enum Subject {
+enum MetadataSubject {
     /// By path, relative to a descriptor.
     Path { start: i32, path: CString, follow: bool },
     /// By descriptor.
     Descriptor(i32),
 }
 
-impl Service {
+impl BrokerService {
     /// Reads a call that changes an object's metadata or length.
-    pub(super) fn read_change(&self, caller: &Caller, shape: Shape) -> Result<Deed, Failure> {
+    pub(super) fn read_change(&self, caller: &CallingThread, shape: ArgumentLayout) -> Result<BrokeredCall, CallFailure> {
         let (subject, change) = match shape {
-            Shape::Truncate => {
+            ArgumentLayout::Truncate => {
                 let length = caller.request.args[1];
                 if length > i64::MAX as u64 {
                     return Err(Errno::INVAL.into());
                 }
-                (by_path(caller, true)?, Change::Length(length))
+                (by_path(caller, true)?, ObjectChange::Length(length))
             }
-            Shape::Chmod { at, flags } => {
-                let (start, index) = if at { (caller.int(0), 1) } else { (libc::AT_FDCWD, 0) };
-                let flags = if flags { caller.int(3) } else { 0 };
-                (by_flags(caller, start, index, flags)?, Change::Mode(caller.unsigned(index + 1)))
+            ArgumentLayout::Chmod { at, flags } => {
+                let (start, index) = if at { (caller.int_argument(0), 1) } else { (libc::AT_FDCWD, 0) };
+                let flags = if flags { caller.int_argument(3) } else { 0 };
+                (by_flags(caller, start, index, flags)?, ObjectChange::Mode(caller.unsigned_argument(index + 1)))
             }
-            Shape::ChmodDescriptor => (Subject::Descriptor(caller.int(0)), Change::Mode(caller.unsigned(1))),
-            Shape::Chown { follow } => (by_path(caller, follow)?, owner(caller, 1)),
-            Shape::ChownDescriptor => (Subject::Descriptor(caller.int(0)), owner(caller, 1)),
-            Shape::ChownAt => (by_flags(caller, caller.int(0), 1, caller.int(4))?, owner(caller, 2)),
-            Shape::TimesSeconds | Shape::TimesMicroseconds { .. } | Shape::TimesNanoseconds => times(caller, shape)?,
-            Shape::SetAttribute { follow } => (by_path(caller, follow)?, attribute(caller)?),
-            Shape::SetAttributeDescriptor => (Subject::Descriptor(caller.int(0)), attribute(caller)?),
-            Shape::RemoveAttribute { follow } => (by_path(caller, follow)?, no_attribute(caller)?),
-            _ => (Subject::Descriptor(caller.int(0)), no_attribute(caller)?),
+            ArgumentLayout::ChmodDescriptor => (MetadataSubject::Descriptor(caller.int_argument(0)), ObjectChange::Mode(caller.unsigned_argument(1))),
+            ArgumentLayout::Chown { follow } => (by_path(caller, follow)?, read_owner(caller, 1)),
+            ArgumentLayout::ChownDescriptor => (MetadataSubject::Descriptor(caller.int_argument(0)), read_owner(caller, 1)),
+            ArgumentLayout::ChownAt => (by_flags(caller, caller.int_argument(0), 1, caller.int_argument(4))?, read_owner(caller, 2)),
+            ArgumentLayout::TimesSeconds | ArgumentLayout::TimesMicroseconds { .. } | ArgumentLayout::TimesNanoseconds => read_time_change(caller, shape)?,
+            ArgumentLayout::SetAttribute { follow } => (by_path(caller, follow)?, read_attribute(caller)?),
+            ArgumentLayout::SetAttributeDescriptor => (MetadataSubject::Descriptor(caller.int_argument(0)), read_attribute(caller)?),
+            ArgumentLayout::RemoveAttribute { follow } => (by_path(caller, follow)?, no_attribute(caller)?),
+            _ => (MetadataSubject::Descriptor(caller.int_argument(0)), no_attribute(caller)?),
         };
-        Ok(Deed::Change { object: self.subject(caller, subject)?, change })
+        Ok(BrokeredCall::Change { object: self.open_subject(caller, subject)?, change })
     }
 
     /// Holds the object that a call names.
-    fn subject(&self, caller: &Caller, subject: Subject) -> Result<Object, Errno> {
+    fn open_subject(&self, caller: &CallingThread, subject: MetadataSubject) -> Result<ResolvedObject, Errno> {
         match subject {
-            Subject::Descriptor(number) => self.as_staged(Object::of(changeable(caller, number)?)?),
-            Subject::Path { start, path, .. } if path.is_empty() => self.as_staged(Object::of(caller.object(start)?)?),
-            Subject::Path { start, path, follow } => self.as_staged(self.walk(caller)?.find(start, &path, follow)?),
+            MetadataSubject::Descriptor(number) => self.as_staged(ResolvedObject::from_fd(open_changeable(caller, number)?)?),
+            MetadataSubject::Path { start, path, .. } if path.is_empty() => self.as_staged(ResolvedObject::from_fd(caller.open_object(start)?)?),
+            MetadataSubject::Path { start, path, follow } => self.as_staged(self.start_resolution(caller)?.resolve_object(start, &path, follow)?),
         }
     }
 
     /// Changes an object.
-    pub(super) fn change(&self, object: &Object, change: &Change) -> Result<Step, Failure> {
+    pub(super) fn change_object(&self, object: &ResolvedObject, change: &ObjectChange) -> Result<CallProgress, CallFailure> {
         // A symbolic link has no mode.
-        if object.kind() == FileType::Symlink && matches!(change, Change::Mode(_)) {
+        if object.file_type() == FileType::Symlink && matches!(change, ObjectChange::Mode(_)) {
             return Err(Errno::OPNOTSUPP.into());
         }
         let is_opened = self.opens_closed(object, change);
-        if !matches!(change, Change::Length(_)) && !is_opened && !self.is_harmless(object, change) {
+        if !matches!(change, ObjectChange::Length(_)) && !is_opened && !self.is_harmless(object, change) {
             self.permit_change(object)?;
         }
         match change {
-            Change::Length(length) => self.truncate(object, *length)?,
-            Change::Mode(mode) => {
+            ObjectChange::Length(length) => self.truncate_object(object, *length)?,
+            ObjectChange::Mode(mode) => {
                 self.change_mode(object, *mode)?;
                 if is_opened {
                     self.surveys.borrow_mut().forget_closed();
                 }
             }
-            Change::Owner { user, group } => {
+            ObjectChange::Owner { user, group } => {
                 if !self.is_mapped(*user, *group) {
                     return Err(Errno::INVAL.into());
                 }
                 chownat(self.through_object(object), c"", *user, *group, AtFlags::EMPTY_PATH)?;
             }
-            Change::Times(times) => {
+            ObjectChange::Times(times) => {
                 utimensat(self.through_object(object), c"", times, AtFlags::EMPTY_PATH)?;
             }
-            Change::SetAttribute { name, value, flags } => {
+            ObjectChange::SetAttribute { name, value, flags } => {
                 let held = self.with_attributes(object)?;
                 let path = resolve::DescriptorPath::new(held.as_fd());
                 setxattr(path.as_c_str(), name.as_c_str(), value, *flags)?;
             }
-            Change::RemoveAttribute { name } => {
+            ObjectChange::RemoveAttribute { name } => {
                 let held = self.with_attributes(object)?;
                 let path = resolve::DescriptorPath::new(held.as_fd());
                 removexattr(path.as_c_str(), name.as_c_str())?;
             }
         }
-        Ok(Step::zero())
+        Ok(CallProgress::return_zero())
     }
 
     /// Checks whether `object` may be changed. If the kernel would refuse this to a user who is not
     /// the owner, the call fails with the kernel's error.
-    fn permit_change(&self, object: &Object) -> Result<(), Failure> {
+    fn permit_change(&self, object: &ResolvedObject) -> Result<(), CallFailure> {
         // No program can find a file without a name.
-        let is_nameless = object.kind() == FileType::RegularFile && object.stat.st_nlink == 0;
+        let is_nameless = object.file_type() == FileType::RegularFile && object.stat.st_nlink == 0;
         if object.is_placeless() || is_nameless && self.powers.root_length(&object.path).is_some() {
             return Ok(());
         }
-        match self.decide(Operation::Metadata, &object.path) {
-            Verdict::Allow => self.permit_linked(&object.stat, &object.path, Operation::Metadata),
-            Verdict::Private => Ok(()),
-            Verdict::Refuse(_) if object.stat.st_uid != self.own_user() => Err(Errno::PERM.into()),
-            Verdict::Refuse(refusal) => Err(refused(Operation::Metadata, &object.path, refusal)),
+        match self.decide_operation(DeniedOperation::Metadata, &object.path) {
+            PermissionVerdict::Allow => self.permit_linked(&object.stat, &object.path, DeniedOperation::Metadata),
+            PermissionVerdict::Private => Ok(()),
+            PermissionVerdict::Refuse(_) if object.stat.st_uid != self.own_user() => Err(Errno::PERM.into()),
+            PermissionVerdict::Refuse(refusal) => Err(refuse_operation(DeniedOperation::Metadata, &object.path, refusal)),
         }
     }
 
     /// Returns whether a change neither makes git obey more nor lets others write. Programs that
     /// copy and unpack repositories make such changes to each known part of one.
-    fn is_harmless(&self, object: &Object, change: &Change) -> bool {
+    fn is_harmless(&self, object: &ResolvedObject, change: &ObjectChange) -> bool {
         let stat = &object.stat;
         let lets_in_nobody = |mode: u32| mode & WRITABLE_BY_OTHERS & !stat.st_mode == 0;
         let adds_nothing = match change {
-            Change::Times(_) => true,
-            Change::Mode(mode) => lets_in_nobody(*mode),
-            Change::SetAttribute { name, value, .. } => mode_in_list(name, value).is_some_and(lets_in_nobody),
-            Change::Owner { user, group } => {
+            ObjectChange::Times(_) => true,
+            ObjectChange::Mode(mode) => lets_in_nobody(*mode),
+            ObjectChange::SetAttribute { name, value, .. } => mode_in_list(name, value).is_some_and(lets_in_nobody),
+            ObjectChange::Owner { user, group } => {
                 user.is_none_or(|user| user.as_raw() == stat.st_uid)
                     && group.is_none_or(|group| group.as_raw() == stat.st_gid)
             }
-            Change::RemoveAttribute { name } => name.as_c_str() == c"system.posix_acl_default",
-            Change::Length(_) => false,
+            ObjectChange::RemoveAttribute { name } => name.as_c_str() == c"system.posix_acl_default",
+            ObjectChange::Length(_) => false,
         };
         adds_nothing
             && (self.powers.is_known_part(&object.path) || self.powers.is_project_settings(&object.path))
-            && self.refusal_of_place(Operation::Metadata, &object.path).is_none()
-            && self.permit_linked(stat, &object.path, Operation::Metadata).is_ok()
+            && self.refusal_of_place(DeniedOperation::Metadata, &object.path).is_none()
+            && self.permit_linked(stat, &object.path, DeniedOperation::Metadata).is_ok()
     }
 
     /// Returns whether a change opens a directory that the survey could not read. So far nothing in
     /// its tree was permitted, and the tree is surveyed again afterwards.
-    fn opens_closed(&self, object: &Object, change: &Change) -> bool {
-        const LOOK: u32 = 0o500;
-        let (Change::Mode(mode), stat) = (change, &object.stat) else { return false };
-        object.kind() == FileType::Directory
+    fn opens_closed(&self, object: &ResolvedObject, change: &ObjectChange) -> bool {
+        const READ_AND_SEARCH_BITS: u32 = 0o500;
+        let (ObjectChange::Mode(mode), stat) = (change, &object.stat) else { return false };
+        object.file_type() == FileType::Directory
             && stat.st_uid == self.own_user()
-            && mode & LOOK == LOOK
-            && stat.st_mode & LOOK != LOOK
+            && mode & READ_AND_SEARCH_BITS == READ_AND_SEARCH_BITS
+            && stat.st_mode & READ_AND_SEARCH_BITS != READ_AND_SEARCH_BITS
             && mode & WRITABLE_BY_OTHERS & !stat.st_mode == 0
             && self.make_surveys().is_ok()
             && self.surveys.borrow().are_closed(&object.path)
-            && self.powers.decide(Operation::Metadata, &to_path(&object.path), &|path| self.exists(path))
-                == Verdict::Allow
+            && self.powers.decide_operation(DeniedOperation::Metadata, &to_path(&object.path), &|path| self.exists_in_view(path))
+                == PermissionVerdict::Allow
     }
 
-    fn truncate(&self, object: &Object, length: u64) -> Result<(), Failure> {
-        match object.kind() {
+    fn truncate_object(&self, object: &ResolvedObject, length: u64) -> Result<(), CallFailure> {
+        match object.file_type() {
             FileType::Directory => return Err(Errno::ISDIR.into()),
             FileType::RegularFile => {}
             _ => return Err(Errno::INVAL.into()),
         }
-        if let Verdict::Refuse(refusal) = self.decide(Operation::Truncate, &object.path) {
+        if let PermissionVerdict::Refuse(refusal) = self.decide_operation(DeniedOperation::Truncate, &object.path) {
             native_access(&object.fd, Access::WRITE_OK)?;
-            return Err(refused(Operation::Truncate, &object.path, refusal));
+            return Err(refuse_operation(DeniedOperation::Truncate, &object.path, refusal));
         }
-        self.permit_linked(&object.stat, &object.path, Operation::Truncate)?;
+        self.permit_linked(&object.stat, &object.path, DeniedOperation::Truncate)?;
         let held = self.through_object(object);
         let path = resolve::DescriptorPath::new(held.as_fd());
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         Ok(ftruncate(openat(CWD, path.as_c_str(), flags, Mode::empty())?, length)?)
     }
 
-    fn change_mode(&self, object: &Object, mode: u32) -> Result<(), Failure> {
+    fn change_mode(&self, object: &ResolvedObject, mode: u32) -> Result<(), CallFailure> {
         let mode = mode & 0o7777;
-        if mode & SET_ID != 0 && object.kind() != FileType::Directory {
-            return Err(refused(Operation::Metadata, &object.path, set_id()));
+        if mode & SET_ID_BITS != 0 && object.file_type() != FileType::Directory {
+            return Err(refuse_operation(DeniedOperation::Metadata, &object.path, set_id()));
         }
-        Ok(actor::chmod(self.through_object(object).as_fd(), mode)?)
+        Ok(actor::change_mode(self.through_object(object).as_fd(), mode)?)
     }
 
-    fn with_attributes<'o>(&self, object: &'o Object) -> Result<Through<'o>, Failure> {
+    fn with_attributes<'o>(&self, object: &'o ResolvedObject) -> Result<ObjectHandle<'o>, CallFailure> {
         // The kernel permits only system attributes on a symbolic link.
-        if object.kind() == FileType::Symlink { Err(Errno::PERM.into()) } else { Ok(self.through_object(object)) }
+        if object.file_type() == FileType::Symlink { Err(Errno::PERM.into()) } else { Ok(self.through_object(object)) }
     }
 }
 
@@ -212,81 +212,81 @@ fn mode_in_list(name: &CStr, value: &[u8]) -> Option<u32> {
 
 /// Holds the object of descriptor `number`. Fails for a descriptor that only names (`O_PATH`),
 /// because the object cannot be changed by such a descriptor.
-fn changeable(caller: &Caller, number: i32) -> Result<OwnedFd, Errno> {
-    match caller.descriptor(number) {
+fn open_changeable(caller: &CallingThread, number: i32) -> Result<OwnedFd, Errno> {
+    match caller.duplicate_descriptor(number) {
         Ok(descriptor) if fcntl_getfl(&descriptor)?.contains(OFlags::PATH) => Err(Errno::BADF),
         // The seccomp filters of container engines refuse the copy; the object serves as well.
         Err(Errno::PERM | Errno::NOSYS) => match caller.is_name_alone(number)? {
             true => Err(Errno::BADF),
-            false => caller.object(number),
+            false => caller.open_object(number),
         },
         other => other,
     }
 }
 
 /// Reads user and group; `first` is the index of the user, and the group follows it.
-fn owner(caller: &Caller, first: usize) -> Change {
-    let id = |index| Some(caller.unsigned(index)).filter(|id| *id != u32::MAX);
-    Change::Owner { user: id(first).map(Uid::from_raw), group: id(first + 1).map(Gid::from_raw) }
+fn read_owner(caller: &CallingThread, first: usize) -> ObjectChange {
+    let id = |index| Some(caller.unsigned_argument(index)).filter(|id| *id != u32::MAX);
+    ObjectChange::Owner { user: id(first).map(Uid::from_raw), group: id(first + 1).map(Gid::from_raw) }
 }
 
-fn times(caller: &Caller, shape: Shape) -> Result<(Subject, Change), Errno> {
+fn read_time_change(caller: &CallingThread, shape: ArgumentLayout) -> Result<(MetadataSubject, ObjectChange), Errno> {
     let (start, index) = match shape {
-        Shape::TimesSeconds | Shape::TimesMicroseconds { at: false } => (libc::AT_FDCWD, 0),
-        _ => (caller.int(0), 1),
+        ArgumentLayout::TimesSeconds | ArgumentLayout::TimesMicroseconds { at: false } => (libc::AT_FDCWD, 0),
+        _ => (caller.int_argument(0), 1),
     };
-    let change = Change::Times(read_times(caller, index + 1, shape)?);
-    let flags = if shape == Shape::TimesNanoseconds { caller.int(3) } else { 0 };
+    let change = ObjectChange::Times(read_times(caller, index + 1, shape)?);
+    let flags = if shape == ArgumentLayout::TimesNanoseconds { caller.int_argument(3) } else { 0 };
     let subject = match caller.optional_path(index)? {
         Some(path) => by_text(start, path, flags)?,
         None if start == libc::AT_FDCWD => return Err(Errno::FAULT),
         None if flags != 0 => return Err(Errno::INVAL),
-        None => Subject::Descriptor(start),
+        None => MetadataSubject::Descriptor(start),
     };
     Ok((subject, change))
 }
 
-fn attribute(caller: &Caller) -> Result<Change, Errno> {
+fn read_attribute(caller: &CallingThread) -> Result<ObjectChange, Errno> {
     let name = attribute_name(caller)?;
-    let (size, flags) = (caller.request.args[3], caller.unsigned(4));
+    let (size, flags) = (caller.request.args[3], caller.unsigned_argument(4));
     if size > MAX_ATTRIBUTE_BYTES {
         return Err(Errno::TOOBIG);
     }
-    let value = caller.bytes(2, size as usize)?;
-    Ok(Change::SetAttribute { name, value, flags: XattrFlags::from_bits_retain(flags) })
+    let value = caller.read_bytes(2, size as usize)?;
+    Ok(ObjectChange::SetAttribute { name, value, flags: XattrFlags::from_bits_retain(flags) })
 }
 
-fn no_attribute(caller: &Caller) -> Result<Change, Errno> {
-    Ok(Change::RemoveAttribute { name: attribute_name(caller)? })
+fn no_attribute(caller: &CallingThread) -> Result<ObjectChange, Errno> {
+    Ok(ObjectChange::RemoveAttribute { name: attribute_name(caller)? })
 }
 
 /// Names the object by the path in the first argument.
-fn by_path(caller: &Caller, follow: bool) -> Result<Subject, Errno> {
-    Ok(Subject::Path { start: libc::AT_FDCWD, path: caller.path(0)?, follow })
+fn by_path(caller: &CallingThread, follow: bool) -> Result<MetadataSubject, Errno> {
+    Ok(MetadataSubject::Path { start: libc::AT_FDCWD, path: caller.read_path(0)?, follow })
 }
 
-fn by_flags(caller: &Caller, start: i32, index: usize, flags: i32) -> Result<Subject, Errno> {
-    by_text(start, caller.path(index)?, flags)
+fn by_flags(caller: &CallingThread, start: i32, index: usize, flags: i32) -> Result<MetadataSubject, Errno> {
+    by_text(start, caller.read_path(index)?, flags)
 }
 
 /// Applies `AT_SYMLINK_NOFOLLOW` and `AT_EMPTY_PATH` to a path.
-fn by_text(start: i32, path: CString, flags: i32) -> Result<Subject, Errno> {
+fn by_text(start: i32, path: CString, flags: i32) -> Result<MetadataSubject, Errno> {
     if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
         return Err(Errno::INVAL);
     }
     if !path.is_empty() {
-        return Ok(Subject::Path { start, path, follow: flags & libc::AT_SYMLINK_NOFOLLOW == 0 });
+        return Ok(MetadataSubject::Path { start, path, follow: flags & libc::AT_SYMLINK_NOFOLLOW == 0 });
     }
     match (flags & libc::AT_EMPTY_PATH != 0, start) {
         (false, _) => Err(Errno::NOENT),
-        (true, libc::AT_FDCWD) => Ok(Subject::Path { start, path: c".".to_owned(), follow: true }),
+        (true, libc::AT_FDCWD) => Ok(MetadataSubject::Path { start, path: c".".to_owned(), follow: true }),
         // Permitted for `O_PATH` descriptors too, so the descriptor is not copied.
-        (true, _) => Ok(Subject::Path { start, path, follow: true }),
+        (true, _) => Ok(MetadataSubject::Path { start, path, follow: true }),
     }
 }
 
-fn attribute_name(caller: &Caller) -> Result<CString, Errno> {
-    match caller.string(1, MAX_ATTRIBUTE_NAME) {
+fn attribute_name(caller: &CallingThread) -> Result<CString, Errno> {
+    match caller.read_string(1, MAX_ATTRIBUTE_NAME_BYTES) {
         Err(Errno::NAMETOOLONG) => Err(Errno::RANGE),
         Ok(name) if name.is_empty() => Err(Errno::RANGE),
         other => other,
@@ -294,21 +294,21 @@ fn attribute_name(caller: &Caller) -> Result<CString, Errno> {
 }
 
 /// Reads both times of a call; a null pointer means the current time.
-fn read_times(caller: &Caller, index: usize, shape: Shape) -> Result<Timestamps, Errno> {
+fn read_times(caller: &CallingThread, index: usize, shape: ArgumentLayout) -> Result<Timestamps, Errno> {
     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
     if caller.request.args[index] == 0 {
         return Ok(Timestamps { last_access: now, last_modification: now });
     }
-    let words = if shape == Shape::TimesSeconds { 2 } else { 4 };
-    let bytes = caller.bytes(index, words * 8)?;
+    let words = if shape == ArgumentLayout::TimesSeconds { 2 } else { 4 };
+    let bytes = caller.read_bytes(index, words * 8)?;
     let word = |at: usize| {
         let mut word = [0; 8];
         word.copy_from_slice(&bytes[at * 8..at * 8 + 8]);
         i64::from_ne_bytes(word)
     };
     let time = |first: usize| match shape {
-        Shape::TimesSeconds => Ok(Timespec { tv_sec: word(first / 2), tv_nsec: 0 }),
-        Shape::TimesNanoseconds => Ok(Timespec { tv_sec: word(first), tv_nsec: word(first + 1) }),
+        ArgumentLayout::TimesSeconds => Ok(Timespec { tv_sec: word(first / 2), tv_nsec: 0 }),
+        ArgumentLayout::TimesNanoseconds => Ok(Timespec { tv_sec: word(first), tv_nsec: word(first + 1) }),
         _ if !(0..1_000_000).contains(&word(first + 1)) => Err(Errno::INVAL),
         _ => Ok(Timespec { tv_sec: word(first), tv_nsec: word(first + 1) * 1000 }),
     };

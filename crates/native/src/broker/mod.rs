@@ -81,21 +81,21 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use stockade_engine::{HeldAnswer, HoldId};
-use stockade_model::{Denial, Level, RawText, ReadAccess};
+use stockade_model::{Denial, IsolationLevel, RawText, ReadAccess};
 use stockade_sys::Errno;
-use stockade_sys::notify::Notifier;
+use stockade_sys::notify::SeccompNotifier;
 
-use crate::powers::Powers;
-use crate::reach::Reach;
-use crate::stage::Precaution;
-use crate::undo::Recorder;
-use crate::way_out::WayOut;
-use requests::{Referee, Request};
-use service::Service;
+use crate::powers::AttemptPermissions;
+use crate::reach::EgressReach;
+use crate::stage::PreWriteHook;
+use crate::undo::UndoRecorder;
+use crate::way_out::RunEgress;
+use requests::{BrokerEgressPolicy, BrokeredRequest};
+use service::BrokerService;
 
-pub(crate) use bound::Bound;
+pub(crate) use bound::BoundSockets;
 pub use servers::served_ports;
-pub use table::{ArgTest, Test, Trap, notify_table};
+pub use table::{ArgTest, BitTest, SyscallTrap, notify_table};
 
 /// Time-out for the start of the broker's thread.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -170,7 +170,7 @@ pub struct BrokerTraits {
 /// A running broker. Dropping it stops the broker without waiting.
 #[derive(Debug)]
 pub struct BrokerHandle {
-    answers: Answers,
+    answers: AnswerSender,
     report: Receiver<BrokerReport>,
     traits: BrokerTraits,
 }
@@ -178,17 +178,17 @@ pub struct BrokerHandle {
 /// Sender of answers to held calls. Clones send to the same broker; after its end the answers are
 /// ignored.
 #[derive(Clone, Debug)]
-pub struct Answers {
-    orders: Sender<Order>,
+pub struct AnswerSender {
+    orders: Sender<BrokerOrder>,
     wake: Arc<OwnedFd>,
 }
 
 /// Message to a running broker.
 #[derive(Debug)]
-enum Order {
+enum BrokerOrder {
     Answer(HoldId, HeldAnswer),
     /// The egress proxy received a request that no rule permits yet.
-    Judge(Request),
+    Judge(BrokeredRequest),
     /// The egress proxy is needed.
     Open,
     /// No approver answers any more.
@@ -196,23 +196,23 @@ enum Order {
     Stop,
 }
 
-impl Answers {
+impl AnswerSender {
     /// Answers a held call. Never blocks. Granted powers also apply if the call no longer waits.
-    pub fn answer(&self, id: HoldId, answer: HeldAnswer) {
-        self.order(Order::Answer(id, answer));
+    pub fn answer_held_call(&self, id: HoldId, answer: HeldAnswer) {
+        self.send_order(BrokerOrder::Answer(id, answer));
     }
 
     /// Starts the egress proxy. Never blocks.
     pub(crate) fn open_way(&self) {
-        self.order(Order::Open);
+        self.send_order(BrokerOrder::Open);
     }
 
     /// Refuses all held calls, and all calls that would be held from now on. Never blocks.
     pub(crate) fn hold_nothing(&self) {
-        self.order(Order::HoldNothing);
+        self.send_order(BrokerOrder::HoldNothing);
     }
 
-    fn order(&self, order: Order) {
+    fn send_order(&self, order: BrokerOrder) {
         if self.orders.send(order).is_ok() {
             // Fails only if the counter is full; the eventfd is readable then.
             let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
@@ -233,12 +233,12 @@ impl Broker {
     /// [`BrokerError`] if the broker cannot start. Trapped calls then fail with ENOSYS.
     pub fn start(
         listener: OwnedFd,
-        powers: Powers,
-        level: Level,
+        powers: AttemptPermissions,
+        level: IsolationLevel,
         hold: bool,
         sink: impl Fn(BrokerEvent) + Send + 'static,
     ) -> Result<BrokerHandle, BrokerError> {
-        Self::begin(powers, level, sink)?.serve(listener, hold)
+        Self::begin(powers, level, sink)?.serve_listener(listener, hold)
     }
 
     /// Starts the thread before a listener exists, so that it prepares while the sandbox is built.
@@ -246,10 +246,10 @@ impl Broker {
     /// # Errors
     /// [`BrokerError`] if the broker cannot start.
     pub fn begin(
-        powers: Powers,
-        level: Level,
+        powers: AttemptPermissions,
+        level: IsolationLevel,
         sink: impl Fn(BrokerEvent) + Send + 'static,
-    ) -> Result<BrokerBegun, BrokerError> {
+    ) -> Result<PreparedBroker, BrokerError> {
         Self::begin_with(powers, level, (None, None), sink)
     }
 
@@ -260,32 +260,32 @@ impl Broker {
     /// # Errors
     /// [`BrokerError`] if the broker cannot start.
     pub fn begin_with(
-        powers: Powers,
-        level: Level,
-        before: (Option<Precaution>, Option<Recorder>),
+        powers: AttemptPermissions,
+        level: IsolationLevel,
+        before: (Option<PreWriteHook>, Option<UndoRecorder>),
         sink: impl Fn(BrokerEvent) + Send + 'static,
-    ) -> Result<BrokerBegun, BrokerError> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(step("make an eventfd"))?;
+    ) -> Result<PreparedBroker, BrokerError> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(map_step_error("make an eventfd"))?;
         let wake = Arc::new(wake);
         let woken = wake.clone();
         let (orders, ordered) = channel();
         let (up, ready) = channel();
-        let (notifier, notifiers) = channel::<Serving>();
+        let (notifier, notifiers) = channel::<ServiceInputs>();
         let reach = powers.reach.clone();
         let (sender, report) = channel();
         let body = move || {
-            let confined = Service::confine(level);
+            let confined = BrokerService::confine_to_level(level);
             let failed = confined.is_err();
             let _ = up.send(confined);
             // No notifier arrives if the sandbox could not be built.
-            let (Ok(Serving { notifier, hold, way, bound, small_disk }), false) = (notifiers.recv(), failed) else {
+            let (Ok(ServiceInputs { notifier, hold, way, bound, small_disk }), false) = (notifiers.recv(), failed) else {
                 return;
             };
             let end =
-                match Service::new(notifier, powers, level, hold, before, (way, bound, small_disk), Box::new(sink)) {
+                match BrokerService::new(notifier, powers, level, hold, before, (way, bound, small_disk), Box::new(sink)) {
                     Ok(mut service) => {
-                        service.serve(woken.as_fd(), &ordered);
-                        service.end()
+                        service.serve_calls(woken.as_fd(), &ordered);
+                        service.end_service()
                     }
                     // The listener is closed: every trapped call fails with ENOSYS.
                     Err(_) => BrokerReport::default(),
@@ -294,36 +294,36 @@ impl Broker {
             let _ = sender.send(end);
         };
         std::thread::Builder::new().name("broker".to_owned()).spawn(body).map_err(BrokerError::Thread)?;
-        let bound = Bound::default();
-        let answers = Answers { orders, wake };
-        Ok(BrokerBegun { answers, reach, ready, notifier, report, bound, small_disk: None })
+        let bound = BoundSockets::default();
+        let answers = AnswerSender { orders, wake };
+        Ok(PreparedBroker { answers, reach, ready, notifier, report, bound, small_disk: None })
     }
 }
 
 /// A broker without a listener. Dropping it stops the broker.
 #[derive(Debug)]
-pub struct BrokerBegun {
-    answers: Answers,
-    reach: Reach,
+pub struct PreparedBroker {
+    answers: AnswerSender,
+    reach: EgressReach,
     ready: Receiver<Result<(), BrokerError>>,
-    notifier: Sender<Serving>,
+    notifier: Sender<ServiceInputs>,
     report: Receiver<BrokerReport>,
-    bound: Bound,
+    bound: BoundSockets,
     small_disk: Option<u64>,
 }
 
 /// Inputs that a started broker needs to serve.
-struct Serving {
-    notifier: Notifier,
+struct ServiceInputs {
+    notifier: SeccompNotifier,
     hold: bool,
-    way: Option<Arc<WayOut>>,
-    bound: Bound,
+    way: Option<Arc<RunEgress>>,
+    bound: BoundSockets,
     small_disk: Option<u64>,
 }
 
-impl BrokerBegun {
+impl PreparedBroker {
     /// Makes the broker share its table of bound sockets with other brokers.
-    pub(crate) fn sharing(self, bound: Bound) -> Self {
+    pub(crate) fn with_bound_sockets(self, bound: BoundSockets) -> Self {
         Self { bound, ..self }
     }
 
@@ -334,8 +334,8 @@ impl BrokerBegun {
     }
 
     /// Returns the judge for requests to the egress proxy.
-    pub(crate) fn referee(&self) -> Referee {
-        Referee::new(self.answers.clone(), self.reach.clone())
+    pub(crate) fn egress_policy(&self) -> BrokerEgressPolicy {
+        BrokerEgressPolicy::new(self.answers.clone(), self.reach.clone())
     }
 
     /// Starts answering the notifications of `listener`, without an egress proxy; `hold` as in
@@ -343,7 +343,7 @@ impl BrokerBegun {
     ///
     /// # Errors
     /// [`BrokerError`] if the broker cannot start. Trapped calls then fail with ENOSYS.
-    pub fn serve(self, listener: OwnedFd, hold: bool) -> Result<BrokerHandle, BrokerError> {
+    pub fn serve_listener(self, listener: OwnedFd, hold: bool) -> Result<BrokerHandle, BrokerError> {
         self.serve_with(listener, hold, None)
     }
 
@@ -355,12 +355,12 @@ impl BrokerBegun {
         self,
         listener: OwnedFd,
         hold: bool,
-        way: Option<Arc<WayOut>>,
+        way: Option<Arc<RunEgress>>,
     ) -> Result<BrokerHandle, BrokerError> {
-        let notifier = Notifier::new(listener).map_err(step("learn the size of notifications"))?;
+        let notifier = SeccompNotifier::new(listener).map_err(map_step_error("learn the size of notifications"))?;
         let traits = BrokerTraits { synchronous: notifier.wake_synchronously().is_ok() };
         self.ready.recv_timeout(START_TIMEOUT).unwrap_or(Err(BrokerError::Silent))?;
-        let serving = Serving { notifier, hold, way, bound: self.bound, small_disk: self.small_disk };
+        let serving = ServiceInputs { notifier, hold, way, bound: self.bound, small_disk: self.small_disk };
         self.notifier.send(serving).map_err(|_| BrokerError::Silent)?;
         Ok(BrokerHandle { answers: self.answers, report: self.report, traits })
     }
@@ -373,7 +373,7 @@ impl BrokerHandle {
     }
 
     /// Returns the sender of answers.
-    pub fn answers(&self) -> Answers {
+    pub fn answer_sender(&self) -> AnswerSender {
         self.answers.clone()
     }
 
@@ -397,7 +397,7 @@ impl BrokerHandle {
     }
 
     fn ask_to_stop(&self) {
-        self.answers.order(Order::Stop);
+        self.answers.send_order(BrokerOrder::Stop);
     }
 }
 
@@ -408,6 +408,6 @@ impl Drop for BrokerHandle {
 }
 
 /// Returns a function that adds the failed step to an error.
-fn step(step: &'static str) -> impl Fn(Errno) -> BrokerError {
+fn map_step_error(step: &'static str) -> impl Fn(Errno) -> BrokerError {
     move |errno| BrokerError::Step { step, errno }
 }

@@ -11,37 +11,37 @@ use std::io::Read;
 use std::os::fd::AsFd;
 
 use rustix::fs::{Access, CWD, FileType, Mode, OFlags, ResolveFlags, openat2};
-use stockade_model::{Grant, Operation};
+use stockade_model::{Grant, DeniedOperation};
 use stockade_sys::{Errno, resolve};
 
-use super::caller::Caller;
-use super::deed::{Deed, Step};
-use super::ledger::Actor;
-use super::service::{Failure, Reply, Service, native_access, refused};
-use super::walk::Object;
-use crate::programs::{MAX_WORDS, Program, interpreter};
+use super::caller::CallingThread;
+use super::deed::{BrokeredCall, CallProgress};
+use super::ledger::CallerProcess;
+use super::service::{CallFailure, CallReply, BrokerService, native_access, refuse_operation};
+use super::walk::ResolvedObject;
+use crate::programs::{MAX_CHECKED_ARGUMENTS, ExecProgram, parse_shebang};
 
 /// Bytes that the kernel reads of a file to detect its format: `BINPRM_BUF_SIZE` (binfmts.h).
-const START_BYTES: u64 = 256;
+const EXEC_HEADER_BYTES: u64 = 256;
 /// Nested interpreters that the kernel follows (fs/exec.c).
 const MAX_INTERPRETERS: usize = 5;
 /// Longest argument that is checked; no pattern is longer.
-const MAX_ARGUMENT: usize = 4096;
+const MAX_ARGUMENT_BYTES: usize = 4096;
 /// Total length of arguments, in bytes, after which no more are read.
-const MAX_ARGUMENTS: usize = 16 << 10;
+const MAX_TOTAL_ARGUMENT_BYTES: usize = 16 << 10;
 
 /// A held program, with all programs that running it starts.
-pub(super) struct Start {
-    pub object: Object,
+pub(super) struct ProgramStart {
+    pub object: ResolvedObject,
     /// The program and its interpreters; `is_readable` is true if the last of them could be read.
-    programs: Vec<Program>,
+    programs: Vec<ExecProgram>,
     is_readable: bool,
 }
 
-impl Service {
+impl BrokerService {
     /// Reads an exec call. Returns `None` for the command itself, and for a program that no rule or
     /// effect is about.
-    pub(super) fn read_exec(&mut self, caller: &Caller, at: bool) -> Result<Option<Deed>, Failure> {
+    pub(super) fn read_exec(&mut self, caller: &CallingThread, at: bool) -> Result<Option<BrokeredCall>, CallFailure> {
         let found = self.program_to_run(caller, at);
         let programs = &self.powers.programs;
         let is_plain = match &found {
@@ -52,24 +52,24 @@ impl Service {
             if let Ok((object, _)) = found {
                 // The launcher tries one path after the other.
                 self.has_started = true;
-                self.executed(Some(self.process_of(caller)), &object);
+                self.report_execution(Some(self.process_of(caller)), &object);
             }
             return Ok(None);
         }
         // A program that cannot be checked must not run without a decision.
         let (object, called) = found?;
         let start = self.start_of(caller, object, called.into_bytes(), if at { 2 } else { 1 })?;
-        Ok(Some(Deed::Run(start)))
+        Ok(Some(BrokeredCall::Run(start)))
     }
 
     /// Decides whether a program may run, with the current powers.
-    pub(super) fn may_run(&self, start: &Start) -> Result<Step, Failure> {
-        let refused = |path: &[u8], refusal| refused(Operation::Exec, path, refusal);
+    pub(super) fn may_run(&self, start: &ProgramStart) -> Result<CallProgress, CallFailure> {
+        let refused = |path: &[u8], refusal| refuse_operation(DeniedOperation::Exec, path, refusal);
         for program in &start.programs {
             let programs = &self.powers.programs;
             let decided = match self.powers.is_in_layer(&program.path) {
                 true => programs.decide_in_layer(program),
-                false => programs.decide(program),
+                false => programs.decide_program(program),
             };
             decided.map_err(|refusal| match &refusal.grant {
                 Some(Grant::Effect(_)) => refused(&program.command_line(), refusal),
@@ -79,40 +79,40 @@ impl Service {
         if let (false, Some(last)) = (start.is_readable, start.programs.last()) {
             self.powers.programs.decide_unread(&last.path).map_err(|refusal| refused(&last.path, refusal))?;
         }
-        Ok(Step::Done(Reply::Continue))
+        Ok(CallProgress::Done(CallReply::Continue))
     }
 
     /// Reports that a program runs.
-    pub(super) fn executed(&self, pid: Option<u32>, object: &Object) {
+    pub(super) fn report_execution(&self, pid: Option<u32>, object: &ResolvedObject) {
         if let Some(reads) = &self.reads {
-            self.note_read(reads, object, || Actor { pid, program: Some(object.path.clone()) });
+            self.note_read(reads, object, || CallerProcess { pid, program: Some(object.path.clone()) });
         }
-        self.ledger().executed(pid.unwrap_or_default(), object.path.clone());
+        self.lock_ledger().note_execution(pid.unwrap_or_default(), object.path.clone());
     }
 
     /// Resolves the links in the rules' paths, in the root of the run.
     pub(super) fn follow_rules(&mut self) {
         let Some(first) = &self.first else { return };
         let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        self.powers.programs.follow(|path| {
+        self.powers.programs.resolve_links(|path| {
             let held = openat2(&first.root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), how).ok()?;
-            Object::path_of(&held).ok()
+            ResolvedObject::path_of(&held).ok()
         });
     }
 
-    pub(super) fn process_of(&self, caller: &Caller) -> u32 {
-        caller.process().unwrap_or(caller.request.pid)
+    pub(super) fn process_of(&self, caller: &CallingThread) -> u32 {
+        caller.host_pid().unwrap_or(caller.request.pid)
     }
 
     /// Returns the program that an exec would run, if it exists and is executable, and the path as
     /// the caller wrote it.
-    fn program_to_run(&self, caller: &Caller, at: bool) -> Result<(Object, CString), Errno> {
-        let (start, index) = if at { (caller.int(0), 1) } else { (libc::AT_FDCWD, 0) };
-        let path = caller.path(index)?;
+    fn program_to_run(&self, caller: &CallingThread, at: bool) -> Result<(ResolvedObject, CString), Errno> {
+        let (start, index) = if at { (caller.int_argument(0), 1) } else { (libc::AT_FDCWD, 0) };
+        let path = caller.read_path(index)?;
         let object = if at && path.is_empty() {
-            Object::of(caller.object(start)?)?
+            ResolvedObject::from_fd(caller.open_object(start)?)?
         } else {
-            self.walk(caller)?.find(start, &path, true)?
+            self.start_resolution(caller)?.resolve_object(start, &path, true)?
         };
         native_access(&object.fd, Access::EXEC_OK)?;
         Ok((object, path))
@@ -120,7 +120,7 @@ impl Service {
 
     /// Reads the arguments that rules check, and the interpreters of `object`. `list` is the index
     /// of the call's argument that points at the argument list.
-    fn start_of(&self, caller: &Caller, object: Object, called: Vec<u8>, list: usize) -> Result<Start, Errno> {
+    fn start_of(&self, caller: &CallingThread, object: ResolvedObject, called: Vec<u8>, list: usize) -> Result<ProgramStart, Errno> {
         let rules = &self.powers.programs;
         let mut own: Option<Vec<Vec<u8>>> = None;
         let mut arguments = |wanted: usize| match &own {
@@ -130,8 +130,8 @@ impl Service {
         };
         let mut programs = Vec::new();
         let mut before: Vec<Vec<u8>> = Vec::new();
-        let mut now = Program { path: object.path.clone(), called, arguments: Vec::new() };
-        let mut held: Option<Object> = None;
+        let mut now = ExecProgram { path: object.path.clone(), called, arguments: Vec::new() };
+        let mut held: Option<ResolvedObject> = None;
         let is_readable = loop {
             let wanted = rules.words_of_interest(&now.path, &now.called).unwrap_or(0);
             now.arguments = before.clone();
@@ -139,40 +139,40 @@ impl Service {
             let script = now.called.clone();
             programs.push(now);
             let current = held.as_ref().unwrap_or(&object);
-            let Some(start) = start_bytes(current) else { break current.kind() != FileType::RegularFile };
-            let Some((name, argument)) = interpreter(&start) else { break true };
+            let Some(start) = start_bytes(current) else { break current.file_type() != FileType::RegularFile };
+            let Some((name, argument)) = parse_shebang(&start) else { break true };
             // The kernel fails if there is one interpreter more.
             if programs.len() > MAX_INTERPRETERS {
                 break true;
             }
             let name = CString::new(name).map_err(|_| Errno::NOEXEC)?;
-            let next = self.walk(caller)?.find(libc::AT_FDCWD, &name, true)?;
+            let next = self.start_resolution(caller)?.resolve_object(libc::AT_FDCWD, &name, true)?;
             native_access(&next.fd, Access::EXEC_OK)?;
             // Same order as the kernel's: the argument of the `#!` line, the script, then the
             // script's own arguments.
             before = argument.map(<[u8]>::to_vec).into_iter().chain([script]).chain(before).collect();
-            now = Program { path: next.path.clone(), called: name.into_bytes(), arguments: Vec::new() };
+            now = ExecProgram { path: next.path.clone(), called: name.into_bytes(), arguments: Vec::new() };
             held = Some(next);
         };
         self.must_still_wait(caller)?;
-        Ok(Start { object, programs, is_readable })
+        Ok(ProgramStart { object, programs, is_readable })
     }
 }
 
 /// Reads the arguments after the program's own name.
-fn read_arguments(caller: &Caller, list: usize) -> Result<Vec<Vec<u8>>, Errno> {
+fn read_arguments(caller: &CallingThread, list: usize) -> Result<Vec<Vec<u8>>, Errno> {
     let (mut words, mut length) = (Vec::new(), 0);
-    for index in 1..MAX_WORDS {
+    for index in 1..MAX_CHECKED_ARGUMENTS {
         // A list without a program name has no second word.
-        if index == 1 && (caller.request.args[list] == 0 || caller.word(list, 0)? == 0) {
+        if index == 1 && (caller.request.args[list] == 0 || caller.read_pointer(list, 0)? == 0) {
             break;
         }
-        match caller.word(list, index)? {
+        match caller.read_pointer(list, index)? {
             0 => break,
             // The call waits meanwhile, so later arguments are not read.
-            _ if length >= MAX_ARGUMENTS => break,
+            _ if length >= MAX_TOTAL_ARGUMENT_BYTES => break,
             address => {
-                let word = caller.argument(address, MAX_ARGUMENT)?;
+                let word = caller.read_argument(address, MAX_ARGUMENT_BYTES)?;
                 length += word.len();
                 words.push(word);
             }
@@ -182,14 +182,14 @@ fn read_arguments(caller: &Caller, list: usize) -> Result<Vec<Vec<u8>>, Errno> {
 }
 
 /// Returns the first bytes of a regular file, or `None` if it cannot be read.
-fn start_bytes(object: &Object) -> Option<Vec<u8>> {
-    if object.kind() != FileType::RegularFile {
+fn start_bytes(object: &ResolvedObject) -> Option<Vec<u8>> {
+    if object.file_type() != FileType::RegularFile {
         return None;
     }
     let path = resolve::DescriptorPath::new(object.fd.as_fd());
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::openat(CWD, path.as_c_str(), flags, Mode::empty()).ok()?);
     let mut start = Vec::new();
-    file.take(START_BYTES).read_to_end(&mut start).ok()?;
+    file.take(EXEC_HEADER_BYTES).read_to_end(&mut start).ok()?;
     Some(start)
 }

@@ -6,22 +6,22 @@ use std::collections::BTreeSet;
 
 use stockade_model::{RawText, is_project_file};
 
-use super::service::Service;
+use super::service::BrokerService;
 use crate::powers::to_path;
 
 /// Most files that are named.
-const MAX_NAMED: usize = 200;
+const MAX_NAMED_FILES: usize = 200;
 
 /// Paths of the written files.
 #[derive(Default)]
-pub(super) struct ProjectFiles(RefCell<BTreeSet<Vec<u8>>>);
+pub(super) struct WrittenProjectFiles(RefCell<BTreeSet<Vec<u8>>>);
 
-impl Service {
+impl BrokerService {
     /// Notes that the file at `path` was written or got this name.
     pub(super) fn note_written(&self, path: &[u8]) {
         let Some(beneath) = self.powers.beneath_workspace(path) else { return };
         let mut noted = self.project_files.0.borrow_mut();
-        if noted.len() < MAX_NAMED && is_project_file(beneath) && !noted.contains(path) {
+        if noted.len() < MAX_NAMED_FILES && is_project_file(beneath) && !noted.contains(path) {
             noted.insert(path.to_vec());
         }
     }
@@ -29,6 +29,6 @@ impl Service {
     /// Returns the written files that still exist.
     pub(super) fn project_files_written(&self) -> Vec<RawText> {
         let noted = std::mem::take(&mut *self.project_files.0.borrow_mut());
-        noted.into_iter().filter(|path| self.exists(&to_path(path))).map(RawText::from).collect()
+        noted.into_iter().filter(|path| self.exists_in_view(&to_path(path))).map(RawText::from).collect()
     }
 }

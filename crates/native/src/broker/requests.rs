@@ -2,82 +2,82 @@
 //! sends a secret to other hosts than its own, or has an effect that needs a grant. Each is
 //! decided, held and answered like a connect.
 
-use stockade_egress::{Judge, Judgement, Permit, Wanted, Who};
-use stockade_model::{Grant, HostName, Layer, Operation};
+use stockade_egress::{EgressPolicy, EgressDecision, EgressPermit, EgressRequest, EgressCaller};
+use stockade_model::{Grant, HostName, DenialLayer, DeniedOperation};
 
-use super::connects::unreached;
+use super::connects::deny_target;
 use super::holding::Waiter;
-use super::holds::Key;
-use super::ledger::{Actor, Denied};
-use super::service::Service;
-use super::{Answers, Order};
-use crate::powers::Refusal;
-use crate::reach::Reach;
+use super::holds::QuestionKey;
+use super::ledger::{CallerProcess, RefusedOperation};
+use super::service::BrokerService;
+use super::{AnswerSender, BrokerOrder};
+use crate::powers::PermissionRefusal;
+use crate::reach::EgressReach;
 
 /// Judge for the egress proxy. A request that is not permitted yet is decided on the broker's thread.
-pub(crate) struct Referee {
-    answers: Answers,
-    reach: Reach,
+pub(crate) struct BrokerEgressPolicy {
+    answers: AnswerSender,
+    reach: EgressReach,
 }
 
-impl Referee {
-    pub(super) fn new(answers: Answers, reach: Reach) -> Self {
+impl BrokerEgressPolicy {
+    pub(super) fn new(answers: AnswerSender, reach: EgressReach) -> Self {
         Self { answers, reach }
     }
 }
 
-impl Judge for Referee {
-    fn judge(&self, wanted: Wanted, who: &Who, answer: Box<dyn FnOnce(Judgement) + Send>) {
-        match decide(&self.reach, &wanted) {
-            Ok(rule) => answer(Judgement::Allowed(Permit { rule })),
-            Err(_) => self.answers.order(Order::Judge(Request { wanted, who: who.clone(), answer })),
+impl EgressPolicy for BrokerEgressPolicy {
+    fn decide_request(&self, wanted: EgressRequest, who: &EgressCaller, answer: Box<dyn FnOnce(EgressDecision) + Send>) {
+        match decide_request(&self.reach, &wanted) {
+            Ok(rule) => answer(EgressDecision::Allowed(EgressPermit { rule })),
+            Err(_) => self.answers.send_order(BrokerOrder::Judge(BrokeredRequest { wanted, who: who.clone(), answer })),
         }
     }
 
     fn is_agreed(&self, name: &HostName) -> bool {
-        self.reach.knows(name)
+        self.reach.allows_name(name)
     }
 }
 
-fn decide(reach: &Reach, wanted: &Wanted) -> Result<String, Denied> {
+fn decide_request(reach: &EgressReach, wanted: &EgressRequest) -> Result<String, RefusedOperation> {
     match wanted {
-        Wanted::Target(target) => reach.decide(target).map_err(|refusal| unreached(target, refusal)),
-        Wanted::Secret { secret, rule } => reach.decide_secret(secret, rule).map_err(|refusal| Denied {
-            operation: Operation::Secret,
+        EgressRequest::Target(target) => reach.decide_target(target).map_err(|refusal| deny_target(target, refusal)),
+        EgressRequest::Secret { secret, rule } => reach.decide_secret(secret, rule).map_err(|refusal| RefusedOperation {
+            operation: DeniedOperation::Secret,
             object: secret.targets().to_string().into_bytes(),
-            layer: Layer::Network,
+            layer: DenialLayer::Network,
             refusal,
         }),
-        Wanted::Effect { effect, request, message } => reach.decide_effect(effect, message).map_err(|refusal| Denied {
-            operation: Operation::Connect,
+        EgressRequest::Effect { effect, request, message } => reach.decide_effect(effect, message).map_err(|refusal| RefusedOperation {
+            operation: DeniedOperation::Connect,
             object: request.clone().into_bytes(),
-            layer: Layer::Network,
+            layer: DenialLayer::Network,
             refusal,
         }),
     }
 }
 
 /// A request to the egress proxy.
-pub(super) struct Request {
-    wanted: Wanted,
-    who: Who,
-    answer: Box<dyn FnOnce(Judgement) + Send>,
+pub(super) struct BrokeredRequest {
+    wanted: EgressRequest,
+    who: EgressCaller,
+    answer: Box<dyn FnOnce(EgressDecision) + Send>,
 }
 
-impl std::fmt::Debug for Request {
+impl std::fmt::Debug for BrokeredRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Request").field("wanted", &self.wanted).finish_non_exhaustive()
     }
 }
 
-impl Request {
-    pub fn refuse(self, rule: String, grant: Option<Grant>) {
-        (self.answer)(Judgement::Refused { rule, grant });
+impl BrokeredRequest {
+    pub fn send_refusal(self, rule: String, grant: Option<Grant>) {
+        (self.answer)(EgressDecision::Refused { rule, grant });
     }
 
     /// Returns the caller, as the audit log knows it.
-    pub fn actor(&self) -> Actor {
-        Actor { pid: self.who.pid, program: self.who.program.as_ref().map(|p| p.as_bytes().to_vec()) }
+    pub fn caller_process(&self) -> CallerProcess {
+        CallerProcess { pid: self.who.pid, program: self.who.program.as_ref().map(|p| p.as_bytes().to_vec()) }
     }
 
     /// Returns whether the calling process still exists; true if the process is unknown.
@@ -87,23 +87,23 @@ impl Request {
     }
 }
 
-impl Service {
+impl BrokerService {
     /// Decides on a request, or holds it until an answer arrives.
-    pub(super) fn judge(&mut self, request: Request) {
+    pub(super) fn decide_or_hold(&mut self, request: BrokeredRequest) {
         let Some((request, denied)) = self.grant_request(request) else { return };
-        let key = Key::of(&denied.refusal, &denied.object).filter(|_| self.holds_calls);
+        let key = QuestionKey::from_refusal(&denied.refusal, &denied.object).filter(|_| self.holds_calls);
         match key {
-            Some(key) if self.is_settled(&key) => request.refuse(denied.refusal.rule, denied.refusal.grant),
-            Some(key) => self.hold(key, Waiter::request(request, denied)),
+            Some(key) if self.is_settled(&key) => request.send_refusal(denied.refusal.rule, denied.refusal.grant),
+            Some(key) => self.hold_waiter(key, Waiter::for_request(request, denied)),
             None => self.refuse_request(request, denied),
         }
     }
 
     /// Answers a request that the current powers permit; else returns it.
-    pub(super) fn grant_request(&self, request: Request) -> Option<(Request, Denied)> {
-        match decide(&self.powers.reach, &request.wanted) {
+    pub(super) fn grant_request(&self, request: BrokeredRequest) -> Option<(BrokeredRequest, RefusedOperation)> {
+        match decide_request(&self.powers.reach, &request.wanted) {
             Ok(rule) => {
-                (request.answer)(Judgement::Allowed(Permit { rule }));
+                (request.answer)(EgressDecision::Allowed(EgressPermit { rule }));
                 None
             }
             Err(denied) => Some((request, denied)),
@@ -111,9 +111,9 @@ impl Service {
     }
 
     /// Refuses a request and records that.
-    pub(super) fn refuse_request(&self, request: Request, denied: Denied) {
-        let Refusal { rule, grant } = denied.refusal.clone();
-        self.ledger().record(denied, || request.actor());
-        request.refuse(rule, grant);
+    pub(super) fn refuse_request(&self, request: BrokeredRequest, denied: RefusedOperation) {
+        let PermissionRefusal { rule, grant } = denied.refusal.clone();
+        self.lock_ledger().record_denial(denied, || request.caller_process());
+        request.send_refusal(rule, grant);
     }
 }

@@ -24,55 +24,55 @@ use rustix::net::{
 };
 use stockade_sys::Errno;
 
-use super::kept_ports::KeptPort;
+use super::kept_ports::ReservedPort;
 
 /// Most servers of a run at a time. Each takes a descriptor of the broker's process.
 pub(super) const MAX_SERVERS: usize = 128;
 /// Interval between two checks for closed listeners. A port stays reserved for at most this long after.
-const LOOKED_EVERY: Duration = Duration::from_millis(500);
+const CLOSED_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Number of attempts to take a port that the run gives back, and the pause between them.
 const MAX_GIVE_BACK_TRIES: usize = 20;
-const GIVE_BACK_PAUSE: Duration = Duration::from_millis(1);
+const GIVE_BACK_RETRY_DELAY: Duration = Duration::from_millis(1);
 /// First port that is not reserved for system services.
 pub(super) const FIRST_PORT: u16 = 1024;
 /// Ports of the kernel's choice that are tried for one server.
 pub(super) const MAX_PORTS_TRIED: usize = 16;
 /// Time-out for the kernel's report of listeners. The kernel answers at once.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Largest answer that the kernel sends (netlink(7)).
-const ANSWER_BYTES: usize = 32 * 1024;
+const MAX_ANSWER_BYTES: usize = 32 * 1024;
 /// Most answers to one request: far more than one port has listeners.
 const MAX_ANSWERS: usize = 64;
 
 /// `SOCK_DIAG_BY_FAMILY` (linux/sock_diag.h).
-const BY_FAMILY: u16 = 20;
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// `NLM_F_REQUEST | NLM_F_DUMP` (linux/netlink.h).
-const DUMP: u16 = 0x301;
+const DUMP_REQUEST_FLAGS: u16 = 0x301;
 /// `NLMSG_DONE`.
-const DONE: u16 = 3;
+const NLMSG_DONE: u16 = 3;
 /// Size of `struct nlmsghdr`.
 const HEADER_BYTES: usize = 16;
 /// Offset of the cookie in a message: after the header, four bytes of `struct inet_diag_msg` and 40
 /// of `struct inet_diag_sockid` (linux/inet_diag.h).
-const COOKIE_AT: usize = HEADER_BYTES + 44;
+const COOKIE_OFFSET: usize = HEADER_BYTES + 44;
 /// `1 << TCP_LISTEN`.
-const LISTENING: u32 = 1 << 10;
-const TCP: u8 = 6;
+const LISTEN_STATE_BIT: u32 = 1 << 10;
+const TCP_PROTOCOL: u8 = 6;
 /// Most bytes that are read of a socket table.
 const MAX_TABLE_BYTES: u64 = 4 << 20;
 /// `TCP_LISTEN` as written in such a table.
-const LISTEN_STATE: &str = "0A";
+const LISTEN_STATE_TEXT: &str = "0A";
 
 /// The run's own listeners by cookie, with their reserved addresses.
 #[derive(Debug, Default)]
-pub(super) struct Servers {
-    own: RefCell<HashMap<u64, Arc<KeptPort>>>,
+pub(super) struct ListenerTable {
+    own: RefCell<HashMap<u64, Arc<ReservedPort>>>,
     looked: Cell<Option<Instant>>,
 }
 
-impl Servers {
+impl ListenerTable {
     /// Lets a socket listen that is bound to the loopback; refuses any other.
-    pub fn listen(&self, socket: BorrowedFd<'_>, backlog: i32) -> Result<(), Errno> {
+    pub fn listen_on_loopback(&self, socket: BorrowedFd<'_>, backlog: i32) -> Result<(), Errno> {
         let at = served_address(socket)?.ok_or(Errno::ACCESS)?;
         if self.own.borrow().len() >= MAX_SERVERS {
             self.let_go(None)?;
@@ -82,7 +82,7 @@ impl Servers {
 
     fn listen_at(&self, socket: BorrowedFd<'_>, at: SocketAddr, backlog: i32) -> Result<(), Errno> {
         let cookie = socket_cookie(socket)?;
-        let there = listeners(Some(at.port()))?;
+        let there = query_listener_cookies(Some(at.port()))?;
         // With SO_REUSEPORT the socket would take connections of another process.
         if !self.has_all(&there) {
             return Err(Errno::ADDRINUSE);
@@ -93,9 +93,9 @@ impl Servers {
         if self.own.borrow().len() >= MAX_SERVERS {
             return Err(Errno::NFILE);
         }
-        let kept = KeptPort::listen(socket, at, backlog)?;
+        let kept = ReservedPort::listen_and_reserve(socket, at, backlog)?;
         self.own.borrow_mut().insert(cookie, Arc::new(kept));
-        if self.has_all(&listeners(Some(at.port()))?) {
+        if self.has_all(&query_listener_cookies(Some(at.port()))?) {
             return Ok(());
         }
         shutdown(socket, Shutdown::Both)?;
@@ -105,14 +105,14 @@ impl Servers {
 
     /// Returns the listeners at a loopback address. A listener on the same port at another address
     /// counts too.
-    pub fn at(&self, address: SocketAddr) -> Result<Listening, Errno> {
-        let there = listeners(Some(address.port()))?;
+    pub fn find_listeners(&self, address: SocketAddr) -> Result<ListenerOwner, Errno> {
+        let there = query_listener_cookies(Some(address.port()))?;
         if !self.has_all(&there) {
-            return Ok(Listening::Others);
+            return Ok(ListenerOwner::Others);
         }
         let own = self.own.borrow();
-        let kept = own.values().find(|kept| kept.at() == address).filter(|_| !there.is_empty());
-        Ok(kept.map_or(Listening::Nobody, |kept| Listening::Own(kept.clone())))
+        let kept = own.values().find(|kept| kept.address() == address).filter(|_| !there.is_empty());
+        Ok(kept.map_or(ListenerOwner::Nobody, |kept| ListenerOwner::Own(kept.clone())))
     }
 
     /// Takes an address by `take`. If it is in use, first releases the addresses of that port on
@@ -125,7 +125,7 @@ impl Servers {
         // Connections to the old listener need a moment to fail.
         for _ in 0..MAX_GIVE_BACK_TRIES {
             match take() {
-                Err(Errno::ADDRINUSE) => std::thread::sleep(GIVE_BACK_PAUSE),
+                Err(Errno::ADDRINUSE) => std::thread::sleep(GIVE_BACK_RETRY_DELAY),
                 taken => return taken,
             }
         }
@@ -135,28 +135,28 @@ impl Servers {
     /// Releases the addresses, of one port or of all, on which the run has closed its listener.
     /// Returns whether there were any.
     pub fn let_go(&self, port: Option<u16>) -> Result<bool, Errno> {
-        let is_of_port = |kept: &KeptPort| port.is_none_or(|port| port == kept.at().port());
+        let is_of_port = |kept: &ReservedPort| port.is_none_or(|port| port == kept.address().port());
         if !self.own.borrow().values().any(|kept| is_of_port(kept)) {
             return Ok(false);
         }
-        let there = listeners(port)?;
+        let there = query_listener_cookies(port)?;
         // A long answer may omit a listener; an answer about one port is short.
-        let listens = |cookie: &u64, port| listeners(Some(port)).map_or(true, |there| there.contains(cookie));
+        let listens = |cookie: &u64, port| query_listener_cookies(Some(port)).map_or(true, |there| there.contains(cookie));
         let is_gone = |cookie: &u64, port| !there.contains(cookie) && !listens(cookie, port);
         let mut own = self.own.borrow_mut();
-        let gone = own.extract_if(|cookie, kept| is_of_port(kept) && is_gone(cookie, kept.at().port()));
+        let gone = own.extract_if(|cookie, kept| is_of_port(kept) && is_gone(cookie, kept.address().port()));
         Ok(gone.map(|(_, kept)| kept.break_off()).count() > 0)
     }
 
     /// Returns the time until the next check for closed listeners.
     pub fn look_within(&self) -> Option<Duration> {
-        let since = self.looked.get().map_or(LOOKED_EVERY, |looked| looked.elapsed());
-        (!self.own.borrow().is_empty()).then(|| LOOKED_EVERY.saturating_sub(since))
+        let since = self.looked.get().map_or(CLOSED_CHECK_INTERVAL, |looked| looked.elapsed());
+        (!self.own.borrow().is_empty()).then(|| CLOSED_CHECK_INTERVAL.saturating_sub(since))
     }
 
     /// Checks for closed listeners, if the check is due.
-    pub fn look(&self) {
-        if self.looked.get().is_none_or(|looked| looked.elapsed() >= LOOKED_EVERY) {
+    pub fn check_closed_listeners(&self) {
+        if self.looked.get().is_none_or(|looked| looked.elapsed() >= CLOSED_CHECK_INTERVAL) {
             self.looked.set(Some(Instant::now()));
             // On an error the addresses stay reserved until the next check.
             let _ = self.let_go(None);
@@ -187,18 +187,18 @@ pub(super) fn free_port(address: IpAddr, is_served: impl Fn(u16) -> bool) -> Res
 
 /// Listeners at a loopback address.
 #[derive(Debug)]
-pub(super) enum Listening {
+pub(super) enum ListenerOwner {
     /// No listener.
     Nobody,
     /// The run itself, and no other process on that port.
-    Own(Arc<KeptPort>),
+    Own(Arc<ReservedPort>),
     /// Another process, possibly besides the run.
     Others,
 }
 
 /// Returns whether a process on the host listens on a port; false if unknown.
 pub(super) fn is_served(port: u16) -> bool {
-    listeners(Some(port)).is_ok_and(|there| !there.is_empty())
+    query_listener_cookies(Some(port)).is_ok_and(|there| !there.is_empty())
 }
 
 /// Returns whether a process in the network namespace of process `pid` listens on a port; true if
@@ -208,7 +208,7 @@ pub(super) fn is_served_around(pid: u32, port: u16) -> bool {
         let Ok(file) = File::open(format!("/proc/{pid}/net/{table}")) else { return true };
         let mut text = String::new();
         let read = file.take(MAX_TABLE_BYTES).read_to_string(&mut text);
-        let listens = |line| listener(line) == Some(port);
+        let listens = |line| parse_listening_port(line) == Some(port);
         read.is_err() || text.len() as u64 == MAX_TABLE_BYTES || text.lines().any(listens)
     })
 }
@@ -221,14 +221,14 @@ pub fn served_ports() -> BTreeSet<u16> {
         let _ = file.and_then(|file| file.take(MAX_TABLE_BYTES).read_to_string(&mut text));
         text
     };
-    ["tcp", "tcp6"].map(text).iter().flat_map(|text| text.lines()).filter_map(listener).collect()
+    ["tcp", "tcp6"].map(text).iter().flat_map(|text| text.lines()).filter_map(parse_listening_port).collect()
 }
 
 /// Returns the port in a line of such a table, if the line is of a listening socket.
-fn listener(line: &str) -> Option<u16> {
+fn parse_listening_port(line: &str) -> Option<u16> {
     let mut fields = line.split_ascii_whitespace().skip(1);
     let local = fields.next().and_then(|local| u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok())?;
-    (fields.nth(1) == Some(LISTEN_STATE)).then_some(local)
+    (fields.nth(1) == Some(LISTEN_STATE_TEXT)).then_some(local)
 }
 
 /// Returns the address of a socket that is bound to the loopback.
@@ -239,19 +239,19 @@ fn served_address(socket: BorrowedFd<'_>) -> Result<Option<SocketAddr>, Errno> {
 }
 
 /// Returns the cookies of all listeners, on one port or on any.
-fn listeners(port: Option<u16>) -> Result<HashSet<u64>, Errno> {
+fn query_listener_cookies(port: Option<u16>) -> Result<HashSet<u64>, Errno> {
     let diag = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(SOCK_DIAG))?;
-    set_socket_timeout(&diag, Timeout::Recv, Some(ANSWERS_WITHIN))?;
+    set_socket_timeout(&diag, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
     let mut found = HashSet::new();
     for family in [AddressFamily::INET, AddressFamily::INET6] {
-        ask(&diag, family, port, &mut found)?;
+        query_family(&diag, family, port, &mut found)?;
     }
     Ok(found)
 }
 
-fn ask(diag: &OwnedFd, family: AddressFamily, port: Option<u16>, found: &mut HashSet<u64>) -> Result<(), Errno> {
-    sendto(diag, &question(family, port), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
-    let mut answer = vec![0; ANSWER_BYTES];
+fn query_family(diag: &OwnedFd, family: AddressFamily, port: Option<u16>, found: &mut HashSet<u64>) -> Result<(), Errno> {
+    sendto(diag, &encode_diag_request(family, port), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    let mut answer = vec![0; MAX_ANSWER_BYTES];
     for _ in 0..MAX_ANSWERS {
         let (length, _) = recv(diag, &mut answer[..], RecvFlags::empty())?;
         if read_answer(answer.get(..length).ok_or(Errno::MSGSIZE)?, found)? {
@@ -262,15 +262,15 @@ fn ask(diag: &OwnedFd, family: AddressFamily, port: Option<u16>, found: &mut Has
 }
 
 /// Encodes `struct nlmsghdr` and `struct inet_diag_req_v2`.
-fn question(family: AddressFamily, port: Option<u16>) -> Vec<u8> {
+fn encode_diag_request(family: AddressFamily, port: Option<u16>) -> Vec<u8> {
     let mut text = Vec::with_capacity(72);
     text.extend_from_slice(&72_u32.to_ne_bytes());
-    text.extend_from_slice(&BY_FAMILY.to_ne_bytes());
-    text.extend_from_slice(&DUMP.to_ne_bytes());
+    text.extend_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    text.extend_from_slice(&DUMP_REQUEST_FLAGS.to_ne_bytes());
     text.extend_from_slice(&[0; 8]);
     let family = u8::try_from(family.as_raw()).unwrap_or_default();
-    text.extend_from_slice(&[family, TCP, 0, 0]);
-    text.extend_from_slice(&LISTENING.to_ne_bytes());
+    text.extend_from_slice(&[family, TCP_PROTOCOL, 0, 0]);
+    text.extend_from_slice(&LISTEN_STATE_BIT.to_ne_bytes());
     text.extend_from_slice(&port.unwrap_or_default().to_be_bytes());
     text.resize(72, 0);
     text
@@ -282,10 +282,10 @@ fn read_answer(mut answer: &[u8], found: &mut HashSet<u64>) -> Result<bool, Errn
         let [l0, l1, l2, l3, t0, t1, ..] = *header;
         let length = usize::try_from(u32::from_ne_bytes([l0, l1, l2, l3])).unwrap_or(usize::MAX);
         match u16::from_ne_bytes([t0, t1]) {
-            DONE => return Ok(true),
-            BY_FAMILY => {
+            NLMSG_DONE => return Ok(true),
+            SOCK_DIAG_BY_FAMILY => {
                 let message = answer.get(..length).ok_or(Errno::BADMSG)?;
-                let cookie = message.get(COOKIE_AT..).and_then(|rest| rest.first_chunk::<8>()).ok_or(Errno::BADMSG)?;
+                let cookie = message.get(COOKIE_OFFSET..).and_then(|rest| rest.first_chunk::<8>()).ok_or(Errno::BADMSG)?;
                 let [c0, c1, c2, c3, c4, c5, c6, c7] = *cookie;
                 let halves = [[c0, c1, c2, c3], [c4, c5, c6, c7]].map(u32::from_ne_bytes);
                 found.insert(u64::from(halves[0]) | u64::from(halves[1]) << 32);
@@ -312,39 +312,39 @@ mod tests {
         let port = one.local_addr().unwrap().port();
         let six = TcpListener::bind(("::1", port)).unwrap();
         let cookies = [one.as_fd(), six.as_fd()].map(|socket| socket_cookie(socket).unwrap());
-        assert_eq!(listeners(Some(port)).unwrap(), HashSet::from(cookies));
-        assert!(listeners(None).unwrap().is_superset(&HashSet::from(cookies)));
+        assert_eq!(query_listener_cookies(Some(port)).unwrap(), HashSet::from(cookies));
+        assert!(query_listener_cookies(None).unwrap().is_superset(&HashSet::from(cookies)));
         drop(one);
-        assert_eq!(listeners(Some(port)).unwrap(), HashSet::from([cookies[1]]));
+        assert_eq!(query_listener_cookies(Some(port)).unwrap(), HashSet::from([cookies[1]]));
     }
 
     #[test]
     fn a_port_is_given_back_once_its_server_is_gone() {
-        let servers = Servers::default();
+        let servers = ListenerTable::default();
         let serve = |at: SocketAddr| {
             let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
             servers.once_given_back(at.port(), || bind(&socket, &at)).unwrap();
-            servers.listen(socket.as_fd(), 8).unwrap();
+            servers.listen_on_loopback(socket.as_fd(), 8).unwrap();
             let at = served_address(socket.as_fd()).unwrap().unwrap();
             (socket, at)
         };
         let (socket, at) = serve("127.0.0.1:0".parse().unwrap());
-        let is_own = |at| matches!(servers.at(at), Ok(Listening::Own(kept)) if kept.at() == at);
-        assert!(is_own(at) && matches!(servers.at("127.0.0.2:1".parse().unwrap()), Ok(Listening::Nobody)));
+        let is_own = |at| matches!(servers.find_listeners(at), Ok(ListenerOwner::Own(kept)) if kept.address() == at);
+        assert!(is_own(at) && matches!(servers.find_listeners("127.0.0.2:1".parse().unwrap()), Ok(ListenerOwner::Nobody)));
         let elsewhere = SocketAddr::new("127.0.0.2".parse().unwrap(), at.port());
-        assert!(matches!(servers.at(elsewhere), Ok(Listening::Nobody)), "the run does not listen at that address");
-        assert_eq!(servers.listen(socket.as_fd(), 9), Ok(()), "it may change its queue");
+        assert!(matches!(servers.find_listeners(elsewhere), Ok(ListenerOwner::Nobody)), "the run does not listen at that address");
+        assert_eq!(servers.listen_on_loopback(socket.as_fd(), 9), Ok(()), "it may change its queue");
         assert_eq!(servers.let_go(None), Ok(false));
         drop(socket);
-        assert!(matches!(servers.at(at), Ok(Listening::Nobody)) && TcpListener::bind(at).is_err());
+        assert!(matches!(servers.find_listeners(at), Ok(ListenerOwner::Nobody)) && TcpListener::bind(at).is_err());
         // The run itself can take the port at once.
         let (socket, again) = serve(at);
         assert!(again == at && is_own(at) && servers.look_within().is_some());
         drop(socket);
-        servers.look();
+        servers.check_closed_listeners();
         assert_eq!(servers.look_within(), None);
         let rival = TcpListener::bind(at).unwrap();
-        assert!(matches!(servers.at(at), Ok(Listening::Others)));
+        assert!(matches!(servers.find_listeners(at), Ok(ListenerOwner::Others)));
         drop(rival);
     }
 
@@ -381,7 +381,7 @@ mod tests {
             was_served && !is_served_around(std::process::id(), port)
         };
         assert!(!is_served_around(std::process::id(), port) || (0..5).any(|_| is_told_again()));
-        assert!(["", "  sl  local_address rem_address   st"].map(listener) == [None, None]);
+        assert!(["", "  sl  local_address rem_address   st"].map(parse_listening_port) == [None, None]);
     }
 
     #[test]
@@ -394,10 +394,10 @@ mod tests {
             text.resize(bytes, 7);
             text
         };
-        assert_eq!(read_answer(&message(DONE, 20, 20), &mut found), Ok(true));
-        assert_eq!(read_answer(&message(BY_FAMILY, 88, 88), &mut found), Ok(false));
+        assert_eq!(read_answer(&message(NLMSG_DONE, 20, 20), &mut found), Ok(true));
+        assert_eq!(read_answer(&message(SOCK_DIAG_BY_FAMILY, 88, 88), &mut found), Ok(false));
         assert_eq!(found, HashSet::from([0x0707_0707_0707_0707]));
-        for (kind, length, bytes) in [(BY_FAMILY, 88, 40), (BY_FAMILY, 0, 88), (BY_FAMILY, u32::MAX, 88), (2, 36, 36)] {
+        for (kind, length, bytes) in [(SOCK_DIAG_BY_FAMILY, 88, 40), (SOCK_DIAG_BY_FAMILY, 0, 88), (SOCK_DIAG_BY_FAMILY, u32::MAX, 88), (2, 36, 36)] {
             assert!(read_answer(&message(kind, length, bytes), &mut found).is_err(), "{kind} {length} {bytes}");
         }
     }

@@ -14,47 +14,47 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Access, AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, accessat, openat2};
-use stockade_egress::Dialling;
-use stockade_model::{Layer, Level, Operation};
-use stockade_sys::notify::{Answer, Notifier, Request};
+use stockade_egress::PendingDial;
+use stockade_model::{DenialLayer, IsolationLevel, DeniedOperation};
+use stockade_sys::notify::{NotificationAnswer, SeccompNotifier, SeccompNotification};
 use stockade_sys::{Errno, actor, resolve};
 
-use super::before_change::KeptForUndo;
-use super::bound::Bound;
-use super::caller::{Caller, Threads};
-use super::deed::{Deed, Step};
-use super::file_room::FileRoom;
+use super::before_change::WorkspaceRecorder;
+use super::bound::BoundSockets;
+use super::caller::{CallingThread, CallerCache};
+use super::deed::{BrokeredCall, CallProgress};
+use super::file_room::FileAllocations;
 use super::holding::{self, Waiter};
-use super::holds::Holds;
-use super::in_place::WrittenInPlace;
-use super::judged::FirstSettings;
-use super::ledger::{Actor, Denied, Ledger};
-use super::left_out::SaidGone;
-use super::pool::Pool;
-use super::project_files::ProjectFiles;
-use super::reads::Reads;
-use super::servers::Servers;
+use super::holds::QuestionTable;
+use super::in_place::InPlaceWrites;
+use super::judged::InitialSettings;
+use super::ledger::{CallerProcess, RefusedOperation, DenialLedger};
+use super::left_out::ReportedRemovals;
+use super::pool::WorkerPool;
+use super::project_files::WrittenProjectFiles;
+use super::reads::ReadLog;
+use super::servers::ListenerTable;
 use super::sockets::no_internet;
-use super::straight::Roots;
-use super::table::{Shape, notify_table};
-use super::terminals::Terminals;
-use super::walk::{self, Kin, Object, Place, Walk};
-use super::{BrokerError, BrokerEvent, BrokerReport, Order, step};
-use crate::guards::Surveys;
+use super::straight::WritableRoots;
+use super::table::{ArgumentLayout, notify_table};
+use super::terminals::RunTerminals;
+use super::walk::{self, ProcfsScope, ResolvedObject, ResolvedName, PathResolver};
+use super::{BrokerError, BrokerEvent, BrokerReport, BrokerOrder, map_step_error};
+use crate::guards::RunSurveys;
 use crate::launch::may_map_for_others;
-use crate::powers::{Powers, Refusal, Verdict};
-use crate::stage::Precaution;
-use crate::undo::Recorder;
-use crate::way_out::WayOut;
+use crate::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
+use crate::stage::PreWriteHook;
+use crate::undo::UndoRecorder;
+use crate::way_out::RunEgress;
 
 /// Interval between two checks that the callers of parked calls still wait.
-const PARKED_CHECK: Duration = Duration::from_secs(1);
+const PARKED_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The same while an approver is asked: a question is withdrawn soon after its caller is gone.
-const HELD_CHECK: Duration = Duration::from_millis(200);
+const HELD_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// End of a trapped call that does not fail.
 #[derive(Debug)]
-pub(super) enum Reply {
+pub(super) enum CallReply {
     /// The call returns this value.
     Value(i64),
     /// The kernel carries the call out, and the kernel-enforced layer decides.
@@ -65,21 +65,21 @@ pub(super) enum Reply {
 
 /// Failure of a trapped call.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum CallFailure {
     /// The error that the call has without a sandbox.
     Native(Errno),
     /// The powers do not permit the call.
-    Refused(Denied),
+    Refused(RefusedOperation),
 }
 
-impl From<Errno> for Failure {
+impl From<Errno> for CallFailure {
     fn from(errno: Errno) -> Self {
         Self::Native(errno)
     }
 }
 
 /// Facts of the run, taken from its first call. The command itself has not run by then.
-pub(super) struct First {
+pub(super) struct RunFacts {
     /// Root directory, the same for every process because no process may change it.
     pub root: OwnedFd,
     /// Standard streams that are open for writing, by device and inode.
@@ -89,92 +89,92 @@ pub(super) struct First {
     /// Number of the first process in its own PID namespace.
     pub process: u32,
     /// Roots for the fast path of opens.
-    pub roots: Roots,
+    pub roots: WritableRoots,
 }
 
 /// A call that another thread answers.
-enum Parked {
+enum ParkedCall {
     /// The work ends by itself.
     Work,
     /// The open waits for the other end of this pipe.
     Pipe(OwnedFd),
     /// The egress proxy dials; dropping the value cancels that.
-    Dialling { _until: Dialling },
+    Dialling { _until: PendingDial },
 }
 
 /// State of a broker.
-pub(super) struct Service {
-    pub notifier: Arc<Notifier>,
-    pub powers: Powers,
-    pub level: Level,
-    pub threads: Threads,
-    pub first: Option<First>,
+pub(super) struct BrokerService {
+    pub notifier: Arc<SeccompNotifier>,
+    pub powers: AttemptPermissions,
+    pub level: IsolationLevel,
+    pub threads: CallerCache,
+    pub first: Option<RunFacts>,
     /// True once the command itself has started.
     pub has_started: bool,
-    pub ledger: Arc<Mutex<Ledger>>,
-    pub pool: Pool,
+    pub ledger: Arc<Mutex<DenialLedger>>,
+    pub pool: WorkerPool,
     /// The egress proxy, if the run has one.
-    pub way: Option<Arc<WayOut>>,
+    pub way: Option<Arc<RunEgress>>,
     /// True once a change of persistent data was permitted.
     pub changed: Cell<bool>,
     /// Reads of a traced run.
-    pub reads: Option<RefCell<Reads>>,
+    pub reads: Option<RefCell<ReadLog>>,
     /// Surveys of the writable trees: paths that lead to guarded names.
-    pub surveys: RefCell<Surveys>,
+    pub surveys: RefCell<RunSurveys>,
     /// Settings as they were when the run first changed them.
-    pub first_settings: FirstSettings,
+    pub first_settings: InitialSettings,
     /// True if a look-up since the start of the last decision failed, so that existence is unknown.
     pub looked_in_vain: Cell<bool>,
     /// Git files that are still being written in place.
-    pub in_place: WrittenInPlace,
+    pub in_place: InPlaceWrites,
     /// Names that git believes removed, although the removal was refused.
-    pub said_gone: SaidGone,
+    pub said_gone: ReportedRemovals,
     /// Project files that run code later.
-    pub project_files: ProjectFiles,
+    pub project_files: WrittenProjectFiles,
     /// Sockets that the run has bound to paths.
-    pub bound: Bound,
+    pub bound: BoundSockets,
     /// Listeners of the run on the host's loopback.
-    pub servers: Servers,
+    pub servers: ListenerTable,
     /// Terminals that the run has created.
-    pub terminals: Terminals,
+    pub terminals: RunTerminals,
     /// Calls that other threads answer, by notification id.
-    parked: HashMap<u64, Parked>,
+    parked: HashMap<u64, ParkedCall>,
     /// Held calls.
-    pub holds: Holds<Waiter>,
+    pub holds: QuestionTable<Waiter>,
     /// True if calls are held.
     pub holds_calls: bool,
     /// Hook that runs before a change in a stage.
-    precaution: Option<RefCell<Precaution>>,
+    precaution: Option<RefCell<PreWriteHook>>,
     /// Hook that runs before a change in the workspace, if the run can be undone.
-    pub undo: Option<KeptForUndo>,
+    pub undo: Option<WorkspaceRecorder>,
     /// Present with a small disk limit.
-    pub file_room: Option<FileRoom>,
+    pub file_room: Option<FileAllocations>,
     /// Time of the next check that callers still wait.
     look_at: Option<Instant>,
-    shapes: HashMap<i32, Shape>,
+    shapes: HashMap<i32, ArgumentLayout>,
     own_user: u32,
     own_group: u32,
     calls: u64,
 }
 
-impl Service {
+impl BrokerService {
     /// Confines this thread: from here on it has no more permissions on files than the command's
     /// user.
-    pub fn confine(level: Level) -> Result<(), BrokerError> {
+    pub fn confine_to_level(level: IsolationLevel) -> Result<(), BrokerError> {
         // Root's sandbox has no supplementary groups. An ordinary user's sandbox keeps them,
         // because such a user cannot drop them.
-        let without_groups = level == Level::Full && may_map_for_others();
-        actor::confine_thread(without_groups).map_err(step("confine the broker's thread"))
+        let without_groups = level == IsolationLevel::Full && may_map_for_others();
+        actor::confine_thread(without_groups).map_err(map_step_error("confine the broker's thread"))
     }
 
     /// Creates the service, on a thread that was [confined](Self::confine).
     pub fn new(
-        notifier: Notifier,
-        powers: Powers,
-        level: Level,
+        notifier: SeccompNotifier,
+        powers: AttemptPermissions,
+        level: IsolationLevel,
         holds_calls: bool,
-        (precaution, undo): (Option<Precaution>, Option<Recorder>),
-        (way, bound, small_disk): (Option<Arc<WayOut>>, Bound, Option<u64>),
+        (precaution, undo): (Option<PreWriteHook>, Option<UndoRecorder>),
+        (way, bound, small_disk): (Option<Arc<RunEgress>>, BoundSockets, Option<u64>),
         sink: Box<dyn Fn(BrokerEvent) + Send>,
     ) -> Result<Self, BrokerError> {
         let own_user = rustix::process::geteuid().as_raw();
@@ -185,29 +185,29 @@ impl Service {
             notifier: Arc::new(notifier),
             powers,
             level,
-            threads: Threads::new().map_err(step("open /proc"))?,
+            threads: CallerCache::new().map_err(map_step_error("open /proc"))?,
             first: None,
             has_started: false,
-            ledger: Arc::new(Mutex::new(Ledger::new(sink))),
-            pool: Pool::default(),
+            ledger: Arc::new(Mutex::new(DenialLedger::new(sink))),
+            pool: WorkerPool::default(),
             way,
             changed: Cell::new(false),
             reads,
             surveys: RefCell::default(),
-            first_settings: FirstSettings::default(),
+            first_settings: InitialSettings::default(),
             looked_in_vain: Cell::new(false),
-            in_place: WrittenInPlace::default(),
-            said_gone: SaidGone::default(),
-            project_files: ProjectFiles::default(),
+            in_place: InPlaceWrites::default(),
+            said_gone: ReportedRemovals::default(),
+            project_files: WrittenProjectFiles::default(),
             bound,
-            servers: Servers::default(),
-            terminals: Terminals::default(),
+            servers: ListenerTable::default(),
+            terminals: RunTerminals::default(),
             parked: HashMap::new(),
-            holds: holding::table(),
+            holds: holding::new_question_table(),
             holds_calls,
             precaution: precaution.map(RefCell::new),
-            undo: undo.map(KeptForUndo::new),
-            file_room: small_disk.map(FileRoom::new),
+            undo: undo.map(WorkspaceRecorder::new),
+            file_room: small_disk.map(FileAllocations::new),
             look_at: None,
             shapes,
             own_user,
@@ -218,19 +218,19 @@ impl Service {
 
     /// Serves until a stop order arrives or no process is left. `wake` becomes readable when there
     /// is an order.
-    pub fn serve(&mut self, wake: BorrowedFd<'_>, orders: &Receiver<Order>) {
-        let mut space = self.notifier.space();
+    pub fn serve_calls(&mut self, wake: BorrowedFd<'_>, orders: &Receiver<BrokerOrder>) {
+        let mut space = self.notifier.allocate_buffer();
         loop {
             let timeout = self.look_at.map(|at| at.saturating_duration_since(Instant::now()));
             let timeout =
                 [timeout, self.in_place.look_within(), self.servers.look_within()].into_iter().flatten().min();
-            let Ok(waiting) = self.notifier.wait(wake, timeout) else { return };
+            let Ok(waiting) = self.notifier.wait_for_events(wake, timeout) else { return };
             if waiting.other && !self.take_orders(wake, orders) {
                 return;
             }
             if waiting.request {
-                match self.notifier.receive(&mut space) {
-                    Ok(request) => self.answer(request),
+                match self.notifier.receive_notification(&mut space) {
+                    Ok(request) => self.answer_request(request),
                     Err(Errno::NOENT | Errno::INTR) => {}
                     Err(_) => return,
                 }
@@ -239,38 +239,38 @@ impl Service {
             } else {
                 self.settle_in_place();
             }
-            self.servers.look();
+            self.servers.check_closed_listeners();
             self.look_after_waiting();
-            self.ledger().tell_rest();
+            self.lock_ledger().tell_rest();
         }
     }
 
     /// Handles the pending orders. Returns false if the broker must stop.
-    fn take_orders(&mut self, wake: BorrowedFd<'_>, orders: &Receiver<Order>) -> bool {
+    fn take_orders(&mut self, wake: BorrowedFd<'_>, orders: &Receiver<BrokerOrder>) -> bool {
         // The descriptor is non-blocking; the counter's value does not matter.
         let _ = rustix::io::read(wake, &mut [0; 8]);
         loop {
             match orders.try_recv() {
-                Ok(Order::Answer(id, answer)) => self.answered(id, answer),
-                Ok(Order::Judge(request)) => self.judge(request),
-                Ok(Order::Open) => self.open_way(),
-                Ok(Order::HoldNothing) => self.hold_nothing(),
-                Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return false,
+                Ok(BrokerOrder::Answer(id, answer)) => self.handle_answer(id, answer),
+                Ok(BrokerOrder::Judge(request)) => self.decide_or_hold(request),
+                Ok(BrokerOrder::Open) => self.open_way(),
+                Ok(BrokerOrder::HoldNothing) => self.hold_nothing(),
+                Ok(BrokerOrder::Stop) | Err(TryRecvError::Disconnected) => return false,
                 Err(TryRecvError::Empty) => return true,
             }
         }
     }
 
     /// Ends the service: no call is answered after this.
-    pub fn end(&mut self) -> BrokerReport {
+    pub fn end_service(&mut self) -> BrokerReport {
         self.pool.close();
         self.settle_rest();
         self.withdraw_all();
         for (_, parked) in self.parked.drain() {
-            release(&parked);
+            release_pipe_opener(&parked);
         }
-        let (denials, more_denials) = self.ledger().take();
-        let reads = self.reads.as_ref().map_or_else(Vec::new, |reads| reads.borrow_mut().take());
+        let (denials, more_denials) = self.lock_ledger().take_denials();
+        let reads = self.reads.as_ref().map_or_else(Vec::new, |reads| reads.borrow_mut().take_reads());
         let project_files = self.project_files_written();
         BrokerReport { denials, more_denials, calls: self.calls, reads, project_files, changed: self.changed.get() }
     }
@@ -279,149 +279,149 @@ impl Service {
     fn open_way(&self) {
         if let Some(way) = &self.way {
             // If the proxy cannot start, names are not resolved.
-            let _ = way.open();
+            let _ = way.start_proxy();
         }
     }
 
-    fn answer(&mut self, request: Request) {
+    fn answer_request(&mut self, request: SeccompNotification) {
         self.calls += 1;
         self.settle_in_place();
-        let caller = self.threads.caller(request);
+        let caller = self.threads.look_up_caller(request);
         let mut asked = None;
-        match self.handle(&caller, &mut asked) {
+        match self.handle_call(&caller, &mut asked) {
             Ok(step) => {
-                self.file_room.iter().for_each(|room| room.make(request.pid, &step));
-                self.finish(request.id, step);
+                self.file_room.iter().for_each(|room| room.raise_size_limit(request.pid, &step));
+                self.finish_call(request.id, step);
             }
-            Err(Failure::Native(errno)) => self.fail(request.id, errno),
-            Err(Failure::Refused(denied)) => self.refuse(&caller, asked, denied),
+            Err(CallFailure::Native(errno)) => self.fail_call(request.id, errno),
+            Err(CallFailure::Refused(denied)) => self.hold_or_refuse(&caller, asked, denied),
         }
     }
 
     /// Answers a call that was carried out as far as this thread can.
-    pub fn finish(&mut self, id: u64, step: Step) {
+    pub fn finish_call(&mut self, id: u64, step: CallProgress) {
         // Fails only if the caller is gone, so the error has no receiver.
         let _ = match step {
-            Step::Done(reply) => self.reply(id, reply),
-            Step::Work(work) => match self.pool.run(work.job) {
+            CallProgress::Done(reply) => self.send_reply(id, reply),
+            CallProgress::Work(work) => match self.pool.run_job(work.job) {
                 Ok(()) => {
-                    self.parked.insert(id, work.pipe.map_or(Parked::Work, Parked::Pipe));
+                    self.parked.insert(id, work.pipe.map_or(ParkedCall::Work, ParkedCall::Pipe));
                     Ok(())
                 }
-                Err(errno) => self.notifier.answer(id, Answer::Error(errno)),
+                Err(errno) => self.notifier.answer_call(id, NotificationAnswer::Error(errno)),
             },
-            Step::Dialling(dialling) => {
-                self.parked.insert(id, Parked::Dialling { _until: dialling });
+            CallProgress::Dialling(dialling) => {
+                self.parked.insert(id, ParkedCall::Dialling { _until: dialling });
                 Ok(())
             }
             // The code that resolves the path follows links before it comes here.
-            Step::Link(_) => self.notifier.answer(id, Answer::Error(Errno::LOOP)),
+            CallProgress::Link(_) => self.notifier.answer_call(id, NotificationAnswer::Error(Errno::LOOP)),
         };
     }
 
-    pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
+    pub fn lock_ledger(&self) -> MutexGuard<'_, DenialLedger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn record(&self, caller: &Caller, denied: Denied) {
-        self.ledger().record(denied, || self.actor(caller));
+    pub fn record_denial(&self, caller: &CallingThread, denied: RefusedOperation) {
+        self.lock_ledger().record_denial(denied, || self.identify_caller(caller));
     }
 
     /// Returns the caller of a call, as the host numbers it.
-    pub fn actor(&self, caller: &Caller) -> Actor {
-        Actor { pid: Some(self.process_of(caller)), program: caller.program() }
+    pub fn identify_caller(&self, caller: &CallingThread) -> CallerProcess {
+        CallerProcess { pid: Some(self.process_of(caller)), program: caller.program_path() }
     }
 
     /// Reads a call, decides on it and carries it out. Stores the resolved call in `asked`.
-    fn handle(&mut self, caller: &Caller, asked: &mut Option<Deed>) -> Result<Step, Failure> {
+    fn handle_call(&mut self, caller: &CallingThread, asked: &mut Option<BrokeredCall>) -> Result<CallProgress, CallFailure> {
         if self.first.is_none() {
-            self.meet(caller)?;
+            self.learn_run_facts(caller)?;
         }
         let Some(shape) = self.shapes.get(&caller.request.call).copied() else {
             return Err(Errno::NOSYS.into());
         };
         let deed = match shape {
-            Shape::Open { .. } | Shape::Creat => return self.open(caller, shape, asked),
-            Shape::Mkdir { .. }
-            | Shape::Mknod { .. }
-            | Shape::Remove { .. }
-            | Shape::RemoveAt
-            | Shape::Rename { .. }
-            | Shape::Link { .. }
-            | Shape::Symlink { .. } => self.read_name(caller, shape)?,
-            Shape::Truncate
-            | Shape::Chmod { .. }
-            | Shape::ChmodDescriptor
-            | Shape::Chown { .. }
-            | Shape::ChownDescriptor
-            | Shape::ChownAt
-            | Shape::TimesSeconds
-            | Shape::TimesMicroseconds { .. }
-            | Shape::TimesNanoseconds
-            | Shape::SetAttribute { .. }
-            | Shape::SetAttributeDescriptor
-            | Shape::RemoveAttribute { .. }
-            | Shape::RemoveAttributeDescriptor => self.read_change(caller, shape)?,
-            Shape::Connect => self.read_connect(caller)?,
-            Shape::Bind => match self.read_bind(caller)? {
+            ArgumentLayout::Open { .. } | ArgumentLayout::Creat => return self.resolve_open(caller, shape, asked),
+            ArgumentLayout::Mkdir { .. }
+            | ArgumentLayout::Mknod { .. }
+            | ArgumentLayout::Remove { .. }
+            | ArgumentLayout::RemoveAt
+            | ArgumentLayout::Rename { .. }
+            | ArgumentLayout::Link { .. }
+            | ArgumentLayout::Symlink { .. } => self.read_name(caller, shape)?,
+            ArgumentLayout::Truncate
+            | ArgumentLayout::Chmod { .. }
+            | ArgumentLayout::ChmodDescriptor
+            | ArgumentLayout::Chown { .. }
+            | ArgumentLayout::ChownDescriptor
+            | ArgumentLayout::ChownAt
+            | ArgumentLayout::TimesSeconds
+            | ArgumentLayout::TimesMicroseconds { .. }
+            | ArgumentLayout::TimesNanoseconds
+            | ArgumentLayout::SetAttribute { .. }
+            | ArgumentLayout::SetAttributeDescriptor
+            | ArgumentLayout::RemoveAttribute { .. }
+            | ArgumentLayout::RemoveAttributeDescriptor => self.read_change(caller, shape)?,
+            ArgumentLayout::Connect => self.read_connect(caller)?,
+            ArgumentLayout::Bind => match self.read_bind(caller)? {
                 ControlFlow::Continue(deed) => deed,
                 ControlFlow::Break(step) => return Ok(step),
             },
-            Shape::Exec { at } => match self.read_exec(caller, at)? {
+            ArgumentLayout::Exec { at } => match self.read_exec(caller, at)? {
                 Some(deed) => deed,
-                None => return Ok(Step::Done(Reply::Continue)),
+                None => return Ok(CallProgress::Done(CallReply::Continue)),
             },
-            Shape::TruncateDescriptor => return Ok(self.lengthen(caller)),
-            Shape::Umask => {
+            ArgumentLayout::TruncateDescriptor => return Ok(self.lengthen_file(caller)),
+            ArgumentLayout::Umask => {
                 self.threads.mask_changes();
-                return Ok(Step::Done(Reply::Continue));
+                return Ok(CallProgress::Done(CallReply::Continue));
             }
-            Shape::Listen => return self.listen(caller),
-            Shape::OfProcess { index } => return self.of_process(caller, index),
-            Shape::InternetSocket => return Err(Failure::Refused(no_internet(caller))),
-            Shape::NotImplemented => return Err(Errno::NOSYS.into()),
+            ArgumentLayout::Listen => return self.listen_for_caller(caller),
+            ArgumentLayout::OfProcess { index } => return self.of_process(caller, index),
+            ArgumentLayout::InternetSocket => return Err(CallFailure::Refused(no_internet(caller))),
+            ArgumentLayout::NotImplemented => return Err(Errno::NOSYS.into()),
         };
         let deed = asked.insert(deed);
-        let step = self.perform(caller.request.id, deed)?;
-        if let Deed::Run(start) = deed {
-            self.executed(Some(self.process_of(caller)), &start.object);
+        let step = self.perform_call(caller.request.id, deed)?;
+        if let BrokeredCall::Run(start) = deed {
+            self.report_execution(Some(self.process_of(caller)), &start.object);
         }
         Ok(step)
     }
 
     /// Runs the precaution for a change in a stage. If it fails, nothing is changed.
-    pub fn prepare_stage(&self, deed: &Deed) -> Result<(), Failure> {
-        if self.precaution.is_none() || matches!(deed, Deed::Run(_) | Deed::Connect(_)) {
+    pub fn prepare_stage(&self, deed: &BrokeredCall) -> Result<(), CallFailure> {
+        if self.precaution.is_none() || matches!(deed, BrokeredCall::Run(_) | BrokeredCall::Connect(_)) {
             return Ok(());
         }
-        let rewrites = deed.rewrites();
-        let names = deed.places().filter(|place| !place.special).map(Place::path);
+        let rewrites = deed.may_change_objects();
+        let names = deed.resolved_names().filter(|place| !place.special).map(ResolvedName::path);
         let object = deed.changed_object().filter(|object| !object.is_placeless()).map(|object| object.path.clone());
         names.chain(object).try_for_each(|path| self.prepare_stage_at(&path, rewrites))
     }
 
     /// As [`prepare_stage`](Self::prepare_stage), for one path. Skips a path that the powers do not
     /// permit, because the call is refused later.
-    pub fn prepare_stage_at(&self, path: &[u8], rewrites: bool) -> Result<(), Failure> {
+    pub fn prepare_stage_at(&self, path: &[u8], rewrites: bool) -> Result<(), CallFailure> {
         let Some(precaution) = &self.precaution else { return Ok(()) };
-        if matches!(self.decide(Operation::Write, path), Verdict::Refuse(_)) {
+        if matches!(self.decide_operation(DeniedOperation::Write, path), PermissionVerdict::Refuse(_)) {
             return Ok(());
         }
         let taken = precaution.borrow_mut().before_change(Path::new(OsStr::from_bytes(path)), rewrites);
-        taken.map_err(|error| Failure::Native(if error.is_full { Errno::NOSPC } else { Errno::IO }))
+        taken.map_err(|error| CallFailure::Native(if error.is_full { Errno::NOSPC } else { Errno::IO }))
     }
 
     /// Replaces a held object by its staged copy. In a stage without an overlay, the object may be
     /// an original that was put aside.
-    pub fn as_staged(&self, object: Object) -> Result<Object, Errno> {
+    pub fn as_staged(&self, object: ResolvedObject) -> Result<ResolvedObject, Errno> {
         match self.copy_of(&object) {
-            Some(copy) => Object::of(copy),
+            Some(copy) => ResolvedObject::from_fd(copy),
             None => Ok(object),
         }
     }
 
     /// Returns the copy that replaces an original.
-    pub fn copy_of(&self, object: &Object) -> Option<OwnedFd> {
+    pub fn copy_of(&self, object: &ResolvedObject) -> Option<OwnedFd> {
         let precaution = self.precaution.as_ref()?.borrow();
         let seen = Path::new(OsStr::from_bytes(&object.path));
         let path = precaution.copy_of(seen, object.stat.st_dev, object.stat.st_ino)?;
@@ -436,68 +436,68 @@ impl Service {
     }
 
     /// Takes the facts of the run from its first caller.
-    fn meet(&mut self, caller: &Caller) -> Result<(), Errno> {
-        let root = caller.root()?;
-        let identity = caller.identity()?;
+    fn learn_run_facts(&mut self, caller: &CallingThread) -> Result<(), Errno> {
+        let root = caller.open_root()?;
+        let identity = caller.read_status()?;
         let streams = (0..3)
             .filter(|number| caller.is_writable(*number).unwrap_or(false))
-            .filter_map(|number| rustix::fs::fstat(caller.object(number).ok()?).ok())
+            .filter_map(|number| rustix::fs::fstat(caller.open_object(number).ok()?).ok())
             .map(|stat| (stat.st_dev, stat.st_ino))
             .collect();
         self.must_still_wait(caller)?;
         self.threads.first_mask(identity.umask);
-        let roots = Roots::new(&self.powers);
-        self.first = Some(First { root, streams, keeper: identity.parent, process: identity.own_process, roots });
+        let roots = WritableRoots::new(&self.powers);
+        self.first = Some(RunFacts { root, streams, keeper: identity.parent, process: identity.own_process, roots });
         self.follow_rules();
         Ok(())
     }
 
     /// Starts the resolution of one call's paths. Fails if the caller no longer waits, because the
     /// data read of it may then be of another process.
-    pub fn walk<'a>(&'a self, caller: &'a Caller) -> Result<Walk<'a>, Errno> {
+    pub fn start_resolution<'a>(&'a self, caller: &'a CallingThread) -> Result<PathResolver<'a>, Errno> {
         self.must_still_wait(caller)?;
         let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
         let kin = match self.level {
-            Level::Full if self.powers.is_inside() => Kin::Of(first.process),
-            Level::Full => Kin::All,
-            Level::Restricted | Level::None => Kin::Below(first.keeper),
+            IsolationLevel::Full if self.powers.is_inside() => ProcfsScope::Of(first.process),
+            IsolationLevel::Full => ProcfsScope::All,
+            IsolationLevel::Restricted | IsolationLevel::None => ProcfsScope::Below(first.keeper),
         };
-        Ok(Walk::new(caller, first.root.as_fd(), kin))
+        Ok(PathResolver::new(caller, first.root.as_fd(), kin))
     }
 
     /// Permits a call on a process or thread if that belongs to the run.
-    fn of_process(&self, caller: &Caller, index: usize) -> Result<Step, Failure> {
+    fn of_process(&self, caller: &CallingThread, index: usize) -> Result<CallProgress, CallFailure> {
         let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
-        if walk::descends(caller.unsigned(index), first.keeper, &walk::status_on_host) {
-            return Ok(Step::Done(Reply::Continue));
+        if walk::is_descendant(caller.unsigned_argument(index), first.keeper, &walk::status_on_host) {
+            return Ok(CallProgress::Done(CallReply::Continue));
         }
         Err(Errno::PERM.into())
     }
 
-    pub fn must_still_wait(&self, caller: &Caller) -> Result<(), Errno> {
+    pub fn must_still_wait(&self, caller: &CallingThread) -> Result<(), Errno> {
         if self.notifier.is_valid(caller.request.id) { Ok(()) } else { Err(Errno::SRCH) }
     }
 
     /// Decides on an operation on the object at `path`.
-    pub fn decide(&self, operation: Operation, path: &[u8]) -> Verdict {
+    pub fn decide_operation(&self, operation: DeniedOperation, path: &[u8]) -> PermissionVerdict {
         self.looked_in_vain.set(false);
-        match self.powers.decide(operation, Path::new(OsStr::from_bytes(path)), &|p| self.exists(p)) {
-            Verdict::Allow => {
+        match self.powers.decide_operation(operation, Path::new(OsStr::from_bytes(path)), &|p| self.exists_in_view(p)) {
+            PermissionVerdict::Allow => {
                 let refusal = self.refusal_of_place(operation, path);
                 let refusal = refusal.or_else(|| self.refusal_in_the_dark(operation, path));
                 let refusal = refusal.or_else(|| self.refusal_in_bare(operation, path));
                 let lasts = refusal.is_none() && !self.powers.is_staged(path);
                 self.changed.set(self.changed.get() || lasts);
-                refusal.map_or(Verdict::Allow, Verdict::Refuse)
+                refusal.map_or(PermissionVerdict::Allow, PermissionVerdict::Refuse)
             }
             other => other,
         }
     }
 
     /// As [`decide`](Self::decide); a refusal is ready to be recorded.
-    pub fn permit(&self, operation: Operation, path: &[u8]) -> Result<Verdict, Failure> {
-        match self.decide(operation, path) {
-            Verdict::Refuse(refusal) => Err(refused(operation, path, refusal)),
+    pub fn permit_operation(&self, operation: DeniedOperation, path: &[u8]) -> Result<PermissionVerdict, CallFailure> {
+        match self.decide_operation(operation, path) {
+            PermissionVerdict::Refuse(refusal) => Err(refuse_operation(operation, path, refusal)),
             verdict => Ok(verdict),
         }
     }
@@ -505,7 +505,7 @@ impl Service {
     /// Returns whether an object has this path in the run's view. If that is unknown, because the
     /// path is too long or a directory may not be searched, the answer is yes: a yes only ever
     /// refuses more.
-    pub fn exists(&self, path: &Path) -> bool {
+    pub fn exists_in_view(&self, path: &Path) -> bool {
         let Some(first) = &self.first else { return false };
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -516,7 +516,7 @@ impl Service {
     }
 
     /// Returns whether an object is one of the run's own standard streams, open for writing.
-    pub fn is_own_stream(&self, object: &Object) -> bool {
+    pub fn is_own_stream(&self, object: &ResolvedObject) -> bool {
         self.is_stream(&object.stat)
     }
 
@@ -528,7 +528,7 @@ impl Service {
 
     /// Returns whether a user and a group exist in the caller's user namespace.
     pub fn is_mapped(&self, user: Option<Uid>, group: Option<Gid>) -> bool {
-        self.level != Level::Full
+        self.level != IsolationLevel::Full
             || (user.is_none_or(|u| u.as_raw() == self.own_user) && group.is_none_or(|g| g.as_raw() == self.own_group))
     }
 
@@ -537,16 +537,16 @@ impl Service {
     }
 
     /// Returns the mode of a new object, masked by the caller's umask.
-    pub fn masked(&self, caller: &Caller, mode: u32) -> Result<Mode, Errno> {
-        Ok(Mode::from_bits_retain(mode & 0o7777 & !self.threads.umask(caller)?))
+    pub fn mask_mode(&self, caller: &CallingThread, mode: u32) -> Result<Mode, Errno> {
+        Ok(Mode::from_bits_retain(mode & 0o7777 & !self.threads.read_umask(caller)?))
     }
 
     /// Drops calls whose callers are gone, at intervals.
     fn look_after_waiting(&mut self) {
         let often = match (self.holds.is_empty(), self.parked.is_empty()) {
             (true, true) => return self.look_at = None,
-            (true, false) => PARKED_CHECK,
-            (false, _) => HELD_CHECK,
+            (true, false) => PARKED_CHECK_INTERVAL,
+            (false, _) => HELD_CHECK_INTERVAL,
         };
         let now = Instant::now();
         // A new question is checked sooner than a pipe.
@@ -557,7 +557,7 @@ impl Service {
             self.parked.retain(|id, parked| {
                 let waits = notifier.is_valid(*id);
                 if !waits {
-                    release(parked);
+                    release_pipe_opener(parked);
                 }
                 waits
             });
@@ -568,16 +568,16 @@ impl Service {
 }
 
 /// Ends the wait of a thread that opens one end of a pipe, by opening both ends for a moment.
-fn release(parked: &Parked) {
-    if let Parked::Pipe(pipe) = parked {
+fn release_pipe_opener(parked: &ParkedCall) {
+    if let ParkedCall::Pipe(pipe) = parked {
         let path = resolve::DescriptorPath::new(pipe.as_fd());
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         drop(rustix::fs::openat(CWD, path.as_c_str(), flags, Mode::empty()));
     }
 }
 
-pub(super) fn refused(operation: Operation, path: &[u8], refusal: Refusal) -> Failure {
-    Failure::Refused(Denied { operation, object: path.to_vec(), layer: Layer::Broker, refusal })
+pub(super) fn refuse_operation(operation: DeniedOperation, path: &[u8], refusal: PermissionRefusal) -> CallFailure {
+    CallFailure::Refused(RefusedOperation { operation, object: path.to_vec(), layer: DenialLayer::Broker, refusal })
 }
 
 /// Returns the kernel's own answer to `access` on a held object, by owner and mode. A read-only

@@ -18,35 +18,35 @@ use rustix::fs::{Access, FileType, Mode, OFlags, Stat, fcntl_getfl, fstat};
 use rustix::net::sockopt::{ipv6_v6only, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
 use rustix::thread::set_no_new_privs;
-use stockade_model::{Layer, Level, Operation};
+use stockade_model::{DenialLayer, IsolationLevel, DeniedOperation};
 use stockade_sys::landlock::{Ruleset, access};
-use stockade_sys::notify::Answer;
+use stockade_sys::notify::NotificationAnswer;
 use stockade_sys::{Errno, actor, resolve};
 
-use super::bound::MAX_BOUND;
-use super::caller::Caller;
-use super::connects::{address_for, plain};
-use super::deed::{Deed, Step, Work};
-use super::kept_ports::KeptPort;
-use super::ledger::{Actor, Denied};
+use super::bound::MAX_BOUND_SOCKETS;
+use super::caller::CallingThread;
+use super::connects::{address_for, canonical_address};
+use super::deed::{BrokeredCall, CallProgress, BlockingWork};
+use super::kept_ports::ReservedPort;
+use super::ledger::{CallerProcess, RefusedOperation};
 use super::servers::{FIRST_PORT, MAX_PORTS_TRIED, free_port, is_served};
-use super::service::{Failure, Reply, Service, native_access, refused};
+use super::service::{CallFailure, CallReply, BrokerService, native_access, refuse_operation};
 use super::view::own_directory;
-use super::walk::{Object, Place};
-use crate::powers::{Refusal, Verdict};
+use super::walk::{ResolvedObject, ResolvedName};
+use crate::powers::{PermissionRefusal, PermissionVerdict};
 use crate::signing::AGENT_PATH;
 
 /// `sizeof(struct sockaddr_storage)`, the kernel's maximum.
-const MAX_ADDRESS: u64 = 128;
+const MAX_ADDRESS_BYTES: u64 = 128;
 /// Longest path in `struct sockaddr_un`, without its NUL.
-const MAX_UNIX_PATH: usize = 107;
+const MAX_UNIX_PATH_BYTES: usize = 107;
 /// The first Landlock ABI has the access right that is needed here.
-const FIRST_ABI: u32 = 1;
+const FIRST_LANDLOCK_ABI: u32 = 1;
 /// Offset of the path in `struct sockaddr_un`.
-const PATH_OFFSET: usize = 2;
+const UNIX_PATH_OFFSET: usize = 2;
 
 /// Peer that an address names.
-enum Peer {
+enum SocketPeer {
     /// A socket file that the caller names.
     Path(CString),
     /// A name in the network namespace (abstract socket).
@@ -58,33 +58,33 @@ enum Peer {
 }
 
 /// A connect that is ready to be made.
-pub(super) struct Connection {
+pub(super) struct PreparedConnect {
     /// A copy of the caller's socket.
     pub socket: OwnedFd,
     /// True if the caller's socket is blocking.
     pub waits: bool,
-    peer: Target,
+    peer: ConnectTarget,
 }
 
 /// Peer of a connection, resolved.
-enum Target {
+enum ConnectTarget {
     /// The held socket file.
-    File(Object),
+    File(ResolvedObject),
     /// The ssh agent of the run.
     Agent(Arc<OwnedFd>),
     /// A name in the network namespace.
     Abstract { name: Vec<u8>, address: Vec<u8> },
     /// An internet address, for a stream socket.
-    Internet { dialled: SocketAddr, address: Vec<u8>, who: Actor },
+    Internet { dialled: SocketAddr, address: Vec<u8>, who: CallerProcess },
     /// Any other address; the kernel decides.
     Other { address: Vec<u8> },
 }
 
-impl Connection {
+impl PreparedConnect {
     /// Returns the socket file of the peer, if it has one.
-    pub fn file(&self) -> Option<&Object> {
+    pub fn socket_file(&self) -> Option<&ResolvedObject> {
         match &self.peer {
-            Target::File(object) => Some(object),
+            ConnectTarget::File(object) => Some(object),
             _ => None,
         }
     }
@@ -92,87 +92,87 @@ impl Connection {
     /// Returns the address as the caller passed it; empty if the peer is a held file.
     pub fn address(&self) -> &[u8] {
         match &self.peer {
-            Target::File(_) | Target::Agent(_) => &[],
-            Target::Abstract { address, .. } | Target::Internet { address, .. } | Target::Other { address } => address,
+            ConnectTarget::File(_) | ConnectTarget::Agent(_) => &[],
+            ConnectTarget::Abstract { address, .. } | ConnectTarget::Internet { address, .. } | ConnectTarget::Other { address } => address,
         }
     }
 }
 
-impl Service {
+impl BrokerService {
     /// Reads a connect: copies the socket and the address, and holds the socket file.
-    pub(super) fn read_connect(&self, caller: &Caller) -> Result<Deed, Failure> {
+    pub(super) fn read_connect(&self, caller: &CallingThread) -> Result<BrokeredCall, CallFailure> {
         let address = read_address(caller)?;
-        let socket = caller.descriptor(caller.int(0))?;
+        let socket = caller.duplicate_descriptor(caller.int_argument(0))?;
         let domain = socket_domain(&socket)?;
         self.must_still_wait(caller)?;
-        let peer = peer(&address, domain);
+        let peer = parse_peer(&address, domain);
         self.permit_use(&socket, &peer)?;
         let waits = !fcntl_getfl(&socket)?.contains(OFlags::NONBLOCK);
         let peer = match peer {
-            Peer::Path(path) if path.to_bytes() == AGENT_PATH.as_bytes() && self.powers.agents.own.is_some() => {
+            SocketPeer::Path(path) if path.to_bytes() == AGENT_PATH.as_bytes() && self.powers.agents.own.is_some() => {
                 // The agent's socket has no name; this path leads to it in no mount namespace.
-                self.powers.agents.own.clone().map_or(Target::Other { address }, Target::Agent)
+                self.powers.agents.own.clone().map_or(ConnectTarget::Other { address }, ConnectTarget::Agent)
             }
-            Peer::Path(path) => Target::File(self.walk(caller)?.find(libc::AT_FDCWD, &path, true)?),
-            Peer::Abstract(name) => Target::Abstract { name, address },
-            Peer::Internet(dialled) if socket_type(&socket)? == SocketType::STREAM => {
-                let who = if self.may_lead_out(dialled) { self.actor(caller) } else { Actor::default() };
-                Target::Internet { dialled, address, who }
+            SocketPeer::Path(path) => ConnectTarget::File(self.start_resolution(caller)?.resolve_object(libc::AT_FDCWD, &path, true)?),
+            SocketPeer::Abstract(name) => ConnectTarget::Abstract { name, address },
+            SocketPeer::Internet(dialled) if socket_type(&socket)? == SocketType::STREAM => {
+                let who = if self.may_lead_out(dialled) { self.identify_caller(caller) } else { CallerProcess::default() };
+                ConnectTarget::Internet { dialled, address, who }
             }
             // A datagram can only reach the run itself and its name server.
-            Peer::Internet(_) | Peer::Other => Target::Other { address },
+            SocketPeer::Internet(_) | SocketPeer::Other => ConnectTarget::Other { address },
         };
-        Ok(Deed::Connect(Connection { socket, waits, peer }))
+        Ok(BrokeredCall::Connect(PreparedConnect { socket, waits, peer }))
     }
 
     /// Refuses to connect sockets that the run did not make. A run may have a socket of the host's
     /// network as a standard stream; the run uses it as it is. The same holds for socket types that
     /// a run cannot make.
-    fn permit_use(&self, socket: &OwnedFd, peer: &Peer) -> Result<(), Errno> {
+    fn permit_use(&self, socket: &OwnedFd, peer: &SocketPeer) -> Result<(), Errno> {
         let is_own = match peer {
-            Peer::Path(_) => true,
-            Peer::Internet(_) if self.level != Level::Full => socket_type(socket)? == SocketType::STREAM,
+            SocketPeer::Path(_) => true,
+            SocketPeer::Internet(_) if self.level != IsolationLevel::Full => socket_type(socket)? == SocketType::STREAM,
             _ => self.way.as_ref().is_none_or(|way| way.is_own(socket.as_fd())),
         };
         if is_own { Ok(()) } else { Err(Errno::ACCESS) }
     }
 
     /// Checks whether a connect to this socket file is permitted.
-    fn permit_socket(&self, object: &Object) -> Result<(), Failure> {
+    fn permit_socket(&self, object: &ResolvedObject) -> Result<(), CallFailure> {
         native_access(&object.fd, Access::WRITE_OK)?;
-        if object.kind() != FileType::Socket {
+        if object.file_type() != FileType::Socket {
             return Err(Errno::CONNREFUSED.into());
         }
-        self.permit_socket_object(&object.stat, &object.path, Operation::Connect)
+        self.permit_socket_object(&object.stat, &object.path, DeniedOperation::Connect)
     }
 
     /// Checks whether a socket file may be connected to, or get another name. A socket that the run
     /// has not bound itself needs a grant, because grants for sockets are by path.
-    pub(super) fn permit_socket_object(&self, stat: &Stat, path: &[u8], operation: Operation) -> Result<(), Failure> {
-        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket || self.bound.has(stat) {
+    pub(super) fn permit_socket_object(&self, stat: &Stat, path: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket || self.bound.has_socket(stat) {
             return Ok(());
         }
         if self.powers.agents.is_persons(Path::new(OsStr::from_bytes(path)), (stat.st_dev, stat.st_ino)) {
             let rule = "the person's ssh agent, which no run reaches: `@git-signing` and `@ssh:HOST` let a key sign";
-            return Err(refused(operation, path, Refusal { rule: rule.to_owned(), grant: None }));
+            return Err(refuse_operation(operation, path, PermissionRefusal { rule: rule.to_owned(), grant: None }));
         }
-        match self.powers.socket(Path::new(OsStr::from_bytes(path))) {
-            Verdict::Allow | Verdict::Private => Ok(()),
-            Verdict::Refuse(refusal) => Err(refused(operation, path, refusal)),
+        match self.powers.decide_socket(Path::new(OsStr::from_bytes(path))) {
+            PermissionVerdict::Allow | PermissionVerdict::Private => Ok(()),
+            PermissionVerdict::Refuse(refusal) => Err(refuse_operation(operation, path, refusal)),
         }
     }
 
     /// Carries out a connect with the current powers.
-    pub(super) fn connect_to(&self, id: u64, connection: &Connection) -> Result<Step, Failure> {
+    pub(super) fn connect_to(&self, id: u64, connection: &PreparedConnect) -> Result<CallProgress, CallFailure> {
         match &connection.peer {
-            Target::File(object) => self.permit_socket(object)?,
-            Target::Abstract { name, .. } if !self.has_own_network() && !name.is_empty() => {
+            ConnectTarget::File(object) => self.permit_socket(object)?,
+            ConnectTarget::Abstract { name, .. } if !self.has_own_network() && !name.is_empty() => {
                 let object = [b"@", &name[..]].concat();
-                let refusal = Refusal { rule: "an abstract unix socket of the host".to_owned(), grant: None };
-                return Err(refused(Operation::Connect, &object, refusal));
+                let refusal = PermissionRefusal { rule: "an abstract unix socket of the host".to_owned(), grant: None };
+                return Err(refuse_operation(DeniedOperation::Connect, &object, refusal));
             }
-            Target::Internet { dialled, who, .. } => return self.connect_out(id, connection, (*dialled, who)),
-            Target::Agent(_) | Target::Abstract { .. } | Target::Other { .. } => {}
+            ConnectTarget::Internet { dialled, who, .. } => return self.connect_out(id, connection, (*dialled, who)),
+            ConnectTarget::Agent(_) | ConnectTarget::Abstract { .. } | ConnectTarget::Other { .. } => {}
         }
         self.connect_natively(id, connection)
     }
@@ -182,87 +182,87 @@ impl Service {
     pub(super) fn connect_server(
         &self,
         id: u64,
-        connection: &Connection,
-        server: Arc<KeptPort>,
-    ) -> Result<Step, Failure> {
+        connection: &PreparedConnect,
+        server: Arc<ReservedPort>,
+    ) -> Result<CallProgress, CallFailure> {
         let socket = Arc::new(connection.socket.try_clone().map_err(|_| Errno::MFILE)?);
-        let address = address_for(socket_domain(&socket)?, server.at());
+        let address = address_for(socket_domain(&socket)?, server.address());
         let notifier = self.notifier.clone();
         let job = Box::new(move || {
-            server.connect(&socket, &address, |connected| {
+            server.connect_socket(&socket, &address, |connected| {
                 // Fails only if the caller is gone.
-                let _ = notifier.answer(id, connected.map_or_else(Answer::Error, |()| Answer::Value(0)));
+                let _ = notifier.answer_call(id, connected.map_or_else(NotificationAnswer::Error, |()| NotificationAnswer::Value(0)));
             });
         });
-        Ok(Step::Work(Work { job, pipe: None }))
+        Ok(CallProgress::Work(BlockingWork { job, pipe: None }))
     }
 
     /// Connects at once if the socket is non-blocking, else on another thread.
-    pub(super) fn connect_natively(&self, id: u64, connection: &Connection) -> Result<Step, Failure> {
+    pub(super) fn connect_natively(&self, id: u64, connection: &PreparedConnect) -> Result<CallProgress, CallFailure> {
         let (address, held) = match &connection.peer {
-            Target::File(object) => {
+            ConnectTarget::File(object) => {
                 let held = object.fd.try_clone().map_err(|_| Errno::MFILE)?;
                 (held_address(&held), Some(held))
             }
-            Target::Agent(socket) => {
+            ConnectTarget::Agent(socket) => {
                 let held = socket.try_clone().map_err(|_| Errno::MFILE)?;
                 (held_address(&held), Some(held))
             }
             _ => (connection.address().to_vec(), None),
         };
         if !connection.waits {
-            actor::connect(connection.socket.as_fd(), &address)?;
-            return Ok(Step::zero());
+            actor::connect_socket(connection.socket.as_fd(), &address)?;
+            return Ok(CallProgress::return_zero());
         }
         let socket = connection.socket.try_clone().map_err(|_| Errno::MFILE)?;
         let notifier = self.notifier.clone();
         let job = Box::new(move || {
-            let connected = actor::connect(socket.as_fd(), &address);
+            let connected = actor::connect_socket(socket.as_fd(), &address);
             // Keeps the object alive that the address names.
             drop(held);
             // Fails only if the caller is gone.
-            let _ = notifier.answer(id, connected.map_or_else(Answer::Error, |()| Answer::Value(0)));
+            let _ = notifier.answer_call(id, connected.map_or_else(NotificationAnswer::Error, |()| NotificationAnswer::Value(0)));
         });
-        Ok(Step::Work(Work { job, pipe: None }))
+        Ok(CallProgress::Work(BlockingWork { job, pipe: None }))
     }
 
     /// Reads a bind. A bind without a path is left to the kernel-enforced layer, or binds a server at once.
-    pub(super) fn read_bind(&self, caller: &Caller) -> Result<ControlFlow<Step, Deed>, Failure> {
+    pub(super) fn read_bind(&self, caller: &CallingThread) -> Result<ControlFlow<CallProgress, BrokeredCall>, CallFailure> {
         let address = read_address(caller)?;
-        let socket = caller.descriptor(caller.int(0))?;
+        let socket = caller.duplicate_descriptor(caller.int_argument(0))?;
         let domain = socket_domain(&socket)?;
-        let path = match peer(&address, domain) {
-            Peer::Path(path) => path,
+        let path = match parse_peer(&address, domain) {
+            SocketPeer::Path(path) => path,
             _ if self.has_own_network() || domain == AddressFamily::UNIX => {
-                return Ok(ControlFlow::Break(Step::Done(Reply::Continue)));
+                return Ok(ControlFlow::Break(CallProgress::Done(CallReply::Continue)));
             }
-            Peer::Internet(at) => {
+            SocketPeer::Internet(at) => {
                 self.must_still_wait(caller)?;
-                self.bind_server(&socket, served(at, &address, &socket)?)?;
-                return Ok(ControlFlow::Break(Step::zero()));
+                self.bind_server(&socket, choose_server_address(at, &address, &socket)?)?;
+                return Ok(ControlFlow::Break(CallProgress::return_zero()));
             }
-            Peer::Abstract(_) | Peer::Other => return Err(no_server(b"a port of the kernel's choice")),
+            SocketPeer::Abstract(_) | SocketPeer::Other => return Err(no_server(b"a port of the kernel's choice")),
         };
-        let mask = !self.masked(caller, 0o7777)?;
-        let place = self.walk(caller)?.place(libc::AT_FDCWD, &path)?;
-        Ok(ControlFlow::Continue(Deed::Bind { socket, place, mask }))
+        let mask = !self.mask_mode(caller, 0o7777)?;
+        let place = self.start_resolution(caller)?.resolve_name(libc::AT_FDCWD, &path)?;
+        Ok(ControlFlow::Continue(BrokeredCall::Bind { socket, place, mask }))
     }
 
     /// Binds a server of a run without a network namespace. Such a run serves only its own
     /// processes, on the loopback of the host.
-    fn bind_server(&self, socket: &OwnedFd, at: SocketAddr) -> Result<(), Failure> {
+    fn bind_server(&self, socket: &OwnedFd, at: SocketAddr) -> Result<(), CallFailure> {
         let is_of_system = (1..FIRST_PORT).contains(&at.port());
         if !at.ip().is_loopback() || is_of_system || socket_type(socket)? != SocketType::STREAM {
             return Err(no_server(at.to_string().as_bytes()));
         }
         let domain = socket_domain(socket)?;
         if at.port() != 0 {
-            let bind = || actor::bind(socket.as_fd(), &address_for(domain, at));
+            let bind = || actor::bind_socket(socket.as_fd(), &address_for(domain, at));
             return Ok(self.servers.once_given_back(at.port(), bind)?);
         }
         for _ in 0..MAX_PORTS_TRIED {
             let port = free_port(at.ip(), is_served)?;
-            match actor::bind(socket.as_fd(), &address_for(domain, SocketAddr::new(at.ip(), port))) {
+            match actor::bind_socket(socket.as_fd(), &address_for(domain, SocketAddr::new(at.ip(), port))) {
                 Err(Errno::ADDRINUSE) => {}
                 bound => return Ok(bound?),
             }
@@ -272,16 +272,16 @@ impl Service {
 
     /// Lets a socket listen on the caller's behalf: the kernel would look the descriptor up again,
     /// and it may be another socket by then.
-    pub(super) fn listen(&self, caller: &Caller) -> Result<Step, Failure> {
-        let socket = caller.descriptor(caller.int(0))?;
+    pub(super) fn listen_for_caller(&self, caller: &CallingThread) -> Result<CallProgress, CallFailure> {
+        let socket = caller.duplicate_descriptor(caller.int_argument(0))?;
         let is_unix = socket_domain(&socket)? == AddressFamily::UNIX;
         self.must_still_wait(caller)?;
         if is_unix || self.has_own_network() {
-            rustix::net::listen(&socket, caller.int(1))?;
-            return Ok(Step::zero());
+            rustix::net::listen(&socket, caller.int_argument(1))?;
+            return Ok(CallProgress::return_zero());
         }
-        match self.servers.listen(socket.as_fd(), caller.int(1)) {
-            Ok(()) => Ok(Step::zero()),
+        match self.servers.listen_on_loopback(socket.as_fd(), caller.int_argument(1)) {
+            Ok(()) => Ok(CallProgress::return_zero()),
             Err(Errno::ACCESS) => Err(no_server(b"a port of the kernel's choice")),
             Err(errno) => Err(errno.into()),
         }
@@ -289,51 +289,51 @@ impl Service {
 
     /// Binds on the caller's behalf, and holds the new socket. In a private tree of the
     /// kernel-enforced layer the kernel carries the call out.
-    pub(super) fn bind(&self, socket: &OwnedFd, place: &Place, mask: Mode) -> Result<Step, Failure> {
-        if place.special || place.step().is_ok() {
+    pub(super) fn bind_for_caller(&self, socket: &OwnedFd, place: &ResolvedName, mask: Mode) -> Result<CallProgress, CallFailure> {
+        if place.special || place.open_nofollow().is_ok() {
             return Err(Errno::ADDRINUSE.into());
         }
         let path = place.path();
-        match self.decide(Operation::Bind, &path) {
-            Verdict::Refuse(refusal) => {
+        match self.decide_operation(DeniedOperation::Bind, &path) {
+            PermissionVerdict::Refuse(refusal) => {
                 native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
-                return Err(refused(Operation::Bind, &path, refusal));
+                return Err(refuse_operation(DeniedOperation::Bind, &path, refusal));
             }
-            Verdict::Private if self.powers.floor_allows(&path) => return Ok(Step::Done(Reply::Continue)),
-            Verdict::Private | Verdict::Allow => {}
+            PermissionVerdict::Private if self.powers.floor_allows(&path) => return Ok(CallProgress::Done(CallReply::Continue)),
+            PermissionVerdict::Private | PermissionVerdict::Allow => {}
         }
         if !self.bound.has_room() {
-            let rule = format!("no more than {MAX_BOUND} sockets with a path at a time");
-            return Err(refused(Operation::Bind, &path, Refusal { rule, grant: None }));
+            let rule = format!("no more than {MAX_BOUND_SOCKETS} sockets with a path at a time");
+            return Err(refuse_operation(DeniedOperation::Bind, &path, PermissionRefusal { rule, grant: None }));
         }
-        let directory = self.through(place, &path);
+        let directory = self.through_directory(place, &path);
         self.bind_at(socket, place, &path, directory.as_fd())?;
-        self.confirm_new((place, directory.as_fd()), &path, Operation::Bind)?;
+        self.confirm_new((place, directory.as_fd()), &path, DeniedOperation::Bind)?;
         // If the directory was moved meanwhile, the socket is elsewhere and is not held.
-        let made = resolve::step(directory.as_fd(), &place.name).map_err(|_| Errno::ACCESS)?;
+        let made = resolve::open_component(directory.as_fd(), &place.name).map_err(|_| Errno::ACCESS)?;
         let stat = fstat(&made)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
             return Err(Errno::ACCESS.into());
         }
         // The umask of the broker is 0. No process can connect before the socket listens.
         let mode = Mode::from_raw_mode(stat.st_mode) - mask;
-        actor::chmod(made.as_fd(), mode.bits())?;
-        self.bound.hold(made)?;
-        Ok(Step::zero())
+        actor::change_mode(made.as_fd(), mode.bits())?;
+        self.bound.add_socket(made)?;
+        Ok(CallProgress::return_zero())
     }
 
     /// Binds to `place`. If the supervisor sees the same directory at its path, the address is that
     /// path without links, so that getsockname(2) returns it. Else the address leads through the
     /// held descriptor. Another run may change the path meanwhile, so Landlock lets the call make a
     /// socket in that directory only.
-    fn bind_at(&self, socket: &OwnedFd, place: &Place, path: &[u8], held: BorrowedFd<'_>) -> Result<(), Errno> {
+    fn bind_at(&self, socket: &OwnedFd, place: &ResolvedName, path: &[u8], held: BorrowedFd<'_>) -> Result<(), Errno> {
         let own = own_directory(&place.directory).ok().filter(|_| !self.powers.is_staged(path));
         match own {
-            Some(own) if path.len() <= MAX_UNIX_PATH => bind_within(socket.as_fd(), &unix_address(path), own.as_fd()),
+            Some(own) if path.len() <= MAX_UNIX_PATH_BYTES => bind_within(socket.as_fd(), &unix_address(path), own.as_fd()),
             _ => {
                 let by_descriptor = resolve::DescriptorPath::new(held);
                 let path = [by_descriptor.as_c_str().to_bytes(), b"/", place.name.as_bytes()].concat();
-                actor::bind(socket.as_fd(), &unix_address(&path))
+                actor::bind_socket(socket.as_fd(), &unix_address(&path))
             }
         }
     }
@@ -341,27 +341,27 @@ impl Service {
 
 /// Returns the address for a server that asks for `at`. The unspecified address of a dual-stack
 /// socket becomes the IPv4 loopback.
-fn served(at: SocketAddr, address: &[u8], socket: &OwnedFd) -> Result<SocketAddr, Errno> {
+fn choose_server_address(at: SocketAddr, address: &[u8], socket: &OwnedFd) -> Result<SocketAddr, Errno> {
     let is_any = address.get(8..24) == Some(&[0; 16]) && socket_domain(socket)? == AddressFamily::INET6;
     let takes_both = is_any && !ipv6_v6only(socket)?;
     Ok(if takes_both { SocketAddr::new(Ipv4Addr::LOCALHOST.into(), at.port()) } else { at })
 }
 
-fn no_server(object: &[u8]) -> Failure {
+fn no_server(object: &[u8]) -> CallFailure {
     let rule = format!(
         "without a network of its own (level restricted) a run serves on the loopback alone, from port {FIRST_PORT} on, over TCP"
     );
-    refused(Operation::Bind, object, Refusal { rule, grant: None })
+    refuse_operation(DeniedOperation::Bind, object, PermissionRefusal { rule, grant: None })
 }
 
 /// Binds to an address that must lead into `directory`, on a thread that may make sockets only there.
 fn bind_within(socket: BorrowedFd<'_>, address: &[u8], directory: BorrowedFd<'_>) -> Result<(), Errno> {
-    let rules = Ruleset::new(FIRST_ABI, access::MAKE_SOCK, 0, 0)?;
-    rules.allow(directory, access::MAKE_SOCK)?;
+    let rules = Ruleset::new(FIRST_LANDLOCK_ABI, access::MAKE_SOCK, 0, 0)?;
+    rules.allow_beneath(directory, access::MAKE_SOCK)?;
     let bind = || {
         set_no_new_privs(true)?;
         rules.restrict_self()?;
-        actor::bind(socket, address)
+        actor::bind_socket(socket, address)
     };
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("bind".to_owned()).spawn_scoped(scope, bind);
@@ -369,44 +369,44 @@ fn bind_within(socket: BorrowedFd<'_>, address: &[u8], directory: BorrowedFd<'_>
     })
 }
 
-fn read_address(caller: &Caller) -> Result<Vec<u8>, Errno> {
-    match u64::from(caller.unsigned(2)) {
-        length @ 0..=MAX_ADDRESS => caller.bytes(1, length as usize),
+fn read_address(caller: &CallingThread) -> Result<Vec<u8>, Errno> {
+    match u64::from(caller.unsigned_argument(2)) {
+        length @ 0..=MAX_ADDRESS_BYTES => caller.read_bytes(1, length as usize),
         _ => Err(Errno::INVAL),
     }
 }
 
 /// Returns the peer that an address names for a socket of `domain`.
-fn peer(address: &[u8], domain: AddressFamily) -> Peer {
-    let Some(family) = address.first_chunk::<2>().map(|f| u16::from_ne_bytes(*f)) else { return Peer::Other };
+fn parse_peer(address: &[u8], domain: AddressFamily) -> SocketPeer {
+    let Some(family) = address.first_chunk::<2>().map(|f| u16::from_ne_bytes(*f)) else { return SocketPeer::Other };
     if family != domain.as_raw() {
-        return Peer::Other;
+        return SocketPeer::Other;
     }
     match domain {
         AddressFamily::UNIX => {
-            let path = &address[PATH_OFFSET..];
+            let path = &address[UNIX_PATH_OFFSET..];
             let end = path.iter().position(|b| *b == 0).unwrap_or(path.len());
             match path.first() {
-                None => Peer::Other,
-                Some(0) => Peer::Abstract(path[1..].to_vec()),
-                Some(_) => CString::new(&path[..end]).map_or(Peer::Other, Peer::Path),
+                None => SocketPeer::Other,
+                Some(0) => SocketPeer::Abstract(path[1..].to_vec()),
+                Some(_) => CString::new(&path[..end]).map_or(SocketPeer::Other, SocketPeer::Path),
             }
         }
         AddressFamily::INET => {
             let host = address.get(4..8).and_then(|a| a.first_chunk::<4>()).map(|host| Ipv4Addr::from(*host));
-            internet(host.map(IpAddr::V4), address)
+            parse_internet_peer(host.map(IpAddr::V4), address)
         }
         AddressFamily::INET6 => {
             let host = address.get(8..24).and_then(|a| a.first_chunk::<16>()).map(|host| Ipv6Addr::from(*host));
-            internet(host.map(IpAddr::V6), address)
+            parse_internet_peer(host.map(IpAddr::V6), address)
         }
-        _ => Peer::Other,
+        _ => SocketPeer::Other,
     }
 }
 
-fn internet(host: Option<IpAddr>, address: &[u8]) -> Peer {
+fn parse_internet_peer(host: Option<IpAddr>, address: &[u8]) -> SocketPeer {
     let port = address.get(2..4).and_then(|p| p.first_chunk::<2>()).map(|p| u16::from_be_bytes(*p));
-    host.zip(port).map_or(Peer::Other, |(host, port)| Peer::Internet(plain(host, port)))
+    host.zip(port).map_or(SocketPeer::Other, |(host, port)| SocketPeer::Internet(canonical_address(host, port)))
 }
 
 /// Returns a unix address that leads to exactly the object of `fd`.
@@ -419,13 +419,13 @@ fn unix_address(path: &[u8]) -> Vec<u8> {
 }
 
 /// Returns the refusal of an internet socket that is not TCP.
-pub(super) fn no_internet(caller: &Caller) -> Denied {
-    let family = if caller.int(0) == libc::AF_INET { "AF_INET" } else { "AF_INET6" };
-    Denied {
-        operation: Operation::Socket,
+pub(super) fn no_internet(caller: &CallingThread) -> RefusedOperation {
+    let family = if caller.int_argument(0) == libc::AF_INET { "AF_INET" } else { "AF_INET6" };
+    RefusedOperation {
+        operation: DeniedOperation::Socket,
         object: family.as_bytes().to_vec(),
-        layer: Layer::Broker,
-        refusal: Refusal { rule: "TCP alone has a way out at level restricted".to_owned(), grant: None },
+        layer: DenialLayer::Broker,
+        refusal: PermissionRefusal { rule: "TCP alone has a way out at level restricted".to_owned(), grant: None },
     }
 }
 
@@ -435,11 +435,11 @@ mod tests {
 
     #[track_caller]
     fn check(address: &[u8], domain: AddressFamily, expected: &str) {
-        let shown = match peer(address, domain) {
-            Peer::Path(path) => format!("path {}", path.to_string_lossy()),
-            Peer::Abstract(name) => format!("abstract {}", name.len()),
-            Peer::Internet(dialled) => dialled.to_string(),
-            Peer::Other => "other".to_owned(),
+        let shown = match parse_peer(address, domain) {
+            SocketPeer::Path(path) => format!("path {}", path.to_string_lossy()),
+            SocketPeer::Abstract(name) => format!("abstract {}", name.len()),
+            SocketPeer::Internet(dialled) => dialled.to_string(),
+            SocketPeer::Other => "other".to_owned(),
         };
         assert_eq!(shown, expected);
     }

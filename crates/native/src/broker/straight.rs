@@ -14,59 +14,59 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags, ResolveFlags, fstat, openat2};
 use stockade_sys::{Errno, resolve};
 
-use super::caller::Caller;
-use super::deed::Step;
-use super::opens::{Wish, finish, is_open_device};
-use super::service::{Failure, Service};
-use super::view::same;
-use super::walk::REMOVED;
-use crate::powers::{Powers, Verdict};
+use super::caller::CallingThread;
+use super::deed::CallProgress;
+use super::opens::{OpenRequest, finish_open, is_open_device};
+use super::service::{CallFailure, BrokerService};
+use super::view::is_same_object;
+use super::walk::DELETED_SUFFIX;
+use crate::powers::{AttemptPermissions, PermissionVerdict};
 
 /// Most held roots; opens beneath others take the slow path.
-const MAX_ROOTS: usize = 64;
+const MAX_HELD_ROOTS: usize = 64;
 
 /// Writable roots; each is opened at the first open beneath it.
-pub(super) struct Roots(RefCell<Vec<Root>>);
+pub(super) struct WritableRoots(RefCell<Vec<HeldRoot>>);
 
-struct Root {
+struct HeldRoot {
     path: Vec<u8>,
     held: Option<OwnedFd>,
 }
 
-impl Roots {
+impl WritableRoots {
     /// Creates the list from the writable roots and the private trees.
-    pub fn new(powers: &Powers) -> Self {
-        let root = |path: &Path| Root { path: path.as_os_str().as_bytes().to_vec(), held: None };
+    pub fn new(powers: &AttemptPermissions) -> Self {
+        let root = |path: &Path| HeldRoot { path: path.as_os_str().as_bytes().to_vec(), held: None };
         Self(RefCell::new(powers.writable_roots().chain(powers.private_trees()).map(root).collect()))
     }
 
     /// Holds a root that was added. With `own`, it is written in the supervisor's mount namespace,
     /// which must show the same directory there.
-    pub fn add(&self, root: BorrowedFd<'_>, path: &Path, own: bool) {
+    pub fn add_root(&self, root: BorrowedFd<'_>, path: &Path, own: bool) {
         let mut roots = self.0.borrow_mut();
         let known = path.as_os_str().as_bytes().to_vec();
-        let Some(seen) = hold(root, path) else { return };
+        let Some(seen) = open_root(root, path) else { return };
         let held = if own { own_view(&seen, &known) } else { Some(seen) };
-        if let Some(held) = held.filter(|_| roots.len() < MAX_ROOTS) {
+        if let Some(held) = held.filter(|_| roots.len() < MAX_HELD_ROOTS) {
             roots.retain(|root| root.path != known);
-            roots.push(Root { path: known, held: Some(held) });
+            roots.push(HeldRoot { path: known, held: Some(held) });
         }
     }
 
     /// Forgets the roots at and beneath a path that may now lead elsewhere.
-    pub fn forget(&self, path: &[u8]) {
+    pub fn forget_beneath(&self, path: &[u8]) {
         self.0.borrow_mut().retain(|root| rest_of(path, &root.path).is_none() && root.path != path);
     }
 
     /// Opens `path` from the deepest root above it. Roots are looked up beneath `top`.
-    fn open(&self, top: BorrowedFd<'_>, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+    fn open_beneath_root(&self, top: BorrowedFd<'_>, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         let mut roots = self.0.borrow_mut();
         loop {
             let found = roots.iter_mut().enumerate();
             let found = found.filter_map(|(at, root)| Some((rest_of(&root.path, path)?, at, root)));
             let (rest, at, root) = found.min_by_key(|(rest, ..)| rest.len()).ok_or(Errno::NOENT)?;
             if root.held.is_none() {
-                root.held = hold(top, Path::new(OsStr::from_bytes(&root.path)));
+                root.held = open_root(top, Path::new(OsStr::from_bytes(&root.path)));
             }
             if let Some(held) = &root.held {
                 let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
@@ -89,7 +89,7 @@ fn rest_of<'p>(root: &[u8], path: &'p [u8]) -> Option<&'p [u8]> {
 
 /// Opens the directory at `path` beneath `root`. Refuses a procfs, because its content depends on
 /// the process that reads it.
-fn hold(root: BorrowedFd<'_>, path: &Path) -> Option<OwnedFd> {
+fn open_root(root: BorrowedFd<'_>, path: &Path) -> Option<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
     let fd = openat2(root, path, flags, Mode::empty(), how).ok()?;
@@ -98,12 +98,12 @@ fn hold(root: BorrowedFd<'_>, path: &Path) -> Option<OwnedFd> {
 
 fn own_view(seen: &OwnedFd, path: &[u8]) -> Option<OwnedFd> {
     let own = resolve::directory_without_links(&CString::new(path).ok()?).ok()?;
-    same(&fstat(seen).ok()?, &fstat(&own).ok()?).then_some(own)
+    is_same_object(&fstat(seen).ok()?, &fstat(&own).ok()?).then_some(own)
 }
 
-impl Service {
+impl BrokerService {
     /// Opens `path` if that can be done in one step.
-    pub fn open_straight(&self, caller: &Caller, start: i32, path: &CStr, wish: Wish) -> Option<Result<Step, Failure>> {
+    pub fn open_straight(&self, caller: &CallingThread, start: i32, path: &CStr, wish: OpenRequest) -> Option<Result<CallProgress, CallFailure>> {
         if !wish.is_plain() {
             return None;
         }
@@ -112,7 +112,7 @@ impl Service {
         let roots = &first.roots;
         if !roots.is_above(&text)
             || is_open_device(&text)
-            || matches!(self.decide(wish.operation(), &text), Verdict::Refuse(_))
+            || matches!(self.decide_operation(wish.operation(), &text), PermissionVerdict::Refuse(_))
         {
             return None;
         }
@@ -128,13 +128,13 @@ impl Service {
         self.prepare_stage_at(&text, true).ok()?;
         // On a failure the slow path refuses the call.
         self.keep_opened_for_undo(&text, wish).ok()?;
-        let fd = roots.open(first.root.as_fd(), &text, wish.of_broker(), wish.mode_of_new()).ok()?;
-        let confirmed = if wish.creates() { self.confirm_opened(&fd, &text) } else { Ok(()) };
+        let fd = roots.open_beneath_root(first.root.as_fd(), &text, wish.of_broker(), wish.mode_of_new()).ok()?;
+        let confirmed = if wish.is_creating() { self.confirm_opened(&fd, &text) } else { Ok(()) };
         if confirmed.is_ok() {
             self.note_written(&text);
         }
         Some(match confirmed {
-            Ok(()) => finish(fd, wish).map(Step::Done).map_err(Failure::from),
+            Ok(()) => finish_open(fd, wish).map(CallProgress::Done).map_err(CallFailure::from),
             Err(failure) => Err(failure),
         })
     }
@@ -152,7 +152,7 @@ fn plain_path(path: &[u8], start: impl FnOnce() -> Result<Vec<u8>, Errno>) -> Op
     }
     // A removed directory has a path that leads nowhere, or to a directory whose real name ends
     // like that.
-    let mut whole = start().ok().filter(|start| start.starts_with(b"/") && !start.ends_with(REMOVED))?;
+    let mut whole = start().ok().filter(|start| start.starts_with(b"/") && !start.ends_with(DELETED_SUFFIX))?;
     if whole.len() > 1 {
         whole.push(b'/');
     }
@@ -193,13 +193,13 @@ mod tests {
         std::fs::create_dir_all(top.join("ws/d/e")).unwrap();
         let hold = |path: &str| {
             let fd = rustix::fs::open(top.join(&path[1..]), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
-            Root { path: own(path), held: Some(fd) }
+            HeldRoot { path: own(path), held: Some(fd) }
         };
-        let roots = Roots(RefCell::new(vec![hold("/ws"), hold("/ws/d")]));
+        let roots = WritableRoots(RefCell::new(vec![hold("/ws"), hold("/ws/d")]));
         let slash = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
         let new = |path: &str| {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-            roots.open(slash.as_fd(), &own(path), flags, Mode::from_raw_mode(0o600)).map(drop)
+            roots.open_beneath_root(slash.as_fd(), &own(path), flags, Mode::from_raw_mode(0o600)).map(drop)
         };
         assert_eq!(new("/ws/a"), Ok(()));
         assert_eq!(new("/ws/d/e/f"), Ok(()));
@@ -207,18 +207,18 @@ mod tests {
         assert_eq!(new("/ws"), Err(Errno::NOENT));
         std::fs::rename(top.join("ws/d"), top.join("moved")).unwrap();
         assert_eq!(new("/ws/d/g"), Ok(()), "the held one was moved");
-        roots.forget(&own("/ws/d"));
+        roots.forget_beneath(&own("/ws/d"));
         assert_eq!(new("/ws/d/h"), Err(Errno::NOENT));
         assert!(top.join("moved/g").exists() && roots.is_above(&own("/ws/d")));
         // A root that is not held yet is opened by its path, and must be a directory.
         std::fs::create_dir(top.join("ws/d")).unwrap();
         for path in ["/ws/d", "/ws/a"] {
-            roots.0.borrow_mut().push(Root { path: own(path), held: None });
+            roots.0.borrow_mut().push(HeldRoot { path: own(path), held: None });
         }
         assert_eq!(new("/ws/d/i"), Ok(()));
         assert_eq!(new("/ws/a/b"), Err(Errno::NOTDIR), "from the one above it");
         assert!(top.join("ws/d/i").exists());
-        roots.forget(&own(""));
+        roots.forget_beneath(&own(""));
         assert!(!roots.is_above(&own("/ws/d")));
     }
 }

@@ -8,28 +8,28 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, open, openat};
 use rustix::pty::{OpenptFlags, openpt, ptsname};
-use stockade_model::{Level, Operation};
+use stockade_model::{IsolationLevel, DeniedOperation};
 use stockade_sys::{Errno, resolve};
 
-use super::deed::Step;
-use super::opens::{Wish, finish};
-use super::service::{Failure, Service, refused};
-use crate::powers::Refusal;
+use super::deed::CallProgress;
+use super::opens::{OpenRequest, finish_open};
+use super::service::{CallFailure, BrokerService, refuse_operation};
+use crate::powers::PermissionRefusal;
 
 /// Device that creates terminals (pty(7)).
-const MAKER: &[u8] = b"/dev/ptmx";
+const PTMX_PATH: &[u8] = b"/dev/ptmx";
 /// Directory of the second ends.
-const TERMINALS: &[u8] = b"/dev/pts/";
+const DEVPTS_DIR: &[u8] = b"/dev/pts/";
 /// Most terminals of a run at a time. Terminals whose first end is closed do not count.
 const MAX_TERMINALS: usize = 64;
 
 /// Held second ends of the terminals that a run has created. The kernel reuses a number once the
 /// first end is closed; the held second end has no name then (link count 0).
 #[derive(Debug, Default)]
-pub(super) struct Terminals(RefCell<Vec<OwnedFd>>);
+pub(super) struct RunTerminals(RefCell<Vec<OwnedFd>>);
 
-impl Terminals {
-    fn hold(&self, second: OwnedFd) -> Result<(), Errno> {
+impl RunTerminals {
+    fn add_terminal(&self, second: OwnedFd) -> Result<(), Errno> {
         let mut held = self.0.borrow_mut();
         held.retain(|held| fstat(held).is_ok_and(|stat| stat.st_nlink > 0));
         if held.len() >= MAX_TERMINALS {
@@ -39,7 +39,7 @@ impl Terminals {
         Ok(())
     }
 
-    fn has(&self, wanted: &Stat) -> bool {
+    fn has_terminal(&self, wanted: &Stat) -> bool {
         let is = |stat: Stat| stat.st_nlink > 0 && (stat.st_dev, stat.st_ino) == (wanted.st_dev, wanted.st_ino);
         self.0.borrow().iter().any(|held| fstat(held).is_ok_and(is))
     }
@@ -47,42 +47,42 @@ impl Terminals {
 
 /// Returns whether a path is a terminal, or the device that creates terminals.
 pub(super) fn is_of_terminals(path: &[u8]) -> bool {
-    path == MAKER || path.starts_with(TERMINALS)
+    path == PTMX_PATH || path.starts_with(DEVPTS_DIR)
 }
 
-impl Service {
+impl BrokerService {
     /// Returns whether the kernel may open the device at `path`, which is one that every user may
     /// write. Returns false for a terminal at a level where other terminals are visible.
     pub(super) fn may_open_by_itself(&self, path: &[u8]) -> bool {
-        self.level == Level::Full || !is_of_terminals(path)
+        self.level == IsolationLevel::Full || !is_of_terminals(path)
     }
 
     /// Opens a path that the kernel [may not open](Self::may_open_by_itself).
-    pub(super) fn open_other(&self, held: &OwnedFd, path: &[u8], wish: Wish) -> Result<Step, Failure> {
-        if path == MAKER { self.make_terminal(wish) } else { self.open_terminal(held, path, wish) }
+    pub(super) fn open_other(&self, held: &OwnedFd, path: &[u8], wish: OpenRequest) -> Result<CallProgress, CallFailure> {
+        if path == PTMX_PATH { self.make_terminal(wish) } else { self.open_terminal(held, path, wish) }
     }
 
     /// Creates a terminal for the caller and gives it the first end.
-    fn make_terminal(&self, wish: Wish) -> Result<Step, Failure> {
+    fn make_terminal(&self, wish: OpenRequest) -> Result<CallProgress, CallFailure> {
         let first = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         let name = ptsname(&first, Vec::new())?;
-        self.terminals.hold(open(&*name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)?;
+        self.terminals.add_terminal(open(&*name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)?;
         if wish.waits_not() {
             rustix::io::ioctl_fionbio(&first, true)?;
         }
-        Ok(Step::Done(finish(first, wish)?))
+        Ok(CallProgress::Done(finish_open(first, wish)?))
     }
 
     /// Opens the second end of a terminal, if that is the run's own. The terminal does not become a
     /// controlling terminal (`O_NOCTTY`).
-    fn open_terminal(&self, held: &OwnedFd, path: &[u8], wish: Wish) -> Result<Step, Failure> {
+    fn open_terminal(&self, held: &OwnedFd, path: &[u8], wish: OpenRequest) -> Result<CallProgress, CallFailure> {
         let stat = fstat(held)?;
-        if !self.is_stream(&stat) && !self.terminals.has(&stat) {
+        if !self.is_stream(&stat) && !self.terminals.has_terminal(&stat) {
             let rule = "a terminal that the command has not made".to_owned();
-            return Err(refused(Operation::Write, path, Refusal { rule, grant: None }));
+            return Err(refuse_operation(DeniedOperation::Write, path, PermissionRefusal { rule, grant: None }));
         }
         let by_descriptor = resolve::DescriptorPath::new(held.as_fd());
         let opened = openat(CWD, by_descriptor.as_c_str(), wish.of_broker() - OFlags::CREATE, Mode::empty())?;
-        Ok(Step::Done(finish(opened, wish)?))
+        Ok(CallProgress::Done(finish_open(opened, wish)?))
     }
 }

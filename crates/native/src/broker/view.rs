@@ -11,19 +11,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Stat, fstat};
 use stockade_sys::{Errno, resolve};
 
-use super::deed::Deed;
-use super::service::Service;
-use super::walk::{Directory, Object, Place};
+use super::deed::BrokeredCall;
+use super::service::BrokerService;
+use super::walk::{ResolvedDirectory, ResolvedObject, ResolvedName};
 
 /// A held object to act through.
-pub(super) enum Through<'a> {
+pub(super) enum ObjectHandle<'a> {
     /// As the caller's mount namespace shows it.
     Seen(BorrowedFd<'a>),
     /// As the supervisor's mount namespace shows it.
     Own(OwnedFd),
 }
 
-impl AsFd for Through<'_> {
+impl AsFd for ObjectHandle<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Seen(fd) => *fd,
@@ -34,101 +34,101 @@ impl AsFd for Through<'_> {
 
 /// Objects that had the names of a call when its question was raised. Holding an object keeps its
 /// inode number from being reused.
-pub(super) struct Pins(Vec<Option<(OwnedFd, Stat)>>);
+pub(super) struct PinnedObjects(Vec<Option<(OwnedFd, Stat)>>);
 
 /// The object is not the one that was shown.
-pub(super) struct Changed;
+pub(super) struct ObjectChangedError;
 
-impl Pins {
+impl PinnedObjects {
     /// Holds the objects that have the names of `deed` now.
-    pub fn of(deed: &Deed) -> Result<Self, Errno> {
-        let pin = |place: &Place| match place.step() {
+    pub fn pin_objects(deed: &BrokeredCall) -> Result<Self, Errno> {
+        let pin = |place: &ResolvedName| match place.open_nofollow() {
             Ok(fd) => fstat(&fd).map(|stat| Some((fd, stat))),
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(errno),
         };
-        deed.places().map(pin).collect::<Result<_, _>>().map(Self)
+        deed.resolved_names().map(pin).collect::<Result<_, _>>().map(Self)
     }
 
     /// Returns whether the directories, names and objects of `deed` are those that were shown. A
     /// name may be gone, and a free name may have a new object, because the answer was about the
     /// name. A new link counts as changed, because it would be followed.
-    pub fn still_hold(&self, deed: &Deed) -> Result<(), Changed> {
-        let is_at = |fd: &OwnedFd, path: &[u8]| Object::path_of(fd).is_ok_and(|now| now == path);
-        for (place, pin) in deed.places().zip(&self.0) {
+    pub fn still_hold(&self, deed: &BrokeredCall) -> Result<(), ObjectChangedError> {
+        let is_at = |fd: &OwnedFd, path: &[u8]| ResolvedObject::path_of(fd).is_ok_and(|now| now == path);
+        for (place, pin) in deed.resolved_names().zip(&self.0) {
             if !is_at(&place.directory.fd, &place.directory.path) {
-                return Err(Changed);
+                return Err(ObjectChangedError);
             }
-            let now = place.step().and_then(fstat);
+            let now = place.open_nofollow().and_then(fstat);
             match (pin, now) {
                 (_, Err(_)) => {}
-                (Some((_, then)), Ok(now)) if same(then, &now) => {}
+                (Some((_, then)), Ok(now)) if is_same_object(then, &now) => {}
                 (None, Ok(now)) if FileType::from_raw_mode(now.st_mode) != FileType::Symlink => {}
-                _ => return Err(Changed),
+                _ => return Err(ObjectChangedError),
             }
         }
-        match deed.object() {
-            Some(object) if !object.is_placeless() && !is_at(&object.fd, &object.path) => Err(Changed),
+        match deed.held_object() {
+            Some(object) if !object.is_placeless() && !is_at(&object.fd, &object.path) => Err(ObjectChangedError),
             _ => Ok(()),
         }
     }
 }
 
-impl Service {
+impl BrokerService {
     /// Returns the directory of `place`, in which a name is created or removed; `path` is the whole
     /// path.
-    pub fn through<'p>(&self, place: &'p Place, path: &[u8]) -> Through<'p> {
-        self.either(&place.directory.fd, path, || self.own_directory(&place.directory))
+    pub fn through_directory<'p>(&self, place: &'p ResolvedName, path: &[u8]) -> ObjectHandle<'p> {
+        self.open_own_or_seen(&place.directory.fd, path, || self.own_directory(&place.directory))
     }
 
     /// Returns the directories of two names, both in one mount namespace.
     pub fn through_both<'p>(
         &self,
-        (one, one_path): (&'p Place, &[u8]),
-        (other, other_path): (&'p Place, &[u8]),
-    ) -> (Through<'p>, Through<'p>) {
+        (one, one_path): (&'p ResolvedName, &[u8]),
+        (other, other_path): (&'p ResolvedName, &[u8]),
+    ) -> (ObjectHandle<'p>, ObjectHandle<'p>) {
         let is_unattached = self.powers.is_unattached(one_path) || self.powers.is_unattached(other_path);
         match is_unattached.then(|| Self::through_own(one, other)) {
             Some(Ok(both)) => both,
-            _ => (Through::Seen(one.directory.fd.as_fd()), Through::Seen(other.directory.fd.as_fd())),
+            _ => (ObjectHandle::Seen(one.directory.fd.as_fd()), ObjectHandle::Seen(other.directory.fd.as_fd())),
         }
     }
 
     /// Returns the directories of two names in the supervisor's mount namespace.
-    pub fn through_own<'p>(one: &Place, other: &Place) -> Result<(Through<'p>, Through<'p>), Errno> {
-        Ok((Through::Own(own_directory(&one.directory)?), Through::Own(own_directory(&other.directory)?)))
+    pub fn through_own<'p>(one: &ResolvedName, other: &ResolvedName) -> Result<(ObjectHandle<'p>, ObjectHandle<'p>), Errno> {
+        Ok((ObjectHandle::Own(own_directory(&one.directory)?), ObjectHandle::Own(own_directory(&other.directory)?)))
     }
 
     /// Returns an object and the directory of its new name, both in one mount namespace. An object
     /// without a name cannot be found by path, so the caller's descriptor is used.
-    pub fn through_link<'p>(&self, source: &'p Object, (new, path): (&'p Place, &[u8])) -> (Through<'p>, Through<'p>) {
+    pub fn through_link<'p>(&self, source: &'p ResolvedObject, (new, path): (&'p ResolvedName, &[u8])) -> (ObjectHandle<'p>, ObjectHandle<'p>) {
         if let Some(copy) = self.copy_of(source) {
-            return (Through::Own(copy), self.through(new, path));
+            return (ObjectHandle::Own(copy), self.through_directory(new, path));
         }
         let unnamed = source.stat.st_nlink == 0;
         if !unnamed
             && (self.powers.is_unattached(&source.path) || self.powers.is_unattached(path))
             && let (Ok(object), Ok(directory)) = (own_object(source), own_directory(&new.directory))
         {
-            return (Through::Own(object), Through::Own(directory));
+            return (ObjectHandle::Own(object), ObjectHandle::Own(directory));
         }
-        (Through::Seen(source.fd.as_fd()), self.through(new, path))
+        (ObjectHandle::Seen(source.fd.as_fd()), self.through_directory(new, path))
     }
 
     /// Returns an object to change. If it has no name, the caller's descriptor is the only way to it.
-    pub fn through_object<'p>(&self, object: &'p Object) -> Through<'p> {
+    pub fn through_object<'p>(&self, object: &'p ResolvedObject) -> ObjectHandle<'p> {
         if let Some(copy) = self.copy_of(object) {
-            return Through::Own(copy);
+            return ObjectHandle::Own(copy);
         }
         if object.stat.st_nlink == 0 || object.is_placeless() {
-            return Through::Seen(object.fd.as_fd());
+            return ObjectHandle::Seen(object.fd.as_fd());
         }
-        self.either(&object.fd, &object.path, || self.own_object(object))
+        self.open_own_or_seen(&object.fd, &object.path, || self.own_object(object))
     }
 
     /// As [`own_directory`]. Beneath an overlay layer, each mount namespace has other inode
     /// numbers; the approval is for the supervisor's.
-    fn own_directory(&self, directory: &Directory) -> Result<OwnedFd, Errno> {
+    fn own_directory(&self, directory: &ResolvedDirectory) -> Result<OwnedFd, Errno> {
         match own_directory(directory) {
             Err(Errno::STALE) if self.powers.is_merged(&directory.path) => {
                 resolve::directory_without_links(&CString::new(&directory.path[..]).map_err(|_| Errno::INVAL)?)
@@ -139,13 +139,13 @@ impl Service {
 
     /// As [`own_object`], and as [`own_directory`](Self::own_directory) for a file in such a
     /// directory.
-    fn own_object(&self, object: &Object) -> Result<OwnedFd, Errno> {
+    fn own_object(&self, object: &ResolvedObject) -> Result<OwnedFd, Errno> {
         let end = object.path.iter().rposition(|b| *b == b'/').ok_or(Errno::STALE)?;
         match own_object(object) {
             Err(Errno::STALE) if self.powers.is_merged(&object.path[..end]) => {
                 let parent = CString::new(&object.path[..end]).map_err(|_| Errno::INVAL)?;
                 let name = CString::new(&object.path[end + 1..]).map_err(|_| Errno::INVAL)?;
-                resolve::step(resolve::directory_without_links(&parent)?.as_fd(), &name)
+                resolve::open_component(resolve::directory_without_links(&parent)?.as_fd(), &name)
             }
             other => other,
         }
@@ -153,30 +153,30 @@ impl Service {
 
     /// Returns the supervisor's object if it can be opened. Else returns the caller's, which is the
     /// one that was decided on; it may be read-only there.
-    fn either<'p>(&self, seen: &'p OwnedFd, path: &[u8], own: impl FnOnce() -> Result<OwnedFd, Errno>) -> Through<'p> {
+    fn open_own_or_seen<'p>(&self, seen: &'p OwnedFd, path: &[u8], own: impl FnOnce() -> Result<OwnedFd, Errno>) -> ObjectHandle<'p> {
         let own = self.powers.is_unattached(path).then(own);
-        own.and_then(Result::ok).map_or(Through::Seen(seen.as_fd()), Through::Own)
+        own.and_then(Result::ok).map_or(ObjectHandle::Seen(seen.as_fd()), ObjectHandle::Own)
     }
 }
 
 /// Opens a held directory in the supervisor's mount namespace.
-pub(super) fn own_directory(directory: &Directory) -> Result<OwnedFd, Errno> {
+pub(super) fn own_directory(directory: &ResolvedDirectory) -> Result<OwnedFd, Errno> {
     let text = CString::new(&directory.path[..]).map_err(|_| Errno::INVAL)?;
     let own = resolve::directory_without_links(&text)?;
-    if same(&fstat(&directory.fd)?, &fstat(&own)?) { Ok(own) } else { Err(Errno::STALE) }
+    if is_same_object(&fstat(&directory.fd)?, &fstat(&own)?) { Ok(own) } else { Err(Errno::STALE) }
 }
 
 /// Opens a held object in the supervisor's mount namespace.
-pub(super) fn own_object(object: &Object) -> Result<OwnedFd, Errno> {
+pub(super) fn own_object(object: &ResolvedObject) -> Result<OwnedFd, Errno> {
     let end = object.path.iter().rposition(|b| *b == b'/').ok_or(Errno::STALE)?;
     let (parent, name) = (&object.path[..end.max(1)], &object.path[end + 1..]);
     let parent = CString::new(parent).map_err(|_| Errno::INVAL)?;
     let directory = resolve::directory_without_links(&parent)?;
     let name = if name.is_empty() { c".".to_owned() } else { CString::new(name).map_err(|_| Errno::INVAL)? };
-    let own = resolve::step(directory.as_fd(), &name)?;
-    if same(&object.stat, &fstat(&own)?) { Ok(own) } else { Err(Errno::STALE) }
+    let own = resolve::open_component(directory.as_fd(), &name)?;
+    if is_same_object(&object.stat, &fstat(&own)?) { Ok(own) } else { Err(Errno::STALE) }
 }
 
-pub(super) fn same(one: &Stat, other: &Stat) -> bool {
+pub(super) fn is_same_object(one: &Stat, other: &Stat) -> bool {
     (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 }

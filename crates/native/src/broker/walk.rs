@@ -13,36 +13,36 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, lstat, openat2};
 use stockade_sys::{Errno, resolve};
 
-use super::caller::Caller;
+use super::caller::CallingThread;
 
 /// The kernel's limit: `MAXSYMLINKS`.
 const MAX_LINKS: u32 = 40;
 /// Most components that are looked up for one path, links included. The kernel has no such limit;
 /// this one keeps a hostile path from taking more than a few milliseconds.
-const MAX_STEPS: u32 = 10_000;
+const MAX_LOOKUPS: u32 = 10_000;
 /// Inode of the root of every procfs.
 const PROC_ROOT_INODE: u64 = 1;
 /// Suffix that the kernel adds to the path of a removed object.
-pub(super) const REMOVED: &[u8] = b" (deleted)";
+pub(super) const DELETED_SUFFIX: &[u8] = b" (deleted)";
 
 /// Resolves paths of one caller.
-pub(super) struct Walk<'a> {
-    pub caller: &'a Caller,
+pub(super) struct PathResolver<'a> {
+    pub caller: &'a CallingThread,
     pub root: BorrowedFd<'a>,
-    kin: Kin,
+    kin: ProcfsScope,
     links: Cell<u32>,
     steps: Cell<u32>,
 }
 
 /// A held directory and its path.
-pub(super) struct Directory {
+pub(super) struct ResolvedDirectory {
     pub fd: OwnedFd,
     pub path: Vec<u8>,
 }
 
 /// A name in a held directory.
-pub(super) struct Place {
-    pub directory: Directory,
+pub(super) struct ResolvedName {
+    pub directory: ResolvedDirectory,
     /// A single component, without slashes.
     pub name: CString,
     /// True if a slash followed: only a directory is accepted.
@@ -54,26 +54,26 @@ pub(super) struct Place {
 }
 
 /// A held object.
-pub(super) struct Object {
+pub(super) struct ResolvedObject {
     pub fd: OwnedFd,
     /// Absolute, or a text such as `pipe:[7]` for an object without a path.
     pub path: Vec<u8>,
     pub stat: Stat,
     /// The name by which it was found; `None` if it was reached by a descriptor.
-    pub place: Option<Place>,
+    pub place: Option<ResolvedName>,
 }
 
 /// Target of a link.
-enum Target {
+enum SymlinkTarget {
     /// Continue with this text.
     Text(Vec<u8>),
     /// The object of a procfs link.
     Object(OwnedFd),
 }
 
-impl Object {
+impl ResolvedObject {
     /// Creates the value for the object of `fd`.
-    pub fn of(fd: OwnedFd) -> Result<Self, Errno> {
+    pub fn from_fd(fd: OwnedFd) -> Result<Self, Errno> {
         let (path, stat) = (Self::path_of(&fd)?, fstat(&fd)?);
         Ok(Self { fd, path, stat, place: None })
     }
@@ -81,14 +81,14 @@ impl Object {
     /// Returns the path of the object, or its last path if it was removed.
     pub fn path_of(fd: &OwnedFd) -> Result<Vec<u8>, Errno> {
         let mut path = resolve::path_of(fd.as_fd())?;
-        if path.ends_with(REMOVED) && !ends_so_by_itself(&fstat(fd)?, &path) {
-            path.truncate(path.len() - REMOVED.len());
+        if path.ends_with(DELETED_SUFFIX) && !ends_so_by_itself(&fstat(fd)?, &path) {
+            path.truncate(path.len() - DELETED_SUFFIX.len());
         }
         Ok(path)
     }
 
     /// Returns the file type.
-    pub fn kind(&self) -> FileType {
+    pub fn file_type(&self) -> FileType {
         FileType::from_raw_mode(self.stat.st_mode)
     }
 
@@ -98,7 +98,7 @@ impl Object {
     }
 }
 
-impl Place {
+impl ResolvedName {
     /// Returns the path of the name.
     pub fn path(&self) -> Vec<u8> {
         let mut path = self.directory.path.clone();
@@ -135,46 +135,46 @@ impl Place {
     /// Returns whether the name is of a named pipe.
     pub fn is_pipe(&self) -> bool {
         let kind = |fd: OwnedFd| fstat(&fd).map(|stat| FileType::from_raw_mode(stat.st_mode));
-        self.step().and_then(kind).is_ok_and(|kind| kind == FileType::Fifo)
+        self.open_nofollow().and_then(kind).is_ok_and(|kind| kind == FileType::Fifo)
     }
 
     /// Holds the object with this name; a link is not followed.
-    pub fn step(&self) -> Result<OwnedFd, Errno> {
-        resolve::step(self.directory.fd.as_fd(), &self.name)
+    pub fn open_nofollow(&self) -> Result<OwnedFd, Errno> {
+        resolve::open_component(self.directory.fd.as_fd(), &self.name)
     }
 }
 
-impl<'a> Walk<'a> {
-    pub fn new(caller: &'a Caller, root: BorrowedFd<'a>, kin: Kin) -> Self {
+impl<'a> PathResolver<'a> {
+    pub fn new(caller: &'a CallingThread, root: BorrowedFd<'a>, kin: ProcfsScope) -> Self {
         Self { caller, root, kin, links: Cell::new(0), steps: Cell::new(0) }
     }
 
     /// Returns the place that `path` names. A relative path starts at descriptor `start`
     /// (`AT_FDCWD`: the working directory).
-    pub fn place(&self, start: i32, path: &CStr) -> Result<Place, Errno> {
+    pub fn resolve_name(&self, start: i32, path: &CStr) -> Result<ResolvedName, Errno> {
         let path = path.to_bytes();
         if path.is_empty() {
             return Err(Errno::NOENT);
         }
-        let start = if path.starts_with(b"/") { None } else { Some(self.start(start)?) };
+        let start = if path.starts_with(b"/") { None } else { Some(self.open_start(start)?) };
         self.place_from(start, path)
     }
 
     /// Returns the object that `path` names; with `follow`, the last link is followed.
-    pub fn find(&self, start: i32, path: &CStr, follow: bool) -> Result<Object, Errno> {
-        self.find_at(self.place(start, path)?, follow)
+    pub fn resolve_object(&self, start: i32, path: &CStr, follow: bool) -> Result<ResolvedObject, Errno> {
+        self.find_at(self.resolve_name(start, path)?, follow)
     }
 
     /// Returns the object at a place.
-    pub fn find_at(&self, mut place: Place, follow: bool) -> Result<Object, Errno> {
+    pub fn find_at(&self, mut place: ResolvedName, follow: bool) -> Result<ResolvedObject, Errno> {
         loop {
-            let fd = place.step()?;
+            let fd = place.open_nofollow()?;
             let stat = fstat(&fd)?;
             let kind = FileType::from_raw_mode(stat.st_mode);
             if kind == FileType::Symlink && (follow || place.slash) {
-                match self.beyond(place, fd)? {
-                    Beyond::Place(next) => place = next,
-                    Beyond::Object(object) => return Ok(object),
+                match self.follow_link(place, fd)? {
+                    LinkDestination::Place(next) => place = next,
+                    LinkDestination::Object(object) => return Ok(object),
                 }
                 continue;
             }
@@ -182,21 +182,21 @@ impl<'a> Walk<'a> {
                 return Err(Errno::NOTDIR);
             }
             if place.special {
-                return Object::of(fd);
+                return ResolvedObject::from_fd(fd);
             }
-            return Ok(Object { fd, path: place.path(), stat, place: Some(place) });
+            return Ok(ResolvedObject { fd, path: place.path(), stat, place: Some(place) });
         }
     }
 
     /// Resolves the held link `link`, which is at `place`.
-    pub fn beyond(&self, place: Place, link: OwnedFd) -> Result<Beyond, Errno> {
-        match self.target(place.directory.fd.as_fd(), &place.name, &link)? {
-            Target::Object(fd) => {
-                let object = Object::of(fd)?;
-                let is_directory = object.kind() == FileType::Directory;
-                if place.slash && !is_directory { Err(Errno::NOTDIR) } else { Ok(Beyond::Object(object)) }
+    pub fn follow_link(&self, place: ResolvedName, link: OwnedFd) -> Result<LinkDestination, Errno> {
+        match self.read_link_target(place.directory.fd.as_fd(), &place.name, &link)? {
+            SymlinkTarget::Object(fd) => {
+                let object = ResolvedObject::from_fd(fd)?;
+                let is_directory = object.file_type() == FileType::Directory;
+                if place.slash && !is_directory { Err(Errno::NOTDIR) } else { Ok(LinkDestination::Object(object)) }
             }
-            Target::Text(mut text) => {
+            SymlinkTarget::Text(mut text) => {
                 if text.is_empty() {
                     return Err(Errno::NOENT);
                 }
@@ -204,17 +204,17 @@ impl<'a> Walk<'a> {
                     text.push(b'/');
                 }
                 let start = (!text.starts_with(b"/")).then_some(place.directory.fd);
-                self.place_from(start, &text).map(Beyond::Place)
+                self.place_from(start, &text).map(LinkDestination::Place)
             }
         }
     }
 
-    fn start(&self, number: i32) -> Result<OwnedFd, Errno> {
-        if number == libc::AT_FDCWD { self.caller.cwd() } else { self.caller.object(number) }
+    fn open_start(&self, number: i32) -> Result<OwnedFd, Errno> {
+        if number == libc::AT_FDCWD { self.caller.open_cwd() } else { self.caller.open_object(number) }
     }
 
     /// Resolves a path to a place; `start` is `None` for the root.
-    fn place_from(&self, start: Option<OwnedFd>, path: &[u8]) -> Result<Place, Errno> {
+    fn place_from(&self, start: Option<OwnedFd>, path: &[u8]) -> Result<ResolvedName, Errno> {
         let slash = path.ends_with(b"/");
         let end = path.iter().rposition(|b| *b != b'/').map_or(0, |at| at + 1);
         let (parent, name) = match path[..end].iter().rposition(|b| *b == b'/') {
@@ -222,16 +222,16 @@ impl<'a> Walk<'a> {
             None if end == 0 => (path, &b"."[..]),
             None => (&b""[..], &path[..end]),
         };
-        let (fd, on_proc) = self.directory(start, parent)?;
+        let (fd, on_proc) = self.open_directory(start, parent)?;
         let path = directory_path(&fd)?;
         let special = matches!(name, b"." | b"..");
         let name = CString::new(name).map_err(|_| Errno::INVAL)?;
-        Ok(Place { directory: Directory { fd, path }, name, slash, special, on_proc })
+        Ok(ResolvedName { directory: ResolvedDirectory { fd, path }, name, slash, special, on_proc })
     }
 
     /// Opens the directory at `path`. Uses the kernel's own resolution if it sees the same as the
     /// caller, else resolves each component. Returns also whether the directory is on a procfs.
-    fn directory(&self, start: Option<OwnedFd>, path: &[u8]) -> Result<(OwnedFd, bool), Errno> {
+    fn open_directory(&self, start: Option<OwnedFd>, path: &[u8]) -> Result<(OwnedFd, bool), Errno> {
         let text = CString::new(path).map_err(|_| Errno::INVAL)?;
         let fast = match &start {
             Some(_) if path.is_empty() => Err(Errno::XDEV),
@@ -243,7 +243,7 @@ impl<'a> Walk<'a> {
             Err(errno @ (Errno::NOTDIR | Errno::ACCESS | Errno::NAMETOOLONG)) => Err(errno),
             // The start itself, a path over procfs, a path out of the start, or a race.
             Ok(_) | Err(_) => {
-                let fd = self.slow(start, path)?;
+                let fd = self.resolve_slowly(start, path)?;
                 let on_proc = resolve::is_on_proc(fd.as_fd())?;
                 Ok((fd, on_proc))
             }
@@ -255,33 +255,33 @@ impl<'a> Walk<'a> {
         if is_directory { Ok(fd) } else { Err(Errno::NOTDIR) }
     }
 
-    fn slow(&self, start: Option<OwnedFd>, path: &[u8]) -> Result<OwnedFd, Errno> {
+    fn resolve_slowly(&self, start: Option<OwnedFd>, path: &[u8]) -> Result<OwnedFd, Errno> {
         let mut here = match start {
             Some(fd) => fd,
             None => start_copy(self.root)?,
         };
-        let mut rest = components(path);
+        let mut rest = reversed_components(path);
         while let Some(component) = rest.pop() {
             self.steps.set(self.steps.get() + 1);
-            if self.steps.get() > MAX_STEPS {
+            if self.steps.get() > MAX_LOOKUPS {
                 return Err(Errno::LOOP);
             }
             if component.as_bytes() == b"." {
                 continue;
             }
-            let next = resolve::step(here.as_fd(), &component)?;
+            let next = resolve::open_component(here.as_fd(), &component)?;
             match FileType::from_raw_mode(fstat(&next)?.st_mode) {
                 FileType::Directory => here = next,
-                FileType::Symlink => match self.target(here.as_fd(), &component, &next)? {
-                    Target::Object(fd) => here = self.must_be_directory(fd)?,
-                    Target::Text(text) => {
+                FileType::Symlink => match self.read_link_target(here.as_fd(), &component, &next)? {
+                    SymlinkTarget::Object(fd) => here = self.must_be_directory(fd)?,
+                    SymlinkTarget::Text(text) => {
                         if text.is_empty() {
                             return Err(Errno::NOENT);
                         }
                         if text.starts_with(b"/") {
                             here = start_copy(self.root)?;
                         }
-                        rest.extend(components(&text));
+                        rest.extend(reversed_components(&text));
                     }
                 },
                 _ => return Err(Errno::NOTDIR),
@@ -291,28 +291,28 @@ impl<'a> Walk<'a> {
     }
 
     /// Returns the target of a link, for this caller.
-    fn target(&self, directory: BorrowedFd<'_>, name: &CStr, link: &OwnedFd) -> Result<Target, Errno> {
+    fn read_link_target(&self, directory: BorrowedFd<'_>, name: &CStr, link: &OwnedFd) -> Result<SymlinkTarget, Errno> {
         self.links.set(self.links.get() + 1);
         if self.links.get() > MAX_LINKS {
             return Err(Errno::LOOP);
         }
         if !resolve::is_on_proc(link.as_fd())? {
-            return resolve::link_text(link.as_fd()).map(Target::Text);
+            return resolve::link_text(link.as_fd()).map(SymlinkTarget::Text);
         }
         let at_top = fstat(directory)?.st_ino == PROC_ROOT_INODE;
         match name.to_bytes() {
             b"self" if at_top => {
-                let who = self.caller.identity()?;
-                Ok(Target::Text(who.own_process.to_string().into_bytes()))
+                let who = self.caller.read_status()?;
+                Ok(SymlinkTarget::Text(who.own_process.to_string().into_bytes()))
             }
             b"thread-self" if at_top => {
-                let who = self.caller.identity()?;
-                Ok(Target::Text(format!("{}/task/{}", who.own_process, who.own_thread).into_bytes()))
+                let who = self.caller.read_status()?;
+                Ok(SymlinkTarget::Text(format!("{}/task/{}", who.own_process, who.own_thread).into_bytes()))
             }
-            _ if at_top => resolve::link_text(link.as_fd()).map(Target::Text),
+            _ if at_top => resolve::link_text(link.as_fd()).map(SymlinkTarget::Text),
             _ => {
                 self.may_look_into(&resolve::path_of(directory)?)?;
-                resolve::jump(directory, name).map(Target::Object)
+                resolve::open_link_target(directory, name).map(SymlinkTarget::Object)
             }
         }
     }
@@ -325,15 +325,15 @@ impl<'a> Walk<'a> {
             .strip_prefix(b"/proc/")
             .and_then(|rest| std::str::from_utf8(rest.split(|b| *b == b'/').next()?).ok()?.parse().ok())
             .ok_or(Errno::ACCESS)?;
-        if process == self.caller.identity()?.own_process {
+        if process == self.caller.read_status()?.own_process {
             return Ok(());
         }
         let is_of_run = match self.kin {
-            Kin::All => process != 1,
-            Kin::Below(keeper) => descends(process, keeper, &status_on_host),
-            Kin::Of(first) => {
+            ProcfsScope::All => process != 1,
+            ProcfsScope::Below(keeper) => is_descendant(process, keeper, &status_on_host),
+            ProcfsScope::Of(first) => {
                 let status = |at| status_of(self.root, &format!("proc/{at}/status"));
-                process == first || descends(process, first, &status)
+                process == first || is_descendant(process, first, &status)
             }
         };
         if is_of_run { Ok(()) } else { Err(Errno::ACCESS) }
@@ -342,7 +342,7 @@ impl<'a> Walk<'a> {
 
 /// Processes of a run, whose procfs links it may follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kin {
+pub(super) enum ProcfsScope {
     /// All visible processes but the first, which is not the command's.
     All,
     /// The descendants of this process, by the host's number.
@@ -353,11 +353,11 @@ pub(super) enum Kin {
 }
 
 /// Target of a followed link.
-pub(super) enum Beyond {
+pub(super) enum LinkDestination {
     /// A name.
-    Place(Place),
+    Place(ResolvedName),
     /// An object without a name.
-    Object(Object),
+    Object(ResolvedObject),
 }
 
 fn start_copy(fd: impl AsFd) -> Result<OwnedFd, Errno> {
@@ -377,25 +377,25 @@ fn ends_so_by_itself(held: &Stat, path: &[u8]) -> bool {
 /// Returns the path of a held directory. Fails for a removed one, because nothing can be made in it.
 fn directory_path(fd: &OwnedFd) -> Result<Vec<u8>, Errno> {
     let path = resolve::path_of(fd.as_fd())?;
-    if !path.starts_with(b"/") || (path.ends_with(REMOVED) && fstat(fd)?.st_nlink == 0) {
+    if !path.starts_with(b"/") || (path.ends_with(DELETED_SUFFIX) && fstat(fd)?.st_nlink == 0) {
         return Err(Errno::NOENT);
     }
     Ok(path)
 }
 
 /// Returns the components of a path, last one first.
-fn components(path: &[u8]) -> Vec<CString> {
+fn reversed_components(path: &[u8]) -> Vec<CString> {
     path.split(|b| *b == b'/').filter(|c| !c.is_empty()).rev().filter_map(|c| CString::new(c).ok()).collect()
 }
 
 /// Reads the status of a process in procfs.
 fn status_of(root: BorrowedFd<'_>, path: &str) -> Option<String> {
     /// Larger than any status, in bytes.
-    const MAX_STATUS: u64 = 64 << 10;
+    const MAX_STATUS_BYTES: u64 = 64 << 10;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = openat2(root, path, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS).ok()?;
     let mut text = String::new();
-    File::from(file).take(MAX_STATUS).read_to_string(&mut text).ok()?;
+    File::from(file).take(MAX_STATUS_BYTES).read_to_string(&mut text).ok()?;
     Some(text)
 }
 
@@ -405,7 +405,7 @@ pub(super) fn status_on_host(process: u32) -> Option<String> {
 }
 
 /// Returns whether `process` is a descendant of `ancestor`; both are numbered as in `status`.
-pub(super) fn descends(process: u32, ancestor: u32, status: &dyn Fn(u32) -> Option<String>) -> bool {
+pub(super) fn is_descendant(process: u32, ancestor: u32, status: &dyn Fn(u32) -> Option<String>) -> bool {
     /// Deeper trees are not searched.
     const MAX_GENERATIONS: u32 = 1000;
     let mut at = process;
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn components_come_last_first() {
-        let text: Vec<Vec<u8>> = components(b"//a/./b//..").into_iter().map(CString::into_bytes).collect();
+        let text: Vec<Vec<u8>> = reversed_components(b"//a/./b//..").into_iter().map(CString::into_bytes).collect();
         assert_eq!(text, [b"..".to_vec(), b"b".to_vec(), b".".to_vec(), b"a".to_vec()]);
     }
 }

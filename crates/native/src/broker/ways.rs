@@ -7,13 +7,13 @@
 use std::os::fd::AsFd as _;
 
 use rustix::fs::FileType;
-use stockade_model::{Grant, Level, Operation};
+use stockade_model::{Grant, IsolationLevel, DeniedOperation};
 
-use super::service::{Failure, Service, refused};
+use super::service::{CallFailure, BrokerService, refuse_operation};
 use crate::guards::pointers::{MAX_POINTER_BYTES, has_link, leading_through, may_lead_elsewhere, target_of};
-use crate::guards::view::{Chain, There, at, parent};
-use crate::guards::{View, open_host_root};
-use crate::powers::{Refusal, covers, to_path};
+use crate::guards::view::{LinkChain, ObjectPresence, join_relative, parent_path};
+use crate::guards::{RootView, open_host_root};
+use crate::powers::{PermissionRefusal, is_at_or_beneath, to_path};
 
 /// Returns whether a path is in the procfs directory of a process, named by its number.
 fn is_in_process(path: &[u8]) -> bool {
@@ -22,25 +22,25 @@ fn is_in_process(path: &[u8]) -> bool {
 }
 
 /// Suffixes with which git looks for a repository at an address (`enter_repo` in path.c).
-const ENDS: [&[u8]; 4] = [b"", b"/.git", b".git", b".git/.git"];
+const REPOSITORY_SUFFIXES: [&[u8]; 4] = [b"", b"/.git", b".git", b".git/.git"];
 
-impl Service {
+impl BrokerService {
     /// Checks whether a link with this text may have the name `path`.
-    pub(super) fn permit_way(&self, path: &[u8], text: &[u8], operation: Operation) -> Result<(), Failure> {
+    pub(super) fn permit_way(&self, path: &[u8], text: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
         let Some(first) = &self.first else { return Ok(()) };
         if !self.judges_ways(path) {
             return Ok(());
         }
         let refuse =
-            |rule: String| Err(refused(operation, path, Refusal { rule, grant: Some(Grant::Write(to_path(path))) }));
-        let (own, host) = (View::new(first.root.as_fd()), open_host_root()?);
+            |rule: String| Err(refuse_operation(operation, path, PermissionRefusal { rule, grant: Some(Grant::Write(to_path(path))) }));
+        let (own, host) = (RootView::new(first.root.as_fd()), open_host_root()?);
         // The user follows the link on the host, where for example `/tmp` is another directory than
         // in the run.
-        let views = [Some(own), self.powers.renamed_workspace().is_none().then(|| View::new(host.as_fd()))];
+        let views = [Some(own), self.powers.renamed_workspace().is_none().then(|| RootView::new(host.as_fd()))];
         let (mut leads, mut shows) = (false, false);
         for (number, view) in views.into_iter().flatten().enumerate() {
             // A loop of links leads nowhere.
-            let Some(Chain { end, missing, closed, .. }) = view.resolve(&at(parent(path), text)) else { continue };
+            let Some(LinkChain { end, missing, closed, .. }) = view.resolve_path(&join_relative(parent_path(path), text)) else { continue };
             if closed.is_some() {
                 return refuse("a link whose way cannot be followed to its end".to_owned());
             }
@@ -51,23 +51,23 @@ impl Service {
             if number > 0 && view.shows_as(own, &end) {
                 continue;
             }
-            if self.powers.hides(&end).is_some() {
+            if self.powers.hidden_refusal(&end).is_some() {
                 return refuse("a link to what is hidden from runs".to_owned());
             }
-            let there = view.there(&end);
+            let there = view.probe_object(&end);
             let may_be_directory =
-                there != There::Nothing && matches!(there, There::Is(FileType::Directory) | There::Unknown);
+                there != ObjectPresence::Nothing && matches!(there, ObjectPresence::Is(FileType::Directory) | ObjectPresence::Unknown);
             let is_private = self.powers.in_private_tree(&end);
             // Nothing is judged in a private tree, and the user sees that tree too while the run lasts.
-            let known = missing.as_deref().map_or(&end[..], parent);
-            let is_on_host = || self.level != Level::Full || View::new(host.as_fd()).shows_as(own, known);
-            if is_private && (may_be_directory || there == There::Nothing) && is_on_host() {
+            let known = missing.as_deref().map_or(&end[..], parent_path);
+            let is_on_host = || self.level != IsolationLevel::Full || RootView::new(host.as_fd()).shows_as(own, known);
+            if is_private && (may_be_directory || there == ObjectPresence::Nothing) && is_on_host() {
                 return refuse("a link to a directory that ends with the run".to_owned());
             }
-            if may_be_directory && self.is_above_closed(&end) && self.completes(view, (path, &end)) {
+            if may_be_directory && self.is_above_closed(&end) && self.completes_link(view, (path, &end)) {
                 return refuse("a link by which another one leads to what is hidden from runs".to_owned());
             }
-            shows |= may_be_directory && (self.powers.hidden().iter().any(|hidden| covers(&end, hidden)) || is_private);
+            shows |= may_be_directory && (self.powers.hidden_paths().iter().any(|hidden| is_at_or_beneath(&end, hidden)) || is_private);
             leads |= may_be_directory && may_lead_elsewhere(view, &end, false);
         }
         match leads || shows {
@@ -77,29 +77,29 @@ impl Service {
     }
 
     /// Checks whether the directory at `now` may have the name `path`, with the links in it.
-    pub(super) fn permit_way_of_links(&self, now: &[u8], path: &[u8]) -> Result<(), Failure> {
+    pub(super) fn permit_way_of_links(&self, now: &[u8], path: &[u8]) -> Result<(), CallFailure> {
         let Some(first) = &self.first else { return Ok(()) };
         if !self.judges_ways(path) {
             return Ok(());
         }
-        let view = View::new(first.root.as_fd());
+        let view = RootView::new(first.root.as_fd());
         // A relative link leads elsewhere after the move.
         let is_led = |link: &[u8]| {
             let (Some(within), Ok(text)) = (link.strip_prefix(now), view.link_text(link)) else { return true };
             let new = [path, within].concat();
-            let Some(Chain { end, .. }) = view.resolve(&at(parent(&new), &text)) else { return false };
-            let is_as_before = || view.resolve(link).is_some_and(|before| before.end == end);
-            let completes = || self.is_above_closed(&end) && self.completes(view, (&new, &end));
+            let Some(LinkChain { end, .. }) = view.resolve_path(&join_relative(parent_path(&new), &text)) else { return false };
+            let is_as_before = || view.resolve_path(link).is_some_and(|before| before.end == end);
+            let completes = || self.is_above_closed(&end) && self.completes_link(view, (&new, &end));
             self.is_closed(&end) && !is_as_before() || completes()
         };
         // After the move its old target is unknown.
         if now != path && has_link(view, now, &is_led) {
             let rule = "a link in it would lead to what is hidden from runs".to_owned();
             let grant = Some(Grant::Write(to_path(path)));
-            return Err(refused(Operation::Rename, path, Refusal { rule, grant }));
+            return Err(refuse_operation(DeniedOperation::Rename, path, PermissionRefusal { rule, grant }));
         }
         match may_lead_elsewhere(view, now, true) {
-            true => self.permit_led(view, path, true, Operation::Rename),
+            true => self.permit_led(view, path, true, DeniedOperation::Rename),
             false => Ok(()),
         }
     }
@@ -107,20 +107,20 @@ impl Service {
     /// Returns whether no link of a run may lead to `place`: it is hidden, private (where nothing
     /// is judged), or open in a process.
     fn is_closed(&self, place: &[u8]) -> bool {
-        self.powers.hides(place).is_some() || self.powers.in_private_tree(place) || is_in_process(place)
+        self.powers.hidden_refusal(place).is_some() || self.powers.in_private_tree(place) || is_in_process(place)
     }
 
     /// Returns whether a link to `end` could be a part of the way to such a place.
     fn is_above_closed(&self, end: &[u8]) -> bool {
-        let is_above = |closed: &[u8]| end == b"/" || covers(end, closed);
-        self.powers.hidden().iter().any(|hidden| is_above(hidden)) || is_above(b"/proc") || self.is_closed(end)
+        let is_above = |closed: &[u8]| end == b"/" || is_at_or_beneath(end, closed);
+        self.powers.hidden_paths().iter().any(|hidden| is_above(hidden)) || is_above(b"/proc") || self.is_closed(end)
     }
 
     /// Returns whether an existing dangling link passes over `new`, and would lead to such a place
     /// if `new` led to `end`.
-    fn completes(&self, view: View<'_>, (new, end): (&[u8], &[u8])) -> bool {
+    fn completes_link(&self, view: RootView<'_>, (new, end): (&[u8], &[u8])) -> bool {
         let passes = |link: &[u8]| {
-            let Some(Chain { end: led, missing: Some(_), .. }) = view.resolve(link) else { return false };
+            let Some(LinkChain { end: led, missing: Some(_), .. }) = view.resolve_path(link) else { return false };
             let Some(rest) = led.strip_prefix(new).filter(|rest| rest.starts_with(b"/")) else { return false };
             let end = if end == b"/" { b"" } else { end };
             self.is_closed(&[end, rest].concat())
@@ -134,13 +134,13 @@ impl Service {
     }
 
     /// Refuses if a text leads git along a way on which `path` is.
-    fn permit_led(&self, view: View<'_>, path: &[u8], addresses: bool, operation: Operation) -> Result<(), Failure> {
+    fn permit_led(&self, view: RootView<'_>, path: &[u8], addresses: bool, operation: DeniedOperation) -> Result<(), CallFailure> {
         let passes = |place: &[u8]| {
-            view.resolve(place).is_none_or(|chain| {
-                chain.links.iter().any(|link| covers(path, link))
+            view.resolve_path(place).is_none_or(|chain| {
+                chain.links.iter().any(|link| is_at_or_beneath(path, link))
                     || chain.missing.as_deref() == Some(path)
                     || chain.closed.is_some()
-                    || covers(path, &chain.end)
+                    || is_at_or_beneath(path, &chain.end)
             })
         };
         for root in self.powers.writable() {
@@ -152,7 +152,7 @@ impl Service {
                 }
                 Err(errno) => format!("a link where not all that leads git can be looked through: {errno}"),
             };
-            return Err(refused(operation, path, Refusal { rule, grant: Some(Grant::Write(to_path(path))) }));
+            return Err(refuse_operation(operation, path, PermissionRefusal { rule, grant: Some(Grant::Write(to_path(path))) }));
         }
         Ok(())
     }
@@ -163,8 +163,8 @@ impl Service {
     pub(super) fn may_fetch(&self, place: &[u8]) -> bool {
         let Some(first) = &self.first else { return false };
         let Ok(host) = open_host_root() else { return false };
-        let views = (View::new(first.root.as_fd()), View::new(host.as_fd()));
-        ENDS.iter().all(|end| self.may_fetch_from(views, &[place, end].concat(), end.is_empty()))
+        let views = (RootView::new(first.root.as_fd()), RootView::new(host.as_fd()));
+        REPOSITORY_SUFFIXES.iter().all(|end| self.may_fetch_from(views, &[place, end].concat(), end.is_empty()))
     }
 
     /// Returns whether `.gitmodules` may name the place: as [`may_fetch`](Self::may_fetch), and if
@@ -172,44 +172,44 @@ impl Service {
     /// place is mostly a guess, and the file is shown in every review.
     pub(super) fn may_name_module(&self, place: &[u8]) -> bool {
         let Some(first) = &self.first else { return false };
-        let view = View::new(first.root.as_fd());
-        let is_absent = |end: &&[u8]| view.there(&[place, *end].concat()) == There::Nothing;
-        self.may_fetch(place) || (self.powers.hides(place).is_none() && ENDS.iter().all(|end| is_absent(&&end[..])))
+        let view = RootView::new(first.root.as_fd());
+        let is_absent = |end: &&[u8]| view.probe_object(&[place, *end].concat()) == ObjectPresence::Nothing;
+        self.may_fetch(place) || (self.powers.hidden_refusal(place).is_none() && REPOSITORY_SUFFIXES.iter().all(|end| is_absent(&&end[..])))
     }
 
     /// As [`may_fetch`](Self::may_fetch), for one path that git tries. `is_said` is true for the
     /// address itself.
-    fn may_fetch_from(&self, (own, host): (View<'_>, View<'_>), path: &[u8], is_said: bool) -> bool {
+    fn may_fetch_from(&self, (own, host): (RootView<'_>, RootView<'_>), path: &[u8], is_said: bool) -> bool {
         let Some(end) = self.readable_end((own, host), path) else { return false };
         let is_writable = self.powers.root_length(&end).is_some();
-        match own.there(&end) {
-            There::Nothing => !is_said || !is_writable,
-            There::Is(FileType::Directory) => true,
+        match own.probe_object(&end) {
+            ObjectPresence::Nothing => !is_said || !is_writable,
+            ObjectPresence::Is(FileType::Directory) => true,
             // The file is a bundle, or may become a `.git` file later.
-            There::Is(FileType::RegularFile) if is_said && is_writable => false,
-            There::Is(FileType::RegularFile) => own.read_known(&end, MAX_POINTER_BYTES).is_ok_and(|text| {
+            ObjectPresence::Is(FileType::RegularFile) if is_said && is_writable => false,
+            ObjectPresence::Is(FileType::RegularFile) => own.read_known(&end, MAX_POINTER_BYTES).is_ok_and(|text| {
                 let text = text.unwrap_or_default();
-                let target = target_of(parent(&end), &text);
+                let target = target_of(parent_path(&end), &text);
                 !text.starts_with(b"gitdir:") || target.is_some_and(|to| self.readable_end((own, host), &to).is_some())
             }),
-            There::Is(_) | There::Unknown => false,
+            ObjectPresence::Is(_) | ObjectPresence::Unknown => false,
         }
     }
 
     /// Returns the end of `path`, if the run may read it and it means the same to the user.
-    fn readable_end(&self, (own, host): (View<'_>, View<'_>), path: &[u8]) -> Option<Vec<u8>> {
-        let end_in = |view: View<'_>| view.resolve(path).filter(|chain| chain.closed.is_none()).map(|chain| chain.end);
+    fn readable_end(&self, (own, host): (RootView<'_>, RootView<'_>), path: &[u8]) -> Option<Vec<u8>> {
+        let end_in = |view: RootView<'_>| view.resolve_path(path).filter(|chain| chain.closed.is_none()).map(|chain| chain.end);
         let end = end_in(own)?;
         let is_kept_away = |path: &[u8]| {
-            self.powers.hides(path).is_some() || self.powers.is_only_in_run(path) || self.powers.is_in_layer(path)
+            self.powers.hidden_refusal(path).is_some() || self.powers.is_only_in_run(path) || self.powers.is_in_layer(path)
         };
         let is_same = match self.powers.renamed_workspace() {
             // The user has the workspace elsewhere, so nothing must exist at this path on the host.
             Some((inside, _)) => {
-                let is_own = covers(inside, &end) || own.there(&end) == There::Nothing;
-                is_own && host.there(path) == There::Nothing
+                let is_own = is_at_or_beneath(inside, &end) || own.probe_object(&end) == ObjectPresence::Nothing;
+                is_own && host.probe_object(path) == ObjectPresence::Nothing
             }
-            None => end_in(host)? == end && (own.there(&end) == host.there(&end)),
+            None => end_in(host)? == end && (own.probe_object(&end) == host.probe_object(&end)),
         };
         (is_same && !is_kept_away(path) && !is_kept_away(&end)).then_some(end)
     }

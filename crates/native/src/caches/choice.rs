@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, lstat, openat2};
 use rustix::process::geteuid;
 use stockade_engine::files_named;
-use stockade_engine::mountinfo::{self, Served};
-use stockade_model::{CacheSharing, Level, Plan, RawText, ToolCache};
+use stockade_engine::mountinfo::{self, ServedMounts};
+use stockade_model::{CacheSharing, IsolationLevel, AttemptPlan, RawText, ToolCache};
 use stockade_sys::Errno;
 
 /// Size of the buffer for directory entries.
@@ -49,13 +49,13 @@ pub(super) struct MergedCache {
 
 /// Returns each cache that becomes a layer, with its mode. `overlays` is false if overlays are
 /// unavailable. `hidden` has the plan's hidden paths that exist, without links.
-pub(super) fn choose_modes<'p>(plan: &'p Plan, overlays: bool, hidden: &[PathBuf]) -> Vec<(&'p ToolCache, CacheMode)> {
-    let mounted = mountinfo::read().unwrap_or_default();
+pub(super) fn choose_modes<'p>(plan: &'p AttemptPlan, overlays: bool, hidden: &[PathBuf]) -> Vec<(&'p ToolCache, CacheMode)> {
+    let mounted = mountinfo::read_mountinfo().unwrap_or_default();
     let (words, cwd) = (plan.argv.iter().map(RawText::as_bytes), plan.cwd.as_path());
     let context = CacheContext {
-        files: files_named(words, cwd, &Served::of(&mounted, cwd)),
-        mounts: mountinfo::mounts(&mounted).map(|(point, _)| point).collect(),
-        hidden: HiddenPaths::of(plan, hidden),
+        files: files_named(words, cwd, &ServedMounts::parse_mountinfo(&mounted, cwd)),
+        mounts: mountinfo::parse_mount_points(&mounted).map(|(point, _)| point).collect(),
+        hidden: HiddenPaths::from_plan(plan, hidden),
         plan,
         user: geteuid().as_raw(),
     };
@@ -67,7 +67,7 @@ pub(super) fn choose_modes<'p>(plan: &'p Plan, overlays: bool, hidden: &[PathBuf
 
 /// Inputs of the decision.
 struct CacheContext<'p> {
-    plan: &'p Plan,
+    plan: &'p AttemptPlan,
     /// Files that words of the command name.
     files: BTreeSet<PathBuf>,
     /// Mount points. Those in a cache would be missing in its overlay.
@@ -82,14 +82,14 @@ impl CacheContext<'_> {
         if cache.moved_by.iter().any(|name| self.plan.environment.contains_key(name)) {
             return None;
         }
-        let found = CacheDirectory::at(cache.directory.as_path(), self.user).ok()?;
+        let found = CacheDirectory::at_path(cache.directory.as_path(), self.user).ok()?;
         let real = found.as_ref().map(|found| found.real.as_path());
         if real.is_some_and(|real| is_of_the_plan((self.plan, &self.files), cache, real)) {
             return None;
         }
         if let Some(CacheDirectory { real, own: Some(own) }) = &found
             && overlays
-            && self.plan.level == Level::Full
+            && self.plan.level == IsolationLevel::Full
             && cache.sharing == CacheSharing::Merged
             && !self.hidden.has_data(cache, real)
             && !self.mounts.iter().any(|point| point != real && point.starts_with(real))
@@ -112,7 +112,7 @@ impl CacheContext<'_> {
 
 /// Returns whether the plan itself uses the directory: it equals, contains or is in the workspace,
 /// the working directory or a writable path.
-fn is_of_the_plan((plan, files): (&Plan, &BTreeSet<PathBuf>), cache: &ToolCache, real: &Path) -> bool {
+fn is_of_the_plan((plan, files): (&AttemptPlan, &BTreeSet<PathBuf>), cache: &ToolCache, real: &Path) -> bool {
     // A script that the user approved is the host's file.
     if files.iter().any(|file| is_data(cache, real, file)) {
         return true;
@@ -135,7 +135,7 @@ struct HiddenPaths<'p> {
 }
 
 impl<'p> HiddenPaths<'p> {
-    fn of(plan: &'p Plan, there: &'p [PathBuf]) -> Self {
+    fn from_plan(plan: &'p AttemptPlan, there: &'p [PathBuf]) -> Self {
         let all = plan.profile.filesystem.hide.iter().map(RawText::as_path);
         let (plain, others): (Vec<_>, _) = all.partition(|path| is_plain(path));
         let mut plain: Vec<&[u8]> = plain.into_iter().map(|path| path.as_os_str().as_bytes()).collect();
@@ -147,7 +147,7 @@ impl<'p> HiddenPaths<'p> {
     fn has_data(&self, cache: &ToolCache, real: &Path) -> bool {
         let is_hidden = |path: &Path| self.plain.binary_search(&path.as_os_str().as_bytes()).is_ok();
         real.ancestors().any(is_hidden)
-            || self.within(real).any(|hidden| is_data(cache, real, hidden))
+            || self.paths_within(real).any(|hidden| is_data(cache, real, hidden))
             || self.others.iter().any(|hidden| real.starts_with(hidden) || is_data(cache, real, hidden))
     }
 
@@ -161,7 +161,7 @@ impl<'p> HiddenPaths<'p> {
     }
 
     /// Returns the hidden paths in `tree`.
-    fn within(&self, tree: &Path) -> impl Iterator<Item = &Path> {
+    fn paths_within(&self, tree: &Path) -> impl Iterator<Item = &Path> {
         let start = [tree.as_os_str().as_bytes(), b"/"].concat();
         let first = self.plain.partition_point(|hidden| *hidden < &start[..]);
         let rest = self.plain.get(first..).unwrap_or_default().iter();
@@ -184,7 +184,7 @@ fn is_data(cache: &ToolCache, real: &Path, path: &Path) -> bool {
 
 /// Returns the directories beside the data, or `None` if there are too many.
 fn other_directories(cache: &ToolCache, (real, own): (&Path, &OwnDirectory)) -> Option<Vec<PathBuf>> {
-    let within = own.directories()?;
+    let within = own.list_directories()?;
     let is_data = |name: &str| cache.data.iter().any(|data| data.trim_end_matches('/') == name);
     let others = within.into_iter().filter(|name| name.to_str().is_none_or(|name| !is_data(name)));
     let others: Vec<PathBuf> = others.map(|name| real.join(name)).take(MAX_SHOWN_DIRECTORIES + 1).collect();
@@ -208,14 +208,14 @@ struct OwnDirectory {
 impl CacheDirectory {
     /// Returns `None` if nothing is there. Most paths have no links and lead to a directory, which
     /// one system call checks.
-    fn at(path: &Path, user: u32) -> std::io::Result<Option<Self>> {
+    fn at_path(path: &Path, user: u32) -> std::io::Result<Option<Self>> {
         let open = |path: &Path| {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
         };
         if is_plain(path) {
             match open(path) {
-                Ok(fd) => return Ok(Some(Self { real: path.to_owned(), own: OwnDirectory::of(fd, user)? })),
+                Ok(fd) => return Ok(Some(Self { real: path.to_owned(), own: OwnDirectory::from_fd(fd, user)? })),
                 Err(Errno::NOENT) => return Ok(None),
                 Err(_) => {}
             }
@@ -224,19 +224,19 @@ impl CacheDirectory {
         let real = path.canonicalize()?;
         let is_link = FileType::from_raw_mode(stat.st_mode).is_symlink();
         let fd = if is_link { None } else { open(&real).ok() };
-        let own = fd.map(|fd| OwnDirectory::of(fd, user)).transpose()?.flatten();
+        let own = fd.map(|fd| OwnDirectory::from_fd(fd, user)).transpose()?.flatten();
         Ok(Some(Self { real, own }))
     }
 }
 
 impl OwnDirectory {
-    fn of(fd: OwnedFd, user: u32) -> std::io::Result<Option<Self>> {
+    fn from_fd(fd: OwnedFd, user: u32) -> std::io::Result<Option<Self>> {
         let stat = fstat(&fd)?;
         Ok((stat.st_uid == user).then_some(Self { fd, stat }))
     }
 
     /// Returns the names of the directories in it.
-    fn directories(&self) -> Option<Vec<OsString>> {
+    fn list_directories(&self) -> Option<Vec<OsString>> {
         let mut buffer = [MaybeUninit::uninit(); LISTING_BUFFER_BYTES];
         let (mut listing, mut found) = (RawDir::new(&self.fd, &mut buffer), Vec::new());
         while let Some(entry) = listing.next() {
@@ -260,16 +260,16 @@ mod tests {
     use std::fs;
 
     use crate::launch::hidden_there;
-    use stockade_model::{Environment, ExecRules, Filesystem, Limits, Network, Profile, RawText, RequestId};
+    use stockade_model::{EnvironmentRules, ExecRules, FilesystemAccess, Limits, NetworkAccess, Profile, RawText, RequestId};
 
     struct Place {
         home: tempfile::TempDir,
-        plan: Plan,
+        plan: AttemptPlan,
     }
 
     impl Place {
         /// Creates a home with a cache `tool` that is all data, and `rich` with settings beside the data.
-        fn new(level: Level) -> Self {
+        fn new(level: IsolationLevel) -> Self {
             let home = tempfile::tempdir().unwrap();
             let at = |name: &str| RawText::from(home.path().canonicalize().unwrap().join(name));
             for directory in ["tool/part", "rich/store", "rich/bin", "work"] {
@@ -284,7 +284,7 @@ mod tests {
                 set: BTreeMap::from([(format!("{tool}_dir"), "{}".to_owned())]),
             };
             let caches = vec![cache("tool", &[]), cache("rich", &["store/", ".lock"])];
-            let plan = Plan {
+            let plan = AttemptPlan {
                 request: RequestId::from_random([1; 16]),
                 attempt: 1,
                 argv: vec![RawText::from("true")],
@@ -294,11 +294,11 @@ mod tests {
                 profile: Profile {
                     name: "test".to_owned(),
                     sandboxed: true,
-                    filesystem: Filesystem { write: vec![at("work")], caches, ..Filesystem::default() },
+                    filesystem: FilesystemAccess { write: vec![at("work")], caches, ..FilesystemAccess::default() },
                     exec: ExecRules::default(),
-                    network: Network::None,
+                    network: NetworkAccess::None,
                     egress: Default::default(),
-                    environment: Environment::default(),
+                    environment: EnvironmentRules::default(),
                     limits: Limits::default(),
                 },
                 grants: Vec::new(),
@@ -329,9 +329,9 @@ mod tests {
 
     #[test]
     fn the_level_decides_and_settings_are_not_moved() {
-        Place::new(Level::Full).check("tool: merged, 0 shown; rich: merged, 1 shown");
-        Place::new(Level::Restricted).check("tool: private; rich: 1 read-only");
-        let context = Place::new(Level::Full);
+        Place::new(IsolationLevel::Full).check("tool: merged, 0 shown; rich: merged, 1 shown");
+        Place::new(IsolationLevel::Restricted).check("tool: private; rich: 1 read-only");
+        let context = Place::new(IsolationLevel::Full);
         fs::remove_dir_all(context.at("rich").as_path()).unwrap();
         fs::remove_dir_all(context.at("tool").as_path()).unwrap();
         context.check("tool: private; rich: private");
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn what_the_plan_or_the_caller_speaks_of_is_left_alone() {
-        let mut context = Place::new(Level::Full);
+        let mut context = Place::new(IsolationLevel::Full);
         context.plan.environment.insert("tool_dir".to_owned(), RawText::from("/x"));
         context.check("rich: merged, 1 shown");
         for (write, expected) in [
@@ -351,12 +351,12 @@ mod tests {
             ("rich/store/x", "tool: merged, 0 shown"),
             ("rich/bin", "tool: merged, 0 shown; rich: merged, 1 shown"),
         ] {
-            let mut context = Place::new(Level::Full);
+            let mut context = Place::new(IsolationLevel::Full);
             let path = context.home.path().canonicalize().unwrap().join(write);
             context.plan.profile.filesystem.write.push(path.components().collect::<PathBuf>().into());
             context.check(expected);
         }
-        let mut context = Place::new(Level::Full);
+        let mut context = Place::new(IsolationLevel::Full);
         context.plan.argv = vec![context.at("rich/bin/x"), context.at("tool/script"), context.at("tool/part")];
         context.check("tool: merged, 0 shown; rich: merged, 1 shown");
         fs::write(context.at("tool/script").as_path(), "").unwrap();
@@ -391,7 +391,7 @@ mod tests {
             ("tool/", "tool: private; rich: merged, 1 shown"),
             ("tool-2/token", "tool: merged, 0 shown; rich: merged, 1 shown"),
         ] {
-            let mut context = Place::new(Level::Full);
+            let mut context = Place::new(IsolationLevel::Full);
             let among = ["tool!", "tool.", "rich/bin", "rich/store-2"].map(|name| context.at(name));
             context.plan.profile.filesystem.hide = among.into_iter().chain([context.at(hidden)]).collect();
             context.check(expected);
@@ -400,7 +400,7 @@ mod tests {
 
     #[test]
     fn what_a_link_leads_to_is_not_merged_by_its_name() {
-        let context = Place::new(Level::Full);
+        let context = Place::new(IsolationLevel::Full);
         let tool = context.at("tool");
         fs::rename(tool.as_path(), context.at("elsewhere").as_path()).unwrap();
         std::os::unix::fs::symlink("elsewhere", tool.as_path()).unwrap();

@@ -16,22 +16,22 @@ use stockade_sys::socket::demand_own;
 use stockade_sys::{Errno, passing};
 
 use super::open_file;
-use super::server::{LAST, LayerRequest, RELEASED};
+use super::server::{LAST_ANSWER, LayerRequest, RELEASE_MESSAGE};
 
 /// The socket of the layer server, in the directory of its workspace. The name has the version:
 /// a server of another version may use another protocol or other rules.
-const SOCKET: &str = concat!("holder-", env!("CARGO_PKG_VERSION"));
+const SOCKET_NAME: &str = concat!("holder-", env!("CARGO_PKG_VERSION"));
 /// Lock file that serialises the start of a server.
-const STARTING: &str = "holder.lock";
+const START_LOCK_NAME: &str = "holder.lock";
 
 /// Time-out for an answer, which includes mounting, and for the start of a server by another
 /// run. After it the run mounts layers of its own.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 const RETRY_DELAY: Duration = Duration::from_millis(1);
 /// Connections that wait for `accept`.
-const BACKLOG: i32 = 64;
+const LISTEN_BACKLOG: i32 = 64;
 /// Name in lists of processes: the path of the program may be `/proc/self/exe`.
-const NAME: &str = "stockade";
+const PROCESS_NAME: &str = "stockade";
 
 /// How to start a layer server: this program, with these arguments and the path of a workspace's
 /// directory, calls [`serve_layers`](super::serve_layers).
@@ -56,23 +56,23 @@ pub(super) struct BorrowedLayers {
 
 impl LayerServerProgram {
     /// Requests layers of the workspace with the directory `home`, which is at `path`.
-    pub(super) fn ask(
+    pub(super) fn request_layers(
         &self,
         home: BorrowedFd<'_>,
         path: &Path,
         requests: &[LayerRequest],
     ) -> io::Result<BorrowedLayers> {
-        let line = match reach(home) {
+        let line = match connect_to_server(home) {
             Ok(line) => line,
             Err(_) => self.start_alone(home, path)?,
         };
-        passing::send(line.as_fd(), &serde_json::to_vec(requests)?, &[])?;
+        passing::send_message(line.as_fd(), &serde_json::to_vec(requests)?, &[])?;
         Ok(BorrowedLayers { line, count: requests.len(), lock: None })
     }
 
     /// Starts a server, unless another run has just started one.
     fn start_alone(&self, home: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
-        let starting = open_file(home, STARTING)?;
+        let starting = open_file(home, START_LOCK_NAME)?;
         let until = Instant::now() + ANSWER_TIMEOUT;
         while let Err(errno) = flock(&starting, FlockOperation::NonBlockingLockExclusive) {
             if errno != Errno::WOULDBLOCK || Instant::now() >= until {
@@ -80,16 +80,16 @@ impl LayerServerProgram {
             }
             thread::sleep(RETRY_DELAY);
         }
-        reach(home).or_else(|_| {
-            self.start(listen_in(home)?, path)?;
-            Ok(reach(home)?)
+        connect_to_server(home).or_else(|_| {
+            self.start_server(listen_in(home)?, path)?;
+            Ok(connect_to_server(home)?)
         })
     }
 
     #[allow(clippy::disallowed_methods, reason = "a program of this project's own, and nothing of a run")]
-    fn start(&self, listener: OwnedFd, path: &Path) -> io::Result<()> {
+    fn start_server(&self, listener: OwnedFd, path: &Path) -> io::Result<()> {
         let mut holder = Command::new(&self.program)
-            .arg0(NAME)
+            .arg0(PROCESS_NAME)
             .args(&self.arguments)
             .arg(path)
             .env_clear()
@@ -103,49 +103,49 @@ impl LayerServerProgram {
     }
 }
 
-fn socket() -> Result<OwnedFd, Errno> {
+fn new_socket() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
 /// Address through a descriptor, because the name of a socket has 108 bytes at most (unix(7)).
-fn address(home: BorrowedFd<'_>) -> Result<SocketAddrUnix, Errno> {
+fn socket_address(home: BorrowedFd<'_>) -> Result<SocketAddrUnix, Errno> {
     use std::os::fd::AsRawFd;
-    SocketAddrUnix::new(format!("/proc/self/fd/{}/{SOCKET}", home.as_raw_fd()))
+    SocketAddrUnix::new(format!("/proc/self/fd/{}/{SOCKET_NAME}", home.as_raw_fd()))
 }
 
-fn reach(home: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    let line = socket()?;
+fn connect_to_server(home: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let line = new_socket()?;
     for which in [Timeout::Recv, Timeout::Send] {
         set_socket_timeout(&line, which, Some(ANSWER_TIMEOUT))?;
     }
-    connect(&line, &address(home)?)?;
+    connect(&line, &socket_address(home)?)?;
     demand_own(&line).map_err(|_| Errno::PERM)?;
     Ok(line)
 }
 
 /// Listening socket for a server that does not run yet; clients can already connect.
 fn listen_in(home: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    match unlinkat(home, SOCKET, AtFlags::empty()) {
+    match unlinkat(home, SOCKET_NAME, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => {}
         Err(errno) => return Err(errno),
     }
-    let listener = socket()?;
-    bind(&listener, &address(home)?)?;
-    listen(&listener, BACKLOG)?;
+    let listener = new_socket()?;
+    bind(&listener, &socket_address(home)?)?;
+    listen(&listener, LISTEN_BACKLOG)?;
     Ok(listener)
 }
 
 impl BorrowedLayers {
     /// Reports the end of the run. Its mounts go when `init` has exited.
-    pub(super) fn end(&self, init: BorrowedFd<'_>) {
-        let _ = passing::send(self.line.as_fd(), &[RELEASED], &[init]);
+    pub(super) fn report_end(&self, init: BorrowedFd<'_>) {
+        let _ = passing::send_message(self.line.as_fd(), &[RELEASE_MESSAGE], &[init]);
     }
 
     /// Receives the layers, in the order of the request.
     ///
     /// # Errors
     /// If not all layers arrive in time.
-    pub(super) fn receive(&mut self) -> io::Result<Vec<OwnedFd>> {
+    pub(super) fn receive_layers(&mut self) -> io::Result<Vec<OwnedFd>> {
         let until = Instant::now() + ANSWER_TIMEOUT;
         let mut trees = Vec::new();
         loop {
@@ -153,14 +153,14 @@ impl BorrowedLayers {
             let left = until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
             set_socket_timeout(&self.line, Timeout::Recv, Some(left.max(RETRY_DELAY)))?;
             let mut kind = [0];
-            let received = passing::receive(self.line.as_fd(), &mut kind, true)?;
+            let received = passing::receive_message(self.line.as_fd(), &mut kind, true)?;
             let mut descriptors = received.descriptors.into_iter().flatten();
             let (1, Some(lock)) = (received.length, descriptors.next()) else {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             };
             self.lock = Some(lock);
             trees.extend(descriptors);
-            if kind == [LAST] {
+            if kind == [LAST_ANSWER] {
                 return if trees.len() == self.count { Ok(trees) } else { Err(io::ErrorKind::InvalidData.into()) };
             }
         }

@@ -11,17 +11,17 @@ use rustix::fs::{
 };
 use stockade_engine::workspace_identity;
 use stockade_files::object::make_where_missing;
-use stockade_model::{Digest, LayerReport, LayerState, Level, Plan, RawText, ToolCache};
+use stockade_model::{Digest, LayerReport, LayerState, IsolationLevel, AttemptPlan, RawText, ToolCache};
 use stockade_sys::Errno;
 use tracing::debug_span;
 
 use super::choice::{CacheMode, MergedCache, choose_modes};
 use super::client::{BorrowedLayers, LayerServerProgram};
-use super::seal::{create_home, seal, unseal};
+use super::seal::{create_home, seal_directories, unseal_directory};
 use super::server::LayerRequest;
 use super::set::{OverlaySet, ensure_directory, is_ready};
-use super::{MERGED, PLAIN, WORKSPACE, open_directory, open_lock};
-use crate::launch::{MAX_MERGED, MergedDirectory, Overlay};
+use super::{MERGED_DIR_NAME, PLAIN_DIR_NAME, WORKSPACE_FILE_NAME, open_directory, open_lock};
+use crate::launch::{MAX_MERGED_DIRECTORIES, MergedDirectory, OverlayWriteLayer};
 
 /// Time-out for a start that waits for the holder of the exclusive lock of a workspace's directory,
 /// and the interval between two attempts. The holder only renames. A loaded machine, or a disk that
@@ -69,11 +69,11 @@ struct ToolNames {
 
 impl Drop for CacheLease {
     fn drop(&mut self) {
-        self.seal();
+        self.seal_home();
         let Some((home, _)) = &self.home else { return };
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         let times = Timestamps { last_access: now, last_modification: now };
-        let _ = utimensat(home, WORKSPACE, &times, AtFlags::SYMLINK_NOFOLLOW);
+        let _ = utimensat(home, WORKSPACE_FILE_NAME, &times, AtFlags::SYMLINK_NOFOLLOW);
     }
 }
 
@@ -81,15 +81,15 @@ impl CacheLease {
     /// Prepares the layers of `plan` in `place`. On an error the run continues without layers: a
     /// write of a tool then raises a question. `hidden` has the plan's hidden paths that exist,
     /// without links.
-    pub fn of(
-        plan: &Plan,
+    pub fn prepare_layers(
+        plan: &AttemptPlan,
         hidden: &[PathBuf],
         place: Option<&Path>,
         holder: Option<&LayerServerProgram>,
     ) -> Option<Self> {
-        let place = place.filter(|_| plan.level != Level::None && !plan.profile.filesystem.caches.is_empty())?;
+        let place = place.filter(|_| plan.level != IsolationLevel::None && !plan.profile.filesystem.caches.is_empty())?;
         let mut lease = Self::default();
-        if let Err(errno) = lease.fill((plan, hidden), place, holder) {
+        if let Err(errno) = lease.choose_layers((plan, hidden), place, holder) {
             let failed = Some(format!("the directory of the workspace's caches: {errno}"));
             let mut none = Self::default();
             none.tools.failed = failed;
@@ -103,36 +103,36 @@ impl CacheLease {
     ///
     /// # Errors
     /// If not all of them are lent. The run can mount its own then.
-    pub fn receive(&mut self) -> std::io::Result<Option<Vec<OwnedFd>>> {
+    pub fn receive_layers(&mut self) -> std::io::Result<Option<Vec<OwnedFd>>> {
         let OverlaySource::Borrowed(loan) = &mut self.overlays else { return Ok(None) };
-        loan.receive().map(Some)
+        loan.receive_layers().map(Some)
     }
 
     /// Releases the layers and their fixed names. Called once the run's processes have ended, and
     /// before its end is reported, because a reader of that report might follow the run's links.
     /// The last run of the workspace seals the names. Renames only, without waiting for the disk.
     /// `init` is the init of the run, if every other process that could use a layer has exited.
-    pub fn end(&mut self, init: Option<BorrowedFd<'_>>) {
+    pub fn release_layers(&mut self, init: Option<BorrowedFd<'_>>) {
         if let (OverlaySource::Borrowed(loan), Some(init)) = (&self.overlays, init) {
-            loan.end(init);
+            loan.report_end(init);
         }
-        self.seal();
+        self.seal_home();
     }
 
-    fn seal(&mut self) {
+    fn seal_home(&mut self) {
         if let Some((home, lock)) = &self.home
             && !std::mem::replace(&mut self.is_sealed, true)
             && flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok()
         {
-            let _ = seal(home.as_fd());
+            let _ = seal_directories(home.as_fd());
             // The next run waits for the lock.
             let _ = flock(lock, FlockOperation::Unlock);
         }
     }
 
-    fn fill(
+    fn choose_layers(
         &mut self,
-        (plan, hidden): (&Plan, &[PathBuf]),
+        (plan, hidden): (&AttemptPlan, &[PathBuf]),
         place: &Path,
         holder: Option<&LayerServerProgram>,
     ) -> Result<(), Errno> {
@@ -146,13 +146,13 @@ impl CacheLease {
         // Stored before the first creation in it, so that it is sealed on every error.
         let (home, _) = self.home.insert(open_home(place, &key)?);
         let home = rustix::io::fcntl_dupfd_cloexec(home, 3)?;
-        unseal(home.as_fd(), PLAIN)?;
+        unseal_directory(home.as_fd(), PLAIN_DIR_NAME)?;
         note_workspace(home.as_fd(), plan.workspace.as_bytes())?;
         let requests: Vec<LayerRequest> =
-            modes.iter().filter_map(|(cache, mode)| layer_request(cache, mode)).take(MAX_MERGED).collect();
+            modes.iter().filter_map(|(cache, mode)| layer_request(cache, mode)).take(MAX_MERGED_DIRECTORIES).collect();
         if !requests.is_empty() {
             self.overlays =
-                debug_span!("ask for layers").in_scope(|| overlays(home.as_fd(), &path, holder, &requests))?;
+                debug_span!("ask for layers").in_scope(|| acquire_overlays(home.as_fd(), &path, holder, &requests))?;
             if matches!(self.overlays, OverlaySource::Absent) {
                 modes = choose_modes(plan, false, hidden);
             }
@@ -174,7 +174,7 @@ impl CacheLease {
     }
 
     fn use_overlay(&mut self, cache: &ToolCache, found: MergedCache, path: &Path) -> Result<(), Errno> {
-        if self.merged.len() >= MAX_MERGED {
+        if self.merged.len() >= MAX_MERGED_DIRECTORIES {
             return Ok(());
         }
         let (directories, files) = data_of(cache);
@@ -183,8 +183,8 @@ impl CacheLease {
             OverlaySource::Borrowed(_) => None,
             OverlaySource::Own(set) => {
                 set.prepare_tool(&cache.tool, found.mode, &directories)?;
-                let at = path.join(MERGED).join(set.number.to_string()).join(&cache.tool);
-                Some(Overlay::new(&at.join("upper"), &at.join("work")).map_err(|_| Errno::STALE)?)
+                let at = path.join(MERGED_DIR_NAME).join(set.number.to_string()).join(&cache.tool);
+                Some(OverlayWriteLayer::new(&at.join("upper"), &at.join("work")).map_err(|_| Errno::STALE)?)
             }
         };
         self.tools.merged.push(cache.tool.clone());
@@ -194,11 +194,11 @@ impl CacheLease {
     }
 
     fn use_private_directory(&mut self, cache: &ToolCache, home: BorrowedFd<'_>, path: &Path) -> Result<(), Errno> {
-        if !is_ready(home, format!("{PLAIN}/{}", cache.tool)) {
-            let plain = ensure_directory(home, PLAIN, 0o700)?;
+        if !is_ready(home, format!("{PLAIN_DIR_NAME}/{}", cache.tool)) {
+            let plain = ensure_directory(home, PLAIN_DIR_NAME, 0o700)?;
             ensure_directory(plain.as_fd(), &cache.tool, 0o700)?;
         }
-        let plain = path.join(PLAIN);
+        let plain = path.join(PLAIN_DIR_NAME);
         let directory = plain.join(&cache.tool);
         for (name, value) in &cache.set {
             let text = value.split("{}").map(str::as_bytes).collect::<Vec<_>>().join(directory.as_os_str().as_bytes());
@@ -210,7 +210,7 @@ impl CacheLease {
     }
 
     /// Returns the trees that earlier runs may have written.
-    pub fn layers(&self) -> impl Iterator<Item = PathBuf> {
+    pub fn layer_paths(&self) -> impl Iterator<Item = PathBuf> {
         let of = |merged: &MergedDirectory| match merged.is_whole() {
             true => vec![merged.directory.clone()],
             false => merged.directories.iter().map(|name| merged.directory.join(name)).collect(),
@@ -220,7 +220,7 @@ impl CacheLease {
 
     /// Returns the layer's entry in the enforcement report. `is_unmerged` returns whether the
     /// kernel refused a merged directory, by index.
-    pub fn report(&self, is_unmerged: impl Fn(usize) -> bool) -> LayerReport {
+    pub fn build_report(&self, is_unmerged: impl Fn(usize) -> bool) -> LayerReport {
         let ToolNames { merged, private, read_only, failed } = &self.tools;
         if let Some(why) = failed {
             return LayerReport { state: LayerState::Absent, detail: format!("none, {why}") };
@@ -248,20 +248,20 @@ impl CacheLease {
 }
 
 /// Returns overlays of a workspace: from the layer server, or without one a set of the run's own.
-fn overlays(
+fn acquire_overlays(
     home: BorrowedFd<'_>,
     path: &Path,
     holder: Option<&LayerServerProgram>,
     requests: &[LayerRequest],
 ) -> Result<OverlaySource, Errno> {
     if let Some(holder) = holder
-        && let Ok(loan) = holder.ask(home, path, requests)
+        && let Ok(loan) = holder.request_layers(home, path, requests)
     {
         return Ok(OverlaySource::Borrowed(loan));
     }
-    let Some(set) = OverlaySet::take(home)? else { return Ok(OverlaySource::Absent) };
+    let Some(set) = OverlaySet::take_unused(home)? else { return Ok(OverlaySource::Absent) };
     // An own set is mounted by its path, a set of the server is not.
-    unseal(home, MERGED)?;
+    unseal_directory(home, MERGED_DIR_NAME)?;
     Ok(OverlaySource::Own(set))
 }
 
@@ -325,7 +325,7 @@ fn open_home(place: &Path, key: &str) -> Result<(OwnedFd, OwnedFd), Errno> {
 /// Writes the path of the workspace to its file, once.
 fn note_workspace(home: BorrowedFd<'_>, workspace: &[u8]) -> Result<(), Errno> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = openat(home, WORKSPACE, flags, Mode::RUSR | Mode::WUSR)?;
+    let file = openat(home, WORKSPACE_FILE_NAME, flags, Mode::RUSR | Mode::WUSR)?;
     if usize::try_from(fstat(&file)?.st_size) == Ok(workspace.len()) {
         return Ok(());
     }

@@ -47,13 +47,13 @@ pub use server::{LayerServerError, serve_layers};
 pub use store::{CacheStore, CacheStoreError, ClearResult, WorkspaceCaches};
 
 /// Name of the lock of a workspace's directory, and of a set of layers.
-const LOCK: &str = "lock";
+const LOCK_NAME: &str = "lock";
 /// Name of the file with the path of the workspace.
-const WORKSPACE: &str = "workspace";
+const WORKSPACE_FILE_NAME: &str = "workspace";
 /// Name of the directory of private directories.
-const PLAIN: &str = "plain";
+const PLAIN_DIR_NAME: &str = "plain";
 /// Name of the directory of sets of layers.
-const MERGED: &str = "merged";
+const MERGED_DIR_NAME: &str = "merged";
 
 fn open_directory<P: rustix::path::Arg>(parent: BorrowedFd<'_>, path: P) -> Result<OwnedFd, Errno> {
     openat(parent, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
@@ -61,7 +61,7 @@ fn open_directory<P: rustix::path::Arg>(parent: BorrowedFd<'_>, path: P) -> Resu
 
 /// Opens the lock file in `directory`, created if missing, without locking it.
 fn open_lock(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    open_file(directory, LOCK)
+    open_file(directory, LOCK_NAME)
 }
 
 /// Opens a file in `directory`, created if missing.

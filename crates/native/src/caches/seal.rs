@@ -15,11 +15,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::fs::{
     AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags, flock, fstat, openat, renameat_with, statat,
 };
-use stockade_files::object::{make_where_missing, names, unguessable_name};
-use stockade_model::{Level, Plan};
+use stockade_files::object::{make_where_missing, list_entry_names, unguessable_name};
+use stockade_model::{IsolationLevel, AttemptPlan};
 use stockade_sys::{Errno, actor};
 
-use super::{MERGED, PLAIN, is_key, open_directory, open_lock};
+use super::{MERGED_DIR_NAME, PLAIN_DIR_NAME, is_key, open_directory, open_lock};
 
 /// Mode of a workspace's directory: search and write, but no listing.
 const HOME_MODE: u32 = 0o300;
@@ -45,7 +45,7 @@ pub(super) fn create_home(place: BorrowedFd<'_>, key: &str) -> Result<OwnedFd, E
     };
     // An earlier version used another mode, and the umask may remove too much.
     if fstat(&home)?.st_mode & 0o777 != HOME_MODE {
-        actor::chmod(home.as_fd(), HOME_MODE)?;
+        actor::change_mode(home.as_fd(), HOME_MODE)?;
     }
     Ok(home)
 }
@@ -55,13 +55,13 @@ pub(super) fn create_home(place: BorrowedFd<'_>, key: &str) -> Result<OwnedFd, E
 pub(super) fn list_names(home: BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
     let mut found = Err(Errno::ACCESS);
     for _ in 0..MAX_LISTING_RETRIES {
-        actor::chmod(home, 0o700)?;
-        found = names(home);
+        actor::change_mode(home, 0o700)?;
+        found = list_entry_names(home);
         if !matches!(found, Err(Errno::ACCESS)) {
             break;
         }
     }
-    actor::chmod(home, HOME_MODE)?;
+    actor::change_mode(home, HOME_MODE)?;
     found
 }
 
@@ -76,17 +76,17 @@ fn has_stem(found: &[u8], name: &str) -> bool {
 }
 
 /// Renames the directories to random names, if they have their fixed names.
-pub(super) fn seal(home: BorrowedFd<'_>) -> Result<(), Errno> {
+pub(super) fn seal_directories(home: BorrowedFd<'_>) -> Result<(), Errno> {
     // Each is sealed even if the other fails.
-    let [plain, merged] = [PLAIN, MERGED].map(|name| rename_to_random(home, name.as_bytes(), name));
+    let [plain, merged] = [PLAIN_DIR_NAME, MERGED_DIR_NAME].map(|name| rename_to_random(home, name.as_bytes(), name));
     plain.and(merged)
 }
 
 /// Renames the directories to new random names. The caller must hold the exclusive lock.
-pub(super) fn reseal(home: BorrowedFd<'_>) -> Result<(), Errno> {
+pub(super) fn reseal_directories(home: BorrowedFd<'_>) -> Result<(), Errno> {
     let found = list_names(home)?;
     let all = |name: &'static str| found.iter().filter(move |found| has_stem(found, name)).map(move |n| (n, name));
-    let renamed: Vec<_> = all(PLAIN).chain(all(MERGED)).map(|(now, name)| rename_to_random(home, now, name)).collect();
+    let renamed: Vec<_> = all(PLAIN_DIR_NAME).chain(all(MERGED_DIR_NAME)).map(|(now, name)| rename_to_random(home, now, name)).collect();
     renamed.into_iter().collect()
 }
 
@@ -99,7 +99,7 @@ fn rename_to_random(home: BorrowedFd<'_>, now: &[u8], name: &str) -> Result<(), 
 }
 
 /// Gives a directory its fixed name: `PLAIN` or `MERGED`.
-pub(super) fn unseal(home: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
+pub(super) fn unseal_directory(home: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
     match current_name(&list_names(home)?, name) {
         Some(now) if now != name.as_bytes() => match renameat_with(home, now, home, name, RenameFlags::NOREPLACE) {
             // Another run has done it.
@@ -120,8 +120,8 @@ pub(crate) struct NameRotation {
 
 impl NameRotation {
     /// Creates the rotation for a run of `plan`; `None` at a level where runs do not see the state.
-    pub(crate) fn of(plan: &Plan, place: Option<&Path>) -> Option<Self> {
-        let place = place.filter(|_| plan.level == Level::Restricted)?.to_owned();
+    pub(crate) fn for_plan(plan: &AttemptPlan, place: Option<&Path>) -> Option<Self> {
+        let place = place.filter(|_| plan.level == IsolationLevel::Restricted)?.to_owned();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         Some(Self { place, since: now.saturating_sub(CLOCK_SLACK_SECONDS) })
     }
@@ -137,7 +137,7 @@ impl NameRotation {
 impl Drop for NameRotation {
     fn drop(&mut self) {
         let Ok(place) = open_directory(CWD, &self.place) else { return };
-        let found = names(place.as_fd()).unwrap_or_default();
+        let found = list_entry_names(place.as_fd()).unwrap_or_default();
         let keys = found.into_iter().filter_map(|name| String::from_utf8(name).ok());
         for key in keys.filter(|key| is_key(key) && self.is_known(place.as_fd(), key)) {
             let Ok(home) = open_home_path(place.as_fd(), &key) else { continue };
@@ -145,7 +145,7 @@ impl Drop for NameRotation {
             if let Ok(lock) = open_lock(home.as_fd())
                 && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
             {
-                let _ = reseal(home.as_fd());
+                let _ = reseal_directories(home.as_fd());
             }
         }
     }

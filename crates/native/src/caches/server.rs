@@ -27,19 +27,19 @@ use stockade_sys::socket::demand_own;
 use stockade_sys::{Errno, caps, descriptors, fork_signals, mount, passing};
 
 use super::seal::open_home_path;
-use super::set::{OverlaySet, repair};
-use crate::launch::{LaunchError, MAX_MERGED, enter_own_mounts, mount_shelf, shelve};
+use super::set::{OverlaySet, repair_directories};
+use crate::launch::{LaunchError, MAX_MERGED_DIRECTORIES, enter_own_mounts, mount_shelf, mount_overlay};
 
 /// Longest request.
 pub(super) const MAX_REQUEST_BYTES: usize = 64 << 10;
 
 /// First byte of an answer: more answers follow, or this is the last.
-pub(super) const MORE: u8 = b'm';
-pub(super) const LAST: u8 = b'l';
+pub(super) const MORE_ANSWERS: u8 = b'm';
+pub(super) const LAST_ANSWER: u8 = b'l';
 
 /// Message of a client whose run has ended. It carries the pidfd of the run's init: the mounts
 /// are gone when the init has exited. A client that was killed does not send it.
-pub(super) const RELEASED: u8 = b'o';
+pub(super) const RELEASE_MESSAGE: u8 = b'o';
 
 /// The server exits this long after the last run.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -110,7 +110,7 @@ pub fn serve_layers(home: &Path) -> Result<(), LayerServerError> {
     // Before any open: a directory from the mounts outside cannot be part of an overlay.
     enter_own_mounts()?;
     let home = open_home_path(CWD, &path).map_err(io)?;
-    let set = OverlaySet::take(home.as_fd()).map_err(io)?.ok_or_else(|| io(Errno::OPNOTSUPP))?;
+    let set = OverlaySet::take_unused(home.as_fd()).map_err(io)?.ok_or_else(|| io(Errno::OPNOTSUPP))?;
     let shelf = mount_shelf().map_err(io)?;
     caps::make_opaque().map_err(io)?;
     let seccomp_status = seccomp_status_of("self")?;
@@ -125,7 +125,7 @@ pub fn serve_layers(home: &Path) -> Result<(), LayerServerError> {
         clients: Vec::new(),
         has_unknown_clients: false,
     };
-    Ok(holder.serve().map_err(io)?)
+    Ok(holder.serve_clients().map_err(io)?)
 }
 
 /// The seccomp lines of a process's status. A process inside a sandbox has one filter more than
@@ -159,13 +159,13 @@ enum ClientState {
 
 impl LayerClient {
     /// State after an event.
-    fn state(&self) -> ClientState {
+    fn client_state(&self) -> ClientState {
         if self.has_ended {
             return ClientState::Gone;
         }
         let mut said = [0];
-        match passing::receive(self.end.as_fd(), &mut said, false) {
-            Ok(received) if received.length == 1 && said == [RELEASED] => {
+        match passing::receive_message(self.end.as_fd(), &mut said, false) {
+            Ok(received) if received.length == 1 && said == [RELEASE_MESSAGE] => {
                 received.descriptors.into_iter().flatten().next().map_or(ClientState::Unknown, ClientState::Exiting)
             }
             _ => ClientState::Unknown,
@@ -223,7 +223,7 @@ impl MountedLayer {
 }
 
 impl LayerServer {
-    fn serve(&mut self) -> Result<(), Errno> {
+    fn serve_clients(&mut self) -> Result<(), Errno> {
         let mut used = Instant::now();
         loop {
             if !self.clients.is_empty() {
@@ -238,12 +238,12 @@ impl LayerServer {
             if is_idle || fstat(&self.home)?.st_nlink == 0 {
                 return Ok(());
             }
-            self.wait()?;
+            self.wait_for_event()?;
         }
     }
 
     /// Waits for a request or for the end of a run, and handles it.
-    fn wait(&mut self) -> Result<(), Errno> {
+    fn wait_for_event(&mut self) -> Result<(), Errno> {
         let mut watched = vec![PollFd::new(&self.listener, PollFlags::IN)];
         watched.extend(self.clients.iter().map(|run| PollFd::new(&run.end, PollFlags::IN)));
         let is_due = self.clients.is_empty() && self.held.values().any(|layer| layer.is_used);
@@ -263,7 +263,7 @@ impl LayerServer {
         clients.into_iter().for_each(|run| self.update_client(run, has_event.next().unwrap_or(false)));
         if has_request {
             let run = accept_with(&self.listener, SocketFlags::CLOEXEC)?;
-            if self.clients.len() < MAX_CLIENTS && self.answer(run.as_fd()).is_ok() {
+            if self.clients.len() < MAX_CLIENTS && self.answer_client(run.as_fd()).is_ok() {
                 self.clients.push(LayerClient { end: run, has_ended: false });
             }
         }
@@ -275,7 +275,7 @@ impl LayerServer {
         if !has_event {
             return self.clients.push(run);
         }
-        match run.state() {
+        match run.client_state() {
             ClientState::Exiting(init) => self.clients.push(LayerClient { end: init, has_ended: true }),
             ClientState::Gone => {}
             ClientState::Unknown => self.has_unknown_clients = true,
@@ -293,7 +293,7 @@ impl LayerServer {
         Ok(())
     }
 
-    fn answer(&mut self, run: BorrowedFd<'_>) -> io::Result<()> {
+    fn answer_client(&mut self, run: BorrowedFd<'_>) -> io::Result<()> {
         demand_own(run)?;
         if seccomp_status_of(&socket_peercred(run)?.pid.as_raw_nonzero().to_string())? != self.seccomp_status {
             return Err(io::ErrorKind::PermissionDenied.into());
@@ -302,27 +302,27 @@ impl LayerServer {
             return Err(io::ErrorKind::TimedOut.into());
         }
         let mut text = vec![0; MAX_REQUEST_BYTES];
-        let length = passing::receive(run, &mut text, false)?.length;
+        let length = passing::receive_message(run, &mut text, false)?.length;
         let requests: Vec<LayerRequest> = serde_json::from_slice(text.get(..length).unwrap_or_default())?;
         // All or none: without layers a run mounts a set of its own.
         let deadline = Instant::now() + BUSY_TIMEOUT;
         self.await_ended_clients(deadline)?;
-        let requests = requests.into_iter().take(MAX_MERGED);
+        let requests = requests.into_iter().take(MAX_MERGED_DIRECTORIES);
         let copies = requests.map(|request| self.copy_layer(request, deadline)).collect::<Result<Vec<_>, _>>()?;
         // The client gets a copy of the lock, which stays held as long as a layer is in use.
         let lock = self.set.lock.as_fd();
         let mut rest = copies.chunks(passing::MAX_DESCRIPTORS - 1).peekable();
         loop {
             let some = rest.next().unwrap_or_default();
-            let kind = if rest.peek().is_some() { MORE } else { LAST };
+            let kind = if rest.peek().is_some() { MORE_ANSWERS } else { LAST_ANSWER };
             let trees = some.iter().map(AsFd::as_fd);
-            let sent = passing::send(run, &[kind], &std::iter::once(lock).chain(trees).collect::<Vec<_>>());
+            let sent = passing::send_message(run, &[kind], &std::iter::once(lock).chain(trees).collect::<Vec<_>>());
             if let Err(errno) = sent {
                 // An earlier message may have arrived.
                 self.has_unknown_clients = true;
                 return Err(errno.into());
             }
-            if kind == LAST {
+            if kind == LAST_ANSWER {
                 return Ok(());
             }
         }
@@ -335,10 +335,10 @@ impl LayerServer {
         match self.held.get(&tool) {
             Some(layer) if layer.is_used && is_shared => layer.prepare_shared(&request)?,
             Some(layer) if !layer.is_used && layer.request.identity == request.identity => {}
-            _ => self.remount(request.clone(), deadline)?,
+            _ => self.remount_layer(request.clone(), deadline)?,
         }
         let layer = self.held.get_mut(&tool).ok_or(Errno::NOENT)?;
-        repair(layer.tree.as_fd(), &request.directories)?;
+        repair_directories(layer.tree.as_fd(), &request.directories)?;
         layer.request = request;
         layer.is_used = true;
         mount::copy_tree(layer.tree.as_fd(), c"")
@@ -346,11 +346,11 @@ impl LayerServer {
 
     /// Mounts a layer again, with nothing that the kernel has cached for an earlier run. The
     /// kernel refuses that (EBUSY) while anything of the earlier mount is in use.
-    fn remount(&mut self, request: LayerRequest, deadline: Instant) -> Result<(), Errno> {
+    fn remount_layer(&mut self, request: LayerRequest, deadline: Instant) -> Result<(), Errno> {
         if let Some(before) = self.held.remove(&request.tool) {
             before.unmount(self.shelf.as_fd());
         }
-        let layer = self.mount(request, deadline)?;
+        let layer = self.mount_layer(request, deadline)?;
         self.held.insert(layer.request.tool.clone(), layer);
         Ok(())
     }
@@ -360,11 +360,11 @@ impl LayerServer {
         let used = self.held.values().filter(|layer| layer.is_used).map(|layer| layer.request.clone());
         for request in used.collect::<Vec<_>>() {
             // On an error the next request mounts it.
-            let _ = self.remount(request, Instant::now());
+            let _ = self.remount_layer(request, Instant::now());
         }
     }
 
-    fn mount(&mut self, request: LayerRequest, deadline: Instant) -> Result<MountedLayer, Errno> {
+    fn mount_layer(&mut self, request: LayerRequest, deadline: Instant) -> Result<MountedLayer, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let lower = openat2(CWD, request.directory.as_path(), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
         let found = fstat(&lower)?;
@@ -376,7 +376,7 @@ impl LayerServer {
         self.mounted += 1;
         let name = CString::new(self.mounted.to_string()).map_err(|_| Errno::INVAL)?;
         let tree = loop {
-            match shelve(self.shelf.as_fd(), &name, lower.as_fd(), places) {
+            match mount_overlay(self.shelf.as_fd(), &name, lower.as_fd(), places) {
                 Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(BUSY_POLL_INTERVAL),
                 other => break other?,
             }

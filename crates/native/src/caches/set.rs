@@ -8,11 +8,11 @@ use rustix::fs::{
     AtFlags, FileType, FlockOperation, Mode, OFlags, fchmod, flock, fstat, fstatfs, openat, renameat, statat, unlinkat,
 };
 use stockade_files::object::make_where_missing;
-use stockade_files::removal::{LEAVING, remove_tree};
+use stockade_files::removal::{REMOVAL_PREFIX, remove_tree};
 use stockade_sys::{Errno, actor};
 
 use super::seal::{current_name, list_names};
-use super::{LOCK, MERGED, open_directory, open_file, open_lock};
+use super::{LOCK_NAME, MERGED_DIR_NAME, open_directory, open_file, open_lock};
 
 /// Most sets of one workspace that are used at the same time.
 const MAX_SETS: u32 = 64;
@@ -51,7 +51,7 @@ impl Drop for OverlaySet {
         }
         if self.has_leaving {
             let leaving = list_names(self.home.as_fd()).unwrap_or_default().into_iter();
-            for name in leaving.filter(|name| name.starts_with(LEAVING.as_bytes())) {
+            for name in leaving.filter(|name| name.starts_with(REMOVAL_PREFIX.as_bytes())) {
                 let _ = remove_tree(self.home.as_fd(), &name);
             }
         }
@@ -62,7 +62,7 @@ impl OverlaySet {
     /// Takes the lowest unused set of the workspace's directory `home`, if overlays work there.
     /// Empties the set if the machine was restarted since: the overlays are volatile (not flushed),
     /// so their content may be damaged then.
-    pub(super) fn take(home: BorrowedFd<'_>) -> Result<Option<Self>, Errno> {
+    pub(super) fn take_unused(home: BorrowedFd<'_>) -> Result<Option<Self>, Errno> {
         let sets = open_sets(home)?;
         if !UPPER_FILESYSTEMS.contains(&fstatfs(&sets)?.f_type) {
             return Ok(None);
@@ -105,7 +105,7 @@ impl OverlaySet {
 fn open_sets(home: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     for _ in 0..MAX_RENAME_RETRIES {
         let found = list_names(home)?;
-        let Some(now) = current_name(&found, MERGED) else { return ensure_directory(home, MERGED, 0o700) };
+        let Some(now) = current_name(&found, MERGED_DIR_NAME) else { return ensure_directory(home, MERGED_DIR_NAME, 0o700) };
         match open_directory(home, now) {
             Err(Errno::NOENT) => {}
             other => return other,
@@ -116,10 +116,10 @@ fn open_sets(home: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 
 /// Repairs the writable directories of a mounted layer, through the mount: a directory beneath a
 /// mount must not be changed.
-pub(super) fn repair(layer: BorrowedFd<'_>, directories: &[String]) -> Result<(), Errno> {
+pub(super) fn repair_directories(layer: BorrowedFd<'_>, directories: &[String]) -> Result<(), Errno> {
     let mode = fstat(layer)?.st_mode & 0o7777;
     if mode & 0o700 != 0o700 {
-        actor::chmod(layer, mode | 0o700)?;
+        actor::change_mode(layer, mode | 0o700)?;
     }
     directories.iter().filter(|name| !is_ready(layer, name.as_str())).try_for_each(|name| {
         // An entry that is no directory is removed, and the directory made again.
@@ -163,25 +163,25 @@ pub(super) fn ensure_directory(parent: BorrowedFd<'_>, name: &str, mode: u32) ->
 fn make_accessible(parent: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = openat(parent, name, flags, Mode::empty())?;
-    actor::chmod(directory.as_fd(), 0o700)
+    actor::change_mode(directory.as_fd(), 0o700)
 }
 
 /// Moves the content of a set away if it was written before the last restart of the machine.
 /// Returns whether there was any content.
 fn empty_after_restart(set: BorrowedFd<'_>, home: BorrowedFd<'_>) -> Result<bool, Errno> {
-    const BOOT: &str = "boot";
+    const BOOT_ID_FILE: &str = "boot";
     let now = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let file = open_file(set, BOOT)?;
+    let file = open_file(set, BOOT_ID_FILE)?;
     let mut then = [0; 64];
     let length = rustix::io::read(&file, &mut then)?;
     if then.get(..length) == Some(now.as_slice()) {
         return Ok(false);
     }
     let mut has_leaving = false;
-    for name in stockade_files::object::names(set)? {
-        if name != LOCK.as_bytes() && name != BOOT.as_bytes() {
+    for name in stockade_files::object::list_entry_names(set)? {
+        if name != LOCK_NAME.as_bytes() && name != BOOT_ID_FILE.as_bytes() {
             has_leaving = true;
-            let aside = [LEAVING.as_bytes(), &name, &now].concat();
+            let aside = [REMOVAL_PREFIX.as_bytes(), &name, &now].concat();
             let aside: Vec<u8> = aside.into_iter().filter(|byte| !byte.is_ascii_whitespace()).collect();
             renameat(set, name.as_slice(), home, aside.as_slice())?;
         }

@@ -4,14 +4,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat, renameat, statat};
-use stockade_files::object::{entries, names};
-use stockade_files::removal::{LEAVING, remove_tree, sweep};
+use stockade_files::object::{list_entries, list_entry_names};
+use stockade_files::removal::{REMOVAL_PREFIX, remove_tree, sweep_removals};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
 use super::lease::key_of;
-use super::seal::{current_name, list_names, open_home_path, reseal};
-use super::{MERGED, PLAIN, WORKSPACE, is_key, open_directory, open_lock};
+use super::seal::{current_name, list_names, open_home_path, reseal_directories};
+use super::{MERGED_DIR_NAME, PLAIN_DIR_NAME, WORKSPACE_FILE_NAME, is_key, open_directory, open_lock};
 
 /// Deepest level of directories that is counted.
 const MAX_DEPTH: usize = 64;
@@ -45,7 +45,7 @@ pub struct WorkspaceCaches {
 
 impl WorkspaceCaches {
     /// Returns the allocated bytes of all tools.
-    pub fn bytes(&self) -> u64 {
+    pub fn allocated_bytes(&self) -> u64 {
         self.tools.iter().map(|(_, bytes)| bytes).sum()
     }
 }
@@ -85,8 +85,8 @@ impl CacheStore {
     ///
     /// # Errors
     /// [`CacheStoreError`] if the directory cannot be read.
-    pub fn list(&self) -> Result<Vec<WorkspaceCaches>, CacheStoreError> {
-        let found = names(self.place.as_fd()).map_err(|errno| error("list", "", errno))?;
+    pub fn list_workspaces(&self) -> Result<Vec<WorkspaceCaches>, CacheStoreError> {
+        let found = list_entry_names(self.place.as_fd()).map_err(|errno| store_error("list", "", errno))?;
         let keys = found.into_iter().filter_map(|name| String::from_utf8(name).ok());
         let mut found: Vec<_> = keys.filter(|key| is_key(key)).filter_map(|key| self.look_at(key)).collect();
         found.sort_by_key(|caches| std::cmp::Reverse(caches.used_ms));
@@ -95,27 +95,27 @@ impl CacheStore {
 
     fn look_at(&self, key: String) -> Option<WorkspaceCaches> {
         let home = open_home_path(self.place.as_fd(), &key).ok()?;
-        let held = lock(home.as_fd());
+        let held = lock_exclusive(home.as_fd());
         let is_used = matches!(held, Ok(None));
         let mut tools = std::collections::BTreeMap::new();
         let mut add = |directory: BorrowedFd<'_>| {
-            for (name, bytes) in sizes(directory) {
+            for (name, bytes) in directory_sizes(directory) {
                 *tools.entry(name).or_insert(0) += bytes;
             }
         };
         let found = list_names(home.as_fd()).unwrap_or_default();
         let open = |name| open_directory(home.as_fd(), current_name(&found, name).ok_or(Errno::NOENT)?);
-        let [plain, sets] = [PLAIN, MERGED].map(open);
+        let [plain, sets] = [PLAIN_DIR_NAME, MERGED_DIR_NAME].map(open);
         // The directory was listable for a moment, and the holder of the exclusive lock must leave
         // it sealed.
         if let Ok(Some(_held)) = held {
-            let _ = reseal(home.as_fd());
+            let _ = reseal_directories(home.as_fd());
         }
         if let Ok(plain) = plain {
             add(plain.as_fd());
         }
         if let Ok(sets) = sets {
-            for (name, _) in entries(sets.as_fd()).unwrap_or_default() {
+            for (name, _) in list_entries(sets.as_fd()).unwrap_or_default() {
                 if let Ok(set) = open_directory(sets.as_fd(), name.as_slice()) {
                     add(set.as_fd());
                 }
@@ -131,14 +131,14 @@ impl CacheStore {
     /// # Errors
     /// [`CacheStoreError`] if they cannot be removed.
     pub fn clear(&self, key: &str) -> Result<ClearResult, CacheStoreError> {
-        let failed = |errno| error("clear", key, errno);
+        let failed = |errno| store_error("clear", key, errno);
         let home = match open_home_path(self.place.as_fd(), key) {
             Err(Errno::NOENT) => return Ok(ClearResult::Removed),
             other => other.map_err(failed)?,
         };
-        let Some(_held) = lock(home.as_fd()).map_err(failed)? else { return Ok(ClearResult::Used) };
+        let Some(_held) = lock_exclusive(home.as_fd()).map_err(failed)? else { return Ok(ClearResult::Used) };
         // A run that starts now creates a new directory.
-        let aside = format!("{LEAVING}{key}");
+        let aside = format!("{REMOVAL_PREFIX}{key}");
         remove_tree(self.place.as_fd(), aside.as_bytes()).map_err(|_| failed(Errno::BUSY))?;
         renameat(&self.place, key, &self.place, aside.as_str()).map_err(failed)?;
         remove_tree(self.place.as_fd(), aside.as_bytes()).map_err(|_| failed(Errno::BUSY))?;
@@ -151,14 +151,14 @@ impl CacheStore {
     /// # Errors
     /// [`CacheStoreError`] if they cannot be read or removed.
     pub fn keep_within(&self, limit_bytes: u64) -> Result<Vec<WorkspaceCaches>, CacheStoreError> {
-        sweep(self.place.as_fd()).map_err(|_| error("clear", "", Errno::BUSY))?;
-        let all = self.list()?;
-        let mut left: u64 = all.iter().map(WorkspaceCaches::bytes).sum();
+        sweep_removals(self.place.as_fd()).map_err(|_| store_error("clear", "", Errno::BUSY))?;
+        let all = self.list_workspaces()?;
+        let mut left: u64 = all.iter().map(WorkspaceCaches::allocated_bytes).sum();
         let mut removed = Vec::new();
         let (gone, others): (Vec<_>, Vec<_>) = all.into_iter().rev().partition(|caches| caches.is_gone);
         for caches in gone.into_iter().chain(others) {
             if (caches.is_gone || left > limit_bytes) && self.clear(&caches.key)? == ClearResult::Removed {
-                left = left.saturating_sub(caches.bytes());
+                left = left.saturating_sub(caches.allocated_bytes());
                 removed.push(caches);
             }
         }
@@ -166,12 +166,12 @@ impl CacheStore {
     }
 }
 
-fn error(what: &'static str, key: &str, errno: Errno) -> CacheStoreError {
+fn store_error(what: &'static str, key: &str, errno: Errno) -> CacheStoreError {
     CacheStoreError { what, path: PathBuf::from(if key.is_empty() { "the state directory" } else { key }), errno }
 }
 
 /// Takes the exclusive lock of a workspace's directory; `None` if a run holds it.
-fn lock(home: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
+fn lock_exclusive(home: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
     let lock = open_lock(home)?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Some(lock)),
@@ -184,7 +184,7 @@ fn lock(home: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
 fn workspace_of(home: BorrowedFd<'_>) -> (RawText, u64) {
     let mut text = vec![0; MAX_PATH_BYTES];
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let Ok(file) = openat(home, WORKSPACE, flags, Mode::empty()) else { return (RawText::from(""), 0) };
+    let Ok(file) = openat(home, WORKSPACE_FILE_NAME, flags, Mode::empty()) else { return (RawText::from(""), 0) };
     let length = rustix::io::read(&file, &mut text).unwrap_or(0);
     text.truncate(length);
     let ms = |stat: rustix::fs::Stat| {
@@ -195,8 +195,8 @@ fn workspace_of(home: BorrowedFd<'_>) -> (RawText, u64) {
 }
 
 /// Returns the allocated bytes of each directory in `directory`.
-fn sizes(directory: BorrowedFd<'_>) -> Vec<(String, u64)> {
-    let found = entries(directory).unwrap_or_default();
+fn directory_sizes(directory: BorrowedFd<'_>) -> Vec<(String, u64)> {
+    let found = list_entries(directory).unwrap_or_default();
     let directories = found.into_iter().filter(|(_, kind)| matches!(kind, FileType::Directory | FileType::Unknown));
     let size = |name: Vec<u8>| {
         let held = open_directory(directory, name.as_slice()).ok()?;
@@ -207,7 +207,7 @@ fn sizes(directory: BorrowedFd<'_>) -> Vec<(String, u64)> {
 
 fn bytes_in(directory: BorrowedFd<'_>, depth: usize) -> u64 {
     let mut bytes = 0;
-    for (name, kind) in entries(directory).unwrap_or_default() {
+    for (name, kind) in list_entries(directory).unwrap_or_default() {
         if let Ok(stat) = statat(directory, name.as_slice(), AtFlags::SYMLINK_NOFOLLOW) {
             bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
         }

@@ -2,30 +2,30 @@
 //! SECURITY.md). Names that are written out are found, whatever the variables before them. Pure: it
 //! knows no filesystem.
 
-use super::view::join;
+use super::view::join_name;
 
 /// Programs that run, read or enter the word after them.
-const OPENERS: &[&[u8]] = &[
+const OPENING_PROGRAMS: &[&[u8]] = &[
     b".", b"awk", b"bash", b"bun", b"dash", b"deno", b"env", b"exec", b"fish", b"gawk", b"java", b"ksh", b"lua",
     b"make", b"nice", b"node", b"nohup", b"perl", b"php", b"pwsh", b"python", b"python2", b"python3", b"ruby",
     b"Rscript", b"sed", b"setsid", b"sh", b"source", b"stdbuf", b"sudo", b"tclsh", b"time", b"xargs", b"zsh",
 ];
 /// Words before a directory in which the rest of the command runs.
-const ENTERING: &[&[u8]] = &[b"cd", b"pushd", b"-C"];
+const ENTERING_WORDS: &[&[u8]] = &[b"cd", b"pushd", b"-C"];
 
 /// Token for every separator that ends a command.
-const END: &[u8] = b";";
+const COMMAND_END: &[u8] = b";";
 
 /// A word of a command that may name a file.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Word {
+pub(super) enum CommandWord {
     /// A file or directory.
     Path(Vec<u8>),
     /// A file, but no directory: a word without a slash is seldom a name at all.
     Name(Vec<u8>),
 }
 
-impl Word {
+impl CommandWord {
     fn into_path(self) -> Vec<u8> {
         let (Self::Path(path) | Self::Name(path)) = self;
         path
@@ -33,25 +33,25 @@ impl Word {
 }
 
 /// Returns every word of a command that may be the program's script or settings.
-pub(super) fn words(command: &[u8]) -> Vec<Word> {
+pub(super) fn extract_words(command: &[u8]) -> Vec<CommandWord> {
     let expands = command.iter().any(|b| matches!(b, b'$' | b'`'));
     let (mut found, mut entered) = (Vec::new(), Vec::new());
-    let mut last = END;
-    for token in tokens(command) {
+    let mut last = COMMAND_END;
+    for token in split_tokens(command) {
         let before = last;
-        last = opening(before, token);
-        if ENTERING.contains(&before) {
-            entered.extend(readings(token, expands).into_iter().map(Word::into_path));
+        last = opening_context(before, token);
+        if ENTERING_WORDS.contains(&before) {
+            entered.extend(expand_word(token, expands).into_iter().map(CommandWord::into_path));
         }
         let first = found.len();
         if has_slash(token) {
-            found.extend(readings(token, expands));
+            found.extend(expand_word(token, expands));
             // `-Fx/y` is an option with its value.
-            found.extend(token.strip_prefix(b"-").and_then(|rest| rest.get(1..)).map(|rest| Word::Path(rest.to_vec())));
+            found.extend(token.strip_prefix(b"-").and_then(|rest| rest.get(1..)).map(|rest| CommandWord::Path(rest.to_vec())));
         } else if is_name(token, before) {
-            found.push(Word::Name(token.to_vec()));
+            found.push(CommandWord::Name(token.to_vec()));
         }
-        let within: Vec<Word> = found[first..].iter().flat_map(|word| beneath(&entered, word)).collect();
+        let within: Vec<CommandWord> = found[first..].iter().flat_map(|word| join_beneath(&entered, word)).collect();
         found.extend(within);
     }
     found.sort();
@@ -60,10 +60,10 @@ pub(super) fn words(command: &[u8]) -> Vec<Word> {
 }
 
 /// Returns the words, with `;` for every separator that ends a command.
-fn tokens(command: &[u8]) -> impl Iterator<Item = &[u8]> {
+fn split_tokens(command: &[u8]) -> impl Iterator<Item = &[u8]> {
     let ends = command.split_inclusive(|b| is_end(*b)).flat_map(|part| {
         let (text, end) = match part.split_last() {
-            Some((last, rest)) if is_end(*last) => (rest, Some(END)),
+            Some((last, rest)) if is_end(*last) => (rest, Some(COMMAND_END)),
             _ => (part, None),
         };
         text.split(|b| is_separator(*b)).chain(end)
@@ -72,8 +72,8 @@ fn tokens(command: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 /// Returns the token as the context of the next word. A dot that is an argument opens nothing.
-fn opening<'t>(before: &[u8], token: &'t [u8]) -> &'t [u8] {
-    if token == b"." && before != END { b"" } else { token }
+fn opening_context<'t>(before: &[u8], token: &'t [u8]) -> &'t [u8] {
+    if token == b"." && before != COMMAND_END { b"" } else { token }
 }
 
 fn is_end(byte: u8) -> bool {
@@ -90,19 +90,19 @@ fn has_slash(token: &[u8]) -> bool {
 
 /// Returns a word with a slash. If the command expands a variable, also returns every tail of the
 /// word. If the variable holds the top of the work tree, one of the tails is the file.
-fn readings(token: &[u8], expands: bool) -> Vec<Word> {
-    let mut found = vec![Word::Path(token.to_vec())];
+fn expand_word(token: &[u8], expands: bool) -> Vec<CommandWord> {
+    let mut found = vec![CommandWord::Path(token.to_vec())];
     if expands {
-        found.extend(tails(token).into_iter().map(|tail| match has_slash(&tail) {
-            true => Word::Path(tail),
-            false => Word::Name(tail),
+        found.extend(path_tails(token).into_iter().map(|tail| match has_slash(&tail) {
+            true => CommandWord::Path(tail),
+            false => CommandWord::Name(tail),
         }));
     }
     found
 }
 
 /// Returns the last components of a path: `b/c` and `c` of `a/b/c`, and all of `/b/c`.
-pub(super) fn tails(path: &[u8]) -> Vec<Vec<u8>> {
+pub(super) fn path_tails(path: &[u8]) -> Vec<Vec<u8>> {
     let starts = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at + 1);
     let tails = starts.map(|start| path[start..].to_vec());
     tails.filter(|tail| tail.first().is_some_and(|byte| *byte != b'/')).collect()
@@ -113,15 +113,15 @@ pub(super) fn tails(path: &[u8]) -> Vec<Vec<u8>> {
 fn is_name(token: &[u8], before: &[u8]) -> bool {
     let is_text = token.iter().any(|b| b.is_ascii_alphabetic()) && !matches!(token[0], b'-' | b'$' | b'%' | b'@');
     let has_extension = token.iter().skip(1).any(|b| *b == b'.') || token[0] == b'.' && token.len() > 1;
-    is_text && (has_extension || OPENERS.contains(&before) || before.starts_with(b"-"))
+    is_text && (has_extension || OPENING_PROGRAMS.contains(&before) || before.starts_with(b"-"))
 }
 
 /// Returns a relative word beneath each directory that the command enters.
-fn beneath(entered: &[Vec<u8>], word: &Word) -> Vec<Word> {
+fn join_beneath(entered: &[Vec<u8>], word: &CommandWord) -> Vec<CommandWord> {
     match word {
-        Word::Path(path) if path.starts_with(b"/") => Vec::new(),
-        Word::Path(path) => entered.iter().map(|directory| Word::Path(join(directory, path))).collect(),
-        Word::Name(name) => entered.iter().map(|directory| Word::Name(join(directory, name))).collect(),
+        CommandWord::Path(path) if path.starts_with(b"/") => Vec::new(),
+        CommandWord::Path(path) => entered.iter().map(|directory| CommandWord::Path(join_name(directory, path))).collect(),
+        CommandWord::Name(name) => entered.iter().map(|directory| CommandWord::Name(join_name(directory, name))).collect(),
     }
 }
 
@@ -131,11 +131,11 @@ mod tests {
 
     #[track_caller]
     fn check(command: &str, expected: &[&str]) {
-        let shown = |word: &Word| match word {
-            Word::Path(path) => format!("{}/", String::from_utf8_lossy(path)),
-            Word::Name(name) => String::from_utf8_lossy(name).into_owned(),
+        let shown = |word: &CommandWord| match word {
+            CommandWord::Path(path) => format!("{}/", String::from_utf8_lossy(path)),
+            CommandWord::Name(name) => String::from_utf8_lossy(name).into_owned(),
         };
-        let mut found: Vec<String> = words(command.as_bytes()).iter().map(shown).collect();
+        let mut found: Vec<String> = extract_words(command.as_bytes()).iter().map(shown).collect();
         found.sort();
         assert_eq!(found, expected, "{command}");
     }

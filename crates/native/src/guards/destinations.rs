@@ -4,11 +4,11 @@
 
 use std::collections::BTreeSet;
 
-use super::settings_reader::Setting;
+use super::settings_reader::GitSetting;
 
 /// The destination that git derives from the name of a remote.
 #[derive(Debug, PartialEq, Eq)]
-enum Destination<'s> {
+enum RemoteDestination<'s> {
     /// None: git reports an error and stops.
     Nowhere,
     /// This repository itself.
@@ -16,75 +16,75 @@ enum Destination<'s> {
     /// A name without an address, which git takes for an address.
     Name(&'s [u8]),
     /// These addresses: `url`, `pushurl` and `vcs` in the order of the text.
-    At(Vec<Address<'s>>),
+    At(Vec<RemoteAddress<'s>>),
 }
 
 /// A key and its value.
-type Address<'s> = (&'s str, Option<&'s [u8]>);
+type RemoteAddress<'s> = (&'s str, Option<&'s [u8]>);
 
 /// The source of a fetch and the target of a push.
-type Way<'s> = [Destination<'s>; 2];
+type BranchDestinations<'s> = [RemoteDestination<'s>; 2];
 
 /// The user's settings, the current ones, and the new ones.
 #[derive(Clone, Copy)]
-pub(super) struct Texts<'s> {
+pub(super) struct SettingsVersions<'s> {
     /// The settings when the run first changed them.
-    pub first: &'s [Setting],
+    pub first: &'s [GitSetting],
     /// The current settings. The user may have changed them meanwhile; a run has made only
     /// permitted changes.
-    pub now: &'s [Setting],
+    pub now: &'s [GitSetting],
     /// The settings after the change.
-    pub new: &'s [Setting],
+    pub new: &'s [GitSetting],
 }
 
-impl<'s> Texts<'s> {
-    fn old(self) -> [&'s [Setting]; 2] {
+impl<'s> SettingsVersions<'s> {
+    fn old_settings(self) -> [&'s [GitSetting]; 2] {
         [self.first, self.now]
     }
 }
 
 /// Returns a description of a destination of the user's that would change.
-pub(super) fn led_elsewhere(texts: Texts<'_>) -> Option<String> {
+pub(super) fn led_elsewhere(texts: SettingsVersions<'_>) -> Option<String> {
     let shown = |name: &[u8]| String::from_utf8_lossy(name).escape_debug().to_string();
-    if has_remotes(texts.first) && !stays(texts, |text| way(text, None)) {
+    if has_remotes(texts.first) && !keeps_destinations(texts, |text| branch_destinations(text, None)) {
         return Some("another remote for branches of which nothing is said".to_owned());
     }
     let is_led = |branch: &&[u8]| !is_same_branch(texts, branch) || !goes_well(texts, branch);
-    let branches = names(texts.first, "branch").into_iter().chain(names(texts.new, "branch"));
+    let branches = subsection_names(texts.first, "branch").into_iter().chain(subsection_names(texts.new, "branch"));
     if let Some(branch) = branches.into_iter().find(is_led) {
         return Some(format!("another remote or branch for branch {}", shown(branch)));
     }
     let moved = |remote: &&[u8]| {
-        let first = addresses(texts.first, remote);
-        let new = addresses(texts.new, remote);
-        !first.is_empty() && !new.is_empty() && new != first && new != addresses(texts.now, remote)
+        let first = remote_addresses(texts.first, remote);
+        let new = remote_addresses(texts.new, remote);
+        !first.is_empty() && !new.is_empty() && new != first && new != remote_addresses(texts.now, remote)
     };
-    let moved = names(texts.first, "remote").into_iter().find(moved)?;
+    let moved = subsection_names(texts.first, "remote").into_iter().find(moved)?;
     Some(format!("another address of remote {}", shown(moved)))
 }
 
 /// Returns whether a remote newly has settings but no address. Git then takes its name for a path,
 /// and the object there may change.
-pub(super) fn loses_address(texts: Texts<'_>, remote: &[u8]) -> bool {
-    let is_bare = |text: &[Setting]| {
-        names(text, "remote").contains(remote) && addresses(text, remote).iter().all(|(key, _)| *key == "pushurl")
+pub(super) fn loses_address(texts: SettingsVersions<'_>, remote: &[u8]) -> bool {
+    let is_bare = |text: &[GitSetting]| {
+        subsection_names(text, "remote").contains(remote) && remote_addresses(text, remote).iter().all(|(key, _)| *key == "pushurl")
     };
-    is_bare(texts.new) && !texts.old().into_iter().any(is_bare)
+    is_bare(texts.new) && !texts.old_settings().into_iter().any(is_bare)
 }
 
 /// Returns whether a branch keeps its destination or has none. A branch without settings of the
 /// user may use the destinations of the user's other branches.
-pub(super) fn goes_well(texts: Texts<'_>, branch: &[u8]) -> bool {
-    match names(texts.first, "branch").contains(branch) {
-        true => stays(texts, |text| way(text, Some(branch))),
+pub(super) fn goes_well(texts: SettingsVersions<'_>, branch: &[u8]) -> bool {
+    match subsection_names(texts.first, "branch").contains(branch) {
+        true => keeps_destinations(texts, |text| branch_destinations(text, Some(branch))),
         false => is_begun_well(texts, branch),
     }
 }
 
 /// Returns whether pulling merges the same branches as before, or none, if the user has set any.
 /// The user can configure for all repositories that a push uses the branch set for pulling.
-fn is_same_branch(texts: Texts<'_>, branch: &[u8]) -> bool {
-    let merges = |text: &'_ [Setting]| -> Vec<Option<Vec<u8>>> {
+fn is_same_branch(texts: SettingsVersions<'_>, branch: &[u8]) -> bool {
+    let merges = |text: &'_ [GitSetting]| -> Vec<Option<Vec<u8>>> {
         let of_branch = text.iter().filter(|setting| is_of(setting, "branch", branch) && setting.key == "merge");
         of_branch.map(|setting| setting.value.clone()).collect()
     };
@@ -93,49 +93,49 @@ fn is_same_branch(texts: Texts<'_>, branch: &[u8]) -> bool {
 }
 
 /// Returns whether both destinations equal one of the old ones, or are none.
-fn stays<'s>(texts: Texts<'s>, way: impl Fn(&'s [Setting]) -> Way<'s>) -> bool {
-    let old = texts.old().map(&way);
-    let goes = |number: usize, new: &Destination<'_>| old.iter().any(|old| &old[number] == new);
-    way(texts.new).iter().enumerate().all(|(number, new)| *new == Destination::Nowhere || goes(number, new))
+fn keeps_destinations<'s>(texts: SettingsVersions<'s>, way: impl Fn(&'s [GitSetting]) -> BranchDestinations<'s>) -> bool {
+    let old = texts.old_settings().map(&way);
+    let goes = |number: usize, new: &RemoteDestination<'_>| old.iter().any(|old| &old[number] == new);
+    way(texts.new).iter().enumerate().all(|(number, new)| *new == RemoteDestination::Nowhere || goes(number, new))
 }
 
 /// Returns the settings that still contain the old name of a renamed remote, with its new name. Git
 /// changes these one by one afterwards; until then it would take the old name for a path.
-pub(super) fn left_behind<'s>(now: &'s [Setting], new: &'s [Setting]) -> Vec<(&'s Setting, &'s [u8])> {
-    let renamed = |setting: &'s Setting| {
+pub(super) fn left_behind<'s>(now: &'s [GitSetting], new: &'s [GitSetting]) -> Vec<(&'s GitSetting, &'s [u8])> {
+    let renamed = |setting: &'s GitSetting| {
         let old = setting.value.as_deref()?;
-        let was = addresses(now, old);
-        let is_gone = !was.is_empty() && addresses(new, old).is_empty();
-        let is_it = |name: &&[u8]| addresses(now, name).is_empty() && addresses(new, name) == was;
-        Some((setting, names(new, "remote").into_iter().filter(|_| is_gone).find(is_it)?))
+        let was = remote_addresses(now, old);
+        let is_gone = !was.is_empty() && remote_addresses(new, old).is_empty();
+        let is_it = |name: &&[u8]| remote_addresses(now, name).is_empty() && remote_addresses(new, name) == was;
+        Some((setting, subsection_names(new, "remote").into_iter().filter(|_| is_gone).find(is_it)?))
     };
     new.iter().filter(|setting| is_choice(setting)).filter_map(renamed).collect()
 }
 
 /// Returns whether a branch without settings of the user uses the destinations of the user's other
 /// branches. It is not enough that the remote exists, because an earlier run may have made it.
-fn is_begun_well(texts: Texts<'_>, branch: &[u8]) -> bool {
-    let new = way(texts.new, Some(branch));
-    if new == way(texts.new, None) || new == way(texts.now, Some(branch)) {
+fn is_begun_well(texts: SettingsVersions<'_>, branch: &[u8]) -> bool {
+    let new = branch_destinations(texts.new, Some(branch));
+    if new == branch_destinations(texts.new, None) || new == branch_destinations(texts.now, Some(branch)) {
         return true;
     }
-    let is_name = |destination: &Destination<'_>| matches!(destination, Destination::Name(_));
+    let is_name = |destination: &RemoteDestination<'_>| matches!(destination, RemoteDestination::Name(_));
     if !has_remotes(texts.first) {
         return !new.iter().any(is_name);
     }
-    let branches = names(texts.first, "branch");
+    let branches = subsection_names(texts.first, "branch");
     let known: Vec<_> =
-        branches.into_iter().map(Some).chain([None]).flat_map(|branch| way(texts.first, branch)).collect();
-    new.iter().all(|new| *new == Destination::Here || !is_name(new) && known.contains(new))
+        branches.into_iter().map(Some).chain([None]).flat_map(|branch| branch_destinations(texts.first, branch)).collect();
+    new.iter().all(|new| *new == RemoteDestination::Here || !is_name(new) && known.contains(new))
 }
 
 /// Returns whether the user has a remote here, or a setting with the name of one.
-fn has_remotes(text: &[Setting]) -> bool {
+fn has_remotes(text: &[GitSetting]) -> bool {
     text.iter()
         .any(|setting| setting.section == "remote" || is_choice(setting) && setting.value.as_deref() != Some(b"."))
 }
 
-fn is_choice(setting: &Setting) -> bool {
+fn is_choice(setting: &GitSetting) -> bool {
     match (setting.section.as_str(), setting.subsection.is_some()) {
         ("branch", true) => matches!(setting.key.as_str(), "remote" | "pushremote"),
         ("remote", false) => setting.key == "pushdefault",
@@ -144,38 +144,38 @@ fn is_choice(setting: &Setting) -> bool {
 }
 
 /// Returns the destinations of this branch, or of a branch without settings.
-fn way<'s>(text: &'s [Setting], branch: Option<&[u8]>) -> Way<'s> {
+fn branch_destinations<'s>(text: &'s [GitSetting], branch: Option<&[u8]>) -> BranchDestinations<'s> {
     let said = |key: &str| {
         let branch = branch?;
         let last = text.iter().rev().find(|setting| is_of(setting, "branch", branch) && setting.key == key)?;
         Some(last.value.as_deref().unwrap_or_default())
     };
     let all = || {
-        let is_all = |setting: &&Setting| is_choice(setting) && setting.section == "remote";
+        let is_all = |setting: &&GitSetting| is_choice(setting) && setting.section == "remote";
         Some(text.iter().rev().find(is_all)?.value.as_deref().unwrap_or_default())
     };
     let (fetch, push) = (said("remote"), said("pushremote").or_else(all));
-    [destination(text, fetch), destination(text, push.or(fetch))]
+    [resolve_destination(text, fetch), resolve_destination(text, push.or(fetch))]
 }
 
-fn destination<'s>(text: &'s [Setting], said: Option<&'s [u8]>) -> Destination<'s> {
+fn resolve_destination<'s>(text: &'s [GitSetting], said: Option<&'s [u8]>) -> RemoteDestination<'s> {
     let Some(name) = said else {
         // `origin`, or the only remote, if it has settings.
-        let known = names(text, "remote");
+        let known = subsection_names(text, "remote");
         let only = known.first().copied().filter(|_| known.len() == 1);
-        let found = addresses(text, only.unwrap_or(b"origin"));
-        return if found.is_empty() { Destination::Nowhere } else { Destination::At(found) };
+        let found = remote_addresses(text, only.unwrap_or(b"origin"));
+        return if found.is_empty() { RemoteDestination::Nowhere } else { RemoteDestination::At(found) };
     };
-    let found = addresses(text, name);
+    let found = remote_addresses(text, name);
     match found.is_empty() {
-        _ if name == b"." => Destination::Here,
-        true => Destination::Name(name),
-        false => Destination::At(found),
+        _ if name == b"." => RemoteDestination::Here,
+        true => RemoteDestination::Name(name),
+        false => RemoteDestination::At(found),
     }
 }
 
 /// Returns the addresses of a remote in these settings.
-pub(super) fn addresses<'s>(text: &'s [Setting], remote: &[u8]) -> Vec<Address<'s>> {
+pub(super) fn remote_addresses<'s>(text: &'s [GitSetting], remote: &[u8]) -> Vec<RemoteAddress<'s>> {
     let of_remote = text.iter().filter(|setting| is_of(setting, "remote", remote));
     let places = of_remote.filter(|setting| is_address_key(&setting.key));
     places.map(|setting| (setting.key.as_str(), setting.value.as_deref())).collect()
@@ -185,12 +185,12 @@ pub(super) fn is_address_key(key: &str) -> bool {
     matches!(key, "url" | "pushurl" | "vcs")
 }
 
-fn is_of(setting: &Setting, section: &str, name: &[u8]) -> bool {
+fn is_of(setting: &GitSetting, section: &str, name: &[u8]) -> bool {
     setting.section == section && setting.subsection.as_deref() == Some(name)
 }
 
 /// Returns the subsections of a section.
-fn names<'s>(text: &'s [Setting], section: &str) -> BTreeSet<&'s [u8]> {
+fn subsection_names<'s>(text: &'s [GitSetting], section: &str) -> BTreeSet<&'s [u8]> {
     text.iter()
         .filter(|setting| setting.section == section)
         .filter_map(|setting| setting.subsection.as_deref())
@@ -199,7 +199,7 @@ fn names<'s>(text: &'s [Setting], section: &str) -> BTreeSet<&'s [u8]> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::settings_reader::settings;
+    use super::super::settings_reader::parse_settings;
     use super::*;
 
     const GOOD: &str = "[remote \"origin\"]\nurl = good\n[branch \"main\"]\nremote = origin\nmerge = refs/heads/main\n";
@@ -207,8 +207,8 @@ mod tests {
     const EVIL: &str = "[remote \"y\"]\nurl = evil\n";
 
     fn stays_from(first: &str, now: &str, new: &str) -> bool {
-        let read = |text: &str| settings(text.as_bytes()).unwrap();
-        led_elsewhere(Texts { first: &read(first), now: &read(now), new: &read(new) }).is_none()
+        let read = |text: &str| parse_settings(text.as_bytes()).unwrap();
+        led_elsewhere(SettingsVersions { first: &read(first), now: &read(now), new: &read(new) }).is_none()
     }
 
     #[track_caller]
@@ -260,8 +260,8 @@ mod tests {
     #[test]
     fn no_name_becomes_an_address() {
         let loses = |old: &str, new: &str| {
-            let (old, new) = (settings(old.as_bytes()).unwrap(), settings(new.as_bytes()).unwrap());
-            loses_address(Texts { first: &[], now: &old, new: &new }, b"y")
+            let (old, new) = (parse_settings(old.as_bytes()).unwrap(), parse_settings(new.as_bytes()).unwrap());
+            loses_address(SettingsVersions { first: &[], now: &old, new: &new }, b"y")
         };
         let bare = "[remote \"y\"]\nprune = true\n";
         assert!(loses("", bare) && loses(EVIL, bare) && loses("", "[remote \"y\"]\npushurl = a\n"));

@@ -8,15 +8,15 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use super::command_words::{Word, tails, words};
-use super::settings_text::entries;
-use super::view::{View, at, join, parent};
+use super::command_words::{CommandWord, path_tails, extract_words};
+use super::settings_text::parse_entries;
+use super::view::{RootView, join_relative, join_name, parent_path};
 use crate::powers::to_path;
 
 /// Variables that name the location of the user's own settings.
 const SETTINGS_VARIABLES: [&str; 3] = ["HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL"];
 /// Their values, for a process without the user's environment.
-static GIVEN_VARIABLES: OnceLock<SettingsVariables> = OnceLock::new();
+static PRESET_VARIABLES: OnceLock<SettingsVariables> = OnceLock::new();
 /// Larger settings are not read; their file is guarded all the same.
 const MAX_SETTINGS_BYTES: u64 = 1 << 20;
 /// Same limit as git's `MAX_INCLUDE_DEPTH`.
@@ -66,11 +66,11 @@ pub(crate) fn settings_variables() -> SettingsVariables {
 
 /// Replaces the values of this process from now on. Only the first call has an effect.
 pub(crate) fn use_settings_variables(given: SettingsVariables) {
-    let _ = GIVEN_VARIABLES.set(given);
+    let _ = PRESET_VARIABLES.set(given);
 }
 
 fn settings_variable(name: &str) -> Option<PathBuf> {
-    let value = match GIVEN_VARIABLES.get() {
+    let value = match PRESET_VARIABLES.get() {
         Some(given) => given.get(name).cloned(),
         None => std::env::var_os(name),
     };
@@ -79,7 +79,7 @@ fn settings_variable(name: &str) -> Option<PathBuf> {
 
 /// A path that one setting names.
 #[derive(Debug, PartialEq, Eq)]
-enum Named {
+enum ReferencedPath {
     /// Further settings, relative to the directory of the file that names them.
     Include(Vec<u8>),
     /// A file or directory, relative to the top of the work tree.
@@ -90,26 +90,26 @@ enum Named {
 
 /// Paths that settings name.
 #[derive(Debug, Default)]
-pub(super) struct NamedPlaces {
+pub(super) struct ReferencedPaths {
     /// Files and directories.
     pub any: Vec<Vec<u8>>,
     /// Files; a directory at such a path is ignored.
     pub files: Vec<Vec<u8>>,
 }
 
-impl NamedPlaces {
+impl ReferencedPaths {
     /// Makes paths that may be files or directories.
     pub(super) fn of_any(any: Vec<Vec<u8>>) -> Self {
         Self { any, ..Self::default() }
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &Vec<u8>> {
+    pub(super) fn iter_paths(&self) -> impl Iterator<Item = &Vec<u8>> {
         self.any.iter().chain(&self.files)
     }
 
     /// Returns the paths joined to `top`.
-    pub(super) fn at(&self, top: &[u8]) -> Self {
-        let from_top = |paths: &[Vec<u8>]| paths.iter().map(|path| at(top, path)).collect();
+    pub(super) fn beneath_top(&self, top: &[u8]) -> Self {
+        let from_top = |paths: &[Vec<u8>]| paths.iter().map(|path| join_relative(top, path)).collect();
         Self { any: from_top(&self.any), files: from_top(&self.files) }
     }
 }
@@ -117,9 +117,9 @@ impl NamedPlaces {
 /// Returns the paths that the repository in the directory `repository` names, with a work tree at
 /// `top`. These are its settings and hooks if they are in another directory, and every file that a
 /// setting leads to. `home` replaces `~`.
-pub(super) fn named_by_repository(view: View<'_>, repository: &[u8], top: &[u8], home: Option<&[u8]>) -> NamedPlaces {
-    let common_file = join(repository, b"commondir");
-    let said = view.read_followed(&common_file, MAX_SETTINGS_BYTES).map(|text| at(repository, first_line(&text)));
+pub(super) fn named_by_repository(view: RootView<'_>, repository: &[u8], top: &[u8], home: Option<&[u8]>) -> ReferencedPaths {
+    let common_file = join_name(repository, b"commondir");
+    let said = view.read_followed(&common_file, MAX_SETTINGS_BYTES).map(|text| join_relative(repository, first_line(&text)));
     // The directory that git keeps for a work tree belongs to the repository above, even if it does
     // not name that one. A run may remove `commondir`, and a later process may restore it.
     let above = common_of_work_tree(repository).map(<[u8]>::to_vec).filter(|above| said.as_ref() != Some(above));
@@ -127,21 +127,21 @@ pub(super) fn named_by_repository(view: View<'_>, repository: &[u8], top: &[u8],
     // Its own settings, hooks and pointers are refused by name. The targets of links with such
     // names are not.
     let own: [&[u8]; 4] = [b"config", b"config.worktree", b"hooks", b"commondir"];
-    let own = own.map(|name| join(repository, name));
-    let mut places = NamedPlaces::default();
+    let own = own.map(|name| join_name(repository, name));
+    let mut places = ReferencedPaths::default();
     places.any.extend(own.into_iter().filter(|path| view.is_link(path)));
     for common in &common {
-        places.any.extend([b"config" as &[u8], b"hooks"].map(|name| join(common, name)));
+        places.any.extend([b"config" as &[u8], b"hooks"].map(|name| join_name(common, name)));
     }
     let own = [repository.to_vec()];
     let directories = if common.is_empty() { &own[..] } else { &common };
-    let mut settings: Vec<Vec<u8>> = directories.iter().map(|directory| join(directory, b"config")).collect();
-    settings.push(join(repository, b"config.worktree"));
+    let mut settings: Vec<Vec<u8>> = directories.iter().map(|directory| join_name(directory, b"config")).collect();
+    settings.push(join_name(repository, b"config.worktree"));
     let mut tops = vec![top.to_vec(), repository.to_vec()];
     for file in &settings {
         let text = view.read_followed(file, MAX_SETTINGS_BYTES).unwrap_or_default();
-        let trees = entries(&text).filter(|(section, key, _)| section == "core" && key == "worktree");
-        tops.extend(trees.map(|(_, _, value)| at(repository, &value)));
+        let trees = parse_entries(&text).filter(|(section, key, _)| section == "core" && key == "worktree");
+        tops.extend(trees.map(|(_, _, value)| join_relative(repository, &value)));
     }
     tops.sort();
     tops.dedup();
@@ -153,22 +153,22 @@ pub(super) fn named_by_repository(view: View<'_>, repository: &[u8], top: &[u8],
 
 /// Returns the repository whose `worktrees` contain the directory `kept`.
 pub(super) fn common_of_work_tree(kept: &[u8]) -> Option<&[u8]> {
-    let above = parent(kept);
-    (above.ends_with(b"/.git/worktrees")).then(|| parent(above))
+    let above = parent_path(kept);
+    (above.ends_with(b"/.git/worktrees")).then(|| parent_path(above))
 }
 
 /// Returns the directory of the repository that a `.git` file names.
-pub(super) fn named_by_pointer(view: View<'_>, file: &[u8]) -> Vec<Vec<u8>> {
-    let Some(text) = view.read(file, MAX_SETTINGS_BYTES) else { return Vec::new() };
+pub(super) fn named_by_pointer(view: RootView<'_>, file: &[u8]) -> Vec<Vec<u8>> {
+    let Some(text) = view.read_file(file, MAX_SETTINGS_BYTES) else { return Vec::new() };
     let Some(directory) = first_line(&text).strip_prefix(b"gitdir:") else { return Vec::new() };
-    vec![at(parent(file), directory.trim_ascii())]
+    vec![join_relative(parent_path(file), directory.trim_ascii())]
 }
 
 /// Paths named by the user's settings, which apply in every repository.
 #[derive(Debug, Default)]
 pub(super) struct GlobalSettings {
     /// Directories of hooks and programs, relative to the top of each work tree.
-    pub from_top: NamedPlaces,
+    pub from_top: ReferencedPaths,
     /// Absolute paths.
     pub files: Vec<Vec<u8>>,
     /// The user's home directory.
@@ -197,28 +197,28 @@ impl GlobalSettings {
                 settings.files.push(followed.into_os_string().into_vec());
             }
             let home = settings.home.clone().map(|home| to_path(&home));
-            settings.add(&file, home.as_deref(), 0);
+            settings.add_settings_file(&file, home.as_deref(), 0);
         }
         settings
     }
 
-    fn add(&mut self, file: &Path, home: Option<&Path>, depth: usize) {
+    fn add_settings_file(&mut self, file: &Path, home: Option<&Path>, depth: usize) {
         let Some(text) = read_bounded(file) else { return };
         let directory = file.parent().unwrap_or(Path::new("/")).as_os_str().as_bytes();
         let home_bytes = home.map(|home| home.as_os_str().as_bytes());
-        for (section, key, value) in entries(&text) {
-            for named in named(&section, &key, &value, home_bytes) {
+        for (section, key, value) in parse_entries(&text) {
+            for named in find_named_paths(&section, &key, &value, home_bytes) {
                 match named {
-                    Named::Include(path) => {
-                        let path = at(directory, &path);
+                    ReferencedPath::Include(path) => {
+                        let path = join_relative(directory, &path);
                         if depth < MAX_INCLUDES && !self.files.contains(&path) {
                             self.files.push(path.clone());
-                            self.add(&to_path(&path), home, depth + 1);
+                            self.add_settings_file(&to_path(&path), home, depth + 1);
                         }
                     }
-                    Named::File(path) if path.starts_with(b"/") => self.files.push(path),
-                    Named::File(path) => self.from_top.any.push(path),
-                    Named::Argument(path) => self.from_top.files.push(path),
+                    ReferencedPath::File(path) if path.starts_with(b"/") => self.files.push(path),
+                    ReferencedPath::File(path) => self.from_top.any.push(path),
+                    ReferencedPath::Argument(path) => self.from_top.files.push(path),
                 }
             }
         }
@@ -249,51 +249,51 @@ fn read_bounded(path: &Path) -> Option<Vec<u8>> {
 }
 
 fn add_named_by_settings(
-    view: View<'_>,
+    view: RootView<'_>,
     file: &[u8],
     (tops, home): (&[Vec<u8>], Option<&[u8]>),
     depth: usize,
-    places: &mut NamedPlaces,
+    places: &mut ReferencedPaths,
 ) {
     // Git follows links to its settings.
     let Some(text) = view.read_followed(file, MAX_SETTINGS_BYTES) else { return };
-    for (section, key, value) in entries(&text) {
-        for named in named(&section, &key, &value, home) {
+    for (section, key, value) in parse_entries(&text) {
+        for named in find_named_paths(&section, &key, &value, home) {
             match named {
-                Named::Include(path) => {
-                    let path = at(parent(file), &path);
+                ReferencedPath::Include(path) => {
+                    let path = join_relative(parent_path(file), &path);
                     if depth < MAX_INCLUDES && !places.any.contains(&path) {
                         places.any.push(path.clone());
                         add_named_by_settings(view, &path, (tops, home), depth + 1, places);
                     }
                 }
-                Named::File(path) => places.any.extend(tops.iter().map(|top| at(top, &path))),
-                Named::Argument(path) => places.files.extend(tops.iter().map(|top| at(top, &path))),
+                ReferencedPath::File(path) => places.any.extend(tops.iter().map(|top| join_relative(top, &path))),
+                ReferencedPath::Argument(path) => places.files.extend(tops.iter().map(|top| join_relative(top, &path))),
             }
         }
     }
 }
 
 /// Returns the files that one setting names.
-fn named(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<Named> {
+fn find_named_paths(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<ReferencedPath> {
     let is_path = |path: &[u8]| !path.is_empty();
     match (section, key) {
         ("include" | "includeif", "path") if is_path(value) => {
-            expanded(value, home).into_iter().map(Named::Include).collect()
+            expand_path(value, home).into_iter().map(ReferencedPath::Include).collect()
         }
         ("core", "hookspath") if is_path(value) => {
-            let paths = expanded(value, home).into_iter();
+            let paths = expand_path(value, home).into_iter();
             // Husky's hooks are in `.husky/_` and run the files beside that directory.
             let above = |path: &Vec<u8>| {
                 let is_named = |part: &&[u8]| !matches!(*part, b"" | b".");
                 let last = path.rsplit(|b| *b == b'/').find(is_named).filter(|last| *last == b"_")?;
                 let end = path.windows(2).rposition(|pair| pair == b"/_")?;
-                (last == b"_").then(|| Named::File(path[..end].to_vec()))
+                (last == b"_").then(|| ReferencedPath::File(path[..end].to_vec()))
             };
-            paths.flat_map(|path| above(&path).into_iter().chain([Named::File(path)])).collect()
+            paths.flat_map(|path| above(&path).into_iter().chain([ReferencedPath::File(path)])).collect()
         }
         ("core", "attributesfile") | ("init", "templatedir") if is_path(value) => {
-            expanded(value, home).into_iter().map(Named::File).collect()
+            expand_path(value, home).into_iter().map(ReferencedPath::File).collect()
         }
         ("mergetool" | "difftool" | "browser" | "man" | "lfs", "path") | ("submodule", "update") => {
             named_by_command(value, home)
@@ -301,7 +301,7 @@ fn named(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<Nam
         // A credential helper is the suffix of a command name, unless it is a path.
         ("credential", "helper") if !value.starts_with(b"!") => {
             let called = value.split(u8::is_ascii_whitespace).next().unwrap_or_default();
-            let others = |named: &Named| !matches!(named, Named::Argument(name) if name == called);
+            let others = |named: &ReferencedPath| !matches!(named, ReferencedPath::Argument(name) if name == called);
             named_by_command(value, home).into_iter().filter(others).collect()
         }
         // `!` starts a shell command in aliases and helpers.
@@ -316,29 +316,29 @@ fn named(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<Nam
     }
 }
 
-fn named_by_command(command: &[u8], home: Option<&[u8]>) -> Vec<Named> {
-    let named = |word: Word| match word {
-        Word::Path(path) => expanded(&path, home).into_iter().map(Named::File).collect(),
-        Word::Name(name) => vec![Named::Argument(name)],
+fn named_by_command(command: &[u8], home: Option<&[u8]>) -> Vec<ReferencedPath> {
+    let named = |word: CommandWord| match word {
+        CommandWord::Path(path) => expand_path(&path, home).into_iter().map(ReferencedPath::File).collect(),
+        CommandWord::Name(name) => vec![ReferencedPath::Argument(name)],
     };
-    words(command).into_iter().flat_map(named).collect()
+    extract_words(command).into_iter().flat_map(named).collect()
 }
 
 /// Returns the possible meanings of a path with its first component expanded, as git and shells
 /// expand it.
-fn expanded(path: &[u8], home: Option<&[u8]>) -> Vec<Vec<u8>> {
+fn expand_path(path: &[u8], home: Option<&[u8]>) -> Vec<Vec<u8>> {
     let (first, rest) = match path.iter().position(|b| *b == b'/') {
         Some(end) => (&path[..end], &path[end + 1..]),
         None => (path, &b""[..]),
     };
     let home = match first {
-        b"%(prefix)" => return [b"/usr" as &[u8], b"/usr/local"].map(|prefix| join(prefix, rest)).to_vec(),
+        b"%(prefix)" => return [b"/usr" as &[u8], b"/usr/local"].map(|prefix| join_name(prefix, rest)).to_vec(),
         b"~" | b"$HOME" | b"${HOME}" => home.map(<[u8]>::to_vec),
         [b'~', user @ ..] => home_in_database(|entry| entry.first() == Some(&user)),
         _ => return vec![path.to_vec()],
     };
     // The home directory is unknown: it may be any directory above.
-    home.map_or_else(|| tails(path), |home| vec![join(&home, rest)])
+    home.map_or_else(|| path_tails(path), |home| vec![join_name(&home, rest)])
 }
 
 fn first_line(text: &[u8]) -> &[u8] {
@@ -350,7 +350,7 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
 
-    fn places(files: &[(&str, &str)], of: impl FnOnce(View<'_>) -> NamedPlaces) -> Vec<String> {
+    fn places(files: &[(&str, &str)], of: impl FnOnce(RootView<'_>) -> ReferencedPaths) -> Vec<String> {
         let scratch = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = scratch.path().join(path);
@@ -358,9 +358,9 @@ mod tests {
             std::fs::write(path, text).unwrap();
         }
         let root = std::fs::File::open(scratch.path()).unwrap();
-        let view = View::new(root.as_fd());
-        let NamedPlaces { any, files } = of(view);
-        let end = |path: &Vec<u8>| String::from_utf8(view.resolve(path).unwrap().end).unwrap();
+        let view = RootView::new(root.as_fd());
+        let ReferencedPaths { any, files } = of(view);
+        let end = |path: &Vec<u8>| String::from_utf8(view.resolve_path(path).unwrap().end).unwrap();
         let mut found: Vec<String> = any.iter().map(end).chain(files.iter().map(|path| end(path) + "?")).collect();
         found.sort();
         found.dedup();
@@ -403,7 +403,7 @@ mod tests {
         let found = places(&files, |view| named_by_repository(view, b"/r", b"/r", None));
         assert_eq!(found, ["/r/h", "/y/config", "/y/hooks"]);
         let pointer =
-            places(&[("w/.git", "gitdir: ../meta\n")], |view| NamedPlaces::of_any(named_by_pointer(view, b"/w/.git")));
+            places(&[("w/.git", "gitdir: ../meta\n")], |view| ReferencedPaths::of_any(named_by_pointer(view, b"/w/.git")));
         assert_eq!(pointer, ["/meta"]);
     }
 
@@ -417,7 +417,7 @@ mod tests {
         let text = format!("{text}[credential]\nhelper = store.sh\nhelper = !sh own.sh\n");
         std::fs::write(&file, text).unwrap();
         let mut settings = GlobalSettings::default();
-        settings.add(&file, Some(home), 0);
+        settings.add_settings_file(&file, Some(home), 0);
         assert_eq!(settings.from_top.any, [b".githooks".to_vec(), b"./mon".to_vec()]);
         assert_eq!(settings.from_top.files, [b"own.sh".to_vec()]);
         assert_eq!(settings.files, [home.join("more").as_os_str().as_bytes().to_vec(), b"/w/diff".to_vec()]);
@@ -426,7 +426,7 @@ mod tests {
     #[test]
     fn homes_are_expanded_as_git_does() {
         let check = |path: &str, expected: &[&str]| {
-            let found = expanded(path.as_bytes(), Some(b"/h"));
+            let found = expand_path(path.as_bytes(), Some(b"/h"));
             assert_eq!(found, expected.iter().map(|p| p.as_bytes().to_vec()).collect::<Vec<_>>(), "{path}");
         };
         check("~/a", &["/h/a"]);

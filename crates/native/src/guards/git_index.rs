@@ -11,20 +11,20 @@ const ENTRY_BYTES: usize = 62;
 const HASH_BYTES: usize = 20;
 const NAME_MASK: usize = 0xfff;
 /// Flag of an entry with two more bytes.
-const EXTENDED: usize = 0x4000;
+const EXTENDED_FLAG: usize = 0x4000;
 /// Extensions that do not affect the location of files: cached trees, resolved conflicts and
 /// untracked files.
-const EXTENSIONS: [&[u8]; 3] = [b"TREE", b"REUC", b"UNTR"];
+const HARMLESS_EXTENSIONS: [&[u8]; 3] = [b"TREE", b"REUC", b"UNTR"];
 
 /// Returns whether every file of the index is in the work tree and outside every repository, and
 /// all its extensions are known.
 pub(crate) fn is_harmless(text: &[u8]) -> bool {
-    read(text).is_some()
+    check_index(text).is_some()
 }
 
-fn read(text: &[u8]) -> Option<()> {
+fn check_index(text: &[u8]) -> Option<()> {
     let end = text.len().checked_sub(HASH_BYTES)?;
-    let (header, version, count) = (text.get(..4)?, number(text, 4)?, number(text, 8)?);
+    let (header, version, count) = (text.get(..4)?, read_u32(text, 4)?, read_u32(text, 8)?);
     if header != b"DIRC" || !matches!(version, 2 | 3) {
         return None;
     }
@@ -32,9 +32,9 @@ fn read(text: &[u8]) -> Option<()> {
     let mut files: HashSet<&[u8]> = HashSet::new();
     for _ in 0..count {
         let flags = usize::from(text.get(at + 60..end)?.first_chunk::<2>().map(|b| u16::from_be_bytes(*b))?);
-        let is_extended = flags & EXTENDED != 0;
+        let is_extended = flags & EXTENDED_FLAG != 0;
         if is_extended && version < 3
-            || !matches!(number(text, at + 24)?, 0o100_644 | 0o100_755 | 0o120_000 | 0o160_000)
+            || !matches!(read_u32(text, at + 24)?, 0o100_644 | 0o100_755 | 0o120_000 | 0o160_000)
         {
             return None;
         }
@@ -54,8 +54,8 @@ fn read(text: &[u8]) -> Option<()> {
         return None;
     }
     while at < end {
-        let (kind, size) = (text.get(at..at + 4)?, usize::try_from(number(text, at + 4)?).ok()?);
-        if !EXTENSIONS.contains(&kind) {
+        let (kind, size) = (text.get(at..at + 4)?, usize::try_from(read_u32(text, at + 4)?).ok()?);
+        if !HARMLESS_EXTENSIONS.contains(&kind) {
             return None;
         }
         at = at.checked_add(8 + size)?;
@@ -63,7 +63,7 @@ fn read(text: &[u8]) -> Option<()> {
     (at == end).then_some(())
 }
 
-fn number(text: &[u8], at: usize) -> Option<u32> {
+fn read_u32(text: &[u8], at: usize) -> Option<u32> {
     text.get(at..)?.first_chunk::<4>().map(|bytes| u32::from_be_bytes(*bytes))
 }
 

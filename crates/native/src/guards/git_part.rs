@@ -4,15 +4,15 @@
 //! Only the directory called `.git` counts, with the data that git keeps in it for modules and
 //! other work trees. The names are those of gitrepository-layout(5) and of git's sources (2.47).
 
-use stockade_model::Operation;
+use stockade_model::DeniedOperation;
 
 use super::project_part::ProjectFile;
-use super::view::name;
+use super::view::last_component;
 use crate::powers::prefix_ends;
 
 /// A name in the directory of a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum GitPart {
+pub(crate) enum GitPathKind {
     /// The directory itself, or a file in its place that contains its location.
     Top,
     /// A directory with a meaning of its own and known parts.
@@ -33,7 +33,7 @@ pub(crate) enum GitPart {
     /// An inactive hook: its name ends in `.sample`.
     Sample,
     /// Content that is judged as a whole when it gets its name.
-    Judged(Judged),
+    Judged(GuardedContent),
     /// Beneath `refs`: a reference, judged as such, or a directory of references.
     Reference,
     /// `commondir` of another work tree. Only one content is allowed.
@@ -46,7 +46,7 @@ pub(crate) enum GitPart {
 
 /// Content that is judged when it gets its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Judged {
+pub(crate) enum GuardedContent {
     /// `config`, `config.worktree`.
     Settings,
     /// `.gitmodules`, which is in the work tree.
@@ -69,14 +69,14 @@ pub(crate) enum Judged {
 
 /// The owner of a directory.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Of {
+enum GitDirOwner {
     Repository,
     Module,
     WorkTree,
 }
 
 /// Data files directly beneath the top, also with the suffix `.lock`.
-const DATA: &[&[u8]] = &[
+const DATA_FILES: &[&[u8]] = &[
     b"ADD_EDIT.patch",
     b"BISECT_ANCESTORS_OK",
     b"BISECT_FIRST_PARENT",
@@ -102,7 +102,7 @@ const DATA: &[&[u8]] = &[
     b"shallow",
 ];
 /// References directly beneath the top, beside `HEAD`.
-const REFERENCES: &[&[u8]] = &[
+const REFERENCE_FILES: &[&[u8]] = &[
     b"AUTO_MERGE",
     b"BISECT_EXPECTED_REV",
     b"BISECT_HEAD",
@@ -114,12 +114,12 @@ const REFERENCES: &[&[u8]] = &[
     b"REBASE_HEAD",
     b"REVERT_HEAD",
 ];
-const DATA_PART: GitPart = GitPart::Data { in_store: false };
+const DATA_KIND: GitPathKind = GitPathKind::Data { in_store: false };
 /// Directories that contain only data.
-const STORES: &[&[u8]] = &[b"lfs", b"logs", b"objects", b"refs", b"rr-cache"];
-const REFERENCE: GitPart = GitPart::Judged(Judged::Reference);
+const DATA_DIRECTORIES: &[&[u8]] = &[b"lfs", b"logs", b"objects", b"refs", b"rr-cache"];
+const REFERENCE_KIND: GitPathKind = GitPathKind::Judged(GuardedContent::Reference);
 /// Parts of a rebase (git's sequencer.c) that are data, also with the suffix `.lock`.
-const DATA_OF_REBASE: &[&[u8]] = &[
+const REBASE_DATA_FILES: &[&[u8]] = &[
     b"allow_rerere_autoupdate",
     b"amend",
     b"author-script",
@@ -154,48 +154,48 @@ const DATA_OF_REBASE: &[&[u8]] = &[
     b"verbose",
 ];
 
-impl GitPart {
+impl GitPathKind {
     /// Returns the kind of `path`, and the length of the path of its directory `.git`. Returns
     /// `None` if there is no such directory beneath the writable root of `root_length` bytes, or if
     /// the name does not decide.
-    pub(crate) fn of(path: &[u8], root_length: usize) -> Option<(usize, Self)> {
+    pub(crate) fn classify_path(path: &[u8], root_length: usize) -> Option<(usize, Self)> {
         // This test rejects most paths at once, whatever their depth.
         if !path.windows(5).any(|part| part == b"/.git") {
             return None;
         }
-        let is_git = |part: &[u8]| super::fold(part).as_ref() == b".git";
-        let mut ends = prefix_ends(path).into_iter().filter(|end| is_git(name(&path[..*end])));
+        let is_git = |part: &[u8]| super::fold_name(part).as_ref() == b".git";
+        let mut ends = prefix_ends(path).into_iter().filter(|end| is_git(last_component(&path[..*end])));
         let top = ends.next()?;
         // Git does not make a `.git` within another.
         if ends.next().is_some() || top < root_length || !path[..top].ends_with(b"/.git") {
             return None;
         }
         let rest: Vec<&[u8]> = path[top..].split(|b| *b == b'/').skip(1).collect();
-        Some((top, part(&rest, Of::Repository)))
+        Some((top, classify_components(&rest, GitDirOwner::Repository)))
     }
 
     /// Returns the kind of `rest` beneath a repository that is not called `.git`. Only the parts
     /// that a push needs are known there.
     pub(crate) fn in_bare(rest: &[u8]) -> Self {
         let rest: Vec<&[u8]> = rest.split(|b| *b == b'/').filter(|part| !part.is_empty()).collect();
-        match part(&rest, Of::Repository) {
-            known @ (Self::Data { .. } | Self::Reference | Self::Needed { .. } | REFERENCE) => known,
+        match classify_components(&rest, GitDirOwner::Repository) {
+            known @ (Self::Data { .. } | Self::Reference | Self::Needed { .. } | REFERENCE_KIND) => known,
             _ => Self::Guarded,
         }
     }
 
     /// Returns how content that gets this name is judged, if it is.
-    pub(crate) fn judged(self) -> Option<Judged> {
+    pub(crate) fn guarded_content(self) -> Option<GuardedContent> {
         match self {
             Self::Judged(judged) => Some(judged),
-            Self::Reference | Self::Needed { is_directory: false } => Some(Judged::Reference),
+            Self::Reference | Self::Needed { is_directory: false } => Some(GuardedContent::Reference),
             _ => None,
         }
     }
 
     /// Returns whether the name alone permits this operation.
-    pub(crate) fn permits(self, operation: Operation) -> bool {
-        use Operation::{Create, Link, Metadata, Mkdir, Remove, Rename, Truncate, Write};
+    pub(crate) fn allows_operation(self, operation: DeniedOperation) -> bool {
+        use DeniedOperation::{Create, Link, Metadata, Mkdir, Remove, Rename, Truncate, Write};
         match self {
             // Can be removed if it is empty or a file.
             Self::Top | Self::Directory | Self::Needed { is_directory: true } => matches!(operation, Mkdir | Remove),
@@ -226,56 +226,56 @@ impl GitPart {
 }
 
 /// Returns the kind of a part; `rest` are the components beneath the top.
-fn part(rest: &[&[u8]], of: Of) -> GitPart {
+fn classify_components(rest: &[&[u8]], of: GitDirOwner) -> GitPathKind {
     let Some((first, beneath)) = rest.split_first() else {
-        return if of == Of::Repository { GitPart::Top } else { GitPart::Directory };
+        return if of == GitDirOwner::Repository { GitPathKind::Top } else { GitPathKind::Directory };
     };
     match (*first, beneath) {
-        (b"worktrees", []) | (b"modules", []) if of != Of::WorkTree => GitPart::Directory,
-        (b"worktrees", [_]) if of == Of::Repository => GitPart::Directory,
-        (b"worktrees", [_, beneath @ ..]) if of == Of::Repository => part(beneath, Of::WorkTree),
-        (b"modules", beneath) if of != Of::WorkTree => module(beneath),
-        (b"rebase-merge" | b"sequencer" | b"info", []) => GitPart::Directory,
-        (b"hooks" | b"branches", []) if of != Of::WorkTree => GitPart::Directory,
-        (b"rebase-merge", [b"git-rebase-todo"]) => GitPart::Judged(Judged::Steps),
-        (b"rebase-merge", [b"msgnum" | b"end"]) => GitPart::Number,
-        (b"rebase-merge", [b"4913"]) => GitPart::Trial,
-        (b"rebase-merge", [name]) if is_data_of_rebase(name) => DATA_PART,
-        (b"sequencer", [b"todo" | b"todo.lock" | b"head" | b"head.lock" | b"abort-safety"]) => DATA_PART,
-        (b"info", [b"exclude" | b"refs" | b"sparse-checkout" | b"sparse-checkout.lock"]) => DATA_PART,
+        (b"worktrees", []) | (b"modules", []) if of != GitDirOwner::WorkTree => GitPathKind::Directory,
+        (b"worktrees", [_]) if of == GitDirOwner::Repository => GitPathKind::Directory,
+        (b"worktrees", [_, beneath @ ..]) if of == GitDirOwner::Repository => classify_components(beneath, GitDirOwner::WorkTree),
+        (b"modules", beneath) if of != GitDirOwner::WorkTree => classify_module(beneath),
+        (b"rebase-merge" | b"sequencer" | b"info", []) => GitPathKind::Directory,
+        (b"hooks" | b"branches", []) if of != GitDirOwner::WorkTree => GitPathKind::Directory,
+        (b"rebase-merge", [b"git-rebase-todo"]) => GitPathKind::Judged(GuardedContent::Steps),
+        (b"rebase-merge", [b"msgnum" | b"end"]) => GitPathKind::Number,
+        (b"rebase-merge", [b"4913"]) => GitPathKind::Trial,
+        (b"rebase-merge", [name]) if is_data_of_rebase(name) => DATA_KIND,
+        (b"sequencer", [b"todo" | b"todo.lock" | b"head" | b"head.lock" | b"abort-safety"]) => DATA_KIND,
+        (b"info", [b"exclude" | b"refs" | b"sparse-checkout" | b"sparse-checkout.lock"]) => DATA_KIND,
         // A temporary file of `git update-server-info`.
-        (b"info", [name]) if name.starts_with(b"refs_") => DATA_PART,
-        (b"hooks", [name]) if of != Of::WorkTree && name.len() > 7 && name.ends_with(b".sample") => GitPart::Sample,
-        (store, beneath) if STORES.contains(&store) => match (beneath, of) {
-            ([], Of::WorkTree) => GitPart::Directory,
-            ([], _) if matches!(store, b"objects" | b"refs") => GitPart::Needed { is_directory: true },
-            ([], _) => GitPart::Directory,
-            ([.., name], _) if store == b"refs" && !name.ends_with(b".lock") => GitPart::Reference,
-            _ => GitPart::Data { in_store: true },
+        (b"info", [name]) if name.starts_with(b"refs_") => DATA_KIND,
+        (b"hooks", [name]) if of != GitDirOwner::WorkTree && name.len() > 7 && name.ends_with(b".sample") => GitPathKind::Sample,
+        (store, beneath) if DATA_DIRECTORIES.contains(&store) => match (beneath, of) {
+            ([], GitDirOwner::WorkTree) => GitPathKind::Directory,
+            ([], _) if matches!(store, b"objects" | b"refs") => GitPathKind::Needed { is_directory: true },
+            ([], _) => GitPathKind::Directory,
+            ([.., name], _) if store == b"refs" && !name.ends_with(b".lock") => GitPathKind::Reference,
+            _ => GitPathKind::Data { in_store: true },
         },
-        (name, []) => file(name, of),
-        _ => GitPart::Guarded,
+        (name, []) => classify_file(name, of),
+        _ => GitPathKind::Guarded,
     }
 }
 
 /// Returns the kind of a file directly beneath the top.
-fn file(name: &[u8], of: Of) -> GitPart {
+fn classify_file(name: &[u8], of: GitDirOwner) -> GitPathKind {
     match name {
-        b"HEAD" if of == Of::WorkTree => REFERENCE,
-        b"HEAD" => GitPart::Needed { is_directory: false },
-        b"config" if of != Of::WorkTree => GitPart::Judged(Judged::Settings),
-        b"config.worktree" => GitPart::Judged(Judged::Settings),
-        b"index" => GitPart::Judged(Judged::Index),
-        b"commondir" if of == Of::WorkTree => GitPart::CommonDirectory,
-        b"gitdir" if of == Of::WorkTree => GitPart::Judged(Judged::Place),
-        b"locked" if of == Of::WorkTree => DATA_PART,
-        b"MERGE_RR" => GitPart::Judged(Judged::Resolutions),
-        b"BISECT_START" => GitPart::Judged(Judged::Start),
-        name if REFERENCES.contains(&name) => REFERENCE,
-        _ if is_data(name) => DATA_PART,
-        b"4913" => GitPart::Trial,
-        [b't', random @ ..] if random.len() == 6 && random.iter().all(u8::is_ascii_alphanumeric) => GitPart::Trial,
-        _ => GitPart::Guarded,
+        b"HEAD" if of == GitDirOwner::WorkTree => REFERENCE_KIND,
+        b"HEAD" => GitPathKind::Needed { is_directory: false },
+        b"config" if of != GitDirOwner::WorkTree => GitPathKind::Judged(GuardedContent::Settings),
+        b"config.worktree" => GitPathKind::Judged(GuardedContent::Settings),
+        b"index" => GitPathKind::Judged(GuardedContent::Index),
+        b"commondir" if of == GitDirOwner::WorkTree => GitPathKind::CommonDirectory,
+        b"gitdir" if of == GitDirOwner::WorkTree => GitPathKind::Judged(GuardedContent::Place),
+        b"locked" if of == GitDirOwner::WorkTree => DATA_KIND,
+        b"MERGE_RR" => GitPathKind::Judged(GuardedContent::Resolutions),
+        b"BISECT_START" => GitPathKind::Judged(GuardedContent::Start),
+        name if REFERENCE_FILES.contains(&name) => REFERENCE_KIND,
+        _ if is_data(name) => DATA_KIND,
+        b"4913" => GitPathKind::Trial,
+        [b't', random @ ..] if random.len() == 6 && random.iter().all(u8::is_ascii_alphanumeric) => GitPathKind::Trial,
+        _ => GitPathKind::Guarded,
     }
 }
 
@@ -287,23 +287,23 @@ fn is_data(name: &[u8]) -> bool {
         return true;
     }
     let own = on_the_way.unwrap_or(name);
-    if on_the_way.is_some() && (REFERENCES.contains(&own) || matches!(own, b"MERGE_RR" | b"BISECT_START")) {
+    if on_the_way.is_some() && (REFERENCE_FILES.contains(&own) || matches!(own, b"MERGE_RR" | b"BISECT_START")) {
         return true;
     }
     let passing = [&b"index.stash."[..], b"next-index-", b"shallow_"];
-    DATA.contains(&own)
+    DATA_FILES.contains(&own)
         || is_of_sed(own)
-        || edited(own).is_some_and(|own| DATA.contains(&own))
+        || edited_file(own).is_some_and(|own| DATA_FILES.contains(&own))
         || passing.iter().any(|prefix| own.starts_with(prefix))
 }
 
 fn is_data_of_rebase(name: &[u8]) -> bool {
     let own = name.strip_suffix(b".lock").unwrap_or(name);
-    DATA_OF_REBASE.contains(&own) || is_of_sed(own) || edited(own).is_some_and(|own| DATA_OF_REBASE.contains(&own))
+    REBASE_DATA_FILES.contains(&own) || is_of_sed(own) || edited_file(own).is_some_and(|own| REBASE_DATA_FILES.contains(&own))
 }
 
 /// Returns the file for which vim makes a file of this name while it edits.
-fn edited(name: &[u8]) -> Option<&[u8]> {
+fn edited_file(name: &[u8]) -> Option<&[u8]> {
     name.strip_suffix(b"~").or_else(|| {
         // Vim also makes `.NAME.swpx`, to test for links.
         let swap = name.strip_suffix(b"x").filter(|name| name.ends_with(b".swp")).unwrap_or(name);
@@ -319,23 +319,23 @@ fn is_of_sed(name: &[u8]) -> bool {
 
 /// Returns the kind of a path beneath `modules`. The name of a module may have several components,
 /// so every split is examined, and the strictest result counts.
-fn module(rest: &[&[u8]]) -> GitPart {
-    let mut found = GitPart::Guarded;
+fn classify_module(rest: &[&[u8]]) -> GitPathKind {
+    let mut found = GitPathKind::Guarded;
     for start in 1..=rest.len() {
         let beneath = &rest[start..];
-        let this = part(beneath, Of::Module);
+        let this = classify_components(beneath, GitDirOwner::Module);
         let in_store = found.is_in_store();
         let runs = beneath.first().is_some_and(|first| is_live(first) || !in_store && is_old_remote(first))
             && !(in_store && is_list_of_objects(beneath));
         match (this, found) {
-            (GitPart::Guarded, _) if runs => return GitPart::Guarded,
-            (GitPart::Judged(_) | GitPart::Sample, GitPart::Judged(_) | GitPart::Sample) if this != found => {
-                return GitPart::Guarded;
+            (GitPathKind::Guarded, _) if runs => return GitPathKind::Guarded,
+            (GitPathKind::Judged(_) | GitPathKind::Sample, GitPathKind::Judged(_) | GitPathKind::Sample) if this != found => {
+                return GitPathKind::Guarded;
             }
-            (GitPart::Judged(_) | GitPart::Sample, _) => found = this,
-            (_, GitPart::Guarded) => found = this,
+            (GitPathKind::Judged(_) | GitPathKind::Sample, _) => found = this,
+            (_, GitPathKind::Guarded) => found = this,
             // The name of a module, or of a part of it.
-            (GitPart::Data { .. } | GitPart::Reference | GitPart::Needed { .. }, GitPart::Directory)
+            (GitPathKind::Data { .. } | GitPathKind::Reference | GitPathKind::Needed { .. }, GitPathKind::Directory)
                 if !beneath.is_empty() =>
             {
                 found = this;
@@ -348,7 +348,7 @@ fn module(rest: &[&[u8]]) -> GitPart {
 
 /// Returns whether git obeys this name in the directory of a module.
 fn is_live(name: &[u8]) -> bool {
-    let folded = super::fold(name);
+    let folded = super::fold_name(name);
     let name = folded.as_ref();
     matches!(name, b"config" | b"config.worktree" | b"hooks" | b"commondir" | b"info")
         || matches!(name, b"rebase-apply" | b"rebase-merge" | b"sequencer" | b"index" | b"gitdir")
@@ -358,15 +358,15 @@ fn is_live(name: &[u8]) -> bool {
 /// Returns whether git writes this in `objects/info` and reads it nowhere else. For a module called
 /// `a/objects` it would be its `info`.
 fn is_list_of_objects(beneath: &[&[u8]]) -> bool {
-    const LISTS: [&[u8]; 4] = [b"commit-graph", b"commit-graph.lock", b"commit-graphs", b"packs"];
-    matches!(beneath, [b"info", list, ..] if LISTS.contains(list))
+    const OBJECT_LISTS: [&[u8]; 4] = [b"commit-graph", b"commit-graph.lock", b"commit-graphs", b"packs"];
+    matches!(beneath, [b"info", list, ..] if OBJECT_LISTS.contains(list))
         || matches!(beneath, [b"info", temporary] if temporary.starts_with(b"packs_"))
 }
 
 /// Returns whether this is another directory in which git finds remotes. In a store these
 /// directories have other content.
 fn is_old_remote(name: &[u8]) -> bool {
-    matches!(super::fold(name).as_ref(), b"remotes" | b"branches")
+    matches!(super::fold_name(name).as_ref(), b"remotes" | b"branches")
 }
 
 #[cfg(test)]
@@ -374,72 +374,72 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(path: &str, expected: Option<GitPart>) {
-        let found = GitPart::of(format!("/ws/{path}").as_bytes(), 3).map(|(_, part)| part);
+    fn check(path: &str, expected: Option<GitPathKind>) {
+        let found = GitPathKind::classify_path(format!("/ws/{path}").as_bytes(), 3).map(|(_, part)| part);
         assert_eq!(found, expected, "{path}");
     }
 
     #[test]
     fn each_name_is_known_or_guarded() {
-        let data = Some(DATA_PART);
-        let store = Some(GitPart::Data { in_store: true });
-        let settings = Some(GitPart::Judged(Judged::Settings));
-        let index = Some(GitPart::Judged(Judged::Index));
-        let reference = Some(REFERENCE);
+        let data = Some(DATA_KIND);
+        let store = Some(GitPathKind::Data { in_store: true });
+        let settings = Some(GitPathKind::Judged(GuardedContent::Settings));
+        let index = Some(GitPathKind::Judged(GuardedContent::Index));
+        let reference = Some(REFERENCE_KIND);
         for (path, part) in [
-            (".git", Some(GitPart::Top)),
-            ("sub/.git", Some(GitPart::Top)),
+            (".git", Some(GitPathKind::Top)),
+            ("sub/.git", Some(GitPathKind::Top)),
             ("sub/.git/objects/ab/cd", store),
             (".git/HEAD.lock", data),
             (".git/FETCH_HEAD", data),
             (".git/.COMMIT_EDITMSG.swp", data),
             (".git/.COMMIT_EDITMSG.swpx", data),
-            (".git/4913", Some(GitPart::Trial)),
+            (".git/4913", Some(GitPathKind::Trial)),
             (".git/MERGE_MSG~", data),
-            (".git/HEAD", Some(GitPart::Needed { is_directory: false })),
-            (".git/refs", Some(GitPart::Needed { is_directory: true })),
+            (".git/HEAD", Some(GitPathKind::Needed { is_directory: false })),
+            (".git/refs", Some(GitPathKind::Needed { is_directory: true })),
             (".git/config", settings),
             (".git/config.lock", data),
             (".git/config.worktree", settings),
             (".git/index", index),
             (".git/index.lock", data),
             (".git/index.stash.12", data),
-            (".git/hooks", Some(GitPart::Directory)),
-            (".git/hooks/x.sample", Some(GitPart::Sample)),
+            (".git/hooks", Some(GitPathKind::Directory)),
+            (".git/hooks/x.sample", Some(GitPathKind::Sample)),
             (".git/info/exclude", data),
-            (".git/tAb1xYz", Some(GitPart::Trial)),
+            (".git/tAb1xYz", Some(GitPathKind::Trial)),
             (".git/sedAb1xYz", data),
             (".git/rebase-merge/done", data),
             (".git/rebase-merge/sedAb1xYz", data),
             (".git/rebase-merge/.git-rebase-todo.swp", data),
             (".git/rebase-merge/git-rebase-todo~", data),
-            (".git/rebase-merge/4913", Some(GitPart::Trial)),
-            (".git/rebase-merge/git-rebase-todo", Some(GitPart::Judged(Judged::Steps))),
-            (".git/rebase-merge/msgnum", Some(GitPart::Number)),
+            (".git/rebase-merge/4913", Some(GitPathKind::Trial)),
+            (".git/rebase-merge/git-rebase-todo", Some(GitPathKind::Judged(GuardedContent::Steps))),
+            (".git/rebase-merge/msgnum", Some(GitPathKind::Number)),
             (".git/rebase-merge/message.lock", data),
-            (".git/worktrees/x", Some(GitPart::Directory)),
-            (".git/worktrees/x/commondir", Some(GitPart::CommonDirectory)),
+            (".git/worktrees/x", Some(GitPathKind::Directory)),
+            (".git/worktrees/x/commondir", Some(GitPathKind::CommonDirectory)),
             (".git/worktrees/x/HEAD", reference),
             (".git/worktrees/x/index", index),
-            (".git/worktrees/x/gitdir", Some(GitPart::Judged(Judged::Place))),
-            (".git/worktrees/x/refs/bisect/bad", Some(GitPart::Reference)),
+            (".git/worktrees/x/gitdir", Some(GitPathKind::Judged(GuardedContent::Place))),
+            (".git/worktrees/x/refs/bisect/bad", Some(GitPathKind::Reference)),
             (".git/ORIG_HEAD", reference),
             (".git/ORIG_HEAD.lock", data),
-            (".git/MERGE_RR", Some(GitPart::Judged(Judged::Resolutions))),
+            (".git/MERGE_RR", Some(GitPathKind::Judged(GuardedContent::Resolutions))),
             (".git/MERGE_RR.lock", data),
-            (".git/refs/heads/a/b", Some(GitPart::Reference)),
+            (".git/refs/heads/a/b", Some(GitPathKind::Reference)),
             (".git/refs/heads/a/b.lock", store),
             (".git/modules/a/b/config", settings),
-            (".git/modules/a/b", Some(GitPart::Directory)),
+            (".git/modules/a/b", Some(GitPathKind::Directory)),
             (".git/modules/a/modules/b/config", settings),
-            (".git/modules/a/hooks/x.sample", Some(GitPart::Sample)),
-            (".git/modules/a/refs/heads/x", Some(GitPart::Reference)),
-            (".git/modules/a/refs/remotes/o/HEAD", Some(GitPart::Reference)),
+            (".git/modules/a/hooks/x.sample", Some(GitPathKind::Sample)),
+            (".git/modules/a/refs/heads/x", Some(GitPathKind::Reference)),
+            (".git/modules/a/refs/remotes/o/HEAD", Some(GitPathKind::Reference)),
             (".git/modules/a/refs/heads/index", index),
             (".git/modules/a/objects/info/commit-graph", store),
             (".git/modules/a/objects/info/commit-graphs/graph-1", store),
             (".git/modules/a/objects/info/packs_Ab1xYz", store),
-            (".git/modules/a/b/HEAD", Some(GitPart::Needed { is_directory: false })),
+            (".git/modules/a/b/HEAD", Some(GitPathKind::Needed { is_directory: false })),
             ("x", None),
             (".GIT/config", None),
             (".git./HEAD", None),
@@ -485,7 +485,7 @@ mod tests {
             "modules/a/Config",
             "unknown",
         ] {
-            check(&format!(".git/{path}"), Some(GitPart::Guarded));
+            check(&format!(".git/{path}"), Some(GitPathKind::Guarded));
         }
     }
 }

@@ -4,16 +4,16 @@
 use super::settings_words::is_branch;
 
 /// Lengths of an object's name, in hexadecimal digits (SHA-1, SHA-256).
-const ID_LENGTHS: [usize; 2] = [40, 64];
+const OBJECT_ID_LENGTHS: [usize; 2] = [40, 64];
 
 /// Initial content of `HEAD` that `git clone` writes; no reference can have this name.
-const OF_CLONE: &[u8] = b"ref: refs/heads/.invalid";
+const CLONE_HEAD: &[u8] = b"ref: refs/heads/.invalid";
 
 /// Returns whether a reference names an object or another reference. Git 2.47 does not check the
 /// name of another reference before it writes there and appends to a log of that name.
 pub(crate) fn is_reference(text: &[u8]) -> bool {
     let line = text.strip_suffix(b"\n").unwrap_or(text);
-    is_id(line) || line == OF_CLONE || line.strip_prefix(b"ref: ").is_some_and(is_name_of_reference)
+    is_id(line) || line == CLONE_HEAD || line.strip_prefix(b"ref: ").is_some_and(is_name_of_reference)
 }
 
 /// Returns whether the text names the start of a bisection. Such a name cannot be an option.
@@ -23,7 +23,7 @@ pub(crate) fn is_start_of_bisection(text: &[u8]) -> bool {
 }
 
 fn is_id(text: &[u8]) -> bool {
-    ID_LENGTHS.contains(&text.len()) && text.iter().all(u8::is_ascii_hexdigit)
+    OBJECT_ID_LENGTHS.contains(&text.len()) && text.iter().all(u8::is_ascii_hexdigit)
 }
 
 /// Returns whether the name is valid beneath `refs/` (git-check-ref-format(1)).
@@ -42,7 +42,7 @@ fn is_name_of_reference(name: &[u8]) -> bool {
 
 /// Returns whether no step of a rebase (git-rebase(1)) runs a command.
 pub(crate) fn are_harmless_steps(text: &[u8]) -> bool {
-    const STEPS: &[&[u8]] = &[
+    const HARMLESS_COMMANDS: &[&[u8]] = &[
         b"pick",
         b"p",
         b"reword",
@@ -69,7 +69,7 @@ pub(crate) fn are_harmless_steps(text: &[u8]) -> bool {
     ];
     text.split(|b| *b == b'\n').map(<[u8]>::trim_ascii).all(|line| {
         let step = line.split(u8::is_ascii_whitespace).next().unwrap_or_default();
-        line.is_empty() || line.starts_with(b"#") || STEPS.contains(&step)
+        line.is_empty() || line.starts_with(b"#") || HARMLESS_COMMANDS.contains(&step)
     })
 }
 

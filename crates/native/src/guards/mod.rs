@@ -48,7 +48,7 @@ mod survey;
 pub(crate) mod view;
 
 pub(crate) use git::{SettingsVariables, settings_variables, use_settings_variables};
-pub(crate) use names::{GuardedNames, fold};
-pub(crate) use places::{GuardedPlaces, Surveys};
+pub(crate) use names::{GuardedNames, fold_name};
+pub(crate) use places::{GuardedPaths, RunSurveys};
 pub(crate) use survey::{SurveyError, survey_directory};
-pub(crate) use view::{View, open_host_root};
+pub(crate) use view::{RootView, open_host_root};

@@ -25,7 +25,7 @@ impl GuardedNames {
             let parts: Vec<Vec<u8>> = entry
                 .split('/')
                 .filter(|part| !part.is_empty() && *part != ".")
-                .map(|part| fold(part.as_bytes()).into_owned())
+                .map(|part| fold_name(part.as_bytes()).into_owned())
                 .collect();
             if let Some(last) = parts.last().filter(|last| !last.is_empty()).cloned() {
                 names.first_bytes[usize::from(last[0])] = true;
@@ -37,18 +37,18 @@ impl GuardedNames {
     }
 
     /// Returns the entry that the tail of `path` spells, if there is one.
-    pub(crate) fn matches(&self, path: &[u8]) -> Option<String> {
-        let last = fold(path.rsplit(|b| *b == b'/').next()?);
+    pub(crate) fn find_match(&self, path: &[u8]) -> Option<String> {
+        let last = fold_name(path.rsplit(|b| *b == b'/').next()?);
         if !last.first().is_some_and(|b| self.first_bytes[usize::from(*b)]) {
             return None;
         }
         let entries = self.by_last.get(last.as_ref())?;
-        entries.iter().find(|entry| ends_with(path, entry)).map(|entry| shown(entry))
+        entries.iter().find(|entry| ends_with(path, entry)).map(|entry| format_entry(entry))
     }
 
     /// Returns whether a single name is a component of an entry.
     pub(crate) fn has_component(&self, name: &[u8]) -> bool {
-        self.components.contains(fold(name).as_ref())
+        self.components.contains(fold_name(name).as_ref())
     }
 
     /// Returns the relative paths that would be guarded beneath a directory with the path `path`:
@@ -73,17 +73,17 @@ impl GuardedNames {
 /// Returns whether the last components of `path` spell `entry`.
 fn ends_with(path: &[u8], entry: &[Vec<u8>]) -> bool {
     let mut parts = path.rsplit(|b| *b == b'/');
-    entry.iter().rev().all(|want| parts.next().is_some_and(|part| fold(part).as_ref() == want.as_slice()))
+    entry.iter().rev().all(|want| parts.next().is_some_and(|part| fold_name(part).as_ref() == want.as_slice()))
 }
 
-fn shown(entry: &[Vec<u8>]) -> String {
+fn format_entry(entry: &[Vec<u8>]) -> String {
     String::from_utf8_lossy(&entry.join(&b'/')).into_owned()
 }
 
 /// Returns one form for all spellings that some filesystem takes for the same name. It covers ASCII
 /// case, the two letters that fold into ASCII, characters that HFS+ ignores, and trailing dots and
 /// spaces.
-pub(crate) fn fold(name: &[u8]) -> Cow<'_, [u8]> {
+pub(crate) fn fold_name(name: &[u8]) -> Cow<'_, [u8]> {
     let plain = name.iter().all(|b| b.is_ascii() && !b.is_ascii_uppercase());
     if plain && !matches!(name.last(), Some(b'.' | b' ')) {
         return Cow::Borrowed(name);

@@ -3,22 +3,22 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use rustix::fs::{FileType, Stat};
-use stockade_model::{Grant, Operation};
+use stockade_model::{Grant, DeniedOperation};
 
 use super::git::{GlobalSettings, named_by_repository};
-use super::git_part::GitPart;
+use super::git_part::GitPathKind;
 use super::names::GuardedNames;
-use super::repository::{self, IsKnown, RepositoryState, TrustedParts};
-use super::survey::{SurveyError, survey};
-use super::view::{There, View, join, parent};
-use crate::powers::{Probe, Refusal, covers, prefix_ends, protected, renamed, to_path};
+use super::repository::{self, KnownNameCheck, RepositoryState, TrustedParts};
+use super::survey::{SurveyError, survey_tree};
+use super::view::{ObjectPresence, RootView, join_name, parent_path};
+use crate::powers::{ExistsProbe, PermissionRefusal, is_at_or_beneath, prefix_ends, protected_refusal, replace_prefix, to_path};
 
 /// Name of a path that is guarded although its own name is not, for refusals.
-const TARGET: &str = "the target of a protected link";
+const LINK_TARGET_REASON: &str = "the target of a protected link";
 
 /// Names that git obeys, follows or writes in the directory of a repository, except objects
 /// (gitrepository-layout(5)).
-const BARE_PARTS: [&str; 20] = [
+const BARE_REPOSITORY_NAMES: [&str; 20] = [
     "FETCH_HEAD",
     "HEAD",
     "ORIG_HEAD",
@@ -43,7 +43,7 @@ const BARE_PARTS: [&str; 20] = [
 
 /// Guarded paths of one tree.
 #[derive(Debug, Default)]
-pub(crate) struct GuardedPlaces {
+pub(crate) struct GuardedPaths {
     /// Absolute paths; each is guarded with everything beneath it.
     pub(super) targets: BTreeSet<Vec<u8>>,
     /// Links with a meaning that depends on their location. A directory above one cannot be moved.
@@ -60,21 +60,21 @@ pub(crate) struct GuardedPlaces {
     pub(super) addresses: BTreeSet<Vec<u8>>,
 }
 
-impl GuardedPlaces {
+impl GuardedPaths {
     /// Returns the reason why the grant of the writable root of `root_length` bytes does not cover
     /// `path`.
-    pub(crate) fn refusal(&self, root_length: usize, path: &[u8]) -> Option<Refusal> {
+    pub(crate) fn find_refusal(&self, root_length: usize, path: &[u8]) -> Option<PermissionRefusal> {
         if self.targets.is_empty() {
             return None;
         }
         let ends = prefix_ends(path).into_iter().rev().filter(|end| *end > root_length);
         let unit = ends.map(|end| &path[..end]).find(|prefix| self.targets.contains(*prefix))?;
-        Some(protected(unit, TARGET))
+        Some(protected_refusal(unit, LINK_TARGET_REASON))
     }
 
     /// Returns the paths beneath `from` with the prefix `to` instead.
-    fn renamed(self, from: &[u8], to: &[u8]) -> Self {
-        let rename = |places: BTreeSet<Vec<u8>>| places.iter().filter_map(|p| renamed(p, from, to)).collect();
+    fn rename_prefix(self, from: &[u8], to: &[u8]) -> Self {
+        let rename = |places: BTreeSet<Vec<u8>>| places.iter().filter_map(|p| replace_prefix(p, from, to)).collect();
         let (targets, pins, directories) = (rename(self.targets), rename(self.pins), rename(self.directories));
         let (addresses, bare) = (rename(self.addresses), rename(self.bare));
         Self { targets, pins, directories, addresses, bare, ..self }
@@ -82,16 +82,16 @@ impl GuardedPlaces {
 
     /// Returns the reason why the directory at `path` must stay in place. A directory that is
     /// removed no longer contains a link.
-    fn stays(&self, path: &[u8], is_removed: bool) -> Option<Refusal> {
+    fn refusal_to_move(&self, path: &[u8], is_removed: bool) -> Option<PermissionRefusal> {
         let beneath = |places: &BTreeSet<Vec<u8>>| {
             let start = [path, b"/"].concat();
             places.range(start.clone()..).next().filter(|place| place.starts_with(&start)).cloned()
         };
         if let Some(target) = beneath(&self.targets) {
-            return Some(protected(&target, TARGET));
+            return Some(protected_refusal(&target, LINK_TARGET_REASON));
         }
         let link = beneath(&self.pins).filter(|_| !is_removed)?;
-        Some(Refusal {
+        Some(PermissionRefusal {
             rule: "a directory that holds a protected link or a repository stays in place".to_owned(),
             grant: Some(Grant::Write(to_path(&link))),
         })
@@ -99,23 +99,23 @@ impl GuardedPlaces {
 }
 
 /// Returns a path, and the end of its links.
-pub(super) fn with_end(view: View<'_>, place: &[u8]) -> Vec<Vec<u8>> {
-    let end = view.resolve(place).map(|chain| chain.end).filter(|end| end != place);
+pub(super) fn with_end(view: RootView<'_>, place: &[u8]) -> Vec<Vec<u8>> {
+    let end = view.resolve_path(place).map(|chain| chain.end).filter(|end| end != place);
     std::iter::once(place.to_vec()).chain(end).collect()
 }
 
 /// The surveys of a run, one for each writable root. Each is made when it is first needed.
 #[derive(Debug, Default)]
-pub(crate) struct Surveys {
+pub(crate) struct RunSurveys {
     settings: Option<GlobalSettings>,
     /// Parts of a repository that git obeys or runs, including those named by the user's settings.
     parts: TrustedParts,
     /// Number of writable roots at the last check.
     roots: usize,
-    trees: Vec<(Vec<u8>, Result<GuardedPlaces, SurveyError>)>,
+    trees: Vec<(Vec<u8>, Result<GuardedPaths, SurveyError>)>,
 }
 
-impl Surveys {
+impl RunSurveys {
     /// Returns whether each of the writable `roots` was surveyed. Roots are only added, never
     /// removed.
     pub(crate) fn are_complete(&self, roots: &[Vec<u8>]) -> bool {
@@ -123,9 +123,9 @@ impl Surveys {
     }
 
     /// Surveys the new ones of the writable `roots`, each in its view.
-    pub(crate) fn complete<'v>(
+    pub(crate) fn survey_new_roots<'v>(
         &mut self,
-        view_of: impl Fn(&[u8]) -> View<'v>,
+        view_of: impl Fn(&[u8]) -> RootView<'v>,
         names: &GuardedNames,
         roots: &[Vec<u8>],
     ) {
@@ -134,8 +134,8 @@ impl Surveys {
         }
         self.roots = roots.len();
         for root in roots {
-            if !self.knows(root) {
-                let found = self.survey(view_of(root), (root, roots), names);
+            if !self.has_surveyed(root) {
+                let found = self.survey_tree(view_of(root), (root, roots), names);
                 self.trees.push((root.clone(), found));
             }
         }
@@ -143,37 +143,37 @@ impl Surveys {
 
     /// Records that the run has made the file `path`, which has a meaning that depends on its
     /// location.
-    pub(crate) fn pin(&mut self, path: &[u8]) {
-        let of_path = self.trees.iter_mut().filter(|(root, _)| covers(root, path));
+    pub(crate) fn pin_file(&mut self, path: &[u8]) {
+        let of_path = self.trees.iter_mut().filter(|(root, _)| is_at_or_beneath(root, path));
         for places in of_path.filter_map(|(_, found)| found.as_mut().ok()) {
             places.pins.insert(path.to_vec());
         }
     }
 
     /// Records paths that the settings of a repository name as remotes.
-    pub(crate) fn add_addresses(&mut self, view: View<'_>, addresses: &[Vec<u8>]) {
+    pub(crate) fn add_addresses(&mut self, view: RootView<'_>, addresses: &[Vec<u8>]) {
         let all: Vec<Vec<u8>> = addresses.iter().flat_map(|place| with_end(view, place)).collect();
         for (root, found) in &mut self.trees {
             let Ok(found) = found else { continue };
-            found.addresses.extend(all.iter().filter(|place| covers(root, place)).cloned());
+            found.addresses.extend(all.iter().filter(|place| is_at_or_beneath(root, place)).cloned());
         }
     }
 
     /// Returns the paths of remotes beneath `path`.
     pub(crate) fn addresses_beneath(&self, path: &[u8]) -> impl Iterator<Item = &Vec<u8>> {
         let found = self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok());
-        let is_beneath = move |place: &&Vec<u8>| place.len() > path.len() && covers(path, place);
+        let is_beneath = move |place: &&Vec<u8>| place.len() > path.len() && is_at_or_beneath(path, place);
         found.flat_map(|places| &places.addresses).filter(is_beneath)
     }
 
     /// Returns the reason why only a directory may be put at `path`: git fetches from there and
     /// would follow a file to its target. `path.git` is checked as well (`enter_repo` in git's
     /// path.c).
-    pub(crate) fn refusal_at_address(&self, path: &[u8], also_above: bool) -> Option<Refusal> {
+    pub(crate) fn refusal_at_address(&self, path: &[u8], also_above: bool) -> Option<PermissionRefusal> {
         let plain = path.strip_suffix(b".git").unwrap_or(path);
-        let leads_here = |address: &Vec<u8>| address == path || address == plain || also_above && covers(path, address);
+        let leads_here = |address: &Vec<u8>| address == path || address == plain || also_above && is_at_or_beneath(path, address);
         let mut found = self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok());
-        found.any(|places| places.addresses.iter().any(leads_here)).then(|| Refusal {
+        found.any(|places| places.addresses.iter().any(leads_here)).then(|| PermissionRefusal {
             rule: "the place of a remote, from which git fetches".to_owned(),
             grant: Some(Grant::Write(to_path(path))),
         })
@@ -184,74 +184,74 @@ impl Surveys {
         let of_it = self.trees.iter_mut().filter(|(root, _)| root == workspace);
         for places in of_it.filter_map(|(_, found)| found.as_mut().ok()) {
             if places.bare.contains(workspace) {
-                places.targets.extend(BARE_PARTS.iter().map(|part| join(workspace, part.as_bytes())));
+                places.targets.extend(BARE_REPOSITORY_NAMES.iter().map(|part| join_name(workspace, part.as_bytes())));
             }
         }
     }
 
     /// Surveys a new tree with the path `inside` in the run, by its path on the host. Links and
     /// settings of the host contain the latter path. `host` is the host's root directory.
-    pub(crate) fn complete_on_host(&mut self, host: View<'_>, names: &GuardedNames, inside: &[u8], tree: &[u8]) {
-        let found = self.survey(host, (tree, &[tree.to_vec()]), names);
-        self.trees.push((inside.to_vec(), found.map(|places| places.renamed(tree, inside))));
+    pub(crate) fn complete_on_host(&mut self, host: RootView<'_>, names: &GuardedNames, inside: &[u8], tree: &[u8]) {
+        let found = self.survey_tree(host, (tree, &[tree.to_vec()]), names);
+        self.trees.push((inside.to_vec(), found.map(|places| places.rename_prefix(tree, inside))));
     }
 
     /// Returns whether the tree at `root` was surveyed.
-    pub(crate) fn knows(&self, root: &[u8]) -> bool {
-        self.trees.iter().any(|(known, _)| covers(known, root))
+    pub(crate) fn has_surveyed(&self, root: &[u8]) -> bool {
+        self.trees.iter().any(|(known, _)| is_at_or_beneath(known, root))
     }
 
-    fn survey(
+    fn survey_tree(
         &mut self,
-        view: View<'_>,
+        view: RootView<'_>,
         trees: (&[u8], &[Vec<u8>]),
         names: &GuardedNames,
-    ) -> Result<GuardedPlaces, SurveyError> {
+    ) -> Result<GuardedPaths, SurveyError> {
         let settings = self.settings.get_or_insert_with(GlobalSettings::of_caller);
-        self.parts = TrustedParts::with_hooks(settings.from_top.all());
-        survey(view, trees, names, (settings, &self.parts))
+        self.parts = TrustedParts::with_hooks(settings.from_top.iter_paths());
+        survey_tree(view, trees, names, (settings, &self.parts))
     }
 
     /// Returns the reason why `top` must not become a work tree of git: the user's settings would
     /// run or obey objects that exist there.
-    pub(crate) fn refusal_of_work_tree(&self, view: View<'_>, top: &[u8]) -> Option<Refusal> {
-        let named = self.settings.iter().flat_map(|settings| settings.from_top.all());
+    pub(crate) fn refusal_of_work_tree(&self, view: RootView<'_>, top: &[u8]) -> Option<PermissionRefusal> {
+        let named = self.settings.iter().flat_map(|settings| settings.from_top.iter_paths());
         let is_there = |path: &&Vec<u8>| {
             let mut at = top.to_vec();
             for part in path.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b".")) {
-                at = join(&at, part);
-                match view.there(&at) {
-                    There::Is(FileType::Symlink) | There::Unknown => return true,
-                    There::Is(_) if part == b".." => return true,
-                    There::Is(_) => {}
-                    There::Nothing => return false,
+                at = join_name(&at, part);
+                match view.probe_object(&at) {
+                    ObjectPresence::Is(FileType::Symlink) | ObjectPresence::Unknown => return true,
+                    ObjectPresence::Is(_) if part == b".." => return true,
+                    ObjectPresence::Is(_) => {}
+                    ObjectPresence::Nothing => return false,
                 }
             }
             true
         };
         let place = named.into_iter().find(is_there)?;
-        Some(protected(&join(top, place), TARGET))
+        Some(protected_refusal(&join_name(top, place), LINK_TARGET_REASON))
     }
 
     /// Returns the reason to refuse this operation on `path`, if the user's settings name it, or an
     /// object beneath it, in every work tree. `exists` reports which directories are work trees.
     pub(crate) fn refusal_in_work_tree(
         &self,
-        operation: Operation,
+        operation: DeniedOperation,
         root_length: usize,
         path: &[u8],
-        exists: Probe<'_>,
-    ) -> Option<Refusal> {
-        let moves = matches!(operation, Operation::Rename | Operation::Symlink | Operation::Link);
-        for named in self.settings.iter().flat_map(|settings| settings.from_top.all()) {
+        exists: ExistsProbe<'_>,
+    ) -> Option<PermissionRefusal> {
+        let moves = matches!(operation, DeniedOperation::Rename | DeniedOperation::Symlink | DeniedOperation::Link);
+        for named in self.settings.iter().flat_map(|settings| settings.from_top.iter_paths()) {
             let named: Vec<&[u8]> = named.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
             for end in [0].into_iter().chain(prefix_ends(path)) {
                 let beneath: Vec<&[u8]> = path[end..].split(|b| *b == b'/').skip(1).collect();
                 let common = beneath.iter().zip(&named).take_while(|(one, other)| one == other).count();
                 let is_named = common == named.len() || moves && common == beneath.len() && common > 0;
-                let unit = join(&path[..end], &named.join(&b'/'));
-                if is_named && unit.len() > root_length && exists(&to_path(&join(&path[..end], b".git"))) {
-                    return Some(protected(&unit, TARGET));
+                let unit = join_name(&path[..end], &named.join(&b'/'));
+                if is_named && unit.len() > root_length && exists(&to_path(&join_name(&path[..end], b".git"))) {
+                    return Some(protected_refusal(&unit, LINK_TARGET_REASON));
                 }
             }
         }
@@ -260,15 +260,15 @@ impl Surveys {
 
     /// Returns whether the settings of the repository in a directory name a path in its work tree
     /// with the top `top`.
-    pub(crate) fn names_in_work_tree(&self, view: View<'_>, repository: &[u8], top: &[u8]) -> bool {
+    pub(crate) fn names_in_work_tree(&self, view: RootView<'_>, repository: &[u8], top: &[u8]) -> bool {
         let home = self.settings.as_ref().and_then(|settings| settings.home.as_deref());
-        named_by_repository(view, repository, top, home).all().any(|place| covers(top, place))
+        named_by_repository(view, repository, top, home).iter_paths().any(|place| is_at_or_beneath(top, place))
     }
 
     /// Returns whether `path` is in a tree that could not be surveyed because of a closed
     /// directory.
     pub(crate) fn are_closed(&self, path: &[u8]) -> bool {
-        self.trees.iter().any(|(tree, survey)| matches!(survey, Err(SurveyError::Closed(_))) && covers(tree, path))
+        self.trees.iter().any(|(tree, survey)| matches!(survey, Err(SurveyError::Closed(_))) && is_at_or_beneath(tree, path))
     }
 
     /// Forgets those trees. They are surveyed again before any operation in them.
@@ -278,44 +278,44 @@ impl Surveys {
     }
 
     /// Returns the reason why a tree could not be surveyed.
-    pub(crate) fn error(&self) -> Option<&SurveyError> {
+    pub(crate) fn survey_error(&self) -> Option<&SurveyError> {
         self.trees.iter().find_map(|(_, survey)| survey.as_ref().err())
     }
 
     /// Returns the guarded paths at and beneath `root`, and the directories that are repositories.
-    pub(crate) fn beneath(&self, root: &[u8]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+    pub(crate) fn guarded_beneath(&self, root: &[u8]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
         let (mut places, mut repositories) = (Vec::new(), Vec::new());
         for found in self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok()) {
-            places.extend(found.targets.iter().filter(|place| covers(root, place)).cloned());
-            repositories.extend(found.directories.iter().filter(|place| covers(root, place)).cloned());
+            places.extend(found.targets.iter().filter(|place| is_at_or_beneath(root, place)).cloned());
+            repositories.extend(found.directories.iter().filter(|place| is_at_or_beneath(root, place)).cloned());
         }
         (places, repositories)
     }
 
     /// Returns the kind of `path` in a repository that is not called `.git` and is beneath the
     /// writable root of `root_length` bytes.
-    pub(crate) fn bare_part(&self, root_length: usize, path: &[u8]) -> Option<GitPart> {
+    pub(crate) fn bare_part(&self, root_length: usize, path: &[u8]) -> Option<GitPathKind> {
         let found = || self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok());
         if found().all(|places| places.bare.is_empty()) {
             return None;
         }
         let mut ends = prefix_ends(path).into_iter().filter(|end| *end > root_length);
         let end = ends.find(|end| found().any(|places| places.bare.contains(&path[..*end])))?;
-        Some(GitPart::in_bare(&path[end..]))
+        Some(GitPathKind::in_bare(&path[end..]))
     }
 
     /// Returns the parts of a repository that git obeys or runs.
-    pub(crate) fn parts(&self) -> &TrustedParts {
+    pub(crate) fn trusted_parts(&self) -> &TrustedParts {
         &self.parts
     }
 
     /// Returns the reason why the grant of the writable root of `root_length` bytes does not cover
     /// `path`.
-    pub(crate) fn refusal(&self, root_length: usize, path: &[u8]) -> Option<Refusal> {
+    pub(crate) fn find_refusal(&self, root_length: usize, path: &[u8]) -> Option<PermissionRefusal> {
         self.trees.iter().find_map(|(tree, survey)| match survey {
-            Ok(places) => places.refusal(root_length, path),
-            Err(error) => (root_length <= tree.len() && covers(tree, path))
-                .then(|| Refusal { rule: error.to_string(), grant: Some(Grant::Write(to_path(path))) }),
+            Ok(places) => places.find_refusal(root_length, path),
+            Err(error) => (root_length <= tree.len() && is_at_or_beneath(tree, path))
+                .then(|| PermissionRefusal { rule: error.to_string(), grant: Some(Grant::Write(to_path(path))) }),
         })
     }
 
@@ -326,24 +326,24 @@ impl Surveys {
         creates: bool,
         root_length: usize,
         path: &[u8],
-        (is_known, probe): (IsKnown<'_>, Probe<'_>),
-    ) -> Option<Refusal> {
-        self.refusal(root_length, path).or_else(|| {
+        (is_known, probe): (KnownNameCheck<'_>, ExistsProbe<'_>),
+    ) -> Option<PermissionRefusal> {
+        self.find_refusal(root_length, path).or_else(|| {
             let parts = self.parts.named_by_settings()?;
-            repository::guarded_part(creates, root_length, path, (parts, is_known), probe).map(repository::refusal)
+            repository::guarded_part(creates, root_length, path, (parts, is_known), probe).map(repository::refuse_change)
         })
     }
 
     /// Returns the reason why the directory at `path` must stay in place or must not be removed
     /// when empty.
-    pub(crate) fn stays(&self, path: &[u8], is_removed: bool) -> Option<Refusal> {
+    pub(crate) fn refusal_to_move(&self, path: &[u8], is_removed: bool) -> Option<PermissionRefusal> {
         let surveys = self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok());
-        surveys.into_iter().find_map(|places| places.stays(path, is_removed))
+        surveys.into_iter().find_map(|places| places.refusal_to_move(path, is_removed))
     }
 
     /// Returns the state of the repository in the directory of `path` when it was surveyed.
-    pub(crate) fn repository(&self, view: View<'_>, path: &[u8]) -> Option<RepositoryState> {
-        let stat = view.stat(parent(path)).ok()?;
+    pub(crate) fn repository_state(&self, view: RootView<'_>, path: &[u8]) -> Option<RepositoryState> {
+        let stat = view.stat_path(parent_path(path)).ok()?;
         let key = (stat.st_dev, stat.st_ino);
         self.trees.iter().find_map(|(_, survey)| survey.as_ref().ok()?.repositories.get(&key).copied())
     }
@@ -366,18 +366,18 @@ mod tests {
 
     #[test]
     fn targets_reach_down_and_hold_what_is_above() {
-        let mut places = GuardedPlaces::default();
+        let mut places = GuardedPaths::default();
         places.targets.insert(b"/ws/real/vs".to_vec());
         places.pins.insert(b"/ws/sub/.cargo".to_vec());
-        let refused = |path: &str| places.refusal(3, path.as_bytes()).map(|refusal| refusal.grant);
+        let refused = |path: &str| places.find_refusal(3, path.as_bytes()).map(|refusal| refusal.grant);
         let grant = |path: &str| Some(Some(Grant::Write(path.into())));
         assert_eq!(refused("/ws/real/vs/tasks.json"), grant("/ws/real/vs"));
         assert_eq!(refused("/ws/real/vs"), grant("/ws/real/vs"));
         assert_eq!(refused("/ws/real/vsx"), None);
-        assert!(places.refusal(b"/ws/real/vs".len(), b"/ws/real/vs/x").is_none(), "a grant for the place itself");
-        let stays = |path: &str| places.stays(path.as_bytes(), false).is_some();
+        assert!(places.find_refusal(b"/ws/real/vs".len(), b"/ws/real/vs/x").is_none(), "a grant for the place itself");
+        let stays = |path: &str| places.refusal_to_move(path.as_bytes(), false).is_some();
         assert!(stays("/ws/real") && stays("/ws/sub") && stays("/ws"));
-        let removed = |path: &str| places.stays(path.as_bytes(), true).is_some();
+        let removed = |path: &str| places.refusal_to_move(path.as_bytes(), true).is_some();
         assert!(removed("/ws/real") && !removed("/ws/sub"));
         assert!(!stays("/ws/real/vs") && !stays("/ws/sub/.cargo") && !stays("/ws/su"));
     }

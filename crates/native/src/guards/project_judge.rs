@@ -9,35 +9,35 @@ use serde_json::{Map, Value};
 use toml::Table;
 
 use super::project_part::ProjectFile;
-use super::settings_judge::Judgement;
+use super::settings_judge::ContentVerdict;
 
 /// Deepest nesting of values that is examined.
 const MAX_DEPTH: u32 = 8;
 /// Longest part of a line that is shown.
-const SHOWN_CHARACTERS: usize = 100;
+const MAX_SHOWN_CHARACTERS: usize = 100;
 
 /// Judges the text `new`. `there` are the text when the run first changed the file, and the current
 /// text; both are empty if there was no file. Only the user may add code.
-pub(crate) fn judge(file: ProjectFile, there: [&[u8]; 2], new: &[u8]) -> Judgement {
+pub(crate) fn check_project_file(file: ProjectFile, there: [&[u8]; 2], new: &[u8]) -> ContentVerdict {
     if new == there[1] {
-        return Judgement::Harmless;
+        return ContentVerdict::Harmless;
     }
-    let carries = |what: String| Judgement::Carries { what, without: None };
+    let carries = |what: String| ContentVerdict::Carries { what, without: None };
     // A run may not remove further settings of the user.
     if let Some(line) = lost_with(file, there) {
         return carries(format!("what is there says more than is judged: {line}"));
     }
-    carrying(file, new).map_or(Judgement::Harmless, carries)
+    find_code(file, new).map_or(ContentVerdict::Harmless, carries)
 }
 
 /// Returns the setting that would be lost with the file. `there` are its text when the run first
 /// changed it, and its current text.
 pub(crate) fn lost_with(file: ProjectFile, there: [&[u8]; 2]) -> Option<String> {
-    there.into_iter().find_map(|text| carrying(file, text))
+    there.into_iter().find_map(|text| find_code(file, text))
 }
 
 /// Returns the first part that may carry code.
-fn carrying(file: ProjectFile, text: &[u8]) -> Option<String> {
+fn find_code(file: ProjectFile, text: &[u8]) -> Option<String> {
     if text.is_empty() {
         return None;
     }
@@ -47,15 +47,15 @@ fn carrying(file: ProjectFile, text: &[u8]) -> Option<String> {
     }
     match file {
         ProjectFile::EditorSettings => in_json(text, editor_settings),
-        ProjectFile::EditorTasks => in_json(text, |value| tasks(value, 0)),
-        ProjectFile::EditorExtensions => in_json(text, extensions),
-        ProjectFile::Npm => text.lines().find(|line| !is_harmless_npm(line)).map(|line| key(line, '=')),
-        ProjectFile::Yarn => text.lines().find(|line| !is_harmless_yarn(line)).map(|line| key(line, ':')),
+        ProjectFile::EditorTasks => in_json(text, |value| check_tasks(value, 0)),
+        ProjectFile::EditorExtensions => in_json(text, check_extensions),
+        ProjectFile::Npm => text.lines().find(|line| !is_harmless_npm(line)).map(|line| line_key(line, '=')),
+        ProjectFile::Yarn => text.lines().find(|line| !is_harmless_yarn(line)).map(|line| line_key(line, ':')),
         // Mise takes the whole file for a template, including its comments.
         ProjectFile::ToolVersions if text.contains('{') => Some("a template".to_owned()),
-        ProjectFile::ToolVersions => text.lines().find(|line| !is_harmless_version(line)).map(shown),
-        ProjectFile::RustToolchain => toolchain(text),
-        ProjectFile::Cargo => in_toml(text, cargo),
+        ProjectFile::ToolVersions => text.lines().find(|line| !is_harmless_version(line)).map(shorten_text),
+        ProjectFile::RustToolchain => check_toolchain(text),
+        ProjectFile::Cargo => in_toml(text, check_cargo),
     }
 }
 
@@ -67,13 +67,13 @@ fn has_odd_characters(text: &str) -> bool {
 }
 
 /// Returns the key of a line, without its value, which may be a secret.
-fn key(line: &str, end: char) -> String {
-    shown(line.split(end).next().unwrap_or_default().trim())
+fn line_key(line: &str, end: char) -> String {
+    shorten_text(line.split(end).next().unwrap_or_default().trim())
 }
 
-fn shown(text: &str) -> String {
-    let mut shown: String = text.escape_debug().take(SHOWN_CHARACTERS).collect();
-    if text.chars().count() > SHOWN_CHARACTERS {
+fn shorten_text(text: &str) -> String {
+    let mut shown: String = text.escape_debug().take(MAX_SHOWN_CHARACTERS).collect();
+    if text.chars().count() > MAX_SHOWN_CHARACTERS {
         shown.push_str("...");
     }
     shown
@@ -83,7 +83,7 @@ fn shown(text: &str) -> String {
 
 /// Keys of npm's and pnpm's settings that change the layout and the reports of packages, but
 /// neither their source nor the programs that run.
-const NPM_WORDS: &[&str] = &[
+const NPM_KEYS: &[&str] = &[
     "audit",
     "auto-install-peers",
     "color",
@@ -117,7 +117,7 @@ const NPM_WORDS: &[&str] = &[
     "workspaces-update",
 ];
 /// Keys with patterns of package names as values.
-const NPM_PATTERNS: &[&str] = &["hoist-pattern[]", "public-hoist-pattern[]"];
+const NPM_PATTERN_KEYS: &[&str] = &["hoist-pattern[]", "public-hoist-pattern[]"];
 
 fn is_harmless_npm(line: &str) -> bool {
     let line = line.trim();
@@ -127,7 +127,7 @@ fn is_harmless_npm(line: &str) -> bool {
     let (key, value) = line.split_once('=').map_or((line, "true"), |(key, value)| (key.trim(), value.trim()));
     let is_word = value.chars().all(|c| c.is_ascii_alphanumeric() || "-_.^~\"'".contains(c));
     let is_pattern = value.chars().all(|c| c.is_ascii_alphanumeric() || "-_.*@/!\"'".contains(c));
-    NPM_WORDS.contains(&key) && is_word || NPM_PATTERNS.contains(&key) && is_pattern
+    NPM_KEYS.contains(&key) && is_word || NPM_PATTERN_KEYS.contains(&key) && is_pattern
 }
 
 /// Keys of yarn's settings with the same properties.
@@ -177,7 +177,7 @@ fn in_toml(text: &str, look: impl Fn(&Table) -> Option<String>) -> Option<String
     text.parse::<Table>().map_or_else(|_| Some("text that cannot be read for sure".to_owned()), |table| look(&table))
 }
 
-fn toolchain(text: &str) -> Option<String> {
+fn check_toolchain(text: &str) -> Option<String> {
     // The short form is the name of a channel alone.
     if is_channel(text.trim()) {
         return None;
@@ -185,9 +185,9 @@ fn toolchain(text: &str) -> Option<String> {
     in_toml(text, |table| {
         table.iter().find_map(|(section, value)| match value.as_table().filter(|_| section == "toolchain") {
             Some(keys) => {
-                keys.iter().find(|(key, value)| !is_harmless_toolchain(key, value)).map(|(key, _)| shown(key))
+                keys.iter().find(|(key, value)| !is_harmless_toolchain(key, value)).map(|(key, _)| shorten_text(key))
             }
-            None => Some(shown(section)),
+            None => Some(shorten_text(section)),
         })
     })
 }
@@ -208,17 +208,17 @@ fn is_channel(word: &str) -> bool {
     is_plain_word(word) && (starts || word.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-fn cargo(table: &Table) -> Option<String> {
+fn check_cargo(table: &Table) -> Option<String> {
     let keys = |section: &String, value: &toml::Value| -> Option<String> {
         let Some(keys) = value.as_table() else { return Some(section.clone()) };
         let bad = keys.iter().find(|(key, value)| !is_harmless_cargo(section, key, value));
-        bad.map(|(key, _)| shown(&format!("{section}.{key}")))
+        bad.map(|(key, _)| shorten_text(&format!("{section}.{key}")))
     };
     table.iter().find_map(|(section, value)| keys(section, value))
 }
 
 /// Common targets that the compiler itself supports.
-const COMPILED_FOR: &[&str] = &[
+const COMMON_TARGETS: &[&str] = &[
     "aarch64-apple-darwin",
     "aarch64-unknown-linux-gnu",
     "aarch64-unknown-linux-musl",
@@ -248,7 +248,7 @@ fn is_harmless_cargo(section: &str, key: &str, value: &toml::Value) -> bool {
             value.as_table().is_some_and(|keys| keys.iter().all(|(key, value)| key == "rustflags" && are_lints(value)))
         }
         // A target file of another name could choose the linker.
-        ("build", "target") => value.as_str().is_some_and(|word| COMPILED_FOR.contains(&word)),
+        ("build", "target") => value.as_str().is_some_and(|word| COMMON_TARGETS.contains(&word)),
         ("net", "retry" | "offline") => is_switch,
         ("term", "quiet" | "verbose" | "unicode") => is_switch,
         ("term", "color") => value.as_str().is_some_and(is_plain_word),
@@ -298,22 +298,22 @@ fn is_of_profile(key: &str, value: &toml::Value) -> bool {
 // ---- JSON with comments ----
 
 fn in_json(text: &str, look: impl Fn(&Value) -> Option<String>) -> Option<String> {
-    let parsed = without_comments(text).and_then(|plain| serde_json::from_str::<Unique>(&plain).ok());
+    let parsed = without_comments(text).and_then(|plain| serde_json::from_str::<UniqueKeyJson>(&plain).ok());
     parsed.map_or_else(|| Some("text that cannot be read for sure".to_owned()), |unique| look(&unique.0))
 }
 
 /// A value without duplicate keys, because programs differ on which of them counts.
-struct Unique(Value);
+struct UniqueKeyJson(Value);
 
-impl<'de> Deserialize<'de> for Unique {
+impl<'de> Deserialize<'de> for UniqueKeyJson {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(UniqueVisitor).map(Self)
+        deserializer.deserialize_any(UniqueKeyVisitor).map(Self)
     }
 }
 
-struct UniqueVisitor;
+struct UniqueKeyVisitor;
 
-impl<'de> Visitor<'de> for UniqueVisitor {
+impl<'de> Visitor<'de> for UniqueKeyVisitor {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -346,7 +346,7 @@ impl<'de> Visitor<'de> for UniqueVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Value, A::Error> {
         let mut all = Vec::new();
-        while let Some(Unique(value)) = sequence.next_element()? {
+        while let Some(UniqueKeyJson(value)) = sequence.next_element()? {
             all.push(value);
         }
         Ok(Value::Array(all))
@@ -354,7 +354,7 @@ impl<'de> Visitor<'de> for UniqueVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
         let mut all = Map::new();
-        while let Some((key, Unique(value))) = map.next_entry::<String, _>()? {
+        while let Some((key, UniqueKeyJson(value))) = map.next_entry::<String, _>()? {
             if all.insert(key, value).is_some() {
                 return Err(A::Error::custom("a key that is said twice"));
             }
@@ -475,7 +475,7 @@ fn editor_settings(value: &Value) -> Option<String> {
         let is_known =
             is_check || EDITOR_KEYS.contains(&key.as_str()) || EDITOR_SECTIONS.iter().any(|part| key.starts_with(part));
         let is_end = key == "files.eol" && matches!(value.as_str(), Some("\n" | "\r\n"));
-        (!is_end && (!is_known || !is_plain(value, 0))).then(|| shown(key))
+        (!is_end && (!is_known || !is_plain(value, 0))).then(|| shorten_text(key))
     })
 }
 
@@ -491,20 +491,20 @@ fn is_plain(value: &Value, depth: u32) -> bool {
 
 /// Returns the reason why tasks run without the user. Other tasks run only when the user starts
 /// them.
-fn tasks(value: &Value, depth: u32) -> Option<String> {
+fn check_tasks(value: &Value, depth: u32) -> Option<String> {
     if depth > MAX_DEPTH {
         return Some("values too deep".to_owned());
     }
     match value {
         Value::String(text) if text.eq_ignore_ascii_case("folderopen") => Some("runOn: folderOpen".to_owned()),
-        Value::Array(all) => all.iter().find_map(|value| tasks(value, depth + 1)),
+        Value::Array(all) => all.iter().find_map(|value| check_tasks(value, depth + 1)),
         Value::Object(all) if all.keys().any(|key| key.eq_ignore_ascii_case("runon")) => Some("runOn".to_owned()),
-        Value::Object(all) => all.values().find_map(|value| tasks(value, depth + 1)),
+        Value::Object(all) => all.values().find_map(|value| check_tasks(value, depth + 1)),
         _ => None,
     }
 }
 
-fn extensions(value: &Value) -> Option<String> {
+fn check_extensions(value: &Value) -> Option<String> {
     let Some(all) = value.as_object() else { return Some("recommendations that are no object".to_owned()) };
     let is_name = |value: &Value| {
         value
@@ -515,7 +515,7 @@ fn extensions(value: &Value) -> Option<String> {
         matches!(key, "recommendations" | "unwantedRecommendations")
             && value.as_array().is_some_and(|names| names.iter().all(is_name))
     };
-    all.iter().find(|(key, value)| !is_harmless(key, value)).map(|(key, _)| shown(key))
+    all.iter().find(|(key, value)| !is_harmless(key, value)).map(|(key, _)| shorten_text(key))
 }
 
 #[cfg(test)]
@@ -524,7 +524,7 @@ mod tests {
 
     #[track_caller]
     fn is_harmless(file: ProjectFile, text: &str) -> bool {
-        judge(file, [b"", b""], text.as_bytes()) == Judgement::Harmless
+        check_project_file(file, [b"", b""], text.as_bytes()) == ContentVerdict::Harmless
     }
 
     #[test]
@@ -633,7 +633,7 @@ mod tests {
     fn what_the_person_has_set_beyond_that_stays() {
         let token = &b"//registry.npmjs.org/:_authToken=x\n"[..];
         for there in [[token, token], [b"", token], [token, b""]] {
-            let Judgement::Carries { what, .. } = judge(ProjectFile::Npm, there, b"fund=false\n") else {
+            let ContentVerdict::Carries { what, .. } = check_project_file(ProjectFile::Npm, there, b"fund=false\n") else {
                 panic!("it is given up")
             };
             assert!(what.ends_with("_authToken"), "{what}");

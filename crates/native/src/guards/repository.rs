@@ -8,16 +8,16 @@ use std::path::Path;
 
 use stockade_model::Grant;
 
-use super::view::{name, parent};
-use crate::powers::{Probe, Refusal, prefix_ends, to_path};
+use super::view::{last_component, parent_path};
+use crate::powers::{ExistsProbe, PermissionRefusal, prefix_ends, to_path};
 
 /// Names that make a repository, beside `commondir`.
-const MARKS: [&str; 3] = ["HEAD", "objects", "refs"];
+const MARKER_NAMES: [&str; 3] = ["HEAD", "objects", "refs"];
 /// Parts of a repository that git obeys or runs.
-const TRUSTED: [&str; 5] = ["config", "config.worktree", "hooks", "commondir", "info"];
+const TRUSTED_NAMES: [&str; 5] = ["config", "config.worktree", "hooks", "commondir", "info"];
 
 /// Returns whether a name has rules of its own.
-pub(crate) type IsKnown<'a> = &'a dyn Fn(&[u8]) -> bool;
+pub(crate) type KnownNameCheck<'a> = &'a dyn Fn(&[u8]) -> bool;
 
 /// Most directories of hooks that are guarded.
 const MAX_HOOKS: usize = 120;
@@ -37,7 +37,7 @@ pub(crate) struct TrustedParts(Vec<Vec<u8>>);
 
 impl Default for TrustedParts {
     fn default() -> Self {
-        Self(TRUSTED.iter().map(|part| part.as_bytes().to_vec()).collect())
+        Self(TRUSTED_NAMES.iter().map(|part| part.as_bytes().to_vec()).collect())
     }
 }
 
@@ -57,22 +57,22 @@ impl TrustedParts {
 
     /// Returns the parts if they are more than git's own.
     pub(crate) fn named_by_settings(&self) -> Option<&Self> {
-        (self.0.len() > TRUSTED.len()).then_some(self)
+        (self.0.len() > TRUSTED_NAMES.len()).then_some(self)
     }
 
     /// Returns their names in the directory of a repository.
-    pub(crate) fn names(&self) -> impl Iterator<Item = &[u8]> {
+    pub(crate) fn part_names(&self) -> impl Iterator<Item = &[u8]> {
         self.0.iter().map(Vec::as_slice)
     }
 
-    fn hold(&self, name: &[u8]) -> bool {
+    fn has_name(&self, name: &[u8]) -> bool {
         self.0.iter().any(|part| part.eq_ignore_ascii_case(name))
     }
 }
 
 impl RepositoryState {
     /// Returns the state of `directory`; `exists` reports which names are in it.
-    fn of(directory: &Path, parts: &TrustedParts, exists: impl Fn(&[u8]) -> bool) -> Self {
+    fn from_directory(directory: &Path, parts: &TrustedParts, exists: impl Fn(&[u8]) -> bool) -> Self {
         if directory.file_name().is_some_and(|name| name.eq_ignore_ascii_case(".git")) {
             // This directory has names of its own among the guarded ones.
             return Self::default();
@@ -84,10 +84,10 @@ impl RepositoryState {
     }
 
     /// Returns the state of the directory that contains `path`, if the name matters to git.
-    pub(crate) fn around(path: &[u8], parts: &TrustedParts, probe: Probe<'_>) -> Option<Self> {
-        let directory = to_path(parent(path));
-        let is_part = is_mark(name(path)) || parts.hold(name(path));
-        is_part.then(|| Self::of(&directory, parts, |name| probe(&directory.join(to_path(name)))))
+    pub(crate) fn containing_path(path: &[u8], parts: &TrustedParts, probe: ExistsProbe<'_>) -> Option<Self> {
+        let directory = to_path(parent_path(path));
+        let is_part = is_mark(last_component(path)) || parts.has_name(last_component(path));
+        is_part.then(|| Self::from_directory(&directory, parts, |name| probe(&directory.join(to_path(name)))))
     }
 
     /// Returns whether git takes the directory for a repository, under a name that is not `.git`.
@@ -104,7 +104,7 @@ impl RepositoryState {
 }
 
 fn is_mark(name: &[u8]) -> bool {
-    MARKS.iter().any(|mark| mark.as_bytes().eq_ignore_ascii_case(name))
+    MARKER_NAMES.iter().any(|mark| mark.as_bytes().eq_ignore_ascii_case(name))
 }
 
 /// Returns the part of `path` beneath a root of `root_length` bytes that is the settings or hooks
@@ -114,20 +114,20 @@ pub(crate) fn guarded_part<'p>(
     creates: bool,
     root_length: usize,
     path: &'p [u8],
-    (parts, is_known): (&TrustedParts, IsKnown<'_>),
-    probe: Probe<'_>,
+    (parts, is_known): (&TrustedParts, KnownNameCheck<'_>),
+    probe: ExistsProbe<'_>,
 ) -> Option<&'p [u8]> {
     for end in prefix_ends(path).into_iter().filter(|end| *end > root_length) {
         let prefix = &path[..end];
-        let own = name(prefix);
-        let trusted = parts.hold(own);
+        let own = last_component(prefix);
+        let trusted = parts.has_name(own);
         let completes = end == path.len() && creates && is_mark(own);
         if !trusted && !completes || is_known(prefix) {
             continue;
         }
-        let directory = to_path(parent(prefix));
+        let directory = to_path(parent_path(prefix));
         let is_there = |entry: &[u8]| entry.eq_ignore_ascii_case(own) || probe(&directory.join(to_path(entry)));
-        let state = RepositoryState::of(&directory, parts, is_there);
+        let state = RepositoryState::from_directory(&directory, parts, is_there);
         let is_guarded = state.is_repository && (trusted || !probe(&to_path(prefix)));
         if is_guarded {
             return Some(prefix);
@@ -137,8 +137,8 @@ pub(crate) fn guarded_part<'p>(
 }
 
 /// Returns the refusal to change the part at `path`.
-pub(crate) fn refusal(path: &[u8]) -> Refusal {
-    Refusal {
+pub(crate) fn refuse_change(path: &[u8]) -> PermissionRefusal {
+    PermissionRefusal {
         rule: "a repository that is not called .git, or a part of one".to_owned(),
         grant: Some(Grant::Write(to_path(path))),
     }
@@ -146,8 +146,8 @@ pub(crate) fn refusal(path: &[u8]) -> Refusal {
 
 /// Returns whether the removal of `path` would unmake a repository. Its content could be changed
 /// then, and the repository made again.
-pub(crate) fn is_needed(path: &[u8], parts: &TrustedParts, probe: Probe<'_>) -> bool {
-    is_mark(name(path)) && RepositoryState::around(path, parts, probe).is_some_and(|state| state.is_repository)
+pub(crate) fn is_needed(path: &[u8], parts: &TrustedParts, probe: ExistsProbe<'_>) -> bool {
+    is_mark(last_component(path)) && RepositoryState::containing_path(path, parts, probe).is_some_and(|state| state.is_repository)
 }
 
 #[cfg(test)]
@@ -188,7 +188,7 @@ mod tests {
     fn two_states_are_compared() {
         let parts = TrustedParts::with_hooks([b"./githooks/x".to_vec(), b"../up".to_vec()].iter());
         let state = |names: &[&str]| {
-            RepositoryState::of(Path::new("/ws/r"), &parts, |name| names.iter().any(|n| n.as_bytes() == name))
+            RepositoryState::from_directory(Path::new("/ws/r"), &parts, |name| names.iter().any(|n| n.as_bytes() == name))
         };
         let complete = state(&["HEAD", "objects", "refs"]);
         let with_settings = state(&["HEAD", "objects", "refs", "config"]);
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn a_part_that_holds_a_repository_together() {
         let probe = |names: &'static [&'static str]| move |path: &Path| names.iter().any(|n| path.ends_with(n));
-        let is_needed = |path: &[u8], probe: Probe<'_>| is_needed(path, &TrustedParts::default(), probe);
+        let is_needed = |path: &[u8], probe: ExistsProbe<'_>| is_needed(path, &TrustedParts::default(), probe);
         assert!(is_needed(b"/ws/r/HEAD", &probe(&["HEAD", "objects", "refs", "hooks"])));
         assert!(is_needed(b"/ws/r/HEAD", &probe(&["HEAD", "objects", "refs"])));
         assert!(!is_needed(b"/ws/r/HEAD", &probe(&["HEAD", "objects"])));

@@ -2,16 +2,16 @@
 //! may make git run a program or obey another file, now or in a later version, and counts as code.
 //! Pure.
 
-use super::destinations::{Texts, addresses, goes_well, is_address_key, led_elsewhere, left_behind, loses_address};
-use super::settings_reader::{Setting, settings};
+use super::destinations::{SettingsVersions, remote_addresses, goes_well, is_address_key, led_elsewhere, left_behind, loses_address};
+use super::settings_reader::{GitSetting, parse_settings};
 use super::settings_words::{
     is_bool, is_branch, is_harmless_alone, is_harmless_named, is_nick, is_relative_path, is_true, is_word,
 };
-use super::view::{join, name, parent};
+use super::view::{join_name, last_component, parent_path};
 
 /// The kind of settings file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SettingsFile {
+pub(crate) enum SettingsFileKind {
     /// Settings of a repository or of one of its work trees.
     Repository,
     /// `.gitmodules`.
@@ -20,7 +20,7 @@ pub(crate) enum SettingsFile {
 
 /// Result of judging a text of settings against the earlier ones.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Judgement {
+pub(crate) enum ContentVerdict {
     /// The text carries no new code.
     Harmless,
     /// The text is harmless with this addition: branches follow a remote that gets another name.
@@ -35,13 +35,13 @@ pub(crate) enum Judgement {
 }
 
 /// Longest part of a value that is shown.
-const SHOWN_CHARACTERS: usize = 100;
+const MAX_SHOWN_CHARACTERS: usize = 100;
 /// Most settings that are shown.
-const MAX_SHOWN: usize = 5;
+const MAX_SHOWN_SETTINGS: usize = 5;
 
 /// The facts by which settings are judged.
 #[derive(Clone, Copy)]
-pub(crate) struct Before<'t> {
+pub(crate) struct SettingsContext<'t> {
     /// The settings when the run first changed them. They decide with which hosts the user
     /// communicates.
     pub first: &'t [u8],
@@ -58,53 +58,53 @@ pub(crate) struct Before<'t> {
 }
 
 /// The same facts, with the settings parsed.
-struct Known<'t> {
-    first: Vec<Setting>,
-    now: Vec<Setting>,
-    before: Before<'t>,
+struct ParsedSettings<'t> {
+    first: Vec<GitSetting>,
+    now: Vec<GitSetting>,
+    before: SettingsContext<'t>,
 }
 
-impl<'t> Known<'t> {
-    fn of(before: Before<'t>) -> Option<Self> {
-        Some(Self { first: settings(before.first)?, now: settings(before.now)?, before })
+impl<'t> ParsedSettings<'t> {
+    fn parse_context(before: SettingsContext<'t>) -> Option<Self> {
+        Some(Self { first: parse_settings(before.first)?, now: parse_settings(before.now)?, before })
     }
 
     /// Returns the texts that decide on the destinations of branches, with `found` as the new one.
-    fn texts<'s>(&'s self, found: &'s [Setting]) -> Texts<'s> {
-        Texts { first: &self.first, now: &self.now, new: found }
+    fn settings_versions<'s>(&'s self, found: &'s [GitSetting]) -> SettingsVersions<'s> {
+        SettingsVersions { first: &self.first, now: &self.now, new: found }
     }
 }
 
 /// Reason why a text does not pass.
-enum Fault<'s> {
+enum SettingsFault<'s> {
     /// These settings are not allowed.
-    Settings(Vec<&'s Setting>),
+    Settings(Vec<&'s GitSetting>),
     /// The text as a whole is not allowed. The current text stays, because parts of the change mean
     /// nothing alone.
     Whole(String),
 }
 
 /// Judges the text `new`, which is to replace the settings at `path`.
-pub(crate) fn judge(file: SettingsFile, path: &[u8], before: Before<'_>, new: &[u8]) -> Judgement {
-    let unreadable = |what: &str| Judgement::Carries { what: what.to_owned(), without: None };
-    let Some(known) = Known::of(before) else {
+pub(crate) fn check_settings(file: SettingsFileKind, path: &[u8], before: SettingsContext<'_>, new: &[u8]) -> ContentVerdict {
+    let unreadable = |what: &str| ContentVerdict::Carries { what: what.to_owned(), without: None };
+    let Some(known) = ParsedSettings::parse_context(before) else {
         return unreadable("a change of settings that cannot be read for sure");
     };
-    let Some(found) = settings(new) else { return unreadable("settings that cannot be read for sure") };
+    let Some(found) = parse_settings(new) else { return unreadable("settings that cannot be read for sure") };
     let left = left_behind(&known.now, &found);
     if !left.is_empty() {
         let mut whole = new.to_vec();
         for (setting, name) in left.iter().rev().filter(|(_, name)| is_nick(name)) {
             whole.splice(setting.span.clone(), [setting.key.as_bytes(), b" = ", name].concat());
         }
-        if settings(&whole).is_some_and(|whole| fault(file, path, &known, &whole).is_none()) {
-            return Judgement::HarmlessWith(whole);
+        if parse_settings(&whole).is_some_and(|whole| find_fault(file, path, &known, &whole).is_none()) {
+            return ContentVerdict::HarmlessWith(whole);
         }
     }
-    let bad = match fault(file, path, &known, &found) {
-        None => return Judgement::Harmless,
-        Some(Fault::Whole(what)) => return Judgement::Carries { what, without: Some(before.now.to_vec()) },
-        Some(Fault::Settings(bad)) => bad,
+    let bad = match find_fault(file, path, &known, &found) {
+        None => return ContentVerdict::Harmless,
+        Some(SettingsFault::Whole(what)) => return ContentVerdict::Carries { what, without: Some(before.now.to_vec()) },
+        Some(SettingsFault::Settings(bad)) => bad,
     };
     let mut without = new.to_vec();
     for setting in bad.iter().rev() {
@@ -112,61 +112,61 @@ pub(crate) fn judge(file: SettingsFile, path: &[u8], before: Before<'_>, new: &[
     }
     // The rest is another text, which may lose settings or change destinations where the whole text
     // did not.
-    let passes = settings(&without).is_some_and(|rest| fault(file, path, &known, &rest).is_none());
-    Judgement::Carries { what: shown(&bad), without: passes.then_some(without) }
+    let passes = parse_settings(&without).is_some_and(|rest| find_fault(file, path, &known, &rest).is_none());
+    ContentVerdict::Carries { what: format_settings(&bad), without: passes.then_some(without) }
 }
 
 /// Returns the reason why these settings do not pass, if there is one.
-fn fault<'s>(file: SettingsFile, path: &[u8], known: &Known<'_>, found: &'s [Setting]) -> Option<Fault<'s>> {
-    if let Some(lost) = lost(file, path, known, found) {
+fn find_fault<'s>(file: SettingsFileKind, path: &[u8], known: &ParsedSettings<'_>, found: &'s [GitSetting]) -> Option<SettingsFault<'s>> {
+    if let Some(lost) = find_lost_setting(file, path, known, found) {
         let is_changed = found.iter().any(|new| new.is_named_as(lost));
         let how =
             if is_changed { "changed, which is the person's own" } else { "taken away, which is the person's own" };
-        return Some(Fault::Whole(format!("{} {how}", lost.name())));
+        return Some(SettingsFault::Whole(format!("{} {how}", lost.full_name())));
     }
-    let bad = carrying(file, path, known, found);
+    let bad = find_code_settings(file, path, known, found);
     if !bad.is_empty() {
-        return Some(Fault::Settings(bad));
+        return Some(SettingsFault::Settings(bad));
     }
-    if file == SettingsFile::Modules {
+    if file == SettingsFileKind::Modules {
         return None;
     }
-    led_elsewhere(known.texts(found)).map(Fault::Whole)
+    led_elsewhere(known.settings_versions(found)).map(SettingsFault::Whole)
 }
 
 /// Returns the user's setting that would be lost with the whole settings file of the repository at
 /// `path`: one that controls how git runs programs. The address of a remote may be lost with the
 /// file.
-pub(crate) fn lost_with(path: &[u8], before: Before<'_>) -> Option<String> {
-    let Some(known) = Known::of(before) else { return Some("settings that cannot be read for sure".to_owned()) };
+pub(crate) fn lost_with(path: &[u8], before: SettingsContext<'_>) -> Option<String> {
+    let Some(known) = ParsedSettings::parse_context(before) else { return Some("settings that cannot be read for sure".to_owned()) };
     // `extensions` may be lost as well, and so may settings that protect little.
-    let is_weak = |setting: &Setting| {
+    let is_weak = |setting: &GitSetting| {
         is_protection(setting)
             && !is_strict(setting)
             && is_harmless_alone(&setting.section, &setting.key, setting.value.as_deref().unwrap_or(b"true"))
     };
     let goes_along =
-        |setting: &&Setting| is_remote_address(setting) || setting.section == "extensions" || is_weak(setting);
-    let kept: Vec<Setting> = known.now.iter().filter(goes_along).cloned().collect();
-    lost(SettingsFile::Repository, path, &known, &kept).map(Setting::name)
+        |setting: &&GitSetting| is_remote_address(setting) || setting.section == "extensions" || is_weak(setting);
+    let kept: Vec<GitSetting> = known.now.iter().filter(goes_along).cloned().collect();
+    find_lost_setting(SettingsFileKind::Repository, path, &known, &kept).map(GitSetting::full_name)
 }
 
-fn is_remote_address(setting: &Setting) -> bool {
+fn is_remote_address(setting: &GitSetting) -> bool {
     setting.section == "remote" && setting.key == "url"
 }
 
 /// Returns a setting of the user that exists now and would be lost. It is the address of a remote,
 /// because another remote could then take its name, or it controls how git runs programs. The
 /// settings of a branch or a module may be removed with it.
-fn lost<'k>(file: SettingsFile, path: &[u8], known: &'k Known<'_>, found: &[Setting]) -> Option<&'k Setting> {
-    let is_persons = |setting: &&Setting| known.first.iter().any(|first| first.says_same(setting));
+fn find_lost_setting<'k>(file: SettingsFileKind, path: &[u8], known: &'k ParsedSettings<'_>, found: &[GitSetting]) -> Option<&'k GitSetting> {
+    let is_persons = |setting: &&GitSetting| known.first.iter().any(|first| first.says_same(setting));
     // All values of the user for a key, in their order, because the last one counts.
-    let are_all_there = |setting: &Setting| {
+    let are_all_there = |setting: &GitSetting| {
         let mut new = found.iter().filter(|new| new.is_named_as(setting));
         let mut old = known.now.iter().filter(|old| old.is_named_as(setting)).filter(is_persons);
         old.all(|old| new.any(|new| new.says_same(old)))
     };
-    let is_lost = |setting: &&Setting| match is_remote_address(setting) {
+    let is_lost = |setting: &&GitSetting| match is_remote_address(setting) {
         true => !found.iter().any(|new| is_remote_address(new) && new.value == setting.value),
         false => {
             let goes_along = setting.subsection.is_some() && matches!(setting.section.as_str(), "branch" | "submodule");
@@ -175,29 +175,29 @@ fn lost<'k>(file: SettingsFile, path: &[u8], known: &'k Known<'_>, found: &[Sett
                 && (is_protection(setting) || !is_harmless(setting, path, known, found))
         }
     };
-    let of_person = known.first.iter().filter(|_| file == SettingsFile::Repository);
+    let of_person = known.first.iter().filter(|_| file == SettingsFileKind::Repository);
     of_person.filter(|setting| known.now.iter().any(|now| now.says_same(setting))).find(is_lost)
 }
 
-fn shown(bad: &[&Setting]) -> String {
-    let one = |setting: &&Setting| {
+fn format_settings(bad: &[&GitSetting]) -> String {
+    let one = |setting: &&GitSetting| {
         let value = String::from_utf8_lossy(setting.value.as_deref().unwrap_or(b"true")).into_owned();
-        let mut text: String = value.escape_debug().take(SHOWN_CHARACTERS).collect();
-        if value.chars().count() > SHOWN_CHARACTERS {
+        let mut text: String = value.escape_debug().take(MAX_SHOWN_CHARACTERS).collect();
+        if value.chars().count() > MAX_SHOWN_CHARACTERS {
             text.push_str("...");
         }
-        format!("{} = {text}", setting.name())
+        format!("{} = {text}", setting.full_name())
     };
-    let mut lines: Vec<String> = bad.iter().take(MAX_SHOWN).map(one).collect();
-    if bad.len() > MAX_SHOWN {
-        lines.push(format!("{} more", bad.len() - MAX_SHOWN));
+    let mut lines: Vec<String> = bad.iter().take(MAX_SHOWN_SETTINGS).map(one).collect();
+    if bad.len() > MAX_SHOWN_SETTINGS {
+        lines.push(format!("{} more", bad.len() - MAX_SHOWN_SETTINGS));
     }
     lines.join(", ")
 }
 
 /// Returns the new settings that carry code.
-fn carrying<'s>(file: SettingsFile, path: &[u8], known: &Known<'_>, found: &'s [Setting]) -> Vec<&'s Setting> {
-    let mut bad: Vec<&Setting> = Vec::new();
+fn find_code_settings<'s>(file: SettingsFileKind, path: &[u8], known: &ParsedSettings<'_>, found: &'s [GitSetting]) -> Vec<&'s GitSetting> {
+    let mut bad: Vec<&GitSetting> = Vec::new();
     for (at, setting) in found.iter().enumerate() {
         let is_kept = || {
             // In their old order, because the last one counts.
@@ -206,12 +206,12 @@ fn carrying<'s>(file: SettingsFile, path: &[u8], known: &Known<'_>, found: &'s [
             new.all(|new| old.any(|old| old.says_same(new)))
         };
         let is_harmless = match file {
-            SettingsFile::Repository => is_harmless(setting, path, known, found),
-            SettingsFile::Modules => is_harmless_module(setting, path, known),
+            SettingsFileKind::Repository => is_harmless(setting, path, known, found),
+            SettingsFileKind::Modules => is_harmless_module(setting, path, known),
         };
         let is_bare = || {
             let remote = setting.subsection.as_deref().filter(|_| setting.section == "remote");
-            remote.is_some_and(|remote| loses_address(known.texts(found), remote))
+            remote.is_some_and(|remote| loses_address(known.settings_versions(found), remote))
         };
         if !is_harmless && !is_kept() || is_bare() {
             bad.push(setting);
@@ -221,14 +221,14 @@ fn carrying<'s>(file: SettingsFile, path: &[u8], known: &Known<'_>, found: &'s [
 }
 
 /// Returns whether a setting of a repository carries no code. `path` is the path of its file.
-fn is_harmless(setting: &Setting, path: &[u8], known: &Known<'_>, found: &[Setting]) -> bool {
+fn is_harmless(setting: &GitSetting, path: &[u8], known: &ParsedSettings<'_>, found: &[GitSetting]) -> bool {
     let value = setting.value.as_deref().unwrap_or(b"true");
     // No characters that a terminal or a line-based file interprets.
     if value.iter().any(u8::is_ascii_control) {
         return false;
     }
     // These are judged by the user's earlier settings, which are in `config`.
-    let is_beside = name(path) == b"config.worktree";
+    let is_beside = last_component(path) == b"config.worktree";
     match (setting.section.as_str(), setting.subsection.as_deref()) {
         ("branch" | "remote" | "submodule", _) if is_beside => false,
         // Their destinations are judged together. A new one could override the user's settings for
@@ -243,7 +243,7 @@ fn is_harmless(setting: &Setting, path: &[u8], known: &Known<'_>, found: &[Setti
         ("branch", Some(branch)) => {
             is_branch(branch)
                 && is_harmless_branch(setting)
-                && (setting.key != "remote" || goes_well(known.texts(found), branch))
+                && (setting.key != "remote" || goes_well(known.settings_versions(found), branch))
         }
         ("remote", Some(remote)) => {
             is_nick(remote) && is_harmless_remote(remote, setting, known, found) && leads_on(setting, path, known)
@@ -257,7 +257,7 @@ fn is_harmless(setting: &Setting, path: &[u8], known: &Known<'_>, found: &[Setti
 
 /// Returns whether a setting may protect the user, who may have set it in any file. Git prefers the
 /// repository's setting to those of all other files.
-fn is_guarding(setting: &Setting) -> bool {
+fn is_guarding(setting: &GitSetting) -> bool {
     matches!(
         (setting.section.as_str(), setting.key.as_str()),
         ("commit" | "tag", "gpgsign")
@@ -272,7 +272,7 @@ fn is_guarding(setting: &Setting) -> bool {
 
 /// Returns whether the setting has its most protective value. Then no protection is lost, whatever
 /// other files contain.
-fn is_strict(setting: &Setting) -> bool {
+fn is_strict(setting: &GitSetting) -> bool {
     let value = setting.value.as_deref().unwrap_or(b"true");
     match (setting.section.as_str(), setting.key.as_str()) {
         ("push", "default") => value == b"nothing",
@@ -284,21 +284,21 @@ fn is_strict(setting: &Setting) -> bool {
 
 /// Returns whether the setting must stay if the user has set it here. The setting for logs is
 /// excluded, because every repository has it.
-fn is_protection(setting: &Setting) -> bool {
+fn is_protection(setting: &GitSetting) -> bool {
     setting.subsection.is_none() && is_guarding(setting) && setting.key != "logallrefupdates"
 }
 
 /// Returns whether the setting exists now.
-fn is_there(setting: &Setting, known: &Known<'_>) -> bool {
+fn is_there(setting: &GitSetting, known: &ParsedSettings<'_>) -> bool {
     known.now.iter().any(|old| old.is_named_as(setting))
 }
 
 /// Returns whether the user had set this value.
-fn was_so(setting: &Setting, known: &Known<'_>) -> bool {
+fn was_so(setting: &GitSetting, known: &ParsedSettings<'_>) -> bool {
     known.first.iter().rev().find(|old| old.is_named_as(setting)).is_some_and(|old| old.says_same(setting))
 }
 
-fn is_harmless_branch(setting: &Setting) -> bool {
+fn is_harmless_branch(setting: &GitSetting) -> bool {
     let value = setting.value.as_deref().unwrap_or(b"true");
     match setting.key.as_str() {
         "remote" => value == b"." || is_nick(value),
@@ -313,7 +313,7 @@ fn is_harmless_branch(setting: &Setting) -> bool {
 }
 
 /// Returns whether the address in a setting, if it is one, leads to a path that the run may read.
-fn leads_on(setting: &Setting, path: &[u8], known: &Known<'_>) -> bool {
+fn leads_on(setting: &GitSetting, path: &[u8], known: &ParsedSettings<'_>) -> bool {
     if !matches!(setting.key.as_str(), "url" | "pushurl") {
         return true;
     }
@@ -329,8 +329,8 @@ fn leads_on(setting: &Setting, path: &[u8], known: &Known<'_>) -> bool {
 
 /// Returns whether git resolves relative addresses from one directory only. A module has its work
 /// tree elsewhere, and so do other work trees of a repository.
-fn has_one_top(path: &[u8], known: &Known<'_>) -> bool {
-    let names_top = |setting: &Setting| (setting.section.as_str(), setting.key.as_str()) == ("core", "worktree");
+fn has_one_top(path: &[u8], known: &ParsedSettings<'_>) -> bool {
+    let names_top = |setting: &GitSetting| (setting.section.as_str(), setting.key.as_str()) == ("core", "worktree");
     let git = path.windows(6).position(|part| part == b"/.git/");
     let is_deeper = git.is_some_and(|git| path[git + 6..].contains(&b'/'));
     !is_deeper && !known.before.has_work_trees && !known.now.iter().any(names_top)
@@ -339,7 +339,7 @@ fn has_one_top(path: &[u8], known: &Known<'_>) -> bool {
 /// Returns the local paths of the remotes in the settings `text` at `path`. They have the forms in
 /// which git looks for a repository (`enter_repo` in path.c).
 pub(crate) fn local_addresses(path: &[u8], text: &[u8]) -> Vec<Vec<u8>> {
-    let found = settings(text).unwrap_or_default();
+    let found = parse_settings(text).unwrap_or_default();
     let of_remotes = found.iter().filter(|setting| setting.section == "remote" && is_address_key(&setting.key));
     let places = of_remotes.filter_map(|setting| local_place(path, setting.value.as_deref()?));
     places.flat_map(|place| [b"" as &[u8], b".git", b"/.git"].map(|end| [&place[..], end].concat())).collect()
@@ -348,7 +348,7 @@ pub(crate) fn local_addresses(path: &[u8], text: &[u8]) -> Vec<Vec<u8>> {
 /// Returns whether a remote or a module in the settings `text` has an address that means another
 /// path in each work tree.
 pub(crate) fn has_relative_address(path: &[u8], text: &[u8]) -> bool {
-    let Some(found) = settings(text) else { return true };
+    let Some(found) = parse_settings(text) else { return true };
     found.iter().filter(|setting| matches!(setting.section.as_str(), "remote" | "submodule")).any(|setting| {
         let value = setting.value.as_deref().unwrap_or_default();
         is_address_key(&setting.key)
@@ -371,8 +371,8 @@ fn local_place(path: &[u8], address: &[u8]) -> Option<Vec<u8>> {
         return None;
     }
     // Relative to the top of the work tree that contains the repository.
-    let holder = parent(path);
-    let top = if name(holder) == b".git" { parent(holder) } else { holder };
+    let holder = parent_path(path);
+    let top = if last_component(holder) == b".git" { parent_path(holder) } else { holder };
     let start = if place.starts_with(b"/") { &b""[..] } else { top };
     let mut parts: Vec<&[u8]> = start.split(|b| *b == b'/').filter(|part| !part.is_empty()).collect();
     for part in place.split(|b| *b == b'/').filter(|part| !matches!(*part, b"" | b".")) {
@@ -385,7 +385,7 @@ fn local_place(path: &[u8], address: &[u8]) -> Option<Vec<u8>> {
     Some(parts.iter().flat_map(|part| [b"/", *part]).flatten().copied().collect())
 }
 
-fn is_harmless_remote(remote: &[u8], setting: &Setting, known: &Known<'_>, found: &[Setting]) -> bool {
+fn is_harmless_remote(remote: &[u8], setting: &GitSetting, known: &ParsedSettings<'_>, found: &[GitSetting]) -> bool {
     let value = setting.value.as_deref().unwrap_or(b"true");
     match setting.key.as_str() {
         "url" | "pushurl" => is_address(value) && is_new_remote(remote, known),
@@ -402,28 +402,28 @@ fn is_harmless_remote(remote: &[u8], setting: &Setting, known: &Known<'_>, found
 
 /// Returns whether the setting existed under another name of the same remote, which has just lost
 /// that name.
-fn is_renamed(remote: &[u8], setting: &Setting, known: &Known<'_>, found: &[Setting]) -> bool {
-    let place = addresses(found, remote);
+fn is_renamed(remote: &[u8], setting: &GitSetting, known: &ParsedSettings<'_>, found: &[GitSetting]) -> bool {
+    let place = remote_addresses(found, remote);
     known.now.iter().filter(|old| old.key == setting.key && old.value == setting.value).any(|old| {
         let name = old.subsection.as_deref().unwrap_or_default();
         old.section == "remote"
             && !place.is_empty()
-            && addresses(&known.now, name) == place
-            && addresses(found, name).is_empty()
+            && remote_addresses(&known.now, name) == place
+            && remote_addresses(found, name).is_empty()
     })
 }
 
 /// Returns whether the user had no remote of this name, and no branch that uses one.
-fn is_new_remote(remote: &[u8], known: &Known<'_>) -> bool {
-    let goes_there = |setting: &Setting| {
+fn is_new_remote(remote: &[u8], known: &ParsedSettings<'_>) -> bool {
+    let goes_there = |setting: &GitSetting| {
         matches!(setting.section.as_str(), "branch" | "remote")
             && matches!(setting.key.as_str(), "remote" | "pushremote" | "pushdefault")
             && setting.value.as_deref() == Some(remote)
     };
-    addresses(&known.first, remote).is_empty() && !known.first.iter().any(goes_there)
+    remote_addresses(&known.first, remote).is_empty() && !known.first.iter().any(goes_there)
 }
 
-fn is_harmless_module(setting: &Setting, path: &[u8], known: &Known<'_>) -> bool {
+fn is_harmless_module(setting: &GitSetting, path: &[u8], known: &ParsedSettings<'_>) -> bool {
     let value = setting.value.as_deref().unwrap_or(b"true");
     let is_named = setting.section == "submodule" && setting.subsection.as_deref().is_some_and(is_relative_path);
     is_named
@@ -440,7 +440,7 @@ fn is_harmless_module(setting: &Setting, path: &[u8], known: &Known<'_>) -> bool
 }
 
 /// Returns whether the user had this setting, now with another value.
-fn is_changed(setting: &Setting, known: &Known<'_>) -> bool {
+fn is_changed(setting: &GitSetting, known: &ParsedSettings<'_>) -> bool {
     known.first.iter().any(|old| old.is_named_as(setting))
 }
 
@@ -488,22 +488,22 @@ fn leads_to_own_work_tree(path: &[u8], value: &[u8]) -> bool {
 
 /// Returns that directory.
 fn own_work_tree(path: &[u8], value: &[u8]) -> Option<Vec<u8>> {
-    let repository = parent(path);
+    let repository = parent_path(path);
     let parts: Vec<&[u8]> = repository.split(|b| *b == b'/').collect();
     let git = parts.iter().position(|part| *part == b".git")?;
-    let is_module = name(path) == b"config" && parts.get(git + 1) == Some(&&b"modules"[..]) && parts.len() > git + 2;
+    let is_module = last_component(path) == b"config" && parts.get(git + 1) == Some(&&b"modules"[..]) && parts.len() > git + 2;
     // Up from the module to the parent of `.git`, and down again.
     let up = parts.len() - git;
     let mut rest = value.split(|b| *b == b'/');
     let is_up = rest.by_ref().take(up).filter(|part| *part == b"..").count() == up;
     let beneath = rest.collect::<Vec<_>>().join(&b'/');
-    (is_module && is_up && is_relative_path(&beneath)).then(|| join(&parts[..git].join(&b'/'), &beneath))
+    (is_module && is_up && is_relative_path(&beneath)).then(|| join_name(&parts[..git].join(&b'/'), &beneath))
 }
 
 /// Returns the work tree that the settings `text` of a module, at `path`, name. It must be a
 /// directory in the work tree of the repository.
 pub(crate) fn work_tree_of_module(path: &[u8], text: &[u8]) -> Option<Vec<u8>> {
-    let all = settings(text)?;
+    let all = parse_settings(text)?;
     let named = all.iter().rev().find(|setting| {
         (setting.section.as_str(), setting.subsection.as_deref(), setting.key.as_str()) == ("core", None, "worktree")
     })?;
@@ -516,16 +516,16 @@ mod tests {
 
     const PERSONS: &str = "[core]\n\tsshCommand = mine\n\tsshCommand = other\n[remote \"origin\"]\n\turl = https://a/b\n\tfetch = +refs/heads/*:refs/remotes/origin/*\n[branch \"main\"]\n\tremote = origin\n\tmerge = refs/heads/main\n[branch \"odd\"]\n\tremote = gone\n";
 
-    fn judged(path: &str, old: &str, new: &str) -> Judgement {
-        let before = Before {
+    fn judged(path: &str, old: &str, new: &str) -> ContentVerdict {
+        let before = SettingsContext {
             first: old.as_bytes(),
             now: old.as_bytes(),
             may_fetch: &|path| !path.starts_with(b"/hidden"),
             is_own: false,
             has_work_trees: false,
         };
-        let file = if path.ends_with("modules") { SettingsFile::Modules } else { SettingsFile::Repository };
-        judge(file, path.as_bytes(), before, new.as_bytes())
+        let file = if path.ends_with("modules") { SettingsFileKind::Modules } else { SettingsFileKind::Repository };
+        check_settings(file, path.as_bytes(), before, new.as_bytes())
     }
 
     /// Checks the judgement on text that is added to the user's settings. If the text carries code,
@@ -534,12 +534,12 @@ mod tests {
     fn check(added: &str, is_harmless: bool) {
         let new = format!("{PERSONS}{added}");
         match judged("/w/.git/config", PERSONS, &new) {
-            Judgement::Harmless | Judgement::HarmlessWith(_) => assert!(is_harmless, "passes: {added}"),
-            Judgement::Carries { without, what } => {
+            ContentVerdict::Harmless | ContentVerdict::HarmlessWith(_) => assert!(is_harmless, "passes: {added}"),
+            ContentVerdict::Carries { without, what } => {
                 assert!(!is_harmless, "carries {what}: {added}");
                 if let Some(without) = without {
                     let without = String::from_utf8(without).unwrap();
-                    assert_eq!(judged("/w/.git/config", PERSONS, &without), Judgement::Harmless, "{added}");
+                    assert_eq!(judged("/w/.git/config", PERSONS, &without), ContentVerdict::Harmless, "{added}");
                 }
             }
         }
@@ -664,12 +664,12 @@ mod tests {
         }
     }
 
-    const SCRATCH: Before<'_> =
-        Before { first: b"", now: b"", may_fetch: &|_| true, is_own: false, has_work_trees: false };
+    const SCRATCH: SettingsContext<'_> =
+        SettingsContext { first: b"", now: b"", may_fetch: &|_| true, is_own: false, has_work_trees: false };
 
     fn passes(first: &str, now: &str, new: &str) -> bool {
-        let before = Before { first: first.as_bytes(), now: now.as_bytes(), ..SCRATCH };
-        !matches!(judge(SettingsFile::Repository, b"/w/.git/config", before, new.as_bytes()), Judgement::Carries { .. })
+        let before = SettingsContext { first: first.as_bytes(), now: now.as_bytes(), ..SCRATCH };
+        !matches!(check_settings(SettingsFileKind::Repository, b"/w/.git/config", before, new.as_bytes()), ContentVerdict::Carries { .. })
     }
 
     #[test]
@@ -701,26 +701,26 @@ mod tests {
             assert!(!passes("", "", weak), "{weak}");
             assert!(passes(weak, weak, weak) && passes("", "", strict), "{strict}");
             assert!(passes(weak, "", weak), "as it was: {weak}");
-            let own = Before { is_own: true, ..SCRATCH };
-            assert_eq!(judge(SettingsFile::Repository, b"/w/.git/config", own, weak.as_bytes()), Judgement::Harmless);
+            let own = SettingsContext { is_own: true, ..SCRATCH };
+            assert_eq!(check_settings(SettingsFileKind::Repository, b"/w/.git/config", own, weak.as_bytes()), ContentVerdict::Harmless);
             if !strict.contains("logAll") {
                 assert!(!passes(weak, weak, ""), "taken away: {weak}");
                 assert!(strict.is_empty() || !passes(strict, strict, ""), "taken away: {strict}");
             }
-            let beside = judge(SettingsFile::Repository, b"/w/.git/config.worktree", SCRATCH, weak.as_bytes());
-            assert_ne!(beside, Judgement::Harmless, "{weak}");
+            let beside = check_settings(SettingsFileKind::Repository, b"/w/.git/config.worktree", SCRATCH, weak.as_bytes());
+            assert_ne!(beside, ContentVerdict::Harmless, "{weak}");
         }
     }
 
     #[test]
     fn what_is_left_out_is_judged_as_a_whole() {
         let first = "[push]\n\tdefault = upstream\n";
-        let values = |text: &[u8]| settings(text).unwrap().into_iter().map(|setting| setting.value).collect::<Vec<_>>();
+        let values = |text: &[u8]| parse_settings(text).unwrap().into_iter().map(|setting| setting.value).collect::<Vec<_>>();
         let order = "[push]\n\tdefault = current\n\tdefault = upstream\n";
         let urls = |a: &str, b: &str| format!("[remote \"o\"]\n\turl = {a}\n\turl = {b}\n");
         let swapped = judged("/w/.git/config", &urls("https://a", "https://b"), &urls("https://b", "https://a"));
         for found in [judged("/w/.git/config", first, order), swapped] {
-            let Judgement::Carries { without, .. } = found else { panic!("{found:?}") };
+            let ContentVerdict::Carries { without, .. } = found else { panic!("{found:?}") };
             assert!(without.is_none_or(|without| values(&without) == values(first.as_bytes())));
         }
     }
@@ -747,7 +747,7 @@ mod tests {
     fn branches_follow_a_remote_that_gets_another_name() {
         let first = "[remote]\n\tpushDefault = o\n[remote \"o\"]\n\turl = https://a\n[branch \"m\"]\n\tpushRemote = o\n\tremote = o\n";
         let renamed = first.replace("[remote \"o\"]", "[remote \"n\"]");
-        let Judgement::HarmlessWith(text) = judged("/w/.git/config", first, &renamed) else {
+        let ContentVerdict::HarmlessWith(text) = judged("/w/.git/config", first, &renamed) else {
             panic!("it does not pass")
         };
         let text = String::from_utf8(text).unwrap().to_lowercase();
@@ -761,14 +761,14 @@ mod tests {
             [("\thooksPath = /safe\n", false), ("\tautocrlf = input\n", true), ("\tother = y\n", true)]
         {
             let found = judged("/w/.git/config", first, &first.replace(gone, ""));
-            assert_eq!(found == Judgement::Harmless, is_harmless, "{gone}");
+            assert_eq!(found == ContentVerdict::Harmless, is_harmless, "{gone}");
         }
     }
 
     #[test]
     fn a_module_has_its_work_tree_in_the_one_that_holds_it() {
         let check = |path: &str, value: &str, expected: bool| {
-            let is_harmless = judged(path, "", &format!("[core]\nworktree={value}\n")) == Judgement::Harmless;
+            let is_harmless = judged(path, "", &format!("[core]\nworktree={value}\n")) == ContentVerdict::Harmless;
             assert_eq!(is_harmless, expected, "{path} {value}");
         };
         check("/w/.git/modules/lib/config", "../../../lib", true);
@@ -807,18 +807,18 @@ mod tests {
             ("file:///hidde%6e", false),
             ("file://host/hidden", false),
         ] {
-            let found = judged("/w/.git/config", "", &with(url)) == Judgement::Harmless;
+            let found = judged("/w/.git/config", "", &with(url)) == ContentVerdict::Harmless;
             assert_eq!(found, expected, "{url}");
         }
-        assert_ne!(judged("/w/.git/modules/a/config", "", &with("../hidden")), Judgement::Harmless);
-        assert_ne!(judged("/w/.gitmodules", "", "[submodule \"a\"]\nurl = /hidden\n"), Judgement::Harmless);
+        assert_ne!(judged("/w/.git/modules/a/config", "", &with("../hidden")), ContentVerdict::Harmless);
+        assert_ne!(judged("/w/.gitmodules", "", "[submodule \"a\"]\nurl = /hidden\n"), ContentVerdict::Harmless);
     }
 
     #[test]
     fn a_branch_goes_where_it_went() {
         let persons = "[remote \"origin\"]\n\turl = https://a/b\n[remote \"fork\"]\n\turl = https://a/c\n";
         let is_harmless =
-            |old: &str, added: &str| judged("/w/.git/config", old, &format!("{old}{added}")) == Judgement::Harmless;
+            |old: &str, added: &str| judged("/w/.git/config", old, &format!("{old}{added}")) == ContentVerdict::Harmless;
         let up = "[remote \"up\"]\n\turl = https://evil/b\n[branch \"main\"]\n\tremote = up\n";
         assert!(!is_harmless(persons, up), "the person's push went to origin");
         assert!(is_harmless("", up), "it went nowhere");
@@ -837,16 +837,16 @@ mod tests {
         let a = "[core]\n\thooksPath = a\n";
         let b = "[core]\n\thooksPath = b\n";
         let old = [a, b, a].concat();
-        assert_eq!(judged("/w/.git/config", &old, &old), Judgement::Harmless);
+        assert_eq!(judged("/w/.git/config", &old, &old), ContentVerdict::Harmless);
         for new in [[a, b].concat(), [b, a].concat(), [a, a].concat(), a.to_owned(), [a, a, b].concat()] {
-            assert_ne!(judged("/w/.git/config", &old, &new), Judgement::Harmless, "{new}");
+            assert_ne!(judged("/w/.git/config", &old, &new), ContentVerdict::Harmless, "{new}");
         }
     }
 
     #[test]
     fn modules_name_places_in_the_work_tree() {
         let check = |text: &str, expected: bool| {
-            assert_eq!(judged("/w/.gitmodules", "", text) == Judgement::Harmless, expected, "{text}");
+            assert_eq!(judged("/w/.gitmodules", "", text) == ContentVerdict::Harmless, expected, "{text}");
         };
         check("[submodule \"a/b\"]\n\tpath = a/b\n\turl = ../x.git\n\tbranch = main\n", true);
         for bad in ["update=!x", "path=../x", "path=-x", "path=.git/x", "url=-x", "url=ext::x", "other=1"] {

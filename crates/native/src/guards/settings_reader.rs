@@ -9,7 +9,7 @@ use std::ops::Range;
 
 /// One setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Setting {
+pub(crate) struct GitSetting {
     /// The part before the first dot of its whole name, in lower case.
     pub section: String,
     /// The part between the first and the last dot.
@@ -22,7 +22,7 @@ pub(crate) struct Setting {
     pub span: Range<usize>,
 }
 
-impl Setting {
+impl GitSetting {
     /// Returns whether both are the same setting with the same value.
     pub(crate) fn says_same(&self, other: &Self) -> bool {
         self.is_named_as(other) && self.value == other.value
@@ -34,7 +34,7 @@ impl Setting {
     }
 
     /// Returns the whole name, for display.
-    pub(crate) fn name(&self) -> String {
+    pub(crate) fn full_name(&self) -> String {
         let subsection =
             self.subsection.as_deref().map(|text| String::from_utf8_lossy(text).escape_debug().to_string());
         match subsection {
@@ -46,22 +46,22 @@ impl Setting {
 
 /// Returns the settings in a text. Returns `None` if git refuses the text, or if another reader
 /// could read it differently. Examples are a carriage return, a byte order mark and a NUL.
-pub(crate) fn settings(text: &[u8]) -> Option<Vec<Setting>> {
+pub(crate) fn parse_settings(text: &[u8]) -> Option<Vec<GitSetting>> {
     if text.iter().any(|byte| matches!(byte, b'\r' | 0)) || text.starts_with(b"\xef\xbb\xbf") {
         return None;
     }
-    let mut reader = Reader { text, at: 0 };
+    let mut reader = SettingsReader { text, at: 0 };
     let (mut found, mut base) = (Vec::new(), None::<Vec<u8>>);
     while let Some(byte) = reader.next() {
         match byte {
             b if is_space(b) => {}
             b'#' | b';' => reader.skip_line(),
-            b'[' => base = Some(reader.header()?),
+            b'[' => base = Some(reader.read_header()?),
             b if b.is_ascii_alphabetic() => {
                 let start = reader.at - 1;
-                let (key, value) = reader.entry(b)?;
+                let (key, value) = reader.read_entry(b)?;
                 let end = reader.at - usize::from(reader.text.get(reader.at - 1) == Some(&b'\n'));
-                found.push(setting(base.as_deref()?, key, value, start..end)?);
+                found.push(build_setting(base.as_deref()?, key, value, start..end)?);
             }
             _ => return None,
         }
@@ -69,13 +69,13 @@ pub(crate) fn settings(text: &[u8]) -> Option<Vec<Setting>> {
     Some(found)
 }
 
-fn setting(base: &[u8], key: Vec<u8>, value: Option<Vec<u8>>, span: Range<usize>) -> Option<Setting> {
+fn build_setting(base: &[u8], key: Vec<u8>, value: Option<Vec<u8>>, span: Range<usize>) -> Option<GitSetting> {
     let (section, subsection) = match base.iter().position(|b| *b == b'.') {
         Some(dot) => (&base[..dot], Some(base[dot + 1..].to_vec())),
         None => (base, None),
     };
     let section = String::from_utf8(section.to_vec()).ok().filter(|name| !name.is_empty())?;
-    Some(Setting { section, subsection, key: String::from_utf8(key).ok()?, value, span })
+    Some(GitSetting { section, subsection, key: String::from_utf8(key).ok()?, value, span })
 }
 
 /// Returns whether git's own `isspace` is true for the byte.
@@ -87,12 +87,12 @@ fn is_key(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'-'
 }
 
-struct Reader<'t> {
+struct SettingsReader<'t> {
     text: &'t [u8],
     at: usize,
 }
 
-impl Reader<'_> {
+impl SettingsReader<'_> {
     fn next(&mut self) -> Option<u8> {
         let byte = self.text.get(self.at).copied();
         self.at += usize::from(byte.is_some());
@@ -109,12 +109,12 @@ impl Reader<'_> {
     }
 
     /// `get_base_var`: reads a header after its opening bracket.
-    fn header(&mut self) -> Option<Vec<u8>> {
+    fn read_header(&mut self) -> Option<Vec<u8>> {
         let mut name = Vec::new();
         loop {
             match self.next()? {
                 b']' => return Some(name).filter(|name| !name.is_empty()),
-                byte if is_space(byte) => return self.subsection(name, byte),
+                byte if is_space(byte) => return self.read_subsection(name, byte),
                 byte if is_key(byte) || byte == b'.' => name.push(byte.to_ascii_lowercase()),
                 _ => return None,
             }
@@ -122,7 +122,7 @@ impl Reader<'_> {
     }
 
     /// `get_extended_base_var`.
-    fn subsection(&mut self, mut name: Vec<u8>, mut byte: u8) -> Option<Vec<u8>> {
+    fn read_subsection(&mut self, mut name: Vec<u8>, mut byte: u8) -> Option<Vec<u8>> {
         while is_space(byte) {
             if byte == b'\n' {
                 return None;
@@ -148,7 +148,7 @@ impl Reader<'_> {
     }
 
     /// `get_value`: reads a key after its first letter, and its value.
-    fn entry(&mut self, first: u8) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
+    fn read_entry(&mut self, first: u8) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
         let mut key = vec![first.to_ascii_lowercase()];
         let mut byte = self.next_or_end();
         while is_key(byte) {
@@ -160,13 +160,13 @@ impl Reader<'_> {
         }
         match byte {
             b'\n' => Some((key, None)),
-            b'=' => Some((key, Some(self.value()?))),
+            b'=' => Some((key, Some(self.read_value()?))),
             _ => None,
         }
     }
 
     /// `parse_value`.
-    fn value(&mut self) -> Option<Vec<u8>> {
+    fn read_value(&mut self) -> Option<Vec<u8>> {
         let (mut value, mut quoted) = (Vec::new(), false);
         // Length of the value without trailing blanks.
         let mut kept = 0;
@@ -209,11 +209,11 @@ mod tests {
 
     #[track_caller]
     fn check(text: &str, expected: Option<&[&str]>) {
-        let found = settings(text.as_bytes()).map(|found| {
-            let shown = |setting: &Setting| {
+        let found = parse_settings(text.as_bytes()).map(|found| {
+            let shown = |setting: &GitSetting| {
                 let value =
                     setting.value.as_ref().map_or("(none)".to_owned(), |value| String::from_utf8_lossy(value).into());
-                format!("{}={value}", setting.name())
+                format!("{}={value}", setting.full_name())
             };
             found.iter().map(shown).collect::<Vec<_>>()
         });
@@ -265,7 +265,7 @@ mod tests {
     fn a_span_is_all_of_a_setting_and_nothing_else() {
         let text = "[a] k = one\\\n two # c\n\tj=2\n[b]\nl";
         let spans =
-            settings(text.as_bytes()).unwrap().into_iter().map(|setting| &text[setting.span]).collect::<Vec<_>>();
+            parse_settings(text.as_bytes()).unwrap().into_iter().map(|setting| &text[setting.span]).collect::<Vec<_>>();
         assert_eq!(spans, ["k = one\\\n two # c", "j=2", "l"]);
     }
 }

@@ -2,7 +2,7 @@
 //! nor the meaning of a key.
 
 /// Returns the settings of a file as (section, key, value); section and key are in lower case.
-pub(super) fn entries(text: &[u8]) -> impl Iterator<Item = (String, String, Vec<u8>)> {
+pub(super) fn parse_entries(text: &[u8]) -> impl Iterator<Item = (String, String, Vec<u8>)> {
     let mut section = String::new();
     logical_lines(text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)).into_iter().filter_map(move |line| {
         let mut line = line.trim_ascii();
@@ -20,7 +20,7 @@ pub(super) fn entries(text: &[u8]) -> impl Iterator<Item = (String, String, Vec<
             None => (line, &b""[..]),
         };
         let key = String::from_utf8_lossy(key.trim_ascii()).to_ascii_lowercase();
-        Some((section.clone(), key, unquoted(value)))
+        Some((section.clone(), key, unquote_value(value)))
     })
 }
 
@@ -64,7 +64,7 @@ fn is_comment(line: &[u8]) -> bool {
 }
 
 /// Returns a value without quotes, escapes and comment.
-fn unquoted(value: &[u8]) -> Vec<u8> {
+fn unquote_value(value: &[u8]) -> Vec<u8> {
     let (mut plain, mut quoted, mut escaped) = (Vec::new(), false, false);
     for byte in value.trim_ascii() {
         match byte {
@@ -91,7 +91,7 @@ mod tests {
 
     #[track_caller]
     fn check(text: &str, expected: &[(&str, &str, &str)]) {
-        let found: Vec<(String, String, Vec<u8>)> = entries(text.as_bytes()).collect();
+        let found: Vec<(String, String, Vec<u8>)> = parse_entries(text.as_bytes()).collect();
         let expected: Vec<_> =
             expected.iter().map(|(s, k, v)| ((*s).to_owned(), (*k).to_owned(), v.as_bytes().to_vec())).collect();
         assert_eq!(found, expected, "{text}");

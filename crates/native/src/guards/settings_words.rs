@@ -3,7 +3,7 @@
 //! destinations. Pure data: the caller knows the earlier settings.
 
 /// Settings without a subsection that have words as values.
-const WORDS: &[(&str, &str)] = &[
+const WORD_SETTINGS: &[(&str, &str)] = &[
     ("am", "keepcr"),
     ("am", "threeway"),
     ("apply", "ignorewhitespace"),
@@ -90,10 +90,10 @@ const WORDS: &[(&str, &str)] = &[
 ];
 
 /// Named formats for commits.
-const PRETTY: &[&[u8]] = &[b"oneline", b"short", b"medium", b"full", b"fuller", b"reference", b"email", b"raw"];
+const PRETTY_FORMATS: &[&[u8]] = &[b"oneline", b"short", b"medium", b"full", b"fuller", b"reference", b"email", b"raw"];
 
 /// Git commands that only show data, and their options that start and write nothing.
-const SHOWING: &[&str] = &["blame", "describe", "diff", "log", "ls-files", "rev-parse", "shortlog", "show", "status"];
+const SHOWING_COMMANDS: &[&str] = &["blame", "describe", "diff", "log", "ls-files", "rev-parse", "shortlog", "show", "status"];
 const SHOWING_OPTIONS: &[&str] = &[
     "--abbrev-commit",
     "--all",
@@ -129,7 +129,7 @@ const SHOWING_OPTIONS: &[&str] = &[
 ];
 
 /// Tools that git itself can call when the user names one.
-const TOOLS: &[&[u8]] = &[
+const KNOWN_TOOLS: &[&[u8]] = &[
     b"araxis",
     b"bc",
     b"diffuse",
@@ -195,7 +195,7 @@ pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool 
         // A file with names of commits.
         ("blame", "ignorerevsfile") => is_relative_path(value),
         ("http", "version") => matches!(value, b"HTTP/1.1" | b"HTTP/2"),
-        ("diff" | "merge", "tool") => TOOLS.contains(&value),
+        ("diff" | "merge", "tool") => KNOWN_TOOLS.contains(&value),
         ("gui", "wmstate" | "geometry") => is_colour(&value.iter().copied().filter(|b| *b != b'+').collect::<Vec<_>>()),
         ("core" | "apply", "whitespace") => {
             value.split(|b| *b == b',').all(|word| is_word(without_minus(word.trim_ascii_start())))
@@ -206,11 +206,11 @@ pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool 
         ("diff", "submodule") => value == b"short",
         ("status", "submodulesummary") => is_bool(value) && !is_true(value),
         ("core", "commentchar") => value == b"auto" || matches!(value, [one] if one.is_ascii_punctuation()),
-        ("format", "pretty") => PRETTY.contains(&value),
+        ("format", "pretty") => PRETTY_FORMATS.contains(&value),
         ("index", "sparse") => is_bool(value) && !is_true(value),
         ("index", "version") => matches!(value, b"2" | b"3"),
         ("lfs", "locksverify") => is_bool(value),
-        _ => WORDS.contains(&(section, key)) && is_word(value),
+        _ => WORD_SETTINGS.contains(&(section, key)) && is_word(value),
     }
 }
 
@@ -221,7 +221,7 @@ fn is_alias_that_shows(value: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(value) else { return false };
     let mut words = text.split(' ').filter(|word| !word.is_empty());
     let Some(command) = words.next() else { return false };
-    SHOWING.contains(&command) && words.all(|word| SHOWING_OPTIONS.contains(&word))
+    SHOWING_COMMANDS.contains(&command) && words.all(|word| SHOWING_OPTIONS.contains(&word))
 }
 
 /// Returns whether a setting with a subsection and without an address is harmless.
@@ -284,7 +284,7 @@ pub(super) fn is_relative_path(path: &[u8]) -> bool {
 /// Returns whether every component is a name, and none is the name of a repository.
 pub(super) fn are_names(path: &[u8]) -> bool {
     path.split(|b| *b == b'/').all(|part| {
-        let folded = super::fold(part);
+        let folded = super::fold_name(part);
         !matches!(part, b"" | b"." | b"..") && folded.as_ref() != b".git" && folded.as_ref() != b"git~1"
     })
 }

@@ -10,24 +10,24 @@ use std::time::{Duration, Instant};
 use rustix::fs::FileType;
 use stockade_sys::Errno;
 
-use super::git::{self, GlobalSettings, NamedPlaces};
-use super::git_part::{GitPart, Judged};
-use super::names::{GuardedNames, fold};
-use super::places::{GuardedPlaces, with_end};
+use super::git::{self, GlobalSettings, ReferencedPaths};
+use super::git_part::{GitPathKind, GuardedContent};
+use super::names::{GuardedNames, fold_name};
+use super::places::{GuardedPaths, with_end};
 use super::pointers::settings_of;
 use super::repository::{RepositoryState, TrustedParts};
 use super::settings_judge::local_addresses;
-use super::view::{Chain, There, View, join, name, parent};
-use crate::powers::covers;
+use super::view::{LinkChain, ObjectPresence, RootView, join_name, last_component, parent_path};
+use crate::powers::is_at_or_beneath;
 
 /// Most names that are examined in one tree.
-const MAX_NAMES: usize = 4_000_000;
+const MAX_EXAMINED_NAMES: usize = 4_000_000;
 /// Most guarded paths of one tree.
-const MAX_PLACES: usize = 10_000;
+const MAX_GUARDED_PATHS: usize = 10_000;
 /// Time-out for one tree.
 const SURVEY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most links of guarded links that are followed, one within the other.
-const MAX_DEPTH: usize = 8;
+const MAX_LINK_DEPTH: usize = 8;
 
 /// Levels of directories above a tree, and of the home directory, that are searched if they have
 /// guarded names.
@@ -35,7 +35,7 @@ const LEVELS_ABOVE: usize = 4;
 
 /// Selects the subdirectories of a directory to examine.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Depth {
+enum SurveyDepth {
     /// All.
     Whole,
     /// This number of levels, of directories with a guarded name or with a name above a guarded
@@ -44,18 +44,18 @@ enum Depth {
 }
 
 /// A directory to examine.
-struct Waiting {
+struct PendingDirectory {
     path: Vec<u8>,
     /// True if it is within a guarded object.
     guarded: bool,
-    depth: Depth,
+    depth: SurveyDepth,
 }
 
 /// Reason why a tree cannot be surveyed. Then nothing is written in it without a grant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SurveyError {
     /// The tree contains too many names.
-    #[error("more than {MAX_NAMES} names in one writable tree: links to protected names cannot be looked for")]
+    #[error("more than {MAX_EXAMINED_NAMES} names in one writable tree: links to protected names cannot be looked for")]
     TooLarge,
     /// The survey took too long.
     #[error(
@@ -64,7 +64,7 @@ pub(crate) enum SurveyError {
     )]
     TimedOut,
     /// The survey found more paths than it keeps.
-    #[error("more than {MAX_PLACES} targets of protected links in one writable tree")]
+    #[error("more than {MAX_GUARDED_PATHS} targets of protected links in one writable tree")]
     TooManyPlaces,
     /// The tree cannot be listed.
     #[error("a writable tree cannot be read: links to protected names cannot be looked for")]
@@ -92,8 +92,8 @@ struct RepositoryMarks {
 }
 
 impl RepositoryMarks {
-    fn add(&mut self, name: &[u8]) {
-        match &*fold(name) {
+    fn add_name(&mut self, name: &[u8]) {
+        match &*fold_name(name) {
             b"head" => self.head = true,
             b"objects" => self.objects = true,
             b"refs" => self.refs = true,
@@ -107,16 +107,16 @@ impl RepositoryMarks {
     }
 }
 
-struct Survey<'a> {
-    view: View<'a>,
+struct TreeSurvey<'a> {
+    view: RootView<'a>,
     names: &'a GuardedNames,
     tree: &'a [u8],
     /// Every writable tree of the run.
     writable: &'a [Vec<u8>],
     settings: &'a GlobalSettings,
     parts: &'a TrustedParts,
-    found: GuardedPlaces,
-    rest: Vec<Waiting>,
+    found: GuardedPaths,
+    rest: Vec<PendingDirectory>,
     seen: usize,
     /// Repositories with settings that were read.
     known_repositories: HashSet<Vec<u8>>,
@@ -127,7 +127,7 @@ struct Survey<'a> {
 
 /// Entries of one directory that need examination.
 #[derive(Default)]
-struct Listing {
+struct SurveyListing {
     marks: RepositoryMarks,
     directories: Vec<Vec<u8>>,
     links: Vec<Vec<u8>>,
@@ -137,33 +137,33 @@ struct Listing {
 
 /// Surveys the tree at `tree`, which may be a file or missing. `writable` are all trees that the
 /// run may write; `settings` are those of the user.
-pub(super) fn survey(
-    view: View<'_>,
+pub(super) fn survey_tree(
+    view: RootView<'_>,
     (tree, writable): (&[u8], &[Vec<u8>]),
     names: &GuardedNames,
     (settings, parts): (&GlobalSettings, &TrustedParts),
-) -> Result<GuardedPlaces, SurveyError> {
-    let mut survey = Survey {
+) -> Result<GuardedPaths, SurveyError> {
+    let mut survey = TreeSurvey {
         view,
         names,
         tree,
         writable,
         settings,
         parts,
-        found: GuardedPlaces::default(),
-        rest: vec![Waiting { path: tree.to_vec(), guarded: names.matches(tree).is_some(), depth: Depth::Whole }],
+        found: GuardedPaths::default(),
+        rest: vec![PendingDirectory { path: tree.to_vec(), guarded: names.find_match(tree).is_some(), depth: SurveyDepth::Whole }],
         seen: 0,
         known_repositories: HashSet::new(),
         known_places: HashSet::new(),
         deadline: Instant::now() + SURVEY_TIMEOUT,
     };
-    survey.add_settings((NamedPlaces::of_any(settings.files.clone()), b"/"), b"/etc/gitconfig")?;
+    survey.add_settings((ReferencedPaths::of_any(settings.files.clone()), b"/"), b"/etc/gitconfig")?;
     survey.add_work_tree(tree)?;
     // A link above the tree, or in the home directory, may lead into it.
-    let above = std::iter::successors(Some(parent(tree)), |at| (!at.is_empty()).then(|| parent(at)));
+    let above = std::iter::successors(Some(parent_path(tree)), |at| (!at.is_empty()).then(|| parent_path(at)));
     for directory in above.chain(settings.home.as_deref()) {
         let path = if directory.is_empty() { b"/" } else { directory };
-        survey.rest.push(Waiting { path: path.to_vec(), guarded: false, depth: Depth::Guarded(LEVELS_ABOVE) });
+        survey.rest.push(PendingDirectory { path: path.to_vec(), guarded: false, depth: SurveyDepth::Guarded(LEVELS_ABOVE) });
     }
     while let Some(directory) = survey.rest.pop() {
         survey.look_at(&directory)?;
@@ -174,62 +174,62 @@ pub(super) fn survey(
 /// Surveys one directory and the directories with guarded names beneath it, for the meaning of
 /// those names on the host. `host` is the root directory.
 pub(crate) fn survey_directory(
-    host: View<'_>,
+    host: RootView<'_>,
     directory: &[u8],
     names: &GuardedNames,
-) -> Result<GuardedPlaces, SurveyError> {
+) -> Result<GuardedPaths, SurveyError> {
     let everywhere = [b"/".to_vec()];
     let settings = GlobalSettings::of_caller();
-    let mut survey = Survey {
+    let mut survey = TreeSurvey {
         view: host,
         names,
         tree: &[],
         writable: &everywhere,
         settings: &settings,
         parts: &TrustedParts::default(),
-        found: GuardedPlaces::default(),
+        found: GuardedPaths::default(),
         rest: Vec::new(),
         seen: 0,
         known_repositories: HashSet::new(),
         known_places: HashSet::new(),
         deadline: Instant::now() + SURVEY_TIMEOUT,
     };
-    let waiting = |path: &[u8], depth| Waiting { path: path.to_vec(), guarded: names.matches(path).is_some(), depth };
-    survey.rest.push(waiting(directory, Depth::Guarded(LEVELS_ABOVE)));
+    let waiting = |path: &[u8], depth| PendingDirectory { path: path.to_vec(), guarded: names.find_match(path).is_some(), depth };
+    survey.rest.push(waiting(directory, SurveyDepth::Guarded(LEVELS_ABOVE)));
     while let Some(directory) = survey.rest.pop() {
         // The target of a guarded link is not searched, because its path is enough.
-        if directory.depth != Depth::Whole {
+        if directory.depth != SurveyDepth::Whole {
             survey.look_at(&directory)?;
         }
     }
     Ok(survey.found)
 }
 
-fn closed(directory: &[u8]) -> SurveyError {
+fn closed_error(directory: &[u8]) -> SurveyError {
     SurveyError::Closed(String::from_utf8_lossy(directory).escape_debug().to_string())
 }
 
-impl Survey<'_> {
-    fn look_at(&mut self, waiting: &Waiting) -> Result<(), SurveyError> {
-        let Waiting { path: directory, guarded, depth } = waiting;
+impl TreeSurvey<'_> {
+    fn look_at(&mut self, waiting: &PendingDirectory) -> Result<(), SurveyError> {
+        let PendingDirectory { path: directory, guarded, depth } = waiting;
         let (directory, guarded) = (&directory[..], *guarded);
-        let listing = match self.list(directory, guarded) {
+        let listing = match self.list_directory(directory, guarded) {
             Ok(listing) => listing,
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
             Err(_) if directory == self.tree => return Err(SurveyError::Unreadable),
             // A run cannot have closed a directory that it may not write, so the directory is
             // closed for the user too.
-            Err(_) if *depth != Depth::Whole || !self.is_writable(directory) => return Ok(()),
+            Err(_) if *depth != SurveyDepth::Whole || !self.is_writable(directory) => return Ok(()),
             // A run may have closed it and may open it again, so its content is unknown.
-            Err(_) if self.view.is_own(directory) => return Err(closed(directory)),
+            Err(_) if self.view.is_own(directory) => return Err(closed_error(directory)),
             Err(_) => return self.add_target(directory.to_vec(), directory),
         };
-        let may_be_closed = *depth == Depth::Whole && self.is_writable(directory);
+        let may_be_closed = *depth == SurveyDepth::Whole && self.is_writable(directory);
         if may_be_closed && listing.count > 0 && self.view.is_own(directory) && !self.is_searchable(directory) {
-            return Err(closed(directory));
+            return Err(closed_error(directory));
         }
         self.seen += listing.count;
-        if self.seen > MAX_NAMES {
+        if self.seen > MAX_EXAMINED_NAMES {
             return Err(SurveyError::TooLarge);
         }
         if Instant::now() > self.deadline {
@@ -240,7 +240,7 @@ impl Survey<'_> {
             self.add_repository(directory)?;
         }
         for link in listing.links {
-            self.add_link(&link, guarded || self.names.matches(&link).is_some(), 0)?;
+            self.add_link(&link, guarded || self.names.find_match(&link).is_some(), 0)?;
         }
         for file in listing.files {
             self.look_at_file(&file, guarded)?;
@@ -250,82 +250,82 @@ impl Survey<'_> {
     }
 
     /// Adds the subdirectories that are to be examined to the list.
-    fn add_directories(&mut self, directories: Vec<Vec<u8>>, above: &Waiting, marks: RepositoryMarks) {
+    fn add_directories(&mut self, directories: Vec<Vec<u8>>, above: &PendingDirectory, marks: RepositoryMarks) {
         // Git's objects are data, and most of its files.
         let holds_objects =
-            fold(name(&above.path)).as_ref() == b".git" || marks.make_repository() && !self.is_writable(&above.path);
+            fold_name(last_component(&above.path)).as_ref() == b".git" || marks.make_repository() && !self.is_writable(&above.path);
         for path in directories {
-            if holds_objects && name(&path) == b"objects" || above.depth != Depth::Whole && path == self.tree {
+            if holds_objects && last_component(&path) == b"objects" || above.depth != SurveyDepth::Whole && path == self.tree {
                 continue;
             }
-            let guarded = above.guarded || self.names.matches(&path).is_some();
+            let guarded = above.guarded || self.names.find_match(&path).is_some();
             let depth = match above.depth {
-                Depth::Whole => Depth::Whole,
-                Depth::Guarded(0) => continue,
-                Depth::Guarded(_) if !guarded && !self.names.has_component(name(&path)) => continue,
-                Depth::Guarded(levels) => Depth::Guarded(levels - 1),
+                SurveyDepth::Whole => SurveyDepth::Whole,
+                SurveyDepth::Guarded(0) => continue,
+                SurveyDepth::Guarded(_) if !guarded && !self.names.has_component(last_component(&path)) => continue,
+                SurveyDepth::Guarded(levels) => SurveyDepth::Guarded(levels - 1),
             };
-            self.rest.push(Waiting { path, guarded, depth });
+            self.rest.push(PendingDirectory { path, guarded, depth });
         }
     }
 
     /// Returns whether the entries of a directory can be examined.
     fn is_searchable(&self, directory: &[u8]) -> bool {
-        self.view.stat(&join(directory, b".")).is_ok()
+        self.view.stat_path(&join_name(directory, b".")).is_ok()
     }
 
     /// Records the existing parts of a repository.
     fn add_state(&mut self, directory: &[u8]) {
-        let exists = |path: &Path| self.view.stat(path.as_os_str().as_bytes()).is_ok();
-        if let Some(state) = RepositoryState::around(&join(directory, b"HEAD"), self.parts, &exists)
-            && let Ok(stat) = self.view.stat(directory)
+        let exists = |path: &Path| self.view.stat_path(path.as_os_str().as_bytes()).is_ok();
+        if let Some(state) = RepositoryState::containing_path(&join_name(directory, b"HEAD"), self.parts, &exists)
+            && let Ok(stat) = self.view.stat_path(directory)
         {
             self.found.repositories.insert((stat.st_dev, stat.st_ino), state);
             // The content of a `.git` directory is judged by its name.
-            let is_in_git = directory.split(|b| *b == b'/').any(|part| fold(part).as_ref() == b".git");
+            let is_in_git = directory.split(|b| *b == b'/').any(|part| fold_name(part).as_ref() == b".git");
             if state.is_repository() && !is_in_git {
                 self.found.bare.insert(directory.to_vec());
                 // The repository stays in place.
-                self.found.pins.insert(join(directory, b"HEAD"));
+                self.found.pins.insert(join_name(directory, b"HEAD"));
             }
             self.found.directories.insert(directory.to_vec());
         }
     }
 
     fn add_repository(&mut self, directory: &[u8]) -> Result<(), SurveyError> {
-        let top = if fold(name(directory)).as_ref() == b".git" { parent(directory) } else { directory };
+        let top = if fold_name(last_component(directory)).as_ref() == b".git" { parent_path(directory) } else { directory };
         self.add_repository_of(directory, top)
     }
 
     /// Adds the paths that the repository in `directory` names; its work tree has the top `top`.
     fn add_repository_of(&mut self, directory: &[u8], top: &[u8]) -> Result<(), SurveyError> {
-        if !self.known_repositories.insert(join(directory, top)) {
+        if !self.known_repositories.insert(join_name(directory, top)) {
             return Ok(());
         }
         for name in [&b"config"[..], b"config.worktree", b"commondir"] {
-            self.demand_readable(&join(directory, name))?;
+            self.demand_readable(&join_name(directory, name))?;
         }
-        let end = self.view.resolve(directory).map_or_else(|| directory.to_vec(), |chain| chain.end);
+        let end = self.view.resolve_path(directory).map_or_else(|| directory.to_vec(), |chain| chain.end);
         let all = match settings_of(self.view, &end) {
             // The repository belongs to another user, so that no run can open it, or does not exist.
-            Err(_) if self.view.there(&end) == There::Nothing || !self.view.is_own(&end) => Vec::new(),
+            Err(_) if self.view.probe_object(&end) == ObjectPresence::Nothing || !self.view.is_own(&end) => Vec::new(),
             all => all.map_err(|_| SurveyError::Unreadable)?,
         };
         let local = all.iter().flat_map(|(file, text)| local_addresses(file, text));
         let local = local.flat_map(|place| with_end(self.view, &place));
-        self.found.addresses.extend(local.filter(|place| covers(self.tree, place)));
+        self.found.addresses.extend(local.filter(|place| is_at_or_beneath(self.tree, place)));
         let home = self.settings.home.as_deref();
         let places = git::named_by_repository(self.view, directory, top, home);
-        self.add_settings((places, top), &join(directory, b"config"))?;
+        self.add_settings((places, top), &join_name(directory, b"config"))?;
         self.add_work_tree(top)
     }
 
     /// Fails if a file cannot be read. A run can close a file of its user and open it again, so an
     /// unreadable file may lead anywhere.
     fn demand_readable(&self, file: &[u8]) -> Result<(), SurveyError> {
-        let Some(chain) = self.view.resolve(file) else { return Ok(()) };
+        let Some(chain) = self.view.resolve_path(file) else { return Ok(()) };
         let is_closed = chain.closed.is_some()
-            || self.view.there(&chain.end) == There::Is(FileType::RegularFile)
+            || self.view.probe_object(&chain.end) == ObjectPresence::Is(FileType::RegularFile)
                 && !self.view.is_readable(&chain.end)
                 && self.view.is_own(&chain.end);
         match is_closed {
@@ -334,20 +334,20 @@ impl Survey<'_> {
         }
     }
 
-    fn list(&self, directory: &[u8], guarded: bool) -> Result<Listing, Errno> {
-        let mut listing = Listing::default();
-        self.view.list(directory, |entry, kind| {
+    fn list_directory(&self, directory: &[u8], guarded: bool) -> Result<SurveyListing, Errno> {
+        let mut listing = SurveyListing::default();
+        self.view.for_each_name(directory, |entry, kind| {
             listing.count += 1;
-            listing.marks.add(entry);
+            listing.marks.add_name(entry);
             let of_interest = guarded || self.names.has_component(entry);
             let kind = match kind {
-                FileType::Unknown => self.kind_of(&join(directory, entry)),
+                FileType::Unknown => self.kind_of(&join_name(directory, entry)),
                 kind => kind,
             };
             match kind {
-                FileType::Directory => listing.directories.push(join(directory, entry)),
-                FileType::Symlink if of_interest => listing.links.push(join(directory, entry)),
-                FileType::RegularFile if of_interest => listing.files.push(join(directory, entry)),
+                FileType::Directory => listing.directories.push(join_name(directory, entry)),
+                FileType::Symlink if of_interest => listing.links.push(join_name(directory, entry)),
+                FileType::RegularFile if of_interest => listing.files.push(join_name(directory, entry)),
                 _ => {}
             }
         })?;
@@ -355,42 +355,42 @@ impl Survey<'_> {
     }
 
     fn kind_of(&self, path: &[u8]) -> FileType {
-        self.view.stat(path).map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode))
+        self.view.stat_path(path).map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode))
     }
 
     /// Examines a guarded regular file: whether it has other names, and whether it names a
     /// repository.
     fn look_at_file(&mut self, path: &[u8], guarded: bool) -> Result<(), SurveyError> {
-        if !guarded && self.names.matches(path).is_none() {
+        if !guarded && self.names.find_match(path).is_none() {
             return Ok(());
         }
-        if let Ok(stat) = self.view.stat(path)
+        if let Ok(stat) = self.view.stat_path(path)
             && stat.st_nlink > 1
         {
             self.found.linked.insert((stat.st_dev, stat.st_ino));
         }
-        if fold(name(path)).as_ref() == b".git" {
+        if fold_name(last_component(path)).as_ref() == b".git" {
             self.demand_readable(path)?;
             let named = git::named_by_pointer(self.view, path);
-            self.add_settings((NamedPlaces::of_any(named.clone()), parent(path)), path)?;
+            self.add_settings((ReferencedPaths::of_any(named.clone()), parent_path(path)), path)?;
             // The repository may be outside all writable trees.
-            named.iter().try_for_each(|directory| self.add_repository_of(directory, parent(path)))?;
+            named.iter().try_for_each(|directory| self.add_repository_of(directory, parent_path(path)))?;
         }
         Ok(())
     }
 
     /// Adds the paths that the user's settings name in a work tree with the top `top`.
     fn add_work_tree(&mut self, top: &[u8]) -> Result<(), SurveyError> {
-        self.add_settings((self.settings.from_top.at(top), top), top)
+        self.add_settings((self.settings.from_top.beneath_top(top), top), top)
     }
 
     /// Adds the paths that the settings in the file `by` name, for the work tree with the top
     /// `top`.
-    fn add_settings(&mut self, (places, top): (NamedPlaces, &[u8]), by: &[u8]) -> Result<(), SurveyError> {
-        let NamedPlaces { any, files } = places;
+    fn add_settings(&mut self, (places, top): (ReferencedPaths, &[u8]), by: &[u8]) -> Result<(), SurveyError> {
+        let ReferencedPaths { any, files } = places;
         let files = files.into_iter().filter(|file| !self.leads_to_directory(file)).collect::<Vec<_>>();
         // If a directory above is moved, a relative path leads elsewhere.
-        let leaves = |place: &[u8]| !covers(top, place) || place.split(|b| *b == b'/').any(|part| part == b"..");
+        let leaves = |place: &[u8]| !is_at_or_beneath(top, place) || place.split(|b| *b == b'/').any(|part| part == b"..");
         if any.iter().chain(&files).any(|place| leaves(place)) {
             self.found.pins.insert(by.to_vec());
         }
@@ -398,28 +398,28 @@ impl Survey<'_> {
     }
 
     fn leads_to_directory(&self, place: &[u8]) -> bool {
-        self.view.resolve(place).is_some_and(|chain| self.kind_of(&chain.end) == FileType::Directory)
+        self.view.resolve_path(place).is_some_and(|chain| self.kind_of(&chain.end) == FileType::Directory)
     }
 
     /// Adds a link with a guarded name or, if not `whole`, with a name above a guarded one.
     fn add_link(&mut self, link: &[u8], whole: bool, depth: usize) -> Result<(), SurveyError> {
         let below: Vec<PathBuf> = self.names.carried_by(link);
-        if !whole && below.is_empty() || depth > MAX_DEPTH {
+        if !whole && below.is_empty() || depth > MAX_LINK_DEPTH {
             return Ok(());
         }
         self.found.pins.insert(link.to_vec());
-        let Some(Chain { links, end, missing, closed }) = self.view.follow(link) else { return Ok(()) };
+        let Some(LinkChain { links, end, missing, closed }) = self.view.follow_link(link) else { return Ok(()) };
         for place in links.into_iter().chain(missing).chain(closed) {
             self.add_target(place, link)?;
         }
-        if fold(name(link)).as_ref() == b".git" {
-            self.add_repository_of(&end, parent(link))?;
+        if fold_name(last_component(link)).as_ref() == b".git" {
+            self.add_repository_of(&end, parent_path(link))?;
         }
         if whole {
             return self.add_place(end, link, depth);
         }
         for rest in below {
-            self.add_place(join(&end, rest.as_os_str().as_encoded_bytes()), link, depth)?;
+            self.add_place(join_name(&end, rest.as_os_str().as_encoded_bytes()), link, depth)?;
         }
         Ok(())
     }
@@ -427,24 +427,24 @@ impl Survey<'_> {
     /// Adds a guarded path, and every link on the way to it.
     fn add_place(&mut self, place: Vec<u8>, by: &[u8], depth: usize) -> Result<(), SurveyError> {
         // A path that leads nowhere is guarded by its text.
-        let Some(Chain { links, end, missing, closed }) = self.view.resolve(&place) else {
+        let Some(LinkChain { links, end, missing, closed }) = self.view.resolve_path(&place) else {
             return self.add_target(place, by);
         };
         // The run may make a tree that does not exist yet.
-        let missing = missing.filter(|missing| !covers(missing, self.tree));
+        let missing = missing.filter(|missing| !is_at_or_beneath(missing, self.tree));
         for target in links.into_iter().chain(missing).chain(closed) {
             self.add_target(target, by)?;
         }
         if !self.is_git_own(&end) {
             self.add_target(end.clone(), by)?;
         }
-        if depth > MAX_DEPTH || !self.known_places.insert(end.clone()) {
+        if depth > MAX_LINK_DEPTH || !self.known_places.insert(end.clone()) {
             return Ok(());
         }
         match self.kind_of(&end) {
             // Also if the run may not write there: a link in it may lead back.
             FileType::Directory => {
-                self.rest.push(Waiting { path: end, guarded: true, depth: Depth::Whole });
+                self.rest.push(PendingDirectory { path: end, guarded: true, depth: SurveyDepth::Whole });
                 Ok(())
             }
             FileType::RegularFile => self.look_at_file(&end, true),
@@ -457,10 +457,10 @@ impl Survey<'_> {
         if place == self.tree && self.kind_of(&place) == FileType::RegularFile {
             return Ok(());
         }
-        if covers(&place, self.tree) {
+        if is_at_or_beneath(&place, self.tree) {
             return Err(SurveyError::Covers(String::from_utf8_lossy(by).escape_debug().to_string()));
         }
-        if self.found.targets.len() >= MAX_PLACES {
+        if self.found.targets.len() >= MAX_GUARDED_PATHS {
             return Err(SurveyError::TooManyPlaces);
         }
         if self.is_writable(&place) {
@@ -472,18 +472,18 @@ impl Survey<'_> {
     /// Returns whether a path is in the directory of a repository and its name decides on its
     /// changes. Such paths are the settings, and the directory of a module or another work tree.
     fn is_git_own(&self, end: &[u8]) -> bool {
-        let part = GitPart::of(end, 0).map(|(top, part)| (&end[top..], part));
+        let part = GitPathKind::classify_path(end, 0).map(|(top, part)| (&end[top..], part));
         let is_own = |beneath: &[u8]| [&b"/modules/"[..], b"/worktrees/"].iter().any(|way| beneath.starts_with(way));
         self.is_writable(end)
             && part.is_some_and(|(beneath, part)| match part {
-                GitPart::Judged(Judged::Settings) => true,
-                GitPart::Directory => is_own(beneath),
+                GitPathKind::Judged(GuardedContent::Settings) => true,
+                GitPathKind::Directory => is_own(beneath),
                 _ => false,
             })
     }
 
     /// Returns whether the run may write there at all. Other paths need no guard.
     fn is_writable(&self, place: &[u8]) -> bool {
-        self.writable.iter().any(|root| covers(root, place))
+        self.writable.iter().any(|root| is_at_or_beneath(root, place))
     }
 }

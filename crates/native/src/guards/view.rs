@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, openat, openat2};
 use stockade_sys::{Errno, resolve};
 
-use crate::powers::covers;
+use crate::powers::is_at_or_beneath;
 
 /// Same limit as the kernel's `MAXSYMLINKS`.
 const MAX_LINKS: usize = 40;
@@ -18,11 +18,11 @@ const MAX_LINKS: usize = 40;
 /// paths have at most 4,096 bytes each.
 const MAX_COMPONENTS: usize = 100_000;
 /// Bytes of a directory that are read at once.
-const LISTING_BYTES: usize = 32 << 10;
+const LISTING_BUFFER_BYTES: usize = 32 << 10;
 
 /// A held root. Every path is absolute beneath it.
 #[derive(Clone, Copy)]
-pub(crate) struct View<'a> {
+pub(crate) struct RootView<'a> {
     root: BorrowedFd<'a>,
     /// Paths that are hidden from the run. They hold nothing, and opening one would be noticed as
     /// an attempt of the run.
@@ -31,7 +31,7 @@ pub(crate) struct View<'a> {
 
 /// The path from a link to its end.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Chain {
+pub(crate) struct LinkChain {
     /// The links after the first one, in the order of the lookup.
     pub links: Vec<Vec<u8>>,
     /// The path of the last link's target; its parents contain no link.
@@ -45,7 +45,7 @@ pub(crate) struct Chain {
 
 /// The kind of object at a path, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum There {
+pub(crate) enum ObjectPresence {
     /// An object of this kind.
     Is(FileType),
     /// No object.
@@ -54,19 +54,19 @@ pub(crate) enum There {
     Unknown,
 }
 
-impl<'a> View<'a> {
+impl<'a> RootView<'a> {
     pub(crate) fn new(root: BorrowedFd<'a>) -> Self {
         Self { root, hidden: &[] }
     }
 
     /// Returns the same view without the hidden paths.
-    pub(crate) fn without(self, hidden: &'a [Vec<u8>]) -> Self {
+    pub(crate) fn without_hidden(self, hidden: &'a [Vec<u8>]) -> Self {
         Self { hidden, ..self }
     }
 
-    fn open(self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    fn open_path(self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
         let text = CString::new(path).map_err(|_| Errno::INVAL)?;
-        if !flags.contains(OFlags::PATH) && self.hidden.iter().any(|hidden| covers(hidden, path)) {
+        if !flags.contains(OFlags::PATH) && self.hidden.iter().any(|hidden| is_at_or_beneath(hidden, path)) {
             return Err(Errno::NOENT);
         }
         let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
@@ -74,32 +74,32 @@ impl<'a> View<'a> {
     }
 
     /// Returns the status of the object at `path`; of a link, the status of the link itself.
-    pub(crate) fn stat(self, path: &[u8]) -> Result<Stat, Errno> {
-        fstat(self.open(path, OFlags::PATH)?)
+    pub(crate) fn stat_path(self, path: &[u8]) -> Result<Stat, Errno> {
+        fstat(self.open_path(path, OFlags::PATH)?)
     }
 
     /// Returns the kind of object at `path`.
-    pub(crate) fn there(self, path: &[u8]) -> There {
-        match self.stat(path) {
-            Ok(stat) => There::Is(FileType::from_raw_mode(stat.st_mode)),
-            Err(Errno::NOENT | Errno::NOTDIR) => There::Nothing,
-            Err(_) => There::Unknown,
+    pub(crate) fn probe_object(self, path: &[u8]) -> ObjectPresence {
+        match self.stat_path(path) {
+            Ok(stat) => ObjectPresence::Is(FileType::from_raw_mode(stat.st_mode)),
+            Err(Errno::NOENT | Errno::NOTDIR) => ObjectPresence::Nothing,
+            Err(_) => ObjectPresence::Unknown,
         }
     }
 
     /// Returns whether `path` is the same object in both views.
-    pub(crate) fn shows_as(self, other: View<'_>, path: &[u8]) -> bool {
-        let object = |view: View<'_>| view.stat(path).map(|stat| (stat.st_dev, stat.st_ino));
+    pub(crate) fn shows_as(self, other: RootView<'_>, path: &[u8]) -> bool {
+        let object = |view: RootView<'_>| view.stat_path(path).map(|stat| (stat.st_dev, stat.st_ino));
         object(self).is_ok_and(|here| object(other) == Ok(here))
     }
 
     pub(super) fn is_link(self, path: &[u8]) -> bool {
-        self.stat(path).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
+        self.stat_path(path).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
     }
 
     /// Returns the content of the regular file at `path`, if it has at most `max_bytes`.
-    pub(crate) fn read(self, path: &[u8], max_bytes: u64) -> Option<Vec<u8>> {
-        let held = self.open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).ok()?;
+    pub(crate) fn read_file(self, path: &[u8], max_bytes: u64) -> Option<Vec<u8>> {
+        let held = self.open_path(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).ok()?;
         let stat = fstat(&held).ok()?;
         let size = u64::try_from(stat.st_size).ok()?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || size > max_bytes {
@@ -112,7 +112,7 @@ impl<'a> View<'a> {
 
     /// Returns whether the object at `path` can be opened for reading.
     pub(super) fn is_readable(self, path: &[u8]) -> bool {
-        self.open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).is_ok()
+        self.open_path(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).is_ok()
     }
 
     /// Returns the content of the regular file at `path`, or `None` if there is no such file.
@@ -121,22 +121,22 @@ impl<'a> View<'a> {
     /// EACCES if the content is unknown or longer than `max_bytes`. The owner of the file may open
     /// it later.
     pub(crate) fn read_known(self, path: &[u8], max_bytes: u64) -> Result<Option<Vec<u8>>, Errno> {
-        match self.there(path) {
-            There::Is(FileType::RegularFile) => self.read(path, max_bytes).map(Some).ok_or(Errno::ACCESS),
-            There::Is(_) | There::Nothing => Ok(None),
-            There::Unknown => Err(Errno::ACCESS),
+        match self.probe_object(path) {
+            ObjectPresence::Is(FileType::RegularFile) => self.read_file(path, max_bytes).map(Some).ok_or(Errno::ACCESS),
+            ObjectPresence::Is(_) | ObjectPresence::Nothing => Ok(None),
+            ObjectPresence::Unknown => Err(Errno::ACCESS),
         }
     }
 
     /// As [`read`](Self::read), with all links followed, as programs do that read their settings.
     pub(super) fn read_followed(self, path: &[u8], max_bytes: u64) -> Option<Vec<u8>> {
-        self.read(&self.resolve(path)?.end, max_bytes)
+        self.read_file(&self.resolve_path(path)?.end, max_bytes)
     }
 
     /// Calls `each` for the names in the directory at `path`, with the type in the directory entry.
-    pub(crate) fn list(self, path: &[u8], mut each: impl FnMut(&[u8], FileType)) -> Result<(), Errno> {
-        let held = self.open(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        let mut buffer = vec![MaybeUninit::uninit(); LISTING_BYTES];
+    pub(crate) fn for_each_name(self, path: &[u8], mut each: impl FnMut(&[u8], FileType)) -> Result<(), Errno> {
+        let held = self.open_path(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let mut buffer = vec![MaybeUninit::uninit(); LISTING_BUFFER_BYTES];
         let mut listing = RawDir::new(held.as_fd(), &mut buffer);
         while let Some(entry) = listing.next() {
             let entry = entry?;
@@ -150,22 +150,22 @@ impl<'a> View<'a> {
 
     /// Follows the link at `path`. Returns `None` if it is no link or leads nowhere, for example in
     /// a loop.
-    pub(super) fn follow(self, path: &[u8]) -> Option<Chain> {
+    pub(super) fn follow_link(self, path: &[u8]) -> Option<LinkChain> {
         let text = self.link_text(path).ok()?;
-        let start = if text.starts_with(b"/") { b"" } else { parent(path) };
-        self.walk(start.to_vec(), components(&text))
+        let start = if text.starts_with(b"/") { b"" } else { parent_path(path) };
+        self.follow_components(start.to_vec(), reversed_components(&text))
     }
 
     /// As [`follow`](Self::follow), for any absolute path with all its links.
-    pub(crate) fn resolve(self, path: &[u8]) -> Option<Chain> {
-        self.walk(Vec::new(), components(path))
+    pub(crate) fn resolve_path(self, path: &[u8]) -> Option<LinkChain> {
+        self.follow_components(Vec::new(), reversed_components(path))
     }
 
     /// Follows `rest` from `here`; the last element of `rest` is the first component. Returns
     /// `None` if the kernel does not follow further either: each link of a loop is examined by
     /// itself.
-    fn walk(self, mut here: Vec<u8>, mut rest: Vec<Vec<u8>>) -> Option<Chain> {
-        let mut chain = Chain::default();
+    fn follow_components(self, mut here: Vec<u8>, mut rest: Vec<Vec<u8>>) -> Option<LinkChain> {
+        let mut chain = LinkChain::default();
         for _ in 0..MAX_COMPONENTS {
             let Some(component) = rest.pop() else {
                 chain.end = if here.is_empty() { b"/".to_vec() } else { here };
@@ -174,12 +174,12 @@ impl<'a> View<'a> {
             match &component[..] {
                 b"." => continue,
                 b".." => {
-                    here.truncate(parent(&here).len());
+                    here.truncate(parent_path(&here).len());
                     continue;
                 }
                 _ => {}
             }
-            let next = join(&here, &component);
+            let next = join_name(&here, &component);
             if chain.missing.is_some() {
                 here = next;
                 continue;
@@ -193,7 +193,7 @@ impl<'a> View<'a> {
                     if text.starts_with(b"/") {
                         here.clear();
                     }
-                    rest.extend(components(&text));
+                    rest.extend(reversed_components(&text));
                 }
                 Err(Errno::NOENT | Errno::NOTDIR) => {
                     chain.missing = Some(next.clone());
@@ -225,12 +225,12 @@ impl<'a> View<'a> {
     /// mode.
     pub(super) fn is_own(self, directory: &[u8]) -> bool {
         let directory = if directory.is_empty() { b"/" } else { directory };
-        self.stat(directory).map_or(true, |stat| stat.st_uid == rustix::process::geteuid().as_raw())
+        self.stat_path(directory).map_or(true, |stat| stat.st_uid == rustix::process::geteuid().as_raw())
     }
 
     /// Returns the target of a link; fails with EINVAL if `path` is no link.
     pub(crate) fn link_text(self, path: &[u8]) -> Result<Vec<u8>, Errno> {
-        let held = self.open(path, OFlags::PATH)?;
+        let held = self.open_path(path, OFlags::PATH)?;
         match FileType::from_raw_mode(fstat(&held)?.st_mode) {
             FileType::Symlink => resolve::link_text(held.as_fd()),
             _ => Err(Errno::INVAL),
@@ -244,29 +244,29 @@ pub(crate) fn open_host_root() -> Result<OwnedFd, Errno> {
 }
 
 /// Returns the components of a path, last one first.
-fn components(path: &[u8]) -> Vec<Vec<u8>> {
+fn reversed_components(path: &[u8]) -> Vec<Vec<u8>> {
     path.split(|b| *b == b'/').filter(|part| !part.is_empty()).rev().map(<[u8]>::to_vec).collect()
 }
 
 /// Returns the path without its last component and the slash before it: empty for the root.
-pub(crate) fn parent(path: &[u8]) -> &[u8] {
+pub(crate) fn parent_path(path: &[u8]) -> &[u8] {
     path.iter().rposition(|b| *b == b'/').map_or(&b""[..], |at| &path[..at])
 }
 
 /// Returns the last component of a path.
-pub(crate) fn name(path: &[u8]) -> &[u8] {
+pub(crate) fn last_component(path: &[u8]) -> &[u8] {
     path.rsplit(|b| *b == b'/').next().unwrap_or(path)
 }
 
-pub(crate) fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+pub(crate) fn join_name(directory: &[u8], name: &[u8]) -> Vec<u8> {
     let directory = directory.strip_suffix(b"/").unwrap_or(directory);
     [directory, b"/", name].concat()
 }
 
 /// Joins `path` to `directory` if it is relative. Its `..` stay, because their meaning depends on
 /// the links before them.
-pub(crate) fn at(directory: &[u8], path: &[u8]) -> Vec<u8> {
-    if path.starts_with(b"/") { path.to_vec() } else { join(directory, path) }
+pub(crate) fn join_relative(directory: &[u8], path: &[u8]) -> Vec<u8> {
+    if path.starts_with(b"/") { path.to_vec() } else { join_name(directory, path) }
 }
 
 #[cfg(test)]
@@ -278,7 +278,7 @@ mod tests {
     fn every_link_on_the_way_and_the_end_is_found() {
         let scratch = tempfile::tempdir().unwrap();
         let root = File::open(scratch.path()).unwrap();
-        let view = View::new(root.as_fd());
+        let view = RootView::new(root.as_fd());
         std::fs::create_dir_all(scratch.path().join("real/vs")).unwrap();
         for (text, name) in [
             ("real", "alias"),
@@ -292,21 +292,21 @@ mod tests {
         }
         let chain = |links: &[&str], end: &str, missing: Option<&str>| {
             let bytes = |text: &&str| text.as_bytes().to_vec();
-            Some(Chain {
+            Some(LinkChain {
                 links: links.iter().map(bytes).collect(),
                 end: end.into(),
                 missing: missing.as_ref().map(bytes),
                 closed: None,
             })
         };
-        assert_eq!(view.follow(b"/.vscode"), chain(&["/middle", "/alias"], "/real/vs", None));
-        assert_eq!(view.follow(b"/dangling"), chain(&[], "/gone/there/x", Some("/gone")));
-        assert_eq!(view.follow(b"/top"), chain(&[], "/", None));
-        assert_eq!(view.follow(b"/loop"), None);
-        assert_eq!(view.follow(b"/real"), None);
+        assert_eq!(view.follow_link(b"/.vscode"), chain(&["/middle", "/alias"], "/real/vs", None));
+        assert_eq!(view.follow_link(b"/dangling"), chain(&[], "/gone/there/x", Some("/gone")));
+        assert_eq!(view.follow_link(b"/top"), chain(&[], "/", None));
+        assert_eq!(view.follow_link(b"/loop"), None);
+        assert_eq!(view.follow_link(b"/real"), None);
         let long = format!("{}real/vs", "./".repeat(3_000));
-        assert_eq!(view.resolve(long.as_bytes()).unwrap().end, b"/real/vs");
-        assert_eq!(view.resolve(b"/file/x").unwrap().missing.unwrap(), b"/file");
+        assert_eq!(view.resolve_path(long.as_bytes()).unwrap().end, b"/real/vs");
+        assert_eq!(view.resolve_path(b"/file/x").unwrap().missing.unwrap(), b"/file");
     }
 
     /// Skipped for root, which can search the directory; the broker's threads have dropped that
@@ -318,13 +318,13 @@ mod tests {
         }
         let scratch = tempfile::tempdir().unwrap();
         let root = File::open(scratch.path()).unwrap();
-        let view = View::new(root.as_fd());
+        let view = RootView::new(root.as_fd());
         let closed = scratch.path().join("closed");
         std::fs::create_dir(&closed).unwrap();
         std::fs::set_permissions(&closed, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-        let chain = view.resolve(b"/closed/x/../y").unwrap();
+        let chain = view.resolve_path(b"/closed/x/../y").unwrap();
         assert_eq!((chain.closed, chain.end), (Some(b"/closed".to_vec()), b"/closed/y".to_vec()));
-        assert_eq!(view.there(b"/closed/x"), There::Unknown);
+        assert_eq!(view.probe_object(b"/closed/x"), ObjectPresence::Unknown);
         assert_eq!(view.read_known(b"/closed/x", 9), Err(Errno::ACCESS));
         assert_eq!(view.read_known(b"/none", 9), Ok(None));
     }

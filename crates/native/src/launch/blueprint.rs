@@ -10,20 +10,20 @@ use std::sync::OnceLock;
 
 use rustix::process::{getegid, geteuid};
 use rustix::thread::CapabilitySet;
-use stockade_model::{EnforcementReport, LayerReport, LayerState, Level, Plan};
-use stockade_sys::bpf::Program;
+use stockade_model::{EnforcementReport, LayerReport, LayerState, IsolationLevel, AttemptPlan};
+use stockade_sys::bpf::SeccompProgram;
 use stockade_sys::landlock::{self, Ruleset, access, network, scope};
 
 use crate::filter::{FilterSize, init_filter};
-use crate::limits::quotas;
+use crate::limits::compute_quotas;
 
-use super::command::{Command, candidates, cwd_identity};
+use super::command::{PreparedCommand, find_candidates, cwd_identity};
 use super::error::LaunchError;
-use super::layout::{Attachment, Layout, Nature, Spot, c_string, devices, is_staged, layout, refuse_planted_link};
+use super::layout::{MountAttachment, RootLayout, MountKind, IdentifiedDirectory, c_string, find_devices, is_staged, compute_layout, refuse_planted_link};
 use super::merge::merge_steps;
-use super::outfit::Outfit;
-use super::restricted::{DEVICES, OPEN_DIRECTORIES, PrivateDirectory, Reads, other_devices};
-use super::step::{ScratchEntry, Step, TempSize};
+use super::outfit::LaunchOptions;
+use super::restricted::{ALLOWED_DEVICES, OPEN_DEVICE_DIRECTORIES, PrivateDirectory, ReadAllowList, other_devices};
+use super::step::{ScratchEntry, InitStep, TempSize};
 
 /// A tree that only the run sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,16 +39,16 @@ pub struct PrivateTree {
 /// A prepared start. It is used once.
 #[derive(Debug)]
 pub struct Blueprint {
-    pub(super) level: Level,
-    pub(super) steps: Vec<Step>,
+    pub(super) level: IsolationLevel,
+    pub(super) steps: Vec<InitStep>,
     /// Number of steps that are taken before the command's process is made.
     pub(super) alone: usize,
     /// The command. Absent for a persistent sandbox.
-    pub(super) command: Option<Command>,
-    pub(super) walls: Whose,
+    pub(super) command: Option<PreparedCommand>,
+    pub(super) walls: NamespaceOwner,
     /// The command's rights without the broker; absent if there is no command.
     pub(super) ruleset: Option<Ruleset>,
-    pub(super) init_filter: Program,
+    pub(super) init_filter: SeccompProgram,
     pub(super) private_directory: Option<PrivateDirectory>,
     /// True if the caller maps root. An ordinary user maps itself.
     pub(super) mapped_by_caller: bool,
@@ -62,7 +62,7 @@ pub struct Blueprint {
 
 /// The owner of the namespaces in which a command runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Whose {
+pub(super) enum NamespaceOwner {
     /// The command's own init makes them.
     Own,
     /// They belong to a persistent sandbox. Its init reaps the command, and the command's parent
@@ -75,8 +75,8 @@ impl Blueprint {
     ///
     /// # Errors
     /// [`LaunchError`] if the plan cannot be carried out on this machine.
-    pub fn prepare(plan: &Plan) -> Result<Self, LaunchError> {
-        Self::prepare_with(plan, &Outfit::default())
+    pub fn prepare(plan: &AttemptPlan) -> Result<Self, LaunchError> {
+        Self::prepare_with(plan, &LaunchOptions::default())
     }
 
     /// As [`prepare`](Self::prepare), with launch options.
@@ -84,35 +84,35 @@ impl Blueprint {
     /// # Errors
     /// As [`prepare`](Self::prepare). Also if the plan stages its writes at level full without an
     /// overlay, and for replaced files at level restricted.
-    pub fn prepare_with(plan: &Plan, outfit: &Outfit) -> Result<Self, LaunchError> {
-        if is_staged(plan) && outfit.overlay.is_none() && plan.level == Level::Full {
+    pub fn prepare_with(plan: &AttemptPlan, outfit: &LaunchOptions) -> Result<Self, LaunchError> {
+        if is_staged(plan) && outfit.overlay.is_none() && plan.level == IsolationLevel::Full {
             return Err(LaunchError::Unfit("writes are staged at level full, and no stage is there".to_owned()));
         }
-        if !outfit.files.is_empty() && plan.level != Level::Full {
+        if !outfit.files.is_empty() && plan.level != IsolationLevel::Full {
             return Err(LaunchError::Unfit("files can be replaced at level full alone".to_owned()));
         }
-        if plan.level == Level::None {
+        if plan.level == IsolationLevel::None {
             return Err(LaunchError::Unfit("level none has no sandbox to launch".to_owned()));
         }
-        let abi = landlock::abi().map_err(LaunchError::Landlock)?;
-        let candidates = candidates(plan)?;
+        let abi = landlock::query_abi_version().map_err(LaunchError::Landlock)?;
+        let candidates = find_candidates(plan)?;
         let mut parts = match plan.level {
-            Level::Full => full(plan, &candidates, abi, outfit)?,
-            Level::Restricted | Level::None => restricted(plan, abi, outfit)?,
+            IsolationLevel::Full => prepare_full(plan, &candidates, abi, outfit)?,
+            IsolationLevel::Restricted | IsolationLevel::None => prepare_restricted(plan, abi, outfit)?,
         };
         let temp = parts.private_directory.as_ref().map(PrivateDirectory::path);
-        let mut command = Command::new(plan, candidates, outfit, temp.unwrap_or(Path::new(OWN_FILES)), temp)?;
+        let mut command = PreparedCommand::new(plan, candidates, outfit, temp.unwrap_or(Path::new(OWN_FILES_DIR)), temp)?;
         command.cwd_identity = cwd_identity(plan, &parts.private_trees)?;
-        parts.steps.push(Step::DropPrivileges);
-        let alone = if plan.level == Level::Full { FIRST_STEPS } else { parts.steps.len() };
+        parts.steps.push(InitStep::DropPrivileges);
+        let alone = if plan.level == IsolationLevel::Full { FIRST_STEP_COUNT } else { parts.steps.len() };
         Self::new(plan.level, parts, alone, Some(command), abi)
     }
 
     pub(super) fn new(
-        level: Level,
-        parts: Parts,
+        level: IsolationLevel,
+        parts: LevelParts,
         alone: usize,
-        command: Option<Command>,
+        command: Option<PreparedCommand>,
         abi: u32,
     ) -> Result<Self, LaunchError> {
         Ok(Self {
@@ -120,7 +120,7 @@ impl Blueprint {
             steps: parts.steps,
             alone,
             command,
-            walls: Whose::Own,
+            walls: NamespaceOwner::Own,
             ruleset: parts.ruleset,
             init_filter: init_filter(level)?,
             private_directory: parts.private_directory,
@@ -139,7 +139,7 @@ impl Blueprint {
     /// # Errors
     /// If the kernel has no Landlock.
     #[cfg(feature = "measure")]
-    pub fn unasked(mut self) -> Result<Self, LaunchError> {
+    pub fn without_broker(mut self) -> Result<Self, LaunchError> {
         let filter = crate::filter::unasked_filter(self.level)?;
         self.command.iter_mut().for_each(|command| command.filter = filter.clone());
         self.ruleset = Some(new_ruleset(self.abi, 0, 0)?);
@@ -153,12 +153,12 @@ impl Blueprint {
 
     /// Returns the writable paths of the plan that do not exist. Only existing paths can be
     /// attached, so the root stays read-only there.
-    pub fn missing(&self) -> &[PathBuf] {
+    pub fn missing_paths(&self) -> &[PathBuf] {
         &self.missing
     }
 
     /// Returns the name and description of each step, in order.
-    pub fn steps(&self) -> impl Iterator<Item = (&'static str, String)> {
+    pub fn describe_steps(&self) -> impl Iterator<Item = (&'static str, String)> {
         self.steps.iter().map(|s| (s.name(), s.describe()))
     }
 
@@ -178,10 +178,10 @@ impl Blueprint {
     }
 
     /// Returns the descriptors that the child needs, beyond the sockets and streams.
-    pub(super) fn held(&self) -> impl Iterator<Item = RawFd> {
+    pub(super) fn held_descriptors(&self) -> impl Iterator<Item = RawFd> {
         let rules = self.ruleset.iter().map(|rules| rules.as_fd());
         let walls = self.steps.iter().filter_map(|step| match step {
-            Step::Enter(walls) => Some(walls.fds()),
+            InitStep::Enter(walls) => Some(walls.fds()),
             _ => None,
         });
         rules.chain(walls.flatten()).map(|fd| fd.as_raw_fd())
@@ -190,17 +190,17 @@ impl Blueprint {
     /// Returns the report on the layers that are enforced once every step was applied. `ipv6` is
     /// true if the run's own network has IPv6, if there is one. `watched` is true if openings of
     /// hidden paths are reported.
-    pub(super) fn report(&self, wait_killable: bool, ipv6: Option<bool>, watched: bool) -> EnforcementReport {
+    pub(super) fn build_report(&self, wait_killable: bool, ipv6: Option<bool>, watched: bool) -> EnforcementReport {
         let mut layers: BTreeMap<String, LayerReport> = BTreeMap::new();
-        for step in self.steps.iter().filter(|step| watched || !matches!(step, Step::Watch(_))) {
+        for step in self.steps.iter().filter(|step| watched || !matches!(step, InitStep::Watch(_))) {
             let layer = layers
-                .entry(step.layer().to_owned())
+                .entry(step.report_layer().to_owned())
                 .or_insert_with(|| LayerReport { state: LayerState::Enforced, detail: String::new() });
             let separator = if layer.detail.is_empty() { "" } else { "; " };
             layer.detail.push_str(separator);
             layer.detail.push_str(&step.describe());
         }
-        if self.level == Level::Full && self.walls == Whose::Own {
+        if self.level == IsolationLevel::Full && self.walls == NamespaceOwner::Own {
             let own = "a namespace of its own";
             for name in ["pid-namespace", "ipc-namespace", "uts-namespace", "cgroup-namespace"] {
                 layers.insert(name.to_owned(), LayerReport { state: LayerState::Enforced, detail: own.to_owned() });
@@ -215,7 +215,7 @@ impl Blueprint {
         if let Some(command) = &self.command {
             layers.insert("seccomp".to_owned(), seccomp_report(command, wait_killable));
         }
-        if self.walls == Whose::Own {
+        if self.walls == NamespaceOwner::Own {
             layers.insert("credentials".to_owned(), self.credentials_report(watched));
         }
         if !self.missing.is_empty() {
@@ -254,7 +254,7 @@ impl Blueprint {
             }
         }
         // At level full the PID and network namespaces confine these.
-        if self.abi < 6 && self.level == Level::Restricted {
+        if self.abi < 6 && self.level == IsolationLevel::Restricted {
             lacks.push("signals to other processes of the user");
         }
         if lacks.is_empty() {
@@ -268,7 +268,7 @@ impl Blueprint {
     }
 }
 
-fn seccomp_report(command: &Command, wait_killable: bool) -> LayerReport {
+fn seccomp_report(command: &PreparedCommand, wait_killable: bool) -> LayerReport {
     let FilterSize { refused, asked } = command.filter_size;
     let counts = format!("{refused} refusals, {asked} questions, {} instructions", command.filter.len());
     if wait_killable {
@@ -283,8 +283,8 @@ fn seccomp_report(command: &Command, wait_killable: bool) -> LayerReport {
 
 /// The parts that differ between the levels.
 #[derive(Default)]
-pub(super) struct Parts {
-    pub(super) steps: Vec<Step>,
+pub(super) struct LevelParts {
+    pub(super) steps: Vec<InitStep>,
     pub(super) ruleset: Option<Ruleset>,
     pub(super) private_trees: Vec<PrivateTree>,
     pub(super) missing: Vec<PathBuf>,
@@ -294,51 +294,51 @@ pub(super) struct Parts {
     pub(super) private_directory: Option<PrivateDirectory>,
 }
 
-impl Parts {
+impl LevelParts {
     /// Makes parts that consist of steps only.
-    pub(super) fn of(steps: Vec<Step>) -> Self {
+    pub(super) fn from_steps(steps: Vec<InitStep>) -> Self {
         Self { steps, ..Self::default() }
     }
 }
 
 /// The private tree of level full that holds the run's own files.
-const OWN_FILES: &str = "/run";
+const OWN_FILES_DIR: &str = "/run";
 
-fn full(plan: &Plan, candidates: &[CString], abi: u32, outfit: &Outfit) -> Result<Parts, LaunchError> {
+fn prepare_full(plan: &AttemptPlan, candidates: &[CString], abi: u32, outfit: &LaunchOptions) -> Result<LevelParts, LaunchError> {
     let program = candidates.first().map(|c| Path::new(std::ffi::OsStr::from_bytes(c.to_bytes())));
     let program = program.and_then(|p| p.canonicalize().ok());
-    let Layout { attachments, missing, uncovered } = layout(plan, program.as_deref(), outfit)?;
-    let ruleset = new_ruleset(abi, access::changing(abi), 0)?;
+    let RootLayout { attachments, missing, uncovered } = compute_layout(plan, program.as_deref(), outfit)?;
+    let ruleset = new_ruleset(abi, access::change_rights(abi), 0)?;
     let mapped_by_caller = may_map_for_others();
     let mut steps = Vec::from(first_steps(mapped_by_caller)?);
-    steps.push(Step::Quotas(quotas(&plan.profile.limits)));
+    steps.push(InitStep::Quotas(compute_quotas(&plan.profile.limits)));
     let size = plan.profile.limits.temp_bytes.map(TempSize::new).transpose()?;
     if let Some(overlay) = &outfit.overlay {
-        let workspace = Spot::of(plan.workspace.as_path())?;
-        steps.push(Step::Stage { workspace, overlay: overlay.clone() });
+        let workspace = IdentifiedDirectory::at_path(plan.workspace.as_path())?;
+        steps.push(InitStep::Stage { workspace, overlay: overlay.clone() });
     }
     steps.extend(merge_steps(&attachments));
-    steps.extend([Step::Root { size }, Step::Scratch(scratch_entries(&attachments, outfit)?)]);
+    steps.extend([InitStep::Root { size }, InitStep::Scratch(scratch_entries(&attachments, outfit)?)]);
     // As late as possible, because the layers are requested meanwhile.
-    steps.extend(outfit.borrows().then_some(Step::TakeLayers));
+    steps.extend(outfit.has_borrowed_layers().then_some(InitStep::TakeLayers));
     let private_trees = private_trees(&attachments);
     let (mut hidden, mut watched) = (Vec::new(), Vec::new());
     for attachment in attachments {
-        if matches!(attachment.nature, Nature::Hidden(_)) {
+        if matches!(attachment.nature, MountKind::Hidden(_)) {
             hidden.push(PathBuf::from(std::ffi::OsStr::from_bytes(attachment.path.as_bytes())));
             watched.push(attachment.placeholder.clone());
         }
-        let is_devices = attachment.nature == Nature::Devices;
-        steps.push(Step::Attach(attachment));
+        let is_devices = attachment.nature == MountKind::Devices;
+        steps.push(InitStep::Attach(attachment));
         if is_devices {
-            steps.push(Step::Devices(devices()?));
+            steps.push(InitStep::Devices(find_devices()?));
         }
     }
     if !watched.is_empty() {
-        steps.push(Step::Watch(watched));
+        steps.push(InitStep::Watch(watched));
     }
-    steps.push(Step::SwapRoot);
-    Ok(Parts {
+    steps.push(InitStep::SwapRoot);
+    Ok(LevelParts {
         steps,
         ruleset: Some(ruleset),
         private_trees,
@@ -351,15 +351,15 @@ fn full(plan: &Plan, candidates: &[CString], abi: u32, outfit: &Outfit) -> Resul
 }
 
 /// Number of [`first_steps`].
-pub(super) const FIRST_STEPS: usize = 7;
+pub(super) const FIRST_STEP_COUNT: usize = 7;
 
 /// Returns the steps with which level full always begins, whatever the plan.
-pub(super) fn first_steps(mapped_by_caller: bool) -> Result<[Step; FIRST_STEPS], LaunchError> {
-    let identity = if mapped_by_caller { Step::AwaitIdentity } else { claim_identity()? };
-    Ok([Step::Namespaces, identity, Step::KeyRing, Step::Network, Step::PrivateMounts, Step::Proc, Step::CopyRoot])
+pub(super) fn first_steps(mapped_by_caller: bool) -> Result<[InitStep; FIRST_STEP_COUNT], LaunchError> {
+    let identity = if mapped_by_caller { InitStep::AwaitIdentity } else { claim_identity()? };
+    Ok([InitStep::Namespaces, identity, InitStep::KeyRing, InitStep::Network, InitStep::PrivateMounts, InitStep::Proc, InitStep::CopyRoot])
 }
 
-fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchError> {
+fn prepare_restricted(plan: &AttemptPlan, abi: u32, outfit: &LaunchOptions) -> Result<LevelParts, LaunchError> {
     let files = &plan.profile.filesystem;
     let mut hidden = outfit.hidden_there(plan).into_owned();
     let uncovered = files.hide.len() - hidden.len();
@@ -379,11 +379,11 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
     // A surrounding network of the sandbox's own separates such names already.
     let abstract_names = if outfit.is_within_walls() { 0 } else { scope::ABSTRACT_UNIX_SOCKET };
     let scoped = if abi >= 6 { scope::SIGNAL | abstract_names } else { 0 };
-    let handled = access::changing(abi) | reads;
+    let handled = access::change_rights(abi) | reads;
     let ruleset = Ruleset::new(abi, handled, ports, scoped).map_err(LaunchError::Landlock)?;
-    let devices: Vec<PathBuf> = DEVICES.iter().map(PathBuf::from).filter(|path| path.exists()).collect();
+    let devices: Vec<PathBuf> = ALLOWED_DEVICES.iter().map(PathBuf::from).filter(|path| path.exists()).collect();
     for device in &devices {
-        allow(&ruleset, device, access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)?;
+        allow_path(&ruleset, device, access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)?;
     }
     let mut missing = Vec::new();
     for path in files.write.iter().map(|p| p.as_path()) {
@@ -394,22 +394,22 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
     }
     if reads != 0 {
         let agreed = files.reveal.iter().chain(&files.write).filter_map(|p| p.as_path().canonicalize().ok());
-        let shown: Vec<PathBuf> = agreed.chain(devices).chain(OPEN_DIRECTORIES.iter().map(PathBuf::from)).collect();
-        Reads::new(&hidden, &shown).allow(&ruleset)?;
+        let shown: Vec<PathBuf> = agreed.chain(devices).chain(OPEN_DEVICE_DIRECTORIES.iter().map(PathBuf::from)).collect();
+        ReadAllowList::new(&hidden, &shown).allow_reads(&ruleset)?;
     }
-    let Private { directory, mut steps, mut trees } = Private::of(outfit, &ruleset, access::changing(abi) | reads)?;
+    let PrivateDirectories { directory, mut steps, mut trees } = PrivateDirectories::from_options(outfit, &ruleset, access::change_rights(abi) | reads)?;
     if let Some(kept) = &outfit.kept {
-        allow(&ruleset, kept, access::changing(abi) | reads)?;
+        allow_path(&ruleset, kept, access::change_rights(abi) | reads)?;
         trees.push(PrivateTree { path: kept.clone(), floor_allows: true });
     }
-    steps.extend([Step::KeyRing, Step::AdoptOrphans]);
+    steps.extend([InitStep::KeyRing, InitStep::AdoptOrphans]);
     for named in &outfit.named {
-        steps.push(Step::OwnFile { name: named.file_name()?, content: named.content.clone() });
+        steps.push(InitStep::OwnFile { name: named.file_name()?, content: named.content.clone() });
     }
     if may_map_for_others() {
-        steps.push(Step::LeaveGroups);
+        steps.push(InitStep::LeaveGroups);
     }
-    Ok(Parts {
+    Ok(LevelParts {
         steps,
         ruleset: Some(ruleset),
         private_trees: trees,
@@ -422,25 +422,25 @@ fn restricted(plan: &Plan, abi: u32, outfit: &Outfit) -> Result<Parts, LaunchErr
 }
 
 /// Directories in which a run without a mount namespace may write.
-struct Private {
+struct PrivateDirectories {
     /// Made for the run, and removed with it.
     directory: Option<PrivateDirectory>,
-    steps: Vec<Step>,
+    steps: Vec<InitStep>,
     trees: Vec<PrivateTree>,
 }
 
-impl Private {
-    fn of(outfit: &Outfit, ruleset: &Ruleset, rights: u64) -> Result<Self, LaunchError> {
+impl PrivateDirectories {
+    fn from_options(outfit: &LaunchOptions, ruleset: &Ruleset, rights: u64) -> Result<Self, LaunchError> {
         let tree = |path: &Path| PrivateTree { path: path.to_owned(), floor_allows: true };
         if !outfit.is_within_walls() {
-            let directory = PrivateDirectory::choose()?;
-            let steps = vec![Step::PrivateDirectory { path: c_string(directory.path().as_os_str())?, rights }];
+            let directory = PrivateDirectory::choose_name()?;
+            let steps = vec![InitStep::PrivateDirectory { path: c_string(directory.path().as_os_str())?, rights }];
             return Ok(Self { trees: vec![tree(directory.path())], steps, directory: Some(directory) });
         }
         if !outfit.named.is_empty() {
             return Err(LaunchError::Unfit("a file of the run's own needs a directory made for it".to_owned()));
         }
-        outfit.private.iter().try_for_each(|path| allow(ruleset, path, rights))?;
+        outfit.private.iter().try_for_each(|path| allow_path(ruleset, path, rights))?;
         let trees = outfit.private.iter().map(|path| tree(path)).collect();
         Ok(Self { directory: None, steps: Vec::new(), trees })
     }
@@ -452,11 +452,11 @@ fn new_ruleset(abi: u32, handled: u64, ports: u64) -> Result<Ruleset, LaunchErro
 }
 
 /// Allows `rights` on the object that is at `path` now.
-pub(super) fn allow(ruleset: &Ruleset, path: &Path, rights: u64) -> Result<(), LaunchError> {
+pub(super) fn allow_path(ruleset: &Ruleset, path: &Path, rights: u64) -> Result<(), LaunchError> {
     use rustix::fs::{CWD, Mode, OFlags, openat};
     let why = |e: rustix::io::Errno| LaunchError::Path { path: path.to_owned(), why: e.to_string() };
     let object = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(why)?;
-    ruleset.allow(object.as_fd(), rights).map_err(why)
+    ruleset.allow_beneath(object.as_fd(), rights).map_err(why)
 }
 
 /// Returns whether this process may map its user from outside. Root with its capabilities does so
@@ -465,31 +465,31 @@ pub(super) fn allow(ruleset: &Ruleset, path: &Path, rights: u64) -> Result<(), L
 /// (user_namespaces(7), `/proc/self/setgroups`).
 pub(crate) fn may_map_for_others() -> bool {
     // This process cannot change the result.
-    static MAY: OnceLock<bool> = OnceLock::new();
-    *MAY.get_or_init(|| {
+    static MAY_MAP_OTHERS: OnceLock<bool> = OnceLock::new();
+    *MAY_MAP_OTHERS.get_or_init(|| {
         let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETFCAP;
         rustix::thread::capabilities(None).is_ok_and(|c| c.effective.contains(needed))
             && std::fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "allow")
     })
 }
 
-pub(super) fn claim_identity() -> Result<Step, LaunchError> {
+pub(super) fn claim_identity() -> Result<InitStep, LaunchError> {
     let map = |id: u32| CString::new(format!("{id} {id} 1"));
     match (map(geteuid().as_raw()), map(getegid().as_raw())) {
-        (Ok(uid_map), Ok(gid_map)) => Ok(Step::ClaimIdentity { uid_map, gid_map }),
+        (Ok(uid_map), Ok(gid_map)) => Ok(InitStep::ClaimIdentity { uid_map, gid_map }),
         _ => Err(LaunchError::Unfit("the user's number cannot be written".to_owned())),
     }
 }
 
-pub(super) fn private_trees(attachments: &[Attachment]) -> Vec<PrivateTree> {
+pub(super) fn private_trees(attachments: &[MountAttachment]) -> Vec<PrivateTree> {
     let tree = |path: PathBuf, floor_allows| PrivateTree { path, floor_allows };
     let mut trees = Vec::new();
     for attachment in attachments {
         let path = PathBuf::from(std::ffi::OsStr::from_bytes(attachment.path.as_bytes()));
         match &attachment.nature {
-            Nature::Private(_) | Nature::Kept => trees.push(tree(path, attachment.floor_allows)),
-            Nature::Merged(merged) if merged.is_whole() => trees.push(tree(path, true)),
-            Nature::Merged(merged) => {
+            MountKind::Private(_) | MountKind::Kept => trees.push(tree(path, attachment.floor_allows)),
+            MountKind::Merged(merged) if merged.is_whole() => trees.push(tree(path, true)),
+            MountKind::Merged(merged) => {
                 let within = |name: &CString| path.join(std::ffi::OsStr::from_bytes(name.as_bytes()));
                 trees.extend(merged.directories.iter().map(|name| tree(within(name), true)));
                 trees.extend(merged.files.iter().map(|name| tree(within(name), false)));
@@ -501,9 +501,9 @@ pub(super) fn private_trees(attachments: &[Attachment]) -> Vec<PrivateTree> {
 }
 
 /// Returns the entries of the run's own filesystem before anything is attached.
-pub(super) fn scratch_entries(attachments: &[Attachment], outfit: &Outfit) -> Result<Vec<ScratchEntry>, LaunchError> {
+pub(super) fn scratch_entries(attachments: &[MountAttachment], outfit: &LaunchOptions) -> Result<Vec<ScratchEntry>, LaunchError> {
     use ScratchEntry::{Directory, EmptyFile, File, Link};
-    let roots: Vec<&Attachment> = attachments.iter().filter(|a| a.is_written()).collect();
+    let roots: Vec<&MountAttachment> = attachments.iter().filter(|a| a.is_written()).collect();
     let mut entries = vec![
         Directory(c"dev".into(), 0o755),
         Directory(c"dev/pts".into(), 0o755),
@@ -511,8 +511,8 @@ pub(super) fn scratch_entries(attachments: &[Attachment], outfit: &Outfit) -> Re
         Directory(c"void".into(), 0o555),
         EmptyFile(c"empty".into()),
     ];
-    for device in devices()? {
-        entries.push(EmptyFile(join(c"dev", device.name)));
+    for device in find_devices()? {
+        entries.push(EmptyFile(join_path(c"dev", device.name)));
     }
     for (text, name) in [
         (c"pts/ptmx", c"ptmx"),
@@ -521,25 +521,25 @@ pub(super) fn scratch_entries(attachments: &[Attachment], outfit: &Outfit) -> Re
         (c"/proc/self/fd/1", c"stdout"),
         (c"/proc/self/fd/2", c"stderr"),
     ] {
-        entries.push(Link(text.into(), join(c"dev", name)));
+        entries.push(Link(text.into(), join_path(c"dev", name)));
     }
     for attachment in attachments {
         match &attachment.nature {
-            Nature::Private(name) if *name == c"run" => {
+            MountKind::Private(name) if *name == c"run" => {
                 entries.extend(run_entries()?);
                 for named in &outfit.named {
-                    entries.push(File(join(name, &named.file_name()?), named.content.clone()));
+                    entries.push(File(join_path(name, &named.file_name()?), named.content.clone()));
                 }
             }
-            Nature::Provided(index) => {
+            MountKind::Provided(index) => {
                 let content = outfit.files.get(*index).map(|(_, content)| content.clone());
                 entries.push(File(attachment.placeholder.clone(), content.unwrap_or_default()));
             }
-            Nature::Private(name) => entries.push(Directory((*name).into(), 0o1777)),
-            Nature::Hidden(children) if attachment.directory => {
+            MountKind::Private(name) => entries.push(Directory((*name).into(), 0o1777)),
+            MountKind::Hidden(children) if attachment.directory => {
                 entries.push(Directory(attachment.placeholder.clone(), 0o755));
                 for (name, directory) in children {
-                    let path = join(&attachment.placeholder, name);
+                    let path = join_path(&attachment.placeholder, name);
                     entries.push(if *directory {
                         Directory(path, 0o755)
                     } else {
@@ -547,7 +547,7 @@ pub(super) fn scratch_entries(attachments: &[Attachment], outfit: &Outfit) -> Re
                     });
                 }
             }
-            Nature::Hidden(_) => entries.push(hidden_file(attachment, &roots, attachment.placeholder.clone())),
+            MountKind::Hidden(_) => entries.push(hidden_file(attachment, &roots, attachment.placeholder.clone())),
             _ => {}
         }
     }
@@ -557,8 +557,8 @@ pub(super) fn scratch_entries(attachments: &[Attachment], outfit: &Outfit) -> Re
 /// Returns the placeholder `path` of a hidden file. In a writable directory of the run it cannot be
 /// opened, because `git commit -a`, for example, would commit an empty file. Elsewhere it can be
 /// opened, so that the opening is noticed.
-fn hidden_file(hidden: &Attachment, roots: &[&Attachment], path: CString) -> ScratchEntry {
-    let is_in_root = |root: &&Attachment| hidden.path.as_bytes().starts_with(&[root.path.as_bytes(), b"/"].concat());
+fn hidden_file(hidden: &MountAttachment, roots: &[&MountAttachment], path: CString) -> ScratchEntry {
+    let is_in_root = |root: &&MountAttachment| hidden.path.as_bytes().starts_with(&[root.path.as_bytes(), b"/"].concat());
     if roots.iter().any(is_in_root) { ScratchEntry::ClosedFile(path) } else { ScratchEntry::EmptyFile(path) }
 }
 
@@ -581,7 +581,7 @@ fn run_entries() -> Result<Vec<ScratchEntry>, LaunchError> {
     Ok(entries)
 }
 
-fn join(directory: &CStr, name: &CStr) -> CString {
+fn join_path(directory: &CStr, name: &CStr) -> CString {
     let mut bytes = directory.to_bytes().to_vec();
     bytes.push(b'/');
     bytes.extend_from_slice(name.to_bytes());

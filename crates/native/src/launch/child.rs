@@ -7,25 +7,25 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, chmodat, open, unlinkat};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, setrlimit, setsid, umask};
-use stockade_model::Level;
-use stockade_sys::arena::published;
-use stockade_sys::clone::{Child, fork_with};
+use stockade_model::IsolationLevel;
+use stockade_sys::arena::published_value;
+use stockade_sys::clone::{ClonedChild, fork_with};
 use stockade_sys::landlock::Ruleset;
-use stockade_sys::reap::{self, Became, Ended};
+use stockade_sys::reap::{self, ChildStateChange, ProcessExit};
 use stockade_sys::session::{lead_foreground, take_terminal};
 use stockade_sys::{Errno, caps, descriptors, exec, fork_signals, marks, passing, seccomp};
 
-use super::blueprint::{Blueprint, Whose};
+use super::blueprint::{Blueprint, NamespaceOwner};
 use super::cleanup;
-use super::command::Command;
-use super::message::{Message, Parts};
+use super::command::PreparedCommand;
+use super::message::{LaunchMessage, BuiltFlags};
 use super::network;
 use super::own_writes::OwnWrites;
-use super::step::{Site, Step, verify_directory};
+use super::step::{BuildContext, InitStep, verify_directory};
 
 /// The descriptors that are open when the init starts.
 #[derive(Debug)]
-pub(super) struct Inherited<'a> {
+pub(super) struct InheritedDescriptors<'a> {
     pub(super) control: BorrowedFd<'a>,
     pub(super) gate: BorrowedFd<'a>,
     pub(super) stdio: [BorrowedFd<'a>; 3],
@@ -34,87 +34,87 @@ pub(super) struct Inherited<'a> {
 }
 
 /// Exit code of an init that failed. No process reads it.
-const FAILED: i32 = 125;
+const INIT_FAILED_EXIT_CODE: i32 = 125;
 /// Exit code of a command that could not be executed, as in shells.
-const NOT_FOUND: i32 = 127;
+const NOT_FOUND_EXIT_CODE: i32 = 127;
 
 /// Runs the init: builds the sandbox, starts the command, supervises it and cleans up.
-pub(super) fn init(plan: &Blueprint, inherited: &Inherited<'_>) -> i32 {
-    marks::set(INIT_MADE);
-    let mut site = Site::new(inherited.control, plan.ruleset.as_ref());
+pub(super) fn run_init(plan: &Blueprint, inherited: &InheritedDescriptors<'_>) -> i32 {
+    marks::set_mark(INIT_MADE_MARK);
+    let mut site = BuildContext::new(inherited.control, plan.ruleset.as_ref());
     let inherited_mask = umask(Mode::empty());
     let mask = plan.command.as_ref().and_then(|command| command.umask).map_or(inherited_mask, Mode::from_raw_mode);
     // The streams are first, so that no descriptor of a step gets a number below 3.
     let cleared = descriptors::place_stdio(inherited.stdio).and_then(|()| descriptors::close_all_but(inherited.keep));
     if let Err(errno) = cleared {
-        let _ = Message::StepFailed { index: 0, errno }.send(inherited.control, &[]);
-        return FAILED;
+        let _ = LaunchMessage::StepFailed { index: 0, errno }.send(inherited.control, &[]);
+        return INIT_FAILED_EXIT_CODE;
     }
     go_on(plan, &mut site, inherited.gate, mask, 0)
 }
 
 /// Runs an init that is made before there is a plan. It takes the steps with which every plan
 /// begins and then waits for the plan. The end of the caller wakes it.
-pub(super) fn early_init(first: &[Step], control: BorrowedFd<'_>, gate: BorrowedFd<'_>) -> i32 {
-    marks::set(INIT_MADE);
+pub(super) fn early_init(first: &[InitStep], control: BorrowedFd<'_>, gate: BorrowedFd<'_>) -> i32 {
+    marks::set_mark(INIT_MADE_MARK);
     let ruleset;
-    let mut site = Site::new(control, None);
+    let mut site = BuildContext::new(control, None);
     let mut mask = umask(Mode::empty());
     let mut keep = [0, 1, 2, control.as_raw(), gate.as_raw()];
     keep.sort_unstable();
-    let begun = descriptors::close_all_but(&keep).map_err(|errno| Failed { index: 0, errno });
-    if let Err(Failed { index, errno }) = begun.and_then(|()| take_steps(first, 0..first.len(), &mut site)) {
-        let _ = Message::StepFailed { index, errno }.send(control, &[]);
-        return FAILED;
+    let begun = descriptors::close_all_but(&keep).map_err(|errno| InitStepError { index: 0, errno });
+    if let Err(InitStepError { index, errno }) = begun.and_then(|()| take_steps(first, 0..first.len(), &mut site)) {
+        let _ = LaunchMessage::StepFailed { index, errno }.send(control, &[]);
+        return INIT_FAILED_EXIT_CODE;
     }
-    let Ok(Some((Message::Plan { umask }, received))) = Message::receive(control, true) else { return FAILED };
+    let Ok(Some((LaunchMessage::Plan { umask }, received))) = LaunchMessage::receive_from(control, true) else { return INIT_FAILED_EXIT_CODE };
     mask = umask.map_or(mask, Mode::from_raw_mode);
-    let plan = published::<Blueprint>().and_then(|plan| Some((plan, plan.ruleset.as_ref()?)));
+    let plan = published_value::<Blueprint>().and_then(|plan| Some((plan, plan.ruleset.as_ref()?)));
     let (Some((plan, own_rules)), [Some(stdin), Some(stdout), Some(stderr), Some(rules), ..]) =
         (plan, received.descriptors)
     else {
-        let _ = Message::StepFailed { index: first.len() as u32, errno: Errno::PROTO }.send(control, &[]);
-        return FAILED;
+        let _ = LaunchMessage::StepFailed { index: first.len() as u32, errno: Errno::PROTO }.send(control, &[]);
+        return INIT_FAILED_EXIT_CODE;
     };
     if let Err(errno) = descriptors::place_stdio([stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]) {
-        let _ = Message::StepFailed { index: first.len() as u32, errno }.send(control, &[]);
-        return FAILED;
+        let _ = LaunchMessage::StepFailed { index: first.len() as u32, errno }.send(control, &[]);
+        return INIT_FAILED_EXIT_CODE;
     }
     drop((stdin, stdout, stderr));
-    ruleset = own_rules.over(rules);
+    ruleset = own_rules.with_descriptor(rules);
     site.ruleset = Some(&ruleset);
     go_on(plan, &mut site, gate, mask, first.len())
 }
 
 /// Takes the steps from number `done` on, then supervises. The command's process is made as early
 /// as possible, so that it prepares itself while the init builds.
-fn go_on(plan: &Blueprint, site: &mut Site<'_>, gate: BorrowedFd<'_>, mask: Mode, done: usize) -> i32 {
-    let built = build(plan, site, gate, mask, done);
-    match built.and_then(|child| supervise(plan, site.control, child.map(|child| child.pid), site)) {
+fn go_on(plan: &Blueprint, site: &mut BuildContext<'_>, gate: BorrowedFd<'_>, mask: Mode, done: usize) -> i32 {
+    let built = build_sandbox(plan, site, gate, mask, done);
+    match built.and_then(|child| supervise_command(plan, site.control, child.map(|child| child.pid), site)) {
         Ok(()) => 0,
-        Err(Failed { index, errno }) => {
-            let _ = Message::StepFailed { index, errno }.send(site.control, &[]);
+        Err(InitStepError { index, errno }) => {
+            let _ = LaunchMessage::StepFailed { index, errno }.send(site.control, &[]);
             remove_private_directory(plan, site);
-            FAILED
+            INIT_FAILED_EXIT_CODE
         }
     }
 }
 
 /// The failed part: a step; after the steps, the start of the command; then the supervision.
-struct Failed {
+struct InitStepError {
     index: u32,
     errno: Errno,
 }
 
-fn build(
+fn build_sandbox(
     plan: &Blueprint,
-    site: &mut Site<'_>,
+    site: &mut BuildContext<'_>,
     gate: BorrowedFd<'_>,
     mask: Mode,
     done: usize,
-) -> Result<Option<Child>, Failed> {
+) -> Result<Option<ClonedChild>, InitStepError> {
     let steps = plan.steps.len();
-    let unmade = |errno| Failed { index: steps as u32, errno };
+    let unmade = |errno| InitStepError { index: steps as u32, errno };
     take_steps(&plan.steps, done..plan.alone, site)?;
     if plan.command.as_ref().is_some_and(|program| program.terminal) {
         // The command's process group then has a parent in the session, so its terminal can stop
@@ -122,31 +122,31 @@ fn build(
         setsid().map_err(unmade)?;
         take_terminal().map_err(unmade)?;
     }
-    let (word, heard) = passing::pair().map_err(unmade)?;
-    let start = |program: &Command| {
-        fork_with(0, libc::SIGCHLD, || command(plan, program, gate, heard.as_fd(), site.ruleset, mask))
+    let (word, heard) = passing::socket_pair().map_err(unmade)?;
+    let start = |program: &PreparedCommand| {
+        fork_with(0, libc::SIGCHLD, || run_command(plan, program, gate, heard.as_fd(), site.ruleset, mask))
     };
     let child = plan.command.as_ref().map(start).transpose().map_err(unmade)?;
     take_steps(&plan.steps, done.max(plan.alone)..steps, site)?;
     hand_over(site).map_err(unmade)?;
     // If the command is gone, it has reported why.
-    let _ = Message::Built { parts: Parts::default() }.send(word.as_fd(), &[]);
+    let _ = LaunchMessage::Built { parts: BuiltFlags::default() }.send(word.as_fd(), &[]);
     Ok(child)
 }
 
 /// Reports to the caller that the sandbox is built, and passes the caller's descriptors.
-fn hand_over(site: &Site<'_>) -> Result<(), Errno> {
+fn hand_over(site: &BuildContext<'_>) -> Result<(), Errno> {
     let network = site.network.as_ref();
     let all = [
-        (Parts::SCRATCH, site.scratch.as_ref()),
-        (Parts::WATCHES, site.watches.as_ref()),
-        (Parts::NAMES, network.map(|n| &n.names)),
-        (Parts::UNREACHABLE, network.map(|n| &n.unreachable)),
-        (Parts::UNREACHABLE_V6, network.and_then(|n| n.unreachable_v6.as_ref())),
-        (Parts::SOCKETS, network.map(|n| &n.asking)),
+        (BuiltFlags::SCRATCH, site.scratch.as_ref()),
+        (BuiltFlags::HIDDEN_WATCHES, site.watches.as_ref()),
+        (BuiltFlags::DNS_SOCKET, network.map(|n| &n.names)),
+        (BuiltFlags::UNREACHABLE_V4, network.map(|n| &n.unreachable)),
+        (BuiltFlags::UNREACHABLE_V6, network.and_then(|n| n.unreachable_v6.as_ref())),
+        (BuiltFlags::SOCKET_REQUESTS, network.map(|n| &n.asking)),
     ];
-    let mut parts = if network.is_some_and(|n| n.unreachable_v6.is_some()) { Parts::IPV6 } else { 0 };
-    parts |= u32::from(site.unmerged) << Parts::UNMERGED_SHIFT;
+    let mut parts = if network.is_some_and(|n| n.unreachable_v6.is_some()) { BuiltFlags::IPV6 } else { 0 };
+    parts |= u32::from(site.unmerged) << BuiltFlags::UNMERGED_SHIFT;
     let mut descriptors = [site.control; passing::MAX_DESCRIPTORS];
     let mut count = 0;
     for ((part, fd), slot) in all.iter().filter_map(|(part, fd)| Some((part, (*fd)?))).zip(&mut descriptors) {
@@ -154,16 +154,16 @@ fn hand_over(site: &Site<'_>) -> Result<(), Errno> {
         parts |= part;
         count += 1;
     }
-    Message::Built { parts: Parts(parts) }.send(site.control, descriptors.get(..count).unwrap_or_default())?;
-    site.walls.as_ref().map_or(Ok(()), |walls| Message::Standing.send(site.control, &walls.fds()))
+    LaunchMessage::Built { parts: BuiltFlags(parts) }.send(site.control, descriptors.get(..count).unwrap_or_default())?;
+    site.walls.as_ref().map_or(Ok(()), |walls| LaunchMessage::Standing.send(site.control, &walls.fds()))
 }
 
-fn take_steps(steps: &[Step], which: Range<usize>, site: &mut Site<'_>) -> Result<(), Failed> {
+fn take_steps(steps: &[InitStep], which: Range<usize>, site: &mut BuildContext<'_>) -> Result<(), InitStepError> {
     for (index, step) in steps.iter().enumerate().take(which.end).skip(which.start) {
-        step.apply(site).map_err(|errno| Failed { index: index as u32, errno })?;
+        step.apply(site).map_err(|errno| InitStepError { index: index as u32, errno })?;
         // Of a plan with more steps than marks, only the first steps are marked.
-        if index < FIRST_STAGE {
-            marks::set(index);
+        if index < FIRST_STAGE_MARK {
+            marks::set_mark(index);
         }
     }
     Ok(())
@@ -171,8 +171,8 @@ fn take_steps(steps: &[Step], which: Range<usize>, site: &mut Site<'_>) -> Resul
 
 /// Waits for the command's end or a message from the caller. When this returns, no other process of
 /// the run is left.
-fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, command: Option<Pid>, site: &Site<'_>) -> Result<(), Failed> {
-    let unwatched = |errno| Failed { index: plan.steps.len() as u32 + 1, errno };
+fn supervise_command(plan: &Blueprint, control: BorrowedFd<'_>, command: Option<Pid>, site: &BuildContext<'_>) -> Result<(), InitStepError> {
+    let unwatched = |errno| InitStepError { index: plan.steps.len() as u32 + 1, errno };
     let ends = fork_signals::child_end_descriptor().map_err(unwatched)?;
     // Only the socket to the caller, the signal descriptor and the descriptors for the clean-up
     // stay open. The end of a pipe kept here would keep its reader waiting. The watches stay open
@@ -192,20 +192,20 @@ fn supervise(plan: &Blueprint, control: BorrowedFd<'_>, command: Option<Pid>, si
     let first = keep.iter().position(|fd| *fd >= 0).unwrap_or(0);
     descriptors::close_all_but(&keep[first..])
         .and_then(|()| caps::make_opaque())
-        .and_then(|()| seccomp::install(&plan.init_filter))
+        .and_then(|()| seccomp::install_filter(&plan.init_filter))
         .map_err(unwatched)?;
 
     let asked = site.network.as_ref().map(|network| network.serving.as_fd());
     let leads_session = plan.command.as_ref().is_some_and(|program| program.terminal);
     let ended = watch_over((control, leads_session), ends.as_fd(), (asked, writes.as_ref()), command);
-    marks::set(ENDED);
+    marks::set_mark(ENDED_MARK);
     end_everything(plan, site);
-    marks::set(REAPED);
-    writes.iter().for_each(|writes| writes.tell(control));
+    marks::set_mark(REAPED_MARK);
+    writes.iter().for_each(|writes| writes.report_count(control));
     if let Some(ended) = ended {
-        let _ = Message::Ended { ended, used: reap::children_used() }.send(control, &[]);
+        let _ = LaunchMessage::Ended { ended, used: reap::children_used() }.send(control, &[]);
         // Waits until the caller has released the objects that both processes share.
-        while let Ok(Some(_)) | Err(Errno::PROTO | Errno::INTR) = Message::receive(control, true) {}
+        while let Ok(Some(_)) | Err(Errno::PROTO | Errno::INTR) = LaunchMessage::receive_from(control, true) {}
     }
     Ok(())
 }
@@ -217,7 +217,7 @@ fn watch_over(
     ends: BorrowedFd<'_>,
     (mut asked, writes): (Option<BorrowedFd<'_>>, Option<&OwnWrites>),
     command: Option<Pid>,
-) -> Option<Ended> {
+) -> Option<ProcessExit> {
     loop {
         if let Some(ended) = reap_until((control, leads_session), command, writes) {
             return Some(ended);
@@ -230,7 +230,7 @@ fn watch_over(
             Err(_) => return None,
         }
         let [from_caller, _, for_socket] = waited.map(|w| w.revents());
-        if fork_signals::drain(ends) && leads_session {
+        if fork_signals::drain_descriptor(ends) && leads_session {
             // The kernel signals only the session leader.
             let told = [Signal::HUP, Signal::CONT].map(Signal::as_raw);
             command.into_iter().for_each(|command| told.iter().for_each(|signal| reap::signal_group(command, *signal)));
@@ -239,8 +239,8 @@ fn watch_over(
             asked = asked.filter(|asked| network::serve_one(*asked));
         }
         if !from_caller.is_empty() {
-            match Message::receive(control, false) {
-                Ok(Some((Message::Signal(number), _))) => {
+            match LaunchMessage::receive_from(control, false) {
+                Ok(Some((LaunchMessage::Signal(number), _))) => {
                     command.into_iter().for_each(|command| reap::signal_group(command, number));
                 }
                 Ok(Some(_)) | Err(Errno::AGAIN) => {}
@@ -256,34 +256,34 @@ fn reap_until(
     (control, leads_session): (BorrowedFd<'_>, bool),
     command: Option<Pid>,
     writes: Option<&OwnWrites>,
-) -> Option<Ended> {
+) -> Option<ProcessExit> {
     while let Ok(Some((pid, became))) = reap::reap_any() {
         match became {
             // The parent is gone, so no other process counts these writes.
-            Became::Ended(_) if Some(pid) != command => writes.into_iter().for_each(|writes| writes.tell(control)),
+            ChildStateChange::Ended(_) if Some(pid) != command => writes.into_iter().for_each(|writes| writes.report_count(control)),
             _ if Some(pid) != command => {}
-            Became::Ended(ended) => return Some(ended),
+            ChildStateChange::Ended(ended) => return Some(ended),
             // The next wait notices if the caller is gone.
-            Became::Stopped(signal) if leads_session => drop(Message::Stopped { signal }.send(control, &[])),
-            Became::Stopped(_) => {}
+            ChildStateChange::Stopped(signal) if leads_session => drop(LaunchMessage::Stopped { signal }.send(control, &[])),
+            ChildStateChange::Stopped(_) => {}
         }
     }
     None
 }
 
-fn end_everything(plan: &Blueprint, site: &Site<'_>) {
+fn end_everything(plan: &Blueprint, site: &BuildContext<'_>) {
     match plan.level {
-        Level::Full => reap::end_namespace(),
-        Level::Restricted | Level::None => cleanup::end_descendants(),
+        IsolationLevel::Full => reap::end_namespace(),
+        IsolationLevel::Restricted | IsolationLevel::None => cleanup::end_descendants(),
     }
     remove_private_directory(plan, site);
 }
 
 /// Empties the private directory by its descriptor and removes its name.
-fn remove_private_directory(plan: &Blueprint, site: &Site<'_>) {
+fn remove_private_directory(plan: &Blueprint, site: &BuildContext<'_>) {
     let Some(directory) = &site.private_directory else { return };
     for step in &plan.steps {
-        if let Step::PrivateDirectory { path, .. } = step {
+        if let InitStep::PrivateDirectory { path, .. } = step {
             // The run may have removed the permissions. By path, because a descriptor cannot reach
             // through a closed directory.
             let _ = chmodat(CWD, path, Mode::RWXU, AtFlags::empty());
@@ -294,7 +294,7 @@ fn remove_private_directory(plan: &Blueprint, site: &Site<'_>) {
 }
 
 /// The stages of the command, for errors: name and description.
-pub(super) const STAGES: &[(&str, &str)] = &[
+pub(super) const COMMAND_STAGES: &[(&str, &str)] = &[
     ("session", "a session of its own, without the caller's terminal"),
     ("limits", "resource limits"),
     ("descriptors", "nothing but the standard streams"),
@@ -308,29 +308,29 @@ pub(super) const STAGES: &[(&str, &str)] = &[
 ];
 
 /// Marks: a step of the init has its own number; the stages of the command begin here.
-pub(super) const FIRST_STAGE: usize = 400;
+pub(super) const FIRST_STAGE_MARK: usize = 400;
 /// The init was made.
-pub(super) const INIT_MADE: usize = 424;
+pub(super) const INIT_MADE_MARK: usize = 424;
 /// The init has made the command's process.
-pub(super) const COMMAND_MADE: usize = 420;
+pub(super) const COMMAND_MADE_MARK: usize = 420;
 /// The command was released and executes its program.
-pub(super) const RELEASED: usize = 421;
+pub(super) const RELEASED_MARK: usize = 421;
 /// The init has seen the command's end.
-pub(super) const ENDED: usize = 422;
+pub(super) const ENDED_MARK: usize = 422;
 /// No process but the init is left.
-pub(super) const REAPED: usize = 423;
+pub(super) const REAPED_MARK: usize = 423;
 
 /// The `oom_score_adj` of the command, in thousandths of the memory: the kernel adds it to the
 /// command's actual use.
-const ENDS_BEFORE: (i32, &[u8]) = (200, b"200");
+const OOM_SCORE_ADJUSTMENT: (i32, &[u8]) = (200, b"200");
 
 /// The stage that waits for the init.
-const BUILDING: u32 = 5;
+const BUILDING_STAGE: u32 = 5;
 
 /// Runs the command up to its exec.
-fn command(
+fn run_command(
     plan: &Blueprint,
-    program: &Command,
+    program: &PreparedCommand,
     gate: BorrowedFd<'_>,
     built: BorrowedFd<'_>,
     ruleset: Option<&Ruleset>,
@@ -339,40 +339,40 @@ fn command(
     match prepare_command(plan, program, gate, built, ruleset, mask) {
         Ok(()) => {}
         // The init has reported the failure.
-        Err((BUILDING, _)) => return FAILED,
+        Err((BUILDING_STAGE, _)) => return INIT_FAILED_EXIT_CODE,
         Err((index, errno)) => {
-            let _ = Message::StageFailed { index, errno }.send(gate, &[]);
-            return FAILED;
+            let _ = LaunchMessage::StageFailed { index, errno }.send(gate, &[]);
+            return INIT_FAILED_EXIT_CODE;
         }
     }
-    if !matches!(Message::receive(gate, true), Ok(Some((Message::Go, _)))) {
-        return FAILED;
+    if !matches!(LaunchMessage::receive_from(gate, true), Ok(Some((LaunchMessage::Go, _)))) {
+        return INIT_FAILED_EXIT_CODE;
     }
     fork_signals::reset_for_exec();
-    marks::set(RELEASED);
+    marks::set_mark(RELEASED_MARK);
     // The program that runs is the one that was shown (L5).
     let errno = exec::exec_first(&program.candidates, &program.arguments, &program.environment);
-    let _ = Message::ExecFailed { errno }.send(gate, &[]);
-    NOT_FOUND
+    let _ = LaunchMessage::ExecFailed { errno }.send(gate, &[]);
+    NOT_FOUND_EXIT_CODE
 }
 
 /// Prepares the command's process. Only the last stages depend on the init's concurrent building.
 fn prepare_command(
     plan: &Blueprint,
-    program: &Command,
+    program: &PreparedCommand,
     gate: BorrowedFd<'_>,
     built: BorrowedFd<'_>,
     ruleset: Option<&Ruleset>,
     mask: Mode,
 ) -> Result<(), (u32, Errno)> {
-    let done = |stage: usize| marks::set(FIRST_STAGE + stage);
-    marks::set(COMMAND_MADE);
+    let done = |stage: usize| marks::set_mark(FIRST_STAGE_MARK + stage);
+    marks::set_mark(COMMAND_MADE_MARK);
     own_session(plan, program).map_err(|e| (0, e))?;
     done(0);
     for (resource, limit) in &program.limits {
         setrlimit(*resource, *limit).map_err(|e| (1, e))?;
     }
-    if plan.level != Level::Full {
+    if plan.level != IsolationLevel::Full {
         // If this fails, the command runs all the same.
         let _ = end_before_others();
     }
@@ -390,9 +390,9 @@ fn prepare_command(
     done(3);
     let listener = seccomp::install_with_listener(&program.filter).map_err(|e| (4, e))?;
     done(4);
-    match Message::receive(built, true) {
-        Ok(Some((Message::Built { .. }, _))) => {}
-        _ => return Err((BUILDING, Errno::PIPE)),
+    match LaunchMessage::receive_from(built, true) {
+        Ok(Some((LaunchMessage::Built { .. }, _))) => {}
+        _ => return Err((BUILDING_STAGE, Errno::PIPE)),
     }
     done(5);
     rustix::process::chdir(&*program.cwd).map_err(|e| (6, e))?;
@@ -401,7 +401,7 @@ fn prepare_command(
     }
     done(6);
     ruleset.ok_or(Errno::BADF).and_then(Ruleset::restrict_self).map_err(|e| (7, e))?;
-    if plan.walls == Whose::Standing {
+    if plan.walls == NamespaceOwner::Standing {
         // From here on, the Landlock domain protects this process from its neighbours. The broker
         // must read the memory of this process.
         caps::make_transparent().map_err(|e| (7, e))?;
@@ -409,7 +409,7 @@ fn prepare_command(
     done(7);
     enter_groups(gate).map_err(|e| (8, e))?;
     done(8);
-    let ready = Message::Ready { wait_killable: listener.wait_killable, umask: mask.bits() };
+    let ready = LaunchMessage::Ready { wait_killable: listener.wait_killable, umask: mask.bits() };
     ready.send(gate, &[listener.fd.as_fd()]).map_err(|e| (9, e))
 }
 
@@ -421,31 +421,31 @@ fn end_before_others() -> Result<(), Errno> {
     let mut text = [0; 8];
     let length = rustix::io::read(&file, &mut text)?;
     let own = std::str::from_utf8(&text[..length]).ok().and_then(|text| text.trim_end().parse::<i32>().ok());
-    if own.is_some_and(|own| own < ENDS_BEFORE.0) { rustix::io::write(&file, ENDS_BEFORE.1).map(drop) } else { Ok(()) }
+    if own.is_some_and(|own| own < OOM_SCORE_ADJUSTMENT.0) { rustix::io::write(&file, OOM_SCORE_ADJUSTMENT.1).map(drop) } else { Ok(()) }
 }
 
 /// Moves this process into its control groups. In version 1, moving another thread waits for a lock
 /// on all forks of the machine (up to 15 ms). A thread that moves itself need not wait. The caller
 /// has opened the files, because it has the permission.
 fn enter_groups(gate: BorrowedFd<'_>) -> Result<(), Errno> {
-    let Some((Message::Groups, received)) = Message::receive(gate, true)? else { return Err(Errno::PROTO) };
+    let Some((LaunchMessage::Groups, received)) = LaunchMessage::receive_from(gate, true)? else { return Err(Errno::PROTO) };
     received.descriptors.iter().flatten().try_for_each(|file| rustix::io::write(file, b"0").map(drop))
 }
 
 /// Starts a session. Without a PID namespace of its own, the command must die with the init. The
 /// kernel refuses a terminal that another session controls.
-fn own_session(plan: &Blueprint, program: &Command) -> Result<(), Errno> {
+fn own_session(plan: &Blueprint, program: &PreparedCommand) -> Result<(), Errno> {
     if program.terminal {
         lead_foreground()?;
     } else {
         setsid()?;
     }
-    if plan.level != Level::Full || plan.walls == Whose::Standing {
+    if plan.level != IsolationLevel::Full || plan.walls == NamespaceOwner::Standing {
         let parent = getppid();
         set_parent_process_death_signal(Some(Signal::KILL))?;
         // A parent outside this PID namespace has no number here. A process with a parent number
         // was adopted.
-        let is_adopted = plan.walls == Whose::Standing && parent.is_some();
+        let is_adopted = plan.walls == NamespaceOwner::Standing && parent.is_some();
         if is_adopted || getppid() != parent {
             return Err(Errno::SRCH);
         }

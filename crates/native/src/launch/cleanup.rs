@@ -13,16 +13,16 @@ use stockade_sys::Errno;
 use stockade_sys::reap::reap_any;
 
 /// Time-out for killing descendants. After it, the rest is left running.
-const HUNT: Duration = Duration::from_secs(5);
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Deeper directories are left, because each level needs a stack frame.
 const MAX_DEPTH: usize = 64;
 /// Bytes for one batch of directory entries.
-const BATCH: usize = 2048;
+const LISTING_BATCH_BYTES: usize = 2048;
 
 /// Kills every descendant of this process, which must be their subreaper. The children of a killed
 /// child are reparented to this process and are killed next.
 pub(super) fn end_descendants() {
-    let give_up = Instant::now() + HUNT;
+    let give_up = Instant::now() + KILL_TIMEOUT;
     loop {
         match reap_any() {
             Ok(Some(_)) => continue,
@@ -43,7 +43,7 @@ fn kill_children() {
     let me = getpid();
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(proc) = openat(CWD, c"/proc", flags, Mode::empty()) else { return };
-    let mut buffer = [MaybeUninit::uninit(); BATCH];
+    let mut buffer = [MaybeUninit::uninit(); LISTING_BATCH_BYTES];
     let mut entries = RawDir::new(&proc, &mut buffer);
     while let Some(Ok(entry)) = entries.next() {
         let Some(pid) = parse_number(entry.file_name().to_bytes()).and_then(Pid::from_raw) else { continue };
@@ -87,7 +87,7 @@ pub(super) fn empty_directory(directory: BorrowedFd<'_>) {
 fn empty_level(directory: BorrowedFd<'_>, device: u64, depth: usize) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let Ok(listing) = openat(directory, c".", flags, Mode::empty()) else { return };
-    let mut buffer = [MaybeUninit::uninit(); BATCH];
+    let mut buffer = [MaybeUninit::uninit(); LISTING_BATCH_BYTES];
     let mut entries = RawDir::new(&listing, &mut buffer);
     while let Some(Ok(entry)) = entries.next() {
         let name = entry.file_name();

@@ -14,7 +14,7 @@ pub enum LaunchError {
     #[error("{0}")]
     Unfit(String),
     /// A path of the plan cannot be used.
-    #[error("cannot use {}: {why}", RawText::from(.path.as_path()).escaped())]
+    #[error("cannot use {}: {why}", RawText::from(.path.as_path()).to_escaped())]
     Path {
         /// The path.
         path: PathBuf,
@@ -77,13 +77,13 @@ impl LaunchError {
         }
     }
 
-    pub(crate) fn call(what: &'static str) -> impl Fn(Errno) -> Self {
+    pub(crate) fn call_error(what: &'static str) -> impl Fn(Errno) -> Self {
         move |errno| Self::Call { what, errno }
     }
 }
 
 /// Hint for errors that a sandbox without namespaces avoids, by its name (L6).
-const RESTRICTED: &str = "or use `--level restricted`, which does without";
+const RESTRICTED_HINT: &str = "or use `--level restricted`, which does without";
 
 fn namespace_hint(errno: Errno) -> String {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/{name}")).unwrap_or_default();
@@ -96,25 +96,25 @@ fn namespace_hint(errno: Errno) -> String {
         Errno::PERM => "user namespaces are refused here (a container's seccomp profile, or a chroot)",
         _ => "allow user namespaces on this machine",
     };
-    format!("{what}, {RESTRICTED}")
+    format!("{what}, {RESTRICTED_HINT}")
 }
 
 fn step_hint(step: &str, errno: Errno) -> Option<String> {
     let apparmor = std::fs::read_to_string("/proc/sys/kernel/apparmor_restrict_unprivileged_userns");
     if matches!(errno, Errno::PERM | Errno::ACCESS) && apparmor.is_ok_and(|v| v.trim() == "1") {
         return Some(format!(
-            "AppArmor restricts user namespaces here: give the program a profile with `userns,` {RESTRICTED}"
+            "AppArmor restricts user namespaces here: give the program a profile with `userns,` {RESTRICTED_HINT}"
         ));
     }
     match (step, errno) {
         ("proc", Errno::PERM) => {
-            Some(format!("/proc is partly covered, as in containers: run outside of it {RESTRICTED}"))
+            Some(format!("/proc is partly covered, as in containers: run outside of it {RESTRICTED_HINT}"))
         }
         ("filter", Errno::BUSY) => Some(
             "this process already runs under a supervisor that takes system-call notifications: run outside of it"
                 .to_owned(),
         ),
-        (_, Errno::NOSYS) => Some(format!("the kernel is too old for this (5.12 is needed), {RESTRICTED}")),
+        (_, Errno::NOSYS) => Some(format!("the kernel is too old for this (5.12 is needed), {RESTRICTED_HINT}")),
         ("attach", Errno::STALE) => Some("a directory was replaced while the sandbox was built: try again".to_owned()),
         _ => None,
     }

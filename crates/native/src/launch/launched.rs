@@ -7,35 +7,35 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, getegid, geteuid, pidfd_send_signal};
-use stockade_model::{EnforcementReport, Level, Usage};
-use stockade_sys::clone::{Child, flags, fork_with};
+use stockade_model::{EnforcementReport, IsolationLevel, ResourceUsage};
+use stockade_sys::clone::{ClonedChild, flags, fork_with};
 use stockade_sys::passing::MAX_DESCRIPTORS;
 use stockade_sys::ready::readable_before;
-use stockade_sys::reap::{Ended, Used};
+use stockade_sys::reap::{ProcessExit, ProcessUsage};
 use stockade_sys::{Errno, fork_signals, passing};
 
-use super::blueprint::{Blueprint, PrivateTree, Whose};
-use super::child::{self, Inherited, STAGES};
+use super::blueprint::{Blueprint, PrivateTree, NamespaceOwner};
+use super::child::{self, InheritedDescriptors, COMMAND_STAGES};
 use super::error::LaunchError;
 use super::layout::MergedDirectory;
-use super::leaving::{self, CLEANS_WITHIN};
+use super::leaving::{self, INIT_EXIT_TIMEOUT};
 use super::merge::allow_in_layer;
-use super::message::{Message, Parts};
-use super::network::{NetworkEnds, Sockets};
+use super::message::{LaunchMessage, BuiltFlags};
+use super::network::{NetworkSockets, NamespaceSockets};
 use super::restricted::PrivateDirectory;
 use super::times;
-use super::walls::Walls;
+use super::walls::NamespaceSet;
 
 /// Time-out for the building of a sandbox.
-const READY_WITHIN: Duration = Duration::from_secs(10);
+const BUILD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Namespaces of level full in which the init is created. The init makes the others itself, so that
 /// the caller need not wait for them.
-pub(super) const NAMESPACES: u64 = flags::NEW_USER | flags::NEW_PID;
+pub(super) const INIT_NAMESPACES: u64 = flags::NEW_USER | flags::NEW_PID;
 
 /// The command's descriptors 0, 1 and 2.
 #[derive(Clone, Copy, Debug)]
-pub struct Stdio<'fd> {
+pub struct CommandStdio<'fd> {
     /// Standard input.
     pub stdin: BorrowedFd<'fd>,
     /// Standard output.
@@ -48,9 +48,9 @@ pub struct Stdio<'fd> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExitReport {
     /// The end of the command.
-    pub status: Ended,
+    pub status: ProcessExit,
     /// Resources used by all its processes.
-    pub usage: Usage,
+    pub usage: ResourceUsage,
     /// The error if no program could be executed. Then nothing ran, and `status` is meaningless.
     pub exec_errno: Option<Errno>,
 }
@@ -68,7 +68,7 @@ pub struct HiddenReads {
 /// A sandbox with a command that is held before its exec, or runs. Dropping it kills every process
 /// in it and waits for their end.
 #[derive(Debug)]
-pub struct Launched {
+pub struct LaunchedSandbox {
     /// Absent after the init was waited for or left to exit by itself.
     init: Option<OwnedFd>,
     init_pid: u32,
@@ -77,8 +77,8 @@ pub struct Launched {
     listener: Option<OwnedFd>,
     temp: Option<OwnedFd>,
     hidden_reads: Option<HiddenReads>,
-    network: Option<NetworkEnds>,
-    walls: Option<Walls>,
+    network: Option<NetworkSockets>,
+    walls: Option<NamespaceSet>,
     report: EnforcementReport,
     private_trees: Vec<PrivateTree>,
     missing: Vec<PathBuf>,
@@ -99,20 +99,20 @@ pub struct Launched {
 /// A sandbox that its own init is building, while the caller can do other work. Dropping it ends
 /// the sandbox.
 #[derive(Debug)]
-pub struct Launching {
-    launched: Launched,
-    blueprint: Held,
+pub struct LaunchingSandbox {
+    launched: LaunchedSandbox,
+    blueprint: BlueprintHandle,
     knows_groups: bool,
 }
 
 /// A blueprint, of this process alone or published to an early init.
 #[derive(Debug)]
-enum Held {
+enum BlueprintHandle {
     Own(Box<Blueprint>),
     Published(&'static Blueprint),
 }
 
-impl Deref for Held {
+impl Deref for BlueprintHandle {
     type Target = Blueprint;
 
     fn deref(&self) -> &Blueprint {
@@ -123,20 +123,20 @@ impl Deref for Held {
     }
 }
 
-impl Launching {
+impl LaunchingSandbox {
     /// Returns the trees that only the run sees, with their paths in the run.
     pub fn private_trees(&self) -> &[PrivateTree] {
         self.blueprint.private_trees()
     }
 
     /// Returns the private trees in which Landlock allows the command every change.
-    pub(crate) fn floors(&self) -> impl Iterator<Item = PathBuf> {
+    pub(crate) fn kernel_enforced_trees(&self) -> impl Iterator<Item = PathBuf> {
         self.private_trees().iter().filter(|tree| tree.floor_allows).map(|tree| tree.path.clone())
     }
 
     /// Returns the writable paths of the plan that did not exist and so are not attached.
-    pub fn missing(&self) -> &[PathBuf] {
-        self.blueprint.missing()
+    pub fn missing_paths(&self) -> &[PathBuf] {
+        self.blueprint.missing_paths()
     }
 
     /// Returns the process ID of the init, as the host sees it.
@@ -149,13 +149,13 @@ impl Launching {
     ///
     /// # Errors
     /// [`LaunchError`] if the layers cannot be passed.
-    pub(crate) fn lend(&self, layers: &[OwnedFd], merged: &[MergedDirectory]) -> Result<(), LaunchError> {
+    pub(crate) fn lend_layers(&self, layers: &[OwnedFd], merged: &[MergedDirectory]) -> Result<(), LaunchError> {
         // Done here, because the init has much other work meanwhile.
         if let Some(rules) = &self.blueprint.ruleset {
             for (layer, merged) in layers.iter().zip(merged) {
                 let names = merged.directories.iter();
-                allow_in_layer(layer.as_fd(), merged.is_whole(), names, |object, rights| rules.allow(object, rights))
-                    .map_err(LaunchError::call("let the command change the layers"))?;
+                allow_in_layer(layer.as_fd(), merged.is_whole(), names, |object, rights| rules.allow_beneath(object, rights))
+                    .map_err(LaunchError::call_error("let the command change the layers"))?;
             }
         }
         let mut rest = layers.chunks(MAX_DESCRIPTORS).peekable();
@@ -163,10 +163,10 @@ impl Launching {
             let some = rest.next().unwrap_or_default();
             let is_last = rest.peek().is_none();
             let trees: Vec<BorrowedFd<'_>> = some.iter().map(AsFd::as_fd).collect();
-            match (Message::Layers { is_last }).send(self.launched.control.as_fd(), &trees) {
+            match (LaunchMessage::Layers { is_last }).send(self.launched.control.as_fd(), &trees) {
                 // The function that waits for the init reads its last message, with the reason.
                 Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
-                Err(errno) => return Err(LaunchError::call("hand over the layers")(errno)),
+                Err(errno) => return Err(LaunchError::call_error("hand over the layers")(errno)),
                 Ok(()) if is_last => return Ok(()),
                 Ok(()) => {}
             }
@@ -178,14 +178,14 @@ impl Launching {
     ///
     /// # Errors
     /// [`LaunchError`] if there are more files than a message can carry.
-    pub fn enter(&mut self, entrances: &[OwnedFd]) -> Result<(), LaunchError> {
+    pub fn enter_groups(&mut self, entrances: &[OwnedFd]) -> Result<(), LaunchError> {
         self.knows_groups = true;
         let entrances: Vec<BorrowedFd<'_>> = entrances.iter().map(OwnedFd::as_fd).collect();
-        match Message::Groups.send(self.launched.gate.as_fd(), &entrances) {
+        match LaunchMessage::Groups.send(self.launched.gate.as_fd(), &entrances) {
             // The init's last message, with the reason of its end, is read by the function that
             // waits for it.
             Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
-            Err(errno) => Err(LaunchError::call("hand over the control groups")(errno)),
+            Err(errno) => Err(LaunchError::call_error("hand over the control groups")(errno)),
         }
     }
 
@@ -194,15 +194,15 @@ impl Launching {
     ///
     /// # Errors
     /// [`LaunchError`] names the step and the kernel's error.
-    pub fn finish(mut self) -> Result<Launched, LaunchError> {
+    pub fn finish_launch(mut self) -> Result<LaunchedSandbox, LaunchError> {
         if !self.knows_groups {
-            self.enter(&[])?;
+            self.enter_groups(&[])?;
         }
-        self.stand()
+        self.finish_without_command()
     }
 
     /// As [`finish`](Self::finish), for a sandbox without a command.
-    pub(super) fn stand(mut self) -> Result<Launched, LaunchError> {
+    pub(super) fn finish_without_command(mut self) -> Result<LaunchedSandbox, LaunchError> {
         self.launched.await_ready(&self.blueprint)?;
         times::tell_building(&self.blueprint);
         Ok(self.launched)
@@ -214,39 +214,39 @@ impl Launching {
 ///
 /// # Errors
 /// [`LaunchError`] names the step and the kernel's error.
-pub fn launch(blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launched, LaunchError> {
-    begin(blueprint, stdio)?.finish()
+pub fn launch_sandbox(blueprint: Blueprint, stdio: CommandStdio<'_>) -> Result<LaunchedSandbox, LaunchError> {
+    begin_launch(blueprint, stdio)?.finish_launch()
 }
 
 /// Starts building the sandbox.
 ///
 /// # Errors
 /// [`LaunchError`] if not even the first process could be made.
-pub fn begin(mut blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launching, LaunchError> {
-    let pair = || passing::pair().map_err(LaunchError::call("make a socket pair"));
+pub fn begin_launch(mut blueprint: Blueprint, stdio: CommandStdio<'_>) -> Result<LaunchingSandbox, LaunchError> {
+    let pair = || passing::socket_pair().map_err(LaunchError::call_error("make a socket pair"));
     let ((control, control_inside), (gate, gate_inside)) = (pair()?, pair()?);
     let streams = [stdio.stdin, stdio.stdout, stdio.stderr];
     // The streams get 0, 1 and 2 before anything else is done.
     let mut keep: Vec<RawFd> = vec![0, 1, 2, control_inside.as_raw_fd(), gate_inside.as_raw_fd()];
-    keep.extend(blueprint.held());
+    keep.extend(blueprint.held_descriptors());
     keep.sort_unstable();
     keep.dedup();
 
-    let namespaces = blueprint.level == Level::Full && blueprint.walls == Whose::Own;
+    let namespaces = blueprint.level == IsolationLevel::Full && blueprint.walls == NamespaceOwner::Own;
     let inherited =
-        Inherited { control: control_inside.as_fd(), gate: gate_inside.as_fd(), stdio: streams, keep: &keep };
-    let blocked = fork_signals::AllBlocked::new().map_err(LaunchError::call("block signals"))?;
-    let init = fork_with(if namespaces { NAMESPACES } else { 0 }, 0, || child::init(&blueprint, &inherited))
+        InheritedDescriptors { control: control_inside.as_fd(), gate: gate_inside.as_fd(), stdio: streams, keep: &keep };
+    let blocked = fork_signals::SignalBlockGuard::new().map_err(LaunchError::call_error("block signals"))?;
+    let init = fork_with(if namespaces { INIT_NAMESPACES } else { 0 }, 0, || child::run_init(&blueprint, &inherited))
         .map_err(|errno| LaunchError::Clone { errno, namespaces })?;
     drop(blocked);
     drop((control_inside, gate_inside));
 
     let private_directory = blueprint.private_directory.take();
-    let launched = Launched::new(init, control, gate, &blueprint, private_directory);
+    let launched = LaunchedSandbox::new(init, control, gate, &blueprint, private_directory);
     if blueprint.mapped_by_caller {
         map_identity(launched.init_pid, launched.control.as_fd())?;
     }
-    Ok(Launching { launched, blueprint: Held::Own(Box::new(blueprint)), knows_groups: false })
+    Ok(LaunchingSandbox { launched, blueprint: BlueprintHandle::Own(Box::new(blueprint)), knows_groups: false })
 }
 
 /// Continues with an init that was made early.
@@ -254,21 +254,21 @@ pub fn begin(mut blueprint: Blueprint, stdio: Stdio<'_>) -> Result<Launching, La
 /// # Errors
 /// [`LaunchError`] as for [`Launching::finish`].
 pub(super) fn begin_early(
-    (init, control, gate): (Child, OwnedFd, OwnedFd),
+    (init, control, gate): (ClonedChild, OwnedFd, OwnedFd),
     blueprint: &'static Blueprint,
     umask: Option<u32>,
-    stdio: Stdio<'_>,
-) -> Result<Launching, LaunchError> {
-    let launched = Launched::new(init, control, gate, blueprint, None);
+    stdio: CommandStdio<'_>,
+) -> Result<LaunchingSandbox, LaunchError> {
+    let launched = LaunchedSandbox::new(init, control, gate, blueprint, None);
     let rules = blueprint.ruleset.as_ref().ok_or(LaunchError::Lost)?;
     let descriptors = [stdio.stdin, stdio.stdout, stdio.stderr, rules.as_fd()];
-    match (Message::Plan { umask }).send(launched.control.as_fd(), &descriptors) {
+    match (LaunchMessage::Plan { umask }).send(launched.control.as_fd(), &descriptors) {
         // The init's last message, with the reason of its end, is read by the function that waits
         // for it.
         Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
-        Err(errno) => return Err(LaunchError::call("hand over the plan")(errno)),
+        Err(errno) => return Err(LaunchError::call_error("hand over the plan")(errno)),
     }
-    Ok(Launching { launched, blueprint: Held::Published(blueprint), knows_groups: false })
+    Ok(LaunchingSandbox { launched, blueprint: BlueprintHandle::Published(blueprint), knows_groups: false })
 }
 
 /// Writes the identity maps of a root user that keeps its number inside.
@@ -280,12 +280,12 @@ pub(super) fn map_identity(init: u32, control: BorrowedFd<'_>) -> Result<(), Lau
     };
     map("uid_map", geteuid().as_raw())?;
     map("gid_map", getegid().as_raw())?;
-    Message::Mapped.send(control, &[]).map_err(|_| LaunchError::Lost)
+    LaunchMessage::Mapped.send(control, &[]).map_err(|_| LaunchError::Lost)
 }
 
-impl Launched {
+impl LaunchedSandbox {
     fn new(
-        init: Child,
+        init: ClonedChild,
         control: OwnedFd,
         gate: OwnedFd,
         blueprint: &Blueprint,
@@ -303,7 +303,7 @@ impl Launched {
             walls: None,
             report: EnforcementReport { level: blueprint.level, layers: BTreeMap::new() },
             private_trees: blueprint.private_trees().to_vec(),
-            missing: blueprint.missing().to_vec(),
+            missing: blueprint.missing_paths().to_vec(),
             unmerged: 0,
             umask: 0,
             wait_killable: false,
@@ -351,12 +351,12 @@ impl Launched {
     }
 
     /// Returns the caller's sockets of the run's network, at level full.
-    pub fn take_network(&mut self) -> Option<NetworkEnds> {
+    pub fn take_network(&mut self) -> Option<NetworkSockets> {
         self.network.take()
     }
 
     /// Returns the namespaces that later commands enter, for a persistent sandbox.
-    pub(super) fn take_walls(&mut self) -> Option<Walls> {
+    pub(super) fn take_walls(&mut self) -> Option<NamespaceSet> {
         self.walls.take()
     }
 
@@ -377,7 +377,7 @@ impl Launched {
     }
 
     /// Returns the writable paths of the plan that did not exist and so are not attached.
-    pub fn missing(&self) -> &[PathBuf] {
+    pub fn missing_paths(&self) -> &[PathBuf] {
         &self.missing
     }
 
@@ -390,9 +390,9 @@ impl Launched {
     ///
     /// # Errors
     /// [`LaunchError::Lost`] if the sandbox died while it was held.
-    pub fn release(&mut self) -> Result<(), LaunchError> {
+    pub fn release_command(&mut self) -> Result<(), LaunchError> {
         self.released = Some(Instant::now());
-        Message::Go.send(self.gate.as_fd(), &[]).map_err(|_| LaunchError::Lost)
+        LaunchMessage::Go.send(self.gate.as_fd(), &[]).map_err(|_| LaunchError::Lost)
     }
 
     /// Returns the end of the run, if it has ended.
@@ -401,7 +401,7 @@ impl Launched {
     /// [`LaunchError::Lost`] if the init was killed from outside. All its processes are gone, and
     /// their effects are unknown.
     pub fn try_wait(&mut self) -> Result<Option<ExitReport>, LaunchError> {
-        self.wait(Duration::ZERO)
+        self.wait_for_end(Duration::ZERO)
     }
 
     /// Waits for the end of the run, for at most this time. When it returns a report, no process of
@@ -409,21 +409,21 @@ impl Launched {
     ///
     /// # Errors
     /// [`LaunchError::Lost`] as for [`try_wait`](Self::try_wait).
-    pub fn wait(&mut self, at_most: Duration) -> Result<Option<ExitReport>, LaunchError> {
+    pub fn wait_for_end(&mut self, at_most: Duration) -> Result<Option<ExitReport>, LaunchError> {
         let deadline = Instant::now() + at_most;
         while self.ended.is_none() {
-            match Message::receive(self.control.as_fd(), false) {
-                Ok(Some((Message::Ended { ended, used }, _))) => self.note_end(ended, used),
-                Ok(Some((Message::Stopped { signal }, _))) => self.stopped = Some(signal),
-                Ok(Some((Message::Written { bytes }, _))) => self.written = Some(bytes),
-                Ok(None) => return Err(self.lost()),
+            match LaunchMessage::receive_from(self.control.as_fd(), false) {
+                Ok(Some((LaunchMessage::Ended { ended, used }, _))) => self.note_end(ended, used),
+                Ok(Some((LaunchMessage::Stopped { signal }, _))) => self.stopped = Some(signal),
+                Ok(Some((LaunchMessage::Written { bytes }, _))) => self.written = Some(bytes),
+                Ok(None) => return Err(self.lost_error()),
                 Ok(Some(_)) => {}
                 Err(Errno::AGAIN) => {
-                    if !readable_before(&[self.control.as_fd()], deadline).map_err(LaunchError::call("wait"))? {
+                    if !readable_before(&[self.control.as_fd()], deadline).map_err(LaunchError::call_error("wait"))? {
                         return Ok(None);
                     }
                 }
-                Err(_) => return Err(self.lost()),
+                Err(_) => return Err(self.lost_error()),
             }
         }
         Ok(self.ended)
@@ -441,7 +441,7 @@ impl Launched {
     }
 
     /// Returns the init, until it is left to exit by itself.
-    pub(crate) fn init(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn init_pidfd(&self) -> Option<BorrowedFd<'_>> {
         self.init.as_ref().map(AsFd::as_fd)
     }
 
@@ -451,33 +451,33 @@ impl Launched {
     }
 
     /// Sends a signal to the command's process group; best effort.
-    pub fn signal(&self, signal: i32) {
-        let _ = Message::Signal(signal).send(self.control.as_fd(), &[]);
+    pub fn signal_command(&self, signal: i32) {
+        let _ = LaunchMessage::Signal(signal).send(self.control.as_fd(), &[]);
     }
 
     /// Kills the command now, and with it every process in the sandbox. The end is still reported.
-    pub fn kill(&self) {
-        self.signal(Signal::KILL.as_raw());
+    pub fn kill_sandbox(&self) {
+        self.signal_command(Signal::KILL.as_raw());
     }
 
     /// Leaves an unkillable command to the kernel and kills all other processes. Otherwise an init
     /// that waits for such a command would let its other processes live. Without a PID namespace
     /// only the init can do that, and it goes on trying.
-    pub(crate) fn abandon(&self) {
-        if let (Some(init), Level::Full) = (&self.init, self.report.level) {
+    pub(crate) fn abandon_command(&self) {
+        if let (Some(init), IsolationLevel::Full) = (&self.init, self.report.level) {
             let _ = pidfd_send_signal(init, Signal::KILL);
         }
     }
 
-    fn note_end(&mut self, ended: Ended, used: Used) {
+    fn note_end(&mut self, ended: ProcessExit, used: ProcessUsage) {
         times::tell_end();
         self.failed_to_execute();
         let wall = self.released.map(|at| at.elapsed()).unwrap_or_default();
-        let usage = Usage {
+        let usage = ResourceUsage {
             wall_ms: wall.as_millis() as u64,
             cpu_ms: used.cpu_us / 1000,
             memory_peak_bytes: used.memory_peak_bytes,
-            ..Usage::default()
+            ..ResourceUsage::default()
         };
         self.ended = Some(ExitReport { status: ended, usage, exec_errno: self.exec_errno });
     }
@@ -489,13 +489,13 @@ impl Launched {
 
     /// Returns whether the command has reported that no program could be executed.
     pub(crate) fn failed_to_execute(&mut self) -> bool {
-        if let Ok(Some((Message::ExecFailed { errno }, _))) = Message::receive(self.gate.as_fd(), false) {
+        if let Ok(Some((LaunchMessage::ExecFailed { errno }, _))) = LaunchMessage::receive_from(self.gate.as_fd(), false) {
             self.exec_errno = Some(errno);
         }
         self.exec_errno.is_some()
     }
 
-    fn lost(&mut self) -> LaunchError {
+    fn lost_error(&mut self) -> LaunchError {
         self.end_now();
         LaunchError::Lost
     }
@@ -503,35 +503,35 @@ impl Launched {
     /// Waits until the command is held before its exec, or for a message with the reason of a
     /// failure.
     fn await_ready(&mut self, blueprint: &Blueprint) -> Result<(), LaunchError> {
-        let deadline = Instant::now() + READY_WITHIN;
+        let deadline = Instant::now() + BUILD_TIMEOUT;
         // Without a command the gate has no peer.
         let spoken_to = if blueprint.command.is_some() { 2 } else { 1 };
         let (mut gone, mut built, mut taken, mut ready) = (false, false, None, None);
         loop {
             for socket in [self.control.as_fd(), self.gate.as_fd()].into_iter().take(spoken_to) {
-                match Message::receive(socket, false) {
-                    Ok(Some((Message::Built { parts }, received))) => {
-                        self.unmerged = parts.0 >> Parts::UNMERGED_SHIFT;
+                match LaunchMessage::receive_from(socket, false) {
+                    Ok(Some((LaunchMessage::Built { parts }, received))) => {
+                        self.unmerged = parts.0 >> BuiltFlags::UNMERGED_SHIFT;
                         taken = Some((parts, received.descriptors));
                         built = true;
                     }
-                    Ok(Some((Message::Ready { wait_killable, umask }, received))) => {
+                    Ok(Some((LaunchMessage::Ready { wait_killable, umask }, received))) => {
                         let [listener, ..] = received.descriptors;
                         self.listener = Some(listener.ok_or(LaunchError::Lost)?);
                         (self.umask, self.wait_killable) = (umask, wait_killable);
                         ready = Some(wait_killable);
                     }
-                    Ok(Some((Message::Standing, received))) => {
-                        self.walls = Some(Walls::of(received.descriptors).ok_or(LaunchError::Lost)?);
+                    Ok(Some((LaunchMessage::Standing, received))) => {
+                        self.walls = Some(NamespaceSet::from_fds(received.descriptors).ok_or(LaunchError::Lost)?);
                         // No command will come.
                         ready = Some(true);
                     }
-                    Ok(Some((Message::StepFailed { index, errno }, _))) => {
+                    Ok(Some((LaunchMessage::StepFailed { index, errno }, _))) => {
                         let (step, detail) = blueprint.step_text(index);
                         return Err(LaunchError::Step { step, detail, errno });
                     }
-                    Ok(Some((Message::StageFailed { index, errno }, _))) => {
-                        let (step, detail) = STAGES.get(index as usize).copied().unwrap_or(("command", "start"));
+                    Ok(Some((LaunchMessage::StageFailed { index, errno }, _))) => {
+                        let (step, detail) = COMMAND_STAGES.get(index as usize).copied().unwrap_or(("command", "start"));
                         return Err(LaunchError::Step { step, detail: detail.to_owned(), errno });
                     }
                     // The reason may still be in the other socket: read once more.
@@ -544,32 +544,32 @@ impl Launched {
                 self.take_parts(parts, descriptors, blueprint);
             }
             if let (true, Some(wait_killable)) = (built, ready) {
-                let has_ipv6 = self.network.as_ref().map(NetworkEnds::has_ipv6);
-                self.report = blueprint.report(wait_killable, has_ipv6, self.hidden_reads.is_some());
+                let has_ipv6 = self.network.as_ref().map(NetworkSockets::has_ipv6);
+                self.report = blueprint.build_report(wait_killable, has_ipv6, self.hidden_reads.is_some());
                 return Ok(());
             }
             let sockets = [self.control.as_fd(), self.gate.as_fd()];
-            if !readable_before(&sockets[..spoken_to], deadline).map_err(LaunchError::call("wait"))? {
-                return Err(LaunchError::TimedOut(READY_WITHIN.as_millis() as u64));
+            if !readable_before(&sockets[..spoken_to], deadline).map_err(LaunchError::call_error("wait"))? {
+                return Err(LaunchError::TimedOut(BUILD_TIMEOUT.as_millis() as u64));
             }
         }
     }
 
     /// Takes over the descriptors from the init.
-    fn take_parts(&mut self, parts: Parts, descriptors: [Option<OwnedFd>; MAX_DESCRIPTORS], blueprint: &Blueprint) {
+    fn take_parts(&mut self, parts: BuiltFlags, descriptors: [Option<OwnedFd>; MAX_DESCRIPTORS], blueprint: &Blueprint) {
         let mut descriptors = descriptors.into_iter();
-        let mut next = |part| if parts.has(part) { descriptors.next().flatten() } else { None };
-        self.temp = next(Parts::SCRATCH);
+        let mut next = |part| if parts.has_flag(part) { descriptors.next().flatten() } else { None };
+        self.temp = next(BuiltFlags::SCRATCH);
         let paths = blueprint.hidden.clone();
-        self.hidden_reads = next(Parts::WATCHES).map(|inotify| HiddenReads { inotify, paths });
-        let names = next(Parts::NAMES);
-        let unreachable = [next(Parts::UNREACHABLE), next(Parts::UNREACHABLE_V6)];
-        let sockets = next(Parts::SOCKETS);
-        self.network = names.zip(sockets).map(|(names, sockets)| NetworkEnds {
+        self.hidden_reads = next(BuiltFlags::HIDDEN_WATCHES).map(|inotify| HiddenReads { inotify, paths });
+        let names = next(BuiltFlags::DNS_SOCKET);
+        let unreachable = [next(BuiltFlags::UNREACHABLE_V4), next(BuiltFlags::UNREACHABLE_V6)];
+        let sockets = next(BuiltFlags::SOCKET_REQUESTS);
+        self.network = names.zip(sockets).map(|(names, sockets)| NetworkSockets {
             names,
             unreachable: unreachable.into_iter().flatten().collect(),
-            sockets: Sockets::new(sockets),
-            ipv6: parts.has(Parts::IPV6),
+            sockets: NamespaceSockets::new(sockets),
+            ipv6: parts.has_flag(BuiltFlags::IPV6),
         });
     }
 
@@ -579,21 +579,21 @@ impl Launched {
     /// it.
     fn end_now(&mut self) {
         let Some(init) = self.init.take() else { return };
-        if self.ended.is_some() || self.report.level != Level::Full {
+        if self.ended.is_some() || self.report.level != IsolationLevel::Full {
             let _ = rustix::net::shutdown(&self.control, rustix::net::Shutdown::Both);
         }
         if self.ended.is_some() {
             return leaving::let_go(init);
         }
-        if self.report.level != Level::Full {
-            let _ = readable_before(&[init.as_fd()], Instant::now() + CLEANS_WITHIN);
+        if self.report.level != IsolationLevel::Full {
+            let _ = readable_before(&[init.as_fd()], Instant::now() + INIT_EXIT_TIMEOUT);
         }
         let _ = pidfd_send_signal(&init, Signal::KILL);
-        leaving::wait(&init);
+        leaving::wait_for_init(&init);
     }
 }
 
-impl Drop for Launched {
+impl Drop for LaunchedSandbox {
     fn drop(&mut self) {
         self.end_now();
     }

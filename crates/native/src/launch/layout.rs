@@ -12,18 +12,18 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
-use stockade_model::{Plan, RawText, judged_names};
+use stockade_model::{AttemptPlan, RawText, judged_names};
 use stockade_sys::Errno;
 
 use super::error::LaunchError;
-use super::outfit::Outfit;
-use super::presence::Presence;
+use super::outfit::LaunchOptions;
+use super::presence::ExistenceCache;
 
 /// Most first-level names of a hidden directory that are shown as placeholders.
 const MAX_PLACEHOLDERS: usize = 256;
 
 /// Trees that only the run sees: path, and name in the run's own temporary filesystem.
-pub(crate) const PRIVATE: &[(&str, &CStr)] =
+pub(crate) const PRIVATE_TREE_NAMES: &[(&str, &CStr)] =
     &[("/tmp", c"tmp"), ("/var/tmp", c"vartmp"), ("/run", c"run"), ("/dev/shm", c"shm")];
 
 /// Covered kernel files. They are secrets of the host or of its kernel, or switches, and only their
@@ -47,7 +47,7 @@ pub(super) const KERNEL_MASKS: &[&str] = &[
 
 /// The kind of mount at a path inside.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Nature {
+pub(super) enum MountKind {
     /// A new writable directory of this name in the run's own filesystem.
     Private(&'static CStr),
     /// A small set of devices.
@@ -60,7 +60,7 @@ pub(super) enum Nature {
     Kept,
     /// The host's directory as the lower directory of an overlay for the writes of the workspace's
     /// runs.
-    Merged(Box<Merged>),
+    Merged(Box<MergedOverlay>),
     /// The host's object, read-only within a writable tree.
     Readable,
     /// The host's object, read-only, shown in a tree that starts empty. With `even_hidden` it is
@@ -77,22 +77,22 @@ pub(super) enum Nature {
 }
 
 /// Most directories that are merged in one run.
-pub(crate) const MAX_MERGED: usize = 16;
+pub(crate) const MAX_MERGED_DIRECTORIES: usize = 16;
 
 /// The overlay over a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Merged {
+pub(super) struct MergedOverlay {
     /// Index among the merged directories.
     pub(super) index: usize,
     /// Absent if another process holds the overlay.
-    pub(super) overlay: Option<Overlay>,
+    pub(super) overlay: Option<OverlayWriteLayer>,
     /// Directories in it that the command may change without the broker. `files` are single files
     /// that only the broker changes. If both are empty, the command may change the whole directory.
     pub(super) directories: Vec<CString>,
     pub(super) files: Vec<CString>,
 }
 
-impl Merged {
+impl MergedOverlay {
     /// Returns whether the whole directory may be changed.
     pub(super) fn is_whole(&self) -> bool {
         self.directories.is_empty() && self.files.is_empty()
@@ -106,7 +106,7 @@ pub struct MergedDirectory {
     pub directory: PathBuf,
     /// Upper directory for the writes, if the run mounts the overlay. Absent if another process
     /// holds the overlay and lends a copy of the mount.
-    pub overlay: Option<Overlay>,
+    pub overlay: Option<OverlayWriteLayer>,
     /// Names of directories in it that may be changed. If both this and `files` are empty, the
     /// whole directory may be changed.
     pub directories: Vec<String>,
@@ -122,64 +122,64 @@ impl MergedDirectory {
         self.directories.is_empty() && self.files.is_empty()
     }
 
-    fn nature(&self, index: usize) -> Result<Nature, LaunchError> {
+    fn to_mount_kind(&self, index: usize) -> Result<MountKind, LaunchError> {
         let texts =
             |names: &[String]| names.iter().map(|name| c_string(OsStr::new(name))).collect::<Result<Vec<_>, _>>();
         let (directories, files) = (texts(&self.directories)?, texts(&self.files)?);
-        Ok(Nature::Merged(Box::new(Merged { index, overlay: self.overlay.clone(), directories, files })))
+        Ok(MountKind::Merged(Box::new(MergedOverlay { index, overlay: self.overlay.clone(), directories, files })))
     }
 }
 
 /// A directory at its path, links not followed, with its device and inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Spot {
+pub(super) struct IdentifiedDirectory {
     pub(super) path: CString,
-    pub(super) identity: Identity,
+    pub(super) identity: ObjectIdentity,
 }
 
 /// Upper and work directory of an overlay.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Overlay {
-    pub(super) upper: Spot,
-    pub(super) work: Spot,
+pub struct OverlayWriteLayer {
+    pub(super) upper: IdentifiedDirectory,
+    pub(super) work: IdentifiedDirectory,
 }
 
-impl Overlay {
+impl OverlayWriteLayer {
     /// Makes an overlay of two directories on one filesystem that no other user can reach.
     ///
     /// # Errors
     /// [`LaunchError::Path`] if one of them does not exist.
     pub fn new(upper: &Path, work: &Path) -> Result<Self, LaunchError> {
-        Ok(Self { upper: Spot::of(upper)?, work: Spot::of(work)? })
+        Ok(Self { upper: IdentifiedDirectory::at_path(upper)?, work: IdentifiedDirectory::at_path(work)? })
     }
 }
 
-impl Spot {
-    pub(super) fn of(path: &Path) -> Result<Self, LaunchError> {
+impl IdentifiedDirectory {
+    pub(super) fn at_path(path: &Path) -> Result<Self, LaunchError> {
         let why = |e: std::io::Error| LaunchError::Path { path: path.to_owned(), why: e.to_string() };
         let metadata = path.symlink_metadata().map_err(why)?;
-        let identity = Identity { device: metadata.dev(), inode: metadata.ino() };
+        let identity = ObjectIdentity { device: metadata.dev(), inode: metadata.ino() };
         Ok(Self { path: c_string(path.as_os_str())?, identity })
     }
 }
 
 /// Device and inode of the object that a path named when the plan was examined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(super) struct ObjectIdentity {
     pub(super) device: u64,
     pub(super) inode: u64,
 }
 
 /// One object to attach.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Attachment {
+pub(super) struct MountAttachment {
     /// Absolute path, for display and for opening on the host.
     pub(super) path: CString,
     /// Path on the host, for [`Nature::Brought`].
     pub(super) source: Option<CString>,
-    pub(super) nature: Nature,
+    pub(super) nature: MountKind,
     pub(super) directory: bool,
-    pub(super) identity: Identity,
+    pub(super) identity: ObjectIdentity,
     /// Directories to make first, relative to the run's own filesystem; the last is the target
     /// itself. Used if the path is in a tree that starts empty.
     pub(super) scaffold: Vec<CString>,
@@ -190,23 +190,23 @@ pub(super) struct Attachment {
     pub(super) floor_allows: bool,
 }
 
-impl Attachment {
+impl MountAttachment {
     /// Returns whether the run can change the object.
     pub(super) fn is_written(&self) -> bool {
         is_written(&self.nature)
     }
 
     /// Returns the path without its leading slash, for a lookup beneath a root.
-    pub(super) fn relative(&self) -> &CStr {
+    pub(super) fn relative_path(&self) -> &CStr {
         CStr::from_bytes_with_nul(&self.path.as_bytes_with_nul()[1..]).unwrap_or(c"")
     }
 }
 
 /// The whole view.
 #[derive(Debug)]
-pub(super) struct Layout {
+pub(super) struct RootLayout {
     /// Shallow paths before deep ones.
-    pub(super) attachments: Vec<Attachment>,
+    pub(super) attachments: Vec<MountAttachment>,
     /// Writable paths of the plan that do not exist, and granted files with names that the broker
     /// changes on the host.
     pub(super) missing: Vec<PathBuf>,
@@ -216,65 +216,65 @@ pub(super) struct Layout {
 
 /// Computes the view for `plan`. `program` is the program to execute, if it exists; `outfit` holds
 /// the launch options.
-pub(super) fn layout(plan: &Plan, program: Option<&Path>, outfit: &Outfit) -> Result<Layout, LaunchError> {
-    let mut natures: BTreeMap<PathBuf, Nature> = BTreeMap::new();
-    for (path, name) in PRIVATE {
+pub(super) fn compute_layout(plan: &AttemptPlan, program: Option<&Path>, outfit: &LaunchOptions) -> Result<RootLayout, LaunchError> {
+    let mut natures: BTreeMap<PathBuf, MountKind> = BTreeMap::new();
+    for (path, name) in PRIVATE_TREE_NAMES {
         if is_plain_directory(Path::new(path)) {
-            natures.insert(PathBuf::from(path), Nature::Private(name));
+            natures.insert(PathBuf::from(path), MountKind::Private(name));
         }
     }
-    natures.insert(PathBuf::from("/dev"), Nature::Devices);
-    let mut presence = Presence::default();
+    natures.insert(PathBuf::from("/dev"), MountKind::Devices);
+    let mut presence = ExistenceCache::default();
     for path in KERNEL_MASKS.iter().map(PathBuf::from).filter(|p| p.symlink_metadata().is_ok()) {
-        natures.insert(path, Nature::Masked);
+        natures.insert(path, MountKind::Masked);
     }
 
     let (writable, mut missing) = writable_roots(plan)?;
     for path in &writable {
-        natures.insert(path.clone(), Nature::Writable);
+        natures.insert(path.clone(), MountKind::Writable);
     }
     missing.extend(files_alone(plan, &natures));
     if outfit.overlay.is_some() {
-        natures.insert(plan.workspace.as_path().to_owned(), Nature::Staged);
+        natures.insert(plan.workspace.as_path().to_owned(), MountKind::Staged);
     }
     for unit in protected_units(&writable, &plan.profile.filesystem.protect, &mut presence) {
-        natures.entry(unit).or_insert(Nature::Readable);
+        natures.entry(unit).or_insert(MountKind::Readable);
     }
     let files = &plan.profile.filesystem;
     let needed = [&plan.cwd, &plan.workspace].into_iter().chain(&files.sockets);
-    let needed: Vec<PathBuf> = needed.filter_map(|path| existing(path, &mut presence)).collect();
+    let needed: Vec<PathBuf> = needed.filter_map(|path| resolve_existing(path, &mut presence)).collect();
     for path in needed.into_iter().chain(program.map(Path::to_owned)) {
-        natures.entry(path).or_insert(Nature::Visible { even_hidden: false });
+        natures.entry(path).or_insert(MountKind::Visible { even_hidden: false });
     }
-    let revealed: Vec<PathBuf> = files.reveal.iter().filter_map(|path| existing(path, &mut presence)).collect();
+    let revealed: Vec<PathBuf> = files.reveal.iter().filter_map(|path| resolve_existing(path, &mut presence)).collect();
     let to_hide = outfit.hidden_there(plan);
     let uncovered = files.hide.len() - to_hide.len();
     for path in to_hide.iter().filter(|path| !revealed.contains(path)) {
-        if !matches!(natures.get(path), Some(Nature::Writable | Nature::Staged)) {
-            natures.insert(path.clone(), Nature::Hidden(placeholder_children(path)));
+        if !matches!(natures.get(path), Some(MountKind::Writable | MountKind::Staged)) {
+            natures.insert(path.clone(), MountKind::Hidden(placeholder_children(path)));
         }
     }
     for path in revealed {
-        if let Nature::Visible { even_hidden } = natures.entry(path).or_insert(Nature::Visible { even_hidden: true }) {
+        if let MountKind::Visible { even_hidden } = natures.entry(path).or_insert(MountKind::Visible { even_hidden: true }) {
             *even_hidden = true;
         }
     }
     if let Some(kept) = &outfit.kept {
-        natures.insert(kept.clone(), Nature::Kept);
+        natures.insert(kept.clone(), MountKind::Kept);
     }
-    if outfit.merged.len() > MAX_MERGED {
-        return Err(LaunchError::Unfit(format!("at most {MAX_MERGED} directories can be merged")));
+    if outfit.merged.len() > MAX_MERGED_DIRECTORIES {
+        return Err(LaunchError::Unfit(format!("at most {MAX_MERGED_DIRECTORIES} directories can be merged")));
     }
     for (index, merged) in outfit.merged.iter().enumerate() {
-        natures.insert(merged.directory.clone(), merged.nature(index)?);
+        natures.insert(merged.directory.clone(), merged.to_mount_kind(index)?);
         for shown in &merged.shown {
-            natures.entry(shown.clone()).or_insert(Nature::Visible { even_hidden: false });
+            natures.entry(shown.clone()).or_insert(MountKind::Visible { even_hidden: false });
         }
     }
     for (index, (path, _)) in outfit.files.iter().enumerate() {
-        natures.insert(provided_at(path)?, Nature::Provided(index));
+        natures.insert(provided_at(path)?, MountKind::Provided(index));
     }
-    Ok(Layout { attachments: attachments(natures)?, missing, uncovered })
+    Ok(RootLayout { attachments: select_attachments(natures)?, missing, uncovered })
 }
 
 /// Returns the canonical path at which a provided file is attached. It covers an existing object,
@@ -289,8 +289,8 @@ pub(super) fn provided_at(path: &Path) -> Result<PathBuf, LaunchError> {
 }
 
 /// Keeps the attachments that change the view, and adds how each is attached.
-pub(super) fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Attachment>, LaunchError> {
-    let mut kept: Vec<(PathBuf, Attachment)> = Vec::new();
+pub(super) fn select_attachments(natures: BTreeMap<PathBuf, MountKind>) -> Result<Vec<MountAttachment>, LaunchError> {
+    let mut kept: Vec<(PathBuf, MountAttachment)> = Vec::new();
     // Indices in `kept` of the objects around the last one kept. The paths within a path come
     // directly after it.
     let mut outer: Vec<usize> = Vec::new();
@@ -299,17 +299,17 @@ pub(super) fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Atta
             outer.pop();
         }
         let around = outer.last().and_then(|index| kept.get(*index));
-        let around_nature = around.map_or(&Nature::Readable, |(_, a)| &a.nature);
+        let around_nature = around.map_or(&MountKind::Readable, |(_, a)| &a.nature);
         if is_redundant(&nature, around_nature) {
             continue;
         }
         let source = match &nature {
-            Nature::Brought { from, .. } => Some(from.as_path()),
+            MountKind::Brought { from, .. } => Some(from.as_path()),
             _ => None,
         };
         // An object within a brought tree is looked up at its source on the host.
         let brought = around.and_then(|(outer, a)| match &a.nature {
-            Nature::Brought { from, .. } => Some(from.join(path.strip_prefix(outer).ok()?)),
+            MountKind::Brought { from, .. } => Some(from.join(path.strip_prefix(outer).ok()?)),
             _ => None,
         });
         let object = source.or(brought.as_deref()).unwrap_or(&path);
@@ -317,20 +317,20 @@ pub(super) fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Atta
             object.symlink_metadata().map_err(|e| LaunchError::Path { path: object.to_owned(), why: e.to_string() })?;
         let source = source.map(|from| c_string(from.as_os_str())).transpose()?;
         let base = around.and_then(|(outer, a)| match a.nature {
-            Nature::Private(name) => Some((outer, name.to_owned())),
-            Nature::Hidden(_) => Some((outer, a.placeholder.clone())),
+            MountKind::Private(name) => Some((outer, name.to_owned())),
+            MountKind::Hidden(_) => Some((outer, a.placeholder.clone())),
             _ => None,
         });
         let scaffold = match base {
-            Some((outer, name)) => scaffold(&name, path.strip_prefix(outer).unwrap_or(Path::new("")))?,
+            Some((outer, name)) => scaffold_directories(&name, path.strip_prefix(outer).unwrap_or(Path::new("")))?,
             None => Vec::new(),
         };
-        let attachment = Attachment {
+        let attachment = MountAttachment {
             path: c_string(path.as_os_str())?,
             source,
             nature,
             directory: metadata.is_dir(),
-            identity: Identity { device: metadata.dev(), inode: metadata.ino() },
+            identity: ObjectIdentity { device: metadata.dev(), inode: metadata.ino() },
             scaffold,
             placeholder: c_string(OsStr::new(&format!("h{}", kept.len())))?,
             floor_allows: true,
@@ -349,37 +349,37 @@ pub(super) fn attachments(natures: BTreeMap<PathBuf, Nature>) -> Result<Vec<Atta
 }
 
 /// Returns whether the run can change the object through the broker.
-fn is_written(nature: &Nature) -> bool {
-    matches!(nature, Nature::Writable | Nature::Staged | Nature::Brought { writable: true, .. })
+fn is_written(nature: &MountKind) -> bool {
+    matches!(nature, MountKind::Writable | MountKind::Staged | MountKind::Brought { writable: true, .. })
 }
 
 /// Returns whether writes in the workspace are staged, and anything there can be written at all.
-pub(crate) fn is_staged(plan: &Plan) -> bool {
+pub(crate) fn is_staged(plan: &AttemptPlan) -> bool {
     let files = &plan.profile.filesystem;
     files.stage && files.write.iter().any(|root| plan.workspace.as_path().starts_with(root.as_path()))
 }
 
-fn is_redundant(nature: &Nature, around: &Nature) -> bool {
+fn is_redundant(nature: &MountKind, around: &MountKind) -> bool {
     match nature {
         // In a stage only the broker protects names, because a name that is granted later must lead
         // into the stage as well.
-        Nature::Readable => !matches!(around, Nature::Writable),
-        Nature::Visible { even_hidden } => match around {
-            Nature::Private(_) | Nature::Merged(_) => false,
-            Nature::Hidden(_) => !even_hidden,
+        MountKind::Readable => !matches!(around, MountKind::Writable),
+        MountKind::Visible { even_hidden } => match around {
+            MountKind::Private(_) | MountKind::Merged(_) => false,
+            MountKind::Hidden(_) => !even_hidden,
             _ => true,
         },
-        Nature::Writable => is_written(around),
+        MountKind::Writable => is_written(around),
         // A tree that starts empty holds nothing to hide.
-        Nature::Hidden(_) => matches!(around, Nature::Private(_) | Nature::Devices | Nature::Hidden(_)),
-        Nature::Private(_) | Nature::Devices | Nature::Masked | Nature::Staged => false,
-        Nature::Provided(_) | Nature::Brought { .. } | Nature::Kept | Nature::Merged(_) => false,
+        MountKind::Hidden(_) => matches!(around, MountKind::Private(_) | MountKind::Devices | MountKind::Hidden(_)),
+        MountKind::Private(_) | MountKind::Devices | MountKind::Masked | MountKind::Staged => false,
+        MountKind::Provided(_) | MountKind::Brought { .. } | MountKind::Kept | MountKind::Merged(_) => false,
     }
 }
 
 /// Returns the writable paths of the plan: the canonical ones that exist, and those that do not
 /// exist.
-fn writable_roots(plan: &Plan) -> Result<(Vec<PathBuf>, Vec<PathBuf>), LaunchError> {
+fn writable_roots(plan: &AttemptPlan) -> Result<(Vec<PathBuf>, Vec<PathBuf>), LaunchError> {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for text in &plan.profile.filesystem.write {
         let path = text.as_path();
@@ -406,30 +406,30 @@ fn writable_roots(plan: &Plan) -> Result<(Vec<PathBuf>, Vec<PathBuf>), LaunchErr
 /// Returns the granted files with names that the broker removes and replaces on the host, because
 /// inside the directory around is read-only. Their mounts vanish with the name: a mount point in
 /// another mount namespace can be removed (mount_namespaces(7)).
-fn files_alone(plan: &Plan, natures: &BTreeMap<PathBuf, Nature>) -> Vec<PathBuf> {
+fn files_alone(plan: &AttemptPlan, natures: &BTreeMap<PathBuf, MountKind>) -> Vec<PathBuf> {
     let hidden = |path: &Path| plan.profile.filesystem.hide.iter().any(|hidden| path.starts_with(hidden.as_path()));
     let replaced = |path: &Path| path.ancestors().skip(1).any(|above| natures.contains_key(above));
     let is_alone = |path: &&PathBuf| !replaced(path) && !hidden(path) && path.is_file();
-    let written = natures.iter().filter(|(_, nature)| matches!(nature, Nature::Writable)).map(|(path, _)| path);
+    let written = natures.iter().filter(|(_, nature)| matches!(nature, MountKind::Writable)).map(|(path, _)| path);
     written.filter(is_alone).cloned().collect()
 }
 
 /// Refuses a path beneath another writable root if links lead it out of that root. A command may
 /// have made such a link, and the user did not agree to its target (L5).
-pub(super) fn refuse_planted_link(plan: &Plan, path: &Path, real: &Path) -> Result<(), LaunchError> {
+pub(super) fn refuse_planted_link(plan: &AttemptPlan, path: &Path, real: &Path) -> Result<(), LaunchError> {
     let roots = plan.profile.filesystem.write.iter().chain([&plan.workspace]).map(RawText::as_path);
     if path == real || !roots.into_iter().any(|root| root != path && path.starts_with(root) && !real.starts_with(root))
     {
         return Ok(());
     }
     let real = RawText::from(real);
-    let why = format!("a link inside a writable directory leads it to {}; name that place itself", real.escaped());
+    let why = format!("a link inside a writable directory leads it to {}; name that place itself", real.to_escaped());
     Err(LaunchError::Path { path: path.to_owned(), why })
 }
 
 /// Returns the protected names that exist directly where a writable root makes them reachable.
 /// Links are left to the broker, because a bind mount of a link would bind its target.
-fn protected_units(roots: &[PathBuf], protect: &[String], presence: &mut Presence) -> Vec<PathBuf> {
+fn protected_units(roots: &[PathBuf], protect: &[String], presence: &mut ExistenceCache) -> Vec<PathBuf> {
     let mut units = Vec::new();
     // Files that the broker judges are replaced by a rename, which no mount allows, or written
     // beneath. The broker judges each change.
@@ -445,7 +445,7 @@ fn protected_units(roots: &[PathBuf], protect: &[String], presence: &mut Presenc
             for shared in (0..parts.len()).filter(|shared| ends_with(root, &parts[..*shared])) {
                 let rest: PathBuf = parts[shared..].iter().collect();
                 let unit = root.join(&rest);
-                if presence.has(&unit) && exists_plainly(held.as_fd(), &rest) && !roots.contains(&unit) {
+                if presence.has_path(&unit) && exists_plainly(held.as_fd(), &rest) && !roots.contains(&unit) {
                     units.push(unit);
                 }
             }
@@ -473,7 +473,7 @@ fn ends_with(path: &Path, parts: &[&OsStr]) -> bool {
 }
 
 /// Returns the directories from the run's own filesystem down to the target.
-fn scaffold(base: &CStr, rest: &Path) -> Result<Vec<CString>, LaunchError> {
+fn scaffold_directories(base: &CStr, rest: &Path) -> Result<Vec<CString>, LaunchError> {
     let mut at = PathBuf::from(OsStr::from_bytes(base.to_bytes()));
     rest.iter()
         .map(|part| {
@@ -496,15 +496,15 @@ pub(super) fn placeholder_children(path: &Path) -> Vec<(CString, bool)> {
 }
 
 /// Returns the existing paths that a plan hides, in canonical form.
-pub(crate) fn hidden_there(plan: &Plan) -> Vec<PathBuf> {
-    let mut presence = Presence::default();
-    plan.profile.filesystem.hide.iter().filter_map(|path| existing(path, &mut presence)).collect()
+pub(crate) fn hidden_there(plan: &AttemptPlan) -> Vec<PathBuf> {
+    let mut presence = ExistenceCache::default();
+    plan.profile.filesystem.hide.iter().filter_map(|path| resolve_existing(path, &mut presence)).collect()
 }
 
 /// Returns the canonical path of the object that a path of the plan names, if it exists.
-pub(super) fn existing(text: &RawText, presence: &mut Presence) -> Option<PathBuf> {
+pub(super) fn resolve_existing(text: &RawText, presence: &mut ExistenceCache) -> Option<PathBuf> {
     // Most paths do not exist.
-    presence.has(text.as_path()).then(|| text.as_path().canonicalize().ok())?
+    presence.has_path(text.as_path()).then(|| text.as_path().canonicalize().ok())?
 }
 
 pub(super) fn is_plain_directory(path: &Path) -> bool {
@@ -516,12 +516,12 @@ pub(super) fn c_string(text: &OsStr) -> Result<CString, LaunchError> {
 }
 
 /// The devices of every run: name, major, minor (linux/major.h, devices.txt).
-const DEVICES: &[(&CStr, u32, u32)] =
+const HOST_DEVICES: &[(&CStr, u32, u32)] =
     &[(c"null", 1, 3), (c"zero", 1, 5), (c"full", 1, 7), (c"random", 1, 8), (c"urandom", 1, 9), (c"tty", 5, 0)];
 
 /// A device to take from the host.
 #[derive(Clone, Debug)]
-pub(super) struct Device {
+pub(super) struct DeviceNode {
     pub(super) name: &'static CStr,
     /// Path on the host.
     pub(super) source: CString,
@@ -529,13 +529,13 @@ pub(super) struct Device {
 }
 
 /// Returns the devices that exist on this host with the right type and number.
-pub(super) fn devices() -> Result<Vec<Device>, LaunchError> {
+pub(super) fn find_devices() -> Result<Vec<DeviceNode>, LaunchError> {
     let mut found = Vec::new();
-    for (name, major, minor) in DEVICES {
+    for (name, major, minor) in HOST_DEVICES {
         let path = Path::new("/dev").join(OsStr::from_bytes(name.to_bytes()));
         let number = rustix::fs::makedev(*major, *minor);
         if path.symlink_metadata().is_ok_and(|m| m.file_type().is_char_device() && m.rdev() == number) {
-            found.push(Device { name, source: c_string(path.as_os_str())?, number });
+            found.push(DeviceNode { name, source: c_string(path.as_os_str())?, number });
         }
     }
     Ok(found)
@@ -546,7 +546,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    use stockade_model::{Environment, Filesystem, Level, Limits, Network, Profile, RequestId};
+    use stockade_model::{EnvironmentRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, Profile, RequestId};
 
     /// Checks the attachments beneath a scratch directory in a private tree. The lists hold paths
     /// relative to it. The result is `path nature`, in order.
@@ -562,7 +562,7 @@ mod tests {
         }
         std::os::unix::fs::symlink("/etc/passwd", root.join("ws/.profile")).unwrap();
         let paths = |list: &[&str]| list.iter().map(|p| RawText::from(root.join(p))).collect::<Vec<_>>();
-        let plan = Plan {
+        let plan = AttemptPlan {
             request: RequestId::from_random([1; 16]),
             attempt: 1,
             argv: vec![RawText::from("true")],
@@ -572,7 +572,7 @@ mod tests {
             profile: Profile {
                 name: "test".to_owned(),
                 sandboxed: true,
-                filesystem: Filesystem {
+                filesystem: FilesystemAccess {
                     write: paths(write),
                     hide: paths(hide),
                     reveal: paths(reveal),
@@ -584,23 +584,23 @@ mod tests {
                     caches: Vec::new(),
                 },
                 exec: stockade_model::ExecRules::default(),
-                network: Network::None,
+                network: NetworkAccess::None,
                 egress: Default::default(),
-                environment: Environment::default(),
+                environment: EnvironmentRules::default(),
                 limits: Limits::default(),
             },
             grants: Vec::new(),
             effects: Vec::new(),
-            level: Level::Full,
+            level: IsolationLevel::Full,
             backend: "native".to_owned(),
         };
-        let found = layout(&plan, None, &Outfit::default()).unwrap();
+        let found = compute_layout(&plan, None, &LaunchOptions::default()).unwrap();
         let beneath = found.attachments.iter().filter_map(|a| {
             let path = Path::new(OsStr::from_bytes(a.path.to_bytes())).strip_prefix(&root).ok()?;
             let nature = match a.nature {
-                Nature::Writable => "writable",
-                Nature::Readable | Nature::Visible { .. } => "readable",
-                Nature::Hidden(_) => "hidden",
+                MountKind::Writable => "writable",
+                MountKind::Readable | MountKind::Visible { .. } => "readable",
+                MountKind::Hidden(_) => "hidden",
                 _ => "other",
             };
             Some(format!("{} {nature}", path.display()))
@@ -613,7 +613,7 @@ mod tests {
                 let outer = Path::new(OsStr::from_bytes(a.path.to_bytes()));
                 outer != path && path.starts_with(outer)
             });
-            let empty = parent.is_some_and(|a| matches!(a.nature, Nature::Private(_) | Nature::Hidden(_)));
+            let empty = parent.is_some_and(|a| matches!(a.nature, MountKind::Private(_) | MountKind::Hidden(_)));
             assert_eq!(empty, !attachment.scaffold.is_empty(), "{attachment:?}");
         }
     }

@@ -9,33 +9,33 @@ use rustix::path::Arg;
 use rustix::thread::nanosleep;
 use stockade_sys::Errno;
 use stockade_sys::landlock::access;
-use stockade_sys::mount::{Forbids, attach, new_filesystem};
+use stockade_sys::mount::{MountRestrictions, attach_mount, new_filesystem};
 use stockade_sys::resolve::DescriptorPath;
 
-use super::layout::{Attachment, Merged, Nature, Overlay, Spot};
-use super::message::Message;
-use super::step::{Site, Step, open_plain, verify};
+use super::layout::{MountAttachment, MergedOverlay, MountKind, OverlayWriteLayer, IdentifiedDirectory};
+use super::message::LaunchMessage;
+use super::step::{BuildContext, InitStep, open_plain, verify_identity};
 
 /// Most retries for upper directories that are still mounted, and the delays: 0.1 s of short
 /// delays, then 3 s of long ones for a busy machine. All layers of a run share them, because the
 /// sandbox must be ready within 10 s.
 const BUSY_RETRIES: u32 = 600;
-const SOON_RETRIES: u32 = 400;
-const SOON_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000 };
-const LATER_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 15_000_000 };
+const SHORT_RETRIES: u32 = 400;
+const SHORT_RETRY_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000 };
+const LONG_RETRY_DELAY: Timespec = Timespec { tv_sec: 0, tv_nsec: 15_000_000 };
 
 /// Returns the steps that make the run's own overlays of a layout.
-pub(super) fn merge_steps(attachments: &[Attachment]) -> impl Iterator<Item = Step> {
+pub(super) fn merge_steps(attachments: &[MountAttachment]) -> impl Iterator<Item = InitStep> {
     attachments.iter().filter_map(|attachment| {
-        let Nature::Merged(merged) = &attachment.nature else { return None };
-        let lower = Spot { path: attachment.path.clone(), identity: attachment.identity };
-        Some(Step::Merge { index: merged.index, lower, overlay: merged.overlay.clone()? })
+        let MountKind::Merged(merged) = &attachment.nature else { return None };
+        let lower = IdentifiedDirectory { path: attachment.path.clone(), identity: attachment.identity };
+        Some(InitStep::Merge { index: merged.index, lower, overlay: merged.overlay.clone()? })
     })
 }
 
 /// Makes an overlay that is attached later. If that fails, the directory stays read-only, as in the
 /// root.
-pub(super) fn merge(site: &mut Site<'_>, index: usize, lower: &Spot, overlay: &Overlay) -> Result<(), Errno> {
+pub(super) fn prepare_overlay(site: &mut BuildContext<'_>, index: usize, lower: &IdentifiedDirectory, overlay: &OverlayWriteLayer) -> Result<(), Errno> {
     let tree = lay_over_when_free(lower, overlay, &mut site.busy_retries);
     if let (Ok(tree), Some(slot)) = (tree, site.merged.get_mut(index)) {
         *slot = Some(tree);
@@ -44,10 +44,10 @@ pub(super) fn merge(site: &mut Site<'_>, index: usize, lower: &Spot, overlay: &O
 }
 
 /// Takes over the layers from the caller's messages: copies of mounts that another process holds.
-pub(super) fn take_layers(site: &mut Site<'_>) -> Result<(), Errno> {
+pub(super) fn take_layers(site: &mut BuildContext<'_>) -> Result<(), Errno> {
     let mut number = 0;
     loop {
-        let Some((Message::Layers { is_last }, received)) = Message::receive(site.control, true)? else {
+        let Some((LaunchMessage::Layers { is_last }, received)) = LaunchMessage::receive_from(site.control, true)? else {
             return Err(Errno::PROTO);
         };
         for tree in received.descriptors.into_iter().flatten() {
@@ -66,10 +66,10 @@ pub(super) fn take_layers(site: &mut Site<'_>) -> Result<(), Errno> {
 /// 5.10), because otherwise each file would be flushed to the disk on its first write. The stage is
 /// flushed once, at its end. With an `index` the kernel refuses an upper directory that is already
 /// mounted (EBUSY).
-pub(super) fn lay_over(workspace: &Spot, overlay: &Overlay, index: &CStr) -> Result<OwnedFd, Errno> {
-    let hold = |spot: &Spot| {
+pub(super) fn lay_over(workspace: &IdentifiedDirectory, overlay: &OverlayWriteLayer, index: &CStr) -> Result<OwnedFd, Errno> {
+    let hold = |spot: &IdentifiedDirectory| {
         let object = open_plain(CWD, &spot.path, ResolveFlags::empty())?;
-        verify(object.as_fd(), spot.identity)?;
+        verify_identity(object.as_fd(), spot.identity)?;
         Ok::<_, Errno>(object)
     };
     let (lower, upper, work) = (hold(workspace)?, hold(&overlay.upper)?, hold(&overlay.work)?);
@@ -92,24 +92,24 @@ pub(super) fn overlay_of(
         (c"metacopy", c"off"),
         (c"volatile", c""),
     ];
-    new_filesystem(c"overlay", &options, Forbids { devices: true, setuid: true, ..Forbids::default() })
+    new_filesystem(c"overlay", &options, MountRestrictions { devices: true, setuid: true, ..MountRestrictions::default() })
 }
 
 /// Attaches an overlay over a directory, if the overlay exists. Without it, no run can change the
 /// directory.
-pub(super) fn attach_merged(site: &mut Site<'_>, attachment: &Attachment, merged: &Merged) -> Result<(), Errno> {
+pub(super) fn attach_merged(site: &mut BuildContext<'_>, attachment: &MountAttachment, merged: &MergedOverlay) -> Result<(), Errno> {
     let Some(tree) = site.merged.get_mut(merged.index).and_then(Option::take) else {
         site.unmerged |= 1 << merged.index;
         return Ok(());
     };
-    let target = open_plain(site.root()?, attachment.relative(), ResolveFlags::IN_ROOT)?;
-    attach(tree.as_fd(), target.as_fd())?;
+    let target = open_plain(site.root_fd()?, attachment.relative_path(), ResolveFlags::IN_ROOT)?;
+    attach_mount(tree.as_fd(), target.as_fd())?;
     if merged.overlay.is_none() {
         // The process that passed the layer has done that.
         return Ok(());
     }
     allow_in_layer(tree.as_fd(), merged.is_whole(), merged.directories.iter(), |object, rights| {
-        site.allow(object, rights)
+        site.allow_rights(object, rights)
     })
 }
 
@@ -120,7 +120,7 @@ pub(super) fn allow_in_layer(
     directories: impl Iterator<Item = impl Arg>,
     allow: impl Fn(BorrowedFd<'_>, u64) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
-    let rights = access::changing(u32::MAX);
+    let rights = access::change_rights(u32::MAX);
     if is_whole {
         return allow(layer, rights);
     }
@@ -138,13 +138,13 @@ pub(super) fn allow_in_layer(
 
 /// Makes an overlay, with retries while the upper directory is busy. The kernel may still be
 /// removing the mounts of a run that has ended.
-fn lay_over_when_free(lower: &Spot, overlay: &Overlay, retries: &mut u32) -> Result<OwnedFd, Errno> {
+fn lay_over_when_free(lower: &IdentifiedDirectory, overlay: &OverlayWriteLayer, retries: &mut u32) -> Result<OwnedFd, Errno> {
     loop {
         match lay_over(lower, overlay, c"on") {
             Err(Errno::BUSY) if *retries < BUSY_RETRIES => {}
             other => return other,
         }
-        let _ = nanosleep(if *retries < SOON_RETRIES { &SOON_DELAY } else { &LATER_DELAY });
+        let _ = nanosleep(if *retries < SHORT_RETRIES { &SHORT_RETRY_DELAY } else { &LONG_RETRY_DELAY });
         *retries += 1;
     }
 }

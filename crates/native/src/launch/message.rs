@@ -4,22 +4,22 @@
 use std::os::fd::BorrowedFd;
 
 use stockade_sys::Errno;
-use stockade_sys::passing::{self, Received};
-use stockade_sys::reap::{Ended, Used};
+use stockade_sys::passing::{self, ReceivedMessage};
+use stockade_sys::reap::{ProcessExit, ProcessUsage};
 
 /// Bytes of every message.
-const SIZE: usize = 32;
+const MESSAGE_BYTES: usize = 32;
 
 /// One message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Message {
+pub(super) enum LaunchMessage {
     /// From the init: this step failed.
     StepFailed { index: u32, errno: Errno },
     /// From the command, before its exec: this stage failed.
     StageFailed { index: u32, errno: Errno },
     /// From the init, to both: the sandbox is built. The message to the caller carries the
     /// descriptors that `parts` names.
-    Built { parts: Parts },
+    Built { parts: BuiltFlags },
     /// From the init of a persistent sandbox: it is built. Carries the descriptors of its
     /// namespaces.
     Standing,
@@ -28,7 +28,7 @@ pub(super) enum Message {
     /// From the command: no program could be executed.
     ExecFailed { errno: Errno },
     /// From the init: the command ended and every other process is gone.
-    Ended { ended: Ended, used: Used },
+    Ended { ended: ProcessExit, used: ProcessUsage },
     /// From the init: bytes written by all processes that it reaped.
     Written { bytes: u64 },
     /// From the init: the command was stopped by this signal.
@@ -52,33 +52,33 @@ pub(super) enum Message {
 /// The descriptors that [`Message::Built`] carries, in the order of these bits, and further
 /// properties of the sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Parts(pub(super) u32);
+pub(super) struct BuiltFlags(pub(super) u32);
 
-impl Parts {
+impl BuiltFlags {
     /// The run's own temporary filesystem.
     pub(super) const SCRATCH: u32 = 1;
     /// The inotify instance with the watches on hidden paths.
-    pub(super) const WATCHES: u32 = 2;
+    pub(super) const HIDDEN_WATCHES: u32 = 2;
     /// The socket that receives DNS queries as datagrams.
-    pub(super) const NAMES: u32 = 4;
+    pub(super) const DNS_SOCKET: u32 = 4;
     /// The raw ICMP socket that reports the datagrams without a receiver.
-    pub(super) const UNREACHABLE: u32 = 8;
+    pub(super) const UNREACHABLE_V4: u32 = 8;
     /// The same for IPv6.
     pub(super) const UNREACHABLE_V6: u32 = 16;
     /// The socket for requests of further sockets in the namespace.
-    pub(super) const SOCKETS: u32 = 32;
+    pub(super) const SOCKET_REQUESTS: u32 = 32;
     /// No descriptor: the kernel has IPv6.
     pub(super) const IPV6: u32 = 64;
 
     /// No descriptors: from this bit on, the directories that could not be merged.
     pub(super) const UNMERGED_SHIFT: u32 = 16;
 
-    pub(super) fn has(self, part: u32) -> bool {
+    pub(super) fn has_flag(self, part: u32) -> bool {
         self.0 & part != 0
     }
 }
 
-impl Message {
+impl LaunchMessage {
     /// Sends the message. Uses system calls only.
     pub(super) fn send(self, socket: BorrowedFd<'_>, descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         let (kind, a, b, c, d) = match self {
@@ -86,8 +86,8 @@ impl Message {
             Self::StageFailed { index, errno } => (2, index, errno.raw_os_error(), 0, 0),
             Self::Ready { wait_killable, umask } => (3, umask, i32::from(wait_killable), 0, 0),
             Self::ExecFailed { errno } => (4, 0, errno.raw_os_error(), 0, 0),
-            Self::Ended { ended: Ended::Exited(code), used } => (5, 0, code, used.cpu_us, used.memory_peak_bytes),
-            Self::Ended { ended: Ended::Signaled(signal), used } => (5, 1, signal, used.cpu_us, used.memory_peak_bytes),
+            Self::Ended { ended: ProcessExit::Exited(code), used } => (5, 0, code, used.cpu_us, used.memory_peak_bytes),
+            Self::Ended { ended: ProcessExit::Signaled(signal), used } => (5, 1, signal, used.cpu_us, used.memory_peak_bytes),
             Self::Mapped => (6, 0, 0, 0, 0),
             Self::Go => (7, 0, 0, 0, 0),
             Self::Signal(signal) => (8, 0, signal, 0, 0),
@@ -99,30 +99,30 @@ impl Message {
             Self::Written { bytes } => (14, 0, 0, bytes, 0),
             Self::Layers { is_last } => (15, 0, i32::from(is_last), 0, 0),
         };
-        let mut bytes = [0; SIZE];
+        let mut bytes = [0; MESSAGE_BYTES];
         bytes[0..4].copy_from_slice(&u32::to_ne_bytes(kind));
         bytes[4..8].copy_from_slice(&u32::to_ne_bytes(a));
         bytes[8..12].copy_from_slice(&i32::to_ne_bytes(b));
         bytes[16..24].copy_from_slice(&u64::to_ne_bytes(c));
         bytes[24..32].copy_from_slice(&u64::to_ne_bytes(d));
-        passing::send(socket, &bytes, descriptors)
+        passing::send_message(socket, &bytes, descriptors)
     }
 
     /// Receives a message; returns `None` if the peer is gone. Uses system calls only.
-    pub(super) fn receive(socket: BorrowedFd<'_>, wait: bool) -> Result<Option<(Self, Received)>, Errno> {
-        let mut bytes = [0; SIZE];
-        let received = match passing::receive(socket, &mut bytes, wait) {
+    pub(super) fn receive_from(socket: BorrowedFd<'_>, wait: bool) -> Result<Option<(Self, ReceivedMessage)>, Errno> {
+        let mut bytes = [0; MESSAGE_BYTES];
+        let received = match passing::receive_message(socket, &mut bytes, wait) {
             Err(Errno::CONNRESET) => return Ok(None),
             other => other?,
         };
         match received.length {
             0 => Ok(None),
-            SIZE => Self::parse(&bytes).map(|m| Some((m, received))).ok_or(Errno::PROTO),
+            MESSAGE_BYTES => Self::from_bytes(&bytes).map(|m| Some((m, received))).ok_or(Errno::PROTO),
             _ => Err(Errno::PROTO),
         }
     }
 
-    fn parse(bytes: &[u8; SIZE]) -> Option<Self> {
+    fn from_bytes(bytes: &[u8; MESSAGE_BYTES]) -> Option<Self> {
         let word = |at: usize| bytes[at..at + 4].try_into().map(u32::from_ne_bytes).ok();
         let long = |at: usize| bytes[at..at + 8].try_into().map(u64::from_ne_bytes).ok();
         let (a, b) = (word(4)?, word(8)? as i32);
@@ -133,14 +133,14 @@ impl Message {
             3 => Self::Ready { wait_killable: b != 0, umask: a },
             4 => Self::ExecFailed { errno: errno()? },
             5 => Self::Ended {
-                ended: if a == 0 { Ended::Exited(b) } else { Ended::Signaled(b) },
-                used: Used { cpu_us: long(16)?, memory_peak_bytes: long(24)? },
+                ended: if a == 0 { ProcessExit::Exited(b) } else { ProcessExit::Signaled(b) },
+                used: ProcessUsage { cpu_us: long(16)?, memory_peak_bytes: long(24)? },
             },
             6 => Self::Mapped,
             7 => Self::Go,
             8 => Self::Signal(b),
             9 => Self::Plan { umask: (b != 0).then_some(a) },
-            10 => Self::Built { parts: Parts(a) },
+            10 => Self::Built { parts: BuiltFlags(a) },
             11 => Self::Groups,
             12 => Self::Standing,
             13 => Self::Stopped { signal: b },
@@ -158,39 +158,39 @@ mod tests {
 
     #[test]
     fn every_message_arrives_as_it_was_sent() {
-        let used = Used { cpu_us: 7, memory_peak_bytes: 1 << 40 };
-        let (one, other) = passing::pair().unwrap();
+        let used = ProcessUsage { cpu_us: 7, memory_peak_bytes: 1 << 40 };
+        let (one, other) = passing::socket_pair().unwrap();
         for message in [
-            Message::StepFailed { index: 3, errno: Errno::PERM },
-            Message::StageFailed { index: 0, errno: Errno::NOSYS },
-            Message::Ready { wait_killable: true, umask: 0o27 },
-            Message::ExecFailed { errno: Errno::NOENT },
-            Message::Ended { ended: Ended::Exited(255), used },
-            Message::Written { bytes: 1 << 40 },
-            Message::Ended { ended: Ended::Signaled(9), used },
-            Message::Mapped,
-            Message::Go,
-            Message::Signal(15),
-            Message::Plan { umask: None },
-            Message::Plan { umask: Some(0o27) },
-            Message::Built { parts: Parts(5) },
-            Message::Groups,
-            Message::Standing,
-            Message::Layers { is_last: true },
+            LaunchMessage::StepFailed { index: 3, errno: Errno::PERM },
+            LaunchMessage::StageFailed { index: 0, errno: Errno::NOSYS },
+            LaunchMessage::Ready { wait_killable: true, umask: 0o27 },
+            LaunchMessage::ExecFailed { errno: Errno::NOENT },
+            LaunchMessage::Ended { ended: ProcessExit::Exited(255), used },
+            LaunchMessage::Written { bytes: 1 << 40 },
+            LaunchMessage::Ended { ended: ProcessExit::Signaled(9), used },
+            LaunchMessage::Mapped,
+            LaunchMessage::Go,
+            LaunchMessage::Signal(15),
+            LaunchMessage::Plan { umask: None },
+            LaunchMessage::Plan { umask: Some(0o27) },
+            LaunchMessage::Built { parts: BuiltFlags(5) },
+            LaunchMessage::Groups,
+            LaunchMessage::Standing,
+            LaunchMessage::Layers { is_last: true },
         ] {
             message.send(one.as_fd(), &[]).unwrap();
-            assert_eq!(Message::receive(other.as_fd(), true).unwrap().unwrap().0, message);
+            assert_eq!(LaunchMessage::receive_from(other.as_fd(), true).unwrap().unwrap().0, message);
         }
         drop(one);
-        assert!(Message::receive(other.as_fd(), true).unwrap().is_none());
+        assert!(LaunchMessage::receive_from(other.as_fd(), true).unwrap().is_none());
     }
 
     #[test]
     fn a_message_of_another_size_or_kind_is_refused() {
-        let (one, other) = passing::pair().unwrap();
+        let (one, other) = passing::socket_pair().unwrap();
         for bytes in [&[0_u8; 5][..], &[0; 32], &[255; 32]] {
-            passing::send(one.as_fd(), bytes, &[]).unwrap();
-            assert_eq!(Message::receive(other.as_fd(), true).unwrap_err(), Errno::PROTO);
+            passing::send_message(one.as_fd(), bytes, &[]).unwrap();
+            assert_eq!(LaunchMessage::receive_from(other.as_fd(), true).unwrap_err(), Errno::PROTO);
         }
     }
 }

@@ -8,25 +8,25 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use stockade_sys::passing::{self, Received};
+use stockade_sys::passing::{self, ReceivedMessage};
 use stockade_sys::ready::readable_before;
 use stockade_sys::{Errno, net};
 
 /// Addresses of the run's network, beside the loopback addresses. Programs use a network only if it
 /// has an address that is not a loopback address.
-pub(crate) const OWN_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+pub(crate) const RUN_ADDRESS_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 /// See [`OWN_V4`].
-pub(crate) const OWN_V6: Ipv6Addr = Ipv6Addr::new(0xfd5d, 0, 0, 0, 0, 0, 0, 1);
+pub(crate) const RUN_ADDRESS_V6: Ipv6Addr = Ipv6Addr::new(0xfd5d, 0, 0, 0, 0, 0, 0, 1);
 /// Port of DNS queries.
-pub(crate) const NAMES_PORT: u16 = 53;
+pub(crate) const DNS_PORT: u16 = 53;
 /// Time-out for the init to make a socket.
-const MADE_WITHIN: Duration = Duration::from_secs(2);
+const SOCKET_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bytes of a request and of its reply.
-const SIZE: usize = 32;
+const REQUEST_BYTES: usize = 32;
 
 /// Sockets of the namespace, made by the init.
 #[derive(Debug)]
-pub(super) struct Network {
+pub(super) struct RunNetwork {
     pub(super) names: OwnedFd,
     pub(super) unreachable: OwnedFd,
     /// Absent if the kernel has no IPv6.
@@ -37,14 +37,14 @@ pub(super) struct Network {
     pub(super) serving: OwnedFd,
 }
 
-impl Network {
+impl RunNetwork {
     /// Sets up the network. Uses system calls only.
-    pub(super) fn make() -> Result<Self, Errno> {
-        let ipv6 = net::own_every_address(OWN_V4, OWN_V6)?;
+    pub(super) fn set_up() -> Result<Self, Errno> {
+        let ipv6 = net::own_every_address(RUN_ADDRESS_V4, RUN_ADDRESS_V6)?;
         let any = if ipv6 { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
-        let (asking, serving) = passing::pair()?;
+        let (asking, serving) = passing::socket_pair()?;
         Ok(Self {
-            names: net::udp_receiver(SocketAddr::new(any, NAMES_PORT))?,
+            names: net::udp_receiver(SocketAddr::new(any, DNS_PORT))?,
             unreachable: net::unreachable_receiver(false)?,
             unreachable_v6: if ipv6 { Some(net::unreachable_receiver(true)?) } else { None },
             asking,
@@ -55,17 +55,17 @@ impl Network {
 
 /// The sockets of a run's network that the caller gets.
 #[derive(Debug)]
-pub struct NetworkEnds {
+pub struct NetworkSockets {
     /// Receives DNS queries to any server; each datagram carries the address of the server.
     pub names: OwnedFd,
     /// Raw ICMP sockets that report the datagrams without a receiver, IPv4 first.
     pub unreachable: Vec<OwnedFd>,
     /// Makes further sockets in the namespace.
-    pub sockets: Sockets,
+    pub sockets: NamespaceSockets,
     pub(super) ipv6: bool,
 }
 
-impl NetworkEnds {
+impl NetworkSockets {
     /// Returns false if the kernel has no IPv6.
     pub fn has_ipv6(&self) -> bool {
         self.ipv6
@@ -74,16 +74,16 @@ impl NetworkEnds {
 
 /// Makes sockets in the namespace of a run, through its init.
 #[derive(Debug)]
-pub struct Sockets(Mutex<OwnedFd>);
+pub struct NamespaceSockets(Mutex<OwnedFd>);
 
 /// Request for a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
+enum SocketRequest {
     Listener(SocketAddr),
     Socket(SocketAddr),
 }
 
-impl Sockets {
+impl NamespaceSockets {
     pub(super) fn new(asking: OwnedFd) -> Self {
         Self(Mutex::new(asking))
     }
@@ -94,16 +94,16 @@ impl Sockets {
     /// # Errors
     /// EADDRINUSE if a program of the run uses that port; EPIPE after the end of the run;
     /// ETIMEDOUT.
-    pub fn listen(&self, at: SocketAddr) -> Result<OwnedFd, Errno> {
-        self.ask(Wanted::Listener(at))
+    pub fn open_listener(&self, at: SocketAddr) -> Result<OwnedFd, Errno> {
+        self.request_socket(SocketRequest::Listener(at))
     }
 
     /// Returns a non-blocking TCP socket for the address family of `like`.
     ///
     /// # Errors
     /// EAFNOSUPPORT without IPv6; EPIPE after the end of the run; ETIMEDOUT.
-    pub fn socket(&self, like: SocketAddr) -> Result<OwnedFd, Errno> {
-        self.ask(Wanted::Socket(like))
+    pub fn open_socket(&self, like: SocketAddr) -> Result<OwnedFd, Errno> {
+        self.request_socket(SocketRequest::Socket(like))
     }
 
     /// Stops making sockets. Later requests are refused at once.
@@ -112,23 +112,23 @@ impl Sockets {
         let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
     }
 
-    fn ask(&self, wanted: Wanted) -> Result<OwnedFd, Errno> {
+    fn request_socket(&self, wanted: SocketRequest) -> Result<OwnedFd, Errno> {
         let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        passing::send(socket.as_fd(), &wanted.to_bytes(), &[])?;
-        if !readable_before(&[socket.as_fd()], Instant::now() + MADE_WITHIN)? {
+        passing::send_message(socket.as_fd(), &wanted.to_bytes(), &[])?;
+        if !readable_before(&[socket.as_fd()], Instant::now() + SOCKET_TIMEOUT)? {
             // A late reply would be read as the reply to the next request.
             let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
             return Err(Errno::TIMEDOUT);
         }
-        let mut reply = [0; SIZE];
-        let received = passing::receive(socket.as_fd(), &mut reply, false)?;
-        made(&reply, received)
+        let mut reply = [0; REQUEST_BYTES];
+        let received = passing::receive_message(socket.as_fd(), &mut reply, false)?;
+        socket_from_reply(&reply, received)
     }
 }
 
 /// Returns the socket in the init's reply, or its error.
-fn made(reply: &[u8; SIZE], received: Received) -> Result<OwnedFd, Errno> {
-    if received.length != SIZE {
+fn socket_from_reply(reply: &[u8; REQUEST_BYTES], received: ReceivedMessage) -> Result<OwnedFd, Errno> {
+    if received.length != REQUEST_BYTES {
         return Err(Errno::PIPE);
     }
     let [made, ..] = received.descriptors;
@@ -143,35 +143,35 @@ fn made(reply: &[u8; SIZE], received: Received) -> Result<OwnedFd, Errno> {
 /// Answers one request of the caller, in the init. Returns false if no more requests will come.
 /// Uses system calls only.
 pub(super) fn serve_one(serving: BorrowedFd<'_>) -> bool {
-    let mut request = [0; SIZE];
-    match passing::receive(serving, &mut request, false) {
-        Ok(received) if received.length == SIZE => {}
+    let mut request = [0; REQUEST_BYTES];
+    match passing::receive_message(serving, &mut request, false) {
+        Ok(received) if received.length == REQUEST_BYTES => {}
         Err(Errno::AGAIN) => return true,
         _ => return false,
     }
-    let made = match Wanted::from_bytes(&request) {
-        Some(Wanted::Listener(at)) => net::tcp_listener(at),
-        Some(Wanted::Socket(like)) => net::tcp_socket(like),
+    let made = match SocketRequest::from_bytes(&request) {
+        Some(SocketRequest::Listener(at)) => net::tcp_listener(at),
+        Some(SocketRequest::Socket(like)) => net::tcp_socket(like),
         None => Err(Errno::INVAL),
     };
-    let mut reply = [0; SIZE];
+    let mut reply = [0; REQUEST_BYTES];
     match made {
-        Ok(made) => passing::send(serving, &reply, &[made.as_fd()]),
+        Ok(made) => passing::send_message(serving, &reply, &[made.as_fd()]),
         Err(errno) => {
             reply[..4].copy_from_slice(&errno.raw_os_error().to_ne_bytes());
-            passing::send(serving, &reply, &[])
+            passing::send_message(serving, &reply, &[])
         }
     }
     .is_ok()
 }
 
-impl Wanted {
-    fn to_bytes(self) -> [u8; SIZE] {
+impl SocketRequest {
+    fn to_bytes(self) -> [u8; REQUEST_BYTES] {
         let (kind, address) = match self {
             Self::Listener(at) => (1, at),
             Self::Socket(like) => (2, like),
         };
-        let mut bytes = [0; SIZE];
+        let mut bytes = [0; REQUEST_BYTES];
         bytes[0] = kind;
         bytes[2..4].copy_from_slice(&address.port().to_ne_bytes());
         match address.ip() {
@@ -187,7 +187,7 @@ impl Wanted {
         bytes
     }
 
-    fn from_bytes(bytes: &[u8; SIZE]) -> Option<Self> {
+    fn from_bytes(bytes: &[u8; REQUEST_BYTES]) -> Option<Self> {
         let port = u16::from_ne_bytes([bytes[2], bytes[3]]);
         let ip = match bytes[1] {
             4 => IpAddr::V4(Ipv4Addr::from(*bytes[16..].first_chunk::<4>()?)),
@@ -210,28 +210,28 @@ mod tests {
     fn what_is_asked_for_arrives_as_it_was_meant() {
         for address in ["1.2.3.4:443", "[2001:db8::1]:80", "[::]:53"] {
             let address = address.parse().unwrap();
-            for wanted in [Wanted::Listener(address), Wanted::Socket(address)] {
-                assert_eq!(Wanted::from_bytes(&wanted.to_bytes()), Some(wanted));
+            for wanted in [SocketRequest::Listener(address), SocketRequest::Socket(address)] {
+                assert_eq!(SocketRequest::from_bytes(&wanted.to_bytes()), Some(wanted));
             }
         }
-        assert_eq!(Wanted::from_bytes(&[0; SIZE]), None);
-        assert_eq!(Wanted::from_bytes(&[9; SIZE]), None);
+        assert_eq!(SocketRequest::from_bytes(&[0; REQUEST_BYTES]), None);
+        assert_eq!(SocketRequest::from_bytes(&[9; REQUEST_BYTES]), None);
     }
 
     #[test]
     fn an_init_that_is_gone_or_silent_is_an_error_at_once_or_in_time() {
-        let (asking, serving) = passing::pair().unwrap();
-        let sockets = Sockets::new(asking);
+        let (asking, serving) = passing::socket_pair().unwrap();
+        let sockets = NamespaceSockets::new(asking);
         let at = "127.0.0.1:0".parse().unwrap();
         std::thread::scope(|scope| {
-            let asked = scope.spawn(|| sockets.listen(at));
-            while !readable_before(&[serving.as_fd()], Instant::now() + MADE_WITHIN).unwrap() {}
+            let asked = scope.spawn(|| sockets.open_listener(at));
+            while !readable_before(&[serving.as_fd()], Instant::now() + SOCKET_TIMEOUT).unwrap() {}
             assert!(serve_one(serving.as_fd()));
             assert!(asked.join().unwrap().is_ok());
         });
-        assert_eq!(sockets.socket(at).unwrap_err(), Errno::TIMEDOUT);
-        assert!(sockets.socket(at).is_err());
+        assert_eq!(sockets.open_socket(at).unwrap_err(), Errno::TIMEDOUT);
+        assert!(sockets.open_socket(at).is_err());
         drop(serving);
-        assert!(sockets.socket(at).is_err());
+        assert!(sockets.open_socket(at).is_err());
     }
 }

@@ -10,31 +10,31 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
-use stockade_model::{Level, Plan};
-use stockade_sys::arena::Arena;
-use stockade_sys::clone::{Child, fork_with};
+use stockade_model::{IsolationLevel, AttemptPlan};
+use stockade_sys::arena::SharedArena;
+use stockade_sys::clone::{ClonedChild, fork_with};
 use stockade_sys::{fork_signals, passing};
 
 use super::blueprint::{Blueprint, first_steps, may_map_for_others};
 use super::child;
 use super::error::LaunchError;
-use super::launched::{Launching, NAMESPACES, Stdio, begin, begin_early, map_identity};
+use super::launched::{LaunchingSandbox, INIT_NAMESPACES, CommandStdio, begin_launch, begin_early, map_identity};
 use super::leaving;
-use super::outfit::Outfit;
+use super::outfit::LaunchOptions;
 
 /// Maximum age of an init if it is unknown whether it sees all mounts made meanwhile.
-const FRESH: Duration = Duration::from_secs(2);
+const MAX_INIT_AGE: Duration = Duration::from_secs(2);
 
 /// A watch on the host's mount table.
 #[derive(Debug)]
-pub struct MountTable(File);
+pub struct MountTableWatch(File);
 
-impl MountTable {
+impl MountTableWatch {
     /// Starts watching.
     ///
     /// # Errors
     /// If there is no `/proc`.
-    pub fn watch() -> std::io::Result<Self> {
+    pub fn start_watching() -> std::io::Result<Self> {
         File::open("/proc/self/mountinfo").map(Self)
     }
 
@@ -46,7 +46,7 @@ impl MountTable {
     }
 }
 
-impl AsFd for MountTable {
+impl AsFd for MountTableWatch {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -54,45 +54,45 @@ impl AsFd for MountTable {
 
 /// An init without a plan.
 #[derive(Debug)]
-pub struct Nursery {
-    arena: Arena,
-    init: Waiting,
-    mounts: Option<MountTable>,
+pub struct PrewarmedInit {
+    arena: SharedArena,
+    init: IdleInit,
+    mounts: Option<MountTableWatch>,
     umask: Option<u32>,
     born: Instant,
 }
 
 /// The process, until a run takes it over. Dropping it kills the process.
 #[derive(Debug)]
-struct Waiting(Option<(Child, OwnedFd, OwnedFd)>);
+struct IdleInit(Option<(ClonedChild, OwnedFd, OwnedFd)>);
 
-impl Drop for Waiting {
+impl Drop for IdleInit {
     fn drop(&mut self) {
         if let Some((init, ..)) = self.0.take() {
             let _ = pidfd_send_signal(&init.pidfd, Signal::KILL);
-            leaving::wait(&init.pidfd);
+            leaving::wait_for_init(&init.pidfd);
         }
     }
 }
 
-impl Nursery {
+impl PrewarmedInit {
     /// Makes the init. It is best called while the process has one thread and little memory.
     ///
     /// # Errors
     /// [`LaunchError`] if this process had one before, or if namespaces are not available. A start
     /// without it reports the reason.
     pub fn start() -> Result<Self, LaunchError> {
-        let (born, mounts) = (Instant::now(), MountTable::watch().ok());
-        let arena = Arena::reserve().map_err(LaunchError::call("reserve shared memory"))?;
-        let pair = || passing::pair().map_err(LaunchError::call("make a socket pair"));
+        let (born, mounts) = (Instant::now(), MountTableWatch::start_watching().ok());
+        let arena = SharedArena::reserve_arena().map_err(LaunchError::call_error("reserve shared memory"))?;
+        let pair = || passing::socket_pair().map_err(LaunchError::call_error("make a socket pair"));
         let ((control, control_inside), (gate, gate_inside)) = (pair()?, pair()?);
         let mapped_by_caller = may_map_for_others();
         let first = first_steps(mapped_by_caller)?;
-        let blocked = fork_signals::AllBlocked::new().map_err(LaunchError::call("block signals"))?;
-        let init = fork_with(NAMESPACES, 0, || child::early_init(&first, control_inside.as_fd(), gate_inside.as_fd()))
+        let blocked = fork_signals::SignalBlockGuard::new().map_err(LaunchError::call_error("block signals"))?;
+        let init = fork_with(INIT_NAMESPACES, 0, || child::early_init(&first, control_inside.as_fd(), gate_inside.as_fd()))
             .map_err(|errno| LaunchError::Clone { errno, namespaces: true })?;
         drop(blocked);
-        let init = Waiting(Some((init, control, gate)));
+        let init = IdleInit(Some((init, control, gate)));
         if let (true, Some((child, control, _))) = (mapped_by_caller, &init.0) {
             map_identity(child.pid.as_raw_nonzero().get().unsigned_abs(), control.as_fd())?;
         }
@@ -107,25 +107,25 @@ impl Nursery {
     }
 
     /// Returns whether this init can serve a sandbox of this level now.
-    pub fn serves(&self, level: Level) -> bool {
-        let has_stale_mounts = self.mounts.as_ref().map_or(self.born.elapsed() >= FRESH, MountTable::has_changed);
-        level == Level::Full && !has_stale_mounts
+    pub fn can_serve(&self, level: IsolationLevel) -> bool {
+        let has_stale_mounts = self.mounts.as_ref().map_or(self.born.elapsed() >= MAX_INIT_AGE, MountTableWatch::has_changed);
+        level == IsolationLevel::Full && !has_stale_mounts
     }
 
     /// Continues with `plan`.
     ///
     /// # Errors
     /// [`LaunchError`] as for [`begin`].
-    pub fn begin(mut self, plan: &Plan, outfit: &Outfit, stdio: Stdio<'_>) -> Result<Launching, LaunchError> {
-        let blueprint = self.arena.fill(|| Blueprint::prepare_with(plan, outfit).map(Box::new))?;
-        let published = self.arena.publish(blueprint);
+    pub fn begin_launch(mut self, plan: &AttemptPlan, outfit: &LaunchOptions, stdio: CommandStdio<'_>) -> Result<LaunchingSandbox, LaunchError> {
+        let blueprint = self.arena.fill_with(|| Blueprint::prepare_with(plan, outfit).map(Box::new))?;
+        let published = self.arena.publish_value(blueprint);
         match (published, self.init.0.take()) {
             (Ok(blueprint), Some(init)) => begin_early(init, blueprint, self.umask, stdio),
             (Ok(_), None) => Err(LaunchError::Lost),
             // The program has another allocator, so the start begins from scratch.
             (Err(blueprint), init) => {
-                drop(Waiting(init));
-                begin(*blueprint, stdio)
+                drop(IdleInit(init));
+                begin_launch(*blueprint, stdio)
             }
         }
     }

@@ -7,16 +7,16 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use stockade_model::{Plan, RawText};
+use stockade_model::{AttemptPlan, RawText};
 
 use super::error::LaunchError;
-use super::layout::{MergedDirectory, Overlay, c_string, hidden_there};
+use super::layout::{MergedDirectory, OverlayWriteLayer, c_string, hidden_there};
 
 /// Launch options of a run, beside its plan.
 #[derive(Clone, Debug, Default)]
-pub struct Outfit {
+pub struct LaunchOptions {
     /// The overlay that holds the run's writes in the workspace.
-    pub overlay: Option<Overlay>,
+    pub overlay: Option<OverlayWriteLayer>,
     /// True if one of the standard streams is a terminal of the run's own, which becomes its
     /// controlling terminal.
     pub terminal: bool,
@@ -72,7 +72,7 @@ pub struct NamingVariable {
 
 impl NamingVariable {
     /// Makes a variable that contains the path alone.
-    pub fn plain(name: &str) -> Self {
+    pub fn path_only(name: &str) -> Self {
         Self { name: name.to_owned(), before: "", after: "" }
     }
 }
@@ -92,14 +92,14 @@ impl NamedFile {
     }
 }
 
-impl Outfit {
+impl LaunchOptions {
     /// Returns the hidden paths that exist.
-    pub(super) fn hidden_there(&self, plan: &Plan) -> Cow<'_, [PathBuf]> {
+    pub(super) fn hidden_there(&self, plan: &AttemptPlan) -> Cow<'_, [PathBuf]> {
         self.hidden.as_deref().map_or_else(|| Cow::Owned(hidden_there(plan)), Cow::Borrowed)
     }
 
     /// Returns whether another process lends layers.
-    pub(super) fn borrows(&self) -> bool {
+    pub(super) fn has_borrowed_layers(&self) -> bool {
         self.merged.iter().any(|merged| merged.overlay.is_none())
     }
 
@@ -109,12 +109,12 @@ impl Outfit {
     }
 
     /// Returns whether the broker decides on each open for reading.
-    pub(crate) fn asks_reads(&self, plan: &Plan) -> bool {
+    pub(crate) fn asks_reads(&self, plan: &AttemptPlan) -> bool {
         plan.profile.filesystem.trace || !self.late.is_empty()
     }
 
     /// Returns the variables of a run; `directory` holds its own files.
-    pub(super) fn variables(&self, plan: &Plan, directory: &Path) -> BTreeMap<String, RawText> {
+    pub(super) fn build_environment(&self, plan: &AttemptPlan, directory: &Path) -> BTreeMap<String, RawText> {
         let mut all = plan.environment.clone();
         all.extend(self.environment.clone());
         all.extend(self.named.iter().flat_map(|named| named.values_in(directory)));

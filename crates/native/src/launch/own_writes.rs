@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::pread;
 
-use super::message::Message;
+use super::message::LaunchMessage;
 
 /// Buffer size for `/proc/self/io` (proc_pid_io(5)): seven numbers with their names.
 const TEXT_BYTES: usize = 512;
@@ -29,17 +29,17 @@ impl OwnWrites {
     }
 
     /// Reports the current count to the caller. Other code notices if the caller is gone.
-    pub(super) fn tell(&self, control: BorrowedFd<'_>) {
+    pub(super) fn report_count(&self, control: BorrowedFd<'_>) {
         let mut text = [0; TEXT_BYTES];
         let length = pread(self.0.as_fd(), &mut text, 0).unwrap_or_default();
-        if let Some(bytes) = text.get(..length).and_then(written) {
-            let _ = Message::Written { bytes }.send(control, &[]);
+        if let Some(bytes) = text.get(..length).and_then(parse_written_bytes) {
+            let _ = LaunchMessage::Written { bytes }.send(control, &[]);
         }
     }
 }
 
 /// Returns the bytes that will be written to a disk, less those removed before.
-pub(super) fn written(text: &[u8]) -> Option<u64> {
+pub(super) fn parse_written_bytes(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?;
     let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok());
     Some(value("write_bytes:")?.saturating_sub(value("cancelled_write_bytes:")?))
@@ -51,10 +51,10 @@ mod tests {
 
     #[test]
     fn what_was_removed_in_time_is_not_written() {
-        assert_eq!(written(b"wchar: 9\nwrite_bytes: 8192\ncancelled_write_bytes: 4096\n"), Some(4096));
-        assert_eq!(written(b"write_bytes: 1\ncancelled_write_bytes: 4096\n"), Some(0));
-        assert_eq!(written(b"wchar: 9\n"), None);
+        assert_eq!(parse_written_bytes(b"wchar: 9\nwrite_bytes: 8192\ncancelled_write_bytes: 4096\n"), Some(4096));
+        assert_eq!(parse_written_bytes(b"write_bytes: 1\ncancelled_write_bytes: 4096\n"), Some(0));
+        assert_eq!(parse_written_bytes(b"wchar: 9\n"), None);
         let own = OwnWrites::open().and_then(|own| std::fs::read(format!("/proc/self/fd/{}", own.as_raw())).ok());
-        assert!(own.is_none_or(|text| written(&text).is_some()));
+        assert!(own.is_none_or(|text| parse_written_bytes(&text).is_some()));
     }
 }

@@ -12,16 +12,16 @@ use std::path::{Path, PathBuf};
 const MAX_NAMES: usize = 4096;
 
 /// A directory is read after this many lookups in it.
-const WORTH_READING: usize = 4;
+const LOOKUPS_BEFORE_READ: usize = 4;
 
 /// The directories that were looked up, with their known names.
 #[derive(Debug, Default)]
-pub(super) struct Presence {
-    directories: HashMap<PathBuf, Names>,
+pub(super) struct ExistenceCache {
+    directories: HashMap<PathBuf, DirectoryNames>,
 }
 
 #[derive(Debug)]
-enum Names {
+enum DirectoryNames {
     /// The directory does not exist.
     Absent,
     /// Number of lookups so far.
@@ -32,45 +32,45 @@ enum Names {
     Unknown,
 }
 
-impl Presence {
+impl ExistenceCache {
     /// Returns whether an object has this absolute path. A link counts, whatever its target.
-    pub(super) fn has(&mut self, path: &Path) -> bool {
+    pub(super) fn has_path(&mut self, path: &Path) -> bool {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return true };
-        match self.names(parent) {
-            Names::Absent => false,
-            Names::All(names) => names.contains(&name.to_ascii_lowercase()),
-            Names::Asked(_) | Names::Unknown => path.symlink_metadata().is_ok(),
+        match self.names_in(parent) {
+            DirectoryNames::Absent => false,
+            DirectoryNames::All(names) => names.contains(&name.to_ascii_lowercase()),
+            DirectoryNames::Asked(_) | DirectoryNames::Unknown => path.symlink_metadata().is_ok(),
         }
     }
 
-    fn names(&mut self, directory: &Path) -> &Names {
+    fn names_in(&mut self, directory: &Path) -> &DirectoryNames {
         if !self.directories.contains_key(directory) {
             // One absent directory answers for every path beneath it.
-            let there = self.has(directory) && directory.is_dir();
-            let names = if there { Names::Asked(0) } else { Names::Absent };
+            let there = self.has_path(directory) && directory.is_dir();
+            let names = if there { DirectoryNames::Asked(0) } else { DirectoryNames::Absent };
             self.directories.insert(directory.to_owned(), names);
         }
-        let known = self.directories.entry(directory.to_owned()).or_insert(Names::Unknown);
-        if let Names::Asked(times) = known {
+        let known = self.directories.entry(directory.to_owned()).or_insert(DirectoryNames::Unknown);
+        if let DirectoryNames::Asked(times) = known {
             *times += 1;
-            if *times >= WORTH_READING {
-                *known = read(directory);
+            if *times >= LOOKUPS_BEFORE_READ {
+                *known = read_names(directory);
             }
         }
         known
     }
 }
 
-fn read(directory: &Path) -> Names {
-    let Ok(entries) = directory.read_dir() else { return Names::Unknown };
+fn read_names(directory: &Path) -> DirectoryNames {
+    let Ok(entries) = directory.read_dir() else { return DirectoryNames::Unknown };
     let mut names = HashSet::new();
     for entry in entries {
         match entry {
             Ok(entry) if names.len() < MAX_NAMES => names.insert(entry.file_name().to_ascii_lowercase()),
-            _ => return Names::Unknown,
+            _ => return DirectoryNames::Unknown,
         };
     }
-    Names::All(names)
+    DirectoryNames::All(names)
 }
 
 #[cfg(test)]
@@ -86,13 +86,13 @@ mod tests {
         fs::write(root.join("a/file"), "").unwrap();
         std::os::unix::fs::symlink("nowhere", root.join("a/dangling")).unwrap();
         std::os::unix::fs::symlink("a", root.join("alias")).unwrap();
-        let mut presence = Presence::default();
-        for _ in 0..2 * WORTH_READING {
+        let mut presence = ExistenceCache::default();
+        for _ in 0..2 * LOOKUPS_BEFORE_READ {
             for name in ["", "a", "a/b", "a/file", "a/dangling", "a/no", "a/file/x", "no/x/y", "alias/b", "alias/no"] {
                 let path = root.join(name);
-                assert_eq!(presence.has(&path), path.symlink_metadata().is_ok(), "{name}");
+                assert_eq!(presence.has_path(&path), path.symlink_metadata().is_ok(), "{name}");
             }
         }
-        assert!(presence.has(Path::new("/")));
+        assert!(presence.has_path(Path::new("/")));
     }
 }

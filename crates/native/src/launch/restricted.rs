@@ -9,11 +9,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, renameat, unlinkat};
-use stockade_model::Plan;
+use stockade_model::AttemptPlan;
 use stockade_sys::Errno;
 use stockade_sys::landlock::{Ruleset, access};
 
-use super::blueprint::allow;
+use super::blueprint::allow_path;
 use super::error::LaunchError;
 use stockade_engine::mountinfo;
 use stockade_files::object::unguessable_name;
@@ -21,24 +21,24 @@ use stockade_files::removal::empty_tree;
 
 /// Devices of the host's `/dev` that a run may use, as at level full. The broker opens terminals,
 /// because it can identify those of the run.
-pub(super) const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
+pub(super) const ALLOWED_DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
 
 /// Directories in `/dev` that hold files and no devices. They are readable as `/tmp` is.
-pub(super) const OPEN_DIRECTORIES: &[&str] = &["/dev/shm", "/dev/mqueue"];
+pub(super) const OPEN_DEVICE_DIRECTORIES: &[&str] = &["/dev/shm", "/dev/mqueue"];
 
 /// Returns the mount points of devices outside `/dev`, for example in another root directory.
 /// Returns none without mountinfo.
 pub(super) fn other_devices() -> Vec<PathBuf> {
-    let text = mountinfo::read().unwrap_or_default();
+    let text = mountinfo::read_mountinfo().unwrap_or_default();
     let is_other =
         |(point, kind): &(PathBuf, &[u8])| matches!(*kind, b"devpts" | b"devtmpfs") && !point.starts_with("/dev");
-    mountinfo::mounts(&text).filter(is_other).map(|(point, _)| point).collect()
+    mountinfo::parse_mount_points(&text).filter(is_other).map(|(point, _)| point).collect()
 }
 
 /// Returns the writable roots of a plan that no Landlock rule lets its run read. They are made
 /// later in a directory around a hidden path, as a directory or in place of a file. Such an object
 /// has no rule (see [`Reads`]), so the broker opens the files there.
-pub(crate) fn late_roots(plan: &Plan) -> Vec<PathBuf> {
+pub(crate) fn late_roots(plan: &AttemptPlan) -> Vec<PathBuf> {
     let files = &plan.profile.filesystem;
     let is_around_hidden =
         |directory: &Path| files.hide.iter().any(|path| is_strictly_within(path.as_path(), directory));
@@ -52,8 +52,8 @@ const MAX_ENTRIES: usize = 100_000;
 
 /// Prefix of the names of directories that could not be removed, and the most names searched for
 /// it.
-const LEFT: &str = "stockade-left-";
-const MAX_SWEPT: usize = 4096;
+const LEFTOVER_PREFIX: &str = "stockade-left-";
+const MAX_SWEPT_ENTRIES: usize = 4096;
 
 /// A directory of the run's own. The init makes and removes it, so that nothing stays behind if the
 /// caller is killed. It is removed on drop if the init could not remove it.
@@ -64,11 +64,11 @@ pub(super) struct PrivateDirectory {
 
 impl PrivateDirectory {
     /// Chooses an unguessable name in the directory for temporary files.
-    pub(super) fn choose() -> Result<Self, LaunchError> {
+    pub(super) fn choose_name() -> Result<Self, LaunchError> {
         let parent = std::env::temp_dir();
         let parent = parent.canonicalize().map_err(|e| LaunchError::Path { path: parent, why: e.to_string() })?;
-        sweep(&parent);
-        let name = unguessable_name().map_err(LaunchError::call("get random bytes"))?;
+        remove_leftovers(&parent);
+        let name = unguessable_name().map_err(LaunchError::call_error("get random bytes"))?;
         Ok(Self { path: parent.join(format!("stockade-{name}")) })
     }
 
@@ -81,18 +81,18 @@ impl Drop for PrivateDirectory {
     fn drop(&mut self) {
         // The directory is usually gone by now.
         let (Some(parent), Some(name)) = (self.path.parent(), self.path.file_name()) else { return };
-        let Ok(parent) = hold(CWD, parent.as_os_str()) else { return };
+        let Ok(parent) = open_directory(CWD, parent.as_os_str()) else { return };
         if let Err(Errno::NOENT) | Ok(()) = remove_whole(parent.as_fd(), name) {
             return;
         }
         // A symbolic link that the run left must not lead to the rest. A later run removes it.
         if let Ok(end) = unguessable_name() {
-            let _ = renameat(&parent, name, &parent, format!("{LEFT}{end}"));
+            let _ = renameat(&parent, name, &parent, format!("{LEFTOVER_PREFIX}{end}"));
         }
     }
 }
 
-fn hold(parent: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
+fn open_directory(parent: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(parent, name, flags, Mode::empty())
 }
@@ -100,17 +100,17 @@ fn hold(parent: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
 /// Removes a directory, even if the run removed permissions in it. Works by descriptor and follows
 /// no link.
 fn remove_whole(parent: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
-    let directory = hold(parent, name)?;
+    let directory = open_directory(parent, name)?;
     let _ = empty_tree(directory.as_fd());
     unlinkat(parent, name, AtFlags::REMOVEDIR)
 }
 
 /// Removes directories that earlier runs of this user could not remove.
-fn sweep(parent: &Path) {
-    let Ok(held) = hold(CWD, parent.as_os_str()) else { return };
+fn remove_leftovers(parent: &Path) {
+    let Ok(held) = open_directory(CWD, parent.as_os_str()) else { return };
     let own = rustix::process::geteuid().as_raw();
-    let is_left = |entry: &DirEntry| entry.file_name().as_encoded_bytes().starts_with(LEFT.as_bytes());
-    for entry in parent.read_dir().into_iter().flatten().take(MAX_SWEPT).flatten().filter(is_left) {
+    let is_left = |entry: &DirEntry| entry.file_name().as_encoded_bytes().starts_with(LEFTOVER_PREFIX.as_bytes());
+    for entry in parent.read_dir().into_iter().flatten().take(MAX_SWEPT_ENTRIES).flatten().filter(is_left) {
         if entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == own) {
             let _ = remove_whole(held.as_fd(), &entry.file_name());
         }
@@ -120,7 +120,7 @@ fn sweep(parent: &Path) {
 /// Reading by allow-list. Landlock has no exceptions, so each entry of a directory with hidden
 /// paths is allowed by itself. An entry that is made later directly in such a directory stays
 /// unreadable.
-pub(super) struct Reads<'a> {
+pub(super) struct ReadAllowList<'a> {
     /// Trees that must not be read.
     hidden: &'a [PathBuf],
     /// Trees that may be read, inside hidden trees or not. The deepest path decides; for equal
@@ -130,22 +130,22 @@ pub(super) struct Reads<'a> {
     around: HashSet<(u64, u64)>,
 }
 
-fn identity(found: &Metadata) -> (u64, u64) {
+fn device_and_inode(found: &Metadata) -> (u64, u64) {
     (found.dev(), found.ino())
 }
 
-impl<'a> Reads<'a> {
+impl<'a> ReadAllowList<'a> {
     /// Looks up the directories around `hidden`.
     pub(super) fn new(hidden: &'a [PathBuf], shown: &'a [PathBuf]) -> Self {
         let directories: BTreeSet<&Path> = hidden.iter().flat_map(|path| path.ancestors().skip(1)).collect();
         let found = directories.into_iter().filter_map(|directory| directory.symlink_metadata().ok());
-        Self { hidden, shown, around: found.map(|found| identity(&found)).collect() }
+        Self { hidden, shown, around: found.map(|found| device_and_inode(&found)).collect() }
     }
 }
 
-impl Reads<'_> {
+impl ReadAllowList<'_> {
     /// Allows reading the rest.
-    pub(super) fn allow(&self, ruleset: &Ruleset) -> Result<(), LaunchError> {
+    pub(super) fn allow_reads(&self, ruleset: &Ruleset) -> Result<(), LaunchError> {
         self.allow_beneath(ruleset, Path::new("/"), &mut { MAX_ENTRIES })
     }
 
@@ -186,7 +186,7 @@ impl Reads<'_> {
     /// Returns whether this is, by another mount, a directory around a hidden path. A rule on it
     /// would apply to the hidden path too, because Landlock rules apply to objects.
     fn is_around_hidden(&self, path: &Path) -> bool {
-        !self.around.is_empty() && path.symlink_metadata().is_ok_and(|found| self.around.contains(&identity(&found)))
+        !self.around.is_empty() && path.symlink_metadata().is_ok_and(|found| self.around.contains(&device_and_inode(&found)))
     }
 
     /// Returns whether the state of `path` applies to everything beneath it.
@@ -211,7 +211,7 @@ fn is_strictly_within(path: &Path, outer: &Path) -> bool {
 /// Allows reading `path`. An object that has vanished since the listing, or that cannot have a
 /// rule, needs none.
 fn allow_one(ruleset: &Ruleset, path: &Path) -> Result<(), LaunchError> {
-    match allow(ruleset, path, access::READ_FILE) {
+    match allow_path(ruleset, path, access::READ_FILE) {
         Err(LaunchError::Path { .. }) => Ok(()),
         other => other,
     }
@@ -229,7 +229,7 @@ mod tests {
     fn the_deepest_path_decides_and_a_directory_is_split_only_where_it_must() {
         let hidden = paths(&["/dev", "/h/.ssh", "/h/.ssh/open/closed", "/h/agreed"]);
         let shown = paths(&["/dev/null", "/h/.ssh/open", "/h/agreed", "/h/work", "/h/work/.git"]);
-        let reads = Reads::new(&hidden, &shown);
+        let reads = ReadAllowList::new(&hidden, &shown);
         for (path, is_shown, is_whole) in [
             ("/", true, false),
             ("/etc", true, true),

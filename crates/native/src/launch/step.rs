@@ -11,28 +11,28 @@ use rustix::process::fchdir;
 use rustix::thread::set_thread_groups;
 use stockade_model::RawText;
 use stockade_sys::caps::{self, CapabilitySet};
-use stockade_sys::clone::{flags, unshare};
+use stockade_sys::clone::{flags, unshare_namespaces};
 use stockade_sys::landlock::{Ruleset, access};
-use stockade_sys::mount::{Forbids, attach, attach_at, copy_tree, make_private, new_filesystem, restrict, swap_root};
+use stockade_sys::mount::{MountRestrictions, attach_mount, attach_at, copy_tree, make_private, new_filesystem, restrict_mount, swap_root};
 use stockade_sys::{Errno, keyring};
 
 use super::error::LaunchError;
-use super::layout::{Attachment, Device, Identity, MAX_MERGED, Nature, Overlay, Spot};
-use super::merge::{attach_merged, lay_over, merge, take_layers};
-use super::message::Message;
-use super::network::Network;
-use super::walls::Walls;
-use crate::limits::{Quota, temp_inodes};
+use super::layout::{MountAttachment, DeviceNode, ObjectIdentity, MAX_MERGED_DIRECTORIES, MountKind, OverlayWriteLayer, IdentifiedDirectory};
+use super::merge::{attach_merged, lay_over, prepare_overlay, take_layers};
+use super::message::LaunchMessage;
+use super::network::RunNetwork;
+use super::walls::NamespaceSet;
+use crate::limits::{NamespaceQuota, temp_inodes};
 
 /// Most terminals of one run. The whole machine has some thousands.
-const TERMINALS_MAX: &CStr = c"256";
+const MAX_TERMINALS: &CStr = c"256";
 
 /// The namespaces of level full, beside the user and PID namespaces.
-const NAMESPACES: u64 = flags::NEW_MOUNT | flags::NEW_NET | flags::NEW_IPC | flags::NEW_UTS | flags::NEW_CGROUP;
+const FULL_NAMESPACES: u64 = flags::NEW_MOUNT | flags::NEW_NET | flags::NEW_IPC | flags::NEW_UTS | flags::NEW_CGROUP;
 
 /// State that the steps share. Exists in the child.
 #[derive(Debug)]
-pub(super) struct Site<'a> {
+pub(super) struct BuildContext<'a> {
     /// Socket to the caller.
     pub(super) control: BorrowedFd<'a>,
     /// The Landlock rules for the command, if they exist already.
@@ -45,7 +45,7 @@ pub(super) struct Site<'a> {
     overlay: Option<OwnedFd>,
     /// Overlays over other directories, not yet attached. An overlay that could not be made is
     /// absent.
-    pub(super) merged: [Option<OwnedFd>; MAX_MERGED],
+    pub(super) merged: [Option<OwnedFd>; MAX_MERGED_DIRECTORIES],
     /// Bits of the overlays that could not be made.
     pub(super) unmerged: u16,
     /// Retries so far for layers whose upper directories were still mounted.
@@ -59,12 +59,12 @@ pub(super) struct Site<'a> {
     /// The private directory of level restricted, once it is made.
     pub(super) private_directory: Option<OwnedFd>,
     /// Sockets of the network namespace.
-    pub(super) network: Option<Network>,
+    pub(super) network: Option<RunNetwork>,
     /// Namespaces that later commands enter.
-    pub(super) walls: Option<Walls>,
+    pub(super) walls: Option<NamespaceSet>,
 }
 
-impl<'a> Site<'a> {
+impl<'a> BuildContext<'a> {
     pub(super) fn new(control: BorrowedFd<'a>, ruleset: Option<&'a Ruleset>) -> Self {
         Self {
             control,
@@ -72,7 +72,7 @@ impl<'a> Site<'a> {
             proc: None,
             root: None,
             overlay: None,
-            merged: [const { None }; MAX_MERGED],
+            merged: [const { None }; MAX_MERGED_DIRECTORIES],
             unmerged: 0,
             busy_retries: 0,
             placeholders: None,
@@ -85,27 +85,27 @@ impl<'a> Site<'a> {
     }
 
     /// Lets the command use `rights` beneath `object` without the broker.
-    pub(super) fn allow(&self, object: BorrowedFd<'_>, rights: u64) -> Result<(), Errno> {
+    pub(super) fn allow_rights(&self, object: BorrowedFd<'_>, rights: u64) -> Result<(), Errno> {
         // A persistent sandbox has no command of its own, so there is no ruleset.
-        self.ruleset.map_or(Ok(()), |ruleset| ruleset.allow(object, rights))
+        self.ruleset.map_or(Ok(()), |ruleset| ruleset.allow_beneath(object, rights))
     }
 
-    pub(super) fn root(&self) -> Result<BorrowedFd<'_>, Errno> {
+    pub(super) fn root_fd(&self) -> Result<BorrowedFd<'_>, Errno> {
         self.root.as_ref().map(OwnedFd::as_fd).ok_or(Errno::BADF)
     }
 
-    fn placeholders(&self) -> Result<BorrowedFd<'_>, Errno> {
+    fn placeholders_fd(&self) -> Result<BorrowedFd<'_>, Errno> {
         self.placeholders.as_ref().map(OwnedFd::as_fd).ok_or(Errno::BADF)
     }
 
-    fn scratch(&self) -> Result<BorrowedFd<'_>, Errno> {
+    fn scratch_fd(&self) -> Result<BorrowedFd<'_>, Errno> {
         self.scratch.as_ref().map(OwnedFd::as_fd).ok_or(Errno::BADF)
     }
 }
 
 /// One step of the init, in the order of a [`Blueprint`](super::Blueprint).
 #[derive(Debug)]
-pub(super) enum Step {
+pub(super) enum InitStep {
     /// An ordinary user maps itself.
     ClaimIdentity { uid_map: CString, gid_map: CString },
     /// The caller maps root, and root drops its groups.
@@ -125,13 +125,13 @@ pub(super) enum Step {
     /// Makes the procfs of the new PID namespace.
     Proc,
     /// Sets a share of the resources that the kernel counts for the user.
-    Quotas(Vec<Quota>),
+    Quotas(Vec<NamespaceQuota>),
     /// Copies the host's root.
     CopyRoot,
     /// Makes the overlay over the workspace.
-    Stage { workspace: Spot, overlay: Overlay },
+    Stage { workspace: IdentifiedDirectory, overlay: OverlayWriteLayer },
     /// Makes an overlay for the writes of the workspace's runs over a directory.
-    Merge { index: usize, lower: Spot, overlay: Overlay },
+    Merge { index: usize, lower: IdentifiedDirectory, overlay: OverlayWriteLayer },
     /// Receives from the caller the layers that another process holds.
     TakeLayers,
     /// Attaches the copy of the root and makes it read-only.
@@ -139,9 +139,9 @@ pub(super) enum Step {
     /// Makes directories and files in the run's own filesystem.
     Scratch(Vec<ScratchEntry>),
     /// Attaches one object over the root.
-    Attach(Attachment),
+    Attach(MountAttachment),
     /// Attaches the devices and the files that belong to them.
-    Devices(Vec<Device>),
+    Devices(Vec<DeviceNode>),
     /// Watches the placeholders, in this order.
     Watch(Vec<CString>),
     /// Sets up the loopback interface, which owns every address, and the sockets for the egress
@@ -158,7 +158,7 @@ pub(super) enum Step {
     /// Opens descriptors of all namespaces, for the commands that enter later.
     HoldWalls,
     /// Enters the namespaces of a persistent sandbox.
-    Enter(Arc<Walls>),
+    Enter(Arc<NamespaceSet>),
     /// Adds the rights that the command has without the broker in a persistent sandbox.
     Allow(Vec<(CString, u64)>),
     /// Prevents processes inside from inspecting this process or its children.
@@ -193,7 +193,7 @@ pub(super) enum ScratchEntry {
     Link(CString, CString),
 }
 
-impl Step {
+impl InitStep {
     /// Returns a stable name.
     pub(super) fn name(&self) -> &'static str {
         match self {
@@ -226,7 +226,7 @@ impl Step {
     }
 
     /// Returns the layer of the report to which the step belongs.
-    pub(super) fn layer(&self) -> &'static str {
+    pub(super) fn report_layer(&self) -> &'static str {
         match self {
             Self::ClaimIdentity { .. } | Self::AwaitIdentity | Self::Quotas(_) => "user-namespace",
             Self::LeaveGroups | Self::DropPrivileges => "capabilities",
@@ -254,11 +254,11 @@ impl Step {
             Self::Quotas(_) => "half of the user's file watches, where the kernel lets that be set".to_owned(),
             Self::CopyRoot => "a copy of the host's".to_owned(),
             Self::Stage { workspace, .. } => {
-                let path = RawText::from(workspace.path.as_bytes()).escaped();
+                let path = RawText::from(workspace.path.as_bytes()).to_escaped();
                 format!("what is written in {path} waits in a stage")
             }
             Self::Merge { lower, .. } => {
-                let path = RawText::from(lower.path.as_bytes()).escaped();
+                let path = RawText::from(lower.path.as_bytes()).to_escaped();
                 format!("what is written in {path} stays in a layer")
             }
             Self::TakeLayers => "layers that the runs of the workspace share".to_owned(),
@@ -280,7 +280,7 @@ impl Step {
     }
 
     /// Applies the step. Uses system calls only.
-    pub(super) fn apply(&self, site: &mut Site<'_>) -> Result<(), Errno> {
+    pub(super) fn apply(&self, site: &mut BuildContext<'_>) -> Result<(), Errno> {
         match self {
             Self::ClaimIdentity { uid_map, gid_map } => claim_identity(uid_map, gid_map),
             Self::AwaitIdentity => await_identity(site.control),
@@ -289,11 +289,11 @@ impl Step {
             Self::OwnFile { name, content } => {
                 fill_file(site.private_directory.as_ref().ok_or(Errno::BADF)?.as_fd(), name, content)
             }
-            Self::Namespaces => unshare(NAMESPACES),
+            Self::Namespaces => unshare_namespaces(FULL_NAMESPACES),
             Self::KeyRing => keyring::join_new_session(),
             Self::PrivateMounts => make_private(),
             Self::Proc => {
-                let forbids = Forbids { write: true, devices: true, setuid: true, exec: true };
+                let forbids = MountRestrictions { write: true, devices: true, setuid: true, exec: true };
                 site.proc = Some(new_filesystem(c"proc", &[], forbids)?);
                 Ok(())
             }
@@ -306,19 +306,19 @@ impl Step {
                 site.overlay = Some(lay_over(workspace, overlay, c"off")?);
                 Ok(())
             }
-            Self::Merge { index, lower, overlay } => merge(site, *index, lower, overlay),
+            Self::Merge { index, lower, overlay } => prepare_overlay(site, *index, lower, overlay),
             Self::TakeLayers => take_layers(site),
             Self::Root { size } => build_root(site, size.as_ref()),
-            Self::Scratch(entries) => entries.iter().try_for_each(|e| make_entry(site.scratch()?, e)),
+            Self::Scratch(entries) => entries.iter().try_for_each(|e| make_entry(site.scratch_fd()?, e)),
             Self::Attach(attachment) => attach_one(site, attachment),
             Self::Devices(devices) => attach_devices(site, devices),
-            Self::Watch(names) => watch(site, names),
+            Self::Watch(names) => watch_placeholders(site, names),
             Self::Network => {
-                site.network = Some(Network::make()?);
+                site.network = Some(RunNetwork::set_up()?);
                 Ok(())
             }
             Self::SwapRoot => {
-                fchdir(site.root()?)?;
+                fchdir(site.root_fd()?)?;
                 swap_root()
             }
             Self::AdoptOrphans => stockade_sys::reap::adopt_orphans(),
@@ -326,40 +326,40 @@ impl Step {
             Self::DropPrivileges if site.network.is_some() => caps::drop_all_but(CapabilitySet::NET_BIND_SERVICE),
             Self::DropPrivileges => caps::drop_all(),
             Self::EmptyRoot(entries) => {
-                let forbids = Forbids { devices: true, setuid: true, ..Forbids::default() };
+                let forbids = MountRestrictions { devices: true, setuid: true, ..MountRestrictions::default() };
                 let root = new_filesystem(c"tmpfs", &[(c"mode", c"0755")], forbids)?;
                 entries.iter().try_for_each(|entry| make_entry(root.as_fd(), entry))?;
                 site.root = Some(root);
                 Ok(())
             }
             Self::HoldWalls => {
-                site.walls = Some(Walls::of_this_process()?);
+                site.walls = Some(NamespaceSet::of_this_process()?);
                 Ok(())
             }
-            Self::Enter(walls) => walls.enter(),
+            Self::Enter(walls) => walls.enter_all(),
             Self::Allow(paths) => paths.iter().try_for_each(|(path, rights)| {
                 let object = open_plain(CWD, path, ResolveFlags::empty())?;
-                site.allow(object.as_fd(), *rights)
+                site.allow_rights(object.as_fd(), *rights)
             }),
             Self::Opaque => caps::make_opaque(),
         }
     }
 }
 
-fn describe_attachment(attachment: &Attachment) -> String {
-    let path = RawText::from(attachment.path.as_bytes()).escaped();
+fn describe_attachment(attachment: &MountAttachment) -> String {
+    let path = RawText::from(attachment.path.as_bytes()).to_escaped();
     match &attachment.nature {
-        Nature::Private(_) => format!("{path} private"),
-        Nature::Devices => format!("{path} with few devices"),
-        Nature::Writable => format!("{path} writable"),
-        Nature::Staged => format!("{path} staged"),
-        Nature::Kept => format!("{path} private, kept for later runs"),
-        Nature::Merged(_) => format!("{path} beneath what runs of the workspace write"),
-        Nature::Readable | Nature::Visible { .. } => format!("{path} read-only"),
-        Nature::Hidden(_) => format!("{path} hidden"),
-        Nature::Masked => format!("{path} masked"),
-        Nature::Provided(_) => format!("{path} replaced"),
-        Nature::Brought { writable, .. } => format!("{path} {}", if *writable { "writable" } else { "read-only" }),
+        MountKind::Private(_) => format!("{path} private"),
+        MountKind::Devices => format!("{path} with few devices"),
+        MountKind::Writable => format!("{path} writable"),
+        MountKind::Staged => format!("{path} staged"),
+        MountKind::Kept => format!("{path} private, kept for later runs"),
+        MountKind::Merged(_) => format!("{path} beneath what runs of the workspace write"),
+        MountKind::Readable | MountKind::Visible { .. } => format!("{path} read-only"),
+        MountKind::Hidden(_) => format!("{path} hidden"),
+        MountKind::Masked => format!("{path} masked"),
+        MountKind::Provided(_) => format!("{path} replaced"),
+        MountKind::Brought { writable, .. } => format!("{path} {}", if *writable { "writable" } else { "read-only" }),
     }
 }
 
@@ -376,7 +376,7 @@ fn write_file(path: &CStr, bytes: &[u8]) -> Result<(), Errno> {
 
 /// Sets the quotas, best effort. They are no security boundary: before kernel 6.9, and if /proc/sys
 /// is read-only, the run has the whole quota of its user.
-fn set_quotas(quotas: &[Quota]) -> Result<(), Errno> {
+fn set_quotas(quotas: &[NamespaceQuota]) -> Result<(), Errno> {
     for quota in quotas {
         let _ = write_file(quota.file, quota.amount.as_bytes());
     }
@@ -384,8 +384,8 @@ fn set_quotas(quotas: &[Quota]) -> Result<(), Errno> {
 }
 
 fn await_identity(control: BorrowedFd<'_>) -> Result<(), Errno> {
-    match Message::receive(control, true)? {
-        Some((Message::Mapped, _)) => set_thread_groups(&[]),
+    match LaunchMessage::receive_from(control, true)? {
+        Some((LaunchMessage::Mapped, _)) => set_thread_groups(&[]),
         _ => Err(Errno::PIPE),
     }
 }
@@ -393,21 +393,21 @@ fn await_identity(control: BorrowedFd<'_>) -> Result<(), Errno> {
 /// Builds the new root. The root is copied before anything is attached to the old one, and attached
 /// before anything is attached to it. Both the run's own filesystem and the new root are attached
 /// over `/proc`, because every system has this directory and it is not used again.
-fn build_root(site: &mut Site<'_>, size: Option<&TempSize>) -> Result<(), Errno> {
+fn build_root(site: &mut BuildContext<'_>, size: Option<&TempSize>) -> Result<(), Errno> {
     let root = site.root.take().ok_or(Errno::BADF)?;
     let (bytes, files) = size.map_or((c"", c""), |size| (&*size.bytes, &*size.files));
     let scratch_options = [(c"mode", c"0755"), (c"size", bytes), (c"nr_inodes", files)];
     let used = if size.is_some() { 3 } else { 1 };
-    let forbids = Forbids { devices: true, setuid: true, ..Forbids::default() };
+    let forbids = MountRestrictions { devices: true, setuid: true, ..MountRestrictions::default() };
     let scratch = new_filesystem(c"tmpfs", &scratch_options[..used], forbids)?;
     attach_at(scratch.as_fd(), CWD, c"/proc")?;
     // The mount is made read-only once, not for each copy. It is attached, because only attached
     // mounts can be copied (before kernel 6.15).
     let placeholders = copy_tree(scratch.as_fd(), c"")?;
-    restrict(placeholders.as_fd(), Forbids { write: true, ..forbids }, false)?;
+    restrict_mount(placeholders.as_fd(), MountRestrictions { write: true, ..forbids }, false)?;
     attach_at(placeholders.as_fd(), CWD, c"/proc")?;
     attach_at(root.as_fd(), CWD, c"/proc")?;
-    restrict(root.as_fd(), Forbids { write: true, ..forbids }, true)?;
+    restrict_mount(root.as_fd(), MountRestrictions { write: true, ..forbids }, true)?;
     if let Some(proc) = site.proc.take() {
         attach_at(proc.as_fd(), root.as_fd(), c"proc")?;
     }
@@ -448,55 +448,55 @@ pub(super) fn open_plain(root: BorrowedFd<'_>, path: &CStr, within: ResolveFlags
 }
 
 /// Returns ESTALE if the object is not the one that was examined.
-pub(super) fn verify(object: BorrowedFd<'_>, identity: Identity) -> Result<(), Errno> {
+pub(super) fn verify_identity(object: BorrowedFd<'_>, identity: ObjectIdentity) -> Result<(), Errno> {
     let stat = fstat(object)?;
     if (stat.st_dev, stat.st_ino) == (identity.device, identity.inode) { Ok(()) } else { Err(Errno::STALE) }
 }
 
-fn attach_one(site: &mut Site<'_>, attachment: &Attachment) -> Result<(), Errno> {
-    let scratch = site.scratch()?;
+fn attach_one(site: &mut BuildContext<'_>, attachment: &MountAttachment) -> Result<(), Errno> {
+    let scratch = site.scratch_fd()?;
     make_scaffold(scratch, attachment)?;
     let tree = match &attachment.nature {
-        Nature::Merged(merged) => return attach_merged(site, attachment, merged),
-        Nature::Staged => site.overlay.take().ok_or(Errno::BADF)?,
-        Nature::Private(name) => copy_tree(scratch, name)?,
-        Nature::Devices => copy_tree(scratch, c"dev")?,
-        Nature::Masked if attachment.directory => copy_tree(site.placeholders()?, c"void")?,
-        Nature::Masked => copy_tree(site.placeholders()?, c"empty")?,
-        Nature::Hidden(_) | Nature::Provided(_) => copy_tree(site.placeholders()?, &attachment.placeholder)?,
-        Nature::Writable | Nature::Kept | Nature::Readable | Nature::Visible { .. } | Nature::Brought { .. } => {
+        MountKind::Merged(merged) => return attach_merged(site, attachment, merged),
+        MountKind::Staged => site.overlay.take().ok_or(Errno::BADF)?,
+        MountKind::Private(name) => copy_tree(scratch, name)?,
+        MountKind::Devices => copy_tree(scratch, c"dev")?,
+        MountKind::Masked if attachment.directory => copy_tree(site.placeholders_fd()?, c"void")?,
+        MountKind::Masked => copy_tree(site.placeholders_fd()?, c"empty")?,
+        MountKind::Hidden(_) | MountKind::Provided(_) => copy_tree(site.placeholders_fd()?, &attachment.placeholder)?,
+        MountKind::Writable | MountKind::Kept | MountKind::Readable | MountKind::Visible { .. } | MountKind::Brought { .. } => {
             let source = attachment.source.as_ref().unwrap_or(&attachment.path);
             let object = open_plain(CWD, source, ResolveFlags::empty())?;
-            verify(object.as_fd(), attachment.identity)?;
+            verify_identity(object.as_fd(), attachment.identity)?;
             copy_tree(object.as_fd(), c"")?
         }
     };
-    let forbids = Forbids { write: true, devices: true, setuid: true, exec: false };
+    let forbids = MountRestrictions { write: true, devices: true, setuid: true, exec: false };
     match attachment.nature {
         // The run's own filesystem already has these restrictions.
-        Nature::Private(_) | Nature::Devices | Nature::Masked | Nature::Hidden(_) | Nature::Provided(_) => {}
-        Nature::Writable | Nature::Kept | Nature::Staged | Nature::Brought { writable: true, .. } => {
-            restrict(tree.as_fd(), Forbids { write: false, ..forbids }, true)?;
+        MountKind::Private(_) | MountKind::Devices | MountKind::Masked | MountKind::Hidden(_) | MountKind::Provided(_) => {}
+        MountKind::Writable | MountKind::Kept | MountKind::Staged | MountKind::Brought { writable: true, .. } => {
+            restrict_mount(tree.as_fd(), MountRestrictions { write: false, ..forbids }, true)?;
         }
-        _ => restrict(tree.as_fd(), forbids, true)?,
+        _ => restrict_mount(tree.as_fd(), forbids, true)?,
     }
-    let target = open_plain(site.root()?, attachment.relative(), ResolveFlags::IN_ROOT)?;
-    attach(tree.as_fd(), target.as_fd())?;
-    site.allow(tree.as_fd(), rights(attachment))
+    let target = open_plain(site.root_fd()?, attachment.relative_path(), ResolveFlags::IN_ROOT)?;
+    attach_mount(tree.as_fd(), target.as_fd())?;
+    site.allow_rights(tree.as_fd(), attachment_rights(attachment))
 }
 
 /// Returns the Landlock rights of the command on an attachment. In a writable root of the host
 /// there are none: the broker makes every change there, which protects names that do not exist yet.
 /// Rights apply through mounts to everything beneath. A private tree around such a root therefore
 /// gets no more rights than the root.
-pub(super) fn rights(attachment: &Attachment) -> u64 {
+pub(super) fn attachment_rights(attachment: &MountAttachment) -> u64 {
     match attachment.nature {
-        Nature::Private(_) | Nature::Kept if attachment.floor_allows => access::changing(u32::MAX),
+        MountKind::Private(_) | MountKind::Kept if attachment.floor_allows => access::change_rights(u32::MAX),
         _ => 0,
     }
 }
 
-fn make_scaffold(scratch: BorrowedFd<'_>, attachment: &Attachment) -> Result<(), Errno> {
+fn make_scaffold(scratch: BorrowedFd<'_>, attachment: &MountAttachment) -> Result<(), Errno> {
     let Some((last, directories)) = attachment.scaffold.split_last() else { return Ok(()) };
     let directories = directories.iter().chain(attachment.directory.then_some(last));
     for directory in directories {
@@ -513,8 +513,8 @@ fn make_scaffold(scratch: BorrowedFd<'_>, attachment: &Attachment) -> Result<(),
 
 /// Attaches the devices; `/dev` is attached already. Device nodes cannot be made in a user
 /// namespace. The host's nodes are attached one by one, and each is checked after it was opened.
-fn attach_devices(site: &mut Site<'_>, devices: &[Device]) -> Result<(), Errno> {
-    let directory = open_plain(site.root()?, c"dev", ResolveFlags::IN_ROOT)?;
+fn attach_devices(site: &mut BuildContext<'_>, devices: &[DeviceNode]) -> Result<(), Errno> {
+    let directory = open_plain(site.root_fd()?, c"dev", ResolveFlags::IN_ROOT)?;
     for device in devices {
         let node = copy_tree(CWD, &device.source)?;
         let stat = fstat(&node)?;
@@ -522,25 +522,25 @@ fn attach_devices(site: &mut Site<'_>, devices: &[Device]) -> Result<(), Errno> 
             return Err(Errno::STALE);
         }
         attach_at(node.as_fd(), directory.as_fd(), device.name)?;
-        site.allow(node.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)?;
+        site.allow_rights(node.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)?;
     }
     // The nodes belong to the host, so their owner could change their modes. A read-only mount does
     // not prevent opening a device for writing.
-    let forbids = Forbids { setuid: true, exec: true, ..Forbids::default() };
-    restrict(directory.as_fd(), Forbids { write: true, ..forbids }, true)?;
-    let options = [(c"newinstance", c""), (c"ptmxmode", c"0666"), (c"mode", c"0620"), (c"max", TERMINALS_MAX)];
+    let forbids = MountRestrictions { setuid: true, exec: true, ..MountRestrictions::default() };
+    restrict_mount(directory.as_fd(), MountRestrictions { write: true, ..forbids }, true)?;
+    let options = [(c"newinstance", c""), (c"ptmxmode", c"0666"), (c"mode", c"0620"), (c"max", MAX_TERMINALS)];
     let terminals = new_filesystem(c"devpts", &options, forbids)?;
     attach_at(terminals.as_fd(), directory.as_fd(), c"pts")?;
-    site.allow(terminals.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)
+    site.allow_rights(terminals.as_fd(), access::WRITE_FILE | access::TRUNCATE | access::IOCTL_DEV)
 }
 
 /// Makes the private directory. Its name is unguessable, so an existing directory of that name is
 /// an attack.
-fn make_private_directory(site: &mut Site<'_>, path: &CStr, rights: u64) -> Result<(), Errno> {
+fn make_private_directory(site: &mut BuildContext<'_>, path: &CStr, rights: u64) -> Result<(), Errno> {
     mkdirat(CWD, path, Mode::RWXU)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = openat(CWD, path, flags, Mode::empty())?;
-    site.allow(directory.as_fd(), rights)?;
+    site.allow_rights(directory.as_fd(), rights)?;
     site.private_directory = Some(directory);
     Ok(())
 }
@@ -549,12 +549,12 @@ fn make_private_directory(site: &mut Site<'_>, path: &CStr, rights: u64) -> Resu
 /// first name, as inotify counts in a new instance. A user has few instances (128), and shares the
 /// watches with other programs. Without them all paths stay hidden, but openings are not reported,
 /// and the enforcement report states this.
-fn watch(site: &mut Site<'_>, names: &[CString]) -> Result<(), Errno> {
+fn watch_placeholders(site: &mut BuildContext<'_>, names: &[CString]) -> Result<(), Errno> {
     let watches = match inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK) {
         Err(Errno::MFILE) => return Ok(()),
         made => made?,
     };
-    fchdir(site.scratch()?)?;
+    fchdir(site.scratch_fd()?)?;
     for (index, name) in names.iter().enumerate() {
         let number = match inotify::add_watch(&watches, name, WatchFlags::OPEN) {
             Err(Errno::NOSPC) => return Ok(()),
@@ -569,7 +569,7 @@ fn watch(site: &mut Site<'_>, names: &[CString]) -> Result<(), Errno> {
 }
 
 /// Returns an error unless the object at `path` is the one that was examined.
-pub(super) fn verify_directory(path: &CStr, identity: Identity) -> Result<(), Errno> {
+pub(super) fn verify_directory(path: &CStr, identity: ObjectIdentity) -> Result<(), Errno> {
     let stat = rustix::fs::statat(CWD, path, AtFlags::empty())?;
     if (stat.st_dev, stat.st_ino) == (identity.device, identity.inode) { Ok(()) } else { Err(Errno::STALE) }
 }

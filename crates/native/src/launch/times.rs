@@ -6,15 +6,15 @@ use stockade_sys::marks;
 use tracing::trace;
 
 use super::blueprint::Blueprint;
-use super::child::{COMMAND_MADE, ENDED, FIRST_STAGE, INIT_MADE, REAPED, RELEASED, STAGES};
+use super::child::{COMMAND_MADE_MARK, ENDED_MARK, FIRST_STAGE_MARK, INIT_MADE_MARK, REAPED_MARK, RELEASED_MARK, COMMAND_STAGES};
 
 /// Target of the events of this file.
-pub const TARGET: &str = "stockade::times";
+pub const EVENT_TARGET: &str = "stockade::times";
 
 /// Reports the marks up to the time when the command was held before its first instruction.
 pub(super) fn tell_building(blueprint: &Blueprint) {
-    let Some(begun) = marks::take(INIT_MADE) else { return };
-    let taken = (0..blueprint.step_count().min(FIRST_STAGE)).filter_map(|index| Some((index, marks::take(index)?)));
+    let Some(begun) = marks::take_mark(INIT_MADE_MARK) else { return };
+    let taken = (0..blueprint.step_count().min(FIRST_STAGE_MARK)).filter_map(|index| Some((index, marks::take_mark(index)?)));
     let taken: Vec<(&str, String, u64)> = taken
         .map(|(index, to)| {
             let (name, detail) = blueprint.step_text(index as u32);
@@ -26,28 +26,28 @@ pub(super) fn tell_building(blueprint: &Blueprint) {
     for alike in taken.chunk_by(|one, next| one.0 == next.0) {
         let (Some((name, first, _)), Some((.., to))) = (alike.first(), alike.last()) else { continue };
         let more = if alike.len() > 1 { format!(" and {} more", alike.len() - 1) } else { String::new() };
-        tell("init", &format!("{name}: {first}{more}"), from, *to);
+        report_step("init", &format!("{name}: {first}{more}"), from, *to);
         from = *to;
     }
-    let Some(mut last) = marks::take(COMMAND_MADE) else { return };
-    for (stage, (name, detail)) in STAGES.iter().enumerate() {
-        let Some(to) = marks::take(FIRST_STAGE + stage) else { continue };
-        tell("command", &format!("{name}: {detail}"), last, to);
+    let Some(mut last) = marks::take_mark(COMMAND_MADE_MARK) else { return };
+    for (stage, (name, detail)) in COMMAND_STAGES.iter().enumerate() {
+        let Some(to) = marks::take_mark(FIRST_STAGE_MARK + stage) else { continue };
+        report_step("command", &format!("{name}: {detail}"), last, to);
         last = to;
     }
 }
 
 /// Reports the marks from then to the end.
 pub(super) fn tell_end() {
-    let (released, ended, reaped) = (marks::take(RELEASED), marks::take(ENDED), marks::take(REAPED));
+    let (released, ended, reaped) = (marks::take_mark(RELEASED_MARK), marks::take_mark(ENDED_MARK), marks::take_mark(REAPED_MARK));
     if let (Some(released), Some(ended)) = (released, ended) {
-        tell("command", "run: from its exec until the init saw its end", released, ended);
+        report_step("command", "run: from its exec until the init saw its end", released, ended);
     }
     if let (Some(ended), Some(reaped)) = (ended, reaped) {
-        tell("init", "end: every other process", ended, reaped);
+        report_step("init", "end: every other process", ended, reaped);
     }
 }
 
-fn tell(process: &str, step: &str, from: u64, to: u64) {
-    trace!(target: TARGET, process, step, from, to);
+fn report_step(process: &str, step: &str, from: u64, to: u64) {
+    trace!(target: EVENT_TARGET, process, step, from, to);
 }

@@ -6,11 +6,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use stockade_sys::Errno;
-use stockade_sys::clone::{enter, flags};
+use stockade_sys::clone::{enter_namespace, flags};
 
 /// The namespaces, in the order in which they are entered. In the user namespace the caller has the
 /// capabilities to enter the others.
-const NAMESPACES: [(&CStr, u64); Walls::COUNT] = [
+const NAMESPACE_FLAGS: [(&CStr, u64); NamespaceSet::COUNT] = [
     (c"/proc/self/ns/user", flags::NEW_USER),
     (c"/proc/self/ns/ipc", flags::NEW_IPC),
     (c"/proc/self/ns/uts", flags::NEW_UTS),
@@ -23,22 +23,22 @@ const NAMESPACES: [(&CStr, u64); Walls::COUNT] = [
 
 /// All namespaces of one sandbox.
 #[derive(Debug)]
-pub(super) struct Walls([OwnedFd; Self::COUNT]);
+pub(super) struct NamespaceSet([OwnedFd; Self::COUNT]);
 
-impl Walls {
+impl NamespaceSet {
     pub(super) const COUNT: usize = 7;
 
     /// Opens the namespaces of this process. Uses system calls only.
     pub(super) fn of_this_process() -> Result<Self, Errno> {
         let mut opened = [const { None }; Self::COUNT];
-        for (slot, (path, _)) in opened.iter_mut().zip(NAMESPACES) {
+        for (slot, (path, _)) in opened.iter_mut().zip(NAMESPACE_FLAGS) {
             *slot = Some(openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?);
         }
-        Self::of(opened).ok_or(Errno::BADF)
+        Self::from_fds(opened).ok_or(Errno::BADF)
     }
 
     /// Takes over namespaces that another process opened, in the order of [`fds`](Self::fds).
-    pub(super) fn of(descriptors: impl IntoIterator<Item = Option<OwnedFd>>) -> Option<Self> {
+    pub(super) fn from_fds(descriptors: impl IntoIterator<Item = Option<OwnedFd>>) -> Option<Self> {
         let mut descriptors = descriptors.into_iter().map_while(|fd| fd);
         let mut next = || descriptors.next();
         Some(Self([next()?, next()?, next()?, next()?, next()?, next()?, next()?]))
@@ -52,7 +52,7 @@ impl Walls {
     /// Moves this process, which must have one thread, into the namespaces. Only its later children
     /// enter the PID namespace. Its root and working directory are then those of the sandbox. Uses
     /// system calls only.
-    pub(super) fn enter(&self) -> Result<(), Errno> {
-        self.0.iter().zip(NAMESPACES).try_for_each(|(fd, (_, kind))| enter(fd.as_fd(), kind))
+    pub(super) fn enter_all(&self) -> Result<(), Errno> {
+        self.0.iter().zip(NAMESPACE_FLAGS).try_for_each(|(fd, (_, kind))| enter_namespace(fd.as_fd(), kind))
     }
 }

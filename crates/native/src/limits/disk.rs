@@ -17,27 +17,27 @@ use rustix::param::page_size;
 /// (measured: 1 to 3 MiB).
 const BYTES_PER_MS: u64 = 4 << 20;
 /// Shortest interval between two counts.
-const COUNT_EVERY: Duration = Duration::from_millis(2);
+const MIN_COUNT_INTERVAL: Duration = Duration::from_millis(2);
 /// The same while no process on the machine writes.
-const COUNT_EVERY_IDLE: Duration = Duration::from_millis(10);
+const MIN_IDLE_COUNT_INTERVAL: Duration = Duration::from_millis(10);
 /// Longest interval between two counts; the other limits are checked more often.
-const COUNT_EVERY_MOST: Duration = Duration::from_secs(5);
+const MAX_COUNT_INTERVAL: Duration = Duration::from_secs(5);
 /// Writes below this size in one interval are ignored: a log, a journal.
-const IDLE_BYTES: u64 = 256 << 10;
+const MAX_IDLE_BYTES: u64 = 256 << 10;
 /// Largest number of pages that one processor has not yet added to the machine's count (the largest
 /// `stat_threshold`, mm/vmstat.c).
-const UNCOUNTED_PAGES: u64 = 125;
+const MAX_UNCOUNTED_PAGES: u64 = 125;
 /// Number of processors assumed until the first check.
-const PROCESSORS_ASSUMED: u64 = 16;
+const ASSUMED_PROCESSORS: u64 = 16;
 /// Buffer size for `/proc/vmstat`.
 const VMSTAT_BYTES: usize = 16 << 10;
 
 /// Bytes that one writer may write between two counts, for the enforcement report.
-pub(super) const OVERSHOOT_BYTES: u64 = 20 << 20;
+pub(super) const MAX_OVERSHOOT_BYTES: u64 = 20 << 20;
 
 /// State of the schedule for one run.
 #[derive(Debug)]
-pub(super) struct DiskPace {
+pub(super) struct DiskCheckSchedule {
     machine: Option<MachineWrites>,
     /// True until the first check.
     is_first: bool,
@@ -51,20 +51,20 @@ pub(super) struct DiskPace {
     next: Instant,
 }
 
-impl DiskPace {
+impl DiskCheckSchedule {
     /// Makes the schedule of a run with `limit` bytes that begins now. Reads nothing yet, because
     /// most runs end before their first check.
     pub(super) fn new(limit: u64) -> Self {
         let mut pace = Self {
             machine: None,
             is_first: true,
-            processors: PROCESSORS_ASSUMED,
+            processors: ASSUMED_PROCESSORS,
             machine_at_count: None,
             machine_at_look: 0,
             used: 0,
             next: Instant::now(),
         };
-        pace.next += pace.interval(limit, 0, false);
+        pace.next += pace.compute_interval(limit, 0, false);
         pace
     }
 
@@ -79,34 +79,34 @@ impl DiskPace {
         let is_first = std::mem::take(&mut self.is_first);
         if is_first {
             self.machine = MachineWrites::open();
-            self.processors = processors();
+            self.processors = count_processors();
         }
-        let Some(now) = self.machine.as_mut().and_then(MachineWrites::bytes) else {
-            self.next = Instant::now() + self.interval(limit, 0, false);
+        let Some(now) = self.machine.as_mut().and_then(MachineWrites::read_bytes) else {
+            self.next = Instant::now() + self.compute_interval(limit, 0, false);
             return true;
         };
         if is_first {
             self.machine_at_count = None;
         }
-        let is_idle = now.saturating_sub(self.machine_at_look) < IDLE_BYTES;
+        let is_idle = now.saturating_sub(self.machine_at_look) < MAX_IDLE_BYTES;
         self.machine_at_look = now;
         // The writes before the first check are unknown.
         let since = self.machine_at_count.map(|before| now.saturating_sub(before));
-        self.next = Instant::now() + self.interval(limit, since.unwrap_or_default(), is_idle);
-        let used = |since: u64| self.used.saturating_add(since).saturating_add(self.uncounted());
+        self.next = Instant::now() + self.compute_interval(limit, since.unwrap_or_default(), is_idle);
+        let used = |since: u64| self.used.saturating_add(since).saturating_add(self.uncounted_bytes());
         since.is_none_or(|since| used(since) > limit)
     }
 
     /// Records a count: the run had written `used` bytes. If the machine reports fewer writes than
     /// the run, its file is wrong (a container runtime may emulate it) and is not used again.
-    pub(super) fn counted(&mut self, used: u64) {
+    pub(super) fn record_count(&mut self, used: u64) {
         let before = self.machine_at_count.replace(self.machine_at_look);
         let grown = used.saturating_sub(std::mem::replace(&mut self.used, used));
-        let uncounted = self.uncounted();
+        let uncounted = self.uncounted_bytes();
         let is_more = |before: u64, now: u64| grown > now.saturating_sub(before).saturating_add(uncounted);
         if let Some(before) = before
             && is_more(before, self.machine_at_look)
-            && let Some(now) = self.machine.as_mut().and_then(MachineWrites::bytes)
+            && let Some(now) = self.machine.as_mut().and_then(MachineWrites::read_bytes)
             && is_more(before, now)
         {
             self.machine = None;
@@ -114,27 +114,27 @@ impl DiskPace {
     }
 
     /// Returns the bytes that may be missing in the machine's count.
-    fn uncounted(&self) -> u64 {
-        self.processors.saturating_mul(UNCOUNTED_PAGES * page_size() as u64)
+    fn uncounted_bytes(&self) -> u64 {
+        self.processors.saturating_mul(MAX_UNCOUNTED_PAGES * page_size() as u64)
     }
 
     /// Delays the next check by at least this time.
-    pub(super) fn pause(&mut self, time: Duration) {
+    pub(super) fn delay_check(&mut self, time: Duration) {
         self.next = self.next.max(Instant::now() + time);
     }
 
     /// Records that a check took `time` of a processor. Delays the next check by at least `share`
     /// times as long.
-    pub(super) fn took(&mut self, time: Duration, share: u32) {
-        self.pause((time * share).min(COUNT_EVERY_MOST));
+    pub(super) fn record_check_time(&mut self, time: Duration, share: u32) {
+        self.delay_check((time * share).min(MAX_COUNT_INTERVAL));
     }
 
     /// Returns an interval, within bounds, in which the run cannot exceed `limit`. `since` is the
     /// size of the writes since the last count.
-    fn interval(&self, limit: u64, since: u64, is_idle: bool) -> Duration {
+    fn compute_interval(&self, limit: u64, since: u64, is_idle: bool) -> Duration {
         let left = limit.saturating_sub(self.used.saturating_add(since));
         let safe = Duration::from_millis(left / (BYTES_PER_MS * self.processors));
-        safe.clamp(if is_idle { COUNT_EVERY_IDLE } else { COUNT_EVERY }, COUNT_EVERY_MOST)
+        safe.clamp(if is_idle { MIN_IDLE_COUNT_INTERVAL } else { MIN_COUNT_INTERVAL }, MAX_COUNT_INTERVAL)
     }
 }
 
@@ -152,7 +152,7 @@ impl MachineWrites {
         Some(Self { file, text: vec![0; VMSTAT_BYTES] })
     }
 
-    fn bytes(&mut self) -> Option<u64> {
+    fn read_bytes(&mut self) -> Option<u64> {
         let length = self.file.read_at(&mut self.text, 0).ok()?;
         bytes_of(self.text.get(..length)?)
     }
@@ -169,7 +169,7 @@ fn bytes_of(text: &[u8]) -> Option<u64> {
 }
 
 /// Returns the number of possible processors, because all of them can write.
-fn processors() -> u64 {
+fn count_processors() -> u64 {
     let text = fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
     let last = text.trim().rsplit(['-', ',']).next().and_then(|number| number.parse::<u64>().ok());
     last.map_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get() as u64), |last| last + 1)
@@ -179,19 +179,19 @@ fn processors() -> u64 {
 mod tests {
     use super::*;
 
-    fn pace(processors: u64, used: u64) -> DiskPace {
+    fn pace(processors: u64, used: u64) -> DiskCheckSchedule {
         let next = Instant::now();
-        DiskPace { machine: None, is_first: false, processors, machine_at_count: None, machine_at_look: 0, used, next }
+        DiskCheckSchedule { machine: None, is_first: false, processors, machine_at_count: None, machine_at_look: 0, used, next }
     }
 
     #[test]
     fn a_run_far_from_its_limit_is_counted_seldom() {
-        let interval = |limit, used, is_idle| pace(2, used).interval(limit, 0, is_idle);
-        assert_eq!(interval(50 << 30, 0, false), COUNT_EVERY_MOST);
+        let interval = |limit, used, is_idle| pace(2, used).compute_interval(limit, 0, is_idle);
+        assert_eq!(interval(50 << 30, 0, false), MAX_COUNT_INTERVAL);
         assert_eq!(interval(800 << 20, 0, false), Duration::from_millis(100));
-        assert_eq!(interval(800 << 20, 780 << 20, false), COUNT_EVERY);
-        assert_eq!(interval(800 << 20, 780 << 20, true), COUNT_EVERY_IDLE);
-        assert_eq!(interval(10, 20, false), COUNT_EVERY);
+        assert_eq!(interval(800 << 20, 780 << 20, false), MIN_COUNT_INTERVAL);
+        assert_eq!(interval(800 << 20, 780 << 20, true), MIN_IDLE_COUNT_INTERVAL);
+        assert_eq!(interval(10, 20, false), MIN_COUNT_INTERVAL);
     }
 
     #[test]
@@ -201,9 +201,9 @@ mod tests {
         assert_eq!(bytes_of(b"pgpgout 3\n"), None);
         // Without that file, the run is always counted.
         assert!(pace(1, 0).may_have_passed(1 << 40));
-        let mut real = DiskPace::new(1 << 50);
+        let mut real = DiskCheckSchedule::new(1 << 50);
         assert!(real.may_have_passed(1 << 50), "nothing is known at first");
-        real.counted(1 << 40);
+        real.record_count(1 << 40);
         if real.machine.is_some() {
             assert!(!real.may_have_passed(1 << 50));
             assert!(real.may_have_passed(0));
@@ -212,13 +212,13 @@ mod tests {
 
     #[test]
     fn a_machine_that_wrote_less_than_the_run_is_not_believed() {
-        let mut pace = DiskPace::new(1 << 40);
+        let mut pace = DiskCheckSchedule::new(1 << 40);
         pace.may_have_passed(1 << 40);
-        pace.counted(0);
+        pace.record_count(0);
         if pace.machine.is_some() {
-            pace.counted(1 << 16);
+            pace.record_count(1 << 16);
             assert!(pace.machine.is_some(), "less than the processors keep to themselves");
-            pace.counted(1 << 50);
+            pace.record_count(1 << 50);
             assert!(pace.machine.is_none() && pace.may_have_passed(1 << 60));
         }
     }
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn a_dear_look_is_followed_by_a_long_pause() {
         let mut pace = pace(1, 0);
-        pace.took(Duration::from_millis(4), 50);
+        pace.record_check_time(Duration::from_millis(4), 50);
         assert!(pace.until_next() > Duration::from_millis(150));
     }
 }

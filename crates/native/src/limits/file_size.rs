@@ -10,16 +10,16 @@ use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use stockade_model::Limits;
 use stockade_sys::limits::file_size_limit;
 
-use super::processes::{Found, is_same};
+use super::processes::{RunProcess, is_same};
 
 /// A `disk` limit below this size is small: one program can write as much in a moment. A larger
 /// limit does not change the results of calls.
 pub(crate) const SMALL_DISK_BYTES: u64 = 1 << 30;
 /// If an approver can raise the limit, a file may exceed it by this size. So the watch freezes the
 /// run before the kernel refuses a write that cannot be repeated.
-const ROOM_FOR_QUESTION_BYTES: u64 = 64 << 20;
+const QUESTION_MARGIN_BYTES: u64 = 64 << 20;
 /// Most rounds of searching for processes that were forked meanwhile.
-const ROUNDS_MAX: usize = 8;
+const MAX_SEARCH_ROUNDS: usize = 8;
 
 /// Returns the `disk` limit of a run if it is small.
 pub(crate) fn small_disk(limits: &Limits) -> Option<u64> {
@@ -31,7 +31,7 @@ pub(crate) fn small_disk(limits: &Limits) -> Option<u64> {
 pub(crate) fn file_size(limits: &Limits, asks: bool) -> Option<Rlimit> {
     let of_disk = limits.disk_bytes.map(|disk| {
         // A page above the limit, because a file of that size shows the watch a breach.
-        let room = if asks { disk.max(ROOM_FOR_QUESTION_BYTES) } else { page_size() as u64 };
+        let room = if asks { disk.max(QUESTION_MARGIN_BYTES) } else { page_size() as u64 };
         (disk.saturating_add(room), disk.saturating_add(disk.max(SMALL_DISK_BYTES)))
     });
     let (current, maximum) = match (of_disk, limits.file_size_bytes) {
@@ -50,7 +50,7 @@ pub(crate) fn file_size(limits: &Limits, asks: bool) -> Option<Rlimit> {
 
 /// Raises the file size limit to `wanted` for every process that `find` returns, and for processes
 /// forked meanwhile. Only root can raise the hard limit; otherwise it stays unchanged.
-pub(super) fn raise_file_size(find: impl Fn() -> Vec<Found>, wanted: &Rlimit) {
+pub(super) fn raise_file_size(find: impl Fn() -> Vec<RunProcess>, wanted: &Rlimit) {
     let higher = |one: Option<u64>, other: Option<u64>| Some(one?.max(other?));
     for_each_process(find, |pid| {
         let Ok(own) = file_size_limit(pid) else { return };
@@ -66,21 +66,21 @@ pub(super) fn raise_file_size(find: impl Fn() -> Vec<Found>, wanted: &Rlimit) {
 
 /// Prevents all further writes to files by the processes that `find` returns: each write fails
 /// (EFBIG) or ends the process (SIGXFSZ).
-pub(super) fn refuse_writes(find: impl Fn() -> Vec<Found>) {
+pub(super) fn refuse_writes(find: impl Fn() -> Vec<RunProcess>) {
     for_each_process(find, |pid| {
         // The process may have ended.
         let _ = prlimit(Some(pid), Resource::Fsize, Rlimit { current: Some(0), maximum: Some(0) });
     });
 }
 
-fn for_each_process(find: impl Fn() -> Vec<Found>, change: impl Fn(Pid)) {
+fn for_each_process(find: impl Fn() -> Vec<RunProcess>, change: impl Fn(Pid)) {
     let mut known: HashSet<(u32, u64)> = HashSet::new();
-    for _ in 0..ROUNDS_MAX {
-        let new: Vec<Found> = find().into_iter().filter(|found| known.insert((found.pid, found.start))).collect();
+    for _ in 0..MAX_SEARCH_ROUNDS {
+        let new: Vec<RunProcess> = find().into_iter().filter(|found| known.insert((found.pid, found.start))).collect();
         if new.is_empty() {
             return;
         }
-        let is_there = |process: &&Found| is_same(process);
+        let is_there = |process: &&RunProcess| is_same(process);
         let pids = new.iter().filter(is_there).filter_map(|process| i32::try_from(process.pid).ok());
         pids.filter_map(Pid::from_raw).for_each(&change);
     }
@@ -120,7 +120,7 @@ mod tests {
     fn files_of_others_are_limited_and_make_room() {
         let mut child = std::process::Command::new("/bin/sleep").arg("60").spawn().unwrap();
         let pid = Pid::from_raw(child.id() as i32).unwrap();
-        let found = || super::super::processes::tree(std::process::id()).into_iter().filter(|f| f.pid == child.id());
+        let found = || super::super::processes::list_descendants(std::process::id()).into_iter().filter(|f| f.pid == child.id());
         let find = || found().collect::<Vec<_>>();
         let low = Rlimit { current: Some(4096), maximum: Some(1 << 40) };
         prlimit(Some(pid), Resource::Fsize, low).unwrap();

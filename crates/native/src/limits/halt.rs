@@ -14,20 +14,20 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::group::Group;
-use super::processes::{Found, is_same, tree};
+use super::group::ControlGroup;
+use super::processes::{RunProcess, is_same, list_descendants};
 
 /// Time-out until all processes are stopped. A process that takes longer waits in the kernel, or
 /// for the answer to a call, and stops as soon as that wait ends.
-const STANDS_WITHIN: Duration = Duration::from_millis(500);
+const FREEZE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Interval between two checks of the processes.
-const LOOK_EVERY: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Freezes and thaws one run. Thaws the run on drop.
 #[derive(Debug)]
-pub(super) struct Halt {
+pub(super) struct RunFreezer {
     init: u32,
-    group: Option<Arc<Group>>,
+    group: Option<Arc<ControlGroup>>,
     /// Processes that were stopped by signal and must be continued.
     stopped: Vec<OwnedFd>,
     frozen: bool,
@@ -35,19 +35,19 @@ pub(super) struct Halt {
     untold: u32,
 }
 
-impl Halt {
-    pub(super) fn new(init: u32, group: Option<Arc<Group>>) -> Self {
+impl RunFreezer {
+    pub(super) fn new(init: u32, group: Option<Arc<ControlGroup>>) -> Self {
         Self { init, group: group.filter(|group| group.can_freeze()), stopped: Vec::new(), frozen: false, untold: 0 }
     }
 
     /// Freezes all processes. Returns false on failure; the run then continues.
-    pub(super) fn stand(&mut self) -> bool {
+    pub(super) fn freeze_processes(&mut self) -> bool {
         match &self.group {
             Some(group) => {
-                self.frozen = group.freeze(true);
-                let give_up = Instant::now() + STANDS_WITHIN;
+                self.frozen = group.set_frozen(true);
+                let give_up = Instant::now() + FREEZE_TIMEOUT;
                 while self.frozen && !group.is_frozen() && Instant::now() < give_up {
-                    thread::sleep(LOOK_EVERY);
+                    thread::sleep(POLL_INTERVAL);
                 }
                 self.frozen
             }
@@ -65,7 +65,7 @@ impl Halt {
     /// Thaws the processes that [`stand`](Self::stand) froze. Does nothing otherwise.
     pub(super) fn go_on(&mut self) {
         if let (Some(group), true) = (&self.group, std::mem::take(&mut self.frozen)) {
-            group.freeze(false);
+            group.set_frozen(false);
         }
         for process in self.stopped.drain(..) {
             // The process may have been killed.
@@ -84,14 +84,14 @@ impl Halt {
     /// already stopped are left alone. Returns false if some could not be stopped.
     fn stop_all(&mut self) -> bool {
         let mut known: HashSet<(u32, u64)> = HashSet::new();
-        let give_up = Instant::now() + STANDS_WITHIN;
+        let give_up = Instant::now() + FREEZE_TIMEOUT;
         loop {
-            let found = tree(self.init);
+            let found = list_descendants(self.init);
             let mut new = 0;
             for process in &found {
                 if !process.stands && known.insert((process.pid, process.start)) {
                     new += 1;
-                    if !self.stop(process) {
+                    if !self.stop_process(process) {
                         return false;
                     }
                 }
@@ -100,16 +100,16 @@ impl Halt {
             if new == 0 && (all_stand || Instant::now() > give_up) {
                 return true;
             }
-            if Instant::now() > give_up + STANDS_WITHIN {
+            if Instant::now() > give_up + FREEZE_TIMEOUT {
                 return false;
             }
-            thread::sleep(LOOK_EVERY);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
     /// Stops a process through a descriptor, and checks its identity, because the number may belong
     /// to another process by now. A process that has ended needs no stop.
-    fn stop(&mut self, process: &Found) -> bool {
+    fn stop_process(&mut self, process: &RunProcess) -> bool {
         let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
         let Some(Ok(held)) = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) else { return !is_same(process) };
         if !is_same(process) {
@@ -121,14 +121,14 @@ impl Halt {
     }
 }
 
-impl Drop for Halt {
+impl Drop for RunFreezer {
     fn drop(&mut self) {
         self.go_on();
     }
 }
 
 /// Returns the method of freezing this run, for the enforcement report.
-pub(super) fn way(group: Option<&Group>) -> &'static str {
+pub(super) fn freeze_method(group: Option<&ControlGroup>) -> &'static str {
     match group {
         Some(group) if group.can_freeze() => "frozen in its control group",
         _ => "its processes stopped by signal, which they can see",
@@ -154,14 +154,14 @@ mod tests {
     }
 
     fn standing(init: u32) -> usize {
-        tree(init).iter().filter(|process| process.stands).count()
+        list_descendants(init).iter().filter(|process| process.stands).count()
     }
 
     fn eventually(what: &str, holds: impl Fn() -> bool) {
         let give_up = Instant::now() + Duration::from_secs(10);
         while !holds() {
             assert!(Instant::now() < give_up, "{what}");
-            thread::sleep(LOOK_EVERY);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -170,17 +170,17 @@ mod tests {
         let mut shell = family();
         let init = shell.id();
         eventually("it is not stopped", || standing(init) == 1);
-        let mut halt = Halt::new(init, None);
+        let mut halt = RunFreezer::new(init, None);
         for _ in 0..3 {
-            assert!(halt.stand());
-            assert_eq!((standing(init), tree(init).len()), (3, 3));
+            assert!(halt.freeze_processes());
+            assert_eq!((standing(init), list_descendants(init).len()), (3, 3));
             halt.go_on();
             eventually("they do not go on", || standing(init) == 1);
         }
-        assert!(halt.stand());
+        assert!(halt.freeze_processes());
         drop(halt);
         eventually("they do not go on without it", || standing(init) == 1);
-        for process in tree(init) {
+        for process in list_descendants(init) {
             rustix::process::kill_process(Pid::from_raw(process.pid as i32).unwrap(), Signal::KILL).unwrap();
         }
         shell.wait().unwrap();

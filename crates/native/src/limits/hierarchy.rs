@@ -49,15 +49,15 @@ impl Controller {
 
 /// Version of a group's interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Version {
+pub(super) enum CgroupVersion {
     One,
     Two,
 }
 
 /// A directory beneath which groups with these controllers can be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Base {
-    pub(super) version: Version,
+pub(super) struct GroupBase {
+    pub(super) version: CgroupVersion,
     pub(super) path: PathBuf,
     pub(super) controllers: Vec<Controller>,
 }
@@ -66,26 +66,26 @@ pub(super) struct Base {
 ///
 /// # Errors
 /// The reason why there is none, for display.
-pub(super) fn bases(wanted: &[Controller]) -> Result<Vec<Base>, String> {
+pub(super) fn find_bases(wanted: &[Controller]) -> Result<Vec<GroupBase>, String> {
     let read = |path: &str| fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
-    let mounts = mounts(&read("/proc/self/mountinfo")?);
+    let mounts = parse_cgroup_mounts(&read("/proc/self/mountinfo")?);
     if mounts.is_empty() {
         return Err("no control groups are mounted".to_owned());
     }
     let own = read("/proc/self/cgroup")?;
     let mut left = wanted.to_vec();
     let mut found = Vec::new();
-    for mount in mounts.iter().filter(|mount| mount.version == Version::One) {
-        let here: Vec<Controller> = left.iter().copied().filter(|c| mount.has(c.v1_name())).collect();
+    for mount in mounts.iter().filter(|mount| mount.version == CgroupVersion::One) {
+        let here: Vec<Controller> = left.iter().copied().filter(|c| mount.has_controller(c.v1_name())).collect();
         let path = here.first().and_then(|c| mount.directory_of(own_path(&own, c.v1_name())?));
         if let Some(path) = path.filter(|path| may_make(path)) {
             left.retain(|controller| !here.contains(controller));
-            found.push(Base { version: Version::One, path, controllers: here });
+            found.push(GroupBase { version: CgroupVersion::One, path, controllers: here });
         }
     }
-    let two = mounts.iter().find(|mount| mount.version == Version::Two);
+    let two = mounts.iter().find(|mount| mount.version == CgroupVersion::Two);
     if let (Some(mount), Some(path)) = (two, own_path(&own, "")) {
-        found.extend(mount.directory_of(path).and_then(|path| nearest(&path, &mount.point, &left)));
+        found.extend(mount.directory_of(path).and_then(|path| find_nearest_base(&path, &mount.point, &left)));
     }
     if found.is_empty() {
         return Err("no control group here may be written by this user".to_owned());
@@ -94,15 +94,15 @@ pub(super) fn bases(wanted: &[Controller]) -> Result<Vec<Base>, String> {
 }
 
 /// Returns the directory of a version 2 group, given its path in the hierarchy.
-pub(super) fn seen(group: &Path) -> Option<PathBuf> {
-    let mounts = mounts(&fs::read_to_string("/proc/self/mountinfo").ok()?);
-    mounts.iter().find(|mount| mount.version == Version::Two)?.directory_of(group)
+pub(super) fn resolve_group_path(group: &Path) -> Option<PathBuf> {
+    let mounts = parse_cgroup_mounts(&fs::read_to_string("/proc/self/mountinfo").ok()?);
+    mounts.iter().find(|mount| mount.version == CgroupVersion::Two)?.directory_of(group)
 }
 
 /// Returns the nearest directory from `own` upwards that passes controllers to its groups. A group
 /// with processes cannot, except for the root (cgroups(7), "no internal processes"). For some
 /// controllers the kernel would accept it, but then no process could enter the groups beneath it.
-fn nearest(own: &Path, root: &Path, wanted: &[Controller]) -> Option<Base> {
+fn find_nearest_base(own: &Path, root: &Path, wanted: &[Controller]) -> Option<GroupBase> {
     let named: Vec<&str> = wanted.iter().filter_map(|controller| controller.v2_name()).collect();
     let words = |path: &Path, file: &str| {
         let text = fs::read_to_string(path.join(file)).unwrap_or_default();
@@ -122,7 +122,7 @@ fn nearest(own: &Path, root: &Path, wanted: &[Controller]) -> Option<Base> {
         let has = |controller: &&Controller| controller.v2_name().is_none_or(|name| given.iter().any(|g| g == name));
         let controllers: Vec<Controller> = wanted.iter().filter(has).copied().collect();
         if controllers.iter().any(|controller| controller.v2_name().is_some()) {
-            return Some(Base { version: Version::Two, path: path.to_owned(), controllers });
+            return Some(GroupBase { version: CgroupVersion::Two, path: path.to_owned(), controllers });
         }
     }
     None
@@ -142,16 +142,16 @@ fn may_make(path: &Path) -> bool {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Mount {
-    version: Version,
+struct CgroupMount {
+    version: CgroupVersion,
     /// The part of the hierarchy that is mounted.
     root: PathBuf,
     point: PathBuf,
     options: String,
 }
 
-impl Mount {
-    fn has(&self, controller: &str) -> bool {
+impl CgroupMount {
+    fn has_controller(&self, controller: &str) -> bool {
         self.options.split(',').any(|option| option == controller)
     }
 
@@ -163,20 +163,20 @@ impl Mount {
 }
 
 /// Lists the hierarchies in `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
-fn mounts(mountinfo: &str) -> Vec<Mount> {
+fn parse_cgroup_mounts(mountinfo: &str) -> Vec<CgroupMount> {
     let mount = |line: &str| {
         let (place, kind) = line.split_once(" - ")?;
         let mut place = place.split(' ').skip(3);
         let (root, point) = (place.next()?, place.next()?);
         let mut kind = kind.split(' ');
         let version = match kind.next()? {
-            "cgroup" => Version::One,
-            "cgroup2" => Version::Two,
+            "cgroup" => CgroupVersion::One,
+            "cgroup2" => CgroupVersion::Two,
             _ => return None,
         };
         // A path with blanks is escaped there; no hierarchy is mounted on such a path.
         let options = kind.nth(1)?.to_owned();
-        Some(Mount { version, root: root.into(), point: point.into(), options })
+        Some(CgroupMount { version, root: root.into(), point: point.into(), options })
     };
     mountinfo.lines().filter_map(mount).collect()
 }
@@ -204,12 +204,12 @@ mod tests {
 
     #[test]
     fn hierarchies_are_found_with_what_of_them_is_mounted() {
-        let mounts = mounts(MOUNTINFO);
+        let mounts = parse_cgroup_mounts(MOUNTINFO);
         assert_eq!(mounts.len(), 3);
-        assert!(mounts[0].has("cpuacct") && !mounts[0].has("memory"));
+        assert!(mounts[0].has_controller("cpuacct") && !mounts[0].has_controller("memory"));
         assert_eq!(mounts[1].directory_of(Path::new("/box/a")), Some("/sys/fs/cgroup/memory/a".into()));
         assert_eq!(mounts[1].directory_of(Path::new("/other")), None);
-        assert_eq!(mounts[2].version, Version::Two);
+        assert_eq!(mounts[2].version, CgroupVersion::Two);
         assert_eq!(mounts[2].directory_of(Path::new("/../x")), None);
     }
 
@@ -228,10 +228,10 @@ mod tests {
         };
         let (slice, scope) = (group("slice", ""), group("slice/scope", "77\n"));
         let wanted = [Controller::Memory, Controller::Cpu];
-        let base = nearest(&scope, top.path(), &wanted).unwrap();
+        let base = find_nearest_base(&scope, top.path(), &wanted).unwrap();
         assert_eq!((base.path, base.controllers), (slice, vec![Controller::Memory]));
         fs::remove_file(scope.join("cgroup.type")).unwrap();
-        assert_eq!(nearest(&scope, top.path(), &wanted).unwrap().path, scope);
+        assert_eq!(find_nearest_base(&scope, top.path(), &wanted).unwrap().path, scope);
     }
 
     #[test]

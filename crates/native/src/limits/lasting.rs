@@ -11,32 +11,32 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
 use stockade_engine::SandboxUsage;
-use stockade_model::{Level, Limits, Usage};
+use stockade_model::{IsolationLevel, Limits, ResourceUsage};
 
-use super::group::{Group, Part, remove_leftovers, wanted};
-use super::hierarchy::{Base, Controller, Version, bases};
+use super::group::{ControlGroup, GroupDirectory, remove_leftovers, needed_controllers};
+use super::hierarchy::{GroupBase, Controller, CgroupVersion, find_bases};
 
 /// Time-out for freezing the processes of a group. A process that waits for a disk freezes after
 /// the disk has answered.
-const STOPS_WITHIN: Duration = Duration::from_secs(10);
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval between two checks of the state.
-const AGAIN: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-impl Group {
+impl ControlGroup {
     /// Makes the group for all commands of a sandbox. The group itself never contains a process.
     ///
     /// # Errors
     /// The reason why there can be no group, for display.
     pub(super) fn of_sandbox(limits: &Limits, workspace: &Path) -> Result<Self, String> {
-        let mut all = wanted(limits, Level::Full);
+        let mut all = needed_controllers(limits, IsolationLevel::Full);
         // Needed for freezing, and for reporting the usage.
         let counts = [Controller::Freezer, Controller::Memory, Controller::Pids, Controller::CpuTime];
-        all.extend(counts.into_iter().filter(|counter| !wanted(limits, Level::Full).contains(counter)));
-        let bases = bases(&all)?;
+        all.extend(counts.into_iter().filter(|counter| !needed_controllers(limits, IsolationLevel::Full).contains(counter)));
+        let bases = find_bases(&all)?;
         bases.iter().for_each(|base| remove_leftovers(&base.path));
-        let mut group = Self::within(bases)?;
-        group.set(limits, workspace);
-        group.parts.iter().for_each(Part::pass_controllers_on);
+        let mut group = Self::create_in_bases(bases)?;
+        group.set_limits(limits, workspace);
+        group.parts.iter().for_each(GroupDirectory::pass_controllers_on);
         Ok(group)
     }
 
@@ -44,14 +44,14 @@ impl Group {
     ///
     /// # Errors
     /// The reason why there can be no group, for display.
-    pub(super) fn nested(around: &Arc<Self>, limits: &Limits, workspace: &Path) -> Result<Self, String> {
-        let base = |part: &Part| Base {
+    pub(super) fn create_nested(around: &Arc<Self>, limits: &Limits, workspace: &Path) -> Result<Self, String> {
+        let base = |part: &GroupDirectory| GroupBase {
             version: part.version,
             path: part.path.clone(),
             controllers: part.controllers.clone(),
         };
-        let mut group = Self::within(around.parts.iter().map(base).collect())?;
-        group.set(limits, workspace);
+        let mut group = Self::create_in_bases(around.parts.iter().map(base).collect())?;
+        group.set_limits(limits, workspace);
         group.around = Some(Arc::clone(around));
         Ok(group)
     }
@@ -60,76 +60,76 @@ impl Group {
     ///
     /// # Errors
     /// The reason why they did not freeze; all processes then run on.
-    pub(crate) fn pause(&self) -> Result<(), String> {
-        if !self.freeze(true) {
+    pub(crate) fn freeze_and_wait(&self) -> Result<(), String> {
+        if !self.set_frozen(true) {
             return Err("no control group here stops processes".to_owned());
         }
-        let deadline = Instant::now() + STOPS_WITHIN;
-        while !self.stands() {
+        let deadline = Instant::now() + PAUSE_TIMEOUT;
+        while !self.is_fully_frozen() {
             if Instant::now() >= deadline {
-                self.freeze(false);
-                return Err(format!("its processes did not stand still within {} s", STOPS_WITHIN.as_secs()));
+                self.set_frozen(false);
+                return Err(format!("its processes did not stand still within {} s", PAUSE_TIMEOUT.as_secs()));
             }
-            thread::sleep(AGAIN);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
-    fn stands(&self) -> bool {
+    fn is_fully_frozen(&self) -> bool {
         if self.can_freeze() {
             return self.is_frozen();
         }
-        let state = |part: &Part| fs::read_to_string(part.path.join("freezer.state"));
-        self.part(Controller::Freezer).is_some_and(|part| state(part).is_ok_and(|state| state.trim() == "FROZEN"))
+        let state = |part: &GroupDirectory| fs::read_to_string(part.path.join("freezer.state"));
+        self.find_directory(Controller::Freezer).is_some_and(|part| state(part).is_ok_and(|state| state.trim() == "FROZEN"))
     }
 
     /// Thaws the processes.
-    pub(crate) fn resume(&self) {
-        self.freeze(false);
+    pub(crate) fn thaw_processes(&self) {
+        self.set_frozen(false);
     }
 
     /// Kills every process in the nested groups.
     pub(crate) fn kill_within(&self) {
         let Some(part) = self.parts.first() else { return };
-        if part.version == Version::Two {
-            return self.kill();
+        if part.version == CgroupVersion::Two {
+            return self.kill_processes();
         }
-        self.freeze(true);
+        self.set_frozen(true);
         let nested = fs::read_dir(&part.path).into_iter().flatten().flatten();
         for path in nested.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()) {
-            let nested = Part { version: part.version, path, controllers: Vec::new() };
-            for pid in nested.members() {
+            let nested = GroupDirectory { version: part.version, path, controllers: Vec::new() };
+            for pid in nested.list_processes() {
                 let _ = kill_process(pid, Signal::KILL);
             }
         }
-        self.freeze(false);
+        self.set_frozen(false);
     }
 
     /// Returns the present and the total usage of all processes. The caller sets the time.
-    pub(crate) fn usage(&self) -> SandboxUsage {
-        let counted = self.counted();
-        let memory_bytes = self.part(Controller::Memory).and_then(|part| match part.version {
-            Version::One => part.number("memory.usage_in_bytes"),
-            Version::Two => part.number("memory.current"),
+    pub(crate) fn read_usage(&self) -> SandboxUsage {
+        let counted = self.read_counters();
+        let memory_bytes = self.find_directory(Controller::Memory).and_then(|part| match part.version {
+            CgroupVersion::One => part.read_number("memory.usage_in_bytes"),
+            CgroupVersion::Two => part.read_number("memory.current"),
         });
-        let total = Usage {
+        let total = ResourceUsage {
             cpu_ms: counted.cpu_us.unwrap_or_default() / 1000,
             tree_memory_peak_bytes: counted.memory_peak_bytes,
             processes_peak: counted.processes_peak,
             throttled_ms: counted.throttled_us.map(|us| us / 1000),
             memory_pressure_ms: counted.memory_pressure_us.map(|us| us / 1000),
-            ..Usage::default()
+            ..ResourceUsage::default()
         };
-        let processes = self.part(Controller::Pids).and_then(|part| part.number("pids.current"));
+        let processes = self.find_directory(Controller::Pids).and_then(|part| part.read_number("pids.current"));
         SandboxUsage { total, memory_bytes, processes }
     }
 }
 
-impl Part {
+impl GroupDirectory {
     /// Passes on all controllers to nested groups. In version 2 a group has only the controllers
     /// that its parent passes on.
     fn pass_controllers_on(&self) {
-        if self.version == Version::One {
+        if self.version == CgroupVersion::One {
             return;
         }
         let given = fs::read_to_string(self.path.join("cgroup.controllers")).unwrap_or_default();

@@ -27,23 +27,23 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use stockade_model::{LayerReport, LayerState, Level, Limit, Limits, Plan};
+use stockade_model::{LayerReport, LayerState, IsolationLevel, LimitKind, Limits, AttemptPlan};
 
 pub(crate) use file_size::{make_room, small_disk};
-pub(crate) use group::Group;
-pub(crate) use processes::{Beside, Known};
-pub(crate) use quotas::{Quota, quotas};
+pub(crate) use group::ControlGroup;
+pub(crate) use processes::{ParentLister, ProcessIdentity};
+pub(crate) use quotas::{NamespaceQuota, compute_quotas};
 pub(crate) use resources::{resource_limits, temp_inodes};
-pub(crate) use watch::{Spent, Watch};
+pub(crate) use watch::{LimitOutcome, LimitWatch};
 
-use report::Holder;
-use scope::Manager;
+use report::LimitMechanism;
+use scope::ServiceManager;
 
 /// The limits of a plan cannot be applied to its run.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LimitError {
     #[error("this machine cannot hold the limit {limit} {amount}: {why}")]
-    Unheld { limit: Limit, amount: String, why: String },
+    Unheld { limit: LimitKind, amount: String, why: String },
     #[error("cannot open the command's control group: {0}")]
     Unopened(String),
 }
@@ -62,40 +62,40 @@ impl LimitError {
 }
 
 /// Reports which limits a control group enforces on this machine. Tests it by making a group.
-pub(crate) fn survey() -> LayerReport {
-    let tried = [Limit::Cpus, Limit::Memory, Limit::Processes];
+pub(crate) fn survey_group_limits() -> LayerReport {
+    let tried = [LimitKind::Cpus, LimitKind::Memory, LimitKind::Processes];
     let mut limits = Limits::default();
-    tried.iter().for_each(|limit| limits.set(*limit, 1 << 20));
-    let (state, detail) = match Group::make(&limits, Level::Full, Path::new("/")) {
-        Ok(Some(group)) => report::survey(&tried, &group),
-        Ok(None) => (LayerState::Partial, WITHOUT_GROUP.to_owned()),
-        Err(why) if Manager::of_user().is_some() => (LayerState::Partial, format!("{WITHOUT_GROUP}: {why}; {SCOPE}")),
-        Err(why) => (LayerState::Partial, format!("{WITHOUT_GROUP}: {why}")),
+    tried.iter().for_each(|limit| limits.set_limit(*limit, 1 << 20));
+    let (state, detail) = match ControlGroup::create_for_limits(&limits, IsolationLevel::Full, Path::new("/")) {
+        Ok(Some(group)) => report::survey_group(&tried, &group),
+        Ok(None) => (LayerState::Partial, WITHOUT_GROUP_TEXT.to_owned()),
+        Err(why) if ServiceManager::of_user().is_some() => (LayerState::Partial, format!("{WITHOUT_GROUP_TEXT}: {why}; {SCOPE_TEXT}")),
+        Err(why) => (LayerState::Partial, format!("{WITHOUT_GROUP_TEXT}: {why}")),
     };
     LayerReport { state, detail }
 }
 
 /// Removes groups whose supervisors are gone, and kills the processes in them.
 pub(crate) fn remove_orphans() {
-    let bases = hierarchy::bases(&[hierarchy::Controller::Freezer, hierarchy::Controller::Pids]);
+    let bases = hierarchy::find_bases(&[hierarchy::Controller::Freezer, hierarchy::Controller::Pids]);
     // Without a base directory there are no groups.
     bases.iter().flatten().for_each(|base| group::remove_leftovers(&base.path));
 }
 
 /// Returns whether a sandbox can have a control group on this machine.
 pub(crate) fn can_have_group() -> bool {
-    hierarchy::bases(&[hierarchy::Controller::Freezer, hierarchy::Controller::Pids]).is_ok()
+    hierarchy::find_bases(&[hierarchy::Controller::Freezer, hierarchy::Controller::Pids]).is_ok()
 }
 
 /// Report text for limits without a control group.
-const WITHOUT_GROUP: &str = "resource limits and a watch alone, no control group";
+const WITHOUT_GROUP_TEXT: &str = "resource limits and a watch alone, no control group";
 /// Report text for the remedy if only a group can enforce a limit.
-const SCOPE: &str = "the service manager is asked for a scope where nothing else holds a limit";
+const SCOPE_TEXT: &str = "the service manager is asked for a scope where nothing else holds a limit";
 
 /// Makes a group for those of `limits` that a group can enforce. Returns the reason if there is
 /// none.
-fn group(limits: &Limits, level: Level, workspace: &Path) -> (Option<Arc<Group>>, String) {
-    made(Group::make(limits, level, workspace))
+fn make_group(limits: &Limits, level: IsolationLevel, workspace: &Path) -> (Option<Arc<ControlGroup>>, String) {
+    group_or_reason(ControlGroup::create_for_limits(limits, level, workspace))
 }
 
 /// Reduces the limits to the capacity of this machine.
@@ -105,7 +105,7 @@ fn within_machine(limits: &Limits) -> Limits {
     limits
 }
 
-fn made(group: Result<Option<Group>, String>) -> (Option<Arc<Group>>, String) {
+fn group_or_reason(group: Result<Option<ControlGroup>, String>) -> (Option<Arc<ControlGroup>>, String) {
     match group {
         Ok(group) => (group.map(Arc::new), String::new()),
         Err(why) => (None, why),
@@ -114,49 +114,49 @@ fn made(group: Result<Option<Group>, String>) -> (Option<Arc<Group>>, String) {
 
 /// The limits of one run, prepared before its command starts.
 #[derive(Debug)]
-pub(crate) struct Guard {
+pub(crate) struct LimitGuard {
     limits: Limits,
     workspace: PathBuf,
-    group: Option<Arc<Group>>,
-    holders: Vec<(Limit, u64, Holder)>,
+    group: Option<Arc<ControlGroup>>,
+    holders: Vec<(LimitKind, u64, LimitMechanism)>,
 }
 
-impl Guard {
+impl LimitGuard {
     /// Prepares the mechanisms for the limits of `plan`, for the run under `init`. No process is in
     /// them yet. If only a group can enforce a limit, requests a scope from the service manager.
     ///
     /// # Errors
     /// [`LimitError`] if no mechanism here can enforce one of them (L6).
-    pub(crate) fn prepare(plan: &Plan, init: u32) -> Result<Self, LimitError> {
+    pub(crate) fn prepare_for_run(plan: &AttemptPlan, init: u32) -> Result<Self, LimitError> {
         let limits = within_machine(&plan.profile.limits);
         let workspace = plan.workspace.as_path();
-        let (mut group, mut absent) = group(&limits, plan.level, workspace);
-        let nothing_holds = |group: Option<&Group>| {
-            report::holders(&limits, plan.level, group).iter().any(|(.., h)| *h == Holder::Nothing)
+        let (mut group, mut absent) = make_group(&limits, plan.level, workspace);
+        let nothing_holds = |group: Option<&ControlGroup>| {
+            report::find_mechanisms(&limits, plan.level, group).iter().any(|(.., h)| *h == LimitMechanism::Nothing)
         };
         if nothing_holds(group.as_deref())
-            && let Some(manager) = Manager::of_user()
+            && let Some(manager) = ServiceManager::of_user()
         {
             match manager.give_scope(init) {
-                Ok(()) => (group, absent) = self::group(&limits, plan.level, workspace),
+                Ok(()) => (group, absent) = make_group(&limits, plan.level, workspace),
                 Err(why) => absent = format!("{absent}; {why}"),
             }
         }
-        Self::with(limits, plan.level, workspace, (group, absent))
+        Self::from_group(limits, plan.level, workspace, (group, absent))
     }
 
     /// Makes the guard. `absent` is the reason why there is no group.
-    fn with(
+    fn from_group(
         limits: Limits,
-        level: Level,
+        level: IsolationLevel,
         workspace: &Path,
-        (group, absent): (Option<Arc<Group>>, String),
+        (group, absent): (Option<Arc<ControlGroup>>, String),
     ) -> Result<Self, LimitError> {
-        let holders = report::holders(&limits, level, group.as_deref());
-        if let Some((limit, amount, _)) = holders.iter().find(|(.., holder)| *holder == Holder::Nothing) {
-            let refused = group.as_deref().and_then(|group| group.refused(*limit));
+        let holders = report::find_mechanisms(&limits, level, group.as_deref());
+        if let Some((limit, amount, _)) = holders.iter().find(|(.., holder)| *holder == LimitMechanism::Nothing) {
+            let refused = group.as_deref().and_then(|group| group.refusal_reason(*limit));
             let why = refused.unwrap_or(if absent.is_empty() { "nothing here does that" } else { &absent });
-            return Err(LimitError::Unheld { limit: *limit, amount: limit.text(*amount), why: why.to_owned() });
+            return Err(LimitError::Unheld { limit: *limit, amount: limit.format_amount(*amount), why: why.to_owned() });
         }
         Ok(Self { limits, workspace: workspace.to_owned(), group, holders })
     }
@@ -168,28 +168,28 @@ impl Guard {
     /// As [`prepare`](Self::prepare).
     pub(crate) fn of_sandbox(limits: &Limits, workspace: &Path) -> Result<Self, LimitError> {
         let limits = within_machine(limits);
-        let group = made(Group::of_sandbox(&limits, workspace).map(Some));
-        Self::with(limits, Level::Full, workspace, group)
+        let group = group_or_reason(ControlGroup::of_sandbox(&limits, workspace).map(Some));
+        Self::from_group(limits, IsolationLevel::Full, workspace, group)
     }
 
     /// Prepares the limits of a command in a sandbox, within the sandbox's group.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
-    pub(crate) fn within(plan: &Plan, workspace: &Path, sandbox: Option<&Arc<Group>>) -> Result<Self, LimitError> {
+    pub(crate) fn prepare_in_sandbox(plan: &AttemptPlan, workspace: &Path, sandbox: Option<&Arc<ControlGroup>>) -> Result<Self, LimitError> {
         let limits = within_machine(&plan.profile.limits);
-        let group = made(sandbox.map(|group| Group::nested(group, &limits, workspace)).transpose());
-        Self::with(limits, plan.level, workspace, group)
+        let group = group_or_reason(sandbox.map(|group| ControlGroup::create_nested(group, &limits, workspace)).transpose());
+        Self::from_group(limits, plan.level, workspace, group)
     }
 
     /// Reports the mechanism of each limit for the enforcement report. With `asks`, also reports
     /// which limits an approver can raise while the run is frozen.
-    pub(crate) fn report(&self, asks: bool) -> LayerReport {
+    pub(crate) fn report_limits(&self, asks: bool) -> LayerReport {
         let is_small = small_disk(&self.limits).is_some();
         // With a large limit, one file may take all of it.
         let file_size = file_size::file_size(&self.limits, asks);
         let file_size = file_size.and_then(|size| if is_small { size.current } else { size.maximum });
-        let mut report = report::report(&self.holders, self.group.as_deref(), file_size);
+        let mut report = report::build_report(&self.holders, self.group.as_deref(), file_size);
         if asks {
             report.detail += &report::raised_in_place(&self.holders, self.group.as_deref());
         }
@@ -197,7 +197,7 @@ impl Guard {
     }
 
     /// Returns the group, if there is one.
-    pub(crate) fn group(&self) -> Option<Arc<Group>> {
+    pub(crate) fn group(&self) -> Option<Arc<ControlGroup>> {
         self.group.clone()
     }
 
@@ -205,19 +205,19 @@ impl Guard {
     ///
     /// # Errors
     /// [`LimitError::Unopened`] if one cannot be opened.
-    pub(crate) fn entrances(&self) -> Result<Vec<OwnedFd>, LimitError> {
-        let group = self.group.as_ref().map(|group| group.entrances()).transpose();
+    pub(crate) fn open_join_files(&self) -> Result<Vec<OwnedFd>, LimitError> {
+        let group = self.group.as_ref().map(|group| group.open_join_files()).transpose();
         group.map(Option::unwrap_or_default).map_err(LimitError::Unopened)
     }
 
     /// Starts the watch over the sandbox under `init`. With `asks`, an approver may raise limits.
-    pub(crate) fn watch(self, init: u32, asks: bool) -> Watch {
-        Watch::new(self, (init, Box::new(Vec::new)), asks)
+    pub(crate) fn start_watch(self, init: u32, asks: bool) -> LimitWatch {
+        LimitWatch::new(self, (init, Box::new(Vec::new)), asks)
     }
 
     /// Starts the watch over a persistent sandbox, whose commands are children of processes
     /// `beside` its init. No approver can raise limits.
-    pub(crate) fn watch_all(self, init: u32, beside: Beside) -> Watch {
-        Watch::new(self, (init, beside), false)
+    pub(crate) fn watch_all(self, init: u32, beside: ParentLister) -> LimitWatch {
+        LimitWatch::new(self, (init, beside), false)
     }
 }

@@ -11,14 +11,14 @@ use rustix::param::{clock_ticks_per_second, page_size};
 
 /// Most processes that are examined in one pass; beyond it, only number and processor time are
 /// counted.
-const PROCESSES_MAX: usize = 20_000;
+const MAX_PROCESSES: usize = 20_000;
 
 /// Prefix of the kernel's names for memory files without a name.
-const MEMFD: &[u8] = b"/memfd:";
+const MEMFD_PREFIX: &[u8] = b"/memfd:";
 
 /// Total usage of a run's processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tally {
+pub(super) struct UsageTotals {
     /// Processes and threads, without the init.
     pub(super) processes: u64,
     pub(super) cpu_ms: u64,
@@ -37,7 +37,7 @@ pub(super) struct Tally {
 /// Values to read besides number and time. Each value costs one file for each process; shared
 /// memory costs one file for each descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Look {
+pub(super) struct UsageFields {
     pub(super) memory: bool,
     pub(super) shared: bool,
     pub(super) written: bool,
@@ -47,53 +47,53 @@ pub(super) struct Look {
 /// Memory behind files without a name (memfd_create(2)), and the largest shared mapping of one
 /// process. Both may be the same memory.
 #[derive(Debug, Default)]
-struct Shared {
+struct SharedMemory {
     files: HashMap<(u64, u64), u64>,
     mapped_most: u64,
 }
 
-impl Shared {
-    fn add(&mut self, pid: u32) {
+impl SharedMemory {
+    fn add_process(&mut self, pid: u32) {
         self.mapped_most = self.mapped_most.max(shared_mapped(pid));
         let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return };
         for path in descriptors.flatten().map(|descriptor| descriptor.path()) {
-            let is_memory = fs::read_link(&path).is_ok_and(|target| target.as_os_str().as_bytes().starts_with(MEMFD));
+            let is_memory = fs::read_link(&path).is_ok_and(|target| target.as_os_str().as_bytes().starts_with(MEMFD_PREFIX));
             if let (true, Ok(file)) = (is_memory, fs::metadata(&path)) {
                 self.files.insert((file.dev(), file.ino()), file.blocks().saturating_mul(512));
             }
         }
     }
 
-    fn bytes(&self) -> u64 {
+    fn total_bytes(&self) -> u64 {
         self.files.values().sum::<u64>().max(self.mapped_most)
     }
 }
 
 /// A process, identified by number and start time, so that a reused number is detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Known {
+pub(crate) struct ProcessIdentity {
     pid: u32,
     start: u64,
 }
 
-impl Known {
+impl ProcessIdentity {
     /// Returns the process that has this number now.
-    pub(crate) fn of(pid: u32) -> Option<Self> {
-        Some(Self { pid, start: Stat::of(pid)?.start })
+    pub(crate) fn from_pid(pid: u32) -> Option<Self> {
+        Some(Self { pid, start: ProcessStat::from_pid(pid)?.start })
     }
 
     fn is_there(self) -> bool {
-        Self::of(self.pid) == Some(self)
+        Self::from_pid(self.pid) == Some(self)
     }
 }
 
 /// Callback that lists processes outside the init's children whose children belong to the run.
-pub(crate) type Beside = Box<dyn Fn() -> Vec<Known> + Send>;
+pub(crate) type ParentLister = Box<dyn Fn() -> Vec<ProcessIdentity> + Send>;
 
 /// Repeated count, which remembers the usage of processes that have ended.
-pub(super) struct Census {
+pub(super) struct ProcessCensus {
     init: u32,
-    beside: Beside,
+    beside: ParentLister,
     /// Writes of the processes that the init has reaped, as the init reports them.
     told_by_init: Option<u64>,
     /// Writes of orphans that have ended; the writes of other processes are added to their parents.
@@ -104,25 +104,25 @@ pub(super) struct Census {
     apart: HashMap<u32, u64>,
     /// Cancelled writes at the last count: data removed before it reached a disk.
     cancelled: u64,
-    written: Steady,
-    cpu: Steady,
+    written: MonotonicCount,
+    cpu: MonotonicCount,
 }
 
 /// A count that only grows. If the parent of a process ignores SIGCHLD, the kernel adds the
 /// process's usage to no other process at its end. Then the sum over the remaining processes falls.
 #[derive(Debug, Default)]
-struct Steady {
+struct MonotonicCount {
     last: u64,
     lost: u64,
 }
 
-impl Steady {
+impl MonotonicCount {
     fn has_fallen(&self, sum: u64, explained: u64) -> bool {
         sum + self.lost + explained < self.last
     }
 
     /// Returns the count for this sum. `explained` is the part of a fall that has a known reason.
-    fn count(&mut self, sum: u64, explained: u64) -> u64 {
+    fn record_sum(&mut self, sum: u64, explained: u64) -> u64 {
         if self.has_fallen(sum, explained) {
             self.lost = self.last - sum - explained;
         }
@@ -133,7 +133,7 @@ impl Steady {
 
 /// The parent of a process, to which the kernel adds its writes when it has ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Parent {
+enum ParentKind {
     /// The init, whose own count only root may read.
     Init,
     /// A process beside the init, whose count is not used.
@@ -142,16 +142,16 @@ enum Parent {
     Other,
 }
 
-impl fmt::Debug for Census {
+impl fmt::Debug for ProcessCensus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Census").field("init", &self.init).finish_non_exhaustive()
     }
 }
 
-impl Census {
-    pub(super) fn new(init: u32, beside: Beside) -> Self {
+impl ProcessCensus {
+    pub(super) fn new(init: u32, beside: ParentLister) -> Self {
         let (orphans, apart) = (HashMap::new(), HashMap::new());
-        let (written, cpu) = (Steady::default(), Steady::default());
+        let (written, cpu) = (MonotonicCount::default(), MonotonicCount::default());
         let told_by_init = None;
         Self {
             init,
@@ -179,63 +179,63 @@ impl Census {
     }
 
     /// Lists the children of the init, and of the processes beside it.
-    fn first(&self) -> Vec<(u32, Parent)> {
+    fn list_top_processes(&self) -> Vec<(u32, ParentKind)> {
         let beside = (self.beside)().into_iter().filter(|known| known.is_there());
-        let apart = beside.flat_map(|known| children(known.pid)).map(|pid| (pid, Parent::Beside));
-        children(self.init).into_iter().map(|pid| (pid, Parent::Init)).chain(apart).collect()
+        let apart = beside.flat_map(|known| read_children(known.pid)).map(|pid| (pid, ParentKind::Beside));
+        read_children(self.init).into_iter().map(|pid| (pid, ParentKind::Init)).chain(apart).collect()
     }
 
     /// Lists every process of the run.
-    pub(super) fn processes(&self) -> Vec<Found> {
-        beneath(self.first().into_iter().map(|(pid, _)| pid).collect())
+    pub(super) fn list_processes(&self) -> Vec<RunProcess> {
+        list_with_descendants(self.list_top_processes().into_iter().map(|(pid, _)| pid).collect())
     }
 
     /// Counts the usage of every process.
-    pub(super) fn take(&mut self, what: Look) -> Tally {
-        let (mut tally, mut cancelled) = self.look(what);
+    pub(super) fn count_usage(&mut self, what: UsageFields) -> UsageTotals {
+        let (mut tally, mut cancelled) = self.count_once(what);
         let explained = |census: &Self, cancelled: u64| cancelled.saturating_sub(census.cancelled);
         let has_fallen = self.cpu.has_fallen(tally.cpu_ms, 0)
             || what.written && self.written.has_fallen(tally.written_bytes, explained(self, cancelled));
         // A process that is reaped during a count is in neither sum.
         if has_fallen {
-            (tally, cancelled) = self.look(what);
+            (tally, cancelled) = self.count_once(what);
         }
-        tally.cpu_ms = self.cpu.count(tally.cpu_ms, 0);
+        tally.cpu_ms = self.cpu.record_sum(tally.cpu_ms, 0);
         if what.written {
-            tally.written_bytes = self.written.count(tally.written_bytes, explained(self, cancelled));
+            tally.written_bytes = self.written.record_sum(tally.written_bytes, explained(self, cancelled));
             self.cancelled = cancelled;
         }
         tally
     }
 
     /// Counts once. Returns also the bytes that were removed before they reached a disk.
-    fn look(&mut self, what: Look) -> (Tally, u64) {
-        let Look { memory, shared, written, open } = what;
-        let mut tally = Tally::default();
-        let mut objects = Shared::default();
+    fn count_once(&mut self, what: UsageFields) -> (UsageTotals, u64) {
+        let UsageFields { memory, shared, written, open } = what;
+        let mut tally = UsageTotals::default();
+        let mut objects = SharedMemory::default();
         let (mut orphans, mut apart) = (HashMap::new(), HashMap::new());
         let init_written = if written { written_by(self.init) } else { None };
-        if let Some(stat) = Stat::of(self.init) {
+        if let Some(stat) = ProcessStat::from_pid(self.init) {
             tally.cpu_ms += stat.cpu_ms;
         }
-        let mut waiting = self.first();
+        let mut waiting = self.list_top_processes();
         let (mut seen, mut all_cancelled) = (0, 0);
         while let Some((pid, parent)) = waiting.pop() {
-            let Some(stat) = Stat::of(pid) else { continue };
+            let Some(stat) = ProcessStat::from_pid(pid) else { continue };
             seen += 1;
             tally.processes += stat.threads;
             tally.cpu_ms += stat.cpu_ms;
-            if seen > PROCESSES_MAX {
+            if seen > MAX_PROCESSES {
                 continue;
             }
-            waiting.extend(children(pid).into_iter().map(|child| (child, Parent::Other)));
+            waiting.extend(read_children(pid).into_iter().map(|child| (child, ParentKind::Other)));
             if memory {
                 let bytes = memory_of(pid);
                 tally.memory_bytes += bytes;
                 tally.largest = tally.largest.max_by(pid, bytes);
             }
             if shared {
-                objects.add(pid);
+                objects.add_process(pid);
             }
             if open {
                 tally.most_open = tally.most_open.max_by(pid, open_descriptors(pid));
@@ -246,13 +246,13 @@ impl Census {
                 tally.written_bytes += bytes;
                 tally.busiest_writer = tally.busiest_writer.max_by(pid, bytes);
                 match parent {
-                    Parent::Init => drop(orphans.insert(pid, bytes)),
-                    Parent::Beside => drop(apart.insert(pid, bytes)),
-                    Parent::Other => {}
+                    ParentKind::Init => drop(orphans.insert(pid, bytes)),
+                    ParentKind::Beside => drop(apart.insert(pid, bytes)),
+                    ParentKind::Other => {}
                 }
             }
         }
-        tally.memory_bytes += objects.bytes();
+        tally.memory_bytes += objects.total_bytes();
         tally.written_bytes += self.ended_beside(apart, &orphans);
         tally.written_bytes += self.ended_before(init_written, orphans);
         (tally, all_cancelled)
@@ -278,11 +278,11 @@ impl Census {
     }
 }
 
-trait MaxBy {
+trait KeepMax {
     fn max_by(self, pid: u32, bytes: u64) -> Self;
 }
 
-impl MaxBy for Option<(u32, u64)> {
+impl KeepMax for Option<(u32, u64)> {
     fn max_by(self, pid: u32, bytes: u64) -> Self {
         if self.is_none_or(|(_, most)| bytes > most) { Some((pid, bytes)) } else { self }
     }
@@ -290,7 +290,7 @@ impl MaxBy for Option<(u32, u64)> {
 
 /// A process of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct RunProcess {
     pub(super) pid: u32,
     pub(super) start: u64,
     /// True if it executes no instruction, because it was stopped or has ended.
@@ -298,42 +298,42 @@ pub(super) struct Found {
 }
 
 /// Lists every process beneath `init`, without the init.
-pub(super) fn tree(init: u32) -> Vec<Found> {
-    beneath(children(init))
+pub(super) fn list_descendants(init: u32) -> Vec<RunProcess> {
+    list_with_descendants(read_children(init))
 }
 
 /// Lists these processes, and every process beneath them.
-fn beneath(mut waiting: Vec<u32>) -> Vec<Found> {
+fn list_with_descendants(mut waiting: Vec<u32>) -> Vec<RunProcess> {
     let mut found = Vec::new();
     while let Some(pid) = waiting.pop() {
-        let Some(stat) = Stat::of(pid) else { continue };
-        found.push(Found { pid, start: stat.start, stands: b"TtZXx".contains(&stat.state) });
-        if found.len() < PROCESSES_MAX {
-            waiting.extend(children(pid));
+        let Some(stat) = ProcessStat::from_pid(pid) else { continue };
+        found.push(RunProcess { pid, start: stat.start, stands: b"TtZXx".contains(&stat.state) });
+        if found.len() < MAX_PROCESSES {
+            waiting.extend(read_children(pid));
         }
     }
     found
 }
 
 /// Returns whether the number still belongs to that process.
-pub(super) fn is_same(process: &Found) -> bool {
+pub(super) fn is_same(process: &RunProcess) -> bool {
     start_of(process.pid) == Some(process.start)
 }
 
 /// Returns the start time of a process, in clock ticks since the boot.
 pub(super) fn start_of(pid: u32) -> Option<u64> {
-    Stat::of(pid).map(|stat| stat.start)
+    ProcessStat::from_pid(pid).map(|stat| stat.start)
 }
 
 /// Lists the children of all threads of a process (proc_tid_children(5)).
-fn children(pid: u32) -> Vec<u32> {
+fn read_children(pid: u32) -> Vec<u32> {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let texts = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
     texts.flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
 }
 
 /// The fields of proc_pid_stat(5) in use.
-struct Stat {
+struct ProcessStat {
     state: u8,
     /// Time of the process and of the children that it waited for.
     cpu_ms: u64,
@@ -341,14 +341,14 @@ struct Stat {
     start: u64,
 }
 
-impl Stat {
-    fn of(pid: u32) -> Option<Self> {
-        Self::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+impl ProcessStat {
+    fn from_pid(pid: u32) -> Option<Self> {
+        Self::parse_text(&fs::read(format!("/proc/{pid}/stat")).ok()?)
     }
 
     /// Parses the text. The name is in parentheses and may contain any byte, so the fields are
     /// after the last parenthesis.
-    fn parse(text: &[u8]) -> Option<Self> {
+    fn parse_text(text: &[u8]) -> Option<Self> {
         let close = text.iter().rposition(|b| *b == b')')?;
         let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
         // The first field here is the third of the file.
@@ -412,20 +412,20 @@ mod tests {
 
     #[test]
     fn what_goes_with_a_process_is_still_counted() {
-        let mut steady = Steady::default();
-        let counts = [(10, 0), (30, 0), (12, 0), (20, 0), (5, 4), (25, 0)].map(|(sum, known)| steady.count(sum, known));
+        let mut steady = MonotonicCount::default();
+        let counts = [(10, 0), (30, 0), (12, 0), (20, 0), (5, 4), (25, 0)].map(|(sum, known)| steady.record_sum(sum, known));
         assert_eq!(counts, [10, 30, 30, 38, 34, 54]);
     }
 
     #[test]
     fn a_name_may_look_like_fields() {
         let text = b"7 (a) 1 2) S 1 7 7 0 -1 4194560 9 9 0 0 100 50 25 25 20 0 3 0 4242 0 0";
-        let stat = Stat::parse(text).unwrap();
+        let stat = ProcessStat::parse_text(text).unwrap();
         let ticks = clock_ticks_per_second();
         assert_eq!((stat.state, stat.cpu_ms, stat.threads), (b'S', 200 * 1000 / ticks, 3));
         assert_eq!(stat.start, 4242);
-        assert!(Stat::parse(b"7 (a").is_none());
-        assert!(Stat::parse(b"7 (a) S 1").is_none());
+        assert!(ProcessStat::parse_text(b"7 (a").is_none());
+        assert!(ProcessStat::parse_text(b"7 (a) S 1").is_none());
     }
 
     #[test]
@@ -438,11 +438,11 @@ mod tests {
             .unwrap();
         let mut line = String::new();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(shell.stdout.take().unwrap()), &mut line).unwrap();
-        let [sleeper] = *children(shell.id()) else { panic!("not one child") };
-        assert_eq!(Census::new(shell.id(), Box::new(Vec::new)).take(Look::default()).processes, 1);
+        let [sleeper] = *read_children(shell.id()) else { panic!("not one child") };
+        assert_eq!(ProcessCensus::new(shell.id(), Box::new(Vec::new)).count_usage(UsageFields::default()).processes, 1);
         kill(sleeper);
         shell.wait().unwrap();
-        assert!(children(shell.id()).is_empty());
+        assert!(read_children(shell.id()).is_empty());
         assert!(start_of(std::process::id()).is_some());
     }
 
@@ -459,8 +459,8 @@ mod tests {
         let file = rustix::fs::memfd_create("held", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let twin = rustix::io::dup(&file).unwrap();
         rustix::io::write(&file, &[1; 1 << 20]).unwrap();
-        let mut shared = Shared::default();
-        shared.add(std::process::id());
+        let mut shared = SharedMemory::default();
+        shared.add_process(std::process::id());
         let held = fs::metadata(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&twin))).unwrap();
         assert_eq!(shared.files.get(&(held.dev(), held.ino())), Some(&(1 << 20)));
     }

@@ -9,49 +9,49 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::Signal;
 use stockade_engine::{AttemptEvent, HeldAnswer, HoldId};
-use stockade_model::{Denial, Grant, Limit};
+use stockade_model::{Denial, Grant, LimitKind};
 
-use super::group::Group;
-use super::halt::Halt;
+use super::group::ControlGroup;
+use super::halt::RunFreezer;
 use super::resources;
-use super::watch::{Then, Watch};
+use super::watch::{LimitEffect, LimitWatch};
 
 /// First number of questions about limits; questions about calls are numbered from 1.
-const FIRST: u64 = 1 << 32;
+const FIRST_LIMIT_QUESTION: u64 = 1 << 32;
 
 /// The open questions of one run, and its freezer.
 #[derive(Debug)]
-pub(super) struct Raising {
-    halt: Halt,
-    open: Vec<(HoldId, Asked)>,
+pub(super) struct LimitRaiser {
+    halt: RunFreezer,
+    open: Vec<(HoldId, LimitQuestion)>,
     asked: u64,
     /// Limits that stay unchanged: a refusal applies to the whole run.
-    settled: Vec<Limit>,
+    settled: Vec<LimitKind>,
     /// Becomes readable when the run continues, to wake the thread that waits for it.
     wake: Option<Arc<OwnedFd>>,
 }
 
 #[derive(Debug)]
-struct Asked {
-    limit: Limit,
-    then: Then,
+struct LimitQuestion {
+    limit: LimitKind,
+    then: LimitEffect,
     denial: Denial,
 }
 
-impl Raising {
-    pub(super) fn new(init: u32, group: Option<Arc<Group>>) -> Self {
+impl LimitRaiser {
+    pub(super) fn new(init: u32, group: Option<Arc<ControlGroup>>) -> Self {
         // Without the descriptor, the run is checked at the next other event.
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok().map(Arc::new);
-        Self { halt: Halt::new(init, group), open: Vec::new(), asked: 0, settled: Vec::new(), wake }
+        Self { halt: RunFreezer::new(init, group), open: Vec::new(), asked: 0, settled: Vec::new(), wake }
     }
 
     /// Returns whether the run is frozen for an answer.
-    pub(super) fn stands(&self) -> bool {
+    pub(super) fn is_frozen(&self) -> bool {
         !self.open.is_empty()
     }
 
     /// Returns whether no question about this limit is asked any more.
-    pub(super) fn is_settled(&self, limit: Limit) -> bool {
+    pub(super) fn is_settled(&self, limit: LimitKind) -> bool {
         self.settled.contains(&limit)
     }
 
@@ -66,29 +66,29 @@ impl Raising {
     }
 }
 
-impl Watch {
+impl LimitWatch {
     /// Returns the event for an exceeded limit: a question, for which the run is frozen from now
     /// on, or the end of the run. `None` if the run continues without a question.
-    pub(super) fn ask(&mut self, limit: Limit, then: Then, denial: Denial) -> Option<AttemptEvent> {
-        let can_be_higher = self.limits.get(limit).is_some_and(|amount| self.highest(limit, u64::MAX) > amount);
-        let breached = |denial| (then != Then::GoesOn).then_some(AttemptEvent::Breached(denial));
-        let Some(raising) = self.raising.as_mut().filter(|_| then != Then::Ends && can_be_higher) else {
+    pub(super) fn ask_for_raise(&mut self, limit: LimitKind, then: LimitEffect, denial: Denial) -> Option<AttemptEvent> {
+        let can_be_higher = self.limits.get(limit).is_some_and(|amount| self.cap_to_machine(limit, u64::MAX) > amount);
+        let breached = |denial| (then != LimitEffect::GoesOn).then_some(AttemptEvent::Breached(denial));
+        let Some(raising) = self.raising.as_mut().filter(|_| then != LimitEffect::Ends && can_be_higher) else {
             return breached(denial);
         };
-        if raising.is_settled(limit) || !raising.halt.stand() {
+        if raising.is_settled(limit) || !raising.halt.freeze_processes() {
             raising.settled.push(limit);
             return breached(denial);
         }
         raising.asked += 1;
-        let id = HoldId(FIRST + raising.asked);
-        raising.open.push((id, Asked { limit, then, denial: denial.clone() }));
+        let id = HoldId(FIRST_LIMIT_QUESTION + raising.asked);
+        raising.open.push((id, LimitQuestion { limit, then, denial: denial.clone() }));
         Some(AttemptEvent::Held { id, denial })
     }
 
     /// Freezes the run for a limit that only the engine checks.
     pub(crate) fn stand_still(&mut self, denial: &Denial) -> Option<AttemptEvent> {
-        let limit = Limit::ALL.into_iter().find(|limit| denial.is_of_limit(*limit))?;
-        let asked = self.ask(limit, Then::EndsUnlessRaised, denial.clone())?;
+        let limit = LimitKind::ALL.into_iter().find(|limit| denial.is_of_limit(*limit))?;
+        let asked = self.ask_for_raise(limit, LimitEffect::EndsUnlessRaised, denial.clone())?;
         matches!(asked, AttemptEvent::Held { .. }).then_some(asked)
     }
 
@@ -104,18 +104,18 @@ impl Watch {
 
     /// Returns whether a question with this number is about a limit.
     pub(crate) fn is_about_limit(id: HoldId) -> bool {
-        id.0 >= FIRST
+        id.0 >= FIRST_LIMIT_QUESTION
     }
 
     /// Applies an answer. Returns an event if the run must end; the run stays frozen until the
     /// signal for that is sent.
-    pub(crate) fn answer(&mut self, id: HoldId, answer: &HeldAnswer) -> Option<AttemptEvent> {
+    pub(crate) fn apply_answer(&mut self, id: HoldId, answer: &HeldAnswer) -> Option<AttemptEvent> {
         let raising = self.raising.as_mut()?;
         let at = raising.open.iter().position(|(asked, _)| *asked == id)?;
-        let (_, Asked { limit, then, denial }) = raising.open.remove(at);
+        let (_, LimitQuestion { limit, then, denial }) = raising.open.remove(at);
         let refused = match answer {
             HeldAnswer::Granted(grants) => {
-                grants.iter().filter_map(amount_of).filter_map(|(limit, amount)| self.raise(limit, amount)).next()
+                grants.iter().filter_map(amount_of).filter_map(|(limit, amount)| self.raise_limit(limit, amount)).next()
             }
             HeldAnswer::Refused => Some(String::new()),
         };
@@ -127,7 +127,7 @@ impl Watch {
             }
             Some(why) => {
                 raising.settled.push(limit);
-                if then == Then::GoesOn {
+                if then == LimitEffect::GoesOn {
                     raising.go_on();
                     return None;
                 }
@@ -152,28 +152,28 @@ impl Watch {
     }
 
     /// Raises a limit. Returns the reason on failure.
-    fn raise(&mut self, limit: Limit, amount: u64) -> Option<String> {
-        let amount = self.highest(limit, amount);
-        let failed = self.group.as_ref().and_then(|group| group.raise(limit, amount).err());
+    fn raise_limit(&mut self, limit: LimitKind, amount: u64) -> Option<String> {
+        let amount = self.cap_to_machine(limit, amount);
+        let failed = self.group.as_ref().and_then(|group| group.raise_limit(limit, amount).err());
         if failed.is_none() {
-            self.limits.raise(limit, amount);
-            if limit == Limit::Disk {
+            self.limits.raise_limit(limit, amount);
+            if limit == LimitKind::Disk {
                 self.raise_files();
             }
-            self.forks_refused = self.counted().forks_refused;
+            self.forks_refused = self.read_counters().forks_refused;
         }
         failed
     }
 
     /// Returns the amount, reduced to the capacity of the machine.
-    fn highest(&self, limit: Limit, amount: u64) -> u64 {
+    fn cap_to_machine(&self, limit: LimitKind, amount: u64) -> u64 {
         let mut limits = self.limits.clone();
-        limits.set(limit, amount);
+        limits.set_limit(limit, amount);
         resources::within_machine(&mut limits);
         limits.get(limit).unwrap_or(amount)
     }
 }
 
-fn amount_of(grant: &Grant) -> Option<(Limit, u64)> {
+fn amount_of(grant: &Grant) -> Option<(LimitKind, u64)> {
     if let Grant::Limit(limit, amount) = grant { Some((*limit, *amount)) } else { None }
 }

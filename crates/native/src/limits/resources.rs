@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit};
 use rustix::system::sysinfo;
-use stockade_model::{Level, Limits};
+use stockade_model::{IsolationLevel, Limits};
 
 use super::file_size::file_size;
 use crate::descriptors;
@@ -13,7 +13,7 @@ use crate::descriptors;
 /// Bytes of the private temporary filesystem for each file in it.
 const TEMP_BYTES_PER_FILE: u64 = 4096;
 /// Fewest files of a private temporary filesystem: the files of the sandbox itself, and some more.
-const TEMP_FILES_MIN: u64 = 1024;
+const MIN_TEMP_FILES: u64 = 1024;
 
 /// `f_type` of filesystems in memory (linux/magic.h).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -31,13 +31,13 @@ pub(super) fn within_machine(limits: &mut Limits) {
 
 /// Returns the resource limits for `limits`, which never exceed those of this process. Disables
 /// core dumps, because the host's handler would process them. `asks`: an approver may raise limits.
-pub(crate) fn resource_limits(limits: &Limits, level: Level, asks: bool) -> Vec<(Resource, Rlimit)> {
-    let mut all = vec![lowered(Resource::Core, 0)];
-    all.extend(descriptors::before().map(|limit| (Resource::Nofile, limit)));
-    all.extend(limits.open_files.map(|n| lowered(Resource::Nofile, n)));
+pub(crate) fn resource_limits(limits: &Limits, level: IsolationLevel, asks: bool) -> Vec<(Resource, Rlimit)> {
+    let mut all = vec![lower_rlimit(Resource::Core, 0)];
+    all.extend(descriptors::original_limit().map(|limit| (Resource::Nofile, limit)));
+    all.extend(limits.open_files.map(|n| lower_rlimit(Resource::Nofile, n)));
     all.extend(file_size(limits, asks).map(|size| (Resource::Fsize, size)));
     if let (Some(n), true) = (limits.processes, holds_processes()) {
-        all.push(lowered(Resource::Nproc, n.saturating_add(counted_already(level))));
+        all.push(lower_rlimit(Resource::Nproc, n.saturating_add(counted_already(level))));
     }
     all
 }
@@ -45,10 +45,10 @@ pub(crate) fn resource_limits(limits: &Limits, level: Level, asks: bool) -> Vec<
 /// Returns the limit of open descriptors for each process, if there is one.
 pub(super) fn open_files(limits: &Limits) -> Option<u64> {
     let wanted = limits.open_files?;
-    Some(lowered(Resource::Nofile, wanted).1.current.unwrap_or(wanted))
+    Some(lower_rlimit(Resource::Nofile, wanted).1.current.unwrap_or(wanted))
 }
 
-fn lowered(resource: Resource, wanted: u64) -> (Resource, Rlimit) {
+fn lower_rlimit(resource: Resource, wanted: u64) -> (Resource, Rlimit) {
     let own = getrlimit(resource);
     let lower = |own: Option<u64>| Some(own.map_or(wanted, |own| own.min(wanted)));
     (resource, Rlimit { current: lower(own.current), maximum: lower(own.maximum) })
@@ -63,8 +63,8 @@ pub(super) fn holds_processes() -> bool {
 /// Returns the number of processes that RLIMIT_NPROC counts besides the run. From kernel 5.14 on a
 /// user namespace has its own count, which contains the init. Otherwise the kernel counts all
 /// processes of the user, for which the number of all processes of the machine is an upper bound.
-fn counted_already(level: Level) -> u64 {
-    if level == Level::Full && kernel_is_at_least(5, 14) {
+fn counted_already(level: IsolationLevel) -> u64 {
+    if level == IsolationLevel::Full && kernel_is_at_least(5, 14) {
         return 1;
     }
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
@@ -82,33 +82,33 @@ fn kernel_is_at_least(major: u32, minor: u32) -> bool {
 
 /// Returns the most files of a private temporary filesystem of `bytes`.
 pub(crate) fn temp_inodes(bytes: u64) -> u64 {
-    (bytes / TEMP_BYTES_PER_FILE).max(TEMP_FILES_MIN)
+    (bytes / TEMP_BYTES_PER_FILE).max(MIN_TEMP_FILES)
 }
 
 /// Free space of a filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Room {
+pub(super) struct FilesystemSpace {
     pub(super) total_bytes: u64,
     pub(super) free_bytes: u64,
     /// True for a filesystem in memory: its writes never reach a disk.
     pub(super) in_memory: bool,
     /// `None` if the filesystem makes inodes on demand.
-    pub(super) files: Option<Files>,
+    pub(super) files: Option<FileCounts>,
 }
 
 /// Number of files of a filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Files {
+pub(super) struct FileCounts {
     pub(super) total: u64,
     pub(super) free: u64,
 }
 
-impl Room {
+impl FilesystemSpace {
     /// Returns the free space of the filesystem that contains `path`.
-    pub(super) fn at(path: &Path) -> Option<Self> {
+    pub(super) fn at_path(path: &Path) -> Option<Self> {
         let stat = rustix::fs::statvfs(path).ok()?;
         let kind = rustix::fs::statfs(path).ok()?.f_type;
-        let files = (stat.f_files > 0).then_some(Files { total: stat.f_files, free: stat.f_favail });
+        let files = (stat.f_files > 0).then_some(FileCounts { total: stat.f_files, free: stat.f_favail });
         Some(Self {
             total_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
             free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
@@ -129,7 +129,7 @@ pub(super) struct MachineMemory {
 
 impl MachineMemory {
     /// Reads the present values.
-    pub(super) fn now() -> Option<Self> {
+    pub(super) fn read_now() -> Option<Self> {
         let text = fs::read_to_string("/proc/meminfo").ok()?;
         let bytes = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn resource_limits_only_go_down() {
         let limits = Limits { open_files: Some(u64::MAX), disk_bytes: Some(10), ..Limits::default() };
-        let all = resource_limits(&limits, Level::Full, false);
+        let all = resource_limits(&limits, IsolationLevel::Full, false);
         let own = getrlimit(Resource::Nofile);
         let find = |resource| all.iter().find(|(r, _)| *r == resource).unwrap().1;
         assert_eq!(find(Resource::Core).maximum, Some(0));

@@ -15,28 +15,28 @@ use std::time::{Duration, Instant};
 
 use rustix::process::geteuid;
 
-use super::processes::tree;
+use super::processes::list_descendants;
 
 /// Paths of the bus client. The user's PATH is not used.
-const BUSCTL: [&str; 2] = ["/usr/bin/busctl", "/bin/busctl"];
+const BUSCTL_PATHS: [&str; 2] = ["/usr/bin/busctl", "/bin/busctl"];
 /// Time-out for all requests to the manager together.
-const GIVEN_WITHIN: Duration = Duration::from_secs(15);
+const SCOPE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Interval between two checks.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Group in the scope for its first processes, because a group with processes cannot pass
 /// controllers to nested groups.
-const FRONT: &str = "front";
+const SUPERVISOR_GROUP: &str = "front";
 
-static ASKED: AtomicU32 = AtomicU32::new(0);
+static NEXT_SCOPE_NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// The service manager of a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Manager {
+pub(super) struct ServiceManager {
     busctl: PathBuf,
     runtime: PathBuf,
 }
 
-impl Manager {
+impl ServiceManager {
     /// Returns the manager of this user, if one runs.
     pub(super) fn of_user() -> Option<Self> {
         let user = geteuid();
@@ -47,7 +47,7 @@ impl Manager {
         let runtime = named.unwrap_or_else(|| PathBuf::from(format!("/run/user/{}", user.as_raw())));
         let is_own = |path: &Path| fs::metadata(path).is_ok_and(|metadata| metadata.uid() == user.as_raw());
         let is_there = is_own(&runtime) && is_own(&runtime.join("bus")) && is_own(&runtime.join("systemd/private"));
-        let busctl = BUSCTL.into_iter().map(PathBuf::from).find(|path| path.exists())?;
+        let busctl = BUSCTL_PATHS.into_iter().map(PathBuf::from).find(|path| path.exists())?;
         is_there.then_some(Self { busctl, runtime })
     }
 
@@ -56,17 +56,17 @@ impl Manager {
     /// # Errors
     /// The reason for the failure, for display.
     pub(super) fn give_scope(&self, init: u32) -> Result<(), String> {
-        let until = Instant::now() + GIVEN_WITHIN;
+        let until = Instant::now() + SCOPE_TIMEOUT;
         let own = std::process::id();
-        let name = format!("stockade-{own}-{}.scope", ASKED.fetch_add(1, Ordering::Relaxed));
-        self.call(&start(&name, &[own, init]), until)?;
+        let name = format!("stockade-{own}-{}.scope", NEXT_SCOPE_NUMBER.fetch_add(1, Ordering::Relaxed));
+        self.call_bus(&start_unit_args(&name, &[own, init]), until)?;
         let scope = await_in(own, &name, until)?;
         // Processes forked while the manager moved the others are still in the old group.
-        for straggler in self.run(own, init).into_iter().filter(|pid| !is_in(*pid, &name)) {
-            self.call(&attach(&name, straggler), until)?;
+        for straggler in self.list_run_processes(own, init).into_iter().filter(|pid| !is_in(*pid, &name)) {
+            self.call_bus(&attach_processes_args(&name, straggler), until)?;
             await_in(straggler, &name, until)?;
         }
-        let front = scope.join(FRONT);
+        let front = scope.join(SUPERVISOR_GROUP);
         fs::create_dir(&front).map_err(|error| format!("{}: {error}", front.display()))?;
         let entrance = front.join("cgroup.procs");
         let members = || fs::read_to_string(scope.join("cgroup.procs")).unwrap_or_default();
@@ -81,14 +81,14 @@ impl Manager {
     }
 
     /// Lists this process, the run's init and the processes beneath it.
-    fn run(&self, own: u32, init: u32) -> Vec<u32> {
-        let beneath = tree(init).into_iter().map(|process| process.pid);
+    fn list_run_processes(&self, own: u32, init: u32) -> Vec<u32> {
+        let beneath = list_descendants(init).into_iter().map(|process| process.pid);
         [own, init].into_iter().chain(beneath).collect()
     }
 
     /// Calls the manager, which reports a refusal by an exit code.
     #[allow(clippy::disallowed_methods, reason = "the manager's own client, and nothing of a run")]
-    fn call(&self, words: &[String], until: Instant) -> Result<(), String> {
+    fn call_bus(&self, words: &[String], until: Instant) -> Result<(), String> {
         let bus = format!("unix:path={}", self.runtime.join("bus").display());
         let mut client = Command::new(&self.busctl)
             .args(["--user", "--quiet", "call", "org.freedesktop.systemd1", "/org/freedesktop/systemd1"])
@@ -101,30 +101,30 @@ impl Manager {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(|error| self.failed(&error))?;
+            .map_err(|error| self.describe_failure(&error))?;
         loop {
             match client.try_wait() {
                 Ok(Some(status)) if status.success() => return Ok(()),
                 Ok(Some(_)) => return Err("the service manager refused a scope".to_owned()),
-                Ok(None) if Instant::now() < until => thread::sleep(LOOK_EVERY),
+                Ok(None) if Instant::now() < until => thread::sleep(POLL_INTERVAL),
                 Ok(None) => {
                     let _ = client.kill();
                     let _ = client.wait();
                     return Err("the service manager did not answer in time".to_owned());
                 }
-                Err(error) => return Err(self.failed(&error)),
+                Err(error) => return Err(self.describe_failure(&error)),
             }
         }
     }
 
-    fn failed(&self, error: &std::io::Error) -> String {
+    fn describe_failure(&self, error: &std::io::Error) -> String {
         format!("{}: {error}", self.busctl.display())
     }
 }
 
 /// Returns the words of `StartTransientUnit(name, mode, properties, auxiliary units)`: a property
 /// is a name and a variant.
-fn start(name: &str, pids: &[u32]) -> Vec<String> {
+fn start_unit_args(name: &str, pids: &[u32]) -> Vec<String> {
     let mut words: Vec<String> =
         ["StartTransientUnit", "ssa(sv)a(sa(sv))", name, "fail", "4"].map(str::to_owned).into();
     words.extend(["Description", "s", "Stockade"].map(str::to_owned));
@@ -137,7 +137,7 @@ fn start(name: &str, pids: &[u32]) -> Vec<String> {
 }
 
 /// Returns the words of `AttachProcessesToUnit(name, subgroup, processes)`.
-fn attach(name: &str, pid: u32) -> Vec<String> {
+fn attach_processes_args(name: &str, pid: u32) -> Vec<String> {
     ["AttachProcessesToUnit", "ssau", name, "", "1", &pid.to_string()].map(str::to_owned).into()
 }
 
@@ -145,13 +145,13 @@ fn attach(name: &str, pid: u32) -> Vec<String> {
 fn await_in(pid: u32, name: &str, until: Instant) -> Result<PathBuf, String> {
     loop {
         if let Some(path) = group_of(pid).filter(|path| path.ends_with(name)) {
-            let found = super::hierarchy::seen(&path);
+            let found = super::hierarchy::resolve_group_path(&path);
             return found.ok_or_else(|| format!("the group {} is not to be seen here", path.display()));
         }
         if Instant::now() > until {
             return Err("the service manager gave no scope in time".to_owned());
         }
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -174,10 +174,10 @@ mod tests {
 
     #[test]
     fn a_scope_is_asked_for_in_the_words_of_the_bus() {
-        let words = start("stockade-7-0.scope", &[7, 8]).join(" ");
+        let words = start_unit_args("stockade-7-0.scope", &[7, 8]).join(" ");
         let properties = "4 Description s Stockade Delegate b true TasksMax t 18446744073709551615 PIDs au 2 7 8";
         assert_eq!(words, format!("StartTransientUnit ssa(sv)a(sa(sv)) stockade-7-0.scope fail {properties} 0"));
-        assert_eq!(attach("a.scope", 9).join("|"), "AttachProcessesToUnit|ssau|a.scope||1|9");
+        assert_eq!(attach_processes_args("a.scope", 9).join("|"), "AttachProcessesToUnit|ssau|a.scope||1|9");
     }
 
     #[test]
@@ -186,10 +186,10 @@ mod tests {
         let busctl = place.path().join("busctl");
         fs::write(&busctl, "#!/bin/sh\nexec sleep 600\n").unwrap();
         fs::set_permissions(&busctl, fs::Permissions::from_mode(0o755)).unwrap();
-        let manager = Manager { busctl, runtime: "/nowhere".into() };
-        let error = manager.call(&[], Instant::now() + Duration::from_millis(20)).unwrap_err();
+        let manager = ServiceManager { busctl, runtime: "/nowhere".into() };
+        let error = manager.call_bus(&[], Instant::now() + Duration::from_millis(20)).unwrap_err();
         assert!(error.contains("in time"), "{error}");
-        let absent = Manager { busctl: "/nowhere/busctl".into(), runtime: "/nowhere".into() };
+        let absent = ServiceManager { busctl: "/nowhere/busctl".into(), runtime: "/nowhere".into() };
         assert!(absent.give_scope(1).unwrap_err().starts_with("/nowhere/busctl: "));
     }
 }

@@ -4,12 +4,12 @@
 
 use std::path::PathBuf;
 
-use super::{Powers, covers, normal};
+use super::{AttemptPermissions, is_at_or_beneath, normalize_path};
 
-impl Powers {
+impl AttemptPermissions {
     /// Adds writable roots that the kernel does not let the run read.
     pub(crate) fn read_late(&mut self, roots: &[PathBuf]) {
-        self.late.extend(roots.iter().map(|root| normal(root)));
+        self.late.extend(roots.iter().map(|root| normalize_path(root)));
     }
 
     /// Returns whether the broker decides on each open for reading.
@@ -26,11 +26,11 @@ impl Powers {
     /// it and the kernel does not let it.
     pub(crate) fn is_read_late(&self, path: &[u8]) -> bool {
         let mut roots = self.late.iter().chain(&self.added);
-        roots.any(|root| covers(root, path)) && self.hides(path).is_none()
+        roots.any(|root| is_at_or_beneath(root, path)) && self.hidden_refusal(path).is_none()
     }
 
     /// Returns whether a writable root is beneath `path`, which has no guarded name.
     pub(super) fn leads_to_root(&self, path: &[u8]) -> bool {
-        self.names.matches(path).is_none() && self.writable.iter().any(|root| root != path && covers(path, root))
+        self.names.find_match(path).is_none() && self.writable.iter().any(|root| root != path && is_at_or_beneath(path, root))
     }
 }

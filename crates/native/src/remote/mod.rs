@@ -9,27 +9,27 @@ mod wire;
 use std::io;
 use std::sync::Arc;
 
-use stockade_engine::remote::{Line as _, Told, obey};
-use stockade_engine::{Attempt, Events, StartError};
+use stockade_engine::remote::{AttemptChannel as _, AttemptMessage, serve_attempt};
+use stockade_engine::{Attempt, AttemptEventSender, StartError};
 
-pub(crate) use wire::{Line, ORDER, from_file, own_umask, to_file};
+pub(crate) use wire::{SocketChannel, ORDER_BYTE, from_file, own_umask, to_file};
 
 /// Prepares an attempt and obeys its engine, until that closes the connection or is gone. The
 /// attempt ends then.
-pub(crate) fn serve(
-    line: Line,
-    prepare: impl FnOnce(Events) -> Result<Box<dyn Attempt>, StartError>,
+pub(crate) fn serve_remote_attempt(
+    line: SocketChannel,
+    prepare: impl FnOnce(AttemptEventSender) -> Result<Box<dyn Attempt>, StartError>,
 ) -> io::Result<()> {
     let line = Arc::new(line);
     let tells = Arc::clone(&line);
     // An engine that does not receive is gone, or its connection will soon break.
-    let events = Events::new(move |event| drop(tells.send(&Told::Event(Box::new(event)))));
+    let events = AttemptEventSender::new(move |event| drop(tells.send_message(&AttemptMessage::Event(Box::new(event)))));
     let done = match prepare(events) {
         Ok(attempt) => {
-            line.send(&Told::Prepared(Ok(attempt.enforced().clone())))?;
-            obey(attempt, || line.receive(), |told| line.send(told))
+            line.send_message(&AttemptMessage::Prepared(Ok(attempt.enforcement_report().clone())))?;
+            serve_attempt(attempt, || line.receive_message(), |told| line.send_message(told))
         }
-        Err(error) => line.send(&Told::Prepared(Err(error))),
+        Err(error) => line.send_message(&AttemptMessage::Prepared(Err(error))),
     };
     // The events of background processes may still hold a reference to the connection.
     line.hang_up();

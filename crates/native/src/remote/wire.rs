@@ -11,13 +11,13 @@ use std::os::unix::net::UnixStream;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use stockade_engine::remote::{self, Said, Told};
+use stockade_engine::remote::{self, EngineMessage, AttemptMessage};
 use stockade_sys::framed;
 
 /// First byte of an order, sent with its descriptors.
-pub(crate) const ORDER: u8 = b'o';
+pub(crate) const ORDER_BYTE: u8 = b'o';
 /// Longest order and longest message, in bytes: two outputs of 16 MiB with every byte escaped are shorter.
-const MESSAGE_BYTES: usize = 256 << 20;
+const MAX_MESSAGE_BYTES: usize = 256 << 20;
 
 /// Writes a message to a file in memory, to be passed with descriptors.
 pub(crate) fn to_file(what: &impl Serialize) -> io::Result<OwnedFd> {
@@ -30,7 +30,7 @@ pub(crate) fn to_file(what: &impl Serialize) -> io::Result<OwnedFd> {
 pub(crate) fn from_file<T: DeserializeOwned>(file: OwnedFd) -> io::Result<T> {
     let file = File::from(file);
     let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-    if length > MESSAGE_BYTES {
+    if length > MAX_MESSAGE_BYTES {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
     let mut text = vec![0; length];
@@ -40,20 +40,20 @@ pub(crate) fn from_file<T: DeserializeOwned>(file: OwnedFd) -> io::Result<T> {
 
 /// End of a connection.
 #[derive(Debug)]
-pub(crate) struct Line(framed::Line);
+pub(crate) struct SocketChannel(framed::FramedChannel);
 
-impl Line {
-    pub(crate) fn over(stream: UnixStream) -> io::Result<Self> {
-        framed::Line::over(stream).map(Self)
+impl SocketChannel {
+    pub(crate) fn from_stream(stream: UnixStream) -> io::Result<Self> {
+        framed::FramedChannel::over_stream(stream).map(Self)
     }
 
-    pub(crate) fn send(&self, message: &impl Serialize) -> io::Result<()> {
-        self.0.send(&serde_json::to_vec(message)?)
+    pub(crate) fn send_message(&self, message: &impl Serialize) -> io::Result<()> {
+        self.0.send_message(&serde_json::to_vec(message)?)
     }
 
     /// Receives the next message; `None` if the other side has closed the connection.
-    pub(crate) fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<T>> {
-        Ok(self.0.receive(MESSAGE_BYTES)?.map(|message| serde_json::from_slice(&message)).transpose()?)
+    pub(crate) fn receive_message<T: DeserializeOwned>(&self) -> io::Result<Option<T>> {
+        Ok(self.0.receive_message(MAX_MESSAGE_BYTES)?.map(|message| serde_json::from_slice(&message)).transpose()?)
     }
 
     /// Returns the connection, to wait for it.
@@ -62,13 +62,13 @@ impl Line {
     }
 }
 
-impl remote::Line for Line {
-    fn say(&self, said: &Said) -> io::Result<()> {
-        self.send(said)
+impl remote::AttemptChannel for SocketChannel {
+    fn send_message(&self, said: &EngineMessage) -> io::Result<()> {
+        self.send_message(said)
     }
 
-    fn hear(&self) -> io::Result<Option<Told>> {
-        self.receive()
+    fn receive_message(&self) -> io::Result<Option<AttemptMessage>> {
+        self.receive_message()
     }
 
     fn fall_silent(&self) {

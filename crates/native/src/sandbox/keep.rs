@@ -9,98 +9,98 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use stockade_egress::Resolve;
+use stockade_egress::NameResolver;
 use stockade_engine::{
-    AttemptEvent, SandboxError, SandboxEvent, SandboxEvents, SandboxPlan, SandboxUsage, StartError, System, Tree,
+    AttemptEvent, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, SandboxUsage, StartError, GuestSystem, SandboxTree,
 };
-use stockade_model::{Background, Denial, EnforcementReport, LayerReport, LayerState, Plan, RawText, SandboxId};
+use stockade_model::{BackgroundPolicy, Denial, EnforcementReport, LayerReport, LayerState, AttemptPlan, RawText, SandboxId};
 
-use super::{failed, inside, unsupported};
-use crate::backend::{no_descriptor, unlaunched, unlimited};
-use crate::broker::Bound;
+use super::{failed_error, tree_path_inside, unsupported_error};
+use crate::backend::{no_descriptor, map_launch_error, map_limit_error};
+use crate::broker::BoundSockets;
 use crate::descriptors;
-use crate::keeper::OnBreach;
-use crate::launch::{Grounds, LaunchError, Launching, Outfit, Standing, Stdio};
-use crate::limits::{Beside, Group, Guard, Known, Watch};
+use crate::keeper::BreachCallback;
+use crate::launch::{RootSpec, LaunchError, LaunchingSandbox, LaunchOptions, PersistentNamespaces, CommandStdio};
+use crate::limits::{ParentLister, ControlGroup, LimitGuard, ProcessIdentity, LimitWatch};
 use crate::way_out::{CommonNetwork, resolver_settings};
 
 /// Time-out for the end of a sandbox.
-const ENDS_WITHIN: Duration = Duration::from_secs(10);
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest interval between two checks of a sandbox without a command, because the start of a
 /// command does not wake the monitor.
-const IDLE_LOOK: Duration = Duration::from_secs(1);
+const IDLE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Commands that are notified of a breach as long as they live, each with its parent process.
-type Commands = Vec<(Weak<dyn Fn(&Denial) + Send + Sync>, Option<Known>)>;
+type BreachListeners = Vec<(Weak<dyn Fn(&Denial) + Send + Sync>, Option<ProcessIdentity>)>;
 
 /// A sandbox that is kept by this process.
-pub(super) struct Kept {
+pub(super) struct HostedSandbox {
     id: SandboxId,
     workspace: PathBuf,
     home: PathBuf,
     /// Hidden paths, as they are named inside.
     hidden: Vec<RawText>,
-    background: Background,
+    background: BackgroundPolicy,
     made: Instant,
     enforced: EnforcementReport,
     network: CommonNetwork,
-    bound: Bound,
-    events: SandboxEvents,
-    resolver: Option<Arc<dyn Resolve>>,
+    bound: BoundSockets,
+    events: SandboxEventSender,
+    resolver: Option<Arc<dyn NameResolver>>,
     /// Present as long as the sandbox exists.
-    standing: Arc<Mutex<Option<Stands>>>,
+    standing: Arc<Mutex<Option<SandboxIsolation>>>,
     /// True while all commands are frozen. Locked for reading while a command starts.
     paused: RwLock<bool>,
-    commands: Arc<Mutex<Commands>>,
+    commands: Arc<Mutex<BreachListeners>>,
     /// Disconnected when the monitor has ended.
     watched: Mutex<Receiver<()>>,
 }
 
 /// The isolation of the sandbox, and the control group of all its processes.
-struct Stands {
-    walls: Standing,
-    group: Option<Arc<Group>>,
+struct SandboxIsolation {
+    walls: PersistentNamespaces,
+    group: Option<Arc<ControlGroup>>,
 }
 
-impl std::fmt::Debug for Kept {
+impl std::fmt::Debug for HostedSandbox {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Kept").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
-impl Kept {
+impl HostedSandbox {
     /// Builds the sandbox and starts its monitor.
-    pub(super) fn make(
+    pub(super) fn build_and_monitor(
         plan: &SandboxPlan,
-        events: SandboxEvents,
-        resolver: Option<Arc<dyn Resolve>>,
+        events: SandboxEventSender,
+        resolver: Option<Arc<dyn NameResolver>>,
     ) -> Result<Self, StartError> {
         // Each sandbox has more than a dozen descriptors, and there may be a thousand sandboxes.
-        descriptors::raise();
+        descriptors::raise_limit();
         let system = match &plan.system {
-            Some(System::Tree(tree)) => Some(tree.as_path()),
+            Some(GuestSystem::Tree(tree)) => Some(tree.as_path()),
             _ => None,
         };
-        let trees = [(Tree::Workspace, &plan.workspace), (Tree::Home, &plan.home)];
+        let trees = [(SandboxTree::Workspace, &plan.workspace), (SandboxTree::Home, &plan.home)];
         let files = if system.is_none() { own_files() } else { Vec::new() };
-        let mut walls = Standing::build(&Grounds {
+        let mut walls = PersistentNamespaces::build(&RootSpec {
             system,
-            trees: trees.map(|(which, from)| (Path::new(inside(which)), from.as_path())).into(),
+            trees: trees.map(|(which, from)| (Path::new(tree_path_inside(which)), from.as_path())).into(),
             profile: &plan.profile,
             files,
         })
-        .map_err(unlaunched)?;
-        let guard = Guard::of_sandbox(&plan.profile.limits, &plan.workspace).map_err(unlimited)?;
-        let network = walls.take_network().map(CommonNetwork::of).ok_or_else(|| unlaunched(LaunchError::Lost))?;
-        let mut enforced = walls.report().clone();
-        enforced.layers.insert("limits".to_owned(), guard.report(false));
+        .map_err(map_launch_error)?;
+        let guard = LimitGuard::of_sandbox(&plan.profile.limits, &plan.workspace).map_err(map_limit_error)?;
+        let network = walls.take_network().map(CommonNetwork::from_ends).ok_or_else(|| map_launch_error(LaunchError::Lost))?;
+        let mut enforced = walls.enforcement_report().clone();
+        enforced.layers.insert("limits".to_owned(), guard.report_limits(false));
         let group = guard.group();
         enforced.layers.insert("processes".to_owned(), processes_layer(group.is_some()));
         let end = rustix::io::fcntl_dupfd_cloexec(walls.end_fd(), 3).map_err(no_descriptor)?;
-        let commands: Arc<Mutex<Commands>> = Arc::default();
+        let commands: Arc<Mutex<BreachListeners>> = Arc::default();
         let watch = guard.watch_all(walls.init_pid(), parents_of(&commands));
-        let standing = Arc::new(Mutex::new(Some(Stands { walls, group })));
-        let keeper = Keeper {
+        let standing = Arc::new(Mutex::new(Some(SandboxIsolation { walls, group })));
+        let keeper = SandboxMonitor {
             end,
             watch,
             events: events.clone(),
@@ -116,13 +116,13 @@ impl Kept {
             made: Instant::now(),
             enforced,
             network,
-            bound: Bound::default(),
+            bound: BoundSockets::default(),
             events,
             resolver,
             standing,
             paused: RwLock::new(false),
             commands,
-            watched: Mutex::new(keeper.begin()?),
+            watched: Mutex::new(keeper.spawn_thread()?),
         })
     }
 
@@ -131,7 +131,7 @@ impl Kept {
     }
 
     /// Returns the paths that are hidden from every command, besides those of its own plan.
-    pub(super) fn hidden(&self) -> &[RawText] {
+    pub(super) fn hidden_paths(&self) -> &[RawText] {
         &self.hidden
     }
 
@@ -140,38 +140,38 @@ impl Kept {
     }
 
     /// Returns the table of sockets that its commands have bound.
-    pub(super) fn bound(&self) -> Bound {
+    pub(super) fn bound_sockets(&self) -> BoundSockets {
         self.bound.clone()
     }
 
-    pub(super) fn events(&self) -> SandboxEvents {
+    pub(super) fn events(&self) -> SandboxEventSender {
         self.events.clone()
     }
 
-    pub(super) fn resolver(&self) -> Option<Arc<dyn Resolve>> {
+    pub(super) fn resolver(&self) -> Option<Arc<dyn NameResolver>> {
         self.resolver.clone()
     }
 
-    pub(super) fn background(&self) -> Background {
+    pub(super) fn background(&self) -> BackgroundPolicy {
         self.background
     }
 
     /// Returns a tree's path inside and its path on the host.
-    pub(super) fn tree(&self, which: Tree) -> (&'static str, &Path) {
+    pub(super) fn tree_paths(&self, which: SandboxTree) -> (&'static str, &Path) {
         let path = match which {
-            Tree::Workspace => &self.workspace,
-            Tree::Home => &self.home,
+            SandboxTree::Workspace => &self.workspace,
+            SandboxTree::Home => &self.home,
         };
-        (inside(which), path)
+        (tree_path_inside(which), path)
     }
 
     /// Returns the control group of all commands, if there is one.
-    pub(super) fn group(&self) -> Option<Arc<Group>> {
-        lock(&self.standing).as_ref().and_then(|stands| stands.group.clone())
+    pub(super) fn group(&self) -> Option<Arc<ControlGroup>> {
+        lock_unpoisoned(&self.standing).as_ref().and_then(|stands| stands.group.clone())
     }
 
     /// Prevents a pause as long as the returned guard is held. Fails if the sandbox is paused.
-    pub(super) fn going(&self) -> Result<RwLockReadGuard<'_, bool>, StartError> {
+    pub(super) fn prevent_pause(&self) -> Result<RwLockReadGuard<'_, bool>, StartError> {
         let paused = self.paused.read().unwrap_or_else(PoisonError::into_inner);
         if *paused {
             let what = format!("the sandbox {} is paused: a command would not go on in it", self.id);
@@ -181,79 +181,79 @@ impl Kept {
     }
 
     /// Starts the launch of a command in the sandbox.
-    pub(super) fn enter(&self, plan: &Plan, outfit: &Outfit, stdio: Stdio<'_>) -> Result<Launching, StartError> {
-        let standing = lock(&self.standing);
-        let stands = standing.as_ref().ok_or_else(|| self.gone())?;
-        stands.walls.enter(plan, outfit, stdio).map_err(unlaunched)
+    pub(super) fn begin_command(&self, plan: &AttemptPlan, outfit: &LaunchOptions, stdio: CommandStdio<'_>) -> Result<LaunchingSandbox, StartError> {
+        let standing = lock_unpoisoned(&self.standing);
+        let stands = standing.as_ref().ok_or_else(|| self.gone_error())?;
+        stands.walls.begin_command(plan, outfit, stdio).map_err(map_launch_error)
     }
 
     /// Notifies `told` of limits that all commands together exceed, as long as `told` lives, and
     /// counts the children of `parent` among them.
-    pub(super) fn register(&self, told: &OnBreach, parent: u32) {
-        let mut commands = lock(&self.commands);
+    pub(super) fn register_command(&self, told: &BreachCallback, parent: u32) {
+        let mut commands = lock_unpoisoned(&self.commands);
         commands.retain(|(command, _)| command.strong_count() > 0);
-        commands.push((Arc::downgrade(told), Known::of(parent)));
+        commands.push((Arc::downgrade(told), ProcessIdentity::from_pid(parent)));
     }
 
     pub(super) fn pause(&self) -> Result<(), SandboxError> {
         let mut paused = self.paused.write().unwrap_or_else(PoisonError::into_inner);
         let group = self.standing_group()?;
-        let group = group.ok_or_else(|| unsupported("a pause", "no control group can be had here"))?;
-        group.pause().map_err(|why| failed(format!("cannot pause the sandbox {}: {why}", self.id)))?;
+        let group = group.ok_or_else(|| unsupported_error("a pause", "no control group can be had here"))?;
+        group.freeze_and_wait().map_err(|why| failed_error(format!("cannot pause the sandbox {}: {why}", self.id)))?;
         *paused = true;
         Ok(())
     }
 
     pub(super) fn resume(&self) -> Result<(), SandboxError> {
         let mut paused = self.paused.write().unwrap_or_else(PoisonError::into_inner);
-        self.standing_group()?.iter().for_each(|group| group.resume());
+        self.standing_group()?.iter().for_each(|group| group.thaw_processes());
         *paused = false;
         Ok(())
     }
 
-    pub(super) fn usage(&self) -> Result<SandboxUsage, SandboxError> {
-        let mut usage = self.standing_group()?.map(|group| group.usage()).unwrap_or_default();
+    pub(super) fn read_usage(&self) -> Result<SandboxUsage, SandboxError> {
+        let mut usage = self.standing_group()?.map(|group| group.read_usage()).unwrap_or_default();
         usage.total.wall_ms = self.made.elapsed().as_millis() as u64;
         Ok(usage)
     }
 
     /// Ends the sandbox and waits for that.
-    pub(super) fn end(&self) -> Result<(), SandboxError> {
+    pub(super) fn end_sandbox(&self) -> Result<(), SandboxError> {
         // All processes end with the isolation. The group is removed when its last watcher is dropped.
-        let stands = lock(&self.standing).take();
+        let stands = lock_unpoisoned(&self.standing).take();
         let is_paused = *self.paused.read().unwrap_or_else(PoisonError::into_inner);
         // A frozen process ends only once it is thawed, and it must not run any further then.
         if let Some(group) = stands.as_ref().and_then(|stands| stands.group.as_ref()).filter(|_| is_paused) {
             group.kill_within();
         }
         drop(stands);
-        match lock(&self.watched).recv_timeout(ENDS_WITHIN) {
+        match lock_unpoisoned(&self.watched).recv_timeout(END_TIMEOUT) {
             Err(RecvTimeoutError::Timeout) => {
-                Err(failed(format!("the watch over the sandbox {} does not end", self.id)))
+                Err(failed_error(format!("the watch over the sandbox {} does not end", self.id)))
             }
             Ok(()) | Err(RecvTimeoutError::Disconnected) => Ok(()),
         }
     }
 
-    fn standing_group(&self) -> Result<Option<Arc<Group>>, SandboxError> {
-        match &*lock(&self.standing) {
+    fn standing_group(&self) -> Result<Option<Arc<ControlGroup>>, SandboxError> {
+        match &*lock_unpoisoned(&self.standing) {
             Some(stands) => Ok(stands.group.clone()),
             None => Err(SandboxError::Gone(self.id.clone())),
         }
     }
 
-    fn gone(&self) -> StartError {
+    fn gone_error(&self) -> StartError {
         StartError { what: format!("the sandbox {} is gone", self.id), hint: None }
     }
 }
 
 /// Returns a function that lists the parent processes of the commands.
-fn parents_of(commands: &Arc<Mutex<Commands>>) -> Beside {
+fn parents_of(commands: &Arc<Mutex<BreachListeners>>) -> ParentLister {
     let commands = Arc::clone(commands);
-    Box::new(move || lock(&commands).iter().filter_map(|(_, parent)| *parent).collect())
+    Box::new(move || lock_unpoisoned(&commands).iter().filter_map(|(_, parent)| *parent).collect())
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -269,7 +269,7 @@ fn processes_layer(group: bool) -> LayerReport {
 /// Returns files that replace the host's and name its users: inside there is one user.
 fn own_files() -> Vec<(PathBuf, Vec<u8>)> {
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let home = inside(Tree::Home);
+    let home = tree_path_inside(SandboxTree::Home);
     let users = match user {
         0 => format!("root:x:0:{group}:agent:{home}:/bin/bash\n"),
         user => format!("agent:x:{user}:{group}:agent:{home}:/bin/bash\nroot:x:0:0:root:/:/bin/sh\n"),
@@ -282,43 +282,43 @@ fn own_files() -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 /// Monitor of a sandbox, on a thread of its own.
-struct Keeper {
+struct SandboxMonitor {
     end: OwnedFd,
-    watch: Watch,
-    events: SandboxEvents,
-    standing: Arc<Mutex<Option<Stands>>>,
-    commands: Arc<Mutex<Commands>>,
+    watch: LimitWatch,
+    events: SandboxEventSender,
+    standing: Arc<Mutex<Option<SandboxIsolation>>>,
+    commands: Arc<Mutex<BreachListeners>>,
 }
 
-impl Keeper {
-    fn begin(self) -> Result<Receiver<()>, StartError> {
+impl SandboxMonitor {
+    fn spawn_thread(self) -> Result<Receiver<()>, StartError> {
         let (on_drop, watched) = channel();
         thread::Builder::new()
             .name("sandbox".to_owned())
-            .spawn(move || self.keep(on_drop))
+            .spawn(move || self.watch_sandbox(on_drop))
             .map_err(|error| StartError { what: format!("cannot start a thread: {error}"), hint: None })?;
         Ok(watched)
     }
 
-    fn keep(mut self, _on_drop: Sender<()>) {
+    fn watch_sandbox(mut self, _on_drop: Sender<()>) {
         while !self.has_ended() {
-            if let Some(AttemptEvent::Breached(breach)) = self.watch.look() {
-                self.tell(breach);
-                self.watch.rearm();
+            if let Some(AttemptEvent::Breached(breach)) = self.watch.check_limits() {
+                self.end_commands(breach);
+                self.watch.resume_checks();
             }
         }
         // The requested end of a sandbox has taken the value out before.
-        if lock(&self.standing).take().is_some() {
-            self.events.tell(SandboxEvent::Lost("its init was killed from outside".to_owned()));
+        if lock_unpoisoned(&self.standing).take().is_some() {
+            self.events.send_event(SandboxEvent::Lost("its init was killed from outside".to_owned()));
         }
     }
 
     /// Waits until a check is due. Returns true if the init has exited: it sends nothing, so its
     /// descriptor is readable only then.
     fn has_ended(&self) -> bool {
-        let is_idle = lock(&self.commands).iter().all(|(command, _)| command.strong_count() == 0);
-        let next = if is_idle { IDLE_LOOK } else { self.watch.next_look().unwrap_or(IDLE_LOOK) };
-        let at_most = next.min(IDLE_LOOK);
+        let is_idle = lock_unpoisoned(&self.commands).iter().all(|(command, _)| command.strong_count() == 0);
+        let next = if is_idle { IDLE_POLL_INTERVAL } else { self.watch.next_look().unwrap_or(IDLE_POLL_INTERVAL) };
+        let at_most = next.min(IDLE_POLL_INTERVAL);
         let at_most = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
         let mut waited = [PollFd::from_borrowed_fd(self.end.as_fd(), PollFlags::IN)];
         // A signal or an error only makes the next check come sooner.
@@ -326,13 +326,13 @@ impl Keeper {
     }
 
     /// Ends every command, because the command that exceeded the limit is unknown.
-    fn tell(&self, breach: Denial) {
-        let commands: Vec<OnBreach> =
-            lock(&self.commands).iter().filter_map(|(command, _)| command.upgrade()).collect();
+    fn end_commands(&self, breach: Denial) {
+        let commands: Vec<BreachCallback> =
+            lock_unpoisoned(&self.commands).iter().filter_map(|(command, _)| command.upgrade()).collect();
         commands.iter().for_each(|command| command(&breach));
-        if let Some(group) = lock(&self.standing).as_ref().and_then(|stands| stands.group.as_ref()) {
+        if let Some(group) = lock_unpoisoned(&self.standing).as_ref().and_then(|stands| stands.group.as_ref()) {
             group.kill_within();
         }
-        self.events.tell(SandboxEvent::Breached(breach));
+        self.events.send_event(SandboxEvent::Breached(breach));
     }
 }

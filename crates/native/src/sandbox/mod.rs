@@ -15,27 +15,27 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
-use stockade_egress::Resolve;
+use stockade_egress::NameResolver;
 use stockade_engine::{
-    Backend, Capabilities, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEvents, SandboxPlan,
-    SandboxUsage, Sandboxes, StartError, System, Tree,
+    Backend, ProviderCapabilities, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEventSender, SandboxPlan,
+    SandboxUsage, SandboxProvider, StartError, GuestSystem, SandboxTree,
 };
-use stockade_model::{Background, EnforcementReport, Level, SandboxId};
+use stockade_model::{BackgroundPolicy, EnforcementReport, IsolationLevel, SandboxId};
 
-use self::apart::Apart;
-pub use self::apart::{Keep, keep_sandbox};
-use self::command::CommandBackend;
-use self::keep::Kept;
+use self::apart::SupervisorProgram;
+pub use self::apart::{SupervisorHooks, keep_sandbox};
+use self::command::SandboxCommandBackend;
+use self::keep::HostedSandbox;
 use crate::limits::can_have_group;
 
 /// Name of the backend.
-const NATIVE: &str = "native";
+const BACKEND_NAME: &str = "native";
 
 /// Creates persistent sandboxes of this backend.
 #[derive(Default)]
 pub struct NativeSandboxes {
-    resolver: Option<Arc<dyn Resolve>>,
-    apart: Option<Apart>,
+    resolver: Option<Arc<dyn NameResolver>>,
+    apart: Option<SupervisorProgram>,
 }
 
 impl std::fmt::Debug for NativeSandboxes {
@@ -47,7 +47,7 @@ impl std::fmt::Debug for NativeSandboxes {
 impl NativeSandboxes {
     /// Sets the resolver of host names for the sandboxes' egress proxies, in place of the host's resolver.
     #[must_use]
-    pub fn resolving(self, resolver: Arc<dyn Resolve>) -> Self {
+    pub fn with_resolver(self, resolver: Arc<dyn NameResolver>) -> Self {
         Self { resolver: Some(resolver), ..self }
     }
 
@@ -58,18 +58,18 @@ impl NativeSandboxes {
     /// names are resolved by the host's resolver.
     #[must_use]
     pub fn kept_by(self, program: PathBuf, arguments: Vec<OsString>, root: PathBuf) -> Self {
-        Self { apart: Some(Apart { program, arguments, root }), ..self }
+        Self { apart: Some(SupervisorProgram { program, arguments, root }), ..self }
     }
 }
 
-impl Sandboxes for NativeSandboxes {
+impl SandboxProvider for NativeSandboxes {
     fn name(&self) -> &'static str {
-        NATIVE
+        BACKEND_NAME
     }
 
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self) -> ProviderCapabilities {
         let groups = can_have_group();
-        Capabilities {
+        ProviderCapabilities {
             adopts: self.apart.is_some(),
             pauses: groups,
             snapshots: false,
@@ -80,23 +80,23 @@ impl Sandboxes for NativeSandboxes {
         }
     }
 
-    fn serves(&self, plan: &SandboxPlan) -> Result<(), SandboxError> {
+    fn check_plan(&self, plan: &SandboxPlan) -> Result<(), SandboxError> {
         demand_possible(plan)
     }
 
-    fn create(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError> {
+    fn create_sandbox(&self, plan: &SandboxPlan, events: SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError> {
         demand_possible(plan)?;
         if let Some(apart) = &self.apart {
-            return Ok(Box::new(apart.create(plan, events)?));
+            return Ok(Box::new(apart.create_sandbox(plan, events)?));
         }
-        let kept = Kept::make(plan, events, self.resolver.clone())?;
+        let kept = HostedSandbox::build_and_monitor(plan, events, self.resolver.clone())?;
         Ok(Box::new(NativeSandbox { id: plan.id.clone(), kept: Arc::new(kept) }))
     }
 
     /// Without keeper processes there is never one to adopt: its processes ended with its creator.
-    fn adopt(&self, plan: &SandboxPlan, events: SandboxEvents) -> Result<Box<dyn Sandbox>, SandboxError> {
+    fn adopt_sandbox(&self, plan: &SandboxPlan, events: SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError> {
         match &self.apart {
-            Some(apart) => Ok(Box::new(apart.find(plan, events)?)),
+            Some(apart) => Ok(Box::new(apart.connect_sandbox(plan, events)?)),
             None => Err(SandboxError::Gone(plan.id.clone())),
         }
     }
@@ -108,23 +108,23 @@ impl Sandboxes for NativeSandboxes {
     }
 }
 
-fn unsupported(what: &'static str, why: impl Into<String>) -> SandboxError {
-    SandboxError::Unsupported { backend: NATIVE, what, why: why.into() }
+fn unsupported_error(what: &'static str, why: impl Into<String>) -> SandboxError {
+    SandboxError::Unsupported { backend: BACKEND_NAME, what, why: why.into() }
 }
 
 fn demand_possible(plan: &SandboxPlan) -> Result<(), SandboxError> {
-    if plan.level != Level::Full {
+    if plan.level != IsolationLevel::Full {
         let why = "without namespaces there is nothing that could hold several commands together";
-        return Err(unsupported("a level beneath `full`", why));
+        return Err(unsupported_error("a level beneath `full`", why));
     }
     if !plan.profile.sandboxed {
-        return Err(unsupported("a profile without a sandbox", "it would be the host itself"));
+        return Err(unsupported_error("a profile without a sandbox", "it would be the host itself"));
     }
-    if let Some(System::Image(image)) = &plan.system {
+    if let Some(GuestSystem::Image(image)) = &plan.system {
         let why = format!("{image} is an image of a container engine; name a root tree");
-        return Err(unsupported("an image", why));
+        return Err(unsupported_error("an image", why));
     }
-    if let Some(System::Tree(tree)) = &plan.system
+    if let Some(GuestSystem::Tree(tree)) = &plan.system
         && !tree.join("usr").is_dir()
     {
         let what = format!("{} is no root tree: there is no `usr` in it", tree.display());
@@ -132,11 +132,11 @@ fn demand_possible(plan: &SandboxPlan) -> Result<(), SandboxError> {
         return Err(StartError { what, hint: Some(hint.to_owned()) }.into());
     }
     if plan.runtime.is_some() {
-        return Err(unsupported("a runtime", "there is no container engine in it"));
+        return Err(unsupported_error("a runtime", "there is no container engine in it"));
     }
-    if plan.background == Background::End && !can_have_group() {
+    if plan.background == BackgroundPolicy::End && !can_have_group() {
         let why = "no control group can be had here, and without one its processes are not known from others";
-        return Err(unsupported("ending what a command leaves behind", why));
+        return Err(unsupported_error("ending what a command leaves behind", why));
     }
     Ok(())
 }
@@ -145,7 +145,7 @@ fn demand_possible(plan: &SandboxPlan) -> Result<(), SandboxError> {
 #[derive(Debug)]
 struct NativeSandbox {
     id: SandboxId,
-    kept: Arc<Kept>,
+    kept: Arc<HostedSandbox>,
 }
 
 impl Sandbox for NativeSandbox {
@@ -153,12 +153,12 @@ impl Sandbox for NativeSandbox {
         &self.id
     }
 
-    fn enforced(&self) -> &EnforcementReport {
+    fn enforcement_report(&self) -> &EnforcementReport {
         self.kept.enforced()
     }
 
     fn backend(&self) -> Arc<dyn Backend> {
-        Arc::new(CommandBackend::new(Arc::clone(&self.kept)))
+        Arc::new(SandboxCommandBackend::new(Arc::clone(&self.kept)))
     }
 
     fn pause(&self) -> Result<(), SandboxError> {
@@ -169,27 +169,27 @@ impl Sandbox for NativeSandbox {
         self.kept.resume()
     }
 
-    fn snapshot(&self, _to: &Path) -> Result<(), SandboxError> {
-        Err(unsupported("a snapshot", "its directories are the host's own: copy them while it is paused"))
+    fn snapshot_files(&self, _to: &Path) -> Result<(), SandboxError> {
+        Err(unsupported_error("a snapshot", "its directories are the host's own: copy them while it is paused"))
     }
 
-    fn usage(&self) -> Result<SandboxUsage, SandboxError> {
-        self.kept.usage()
+    fn read_usage(&self) -> Result<SandboxUsage, SandboxError> {
+        self.kept.read_usage()
     }
 
-    fn tree(&self, which: Tree) -> Result<OwnedFd, SandboxError> {
-        let (inside, path) = self.kept.tree(which);
+    fn open_tree(&self, which: SandboxTree) -> Result<OwnedFd, SandboxError> {
+        let (inside, path) = self.kept.tree_paths(which);
         open_tree(inside, path)
     }
 
     fn destroy(&self) -> Result<(), SandboxError> {
-        self.kept.end()
+        self.kept.end_sandbox()
     }
 }
 
 impl Drop for NativeSandbox {
     fn drop(&mut self) {
-        if let Err(error) = self.kept.end() {
+        if let Err(error) = self.kept.end_sandbox() {
             tracing::error!("the sandbox {} is not gone: {error}", self.id);
         }
     }
@@ -199,17 +199,17 @@ impl Drop for NativeSandbox {
 fn open_tree(inside: &str, path: &Path) -> Result<OwnedFd, SandboxError> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty())
-        .map_err(|errno| failed(format!("cannot open what {inside} is on the host: {errno}")))
+        .map_err(|errno| failed_error(format!("cannot open what {inside} is on the host: {errno}")))
 }
 
-fn failed(what: String) -> SandboxError {
+fn failed_error(what: String) -> SandboxError {
     SandboxError::Failed(StartError { what, hint: None })
 }
 
 /// Returns the path of a tree inside.
-fn inside(which: Tree) -> &'static str {
+fn tree_path_inside(which: SandboxTree) -> &'static str {
     match which {
-        Tree::Workspace => INSIDE_WORKSPACE,
-        Tree::Home => INSIDE_HOME,
+        SandboxTree::Workspace => INSIDE_WORKSPACE,
+        SandboxTree::Home => INSIDE_HOME,
     }
 }

@@ -9,15 +9,15 @@ use std::path::PathBuf;
 use rustix::fs::Mode;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, umask};
 use stockade_engine::Backend;
-use stockade_engine::remote::Order;
-use stockade_sys::passing::{self, Received};
+use stockade_engine::remote::AttemptOrder;
+use stockade_sys::passing::{self, ReceivedMessage};
 
 use crate::backend::NativeBackend;
-use crate::launch::Nursery;
-use crate::remote::{self, Line, ORDER, from_file};
+use crate::launch::PrewarmedInit;
+use crate::remote::{self, SocketChannel, ORDER_BYTE, from_file};
 
 /// Runs a front, a child of `helper`, until its exit. Returns its exit code.
-pub(super) fn serve(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> i32 {
+pub(super) fn run_supervisor(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> i32 {
     // The other end of the connection sees the exit, so the error needs no report.
     i32::from(wait_and_run(orders, helper, stages).is_err())
 }
@@ -28,33 +28,33 @@ fn wait_and_run(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> io::R
         return Ok(());
     }
     // Without a prewarmed init the normal start reports the error.
-    let nursery = Nursery::start().ok();
+    let nursery = PrewarmedInit::start().ok();
     let mut word = [0];
     // No time-out: this process is killed when the helper exits.
-    let received = passing::receive(orders.as_fd(), &mut word, true)?;
+    let received = passing::receive_message(orders.as_fd(), &mut word, true)?;
     if received.length == 0 {
         return Ok(());
     }
     let (order, line) = take_over(word, received)?;
     umask(Mode::from_raw_mode(order.umask));
-    let mut backend = NativeBackend::with(nursery.map(|nursery| nursery.with_umask(order.umask)));
+    let mut backend = NativeBackend::with_prewarmed_init(nursery.map(|nursery| nursery.with_umask(order.umask)));
     if let Some(stages) = stages {
-        backend = backend.staging(stages);
+        backend = backend.with_stages_dir(stages);
     }
-    remote::serve(line, |events| backend.prepare(&order.plan, &order.io, order.hold, events))
+    remote::serve_remote_attempt(line, |events| backend.prepare_attempt(&order.plan, &order.io, order.hold, events))
 }
 
 /// Takes over the command's streams as standard streams. Returns the order and the connection for
 /// its events.
-fn take_over(word: [u8; 1], received: Received) -> io::Result<(Order, Line)> {
+fn take_over(word: [u8; 1], received: ReceivedMessage) -> io::Result<(AttemptOrder, SocketChannel)> {
     let [Some(order), Some(stdin), Some(stdout), Some(stderr), Some(stream), ..] = received.descriptors else {
         return Err(io::ErrorKind::InvalidData.into());
     };
-    if word != [ORDER] {
+    if word != [ORDER_BYTE] {
         return Err(io::ErrorKind::InvalidData.into());
     }
     rustix::stdio::dup2_stdin(stdin)?;
     rustix::stdio::dup2_stdout(stdout)?;
     rustix::stdio::dup2_stderr(stderr)?;
-    Ok((from_file(order)?, Line::over(UnixStream::from(stream))?))
+    Ok((from_file(order)?, SocketChannel::from_stream(UnixStream::from(stream))?))
 }

@@ -14,32 +14,32 @@ use stockade_sys::clone::exit_now;
 use stockade_sys::descriptors::close_all_but;
 use stockade_sys::passing;
 use stockade_sys::reap::wait_pidfd;
-use stockade_sys::session::{Side, fork};
-use stockade_sys::signals::block;
+use stockade_sys::session::{ForkResult, fork_process};
+use stockade_sys::signals::block_signals;
 
 use super::front;
 
 /// Message to the helper: the front was taken.
-pub(super) const TAKEN: u8 = b't';
+pub(super) const MESSAGE_TAKEN: u8 = b't';
 /// Message from the helper, with a front.
-const FRONT: u8 = b'f';
+const MESSAGE_SUPERVISOR: u8 = b'f';
 /// Most commands that run at the same time; a further start waits.
-const RUNNING_MAX: usize = 256;
+const MAX_RUNNING: usize = 256;
 /// Delay between taking a front and the next fork, unless the command ends earlier. So the
 /// preparation of a sandbox does not take processor time from the start of another.
-const AFTER_START: Duration = Duration::from_millis(20);
+const DELAY_AFTER_START: Duration = Duration::from_millis(20);
 /// The same after a failed fork.
-const AFTER_LOSS: Duration = Duration::from_millis(100);
+const DELAY_AFTER_FAILED_FORK: Duration = Duration::from_millis(100);
 /// Longest wait of the loop.
-const LOOK_AROUND: Duration = Duration::from_secs(60);
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(60);
 /// Time-out for the exit of killed fronts.
-const ENDS_WITHIN: Duration = Duration::from_secs(5);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Signals for the program, which its copies block.
-const PROGRAMS: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
+const BLOCKED_SIGNALS: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
 
 /// Runs the helper until its exit. Returns its exit code.
-pub(super) fn serve(control: &OwnedFd, stages: Option<PathBuf>) -> i32 {
-    let begun = leave_program(control).map(|()| Helper {
+pub(super) fn run_helper(control: &OwnedFd, stages: Option<PathBuf>) -> i32 {
+    let begun = leave_program(control).map(|()| SessionHelper {
         control,
         stages,
         running: Vec::new(),
@@ -49,8 +49,8 @@ pub(super) fn serve(control: &OwnedFd, stages: Option<PathBuf>) -> i32 {
     });
     match begun {
         Ok(mut helper) => {
-            helper.watch();
-            helper.end();
+            helper.serve_program();
+            helper.kill_supervisors();
             0
         }
         // The program sees the exit.
@@ -60,7 +60,7 @@ pub(super) fn serve(control: &OwnedFd, stages: Option<PathBuf>) -> i32 {
 
 /// Detaches from the program: its streams, its descriptors, its signals.
 fn leave_program(control: &OwnedFd) -> io::Result<()> {
-    block(&PROGRAMS.map(Signal::as_raw))?;
+    block_signals(&BLOCKED_SIGNALS.map(Signal::as_raw))?;
     let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     rustix::stdio::dup2_stdin(&nothing)?;
     rustix::stdio::dup2_stdout(&nothing)?;
@@ -69,7 +69,7 @@ fn leave_program(control: &OwnedFd) -> io::Result<()> {
     Ok(close_all_but(&[0, 1, 2, control.as_raw_fd()])?)
 }
 
-struct Helper<'a> {
+struct SessionHelper<'a> {
     control: &'a OwnedFd,
     stages: Option<PathBuf>,
     /// Fronts that were taken.
@@ -81,28 +81,28 @@ struct Helper<'a> {
     next_at: Instant,
 }
 
-impl Helper<'_> {
+impl SessionHelper<'_> {
     /// Serves until the program is gone.
-    fn watch(&mut self) {
+    fn serve_program(&mut self) {
         loop {
             if self.wants_front() && Instant::now() >= self.next_at {
                 match self.fork_front() {
                     Ok(()) => self.is_offered = true,
-                    Err(_) => self.next_at = Instant::now() + AFTER_LOSS,
+                    Err(_) => self.next_at = Instant::now() + DELAY_AFTER_FAILED_FORK,
                 }
             }
-            self.wait();
-            match passing::receive(self.control.as_fd(), &mut [0; 1], false) {
+            self.wait_for_event();
+            match passing::receive_message(self.control.as_fd(), &mut [0; 1], false) {
                 Ok(received) if received.length == 0 => return,
                 Ok(_) => {
                     self.running.extend(self.waiting.take());
-                    (self.is_offered, self.next_at) = (false, Instant::now() + AFTER_START);
+                    (self.is_offered, self.next_at) = (false, Instant::now() + DELAY_AFTER_START);
                 }
                 Err(Errno::AGAIN) => {}
                 Err(_) => return,
             }
             let before = self.running.len();
-            self.reap();
+            self.reap_supervisors();
             if self.running.len() < before {
                 self.next_at = self.next_at.min(Instant::now());
             }
@@ -110,16 +110,16 @@ impl Helper<'_> {
     }
 
     fn wants_front(&self) -> bool {
-        !self.is_offered && self.running.len() < RUNNING_MAX
+        !self.is_offered && self.running.len() < MAX_RUNNING
     }
 
     fn fork_front(&mut self) -> io::Result<()> {
-        let (orders, ours) = passing::pair()?;
+        let (orders, ours) = passing::socket_pair()?;
         let helper = getpid();
-        let Side::Parent(pid) = fork()? else { exit_now(self.become_front(&orders, ours, helper)) };
+        let ForkResult::Parent(pid) = fork_process()? else { exit_now(self.become_front(&orders, ours, helper)) };
         // No other code reaps it, so the number is not reused.
         self.waiting = Some(pidfd_open(pid, PidfdFlags::empty())?);
-        Ok(passing::send(self.control.as_fd(), &[FRONT], &[ours.as_fd()])?)
+        Ok(passing::send_message(self.control.as_fd(), &[MESSAGE_SUPERVISOR], &[ours.as_fd()])?)
     }
 
     /// Runs in the child: closes all of the helper's descriptors.
@@ -127,38 +127,38 @@ impl Helper<'_> {
         drop(ours);
         (self.running, self.waiting) = (Vec::new(), None);
         match close_all_but(&[0, 1, 2, orders.as_raw_fd()]) {
-            Ok(()) => front::serve(orders, helper, self.stages.take()),
+            Ok(()) => front::run_supervisor(orders, helper, self.stages.take()),
             Err(_) => 1,
         }
     }
 
-    fn wait(&self) {
+    fn wait_for_event(&self) {
         let due = match self.wants_front() {
             true => self.next_at.saturating_duration_since(Instant::now()),
-            false => LOOK_AROUND,
+            false => MAX_POLL_INTERVAL,
         };
-        wait_for(self.fronts().chain([self.control.as_fd()]), due.max(Duration::from_millis(1)).min(LOOK_AROUND));
+        wait_for(self.supervisor_fds().chain([self.control.as_fd()]), due.max(Duration::from_millis(1)).min(MAX_POLL_INTERVAL));
     }
 
-    fn fronts(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    fn supervisor_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.running.iter().chain(&self.waiting).map(AsFd::as_fd)
     }
 
-    fn reap(&mut self) {
+    fn reap_supervisors(&mut self) {
         let is_alive = |front: &OwnedFd| matches!(wait_pidfd(front.as_fd()), Ok(None));
         self.running.retain(is_alive);
         self.waiting.take_if(|front| !is_alive(front));
     }
 
     /// Kills the remaining fronts, and so their sandboxes. The waiting front exits by itself.
-    fn end(&mut self) {
+    fn kill_supervisors(&mut self) {
         for front in &self.running {
             let _ = pidfd_send_signal(front, Signal::KILL);
         }
-        let give_up = Instant::now() + ENDS_WITHIN;
-        while self.fronts().next().is_some() && Instant::now() < give_up {
-            wait_for(self.fronts(), Duration::from_millis(100));
-            self.reap();
+        let give_up = Instant::now() + EXIT_TIMEOUT;
+        while self.supervisor_fds().next().is_some() && Instant::now() < give_up {
+            wait_for(self.supervisor_fds(), Duration::from_millis(100));
+            self.reap_supervisors();
         }
     }
 }

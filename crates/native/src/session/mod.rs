@@ -22,24 +22,24 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::stdio::{stderr, stdin, stdout};
-use stockade_engine::remote::{Order, RemoteAttempt};
-use stockade_engine::{Attempt, Backend, Events, Io, StartError};
-use stockade_model::{Grant, Level, Plan};
+use stockade_engine::remote::{AttemptOrder, RemoteAttempt};
+use stockade_engine::{Attempt, Backend, AttemptEventSender, StdioMode, StartError};
+use stockade_model::{Grant, IsolationLevel, AttemptPlan};
 use stockade_sys::clone::exit_now;
 use stockade_sys::passing;
 use stockade_sys::ready::readable_before;
 use stockade_sys::reap::wait_pidfd;
-use stockade_sys::session::{Side, fork_into_session};
+use stockade_sys::session::{ForkResult, fork_into_session};
 
 use crate::backend::NativeBackend;
-use crate::remote::{Line, ORDER, own_umask, to_file};
+use crate::remote::{SocketChannel, ORDER_BYTE, own_umask, to_file};
 
 /// Time-out for a start that waits for a front: the helper forks one at once, unless too many run.
-const FRONT_WITHIN: Duration = Duration::from_secs(30);
+const SUPERVISOR_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most fronts in sequence that may be gone when an order is sent.
-const LOST_MAX: usize = 4;
+const MAX_LOST_SUPERVISORS: usize = 4;
 /// Time-out for the helper's exit at the end of the session.
-const HELPER_ENDS_WITHIN: Duration = Duration::from_secs(10);
+const HELPER_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Many sandboxes, in sequence or at the same time, each prepared before it is requested. A session
 /// is a [`Backend`]: give it to an [`Engine`](stockade_engine::Engine) in place of a
@@ -74,7 +74,7 @@ const HELPER_ENDS_WITHIN: Duration = Duration::from_secs(10);
 /// }
 /// ```
 #[derive(Debug)]
-pub struct Session {
+pub struct NativeSession {
     /// Connection that delivers fronts; `None` once the session is over.
     control: Mutex<Option<OwnedFd>>,
     helper: OwnedFd,
@@ -91,7 +91,7 @@ pub enum SessionError {
     System(#[from] io::Error),
 }
 
-impl Session {
+impl NativeSession {
     /// Starts a session that stages nothing.
     ///
     /// # Errors
@@ -109,11 +109,11 @@ impl Session {
     }
 
     fn start_with(stages: Option<PathBuf>) -> Result<Self, SessionError> {
-        let (control, inside) = passing::pair().map_err(io::Error::from)?;
+        let (control, inside) = passing::socket_pair().map_err(io::Error::from)?;
         match fork_into_session().map_err(SessionError::Fork)? {
             // Nothing of the program's may run or be dropped here.
-            Side::Child => exit_now(helper::serve(&inside, stages)),
-            Side::Parent(helper) => {
+            ForkResult::Child => exit_now(helper::run_helper(&inside, stages)),
+            ForkResult::Parent(helper) => {
                 let helper = pidfd_open(helper, PidfdFlags::empty()).map_err(io::Error::from)?;
                 Ok(Self { control: Mutex::new(Some(control)), helper })
             }
@@ -121,61 +121,61 @@ impl Session {
     }
 
     /// Returns the next front: the connection for its order.
-    fn front(&self) -> Result<OwnedFd, StartError> {
+    fn take_supervisor(&self) -> Result<OwnedFd, StartError> {
         // A single thread at a time: each takes one front and requests another.
         let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        let control = control.as_ref().ok_or_else(|| unready(&"it is over"))?;
-        let deadline = Instant::now() + FRONT_WITHIN;
-        if !readable_before(&[control.as_fd()], deadline).map_err(|e| unready(&e))? {
-            return Err(unready(&"too many of its commands run"));
+        let control = control.as_ref().ok_or_else(|| unready_error(&"it is over"))?;
+        let deadline = Instant::now() + SUPERVISOR_TIMEOUT;
+        if !readable_before(&[control.as_fd()], deadline).map_err(|e| unready_error(&e))? {
+            return Err(unready_error(&"too many of its commands run"));
         }
-        let received = passing::receive(control.as_fd(), &mut [0; 1], false).map_err(|e| unready(&e))?;
-        let [Some(front), ..] = received.descriptors else { return Err(unready(&"its helper has ended")) };
+        let received = passing::receive_message(control.as_fd(), &mut [0; 1], false).map_err(|e| unready_error(&e))?;
+        let [Some(front), ..] = received.descriptors else { return Err(unready_error(&"its helper has ended")) };
         // If the helper is gone, the next call reports that.
-        let _ = passing::send(control.as_fd(), &[helper::TAKEN], &[]);
+        let _ = passing::send_message(control.as_fd(), &[helper::MESSAGE_TAKEN], &[]);
         Ok(front)
     }
 
     /// Sends an order to a front. Returns the connection to it.
-    fn place(&self, order: &Order) -> Result<Line, StartError> {
-        let order = to_file(order).map_err(|e| unready(&e))?;
-        for _ in 0..LOST_MAX {
-            let front = self.front()?;
-            let (ours, theirs) = UnixStream::pair().map_err(|e| unready(&e))?;
+    fn send_order(&self, order: &AttemptOrder) -> Result<SocketChannel, StartError> {
+        let order = to_file(order).map_err(|e| unready_error(&e))?;
+        for _ in 0..MAX_LOST_SUPERVISORS {
+            let front = self.take_supervisor()?;
+            let (ours, theirs) = UnixStream::pair().map_err(|e| unready_error(&e))?;
             let along = [order.as_fd(), stdin(), stdout(), stderr(), theirs.as_fd()];
-            if passing::send(front.as_fd(), &[ORDER], &along).is_ok() {
-                return Line::over(ours).map_err(|e| unready(&e));
+            if passing::send_message(front.as_fd(), &[ORDER_BYTE], &along).is_ok() {
+                return SocketChannel::from_stream(ours).map_err(|e| unready_error(&e));
             }
         }
-        Err(unready(&"its processes are ended by somebody"))
+        Err(unready_error(&"its processes are ended by somebody"))
     }
 }
 
-fn unready(why: &dyn std::fmt::Display) -> StartError {
+fn unready_error(why: &dyn std::fmt::Display) -> StartError {
     StartError { what: format!("the session has no sandbox to give: {why}"), hint: None }
 }
 
-impl Backend for Session {
+impl Backend for NativeSession {
     fn name(&self) -> &'static str {
         NativeBackend::default().name()
     }
 
-    fn honours(&self, grant: &Grant, level: Level) -> bool {
-        NativeBackend::default().honours(grant, level)
+    fn supports_grant(&self, grant: &Grant, level: IsolationLevel) -> bool {
+        NativeBackend::default().supports_grant(grant, level)
     }
 
-    fn prepare(&self, plan: &Plan, io: &Io, hold: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
-        let umask = own_umask().map_err(|e| unready(&e))?;
-        let line = self.place(&Order { plan: plan.clone(), io: *io, hold, umask })?;
-        Ok(Box::new(RemoteAttempt::begin(Arc::new(line), events)?))
+    fn prepare_attempt(&self, plan: &AttemptPlan, io: &StdioMode, hold: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError> {
+        let umask = own_umask().map_err(|e| unready_error(&e))?;
+        let line = self.send_order(&AttemptOrder { plan: plan.clone(), io: *io, hold, umask })?;
+        Ok(Box::new(RemoteAttempt::await_sandbox(Arc::new(line), events)?))
     }
 }
 
-impl Drop for Session {
+impl Drop for NativeSession {
     fn drop(&mut self) {
         // This closes the connection to the waiting front, which then exits by itself.
         drop(self.control.get_mut().unwrap_or_else(PoisonError::into_inner).take());
-        if !matches!(readable_before(&[self.helper.as_fd()], Instant::now() + HELPER_ENDS_WITHIN), Ok(true)) {
+        if !matches!(readable_before(&[self.helper.as_fd()], Instant::now() + HELPER_EXIT_TIMEOUT), Ok(true)) {
             let _ = pidfd_send_signal(&self.helper, Signal::KILL);
         }
         // Another part of the program may have reaped it.

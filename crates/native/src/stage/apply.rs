@@ -9,92 +9,92 @@ use std::path::Path;
 use rustix::fs::{RenameFlags, renameat_with};
 use stockade_sys::Errno;
 
-use super::error::{At, PathError};
-use super::journal::{Settings, Step};
-use super::watch::{Point, Watch};
-use stockade_files::object::{Kind, Mark, Object, Time, directory_beneath, names, os};
+use super::error::{PathContext, PathError};
+use super::journal::{ObjectMetadata, CommitStep};
+use super::watch::{CommitPoint, CommitObserver};
+use stockade_files::object::{ObjectKind, ChangeMark, TreeObject, FileTime, directory_beneath, list_entry_names, to_os_str};
 
 /// Most levels of a directory to be removed that are scanned.
-const DEPTH_MAX: usize = 400;
+const MAX_DEPTH: usize = 400;
 
 /// Directories and checks that the steps use.
-pub(super) struct Ground<'a> {
+pub(super) struct CommitContext<'a> {
     pub workspace: BorrowedFd<'a>,
     pub depot: BorrowedFd<'a>,
     /// Start of the conflict check; later changes were not checked before the decision.
-    pub checked: Time,
+    pub checked: FileTime,
     /// Returns an error if the object that was just put at a path must be removed again. The flag
     /// is true if the path was free before; otherwise only the content beneath it is new.
     pub stays: &'a dyn Fn(&Path, bool) -> Result<(), PathError>,
 }
 
 /// Carries out all steps.
-pub(super) fn forward(ground: &Ground<'_>, steps: &[Step], watch: &mut dyn Watch) -> Result<(), PathError> {
+pub(super) fn carry_out_steps(ground: &CommitContext<'_>, steps: &[CommitStep], watch: &mut dyn CommitObserver) -> Result<(), PathError> {
     for (done, step) in steps.iter().enumerate() {
         ground.carry_out(step, watch)?;
-        watch.reached(Point::Step).at(step.path())?;
-        watch.progress(done + 1, steps.len());
+        watch.on_point(CommitPoint::Step).at_path(step.path())?;
+        watch.on_progress(done + 1, steps.len());
     }
     Ok(())
 }
 
 /// Undoes all steps, the last one first. Moves change the times of directories, so these are
 /// restored at the end.
-pub(super) fn backward(ground: &Ground<'_>, steps: &[Step], watch: &mut dyn Watch) -> Result<(), PathError> {
+pub(super) fn undo_steps(ground: &CommitContext<'_>, steps: &[CommitStep], watch: &mut dyn CommitObserver) -> Result<(), PathError> {
     for step in steps.iter().rev() {
         ground.take_back(step, watch)?;
-        watch.reached(Point::Back).at(step.path())?;
+        watch.on_point(CommitPoint::Back).at_path(step.path())?;
     }
     for step in steps {
-        if let Step::Attributes { path, inode, before, .. } = step {
-            ground.set(path.as_path(), *inode, before)?;
+        if let CommitStep::Attributes { path, inode, before, .. } = step {
+            ground.apply_metadata(path.as_path(), *inode, before)?;
         }
     }
     // Last, because the other paths may be reachable only through directories that were opened up.
     for step in steps.iter().rev() {
-        if let Step::Open { path, before } = step {
+        if let CommitStep::Open { path, before } = step {
             ground.set_mode(path.as_path(), *before)?;
         }
     }
     Ok(())
 }
 
-impl Ground<'_> {
-    fn carry_out(&self, step: &Step, watch: &mut dyn Watch) -> Result<(), PathError> {
+impl CommitContext<'_> {
+    fn carry_out(&self, step: &CommitStep, watch: &mut dyn CommitObserver) -> Result<(), PathError> {
         match step {
-            Step::Open { path, before } => self.set_mode(path.as_path(), before | 0o700),
-            Step::Remove { path, slot, old } => self.remove(path.as_path(), *slot, old),
-            Step::Put { path, slot, new, old } => self.put(path.as_path(), *slot, *new, old.as_ref(), watch),
-            Step::Attributes { path, inode, after, .. } => self.set(path.as_path(), *inode, after),
+            CommitStep::Open { path, before } => self.set_mode(path.as_path(), before | 0o700),
+            CommitStep::Remove { path, slot, old } => self.remove(path.as_path(), *slot, old),
+            CommitStep::Put { path, slot, new, old } => self.put_object(path.as_path(), *slot, *new, old.as_ref(), watch),
+            CommitStep::Attributes { path, inode, after, .. } => self.apply_metadata(path.as_path(), *inode, after),
         }
     }
 
-    fn take_back(&self, step: &Step, watch: &mut dyn Watch) -> Result<(), PathError> {
+    fn take_back(&self, step: &CommitStep, watch: &mut dyn CommitObserver) -> Result<(), PathError> {
         match step {
-            Step::Open { .. } => Ok(()),
-            Step::Remove { path, slot, old } => self.put_back(path.as_path(), &slot_name(*slot), old.inode),
-            Step::Put { path, slot, new, old } => self.take_out(path.as_path(), *slot, *new, old.as_ref(), watch),
-            Step::Attributes { path, inode, before, .. } => self.set(path.as_path(), *inode, before),
+            CommitStep::Open { .. } => Ok(()),
+            CommitStep::Remove { path, slot, old } => self.put_back(path.as_path(), &slot_name(*slot), old.inode),
+            CommitStep::Put { path, slot, new, old } => self.take_out(path.as_path(), *slot, *new, old.as_ref(), watch),
+            CommitStep::Attributes { path, inode, before, .. } => self.apply_metadata(path.as_path(), *inode, before),
         }
     }
 
     /// Opens the parent directory of a path and looks up its last name.
-    fn place<'p>(&self, path: &'p Path) -> Result<Place<'p>, PathError> {
+    fn open_entry<'p>(&self, path: &'p Path) -> Result<WorkspaceEntry<'p>, PathError> {
         let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else {
-            return Err(PathError::because(path, "it cannot be replaced"));
+            return Err(PathError::from_reason(path, "it cannot be replaced"));
         };
-        let directory = directory_beneath(self.workspace, parent).at(path)?;
-        let there = Object::find(directory.as_fd(), name).at(path)?;
-        Ok(Place { path, directory, name, there })
+        let directory = directory_beneath(self.workspace, parent).at_path(path)?;
+        let there = TreeObject::open_entry(directory.as_fd(), name).at_path(path)?;
+        Ok(WorkspaceEntry { path, directory, name, there })
     }
 
-    fn in_depot(&self, slot: &str, path: &Path) -> Result<Option<Object>, PathError> {
-        Object::find(self.depot, OsStr::new(slot)).at(path)
+    fn in_depot(&self, slot: &str, path: &Path) -> Result<Option<TreeObject>, PathError> {
+        TreeObject::open_entry(self.depot, OsStr::new(slot)).at_path(path)
     }
 
-    fn remove(&self, path: &Path, slot: u32, old: &Mark) -> Result<(), PathError> {
+    fn remove(&self, path: &Path, slot: u32, old: &ChangeMark) -> Result<(), PathError> {
         let name = slot_name(slot);
-        let place = self.place(path)?;
+        let place = self.open_entry(path)?;
         match &place.there {
             Some(there) if is_the_same(there, old) => {
                 place.move_to(self.depot, &name)?;
@@ -102,55 +102,55 @@ impl Ground<'_> {
             }
             None => Ok(()),
             Some(_) if self.in_depot(&name, path)?.is_some() => Ok(()),
-            Some(_) => Err(meanwhile(path)),
+            Some(_) => Err(concurrent_change_error(path)),
         }
     }
 
     /// Checks a removed object again in the commit area, out of reach of other processes. Between
     /// the check and the move another process may have changed it, or put an entry in it.
-    fn must_be_old(&self, place: &Place<'_>, slot: &str, old: &Mark) -> Result<(), PathError> {
+    fn must_be_old(&self, place: &WorkspaceEntry<'_>, slot: &str, old: &ChangeMark) -> Result<(), PathError> {
         let moved = self.in_depot(slot, place.path)?;
         let moved = moved.ok_or_else(|| PathError::new(place.path, Errno::NOENT))?;
         if is_the_same(&moved, old) && !self.holds_newer(&moved, place.path, 0)? {
             return Ok(());
         }
         place.take_from(self.depot, slot)?;
-        Err(meanwhile(place.path))
+        Err(concurrent_change_error(place.path))
     }
 
     /// Returns whether an entry of a directory is newer than the conflict check.
-    fn holds_newer(&self, directory: &Object, path: &Path, depth: usize) -> Result<bool, PathError> {
+    fn holds_newer(&self, directory: &TreeObject, path: &Path, depth: usize) -> Result<bool, PathError> {
         if !directory.is_directory() {
             return Ok(false);
         }
-        if depth > DEPTH_MAX {
-            return Err(PathError::because(path, "it lies too deep to be looked at"));
+        if depth > MAX_DEPTH {
+            return Err(PathError::from_reason(path, "it lies too deep to be looked at"));
         }
-        for name in names(directory.fd.as_fd()).at(path)? {
-            let path = path.join(os(&name));
-            let Some(inner) = Object::find(directory.fd.as_fd(), os(&name)).at(&path)? else { continue };
-            if inner.changed() >= self.checked || self.holds_newer(&inner, &path, depth + 1)? {
+        for name in list_entry_names(directory.fd.as_fd()).at_path(path)? {
+            let path = path.join(to_os_str(&name));
+            let Some(inner) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name)).at_path(&path)? else { continue };
+            if inner.changed_time() >= self.checked || self.holds_newer(&inner, &path, depth + 1)? {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    fn put(
+    fn put_object(
         &self,
         path: &Path,
         slot: u32,
         new: u64,
-        old: Option<&Mark>,
-        watch: &mut dyn Watch,
+        old: Option<&ChangeMark>,
+        watch: &mut dyn CommitObserver,
     ) -> Result<(), PathError> {
         let name = slot_name(slot);
-        let place = self.place(path)?;
-        if place.holds(new) {
+        let place = self.open_entry(path)?;
+        if place.has_inode(new) {
             return Ok(());
         }
         if self.in_depot(&name, path)?.is_none_or(|object| object.inode() != new) {
-            return Err(PathError::because(path, "its new content is gone"));
+            return Err(PathError::from_reason(path, "its new content is gone"));
         }
         let Some(there) = &place.there else {
             // The old object was moved away before an interruption, or another process removed it.
@@ -158,13 +158,13 @@ impl Ground<'_> {
             return self.must_stay(&place, new, old.is_none(), || place.move_to(self.depot, &name));
         };
         if !old.is_some_and(|old| is_the_same(there, old)) {
-            return Err(meanwhile(path));
+            return Err(concurrent_change_error(path));
         }
-        match place.exchange(self.depot, &name) {
+        match place.exchange_with_slot(self.depot, &name) {
             Ok(()) => {}
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-                place.move_to(self.depot, &aside(slot))?;
-                watch.reached(Point::Aside).at(path)?;
+                place.move_to(self.depot, &old_slot_name(slot))?;
+                watch.on_point(CommitPoint::Aside).at_path(path)?;
                 place.take_from(self.depot, &name)?;
                 return self.must_stay(&place, new, false, || place.move_to(self.depot, &name));
             }
@@ -173,10 +173,10 @@ impl Ground<'_> {
         // Between the check and the exchange another process may have put a different object.
         let came_out = self.in_depot(&name, path)?;
         if !came_out.is_some_and(|object| old.is_some_and(|old| is_the_same(&object, old))) {
-            place.exchange(self.depot, &name).at(path)?;
-            return Err(meanwhile(path));
+            place.exchange_with_slot(self.depot, &name).at_path(path)?;
+            return Err(concurrent_change_error(path));
         }
-        self.must_stay(&place, new, false, || place.exchange(self.depot, &name).at(path))
+        self.must_stay(&place, new, false, || place.exchange_with_slot(self.depot, &name).at_path(path))
     }
 
     /// Checks the object that was just put. Meanwhile its directory may have been renamed, or
@@ -184,17 +184,17 @@ impl Ground<'_> {
     /// removed again, from the open directory, wherever that directory is now.
     fn must_stay(
         &self,
-        place: &Place<'_>,
+        place: &WorkspaceEntry<'_>,
         new: u64,
         is_new: bool,
         take_back: impl Fn() -> Result<(), PathError>,
     ) -> Result<(), PathError> {
-        let here = Object::beneath(self.workspace, place.path).at(place.path)?;
+        let here = TreeObject::open_beneath(self.workspace, place.path).at_path(place.path)?;
         let stays = match here {
             Some(object) if object.inode() == new => (self.stays)(place.path, is_new),
-            _ => Err(meanwhile(place.path)),
+            _ => Err(concurrent_change_error(place.path)),
         };
-        let still = || Object::find(place.directory.as_fd(), place.name);
+        let still = || TreeObject::open_entry(place.directory.as_fd(), place.name);
         if stays.is_err() && matches!(still(), Ok(Some(object)) if object.inode() == new) {
             take_back()?;
         }
@@ -206,56 +206,56 @@ impl Ground<'_> {
         path: &Path,
         slot: u32,
         new: u64,
-        old: Option<&Mark>,
-        watch: &mut dyn Watch,
+        old: Option<&ChangeMark>,
+        watch: &mut dyn CommitObserver,
     ) -> Result<(), PathError> {
         let name = slot_name(slot);
-        let place = self.place(path)?;
+        let place = self.open_entry(path)?;
         let Some(old) = old else {
-            return if place.holds(new) { place.move_to(self.depot, &name) } else { Ok(()) };
+            return if place.has_inode(new) { place.move_to(self.depot, &name) } else { Ok(()) };
         };
-        if self.in_depot(&aside(slot), path)?.is_some() {
-            if place.holds(new) {
+        if self.in_depot(&old_slot_name(slot), path)?.is_some() {
+            if place.has_inode(new) {
                 place.move_to(self.depot, &name)?;
-                watch.reached(Point::Aside).at(path)?;
+                watch.on_point(CommitPoint::Aside).at_path(path)?;
             }
-            return self.put_back(path, &aside(slot), old.inode);
+            return self.put_back(path, &old_slot_name(slot), old.inode);
         }
-        if !place.holds(new) {
+        if !place.has_inode(new) {
             return Ok(());
         }
         match self.in_depot(&name, path)? {
-            Some(object) if object.inode() == old.inode => place.exchange(self.depot, &name).at(path),
+            Some(object) if object.inode() == old.inode => place.exchange_with_slot(self.depot, &name).at_path(path),
             // Another process had removed the old object.
             _ => place.move_to(self.depot, &name),
         }
     }
 
     fn put_back(&self, path: &Path, slot: &str, inode: u64) -> Result<(), PathError> {
-        let place = self.place(path)?;
+        let place = self.open_entry(path)?;
         let kept = self.in_depot(slot, path)?.is_some_and(|object| object.inode() == inode);
         if kept && place.there.is_none() { place.take_from(self.depot, slot) } else { Ok(()) }
     }
 
     fn set_mode(&self, path: &Path, mode: u32) -> Result<(), PathError> {
-        match Object::beneath(self.workspace, path).at(path)? {
-            Some(object) if object.is_directory() => object.set_mode(mode).at(path),
+        match TreeObject::open_beneath(self.workspace, path).at_path(path)? {
+            Some(object) if object.is_directory() => object.set_mode(mode).at_path(path),
             _ => Ok(()),
         }
     }
 
-    fn set(&self, path: &Path, inode: u64, settings: &Settings) -> Result<(), PathError> {
-        match Object::beneath(self.workspace, path).at(path)? {
-            Some(object) if object.inode() == inode => apply_settings(&object, settings).at(path),
+    fn apply_metadata(&self, path: &Path, inode: u64, settings: &ObjectMetadata) -> Result<(), PathError> {
+        match TreeObject::open_beneath(self.workspace, path).at_path(path)? {
+            Some(object) if object.inode() == inode => apply_settings(&object, settings).at_path(path),
             _ => Ok(()),
         }
     }
 }
 
 /// Sets the given metadata, the time last because every other change updates it.
-pub(super) fn apply_settings(object: &Object, settings: &Settings) -> Result<(), Errno> {
+pub(super) fn apply_settings(object: &TreeObject, settings: &ObjectMetadata) -> Result<(), Errno> {
     if let Some(wanted) = &settings.attributes {
-        let present = object.attributes()?;
+        let present = object.read_attributes()?;
         for (name, _) in present.iter().filter(|(name, _)| !wanted.iter().any(|(other, _)| other == name)) {
             object.remove_attribute(name.as_bytes())?;
         }
@@ -264,7 +264,7 @@ pub(super) fn apply_settings(object: &Object, settings: &Settings) -> Result<(),
         }
     }
     if let Some(mode) = settings.mode
-        && object.kind() != Kind::Link
+        && object.kind() != ObjectKind::Link
     {
         object.set_mode(mode)?;
     }
@@ -272,30 +272,30 @@ pub(super) fn apply_settings(object: &Object, settings: &Settings) -> Result<(),
 }
 
 /// A name in the workspace, with its parent directory open.
-struct Place<'p> {
+struct WorkspaceEntry<'p> {
     path: &'p Path,
     directory: OwnedFd,
     name: &'p OsStr,
-    there: Option<Object>,
+    there: Option<TreeObject>,
 }
 
-impl Place<'_> {
-    fn holds(&self, inode: u64) -> bool {
+impl WorkspaceEntry<'_> {
+    fn has_inode(&self, inode: u64) -> bool {
         self.there.as_ref().is_some_and(|there| there.inode() == inode)
     }
 
     fn move_to(&self, depot: BorrowedFd<'_>, slot: &str) -> Result<(), PathError> {
-        move_name(self.directory.as_fd(), self.name, depot, OsStr::new(slot)).at(self.path)
+        move_name(self.directory.as_fd(), self.name, depot, OsStr::new(slot)).at_path(self.path)
     }
 
     fn take_from(&self, depot: BorrowedFd<'_>, slot: &str) -> Result<(), PathError> {
         match move_name(depot, OsStr::new(slot), self.directory.as_fd(), self.name) {
-            Err(Errno::EXIST) => Err(meanwhile(self.path)),
-            other => other.at(self.path),
+            Err(Errno::EXIST) => Err(concurrent_change_error(self.path)),
+            other => other.at_path(self.path),
         }
     }
 
-    fn exchange(&self, depot: BorrowedFd<'_>, slot: &str) -> Result<(), Errno> {
+    fn exchange_with_slot(&self, depot: BorrowedFd<'_>, slot: &str) -> Result<(), Errno> {
         renameat_with(depot, OsStr::new(slot), &self.directory, self.name, RenameFlags::EXCHANGE)
     }
 }
@@ -304,7 +304,7 @@ impl Place<'_> {
 fn move_name(from: BorrowedFd<'_>, old: &OsStr, to: BorrowedFd<'_>, new: &OsStr) -> Result<(), Errno> {
     match renameat_with(from, old, to, new, RenameFlags::NOREPLACE) {
         // Some filesystems do not support the flag.
-        Err(Errno::INVAL | Errno::NOSYS) => match Object::find(to, new)? {
+        Err(Errno::INVAL | Errno::NOSYS) => match TreeObject::open_entry(to, new)? {
             Some(_) => Err(Errno::EXIST),
             None => rustix::fs::renameat(from, old, to, new),
         },
@@ -314,14 +314,14 @@ fn move_name(from: BorrowedFd<'_>, old: &OsStr, to: BorrowedFd<'_>, new: &OsStr)
 
 /// Returns whether the object is the marked one, unchanged. Ignores the change time (`ctime`),
 /// which moves with the name. The content of a directory is checked before.
-fn is_the_same(object: &Object, mark: &Mark) -> bool {
+fn is_the_same(object: &TreeObject, mark: &ChangeMark) -> bool {
     object.inode() == mark.inode
         && object.kind() == mark.kind
-        && (object.is_directory() || (object.size(), object.modified()) == (mark.size, mark.modified))
+        && (object.is_directory() || (object.size(), object.modified_time()) == (mark.size, mark.modified))
 }
 
-fn meanwhile(path: &Path) -> PathError {
-    PathError::because(path, "it changed in the workspace at this moment")
+fn concurrent_change_error(path: &Path) -> PathError {
+    PathError::from_reason(path, "it changed in the workspace at this moment")
 }
 
 /// Returns the name of a slot.
@@ -330,6 +330,6 @@ pub(super) fn slot_name(slot: u32) -> String {
 }
 
 /// Returns the name of the old object on filesystems that cannot exchange names.
-fn aside(slot: u32) -> String {
+fn old_slot_name(slot: u32) -> String {
     format!("{slot}.old")
 }

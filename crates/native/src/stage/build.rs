@@ -19,19 +19,19 @@ use stockade_sys::Errno;
 use stockade_sys::resolve::DescriptorPath;
 
 use super::apply::{apply_settings, slot_name};
-use super::change::{Readable, is_whiteout};
-use super::error::{At, PathError};
-use super::journal::Settings;
-use super::watch::{Point, Watch};
-use stockade_files::object::{Kind, Object, Time, names, os};
+use super::change::{ReadableDirectory, is_whiteout};
+use super::error::{PathContext, PathError};
+use super::journal::ObjectMetadata;
+use super::watch::{CommitPoint, CommitObserver};
+use stockade_files::object::{ObjectKind, TreeObject, FileTime, list_entry_names, to_os_str};
 
 /// Most files that are flushed one by one; if there are more, the whole filesystem is flushed.
-const FLUSHED_SINGLY_MAX: usize = 64;
+const MAX_SINGLE_FLUSHES: usize = 64;
 /// Bytes copied at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// Makes objects in a commit area.
-pub(super) struct Builder<'a> {
+pub(super) struct ObjectBuilder<'a> {
     pub upper: BorrowedFd<'a>,
     pub workspace: BorrowedFd<'a>,
     pub depot: BorrowedFd<'a>,
@@ -43,7 +43,7 @@ pub(super) struct Builder<'a> {
     pub wanted: &'a BTreeSet<PathBuf>,
     /// For each inode of a staged file: a name in the workspace with the same content.
     pub unchanged_names: &'a HashMap<u64, PathBuf>,
-    pub watch: &'a mut dyn Watch,
+    pub watch: &'a mut dyn CommitObserver,
     made: HashMap<u64, OwnedFd>,
     slots: u32,
     flush: Vec<OwnedFd>,
@@ -51,21 +51,21 @@ pub(super) struct Builder<'a> {
 }
 
 /// Object in a slot of the commit area.
-pub(super) struct Slot {
+pub(super) struct CommitSlot {
     pub number: u32,
     pub inode: u64,
     /// Metadata to set after the object is moved to its path. Until then a directory is open to its
     /// owner, because it could not be moved otherwise.
-    pub settings: Option<Settings>,
+    pub settings: Option<ObjectMetadata>,
 }
 
-impl<'a> Builder<'a> {
+impl<'a> ObjectBuilder<'a> {
     pub fn new(
         (upper, workspace, depot): (BorrowedFd<'a>, BorrowedFd<'a>, BorrowedFd<'a>),
         (links, is_whole): (bool, bool),
         wanted: &'a BTreeSet<PathBuf>,
         unchanged_names: &'a HashMap<u64, PathBuf>,
-        watch: &'a mut dyn Watch,
+        watch: &'a mut dyn CommitObserver,
     ) -> Self {
         Self {
             upper,
@@ -84,83 +84,83 @@ impl<'a> Builder<'a> {
     }
 
     /// Reserves a number for an object that will be moved into the commit area.
-    pub fn reserve(&mut self) -> u32 {
+    pub fn reserve_slot(&mut self) -> u32 {
         self.slots += 1;
         self.slots - 1
     }
 
     /// Makes the object that is staged at `path`, with all wanted objects beneath it.
-    pub fn build(&mut self, path: &Path) -> Result<Slot, PathError> {
-        let number = self.reserve();
-        let staged = Object::beneath(self.upper, path).at(path)?;
+    pub fn build_object(&mut self, path: &Path) -> Result<CommitSlot, PathError> {
+        let number = self.reserve_slot();
+        let staged = TreeObject::open_beneath(self.upper, path).at_path(path)?;
         let staged = staged.ok_or_else(|| PathError::new(path, Errno::NOENT))?;
         let depot = self.depot;
         let name = slot_name(number);
-        let settings = self.make(staged, path, depot, OsStr::new(&name))?;
-        let object = Object::find(depot, OsStr::new(&name)).at(path)?;
+        let settings = self.make_object(staged, path, depot, OsStr::new(&name))?;
+        let object = TreeObject::open_entry(depot, OsStr::new(&name)).at_path(path)?;
         let object = object.ok_or_else(|| PathError::new(path, Errno::NOENT))?;
         if let Some(settings) = &settings {
-            let open = Settings { mode: settings.mode.map(|mode| mode | 0o700), ..settings.clone() };
-            apply_settings(&object, &open).at(path)?;
+            let open = ObjectMetadata { mode: settings.mode.map(|mode| mode | 0o700), ..settings.clone() };
+            apply_settings(&object, &open).at_path(path)?;
         }
-        Ok(Slot { number, inode: object.inode(), settings })
+        Ok(CommitSlot { number, inode: object.inode(), settings })
     }
 
     /// Makes one object. The caller sets the metadata of a directory.
-    fn make(
+    fn make_object(
         &mut self,
-        staged: Object,
+        staged: TreeObject,
         path: &Path,
         into: BorrowedFd<'_>,
         name: &OsStr,
-    ) -> Result<Option<Settings>, PathError> {
+    ) -> Result<Option<ObjectMetadata>, PathError> {
         let made = if staged.is_directory() {
             self.make_directory(staged, path, into, name).map(Some)
         } else {
             self.make_leaf(&staged, path, into, name).map(|()| None)
         }?;
         self.built += 1;
-        self.watch.reached(Point::Built).at(path)?;
-        self.watch.progress(self.built, self.wanted.len().max(self.built));
+        self.watch.on_point(CommitPoint::Built).at_path(path)?;
+        self.watch.on_progress(self.built, self.wanted.len().max(self.built));
         Ok(made)
     }
 
     fn make_directory(
         &mut self,
-        staged: Object,
+        staged: TreeObject,
         path: &Path,
         into: BorrowedFd<'_>,
         name: &OsStr,
-    ) -> Result<Settings, PathError> {
-        let staged = Readable::of(staged).at(path)?;
-        mkdirat(into, name, Mode::RWXU).at(path)?;
-        let made = find(into, name).at(path)?;
-        own(&made, &staged.object).at(path)?;
-        for inner in names(staged.object.fd.as_fd()).at(path)? {
-            let path = path.join(os(&inner));
+    ) -> Result<ObjectMetadata, PathError> {
+        let staged = ReadableDirectory::from_object(staged).at_path(path)?;
+        mkdirat(into, name, Mode::RWXU).at_path(path)?;
+        let made = find_object(into, name).at_path(path)?;
+        copy_owner(&made, &staged.object).at_path(path)?;
+        for inner in list_entry_names(staged.object.fd.as_fd()).at_path(path)? {
+            let path = path.join(to_os_str(&inner));
             if !self.wanted.contains(&path) {
                 continue;
             }
-            let Some(object) = Object::find(staged.object.fd.as_fd(), os(&inner)).at(&path)? else { continue };
+            let Some(object) = TreeObject::open_entry(staged.object.fd.as_fd(), to_os_str(&inner)).at_path(&path)? else { continue };
             if is_whiteout(&object) {
                 continue;
             }
-            if let Some(settings) = self.make(object, &path, made.fd.as_fd(), os(&inner))? {
-                apply_settings(&find(made.fd.as_fd(), os(&inner)).at(&path)?, &settings).at(&path)?;
+            if let Some(settings) = self.make_object(object, &path, made.fd.as_fd(), to_os_str(&inner))? {
+                apply_settings(&find_object(made.fd.as_fd(), to_os_str(&inner)).at_path(&path)?, &settings).at_path(&path)?;
             }
         }
-        Ok(Settings {
+        Ok(ObjectMetadata {
             mode: Some(staged.mode),
-            modified: Some(staged.object.modified()),
-            attributes: Some(staged.object.attributes().at(path)?),
+            modified: Some(staged.object.modified_time()),
+            attributes: Some(staged.object.read_attributes().at_path(path)?),
         })
     }
 
-    fn make_leaf(&mut self, staged: &Object, path: &Path, into: BorrowedFd<'_>, name: &OsStr) -> Result<(), PathError> {
+    fn make_leaf(&mut self, staged: &TreeObject, path: &Path, into: BorrowedFd<'_>, name: &OsStr) -> Result<(), PathError> {
         // The file already has a name in the workspace that stays, so this name becomes another
         // link.
         if let Some(other) = self.unchanged_names.get(&staged.inode())
-            && let Some(there) = Object::beneath(self.workspace, other).at(other)?
+            && let Some(there) = TreeObject::open_beneath(self.workspace, other).at_path(other)?
             && same_name(&there, into, name).is_ok()
         {
             return Ok(());
@@ -168,9 +168,9 @@ impl<'a> Builder<'a> {
         // If another link to the file remains in the stage, a later write to either would change
         // both.
         if self.links && (self.is_whole || staged.stat.st_nlink == 1) {
-            let own = staged.overlay_attributes().at(path)?;
+            let own = staged.overlay_attributes().at_path(path)?;
             let remove = || own.iter().try_for_each(|attribute| staged.remove_attribute(attribute));
-            staged.opened_up(remove).at(path)?;
+            staged.opened_up(remove).at_path(path)?;
             match same_name(staged, into, name) {
                 Ok(()) => return self.flush_later(staged, path),
                 // Too many links, or links to it are not allowed: copy.
@@ -181,10 +181,10 @@ impl<'a> Builder<'a> {
         if staged.stat.st_nlink > 1
             && let Some(first) = self.made.get(&staged.inode())
         {
-            let first = Object::of(rustix::io::fcntl_dupfd_cloexec(first, 3).at(path)?).at(path)?;
-            return same_name(&first, into, name).at(path);
+            let first = TreeObject::from_fd(rustix::io::fcntl_dupfd_cloexec(first, 3).at_path(path)?).at_path(path)?;
+            return same_name(&first, into, name).at_path(path);
         }
-        let made = duplicate(staged, into, name).at(path)?;
+        let made = duplicate_object(staged, into, name).at_path(path)?;
         self.flush_later(&made, path)?;
         if staged.stat.st_nlink > 1 {
             self.made.insert(staged.inode(), made.fd);
@@ -192,9 +192,9 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    fn flush_later(&mut self, object: &Object, path: &Path) -> Result<(), PathError> {
-        if object.kind() == Kind::File && self.flush.len() <= FLUSHED_SINGLY_MAX {
-            self.flush.push(rustix::io::fcntl_dupfd_cloexec(&object.fd, 3).at(path)?);
+    fn flush_later(&mut self, object: &TreeObject, path: &Path) -> Result<(), PathError> {
+        if object.kind() == ObjectKind::File && self.flush.len() <= MAX_SINGLE_FLUSHES {
+            self.flush.push(rustix::io::fcntl_dupfd_cloexec(&object.fd, 3).at_path(path)?);
         }
         Ok(())
     }
@@ -202,7 +202,7 @@ impl<'a> Builder<'a> {
     /// Flushes all objects made so far to the disk.
     pub fn flush(&mut self) -> Result<(), PathError> {
         let path = Path::new("");
-        let flushed_singly = self.flush.len() <= FLUSHED_SINGLY_MAX
+        let flushed_singly = self.flush.len() <= MAX_SINGLE_FLUSHES
             && self.flush.iter().all(|fd| {
                 let opened = openat(
                     CWD,
@@ -213,31 +213,31 @@ impl<'a> Builder<'a> {
                 opened.is_ok_and(|file| fsync(file).is_ok())
             });
         let depot = openat(self.depot, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        let depot = depot.at(path)?;
-        if flushed_singly { fsync(depot) } else { syncfs(depot) }.at(path)
+        let depot = depot.at_path(path)?;
+        if flushed_singly { fsync(depot) } else { syncfs(depot) }.at_path(path)
     }
 }
 
-fn find(directory: BorrowedFd<'_>, name: &OsStr) -> Result<Object, Errno> {
-    Object::find(directory, name)?.ok_or(Errno::NOENT)
+fn find_object(directory: BorrowedFd<'_>, name: &OsStr) -> Result<TreeObject, Errno> {
+    TreeObject::open_entry(directory, name)?.ok_or(Errno::NOENT)
 }
 
 /// Copies an object that is not a directory, with owner, mode, time and attributes.
-pub(super) fn duplicate(model: &Object, into: BorrowedFd<'_>, name: &OsStr) -> Result<Object, Errno> {
-    copy(model, into, name)?;
-    let made = find(into, name)?;
-    own(&made, model)?;
-    let settings = Settings {
+pub(super) fn duplicate_object(model: &TreeObject, into: BorrowedFd<'_>, name: &OsStr) -> Result<TreeObject, Errno> {
+    copy_object(model, into, name)?;
+    let made = find_object(into, name)?;
+    copy_owner(&made, model)?;
+    let settings = ObjectMetadata {
         mode: Some(model.mode()),
-        modified: Some(model.modified()),
-        attributes: Some(model.opened_up(|| model.attributes())?),
+        modified: Some(model.modified_time()),
+        attributes: Some(model.opened_up(|| model.read_attributes())?),
     };
     apply_settings(&made, &settings)?;
     Ok(made)
 }
 
 /// Sets the owner of a new object to that of its model, if they differ.
-pub(super) fn own(made: &Object, model: &Object) -> Result<(), Errno> {
+pub(super) fn copy_owner(made: &TreeObject, model: &TreeObject) -> Result<(), Errno> {
     let (user, group) = (model.stat.st_uid, model.stat.st_gid);
     if (user, group) == (made.stat.st_uid, made.stat.st_gid) {
         return Ok(());
@@ -247,24 +247,24 @@ pub(super) fn own(made: &Object, model: &Object) -> Result<(), Errno> {
 }
 
 /// Gives an open object one more name.
-fn same_name(object: &Object, into: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
+fn same_name(object: &TreeObject, into: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
     let path = DescriptorPath::new(object.fd.as_fd());
     linkat(CWD, path.as_c_str(), into, name, AtFlags::SYMLINK_FOLLOW)
 }
 
 /// Makes a new object of the same kind and content.
-fn copy(staged: &Object, into: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
+fn copy_object(staged: &TreeObject, into: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
     match staged.kind() {
-        Kind::File => copy_file(staged, into, name),
-        Kind::Link => symlinkat(os(&staged.link_text()?), into, name),
-        Kind::Pipe => mknodat(into, name, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0),
-        Kind::Socket => mknodat(into, name, FileType::Socket, Mode::RUSR | Mode::WUSR, 0),
-        Kind::Directory | Kind::Device => Err(Errno::INVAL),
+        ObjectKind::File => copy_file(staged, into, name),
+        ObjectKind::Link => symlinkat(to_os_str(&staged.link_text()?), into, name),
+        ObjectKind::Pipe => mknodat(into, name, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0),
+        ObjectKind::Socket => mknodat(into, name, FileType::Socket, Mode::RUSR | Mode::WUSR, 0),
+        ObjectKind::Directory | ObjectKind::Device => Err(Errno::INVAL),
     }
 }
 
-fn copy_file(staged: &Object, into: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
-    let from = staged.opened_up(|| staged.open())?;
+fn copy_file(staged: &TreeObject, into: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
+    let from = staged.opened_up(|| staged.open_file())?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let to = File::from(openat(into, name, flags, Mode::RUSR | Mode::WUSR)?);
     if ioctl_ficlone(&to, &from).is_ok() {
@@ -311,11 +311,11 @@ fn copy_range(from: &File, to: &File, start: u64, end: u64) -> Result<(), Errno>
 }
 
 /// Returns the metadata of a directory before a name is moved in or out of it.
-pub(super) fn settings_of(object: &Object) -> Settings {
-    Settings { mode: Some(object.mode()), modified: Some(object.modified()), attributes: None }
+pub(super) fn settings_of(object: &TreeObject) -> ObjectMetadata {
+    ObjectMetadata { mode: Some(object.mode()), modified: Some(object.modified_time()), attributes: None }
 }
 
 /// Returns the later of two times.
-pub(super) fn later(one: Time, other: Time) -> Time {
+pub(super) fn later_time(one: FileTime, other: FileTime) -> FileTime {
     one.max(other)
 }

@@ -30,35 +30,35 @@ use sha2::{Digest as _, Sha256};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
-use super::change::{Change, How};
-use super::error::{At, PathError, StageError};
-use super::place::Stage;
-use stockade_files::object::{Kind, Mark, Object, Time, names, os, same_content};
+use super::change::{StageChange, ChangeKind};
+use super::error::{PathContext, PathError, StageError};
+use super::place::OpenStage;
+use stockade_files::object::{ObjectKind, ChangeMark, TreeObject, FileTime, list_entry_names, to_os_str, same_content};
 
-const TOUCHED: &str = "touched";
+const NOTES_FILE: &str = "touched";
 /// Size limit of files that are digested before their first change, because the writer waits
 /// meanwhile. For larger files only the mark is noted.
-const DIGEST_LIMIT_BYTES: u64 = 1 << 20;
+const MAX_DIGEST_BYTES: u64 = 1 << 20;
 /// Most paths that are noted; later ones are checked by their time alone.
-const NOTES_MAX: usize = 200_000;
+const MAX_NOTES: usize = 200_000;
 /// Most levels of a directory to be removed that are scanned.
-const DEPTH_MAX: usize = 400;
+const MAX_DEPTH: usize = 400;
 
 /// A path that both the workspace and the stage changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Conflict {
+pub struct StageConflict {
     /// Path relative to the workspace.
     pub path: PathBuf,
     /// Type of the staged change.
-    pub how: How,
+    pub how: ChangeKind,
     /// Type of the change in the workspace.
-    pub meanwhile: Meanwhile,
+    pub meanwhile: WorkspaceChange,
 }
 
 /// Change in the workspace since the stage was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Meanwhile {
+pub enum WorkspaceChange {
     /// An object was created.
     Created,
     /// The object was changed.
@@ -67,45 +67,45 @@ pub enum Meanwhile {
     Removed,
 }
 
-impl fmt::Display for Conflict {
+impl fmt::Display for StageConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let meanwhile = match self.meanwhile {
-            Meanwhile::Created => "created",
-            Meanwhile::Changed => "changed",
-            Meanwhile::Removed => "removed",
+            WorkspaceChange::Created => "created",
+            WorkspaceChange::Changed => "changed",
+            WorkspaceChange::Removed => "removed",
         };
-        write!(f, "{} was {meanwhile} in the workspace", RawText::from(self.path.as_path()).escaped())
+        write!(f, "{} was {meanwhile} in the workspace", RawText::from(self.path.as_path()).to_escaped())
     }
 }
 
 /// The lower object at the first change of a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Note {
+struct BaselineNote {
     path: RawText,
     /// Absent if there was no object.
-    mark: Option<Mark>,
+    mark: Option<ChangeMark>,
     /// Digest of the file's bytes or of the link's target.
     digest: Option<String>,
 }
 
 /// Baseline recorder: notes an object of the workspace before its first change in the stage.
 #[derive(Debug)]
-pub struct Witness {
+pub struct BaselineRecorder {
     workspace: OwnedFd,
     root: PathBuf,
     seen: HashSet<PathBuf>,
     out: BufWriter<File>,
 }
 
-impl Witness {
+impl BaselineRecorder {
     /// Makes the recorder for the run that writes to `stage`.
     ///
     /// # Errors
     /// [`StageError`] if the workspace or the notes cannot be opened.
-    pub fn new(stage: &Stage) -> Result<Self, StageError> {
+    pub fn new(stage: &OpenStage) -> Result<Self, StageError> {
         let workspace = stage.open_workspace()?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&stage.directory, TOUCHED, flags, Mode::RUSR | Mode::WUSR).at(Path::new(TOUCHED))?;
+        let file = openat(&stage.directory, NOTES_FILE, flags, Mode::RUSR | Mode::WUSR).at_path(Path::new(NOTES_FILE))?;
         Ok(Self {
             workspace,
             root: stage.workspace().to_owned(),
@@ -121,37 +121,37 @@ impl Witness {
     /// [`PathError`] if the note cannot be written: the change must not be made then.
     pub fn before_change(&mut self, path: &Path) -> Result<(), PathError> {
         let Ok(path) = path.strip_prefix(&self.root) else { return Ok(()) };
-        if path.as_os_str().is_empty() || self.seen.len() >= NOTES_MAX || self.seen.contains(path) {
+        if path.as_os_str().is_empty() || self.seen.len() >= MAX_NOTES || self.seen.contains(path) {
             return Ok(());
         }
-        let note = note(self.workspace.as_fd(), path).at(path)?;
-        serde_json::to_writer(&mut self.out, &note).map_err(std::io::Error::from).at(path)?;
-        self.out.write_all(b"\n").at(path)?;
+        let note = note_object(self.workspace.as_fd(), path).at_path(path)?;
+        serde_json::to_writer(&mut self.out, &note).map_err(std::io::Error::from).at_path(path)?;
+        self.out.write_all(b"\n").at_path(path)?;
         // The process may be killed, but its notes must not be lost.
-        self.out.flush().at(path)?;
+        self.out.flush().at_path(path)?;
         self.seen.insert(path.to_owned());
         Ok(())
     }
 }
 
-fn note(workspace: rustix::fd::BorrowedFd<'_>, path: &Path) -> Result<Note, Errno> {
-    let object = match Object::beneath(workspace, path) {
+fn note_object(workspace: rustix::fd::BorrowedFd<'_>, path: &Path) -> Result<BaselineNote, Errno> {
+    let object = match TreeObject::open_beneath(workspace, path) {
         // An object that cannot be read from outside cannot be checked later either.
         Err(Errno::ACCESS) => None,
         other => other?,
     };
-    let digest = object.as_ref().map(digest).transpose()?.flatten();
-    Ok(Note { path: path.into(), mark: object.map(|o| o.mark()), digest })
+    let digest = object.as_ref().map(digest_content).transpose()?.flatten();
+    Ok(BaselineNote { path: path.into(), mark: object.map(|o| o.change_mark()), digest })
 }
 
 /// Returns the digest of an object's content; `None` if it is too large or unreadable.
-fn digest(object: &Object) -> Result<Option<String>, Errno> {
+fn digest_content(object: &TreeObject) -> Result<Option<String>, Errno> {
     let mut state = Sha256::new();
     match object.kind() {
-        Kind::Link => state.update(object.link_text()?),
-        Kind::File if object.size() <= DIGEST_LIMIT_BYTES => {
-            let Ok(file) = object.open() else { return Ok(None) };
-            let mut file = file.take(DIGEST_LIMIT_BYTES + 1);
+        ObjectKind::Link => state.update(object.link_text()?),
+        ObjectKind::File if object.size() <= MAX_DIGEST_BYTES => {
+            let Ok(file) = object.open_file() else { return Ok(None) };
+            let mut file = file.take(MAX_DIGEST_BYTES + 1);
             let mut block = vec![0; 64 * 1024];
             loop {
                 match file.read(&mut block) {
@@ -167,87 +167,87 @@ fn digest(object: &Object) -> Result<Option<String>, Errno> {
 }
 
 /// Conflict check of one stage.
-pub(super) struct Judge {
-    began: Time,
-    notes: HashMap<PathBuf, Note>,
+pub(super) struct ConflictCheck {
+    began: FileTime,
+    notes: HashMap<PathBuf, BaselineNote>,
 }
 
-impl Judge {
+impl ConflictCheck {
     /// Reads the notes of the baseline recorder. Ignores an incomplete last line, because its
     /// change was never made.
-    pub fn new(stage: &Stage) -> Result<Self, PathError> {
-        let text = stage.read_whole(TOUCHED)?.unwrap_or_default();
+    pub fn new(stage: &OpenStage) -> Result<Self, PathError> {
+        let text = stage.read_whole(NOTES_FILE)?.unwrap_or_default();
         let mut notes = HashMap::new();
         let lines: Vec<&[u8]> = text.split(|b| *b == b'\n').collect();
         for (at, line) in lines.iter().enumerate() {
-            match serde_json::from_slice::<Note>(line) {
+            match serde_json::from_slice::<BaselineNote>(line) {
                 Ok(note) => {
                     notes.entry(note.path.as_path().to_owned()).or_insert(note);
                 }
                 Err(_) if at + 1 == lines.len() => {}
-                Err(e) => return Err(PathError::because(Path::new(TOUCHED), &e.to_string())),
+                Err(e) => return Err(PathError::from_reason(Path::new(NOTES_FILE), &e.to_string())),
             }
         }
         Ok(Self { began: stage.meta.compared.unwrap_or(stage.meta.began), notes })
     }
 
     /// Returns the conflict of `change`, given both objects as they are now.
-    pub fn conflict(
+    pub fn find_conflict(
         &self,
-        change: &Change,
-        staged: Option<&Object>,
-        present: Option<&Object>,
-    ) -> Result<Option<Conflict>, PathError> {
+        change: &StageChange,
+        staged: Option<&TreeObject>,
+        present: Option<&TreeObject>,
+    ) -> Result<Option<StageConflict>, PathError> {
         let found = match present {
-            None => self.absent(change),
-            Some(present) if self.agree(change, staged, present)? => None,
-            Some(present) if change.how == How::Metadata && present.is_directory() => {
+            None => self.removal_conflict(change),
+            Some(present) if self.has_same_content(change, staged, present)? => None,
+            Some(present) if change.how == ChangeKind::Metadata && present.is_directory() => {
                 self.mode_changed(change, present)
             }
-            Some(present) => self.present(&change.path, present, goes_with_all(change, present), 0)?,
+            Some(present) => self.content_conflict(&change.path, present, goes_with_all(change, present), 0)?,
         };
-        Ok(found.map(|(path, meanwhile)| Conflict { path, how: change.how, meanwhile }))
+        Ok(found.map(|(path, meanwhile)| StageConflict { path, how: change.how, meanwhile }))
     }
 
-    fn absent(&self, change: &Change) -> Option<(PathBuf, Meanwhile)> {
+    fn removal_conflict(&self, change: &StageChange) -> Option<(PathBuf, WorkspaceChange)> {
         let was_there = self.notes.get(&change.path).is_some_and(|note| note.mark.is_some());
         let matters = change.staged.is_some() && (was_there || change.below.is_some());
-        matters.then(|| (change.path.clone(), Meanwhile::Removed))
+        matters.then(|| (change.path.clone(), WorkspaceChange::Removed))
     }
 
     /// Returns whether both sides have the same content.
-    fn agree(&self, change: &Change, staged: Option<&Object>, present: &Object) -> Result<bool, PathError> {
+    fn has_same_content(&self, change: &StageChange, staged: Option<&TreeObject>, present: &TreeObject) -> Result<bool, PathError> {
         let Some(staged) = staged else { return Ok(false) };
         if staged.is_directory() || staged.mode() != present.mode() {
             return Ok(false);
         }
-        staged.opened_up(|| same_content(staged, present)).at(&change.path)
+        staged.opened_up(|| same_content(staged, present)).at_path(&change.path)
     }
 
     /// Checks only the mode of a directory, because its times change with its entries.
-    fn mode_changed(&self, change: &Change, present: &Object) -> Option<(PathBuf, Meanwhile)> {
+    fn mode_changed(&self, change: &StageChange, present: &TreeObject) -> Option<(PathBuf, WorkspaceChange)> {
         let mark = self.notes.get(&change.path)?.mark?;
-        (mark.mode != present.mode()).then(|| (change.path.clone(), Meanwhile::Changed))
+        (mark.mode != present.mode()).then(|| (change.path.clone(), WorkspaceChange::Changed))
     }
 
-    fn present(
+    fn content_conflict(
         &self,
         path: &Path,
-        present: &Object,
+        present: &TreeObject,
         with_all: bool,
         depth: usize,
-    ) -> Result<Option<(PathBuf, Meanwhile)>, PathError> {
-        let own = self.changed(path, present)?.map(|meanwhile| (path.to_owned(), meanwhile));
+    ) -> Result<Option<(PathBuf, WorkspaceChange)>, PathError> {
+        let own = self.find_workspace_change(path, present)?.map(|meanwhile| (path.to_owned(), meanwhile));
         if !with_all {
             return Ok(own);
         }
-        if depth > DEPTH_MAX {
-            return Err(PathError::because(path, "it lies too deep to be looked at"));
+        if depth > MAX_DEPTH {
+            return Err(PathError::from_reason(path, "it lies too deep to be looked at"));
         }
-        for name in names(present.fd.as_fd()).at(path)? {
-            let path = path.join(os(&name));
-            if let Some(inner) = Object::find(present.fd.as_fd(), os(&name)).at(&path)?
-                && let Some(found) = self.present(&path, &inner, inner.is_directory(), depth + 1)?
+        for name in list_entry_names(present.fd.as_fd()).at_path(path)? {
+            let path = path.join(to_os_str(&name));
+            if let Some(inner) = TreeObject::open_entry(present.fd.as_fd(), to_os_str(&name)).at_path(&path)?
+                && let Some(found) = self.content_conflict(&path, &inner, inner.is_directory(), depth + 1)?
             {
                 return Ok(Some(found));
             }
@@ -256,19 +256,19 @@ impl Judge {
         Ok(own)
     }
 
-    fn changed(&self, path: &Path, present: &Object) -> Result<Option<Meanwhile>, PathError> {
+    fn find_workspace_change(&self, path: &Path, present: &TreeObject) -> Result<Option<WorkspaceChange>, PathError> {
         let note = self.notes.get(path);
-        let older = present.changed() <= self.began;
+        let older = present.changed_time() <= self.began;
         let Some(note) = note else {
-            return Ok((!older).then_some(Meanwhile::Changed));
+            return Ok((!older).then_some(WorkspaceChange::Changed));
         };
-        let Some(mark) = note.mark else { return Ok(Some(Meanwhile::Created)) };
+        let Some(mark) = note.mark else { return Ok(Some(WorkspaceChange::Created)) };
         if present.is_directory() {
             // The times of a directory depend on its entries, which are checked separately.
             let same = mark.inode == present.inode() && mark.mode == present.mode();
-            return Ok((!same).then_some(Meanwhile::Changed));
+            return Ok((!same).then_some(WorkspaceChange::Changed));
         }
-        if mark == present.mark() && mark.changed <= self.began {
+        if mark == present.change_mark() && mark.changed <= self.began {
             return Ok(None);
         }
         // Changed before the run's first access, so the run may have used either content.
@@ -276,14 +276,14 @@ impl Judge {
         let same_kind = mark.kind == present.kind() && mark.mode == present.mode();
         let same = same_kind
             && match present.kind() {
-                Kind::Pipe | Kind::Socket => true,
-                _ => note.digest.is_some() && digest(present).at(path)? == note.digest,
+                ObjectKind::Pipe | ObjectKind::Socket => true,
+                _ => note.digest.is_some() && digest_content(present).at_path(path)? == note.digest,
             };
-        Ok((was_late || !same).then_some(Meanwhile::Changed))
+        Ok((was_late || !same).then_some(WorkspaceChange::Changed))
     }
 }
 
 /// Returns whether a directory is removed with all its content.
-fn goes_with_all(change: &Change, present: &Object) -> bool {
-    present.is_directory() && matches!(change.how, How::Removed | How::Replaced)
+fn goes_with_all(change: &StageChange, present: &TreeObject) -> bool {
+    present.is_directory() && matches!(change.how, ChangeKind::Removed | ChangeKind::Replaced)
 }

@@ -8,64 +8,64 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, openat, statx, unlinkat};
 use stockade_sys::Errno;
 
-use super::commit::unreadable;
-use super::error::{At, PathError};
-use super::journal::DepotPlace;
-use super::place::{Stage, make_private};
-use stockade_files::object::{Object, directory_beneath, os};
-use stockade_files::removal::{remove_tree, sweep};
+use super::commit::stage_path_error;
+use super::error::{PathContext, PathError};
+use super::journal::CommitAreaLocation;
+use super::place::{OpenStage, make_private};
+use stockade_files::object::{TreeObject, directory_beneath, to_os_str};
+use stockade_files::removal::{remove_tree, sweep_removals};
 
-pub(super) const DEPOT: &str = "depot";
+pub(super) const COMMIT_AREA: &str = "depot";
 /// Directory of the commit area in the workspace; this name is protected everywhere.
-const SHELTER: &str = ".stockade";
+const WORKSPACE_AREA: &str = ".stockade";
 /// Marker file, written before the directory [`SHELTER`] is made, so that a new one is removed
 /// again.
-const BORROWED: &str = "borrowed";
+const BORROWED_MARKER: &str = "borrowed";
 
 /// An open commit area.
-pub(super) struct Depot {
-    pub place: DepotPlace,
+pub(super) struct CommitArea {
+    pub place: CommitAreaLocation,
     pub directory: OwnedFd,
     /// True if staged objects can get a second name (hard link) in it.
     pub links: bool,
 }
 
-impl Depot {
+impl CommitArea {
     /// Makes an empty commit area.
-    pub fn make(stage: &Stage, workspace: BorrowedFd<'_>) -> Result<Self, PathError> {
+    pub fn create_empty(stage: &OpenStage, workspace: BorrowedFd<'_>) -> Result<Self, PathError> {
         clear_depots(stage)?;
-        let path = Path::new(DEPOT);
-        if mount_of(workspace).at(stage.workspace())? == mount_of(stage.directory.as_fd()).at(path)? {
-            let directory = make_private(stage.directory.as_fd(), DEPOT).at(path)?;
-            return Ok(Self { place: DepotPlace::Stage, directory, links: true });
+        let path = Path::new(COMMIT_AREA);
+        if mount_of(workspace).at_path(stage.workspace())? == mount_of(stage.directory.as_fd()).at_path(path)? {
+            let directory = make_private(stage.directory.as_fd(), COMMIT_AREA).at_path(path)?;
+            return Ok(Self { place: CommitAreaLocation::Stage, directory, links: true });
         }
-        let root = Object::of(rustix::io::fcntl_dupfd_cloexec(workspace, 3).at(path)?).at(path)?;
-        let is_new = Object::find(workspace, os(SHELTER.as_bytes())).at(path)?.is_none();
-        stage.write_whole(BORROWED, |out| serde_json::to_writer(out, &is_new).map_err(Into::into))?;
-        let shelter = make_shelter(workspace, is_new).at(&stage.workspace().join(SHELTER))?;
-        let made = make_private(shelter.as_fd(), &sheltered(stage));
-        root.set_modified(root.modified()).at(stage.workspace())?;
-        Ok(Self { place: DepotPlace::Workspace, directory: made.at(&stage.workspace().join(SHELTER))?, links: false })
+        let root = TreeObject::from_fd(rustix::io::fcntl_dupfd_cloexec(workspace, 3).at_path(path)?).at_path(path)?;
+        let is_new = TreeObject::open_entry(workspace, to_os_str(WORKSPACE_AREA.as_bytes())).at_path(path)?.is_none();
+        stage.write_whole(BORROWED_MARKER, |out| serde_json::to_writer(out, &is_new).map_err(Into::into))?;
+        let shelter = make_shelter(workspace, is_new).at_path(&stage.workspace().join(WORKSPACE_AREA))?;
+        let made = make_private(shelter.as_fd(), &workspace_area_name(stage));
+        root.set_modified(root.modified_time()).at_path(stage.workspace())?;
+        Ok(Self { place: CommitAreaLocation::Workspace, directory: made.at_path(&stage.workspace().join(WORKSPACE_AREA))?, links: false })
     }
 
     /// Opens the commit area of an interrupted commit.
-    pub fn open(stage: &Stage, workspace: BorrowedFd<'_>, place: DepotPlace) -> Result<Self, PathError> {
+    pub fn open_interrupted(stage: &OpenStage, workspace: BorrowedFd<'_>, place: CommitAreaLocation) -> Result<Self, PathError> {
         let opened = match place {
-            DepotPlace::Stage => directory_beneath(stage.directory.as_fd(), Path::new(DEPOT)),
-            DepotPlace::Workspace => directory_beneath(workspace, &Path::new(SHELTER).join(sheltered(stage))),
+            CommitAreaLocation::Stage => directory_beneath(stage.directory.as_fd(), Path::new(COMMIT_AREA)),
+            CommitAreaLocation::Workspace => directory_beneath(workspace, &Path::new(WORKSPACE_AREA).join(workspace_area_name(stage))),
         };
-        Ok(Self { place, directory: opened.at(Path::new(DEPOT))?, links: false })
+        Ok(Self { place, directory: opened.at_path(Path::new(COMMIT_AREA))?, links: false })
     }
 }
 
 fn make_shelter(workspace: BorrowedFd<'_>, is_new: bool) -> Result<OwnedFd, Errno> {
     if is_new {
-        return make_private(workspace, SHELTER);
+        return make_private(workspace, WORKSPACE_AREA);
     }
-    openat(workspace, SHELTER, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+    openat(workspace, WORKSPACE_AREA, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-fn sheltered(stage: &Stage) -> String {
+fn workspace_area_name(stage: &OpenStage) -> String {
     format!("commit-{}", stage.id())
 }
 
@@ -76,37 +76,37 @@ pub(super) fn mount_of(directory: BorrowedFd<'_>) -> Result<(u32, u32, u64), Err
 }
 
 /// Removes the commit area. Returns whether there was one.
-pub(super) fn clear_depots(stage: &Stage) -> Result<bool, PathError> {
+pub(super) fn clear_depots(stage: &OpenStage) -> Result<bool, PathError> {
     let mut cleared = false;
-    if Object::find(stage.directory.as_fd(), os(DEPOT.as_bytes())).at(Path::new(DEPOT))?.is_some() {
-        remove_tree(stage.directory.as_fd(), DEPOT.as_bytes())?;
+    if TreeObject::open_entry(stage.directory.as_fd(), to_os_str(COMMIT_AREA.as_bytes())).at_path(Path::new(COMMIT_AREA))?.is_some() {
+        remove_tree(stage.directory.as_fd(), COMMIT_AREA.as_bytes())?;
         cleared = true;
     }
-    let Some(borrowed) = stage.read_whole(BORROWED)? else { return Ok(cleared) };
+    let Some(borrowed) = stage.read_whole(BORROWED_MARKER)? else { return Ok(cleared) };
     let is_ours = borrowed == b"true";
-    let workspace = stage.open_workspace().map_err(unreadable)?;
-    let root = Object::of(workspace).at(stage.workspace())?;
-    let path = stage.workspace().join(SHELTER);
-    if let Some(shelter) = Object::find(root.fd.as_fd(), os(SHELTER.as_bytes())).at(&path)?.filter(Object::is_directory)
+    let workspace = stage.open_workspace().map_err(stage_path_error)?;
+    let root = TreeObject::from_fd(workspace).at_path(stage.workspace())?;
+    let path = stage.workspace().join(WORKSPACE_AREA);
+    if let Some(shelter) = TreeObject::open_entry(root.fd.as_fd(), to_os_str(WORKSPACE_AREA.as_bytes())).at_path(&path)?.filter(TreeObject::is_directory)
     {
-        remove_tree(shelter.fd.as_fd(), sheltered(stage).as_bytes())?;
-        sweep(shelter.fd.as_fd())?;
+        remove_tree(shelter.fd.as_fd(), workspace_area_name(stage).as_bytes())?;
+        sweep_removals(shelter.fd.as_fd())?;
         if is_ours {
-            match unlinkat(&root.fd, SHELTER, AtFlags::REMOVEDIR) {
+            match unlinkat(&root.fd, WORKSPACE_AREA, AtFlags::REMOVEDIR) {
                 // Another program uses the directory now.
                 Ok(()) | Err(Errno::NOTEMPTY | Errno::NOENT) => {}
                 Err(errno) => return Err(PathError::new(&path, errno)),
             }
-            root.set_modified(root.modified()).at(stage.workspace())?;
+            root.set_modified(root.modified_time()).at_path(stage.workspace())?;
         } else {
-            shelter.set_modified(shelter.modified()).at(&path)?;
+            shelter.set_modified(shelter.modified_time()).at_path(&path)?;
         }
     }
-    stage.remove_file(BORROWED)?;
+    stage.remove_file(BORROWED_MARKER)?;
     Ok(true)
 }
 
 /// Returns whether a commit left a commit area.
 pub(super) fn is_there(directory: BorrowedFd<'_>) -> bool {
-    [DEPOT, BORROWED].iter().any(|name| matches!(Object::find(directory, os(name.as_bytes())), Ok(Some(_))))
+    [COMMIT_AREA, BORROWED_MARKER].iter().any(|name| matches!(TreeObject::open_entry(directory, to_os_str(name.as_bytes())), Ok(Some(_))))
 }

@@ -3,11 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
-pub(super) use stockade_files::At;
+pub(super) use stockade_files::PathContext;
 pub use stockade_files::PathError;
 use stockade_model::{RawText, StageId};
 
-use super::conflict::Conflict;
+use super::conflict::StageConflict;
 
 /// Error of making, finding or reading a stage.
 #[derive(Debug, thiserror::Error)]
@@ -60,15 +60,15 @@ pub enum StageError {
 
 /// Error of a commit or discard.
 #[derive(Debug, thiserror::Error)]
-pub enum CommitError {
+pub enum StageCommitError {
     /// The stage cannot be read or used.
     #[error(transparent)]
     Stage(#[from] StageError),
     /// The workspace changed meanwhile at paths that the stage would change.
-    #[error("{}", conflicts(.0))]
-    Conflicts(Vec<Conflict>),
+    #[error("{}", describe_conflicts(.0))]
+    Conflicts(Vec<StageConflict>),
     /// Nothing is staged at a named path.
-    #[error("nothing is staged at `{}`{}\nhint: `stockade stage diff` shows what is", RawText::from(path.as_path()).escaped(), inside(.within.as_deref()))]
+    #[error("nothing is staged at `{}`{}\nhint: `stockade stage diff` shows what is", RawText::from(path.as_path()).to_escaped(), parent_change_text(.within.as_deref()))]
     Nothing {
         /// Path as the user named it.
         path: PathBuf,
@@ -76,10 +76,10 @@ pub enum CommitError {
         within: Option<PathBuf>,
     },
     /// The preparation failed; the workspace is unchanged.
-    #[error("cannot make the commit ready, {why}; the workspace is as it was{room}", why = .0, room = room(.0))]
+    #[error("cannot make the commit ready, {why}; the workspace is as it was{room}", why = .0, room = full_disk_hint(.0))]
     Prepare(PathError),
     /// The commit failed half way, and its steps were undone.
-    #[error("the commit failed, {why}; it was undone, the workspace is as it was{room}", why = .0, room = room(.0))]
+    #[error("the commit failed, {why}; it was undone, the workspace is as it was{room}", why = .0, room = full_disk_hint(.0))]
     Undone(PathError),
     /// The commit failed half way, and the undo failed, too.
     #[error(
@@ -93,32 +93,32 @@ pub enum CommitError {
     },
 }
 
-impl From<PathError> for CommitError {
+impl From<PathError> for StageCommitError {
     fn from(error: PathError) -> Self {
         Self::Stage(StageError::Read(error))
     }
 }
 
-fn room(error: &PathError) -> &'static str {
+fn full_disk_hint(error: &PathError) -> &'static str {
     if error.is_full { "\nhint: make room on that disk and commit again" } else { "" }
 }
 
-fn inside(change: Option<&Path>) -> String {
+fn parent_change_text(change: Option<&Path>) -> String {
     change.map_or_else(String::new, |path| {
-        format!(": `{}` is removed or replaced as a whole", RawText::from(path).escaped())
+        format!(": `{}` is removed or replaced as a whole", RawText::from(path).to_escaped())
     })
 }
 
 /// Most paths in one message; `diff` lists all of them.
-const SHOWN: usize = 20;
+const MAX_SHOWN_CONFLICTS: usize = 20;
 
-fn conflicts(found: &[Conflict]) -> String {
+fn describe_conflicts(found: &[StageConflict]) -> String {
     let mut text = "nothing was committed: the workspace changed meanwhile".to_owned();
-    for conflict in found.iter().take(SHOWN) {
+    for conflict in found.iter().take(MAX_SHOWN_CONFLICTS) {
         text += &format!("\n  {conflict}");
     }
-    if found.len() > SHOWN {
-        text += &format!("\n  and {} more", found.len() - SHOWN);
+    if found.len() > MAX_SHOWN_CONFLICTS {
+        text += &format!("\n  and {} more", found.len() - MAX_SHOWN_CONFLICTS);
     }
     text + "\nhint: commit the other paths by name, or discard these and run again"
 }

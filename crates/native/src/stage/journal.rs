@@ -9,19 +9,19 @@ use rustix::fs::{AtFlags, renameat, statat};
 use serde::{Deserialize, Serialize};
 use stockade_model::RawText;
 
-use super::error::{At, PathError};
-use super::place::Stage;
-use stockade_files::object::{Attributes, Mark, Time};
+use super::error::{PathContext, PathError};
+use super::place::OpenStage;
+use stockade_files::object::{ExtendedAttributes, ChangeMark, FileTime};
 
-const JOURNAL: &str = "journal";
-const DONE: &str = "journal-done";
-const SETTLED: &str = "settled";
+const JOURNAL_FILE: &str = "journal";
+const DONE_FILE: &str = "journal-done";
+const SETTLED_FILE: &str = "settled";
 
 /// Location of the commit area, which holds new objects before and old objects after their
 /// exchange. Always on the filesystem of the workspace, because only there an exchange is atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum DepotPlace {
+pub(super) enum CommitAreaLocation {
     /// In the stage.
     Stage,
     /// In the workspace, under a protected name.
@@ -30,12 +30,12 @@ pub(super) enum DepotPlace {
 
 /// A decided commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Journal {
-    pub depot: DepotPlace,
+pub(super) struct StageJournal {
+    pub depot: CommitAreaLocation,
     /// Start of the conflict check, by the clock of file times.
-    pub checked: Time,
+    pub checked: FileTime,
     /// Steps in this order; undone in reverse order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<CommitStep>,
     /// Paths that are settled afterwards.
     pub settled: Vec<RawText>,
     /// Protected paths that the user approved.
@@ -48,26 +48,26 @@ pub(super) struct Journal {
 /// A step of a commit. Paths are relative to the workspace; a slot is a name in the commit area.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Step {
+pub(super) enum CommitStep {
     /// Gives the owner write access to a directory.
     Open { path: RawText, before: u32 },
     /// Moves the object at the path into the commit area.
-    Remove { path: RawText, slot: u32, old: Mark },
+    Remove { path: RawText, slot: u32, old: ChangeMark },
     /// Moves the object from the commit area to the path, and the old object into the commit area.
-    Put { path: RawText, slot: u32, new: u64, old: Option<Mark> },
+    Put { path: RawText, slot: u32, new: u64, old: Option<ChangeMark> },
     /// Sets mode, time and attributes of the object with this inode.
-    Attributes { path: RawText, inode: u64, before: Settings, after: Settings },
+    Attributes { path: RawText, inode: u64, before: ObjectMetadata, after: ObjectMetadata },
 }
 
 /// Metadata of an object. Absent fields stay unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Settings {
+pub(super) struct ObjectMetadata {
     pub mode: Option<u32>,
-    pub modified: Option<Time>,
-    pub attributes: Option<Attributes>,
+    pub modified: Option<FileTime>,
+    pub attributes: Option<ExtendedAttributes>,
 }
 
-impl Step {
+impl CommitStep {
     pub fn path(&self) -> &Path {
         match self {
             Self::Open { path, .. } | Self::Remove { path, .. } | Self::Put { path, .. } => path.as_path(),
@@ -78,63 +78,63 @@ impl Step {
 
 /// Progress of a commit.
 #[derive(Debug)]
-pub(super) enum Found {
+pub(super) enum CommitState {
     /// No commit, or one that was not decided yet.
     Nothing,
     /// The commit was decided.
-    Decided(Journal),
+    Decided(StageJournal),
     /// All steps are done and durable.
-    Done(Journal),
+    Done(StageJournal),
 }
 
 /// Returns whether a commit was interrupted in the stage in `directory`.
 pub(super) fn is_there(directory: BorrowedFd<'_>) -> bool {
-    [JOURNAL, DONE].iter().any(|name| statat(directory, *name, AtFlags::SYMLINK_NOFOLLOW).is_ok())
+    [JOURNAL_FILE, DONE_FILE].iter().any(|name| statat(directory, *name, AtFlags::SYMLINK_NOFOLLOW).is_ok())
 }
 
 /// Records the decision durably.
-pub(super) fn decide(stage: &Stage, journal: &Journal) -> Result<(), PathError> {
-    stage.write_whole(JOURNAL, |out| serde_json::to_writer(out, journal).map_err(Into::into))
+pub(super) fn record_decision(stage: &OpenStage, journal: &StageJournal) -> Result<(), PathError> {
+    stage.write_whole(JOURNAL_FILE, |out| serde_json::to_writer(out, journal).map_err(Into::into))
 }
 
 /// Records durably that all steps are done.
-pub(super) fn mark_done(stage: &Stage) -> Result<(), PathError> {
-    renameat(&stage.directory, JOURNAL, &stage.directory, DONE).at(Path::new(JOURNAL))?;
-    rustix::fs::fsync(&stage.directory).at(Path::new(JOURNAL))
+pub(super) fn mark_done(stage: &OpenStage) -> Result<(), PathError> {
+    renameat(&stage.directory, JOURNAL_FILE, &stage.directory, DONE_FILE).at_path(Path::new(JOURNAL_FILE))?;
+    rustix::fs::fsync(&stage.directory).at_path(Path::new(JOURNAL_FILE))
 }
 
 /// Removes the journal, after all work is done.
-pub(super) fn forget(stage: &Stage) -> Result<(), PathError> {
-    stage.remove_file(JOURNAL)?;
-    stage.remove_file(DONE)
+pub(super) fn remove_journal(stage: &OpenStage) -> Result<(), PathError> {
+    stage.remove_file(JOURNAL_FILE)?;
+    stage.remove_file(DONE_FILE)
 }
 
-pub(super) fn find(stage: &Stage) -> Result<Found, PathError> {
+pub(super) fn read_state(stage: &OpenStage) -> Result<CommitState, PathError> {
     let parse = |text: Vec<u8>| {
-        serde_json::from_slice::<Journal>(&text).map_err(|e| PathError::because(Path::new(JOURNAL), &e.to_string()))
+        serde_json::from_slice::<StageJournal>(&text).map_err(|e| PathError::from_reason(Path::new(JOURNAL_FILE), &e.to_string()))
     };
-    if let Some(text) = stage.read_whole(DONE)? {
-        return Ok(Found::Done(parse(text)?));
+    if let Some(text) = stage.read_whole(DONE_FILE)? {
+        return Ok(CommitState::Done(parse(text)?));
     }
-    match stage.read_whole(JOURNAL)? {
-        Some(text) => Ok(Found::Decided(parse(text)?)),
-        None => Ok(Found::Nothing),
+    match stage.read_whole(JOURNAL_FILE)? {
+        Some(text) => Ok(CommitState::Decided(parse(text)?)),
+        None => Ok(CommitState::Nothing),
     }
 }
 
 /// Reads the settled paths.
-pub(super) fn settled(stage: &Stage) -> Result<Vec<RawText>, PathError> {
-    match stage.read_whole(SETTLED)? {
+pub(super) fn read_settled(stage: &OpenStage) -> Result<Vec<RawText>, PathError> {
+    match stage.read_whole(SETTLED_FILE)? {
         None => Ok(Vec::new()),
-        Some(text) => serde_json::from_slice(&text).map_err(|e| PathError::because(Path::new(SETTLED), &e.to_string())),
+        Some(text) => serde_json::from_slice(&text).map_err(|e| PathError::from_reason(Path::new(SETTLED_FILE), &e.to_string())),
     }
 }
 
 /// Adds paths to the settled paths.
-pub(super) fn settle(stage: &Stage, more: &[RawText]) -> Result<(), PathError> {
-    let mut all = settled(stage)?;
+pub(super) fn add_settled(stage: &OpenStage, more: &[RawText]) -> Result<(), PathError> {
+    let mut all = read_settled(stage)?;
     all.extend_from_slice(more);
     all.sort_unstable();
     all.dedup();
-    stage.write_whole(SETTLED, |out| serde_json::to_writer(out, &all).map_err(Into::into))
+    stage.write_whole(SETTLED_FILE, |out| serde_json::to_writer(out, &all).map_err(Into::into))
 }

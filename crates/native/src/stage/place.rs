@@ -30,24 +30,24 @@ use serde::{Deserialize, Serialize};
 use stockade_model::{RawText, RequestId, StageId};
 use stockade_sys::Errno;
 
-use super::error::{At, PathError, StageError};
+use super::error::{PathContext, PathError, StageError};
 use stockade_engine::mountinfo;
-use stockade_files::object::{MODE_BITS, Object, Time, make_where_missing, names, os};
-use stockade_files::removal::{LEAVING, remove_tree, sweep};
+use stockade_files::object::{MODE_BITS, TreeObject, FileTime, make_where_missing, list_entry_names, to_os_str};
+use stockade_files::removal::{REMOVAL_PREFIX, remove_tree, sweep_removals};
 
-pub(super) const META: &str = "meta.json";
-pub(super) const UPPER: &str = "upper";
-pub(super) const WORK: &str = "work";
+pub(super) const META_FILE: &str = "meta.json";
+pub(super) const UPPER_DIRECTORY: &str = "upper";
+pub(super) const WORK_DIRECTORY: &str = "work";
 /// Largest record of a stage that is read, in bytes.
-const META_LIMIT_BYTES: u64 = 1 << 20;
+const MAX_META_BYTES: u64 = 1 << 20;
 /// Largest list file of a stage that is read, in bytes.
-const LIST_LIMIT_BYTES: u64 = 1 << 30;
+const MAX_LIST_BYTES: u64 = 1 << 30;
 /// Attribute that is set and removed to check whether the filesystem keeps attributes.
-const PROBE: &str = "user.stockade.probe";
+const PROBE_ATTRIBUTE: &str = "user.stockade.probe";
 /// Time-out for the lock of a stage.
-const LOCK_WAIT: Duration = Duration::from_secs(2);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Most stages that are listed.
-const STAGES_MAX: usize = 10_000;
+const MAX_STAGES: usize = 10_000;
 
 /// Record of a stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,11 +69,11 @@ pub struct StageMeta {
     pub ended: Option<String>,
     device: u64,
     inode: u64,
-    pub(super) began: Time,
+    pub(super) began: FileTime,
     /// Time at which the workspace was restored after a run without an overlay. Later changes in
     /// the workspace are conflicts for a commit.
     #[serde(default)]
-    pub(super) compared: Option<Time>,
+    pub(super) compared: Option<FileTime>,
     /// Boot id of the machine at creation.
     boot: String,
 }
@@ -93,14 +93,14 @@ pub struct NewStage {
 
 /// The directory of all stages of one user.
 #[derive(Debug)]
-pub struct Stages {
+pub struct StageDirectory {
     path: PathBuf,
     directory: OwnedFd,
 }
 
 /// An open stage.
 #[derive(Debug)]
-pub struct Stage {
+pub struct OpenStage {
     /// Record of the stage.
     pub meta: StageMeta,
     pub(super) directory: OwnedFd,
@@ -110,7 +110,7 @@ pub struct Stage {
 
 /// A stage in a list.
 #[derive(Clone, Debug)]
-pub struct Listed {
+pub struct StageListEntry {
     /// Id of the stage.
     pub id: StageId,
     /// Record of the stage; absent if it cannot be read.
@@ -121,7 +121,7 @@ pub struct Listed {
     pub cut_off: bool,
 }
 
-impl Stages {
+impl StageDirectory {
     /// Opens the directory at `path`. Makes it if it is missing.
     ///
     /// # Errors
@@ -143,10 +143,10 @@ impl Stages {
         .map_err(place)?;
         let stat = fstat(&directory).map_err(place)?;
         if stat.st_uid != rustix::process::geteuid().as_raw() {
-            return Err(StageError::Place(PathError::because(path, "it belongs to another user")));
+            return Err(StageError::Place(PathError::from_reason(path, "it belongs to another user")));
         }
         if stat.st_mode & 0o077 != 0 {
-            return Err(StageError::Place(PathError::because(path, "it is open to other users")));
+            return Err(StageError::Place(PathError::from_reason(path, "it is open to other users")));
         }
         Ok(Self { path: path.to_owned(), directory })
     }
@@ -156,11 +156,11 @@ impl Stages {
     /// # Errors
     /// [`StageError::Unfit`] if the workspace cannot be staged; other errors if the stage cannot be
     /// made.
-    pub fn create(&self, new: NewStage) -> Result<Stage, StageError> {
-        let id = StageId::from_random(random().map_err(|e| self.place(e))?);
+    pub fn create_stage(&self, new: NewStage) -> Result<OpenStage, StageError> {
+        let id = StageId::from_random(random_bytes().map_err(|e| self.directory_error(e))?);
         let workspace = open_workspace(&new.workspace).map_err(StageError::Unfit)?;
         self.refuse_unfit(&new.workspace)?;
-        let root = Object::of(workspace).at(&new.workspace).map_err(StageError::Unfit)?;
+        let root = TreeObject::from_fd(workspace).at_path(&new.workspace).map_err(StageError::Unfit)?;
         let meta = StageMeta {
             id,
             created_ms: created_ms(),
@@ -171,9 +171,9 @@ impl Stages {
             ended: None,
             device: root.stat.st_dev,
             inode: root.inode(),
-            began: now(),
+            began: system_time_now(),
             compared: None,
-            boot: boot(),
+            boot: read_boot_id(),
         };
         let stage = self.lay_out(meta, &root).map_err(StageError::Place)?;
         match stage.keeps_attributes() {
@@ -187,22 +187,22 @@ impl Stages {
         }
     }
 
-    fn lay_out(&self, meta: StageMeta, workspace: &Object) -> Result<Stage, PathError> {
+    fn lay_out(&self, meta: StageMeta, workspace: &TreeObject) -> Result<OpenStage, PathError> {
         let path = self.path.join(meta.id.as_str());
-        mkdirat(&self.directory, meta.id.as_str(), Mode::RWXU).at(&path)?;
-        let directory = open_directory(self.directory.as_fd(), meta.id.as_str()).at(&path)?;
-        lock(directory.as_fd()).at(&path)?;
-        mkdirat(&directory, WORK, Mode::RWXU).at(&path)?;
-        mkdirat(&directory, UPPER, Mode::RWXU).at(&path)?;
-        let upper = Object::find(directory.as_fd(), os(UPPER.as_bytes())).at(&path)?;
+        mkdirat(&self.directory, meta.id.as_str(), Mode::RWXU).at_path(&path)?;
+        let directory = open_directory(self.directory.as_fd(), meta.id.as_str()).at_path(&path)?;
+        lock_directory(directory.as_fd()).at_path(&path)?;
+        mkdirat(&directory, WORK_DIRECTORY, Mode::RWXU).at_path(&path)?;
+        mkdirat(&directory, UPPER_DIRECTORY, Mode::RWXU).at_path(&path)?;
+        let upper = TreeObject::open_entry(directory.as_fd(), to_os_str(UPPER_DIRECTORY.as_bytes())).at_path(&path)?;
         let upper = upper.ok_or_else(|| PathError::new(&path, Errno::NOENT))?;
-        mirror(workspace, &upper).at(workspace_path(&meta))?;
-        let stages = rustix::io::fcntl_dupfd_cloexec(&self.directory, 3).at(&path)?;
-        let stage = Stage { meta, directory, path, stages };
+        mirror_metadata(workspace, &upper).at_path(workspace_path(&meta))?;
+        let stages = rustix::io::fcntl_dupfd_cloexec(&self.directory, 3).at_path(&path)?;
+        let stage = OpenStage { meta, directory, path, stages };
         stage.make_meta()?;
         // From here on, every change of the workspace has a later time than the stage. The clock of
         // file times moves in ticks, so the call waits for the next tick.
-        pass(stage.meta.began);
+        wait_until_past(stage.meta.began);
         Ok(stage)
     }
 
@@ -210,13 +210,13 @@ impl Stages {
     /// upper directory cannot be inside the workspace.
     fn refuse_unfit(&self, workspace: &Path) -> Result<(), StageError> {
         if self.path.starts_with(workspace) {
-            return Err(StageError::Unfit(PathError::because(workspace, "it holds the directory of stages")));
+            return Err(StageError::Unfit(PathError::from_reason(workspace, "it holds the directory of stages")));
         }
-        let read = mountinfo::read().at(Path::new("/proc/self/mountinfo"));
+        let read = mountinfo::read_mountinfo().at_path(Path::new("/proc/self/mountinfo"));
         let text = read.map_err(StageError::Unfit)?;
-        let mut points = mountinfo::mounts(&text).map(|(point, _)| point);
+        let mut points = mountinfo::parse_mount_points(&text).map(|(point, _)| point);
         match points.find(|mount| mount != workspace && mount.starts_with(workspace)) {
-            Some(mount) => Err(StageError::Unfit(PathError::because(&mount, "it is mounted inside the workspace"))),
+            Some(mount) => Err(StageError::Unfit(PathError::from_reason(&mount, "it is mounted inside the workspace"))),
             None => Ok(()),
         }
     }
@@ -225,17 +225,17 @@ impl Stages {
     ///
     /// # Errors
     /// [`StageError::Place`] if the directory cannot be read.
-    pub fn list(&self) -> Result<Vec<Listed>, StageError> {
-        let ids = names(self.directory.as_fd()).map_err(|e| self.place(e))?;
+    pub fn list_stages(&self) -> Result<Vec<StageListEntry>, StageError> {
+        let ids = list_entry_names(self.directory.as_fd()).map_err(|e| self.directory_error(e))?;
         let ids = ids.iter().filter_map(|name| std::str::from_utf8(name).ok()?.parse::<StageId>().ok());
-        let mut found: Vec<Listed> = ids.take(STAGES_MAX).filter_map(|id| self.listed(id)).collect();
+        let mut found: Vec<StageListEntry> = ids.take(MAX_STAGES).filter_map(|id| self.read_list_entry(id)).collect();
         found.sort_by_key(|listed| std::cmp::Reverse(listed.meta.as_ref().map_or(0, |meta| meta.created_ms)));
         Ok(found)
     }
 
     /// Lists the stages with remains of a commit, even if another process has locked them.
-    pub(super) fn unfinished(&self) -> Result<Vec<StageId>, StageError> {
-        let ids = names(self.directory.as_fd()).map_err(|e| self.place(e))?;
+    pub(super) fn list_unfinished(&self) -> Result<Vec<StageId>, StageError> {
+        let ids = list_entry_names(self.directory.as_fd()).map_err(|e| self.directory_error(e))?;
         let ids = ids.iter().filter_map(|name| std::str::from_utf8(name).ok()?.parse::<StageId>().ok());
         let has_left = |id: &StageId| {
             let Ok(directory) = open_directory(self.directory.as_fd(), id.as_str()) else { return false };
@@ -244,40 +244,40 @@ impl Stages {
                 || super::depot::is_there(directory)
                 || super::aside::is_there(directory)
         };
-        Ok(ids.take(STAGES_MAX).filter(has_left).collect())
+        Ok(ids.take(MAX_STAGES).filter(has_left).collect())
     }
 
-    fn listed(&self, id: StageId) -> Option<Listed> {
+    fn read_list_entry(&self, id: StageId) -> Option<StageListEntry> {
         let directory = open_directory(self.directory.as_fd(), id.as_str()).ok()?;
         let busy = flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err();
         let left = || super::journal::is_there(directory.as_fd()) || super::aside::is_there(directory.as_fd());
         let cut_off = !busy && left();
-        Some(Listed { meta: read_meta(directory.as_fd(), &id).ok(), id, busy, cut_off })
+        Some(StageListEntry { meta: read_meta(directory.as_fd(), &id).ok(), id, busy, cut_off })
     }
 
     /// Opens a stage for reading.
     ///
     /// # Errors
     /// [`StageError::Absent`], [`StageError::Damaged`].
-    pub fn look(&self, id: &StageId) -> Result<Stage, StageError> {
+    pub fn open_for_reading(&self, id: &StageId) -> Result<OpenStage, StageError> {
         let directory = match open_directory(self.directory.as_fd(), id.as_str()) {
             Ok(directory) => directory,
             Err(Errno::NOENT) => return Err(StageError::Absent(id.clone())),
-            Err(errno) => return Err(self.place(errno)),
+            Err(errno) => return Err(self.directory_error(errno)),
         };
         let meta = read_meta(directory.as_fd(), id)
             .map_err(|why| StageError::Damaged { id: id.clone(), why: why.to_string() })?;
-        let stages = rustix::io::fcntl_dupfd_cloexec(&self.directory, 3).map_err(|e| self.place(e))?;
-        Ok(Stage { meta, directory, path: self.path.join(id.as_str()), stages })
+        let stages = rustix::io::fcntl_dupfd_cloexec(&self.directory, 3).map_err(|e| self.directory_error(e))?;
+        Ok(OpenStage { meta, directory, path: self.path.join(id.as_str()), stages })
     }
 
     /// Opens a stage for changes, and locks it.
     ///
     /// # Errors
     /// As [`look`](Self::look), and [`StageError::Busy`].
-    pub fn take(&self, id: &StageId) -> Result<Stage, StageError> {
-        let stage = self.look(id)?;
-        lock(stage.directory.as_fd()).map_err(|_| StageError::Busy(id.clone()))?;
+    pub fn open_for_changes(&self, id: &StageId) -> Result<OpenStage, StageError> {
+        let stage = self.open_for_reading(id)?;
+        lock_directory(stage.directory.as_fd()).map_err(|_| StageError::Busy(id.clone()))?;
         // The last holder of the lock may have removed the stage.
         match fstat(&stage.directory) {
             Ok(stat) if stat.st_nlink > 0 => Ok(stage),
@@ -293,24 +293,24 @@ impl Stages {
         let directory = match open_directory(self.directory.as_fd(), id.as_str()) {
             Ok(directory) => directory,
             Err(Errno::NOENT) => return Err(StageError::Absent(id.clone())),
-            Err(errno) => return Err(self.place(errno)),
+            Err(errno) => return Err(self.directory_error(errno)),
         };
-        lock(directory.as_fd()).map_err(|_| StageError::Busy(id.clone()))?;
+        lock_directory(directory.as_fd()).map_err(|_| StageError::Busy(id.clone()))?;
         remove(self.directory.as_fd(), id).map_err(StageError::Place)
     }
 
     /// Removes the remains of an interrupted removal.
-    pub fn sweep(&self) {
+    pub fn remove_leftovers(&self) {
         // The next call repeats a failed removal.
-        let _ = sweep(self.directory.as_fd());
+        let _ = sweep_removals(self.directory.as_fd());
     }
 
-    fn place(&self, errno: Errno) -> StageError {
+    fn directory_error(&self, errno: Errno) -> StageError {
         StageError::Place(PathError::new(&self.path, errno))
     }
 }
 
-impl Stage {
+impl OpenStage {
     /// Returns the id of the stage.
     pub fn id(&self) -> &StageId {
         &self.meta.id
@@ -325,9 +325,9 @@ impl Stage {
     pub(super) fn open_workspace(&self) -> Result<OwnedFd, StageError> {
         let wrong = |why| StageError::Workspace { id: self.meta.id.clone(), why };
         let workspace = open_workspace(self.workspace()).map_err(wrong)?;
-        let stat = fstat(&workspace).at(self.workspace()).map_err(wrong)?;
+        let stat = fstat(&workspace).at_path(self.workspace()).map_err(wrong)?;
         if (stat.st_dev, stat.st_ino) != (self.meta.device, self.meta.inode) {
-            return Err(wrong(PathError::because(self.workspace(), "another directory has its name")));
+            return Err(wrong(PathError::from_reason(self.workspace(), "another directory has its name")));
         }
         Ok(workspace)
     }
@@ -336,17 +336,17 @@ impl Stage {
     ///
     /// # Errors
     /// [`PathError`] if the directory does not exist.
-    pub fn part(&self, name: &str) -> Result<OwnedFd, PathError> {
+    pub fn open_part(&self, name: &str) -> Result<OwnedFd, PathError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        openat(&self.directory, name, flags, Mode::empty()).at(Path::new(name))
+        openat(&self.directory, name, flags, Mode::empty()).at_path(Path::new(name))
     }
 
     /// Records how the run ended. Flushes the run's writes to the disk first.
     ///
     /// # Errors
     /// [`PathError`] if the record cannot be written.
-    pub fn end(&mut self, how: &str) -> Result<(), PathError> {
-        syncfs(&self.directory).at(Path::new(UPPER))?;
+    pub fn record_end(&mut self, how: &str) -> Result<(), PathError> {
+        syncfs(&self.directory).at_path(Path::new(UPPER_DIRECTORY))?;
         self.meta.ended = Some(how.to_owned());
         self.write_meta()
     }
@@ -361,11 +361,11 @@ impl Stage {
             return Ok(false);
         }
         super::aside::put_back(self)?;
-        let compared = now();
+        let compared = system_time_now();
         self.meta.compared = Some(compared);
         // Must precede the removal of the backup tree, the only sign that the run had no overlay.
         self.write_meta()?;
-        pass(compared);
+        wait_until_past(compared);
         super::aside::clear(self)?;
         Ok(true)
     }
@@ -373,7 +373,7 @@ impl Stage {
     /// Returns whether the stage may lack a part of the writes, because the machine went down
     /// before the run's end.
     pub fn may_be_torn(&self) -> bool {
-        self.meta.ended.is_none() && self.meta.boot != boot()
+        self.meta.ended.is_none() && self.meta.boot != read_boot_id()
     }
 
     /// Removes the stage with its content.
@@ -385,28 +385,28 @@ impl Stage {
     }
 
     fn write_meta(&self) -> Result<(), PathError> {
-        self.write_whole(META, |out| serde_json::to_writer(out, &self.meta).map_err(Into::into))
+        self.write_whole(META_FILE, |out| serde_json::to_writer(out, &self.meta).map_err(Into::into))
     }
 
     /// Writes the first record, without a flush: after a power failure it is not needed.
     fn make_meta(&self) -> Result<(), PathError> {
-        let path = Path::new(META);
+        let path = Path::new(META_FILE);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let mut file = File::from(openat(&self.directory, META, flags, Mode::RUSR | Mode::WUSR).at(path)?);
-        let text = serde_json::to_vec(&self.meta).map_err(std::io::Error::from).at(path)?;
-        file.write_all(&text).at(path)
+        let mut file = File::from(openat(&self.directory, META_FILE, flags, Mode::RUSR | Mode::WUSR).at_path(path)?);
+        let text = serde_json::to_vec(&self.meta).map_err(std::io::Error::from).at_path(path)?;
+        file.write_all(&text).at_path(path)
     }
 
     /// Checks that the filesystem keeps extended attributes, because overlays and backup trees use
     /// them. Some filesystems keep none: tmpfs before Linux 6.6, ramfs.
     fn keeps_attributes(&self) -> Result<(), Errno> {
-        rustix::fs::fsetxattr(&self.directory, PROBE, b"", rustix::fs::XattrFlags::empty())?;
-        rustix::fs::fremovexattr(&self.directory, PROBE)
+        rustix::fs::fsetxattr(&self.directory, PROBE_ATTRIBUTE, b"", rustix::fs::XattrFlags::empty())?;
+        rustix::fs::fremovexattr(&self.directory, PROBE_ATTRIBUTE)
     }
 
     /// Returns the upper directory and the work directory of the overlay.
     pub fn overlay_directories(&self) -> (PathBuf, PathBuf) {
-        (self.path.join(UPPER), self.path.join(WORK))
+        (self.path.join(UPPER_DIRECTORY), self.path.join(WORK_DIRECTORY))
     }
 
     /// Writes a file of the stage atomically and durably.
@@ -418,23 +418,23 @@ impl Stage {
         let path = Path::new(name);
         let partial = format!("{name}.partial");
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&self.directory, &partial, flags, Mode::RUSR | Mode::WUSR).at(path)?;
+        let file = openat(&self.directory, &partial, flags, Mode::RUSR | Mode::WUSR).at_path(path)?;
         let mut out = std::io::BufWriter::new(File::from(file));
-        write(&mut out).at(path)?;
-        let file = out.into_inner().map_err(std::io::IntoInnerError::into_error).at(path)?;
-        fsync(&file).at(path)?;
-        renameat(&self.directory, &partial, &self.directory, name).at(path)?;
-        fsync(&self.directory).at(path)
+        write(&mut out).at_path(path)?;
+        let file = out.into_inner().map_err(std::io::IntoInnerError::into_error).at_path(path)?;
+        fsync(&file).at_path(path)?;
+        renameat(&self.directory, &partial, &self.directory, name).at_path(path)?;
+        fsync(&self.directory).at_path(path)
     }
 
     /// Reads a file of the stage; `None` if it does not exist.
     pub(super) fn read_whole(&self, name: &str) -> Result<Option<Vec<u8>>, PathError> {
-        read_file(self.directory.as_fd(), name, LIST_LIMIT_BYTES)
+        read_file(self.directory.as_fd(), name, MAX_LIST_BYTES)
     }
 
     pub(super) fn remove_file(&self, name: &str) -> Result<(), PathError> {
         match unlinkat(&self.directory, name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => fsync(&self.directory).at(Path::new(name)),
+            Ok(()) | Err(Errno::NOENT) => fsync(&self.directory).at_path(Path::new(name)),
             Err(errno) => Err(PathError::new(Path::new(name), errno)),
         }
     }
@@ -446,7 +446,7 @@ fn workspace_path(meta: &StageMeta) -> &Path {
 
 fn open_workspace(path: &Path) -> Result<OwnedFd, PathError> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS).at(path)
+    openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS).at_path(path)
 }
 
 /// Opens a directory so that it can be locked and flushed.
@@ -455,8 +455,8 @@ fn open_directory(parent: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> 
     openat(parent, name, flags, Mode::empty())
 }
 
-fn lock(directory: BorrowedFd<'_>) -> Result<(), Errno> {
-    let give_up = Instant::now() + LOCK_WAIT;
+fn lock_directory(directory: BorrowedFd<'_>) -> Result<(), Errno> {
+    let give_up = Instant::now() + LOCK_TIMEOUT;
     loop {
         match flock(directory, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) if Instant::now() < give_up => thread::sleep(Duration::from_millis(20)),
@@ -466,11 +466,11 @@ fn lock(directory: BorrowedFd<'_>) -> Result<(), Errno> {
 }
 
 fn read_meta(directory: BorrowedFd<'_>, id: &StageId) -> Result<StageMeta, PathError> {
-    let path = Path::new(META);
+    let path = Path::new(META_FILE);
     let text =
-        read_file(directory, META, META_LIMIT_BYTES)?.ok_or_else(|| PathError::because(path, "it is not there"))?;
-    let meta: StageMeta = serde_json::from_slice(&text).map_err(|e| PathError::because(path, &e.to_string()))?;
-    if &meta.id == id { Ok(meta) } else { Err(PathError::because(path, "it is that of another stage")) }
+        read_file(directory, META_FILE, MAX_META_BYTES)?.ok_or_else(|| PathError::from_reason(path, "it is not there"))?;
+    let meta: StageMeta = serde_json::from_slice(&text).map_err(|e| PathError::from_reason(path, &e.to_string()))?;
+    if &meta.id == id { Ok(meta) } else { Err(PathError::from_reason(path, "it is that of another stage")) }
 }
 
 fn read_file(directory: BorrowedFd<'_>, name: &str, limit_bytes: u64) -> Result<Option<Vec<u8>>, PathError> {
@@ -482,17 +482,17 @@ fn read_file(directory: BorrowedFd<'_>, name: &str, limit_bytes: u64) -> Result<
         Err(errno) => return Err(PathError::new(path, errno)),
     };
     let mut text = Vec::new();
-    file.take(limit_bytes + 1).read_to_end(&mut text).at(path)?;
+    file.take(limit_bytes + 1).read_to_end(&mut text).at_path(path)?;
     if text.len() as u64 > limit_bytes {
-        return Err(PathError::because(path, "it is too large"));
+        return Err(PathError::from_reason(path, "it is too large"));
     }
     Ok(Some(text))
 }
 
 /// Copies owner, mode, times and attributes of the workspace: the overlay's root shows those of its
 /// upper directory.
-fn mirror(workspace: &Object, upper: &Object) -> Result<(), Errno> {
-    for (name, value) in workspace.attributes()? {
+fn mirror_metadata(workspace: &TreeObject, upper: &TreeObject) -> Result<(), Errno> {
+    for (name, value) in workspace.read_attributes()? {
         upper.set_attribute(name.as_bytes(), value.as_bytes())?;
     }
     let (user, group) = (workspace.stat.st_uid, workspace.stat.st_gid);
@@ -502,18 +502,18 @@ fn mirror(workspace: &Object, upper: &Object) -> Result<(), Errno> {
         let _ = rustix::fs::chownat(&upper.fd, c"", Some(ids.0), Some(ids.1), AtFlags::EMPTY_PATH);
     }
     upper.set_mode(workspace.mode())?;
-    upper.set_modified(workspace.modified())
+    upper.set_modified(workspace.modified_time())
 }
 
 /// Removes the stage from the list atomically, then deletes its content.
 fn remove(stages: BorrowedFd<'_>, id: &StageId) -> Result<(), PathError> {
-    let directory = open_directory(stages, id.as_str()).at(Path::new(id.as_str()))?;
+    let directory = open_directory(stages, id.as_str()).at_path(Path::new(id.as_str()))?;
     if super::aside::is_there(directory.as_fd()) {
         let why = "it holds what a run put aside, which is not back in the workspace";
-        return Err(PathError::because(Path::new(id.as_str()), why));
+        return Err(PathError::from_reason(Path::new(id.as_str()), why));
     }
-    let leaving = format!("{LEAVING}{id}");
-    renameat(stages, id.as_str(), stages, &leaving).at(Path::new(id.as_str()))?;
+    let leaving = format!("{REMOVAL_PREFIX}{id}");
+    renameat(stages, id.as_str(), stages, &leaving).at_path(Path::new(id.as_str()))?;
     remove_tree(stages, leaving.as_bytes())
 }
 
@@ -528,11 +528,11 @@ pub(super) fn make_private(parent: BorrowedFd<'_>, name: &str) -> Result<OwnedFd
 }
 
 /// Returns the boot id of the machine (random(4)).
-fn boot() -> String {
+fn read_boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
-fn random() -> Result<[u8; 16], Errno> {
+fn random_bytes() -> Result<[u8; 16], Errno> {
     let mut bytes = [0; 16];
     let mut filled = 0;
     while filled < bytes.len() {
@@ -542,29 +542,29 @@ fn random() -> Result<[u8; 16], Errno> {
 }
 
 fn created_ms() -> u64 {
-    let now = now();
+    let now = system_time_now();
     u64::try_from(now.seconds).unwrap_or(0) * 1000 + u64::from(now.nanoseconds / 1_000_000)
 }
 
-pub(super) fn now() -> Time {
+pub(super) fn system_time_now() -> FileTime {
     read_clock(ClockId::Realtime)
 }
 
 /// Waits until the clock of file times is past `time`.
-fn pass(time: Time) {
-    while coarse() <= time {
+fn wait_until_past(time: FileTime) {
+    while file_time_now() <= time {
         thread::sleep(Duration::from_micros(200));
     }
 }
 
 /// Reads the clock of file times.
-pub(super) fn coarse() -> Time {
+pub(super) fn file_time_now() -> FileTime {
     read_clock(ClockId::RealtimeCoarse)
 }
 
-fn read_clock(clock: ClockId) -> Time {
+fn read_clock(clock: ClockId) -> FileTime {
     let time = clock_gettime(clock);
-    Time { seconds: time.tv_sec, nanoseconds: u32::try_from(time.tv_nsec).unwrap_or(0) }
+    FileTime { seconds: time.tv_sec, nanoseconds: u32::try_from(time.tv_nsec).unwrap_or(0) }
 }
 
 #[cfg(test)]
@@ -576,26 +576,26 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let root = scratch.path().canonicalize().unwrap();
         std::fs::create_dir(root.join("w")).unwrap();
-        let stages = Stages::open(&root.join("stages")).unwrap();
+        let stages = StageDirectory::open(&root.join("stages")).unwrap();
         let new = |workspace: PathBuf| NewStage {
             request: RequestId::from_random([1; 16]),
             command: "make".into(),
             workspace,
             protect: vec![".git".to_owned()],
         };
-        let stage = stages.create(new(root.join("w"))).unwrap();
+        let stage = stages.create_stage(new(root.join("w"))).unwrap();
         let id = stage.id().clone();
-        assert!(stages.list().unwrap()[0].busy);
-        assert!(matches!(stages.create(new(root.clone())), Err(StageError::Unfit(_))));
-        assert!(matches!(stages.take(&id), Err(StageError::Busy(_))));
+        assert!(stages.list_stages().unwrap()[0].busy);
+        assert!(matches!(stages.create_stage(new(root.clone())), Err(StageError::Unfit(_))));
+        assert!(matches!(stages.open_for_changes(&id), Err(StageError::Busy(_))));
         drop(stage);
-        let mut stage = stages.take(&id).unwrap();
-        stage.end("exited 0").unwrap();
-        assert_eq!(stages.look(&id).unwrap().meta, stage.meta);
+        let mut stage = stages.open_for_changes(&id).unwrap();
+        stage.record_end("exited 0").unwrap();
+        assert_eq!(stages.open_for_reading(&id).unwrap().meta, stage.meta);
         stage.remove().unwrap();
-        assert!(matches!(stages.look(&id), Err(StageError::Absent(_))));
-        assert!(stages.list().unwrap().is_empty());
+        assert!(matches!(stages.open_for_reading(&id), Err(StageError::Absent(_))));
+        assert!(stages.list_stages().unwrap().is_empty());
         std::fs::set_permissions(root.join("stages"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        assert!(matches!(Stages::open(&root.join("stages")), Err(StageError::Place(_))));
+        assert!(matches!(StageDirectory::open(&root.join("stages")), Err(StageError::Place(_))));
     }
 }

@@ -2,20 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
-use super::aside::Aside;
-use super::conflict::Witness;
+use super::aside::BackupTree;
+use super::conflict::BaselineRecorder;
 use super::error::PathError;
 
 /// Hook before a change, for one of the two trees that can receive the run's writes.
 #[derive(Debug)]
-pub enum Precaution {
+pub enum PreWriteHook {
     /// An overlay receives them; the hook records the lower object.
-    Noted(Witness),
+    Noted(BaselineRecorder),
     /// The workspace itself receives them; the hook keeps the original in the backup tree.
-    PutAside(Aside),
+    PutAside(BackupTree),
 }
 
-impl Precaution {
+impl PreWriteHook {
     /// Prepares a change of the object at the absolute `path`; call it before the change.
     /// `rewrites` is true if the object itself may change, not only its name.
     ///

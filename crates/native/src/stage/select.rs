@@ -5,33 +5,33 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-use stockade_model::Operation;
+use stockade_model::DeniedOperation;
 
-use super::change::{Change, Changes, How};
-use super::error::{At, CommitError, PathError};
-use super::place::Stage;
-use crate::guards::{Surveys, View, open_host_root};
-use crate::powers::{Powers, Verdict, creates_name};
-use stockade_files::object::{Kind, Object, names, os};
+use super::change::{StageChange, StageChanges, ChangeKind};
+use super::error::{PathContext, StageCommitError, PathError};
+use super::place::OpenStage;
+use crate::guards::{RunSurveys, RootView, open_host_root};
+use crate::powers::{AttemptPermissions, PermissionVerdict, creates_name};
+use stockade_files::object::{ObjectKind, TreeObject, list_entry_names, to_os_str};
 
 /// Most levels of a directory to be removed that are scanned.
-const DEPTH_MAX: usize = 400;
-const SET_ID: u32 = 0o6000;
+const MAX_DEPTH: usize = 400;
+const SET_ID_BITS: u32 = 0o6000;
 
 /// A change that a commit leaves in the stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldChange {
     /// Path relative to the workspace.
     pub path: PathBuf,
     /// Type of the change.
-    pub how: How,
+    pub how: ChangeKind,
     /// Reason for leaving it.
-    pub why: Why,
+    pub why: HoldReason,
 }
 
 /// Reason why a change is left in the stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum HoldReason {
     /// The change needs a separate approval.
     Protected {
         /// Rule that protects the path, in words.
@@ -44,20 +44,20 @@ pub enum Why {
 }
 
 /// The changes at the named paths.
-pub(super) struct Chosen<'c> {
-    pub changes: Vec<&'c Change>,
-    pub held: Vec<Held>,
+pub(super) struct ChangeSelection<'c> {
+    pub changes: Vec<&'c StageChange>,
+    pub held: Vec<HeldChange>,
 }
 
-impl Chosen<'_> {
+impl ChangeSelection<'_> {
     /// Returns whether these are all changes, so that nothing stays staged.
-    pub fn are_all(&self, changes: &Changes) -> bool {
+    pub fn are_all(&self, changes: &StageChanges) -> bool {
         self.held.is_empty() && self.changes.len() == changes.list.len()
     }
 }
 
 /// Returns whether `path` or a directory above it was named. An empty list names all paths.
-pub(super) fn covers(named: &[PathBuf], path: &Path) -> bool {
+pub(super) fn is_named(named: &[PathBuf], path: &Path) -> bool {
     named.is_empty() || named.iter().any(|name| path.starts_with(name))
 }
 
@@ -65,30 +65,30 @@ pub(super) fn covers(named: &[PathBuf], path: &Path) -> bool {
 ///
 /// # Errors
 /// [`CommitError::Nothing`] for a path at which nothing is staged.
-pub(super) fn named<'c>(changes: &'c Changes, named: &[PathBuf]) -> Result<Vec<&'c Change>, CommitError> {
+pub(super) fn select_named<'c>(changes: &'c StageChanges, named: &[PathBuf]) -> Result<Vec<&'c StageChange>, StageCommitError> {
     for name in named {
-        let is_met = |change: &Change| change.path.starts_with(name) && !change.is_incidental;
+        let is_met = |change: &StageChange| change.path.starts_with(name) && !change.is_incidental;
         if !changes.list.iter().any(is_met) {
             let above =
-                |change: &&Change| matches!(change.how, How::Removed | How::Replaced) && name.starts_with(&change.path);
+                |change: &&StageChange| matches!(change.how, ChangeKind::Removed | ChangeKind::Replaced) && name.starts_with(&change.path);
             let within = changes.list.iter().find(above).map(|change| change.path.clone());
-            return Err(CommitError::Nothing { path: name.clone(), within });
+            return Err(StageCommitError::Nothing { path: name.clone(), within });
         }
         // Entries of a directory that replaces a file are committed together with the directory.
         let replaced =
-            |change: &&Change| change.how == How::Replaced && change.path != *name && name.starts_with(&change.path);
+            |change: &&StageChange| change.how == ChangeKind::Replaced && change.path != *name && name.starts_with(&change.path);
         if let Some(change) = changes.list.iter().find(replaced)
-            && !covers(named, &change.path)
+            && !is_named(named, &change.path)
         {
-            return Err(CommitError::Nothing { path: name.clone(), within: Some(change.path.clone()) });
+            return Err(StageCommitError::Nothing { path: name.clone(), within: Some(change.path.clone()) });
         }
     }
-    Ok(changes.list.iter().filter(|change| covers(named, &change.path)).collect())
+    Ok(changes.list.iter().filter(|change| is_named(named, &change.path)).collect())
 }
 
 /// Time at which a change is checked.
 #[derive(Clone, Copy)]
-enum Moment {
+enum CommitMoment {
     /// Before the commit, against the content that the workspace will have.
     Before,
     /// After the object was put at a name that was free before.
@@ -97,57 +97,57 @@ enum Moment {
 
 /// Protection of names at a commit: the rules of a run, without its grants, and the approvals of
 /// this commit.
-pub(super) struct Guard<'a> {
-    powers: Powers,
-    surveys: Surveys,
+pub(super) struct CommitGuard<'a> {
+    powers: AttemptPermissions,
+    surveys: RunSurveys,
     root: PathBuf,
     upper: BorrowedFd<'a>,
     lower: BorrowedFd<'a>,
 }
 
-impl<'a> Guard<'a> {
+impl<'a> CommitGuard<'a> {
     /// Makes the check for one commit.
     ///
     /// # Errors
     /// [`PathError`] if the root directory cannot be opened.
     pub fn new(
-        stage: &Stage,
+        stage: &OpenStage,
         agreed: &[PathBuf],
         upper: BorrowedFd<'a>,
         lower: BorrowedFd<'a>,
     ) -> Result<Self, PathError> {
         let root = stage.workspace().to_owned();
-        let mut powers = Powers::over(&root, &stage.meta.protect);
-        let mut surveys = Surveys::default();
-        let host = open_host_root().at(&root)?;
-        surveys.complete(|_| View::new(host.as_fd()), powers.names(), powers.writable());
-        powers.agree(agreed.iter().map(|path| root.join(path)));
+        let mut powers = AttemptPermissions::for_workspace(&root, &stage.meta.protect);
+        let mut surveys = RunSurveys::default();
+        let host = open_host_root().at_path(&root)?;
+        surveys.survey_new_roots(|_| RootView::new(host.as_fd()), powers.guarded_names(), powers.writable());
+        powers.approve_paths(agreed.iter().map(|path| root.join(path)));
         Ok(Self { powers, surveys, root, upper, lower })
     }
 
     /// Returns the reason why `change` must wait, or `None`.
-    pub fn holds(&self, change: &Change) -> Result<Option<Why>, PathError> {
+    pub fn hold_reason(&self, change: &StageChange) -> Result<Option<HoldReason>, PathError> {
         if let Some(staged) = &change.staged {
             match staged.kind {
-                Kind::Device => return Ok(Some(Why::Special("a device"))),
-                Kind::File if staged.mode & SET_ID != 0 => {
-                    return Ok(Some(Why::Special("it would run with its owner's powers (set-user-ID)")));
+                ObjectKind::Device => return Ok(Some(HoldReason::Special("a device"))),
+                ObjectKind::File if staged.mode & SET_ID_BITS != 0 => {
+                    return Ok(Some(HoldReason::Special("it would run with its owner's powers (set-user-ID)")));
                 }
                 _ => {}
             }
         }
         let operation = match change.how {
-            How::Added | How::Replaced => Operation::Create,
-            How::Removed => Operation::Remove,
-            How::Modified => Operation::Write,
-            How::Metadata => Operation::Metadata,
+            ChangeKind::Added | ChangeKind::Replaced => DeniedOperation::Create,
+            ChangeKind::Removed => DeniedOperation::Remove,
+            ChangeKind::Modified => DeniedOperation::Write,
+            ChangeKind::Metadata => DeniedOperation::Metadata,
         };
-        if let Some(why) = self.protects(operation, &change.path).or_else(|| self.stands_above(change)) {
+        if let Some(why) = self.protection_reason(operation, &change.path).or_else(|| self.stands_above(change)) {
             return Ok(Some(why));
         }
-        let goes = matches!(change.how, How::Removed | How::Replaced);
-        if goes && change.present.is_some_and(|facts| facts.kind == Kind::Directory) {
-            let directory = Object::beneath(self.lower, &change.path).at(&change.path)?;
+        let goes = matches!(change.how, ChangeKind::Removed | ChangeKind::Replaced);
+        if goes && change.present.is_some_and(|facts| facts.kind == ObjectKind::Directory) {
+            let directory = TreeObject::open_beneath(self.lower, &change.path).at_path(&change.path)?;
             return directory.map_or(Ok(None), |directory| self.protects_beneath(&change.path, &directory, 0));
         }
         Ok(None)
@@ -156,77 +156,77 @@ impl<'a> Guard<'a> {
     /// Checks again an object that was just put at a new name. Together with files that another
     /// process made beside it meanwhile, the object may be protected.
     pub fn look_again(&self, path: &Path) -> Result<(), PathError> {
-        let Some(why) = self.protects_at(Moment::After, Operation::Create, path) else { return Ok(()) };
+        let Some(why) = self.protects_at(CommitMoment::After, DeniedOperation::Create, path) else { return Ok(()) };
         let rule = match why {
-            Why::Protected { rule, .. } => rule,
-            Why::Special(rule) => rule.to_owned(),
+            HoldReason::Protected { rule, .. } => rule,
+            HoldReason::Special(rule) => rule.to_owned(),
         };
         let why = format!("with what was made beside it at this moment it is protected: {rule}");
-        Err(PathError::because(path, &why))
+        Err(PathError::from_reason(path, &why))
     }
 
-    fn protects(&self, operation: Operation, path: &Path) -> Option<Why> {
-        self.protects_at(Moment::Before, operation, path)
+    fn protection_reason(&self, operation: DeniedOperation, path: &Path) -> Option<HoldReason> {
+        self.protects_at(CommitMoment::Before, operation, path)
     }
 
-    fn protects_at(&self, moment: Moment, operation: Operation, path: &Path) -> Option<Why> {
+    fn protects_at(&self, moment: CommitMoment, operation: DeniedOperation, path: &Path) -> Option<HoldReason> {
         let whole = self.root.join(path);
         let exists = |asked: &Path| {
             // A path that is about to be made counts as existing only if it existed before.
             let trees = match moment {
-                Moment::Before if asked == whole => &[self.lower][..],
-                Moment::Before => &[self.upper, self.lower],
-                Moment::After if asked == whole => &[],
-                Moment::After => &[self.lower],
+                CommitMoment::Before if asked == whole => &[self.lower][..],
+                CommitMoment::Before => &[self.upper, self.lower],
+                CommitMoment::After if asked == whole => &[],
+                CommitMoment::After => &[self.lower],
             };
             let Ok(asked) = asked.strip_prefix(&self.root) else { return false };
-            trees.iter().any(|tree| matches!(Object::beneath(*tree, asked), Ok(Some(_))))
+            trees.iter().any(|tree| matches!(TreeObject::open_beneath(*tree, asked), Ok(Some(_))))
         };
         let bytes = whole.as_os_str().as_encoded_bytes();
-        let makes_file = !matches!(operation, Operation::Mkdir | Operation::Remove | Operation::Metadata);
+        let makes_file = !matches!(operation, DeniedOperation::Mkdir | DeniedOperation::Remove | DeniedOperation::Metadata);
         let of_place = || {
             let root_length = self.powers.root_length(bytes)?;
             let of_place = self.surveys.refusal_of(creates_name(operation), root_length, bytes, (&|_| false, &exists));
             of_place.or_else(|| self.surveys.refusal_at_address(bytes, false).filter(|_| makes_file))
         };
-        let verdict = match self.powers.decide(operation, &whole, &exists) {
-            Verdict::Allow => of_place().map_or(Verdict::Allow, Verdict::Refuse),
+        let verdict = match self.powers.decide_operation(operation, &whole, &exists) {
+            PermissionVerdict::Allow => of_place().map_or(PermissionVerdict::Allow, PermissionVerdict::Refuse),
             other => other,
         };
         match verdict {
-            Verdict::Allow | Verdict::Private => None,
-            Verdict::Refuse(refusal) => {
+            PermissionVerdict::Allow | PermissionVerdict::Private => None,
+            PermissionVerdict::Refuse(refusal) => {
                 let unit = match &refusal.grant {
                     Some(stockade_model::Grant::Write(unit)) => unit.strip_prefix(&self.root).ok().map(Path::to_owned),
                     _ => None,
                 };
-                Some(Why::Protected { rule: refusal.rule, unit: unit.unwrap_or_else(|| path.to_owned()) })
+                Some(HoldReason::Protected { rule: refusal.rule, unit: unit.unwrap_or_else(|| path.to_owned()) })
             }
         }
     }
 
     /// Refuses a symbolic link that would replace a directory with protected names.
-    fn stands_above(&self, change: &Change) -> Option<Why> {
+    fn stands_above(&self, change: &StageChange) -> Option<HoldReason> {
         let whole = self.root.join(&change.path);
         let is_agreed = self.powers.is_named(whole.as_os_str().as_encoded_bytes());
-        let is_link = change.staged.is_some_and(|staged| staged.kind == Kind::Link);
-        (is_link && !is_agreed && !self.powers.units_carried_by(&whole).is_empty()).then(|| Why::Protected {
+        let is_link = change.staged.is_some_and(|staged| staged.kind == ObjectKind::Link);
+        (is_link && !is_agreed && !self.powers.units_carried_by(&whole).is_empty()).then(|| HoldReason::Protected {
             rule: "a link would stand for a directory with protected names".to_owned(),
             unit: change.path.clone(),
         })
     }
 
-    fn protects_beneath(&self, path: &Path, directory: &Object, depth: usize) -> Result<Option<Why>, PathError> {
-        if depth > DEPTH_MAX {
-            return Err(PathError::because(path, "it lies too deep to be looked at"));
+    fn protects_beneath(&self, path: &Path, directory: &TreeObject, depth: usize) -> Result<Option<HoldReason>, PathError> {
+        if depth > MAX_DEPTH {
+            return Err(PathError::from_reason(path, "it lies too deep to be looked at"));
         }
-        for name in names(directory.fd.as_fd()).at(path)? {
-            let path = path.join(os(&name));
-            if let Some(why) = self.protects(Operation::Remove, &path) {
+        for name in list_entry_names(directory.fd.as_fd()).at_path(path)? {
+            let path = path.join(to_os_str(&name));
+            if let Some(why) = self.protection_reason(DeniedOperation::Remove, &path) {
                 return Ok(Some(why));
             }
-            let inner = Object::find(directory.fd.as_fd(), os(&name)).at(&path)?;
-            if let Some(inner) = inner.filter(Object::is_directory)
+            let inner = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name)).at_path(&path)?;
+            if let Some(inner) = inner.filter(TreeObject::is_directory)
                 && let Some(why) = self.protects_beneath(&path, &inner, depth + 1)?
             {
                 return Ok(Some(why));
@@ -238,25 +238,25 @@ impl<'a> Guard<'a> {
 
 /// Returns the named changes without those that wait. Entries of a new directory that waits, wait
 /// with it.
-pub(super) fn choose<'c>(
-    changes: &'c Changes,
+pub(super) fn select_changes<'c>(
+    changes: &'c StageChanges,
     paths: &[PathBuf],
-    guard: &Guard<'_>,
-) -> Result<Chosen<'c>, CommitError> {
-    let mut chosen = Chosen { changes: Vec::new(), held: Vec::new() };
-    let mut above: Option<Held> = None;
-    for change in named(changes, paths)? {
+    guard: &CommitGuard<'_>,
+) -> Result<ChangeSelection<'c>, StageCommitError> {
+    let mut chosen = ChangeSelection { changes: Vec::new(), held: Vec::new() };
+    let mut above: Option<HeldChange> = None;
+    for change in select_named(changes, paths)? {
         let with = above.as_ref().filter(|held| change.path.starts_with(&held.path));
         let why = match with {
             Some(held) => Some(held.why.clone()),
-            None => guard.holds(change)?,
+            None => guard.hold_reason(change)?,
         };
         let Some(why) = why else {
             chosen.changes.push(change);
             continue;
         };
-        let held = Held { path: change.path.clone(), how: change.how, why };
-        if with.is_none() && matches!(change.how, How::Added | How::Replaced) {
+        let held = HeldChange { path: change.path.clone(), how: change.how, why };
+        if with.is_none() && matches!(change.how, ChangeKind::Added | ChangeKind::Replaced) {
             above = Some(held.clone());
         }
         if !change.is_incidental {
@@ -267,9 +267,9 @@ pub(super) fn choose<'c>(
 }
 
 /// Returns the paths of `changes` and of the new directories above them.
-pub(super) fn with_new_parents(changes: &[&Change], all: &Changes) -> BTreeSet<PathBuf> {
+pub(super) fn with_new_parents(changes: &[&StageChange], all: &StageChanges) -> BTreeSet<PathBuf> {
     let new: BTreeSet<&Path> =
-        all.list.iter().filter(|change| change.how == How::Added).map(|change| change.path.as_path()).collect();
+        all.list.iter().filter(|change| change.how == ChangeKind::Added).map(|change| change.path.as_path()).collect();
     let mut wanted = BTreeSet::new();
     for change in changes {
         let parents = change.path.ancestors().skip(1).filter(|parent| new.contains(parent));

@@ -3,22 +3,22 @@
 use stockade_sys::Errno;
 
 /// Receiver of the progress of a commit.
-pub trait Watch {
+pub trait CommitObserver {
     /// Reports that `_done` of `_total` steps are done.
-    fn progress(&mut self, _done: usize, _total: usize) {}
+    fn on_progress(&mut self, _done: usize, _total: usize) {}
 
     /// Reports a point at which no later step has begun. An error is handled as if the next system
     /// call had failed with it. Tests fill the disk or kill the process here.
     /// # Errors
     /// The error to simulate.
-    fn reached(&mut self, _point: Point) -> Result<(), Errno> {
+    fn on_point(&mut self, _point: CommitPoint) -> Result<(), Errno> {
         Ok(())
     }
 }
 
 /// A point in a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Point {
+pub enum CommitPoint {
     /// The commit area was made.
     Depot,
     /// An object was prepared in it.
@@ -44,6 +44,6 @@ pub enum Point {
 
 /// Receiver that ignores all reports.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Unwatched;
+pub struct SilentObserver;
 
-impl Watch for Unwatched {}
+impl CommitObserver for SilentObserver {}

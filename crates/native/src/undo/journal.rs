@@ -9,13 +9,13 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, openat};
 use serde::{Deserialize, Serialize};
-use stockade_files::object::{Attributes, Kind, Object, Time};
+use stockade_files::object::{ExtendedAttributes, ObjectKind, TreeObject, FileTime};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
 use crate::stage::PathError;
 
-const JOURNAL: &str = "journal";
+const JOURNAL_FILE: &str = "journal";
 
 /// Longest line. A path takes 8 KiB at most; attributes may take the rest.
 pub(super) const MAX_LINE_BYTES: usize = 512 * 1024;
@@ -28,39 +28,39 @@ pub(super) type ObjectKey = (u64, u64);
 
 /// The object at a path before the run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Before {
-    pub kind: Kind,
+pub(super) struct OriginalObject {
+    pub kind: ObjectKind,
     pub mode: u32,
     pub user: u32,
     pub group: u32,
-    pub modified: Time,
+    pub modified: FileTime,
     pub device: u64,
     pub inode: u64,
     /// Number of names (hard links).
     pub links: u64,
     pub size: u64,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub attributes: Attributes,
+    pub attributes: ExtendedAttributes,
     /// Target of a symbolic link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<RawText>,
 }
 
-impl Before {
-    pub fn of(object: &Object) -> Result<Self, Errno> {
+impl OriginalObject {
+    pub fn from_object(object: &TreeObject) -> Result<Self, Errno> {
         let kind = object.kind();
         Ok(Self {
             kind,
             mode: object.mode(),
             user: object.stat.st_uid,
             group: object.stat.st_gid,
-            modified: object.modified(),
+            modified: object.modified_time(),
             device: object.stat.st_dev,
             inode: object.inode(),
             links: object.stat.st_nlink,
             size: object.size(),
-            attributes: object.attributes()?,
-            text: if kind == Kind::Link { Some(object.link_text()?.into()) } else { None },
+            attributes: object.read_attributes()?,
+            text: if kind == ObjectKind::Link { Some(object.link_text()?.into()) } else { None },
         })
     }
 
@@ -69,24 +69,24 @@ impl Before {
     }
 
     /// Returns whether `object` is the same object, by device, inode and kind.
-    pub fn is(&self, object: &Object) -> bool {
+    pub fn is_same_object(&self, object: &TreeObject) -> bool {
         self.key() == key_of(object) && self.kind == object.kind()
     }
 }
 
-pub(super) fn key_of(object: &Object) -> ObjectKey {
+pub(super) fn key_of(object: &TreeObject) -> ObjectKey {
     (object.stat.st_dev, object.inode())
 }
 
 /// A name in a directory, with device and inode of its object.
-pub(super) type MadeName = (RawText, u64, u64);
+pub(super) type CreatedName = (RawText, u64, u64);
 
 /// A line of the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Line {
+pub(super) enum JournalLine {
     /// The original object at a path, or `None`. The first such line of a path is valid.
-    Entry { path: RawText, before: Option<Before> },
+    Entry { path: RawText, before: Option<OriginalObject> },
     /// The object at the path is removed or renamed; everything beneath it is recorded.
     Gone { path: RawText },
     /// The content of this object is kept in a slot.
@@ -101,23 +101,23 @@ pub(super) enum Line {
     /// All `Guarded` and `Repository` lines are written.
     Surveyed,
     /// Begin of the run, by the clock of file times.
-    Begun { at: Time },
+    Begun { at: FileTime },
     /// Names at the end of the run in a directory that the run made or filled. `None` if they are
     /// unknown.
-    Made { device: u64, inode: u64, inner: Option<Vec<MadeName>> },
+    Made { device: u64, inode: u64, inner: Option<Vec<CreatedName>> },
     /// Another attempt of the same run begins, so an earlier `End` is void.
     Again,
     /// The run has ended. Later changes do not belong to it.
-    End { at: Time },
+    End { at: FileTime },
     /// The restoration is about to change this object or its names. At the end of the restoration
     /// the line is repeated with the last change time.
     Touched {
         device: u64,
         inode: u64,
-        changed: Option<Time>,
+        changed: Option<FileTime>,
         /// Creation time, because another object may get the same inode number.
         #[serde(default)]
-        born: Option<Time>,
+        born: Option<FileTime>,
     },
     /// The restoration was decided.
     Restoring,
@@ -127,8 +127,8 @@ pub(super) enum Line {
 
 /// State of one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub before: Option<Before>,
+pub(super) struct JournalEntry {
+    pub before: Option<OriginalObject>,
     pub is_gone: bool,
     /// Mode and digest of the content at the end of the run.
     pub after: Option<(u32, Option<String>)>,
@@ -136,21 +136,21 @@ pub(super) struct Entry {
 
 /// Record of an object that the restoration changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Touched {
+pub(super) struct TouchedObject {
     /// Time of the last change by the restoration; `None` if it was interrupted.
-    pub changed: Option<Time>,
-    pub born: Option<Time>,
+    pub changed: Option<FileTime>,
+    pub born: Option<FileTime>,
 }
 
 /// A journal, read as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Journal {
+pub(super) struct UndoJournal {
     /// Entries by path relative to the workspace, so a directory comes before its content.
-    pub entries: BTreeMap<Vec<u8>, Entry>,
+    pub entries: BTreeMap<Vec<u8>, JournalEntry>,
     /// Slot and size of each object whose content is kept.
     pub slots: HashMap<ObjectKey, (u32, u64)>,
     /// First record of each object, because it may have changed later under another name.
-    pub first: HashMap<ObjectKey, Before>,
+    pub first: HashMap<ObjectKey, OriginalObject>,
     /// Paths that were executed or used as configuration before the run, whatever their names.
     pub guarded: BTreeSet<Vec<u8>>,
     /// Directories that git took for repositories before the run.
@@ -159,22 +159,22 @@ pub(super) struct Journal {
     /// Names in each new directory at the end of the run, if they are known.
     pub made: HashMap<ObjectKey, Option<HashMap<Vec<u8>, ObjectKey>>>,
     /// Objects that the restoration changed.
-    pub touched: HashMap<ObjectKey, Touched>,
+    pub touched: HashMap<ObjectKey, TouchedObject>,
     /// Paths that the restoration recorded; their entries do not describe the time before the run.
     pub late: BTreeSet<Vec<u8>>,
-    pub begun: Option<Time>,
-    pub end: Option<Time>,
+    pub begun: Option<FileTime>,
+    pub end: Option<FileTime>,
     pub is_restoring: bool,
     pub is_restored: bool,
 }
 
-impl Journal {
+impl UndoJournal {
     /// Reads the complete lines. Ignores an incomplete last line, because its call was never
     /// carried out.
-    pub fn read(directory: BorrowedFd<'_>) -> Result<Self, PathError> {
-        let at = Path::new(JOURNAL);
+    pub fn read_from(directory: BorrowedFd<'_>) -> Result<Self, PathError> {
+        let at = Path::new(JOURNAL_FILE);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = match openat(directory, JOURNAL, flags, Mode::empty()) {
+        let file = match openat(directory, JOURNAL_FILE, flags, Mode::empty()) {
             Err(Errno::NOENT) => return Ok(Self::default()),
             other => other.map_err(|errno| PathError::new(at, errno))?,
         };
@@ -185,66 +185,66 @@ impl Journal {
             let length = (&mut reader)
                 .take(MAX_LINE_BYTES as u64 + 1)
                 .read_until(b'\n', &mut line)
-                .map_err(|error| PathError::because(at, &error.to_string()))?;
+                .map_err(|error| PathError::from_reason(at, &error.to_string()))?;
             if length == 0 || !line.ends_with(b"\n") && length <= MAX_LINE_BYTES {
                 return Ok(journal);
             }
-            let parsed = serde_json::from_slice::<Line>(&line);
-            journal.add(parsed.map_err(|error| PathError::because(at, &format!("it is damaged: {error}")))?);
+            let parsed = serde_json::from_slice::<JournalLine>(&line);
+            journal.add_line(parsed.map_err(|error| PathError::from_reason(at, &format!("it is damaged: {error}")))?);
         }
     }
 
-    fn add(&mut self, line: Line) {
+    fn add_line(&mut self, line: JournalLine) {
         match line {
-            Line::Entry { path, before } => {
+            JournalLine::Entry { path, before } => {
                 if let Some(before) = &before {
                     self.first.entry(before.key()).or_insert_with(|| before.clone());
                 }
-                let entry = Entry { before, is_gone: false, after: None };
+                let entry = JournalEntry { before, is_gone: false, after: None };
                 if self.is_restoring && !self.entries.contains_key(path.as_bytes()) {
                     self.late.insert(path.as_bytes().to_vec());
                 }
                 self.entries.entry(path.as_bytes().to_vec()).or_insert(entry);
             }
-            Line::Gone { path } => {
+            JournalLine::Gone { path } => {
                 if let Some(entry) = self.entries.get_mut(path.as_bytes()) {
                     entry.is_gone = true;
                 }
             }
-            Line::Data { device, inode, slot, bytes } => {
+            JournalLine::Data { device, inode, slot, bytes } => {
                 self.slots.entry((device, inode)).or_insert((slot, bytes));
             }
-            Line::After { path, mode, digest } => {
+            JournalLine::After { path, mode, digest } => {
                 if let Some(entry) = self.entries.get_mut(path.as_bytes()) {
                     entry.after = Some((mode, digest));
                 }
             }
-            Line::Guarded { path } => {
+            JournalLine::Guarded { path } => {
                 self.guarded.insert(path.as_bytes().to_vec());
             }
-            Line::Repository { path } => {
+            JournalLine::Repository { path } => {
                 self.repositories.insert(path.as_bytes().to_vec());
             }
-            Line::Surveyed => self.is_surveyed = true,
-            Line::Made { device, inode, inner } => self.add_made((device, inode), inner),
-            Line::Again => {
+            JournalLine::Surveyed => self.is_surveyed = true,
+            JournalLine::Made { device, inode, inner } => self.add_made((device, inode), inner),
+            JournalLine::Again => {
                 self.end = None;
                 self.made.clear();
             }
-            Line::End { at } => self.end = Some(at),
-            Line::Touched { device, inode, changed, born } => {
-                self.touched.insert((device, inode), Touched { changed, born });
+            JournalLine::End { at } => self.end = Some(at),
+            JournalLine::Touched { device, inode, changed, born } => {
+                self.touched.insert((device, inode), TouchedObject { changed, born });
             }
             // A further attempt belongs to the same run.
-            Line::Begun { at } => {
+            JournalLine::Begun { at } => {
                 self.begun.get_or_insert(at);
             }
-            Line::Restoring => self.is_restoring = true,
-            Line::Restored => self.is_restored = true,
+            JournalLine::Restoring => self.is_restoring = true,
+            JournalLine::Restored => self.is_restored = true,
         }
     }
 
-    fn add_made(&mut self, key: ObjectKey, inner: Option<Vec<MadeName>>) {
+    fn add_made(&mut self, key: ObjectKey, inner: Option<Vec<CreatedName>>) {
         let known = self.made.entry(key).or_insert_with(|| Some(HashMap::new()));
         match (known, inner) {
             (Some(known), Some(inner)) => {
@@ -261,7 +261,7 @@ impl Journal {
     }
 
     /// Returns the size of all slots.
-    pub fn bytes(&self) -> u64 {
+    pub fn slot_bytes(&self) -> u64 {
         self.slots.values().map(|(_, bytes)| bytes).sum()
     }
 }
@@ -277,7 +277,7 @@ impl JournalWriter {
     /// Opens the journal of a run. Cuts off an incomplete line of a killed writer.
     pub fn open(directory: BorrowedFd<'_>) -> Result<Self, Errno> {
         let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = openat(directory, JOURNAL, flags, Mode::RUSR | Mode::WUSR)?;
+        let fd = openat(directory, JOURNAL_FILE, flags, Mode::RUSR | Mode::WUSR)?;
         let bytes = whole_lines(fd.as_fd())?;
         rustix::fs::ftruncate(&fd, bytes)?;
         Ok(Self { file: File::from(fd), bytes })
@@ -287,7 +287,7 @@ impl JournalWriter {
     ///
     /// # Errors
     /// `FBIG` if the line or the journal becomes too long.
-    pub fn append(&mut self, line: &Line) -> Result<(), Errno> {
+    pub fn append_line(&mut self, line: &JournalLine) -> Result<(), Errno> {
         let mut text = serde_json::to_vec(line).map_err(|_| Errno::INVAL)?;
         text.push(b'\n');
         if text.len() > MAX_LINE_BYTES || self.bytes + text.len() as u64 > MAX_JOURNAL_BYTES {
@@ -331,22 +331,22 @@ mod tests {
     fn a_line_that_was_cut_off_is_not_there() {
         let scratch = tempfile::tempdir().unwrap();
         let directory = rustix::fs::open(scratch.path(), OFlags::DIRECTORY, Mode::empty()).unwrap();
-        let line = |path: &str| Line::Entry { path: path.into(), before: None };
+        let line = |path: &str| JournalLine::Entry { path: path.into(), before: None };
         let mut writer = JournalWriter::open(directory.as_fd()).unwrap();
-        writer.append(&line("a")).unwrap();
-        writer.append(&Line::Gone { path: "a".into() }).unwrap();
-        let path = scratch.path().join(JOURNAL);
+        writer.append_line(&line("a")).unwrap();
+        writer.append_line(&JournalLine::Gone { path: "a".into() }).unwrap();
+        let path = scratch.path().join(JOURNAL_FILE);
         let whole = std::fs::read(&path).unwrap();
         std::fs::write(&path, [&whole[..], b"{\"entry\":{\"pa"].concat()).unwrap();
-        let journal = Journal::read(directory.as_fd()).unwrap();
+        let journal = UndoJournal::read_from(directory.as_fd()).unwrap();
         assert_eq!(journal.entries.len(), 1);
         assert!(journal.entries[b"a".as_slice()].is_gone);
         let mut writer = JournalWriter::open(directory.as_fd()).unwrap();
-        writer.append(&line("b")).unwrap();
-        assert_eq!(Journal::read(directory.as_fd()).unwrap().entries.len(), 2);
-        let long = Line::Entry { path: "x".repeat(MAX_LINE_BYTES).into(), before: None };
-        assert_eq!(writer.append(&long), Err(Errno::FBIG));
+        writer.append_line(&line("b")).unwrap();
+        assert_eq!(UndoJournal::read_from(directory.as_fd()).unwrap().entries.len(), 2);
+        let long = JournalLine::Entry { path: "x".repeat(MAX_LINE_BYTES).into(), before: None };
+        assert_eq!(writer.append_line(&long), Err(Errno::FBIG));
         std::fs::write(&path, b"no line\n").unwrap();
-        assert!(Journal::read(directory.as_fd()).is_err());
+        assert!(UndoJournal::read_from(directory.as_fd()).is_err());
     }
 }

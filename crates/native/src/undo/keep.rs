@@ -9,7 +9,7 @@ use rustix::fs::{
     AtFlags, Mode, OFlags, SeekFrom, copy_file_range, ftruncate, ioctl_ficlone, linkat, openat, renameat, seek, statat,
     unlinkat,
 };
-use stockade_files::object::Object;
+use stockade_files::object::TreeObject;
 use stockade_sys::{Errno, actor};
 
 use super::journal::key_of;
@@ -35,15 +35,15 @@ impl From<Errno> for KeepError {
 }
 
 /// Returns the size of a file on the disk.
-pub(super) fn bytes_of(object: &Object) -> u64 {
+pub(super) fn bytes_of(object: &TreeObject) -> u64 {
     u64::try_from(object.stat.st_blocks).unwrap_or(0) * 512
 }
 
 /// Links the file `name` in `directory` to a slot. Returns false if that is impossible, or if a
 /// process could change the file by another name or descriptor.
-pub(super) fn link(
+pub(super) fn link_to_slot(
     (directory, name): (BorrowedFd<'_>, &OsStr),
-    object: &Object,
+    object: &TreeObject,
     (objects, slot): (BorrowedFd<'_>, u32),
 ) -> bool {
     if object.stat.st_nlink != 1 || may_have_writer(object) {
@@ -65,8 +65,8 @@ pub(super) fn link(
 
 /// Returns whether another process may have the file open for writing. For a file that cannot be
 /// opened, this process cannot find a writer; the mode excludes most.
-pub(super) fn may_have_writer(object: &Object) -> bool {
-    match object.open() {
+pub(super) fn may_have_writer(object: &TreeObject) -> bool {
+    match object.open_file() {
         Err(Errno::ACCESS) => false,
         Err(_) => true,
         Ok(file) => actor::has_writer(file.as_fd()).unwrap_or(true),
@@ -74,8 +74,8 @@ pub(super) fn may_have_writer(object: &Object) -> bool {
 }
 
 /// Copies at most `left_bytes` of the content of `object` to a slot. Returns the bytes taken.
-pub(super) fn copy(object: &Object, objects: BorrowedFd<'_>, slot: u32, left_bytes: u64) -> Result<u64, KeepError> {
-    let content = object.open()?;
+pub(super) fn copy_to_slot(object: &TreeObject, objects: BorrowedFd<'_>, slot: u32, left_bytes: u64) -> Result<u64, KeepError> {
+    let content = object.open_file()?;
     let name = slot_name(slot);
     let partial = format!("{name}.partial");
     let made = new_file(objects, &partial)?;

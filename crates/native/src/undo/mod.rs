@@ -40,7 +40,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-pub use compare::{Comparison, Conflict, Effect, UndoChange};
-pub use recorder::{Recorder, Unkept};
-pub use restore::{Restored, Watched};
+pub use compare::{UndoComparison, UndoConflict, UndoEffect, UndoChange};
+pub use recorder::{UndoRecorder, UndoRecordError};
+pub use restore::{RestoreResult, RestoreCallback};
 pub use store::{NewUndoRun, UndoError, UndoMeta, UndoRun, UndoStore};

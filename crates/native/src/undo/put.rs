@@ -7,35 +7,35 @@ use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat, renameat_with, symlinkat,
     unlinkat,
 };
-use stockade_files::object::{Kind, Object};
+use stockade_files::object::{ObjectKind, TreeObject};
 use stockade_sys::Errno;
 use stockade_sys::resolve::DescriptorPath;
 
-use super::compare::{Judged, Plan, Source};
-use super::journal::Before;
+use super::compare::{ComparedPath, RestoreAction, ContentSource};
+use super::journal::OriginalObject;
 use super::keep::{copy_data, slot_name};
-use super::restore::{Restoring, set_metadata};
-use super::spot::Spot;
+use super::restore::{WorkspaceRestorer, set_metadata};
+use super::spot::RestoreTarget;
 
-impl Restoring<'_, '_> {
+impl WorkspaceRestorer<'_, '_> {
     /// Restores one path, without the content beneath it.
-    pub(super) fn put(&mut self, judged: &Judged) -> Result<(), Errno> {
+    pub(super) fn restore_path(&mut self, judged: &ComparedPath) -> Result<(), Errno> {
         let Some(before) = &judged.before else { return Ok(()) };
         let before =
-            self.comparing.journal.first.get(&before.key()).filter(|_| before.kind == Kind::File).unwrap_or(before);
+            self.comparing.journal.first.get(&before.key()).filter(|_| before.kind == ObjectKind::File).unwrap_or(before);
         // The mode can be restored while another run uses the directory.
-        let is_mode = judged.plan == Plan::Stay && before.kind == Kind::Directory;
+        let is_mode = judged.plan == RestoreAction::Stay && before.kind == ObjectKind::Directory;
         if judged.effect.is_some() && !is_mode && self.is_planted(&judged.path) {
             return Ok(());
         }
         match (&judged.plan, before.kind) {
-            (Plan::Stay, Kind::Directory) | (Plan::Remove, _) => Ok(()),
-            (Plan::Stay, _) => {
+            (RestoreAction::Stay, ObjectKind::Directory) | (RestoreAction::Remove, _) => Ok(()),
+            (RestoreAction::Stay, _) => {
                 if let Some(now) = &judged.now {
                     if judged.effect.is_some() {
-                        let found = self.find(&judged.path)?.filter(|found| self.is_as_judged(now, found));
+                        let found = self.find_object(&judged.path)?.filter(|found| self.is_as_judged(now, found));
                         let found = found.ok_or(Errno::STALE)?;
-                        self.touch(&judged.path, &found)?;
+                        self.record_touch(&judged.path, &found)?;
                         set_metadata(&found, before)?;
                         self.note_put(&judged.path, &found)?;
                     }
@@ -43,35 +43,35 @@ impl Restoring<'_, '_> {
                 }
                 Ok(())
             }
-            (Plan::Put(source), kind) => {
+            (RestoreAction::Put(source), kind) => {
                 self.clear(judged)?;
-                let spot = self.place(&judged.path)?;
-                if !matches!(kind, Kind::Directory | Kind::Link | Kind::Pipe) {
+                let spot = self.open_writable_entry(&judged.path)?;
+                if !matches!(kind, ObjectKind::Directory | ObjectKind::Link | ObjectKind::Pipe) {
                     return self.put_file(before, source.as_ref(), &spot);
                 }
-                self.make(before, &spot)
+                self.make_object(before, &spot)
             }
         }
     }
 
     /// Makes a directory, a symbolic link or a pipe. Records it as touched before it gets its name.
-    fn make(&mut self, before: &Before, spot: &Spot<'_>) -> Result<(), Errno> {
-        let (held, partial) = (&spot.held, self.partial(spot.name));
-        let flags = if before.kind == Kind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+    fn make_object(&mut self, before: &OriginalObject, spot: &RestoreTarget<'_>) -> Result<(), Errno> {
+        let (held, partial) = (&spot.held, self.partial_name(spot.name));
+        let flags = if before.kind == ObjectKind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         // Remains of an interrupted attempt.
         let _ = unlinkat(held, &partial, flags);
         match before.kind {
-            Kind::Directory => mkdirat(held, &partial, Mode::RWXU),
-            Kind::Link => {
+            ObjectKind::Directory => mkdirat(held, &partial, Mode::RWXU),
+            ObjectKind::Link => {
                 let text = before.text.as_ref().ok_or(Errno::NOENT)?;
                 symlinkat(text.as_os_str(), held, &partial)
             }
             _ => mknodat(held, &partial, FileType::Fifo, Mode::from_raw_mode(before.mode), 0),
         }?;
-        let ready = Object::find(held.as_fd(), &partial).and_then(|made| {
+        let ready = TreeObject::open_entry(held.as_fd(), &partial).and_then(|made| {
             let made = made.ok_or(Errno::STALE)?;
-            self.touch(spot.path, &made)?;
-            if before.kind == Kind::Directory { Ok(()) } else { set_metadata(&made, before) }
+            self.record_touch(spot.path, &made)?;
+            if before.kind == ObjectKind::Directory { Ok(()) } else { set_metadata(&made, before) }
         });
         self.put_partial(ready, &partial, spot, flags).map(drop)
     }
@@ -81,44 +81,44 @@ impl Restoring<'_, '_> {
         &mut self,
         ready: Result<(), Errno>,
         partial: &OsStr,
-        spot: &Spot<'_>,
+        spot: &RestoreTarget<'_>,
         flags: AtFlags,
     ) -> Result<bool, Errno> {
         let (held, name) = (&spot.held, spot.name);
         let rename = || renameat_with(held, partial, held, name, RenameFlags::NOREPLACE);
-        let put = ready.and_then(|()| self.give(spot, rename, || unlinkat(held, name, flags)));
+        let put = ready.and_then(|()| self.give_name(spot, rename, || unlinkat(held, name, flags)));
         if !matches!(put, Ok(true)) {
             let _ = unlinkat(held, partial, flags);
         }
         put
     }
 
-    fn put_file(&mut self, before: &Before, source: Option<&Source>, spot: &Spot<'_>) -> Result<(), Errno> {
+    fn put_file(&mut self, before: &OriginalObject, source: Option<&ContentSource>, spot: &RestoreTarget<'_>) -> Result<(), Errno> {
         let (path, held, name) = (spot.path, &spot.held, spot.name);
-        let is_guarded = self.comparing.guarded_before.holds(path);
+        let is_guarded = self.comparing.guarded_before.is_guarded(path);
         // Another name of the same file is already restored.
         if before.links > 1
             && !is_guarded
             && let Some(first) = self.placed.get(&before.key()).cloned()
-            && let Some(object) = self.find(&first)?
-            && self.touch(&first, &object).is_ok()
+            && let Some(object) = self.find_object(&first)?
+            && self.record_touch(&first, &object).is_ok()
         {
             let link = || link_object(&object, held, name);
-            match self.give(spot, link, || unlinkat(held, name, AtFlags::empty())) {
+            match self.give_name(spot, link, || unlinkat(held, name, AtFlags::empty())) {
                 // Then the file is restored from its own source.
                 Err(errno) if errno != Errno::STALE => {}
                 given => {
-                    if let Some(Source::Moved(from) | Source::Linked(from)) = source {
-                        self.release(from);
+                    if let Some(ContentSource::Moved(from) | ContentSource::Linked(from)) = source {
+                        self.release_source(from);
                     }
                     return given.map(drop);
                 }
             }
         }
         let stays = match source {
-            Some(Source::Moved(from)) => self.put_moved(from, before, spot)?,
-            Some(Source::Linked(from)) => self.put_linked(from, before, spot)?,
-            Some(Source::Slot(slot)) => self.put_slot(*slot, before, spot, is_guarded)?,
+            Some(ContentSource::Moved(from)) => self.put_moved(from, before, spot)?,
+            Some(ContentSource::Linked(from)) => self.put_linked(from, before, spot)?,
+            Some(ContentSource::Slot(slot)) => self.put_slot(*slot, before, spot, is_guarded)?,
             None => return Err(Errno::NOENT),
         };
         if stays && !is_guarded {
@@ -127,14 +127,14 @@ impl Restoring<'_, '_> {
         Ok(())
     }
 
-    fn put_moved(&mut self, from: &[u8], before: &Before, spot: &Spot<'_>) -> Result<bool, Errno> {
+    fn put_moved(&mut self, from: &[u8], before: &OriginalObject, spot: &RestoreTarget<'_>) -> Result<bool, Errno> {
         let now_at = self.now_at(from);
-        let old = self.place(&now_at)?;
-        let moved = old.find()?.filter(|object| before.is(object)).ok_or(Errno::STALE)?;
-        self.touch(spot.path, &moved)?;
+        let old = self.open_writable_entry(&now_at)?;
+        let moved = old.find_object()?.filter(|object| before.is_same_object(object)).ok_or(Errno::STALE)?;
+        self.record_touch(spot.path, &moved)?;
         let there = || renameat_with(&old.held, old.name, &spot.held, spot.name, RenameFlags::NOREPLACE);
         let back = || renameat_with(&spot.held, spot.name, &old.held, old.name, RenameFlags::NOREPLACE);
-        let stays = self.give(spot, there, back)?;
+        let stays = self.give_name(spot, there, back)?;
         if stays {
             self.needed.remove(from);
             self.take_over(spot, before)?;
@@ -142,21 +142,21 @@ impl Restoring<'_, '_> {
         Ok(stays)
     }
 
-    fn put_linked(&mut self, from: &[u8], before: &Before, spot: &Spot<'_>) -> Result<bool, Errno> {
-        let found = self.find(&self.now_at(from))?;
-        let object = found.filter(|object| before.is(object)).ok_or(Errno::STALE)?;
-        self.touch(spot.path, &object)?;
+    fn put_linked(&mut self, from: &[u8], before: &OriginalObject, spot: &RestoreTarget<'_>) -> Result<bool, Errno> {
+        let found = self.find_object(&self.now_at(from))?;
+        let object = found.filter(|object| before.is_same_object(object)).ok_or(Errno::STALE)?;
+        self.record_touch(spot.path, &object)?;
         let link = || link_object(&object, &spot.held, spot.name);
-        let stays = self.give(spot, link, || unlinkat(&spot.held, spot.name, AtFlags::empty()))?;
-        self.release(from);
+        let stays = self.give_name(spot, link, || unlinkat(&spot.held, spot.name, AtFlags::empty()))?;
+        self.release_source(from);
         if stays {
             self.take_over(spot, before)?;
         }
         Ok(stays)
     }
 
-    fn take_over(&self, spot: &Spot<'_>, before: &Before) -> Result<(), Errno> {
-        match spot.find()?.filter(|object| before.is(object)) {
+    fn take_over(&self, spot: &RestoreTarget<'_>, before: &OriginalObject) -> Result<(), Errno> {
+        match spot.find_object()?.filter(|object| before.is_same_object(object)) {
             Some(object) => set_metadata(&object, before),
             None => Err(Errno::STALE),
         }
@@ -165,17 +165,17 @@ impl Restoring<'_, '_> {
     /// Restores a kept file: moves the file itself if it is the original and has no other name;
     /// otherwise makes a copy. A guarded file is always copied, because another run may have opened
     /// the original while it had another name. Returns whether the file stays.
-    fn put_slot(&mut self, slot: u32, before: &Before, spot: &Spot<'_>, is_guarded: bool) -> Result<bool, Errno> {
+    fn put_slot(&mut self, slot: u32, before: &OriginalObject, spot: &RestoreTarget<'_>, is_guarded: bool) -> Result<bool, Errno> {
         let run = self.comparing.run;
-        let kept = run.slot(slot)?.ok_or(Errno::NOENT)?;
-        if is_guarded || !before.is(&kept) || kept.stat.st_nlink != 1 {
+        let kept = run.open_slot(slot)?.ok_or(Errno::NOENT)?;
+        if is_guarded || !before.is_same_object(&kept) || kept.stat.st_nlink != 1 {
             return self.put_copy(&kept, before, spot);
         }
         let slot = slot_name(slot);
-        self.touch(spot.path, &kept)?;
+        self.record_touch(spot.path, &kept)?;
         let (held, name) = (&spot.held, spot.name);
         let link = || linkat(&run.objects, slot.as_str(), held, name, AtFlags::empty());
-        match self.give(spot, link, || unlinkat(held, name, AtFlags::empty())) {
+        match self.give_name(spot, link, || unlinkat(held, name, AtFlags::empty())) {
             Ok(true) => {
                 self.take_over(spot, before)?;
                 // Until here the file has two names, so that an interruption cannot lose it.
@@ -188,24 +188,24 @@ impl Restoring<'_, '_> {
 
     /// Writes a new file, and gives it its name when it is complete. Before that it has no name if
     /// the filesystem supports `O_TMPFILE`, so other processes cannot open or see it.
-    fn put_copy(&mut self, kept: &Object, before: &Before, spot: &Spot<'_>) -> Result<bool, Errno> {
+    fn put_copy(&mut self, kept: &TreeObject, before: &OriginalObject, spot: &RestoreTarget<'_>) -> Result<bool, Errno> {
         let held = &spot.held;
         let mode = Mode::RUSR | Mode::WUSR;
         let fill_in = |restoring: &mut Self, made: OwnedFd| {
-            fill(kept, &made)?;
+            fill_file(kept, &made)?;
             // From now on no process has the file open for writing.
             let path = DescriptorPath::new(made.as_fd());
-            let made = Object::of(openat(CWD, path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)?;
-            restoring.touch(spot.path, &made)?;
+            let made = TreeObject::from_fd(openat(CWD, path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)?;
+            restoring.record_touch(spot.path, &made)?;
             set_metadata(&made, before)?;
             Ok(made)
         };
         if let Ok(made) = openat(held, c".", OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode) {
             let made = fill_in(self, made)?;
             let link = || link_object(&made, held, spot.name);
-            return self.give(spot, link, || unlinkat(held, spot.name, AtFlags::empty()));
+            return self.give_name(spot, link, || unlinkat(held, spot.name, AtFlags::empty()));
         }
-        let partial = self.partial(spot.name);
+        let partial = self.partial_name(spot.name);
         let _ = unlinkat(held, &partial, AtFlags::empty());
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = openat(held, &partial, flags, mode)?;
@@ -215,13 +215,13 @@ impl Restoring<'_, '_> {
 }
 
 /// Gives an open object one more name.
-fn link_object(object: &Object, held: &OwnedFd, name: impl rustix::path::Arg) -> Result<(), Errno> {
+fn link_object(object: &TreeObject, held: &OwnedFd, name: impl rustix::path::Arg) -> Result<(), Errno> {
     linkat(CWD, DescriptorPath::new(object.fd.as_fd()).as_c_str(), held, name, AtFlags::SYMLINK_FOLLOW)
 }
 
-fn fill(kept: &Object, made: &OwnedFd) -> Result<(), Errno> {
+fn fill_file(kept: &TreeObject, made: &OwnedFd) -> Result<(), Errno> {
     use super::keep::KeepError;
-    let content = kept.opened_up(|| kept.open())?;
+    let content = kept.opened_up(|| kept.open_file())?;
     if rustix::fs::ioctl_ficlone(made, &content).is_ok() {
         return Ok(());
     }

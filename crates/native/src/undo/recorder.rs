@@ -12,15 +12,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags, openat2};
-use stockade_files::object::{Kind, Object, entries, os};
+use stockade_files::object::{ObjectKind, TreeObject, list_entries, to_os_str};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
-use super::guarded::GuardedBefore;
-use super::journal::{Before, Journal, JournalWriter, Line, ObjectKey, key_of};
+use super::guarded::GuardedBaseline;
+use super::journal::{OriginalObject, UndoJournal, JournalWriter, JournalLine, ObjectKey, key_of};
 use super::keep::{self, KeepError};
 use super::settle::time_now;
-use super::store::{IN_WORKSPACE, open_objects};
+use super::store::{WORKSPACE_RESOLVE_FLAGS, open_objects};
 
 /// Most paths that are recorded for one run.
 const MAX_ENTRIES: usize = 1_000_000;
@@ -29,7 +29,7 @@ const MAX_DEPTH: usize = 400;
 
 /// Recorded state of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seen {
+enum RecordedState {
     /// No object existed: every object there now is new.
     Absent,
     /// An object existed.
@@ -40,8 +40,8 @@ enum Seen {
 
 /// Known state of a path, with or without a line of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Known {
-    Recorded(Seen),
+enum PathKnowledge {
+    Recorded(RecordedState),
     /// The path is beneath a recorded new path.
     Covered,
     /// The path is new, beneath an object that existed before and is gone.
@@ -52,7 +52,7 @@ enum Known {
 
 /// Location of the content of a file that existed before the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Content {
+enum ContentLocation {
     /// In the file, which is unchanged.
     Live,
     /// In the file, which has a slot as its second name.
@@ -63,7 +63,7 @@ enum Content {
 
 /// The original object cannot be kept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unkept {
+pub enum UndoRecordError {
     /// The content would exceed the budget of the run.
     #[error(
         "what was there cannot be kept for undo: the run's {limit_bytes} bytes are used up; \
@@ -86,15 +86,15 @@ pub enum Unkept {
 
 /// Recorder of the changes of one run.
 #[derive(Debug)]
-pub struct Recorder {
+pub struct UndoRecorder {
     /// The workspace on the host.
     root: OwnedFd,
     /// Path of the workspace in the run.
     workspace: Vec<u8>,
     objects: OwnedFd,
     journal: JournalWriter,
-    seen: HashMap<Vec<u8>, Seen>,
-    contents: HashMap<ObjectKey, Content>,
+    seen: HashMap<Vec<u8>, RecordedState>,
+    contents: HashMap<ObjectKey, ContentLocation>,
     /// Names of files that had several when the workspace was searched, which is done once.
     names: Option<HashMap<ObjectKey, Vec<Vec<u8>>>>,
     next_slot: u32,
@@ -104,44 +104,44 @@ pub struct Recorder {
     /// lead to such an object.
     has_moved: bool,
     has_surveyed: bool,
-    guarded: GuardedBefore,
+    guarded: GuardedBaseline,
 }
 
-impl Recorder {
+impl UndoRecorder {
     /// Opens the recorder in the directory of a run. Keeps the records of an earlier attempt.
     pub(super) fn open(
         root: OwnedFd,
         workspace: &Path,
         directory: BorrowedFd<'_>,
         (limit_bytes, protect): (u64, &[String]),
-    ) -> Result<Self, Unkept> {
-        let mut writer = JournalWriter::open(directory).map_err(Unkept::Store)?;
-        let journal = Journal::read(directory).map_err(|_| Unkept::Store(Errno::IO))?;
-        let objects = open_objects(directory).map_err(Unkept::Store)?;
+    ) -> Result<Self, UndoRecordError> {
+        let mut writer = JournalWriter::open(directory).map_err(UndoRecordError::Store)?;
+        let journal = UndoJournal::read_from(directory).map_err(|_| UndoRecordError::Store(Errno::IO))?;
+        let objects = open_objects(directory).map_err(UndoRecordError::Store)?;
         if journal.end.is_some() {
-            writer.append(&Line::Again).map_err(Unkept::Store)?;
+            writer.append_line(&JournalLine::Again).map_err(UndoRecordError::Store)?;
         }
         if journal.begun.is_none() && journal.entries.is_empty() {
-            writer.append(&Line::Begun { at: time_now(root.as_fd()) }).map_err(Unkept::Store)?;
+            writer.append_line(&JournalLine::Begun { at: time_now(root.as_fd()) }).map_err(UndoRecordError::Store)?;
         }
-        let mut guarded = GuardedBefore::new(workspace, protect);
-        guarded.add(&journal.guarded, &journal.repositories);
+        let mut guarded = GuardedBaseline::new(workspace, protect);
+        guarded.add_guarded(&journal.guarded, &journal.repositories);
         let seen = journal.entries.iter().map(|(path, entry)| {
             let seen = match (&entry.before, entry.is_gone) {
-                (None, _) => Seen::Absent,
-                (Some(_), true) => Seen::Gone,
-                (Some(_), false) => Seen::Present,
+                (None, _) => RecordedState::Absent,
+                (Some(_), true) => RecordedState::Gone,
+                (Some(_), false) => RecordedState::Present,
             };
             (path.clone(), seen)
         });
         let seen: HashMap<_, _> = seen.collect();
         let mut contents = HashMap::new();
-        for before in journal.first.values().filter(|before| before.kind == Kind::File) {
+        for before in journal.first.values().filter(|before| before.kind == ObjectKind::File) {
             let content = match journal.slots.get(&before.key()) {
-                None => Content::Live,
-                Some((slot, _)) => match Object::find(objects.as_fd(), OsStr::new(&keep::slot_name(*slot))) {
-                    Ok(Some(object)) if before.is(&object) => Content::Linked(*slot),
-                    _ => Content::Copied,
+                None => ContentLocation::Live,
+                Some((slot, _)) => match TreeObject::open_entry(objects.as_fd(), OsStr::new(&keep::slot_name(*slot))) {
+                    Ok(Some(object)) if before.is_same_object(&object) => ContentLocation::Linked(*slot),
+                    _ => ContentLocation::Copied,
                 },
             };
             contents.insert(before.key(), content);
@@ -159,7 +159,7 @@ impl Recorder {
             names: None,
             next_slot: journal.next_slot(),
             limit_bytes,
-            left_bytes: limit_bytes.saturating_sub(journal.bytes()),
+            left_bytes: limit_bytes.saturating_sub(journal.slot_bytes()),
         })
     }
 
@@ -178,17 +178,17 @@ impl Recorder {
     ///
     /// # Errors
     /// See [`Unkept`]; the same applies below.
-    pub fn note_guarded(&mut self, places: &[Vec<u8>], repositories: &[Vec<u8>]) -> Result<(), Unkept> {
-        let places: Vec<Vec<u8>> = places.iter().filter_map(|place| self.relative(place)).collect();
-        let repositories: Vec<Vec<u8>> = repositories.iter().filter_map(|place| self.relative(place)).collect();
+    pub fn note_guarded(&mut self, places: &[Vec<u8>], repositories: &[Vec<u8>]) -> Result<(), UndoRecordError> {
+        let places: Vec<Vec<u8>> = places.iter().filter_map(|place| self.relative_path(place)).collect();
+        let repositories: Vec<Vec<u8>> = repositories.iter().filter_map(|place| self.relative_path(place)).collect();
         for place in &places {
-            self.append(&Line::Guarded { path: RawText::from(place.as_slice()) })?;
+            self.append_line(&JournalLine::Guarded { path: RawText::from(place.as_slice()) })?;
         }
         for directory in &repositories {
-            self.append(&Line::Repository { path: RawText::from(directory.as_slice()) })?;
+            self.append_line(&JournalLine::Repository { path: RawText::from(directory.as_slice()) })?;
         }
-        self.guarded.add(&places, &repositories);
-        self.append(&Line::Surveyed)?;
+        self.guarded.add_guarded(&places, &repositories);
+        self.append_line(&JournalLine::Surveyed)?;
         self.has_surveyed = true;
         Ok(())
     }
@@ -197,16 +197,16 @@ impl Recorder {
     ///
     /// # Errors
     /// See [`Unkept`].
-    pub fn before_open(&mut self, path: &[u8], creates: bool, writes: bool) -> Result<(), Unkept> {
-        let Some(path) = self.relative(path) else { return Ok(()) };
-        let known = self.known(&path);
-        if known == Known::Covered && !self.has_moved {
+    pub fn before_open(&mut self, path: &[u8], creates: bool, writes: bool) -> Result<(), UndoRecordError> {
+        let Some(path) = self.relative_path(path) else { return Ok(()) };
+        let known = self.known_state(&path);
+        if known == PathKnowledge::Covered && !self.has_moved {
             return Ok(());
         }
-        match self.find(&path)? {
+        match self.find_object(&path)? {
             None if creates => self.before_new(&path),
-            Some(object) if writes && object.kind() == Kind::File => {
-                self.record(&path, known, Some(&object))?;
+            Some(object) if writes && object.kind() == ObjectKind::File => {
+                self.record_path(&path, known, Some(&object))?;
                 self.keep_content(&object)
             }
             _ => Ok(()),
@@ -217,9 +217,9 @@ impl Recorder {
     ///
     /// # Errors
     /// See [`Unkept`].
-    pub fn before_create(&mut self, path: &[u8]) -> Result<(), Unkept> {
-        let Some(path) = self.relative(path) else { return Ok(()) };
-        if self.known(&path) == Known::Covered || self.find(&path)?.is_some() {
+    pub fn before_create(&mut self, path: &[u8]) -> Result<(), UndoRecordError> {
+        let Some(path) = self.relative_path(path) else { return Ok(()) };
+        if self.known_state(&path) == PathKnowledge::Covered || self.find_object(&path)?.is_some() {
             return Ok(());
         }
         self.before_new(&path)
@@ -229,11 +229,11 @@ impl Recorder {
     ///
     /// # Errors
     /// See [`Unkept`].
-    pub fn before_link(&mut self, source: &[u8], new: &[u8]) -> Result<(), Unkept> {
-        if let Some(source) = self.relative(source)
-            && let Some(object) = self.find(&source)?
+    pub fn before_link(&mut self, source: &[u8], new: &[u8]) -> Result<(), UndoRecordError> {
+        if let Some(source) = self.relative_path(source)
+            && let Some(object) = self.find_object(&source)?
         {
-            self.record(&source, self.known(&source), Some(&object))?;
+            self.record_path(&source, self.known_state(&source), Some(&object))?;
             self.keep_guarded(&source, &object)?;
             self.has_moved = true;
         }
@@ -244,8 +244,8 @@ impl Recorder {
     ///
     /// # Errors
     /// See [`Unkept`].
-    pub fn before_remove(&mut self, path: &[u8]) -> Result<(), Unkept> {
-        match self.relative(path) {
+    pub fn before_remove(&mut self, path: &[u8]) -> Result<(), UndoRecordError> {
+        match self.relative_path(path) {
             Some(path) => self.before_gone(&path),
             None => Ok(()),
         }
@@ -255,10 +255,10 @@ impl Recorder {
     ///
     /// # Errors
     /// See [`Unkept`].
-    pub fn before_rename(&mut self, old: &[u8], new: &[u8], exchanges: bool) -> Result<(), Unkept> {
-        let (Some(old), Some(new)) = (self.relative(old), self.relative(new)) else { return Ok(()) };
+    pub fn before_rename(&mut self, old: &[u8], new: &[u8], exchanges: bool) -> Result<(), UndoRecordError> {
+        let (Some(old), Some(new)) = (self.relative_path(old), self.relative_path(new)) else { return Ok(()) };
         self.before_move(&old)?;
-        match self.find(&new)? {
+        match self.find_object(&new)? {
             Some(_) if exchanges => {
                 self.before_move(&new)?;
                 self.before_arrival(&new, &old)?;
@@ -270,18 +270,18 @@ impl Recorder {
     }
 
     /// Records the entries of a moved directory as new, if its new path held another object before.
-    fn before_arrival(&mut self, from: &[u8], to: &[u8]) -> Result<(), Unkept> {
+    fn before_arrival(&mut self, from: &[u8], to: &[u8]) -> Result<(), UndoRecordError> {
         let mut waiting = vec![(from.to_vec(), to.to_vec())];
         while let Some((from, to)) = waiting.pop() {
             // Otherwise all entries count as new already, or the call fails.
-            if self.known(&to) != Known::Recorded(Seen::Gone) {
+            if self.known_state(&to) != PathKnowledge::Recorded(RecordedState::Gone) {
                 continue;
             }
-            let Some(object) = self.find(&from)?.filter(Object::is_directory) else { continue };
-            for (name, _) in entries(object.fd.as_fd()).map_err(Unkept::Unreadable)? {
-                let inner = join(&to, &name);
-                self.record(&inner, self.known(&inner), None)?;
-                waiting.push((join(&from, &name), inner));
+            let Some(object) = self.find_object(&from)?.filter(TreeObject::is_directory) else { continue };
+            for (name, _) in list_entries(object.fd.as_fd()).map_err(UndoRecordError::Unreadable)? {
+                let inner = join_path(&to, &name);
+                self.record_path(&inner, self.known_state(&inner), None)?;
+                waiting.push((join_path(&from, &name), inner));
             }
         }
         Ok(())
@@ -291,14 +291,14 @@ impl Recorder {
     ///
     /// # Errors
     /// See [`Unkept`].
-    pub fn before_metadata(&mut self, path: &[u8]) -> Result<(), Unkept> {
-        let Some(path) = self.relative(path) else { return Ok(()) };
-        let known = self.known(&path);
-        if known != Known::Untouched {
+    pub fn before_metadata(&mut self, path: &[u8]) -> Result<(), UndoRecordError> {
+        let Some(path) = self.relative_path(path) else { return Ok(()) };
+        let known = self.known_state(&path);
+        if known != PathKnowledge::Untouched {
             return Ok(());
         }
-        let object = self.find(&path)?;
-        self.record(&path, known, object.as_ref())?;
+        let object = self.find_object(&path)?;
+        self.record_path(&path, known, object.as_ref())?;
         object.map_or(Ok(()), |object| self.record_names(&object))
     }
 
@@ -307,21 +307,21 @@ impl Recorder {
     ///
     /// # Errors
     /// See [`Unkept`].
-    pub fn before_rewrite(&mut self, path: &[u8], object: OwnedFd) -> Result<(), Unkept> {
-        let object = Object::of(object).map_err(Unkept::Unreadable)?;
-        if object.kind() != Kind::File {
+    pub fn before_rewrite(&mut self, path: &[u8], object: OwnedFd) -> Result<(), UndoRecordError> {
+        let object = TreeObject::from_fd(object).map_err(UndoRecordError::Unreadable)?;
+        if object.kind() != ObjectKind::File {
             return Ok(());
         }
-        if let Some(path) = self.relative(path)
-            && let Some(found) = self.find(&path)?
+        if let Some(path) = self.relative_path(path)
+            && let Some(found) = self.find_object(&path)?
             && key_of(&found) == key_of(&object)
         {
-            self.record(&path, self.known(&path), Some(&found))?;
+            self.record_path(&path, self.known_state(&path), Some(&found))?;
         }
         self.keep_content(&object)
     }
 
-    fn relative(&self, path: &[u8]) -> Option<Vec<u8>> {
+    fn relative_path(&self, path: &[u8]) -> Option<Vec<u8>> {
         let rest = path.strip_prefix(&self.workspace[..])?;
         match rest.strip_prefix(b"/") {
             Some(rest) => Some(rest.to_vec()),
@@ -332,45 +332,45 @@ impl Recorder {
         }
     }
 
-    fn known(&self, path: &[u8]) -> Known {
+    fn known_state(&self, path: &[u8]) -> PathKnowledge {
         if let Some(seen) = self.seen.get(path) {
-            return Known::Recorded(*seen);
+            return PathKnowledge::Recorded(*seen);
         }
         let mut above = path;
-        while let Some(parent) = parent(above) {
+        while let Some(parent) = parent_path(above) {
             match self.seen.get(parent) {
-                Some(Seen::Absent) => return Known::Covered,
-                Some(Seen::Gone) => return Known::Fresh,
-                Some(Seen::Present) | None => above = parent,
+                Some(RecordedState::Absent) => return PathKnowledge::Covered,
+                Some(RecordedState::Gone) => return PathKnowledge::Fresh,
+                Some(RecordedState::Present) | None => above = parent,
             }
         }
-        Known::Untouched
+        PathKnowledge::Untouched
     }
 
     /// Opens the directory at a path.
-    fn directory(&self, path: &[u8]) -> Result<Option<OwnedFd>, Unkept> {
+    fn open_directory(&self, path: &[u8]) -> Result<Option<OwnedFd>, UndoRecordError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let text = if path.is_empty() { Path::new(".") } else { Path::new(os(path)) };
-        match openat2(&self.root, text, flags, Mode::empty(), IN_WORKSPACE) {
+        let text = if path.is_empty() { Path::new(".") } else { Path::new(to_os_str(path)) };
+        match openat2(&self.root, text, flags, Mode::empty(), WORKSPACE_RESOLVE_FLAGS) {
             Ok(directory) => Ok(Some(directory)),
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
-            Err(errno) => Err(Unkept::Unreadable(errno)),
+            Err(errno) => Err(UndoRecordError::Unreadable(errno)),
         }
     }
 
     /// Finds the object at a path now.
-    fn find(&self, path: &[u8]) -> Result<Option<Object>, Unkept> {
-        let Some(above) = parent(path) else {
-            return self.directory(path)?.map(Object::of).transpose().map_err(Unkept::Unreadable);
+    fn find_object(&self, path: &[u8]) -> Result<Option<TreeObject>, UndoRecordError> {
+        let Some(above) = parent_path(path) else {
+            return self.open_directory(path)?.map(TreeObject::from_fd).transpose().map_err(UndoRecordError::Unreadable);
         };
-        let Some(directory) = self.directory(above)? else { return Ok(None) };
-        Object::find(directory.as_fd(), os(name(path))).map_err(Unkept::Unreadable)
+        let Some(directory) = self.open_directory(above)? else { return Ok(None) };
+        TreeObject::open_entry(directory.as_fd(), to_os_str(last_name(path))).map_err(UndoRecordError::Unreadable)
     }
 
     /// Records all names of a file, because a change of the file affects each of them.
-    fn record_names(&mut self, object: &Object) -> Result<(), Unkept> {
+    fn record_names(&mut self, object: &TreeObject) -> Result<(), UndoRecordError> {
         let key = key_of(object);
-        if object.kind() != Kind::File || object.stat.st_nlink < 2 || !self.contents.contains_key(&key) {
+        if object.kind() != ObjectKind::File || object.stat.st_nlink < 2 || !self.contents.contains_key(&key) {
             return Ok(());
         }
         if self.names.is_none() {
@@ -379,97 +379,97 @@ impl Recorder {
         // A single search is enough, because later names are new.
         let names = self.names.as_mut().and_then(|names| names.remove(&key)).unwrap_or_default();
         for path in names {
-            if let Some(found) = self.find(&path)?.filter(|found| key_of(found) == key) {
-                self.record(&path, self.known(&path), Some(&found))?;
+            if let Some(found) = self.find_object(&path)?.filter(|found| key_of(found) == key) {
+                self.record_path(&path, self.known_state(&path), Some(&found))?;
             }
         }
         Ok(())
     }
 
     /// Finds the names of all files of the workspace that have several.
-    fn find_names(&self) -> Result<HashMap<ObjectKey, Vec<Vec<u8>>>, Unkept> {
+    fn find_names(&self) -> Result<HashMap<ObjectKey, Vec<Vec<u8>>>, UndoRecordError> {
         let (mut names, mut count) = (HashMap::<_, Vec<_>>::new(), 0);
         let mut waiting = vec![(Vec::new(), 0_usize)];
         while let Some((path, depth)) = waiting.pop() {
-            let Some(directory) = self.find(&path)?.filter(Object::is_directory) else { continue };
+            let Some(directory) = self.find_object(&path)?.filter(TreeObject::is_directory) else { continue };
             // A directory that cannot be listed cannot be changed by the run either.
-            let Ok(inner) = entries(directory.fd.as_fd()) else { continue };
+            let Ok(inner) = list_entries(directory.fd.as_fd()) else { continue };
             for (name, kind) in inner {
-                let path = join(&path, &name);
+                let path = join_path(&path, &name);
                 if matches!(kind, FileType::Directory) && depth < MAX_DEPTH {
                     waiting.push((path, depth + 1));
                     continue;
                 }
-                let Ok(Some(object)) = Object::find(directory.fd.as_fd(), os(&name)) else { continue };
+                let Ok(Some(object)) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name)) else { continue };
                 if object.is_directory() && depth < MAX_DEPTH {
                     waiting.push((path, depth + 1));
-                } else if object.kind() == Kind::File && object.stat.st_nlink > 1 {
+                } else if object.kind() == ObjectKind::File && object.stat.st_nlink > 1 {
                     count += 1;
                     names.entry(key_of(&object)).or_default().push(path);
                 }
                 if count > MAX_ENTRIES {
-                    return Err(Unkept::TooMany);
+                    return Err(UndoRecordError::TooMany);
                 }
             }
         }
         Ok(names)
     }
 
-    fn before_new(&mut self, path: &[u8]) -> Result<(), Unkept> {
+    fn before_new(&mut self, path: &[u8]) -> Result<(), UndoRecordError> {
         self.names_change(path)?;
-        self.record(path, self.known(path), None)
+        self.record_path(path, self.known_state(path), None)
     }
 
     /// Records a directory before a name in it changes, because its times change, too.
-    fn names_change(&mut self, path: &[u8]) -> Result<(), Unkept> {
-        let Some(above) = parent(path) else { return Ok(()) };
-        let known = self.known(above);
-        if known != Known::Untouched {
+    fn names_change(&mut self, path: &[u8]) -> Result<(), UndoRecordError> {
+        let Some(above) = parent_path(path) else { return Ok(()) };
+        let known = self.known_state(above);
+        if known != PathKnowledge::Untouched {
             return Ok(());
         }
-        match self.find(above)? {
-            Some(object) => self.record(above, known, Some(&object)),
+        match self.find_object(above)? {
+            Some(object) => self.record_path(above, known, Some(&object)),
             // The call fails.
             None => Ok(()),
         }
     }
 
-    fn before_gone(&mut self, path: &[u8]) -> Result<(), Unkept> {
+    fn before_gone(&mut self, path: &[u8]) -> Result<(), UndoRecordError> {
         self.names_change(path)?;
-        let known = self.known(path);
-        if known == Known::Covered && !self.has_moved {
+        let known = self.known_state(path);
+        if known == PathKnowledge::Covered && !self.has_moved {
             return Ok(());
         }
-        let (Some(above), Some(object)) = (parent(path), self.find(path)?) else { return Ok(()) };
-        self.record(path, known, Some(&object))?;
-        if object.kind() == Kind::File && self.contents.get(&key_of(&object)) == Some(&Content::Live) {
-            let directory = self.directory(above)?.ok_or(Unkept::Unreadable(Errno::NOENT))?;
-            self.keep_removed(directory.as_fd(), os(name(path)), &object)?;
+        let (Some(above), Some(object)) = (parent_path(path), self.find_object(path)?) else { return Ok(()) };
+        self.record_path(path, known, Some(&object))?;
+        if object.kind() == ObjectKind::File && self.contents.get(&key_of(&object)) == Some(&ContentLocation::Live) {
+            let directory = self.open_directory(above)?.ok_or(UndoRecordError::Unreadable(Errno::NOENT))?;
+            self.keep_removed(directory.as_fd(), to_os_str(last_name(path)), &object)?;
         }
         // The remaining entries of a directory are recorded when they are removed or moved.
-        let is_empty = || entries(object.fd.as_fd()).is_ok_and(|inner| inner.is_empty());
-        if object.kind() != Kind::Directory || is_empty() { self.mark_gone(path) } else { Ok(()) }
+        let is_empty = || list_entries(object.fd.as_fd()).is_ok_and(|inner| inner.is_empty());
+        if object.kind() != ObjectKind::Directory || is_empty() { self.mark_gone(path) } else { Ok(()) }
     }
 
     /// Records an object that gets another name, with everything beneath it.
-    fn before_move(&mut self, path: &[u8]) -> Result<(), Unkept> {
+    fn before_move(&mut self, path: &[u8]) -> Result<(), UndoRecordError> {
         self.names_change(path)?;
         self.has_moved = true;
         let (mut waiting, mut moved) = (vec![(path.to_vec(), 0_usize)], Vec::new());
         while let Some((path, depth)) = waiting.pop() {
-            let known = self.known(&path);
-            if !matches!(known, Known::Untouched | Known::Recorded(Seen::Present)) {
+            let known = self.known_state(&path);
+            if !matches!(known, PathKnowledge::Untouched | PathKnowledge::Recorded(RecordedState::Present)) {
                 continue;
             }
-            let Some(object) = self.find(&path)? else { continue };
-            self.record(&path, known, Some(&object))?;
+            let Some(object) = self.find_object(&path)? else { continue };
+            self.record_path(&path, known, Some(&object))?;
             self.keep_guarded(&path, &object)?;
             if object.is_directory() {
                 if depth == MAX_DEPTH {
-                    return Err(Unkept::TooMany);
+                    return Err(UndoRecordError::TooMany);
                 }
-                let inner = entries(object.fd.as_fd()).map_err(Unkept::Unreadable)?;
-                waiting.extend(inner.into_iter().map(|(name, _)| (join(&path, &name), depth + 1)));
+                let inner = list_entries(object.fd.as_fd()).map_err(UndoRecordError::Unreadable)?;
+                waiting.extend(inner.into_iter().map(|(name, _)| (join_path(&path, &name), depth + 1)));
             }
             moved.push(path);
         }
@@ -477,50 +477,50 @@ impl Recorder {
         moved.iter().try_for_each(|path| self.mark_gone(path))
     }
 
-    fn mark_gone(&mut self, path: &[u8]) -> Result<(), Unkept> {
+    fn mark_gone(&mut self, path: &[u8]) -> Result<(), UndoRecordError> {
         match self.seen.get_mut(path) {
-            Some(seen @ Seen::Present) => *seen = Seen::Gone,
+            Some(seen @ RecordedState::Present) => *seen = RecordedState::Gone,
             _ => return Ok(()),
         }
-        self.append(&Line::Gone { path: RawText::from(path) })
+        self.append_line(&JournalLine::Gone { path: RawText::from(path) })
     }
 
     /// Writes the line about a path, if one is needed.
-    fn record(&mut self, path: &[u8], known: Known, found: Option<&Object>) -> Result<(), Unkept> {
+    fn record_path(&mut self, path: &[u8], known: PathKnowledge, found: Option<&TreeObject>) -> Result<(), UndoRecordError> {
         let before = match known {
-            Known::Recorded(_) | Known::Covered => return Ok(()),
-            Known::Fresh => None,
-            Known::Untouched => found.map(Before::of).transpose().map_err(Unkept::Unreadable)?,
+            PathKnowledge::Recorded(_) | PathKnowledge::Covered => return Ok(()),
+            PathKnowledge::Fresh => None,
+            PathKnowledge::Untouched => found.map(OriginalObject::from_object).transpose().map_err(UndoRecordError::Unreadable)?,
         };
         if self.seen.len() >= MAX_ENTRIES {
-            return Err(Unkept::TooMany);
+            return Err(UndoRecordError::TooMany);
         }
-        let seen = if before.is_some() { Seen::Present } else { Seen::Absent };
-        let key = before.as_ref().filter(|before| before.kind == Kind::File).map(Before::key);
-        self.append(&Line::Entry { path: RawText::from(path), before })?;
+        let seen = if before.is_some() { RecordedState::Present } else { RecordedState::Absent };
+        let key = before.as_ref().filter(|before| before.kind == ObjectKind::File).map(OriginalObject::key);
+        self.append_line(&JournalLine::Entry { path: RawText::from(path), before })?;
         self.seen.insert(path.to_vec(), seen);
         if let Some(key) = key {
-            self.contents.entry(key).or_insert(Content::Live);
+            self.contents.entry(key).or_insert(ContentLocation::Live);
         }
         Ok(())
     }
 
     /// Keeps the content of a guarded file that gets another name. Under that name other runs may
     /// change the file, so its times prove nothing.
-    fn keep_guarded(&mut self, path: &[u8], object: &Object) -> Result<(), Unkept> {
-        match object.kind() == Kind::File && self.guarded.holds(path) {
+    fn keep_guarded(&mut self, path: &[u8], object: &TreeObject) -> Result<(), UndoRecordError> {
+        match object.kind() == ObjectKind::File && self.guarded.is_guarded(path) {
             true => self.keep_content(object),
             false => Ok(()),
         }
     }
 
     /// Keeps the content of a file that loses a name.
-    fn keep_removed(&mut self, directory: BorrowedFd<'_>, name: &OsStr, object: &Object) -> Result<(), Unkept> {
+    fn keep_removed(&mut self, directory: BorrowedFd<'_>, name: &OsStr, object: &TreeObject) -> Result<(), UndoRecordError> {
         let bytes = keep::bytes_of(object);
         let slot = self.next_slot;
-        if bytes <= self.left_bytes && keep::link((directory, name), object, (self.objects.as_fd(), slot)) {
+        if bytes <= self.left_bytes && keep::link_to_slot((directory, name), object, (self.objects.as_fd(), slot)) {
             self.note_slot(object, bytes)?;
-            self.contents.insert(key_of(object), Content::Linked(slot));
+            self.contents.insert(key_of(object), ContentLocation::Linked(slot));
             return Ok(());
         }
         self.keep_content(object)
@@ -528,51 +528,51 @@ impl Recorder {
 
     /// Keeps the content of a file in a separate copy. A file that did not exist before the run is
     /// unknown here and is not copied.
-    fn keep_content(&mut self, object: &Object) -> Result<(), Unkept> {
+    fn keep_content(&mut self, object: &TreeObject) -> Result<(), UndoRecordError> {
         let key = key_of(object);
         match self.contents.get(&key).copied() {
-            None | Some(Content::Copied) => return Ok(()),
-            Some(Content::Live) => {
+            None | Some(ContentLocation::Copied) => return Ok(()),
+            Some(ContentLocation::Live) => {
                 self.record_names(object)?;
                 let slot = self.next_slot;
-                let bytes = self.copy(object, slot, self.left_bytes)?;
+                let bytes = self.copy_to_slot(object, slot, self.left_bytes)?;
                 self.note_slot(object, bytes)?;
             }
-            Some(Content::Linked(slot)) => {
+            Some(ContentLocation::Linked(slot)) => {
                 let own = keep::bytes_of(object);
-                self.copy(object, slot, self.left_bytes.saturating_add(own))?;
+                self.copy_to_slot(object, slot, self.left_bytes.saturating_add(own))?;
             }
         }
-        self.contents.insert(key, Content::Copied);
+        self.contents.insert(key, ContentLocation::Copied);
         Ok(())
     }
 
-    fn copy(&self, object: &Object, slot: u32, left_bytes: u64) -> Result<u64, Unkept> {
-        keep::copy(object, self.objects.as_fd(), slot, left_bytes).map_err(|error| match error {
-            KeepError::Full => Unkept::Full { limit_bytes: self.limit_bytes },
-            KeepError::Errno(errno @ (Errno::ACCESS | Errno::PERM)) => Unkept::Unreadable(errno),
-            KeepError::Errno(errno) => Unkept::Store(errno),
+    fn copy_to_slot(&self, object: &TreeObject, slot: u32, left_bytes: u64) -> Result<u64, UndoRecordError> {
+        keep::copy_to_slot(object, self.objects.as_fd(), slot, left_bytes).map_err(|error| match error {
+            KeepError::Full => UndoRecordError::Full { limit_bytes: self.limit_bytes },
+            KeepError::Errno(errno @ (Errno::ACCESS | Errno::PERM)) => UndoRecordError::Unreadable(errno),
+            KeepError::Errno(errno) => UndoRecordError::Store(errno),
         })
     }
 
-    fn note_slot(&mut self, object: &Object, bytes: u64) -> Result<(), Unkept> {
+    fn note_slot(&mut self, object: &TreeObject, bytes: u64) -> Result<(), UndoRecordError> {
         let (device, inode) = key_of(object);
-        self.append(&Line::Data { device, inode, slot: self.next_slot, bytes })?;
+        self.append_line(&JournalLine::Data { device, inode, slot: self.next_slot, bytes })?;
         self.next_slot += 1;
         self.left_bytes = self.left_bytes.saturating_sub(bytes);
         Ok(())
     }
 
-    fn append(&mut self, line: &Line) -> Result<(), Unkept> {
-        self.journal.append(line).map_err(|errno| match errno {
-            Errno::FBIG => Unkept::TooMany,
-            errno => Unkept::Store(errno),
+    fn append_line(&mut self, line: &JournalLine) -> Result<(), UndoRecordError> {
+        self.journal.append_line(line).map_err(|errno| match errno {
+            Errno::FBIG => UndoRecordError::TooMany,
+            errno => UndoRecordError::Store(errno),
         })
     }
 }
 
 /// Returns the path of the parent directory; `None` for the workspace itself.
-fn parent(path: &[u8]) -> Option<&[u8]> {
+fn parent_path(path: &[u8]) -> Option<&[u8]> {
     match path.iter().rposition(|byte| *byte == b'/') {
         Some(at) => Some(&path[..at]),
         None if path.is_empty() => None,
@@ -580,10 +580,10 @@ fn parent(path: &[u8]) -> Option<&[u8]> {
     }
 }
 
-fn name(path: &[u8]) -> &[u8] {
+fn last_name(path: &[u8]) -> &[u8] {
     path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
 }
 
-pub(super) fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
+pub(super) fn join_path(path: &[u8], name: &[u8]) -> Vec<u8> {
     if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() }
 }

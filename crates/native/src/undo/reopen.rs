@@ -5,83 +5,83 @@
 use std::collections::HashMap;
 use std::os::fd::AsFd as _;
 
-use stockade_files::object::{Kind, Object, Time, entries, os};
+use stockade_files::object::{ObjectKind, TreeObject, FileTime, list_entries, to_os_str};
 
-use super::compare::{Comparing, Judged, Plan, is_beneath};
+use super::compare::{RunComparer, ComparedPath, RestoreAction, is_beneath};
 use super::journal::{ObjectKey, key_of};
 use super::keep::may_have_writer;
-use super::recorder::join;
+use super::recorder::join_path;
 
 /// Most names that are checked in such paths.
-const MAX_LOOKED_AT: usize = 100_000;
+const MAX_CHECKED_NAMES: usize = 100_000;
 
 /// State of a workspace during a restoration.
-pub(super) struct Outcome<'o> {
-    judged: HashMap<&'o [u8], &'o Judged>,
+pub(super) struct RestoreOutcome<'o> {
+    judged: HashMap<&'o [u8], &'o ComparedPath>,
     /// Objects restored until now, with their change times afterwards; all removals are done then.
     /// `None` before the restoration starts.
-    put: Option<&'o HashMap<ObjectKey, Time>>,
+    put: Option<&'o HashMap<ObjectKey, FileTime>>,
 }
 
-impl<'o> Outcome<'o> {
+impl<'o> RestoreOutcome<'o> {
     /// Makes the state that is planned, before the restoration starts.
-    pub fn planned(judged: &'o [Judged]) -> Self {
+    pub fn as_planned(judged: &'o [ComparedPath]) -> Self {
         Self { judged: judged.iter().map(|one| (one.path.as_slice(), one)).collect(), put: None }
     }
 
     /// Makes the present state, after all new objects of the run are removed.
-    pub fn reached(judged: &'o [Judged], put: &'o HashMap<ObjectKey, Time>) -> Self {
-        Self { put: Some(put), ..Self::planned(judged) }
+    pub fn as_reached(judged: &'o [ComparedPath], put: &'o HashMap<ObjectKey, FileTime>) -> Self {
+        Self { put: Some(put), ..Self::as_planned(judged) }
     }
 
-    fn was_put(&self, object: &Object) -> bool {
+    fn was_put(&self, object: &TreeObject) -> bool {
         let at = self.put.and_then(|put| put.get(&key_of(object)));
-        at.is_some_and(|at| object.is_directory() || object.changed() <= *at)
+        at.is_some_and(|at| object.is_directory() || object.changed_time() <= *at)
     }
 
     /// Returns whether a path will be removed because it, or a path above it, is new.
-    fn removes(&self, path: &[u8]) -> bool {
+    fn will_remove(&self, path: &[u8]) -> bool {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
-        let goes = |one: &&Judged| one.plan == Plan::Remove && one.conflict.is_none();
+        let goes = |one: &&ComparedPath| one.plan == RestoreAction::Remove && one.conflict.is_none();
         self.put.is_none() && ends.chain([path.len()]).any(|end| self.judged.get(&path[..end]).is_some_and(goes))
     }
 }
 
-impl Comparing<'_> {
+impl RunComparer<'_> {
     /// Returns whether a path that was guarded before the run, and is not now, holds another object
     /// than before. The object would be executed or used as configuration.
-    pub fn is_reopened(&self, outcome: &Outcome<'_>) -> bool {
+    pub fn is_reopened(&self, outcome: &RestoreOutcome<'_>) -> bool {
         let is_guarded = |place: &[u8]| {
             self.guard.places.iter().any(|now| now == place || is_beneath(place, now))
                 || self.guard.has_guarded_name(place)
         };
         let places = self.journal.guarded.iter().filter(|place| !place.is_empty() && !is_guarded(place)).cloned();
         let parts = self.closed.iter();
-        let parts = parts.flat_map(|path| self.guard.surveys.parts().names().map(|name| join(path, name)));
-        let mut left = MAX_LOOKED_AT;
+        let parts = parts.flat_map(|path| self.guard.surveys.trusted_parts().part_names().map(|name| join_path(path, name)));
+        let mut left = MAX_CHECKED_NAMES;
         places.chain(parts).any(|place| self.is_newer_place(place, outcome, &mut left))
     }
 
     /// Returns the directories that were repositories before the run, and are not now.
     pub fn closed_repositories(&self) -> Vec<Vec<u8>> {
         let is_closed = |path: &&Vec<u8>| {
-            let has = |name: &[u8]| matches!(self.run.find(&join(path, name)), Ok(Some(_)));
+            let has = |name: &[u8]| matches!(self.run.find_object(&join_path(path, name)), Ok(Some(_)));
             !(has(b"HEAD") && (has(b"commondir") || has(b"objects") && has(b"refs")))
         };
         self.journal.repositories.iter().filter(is_closed).cloned().collect()
     }
 
-    fn is_newer_place(&self, place: Vec<u8>, outcome: &Outcome<'_>, left: &mut usize) -> bool {
+    fn is_newer_place(&self, place: Vec<u8>, outcome: &RestoreOutcome<'_>, left: &mut usize) -> bool {
         let ends = place.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         for above in ends.map(|end| &place[..end]).filter(|above| !self.guard.has_guarded_name(above)) {
-            match self.run.find(above) {
+            match self.run.find_object(above) {
                 Ok(Some(object)) if self.is_newer_thing(above, &object, outcome) => return true,
                 Ok(Some(_)) => {}
                 Ok(None) => return false,
                 Err(_) => return true,
             }
         }
-        let mut waiting = match self.run.find(&place) {
+        let mut waiting = match self.run.find_object(&place) {
             Ok(found) => found.into_iter().map(|object| (place.clone(), object)).collect::<Vec<_>>(),
             Err(_) => return true,
         };
@@ -89,13 +89,13 @@ impl Comparing<'_> {
             if self.is_newer_thing(&path, &object, outcome) {
                 return true;
             }
-            let inner = if object.is_directory() { entries(object.fd.as_fd()) } else { Ok(Vec::new()) };
+            let inner = if object.is_directory() { list_entries(object.fd.as_fd()) } else { Ok(Vec::new()) };
             let Ok(inner) = inner else { return true };
             let Some(rest) = left.checked_sub(inner.len() + 1) else { return true };
             *left = rest;
             for (name, _) in inner {
-                match Object::find(object.fd.as_fd(), os(&name)) {
-                    Ok(found) => waiting.extend(found.map(|found| (join(&path, &name), found))),
+                match TreeObject::open_entry(object.fd.as_fd(), to_os_str(&name)) {
+                    Ok(found) => waiting.extend(found.map(|found| (join_path(&path, &name), found))),
                     Err(_) => return true,
                 }
             }
@@ -106,12 +106,12 @@ impl Comparing<'_> {
     /// Returns whether an object is neither as it was when the run began nor restored. The end of
     /// the run proves nothing here: another run may have made the object while this one was
     /// running.
-    fn is_newer_thing(&self, path: &[u8], object: &Object, outcome: &Outcome<'_>) -> bool {
-        if outcome.removes(path) {
+    fn is_newer_thing(&self, path: &[u8], object: &TreeObject, outcome: &RestoreOutcome<'_>) -> bool {
+        if outcome.will_remove(path) {
             return self.newer.iter().any(|newer| newer == path);
         }
         // A descriptor opened while the path was unguarded can be written to later.
-        if object.kind() == Kind::File && may_have_writer(object) {
+        if object.kind() == ObjectKind::File && may_have_writer(object) {
             return true;
         }
         let is_known = self.is_older_than_run(object) || self.is_left(object) || outcome.was_put(object);
@@ -119,34 +119,34 @@ impl Comparing<'_> {
     }
 
     /// Returns whether an object that the run changed is, or will be, the original.
-    fn is_settled(&self, path: &[u8], object: &Object, outcome: &Outcome<'_>) -> bool {
+    fn is_settled(&self, path: &[u8], object: &TreeObject, outcome: &RestoreOutcome<'_>) -> bool {
         let Some(one) = outcome.judged.get(path).filter(|one| one.conflict.is_none()) else { return false };
         let Some(before) = &one.before else { return false };
         if object.is_directory() {
             // The entries of a directory are checked separately.
-            return before.is(object) && !self.journal.late.contains(path);
+            return before.is_same_object(object) && !self.journal.late.contains(path);
         }
         match one.plan {
-            Plan::Put(_) => outcome.put.is_none(),
-            Plan::Remove => false,
+            RestoreAction::Put(_) => outcome.put.is_none(),
+            RestoreAction::Remove => false,
             // Only kept content proves that the content is the original.
-            Plan::Stay => {
-                let is_same = before.kind == Kind::Link || self.journal.slots.contains_key(&before.key());
-                is_same && one.now.as_ref().is_some_and(|now| now.changed() == object.changed())
+            RestoreAction::Stay => {
+                let is_same = before.kind == ObjectKind::Link || self.journal.slots.contains_key(&before.key());
+                is_same && one.now.as_ref().is_some_and(|now| now.changed_time() == object.changed_time())
             }
         }
     }
 
     /// Returns the order in which objects that make other paths guarded are restored. Objects that
     /// complete a reference come last, so that the guarded content exists before.
-    pub fn leading_order(&self, one: &Judged) -> u8 {
+    pub fn leading_order(&self, one: &ComparedPath) -> u8 {
         let kind = one.before.as_ref().map(|before| before.kind);
-        if self.completes(&one.path)
-            || kind == Some(Kind::Link)
-            || one.path.ends_with(b".git") && kind == Some(Kind::File)
+        if self.completes_repository(&one.path)
+            || kind == Some(ObjectKind::Link)
+            || one.path.ends_with(b".git") && kind == Some(ObjectKind::File)
         {
             3
-        } else if kind == Some(Kind::Directory) {
+        } else if kind == Some(ObjectKind::Directory) {
             0
         } else if self.was_place(&one.path) {
             1

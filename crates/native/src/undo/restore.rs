@@ -8,17 +8,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Gid, RenameFlags, Uid, chownat, renameat_with, unlinkat};
-use stockade_files::object::{Kind, Object, Time, entries, os};
+use stockade_files::object::{ObjectKind, TreeObject, FileTime, list_entries, to_os_str};
 use stockade_sys::Errno;
 
-use super::compare::{Comparing, Comparison, Conflict, Judged, Plan, Source, has_metadata, is_beneath};
-use super::guard::{Moment, REOPENED};
-use super::journal::{Before, JournalWriter, Line, ObjectKey, key_of};
-use super::newer::born;
-use super::recorder::join;
-use super::reopen::Outcome;
-use super::settle::{find, in_journal};
-use super::spot::{Spot, split};
+use super::compare::{RunComparer, UndoComparison, UndoConflict, ComparedPath, RestoreAction, ContentSource, has_metadata, is_beneath};
+use super::guard::{RestoreMoment, REOPENED_REASON};
+use super::journal::{OriginalObject, JournalWriter, JournalLine, ObjectKey, key_of};
+use super::newer::creation_time;
+use super::recorder::join_path;
+use super::reopen::RestoreOutcome;
+use super::settle::{find_beneath, in_journal};
+use super::spot::{RestoreTarget, split_path};
 use super::store::{UndoError, UndoRun};
 use crate::stage::PathError;
 
@@ -27,9 +27,9 @@ const MAX_DEPTH: usize = 400;
 
 /// Result of a restoration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Restored {
+pub struct RestoreResult {
     /// Conflicts, that is, paths that were not restored. `changes` stays empty.
-    pub comparison: Comparison,
+    pub comparison: UndoComparison,
     /// Number of restored paths.
     pub restored: u64,
     /// Paths at which an error occurred.
@@ -40,16 +40,16 @@ pub struct Restored {
 }
 
 /// Callback for each step. An error ends the work there, like a kill.
-pub type Watched<'w> = &'w mut dyn FnMut(&Path) -> Result<(), Errno>;
+pub type RestoreCallback<'w> = &'w mut dyn FnMut(&Path) -> Result<(), Errno>;
 
 /// State of one restoration.
-pub(super) struct Restoring<'c, 'r> {
-    pub(super) comparing: &'c Comparing<'r>,
-    judged: &'c [Judged],
+pub(super) struct WorkspaceRestorer<'c, 'r> {
+    pub(super) comparing: &'c RunComparer<'r>,
+    judged: &'c [ComparedPath],
     /// True if every object is removed that can be removed before any reference to it is restored.
     is_cleared: bool,
     /// Restored objects, with their change times afterwards.
-    pub(super) put: HashMap<ObjectKey, Time>,
+    pub(super) put: HashMap<ObjectKey, FileTime>,
     /// Directories whose modes were opened up, with their original modes.
     opened: HashMap<Vec<u8>, u32>,
     /// Path of the first restored name of each file with several names.
@@ -73,52 +73,52 @@ impl UndoRun {
     /// # Errors
     /// [`UndoError`] if the journal or the workspace cannot be read, or if `watch` returns an
     /// error.
-    pub fn restore(&self, paths: &[PathBuf], skips_conflicts: bool, watch: Watched<'_>) -> Result<Restored, UndoError> {
-        if self.journal()?.is_restored {
-            let comparison = Comparison { is_restored: true, ..Comparison::default() };
-            return Ok(Restored { comparison, ..Restored::default() });
+    pub fn restore_paths(&self, paths: &[PathBuf], skips_conflicts: bool, watch: RestoreCallback<'_>) -> Result<RestoreResult, UndoError> {
+        if self.read_journal()?.is_restored {
+            let comparison = UndoComparison { is_restored: true, ..UndoComparison::default() };
+            return Ok(RestoreResult { comparison, ..RestoreResult::default() });
         }
-        let (mut comparing, was_killed) = Comparing::new(self)?;
-        let judged = comparing.judge(paths)?;
+        let (mut comparing, was_killed) = RunComparer::new(self)?;
+        let judged = comparing.compare_entries(paths)?;
         let mut comparison =
-            Comparison { conflicts: comparing.conflicts(&judged), was_killed, ..Comparison::default() };
+            UndoComparison { conflicts: comparing.list_conflicts(&judged), was_killed, ..UndoComparison::default() };
         if !comparison.conflicts.is_empty() && !skips_conflicts {
-            return Ok(Restored { comparison, ..Restored::default() });
+            return Ok(RestoreResult { comparison, ..RestoreResult::default() });
         }
         let mut writer = JournalWriter::open(self.directory.as_fd()).map_err(in_journal)?;
-        writer.append(&Line::Restoring).map_err(in_journal)?;
+        writer.append_line(&JournalLine::Restoring).map_err(in_journal)?;
         comparing.note_directories(&judged, &mut writer)?;
         writer.sync().map_err(in_journal)?;
         let conflicts = judged.into_iter().filter_map(|one| Some((one.path, one.conflict?))).collect();
         let first = (conflicts, std::mem::take(&mut comparing.newer));
-        let (mut comparing, _) = Comparing::new(self)?;
-        let mut judged = comparing.judge(paths)?;
+        let (mut comparing, _) = RunComparer::new(self)?;
+        let mut judged = comparing.compare_entries(paths)?;
         comparing.keep_conflicts(&mut judged, first);
-        comparison.conflicts = comparing.conflicts(&judged);
+        comparison.conflicts = comparing.list_conflicts(&judged);
         let changed = judged.iter().filter(|judged| judged.effect.is_some() && judged.conflict.is_none()).count();
-        let mut restoring = Restoring::new(&comparing, &judged, writer);
-        restoring.all(watch)?;
-        let Restoring { failed, mut writer, .. } = restoring;
+        let mut restoring = WorkspaceRestorer::new(&comparing, &judged, writer);
+        restoring.restore_all(watch)?;
+        let WorkspaceRestorer { failed, mut writer, .. } = restoring;
         let restored = (changed as u64).saturating_sub(failed.len() as u64);
         if paths.is_empty() && failed.is_empty() && comparison.conflicts.is_empty() {
-            writer.append(&Line::Restored).and_then(|()| writer.sync()).map_err(in_journal)?;
+            writer.append_line(&JournalLine::Restored).and_then(|()| writer.sync()).map_err(in_journal)?;
             self.empty_objects();
         }
-        Ok(Restored { comparison, restored, failed, is_done: true })
+        Ok(RestoreResult { comparison, restored, failed, is_done: true })
     }
 
     /// Removes all kept content, which is not needed any more.
     fn empty_objects(&self) {
-        for (name, _) in entries(self.objects.as_fd()).unwrap_or_default() {
+        for (name, _) in list_entries(self.objects.as_fd()).unwrap_or_default() {
             // Remaining files use space until the run is forgotten.
-            let _ = unlinkat(&self.objects, os(&name), AtFlags::empty());
+            let _ = unlinkat(&self.objects, to_os_str(&name), AtFlags::empty());
         }
     }
 }
 
-impl Comparing<'_> {
+impl RunComparer<'_> {
     /// Keeps the conflicts of the first comparison.
-    fn keep_conflicts(&mut self, judged: &mut [Judged], (first, newer): (HashMap<Vec<u8>, Conflict>, Vec<Vec<u8>>)) {
+    fn keep_conflicts(&mut self, judged: &mut [ComparedPath], (first, newer): (HashMap<Vec<u8>, UndoConflict>, Vec<Vec<u8>>)) {
         for one in judged.iter_mut().filter(|one| one.conflict.is_none()) {
             one.conflict = first.get(&one.path).cloned();
         }
@@ -126,27 +126,27 @@ impl Comparing<'_> {
     }
 
     /// Records the times of directories in which the restoration changes names but the run did not.
-    fn note_directories(&self, judged: &[Judged], writer: &mut JournalWriter) -> Result<(), UndoError> {
-        let acted = judged.iter().filter(|judged| judged.plan != Plan::Stay && judged.conflict.is_none());
+    fn note_directories(&self, judged: &[ComparedPath], writer: &mut JournalWriter) -> Result<(), UndoError> {
+        let acted = judged.iter().filter(|judged| judged.plan != RestoreAction::Stay && judged.conflict.is_none());
         let mut noted = BTreeSet::new();
         for path in acted.map(|judged| judged.path.as_slice()) {
             let above = &path[..path.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
             if !self.journal.entries.contains_key(above) && !self.is_new(above) && noted.insert(above) {
-                let found = find(self.run.root.as_fd(), above).ok().flatten().filter(Object::is_directory);
-                let Some(before) = found.and_then(|found| Before::of(&found).ok()) else { continue };
-                let entry = Line::Entry { path: above.into(), before: Some(before) };
-                writer.append(&entry).map_err(in_journal)?;
+                let found = find_beneath(self.run.root.as_fd(), above).ok().flatten().filter(TreeObject::is_directory);
+                let Some(before) = found.and_then(|found| OriginalObject::from_object(&found).ok()) else { continue };
+                let entry = JournalLine::Entry { path: above.into(), before: Some(before) };
+                writer.append_line(&entry).map_err(in_journal)?;
             }
         }
         Ok(())
     }
 }
 
-impl<'c, 'r> Restoring<'c, 'r> {
-    pub(super) fn new(comparing: &'c Comparing<'r>, judged: &'c [Judged], writer: JournalWriter) -> Self {
+impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
+    pub(super) fn new(comparing: &'c RunComparer<'r>, judged: &'c [ComparedPath], writer: JournalWriter) -> Self {
         let mut needed = HashMap::new();
         for judged in judged.iter().filter(|judged| judged.conflict.is_none()) {
-            if let Plan::Put(Some(Source::Moved(from) | Source::Linked(from))) = &judged.plan {
+            if let RestoreAction::Put(Some(ContentSource::Moved(from) | ContentSource::Linked(from))) = &judged.plan {
                 *needed.entry(from.clone()).or_insert(0) += 1;
             }
         }
@@ -162,7 +162,7 @@ impl<'c, 'r> Restoring<'c, 'r> {
             touched: HashMap::new(),
             writer,
             asides: Vec::new(),
-            prefix: comparing.run.prefix(),
+            prefix: comparing.run.temporary_prefix(),
         }
     }
 
@@ -172,75 +172,75 @@ impl<'c, 'r> Restoring<'c, 'r> {
     /// 2. removal of new objects, from the bottom;
     /// 3. objects that make other paths guarded, and then removal of new objects needed until now;
     /// 4. modes and times of directories.
-    fn all(&mut self, watch: Watched<'_>) -> Result<(), UndoError> {
+    fn restore_all(&mut self, watch: RestoreCallback<'_>) -> Result<(), UndoError> {
         let judged = self.judged;
-        let puts = judged.iter().filter(|one| one.conflict.is_none() && one.plan != Plan::Remove);
-        let (mut leading, plain): (Vec<&Judged>, Vec<&Judged>) = puts.partition(|one| self.leads_on(one));
+        let puts = judged.iter().filter(|one| one.conflict.is_none() && one.plan != RestoreAction::Remove);
+        let (mut leading, plain): (Vec<&ComparedPath>, Vec<&ComparedPath>) = puts.partition(|one| self.leads_on(one));
         leading.sort_by_key(|one| self.comparing.leading_order(one));
-        let goes = judged.iter().rev().filter(|one| one.conflict.is_none() && one.plan == Plan::Remove);
+        let goes = judged.iter().rev().filter(|one| one.conflict.is_none() && one.plan == RestoreAction::Remove);
         self.put_all(&plain, watch)?;
-        let is_needed = |one: &&Judged| self.is_needed(&one.path, true);
-        let (needed, free): (Vec<&Judged>, Vec<&Judged>) = goes.partition(is_needed);
+        let is_needed = |one: &&ComparedPath| self.is_needed(&one.path, true);
+        let (needed, free): (Vec<&ComparedPath>, Vec<&ComparedPath>) = goes.partition(is_needed);
         self.remove_all(&free, watch)?;
         self.is_cleared = true;
         self.put_all(&leading, watch)?;
         self.remove_all(&needed, watch)?;
         for (_, aside) in std::mem::take(&mut self.asides) {
-            let now = self.find(&aside).ok().flatten();
+            let now = self.find_object(&aside).ok().flatten();
             let done = self.remove(&aside, now.as_ref());
-            self.note(&aside, done);
-            reached(watch, &aside)?;
+            self.note_failure(&aside, done);
+            report_step(watch, &aside)?;
         }
         for one in judged.iter().rev() {
             let done = self.finish_directory(one);
-            self.note(&one.path, done);
-            reached(watch, &one.path)?;
+            self.note_failure(&one.path, done);
+            report_step(watch, &one.path)?;
         }
         let left: Vec<(Vec<u8>, u32)> = std::mem::take(&mut self.opened).into_iter().collect();
         for (path, mode) in left {
-            if let Ok(Some(object)) = self.find(&path) {
+            if let Ok(Some(object)) = self.find_object(&path) {
                 let done = object.set_mode(mode);
-                self.note(&path, done);
+                self.note_failure(&path, done);
             }
         }
         self.note_touched()
     }
 
-    fn leads_on(&self, one: &Judged) -> bool {
+    fn leads_on(&self, one: &ComparedPath) -> bool {
         let kind = one.before.as_ref().map(|before| before.kind);
         one.effect.is_some() && kind.is_some_and(|kind| self.comparing.leads_on(&one.path, kind))
     }
 
-    fn put_all(&mut self, judged: &[&Judged], watch: Watched<'_>) -> Result<(), UndoError> {
+    fn put_all(&mut self, judged: &[&ComparedPath], watch: RestoreCallback<'_>) -> Result<(), UndoError> {
         for one in judged {
-            let done = self.put(one);
-            self.note(&one.path, done);
-            reached(watch, &one.path)?;
+            let done = self.restore_path(one);
+            self.note_failure(&one.path, done);
+            report_step(watch, &one.path)?;
         }
         Ok(())
     }
 
-    fn remove_all(&mut self, judged: &[&Judged], watch: Watched<'_>) -> Result<(), UndoError> {
+    fn remove_all(&mut self, judged: &[&ComparedPath], watch: RestoreCallback<'_>) -> Result<(), UndoError> {
         for one in judged {
             let done = self.remove(&one.path, one.now.as_ref());
-            self.note(&one.path, done);
-            reached(watch, &one.path)?;
+            self.note_failure(&one.path, done);
+            report_step(watch, &one.path)?;
         }
         Ok(())
     }
 
     /// Records the change time of an object after it is restored.
-    pub(super) fn note_put(&mut self, path: &[u8], object: &Object) -> Result<(), Errno> {
-        let found = self.find(path)?.filter(|found| key_of(found) == key_of(object)).ok_or(Errno::STALE)?;
-        self.put.insert(key_of(&found), found.changed());
+    pub(super) fn note_put(&mut self, path: &[u8], object: &TreeObject) -> Result<(), Errno> {
+        let found = self.find_object(path)?.filter(|found| key_of(found) == key_of(object)).ok_or(Errno::STALE)?;
+        self.put.insert(key_of(&found), found.changed_time());
         Ok(())
     }
 
     /// Records an object before the restoration changes it or one of its names.
-    pub(super) fn touch(&mut self, path: &[u8], object: &Object) -> Result<(), Errno> {
+    pub(super) fn record_touch(&mut self, path: &[u8], object: &TreeObject) -> Result<(), Errno> {
         let (device, inode) = key_of(object);
         if self.touched.insert((device, inode), path.to_vec()).is_none() {
-            self.writer.append(&Line::Touched { device, inode, changed: None, born: born(object) })?;
+            self.writer.append_line(&JournalLine::Touched { device, inode, changed: None, born: creation_time(object) })?;
         }
         Ok(())
     }
@@ -248,31 +248,31 @@ impl<'c, 'r> Restoring<'c, 'r> {
     /// Records the last change times of touched objects; later changes are made by other processes.
     fn note_touched(&mut self) -> Result<(), UndoError> {
         for ((device, inode), path) in std::mem::take(&mut self.touched) {
-            let found = self.find(&path).ok().flatten().filter(|found| key_of(found) == (device, inode));
+            let found = self.find_object(&path).ok().flatten().filter(|found| key_of(found) == (device, inode));
             // A new object may get the inode number of a removed one.
-            let changed = found.map_or_else(Time::default, |found| found.changed());
-            let line = Line::Touched { device, inode, changed: Some(changed), born: None };
-            self.writer.append(&line).map_err(in_journal)?;
+            let changed = found.map_or_else(FileTime::default, |found| found.changed_time());
+            let line = JournalLine::Touched { device, inode, changed: Some(changed), born: None };
+            self.writer.append_line(&line).map_err(in_journal)?;
         }
         Ok(())
     }
 
-    fn note(&mut self, path: &[u8], done: Result<(), Errno>) {
+    fn note_failure(&mut self, path: &[u8], done: Result<(), Errno>) {
         if let Err(errno) = done {
-            let path = if path.is_empty() { Path::new(".") } else { Path::new(os(path)) };
+            let path = if path.is_empty() { Path::new(".") } else { Path::new(to_os_str(path)) };
             self.failed.push(PathError::new(path, errno));
         }
     }
 
-    pub(super) fn find(&self, path: &[u8]) -> Result<Option<Object>, Errno> {
-        find(self.comparing.run.root.as_fd(), path)
+    pub(super) fn find_object(&self, path: &[u8]) -> Result<Option<TreeObject>, Errno> {
+        find_beneath(self.comparing.run.root.as_fd(), path)
     }
 
     /// Opens the parent directory of `path`, makes it writable, and returns the name in it.
-    pub(super) fn place<'p>(&mut self, path: &'p [u8]) -> Result<Spot<'p>, Errno> {
-        let spot = Spot::of(self.comparing.run, path)?;
-        let above = split(path).0;
-        self.touch(above, &spot.directory()?)?;
+    pub(super) fn open_writable_entry<'p>(&mut self, path: &'p [u8]) -> Result<RestoreTarget<'p>, Errno> {
+        let spot = RestoreTarget::at_path(self.comparing.run, path)?;
+        let above = split_path(path).0;
+        self.record_touch(above, &spot.directory_object()?)?;
         self.open_up(above, &spot.held)?;
         Ok(spot)
     }
@@ -282,8 +282,8 @@ impl<'c, 'r> Restoring<'c, 'r> {
         let mode = stat.st_mode & stockade_files::object::MODE_BITS;
         let is_own = stat.st_uid == rustix::process::geteuid().as_raw();
         if mode & 0o700 != 0o700 && is_own && !rustix::process::geteuid().is_root() {
-            self.touch(path, &Object::of(held.try_clone().map_err(|_| Errno::MFILE)?)?)?;
-            stockade_sys::actor::chmod(held.as_fd(), mode | 0o700)?;
+            self.record_touch(path, &TreeObject::from_fd(held.try_clone().map_err(|_| Errno::MFILE)?)?)?;
+            stockade_sys::actor::change_mode(held.as_fd(), mode | 0o700)?;
             self.opened.entry(path.to_vec()).or_insert(mode);
         }
         Ok(())
@@ -292,25 +292,25 @@ impl<'c, 'r> Restoring<'c, 'r> {
     /// Returns whether an object put at this path would be newly guarded. If so, reports it as a
     /// failure.
     pub(super) fn is_planted(&mut self, path: &[u8]) -> bool {
-        let rule = if path.is_empty() { None } else { self.comparing.newly_guarded(path, Moment::Now) };
-        let Some(rule) = rule.or_else(|| self.reopens(path)) else { return false };
-        let why = Conflict::Guarded(rule).to_string();
-        self.failed.push(PathError::because(Path::new(os(path)), &why));
+        let rule = if path.is_empty() { None } else { self.comparing.newly_guarded(path, RestoreMoment::Now) };
+        let Some(rule) = rule.or_else(|| self.reopening_reason(path)) else { return false };
+        let why = UndoConflict::Guarded(rule).to_string();
+        self.failed.push(PathError::from_reason(Path::new(to_os_str(path)), &why));
         true
     }
 
     /// Returns the reason why no reference to other paths may be restored at this path: another
     /// process has put an object at such a path.
-    fn reopens(&self, path: &[u8]) -> Option<String> {
+    fn reopening_reason(&self, path: &[u8]) -> Option<String> {
         let may_lead = self.is_cleared && !self.comparing.is_within_mark(path);
-        let reopens = || self.comparing.is_reopened(&Outcome::reached(self.judged, &self.put));
-        (may_lead && reopens()).then(|| REOPENED.to_owned())
+        let reopens = || self.comparing.is_reopened(&RestoreOutcome::as_reached(self.judged, &self.put));
+        (may_lead && reopens()).then(|| REOPENED_REASON.to_owned())
     }
 
     /// Returns whether an object is still the one that was compared. Ignores times of an object
     /// that the restoration touched, because restoring another name of it changes them.
-    pub(super) fn is_as_judged(&self, judged: &Object, now: &Object) -> bool {
-        let times = |object: &Object| (object.size(), object.modified(), object.changed());
+    pub(super) fn is_as_judged(&self, judged: &TreeObject, now: &TreeObject) -> bool {
+        let times = |object: &TreeObject| (object.size(), object.modified_time(), object.changed_time());
         key_of(now) == key_of(judged)
             && now.kind() == judged.kind()
             && (now.is_directory() || self.touched.contains_key(&key_of(now)) || times(now) == times(judged))
@@ -318,22 +318,22 @@ impl<'c, 'r> Restoring<'c, 'r> {
 
     /// Removes the object at a path. If it is still needed, moves it aside and records its new
     /// path, so that it is removed even after an interruption.
-    pub(super) fn clear(&mut self, judged: &Judged) -> Result<(), Errno> {
+    pub(super) fn clear(&mut self, judged: &ComparedPath) -> Result<(), Errno> {
         let Some(now) = &judged.now else { return Ok(()) };
         if !self.is_needed(&judged.path, now.is_directory()) {
             return self.remove(&judged.path, Some(now));
         }
         let path = &judged.path;
-        if !self.find(path)?.is_some_and(|found| self.is_as_judged(now, &found)) {
+        if !self.find_object(path)?.is_some_and(|found| self.is_as_judged(now, &found)) {
             return Err(Errno::STALE);
         }
-        let aside = join(split(path).0, format!("{}-{}", self.prefix, now.inode()).as_bytes());
-        self.writer.append(&Line::Entry { path: aside.as_slice().into(), before: None })?;
-        self.touch(&aside, now)?;
-        let spot = self.place(path)?;
-        let (held, name, aside_name) = (&spot.held, spot.name, os(split(&aside).1));
+        let aside = join_path(split_path(path).0, format!("{}-{}", self.prefix, now.inode()).as_bytes());
+        self.writer.append_line(&JournalLine::Entry { path: aside.as_slice().into(), before: None })?;
+        self.record_touch(&aside, now)?;
+        let spot = self.open_writable_entry(path)?;
+        let (held, name, aside_name) = (&spot.held, spot.name, to_os_str(split_path(&aside).1));
         renameat_with(held, name, held, aside_name, RenameFlags::NOREPLACE)?;
-        if self.find(&aside)?.is_none_or(|found| key_of(&found) != key_of(now)) {
+        if self.find_object(&aside)?.is_none_or(|found| key_of(&found) != key_of(now)) {
             renameat_with(held, aside_name, held, name, RenameFlags::NOREPLACE)?;
             return Err(Errno::STALE);
         }
@@ -358,7 +358,7 @@ impl<'c, 'r> Restoring<'c, 'r> {
     }
 
     /// Decreases the number of uses of `path` as a source.
-    pub(super) fn release(&mut self, path: &[u8]) {
+    pub(super) fn release_source(&mut self, path: &[u8]) {
         if let Some(count) = self.needed.get_mut(path) {
             *count -= 1;
             if *count == 0 {
@@ -368,7 +368,7 @@ impl<'c, 'r> Restoring<'c, 'r> {
     }
 
     /// Returns the temporary name, beside `name`, of an incomplete object.
-    pub(super) fn partial(&self, name: &std::ffi::OsStr) -> OsString {
+    pub(super) fn partial_name(&self, name: &std::ffi::OsStr) -> OsString {
         use std::os::unix::ffi::OsStrExt as _;
         // Deterministic for each name, so that the next attempt finds the file.
         let sum = name.as_bytes().iter().fold(0_u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
@@ -376,18 +376,18 @@ impl<'c, 'r> Restoring<'c, 'r> {
     }
 
     /// Removes the object at a path, if it is the one that was compared.
-    fn remove(&mut self, path: &[u8], judged: Option<&Object>) -> Result<(), Errno> {
+    fn remove(&mut self, path: &[u8], judged: Option<&TreeObject>) -> Result<(), Errno> {
         if self.is_needed(path, false) {
             return Err(Errno::BUSY);
         }
-        let Some(judged) = judged.filter(|_| !matches!(self.find(path), Ok(None))) else { return Ok(()) };
-        let spot = self.place(path)?;
+        let Some(judged) = judged.filter(|_| !matches!(self.find_object(path), Ok(None))) else { return Ok(()) };
+        let spot = self.open_writable_entry(path)?;
         // In the open directory, because the path may name another directory a moment later.
-        let now = spot.find()?.filter(|now| self.is_as_judged(judged, now)).ok_or(Errno::STALE)?;
+        let now = spot.find_object()?.filter(|now| self.is_as_judged(judged, now)).ok_or(Errno::STALE)?;
         if now.is_directory() {
             return self.remove_directory((&spot.held, spot.name), path, now, 0);
         }
-        self.touch(path, &now)?;
+        self.record_touch(path, &now)?;
         unlinkat(&spot.held, spot.name, AtFlags::empty())
     }
 
@@ -396,17 +396,17 @@ impl<'c, 'r> Restoring<'c, 'r> {
         &mut self,
         (held, name): (&OwnedFd, &std::ffi::OsStr),
         path: &[u8],
-        directory: Object,
+        directory: TreeObject,
         depth: usize,
     ) -> Result<(), Errno> {
         if depth > MAX_DEPTH {
             return Err(Errno::NAMETOOLONG);
         }
-        self.touch(path, &directory)?;
+        self.record_touch(path, &directory)?;
         self.open_up(path, &directory.fd)?;
-        for (inner, _) in entries(directory.fd.as_fd())? {
-            let path = join(path, &inner);
-            let Some(object) = Object::find(directory.fd.as_fd(), os(&inner))? else { continue };
+        for (inner, _) in list_entries(directory.fd.as_fd())? {
+            let path = join_path(path, &inner);
+            let Some(object) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&inner))? else { continue };
             if self.is_needed(&path, false)
                 || self.comparing.newer.contains(&path)
                 || !self.comparing.may_go(&directory, &inner, &object)
@@ -414,15 +414,15 @@ impl<'c, 'r> Restoring<'c, 'r> {
                 continue;
             }
             if object.is_directory() {
-                match self.remove_directory((&directory.fd, os(&inner)), &path, object, depth + 1) {
+                match self.remove_directory((&directory.fd, to_os_str(&inner)), &path, object, depth + 1) {
                     Ok(()) | Err(Errno::NOTEMPTY) => {}
                     Err(errno) => return Err(errno),
                 }
             } else if self.is_old(&object) || self.is_partial(&inner) {
                 if object.stat.st_nlink > 1 {
-                    self.touch(&path, &object)?;
+                    self.record_touch(&path, &object)?;
                 }
-                unlinkat(&directory.fd, os(&inner), AtFlags::empty())?;
+                unlinkat(&directory.fd, to_os_str(&inner), AtFlags::empty())?;
             }
         }
         let removed = unlinkat(held, name, AtFlags::REMOVEDIR);
@@ -444,7 +444,7 @@ impl<'c, 'r> Restoring<'c, 'r> {
     }
 
     /// Returns whether only this or an earlier restoration changed the object after the run.
-    fn is_old(&self, object: &Object) -> bool {
+    fn is_old(&self, object: &TreeObject) -> bool {
         self.comparing.is_content_old(object) || self.touched.contains_key(&key_of(object))
     }
 
@@ -453,12 +453,12 @@ impl<'c, 'r> Restoring<'c, 'r> {
     }
 
     /// Sets mode, owner, attributes and time of a directory after all work in it.
-    fn finish_directory(&mut self, judged: &Judged) -> Result<(), Errno> {
-        let Some(before) = judged.before.as_ref().filter(|before| before.kind == Kind::Directory) else {
+    fn finish_directory(&mut self, judged: &ComparedPath) -> Result<(), Errno> {
+        let Some(before) = judged.before.as_ref().filter(|before| before.kind == ObjectKind::Directory) else {
             return Ok(());
         };
-        let Some(now) = self.find(&judged.path)?.filter(Object::is_directory) else { return Ok(()) };
-        self.touch(&judged.path, &now)?;
+        let Some(now) = self.find_object(&judged.path)?.filter(TreeObject::is_directory) else { return Ok(()) };
+        self.record_touch(&judged.path, &now)?;
         let opened = self.opened.remove(&judged.path);
         if judged.conflict.is_some() {
             return opened.map_or(Ok(()), |mode| now.set_mode(mode));
@@ -470,27 +470,27 @@ impl<'c, 'r> Restoring<'c, 'r> {
     }
 }
 
-fn reached(watch: Watched<'_>, path: &[u8]) -> Result<(), UndoError> {
-    let path = Path::new(os(path));
+fn report_step(watch: RestoreCallback<'_>, path: &[u8]) -> Result<(), UndoError> {
+    let path = Path::new(to_os_str(path));
     watch(path).map_err(|errno| PathError::new(path, errno).into())
 }
 
 /// Sets all metadata of an object, the time last because every other change updates it.
-pub(super) fn set_metadata(object: &Object, before: &Before) -> Result<(), Errno> {
+pub(super) fn set_metadata(object: &TreeObject, before: &OriginalObject) -> Result<(), Errno> {
     set_attributes(object, before)?;
     object.set_modified(before.modified)
 }
 
-pub(super) fn set_attributes(object: &Object, before: &Before) -> Result<(), Errno> {
+pub(super) fn set_attributes(object: &TreeObject, before: &OriginalObject) -> Result<(), Errno> {
     if (object.stat.st_uid, object.stat.st_gid) != (before.user, before.group) {
         let owner = (Uid::from_raw(before.user), Gid::from_raw(before.group));
         // This also clears the set-user-ID bits, so the mode is set afterwards.
         chownat(&object.fd, c"", Some(owner.0), Some(owner.1), AtFlags::EMPTY_PATH)?;
     }
-    if before.kind == Kind::Link {
+    if before.kind == ObjectKind::Link {
         return Ok(());
     }
-    let present = object.attributes()?;
+    let present = object.read_attributes()?;
     for (name, _) in present.iter().filter(|(name, _)| !before.attributes.iter().any(|(other, _)| other == name)) {
         object.remove_attribute(name.as_bytes())?;
     }

@@ -9,26 +9,26 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, openat, openat2, renameat};
 use serde::{Deserialize, Serialize};
-use stockade_files::object::{make_where_missing, names};
-use stockade_files::removal::{LEAVING, remove_tree, sweep};
+use stockade_files::object::{make_where_missing, list_entry_names};
+use stockade_files::removal::{REMOVAL_PREFIX, remove_tree, sweep_removals};
 use stockade_model::{DEFAULT_PROTECTED_NAMES, RawText, RequestId};
 use stockade_sys::Errno;
 
-use super::recorder::{Recorder, Unkept};
+use super::recorder::{UndoRecorder, UndoRecordError};
 use crate::stage::PathError;
 
-const LOCK: &str = "lock";
-const META: &str = "run";
-const OBJECTS: &str = "objects";
+const LOCK_FILE: &str = "lock";
+const META_FILE: &str = "run";
+const OBJECTS_DIRECTORY: &str = "objects";
 /// Largest description of a run.
 const MAX_META_BYTES: u64 = 256 * 1024;
 /// Version of the storage format.
-const VERSION: u32 = 1;
+const STORAGE_VERSION: u32 = 1;
 /// Most runs kept for one workspace; of the last day there may be [`MAX_RECENT_RUNS`].
 const MAX_RUNS: usize = 20;
 const MAX_RECENT_RUNS: usize = 200;
 /// Age up to which a run is recent, so that a caller cannot displace a run by starting many others.
-const RECENT_MS: u64 = 24 * 60 * 60 * 1000;
+const RECENT_AGE_MS: u64 = 24 * 60 * 60 * 1000;
 /// Shortest prefix of an id, without `req_`, that is accepted as an id.
 const MIN_ID_CHARS: usize = 6;
 /// Time for which a run is kept.
@@ -36,7 +36,7 @@ const MAX_AGE_MS: u64 = 7 * 24 * 60 * 60 * 1000;
 
 /// Flags of path lookups in a workspace: no symbolic link is followed and no path leads out. Mounts
 /// in the workspace belong to it.
-pub(super) const IN_WORKSPACE: ResolveFlags =
+pub(super) const WORKSPACE_RESOLVE_FLAGS: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
 /// Parameters of a new run.
@@ -105,7 +105,7 @@ pub enum UndoError {
     Path(#[from] PathError),
     /// A change cannot be recorded.
     #[error("{0}")]
-    Unkept(#[from] Unkept),
+    Unkept(#[from] UndoRecordError),
     /// The state directory cannot be used.
     #[error("cannot {what} the directory of runs that can be undone: {errno}")]
     Place {
@@ -116,7 +116,7 @@ pub enum UndoError {
     },
 }
 
-fn place(what: &'static str) -> impl Fn(Errno) -> UndoError {
+fn store_error(what: &'static str) -> impl Fn(Errno) -> UndoError {
     move |errno| UndoError::Place { what, errno }
 }
 
@@ -146,7 +146,7 @@ impl UndoStore {
         match open_directory(CWD, path) {
             Ok(place) => Ok(Some(Self { place })),
             Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(place("open")(errno)),
+            Err(errno) => Err(store_error("open")(errno)),
         }
     }
 
@@ -154,9 +154,9 @@ impl UndoStore {
     ///
     /// # Errors
     /// [`UndoError::Place`] if it cannot be made or opened.
-    pub fn make(path: &Path) -> Result<Self, UndoError> {
-        make_where_missing(CWD, path, Mode::RWXU).map_err(place("make"))?;
-        open_directory(CWD, path).map(|place| Self { place }).map_err(place("open"))
+    pub fn open_or_create(path: &Path) -> Result<Self, UndoError> {
+        make_where_missing(CWD, path, Mode::RWXU).map_err(store_error("make"))?;
+        open_directory(CWD, path).map(|place| Self { place }).map_err(store_error("open"))
     }
 
     /// Begins to record a run, or continues the record of an earlier attempt. Removes the oldest
@@ -164,17 +164,17 @@ impl UndoStore {
     ///
     /// # Errors
     /// [`UndoError`] if the run cannot be recorded; it must not start then.
-    pub fn begin(&self, new: &NewUndoRun) -> Result<(UndoRun, Recorder), UndoError> {
+    pub fn begin_run(&self, new: &NewUndoRun) -> Result<(UndoRun, UndoRecorder), UndoError> {
         self.remove_old(&new.workspace)?;
         let root = open_root(&new.workspace).map_err(|errno| PathError::new(&new.workspace, errno))?;
         let stat = fstat(&root).map_err(|errno| PathError::new(&new.workspace, errno))?;
         let id = new.request.as_str();
-        make_where_missing(&self.place, id, Mode::RWXU).map_err(place("write in"))?;
-        let directory = open_directory(self.place.as_fd(), id).map_err(place("write in"))?;
-        let lock = lock(directory.as_fd(), id)?;
-        make_where_missing(&directory, OBJECTS, Mode::RWXU).map_err(place("write in"))?;
+        make_where_missing(&self.place, id, Mode::RWXU).map_err(store_error("write in"))?;
+        let directory = open_directory(self.place.as_fd(), id).map_err(store_error("write in"))?;
+        let lock = lock_run(directory.as_fd(), id)?;
+        make_where_missing(&directory, OBJECTS_DIRECTORY, Mode::RWXU).map_err(store_error("write in"))?;
         let meta = UndoMeta {
-            version: VERSION,
+            version: STORAGE_VERSION,
             request: new.request.clone(),
             command: new.command.clone(),
             workspace: RawText::from(new.workspace.as_path()),
@@ -183,11 +183,11 @@ impl UndoStore {
             protect: new.protect.clone(),
         };
         if read_meta(directory.as_fd()).is_err() {
-            write_meta(directory.as_fd(), &meta).map_err(place("write in"))?;
+            write_meta(directory.as_fd(), &meta).map_err(store_error("write in"))?;
         }
-        let held = rustix::io::fcntl_dupfd_cloexec(&root, 3).map_err(place("open"))?;
-        let recorder = Recorder::open(held, &new.workspace, directory.as_fd(), (new.limit_bytes, &new.protect))?;
-        let objects = open_objects(directory.as_fd()).map_err(place("open"))?;
+        let held = rustix::io::fcntl_dupfd_cloexec(&root, 3).map_err(store_error("open"))?;
+        let recorder = UndoRecorder::open(held, &new.workspace, directory.as_fd(), (new.limit_bytes, &new.protect))?;
+        let objects = open_objects(directory.as_fd()).map_err(store_error("open"))?;
         Ok((UndoRun { directory, root, objects, meta, _lock: lock }, recorder))
     }
 
@@ -195,20 +195,20 @@ impl UndoStore {
     ///
     /// # Errors
     /// [`UndoError::Place`] if the directory cannot be read.
-    pub fn list(&self) -> Result<Vec<UndoMeta>, UndoError> {
-        let mut found: Vec<UndoMeta> = self.ids()?.iter().filter_map(|id| self.look_at(id).ok()).collect();
+    pub fn list_runs(&self) -> Result<Vec<UndoMeta>, UndoError> {
+        let mut found: Vec<UndoMeta> = self.list_ids()?.iter().filter_map(|id| self.look_at(id).ok()).collect();
         found.sort_by_key(|meta| std::cmp::Reverse(meta.started_ms));
         Ok(found)
     }
 
-    fn ids(&self) -> Result<Vec<String>, UndoError> {
-        let names = names(self.place.as_fd()).map_err(place("list"))?;
+    fn list_ids(&self) -> Result<Vec<String>, UndoError> {
+        let names = list_entry_names(self.place.as_fd()).map_err(store_error("list"))?;
         let names = names.into_iter().filter_map(|name| String::from_utf8(name).ok());
         Ok(names.filter(|name| !name.starts_with('.')).collect())
     }
 
     fn look_at(&self, id: &str) -> Result<UndoMeta, UndoError> {
-        let directory = open_directory(self.place.as_fd(), id).map_err(place("read"))?;
+        let directory = open_directory(self.place.as_fd(), id).map_err(store_error("read"))?;
         read_meta(directory.as_fd()).map_err(UndoError::Damaged)
     }
 
@@ -216,14 +216,14 @@ impl UndoStore {
     ///
     /// # Errors
     /// [`UndoError::Absent`] if there is none, [`UndoError::Ambiguous`] if there are several.
-    pub fn find(&self, typed: &str) -> Result<UndoMeta, UndoError> {
-        let all = self.list()?;
+    pub fn find_run(&self, typed: &str) -> Result<UndoMeta, UndoError> {
+        let all = self.list_runs()?;
         if let Some(found) = all.iter().find(|meta| meta.request.as_str() == typed) {
             return Ok(found.clone());
         }
         let digits = typed.strip_prefix("req_").unwrap_or(typed);
         let is_long = digits.len() >= MIN_ID_CHARS;
-        let mut found = all.into_iter().filter(|meta| is_long && begins(meta.request.as_str(), typed));
+        let mut found = all.into_iter().filter(|meta| is_long && has_id_prefix(meta.request.as_str(), typed));
         match (found.next(), found.next()) {
             (Some(meta), None) => Ok(meta),
             (None, _) => Err(UndoError::Absent(typed.to_owned())),
@@ -235,21 +235,21 @@ impl UndoStore {
     ///
     /// # Errors
     /// [`UndoError`] if the run has not ended, or if its workspace is missing.
-    pub fn take(&self, request: &RequestId) -> Result<UndoRun, UndoError> {
+    pub fn open_run(&self, request: &RequestId) -> Result<UndoRun, UndoError> {
         let id = request.as_str();
         let directory = match open_directory(self.place.as_fd(), id) {
             Err(Errno::NOENT) => return Err(UndoError::Absent(id.to_owned())),
-            other => other.map_err(place("read"))?,
+            other => other.map_err(store_error("read"))?,
         };
-        let lock = lock(directory.as_fd(), id)?;
+        let lock = lock_run(directory.as_fd(), id)?;
         let meta = read_meta(directory.as_fd()).map_err(UndoError::Damaged)?;
         let workspace = meta.workspace.as_path();
         let root = open_root(workspace).map_err(|errno| PathError::new(workspace, errno))?;
         let stat = fstat(&root).map_err(|errno| PathError::new(workspace, errno))?;
         if (stat.st_dev, stat.st_ino) != meta.root {
-            return Err(UndoError::Moved(meta.workspace.escaped()));
+            return Err(UndoError::Moved(meta.workspace.to_escaped()));
         }
-        let objects = open_objects(directory.as_fd()).map_err(place("read"))?;
+        let objects = open_objects(directory.as_fd()).map_err(store_error("read"))?;
         Ok(UndoRun { directory, root, objects, meta, _lock: lock })
     }
 
@@ -257,33 +257,33 @@ impl UndoStore {
     ///
     /// # Errors
     /// [`UndoError`] if the run has not ended, or cannot be removed.
-    pub fn forget(&self, request: &RequestId) -> Result<(), UndoError> {
+    pub fn remove_run(&self, request: &RequestId) -> Result<(), UndoError> {
         let id = request.as_str();
         let directory = match open_directory(self.place.as_fd(), id) {
             Err(Errno::NOENT) => return Err(UndoError::Absent(id.to_owned())),
-            other => other.map_err(place("read"))?,
+            other => other.map_err(store_error("read"))?,
         };
-        let _lock = lock(directory.as_fd(), id)?;
-        let aside = format!("{LEAVING}{id}");
+        let _lock = lock_run(directory.as_fd(), id)?;
+        let aside = format!("{REMOVAL_PREFIX}{id}");
         remove_tree(self.place.as_fd(), aside.as_bytes())?;
-        renameat(&self.place, id, &self.place, aside.as_str()).map_err(place("write in"))?;
+        renameat(&self.place, id, &self.place, aside.as_str()).map_err(store_error("write in"))?;
         remove_tree(self.place.as_fd(), aside.as_bytes()).map_err(UndoError::Path)
     }
 
     /// Removes runs that are too old, and the oldest of the workspace if there are too many. Keeps
     /// a run that has not ended.
     fn remove_old(&self, workspace: &Path) -> Result<(), UndoError> {
-        sweep(self.place.as_fd())?;
+        sweep_removals(self.place.as_fd())?;
         let (now, mut kept) = (now_ms(), 0);
         // A run that was killed before its description was written.
-        for id in self.ids()?.iter().filter(|id| self.is_stale(id, now)) {
+        for id in self.list_ids()?.iter().filter(|id| self.is_stale(id, now)) {
             remove_tree(self.place.as_fd(), id.as_bytes())?;
         }
-        for meta in self.list()? {
+        for meta in self.list_runs()? {
             let is_of_workspace = meta.workspace.as_path() == workspace;
             kept += usize::from(is_of_workspace);
             if is_over(if is_of_workspace { kept } else { 0 }, meta.started_ms, now) {
-                match self.forget(&meta.request) {
+                match self.remove_run(&meta.request) {
                     Ok(()) | Err(UndoError::Busy(_) | UndoError::Absent(_)) => {}
                     Err(error) => return Err(error),
                 }
@@ -303,12 +303,12 @@ impl UndoStore {
 /// runs of its workspace, counted from the newest.
 pub(super) fn is_over(number: usize, started_ms: u64, now_ms: u64) -> bool {
     let is_younger = |age_ms| started_ms.saturating_add(age_ms) > now_ms;
-    let most = if is_younger(RECENT_MS) { MAX_RECENT_RUNS } else { MAX_RUNS };
+    let most = if is_younger(RECENT_AGE_MS) { MAX_RECENT_RUNS } else { MAX_RUNS };
     !is_younger(MAX_AGE_MS) || number >= most
 }
 
 /// Returns whether an id begins with the typed text, with or without its prefix.
-fn begins(id: &str, typed: &str) -> bool {
+fn has_id_prefix(id: &str, typed: &str) -> bool {
     id.starts_with(typed) || id.split_once('_').is_some_and(|(_, rest)| rest.starts_with(typed))
 }
 
@@ -323,31 +323,31 @@ fn open_root(workspace: &Path) -> Result<OwnedFd, Errno> {
 }
 
 pub(super) fn open_objects(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    open_directory(directory, OBJECTS)
+    open_directory(directory, OBJECTS_DIRECTORY)
 }
 
-fn lock(directory: BorrowedFd<'_>, id: &str) -> Result<OwnedFd, UndoError> {
+fn lock_run(directory: BorrowedFd<'_>, id: &str) -> Result<OwnedFd, UndoError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let lock = openat(directory, LOCK, flags, Mode::RUSR | Mode::WUSR).map_err(place("lock a run in"))?;
+    let lock = openat(directory, LOCK_FILE, flags, Mode::RUSR | Mode::WUSR).map_err(store_error("lock a run in"))?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(lock),
         Err(Errno::WOULDBLOCK) => Err(UndoError::Busy(id.to_owned())),
-        Err(errno) => Err(place("lock a run in")(errno)),
+        Err(errno) => Err(store_error("lock a run in")(errno)),
     }
 }
 
 fn read_meta(directory: BorrowedFd<'_>) -> Result<UndoMeta, PathError> {
-    let at = Path::new(META);
+    let at = Path::new(META_FILE);
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = openat(directory, META, flags, Mode::empty()).map_err(|errno| PathError::new(at, errno))?;
+    let file = openat(directory, META_FILE, flags, Mode::empty()).map_err(|errno| PathError::new(at, errno))?;
     let mut text = Vec::new();
     let read = File::from(file).take(MAX_META_BYTES).read_to_end(&mut text);
-    read.map_err(|error| PathError::because(at, &error.to_string()))?;
+    read.map_err(|error| PathError::from_reason(at, &error.to_string()))?;
     let meta: UndoMeta =
-        serde_json::from_slice(&text).map_err(|error| PathError::because(at, &format!("it is damaged: {error}")))?;
+        serde_json::from_slice(&text).map_err(|error| PathError::from_reason(at, &format!("it is damaged: {error}")))?;
     match meta.version {
-        VERSION => Ok(meta),
-        other => Err(PathError::because(at, &format!("its form {other} is not known to this version"))),
+        STORAGE_VERSION => Ok(meta),
+        other => Err(PathError::from_reason(at, &format!("its form {other} is not known to this version"))),
     }
 }
 
@@ -358,7 +358,7 @@ fn write_meta(directory: BorrowedFd<'_>, meta: &UndoMeta) -> Result<(), Errno> {
     let text = serde_json::to_vec(meta).map_err(|_| Errno::INVAL)?;
     let mut file = File::from(openat(directory, partial, flags, Mode::RUSR | Mode::WUSR)?);
     file.write_all(&text).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-    renameat(directory, partial, directory, META)
+    renameat(directory, partial, directory, META_FILE)
 }
 
 fn now_ms() -> u64 {
@@ -368,6 +368,6 @@ fn now_ms() -> u64 {
 
 /// Counts the files in the directory `objects`, for tests.
 #[cfg(test)]
-pub(super) fn slots(run: &UndoRun) -> usize {
-    names(run.objects.as_fd()).unwrap().len()
+pub(super) fn count_slots(run: &UndoRun) -> usize {
+    list_entry_names(run.objects.as_fd()).unwrap().len()
 }

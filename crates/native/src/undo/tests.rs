@@ -11,8 +11,8 @@ use rustix::fs::{CWD, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlag
 use stockade_model::{DEFAULT_PROTECTED_NAMES, RequestId};
 use stockade_sys::Errno;
 
-use super::journal::{JournalWriter, Line};
-use super::store::slots;
+use super::journal::{JournalWriter, JournalLine};
+use super::store::count_slots;
 use super::*;
 
 #[path = "tests_beside.rs"]
@@ -113,23 +113,23 @@ impl Scene {
     }
 
     fn store(&self) -> UndoStore {
-        UndoStore::make(&self.scratch.path().join("undo")).unwrap()
+        UndoStore::open_or_create(&self.scratch.path().join("undo")).unwrap()
     }
 
-    fn begin(&self, limit_bytes: u64) -> (UndoRun, Recorder) {
+    fn begin(&self, limit_bytes: u64) -> (UndoRun, UndoRecorder) {
         let new = new_run(self.request.clone(), self.root(), limit_bytes);
-        self.store().begin(&new).unwrap()
+        self.store().begin_run(&new).unwrap()
     }
 
-    fn restore(&self, paths: &[&str]) -> Restored {
-        let run = self.store().take(&self.request).unwrap();
+    fn restore(&self, paths: &[&str]) -> RestoreResult {
+        let run = self.store().open_run(&self.request).unwrap();
         let paths: Vec<PathBuf> = paths.iter().map(PathBuf::from).collect();
-        run.restore(&paths, false, &mut |_| Ok(())).unwrap()
+        run.restore_paths(&paths, false, &mut |_| Ok(())).unwrap()
     }
 
     /// Carries out one call of a run: records it, then makes it. Skips calls that the kernel
     /// refuses.
-    fn act(&self, recorder: &mut Recorder, act: u8, one: u8, other: u8) {
+    fn act(&self, recorder: &mut UndoRecorder, act: u8, one: u8, other: u8) {
         let (one, other) = (self.path(one), self.path(other));
         let (from, to) = (one.as_os_str().as_bytes(), other.as_os_str().as_bytes());
         if self.leads_through_link(&one) || self.leads_through_link(&other) {
@@ -188,7 +188,7 @@ impl Scene {
         }
     }
 
-    fn remove_all(&self, recorder: &mut Recorder, path: &Path) {
+    fn remove_all(&self, recorder: &mut UndoRecorder, path: &Path) {
         if path.is_dir() && !path.is_symlink() {
             for entry in fs::read_dir(path).unwrap() {
                 self.remove_all(recorder, &entry.unwrap().path());
@@ -240,26 +240,26 @@ proptest! {
         for (number, (act, one, other)) in acts.iter().enumerate() {
             if number == usize::from(attempts_end) {
                 // A further attempt continues the same journal.
-                run.settle().unwrap();
+                run.record_final_state().unwrap();
                 drop(recorder);
                 let held = rustix::io::fcntl_dupfd_cloexec(&run.root, 3).unwrap();
                 use std::os::fd::AsFd as _;
-                recorder = Recorder::open(held, &scene.root(), run.directory.as_fd(), (LIMIT_BYTES, &protected())).unwrap();
+                recorder = UndoRecorder::open(held, &scene.root(), run.directory.as_fd(), (LIMIT_BYTES, &protected())).unwrap();
             }
             scene.act(&mut recorder, *act, *one, *other);
         }
         if !is_killed {
-            run.settle().unwrap();
+            run.record_final_state().unwrap();
         }
         drop((run, recorder));
         for stop in stops {
-            let run = scene.store().take(&scene.request).unwrap();
+            let run = scene.store().open_run(&scene.request).unwrap();
             let mut left = stop;
             let mut watch = |_: &Path| {
                 left = left.checked_sub(1).ok_or(Errno::INTR)?;
                 Ok(())
             };
-            let _ = run.restore(&[], false, &mut watch);
+            let _ = run.restore_paths(&[], false, &mut watch);
         }
         let restored = scene.restore(&[]);
         prop_assert_eq!(&restored.failed, &[]);
@@ -284,14 +284,14 @@ fn what_was_changed_after_the_run_stays() {
     recorder.before_create(&at("new")).unwrap();
     fs::create_dir(root.join("new")).unwrap();
     fs::write(root.join("new/x"), "run").unwrap();
-    run.settle().unwrap();
+    run.record_final_state().unwrap();
     drop((run, recorder));
     fs::write(root.join("d"), "person").unwrap();
     fs::write(root.join("new/y"), "person").unwrap();
     // `c/d` is another name of the same file. The same content again is no conflict.
     fs::write(root.join("b/b"), "run").unwrap();
     let refused = scene.restore(&[]);
-    let names = |found: &Restored| -> Vec<String> {
+    let names = |found: &RestoreResult| -> Vec<String> {
         found.comparison.conflicts.iter().map(|(path, _)| path.display().to_string()).collect()
     };
     assert_eq!(names(&refused), ["c/d", "d", "new/y"]);
@@ -300,8 +300,8 @@ fn what_was_changed_after_the_run_stays() {
     let partly = scene.restore(&["b"]);
     assert!(partly.is_done && partly.restored == 1, "{partly:?}");
     assert_eq!(fs::read(root.join("b/b")).unwrap(), b"");
-    let run = scene.store().take(&scene.request).unwrap();
-    let rest = run.restore(&[], true, &mut |_| Ok(())).unwrap();
+    let run = scene.store().open_run(&scene.request).unwrap();
+    let rest = run.restore_paths(&[], true, &mut |_| Ok(())).unwrap();
     assert_eq!((rest.is_done, rest.failed), (true, Vec::new()));
     assert!(!root.join("new/x").exists());
     assert_eq!(fs::read(root.join("new/y")).unwrap(), b"person");
@@ -316,10 +316,10 @@ fn what_does_not_fit_is_refused_and_evicts_nothing() {
     let (run, mut recorder) = scene.begin(100_000);
     let at = |name: &str| root.join(name).as_os_str().as_bytes().to_vec();
     recorder.before_open(&at("d"), false, true).unwrap();
-    assert_eq!(recorder.before_open(&at("large"), false, true), Err(Unkept::Full { limit_bytes: 100_000 }));
-    assert_eq!(recorder.before_remove(&at("large")), Err(Unkept::Full { limit_bytes: 100_000 }));
+    assert_eq!(recorder.before_open(&at("large"), false, true), Err(UndoRecordError::Full { limit_bytes: 100_000 }));
+    assert_eq!(recorder.before_remove(&at("large")), Err(UndoRecordError::Full { limit_bytes: 100_000 }));
     recorder.before_remove(&at("d")).unwrap();
-    assert_eq!(slots(&run), 1);
+    assert_eq!(count_slots(&run), 1);
     // New content needs no space.
     recorder.before_open(&at("larger"), true, true).unwrap();
     fs::write(root.join("larger"), vec![1; 400_000]).unwrap();
@@ -351,22 +351,22 @@ fn runs_are_found_by_their_beginning_and_forgotten() {
     let store = scene.store();
     let (run, recorder) = scene.begin(LIMIT_BYTES);
     let id = scene.request.as_str().to_owned();
-    assert_eq!(store.find(&id[..10]).unwrap().request, scene.request);
-    assert_eq!(store.find(&id[4..10]).unwrap().request, scene.request);
-    assert_eq!(store.find("req_"), Err(UndoError::Absent("req_".to_owned())), "no digits name no run");
-    assert_eq!(store.find(&id[..9]), Err(UndoError::Absent(id[..9].to_owned())));
-    assert_eq!(store.find("zzz"), Err(UndoError::Absent("zzz".to_owned())));
-    assert_eq!(store.take(&scene.request).unwrap_err(), UndoError::Busy(id.clone()));
-    assert_eq!(store.forget(&scene.request), Err(UndoError::Busy(id.clone())));
+    assert_eq!(store.find_run(&id[..10]).unwrap().request, scene.request);
+    assert_eq!(store.find_run(&id[4..10]).unwrap().request, scene.request);
+    assert_eq!(store.find_run("req_"), Err(UndoError::Absent("req_".to_owned())), "no digits name no run");
+    assert_eq!(store.find_run(&id[..9]), Err(UndoError::Absent(id[..9].to_owned())));
+    assert_eq!(store.find_run("zzz"), Err(UndoError::Absent("zzz".to_owned())));
+    assert_eq!(store.open_run(&scene.request).unwrap_err(), UndoError::Busy(id.clone()));
+    assert_eq!(store.remove_run(&scene.request), Err(UndoError::Busy(id.clone())));
     drop((run, recorder));
-    store.forget(&scene.request).unwrap();
-    assert_eq!(store.list().unwrap(), []);
+    store.remove_run(&scene.request).unwrap();
+    assert_eq!(store.list_runs().unwrap(), []);
     for number in 0..25_u8 {
         let request = RequestId::from_random([number; 16]);
         let new = new_run(request, scene.root(), 1);
-        drop(store.begin(&new).unwrap());
+        drop(store.begin_run(&new).unwrap());
     }
-    assert_eq!(store.list().unwrap().len(), 25, "no run pushes out one of the same day");
+    assert_eq!(store.list_runs().unwrap().len(), 25, "no run pushes out one of the same day");
 }
 
 #[test]
@@ -403,23 +403,23 @@ fn a_conflict_stays_one_however_old_its_time() {
         recorder.before_create(&at("new")).unwrap();
         fs::create_dir(root.join("new")).unwrap();
         fs::write(root.join("new/x"), "run").unwrap();
-        run.settle().unwrap();
+        run.record_final_state().unwrap();
         drop((run, recorder));
         if is_cut_off {
-            let run = scene.store().take(&scene.request).unwrap();
+            let run = scene.store().open_run(&scene.request).unwrap();
             let mut left = 1;
             let mut watch = |_: &Path| {
                 left = i32::checked_sub(left, 1).filter(|left| *left >= 0).ok_or(Errno::INTR)?;
                 Ok(())
             };
-            run.restore(&[], false, &mut watch).unwrap_err();
+            run.restore_paths(&[], false, &mut watch).unwrap_err();
         }
         put_old(&mine, &root.join("b/b"));
         put_old(&mine, &root.join("new/kept"));
-        let run = scene.store().take(&scene.request).unwrap();
-        let refused = run.restore(&[], false, &mut |_| Ok(())).unwrap();
+        let run = scene.store().open_run(&scene.request).unwrap();
+        let refused = run.restore_paths(&[], false, &mut |_| Ok(())).unwrap();
         assert!(!refused.is_done && refused.comparison.conflicts.len() == 2, "{refused:?}");
-        let rest = run.restore(&[], true, &mut |_| Ok(())).unwrap();
+        let rest = run.restore_paths(&[], true, &mut |_| Ok(())).unwrap();
         assert!(rest.is_done, "{rest:?}");
         assert_eq!(fs::read(root.join("b/b")).unwrap(), b"person", "{is_cut_off}");
         assert_eq!(fs::read(root.join("new/kept")).unwrap(), b"person", "{is_cut_off}");
@@ -427,7 +427,7 @@ fn a_conflict_stays_one_however_old_its_time() {
         // Objects that the restoration touched belong to the user again as well.
         assert_eq!(fs::read(root.join("a/b/a")).unwrap(), b"two");
         put_old(&mine, &root.join("b/b"));
-        let again = run.restore(&[], true, &mut |_| Ok(())).unwrap();
+        let again = run.restore_paths(&[], true, &mut |_| Ok(())).unwrap();
         assert_eq!(again.comparison.conflicts.len(), 2, "{again:?}");
         assert_eq!(fs::read(root.join("b/b")).unwrap(), b"person");
     }
@@ -457,7 +457,7 @@ fn what_was_guarded_before_the_run_comes_back_whole() {
     for name in fs::read_dir(&root).unwrap() {
         scene.remove_all(&mut recorder, &name.unwrap().path());
     }
-    run.settle().unwrap();
+    run.record_final_state().unwrap();
     drop((run, recorder));
     let restored = scene.restore(&[]);
     assert_eq!((restored.failed, restored.comparison.conflicts), (Vec::new(), Vec::new()));
@@ -484,13 +484,13 @@ fn what_leads_to_something_newer_is_not_put_back() {
         if is_meanwhile {
             write()
         }
-        run.settle().unwrap();
+        run.record_final_state().unwrap();
         drop((run, recorder));
         if !is_meanwhile {
             write()
         }
-        let run = scene.store().take(&scene.request).unwrap();
-        let done = run.restore(&[], true, &mut |_| Ok(())).unwrap();
+        let run = scene.store().open_run(&scene.request).unwrap();
+        let done = run.restore_paths(&[], true, &mut |_| Ok(())).unwrap();
         let is_kept_away = name == "own/mon";
         assert_eq!(root.join(".git/config").exists(), !is_kept_away, "{done:?}");
         assert_eq!(done.comparison.conflicts.is_empty(), !is_kept_away, "{done:?}");
@@ -513,14 +513,14 @@ fn what_the_run_left_in_a_place_goes_before_something_leads_there() {
         recorder.before_create(&places[0]).unwrap();
         fs::create_dir(root.join(".githooks")).unwrap();
         fs::write(root.join(".githooks/x"), "run").unwrap();
-        run.settle().unwrap();
+        run.record_final_state().unwrap();
         drop((run, recorder));
-        let run = scene.store().take(&scene.request).unwrap();
+        let run = scene.store().open_run(&scene.request).unwrap();
         let mut watch = |_: &Path| {
             assert!(!(root.join(".git/HEAD").exists() && root.join(".githooks/x").exists()));
             Ok(())
         };
-        let done = run.restore(&paths, true, &mut watch).unwrap();
+        let done = run.restore_paths(&paths, true, &mut watch).unwrap();
         assert_eq!(root.join(".git/HEAD").exists(), paths.is_empty(), "{done:?}");
         assert_eq!(root.join(".githooks/x").exists(), !paths.is_empty(), "{done:?}");
     }
@@ -544,13 +544,13 @@ fn what_was_moved_into_a_new_directory_stays() {
             fs::create_dir_all(root.join(name).join("inner")).unwrap();
             fs::write(root.join(name).join("inner/made"), "run").unwrap();
         }
-        run.settle().unwrap();
+        run.record_final_state().unwrap();
         if !is_known {
             use std::os::fd::AsFd as _;
             let mut writer = JournalWriter::open(run.directory.as_fd()).unwrap();
             let meta = fs::metadata(root.join("out/inner")).unwrap();
-            let line = Line::Made { device: meta.dev(), inode: meta.ino(), inner: None };
-            writer.append(&line).unwrap();
+            let line = JournalLine::Made { device: meta.dev(), inode: meta.ino(), inner: None };
+            writer.append_line(&line).unwrap();
         }
         drop((run, recorder));
         fs::rename(&photos, root.join("out/inner/photos")).unwrap();
@@ -559,8 +559,8 @@ fn what_was_moved_into_a_new_directory_stays() {
         let refused = scene.restore(&[]);
         let found = refused.comparison.conflicts.iter().map(|(path, _)| path.display().to_string());
         assert_eq!(found.collect::<Vec<_>>(), ["out/inner/photos", "top"], "{is_known}");
-        let run = scene.store().take(&scene.request).unwrap();
-        let rest = run.restore(&[], true, &mut |_| Ok(())).unwrap();
+        let run = scene.store().open_run(&scene.request).unwrap();
+        let rest = run.restore_paths(&[], true, &mut |_| Ok(())).unwrap();
         assert_eq!((rest.is_done, rest.failed), (true, Vec::new()), "{is_known}");
         for path in ["out/inner/photos/2020/a", "out/inner/photos/b", "top/d"] {
             assert!(root.join(path).exists(), "{is_known}: {path}");

@@ -18,7 +18,7 @@ fn a_guarded_file_that_was_moved_comes_back_as_a_new_file() {
     let mut other = fs::OpenOptions::new().write(true).open(root.join("x")).unwrap();
     other.write_all(b"evil").unwrap();
     set_time(&root.join("x"), 1_000_000);
-    run.settle().unwrap();
+    run.record_final_state().unwrap();
     drop((run, recorder));
     let restored = scene.restore(&[]);
     assert!(restored.is_done && restored.failed.is_empty(), "{restored:?}");
@@ -40,16 +40,16 @@ fn what_a_person_changes_while_it_is_restored_stays() {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         fs::write(&path, "run").unwrap();
     }
-    run.settle().unwrap();
+    run.record_final_state().unwrap();
     drop((run, recorder));
-    let run = scene.store().take(&scene.request).unwrap();
+    let run = scene.store().open_run(&scene.request).unwrap();
     let mut watch = |path: &Path| {
         if path == Path::new("a/b/a") {
             fs::write(root.join("b/b"), "new").unwrap();
         }
         Ok(())
     };
-    let done = run.restore(&[], false, &mut watch).unwrap();
+    let done = run.restore_paths(&[], false, &mut watch).unwrap();
     assert_eq!(done.failed.len(), 1, "{done:?}");
     assert_eq!(fs::read(root.join("a/b/a")).unwrap(), b"two");
     assert_eq!(fs::read(root.join("b/b")).unwrap(), b"new");
@@ -57,21 +57,21 @@ fn what_a_person_changes_while_it_is_restored_stays() {
 
 #[test]
 fn what_is_put_in_a_directory_that_moves_is_taken_back() {
-    use super::compare::Comparing;
-    use super::restore::Restoring;
-    use super::spot::Spot;
+    use super::compare::RunComparer;
+    use super::restore::WorkspaceRestorer;
+    use super::spot::RestoreTarget;
     use std::os::fd::AsFd as _;
     let scene = Scene::new();
     let root = scene.root();
     let (run, recorder) = scene.begin(LIMIT_BYTES);
-    run.settle().unwrap();
+    run.record_final_state().unwrap();
     drop(recorder);
-    let (comparing, _) = Comparing::new(&run).unwrap();
+    let (comparing, _) = RunComparer::new(&run).unwrap();
     let writer = JournalWriter::open(run.directory.as_fd()).unwrap();
-    let mut restoring = Restoring::new(&comparing, &[], writer);
-    let take_back = |spot: &Spot<'_>| rustix::fs::unlinkat(&spot.held, spot.name, rustix::fs::AtFlags::empty());
+    let mut restoring = WorkspaceRestorer::new(&comparing, &[], writer);
+    let take_back = |spot: &RestoreTarget<'_>| rustix::fs::unlinkat(&spot.held, spot.name, rustix::fs::AtFlags::empty());
     for is_moved_before in [true, false] {
-        let spot = Spot::of(&run, b"a/b/config.toml").unwrap();
+        let spot = RestoreTarget::at_path(&run, b"a/b/config.toml").unwrap();
         let rename = || fs::rename(root.join("a/b"), root.join("a/.cargo")).unwrap();
         if is_moved_before {
             rename();
@@ -81,7 +81,7 @@ fn what_is_put_in_a_directory_that_moves_is_taken_back() {
             rename();
             Ok(())
         };
-        assert_eq!(restoring.give(&spot, give, || take_back(&spot)), Err(Errno::STALE));
+        assert_eq!(restoring.give_name(&spot, give, || take_back(&spot)), Err(Errno::STALE));
         assert!(!root.join("a/.cargo/config.toml").exists(), "{is_moved_before}");
         fs::rename(root.join("a/.cargo"), root.join("a/b")).unwrap();
     }
@@ -98,19 +98,19 @@ fn what_restoring_touched_is_not_known_by_its_number() {
         recorder.before_create(root.join(name).as_os_str().as_bytes()).unwrap();
         fs::write(root.join(name), "run").unwrap();
     }
-    run.settle().unwrap();
+    run.record_final_state().unwrap();
     drop((run, recorder));
     assert!(scene.restore(&["new"]).is_done);
-    let run = scene.store().take(&scene.request).unwrap();
-    assert!(run.journal().unwrap().touched.values().all(|touched| touched.changed.is_some()));
+    let run = scene.store().open_run(&scene.request).unwrap();
+    assert!(run.read_journal().unwrap().touched.values().all(|touched| touched.changed.is_some()));
     // As after an interrupted restoration.
     fs::write(root.join("b/new"), "person").unwrap();
     set_time(&root.join("b/new"), 1_000_000);
     let meta = fs::metadata(root.join("b/new")).unwrap();
-    let born = Some(stockade_files::object::Time::default());
-    let line = Line::Touched { device: meta.dev(), inode: meta.ino(), changed: None, born };
-    JournalWriter::open(run.directory.as_fd()).unwrap().append(&line).unwrap();
-    let refused = run.restore(&[], false, &mut |_| Ok(())).unwrap();
+    let born = Some(stockade_files::object::FileTime::default());
+    let line = JournalLine::Touched { device: meta.dev(), inode: meta.ino(), changed: None, born };
+    JournalWriter::open(run.directory.as_fd()).unwrap().append_line(&line).unwrap();
+    let refused = run.restore_paths(&[], false, &mut |_| Ok(())).unwrap();
     assert!(!refused.is_done, "{refused:?}");
     assert_eq!(fs::read(root.join("b/new")).unwrap(), b"person");
 }
@@ -127,16 +127,16 @@ fn what_became_guarded_while_it_was_restored_is_taken_back() {
     for name in ["r/config", "r/hooks"] {
         scene.remove_all(&mut recorder, &root.join(name));
     }
-    run.settle().unwrap();
+    run.record_final_state().unwrap();
     drop((run, recorder));
-    let run = scene.store().take(&scene.request).unwrap();
+    let run = scene.store().open_run(&scene.request).unwrap();
     let mut watch = |_: &Path| {
         for name in ["r/objects", "r/refs", "r/HEAD"] {
             fs::create_dir_all(root.join(name)).unwrap();
         }
         Ok(())
     };
-    let done = run.restore(&[], false, &mut watch).unwrap();
+    let done = run.restore_paths(&[], false, &mut watch).unwrap();
     assert!(done.is_done && !done.failed.is_empty(), "{done:?}");
     assert!(!root.join("r/config").exists() && !root.join("r/hooks/x").exists(), "{done:?}");
 }

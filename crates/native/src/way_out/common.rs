@@ -8,41 +8,41 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use stockade_egress::{Names, Namespace};
+use stockade_egress::{HostNameTable, EgressNamespace};
 
-use super::places::Inside;
-use super::{LostDatagrams, Terms, WayOut};
-use crate::launch::NetworkEnds;
+use super::places::NamespaceNetwork;
+use super::{LostDatagrams, RunEgressOptions, RunEgress};
+use crate::launch::NetworkSockets;
 
 /// Shared network namespace of a sandbox.
 pub(crate) struct CommonNetwork {
-    names: Arc<Names>,
-    namespace: Arc<dyn Namespace>,
+    names: Arc<HostNameTable>,
+    namespace: Arc<dyn EgressNamespace>,
     asked: OwnedFd,
     /// Raw sockets that receive messages about datagrams without a receiver.
     heard: Vec<OwnedFd>,
 }
 
 impl CommonNetwork {
-    pub(crate) fn of(ends: NetworkEnds) -> Self {
+    pub(crate) fn from_ends(ends: NetworkSockets) -> Self {
         let has_ipv6 = ends.has_ipv6();
         Self {
             names: Arc::default(),
-            namespace: Arc::new(Inside::new(ends.sockets, has_ipv6)),
+            namespace: Arc::new(NamespaceNetwork::new(ends.sockets, has_ipv6)),
             asked: ends.names,
             heard: ends.unreachable,
         }
     }
 
     /// Returns an egress in this network, for one command.
-    pub(crate) fn way(&self, terms: Terms) -> std::io::Result<WayOut> {
+    pub(crate) fn open_egress(&self, terms: RunEgressOptions) -> std::io::Result<RunEgress> {
         let asked = self.asked.try_clone()?;
-        Ok(WayOut::new(Arc::clone(&self.namespace), Some(asked), terms).naming(Arc::clone(&self.names)))
+        Ok(RunEgress::new(Arc::clone(&self.namespace), Some(asked), terms).with_names(Arc::clone(&self.names)))
     }
 
     /// Returns a reporter of datagrams without a receiver. The kernel does not report the sender,
     /// so any one of the running commands reports each datagram.
-    pub(crate) fn lost(&self) -> std::io::Result<LostDatagrams> {
+    pub(crate) fn lost_datagrams(&self) -> std::io::Result<LostDatagrams> {
         let heard = self.heard.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>()?;
         Ok(LostDatagrams::new(heard, Arc::clone(&self.names)))
     }

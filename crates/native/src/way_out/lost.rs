@@ -10,28 +10,28 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::net::{RecvFlags, recv};
-use stockade_egress::Names;
-use stockade_model::{Denial, Layer, Operation, RawText, Resolution};
+use stockade_egress::HostNameTable;
+use stockade_model::{Denial, DenialLayer, DeniedOperation, RawText, DenialResolution};
 
 /// Most distinct targets that are reported of one attempt.
-const TOLD_MAX: usize = 256;
+const MAX_REPORTED_TARGETS: usize = 256;
 /// Most messages that one call reads of a socket, so that a flood does not block it.
-const TAKEN_MAX: usize = 512;
+const MAX_MESSAGES_PER_CALL: usize = 512;
 /// Length of the longest headers of IPv4 and ICMP, the same of the datagram, and its ports.
-const MESSAGE_MAX: usize = 60 + 8 + 60 + 8;
+const MAX_MESSAGE_BYTES: usize = 60 + 8 + 60 + 8;
 /// `IPPROTO_UDP`.
-const UDP: u8 = 17;
+const UDP_PROTOCOL: u8 = 17;
 
 /// Reports the targets of datagrams without a receiver.
 pub(crate) struct LostDatagrams {
     /// Raw sockets that receive only such messages, IPv4 first.
     heard: Vec<OwnedFd>,
-    names: Arc<Names>,
+    names: Arc<HostNameTable>,
     told: BTreeSet<SocketAddr>,
 }
 
 impl LostDatagrams {
-    pub(super) fn new(heard: Vec<OwnedFd>, names: Arc<Names>) -> Self {
+    pub(super) fn new(heard: Vec<OwnedFd>, names: Arc<HostNameTable>) -> Self {
         Self { heard, names, told: BTreeSet::new() }
     }
 
@@ -41,38 +41,38 @@ impl LostDatagrams {
     }
 
     /// Returns refusals for the datagrams lost since the last call, each target once per attempt.
-    pub(crate) fn take(&mut self) -> Vec<Denial> {
+    pub(crate) fn take_denials(&mut self) -> Vec<Denial> {
         let mut lost = Vec::new();
         for (socket, target) in self.heard.iter().zip([target_v4, target_v6]) {
-            let mut message = [0; MESSAGE_MAX];
-            for _ in 0..TAKEN_MAX {
+            let mut message = [0; MAX_MESSAGE_BYTES];
+            for _ in 0..MAX_MESSAGES_PER_CALL {
                 let Ok((_, length)) = recv(socket, &mut message, RecvFlags::DONTWAIT | RecvFlags::TRUNC) else { break };
-                lost.extend(target(&message[..length.min(MESSAGE_MAX)]));
+                lost.extend(target(&message[..length.min(MAX_MESSAGE_BYTES)]));
             }
         }
         let mut denials = Vec::new();
         for target in lost.into_iter().filter(|target| !target.ip().is_loopback()) {
-            if self.told.len() < TOLD_MAX && self.told.insert(target) {
-                denials.push(self.denial(target));
+            if self.told.len() < MAX_REPORTED_TARGETS && self.told.insert(target) {
+                denials.push(self.make_denial(target));
             }
         }
         denials
     }
 
-    fn denial(&self, target: SocketAddr) -> Denial {
-        let shown = match self.names.name(target.ip()) {
+    fn make_denial(&self, target: SocketAddr) -> Denial {
+        let shown = match self.names.find_name(target.ip()) {
             Some(name) => format!("{name}:{}", target.port()),
             None => target.to_string(),
         };
         Denial {
-            operation: Operation::Connect,
+            operation: DeniedOperation::Connect,
             object: RawText::from(format!("{shown} over UDP")),
             pid: None,
             program: None,
-            layer: Layer::Network,
+            layer: DenialLayer::Network,
             rule: "datagrams lead nowhere but to the run's own name server".to_owned(),
             grant: None,
-            resolution: Resolution::Recorded,
+            resolution: DenialResolution::Recorded,
             count: 1,
         }
     }
@@ -83,8 +83,8 @@ fn target_v4(packet: &[u8]) -> Option<SocketAddr> {
     let about = packet.get(header_v4(packet)? + 8..)?;
     let ports = about.get(header_v4(about)?..)?;
     let ip = about.get(16..20)?.first_chunk::<4>()?;
-    let is_udp = *about.get(9)? == UDP;
-    is_udp.then_some(SocketAddr::new(IpAddr::V4(Ipv4Addr::from(*ip)), port(ports)?))
+    let is_udp = *about.get(9)? == UDP_PROTOCOL;
+    is_udp.then_some(SocketAddr::new(IpAddr::V4(Ipv4Addr::from(*ip)), destination_port(ports)?))
 }
 
 /// Returns the length of an IPv4 header.
@@ -96,12 +96,12 @@ fn header_v4(packet: &[u8]) -> Option<usize> {
 fn target_v6(message: &[u8]) -> Option<SocketAddr> {
     let about = message.get(8..)?;
     let ip = about.get(24..40)?.first_chunk::<16>()?;
-    let is_udp = *about.get(6)? == UDP;
-    is_udp.then_some(SocketAddr::new(IpAddr::V6(Ipv6Addr::from(*ip)), port(about.get(40..)?)?))
+    let is_udp = *about.get(6)? == UDP_PROTOCOL;
+    is_udp.then_some(SocketAddr::new(IpAddr::V6(Ipv6Addr::from(*ip)), destination_port(about.get(40..)?)?))
 }
 
 /// Returns the second of two ports.
-fn port(ports: &[u8]) -> Option<u16> {
+fn destination_port(ports: &[u8]) -> Option<u16> {
     ports.get(2..4)?.first_chunk::<2>().map(|port| u16::from_be_bytes(*port))
 }
 
@@ -121,11 +121,11 @@ mod tests {
 
     #[test]
     fn the_target_of_a_lost_datagram_is_read_within_bounds() {
-        let whole = about_v4(UDP);
+        let whole = about_v4(UDP_PROTOCOL);
         assert_eq!(target_v4(&whole), "8.8.4.4:443".parse().ok());
         assert_eq!(target_v4(&about_v4(6)), None);
         let mut six = vec![0; 8 + 40 + 8];
-        six[8 + 6] = UDP;
+        six[8 + 6] = UDP_PROTOCOL;
         six[8 + 39] = 1;
         six[8 + 40 + 3] = 7;
         assert_eq!(target_v6(&six), "[::1]:7".parse().ok());

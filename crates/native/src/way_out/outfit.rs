@@ -6,37 +6,37 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use stockade_egress::{DOOR_V4, Edge, HTTP_PROXY_PORT, TRUST_VARIABLES};
-use stockade_model::{Grant, LayerReport, LayerState, Level, Plan, RawText, SecretSource};
+use stockade_egress::{PROXY_ADDRESS_V4, PreparedInterception, HTTP_PROXY_PORT, TRUST_VARIABLES};
+use stockade_model::{Grant, LayerReport, LayerState, IsolationLevel, AttemptPlan, RawText, SecretSource};
 
-use crate::launch::{NamedFile, NamingVariable, Outfit};
+use crate::launch::{NamedFile, NamingVariable, LaunchOptions};
 
 /// File with the trusted authorities, in the run's own directory.
 const TRUST_FILE: &str = "stockade-trust.pem";
 /// The host's resolver settings.
-const RESOLVER: &str = "/etc/resolv.conf";
+const RESOLVER_FILE: &str = "/etc/resolv.conf";
 /// Most bytes of the settings that are read.
-const RESOLVER_MAX_BYTES: usize = 64 * 1024;
+const MAX_RESOLVER_BYTES: usize = 64 * 1024;
 /// Variables by which programs find a proxy; each is set in upper and lower case. None names the
 /// SOCKS proxy, because some libraries fail if they do not support it.
 const PROXY_VARIABLES: [&str; 3] = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
 /// The hosts that are reached without a proxy: servers of the run.
-const WITHOUT_PROXY: &str = "localhost,127.0.0.1,::1";
+const NO_PROXY_HOSTS: &str = "localhost,127.0.0.1,::1";
 
 /// Returns the launch options of a run of `plan` for the egress proxy.
-pub(crate) fn outfit(plan: &Plan, edge: &Edge) -> Outfit {
-    let mut outfit = Outfit { environment: proxies(plan), ..Outfit::default() };
+pub(crate) fn launch_options(plan: &AttemptPlan, edge: &PreparedInterception) -> LaunchOptions {
+    let mut outfit = LaunchOptions { environment: proxy_environment(plan), ..LaunchOptions::default() };
     match plan.level {
-        Level::Full => outfit.files.extend(resolver_settings()),
+        IsolationLevel::Full => outfit.files.extend(resolver_settings()),
         // DNS requests use TCP, which the broker sees. They contain the unchanged name, because the
         // proxy applies the host's search list.
-        Level::Restricted | Level::None => {
+        IsolationLevel::Restricted | IsolationLevel::None => {
             for (name, value) in [("RES_OPTIONS", "use-vc ndots:1"), ("LOCALDOMAIN", "")] {
                 outfit.environment.insert(name.to_owned(), value.into());
             }
         }
     }
-    for (place, placeholder) in edge.placeholders() {
+    for (place, placeholder) in edge.secret_placeholders() {
         match place {
             SecretSource::Env(name) => {
                 outfit.environment.insert(name.clone(), placeholder.into());
@@ -47,16 +47,16 @@ pub(crate) fn outfit(plan: &Plan, edge: &Edge) -> Outfit {
     outfit.named.extend(edge.bundle_pem().map(|bundle| NamedFile {
         name: TRUST_FILE,
         content: bundle.into(),
-        variables: TRUST_VARIABLES.iter().map(|(name, _)| NamingVariable::plain(name)).collect(),
+        variables: TRUST_VARIABLES.iter().map(|(name, _)| NamingVariable::path_only(name)).collect(),
     }));
     outfit
 }
 
 /// Returns the network's entry in the enforcement report.
-pub(crate) fn layer(plan: &Plan) -> LayerReport {
+pub(crate) fn network_layer(plan: &AttemptPlan) -> LayerReport {
     let (way, apart) = match plan.level {
-        Level::Full => ("through the door", "datagrams reach its name server alone"),
-        Level::Restricted | Level::None => (
+        IsolationLevel::Full => ("through the door", "datagrams reach its name server alone"),
+        IsolationLevel::Restricted | IsolationLevel::None => (
             "over TCP, connected by the broker",
             "servers on the host's loopback for the run alone; no datagrams; names over TCP and the proxy alone",
         ),
@@ -77,23 +77,23 @@ pub(crate) fn layer(plan: &Plan) -> LayerReport {
 /// namespace of the run there are none: every connection reaches the egress proxy. A program would
 /// time out a proxy's delay, but not a connect that waits for an approver, and some programs would
 /// ask the proxy for servers of the run.
-fn proxies(plan: &Plan) -> BTreeMap<String, RawText> {
+fn proxy_environment(plan: &AttemptPlan) -> BTreeMap<String, RawText> {
     match plan.level {
-        Level::Full => BTreeMap::new(),
-        Level::Restricted | Level::None => proxy_variables(plan, SocketAddr::from((DOOR_V4, HTTP_PROXY_PORT))),
+        IsolationLevel::Full => BTreeMap::new(),
+        IsolationLevel::Restricted | IsolationLevel::None => proxy_variables(plan, SocketAddr::from((PROXY_ADDRESS_V4, HTTP_PROXY_PORT))),
     }
 }
 
 /// Returns the variables that name an HTTP proxy which is the only way out, unless the plan sets a
 /// proxy itself.
-pub fn proxy_variables(plan: &Plan, at: SocketAddr) -> BTreeMap<String, RawText> {
+pub fn proxy_variables(plan: &AttemptPlan, at: SocketAddr) -> BTreeMap<String, RawText> {
     let both_cases = |name: &str| [name.to_owned(), name.to_ascii_lowercase()];
     let names = PROXY_VARIABLES.iter().flat_map(|name| both_cases(name));
     if names.clone().any(|name| plan.environment.contains_key(&name)) {
         return BTreeMap::new();
     }
     let proxy = RawText::from(format!("http://{at}"));
-    let exempt = both_cases("NO_PROXY").map(|name| (name, WITHOUT_PROXY.into()));
+    let exempt = both_cases("NO_PROXY").map(|name| (name, NO_PROXY_HOSTS.into()));
     let exempt = exempt.into_iter().filter(|(name, _)| !plan.environment.contains_key(name));
     names.map(|name| (name, proxy.clone())).chain(exempt).collect()
 }
@@ -102,12 +102,12 @@ pub fn proxy_variables(plan: &Plan, at: SocketAddr) -> BTreeMap<String, RawText>
 /// would change the requested names. Any server address will do, because all requests reach the
 /// proxy's name server.
 pub(crate) fn resolver_settings() -> Option<(PathBuf, Vec<u8>)> {
-    settings_instead_of(Path::new(RESOLVER))
+    settings_instead_of(Path::new(RESOLVER_FILE))
 }
 
 fn settings_instead_of(path: &Path) -> Option<(PathBuf, Vec<u8>)> {
     let settings = std::fs::read(path).ok()?;
-    let text = settings.get(..RESOLVER_MAX_BYTES.min(settings.len())).map(String::from_utf8_lossy)?;
+    let text = settings.get(..MAX_RESOLVER_BYTES.min(settings.len())).map(String::from_utf8_lossy)?;
     let is_plain = |line: &str| {
         let mut words = line.split_ascii_whitespace();
         match words.next() {
@@ -116,8 +116,8 @@ fn settings_instead_of(path: &Path) -> Option<(PathBuf, Vec<u8>)> {
             None => true,
         }
     };
-    let replaced = settings.len() > RESOLVER_MAX_BYTES || !text.lines().all(is_plain);
-    replaced.then(|| (path.to_owned(), format!("nameserver {DOOR_V4}\n").into_bytes()))
+    let replaced = settings.len() > MAX_RESOLVER_BYTES || !text.lines().all(is_plain);
+    replaced.then(|| (path.to_owned(), format!("nameserver {PROXY_ADDRESS_V4}\n").into_bytes()))
 }
 
 #[cfg(test)]

@@ -3,20 +3,20 @@
 
 use std::net::{Ipv4Addr, TcpListener};
 
-use stockade_egress::Door;
+use stockade_egress::EgressProxy;
 use stockade_engine::StartError;
-use stockade_model::{Grant, Plan};
+use stockade_model::{Grant, AttemptPlan};
 
 /// Listeners on the host's loopback, each with the run's port that it forwards to.
 #[derive(Debug, Default)]
-pub(crate) struct Published(Vec<(TcpListener, u16)>);
+pub(crate) struct PublishedPorts(Vec<(TcpListener, u16)>);
 
-impl Published {
+impl PublishedPorts {
     /// Binds the ports that the grants of `plan` name.
     ///
     /// # Errors
     /// [`StartError`] if a port is in use, or this user may not bind it.
-    pub(crate) fn of(plan: &Plan) -> Result<Self, StartError> {
+    pub(crate) fn from_plan(plan: &AttemptPlan) -> Result<Self, StartError> {
         let ports = plan.grants.iter().filter_map(|grant| match grant {
             Grant::Listen(port) => Some(*port),
             _ => None,
@@ -37,9 +37,9 @@ impl Published {
         self.0.is_empty()
     }
 
-    pub(super) fn lead_in(self, door: &Door) {
+    pub(super) fn lead_in(self, door: &EgressProxy) {
         for (listener, port) in self.0 {
-            door.publish(listener, port);
+            door.publish_port(listener, port);
         }
     }
 }

@@ -14,7 +14,7 @@ use rustix::fs::{
     fcntl_getfl, fgetxattr, linkat, mkdirat, mknodat, openat, openat2, renameat_with, unlinkat, utimensat,
 };
 use rustix::io::fcntl_getfd;
-use stockade_model::Operation::{
+use stockade_model::DeniedOperation::{
     self, Bind, Create, Link, Metadata, Mkdir, Mknod, Remove, Rename, Symlink, Truncate, Write as WriteFile,
 };
 
@@ -25,7 +25,7 @@ pub enum Expected {
     /// This error, and no denial: outside it would succeed or fail otherwise.
     Errno(&'static str),
     /// Refused, recorded with this object: `o/x` is outside.
-    Refused(Operation, &'static str),
+    Refused(DeniedOperation, &'static str),
 }
 use Expected::{Errno, Refused, Same};
 
@@ -45,7 +45,7 @@ const NEWER: &str = "open-unnamed-linked-empty";
 impl Case {
     /// Whether the kernel outside does less than is done on behalf.
     pub fn is_newer_than_kernel(&self) -> bool {
-        self.name == NEWER && stockade_sys::landlock::abi().unwrap() < 5
+        self.name == NEWER && stockade_sys::landlock::query_abi_version().unwrap() < 5
     }
 
     /// The cases of whoever runs this.

@@ -16,10 +16,10 @@ use std::thread;
 use std::time::Duration;
 
 use stockade_engine::{HeldAnswer, HoldId};
-use stockade_model::{Denial, Level, Plan, RawText};
-use stockade_native::broker::{Answers, Broker, BrokerEvent, BrokerReport};
-use stockade_native::launch::{Blueprint, Ended, Stdio, launch};
-use stockade_native::powers::Powers;
+use stockade_model::{Denial, IsolationLevel, AttemptPlan, RawText};
+use stockade_native::broker::{AnswerSender, Broker, BrokerEvent, BrokerReport};
+use stockade_native::launch::{Blueprint, ProcessExit, CommandStdio, launch_sandbox};
+use stockade_native::powers::AttemptPermissions;
 use stockade_testkit::copy_program;
 
 use crate::support::{self, PATIENCE, pipe};
@@ -130,7 +130,7 @@ impl Scene {
         lines(&String::from_utf8_lossy(&output.stdout))
     }
 
-    pub fn plan(&self, level: Level, part: &str) -> Plan {
+    pub fn plan(&self, level: IsolationLevel, part: &str) -> AttemptPlan {
         let probe = self.directory.path().join("probe");
         let argv = [probe.to_str().unwrap(), "--exact", "probe", "--nocapture"];
         let mut plan = support::plan(level, &self.workspace(), &argv);
@@ -141,7 +141,7 @@ impl Scene {
 
     /// A plan whose workspace is elsewhere: nothing of the scene may be written
     /// unless somebody says yes.
-    pub fn plan_elsewhere(&self, level: Level, part: &str) -> Plan {
+    pub fn plan_elsewhere(&self, level: IsolationLevel, part: &str) -> AttemptPlan {
         let elsewhere = self.directory.path().join("elsewhere");
         fs::create_dir_all(&elsewhere).unwrap();
         let mut plan = self.plan(level, part);
@@ -152,13 +152,13 @@ impl Scene {
     }
 
     pub fn lines_of(&self, ran: &Brokered) -> Lines {
-        assert_eq!(ran.ended, Ended::Exited(0), "{}\n{}", ran.stdout, ran.stderr);
+        assert_eq!(ran.ended, ProcessExit::Exited(0), "{}\n{}", ran.stdout, ran.stderr);
         lines(&ran.stdout)
     }
 
-    pub fn probe_inside(&self, level: Level) -> (Lines, BrokerReport) {
+    pub fn probe_inside(&self, level: IsolationLevel) -> (Lines, BrokerReport) {
         let ran = run_brokered(&self.plan(level, "all"));
-        assert_eq!(ran.ended, Ended::Exited(0), "{}\n{}", ran.stdout, ran.stderr);
+        assert_eq!(ran.ended, ProcessExit::Exited(0), "{}\n{}", ran.stdout, ran.stderr);
         (lines(&ran.stdout), ran.report)
     }
 }
@@ -241,23 +241,23 @@ pub struct Question {
 }
 
 /// What a run does about its questions, on a thread of its own.
-pub type React = Box<dyn FnMut(&Question, &Answers) + Send>;
+pub type React = Box<dyn FnMut(&Question, &AnswerSender) + Send>;
 
 /// Says yes to exactly what is asked for.
 pub fn yes() -> React {
     Box::new(|question, answers| {
-        answers.answer(question.id, HeldAnswer::Granted(question.denial.grant.iter().cloned().collect()));
+        answers.answer_held_call(question.id, HeldAnswer::Granted(question.denial.grant.iter().cloned().collect()));
     })
 }
 
 /// Says no.
 pub fn no() -> React {
-    Box::new(|question, answers| answers.answer(question.id, HeldAnswer::Refused))
+    Box::new(|question, answers| answers.answer_held_call(question.id, HeldAnswer::Refused))
 }
 
 /// A run with the broker.
 pub struct Brokered {
-    pub ended: Ended,
+    pub ended: ProcessExit,
     pub stdout: String,
     pub stderr: String,
     pub report: BrokerReport,
@@ -285,23 +285,23 @@ impl Brokered {
 
 /// Runs a plan under the broker to its end.
 #[track_caller]
-pub fn run_brokered(plan: &Plan) -> Brokered {
+pub fn run_brokered(plan: &AttemptPlan) -> Brokered {
     run(plan, None)
 }
 
 /// The same where calls are held.
 #[track_caller]
-pub fn run_holding(plan: &Plan, react: React) -> Brokered {
+pub fn run_holding(plan: &AttemptPlan, react: React) -> Brokered {
     run(plan, Some(react))
 }
 
 #[track_caller]
-fn run(plan: &Plan, react: Option<React>) -> Brokered {
+fn run(plan: &AttemptPlan, react: Option<React>) -> Brokered {
     let (stdout, stdout_inside) = pipe();
     let (stderr, stderr_inside) = pipe();
     let stdin = File::open("/dev/null").unwrap();
-    let stdio = Stdio { stdin: stdin.as_fd(), stdout: stdout_inside.as_fd(), stderr: stderr_inside.as_fd() };
-    let mut launched = launch(Blueprint::prepare(plan).unwrap(), stdio).unwrap();
+    let stdio = CommandStdio { stdin: stdin.as_fd(), stdout: stdout_inside.as_fd(), stderr: stderr_inside.as_fd() };
+    let mut launched = launch_sandbox(Blueprint::prepare(plan).unwrap(), stdio).unwrap();
     drop((stdout_inside, stderr_inside));
     let readers = [stdout, stderr].map(|mut file| {
         thread::spawn(move || {
@@ -310,23 +310,23 @@ fn run(plan: &Plan, react: Option<React>) -> Brokered {
             String::from_utf8_lossy(&bytes).into_owned()
         })
     });
-    let mut powers = Powers::new(plan, launched.private_trees().iter().map(|t| &t.path));
-    if plan.level == Level::Full {
-        powers.not_attached(launched.missing().iter().cloned());
+    let mut powers = AttemptPermissions::new(plan, launched.private_trees().iter().map(|t| &t.path));
+    if plan.level == IsolationLevel::Full {
+        powers.not_attached(launched.missing_paths().iter().cloned());
     }
     let hold = react.is_some();
     assert!(launched.wait_killable() || !hold, "the kernel holds nothing for long");
     let (sender, events) = channel();
     let sink = move |event| drop(sender.send(event));
     let broker = Broker::start(launched.take_listener().unwrap(), powers, plan.level, hold, sink).unwrap();
-    let answers = broker.answers();
+    let answers = broker.answer_sender();
     let answering = thread::spawn(move || {
         let mut react = react.unwrap_or_else(no);
         let (mut programs, mut questions, mut withdrawn) = (Vec::new(), Vec::new(), Vec::new());
         let mut log = Vec::new();
         for event in events {
             match event {
-                BrokerEvent::Executed { program, .. } => programs.push(program.escaped()),
+                BrokerEvent::Executed { program, .. } => programs.push(program.to_escaped()),
                 BrokerEvent::Denied(_) => {}
                 BrokerEvent::Held { id, denial } => {
                     log.push(format!("+{}", id.0));
@@ -342,8 +342,8 @@ fn run(plan: &Plan, react: Option<React>) -> Brokered {
         }
         (programs, questions, withdrawn, log)
     });
-    launched.release().unwrap();
-    let exit = launched.wait(HOLDING_PATIENCE).unwrap().expect("it ends");
+    launched.release_command().unwrap();
+    let exit = launched.wait_for_end(HOLDING_PATIENCE).unwrap().expect("it ends");
     let [stdout, stderr] = readers.map(|r| r.join().unwrap());
     let report = broker.stop(PATIENCE).expect("the broker ends");
     let (programs, questions, withdrawn, log) = answering.join().unwrap();

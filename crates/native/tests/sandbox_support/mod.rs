@@ -9,17 +9,17 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use stockade_engine::{
-    Attempt, AttemptEnd, AttemptEvent, CommandEnd, Events, Io, Sandbox, SandboxError, SandboxEvent, SandboxEvents,
-    SandboxPlan, Sandboxes, StartError,
+    Attempt, AttemptEnd, AttemptEvent, CommandEnd, AttemptEventSender, StdioMode, Sandbox, SandboxError, SandboxEvent, SandboxEventSender,
+    SandboxPlan, SandboxProvider, StartError,
 };
 use stockade_model::{
-    Background, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport, Environment, Filesystem, Grant, Level, Limits,
-    Network, Plan, Profile, RawText, RequestId, SandboxId,
+    BackgroundPolicy, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport, EnvironmentRules, FilesystemAccess, Grant, IsolationLevel, Limits,
+    NetworkAccess, AttemptPlan, Profile, RawText, RequestId, SandboxId,
 };
 use stockade_native::NativeSandboxes;
 use tempfile::TempDir;
 
-pub const CAPTURE: Io = Io::Capture { limit_bytes: 1 << 20 };
+pub const CAPTURE: StdioMode = StdioMode::Capture { limit_bytes: 1 << 20 };
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A sandbox with its directories on the host, and what it tells.
@@ -43,19 +43,19 @@ impl Place {
         let mut plan = sandbox_plan(top.path());
         change(&mut plan);
         let (events, told) = hearing();
-        let sandbox = NativeSandboxes::default().create(&plan, events)?;
+        let sandbox = NativeSandboxes::default().create_sandbox(&plan, events)?;
         Ok(Self { top, sandbox, told })
     }
 
     pub fn begin(
         &self,
-        plan: &Plan,
-        io: Io,
+        plan: &AttemptPlan,
+        io: StdioMode,
         hold: bool,
     ) -> Result<(Box<dyn Attempt>, Receiver<AttemptEvent>), StartError> {
         let (sender, events) = channel();
-        let events_in = Events::new(move |event| drop(sender.send(event)));
-        Ok((self.sandbox.backend().prepare(plan, &io, hold, events_in)?, events))
+        let events_in = AttemptEventSender::new(move |event| drop(sender.send(event)));
+        Ok((self.sandbox.backend().prepare_attempt(plan, &io, hold, events_in)?, events))
     }
 
     #[track_caller]
@@ -64,10 +64,10 @@ impl Place {
     }
 
     #[track_caller]
-    pub fn run_plan(&self, plan: &Plan) -> Ran {
+    pub fn run_plan(&self, plan: &AttemptPlan) -> Ran {
         let (mut attempt, events) = self.begin(plan, CAPTURE, false).unwrap();
-        attempt.release().unwrap();
-        let report = attempt.enforced().clone();
+        attempt.release_command().unwrap();
+        let report = attempt.enforcement_report().clone();
         let (end, denials) = drain(&events);
         Ran { end, denials, report }
     }
@@ -86,16 +86,16 @@ pub fn sandbox_plan(top: &Path) -> SandboxPlan {
         workspace: directory("work"),
         home: directory("home"),
         profile: profile(),
-        level: Level::Full,
-        background: Background::Keep,
+        level: IsolationLevel::Full,
+        background: BackgroundPolicy::Keep,
         runtime: None,
     }
 }
 
 /// Where a sandbox tells what happens, and where that is heard.
-pub fn hearing() -> (SandboxEvents, Receiver<SandboxEvent>) {
+pub fn hearing() -> (SandboxEventSender, Receiver<SandboxEvent>) {
     let (sender, told) = channel();
-    (SandboxEvents::new(move |event| drop(sender.send(event))), told)
+    (SandboxEventSender::new(move |event| drop(sender.send(event))), told)
 }
 
 #[derive(Debug)]
@@ -134,24 +134,24 @@ pub fn profile() -> Profile {
     Profile {
         name: "workspace".to_owned(),
         sandboxed: true,
-        filesystem: Filesystem {
+        filesystem: FilesystemAccess {
             write: vec!["/workspace".into(), "/home/agent".into()],
             hide: vec!["/etc/shadow".into()],
             protect: DEFAULT_PROTECTED_NAMES.iter().map(|&n| n.to_owned()).collect(),
-            ..Filesystem::default()
+            ..FilesystemAccess::default()
         },
         exec: stockade_model::ExecRules::default(),
-        network: Network::None,
+        network: NetworkAccess::None,
         egress: Default::default(),
-        environment: Environment::default(),
+        environment: EnvironmentRules::default(),
         limits: Limits { temp_bytes: Some(64 << 20), processes: Some(200), ..Limits::default() },
     }
 }
 
 /// A script in the workspace of a sandbox.
-pub fn inside(script: &str) -> Plan {
+pub fn inside(script: &str) -> AttemptPlan {
     let variables = [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("HOME", "/home/agent"), ("LC_ALL", "C")];
-    Plan {
+    AttemptPlan {
         request: RequestId::from_random([1; 16]),
         attempt: 1,
         argv: ["bash", "-c", script].map(RawText::from).to_vec(),
@@ -161,7 +161,7 @@ pub fn inside(script: &str) -> Plan {
         profile: profile(),
         grants: Vec::new(),
         effects: Vec::new(),
-        level: Level::Full,
+        level: IsolationLevel::Full,
         backend: "native".to_owned(),
     }
 }

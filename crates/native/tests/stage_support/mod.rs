@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use stockade_model::{DEFAULT_PROTECTED_NAMES, RequestId, StageId};
-use stockade_native::stage::{CommitError, Committed, NewStage, Stage, Stages, Unwatched, Wanted};
+use stockade_native::stage::{StageCommitError, CommitResult, NewStage, OpenStage, StageDirectory, SilentObserver, CommitRequest};
 
 /// A directory with a workspace `w` and a place for stages.
 pub struct Scene {
@@ -78,8 +78,8 @@ impl Scene {
         self.workspace.with_file_name("native")
     }
 
-    pub fn stages(&self) -> Stages {
-        Stages::open(&self.root.join("stages")).unwrap()
+    pub fn stages(&self) -> StageDirectory {
+        StageDirectory::open(&self.root.join("stages")).unwrap()
     }
 
     /// Runs a script in the workspace itself.
@@ -89,14 +89,14 @@ impl Scene {
     }
 
     /// A new stage, not yet written to.
-    pub fn stage(&self) -> Stage {
+    pub fn stage(&self) -> OpenStage {
         let new = NewStage {
             request: RequestId::from_random([7; 16]),
             command: "sh".into(),
             workspace: self.workspace(),
             protect: DEFAULT_PROTECTED_NAMES.iter().map(|name| (*name).to_owned()).collect(),
         };
-        self.stages().create(new).unwrap()
+        self.stages().create_stage(new).unwrap()
     }
 
     /// Runs a script in a stage of the workspace.
@@ -109,7 +109,7 @@ impl Scene {
     }
 
     /// Runs a command with the overlay of `stage` as its directory.
-    pub fn in_overlay(&self, stage: &Stage, command: &Command) -> Output {
+    pub fn in_overlay(&self, stage: &OpenStage, command: &Command) -> Output {
         let place = self.root.join("stages").join(stage.id().as_str());
         let view = self.root.join("view");
         std::fs::create_dir_all(&view).unwrap();
@@ -135,14 +135,14 @@ impl Scene {
         line.output().unwrap()
     }
 
-    pub fn commit(&self, id: &StageId, wanted: &Wanted) -> Result<Committed, CommitError> {
-        self.stages().take(id).unwrap().commit(wanted, &mut Unwatched)
+    pub fn commit(&self, id: &StageId, wanted: &CommitRequest) -> Result<CommitResult, StageCommitError> {
+        self.stages().open_for_changes(id).unwrap().commit_changes(wanted, &mut SilentObserver)
     }
 
     /// Commits everything.
     #[track_caller]
-    pub fn commit_all(&self, id: &StageId) -> Committed {
-        let committed = self.commit(id, &Wanted::default()).unwrap();
+    pub fn commit_all(&self, id: &StageId) -> CommitResult {
+        let committed = self.commit(id, &CommitRequest::default()).unwrap();
         assert!(committed.held.is_empty() && committed.is_gone, "{committed:?}");
         committed
     }

@@ -15,11 +15,11 @@ use std::thread;
 use std::time::Duration;
 
 use stockade_model::{
-    DEFAULT_PROTECTED_NAMES, EnforcementReport, Environment, Filesystem, Level, Limits, Network, Plan, Profile,
+    DEFAULT_PROTECTED_NAMES, EnforcementReport, EnvironmentRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, AttemptPlan, Profile,
     RawText, RequestId,
 };
-use stockade_native::launch::{Blueprint, Ended, ExitReport, LaunchError, Launched, Outfit, Stdio, launch};
-use stockade_sys::notify::{Answer, Notifier};
+use stockade_native::launch::{Blueprint, ProcessExit, ExitReport, LaunchError, LaunchedSandbox, LaunchOptions, CommandStdio, launch_sandbox};
+use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 
 /// Set in a test's own process: who it is running as.
 const ROLE: &str = "STOCKADE_TEST_ROLE";
@@ -75,14 +75,14 @@ pub fn workspace() -> tempfile::TempDir {
 }
 
 /// A plan with profile `workspace`.
-pub fn plan(level: Level, workspace: &Path, argv: &[&str]) -> Plan {
+pub fn plan(level: IsolationLevel, workspace: &Path, argv: &[&str]) -> AttemptPlan {
     let text = |p: &Path| RawText::from(p.canonicalize().unwrap());
     let environment = BTreeMap::from([
         ("PATH".to_owned(), RawText::from("/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")),
         ("HOME".to_owned(), RawText::from("/root")),
         ("LC_ALL".to_owned(), RawText::from("C")),
     ]);
-    Plan {
+    AttemptPlan {
         request: RequestId::from_random([7; 16]),
         attempt: 1,
         argv: argv.iter().map(|a| RawText::from(*a)).collect(),
@@ -92,15 +92,15 @@ pub fn plan(level: Level, workspace: &Path, argv: &[&str]) -> Plan {
         profile: Profile {
             name: "workspace".to_owned(),
             sandboxed: true,
-            filesystem: Filesystem {
+            filesystem: FilesystemAccess {
                 write: vec![text(workspace)],
                 protect: DEFAULT_PROTECTED_NAMES.iter().map(|n| (*n).to_owned()).collect(),
-                ..Filesystem::default()
+                ..FilesystemAccess::default()
             },
             exec: stockade_model::ExecRules::default(),
-            network: Network::None,
+            network: NetworkAccess::None,
             egress: Default::default(),
-            environment: Environment::default(),
+            environment: EnvironmentRules::default(),
             limits: Limits::default(),
         },
         grants: Vec::new(),
@@ -111,7 +111,7 @@ pub fn plan(level: Level, workspace: &Path, argv: &[&str]) -> Plan {
 }
 
 /// A plan that runs a shell script.
-pub fn script(level: Level, workspace: &Path, text: &str) -> Plan {
+pub fn script(level: IsolationLevel, workspace: &Path, text: &str) -> AttemptPlan {
     plan(level, workspace, &["/bin/sh", "-c", text])
 }
 
@@ -128,7 +128,7 @@ impl Ran {
     /// Fails unless it exited with 0, and gives its output.
     #[track_caller]
     pub fn ok(self) -> String {
-        assert_eq!(self.exit.status, Ended::Exited(0), "{self:#?}");
+        assert_eq!(self.exit.status, ProcessExit::Exited(0), "{self:#?}");
         assert_eq!(self.exit.exec_errno, None);
         self.stdout
     }
@@ -136,18 +136,18 @@ impl Ran {
 
 /// Runs a plan to its end, every question answered with "go on".
 #[track_caller]
-pub fn run(plan: &Plan) -> Ran {
+pub fn run(plan: &AttemptPlan) -> Ran {
     try_run(plan).unwrap()
 }
 
 /// As [`run`], for plans that may not start.
-pub fn try_run(plan: &Plan) -> Result<Ran, LaunchError> {
-    try_run_with(plan, &Outfit::default())
+pub fn try_run(plan: &AttemptPlan) -> Result<Ran, LaunchError> {
+    try_run_with(plan, &LaunchOptions::default())
 }
 
 /// The same with what the run is given besides.
-pub fn try_run_with(plan: &Plan, outfit: &Outfit) -> Result<Ran, LaunchError> {
-    let (ran, answers) = complete(|stdio| launch(Blueprint::prepare_with(plan, outfit)?, stdio))?;
+pub fn try_run_with(plan: &AttemptPlan, outfit: &LaunchOptions) -> Result<Ran, LaunchError> {
+    let (ran, answers) = complete(|stdio| launch_sandbox(Blueprint::prepare_with(plan, outfit)?, stdio))?;
     answers.join().unwrap();
     Ok(ran)
 }
@@ -155,12 +155,12 @@ pub fn try_run_with(plan: &Plan, outfit: &Outfit) -> Result<Ran, LaunchError> {
 /// Runs what is launched with these streams to its end. Its calls are answered
 /// until the last process with its filter is gone.
 pub fn complete(
-    launch: impl FnOnce(Stdio<'_>) -> Result<Launched, LaunchError>,
+    launch: impl FnOnce(CommandStdio<'_>) -> Result<LaunchedSandbox, LaunchError>,
 ) -> Result<(Ran, thread::JoinHandle<()>), LaunchError> {
     let (stdout, stdout_inside) = pipe();
     let (stderr, stderr_inside) = pipe();
     let stdin = File::open("/dev/null").unwrap();
-    let stdio = Stdio { stdin: stdin.as_fd(), stdout: stdout_inside.as_fd(), stderr: stderr_inside.as_fd() };
+    let stdio = CommandStdio { stdin: stdin.as_fd(), stdout: stdout_inside.as_fd(), stderr: stderr_inside.as_fd() };
     let mut launched = launch(stdio)?;
     drop((stdout_inside, stderr_inside));
     let readers = [stdout, stderr].map(|mut file| {
@@ -171,25 +171,25 @@ pub fn complete(
         })
     });
     let answers = answer_all(&mut launched);
-    launched.release()?;
-    let exit = launched.wait(PATIENCE)?.expect("it ends");
+    launched.release_command()?;
+    let exit = launched.wait_for_end(PATIENCE)?.expect("it ends");
     let report = launched.report().clone();
     let [stdout, stderr] = readers.map(|r| r.join().unwrap());
     Ok((Ran { exit, stdout, stderr, report }, answers))
 }
 
 /// A broker that lets every call continue.
-pub fn answer_all(launched: &mut Launched) -> thread::JoinHandle<()> {
-    let notifier = Notifier::new(launched.take_listener().expect("a listener")).unwrap();
+pub fn answer_all(launched: &mut LaunchedSandbox) -> thread::JoinHandle<()> {
+    let notifier = SeccompNotifier::new(launched.take_listener().expect("a listener")).unwrap();
     thread::spawn(move || {
         let _ = notifier.wake_synchronously();
-        let mut space = notifier.space();
+        let mut space = notifier.allocate_buffer();
         let (never, _keep) = pipe();
         loop {
-            let waiting = notifier.wait(never.as_fd(), Some(PATIENCE)).unwrap();
+            let waiting = notifier.wait_for_events(never.as_fd(), Some(PATIENCE)).unwrap();
             if waiting.request {
-                if let Ok(request) = notifier.receive(&mut space) {
-                    let _ = notifier.answer(request.id, Answer::Continue);
+                if let Ok(request) = notifier.receive_notification(&mut space) {
+                    let _ = notifier.answer_call(request.id, NotificationAnswer::Continue);
                 }
             } else if waiting.over {
                 return;
@@ -216,7 +216,7 @@ const VICTIM: &str = "STOCKADE_TEST_VICTIM";
 
 /// Starts a second copy of the test as the caller, kills it with SIGKILL while
 /// its command runs, and looks for what is left.
-pub fn check_killed_caller(level: Level) {
+pub fn check_killed_caller(level: IsolationLevel) {
     if let Some(ws) = std::env::var_os(VICTIM) {
         let mark = std::env::var("STOCKADE_TEST_MARK").unwrap();
         let text = format!("(setsid sleep {mark} &); (setsid sh -c 'sleep {mark} & sleep {mark}' &); sleep {mark}");

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
-use stockade_egress::{LookupError, Resolve};
-use stockade_engine::{AttemptEnd, AttemptEvent, Backend, CommandEnd, Events, HeldAnswer, HoldId, Io, StartError};
-use stockade_model::{ConnectionRecord, Denial, HostName, Level, Operation, Plan};
+use stockade_egress::{NameLookupError, NameResolver};
+use stockade_engine::{AttemptEnd, AttemptEvent, Backend, CommandEnd, AttemptEventSender, HeldAnswer, HoldId, StdioMode, StartError};
+use stockade_model::{ConnectionRecord, Denial, HostName, IsolationLevel, DeniedOperation, AttemptPlan};
 use stockade_native::NativeBackend;
 use tempfile::TempDir;
 
@@ -61,12 +61,12 @@ impl Drop for Server {
 /// Every name of `.test` but one is this machine.
 struct Table;
 
-impl Resolve for Table {
-    fn resolve(&self, name: &HostName) -> Result<Vec<IpAddr>, LookupError> {
+impl NameResolver for Table {
+    fn resolve_name(&self, name: &HostName) -> Result<Vec<IpAddr>, NameLookupError> {
         match name.as_str() {
-            "nobody.test" => Err(LookupError::NoSuchName),
+            "nobody.test" => Err(NameLookupError::NoSuchName),
             name if name.ends_with(".test") => Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]),
-            _ => Err(LookupError::NoSuchName),
+            _ => Err(NameLookupError::NoSuchName),
         }
     }
 }
@@ -106,7 +106,7 @@ pub fn no() -> React {
 
 /// A run of a Python program.
 pub struct Trip {
-    pub plan: Plan,
+    pub plan: AttemptPlan,
     workspace: TempDir,
 }
 
@@ -121,7 +121,7 @@ pub struct Ran {
 }
 
 impl Trip {
-    pub fn new(level: Level, script: &str) -> Self {
+    pub fn new(level: IsolationLevel, script: &str) -> Self {
         let workspace = workspace();
         let mut plan = plan(level, workspace.path(), &["/usr/bin/python3", "-c", script]);
         plan.profile.egress.special = ["127.0.0.0/8", "::1"].map(|p| p.parse().unwrap()).into();
@@ -139,9 +139,9 @@ impl Trip {
     /// Why it cannot be started.
     #[track_caller]
     pub fn fails(self) -> StartError {
-        let io = Io::Capture { limit_bytes: 0 };
+        let io = StdioMode::Capture { limit_bytes: 0 };
         NativeBackend::default()
-            .prepare(&self.plan, &io, false, Events::new(|_| {}))
+            .prepare_attempt(&self.plan, &io, false, AttemptEventSender::new(|_| {}))
             .err()
             .expect("it cannot be started")
     }
@@ -155,11 +155,11 @@ impl Trip {
     #[track_caller]
     pub fn run_watching(self, react: Option<React>, mut on_withdrawn: impl FnMut(HoldId)) -> Ran {
         let (sender, events) = channel();
-        let tell = Events::new(move |event| drop(sender.send(event)));
-        let backend = NativeBackend::default().resolving(Arc::new(Table));
-        let io = Io::Capture { limit_bytes: 1 << 20 };
-        let mut attempt = backend.prepare(&self.plan, &io, react.is_some(), tell).unwrap();
-        attempt.release().unwrap();
+        let tell = AttemptEventSender::new(move |event| drop(sender.send(event)));
+        let backend = NativeBackend::default().with_resolver(Arc::new(Table));
+        let io = StdioMode::Capture { limit_bytes: 1 << 20 };
+        let mut attempt = backend.prepare_attempt(&self.plan, &io, react.is_some(), tell).unwrap();
+        attempt.release_command().unwrap();
         let (mut denials, mut questions, mut withdrawn, mut connections) = (Vec::new(), Vec::new(), 0, Vec::new());
         let mut react = react;
         loop {
@@ -170,7 +170,7 @@ impl Trip {
                 AttemptEvent::Held { id, denial } => {
                     let question = Question { id, denial };
                     if let Some(answer) = react.as_mut().expect("it was told to hold")(&question) {
-                        attempt.answer(id, answer);
+                        attempt.answer_call(id, answer);
                     }
                     questions.push(question);
                 }
@@ -196,7 +196,7 @@ impl Ran {
     /// datagram sockets at level restricted, which every lookup of a name tries.
     pub fn denied(&self) -> Vec<String> {
         let mut all: Vec<String> =
-            self.denials.iter().filter(|denial| denial.operation != Operation::Socket).map(shown).collect();
+            self.denials.iter().filter(|denial| denial.operation != DeniedOperation::Socket).map(shown).collect();
         all.dedup();
         all
     }
@@ -209,5 +209,5 @@ impl Ran {
 
 pub fn shown(denial: &Denial) -> String {
     let grant = denial.grant.as_ref().map_or("-".to_owned(), ToString::to_string);
-    format!("{:?} {} [{grant}]", denial.operation, denial.object.escaped())
+    format!("{:?} {} [{grant}]", denial.operation, denial.object.to_escaped())
 }

@@ -4,66 +4,66 @@
 //! Both tools have the same precedence: deny outweighs ask and ask outweighs allow, across all files. A
 //! rule must match each command of a compound one to allow it, and any command to refuse it.
 
-use stockade_model::Verdict;
+use stockade_model::PolicyVerdict;
 
-use super::claude_context::{self, Context};
-use super::json::{self, Fault, Key, Spanned};
-use super::mistakes::Mistakes;
-use super::scope::Scope;
-use super::{Carried, Entry, Imported, Source, Tool, claude_sandbox, whose};
-use crate::draft::{DraftRule, quoted};
-use crate::error::{ConfigError, Place};
-use crate::file::Combining;
+use super::claude_context::{self, ClaudeContext};
+use super::json::{self, PositionedError, JsonKey, SpannedJson};
+use super::mistakes::ImportMistakes;
+use super::scope::SourceScope;
+use super::{ImportDeviation, ImportEntry, ImportedPolicy, ImportSource, ImportTool, claude_sandbox, whose};
+use crate::draft::{DraftRule, quote_toml};
+use crate::error::{ConfigError, TextPosition};
+use crate::file::CombiningAlgorithm;
 use crate::text::ConfigPath;
 
-pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
-    let mut mistakes = Mistakes::new(Tool::Claude);
+pub(super) fn import_claude(sources: &[ImportSource]) -> Result<ImportedPolicy, ConfigError> {
+    let mut mistakes = ImportMistakes::new(ImportTool::Claude);
     let mut files = Vec::new();
     for source in sources {
-        match read(source) {
+        match read_settings(source) {
             Ok(settings) => files.push((source, settings)),
-            Err(wrong) => mistakes.add(source, vec![wrong]),
+            Err(wrong) => mistakes.add_errors(source, vec![wrong]),
         }
     }
-    let context = Context::of(&files.iter().map(|(_, settings)| settings).collect::<Vec<_>>());
-    let mut imported = Imported::default();
+    let context = ClaudeContext::from_settings(&files.iter().map(|(_, settings)| settings).collect::<Vec<_>>());
+    let mut imported = ImportedPolicy::default();
     let mut modes = Vec::new();
     for (source, settings) in &files {
-        let mut reader = Reader {
+        let mut reader = ClaudeReader {
             source: &source.name,
             scope: source.scope,
             context: &context,
-            may_allow: !context.managed_rules_only || claude_context::says(settings, claude_context::MANAGED_RULES),
+            may_allow: !context.managed_rules_only || claude_context::is_true_at(settings, claude_context::MANAGED_RULES_KEY),
             may_allow_hosts: !context.managed_hosts_only
-                || claude_context::says(settings, claude_context::MANAGED_HOSTS),
-            may_reveal: !context.managed_reads_only || claude_context::says(settings, claude_context::MANAGED_READS),
+                || claude_context::is_true_at(settings, claude_context::MANAGED_HOSTS_KEY),
+            may_reveal: !context.managed_reads_only || claude_context::is_true_at(settings, claude_context::MANAGED_READS_KEY),
             modes: Vec::new(),
             faults: Vec::new(),
             imported: &mut imported,
         };
-        reader.settings(settings);
+        reader.convert_settings(settings);
         modes.append(&mut reader.modes);
-        mistakes.add(source, reader.faults);
+        mistakes.add_errors(source, reader.faults);
     }
-    mistakes.finish(sources)?;
+    mistakes.into_result(sources)?;
     set_mode(&modes, &context, &mut imported);
     Ok(imported)
 }
 
-fn read(source: &Source) -> Result<Spanned, Fault> {
-    let settings = json::read(&source.text, false)?;
-    if settings.object().is_none() {
-        let why = format!("settings are an object, not {}", settings.kind());
-        return Err(Fault { at: settings.at, why });
+fn read_settings(source: &ImportSource) -> Result<SpannedJson, PositionedError> {
+    let settings = json::parse_json(&source.text, false)?;
+    if settings.as_object().is_none() {
+        let why = format!("settings are an object, not {}", settings.kind_name());
+        return Err(PositionedError { at: settings.at, why });
     }
-    whose::check(Tool::Claude, &settings)?;
+    whose::check_tool_keys(ImportTool::Claude, &settings)?;
     Ok(settings)
 }
 
 /// Sets the strictest of the modes that the files name.
-fn set_mode(modes: &[&'static str], context: &Context, imported: &mut Imported) {
+fn set_mode(modes: &[&'static str], context: &ClaudeContext, imported: &mut ImportedPolicy) {
     let has = |mode: &str| modes.contains(&mode);
-    let mut set = |key: &str, value: &str| imported.settings.insert(key.to_owned(), quoted(value));
+    let mut set = |key: &str, value: &str| imported.settings.insert(key.to_owned(), quote_toml(value));
     if has("plan") {
         set("profile", "read-only");
     }
@@ -84,20 +84,20 @@ fn set_mode(modes: &[&'static str], context: &Context, imported: &mut Imported) 
 
 /// Converts mode `dontAsk`, in which an act that no rule allows is refused. The rules are ordered deny,
 /// ask, allow; the first match decides, and a general refusal comes last.
-fn refuse_the_rest(imported: &mut Imported) {
+fn refuse_the_rest(imported: &mut ImportedPolicy) {
     imported.rules.sort_by_key(|rule| std::cmp::Reverse(rule.effect));
-    let refuse = || DraftRule::new(Verdict::Deny, "what no rule allows is refused (dontAsk)");
+    let refuse = || DraftRule::new(PolicyVerdict::Deny, "what no rule allows is refused (dontAsk)");
     let every = || vec!["*".to_owned()];
     imported.rules.push(DraftRule { glob: every(), ..refuse() });
     imported.rules.push(DraftRule { tool: every(), ..refuse() });
     imported.rules.push(DraftRule { files: vec!["/".to_owned()], ..refuse() });
-    imported.combine_by(Combining::FirstApplicable);
+    imported.combine_by(CombiningAlgorithm::FirstApplicable);
 }
 
-pub(super) struct Reader<'a> {
+pub(super) struct ClaudeReader<'a> {
     pub source: &'a str,
-    pub scope: Scope,
-    pub context: &'a Context,
+    pub scope: SourceScope,
+    pub context: &'a ClaudeContext,
     /// True if `allow` rules of this file count.
     may_allow: bool,
     /// True if hosts that this file allows count.
@@ -105,12 +105,12 @@ pub(super) struct Reader<'a> {
     /// True if paths that this file reveals count.
     pub may_reveal: bool,
     modes: Vec<&'static str>,
-    faults: Vec<Fault>,
-    pub imported: &'a mut Imported,
+    faults: Vec<PositionedError>,
+    pub imported: &'a mut ImportedPolicy,
 }
 
 /// Keys that name programs of the agent itself.
-const PROGRAMS: &[&str] = &[
+const PROGRAM_KEYS: &[&str] = &[
     "apiKeyHelper",
     "awsAuthRefresh",
     "awsCredentialExport",
@@ -123,55 +123,55 @@ const PROGRAMS: &[&str] = &[
 ];
 
 /// The modes that a session may start in.
-const MODES: &[&str] = &["default", "acceptEdits", "plan", "auto", "dontAsk", "bypassPermissions"];
+const SESSION_MODES: &[&str] = &["default", "acceptEdits", "plan", "auto", "dontAsk", "bypassPermissions"];
 
-impl<'a> Reader<'a> {
-    pub(super) fn entry(&self, at: &Spanned, shown: &str) -> Entry<'a> {
-        Entry::new(self.source, at.at, shown)
+impl<'a> ClaudeReader<'a> {
+    pub(super) fn entry_at(&self, at: &SpannedJson, shown: &str) -> ImportEntry<'a> {
+        ImportEntry::new(self.source, at.at, shown)
     }
 
-    pub(super) fn note(&mut self, at: &Spanned, shown: &str, carried: Carried, why: &str) {
-        let note = self.entry(at, shown).note(carried, why);
+    pub(super) fn add_note(&mut self, at: &SpannedJson, shown: &str, carried: ImportDeviation, why: &str) {
+        let note = self.entry_at(at, shown).to_note(carried, why);
         self.imported.notes.push(note);
     }
 
     /// Records a mistake. The other entries are still read, so that all mistakes are reported together.
-    pub(super) fn wrong(&mut self, at: Place, why: String) {
-        self.faults.push(Fault { at, why });
+    pub(super) fn add_mistake(&mut self, at: TextPosition, why: String) {
+        self.faults.push(PositionedError { at, why });
     }
 
-    pub(super) fn expected(&mut self, what: &str, found: &Spanned) {
-        self.wrong(found.at, format!("expected {what}, found {}", found.kind()));
+    pub(super) fn report_unexpected(&mut self, what: &str, found: &SpannedJson) {
+        self.add_mistake(found.at, format!("expected {what}, found {}", found.kind_name()));
     }
 
-    fn settings(&mut self, settings: &Spanned) {
-        for (key, value) in settings.object().unwrap_or_default() {
+    fn convert_settings(&mut self, settings: &SpannedJson) {
+        for (key, value) in settings.as_object().unwrap_or_default() {
             match key.name.as_str() {
-                "sandbox" => claude_sandbox::carry(self, value),
-                "permissions" => self.permissions(value),
-                _ => self.other(key, value),
+                "sandbox" => claude_sandbox::convert_sandbox(self, value),
+                "permissions" => self.convert_permissions(value),
+                _ => self.report_other_key(key, value),
             }
         }
     }
 
     /// Reports a key other than the rules, if it affects the permissions of commands.
-    fn other(&mut self, key: &Key, value: &Spanned) {
+    fn report_other_key(&mut self, key: &JsonKey, value: &SpannedJson) {
         let name = key.name.as_str();
-        let is_empty = value.object() == Some(&[]) || value.list() == Some(&[]);
+        let is_empty = value.as_object() == Some(&[]) || value.as_list() == Some(&[]);
         match name {
             "env" | "hooks" | "autoMode" if is_empty => {}
-            "env" => self.variables(value),
-            "hooks" => self.note(value, name, Carried::Weaker, "hooks run programs that may refuse: no form here"),
-            "autoMode" => self.note(value, name, Carried::Weaker, "what it refuses in words has no form here"),
+            "env" => self.report_variables(value),
+            "hooks" => self.add_note(value, name, ImportDeviation::Weaker, "hooks run programs that may refuse: no form here"),
+            "autoMode" => self.add_note(value, name, ImportDeviation::Weaker, "what it refuses in words has no form here"),
             "policyHelper" => {
                 let why = "the program makes settings when the agent starts: import what it prints";
-                self.note(value, name, Carried::Weaker, why);
+                self.add_note(value, name, ImportDeviation::Weaker, why);
             }
-            _ if PROGRAMS.contains(&name) => {
-                self.note(value, name, Carried::Needless, "it names a program of the agent's own");
+            _ if PROGRAM_KEYS.contains(&name) => {
+                self.add_note(value, name, ImportDeviation::Needless, "it names a program of the agent's own");
             }
             "allowManagedPermissionRulesOnly" => {
-                self.note(value, name, Carried::Needless, "put the rules into `/etc/stockade/managed.toml`");
+                self.add_note(value, name, ImportDeviation::Needless, "put the rules into `/etc/stockade/managed.toml`");
             }
             "enabledMcpjsonServers"
             | "disabledMcpjsonServers"
@@ -179,109 +179,109 @@ impl<'a> Reader<'a> {
             | "allowedMcpServers"
             | "deniedMcpServers"
             | "allowManagedMcpServersOnly" => {
-                self.note(value, name, Carried::Needless, "which servers there are is the agent's to say");
+                self.add_note(value, name, ImportDeviation::Needless, "which servers there are is the agent's to say");
             }
             _ => {
-                if let Some(why) = whose::why_unknown(Tool::Claude, key) {
-                    self.note(value, name, Carried::Weaker, &why);
+                if let Some(why) = whose::why_unknown(ImportTool::Claude, key) {
+                    self.add_note(value, name, ImportDeviation::Weaker, &why);
                 }
             }
         }
     }
 
     /// Reports variables for commands, by name only: a value may be a secret.
-    fn variables(&mut self, value: &Spanned) {
-        let Some(entries) = value.object() else { return self.expected("an object", value) };
+    fn report_variables(&mut self, value: &SpannedJson) {
+        let Some(entries) = value.as_object() else { return self.report_unexpected("an object", value) };
         for (key, value) in entries {
             let why = "commands do not get this variable: put it into `env.set` of a profile";
-            self.note(value, &format!("env.{}", key.name), Carried::Left, why);
+            self.add_note(value, &format!("env.{}", key.name), ImportDeviation::Left, why);
         }
     }
 
-    fn permissions(&mut self, permissions: &Spanned) {
-        let Some(entries) = permissions.object() else { return self.expected("an object", permissions) };
+    fn convert_permissions(&mut self, permissions: &SpannedJson) {
+        let Some(entries) = permissions.as_object() else { return self.report_unexpected("an object", permissions) };
         for (key, value) in entries {
             match key.name.as_str() {
-                "deny" => self.rules(value, Verdict::Deny),
-                "ask" => self.rules(value, Verdict::Ask),
-                "allow" => self.rules(value, Verdict::Allow),
-                "defaultMode" => self.mode(value),
-                "additionalDirectories" => self.directories(value),
+                "deny" => self.convert_rules(value, PolicyVerdict::Deny),
+                "ask" => self.convert_rules(value, PolicyVerdict::Ask),
+                "allow" => self.convert_rules(value, PolicyVerdict::Allow),
+                "defaultMode" => self.record_mode(value),
+                "additionalDirectories" => self.convert_directories(value),
                 "disableBypassPermissionsMode" | "disableAutoMode" => {
-                    self.note(value, &key.name, Carried::Needless, "there is no such mode here");
+                    self.add_note(value, &key.name, ImportDeviation::Needless, "there is no such mode here");
                 }
-                other => self.wrong(key.at, format!("`permissions` has no `{other}`")),
+                other => self.add_mistake(key.at, format!("`permissions` has no `{other}`")),
             }
         }
     }
 
     /// Records a mode; all files together decide.
-    fn mode(&mut self, value: &Spanned) {
-        let Some(mode) = value.text() else { return self.expected("a string", value) };
-        let Some(known) = MODES.iter().find(|known| **known == mode) else {
-            return self.wrong(value.at, format!("`{mode}`: the modes are {}", MODES.join(", ")));
+    fn record_mode(&mut self, value: &SpannedJson) {
+        let Some(mode) = value.as_text() else { return self.report_unexpected("a string", value) };
+        let Some(known) = SESSION_MODES.iter().find(|known| **known == mode) else {
+            return self.add_mistake(value.at, format!("`{mode}`: the modes are {}", SESSION_MODES.join(", ")));
         };
         self.modes.push(known);
         match mode {
-            "auto" => self.note(value, mode, Carried::Stricter, "nothing agrees in a person's place here"),
+            "auto" => self.add_note(value, mode, ImportDeviation::Stricter, "nothing agrees in a person's place here"),
             "bypassPermissions" => {
                 let why = match self.context.no_bypass {
                     true => "the mode is switched off: commands are asked about",
                     false => "runs without a question, but in the sandbox",
                 };
-                self.note(value, mode, Carried::Stricter, why);
+                self.add_note(value, mode, ImportDeviation::Stricter, why);
             }
             _ => {}
         }
     }
 
-    fn directories(&mut self, value: &Spanned) {
-        let Some(items) = value.list() else { return self.expected("a list", value) };
+    fn convert_directories(&mut self, value: &SpannedJson) {
+        let Some(items) = value.as_list() else { return self.report_unexpected("a list", value) };
         for item in items {
-            let Some(text) = item.text() else {
-                self.expected("a string", item);
+            let Some(text) = item.as_text() else {
+                self.report_unexpected("a string", item);
                 continue;
             };
             if !self.context.sandboxed {
                 // In Claude Code, only reading is free in this directory. Here a profile would let commands
                 // write it.
-                self.note(item, text, Carried::Left, "changes in it are asked about there, and so they are here");
+                self.add_note(item, text, ImportDeviation::Left, "changes in it are asked about there, and so they are here");
                 continue;
             }
             match text.parse::<ConfigPath>() {
                 Ok(path @ (ConfigPath::Absolute(_) | ConfigPath::Home(_))) => {
                     self.imported.add_to_profile("write", path.to_string());
                 }
-                _ => self.note(item, text, Carried::Left, "only an absolute path or one in `~/` has a form here"),
+                _ => self.add_note(item, text, ImportDeviation::Left, "only an absolute path or one in `~/` has a form here"),
             }
         }
     }
 
     /// Returns whether an `allow` of this tool counts; notes the reason if it does not.
-    fn counts(&mut self, at: &Spanned, text: &str, tool: &str) -> bool {
+    fn is_allow_effective(&mut self, at: &SpannedJson, text: &str, tool: &str) -> bool {
         if !self.may_allow {
             let why = "another file allows only what it allows itself (`allowManagedPermissionRulesOnly`)";
-            self.note(at, text, Carried::Left, why);
+            self.add_note(at, text, ImportDeviation::Left, why);
         } else if self.context.may_refuse(tool) {
-            self.note(at, text, Carried::Left, "a `PreToolUse` hook may refuse it there, and hooks have no form here");
+            self.add_note(at, text, ImportDeviation::Left, "a `PreToolUse` hook may refuse it there, and hooks have no form here");
         } else {
             return true;
         }
         false
     }
 
-    fn rules(&mut self, list: &Spanned, effect: Verdict) {
-        let Some(items) = list.list() else { return self.expected("a list", list) };
+    fn convert_rules(&mut self, list: &SpannedJson, effect: PolicyVerdict) {
+        let Some(items) = list.as_list() else { return self.report_unexpected("a list", list) };
         for item in items {
-            let Some(text) = item.text() else {
-                self.expected("a rule", item);
+            let Some(text) = item.as_text() else {
+                self.report_unexpected("a rule", item);
                 continue;
             };
-            match parts(text) {
-                Err(why) => self.wrong(item.at, format!("`{text}`: {why}")),
+            match split_rule(text) {
+                Err(why) => self.add_mistake(item.at, format!("`{text}`: {why}")),
                 Ok((tool, specifier)) => {
-                    if effect != Verdict::Allow || self.counts(item, text, tool) {
-                        self.rule(item, text, tool, specifier, effect);
+                    if effect != PolicyVerdict::Allow || self.is_allow_effective(item, text, tool) {
+                        self.convert_rule(item, text, tool, specifier, effect);
                     }
                 }
             }
@@ -290,7 +290,7 @@ impl<'a> Reader<'a> {
 }
 
 /// Splits `Tool`, or `Tool(specifier)`.
-pub(super) fn parts(text: &str) -> Result<(&str, Option<&str>), &'static str> {
+pub(super) fn split_rule(text: &str) -> Result<(&str, Option<&str>), &'static str> {
     let (tool, specifier) = match text.split_once('(') {
         Some((tool, rest)) => (tool, Some(rest.strip_suffix(')').ok_or("the parenthesis is not closed")?)),
         None => (text, None),

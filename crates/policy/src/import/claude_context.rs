@@ -4,17 +4,17 @@
 //! In Claude Code, precedence decides between files that disagree. Here the stricter file applies, so that
 //! the order of the files does not matter.
 
-use stockade_model::Verdict;
+use stockade_model::PolicyVerdict;
 
-use super::claude::parts;
+use super::claude::split_rule;
 use super::claude_sandbox;
-use super::json::Spanned;
+use super::json::SpannedJson;
 use crate::glob::text_matches;
 use crate::text::ConfigPath;
 
 /// Settings that apply to all files.
 #[derive(Debug, Default)]
-pub(super) struct Context {
+pub(super) struct ClaudeContext {
     /// The sandbox is on in every file that sets it, and in one at least.
     pub sandboxed: bool,
     /// In Claude Code, commands in the sandbox run without a question.
@@ -39,16 +39,16 @@ pub(super) struct Context {
     pub hooks: Vec<String>,
 }
 
-impl Context {
-    pub(super) fn of(all: &[&Spanned]) -> Self {
+impl ClaudeContext {
+    pub(super) fn from_settings(all: &[&SpannedJson]) -> Self {
         let every = |path: &[&str]| {
-            let found: Vec<bool> = all.iter().filter_map(|settings| at(settings, path)?.bool()).collect();
+            let found: Vec<bool> = all.iter().filter_map(|settings| value_at(settings, path)?.as_bool()).collect();
             !found.is_empty() && found.iter().all(|value| *value)
         };
-        let any = |path: &[&str]| all.iter().any(|settings| says(settings, path));
+        let any = |path: &[&str]| all.iter().any(|settings| is_true_at(settings, path));
         let sandboxed = every(&["sandbox", "enabled"]);
         let text = |path: &[&str], wanted: &str| {
-            all.iter().any(|settings| at(settings, path).and_then(Spanned::text) == Some(wanted))
+            all.iter().any(|settings| value_at(settings, path).and_then(SpannedJson::as_text) == Some(wanted))
         };
         let no_commands = all.iter().any(|settings| names_every_command(settings, "deny"));
         Self {
@@ -56,21 +56,21 @@ impl Context {
             auto_allows: sandboxed && every(&["sandbox", "autoAllowBashIfSandboxed"]),
             no_bypass: any(&["permissions", "disableBypassPermissionsMode"])
                 || text(&["permissions", "disableBypassPermissionsMode"], "disable"),
-            managed_rules_only: any(MANAGED_RULES),
-            managed_hosts_only: any(MANAGED_HOSTS),
-            managed_reads_only: any(MANAGED_READS),
+            managed_rules_only: any(MANAGED_RULES_KEY),
+            managed_hosts_only: any(MANAGED_HOSTS_KEY),
+            managed_reads_only: any(MANAGED_READS_KEY),
             no_commands,
             commands_asked: no_commands || all.iter().any(|settings| names_every_command(settings, "ask")),
-            writes: if sandboxed { all.iter().flat_map(|settings| writes(settings)).collect() } else { Vec::new() },
+            writes: if sandboxed { all.iter().flat_map(|settings| list_writable_directories(settings)).collect() } else { Vec::new() },
             reveals_workspace: sandboxed && all.iter().any(|settings| reveals_workspace(settings)),
-            hooks: all.iter().flat_map(|settings| hooks(settings)).collect(),
+            hooks: all.iter().flat_map(|settings| list_hook_matchers(settings)).collect(),
         }
     }
 
     /// Returns whether a command may do an operation that a rule about files refuses or asks about, without
     /// a decision of another rule.
-    pub(super) fn leaves_commands(&self, effect: Verdict) -> bool {
-        if effect == Verdict::Ask { !self.commands_asked } else { !self.no_commands }
+    pub(super) fn leaves_commands(&self, effect: PolicyVerdict) -> bool {
+        if effect == PolicyVerdict::Ask { !self.commands_asked } else { !self.no_commands }
     }
 
     /// Returns whether a hook may refuse a call of this tool. A matcher is a name, several names joined by
@@ -82,46 +82,46 @@ impl Context {
 }
 
 /// Keys that only managed settings may contain.
-pub(super) const MANAGED_RULES: &[&str] = &["allowManagedPermissionRulesOnly"];
-pub(super) const MANAGED_HOSTS: &[&str] = &["sandbox", "network", "allowManagedDomainsOnly"];
-pub(super) const MANAGED_READS: &[&str] = &["sandbox", "filesystem", "allowManagedReadPathsOnly"];
+pub(super) const MANAGED_RULES_KEY: &[&str] = &["allowManagedPermissionRulesOnly"];
+pub(super) const MANAGED_HOSTS_KEY: &[&str] = &["sandbox", "network", "allowManagedDomainsOnly"];
+pub(super) const MANAGED_READS_KEY: &[&str] = &["sandbox", "filesystem", "allowManagedReadPathsOnly"];
 
-fn at<'a>(settings: &'a Spanned, path: &[&str]) -> Option<&'a Spanned> {
+fn value_at<'a>(settings: &'a SpannedJson, path: &[&str]) -> Option<&'a SpannedJson> {
     path.iter().try_fold(settings, |value, key| value.get(key))
 }
 
 /// Returns whether the value at this path is `true`.
-pub(super) fn says(settings: &Spanned, path: &[&str]) -> bool {
-    at(settings, path).and_then(Spanned::bool) == Some(true)
+pub(super) fn is_true_at(settings: &SpannedJson, path: &[&str]) -> bool {
+    value_at(settings, path).and_then(SpannedJson::as_bool) == Some(true)
 }
 
-fn hooks(settings: &Spanned) -> Vec<String> {
-    let entries = at(settings, &["hooks", "PreToolUse"]).and_then(Spanned::list).unwrap_or_default();
-    let matcher = |entry: &Spanned| entry.get("matcher").and_then(Spanned::text).unwrap_or_default().to_owned();
+fn list_hook_matchers(settings: &SpannedJson) -> Vec<String> {
+    let entries = value_at(settings, &["hooks", "PreToolUse"]).and_then(SpannedJson::as_list).unwrap_or_default();
+    let matcher = |entry: &SpannedJson| entry.get("matcher").and_then(SpannedJson::as_text).unwrap_or_default().to_owned();
     entries.iter().map(matcher).collect()
 }
 
 /// Returns whether a list of rules names `Bash` as a whole.
-fn names_every_command(settings: &Spanned, list: &str) -> bool {
+fn names_every_command(settings: &SpannedJson, list: &str) -> bool {
     let whole = |text: &str| {
-        let Ok((tool, specifier)) = parts(text) else { return false };
+        let Ok((tool, specifier)) = split_rule(text) else { return false };
         specifier.is_none_or(|specifier| matches!(specifier, "*" | "")) && text_matches(tool, "Bash")
     };
-    texts(settings, &["permissions", list]).any(whole)
+    texts_at(settings, &["permissions", list]).any(whole)
 }
 
-fn reveals_workspace(settings: &Spanned) -> bool {
-    let revealed = texts(settings, &["sandbox", "filesystem", "allowRead"]).filter_map(claude_sandbox::path);
+fn reveals_workspace(settings: &SpannedJson) -> bool {
+    let revealed = texts_at(settings, &["sandbox", "filesystem", "allowRead"]).filter_map(claude_sandbox::parse_path);
     revealed.into_iter().any(|path| claude_sandbox::is_workspace(&path))
 }
 
 /// Returns the directories that the sandbox lets commands write.
-fn writes(settings: &Spanned) -> Vec<ConfigPath> {
-    let allowed = texts(settings, &["sandbox", "filesystem", "allowWrite"]).filter_map(claude_sandbox::path);
-    let added = texts(settings, &["permissions", "additionalDirectories"]).filter_map(|text| text.parse().ok());
+fn list_writable_directories(settings: &SpannedJson) -> Vec<ConfigPath> {
+    let allowed = texts_at(settings, &["sandbox", "filesystem", "allowWrite"]).filter_map(claude_sandbox::parse_path);
+    let added = texts_at(settings, &["permissions", "additionalDirectories"]).filter_map(|text| text.parse().ok());
     allowed.chain(added).collect()
 }
 
-fn texts<'a>(settings: &'a Spanned, path: &[&str]) -> impl Iterator<Item = &'a str> {
-    at(settings, path).and_then(Spanned::list).unwrap_or_default().iter().filter_map(Spanned::text)
+fn texts_at<'a>(settings: &'a SpannedJson, path: &[&str]) -> impl Iterator<Item = &'a str> {
+    value_at(settings, path).and_then(SpannedJson::as_list).unwrap_or_default().iter().filter_map(SpannedJson::as_text)
 }

@@ -6,13 +6,13 @@
 
 use std::path::Path;
 
-use stockade_model::Verdict;
+use stockade_model::PolicyVerdict;
 
-use super::Carried;
-use super::claude::Reader;
+use super::ImportDeviation;
+use super::claude::ClaudeReader;
 use super::claude_sandbox::{directory_of, is_workspace};
-use super::json::Spanned;
-use super::scope::Scope;
+use super::json::SpannedJson;
+use super::scope::SourceScope;
 use crate::file::FileOperation;
 use crate::pattern::PathPattern;
 use crate::resolve::holds_name;
@@ -20,27 +20,27 @@ use crate::shipped;
 use crate::text::{ConfigPath, ProtectedName};
 
 /// Tools that read files or list them.
-pub(super) const READERS: &[&str] = &["Read", "Grep", "Glob", "LS", "NotebookRead"];
+pub(super) const READ_TOOLS: &[&str] = &["Read", "Grep", "Glob", "LS", "NotebookRead"];
 /// Tools that change files.
-pub(super) const WRITERS: &[&str] = &["Edit", "Write", "MultiEdit", "NotebookEdit"];
+pub(super) const WRITE_TOOLS: &[&str] = &["Edit", "Write", "MultiEdit", "NotebookEdit"];
 
 const READS_ALL: &str = "it holds for tools alone: commands can still read files";
 const WRITES_ALL: &str = "it holds for tools alone: commands can still write; use profile `read-only` against that";
 const NO_FORM: &str = "the path has no form here: tools are asked about every file";
-const UNHIDDEN: &str = "commands can still read it: `hide` takes no pattern and no whole workspace, home or root";
+const NOT_HIDDEN_REASON: &str = "commands can still read it: `hide` takes no pattern and no whole workspace, home or root";
 const HIDDEN_AT_THE_TOP: &str = "in directories below, commands can still read it: hide each by its path";
 const HIDDEN_AROUND: &str = "it is hidden, but commands can still read a workspace that lies in it";
 const HIDDEN_TO_ASK: &str = "it is hidden from commands, without a question";
-const UNPROTECTED: &str = "commands can still write it: `protect` takes no pattern";
+const NOT_PROTECTED_REASON: &str = "commands can still write it: `protect` takes no pattern";
 const WHOLE_WORKSPACE: &str = "use profile `read-only` for a workspace that is not written";
 const WRITTEN_AROUND: &str =
     "commands can still write a workspace that is it, holds it or lies in it: use profile `read-only` there";
 const GIVEN_TO_WRITE: &str = "commands can still reach it: another key of these settings gives it to them to write";
-const PROTECTED: &str = "the name is protected in every writable directory";
+const ALREADY_PROTECTED_REASON: &str = "the name is protected in every writable directory";
 const NOT_WRITTEN: &str = "commands write nothing there, unless the workspace lies in it";
 
 /// Directories of the system, which do not contain workspaces.
-const SYSTEM: &[&str] = &[
+const SYSTEM_DIRECTORIES: &[&str] = &[
     "/bin",
     "/boot",
     "/dev",
@@ -56,27 +56,27 @@ const SYSTEM: &[&str] = &[
     "/usr/sbin",
 ];
 
-impl Reader<'_> {
+impl ClaudeReader<'_> {
     /// Converts a rule about reading. `Read` applies to every tool that reads; rules for the other tools
     /// allow only that tool.
-    pub(super) fn reads(&mut self, at: &Spanned, text: &str, tool: &str, pattern: Option<&str>, effect: Verdict) {
-        if effect != Verdict::Allow || tool == "Read" {
-            return self.files(at, text, pattern, effect, &[FileOperation::Read]);
+    pub(super) fn convert_read_rule(&mut self, at: &SpannedJson, text: &str, tool: &str, pattern: Option<&str>, effect: PolicyVerdict) {
+        if effect != PolicyVerdict::Allow || tool == "Read" {
+            return self.convert_file_rule(at, text, pattern, effect, &[FileOperation::Read]);
         }
         if pattern.is_some() {
-            return self.note(at, text, Carried::Left, "paths are allowed by `Read` alone there");
+            return self.add_note(at, text, ImportDeviation::Left, "paths are allowed by `Read` alone there");
         }
-        let mut draft = self.draft(at, text, effect);
+        let mut draft = self.draft_rule(at, text, effect);
         draft.tool = vec![tool.to_owned()];
         self.imported.push(draft);
     }
 
     /// Converts a rule about writing. `Edit` with a path applies to every tool that changes files; a bare
     /// tool name allows only that tool.
-    pub(super) fn writes(&mut self, at: &Spanned, text: &str, tool: &str, pattern: Option<&str>, effect: Verdict) {
+    pub(super) fn convert_write_rule(&mut self, at: &SpannedJson, text: &str, tool: &str, pattern: Option<&str>, effect: PolicyVerdict) {
         use FileOperation::{Create, Delete, Write};
-        if effect != Verdict::Allow {
-            return self.files(at, text, pattern, effect, &[Write, Create, Delete]);
+        if effect != PolicyVerdict::Allow {
+            return self.convert_file_rule(at, text, pattern, effect, &[Write, Create, Delete]);
         }
         let why = match pattern {
             None => "it also changes files that are asked about there; in the workspace no rule is needed for it",
@@ -85,45 +85,45 @@ impl Reader<'_> {
                 let own = self.path_patterns(pattern, effect);
                 if own.is_some_and(|own| own.patterns.iter().all(|pattern| pattern.starts_with("./"))) {
                     let why = "the profile allows it; names that are protected are asked about, and deletion is no part of it";
-                    return self.note(at, text, Carried::Stricter, why);
+                    return self.add_note(at, text, ImportDeviation::Stricter, why);
                 }
                 "beyond the workspace it also reaches files that are asked about there"
             }
         };
-        self.note(at, text, Carried::Left, why);
+        self.add_note(at, text, ImportDeviation::Left, why);
     }
 
-    fn files(
+    fn convert_file_rule(
         &mut self,
-        at: &Spanned,
+        at: &SpannedJson,
         text: &str,
         pattern: Option<&str>,
-        effect: Verdict,
+        effect: PolicyVerdict,
         operations: &[FileOperation],
     ) {
         let reads = matches!(operations, [FileOperation::Read]);
-        let mut draft = self.draft(at, text, effect);
+        let mut draft = self.draft_rule(at, text, effect);
         draft.operations = operations.to_vec();
         draft.files = vec!["/".to_owned()];
         let Some(pattern) = pattern else {
-            if effect != Verdict::Allow {
+            if effect != PolicyVerdict::Allow {
                 self.lost_to_commands(at, text, effect, if reads { READS_ALL } else { WRITES_ALL });
             }
             return self.imported.push(draft);
         };
         let Some(own) = self.path_patterns(pattern, effect) else {
-            if effect == Verdict::Allow {
-                return self.note(at, text, Carried::Left, "the path pattern has no form here");
+            if effect == PolicyVerdict::Allow {
+                return self.add_note(at, text, ImportDeviation::Left, "the path pattern has no form here");
             }
             let why = format!("{NO_FORM}, and commands can still {} it", if reads { "read" } else { "write" });
             self.lost_to_commands(at, text, effect, &why);
-            draft.effect = Verdict::Ask;
+            draft.effect = PolicyVerdict::Ask;
             return self.imported.push(draft);
         };
         if own.broader {
-            self.note(at, text, Carried::Stricter, "it is meant wherever it may lie");
+            self.add_note(at, text, ImportDeviation::Stricter, "it is meant wherever it may lie");
         }
-        for pattern in own.patterns.iter().filter(|_| effect != Verdict::Allow) {
+        for pattern in own.patterns.iter().filter(|_| effect != PolicyVerdict::Allow) {
             if reads {
                 self.hide_from_commands(at, text, pattern, own.is_file, effect);
             } else {
@@ -135,18 +135,18 @@ impl Reader<'_> {
     }
 
     /// Notes that a rule does not apply to commands, if any command runs.
-    fn lost_to_commands(&mut self, at: &Spanned, text: &str, effect: Verdict, why: &str) {
+    fn lost_to_commands(&mut self, at: &SpannedJson, text: &str, effect: PolicyVerdict, why: &str) {
         if self.context.leaves_commands(effect) {
-            self.note(at, text, Carried::Weaker, why);
+            self.add_note(at, text, ImportDeviation::Weaker, why);
         }
     }
 
-    fn hide_from_commands(&mut self, at: &Spanned, text: &str, pattern: &str, is_file: bool, effect: Verdict) {
+    fn hide_from_commands(&mut self, at: &SpannedJson, text: &str, pattern: &str, is_file: bool, effect: PolicyVerdict) {
         let directory = directory_of(pattern).parse::<ConfigPath>().ok();
         let top = pattern.strip_prefix("./**/").and_then(|rest| format!("./{}", directory_of(rest)).parse().ok());
         let is_whole = |path: &ConfigPath| ["/", "~", "~/", "./"].contains(&path.to_string().as_str());
         let Some(path) = directory.as_ref().or(top.as_ref()).filter(|path| !is_whole(path)) else {
-            return self.lost_to_commands(at, text, effect, UNHIDDEN);
+            return self.lost_to_commands(at, text, effect, NOT_HIDDEN_REASON);
         };
         self.imported.add_to_profile("hide", path.to_string());
         if top.is_some() {
@@ -159,23 +159,23 @@ impl Reader<'_> {
     /// Notes the parts of a hidden path that commands can still read.
     pub(super) fn note_what_stays_readable(
         &mut self,
-        at: &Spanned,
+        at: &SpannedJson,
         text: &str,
         path: &ConfigPath,
         is_file: bool,
-        effect: Verdict,
+        effect: PolicyVerdict,
     ) {
         let is_around = is_workspace(path) || (!is_file && may_hold_a_workspace(path));
         if self.context.writes.iter().any(|written| written.is_beneath(path)) {
             self.lost_to_commands(at, text, effect, GIVEN_TO_WRITE);
         } else if is_around && !self.context.reveals_workspace {
             self.lost_to_commands(at, text, effect, HIDDEN_AROUND);
-        } else if effect == Verdict::Ask {
-            self.note(at, text, Carried::Stricter, HIDDEN_TO_ASK);
+        } else if effect == PolicyVerdict::Ask {
+            self.add_note(at, text, ImportDeviation::Stricter, HIDDEN_TO_ASK);
         }
     }
 
-    fn protect_from_commands(&mut self, at: &Spanned, text: &str, pattern: &str, is_file: bool, effect: Verdict) {
+    fn protect_from_commands(&mut self, at: &SpannedJson, text: &str, pattern: &str, is_file: bool, effect: PolicyVerdict) {
         // A protected name applies at every depth, as such a pattern does.
         let below = ["./**/", "~/**/", "/**/"].iter().find_map(|start| Some((*start, pattern.strip_prefix(start)?)));
         let (start, path) = below.map_or_else(
@@ -188,15 +188,15 @@ impl Reader<'_> {
                 self.add_protected(&path);
                 self.lost_to_commands(at, text, effect, WRITTEN_AROUND);
             }
-            Ok(path) => self.protect(at, text, &path, is_file, effect),
-            Err(_) => self.lost_to_commands(at, text, effect, UNPROTECTED),
+            Ok(path) => self.protect_path(at, text, &path, is_file, effect),
+            Err(_) => self.lost_to_commands(at, text, effect, NOT_PROTECTED_REASON),
         }
     }
 
     /// Prevents commands from writing a path, or notes that they still can.
-    pub(super) fn protect(&mut self, at: &Spanned, text: &str, path: &ConfigPath, is_file: bool, effect: Verdict) {
+    pub(super) fn protect_path(&mut self, at: &SpannedJson, text: &str, path: &ConfigPath, is_file: bool, effect: PolicyVerdict) {
         let is_outside = !path.is_in_workspace();
-        let depth = path.bytes().split(|byte| *byte == b'/').filter(|part| !part.is_empty()).count();
+        let depth = path.path_bytes().split(|byte| *byte == b'/').filter(|part| !part.is_empty()).count();
         let given =
             |written: &ConfigPath| name_of(path).is_some_and(|name| holds_name(Path::new(&written.to_string()), &name));
         if depth == 0 {
@@ -205,9 +205,9 @@ impl Reader<'_> {
             self.lost_to_commands(at, text, effect, GIVEN_TO_WRITE);
         } else if is_outside
             && is_no_workspace(path)
-            && !self.context.writes.iter().any(|written| touches(written, path))
+            && !self.context.writes.iter().any(|written| can_reach_path(written, path))
         {
-            self.note(at, text, Carried::Needless, NOT_WRITTEN);
+            self.add_note(at, text, ImportDeviation::Needless, NOT_WRITTEN);
         } else if is_outside && !is_file {
             // The last name alone, without its parent directories, would protect too much.
             if depth > 1 {
@@ -215,9 +215,9 @@ impl Reader<'_> {
             }
             self.lost_to_commands(at, text, effect, WRITTEN_AROUND);
         } else if self.add_protected(path) {
-            self.note(at, text, Carried::Stricter, PROTECTED);
+            self.add_note(at, text, ImportDeviation::Stricter, ALREADY_PROTECTED_REASON);
         } else {
-            self.lost_to_commands(at, text, effect, UNPROTECTED);
+            self.lost_to_commands(at, text, effect, NOT_PROTECTED_REASON);
         }
     }
 
@@ -232,11 +232,11 @@ impl Reader<'_> {
 
     /// Converts a pattern with gitignore's anchors: `//` is the root, `~/` home, `/` the directory of the
     /// settings. Any other pattern is relative to the session's directory.
-    fn path_patterns(&self, text: &str, effect: Verdict) -> Option<OwnPatterns> {
+    fn path_patterns(&self, text: &str, effect: PolicyVerdict) -> Option<OwnPatterns> {
         if text.starts_with('!') || text.starts_with("../") || text.trim_matches('/').is_empty() {
             return None;
         }
-        let raises = effect != Verdict::Allow;
+        let raises = effect != PolicyVerdict::Allow;
         let mut broader = false;
         let patterns = if let Some(rest) = text.strip_prefix("//") {
             vec![format!("/{rest}")]
@@ -244,8 +244,8 @@ impl Reader<'_> {
             vec![text.to_owned()]
         } else if let Some(rest) = text.strip_prefix('/') {
             match self.scope {
-                Scope::User => vec![format!("~/.claude/{rest}")],
-                Scope::Project | Scope::Admin => vec![format!("./{rest}")],
+                SourceScope::User => vec![format!("~/.claude/{rest}")],
+                SourceScope::Project | SourceScope::Admin => vec![format!("./{rest}")],
                 _ if raises => {
                     broader = true;
                     vec![format!("./{rest}"), format!("~/.claude/{rest}")]
@@ -283,7 +283,7 @@ pub(super) fn names_a_file(text: &str) -> bool {
 
 /// Returns a path as a protected name, without its anchor.
 fn name_of(path: &ConfigPath) -> Option<String> {
-    let text = std::str::from_utf8(path.bytes()).ok()?;
+    let text = std::str::from_utf8(path.path_bytes()).ok()?;
     text.trim_start_matches('/').parse::<ProtectedName>().ok().map(|name| name.0)
 }
 
@@ -295,12 +295,12 @@ fn may_hold_a_workspace(path: &ConfigPath) -> bool {
 fn is_no_workspace(path: &ConfigPath) -> bool {
     let is_beneath = |known: &str| known.parse().is_ok_and(|known| path.is_beneath(&known));
     let mut credentials = shipped::credential_groups().iter().flat_map(|(paths, _)| paths);
-    SYSTEM.iter().any(|known| is_beneath(known)) || credentials.any(|known| is_beneath(known))
+    SYSTEM_DIRECTORIES.iter().any(|known| is_beneath(known)) || credentials.any(|known| is_beneath(known))
 }
 
 /// Returns whether a writable path can reach a path outside the workspace. An absolute path may be in the
 /// home directory, and vice versa.
-fn touches(written: &ConfigPath, path: &ConfigPath) -> bool {
+fn can_reach_path(written: &ConfigPath, path: &ConfigPath) -> bool {
     match (written, path) {
         (ConfigPath::Workspace(_), _) | (ConfigPath::Home(_), ConfigPath::Absolute(_)) => false,
         (ConfigPath::Absolute(_), ConfigPath::Home(_)) => true,

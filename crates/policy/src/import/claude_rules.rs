@@ -4,22 +4,22 @@
 //! checks, for a pattern that names no program, for a pattern over tools that names no server. A `deny` or
 //! `ask` that cannot be expressed becomes broader and is never dropped, because an `allow` beside it counts.
 
-use stockade_model::Verdict;
+use stockade_model::PolicyVerdict;
 
-use super::claude::Reader;
-use super::claude_files::{READERS, WRITERS};
-use super::json::Spanned;
-use super::{Carried, host_of_any_depth, plain_glob, plain_words};
+use super::claude::ClaudeReader;
+use super::claude_files::{READ_TOOLS, WRITE_TOOLS};
+use super::json::SpannedJson;
+use super::{ImportDeviation, host_of_any_depth, plain_glob, plain_words};
 use crate::draft::DraftRule;
 use crate::file::ProvenanceSection;
 use crate::glob::text_matches;
 use crate::hosts::check_breadth;
-use crate::pattern::Word;
+use crate::pattern::WordPattern;
 use crate::words::base_name;
 
 /// Programs whose operands must be in the working directories. Claude Code checks this itself; here the
 /// facts of the classifier do.
-const PATH_CHECKED: &[&str] = &[
+const PATH_CHECKED_PROGRAMS: &[&str] = &[
     "base64",
     "cat",
     "column",
@@ -48,7 +48,7 @@ const PATH_CHECKED: &[&str] = &[
 ];
 
 /// Programs that Claude Code checks in a way that no rule here can express.
-const CHECKED_OTHERWISE: &[&str] = &["awk", "cd", "cp", "find", "jq", "ls", "mv", "sed", "stat", "tr"];
+const OTHERWISE_CHECKED_PROGRAMS: &[&str] = &["awk", "cd", "cp", "find", "jq", "ls", "mv", "sed", "stat", "tr"];
 
 /// All names of one tool over time.
 const TOOL_NAMES: &[&[&str]] = &[
@@ -63,36 +63,36 @@ fn names_of(tool: &str) -> Vec<String> {
     known.map_or_else(|| vec![tool.to_owned()], |names| names.iter().map(|name| (*name).to_owned()).collect())
 }
 
-impl Reader<'_> {
-    pub(super) fn draft(&self, at: &Spanned, text: &str, effect: Verdict) -> DraftRule {
+impl ClaudeReader<'_> {
+    pub(super) fn draft_rule(&self, at: &SpannedJson, text: &str, effect: PolicyVerdict) -> DraftRule {
         let mut draft = DraftRule::new(effect, format!("imported: {text}"));
-        let by = format!("imported from claude, {}", self.entry(at, text).origin());
+        let by = format!("imported from claude, {}", self.entry_at(at, text).format_origin());
         draft.provenance = Some(ProvenanceSection { by, at: None, request: None });
         draft
     }
 
-    pub(super) fn rule(&mut self, at: &Spanned, text: &str, tool: &str, specifier: Option<&str>, effect: Verdict) {
+    pub(super) fn convert_rule(&mut self, at: &SpannedJson, text: &str, tool: &str, specifier: Option<&str>, effect: PolicyVerdict) {
         // For a file tool, `**` is a pattern, and means the project only.
         let specifier = specifier.filter(|specifier| !matches!(*specifier, "*" | ""));
         match (tool, specifier) {
             (name, None) if name.contains('*') => self.tools_by_pattern(at, text, name, effect),
             ("Bash", None) => {
-                let mut draft = self.draft(at, text, effect);
+                let mut draft = self.draft_rule(at, text, effect);
                 draft.glob = vec!["*".to_owned()];
                 self.imported.push(draft);
             }
-            ("Bash", Some(pattern)) => self.command(at, text, pattern, effect),
-            (reader, pattern) if READERS.contains(&reader) => self.reads(at, text, reader, pattern, effect),
-            (writer, pattern) if WRITERS.contains(&writer) => self.writes(at, text, writer, pattern, effect),
-            ("WebFetch", Some(specifier)) => self.domain(at, text, specifier, effect),
+            ("Bash", Some(pattern)) => self.convert_command(at, text, pattern, effect),
+            (reader, pattern) if READ_TOOLS.contains(&reader) => self.convert_read_rule(at, text, reader, pattern, effect),
+            (writer, pattern) if WRITE_TOOLS.contains(&writer) => self.convert_write_rule(at, text, writer, pattern, effect),
+            ("WebFetch", Some(specifier)) => self.convert_domain(at, text, specifier, effect),
             ("Agent" | "Task", Some(name)) => {
-                let mut draft = self.draft(at, text, effect);
+                let mut draft = self.draft_rule(at, text, effect);
                 draft.tool = names_of(tool);
                 draft.arguments = vec![("subagent_type".to_owned(), vec![name.to_owned()])];
                 self.imported.push(draft);
             }
             (name, None) => {
-                let mut draft = self.draft(at, text, effect);
+                let mut draft = self.draft_rule(at, text, effect);
                 draft.tool = match name.strip_prefix("mcp__") {
                     // A server without a tool means all of its tools.
                     Some(rest) if !rest.contains("__") => vec![name.to_owned(), format!("{name}__*")],
@@ -103,7 +103,7 @@ impl Reader<'_> {
             (_, Some(_)) => {
                 let why = "what stands in the parentheses has no form here";
                 if self.left_out(at, text, effect, why) {
-                    let mut draft = self.draft(at, text, Verdict::Ask);
+                    let mut draft = self.draft_rule(at, text, PolicyVerdict::Ask);
                     draft.tool = names_of(tool);
                     self.imported.push(draft);
                 }
@@ -113,36 +113,36 @@ impl Reader<'_> {
 
     /// Leaves out an `allow` that cannot be expressed. The caller converts any other rule more broadly, as
     /// a question. Returns whether the caller has to.
-    fn left_out(&mut self, at: &Spanned, text: &str, effect: Verdict, why: &str) -> bool {
-        if effect == Verdict::Allow {
-            self.note(at, text, Carried::Left, why);
+    fn left_out(&mut self, at: &SpannedJson, text: &str, effect: PolicyVerdict, why: &str) -> bool {
+        if effect == PolicyVerdict::Allow {
+            self.add_note(at, text, ImportDeviation::Left, why);
             return false;
         }
-        self.note(at, text, Carried::Stricter, &format!("{why}: all of its kind is asked about"));
+        self.add_note(at, text, ImportDeviation::Stricter, &format!("{why}: all of its kind is asked about"));
         true
     }
 
     /// Converts a pattern over tool names. An `allow` must name a server before the pattern.
-    fn tools_by_pattern(&mut self, at: &Spanned, text: &str, pattern: &str, effect: Verdict) {
+    fn tools_by_pattern(&mut self, at: &SpannedJson, text: &str, pattern: &str, effect: PolicyVerdict) {
         let server = pattern.strip_prefix("mcp__").and_then(|rest| rest.split_once("__"));
-        if effect == Verdict::Allow && !server.is_some_and(|(server, _)| !server.is_empty() && !server.contains('*')) {
-            return self.note(at, text, Carried::Left, "an `allow` names its tool, or a server and then a pattern");
+        if effect == PolicyVerdict::Allow && !server.is_some_and(|(server, _)| !server.is_empty() && !server.contains('*')) {
+            return self.add_note(at, text, ImportDeviation::Left, "an `allow` names its tool, or a server and then a pattern");
         }
-        let mut draft = self.draft(at, text, effect);
+        let mut draft = self.draft_rule(at, text, effect);
         draft.tool = vec![pattern.to_owned()];
         self.imported.push(draft);
         if text_matches(pattern, "Bash") {
-            self.rule(at, text, "Bash", None, effect);
+            self.convert_rule(at, text, "Bash", None, effect);
         }
-        for tool in READERS.iter().chain(WRITERS).filter(|tool| text_matches(pattern, tool)) {
-            self.rule(at, text, tool, None, effect);
+        for tool in READ_TOOLS.iter().chain(WRITE_TOOLS).filter(|tool| text_matches(pattern, tool)) {
+            self.convert_rule(at, text, tool, None, effect);
         }
     }
 
     /// Converts a command pattern with `*`. At the end, after a blank, `*` also matches no arguments; `:*`
     /// at the end is the same.
-    fn command(&mut self, at: &Spanned, text: &str, pattern: &str, effect: Verdict) {
-        let mut draft = self.draft(at, text, effect);
+    fn convert_command(&mut self, at: &SpannedJson, text: &str, pattern: &str, effect: PolicyVerdict) {
+        let mut draft = self.draft_rule(at, text, effect);
         let (front, any_arguments) = match pattern.strip_suffix(":*").or(pattern.strip_suffix(" *")) {
             Some(front) => (front, true),
             None => (pattern, false),
@@ -152,62 +152,62 @@ impl Reader<'_> {
             let Some(words) = plain_words(front) else { return self.raw_command(at, text, pattern, effect) };
             program = words[0].clone();
             if any_arguments {
-                draft.prefix = words.into_iter().map(Word::one).collect();
+                draft.prefix = words.into_iter().map(WordPattern::from_word).collect();
             } else {
-                draft.glob = vec![crate::rules::joined(&words)];
+                draft.glob = vec![crate::rules::join_words(&words)];
             }
         } else {
             let Some(glob) = plain_glob(front) else { return self.raw_command(at, text, pattern, effect) };
             program = glob.split(' ').next().unwrap_or_default().to_owned();
             draft.glob = vec![glob.clone()];
-            if any_arguments && effect == Verdict::Allow {
+            if any_arguments && effect == PolicyVerdict::Allow {
                 // If it is not the only `*`, the last one requires a word in Claude Code.
                 draft.glob = vec![format!("{glob} *")];
             } else if any_arguments {
                 draft.glob.push(format!("{glob} *"));
             }
         }
-        if effect == Verdict::Allow {
+        if effect == PolicyVerdict::Allow {
             return self.allow_command(at, text, &program, draft);
         }
         self.imported.push(draft);
     }
 
     /// Adds an `allow` rule that includes no path which Claude Code refuses to the program.
-    fn allow_command(&mut self, at: &Spanned, text: &str, program: &str, mut draft: DraftRule) {
+    fn allow_command(&mut self, at: &SpannedJson, text: &str, program: &str, mut draft: DraftRule) {
         let may_be = |known: &&&str| text_matches(program, known) || text_matches(base_name(program), known);
-        let checked = CHECKED_OTHERWISE.iter().find(may_be);
-        let named_paths = PATH_CHECKED.iter().any(|known| may_be(&known));
+        let checked = OTHERWISE_CHECKED_PROGRAMS.iter().find(may_be);
+        let named_paths = PATH_CHECKED_PROGRAMS.iter().any(|known| may_be(&known));
         if program.contains('*') && (program.contains('/') || checked.is_some() || named_paths) {
-            return self.note(at, text, Carried::Left, "the pattern names no program");
+            return self.add_note(at, text, ImportDeviation::Left, "the pattern names no program");
         }
         if let Some(known) = checked {
             let why = format!("arguments of `{known}` are checked there in a way that no rule here can say");
-            return self.note(at, text, Carried::Left, &why);
+            return self.add_note(at, text, ImportDeviation::Left, &why);
         }
         if named_paths {
             draft.paths_within = vec!["./".to_owned()];
-            self.note(
+            self.add_note(
                 at,
                 text,
-                Carried::Stricter,
+                ImportDeviation::Stricter,
                 "it is allowed for paths in the workspace, and asked about elsewhere",
             );
         }
         self.imported.push(draft);
         if text_matches(program, "git") || base_name(program) == "git" {
-            let mut ask = self.draft(at, text, Verdict::Ask);
-            ask.prefix = vec![Word::one("git")];
-            ask.present = vec![Word::one("--no-index")];
+            let mut ask = self.draft_rule(at, text, PolicyVerdict::Ask);
+            ask.prefix = vec![WordPattern::from_word("git")];
+            ask.present = vec![WordPattern::from_word("--no-index")];
             self.imported.push(ask);
         }
     }
 
     /// Converts a pattern that a shell would not parse as plain words: operators, quotes, expansions.
-    fn raw_command(&mut self, at: &Spanned, text: &str, pattern: &str, effect: Verdict) {
-        if effect == Verdict::Allow {
+    fn raw_command(&mut self, at: &SpannedJson, text: &str, pattern: &str, effect: PolicyVerdict) {
+        if effect == PolicyVerdict::Allow {
             let why = "it is not a list of plain words: what it means to a shell is not certain";
-            return self.note(at, text, Carried::Left, why);
+            return self.add_note(at, text, ImportDeviation::Left, why);
         }
         // Asks about every command of the named programs. If one program cannot be named, asks about every
         // command.
@@ -216,65 +216,65 @@ impl Reader<'_> {
             |word: &str| !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "_-./+".contains(c));
         let programs: Vec<&str> = words.collect();
         if !programs.iter().all(|program| plain(program)) {
-            let mut draft = self.draft(at, text, Verdict::Ask);
+            let mut draft = self.draft_rule(at, text, PolicyVerdict::Ask);
             draft.glob = vec!["*".to_owned()];
             self.imported.push(draft);
-            return self.note(at, text, Carried::Stricter, "it names no plain program: every command is asked about");
+            return self.add_note(at, text, ImportDeviation::Stricter, "it names no plain program: every command is asked about");
         }
         for program in programs {
-            let mut draft = self.draft(at, text, Verdict::Ask);
-            draft.prefix = vec![Word::one(program)];
+            let mut draft = self.draft_rule(at, text, PolicyVerdict::Ask);
+            draft.prefix = vec![WordPattern::from_word(program)];
             self.imported.push(draft);
         }
-        self.note(at, text, Carried::Stricter, "it is not a list of plain words: its programs are asked about");
+        self.add_note(at, text, ImportDeviation::Stricter, "it is not a list of plain words: its programs are asked about");
     }
 
-    fn domain(&mut self, at: &Spanned, text: &str, specifier: &str, effect: Verdict) {
+    fn convert_domain(&mut self, at: &SpannedJson, text: &str, specifier: &str, effect: PolicyVerdict) {
         let host = specifier.strip_prefix("domain:").map(str::trim);
         // A rule that asks or refuses may be as wide as necessary.
-        let pattern = host.map(|host| host_of_any_depth(host, Verdict::Deny));
+        let pattern = host.map(|host| host_of_any_depth(host, PolicyVerdict::Deny));
         let Some((host, Ok(pattern))) = host.zip(pattern).filter(|(host, _)| !host.contains(':')) else {
             if self.left_out(at, text, effect, "only `domain:HOST` has a form here") {
-                let mut draft = self.draft(at, text, Verdict::Ask);
+                let mut draft = self.draft_rule(at, text, PolicyVerdict::Ask);
                 draft.tool = vec!["WebFetch".to_owned()];
                 self.imported.push(draft);
             }
             return;
         };
         let host = host.to_ascii_lowercase();
-        if host.contains('*') && effect == Verdict::Allow {
+        if host.contains('*') && effect == PolicyVerdict::Allow {
             // A `*` in a URL could match across its slashes.
-            self.note(at, text, Carried::Stricter, "hosts with `*` are allowed to commands in the sandbox only");
+            self.add_note(at, text, ImportDeviation::Stricter, "hosts with `*` are allowed to commands in the sandbox only");
         } else {
-            let mut draft = self.draft(at, text, effect);
+            let mut draft = self.draft_rule(at, text, effect);
             draft.tool = vec!["WebFetch".to_owned()];
-            draft.arguments = vec![("url".to_owned(), urls(&host, effect))];
+            draft.arguments = vec![("url".to_owned(), list_host_urls(&host, effect))];
             self.imported.push(draft);
         }
         if !self.context.sandboxed {
             return;
         }
-        if effect == Verdict::Allow && !self.may_allow_hosts {
-            return self.note(at, text, Carried::Left, "another file allows only hosts that it allows itself");
+        if effect == PolicyVerdict::Allow && !self.may_allow_hosts {
+            return self.add_note(at, text, ImportDeviation::Left, "another file allows only hosts that it allows itself");
         }
-        if effect == Verdict::Allow
+        if effect == PolicyVerdict::Allow
             && let Err(why) = check_breadth(&pattern)
         {
-            return self.note(at, text, Carried::Left, &why.to_string());
+            return self.add_note(at, text, ImportDeviation::Left, &why.to_string());
         }
-        let mut draft = self.draft(at, text, effect);
+        let mut draft = self.draft_rule(at, text, effect);
         draft.hosts = vec![pattern.to_string()];
         self.imported.push(draft);
     }
 }
 
 /// Returns the URLs of a host. For a refusal, they include forms with a user and a port.
-fn urls(host: &str, effect: Verdict) -> Vec<String> {
+fn list_host_urls(host: &str, effect: PolicyVerdict) -> Vec<String> {
     let mut all = Vec::new();
     for scheme in ["https", "http"] {
         all.push(format!("{scheme}://{host}"));
         all.push(format!("{scheme}://{host}/*"));
-        if effect != Verdict::Allow {
+        if effect != PolicyVerdict::Allow {
             all.push(format!("{scheme}://{host}:*"));
             all.push(format!("{scheme}://*@{host}*"));
             all.push(format!("{scheme}://{host}?*"));

@@ -2,73 +2,73 @@
 //!
 //! Must not know permission rules.
 
-use stockade_model::Verdict;
+use stockade_model::PolicyVerdict;
 
-use super::claude::Reader;
+use super::claude::ClaudeReader;
 use super::claude_files::names_a_file;
-use super::json::Spanned;
-use super::{Carried, host_of_any_depth};
-use crate::draft::quoted;
+use super::json::SpannedJson;
+use super::{ImportDeviation, host_of_any_depth};
+use crate::draft::quote_toml;
 use crate::text::ConfigPath;
 
 /// Reason why a power of the sandbox is not imported.
-const OFF: &str = "the sandbox is not on in every file, and without it this gives nothing there";
+const SANDBOX_OFF_REASON: &str = "the sandbox is not on in every file, and without it this gives nothing there";
 
-pub(super) fn carry(reader: &mut Reader<'_>, sandbox: &Spanned) {
-    let Some(entries) = sandbox.object() else { return reader.expected("an object", sandbox) };
+pub(super) fn convert_sandbox(reader: &mut ClaudeReader<'_>, sandbox: &SpannedJson) {
+    let Some(entries) = sandbox.as_object() else { return reader.report_unexpected("an object", sandbox) };
     for (key, value) in entries {
-        match (key.name.as_str(), value.bool()) {
+        match (key.name.as_str(), value.as_bool()) {
             ("enabled", Some(true)) => {
-                reader.imported.settings.insert("sandbox".to_owned(), quoted("require"));
+                reader.imported.settings.insert("sandbox".to_owned(), quote_toml("require"));
             }
             ("enabled", Some(false)) => {
-                reader.note(value, "enabled: false", Carried::Stricter, "commands always run in a sandbox here");
+                reader.add_note(value, "enabled: false", ImportDeviation::Stricter, "commands always run in a sandbox here");
             }
             ("autoAllowBashIfSandboxed", Some(false)) => {}
             // All files together decide: see `claude::set_mode`.
             ("autoAllowBashIfSandboxed", Some(true)) if reader.context.auto_allows => {}
             ("autoAllowBashIfSandboxed", _) => {
-                reader.note(
+                reader.add_note(
                     value,
                     &key.name,
-                    Carried::Left,
+                    ImportDeviation::Left,
                     "the sandbox is not on in every file: commands are asked about",
                 );
             }
             ("failIfUnavailable" | "ignoreViolations" | "enableWeakerNestedSandbox", _) => {
-                reader.note(value, &key.name, Carried::Needless, "without a sandbox nothing runs here");
+                reader.add_note(value, &key.name, ImportDeviation::Needless, "without a sandbox nothing runs here");
             }
             ("allowUnsandboxedCommands", Some(false)) => {}
             ("allowUnsandboxedCommands", _) => {
-                reader.note(value, &key.name, Carried::Stricter, "nothing runs without the sandbox on request");
+                reader.add_note(value, &key.name, ImportDeviation::Stricter, "nothing runs without the sandbox on request");
             }
             ("excludedCommands", _) => {
-                for item in texts(reader, value) {
+                for item in collect_strings(reader, value) {
                     let why = "no command runs outside the sandbox";
-                    reader.note(item, item.text().unwrap_or_default(), Carried::Stricter, why);
+                    reader.add_note(item, item.as_text().unwrap_or_default(), ImportDeviation::Stricter, why);
                 }
             }
-            ("filesystem", _) => filesystem(reader, value),
-            ("network", _) => network(reader, value),
-            ("credentials", _) => credentials(reader, value),
-            (other, _) => reader.note(value, other, Carried::Weaker, "the key has no form here"),
+            ("filesystem", _) => convert_filesystem(reader, value),
+            ("network", _) => convert_network(reader, value),
+            ("credentials", _) => convert_credentials(reader, value),
+            (other, _) => reader.add_note(value, other, ImportDeviation::Weaker, "the key has no form here"),
         }
     }
 }
 
 /// Returns the strings of a list; any other entry is a mistake.
-fn texts<'a>(reader: &mut Reader<'_>, list: &'a Spanned) -> Vec<&'a Spanned> {
-    let Some(items) = list.list() else {
-        reader.expected("a list", list);
+fn collect_strings<'a>(reader: &mut ClaudeReader<'_>, list: &'a SpannedJson) -> Vec<&'a SpannedJson> {
+    let Some(items) = list.as_list() else {
+        reader.report_unexpected("a list", list);
         return Vec::new();
     };
-    let (texts, others): (Vec<_>, Vec<_>) = items.iter().partition(|item| item.text().is_some());
-    others.into_iter().for_each(|item| reader.expected("a string", item));
+    let (texts, others): (Vec<_>, Vec<_>) = items.iter().partition(|item| item.as_text().is_some());
+    others.into_iter().for_each(|item| reader.report_unexpected("a string", item));
     texts
 }
 
 /// Parses a path: `/` is the root, `~/` home, and any other path is relative to the project.
-pub(super) fn path(text: &str) -> Option<ConfigPath> {
+pub(super) fn parse_path(text: &str) -> Option<ConfigPath> {
     let absolute = text.strip_prefix('/').filter(|rest| rest.starts_with('/')).unwrap_or(text);
     let anchored = absolute.starts_with(['/', '~', '.']);
     let text = if anchored { absolute.to_owned() } else { format!("./{text}") };
@@ -83,47 +83,47 @@ pub(super) fn directory_of(mut pattern: &str) -> &str {
     if pattern.is_empty() { "/" } else { pattern }
 }
 
-fn filesystem(reader: &mut Reader<'_>, value: &Spanned) {
-    let Some(entries) = value.object() else { return reader.expected("an object", value) };
+fn convert_filesystem(reader: &mut ClaudeReader<'_>, value: &SpannedJson) {
+    let Some(entries) = value.as_object() else { return reader.report_unexpected("an object", value) };
     for (key, list) in entries {
-        match (key.name.as_str(), list.bool()) {
-            (name @ ("allowWrite" | "denyWrite" | "denyRead" | "allowRead"), _) => paths(reader, name, list),
+        match (key.name.as_str(), list.as_bool()) {
+            (name @ ("allowWrite" | "denyWrite" | "denyRead" | "allowRead"), _) => convert_paths(reader, name, list),
             ("disabled" | "allowManagedReadPathsOnly", Some(false)) => {}
             ("disabled", _) => {
-                reader.note(list, "disabled: true", Carried::Stricter, "the filesystem is always restricted here");
+                reader.add_note(list, "disabled: true", ImportDeviation::Stricter, "the filesystem is always restricted here");
             }
             ("allowManagedReadPathsOnly", _) => {
-                reader.note(list, &key.name, Carried::Needless, "put the rules into `/etc/stockade/managed.toml`");
+                reader.add_note(list, &key.name, ImportDeviation::Needless, "put the rules into `/etc/stockade/managed.toml`");
             }
-            (other, _) => reader.note(list, other, Carried::Weaker, "the key has no form here"),
+            (other, _) => reader.add_note(list, other, ImportDeviation::Weaker, "the key has no form here"),
         }
     }
 }
 
-fn paths(reader: &mut Reader<'_>, key: &str, list: &Spanned) {
-    for item in texts(reader, list) {
-        let text = item.text().unwrap_or_default();
-        let Some(path) = path(text) else {
-            let carried = if key.starts_with("deny") { Carried::Weaker } else { Carried::Left };
-            reader.note(item, text, carried, "a path with a pattern has no form in a profile");
+fn convert_paths(reader: &mut ClaudeReader<'_>, key: &str, list: &SpannedJson) {
+    for item in collect_strings(reader, list) {
+        let text = item.as_text().unwrap_or_default();
+        let Some(path) = parse_path(text) else {
+            let carried = if key.starts_with("deny") { ImportDeviation::Weaker } else { ImportDeviation::Left };
+            reader.add_note(item, text, carried, "a path with a pattern has no form in a profile");
             continue;
         };
         if key.starts_with("allow") && !reader.context.sandboxed {
-            reader.note(item, text, Carried::Left, OFF);
+            reader.add_note(item, text, ImportDeviation::Left, SANDBOX_OFF_REASON);
             continue;
         }
         match key {
             "allowWrite" => reader.imported.add_to_profile("write", path.to_string()),
             "denyRead" => {
                 reader.imported.add_to_profile("hide", path.to_string());
-                reader.note_what_stays_readable(item, text, &path, names_a_file(text), Verdict::Deny);
+                reader.note_what_stays_readable(item, text, &path, names_a_file(text), PolicyVerdict::Deny);
             }
             "allowRead" if is_workspace(&path) => {}
             "allowRead" if !reader.may_reveal => {
-                reader.note(item, text, Carried::Left, "another file reveals only what it reveals itself");
+                reader.add_note(item, text, ImportDeviation::Left, "another file reveals only what it reveals itself");
             }
             "allowRead" => reader.imported.add_to_profile("reveal", path.to_string()),
-            _ => reader.protect(item, text, &path, names_a_file(text), Verdict::Deny),
+            _ => reader.protect_path(item, text, &path, names_a_file(text), PolicyVerdict::Deny),
         }
     }
 }
@@ -133,66 +133,66 @@ pub(super) fn is_workspace(path: &ConfigPath) -> bool {
     *path == ConfigPath::Workspace(Default::default())
 }
 
-fn network(reader: &mut Reader<'_>, value: &Spanned) {
-    let Some(entries) = value.object() else { return reader.expected("an object", value) };
+fn convert_network(reader: &mut ClaudeReader<'_>, value: &SpannedJson) {
+    let Some(entries) = value.as_object() else { return reader.report_unexpected("an object", value) };
     for (key, list) in entries {
         match key.name.as_str() {
-            "allowedDomains" => hosts(reader, list, "egress.allow", Verdict::Allow),
-            "deniedDomains" => hosts(reader, list, "egress.deny", Verdict::Deny),
+            "allowedDomains" => convert_hosts(reader, list, "egress.allow", PolicyVerdict::Allow),
+            "deniedDomains" => convert_hosts(reader, list, "egress.deny", PolicyVerdict::Deny),
             "allowUnixSockets" => {
-                for item in texts(reader, list) {
+                for item in collect_strings(reader, list) {
                     let why = "on Linux it allows nothing there: a socket is granted as `socket PATH`";
-                    reader.note(item, item.text().unwrap_or_default(), Carried::Left, why);
+                    reader.add_note(item, item.as_text().unwrap_or_default(), ImportDeviation::Left, why);
                 }
             }
             "allowManagedDomainsOnly" | "strictAllowlist" => {
-                reader.note(list, &key.name, Carried::Needless, "hosts that no rule allows are never reached unasked");
+                reader.add_note(list, &key.name, ImportDeviation::Needless, "hosts that no rule allows are never reached unasked");
             }
             "allowAllUnixSockets" | "allowLocalBinding" | "httpProxyPort" | "socksProxyPort" => {
-                if list.bool() != Some(false) {
-                    reader.note(list, &key.name, Carried::Left, "it is granted one by one here");
+                if list.as_bool() != Some(false) {
+                    reader.add_note(list, &key.name, ImportDeviation::Left, "it is granted one by one here");
                 }
             }
-            other => reader.note(list, other, Carried::Weaker, "the key has no form here"),
+            other => reader.add_note(list, other, ImportDeviation::Weaker, "the key has no form here"),
         }
     }
 }
 
-fn hosts(reader: &mut Reader<'_>, list: &Spanned, key: &str, effect: Verdict) {
-    for item in texts(reader, list) {
-        let text = item.text().unwrap_or_default();
-        if effect == Verdict::Allow && !(reader.context.sandboxed && reader.may_allow_hosts) {
-            let why = if reader.may_allow_hosts { OFF } else { "another file allows only hosts that it allows itself" };
-            reader.note(item, text, Carried::Left, why);
+fn convert_hosts(reader: &mut ClaudeReader<'_>, list: &SpannedJson, key: &str, effect: PolicyVerdict) {
+    for item in collect_strings(reader, list) {
+        let text = item.as_text().unwrap_or_default();
+        if effect == PolicyVerdict::Allow && !(reader.context.sandboxed && reader.may_allow_hosts) {
+            let why = if reader.may_allow_hosts { SANDBOX_OFF_REASON } else { "another file allows only hosts that it allows itself" };
+            reader.add_note(item, text, ImportDeviation::Left, why);
             continue;
         }
         match host_of_any_depth(text, effect) {
             Ok(pattern) => reader.imported.add_to_profile(key, pattern.to_string()),
             Err(why) => {
-                let note = reader.entry(item, text).dropped(effect, why);
+                let note = reader.entry_at(item, text).dropped_note(effect, why);
                 reader.imported.notes.push(note);
             }
         }
     }
 }
 
-fn credentials(reader: &mut Reader<'_>, value: &Spanned) {
-    let Some(entries) = value.object() else { return reader.expected("an object", value) };
+fn convert_credentials(reader: &mut ClaudeReader<'_>, value: &SpannedJson) {
+    let Some(entries) = value.as_object() else { return reader.report_unexpected("an object", value) };
     for (key, list) in entries {
-        let Some(items) = list.list() else {
-            reader.expected("a list", list);
+        let Some(items) = list.as_list() else {
+            reader.report_unexpected("a list", list);
             continue;
         };
         for item in items {
-            let named = item.get("path").or(item.get("name")).and_then(Spanned::text).unwrap_or_default();
-            match (key.name.as_str(), path(named)) {
+            let named = item.get("path").or(item.get("name")).and_then(SpannedJson::as_text).unwrap_or_default();
+            match (key.name.as_str(), parse_path(named)) {
                 ("files", Some(path)) if !named.is_empty() => {
                     reader.imported.add_to_profile("hide", path.to_string());
                 }
                 ("envVars", _) if named.parse::<crate::text::DropPattern>().is_ok() => {
                     reader.imported.add_to_profile("env.drop", named.to_owned());
                 }
-                _ => reader.note(item, &key.name, Carried::Weaker, "the entry has no form here"),
+                _ => reader.add_note(item, &key.name, ImportDeviation::Weaker, "the entry has no form here"),
             }
         }
     }

@@ -7,30 +7,30 @@
 
 use std::collections::BTreeMap;
 
-use stockade_model::{Host, Verdict};
+use stockade_model::{Host, PolicyVerdict};
 
-use super::json::Fault;
-use super::mistakes::Mistakes;
-use super::starlark::{self, Call, Value};
-use super::{Carried, Entry, Imported, Source, Tool, plain_words};
+use super::json::PositionedError;
+use super::mistakes::ImportMistakes;
+use super::starlark::{self, StarlarkCall, StarlarkValue};
+use super::{ImportDeviation, ImportEntry, ImportedPolicy, ImportSource, ImportTool, plain_words};
 use crate::draft::DraftRule;
-use crate::error::{ConfigError, Place};
+use crate::error::{ConfigError, TextPosition};
 use crate::file::ProvenanceSection;
-use crate::pattern::{Word, split_port};
-use crate::rules::joined;
+use crate::pattern::{WordPattern, split_port};
+use crate::rules::join_words;
 
-pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
-    let mut mistakes = Mistakes::new(Tool::Codex);
+pub(super) fn import_codex(sources: &[ImportSource]) -> Result<ImportedPolicy, ConfigError> {
+    let mut mistakes = ImportMistakes::new(ImportTool::Codex);
     let mut files = Vec::new();
     let mut hosts: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for source in sources {
-        match starlark::read(&source.text) {
+        match starlark::parse_calls(&source.text) {
             Ok(calls) if calls.is_empty() => {
                 let why = "it holds no rule of Codex's".to_owned();
-                mistakes.add(source, vec![Fault { at: Place { line: 1, column: 1 }, why }]);
+                mistakes.add_errors(source, vec![PositionedError { at: TextPosition { line: 1, column: 1 }, why }]);
             }
             Ok(calls) => files.push((source, calls, Vec::new())),
-            Err(wrong) => mistakes.add(source, vec![wrong]),
+            Err(wrong) => mistakes.add_errors(source, vec![wrong]),
         }
     }
     for (_, calls, faults) in &mut files {
@@ -41,130 +41,130 @@ pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
             }
         }
     }
-    let mut imported = Imported::default();
+    let mut imported = ImportedPolicy::default();
     for (source, calls, mut faults) in files {
         for call in &calls {
-            let entry = Entry::new(&source.name, call.at, &shown(source, call.at));
+            let entry = ImportEntry::new(&source.name, call.at, &source_line(source, call.at));
             let read = match call.name.as_str() {
                 "prefix_rule" => prefix_rule(call, &entry, &hosts, &mut imported),
                 "network_rule" => network_rule(call, &entry, &mut imported),
                 // Read before, because rules above it also apply to its paths.
                 "host_executable" => Ok(()),
-                other => Err(Fault { at: call.at, why: format!("there is no function `{other}`") }),
+                other => Err(PositionedError { at: call.at, why: format!("there is no function `{other}`") }),
             };
             faults.extend(read.err());
         }
-        mistakes.add(source, faults);
+        mistakes.add_errors(source, faults);
     }
-    mistakes.finish(sources).map(|()| imported)
+    mistakes.into_result(sources).map(|()| imported)
 }
 
-fn shown(source: &Source, at: Place) -> String {
+fn source_line(source: &ImportSource, at: TextPosition) -> String {
     source.text.lines().nth(at.line - 1).unwrap_or_default().trim().to_owned()
 }
 
 /// Returns the arguments of a call by the names of its parameters.
-fn arguments<'a>(call: &'a Call, parameters: &[&str]) -> Result<BTreeMap<String, &'a Value>, Fault> {
-    let mut found: BTreeMap<String, &Value> = BTreeMap::new();
+fn bind_arguments<'a>(call: &'a StarlarkCall, parameters: &[&str]) -> Result<BTreeMap<String, &'a StarlarkValue>, PositionedError> {
+    let mut found: BTreeMap<String, &StarlarkValue> = BTreeMap::new();
     for (i, value) in call.positional.iter().enumerate() {
         let Some(name) = parameters.get(i) else {
-            return Err(Fault { at: value.at, why: format!("`{}` takes {} arguments", call.name, parameters.len()) });
+            return Err(PositionedError { at: value.at, why: format!("`{}` takes {} arguments", call.name, parameters.len()) });
         };
         found.insert((*name).to_owned(), value);
     }
     for (at, name, value) in &call.named {
         if !parameters.contains(&name.as_str()) {
             let known = parameters.join("`, `");
-            return Err(Fault { at: *at, why: format!("`{}` has no `{name}`; it has `{known}`", call.name) });
+            return Err(PositionedError { at: *at, why: format!("`{}` has no `{name}`; it has `{known}`", call.name) });
         }
         if found.insert(name.clone(), value).is_some() {
-            return Err(Fault { at: *at, why: format!("`{name}` stands here twice") });
+            return Err(PositionedError { at: *at, why: format!("`{name}` stands here twice") });
         }
     }
-    found.retain(|_, value| value.kind != starlark::Kind::None);
+    found.retain(|_, value| value.kind != starlark::StarlarkValueKind::None);
     Ok(found)
 }
 
-fn needed<'a>(call: &Call, found: &BTreeMap<String, &'a Value>, name: &str) -> Result<&'a Value, Fault> {
-    found.get(name).copied().ok_or_else(|| Fault { at: call.at, why: format!("`{}` needs `{name}`", call.name) })
+fn require_argument<'a>(call: &StarlarkCall, found: &BTreeMap<String, &'a StarlarkValue>, name: &str) -> Result<&'a StarlarkValue, PositionedError> {
+    found.get(name).copied().ok_or_else(|| PositionedError { at: call.at, why: format!("`{}` needs `{name}`", call.name) })
 }
 
-fn text(value: &Value) -> Result<&str, Fault> {
-    value.text().ok_or_else(|| Fault { at: value.at, why: format!("expected a string, found {}", value.kind_name()) })
+fn expect_text(value: &StarlarkValue) -> Result<&str, PositionedError> {
+    value.as_text().ok_or_else(|| PositionedError { at: value.at, why: format!("expected a string, found {}", value.kind_name()) })
 }
 
-fn list(value: &Value) -> Result<&[Value], Fault> {
-    value.list().ok_or_else(|| Fault { at: value.at, why: format!("expected a list, found {}", value.kind_name()) })
+fn expect_list(value: &StarlarkValue) -> Result<&[StarlarkValue], PositionedError> {
+    value.as_list().ok_or_else(|| PositionedError { at: value.at, why: format!("expected a list, found {}", value.kind_name()) })
 }
 
-fn effect_of(value: Option<&&Value>, also_deny: bool) -> Result<Verdict, Fault> {
-    let Some(value) = value else { return Ok(Verdict::Allow) };
-    match text(value)? {
-        "allow" => Ok(Verdict::Allow),
-        "prompt" => Ok(Verdict::Ask),
-        "forbidden" => Ok(Verdict::Deny),
-        "deny" if also_deny => Ok(Verdict::Deny),
-        other => Err(Fault { at: value.at, why: format!("`{other}`: a decision is `allow`, `prompt` or `forbidden`") }),
+fn effect_of(value: Option<&&StarlarkValue>, also_deny: bool) -> Result<PolicyVerdict, PositionedError> {
+    let Some(value) = value else { return Ok(PolicyVerdict::Allow) };
+    match expect_text(value)? {
+        "allow" => Ok(PolicyVerdict::Allow),
+        "prompt" => Ok(PolicyVerdict::Ask),
+        "forbidden" => Ok(PolicyVerdict::Deny),
+        "deny" if also_deny => Ok(PolicyVerdict::Deny),
+        other => Err(PositionedError { at: value.at, why: format!("`{other}`: a decision is `allow`, `prompt` or `forbidden`") }),
     }
 }
 
-fn justification_of(value: Option<&&Value>, entry: &Entry<'_>) -> Result<String, Fault> {
+fn justification_of(value: Option<&&StarlarkValue>, entry: &ImportEntry<'_>) -> Result<String, PositionedError> {
     match value {
-        None => Ok(format!("imported from {}", entry.origin())),
-        Some(value) if text(value)?.trim().is_empty() => {
-            Err(Fault { at: value.at, why: "a justification is not empty".to_owned() })
+        None => Ok(format!("imported from {}", entry.format_origin())),
+        Some(value) if expect_text(value)?.trim().is_empty() => {
+            Err(PositionedError { at: value.at, why: "a justification is not empty".to_owned() })
         }
-        Some(value) => Ok(text(value)?.to_owned()),
+        Some(value) => Ok(expect_text(value)?.to_owned()),
     }
 }
 
-fn draft(effect: Verdict, justification: String, entry: &Entry<'_>) -> DraftRule {
+fn draft_rule(effect: PolicyVerdict, justification: String, entry: &ImportEntry<'_>) -> DraftRule {
     let mut draft = DraftRule::new(effect, justification);
     draft.provenance =
-        Some(ProvenanceSection { by: format!("imported from codex, {}", entry.origin()), at: None, request: None });
+        Some(ProvenanceSection { by: format!("imported from codex, {}", entry.format_origin()), at: None, request: None });
     draft
 }
 
-fn pattern_of(value: &Value) -> Result<Vec<Word>, Fault> {
+fn pattern_of(value: &StarlarkValue) -> Result<Vec<WordPattern>, PositionedError> {
     let mut words = Vec::new();
-    for element in list(value)? {
-        let word = match element.list() {
-            None => Word::one(text(element)?),
+    for element in expect_list(value)? {
+        let word = match element.as_list() {
+            None => WordPattern::from_word(expect_text(element)?),
             Some(alternatives) => {
-                let texts: Result<Vec<String>, Fault> =
-                    alternatives.iter().map(|one| text(one).map(str::to_owned)).collect();
-                Word::any(texts?)
-                    .ok_or_else(|| Fault { at: element.at, why: "alternatives are not empty".to_owned() })?
+                let texts: Result<Vec<String>, PositionedError> =
+                    alternatives.iter().map(|one| expect_text(one).map(str::to_owned)).collect();
+                WordPattern::from_alternatives(texts?)
+                    .ok_or_else(|| PositionedError { at: element.at, why: "alternatives are not empty".to_owned() })?
             }
         };
         words.push(word);
     }
-    if words.is_empty() { Err(Fault { at: value.at, why: "a pattern is not empty".to_owned() }) } else { Ok(words) }
+    if words.is_empty() { Err(PositionedError { at: value.at, why: "a pattern is not empty".to_owned() }) } else { Ok(words) }
 }
 
 fn prefix_rule(
-    call: &Call,
-    entry: &Entry<'_>,
+    call: &StarlarkCall,
+    entry: &ImportEntry<'_>,
     hosts: &BTreeMap<String, Vec<String>>,
-    imported: &mut Imported,
-) -> Result<(), Fault> {
-    let found = arguments(call, &["pattern", "decision", "match", "not_match", "justification"])?;
-    let pattern = pattern_of(needed(call, &found, "pattern")?)?;
+    imported: &mut ImportedPolicy,
+) -> Result<(), PositionedError> {
+    let found = bind_arguments(call, &["pattern", "decision", "match", "not_match", "justification"])?;
+    let pattern = pattern_of(require_argument(call, &found, "pattern")?)?;
     let effect = effect_of(found.get("decision"), false)?;
-    let mut rule = draft(effect, justification_of(found.get("justification"), entry)?, entry);
-    rule.matches = examples(found.get("match"))?;
-    rule.not_match = examples(found.get("not_match"))?;
+    let mut rule = draft_rule(effect, justification_of(found.get("justification"), entry)?, entry);
+    rule.matches = parse_examples(found.get("match"))?;
+    rule.not_match = parse_examples(found.get("not_match"))?;
     for (key, wanted, lines) in [("match", true, &rule.matches), ("not_match", false, &rule.not_match)] {
-        if let Some(line) = lines.iter().find(|line| fits(&pattern, line).is_some_and(|fits| fits != wanted)) {
+        if let Some(line) = lines.iter().find(|line| matches_example(&pattern, line).is_some_and(|fits| fits != wanted)) {
             let at = found.get(key).map_or(call.at, |value| value.at);
-            return Err(Fault { at, why: format!("`{line}`: this example fails, and the file is refused there") });
+            return Err(PositionedError { at, why: format!("`{line}`: this example fails, and the file is refused there") });
         }
     }
     let unusual = |word: &String| word.is_empty() || word.chars().any(char::is_control);
     if pattern.len() > 32 || pattern.iter().any(|word| word.alternatives().iter().any(unusual)) {
         let why = "a rule here has at most 32 words, none of them empty or with controls";
-        if effect == Verdict::Allow {
-            imported.notes.push(entry.note(Carried::Left, why));
+        if effect == PolicyVerdict::Allow {
+            imported.notes.push(entry.to_note(ImportDeviation::Left, why));
             return Ok(());
         }
         // The plain words before it form a shorter prefix, which matches more.
@@ -173,17 +173,17 @@ fn prefix_rule(
         if rule.prefix.is_empty() {
             rule.glob = vec!["*".to_owned()];
         }
-        rule.effect = Verdict::Ask;
+        rule.effect = PolicyVerdict::Ask;
         (rule.matches, rule.not_match) = (Vec::new(), Vec::new());
-        imported.notes.push(entry.note(Carried::Stricter, format!("{why}: what starts like it is asked about")));
+        imported.notes.push(entry.to_note(ImportDeviation::Stricter, format!("{why}: what starts like it is asked about")));
         imported.push(rule);
         return Ok(());
     }
-    if effect != Verdict::Allow && pattern[0].alternatives().iter().any(|program| program.contains('/')) {
-        imported.notes.push(entry.note(Carried::Stricter, "every program of that name is meant, wherever it lies"));
+    if effect != PolicyVerdict::Allow && pattern[0].alternatives().iter().any(|program| program.contains('/')) {
+        imported.notes.push(entry.to_note(ImportDeviation::Stricter, "every program of that name is meant, wherever it lies"));
     }
     rule.prefix = pattern;
-    if effect == Verdict::Allow {
+    if effect == PolicyVerdict::Allow {
         rule.prefix[0] = with_paths(&rule.prefix[0], hosts);
     }
     imported.push(rule);
@@ -192,14 +192,14 @@ fn prefix_rule(
 
 /// Returns whether an example matches a pattern in Codex; `None` if its words are not plain, or if a path
 /// may stand for a name.
-fn fits(pattern: &[Word], example: &str) -> Option<bool> {
+fn matches_example(pattern: &[WordPattern], example: &str) -> Option<bool> {
     let words = plain_words(example).filter(|words| !words[0].contains('/'))?;
-    Some(words.len() >= pattern.len() && pattern.iter().zip(&words).all(|(wanted, word)| wanted.is(word)))
+    Some(words.len() >= pattern.len() && pattern.iter().zip(&words).all(|(wanted, word)| wanted.matches_word(word)))
 }
 
 /// Adds the paths of a program to an allow rule. The rule matches exactly its program; the paths that
 /// `host_executable` lists are the same program.
-fn with_paths(program: &Word, hosts: &BTreeMap<String, Vec<String>>) -> Word {
+fn with_paths(program: &WordPattern, hosts: &BTreeMap<String, Vec<String>>) -> WordPattern {
     let mut names: Vec<String> = program.alternatives().to_vec();
     for name in program.alternatives() {
         for path in hosts.get(name).into_iter().flatten() {
@@ -208,58 +208,58 @@ fn with_paths(program: &Word, hosts: &BTreeMap<String, Vec<String>>) -> Word {
             }
         }
     }
-    Word::any(names).unwrap_or_else(|| program.clone())
+    WordPattern::from_alternatives(names).unwrap_or_else(|| program.clone())
 }
 
 /// Returns examples: strings unchanged, lists of words joined. An empty list or a string that is not a
 /// command is an error in Codex as well.
-fn examples(value: Option<&&Value>) -> Result<Vec<String>, Fault> {
+fn parse_examples(value: Option<&&StarlarkValue>) -> Result<Vec<String>, PositionedError> {
     let Some(value) = value else { return Ok(Vec::new()) };
     let mut all = Vec::new();
-    for example in list(value)? {
-        let line = match example.list() {
-            None => text(example)?.to_owned(),
+    for example in expect_list(value)? {
+        let line = match example.as_list() {
+            None => expect_text(example)?.to_owned(),
             Some(words) => {
-                let words: Result<Vec<String>, Fault> =
-                    words.iter().map(|word| text(word).map(str::to_owned)).collect();
-                joined(&words?)
+                let words: Result<Vec<String>, PositionedError> =
+                    words.iter().map(|word| expect_text(word).map(str::to_owned)).collect();
+                join_words(&words?)
             }
         };
         if line.trim().is_empty() {
-            return Err(Fault { at: example.at, why: "an example is not empty".to_owned() });
+            return Err(PositionedError { at: example.at, why: "an example is not empty".to_owned() });
         }
         all.push(line);
     }
     Ok(all)
 }
 
-fn host_executable(call: &Call) -> Result<(String, Vec<String>), Fault> {
-    let found = arguments(call, &["name", "paths"])?;
-    let name_value = needed(call, &found, "name")?;
-    let name = text(name_value)?;
+fn host_executable(call: &StarlarkCall) -> Result<(String, Vec<String>), PositionedError> {
+    let found = bind_arguments(call, &["name", "paths"])?;
+    let name_value = require_argument(call, &found, "name")?;
+    let name = expect_text(name_value)?;
     if name.is_empty() || name.contains('/') {
-        return Err(Fault { at: name_value.at, why: format!("`{name}` is no bare name of a program") });
+        return Err(PositionedError { at: name_value.at, why: format!("`{name}` is no bare name of a program") });
     }
     let mut paths = Vec::new();
-    for value in list(needed(call, &found, "paths")?)? {
-        let path = text(value)?;
+    for value in expect_list(require_argument(call, &found, "paths")?)? {
+        let path = expect_text(value)?;
         if !path.starts_with('/') {
-            return Err(Fault { at: value.at, why: format!("`{path}` is not absolute: the file is refused there") });
+            return Err(PositionedError { at: value.at, why: format!("`{path}` is not absolute: the file is refused there") });
         }
         if path.rsplit('/').next() != Some(name) {
-            return Err(Fault { at: value.at, why: format!("`{path}` does not end in `{name}`") });
+            return Err(PositionedError { at: value.at, why: format!("`{path}` does not end in `{name}`") });
         }
         paths.push(path.to_owned());
     }
     Ok((name.to_owned(), paths))
 }
 
-fn network_rule(call: &Call, entry: &Entry<'_>, imported: &mut Imported) -> Result<(), Fault> {
-    let found = arguments(call, &["host", "protocol", "decision", "justification"])?;
-    let host_value = needed(call, &found, "host")?;
+fn network_rule(call: &StarlarkCall, entry: &ImportEntry<'_>, imported: &mut ImportedPolicy) -> Result<(), PositionedError> {
+    let found = bind_arguments(call, &["host", "protocol", "decision", "justification"])?;
+    let host_value = require_argument(call, &found, "host")?;
     let host = host_of(host_value)?;
-    let protocol_value = needed(call, &found, "protocol")?;
-    let protocol = text(protocol_value)?;
+    let protocol_value = require_argument(call, &found, "protocol")?;
+    let protocol = expect_text(protocol_value)?;
     let port = match protocol {
         "http" => Some(80),
         "https" | "https_connect" | "http-connect" => Some(443),
@@ -267,34 +267,34 @@ fn network_rule(call: &Call, entry: &Entry<'_>, imported: &mut Imported) -> Resu
         "socks5_udp" => None,
         other => {
             let why = format!("`{other}`: a protocol is `http`, `https`, `socks5_tcp` or `socks5_udp`");
-            return Err(Fault { at: protocol_value.at, why });
+            return Err(PositionedError { at: protocol_value.at, why });
         }
     };
-    let decision = needed(call, &found, "decision")?;
+    let decision = require_argument(call, &found, "decision")?;
     let effect = effect_of(Some(&decision), true)?;
-    let mut rule = draft(effect, justification_of(found.get("justification"), entry)?, entry);
-    if protocol == "socks5_udp" && effect == Verdict::Allow {
-        imported.notes.push(entry.note(Carried::Left, "only TCP is let out"));
+    let mut rule = draft_rule(effect, justification_of(found.get("justification"), entry)?, entry);
+    if protocol == "socks5_udp" && effect == PolicyVerdict::Allow {
+        imported.notes.push(entry.to_note(ImportDeviation::Left, "only TCP is let out"));
         return Ok(());
     }
     rule.hosts = vec![match port {
-        Some(port) if effect == Verdict::Allow && host.contains(':') => format!("[{host}]:{port}"),
-        Some(port) if effect == Verdict::Allow => format!("{host}:{port}"),
+        Some(port) if effect == PolicyVerdict::Allow && host.contains(':') => format!("[{host}]:{port}"),
+        Some(port) if effect == PolicyVerdict::Allow => format!("{host}:{port}"),
         _ => host,
     }];
-    if let (Some(port), Verdict::Allow) = (port, effect) {
-        imported.notes.push(entry.note(Carried::Stricter, format!("`{protocol}` is carried as port {port}")));
-    } else if effect != Verdict::Allow {
-        imported.notes.push(entry.note(Carried::Stricter, "protocols are not told apart: every port is meant"));
+    if let (Some(port), PolicyVerdict::Allow) = (port, effect) {
+        imported.notes.push(entry.to_note(ImportDeviation::Stricter, format!("`{protocol}` is carried as port {port}")));
+    } else if effect != PolicyVerdict::Allow {
+        imported.notes.push(entry.to_note(ImportDeviation::Stricter, "protocols are not told apart: every port is meant"));
     }
     imported.push(rule);
     Ok(())
 }
 
 /// Parses a host without scheme and path; a port after it has no meaning in Codex.
-fn host_of(value: &Value) -> Result<String, Fault> {
-    let raw = text(value)?.trim();
-    let wrong = |why: &str| Err(Fault { at: value.at, why: format!("`{raw}`: {why}") });
+fn host_of(value: &StarlarkValue) -> Result<String, PositionedError> {
+    let raw = expect_text(value)?.trim();
+    let wrong = |why: &str| Err(PositionedError { at: value.at, why: format!("`{raw}`: {why}") });
     if raw.contains("://") || raw.contains(['/', '?', '#']) {
         return wrong("a host has no scheme and no path");
     }

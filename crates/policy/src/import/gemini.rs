@@ -7,135 +7,135 @@
 use std::cmp::Reverse;
 use std::path::Path;
 
-use stockade_model::Verdict;
+use stockade_model::PolicyVerdict;
 
-use super::gemini_rules::{Conditions, Made};
-use super::json::{Fault, Spanned};
-use super::mistakes::Mistakes;
-use super::{Carried, Entry, Imported, Note, Scope, Source, Tool, gemini_settings};
+use super::gemini_rules::{GeminiConditions, GeminiRuleDraft};
+use super::json::{PositionedError, SpannedJson};
+use super::mistakes::ImportMistakes;
+use super::{ImportDeviation, ImportEntry, ImportedPolicy, ImportNote, SourceScope, ImportSource, ImportTool, gemini_settings};
 use crate::draft::DraftRule;
-use crate::error::{ConfigError, Place};
-use crate::file::Combining;
-use crate::parse::{Places, parse};
+use crate::error::{ConfigError, TextPosition};
+use crate::file::CombiningAlgorithm;
+use crate::parse::{KeyPositions, parse_file};
 
 /// Priority of rules that the user made with "always allow".
-const ALWAYS_ALLOW: i64 = 950;
+const ALWAYS_ALLOW_PRIORITY: i64 = 950;
 
 /// Names of the one tool that runs commands.
 pub(super) const SHELL_TOOLS: [&str; 2] = ["run_shell_command", "ShellTool"];
 
 /// A rule with its priority in Gemini CLI across all tiers, in thousandths.
-pub(super) struct Ranked {
+pub(super) struct RankedRule {
     pub priority: i64,
-    pub effect: Verdict,
+    pub effect: PolicyVerdict,
     pub drafts: Vec<DraftRule>,
 }
 
-pub(super) fn import(sources: &[Source]) -> Result<Imported, ConfigError> {
-    let mut mistakes = Mistakes::new(Tool::Gemini);
+pub(super) fn import_gemini(sources: &[ImportSource]) -> Result<ImportedPolicy, ConfigError> {
+    let mut mistakes = ImportMistakes::new(ImportTool::Gemini);
     check_tiers(sources, &mut mistakes);
     let mut files = Vec::new();
     for source in sources {
-        match is_json(&source.text).then(|| gemini_settings::read(source)).transpose() {
+        match is_json(&source.text).then(|| gemini_settings::read_settings(source)).transpose() {
             Ok(settings) => files.push((source, settings)),
-            Err(wrong) => mistakes.add(source, vec![wrong]),
+            Err(wrong) => mistakes.add_errors(source, vec![wrong]),
         }
     }
-    let context = Context::of(&files);
-    let mut imported = Imported::default();
-    let mut ranked: Vec<Ranked> = Vec::new();
+    let context = GeminiContext::from_files(&files);
+    let mut imported = ImportedPolicy::default();
+    let mut ranked: Vec<RankedRule> = Vec::new();
     for (source, settings) in &files {
         ranked.extend(match settings {
-            Some(settings) => gemini_settings::rules(source, settings, &context, &mut imported, &mut mistakes),
-            None => policies(source, &context, &mut imported, &mut mistakes),
+            Some(settings) => gemini_settings::convert_rules(source, settings, &context, &mut imported, &mut mistakes),
+            None => convert_policies(source, &context, &mut imported, &mut mistakes),
         });
     }
-    mistakes.finish(sources)?;
+    mistakes.into_result(sources)?;
     // In Gemini CLI, the order of files decides among equal priorities, and no file contains that order.
     // Therefore the strictest comes first.
     ranked.sort_by_key(|rule| (Reverse(rule.priority), Reverse(rule.effect)));
     if sources.iter().any(|source| is_json(&source.text)) {
         // In every mode of the settings, Gemini CLI asks about acts that no rule matches.
-        imported.settings.insert("approval_mode".to_owned(), crate::draft::quoted("untrusted"));
+        imported.settings.insert("approval_mode".to_owned(), crate::draft::quote_toml("untrusted"));
     }
     if context.plans {
-        imported.settings.insert("profile".to_owned(), crate::draft::quoted("read-only"));
+        imported.settings.insert("profile".to_owned(), crate::draft::quote_toml("read-only"));
     }
     for draft in ranked.into_iter().flat_map(|rule| rule.drafts) {
-        if draft.effect != Verdict::Allow || context.hook.is_none() {
+        if draft.effect != PolicyVerdict::Allow || context.hook.is_none() {
             imported.push(draft);
         }
     }
     imported.notes.extend(context.hook);
     if !imported.rules.is_empty() {
-        imported.combine_by(Combining::FirstApplicable);
+        imported.combine_by(CombiningAlgorithm::FirstApplicable);
     }
     Ok(imported)
 }
 
 /// Settings that change the meaning of all rules.
 #[derive(Debug, Default)]
-pub(super) struct Context {
+pub(super) struct GeminiContext {
     /// Sessions start in the mode `plan`.
     pub plans: bool,
     /// Rules that the user made with "always allow" do not count.
     pub no_always_allow: bool,
     /// The hook that may refuse a call before it is allowed.
-    hook: Option<Note>,
+    hook: Option<ImportNote>,
 }
 
-impl Context {
-    fn of(files: &[(&Source, Option<Spanned>)]) -> Self {
+impl GeminiContext {
+    fn from_files(files: &[(&ImportSource, Option<SpannedJson>)]) -> Self {
         let mut context = Self::default();
         for (source, settings) in files.iter().filter_map(|(source, settings)| Some((source, settings.as_ref()?))) {
             let at = |group: &str, key: &str| settings.get(group).and_then(|group| group.get(key)).cloned();
-            context.plans |= at("general", "defaultApprovalMode").is_some_and(|mode| mode.text() == Some("plan"));
+            context.plans |= at("general", "defaultApprovalMode").is_some_and(|mode| mode.as_text() == Some("plan"));
             context.no_always_allow |=
-                at("security", "disableAlwaysAllow").is_some_and(|value| value.bool() == Some(true));
-            if let Some(hooks) = at("hooks", "BeforeTool").filter(|hooks| hooks.list() != Some(&[])) {
+                at("security", "disableAlwaysAllow").is_some_and(|value| value.as_bool() == Some(true));
+            if let Some(hooks) = at("hooks", "BeforeTool").filter(|hooks| hooks.as_list() != Some(&[])) {
                 let why = "a hook may refuse any call there, and hooks have no form here: nothing is allowed";
-                let entry = Entry::new(&source.name, hooks.at, "hooks.BeforeTool");
-                context.hook = Some(entry.note(Carried::Weaker, why));
+                let entry = ImportEntry::new(&source.name, hooks.at, "hooks.BeforeTool");
+                context.hook = Some(entry.to_note(ImportDeviation::Weaker, why));
             }
         }
         context
     }
 
     /// Returns the mode that sessions start in.
-    fn mode(&self) -> &'static str {
+    fn session_mode(&self) -> &'static str {
         if self.plans { "plan" } else { "default" }
     }
 }
 
 /// Distance between two tiers, in thousandths.
-const TIER: i64 = 1000;
+const TIER_DISTANCE: i64 = 1000;
 
 /// Returns the priority offset of a tier. The user's tier also serves for an unknown scope, because such
 /// files are only compared with each other.
-pub(super) fn tier(scope: Scope) -> i64 {
+pub(super) fn tier_offset(scope: SourceScope) -> i64 {
     match scope {
-        Scope::Extension => 2 * TIER,
-        Scope::Project => 3 * TIER,
-        Scope::User | Scope::Unknown => 4 * TIER,
-        Scope::Admin => 5 * TIER,
+        SourceScope::Extension => 2 * TIER_DISTANCE,
+        SourceScope::Project => 3 * TIER_DISTANCE,
+        SourceScope::User | SourceScope::Unknown => 4 * TIER_DISTANCE,
+        SourceScope::Admin => 5 * TIER_DISTANCE,
     }
 }
 
 /// Checks that the tier of each file is known, if there may be several. A rule of a higher tier outweighs
 /// one of a lower tier, whatever their priorities.
-fn check_tiers(sources: &[Source], mistakes: &mut Mistakes) {
-    let directory = |source: &Source| Path::new(&source.name).parent().map(Path::to_owned);
-    let unknown: Vec<&Source> =
-        sources.iter().filter(|source| source.scope == Scope::Unknown && !is_json(&source.text)).collect();
+fn check_tiers(sources: &[ImportSource], mistakes: &mut ImportMistakes) {
+    let directory = |source: &ImportSource| Path::new(&source.name).parent().map(Path::to_owned);
+    let unknown: Vec<&ImportSource> =
+        sources.iter().filter(|source| source.scope == SourceScope::Unknown && !is_json(&source.text)).collect();
     let Some(first) = unknown.first() else { return };
     let alone = sources.len() == unknown.len() && unknown.iter().all(|source| directory(source) == directory(first));
     if alone {
         return;
     }
-    let names: Vec<&str> = Scope::NAMED.iter().map(|(name, _)| *name).collect();
+    let names: Vec<&str> = SourceScope::NAMED_SCOPES.iter().map(|(name, _)| *name).collect();
     let why = "the tier of this file is not known, and it decides which of the rules counts".to_owned();
     let hint = format!("write it as `TIER={}`, where TIER is {}", first.name, names.join(", "));
-    mistakes.refuse(first, ConfigError::new(Path::new(&first.name), None, why).hint(hint));
+    mistakes.add_file_error(first, ConfigError::new(Path::new(&first.name), None, why).with_hint(hint));
 }
 
 /// Returns whether a text is a settings file: it starts with a brace or a comment of JSON.
@@ -144,48 +144,48 @@ fn is_json(text: &str) -> bool {
     text.starts_with('{') || text.starts_with("//") || text.starts_with("/*")
 }
 
-fn policies(source: &Source, context: &Context, imported: &mut Imported, mistakes: &mut Mistakes) -> Vec<Ranked> {
-    let (table, places) = match parse::<toml::Table>(Path::new(&source.name), &source.text) {
+fn convert_policies(source: &ImportSource, context: &GeminiContext, imported: &mut ImportedPolicy, mistakes: &mut ImportMistakes) -> Vec<RankedRule> {
+    let (table, places) = match parse_file::<toml::Table>(Path::new(&source.name), &source.text) {
         Ok(read) => read,
         Err(error) => {
-            mistakes.refuse(source, error);
+            mistakes.add_file_error(source, error);
             return Vec::new();
         }
     };
     let (mut ranked, mut faults) = (Vec::new(), Vec::new());
     if !table.contains_key("rule") && !table.contains_key("safety_checker") {
         let why = "it holds no `[[rule]]` and no `[[safety_checker]]` of Gemini CLI's".to_owned();
-        faults.push(Fault { at: Place { line: 1, column: 1 }, why });
+        faults.push(PositionedError { at: TextPosition { line: 1, column: 1 }, why });
     }
     for (key, value) in &table {
-        let at = places.get(key).unwrap_or(Place { line: 1, column: 1 });
+        let at = places.get(key).unwrap_or(TextPosition { line: 1, column: 1 });
         let items = match (key.as_str(), value) {
             ("rule" | "safety_checker", toml::Value::Array(items)) => items,
             ("rule" | "safety_checker", _) => {
-                faults.push(Fault { at, why: format!("`{key}` is a list of tables") });
+                faults.push(PositionedError { at, why: format!("`{key}` is a list of tables") });
                 continue;
             }
             (other, _) => {
-                let entry = Entry::new(&source.name, at, other);
-                imported.notes.push(entry.note(Carried::Needless, "the key is not known there either"));
+                let entry = ImportEntry::new(&source.name, at, other);
+                imported.notes.push(entry.to_note(ImportDeviation::Needless, "the key is not known there either"));
                 continue;
             }
         };
         // Gemini CLI ignores a whole file if its schema refuses one rule.
         let is_read = key != "rule" || items.iter().all(|rule| rule.get("toolName").is_some());
         for (i, value) in items.iter().enumerate() {
-            let reader = Reader { source, context, is_read, places: &places, key: format!("{key}[{i}]"), value };
-            match if key == "rule" { reader.rule(imported) } else { reader.checker(imported).map(Some) } {
+            let reader = GeminiRuleReader { source, context, is_read, places: &places, key: format!("{key}[{i}]"), value };
+            match if key == "rule" { reader.convert_rule(imported) } else { reader.convert_checker(imported).map(Some) } {
                 Ok(one) => ranked.extend(one),
                 Err(wrong) => faults.push(wrong),
             }
         }
     }
-    mistakes.add(source, faults);
+    mistakes.add_errors(source, faults);
     ranked
 }
 
-const KEYS: &[&str] = &[
+const RULE_KEYS: &[&str] = &[
     "toolName",
     "subagent",
     "mcpName",
@@ -203,181 +203,181 @@ const KEYS: &[&str] = &[
     "deny_message",
 ];
 
-struct Reader<'a> {
-    source: &'a Source,
-    context: &'a Context,
+struct GeminiRuleReader<'a> {
+    source: &'a ImportSource,
+    context: &'a GeminiContext,
     /// True if Gemini CLI reads the file.
     is_read: bool,
-    places: &'a Places,
+    places: &'a KeyPositions,
     key: String,
     value: &'a toml::Value,
 }
 
-impl Reader<'_> {
-    fn place(&self, key: &str) -> Place {
+impl GeminiRuleReader<'_> {
+    fn position_of(&self, key: &str) -> TextPosition {
         let nested = self.places.get(&format!("{}.{key}", self.key));
-        nested.or_else(|| self.places.get(&self.key)).unwrap_or(Place { line: 1, column: 1 })
+        nested.or_else(|| self.places.get(&self.key)).unwrap_or(TextPosition { line: 1, column: 1 })
     }
 
-    fn fail<T>(&self, key: &str, why: impl Into<String>) -> Result<T, Fault> {
-        Err(Fault { at: self.place(key), why: why.into() })
+    fn fail_at<T>(&self, key: &str, why: impl Into<String>) -> Result<T, PositionedError> {
+        Err(PositionedError { at: self.position_of(key), why: why.into() })
     }
 
-    fn text(&self, key: &str) -> Result<Option<&str>, Fault> {
+    fn read_text(&self, key: &str) -> Result<Option<&str>, PositionedError> {
         match self.value.get(key) {
             None => Ok(None),
             Some(toml::Value::String(text)) => Ok(Some(text)),
-            Some(_) => self.fail(key, format!("`{key}` is a string")),
+            Some(_) => self.fail_at(key, format!("`{key}` is a string")),
         }
     }
 
-    fn texts(&self, key: &str) -> Result<Vec<&str>, Fault> {
+    fn read_texts(&self, key: &str) -> Result<Vec<&str>, PositionedError> {
         match self.value.get(key) {
             None => Ok(Vec::new()),
             Some(toml::Value::String(text)) => Ok(vec![text]),
             Some(toml::Value::Array(items)) => items
                 .iter()
-                .map(|item| item.as_str().map_or_else(|| self.fail(key, format!("`{key}` is a list of strings")), Ok))
+                .map(|item| item.as_str().map_or_else(|| self.fail_at(key, format!("`{key}` is a list of strings")), Ok))
                 .collect(),
-            Some(_) => self.fail(key, format!("`{key}` is a string or a list of strings")),
+            Some(_) => self.fail_at(key, format!("`{key}` is a string or a list of strings")),
         }
     }
 
-    fn rule(&self, imported: &mut Imported) -> Result<Option<Ranked>, Fault> {
-        let Some(table) = self.value.as_table() else { return self.fail("", "a rule is a table") };
-        let effect = match self.text("decision")? {
-            Some("allow") => Verdict::Allow,
-            Some("deny") => Verdict::Deny,
-            Some("ask_user") => Verdict::Ask,
+    fn convert_rule(&self, imported: &mut ImportedPolicy) -> Result<Option<RankedRule>, PositionedError> {
+        let Some(table) = self.value.as_table() else { return self.fail_at("", "a rule is a table") };
+        let effect = match self.read_text("decision")? {
+            Some("allow") => PolicyVerdict::Allow,
+            Some("deny") => PolicyVerdict::Deny,
+            Some("ask_user") => PolicyVerdict::Ask,
             Some(other) => {
-                return self.fail("decision", format!("`{other}`: a decision is `allow`, `deny` or `ask_user`"));
+                return self.fail_at("decision", format!("`{other}`: a decision is `allow`, `deny` or `ask_user`"));
             }
-            None => return self.fail("", "a rule needs a `decision`"),
+            None => return self.fail_at("", "a rule needs a `decision`"),
         };
         let priority = match self.value.get("priority") {
             Some(toml::Value::Integer(number @ 0..=999)) => *number,
-            Some(_) => return self.fail("priority", "a priority is a whole number from 0 to 999"),
-            None => return self.fail("", "a rule needs a `priority`"),
+            Some(_) => return self.fail_at("priority", "a priority is a whole number from 0 to 999"),
+            None => return self.fail_at("", "a rule needs a `priority`"),
         };
-        let tools = self.texts("toolName")?;
-        let server = self.text("mcpName")?;
+        let tools = self.read_texts("toolName")?;
+        let server = self.read_text("mcpName")?;
         let mut tools: Vec<String> = tools.into_iter().map(str::to_owned).collect();
         if tools.is_empty() && server.is_some() {
             tools.push("*".to_owned());
         }
         if tools.is_empty() || tools.iter().any(String::is_empty) {
-            return self.fail("toolName", "a rule needs a `toolName`; `*` means every tool");
+            return self.fail_at("toolName", "a rule needs a `toolName`; `*` means every tool");
         }
-        let entry = Entry::new(&self.source.name, self.place(""), &self.shown(&tools, effect));
-        for key in table.keys().filter(|key| !KEYS.contains(&key.as_str())) {
-            let at = Entry::new(&self.source.name, self.place(key), key);
-            imported.notes.push(at.note(Carried::Needless, "the key is not known there either"));
+        let entry = ImportEntry::new(&self.source.name, self.position_of(""), &self.describe_rule(&tools, effect));
+        for key in table.keys().filter(|key| !RULE_KEYS.contains(&key.as_str())) {
+            let at = ImportEntry::new(&self.source.name, self.position_of(key), key);
+            imported.notes.push(at.to_note(ImportDeviation::Needless, "the key is not known there either"));
         }
         self.check_schema()?;
         if !self.is_active(effect, &entry, imported)? {
             return Ok(None);
         }
-        if effect == Verdict::Allow && !self.counts(priority, &entry, imported) {
+        if effect == PolicyVerdict::Allow && !self.is_allow_effective(priority, &entry, imported) {
             return Ok(None);
         }
-        let mut rule = Made { entry, effect, justification: self.justification()?, drafts: Vec::new(), lost: false };
-        let conditions = self.conditions(&tools, &mut rule, imported)?;
+        let mut rule = GeminiRuleDraft { entry, effect, justification: self.read_justification()?, drafts: Vec::new(), lost: false };
+        let conditions = self.read_conditions(&tools, &mut rule, imported)?;
         for tool in &tools {
-            if effect == Verdict::Allow && tool == SHELL_TOOLS[1] && server.is_none() {
+            if effect == PolicyVerdict::Allow && tool == SHELL_TOOLS[1] && server.is_none() {
                 // Settings accept the old name, policies do not.
-                imported.notes.push(rule.entry.note(Carried::Left, "no tool has this name there"));
+                imported.notes.push(rule.entry.to_note(ImportDeviation::Left, "no tool has this name there"));
                 continue;
             }
-            rule.add(tool, server, &conditions, imported);
+            rule.add_tool_rule(tool, server, &conditions, imported);
         }
         if self.value.get("allowRedirection").or(self.value.get("allow_redirection")).and_then(toml::Value::as_bool)
             == Some(true)
         {
             let why = "a command that redirects is asked about here, whatever a rule allows";
-            imported.notes.push(rule.entry.note(Carried::Stricter, why));
+            imported.notes.push(rule.entry.to_note(ImportDeviation::Stricter, why));
         }
-        Ok(Some(Ranked { priority: tier(self.source.scope) + priority, effect: rule.effect, drafts: rule.drafts }))
+        Ok(Some(RankedRule { priority: tier_offset(self.source.scope) + priority, effect: rule.effect, drafts: rule.drafts }))
     }
 
     /// Returns whether an `allow` counts in this file and at this priority.
-    fn counts(&self, priority: i64, entry: &Entry<'_>, imported: &mut Imported) -> bool {
+    fn is_allow_effective(&self, priority: i64, entry: &ImportEntry<'_>, imported: &mut ImportedPolicy) -> bool {
         let why = match self.source.scope {
-            Scope::Extension => "an extension allows nothing there",
-            Scope::Project => "policies of a project are not read there",
+            SourceScope::Extension => "an extension allows nothing there",
+            SourceScope::Project => "policies of a project are not read there",
             _ if !self.is_read => {
                 "a rule of this file has no `toolName`, and then the file is not read there: write `\"*\"`"
             }
-            _ if self.context.no_always_allow && priority == ALWAYS_ALLOW => {
+            _ if self.context.no_always_allow && priority == ALWAYS_ALLOW_PRIORITY => {
                 "rules of \"always allow\" are switched off there (`security.disableAlwaysAllow`)"
             }
             _ => return true,
         };
-        imported.notes.push(entry.note(Carried::Left, why));
+        imported.notes.push(entry.to_note(ImportDeviation::Left, why));
         false
     }
 
     /// Converts a safety checker to a question about its calls. The checker is a program that may refuse
     /// calls that a rule allows, so the question comes before all priorities.
-    fn checker(&self, imported: &mut Imported) -> Result<Ranked, Fault> {
-        let mut tools: Vec<String> = self.texts("toolName")?.into_iter().map(str::to_owned).collect();
-        let server = self.text("mcpName")?;
+    fn convert_checker(&self, imported: &mut ImportedPolicy) -> Result<RankedRule, PositionedError> {
+        let mut tools: Vec<String> = self.read_texts("toolName")?.into_iter().map(str::to_owned).collect();
+        let server = self.read_text("mcpName")?;
         if tools.is_empty() {
             tools.push("*".to_owned());
         }
-        let entry = Entry::new(&self.source.name, self.place(""), "[[safety_checker]]");
+        let entry = ImportEntry::new(&self.source.name, self.position_of(""), "[[safety_checker]]");
         let why = "checks that run programs have no form here: what they look at is asked about";
-        imported.notes.push(entry.note(Carried::Stricter, why));
-        let justification = format!("imported from {}:{}", self.source.name, self.place("").line);
-        let mut rule = Made { entry, effect: Verdict::Ask, justification, drafts: Vec::new(), lost: false };
+        imported.notes.push(entry.to_note(ImportDeviation::Stricter, why));
+        let justification = format!("imported from {}:{}", self.source.name, self.position_of("").line);
+        let mut rule = GeminiRuleDraft { entry, effect: PolicyVerdict::Ask, justification, drafts: Vec::new(), lost: false };
         for tool in &tools {
-            rule.add(tool, server, &Conditions::None, imported);
+            rule.add_tool_rule(tool, server, &GeminiConditions::None, imported);
         }
-        Ok(Ranked { priority: i64::MAX, effect: Verdict::Ask, drafts: rule.drafts })
+        Ok(RankedRule { priority: i64::MAX, effect: PolicyVerdict::Ask, drafts: rule.drafts })
     }
 
     /// Checks for errors that make Gemini CLI ignore the whole file.
-    fn check_schema(&self) -> Result<(), Fault> {
+    fn check_schema(&self) -> Result<(), PositionedError> {
         let modes = ["default", "autoEdit", "plan", "yolo"];
-        if let Some(other) = self.texts("modes")?.iter().find(|mode| !modes.contains(mode)) {
-            return self.fail("modes", format!("`{other}`: the modes are {}", modes.join(", ")));
+        if let Some(other) = self.read_texts("modes")?.iter().find(|mode| !modes.contains(mode)) {
+            return self.fail_at("modes", format!("`{other}`: the modes are {}", modes.join(", ")));
         }
         for key in ["interactive", "allowRedirection", "allow_redirection"] {
             if self.value.get(key).is_some_and(|value| value.as_bool().is_none()) {
-                return self.fail(key, format!("`{key}` is `true` or `false`"));
+                return self.fail_at(key, format!("`{key}` is `true` or `false`"));
             }
         }
         for key in ["subagent", "denyMessage", "deny_message", "mcpName"] {
-            self.text(key)?;
+            self.read_text(key)?;
         }
         if self.value.get("toolAnnotations").is_some_and(|value| !value.is_table()) {
-            return self.fail("toolAnnotations", "`toolAnnotations` is a table");
+            return self.fail_at("toolAnnotations", "`toolAnnotations` is a table");
         }
         Ok(())
     }
 
-    fn shown(&self, tools: &[String], effect: Verdict) -> String {
-        let of = |key: &str| self.texts(key).unwrap_or_default().join(", ");
+    fn describe_rule(&self, tools: &[String], effect: PolicyVerdict) -> String {
+        let of = |key: &str| self.read_texts(key).unwrap_or_default().join(", ");
         let parts = [tools.join(", "), of("commandPrefix"), of("commandRegex"), of("argsPattern")];
         let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
         format!("{effect:?} {}", parts.join(" ")).to_lowercase()
     }
 
-    fn justification(&self) -> Result<String, Fault> {
-        let message = self.text("denyMessage")?.or(self.text("deny_message")?).map(str::trim);
-        let origin = || format!("imported from {}:{}", self.source.name, self.place("").line);
+    fn read_justification(&self) -> Result<String, PositionedError> {
+        let message = self.read_text("denyMessage")?.or(self.read_text("deny_message")?).map(str::trim);
+        let origin = || format!("imported from {}:{}", self.source.name, self.position_of("").line);
         Ok(message.filter(|message| !message.is_empty()).map_or_else(origin, str::to_owned))
     }
 
     /// Returns whether the rule applies in the mode that sessions start in, in interactive use.
-    fn is_active(&self, effect: Verdict, entry: &Entry<'_>, imported: &mut Imported) -> Result<bool, Fault> {
-        let modes = self.texts("modes")?;
-        if !modes.is_empty() && !modes.contains(&self.context.mode()) {
-            let why = format!("it speaks in other modes than `{}` only", self.context.mode());
-            imported.notes.push(entry.dropped(effect, why));
+    fn is_active(&self, effect: PolicyVerdict, entry: &ImportEntry<'_>, imported: &mut ImportedPolicy) -> Result<bool, PositionedError> {
+        let modes = self.read_texts("modes")?;
+        if !modes.is_empty() && !modes.contains(&self.context.session_mode()) {
+            let why = format!("it speaks in other modes than `{}` only", self.context.session_mode());
+            imported.notes.push(entry.dropped_note(effect, why));
             return Ok(false);
         }
         if self.value.get("interactive").and_then(toml::Value::as_bool) == Some(false) {
-            imported.notes.push(entry.dropped(effect, "it speaks only where nobody can be asked"));
+            imported.notes.push(entry.dropped_note(effect, "it speaks only where nobody can be asked"));
             return Ok(false);
         }
         Ok(true)
@@ -385,19 +385,19 @@ impl Reader<'_> {
 
     /// Returns the conditions of the rule. If one cannot be expressed, an `allow` is dropped and other
     /// rules become broader.
-    fn conditions(&self, tools: &[String], rule: &mut Made<'_>, imported: &mut Imported) -> Result<Conditions, Fault> {
-        let prefixes: Vec<String> = self.texts("commandPrefix")?.into_iter().map(str::to_owned).collect();
-        let (regex, arguments) = (self.text("commandRegex")?, self.text("argsPattern")?);
+    fn read_conditions(&self, tools: &[String], rule: &mut GeminiRuleDraft<'_>, imported: &mut ImportedPolicy) -> Result<GeminiConditions, PositionedError> {
+        let prefixes: Vec<String> = self.read_texts("commandPrefix")?.into_iter().map(str::to_owned).collect();
+        let (regex, arguments) = (self.read_text("commandRegex")?, self.read_text("argsPattern")?);
         let is_shell = tools.len() == 1 && tools[0] == SHELL_TOOLS[0];
         if (!prefixes.is_empty() || regex.is_some()) && !is_shell {
             let key = if regex.is_some() { "commandRegex" } else { "commandPrefix" };
-            return self.fail(key, format!("`{key}` needs `toolName = \"run_shell_command\"`"));
+            return self.fail_at(key, format!("`{key}` needs `toolName = \"run_shell_command\"`"));
         }
         if (!prefixes.is_empty() || regex.is_some()) && arguments.is_some() {
-            return self.fail("argsPattern", "`argsPattern` does not go with `commandPrefix` or `commandRegex`");
+            return self.fail_at("argsPattern", "`argsPattern` does not go with `commandPrefix` or `commandRegex`");
         }
         if !prefixes.is_empty() && regex.is_some() {
-            return self.fail("commandRegex", "`commandRegex` does not go with `commandPrefix`");
+            return self.fail_at("commandRegex", "`commandRegex` does not go with `commandPrefix`");
         }
         for key in ["subagent", "toolAnnotations"] {
             if self.value.get(key).is_some() {
@@ -407,13 +407,13 @@ impl Reader<'_> {
         // An empty text is not a condition in Gemini CLI.
         let prefixes: Vec<String> = prefixes.into_iter().filter(|prefix| !prefix.is_empty()).collect();
         Ok(if !prefixes.is_empty() {
-            Conditions::Prefixes(prefixes)
+            GeminiConditions::Prefixes(prefixes)
         } else if let Some(regex) = regex.filter(|regex| !regex.is_empty()) {
-            Conditions::Regex(regex.to_owned())
+            GeminiConditions::Regex(regex.to_owned())
         } else if let Some(arguments) = arguments.filter(|pattern| !pattern.is_empty()) {
-            Conditions::Arguments(arguments.to_owned())
+            GeminiConditions::Arguments(arguments.to_owned())
         } else {
-            Conditions::None
+            GeminiConditions::None
         })
     }
 }

@@ -4,17 +4,17 @@
 //! of a lower priority may follow it. If a condition cannot be expressed here, an `allow` is dropped and
 //! other rules become broader.
 
-use stockade_model::Verdict;
+use stockade_model::PolicyVerdict;
 
 use super::gemini::SHELL_TOOLS;
 use super::regex::{self, globs_of};
-use super::{Carried, Entry, Imported, plain_words};
+use super::{ImportDeviation, ImportEntry, ImportedPolicy, plain_words};
 use crate::draft::DraftRule;
 use crate::file::ProvenanceSection;
-use crate::pattern::Word;
+use crate::pattern::WordPattern;
 
 /// Programs that Gemini CLI asks about in part, even if all commands are allowed.
-const ASKED_IN_PART: &[&str] = &["base64", "find", "git", "ln", "rg", "ripgrep", "rm", "sudo"];
+const PARTLY_ASKED_PROGRAMS: &[&str] = &["base64", "find", "git", "ln", "rg", "ripgrep", "rm", "sudo"];
 
 /// Words of a tool's name which indicate that the tool changes files.
 const EDIT_WORDS: &[&str] = &["append", "create", "edit", "patch", "replace", "save", "update", "write"];
@@ -54,11 +54,11 @@ const BUILD_FILES: &[&str] = &[
 ];
 
 /// Names of one tool over time.
-const ALIASES: &[[&str; 2]] = &[["grep_search", "search_file_content"]];
+const TOOL_ALIASES: &[[&str; 2]] = &[["grep_search", "search_file_content"]];
 
 /// Conditions of a rule besides its tool.
 #[derive(Clone, Debug)]
-pub(super) enum Conditions {
+pub(super) enum GeminiConditions {
     None,
     Prefixes(Vec<String>),
     Regex(String),
@@ -66,47 +66,47 @@ pub(super) enum Conditions {
 }
 
 /// A rule that is being converted.
-pub(super) struct Made<'a> {
-    pub entry: Entry<'a>,
-    pub effect: Verdict,
+pub(super) struct GeminiRuleDraft<'a> {
+    pub entry: ImportEntry<'a>,
+    pub effect: PolicyVerdict,
     pub justification: String,
     pub drafts: Vec<DraftRule>,
     /// True if a condition that an `allow` needs was lost.
     pub lost: bool,
 }
 
-impl Made<'_> {
-    fn allows(&self) -> bool {
-        self.effect == Verdict::Allow
+impl GeminiRuleDraft<'_> {
+    fn is_allow(&self) -> bool {
+        self.effect == PolicyVerdict::Allow
     }
 
-    fn note(&self, imported: &mut Imported, carried: Carried, why: &str) {
-        imported.notes.push(self.entry.note(carried, why));
+    fn add_note(&self, imported: &mut ImportedPolicy, carried: ImportDeviation, why: &str) {
+        imported.notes.push(self.entry.to_note(carried, why));
     }
 
     /// Handles a condition that cannot be expressed here.
-    pub(super) fn cannot_say(&mut self, why: &str, imported: &mut Imported) {
-        if self.allows() {
-            self.note(imported, Carried::Left, why);
+    pub(super) fn cannot_say(&mut self, why: &str, imported: &mut ImportedPolicy) {
+        if self.is_allow() {
+            self.add_note(imported, ImportDeviation::Left, why);
             self.lost = true;
         } else {
-            self.note(imported, Carried::Stricter, &format!("{why}; it asks without it"));
-            self.effect = Verdict::Ask;
+            self.add_note(imported, ImportDeviation::Stricter, &format!("{why}; it asks without it"));
+            self.effect = PolicyVerdict::Ask;
         }
     }
 
-    fn draft(&self) -> DraftRule {
+    fn draft_rule(&self) -> DraftRule {
         let mut draft = DraftRule::new(self.effect, self.justification.clone());
-        let by = format!("imported from gemini, {}", self.entry.origin());
+        let by = format!("imported from gemini, {}", self.entry.format_origin());
         draft.provenance = Some(ProvenanceSection { by, at: None, request: None });
         draft
     }
 
-    fn ask(&self) -> DraftRule {
-        DraftRule { effect: Verdict::Ask, ..self.draft() }
+    fn draft_question(&self) -> DraftRule {
+        DraftRule { effect: PolicyVerdict::Ask, ..self.draft_rule() }
     }
 
-    pub(super) fn add(&mut self, tool: &str, server: Option<&str>, conditions: &Conditions, imported: &mut Imported) {
+    pub(super) fn add_tool_rule(&mut self, tool: &str, server: Option<&str>, conditions: &GeminiConditions, imported: &mut ImportedPolicy) {
         if self.lost {
             return;
         }
@@ -118,36 +118,36 @@ impl Made<'_> {
             Some("*") if tool == "*" => "mcp_*".to_owned(),
             Some(server) => format!("mcp_{server}_{tool}"),
         };
-        if self.allows()
+        if self.is_allow()
             && let Err(why) = check_allowed_name(&name, server)
         {
-            return self.note(imported, Carried::Left, why);
+            return self.add_note(imported, ImportDeviation::Left, why);
         }
-        let mut draft = self.draft();
-        draft.tool = names_of(&name, self.allows());
-        if let Conditions::Arguments(pattern) = conditions {
-            match self.arguments(pattern, imported) {
+        let mut draft = self.draft_rule();
+        draft.tool = names_of(&name, self.is_allow());
+        if let GeminiConditions::Arguments(pattern) = conditions {
+            match self.convert_arguments(pattern, imported) {
                 Some(arguments) => draft.arguments = vec![arguments],
                 None if self.lost => return,
                 None => draft.effect = self.effect,
             }
         }
-        if self.allows() {
+        if self.is_allow() {
             self.ask_about_build_files(&draft.tool, imported);
         }
         let also = self.as_agent(&draft);
         self.drafts.push(draft);
         self.drafts.extend(also);
         // A rule for every tool also applies to the tool that runs commands.
-        if name == "*" && !(matches!(conditions, Conditions::Arguments(_)) && self.allows()) {
-            self.add_command(&Conditions::None, imported);
+        if name == "*" && !(matches!(conditions, GeminiConditions::Arguments(_)) && self.is_allow()) {
+            self.add_command(&GeminiConditions::None, imported);
         }
     }
 
     /// Returns the rule for a subagent, which is called through one tool that names it.
     fn as_agent(&self, draft: &DraftRule) -> Option<DraftRule> {
         let [name] = draft.tool.as_slice() else { return None };
-        let is_agent = !self.allows() && draft.arguments.is_empty() && !name.contains('*') && !name.starts_with("mcp_");
+        let is_agent = !self.is_allow() && draft.arguments.is_empty() && !name.contains('*') && !name.starts_with("mcp_");
         is_agent.then(|| DraftRule {
             tool: vec!["invoke_agent".to_owned()],
             arguments: vec![("agent_name".to_owned(), vec![name.clone()])],
@@ -155,7 +155,7 @@ impl Made<'_> {
         })
     }
 
-    fn ask_about_build_files(&mut self, tools: &[String], imported: &mut Imported) {
+    fn ask_about_build_files(&mut self, tools: &[String], imported: &mut ImportedPolicy) {
         let edits = |name: &String| {
             let lower = name.to_ascii_lowercase();
             name.contains('*') || lower.split(|c: char| !c.is_ascii_alphanumeric()).any(|w| EDIT_WORDS.contains(&w))
@@ -163,9 +163,9 @@ impl Made<'_> {
         if !tools.iter().any(edits) {
             return;
         }
-        self.note(imported, Carried::Stricter, "files that build the project are asked about, as they are there");
+        self.add_note(imported, ImportDeviation::Stricter, "files that build the project are asked about, as they are there");
         for argument in PATH_ARGUMENTS {
-            let mut ask = self.ask();
+            let mut ask = self.draft_question();
             ask.tool = tools.to_vec();
             let globs = BUILD_FILES.iter().map(|glob| (*glob).to_owned()).collect();
             ask.arguments = vec![((*argument).to_owned(), globs)];
@@ -174,23 +174,23 @@ impl Made<'_> {
     }
 
     /// Converts `"key":"expression` over the arguments to a key and globs.
-    fn arguments(&mut self, pattern: &str, imported: &mut Imported) -> Option<(String, Vec<String>)> {
-        if self.allows() && regex::is_refused(pattern) {
+    fn convert_arguments(&mut self, pattern: &str, imported: &mut ImportedPolicy) -> Option<(String, Vec<String>)> {
+        if self.is_allow() && regex::is_refused(pattern) {
             self.cannot_say("the expression is refused there as too costly", imported);
             return None;
         }
         match argument_of(pattern) {
-            Ok((_, globs)) if self.allows() && globs.broader => {
+            Ok((_, globs)) if self.is_allow() && globs.broader => {
                 self.cannot_say("the expression says more than a pattern with `*` can", imported);
                 None
             }
-            Ok((_, globs)) if !self.allows() && !globs.anywhere.is_empty() => {
+            Ok((_, globs)) if !self.is_allow() && !globs.anywhere.is_empty() => {
                 self.cannot_say("a part of the expression looks at every argument", imported);
                 None
             }
             Ok((key, globs)) => {
                 if globs.broader {
-                    self.note(imported, Carried::Stricter, "the expression is carried more broadly");
+                    self.add_note(imported, ImportDeviation::Stricter, "the expression is carried more broadly");
                 }
                 Some((key, globs.globs))
             }
@@ -201,26 +201,26 @@ impl Made<'_> {
         }
     }
 
-    fn add_command(&mut self, conditions: &Conditions, imported: &mut Imported) {
+    fn add_command(&mut self, conditions: &GeminiConditions, imported: &mut ImportedPolicy) {
         match conditions {
-            Conditions::None => {
-                if self.allows() {
+            GeminiConditions::None => {
+                if self.is_allow() {
                     let why = "programs that are asked about there in part are asked about: ";
-                    self.note(imported, Carried::Stricter, &format!("{why}{}", ASKED_IN_PART.join(", ")));
-                    let mut ask = self.ask();
+                    self.add_note(imported, ImportDeviation::Stricter, &format!("{why}{}", PARTLY_ASKED_PROGRAMS.join(", ")));
+                    let mut ask = self.draft_question();
                     ask.prefix =
-                        Word::any(ASKED_IN_PART.iter().map(|name| (*name).to_owned()).collect()).into_iter().collect();
+                        WordPattern::from_alternatives(PARTLY_ASKED_PROGRAMS.iter().map(|name| (*name).to_owned()).collect()).into_iter().collect();
                     self.drafts.push(ask);
                 }
                 self.every_command(self.effect);
             }
-            Conditions::Prefixes(prefixes) => {
+            GeminiConditions::Prefixes(prefixes) => {
                 for prefix in prefixes {
                     self.add_prefix(prefix, imported);
                 }
             }
-            Conditions::Regex(regex) => self.add_regex(regex, imported),
-            Conditions::Arguments(pattern) => match pattern.strip_prefix("\"command\":\"") {
+            GeminiConditions::Regex(regex) => self.add_regex(regex, imported),
+            GeminiConditions::Arguments(pattern) => match pattern.strip_prefix("\"command\":\"") {
                 Some(regex) => self.add_regex(regex, imported),
                 None => {
                     self.cannot_say("the expression does not start at the command", imported);
@@ -232,53 +232,53 @@ impl Made<'_> {
         }
     }
 
-    fn every_command(&mut self, effect: Verdict) {
-        self.drafts.push(DraftRule { effect, glob: vec!["*".to_owned()], ..self.draft() });
+    fn every_command(&mut self, effect: PolicyVerdict) {
+        self.drafts.push(DraftRule { effect, glob: vec!["*".to_owned()], ..self.draft_rule() });
     }
 
-    fn add_prefix(&mut self, prefix: &str, imported: &mut Imported) {
-        let mut draft = self.draft();
+    fn add_prefix(&mut self, prefix: &str, imported: &mut ImportedPolicy) {
+        let mut draft = self.draft_rule();
         match plain_words(prefix) {
-            Some(words) if !self.allows() || (words.join(" ") == prefix && prefix.len() <= regex::MAX_BYTES / 2) => {
-                draft.prefix = words.into_iter().map(Word::one).collect();
+            Some(words) if !self.is_allow() || (words.join(" ") == prefix && prefix.len() <= regex::MAX_EXPRESSION_BYTES / 2) => {
+                draft.prefix = words.into_iter().map(WordPattern::from_word).collect();
                 self.drafts.push(draft);
             }
-            _ if self.allows() => {
-                self.note(imported, Carried::Left, &format!("`{prefix}` is not a list of plain words"));
+            _ if self.is_allow() => {
+                self.add_note(imported, ImportDeviation::Left, &format!("`{prefix}` is not a list of plain words"));
             }
             _ => self.ask_about_text(&format!("{prefix}*"), imported),
         }
     }
 
-    fn add_regex(&mut self, regex: &str, imported: &mut Imported) {
-        if self.allows() {
+    fn add_regex(&mut self, regex: &str, imported: &mut ImportedPolicy) {
+        if self.is_allow() {
             return self.allow_regex(regex, imported);
         }
         let globs = match globs_of(regex) {
             Ok(globs) => globs,
             Err(_) if regex.starts_with('^') && !regex.contains('|') => {
-                return self.note(imported, Carried::Needless, "`^` means the JSON there, so that it never matches");
+                return self.add_note(imported, ImportDeviation::Needless, "`^` means the JSON there, so that it never matches");
             }
             Err(why) => {
-                self.note(imported, Carried::Stricter, &format!("the expression: {why}; every command is asked about"));
-                return self.every_command(Verdict::Ask);
+                self.add_note(imported, ImportDeviation::Stricter, &format!("the expression: {why}; every command is asked about"));
+                return self.every_command(PolicyVerdict::Ask);
             }
         };
         if globs.broader {
-            self.note(imported, Carried::Stricter, "the expression is carried more broadly");
+            self.add_note(imported, ImportDeviation::Stricter, "the expression is carried more broadly");
         }
         // Gemini CLI applies the expression to the whole line, Stockade to each command of it.
         let (whole, parts): (Vec<String>, Vec<String>) =
-            globs.globs.iter().chain(&globs.anywhere).map(|glob| loosened(glob)).partition(|glob| is_of_one(glob));
+            globs.globs.iter().chain(&globs.anywhere).map(|glob| loosen_glob(glob)).partition(|glob| is_of_one(glob));
         let across: Vec<String> = whole.iter().filter_map(|glob| last_literal(glob)).collect();
         if !whole.is_empty() {
-            let mut draft = self.draft();
+            let mut draft = self.draft_rule();
             draft.glob = whole;
             self.drafts.push(draft);
         }
         if !across.is_empty() {
-            self.note(imported, Carried::Stricter, "commands that hold its last words are asked about by themselves");
-            let mut ask = self.ask();
+            self.add_note(imported, ImportDeviation::Stricter, "commands that hold its last words are asked about by themselves");
+            let mut ask = self.draft_question();
             ask.glob = across;
             self.drafts.push(ask);
         }
@@ -287,34 +287,34 @@ impl Made<'_> {
         }
     }
 
-    fn allow_regex(&mut self, regex: &str, imported: &mut Imported) {
+    fn allow_regex(&mut self, regex: &str, imported: &mut ImportedPolicy) {
         match globs_of(regex) {
             _ if regex::is_refused(regex) => {
-                self.note(imported, Carried::Left, "the expression is refused there as too costly");
+                self.add_note(imported, ImportDeviation::Left, "the expression is refused there as too costly");
             }
             Ok(globs) if globs.broader => {
-                self.note(imported, Carried::Left, "the expression says more than a pattern with `*` can");
+                self.add_note(imported, ImportDeviation::Left, "the expression says more than a pattern with `*` can");
             }
             Ok(globs) => {
-                let mut draft = self.draft();
+                let mut draft = self.draft_rule();
                 draft.glob = globs.globs;
                 self.drafts.push(draft);
             }
-            Err(why) => self.note(imported, Carried::Left, &format!("the expression: {why}")),
+            Err(why) => self.add_note(imported, ImportDeviation::Left, &format!("the expression: {why}")),
         }
     }
 
     /// Asks about commands that start like the text, up to the end of the first command or of the plain
     /// words.
-    fn ask_about_text(&mut self, glob: &str, imported: &mut Imported) {
+    fn ask_about_text(&mut self, glob: &str, imported: &mut ImportedPolicy) {
         let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,+@%* ".contains(c);
         let end = glob.find(|c: char| !plain(c)).unwrap_or(glob.len());
         let start = glob[..end].trim();
-        self.note(imported, Carried::Stricter, "it is not a list of plain words: what starts like it is asked about");
+        self.add_note(imported, ImportDeviation::Stricter, "it is not a list of plain words: what starts like it is asked about");
         if start.is_empty() || start == "*" {
-            return self.every_command(Verdict::Ask);
+            return self.every_command(PolicyVerdict::Ask);
         }
-        let mut ask = self.ask();
+        let mut ask = self.draft_question();
         ask.glob = vec![format!("{}*", start.trim_end_matches('*'))];
         self.drafts.push(ask);
     }
@@ -322,7 +322,7 @@ impl Made<'_> {
 
 /// Returns every name of the tool; for an `allow`, only the given name.
 fn names_of(name: &str, allows: bool) -> Vec<String> {
-    let aliases = ALIASES.iter().find(|aliases| aliases.contains(&name) && !allows);
+    let aliases = TOOL_ALIASES.iter().find(|aliases| aliases.contains(&name) && !allows);
     aliases.map_or_else(
         || vec![if allows && name == "mcp_*" { "mcp_*_*".to_owned() } else { name.to_owned() }],
         |all| all.iter().map(|one| (*one).to_owned()).collect(),
@@ -332,34 +332,34 @@ fn names_of(name: &str, allows: bool) -> Vec<String> {
 /// Checks that a name may allow. In Gemini CLI a `*` is special only alone, as `mcp_*`, or after a server,
 /// whose name ends at its first `_`.
 fn check_allowed_name(name: &str, server: Option<&str>) -> Result<(), &'static str> {
-    const UNDERSCORE: &str = "a server whose name holds `_` is not told from another one";
+    const UNDERSCORE_REASON: &str = "a server whose name holds `_` is not told from another one";
     if server.is_some_and(|server| server.contains('_')) {
-        return Err(UNDERSCORE);
+        return Err(UNDERSCORE_REASON);
     }
     if !name.contains('*') || matches!(name, "*" | "mcp_*") {
         return Ok(());
     }
     match name.strip_prefix("mcp_").and_then(|rest| rest.strip_suffix("_*")) {
         Some(server) if server.contains('*') => Err("this pattern matches no tool there"),
-        Some(server) if server.contains('_') => Err(UNDERSCORE),
+        Some(server) if server.contains('_') => Err(UNDERSCORE_REASON),
         Some(_) => Ok(()),
         None => Err("this pattern matches no tool there"),
     }
 }
 
 /// Parses `"key":"expression` over the arguments as a key and globs.
-fn argument_of(pattern: &str) -> Result<(String, regex::Globs), &'static str> {
-    const FORM: &str = "only `\"NAME\":\"...` has a form here";
-    let rest = pattern.strip_prefix('"').ok_or(FORM)?;
-    let (key, rest) = rest.split_once("\":\"").ok_or(FORM)?;
+fn argument_of(pattern: &str) -> Result<(String, regex::RegexGlobs), &'static str> {
+    const ARGUMENT_FORM_REASON: &str = "only `\"NAME\":\"...` has a form here";
+    let rest = pattern.strip_prefix('"').ok_or(ARGUMENT_FORM_REASON)?;
+    let (key, rest) = rest.split_once("\":\"").ok_or(ARGUMENT_FORM_REASON)?;
     if key.is_empty() || !key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
-        return Err(FORM);
+        return Err(ARGUMENT_FORM_REASON);
     }
     Ok((key.to_owned(), globs_of(rest)?))
 }
 
 /// Adapts a glob to the way commands are joined here: one blank between words, any quotes.
-fn loosened(glob: &str) -> String {
+fn loosen_glob(glob: &str) -> String {
     let words: Vec<&str> = glob.split(' ').filter(|word| !word.is_empty()).collect();
     let mut text = words.join(" ").replace('\'', "*").replace(" *", "*");
     while text.contains("**") {
@@ -410,6 +410,6 @@ mod tests {
         {
             assert_eq!(last_literal(glob).as_deref(), expected, "{glob}");
         }
-        assert_eq!(loosened("git  commit 'a *"), "git commit*a*");
+        assert_eq!(loosen_glob("git  commit 'a *"), "git commit*a*");
     }
 }

@@ -3,201 +3,201 @@
 //!
 //! Must not know policy files; `gemini` puts both in order.
 
-use stockade_model::Verdict;
+use stockade_model::PolicyVerdict;
 
-use super::gemini::{Context, Ranked, SHELL_TOOLS, tier};
-use super::gemini_rules::{Conditions, Made};
-use super::json::{self, Fault, Spanned};
-use super::mistakes::Mistakes;
-use super::{Carried, Entry, Imported, Scope, Source, Tool, whose};
-use crate::draft::quoted;
+use super::gemini::{GeminiContext, RankedRule, SHELL_TOOLS, tier_offset};
+use super::gemini_rules::{GeminiConditions, GeminiRuleDraft};
+use super::json::{self, PositionedError, SpannedJson};
+use super::mistakes::ImportMistakes;
+use super::{ImportDeviation, ImportEntry, ImportedPolicy, SourceScope, ImportSource, ImportTool, whose};
+use crate::draft::quote_toml;
 
 /// Priorities within the user's tier, in thousandths.
-const EXCLUDED_SERVERS: i64 = 900;
-const EXCLUDED_TOOLS: i64 = 400;
-const CONFIRMED_TOOLS: i64 = 350;
-const ALLOWED_TOOLS: i64 = 300;
-const CORE_TOOLS: i64 = 250;
-const TRUSTED_SERVERS: i64 = 200;
-const ALLOWED_SERVERS: i64 = 100;
+const EXCLUDED_SERVERS_PRIORITY: i64 = 900;
+const EXCLUDED_TOOLS_PRIORITY: i64 = 400;
+const CONFIRMED_TOOLS_PRIORITY: i64 = 350;
+const ALLOWED_TOOLS_PRIORITY: i64 = 300;
+const CORE_TOOLS_PRIORITY: i64 = 250;
+const TRUSTED_SERVERS_PRIORITY: i64 = 200;
+const ALLOWED_SERVERS_PRIORITY: i64 = 100;
 /// Distance between a list and the rule below it that refuses all other tools.
-const REST: i64 = 10;
+const FALLBACK_DISTANCE: i64 = 10;
 
-pub(super) fn read(source: &Source) -> Result<Spanned, Fault> {
-    let settings = json::read(&source.text, true)?;
-    if settings.object().is_none() {
-        let why = format!("settings are an object, not {}", settings.kind());
-        return Err(Fault { at: settings.at, why });
+pub(super) fn read_settings(source: &ImportSource) -> Result<SpannedJson, PositionedError> {
+    let settings = json::parse_json(&source.text, true)?;
+    if settings.as_object().is_none() {
+        let why = format!("settings are an object, not {}", settings.kind_name());
+        return Err(PositionedError { at: settings.at, why });
     }
-    whose::check(Tool::Gemini, &settings)?;
+    whose::check_tool_keys(ImportTool::Gemini, &settings)?;
     Ok(settings)
 }
 
-pub(super) fn rules(
-    source: &Source,
-    settings: &Spanned,
-    context: &Context,
-    imported: &mut Imported,
-    mistakes: &mut Mistakes,
-) -> Vec<Ranked> {
-    let mut reader = Reader { source, context, ranked: Vec::new(), faults: Vec::new(), imported };
-    reader.settings(settings);
-    mistakes.add(source, reader.faults);
+pub(super) fn convert_rules(
+    source: &ImportSource,
+    settings: &SpannedJson,
+    context: &GeminiContext,
+    imported: &mut ImportedPolicy,
+    mistakes: &mut ImportMistakes,
+) -> Vec<RankedRule> {
+    let mut reader = GeminiSettingsReader { source, context, ranked: Vec::new(), faults: Vec::new(), imported };
+    reader.convert_settings(settings);
+    mistakes.add_errors(source, reader.faults);
     reader.ranked
 }
 
-struct Reader<'a> {
-    source: &'a Source,
-    context: &'a Context,
-    ranked: Vec<Ranked>,
-    faults: Vec<Fault>,
-    imported: &'a mut Imported,
+struct GeminiSettingsReader<'a> {
+    source: &'a ImportSource,
+    context: &'a GeminiContext,
+    ranked: Vec<RankedRule>,
+    faults: Vec<PositionedError>,
+    imported: &'a mut ImportedPolicy,
 }
 
-impl<'a> Reader<'a> {
-    fn entry(&self, at: &Spanned, shown: &str) -> Entry<'a> {
-        Entry::new(&self.source.name, at.at, shown)
+impl<'a> GeminiSettingsReader<'a> {
+    fn entry_at(&self, at: &SpannedJson, shown: &str) -> ImportEntry<'a> {
+        ImportEntry::new(&self.source.name, at.at, shown)
     }
 
-    fn settings(&mut self, settings: &Spanned) {
+    fn convert_settings(&mut self, settings: &SpannedJson) {
         let tools = settings.get("tools");
         let within = |key: &str| tools.and_then(|tools| tools.get(key));
         // The names from before the settings were grouped have lower precedence.
         let old = |key: &str| settings.get(key);
         let servers = |key: &str| settings.get("mcp").and_then(|mcp| mcp.get(key));
-        self.servers(servers("excluded").or(old("excludeMCPServers")), Verdict::Deny, EXCLUDED_SERVERS);
-        self.tools(within("exclude").or(old("excludeTools")), Verdict::Deny, EXCLUDED_TOOLS);
-        self.tools(within("confirmationRequired"), Verdict::Ask, CONFIRMED_TOOLS);
+        self.convert_servers(servers("excluded").or(old("excludeMCPServers")), PolicyVerdict::Deny, EXCLUDED_SERVERS_PRIORITY);
+        self.convert_tools(within("exclude").or(old("excludeTools")), PolicyVerdict::Deny, EXCLUDED_TOOLS_PRIORITY);
+        self.convert_tools(within("confirmationRequired"), PolicyVerdict::Ask, CONFIRMED_TOOLS_PRIORITY);
         let allowed = within("allowed").or(old("allowedTools"));
-        self.tools(allowed, Verdict::Allow, ALLOWED_TOOLS);
+        self.convert_tools(allowed, PolicyVerdict::Allow, ALLOWED_TOOLS_PRIORITY);
         self.rest_of_shell(allowed);
         let core = within("core").or(old("coreTools"));
-        self.tools(core, Verdict::Allow, CORE_TOOLS);
+        self.convert_tools(core, PolicyVerdict::Allow, CORE_TOOLS_PRIORITY);
         if let Some(core) = core {
-            self.push("*", None, core, Verdict::Deny, "only the tools of `tools.core` are there", CORE_TOOLS - REST);
+            self.push("*", None, core, PolicyVerdict::Deny, "only the tools of `tools.core` are there", CORE_TOOLS_PRIORITY - FALLBACK_DISTANCE);
         }
-        self.trusted(settings.get("mcpServers"));
-        self.servers(servers("allowed").or(old("allowMCPServers")), Verdict::Allow, ALLOWED_SERVERS);
-        self.sandbox(tools);
-        self.others(settings);
-        self.keys(settings);
+        self.convert_trusted_servers(settings.get("mcpServers"));
+        self.convert_servers(servers("allowed").or(old("allowMCPServers")), PolicyVerdict::Allow, ALLOWED_SERVERS_PRIORITY);
+        self.convert_sandbox(tools);
+        self.report_other_settings(settings);
+        self.report_rule_keys(settings);
     }
 
     /// Reports keys that name more rules, and unknown keys.
-    fn keys(&mut self, settings: &Spanned) {
-        for (key, value) in settings.object().unwrap_or_default() {
+    fn report_rule_keys(&mut self, settings: &SpannedJson) {
+        for (key, value) in settings.as_object().unwrap_or_default() {
             let is_path = matches!(key.name.as_str(), "policyPaths" | "adminPolicyPaths");
-            let why = match whose::why_unknown(Tool::Gemini, key) {
-                None if is_path && value.list() != Some(&[]) => {
+            let why = match whose::why_unknown(ImportTool::Gemini, key) {
+                None if is_path && value.as_list() != Some(&[]) => {
                     "it names more files of rules: import them too".to_owned()
                 }
                 None => continue,
                 Some(why) => why,
             };
-            let note = self.entry(value, &key.name).note(Carried::Weaker, why);
+            let note = self.entry_at(value, &key.name).to_note(ImportDeviation::Weaker, why);
             self.imported.notes.push(note);
         }
     }
 
     /// Returns the names of a list; any other entry is a mistake.
-    fn texts<'s>(&mut self, list: Option<&'s Spanned>) -> Vec<(&'s Spanned, &'s str)> {
+    fn read_names<'s>(&mut self, list: Option<&'s SpannedJson>) -> Vec<(&'s SpannedJson, &'s str)> {
         let Some(list) = list else { return Vec::new() };
-        let Some(items) = list.list() else {
-            self.expected("a list", list);
+        let Some(items) = list.as_list() else {
+            self.report_unexpected("a list", list);
             return Vec::new();
         };
         let mut texts = Vec::new();
         for item in items {
-            match item.text() {
+            match item.as_text() {
                 Some(text) if !text.is_empty() => texts.push((item, text)),
-                _ => self.expected("a name", item),
+                _ => self.report_unexpected("a name", item),
             }
         }
         texts
     }
 
-    fn expected(&mut self, what: &str, found: &Spanned) {
-        self.faults.push(Fault { at: found.at, why: format!("expected {what}, found {}", found.kind()) });
+    fn report_unexpected(&mut self, what: &str, found: &SpannedJson) {
+        self.faults.push(PositionedError { at: found.at, why: format!("expected {what}, found {}", found.kind_name()) });
     }
 
-    fn push(&mut self, tool: &str, server: Option<&str>, at: &Spanned, effect: Verdict, why: &str, priority: i64) {
-        let entry = self.entry(at, tool);
-        if self.context.plans && effect == Verdict::Allow && priority <= CORE_TOOLS {
-            self.imported.notes.push(entry.note(Carried::Left, "it is not allowed in the mode `plan`"));
+    fn push(&mut self, tool: &str, server: Option<&str>, at: &SpannedJson, effect: PolicyVerdict, why: &str, priority: i64) {
+        let entry = self.entry_at(at, tool);
+        if self.context.plans && effect == PolicyVerdict::Allow && priority <= CORE_TOOLS_PRIORITY {
+            self.imported.notes.push(entry.to_note(ImportDeviation::Left, "it is not allowed in the mode `plan`"));
             return;
         }
-        let mut made = Made { entry, effect, justification: why.to_owned(), drafts: Vec::new(), lost: false };
-        made.add(tool, server, &Conditions::None, self.imported);
-        self.ranked.push(ranked(priority, made));
+        let mut made = GeminiRuleDraft { entry, effect, justification: why.to_owned(), drafts: Vec::new(), lost: false };
+        made.add_tool_rule(tool, server, &GeminiConditions::None, self.imported);
+        self.ranked.push(rank_rule(priority, made));
     }
 
-    fn why(&self, at: &Spanned) -> String {
+    fn describe_origin(&self, at: &SpannedJson) -> String {
         format!("imported from {}:{}", self.source.name, at.at.line)
     }
 
     /// Converts `TOOL`, or `TOOL(prefix)` if the tool runs commands.
-    fn tools(&mut self, list: Option<&Spanned>, effect: Verdict, priority: i64) {
-        for (at, text) in self.texts(list) {
-            let why = self.why(at);
-            let (name, prefix) = split(text);
-            let Some(prefix) = prefix.filter(|_| effect == Verdict::Allow) else {
+    fn convert_tools(&mut self, list: Option<&SpannedJson>, effect: PolicyVerdict, priority: i64) {
+        for (at, text) in self.read_names(list) {
+            let why = self.describe_origin(at);
+            let (name, prefix) = split_arguments(text);
+            let Some(prefix) = prefix.filter(|_| effect == PolicyVerdict::Allow) else {
                 // Only allow lists support the form with a prefix. In other lists the whole text is a name,
                 // which no tool has.
                 if prefix.is_some() {
-                    let note = self.entry(at, text).dropped(effect, "there, a prefix means nothing in this list");
+                    let note = self.entry_at(at, text).dropped_note(effect, "there, a prefix means nothing in this list");
                     self.imported.notes.push(note);
                 } else {
                     self.push(name, None, at, effect, &why, priority);
                 }
                 continue;
             };
-            if !SHELL_TOOLS.contains(&name) || (self.context.plans && priority <= CORE_TOOLS) {
+            if !SHELL_TOOLS.contains(&name) || (self.context.plans && priority <= CORE_TOOLS_PRIORITY) {
                 // Gemini CLI ignores the arguments, so that the entry allows the tool.
                 self.push(name, None, at, effect, &why, priority);
                 continue;
             }
             let mut made =
-                Made { entry: self.entry(at, text), effect, justification: why, drafts: Vec::new(), lost: false };
+                GeminiRuleDraft { entry: self.entry_at(at, text), effect, justification: why, drafts: Vec::new(), lost: false };
             let conditions =
-                if prefix.is_empty() { Conditions::None } else { Conditions::Prefixes(vec![prefix.to_owned()]) };
-            made.add(name, None, &conditions, self.imported);
-            self.ranked.push(ranked(priority, made));
+                if prefix.is_empty() { GeminiConditions::None } else { GeminiConditions::Prefixes(vec![prefix.to_owned()]) };
+            made.add_tool_rule(name, None, &conditions, self.imported);
+            self.ranked.push(rank_rule(priority, made));
         }
     }
 
     /// Refuses all other commands if commands are allowed by prefix.
-    fn rest_of_shell(&mut self, list: Option<&Spanned>) {
+    fn rest_of_shell(&mut self, list: Option<&SpannedJson>) {
         let Some(list) = list else { return };
-        let narrows = |text: &str| matches!(split(text), (name, Some(_)) if SHELL_TOOLS.contains(&name));
-        if list.list().unwrap_or_default().iter().filter_map(Spanned::text).any(narrows) {
+        let narrows = |text: &str| matches!(split_arguments(text), (name, Some(_)) if SHELL_TOOLS.contains(&name));
+        if list.as_list().unwrap_or_default().iter().filter_map(SpannedJson::as_text).any(narrows) {
             let why = "only the commands of `tools.allowed` are there";
-            self.push(SHELL_TOOLS[0], None, list, Verdict::Deny, why, ALLOWED_TOOLS - REST);
+            self.push(SHELL_TOOLS[0], None, list, PolicyVerdict::Deny, why, ALLOWED_TOOLS_PRIORITY - FALLBACK_DISTANCE);
         }
     }
 
-    fn servers(&mut self, list: Option<&Spanned>, effect: Verdict, priority: i64) {
-        for (at, name) in self.texts(list) {
-            let why = self.why(at);
+    fn convert_servers(&mut self, list: Option<&SpannedJson>, effect: PolicyVerdict, priority: i64) {
+        for (at, name) in self.read_names(list) {
+            let why = self.describe_origin(at);
             self.push("*", Some(name), at, effect, &why, priority);
         }
     }
 
-    fn trusted(&mut self, servers: Option<&Spanned>) {
+    fn convert_trusted_servers(&mut self, servers: Option<&SpannedJson>) {
         let Some(servers) = servers else { return };
-        let Some(entries) = servers.object() else { return self.expected("an object", servers) };
+        let Some(entries) = servers.as_object() else { return self.report_unexpected("an object", servers) };
         for (name, server) in entries {
-            if server.get("trust").and_then(Spanned::bool) == Some(true) {
-                let why = self.why(server);
-                self.push("*", Some(&name.name), server, Verdict::Allow, &why, TRUSTED_SERVERS);
+            if server.get("trust").and_then(SpannedJson::as_bool) == Some(true) {
+                let why = self.describe_origin(server);
+                self.push("*", Some(&name.name), server, PolicyVerdict::Allow, &why, TRUSTED_SERVERS_PRIORITY);
             }
             for key in ["includeTools", "excludeTools"] {
-                for (at, tool) in self.texts(server.get(key)) {
+                for (at, tool) in self.read_names(server.get(key)) {
                     if key == "excludeTools" {
-                        let why = self.why(at);
-                        self.push(tool, Some(&name.name), at, Verdict::Deny, &why, EXCLUDED_SERVERS);
+                        let why = self.describe_origin(at);
+                        self.push(tool, Some(&name.name), at, PolicyVerdict::Deny, &why, EXCLUDED_SERVERS_PRIORITY);
                     } else {
                         let why = "which tools a server offers is the agent's to say";
-                        let note = self.entry(at, &format!("{key}: {tool}")).note(Carried::Weaker, why);
+                        let note = self.entry_at(at, &format!("{key}: {tool}")).to_note(ImportDeviation::Weaker, why);
                         self.imported.notes.push(note);
                     }
                 }
@@ -205,66 +205,66 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn sandbox(&mut self, tools: Option<&Spanned>) {
+    fn convert_sandbox(&mut self, tools: Option<&SpannedJson>) {
         let Some(tools) = tools else { return };
         if let Some(sandbox) = tools.get("sandbox") {
-            if sandbox.bool() == Some(false) {
-                let note = self.entry(sandbox, "tools.sandbox: false");
-                self.imported.notes.push(note.note(Carried::Stricter, "commands always run in a sandbox here"));
+            if sandbox.as_bool() == Some(false) {
+                let note = self.entry_at(sandbox, "tools.sandbox: false");
+                self.imported.notes.push(note.to_note(ImportDeviation::Stricter, "commands always run in a sandbox here"));
             } else {
-                self.imported.settings.insert("sandbox".to_owned(), quoted("require"));
+                self.imported.settings.insert("sandbox".to_owned(), quote_toml("require"));
             }
         }
         if let Some(paths) = tools.get("sandboxAllowedPaths") {
-            for at in paths.list().unwrap_or_default() {
-                let path = at.text().unwrap_or_default();
+            for at in paths.as_list().unwrap_or_default() {
+                let path = at.as_text().unwrap_or_default();
                 let plain = path.parse::<crate::text::ConfigPath>().is_ok();
                 if plain && path.starts_with('/') {
                     self.imported.add_to_profile("write", path.to_owned());
                 } else {
-                    let note = self.entry(at, path).note(Carried::Left, "only an absolute path has a form here");
+                    let note = self.entry_at(at, path).to_note(ImportDeviation::Left, "only an absolute path has a form here");
                     self.imported.notes.push(note);
                 }
             }
         }
-        if let Some(network) = tools.get("sandboxNetworkAccess").filter(|value| value.bool() == Some(true)) {
+        if let Some(network) = tools.get("sandboxNetworkAccess").filter(|value| value.as_bool() == Some(true)) {
             let why = "the whole network is never given: allow `hosts` one by one";
-            let note = self.entry(network, "tools.sandboxNetworkAccess: true").note(Carried::Left, why);
+            let note = self.entry_at(network, "tools.sandboxNetworkAccess: true").to_note(ImportDeviation::Left, why);
             self.imported.notes.push(note);
         }
     }
 
     /// Reports other settings about permissions; the remaining settings are ignored.
-    fn others(&mut self, settings: &Spanned) {
-        let security = settings.get("security").and_then(Spanned::object).unwrap_or_default();
+    fn report_other_settings(&mut self, settings: &SpannedJson) {
+        let security = settings.get("security").and_then(SpannedJson::as_object).unwrap_or_default();
         for (key, value) in security {
             let shown = format!("security.{}", key.name);
-            let (carried, why) = match (key.name.as_str(), value.bool()) {
+            let (carried, why) = match (key.name.as_str(), value.as_bool()) {
                 ("disableYoloMode" | "disableAlwaysAllow" | "toolSandboxing", Some(true)) => {
-                    (Carried::Needless, "nothing here does without questions or a sandbox")
+                    (ImportDeviation::Needless, "nothing here does without questions or a sandbox")
                 }
                 ("environmentVariableRedaction", _) => {
-                    (Carried::Needless, "variables that look like secrets never pass here")
+                    (ImportDeviation::Needless, "variables that look like secrets never pass here")
                 }
                 ("folderTrust" | "auth" | "enablePermanentToolApproval" | "autoAddToPolicyByDefault", _) => {
-                    (Carried::Needless, "it is about the agent itself")
+                    (ImportDeviation::Needless, "it is about the agent itself")
                 }
                 (_, Some(false)) => continue,
-                _ => (Carried::Weaker, "it has no form here"),
+                _ => (ImportDeviation::Weaker, "it has no form here"),
             };
-            let note = self.entry(value, &shown).note(carried, why);
+            let note = self.entry_at(value, &shown).to_note(carried, why);
             self.imported.notes.push(note);
         }
     }
 }
 
 /// Settings have the user's tier, whatever file they are in.
-fn ranked(priority: i64, made: Made<'_>) -> Ranked {
-    Ranked { priority: tier(Scope::User) + priority, effect: made.effect, drafts: made.drafts }
+fn rank_rule(priority: i64, made: GeminiRuleDraft<'_>) -> RankedRule {
+    RankedRule { priority: tier_offset(SourceScope::User) + priority, effect: made.effect, drafts: made.drafts }
 }
 
 /// Splits `name(arguments)`; a name contains letters, digits, `_` and `-`.
-fn split(text: &str) -> (&str, Option<&str>) {
+fn split_arguments(text: &str) -> (&str, Option<&str>) {
     let parts = text.strip_suffix(')').and_then(|text| text.split_once('('));
     match parts {
         Some((name, arguments))

@@ -4,162 +4,162 @@
 //!
 //! Must not know the meaning of the text. Limited in depth; never panics.
 
-use crate::error::{Lines, Place};
+use crate::error::{LineIndex, TextPosition};
 
 /// Deepest nesting.
 const MAX_DEPTH: usize = 64;
 
 /// A value and its start position.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Spanned {
-    pub at: Place,
-    pub value: Json,
+pub(crate) struct SpannedJson {
+    pub at: TextPosition,
+    pub value: JsonValue,
 }
 
 /// A JSON value. A number keeps its text, because no caller computes with it.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Json {
+pub(crate) enum JsonValue {
     Null,
     Bool(bool),
     Number(String),
     Text(String),
-    List(Vec<Spanned>),
-    Object(Vec<(Key, Spanned)>),
+    List(Vec<SpannedJson>),
+    Object(Vec<(JsonKey, SpannedJson)>),
 }
 
 /// A name in an object.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Key {
-    pub at: Place,
+pub(crate) struct JsonKey {
+    pub at: TextPosition,
     pub name: String,
 }
 
 /// An error in a text, and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
-    pub at: Place,
+pub(crate) struct PositionedError {
+    pub at: TextPosition,
     pub why: String,
 }
 
-impl Spanned {
-    pub(crate) fn text(&self) -> Option<&str> {
-        if let Json::Text(text) = &self.value { Some(text) } else { None }
+impl SpannedJson {
+    pub(crate) fn as_text(&self) -> Option<&str> {
+        if let JsonValue::Text(text) = &self.value { Some(text) } else { None }
     }
 
-    pub(crate) fn bool(&self) -> Option<bool> {
-        if let Json::Bool(value) = self.value { Some(value) } else { None }
+    pub(crate) fn as_bool(&self) -> Option<bool> {
+        if let JsonValue::Bool(value) = self.value { Some(value) } else { None }
     }
 
-    pub(crate) fn list(&self) -> Option<&[Spanned]> {
-        if let Json::List(items) = &self.value { Some(items) } else { None }
+    pub(crate) fn as_list(&self) -> Option<&[SpannedJson]> {
+        if let JsonValue::List(items) = &self.value { Some(items) } else { None }
     }
 
-    pub(crate) fn object(&self) -> Option<&[(Key, Spanned)]> {
-        if let Json::Object(entries) = &self.value { Some(entries) } else { None }
+    pub(crate) fn as_object(&self) -> Option<&[(JsonKey, SpannedJson)]> {
+        if let JsonValue::Object(entries) = &self.value { Some(entries) } else { None }
     }
 
-    pub(crate) fn get(&self, name: &str) -> Option<&Spanned> {
-        self.object()?.iter().find(|(key, _)| key.name == name).map(|(_, value)| value)
+    pub(crate) fn get(&self, name: &str) -> Option<&SpannedJson> {
+        self.as_object()?.iter().find(|(key, _)| key.name == name).map(|(_, value)| value)
     }
 
     /// Returns the kind of the value: `a string`, `a list` ...
-    pub(crate) fn kind(&self) -> &'static str {
+    pub(crate) fn kind_name(&self) -> &'static str {
         match self.value {
-            Json::Null => "null",
-            Json::Bool(_) => "true or false",
-            Json::Number(_) => "a number",
-            Json::Text(_) => "a string",
-            Json::List(_) => "a list",
-            Json::Object(_) => "an object",
+            JsonValue::Null => "null",
+            JsonValue::Bool(_) => "true or false",
+            JsonValue::Number(_) => "a number",
+            JsonValue::Text(_) => "a string",
+            JsonValue::List(_) => "a list",
+            JsonValue::Object(_) => "an object",
         }
     }
 }
 
 /// Parses a whole text.
-pub(crate) fn read(source: &str, comments: bool) -> Result<Spanned, Fault> {
-    let mut reader = Reader { source, bytes: source.as_bytes(), at: 0, lines: Lines::of(source), comments };
+pub(crate) fn parse_json(source: &str, comments: bool) -> Result<SpannedJson, PositionedError> {
+    let mut reader = JsonReader { source, bytes: source.as_bytes(), at: 0, lines: LineIndex::from_source(source), comments };
     if source.starts_with('\u{feff}') {
         reader.at = 3;
     }
-    let value = reader.value(0)?;
-    reader.blank()?;
-    if reader.at < reader.bytes.len() { reader.fail("something follows the value") } else { Ok(value) }
+    let value = reader.parse_value(0)?;
+    reader.skip_blanks()?;
+    if reader.at < reader.bytes.len() { reader.fail_here("something follows the value") } else { Ok(value) }
 }
 
-struct Reader<'a> {
+struct JsonReader<'a> {
     source: &'a str,
     bytes: &'a [u8],
     at: usize,
-    lines: Lines<'a>,
+    lines: LineIndex<'a>,
     comments: bool,
 }
 
-impl Reader<'_> {
-    fn fail<T>(&self, why: impl Into<String>) -> Result<T, Fault> {
-        Err(Fault { at: self.lines.place(self.at), why: why.into() })
+impl JsonReader<'_> {
+    fn fail_here<T>(&self, why: impl Into<String>) -> Result<T, PositionedError> {
+        Err(PositionedError { at: self.lines.position_at(self.at), why: why.into() })
     }
 
     fn peek(&self) -> Option<u8> {
         self.bytes.get(self.at).copied()
     }
 
-    fn blank(&mut self) -> Result<(), Fault> {
+    fn skip_blanks(&mut self) -> Result<(), PositionedError> {
         while let Some(byte) = self.peek() {
             match byte {
                 b' ' | b'\t' | b'\n' | b'\r' => self.at += 1,
-                b'/' if self.comments => self.comment()?,
+                b'/' if self.comments => self.skip_comment()?,
                 _ => break,
             }
         }
         Ok(())
     }
 
-    fn comment(&mut self) -> Result<(), Fault> {
+    fn skip_comment(&mut self) -> Result<(), PositionedError> {
         let rest = &self.source[self.at..];
         let length = if rest.starts_with("//") {
             rest.find('\n').unwrap_or(rest.len())
         } else if rest.starts_with("/*") {
             match rest.find("*/") {
                 Some(end) => end + 2,
-                None => return self.fail("the comment does not end"),
+                None => return self.fail_here("the comment does not end"),
             }
         } else {
-            return self.fail("expected a value");
+            return self.fail_here("expected a value");
         };
         self.at += length;
         Ok(())
     }
 
-    fn value(&mut self, depth: usize) -> Result<Spanned, Fault> {
-        self.blank()?;
+    fn parse_value(&mut self, depth: usize) -> Result<SpannedJson, PositionedError> {
+        self.skip_blanks()?;
         if depth > MAX_DEPTH {
-            return self.fail(format!("nested deeper than {MAX_DEPTH}"));
+            return self.fail_here(format!("nested deeper than {MAX_DEPTH}"));
         }
-        let at = self.lines.place(self.at);
+        let at = self.lines.position_at(self.at);
         let value = match self.peek() {
-            Some(b'{') => self.entries(depth)?,
-            Some(b'[') => self.items(depth)?,
-            Some(b'"') => Json::Text(self.string()?),
-            Some(b'-' | b'0'..=b'9') => self.number()?,
-            _ => self.word()?,
+            Some(b'{') => self.parse_entries(depth)?,
+            Some(b'[') => self.parse_items(depth)?,
+            Some(b'"') => JsonValue::Text(self.parse_string()?),
+            Some(b'-' | b'0'..=b'9') => self.parse_number()?,
+            _ => self.parse_word()?,
         };
-        Ok(Spanned { at, value })
+        Ok(SpannedJson { at, value })
     }
 
-    fn word(&mut self) -> Result<Json, Fault> {
-        let words = [("null", Json::Null), ("true", Json::Bool(true)), ("false", Json::Bool(false))];
+    fn parse_word(&mut self) -> Result<JsonValue, PositionedError> {
+        let words = [("null", JsonValue::Null), ("true", JsonValue::Bool(true)), ("false", JsonValue::Bool(false))];
         let rest = &self.bytes[self.at..];
         match words.into_iter().find(|(word, _)| rest.starts_with(word.as_bytes())) {
             Some((word, value)) => {
                 self.at += word.len();
                 Ok(value)
             }
-            None if rest.is_empty() => self.fail("the text ends too early"),
-            None => self.fail("expected a value"),
+            None if rest.is_empty() => self.fail_here("the text ends too early"),
+            None => self.fail_here("expected a value"),
         }
     }
 
-    fn number(&mut self) -> Result<Json, Fault> {
+    fn parse_number(&mut self) -> Result<JsonValue, PositionedError> {
         let start = self.at;
         let fits = |b: u8| b.is_ascii_digit() || matches!(b, b'-' | b'+' | b'.' | b'e' | b'E');
         while self.peek().is_some_and(fits) {
@@ -168,85 +168,85 @@ impl Reader<'_> {
         let text = &self.source[start..self.at];
         if text.parse::<f64>().is_err() {
             self.at = start;
-            return self.fail("this is no number");
+            return self.fail_here("this is no number");
         }
-        Ok(Json::Number(text.to_owned()))
+        Ok(JsonValue::Number(text.to_owned()))
     }
 
-    fn items(&mut self, depth: usize) -> Result<Json, Fault> {
+    fn parse_items(&mut self, depth: usize) -> Result<JsonValue, PositionedError> {
         self.at += 1;
         let mut items = Vec::new();
         loop {
-            self.blank()?;
+            self.skip_blanks()?;
             if self.peek() == Some(b']') && (items.is_empty() || self.comments) {
                 break;
             }
-            items.push(self.value(depth + 1)?);
-            if !self.more(b']')? {
+            items.push(self.parse_value(depth + 1)?);
+            if !self.parse_separator(b']')? {
                 break;
             }
         }
         self.at += 1;
-        Ok(Json::List(items))
+        Ok(JsonValue::List(items))
     }
 
-    fn entries(&mut self, depth: usize) -> Result<Json, Fault> {
+    fn parse_entries(&mut self, depth: usize) -> Result<JsonValue, PositionedError> {
         self.at += 1;
-        let mut entries: Vec<(Key, Spanned)> = Vec::new();
+        let mut entries: Vec<(JsonKey, SpannedJson)> = Vec::new();
         loop {
-            self.blank()?;
+            self.skip_blanks()?;
             if self.peek() == Some(b'}') && (entries.is_empty() || self.comments) {
                 break;
             }
-            let at = self.lines.place(self.at);
+            let at = self.lines.position_at(self.at);
             if self.peek() != Some(b'"') {
-                return self.fail(if self.peek().is_none() {
+                return self.fail_here(if self.peek().is_none() {
                     "the text ends too early"
                 } else {
                     "expected a name in quotes"
                 });
             }
-            let name = self.string()?;
+            let name = self.parse_string()?;
             if entries.iter().any(|(key, _)| key.name == name) {
-                return Err(Fault { at, why: format!("`{name}` stands here twice") });
+                return Err(PositionedError { at, why: format!("`{name}` stands here twice") });
             }
-            self.blank()?;
+            self.skip_blanks()?;
             if self.peek() != Some(b':') {
-                return self.fail("expected `:`");
+                return self.fail_here("expected `:`");
             }
             self.at += 1;
-            entries.push((Key { at, name }, self.value(depth + 1)?));
-            if !self.more(b'}')? {
+            entries.push((JsonKey { at, name }, self.parse_value(depth + 1)?));
+            if !self.parse_separator(b'}')? {
                 break;
             }
         }
         self.at += 1;
-        Ok(Json::Object(entries))
+        Ok(JsonValue::Object(entries))
     }
 
     /// Returns true after a comma; false at the end.
-    fn more(&mut self, end: u8) -> Result<bool, Fault> {
-        self.blank()?;
+    fn parse_separator(&mut self, end: u8) -> Result<bool, PositionedError> {
+        self.skip_blanks()?;
         match self.peek() {
             Some(b',') => {
                 self.at += 1;
                 Ok(true)
             }
             Some(byte) if byte == end => Ok(false),
-            None => self.fail("the text ends too early"),
-            Some(_) => self.fail(format!("expected `,` or `{}`", char::from(end))),
+            None => self.fail_here("the text ends too early"),
+            Some(_) => self.fail_here(format!("expected `,` or `{}`", char::from(end))),
         }
     }
 
-    fn string(&mut self) -> Result<String, Fault> {
+    fn parse_string(&mut self) -> Result<String, PositionedError> {
         self.at += 1;
         let mut text = String::new();
         loop {
-            let Some(c) = self.source[self.at..].chars().next() else { return self.fail("the string does not end") };
+            let Some(c) = self.source[self.at..].chars().next() else { return self.fail_here("the string does not end") };
             match c {
                 '"' => break,
-                '\\' => text.push(self.escape()?),
-                c if c < ' ' => return self.fail("a control stands in a string"),
+                '\\' => text.push(self.parse_escape()?),
+                c if c < ' ' => return self.fail_here("a control stands in a string"),
                 c => {
                     text.push(c);
                     self.at += c.len_utf8();
@@ -257,7 +257,7 @@ impl Reader<'_> {
         Ok(text)
     }
 
-    fn escape(&mut self) -> Result<char, Fault> {
+    fn parse_escape(&mut self) -> Result<char, PositionedError> {
         let c = match self.bytes.get(self.at + 1) {
             Some(b'"') => '"',
             Some(b'\\') => '\\',
@@ -267,28 +267,28 @@ impl Reader<'_> {
             Some(b'n') => '\n',
             Some(b'r') => '\r',
             Some(b't') => '\t',
-            Some(b'u') => return self.unicode(),
-            _ => return self.fail("this escape is not known"),
+            Some(b'u') => return self.parse_unicode_escape(),
+            _ => return self.fail_here("this escape is not known"),
         };
         self.at += 2;
         Ok(c)
     }
 
-    fn unicode(&mut self) -> Result<char, Fault> {
+    fn parse_unicode_escape(&mut self) -> Result<char, PositionedError> {
         let code = |at: usize| {
             let digits = self.bytes.get(at + 2..at + 6).and_then(|d| std::str::from_utf8(d).ok());
             let plain = digits.filter(|d| d.bytes().all(|b| b.is_ascii_hexdigit()));
             plain.and_then(|d| u32::from_str_radix(d, 16).ok())
         };
-        let Some(first) = code(self.at) else { return self.fail("four hexadecimal digits follow `\\u`") };
+        let Some(first) = code(self.at) else { return self.fail_here("four hexadecimal digits follow `\\u`") };
         let (value, length) = match first {
             0xd800..0xdc00 if self.bytes.get(self.at + 6..self.at + 8) == Some(b"\\u") => match code(self.at + 6) {
                 Some(second @ 0xdc00..0xe000) => (0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00), 12),
-                _ => return self.fail("half of a character"),
+                _ => return self.fail_here("half of a character"),
             },
             _ => (first, 6),
         };
-        let Some(c) = char::from_u32(value) else { return self.fail("half of a character") };
+        let Some(c) = char::from_u32(value) else { return self.fail_here("half of a character") };
         self.at += length;
         Ok(c)
     }
@@ -300,20 +300,20 @@ mod tests {
 
     #[track_caller]
     fn wrong(source: &str, comments: bool, line: usize, column: usize) {
-        let fault = read(source, comments).unwrap_err();
+        let fault = parse_json(source, comments).unwrap_err();
         assert_eq!((fault.at.line, fault.at.column), (line, column), "{source:?}: {}", fault.why);
     }
 
     #[test]
     fn values_know_their_place() {
-        let value = read("{\n  \"a\": [1, \"x\\u00e9\\n\", true],\n  \"b\": null\n}", false).unwrap();
+        let value = parse_json("{\n  \"a\": [1, \"x\\u00e9\\n\", true],\n  \"b\": null\n}", false).unwrap();
         let a = value.get("a").unwrap();
         assert_eq!((a.at.line, a.at.column), (2, 8));
-        assert_eq!(a.list().unwrap()[1].text(), Some("xé\n"));
-        assert_eq!(value.get("b").unwrap().value, Json::Null);
-        assert_eq!(read("\"\\ud83d\\ude00\"", false).unwrap().text(), Some("😀"));
+        assert_eq!(a.as_list().unwrap()[1].as_text(), Some("xé\n"));
+        assert_eq!(value.get("b").unwrap().value, JsonValue::Null);
+        assert_eq!(parse_json("\"\\ud83d\\ude00\"", false).unwrap().as_text(), Some("😀"));
         let commented = "// a\n{ /* b */ \"a\": [1,], // c\n}";
-        assert!(read(commented, true).is_ok() && read(commented, false).is_err());
+        assert!(parse_json(commented, true).is_ok() && parse_json(commented, false).is_err());
     }
 
     #[test]

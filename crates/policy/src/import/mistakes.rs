@@ -2,42 +2,42 @@
 
 use std::path::Path;
 
-use super::json::Fault;
-use super::{Source, Tool, whose};
+use super::json::PositionedError;
+use super::{ImportSource, ImportTool, whose};
 use crate::error::ConfigError;
 
 /// Mistakes in the files of one import.
-pub(super) struct Mistakes {
-    tool: Tool,
+pub(super) struct ImportMistakes {
+    tool: ImportTool,
     all: Vec<ConfigError>,
 }
 
-impl Mistakes {
-    pub(super) fn new(tool: Tool) -> Self {
+impl ImportMistakes {
+    pub(super) fn new(tool: ImportTool) -> Self {
         Self { tool, all: Vec::new() }
     }
 
     /// Adds the mistakes of one file.
-    pub(super) fn add(&mut self, source: &Source, mut faults: Vec<Fault>) {
+    pub(super) fn add_errors(&mut self, source: &ImportSource, mut faults: Vec<PositionedError>) {
         faults.sort_by_key(|fault| fault.at);
-        let error = |fault: Fault| ConfigError::new(Path::new(&source.name), Some(fault.at), fault.why);
+        let error = |fault: PositionedError| ConfigError::new(Path::new(&source.name), Some(fault.at), fault.why);
         let mut errors = faults.into_iter().map(error);
-        let first = errors.next().map(|error| self.advised(source, error));
+        let first = errors.next().map(|error| self.add_advice(source, error));
         self.all.extend(first.into_iter().chain(errors));
     }
 
     /// Adds one mistake that makes a whole file unreadable.
-    pub(super) fn refuse(&mut self, source: &Source, error: ConfigError) {
-        self.all.push(self.advised(source, error));
+    pub(super) fn add_file_error(&mut self, source: &ImportSource, error: ConfigError) {
+        self.all.push(self.add_advice(source, error));
     }
 
     /// Adds advice to an error. A file of another tool, or of an unknown one, needs other advice.
-    fn advised(&self, source: &Source, error: ConfigError) -> ConfigError {
-        match whose::guess(&source.text) {
+    fn add_advice(&self, source: &ImportSource, error: ConfigError) -> ConfigError {
+        match whose::guess_tool(&source.text) {
             Some(tool) if tool == self.tool => error,
             Some(other) => {
                 let (title, name) = (other.title(), other.name());
-                error.hint(format!("nothing was imported; the file seems to be {title}'s: --from {name}"))
+                error.with_hint(format!("nothing was imported; the file seems to be {title}'s: --from {name}"))
             }
             None => {
                 let title = self.tool.title();
@@ -50,11 +50,11 @@ impl Mistakes {
     ///
     /// # Errors
     /// The mistakes, if there are any.
-    pub(super) fn finish(mut self, sources: &[Source]) -> Result<(), ConfigError> {
+    pub(super) fn into_result(mut self, sources: &[ImportSource]) -> Result<(), ConfigError> {
         let position = |error: &ConfigError| sources.iter().position(|source| Path::new(&source.name) == error.file());
         self.all.sort_by_cached_key(position);
         let what = if self.all.len() == 1 { "correct it, or take it out" } else { "correct them, or take them out" };
-        match ConfigError::joined(self.all) {
+        match ConfigError::join_errors(self.all) {
             Some(error) => Err(error.or_hint(format!("nothing was imported; {what}"))),
             None => Ok(()),
         }

@@ -21,26 +21,26 @@ mod scope;
 mod starlark;
 mod whose;
 
-pub use scope::Scope;
+pub use scope::SourceScope;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use stockade_model::{RawText, TargetPattern, Verdict};
+use stockade_model::{RawText, TargetPattern, PolicyVerdict};
 
-use crate::draft::{DraftRule, comment, quoted};
-use crate::error::{ConfigError, Place};
-use crate::file::{Combining, ConfigFile};
+use crate::draft::{DraftRule, format_comment, quote_toml};
+use crate::error::{ConfigError, TextPosition};
+use crate::file::{CombiningAlgorithm, ConfigFile};
 use crate::hosts::check_breadth;
 use crate::merge::LayerText;
 use crate::parse::parse_content;
-use crate::settings::{OwnDirectories, Settings};
-use crate::spec::Layer;
+use crate::settings::{OwnDirectories, PolicySettings};
+use crate::spec::ConfigLayer;
 
 /// The tool that the rules are from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tool {
+pub enum ImportTool {
     /// Codex: `.rules` files (Starlark).
     Codex,
     /// Claude Code: `settings.json`.
@@ -51,18 +51,18 @@ pub enum Tool {
 
 /// One file to import.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct ImportSource {
     /// Name of the file, for messages.
     pub name: String,
     /// Text of the file.
     pub text: String,
     /// Scope in which the tool reads the file.
-    pub scope: Scope,
+    pub scope: SourceScope,
 }
 
 /// Result for one entry that is not imported exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Carried {
+pub enum ImportDeviation {
     /// Dropped without loss: the entry is about a feature that does not exist here, or that always applies
     /// here.
     Needless,
@@ -76,22 +76,22 @@ pub enum Carried {
 
 /// A note about one entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note {
+pub struct ImportNote {
     /// The file.
     pub source: String,
     /// Position in the file.
-    pub place: Place,
+    pub place: TextPosition,
     /// The entry, unchanged but shortened.
     pub entry: String,
     /// Result for the entry.
-    pub carried: Carried,
+    pub carried: ImportDeviation,
     /// The reason.
     pub why: String,
 }
 
 /// Result of an import.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Imported {
+pub struct ImportedPolicy {
     /// Top-level keys, as `key` and TOML value.
     pub settings: BTreeMap<String, String>,
     /// Additions to profile `workspace`, and to `read-only` if they refuse: lists by key.
@@ -99,24 +99,24 @@ pub struct Imported {
     /// Rules, in order.
     pub rules: Vec<DraftRule>,
     /// Notes about entries that were not imported exactly, in order.
-    pub notes: Vec<Note>,
+    pub notes: Vec<ImportNote>,
 }
 
 /// Keys of a profile that take powers from a command.
 const REFUSING_KEYS: &[&str] = &["egress.deny", "env.drop", "hide", "protect"];
 
-impl Imported {
+impl ImportedPolicy {
     /// Returns the number of dropped entries that allowed or set something.
     pub fn left_out(&self) -> usize {
-        self.count(Carried::Left)
+        self.count_notes(ImportDeviation::Left)
     }
 
     /// Returns the number of entries that refused or asked and were lost, in whole or in part.
-    pub fn lost(&self) -> usize {
-        self.count(Carried::Weaker)
+    pub fn count_lost(&self) -> usize {
+        self.count_notes(ImportDeviation::Weaker)
     }
 
-    fn count(&self, carried: Carried) -> usize {
+    fn count_notes(&self, carried: ImportDeviation) -> usize {
         self.notes.iter().filter(|note| note.carried == carried).count()
     }
 
@@ -124,7 +124,7 @@ impl Imported {
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
         for note in &self.notes {
-            text.push_str(&comment(&note.to_string()));
+            text.push_str(&format_comment(&note.to_string()));
         }
         let has_keys = !self.settings.is_empty() || !self.profile.is_empty();
         if has_keys && !self.notes.is_empty() {
@@ -156,7 +156,7 @@ impl Imported {
         }
         let _ = writeln!(text, "[profiles.{name}]");
         for (key, values) in additions {
-            let values: Vec<String> = values.iter().map(|value| quoted(value)).collect();
+            let values: Vec<String> = values.iter().map(|value| quote_toml(value)).collect();
             let _ = writeln!(text, "{key} = [{}]", values.join(", "));
         }
     }
@@ -174,21 +174,21 @@ impl Imported {
         }
     }
 
-    fn combine_by(&mut self, combining: Combining) {
-        if combining == Combining::FirstApplicable {
-            self.settings.insert("combining".to_owned(), quoted("first-applicable"));
+    fn combine_by(&mut self, combining: CombiningAlgorithm) {
+        if combining == CombiningAlgorithm::FirstApplicable {
+            self.settings.insert("combining".to_owned(), quote_toml("first-applicable"));
         }
     }
 }
 
-impl std::fmt::Display for Note {
+impl std::fmt::Display for ImportNote {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let escaped = |text: &str| RawText::from(text).escaped();
+        let escaped = |text: &str| RawText::from(text).to_escaped();
         let became = match self.carried {
-            Carried::Needless => "not needed here",
-            Carried::Left => "left out",
-            Carried::Stricter => "carried more strictly",
-            Carried::Weaker => "NOT CARRIED, look at it",
+            ImportDeviation::Needless => "not needed here",
+            ImportDeviation::Left => "left out",
+            ImportDeviation::Stricter => "carried more strictly",
+            ImportDeviation::Weaker => "NOT CARRIED, look at it",
         };
         let (source, entry) = (escaped(&self.source), escaped(&self.entry));
         write!(f, "{source}:{}: `{entry}`: {became}: {}", self.place, escaped(&self.why))
@@ -200,16 +200,16 @@ impl std::fmt::Display for Note {
 /// # Errors
 /// An error if a file is not of its format, or not of this tool; the error has file, line and column of
 /// every mistake.
-pub fn import(tool: Tool, sources: &[Source]) -> Result<Imported, ConfigError> {
+pub fn import_policy(tool: ImportTool, sources: &[ImportSource]) -> Result<ImportedPolicy, ConfigError> {
     let mut imported = match tool {
-        Tool::Codex => codex::import(sources)?,
-        Tool::Claude => claude::import(sources)?,
-        Tool::Gemini => gemini::import(sources)?,
+        ImportTool::Codex => codex::import_codex(sources)?,
+        ImportTool::Claude => claude::import_claude(sources)?,
+        ImportTool::Gemini => gemini::import_gemini(sources)?,
     };
     let rules: Vec<DraftRule> = imported.rules.into_iter().map(without_broken_examples).collect();
     imported.rules = Vec::new();
     for rule in rules {
-        match checked(rule) {
+        match check_draft(rule) {
             Ok(rule) => imported.rules.push(rule),
             Err(replacement) => {
                 imported.rules.extend(replacement.broader);
@@ -219,30 +219,30 @@ pub fn import(tool: Tool, sources: &[Source]) -> Result<Imported, ConfigError> {
     }
     // The output must be readable, whatever the input was.
     let source = imported.to_toml();
-    let layer = LayerText { layer: Layer::User, path: WHAT_WAS_IMPORTED.into(), source };
-    Settings::from_layers(Path::new("/"), OwnDirectories::default(), &[layer])?;
+    let layer = LayerText { layer: ConfigLayer::User, path: IMPORT_SOURCE_NAME.into(), source };
+    PolicySettings::from_layers(Path::new("/"), OwnDirectories::default(), &[layer])?;
     Ok(imported)
 }
 
 /// Name of the source in errors about the output of the import.
-const WHAT_WAS_IMPORTED: &str = "what was imported";
+const IMPORT_SOURCE_NAME: &str = "what was imported";
 
 /// Replacement for a rule that cannot be read.
-struct Replacement {
+struct RuleReplacement {
     broader: Option<DraftRule>,
-    note: Note,
+    note: ImportNote,
 }
 
 /// Returns a rule that can be read, or its replacement with a note. Names of other tools may contain text
 /// that is not valid in a pattern here. A rule that refused or asked is replaced by a question about all of
 /// its kind, because an `allow` beside it counts.
-fn checked(draft: DraftRule) -> Result<DraftRule, Box<Replacement>> {
-    let Err(why) = readable(&draft) else { return Ok(draft) };
+fn check_draft(draft: DraftRule) -> Result<DraftRule, Box<RuleReplacement>> {
+    let Err(why) = validate_draft(&draft) else { return Ok(draft) };
     let by = draft.provenance.as_ref().map_or("", |provenance| provenance.by.as_str());
     let (source, line) = by.rsplit_once(", ").and_then(|(_, at)| at.rsplit_once(':')).unwrap_or((by, ""));
-    let entry = Entry::new(source, Place { line: line.parse().unwrap_or(1), column: 1 }, &draft.justification);
-    if draft.effect == Verdict::Allow {
-        return Err(Box::new(Replacement { broader: None, note: entry.note(Carried::Left, why) }));
+    let entry = ImportEntry::new(source, TextPosition { line: line.parse().unwrap_or(1), column: 1 }, &draft.justification);
+    if draft.effect == PolicyVerdict::Allow {
+        return Err(Box::new(RuleReplacement { broader: None, note: entry.to_note(ImportDeviation::Left, why) }));
     }
     let every = |wanted: bool, all: &str| if wanted { vec![all.to_owned()] } else { Vec::new() };
     let commands = !draft.prefix.is_empty() || !draft.glob.is_empty();
@@ -250,18 +250,18 @@ fn checked(draft: DraftRule) -> Result<DraftRule, Box<Replacement>> {
         glob: every(commands, "*"),
         tool: every(!draft.tool.is_empty(), "*"),
         files: every(!draft.files.is_empty(), "/"),
-        ..DraftRule::new(Verdict::Ask, "imported: a rule that has no form here")
+        ..DraftRule::new(PolicyVerdict::Ask, "imported: a rule that has no form here")
     };
-    let broader = (draft.hosts.is_empty() && readable(&asks).is_ok()).then_some(asks);
-    let carried = if broader.is_some() { Carried::Stricter } else { Carried::Weaker };
-    Err(Box::new(Replacement { broader, note: entry.note(carried, why) }))
+    let broader = (draft.hosts.is_empty() && validate_draft(&asks).is_ok()).then_some(asks);
+    let carried = if broader.is_some() { ImportDeviation::Stricter } else { ImportDeviation::Weaker };
+    Err(Box::new(RuleReplacement { broader, note: entry.to_note(carried, why) }))
 }
 
 /// Checks that a rule can be read, and returns the reason if it cannot.
-fn readable(draft: &DraftRule) -> Result<(), String> {
+fn validate_draft(draft: &DraftRule) -> Result<(), String> {
     let file: ConfigFile =
-        parse_content(Path::new(WHAT_WAS_IMPORTED), &draft.to_toml()).map_err(|error| error.to_string())?;
-    let rule = |section| crate::rules::Rule::new(section, crate::spec::Origin::Default);
+        parse_content(Path::new(IMPORT_SOURCE_NAME), &draft.to_toml()).map_err(|error| error.to_string())?;
+    let rule = |section| crate::rules::PolicyRule::new(section, crate::spec::ValueOrigin::Default);
     file.rules.iter().try_for_each(|section| rule(section).map(|_| ()).map_err(|(_, why)| why))
 }
 
@@ -275,7 +275,7 @@ fn without_broken_examples(mut draft: DraftRule) -> DraftRule {
         let one = |example: &&String| {
             let mut alone = DraftRule { matches: Vec::new(), not_match: Vec::new(), ..draft.clone() };
             put(&mut alone, vec![(*example).clone()]);
-            readable(&alone).is_ok()
+            validate_draft(&alone).is_ok()
         };
         examples.iter().filter(one).cloned().collect()
     };
@@ -288,46 +288,46 @@ fn without_broken_examples(mut draft: DraftRule) -> DraftRule {
 
 /// An entry that is being imported: its position and its text in a note.
 #[derive(Clone, Debug)]
-struct Entry<'a> {
+struct ImportEntry<'a> {
     source: &'a str,
-    place: Place,
+    place: TextPosition,
     shown: String,
 }
 
 /// Longest entry shown in a note, in characters.
-const MAX_SHOWN: usize = 120;
+const MAX_ENTRY_CHARACTERS: usize = 120;
 
-impl<'a> Entry<'a> {
-    fn new(source: &'a str, place: Place, shown: &str) -> Self {
-        let mut short: String = shown.chars().take(MAX_SHOWN).collect();
+impl<'a> ImportEntry<'a> {
+    fn new(source: &'a str, place: TextPosition, shown: &str) -> Self {
+        let mut short: String = shown.chars().take(MAX_ENTRY_CHARACTERS).collect();
         if short.len() < shown.len() {
             short.push('…');
         }
         Self { source, place, shown: short }
     }
 
-    fn note(&self, carried: Carried, why: impl Into<String>) -> Note {
-        Note { source: self.source.to_owned(), place: self.place, entry: self.shown.clone(), carried, why: why.into() }
+    fn to_note(&self, carried: ImportDeviation, why: impl Into<String>) -> ImportNote {
+        ImportNote { source: self.source.to_owned(), place: self.place, entry: self.shown.clone(), carried, why: why.into() }
     }
 
     /// Returns the note for a dropped entry: harmless for an `allow`, not for the others.
-    fn dropped(&self, effect: Verdict, why: impl Into<String>) -> Note {
-        self.note(if effect == Verdict::Allow { Carried::Left } else { Carried::Weaker }, why)
+    fn dropped_note(&self, effect: PolicyVerdict, why: impl Into<String>) -> ImportNote {
+        self.to_note(if effect == PolicyVerdict::Allow { ImportDeviation::Left } else { ImportDeviation::Weaker }, why)
     }
 
-    fn origin(&self) -> String {
+    fn format_origin(&self) -> String {
         format!("{}:{}", self.source, self.place.line)
     }
 }
 
 /// Parses a host of a tool whose `*.` stands for any number of labels. The result is an error if the text
 /// is not a host, or is too wide for its effect.
-fn host_of_any_depth(text: &str, effect: Verdict) -> Result<TargetPattern, String> {
+fn host_of_any_depth(text: &str, effect: PolicyVerdict) -> Result<TargetPattern, String> {
     let deep = text.strip_prefix("*.").map(|rest| format!("**.{rest}"));
-    let pattern = deep.as_deref().unwrap_or(text).parse::<TargetPattern>().map_err(|error| error.why().to_owned())?;
+    let pattern = deep.as_deref().unwrap_or(text).parse::<TargetPattern>().map_err(|error| error.reason().to_owned())?;
     match effect {
-        Verdict::Allow => check_breadth(&pattern).map(|()| pattern).map_err(|why| why.to_string()),
-        Verdict::Ask | Verdict::Deny => Ok(pattern),
+        PolicyVerdict::Allow => check_breadth(&pattern).map(|()| pattern).map_err(|why| why.to_string()),
+        PolicyVerdict::Ask | PolicyVerdict::Deny => Ok(pattern),
     }
 }
 

@@ -10,7 +10,7 @@ const MAX_DEPTH: usize = 8;
 
 /// Globs that together match at least the texts of the expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Globs {
+pub(super) struct RegexGlobs {
     /// Globs in which `*` stands for any text.
     pub globs: Vec<String>,
     /// True if the globs match more than the expression.
@@ -20,7 +20,7 @@ pub(super) struct Globs {
 }
 
 /// Longest expression that Gemini CLI tries, in bytes.
-pub(super) const MAX_BYTES: usize = 2048;
+pub(super) const MAX_EXPRESSION_BYTES: usize = 2048;
 
 /// Returns whether Gemini CLI refuses an expression, and its rule, as potentially slow: the expression is
 /// too long, or a quantifier in a group comes before a quantified group.
@@ -33,14 +33,14 @@ pub(super) fn is_refused(expression: &str) -> bool {
     let outside = |from: usize| {
         expression[from..].match_indices(')').any(|(at, _)| expression[from + at + 1..].starts_with(repeats))
     };
-    expression.len() > MAX_BYTES - 64 || inside.is_some_and(outside)
+    expression.len() > MAX_EXPRESSION_BYTES - 64 || inside.is_some_and(outside)
 }
 
 /// Translates an expression that is searched from the start of a text that ends in a quote, like a command
 /// in JSON. Without a final quote, any text may follow.
-pub(super) fn globs_of(expression: &str) -> Result<Globs, &'static str> {
-    let mut reader = Reader { rest: expression, broader: false, depth: 0, first: 0 };
-    let variants = reader.alternatives()?;
+pub(super) fn globs_of(expression: &str) -> Result<RegexGlobs, &'static str> {
+    let mut reader = RegexReader { rest: expression, broader: false, depth: 0, first: 0 };
+    let variants = reader.parse_alternatives()?;
     let first = reader.first;
     if !reader.rest.is_empty() {
         return Err("a `)` closes nothing");
@@ -66,10 +66,10 @@ pub(super) fn globs_of(expression: &str) -> Result<Globs, &'static str> {
             globs.push(glob);
         }
     }
-    Ok(Globs { globs, broader: reader.broader, anywhere })
+    Ok(RegexGlobs { globs, broader: reader.broader, anywhere })
 }
 
-struct Reader<'a> {
+struct RegexReader<'a> {
     rest: &'a str,
     broader: bool,
     depth: usize,
@@ -78,36 +78,36 @@ struct Reader<'a> {
 }
 
 /// The variants of one atom, and whether the atom is `.`, which repeats as `*`.
-struct Atom {
+struct RegexAtom {
     variants: Vec<String>,
     any: bool,
 }
 
-impl Reader<'_> {
-    fn alternatives(&mut self) -> Result<Vec<String>, &'static str> {
+impl RegexReader<'_> {
+    fn parse_alternatives(&mut self) -> Result<Vec<String>, &'static str> {
         if self.depth > MAX_DEPTH {
             return Err("its groups are nested too deeply");
         }
-        let mut all = self.sequence()?;
+        let mut all = self.parse_sequence()?;
         if self.depth == 0 {
             self.first = all.len();
         }
         while self.next_is("|") {
-            all.extend(self.sequence()?);
+            all.extend(self.parse_sequence()?);
         }
-        bounded(all)
+        check_glob_count(all)
     }
 
-    fn sequence(&mut self) -> Result<Vec<String>, &'static str> {
+    fn parse_sequence(&mut self) -> Result<Vec<String>, &'static str> {
         let mut all = vec![String::new()];
         while !self.rest.is_empty() && !self.rest.starts_with(['|', ')']) {
-            let atom = self.atom()?;
-            let variants = self.repeated(atom)?;
+            let atom = self.parse_atom()?;
+            let variants = self.parse_repetition(atom)?;
             let mut next = Vec::new();
             for front in &all {
                 next.extend(variants.iter().map(|back| format!("{front}{back}")));
             }
-            all = bounded(next)?;
+            all = check_glob_count(next)?;
         }
         Ok(all)
     }
@@ -122,19 +122,19 @@ impl Reader<'_> {
         }
     }
 
-    fn take(&mut self) -> Option<char> {
+    fn take_char(&mut self) -> Option<char> {
         let c = self.rest.chars().next()?;
         self.rest = &self.rest[c.len_utf8()..];
         Some(c)
     }
 
-    fn atom(&mut self) -> Result<Atom, &'static str> {
-        let one = |text: &str| Ok(Atom { variants: vec![text.to_owned()], any: false });
-        match self.take() {
-            Some('\\') => self.escape(),
-            Some('.') => Ok(Atom { variants: vec!["*".to_owned()], any: true }),
+    fn parse_atom(&mut self) -> Result<RegexAtom, &'static str> {
+        let one = |text: &str| Ok(RegexAtom { variants: vec![text.to_owned()], any: false });
+        match self.take_char() {
+            Some('\\') => self.parse_escape(),
+            Some('.') => Ok(RegexAtom { variants: vec!["*".to_owned()], any: true }),
             Some('[') => {
-                self.class()?;
+                self.skip_class()?;
                 self.broader = true;
                 one("*")
             }
@@ -143,12 +143,12 @@ impl Reader<'_> {
                     return Err("it looks ahead or behind");
                 }
                 self.depth += 1;
-                let variants = self.alternatives()?;
+                let variants = self.parse_alternatives()?;
                 self.depth -= 1;
                 if !self.next_is(")") {
                     return Err("a `(` is not closed");
                 }
-                Ok(Atom { variants, any: false })
+                Ok(RegexAtom { variants, any: false })
             }
             Some('^' | '$') => Err("`^` and `$` mean the JSON around the command there, so that it never matches"),
             Some('*' | '+' | '?' | '{' | '}' | ']') => Err("it is no regular expression"),
@@ -158,9 +158,9 @@ impl Reader<'_> {
         }
     }
 
-    fn escape(&mut self) -> Result<Atom, &'static str> {
-        let one = |text: String| Ok(Atom { variants: vec![text], any: false });
-        match self.take() {
+    fn parse_escape(&mut self) -> Result<RegexAtom, &'static str> {
+        let one = |text: String| Ok(RegexAtom { variants: vec![text], any: false });
+        match self.take_char() {
             Some('s') => one(" ".to_owned()),
             Some('b') => {
                 self.broader = true;
@@ -182,14 +182,14 @@ impl Reader<'_> {
     }
 
     /// Skips a class up to its end; its content does not matter.
-    fn class(&mut self) -> Result<(), &'static str> {
+    fn skip_class(&mut self) -> Result<(), &'static str> {
         let mut first = true;
         self.next_is("^");
-        while let Some(c) = self.take() {
+        while let Some(c) = self.take_char() {
             match c {
                 ']' if !first => return Ok(()),
                 '\\' => {
-                    self.take();
+                    self.take_char();
                 }
                 _ => {}
             }
@@ -198,7 +198,7 @@ impl Reader<'_> {
         Err("a `[` is not closed")
     }
 
-    fn repeated(&mut self, atom: Atom) -> Result<Vec<String>, &'static str> {
+    fn parse_repetition(&mut self, atom: RegexAtom) -> Result<Vec<String>, &'static str> {
         let is_blank = atom.variants == [" "];
         let variants = if self.next_is("*") {
             self.broader |= !atom.any && !is_blank;
@@ -224,11 +224,11 @@ impl Reader<'_> {
         };
         // Forms such as `.*?` differ in their first match only, not in the texts they match.
         self.next_is("?");
-        bounded(variants)
+        check_glob_count(variants)
     }
 }
 
-fn bounded(all: Vec<String>) -> Result<Vec<String>, &'static str> {
+fn check_glob_count(all: Vec<String>) -> Result<Vec<String>, &'static str> {
     if all.len() > MAX_GLOBS { Err("it has too many alternatives") } else { Ok(all) }
 }
 

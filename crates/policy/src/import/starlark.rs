@@ -6,25 +6,25 @@
 
 use std::collections::BTreeMap;
 
-use super::json::Fault;
-use crate::error::{Lines, Place};
+use super::json::PositionedError;
+use crate::error::{LineIndex, TextPosition};
 
 /// Deepest nesting of lists and parentheses.
 const MAX_DEPTH: usize = 32;
 /// Longest value that names and `+` may make, in entries or bytes.
-const MAX_VALUE: usize = 1 << 20;
+const MAX_VALUE_LENGTH: usize = 1 << 20;
 
 /// A value.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Value {
-    pub at: Place,
-    pub kind: Kind,
+pub(crate) struct StarlarkValue {
+    pub at: TextPosition,
+    pub kind: StarlarkValueKind,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Kind {
+pub(crate) enum StarlarkValueKind {
     Text(String),
-    List(Vec<Value>),
+    List(Vec<StarlarkValue>),
     None,
     /// `True`, `False`, a number: no call here accepts one.
     Other(&'static str),
@@ -32,15 +32,15 @@ pub(crate) enum Kind {
 
 /// One call at the top of a file.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Call {
-    pub at: Place,
+pub(crate) struct StarlarkCall {
+    pub at: TextPosition,
     pub name: String,
-    pub positional: Vec<Value>,
-    pub named: Vec<(Place, String, Value)>,
+    pub positional: Vec<StarlarkValue>,
+    pub named: Vec<(TextPosition, String, StarlarkValue)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Token {
+enum StarlarkToken {
     Name(String),
     Text(String),
     Number,
@@ -51,50 +51,50 @@ enum Token {
 }
 
 /// Parses a whole file.
-pub(crate) fn read(source: &str) -> Result<Vec<Call>, Fault> {
-    let tokens = Lexer { source, at: 0, lines: Lines::of(source), brackets: 0, line_start: true }.all()?;
-    let mut parser = Parser { tokens, at: 0, names: BTreeMap::new() };
+pub(crate) fn parse_calls(source: &str) -> Result<Vec<StarlarkCall>, PositionedError> {
+    let tokens = StarlarkLexer { source, at: 0, lines: LineIndex::from_source(source), brackets: 0, line_start: true }.collect_tokens()?;
+    let mut parser = StarlarkParser { tokens, at: 0, names: BTreeMap::new() };
     let mut calls = Vec::new();
-    while parser.statement(&mut calls)? {}
+    while parser.parse_statement(&mut calls)? {}
     Ok(calls)
 }
 
-struct Lexer<'a> {
+struct StarlarkLexer<'a> {
     source: &'a str,
     at: usize,
-    lines: Lines<'a>,
+    lines: LineIndex<'a>,
     brackets: usize,
     line_start: bool,
 }
 
-impl Lexer<'_> {
-    fn fail<T>(&self, at: usize, why: impl Into<String>) -> Result<T, Fault> {
-        Err(Fault { at: self.lines.place(at), why: why.into() })
+impl StarlarkLexer<'_> {
+    fn fail_at<T>(&self, at: usize, why: impl Into<String>) -> Result<T, PositionedError> {
+        Err(PositionedError { at: self.lines.position_at(at), why: why.into() })
     }
 
-    fn all(mut self) -> Result<Vec<(Place, Token)>, Fault> {
+    fn collect_tokens(mut self) -> Result<Vec<(TextPosition, StarlarkToken)>, PositionedError> {
         let mut tokens = Vec::new();
         loop {
             let rest = &self.source[self.at..];
             let Some(c) = rest.chars().next() else {
-                tokens.push((self.lines.place(self.at), Token::Newline));
-                tokens.push((self.lines.place(self.at), Token::End));
+                tokens.push((self.lines.position_at(self.at), StarlarkToken::Newline));
+                tokens.push((self.lines.position_at(self.at), StarlarkToken::End));
                 return Ok(tokens);
             };
-            let place = self.lines.place(self.at);
+            let place = self.lines.position_at(self.at);
             let start = self.at;
             match c {
                 '\n' => {
                     self.at += 1;
                     if self.brackets == 0 {
-                        tokens.push((place, Token::Newline));
+                        tokens.push((place, StarlarkToken::Newline));
                     }
                     self.line_start = true;
                     continue;
                 }
                 ' ' | '\t' | '\r' => {
                     if self.line_start && self.brackets == 0 && self.is_indented() {
-                        return self.fail(start, "an indented block: only calls and names are understood here");
+                        return self.fail_at(start, "an indented block: only calls and names are understood here");
                     }
                     self.at += 1;
                     continue;
@@ -107,15 +107,15 @@ impl Lexer<'_> {
                     self.at += 2;
                     continue;
                 }
-                '"' | '\'' => tokens.push((place, Token::Text(self.string(false)?))),
+                '"' | '\'' => tokens.push((place, StarlarkToken::Text(self.read_string(false)?))),
                 'r' if rest[1..].starts_with(['"', '\'']) => {
                     self.at += 1;
-                    tokens.push((place, Token::Text(self.string(true)?)));
+                    tokens.push((place, StarlarkToken::Text(self.read_string(true)?)));
                 }
-                c if c.is_ascii_alphabetic() || c == '_' => tokens.push((place, Token::Name(self.name()?))),
+                c if c.is_ascii_alphabetic() || c == '_' => tokens.push((place, StarlarkToken::Name(self.read_name()?))),
                 c if c.is_ascii_digit() => {
                     self.at += rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '.').unwrap_or(rest.len());
-                    tokens.push((place, Token::Number));
+                    tokens.push((place, StarlarkToken::Number));
                 }
                 '(' | '[' | ')' | ']' | ',' | '=' | '+' | ';' => {
                     self.at += 1;
@@ -124,26 +124,26 @@ impl Lexer<'_> {
                         ')' | ']' => self.brackets = self.brackets.saturating_sub(1),
                         _ => {}
                     }
-                    tokens.push((place, Token::Symbol(c)));
+                    tokens.push((place, StarlarkToken::Symbol(c)));
                 }
-                _ => return self.fail(start, format!("`{c}` is not understood here")),
+                _ => return self.fail_at(start, format!("`{c}` is not understood here")),
             }
             self.line_start = false;
         }
     }
 
-    fn name(&mut self) -> Result<String, Fault> {
+    fn read_name(&mut self) -> Result<String, PositionedError> {
         let start = self.at;
         let rest = &self.source[start..];
         let length = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
         let name = &rest[..length];
         self.at += length;
         if rest[length..].starts_with(['"', '\'']) {
-            return self.fail(start, "a string with a prefix is not understood here");
+            return self.fail_at(start, "a string with a prefix is not understood here");
         }
-        if RESERVED.contains(&name) {
+        if RESERVED_WORDS.contains(&name) {
             let why = format!("`{name}` is not understood here: only calls and names bound to values are");
-            return self.fail(start, why);
+            return self.fail_at(start, why);
         }
         Ok(name.to_owned())
     }
@@ -154,7 +154,7 @@ impl Lexer<'_> {
         !line.is_empty() && !line.starts_with('#')
     }
 
-    fn string(&mut self, raw: bool) -> Result<String, Fault> {
+    fn read_string(&mut self, raw: bool) -> Result<String, PositionedError> {
         let start = self.at;
         let rest = &self.source[self.at..];
         let quote = if rest.starts_with("\"\"\"") || rest.starts_with("'''") { &rest[..3] } else { &rest[..1] };
@@ -162,13 +162,13 @@ impl Lexer<'_> {
         let mut text = String::new();
         loop {
             let rest = &self.source[self.at..];
-            let Some(c) = rest.chars().next() else { return self.fail(start, "the string does not end") };
+            let Some(c) = rest.chars().next() else { return self.fail_at(start, "the string does not end") };
             if rest.starts_with(quote) {
                 self.at += quote.len();
                 return Ok(text);
             }
             match c {
-                '\n' if quote.len() == 1 => return self.fail(start, "the string does not end on its line"),
+                '\n' if quote.len() == 1 => return self.fail_at(start, "the string does not end on its line"),
                 '\\' if raw => {
                     // A quote after the backslash does not end the string; both characters stay.
                     let next = rest[1..].chars().next();
@@ -176,7 +176,7 @@ impl Lexer<'_> {
                     text.extend(next);
                     self.at += 1 + next.map_or(0, char::len_utf8);
                 }
-                '\\' => self.escape(&mut text)?,
+                '\\' => self.read_escape(&mut text)?,
                 c => {
                     text.push(c);
                     self.at += c.len_utf8();
@@ -185,7 +185,7 @@ impl Lexer<'_> {
         }
     }
 
-    fn escape(&mut self, text: &mut String) -> Result<(), Fault> {
+    fn read_escape(&mut self, text: &mut String) -> Result<(), PositionedError> {
         let bytes = self.source.as_bytes();
         let known = match bytes.get(self.at + 1) {
             Some(b'n') => '\n',
@@ -207,13 +207,13 @@ impl Lexer<'_> {
                 let code =
                     self.source.get(self.at + 2..self.at + 2 + digits).and_then(|d| u32::from_str_radix(d, 16).ok());
                 let Some(c) = code.and_then(char::from_u32) else {
-                    return self.fail(self.at, "this escape is not known");
+                    return self.fail_at(self.at, "this escape is not known");
                 };
                 text.push(c);
                 self.at += 2 + digits;
                 return Ok(());
             }
-            _ => return self.fail(self.at, "this escape is not known"),
+            _ => return self.fail_at(self.at, "this escape is not known"),
         };
         text.push(known);
         self.at += 2;
@@ -221,176 +221,176 @@ impl Lexer<'_> {
     }
 }
 
-struct Parser {
-    tokens: Vec<(Place, Token)>,
+struct StarlarkParser {
+    tokens: Vec<(TextPosition, StarlarkToken)>,
     at: usize,
-    names: BTreeMap<String, Value>,
+    names: BTreeMap<String, StarlarkValue>,
 }
 
-const RESERVED: &[&str] = &[
+const RESERVED_WORDS: &[&str] = &[
     "and", "break", "class", "continue", "def", "del", "elif", "else", "for", "global", "if", "import", "in", "lambda",
     "load", "not", "or", "pass", "return", "while", "with", "yield",
 ];
 
-impl Parser {
-    fn here(&self) -> (Place, &Token) {
+impl StarlarkParser {
+    fn current_token(&self) -> (TextPosition, &StarlarkToken) {
         let (place, token) = &self.tokens[self.at.min(self.tokens.len() - 1)];
         (*place, token)
     }
 
-    fn fail<T>(&self, why: impl Into<String>) -> Result<T, Fault> {
-        Err(Fault { at: self.here().0, why: why.into() })
+    fn fail_here<T>(&self, why: impl Into<String>) -> Result<T, PositionedError> {
+        Err(PositionedError { at: self.current_token().0, why: why.into() })
     }
 
     fn next_is(&mut self, symbol: char) -> bool {
-        let found = *self.here().1 == Token::Symbol(symbol);
+        let found = *self.current_token().1 == StarlarkToken::Symbol(symbol);
         self.at += usize::from(found);
         found
     }
 
-    fn expect(&mut self, symbol: char) -> Result<(), Fault> {
-        if self.next_is(symbol) { Ok(()) } else { self.fail(format!("expected `{symbol}`")) }
+    fn expect_symbol(&mut self, symbol: char) -> Result<(), PositionedError> {
+        if self.next_is(symbol) { Ok(()) } else { self.fail_here(format!("expected `{symbol}`")) }
     }
 
     /// Parses a call or `NAME = VALUE`; returns false at the end.
-    fn statement(&mut self, calls: &mut Vec<Call>) -> Result<bool, Fault> {
-        while matches!(self.here().1, Token::Newline | Token::Symbol(';')) {
+    fn parse_statement(&mut self, calls: &mut Vec<StarlarkCall>) -> Result<bool, PositionedError> {
+        while matches!(self.current_token().1, StarlarkToken::Newline | StarlarkToken::Symbol(';')) {
             self.at += 1;
         }
-        let (at, token) = self.here();
+        let (at, token) = self.current_token();
         let name = match token {
-            Token::End => return Ok(false),
-            Token::Name(name) => name.clone(),
+            StarlarkToken::End => return Ok(false),
+            StarlarkToken::Name(name) => name.clone(),
             // A literal alone, such as a documentation string, has no effect.
-            Token::Text(_) => {
-                self.value(0)?;
+            StarlarkToken::Text(_) => {
+                self.parse_value(0)?;
                 return self.end_of_statement();
             }
-            _ => return self.fail("expected a call"),
+            _ => return self.fail_here("expected a call"),
         };
         self.at += 1;
         if self.next_is('=') {
-            let value = self.value(0)?;
+            let value = self.parse_value(0)?;
             self.names.insert(name, value);
         } else if self.next_is('(') {
-            calls.push(self.call(at, name)?);
+            calls.push(self.parse_call(at, name)?);
         } else {
-            return self.fail(format!("expected `(` or `=` behind `{name}`"));
+            return self.fail_here(format!("expected `(` or `=` behind `{name}`"));
         }
         self.end_of_statement()
     }
 
-    fn end_of_statement(&mut self) -> Result<bool, Fault> {
-        match self.here().1 {
-            Token::Newline | Token::Symbol(';') | Token::End => Ok(true),
-            _ => self.fail("expected the end of the line"),
+    fn end_of_statement(&mut self) -> Result<bool, PositionedError> {
+        match self.current_token().1 {
+            StarlarkToken::Newline | StarlarkToken::Symbol(';') | StarlarkToken::End => Ok(true),
+            _ => self.fail_here("expected the end of the line"),
         }
     }
 
-    fn call(&mut self, at: Place, name: String) -> Result<Call, Fault> {
-        let mut call = Call { at, name, positional: Vec::new(), named: Vec::new() };
+    fn parse_call(&mut self, at: TextPosition, name: String) -> Result<StarlarkCall, PositionedError> {
+        let mut call = StarlarkCall { at, name, positional: Vec::new(), named: Vec::new() };
         while !self.next_is(')') {
-            let place = self.here().0;
-            let keyword = match (self.here().1, self.tokens.get(self.at + 1)) {
-                (Token::Name(name), Some((_, Token::Symbol('=')))) => Some(name.clone()),
+            let place = self.current_token().0;
+            let keyword = match (self.current_token().1, self.tokens.get(self.at + 1)) {
+                (StarlarkToken::Name(name), Some((_, StarlarkToken::Symbol('=')))) => Some(name.clone()),
                 _ => None,
             };
             if let Some(keyword) = keyword {
                 self.at += 2;
                 if call.named.iter().any(|(_, known, _)| *known == keyword) {
-                    return Err(Fault { at: place, why: format!("`{keyword}` stands here twice") });
+                    return Err(PositionedError { at: place, why: format!("`{keyword}` stands here twice") });
                 }
-                let value = self.value(0)?;
+                let value = self.parse_value(0)?;
                 call.named.push((place, keyword, value));
             } else if call.named.is_empty() {
-                let value = self.value(0)?;
+                let value = self.parse_value(0)?;
                 call.positional.push(value);
             } else {
-                return self.fail("expected `NAME = VALUE`");
+                return self.fail_here("expected `NAME = VALUE`");
             }
             if !self.next_is(',') {
-                self.expect(')')?;
+                self.expect_symbol(')')?;
                 break;
             }
         }
         Ok(call)
     }
 
-    fn value(&mut self, depth: usize) -> Result<Value, Fault> {
-        let mut value = self.operand(depth)?;
+    fn parse_value(&mut self, depth: usize) -> Result<StarlarkValue, PositionedError> {
+        let mut value = self.parse_operand(depth)?;
         while self.next_is('+') {
-            let right = self.operand(depth)?;
-            let size = |kind: &Kind| match kind {
-                Kind::Text(text) => text.len(),
-                Kind::List(items) => items.len(),
+            let right = self.parse_operand(depth)?;
+            let size = |kind: &StarlarkValueKind| match kind {
+                StarlarkValueKind::Text(text) => text.len(),
+                StarlarkValueKind::List(items) => items.len(),
                 _ => 0,
             };
-            if size(&value.kind) + size(&right.kind) > MAX_VALUE {
-                return self.fail("the value is too long");
+            if size(&value.kind) + size(&right.kind) > MAX_VALUE_LENGTH {
+                return self.fail_here("the value is too long");
             }
             value.kind = match (value.kind, right.kind) {
-                (Kind::Text(left), Kind::Text(right)) => Kind::Text(left + &right),
-                (Kind::List(mut left), Kind::List(mut right)) => {
+                (StarlarkValueKind::Text(left), StarlarkValueKind::Text(right)) => StarlarkValueKind::Text(left + &right),
+                (StarlarkValueKind::List(mut left), StarlarkValueKind::List(mut right)) => {
                     left.append(&mut right);
-                    Kind::List(left)
+                    StarlarkValueKind::List(left)
                 }
-                _ => return Err(Fault { at: right.at, why: "`+` joins two strings or two lists".to_owned() }),
+                _ => return Err(PositionedError { at: right.at, why: "`+` joins two strings or two lists".to_owned() }),
             };
         }
         Ok(value)
     }
 
-    fn operand(&mut self, depth: usize) -> Result<Value, Fault> {
+    fn parse_operand(&mut self, depth: usize) -> Result<StarlarkValue, PositionedError> {
         if depth > MAX_DEPTH {
-            return self.fail(format!("nested deeper than {MAX_DEPTH}"));
+            return self.fail_here(format!("nested deeper than {MAX_DEPTH}"));
         }
-        let (at, token) = self.here();
+        let (at, token) = self.current_token();
         let token = token.clone();
         self.at += 1;
         let kind = match token {
-            Token::Text(mut text) => {
+            StarlarkToken::Text(mut text) => {
                 // Adjacent strings are concatenated.
-                while let Token::Text(more) = self.here().1 {
+                while let StarlarkToken::Text(more) = self.current_token().1 {
                     text.push_str(more);
                     self.at += 1;
                 }
-                Kind::Text(text)
+                StarlarkValueKind::Text(text)
             }
-            Token::Name(name) if name == "None" => Kind::None,
-            Token::Name(name) if name == "True" || name == "False" => Kind::Other("true or false"),
-            Token::Name(name) => match self.names.get(&name) {
-                Some(value) => return Ok(Value { at, kind: value.kind.clone() }),
+            StarlarkToken::Name(name) if name == "None" => StarlarkValueKind::None,
+            StarlarkToken::Name(name) if name == "True" || name == "False" => StarlarkValueKind::Other("true or false"),
+            StarlarkToken::Name(name) => match self.names.get(&name) {
+                Some(value) => return Ok(StarlarkValue { at, kind: value.kind.clone() }),
                 None => {
                     self.at -= 1;
-                    return self.fail(format!("`{name}` is not bound to a value above"));
+                    return self.fail_here(format!("`{name}` is not bound to a value above"));
                 }
             },
-            Token::Number => Kind::Other("a number"),
-            Token::Symbol('[') => Kind::List(self.items(']', depth)?),
-            Token::Symbol('(') => {
-                let mut items = self.items(')', depth)?;
+            StarlarkToken::Number => StarlarkValueKind::Other("a number"),
+            StarlarkToken::Symbol('[') => StarlarkValueKind::List(self.parse_items(']', depth)?),
+            StarlarkToken::Symbol('(') => {
+                let mut items = self.parse_items(')', depth)?;
                 match (items.pop(), items.is_empty()) {
                     (Some(one), true) => one.kind,
                     (last, _) => {
                         items.extend(last);
-                        Kind::List(items)
+                        StarlarkValueKind::List(items)
                     }
                 }
             }
             _ => {
                 self.at -= 1;
-                return self.fail("expected a string or a list");
+                return self.fail_here("expected a string or a list");
             }
         };
-        Ok(Value { at, kind })
+        Ok(StarlarkValue { at, kind })
     }
 
-    fn items(&mut self, end: char, depth: usize) -> Result<Vec<Value>, Fault> {
+    fn parse_items(&mut self, end: char, depth: usize) -> Result<Vec<StarlarkValue>, PositionedError> {
         let mut items = Vec::new();
         while !self.next_is(end) {
-            items.push(self.value(depth + 1)?);
+            items.push(self.parse_value(depth + 1)?);
             if !self.next_is(',') {
-                self.expect(end)?;
+                self.expect_symbol(end)?;
                 break;
             }
         }
@@ -398,21 +398,21 @@ impl Parser {
     }
 }
 
-impl Value {
-    pub(crate) fn text(&self) -> Option<&str> {
-        if let Kind::Text(text) = &self.kind { Some(text) } else { None }
+impl StarlarkValue {
+    pub(crate) fn as_text(&self) -> Option<&str> {
+        if let StarlarkValueKind::Text(text) = &self.kind { Some(text) } else { None }
     }
 
-    pub(crate) fn list(&self) -> Option<&[Value]> {
-        if let Kind::List(items) = &self.kind { Some(items) } else { None }
+    pub(crate) fn as_list(&self) -> Option<&[StarlarkValue]> {
+        if let StarlarkValueKind::List(items) = &self.kind { Some(items) } else { None }
     }
 
     pub(crate) fn kind_name(&self) -> &'static str {
         match self.kind {
-            Kind::Text(_) => "a string",
-            Kind::List(_) => "a list",
-            Kind::None => "None",
-            Kind::Other(name) => name,
+            StarlarkValueKind::Text(_) => "a string",
+            StarlarkValueKind::List(_) => "a list",
+            StarlarkValueKind::None => "None",
+            StarlarkValueKind::Other(name) => name,
         }
     }
 }
@@ -423,16 +423,16 @@ mod tests {
 
     #[test]
     fn calls_are_read() {
-        let calls = read(
+        let calls = parse_calls(
             "\"\"\"doc\"\"\"\nGIT = [\"git\"]\n# c\nprefix_rule(\n    pattern = GIT + [\"push\", ('a', \"b\" 'c')],\n    decision=\"al\" + \"low\",\n)\nf(r\"\\d\", None); g()\n",
         )
         .unwrap();
         assert_eq!(calls.iter().map(|call| call.name.as_str()).collect::<Vec<_>>(), ["prefix_rule", "f", "g"]);
-        let pattern = calls[0].named[0].2.list().unwrap();
-        assert_eq!(pattern[0].text(), Some("git"));
-        assert_eq!(pattern[2].list().unwrap()[1].text(), Some("bc"));
-        assert_eq!(calls[0].named[1].2.text(), Some("allow"));
-        assert_eq!(calls[1].positional[0].text(), Some("\\d"));
+        let pattern = calls[0].named[0].2.as_list().unwrap();
+        assert_eq!(pattern[0].as_text(), Some("git"));
+        assert_eq!(pattern[2].as_list().unwrap()[1].as_text(), Some("bc"));
+        assert_eq!(calls[0].named[1].2.as_text(), Some("allow"));
+        assert_eq!(calls[1].positional[0].as_text(), Some("\\d"));
         assert_eq!((calls[0].at.line, calls[0].named[0].0.column), (4, 5));
     }
 
@@ -457,7 +457,7 @@ mod tests {
             ("f({})", 1, 3),
             ("  f()", 1, 1),
         ] {
-            let fault = read(source).unwrap_err();
+            let fault = parse_calls(source).unwrap_err();
             assert_eq!((fault.at.line, fault.at.column), (line, column), "{source:?}: {}", fault.why);
         }
     }

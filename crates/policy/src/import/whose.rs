@@ -3,11 +3,11 @@
 //!
 //! Must not know the meaning of a key.
 
-use super::json::{self, Fault, Key, Spanned};
-use super::{Tool, starlark};
+use super::json::{self, PositionedError, JsonKey, SpannedJson};
+use super::{ImportTool, starlark};
 
 /// Keys of Claude Code's `settings.json` (code.claude.com/docs/en/settings, 2026, and older names).
-const CLAUDE: &[&str] = &[
+const CLAUDE_KEYS: &[&str] = &[
     "$schema",
     "advisorModel",
     "agent",
@@ -148,7 +148,7 @@ const CLAUDE: &[&str] = &[
 
 /// Keys of Gemini CLI's `settings.json` (schemas/settings.schema.json, 2026), followed by the names from
 /// before they were grouped.
-const GEMINI: &[&str] = &[
+const GEMINI_KEYS: &[&str] = &[
     "$schema",
     "admin",
     "adminPolicyPaths",
@@ -239,9 +239,9 @@ const GEMINI: &[&str] = &[
 ];
 
 /// Functions of Codex's rules.
-const CODEX: &[&str] = &["prefix_rule", "network_rule", "host_executable"];
+const CODEX_FUNCTIONS: &[&str] = &["prefix_rule", "network_rule", "host_executable"];
 
-impl Tool {
+impl ImportTool {
     /// Returns the display name.
     pub(super) fn title(self) -> &'static str {
         match self {
@@ -263,8 +263,8 @@ impl Tool {
     fn keys(self) -> &'static [&'static str] {
         match self {
             Self::Codex => &[],
-            Self::Claude => CLAUDE,
-            Self::Gemini => GEMINI,
+            Self::Claude => CLAUDE_KEYS,
+            Self::Gemini => GEMINI_KEYS,
         }
     }
 
@@ -277,14 +277,14 @@ impl Tool {
 
 /// Refuses settings of another tool: those without a key of this tool, or with keys that only another tool
 /// has and none that only this tool has.
-pub(super) fn check(tool: Tool, settings: &Spanned) -> Result<(), Fault> {
-    let fail = |at, why| Err(Fault { at, why });
-    let entries = settings.object().unwrap_or_default();
+pub(super) fn check_tool_keys(tool: ImportTool, settings: &SpannedJson) -> Result<(), PositionedError> {
+    let fail = |at, why| Err(PositionedError { at, why });
+    let entries = settings.as_object().unwrap_or_default();
     if entries.is_empty() {
         return fail(settings.at, format!("it is empty: it holds no settings of {}", tool.title()));
     }
     let is_own = |name: &str| tool.keys().contains(&name);
-    let is_shared = |name: &str| [Tool::Claude, Tool::Gemini].iter().all(|tool| tool.keys().contains(&name));
+    let is_shared = |name: &str| [ImportTool::Claude, ImportTool::Gemini].iter().all(|tool| tool.keys().contains(&name));
     if entries.iter().any(|(key, _)| is_own(&key.name) && !is_shared(&key.name)) {
         return Ok(());
     }
@@ -302,7 +302,7 @@ pub(super) fn check(tool: Tool, settings: &Spanned) -> Result<(), Fault> {
 }
 
 /// Returns the reason why a key is not in the tool's settings.
-pub(super) fn why_unknown(tool: Tool, key: &Key) -> Option<String> {
+pub(super) fn why_unknown(tool: ImportTool, key: &JsonKey) -> Option<String> {
     if tool.keys().contains(&key.name.as_str()) {
         return None;
     }
@@ -313,21 +313,21 @@ pub(super) fn why_unknown(tool: Tool, key: &Key) -> Option<String> {
 }
 
 /// Returns the tool that a text probably belongs to.
-pub(super) fn guess(text: &str) -> Option<Tool> {
-    if let Ok(settings) = json::read(text, true) {
-        let count = |tool: Tool| {
-            let names = settings.object().unwrap_or_default().iter().map(|(key, _)| key.name.as_str());
+pub(super) fn guess_tool(text: &str) -> Option<ImportTool> {
+    if let Ok(settings) = json::parse_json(text, true) {
+        let count = |tool: ImportTool| {
+            let names = settings.as_object().unwrap_or_default().iter().map(|(key, _)| key.name.as_str());
             names.filter(|name| tool.keys().contains(name)).count()
         };
-        return match count(Tool::Claude).cmp(&count(Tool::Gemini)) {
-            std::cmp::Ordering::Greater => Some(Tool::Claude),
-            std::cmp::Ordering::Less => Some(Tool::Gemini),
+        return match count(ImportTool::Claude).cmp(&count(ImportTool::Gemini)) {
+            std::cmp::Ordering::Greater => Some(ImportTool::Claude),
+            std::cmp::Ordering::Less => Some(ImportTool::Gemini),
             std::cmp::Ordering::Equal => None,
         };
     }
     if text.parse::<toml::Table>().is_ok_and(|table| table.contains_key("rule")) {
-        return Some(Tool::Gemini);
+        return Some(ImportTool::Gemini);
     }
-    let calls = starlark::read(text).unwrap_or_default();
-    calls.iter().any(|call| CODEX.contains(&call.name.as_str())).then_some(Tool::Codex)
+    let calls = starlark::parse_calls(text).unwrap_or_default();
+    calls.iter().any(|call| CODEX_FUNCTIONS.contains(&call.name.as_str())).then_some(ImportTool::Codex)
 }

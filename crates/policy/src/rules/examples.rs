@@ -4,53 +4,53 @@ use std::path::Path;
 
 use stockade_model::{Assessment, Host, HostError, HostPattern, TargetPattern, Tier};
 
-use super::{Act, Circumstances, Match, Matcher, Rule, Scene, Subject};
+use super::{Act, RequestContext, RuleMatch, RulePattern, PolicyRule, RuleInput, RuleSubject};
 use crate::file::{FileOperation, RuleSection};
 use crate::text::ConfigPath;
 use crate::words;
 
 /// Directories for the examples. No path of an example depends on them, because the pattern and the example
 /// have the same base.
-const HOME: &str = "/home/user";
-const WORKSPACE: &str = "/home/user/workspace";
+const EXAMPLE_HOME: &str = "/home/user";
+const EXAMPLE_WORKSPACE: &str = "/home/user/workspace";
 
 /// Checks every example. The error names the key.
-pub(super) fn check(rule: &Rule, section: &RuleSection) -> Result<(), (String, String)> {
+pub(super) fn check_examples(rule: &PolicyRule, section: &RuleSection) -> Result<(), (String, String)> {
     for (i, example) in section.matches.iter().enumerate() {
-        if found(rule, example).map_err(|why| (format!("match[{i}]"), why))? != Match::Certain {
+        if match_example(rule, example).map_err(|why| (format!("match[{i}]"), why))? != RuleMatch::Certain {
             return Err((format!("match[{i}]"), format!("the rule does not match its example `{example}`")));
         }
     }
     for (i, example) in section.not_match.iter().enumerate() {
-        if found(rule, example).map_err(|why| (format!("not_match[{i}]"), why))? != Match::No {
+        if match_example(rule, example).map_err(|why| (format!("not_match[{i}]"), why))? != RuleMatch::No {
             return Err((format!("not_match[{i}]"), format!("the rule matches its counter-example `{example}`")));
         }
     }
     Ok(())
 }
 
-fn found(rule: &Rule, example: &str) -> Result<Match, String> {
-    let (home, workspace) = (Path::new(HOME), Path::new(WORKSPACE));
-    let around = Circumstances::default();
+fn match_example(rule: &PolicyRule, example: &str) -> Result<RuleMatch, String> {
+    let (home, workspace) = (Path::new(EXAMPLE_HOME), Path::new(EXAMPLE_WORKSPACE));
+    let around = RequestContext::default();
     let scene =
-        |subject| Scene { subject, cwd: workspace, workspace, home, session: None, around: &around, example: true };
-    let of_act = |act| Ok(rule.speaks(&scene(Subject::Act(act))));
+        |subject| RuleInput { subject, cwd: workspace, workspace, home, session: None, around: &around, example: true };
+    let of_act = |act| Ok(rule.match_input(&scene(RuleSubject::Act(act))));
     match &rule.matcher {
-        Matcher::Command { .. } => {
+        RulePattern::Command { .. } => {
             let words = words::of_script(example.as_bytes());
-            let assessment = Assessment::bare(Tier::Ask);
-            Ok(rule.speaks(&scene(Subject::Command { words: &words, assessment: &assessment })))
+            let assessment = Assessment::without_findings(Tier::Ask);
+            Ok(rule.match_input(&scene(RuleSubject::Command { words: &words, assessment: &assessment })))
         }
-        Matcher::Tool { .. } | Matcher::Anything => {
+        RulePattern::Tool { .. } | RulePattern::Anything => {
             let (name, arguments) = tool_call(example)?;
             of_act(Act::Tool { name, arguments: &arguments })
         }
-        Matcher::Files { .. } => {
+        RulePattern::Files { .. } => {
             let (operation, path) = file_change(example, home, workspace)?;
             of_act(Act::File { path: &path, operation })
         }
-        Matcher::Hosts { .. } => {
-            let (host, port) = target(example)?;
+        RulePattern::Hosts { .. } => {
+            let (host, port) = parse_target(example)?;
             of_act(Act::Network { host: &host, port })
         }
     }
@@ -85,16 +85,16 @@ pub fn file_change(text: &str, home: &Path, workspace: &Path) -> Result<(FileOpe
         _ => return Err(wrong()),
     };
     let path: ConfigPath = path.parse().map_err(|why| format!("`{text}`: {why}"))?;
-    Ok((operation, path.resolve(home, workspace)))
+    Ok((operation, path.resolve_path(home, workspace)))
 }
 
 /// Parses a target: `host`, `host:port`.
 ///
 /// # Errors
 /// The reason, for the user.
-pub fn target(text: &str) -> Result<(Host, Option<u16>), String> {
+pub fn parse_target(text: &str) -> Result<(Host, Option<u16>), String> {
     let wrong = || format!("`{text}`: a target is a host, and a port may follow, e.g. `pypi.org:443`");
-    let pattern: TargetPattern = text.parse().map_err(|error: HostError| format!("{}: {}", wrong(), error.why()))?;
+    let pattern: TargetPattern = text.parse().map_err(|error: HostError| format!("{}: {}", wrong(), error.reason()))?;
     let mut ports = pattern.ports();
     match (pattern.host(), ports.next(), ports.next()) {
         (HostPattern::Exactly(host), None, None) => Ok((host.clone(), None)),

@@ -5,26 +5,26 @@
 
 use std::path::Path;
 
-use stockade_model::{Assessment, Capability, Host, RawText, Target, TargetPattern};
+use stockade_model::{Assessment, Capability, Host, RawText, NetworkTarget, TargetPattern};
 
-use super::{Match, Scene};
+use super::{RuleMatch, RuleInput};
 use crate::file::FactsSection;
 use crate::glob::text_matches;
 use crate::hosts::HostEntry;
 use crate::pattern::{PathFact, split_port};
 
 /// Returns whether the facts match the conditions of the rule.
-pub(crate) fn fit(wanted: &FactsSection, assessment: &Assessment, scene: &Scene<'_>, raising: bool) -> Match {
-    let path_facts: [(&[PathFact], PathOf); 3] = [
+pub(crate) fn match_facts(wanted: &FactsSection, assessment: &Assessment, scene: &RuleInput<'_>, raising: bool) -> RuleMatch {
+    let path_facts: [(&[PathFact], PathSelector); 3] = [
         (&wanted.reads, |c| if let Capability::Read(path) | Capability::Secret(path) = c { Some(path) } else { None }),
         (&wanted.writes, |c| if let Capability::Write(path) = c { Some(path) } else { None }),
         (&wanted.deletes, |c| if let Capability::Delete(path) = c { Some(path) } else { None }),
     ];
-    let mut all = Match::Certain;
+    let mut all = RuleMatch::Certain;
     for (patterns, path_of) in path_facts {
         if !patterns.is_empty() {
             let paths = assessment.capabilities.iter().filter_map(path_of);
-            all = all.min(quantified(raising, paths.map(|path| path_fits(patterns, path, scene))));
+            all = all.min(combine_matches(raising, paths.map(|path| path_fits(patterns, path, scene))));
         }
     }
     if !wanted.executes.is_empty() {
@@ -32,84 +32,84 @@ pub(crate) fn fit(wanted: &FactsSection, assessment: &Assessment, scene: &Scene<
             Capability::Execute(program) => Some(name_fits(&wanted.executes, program)),
             _ => None,
         });
-        all = all.min(quantified(raising, programs));
+        all = all.min(combine_matches(raising, programs));
     }
     if !wanted.network.is_empty() {
         let hosts = assessment.capabilities.iter().filter_map(|c| match c {
             Capability::Network(host) => Some(named_host_fits(&wanted.network, host.as_ref(), raising)),
             _ => None,
         });
-        all = all.min(quantified(raising, hosts));
+        all = all.min(combine_matches(raising, hosts));
     }
     if !wanted.findings.is_empty() {
         let told = assessment.findings.iter().map(|finding| {
-            Match::certain_if(wanted.findings.iter().any(|pattern| text_matches(pattern, &finding.code)))
+            RuleMatch::certain_if(wanted.findings.iter().any(|pattern| text_matches(pattern, &finding.code)))
         });
-        all = all.min(quantified(raising, told));
+        all = all.min(combine_matches(raising, told));
     }
     all.min(flags_fit(wanted, assessment))
 }
 
-type PathOf = fn(&Capability) -> Option<&RawText>;
+type PathSelector = fn(&Capability) -> Option<&RawText>;
 
 /// Requires one match of them if `raising`, otherwise a match of each.
-fn quantified(raising: bool, found: impl Iterator<Item = Match>) -> Match {
-    if raising { found.max().unwrap_or(Match::No) } else { found.min().unwrap_or(Match::Certain) }
+fn combine_matches(raising: bool, found: impl Iterator<Item = RuleMatch>) -> RuleMatch {
+    if raising { found.max().unwrap_or(RuleMatch::No) } else { found.min().unwrap_or(RuleMatch::Certain) }
 }
 
-fn flags_fit(wanted: &FactsSection, assessment: &Assessment) -> Match {
+fn flags_fit(wanted: &FactsSection, assessment: &Assessment) -> RuleMatch {
     let holds = |wanted: Option<bool>, is: fn(&Capability) -> bool| {
         wanted.is_none_or(|wanted| wanted == assessment.capabilities.iter().any(is))
     };
-    Match::certain_if(
+    RuleMatch::certain_if(
         holds(wanted.secrets, |c| matches!(c, Capability::Secret(_)))
             && holds(wanted.privilege, |c| matches!(c, Capability::Privilege(_))),
     )
 }
 
-fn path_fits(patterns: &[PathFact], path: &RawText, scene: &Scene<'_>) -> Match {
+fn path_fits(patterns: &[PathFact], path: &RawText, scene: &RuleInput<'_>) -> RuleMatch {
     let path = path.as_path();
     // The base directory of a relative path is unknown here.
     if !path.is_absolute() || path.components().any(|c| c == std::path::Component::ParentDir) {
-        return Match::Possible;
+        return RuleMatch::Possible;
     }
-    Match::certain_if(patterns.iter().any(|pattern| pattern.covers(path, scene.home, scene.workspace)))
+    RuleMatch::certain_if(patterns.iter().any(|pattern| pattern.covers(path, scene.home, scene.workspace)))
 }
 
-fn name_fits(patterns: &[String], program: &RawText) -> Match {
-    let Some(program) = program.to_str() else { return Match::Possible };
+fn name_fits(patterns: &[String], program: &RawText) -> RuleMatch {
+    let Some(program) = program.to_str() else { return RuleMatch::Possible };
     let base = Path::new(program).file_name().and_then(|name| name.to_str()).unwrap_or(program);
-    Match::certain_if(patterns.iter().any(|pattern| text_matches(pattern, program) || text_matches(pattern, base)))
+    RuleMatch::certain_if(patterns.iter().any(|pattern| text_matches(pattern, program) || text_matches(pattern, base)))
 }
 
 /// Compares a host as a command names it: bare, with a port, or within a URL.
-fn named_host_fits(entries: &[HostEntry], named: Option<&RawText>, raising: bool) -> Match {
+fn named_host_fits(entries: &[HostEntry], named: Option<&RawText>, raising: bool) -> RuleMatch {
     let is_any = |pattern: &TargetPattern| pattern.is_any_host() && pattern.ports().next().is_none();
     if entries.iter().flat_map(HostEntry::patterns).any(is_any) {
-        return Match::Certain;
+        return RuleMatch::Certain;
     }
-    let Some(text) = named.and_then(RawText::to_str) else { return Match::Possible };
+    let Some(text) = named.and_then(RawText::to_str) else { return RuleMatch::Possible };
     let (host, port) = host_of(text);
     // The program may parse a text that is not a host as one.
-    let Ok(host) = host.parse() else { return Match::Possible };
+    let Ok(host) = host.parse() else { return RuleMatch::Possible };
     host_fits(entries, &host, port, raising)
 }
 
 /// Returns whether an entry matches a host and port; an unknown port is a possible match. An entry that
 /// allows must address special addresses explicitly.
-pub(crate) fn host_fits(entries: &[HostEntry], host: &Host, port: Option<u16>, raising: bool) -> Match {
+pub(crate) fn host_fits(entries: &[HostEntry], host: &Host, port: Option<u16>, raising: bool) -> RuleMatch {
     let fits = |pattern: &TargetPattern| {
         let mut ports = pattern.ports();
         let first = ports.next().map(|range| *range.start());
-        let target = Target { host: host.clone(), port: port.or(first).unwrap_or(1) };
-        let names = if raising { pattern.names(&target) } else { pattern.admits(&target) };
+        let target = NetworkTarget { host: host.clone(), port: port.or(first).unwrap_or(1) };
+        let names = if raising { pattern.matches_target(&target) } else { pattern.can_allow(&target) };
         match (names, first, port) {
-            (false, ..) => Match::No,
-            (true, Some(_), None) => Match::Possible,
-            (true, ..) => Match::Certain,
+            (false, ..) => RuleMatch::No,
+            (true, Some(_), None) => RuleMatch::Possible,
+            (true, ..) => RuleMatch::Certain,
         }
     };
-    entries.iter().flat_map(HostEntry::patterns).map(fits).max().unwrap_or(Match::No)
+    entries.iter().flat_map(HostEntry::patterns).map(fits).max().unwrap_or(RuleMatch::No)
 }
 
 fn host_of(text: &str) -> (&str, Option<u16>) {

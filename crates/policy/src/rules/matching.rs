@@ -6,47 +6,47 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use super::facts::{self, host_fits};
-use super::options::present;
-use super::{Act, Match, Matcher, Rule, Scene, Subject};
+use super::options::match_option;
+use super::{Act, RuleMatch, RulePattern, PolicyRule, RuleInput, RuleSubject};
 use crate::file::{FileOperation, OptionsSection};
 use crate::glob::text_matches;
-use crate::pattern::{PathPattern, Word};
-use crate::words::{Words, base_name};
+use crate::pattern::{PathPattern, WordPattern};
+use crate::words::{CommandWords, base_name};
 
 /// Explanation for a rule of another kind.
-const ELSEWHERE: &str = "it speaks of something else";
+const OTHER_SUBJECT_REASON: &str = "it speaks of something else";
 
-impl Rule {
+impl PolicyRule {
     /// Returns whether the rule matches the whole scene: any command of it, or words in text that is not
     /// plain.
-    pub(crate) fn speaks(&self, scene: &Scene<'_>) -> Match {
-        let Subject::Command { words, .. } = scene.subject else { return self.speaks_of(scene, &[]) };
+    pub(crate) fn match_input(&self, scene: &RuleInput<'_>) -> RuleMatch {
+        let RuleSubject::Command { words, .. } = scene.subject else { return self.speaks_of(scene, &[]) };
         if !self.is_per_command() {
-            return Match::certain_if(self.is_about(scene)).min(self.around(scene));
+            return RuleMatch::certain_if(self.is_about(scene)).min(self.match_conditions(scene));
         }
-        if self.raises() && self.is_every_command() {
-            return self.around(scene);
+        if self.raises_caution() && self.is_every_command() {
+            return self.match_conditions(scene);
         }
-        let inner = words.inner.iter().filter(|_| self.raises());
+        let inner = words.inner.iter().filter(|_| self.raises_caution());
         let certain =
-            words.commands.iter().chain(inner).map(|command| self.of_command(command)).max().unwrap_or(Match::No);
-        let own = if certain == Match::No { self.loosely(words) } else { certain };
-        own.min(self.around(scene))
+            words.commands.iter().chain(inner).map(|command| self.of_command(command)).max().unwrap_or(RuleMatch::No);
+        let own = if certain == RuleMatch::No { self.match_loosely(words) } else { certain };
+        own.min(self.match_conditions(scene))
     }
 
     /// Returns whether the rule matches one command of the scene, or the act if the subject is one.
-    pub(crate) fn speaks_of(&self, scene: &Scene<'_>, command: &[String]) -> Match {
+    pub(crate) fn speaks_of(&self, scene: &RuleInput<'_>, command: &[String]) -> RuleMatch {
         let own = match scene.subject {
-            Subject::Command { .. } if self.is_per_command() => self.of_command(command),
-            Subject::Command { .. } => Match::certain_if(self.is_about(scene)),
-            Subject::Act(act) => self.of_act(act, scene),
+            RuleSubject::Command { .. } if self.is_per_command() => self.of_command(command),
+            RuleSubject::Command { .. } => RuleMatch::certain_if(self.is_about(scene)),
+            RuleSubject::Act(act) => self.of_act(act, scene),
         };
-        own.min(self.around(scene))
+        own.min(self.match_conditions(scene))
     }
 
     /// Returns whether the rule matches any command, understood or not.
     pub(super) fn is_every_command(&self) -> bool {
-        matches!(&self.matcher, Matcher::Command { prefix, glob, options, .. }
+        matches!(&self.matcher, RulePattern::Command { prefix, glob, options, .. }
             if prefix.is_empty() && options.present.is_empty() && options.absent.is_empty()
                 && glob.iter().any(|glob| glob == "*"))
     }
@@ -54,7 +54,7 @@ impl Rule {
     /// Returns whether the rule matches single commands.
     pub(crate) fn is_per_command(&self) -> bool {
         match &self.matcher {
-            Matcher::Command { prefix, glob, options, .. } => {
+            RulePattern::Command { prefix, glob, options, .. } => {
                 !(prefix.is_empty() && glob.is_empty() && options.present.is_empty() && options.absent.is_empty())
             }
             _ => false,
@@ -63,24 +63,24 @@ impl Rule {
 
     /// Matches one command. An allow rule means exactly its program: `./git` is not `git`. The other rules
     /// mean every program of that name.
-    fn of_command(&self, command: &[String]) -> Match {
-        let Matcher::Command { prefix, glob, options, .. } = &self.matcher else { return Match::No };
-        let Some((program, arguments)) = command.split_first() else { return Match::No };
+    fn of_command(&self, command: &[String]) -> RuleMatch {
+        let RulePattern::Command { prefix, glob, options, .. } = &self.matcher else { return RuleMatch::No };
+        let Some((program, arguments)) = command.split_first() else { return RuleMatch::No };
         let program: Cow<'_, str> = program.into();
-        let is_program = |wanted: &Word| {
-            wanted.is(&program)
-                || (self.raises() && wanted.alternatives().iter().any(|own| base_name(own) == base_name(&program)))
+        let is_program = |wanted: &WordPattern| {
+            wanted.matches_word(&program)
+                || (self.raises_caution() && wanted.alternatives().iter().any(|own| base_name(own) == base_name(&program)))
         };
         let starts = match prefix.split_first() {
             None => true,
             Some((first, rest)) => {
                 is_program(first)
                     && arguments.len() >= rest.len()
-                    && rest.iter().zip(arguments).all(|(wanted, argument)| wanted.is(argument))
+                    && rest.iter().zip(arguments).all(|(wanted, argument)| wanted.matches_word(argument))
             }
         };
         if !starts || !self.globs_match(glob, command) {
-            return Match::No;
+            return RuleMatch::No;
         }
         self.options_fit(options, arguments)
     }
@@ -89,57 +89,57 @@ impl Rule {
         if globs.is_empty() {
             return true;
         }
-        let whole = joined(command);
-        let short = self.raises().then(|| {
+        let whole = join_words(command);
+        let short = self.raises_caution().then(|| {
             let mut named = command.to_vec();
             named[0] = base_name(&command[0]).to_owned();
-            joined(&named)
+            join_words(&named)
         });
         globs.iter().any(|glob| text_matches(glob, &whole) || short.as_ref().is_some_and(|s| text_matches(glob, s)))
     }
 
-    fn options_fit(&self, options: &OptionsSection, arguments: &[String]) -> Match {
-        let there = options.present.iter().map(|option| present(option, arguments, self.raises()));
+    fn options_fit(&self, options: &OptionsSection, arguments: &[String]) -> RuleMatch {
+        let there = options.present.iter().map(|option| match_option(option, arguments, self.raises_caution()));
         // The absence of an option must be equally certain for both kinds of rules.
-        let missing = options.absent.iter().map(|option| present(option, arguments, false).negated());
-        there.chain(missing).min().unwrap_or(Match::Certain)
+        let missing = options.absent.iter().map(|option| match_option(option, arguments, false).negate_match());
+        there.chain(missing).min().unwrap_or(RuleMatch::Certain)
     }
 
     /// Matches the words of commands behind a wrapper, certainly or possibly.
-    pub(super) fn behind(&self, words: &Words) -> Match {
-        let inner = words.inner.iter().filter(|_| self.raises()).map(|command| self.of_command(command));
-        inner.max().unwrap_or(Match::No).max(self.loosely(words))
+    pub(super) fn match_behind_wrapper(&self, words: &CommandWords) -> RuleMatch {
+        let inner = words.inner.iter().filter(|_| self.raises_caution()).map(|command| self.of_command(command));
+        inner.max().unwrap_or(RuleMatch::No).max(self.match_loosely(words))
     }
 
     /// Searches the rule's words among all words of a text that is not plain, or behind a program that runs
     /// others. Such a match never allows.
-    pub(super) fn loosely(&self, words: &Words) -> Match {
-        let Matcher::Command { prefix, glob, options, .. } = &self.matcher else { return Match::No };
-        if !self.raises() || words.loose.is_empty() {
-            return Match::No;
+    pub(super) fn match_loosely(&self, words: &CommandWords) -> RuleMatch {
+        let RulePattern::Command { prefix, glob, options, .. } = &self.matcher else { return RuleMatch::No };
+        if !self.raises_caution() || words.loose.is_empty() {
+            return RuleMatch::No;
         }
         let named = |at: &[String]| {
             let program = prefix[0].alternatives().iter().any(|own| base_name(own) == base_name(&at[0]));
-            program && prefix[1..].iter().zip(&at[1..]).all(|(wanted, word)| wanted.is(word))
+            program && prefix[1..].iter().zip(&at[1..]).all(|(wanted, word)| wanted.matches_word(word))
         };
         let starts = prefix.is_empty() || words.loose.windows(prefix.len()).any(named);
         let text = format!(" {} ", words.loose.join(" "));
         let globbed = glob.is_empty() || glob.iter().any(|glob| text_matches(format!("* {glob} *"), &text));
-        let optioned = options.present.iter().all(|option| present(option, &words.loose, true) > Match::No);
-        if starts && globbed && optioned { Match::Possible } else { Match::No }
+        let optioned = options.present.iter().all(|option| match_option(option, &words.loose, true) > RuleMatch::No);
+        if starts && globbed && optioned { RuleMatch::Possible } else { RuleMatch::No }
     }
 
-    fn of_act(&self, act: Act<'_>, scene: &Scene<'_>) -> Match {
+    fn of_act(&self, act: Act<'_>, scene: &RuleInput<'_>) -> RuleMatch {
         match (&self.matcher, act) {
-            (Matcher::Anything, _) => Match::Certain,
-            (Matcher::Tool { arguments }, Act::Tool { arguments: given, .. }) => Match::certain_if(
-                arguments.iter().all(|(name, texts)| argument_fits(given, name, texts, self.raises())),
+            (RulePattern::Anything, _) => RuleMatch::Certain,
+            (RulePattern::Tool { arguments }, Act::Tool { arguments: given, .. }) => RuleMatch::certain_if(
+                arguments.iter().all(|(name, texts)| argument_fits(given, name, texts, self.raises_caution())),
             ),
-            (Matcher::Files { files, operations }, Act::File { path, operation }) => {
-                Match::certain_if(self.operation_fits(operations, operation)).min(self.path_fits(files, path, scene))
+            (RulePattern::Files { files, operations }, Act::File { path, operation }) => {
+                RuleMatch::certain_if(self.operation_fits(operations, operation)).min(self.path_fits(files, path, scene))
             }
-            (Matcher::Hosts { hosts }, Act::Network { host, port }) => host_fits(hosts, host, port, self.raises()),
-            _ => Match::No,
+            (RulePattern::Hosts { hosts }, Act::Network { host, port }) => host_fits(hosts, host, port, self.raises_caution()),
+            _ => RuleMatch::No,
         }
     }
 
@@ -147,73 +147,73 @@ impl Rule {
         if operations.is_empty() { operation != FileOperation::Read } else { operations.contains(&operation) }
     }
 
-    fn path_fits(&self, files: &[PathPattern], path: &Path, scene: &Scene<'_>) -> Match {
+    fn path_fits(&self, files: &[PathPattern], path: &Path, scene: &RuleInput<'_>) -> RuleMatch {
         if !path.is_absolute() || path.components().any(|c| c == std::path::Component::ParentDir) {
-            return Match::Possible;
+            return RuleMatch::Possible;
         }
-        Match::certain_if(files.iter().any(|pattern| pattern.covers(path, scene.home, scene.workspace)))
+        RuleMatch::certain_if(files.iter().any(|pattern| pattern.covers(path, scene.home, scene.workspace)))
     }
 
     /// Matches facts, directory, user, session, tool and time.
-    pub(crate) fn around(&self, scene: &Scene<'_>) -> Match {
+    pub(crate) fn match_conditions(&self, scene: &RuleInput<'_>) -> RuleMatch {
         let context = &self.context;
-        let tool = named(&context.tool, Some(scene.tool()));
+        let tool = match_name(&context.tool, Some(scene.tool_name()));
         // An example is a command only, without circumstances.
         if scene.example {
             return match scene.subject {
-                Subject::Act(Act::Tool { .. }) => tool,
-                _ => Match::Certain,
+                RuleSubject::Act(Act::Tool { .. }) => tool,
+                _ => RuleMatch::Certain,
             };
         }
         let mut all = tool;
-        if let (Matcher::Command { facts, .. }, Subject::Command { assessment, .. }) = (&self.matcher, scene.subject) {
-            all = all.min(facts::fit(facts, assessment, scene, self.raises()));
+        if let (RulePattern::Command { facts, .. }, RuleSubject::Command { assessment, .. }) = (&self.matcher, scene.subject) {
+            all = all.min(facts::match_facts(facts, assessment, scene, self.raises_caution()));
         }
         if !context.cwd.is_empty() {
             let inside = context.cwd.iter().any(|dir| dir.covers(scene.cwd, scene.home, scene.workspace));
-            all = all.min(Match::certain_if(inside));
+            all = all.min(RuleMatch::certain_if(inside));
         }
         if !context.time.is_empty() {
             let now = scene.around.time_ms;
             all = all.min(match now {
-                Some(now) => Match::certain_if(context.time.iter().any(|window| window.holds(now))),
-                None => Match::Possible,
+                Some(now) => RuleMatch::certain_if(context.time.iter().any(|window| window.includes_time(now))),
+                None => RuleMatch::Possible,
             });
         }
         // Without a session, no rule for a session name matches.
         let session = scene.session.map_or("", |session| session.as_str());
-        all.min(named(&context.user, scene.around.user.as_deref())).min(named(&context.session, Some(session)))
+        all.min(match_name(&context.user, scene.around.user.as_deref())).min(match_name(&context.session, Some(session)))
     }
 
-    fn is_about(&self, scene: &Scene<'_>) -> bool {
+    fn is_about(&self, scene: &RuleInput<'_>) -> bool {
         matches!(
             (&self.matcher, scene.subject),
-            (Matcher::Anything, _)
-                | (Matcher::Command { .. }, Subject::Command { .. })
-                | (Matcher::Tool { .. }, Subject::Act(Act::Tool { .. }))
-                | (Matcher::Files { .. }, Subject::Act(Act::File { .. }))
-                | (Matcher::Hosts { .. }, Subject::Act(Act::Network { .. }))
+            (RulePattern::Anything, _)
+                | (RulePattern::Command { .. }, RuleSubject::Command { .. })
+                | (RulePattern::Tool { .. }, RuleSubject::Act(Act::Tool { .. }))
+                | (RulePattern::Files { .. }, RuleSubject::Act(Act::File { .. }))
+                | (RulePattern::Hosts { .. }, RuleSubject::Act(Act::Network { .. }))
         )
     }
 
     /// Returns the first condition that does not hold, for an explanation.
-    pub(crate) fn failing(&self, scene: &Scene<'_>) -> &'static str {
+    pub(crate) fn find_failing_condition(&self, scene: &RuleInput<'_>) -> &'static str {
         let context = &self.context;
-        let without = Scene { example: true, ..*scene };
-        if self.speaks(&without) == Match::No {
-            return if self.is_about(scene) { "what it names is another" } else { ELSEWHERE };
+        let without = RuleInput { example: true, ..*scene };
+        if self.match_input(&without) == RuleMatch::No {
+            return if self.is_about(scene) { "what it names is another" } else { OTHER_SUBJECT_REASON };
         }
-        if named(&context.tool, Some(scene.tool())) == Match::No {
+        if match_name(&context.tool, Some(scene.tool_name())) == RuleMatch::No {
             "the tool is another"
         } else if !context.cwd.is_empty()
             && !context.cwd.iter().any(|dir| dir.covers(scene.cwd, scene.home, scene.workspace))
         {
             "the directory is another"
-        } else if named(&context.user, scene.around.user.as_deref()) == Match::No {
+        } else if match_name(&context.user, scene.around.user.as_deref()) == RuleMatch::No {
             "the user is another"
-        } else if named(&context.session, Some(scene.session.map_or("", |s| s.as_str()))) == Match::No {
+        } else if match_name(&context.session, Some(scene.session.map_or("", |s| s.as_str()))) == RuleMatch::No {
             "the session is another"
-        } else if scene.around.time_ms.is_some_and(|now| !context.time.iter().any(|window| window.holds(now)))
+        } else if scene.around.time_ms.is_some_and(|now| !context.time.iter().any(|window| window.includes_time(now)))
             && !context.time.is_empty()
         {
             "the time is another"
@@ -224,18 +224,18 @@ impl Rule {
 }
 
 /// Returns whether a name is one of the given; an unknown name is a possible match.
-fn named(wanted: &[String], name: Option<&str>) -> Match {
+fn match_name(wanted: &[String], name: Option<&str>) -> RuleMatch {
     match name {
-        _ if wanted.is_empty() => Match::Certain,
-        Some("") => Match::No,
-        Some(name) => Match::certain_if(wanted.iter().any(|pattern| text_matches(pattern, name))),
-        None => Match::Possible,
+        _ if wanted.is_empty() => RuleMatch::Certain,
+        Some("") => RuleMatch::No,
+        Some(name) => RuleMatch::certain_if(wanted.iter().any(|pattern| text_matches(pattern, name))),
+        None => RuleMatch::Possible,
     }
 }
 
 /// Joins words by blanks. A word that is empty or contains a blank or a quote is quoted, so that it cannot
 /// be mistaken for several.
-pub(crate) fn joined(command: &[String]) -> String {
+pub(crate) fn join_words(command: &[String]) -> String {
     let mut text = String::new();
     for word in command {
         if !text.is_empty() {

@@ -11,22 +11,22 @@ mod sets;
 
 use std::fmt;
 
-use stockade_model::{Limits, Verdict};
+use stockade_model::{Limits, PolicyVerdict};
 
 use crate::file::{ApproverName, FactsSection, FileOperation, OptionsSection, ProvenanceSection, RuleSection};
 use crate::hosts::{HostEntry, check_breadth};
-use crate::pattern::{GrantEntry, GrantText, PathPattern, TimeWindow, Word};
-use crate::spec::Origin;
+use crate::pattern::{GrantEntry, GrantText, PathPattern, TimeWindow, WordPattern};
+use crate::spec::ValueOrigin;
 
-pub use examples::{file_change, target, tool_call};
-pub(crate) use matching::joined;
-pub use scene::{Act, Circumstances};
-pub(crate) use scene::{Scene, Subject};
-pub(crate) use sets::Findings;
-pub use sets::{Considered, RuleBook, RuleSet};
+pub use examples::{file_change, parse_target, tool_call};
+pub(crate) use matching::join_words;
+pub use scene::{Act, RequestContext};
+pub(crate) use scene::{RuleInput, RuleSubject};
+pub(crate) use sets::MatchedRules;
+pub use sets::{RuleExplanation, RuleBook, RuleSet};
 
 /// Most words of a prefix.
-const MAX_WORDS: usize = 32;
+const MAX_PREFIX_WORDS: usize = 32;
 /// Most patterns of one list of a rule.
 const MAX_PATTERNS: usize = 256;
 /// Longest pattern over text, in bytes: the time of a match is its length times that of the command.
@@ -34,7 +34,7 @@ const MAX_GLOB_BYTES: usize = 1024;
 
 /// How certain it is that a rule matches its subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Match {
+pub enum RuleMatch {
     /// The rule does not match.
     No,
     /// The rule may match: the words exist, but in text that is not plain, or a condition depends on an
@@ -44,13 +44,13 @@ pub enum Match {
     Certain,
 }
 
-impl Match {
+impl RuleMatch {
     pub(crate) fn certain_if(holds: bool) -> Self {
         if holds { Self::Certain } else { Self::No }
     }
 
     /// Returns the match of the negated condition.
-    pub(crate) fn negated(self) -> Self {
+    pub(crate) fn negate_match(self) -> Self {
         match self {
             Self::No => Self::Certain,
             Self::Possible => Self::Possible,
@@ -61,9 +61,9 @@ impl Match {
 
 /// Subject of a rule.
 #[derive(Clone, Debug)]
-pub(crate) enum Matcher {
+pub(crate) enum RulePattern {
     Anything,
-    Command { prefix: Vec<Word>, glob: Vec<String>, options: OptionsSection, facts: FactsSection },
+    Command { prefix: Vec<WordPattern>, glob: Vec<String>, options: OptionsSection, facts: FactsSection },
     Tool { arguments: Vec<(String, Vec<String>)> },
     Files { files: Vec<PathPattern>, operations: Vec<FileOperation> },
     Hosts { hosts: Vec<HostEntry> },
@@ -71,7 +71,7 @@ pub(crate) enum Matcher {
 
 /// Conditions on the circumstances: tool, directory, user, session and time.
 #[derive(Clone, Debug)]
-pub(crate) struct Context {
+pub(crate) struct RuleConditions {
     pub tool: Vec<String>,
     pub cwd: Vec<PathPattern>,
     pub user: Vec<String>,
@@ -81,13 +81,13 @@ pub(crate) struct Context {
 
 /// A rule that was checked against its own examples.
 #[derive(Clone, Debug)]
-pub struct Rule {
-    pub(crate) matcher: Matcher,
-    pub(crate) context: Context,
+pub struct PolicyRule {
+    pub(crate) matcher: RulePattern,
+    pub(crate) context: RuleConditions,
     /// Name of the rule, if it has one.
     pub name: Option<String>,
     /// Effect on the matched subjects.
-    pub effect: Verdict,
+    pub effect: PolicyVerdict,
     /// Reason for the rule.
     pub justification: String,
     /// The profile to run with.
@@ -100,27 +100,27 @@ pub struct Rule {
     /// Source of the rule, if it was not written by hand.
     pub provenance: Option<ProvenanceSection>,
     /// Position of the rule.
-    pub origin: Origin,
+    pub origin: ValueOrigin,
     /// Every key with its value, for digests and explanations.
     said: String,
 }
 
 /// Two rules are equal if their keys and values are equal, whatever their positions.
-impl PartialEq for Rule {
+impl PartialEq for PolicyRule {
     fn eq(&self, other: &Self) -> bool {
         self.said == other.said
     }
 }
 
-impl Eq for Rule {}
+impl Eq for PolicyRule {}
 
-impl Rule {
+impl PolicyRule {
     /// Checks a rule's form and its examples. The error names the key.
-    pub(crate) fn new(section: &RuleSection, origin: Origin) -> Result<Self, (String, String)> {
+    pub(crate) fn new(section: &RuleSection, origin: ValueOrigin) -> Result<Self, (String, String)> {
         check_form(section)?;
         let rule = Self {
             matcher: matcher_of(section)?,
-            context: Context {
+            context: RuleConditions {
                 tool: section.tool.clone(),
                 cwd: section.cwd.clone(),
                 user: section.user.clone(),
@@ -133,12 +133,12 @@ impl Rule {
             profile: section.profile.as_ref().map(|name| name.0.clone()),
             grants: grants_of(section).cloned().collect(),
             approver: section.approver.unwrap_or_default(),
-            limits: section.limits.limits(),
+            limits: section.limits.to_limits(),
             provenance: section.provenance.clone(),
             origin,
-            said: said(section),
+            said: format_section(section),
         };
-        examples::check(&rule, section)?;
+        examples::check_examples(&rule, section)?;
         Ok(rule)
     }
 
@@ -151,7 +151,7 @@ impl Rule {
     }
 
     /// Returns every key with its value, except for examples and provenance.
-    pub fn said(&self) -> &str {
+    pub fn canonical_text(&self) -> &str {
         &self.said
     }
 
@@ -170,20 +170,20 @@ impl Rule {
         !self.context.time.is_empty()
     }
 
-    pub(crate) fn raises(&self) -> bool {
-        self.effect != Verdict::Allow
+    pub(crate) fn raises_caution(&self) -> bool {
+        self.effect != PolicyVerdict::Allow
     }
 
     /// Returns how specific the rule is. If two rules give the same decision, the more specific one is
     /// reported.
-    pub(crate) fn specificity(&self) -> usize {
+    pub(crate) fn compute_specificity(&self) -> usize {
         let own = match &self.matcher {
-            Matcher::Anything => 0,
-            Matcher::Command { prefix, glob, options, .. } => {
+            RulePattern::Anything => 0,
+            RulePattern::Command { prefix, glob, options, .. } => {
                 4 * prefix.len() + 2 * glob.len().min(1) + options.present.len() + options.absent.len() + 1
             }
-            Matcher::Tool { arguments } => 1 + arguments.len(),
-            Matcher::Files { .. } | Matcher::Hosts { .. } => 1,
+            RulePattern::Tool { arguments } => 1 + arguments.len(),
+            RulePattern::Files { .. } | RulePattern::Hosts { .. } => 1,
         };
         let around = &self.context;
         let given = [around.tool.len(), around.cwd.len(), around.user.len(), around.session.len(), around.time.len()];
@@ -191,7 +191,7 @@ impl Rule {
     }
 }
 
-impl fmt::Display for Matcher {
+impl fmt::Display for RulePattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fn list<T: fmt::Display>(items: &[T], between: &str) -> String {
             items.iter().map(T::to_string).collect::<Vec<_>>().join(between)
@@ -216,24 +216,24 @@ impl fmt::Display for Matcher {
     }
 }
 
-type Fault = (String, String);
+type RuleFormError = (String, String);
 
-fn fail<T>(key: &str, why: impl Into<String>) -> Result<T, Fault> {
+fn fail_at_key<T>(key: &str, why: impl Into<String>) -> Result<T, RuleFormError> {
     Err((key.to_owned(), why.into()))
 }
 
-fn check_form(section: &RuleSection) -> Result<(), Fault> {
-    if section.prefix.len() > MAX_WORDS {
-        return fail("prefix", "a rule's `prefix` has 1 to 32 words, the program first");
+fn check_form(section: &RuleSection) -> Result<(), RuleFormError> {
+    if section.prefix.len() > MAX_PREFIX_WORDS {
+        return fail_at_key("prefix", "a rule's `prefix` has 1 to 32 words, the program first");
     }
     let bad_word = |word: &String| word.is_empty() || word.chars().any(char::is_control);
     if let Some(i) = section.prefix.iter().position(|word| word.alternatives().iter().any(bad_word)) {
-        return fail(&format!("prefix[{i}]"), "a word of a rule is not empty and holds no control");
+        return fail_at_key(&format!("prefix[{i}]"), "a word of a rule is not empty and holds no control");
     }
     for (key, options) in [("options.present", &section.options.present), ("options.absent", &section.options.absent)] {
-        let bad = |option: &Word| !option.alternatives().iter().all(|text| text.len() > 1 && text.starts_with('-'));
+        let bad = |option: &WordPattern| !option.alternatives().iter().all(|text| text.len() > 1 && text.starts_with('-'));
         if let Some(i) = options.iter().position(bad) {
-            return fail(&format!("{key}[{i}]"), "an option starts with `-`");
+            return fail_at_key(&format!("{key}[{i}]"), "an option starts with `-`");
         }
     }
     let lists =
@@ -242,25 +242,25 @@ fn check_form(section: &RuleSection) -> Result<(), Fault> {
         let bad = |text: &String| text.is_empty() || text.len() > MAX_GLOB_BYTES || text.chars().any(char::is_control);
         if let Some(i) = list.iter().position(bad) {
             let why = format!("a pattern is not empty, holds no control, and has at most {MAX_GLOB_BYTES} bytes");
-            return fail(&format!("{key}[{i}]"), why);
+            return fail_at_key(&format!("{key}[{i}]"), why);
         }
     }
     check_lengths(section)?;
-    for (i, host) in section.hosts.iter().enumerate().filter(|_| section.effect == Verdict::Allow) {
+    for (i, host) in section.hosts.iter().enumerate().filter(|_| section.effect == PolicyVerdict::Allow) {
         if let Some(why) = host.patterns().iter().find_map(|pattern| check_breadth(pattern).err()) {
-            return fail(&format!("hosts[{i}]"), why.to_string());
+            return fail_at_key(&format!("hosts[{i}]"), why.to_string());
         }
     }
     // A rule about hosts does not decide on a run, so it cannot add powers to one.
     let is_idle = |entry: &GrantEntry| !section.hosts.is_empty() && !entry.grants().iter().all(GrantText::is_at_host);
     if let Some(i) = section.grants.iter().position(is_idle) {
-        return fail(
+        return fail_at_key(
             &format!("grants[{i}]"),
             "beside `hosts` a rule gives secrets and keys alone, e.g. `secret NAME to HOST`",
         );
     }
     if section.justification.trim().is_empty() {
-        return fail("justification", "a rule says why it is there");
+        return fail_at_key("justification", "a rule says why it is there");
     }
     Ok(())
 }
@@ -270,7 +270,7 @@ fn grants_of(section: &RuleSection) -> impl Iterator<Item = &GrantText> {
     section.grants.iter().flat_map(GrantEntry::grants)
 }
 
-fn check_lengths(section: &RuleSection) -> Result<(), Fault> {
+fn check_lengths(section: &RuleSection) -> Result<(), RuleFormError> {
     let facts = &section.facts;
     let lengths = [
         ("glob", section.glob.len()),
@@ -290,13 +290,13 @@ fn check_lengths(section: &RuleSection) -> Result<(), Fault> {
         ("not_match", section.not_match.len()),
     ];
     match lengths.iter().find(|(_, length)| *length > MAX_PATTERNS) {
-        Some((key, _)) => fail(key, format!("at most {MAX_PATTERNS} entries")),
+        Some((key, _)) => fail_at_key(key, format!("at most {MAX_PATTERNS} entries")),
         None => Ok(()),
     }
 }
 
 /// Returns the subject of a rule: one kind, or anything.
-fn matcher_of(section: &RuleSection) -> Result<Matcher, Fault> {
+fn matcher_of(section: &RuleSection) -> Result<RulePattern, RuleFormError> {
     let facts = &section.facts;
     let facts_given = !said_facts(facts).is_empty();
     let options_given = !section.options.present.is_empty() || !section.options.absent.is_empty();
@@ -311,42 +311,42 @@ fn matcher_of(section: &RuleSection) -> Result<Matcher, Fault> {
         } else {
             "arguments"
         };
-        return fail(key, "a rule speaks of one kind of thing: commands, tool calls, files or hosts");
+        return fail_at_key(key, "a rule speaks of one kind of thing: commands, tool calls, files or hosts");
     }
     if arguments && section.tool.is_empty() {
-        return fail("arguments", "`arguments` are those of a `tool`: name it");
+        return fail_at_key("arguments", "`arguments` are those of a `tool`: name it");
     }
     if !section.operations.is_empty() && !files {
-        return fail("operations", "`operations` are those on `files`: name them");
+        return fail_at_key("operations", "`operations` are those on `files`: name them");
     }
-    if section.effect == Verdict::Allow && !(command || files || hosts || !section.tool.is_empty()) {
-        return fail("effect", "an `allow` rule names what it allows: give a `prefix`, `tool`, `files` or `hosts`");
+    if section.effect == PolicyVerdict::Allow && !(command || files || hosts || !section.tool.is_empty()) {
+        return fail_at_key("effect", "an `allow` rule names what it allows: give a `prefix`, `tool`, `files` or `hosts`");
     }
     Ok(if command {
-        Matcher::Command {
+        RulePattern::Command {
             prefix: section.prefix.clone(),
             glob: section.glob.clone(),
             options: section.options.clone(),
             facts: facts.clone(),
         }
     } else if files {
-        Matcher::Files { files: section.files.clone(), operations: section.operations.clone() }
+        RulePattern::Files { files: section.files.clone(), operations: section.operations.clone() }
     } else if hosts {
-        Matcher::Hosts { hosts: section.hosts.clone() }
+        RulePattern::Hosts { hosts: section.hosts.clone() }
     } else if arguments {
-        Matcher::Tool { arguments: section.arguments.clone().into_iter().collect() }
+        RulePattern::Tool { arguments: section.arguments.clone().into_iter().collect() }
     } else if said_context(section).is_empty() {
-        return fail(
+        return fail_at_key(
             "prefix",
             "a rule says what it speaks of: `prefix` (1 to 32 words, the program first), `glob`, `tool`, `files`, `hosts` ...",
         );
     } else {
-        Matcher::Anything
+        RulePattern::Anything
     })
 }
 
 /// Returns every given key as `key=value`, in the order of the schema.
-pub(crate) fn said(section: &RuleSection) -> String {
+pub(crate) fn format_section(section: &RuleSection) -> String {
     let mut parts = vec![crate::decide::verdict_name(section.effect).to_owned()];
     parts.extend(section.name.iter().map(|name| format!("name={}", name.0)));
     parts.extend(said_list("prefix", &section.prefix));
@@ -365,7 +365,7 @@ pub(crate) fn said(section: &RuleSection) -> String {
     parts.extend(section.profile.iter().map(|name| format!("profile={}", name.0)));
     parts.extend(said_list("grants", &grants_of(section).collect::<Vec<_>>()));
     parts.extend(section.approver.iter().map(|name| format!("approver={}", format!("{name:?}").to_lowercase())));
-    parts.extend(section.limits.limits().each().map(|(limit, amount)| format!("{}={amount}", limit.key())));
+    parts.extend(section.limits.to_limits().iter_limits().map(|(limit, amount)| format!("{}={amount}", limit.key())));
     format!("{}: {}", parts.join(" "), section.justification)
 }
 
@@ -406,22 +406,22 @@ mod tests {
     use stockade_model::{Assessment, Tier};
 
     use super::*;
-    use crate::words::{self, Words};
+    use crate::words::{self, CommandWords};
 
-    static ASK: Assessment = Assessment::bare(Tier::Ask);
+    static ASK: Assessment = Assessment::without_findings(Tier::Ask);
 
-    fn rule(text: &str, effect: &str) -> Rule {
+    fn rule(text: &str, effect: &str) -> PolicyRule {
         let text = format!("{text}\neffect = \"{effect}\"\njustification = \"j\"");
-        Rule::new(&toml::from_str(&text).unwrap(), Origin::Default).unwrap()
+        PolicyRule::new(&toml::from_str(&text).unwrap(), ValueOrigin::Default).unwrap()
     }
 
-    fn prefix(words: &[&str], effect: &str) -> Rule {
+    fn prefix(words: &[&str], effect: &str) -> PolicyRule {
         rule(&format!("prefix = {words:?}"), effect)
     }
 
-    fn scene<'a>(words: &'a Words, around: &'a Circumstances) -> Scene<'a> {
-        Scene {
-            subject: Subject::Command { words, assessment: &ASK },
+    fn scene<'a>(words: &'a CommandWords, around: &'a RequestContext) -> RuleInput<'a> {
+        RuleInput {
+            subject: RuleSubject::Command { words, assessment: &ASK },
             cwd: Path::new("/w"),
             workspace: Path::new("/w"),
             home: Path::new("/home/u"),
@@ -432,28 +432,28 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(rule: &Rule, script: &str, expected: Match) {
-        let (words, around) = (words::of_script(script.as_bytes()), Circumstances::default());
-        assert_eq!(rule.speaks(&scene(&words, &around)), expected, "{} {script:?}", rule.said());
+    fn check(rule: &PolicyRule, script: &str, expected: RuleMatch) {
+        let (words, around) = (words::of_script(script.as_bytes()), RequestContext::default());
+        assert_eq!(rule.match_input(&scene(&words, &around)), expected, "{} {script:?}", rule.canonical_text());
     }
 
     #[test]
     fn deny_sees_every_command_and_spelling() {
         let deny = prefix(&["git", "push"], "deny");
         for script in ["git push", "git push -f", "ls; git push", "/usr/bin/git push", "g'i't \"push\"", "a|git push"] {
-            check(&deny, script, Match::Certain);
+            check(&deny, script, RuleMatch::Certain);
         }
         for script in ["sudo -u x git push", "timeout -k 1 30 git push", "env A=b nice -n 5 git push", "xargs git push"]
         {
-            check(&deny, script, Match::Certain);
+            check(&deny, script, RuleMatch::Certain);
         }
         for script in
             ["sudo -s git push", "$(git push)", "bash -c 'git push $X'", "git pu\\sh", "if git push; then :; fi"]
         {
-            check(&deny, script, Match::Possible);
+            check(&deny, script, RuleMatch::Possible);
         }
         for script in ["git pull", "git", "echo 'git push'", "git pushy", "git -C x push", "widget push"] {
-            check(&deny, script, Match::No);
+            check(&deny, script, RuleMatch::No);
         }
     }
 
@@ -462,8 +462,8 @@ mod tests {
         let rules = vec![prefix(&["make"], "allow"), prefix(&["npm", "test"], "allow")];
         let mut book = RuleBook::default();
         book.push(RuleSet { combining: Default::default(), rules });
-        let around = Circumstances::default();
-        let allows = |words: Words| !book.find(&scene(&words, &around)).allowed.is_empty();
+        let around = RequestContext::default();
+        let allows = |words: CommandWords| !book.match_rules(&scene(&words, &around)).allowed.is_empty();
         let allowed = |script: &str| allows(words::of_script(script.as_bytes()));
         assert!(allowed("make"));
         assert!(allowed("make -j2 && npm test"));
@@ -490,16 +490,16 @@ mod tests {
     #[test]
     fn globs_see_the_whole_command() {
         let deny = rule("glob = [\"git * main\"]", "deny");
-        check(&deny, "git push origin main", Match::Certain);
-        check(&deny, "/usr/bin/git push main", Match::Certain);
-        check(&deny, "ls && git merge main", Match::Certain);
-        check(&deny, "git push origin maint", Match::No);
-        check(&deny, "sudo git push main", Match::Certain);
-        check(&rule("glob = [\"*\"]", "deny"), "ls $(x)", Match::Certain);
+        check(&deny, "git push origin main", RuleMatch::Certain);
+        check(&deny, "/usr/bin/git push main", RuleMatch::Certain);
+        check(&deny, "ls && git merge main", RuleMatch::Certain);
+        check(&deny, "git push origin maint", RuleMatch::No);
+        check(&deny, "sudo git push main", RuleMatch::Certain);
+        check(&rule("glob = [\"*\"]", "deny"), "ls $(x)", RuleMatch::Certain);
         let allow = rule("glob = [\"git status*\"]", "allow");
-        check(&allow, "git status -s", Match::Certain);
-        check(&allow, "'git status' -s", Match::No);
-        check(&allow, "./git status", Match::No);
+        check(&allow, "git status -s", RuleMatch::Certain);
+        check(&allow, "'git status' -s", RuleMatch::No);
+        check(&allow, "./git status", RuleMatch::No);
     }
 
     #[test]
@@ -509,16 +509,16 @@ mod tests {
             "deny",
         );
         for script in ["rm -rf x", "rm -fr x", "rm x -r -f", "rm --force --recursive x", "rm -vRf x"] {
-            check(&deny, script, Match::Certain);
+            check(&deny, script, RuleMatch::Certain);
         }
-        check(&deny, "rm --forc -r x", Match::Possible);
-        check(&deny, "rm -r x -- -f", Match::Possible);
-        check(&deny, "sudo rm -rf x", Match::Certain);
-        check(&deny, "rm -r x", Match::No);
+        check(&deny, "rm --forc -r x", RuleMatch::Possible);
+        check(&deny, "rm -r x -- -f", RuleMatch::Possible);
+        check(&deny, "sudo rm -rf x", RuleMatch::Certain);
+        check(&deny, "rm -r x", RuleMatch::No);
         let allow = rule("prefix = [\"sort\"]\noptions.absent = [[\"-o\", \"--output\"]]", "allow");
-        check(&allow, "sort -n x", Match::Certain);
-        check(&allow, "sort -no x", Match::Possible);
-        check(&allow, "sort --outp=x", Match::Possible);
-        check(&allow, "sort -o x", Match::No);
+        check(&allow, "sort -n x", RuleMatch::Certain);
+        check(&allow, "sort -no x", RuleMatch::Possible);
+        check(&allow, "sort --outp=x", RuleMatch::Possible);
+        check(&allow, "sort -o x", RuleMatch::No);
     }
 }

@@ -3,32 +3,32 @@
 //! Must not know tools. The crate `shell` knows the meaning of options and which of them take a value;
 //! here, a word that could be an option counts as a possible one.
 
-use super::Match;
-use crate::pattern::Word;
+use super::RuleMatch;
+use crate::pattern::WordPattern;
 
 /// Returns whether one of the alternatives of `option` is among the arguments. `raising` is true for an
 /// `ask` or `deny` rule: then a cluster of letters with the option counts as certain.
-pub(crate) fn present(option: &Word, arguments: &[String], raising: bool) -> Match {
+pub(crate) fn match_option(option: &WordPattern, arguments: &[String], raising: bool) -> RuleMatch {
     let each = option.alternatives().iter().map(|option| one_present(option, arguments, raising));
-    each.max().unwrap_or(Match::No)
+    each.max().unwrap_or(RuleMatch::No)
 }
 
-fn one_present(option: &str, arguments: &[String], raising: bool) -> Match {
-    let mut found = Match::No;
+fn one_present(option: &str, arguments: &[String], raising: bool) -> RuleMatch {
+    let mut found = RuleMatch::No;
     let mut ended = false;
     for argument in arguments {
         let here = in_argument(option, argument, raising);
         // After `--` it is an operand, unless the program does not support `--`.
-        let here = if ended { here.min(Match::Possible) } else { here };
+        let here = if ended { here.min(RuleMatch::Possible) } else { here };
         found = found.max(here);
         ended |= argument == "--";
     }
     found
 }
 
-fn in_argument(option: &str, argument: &str, raising: bool) -> Match {
+fn in_argument(option: &str, argument: &str, raising: bool) -> RuleMatch {
     if argument == option {
-        return Match::Certain;
+        return RuleMatch::Certain;
     }
     if let Some(name) = option.strip_prefix("--") {
         return in_long(name, argument);
@@ -37,29 +37,29 @@ fn in_argument(option: &str, argument: &str, raising: bool) -> Match {
     let (Some('-'), Some(letter), None) = (letters.next(), letters.next(), letters.next()) else {
         // Words such as `-exec`: alone, or joined with a value.
         let joined = option.len() > 2 && argument.strip_prefix(option).is_some_and(|rest| rest.starts_with('='));
-        return if joined { Match::Certain } else { Match::No };
+        return if joined { RuleMatch::Certain } else { RuleMatch::No };
     };
-    let Some(cluster) = argument.strip_prefix('-').filter(|rest| !rest.starts_with('-')) else { return Match::No };
+    let Some(cluster) = argument.strip_prefix('-').filter(|rest| !rest.starts_with('-')) else { return RuleMatch::No };
     match cluster.chars().position(|c| c == letter) {
-        None => Match::No,
-        Some(0) => Match::Certain,
+        None => RuleMatch::No,
+        Some(0) => RuleMatch::Certain,
         // The letter may be the value of a letter before it.
-        Some(_) if raising && cluster.chars().all(|c| c.is_ascii_alphabetic()) => Match::Certain,
-        Some(_) => Match::Possible,
+        Some(_) if raising && cluster.chars().all(|c| c.is_ascii_alphabetic()) => RuleMatch::Certain,
+        Some(_) => RuleMatch::Possible,
     }
 }
 
 /// Matches a long option: `--name=value` is certain, and an abbreviation, as getopt_long(3) accepts it, is
 /// possible.
-fn in_long(name: &str, argument: &str) -> Match {
-    let Some(given) = argument.strip_prefix("--") else { return Match::No };
+fn in_long(name: &str, argument: &str) -> RuleMatch {
+    let Some(given) = argument.strip_prefix("--") else { return RuleMatch::No };
     let given = given.split_once('=').map_or(given, |(name, _)| name);
     if given == name {
-        Match::Certain
+        RuleMatch::Certain
     } else if !given.is_empty() && name.starts_with(given) {
-        Match::Possible
+        RuleMatch::Possible
     } else {
-        Match::No
+        RuleMatch::No
     }
 }
 
@@ -68,16 +68,16 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(option: &str, line: &str, raising: Match, allowing: Match) {
+    fn check(option: &str, line: &str, raising: RuleMatch, allowing: RuleMatch) {
         let arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        let option = Word::one(option);
-        assert_eq!(present(&option, &arguments, true), raising, "{option} {line} raising");
-        assert_eq!(present(&option, &arguments, false), allowing, "{option} {line} allowing");
+        let option = WordPattern::from_word(option);
+        assert_eq!(match_option(&option, &arguments, true), raising, "{option} {line} raising");
+        assert_eq!(match_option(&option, &arguments, false), allowing, "{option} {line} allowing");
     }
 
     #[test]
     fn options_in_any_spelling() {
-        use Match::{Certain, No, Possible};
+        use RuleMatch::{Certain, No, Possible};
         check("--force", "a --force", Certain, Certain);
         check("--force", "--force=yes", Certain, Certain);
         check("--force", "--forc", Possible, Possible);
@@ -92,7 +92,7 @@ mod tests {
         check("-f", "f", No, No);
         check("-exec", "-exec", Certain, Certain);
         check("-exec", "-e", No, No);
-        let either = Word::any(vec!["-f".into(), "--force".into()]).unwrap();
-        assert_eq!(present(&either, &["--force".into()], true), Certain);
+        let either = WordPattern::from_alternatives(vec!["-f".into(), "--force".into()]).unwrap();
+        assert_eq!(match_option(&either, &["--force".into()], true), Certain);
     }
 }

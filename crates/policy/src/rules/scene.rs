@@ -8,12 +8,12 @@ use std::path::Path;
 use stockade_model::{Assessment, Host, SessionId};
 
 use crate::file::FileOperation;
-use crate::words::Words;
+use crate::words::CommandWords;
 
 /// Circumstances that the request itself does not contain. If a value is unknown, a rule with a condition
 /// on it applies if it raises caution, and does not apply if it allows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Circumstances {
+pub struct RequestContext {
     /// Name of the user that the command runs as.
     pub user: Option<String>,
     /// Name of the tool that the request came through; empty if there was none.
@@ -53,29 +53,29 @@ pub enum Act<'a> {
 
 /// Subject of a rule.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Subject<'a> {
-    Command { words: &'a Words, assessment: &'a Assessment },
+pub(crate) enum RuleSubject<'a> {
+    Command { words: &'a CommandWords, assessment: &'a Assessment },
     Act(Act<'a>),
 }
 
 /// A subject with its context.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Scene<'a> {
-    pub subject: Subject<'a>,
+pub(crate) struct RuleInput<'a> {
+    pub subject: RuleSubject<'a>,
     pub cwd: &'a Path,
     pub workspace: &'a Path,
     pub home: &'a Path,
     pub session: Option<&'a SessionId>,
-    pub around: &'a Circumstances,
+    pub around: &'a RequestContext,
     /// True while examples are checked: conditions that an example does not mention are assumed to match.
     pub example: bool,
 }
 
-impl<'a> Scene<'a> {
+impl<'a> RuleInput<'a> {
     /// Returns the tool that the subject came through, or that it calls.
-    pub(crate) fn tool(&self) -> &'a str {
+    pub(crate) fn tool_name(&self) -> &'a str {
         match self.subject {
-            Subject::Act(Act::Tool { name, .. }) => name,
+            RuleSubject::Act(Act::Tool { name, .. }) => name,
             _ => self.around.tool.as_deref().unwrap_or_default(),
         }
     }

@@ -6,16 +6,16 @@
 
 use std::cmp::Reverse;
 
-use super::{Match, Rule, Scene, Subject};
-use crate::file::Combining;
+use super::{RuleMatch, PolicyRule, RuleInput, RuleSubject};
+use crate::file::CombiningAlgorithm;
 
 /// The rules of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSet {
     /// Algorithm that combines the rules to one answer.
-    pub combining: Combining,
+    pub combining: CombiningAlgorithm,
     /// The rules, from the top.
-    pub rules: Vec<Rule>,
+    pub rules: Vec<PolicyRule>,
 }
 
 /// All rule sets.
@@ -26,20 +26,20 @@ pub struct RuleBook {
 
 /// The rules that match one scene.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Findings<'a> {
+pub(crate) struct MatchedRules<'a> {
     /// `ask` and `deny` rules that match the scene.
-    pub raised: Vec<(&'a Rule, Match)>,
+    pub raised: Vec<(&'a PolicyRule, RuleMatch)>,
     /// The allow rules, if they cover every command of the scene.
-    pub allowed: Vec<&'a Rule>,
+    pub allowed: Vec<&'a PolicyRule>,
 }
 
 /// A rule that was considered, for an explanation.
 #[derive(Clone, Copy, Debug)]
-pub struct Considered<'a> {
+pub struct RuleExplanation<'a> {
     /// The rule.
-    pub rule: &'a Rule,
+    pub rule: &'a PolicyRule,
     /// Whether the rule matches the scene.
-    pub found: Match,
+    pub found: RuleMatch,
     /// If the rule does not match: the reason, in a few words.
     pub failing: Option<&'static str>,
 }
@@ -62,7 +62,7 @@ impl RuleBook {
     }
 
     /// Returns every rule, in the order in which they were read.
-    pub fn rules(&self) -> impl Iterator<Item = &Rule> {
+    pub fn rules(&self) -> impl Iterator<Item = &PolicyRule> {
         self.sets.iter().flat_map(|set| &set.rules)
     }
 
@@ -72,72 +72,72 @@ impl RuleBook {
     }
 
     /// Matches every rule with a scene.
-    pub(crate) fn find(&self, scene: &Scene<'_>) -> Findings<'_> {
+    pub(crate) fn match_rules(&self, scene: &RuleInput<'_>) -> MatchedRules<'_> {
         if self.is_empty() {
-            return Findings::default();
+            return MatchedRules::default();
         }
         let (units, plain): (Vec<&[String]>, bool) = match scene.subject {
-            Subject::Command { words, .. } => {
+            RuleSubject::Command { words, .. } => {
                 // A background command continues beside the later ones, so the assessed state may change;
                 // no rule may allow this.
                 (words.commands.iter().map(Vec::as_slice).collect(), words.plain && !words.background)
             }
-            Subject::Act(_) => (vec![&[]], true),
+            RuleSubject::Act(_) => (vec![&[]], true),
         };
         let mut raised = Vec::new();
-        let mut covered: Vec<Option<&Rule>> = vec![None; units.len()];
+        let mut covered: Vec<Option<&PolicyRule>> = vec![None; units.len()];
         for set in &self.sets {
-            set.find(scene, &units, &mut raised, &mut covered);
+            set.match_rules(scene, &units, &mut raised, &mut covered);
         }
-        let allowed: Option<Vec<&Rule>> = covered.into_iter().collect();
+        let allowed: Option<Vec<&PolicyRule>> = covered.into_iter().collect();
         let mut allowed = allowed.filter(|_| plain).unwrap_or_default();
-        let mut seen: Vec<*const Rule> = Vec::new();
+        let mut seen: Vec<*const PolicyRule> = Vec::new();
         allowed.retain(|rule| {
             let known = seen.contains(&std::ptr::from_ref(*rule));
             seen.push(std::ptr::from_ref(*rule));
             !known
         });
-        Findings { raised, allowed }
+        MatchedRules { raised, allowed }
     }
 
     /// Returns every rule and whether it matches the scene.
-    pub(crate) fn consider<'a>(&'a self, scene: &Scene<'_>) -> Vec<Considered<'a>> {
-        let considered = |rule: &'a Rule| {
-            let found = rule.speaks(scene);
-            let failing = (found == Match::No).then(|| rule.failing(scene));
-            Considered { rule, found, failing }
+    pub(crate) fn explain_rules<'a>(&'a self, scene: &RuleInput<'_>) -> Vec<RuleExplanation<'a>> {
+        let considered = |rule: &'a PolicyRule| {
+            let found = rule.match_input(scene);
+            let failing = (found == RuleMatch::No).then(|| rule.find_failing_condition(scene));
+            RuleExplanation { rule, found, failing }
         };
         self.rules().map(considered).collect()
     }
 }
 
 impl RuleSet {
-    fn find<'a>(
+    fn match_rules<'a>(
         &'a self,
-        scene: &Scene<'_>,
+        scene: &RuleInput<'_>,
         units: &[&[String]],
-        raised: &mut Vec<(&'a Rule, Match)>,
-        covered: &mut [Option<&'a Rule>],
+        raised: &mut Vec<(&'a PolicyRule, RuleMatch)>,
+        covered: &mut [Option<&'a PolicyRule>],
     ) {
-        if self.combining == Combining::FirstApplicable {
+        if self.combining == CombiningAlgorithm::FirstApplicable {
             return self.first_applicable(scene, units, raised, covered);
         }
-        let mut own: Vec<(&Rule, Match)> = self
+        let mut own: Vec<(&PolicyRule, RuleMatch)> = self
             .rules
             .iter()
-            .filter(|rule| rule.raises())
-            .map(|rule| (rule, rule.speaks(scene)))
-            .filter(|(_, found)| *found != Match::No)
+            .filter(|rule| rule.raises_caution())
+            .map(|rule| (rule, rule.match_input(scene)))
+            .filter(|(_, found)| *found != RuleMatch::No)
             .collect();
-        let mut allowing: Vec<&Rule> = self.rules.iter().filter(|rule| !rule.raises()).collect();
-        if self.combining == Combining::DenyOverrides {
+        let mut allowing: Vec<&PolicyRule> = self.rules.iter().filter(|rule| !rule.raises_caution()).collect();
+        if self.combining == CombiningAlgorithm::DenyOverrides {
             // The reported rule must not depend on the order either.
-            own.sort_by_key(|(rule, found)| (Reverse(rule.effect), Reverse(*found), order(rule)));
-            allowing.sort_by_key(|rule| order(rule));
+            own.sort_by_key(|(rule, found)| (Reverse(rule.effect), Reverse(*found), rule_sort_key(rule)));
+            allowing.sort_by_key(|rule| rule_sort_key(rule));
         }
         raised.append(&mut own);
         for (unit, slot) in units.iter().zip(covered) {
-            let covering = || allowing.iter().copied().find(|rule| rule.speaks_of(scene, unit) == Match::Certain);
+            let covering = || allowing.iter().copied().find(|rule| rule.speaks_of(scene, unit) == RuleMatch::Certain);
             *slot = slot.or_else(covering);
         }
     }
@@ -146,12 +146,12 @@ impl RuleSet {
     /// continues after it.
     fn first_applicable<'a>(
         &'a self,
-        scene: &Scene<'_>,
+        scene: &RuleInput<'_>,
         units: &[&[String]],
-        raised: &mut Vec<(&'a Rule, Match)>,
-        covered: &mut [Option<&'a Rule>],
+        raised: &mut Vec<(&'a PolicyRule, RuleMatch)>,
+        covered: &mut [Option<&'a PolicyRule>],
     ) {
-        let mut raise = |rule: &'a Rule, found: Match| match raised.iter_mut().find(|(own, _)| std::ptr::eq(*own, rule))
+        let mut raise = |rule: &'a PolicyRule, found: RuleMatch| match raised.iter_mut().find(|(own, _)| std::ptr::eq(*own, rule))
         {
             Some((_, before)) => *before = (*before).max(found),
             None => raised.push((rule, found)),
@@ -159,30 +159,30 @@ impl RuleSet {
         for (unit, slot) in units.iter().zip(covered) {
             for rule in &self.rules {
                 let found = rule.speaks_of(scene, unit);
-                if rule.raises() && found != Match::No {
+                if rule.raises_caution() && found != RuleMatch::No {
                     raise(rule, found);
-                } else if found == Match::Certain && slot.is_none() {
+                } else if found == RuleMatch::Certain && slot.is_none() {
                     *slot = Some(rule);
                 }
-                if found == Match::Certain {
+                if found == RuleMatch::Certain {
                     break;
                 }
             }
         }
         // Text that is not plain has words that appear in no command of it.
-        let Subject::Command { words, .. } = scene.subject else { return };
-        for rule in self.rules.iter().filter(|rule| rule.raises()) {
+        let RuleSubject::Command { words, .. } = scene.subject else { return };
+        for rule in self.rules.iter().filter(|rule| rule.raises_caution()) {
             let found = if !words.plain && rule.is_every_command() {
                 // No earlier rule applies for certain to text that is not understood.
-                rule.around(scene)
+                rule.match_conditions(scene)
             } else if rule.is_per_command() {
-                rule.behind(words).min(rule.around(scene))
+                rule.match_behind_wrapper(words).min(rule.match_conditions(scene))
             } else if words.plain {
-                Match::No
+                RuleMatch::No
             } else {
-                rule.speaks(scene)
+                rule.match_input(scene)
             };
-            if found != Match::No {
+            if found != RuleMatch::No {
                 raise(rule, found);
             }
         }
@@ -191,6 +191,6 @@ impl RuleSet {
 
 /// Returns a sort key: the most specific rule first, then by content. The order does not depend on the
 /// positions of the rules.
-fn order(rule: &Rule) -> (Reverse<usize>, &str) {
-    (Reverse(rule.specificity()), rule.said())
+fn rule_sort_key(rule: &PolicyRule) -> (Reverse<usize>, &str) {
+    (Reverse(rule.compute_specificity()), rule.canonical_text())
 }

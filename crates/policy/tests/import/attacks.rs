@@ -1,16 +1,16 @@
 //! Attacks on imports, as data in `attacks.toml`: rules of another tool, and what
 //! that tool answers about acts near them.
 
-use stockade_model::Verdict;
-use stockade_policy::{FileOperation, Scope, Source, Tool};
+use stockade_model::PolicyVerdict;
+use stockade_policy::{FileOperation, SourceScope, ImportSource, ImportTool};
 
 use super::probes::Probe;
 
 /// Rules of a tool and acts.
 pub struct Case {
-    pub tool: Tool,
+    pub tool: ImportTool,
     pub why: String,
-    pub sources: Vec<Source>,
+    pub sources: Vec<ImportSource>,
     pub acts: Vec<Act>,
 }
 
@@ -19,7 +19,7 @@ pub struct Act {
     pub text: String,
     pub probe: Probe,
     /// What the tool itself answers.
-    pub theirs: Verdict,
+    pub theirs: PolicyVerdict,
 }
 
 /// Every case of the table.
@@ -31,15 +31,15 @@ pub fn cases() -> Vec<Case> {
 fn case(value: &toml::Value) -> Case {
     let text = |key: &str| value[key].as_str().unwrap().to_owned();
     let (tool, usual) = match value["tool"].as_str().unwrap() {
-        "codex" => (Tool::Codex, "a.rules"),
-        "claude" => (Tool::Claude, "settings.json"),
-        _ => (Tool::Gemini, "a.toml"),
+        "codex" => (ImportTool::Codex, "a.rules"),
+        "claude" => (ImportTool::Claude, "settings.json"),
+        _ => (ImportTool::Gemini, "a.toml"),
     };
     let file = |(i, file): (usize, &toml::Value)| {
         let of = |key: &str, other: &str| file.get(key).and_then(toml::Value::as_str).unwrap_or(other).to_owned();
-        let usual_scope = if tool == Tool::Claude { "project" } else { "user" };
-        let scope = Scope::named(&of("scope", usual_scope)).unwrap();
-        Source { name: format!("{i}-{}", of("name", usual)), text: of("text", ""), scope }
+        let usual_scope = if tool == ImportTool::Claude { "project" } else { "user" };
+        let scope = SourceScope::from_name(&of("scope", usual_scope)).unwrap();
+        ImportSource { name: format!("{i}-{}", of("name", usual)), text: of("text", ""), scope }
     };
     let sources = value["files"].as_array().unwrap().iter().enumerate().map(file).collect();
     let acts = value["acts"].as_array().unwrap().iter().map(|line| act(line.as_str().unwrap())).collect();
@@ -51,9 +51,9 @@ fn case(value: &toml::Value) -> Case {
 fn act(line: &str) -> Act {
     let (verdict, text) = line.split_once(' ').unwrap();
     let theirs = match verdict {
-        "allow" => Verdict::Allow,
-        "ask" => Verdict::Ask,
-        "deny" => Verdict::Deny,
+        "allow" => PolicyVerdict::Allow,
+        "ask" => PolicyVerdict::Ask,
+        "deny" => PolicyVerdict::Deny,
         other => panic!("{other}: {line}"),
     };
     let (kind, rest) = text.split_once(' ').unwrap();

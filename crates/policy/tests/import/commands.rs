@@ -3,16 +3,16 @@
 
 use std::path::Path;
 
-use stockade_policy::{Carried, Imported, Tool, import, resolve_profile};
+use stockade_policy::{ImportDeviation, ImportedPolicy, ImportTool, import_policy, resolve_profile};
 
 use super::ours::{settings_of, source};
 
-fn claude(text: &str) -> Imported {
-    import(Tool::Claude, &[source(Tool::Claude, "s.json", text)]).unwrap_or_else(|error| panic!("{text}: {error}"))
+fn claude(text: &str) -> ImportedPolicy {
+    import_policy(ImportTool::Claude, &[source(ImportTool::Claude, "s.json", text)]).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-fn is_told(imported: &Imported) -> bool {
-    imported.notes.iter().any(|note| note.carried == Carried::Weaker)
+fn is_told(imported: &ImportedPolicy) -> bool {
+    imported.notes.iter().any(|note| note.carried == ImportDeviation::Weaker)
 }
 
 /// Holds one rule against the list of the profile that it becomes, and whether it
@@ -149,7 +149,7 @@ fn what_the_sandbox_must_not_write_is_protected_or_told() {
         let imported = claude(&text);
         let list = imported.profile.get("protect").map(|list| list.join(" "));
         assert_eq!((list.as_deref(), is_told(&imported)), (protected, told), "{path}: {:?}", imported.notes);
-        assert!(imported.notes.iter().all(|note| note.carried != Carried::Left), "{path}: a denial allows nothing");
+        assert!(imported.notes.iter().all(|note| note.carried != ImportDeviation::Left), "{path}: a denial allows nothing");
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use stockade_policy::{Carried, Scope, Source, Tool, import};
+use stockade_policy::{ImportDeviation, SourceScope, ImportSource, ImportTool, import_policy};
 
 use super::ours::source;
 
@@ -13,8 +13,8 @@ const GEMINI_SETTINGS: &str = "{ \"tools\": { \"exclude\": [\"web_fetch\"] }, \"
 const GEMINI_POLICY: &str = "[[rule]]\ntoolName = \"x\"\ndecision = \"deny\"\npriority = 1\n";
 const CODEX: &str = "prefix_rule(pattern = [\"rm\"], decision = \"forbidden\")\n";
 
-fn refusal(tool: Tool, text: &str) -> String {
-    match import(tool, &[source(tool, "f", text)]) {
+fn refusal(tool: ImportTool, text: &str) -> String {
+    match import_policy(tool, &[source(tool, "f", text)]) {
         Ok(imported) => panic!("{tool:?} {text:?}: {} rules, {:?}", imported.rules.len(), imported.notes),
         Err(error) => error.to_string(),
     }
@@ -24,17 +24,17 @@ fn refusal(tool: Tool, text: &str) -> String {
 #[test]
 fn a_file_of_another_tool_is_refused() {
     let files = [
-        (CLAUDE, Tool::Claude, "claude"),
-        (GEMINI_SETTINGS, Tool::Gemini, "gemini"),
-        (GEMINI_POLICY, Tool::Gemini, "gemini"),
-        (CODEX, Tool::Codex, "codex"),
-        ("{\"permissions\": {}}", Tool::Claude, "claude"),
-        ("{\"env\": {\"A\": \"b\"}}", Tool::Claude, "claude"),
-        ("{\"mcpServers\": {}}", Tool::Gemini, "gemini"),
+        (CLAUDE, ImportTool::Claude, "claude"),
+        (GEMINI_SETTINGS, ImportTool::Gemini, "gemini"),
+        (GEMINI_POLICY, ImportTool::Gemini, "gemini"),
+        (CODEX, ImportTool::Codex, "codex"),
+        ("{\"permissions\": {}}", ImportTool::Claude, "claude"),
+        ("{\"env\": {\"A\": \"b\"}}", ImportTool::Claude, "claude"),
+        ("{\"mcpServers\": {}}", ImportTool::Gemini, "gemini"),
     ];
     for (text, own, name) in files {
-        assert!(import(own, &[source(own, "f", text)]).is_ok(), "{text:?}");
-        for other in [Tool::Claude, Tool::Gemini, Tool::Codex].into_iter().filter(|tool| *tool != own) {
+        assert!(import_policy(own, &[source(own, "f", text)]).is_ok(), "{text:?}");
+        for other in [ImportTool::Claude, ImportTool::Gemini, ImportTool::Codex].into_iter().filter(|tool| *tool != own) {
             let refusal = refusal(other, text);
             assert!(refusal.starts_with("f:1:") || refusal.starts_with("f:2:"), "{other:?} {text:?}: {refusal}");
             let hint = refusal.lines().find(|line| line.starts_with("hint: ")).unwrap_or_default();
@@ -46,15 +46,15 @@ fn a_file_of_another_tool_is_refused() {
 #[test]
 fn a_file_without_a_key_of_the_tool_is_refused() {
     for (tool, text, expected) in [
-        (Tool::Claude, "{}", "f:1:1: it is empty"),
-        (Tool::Gemini, " {}", "f:1:2: it is empty"),
-        (Tool::Gemini, "", "f:1:1: it holds no `[[rule]]` and no `[[safety_checker]]`"),
-        (Tool::Gemini, "# nothing\n", "f:1:1: it holds no `[[rule]]`"),
-        (Tool::Gemini, "\n[profile]\nx = 1\n", "f:1:1: it holds no `[[rule]]`"),
-        (Tool::Codex, "# nothing\n", "f:1:1: it holds no rule"),
-        (Tool::Codex, "", "f:1:1: it holds no rule"),
-        (Tool::Claude, "{\"rules\": [], \"x\": 1}", "f:1:1: it has no key of Claude Code's"),
-        (Tool::Gemini, "{\"rules\": [], \"x\": 1}", "f:1:1: it has no key of Gemini CLI's"),
+        (ImportTool::Claude, "{}", "f:1:1: it is empty"),
+        (ImportTool::Gemini, " {}", "f:1:2: it is empty"),
+        (ImportTool::Gemini, "", "f:1:1: it holds no `[[rule]]` and no `[[safety_checker]]`"),
+        (ImportTool::Gemini, "# nothing\n", "f:1:1: it holds no `[[rule]]`"),
+        (ImportTool::Gemini, "\n[profile]\nx = 1\n", "f:1:1: it holds no `[[rule]]`"),
+        (ImportTool::Codex, "# nothing\n", "f:1:1: it holds no rule"),
+        (ImportTool::Codex, "", "f:1:1: it holds no rule"),
+        (ImportTool::Claude, "{\"rules\": [], \"x\": 1}", "f:1:1: it has no key of Claude Code's"),
+        (ImportTool::Gemini, "{\"rules\": [], \"x\": 1}", "f:1:1: it has no key of Gemini CLI's"),
     ] {
         let refusal = refusal(tool, text);
         assert!(refusal.starts_with(expected), "{tool:?} {text:?}: {refusal}");
@@ -63,11 +63,11 @@ fn a_file_without_a_key_of_the_tool_is_refused() {
     }
 }
 
-fn title(tool: Tool) -> &'static str {
+fn title(tool: ImportTool) -> &'static str {
     match tool {
-        Tool::Claude => "Claude Code",
-        Tool::Gemini => "Gemini CLI",
-        Tool::Codex => "Codex",
+        ImportTool::Claude => "Claude Code",
+        ImportTool::Gemini => "Gemini CLI",
+        ImportTool::Codex => "Codex",
     }
 }
 
@@ -75,18 +75,18 @@ fn title(tool: Tool) -> &'static str {
 #[test]
 fn settings_without_rules_are_accepted() {
     for (tool, text) in [
-        (Tool::Claude, "{\"model\": \"opus\"}"),
-        (Tool::Claude, "{\"$schema\": \"https://x\", \"theme\": \"dark\", \"cleanupPeriodDays\": 3}"),
-        (Tool::Claude, "{\"hooks\": {}}"),
-        (Tool::Claude, "{\"statusLine\": {\"type\": \"command\", \"command\": \"x\"}}"),
-        (Tool::Gemini, "{\"ui\": {\"theme\": \"x\"}, \"general\": {}}"),
-        (Tool::Gemini, "{\"theme\": \"x\"}"),
-        (Tool::Gemini, "{\"mcpServers\": {\"a\": {\"command\": \"x\"}}}"),
-        (Tool::Gemini, "{\"model\": {\"name\": \"x\"}}"),
+        (ImportTool::Claude, "{\"model\": \"opus\"}"),
+        (ImportTool::Claude, "{\"$schema\": \"https://x\", \"theme\": \"dark\", \"cleanupPeriodDays\": 3}"),
+        (ImportTool::Claude, "{\"hooks\": {}}"),
+        (ImportTool::Claude, "{\"statusLine\": {\"type\": \"command\", \"command\": \"x\"}}"),
+        (ImportTool::Gemini, "{\"ui\": {\"theme\": \"x\"}, \"general\": {}}"),
+        (ImportTool::Gemini, "{\"theme\": \"x\"}"),
+        (ImportTool::Gemini, "{\"mcpServers\": {\"a\": {\"command\": \"x\"}}}"),
+        (ImportTool::Gemini, "{\"model\": {\"name\": \"x\"}}"),
     ] {
-        let imported = import(tool, &[source(tool, "f", text)]).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let imported = import_policy(tool, &[source(tool, "f", text)]).unwrap_or_else(|error| panic!("{text}: {error}"));
         assert!(imported.rules.is_empty(), "{text}");
-        assert!(imported.notes.iter().all(|note| note.carried == Carried::Needless), "{text}: {:?}", imported.notes);
+        assert!(imported.notes.iter().all(|note| note.carried == ImportDeviation::Needless), "{text}: {:?}", imported.notes);
     }
 }
 
@@ -94,29 +94,29 @@ fn settings_without_rules_are_accepted() {
 #[test]
 fn keys_beside_the_rules_are_told_where_they_matter() {
     for (tool, key, value, carried) in [
-        (Tool::Claude, "env", "{\"A\": \"secret\", \"B\": \"x\"}", Some(Carried::Left)),
-        (Tool::Claude, "env", "{}", None),
-        (Tool::Claude, "model", "\"opus\"", None),
-        (Tool::Claude, "theme", "\"dark\"", None),
-        (Tool::Claude, "outputStyle", "\"x\"", None),
-        (Tool::Claude, "statusLine", "{}", Some(Carried::Needless)),
-        (Tool::Claude, "apiKeyHelper", "\"x\"", Some(Carried::Needless)),
-        (Tool::Claude, "policyHelper", "\"x\"", Some(Carried::Weaker)),
-        (Tool::Claude, "autoMode", "{\"soft_deny\": [\"x\"]}", Some(Carried::Weaker)),
-        (Tool::Claude, "hooks", "{\"PreToolUse\": []}", Some(Carried::Weaker)),
-        (Tool::Claude, "wibble", "true", Some(Carried::Weaker)),
-        (Tool::Claude, "tools", "{\"exclude\": [\"x\"]}", Some(Carried::Weaker)),
-        (Tool::Claude, "sandbox", "{\"filesystem\": {\"denyExec\": [\"/x\"]}}", Some(Carried::Weaker)),
-        (Tool::Claude, "sandbox", "{\"filesystem\": {\"allowManagedReadPathsOnly\": true}}", Some(Carried::Needless)),
-        (Tool::Gemini, "ui", "{}", None),
-        (Tool::Gemini, "wibble", "true", Some(Carried::Weaker)),
-        (Tool::Gemini, "policyPaths", "[\"more\"]", Some(Carried::Weaker)),
-        (Tool::Gemini, "policyPaths", "[]", None),
+        (ImportTool::Claude, "env", "{\"A\": \"secret\", \"B\": \"x\"}", Some(ImportDeviation::Left)),
+        (ImportTool::Claude, "env", "{}", None),
+        (ImportTool::Claude, "model", "\"opus\"", None),
+        (ImportTool::Claude, "theme", "\"dark\"", None),
+        (ImportTool::Claude, "outputStyle", "\"x\"", None),
+        (ImportTool::Claude, "statusLine", "{}", Some(ImportDeviation::Needless)),
+        (ImportTool::Claude, "apiKeyHelper", "\"x\"", Some(ImportDeviation::Needless)),
+        (ImportTool::Claude, "policyHelper", "\"x\"", Some(ImportDeviation::Weaker)),
+        (ImportTool::Claude, "autoMode", "{\"soft_deny\": [\"x\"]}", Some(ImportDeviation::Weaker)),
+        (ImportTool::Claude, "hooks", "{\"PreToolUse\": []}", Some(ImportDeviation::Weaker)),
+        (ImportTool::Claude, "wibble", "true", Some(ImportDeviation::Weaker)),
+        (ImportTool::Claude, "tools", "{\"exclude\": [\"x\"]}", Some(ImportDeviation::Weaker)),
+        (ImportTool::Claude, "sandbox", "{\"filesystem\": {\"denyExec\": [\"/x\"]}}", Some(ImportDeviation::Weaker)),
+        (ImportTool::Claude, "sandbox", "{\"filesystem\": {\"allowManagedReadPathsOnly\": true}}", Some(ImportDeviation::Needless)),
+        (ImportTool::Gemini, "ui", "{}", None),
+        (ImportTool::Gemini, "wibble", "true", Some(ImportDeviation::Weaker)),
+        (ImportTool::Gemini, "policyPaths", "[\"more\"]", Some(ImportDeviation::Weaker)),
+        (ImportTool::Gemini, "policyPaths", "[]", None),
     ] {
-        let own = if tool == Tool::Claude { "permissions" } else { "tools" };
+        let own = if tool == ImportTool::Claude { "permissions" } else { "tools" };
         let text = format!("{{\"{own}\": {{}},\n\"{key}\": {value}}}");
-        let imported = import(tool, &[source(tool, "f", &text)]).unwrap_or_else(|error| panic!("{text}: {error}"));
-        let said: BTreeSet<Carried> = imported.notes.iter().map(|note| note.carried).collect();
+        let imported = import_policy(tool, &[source(tool, "f", &text)]).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let said: BTreeSet<ImportDeviation> = imported.notes.iter().map(|note| note.carried).collect();
         assert_eq!(said, carried.into_iter().collect(), "{text}: {:?}", imported.notes);
         assert!(imported.notes.iter().all(|note| note.place.line == 2), "{text}: {:?}", imported.notes);
         assert!(!imported.to_toml().contains("secret"), "values of variables may be secrets");
@@ -127,23 +127,23 @@ fn keys_beside_the_rules_are_told_where_they_matter() {
 #[test]
 fn old_names_of_lists_of_servers_count() {
     let text = "{\"excludeMCPServers\": [\"bad\"], \"allowMCPServers\": [\"good\"]}";
-    let imported = import(Tool::Gemini, &[source(Tool::Gemini, "f", text)]).unwrap_or_else(|error| panic!("{error}"));
+    let imported = import_policy(ImportTool::Gemini, &[source(ImportTool::Gemini, "f", text)]).unwrap_or_else(|error| panic!("{error}"));
     assert!(imported.to_toml().contains("mcp_bad_*"), "{}", imported.to_toml());
     assert!(imported.to_toml().contains("mcp_good_*"), "{}", imported.to_toml());
 }
 
-fn lines_of(tool: Tool, files: &[(&str, &str)]) -> Vec<String> {
+fn lines_of(tool: ImportTool, files: &[(&str, &str)]) -> Vec<String> {
     let source =
-        |(name, text): &(&str, &str)| Source { name: (*name).to_owned(), text: (*text).to_owned(), scope: Scope::User };
-    let sources: Vec<Source> = files.iter().map(source).collect();
-    match import(tool, &sources) {
+        |(name, text): &(&str, &str)| ImportSource { name: (*name).to_owned(), text: (*text).to_owned(), scope: SourceScope::User };
+    let sources: Vec<ImportSource> = files.iter().map(source).collect();
+    match import_policy(tool, &sources) {
         Ok(imported) => panic!("{files:?}: imported {} rules", imported.rules.len()),
         Err(error) => error.to_string().lines().map(str::to_owned).collect(),
     }
 }
 
 #[track_caller]
-fn check_lines(tool: Tool, files: &[(&str, &str)], starts: &[&str]) {
+fn check_lines(tool: ImportTool, files: &[(&str, &str)], starts: &[&str]) {
     let lines = lines_of(tool, files);
     assert_eq!(lines.len(), starts.len(), "{lines:#?}");
     for (line, start) in lines.iter().zip(starts) {
@@ -155,7 +155,7 @@ fn check_lines(tool: Tool, files: &[(&str, &str)], starts: &[&str]) {
 fn every_mistake_is_told_at_once() {
     let claude = "{\n\"permissions\": {\n\"allow\": [\"Bash(\", \"Read\", 3],\n\"alow\": [],\n\"deny\": \"x\",\n\"defaultMode\": \"yolo\"\n},\n\"sandbox\": {\"excludedCommands\": [1, \"a\", 2], \"network\": {\"allowedDomains\": 1}}\n}\n";
     check_lines(
-        Tool::Claude,
+        ImportTool::Claude,
         &[("f", claude)],
         &[
             "f:3:11: `Bash(`: the parenthesis",
@@ -170,7 +170,7 @@ fn every_mistake_is_told_at_once() {
         ],
     );
     check_lines(
-        Tool::Claude,
+        ImportTool::Claude,
         &[("f", "{\"sandbox\": {\"filesystem\": [],\n\"network\": 1,\n\"credentials\": {\"files\": 1}},\n\"env\": 1}")],
         &[
             "f:1:28: expected an object",
@@ -182,7 +182,7 @@ fn every_mistake_is_told_at_once() {
     );
     let rule = |priority: &str| format!("[[rule]]\ntoolName = \"x\"\ndecision = \"deny\"\npriority = {priority}\n");
     check_lines(
-        Tool::Gemini,
+        ImportTool::Gemini,
         &[
             ("f", &format!("{}{}{}", rule("1000"), rule("1"), rule("-1"))),
             ("s", "{\"tools\": {\"exclude\": [1, \"a\", 2], \"core\": \"x\"}, \"mcpServers\": []}"),
@@ -190,7 +190,7 @@ fn every_mistake_is_told_at_once() {
         &["f:4:1: a priority", "f:12:1: a priority", "s:1:24: ", "s:1:32: ", "s:1:44: ", "s:1:64: ", "hint: "],
     );
     check_lines(
-        Tool::Codex,
+        ImportTool::Codex,
         &[("f", "prefix_rule(pattern = [])\nprefix_rule(pattern = [\"a\"])\nallow_rule()\n"), ("g", "x(")],
         &["f:1:23: a pattern", "f:3:1: there is no function", "g:1:3: ", "hint: "],
     );
@@ -199,7 +199,7 @@ fn every_mistake_is_told_at_once() {
 #[test]
 fn what_is_told_of_mistakes_is_bounded() {
     let entries = vec!["\"Bash(\""; 50].join(",\n");
-    let lines = lines_of(Tool::Claude, &[("f", &format!("{{\"permissions\": {{\"allow\": [\n{entries}]}}}}"))]);
+    let lines = lines_of(ImportTool::Claude, &[("f", &format!("{{\"permissions\": {{\"allow\": [\n{entries}]}}}}"))]);
     assert_eq!(lines.len(), 22, "{lines:#?}");
     assert!(lines[19].starts_with("f:21:1: `Bash(`"), "{lines:#?}");
     assert_eq!(lines[20], "and 30 more mistakes");

@@ -1,7 +1,7 @@
 //! Random rules of other tools and random acts near them. The same number gives
 //! the same files.
 
-use stockade_policy::{FileOperation, Scope, Source, Tool};
+use stockade_policy::{FileOperation, SourceScope, ImportSource, ImportTool};
 
 use super::probes::Probe;
 
@@ -59,15 +59,15 @@ const TOOLS: &[&str] = &["read_file", "write_file", "replace", "grep_search", "m
 const PATHS: &[&str] = &["src/new", "new", ".git/config", "other/new", ".bashrc", "src/a/b"];
 
 /// An act.
-pub fn probe(tool: Tool, random: &mut Random) -> Probe {
+pub fn probe(tool: ImportTool, random: &mut Random) -> Probe {
     match (tool, random.below(8)) {
-        (Tool::Gemini, 0 | 1) => {
+        (ImportTool::Gemini, 0 | 1) => {
             let name = random.one(TOOLS).to_owned();
             let key = random.one(&["file_path", "path", "command", "other"]);
             let value = random.one(&["src/a", "src/ab", "Makefile", "x", "a/src/a", "sub/go.mod"]);
             Probe::Tool(name.into(), format!("{{\"{key}\": \"{value}\"}}").into())
         }
-        (Tool::Claude, 0) => {
+        (ImportTool::Claude, 0) => {
             let root = random.one(&["/home/u/work", "/home/u"]);
             Probe::File(FileOperation::Create, format!("{root}/{}", random.one(PATHS)).into())
         }
@@ -92,15 +92,15 @@ fn command(random: &mut Random) -> String {
 }
 
 /// The files of a tool.
-pub fn sources(tool: Tool, random: &mut Random) -> Vec<Source> {
-    let file = |name: &str, text: String, scope| Source { name: name.to_owned(), text, scope };
+pub fn sources(tool: ImportTool, random: &mut Random) -> Vec<ImportSource> {
+    let file = |name: &str, text: String, scope| ImportSource { name: name.to_owned(), text, scope };
     match tool {
-        Tool::Codex => (0..=random.below(2)).map(|i| file(&format!("{i}.rules"), codex(random), Scope::User)).collect(),
-        Tool::Claude => {
-            vec![file("user.json", claude(random), Scope::User), file("project.json", claude(random), Scope::Project)]
+        ImportTool::Codex => (0..=random.below(2)).map(|i| file(&format!("{i}.rules"), codex(random), SourceScope::User)).collect(),
+        ImportTool::Claude => {
+            vec![file("user.json", claude(random), SourceScope::User), file("project.json", claude(random), SourceScope::Project)]
         }
-        Tool::Gemini => {
-            vec![file("user.toml", gemini(random), Scope::User), file("admin.toml", gemini(random), Scope::Admin)]
+        ImportTool::Gemini => {
+            vec![file("user.toml", gemini(random), SourceScope::User), file("admin.toml", gemini(random), SourceScope::Admin)]
         }
     }
 }

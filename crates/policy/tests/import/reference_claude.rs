@@ -3,7 +3,7 @@
 //! one, after known wrappers were taken off; gitignore anchors for paths.
 
 use serde_json::Value;
-use stockade_model::Verdict;
+use stockade_model::PolicyVerdict;
 use stockade_policy::FileOperation;
 
 use super::probes::{HOME, Probe, WORKSPACE};
@@ -115,9 +115,9 @@ fn rule_matches(rule: &str, probe: &Probe, command: &str) -> bool {
 
 /// Domains bind commands where the sandbox is on: the lists, and the domains of
 /// `WebFetch` rules.
-fn host_decision(settings: &Value, host: &str) -> Verdict {
+fn host_decision(settings: &Value, host: &str) -> PolicyVerdict {
     if settings["sandbox"]["enabled"] != true {
-        return Verdict::Ask;
+        return PolicyVerdict::Ask;
     }
     let domain = |pattern: &str| match pattern.strip_prefix("*.") {
         Some(rest) => host.strip_suffix(rest).is_some_and(|front| front.ends_with('.')),
@@ -131,26 +131,26 @@ fn host_decision(settings: &Value, host: &str) -> Verdict {
     };
     let network = &settings["sandbox"]["network"];
     if lists(&network["deniedDomains"]) || fetches("deny") {
-        Verdict::Deny
+        PolicyVerdict::Deny
     } else if fetches("ask") {
-        Verdict::Ask
+        PolicyVerdict::Ask
     } else if lists(&network["allowedDomains"]) || fetches("allow") {
-        Verdict::Allow
+        PolicyVerdict::Allow
     } else {
-        Verdict::Ask
+        PolicyVerdict::Ask
     }
 }
 
-pub fn decide(source: &str) -> Box<dyn Fn(&Probe) -> Verdict> {
+pub fn decide(source: &str) -> Box<dyn Fn(&Probe) -> PolicyVerdict> {
     let settings: Value = serde_json::from_str(source).unwrap();
     Box::new(move |probe| decide_probe(&settings, probe))
 }
 
-fn decide_probe(settings: &Value, probe: &Probe) -> Verdict {
+fn decide_probe(settings: &Value, probe: &Probe) -> PolicyVerdict {
     if let Probe::Host(host, _) = probe {
         let found = host_decision(settings, host);
-        let refuses = found == Verdict::Ask && settings["permissions"]["defaultMode"] == "dontAsk";
-        return if refuses { Verdict::Deny } else { found };
+        let refuses = found == PolicyVerdict::Ask && settings["permissions"]["defaultMode"] == "dontAsk";
+        return if refuses { PolicyVerdict::Deny } else { found };
     }
     let rules = |list: &str| -> Vec<String> {
         let rules = settings["permissions"][list].as_array();
@@ -159,7 +159,7 @@ fn decide_probe(settings: &Value, probe: &Probe) -> Verdict {
     // Reading needs no agreement there.
     let reads = matches!(probe, Probe::File(FileOperation::Read, _));
     let never_asks = settings["permissions"]["defaultMode"] == "dontAsk" && !reads;
-    let otherwise = if never_asks { Verdict::Deny } else { Verdict::Ask };
+    let otherwise = if never_asks { PolicyVerdict::Deny } else { PolicyVerdict::Ask };
     let parts: Vec<String> = match probe {
         Probe::Command(script) => split(script).iter().map(|command| without_wrappers(command)).collect(),
         _ => vec![String::new()],
@@ -169,11 +169,11 @@ fn decide_probe(settings: &Value, probe: &Probe) -> Verdict {
     let one = |part: &String| {
         let any = |list: &str| rules(list).iter().any(|rule| rule_matches(rule, probe, part));
         if any("deny") {
-            Verdict::Deny
+            PolicyVerdict::Deny
         } else if any("ask") {
-            Verdict::Ask
+            PolicyVerdict::Ask
         } else if any("allow") && !redirects {
-            Verdict::Allow
+            PolicyVerdict::Allow
         } else {
             otherwise
         }

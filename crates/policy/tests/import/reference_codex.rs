@@ -6,7 +6,7 @@
 //! Reads the files by its own means: as JSON, after small replacements.
 
 use serde_json::Value;
-use stockade_model::Verdict;
+use stockade_model::PolicyVerdict;
 
 use super::probes::Probe;
 
@@ -51,11 +51,11 @@ fn json_of(source: &str) -> Vec<(String, Value)> {
         .collect()
 }
 
-fn effect(rule: &Value) -> Verdict {
+fn effect(rule: &Value) -> PolicyVerdict {
     match rule["decision"].as_str() {
-        None | Some("allow") => Verdict::Allow,
-        Some("prompt") => Verdict::Ask,
-        _ => Verdict::Deny,
+        None | Some("allow") => PolicyVerdict::Allow,
+        Some("prompt") => PolicyVerdict::Ask,
+        _ => PolicyVerdict::Deny,
     }
 }
 
@@ -72,7 +72,7 @@ fn prefix_matches(rule: &Value, command: &[String]) -> bool {
     command.len() >= pattern.len() && pattern.iter().zip(command).all(|(wanted, word)| is(wanted, word))
 }
 
-fn command_decision(rules: &[(String, Value)], command: &[String]) -> Verdict {
+fn command_decision(rules: &[(String, Value)], command: &[String]) -> PolicyVerdict {
     let matching = |command: &[String]| {
         let found = rules.iter().filter(|(name, rule)| name == "prefix_rule" && prefix_matches(rule, command));
         found.map(|(_, rule)| effect(rule)).max()
@@ -92,10 +92,10 @@ fn command_decision(rules: &[(String, Value)], command: &[String]) -> Verdict {
         if may {
             let mut named = command.to_vec();
             named[0] = name;
-            return matching(&named).unwrap_or(Verdict::Ask);
+            return matching(&named).unwrap_or(PolicyVerdict::Ask);
         }
     }
-    Verdict::Ask
+    PolicyVerdict::Ask
 }
 
 /// Words of a script of plain commands; anything else is one `bash -lc SCRIPT`.
@@ -127,16 +127,16 @@ fn commands(script: &str) -> Vec<Vec<String>> {
     all
 }
 
-pub fn decide(source: &str) -> Box<dyn Fn(&Probe) -> Verdict> {
+pub fn decide(source: &str) -> Box<dyn Fn(&Probe) -> PolicyVerdict> {
     let rules = json_of(source);
     Box::new(move |probe| decide_probe(&rules, probe))
 }
 
-fn decide_probe(rules: &[(String, Value)], probe: &Probe) -> Verdict {
+fn decide_probe(rules: &[(String, Value)], probe: &Probe) -> PolicyVerdict {
     match probe {
         Probe::Command(script) => {
             let verdicts = commands(script).into_iter().map(|command| command_decision(rules, &command));
-            verdicts.max().unwrap_or(Verdict::Ask)
+            verdicts.max().unwrap_or(PolicyVerdict::Ask)
         }
         Probe::Host(host, port) => {
             let protocol = |rule: &Value| match rule["protocol"].as_str() {
@@ -148,8 +148,8 @@ fn decide_probe(rules: &[(String, Value)], probe: &Probe) -> Verdict {
             let found = rules
                 .iter()
                 .filter(|(name, rule)| name == "network_rule" && rule["host"] == host.as_ref() && protocol(rule));
-            found.map(|(_, rule)| effect(rule)).max().unwrap_or(Verdict::Ask)
+            found.map(|(_, rule)| effect(rule)).max().unwrap_or(PolicyVerdict::Ask)
         }
-        _ => Verdict::Ask,
+        _ => PolicyVerdict::Ask,
     }
 }

@@ -5,7 +5,7 @@
 
 use regex::Regex;
 use serde_json::Value;
-use stockade_model::Verdict;
+use stockade_model::PolicyVerdict;
 
 use super::probes::Probe;
 
@@ -13,7 +13,7 @@ struct Rule {
     tool: String,
     server: Option<String>,
     arguments: Option<Regex>,
-    decision: Verdict,
+    decision: PolicyVerdict,
     priority: f64,
     redirects: bool,
     needs: bool,
@@ -48,9 +48,9 @@ fn rules_of_policies(source: &str) -> Vec<Rule> {
             continue;
         }
         let decision = match rule["decision"].as_str().unwrap() {
-            "allow" => Verdict::Allow,
-            "deny" => Verdict::Deny,
-            _ => Verdict::Ask,
+            "allow" => PolicyVerdict::Allow,
+            "deny" => PolicyVerdict::Deny,
+            _ => PolicyVerdict::Ask,
         };
         let server = rule.get("mcpName").and_then(toml::Value::as_str).map(str::to_owned);
         let mut patterns: Vec<Option<Regex>> =
@@ -98,13 +98,13 @@ fn rules_of_settings(source: &str) -> Vec<Rule> {
     let either = |new: &Value, old: &Value| if new.is_null() { old.clone() } else { new.clone() };
     let tools = &settings["tools"];
     for name in list(&settings["mcp"]["excluded"]) {
-        push("*", Some(&name), None, Verdict::Deny, 0.9);
+        push("*", Some(&name), None, PolicyVerdict::Deny, 0.9);
     }
     for tool in list(&either(&tools["exclude"], &settings["excludeTools"])) {
-        push(&tool, None, None, Verdict::Deny, 0.4);
+        push(&tool, None, None, PolicyVerdict::Deny, 0.4);
     }
     for tool in list(&tools["confirmationRequired"]) {
-        push(&tool, None, None, Verdict::Ask, 0.35);
+        push(&tool, None, None, PolicyVerdict::Ask, 0.35);
     }
     let form = Regex::new(r"^([a-zA-Z0-9_-]+)\((.*)\)$").unwrap();
     let core = either(&tools["core"], &settings["coreTools"]);
@@ -116,29 +116,29 @@ fn rules_of_settings(source: &str) -> Vec<Rule> {
             match form.captures(&tool) {
                 Some(parts) if matches!(&parts[1], "run_shell_command" | "ShellTool") => {
                     narrowed = true;
-                    push(&parts[1], None, Some(prefix(&parts[2])), Verdict::Allow, priority);
+                    push(&parts[1], None, Some(prefix(&parts[2])), PolicyVerdict::Allow, priority);
                 }
-                Some(parts) => push(&parts[1], None, None, Verdict::Allow, priority),
-                None => push(&tool, None, None, Verdict::Allow, priority),
+                Some(parts) => push(&parts[1], None, None, PolicyVerdict::Allow, priority),
+                None => push(&tool, None, None, PolicyVerdict::Allow, priority),
             }
         }
         if narrows && narrowed {
-            push("run_shell_command", None, None, Verdict::Deny, priority - 0.01);
+            push("run_shell_command", None, None, PolicyVerdict::Deny, priority - 0.01);
         }
     }
     if !core.is_null() {
-        push("*", None, None, Verdict::Deny, 0.24);
+        push("*", None, None, PolicyVerdict::Deny, 0.24);
     }
     for (name, server) in settings["mcpServers"].as_object().into_iter().flatten() {
         if server["trust"] == true {
-            push("*", Some(name), None, Verdict::Allow, 0.2);
+            push("*", Some(name), None, PolicyVerdict::Allow, 0.2);
         }
         for tool in list(&server["excludeTools"]) {
-            push(&tool, Some(name), None, Verdict::Deny, 0.9);
+            push(&tool, Some(name), None, PolicyVerdict::Deny, 0.9);
         }
     }
     for name in list(&settings["mcp"]["allowed"]) {
-        push("*", Some(&name), None, Verdict::Allow, 0.1);
+        push("*", Some(&name), None, PolicyVerdict::Allow, 0.1);
     }
     all
 }
@@ -166,7 +166,7 @@ fn matches(rule: &Rule, name: &str, arguments: &str) -> bool {
     is_tool && rule.arguments.as_ref().is_none_or(|pattern| pattern.is_match(arguments))
 }
 
-fn decide_call(rules: &[Rule], name: &str, arguments: &str) -> Option<(Verdict, bool)> {
+fn decide_call(rules: &[Rule], name: &str, arguments: &str) -> Option<(PolicyVerdict, bool)> {
     rules.iter().find(|rule| matches(rule, name, arguments)).map(|rule| (rule.decision, rule.redirects))
 }
 
@@ -187,13 +187,13 @@ fn parts(script: &str) -> Vec<String> {
     all.into_iter().map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect()
 }
 
-fn decide_command(rules: &[Rule], script: &str) -> Verdict {
+fn decide_command(rules: &[Rule], script: &str) -> PolicyVerdict {
     let arguments = |command: &str| format!("{{\"command\":{}}}", serde_json::to_string(command).unwrap());
     let call = |command: &str| {
         let found = decide_call(rules, "run_shell_command", &arguments(command));
-        let (verdict, redirects) = found.unwrap_or((Verdict::Ask, false));
-        let downgraded = verdict == Verdict::Allow && command.contains(['>', '<']) && !redirects;
-        if downgraded { Verdict::Ask } else { verdict }
+        let (verdict, redirects) = found.unwrap_or((PolicyVerdict::Ask, false));
+        let downgraded = verdict == PolicyVerdict::Allow && command.contains(['>', '<']) && !redirects;
+        if downgraded { PolicyVerdict::Ask } else { verdict }
     };
     let mut worst = call(script);
     for part in parts(script) {
@@ -215,20 +215,20 @@ fn decide_command(rules: &[Rule], script: &str) -> Verdict {
     worst
 }
 
-pub fn decide(source: &str) -> Box<dyn Fn(&Probe) -> Verdict> {
+pub fn decide(source: &str) -> Box<dyn Fn(&Probe) -> PolicyVerdict> {
     let mut rules =
         if source.trim_start().starts_with('{') { rules_of_settings(source) } else { rules_of_policies(source) };
     rules.sort_by(|a, b| b.priority.total_cmp(&a.priority));
     Box::new(move |probe| decide_probe(&rules, probe))
 }
 
-fn decide_probe(rules: &[Rule], probe: &Probe) -> Verdict {
+fn decide_probe(rules: &[Rule], probe: &Probe) -> PolicyVerdict {
     match probe {
         Probe::Command(script) => decide_command(rules, script),
         Probe::Tool(name, arguments) => {
             let arguments: Value = serde_json::from_str(arguments).unwrap();
-            decide_call(rules, name, &arguments.to_string()).map_or(Verdict::Ask, |(verdict, _)| verdict)
+            decide_call(rules, name, &arguments.to_string()).map_or(PolicyVerdict::Ask, |(verdict, _)| verdict)
         }
-        _ => Verdict::Ask,
+        _ => PolicyVerdict::Ask,
     }
 }

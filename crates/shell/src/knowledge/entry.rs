@@ -1,11 +1,11 @@
 //! Knowledge about one program or subcommand, and its form in the tables. It must not depend on how
 //! arguments are read or classified.
 
-use super::text::Value;
+use super::text::TableValue;
 
 /// Effect of an option, or of the program itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Effect {
+pub(crate) enum OptionEffect {
     Inert,
     Writes,
     /// Changes the repository of the directory, and its work tree.
@@ -26,7 +26,7 @@ pub(crate) enum Effect {
 
 /// Kind of a value or an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ValueKind {
     Text,
     /// Path whose metadata is read.
     Path,
@@ -85,93 +85,93 @@ pub(crate) enum Kind {
 }
 
 /// Names of the kinds in the files.
-const KINDS: &[(&str, Kind)] = &[
-    ("text", Kind::Text),
-    ("path", Kind::Path),
-    ("read", Kind::Read),
-    ("search", Kind::Search),
-    ("archive", Kind::Archive),
-    ("write", Kind::Write),
-    ("delete", Kind::Delete),
-    ("directory", Kind::Directory),
-    ("host", Kind::Host),
-    ("remote-read", Kind::RemoteRead),
-    ("remote-write", Kind::RemoteWrite),
-    ("command", Kind::Command),
-    ("inside", Kind::Inside),
-    ("code", Kind::Code),
-    ("sed", Kind::Sed),
-    ("awk", Kind::Awk),
-    ("awkfile", Kind::AwkFile),
-    ("jq", Kind::Jq),
-    ("rev", Kind::Rev),
-    ("pathspec", Kind::Pathspec),
-    ("branch", Kind::Branch),
-    ("place", Kind::Place),
-    ("address", Kind::Address),
-    ("setting", Kind::Setting),
-    ("mode", Kind::Mode),
-    ("date", Kind::Date),
-    ("variable", Kind::Variable),
-    ("assignment", Kind::Assignment),
-    ("never", Kind::Never),
-    ("ps", Kind::Ps),
-    ("reflog", Kind::Reflog),
-    ("configkey", Kind::ConfigKey),
-    ("version", Kind::Version),
-    ("format", Kind::Format),
-    ("number", Kind::Number),
-    ("volume", Kind::Volume),
+const KIND_NAMES: &[(&str, ValueKind)] = &[
+    ("text", ValueKind::Text),
+    ("path", ValueKind::Path),
+    ("read", ValueKind::Read),
+    ("search", ValueKind::Search),
+    ("archive", ValueKind::Archive),
+    ("write", ValueKind::Write),
+    ("delete", ValueKind::Delete),
+    ("directory", ValueKind::Directory),
+    ("host", ValueKind::Host),
+    ("remote-read", ValueKind::RemoteRead),
+    ("remote-write", ValueKind::RemoteWrite),
+    ("command", ValueKind::Command),
+    ("inside", ValueKind::Inside),
+    ("code", ValueKind::Code),
+    ("sed", ValueKind::Sed),
+    ("awk", ValueKind::Awk),
+    ("awkfile", ValueKind::AwkFile),
+    ("jq", ValueKind::Jq),
+    ("rev", ValueKind::Rev),
+    ("pathspec", ValueKind::Pathspec),
+    ("branch", ValueKind::Branch),
+    ("place", ValueKind::Place),
+    ("address", ValueKind::Address),
+    ("setting", ValueKind::Setting),
+    ("mode", ValueKind::Mode),
+    ("date", ValueKind::Date),
+    ("variable", ValueKind::Variable),
+    ("assignment", ValueKind::Assignment),
+    ("never", ValueKind::Never),
+    ("ps", ValueKind::Ps),
+    ("reflog", ValueKind::Reflog),
+    ("configkey", ValueKind::ConfigKey),
+    ("version", ValueKind::Version),
+    ("format", ValueKind::Format),
+    ("number", ValueKind::Number),
+    ("volume", ValueKind::Volume),
 ];
 
 /// Names of the effects in `does`.
-const EFFECTS: &[(&str, Effect)] = &[
-    ("writes", Effect::Writes),
-    ("repository", Effect::Repository),
-    ("deletes", Effect::Deletes),
-    ("executes", Effect::Executes),
-    ("connects", Effect::Connects),
-    ("reads", Effect::Reads),
-    ("privilege", Effect::Privilege),
-    ("persists", Effect::Persists),
-    ("system", Effect::System),
+const EFFECT_NAMES: &[(&str, OptionEffect)] = &[
+    ("writes", OptionEffect::Writes),
+    ("repository", OptionEffect::Repository),
+    ("deletes", OptionEffect::Deletes),
+    ("executes", OptionEffect::Executes),
+    ("connects", OptionEffect::Connects),
+    ("reads", OptionEffect::Reads),
+    ("privilege", OptionEffect::Privilege),
+    ("persists", OptionEffect::Persists),
+    ("system", OptionEffect::System),
 ];
 
 /// Values of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Arity {
+pub(crate) enum OptionArity {
     Flag,
     /// `-o VALUE`, `-oVALUE`, `--long VALUE`, `--long=VALUE`
-    Value(Kind),
+    Value(ValueKind),
     /// `-oVALUE`, `--long=VALUE` or no value
-    Optional(Kind),
+    Optional(ValueKind),
     /// Two values (jq's `--arg`).
-    Pair(Kind),
+    Pair(ValueKind),
 }
 
 /// Option of a program or subcommand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OptionSpec {
-    pub effect: Effect,
-    pub arity: Arity,
+    pub effect: OptionEffect,
+    pub arity: OptionArity,
 }
 
 /// Operand, or the last ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Operand {
-    pub kind: Kind,
+pub(crate) struct OperandSpec {
+    pub kind: ValueKind,
     pub optional: bool,
     pub many: bool,
 }
 
 /// Program or subcommand in the knowledge base.
 #[derive(Debug, Default)]
-pub(crate) struct Entry {
+pub(crate) struct CommandSpec {
     /// Sorted by name.
     pub options: Vec<(&'static str, OptionSpec)>,
-    pub operands: Vec<Operand>,
+    pub operands: Vec<OperandSpec>,
     /// Effects for all arguments; empty for a reader.
-    pub does: Vec<Effect>,
+    pub does: Vec<OptionEffect>,
     /// Options with which alone it only prints information about itself, whatever its effects.
     pub tells: Vec<&'static str>,
     /// Options with which it only reads its operands, whatever its effects without them.
@@ -196,7 +196,7 @@ pub(crate) struct Entry {
     pub neutralise_with: Vec<(&'static str, &'static str)>,
     /// With one of these, `operands_then` applies instead.
     pub operands_with: Vec<&'static str>,
-    pub operands_then: Vec<Operand>,
+    pub operands_then: Vec<OperandSpec>,
     /// `-5` is an option.
     pub numeric: bool,
     /// No option can do harm, so a leading wildcard is harmless.
@@ -217,80 +217,80 @@ pub(crate) struct Entry {
     pub special: bool,
 }
 
-impl Entry {
+impl CommandSpec {
     /// Returns the option of this name.
-    pub(crate) fn option(&self, name: &str) -> Option<&OptionSpec> {
+    pub(crate) fn find_option(&self, name: &str) -> Option<&OptionSpec> {
         self.options.binary_search_by_key(&name, |(n, _)| n).ok().map(|at| &self.options[at].1)
     }
 
     /// Returns the operand at this index.
-    pub(crate) fn operand(&self, index: usize) -> Option<Operand> {
+    pub(crate) fn operand_at(&self, index: usize) -> Option<OperandSpec> {
         self.operands.get(index).or(self.operands.last().filter(|last| last.many)).copied()
     }
 
     /// Returns whether it runs the command in its arguments.
-    pub(crate) fn wraps(&self) -> bool {
-        self.operands.last().is_some_and(|o| matches!(o.kind, Kind::Command | Kind::Inside | Kind::Code))
+    pub(crate) fn is_wrapper(&self) -> bool {
+        self.operands.last().is_some_and(|o| matches!(o.kind, ValueKind::Command | ValueKind::Inside | ValueKind::Code))
     }
 
     /// Reads one key; `None` if it is unknown.
-    pub(super) fn take(&mut self, key: &str, value: &Value) -> Option<()> {
+    pub(super) fn read_key(&mut self, key: &str, value: &TableValue) -> Option<()> {
         match (key, value) {
-            ("source" | "same" | "like", Value::Text(_)) | ("allow" | "ask" | "deny", Value::List(_)) => {}
-            ("flags" | "valued" | "optional" | "pairs", Value::Text(text)) => self.add(text, Effect::Inert, key)?,
-            ("reads", Value::Text(text)) => self.add(text, Effect::Reads, key)?,
-            ("writes", Value::Text(text)) => self.add(text, Effect::Writes, key)?,
-            ("changes", Value::Text(text)) => self.add(text, Effect::Repository, key)?,
-            ("deletes", Value::Text(text)) => self.add(text, Effect::Deletes, key)?,
-            ("connects", Value::Text(text)) => self.add(text, Effect::Connects, key)?,
-            ("executes", Value::Text(text)) => self.add(text, Effect::Executes, key)?,
-            ("elevates", Value::Text(text)) => self.add(text, Effect::Privilege, key)?,
-            ("does", Value::Text(text)) => self.does = words(text).map(effect).collect::<Option<_>>()?,
-            ("operands", Value::Text(text)) => self.operands = operands(text)?,
-            ("operands_then", Value::Text(text)) => self.operands_then = operands(text)?,
-            ("tells", Value::Text(text)) => {
-                self.tells = words(text).collect();
-                self.add(text, Effect::Inert, key)?;
+            ("source" | "same" | "like", TableValue::Text(_)) | ("allow" | "ask" | "deny", TableValue::List(_)) => {}
+            ("flags" | "valued" | "optional" | "pairs", TableValue::Text(text)) => self.add_options(text, OptionEffect::Inert, key)?,
+            ("reads", TableValue::Text(text)) => self.add_options(text, OptionEffect::Reads, key)?,
+            ("writes", TableValue::Text(text)) => self.add_options(text, OptionEffect::Writes, key)?,
+            ("changes", TableValue::Text(text)) => self.add_options(text, OptionEffect::Repository, key)?,
+            ("deletes", TableValue::Text(text)) => self.add_options(text, OptionEffect::Deletes, key)?,
+            ("connects", TableValue::Text(text)) => self.add_options(text, OptionEffect::Connects, key)?,
+            ("executes", TableValue::Text(text)) => self.add_options(text, OptionEffect::Executes, key)?,
+            ("elevates", TableValue::Text(text)) => self.add_options(text, OptionEffect::Privilege, key)?,
+            ("does", TableValue::Text(text)) => self.does = split_words(text).map(parse_effect).collect::<Option<_>>()?,
+            ("operands", TableValue::Text(text)) => self.operands = parse_operands(text)?,
+            ("operands_then", TableValue::Text(text)) => self.operands_then = parse_operands(text)?,
+            ("tells", TableValue::Text(text)) => {
+                self.tells = split_words(text).collect();
+                self.add_options(text, OptionEffect::Inert, key)?;
             }
-            ("reader_with", Value::Text(text)) => self.reader_with = words(text).collect(),
-            ("code", Value::Text(text)) => self.code = words(text).collect(),
-            ("given_by", Value::Text(text)) => self.given_by = words(text).collect(),
-            ("requires", Value::Text(text)) => self.requires = words(text).collect(),
-            ("requires_too", Value::Text(text)) => self.requires_too = words(text).collect(),
-            ("neutralise", Value::Text(text)) => self.neutralise = words(text).collect(),
-            ("neutralise_with", Value::Text(text)) => {
-                self.neutralise_with = words(text).map(|w| w.split_once(':')).collect::<Option<_>>()?;
+            ("reader_with", TableValue::Text(text)) => self.reader_with = split_words(text).collect(),
+            ("code", TableValue::Text(text)) => self.code = split_words(text).collect(),
+            ("given_by", TableValue::Text(text)) => self.given_by = split_words(text).collect(),
+            ("requires", TableValue::Text(text)) => self.requires = split_words(text).collect(),
+            ("requires_too", TableValue::Text(text)) => self.requires_too = split_words(text).collect(),
+            ("neutralise", TableValue::Text(text)) => self.neutralise = split_words(text).collect(),
+            ("neutralise_with", TableValue::Text(text)) => {
+                self.neutralise_with = split_words(text).map(|w| w.split_once(':')).collect::<Option<_>>()?;
             }
-            ("operands_with", Value::Text(text)) => self.operands_with = words(text).collect(),
-            ("or_absent", Value::Flag(flag)) => self.or_absent = *flag,
-            ("from_path", Value::Flag(flag)) => self.from_path = *flag,
-            ("numeric", Value::Flag(flag)) => self.numeric = *flag,
-            ("globs", Value::Flag(flag)) => self.globs = *flag,
-            ("any", Value::Flag(flag)) => self.any = *flag,
-            ("stops", Value::Flag(flag)) => self.stops = *flag,
-            ("bundled", Value::Flag(flag)) => self.bundled = *flag,
-            ("subcommands", Value::Flag(flag)) => self.subcommands = *flag,
-            ("assignments", Value::Flag(flag)) => self.assignments = *flag,
-            ("at_files", Value::Flag(flag)) => self.at_files = *flag,
-            ("special", Value::Flag(flag)) => self.special = *flag,
+            ("operands_with", TableValue::Text(text)) => self.operands_with = split_words(text).collect(),
+            ("or_absent", TableValue::Flag(flag)) => self.or_absent = *flag,
+            ("from_path", TableValue::Flag(flag)) => self.from_path = *flag,
+            ("numeric", TableValue::Flag(flag)) => self.numeric = *flag,
+            ("globs", TableValue::Flag(flag)) => self.globs = *flag,
+            ("any", TableValue::Flag(flag)) => self.any = *flag,
+            ("stops", TableValue::Flag(flag)) => self.stops = *flag,
+            ("bundled", TableValue::Flag(flag)) => self.bundled = *flag,
+            ("subcommands", TableValue::Flag(flag)) => self.subcommands = *flag,
+            ("assignments", TableValue::Flag(flag)) => self.assignments = *flag,
+            ("at_files", TableValue::Flag(flag)) => self.at_files = *flag,
+            ("special", TableValue::Flag(flag)) => self.special = *flag,
             _ => return None,
         }
         Some(())
     }
 
     /// Adds options in their written form: `-x`, `-x:kind`, `-x?:kind`.
-    fn add(&mut self, text: &'static str, effect: Effect, key: &str) -> Option<()> {
-        for word in words(text) {
+    fn add_options(&mut self, text: &'static str, effect: OptionEffect, key: &str) -> Option<()> {
+        for word in split_words(text) {
             let (name, arity) = match word.split_once(':') {
                 None if key == "optional" => return None,
-                None => (word, Arity::Flag),
+                None => (word, OptionArity::Flag),
                 Some((name, kind)) => {
                     let kind = if kind.is_empty() { usual_kind(effect) } else { kind_named(kind)? };
                     match (name.strip_suffix('?'), key) {
-                        (Some(name), _) => (name, Arity::Optional(kind)),
-                        (None, "optional") => (name, Arity::Optional(kind)),
-                        (None, "pairs") => (name, Arity::Pair(kind)),
-                        (None, _) => (name, Arity::Value(kind)),
+                        (Some(name), _) => (name, OptionArity::Optional(kind)),
+                        (None, "optional") => (name, OptionArity::Optional(kind)),
+                        (None, "pairs") => (name, OptionArity::Pair(kind)),
+                        (None, _) => (name, OptionArity::Value(kind)),
                     }
                 }
             };
@@ -300,55 +300,55 @@ impl Entry {
     }
 
     /// Sorts the options; of two with one name, the more harmful one stays.
-    pub(super) fn finish(&mut self) {
-        self.options.sort_by_key(|(name, spec)| (*name, harm(spec.effect)));
+    pub(super) fn sort_options(&mut self) {
+        self.options.sort_by_key(|(name, spec)| (*name, harm_rank(spec.effect)));
         self.options.dedup_by_key(|(name, _)| *name);
         self.stops |= self.subcommands;
     }
 }
 
 /// Returns a rank; the greater harm sorts first.
-fn harm(effect: Effect) -> u8 {
+fn harm_rank(effect: OptionEffect) -> u8 {
     match effect {
-        Effect::Executes => 0,
-        Effect::Privilege | Effect::Persists | Effect::System => 1,
-        Effect::Deletes | Effect::Writes | Effect::Repository => 2,
-        Effect::Connects => 3,
-        Effect::Reads => 4,
-        Effect::Inert => 5,
+        OptionEffect::Executes => 0,
+        OptionEffect::Privilege | OptionEffect::Persists | OptionEffect::System => 1,
+        OptionEffect::Deletes | OptionEffect::Writes | OptionEffect::Repository => 2,
+        OptionEffect::Connects => 3,
+        OptionEffect::Reads => 4,
+        OptionEffect::Inert => 5,
     }
 }
 
 /// Returns the default kind of such an option's value.
-fn usual_kind(effect: Effect) -> Kind {
+fn usual_kind(effect: OptionEffect) -> ValueKind {
     match effect {
-        Effect::Writes => Kind::Write,
-        Effect::Deletes => Kind::Delete,
-        Effect::Executes => Kind::Code,
-        Effect::Connects => Kind::Host,
-        Effect::Reads => Kind::Read,
-        Effect::Inert | Effect::Repository | Effect::Privilege | Effect::Persists | Effect::System => Kind::Text,
+        OptionEffect::Writes => ValueKind::Write,
+        OptionEffect::Deletes => ValueKind::Delete,
+        OptionEffect::Executes => ValueKind::Code,
+        OptionEffect::Connects => ValueKind::Host,
+        OptionEffect::Reads => ValueKind::Read,
+        OptionEffect::Inert | OptionEffect::Repository | OptionEffect::Privilege | OptionEffect::Persists | OptionEffect::System => ValueKind::Text,
     }
 }
 
-fn words(text: &'static str) -> impl Iterator<Item = &'static str> {
+fn split_words(text: &'static str) -> impl Iterator<Item = &'static str> {
     text.split_ascii_whitespace()
 }
 
-fn effect(name: &str) -> Option<Effect> {
-    EFFECTS.iter().find(|(n, _)| *n == name).map(|(_, effect)| *effect)
+fn parse_effect(name: &str) -> Option<OptionEffect> {
+    EFFECT_NAMES.iter().find(|(n, _)| *n == name).map(|(_, effect)| *effect)
 }
 
-fn kind_named(name: &str) -> Option<Kind> {
-    KINDS.iter().find(|(n, _)| *n == name).map(|(_, kind)| *kind)
+fn kind_named(name: &str) -> Option<ValueKind> {
+    KIND_NAMES.iter().find(|(n, _)| *n == name).map(|(_, kind)| *kind)
 }
 
-fn operands(text: &'static str) -> Option<Vec<Operand>> {
-    words(text)
+fn parse_operands(text: &'static str) -> Option<Vec<OperandSpec>> {
+    split_words(text)
         .map(|word| {
             let name = word.trim_end_matches(['*', '?']);
             let many = word.ends_with('*');
-            Some(Operand { kind: kind_named(name)?, optional: many || word.ends_with('?'), many })
+            Some(OperandSpec { kind: kind_named(name)?, optional: many || word.ends_with('?'), many })
         })
         .collect()
 }

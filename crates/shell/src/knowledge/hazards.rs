@@ -15,7 +15,7 @@ pub(crate) struct Hazard {
 include!(concat!(env!("OUT_DIR"), "/hazards.rs"));
 
 /// Returns the denied uses of a program.
-pub(crate) fn of(program: &[u8]) -> impl Iterator<Item = &'static Hazard> {
+pub(crate) fn program_hazards(program: &[u8]) -> impl Iterator<Item = &'static Hazard> {
     super::tables_of(&BY_NAME, &BY_BEGINNING, program).map(|at| &HAZARDS[at])
 }
 
@@ -44,7 +44,7 @@ mod tests {
             });
             let unless = table.get("unless").map_or_else(Vec::new, |text| words(text.as_str().unwrap()));
             for program in table["programs"].as_str().unwrap().split_ascii_whitespace() {
-                let found = of(program.trim_end_matches('*').as_bytes()).any(|hazard| {
+                let found = program_hazards(program.trim_end_matches('*').as_bytes()).any(|hazard| {
                     hazard.code == table["code"].as_str().unwrap()
                         && hazard.needs.iter().map(|g| g.to_vec()).collect::<Vec<_>>() == needs
                         && hazard.unless == unless

@@ -5,7 +5,7 @@ use stockade_model::Impact;
 
 /// Use of programs.
 #[derive(Debug)]
-pub(crate) struct Use {
+pub(crate) struct ProgramUse {
     pub uses: &'static [&'static [&'static [&'static str]]],
     pub harmless: &'static [&'static [&'static [&'static str]]],
     pub except: &'static [&'static [&'static [&'static str]]],
@@ -22,7 +22,7 @@ pub(crate) struct Use {
     pub code: &'static str,
 }
 
-impl Use {
+impl ProgramUse {
     const NONE: Self = Self {
         uses: &[],
         harmless: &[],
@@ -65,23 +65,23 @@ include!(concat!(env!("OUT_DIR"), "/impacts.rs"));
 static NO_OPTIONS: Options = Options { valued: &[], flags: &[], acts: false };
 
 /// Returns the uses of a program.
-pub(crate) fn of(program: &[u8]) -> impl Iterator<Item = &'static Use> {
+pub(crate) fn program_uses(program: &[u8]) -> impl Iterator<Item = &'static ProgramUse> {
     super::tables_of(&BY_NAME, &BY_BEGINNING, program).map(|at| &USES[at])
 }
 
 /// Returns the known options of a program.
-pub(crate) fn options(program: &[u8]) -> &'static Options {
+pub(crate) fn program_options(program: &[u8]) -> &'static Options {
     let found = OPTIONS_BY_NAME.binary_search_by_key(&program, |(name, _)| name.as_bytes());
     found.map_or(&NO_OPTIONS, |at| &OPTIONS[OPTIONS_BY_NAME[at].1])
 }
 
 /// Returns the group of variables that contains this one.
-pub(crate) fn variables(name: &[u8]) -> Option<&'static Variables> {
+pub(crate) fn variable_group(name: &[u8]) -> Option<&'static Variables> {
     VARIABLES.iter().find(|variables| variables.names.iter().any(|n| n.as_bytes() == name))
 }
 
 /// Returns the impact and the message of a code.
-pub(crate) fn meaning(code: &str) -> (Impact, &'static str) {
+pub(crate) fn code_impact(code: &str) -> (Impact, &'static str) {
     let found = CODES.binary_search_by_key(&code, |(name, ..)| name);
     found.map_or((Impact::Outward, "An effect outside the sandbox."), |at| (CODES[at].1, CODES[at].2))
 }

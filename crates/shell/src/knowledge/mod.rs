@@ -10,46 +10,46 @@ mod text;
 
 use std::sync::OnceLock;
 
-pub(crate) use self::entry::{Arity, Effect, Entry, Kind, OptionSpec};
-use self::text::{Value, pairs, tables};
+pub(crate) use self::entry::{OptionArity, OptionEffect, CommandSpec, ValueKind, OptionSpec};
+use self::text::{TableValue, parse_pairs, parse_tables};
 
 include!(concat!(env!("OUT_DIR"), "/index.rs"));
 
 /// Name, with the position of its table.
-struct Slot {
+struct TableSlot {
     name: &'static str,
     /// The name in the table's header.
     canonical: &'static str,
     file: &'static str,
     start: usize,
     end: usize,
-    entry: OnceLock<Option<Entry>>,
+    entry: OnceLock<Option<CommandSpec>>,
 }
 
-impl Slot {
+impl TableSlot {
     const fn new(name: &'static str, canonical: &'static str, file: &'static str, start: usize, end: usize) -> Self {
         Self { name, canonical, file, start, end, entry: OnceLock::new() }
     }
 
-    fn body(&self) -> &'static str {
+    fn table_text(&self) -> &'static str {
         self.file.get(self.start..self.end).unwrap_or_default()
     }
 }
 
-fn slot(name: &str) -> Option<&'static Slot> {
+fn find_slot(name: &str) -> Option<&'static TableSlot> {
     SLOTS.binary_search_by_key(&name, |slot| slot.name).ok().map(|at| &SLOTS[at])
 }
 
 /// Returns the entry of a program, or of a subcommand in the form `git log`.
-pub(crate) fn lookup(name: &str) -> Option<&'static Entry> {
-    let slot = slot(name).filter(|_| !name.starts_with('@'))?;
+pub(crate) fn find_command(name: &str) -> Option<&'static CommandSpec> {
+    let slot = find_slot(name).filter(|_| !name.starts_with('@'))?;
     // An unreadable table gives no entry; a test keeps the tables readable.
-    slot.entry.get_or_init(|| build(slot.body()).ok()).as_ref()
+    slot.entry.get_or_init(|| parse_table(slot.table_text()).ok()).as_ref()
 }
 
 /// Returns the name under which a program's subcommands are listed.
-pub(crate) fn canonical(program: &str) -> Option<&'static str> {
-    Some(slot(program)?.canonical)
+pub(crate) fn canonical_name(program: &str) -> Option<&'static str> {
+    Some(find_slot(program)?.canonical)
 }
 
 /// Returns the tables for a program's name: exact names are sorted, prefixes are searched.
@@ -66,7 +66,7 @@ fn tables_of(
 
 /// Set of `neutralise.toml`.
 #[derive(Debug, Default)]
-pub(crate) struct Neutralising {
+pub(crate) struct SanitizeSet {
     pub remove: Vec<&'static str>,
     /// `NAME=value`
     pub environment: Vec<&'static str>,
@@ -79,19 +79,19 @@ pub(crate) struct Neutralising {
 }
 
 /// Returns the set of this name.
-pub(crate) fn neutralising(name: &str) -> Option<Neutralising> {
+pub(crate) fn find_sanitize_set(name: &str) -> Option<SanitizeSet> {
     let text = include_str!("../../knowledge/neutralise.toml");
-    let (_, body) = tables(text).find(|(n, _)| *n == name)?;
-    let mut set = Neutralising::default();
-    for pair in pairs(body) {
+    let (_, body) = parse_tables(text).find(|(n, _)| *n == name)?;
+    let mut set = SanitizeSet::default();
+    for pair in parse_pairs(body) {
         match pair.ok()? {
-            ("remove", Value::List(list)) => set.remove = list,
-            ("environment", Value::List(list)) => set.environment = list,
-            ("config", Value::List(list)) => set.config = list,
-            ("repository", Value::Flag(flag)) => set.repository = flag,
-            ("rustup", Value::Flag(flag)) => set.rustup = flag,
-            ("quiet", Value::Flag(flag)) => set.quiet = flag,
-            ("source", Value::Text(_)) => {}
+            ("remove", TableValue::List(list)) => set.remove = list,
+            ("environment", TableValue::List(list)) => set.environment = list,
+            ("config", TableValue::List(list)) => set.config = list,
+            ("repository", TableValue::Flag(flag)) => set.repository = flag,
+            ("rustup", TableValue::Flag(flag)) => set.rustup = flag,
+            ("quiet", TableValue::Flag(flag)) => set.quiet = flag,
+            ("source", TableValue::Text(_)) => {}
             _ => return None,
         }
     }
@@ -99,23 +99,23 @@ pub(crate) fn neutralising(name: &str) -> Option<Neutralising> {
 }
 
 /// Parses a table; `Err` contains the unknown part.
-fn build(body: &'static str) -> Result<Entry, &'static str> {
-    let mut entry = Entry::default();
-    take(&mut entry, body, 0)?;
-    entry.finish();
+fn parse_table(body: &'static str) -> Result<CommandSpec, &'static str> {
+    let mut entry = CommandSpec::default();
+    read_table(&mut entry, body, 0)?;
+    entry.sort_options();
     Ok(entry)
 }
 
-fn take(entry: &mut Entry, body: &'static str, depth: usize) -> Result<(), &'static str> {
-    for pair in pairs(body) {
+fn read_table(entry: &mut CommandSpec, body: &'static str, depth: usize) -> Result<(), &'static str> {
+    for pair in parse_pairs(body) {
         let (key, value) = pair?;
-        if let ("like", Value::Text(groups)) = (key, &value) {
+        if let ("like", TableValue::Text(groups)) = (key, &value) {
             for group in groups.split_ascii_whitespace() {
-                let shared = slot(group).filter(|_| depth < 3).ok_or(group)?;
-                take(entry, shared.body(), depth + 1)?;
+                let shared = find_slot(group).filter(|_| depth < 3).ok_or(group)?;
+                read_table(entry, shared.table_text(), depth + 1)?;
             }
         }
-        entry.take(key, &value).ok_or(key)?;
+        entry.read_key(key, &value).ok_or(key)?;
     }
     Ok(())
 }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::Context;
-use crate::knowledge::text::Value;
+use crate::CommandContext;
+use crate::knowledge::text::TableValue;
 use stockade_model::{RawText, Tier};
 
-fn context() -> Context {
-    Context {
+fn context() -> CommandContext {
+    CommandContext {
         cwd: RawText::from("/home/dev/proj"),
         home: RawText::from("/home/dev"),
         workspace: RawText::from("/home/dev/proj"),
@@ -17,14 +17,14 @@ fn context() -> Context {
 }
 
 fn all() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
-    FILES.iter().flat_map(|(family, text)| tables(text).map(move |(name, body)| (*family, name, body)))
+    FILES.iter().flat_map(|(family, text)| parse_tables(text).map(move |(name, body)| (*family, name, body)))
 }
 
 /// Returns the examples of a table.
 fn lists(body: &'static str, wanted: &str) -> Vec<&'static str> {
-    pairs(body)
+    parse_pairs(body)
         .filter_map(|pair| match pair.unwrap() {
-            (key, Value::List(list)) if key == wanted => Some(list),
+            (key, TableValue::List(list)) if key == wanted => Some(list),
             _ => None,
         })
         .flatten()
@@ -38,16 +38,16 @@ fn every_table_is_readable_and_sourced() {
         assert!(seen.insert(slot.name, slot.canonical).is_none(), "{} is there twice", slot.name);
     }
     for (family, name, body) in all() {
-        let entry = build(body).unwrap_or_else(|fault| panic!("{family}: [{name}]: {fault}"));
-        let keys: Vec<&str> = pairs(body).map(|pair| pair.unwrap().0).collect();
+        let entry = parse_table(body).unwrap_or_else(|fault| panic!("{family}: [{name}]: {fault}"));
+        let keys: Vec<&str> = parse_pairs(body).map(|pair| pair.unwrap().0).collect();
         assert!(keys.contains(&"source"), "{name} has no source");
         assert!(keys.iter().skip(1).all(|key| *key != "same"), "{name}: `same` comes first");
         for set in entry.neutralise.iter().chain(entry.neutralise_with.iter().map(|(_, set)| set)) {
-            assert!(neutralising(set).is_some(), "{name}: {set}");
+            assert!(find_sanitize_set(set).is_some(), "{name}: {set}");
         }
         for option in entry.requires.iter().chain(&entry.given_by).chain(&entry.operands_with).chain(&entry.reader_with)
         {
-            assert!(entry.option(option).is_some(), "{name}: {option} is no option of it");
+            assert!(entry.find_option(option).is_some(), "{name}: {option} is no option of it");
         }
     }
 }
@@ -57,18 +57,18 @@ fn every_table_is_readable_and_sourced() {
 fn the_files_are_toml() {
     for (family, text) in FILES.iter().chain(&[("neutralise", include_str!("../../knowledge/neutralise.toml"))]) {
         let whole: toml::Table = text.parse().unwrap_or_else(|error| panic!("{family}: {error}"));
-        let ours: Vec<_> = tables(text).collect();
+        let ours: Vec<_> = parse_tables(text).collect();
         assert_eq!(ours.len(), whole.len(), "{family}");
         for (name, body) in ours {
             let table = whole[name].as_table().unwrap();
             let keys: Vec<_> =
-                pairs(body).collect::<Result<_, _>>().unwrap_or_else(|l| panic!("{family}: [{name}]: {l}"));
+                parse_pairs(body).collect::<Result<_, _>>().unwrap_or_else(|l| panic!("{family}: [{name}]: {l}"));
             assert_eq!(keys.len(), table.len(), "{family}: [{name}]");
             for (key, value) in keys {
                 let real = match value {
-                    Value::Text(text) => toml::Value::from(text),
-                    Value::Flag(flag) => toml::Value::from(flag),
-                    Value::List(list) => toml::Value::from(list),
+                    TableValue::Text(text) => toml::Value::from(text),
+                    TableValue::Flag(flag) => toml::Value::from(flag),
+                    TableValue::List(list) => toml::Value::from(list),
                 };
                 assert_eq!(real, table[key], "{family}: [{name}] {key}");
             }
@@ -109,10 +109,10 @@ fn the_base_is_as_wide_as_told() {
 
 #[test]
 fn harm_wins_over_inert() {
-    let entry = build("writes = \"-o:\"\nflags = \"-o\"\n").unwrap();
-    assert_eq!(entry.option("-o").unwrap().effect, Effect::Writes);
-    let entry = build("executes = \"-o:\"\nwrites = \"-o\"\n").unwrap();
-    assert_eq!(entry.option("-o").unwrap().effect, Effect::Executes);
+    let entry = parse_table("writes = \"-o:\"\nflags = \"-o\"\n").unwrap();
+    assert_eq!(entry.find_option("-o").unwrap().effect, OptionEffect::Writes);
+    let entry = parse_table("executes = \"-o:\"\nwrites = \"-o\"\n").unwrap();
+    assert_eq!(entry.find_option("-o").unwrap().effect, OptionEffect::Executes);
 }
 
 #[test]
@@ -120,14 +120,14 @@ fn what_has_no_meaning_is_refused() {
     for body in
         ["flag = \"-x\"\n", "operands = \"thing\"\n", "valued = \"-x:thing\"\n", "does = \"harm\"\n", "any = \"x\"\n"]
     {
-        assert!(build(body).is_err(), "{body}");
+        assert!(parse_table(body).is_err(), "{body}");
     }
 }
 
 /// Returns the ways to add an option to the arguments of an allowed example. `words` are those of
 /// the example; the first `fixed` name the program.
-fn spellings(entry: &Entry, name: &str, spec: OptionSpec, words: &[String], fixed: usize) -> Vec<Vec<String>> {
-    let takes = !matches!(spec.arity, Arity::Flag);
+fn spellings(entry: &CommandSpec, name: &str, spec: OptionSpec, words: &[String], fixed: usize) -> Vec<Vec<String>> {
+    let takes = !matches!(spec.arity, OptionArity::Flag);
     let value = "out.txt".to_owned();
     let mut forms: Vec<Vec<String>> = vec![vec![name.to_owned()]];
     if takes {
@@ -140,7 +140,7 @@ fn spellings(entry: &Entry, name: &str, spec: OptionSpec, words: &[String], fixe
         let letters = entry
             .options
             .iter()
-            .filter(|(n, s)| n.len() == 2 && n.starts_with('-') && s.arity == Arity::Flag && s.effect == Effect::Inert);
+            .filter(|(n, s)| n.len() == 2 && n.starts_with('-') && s.arity == OptionArity::Flag && s.effect == OptionEffect::Inert);
         for (other, _) in letters.take(2) {
             forms.push(vec![format!("{other}{}", &name[1..]), value.clone()]);
             forms.push(vec![format!("{other}{}{value}", &name[1..])]);
@@ -151,7 +151,7 @@ fn spellings(entry: &Entry, name: &str, spec: OptionSpec, words: &[String], fixe
         for length in (2..long.len()).filter(|l| long.is_char_boundary(*l)) {
             let short = &long[..length];
             // If this name is another option, it is not an abbreviation.
-            if entry.option(&format!("--{short}")).is_none() {
+            if entry.find_option(&format!("--{short}")).is_none() {
                 forms.push(vec![format!("--{short}")]);
                 forms.push(vec![format!("--{short}={value}")]);
                 forms.push(vec![format!("--{short}"), value.clone()]);
@@ -164,7 +164,7 @@ fn spellings(entry: &Entry, name: &str, spec: OptionSpec, words: &[String], fixe
         // Before the operands, after them, before `--`. Words after a wrapper's command belong to
         // that command.
         out.push([program, &form[..], rest].concat());
-        if !entry.wraps() {
+        if !entry.is_wrapper() {
             out.push([program, rest, &form[..]].concat());
         }
         out.push([program, &form[..], &["--".to_owned()], rest].concat());
@@ -180,7 +180,7 @@ fn options_that_do_more_are_never_allowed_in_any_spelling() {
     let mut count = 0;
     let mut faults = Vec::new();
     for (_, name, body) in all().filter(|(_, name, _)| !name.starts_with('@')) {
-        let entry = build(body).unwrap();
+        let entry = parse_table(body).unwrap();
         let names = std::iter::once(name).chain(same(name, body));
         let Some(example) = lists(body, "allow").into_iter().find(|e| !e.contains(['|', '&', ';', '<', '$', '=']))
         else {
@@ -191,7 +191,7 @@ fn options_that_do_more_are_never_allowed_in_any_spelling() {
             let fixed = program.split(' ').count();
             let mut words: Vec<String> = program.split(' ').map(str::to_owned).collect();
             words.extend(base[fixed..].iter().cloned());
-            for (option, spec) in entry.options.iter().filter(|(_, spec)| spec.effect != Effect::Inert) {
+            for (option, spec) in entry.options.iter().filter(|(_, spec)| spec.effect != OptionEffect::Inert) {
                 for argv in spellings(&entry, option, *spec, &words, fixed) {
                     count += 1;
                     let texts: Vec<RawText> = argv.iter().map(|w| RawText::from(w.as_str())).collect();
@@ -268,12 +268,12 @@ fn programs_without_a_harmless_use_are_never_allowed() {
     let mut faults = Vec::new();
     let mut count = 0;
     for (_, name, body) in all().filter(|(_, name, _)| !name.starts_with('@')) {
-        let entry = build(body).unwrap();
+        let entry = parse_table(body).unwrap();
         if !lists(body, "allow").is_empty() {
             continue;
         }
         let plain = ["", " a.txt", " -- a.txt", " -c id", " -e id", " -x id", " -o out.txt a.txt", " --exec=id", " -"];
-        let options = entry.options.iter().filter(|(_, spec)| spec.effect != Effect::Inert);
+        let options = entry.options.iter().filter(|(_, spec)| spec.effect != OptionEffect::Inert);
         let options = options.flat_map(|(o, _)| [format!(" {o}"), format!(" {o} id"), format!(" {o}=id a.txt")]);
         let tails: Vec<String> = plain.iter().map(|tail| (*tail).to_owned()).chain(options).collect();
         for program in std::iter::once(name).chain(same(name, body)) {
@@ -291,8 +291,8 @@ fn programs_without_a_harmless_use_are_never_allowed() {
 }
 
 fn same(name: &str, body: &'static str) -> Vec<&'static str> {
-    let text = pairs(body).find_map(|pair| match pair.unwrap() {
-        ("same", Value::Text(text)) => Some(text),
+    let text = parse_pairs(body).find_map(|pair| match pair.unwrap() {
+        ("same", TableValue::Text(text)) => Some(text),
         _ => None,
     });
     let separator = if name.contains(' ') { ',' } else { ' ' };

@@ -4,17 +4,17 @@
 
 /// Value; the files need no other kinds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Value {
+pub(crate) enum TableValue {
     Text(&'static str),
     Flag(bool),
     List(Vec<&'static str>),
 }
 
 /// Name of a table, and the text up to the next one.
-pub(crate) type Table = (&'static str, &'static str);
+pub(crate) type TextTable = (&'static str, &'static str);
 
 /// Returns the tables of a file in order. Only a header starts a line with a bracket.
-pub(crate) fn tables(text: &'static str) -> impl Iterator<Item = Table> {
+pub(crate) fn parse_tables(text: &'static str) -> impl Iterator<Item = TextTable> {
     let mut rest = text.find("\n[").map_or("", |at| &text[at + 1..]);
     std::iter::from_fn(move || {
         let end = rest.find("]\n")?;
@@ -27,7 +27,7 @@ pub(crate) fn tables(text: &'static str) -> impl Iterator<Item = Table> {
 }
 
 /// Returns the keys of a table; `Err` contains the line that could not be parsed.
-pub(crate) fn pairs(body: &'static str) -> impl Iterator<Item = Result<(&'static str, Value), &'static str>> {
+pub(crate) fn parse_pairs(body: &'static str) -> impl Iterator<Item = Result<(&'static str, TableValue), &'static str>> {
     let mut rest = body;
     std::iter::from_fn(move || {
         loop {
@@ -36,7 +36,7 @@ pub(crate) fn pairs(body: &'static str) -> impl Iterator<Item = Result<(&'static
                 return None;
             }
             if !line.trim().is_empty() && !line.starts_with('#') {
-                let Some((key, value, after)) = pair(rest) else {
+                let Some((key, value, after)) = parse_pair(rest) else {
                     rest = "";
                     return Some(Err(line));
                 };
@@ -49,41 +49,41 @@ pub(crate) fn pairs(body: &'static str) -> impl Iterator<Item = Result<(&'static
 }
 
 /// Parses one key with its value; also returns the rest.
-fn pair(text: &'static str) -> Option<(&'static str, Value, &'static str)> {
+fn parse_pair(text: &'static str) -> Option<(&'static str, TableValue, &'static str)> {
     let (key, rest) = text.split_once(" = ")?;
     if !key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_') {
         return None;
     }
     let (value, rest) = if let Some(rest) = rest.strip_prefix('[') {
-        list(rest)?
+        parse_list(rest)?
     } else if let Some(rest) = rest.strip_prefix("true") {
-        (Value::Flag(true), rest)
+        (TableValue::Flag(true), rest)
     } else if let Some(rest) = rest.strip_prefix("false") {
-        (Value::Flag(false), rest)
+        (TableValue::Flag(false), rest)
     } else {
-        let (text, rest) = string(rest)?;
-        (Value::Text(text), rest)
+        let (text, rest) = parse_string(rest)?;
+        (TableValue::Text(text), rest)
     };
     let line_end = rest.find('\n').unwrap_or(rest.len());
     rest[..line_end].trim().is_empty().then(|| (key, value, rest.get(line_end + 1..).unwrap_or_default()))
 }
 
 /// Parses a string without escapes, in either kind of quotes.
-fn string(text: &'static str) -> Option<(&'static str, &'static str)> {
+fn parse_string(text: &'static str) -> Option<(&'static str, &'static str)> {
     let quote = text.chars().next().filter(|c| matches!(c, '"' | '\''))?;
     let (inside, rest) = text[1..].split_once(quote)?;
     let plain = !inside.contains('\n') && (quote == '\'' || !inside.contains('\\'));
     plain.then_some((inside, rest))
 }
 
-fn list(text: &'static str) -> Option<(Value, &'static str)> {
+fn parse_list(text: &'static str) -> Option<(TableValue, &'static str)> {
     let mut out = Vec::new();
     let mut rest = text.trim_start();
     loop {
         if let Some(after) = rest.strip_prefix(']') {
-            return Some((Value::List(out), after));
+            return Some((TableValue::List(out), after));
         }
-        let (item, after) = string(rest)?;
+        let (item, after) = parse_string(rest)?;
         out.push(item);
         rest = after.trim_start();
         rest = match rest.strip_prefix(',') {
@@ -101,22 +101,22 @@ mod tests {
     #[test]
     fn a_table_is_read() {
         let text = "# top\n\n[a]\nsource = \"x\"\n# why\nnumeric = true\nallow = [\n  'a \"b\"',\n  \"c\",\n]\n\n[\"a b\"]\nflags = \"-x\"\n";
-        let all: Vec<Table> = tables(text).collect();
+        let all: Vec<TextTable> = parse_tables(text).collect();
         assert_eq!(all.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["a", "a b"]);
-        let keys: Vec<_> = pairs(all[0].1).collect::<Result<_, _>>().unwrap();
+        let keys: Vec<_> = parse_pairs(all[0].1).collect::<Result<_, _>>().unwrap();
         let expected = [
-            ("source", Value::Text("x")),
-            ("numeric", Value::Flag(true)),
-            ("allow", Value::List(vec!["a \"b\"", "c"])),
+            ("source", TableValue::Text("x")),
+            ("numeric", TableValue::Flag(true)),
+            ("allow", TableValue::List(vec!["a \"b\"", "c"])),
         ];
         assert_eq!(keys, expected);
-        assert_eq!(pairs(all[1].1).count(), 1);
+        assert_eq!(parse_pairs(all[1].1).count(), 1);
     }
 
     #[test]
     fn what_is_not_of_the_small_part_is_refused() {
         for text in ["a = 5\n", "a = \"x\\n\"\n", "a = \"x\" y\n", "A = true\n", "a = [\"x\" \"y\"]\n", "a\n"] {
-            assert!(pairs(text).any(|p| p.is_err()), "{text:?}");
+            assert!(parse_pairs(text).any(|p| p.is_err()), "{text:?}");
         }
     }
 }

@@ -1,49 +1,49 @@
 //! Checks whether a writing command names a path outside the workspace. Every word that could be
 //! such a path is reported, whatever its meaning for the program.
 
-use crate::judge::Judge;
-use crate::knowledge::{Effect, Entry, Kind};
-use crate::options::Parsed;
-use crate::paths::{self, Place};
+use crate::judge::Classifier;
+use crate::knowledge::{OptionEffect, CommandSpec, ValueKind};
+use crate::options::ParsedArguments;
+use crate::paths::{self, PathLocation};
 use crate::rules;
-use crate::words::Argument;
+use crate::words::ExpandedArgument;
 
 /// Reports the first word of a writing command that may name a path outside the workspace.
-pub(super) fn check(judge: &mut Judge, arguments: &[Argument]) {
+pub(super) fn check_confined(judge: &mut Classifier, arguments: &[ExpandedArgument]) {
     let inside = judge.scope.cwd.as_ref().is_some_and(|cwd| is_inside(judge, cwd));
-    let beyond = arguments.iter().find(|argument| !inside || !stays(judge, argument));
+    let beyond = arguments.iter().find(|argument| !inside || !is_inside_workspace(judge, argument));
     if let Some(argument) = beyond {
-        record(judge, argument.span);
+        record_outside_write(judge, argument.span);
     }
 }
 
 /// Reports a value that leads out of the workspace, for a command that changes a repository. Its
 /// other words are text, or names within the repository.
-pub(super) fn check_places(judge: &mut Judge, entry: &Entry, parsed: &Parsed) {
-    if !entry.does.contains(&Effect::Repository) {
+pub(super) fn check_places(judge: &mut Classifier, entry: &CommandSpec, parsed: &ParsedArguments) {
+    if !entry.does.contains(&OptionEffect::Repository) {
         return;
     }
     let values =
-        parsed.values.iter().filter(|value| matches!(value.kind, Kind::Place | Kind::Read)).map(|value| &value.value);
-    let kinds = (0..).map(|index| entry.operand(index).map(|operand| operand.kind));
-    let operands = parsed.operands.iter().zip(kinds).filter(|(_, kind)| *kind == Some(Kind::Place));
-    let is_inside = |argument: &&Argument| {
-        let path = argument.literal().and_then(|text| paths::absolute(&text, judge.scope.cwd.as_deref()));
-        path.is_some_and(|path| paths::place(&path, judge.context) == Place::Workspace && !is_of_git(&path))
+        parsed.values.iter().filter(|value| matches!(value.kind, ValueKind::Place | ValueKind::Read)).map(|value| &value.value);
+    let kinds = (0..).map(|index| entry.operand_at(index).map(|operand| operand.kind));
+    let operands = parsed.operands.iter().zip(kinds).filter(|(_, kind)| *kind == Some(ValueKind::Place));
+    let is_inside = |argument: &&ExpandedArgument| {
+        let path = argument.literal_value().and_then(|text| paths::make_absolute(&text, judge.scope.cwd.as_deref()));
+        path.is_some_and(|path| paths::locate_path(&path, judge.context) == PathLocation::Workspace && !is_of_git(&path))
     };
     let beyond = values.chain(operands.map(|(operand, _)| operand)).find(|argument| !is_inside(argument));
     if let Some(span) = beyond.map(|argument| argument.span) {
-        record(judge, span);
+        record_outside_write(judge, span);
     }
 }
 
 /// Records that a writing command may write outside the workspace.
-pub(crate) fn record(judge: &mut Judge, at: (usize, usize)) {
-    judge.ask("beyond-workspace", "Names a place beyond the workspace, or one that is not in the text.", at);
+pub(crate) fn record_outside_write(judge: &mut Classifier, at: (usize, usize)) {
+    judge.record_ask("beyond-workspace", "Names a place beyond the workspace, or one that is not in the text.", at);
 }
 
-fn is_inside(judge: &Judge, path: &[u8]) -> bool {
-    matches!(paths::place(path, judge.context), Place::Workspace | Place::Temporary)
+fn is_inside(judge: &Classifier, path: &[u8]) -> bool {
+    matches!(paths::locate_path(path, judge.context), PathLocation::Workspace | PathLocation::Temporary)
 }
 
 /// Returns whether the path is in git's own directory, where a file may be a program or a setting.
@@ -52,8 +52,8 @@ fn is_of_git(path: &[u8]) -> bool {
 }
 
 /// Returns whether a word cannot name a path outside the workspace.
-fn stays(judge: &Judge, argument: &Argument) -> bool {
-    let Some(text) = argument.pattern() else { return false };
+fn is_inside_workspace(judge: &Classifier, argument: &ExpandedArgument) -> bool {
+    let Some(text) = argument.pattern_value() else { return false };
     let split = text.iter().position(|b| *b == b'=');
     let is_option = text.starts_with(b"-");
     let (name, value) = match split {
@@ -65,10 +65,10 @@ fn stays(judge: &Judge, argument: &Argument) -> bool {
     name_stays && value.is_none_or(|value| leads_inside(judge, value))
 }
 
-fn leads_inside(judge: &Judge, path: &[u8]) -> bool {
+fn leads_inside(judge: &Classifier, path: &[u8]) -> bool {
     let is_remote = path.contains(&b':');
     let is_home = path.starts_with(b"~");
-    let resolved = paths::absolute(path, judge.scope.cwd.as_deref());
+    let resolved = paths::make_absolute(path, judge.scope.cwd.as_deref());
     let lies_inside =
         |path: Vec<u8>| is_inside(judge, &path) && !rules::write::is_target(judge, &path) && !is_of_git(&path);
     !is_remote && !is_home && (path.is_empty() || resolved.is_some_and(lies_inside))

@@ -1,11 +1,11 @@
 //! Programs whose arguments are an expression: find(1) and test(1).
 
 use crate::invocation::Invocation;
-use crate::judge::Judge;
-use crate::paths::{self, Place, Sensitivity};
-use crate::words::{Argument, Flow};
+use crate::judge::Classifier;
+use crate::paths::{self, PathLocation, PathSensitivity};
+use crate::words::{ExpandedArgument, DataFlow};
 
-use super::{dynamic_text, hunts, sensitive, text};
+use super::{dynamic_text, report_secret_search, ask_for_secret, classify_text};
 
 /// find(1) 4.9: tests and actions without a value.
 const FIND_FLAGS: &[&str] = &[
@@ -96,72 +96,72 @@ const FIND_ACTIONS: &[&str] =
     &["-exec", "-execdir", "-ok", "-okdir", "-delete", "-fprint", "-fprint0", "-fprintf", "-fls"];
 
 /// Classifies find as a reader.
-pub(super) fn find(judge: &mut Judge, invocation: &Invocation) -> Flow {
+pub(super) fn classify_find(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
     let mut arguments = invocation.arguments.iter().peekable();
     let mut in_expression = false;
     let mut starts = Vec::new();
     while let Some(argument) = arguments.next() {
-        if argument.starts_unknown() || argument.literal().is_none() {
-            judge.ask("dynamic-operand", "A part of the search is not in the text.", argument.span);
+        if argument.starts_unknown() || argument.literal_value().is_none() {
+            judge.record_ask("dynamic-operand", "A part of the search is not in the text.", argument.span);
             continue;
         }
-        let shown = argument.shown();
+        let shown = argument.display_bytes();
         let word = String::from_utf8_lossy(&shown).into_owned();
         if !in_expression && (matches!(word.as_str(), "-L" | "-H" | "-P") || word.starts_with("-O")) {
             continue;
         }
         in_expression |= word.starts_with('-') || word == "(" || word == "!";
         if !in_expression {
-            start(judge, argument);
+            classify_start(judge, argument);
             starts.push(argument.clone());
         } else if FIND_VALUED.contains(&word.as_str()) {
             match arguments.next() {
                 Some(value) => {
-                    text(judge, value);
+                    classify_text(judge, value);
                     hunts_by_name(judge, &starts, value);
                 }
-                None => judge.ask("unknown-option", "An option without its value.", argument.span),
+                None => judge.record_ask("unknown-option", "An option without its value.", argument.span),
             }
         } else if FIND_FILES.contains(&word.as_str()) {
             match arguments.next() {
                 Some(value) => {
-                    text(judge, value);
-                    sensitive(judge, value);
+                    classify_text(judge, value);
+                    ask_for_secret(judge, value);
                 }
-                None => judge.ask("unknown-option", "An option without its value.", argument.span),
+                None => judge.record_ask("unknown-option", "An option without its value.", argument.span),
             }
         } else if FIND_ACTIONS.contains(&word.as_str()) {
-            judge.ask("executing-option", "A search that writes, removes or runs something.", argument.span);
+            judge.record_ask("executing-option", "A search that writes, removes or runs something.", argument.span);
         } else if !FIND_FLAGS.contains(&word.as_str()) {
-            judge.ask("unknown-option", "An option that is not known to be harmless.", argument.span);
+            judge.record_ask("unknown-option", "An option that is not known to be harmless.", argument.span);
         }
     }
     if starts.is_empty() {
-        start(judge, &Argument::known(b".", invocation.span));
+        classify_start(judge, &ExpandedArgument::from_bytes(b".", invocation.span));
     }
-    Flow::default()
+    DataFlow::default()
 }
 
-fn start(judge: &mut Judge, argument: &Argument) {
-    sensitive(judge, argument);
+fn classify_start(judge: &mut Classifier, argument: &ExpandedArgument) {
+    ask_for_secret(judge, argument);
     // Listing system directories is harmless. For a home directory, its parents or `/proc`, the
     // person decides.
-    let listed = judge.path(argument).is_some_and(|path| {
-        paths::place(&path, judge.context) != Place::Ancestor && path != b"/home" && !path.starts_with(b"/proc")
+    let listed = judge.absolute_path(argument).is_some_and(|path| {
+        paths::locate_path(&path, judge.context) != PathLocation::Ancestor && path != b"/home" && !path.starts_with(b"/proc")
     });
     if !listed {
-        hunts(judge, argument);
+        report_secret_search(judge, argument);
     }
 }
 
 /// Reports a search outside the workspace for names of secrets.
-fn hunts_by_name(judge: &mut Judge, starts: &[Argument], name: &Argument) {
+fn hunts_by_name(judge: &mut Classifier, starts: &[ExpandedArgument], name: &ExpandedArgument) {
     let outside = starts
         .iter()
-        .any(|start| judge.path(start).is_none_or(|path| paths::place(&path, judge.context) != Place::Workspace));
-    let path = [b"/", name.shown().as_slice()].concat();
-    if outside && paths::sensitivity(&path, judge.context) == Some(Sensitivity::Secret) {
-        judge.ask("searches-secrets", "Searches for what looks like secrets.", name.span);
+        .any(|start| judge.absolute_path(start).is_none_or(|path| paths::locate_path(&path, judge.context) != PathLocation::Workspace));
+    let path = [b"/", name.display_bytes().as_slice()].concat();
+    if outside && paths::path_sensitivity(&path, judge.context) == Some(PathSensitivity::Secret) {
+        judge.record_ask("searches-secrets", "Searches for what looks like secrets.", name.span);
     }
 }
 
@@ -171,55 +171,55 @@ const FILE_TESTS: &[&str] = &[
 ];
 const STRING_TESTS: &[&str] = &["-z", "-n", "-t"];
 const COMPARISONS: &[&str] = &["=", "==", "!=", "-nt", "-ot", "-ef", "<", ">", "=~"];
-const NUMBERS: &[&str] = &["-eq", "-ne", "-lt", "-le", "-gt", "-ge"];
-const JOINERS: &[&str] = &["!", "(", ")", "-a", "-o", "&&", "||"];
+const NUMBER_TESTS: &[&str] = &["-eq", "-ne", "-lt", "-le", "-gt", "-ge"];
+const TEST_OPERATORS: &[&str] = &["!", "(", ")", "-a", "-o", "&&", "||"];
 
 /// Classifies `test`, `[` and `[[`. A test that evaluates its operand (`-v`, `-R`, and the numbers
 /// in `[[`) runs substitutions even in quoted text.
-pub(super) fn test(judge: &mut Judge, invocation: &Invocation) -> Flow {
-    let mut words: Vec<&Argument> = invocation.arguments.iter().collect();
+pub(super) fn classify_test(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
+    let mut words: Vec<&ExpandedArgument> = invocation.arguments.iter().collect();
     let closing: Option<&[u8]> = match invocation.name.as_slice() {
         b"[" => Some(b"]"),
         b"[[" => Some(b"]]"),
         _ => None,
     };
     if let Some(closing) = closing
-        && words.pop().is_none_or(|last| last.shown() != closing)
+        && words.pop().is_none_or(|last| last.display_bytes() != closing)
     {
-        judge.ask("not-understood", "A test without its end.", invocation.span);
+        judge.record_ask("not-understood", "A test without its end.", invocation.span);
     }
     let mut previous_is_number = false;
     for (i, word) in words.iter().enumerate() {
-        let shown = word.shown();
+        let shown = word.display_bytes();
         let name = String::from_utf8_lossy(&shown).into_owned();
         dynamic_text(judge, word);
         if word.is_glob() && invocation.name != b"[[" {
-            judge.ask("wildcard", "A wildcard where one word is expected.", word.span);
+            judge.record_ask("wildcard", "A wildcard where one word is expected.", word.span);
         }
         if previous_is_number && !is_integer(&shown) {
-            judge.ask("evaluates-text", "A value that is evaluated as arithmetic.", word.span);
+            judge.record_ask("evaluates-text", "A value that is evaluated as arithmetic.", word.span);
         }
-        previous_is_number = NUMBERS.contains(&name.as_str());
-        if previous_is_number && !i.checked_sub(1).and_then(|p| words.get(p)).is_some_and(|w| is_integer(&w.shown())) {
-            judge.ask("evaluates-text", "A value that is evaluated as arithmetic.", word.span);
+        previous_is_number = NUMBER_TESTS.contains(&name.as_str());
+        if previous_is_number && !i.checked_sub(1).and_then(|p| words.get(p)).is_some_and(|w| is_integer(&w.display_bytes())) {
+            judge.record_ask("evaluates-text", "A value that is evaluated as arithmetic.", word.span);
         }
         let known =
-            [FILE_TESTS, STRING_TESTS, COMPARISONS, NUMBERS, JOINERS].iter().any(|list| list.contains(&name.as_str()));
+            [FILE_TESTS, STRING_TESTS, COMPARISONS, NUMBER_TESTS, TEST_OPERATORS].iter().any(|list| list.contains(&name.as_str()));
         if name.starts_with('-') && name.len() > 1 && !known && !is_integer(&shown) {
-            judge.ask("unknown-option", "A test that is not known to be harmless.", word.span);
+            judge.record_ask("unknown-option", "A test that is not known to be harmless.", word.span);
         }
         // A word beside such an operator is a path, any other is text.
         let beside = |at: Option<usize>| {
-            at.and_then(|at| words.get(at)).map(|w| w.shown()).is_some_and(|w| {
+            at.and_then(|at| words.get(at)).map(|w| w.display_bytes()).is_some_and(|w| {
                 let comparison = matches!(w.as_slice(), b"-nt" | b"-ot" | b"-ef");
                 comparison || FILE_TESTS.iter().any(|t| t.as_bytes() == w)
             })
         };
         if !known && (beside(i.checked_sub(1)) || beside(Some(i + 1))) {
-            sensitive(judge, word);
+            ask_for_secret(judge, word);
         }
     }
-    Flow::default()
+    DataFlow::default()
 }
 
 fn is_integer(text: &[u8]) -> bool {

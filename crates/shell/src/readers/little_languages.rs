@@ -1,15 +1,15 @@
 //! Programs in arguments: sed, awk, jq. Only a small harmless part of each language is understood;
 //! the rest is `ask`.
 
-use crate::judge::Judge;
-use crate::words::Argument;
+use crate::judge::Classifier;
+use crate::words::ExpandedArgument;
 
 /// Accepts a sed script of addresses and commands that only print, delete or substitute (sed(1)
 /// 4.9). `e`, `r`, `R`, `w`, `W` and the flags `e` and `w` of `s` run programs or access files.
-pub(super) fn sed(judge: &mut Judge, value: &Argument) {
-    let harmless = value.literal().is_some_and(|script| SedReader { script: &script, at: 0 }.is_harmless());
+pub(super) fn accept_sed(judge: &mut Classifier, value: &ExpandedArgument) {
+    let harmless = value.literal_value().is_some_and(|script| SedReader { script: &script, at: 0 }.is_harmless());
     if !harmless {
-        judge.ask("sed-script", "A sed script that is not known to print only.", value.span);
+        judge.record_ask("sed-script", "A sed script that is not known to print only.", value.span);
     }
 }
 
@@ -23,7 +23,7 @@ impl SedReader<'_> {
         self.script.get(self.at).copied()
     }
 
-    fn skip(&mut self, wanted: impl Fn(u8) -> bool) {
+    fn skip_bytes(&mut self, wanted: impl Fn(u8) -> bool) {
         while self.peek().is_some_and(&wanted) {
             self.at += 1;
         }
@@ -31,55 +31,55 @@ impl SedReader<'_> {
 
     fn is_harmless(&mut self) -> bool {
         loop {
-            self.skip(|b| b.is_ascii_whitespace() || b == b';' || b == b'{' || b == b'}');
+            self.skip_bytes(|b| b.is_ascii_whitespace() || b == b';' || b == b'{' || b == b'}');
             if self.peek().is_none() {
                 return true;
             }
-            if self.command().is_none() {
+            if self.parse_command().is_none() {
                 return false;
             }
         }
     }
 
     /// Parses one command with its addresses; `None` if it is unknown.
-    fn command(&mut self) -> Option<()> {
-        if self.address()? {
-            self.skip(|b| b == b' ');
+    fn parse_command(&mut self) -> Option<()> {
+        if self.parse_address()? {
+            self.skip_bytes(|b| b == b' ');
             if self.peek() == Some(b',') {
                 self.at += 1;
-                self.skip(|b| b == b' ');
+                self.skip_bytes(|b| b == b' ');
                 if matches!(self.peek(), Some(b'+' | b'~')) {
                     self.at += 1;
                 }
-                if !self.address()? {
+                if !self.parse_address()? {
                     return None;
                 }
             }
         }
-        self.skip(|b| b == b' ' || b == b'!');
+        self.skip_bytes(|b| b == b' ' || b == b'!');
         let command = self.peek()?;
         self.at += 1;
         match command {
             b'p' | b'P' | b'd' | b'D' | b'=' | b'n' | b'N' | b'g' | b'G' | b'h' | b'H' | b'x' | b'z' | b'F' => {}
-            b'l' | b'q' | b'Q' => self.skip(|b| b.is_ascii_digit() || b == b' '),
+            b'l' | b'q' | b'Q' => self.skip_bytes(|b| b.is_ascii_digit() || b == b' '),
             b'{' => return Some(()),
-            b's' => self.substitution()?,
+            b's' => self.parse_substitution()?,
             b'y' => {
-                let delimiter = self.delimiter()?;
-                self.until(delimiter)?;
-                self.until(delimiter)?;
+                let delimiter = self.take_delimiter()?;
+                self.skip_past(delimiter)?;
+                self.skip_past(delimiter)?;
             }
             _ => return None,
         }
-        self.skip(|b| b == b' ');
+        self.skip_bytes(|b| b == b' ');
         matches!(self.peek(), None | Some(b';' | b'\n' | b'}')).then_some(())
     }
 
     /// Parses an address; returns whether there is one.
-    fn address(&mut self) -> Option<bool> {
+    fn parse_address(&mut self) -> Option<bool> {
         match self.peek() {
             Some(b'0'..=b'9') => {
-                self.skip(|b| b.is_ascii_digit() || b == b'~');
+                self.skip_bytes(|b| b.is_ascii_digit() || b == b'~');
                 Some(true)
             }
             Some(b'$') => {
@@ -89,21 +89,21 @@ impl SedReader<'_> {
             Some(b'/') => {
                 self.at += 1;
                 self.until_in_pattern(b'/')?;
-                self.skip(|b| b == b'I' || b == b'M');
+                self.skip_bytes(|b| b == b'I' || b == b'M');
                 Some(true)
             }
             Some(b'\\') => {
                 self.at += 1;
-                let delimiter = self.delimiter()?;
+                let delimiter = self.take_delimiter()?;
                 self.until_in_pattern(delimiter)?;
-                self.skip(|b| b == b'I' || b == b'M');
+                self.skip_bytes(|b| b == b'I' || b == b'M');
                 Some(true)
             }
             _ => Some(false),
         }
     }
 
-    fn delimiter(&mut self) -> Option<u8> {
+    fn take_delimiter(&mut self) -> Option<u8> {
         let delimiter = self.peek()?;
         self.at += 1;
         (!delimiter.is_ascii_alphanumeric()
@@ -114,7 +114,7 @@ impl SedReader<'_> {
     }
 
     /// Skips past the next delimiter that is not escaped, in text that is no pattern.
-    fn until(&mut self, delimiter: u8) -> Option<()> {
+    fn skip_past(&mut self, delimiter: u8) -> Option<()> {
         loop {
             let byte = self.peek()?;
             self.at += 1;
@@ -137,14 +137,14 @@ impl SedReader<'_> {
                 b'\\' => self.at += 1,
                 b'\n' => return None,
                 _ if byte == delimiter => return Some(()),
-                b'[' => self.brackets(delimiter)?,
+                b'[' => self.parse_brackets(delimiter)?,
                 _ => {}
             }
         }
     }
 
     /// Parses the rest of a bracket expression as in regex(7).
-    fn brackets(&mut self, delimiter: u8) -> Option<()> {
+    fn parse_brackets(&mut self, delimiter: u8) -> Option<()> {
         if self.peek() == Some(b'^') {
             self.at += 1;
         }
@@ -176,11 +176,11 @@ impl SedReader<'_> {
         }
     }
 
-    fn substitution(&mut self) -> Option<()> {
-        let delimiter = self.delimiter()?;
+    fn parse_substitution(&mut self) -> Option<()> {
+        let delimiter = self.take_delimiter()?;
         self.until_in_pattern(delimiter)?;
-        self.until(delimiter)?;
-        self.skip(|b| b.is_ascii_digit() || matches!(b, b'g' | b'p' | b'i' | b'I' | b'm' | b'M'));
+        self.skip_past(delimiter)?;
+        self.skip_bytes(|b| b.is_ascii_digit() || matches!(b, b'g' | b'p' | b'i' | b'I' | b'm' | b'M'));
         Some(())
     }
 }
@@ -193,10 +193,10 @@ const AWK_HARMFUL: &[&str] = &[
 
 /// Accepts an awk program that cannot run, write or connect: no pipes, no output redirection, no
 /// `@`, none of the names above.
-pub(super) fn awk(judge: &mut Judge, value: &Argument) {
-    let harmless = value.literal().is_some_and(|program| awk_is_harmless(&program));
+pub(super) fn accept_awk(judge: &mut Classifier, value: &ExpandedArgument) {
+    let harmless = value.literal_value().is_some_and(|program| awk_is_harmless(&program));
     if !harmless {
-        judge.ask("awk-program", "An awk program that is not known to print only.", value.span);
+        judge.record_ask("awk-program", "An awk program that is not known to print only.", value.span);
     }
 }
 
@@ -212,7 +212,7 @@ fn awk_is_harmless(program: &[u8]) -> bool {
             _ => {}
         }
     }
-    names(&code).all(|name| !AWK_HARMFUL.iter().any(|h| is_called(name, h.as_bytes())))
+    awk_names(&code).all(|name| !AWK_HARMFUL.iter().any(|h| is_called(name, h.as_bytes())))
 }
 
 /// Returns whether a sequence of letters and digits is this name, or a number followed by this
@@ -225,10 +225,10 @@ fn is_called(run: &[u8], name: &[u8]) -> bool {
 fn writes_at(code: &[u8], at: usize) -> bool {
     let before = &code[..at];
     let statement = before.iter().rposition(|b| matches!(b, b'{' | b';' | b'\n' | b'}')).map_or(0, |i| i + 1);
-    names(&before[statement..]).any(|n| is_called(n, b"print") || is_called(n, b"printf"))
+    awk_names(&before[statement..]).any(|n| is_called(n, b"print") || is_called(n, b"printf"))
 }
 
-fn names(code: &[u8]) -> impl Iterator<Item = &[u8]> {
+fn awk_names(code: &[u8]) -> impl Iterator<Item = &[u8]> {
     code.split(|b| !b.is_ascii_alphanumeric() && *b != b'_').filter(|n| !n.is_empty())
 }
 
@@ -277,22 +277,22 @@ fn without_strings(program: &[u8]) -> Option<Vec<u8>> {
 /// Returns whether a slash begins a pattern: at the start, after an operator, or after a keyword
 /// that takes a value.
 fn opens_pattern(before: &[u8]) -> bool {
-    const WORDS: &[&[u8]] =
+    const VALUE_KEYWORDS: &[&[u8]] =
         &[b"print", b"printf", b"return", b"else", b"do", b"in", b"exit", b"case", b"delete", b"getline"];
     let before = before.trim_ascii_end();
     let Some(last) = before.last() else { return true };
     if last.is_ascii_alphanumeric() || *last == b'_' {
         let start = before.iter().rposition(|b| !b.is_ascii_alphanumeric() && *b != b'_').map_or(0, |i| i + 1);
-        return WORDS.contains(&&before[start..]);
+        return VALUE_KEYWORDS.contains(&&before[start..]);
     }
     !matches!(last, b')' | b']' | b'$' | b'\'' | b'`' | b'.') && !before.ends_with(b"++") && !before.ends_with(b"--")
 }
 
 /// Accepts a jq filter that only reads its input: no `env`, no `$ENV`, no modules, no use of
 /// `input_filename` (jq(1) 1.6).
-pub(super) fn jq(judge: &mut Judge, value: &Argument) {
-    let harmless = value.literal().is_some_and(|filter| {
-        let words = names(&filter);
+pub(super) fn accept_jq(judge: &mut Classifier, value: &ExpandedArgument) {
+    let harmless = value.literal_value().is_some_and(|filter| {
+        let words = awk_names(&filter);
         let named = words.into_iter().any(|n| {
             [
                 &b"env"[..],
@@ -316,7 +316,7 @@ pub(super) fn jq(judge: &mut Judge, value: &Argument) {
         !named
     });
     if !harmless {
-        judge.ask("jq-filter", "A filter that is not known to read its input only.", value.span);
+        judge.record_ask("jq-filter", "A filter that is not known to read its input only.", value.span);
     }
 }
 

@@ -3,14 +3,14 @@
 
 use stockade_model::{Capability, RawText};
 
-use crate::judge::Judge;
-use crate::knowledge::{Entry, Kind};
-use crate::options::Parsed;
+use crate::judge::Classifier;
+use crate::knowledge::{CommandSpec, ValueKind};
+use crate::options::ParsedArguments;
 use crate::paths;
 
 /// Names that start no program and lead to no other path, whatever their values. In lower case, as
 /// git compares them. Source: git-config(1) of git 2.47.
-const HARMLESS: &[&str] = &[
+const HARMLESS_SETTINGS: &[&str] = &[
     "branch.sort",
     "commit.verbose",
     "core.abbrev",
@@ -62,37 +62,37 @@ const HARMLESS: &[&str] = &[
 const HARMLESS_SECTIONS: &[&str] = &["advice.", "color."];
 
 /// Options to write another file, or more than one value.
-const OTHER_USES: &[&str] = &["--global", "--system", "--worktree", "--rename-section", "--remove-section"];
+const OTHER_WRITE_OPTIONS: &[&str] = &["--global", "--system", "--worktree", "--rename-section", "--remove-section"];
 
 /// Classifies the write of `git config`, if it writes.
-pub(super) fn judge(judge: &mut Judge, entry: &Entry, parsed: &Parsed, at: (usize, usize)) {
-    let takes_setting = entry.operands.iter().any(|operand| operand.kind == Kind::Setting);
-    if !takes_setting || !(parsed.writes() || parsed.operands.len() > 1) {
+pub(super) fn classify_config_write(judge: &mut Classifier, entry: &CommandSpec, parsed: &ParsedArguments, at: (usize, usize)) {
+    let takes_setting = entry.operands.iter().any(|operand| operand.kind == ValueKind::Setting);
+    if !takes_setting || !(parsed.has_writing_option() || parsed.operands.len() > 1) {
         return;
     }
-    let key = parsed.operands.first().and_then(|key| key.literal()).unwrap_or_default();
+    let key = parsed.operands.first().and_then(|key| key.literal_value()).unwrap_or_default();
     let span = parsed.operands.get(1).map_or(at, |value| value.span);
-    let value = parsed.operands.get(1).and_then(|value| value.literal());
+    let value = parsed.operands.get(1).and_then(|value| value.literal_value());
     let is_fine = is_harmless(&key) || value.is_some_and(|value| is_harmless_as(&key, &value));
-    if is_fine && !parsed.uses(OTHER_USES) {
-        judge.ask("changes-repository", "Changes the repository or its work tree.", span);
+    if is_fine && !parsed.has_option(OTHER_WRITE_OPTIONS) {
+        judge.record_ask("changes-repository", "Changes the repository or its work tree.", span);
     } else {
-        judge.ask("unknown-operand", "An argument this program is not known to take.", span);
-        match file(judge, parsed) {
+        judge.record_ask("unknown-operand", "An argument this program is not known to take.", span);
+        match default_config_file(judge, parsed) {
             Some(file) => _ = judge.capabilities.insert(Capability::Write(RawText::from(file))),
-            None => super::confined::record(judge, span),
+            None => super::confined::record_outside_write(judge, span),
         }
     }
 }
 
 /// Returns the file that is written by default: that of the repository of the directory.
-fn file(judge: &Judge, parsed: &Parsed) -> Option<Vec<u8>> {
-    const OTHERS: &[&str] = &["--global", "--system", "-f", "--file", "--blob"];
-    if parsed.uses(OTHERS) {
+fn default_config_file(judge: &Classifier, parsed: &ParsedArguments) -> Option<Vec<u8>> {
+    const OTHER_FILE_OPTIONS: &[&str] = &["--global", "--system", "-f", "--file", "--blob"];
+    if parsed.has_option(OTHER_FILE_OPTIONS) {
         return None;
     }
-    let name: &[u8] = if parsed.uses(&["--worktree"]) { b".git/config.worktree" } else { b".git/config" };
-    paths::absolute(name, judge.scope.cwd.as_deref())
+    let name: &[u8] = if parsed.has_option(&["--worktree"]) { b".git/config.worktree" } else { b".git/config" };
+    paths::make_absolute(name, judge.scope.cwd.as_deref())
 }
 
 /// Returns whether a key that may name a program has a harmless value: no program, or the default
@@ -107,6 +107,6 @@ fn is_harmless_as(key: &[u8], value: &[u8]) -> bool {
 
 fn is_harmless(key: &[u8]) -> bool {
     let key = key.to_ascii_lowercase();
-    HARMLESS.iter().any(|known| known.as_bytes() == key)
+    HARMLESS_SETTINGS.iter().any(|known| known.as_bytes() == key)
         || HARMLESS_SECTIONS.iter().any(|section| key.starts_with(section.as_bytes()))
 }

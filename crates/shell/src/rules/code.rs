@@ -5,9 +5,9 @@ use stockade_model::Tier;
 
 use crate::crude;
 use crate::invocation::Invocation;
-use crate::judge::Judge;
-use crate::script::{Atom, Dynamic, NestedKind, Simple};
-use crate::words::{Argument, Flow, UNKNOWN_BYTE};
+use crate::judge::Classifier;
+use crate::script::{WordAtom, DynamicValue, NestedKind, SimpleCommand};
+use crate::words::{ExpandedArgument, DataFlow, UNKNOWN_BYTE};
 
 /// Most arguments taken from a pipe.
 const MAX_PIPED_ARGUMENTS: usize = 256;
@@ -59,36 +59,36 @@ pub(crate) fn is_shell(name: &[u8]) -> bool {
 }
 
 pub(super) fn is_interpreter(name: &[u8]) -> bool {
-    INTERPRETERS.iter().any(|i| super::hazards::matches(i, name))
+    INTERPRETERS.iter().any(|i| super::hazards::matches_word(i, name))
 }
 
 /// Classifies code whose bytes have these taints.
-fn tainted(judge: &mut Judge, flow: &Flow, at: (usize, usize)) {
+fn classify_tainted(judge: &mut Classifier, flow: &DataFlow, at: (usize, usize)) {
     if flow.fetched {
-        judge.deny("fetch-and-run", "Runs code from the network that nobody has seen.", at);
+        judge.record_denial("fetch-and-run", "Runs code from the network that nobody has seen.", at);
     }
     if flow.decoded {
-        judge.deny("encoded-and-run", "Runs code that is encoded, so that nobody can read it first.", at);
+        judge.record_denial("encoded-and-run", "Runs code that is encoded, so that nobody can read it first.", at);
     }
 }
 
 /// Classifies code from a pipe or a redirection.
-fn piped_code(judge: &mut Judge, flow: &Flow, at: (usize, usize)) -> Flow {
-    tainted(judge, flow, at);
+fn piped_code(judge: &mut Classifier, flow: &DataFlow, at: (usize, usize)) -> DataFlow {
+    classify_tainted(judge, flow, at);
     match &flow.literal {
-        Some(text) => judge.script(&text.clone(), &Flow::default(), at),
+        Some(text) => judge.walk_script(&text.clone(), &DataFlow::default(), at),
         None => {
             judge.seen.shell_reads = true;
-            Flow::default()
+            DataFlow::default()
         }
     }
 }
 
 /// Classifies code in an argument. Parts that are not in the text become one unknown word, so that
 /// the other parts are still classified.
-fn argument_code(judge: &mut Judge, argument: &Argument, at: (usize, usize)) -> Flow {
-    tainted(judge, &argument.flow, at);
-    judge.script(&with_unknown_words(&argument.shown()), &Flow::default(), at)
+fn argument_code(judge: &mut Classifier, argument: &ExpandedArgument, at: (usize, usize)) -> DataFlow {
+    classify_tainted(judge, &argument.flow, at);
+    judge.walk_script(&with_unknown_words(&argument.display_bytes()), &DataFlow::default(), at)
 }
 
 fn with_unknown_words(shown: &[u8]) -> Vec<u8> {
@@ -103,32 +103,32 @@ fn with_unknown_words(shown: &[u8]) -> Vec<u8> {
 }
 
 /// Classifies data for `>(...)`: a shell there runs it.
-pub(crate) fn fed(judge: &mut Judge, simple: &Simple, flow: &Flow) {
+pub(crate) fn classify_shell_input(judge: &mut Classifier, simple: &SimpleCommand, flow: &DataFlow) {
     let redirected = simple.redirects.iter().map(|redirect| &redirect.target);
     let mut nested = simple.words.iter().chain(redirected).flat_map(|word| &word.nested);
     if judge.seen.shell_reads && nested.any(|nested| nested.kind == NestedKind::WriteTo) {
-        tainted(judge, flow, simple.span);
+        classify_tainted(judge, flow, simple.span);
     }
 }
 
 /// Classifies words that a shell gets joined by spaces.
-pub(crate) fn joined(judge: &mut Judge, words: &[Argument], stdin: Flow, at: (usize, usize)) -> Flow {
-    words.iter().for_each(|word| tainted(judge, &word.flow, at));
-    let words: Vec<Vec<u8>> = words.iter().map(Argument::shown).collect();
-    judge.script(&with_unknown_words(&words.join(&b' ')), &stdin, at)
+pub(crate) fn classify_joined_words(judge: &mut Classifier, words: &[ExpandedArgument], stdin: DataFlow, at: (usize, usize)) -> DataFlow {
+    words.iter().for_each(|word| classify_tainted(judge, &word.flow, at));
+    let words: Vec<Vec<u8>> = words.iter().map(ExpandedArgument::display_bytes).collect();
+    judge.walk_script(&with_unknown_words(&words.join(&b' ')), &stdin, at)
 }
 
 /// Reports a program whose name is not in the text.
-pub(crate) fn dynamic_program(judge: &mut Judge, flow: &Flow, at: (usize, usize)) {
-    judge.ask("dynamic-program", "Which program runs is not in the text.", at);
+pub(crate) fn dynamic_program(judge: &mut Classifier, flow: &DataFlow, at: (usize, usize)) {
+    judge.record_ask("dynamic-program", "Which program runs is not in the text.", at);
     judge.seen.dynamic_program = true;
-    tainted(judge, flow, at);
+    classify_tainted(judge, flow, at);
 }
 
 /// Returns whether the command is exactly `bash -c TEXT`. The script is then classified as without
 /// it. Another shell would read parts of it differently.
 fn is_plain_script(invocation: &Invocation) -> bool {
-    let literal = |argument: &Argument| argument.literal();
+    let literal = |argument: &ExpandedArgument| argument.literal_value();
     match invocation.arguments.as_slice() {
         [option, text] => {
             let is_script = literal(option).is_some_and(|option| option == b"-c");
@@ -139,19 +139,19 @@ fn is_plain_script(invocation: &Invocation) -> bool {
 }
 
 /// Classifies `sh`, `bash` and their options before the script.
-pub(super) fn shell(judge: &mut Judge, invocation: &Invocation) -> Option<Flow> {
+pub(super) fn classify_shell(judge: &mut Classifier, invocation: &Invocation) -> Option<DataFlow> {
     let at = invocation.span;
-    if !invocation.qualified && invocation.arguments.len() == 1 && invocation.has("--version") {
+    if !invocation.qualified && invocation.arguments.len() == 1 && invocation.has_argument("--version") {
         return None;
     }
     if !is_plain_script(invocation) {
-        judge.ask("nested-shell", "Starts a shell.", at);
+        judge.record_ask("nested-shell", "Starts a shell.", at);
     }
     let (mut command, mut from_stdin) = (false, false);
     let mut words = invocation.arguments.iter();
     let mut operand = None;
     while let Some(word) = words.next() {
-        let text = word.shown();
+        let text = word.display_bytes();
         if text == b"--" || text == b"-" {
             operand = words.next();
             break;
@@ -161,7 +161,7 @@ pub(super) fn shell(judge: &mut Judge, invocation: &Invocation) -> Option<Flow> 
                 words.next();
             }
             command |= text == b"--command";
-        } else if text.len() > 1 && (text[0] == b'-' || text[0] == b'+') && word.literal().is_some() {
+        } else if text.len() > 1 && (text[0] == b'-' || text[0] == b'+') && word.literal_value().is_some() {
             command |= text[1..].contains(&b'c');
             from_stdin |= text[1..].contains(&b's');
             if text[1..].contains(&b'o') || text[1..].contains(&b'O') {
@@ -179,14 +179,14 @@ pub(super) fn shell(judge: &mut Judge, invocation: &Invocation) -> Option<Flow> 
     Some(match operand {
         Some(code) if command => argument_code(judge, code, at),
         Some(file) if !from_stdin => {
-            if is_standard_input(&file.shown()) {
+            if is_standard_input(&file.display_bytes()) {
                 piped_code(judge, &invocation.stdin, at)
             } else {
-                judge.ask("runs-file", "Runs a file as code.", at);
-                tainted(judge, &file.flow, at);
-                run_file(judge, file, Language::Shell, at);
+                judge.record_ask("runs-file", "Runs a file as code.", at);
+                classify_tainted(judge, &file.flow, at);
+                run_file(judge, file, CodeLanguage::Shell, at);
                 after_fetch(judge, at);
-                Flow::default()
+                DataFlow::default()
             }
         }
         _ => piped_code(judge, &invocation.stdin, at),
@@ -198,17 +198,17 @@ pub(super) fn is_standard_input(path: &[u8]) -> bool {
 }
 
 /// Classifies a file that is run, if the script itself decoded content into it or wrote it.
-pub(crate) fn run_file(judge: &mut Judge, file: &Argument, language: Language, at: (usize, usize)) {
-    let Some(path) = judge.path(file) else { return };
+pub(crate) fn run_file(judge: &mut Classifier, file: &ExpandedArgument, language: CodeLanguage, at: (usize, usize)) {
+    let Some(path) = judge.absolute_path(file) else { return };
     if judge.seen.decoded_files.contains(&path) {
-        tainted(judge, &Flow { decoded: true, ..Flow::default() }, at);
+        classify_tainted(judge, &DataFlow { decoded: true, ..DataFlow::default() }, at);
     }
     // Removed meanwhile, because a text may run its own file.
     let texts = std::mem::take(&mut judge.seen.written_texts);
     for (_, text) in texts.iter().filter(|(written, _)| *written == path) {
         match language {
-            Language::Shell => hidden_command(judge, text, at),
-            Language::Other => super::payload::program(judge, text, at),
+            CodeLanguage::Shell => hidden_command(judge, text, at),
+            CodeLanguage::Other => super::payload::classify_program(judge, text, at),
         }
     }
     judge.seen.written_texts = texts;
@@ -216,23 +216,23 @@ pub(crate) fn run_file(judge: &mut Judge, file: &Argument, language: Language, a
 
 /// Language of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Language {
+pub(crate) enum CodeLanguage {
     Shell,
     Other,
 }
 
 /// Reports a program that is run by its path after data was fetched.
-fn after_fetch(judge: &mut Judge, at: (usize, usize)) {
+fn after_fetch(judge: &mut Classifier, at: (usize, usize)) {
     if judge.seen.fetched {
-        judge.deny("fetch-and-run", "Fetches something and runs it in one command.", at);
+        judge.record_denial("fetch-and-run", "Fetches something and runs it in one command.", at);
     }
 }
 
 /// Reports programs named by path, and interpreters with a file, after a fetch.
-pub(super) fn runs_fetched(judge: &mut Judge, invocation: &Invocation) {
+pub(super) fn runs_fetched(judge: &mut Classifier, invocation: &Invocation) {
     let system = judge.context.home.as_bytes().is_empty();
     let own_path = invocation.qualified && !system;
-    let operand = invocation.first_operand().is_some() || invocation.has("-m");
+    let operand = invocation.first_operand().is_some() || invocation.has_argument("-m");
     let runs = own_path
         || (is_interpreter(&invocation.name) && operand)
         || matches!(
@@ -259,29 +259,29 @@ pub(super) fn runs_fetched(judge: &mut Judge, invocation: &Invocation) {
         after_fetch(judge, invocation.span);
     }
     if is_interpreter(&invocation.name) {
-        let file = invocation.arguments.iter().find(|a| !a.shown().starts_with(b"-"));
+        let file = invocation.arguments.iter().find(|a| !a.display_bytes().starts_with(b"-"));
         let reads_stdin =
-            file.is_none_or(|f| is_standard_input(&f.shown())) && !invocation.has("-c") && !invocation.has("-e");
-        if reads_stdin && !invocation.has("--version") {
+            file.is_none_or(|f| is_standard_input(&f.display_bytes())) && !invocation.has_argument("-c") && !invocation.has_argument("-e");
+        if reads_stdin && !invocation.has_argument("--version") {
             judge.seen.interpreter_reads |= invocation.stdin.literal.is_none();
-            tainted(judge, &invocation.stdin, invocation.span);
+            classify_tainted(judge, &invocation.stdin, invocation.span);
         }
         if let Some(file) = file {
-            tainted(judge, &file.flow, invocation.span);
-            run_file(judge, file, Language::Other, invocation.span);
+            classify_tainted(judge, &file.flow, invocation.span);
+            run_file(judge, file, CodeLanguage::Other, invocation.span);
         }
     }
     // Without a command of its own, it runs its input.
     if invocation.name == b"parallel" {
-        tainted(judge, &invocation.stdin, invocation.span);
+        classify_tainted(judge, &invocation.stdin, invocation.span);
     }
     run_address(judge, invocation);
 }
 
 /// Reports a program that fetches code by its address and runs it.
-pub(crate) fn run_address(judge: &mut Judge, invocation: &Invocation) {
+pub(crate) fn run_address(judge: &mut Classifier, invocation: &Invocation) {
     if runs_address(invocation) {
-        tainted(judge, &Flow { fetched: true, ..Flow::default() }, invocation.span);
+        classify_tainted(judge, &DataFlow { fetched: true, ..DataFlow::default() }, invocation.span);
     }
 }
 
@@ -297,51 +297,51 @@ fn runs_address(invocation: &Invocation) -> bool {
             .any(|word| invocation.first_operand() == Some(word.as_bytes())),
         _ => false,
     };
-    runs && invocation.texts().iter().any(address)
+    runs && invocation.known_texts().iter().any(address)
 }
 
 /// Classifies `eval`: the words joined by spaces.
-pub(super) fn eval(judge: &mut Judge, invocation: &Invocation) -> Flow {
-    judge.ask("evaluates-text", "Runs text as a command.", invocation.span);
-    let mut joined = Argument { span: invocation.span, ..Argument::default() };
+pub(super) fn classify_eval(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
+    judge.record_ask("evaluates-text", "Runs text as a command.", invocation.span);
+    let mut joined = ExpandedArgument { span: invocation.span, ..ExpandedArgument::default() };
     for argument in &invocation.arguments {
         joined.atoms.extend(argument.atoms.iter().cloned());
-        joined.atoms.push(Atom::Byte { byte: b' ', quoted: true });
-        joined.flow.join(&argument.flow);
+        joined.atoms.push(WordAtom::Byte { byte: b' ', quoted: true });
+        joined.flow.merge_taints(&argument.flow);
     }
     argument_code(judge, &joined, invocation.span)
 }
 
 /// Classifies `source` and `.`
-pub(super) fn source(judge: &mut Judge, invocation: &Invocation) -> Flow {
-    judge.ask("runs-file", "Runs a file in this shell.", invocation.span);
-    let Some(file) = invocation.arguments.first() else { return Flow::default() };
-    tainted(judge, &file.flow, invocation.span);
-    if is_standard_input(&file.shown()) {
+pub(super) fn source(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
+    judge.record_ask("runs-file", "Runs a file in this shell.", invocation.span);
+    let Some(file) = invocation.arguments.first() else { return DataFlow::default() };
+    classify_tainted(judge, &file.flow, invocation.span);
+    if is_standard_input(&file.display_bytes()) {
         return piped_code(judge, &invocation.stdin, invocation.span);
     }
-    run_file(judge, file, Language::Shell, invocation.span);
+    run_file(judge, file, CodeLanguage::Shell, invocation.span);
     after_fetch(judge, invocation.span);
-    Flow::default()
+    DataFlow::default()
 }
 
 /// Classifies `trap 'commands' SIGNAL`
-pub(super) fn trap(judge: &mut Judge, invocation: &Invocation) -> Flow {
-    judge.ask("stores-command", "Stores a command for later.", invocation.span);
-    match invocation.arguments.iter().find(|a| !a.shown().starts_with(b"-")) {
+pub(super) fn classify_trap(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
+    judge.record_ask("stores-command", "Stores a command for later.", invocation.span);
+    match invocation.arguments.iter().find(|a| !a.display_bytes().starts_with(b"-")) {
         Some(code) => argument_code(judge, code, invocation.span),
-        None => Flow::default(),
+        None => DataFlow::default(),
     }
 }
 
 /// Classifies `su -c`, `script -c`: the option's value is a script.
-pub(super) fn with_command_option(judge: &mut Judge, invocation: &Invocation) -> Flow {
-    judge.ask("nested-shell", "Starts a shell.", invocation.span);
+pub(super) fn with_command_option(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
+    judge.record_ask("nested-shell", "Starts a shell.", invocation.span);
     if invocation.name == b"su" || invocation.name == b"runuser" {
-        judge.ask("privilege", "Asks for more privilege than the caller has.", invocation.span);
+        judge.record_ask("privilege", "Asks for more privilege than the caller has.", invocation.span);
     }
     let position = invocation.arguments.iter().position(|a| {
-        let text = a.shown();
+        let text = a.display_bytes();
         text == b"--command" || (text.starts_with(b"-") && !text.starts_with(b"--") && text.ends_with(b"c"))
     });
     match position.and_then(|at| invocation.arguments.get(at + 1)) {
@@ -354,13 +354,13 @@ pub(super) fn with_command_option(judge: &mut Judge, invocation: &Invocation) ->
 }
 
 /// Classifies xargs(1): the command, followed by the words of standard input.
-pub(super) fn xargs(judge: &mut Judge, invocation: &Invocation) -> Flow {
-    judge.ask("wrapper", "A program that runs another program.", invocation.span);
+pub(super) fn classify_xargs(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
+    judge.record_ask("wrapper", "A program that runs another program.", invocation.span);
     let mut at = 0;
     let mut separator: Option<u8> = None;
     let mut replaced: Option<Vec<u8>> = None;
     while let Some(argument) = invocation.arguments.get(at) {
-        let text = argument.shown();
+        let text = argument.display_bytes();
         if text == b"--" {
             at += 1;
             break;
@@ -388,7 +388,7 @@ pub(super) fn xargs(judge: &mut Judge, invocation: &Invocation) -> Flow {
             Some(rest) => Some(rest.to_vec()),
             None => {
                 at += 1;
-                invocation.arguments.get(at - 1).map(Argument::shown)
+                invocation.arguments.get(at - 1).map(ExpandedArgument::display_bytes)
             }
         };
         match text[position] {
@@ -399,53 +399,53 @@ pub(super) fn xargs(judge: &mut Judge, invocation: &Invocation) -> Flow {
     }
     let mut command = invocation.arguments.get(at..).unwrap_or_default().to_vec();
     if command.is_empty() {
-        return Flow::default();
+        return DataFlow::default();
     }
-    let items = items(invocation, separator);
+    let items = xargs_items(invocation, separator);
     match replaced {
-        Some(mark) if !mark.is_empty() => command.iter_mut().for_each(|argument| replace(argument, &mark, &items)),
+        Some(mark) if !mark.is_empty() => command.iter_mut().for_each(|argument| replace_mark(argument, &mark, &items)),
         _ => command.extend(items),
     }
-    judge.command(command, Flow::default(), invocation.span)
+    judge.classify_command(command, DataFlow::default(), invocation.span)
 }
 
 /// Returns the words that xargs reads; one unknown word if they are not in the text.
-fn items(invocation: &Invocation, separator: Option<u8>) -> Vec<Argument> {
+fn xargs_items(invocation: &Invocation, separator: Option<u8>) -> Vec<ExpandedArgument> {
     let Some(text) = &invocation.stdin.literal else {
-        let unknown = Atom::Dynamic(Dynamic::Opaque);
-        return vec![Argument { atoms: vec![unknown], span: invocation.span, flow: invocation.stdin.clone() }];
+        let unknown = WordAtom::Dynamic(DynamicValue::Opaque);
+        return vec![ExpandedArgument { atoms: vec![unknown], span: invocation.span, flow: invocation.stdin.clone() }];
     };
     let is_separator = |b: &u8| match separator {
         Some(separator) => *b == separator,
         None => b.is_ascii_whitespace(),
     };
     let words = text.split(is_separator).filter(|w| !w.is_empty()).take(MAX_PIPED_ARGUMENTS);
-    words.map(|w| Argument::known(w, invocation.span)).collect()
+    words.map(|w| ExpandedArgument::from_bytes(w, invocation.span)).collect()
 }
 
 /// Replaces the mark by the items.
-fn replace(argument: &mut Argument, mark: &[u8], items: &[Argument]) {
-    let text = argument.shown();
+fn replace_mark(argument: &mut ExpandedArgument, mark: &[u8], items: &[ExpandedArgument]) {
+    let text = argument.display_bytes();
     let Some(at) = text.windows(mark.len()).position(|w| w == mark) else { return };
-    let tail = argument.tail(at + mark.len()).atoms;
+    let tail = argument.skip_atoms(at + mark.len()).atoms;
     argument.atoms.truncate(at);
     if let Some(item) = items.first() {
         argument.atoms.extend(item.atoms.iter().cloned());
-        argument.flow.join(&item.flow);
+        argument.flow.merge_taints(&item.flow);
     }
     argument.atoms.extend(tail);
 }
 
 /// Classifies text that a program will run by itself, for denials only, because the program is
 /// `ask` already.
-pub(crate) fn hidden_command(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
+pub(crate) fn hidden_command(judge: &mut Classifier, text: &[u8], at: (usize, usize)) {
     denials_only(judge, |judge| {
-        judge.script(text, &Flow::default(), at);
+        judge.walk_script(text, &DataFlow::default(), at);
     });
 }
 
 /// Keeps only the denials among the findings of `look`, and the effects that need consent.
-pub(crate) fn denials_only(judge: &mut Judge, look: impl FnOnce(&mut Judge)) {
+pub(crate) fn denials_only(judge: &mut Classifier, look: impl FnOnce(&mut Classifier)) {
     let before = judge.findings.len();
     look(judge);
     let mut index = 0;

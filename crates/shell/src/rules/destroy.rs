@@ -3,36 +3,36 @@
 use stockade_model::{Capability, RawText};
 
 use crate::invocation::Invocation;
-use crate::judge::Judge;
-use crate::paths::{self, Place};
-use crate::script::{Atom, Dynamic};
-use crate::words::{Argument, Flow};
+use crate::judge::Classifier;
+use crate::paths::{self, PathLocation};
+use crate::script::{WordAtom, DynamicValue};
+use crate::words::{ExpandedArgument, DataFlow};
 
-use super::hazards::matches;
+use super::hazards::matches_word;
 
 /// Classifies the destruction by one command.
-pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
+pub(super) fn classify_destruction(judge: &mut Classifier, invocation: &Invocation) {
     match invocation.name.as_slice() {
         b"rm" | b"grm" | b"srm" | b"rmdir" | b"unlink" | b"shred" | b"trash" | b"wipe" | b"gio" | b"del"
-        | b"rimraf" => deletes(judge, invocation),
-        b"find" | b"gfind" | b"bfs" => find(judge, invocation),
-        b"fd" | b"fdfind" => fd(judge, invocation),
-        b"tar" | b"bsdtar" | b"zip" | b"7z" => packs(judge, invocation),
-        b"mv" | b"rename" => moves(judge, invocation),
-        b"chmod" | b"chown" | b"chgrp" | b"setfacl" | b"chattr" | b"chcon" => modes(judge, invocation),
-        b"rsync" | b"rclone" | b"robocopy" => mirrors(judge, invocation),
-        b"git" => git(judge, invocation),
+        | b"rimraf" => classify_deletion(judge, invocation),
+        b"find" | b"gfind" | b"bfs" => classify_find(judge, invocation),
+        b"fd" | b"fdfind" => classify_fd(judge, invocation),
+        b"tar" | b"bsdtar" | b"zip" | b"7z" => classify_archiver(judge, invocation),
+        b"mv" | b"rename" => classify_move(judge, invocation),
+        b"chmod" | b"chown" | b"chgrp" | b"setfacl" | b"chattr" | b"chcon" => classify_mode_change(judge, invocation),
+        b"rsync" | b"rclone" | b"robocopy" => classify_mirror(judge, invocation),
+        b"git" => classify_git(judge, invocation),
         _ => {}
     }
 }
 
 /// Separates options and operands; `--` ends the options.
-pub(super) fn split(arguments: &[Argument], valued: &[&str]) -> (Vec<Vec<u8>>, Vec<Argument>) {
+pub(super) fn split_options(arguments: &[ExpandedArgument], valued: &[&str]) -> (Vec<Vec<u8>>, Vec<ExpandedArgument>) {
     let (mut options, mut operands) = (Vec::new(), Vec::new());
     let mut words = arguments.iter();
     let mut ended = false;
     while let Some(word) = words.next() {
-        let text = word.shown();
+        let text = word.display_bytes();
         if ended || !text.starts_with(b"-") || text.len() < 2 {
             operands.push(word.clone());
         } else if text == b"--" {
@@ -48,194 +48,194 @@ pub(super) fn split(arguments: &[Argument], valued: &[&str]) -> (Vec<Vec<u8>>, V
 }
 
 /// Returns whether a short letter or a long option (or a prefix of it) was given.
-fn has(options: &[Vec<u8>], letters: &[u8], long: &str) -> bool {
+fn has_option(options: &[Vec<u8>], letters: &[u8], long: &str) -> bool {
     options.iter().any(|o| match o.strip_prefix(b"--") {
         Some(name) => !name.is_empty() && long.as_bytes().starts_with(name),
         None => o[1..].iter().any(|b| letters.contains(b)),
     })
 }
 
-fn deletes(judge: &mut Judge, invocation: &Invocation) {
-    let (options, operands) = split(&invocation.arguments, &["-n", "-s", "--iterations", "--size"]);
+fn classify_deletion(judge: &mut Classifier, invocation: &Invocation) {
+    let (options, operands) = split_options(&invocation.arguments, &["-n", "-s", "--iterations", "--size"]);
     let tree =
-        has(&options, b"rR", "recursive") || matches!(invocation.name.as_slice(), b"rimraf" | b"trash" | b"wipe");
-    if invocation.name == b"shred" && !has(&options, b"u", "remove") {
+        has_option(&options, b"rR", "recursive") || matches!(invocation.name.as_slice(), b"rimraf" | b"trash" | b"wipe");
+    if invocation.name == b"shred" && !has_option(&options, b"u", "remove") {
         for operand in &operands {
-            let path = judge.path(operand);
+            let path = judge.absolute_path(operand);
             if let Some(path) = path {
-                super::write::target(judge, &path, true, operand.span);
+                super::write::classify_target(judge, &path, true, operand.span);
             }
         }
     }
     for operand in &operands {
-        delete(judge, operand, tree, invocation.span);
+        classify_deleted_path(judge, operand, tree, invocation.span);
     }
 }
 
 /// Classifies one path that is deleted.
-pub(crate) fn delete(judge: &mut Judge, operand: &Argument, tree: bool, at: (usize, usize)) {
+pub(crate) fn classify_deleted_path(judge: &mut Classifier, operand: &ExpandedArgument, tree: bool, at: (usize, usize)) {
     if tree && is_all_of_unknown(operand) {
-        super::impact::affect(judge, "deletes-unknown", at);
+        super::impact::record_impact(judge, "deletes-unknown", at);
     }
-    let Some(path) = judge.path(operand) else { return };
+    let Some(path) = judge.absolute_path(operand) else { return };
     judge.capabilities.insert(Capability::Delete(RawText::from(path.as_slice())));
     let (_, globbed) = paths::without_trailing_globs(&path);
     let many = tree || globbed;
-    match paths::place(&path, judge.context) {
-        Place::Ancestor if many => {
-            judge.deny("destroys-system", "Deletes a home, or a directory above the workspace.", at)
+    match paths::locate_path(&path, judge.context) {
+        PathLocation::Ancestor if many => {
+            judge.record_denial("destroys-system", "Deletes a home, or a directory above the workspace.", at)
         }
-        Place::Ancestor => {}
-        Place::System if paths::is_log(&path) => judge.deny("wipes-log", "Removes records of what happened.", at),
-        Place::System => judge.deny("destroys-system", "Deletes a part of the system.", at),
-        Place::Home | Place::Elsewhere if paths::is_log(&path) => {
-            judge.deny("wipes-log", "Removes records of what happened.", at);
+        PathLocation::Ancestor => {}
+        PathLocation::System if paths::is_log(&path) => judge.record_denial("wipes-log", "Removes records of what happened.", at),
+        PathLocation::System => judge.record_denial("destroys-system", "Deletes a part of the system.", at),
+        PathLocation::Home | PathLocation::Elsewhere if paths::is_log(&path) => {
+            judge.record_denial("wipes-log", "Removes records of what happened.", at);
         }
-        Place::Home if many => judge.deny("destroys-home", "Deletes beyond the workspace.", at),
-        Place::Home if paths::sensitivity(&path, judge.context) == Some(paths::Sensitivity::Secret) => {
-            judge.deny("destroys-home", "Deletes keys or credentials.", at);
+        PathLocation::Home if many => judge.record_denial("destroys-home", "Deletes beyond the workspace.", at),
+        PathLocation::Home if paths::path_sensitivity(&path, judge.context) == Some(paths::PathSensitivity::Secret) => {
+            judge.record_denial("destroys-home", "Deletes keys or credentials.", at);
         }
-        Place::Elsewhere if many => judge.deny("destroys-system", "Deletes beyond the workspace.", at),
+        PathLocation::Elsewhere if many => judge.record_denial("destroys-system", "Deletes beyond the workspace.", at),
         _ => {}
     }
 }
 
 /// Returns whether the operand is of the form `"$DIR"/*` or `$DIR/`: everything below the root if
 /// the value is empty.
-fn is_all_of_unknown(operand: &Argument) -> bool {
-    let known = operand.atoms.iter().position(|atom| matches!(atom, Atom::Byte { .. })).unwrap_or(operand.atoms.len());
-    let is_value = |atom: &Atom| matches!(atom, Atom::Dynamic(Dynamic::Variable { .. } | Dynamic::Nested { .. }));
-    let rest = operand.tail(known).shown();
+fn is_all_of_unknown(operand: &ExpandedArgument) -> bool {
+    let known = operand.atoms.iter().position(|atom| matches!(atom, WordAtom::Byte { .. })).unwrap_or(operand.atoms.len());
+    let is_value = |atom: &WordAtom| matches!(atom, WordAtom::Dynamic(DynamicValue::Variable { .. } | DynamicValue::Nested { .. }));
+    let rest = operand.skip_atoms(known).display_bytes();
     known > 0
         && operand.atoms[..known].iter().all(is_value)
         && rest.first() == Some(&b'/')
         && rest.iter().all(|b| b"/*.?".contains(b))
 }
 
-fn find(judge: &mut Judge, invocation: &Invocation) {
+fn classify_find(judge: &mut Classifier, invocation: &Invocation) {
     let words = &invocation.arguments;
     let expression = words
         .iter()
         .position(|w| {
-            let text = w.shown();
+            let text = w.display_bytes();
             (text.starts_with(b"-") && !matches!(text.as_slice(), b"-L" | b"-H" | b"-P") && !text.starts_with(b"-O"))
                 || text == b"("
                 || text == b"!"
         })
         .unwrap_or(words.len());
-    let mut starts: Vec<Argument> =
-        words[..expression].iter().filter(|w| !w.shown().starts_with(b"-")).cloned().collect();
+    let mut starts: Vec<ExpandedArgument> =
+        words[..expression].iter().filter(|w| !w.display_bytes().starts_with(b"-")).cloned().collect();
     if starts.is_empty() {
-        starts.push(Argument::known(b".", invocation.span));
+        starts.push(ExpandedArgument::from_bytes(b".", invocation.span));
     }
-    if invocation.has("-delete") {
-        starts.iter().for_each(|start| delete(judge, start, true, invocation.span));
+    if invocation.has_argument("-delete") {
+        starts.iter().for_each(|start| classify_deleted_path(judge, start, true, invocation.span));
     }
     let mut at = expression;
     while let Some(word) = words.get(at) {
         at += 1;
-        let text = word.shown();
+        let text = word.display_bytes();
         if matches!(text.as_slice(), b"-fprint" | b"-fprint0" | b"-fls" | b"-fprintf")
-            && let Some(path) = words.get(at).and_then(|w| judge.path(w))
+            && let Some(path) = words.get(at).and_then(|w| judge.absolute_path(w))
         {
-            super::write::target(judge, &path, true, word.span);
+            super::write::classify_target(judge, &path, true, word.span);
         }
         if !matches!(text.as_slice(), b"-exec" | b"-execdir" | b"-ok" | b"-okdir") {
             continue;
         }
         let rest = &words[at..];
-        let end = rest.iter().position(|w| matches!(w.shown().as_slice(), b";" | b"+")).unwrap_or(rest.len());
+        let end = rest.iter().position(|w| matches!(w.display_bytes().as_slice(), b";" | b"+")).unwrap_or(rest.len());
         at += end;
         for start in &starts {
             let command = rest[..end].iter().map(|w| with_found(w, start)).collect();
-            judge.command(command, Flow::default(), invocation.span);
+            judge.classify_command(command, DataFlow::default(), invocation.span);
         }
     }
 }
 
 /// Replaces `{}` by any path below the start.
-fn with_found(word: &Argument, start: &Argument) -> Argument {
-    let text = word.shown();
+fn with_found(word: &ExpandedArgument, start: &ExpandedArgument) -> ExpandedArgument {
+    let text = word.display_bytes();
     let Some(at) = text.windows(2).position(|w| w == b"{}") else { return word.clone() };
     let mut atoms = word.atoms[..at].to_vec();
     atoms.extend(start.atoms.iter().cloned());
-    atoms.extend(Argument::known(b"/*", start.span).atoms);
+    atoms.extend(ExpandedArgument::from_bytes(b"/*", start.span).atoms);
     atoms.extend(word.atoms[at + 2..].iter().cloned());
-    Argument { atoms, span: word.span, flow: start.flow.clone() }
+    ExpandedArgument { atoms, span: word.span, flow: start.flow.clone() }
 }
 
 /// Classifies `fd PATTERN PATH... -x COMMAND`: the found paths follow the command.
-fn fd(judge: &mut Judge, invocation: &Invocation) {
+fn classify_fd(judge: &mut Classifier, invocation: &Invocation) {
     let words = &invocation.arguments;
-    let runs = words.iter().position(|w| matches!(w.shown().as_slice(), b"-x" | b"-X" | b"--exec" | b"--exec-batch"));
+    let runs = words.iter().position(|w| matches!(w.display_bytes().as_slice(), b"-x" | b"-X" | b"--exec" | b"--exec-batch"));
     let Some(at) = runs else { return };
-    let (_, operands) = split(&words[..at], &["-e", "-t", "-d", "-g", "-E", "--extension", "--type", "--exclude"]);
-    let found = operands.get(1).cloned().unwrap_or_else(|| Argument::known(b".", invocation.span));
-    let mark = Argument::known(b"{}", invocation.span);
+    let (_, operands) = split_options(&words[..at], &["-e", "-t", "-d", "-g", "-E", "--extension", "--type", "--exclude"]);
+    let found = operands.get(1).cloned().unwrap_or_else(|| ExpandedArgument::from_bytes(b".", invocation.span));
+    let mark = ExpandedArgument::from_bytes(b"{}", invocation.span);
     let command = words[at + 1..].iter().chain(std::iter::once(&mark)).map(|word| with_found(word, &found)).collect();
-    judge.command(command, Flow::default(), invocation.span);
+    judge.classify_command(command, DataFlow::default(), invocation.span);
 }
 
 /// Classifies archivers that remove the packed files.
-fn packs(judge: &mut Judge, invocation: &Invocation) {
-    if !["--remove-files", "-m", "--move", "-sdel"].iter().any(|option| invocation.has(option)) {
+fn classify_archiver(judge: &mut Classifier, invocation: &Invocation) {
+    if !["--remove-files", "-m", "--move", "-sdel"].iter().any(|option| invocation.has_argument(option)) {
         return;
     }
-    let (_, operands) = split(&invocation.arguments, &["-f", "-C"]);
+    let (_, operands) = split_options(&invocation.arguments, &["-f", "-C"]);
     for operand in &operands {
-        delete(judge, operand, true, invocation.span);
+        classify_deleted_path(judge, operand, true, invocation.span);
     }
 }
 
-fn moves(judge: &mut Judge, invocation: &Invocation) {
-    let (options, mut operands) = split(&invocation.arguments, &["-t", "--target-directory", "-S", "--suffix"]);
+fn classify_move(judge: &mut Classifier, invocation: &Invocation) {
+    let (options, mut operands) = split_options(&invocation.arguments, &["-t", "--target-directory", "-S", "--suffix"]);
     if !options.iter().any(|o| o.starts_with(b"-t") || o.starts_with(b"--target")) {
         operands.pop();
     }
     for operand in &operands {
-        let Some(path) = judge.path(operand) else { continue };
-        let place = paths::place(&path, judge.context);
-        if matches!(place, Place::Ancestor | Place::System) {
-            judge.deny("destroys-system", "Moves a home or a part of the system away.", invocation.span);
-        } else if paths::is_log(&path) && place != Place::Workspace {
-            judge.deny("wipes-log", "Moves records of what happened away.", invocation.span);
+        let Some(path) = judge.absolute_path(operand) else { continue };
+        let place = paths::locate_path(&path, judge.context);
+        if matches!(place, PathLocation::Ancestor | PathLocation::System) {
+            judge.record_denial("destroys-system", "Moves a home or a part of the system away.", invocation.span);
+        } else if paths::is_log(&path) && place != PathLocation::Workspace {
+            judge.record_denial("wipes-log", "Moves records of what happened away.", invocation.span);
         }
     }
 }
 
-fn modes(judge: &mut Judge, invocation: &Invocation) {
-    let (options, operands) = split(&invocation.arguments, &["--reference", "--from", "-m", "-x"]);
+fn classify_mode_change(judge: &mut Classifier, invocation: &Invocation) {
+    let (options, operands) = split_options(&invocation.arguments, &["--reference", "--from", "-m", "-x"]);
     let by_reference = options.iter().any(|o| o.starts_with(b"--reference"));
-    let texts = invocation.texts();
+    let texts = invocation.known_texts();
     let takes_away = options.iter().any(|o| matches!(o.as_slice(), [b'-', rest @ ..] if !rest.starts_with(b"-") && rest.iter().all(|b| b"rwxst".contains(b))));
     let acl = invocation.name == b"setfacl";
-    let mode = if by_reference || takes_away || acl { None } else { operands.first().map(Argument::shown) };
-    let tree = has(&options, b"R", "recursive");
+    let mode = if by_reference || takes_away || acl { None } else { operands.first().map(ExpandedArgument::display_bytes) };
+    let tree = has_option(&options, b"R", "recursive");
     if invocation.name == b"chmod" {
         let setuid = texts.iter().any(|m| sets_user_id(m));
         if setuid {
-            judge.deny("privilege-escalation", "Makes a program run with its owner's powers.", invocation.span);
+            judge.record_denial("privilege-escalation", "Makes a program run with its owner's powers.", invocation.span);
         }
     }
     for operand in operands.iter().skip(usize::from(mode.is_some())) {
-        let Some(path) = judge.path(operand) else { continue };
+        let Some(path) = judge.absolute_path(operand) else { continue };
         let (_, globbed) = paths::without_trailing_globs(&path);
         let system_file = super::write::is_guarded(judge, &path);
-        match paths::place(&path, judge.context) {
-            Place::Ancestor if tree || globbed => {
-                judge.deny("destroys-system", "Changes the access to a home or the system.", invocation.span);
+        match paths::locate_path(&path, judge.context) {
+            PathLocation::Ancestor if tree || globbed => {
+                judge.record_denial("destroys-system", "Changes the access to a home or the system.", invocation.span);
             }
-            Place::Ancestor if path == b"/" => {
-                judge.deny("destroys-system", "Changes the access to the system.", invocation.span)
+            PathLocation::Ancestor if path == b"/" => {
+                judge.record_denial("destroys-system", "Changes the access to the system.", invocation.span)
             }
-            Place::System => {
-                judge.deny("weakens-protection", "Changes the access to a part of the system.", invocation.span)
+            PathLocation::System => {
+                judge.record_denial("weakens-protection", "Changes the access to a part of the system.", invocation.span)
             }
-            Place::Home if tree => {
-                judge.deny("destroys-home", "Changes the access to much beyond the workspace.", invocation.span)
+            PathLocation::Home if tree => {
+                judge.record_denial("destroys-home", "Changes the access to much beyond the workspace.", invocation.span)
             }
-            _ if system_file && opens(mode.as_deref().unwrap_or_default()) => {
-                judge.deny("weakens-protection", "Opens a protected file to others.", invocation.span);
+            _ if system_file && allows_every_user(mode.as_deref().unwrap_or_default()) => {
+                judge.record_denial("weakens-protection", "Opens a protected file to others.", invocation.span);
             }
             _ => {}
         }
@@ -258,7 +258,7 @@ fn sets_user_id(mode: &[u8]) -> bool {
 }
 
 /// Returns whether a mode lets every user read or write.
-fn opens(mode: &[u8]) -> bool {
+fn allows_every_user(mode: &[u8]) -> bool {
     let digits = !mode.is_empty() && mode.iter().all(u8::is_ascii_digit);
     if digits {
         mode.last().is_some_and(|b| *b >= b'4')
@@ -267,32 +267,32 @@ fn opens(mode: &[u8]) -> bool {
     }
 }
 
-fn mirrors(judge: &mut Judge, invocation: &Invocation) {
-    let texts = invocation.texts();
+fn classify_mirror(judge: &mut Classifier, invocation: &Invocation) {
+    let texts = invocation.known_texts();
     let deletes = texts.iter().any(|t| {
-        matches("--del*", t) || matches("--remove-source*", t) || t == b"sync" || t == b"/MIR" || t == b"purge"
+        matches_word("--del*", t) || matches_word("--remove-source*", t) || t == b"sync" || t == b"/MIR" || t == b"purge"
     });
-    let (_, operands) = split(&invocation.arguments, &["-e", "--rsh", "--exclude", "--include", "-f", "--filter"]);
-    if let Some(last) = operands.last().filter(|o| deletes && !o.shown().contains(&b':')) {
-        delete(judge, last, true, invocation.span);
+    let (_, operands) = split_options(&invocation.arguments, &["-e", "--rsh", "--exclude", "--include", "-f", "--filter"]);
+    if let Some(last) = operands.last().filter(|o| deletes && !o.display_bytes().contains(&b':')) {
+        classify_deleted_path(judge, last, true, invocation.span);
     }
 }
 
-const WORK_TREE: &[u8] = b"--work-tree=";
+const WORK_TREE_OPTION: &[u8] = b"--work-tree=";
 
-fn git(judge: &mut Judge, invocation: &Invocation) {
-    let texts = invocation.texts();
+fn classify_git(judge: &mut Classifier, invocation: &Invocation) {
+    let texts = invocation.known_texts();
     let elsewhere = texts.iter().position(|t| t == b"-C").and_then(|i| invocation.arguments.get(i + 1));
-    let named = texts.iter().zip(&invocation.arguments).find(|(text, _)| text.starts_with(WORK_TREE));
+    let named = texts.iter().zip(&invocation.arguments).find(|(text, _)| text.starts_with(WORK_TREE_OPTION));
     let directory = match (named, elsewhere) {
-        (Some((_, argument)), _) => judge.path(&argument.tail(WORK_TREE.len())),
-        (None, Some(argument)) => judge.path(argument),
+        (Some((_, argument)), _) => judge.absolute_path(&argument.skip_atoms(WORK_TREE_OPTION.len())),
+        (None, Some(argument)) => judge.absolute_path(argument),
         (None, None) => judge.scope.cwd.clone(),
     };
     let cleans = texts.iter().any(|t| t == b"clean") && texts.iter().any(|t| t.starts_with(b"-") && t.contains(&b'f'));
     let resets = texts.iter().any(|t| t == b"reset") && texts.iter().any(|t| t == b"--hard");
     let Some(directory) = directory.filter(|_| cleans || resets) else { return };
-    if matches!(paths::place(&directory, judge.context), Place::Ancestor | Place::System) {
-        judge.deny("destroys-system", "Cleans a repository above or beyond the workspace.", invocation.span);
+    if matches!(paths::locate_path(&directory, judge.context), PathLocation::Ancestor | PathLocation::System) {
+        judge.record_denial("destroys-system", "Cleans a repository above or beyond the workspace.", invocation.span);
     }
 }

@@ -1,11 +1,11 @@
 //! Variables set for one command. A short list of them changes only the look of output; any other
 //! may name a program, a library or a file.
 
-use crate::judge::Judge;
-use crate::words::Argument;
+use crate::judge::Classifier;
+use crate::words::ExpandedArgument;
 
 /// Variables that are harmless with a plain value.
-const PLAIN: &[&str] = &[
+const PLAIN_VARIABLES: &[&str] = &[
     "LANG",
     "LANGUAGE",
     "NO_COLOR",
@@ -37,7 +37,7 @@ const PLAIN: &[&str] = &[
 ];
 
 /// Variables that are harmless with one of these values.
-const EXACT: &[(&str, &[&str])] = &[
+const HARMLESS_VALUES: &[(&str, &[&str])] = &[
     ("GIT_PAGER", &["cat", ""]),
     ("PAGER", &["cat", ""]),
     ("GIT_OPTIONAL_LOCKS", &["0"]),
@@ -49,18 +49,18 @@ const EXACT: &[(&str, &[&str])] = &[
 ];
 
 /// Variables that load code into every later program.
-const INJECTING: &[&str] = &["LD_PRELOAD", "LD_AUDIT", "DYLD_INSERT_LIBRARIES"];
+const INJECTING_VARIABLES: &[&str] = &["LD_PRELOAD", "LD_AUDIT", "DYLD_INSERT_LIBRARIES"];
 
 /// Returns whether an assignment cannot change the code that runs.
-pub(crate) fn is_harmless(name: &[u8], value: &Argument) -> bool {
+pub(crate) fn is_harmless(name: &[u8], value: &ExpandedArgument) -> bool {
     let Ok(name) = std::str::from_utf8(name) else { return false };
-    let Some(value) = value.literal() else { return false };
-    if let Some((_, values)) = EXACT.iter().find(|(n, _)| *n == name) {
+    let Some(value) = value.literal_value() else { return false };
+    if let Some((_, values)) = HARMLESS_VALUES.iter().find(|(n, _)| *n == name) {
         return values.iter().any(|v| v.as_bytes() == value);
     }
     // No program is known that uses a variable of one letter.
     let is_letter = name.len() == 1 && name.bytes().all(|b| b.is_ascii_uppercase());
-    let plain = is_letter || PLAIN.contains(&name) || name.starts_with("LC_");
+    let plain = is_letter || PLAIN_VARIABLES.contains(&name) || name.starts_with("LC_");
     let slash = name == "TZ" || name.ends_with("COLORS") || name == "RUST_LOG";
     plain
         && !value.starts_with(b"/")
@@ -70,17 +70,17 @@ pub(crate) fn is_harmless(name: &[u8], value: &Argument) -> bool {
 }
 
 /// Records an assignment that may change the code that runs.
-pub(crate) fn judge(judge: &mut Judge, name: &[u8], value: &Argument, at: (usize, usize)) {
-    let injecting = INJECTING.iter().any(|n| n.as_bytes() == name);
+pub(crate) fn classify_assignment(judge: &mut Classifier, name: &[u8], value: &ExpandedArgument, at: (usize, usize)) {
+    let injecting = INJECTING_VARIABLES.iter().any(|n| n.as_bytes() == name);
     let message = if injecting {
         "Sets a variable that loads code into programs."
     } else {
         "Sets a variable that may change what runs."
     };
-    judge.ask("sets-environment", message, at);
-    super::impact::variable(judge, name, value, at);
+    judge.record_ask("sets-environment", message, at);
+    super::impact::classify_variable(judge, name, value, at);
     // `GIT_SSH_COMMAND='...'`, `PAGER='...'`: the value is a command.
-    if let Some(text) = value.literal().filter(|t| t.contains(&b' ')) {
-        judge.script(&text, &crate::words::Flow::default(), at);
+    if let Some(text) = value.literal_value().filter(|t| t.contains(&b' ')) {
+        judge.walk_script(&text, &crate::words::DataFlow::default(), at);
     }
 }

@@ -2,11 +2,11 @@
 //! this module matches it.
 
 use crate::invocation::Invocation;
-use crate::judge::Judge;
+use crate::judge::Classifier;
 use crate::knowledge::hazards;
 
 /// Returns the message of a code.
-fn message(code: &str) -> &'static str {
+fn hazard_message(code: &str) -> &'static str {
     match code {
         "destroys-disk" => "Overwrites or formats a disk.",
         "destroys-system" => "Removes a part of the system.",
@@ -22,23 +22,23 @@ fn message(code: &str) -> &'static str {
 }
 
 /// Returns whether a word matches a pattern of the table.
-pub(super) fn matches(pattern: &str, word: &[u8]) -> bool {
+pub(super) fn matches_word(pattern: &str, word: &[u8]) -> bool {
     let pattern = pattern.as_bytes();
     // Most patterns fail here.
     if pattern.first() != word.first() && !matches!(pattern.first(), Some(b'*' | b'?')) {
         return false;
     }
     match pattern.iter().position(|b| *b == b'*') {
-        None => pattern.len() == word.len() && same(pattern, word),
+        None => pattern.len() == word.len() && matches_bytes(pattern, word),
         Some(at) => {
             let rest = &pattern[at + 1..];
-            word.len() >= at && same(&pattern[..at], &word[..at]) && tail_matches(rest, &word[at..])
+            word.len() >= at && matches_bytes(&pattern[..at], &word[..at]) && tail_matches(rest, &word[at..])
         }
     }
 }
 
 /// Returns whether the bytes are equal; `?` in the pattern matches any byte.
-fn same(pattern: &[u8], word: &[u8]) -> bool {
+fn matches_bytes(pattern: &[u8], word: &[u8]) -> bool {
     pattern.iter().zip(word).all(|(p, w)| p == w || *p == b'?')
 }
 
@@ -55,16 +55,16 @@ fn tail_matches(pattern: &[u8], word: &[u8]) -> bool {
 }
 
 /// Classifies a command by the table.
-pub(crate) fn judge(judge: &mut Judge, invocation: &Invocation) {
-    let has = |patterns: &[&str]| patterns.iter().any(|p| invocation.texts().iter().any(|w| matches(p, w)));
-    for hazard in hazards::of(&invocation.name) {
+pub(crate) fn classify_hazards(judge: &mut Classifier, invocation: &Invocation) {
+    let has = |patterns: &[&str]| patterns.iter().any(|p| invocation.known_texts().iter().any(|w| matches_word(p, w)));
+    for hazard in hazards::program_hazards(&invocation.name) {
         if hazard.needs.iter().all(|group| has(group)) && !has(hazard.unless) {
-            judge.deny(hazard.code, message(hazard.code), invocation.span);
+            judge.record_denial(hazard.code, hazard_message(hazard.code), invocation.span);
         }
     }
     // A crontab is installed from a file or from standard input.
-    let told = ["-l", "-e", "-r", "-h", "-V", "--help", "--version"].iter().any(|option| invocation.has(option));
+    let told = ["-l", "-e", "-r", "-h", "-V", "--help", "--version"].iter().any(|option| invocation.has_argument(option));
     if invocation.name == b"crontab" && !told {
-        judge.deny("persistence", message("persistence"), invocation.span);
+        judge.record_denial("persistence", hazard_message("persistence"), invocation.span);
     }
 }

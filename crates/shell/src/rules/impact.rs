@@ -5,12 +5,12 @@
 use stockade_model::Impact;
 
 use crate::invocation::Invocation;
-use crate::judge::Judge;
-use crate::knowledge::impacts::{self, Options, Use};
-use crate::script::{Atom, Dynamic};
-use crate::words::{Argument, Flow};
+use crate::judge::Classifier;
+use crate::knowledge::impacts::{self, Options, ProgramUse};
+use crate::script::{WordAtom, DynamicValue};
+use crate::words::{ExpandedArgument, DataFlow};
 
-use super::hazards::matches;
+use super::hazards::matches_word;
 
 /// Least length of an abbreviated long option, dashes included.
 const MIN_ABBREVIATION: usize = 4;
@@ -34,71 +34,71 @@ pub(crate) fn of_denial(code: &str) -> Impact {
 
 /// Effects that need no consent when a program starts: git's settings are classified by their
 /// values when they are written.
-const JUDGED_ELSEWHERE: &[&str] = &["configures-program"];
+const CLASSIFIED_ELSEWHERE: &[&str] = &["configures-program"];
 
 /// Returns whether a program of this name may have an effect that needs consent.
 pub(crate) fn is_known(program: &[u8]) -> bool {
-    impacts::of(program).next().is_some()
+    impacts::program_uses(program).next().is_some()
 }
 
 /// Returns the effects of a program with these arguments: codes and their messages.
 pub(crate) fn of_program(program: &[u8], arguments: &[Vec<u8>]) -> Vec<(&'static str, &'static str)> {
-    let arguments = arguments.iter().map(|text| Argument::known(text, (0, 0))).collect();
-    let invocation = Invocation::new(program.to_owned(), false, arguments, Flow::default(), (0, 0));
-    let line = Line::of(&invocation);
-    let is_had = |known: &&Use| !line.is_rehearsal(known) && matches!(line.is(known), Answer::Yes);
-    let mut codes: Vec<_> = impacts::of(program).filter(is_had).map(|known| known.code).collect();
-    codes.retain(|code| !JUDGED_ELSEWHERE.contains(code));
+    let arguments = arguments.iter().map(|text| ExpandedArgument::from_bytes(text, (0, 0))).collect();
+    let invocation = Invocation::new(program.to_owned(), false, arguments, DataFlow::default(), (0, 0));
+    let line = InvocationLine::from_invocation(&invocation);
+    let is_had = |known: &&ProgramUse| !line.is_rehearsal(known) && matches!(line.match_use(known), UseMatch::Yes);
+    let mut codes: Vec<_> = impacts::program_uses(program).filter(is_had).map(|known| known.code).collect();
+    codes.retain(|code| !CLASSIFIED_ELSEWHERE.contains(code));
     codes.sort_unstable();
     codes.dedup();
-    codes.into_iter().map(|code| (code, impacts::meaning(code).1)).collect()
+    codes.into_iter().map(|code| (code, impacts::code_impact(code).1)).collect()
 }
 
 /// Records the effect with this code.
-pub(crate) fn affect(judge: &mut Judge, code: &str, at: (usize, usize)) {
-    let (impact, message) = impacts::meaning(code);
-    judge.affect(impact, code, message, at);
+pub(crate) fn record_impact(judge: &mut Classifier, code: &str, at: (usize, usize)) {
+    let (impact, message) = impacts::code_impact(code);
+    judge.record_effect(impact, code, message, at);
 }
 
 /// Classifies a command by the table.
-pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
+pub(super) fn classify_impacts(judge: &mut Classifier, invocation: &Invocation) {
     if matches!(invocation.name.as_slice(), b"export" | b"declare" | b"typeset") {
         for argument in &invocation.arguments {
-            let text = argument.shown();
+            let text = argument.display_bytes();
             if let Some(split) = text.iter().position(|b| *b == b'=') {
-                variable(judge, &text[..split], &argument.tail(split + 1), invocation.span);
+                classify_variable(judge, &text[..split], &argument.skip_atoms(split + 1), invocation.span);
             }
         }
     }
-    let mut uses = impacts::of(&invocation.name).peekable();
+    let mut uses = impacts::program_uses(&invocation.name).peekable();
     if uses.peek().is_none() {
         return;
     }
-    let line = Line::of(invocation);
+    let line = InvocationLine::from_invocation(invocation);
     let mut unknown = false;
     for known in uses {
         if line.is_rehearsal(known) {
             continue;
         }
-        match line.is(known) {
-            Answer::Yes => {
-                affect(judge, known.code, invocation.span);
+        match line.match_use(known) {
+            UseMatch::Yes => {
+                record_impact(judge, known.code, invocation.span);
                 judge.effects.insert((known.code, invocation.name.clone()));
             }
-            Answer::Unknown => unknown = true,
-            Answer::No => {}
+            UseMatch::Unknown => unknown = true,
+            UseMatch::No => {}
         }
     }
     if unknown && line.options.acts {
-        affect(judge, "unknown-action", invocation.span);
+        record_impact(judge, "unknown-action", invocation.span);
     }
 }
 
 /// Classifies a variable that may name a package index.
-pub(crate) fn variable(judge: &mut Judge, name: &[u8], value: &Argument, at: (usize, usize)) {
-    let Some(variables) = impacts::variables(name) else { return };
-    if value.shown().split(|b| b" ,|".contains(b)).any(|part| is_foreign(part, variables.hosts)) {
-        affect(judge, variables.code, at);
+pub(crate) fn classify_variable(judge: &mut Classifier, name: &[u8], value: &ExpandedArgument, at: (usize, usize)) {
+    let Some(variables) = impacts::variable_group(name) else { return };
+    if value.display_bytes().split(|b| b" ,|".contains(b)).any(|part| is_foreign(part, variables.hosts)) {
+        record_impact(judge, variables.code, at);
     }
 }
 
@@ -120,7 +120,7 @@ fn is_loopback(value: &[u8]) -> bool {
     host.is_some_and(|host| host == b"localhost" || host == b"127.0.0.1")
 }
 
-enum Answer {
+enum UseMatch {
     No,
     Yes,
     /// The subcommand is not in the text.
@@ -129,7 +129,7 @@ enum Answer {
 
 /// Role of a word on the command line.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum WordRole {
     Option,
     /// Value of the option before it.
     Value,
@@ -138,38 +138,38 @@ enum Role {
     Either,
 }
 
-struct Word<'a> {
-    role: Role,
+struct InvocationWord<'a> {
+    role: WordRole,
     text: &'a [u8],
-    argument: &'a Argument,
+    argument: &'a ExpandedArgument,
 }
 
 /// A command line with the role of each word.
-struct Line<'a> {
+struct InvocationLine<'a> {
     options: &'static Options,
-    words: Vec<Word<'a>>,
+    words: Vec<InvocationWord<'a>>,
     invocation: &'a Invocation,
 }
 
-impl<'a> Line<'a> {
-    fn of(invocation: &'a Invocation) -> Self {
-        let options = impacts::options(&invocation.name);
-        let mut words: Vec<Word<'a>> = Vec::with_capacity(invocation.arguments.len());
+impl<'a> InvocationLine<'a> {
+    fn from_invocation(invocation: &'a Invocation) -> Self {
+        let options = impacts::program_options(&invocation.name);
+        let mut words: Vec<InvocationWord<'a>> = Vec::with_capacity(invocation.arguments.len());
         let (mut ended, mut wants_value, mut may_want) = (false, false, false);
-        for (argument, text) in invocation.arguments.iter().zip(invocation.texts()) {
+        for (argument, text) in invocation.arguments.iter().zip(invocation.known_texts()) {
             let is_option = !ended && text.len() > 1 && text[0] == b'-';
             let role = match (wants_value, is_option, may_want) {
-                (true, ..) => Role::Value,
-                (false, true, _) => Role::Option,
-                (false, false, true) => Role::Either,
-                (false, false, false) => Role::Operand,
+                (true, ..) => WordRole::Value,
+                (false, true, _) => WordRole::Option,
+                (false, false, true) => WordRole::Either,
+                (false, false, false) => WordRole::Operand,
             };
-            ended |= role == Role::Option && text == b"--";
-            let takes_none = ended || text.contains(&b'=') || lists(options.flags, text);
-            wants_value = role == Role::Option && lists(options.valued, text);
-            may_want = role == Role::Option && !wants_value && !takes_none;
-            if text != b"--" || role != Role::Option {
-                words.push(Word { role, text, argument });
+            ended |= role == WordRole::Option && text == b"--";
+            let takes_none = ended || text.contains(&b'=') || has_text(options.flags, text);
+            wants_value = role == WordRole::Option && has_text(options.valued, text);
+            may_want = role == WordRole::Option && !wants_value && !takes_none;
+            if text != b"--" || role != WordRole::Option {
+                words.push(InvocationWord { role, text, argument });
             }
         }
         Self { options, words, invocation }
@@ -177,17 +177,17 @@ impl<'a> Line<'a> {
 
     /// Returns whether an option makes this use a dry run. An option counts only if it cannot be
     /// the value of the one before it.
-    fn is_rehearsal(&self, known: &Use) -> bool {
+    fn is_rehearsal(&self, known: &ProgramUse) -> bool {
         let mut may_want = false;
         let mut found = false;
         // `-h` asks for help, unless a word follows that it could be an option for.
-        let last = self.words.last().filter(|word| word.role == Role::Option);
-        if last.is_some_and(|word| matches!(word.text, b"-h" | b"-help") && !self.knows(word.text)) {
+        let last = self.words.last().filter(|word| word.role == WordRole::Option);
+        if last.is_some_and(|word| matches!(word.text, b"-h" | b"-help") && !self.has_known_option(word.text)) {
             return true;
         }
         for word in &self.words {
-            if word.role == Role::Option {
-                let is_listed = word.text == b"--help" || known.unless.iter().any(|own| self.rehearses(own, word.text));
+            if word.role == WordRole::Option {
+                let is_listed = word.text == b"--help" || known.unless.iter().any(|own| self.is_dry_run_option(own, word.text));
                 let name = name_of(word.text);
                 let spoils = known.spoils.iter().any(|option| is_option(option, word.text, self.options));
                 // `--dry-run=none`
@@ -196,7 +196,7 @@ impl<'a> Line<'a> {
                     return false;
                 }
                 found |= is_listed && !may_want;
-                let is_flag = lists(self.options.flags, word.text)
+                let is_flag = has_text(self.options.flags, word.text)
                     || is_listed
                     || known.needs.iter().flat_map(|group| group.iter()).any(|need| need.as_bytes() == word.text);
                 may_want = !is_flag && !word.text.contains(&b'=');
@@ -212,13 +212,13 @@ impl<'a> Line<'a> {
     }
 
     /// Returns whether the program has an option of this name.
-    fn knows(&self, option: &[u8]) -> bool {
-        lists(self.options.flags, option) || lists(self.options.valued, option)
+    fn has_known_option(&self, option: &[u8]) -> bool {
+        has_text(self.options.flags, option) || has_text(self.options.valued, option)
     }
 
     /// Returns whether a word is the option for a dry run: complete, with a positive value, or a
     /// letter of a cluster; never abbreviated.
-    fn rehearses(&self, option: &str, text: &[u8]) -> bool {
+    fn is_dry_run_option(&self, option: &str, text: &[u8]) -> bool {
         let is_yes =
             || text.strip_prefix(option.as_bytes()).is_some_and(|rest| matches!(rest, b"=true" | b"=1" | b"=yes"));
         let is_short = option.len() == 2 && text.get(1).is_some_and(|b| *b != b'-');
@@ -226,71 +226,71 @@ impl<'a> Line<'a> {
     }
 
     /// Returns whether every condition of a use holds.
-    fn is(&self, known: &Use) -> Answer {
+    fn match_use(&self, known: &ProgramUse) -> UseMatch {
         let mut behind = 0;
         if !known.uses.is_empty() {
-            match self.sequence(known.uses) {
-                Found::At(index) => behind = index,
-                Found::Unknown => return Answer::Unknown,
-                Found::No => return Answer::No,
+            match self.find_sequence(known.uses) {
+                SequenceMatch::At(index) => behind = index,
+                SequenceMatch::Unknown => return UseMatch::Unknown,
+                SequenceMatch::No => return UseMatch::No,
             }
         }
-        let holds = !matches!(self.sequence(known.except), Found::At(_))
-            && known.needs.iter().all(|group| self.has(group, known))
-            && (known.says.is_empty() || self.says(known.says))
+        let holds = !matches!(self.find_sequence(known.except), SequenceMatch::At(_))
+            && known.needs.iter().all(|group| self.has_word(group, known))
+            && (known.says.is_empty() || self.has_statement(known.says))
             && (known.last.is_empty() || self.ends_with(known.last, behind))
             && self.words[behind..].iter().filter(|w| is_operand(w)).count() >= known.operands
             && !(known.loopback && self.stays_here(known))
             && !self.is_harmless(known, behind);
-        if holds { Answer::Yes } else { Answer::No }
+        if holds { UseMatch::Yes } else { UseMatch::No }
     }
 
     /// Returns the end of the first of these sequences of subcommands.
-    fn sequence(&self, all: &[&[&[&str]]]) -> Found {
+    fn find_sequence(&self, all: &[&[&[&str]]]) -> SequenceMatch {
         let mut unknown = false;
         for sequence in all {
             match self.one_sequence(sequence) {
-                Found::No => {}
-                Found::Unknown => unknown = true,
-                found @ Found::At(_) => return found,
+                SequenceMatch::No => {}
+                SequenceMatch::Unknown => unknown = true,
+                found @ SequenceMatch::At(_) => return found,
             }
         }
-        if unknown { Found::Unknown } else { Found::No }
+        if unknown { SequenceMatch::Unknown } else { SequenceMatch::No }
     }
 
-    fn one_sequence(&self, sequence: &[&[&str]]) -> Found {
+    fn one_sequence(&self, sequence: &[&[&str]]) -> SequenceMatch {
         let mut wanted = sequence.iter();
-        let Some(mut next) = wanted.next() else { return Found::No };
+        let Some(mut next) = wanted.next() else { return SequenceMatch::No };
         for (index, word) in self.words.iter().enumerate().filter(|(_, word)| is_operand(word)) {
-            if next.iter().any(|pattern| matches(pattern, word.text)) && !word.argument.starts_unknown() {
+            if next.iter().any(|pattern| matches_word(pattern, word.text)) && !word.argument.starts_unknown() {
                 match wanted.next() {
                     Some(another) => next = another,
-                    None => return Found::At(index + 1),
+                    None => return SequenceMatch::At(index + 1),
                 }
             } else if word.argument.starts_unknown() {
                 let is_last = !self.words[index + 1..].iter().any(is_operand);
                 if is_last || is_one_word(word.argument) {
-                    return Found::Unknown;
+                    return SequenceMatch::Unknown;
                 }
             // `cargo +nightly publish`
-            } else if word.role == Role::Operand && !(index == 0 && word.text.starts_with(b"+")) {
-                return Found::No;
+            } else if word.role == WordRole::Operand && !(index == 0 && word.text.starts_with(b"+")) {
+                return SequenceMatch::No;
             }
         }
-        Found::No
+        SequenceMatch::No
     }
 
     /// Returns whether only a name and a harmless value follow the subcommand.
-    fn is_harmless(&self, known: &Use, behind: usize) -> bool {
-        let mut operands: Vec<&Word<'_>> = self.words[behind..].iter().filter(|word| is_operand(word)).collect();
+    fn is_harmless(&self, known: &ProgramUse, behind: usize) -> bool {
+        let mut operands: Vec<&InvocationWord<'_>> = self.words[behind..].iter().filter(|word| is_operand(word)).collect();
         // `git config set NAME VALUE`
         if operands.len() == 3 && operands[0].text == b"set" {
             operands.remove(0);
         }
-        let is_sure = |word: &&Word<'_>| word.role == Role::Operand && word.argument.literal().is_some();
-        let is_one = |all: &[&str], word: &Word<'_>| {
+        let is_sure = |word: &&InvocationWord<'_>| word.role == WordRole::Operand && word.argument.literal_value().is_some();
+        let is_one = |all: &[&str], word: &InvocationWord<'_>| {
             let text = word.text.to_ascii_lowercase();
-            all.iter().any(|pattern| matches(pattern, &text))
+            all.iter().any(|pattern| matches_word(pattern, &text))
         };
         let [name, value] = operands.as_slice() else { return false };
         operands.iter().all(is_sure)
@@ -301,22 +301,22 @@ impl<'a> Line<'a> {
     }
 
     /// Returns whether one of these words is present, with a value that counts.
-    fn has(&self, group: &[&str], known: &Use) -> bool {
+    fn has_word(&self, group: &[&str], known: &ProgramUse) -> bool {
         let checks_value = !(known.hosts.is_empty() && known.value_is.is_empty() && known.value_not.is_empty());
         group.iter().any(|pattern| {
             self.words.iter().enumerate().any(|(index, word)| match (pattern.starts_with('-'), word.role) {
-                (true, Role::Option) => {
+                (true, WordRole::Option) => {
                     is_option(pattern, word.text, self.options)
                         && (!checks_value || self.value_counts(pattern, index, known))
                 }
-                (false, Role::Operand | Role::Either) => matches(pattern, &word.text.to_ascii_lowercase()),
+                (false, WordRole::Operand | WordRole::Either) => matches_word(pattern, &word.text.to_ascii_lowercase()),
                 _ => false,
             })
         })
     }
 
     /// Returns whether the value of the option at this index meets the condition of the use.
-    fn value_counts(&self, pattern: &str, index: usize, known: &Use) -> bool {
+    fn value_counts(&self, pattern: &str, index: usize, known: &ProgramUse) -> bool {
         let text = self.words[index].text;
         let attached = match text.iter().position(|b| *b == b'=') {
             Some(at) if text.starts_with(b"--") => Some(&text[at + 1..]),
@@ -327,14 +327,14 @@ impl<'a> Line<'a> {
         let next = self.words.get(index + 1).map(|word| word.text);
         let Some(value) = attached.or(next) else { return false };
         let value = value.to_ascii_lowercase();
-        let is_one = |all: &[&str]| all.iter().any(|pattern| matches(pattern, &value));
+        let is_one = |all: &[&str]| all.iter().any(|pattern| matches_word(pattern, &value));
         (known.hosts.is_empty() || is_foreign(&value, known.hosts))
             && (known.value_is.is_empty() || is_one(known.value_is))
             && !is_one(known.value_not)
     }
 
     /// Returns whether an argument, or text of the script on standard input, contains a statement.
-    fn says(&self, statements: &[&[&str]]) -> bool {
+    fn has_statement(&self, statements: &[&[&str]]) -> bool {
         let input = self.invocation.stdin.literal.as_deref();
         self.words.iter().map(|word| word.text).chain(input).any(|text| {
             let words: Vec<Vec<u8>> = text
@@ -351,43 +351,43 @@ impl<'a> Line<'a> {
 
     /// Returns whether the last operand is one of these.
     fn ends_with(&self, kind: &str, behind: usize) -> bool {
-        let operands: Vec<&Word<'_>> = self.words[behind..].iter().filter(|word| is_operand(word)).collect();
-        let is_kind = |word: &&Word<'_>| match kind {
+        let operands: Vec<&InvocationWord<'_>> = self.words[behind..].iter().filter(|word| is_operand(word)).collect();
+        let is_kind = |word: &&InvocationWord<'_>| match kind {
             "remote" => is_remote(word.text),
-            pattern => matches(pattern, word.text),
+            pattern => matches_word(pattern, word.text),
         };
         // The value of an unknown option may follow it.
-        let sure = operands.iter().rposition(|word| word.role == Role::Operand).unwrap_or(0).max(1);
+        let sure = operands.iter().rposition(|word| word.role == WordRole::Operand).unwrap_or(0).max(1);
         operands.get(sure..).is_some_and(|last| last.iter().any(is_kind))
     }
 
     /// Returns whether only this machine is reached.
-    fn stays_here(&self, known: &Use) -> bool {
-        let spoils = |word: &Word<'_>| {
-            word.role == Role::Option && known.spoils.iter().any(|option| is_option(option, word.text, self.options))
+    fn stays_here(&self, known: &ProgramUse) -> bool {
+        let spoils = |word: &InvocationWord<'_>| {
+            word.role == WordRole::Option && known.spoils.iter().any(|option| is_option(option, word.text, self.options))
         };
         let mut targets = self.words.iter().filter(|word| is_operand(word)).peekable();
         targets.peek().is_some() && targets.all(|word| is_loopback(word.text)) && !self.words.iter().any(spoils)
     }
 }
 
-enum Found {
+enum SequenceMatch {
     No,
     Unknown,
     /// Index after its last word.
     At(usize),
 }
 
-fn is_operand(word: &Word<'_>) -> bool {
-    matches!(word.role, Role::Operand | Role::Either)
+fn is_operand(word: &InvocationWord<'_>) -> bool {
+    matches!(word.role, WordRole::Operand | WordRole::Either)
 }
 
 /// Returns whether a value is one word whatever its content: `"$1"`, but not `$OPTIONS`.
-fn is_one_word(argument: &Argument) -> bool {
+fn is_one_word(argument: &ExpandedArgument) -> bool {
     argument.atoms.iter().all(|atom| match atom {
-        Atom::Byte { .. } => true,
-        Atom::Dynamic(Dynamic::Variable { quoted, .. } | Dynamic::Nested { quoted, .. }) => *quoted,
-        Atom::Dynamic(_) => false,
+        WordAtom::Byte { .. } => true,
+        WordAtom::Dynamic(DynamicValue::Variable { quoted, .. } | DynamicValue::Nested { quoted, .. }) => *quoted,
+        WordAtom::Dynamic(_) => false,
     })
 }
 
@@ -398,7 +398,7 @@ fn is_remote(text: &[u8]) -> bool {
     colon.is_some_and(|at| at > 0 && at < slash)
 }
 
-fn lists(all: &[&str], text: &[u8]) -> bool {
+fn has_text(all: &[&str], text: &[u8]) -> bool {
     all.iter().any(|one| one.as_bytes() == text)
 }
 

@@ -4,13 +4,13 @@
 use stockade_model::Capability;
 
 use crate::invocation::Invocation;
-use crate::judge::Judge;
-use crate::words::{Argument, Flow};
+use crate::judge::Classifier;
+use crate::words::{ExpandedArgument, DataFlow};
 
-use super::hazards::matches;
+use super::hazards::matches_word;
 
 /// Most words of a text on standard input that are examined.
-const MAX_LISTED: usize = 64;
+const MAX_LISTED_WORDS: usize = 64;
 
 /// Programs that send their input or files.
 const SENDERS: &[&str] = &[
@@ -154,7 +154,7 @@ const FETCHERS: &[&str] = &[
 ];
 
 /// Uses that store the fetched data.
-const KEEPERS: &[(&str, &[&str])] = &[
+const STORING_USES: &[(&str, &[&str])] = &[
     ("git", &["clone"]),
     ("hg", &["clone"]),
     ("svn", &["checkout", "co", "export"]),
@@ -179,7 +179,7 @@ const KEEPERS: &[(&str, &[&str])] = &[
 ];
 
 /// Addresses of the metadata services of clouds, with other spellings of the first.
-const METADATA: &[&[u8]] = &[
+const METADATA_ADDRESSES: &[&[u8]] = &[
     b"169.254.169.254",
     b"2852039166",
     b"0xa9fea9fe",
@@ -190,15 +190,15 @@ const METADATA: &[&[u8]] = &[
 ];
 
 fn is_use(table: &[(&str, &[&str])], invocation: &Invocation) -> bool {
-    let words = invocation.texts();
+    let words = invocation.known_texts();
     table.iter().any(|(program, uses)| {
-        matches(program, &invocation.name) && uses.iter().any(|u| words.iter().any(|w| matches(u, w)))
+        matches_word(program, &invocation.name) && uses.iter().any(|u| words.iter().any(|w| matches_word(u, w)))
     })
 }
 
 /// Returns whether a named key is used to log in and not sent.
 pub(super) fn is_identity_use(invocation: &Invocation) -> bool {
-    let words = invocation.texts();
+    let words = invocation.known_texts();
     let identity = [
         "-i",
         "--key",
@@ -242,7 +242,7 @@ pub(super) fn is_identity_use(invocation: &Invocation) -> bool {
 
 /// Returns whether the program opens a plain connection.
 fn is_raw(name: &[u8]) -> bool {
-    ["nc", "ncat", "netcat", "nc.*", "socat", "telnet", "websocat"].iter().any(|r| matches(r, name))
+    ["nc", "ncat", "netcat", "nc.*", "socat", "telnet", "websocat"].iter().any(|r| matches_word(r, name))
 }
 
 /// Returns whether a variable with the name of a secret is sent, other than as a login.
@@ -251,11 +251,11 @@ fn sends_secret_variable(invocation: &Invocation) -> bool {
     invocation.arguments.iter().any(|argument| {
         let as_login = std::mem::replace(
             &mut login,
-            matches!(argument.shown().as_slice(), b"-H" | b"--header" | b"-u" | b"--user"),
+            matches!(argument.display_bytes().as_slice(), b"-H" | b"--header" | b"-u" | b"--user"),
         );
         !as_login
             && argument.atoms.iter().any(|atom| match atom {
-                crate::script::Atom::Dynamic(crate::script::Dynamic::Variable { name, .. }) => is_secret_name(name),
+                crate::script::WordAtom::Dynamic(crate::script::DynamicValue::Variable { name, .. }) => is_secret_name(name),
                 _ => false,
             })
     })
@@ -269,18 +269,18 @@ fn is_secret_name(name: &[u8]) -> bool {
 }
 
 /// Classifies one command. Returns the flow of its output.
-pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
-    let mut flow = Flow::default();
+pub(super) fn classify_network(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
+    let mut flow = DataFlow::default();
     let at = invocation.span;
     // zsh's own command for a connection, which becomes a descriptor.
     if invocation.name == b"ztcp" {
-        super::write::socket(judge, at);
+        super::write::report_socket(judge, at);
     }
-    let sends = SENDERS.iter().any(|s| matches(s, &invocation.name)) || is_use(SENDING_USES, invocation);
-    let fetches = FETCHERS.iter().any(|f| matches(f, &invocation.name))
-        || (invocation.name == b"openssl" && invocation.has("s_client"));
-    let version = invocation.arguments.len() == 1 && (invocation.has("--version") || invocation.has("-V"));
-    if version || !(sends || fetches || is_use(KEEPERS, invocation)) {
+    let sends = SENDERS.iter().any(|s| matches_word(s, &invocation.name)) || is_use(SENDING_USES, invocation);
+    let fetches = FETCHERS.iter().any(|f| matches_word(f, &invocation.name))
+        || (invocation.name == b"openssl" && invocation.has_argument("s_client"));
+    let version = invocation.arguments.len() == 1 && (invocation.has_argument("--version") || invocation.has_argument("-V"));
+    if version || !(sends || fetches || is_use(STORING_USES, invocation)) {
         return flow;
     }
     if !is_local_git(invocation) {
@@ -296,57 +296,57 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) -> Flow {
         // `sftp`, `ftp`, `curl -K -`: standard input names the files to send.
         let listed = invocation.stdin.literal.as_deref().is_some_and(|text| lists_secret(judge, text, at));
         if tainted || named || listed {
-            judge.deny("exfiltration", "Sends a secret to another host.", at);
+            judge.record_denial("exfiltration", "Sends a secret to another host.", at);
         }
-        if (is_raw(&invocation.name) || invocation.has("s_client")) && judge.seen.shell_reads {
-            judge.deny("reverse-shell", "A shell is connected to another host.", at);
+        if (is_raw(&invocation.name) || invocation.has_argument("s_client")) && judge.seen.shell_reads {
+            judge.record_denial("reverse-shell", "A shell is connected to another host.", at);
         }
     }
     flow.fetched = fetches;
     // The metadata services of clouds return credentials.
-    flow.secret = invocation.texts().iter().any(|t| METADATA.iter().any(|m| t.windows(m.len()).any(|w| w == *m)));
+    flow.secret = invocation.known_texts().iter().any(|t| METADATA_ADDRESSES.iter().any(|m| t.windows(m.len()).any(|w| w == *m)));
     if flow.secret {
-        super::impact::affect(judge, "cloud-metadata", at);
+        super::impact::record_impact(judge, "cloud-metadata", at);
     }
-    if keeps(invocation) {
+    if is_data_stored(invocation) {
         judge.seen.fetched = true;
     }
     flow
 }
 
 /// Returns whether a word of the text is the path of a secret.
-fn lists_secret(judge: &Judge, text: &[u8], at: (usize, usize)) -> bool {
+fn lists_secret(judge: &Classifier, text: &[u8], at: (usize, usize)) -> bool {
     let words = text.split(|b| b.is_ascii_whitespace() || matches!(b, b'"' | b'\''));
-    words.filter(|word| !word.is_empty()).take(MAX_LISTED).any(|word| {
+    words.filter(|word| !word.is_empty()).take(MAX_LISTED_WORDS).any(|word| {
         (word.starts_with(b"/") || word.starts_with(b"~"))
-            && super::output::names_secret(judge, &Argument::known(word, at))
+            && super::output::names_secret(judge, &ExpandedArgument::from_bytes(word, at))
     })
 }
 
 /// Returns whether the fetched data is stored in a file.
-fn keeps(invocation: &Invocation) -> bool {
-    let words = invocation.texts();
+fn is_data_stored(invocation: &Invocation) -> bool {
+    let words = invocation.known_texts();
     let short = |letters: &[u8]| {
         words.iter().any(|w| w.len() > 1 && w[0] == b'-' && w[1] != b'-' && w.iter().any(|b| letters.contains(b)))
     };
     match invocation.name.as_slice() {
         b"curl" | b"http" | b"xh" => {
             short(b"oOJ")
-                || words.iter().any(|w| matches("--output*", w) || matches("--remote-*", w) || w == b"--download")
+                || words.iter().any(|w| matches_word("--output*", w) || matches_word("--remote-*", w) || w == b"--download")
         }
         b"wget" => {
             !words.iter().any(|w| w == b"-O-" || w == b"-qO-" || w == b"--output-document=-" || w == b"-nvO-")
                 && !words.windows(2).any(|p| p[0].ends_with(b"O") && p[0].starts_with(b"-") && p[1] == b"-")
         }
-        _ => is_use(KEEPERS, invocation),
+        _ => is_use(STORING_USES, invocation),
     }
 }
 
 /// Returns whether a use of git names a remote, or only looks like a push, and reaches no host. An
 /// address may still contain data to be sent later.
 fn is_local_git(invocation: &Invocation) -> bool {
-    const LOCAL: &[(&[u8], &[u8])] = &[(b"remote", b"add"), (b"remote", b"set-url"), (b"stash", b"push")];
-    let texts = invocation.texts();
-    let is_local = texts.windows(2).any(|pair| LOCAL.contains(&(pair[0].as_slice(), pair[1].as_slice())));
-    invocation.name == b"git" && is_local && !invocation.has("-f") && !invocation.has("--fetch")
+    const LOCAL_GIT_USES: &[(&[u8], &[u8])] = &[(b"remote", b"add"), (b"remote", b"set-url"), (b"stash", b"push")];
+    let texts = invocation.known_texts();
+    let is_local = texts.windows(2).any(|pair| LOCAL_GIT_USES.contains(&(pair[0].as_slice(), pair[1].as_slice())));
+    invocation.name == b"git" && is_local && !invocation.has_argument("-f") && !invocation.has_argument("--fetch")
 }

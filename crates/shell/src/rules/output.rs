@@ -2,15 +2,15 @@
 //! secret.
 
 use crate::invocation::Invocation;
-use crate::judge::Judge;
-use crate::words::{Argument, Flow};
+use crate::judge::Classifier;
+use crate::words::{ExpandedArgument, DataFlow};
 
 /// Longest output that is computed.
-const MAX_LITERAL: usize = 64 * 1024;
+const MAX_LITERAL_BYTES: usize = 64 * 1024;
 
 /// Returns the bytes that a command prints, if its words show them.
-pub(crate) fn literal(invocation: &Invocation) -> Option<Vec<u8>> {
-    let words: Option<Vec<Vec<u8>>> = invocation.arguments.iter().map(Argument::pattern).collect();
+pub(crate) fn literal_output(invocation: &Invocation) -> Option<Vec<u8>> {
+    let words: Option<Vec<Vec<u8>>> = invocation.arguments.iter().map(ExpandedArgument::pattern_value).collect();
     let words = words?;
     let text = match invocation.name.as_slice() {
         b"echo" => {
@@ -19,14 +19,14 @@ pub(crate) fn literal(invocation: &Invocation) -> Option<Vec<u8>> {
             let escapes = words[..options].iter().any(|w| w.contains(&b'e'));
             let mut line = words[options..].join(&b' ');
             if escapes {
-                line = unescape(&line);
+                line = decode_escapes(&line);
             }
             if !words[..options].iter().any(|w| w.contains(&b'n')) {
                 line.push(b'\n');
             }
             line
         }
-        b"printf" => printf(&words)?,
+        b"printf" => printf_output(&words)?,
         b"cat" | b"tee" | b"tac" => {
             if invocation.name == b"cat" && words.iter().any(|w| !w.starts_with(b"-") || w.len() > 1) {
                 return None;
@@ -40,28 +40,28 @@ pub(crate) fn literal(invocation: &Invocation) -> Option<Vec<u8>> {
             }
             paths.join(&b'\n')
         }
-        b"find" => found(words)?,
+        b"find" => find_output(words)?,
         b"true" | b":" | b"cd" => Vec::new(),
         _ => return None,
     };
-    (text.len() <= MAX_LITERAL).then_some(text)
+    (text.len() <= MAX_LITERAL_BYTES).then_some(text)
 }
 
 /// Returns the output of find(1): its starting points and anything below them, with the terminator
 /// that its reader needs.
-fn found(words: Vec<Vec<u8>>) -> Option<Vec<u8>> {
+fn find_output(words: Vec<Vec<u8>>) -> Option<Vec<u8>> {
     let end = if words.iter().any(|word| word == b"-print0") { 0 } else { b'\n' };
     let starts: Vec<Vec<u8>> = words.into_iter().take_while(|word| !word.starts_with(b"-")).collect();
     let below = |start: &Vec<u8>| [start.as_slice(), &[end], start, b"/*", &[end]].concat();
     (!starts.is_empty()).then(|| starts.iter().flat_map(below).collect())
 }
 
-fn printf(words: &[Vec<u8>]) -> Option<Vec<u8>> {
+fn printf_output(words: &[Vec<u8>]) -> Option<Vec<u8>> {
     let skip = usize::from(words.first().is_some_and(|w| w == b"--"));
     let (format, values) = words.get(skip..)?.split_first()?;
     let mut values = values.iter();
     let mut out = Vec::new();
-    let format = unescape(format);
+    let format = decode_escapes(format);
     let mut bytes = format.iter();
     while let Some(&byte) = bytes.next() {
         if byte != b'%' {
@@ -71,7 +71,7 @@ fn printf(words: &[Vec<u8>]) -> Option<Vec<u8>> {
         match bytes.next() {
             Some(b'%') => out.push(b'%'),
             Some(b's' | b'd') => out.extend(values.next().into_iter().flatten()),
-            Some(b'b') => out.extend(unescape(values.next().map(Vec::as_slice).unwrap_or_default())),
+            Some(b'b') => out.extend(decode_escapes(values.next().map(Vec::as_slice).unwrap_or_default())),
             _ => return None,
         }
     }
@@ -84,7 +84,7 @@ fn printf(words: &[Vec<u8>]) -> Option<Vec<u8>> {
 }
 
 /// Decodes escapes of `echo -e` and `printf`, as far as they are needed to read the text.
-fn unescape(text: &[u8]) -> Vec<u8> {
+fn decode_escapes(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut at = 0;
     while at < text.len() {
@@ -111,9 +111,9 @@ fn unescape(text: &[u8]) -> Vec<u8> {
 }
 
 /// Returns the taints that a command adds to data that passes through it.
-pub(crate) fn taints(judge: &mut Judge, invocation: &Invocation) -> Flow {
-    let words = invocation.texts();
-    let has = |list: &[&str]| words.iter().any(|w| list.iter().any(|l| super::hazards::matches(l, w)));
+pub(crate) fn command_taints(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
+    let words = invocation.known_texts();
+    let has = |list: &[&str]| words.iter().any(|w| list.iter().any(|l| super::hazards::matches_word(l, w)));
     let decodes = match invocation.name.as_slice() {
         b"base64" | b"base32" | b"basenc" | b"gbase64" => has(&["-d*", "-D*", "--d*", "-*d*"]),
         b"xxd" => has(&["-r*", "-*r*", "-p*r"]),
@@ -174,11 +174,11 @@ pub(crate) fn taints(judge: &mut Judge, invocation: &Invocation) -> Flow {
     }
     let endless = invocation.name == b"yes"
         || words.iter().any(|w| matches!(w.as_slice(), b"/dev/urandom" | b"/dev/zero" | b"/dev/random"));
-    Flow {
+    DataFlow {
         decoded: decodes,
         secret: secret || named,
         endless: endless && invocation.name != b"head",
-        ..Flow::default()
+        ..DataFlow::default()
     }
 }
 
@@ -190,24 +190,24 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
 }
 
 /// Returns whether an argument is the path of a secret, alone or after `@`, `=` or `file://`.
-pub(super) fn names_secret(judge: &Judge, argument: &Argument) -> bool {
-    let shown = argument.shown();
+pub(super) fn names_secret(judge: &Classifier, argument: &ExpandedArgument) -> bool {
+    let shown = argument.display_bytes();
     // Text with spaces or patterns is not a path.
     if shown.len() > 512 || shown.iter().any(|b| matches!(b, b'\n' | b'(' | b'|' | b'\\')) {
         return false;
     }
-    candidates(&shown).into_iter().any(|candidate| {
+    path_candidates(&shown).into_iter().any(|candidate| {
         let candidate = expand_home(candidate, judge);
         let plain = !candidate.is_empty() && !candidate.contains(&b' ');
         plain
             && looks_like_path(&candidate)
-            && crate::paths::absolute(&candidate, judge.scope.cwd.as_deref()).is_some_and(|path| {
-                crate::paths::sensitivity(&path, judge.context) == Some(crate::paths::Sensitivity::Secret)
+            && crate::paths::make_absolute(&candidate, judge.scope.cwd.as_deref()).is_some_and(|path| {
+                crate::paths::path_sensitivity(&path, judge.context) == Some(crate::paths::PathSensitivity::Secret)
             })
     })
 }
 
-fn expand_home(text: &[u8], judge: &Judge) -> Vec<u8> {
+fn expand_home(text: &[u8], judge: &Classifier) -> Vec<u8> {
     match text.strip_prefix(b"~/") {
         Some(rest) => [judge.context.home.as_bytes(), b"/", rest].concat(),
         None => text.to_vec(),
@@ -221,7 +221,7 @@ fn looks_like_path(text: &[u8]) -> bool {
 }
 
 /// Returns the parts of an argument that may be a path, up to a limit.
-fn candidates(text: &[u8]) -> Vec<&[u8]> {
+fn path_candidates(text: &[u8]) -> Vec<&[u8]> {
     let mut out = Vec::new();
     if !text.starts_with(b"-") && !contains(text, b"://") {
         out.push(text);

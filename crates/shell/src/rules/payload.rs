@@ -3,19 +3,19 @@
 //! only, because running code is `ask` anyway.
 
 use crate::invocation::Invocation;
-use crate::judge::Judge;
-use crate::words::Argument;
+use crate::judge::Classifier;
+use crate::words::ExpandedArgument;
 
 use super::code::{hidden_command, is_interpreter, is_standard_input};
-use super::destroy::delete;
+use super::destroy::classify_deleted_path;
 
 /// Longest program that is scanned, in bytes; running it is `ask` anyway.
-const MAX_PROGRAM: usize = 32 * 1024;
+const MAX_PROGRAM_BYTES: usize = 32 * 1024;
 /// Most programs in one command.
 const MAX_PROGRAMS: usize = 32;
 
 /// Classifies one command's embedded code.
-pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
+pub(super) fn classify_payload(judge: &mut Classifier, invocation: &Invocation) {
     let at = invocation.span;
     let name = invocation.name.as_slice();
     if is_interpreter(name)
@@ -39,12 +39,12 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
                 | b"powershell"
         )
     {
-        for code in embedded(invocation).iter().take(MAX_PROGRAMS) {
-            program(judge, &code[..code.len().min(MAX_PROGRAM)], at);
+        for code in embedded_texts(invocation).iter().take(MAX_PROGRAMS) {
+            classify_program(judge, &code[..code.len().min(MAX_PROGRAM_BYTES)], at);
         }
     }
     if matches!(name, b"make" | b"gmake") {
-        make(judge, invocation);
+        classify_makefile(judge, invocation);
     }
     for command in option_commands(invocation) {
         hidden_command(judge, &command, at);
@@ -52,10 +52,10 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
 }
 
 /// Returns the texts that may be code: arguments, and standard input if it is code.
-fn embedded(invocation: &Invocation) -> Vec<Vec<u8>> {
-    let mut out: Vec<Vec<u8>> = invocation.arguments.iter().map(Argument::shown).filter(|t| t.len() > 3).collect();
+fn embedded_texts(invocation: &Invocation) -> Vec<Vec<u8>> {
+    let mut out: Vec<Vec<u8>> = invocation.arguments.iter().map(ExpandedArgument::display_bytes).filter(|t| t.len() > 3).collect();
     let reads_stdin =
-        invocation.arguments.iter().map(Argument::shown).all(|t| t.starts_with(b"-") || is_standard_input(&t));
+        invocation.arguments.iter().map(ExpandedArgument::display_bytes).all(|t| t.starts_with(b"-") || is_standard_input(&t));
     if reads_stdin || !is_interpreter(&invocation.name) {
         out.extend(invocation.stdin.literal.clone());
     }
@@ -77,11 +77,11 @@ fn contains(text: &[u8], part: &str) -> bool {
     false
 }
 
-fn any(text: &[u8], parts: &[&str]) -> bool {
+fn contains_any(text: &[u8], parts: &[&str]) -> bool {
     parts.iter().any(|p| contains(text, p))
 }
 
-const REACHES: &[&str] = &[
+const NETWORK_MARKS: &[&str] = &[
     "urllib",
     "urlopen",
     "requests.",
@@ -123,7 +123,7 @@ const REACHES: &[&str] = &[
     "Invoke-WebRequest",
     "Invoke-RestMethod",
 ];
-const RUNS: &[&str] = &[
+const EXECUTION_MARKS: &[&str] = &[
     "exec(",
     "eval(",
     "(eval)",
@@ -170,7 +170,7 @@ const SHELL_ENDS: &[&str] = &[
     "|getline",
     "| getline",
 ];
-const ENCODED: &[&str] = &[
+const DECODING_MARKS: &[&str] = &[
     "b64decode",
     "base64",
     "fromhex",
@@ -191,7 +191,7 @@ const ENCODED: &[&str] = &[
     "inflate",
     "gzinflate",
 ];
-const REMOVES: &[&str] = &[
+const REMOVAL_MARKS: &[&str] = &[
     "rmtree",
     "rmSync",
     "rmdirSync",
@@ -217,7 +217,7 @@ const REMOVES: &[&str] = &[
     "removeSync",
     "file.remove",
 ];
-const WRITES: &[&str] = &[
+const WRITE_MARKS: &[&str] = &[
     "'w'",
     "\"w\"",
     "'wb'",
@@ -243,11 +243,11 @@ const WRITES: &[&str] = &[
 ];
 
 /// Classifies a program's text.
-pub(super) fn program(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
-    let reaches = any(text, REACHES);
+pub(super) fn classify_program(judge: &mut Classifier, text: &[u8], at: (usize, usize)) {
+    let reaches = contains_any(text, NETWORK_MARKS);
     if reaches
-        && any(text, SHELL_ENDS)
-        && any(
+        && contains_any(text, SHELL_ENDS)
+        && contains_any(
             text,
             &[
                 "socket",
@@ -263,11 +263,11 @@ pub(super) fn program(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
             ],
         )
     {
-        judge.deny("reverse-shell", "A program connects a shell to another host.", at);
+        judge.record_denial("reverse-shell", "A program connects a shell to another host.", at);
     }
     if reaches
-        && any(text, RUNS)
-        && any(
+        && contains_any(text, EXECUTION_MARKS)
+        && contains_any(
             text,
             &[
                 "read(", "read()", ".text", "body", "get(", "open(", "content", "recv", "getline", "data", "urlopen",
@@ -276,20 +276,20 @@ pub(super) fn program(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
         )
         && !contains(text, "json.load(")
     {
-        judge.deny("fetch-and-run", "A program fetches code and runs it.", at);
+        judge.record_denial("fetch-and-run", "A program fetches code and runs it.", at);
     }
     encoded_or_endless(judge, text, at);
-    if reaches && any(text, &["os.environ", "process.env", "%ENV"]) {
-        judge.deny("exfiltration", "A program sends the environment to another host.", at);
+    if reaches && contains_any(text, &["os.environ", "process.env", "%ENV"]) {
+        judge.record_denial("exfiltration", "A program sends the environment to another host.", at);
     }
-    literals(judge, text, reaches, at);
+    classify_literals(judge, text, reaches, at);
 }
 
 /// Reports code that is decoded and run, or that starts itself without end.
-fn encoded_or_endless(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
-    if any(text, ENCODED)
-        && any(text, &["exec(", "eval(", "eval ", "Function(", "loads(", "os.system(", "execSync("])
-        && any(
+fn encoded_or_endless(judge: &mut Classifier, text: &[u8], at: (usize, usize)) {
+    if contains_any(text, DECODING_MARKS)
+        && contains_any(text, &["exec(", "eval(", "eval ", "Function(", "loads(", "os.system(", "execSync("])
+        && contains_any(
             text,
             &[
                 "decode",
@@ -308,39 +308,39 @@ fn encoded_or_endless(judge: &mut Judge, text: &[u8], at: (usize, usize)) {
             ],
         )
     {
-        judge.deny("encoded-and-run", "A program runs code that is encoded.", at);
+        judge.record_denial("encoded-and-run", "A program runs code that is encoded.", at);
     }
     if contains(text, "fork")
-        && any(text, &["while", "for ", "loop", "until", "iter(", "times", "cycle", ";;"])
-        && any(
+        && contains_any(text, &["while", "for ", "loop", "until", "iter(", "times", "cycle", ";;"])
+        && contains_any(
             text,
             &["fork()", "fork while", "fork;", "fork }", "fork}", "os.fork", "pcntl_fork", "fork until", "fork("],
         )
     {
-        judge.deny("process-bomb", "A program starts itself without end.", at);
+        judge.record_denial("process-bomb", "A program starts itself without end.", at);
     }
 }
 
 /// Classifies the string literals of a program.
-fn literals(judge: &mut Judge, text: &[u8], reaches: bool, at: (usize, usize)) {
+fn classify_literals(judge: &mut Classifier, text: &[u8], reaches: bool, at: (usize, usize)) {
     let (removes, writes, runs) = (
-        any(text, REMOVES),
-        any(text, WRITES),
-        any(text, RUNS) || contains(text, "`") || any(text, &["system", "getline", "shell-command", "print |", "qx"]),
+        contains_any(text, REMOVAL_MARKS),
+        contains_any(text, WRITE_MARKS),
+        contains_any(text, EXECUTION_MARKS) || contains(text, "`") || contains_any(text, &["system", "getline", "shell-command", "print |", "qx"]),
     );
     for literal in string_literals(text) {
-        let path = Argument::known(&expand_tilde(judge, &literal), at);
+        let path = ExpandedArgument::from_bytes(&expand_tilde(judge, &literal), at);
         let looks_like_path = literal.starts_with(b"/") || literal.starts_with(b"~") || literal.starts_with(b"..");
         if looks_like_path && !literal.contains(&b' ') {
             if removes {
-                delete(judge, &path, true, at);
+                classify_deleted_path(judge, &path, true, at);
             }
-            if writes && let Some(absolute) = judge.path(&path) {
-                super::write::target(judge, &absolute, false, at);
+            if writes && let Some(absolute) = judge.absolute_path(&path) {
+                super::write::classify_target(judge, &absolute, false, at);
             }
         }
         if reaches && super::output::names_secret(judge, &path) {
-            judge.deny("exfiltration", "A program sends a secret to another host.", at);
+            judge.record_denial("exfiltration", "A program sends a secret to another host.", at);
         }
         if runs && literal.len() > 3 {
             hidden_command(judge, &literal, at);
@@ -363,7 +363,7 @@ fn literals(judge: &mut Judge, text: &[u8], reaches: bool, at: (usize, usize)) {
     }
 }
 
-fn expand_tilde(judge: &Judge, literal: &[u8]) -> Vec<u8> {
+fn expand_tilde(judge: &Classifier, literal: &[u8]) -> Vec<u8> {
     match literal.strip_prefix(b"~") {
         Some(rest) if rest.is_empty() || rest.starts_with(b"/") => [judge.context.home.as_bytes(), rest].concat(),
         _ => literal.to_vec(),
@@ -407,13 +407,13 @@ fn string_literals(text: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// Classifies recipes in a makefile given as text.
-fn make(judge: &mut Judge, invocation: &Invocation) {
-    let texts = invocation.texts();
+fn classify_makefile(judge: &mut Classifier, invocation: &Invocation) {
+    let texts = invocation.known_texts();
     let directory =
         texts.iter().position(|t| t == b"-C" || t == b"--directory").and_then(|i| invocation.arguments.get(i + 1));
     let scope = judge.scope.cwd.clone();
     if let Some(directory) = directory {
-        judge.scope.cwd = judge.path(directory);
+        judge.scope.cwd = judge.absolute_path(directory);
     }
     let reads_stdin = texts.iter().any(|t| is_standard_input(t) || t == b"-f-" || t == b"--file=-");
     let mut recipes: Vec<Vec<u8>> = Vec::new();
@@ -435,13 +435,13 @@ fn make(judge: &mut Judge, invocation: &Invocation) {
 }
 
 /// Quotes a word as one word of a script.
-fn quoted(word: &[u8]) -> Vec<u8> {
+fn quote_word(word: &[u8]) -> Vec<u8> {
     let escaped: Vec<Vec<u8>> = word.split(|b| *b == b'\'').map(<[u8]>::to_vec).collect();
     [&b"'"[..], &escaped.join(&b"'\\''"[..]), b"'"].concat()
 }
 
 /// Options whose attached value is run as a command.
-const ATTACHED: &[&str] = &[
+const ATTACHED_OPTIONS: &[&str] = &[
     "--checkpoint-action=exec=",
     "--to-command=",
     "--use-compress-program=",
@@ -477,7 +477,7 @@ const ATTACHED: &[&str] = &[
 ];
 
 /// Options whose next argument is run as a command, by program.
-const SEPARATE: &[(&str, &[&str])] = &[
+const SEPARATE_OPTIONS: &[(&str, &[&str])] = &[
     ("tar", &["-I", "--to-command", "--use-compress-program", "-F", "--info-script"]),
     ("rsync", &["-e", "--rsh"]),
     (
@@ -533,33 +533,33 @@ fn sed_command(script: &[u8]) -> Option<Vec<u8>> {
 
 /// Returns the values of options that programs run as commands.
 fn option_commands(invocation: &Invocation) -> Vec<Vec<u8>> {
-    let texts = invocation.texts();
+    let texts = invocation.known_texts();
     let mut out = Vec::new();
     match invocation.name.as_slice() {
         b"tmux" | b"byobu" | b"zellij" => out.extend(texts.iter().filter(|t| t.contains(&b' ')).cloned()),
         b"screen" | b"dtach" | b"abduco" => {
-            let command: Vec<Vec<u8>> = texts.iter().skip_while(|t| t.starts_with(b"-")).map(|t| quoted(t)).collect();
+            let command: Vec<Vec<u8>> = texts.iter().skip_while(|t| t.starts_with(b"-")).map(|t| quote_word(t)).collect();
             out.push(command.join(&b' '));
         }
         b"alias" => {
             out.extend(texts.iter().filter_map(|t| t.iter().position(|b| *b == b'=').map(|at| t[at + 1..].to_vec())))
         }
         b"sqlite3" | b"psql" | b"mysql" | b"mariadb" => {
-            const ESCAPES: &[&[u8]] = &[b".shell ", b".system ", b"\\! ", b"system "];
-            let escaped = texts.iter().filter_map(|t| ESCAPES.iter().find_map(|e| t.strip_prefix(*e)));
+            const SHELL_ESCAPES: &[&[u8]] = &[b".shell ", b".system ", b"\\! ", b"system "];
+            let escaped = texts.iter().filter_map(|t| SHELL_ESCAPES.iter().find_map(|e| t.strip_prefix(*e)));
             out.extend(escaped.map(<[u8]>::to_vec));
         }
         b"sed" | b"gsed" => out.extend(texts.iter().filter_map(|text| sed_command(text))),
         // The command to test each step, with its arguments.
         b"git" if texts.first().is_some_and(|t| t == b"bisect") => {
-            let command: Vec<Vec<u8>> = texts.iter().skip_while(|t| *t != b"run").skip(1).map(|t| quoted(t)).collect();
+            let command: Vec<Vec<u8>> = texts.iter().skip_while(|t| *t != b"run").skip(1).map(|t| quote_word(t)).collect();
             out.push(command.join(&b' '));
         }
         _ => {}
     }
     for (i, text) in texts.iter().enumerate() {
-        out.extend(ATTACHED.iter().filter_map(|p| text.strip_prefix(p.as_bytes()).map(<[u8]>::to_vec)));
-        let separate = SEPARATE.iter().any(|(program, options)| {
+        out.extend(ATTACHED_OPTIONS.iter().filter_map(|p| text.strip_prefix(p.as_bytes()).map(<[u8]>::to_vec)));
+        let separate = SEPARATE_OPTIONS.iter().any(|(program, options)| {
             program.as_bytes() == invocation.name && options.iter().any(|o| o.as_bytes() == text)
         });
         if separate {

@@ -4,86 +4,86 @@
 use stockade_model::{Capability, RawText};
 
 use crate::invocation::Invocation;
-use crate::judge::Judge;
-use crate::paths::{self, Place, Target};
-use crate::words::{Argument, Flow};
+use crate::judge::Classifier;
+use crate::paths::{self, PathLocation, WriteTarget};
+use crate::words::{ExpandedArgument, DataFlow};
 
-use super::destroy::split;
+use super::destroy::split_options;
 
 /// Most files of one command that are tracked.
-const MAX_REMEMBERED: usize = 8;
+const MAX_TRACKED_FILES: usize = 8;
 /// Most texts that are tracked.
 const MAX_WRITTEN_TEXTS: usize = 16;
 
 /// Reports a descriptor that the shell connects to another host.
-pub(crate) fn socket(judge: &mut Judge, at: (usize, usize)) {
+pub(crate) fn report_socket(judge: &mut Classifier, at: (usize, usize)) {
     judge.seen.socket = true;
     judge.seen.sends = true;
     judge.capabilities.insert(Capability::Network(None));
-    judge.ask("network", "Connects to another host.", at);
+    judge.record_ask("network", "Connects to another host.", at);
 }
 
 /// Classifies a redirection into a file. Returns the path, unless it is the null device.
 pub(crate) fn judge_redirect(
-    judge: &mut Judge,
-    argument: &Argument,
+    judge: &mut Classifier,
+    argument: &ExpandedArgument,
     whole: bool,
     at: (usize, usize),
 ) -> Option<Vec<u8>> {
-    let shown = argument.shown();
-    if argument.literal().is_some() && shown == b"/dev/null" {
+    let shown = argument.display_bytes();
+    if argument.literal_value().is_some() && shown == b"/dev/null" {
         return None;
     }
     if shown.starts_with(b"/dev/tcp/") || shown.starts_with(b"/dev/udp/") {
-        socket(judge, at);
+        report_socket(judge, at);
         return Some(shown);
     }
-    judge.ask("writes-file", "Writes to a file.", at);
-    let Some(path) = judge.path(argument) else {
-        crate::readers::confined::record(judge, at);
+    judge.record_ask("writes-file", "Writes to a file.", at);
+    let Some(path) = judge.absolute_path(argument) else {
+        crate::readers::confined::record_outside_write(judge, at);
         return None;
     };
     // `/dev/null/..` exists in the text only.
     if !shown.starts_with(b"/dev/null/") {
-        target(judge, &path, whole, at);
+        classify_target(judge, &path, whole, at);
     }
     Some(path)
 }
 
 /// Classifies one file that is written.
-pub(crate) fn target(judge: &mut Judge, path: &[u8], whole: bool, at: (usize, usize)) {
+pub(crate) fn classify_target(judge: &mut Classifier, path: &[u8], whole: bool, at: (usize, usize)) {
     judge.capabilities.insert(Capability::Write(RawText::from(path)));
-    match paths::target(path, whole, judge.context) {
-        Some(Target::Disk) => judge.deny("destroys-disk", "Writes to a disk or to memory directly.", at),
-        Some(Target::KernelSetting) => judge.deny("changes-kernel", "Writes a setting of the kernel.", at),
-        Some(Target::Persistence) => {
-            judge.deny("persistence", "Writes a file that runs or configures programs later.", at)
+    match paths::write_target(path, whole, judge.context) {
+        Some(WriteTarget::Disk) => judge.record_denial("destroys-disk", "Writes to a disk or to memory directly.", at),
+        Some(WriteTarget::KernelSetting) => judge.record_denial("changes-kernel", "Writes a setting of the kernel.", at),
+        Some(WriteTarget::Persistence) => {
+            judge.record_denial("persistence", "Writes a file that runs or configures programs later.", at)
         }
-        Some(Target::Log) => judge.deny("wipes-log", "Overwrites records of what happened.", at),
-        Some(Target::System) => judge.deny("destroys-system", "Overwrites a part of the system.", at),
+        Some(WriteTarget::Log) => judge.record_denial("wipes-log", "Overwrites records of what happened.", at),
+        Some(WriteTarget::System) => judge.record_denial("destroys-system", "Overwrites a part of the system.", at),
         None => {}
     }
 }
 
 /// Returns whether a file's content runs, configures or records.
-pub(crate) fn is_target(judge: &Judge, path: &[u8]) -> bool {
-    paths::target(path, false, judge.context).is_some()
+pub(crate) fn is_target(judge: &Classifier, path: &[u8]) -> bool {
+    paths::write_target(path, false, judge.context).is_some()
 }
 
 /// Returns whether a file's content runs or is secret.
-pub(super) fn is_guarded(judge: &Judge, path: &[u8]) -> bool {
-    is_target(judge, path) || paths::sensitivity(path, judge.context) == Some(paths::Sensitivity::Secret)
+pub(super) fn is_guarded(judge: &Classifier, path: &[u8]) -> bool {
+    is_target(judge, path) || paths::path_sensitivity(path, judge.context) == Some(paths::PathSensitivity::Secret)
 }
 
 /// Classifies a command's output into files.
-pub(crate) fn judge_output(judge: &mut Judge, written: &[Vec<u8>], flow: &Flow, at: (usize, usize)) {
+pub(crate) fn judge_output(judge: &mut Classifier, written: &[Vec<u8>], flow: &DataFlow, at: (usize, usize)) {
     if written.is_empty() {
         return;
     }
     if flow.fetched {
         judge.seen.fetched = true;
     }
-    let remembered = written.iter().take(MAX_REMEMBERED);
+    let remembered = written.iter().take(MAX_TRACKED_FILES);
     if flow.decoded {
         judge.seen.decoded_files.extend(remembered.clone().cloned());
     }
@@ -91,28 +91,28 @@ pub(crate) fn judge_output(judge: &mut Judge, written: &[Vec<u8>], flow: &Flow, 
         judge.seen.written_texts.extend(remembered.map(|path| (path.clone(), text.clone())));
         judge.seen.written_texts.truncate(MAX_WRITTEN_TEXTS);
     }
-    let beyond = written.iter().any(|p| !matches!(paths::place(p, judge.context), Place::Workspace | Place::Temporary));
+    let beyond = written.iter().any(|p| !matches!(paths::locate_path(p, judge.context), PathLocation::Workspace | PathLocation::Temporary));
     if flow.endless && beyond {
-        judge.deny("fills-disk", "Writes without end beyond the workspace.", at);
+        judge.record_denial("fills-disk", "Writes without end beyond the workspace.", at);
     }
     if flow.secret && written.iter().any(|p| p.starts_with(b"/dev/tcp/") || p.starts_with(b"/dev/udp/")) {
-        judge.deny("exfiltration", "Sends a secret to another host.", at);
+        judge.record_denial("exfiltration", "Sends a secret to another host.", at);
     }
     if judge.seen.shell_reads && judge.seen.socket {
-        judge.deny("reverse-shell", "A shell takes its commands from another host.", at);
+        judge.record_denial("reverse-shell", "A shell takes its commands from another host.", at);
     }
 }
 
 /// Classifies programs that write files named in their arguments.
-pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
+pub(super) fn classify_writes(judge: &mut Classifier, invocation: &Invocation) {
     let at = invocation.span;
     match invocation.name.as_slice() {
         b"tee" | b"sponge" | b"truncate" | b"ed" | b"ex" | b"vi" | b"vim" | b"nano" | b"touch" => {
             let (options, operands) =
-                split(&invocation.arguments, &["-s", "--size", "-r", "--reference", "-c", "-t", "-d"]);
+                split_options(&invocation.arguments, &["-s", "--size", "-r", "--reference", "-c", "-t", "-d"]);
             let append = options.iter().any(|o| o == b"-a" || o.starts_with(b"--app") || o == b"-ia");
             let whole = !append && matches!(invocation.name.as_slice(), b"tee" | b"sponge" | b"truncate");
-            let paths = each(judge, &operands, whole, at);
+            let paths = classify_each(judge, &operands, whole, at);
             if invocation.stdin.fetched {
                 judge.seen.fetched = true;
             }
@@ -120,29 +120,29 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
                 judge_output(judge, &paths, &invocation.stdin, at);
             }
         }
-        b"cp" | b"mv" | b"install" | b"ln" | b"scp" | b"rsync" | b"link" => destination(judge, invocation),
+        b"cp" | b"mv" | b"install" | b"ln" | b"scp" | b"rsync" | b"link" => classify_destination(judge, invocation),
         b"tar" | b"cpio" | b"unzip" | b"bsdtar" | b"patch" | b"git" if invocation.stdin.fetched => {
             judge.seen.fetched = true
         }
-        b"dd" => dd(judge, invocation),
+        b"dd" => classify_dd(judge, invocation),
         b"sed" | b"perl" | b"gsed" => {
-            let in_place = invocation.texts().iter().any(|t| {
+            let in_place = invocation.known_texts().iter().any(|t| {
                 t.starts_with(b"--in-place") || (t.starts_with(b"-") && !t.starts_with(b"--") && t.contains(&b'i'))
             });
             if in_place {
-                let (options, operands) = split(&invocation.arguments, &["-e", "-f", "--expression", "--file"]);
+                let (options, operands) = split_options(&invocation.arguments, &["-e", "-f", "--expression", "--file"]);
                 // Without one of these, the first operand is the program.
                 let given = options.iter().any(|o| {
                     o.starts_with(b"--expression") || o.starts_with(b"--file") || matches!(o.last(), Some(b'e' | b'f'))
                 });
                 for operand in operands.get(usize::from(!given)..).unwrap_or_default() {
-                    let Some(path) = judge.path(operand) else { continue };
-                    target(judge, &path, paths::is_log(&path), at);
+                    let Some(path) = judge.absolute_path(operand) else { continue };
+                    classify_target(judge, &path, paths::is_log(&path), at);
                 }
             }
         }
         b"curl" | b"wget" | b"aria2c" | b"sort" | b"gcc" | b"cc" | b"openssl" | b"base64" => {
-            let texts = invocation.texts();
+            let texts = invocation.known_texts();
             for (i, text) in texts.iter().enumerate() {
                 let named = matches!(
                     text.as_slice(),
@@ -151,28 +151,28 @@ pub(super) fn judge(judge: &mut Judge, invocation: &Invocation) {
                 let named = named && !(text == b"-O" && invocation.name == b"curl");
                 let attached = text.strip_prefix(b"--output=").or_else(|| text.strip_prefix(b"--output-document="));
                 let path = match attached {
-                    Some(attached) => paths::absolute(attached, judge.scope.cwd.as_deref()),
-                    None if named => invocation.arguments.get(i + 1).and_then(|a| judge.path(a)),
+                    Some(attached) => paths::make_absolute(attached, judge.scope.cwd.as_deref()),
+                    None if named => invocation.arguments.get(i + 1).and_then(|a| judge.absolute_path(a)),
                     None => None,
                 };
                 if let Some(path) = path {
-                    target(judge, &path, true, at);
+                    classify_target(judge, &path, true, at);
                 }
             }
         }
         b"fallocate" => {
-            let (_, operands) = split(&invocation.arguments, &["-l", "-o", "--length", "--offset"]);
-            each(judge, &operands, true, at);
+            let (_, operands) = split_options(&invocation.arguments, &["-l", "-o", "--length", "--offset"]);
+            classify_each(judge, &operands, true, at);
         }
         _ => {}
     }
 }
 
-fn each(judge: &mut Judge, operands: &[Argument], whole: bool, at: (usize, usize)) -> Vec<Vec<u8>> {
+fn classify_each(judge: &mut Classifier, operands: &[ExpandedArgument], whole: bool, at: (usize, usize)) -> Vec<Vec<u8>> {
     let mut written = Vec::new();
     for operand in operands {
-        if let Some(path) = judge.path(operand) {
-            target(judge, &path, whole, at);
+        if let Some(path) = judge.absolute_path(operand) {
+            classify_target(judge, &path, whole, at);
             written.push(path);
         }
     }
@@ -181,9 +181,9 @@ fn each(judge: &mut Judge, operands: &[Argument], whole: bool, at: (usize, usize
 
 /// Classifies the last operand, or the value of `-t`; in a directory, the file has the source's
 /// name.
-fn destination(judge: &mut Judge, invocation: &Invocation) {
-    let texts = invocation.texts();
-    let (_, mut operands) = split(
+fn classify_destination(judge: &mut Classifier, invocation: &Invocation) {
+    let texts = invocation.known_texts();
+    let (_, mut operands) = split_options(
         &invocation.arguments,
         &["-t", "--target-directory", "-S", "--suffix", "-m", "-o", "-g", "-e", "-i", "-P", "-F"],
     );
@@ -193,50 +193,50 @@ fn destination(judge: &mut Judge, invocation: &Invocation) {
         .and_then(|i| invocation.arguments.get(i + 1))
         .cloned();
     let into =
-        texts.iter().find_map(|t| t.strip_prefix(b"--target-directory=").map(|d| Argument::known(d, invocation.span)));
+        texts.iter().find_map(|t| t.strip_prefix(b"--target-directory=").map(|d| ExpandedArgument::from_bytes(d, invocation.span)));
     let last = match named.or(into) {
         Some(directory) => Some(directory),
         None if operands.len() > 1 => operands.pop(),
         None => None,
     };
-    let Some(last) = last.filter(|l| !l.shown().contains(&b':')) else { return };
-    let Some(path) = judge.path(&last) else { return };
-    target(judge, &path, true, invocation.span);
+    let Some(last) = last.filter(|l| !l.display_bytes().contains(&b':')) else { return };
+    let Some(path) = judge.absolute_path(&last) else { return };
+    classify_target(judge, &path, true, invocation.span);
     for source in &operands {
-        let source = source.shown();
+        let source = source.display_bytes();
         let name = source.rsplit(|b| *b == b'/').next().unwrap_or_default();
         let inside = [path.as_slice(), b"/", name].concat();
         if !name.is_empty()
-            && paths::target(&path, false, judge.context).is_none()
-            && let Some(kind @ (Target::Persistence | Target::Disk)) = paths::target(&inside, false, judge.context)
+            && paths::write_target(&path, false, judge.context).is_none()
+            && let Some(kind @ (WriteTarget::Persistence | WriteTarget::Disk)) = paths::write_target(&inside, false, judge.context)
         {
             let _ = kind;
-            target(judge, &inside, false, invocation.span);
+            classify_target(judge, &inside, false, invocation.span);
         }
         if invocation.name == b"cp"
             && matches!(source.as_slice(), b"/dev/zero" | b"/dev/full" | b"/dev/random" | b"/dev/urandom")
-            && !matches!(paths::place(&path, judge.context), Place::Workspace | Place::Temporary)
+            && !matches!(paths::locate_path(&path, judge.context), PathLocation::Workspace | PathLocation::Temporary)
         {
-            judge.deny("fills-disk", "Copies without end beyond the workspace.", invocation.span);
+            judge.record_denial("fills-disk", "Copies without end beyond the workspace.", invocation.span);
         }
     }
 }
 
-fn dd(judge: &mut Judge, invocation: &Invocation) {
+fn classify_dd(judge: &mut Classifier, invocation: &Invocation) {
     let mut endless = false;
     let mut bounded = false;
     let mut written = Vec::new();
     for argument in &invocation.arguments {
-        let text = argument.shown();
+        let text = argument.display_bytes();
         bounded |= text.starts_with(b"count=");
         endless |= matches!(text.as_slice(), b"if=/dev/zero" | b"if=/dev/urandom" | b"if=/dev/random");
         if text.starts_with(b"of=")
-            && let Some(path) = judge.path(&argument.tail(3))
+            && let Some(path) = judge.absolute_path(&argument.skip_atoms(3))
         {
-            target(judge, &path, true, argument.span);
+            classify_target(judge, &path, true, argument.span);
             written.push(path);
         }
     }
-    let flow = Flow { endless: (endless || invocation.stdin.endless) && !bounded, ..invocation.stdin.clone() };
+    let flow = DataFlow { endless: (endless || invocation.stdin.endless) && !bounded, ..invocation.stdin.clone() };
     judge_output(judge, &written, &flow, invocation.span);
 }

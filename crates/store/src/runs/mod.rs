@@ -16,28 +16,28 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use serde::{Deserialize, Serialize};
-use stockade_model::{Command, Outcome, RawText, RequestId, SessionId};
+use stockade_model::{RequestCommand, RunOutcome, RawText, RequestId, SessionId};
 
 use crate::held;
-use crate::place::{PlaceError, private_directory, system};
+use crate::place::{StoreFileError, private_directory, system_error};
 
-pub use output::{Output, OutputReader, Piece, Stream};
+pub use output::{OutputWriter, OutputReader, OutputPiece, OutputStream};
 
 /// Most ended runs that are kept; older ones are removed when another run begins.
-pub const ENDED_KEPT: usize = 64;
+pub const MAX_ENDED_RUNS: usize = 64;
 
-const ABOUT: &str = "run.json";
-const OUTCOME: &str = "outcome.json";
+const DESCRIPTION_FILE: &str = "run.json";
+const OUTCOME_FILE: &str = "outcome.json";
 
 /// Description of a detached run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct About {
+pub struct RunDescription {
     /// Identifier of the run.
     pub id: RequestId,
     /// The session, if it has one.
     pub session: Option<SessionId>,
     /// The command to run.
-    pub command: Command,
+    pub command: RequestCommand,
     /// The writable directory.
     pub workspace: RawText,
     /// The profile's name.
@@ -50,52 +50,52 @@ pub struct About {
 
 /// State of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum DetachedRunState {
     /// Its supervisor is running.
     Running,
     /// The run ended and has an outcome.
-    Ended(Box<Outcome>),
+    Ended(Box<RunOutcome>),
     /// The run ended without an outcome, because its supervisor was killed.
     Lost,
 }
 
 /// All detached runs of a user.
 #[derive(Clone, Debug)]
-pub struct Runs {
+pub struct RunStore {
     root: PathBuf,
 }
 
 /// Detached run of a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct DetachedRun {
     id: RequestId,
     path: PathBuf,
 }
 
 /// Run that this process supervises, until it ends.
 #[derive(Debug)]
-pub struct Watched {
-    run: Run,
+pub struct SupervisedRun {
+    run: DetachedRun,
     _lock: File,
 }
 
 /// Error if a name identifies no run.
 #[derive(Debug, thiserror::Error)]
-pub enum FindError {
+pub enum RunFindError {
     /// No id begins with the name.
-    #[error("there is no run `{}`\nhint: `stockade ps --all` shows them", RawText::from(.0.as_str()).escaped())]
+    #[error("there is no run `{}`\nhint: `stockade ps --all` shows them", RawText::from(.0.as_str()).to_escaped())]
     Nothing(String),
     /// More than one id begins with it.
-    #[error("more than one run begins with `{}`\nhint: write more of its id", RawText::from(.0.as_str()).escaped())]
+    #[error("more than one run begins with `{}`\nhint: write more of its id", RawText::from(.0.as_str()).to_escaped())]
     Several(String),
     /// The directory cannot be read.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Place(#[from] StoreFileError),
 }
 
-impl Runs {
+impl RunStore {
     /// Returns the runs in this directory, which is created for the first run.
-    pub fn of(root: PathBuf) -> Self {
+    pub fn at_root(root: PathBuf) -> Self {
         Self { root }
     }
 
@@ -103,50 +103,50 @@ impl Runs {
     ///
     /// # Errors
     /// [`PlaceError`] if the directory cannot be created, or is not the caller's own.
-    pub fn begin(&self, id: &RequestId) -> Result<Watched, PlaceError> {
+    pub fn begin_run(&self, id: &RequestId) -> Result<SupervisedRun, StoreFileError> {
         let path = private_directory(&self.root.join(id.as_str()))?;
         self.forget_oldest()?;
-        let lock = held::begin(&path, |_| Ok(()))?;
-        Ok(Watched { run: Run { id: id.clone(), path }, _lock: lock })
+        let lock = held::create_locked(&path, |_| Ok(()))?;
+        Ok(SupervisedRun { run: DetachedRun { id: id.clone(), path }, _lock: lock })
     }
 
     /// Returns all known runs, in no order.
     ///
     /// # Errors
     /// [`PlaceError`] if the directory cannot be read.
-    pub fn all(&self) -> Result<Vec<Run>, PlaceError> {
-        Ok(held::all(&self.root)?.map(|(id, path)| Run { id, path }).collect())
+    pub fn list_runs(&self) -> Result<Vec<DetachedRun>, StoreFileError> {
+        Ok(held::list_directories(&self.root)?.map(|(id, path)| DetachedRun { id, path }).collect())
     }
 
     /// Returns the run whose id begins with `name`.
     ///
     /// # Errors
     /// [`FindError`] if there is none, or more than one.
-    pub fn find(&self, name: &str) -> Result<Run, FindError> {
-        let mut found = self.all()?.into_iter().filter(|run| !name.is_empty() && run.id.as_str().starts_with(name));
+    pub fn find_run(&self, name: &str) -> Result<DetachedRun, RunFindError> {
+        let mut found = self.list_runs()?.into_iter().filter(|run| !name.is_empty() && run.id.as_str().starts_with(name));
         match (found.next(), found.next()) {
             (Some(run), None) => Ok(run),
-            (None, _) => Err(FindError::Nothing(name.to_owned())),
-            (Some(_), Some(_)) => Err(FindError::Several(name.to_owned())),
+            (None, _) => Err(RunFindError::Nothing(name.to_owned())),
+            (Some(_), Some(_)) => Err(RunFindError::Several(name.to_owned())),
         }
     }
 
-    fn forget_oldest(&self) -> Result<(), PlaceError> {
-        let mut over: Vec<(u64, Run)> = self
-            .all()?
+    fn forget_oldest(&self) -> Result<(), StoreFileError> {
+        let mut over: Vec<(u64, DetachedRun)> = self
+            .list_runs()?
             .into_iter()
             .filter(|run| !run.is_watched())
-            .map(|run| (run.about().map_or(0, |about| about.started_ms), run))
+            .map(|run| (run.read_description().map_or(0, |about| about.started_ms), run))
             .collect();
         over.sort_by_key(|(started_ms, _)| std::cmp::Reverse(*started_ms));
-        for (_, run) in over.into_iter().skip(ENDED_KEPT - 1) {
+        for (_, run) in over.into_iter().skip(MAX_ENDED_RUNS - 1) {
             run.remove()?;
         }
         Ok(())
     }
 }
 
-impl Run {
+impl DetachedRun {
     /// Returns its id.
     pub fn id(&self) -> &RequestId {
         &self.id
@@ -158,8 +158,8 @@ impl Run {
     }
 
     /// Returns its description, if it is stored already.
-    pub fn about(&self) -> Option<About> {
-        held::read(&self.path, ABOUT)
+    pub fn read_description(&self) -> Option<RunDescription> {
+        held::read_json(&self.path, DESCRIPTION_FILE)
     }
 
     /// Returns whether its supervisor is running, without which the run cannot be alive.
@@ -168,16 +168,16 @@ impl Run {
     }
 
     /// Returns its state.
-    pub fn standing(&self) -> Standing {
+    pub fn read_state(&self) -> DetachedRunState {
         // In this order, because the outcome is written before the lock is released.
         if self.is_watched() {
-            return Standing::Running;
+            return DetachedRunState::Running;
         }
-        held::read(&self.path, OUTCOME).map_or(Standing::Lost, |outcome| Standing::Ended(Box::new(outcome)))
+        held::read_json(&self.path, OUTCOME_FILE).map_or(DetachedRunState::Lost, |outcome| DetachedRunState::Ended(Box::new(outcome)))
     }
 
     /// Returns its output, from the beginning.
-    pub fn output(&self) -> OutputReader {
+    pub fn open_output(&self) -> OutputReader {
         OutputReader::new(self.path.clone())
     }
 
@@ -186,7 +186,7 @@ impl Run {
     ///
     /// # Errors
     /// [`io::Error`] if the user has too many of them.
-    pub fn printing(&self) -> io::Result<OwnedFd> {
+    pub fn watch_output(&self) -> io::Result<OwnedFd> {
         let instance = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         inotify::add_watch(&instance, &self.path, WatchFlags::MODIFY | WatchFlags::CREATE)?;
         Ok(instance)
@@ -196,14 +196,14 @@ impl Run {
     ///
     /// # Errors
     /// [`PlaceError`] if its directory cannot be removed.
-    pub fn remove(&self) -> Result<(), PlaceError> {
-        fs::remove_dir_all(&self.path).map_err(system("remove", &self.path))
+    pub fn remove(&self) -> Result<(), StoreFileError> {
+        fs::remove_dir_all(&self.path).map_err(system_error("remove", &self.path))
     }
 }
 
-impl Watched {
+impl SupervisedRun {
     /// Returns the run.
-    pub fn run(&self) -> &Run {
+    pub fn run(&self) -> &DetachedRun {
         &self.run
     }
 
@@ -211,20 +211,20 @@ impl Watched {
     ///
     /// # Errors
     /// [`PlaceError`] if it cannot be written.
-    pub fn describe(&self, about: &About) -> Result<(), PlaceError> {
-        held::write(&self.run.path, ABOUT, about)
+    pub fn write_description(&self, about: &RunDescription) -> Result<(), StoreFileError> {
+        held::write_json(&self.run.path, DESCRIPTION_FILE, about)
     }
 
     /// Stores its outcome.
     ///
     /// # Errors
     /// [`PlaceError`] if it cannot be written.
-    pub fn finish(&self, outcome: &Outcome) -> Result<(), PlaceError> {
-        held::write(&self.run.path, OUTCOME, outcome)
+    pub fn write_outcome(&self, outcome: &RunOutcome) -> Result<(), StoreFileError> {
+        held::write_json(&self.run.path, OUTCOME_FILE, outcome)
     }
 
     /// Returns the writer for its output.
-    pub fn output(&self) -> Output {
-        Output::new(self.run.path.clone())
+    pub fn output_writer(&self) -> OutputWriter {
+        OutputWriter::new(self.run.path.clone())
     }
 }

@@ -13,21 +13,21 @@ use std::path::PathBuf;
 use crate::held::new_file;
 
 /// Length from which a file is not appended to, in bytes.
-const FILE_BYTES: u64 = 512 << 10;
+const MAX_FILE_BYTES: u64 = 512 << 10;
 /// Number of files kept from the beginning.
-const FIRST_KEPT: u64 = 2;
+const MAX_FIRST_FILES: u64 = 2;
 /// Number of files kept from the end.
-const LAST_KEPT: u64 = 3;
+const MAX_LAST_FILES: u64 = 3;
 /// Longest chunk, in bytes.
-const CHUNK_BYTES: usize = 64 << 10;
+const MAX_CHUNK_BYTES: usize = 64 << 10;
 /// Bytes before the first chunk.
-const BEGINNING_BYTES: u64 = 8;
+const FILE_HEADER_BYTES: u64 = 8;
 /// Bytes of a chunk's head.
-const HEAD_BYTES: usize = 5;
+const CHUNK_HEADER_BYTES: usize = 5;
 
 /// Stream of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stream {
+pub enum OutputStream {
     /// Standard output.
     Out = 1,
     /// Standard error.
@@ -36,7 +36,7 @@ pub enum Stream {
 
 /// Writer of the output.
 #[derive(Debug)]
-pub struct Output {
+pub struct OutputWriter {
     directory: PathBuf,
     file: Option<File>,
     file_bytes: u64,
@@ -44,7 +44,7 @@ pub struct Output {
     printed_bytes: u64,
 }
 
-impl Output {
+impl OutputWriter {
     pub(super) fn new(directory: PathBuf) -> Self {
         Self { directory, file: None, file_bytes: 0, next: 0, printed_bytes: 0 }
     }
@@ -53,19 +53,19 @@ impl Output {
     ///
     /// # Errors
     /// [`io::Error`] if they cannot be written; more may be appended anyway.
-    pub fn append(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
-        bytes.chunks(CHUNK_BYTES).try_for_each(|chunk| self.append_chunk(stream, chunk))
+    pub fn append_output(&mut self, stream: OutputStream, bytes: &[u8]) -> io::Result<()> {
+        bytes.chunks(MAX_CHUNK_BYTES).try_for_each(|chunk| self.append_chunk(stream, chunk))
     }
 
-    fn append_chunk(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+    fn append_chunk(&mut self, stream: OutputStream, bytes: &[u8]) -> io::Result<()> {
         let before = self.printed_bytes;
         let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
         self.printed_bytes += u64::from(length);
         let mut file = match self.file.take() {
-            Some(file) if self.file_bytes < FILE_BYTES => file,
+            Some(file) if self.file_bytes < MAX_FILE_BYTES => file,
             _ => self.next_file(before)?,
         };
-        let mut chunk = Vec::with_capacity(HEAD_BYTES + bytes.len());
+        let mut chunk = Vec::with_capacity(CHUNK_HEADER_BYTES + bytes.len());
         chunk.push(stream as u8);
         chunk.extend(length.to_le_bytes());
         chunk.extend(bytes);
@@ -79,26 +79,26 @@ impl Output {
     fn next_file(&mut self, printed_bytes: u64) -> io::Result<File> {
         let number = self.next;
         self.next += 1;
-        if let Some(old) = number.checked_sub(LAST_KEPT).filter(|old| *old >= FIRST_KEPT) {
+        if let Some(old) = number.checked_sub(MAX_LAST_FILES).filter(|old| *old >= MAX_FIRST_FILES) {
             // A reader continues with the open file.
-            let _ = fs::remove_file(self.directory.join(name(old)));
+            let _ = fs::remove_file(self.directory.join(file_name(old)));
         }
-        let mut file = new_file(&self.directory.join(name(number)))?;
+        let mut file = new_file(&self.directory.join(file_name(number)))?;
         file.write_all(&printed_bytes.to_le_bytes())?;
-        self.file_bytes = BEGINNING_BYTES;
+        self.file_bytes = FILE_HEADER_BYTES;
         Ok(file)
     }
 }
 
-fn name(number: u64) -> String {
+fn file_name(number: u64) -> String {
     format!("output.{number}")
 }
 
 /// Piece of the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Piece {
+pub enum OutputPiece {
     /// Bytes of this stream.
-    Bytes(Stream, Vec<u8>),
+    Bytes(OutputStream, Vec<u8>),
     /// This many bytes were printed here and not kept.
     LeftOut(u64),
 }
@@ -122,21 +122,21 @@ impl OutputReader {
     ///
     /// # Errors
     /// [`io::Error`] if a file cannot be read or is damaged.
-    pub fn next_piece(&mut self) -> io::Result<Option<Piece>> {
+    pub fn next_piece(&mut self) -> io::Result<Option<OutputPiece>> {
         loop {
             let Some(file) = &self.file else {
                 match self.open_next()? {
                     Some(0) => continue,
-                    Some(left_out) => return Ok(Some(Piece::LeftOut(left_out))),
+                    Some(left_out) => return Ok(Some(OutputPiece::LeftOut(left_out))),
                     None => return Ok(None),
                 }
             };
             // Before the read: if a next file exists, this one is complete.
             let followed = self.lowest_from(self.number + 1)?.is_some();
-            if let Some((stream, bytes)) = chunk(file, self.at)? {
-                self.at += (HEAD_BYTES + bytes.len()) as u64;
+            if let Some((stream, bytes)) = read_chunk(file, self.at)? {
+                self.at += (CHUNK_HEADER_BYTES + bytes.len()) as u64;
                 self.told_bytes += bytes.len() as u64;
-                return Ok(Some(Piece::Bytes(stream, bytes)));
+                return Ok(Some(OutputPiece::Bytes(stream, bytes)));
             }
             if !followed {
                 return Ok(None);
@@ -149,13 +149,13 @@ impl OutputReader {
     /// Opens the next existing file. Returns the number of bytes missing before it.
     fn open_next(&mut self) -> io::Result<Option<u64>> {
         let Some(number) = self.lowest_from(self.number)? else { return Ok(None) };
-        let file = match File::open(self.directory.join(name(number))) {
+        let file = match File::open(self.directory.join(file_name(number))) {
             Ok(file) => file,
             // Removed meanwhile: a later one exists.
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Some(0)),
             Err(e) => return Err(e),
         };
-        let mut beginning = [0; BEGINNING_BYTES as usize];
+        let mut beginning = [0; FILE_HEADER_BYTES as usize];
         if !read_whole(&file, &mut beginning, 0)? {
             // A file whose beginning could not be written is ignored.
             let Some(later) = self.lowest_from(number + 1)? else { return Ok(None) };
@@ -164,7 +164,7 @@ impl OutputReader {
         }
         let printed_bytes = u64::from_le_bytes(beginning);
         let left_out = printed_bytes.saturating_sub(self.told_bytes);
-        (self.file, self.number, self.at, self.told_bytes) = (Some(file), number, BEGINNING_BYTES, printed_bytes);
+        (self.file, self.number, self.at, self.told_bytes) = (Some(file), number, FILE_HEADER_BYTES, printed_bytes);
         Ok(Some(left_out))
     }
 
@@ -176,23 +176,23 @@ impl OutputReader {
 }
 
 /// Returns the chunk at this offset, if it is complete.
-fn chunk(file: &File, at: u64) -> io::Result<Option<(Stream, Vec<u8>)>> {
-    let mut head = [0; HEAD_BYTES];
+fn read_chunk(file: &File, at: u64) -> io::Result<Option<(OutputStream, Vec<u8>)>> {
+    let mut head = [0; CHUNK_HEADER_BYTES];
     if !read_whole(file, &mut head, at)? {
         return Ok(None);
     }
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, "the kept output is damaged");
     let stream = match head[0] {
-        1 => Stream::Out,
-        2 => Stream::Err,
+        1 => OutputStream::Out,
+        2 => OutputStream::Err,
         _ => return Err(damaged()),
     };
     let length = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
-    if length > CHUNK_BYTES {
+    if length > MAX_CHUNK_BYTES {
         return Err(damaged());
     }
     let mut bytes = vec![0; length];
-    Ok(read_whole(file, &mut bytes, at + HEAD_BYTES as u64)?.then_some((stream, bytes)))
+    Ok(read_whole(file, &mut bytes, at + CHUNK_HEADER_BYTES as u64)?.then_some((stream, bytes)))
 }
 
 /// Fills the buffer; returns false if the file is not that long yet.
@@ -208,14 +208,14 @@ fn read_whole(file: &File, buffer: &mut [u8], at: u64) -> io::Result<bool> {
 mod tests {
     use super::*;
 
-    fn all(reader: &mut OutputReader) -> Vec<Piece> {
+    fn all(reader: &mut OutputReader) -> Vec<OutputPiece> {
         std::iter::from_fn(|| reader.next_piece().unwrap()).collect()
     }
 
-    fn length(pieces: &[Piece]) -> u64 {
-        let length = |piece: &Piece| match piece {
-            Piece::Bytes(_, bytes) => bytes.len() as u64,
-            Piece::LeftOut(bytes) => *bytes,
+    fn length(pieces: &[OutputPiece]) -> u64 {
+        let length = |piece: &OutputPiece| match piece {
+            OutputPiece::Bytes(_, bytes) => bytes.len() as u64,
+            OutputPiece::LeftOut(bytes) => *bytes,
         };
         pieces.iter().map(length).sum()
     }
@@ -225,13 +225,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut reader = OutputReader::new(dir.path().to_owned());
         assert_eq!(all(&mut reader), []);
-        let mut output = Output::new(dir.path().to_owned());
-        output.append(Stream::Out, b"one").unwrap();
-        output.append(Stream::Err, b"two").unwrap();
-        let wanted = [Piece::Bytes(Stream::Out, b"one".to_vec()), Piece::Bytes(Stream::Err, b"two".to_vec())];
+        let mut output = OutputWriter::new(dir.path().to_owned());
+        output.append_output(OutputStream::Out, b"one").unwrap();
+        output.append_output(OutputStream::Err, b"two").unwrap();
+        let wanted = [OutputPiece::Bytes(OutputStream::Out, b"one".to_vec()), OutputPiece::Bytes(OutputStream::Err, b"two".to_vec())];
         assert_eq!(all(&mut reader), wanted);
-        output.append(Stream::Out, b"three").unwrap();
-        assert_eq!(all(&mut reader), [Piece::Bytes(Stream::Out, b"three".to_vec())]);
+        output.append_output(OutputStream::Out, b"three").unwrap();
+        assert_eq!(all(&mut reader), [OutputPiece::Bytes(OutputStream::Out, b"three".to_vec())]);
     }
 
     #[test]
@@ -240,38 +240,38 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut follower = OutputReader::new(dir.path().to_owned());
         let mut followed = Vec::new();
-        let mut output = Output::new(dir.path().to_owned());
-        output.append(Stream::Out, b"first").unwrap();
+        let mut output = OutputWriter::new(dir.path().to_owned());
+        output.append_output(OutputStream::Out, b"first").unwrap();
         let chunk = vec![b'x'; 32 << 10];
         for _ in 0..PRINTED / chunk.len() as u64 {
-            output.append(Stream::Out, &chunk).unwrap();
+            output.append_output(OutputStream::Out, &chunk).unwrap();
             followed.extend(all(&mut follower));
         }
-        output.append(Stream::Err, b"last").unwrap();
+        output.append_output(OutputStream::Err, b"last").unwrap();
         followed.extend(all(&mut follower));
         assert_eq!(length(&followed), PRINTED + 9);
-        assert!(!followed.iter().any(|piece| matches!(piece, Piece::LeftOut(_))), "who follows misses nothing");
+        assert!(!followed.iter().any(|piece| matches!(piece, OutputPiece::LeftOut(_))), "who follows misses nothing");
 
         let late = all(&mut OutputReader::new(dir.path().to_owned()));
-        assert_eq!(late.first(), Some(&Piece::Bytes(Stream::Out, b"first".to_vec())));
-        assert_eq!(late.last(), Some(&Piece::Bytes(Stream::Err, b"last".to_vec())));
+        assert_eq!(late.first(), Some(&OutputPiece::Bytes(OutputStream::Out, b"first".to_vec())));
+        assert_eq!(late.last(), Some(&OutputPiece::Bytes(OutputStream::Err, b"last".to_vec())));
         assert_eq!(length(&late), PRINTED + 9);
-        let gaps: Vec<_> = late.iter().filter(|piece| matches!(piece, Piece::LeftOut(_))).collect();
-        assert!(matches!(gaps[..], [Piece::LeftOut(bytes)] if *bytes > PRINTED / 2), "{gaps:?}");
+        let gaps: Vec<_> = late.iter().filter(|piece| matches!(piece, OutputPiece::LeftOut(_))).collect();
+        assert!(matches!(gaps[..], [OutputPiece::LeftOut(bytes)] if *bytes > PRINTED / 2), "{gaps:?}");
         let kept: u64 = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
-        assert!(kept < (FIRST_KEPT + LAST_KEPT) * (FILE_BYTES + (CHUNK_BYTES + HEAD_BYTES) as u64), "{kept} bytes");
+        assert!(kept < (MAX_FIRST_FILES + MAX_LAST_FILES) * (MAX_FILE_BYTES + (MAX_CHUNK_BYTES + CHUNK_HEADER_BYTES) as u64), "{kept} bytes");
     }
 
     #[test]
     fn what_was_cut_off_is_not_told_and_what_is_damaged_is_no_output() {
         let dir = tempfile::tempdir().unwrap();
-        let mut output = Output::new(dir.path().to_owned());
-        output.append(Stream::Out, b"whole").unwrap();
-        let path = dir.path().join(name(0));
+        let mut output = OutputWriter::new(dir.path().to_owned());
+        output.append_output(OutputStream::Out, b"whole").unwrap();
+        let path = dir.path().join(file_name(0));
         let whole = fs::read(&path).unwrap();
         fs::write(&path, [&whole[..], &[1, 9, 0, 0, 0, b'p']].concat()).unwrap();
         let mut reader = OutputReader::new(dir.path().to_owned());
-        assert_eq!(all(&mut reader), [Piece::Bytes(Stream::Out, b"whole".to_vec())]);
+        assert_eq!(all(&mut reader), [OutputPiece::Bytes(OutputStream::Out, b"whole".to_vec())]);
         fs::write(&path, [&whole[..], &[1, 255, 255, 255, 255]].concat()).unwrap();
         assert_eq!(reader.next_piece().unwrap_err().kind(), io::ErrorKind::InvalidData);
         fs::write(&path, [&whole[..], &[7, 0, 0, 0, 0]].concat()).unwrap();

@@ -3,11 +3,11 @@
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 
-use super::{Schema, SqlError, stored, time};
+use super::{DatabaseSchema, SqlError, to_sql_integer, read_time};
 use crate::anchors::{AnchorRecord, MAX_ANCHORED_LOGS};
 
 /// Schema of the file of anchors.
-pub(crate) const SCHEMA: Schema = Schema {
+pub(crate) const SCHEMA: DatabaseSchema = DatabaseSchema {
     application_id: 0x5354_4b41, // `STKA`
     migrations: &["
     CREATE TABLE anchor (
@@ -26,21 +26,21 @@ const COLUMNS: &str = "log, seq, hash, end_bytes, durable, boot, noted_ms";
 
 /// Connection to the anchors.
 #[derive(Debug)]
-pub(crate) struct Database {
+pub(crate) struct AnchorDatabase {
     connection: Connection,
 }
 
-impl Database {
+impl AnchorDatabase {
     /// Uses a connection. Its writes survive the end of the process, but not a loss of power; the
     /// file stays consistent in either case.
-    pub fn on(connection: Connection) -> Result<Self, SqlError> {
+    pub fn from_connection(connection: Connection) -> Result<Self, SqlError> {
         connection.pragma_update(None, "synchronous", "NORMAL")?;
         // The checkpoint at the last close would wait for the disk.
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
         Ok(Self { connection })
     }
 
-    pub fn advance(&mut self, anchor: &AnchorRecord, replaced: Option<&AnchorRecord>) -> Result<(), SqlError> {
+    pub fn advance_anchor(&mut self, anchor: &AnchorRecord, replaced: Option<&AnchorRecord>) -> Result<(), SqlError> {
         let transaction = Transaction::new(&mut self.connection, TransactionBehavior::Immediate)?;
         let sql = format!(
             "INSERT INTO anchor ({COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) \
@@ -53,12 +53,12 @@ impl Database {
             &sql,
             params![
                 anchor.log,
-                stored(anchor.seq),
+                to_sql_integer(anchor.seq),
                 anchor.hash,
-                stored(anchor.end),
-                stored(anchor.durable),
+                to_sql_integer(anchor.end),
+                to_sql_integer(anchor.durable),
                 anchor.boot,
-                stored(anchor.noted_ms),
+                to_sql_integer(anchor.noted_ms),
                 replaced
             ],
         )? > 0
@@ -66,26 +66,26 @@ impl Database {
         if is_new {
             let sql = "DELETE FROM anchor WHERE log NOT IN \
                 (SELECT log FROM anchor ORDER BY noted_ms DESC, rowid DESC LIMIT ?1)";
-            transaction.execute(sql, params![stored(MAX_ANCHORED_LOGS as u64)])?;
+            transaction.execute(sql, params![to_sql_integer(MAX_ANCHORED_LOGS as u64)])?;
         }
         Ok(transaction.commit()?)
     }
 
-    pub fn list(&self) -> Result<Vec<AnchorRecord>, SqlError> {
+    pub fn list_anchors(&self) -> Result<Vec<AnchorRecord>, SqlError> {
         let sql = format!("SELECT {COLUMNS} FROM anchor ORDER BY noted_ms DESC, rowid DESC LIMIT ?1");
         let mut statement = self.connection.prepare_cached(&sql)?;
-        let rows = statement.query_map([stored(MAX_ANCHORED_LOGS as u64)], record)?;
+        let rows = statement.query_map([to_sql_integer(MAX_ANCHORED_LOGS as u64)], parse_anchor)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    pub fn find(&self, log: &str) -> Result<Option<AnchorRecord>, SqlError> {
+    pub fn find_anchor(&self, log: &str) -> Result<Option<AnchorRecord>, SqlError> {
         let sql = format!("SELECT {COLUMNS} FROM anchor WHERE log = ?1");
-        Ok(self.connection.prepare_cached(&sql)?.query_row([log], record).optional()?)
+        Ok(self.connection.prepare_cached(&sql)?.query_row([log], parse_anchor).optional()?)
     }
 }
 
-fn record(row: &Row<'_>) -> rusqlite::Result<AnchorRecord> {
-    let amount = |column| Ok::<_, rusqlite::Error>(time(row, column)?.unwrap_or(0));
+fn parse_anchor(row: &Row<'_>) -> rusqlite::Result<AnchorRecord> {
+    let amount = |column| Ok::<_, rusqlite::Error>(read_time(row, column)?.unwrap_or(0));
     Ok(AnchorRecord {
         log: row.get(0)?,
         seq: amount(1)?,

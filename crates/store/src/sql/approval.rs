@@ -1,14 +1,14 @@
 //! Remembered answers: their table and its statements.
 
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
-use stockade_model::{ApprovalId, Digest, Grant, RawText, Scope, SessionId};
+use stockade_model::{ApprovalId, Digest, Grant, RawText, ApprovalScope, SessionId};
 
-use super::{Schema, SqlError, parsed, stored, time};
-use crate::remembered::{Consent, Namespace, Remembered};
+use super::{DatabaseSchema, SqlError, parse_column, to_sql_integer, read_time};
+use crate::remembered::{Consent, ApprovalNamespace, ApprovalRecord};
 use crate::store::MAX_LISTED;
 
 /// Schema of the file of remembered answers.
-pub(crate) const SCHEMA: Schema = Schema {
+pub(crate) const SCHEMA: DatabaseSchema = DatabaseSchema {
     application_id: 0x5354_4b44, // `STKD`
     migrations: &["
     CREATE TABLE approval (
@@ -37,33 +37,33 @@ const COLUMNS: &str = "id, namespace, digest, question, grants, consent, scope, 
                        answered_by, created_ms, request, revoked_ms, ended_ms";
 
 /// Condition for rows that answer: valid, and of this session if they are bound to one.
-const MATCHING: &str = "namespace = ?1 AND digest = ?2 AND revoked_ms IS NULL AND ended_ms IS NULL \
+const MATCHING_CONDITION: &str = "namespace = ?1 AND digest = ?2 AND revoked_ms IS NULL AND ended_ms IS NULL \
                         AND (scope = 'always' OR (scope = 'session' AND session = ?3) \
                              OR (scope = 'until' AND until_ms > ?4) OR (scope = 'times' AND remaining > 0))";
 
 /// Order: refusals before approvals; then answers without counted uses before counted ones.
-const PRECEDENCE: &str = "consent = 'approved', \
+const PRECEDENCE_ORDER: &str = "consent = 'approved', \
                           CASE scope WHEN 'always' THEN 0 WHEN 'session' THEN 1 WHEN 'until' THEN 2 ELSE 3 END, \
                           created_ms, id";
 
 /// Connection to remembered answers.
 #[derive(Debug)]
-pub(crate) struct Database {
+pub(crate) struct ApprovalDatabase {
     connection: Connection,
 }
 
-impl Database {
-    pub fn on(connection: Connection) -> Self {
+impl ApprovalDatabase {
+    pub fn from_connection(connection: Connection) -> Self {
         Self { connection }
     }
 
-    pub fn insert(&self, r: &Remembered) -> Result<(), SqlError> {
+    pub fn insert(&self, r: &ApprovalRecord) -> Result<(), SqlError> {
         let (scope, remaining, until_ms) = match r.scope {
-            Scope::Once => ("once", None, None),
-            Scope::Session => ("session", None, None),
-            Scope::Times(left) => ("times", Some(left), None),
-            Scope::Until(until_ms) => ("until", None, Some(stored(until_ms))),
-            Scope::Always => ("always", None, None),
+            ApprovalScope::Once => ("once", None, None),
+            ApprovalScope::Session => ("session", None, None),
+            ApprovalScope::Times(left) => ("times", Some(left), None),
+            ApprovalScope::Until(until_ms) => ("until", None, Some(to_sql_integer(until_ms))),
+            ApprovalScope::Always => ("always", None, None),
         };
         let grants = serde_json::to_string(&r.grants).map_err(|e| SqlError::Other(Box::new(e)))?;
         let sql = format!(
@@ -81,30 +81,30 @@ impl Database {
             remaining,
             until_ms,
             r.by,
-            stored(r.created_ms),
+            to_sql_integer(r.created_ms),
             r.request.as_str(),
-            r.revoked_ms.map(stored),
-            r.ended_ms.map(stored),
+            r.revoked_ms.map(to_sql_integer),
+            r.ended_ms.map(to_sql_integer),
         ])?;
         Ok(())
     }
 
     /// Returns the row that answers, and takes one use of it if its uses are counted.
-    pub fn take(
+    pub fn take_answer(
         &mut self,
-        namespace: Namespace,
+        namespace: ApprovalNamespace,
         digest: &Digest,
         session: Option<&SessionId>,
         now_ms: u64,
-    ) -> Result<Option<Remembered>, SqlError> {
-        let found = find(&self.connection, namespace, digest, session, now_ms)?;
-        if !matches!(found, Some(Remembered { scope: Scope::Times(_), .. })) {
+    ) -> Result<Option<ApprovalRecord>, SqlError> {
+        let found = find_matching(&self.connection, namespace, digest, session, now_ms)?;
+        if !matches!(found, Some(ApprovalRecord { scope: ApprovalScope::Times(_), .. })) {
             return Ok(found);
         }
         // Counted: look again in a transaction, in which no other process can count.
         let transaction = Transaction::new(&mut self.connection, TransactionBehavior::Immediate)?;
-        let mut found = find(&transaction, namespace, digest, session, now_ms)?;
-        if let Some(Remembered { id, scope: Scope::Times(left), .. }) = &mut found {
+        let mut found = find_matching(&transaction, namespace, digest, session, now_ms)?;
+        if let Some(ApprovalRecord { id, scope: ApprovalScope::Times(left), .. }) = &mut found {
             let sql =
                 "UPDATE approval SET remaining = remaining - 1 WHERE id = ?1 AND remaining > 0 RETURNING remaining";
             *left = transaction.prepare_cached(sql)?.query_row([id.as_str()], |row| row.get(0))?;
@@ -114,55 +114,55 @@ impl Database {
     }
 
     /// Returns all rows, the newest first, up to the limit.
-    pub fn list(&self) -> Result<Vec<Remembered>, SqlError> {
+    pub fn list_answers(&self) -> Result<Vec<ApprovalRecord>, SqlError> {
         let sql = format!("SELECT {COLUMNS} FROM approval ORDER BY created_ms DESC, id LIMIT {MAX_LISTED}");
         let mut statement = self.connection.prepare_cached(&sql)?;
-        let rows = statement.query_map([], remembered)?;
+        let rows = statement.query_map([], parse_answer)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    pub fn show(&self, id: &ApprovalId) -> Result<Option<Remembered>, SqlError> {
+    pub fn find_answer(&self, id: &ApprovalId) -> Result<Option<ApprovalRecord>, SqlError> {
         let sql = format!("SELECT {COLUMNS} FROM approval WHERE id = ?1");
-        Ok(self.connection.prepare_cached(&sql)?.query_row([id.as_str()], remembered).optional()?)
+        Ok(self.connection.prepare_cached(&sql)?.query_row([id.as_str()], parse_answer).optional()?)
     }
 
     /// Returns whether there was one to revoke.
-    pub fn revoke(&self, id: &ApprovalId, now_ms: u64) -> Result<bool, SqlError> {
+    pub fn revoke_answer(&self, id: &ApprovalId, now_ms: u64) -> Result<bool, SqlError> {
         let sql = "UPDATE approval SET revoked_ms = ?2 WHERE id = ?1 AND revoked_ms IS NULL";
-        Ok(self.connection.prepare_cached(sql)?.execute(params![id.as_str(), stored(now_ms)])? > 0)
+        Ok(self.connection.prepare_cached(sql)?.execute(params![id.as_str(), to_sql_integer(now_ms)])? > 0)
     }
 
     /// Ends the answers of a session; returns their number.
     pub fn end_session(&self, session: &SessionId, now_ms: u64) -> Result<usize, SqlError> {
         let sql = "UPDATE approval SET ended_ms = ?2 WHERE scope = 'session' AND session = ?1 AND ended_ms IS NULL";
-        Ok(self.connection.prepare_cached(sql)?.execute(params![session.as_str(), stored(now_ms)])?)
+        Ok(self.connection.prepare_cached(sql)?.execute(params![session.as_str(), to_sql_integer(now_ms)])?)
     }
 
     /// Removes old answers; returns their number.
-    pub fn prune(&self, before_ms: u64) -> Result<usize, SqlError> {
+    pub fn prune_answers(&self, before_ms: u64) -> Result<usize, SqlError> {
         let sql = "DELETE FROM approval WHERE revoked_ms < ?1 OR ended_ms < ?1 OR until_ms < ?1 \
                    OR (remaining = 0 AND created_ms < ?1)";
-        Ok(self.connection.prepare_cached(sql)?.execute([stored(before_ms)])?)
+        Ok(self.connection.prepare_cached(sql)?.execute([to_sql_integer(before_ms)])?)
     }
 
     /// Checks the whole file for damage.
-    pub fn check(&self) -> Result<(), SqlError> {
-        super::check(&self.connection)
+    pub fn check_integrity(&self) -> Result<(), SqlError> {
+        super::check_file(&self.connection)
     }
 }
 
-fn find(
+fn find_matching(
     connection: &Connection,
-    namespace: Namespace,
+    namespace: ApprovalNamespace,
     digest: &Digest,
     session: Option<&SessionId>,
     now_ms: u64,
-) -> Result<Option<Remembered>, SqlError> {
-    let sql = format!("SELECT {COLUMNS} FROM approval WHERE {MATCHING} ORDER BY {PRECEDENCE} LIMIT 1");
+) -> Result<Option<ApprovalRecord>, SqlError> {
+    let sql = format!("SELECT {COLUMNS} FROM approval WHERE {MATCHING_CONDITION} ORDER BY {PRECEDENCE_ORDER} LIMIT 1");
     let session = session.map(SessionId::as_str);
     let mut statement = connection.prepare_cached(&sql)?;
     Ok(statement
-        .query_row(params![namespace.as_str(), digest.as_str(), session, stored(now_ms)], remembered)
+        .query_row(params![namespace.as_str(), digest.as_str(), session, to_sql_integer(now_ms)], parse_answer)
         .optional()?)
 }
 
@@ -173,33 +173,33 @@ fn consent_text(consent: Consent) -> &'static str {
     }
 }
 
-fn remembered(row: &Row<'_>) -> rusqlite::Result<Remembered> {
+fn parse_answer(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {
     let digest = |text: String| serde_json::from_value(serde_json::Value::String(text)).ok();
     let scope = match row.get_ref(6)?.as_str()? {
-        "session" => Scope::Session,
-        "times" => Scope::Times(row.get(8)?),
-        "until" => Scope::Until(time(row, 9)?.unwrap_or(0)),
-        "always" => Scope::Always,
-        _ => parsed(row, 6, |_| None)?,
+        "session" => ApprovalScope::Session,
+        "times" => ApprovalScope::Times(row.get(8)?),
+        "until" => ApprovalScope::Until(read_time(row, 9)?.unwrap_or(0)),
+        "always" => ApprovalScope::Always,
+        _ => parse_column(row, 6, |_| None)?,
     };
     let session: Option<String> = row.get(7)?;
-    Ok(Remembered {
-        id: parsed(row, 0, |text| text.parse().ok())?,
-        namespace: parsed(row, 1, |text| text.parse().ok())?,
-        digest: parsed(row, 2, digest)?,
+    Ok(ApprovalRecord {
+        id: parse_column(row, 0, |text| text.parse().ok())?,
+        namespace: parse_column(row, 1, |text| text.parse().ok())?,
+        digest: parse_column(row, 2, digest)?,
         question: RawText::from(row.get::<_, Vec<u8>>(3)?),
-        grants: parsed(row, 4, |text| serde_json::from_str::<Vec<Grant>>(&text).ok())?,
-        consent: parsed(row, 5, |text| match text.as_str() {
+        grants: parse_column(row, 4, |text| serde_json::from_str::<Vec<Grant>>(&text).ok())?,
+        consent: parse_column(row, 5, |text| match text.as_str() {
             "approved" => Some(Consent::Approved),
             "denied" => Some(Consent::Denied),
             _ => None,
         })?,
         scope,
-        session: session.map(|_| parsed(row, 7, |text| text.parse().ok())).transpose()?,
+        session: session.map(|_| parse_column(row, 7, |text| text.parse().ok())).transpose()?,
         by: row.get(10)?,
-        created_ms: time(row, 11)?.unwrap_or(0),
-        request: parsed(row, 12, |text| text.parse().ok())?,
-        revoked_ms: time(row, 13)?,
-        ended_ms: time(row, 14)?,
+        created_ms: read_time(row, 11)?.unwrap_or(0),
+        request: parse_column(row, 12, |text| text.parse().ok())?,
+        revoked_ms: read_time(row, 13)?,
+        ended_ms: read_time(row, 14)?,
     })
 }

@@ -3,8 +3,8 @@
 use rusqlite::{Row, Transaction, TransactionBehavior, params};
 use stockade_model::SandboxId;
 
-use super::sandbox::Database;
-use super::{SqlError, parsed, stored, time};
+use super::sandbox::SandboxDatabase;
+use super::{SqlError, parse_column, to_sql_integer, read_time};
 use crate::sandboxes::{CommandRecord, MAX_COMMANDS};
 
 /// Migration of the file of sandboxes to its second version.
@@ -26,7 +26,7 @@ pub(crate) const MIGRATION: &str = "
 
 const COLUMNS: &str = "request, user, text, started_ms, ended_ms, status, exit_code, memory_peak_bytes, processes_peak";
 
-impl Database {
+impl SandboxDatabase {
     /// Adds a command, and removes the oldest beyond the limit.
     pub fn note_command(&mut self, sandbox: &SandboxId, record: &CommandRecord) -> Result<(), SqlError> {
         let status = serde_json::to_string(&record.status).map_err(|e| SqlError::Other(Box::new(e)))?;
@@ -39,25 +39,25 @@ impl Database {
                 record.request.as_str(),
                 record.user,
                 record.text,
-                stored(record.started_ms),
-                stored(record.ended_ms),
+                to_sql_integer(record.started_ms),
+                to_sql_integer(record.ended_ms),
                 status,
                 record.exit_code,
-                record.memory_peak_bytes.map(stored),
-                record.processes_peak.map(stored),
+                record.memory_peak_bytes.map(to_sql_integer),
+                record.processes_peak.map(to_sql_integer),
             ],
         )?;
         let sql = "DELETE FROM command WHERE sandbox = ?1 AND rowid NOT IN \
             (SELECT rowid FROM command WHERE sandbox = ?1 ORDER BY ended_ms DESC, rowid DESC LIMIT ?2)";
-        transaction.execute(sql, params![sandbox.as_str(), stored(MAX_COMMANDS as u64)])?;
+        transaction.execute(sql, params![sandbox.as_str(), to_sql_integer(MAX_COMMANDS as u64)])?;
         Ok(transaction.commit()?)
     }
 
     /// Returns all known commands of one sandbox, the oldest first.
-    pub fn commands(&self, sandbox: &SandboxId) -> Result<Vec<CommandRecord>, SqlError> {
+    pub fn list_commands(&self, sandbox: &SandboxId) -> Result<Vec<CommandRecord>, SqlError> {
         let sql = format!("SELECT {COLUMNS} FROM command WHERE sandbox = ?1 ORDER BY ended_ms, rowid");
         let mut statement = self.connection().prepare_cached(&sql)?;
-        let rows = statement.query_map([sandbox.as_str()], record)?;
+        let rows = statement.query_map([sandbox.as_str()], parse_command)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
@@ -68,16 +68,16 @@ impl Database {
     }
 }
 
-fn record(row: &Row<'_>) -> rusqlite::Result<CommandRecord> {
+fn parse_command(row: &Row<'_>) -> rusqlite::Result<CommandRecord> {
     Ok(CommandRecord {
-        request: parsed(row, 0, |text| text.parse().ok())?,
+        request: parse_column(row, 0, |text| text.parse().ok())?,
         user: row.get(1)?,
         text: row.get(2)?,
-        started_ms: time(row, 3)?.unwrap_or(0),
-        ended_ms: time(row, 4)?.unwrap_or(0),
-        status: parsed(row, 5, |text| serde_json::from_str(&text).ok())?,
+        started_ms: read_time(row, 3)?.unwrap_or(0),
+        ended_ms: read_time(row, 4)?.unwrap_or(0),
+        status: parse_column(row, 5, |text| serde_json::from_str(&text).ok())?,
         exit_code: row.get(6)?,
-        memory_peak_bytes: time(row, 7)?,
-        processes_peak: time(row, 8)?,
+        memory_peak_bytes: read_time(row, 7)?,
+        processes_peak: read_time(row, 8)?,
     })
 }

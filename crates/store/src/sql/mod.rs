@@ -20,7 +20,7 @@ use crate::database::BUSY_TIMEOUT_MS;
 
 /// Schema of a database file.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Schema {
+pub(crate) struct DatabaseSchema {
     /// Identifies the program and the kind of file, in the file's header.
     pub application_id: i32,
     /// Each entry migrates the schema by one version. Released entries are never changed; new ones
@@ -70,33 +70,33 @@ impl From<rusqlite::Error> for SqlError {
 }
 
 /// Initialises the empty file at `path`, which no other process knows yet.
-pub(crate) fn initialise(path: &Path, schema: &Schema) -> Result<(), SqlError> {
-    let mut connection = connect(path)?;
+pub(crate) fn initialise_database(path: &Path, schema: &DatabaseSchema) -> Result<(), SqlError> {
+    let mut connection = connect_file(path)?;
     connection.pragma_update(None, "application_id", schema.application_id)?;
-    migrate(&mut connection, schema)?;
+    migrate_schema(&mut connection, schema)?;
     write_ahead(&connection)?;
     connection.close().map_err(|(_, error)| error.into())
 }
 
 /// Opens an existing database.
-pub(crate) fn open(path: &Path, schema: &Schema) -> Result<Connection, SqlError> {
-    let mut connection = connect(path)?;
+pub(crate) fn open_connection(path: &Path, schema: &DatabaseSchema) -> Result<Connection, SqlError> {
+    let mut connection = connect_file(path)?;
     let application: i32 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
     if application != schema.application_id {
         return Err(SqlError::Foreign);
     }
-    migrate(&mut connection, schema)?;
+    migrate_schema(&mut connection, schema)?;
     write_ahead(&connection)?;
     Ok(connection)
 }
 
 /// Checks the whole file for damage.
-pub(crate) fn check(connection: &Connection) -> Result<(), SqlError> {
+pub(crate) fn check_file(connection: &Connection) -> Result<(), SqlError> {
     let found: String = connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
     if found == "ok" { Ok(()) } else { Err(SqlError::Corrupt(found)) }
 }
 
-fn connect(path: &Path) -> Result<Connection, SqlError> {
+fn connect_file(path: &Path) -> Result<Connection, SqlError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let connection = Connection::open_with_flags(path, flags)?;
     // First, because the statements below already take locks.
@@ -122,7 +122,7 @@ fn write_ahead(connection: &Connection) -> Result<(), SqlError> {
     }
 }
 
-fn migrate(connection: &mut Connection, schema: &Schema) -> Result<(), SqlError> {
+fn migrate_schema(connection: &mut Connection, schema: &DatabaseSchema) -> Result<(), SqlError> {
     let version = |connection: &Connection| -> Result<i64, SqlError> {
         Ok(connection.pragma_query_value(None, "user_version", |row| row.get(0))?)
     };
@@ -147,18 +147,18 @@ fn migrate(connection: &mut Connection, schema: &Schema) -> Result<(), SqlError>
 }
 
 /// Converts a time for SQLite; a larger value becomes the largest one.
-pub(crate) fn stored(time_ms: u64) -> i64 {
+pub(crate) fn to_sql_integer(time_ms: u64) -> i64 {
     i64::try_from(time_ms).unwrap_or(i64::MAX)
 }
 
 /// Reads a time column, or another amount.
-pub(crate) fn time(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<u64>> {
+pub(crate) fn read_time(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<u64>> {
     let stored: Option<i64> = row.get(column)?;
     stored.map(|ms| u64::try_from(ms).map_err(|_| rusqlite::Error::IntegralValueOutOfRange(column, ms))).transpose()
 }
 
 /// Parses a text column.
-pub(crate) fn parsed<T>(row: &Row<'_>, column: usize, parse: impl FnOnce(String) -> Option<T>) -> rusqlite::Result<T> {
+pub(crate) fn parse_column<T>(row: &Row<'_>, column: usize, parse: impl FnOnce(String) -> Option<T>) -> rusqlite::Result<T> {
     let unreadable = |text: &str| {
         let why = format!("`{}` is not what belongs in column {column}", text.escape_default());
         rusqlite::Error::FromSqlConversionFailure(column, Type::Text, why.into())

@@ -3,12 +3,12 @@
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use stockade_model::{SandboxId, SandboxRecord, SandboxSpec, SandboxState};
 
-use super::{Schema, SqlError, history, parsed, stored, time};
-use crate::sandboxes::{MAX_ALIVE, MAX_LISTED};
+use super::{DatabaseSchema, SqlError, history, parse_column, to_sql_integer, read_time};
+use crate::sandboxes::{MAX_ALIVE_SANDBOXES, MAX_LISTED};
 
 /// Schema of the file of sandboxes. Searched properties have columns of their own; the rest of the
 /// specification is one text, which never changes.
-pub(crate) const SCHEMA: Schema = Schema {
+pub(crate) const SCHEMA: DatabaseSchema = DatabaseSchema {
     application_id: 0x5354_4b53, // `STKS`
     migrations: &[
         "
@@ -35,12 +35,12 @@ const COLUMNS: &str = "id, spec, backend, state, why, created_ms, changed_ms, us
 
 /// Connection to the sandboxes.
 #[derive(Debug)]
-pub(crate) struct Database {
+pub(crate) struct SandboxDatabase {
     connection: Connection,
 }
 
-impl Database {
-    pub fn on(connection: Connection) -> Self {
+impl SandboxDatabase {
+    pub fn from_connection(connection: Connection) -> Self {
         Self { connection }
     }
 
@@ -57,7 +57,7 @@ impl Database {
         let transaction = Transaction::new(&mut self.connection, TransactionBehavior::Immediate)?;
         let alive: i64 =
             transaction.query_row("SELECT count(*) FROM sandbox WHERE state <> 'destroyed'", [], |row| row.get(0))?;
-        if alive >= MAX_ALIVE {
+        if alive >= MAX_ALIVE_SANDBOXES {
             return Ok(false);
         }
         let spec = serde_json::to_string(&record.spec).map_err(|e| SqlError::Other(Box::new(e)))?;
@@ -70,49 +70,49 @@ impl Database {
                 record.backend,
                 record.state.as_str(),
                 record.why,
-                stored(record.created_ms),
-                stored(record.changed_ms),
-                stored(record.used_ms),
-                record.expires_ms.map(stored),
-                record.spec.idle_ms.map(|idle| stored(idle.ms())),
+                to_sql_integer(record.created_ms),
+                to_sql_integer(record.changed_ms),
+                to_sql_integer(record.used_ms),
+                record.expires_ms.map(to_sql_integer),
+                record.spec.idle_ms.map(|idle| to_sql_integer(idle.as_millis())),
             ],
         )?;
         transaction.commit()?;
         Ok(true)
     }
 
-    pub fn find(&self, id: &SandboxId) -> Result<Option<SandboxRecord>, SqlError> {
-        find(&self.connection, id)
+    pub fn find_sandbox(&self, id: &SandboxId) -> Result<Option<SandboxRecord>, SqlError> {
+        find_record(&self.connection, id)
     }
 
     /// Returns all rows, the newest first, up to the limit.
-    pub fn list(&self) -> Result<Vec<SandboxRecord>, SqlError> {
-        self.selected("TRUE ORDER BY created_ms DESC, id", [])
+    pub fn list_sandboxes(&self) -> Result<Vec<SandboxRecord>, SqlError> {
+        self.select_sandboxes("TRUE ORDER BY created_ms DESC, id", [])
     }
 
     /// Returns the sandboxes that are due and not yet being destroyed, the longest overdue first.
-    pub fn due(&self, now_ms: u64) -> Result<Vec<SandboxRecord>, SqlError> {
-        self.selected(
+    pub fn due_sandboxes(&self, now_ms: u64) -> Result<Vec<SandboxRecord>, SqlError> {
+        self.select_sandboxes(
             "state NOT IN ('destroying', 'destroyed') AND (expires_ms <= ?1 OR used_ms + idle_ms <= ?1) \
              ORDER BY min(coalesce(expires_ms, ?2), coalesce(used_ms + idle_ms, ?2)), id",
-            params![stored(now_ms), i64::MAX],
+            params![to_sql_integer(now_ms), i64::MAX],
         )
     }
 
     /// Returns the sandboxes in a transitional state.
-    pub fn unfinished(&self) -> Result<Vec<SandboxRecord>, SqlError> {
-        self.selected("state IN ('creating', 'failed', 'destroying') ORDER BY created_ms, id", [])
+    pub fn unfinished_sandboxes(&self) -> Result<Vec<SandboxRecord>, SqlError> {
+        self.select_sandboxes("state IN ('creating', 'failed', 'destroying') ORDER BY created_ms, id", [])
     }
 
-    fn selected(&self, condition: &str, values: impl rusqlite::Params) -> Result<Vec<SandboxRecord>, SqlError> {
+    fn select_sandboxes(&self, condition: &str, values: impl rusqlite::Params) -> Result<Vec<SandboxRecord>, SqlError> {
         let sql = format!("SELECT {COLUMNS} FROM sandbox WHERE {condition} LIMIT {MAX_LISTED}");
         let mut statement = self.connection.prepare_cached(&sql)?;
-        let rows = statement.query_map(values, record)?;
+        let rows = statement.query_map(values, parse_sandbox)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
     /// Changes the state if that is permitted. Returns the record, and whether it was changed.
-    pub fn change(
+    pub fn change_state(
         &mut self,
         id: &SandboxId,
         to: SandboxState,
@@ -120,65 +120,65 @@ impl Database {
         now_ms: u64,
     ) -> Result<Option<(SandboxRecord, bool)>, SqlError> {
         let transaction = Transaction::new(&mut self.connection, TransactionBehavior::Immediate)?;
-        let Some(mut found) = find(&transaction, id)? else { return Ok(None) };
+        let Some(mut found) = find_record(&transaction, id)? else { return Ok(None) };
         if !found.state.may_become(to) {
             return Ok(Some((found, false)));
         }
         (found.state, found.why, found.changed_ms) = (to, why.map(str::to_owned), now_ms);
         let sql = "UPDATE sandbox SET state = ?2, why = ?3, changed_ms = ?4 WHERE id = ?1";
-        transaction.execute(sql, params![id.as_str(), to.as_str(), why, stored(now_ms)])?;
+        transaction.execute(sql, params![id.as_str(), to.as_str(), why, to_sql_integer(now_ms)])?;
         transaction.commit()?;
         Ok(Some((found, true)))
     }
 
     /// Sets the backend; returns whether the sandbox was being made.
-    pub fn choose(&self, id: &SandboxId, backend: &str) -> Result<bool, SqlError> {
+    pub fn set_backend(&self, id: &SandboxId, backend: &str) -> Result<bool, SqlError> {
         let sql = "UPDATE sandbox SET backend = ?2 WHERE id = ?1 AND state = 'creating' AND backend IS NULL";
         Ok(self.connection.prepare_cached(sql)?.execute(params![id.as_str(), backend])? > 0)
     }
 
     /// Updates the time of use, which never goes back, even if a caller is late.
-    pub fn touch(&self, id: &SandboxId, now_ms: u64) -> Result<(), SqlError> {
+    pub fn update_used_time(&self, id: &SandboxId, now_ms: u64) -> Result<(), SqlError> {
         let sql = "UPDATE sandbox SET used_ms = max(used_ms, ?2) WHERE id = ?1";
-        self.connection.prepare_cached(sql)?.execute(params![id.as_str(), stored(now_ms)])?;
+        self.connection.prepare_cached(sql)?.execute(params![id.as_str(), to_sql_integer(now_ms)])?;
         Ok(())
     }
 
     /// Sets the expiry; returns whether there was a sandbox to extend.
     pub fn extend(&self, id: &SandboxId, expires_ms: u64) -> Result<bool, SqlError> {
         let sql = "UPDATE sandbox SET expires_ms = ?2 WHERE id = ?1 AND state NOT IN ('destroying', 'destroyed')";
-        Ok(self.connection.prepare_cached(sql)?.execute(params![id.as_str(), stored(expires_ms)])? > 0)
+        Ok(self.connection.prepare_cached(sql)?.execute(params![id.as_str(), to_sql_integer(expires_ms)])? > 0)
     }
 
     /// Removes old records; returns their number.
-    pub fn prune(&self, before_ms: u64) -> Result<usize, SqlError> {
+    pub fn prune_records(&self, before_ms: u64) -> Result<usize, SqlError> {
         let sql = "DELETE FROM sandbox WHERE state = 'destroyed' AND changed_ms < ?1";
-        let forgotten = self.connection.prepare_cached(sql)?.execute([stored(before_ms)])?;
+        let forgotten = self.connection.prepare_cached(sql)?.execute([to_sql_integer(before_ms)])?;
         self.prune_commands()?;
         Ok(forgotten)
     }
 
     /// Checks the whole file for damage.
-    pub fn check(&self) -> Result<(), SqlError> {
-        super::check(&self.connection)
+    pub fn check_integrity(&self) -> Result<(), SqlError> {
+        super::check_file(&self.connection)
     }
 }
 
-fn find(connection: &Connection, id: &SandboxId) -> Result<Option<SandboxRecord>, SqlError> {
+fn find_record(connection: &Connection, id: &SandboxId) -> Result<Option<SandboxRecord>, SqlError> {
     let sql = format!("SELECT {COLUMNS} FROM sandbox WHERE id = ?1");
-    Ok(connection.prepare_cached(&sql)?.query_row([id.as_str()], record).optional()?)
+    Ok(connection.prepare_cached(&sql)?.query_row([id.as_str()], parse_sandbox).optional()?)
 }
 
-fn record(row: &Row<'_>) -> rusqlite::Result<SandboxRecord> {
+fn parse_sandbox(row: &Row<'_>) -> rusqlite::Result<SandboxRecord> {
     Ok(SandboxRecord {
-        id: parsed(row, 0, |text| text.parse().ok())?,
-        spec: parsed(row, 1, |text| serde_json::from_str::<SandboxSpec>(&text).ok())?,
+        id: parse_column(row, 0, |text| text.parse().ok())?,
+        spec: parse_column(row, 1, |text| serde_json::from_str::<SandboxSpec>(&text).ok())?,
         backend: row.get(2)?,
-        state: parsed(row, 3, |text| text.parse().ok())?,
+        state: parse_column(row, 3, |text| text.parse().ok())?,
         why: row.get(4)?,
-        created_ms: time(row, 5)?.unwrap_or(0),
-        changed_ms: time(row, 6)?.unwrap_or(0),
-        used_ms: time(row, 7)?.unwrap_or(0),
-        expires_ms: time(row, 8)?,
+        created_ms: read_time(row, 5)?.unwrap_or(0),
+        changed_ms: read_time(row, 6)?.unwrap_or(0),
+        used_ms: read_time(row, 7)?.unwrap_or(0),
+        expires_ms: read_time(row, 8)?,
     })
 }

@@ -9,8 +9,8 @@ mod sandboxes;
 
 use std::path::PathBuf;
 
-use stockade_model::{ApprovalId, Digest, Scope, SessionId};
-use stockade_store::{Consent, Namespace, Remembered};
+use stockade_model::{ApprovalId, Digest, ApprovalScope, SessionId};
+use stockade_store::{Consent, ApprovalNamespace, ApprovalRecord};
 
 /// A directory for one test, and the store's path in it, not yet made.
 fn place() -> (tempfile::TempDir, PathBuf) {
@@ -32,10 +32,10 @@ fn digest(of: &str) -> Digest {
 }
 
 /// An answer to the question `d` of namespace `run`, given in session `s` at 1,000 ms.
-fn answer(name: &str, consent: Consent, scope: Scope) -> Remembered {
-    Remembered {
+fn answer(name: &str, consent: Consent, scope: ApprovalScope) -> ApprovalRecord {
+    ApprovalRecord {
         id: id(name),
-        namespace: Namespace::Run,
+        namespace: ApprovalNamespace::Run,
         digest: digest("d"),
         question: "may `pip install x` run?\u{1b}[2J".into(),
         grants: vec!["write /home/u/.cache/pip".parse().unwrap(), "connect pypi.org:443".parse().unwrap()],

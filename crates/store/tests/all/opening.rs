@@ -5,20 +5,20 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use rusqlite::Connection;
-use stockade_model::Scope;
-use stockade_store::{Consent, Namespace, OpenError, Store};
+use stockade_model::ApprovalScope;
+use stockade_store::{Consent, ApprovalNamespace, StoreOpenError, ApprovalStore};
 
 use crate::{answer, digest, id, place};
 
 fn made(path: &Path) {
-    Store::open(path).unwrap().remember(&answer("a", Consent::Denied, Scope::Always)).unwrap();
+    ApprovalStore::open(path).unwrap().remember_answer(&answer("a", Consent::Denied, ApprovalScope::Always)).unwrap();
 }
 
 #[test]
 fn directory_and_files_are_private() {
     let (_root, path) = place();
-    let store = Store::open(&path).unwrap();
-    store.remember(&answer("a", Consent::Denied, Scope::Always)).unwrap();
+    let store = ApprovalStore::open(&path).unwrap();
+    store.remember_answer(&answer("a", Consent::Denied, ApprovalScope::Always)).unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     let dir = path.parent().unwrap();
     assert_eq!(mode(dir), 0o700);
@@ -36,7 +36,7 @@ fn refused(spoil: impl FnOnce(&Path), words: &str) {
     made(&path);
     spoil(&path);
     let before = fs::read(&path).ok();
-    let error = Store::open(&path).unwrap_err().to_string();
+    let error = ApprovalStore::open(&path).unwrap_err().to_string();
     assert!(error.contains(words), "{error}");
     assert_eq!(fs::read(&path).ok(), before, "a refusal changes nothing");
 }
@@ -84,8 +84,8 @@ fn a_link_above_the_directory_is_the_owners_business() {
     let (root, path) = place();
     made(&path);
     symlink(root.path(), root.path().join("link")).unwrap();
-    let store = Store::open(&root.path().join("link/state/store.db")).unwrap();
-    assert!(store.lookup(Namespace::Run, &digest("d"), None, 0).unwrap().is_some());
+    let store = ApprovalStore::open(&root.path().join("link/state/store.db")).unwrap();
+    assert!(store.look_up_answer(ApprovalNamespace::Run, &digest("d"), None, 0).unwrap().is_some());
 }
 
 #[test]
@@ -139,12 +139,12 @@ fn a_row_that_does_not_read_back_is_no_answer() {
             assert!(changed.is_err(), "STRICT columns hold their type");
             continue;
         }
-        let store = Store::open(&path).unwrap();
+        let store = ApprovalStore::open(&path).unwrap();
         match column {
             // Not found under its digest; and a listing is honest about it.
-            "digest" => assert!(store.list().is_ok()),
+            "digest" => assert!(store.list_answers().is_ok()),
             _ => {
-                let error = store.lookup(Namespace::Run, &digest("d"), None, 0).unwrap_err();
+                let error = store.look_up_answer(ApprovalNamespace::Run, &digest("d"), None, 0).unwrap_err();
                 assert!(error.to_string().contains("damaged"), "{error}");
             }
         }
@@ -155,20 +155,20 @@ fn a_row_that_does_not_read_back_is_no_answer() {
 fn a_damaged_page_is_found() {
     let (_root, path) = place();
     {
-        let store = Store::open(&path).unwrap();
+        let store = ApprovalStore::open(&path).unwrap();
         for n in 0..200 {
-            let r = answer(&n.to_string(), Consent::Denied, Scope::Always);
-            store.remember(&r).unwrap();
+            let r = answer(&n.to_string(), Consent::Denied, ApprovalScope::Always);
+            store.remember_answer(&r).unwrap();
         }
     }
     let mut bytes = fs::read(&path).unwrap();
     bytes[4096..].fill(0xff);
     fs::write(&path, bytes).unwrap();
-    let failed = match Store::open(&path) {
+    let failed = match ApprovalStore::open(&path) {
         Err(e) => e.to_string(),
         Ok(store) => {
-            assert!(store.check().is_err());
-            store.lookup(Namespace::Run, &digest("d"), None, 0).unwrap_err().to_string()
+            assert!(store.check_integrity().is_err());
+            store.look_up_answer(ApprovalNamespace::Run, &digest("d"), None, 0).unwrap_err().to_string()
         }
     };
     assert!(failed.contains("damaged"), "{failed}");
@@ -182,7 +182,7 @@ fn a_maker_that_died_is_no_hindrance() {
     fs::write(path.with_extension("db.new"), "half").unwrap();
     fs::write(path.with_extension("db.new-journal"), "half").unwrap();
     made(&path);
-    assert!(Store::open(&path).unwrap().show(&id("a")).unwrap().is_some());
+    assert!(ApprovalStore::open(&path).unwrap().find_answer(&id("a")).unwrap().is_some());
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn errors_say_what_to_do() {
     let (_root, path) = place();
     made(&path);
     fs::write(&path, "").unwrap();
-    let error = Store::open(&path).unwrap_err();
-    assert!(matches!(error, OpenError::Corrupt { .. }));
+    let error = ApprovalStore::open(&path).unwrap_err();
+    assert!(matches!(error, StoreOpenError::Corrupt { .. }));
     assert!(error.to_string().contains("\nhint: "));
 }

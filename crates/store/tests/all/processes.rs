@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use stockade_model::Scope;
-use stockade_store::{Consent, Namespace, Store};
+use stockade_model::ApprovalScope;
+use stockade_store::{Consent, ApprovalNamespace, ApprovalStore};
 
 use crate::{answer, digest, id, place};
 
@@ -55,9 +55,9 @@ pub(crate) fn given_path() -> Option<PathBuf> {
 #[ignore = "child of uses_are_counted_across_processes"]
 fn child_uses_up() {
     let Some(path) = given_path() else { return };
-    let store = Store::open(&path).unwrap();
+    let store = ApprovalStore::open(&path).unwrap();
     let mut used = 0;
-    while store.lookup(Namespace::Run, &digest("d"), None, 0).unwrap().is_some() {
+    while store.look_up_answer(ApprovalNamespace::Run, &digest("d"), None, 0).unwrap().is_some() {
         used += 1;
     }
     std::fs::write(path.with_extension(format!("used-{}", std::process::id())), used.to_string()).unwrap();
@@ -66,8 +66,8 @@ fn child_uses_up() {
 #[test]
 fn uses_are_counted_across_processes() {
     let (_root, path) = place();
-    let store = Store::open(&path).unwrap();
-    store.remember(&answer("a", Consent::Approved, Scope::Times(USES))).unwrap();
+    let store = ApprovalStore::open(&path).unwrap();
+    store.remember_answer(&answer("a", Consent::Approved, ApprovalScope::Times(USES))).unwrap();
     let children: Vec<Child> = (0..3).map(|_| child("processes::child_uses_up", &path)).collect();
     let pids: Vec<u32> = children.iter().map(Child::id).collect();
     children.into_iter().for_each(finish);
@@ -75,7 +75,7 @@ fn uses_are_counted_across_processes() {
         std::fs::read_to_string(path.with_extension(format!("used-{pid}"))).unwrap().parse().unwrap()
     };
     assert_eq!(pids.iter().map(used).sum::<u32>(), USES);
-    assert_eq!(store.show(&id("a")).unwrap().unwrap().scope, Scope::Times(0));
+    assert_eq!(store.find_answer(&id("a")).unwrap().unwrap().scope, ApprovalScope::Times(0));
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn uses_are_counted_across_processes() {
 fn child_makes_and_remembers() {
     let Some(path) = given_path() else { return };
     let name = std::process::id().to_string();
-    Store::open(&path).unwrap().remember(&answer(&name, Consent::Denied, Scope::Always)).unwrap();
+    ApprovalStore::open(&path).unwrap().remember_answer(&answer(&name, Consent::Denied, ApprovalScope::Always)).unwrap();
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn many_may_make_it_at_once() {
         let (_root, path) = place();
         let children: Vec<Child> = (0..4).map(|_| child("processes::child_makes_and_remembers", &path)).collect();
         children.into_iter().for_each(finish);
-        assert_eq!(Store::open(&path).unwrap().list().unwrap().len(), 4);
+        assert_eq!(ApprovalStore::open(&path).unwrap().list_answers().unwrap().len(), 4);
     }
 }
 
@@ -100,11 +100,11 @@ fn many_may_make_it_at_once() {
 #[ignore = "child of sudden_death_keeps_what_was_remembered"]
 fn child_remembers_forever() {
     let Some(path) = given_path() else { return };
-    let store = Store::open(&path).unwrap();
+    let store = ApprovalStore::open(&path).unwrap();
     // One byte for each that is acknowledged: an append of one byte is not torn.
     let mut count = std::fs::File::create(path.with_extension("count")).unwrap();
     for n in 0.. {
-        store.remember(&answer(&n.to_string(), Consent::Denied, Scope::Always)).unwrap();
+        store.remember_answer(&answer(&n.to_string(), Consent::Denied, ApprovalScope::Always)).unwrap();
         count.write_all(b".").unwrap();
     }
 }
@@ -122,25 +122,25 @@ fn sudden_death_keeps_what_was_remembered() {
     running.wait().unwrap();
     let acknowledged = count();
     assert!(acknowledged >= 200, "the child remembered nothing");
-    let store = Store::open(&path).unwrap();
-    store.check().unwrap();
-    assert!(store.list().unwrap().len() as u64 >= acknowledged);
+    let store = ApprovalStore::open(&path).unwrap();
+    store.check_integrity().unwrap();
+    assert!(store.list_answers().unwrap().len() as u64 >= acknowledged);
 }
 
 #[test]
 fn threads_share_one_store() {
     let (_root, path) = place();
-    let store = Store::open(&path).unwrap();
+    let store = ApprovalStore::open(&path).unwrap();
     // A second store in this process must not disturb the first one's locks.
-    let second = Store::open(&path).unwrap();
-    store.remember(&answer("a", Consent::Approved, Scope::Times(USES))).unwrap();
+    let second = ApprovalStore::open(&path).unwrap();
+    store.remember_answer(&answer("a", Consent::Approved, ApprovalScope::Times(USES))).unwrap();
     let used = std::sync::atomic::AtomicU32::new(0);
     std::thread::scope(|scope| {
         for n in 0..4 {
             let store = if n % 2 == 0 { &store } else { &second };
             let used = &used;
             scope.spawn(move || {
-                while store.lookup(Namespace::Run, &digest("d"), None, 0).unwrap().is_some() {
+                while store.look_up_answer(ApprovalNamespace::Run, &digest("d"), None, 0).unwrap().is_some() {
                     used.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 }
             });

@@ -5,16 +5,16 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use stockade_model::{Limit, RequestId, SandboxId, SandboxRecord, SandboxSpec, SandboxState, Status};
-use stockade_store::sandboxes::{Claim, CommandRecord, Due, MAX_COMMANDS, MAX_TEXT_BYTES, SandboxError, Sandboxes};
-use stockade_store::{OpenError, Store};
+use stockade_model::{LimitKind, RequestId, SandboxId, SandboxRecord, SandboxSpec, SandboxState, FinalStatus};
+use stockade_store::sandboxes::{SandboxClaim, CommandRecord, DueReason, MAX_COMMANDS, MAX_TEXT_BYTES, SandboxStoreError, SandboxStore};
+use stockade_store::{StoreOpenError, ApprovalStore};
 
 use crate::processes::{child, finish, given_path};
 
-fn sandboxes() -> (tempfile::TempDir, PathBuf, Sandboxes) {
+fn sandboxes() -> (tempfile::TempDir, PathBuf, SandboxStore) {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("state/sandboxes");
-    let sandboxes = Sandboxes::open(&path).unwrap();
+    let sandboxes = SandboxStore::open(&path).unwrap();
     (root, path, sandboxes)
 }
 
@@ -24,134 +24,134 @@ fn id(n: u8) -> SandboxId {
 
 fn spec() -> SandboxSpec {
     let mut spec = SandboxSpec::of_profile("workspace");
-    spec.limits.set(Limit::Disk, 1 << 30);
+    spec.limits.set_limit(LimitKind::Disk, 1 << 30);
     spec
 }
 
 /// One that is ready, with these lifetimes.
-fn ready(sandboxes: &Sandboxes, n: u8, ttl_ms: Option<u64>, idle_ms: Option<u64>) {
+fn ready(sandboxes: &SandboxStore, n: u8, ttl_ms: Option<u64>, idle_ms: Option<u64>) {
     let life = |ms: u64| ms.try_into().unwrap();
     let spec = SandboxSpec { ttl_ms: ttl_ms.map(life), idle_ms: idle_ms.map(life), ..spec() };
-    let claim = sandboxes.begin(id(n), spec, 1_000).unwrap();
-    sandboxes.choose(&claim, "native").unwrap();
-    sandboxes.change(&id(n), SandboxState::Ready, None, 1_001).unwrap();
+    let claim = sandboxes.begin_sandbox(id(n), spec, 1_000).unwrap();
+    sandboxes.set_backend(&claim, "native").unwrap();
+    sandboxes.change_state(&id(n), SandboxState::Ready, None, 1_001).unwrap();
 }
 
 fn ids(records: &[SandboxRecord]) -> Vec<SandboxId> {
     records.iter().map(|record| record.id.clone()).collect()
 }
 
-fn is_state(error: &SandboxError, wanted: SandboxState) -> bool {
-    matches!(error, SandboxError::State { state, .. } if *state == wanted)
+fn is_state(error: &SandboxStoreError, wanted: SandboxState) -> bool {
+    matches!(error, SandboxStoreError::State { state, .. } if *state == wanted)
 }
 
 #[test]
 fn whoever_opens_it_again_finds_every_one() {
     let (_root, path, first) = sandboxes();
     ready(&first, 1, Some(60_000), Some(5_000));
-    let before = first.find(&id(1)).unwrap().unwrap();
+    let before = first.find_sandbox(&id(1)).unwrap().unwrap();
     drop(first);
-    let again = Sandboxes::open(&path).unwrap();
-    assert_eq!(again.list().unwrap(), std::slice::from_ref(&before));
+    let again = SandboxStore::open(&path).unwrap();
+    assert_eq!(again.list_sandboxes().unwrap(), std::slice::from_ref(&before));
     assert_eq!(before.spec.limits, spec().limits);
     assert_eq!((before.backend.as_deref(), before.state), (Some("native"), SandboxState::Ready));
     assert_eq!((before.created_ms, before.changed_ms, before.expires_ms), (1_000, 1_001, Some(61_000)));
-    assert_eq!(again.find(&id(2)).unwrap(), None);
-    again.check().unwrap();
+    assert_eq!(again.find_sandbox(&id(2)).unwrap(), None);
+    again.check_integrity().unwrap();
 }
 
 #[test]
 fn its_directory_is_private_and_its_own() {
     let (_root, path, sandboxes) = sandboxes();
-    let claim = sandboxes.begin(id(1), spec(), 0).unwrap();
+    let claim = sandboxes.begin_sandbox(id(1), spec(), 0).unwrap();
     assert_eq!(claim.path(), path.canonicalize().unwrap().join(id(1).as_str()));
     assert_eq!(fs::metadata(claim.path()).unwrap().permissions().mode() & 0o7777, 0o700);
     let mine = claim.path().join("mine");
     fs::write(&mine, "x").unwrap();
     // Another of the same id neither takes it over nor removes anything of it.
-    assert!(sandboxes.begin(id(1), spec(), 0).is_err());
+    assert!(sandboxes.begin_sandbox(id(1), spec(), 0).is_err());
     assert!(mine.exists());
-    assert_eq!(sandboxes.list().unwrap().len(), 1);
+    assert_eq!(sandboxes.list_sandboxes().unwrap().len(), 1);
 }
 
 #[test]
 fn what_is_no_store_of_sandboxes_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let place = root.path().join("state");
-    Store::open(&place.join("sandboxes.db")).unwrap();
-    assert!(matches!(Sandboxes::open(&place), Err(OpenError::Foreign { .. })));
+    ApprovalStore::open(&place.join("sandboxes.db")).unwrap();
+    assert!(matches!(SandboxStore::open(&place), Err(StoreOpenError::Foreign { .. })));
     let (_root, path, _) = sandboxes();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    assert!(matches!(Sandboxes::open(&path), Err(OpenError::Place(_))));
+    assert!(matches!(SandboxStore::open(&path), Err(StoreOpenError::Place(_))));
 }
 
 #[test]
 fn a_state_leads_only_where_it_may() {
     let (_root, _, sandboxes) = sandboxes();
-    let claim = sandboxes.begin(id(1), spec(), 0).unwrap();
-    let refused = sandboxes.change(&id(1), SandboxState::Paused, None, 5).unwrap_err();
+    let claim = sandboxes.begin_sandbox(id(1), spec(), 0).unwrap();
+    let refused = sandboxes.change_state(&id(1), SandboxState::Paused, None, 5).unwrap_err();
     assert!(is_state(&refused, SandboxState::Creating), "{refused}");
-    sandboxes.choose(&claim, "native").unwrap();
-    assert!(sandboxes.choose(&claim, "docker").is_err(), "it is chosen once");
+    sandboxes.set_backend(&claim, "native").unwrap();
+    assert!(sandboxes.set_backend(&claim, "docker").is_err(), "it is chosen once");
     let why = "no space\u{20ac}".repeat(1_000);
-    let failed = sandboxes.change(&id(1), SandboxState::Failed, Some(&why), 6).unwrap();
+    let failed = sandboxes.change_state(&id(1), SandboxState::Failed, Some(&why), 6).unwrap();
     assert_eq!((failed.state, failed.changed_ms, failed.backend.as_deref()), (SandboxState::Failed, 6, Some("native")));
-    let kept = sandboxes.find(&id(1)).unwrap().unwrap().why.unwrap();
+    let kept = sandboxes.find_sandbox(&id(1)).unwrap().unwrap().why.unwrap();
     assert!(kept.len() <= 4_096 && why.starts_with(&kept), "{} bytes", kept.len());
-    assert!(is_state(&sandboxes.change(&id(1), SandboxState::Ready, None, 7).unwrap_err(), SandboxState::Failed));
-    let unknown = sandboxes.change(&id(9), SandboxState::Ready, None, 7).unwrap_err();
-    assert!(matches!(unknown, SandboxError::Unknown(_)), "{unknown}");
+    assert!(is_state(&sandboxes.change_state(&id(1), SandboxState::Ready, None, 7).unwrap_err(), SandboxState::Failed));
+    let unknown = sandboxes.change_state(&id(9), SandboxState::Ready, None, 7).unwrap_err();
+    assert!(matches!(unknown, SandboxStoreError::Unknown(_)), "{unknown}");
 }
 
 #[test]
 fn only_what_is_ready_is_used_and_only_what_is_unused_is_claimed() {
     let (_root, _, sandboxes) = sandboxes();
-    let claim = sandboxes.begin(id(1), spec(), 0).unwrap();
+    let claim = sandboxes.begin_sandbox(id(1), spec(), 0).unwrap();
     assert!(is_state(&sandboxes.begin_use(&id(1), 1).unwrap_err(), SandboxState::Creating));
-    sandboxes.change(&id(1), SandboxState::Ready, None, 1).unwrap();
+    sandboxes.change_state(&id(1), SandboxState::Ready, None, 1).unwrap();
     drop(claim);
     let one = sandboxes.begin_use(&id(1), 50).unwrap();
     let two = sandboxes.begin_use(&id(1), 40).unwrap();
-    assert_eq!(sandboxes.find(&id(1)).unwrap().unwrap().used_ms, 50, "time does not run back");
-    assert!(matches!(sandboxes.claim(&id(1)), Err(SandboxError::InUse(_))));
+    assert_eq!(sandboxes.find_sandbox(&id(1)).unwrap().unwrap().used_ms, 50, "time does not run back");
+    assert!(matches!(sandboxes.claim_sandbox(&id(1)), Err(SandboxStoreError::InUse(_))));
     sandboxes.end_use(one, 70).unwrap();
     drop(two);
-    assert_eq!(sandboxes.find(&id(1)).unwrap().unwrap().used_ms, 70);
-    let claim = sandboxes.claim(&id(1)).unwrap();
-    sandboxes.change(&id(1), SandboxState::Destroying, None, 80).unwrap();
+    assert_eq!(sandboxes.find_sandbox(&id(1)).unwrap().unwrap().used_ms, 70);
+    let claim = sandboxes.claim_sandbox(&id(1)).unwrap();
+    sandboxes.change_state(&id(1), SandboxState::Destroying, None, 80).unwrap();
     assert!(is_state(&sandboxes.begin_use(&id(1), 81).unwrap_err(), SandboxState::Destroying));
-    sandboxes.close(claim, 90).unwrap();
-    assert!(is_state(&sandboxes.claim(&id(1)).unwrap_err(), SandboxState::Destroyed));
+    sandboxes.close_sandbox(claim, 90).unwrap();
+    assert!(is_state(&sandboxes.claim_sandbox(&id(1)).unwrap_err(), SandboxState::Destroyed));
 }
 
 #[test]
 fn what_is_not_empty_is_not_over() {
     let (_root, _, sandboxes) = sandboxes();
     ready(&sandboxes, 1, None, None);
-    let claim = sandboxes.claim(&id(1)).unwrap();
+    let claim = sandboxes.claim_sandbox(&id(1)).unwrap();
     let path = claim.path().to_owned();
-    assert!(sandboxes.close(claim, 5).is_err(), "it is not being destroyed");
+    assert!(sandboxes.close_sandbox(claim, 5).is_err(), "it is not being destroyed");
     fs::write(path.join("left"), "x").unwrap();
-    sandboxes.change(&id(1), SandboxState::Destroying, Some("asked"), 6).unwrap();
-    sandboxes.close(sandboxes.claim(&id(1)).unwrap(), 7).unwrap_err();
-    assert_eq!(ids(&sandboxes.abandoned().unwrap()), [id(1)]);
+    sandboxes.change_state(&id(1), SandboxState::Destroying, Some("asked"), 6).unwrap();
+    sandboxes.close_sandbox(sandboxes.claim_sandbox(&id(1)).unwrap(), 7).unwrap_err();
+    assert_eq!(ids(&sandboxes.abandoned_sandboxes().unwrap()), [id(1)]);
     fs::remove_file(path.join("left")).unwrap();
-    sandboxes.close(sandboxes.claim(&id(1)).unwrap(), 8).unwrap();
-    let over = sandboxes.find(&id(1)).unwrap().unwrap();
+    sandboxes.close_sandbox(sandboxes.claim_sandbox(&id(1)).unwrap(), 8).unwrap();
+    let over = sandboxes.find_sandbox(&id(1)).unwrap().unwrap();
     assert_eq!((over.state, over.why.as_deref()), (SandboxState::Destroyed, Some("asked")));
     assert!(!path.exists());
-    assert_eq!((sandboxes.prune(8).unwrap(), sandboxes.prune(9).unwrap()), (0, 1));
-    assert_eq!(sandboxes.list().unwrap(), []);
+    assert_eq!((sandboxes.prune_records(8).unwrap(), sandboxes.prune_records(9).unwrap()), (0, 1));
+    assert_eq!(sandboxes.list_sandboxes().unwrap(), []);
 }
 
 #[test]
 fn what_was_removed_and_not_noted_can_be_ended() {
     let (_root, path, sandboxes) = sandboxes();
     ready(&sandboxes, 1, None, None);
-    sandboxes.change(&id(1), SandboxState::Destroying, None, 6).unwrap();
+    sandboxes.change_state(&id(1), SandboxState::Destroying, None, 6).unwrap();
     fs::remove_dir_all(path.join(id(1).as_str())).unwrap();
-    assert_eq!(ids(&sandboxes.abandoned().unwrap()), [id(1)]);
-    sandboxes.close(sandboxes.claim(&id(1)).unwrap(), 8).unwrap();
+    assert_eq!(ids(&sandboxes.abandoned_sandboxes().unwrap()), [id(1)]);
+    sandboxes.close_sandbox(sandboxes.claim_sandbox(&id(1)).unwrap(), 8).unwrap();
     assert!(!path.join(id(1).as_str()).exists());
 }
 
@@ -162,20 +162,20 @@ fn time_ends_what_lives_too_long_or_is_not_used() {
     ready(&sandboxes, 2, None, Some(4_000));
     ready(&sandboxes, 3, Some(90_000), Some(80_000));
     ready(&sandboxes, 4, None, None);
-    let due = |now_ms| -> Vec<(SandboxId, Due)> {
-        sandboxes.due(now_ms).unwrap().into_iter().map(|(record, due)| (record.id, due)).collect()
+    let due = |now_ms| -> Vec<(SandboxId, DueReason)> {
+        sandboxes.due_sandboxes(now_ms).unwrap().into_iter().map(|(record, due)| (record.id, due)).collect()
     };
     assert_eq!(due(4_999), []);
-    assert_eq!(due(11_000), [(id(2), Due::Idle), (id(1), Due::Expired)]);
+    assert_eq!(due(11_000), [(id(2), DueReason::Idle), (id(1), DueReason::Expired)]);
     // Used, it is not idle however long; its time to live is over all the same.
     let used = [sandboxes.begin_use(&id(1), 2_000).unwrap(), sandboxes.begin_use(&id(2), 2_000).unwrap()];
-    assert_eq!(due(11_000), [(id(1), Due::Expired)]);
+    assert_eq!(due(11_000), [(id(1), DueReason::Expired)]);
     sandboxes.extend(&id(1), 50_000).unwrap();
     assert_eq!(due(11_000), []);
     used.into_iter().for_each(|used| sandboxes.end_use(used, 12_000).unwrap());
     assert_eq!(due(15_999), []);
-    assert_eq!(due(16_000), [(id(2), Due::Idle)]);
-    sandboxes.change(&id(2), SandboxState::Destroying, None, 16_000).unwrap();
+    assert_eq!(due(16_000), [(id(2), DueReason::Idle)]);
+    sandboxes.change_state(&id(2), SandboxState::Destroying, None, 16_000).unwrap();
     assert_eq!(due(16_000), []);
     assert!(sandboxes.extend(&id(2), 90_000).is_err(), "it is on its way out");
 }
@@ -184,10 +184,10 @@ fn time_ends_what_lives_too_long_or_is_not_used() {
 #[ignore = "child of what_a_killed_maker_left_is_known"]
 fn child_begins_and_dies() {
     let Some(path) = given_path() else { return };
-    let sandboxes = Sandboxes::open(&path).unwrap();
-    let claims: Vec<Claim> = (1..4).map(|n| sandboxes.begin(id(n), spec(), 0).unwrap()).collect();
-    sandboxes.change(&id(2), SandboxState::Destroying, None, 0).unwrap();
-    sandboxes.change(&id(3), SandboxState::Ready, None, 0).unwrap();
+    let sandboxes = SandboxStore::open(&path).unwrap();
+    let claims: Vec<SandboxClaim> = (1..4).map(|n| sandboxes.begin_sandbox(id(n), spec(), 0).unwrap()).collect();
+    sandboxes.change_state(&id(2), SandboxState::Destroying, None, 0).unwrap();
+    sandboxes.change_state(&id(3), SandboxState::Ready, None, 0).unwrap();
     let _used = sandboxes.begin_use(&id(4), 2_000).unwrap();
     fs::write(path.join("begun"), "").unwrap();
     // Killed here.
@@ -201,15 +201,15 @@ fn what_a_killed_maker_left_is_known() {
     ready(&sandboxes, 4, None, Some(1_000));
     let mut maker = child("sandboxes::child_begins_and_dies", &path);
     crate::processes::wait_for(&path.join("begun"));
-    assert_eq!(sandboxes.list().unwrap().len(), 4);
-    assert_eq!(sandboxes.abandoned().unwrap(), [], "somebody is at them");
-    assert_eq!(sandboxes.due(10_000).unwrap(), [], "it is used");
+    assert_eq!(sandboxes.list_sandboxes().unwrap().len(), 4);
+    assert_eq!(sandboxes.abandoned_sandboxes().unwrap(), [], "somebody is at them");
+    assert_eq!(sandboxes.due_sandboxes(10_000).unwrap(), [], "it is used");
     maker.kill().unwrap();
     maker.wait().unwrap();
-    assert_eq!(ids(&sandboxes.abandoned().unwrap()), [id(1), id(2)]);
-    assert_eq!(sandboxes.due(10_000).unwrap().len(), 1);
-    let again = Sandboxes::open(&path).unwrap();
-    assert_eq!(again.claim(&id(1)).unwrap().id(), &id(1));
+    assert_eq!(ids(&sandboxes.abandoned_sandboxes().unwrap()), [id(1), id(2)]);
+    assert_eq!(sandboxes.due_sandboxes(10_000).unwrap().len(), 1);
+    let again = SandboxStore::open(&path).unwrap();
+    assert_eq!(again.claim_sandbox(&id(1)).unwrap().id(), &id(1));
 }
 
 #[test]
@@ -217,14 +217,14 @@ fn one_that_somebody_ends_is_not_abandoned_although_others_still_use_it() {
     let (_root, _path, sandboxes) = sandboxes();
     ready(&sandboxes, 1, None, None);
     let used = sandboxes.begin_use(&id(1), 1_000).unwrap();
-    sandboxes.change(&id(1), SandboxState::Destroying, None, 1_001).unwrap();
+    sandboxes.change_state(&id(1), SandboxState::Destroying, None, 1_001).unwrap();
     let ending = sandboxes.begin_end(&id(1)).unwrap();
     assert!(ending.is_some());
     drop(used);
-    assert_eq!(sandboxes.abandoned().unwrap(), []);
+    assert_eq!(sandboxes.abandoned_sandboxes().unwrap(), []);
     drop(ending);
-    assert_eq!(ids(&sandboxes.abandoned().unwrap()), [id(1)]);
-    let alone = sandboxes.claim(&id(1)).unwrap();
+    assert_eq!(ids(&sandboxes.abandoned_sandboxes().unwrap()), [id(1)]);
+    let alone = sandboxes.claim_sandbox(&id(1)).unwrap();
     assert!(sandboxes.begin_end(&id(1)).unwrap().is_none(), "who is alone at it says the same");
     drop(alone);
 }
@@ -235,8 +235,8 @@ const RACES: u8 = 40;
 #[ignore = "child of a_change_is_made_once_whoever_races"]
 fn child_races() {
     let Some(path) = given_path() else { return };
-    let sandboxes = Sandboxes::open(&path).unwrap();
-    let won = (1..=RACES).filter(|n| sandboxes.change(&id(*n), SandboxState::Paused, None, 5).is_ok()).count();
+    let sandboxes = SandboxStore::open(&path).unwrap();
+    let won = (1..=RACES).filter(|n| sandboxes.change_state(&id(*n), SandboxState::Paused, None, 5).is_ok()).count();
     fs::write(path.join(format!("won-{}", std::process::id())), won.to_string()).unwrap();
 }
 
@@ -266,7 +266,7 @@ fn what_was_run_is_known_in_order_and_bounded() {
         text: "é".repeat(MAX_TEXT_BYTES),
         started_ms: n,
         ended_ms: n + 1,
-        status: Status::Exited,
+        status: FinalStatus::Exited,
         exit_code: Some(3),
         memory_peak_bytes: n.is_multiple_of(2).then_some(n),
         processes_peak: None,
@@ -277,12 +277,12 @@ fn what_was_run_is_known_in_order_and_bounded() {
         sandboxes.note_command(&id(1), command(n)).unwrap();
     }
     sandboxes.note_command(&id(2), command(5)).unwrap();
-    let found = Sandboxes::open(&path).unwrap().commands(&id(1)).unwrap();
+    let found = SandboxStore::open(&path).unwrap().list_commands(&id(1)).unwrap();
     assert_eq!(found.len(), MAX_COMMANDS);
     assert_eq!((found[0].started_ms, found[MAX_COMMANDS - 1].started_ms), (2, count - 1));
     assert_eq!(found[0], CommandRecord { text: "é".repeat(MAX_TEXT_BYTES / 2), ..command(2) });
-    assert_eq!(sandboxes.commands(&id(2)).unwrap().len(), 1);
-    assert_eq!(sandboxes.commands(&id(3)).unwrap(), []);
+    assert_eq!(sandboxes.list_commands(&id(2)).unwrap().len(), 1);
+    assert_eq!(sandboxes.list_commands(&id(3)).unwrap(), []);
 }
 
 #[test]

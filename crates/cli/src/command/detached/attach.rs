@@ -5,13 +5,13 @@ use std::thread::sleep;
 
 use stockade_store::runs::OutputReader;
 
-use super::client::{Client, Happened};
-use super::wire::{Fate, Intake, Piece};
-use super::{AGAIN, Shower, end_of, runs};
-use crate::command::{Ended, remark};
+use super::client::{RunClient, ClientEvent};
+use super::wire::{InputResult, InputKind, InputPiece};
+use super::{RUN_POLL_INTERVAL, OutputPrinter, end_of, open_runs};
+use crate::command::{CommandResult, print_remark};
 use crate::detached_args::{AttachArgs, WriteArgs};
 use crate::exit;
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::relay::is_at_terminal;
 use crate::render::detached as text;
 
@@ -20,56 +20,56 @@ use crate::render::detached as text;
 ///
 /// # Errors
 /// [`Failure`] if there is no such run, or if it cannot be reached.
-pub fn attach(typed: &AttachArgs) -> Ended {
-    let run = runs()?.find(&typed.id)?;
-    let mut output = run.output();
+pub fn attach_to_run(typed: &AttachArgs) -> CommandResult {
+    let run = open_runs()?.find_run(&typed.id)?;
+    let mut output = run.open_output();
     if typed.new {
-        skip(&mut output)?;
+        skip_past_output(&mut output)?;
     }
-    let mut client = Client::of(&run)?;
-    let sits = client.intake() == Intake::Terminal && is_at_terminal();
+    let mut client = RunClient::attach_to(&run)?;
+    let sits = client.input_kind() == InputKind::Terminal && is_at_terminal();
     if io::stderr().is_terminal() {
-        remark(&match sits {
-            true => text::seated(run.id(), &typed.detach_keys),
-            false => text::attached(run.id(), client.is_open()),
+        print_remark(&match sits {
+            true => text::terminal_attached_message(run.id(), &typed.detach_keys),
+            false => text::attached_message(run.id(), client.is_open()),
         });
     }
     if sits {
         client.sit_down(&typed.detach_keys, &mut output)?;
     }
-    let printing = run.printing().ok();
+    let printing = run.watch_output().ok();
     loop {
-        client.show(&mut output)?;
-        match client.wait(printing.as_ref())? {
-            Happened::Nothing | Happened::Fate(Fate::Taken) => {}
-            Happened::Left => {
-                client.leave();
-                remark(&text::left(run.id()));
+        client.show_output(&mut output)?;
+        match client.wait_for_event(printing.as_ref())? {
+            ClientEvent::Nothing | ClientEvent::Fate(InputResult::Taken) => {}
+            ClientEvent::Left => {
+                client.detach_client();
+                print_remark(&text::detached_message(run.id()));
                 return Ok(exit::SUCCESS);
             }
-            Happened::Over => break,
-            Happened::Fate(Fate::Waits) if io::stdin().is_terminal() => remark(text::WAITS),
-            Happened::Fate(Fate::Waits) => {}
-            Happened::Fate(Fate::Refused(why)) => client.say(&why),
-            Happened::Fate(Fate::Lost(why)) => {
+            ClientEvent::Over => break,
+            ClientEvent::Fate(InputResult::Waits) if io::stdin().is_terminal() => print_remark(text::INCOMPLETE_INPUT_MESSAGE),
+            ClientEvent::Fate(InputResult::Waits) => {}
+            ClientEvent::Fate(InputResult::Refused(why)) => client.print_message(&why),
+            ClientEvent::Fate(InputResult::Lost(why)) => {
                 client.stop_writing();
-                client.say(&text::lost(&why));
+                client.print_message(&text::input_lost_message(&why));
             }
         }
     }
-    client.leave();
-    let mut shower = Shower::default();
+    client.detach_client();
+    let mut shower = OutputPrinter::default();
     while run.is_watched() {
-        shower.show(&mut output)?;
-        sleep(AGAIN);
+        shower.print_available(&mut output)?;
+        sleep(RUN_POLL_INTERVAL);
     }
-    shower.show(&mut output)?;
+    shower.print_available(&mut output)?;
     end_of(&run)
 }
 
 /// Skips the output so far.
-fn skip(output: &mut OutputReader) -> Result<(), Failure> {
-    while output.next_piece().map_err(|e| Failure::new(format!("cannot read what the run printed: {e}")))?.is_some() {}
+fn skip_past_output(output: &mut OutputReader) -> Result<(), CliError> {
+    while output.next_piece().map_err(|e| CliError::new(format!("cannot read what the run printed: {e}")))?.is_some() {}
     Ok(())
 }
 
@@ -77,35 +77,35 @@ fn skip(output: &mut OutputReader) -> Result<(), Failure> {
 ///
 /// # Errors
 /// [`Failure`] if there is no such run, or if it takes no input.
-pub fn write(typed: &WriteArgs) -> Ended {
-    let run = runs()?.find(&typed.id)?;
-    let mut client = Client::of(&run)?;
+pub fn write_to_run(typed: &WriteArgs) -> CommandResult {
+    let run = open_runs()?.find_run(&typed.id)?;
+    let mut client = RunClient::attach_to(&run)?;
     if !client.is_open() {
-        return Err(Failure::new(format!("{} has no standard input", run.id()))
-            .hint("start it with `stockade run --detach --interactive`"));
+        return Err(CliError::new(format!("{} has no standard input", run.id()))
+            .with_hint("start it with `stockade run --detach --interactive`"));
     }
-    client.end_with(if typed.close { Piece::Close } else { Piece::Rest });
+    client.end_with(if typed.close { InputPiece::Close } else { InputPiece::Rest });
     loop {
-        let happened = client.wait(None)?;
+        let happened = client.wait_for_event(None)?;
         match happened {
-            Happened::Fate(Fate::Refused(why)) => {
-                client.leave();
-                remark(&why);
-                return Ok(exit::REFUSED);
+            ClientEvent::Fate(InputResult::Refused(why)) => {
+                client.detach_client();
+                print_remark(&why);
+                return Ok(exit::WRITE_REFUSED);
             }
-            Happened::Fate(Fate::Lost(why)) => return Err(Failure::new(why)),
-            Happened::Fate(_) if !client.is_open() => {
-                client.leave();
+            ClientEvent::Fate(InputResult::Lost(why)) => return Err(CliError::new(why)),
+            ClientEvent::Fate(_) if !client.is_open() => {
+                client.detach_client();
                 return Ok(exit::SUCCESS);
             }
-            Happened::Fate(_) | Happened::Nothing => {}
-            Happened::Left => {
-                client.leave();
-                return Err(Failure::new("interrupted: not all of it was written"));
+            ClientEvent::Fate(_) | ClientEvent::Nothing => {}
+            ClientEvent::Left => {
+                client.detach_client();
+                return Err(CliError::new("interrupted: not all of it was written"));
             }
-            Happened::Over => {
-                client.leave();
-                return Err(Failure::new(format!("{} has ended before it said that it took all of it", run.id())));
+            ClientEvent::Over => {
+                client.detach_client();
+                return Err(CliError::new(format!("{} has ended before it said that it took all of it", run.id())));
             }
         }
     }

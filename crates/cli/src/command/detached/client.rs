@@ -13,28 +13,28 @@ use std::thread::{self, JoinHandle};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::process::Signal;
-use stockade_engine::{Approver as _, HeldCalls, Waiting};
-use stockade_model::{Question, RawText};
-use stockade_store::runs::{OutputReader, Run};
-use stockade_sys::signals::Signals;
+use stockade_engine::{Approver as _, HeldCalls, PendingQuestion};
+use stockade_model::{ApprovalQuestion, RawText};
+use stockade_store::runs::{OutputReader, DetachedRun};
+use stockade_sys::signals::SignalDescriptor;
 
-use super::seat::{self, Seat};
-use super::wire::{Fate, INPUT_BYTES, Intake, Line, Piece, Said, TOLD_BYTES, Told};
-use super::{AGAIN, Shower, control};
+use super::seat::{self, TerminalClient};
+use super::wire::{InputResult, MAX_INPUT_BYTES, InputKind, RunChannel, InputPiece, ClientMessage, MAX_RUN_MESSAGE_BYTES, RunMessage};
+use super::{RUN_POLL_INTERVAL, OutputPrinter, control};
 use crate::approver::TerminalApprover;
-use crate::command::remark;
+use crate::command::print_remark;
 use crate::detach_keys::DetachKeys;
-use crate::failure::Failure;
-use crate::terminal::Terminal;
+use crate::failure::CliError;
+use crate::terminal::UserTerminal;
 
 /// Signals that detach from the run.
-const LEAVING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
+const DETACH_SIGNALS: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 /// Keys read at once.
-const KEYS_BYTES: usize = 4096;
+const KEY_BUFFER_BYTES: usize = 4096;
 
 /// State of the input that is read here for the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
+enum InputProgress {
     /// More may be read and sent.
     Open,
     /// The result of the last piece is not known yet.
@@ -46,11 +46,11 @@ enum Source {
 }
 
 /// Event that ended a wait.
-pub enum Happened {
+pub enum ClientEvent {
     /// More output may be available.
     Nothing,
     /// Result of the last input.
-    Fate(Fate),
+    Fate(InputResult),
     /// The run ended, or it closed the connection to this client.
     Over,
     /// A signal: the user wants to detach.
@@ -59,7 +59,7 @@ pub enum Happened {
 
 /// Readiness of the polled descriptors.
 #[derive(Clone, Copy, Default)]
-struct Ready {
+struct ClientReadiness {
     told: bool,
     signalled: bool,
     answered: bool,
@@ -67,65 +67,65 @@ struct Ready {
 }
 
 /// A question on the screen.
-struct Asked {
+struct ShownQuestion {
     number: u64,
-    waiting: Waiting,
+    waiting: PendingQuestion,
     dialog: JoinHandle<()>,
     /// True if the user detached while it was shown.
     left: Arc<AtomicBool>,
 }
 
 /// A question to be shown later.
-struct Next {
+struct NextQuestion {
     number: u64,
-    question: Box<Question>,
+    question: Box<ApprovalQuestion>,
     text: RawText,
 }
 
 /// An attached client.
-pub struct Client {
-    line: Arc<Line>,
-    signals: Signals,
-    intake: Intake,
-    source: Source,
+pub struct RunClient {
+    line: Arc<RunChannel>,
+    signals: SignalDescriptor,
+    intake: InputKind,
+    source: InputProgress,
     /// Message that is sent at the end of standard input.
-    last: Piece,
+    last: InputPiece,
     /// The user's terminal, if the run's terminal is shown on it.
-    seat: Option<Seat>,
+    seat: Option<TerminalClient>,
     /// Shows the output if there is no `seat`.
-    shower: Shower,
-    asked: Option<Asked>,
-    next: VecDeque<Next>,
+    shower: OutputPrinter,
+    asked: Option<ShownQuestion>,
+    next: VecDeque<NextQuestion>,
     /// Readable once a dialog has ended.
     answered: Arc<OwnedFd>,
 }
 
-impl Client {
+impl RunClient {
     /// Attaches to this run.
     ///
     /// # Errors
     /// [`Failure`] if it has ended or cannot be reached.
-    pub fn of(run: &Run) -> Result<Self, Failure> {
+    pub fn attach_to(run: &DetachedRun) -> Result<Self, CliError> {
         // Before any thread starts.
-        let taken: Vec<i32> = LEAVING.into_iter().chain([Signal::WINCH]).map(Signal::as_raw).collect();
-        let signals = Signals::take(&taken).map_err(cannot)?;
-        let answered = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| cannot(e.into()))?;
-        let attached = control::attach(run, Terminal::open().is_some());
+        let taken: Vec<i32> = DETACH_SIGNALS.into_iter().chain([Signal::WINCH]).map(Signal::as_raw).collect();
+        let signals = SignalDescriptor::block_and_read(&taken).map_err(attach_error)?;
+        let answered = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| attach_error(e.into()))?;
+        let attached = control::attach_to_supervisor(run, UserTerminal::open().is_some());
         let (line, intake) = attached.map_err(|failure| match run.is_watched() {
             true => failure,
-            false => Failure::new(format!("{} is over", run.id())).hint("`stockade logs` shows what it printed"),
+            false => CliError::new(format!("{} is over", run.id())).with_hint("`stockade logs` shows what it printed"),
         })?;
         // Ctrl-D is a user's decision; another end of file may have no meaning, for example
         // `/dev/null`.
-        let last = if io::stdin().is_terminal() { Piece::Close } else { Piece::Rest };
+        let last = if io::stdin().is_terminal() { InputPiece::Close } else { InputPiece::Rest };
         Ok(Self {
             line: Arc::new(line),
             signals,
             intake,
-            source: if intake == Intake::Nothing { Source::Ended } else { Source::Open },
+            source: if intake == InputKind::Nothing { InputProgress::Ended } else { InputProgress::Open },
             last,
             seat: None,
-            shower: Shower::default(),
+            shower: OutputPrinter::default(),
             asked: None,
             next: VecDeque::new(),
             answered: Arc::new(answered),
@@ -133,23 +133,23 @@ impl Client {
     }
 
     /// Returns the kind of the run's input.
-    pub fn intake(&self) -> Intake {
+    pub fn input_kind(&self) -> InputKind {
         self.intake
     }
 
     /// Returns whether more can be written.
     pub fn is_open(&self) -> bool {
-        self.source != Source::Ended
+        self.source != InputProgress::Ended
     }
 
     /// Sets the message that is sent at the end of standard input.
-    pub fn end_with(&mut self, last: Piece) {
+    pub fn end_with(&mut self, last: InputPiece) {
         self.last = last;
     }
 
     /// Stops the input.
     pub fn stop_writing(&mut self) {
-        self.source = Source::Ended;
+        self.source = InputProgress::Ended;
     }
 
     /// Shows the run's terminal on the user's terminal until these keys are pressed. Starts with
@@ -157,8 +157,8 @@ impl Client {
     ///
     /// # Errors
     /// [`Failure`] if the terminal is gone, or if the earlier output cannot be read.
-    pub fn sit_down(&mut self, keys: &DetachKeys, past: &mut OutputReader) -> Result<(), Failure> {
-        self.seat.insert(Seat::take(keys).map_err(cannot)?).show_again(past)?;
+    pub fn sit_down(&mut self, keys: &DetachKeys, past: &mut OutputReader) -> Result<(), CliError> {
+        self.seat.insert(TerminalClient::take_terminal(keys).map_err(attach_error)?).show_again(past)?;
         self.tell_size(true);
         Ok(())
     }
@@ -167,26 +167,26 @@ impl Client {
     ///
     /// # Errors
     /// [`Failure`] if it cannot be read or shown.
-    pub fn show(&mut self, output: &mut OutputReader) -> Result<(), Failure> {
+    pub fn show_output(&mut self, output: &mut OutputReader) -> Result<(), CliError> {
         match &mut self.seat {
             _ if self.asked.is_some() => Ok(()),
-            Some(seat) => seat.show(output),
-            None => self.shower.show(output),
+            Some(seat) => seat.show_output(output),
+            None => self.shower.print_available(output),
         }
     }
 
     /// Prints a message to the user.
-    pub fn say(&self, text: &str) {
+    pub fn print_message(&self, text: &str) {
         match &self.seat {
-            Some(_) => seat::say(text.as_bytes()),
-            None => remark(text),
+            Some(_) => seat::print_message(text.as_bytes()),
+            None => print_remark(text),
         }
     }
 
     /// Sends the terminal size. A failure is ignored, because a run that has ended needs no size.
     fn tell_size(&self, again: bool) {
-        if let Some(size) = seat::size(again).filter(|_| self.seat.is_some()) {
-            let _ = self.line.send(&size);
+        if let Some(size) = seat::read_terminal_size(again).filter(|_| self.seat.is_some()) {
+            let _ = self.line.send_message(&size);
         }
     }
 
@@ -194,33 +194,33 @@ impl Client {
     ///
     /// # Errors
     /// [`Failure`] if the wait fails.
-    pub fn wait(&mut self, printing: Option<&OwnedFd>) -> Result<Happened, Failure> {
-        let ready = self.ready(printing).map_err(|e| Failure::new(format!("cannot wait: {e}")))?;
+    pub fn wait_for_event(&mut self, printing: Option<&OwnedFd>) -> Result<ClientEvent, CliError> {
+        let ready = self.poll_readiness(printing).map_err(|e| CliError::new(format!("cannot wait: {e}")))?;
         if ready.answered && self.finish_question() {
-            return Ok(Happened::Left);
+            return Ok(ClientEvent::Left);
         }
         if ready.signalled {
             return Ok(match self.signals.next() {
                 Ok(signal) if signal == Signal::WINCH.as_raw() => {
                     self.tell_size(false);
-                    Happened::Nothing
+                    ClientEvent::Nothing
                 }
-                Ok(_) | Err(_) => Happened::Left,
+                Ok(_) | Err(_) => ClientEvent::Left,
             });
         }
         if ready.told {
-            return Ok(match self.line.receive(TOLD_BYTES) {
-                Ok(Some(told)) => self.hear(told),
-                Ok(None) | Err(_) => Happened::Over,
+            return Ok(match self.line.receive_message(MAX_RUN_MESSAGE_BYTES) {
+                Ok(Some(told)) => self.handle_message(told),
+                Ok(None) | Err(_) => ClientEvent::Over,
             });
         }
         if ready.typed {
             return Ok(self.pass_on());
         }
-        Ok(Happened::Nothing)
+        Ok(ClientEvent::Nothing)
     }
 
-    fn ready(&self, printing: Option<&OwnedFd>) -> io::Result<Ready> {
+    fn poll_readiness(&self, printing: Option<&OwnedFd>) -> io::Result<ClientReadiness> {
         let stdin = io::stdin();
         let mut waited = vec![
             PollFd::new(self.line.stream(), PollFlags::IN),
@@ -230,8 +230,8 @@ impl Client {
         // Input while a question is shown is its answer.
         let has_room = match &self.seat {
             // Always, so that the user can detach from a run that reads no input.
-            Some(seat) => self.source != Source::Ended && seat.has_room(),
-            None => self.source == Source::Open,
+            Some(seat) => self.source != InputProgress::Ended && seat.has_room(),
+            None => self.source == InputProgress::Open,
         };
         let reads = has_room && self.asked.is_none();
         if reads {
@@ -240,14 +240,14 @@ impl Client {
         if let Some(printing) = printing.filter(|_| self.asked.is_none()) {
             waited.push(PollFd::new(printing, PollFlags::IN));
         }
-        let again = Timespec { tv_sec: 0, tv_nsec: AGAIN.subsec_nanos().into() };
+        let again = Timespec { tv_sec: 0, tv_nsec: RUN_POLL_INTERVAL.subsec_nanos().into() };
         match poll(&mut waited, Some(&again)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
         let is_ready = |at: usize| waited.get(at).is_some_and(|fd| !fd.revents().is_empty());
         let ready =
-            Ready { told: is_ready(0), signalled: is_ready(1), answered: is_ready(2), typed: reads && is_ready(3) };
+            ClientReadiness { told: is_ready(0), signalled: is_ready(1), answered: is_ready(2), typed: reads && is_ready(3) };
         if let Some(printing) = printing {
             // The content is irrelevant; the descriptor must not stay ready.
             while rustix::io::read(printing, &mut [0; 4096]).is_ok_and(|length| length > 0) {}
@@ -256,69 +256,69 @@ impl Client {
     }
 
     /// Sends input, or the end of the input.
-    fn pass_on(&mut self) -> Happened {
+    fn pass_on(&mut self) -> ClientEvent {
         if self.seat.is_some() {
-            return self.press();
+            return self.read_keys();
         }
-        let mut bytes = vec![0; INPUT_BYTES];
+        let mut bytes = vec![0; MAX_INPUT_BYTES];
         let piece = match rustix::io::read(io::stdin(), &mut bytes) {
             Ok(length @ 1..) => {
-                self.source = Source::Awaiting;
-                Piece::Bytes(bytes[..length].into())
+                self.source = InputProgress::Awaiting;
+                InputPiece::Bytes(bytes[..length].into())
             }
-            Err(Errno::INTR | Errno::AGAIN) => return Happened::Nothing,
+            Err(Errno::INTR | Errno::AGAIN) => return ClientEvent::Nothing,
             Ok(0) | Err(_) => {
-                self.source = Source::AwaitingLast;
+                self.source = InputProgress::AwaitingLast;
                 self.last.clone()
             }
         };
-        self.line.send(&Said::Input(piece)).map_or(Happened::Over, |()| Happened::Nothing)
+        self.line.send_message(&ClientMessage::Input(piece)).map_or(ClientEvent::Over, |()| ClientEvent::Nothing)
     }
 
     /// Reads pressed keys.
-    fn press(&mut self) -> Happened {
-        let mut bytes = [0; KEYS_BYTES];
+    fn read_keys(&mut self) -> ClientEvent {
+        let mut bytes = [0; KEY_BUFFER_BYTES];
         let pressed = match rustix::io::read(io::stdin(), &mut bytes) {
             Ok(length @ 1..) => &bytes[..length],
-            Err(Errno::INTR | Errno::AGAIN) => return Happened::Nothing,
+            Err(Errno::INTR | Errno::AGAIN) => return ClientEvent::Nothing,
             // The terminal is gone.
-            Ok(0) | Err(_) => return Happened::Left,
+            Ok(0) | Err(_) => return ClientEvent::Left,
         };
-        if self.seat.as_mut().is_some_and(|seat| seat.pressed(pressed)) {
-            return Happened::Left;
+        if self.seat.as_mut().is_some_and(|seat| seat.handle_keys(pressed)) {
+            return ClientEvent::Left;
         }
         self.send_keys()
     }
 
     /// Sends the next keys, if the run has taken the previous ones.
-    fn send_keys(&mut self) -> Happened {
-        let seat = self.seat.as_mut().filter(|_| self.source == Source::Open);
-        let Some(keys) = seat.and_then(Seat::next_keys) else { return Happened::Nothing };
-        self.source = Source::Awaiting;
-        self.line.send(&keys).map_or(Happened::Over, |()| Happened::Nothing)
+    fn send_keys(&mut self) -> ClientEvent {
+        let seat = self.seat.as_mut().filter(|_| self.source == InputProgress::Open);
+        let Some(keys) = seat.and_then(TerminalClient::next_keys) else { return ClientEvent::Nothing };
+        self.source = InputProgress::Awaiting;
+        self.line.send_message(&keys).map_or(ClientEvent::Over, |()| ClientEvent::Nothing)
     }
 
-    fn hear(&mut self, told: Told) -> Happened {
+    fn handle_message(&mut self, told: RunMessage) -> ClientEvent {
         match told {
-            Told::Input(fate) => {
-                self.source = if self.source == Source::Awaiting { Source::Open } else { Source::Ended };
+            RunMessage::Input(fate) => {
+                self.source = if self.source == InputProgress::Awaiting { InputProgress::Open } else { InputProgress::Ended };
                 return match fate {
-                    Fate::Taken if self.seat.is_some() => self.send_keys(),
-                    fate => Happened::Fate(fate),
+                    InputResult::Taken if self.seat.is_some() => self.send_keys(),
+                    fate => ClientEvent::Fate(fate),
                 };
             }
-            Told::Question { number, question, text } => {
-                self.next.push_back(Next { number, question, text });
+            RunMessage::Question { number, question, text } => {
+                self.next.push_back(NextQuestion { number, question, text });
                 self.put_next();
             }
-            Told::Over(number) => {
+            RunMessage::Over(number) => {
                 self.next.retain(|next| next.number != number);
                 if let Some(asked) = self.asked.as_ref().filter(|asked| asked.number == number) {
                     asked.waiting.withdraw();
                 }
             }
         }
-        Happened::Nothing
+        ClientEvent::Nothing
     }
 
     /// Shows the next question, if none is shown.
@@ -326,22 +326,22 @@ impl Client {
         if self.asked.is_some() {
             return;
         }
-        let Some(Next { number, question, text }) = self.next.pop_front() else { return };
-        let waiting = Waiting::new(HeldCalls::default());
+        let Some(NextQuestion { number, question, text }) = self.next.pop_front() else { return };
+        let waiting = PendingQuestion::new(HeldCalls::default());
         let (line, answered, until) = (Arc::clone(&self.line), Arc::clone(&self.answered), waiting.clone());
         let left = Arc::new(AtomicBool::new(false));
         let leaves = Arc::clone(&left);
         let dialog = move || {
-            let mut approver = TerminalApprover::new(text, crate::color_wanted(), None).leaving(Arc::clone(&leaves));
-            let answer = approver.ask(&question, &until);
+            let mut approver = TerminalApprover::new(text, crate::color_wanted(), None).detach_on_interrupt(Arc::clone(&leaves));
+            let answer = approver.ask_question(&question, &until);
             if !leaves.load(Ordering::Relaxed) {
                 // A run that has ended needs no answer.
-                let _ = line.send(&Said::Answer { number, answer });
+                let _ = line.send_message(&ClientMessage::Answer { number, answer });
             }
             let _ = rustix::io::write(&*answered, &1_u64.to_ne_bytes());
         };
         match thread::Builder::new().name("stockade-ask".to_owned()).spawn(dialog) {
-            Ok(dialog) => self.asked = Some(Asked { number, waiting, dialog, left }),
+            Ok(dialog) => self.asked = Some(ShownQuestion { number, waiting, dialog, left }),
             // No answer: the run refuses the question after its time-out.
             Err(error) => tracing::warn!(%error, "no thread to ask on"),
         }
@@ -366,7 +366,7 @@ impl Client {
     }
 
     /// Restores the terminal and closes the connection.
-    pub fn leave(&mut self) {
+    pub fn detach_client(&mut self) {
         self.next.clear();
         if let Some(asked) = self.asked.take() {
             asked.waiting.withdraw();
@@ -377,6 +377,6 @@ impl Client {
     }
 }
 
-fn cannot(error: io::Error) -> Failure {
-    Failure::new(format!("cannot attach: {error}"))
+fn attach_error(error: io::Error) -> CliError {
+    CliError::new(format!("cannot attach: {error}"))
 }

@@ -6,89 +6,89 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use stockade_engine::{Approver, Waiting};
-use stockade_model::{Answer, Question, RawText};
+use stockade_engine::{Approver, PendingQuestion};
+use stockade_model::{ApprovalAnswer, ApprovalQuestion, RawText};
 
-use super::wire::{Line, Told};
+use super::wire::{RunChannel, RunMessage};
 
 /// Most clients attached at the same time.
-pub const CLIENTS: usize = 16;
+pub const MAX_CLIENTS: usize = 16;
 /// Interval between two checks for a withdrawn question.
-const LOOK_AROUND: Duration = Duration::from_millis(100);
+const WITHDRAWAL_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The attached clients that can answer.
 #[derive(Debug, Default)]
-pub struct Clients {
-    state: Mutex<State>,
+pub struct ClientRegistry {
+    state: Mutex<ClientRegistryState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ClientRegistryState {
     /// Last number assigned to a client or a question.
     last: u64,
     /// Clients that can answer.
-    able: BTreeMap<u64, Arc<Line>>,
-    open: Option<Open>,
+    able: BTreeMap<u64, Arc<RunChannel>>,
+    open: Option<ClientQuestion>,
 }
 
 /// The open question.
 #[derive(Debug)]
-struct Open {
+struct ClientQuestion {
     number: u64,
-    told: Told,
-    answer: Option<Answer>,
+    told: RunMessage,
+    answer: Option<ApprovalAnswer>,
     /// Clients that cannot answer this question.
     silent: BTreeSet<u64>,
 }
 
-impl State {
+impl ClientRegistryState {
     fn next(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
 
-    fn lines(&self) -> Vec<Arc<Line>> {
+    fn list_channels(&self) -> Vec<Arc<RunChannel>> {
         self.able.values().cloned().collect()
     }
 
     /// Returns the result of the question; `None` while it is open.
-    fn result(&self) -> Option<Answer> {
+    fn resolve_question(&self) -> Option<ApprovalAnswer> {
         let open = self.open.as_ref()?;
         let nobody = self.able.keys().all(|client| open.silent.contains(client));
-        open.answer.or(nobody.then_some(Answer::TimedOut))
+        open.answer.or(nobody.then_some(ApprovalAnswer::TimedOut))
     }
 }
 
-impl Clients {
+impl ClientRegistry {
     /// Adds a client that can answer, and sends it the open question. Returns the number to leave
     /// with.
-    pub fn join(&self, line: &Arc<Line>) -> u64 {
-        let mut state = self.lock();
+    pub fn add_client(&self, line: &Arc<RunChannel>) -> u64 {
+        let mut state = self.lock_state();
         let client = state.next();
         state.able.insert(client, Arc::clone(line));
         let standing = state.open.as_ref().map(|open| open.told.clone());
         drop(state);
         if let Some(told) = standing {
-            send(line, &told);
+            send_or_disconnect(line, &told);
         }
         client
     }
 
     /// Removes a client, which answers no more.
-    pub fn leave(&self, client: u64) {
-        self.lock().able.remove(&client);
+    pub fn remove_client(&self, client: u64) {
+        self.lock_state().able.remove(&client);
         self.changed.notify_all();
     }
 
     /// Handles the answer of a client. An answer to a closed question is ignored. A client without
     /// a user at its terminal leaves the question to the others.
-    pub fn answer(&self, client: u64, number: u64, answer: Answer) {
-        let mut state = self.lock();
+    pub fn handle_answer(&self, client: u64, number: u64, answer: ApprovalAnswer) {
+        let mut state = self.lock_state();
         let able = state.able.contains_key(&client);
         if let Some(open) = state.open.as_mut().filter(|open| able && open.number == number) {
             match answer {
-                Answer::TimedOut => drop(open.silent.insert(client)),
+                ApprovalAnswer::TimedOut => drop(open.silent.insert(client)),
                 answer => drop(open.answer.get_or_insert(answer)),
             }
         }
@@ -97,54 +97,54 @@ impl Clients {
     }
 
     fn is_anybody(&self) -> bool {
-        !self.lock().able.is_empty()
+        !self.lock_state().able.is_empty()
     }
 
-    fn ask(&self, question: &Question, text: &RawText, waiting: &Waiting) -> Answer {
+    fn ask_clients(&self, question: &ApprovalQuestion, text: &RawText, waiting: &PendingQuestion) -> ApprovalAnswer {
         let deadline = Instant::now() + Duration::from_millis(question.timeout_ms);
         let is_over = || waiting.is_withdrawn() || Instant::now() >= deadline;
-        let mut state = self.lock();
+        let mut state = self.lock_state();
         // Another question is open: that of an input line, or of the run itself.
         while state.open.is_some() {
             if is_over() {
-                return Answer::TimedOut;
+                return ApprovalAnswer::TimedOut;
             }
             state = self.await_change(state);
         }
         let number = state.next();
-        let told = Told::Question { number, question: Box::new(question.clone()), text: text.clone() };
-        state.open = Some(Open { number, told: told.clone(), answer: None, silent: BTreeSet::new() });
-        let lines = state.lines();
+        let told = RunMessage::Question { number, question: Box::new(question.clone()), text: text.clone() };
+        state.open = Some(ClientQuestion { number, told: told.clone(), answer: None, silent: BTreeSet::new() });
+        let lines = state.list_channels();
         drop(state);
-        lines.iter().for_each(|line| send(line, &told));
-        let mut state = self.lock();
+        lines.iter().for_each(|line| send_or_disconnect(line, &told));
+        let mut state = self.lock_state();
         let answer = loop {
-            match state.result() {
+            match state.resolve_question() {
                 Some(answer) => break answer,
-                None if is_over() => break Answer::TimedOut,
+                None if is_over() => break ApprovalAnswer::TimedOut,
                 None => state = self.await_change(state),
             }
         };
         state.open = None;
-        let lines = state.lines();
+        let lines = state.list_channels();
         drop(state);
         self.changed.notify_all();
-        lines.iter().for_each(|line| send(line, &Told::Over(number)));
+        lines.iter().for_each(|line| send_or_disconnect(line, &RunMessage::Over(number)));
         answer
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, ClientRegistryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn await_change<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait_timeout(state, LOOK_AROUND).unwrap_or_else(PoisonError::into_inner).0
+    fn await_change<'a>(&self, state: MutexGuard<'a, ClientRegistryState>) -> MutexGuard<'a, ClientRegistryState> {
+        self.changed.wait_timeout(state, WITHDRAWAL_POLL_INTERVAL).unwrap_or_else(PoisonError::into_inner).0
     }
 }
 
 /// Sends a message. A client that does not take it is disconnected, and so leaves.
-fn send(line: &Line, told: &Told) {
-    if let Err(error) = line.send(told) {
+fn send_or_disconnect(line: &RunChannel, told: &RunMessage) {
+    if let Err(error) = line.send_message(told) {
         tracing::info!(%error, "a client was broken off");
     }
 }
@@ -152,13 +152,13 @@ fn send(line: &Line, told: &Told) {
 /// The attached clients, as the approver of one request.
 #[derive(Debug)]
 pub struct AttachedApprover {
-    clients: Arc<Clients>,
+    clients: Arc<ClientRegistry>,
     text: RawText,
 }
 
 impl AttachedApprover {
     /// Creates the approver. The spans of findings refer to `text`.
-    pub fn new(clients: Arc<Clients>, text: RawText) -> Self {
+    pub fn new(clients: Arc<ClientRegistry>, text: RawText) -> Self {
         Self { clients, text }
     }
 }
@@ -168,7 +168,7 @@ impl Approver for AttachedApprover {
         "attached terminal".to_owned()
     }
 
-    fn available(&self) -> bool {
+    fn is_available(&self) -> bool {
         self.clients.is_anybody()
     }
 
@@ -176,8 +176,8 @@ impl Approver for AttachedApprover {
         true
     }
 
-    fn ask(&mut self, question: &Question, waiting: &Waiting) -> Answer {
-        self.clients.ask(question, &self.text, waiting)
+    fn ask_question(&mut self, question: &ApprovalQuestion, waiting: &PendingQuestion) -> ApprovalAnswer {
+        self.clients.ask_clients(question, &self.text, waiting)
     }
 }
 
@@ -187,48 +187,48 @@ mod tests {
     use std::thread;
 
     use stockade_engine::HeldCalls;
-    use stockade_model::{QuestionKind, Scope};
+    use stockade_model::{QuestionKind, ApprovalScope};
 
-    use super::super::wire::TOLD_BYTES;
+    use super::super::wire::MAX_RUN_MESSAGE_BYTES;
     use super::*;
-    use crate::render::question::tests::ask;
+    use crate::render::question::tests::sample_question;
 
-    const YES: Answer = Answer::Approved(Scope::Once);
+    const YES: ApprovalAnswer = ApprovalAnswer::Approved(ApprovalScope::Once);
 
     struct Meeting {
-        clients: Arc<Clients>,
-        waiting: Waiting,
+        clients: Arc<ClientRegistry>,
+        waiting: PendingQuestion,
     }
 
     impl Meeting {
         fn new() -> Self {
-            Self { clients: Arc::default(), waiting: Waiting::new(HeldCalls::default()) }
+            Self { clients: Arc::default(), waiting: PendingQuestion::new(HeldCalls::default()) }
         }
 
         /// Attaches a client: returns its number and its end of the connection.
-        fn attach(&self) -> (u64, Line) {
+        fn attach(&self) -> (u64, RunChannel) {
             let (one, other) = UnixStream::pair().unwrap();
-            let client = self.clients.join(&Arc::new(Line::over(one).unwrap()));
-            (client, Line::over(other).unwrap())
+            let client = self.clients.add_client(&Arc::new(RunChannel::from_stream(one).unwrap()));
+            (client, RunChannel::from_stream(other).unwrap())
         }
 
-        fn ask(&self, timeout_ms: u64) -> thread::JoinHandle<Answer> {
+        fn ask(&self, timeout_ms: u64) -> thread::JoinHandle<ApprovalAnswer> {
             let mut approver = AttachedApprover::new(Arc::clone(&self.clients), "text".into());
             let waiting = self.waiting.clone();
-            let mut question = ask(QuestionKind::Run { reasons: Vec::new() });
+            let mut question = sample_question(QuestionKind::Run { reasons: Vec::new() });
             question.timeout_ms = timeout_ms;
-            thread::spawn(move || approver.ask(&question, &waiting))
+            thread::spawn(move || approver.ask_question(&question, &waiting))
         }
     }
 
-    fn told(line: &Line) -> Told {
-        line.receive(TOLD_BYTES).unwrap().unwrap()
+    fn told(line: &RunChannel) -> RunMessage {
+        line.receive_message(MAX_RUN_MESSAGE_BYTES).unwrap().unwrap()
     }
 
     #[track_caller]
-    fn number(line: &Line) -> u64 {
+    fn number(line: &RunChannel) -> u64 {
         match told(line) {
-            Told::Question { number, text, .. } if text == "text".into() => number,
+            RunMessage::Question { number, text, .. } if text == "text".into() => number,
             other => panic!("{other:?}"),
         }
     }
@@ -239,14 +239,14 @@ mod tests {
         let ((one, line_one), (two, line_two)) = (meeting.attach(), meeting.attach());
         let asked = meeting.ask(60_000);
         let number = number(&line_one);
-        assert!(matches!(told(&line_two), Told::Question { number: same, .. } if same == number));
+        assert!(matches!(told(&line_two), RunMessage::Question { number: same, .. } if same == number));
         // An answer to another question, or of a client that is not attached, is ignored.
-        meeting.clients.answer(one, number + 1, Answer::Abort);
-        meeting.clients.answer(99, number, Answer::Abort);
-        meeting.clients.answer(one, number, Answer::TimedOut);
-        meeting.clients.answer(two, number, YES);
+        meeting.clients.handle_answer(one, number + 1, ApprovalAnswer::Abort);
+        meeting.clients.handle_answer(99, number, ApprovalAnswer::Abort);
+        meeting.clients.handle_answer(one, number, ApprovalAnswer::TimedOut);
+        meeting.clients.handle_answer(two, number, YES);
         assert_eq!(asked.join().unwrap(), YES);
-        assert_eq!((told(&line_one), told(&line_two)), (Told::Over(number), Told::Over(number)));
+        assert_eq!((told(&line_one), told(&line_two)), (RunMessage::Over(number), RunMessage::Over(number)));
     }
 
     #[test]
@@ -255,10 +255,10 @@ mod tests {
         let (one, line) = meeting.attach();
         let asked = meeting.ask(600_000);
         number(&line);
-        meeting.clients.leave(one);
-        assert_eq!(asked.join().unwrap(), Answer::TimedOut);
-        assert_eq!(meeting.ask(600_000).join().unwrap(), Answer::TimedOut);
-        assert!(!AttachedApprover::new(Arc::clone(&meeting.clients), "".into()).available());
+        meeting.clients.remove_client(one);
+        assert_eq!(asked.join().unwrap(), ApprovalAnswer::TimedOut);
+        assert_eq!(meeting.ask(600_000).join().unwrap(), ApprovalAnswer::TimedOut);
+        assert!(!AttachedApprover::new(Arc::clone(&meeting.clients), "".into()).is_available());
     }
 
     #[test]
@@ -268,7 +268,7 @@ mod tests {
         let asked = meeting.ask(60_000);
         number(&first);
         let (late, line) = meeting.attach();
-        meeting.clients.answer(late, number(&line), YES);
+        meeting.clients.handle_answer(late, number(&line), YES);
         assert_eq!(asked.join().unwrap(), YES);
     }
 
@@ -276,7 +276,7 @@ mod tests {
     fn what_is_taken_back_or_waits_too_long_is_silence() {
         let meeting = Meeting::new();
         let (_, line) = meeting.attach();
-        assert_eq!(meeting.ask(50).join().unwrap(), Answer::TimedOut);
+        assert_eq!(meeting.ask(50).join().unwrap(), ApprovalAnswer::TimedOut);
         let (first, _) = (number(&line), told(&line));
         let asked = meeting.ask(600_000);
         let second = number(&line);
@@ -284,6 +284,6 @@ mod tests {
         // Another question waits for its turn meanwhile.
         let other = meeting.ask(600_000);
         meeting.waiting.withdraw();
-        assert_eq!((asked.join().unwrap(), other.join().unwrap()), (Answer::TimedOut, Answer::TimedOut));
+        assert_eq!((asked.join().unwrap(), other.join().unwrap()), (ApprovalAnswer::TimedOut, ApprovalAnswer::TimedOut));
     }
 }

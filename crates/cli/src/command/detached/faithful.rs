@@ -3,11 +3,11 @@
 
 /// Longest line that a terminal passes on, in bytes; the rest of a longer one is dropped
 /// (termios(3), canonical mode).
-const LINE_BYTES: usize = 4095;
+const MAX_TERMINAL_LINE_BYTES: usize = 4095;
 
 /// Returns the reason why the shell, or another interpreter, would read other text than this;
 /// `None` if it reads this text.
-pub fn altered(text: &[u8], for_shell: bool, at_terminal: bool) -> Option<&'static str> {
+pub fn find_alteration(text: &[u8], for_shell: bool, at_terminal: bool) -> Option<&'static str> {
     // Shells drop a NUL from their input and continue with the rest of the word, so that `to`, NUL,
     // `uch` is `touch`. Other interpreters end the text there.
     if text.contains(&0) {
@@ -23,7 +23,7 @@ pub fn altered(text: &[u8], for_shell: bool, at_terminal: bool) -> Option<&'stat
     if text.iter().any(|byte| *byte != b'\n' && !(b' '..=b'~').contains(byte)) {
         return Some("at a terminal it may hold printable ASCII characters only: others edit or complete the line");
     }
-    lines.any(|line| line.len() > LINE_BYTES).then_some("it has a line that is too long for a terminal")
+    lines.any(|line| line.len() > MAX_TERMINAL_LINE_BYTES).then_some("it has a line that is too long for a terminal")
 }
 
 /// Returns whether history(3) could expand the line. May return true for a quoted one, because
@@ -39,9 +39,9 @@ mod tests {
 
     #[track_caller]
     fn check(text: &str, in_pipe: bool, at_terminal: bool) {
-        assert_eq!(altered(text.as_bytes(), true, false).is_none(), in_pipe, "{text:?}");
-        assert_eq!(altered(text.as_bytes(), true, true).is_none(), at_terminal, "{text:?}");
-        assert!(altered(text.as_bytes(), false, false).is_none(), "{text:?}");
+        assert_eq!(find_alteration(text.as_bytes(), true, false).is_none(), in_pipe, "{text:?}");
+        assert_eq!(find_alteration(text.as_bytes(), true, true).is_none(), at_terminal, "{text:?}");
+        assert!(find_alteration(text.as_bytes(), false, false).is_none(), "{text:?}");
     }
 
     #[test]
@@ -55,7 +55,7 @@ mod tests {
         }
         for dropped in [&b"to\0uch x\n"[..], b"\0", b"a\n\0b\n"] {
             for for_shell in [true, false] {
-                assert!(altered(dropped, for_shell, false).is_some(), "{dropped:?}");
+                assert!(find_alteration(dropped, for_shell, false).is_some(), "{dropped:?}");
             }
         }
         check(&format!("{}\n", "a".repeat(4095)), true, true);

@@ -12,74 +12,74 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::termios::{SpecialCodeIndex, Winsize, tcgetattr, tcsetwinsize};
-use stockade_engine::core::{Planned, Ruling, shown_command};
-use stockade_engine::real::RuleJudge;
-use stockade_engine::seams::{HeldRule, Judge, PlanError, RecordError};
+use stockade_engine::core::{BoundPlan, ConsentRuling, shown_command};
+use stockade_engine::real::RulePolicyEngine;
+use stockade_engine::seams::{HeldRule, PolicyEngine, PlanError, RecordError};
 use stockade_engine::{
-    Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, Engine, Events, Io, StartError, interrupts,
+    Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, RequestEngine, AttemptEventSender, StdioMode, StartError, interrupt_channel,
 };
 use stockade_model::{
-    Assessment, Command, Decision, Denial, Digest, EnforcementReport, Event, EventKind, Grant, LayerReport, LayerState,
-    Level, Plan, Request, RequestId, Status, Verdict,
+    Assessment, RequestCommand, Decision, Denial, Digest, EnforcementReport, Event, EventKind, Grant, LayerReport, LayerState,
+    IsolationLevel, AttemptPlan, RunRequest, RequestId, FinalStatus, PolicyVerdict,
 };
-use stockade_shell::{Context, Takes, is_understood, takes};
+use stockade_shell::{CommandContext, StdinUse, is_understood, stdin_use};
 
-use super::clients::{AttachedApprover, Clients};
-use super::faithful::altered;
-use super::wire::{Fate, INPUT_BYTES, Intake, Line, Piece};
+use super::clients::{AttachedApprover, ClientRegistry};
+use super::faithful::find_alteration;
+use super::wire::{InputResult, MAX_INPUT_BYTES, InputKind, RunChannel, InputPiece};
 use crate::meaning;
-use crate::render::{self, Style};
+use crate::render::{self, TextLayout};
 
 /// Name of the backend whose attempts are writes.
-const BACKEND: &str = "input";
+const INPUT_BACKEND_NAME: &str = "input";
 /// Layer of its report that names the run.
-const LAYER: &str = "input";
+const INPUT_LAYER_NAME: &str = "input";
 /// Keys that end a line: Enter, Ctrl-J, Ctrl-C.
-const LINE_ENDS: [u8; 3] = [b'\r', b'\n', 3];
+const LINE_END_KEYS: [u8; 3] = [b'\r', b'\n', 3];
 const CTRL_D: u8 = 4;
 
 /// Writing end of a run's standard input: of a pipe, or of the run's terminal.
 #[derive(Debug)]
-pub struct Input {
-    intake: Intake,
-    end: Mutex<End>,
+pub struct RunInput {
+    intake: InputKind,
+    end: Mutex<InputWriteEnd>,
 }
 
 #[derive(Debug)]
-struct End {
+struct InputWriteEnd {
     fd: Option<OwnedFd>,
     /// True if keys were pressed after the last end of a line.
     begun: bool,
 }
 
-impl Input {
+impl RunInput {
     /// Writes to this pipe, which becomes non-blocking.
     ///
     /// # Errors
     /// None in practice.
-    pub fn through(pipe: OwnedFd) -> std::io::Result<Self> {
+    pub fn from_pipe(pipe: OwnedFd) -> std::io::Result<Self> {
         rustix::fs::fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
-        Ok(Self::of(Intake::Pipe, pipe))
+        Ok(Self::from_fd(InputKind::Pipe, pipe))
     }
 
     /// Writes to this end of a terminal, which is non-blocking.
-    pub fn at(terminal: OwnedFd) -> Self {
-        Self::of(Intake::Terminal, terminal)
+    pub fn from_terminal(terminal: OwnedFd) -> Self {
+        Self::from_fd(InputKind::Terminal, terminal)
     }
 
-    fn of(intake: Intake, fd: OwnedFd) -> Self {
-        Self { intake, end: Mutex::new(End { fd: Some(fd), begun: false }) }
+    fn from_fd(intake: InputKind, fd: OwnedFd) -> Self {
+        Self { intake, end: Mutex::new(InputWriteEnd { fd: Some(fd), begun: false }) }
     }
 
     /// Returns the kind of the input.
-    pub fn intake(&self) -> Intake {
+    pub fn input_kind(&self) -> InputKind {
         self.intake
     }
 
     /// Changes the size of the terminal, if it is one.
-    pub fn resize(&self, rows: u16, columns: u16, again: bool) {
-        let end = self.lock();
-        let Some(terminal) = end.fd.as_ref().filter(|_| self.intake == Intake::Terminal) else { return };
+    pub fn resize_terminal(&self, rows: u16, columns: u16, again: bool) {
+        let end = self.lock_end();
+        let Some(terminal) = end.fd.as_ref().filter(|_| self.intake == InputKind::Terminal) else { return };
         if rows == 0 || columns == 0 {
             return;
         }
@@ -95,37 +95,37 @@ impl Input {
 
     /// Writes all bytes, as fast as they are read; one writer at a time. Gives up if the client has
     /// disconnected.
-    fn write(&self, bytes: &[u8], client: &UnixStream) -> Result<(), String> {
-        self.lock().write(bytes, client)
+    fn write_bytes(&self, bytes: &[u8], client: &UnixStream) -> Result<(), String> {
+        self.lock_end().write_all_bytes(bytes, client)
     }
 
     /// Writes keys that a user pressed at a terminal.
-    fn press(&self, keys: &[u8], client: &UnixStream) -> Result<(), String> {
-        if self.intake != Intake::Terminal {
+    fn write_keys(&self, keys: &[u8], client: &UnixStream) -> Result<(), String> {
+        if self.intake != InputKind::Terminal {
             return Err("the run has no terminal".to_owned());
         }
-        let mut end = self.lock();
-        end.begun = keys.last().is_some_and(|last| !LINE_ENDS.contains(last));
-        end.write(keys, client)
+        let mut end = self.lock_end();
+        end.begun = keys.last().is_some_and(|last| !LINE_END_KEYS.contains(last));
+        end.write_all_bytes(keys, client)
     }
 
     /// Writes text that was assessed by itself. It must not follow a line that a user has started
     /// to type.
-    fn submit(&self, text: &[u8], client: &UnixStream) -> Result<(), String> {
-        let mut end = self.lock();
+    fn write_assessed_text(&self, text: &[u8], client: &UnixStream) -> Result<(), String> {
+        let mut end = self.lock_end();
         if end.begun {
             return Err("a line is begun at the terminal: it would become part of that".to_owned());
         }
-        end.write(text, client)
+        end.write_all_bytes(text, client)
     }
 
     /// Closes the input: a terminal gets Ctrl-D, as from a user.
-    fn close(&self, client: &UnixStream) -> Result<(), String> {
-        let mut end = self.lock();
+    fn close_input(&self, client: &UnixStream) -> Result<(), String> {
+        let mut end = self.lock_end();
         match &end.fd {
-            Some(terminal) if self.intake == Intake::Terminal => {
+            Some(terminal) if self.intake == InputKind::Terminal => {
                 let key = tcgetattr(terminal).map_or(CTRL_D, |modes| modes.special_codes[SpecialCodeIndex::VEOF]);
-                end.write(&[key], client)
+                end.write_all_bytes(&[key], client)
             }
             _ => {
                 end.fd = None;
@@ -134,13 +134,13 @@ impl Input {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, End> {
+    fn lock_end(&self) -> MutexGuard<'_, InputWriteEnd> {
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl End {
-    fn write(&mut self, mut rest: &[u8], client: &UnixStream) -> Result<(), String> {
+impl InputWriteEnd {
+    fn write_all_bytes(&mut self, mut rest: &[u8], client: &UnixStream) -> Result<(), String> {
         let fd = self.fd.as_ref().ok_or("the standard input of the run has ended")?;
         crate::relay::note_typed();
         while !rest.is_empty() {
@@ -166,76 +166,76 @@ fn await_room(pipe: &OwnedFd, client: &UnixStream) -> Result<(), String> {
 }
 
 /// Decides on input with the same policy as the run's own request.
-pub struct Gate {
-    engine: Engine,
-    judge: Arc<dyn Judge>,
-    request: Request,
-    takes: Takes,
-    clients: Arc<Clients>,
+pub struct InputGate {
+    engine: RequestEngine,
+    judge: Arc<dyn PolicyEngine>,
+    request: RunRequest,
+    takes: StdinUse,
+    clients: Arc<ClientRegistry>,
     enforced: Arc<Mutex<Option<EnforcementReport>>>,
 }
 
-impl Gate {
+impl InputGate {
     /// Creates the gate for the run of this request. `enforced` is the run's enforcement report,
     /// once it has started.
     pub fn new(
-        engine: Engine,
-        judge: RuleJudge,
-        request: Request,
-        clients: Arc<Clients>,
+        engine: RequestEngine,
+        judge: RulePolicyEngine,
+        request: RunRequest,
+        clients: Arc<ClientRegistry>,
         enforced: Arc<Mutex<Option<EnforcementReport>>>,
     ) -> Self {
-        let context = Context {
+        let context = CommandContext {
             cwd: request.cwd.clone(),
             home: judge.settings.home().into(),
             workspace: request.workspace.clone(),
             neutralised: false,
         };
-        let takes = takes(&request.command, &context);
+        let takes = stdin_use(&request.command, &context);
         // The command has its environment already, so no variable can be removed for it.
-        let judge = RuleJudge {
+        let judge = RulePolicyEngine {
             neutralised: false,
             stage: false,
             undo: false,
             can_keep: false,
             trace: false,
-            sandbox_backend: BACKEND,
-            host_backend: BACKEND,
+            sandbox_backend: INPUT_BACKEND_NAME,
+            host_backend: INPUT_BACKEND_NAME,
             ..judge
         };
-        Self { engine, judge: Arc::new(InputJudge(judge)), request, takes, clients, enforced }
+        Self { engine, judge: Arc::new(InputPolicyEngine(judge)), request, takes, clients, enforced }
     }
 
     /// Records an event of the run's input in the audit log.
     ///
     /// # Errors
     /// [`RecordError`] if it cannot be written.
-    pub fn note(&self, kind: EventKind) -> Result<(), RecordError> {
-        let Request { id, session, .. } = &self.request;
+    pub fn record_event(&self, kind: EventKind) -> Result<(), RecordError> {
+        let RunRequest { id, session, .. } = &self.request;
         let time_ms = self.engine.clock.wall_ms();
-        self.engine.recorder.record(&[Event { time_ms, request: id.clone(), session: session.clone(), kind }])
+        self.engine.recorder.record_events(&[Event { time_ms, request: id.clone(), session: session.clone(), kind }])
     }
 
-    fn request(&self, text: &[u8]) -> Request {
+    fn build_text_request(&self, text: &[u8]) -> RunRequest {
         let command = match self.takes {
-            Takes::Program => program(&self.request.command, text),
-            Takes::Commands | Takes::Data => Command::Script(text.into()),
+            StdinUse::Program => wrap_in_here_document(&self.request.command, text),
+            StdinUse::Commands | StdinUse::Data => RequestCommand::Script(text.into()),
         };
-        Request { command, grants: Vec::new(), requested: Vec::new(), timeout_ms: None, ..self.request.clone() }
+        RunRequest { command, grants: Vec::new(), requested: Vec::new(), timeout_ms: None, ..self.request.clone() }
     }
 
     /// Returns whether the text is a complete command, as far as that is known.
     fn is_whole(&self, text: &[u8]) -> bool {
-        self.takes == Takes::Program || is_understood(&self.judge.assess(&self.request(text)))
+        self.takes == StdinUse::Program || is_understood(&self.judge.assess_request(&self.build_text_request(text)))
     }
 
-    fn pass(&self, input: &Arc<Input>, line: &Arc<Line>, text: &[u8]) -> Fate {
+    fn submit_request(&self, input: &Arc<RunInput>, line: &Arc<RunChannel>, text: &[u8]) -> InputResult {
         let id = match meaning::request_id() {
             Ok(id) => id,
-            Err(failure) => return Fate::Refused(render::failure::failure(&failure, Style::PIPE)),
+            Err(failure) => return InputResult::Refused(render::failure::format_error(&failure, TextLayout::PIPE)),
         };
-        let request = Request { id, ..self.request(text) };
-        let backend = Arc::new(Writing {
+        let request = RunRequest { id, ..self.build_text_request(text) };
+        let backend = Arc::new(InputBackend {
             input: Arc::clone(input),
             line: Arc::clone(line),
             text: text.to_vec(),
@@ -243,51 +243,51 @@ impl Gate {
             enforced: self.enforced.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         });
         let approver = AttachedApprover::new(Arc::clone(&self.clients), meaning::text_of(&request.command));
-        let engine = Engine {
+        let engine = RequestEngine {
             judge: Arc::clone(&self.judge),
             backend: Arc::clone(&backend) as Arc<dyn Backend>,
             host: Some(backend),
             approver: Arc::new(Mutex::new(approver)),
             ..self.engine.clone()
         };
-        let (_interrupter, interrupts) = interrupts();
-        let outcome = engine.run(request, Io::Inherit, interrupts);
+        let (_interrupter, interrupts) = interrupt_channel();
+        let outcome = engine.run_request(request, StdioMode::Inherit, interrupts);
         match outcome.status {
-            Status::Exited => Fate::Taken,
+            FinalStatus::Exited => InputResult::Taken,
             _ => {
-                let home = crate::places::home(&super::super::variable).unwrap_or_default();
+                let home = crate::places::find_home_directory(&super::super::read_variable).unwrap_or_default();
                 let context = render::summary::SummaryContext {
                     remembered: &[],
                     standing: &[],
                     home: &home,
                     workspace: None,
-                    own_directories: &crate::places::own_directories(&super::super::variable),
+                    own_directories: &crate::places::own_directories(&super::super::read_variable),
                 };
-                Fate::Refused(render::summary::summary(&outcome, context, Style::PIPE))
+                InputResult::Refused(render::summary::format_summary(&outcome, context, TextLayout::PIPE))
             }
         }
     }
 }
 
 /// Returns a program as the interpreter gets it: as a here-document of its command.
-fn program(command: &Command, text: &[u8]) -> Command {
+fn wrap_in_here_document(command: &RequestCommand, text: &[u8]) -> RequestCommand {
     let before = match command {
-        Command::Argv(_) => shown_command(command).as_bytes().to_vec(),
-        Command::Script(script) => [b"{ ", script.as_bytes(), b"\n}"].concat(),
+        RequestCommand::Argv(_) => shown_command(command).as_bytes().to_vec(),
+        RequestCommand::Script(script) => [b"{ ", script.as_bytes(), b"\n}"].concat(),
     };
     let is_in_text = |mark: &String| text.split(|byte| *byte == b'\n').any(|line| line == mark.as_bytes());
     let mut marks = (0_u64..).map(|number| format!("INPUT{number}"));
     let mark = marks.find(|mark| !is_in_text(mark)).unwrap_or_default();
     let end = if text.ends_with(b"\n") { "" } else { "\n" };
-    Command::Script(
+    RequestCommand::Script(
         [&before, format!(" <<'{mark}'\n").as_bytes(), text, format!("{end}{mark}\n").as_bytes()].concat().into(),
     )
 }
 
 /// Input of one client.
-pub struct Writer {
-    input: Arc<Input>,
-    line: Arc<Line>,
+pub struct ClientInputWriter {
+    input: Arc<RunInput>,
+    line: Arc<RunChannel>,
     /// Process id of the client.
     client: u32,
     /// Text not passed on yet: an incomplete line or command.
@@ -295,9 +295,9 @@ pub struct Writer {
     unjudged_bytes: u64,
 }
 
-impl Writer {
+impl ClientInputWriter {
     /// Creates the writer to this input, for the client of this connection.
-    pub fn new(input: Arc<Input>, line: Arc<Line>, client: u32) -> Self {
+    pub fn new(input: Arc<RunInput>, line: Arc<RunChannel>, client: u32) -> Self {
         Self { input, line, client, held: Vec::new(), unjudged_bytes: 0 }
     }
 
@@ -307,40 +307,40 @@ impl Writer {
     }
 
     /// Passes bytes on without an assessment. Records that in the audit log before the first byte.
-    fn pass_unjudged(&mut self, gate: &Gate, keys: bool, bytes: &[u8]) -> Fate {
+    fn pass_unjudged(&mut self, gate: &InputGate, keys: bool, bytes: &[u8]) -> InputResult {
         if self.unjudged_bytes == 0
             && !bytes.is_empty()
-            && let Err(error) = gate.note(EventKind::Typed { client: self.client, keys })
+            && let Err(error) = gate.record_event(EventKind::Typed { client: self.client, keys })
         {
-            return Fate::Lost(format!("cannot put it on record: {error}"));
+            return InputResult::Lost(format!("cannot put it on record: {error}"));
         }
         self.unjudged_bytes = self.unjudged_bytes.saturating_add(bytes.len() as u64);
         let client = self.line.stream();
-        let passed = if keys { self.input.press(bytes, client) } else { self.input.write(bytes, client) };
-        passed.map_or_else(Fate::Lost, |()| Fate::Taken)
+        let passed = if keys { self.input.write_keys(bytes, client) } else { self.input.write_bytes(bytes, client) };
+        passed.map_or_else(InputResult::Lost, |()| InputResult::Taken)
     }
 
     /// Handles a piece, and returns its result.
-    pub fn take(&mut self, piece: Piece, gate: &Gate) -> Fate {
+    pub fn handle_piece(&mut self, piece: InputPiece, gate: &InputGate) -> InputResult {
         let (bytes, ends) = match &piece {
-            Piece::Keys(keys) => return self.pass_unjudged(gate, true, keys.as_bytes()),
-            Piece::Bytes(bytes) => (bytes.as_bytes(), false),
-            Piece::Rest | Piece::Close => (&[][..], true),
+            InputPiece::Keys(keys) => return self.pass_unjudged(gate, true, keys.as_bytes()),
+            InputPiece::Bytes(bytes) => (bytes.as_bytes(), false),
+            InputPiece::Rest | InputPiece::Close => (&[][..], true),
         };
-        if self.held.len() + bytes.len() > INPUT_BYTES {
+        if self.held.len() + bytes.len() > MAX_INPUT_BYTES {
             self.held.clear();
-            return Fate::Refused(format!("• refused, nothing of it was passed on: longer than {INPUT_BYTES} bytes\n"));
+            return InputResult::Refused(format!("• refused, nothing of it was passed on: longer than {MAX_INPUT_BYTES} bytes\n"));
         }
         self.held.extend_from_slice(bytes);
         let fate = self.pass_on(gate, ends);
-        if piece == Piece::Close && fate == Fate::Taken {
-            return self.input.close(self.line.stream()).map_or_else(Fate::Lost, |()| Fate::Taken);
+        if piece == InputPiece::Close && fate == InputResult::Taken {
+            return self.input.close_input(self.line.stream()).map_or_else(InputResult::Lost, |()| InputResult::Taken);
         }
         fate
     }
 
-    fn pass_on(&mut self, gate: &Gate, ends: bool) -> Fate {
-        if gate.takes == Takes::Data {
+    fn pass_on(&mut self, gate: &InputGate, ends: bool) -> InputResult {
+        if gate.takes == StdinUse::Data {
             let data = mem::take(&mut self.held);
             return self.pass_unjudged(gate, false, &data);
         }
@@ -348,110 +348,110 @@ impl Writer {
         if ends && self.held.last().is_some_and(|last| *last != b'\n') {
             self.held.push(b'\n');
         }
-        let at_terminal = self.input.intake() == Intake::Terminal;
-        if let Some(why) = altered(&self.held, gate.takes == Takes::Commands, at_terminal) {
+        let at_terminal = self.input.input_kind() == InputKind::Terminal;
+        if let Some(why) = find_alteration(&self.held, gate.takes == StdinUse::Commands, at_terminal) {
             self.held.clear();
-            return Fate::Refused(format!("• refused, nothing of it was passed on: {why}\n"));
+            return InputResult::Refused(format!("• refused, nothing of it was passed on: {why}\n"));
         }
         let length = self.held.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         let text = &self.held[..length];
         if text.trim_ascii().is_empty() {
-            return match self.submit(length) {
-                Fate::Taken if !self.held.is_empty() => Fate::Waits,
+            return match self.write_held_text(length) {
+                InputResult::Taken if !self.held.is_empty() => InputResult::Waits,
                 fate => fate,
             };
         }
         if gate.is_whole(text) {
             let text: Vec<u8> = self.held.drain(..length).collect();
-            return gate.pass(&self.input, &self.line, &text);
+            return gate.submit_request(&self.input, &self.line, &text);
         }
         if ends {
             self.held.clear();
-            return Fate::Refused("• refused, nothing of it was passed on: it is no whole command\n".to_owned());
+            return InputResult::Refused("• refused, nothing of it was passed on: it is no whole command\n".to_owned());
         }
-        Fate::Waits
+        InputResult::Waits
     }
 
-    fn submit(&mut self, length: usize) -> Fate {
+    fn write_held_text(&mut self, length: usize) -> InputResult {
         let text: Vec<u8> = self.held.drain(..length).collect();
-        self.input.submit(&text, self.line.stream()).map_or_else(Fate::Lost, |()| Fate::Taken)
+        self.input.write_assessed_text(&text, self.line.stream()).map_or_else(InputResult::Lost, |()| InputResult::Taken)
     }
 }
 
 /// The run's policy engine, but it denies rules with other grants or limits: the running command
 /// has its profile, grants and limits already.
-struct InputJudge(RuleJudge);
+struct InputPolicyEngine(RulePolicyEngine);
 
-impl Judge for InputJudge {
-    fn assess(&self, request: &Request) -> Assessment {
-        self.0.assess(request)
+impl PolicyEngine for InputPolicyEngine {
+    fn assess_request(&self, request: &RunRequest) -> Assessment {
+        self.0.assess_request(request)
     }
 
-    fn rule(&self, request: &Request, assessment: &Assessment) -> Ruling {
-        let ruling = self.0.rule(request, assessment);
+    fn apply_rules(&self, request: &RunRequest, assessment: &Assessment) -> ConsentRuling {
+        let ruling = self.0.apply_rules(request, assessment);
         if ruling.wanted.is_none() {
             return ruling;
         }
         let why = "the rule gives other powers or limits, and what runs already has its own";
-        let decision = Decision { verdict: Verdict::Deny, reasons: vec![why.to_owned()], ..ruling.decision };
-        Ruling { decision, questions: Vec::new(), by_caller: None, wanted: None, ..ruling }
+        let decision = Decision { verdict: PolicyVerdict::Deny, reasons: vec![why.to_owned()], ..ruling.decision };
+        ConsentRuling { decision, questions: Vec::new(), by_caller: None, wanted: None, ..ruling }
     }
 
-    fn plan(&self, request: &Request, attempt: u32, grants: &[Grant]) -> Result<Planned, PlanError> {
-        self.0.plan(request, attempt, grants)
+    fn make_plan(&self, request: &RunRequest, attempt: u32, grants: &[Grant]) -> Result<BoundPlan, PlanError> {
+        self.0.make_plan(request, attempt, grants)
     }
 
-    fn escalation(&self, _: &Request, _: &Plan, _: &Grant) -> Vec<Grant> {
+    fn escalation_powers(&self, _: &RunRequest, _: &AttemptPlan, _: &Grant) -> Vec<Grant> {
         Vec::new()
     }
 
-    fn held_rule(&self, _: &Request, _: &Plan, _: &Denial) -> Option<HeldRule> {
+    fn held_rule(&self, _: &RunRequest, _: &AttemptPlan, _: &Denial) -> Option<HeldRule> {
         None
     }
 
-    fn governed(&self, request: &Request, grant: &Grant) -> Option<Decision> {
-        self.0.governed(request, grant)
+    fn governed_refusal(&self, request: &RunRequest, grant: &Grant) -> Option<Decision> {
+        self.0.governed_refusal(request, grant)
     }
 
     fn is_guarded(&self, grant: &Grant) -> bool {
         self.0.is_guarded(grant)
     }
 
-    fn directory(&self, _: &Request, _: &Plan, _: &Grant) -> Vec<Grant> {
+    fn directory_powers(&self, _: &RunRequest, _: &AttemptPlan, _: &Grant) -> Vec<Grant> {
         Vec::new()
     }
 
-    fn policy(&self, request: &Request) -> Digest {
-        self.0.policy(request)
+    fn policy_digest(&self, request: &RunRequest) -> Digest {
+        self.0.policy_digest(request)
     }
 }
 
 /// Backend of one piece of input: its attempt is the write, into an existing sandbox.
-struct Writing {
-    input: Arc<Input>,
-    line: Arc<Line>,
+struct InputBackend {
+    input: Arc<RunInput>,
+    line: Arc<RunChannel>,
     text: Vec<u8>,
     run: RequestId,
     enforced: Option<EnforcementReport>,
 }
 
-impl Backend for Writing {
+impl Backend for InputBackend {
     fn name(&self) -> &'static str {
-        BACKEND
+        INPUT_BACKEND_NAME
     }
 
-    fn honours(&self, _: &Grant, _: Level) -> bool {
+    fn supports_grant(&self, _: &Grant, _: IsolationLevel) -> bool {
         false
     }
 
-    fn prepare(&self, _: &Plan, _: &Io, _: bool, events: Events) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare_attempt(&self, _: &AttemptPlan, _: &StdioMode, _: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError> {
         let Some(enforced) = &self.enforced else {
             return Err(StartError { what: format!("{} was not started yet", self.run), hint: None });
         };
         let detail = format!("written to the standard input of {}", self.run);
         let layer = LayerReport { state: LayerState::Enforced, detail };
-        let layers = enforced.layers.clone().into_iter().chain([(LAYER.to_owned(), layer)]).collect::<BTreeMap<_, _>>();
-        Ok(Box::new(Write {
+        let layers = enforced.layers.clone().into_iter().chain([(INPUT_LAYER_NAME.to_owned(), layer)]).collect::<BTreeMap<_, _>>();
+        Ok(Box::new(InputAttempt {
             input: Arc::clone(&self.input),
             line: Arc::clone(&self.line),
             text: self.text.clone(),
@@ -461,28 +461,28 @@ impl Backend for Writing {
     }
 }
 
-struct Write {
-    input: Arc<Input>,
-    line: Arc<Line>,
+struct InputAttempt {
+    input: Arc<RunInput>,
+    line: Arc<RunChannel>,
     text: Vec<u8>,
     enforced: EnforcementReport,
-    events: Events,
+    events: AttemptEventSender,
 }
 
-impl Attempt for Write {
-    fn enforced(&self) -> &EnforcementReport {
+impl Attempt for InputAttempt {
+    fn enforcement_report(&self) -> &EnforcementReport {
         &self.enforced
     }
 
-    fn release(&mut self) -> Result<(), StartError> {
-        self.input.submit(&self.text, self.line.stream()).map_err(|what| StartError { what, hint: None })?;
-        self.events.tell(AttemptEvent::Ended(AttemptEnd::bare(CommandEnd::Exited(0))));
+    fn release_command(&mut self) -> Result<(), StartError> {
+        self.input.write_assessed_text(&self.text, self.line.stream()).map_err(|what| StartError { what, hint: None })?;
+        self.events.send_event(AttemptEvent::Ended(AttemptEnd::from_command_end(CommandEnd::Exited(0))));
         Ok(())
     }
 
-    fn signal(&self, _: i32) {}
+    fn send_signal(&self, _: i32) {}
 
-    fn kill(&self) {}
+    fn kill_processes(&self) {}
 }
 
 #[cfg(test)]
@@ -490,15 +490,15 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(command: &Command, text: &str, wanted: &str) {
-        assert_eq!(program(command, text.as_bytes()), Command::Script(wanted.into()));
+    fn check(command: &RequestCommand, text: &str, wanted: &str) {
+        assert_eq!(wrap_in_here_document(command, text.as_bytes()), RequestCommand::Script(wanted.into()));
     }
 
     #[test]
     fn a_program_is_a_here_document_that_it_cannot_end() {
-        let python = Command::Argv(vec!["python3".into(), "a b".into()]);
+        let python = RequestCommand::Argv(vec!["python3".into(), "a b".into()]);
         check(&python, "print(1)\n", "python3 'a b' <<'INPUT0'\nprint(1)\nINPUT0\n");
         check(&python, "x\nINPUT0\nrm", "python3 'a b' <<'INPUT1'\nx\nINPUT0\nrm\nINPUT1\n");
-        check(&Command::Script("cd x; node".into()), "1\n", "{ cd x; node\n} <<'INPUT0'\n1\nINPUT0\n");
+        check(&RequestCommand::Script("cd x; node".into()), "1\n", "{ cd x; node\n} <<'INPUT0'\n1\nINPUT0\n");
     }
 }

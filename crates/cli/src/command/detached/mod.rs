@@ -17,56 +17,56 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use stockade_store::runs::{About, OutputReader, Piece, Run, Runs, Standing, Stream};
+use stockade_store::runs::{RunDescription, OutputReader, OutputPiece, DetachedRun, RunStore, DetachedRunState, OutputStream};
 
-use super::{Ended, print, variable};
+use super::{CommandResult, print_output, read_variable};
 use crate::detached_args::{KillArgs, LogsArgs, PsArgs, WaitArgs};
-use crate::failure::Failure;
-use crate::places::State;
+use crate::failure::CliError;
+use crate::places::StateDirectory;
 use crate::render::{self, detached as text};
-use crate::screen::Harmless;
+use crate::screen::TextOutputFilter;
 use crate::{exit, places};
 
 /// Interval between two checks of an awaited run.
-const AGAIN: Duration = Duration::from_millis(50);
+const RUN_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Time-out for a run to end after the request: its grace period, its killing, and its entry in the
 /// audit log.
-const ENDS_WITHIN: Duration = Duration::from_secs(60);
+const END_TIMEOUT: Duration = Duration::from_secs(60);
 
-fn runs() -> Result<Runs, Failure> {
-    Ok(Runs::of(State::open(&places::state_path(&variable)?)?.runs()))
+fn open_runs() -> Result<RunStore, CliError> {
+    Ok(RunStore::at_root(StateDirectory::open(&places::state_path(&read_variable)?)?.runs_directory()))
 }
 
 /// Lists runs, the newest first.
 ///
 /// # Errors
 /// [`Failure`] if they cannot be read.
-pub fn ps(typed: &PsArgs) -> Ended {
-    let looked_at = |run: Run| {
-        let (about, standing) = (run.about(), run.standing());
+pub fn list_runs(typed: &PsArgs) -> CommandResult {
+    let looked_at = |run: DetachedRun| {
+        let (about, standing) = (run.read_description(), run.read_state());
         (run, about, standing)
     };
-    let mut found: Vec<_> = runs()?.all()?.into_iter().map(looked_at).collect();
-    found.retain(|(.., standing)| typed.all || *standing == Standing::Running);
+    let mut found: Vec<_> = open_runs()?.list_runs()?.into_iter().map(looked_at).collect();
+    found.retain(|(.., standing)| typed.all || *standing == DetachedRunState::Running);
     found.sort_by_key(|(_, about, _)| std::cmp::Reverse(about.as_ref().map_or(u64::MAX, |about| about.started_ms)));
     let mut out = String::new();
     for (run, about, standing) in &found {
         out += &if typed.json {
-            render::json::line(&listed_json(run, about.as_ref(), standing))?
+            render::json::to_json_line(&listed_json(run, about.as_ref(), standing))?
         } else {
-            text::listed(run.id(), about.as_ref(), standing)
+            text::format_line(run.id(), about.as_ref(), standing)
         };
     }
-    print(&out)?;
+    print_output(&out)?;
     super::remark_empty(&out, "no detached runs");
     Ok(exit::SUCCESS)
 }
 
-fn listed_json(run: &Run, about: Option<&About>, standing: &Standing) -> Value {
+fn listed_json(run: &DetachedRun, about: Option<&RunDescription>, standing: &DetachedRunState) -> Value {
     let (state, status, exit_code) = match standing {
-        Standing::Running => ("running", None, None),
-        Standing::Ended(outcome) => ("ended", Some(outcome.status), Some(exit::of(outcome))),
-        Standing::Lost => ("lost", None, None),
+        DetachedRunState::Running => ("running", None, None),
+        DetachedRunState::Ended(outcome) => ("ended", Some(outcome.status), Some(exit::code_for_outcome(outcome))),
+        DetachedRunState::Lost => ("lost", None, None),
     };
     json!({
         "id": run.id(),
@@ -86,40 +86,40 @@ fn listed_json(run: &Run, about: Option<&About>, standing: &Standing) -> Value {
 ///
 /// # Errors
 /// [`Failure`] if there is no such run, or if its output cannot be read.
-pub fn logs(typed: &LogsArgs) -> Ended {
-    let run = runs()?.find(&typed.id)?;
-    let (mut output, mut shower) = (run.output(), Shower::default());
+pub fn show_run_output(typed: &LogsArgs) -> CommandResult {
+    let run = open_runs()?.find_run(&typed.id)?;
+    let (mut output, mut shower) = (run.open_output(), OutputPrinter::default());
     loop {
         // Checked before the read: once the supervisor has exited, the output is complete.
         let over = !run.is_watched();
-        shower.show(&mut output)?;
+        shower.print_available(&mut output)?;
         if over || !typed.follow {
             return Ok(exit::SUCCESS);
         }
-        sleep(AGAIN);
+        sleep(RUN_POLL_INTERVAL);
     }
 }
 
 /// Shows the output of a run. A terminal does not belong to the run, so it gets text and colours
 /// only.
 #[derive(Debug, Default)]
-struct Shower {
-    out: Harmless,
-    err: Harmless,
+struct OutputPrinter {
+    out: TextOutputFilter,
+    err: TextOutputFilter,
 }
 
-impl Shower {
+impl OutputPrinter {
     /// Shows the available output.
-    fn show(&mut self, output: &mut OutputReader) -> Result<(), Failure> {
-        let cannot = |e: io::Error| Failure::new(format!("cannot show what the run printed: {e}"));
+    fn print_available(&mut self, output: &mut OutputReader) -> Result<(), CliError> {
+        let cannot = |e: io::Error| CliError::new(format!("cannot show what the run printed: {e}"));
         let (mut stdout, mut stderr) = (io::stdout().lock(), io::stderr().lock());
         while let Some(piece) = output.next_piece().map_err(cannot)? {
             match piece {
-                Piece::Bytes(Stream::Out, bytes) if stdout.is_terminal() => stdout.write_all(&self.out.of(&bytes)),
-                Piece::Bytes(Stream::Out, bytes) => stdout.write_all(&bytes),
-                Piece::Bytes(Stream::Err, bytes) if stderr.is_terminal() => stderr.write_all(&self.err.of(&bytes)),
-                Piece::Bytes(Stream::Err, bytes) => stderr.write_all(&bytes),
-                Piece::LeftOut(bytes) => stderr.write_all(text::left_out(bytes).as_bytes()),
+                OutputPiece::Bytes(OutputStream::Out, bytes) if stdout.is_terminal() => stdout.write_all(&self.out.filter_bytes(&bytes)),
+                OutputPiece::Bytes(OutputStream::Out, bytes) => stdout.write_all(&bytes),
+                OutputPiece::Bytes(OutputStream::Err, bytes) if stderr.is_terminal() => stderr.write_all(&self.err.filter_bytes(&bytes)),
+                OutputPiece::Bytes(OutputStream::Err, bytes) => stderr.write_all(&bytes),
+                OutputPiece::LeftOut(bytes) => stderr.write_all(text::left_out(bytes).as_bytes()),
             }
             .map_err(cannot)?;
         }
@@ -131,21 +131,21 @@ impl Shower {
 ///
 /// # Errors
 /// [`Failure`] if there is no such run, or if it ended without an outcome.
-pub fn wait(typed: &WaitArgs) -> Ended {
-    let run = runs()?.find(&typed.id)?;
+pub fn wait_for_run(typed: &WaitArgs) -> CommandResult {
+    let run = open_runs()?.find_run(&typed.id)?;
     while run.is_watched() {
-        sleep(AGAIN);
+        sleep(RUN_POLL_INTERVAL);
     }
     end_of(&run)
 }
 
 /// Returns the exit code of a run that has ended.
-fn end_of(run: &Run) -> Ended {
-    match run.standing() {
-        Standing::Ended(outcome) => Ok(exit::of(&outcome)),
-        Standing::Lost | Standing::Running => {
-            Err(Failure::new(format!("the supervisor of {} was killed; everything of the run ended with it", run.id()))
-                .hint("`stockade logs` shows what it had printed"))
+fn end_of(run: &DetachedRun) -> CommandResult {
+    match run.read_state() {
+        DetachedRunState::Ended(outcome) => Ok(exit::code_for_outcome(&outcome)),
+        DetachedRunState::Lost | DetachedRunState::Running => {
+            Err(CliError::new(format!("the supervisor of {} was killed; everything of the run ended with it", run.id()))
+                .with_hint("`stockade logs` shows what it had printed"))
         }
     }
 }
@@ -154,22 +154,22 @@ fn end_of(run: &Run) -> Ended {
 ///
 /// # Errors
 /// [`Failure`] if there is no such run, if it cannot be reached, or if it does not end.
-pub fn kill(typed: &KillArgs) -> Ended {
-    let run = runs()?.find(&typed.id)?;
-    if let Err(failure) = control::end(&run, typed.signal.number()) {
+pub fn kill_run(typed: &KillArgs) -> CommandResult {
+    let run = open_runs()?.find_run(&typed.id)?;
+    if let Err(failure) = control::request_run_end(&run, typed.signal.to_signal()) {
         if run.is_watched() {
             return Err(failure);
         }
-        crate::complain(&Failure::new(format!("{} is over", run.id())));
-        return Ok(exit::NEGATIVE);
+        crate::print_error(&CliError::new(format!("{} is over", run.id())));
+        return Ok(exit::NEGATIVE_RESULT);
     }
-    let deadline = Instant::now() + ENDS_WITHIN;
+    let deadline = Instant::now() + END_TIMEOUT;
     while run.is_watched() {
         if Instant::now() >= deadline {
-            let why = format!("{} did not end within {} s", run.id(), ENDS_WITHIN.as_secs());
-            return Err(Failure::new(why).hint("again with --signal kill"));
+            let why = format!("{} did not end within {} s", run.id(), END_TIMEOUT.as_secs());
+            return Err(CliError::new(why).with_hint("again with --signal kill"));
         }
-        sleep(AGAIN);
+        sleep(RUN_POLL_INTERVAL);
     }
     Ok(exit::SUCCESS)
 }

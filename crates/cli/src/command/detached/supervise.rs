@@ -15,57 +15,57 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::termios::isatty;
-use stockade_engine::real::RuleJudge;
-use stockade_engine::seams::{RecordError, Recorder};
-use stockade_engine::{Engine, Interrupter};
-use stockade_model::{EnforcementReport, Event, EventKind, RawText, Request, RequestId};
-use stockade_store::runs::{About, Output, Run, Runs, Stream, Watched};
+use stockade_engine::real::RulePolicyEngine;
+use stockade_engine::seams::{RecordError, EventRecorder};
+use stockade_engine::{RequestEngine, InterruptSender};
+use stockade_model::{EnforcementReport, Event, EventKind, RawText, RunRequest, RequestId};
+use stockade_store::runs::{RunDescription, OutputWriter, DetachedRun, RunStore, OutputStream, SupervisedRun};
 use stockade_sys::descriptors::close_all_but;
-use stockade_sys::session::{Side, fork_into_session};
+use stockade_sys::session::{ForkResult, fork_into_session};
 
-use super::super::place::Place;
-use super::super::run::{self, Front};
-use super::super::{Ended, now_ms, print, variable};
-use super::clients::{AttachedApprover, Clients};
+use super::super::place::RunSandbox;
+use super::super::run::{self, RunSetup};
+use super::super::{CommandResult, now_ms, print_output, read_variable};
+use super::clients::{AttachedApprover, ClientRegistry};
 use super::control;
-use super::input::{Gate, Input};
-use super::served::Desk;
+use super::input::{InputGate, RunInput};
+use super::served::RunConnectionHandler;
 use crate::args::RunArgs;
-use crate::failure::Failure;
-use crate::places::State;
-use crate::relay::{Given, pair};
+use crate::failure::CliError;
+use crate::places::StateDirectory;
+use crate::relay::{CommandTerminal, open_terminal_pair};
 use crate::{exit, interrupts, places};
 
 /// Time-out for the start of the command. No question is asked before.
-const STARTS_WITHIN: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
+const START_TIMEOUT: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
 /// Time-out for storing the last output after the end.
-const KEPT_WITHIN: Duration = Duration::from_secs(10);
+const OUTPUT_STORE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes read from a pipe at once: its whole capacity.
-const PIPE_BYTES: usize = 64 << 10;
+const PIPE_BUFFER_BYTES: usize = 64 << 10;
 /// Message to the launcher: the command has started.
-const STARTED: u8 = b's';
+const STARTED_MESSAGE: u8 = b's';
 /// Message to the launcher: the command did not start; the exit code follows.
-const ENDED: u8 = b'e';
+const ENDED_MESSAGE: u8 = b'e';
 
 /// Starts a detached run, and prints its id.
 ///
 /// # Errors
 /// [`Failure`] if it cannot be started.
-pub fn detach(typed: RunArgs, id: RequestId) -> Ended {
+pub fn start_detached_run(typed: RunArgs, id: RequestId) -> CommandResult {
     if matches!(typed.json, Some(None)) {
-        return Err(Failure::new("a detached run has no standard output for its outcome").hint("write --json=FILE"));
+        return Err(CliError::new("a detached run has no standard output for its outcome").with_hint("write --json=FILE"));
     }
     // Only descriptors of the caller are open besides, which the supervisor must not keep open.
-    close_all_but(&[0, 1, 2]).map_err(cannot)?;
-    let state = State::open(&places::state_path(&variable)?)?;
-    let watched = Runs::of(state.runs()).begin(&id)?;
-    let (told, tell) = pipe_with(PipeFlags::CLOEXEC).map_err(cannot)?;
+    close_all_but(&[0, 1, 2]).map_err(detach_error)?;
+    let state = StateDirectory::open(&places::state_path(&read_variable)?)?;
+    let watched = RunStore::at_root(state.runs_directory()).begin_run(&id)?;
+    let (told, tell) = pipe_with(PipeFlags::CLOEXEC).map_err(detach_error)?;
     match fork_into_session() {
-        Ok(Side::Child) => {
+        Ok(ForkResult::Child) => {
             drop(told);
-            Ok(supervise(typed, id, watched, tell))
+            Ok(run_supervisor(typed, id, watched, tell))
         }
-        Ok(Side::Parent(_)) => {
+        Ok(ForkResult::Parent(_)) => {
             drop(tell);
             let run = watched.run().clone();
             // The supervisor has a copy: the lock is released with the last one.
@@ -74,45 +74,45 @@ pub fn detach(typed: RunArgs, id: RequestId) -> Ended {
         }
         Err(error) => {
             watched.run().remove()?;
-            Err(cannot(error))
+            Err(detach_error(error))
         }
     }
 }
 
-fn cannot(error: impl std::fmt::Display) -> Failure {
-    Failure::new(format!("cannot detach the run: {error}"))
+fn detach_error(error: impl std::fmt::Display) -> CliError {
+    CliError::new(format!("cannot detach the run: {error}"))
 }
 
 /// Runs the launcher.
-fn await_start(told: OwnedFd, run: &Run) -> Ended {
+fn await_start(told: OwnedFd, run: &DetachedRun) -> CommandResult {
     let mut waited = [PollFd::new(&told, PollFlags::IN)];
-    if poll(&mut waited, Some(&STARTS_WITHIN)).map_err(cannot)? == 0 {
-        let why = format!("the command was not started within {} s", STARTS_WITHIN.tv_sec);
-        return Err(Failure::new(why).hint(format!("stockade kill {}", run.id())));
+    if poll(&mut waited, Some(&START_TIMEOUT)).map_err(detach_error)? == 0 {
+        let why = format!("the command was not started within {} s", START_TIMEOUT.tv_sec);
+        return Err(CliError::new(why).with_hint(format!("stockade kill {}", run.id())));
     }
     // One read suffices, because so few bytes are written atomically (pipe(7)).
     let mut message = [0; 2];
-    let length = File::from(told).read(&mut message).map_err(cannot)?;
+    let length = File::from(told).read(&mut message).map_err(detach_error)?;
     match message[..length] {
-        [STARTED, ..] => {
-            print(&format!("{}\n", run.id()))?;
+        [STARTED_MESSAGE, ..] => {
+            print_output(&format!("{}\n", run.id()))?;
             Ok(exit::SUCCESS)
         }
-        [ENDED, code] => {
+        [ENDED_MESSAGE, code] => {
             // The command did not run: the messages are shown here, and nothing is stored.
-            super::Shower::default().show(&mut run.output())?;
+            super::OutputPrinter::default().print_available(&mut run.open_output())?;
             run.remove()?;
             Ok(code)
         }
-        _ => Err(Failure::new("the supervisor of the run ended before the command was started")
-            .hint(format!("stockade logs {}", run.id()))),
+        _ => Err(CliError::new("the supervisor of the run ended before the command was started")
+            .with_hint(format!("stockade logs {}", run.id()))),
     }
 }
 
 /// Runs the supervisor. Only the launcher sees its exit code.
-fn supervise(typed: RunArgs, id: RequestId, watched: Watched, tell: OwnedFd) -> u8 {
-    let output = watched.output();
-    let mut supervisor = Supervisor {
+fn run_supervisor(typed: RunArgs, id: RequestId, watched: SupervisedRun, tell: OwnedFd) -> u8 {
+    let output = watched.output_writer();
+    let mut supervisor = RunSupervisor {
         watched,
         launcher: Mutex::new(Some(tell.into())),
         clients: Arc::default(),
@@ -120,62 +120,62 @@ fn supervise(typed: RunArgs, id: RequestId, watched: Watched, tell: OwnedFd) -> 
         enforced: Arc::default(),
     };
     // Before any thread starts.
-    let begun = interrupts::take().and_then(|signals| {
-        let Streams { input, terminal, shown } = Streams::of(&typed)?;
+    let begun = interrupts::take_signals().and_then(|signals| {
+        let CommandStreams { input, terminal, shown } = CommandStreams::redirect_input(&typed)?;
         supervisor.input = input.map(Arc::new);
-        Ok((signals, terminal, Recording::begin(output, shown)?))
+        Ok((signals, terminal, OutputRecorder::start_recording(output, shown)?))
     });
     let (signals, terminal, recording) = match begun {
         Ok(begun) => begun,
         Err(failure) => {
-            crate::complain(&failure);
-            supervisor.tell(&[ENDED, exit::FAILURE]);
-            return exit::FAILURE;
+            crate::print_error(&failure);
+            supervisor.notify_launcher(&[ENDED_MESSAGE, exit::STOCKADE_FAILURE]);
+            return exit::STOCKADE_FAILURE;
         }
     };
     let supervisor = Arc::new(supervisor);
-    let front = Front {
+    let front = RunSetup {
         signals,
-        terminal: terminal.map_or(Given::Own, Given::Held),
-        place: Place::Own(None),
+        terminal: terminal.map_or(CommandTerminal::Own, CommandTerminal::Held),
+        place: RunSandbox::Own(None),
         supervisor: Some(Arc::clone(&supervisor)),
     };
-    let (outcome, code) = run::complete(typed, id, |_| Ok(front));
-    if let Err(error) = supervisor.watched.finish(&outcome) {
-        crate::complain(&error.into());
+    let (outcome, code) = run::run_to_end(typed, id, |_| Ok(front));
+    if let Err(error) = supervisor.watched.write_outcome(&outcome) {
+        crate::print_error(&error.into());
     }
-    recording.end();
-    supervisor.tell(&[ENDED, code]);
+    recording.finish_recording();
+    supervisor.notify_launcher(&[ENDED_MESSAGE, code]);
     code
 }
 
 /// Standard streams of the command.
 #[derive(Default)]
-struct Streams {
-    input: Option<Input>,
+struct CommandStreams {
+    input: Option<RunInput>,
     /// The command's side of its terminal, if it has one.
     terminal: Option<OwnedFd>,
     /// The other side of the terminal, to read its output.
     shown: Option<OwnedFd>,
 }
 
-impl Streams {
+impl CommandStreams {
     /// Replaces standard input by the command's input. A terminal replaces it later; it is created
     /// with the modes and size of the launcher's.
-    fn of(typed: &RunArgs) -> Result<Self, Failure> {
+    fn redirect_input(typed: &RunArgs) -> Result<Self, CliError> {
         if typed.tty {
             let stdin = std::io::stdin();
-            let (ours, inner) = pair(isatty(&stdin).then(|| stdin.as_fd())).map_err(cannot)?;
-            let shown = ours.try_clone().map_err(cannot)?;
-            rustix::stdio::dup2_stdin(nothing()?).map_err(cannot)?;
-            return Ok(Self { input: Some(Input::at(ours)), terminal: Some(inner), shown: Some(shown) });
+            let (ours, inner) = open_terminal_pair(isatty(&stdin).then(|| stdin.as_fd())).map_err(detach_error)?;
+            let shown = ours.try_clone().map_err(detach_error)?;
+            rustix::stdio::dup2_stdin(open_dev_null()?).map_err(detach_error)?;
+            return Ok(Self { input: Some(RunInput::from_terminal(ours)), terminal: Some(inner), shown: Some(shown) });
         }
         if typed.interactive {
-            let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(cannot)?;
-            rustix::stdio::dup2_stdin(read).map_err(cannot)?;
-            return Ok(Self { input: Some(Input::through(write).map_err(cannot)?), ..Self::default() });
+            let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(detach_error)?;
+            rustix::stdio::dup2_stdin(read).map_err(detach_error)?;
+            return Ok(Self { input: Some(RunInput::from_pipe(write).map_err(detach_error)?), ..Self::default() });
         }
-        rustix::stdio::dup2_stdin(nothing()?).map_err(cannot)?;
+        rustix::stdio::dup2_stdin(open_dev_null()?).map_err(detach_error)?;
         Ok(Self::default())
     }
 }
@@ -183,26 +183,26 @@ impl Streams {
 /// Parts of a detached run: a directory, a socket, clients that attach and detach, and a launcher
 /// that waits for the start.
 #[derive(Debug)]
-pub struct Supervisor {
-    watched: Watched,
+pub struct RunSupervisor {
+    watched: SupervisedRun,
     launcher: Mutex<Option<File>>,
-    clients: Arc<Clients>,
-    input: Option<Arc<Input>>,
+    clients: Arc<ClientRegistry>,
+    input: Option<Arc<RunInput>>,
     /// Enforcement report of the command, once it has started.
     enforced: Arc<Mutex<Option<EnforcementReport>>>,
 }
 
-impl Supervisor {
+impl RunSupervisor {
     /// Lets other processes see the run from here on. Returns the recorder that detects its start.
     ///
     /// # Errors
     /// [`Failure`] if its directory cannot be written.
-    pub fn oversee(
+    pub fn publish_run(
         self: &Arc<Self>,
-        request: &Request,
-        recorder: Arc<dyn Recorder>,
-    ) -> Result<Arc<dyn Recorder>, Failure> {
-        self.watched.describe(&About {
+        request: &RunRequest,
+        recorder: Arc<dyn EventRecorder>,
+    ) -> Result<Arc<dyn EventRecorder>, CliError> {
+        self.watched.write_description(&RunDescription {
             id: request.id.clone(),
             session: request.session.clone(),
             command: request.command.clone(),
@@ -211,11 +211,11 @@ impl Supervisor {
             started_ms: now_ms(),
             supervisor: std::process::id(),
         })?;
-        Ok(Arc::new(Announcer { recorder, supervisor: Arc::clone(self) }))
+        Ok(Arc::new(LauncherNotifier { recorder, supervisor: Arc::clone(self) }))
     }
 
     /// Returns the attached clients as the approver. The spans of findings refer to `text`.
-    pub fn approver(&self, text: RawText) -> AttachedApprover {
+    pub fn create_approver(&self, text: RawText) -> AttachedApprover {
         AttachedApprover::new(Arc::clone(&self.clients), text)
     }
 
@@ -224,26 +224,26 @@ impl Supervisor {
     ///
     /// # Errors
     /// [`Failure`] if no socket can be created.
-    pub fn serve(
+    pub fn serve_clients(
         &self,
-        interrupter: Interrupter,
-        engine: Engine,
-        judge: RuleJudge,
-        request: &Request,
-    ) -> Result<(), Failure> {
-        let gate = Gate::new(engine, judge, request.clone(), Arc::clone(&self.clients), Arc::clone(&self.enforced));
-        let desk = Arc::new(Desk::new(Arc::clone(&self.clients), self.input.clone(), gate));
-        control::serve(self.watched.run(), interrupter, desk)
+        interrupter: InterruptSender,
+        engine: RequestEngine,
+        judge: RulePolicyEngine,
+        request: &RunRequest,
+    ) -> Result<(), CliError> {
+        let gate = InputGate::new(engine, judge, request.clone(), Arc::clone(&self.clients), Arc::clone(&self.enforced));
+        let desk = Arc::new(RunConnectionHandler::new(Arc::clone(&self.clients), self.input.clone(), gate));
+        control::serve_control_socket(self.watched.run(), interrupter, desk)
     }
 
     fn note_start(&self, enforced: &EnforcementReport) {
         *self.enforced.lock().unwrap_or_else(PoisonError::into_inner) = Some(enforced.clone());
-        self.tell(&[STARTED]);
+        self.notify_launcher(&[STARTED_MESSAGE]);
     }
 
     /// Sends the first message to the launcher, and ignores later ones. A launcher that has exited
     /// does not need it.
-    fn tell(&self, message: &[u8]) {
+    fn notify_launcher(&self, message: &[u8]) {
         if let Some(mut launcher) = self.launcher.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = launcher.write_all(message);
         }
@@ -251,14 +251,14 @@ impl Supervisor {
 }
 
 /// Notifies the launcher once the start of the command is recorded in the audit log.
-struct Announcer {
-    recorder: Arc<dyn Recorder>,
-    supervisor: Arc<Supervisor>,
+struct LauncherNotifier {
+    recorder: Arc<dyn EventRecorder>,
+    supervisor: Arc<RunSupervisor>,
 }
 
-impl Recorder for Announcer {
-    fn record(&self, events: &[Event]) -> Result<(), RecordError> {
-        self.recorder.record(events)?;
+impl EventRecorder for LauncherNotifier {
+    fn record_events(&self, events: &[Event]) -> Result<(), RecordError> {
+        self.recorder.record_events(events)?;
         for event in events {
             if let EventKind::Started { enforced, .. } = &event.kind {
                 self.supervisor.note_start(enforced);
@@ -267,72 +267,72 @@ impl Recorder for Announcer {
         Ok(())
     }
 
-    fn commit(&self) -> Result<(), RecordError> {
-        self.recorder.commit()
+    fn commit_events(&self) -> Result<(), RecordError> {
+        self.recorder.commit_events()
     }
 }
 
 /// Stores the standard streams of this process, on a thread of its own.
-struct Recording {
+struct OutputRecorder {
     kept: Receiver<()>,
 }
 
-impl Recording {
+impl OutputRecorder {
     /// Replaces standard output and error by pipes. Output of a terminal counts as standard output.
-    fn begin(output: Output, terminal: Option<OwnedFd>) -> Result<Self, Failure> {
-        let (out, from_out) = pipe_with(PipeFlags::CLOEXEC).map_err(cannot)?;
-        let (err, from_err) = pipe_with(PipeFlags::CLOEXEC).map_err(cannot)?;
+    fn start_recording(output: OutputWriter, terminal: Option<OwnedFd>) -> Result<Self, CliError> {
+        let (out, from_out) = pipe_with(PipeFlags::CLOEXEC).map_err(detach_error)?;
+        let (err, from_err) = pipe_with(PipeFlags::CLOEXEC).map_err(detach_error)?;
         let (on_drop, kept) = channel::<()>();
         let keep = move || {
             let all =
-                [(Stream::Out, out), (Stream::Err, err)].into_iter().chain(terminal.map(|shown| (Stream::Out, shown)));
-            keep(all.collect(), output);
+                [(OutputStream::Out, out), (OutputStream::Err, err)].into_iter().chain(terminal.map(|shown| (OutputStream::Out, shown)));
+            store_output(all.collect(), output);
             drop(on_drop);
         };
-        thread::Builder::new().name("stockade-output".to_owned()).spawn(keep).map_err(cannot)?;
-        rustix::stdio::dup2_stdout(from_out).map_err(cannot)?;
-        rustix::stdio::dup2_stderr(from_err).map_err(cannot)?;
+        thread::Builder::new().name("stockade-output".to_owned()).spawn(keep).map_err(detach_error)?;
+        rustix::stdio::dup2_stdout(from_out).map_err(detach_error)?;
+        rustix::stdio::dup2_stderr(from_err).map_err(detach_error)?;
         Ok(Self { kept })
     }
 
     /// Returns when all output is stored. No process of the run is left that could print.
-    fn end(self) {
-        let closed = nothing().and_then(|nothing| {
-            rustix::stdio::dup2_stdout(&nothing).map_err(cannot)?;
-            rustix::stdio::dup2_stderr(&nothing).map_err(cannot)
+    fn finish_recording(self) {
+        let closed = open_dev_null().and_then(|nothing| {
+            rustix::stdio::dup2_stdout(&nothing).map_err(detach_error)?;
+            rustix::stdio::dup2_stderr(&nothing).map_err(detach_error)
         });
         if closed.is_ok() {
             // Disconnected by the end of the thread; a time-out means that its disk does not
             // respond.
-            let _ = self.kept.recv_timeout(KEPT_WITHIN);
+            let _ = self.kept.recv_timeout(OUTPUT_STORE_TIMEOUT);
         }
     }
 }
 
-fn nothing() -> Result<OwnedFd, Failure> {
-    rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(cannot)
+fn open_dev_null() -> Result<OwnedFd, CliError> {
+    rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(detach_error)
 }
 
 /// Stores the output of these descriptors until all are closed. They are drained even if storing
 /// fails, because a full disk must not stop the command.
-fn keep(mut open: Vec<(Stream, OwnedFd)>, mut output: Output) {
-    let mut buffer = vec![0; PIPE_BYTES];
+fn store_output(mut open: Vec<(OutputStream, OwnedFd)>, mut output: OutputWriter) {
+    let mut buffer = vec![0; PIPE_BUFFER_BYTES];
     while !open.is_empty() {
         let mut waited: Vec<PollFd<'_>> = open.iter().map(|(_, pipe)| PollFd::new(pipe, PollFlags::IN)).collect();
         // Without a limit, because the end of this process ends the thread.
         let _ = poll(&mut waited, None);
         let ready: Vec<bool> = waited.iter().map(|fd| !fd.revents().is_empty()).collect();
         let mut ready = ready.into_iter();
-        open.retain(|(stream, pipe)| !ready.next().unwrap_or(false) || take(*stream, pipe, &mut buffer, &mut output));
+        open.retain(|(stream, pipe)| !ready.next().unwrap_or(false) || store_available_output(*stream, pipe, &mut buffer, &mut output));
     }
 }
 
 /// Stores the available output. Returns false at the end, which a terminal reports by EIO (pty(7)).
-fn take(stream: Stream, pipe: &OwnedFd, buffer: &mut [u8], output: &mut Output) -> bool {
+fn store_available_output(stream: OutputStream, pipe: &OwnedFd, buffer: &mut [u8], output: &mut OutputWriter) -> bool {
     match rustix::io::read(pipe, &mut *buffer) {
         Ok(0) => false,
         Ok(length) => {
-            if let Err(error) = output.append(stream, &buffer[..length]) {
+            if let Err(error) = output.append_output(stream, &buffer[..length]) {
                 tracing::warn!(%error, "what was printed could not be kept");
             }
             true
@@ -351,14 +351,14 @@ mod tests {
     fn both_streams_are_kept_to_their_ends() {
         let dir = tempfile::tempdir().unwrap();
         let id = RequestId::from_random([7; 16]);
-        let watched = Runs::of(dir.path().join("runs")).begin(&id).unwrap();
+        let watched = RunStore::at_root(dir.path().join("runs")).begin_run(&id).unwrap();
         let (out, mut from_out) = io::pipe().unwrap();
         let (err, mut from_err) = io::pipe().unwrap();
         from_out.write_all(b"to out").unwrap();
         from_err.write_all(b"to err").unwrap();
         drop((from_out, from_err));
-        keep(vec![(Stream::Out, out.into()), (Stream::Err, err.into())], watched.output());
-        let mut kept = watched.run().output();
+        store_output(vec![(OutputStream::Out, out.into()), (OutputStream::Err, err.into())], watched.output_writer());
+        let mut kept = watched.run().open_output();
         let pieces: Vec<_> = std::iter::from_fn(|| kept.next_piece().unwrap()).collect();
         assert_eq!(pieces.len(), 2, "{pieces:?}");
     }

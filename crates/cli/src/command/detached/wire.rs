@@ -7,28 +7,28 @@ use std::os::unix::net::UnixStream;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use stockade_model::{Answer, Question, RawText};
+use stockade_model::{ApprovalAnswer, ApprovalQuestion, RawText};
 use stockade_sys::framed;
 
 /// Most bytes of input in one message.
-pub const INPUT_BYTES: usize = 64 << 10;
+pub const MAX_INPUT_BYTES: usize = 64 << 10;
 /// Longest message of a client: input in which each byte is written as six.
-pub const SAID_BYTES: usize = 6 * INPUT_BYTES + 1024;
+pub const MAX_CLIENT_MESSAGE_BYTES: usize = 6 * MAX_INPUT_BYTES + 1024;
 /// Longest message of a run: a question with the longest command.
-pub const TOLD_BYTES: usize = 64 << 20;
+pub const MAX_RUN_MESSAGE_BYTES: usize = 64 << 20;
 
 /// Message of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Said {
+pub enum ClientMessage {
     /// Input for the command. The client waits for its result before the next piece.
-    Input(Piece),
+    Input(InputPiece),
     /// The answer to a question.
     Answer {
         /// Number of the question.
         number: u64,
         /// The answer.
-        answer: Answer,
+        answer: ApprovalAnswer,
     },
     /// Size of the client's terminal, which becomes that of the run's.
     Size {
@@ -43,7 +43,7 @@ pub enum Said {
 
 /// Kind of a run's standard input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Intake {
+pub enum InputKind {
     /// No input.
     Nothing,
     /// A pipe.
@@ -55,7 +55,7 @@ pub enum Intake {
 /// Piece of input.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Piece {
+pub enum InputPiece {
     /// Bytes.
     Bytes(RawText),
     /// Keys that a user pressed, for a terminal.
@@ -69,15 +69,15 @@ pub enum Piece {
 /// Message of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Told {
+pub enum RunMessage {
     /// Result of the last input.
-    Input(Fate),
+    Input(InputResult),
     /// A question for the client's user.
     Question {
         /// Unique number in the run.
         number: u64,
         /// The question.
-        question: Box<Question>,
+        question: Box<ApprovalQuestion>,
         /// Text that the spans of its findings refer to.
         text: RawText,
     },
@@ -88,7 +88,7 @@ pub enum Told {
 /// Result of a piece of input.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Fate {
+pub enum InputResult {
     /// Passed to the command.
     Taken,
     /// An incomplete command, which waits for its rest.
@@ -101,15 +101,15 @@ pub enum Fate {
 
 /// One end of a connection.
 #[derive(Debug)]
-pub struct Line(framed::Line);
+pub struct RunChannel(framed::FramedChannel);
 
-impl Line {
+impl RunChannel {
     /// Wraps a connection.
     ///
     /// # Errors
     /// [`io::Error`] if no descriptors are left.
-    pub fn over(stream: UnixStream) -> io::Result<Self> {
-        framed::Line::over(stream).map(Self)
+    pub fn from_stream(stream: UnixStream) -> io::Result<Self> {
+        framed::FramedChannel::over_stream(stream).map(Self)
     }
 
     /// Returns the connection, to poll it.
@@ -121,16 +121,16 @@ impl Line {
     ///
     /// # Errors
     /// [`io::Error`] if the other side is gone or does not read.
-    pub fn send(&self, message: &impl Serialize) -> io::Result<()> {
-        self.0.send(&serde_json::to_vec(message)?)
+    pub fn send_message(&self, message: &impl Serialize) -> io::Result<()> {
+        self.0.send_message(&serde_json::to_vec(message)?)
     }
 
     /// Receives the next message; `None` if the other side has disconnected.
     ///
     /// # Errors
     /// [`io::Error`] if it is longer than `limit` bytes, or malformed.
-    pub fn receive<T: DeserializeOwned>(&self, limit: usize) -> io::Result<Option<T>> {
-        Ok(self.0.receive(limit)?.map(|message| serde_json::from_slice(&message)).transpose()?)
+    pub fn receive_message<T: DeserializeOwned>(&self, limit: usize) -> io::Result<Option<T>> {
+        Ok(self.0.receive_message(limit)?.map(|message| serde_json::from_slice(&message)).transpose()?)
     }
 
     /// Closes the connection, also for other threads that read or write it.
@@ -145,25 +145,25 @@ mod tests {
 
     use super::*;
 
-    fn pair() -> (Line, Line) {
+    fn pair() -> (RunChannel, RunChannel) {
         let (one, other) = UnixStream::pair().unwrap();
-        (Line::over(one).unwrap(), Line::over(other).unwrap())
+        (RunChannel::from_stream(one).unwrap(), RunChannel::from_stream(other).unwrap())
     }
 
     #[test]
     fn any_bytes_arrive_whole_and_the_longest_input_fits() {
         let (client, run) = pair();
         let reader = std::thread::spawn(move || {
-            std::iter::from_fn(|| run.receive::<Said>(SAID_BYTES).unwrap()).collect::<Vec<_>>()
+            std::iter::from_fn(|| run.receive_message::<ClientMessage>(MAX_CLIENT_MESSAGE_BYTES).unwrap()).collect::<Vec<_>>()
         });
-        let all: Vec<_> = [vec![0; INPUT_BYTES], vec![0xff; INPUT_BYTES], b"\n".to_vec(), Vec::new()]
+        let all: Vec<_> = [vec![0; MAX_INPUT_BYTES], vec![0xff; MAX_INPUT_BYTES], b"\n".to_vec(), Vec::new()]
             .into_iter()
-            .flat_map(|bytes| [Piece::Bytes(bytes.clone().into()), Piece::Keys(bytes.into())])
-            .chain([Piece::Rest, Piece::Close])
-            .map(Said::Input)
-            .chain([Said::Answer { number: 7, answer: Answer::TimedOut }])
+            .flat_map(|bytes| [InputPiece::Bytes(bytes.clone().into()), InputPiece::Keys(bytes.into())])
+            .chain([InputPiece::Rest, InputPiece::Close])
+            .map(ClientMessage::Input)
+            .chain([ClientMessage::Answer { number: 7, answer: ApprovalAnswer::TimedOut }])
             .collect();
-        all.iter().for_each(|said| client.send(said).unwrap());
+        all.iter().for_each(|said| client.send_message(said).unwrap());
         client.hang_up();
         assert_eq!(reader.join().unwrap(), all);
     }
@@ -174,10 +174,10 @@ mod tests {
             let (client, run) = pair();
             client.stream().write_all(bytes).unwrap();
             client.hang_up();
-            assert!(run.receive::<Said>(SAID_BYTES).is_err(), "{bytes:?}");
+            assert!(run.receive_message::<ClientMessage>(MAX_CLIENT_MESSAGE_BYTES).is_err(), "{bytes:?}");
         }
         let (client, run) = pair();
         client.hang_up();
-        assert_eq!(run.receive::<Said>(SAID_BYTES).unwrap(), None);
+        assert_eq!(run.receive_message::<ClientMessage>(MAX_CLIENT_MESSAGE_BYTES).unwrap(), None);
     }
 }

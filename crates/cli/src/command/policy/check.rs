@@ -2,13 +2,13 @@
 //! and lists the shipped groups of hosts.
 
 use serde_json::json;
-use stockade_policy::load::load;
-use stockade_policy::{BUILT_IN_NOTICE, Settings, host_groups, table};
+use stockade_policy::load::load_settings;
+use stockade_policy::{BUILT_IN_NOTICE, PolicySettings, host_groups, table};
 
-use super::{layer, layer_text, sources, workspace};
-use crate::command::{Ended, print, remark};
+use super::{layer_from_arg, layer_text, locate_policy_sources, resolve_workspace};
+use crate::command::{CommandResult, print_output, print_remark};
 use crate::exit;
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::policy_args::{PolicyCheckArgs, PolicyGroupsArgs, PolicyTableArgs};
 use crate::render::{self, policy as text};
 
@@ -16,87 +16,87 @@ use crate::render::{self, policy as text};
 ///
 /// # Errors
 /// [`Failure`] if a location is not known. An invalid configuration is a negative result.
-pub fn check(typed: &PolicyCheckArgs) -> Ended {
-    let workspace = workspace(typed.workspace.as_deref())?;
-    let sources = sources(&workspace)?;
+pub fn check_configuration(typed: &PolicyCheckArgs) -> CommandResult {
+    let workspace = resolve_workspace(typed.workspace.as_deref())?;
+    let sources = locate_policy_sources(&workspace)?;
     if typed.files.is_empty() {
-        return match load(&sources) {
+        return match load_settings(&sources) {
             Ok(settings) => {
                 if settings.is_built_in() {
-                    remark(&format!("{BUILT_IN_NOTICE}\n"));
+                    print_remark(&format!("{BUILT_IN_NOTICE}\n"));
                 }
-                print(&text::files(&settings))?;
+                print_output(&text::format_files(&settings))?;
                 Ok(exit::SUCCESS)
             }
-            Err(error) => no(Failure::from(error)),
+            Err(error) => report_negative(CliError::from(error)),
         };
     }
     let mut sound = true;
     for path in &typed.files {
-        let text = layer_text(layer(typed.layer), path)?;
+        let text = layer_text(layer_from_arg(typed.layer), path)?;
         let checked = stockade_policy::load::load_with(&sources, vec![text]);
         match checked {
-            Ok(settings) => print(&text::file(path, &settings))?,
+            Ok(settings) => print_output(&text::format_file(path, &settings))?,
             Err(error) => {
                 sound = false;
-                crate::complain(&Failure::from(error));
+                crate::print_error(&CliError::from(error));
             }
         }
     }
-    Ok(if sound { exit::SUCCESS } else { exit::NEGATIVE })
+    Ok(if sound { exit::SUCCESS } else { exit::NEGATIVE_RESULT })
 }
 
-fn no(failure: Failure) -> Ended {
-    crate::complain(&failure);
-    Ok(exit::NEGATIVE)
+fn report_negative(failure: CliError) -> CommandResult {
+    crate::print_error(&failure);
+    Ok(exit::NEGATIVE_RESULT)
 }
 
 /// Prints decision matrices.
 ///
 /// # Errors
 /// [`Failure`] if the configuration cannot be used, or if there is no such profile.
-pub fn table(typed: &PolicyTableArgs) -> Ended {
-    let settings = super::settings(&workspace(typed.workspace.as_deref())?, None)?;
+pub fn print_decision_tables(typed: &PolicyTableArgs) -> CommandResult {
+    let settings = super::load_settings(&resolve_workspace(typed.workspace.as_deref())?, None)?;
     let names: Vec<&str> = settings.profiles().map(|(name, _)| name).collect();
     let wanted: Vec<&str> = match typed.profile.as_deref() {
         None => names,
         Some(name) if names.contains(&name) => vec![name],
         Some(name) => {
             let known = names.join(", ");
-            return Err(Failure::new(format!(
+            return Err(CliError::new(format!(
                 "there is no profile `{}`",
-                stockade_model::RawText::from(name).escaped()
+                stockade_model::RawText::from(name).to_escaped()
             ))
-            .hint(format!("the profiles are {known}")));
+            .with_hint(format!("the profiles are {known}")));
         }
     };
-    let tables: Vec<String> = wanted.iter().map(|name| table::table(&settings, name)).collect();
-    print(&(tables.join("\n") + &rules(&settings)))?;
+    let tables: Vec<String> = wanted.iter().map(|name| table::format_table(&settings, name)).collect();
+    print_output(&(tables.join("\n") + &describe_rules(&settings)))?;
     Ok(exit::SUCCESS)
 }
 
 /// Returns the rules, which decide in addition to the matrix.
-fn rules(settings: &Settings) -> String {
+fn describe_rules(settings: &PolicySettings) -> String {
     if settings.rules().next().is_none() {
         return String::new();
     }
-    format!("\n{}", render::policy::rules(settings))
+    format!("\n{}", render::policy::format_rules(settings))
 }
 
 /// Lists the shipped groups of hosts.
 ///
 /// # Errors
 /// [`Failure`] if standard output cannot be written.
-pub fn groups(typed: &PolicyGroupsArgs) -> Ended {
+pub fn list_host_groups(typed: &PolicyGroupsArgs) -> CommandResult {
     if !typed.json {
-        print(&text::groups(host_groups(), crate::stdout_style()))?;
+        print_output(&text::format_groups(host_groups(), crate::stdout_style()))?;
         return Ok(exit::SUCCESS);
     }
     for group in host_groups() {
         let (name, summary) = (&group.name, &group.summary);
         let (parts, hosts, source) = (&group.groups, &group.hosts, &group.source);
         let value = json!({ "name": name, "summary": summary, "groups": parts, "hosts": hosts, "source": source });
-        print(&render::json::line(&value)?)?;
+        print_output(&render::json::to_json_line(&value)?)?;
     }
     Ok(exit::SUCCESS)
 }

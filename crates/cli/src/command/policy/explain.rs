@@ -4,19 +4,19 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use stockade_engine::real::RuleJudge;
-use stockade_model::{Decision, Verdict};
+use stockade_engine::real::RulePolicyEngine;
+use stockade_model::{Decision, PolicyVerdict};
 use stockade_policy::{
-    Act, Circumstances, Considered, Match, Obligations, Said, Settings, Stage, changes_of_patch, consider,
+    Act, RequestContext, RuleExplanation, RuleMatch, Obligations, PolicyStatement, PolicySettings, ActContext, changes_of_patch, consider_request,
     consider_act, decide_act, parse_file_change, parse_target, parse_tool_call, rule_in,
 };
 
-use super::around;
+use super::build_circumstances;
 use crate::args::CheckArgs;
-use crate::command::{Ended, print, setting, variable};
+use crate::command::{CommandResult, print_output, setting, read_variable};
 use crate::exit;
-use crate::failure::Failure;
-use crate::meaning::{self, Meant};
+use crate::failure::CliError;
+use crate::meaning::{self, ResolvedArgs};
 use crate::policy_args::PolicyExplainArgs;
 use crate::render::{self, policy as text};
 
@@ -24,31 +24,31 @@ use crate::render::{self, policy as text};
 ///
 /// # Errors
 /// [`Failure`] if the configuration cannot be used, or if the arguments are not a subject.
-pub fn explain(typed: PolicyExplainArgs) -> Ended {
+pub fn explain_policy(typed: PolicyExplainArgs) -> CommandResult {
     let has_command = typed.subject.script.is_some() || !typed.subject.words.is_empty();
     if has_command {
-        return command(typed);
+        return explain_command(typed);
     }
-    let workspace = super::workspace(typed.workspace.as_deref())?;
-    let settings = super::settings(&workspace, None)?;
+    let workspace = super::resolve_workspace(typed.workspace.as_deref())?;
+    let settings = super::load_settings(&workspace, None)?;
     if typed.call.is_some() || typed.file.is_some() || typed.host.is_some() || typed.patch.is_some() {
-        return acts(&typed, &settings, &workspace);
+        return explain_acts(&typed, &settings, &workspace);
     }
     let profile = typed.profile.unwrap_or_else(|| settings.profile.value.clone());
-    let lines = settings.explain(&profile);
-    print(&if typed.json {
+    let lines = settings.explain_profile(&profile);
+    print_output(&if typed.json {
         let lines: Vec<_> = lines
             .iter()
             .map(|line| json!({ "key": line.key, "value": line.value, "origin": line.origin.to_string() }))
             .collect();
-        render::json::line(&lines)?
+        render::json::to_json_line(&lines)?
     } else {
-        text::settings(&lines)
+        text::format_settings(&lines)
     })?;
     Ok(exit::SUCCESS)
 }
 
-fn command(typed: PolicyExplainArgs) -> Ended {
+fn explain_command(typed: PolicyExplainArgs) -> CommandResult {
     let (json, tool, session) = (typed.json, typed.tool, typed.session);
     let check = CheckArgs {
         json: false,
@@ -59,51 +59,51 @@ fn command(typed: PolicyExplainArgs) -> Ended {
         requests: Vec::new(),
         subject: typed.subject,
     };
-    let mut meant = Meant::check(check, &variable)?;
+    let mut meant = ResolvedArgs::from_check_args(check, &read_variable)?;
     if let Some(session) = session {
-        meant.session = Some(meaning::session(&session)?);
+        meant.session = Some(meaning::parse_session_id(&session)?);
     }
-    let setting = setting::load(&meant.workspace)?;
-    let request = setting.request(&meant, meaning::request_id()?);
-    let judge: RuleJudge = setting.judge();
-    let assessment = judge.assess(&request);
-    let around = around(tool.as_deref());
+    let setting = setting::load_config(&meant.workspace)?;
+    let request = setting.build_request(&meant, meaning::request_id()?);
+    let judge: RulePolicyEngine = setting.policy_engine();
+    let assessment = judge.assess_request(&request);
+    let around = build_circumstances(tool.as_deref());
     let ruling = rule_in(&setting.settings, &request, &assessment, true, &around);
-    let considered = consider(&setting.settings, &request, &assessment, &around);
-    let shown = Explained {
-        subject: meaning::text_of(&request.command).escaped(),
+    let considered = consider_request(&setting.settings, &request, &assessment, &around);
+    let shown = DecisionExplanation {
+        subject: meaning::text_of(&request.command).to_escaped(),
         decision: &ruling.decision,
         voices: &ruling.voices,
         considered: &considered,
         obligations: Some(&ruling.obligations),
         grant: None,
     };
-    print(&shown.text(json)?)?;
+    print_output(&shown.to_text(json)?)?;
     Ok(exit::SUCCESS)
 }
 
 /// Explanation of one decision.
-pub struct Explained<'a> {
+pub struct DecisionExplanation<'a> {
     /// Subject of the request, escaped.
     pub subject: String,
     /// The decision.
     pub decision: &'a Decision,
     /// Result of every source of the decision.
-    pub voices: &'a [Said],
+    pub voices: &'a [PolicyStatement],
     /// Result of every rule.
-    pub considered: &'a [Considered<'a>],
+    pub considered: &'a [RuleExplanation<'a>],
     /// Requirements of the rules for the run.
     pub obligations: Option<&'a Obligations>,
     /// Grant that a yes would give.
     pub grant: Option<String>,
 }
 
-impl Explained<'_> {
-    fn text(&self, json: bool) -> Result<String, Failure> {
+impl DecisionExplanation<'_> {
+    fn to_text(&self, json: bool) -> Result<String, CliError> {
         if !json {
-            return Ok(text::explanation(self, crate::stdout_style()));
+            return Ok(text::format_explanation(self, crate::stdout_style()));
         }
-        let name = |verdict| render::check::verdict(verdict);
+        let name = |verdict| render::check::verdict_name(verdict);
         let voices: Vec<_> = self
             .voices
             .iter()
@@ -128,85 +128,85 @@ impl Explained<'_> {
             "subject": self.subject, "decision": name(self.decision.verdict), "rule": self.decision.rule,
             "reasons": self.decision.reasons, "voices": voices, "rules": rules, "wants": wants, "grant": self.grant,
         });
-        Ok(render::json::line(&value)?)
+        Ok(render::json::to_json_line(&value)?)
     }
 }
 
 /// Returns the name of a match.
-pub fn match_name(found: Match) -> &'static str {
+pub fn match_name(found: RuleMatch) -> &'static str {
     match found {
-        Match::No => "no",
-        Match::Possible => "perhaps",
-        Match::Certain => "yes",
+        RuleMatch::No => "no",
+        RuleMatch::Possible => "perhaps",
+        RuleMatch::Certain => "yes",
     }
 }
 
-struct Asked<'a> {
+struct ExplainQuery<'a> {
     typed: &'a PolicyExplainArgs,
-    settings: &'a Settings,
-    stage: Stage<'a>,
-    around: Circumstances,
+    settings: &'a PolicySettings,
+    stage: ActContext<'a>,
+    around: RequestContext,
 }
 
-fn acts(typed: &PolicyExplainArgs, settings: &Settings, workspace: &Path) -> Ended {
+fn explain_acts(typed: &PolicyExplainArgs, settings: &PolicySettings, workspace: &Path) -> CommandResult {
     let cwd = crate::places::current_directory()?;
     let profile = typed.profile.clone().unwrap_or_else(|| settings.profile.value.clone());
-    let session = typed.session.as_deref().map(meaning::session).transpose()?;
-    let stage = Stage {
+    let session = typed.session.as_deref().map(meaning::parse_session_id).transpose()?;
+    let stage = ActContext {
         cwd: &cwd,
         workspace,
         session: session.as_ref(),
         profile: &profile,
         approval_mode: typed.mode.unwrap_or(settings.approval_mode.value),
     };
-    let asked = Asked { typed, settings, stage, around: around(typed.tool.as_deref()) };
+    let asked = ExplainQuery { typed, settings, stage, around: build_circumstances(typed.tool.as_deref()) };
     let mut shown = String::new();
     if let Some(call) = &typed.call {
-        let (name, arguments) = parse_tool_call(call).map_err(Failure::new)?;
-        shown += &asked.one(call, Act::Tool { name, arguments: &arguments })?;
+        let (name, arguments) = parse_tool_call(call).map_err(CliError::new)?;
+        shown += &asked.explain_act(call, Act::Tool { name, arguments: &arguments })?;
     } else if let Some(change) = &typed.file {
-        let (operation, path) = parse_file_change(change, settings.home(), workspace).map_err(Failure::new)?;
-        shown += &asked.one(change, Act::File { path: &real(&path), operation })?;
+        let (operation, path) = parse_file_change(change, settings.home(), workspace).map_err(CliError::new)?;
+        shown += &asked.explain_act(change, Act::File { path: &resolve_existing_links(&path), operation })?;
     } else if let Some(host) = &typed.host {
-        let (host_name, port) = parse_target(host).map_err(Failure::new)?;
-        shown += &asked.one(host, Act::Network { host: &host_name, port })?;
+        let (host_name, port) = parse_target(host).map_err(CliError::new)?;
+        shown += &asked.explain_act(host, Act::Network { host: &host_name, port })?;
     } else if let Some(patch) = &typed.patch {
-        let text = super::read(patch)?;
+        let text = super::read_text_file(patch)?;
         let changes =
-            changes_of_patch(&text).map_err(|e| Failure::new(format!("{}: {e}", crate::failure::quoted(patch))))?;
-        let mut worst = Verdict::Allow;
+            changes_of_patch(&text).map_err(|e| CliError::new(format!("{}: {e}", crate::failure::quote_path(patch))))?;
+        let mut worst = PolicyVerdict::Allow;
         for change in changes {
-            let path = real(&cwd.join(&change.path));
+            let path = resolve_existing_links(&cwd.join(&change.path));
             let subject = format!("{} {}", format!("{:?}", change.operation).to_lowercase(), change.path);
             let act = Act::File { path: &path, operation: change.operation };
             worst = worst.max(decide_act(settings, act, &asked.stage, &asked.around).decision.verdict);
-            shown += &asked.one(&subject, act)?;
+            shown += &asked.explain_act(&subject, act)?;
         }
         if !typed.json {
-            shown += &format!("patch     {}\n", render::check::verdict(worst));
+            shown += &format!("patch     {}\n", render::check::verdict_name(worst));
         }
     }
-    print(&shown)?;
+    print_output(&shown)?;
     Ok(exit::SUCCESS)
 }
 
 /// Resolves links as far as the path exists, because rules name objects (L5).
-fn real(path: &Path) -> PathBuf {
+fn resolve_existing_links(path: &Path) -> PathBuf {
     crate::places::canonical_prefix(path)
 }
 
-impl Asked<'_> {
-    fn one(&self, subject: &str, act: Act<'_>) -> Result<String, Failure> {
+impl ExplainQuery<'_> {
+    fn explain_act(&self, subject: &str, act: Act<'_>) -> Result<String, CliError> {
         let ruling = decide_act(self.settings, act, &self.stage, &self.around);
         let considered = consider_act(self.settings, act, &self.stage, &self.around);
-        let shown = Explained {
-            subject: stockade_model::RawText::from(subject).escaped(),
+        let shown = DecisionExplanation {
+            subject: stockade_model::RawText::from(subject).to_escaped(),
             decision: &ruling.decision,
             voices: &ruling.voices,
             considered: &considered,
             obligations: None,
             grant: ruling.grant.as_ref().map(ToString::to_string),
         };
-        shown.text(self.typed.json)
+        shown.to_text(self.typed.json)
     }
 }

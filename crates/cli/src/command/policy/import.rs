@@ -6,44 +6,44 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use stockade_policy::{Imported, Scope, Source, Tool, import as carry};
+use stockade_policy::{ImportedPolicy, SourceScope, ImportSource, ImportTool, import_policy as carry};
 
-use super::read;
-use crate::command::{Ended, print, remark};
+use super::read_text_file;
+use crate::command::{CommandResult, print_output, print_remark};
 use crate::exit;
-use crate::failure::{Failure, quoted};
+use crate::failure::{CliError, quote_path};
 use crate::places;
 use crate::policy_args::{PolicyImportArgs, ToolArg};
-use crate::render::counted;
+use crate::render::count_noun;
 
 /// Imports rules.
 ///
 /// # Errors
 /// [`Failure`] if a file cannot be read or has another format: then nothing is written.
-pub fn import(typed: &PolicyImportArgs) -> Ended {
+pub fn import_rules(typed: &PolicyImportArgs) -> CommandResult {
     let tool = match typed.from {
-        ToolArg::Codex => Tool::Codex,
-        ToolArg::Claude => Tool::Claude,
-        ToolArg::Gemini => Tool::Gemini,
+        ToolArg::Codex => ImportTool::Codex,
+        ToolArg::Claude => ImportTool::Claude,
+        ToolArg::Gemini => ImportTool::Gemini,
     };
-    let sources: Result<Vec<Source>, Failure> = typed.files.iter().map(|path| source(tool, path)).collect();
+    let sources: Result<Vec<ImportSource>, CliError> = typed.files.iter().map(|path| source(tool, path)).collect();
     let imported = carry(tool, &sources?)?;
     let text = imported.to_toml();
     match &typed.output {
-        None => print(&text)?,
+        None => print_output(&text)?,
         Some(path) => write_new(path, &text)?,
     }
-    remark(&summary(&imported));
-    let is_whole = imported.left_out() == 0 && imported.lost() == 0;
-    Ok(if is_whole { exit::SUCCESS } else { exit::NEGATIVE })
+    print_remark(&summarize_import(&imported));
+    let is_whole = imported.left_out() == 0 && imported.count_lost() == 0;
+    Ok(if is_whole { exit::SUCCESS } else { exit::NEGATIVE_RESULT })
 }
 
 /// Returns the notes, and the number of entries by result. Lost refusals are counted apart from
 /// omitted permissions, because only a lost refusal is a danger.
-fn summary(imported: &Imported) -> String {
+fn summarize_import(imported: &ImportedPolicy) -> String {
     let mut said: String = imported.notes.iter().map(|note| format!("{note}\n")).collect();
-    said += &format!("{}, {}\n", counted(imported.rules.len(), "rule"), counted(imported.notes.len(), "note"));
-    said += &match imported.lost() {
+    said += &format!("{}, {}\n", count_noun(imported.rules.len(), "rule"), count_noun(imported.notes.len(), "note"));
+    said += &match imported.count_lost() {
         0 => String::new(),
         1 => "1 entry NOT CARRIED: what it refused or asked about may happen here without a question; look at it\n"
             .to_owned(),
@@ -60,16 +60,16 @@ fn summary(imported: &Imported) -> String {
 }
 
 /// Writes a file that does not exist yet.
-fn write_new(path: &Path, text: &str) -> Result<(), Failure> {
+fn write_new(path: &Path, text: &str) -> Result<(), CliError> {
     let wrong = |error: std::io::Error| {
-        Failure::new(format!("cannot write {}: {error}", quoted(path))).or_hint(advice(error.kind()).map(str::to_owned))
+        CliError::new(format!("cannot write {}: {error}", quote_path(path))).or_hint(hint_for_error_kind(error.kind()).map(str::to_owned))
     };
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(wrong)?;
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(wrong)
 }
 
 /// Returns a hint for a file that cannot be created.
-fn advice(kind: ErrorKind) -> Option<&'static str> {
+fn hint_for_error_kind(kind: ErrorKind) -> Option<&'static str> {
     match kind {
         ErrorKind::AlreadyExists => Some("name a file that does not exist yet, or remove this one"),
         ErrorKind::NotFound => Some("make its directory first"),
@@ -84,19 +84,19 @@ fn advice(kind: ErrorKind) -> Option<&'static str> {
 
 /// Reads a file of the command line: its path, or `SCOPE=PATH` if the path does not show where the
 /// tool reads it.
-fn source(tool: Tool, typed: &Path) -> Result<Source, Failure> {
+fn source(tool: ImportTool, typed: &Path) -> Result<ImportSource, CliError> {
     let named = typed.to_str().and_then(|text| {
         let (name, path) = text.split_once('=')?;
-        Some((Scope::named(name)?, Path::new(path)))
+        Some((SourceScope::from_name(name)?, Path::new(path)))
     });
     let (scope, path) = match named {
         Some((scope, path)) => (scope, path),
         None => (scope_of(tool, typed), typed),
     };
-    Ok(Source { name: path.display().to_string(), text: read(path)?, scope })
+    Ok(ImportSource { name: path.display().to_string(), text: read_text_file(path)?, scope })
 }
 
-fn scope_of(tool: Tool, path: &Path) -> Scope {
-    let (Ok(path), Ok(home)) = (path.canonicalize(), places::home(&super::variable)) else { return Scope::Unknown };
-    Scope::of_path(tool, &path, &home)
+fn scope_of(tool: ImportTool, path: &Path) -> SourceScope {
+    let (Ok(path), Ok(home)) = (path.canonicalize(), places::find_home_directory(&super::read_variable)) else { return SourceScope::Unknown };
+    SourceScope::of_path(tool, &path, &home)
 }

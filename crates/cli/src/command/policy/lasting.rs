@@ -7,36 +7,36 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use stockade_model::{Grant, QuestionKind, Request, Verdict};
+use stockade_model::{Grant, QuestionKind, RunRequest, PolicyVerdict};
 use stockade_policy::amend::{rule_for_hosts, rule_for_secrets, rules_for};
-use stockade_policy::load::Sources;
-use stockade_policy::{DraftRule, ProvenanceSection, Settings, resolve_profile};
+use stockade_policy::load::ConfigSources;
+use stockade_policy::{DraftRule, ProvenanceSection, PolicySettings, resolve_profile};
 
-use super::write::{self, secrets, targets};
-use crate::failure::Failure;
+use super::write::{self, extract_secret_uses, extract_host_targets};
+use crate::failure::CliError;
 
 /// Rules that the answers of one run may become.
 #[derive(Debug)]
-pub struct Lasting {
-    sources: Sources,
-    settings: Arc<Settings>,
-    request: Request,
+pub struct AnswerRules {
+    sources: ConfigSources,
+    settings: Arc<PolicySettings>,
+    request: RunRequest,
     chosen: Mutex<Vec<DraftRule>>,
 }
 
-impl Lasting {
+impl AnswerRules {
     /// Creates the collection for the questions of one request.
-    pub fn new(sources: Sources, settings: Arc<Settings>, request: Request) -> Self {
+    pub fn new(sources: ConfigSources, settings: Arc<PolicySettings>, request: RunRequest) -> Self {
         Self { sources, settings, request, chosen: Mutex::default() }
     }
 
     /// Returns the file for the rules.
-    pub fn file(&self) -> &Path {
+    pub fn rules_file(&self) -> &Path {
         &self.sources.user_file
     }
 
     /// Returns the smallest rules for a yes to this question; empty if none is allowed.
-    pub fn drafts(&self, kind: &QuestionKind) -> Vec<DraftRule> {
+    pub fn draft_rules(&self, kind: &QuestionKind) -> Vec<DraftRule> {
         let grants: &[Grant] = match kind {
             QuestionKind::Unsandboxed => return Vec::new(),
             QuestionKind::Run { .. } => &[],
@@ -44,31 +44,31 @@ impl Lasting {
             | QuestionKind::Escalate { grants, .. }
             | QuestionKind::Hold { grants, .. } => grants,
         };
-        if let Some(hosts) = targets(grants) {
-            return vec![rule_for_hosts(&hosts, Verdict::Allow, &self.provenance())];
+        if let Some(hosts) = extract_host_targets(grants) {
+            return vec![rule_for_hosts(&hosts, PolicyVerdict::Allow, &self.build_provenance())];
         }
-        if let Some(wanted) = secrets(grants) {
-            return rule_for_secrets(&wanted, &self.provenance()).into_iter().collect();
+        if let Some(wanted) = extract_secret_uses(grants) {
+            return rule_for_secrets(&wanted, &self.build_provenance()).into_iter().collect();
         }
-        let Request { command, profile, workspace, .. } = &self.request;
+        let RunRequest { command, profile, workspace, .. } = &self.request;
         let Ok(profile) = resolve_profile(&self.settings, profile, workspace.as_path(), &[]) else { return Vec::new() };
-        rules_for(command, Verdict::Allow, grants, &profile, &self.provenance()).unwrap_or_default()
+        rules_for(command, PolicyVerdict::Allow, grants, &profile, &self.build_provenance()).unwrap_or_default()
     }
 
-    fn provenance(&self) -> ProvenanceSection {
+    fn build_provenance(&self) -> ProvenanceSection {
         ProvenanceSection {
             by: super::user_name().unwrap_or_else(|| "a person".to_owned()),
-            at: Some(crate::render::audit::utc(super::now_ms())),
+            at: Some(crate::render::audit::format_utc(super::now_ms())),
             request: Some(self.request.id.to_string()),
         }
     }
 
     /// Records that these rules were shown and accepted.
-    pub fn choose(&self, drafts: Vec<DraftRule>) {
-        self.chosen().extend(drafts);
+    pub fn accept_drafts(&self, drafts: Vec<DraftRule>) {
+        self.lock_accepted().extend(drafts);
     }
 
-    fn chosen(&self) -> MutexGuard<'_, Vec<DraftRule>> {
+    fn lock_accepted(&self) -> MutexGuard<'_, Vec<DraftRule>> {
         self.chosen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -77,49 +77,49 @@ impl Lasting {
     ///
     /// # Errors
     /// [`Failure`] if the file cannot be written, or would be invalid.
-    pub fn write(&self, outcome: &stockade_model::Outcome) -> Result<Option<PathBuf>, Failure> {
+    pub fn write_accepted_rules(&self, outcome: &stockade_model::RunOutcome) -> Result<Option<PathBuf>, CliError> {
         let agreed = outcome.approvals.iter().any(|given| given.answer == "approved" && given.by == "terminal");
-        let drafts = std::mem::take(&mut *self.chosen());
+        let drafts = std::mem::take(&mut *self.lock_accepted());
         if drafts.is_empty() || !agreed {
             return Ok(None);
         }
-        write::add(&self.sources, &drafts)
+        write::add_to_user_file(&self.sources, &drafts)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::{ApprovalMode, Command, Level, SandboxPreference};
+    use stockade_model::{ApprovalMode, RequestCommand, IsolationLevel, SandboxPreference};
     use stockade_policy::OwnDirectories;
 
     use super::*;
 
-    fn lasting(words: &[&str]) -> Lasting {
-        let settings = Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[]).unwrap();
-        let request = Request {
+    fn lasting(words: &[&str]) -> AnswerRules {
+        let settings = PolicySettings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[]).unwrap();
+        let request = RunRequest {
             id: "req_1".parse().unwrap(),
             session: None,
-            command: Command::Argv(words.iter().map(|word| (*word).into()).collect()),
+            command: RequestCommand::Argv(words.iter().map(|word| (*word).into()).collect()),
             cwd: "/w".into(),
             workspace: "/w".into(),
             environment: Default::default(),
             profile: "workspace".to_owned(),
             grants: Vec::new(),
             requested: Vec::new(),
-            level: Level::Full,
+            level: IsolationLevel::Full,
             approval_mode: ApprovalMode::OnFailure,
             sandbox: SandboxPreference::Auto,
             timeout_ms: None,
             limits: Default::default(),
             caller_approval: None,
         };
-        Lasting::new(Sources::standard(Path::new("/home/u"), None, None, None), Arc::new(settings), request)
+        AnswerRules::new(ConfigSources::at_standard_paths(Path::new("/home/u"), None, None, None), Arc::new(settings), request)
     }
 
     #[track_caller]
     fn check(words: &[&str], grants: &[&str], wanted: &[&str]) {
         let grants = grants.iter().map(|grant| grant.parse().unwrap()).collect();
-        let drafts = lasting(words).drafts(&QuestionKind::Grants { grants });
+        let drafts = lasting(words).draft_rules(&QuestionKind::Grants { grants });
         let lines: Vec<String> = drafts
             .iter()
             .flat_map(|draft| draft.to_toml().lines().map(str::to_owned).collect::<Vec<_>>())
@@ -140,8 +140,8 @@ mod tests {
         // No rule for a command that runs other commands, nor for a protected path.
         check(&["python3", "x"], &["write /srv/x"], &[]);
         check(&["npm", "test"], &["read /home/u/.ssh"], &[]);
-        assert!(lasting(&["npm", "test"]).drafts(&QuestionKind::Unsandboxed).is_empty());
-        let draft = &lasting(&["npm", "test"]).drafts(&QuestionKind::Run { reasons: Vec::new() })[0];
+        assert!(lasting(&["npm", "test"]).draft_rules(&QuestionKind::Unsandboxed).is_empty());
+        let draft = &lasting(&["npm", "test"]).draft_rules(&QuestionKind::Run { reasons: Vec::new() })[0];
         assert!(draft.to_toml().contains("request = \"req_1\""), "{}", draft.to_toml());
     }
 }

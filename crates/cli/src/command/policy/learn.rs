@@ -3,37 +3,37 @@
 
 use std::path::{Path, PathBuf};
 
-use stockade_audit::{Content, Filter};
+use stockade_audit::{EntryContent, EntryFilter};
 use stockade_model::EventKind;
-use stockade_policy::suggest::{Generalisation, Learned, suggest as smallest};
+use stockade_policy::suggest::{PathGeneralisation, SuggestionData, suggest_policy as smallest};
 
-use super::settings;
-use crate::command::{Ended, print, remark, variable};
-use crate::failure::Failure;
+use super::load_settings;
+use crate::command::{CommandResult, print_output, print_remark, read_variable};
+use crate::failure::CliError;
 use crate::policy_args::PolicySuggestArgs;
 use crate::render::policy as text;
 use crate::{exit, meaning, places};
 
 /// Most entries of a directory that are examined, and shown.
-const MAX_LOOKED_AT: usize = 10_000;
-const MAX_SHOWN: usize = 20;
+const MAX_EXAMINED_ENTRIES: usize = 10_000;
+const MAX_SHOWN_ENTRIES: usize = 20;
 
 /// Suggests a profile.
 ///
 /// # Errors
 /// [`Failure`] if the audit log or the configuration cannot be used.
-pub fn suggest(typed: &PolicySuggestArgs) -> Ended {
-    let dir = places::state_path(&variable)?.join("audit");
-    let filter = Filter {
-        session: typed.session.as_deref().map(meaning::session).transpose()?,
+pub fn suggest_profile(typed: &PolicySuggestArgs) -> CommandResult {
+    let dir = places::state_path(&read_variable)?.join("audit");
+    let filter = EntryFilter {
+        session: typed.session.as_deref().map(meaning::parse_session_id).transpose()?,
         request: typed.request.as_deref().map(str::parse).transpose()?,
-        ..Filter::default()
+        ..EntryFilter::default()
     };
-    let mut learned = Learned::default();
+    let mut learned = SuggestionData::default();
     let mut workspaces: Vec<PathBuf> = Vec::new();
     let mut any = false;
-    for entry in stockade_audit::query(&dir, filter)? {
-        if let Content::Event { event, .. } = entry?.content {
+    for entry in stockade_audit::query_log(&dir, filter)? {
+        if let EntryContent::Event { event, .. } = entry?.content {
             any = true;
             if let EventKind::Requested { request, .. } = &event.kind {
                 let workspace = request.workspace.as_path().to_owned();
@@ -41,24 +41,24 @@ pub fn suggest(typed: &PolicySuggestArgs) -> Ended {
                     workspaces.push(workspace);
                 }
             }
-            learned.take(&event);
+            learned.add_event(&event);
         }
     }
     if !any {
-        return Err(Failure::new("the record holds nothing of it").hint("`stockade audit show` shows what it holds"));
+        return Err(CliError::new("the record holds nothing of it").with_hint("`stockade audit show` shows what it holds"));
     }
     let workspace = match (&typed.workspace, workspaces.as_slice()) {
-        (Some(dir), _) => super::workspace(Some(dir))?,
+        (Some(dir), _) => super::resolve_workspace(Some(dir))?,
         (None, [one]) => one.clone(),
         (None, _) => {
-            return Err(Failure::new("it ran in several workspaces").hint("name one with --workspace"));
+            return Err(CliError::new("it ran in several workspaces").with_hint("name one with --workspace"));
         }
     };
-    let settings = settings(&workspace, None)?;
-    let suggestion = smallest(&settings, &learned, &typed.base, &workspace, (typed.generalise, &hideable()));
+    let settings = load_settings(&workspace, None)?;
+    let suggestion = smallest(&settings, &learned, &typed.base, &workspace, (typed.generalise, &list_user_directories()));
     let mut said = String::new();
     for made in &suggestion.generalised {
-        said += &text::generalised(made, &newly_allowed(made));
+        said += &text::format_generalisation(made, &newly_allowed(made));
     }
     for (grant, why) in &suggestion.left_out {
         said += &format!("left out: {grant}: {why}\n");
@@ -67,41 +67,41 @@ pub fn suggest(typed: &PolicySuggestArgs) -> Ended {
         said += &format!("refused, and stays so: {grant}\n");
     }
     if suggestion.is_empty() {
-        remark(&(said + "nothing to suggest: the profile has what was agreed to\n"));
+        print_remark(&(said + "nothing to suggest: the profile has what was agreed to\n"));
         return Ok(exit::SUCCESS);
     }
     let shown = suggestion.to_toml(&typed.name, &typed.base, &learned);
     // The suggestion must be a valid configuration.
     stockade_policy::load::load_with(
-        &super::sources(&workspace)?,
+        &super::locate_policy_sources(&workspace)?,
         vec![stockade_policy::LayerText {
-            layer: stockade_policy::Layer::System,
+            layer: stockade_policy::ConfigLayer::System,
             path: PathBuf::from("the suggestion"),
             source: shown.clone(),
         }],
     )?;
-    print(&shown)?;
-    remark(&said);
+    print_output(&shown)?;
+    print_remark(&said);
     Ok(exit::SUCCESS)
 }
 
 /// Returns the existing directories of user files. The suggested profile hides their parts that a
 /// traced run did not read.
-fn hideable() -> Vec<PathBuf> {
+fn list_user_directories() -> Vec<PathBuf> {
     let exists = |path: &PathBuf| path.symlink_metadata().is_ok_and(|meta| meta.is_dir());
     ["/home", "/root", "/srv", "/mnt", "/media"].map(PathBuf::from).into_iter().filter(exists).collect()
 }
 
 /// Files in a directory besides the files that it replaces.
-struct Newly {
+struct AdditionalFiles {
     names: Vec<String>,
     more: usize,
 }
 
-fn newly_allowed(made: &Generalisation) -> Vec<String> {
-    let mut newly = Newly { names: Vec::new(), more: 0 };
-    let mut left = MAX_LOOKED_AT;
-    walk(&made.directory, made, &mut newly, &mut left);
+fn newly_allowed(made: &PathGeneralisation) -> Vec<String> {
+    let mut newly = AdditionalFiles { names: Vec::new(), more: 0 };
+    let mut left = MAX_EXAMINED_ENTRIES;
+    collect_additional_files(&made.directory, made, &mut newly, &mut left);
     if newly.more > 0 {
         newly.names.push(format!("and {} more", newly.more));
     }
@@ -111,7 +111,7 @@ fn newly_allowed(made: &Generalisation) -> Vec<String> {
     newly.names
 }
 
-fn walk(directory: &Path, made: &Generalisation, newly: &mut Newly, left: &mut usize) {
+fn collect_additional_files(directory: &Path, made: &PathGeneralisation, newly: &mut AdditionalFiles, left: &mut usize) {
     let Ok(entries) = std::fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
         if *left == 0 {
@@ -124,8 +124,8 @@ fn walk(directory: &Path, made: &Generalisation, newly: &mut Newly, left: &mut u
         }
         // A link counts as one name: its target is not beneath the directory.
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            walk(&path, made, newly, left);
-        } else if newly.names.len() < MAX_SHOWN {
+            collect_additional_files(&path, made, newly, left);
+        } else if newly.names.len() < MAX_SHOWN_ENTRIES {
             newly.names.push(path.display().to_string());
         } else {
             newly.more += 1;

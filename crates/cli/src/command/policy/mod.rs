@@ -13,90 +13,90 @@ pub mod write;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use stockade_policy::load::{self, Sources};
-use stockade_policy::{Circumstances, Layer, LayerText, Settings};
+use stockade_policy::load::{self, ConfigSources};
+use stockade_policy::{RequestContext, ConfigLayer, LayerText, PolicySettings};
 
-use super::{Ended, now_ms, variable};
-use crate::failure::{Failure, quoted};
+use super::{CommandResult, now_ms, read_variable};
+use crate::failure::{CliError, quote_path};
 use crate::places;
 use crate::policy_args::{LayerArg, PolicyCommand};
 
 /// Largest file that is read, in bytes: larger than any configuration.
-const FILE_LIMIT_BYTES: u64 = 4 << 20;
+const MAX_FILE_BYTES: u64 = 4 << 20;
 
 /// Dispatches to the subcommand.
 ///
 /// # Errors
 /// [`Failure`] if a file cannot be read, or if the configuration cannot be used.
-pub fn policy(typed: PolicyCommand) -> Ended {
+pub fn dispatch_policy(typed: PolicyCommand) -> CommandResult {
     match typed {
-        PolicyCommand::Check(typed) => check::check(&typed),
-        PolicyCommand::Explain(typed) => explain::explain(typed),
+        PolicyCommand::Check(typed) => check::check_configuration(&typed),
+        PolicyCommand::Explain(typed) => explain::explain_policy(typed),
         PolicyCommand::Test(typed) => test::test(&typed),
-        PolicyCommand::Fmt(typed) => write::format(&typed),
-        PolicyCommand::Table(typed) => check::table(&typed),
-        PolicyCommand::Groups(typed) => check::groups(&typed),
-        PolicyCommand::Replay(typed) => replay::replay(&typed),
-        PolicyCommand::Import(typed) => import::import(&typed),
-        PolicyCommand::Suggest(typed) => learn::suggest(&typed),
-        PolicyCommand::Amend(typed) => write::amend(typed),
+        PolicyCommand::Fmt(typed) => write::format_files(&typed),
+        PolicyCommand::Table(typed) => check::print_decision_tables(&typed),
+        PolicyCommand::Groups(typed) => check::list_host_groups(&typed),
+        PolicyCommand::Replay(typed) => replay::replay_decisions(&typed),
+        PolicyCommand::Import(typed) => import::import_rules(&typed),
+        PolicyCommand::Suggest(typed) => learn::suggest_profile(&typed),
+        PolicyCommand::Amend(typed) => write::amend_policy(typed),
     }
 }
 
-fn layer(layer: LayerArg) -> Layer {
+fn layer_from_arg(layer: LayerArg) -> ConfigLayer {
     match layer {
-        LayerArg::Managed => Layer::Managed,
-        LayerArg::System => Layer::System,
-        LayerArg::User => Layer::User,
-        LayerArg::Project => Layer::Project,
-        LayerArg::Session => Layer::Session,
+        LayerArg::Managed => ConfigLayer::Managed,
+        LayerArg::System => ConfigLayer::System,
+        LayerArg::User => ConfigLayer::User,
+        LayerArg::Project => ConfigLayer::Project,
+        LayerArg::Session => ConfigLayer::Session,
     }
 }
 
 /// Returns the named workspace, or the current directory.
-fn workspace(typed: Option<&Path>) -> Result<PathBuf, Failure> {
+fn resolve_workspace(typed: Option<&Path>) -> Result<PathBuf, CliError> {
     match typed {
         None => places::current_directory(),
         Some(dir) => places::real_directory(dir, "the workspace"),
     }
 }
 
-fn sources(workspace: &Path) -> Result<Sources, Failure> {
-    places::sources(Some(workspace), &variable)
+fn locate_policy_sources(workspace: &Path) -> Result<ConfigSources, CliError> {
+    places::locate_sources(Some(workspace), &read_variable)
 }
 
 /// Loads the configuration in force. The file `instead` replaces the user's own, if it is named.
-fn settings(workspace: &Path, instead: Option<&Path>) -> Result<Settings, Failure> {
-    let sources = sources(workspace)?;
+fn load_settings(workspace: &Path, instead: Option<&Path>) -> Result<PolicySettings, CliError> {
+    let sources = locate_policy_sources(workspace)?;
     Ok(match instead {
-        None => load::load(&sources)?,
-        Some(path) => load::load_with(&sources, vec![layer_text(Layer::User, path)?])?,
+        None => load::load_settings(&sources)?,
+        Some(path) => load::load_with(&sources, vec![layer_text(ConfigLayer::User, path)?])?,
     })
 }
 
-fn layer_text(layer: Layer, path: &Path) -> Result<LayerText, Failure> {
-    Ok(LayerText { layer, path: path.to_owned(), source: read(path)? })
+fn layer_text(layer: ConfigLayer, path: &Path) -> Result<LayerText, CliError> {
+    Ok(LayerText { layer, path: path.to_owned(), source: read_text_file(path)? })
 }
 
 /// Reads a whole text file; `-` is standard input.
-fn read(path: &Path) -> Result<String, Failure> {
-    let wrong = |e: std::io::Error| Failure::new(format!("cannot read {}: {e}", quoted(path)));
+fn read_text_file(path: &Path) -> Result<String, CliError> {
+    let wrong = |e: std::io::Error| CliError::new(format!("cannot read {}: {e}", quote_path(path)));
     let mut bytes = Vec::new();
     if path == Path::new("-") {
-        std::io::stdin().lock().take(FILE_LIMIT_BYTES + 1).read_to_end(&mut bytes).map_err(wrong)?;
+        std::io::stdin().lock().take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(wrong)?;
     } else {
         let file = std::fs::File::open(path).map_err(wrong)?;
-        file.take(FILE_LIMIT_BYTES + 1).read_to_end(&mut bytes).map_err(wrong)?;
+        file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(wrong)?;
     }
-    if bytes.len() as u64 > FILE_LIMIT_BYTES {
-        return Err(Failure::new(format!("{} is larger than 4 MiB", quoted(path))));
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(CliError::new(format!("{} is larger than 4 MiB", quote_path(path))));
     }
-    String::from_utf8(bytes).map_err(|_| Failure::new(format!("{} is not UTF-8", quoted(path))))
+    String::from_utf8(bytes).map_err(|_| CliError::new(format!("{} is not UTF-8", quote_path(path))))
 }
 
 /// Returns the circumstances of a request that a user makes now.
-fn around(tool: Option<&str>) -> Circumstances {
-    Circumstances { user: user_name(), tool: tool.map(str::to_owned), time_ms: Some(now_ms()), keeps_changes: None }
+fn build_circumstances(tool: Option<&str>) -> RequestContext {
+    RequestContext { user: user_name(), tool: tool.map(str::to_owned), time_ms: Some(now_ms()), keeps_changes: None }
 }
 
 /// Returns the user's name from `/etc/passwd` (passwd(5)), not from the environment, which any

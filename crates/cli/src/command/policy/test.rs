@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use stockade_engine::real::RuleJudge;
+use stockade_engine::real::RulePolicyEngine;
 use stockade_policy::examples::{ExampleReport, run_examples};
 
-use super::{read, settings, workspace};
-use crate::command::{Ended, print};
+use super::{read_text_file, load_settings, resolve_workspace};
+use crate::command::{CommandResult, print_output};
 use crate::exit;
 use crate::policy_args::PolicyTestArgs;
 use crate::render::policy as text;
@@ -16,22 +16,22 @@ use crate::render::policy as text;
 ///
 /// # Errors
 /// [`Failure`](crate::failure::Failure) if the configuration or a file of examples cannot be used.
-pub fn test(typed: &PolicyTestArgs) -> Ended {
-    let workspace = workspace(typed.workspace.as_deref())?;
-    let settings = settings(&workspace, typed.policy.as_deref())?;
-    let judge = RuleJudge::new(Arc::new(settings.clone()), true);
+pub fn test(typed: &PolicyTestArgs) -> CommandResult {
+    let workspace = resolve_workspace(typed.workspace.as_deref())?;
+    let settings = load_settings(&workspace, typed.policy.as_deref())?;
+    let judge = RulePolicyEngine::new(Arc::new(settings.clone()), true);
     let mut report = ExampleReport { results: Vec::new(), spoken: vec![0; settings.rules().count()] };
     let mut shown = String::new();
     for path in &typed.files {
-        let own = run_examples(&settings, path, &read(path)?, &workspace, &|request| judge.assess(request))?;
+        let own = run_examples(&settings, path, &read_text_file(path)?, &workspace, &|request| judge.assess_request(request))?;
         shown += &text::failed_examples(path, &own);
-        report.merge(own);
+        report.merge_results(own);
     }
     let reached = report.spoken.iter().filter(|count| **count > 0).count();
     let percent = (reached * 100).checked_div(report.spoken.len()).unwrap_or(100);
-    shown += &text::coverage(&settings, &report, percent);
-    print(&shown)?;
-    let failed = report.failed().next().is_some();
+    shown += &text::format_coverage(&settings, &report, percent);
+    print_output(&shown)?;
+    let failed = report.failed_results().next().is_some();
     let uncovered = typed.coverage.is_some_and(|wanted| percent < usize::from(wanted));
-    Ok(if failed || uncovered { exit::NEGATIVE } else { exit::SUCCESS })
+    Ok(if failed || uncovered { exit::NEGATIVE_RESULT } else { exit::SUCCESS })
 }

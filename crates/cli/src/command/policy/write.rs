@@ -6,16 +6,16 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use stockade_model::{Command, Grant, Outcome, Scope, SecretUse, Target, TargetPattern, Verdict};
+use stockade_model::{RequestCommand, Grant, RunOutcome, ApprovalScope, SecretUse, NetworkTarget, TargetPattern, PolicyVerdict};
 use stockade_policy::amend::{insert_rules, rule_for_hosts, rules_for};
-use stockade_policy::load::{Sources, load_with};
-use stockade_policy::{DraftRule, Layer, LayerText, ProvenanceSection, Settings, resolve_profile};
+use stockade_policy::load::{ConfigSources, load_with};
+use stockade_policy::{DraftRule, ConfigLayer, LayerText, ProvenanceSection, PolicySettings, resolve_profile};
 
-use super::read;
+use super::read_text_file;
 use crate::args::CheckArgs;
-use crate::command::{Ended, now_ms, print, remark, variable};
-use crate::failure::{Failure, quoted};
-use crate::meaning::{self, Meant};
+use crate::command::{CommandResult, now_ms, print_output, print_remark, read_variable};
+use crate::failure::{CliError, quote_path};
+use crate::meaning::{self, ResolvedArgs};
 use crate::policy_args::{PolicyAmendArgs, PolicyFmtArgs};
 use crate::{exit, places};
 
@@ -23,59 +23,59 @@ use crate::{exit, places};
 ///
 /// # Errors
 /// [`Failure`] if a file is not a configuration or cannot be written.
-pub fn format(typed: &PolicyFmtArgs) -> Ended {
+pub fn format_files(typed: &PolicyFmtArgs) -> CommandResult {
     let files = if typed.files.is_empty() { vec![own_file()?] } else { typed.files.clone() };
     if typed.files.is_empty() && files.iter().all(|file| !file.exists()) {
-        remark("there is no configuration of yours: the built-in policy holds\n");
+        print_remark("there is no configuration of yours: the built-in policy holds\n");
         return Ok(exit::SUCCESS);
     }
     let mut changed = false;
     for path in &files {
-        let before = read(path)?;
-        let after = stockade_policy::format(path, &before)?;
+        let before = read_text_file(path)?;
+        let after = stockade_policy::format_config(path, &before)?;
         if before == after {
             continue;
         }
         changed = true;
         if typed.check {
-            remark(&format!("{} would change\n", quoted(path)));
+            print_remark(&format!("{} would change\n", quote_path(path)));
         } else {
-            replace(path, &before, &after)?;
-            remark(&format!("{} changed\n", quoted(path)));
+            replace_file_text(path, &before, &after)?;
+            print_remark(&format!("{} changed\n", quote_path(path)));
         }
     }
-    Ok(if changed && typed.check { exit::NEGATIVE } else { exit::SUCCESS })
+    Ok(if changed && typed.check { exit::NEGATIVE_RESULT } else { exit::SUCCESS })
 }
 
 /// Returns the command that turns an `always` answer into a rule, if one is allowed, and the scope
 /// of that rule. The answer itself is bound to this program, workspace and profile.
 pub fn rule_hint(
-    command: &Command,
+    command: &RequestCommand,
     workspace: &Path,
-    outcome: &Outcome,
-    settings: &Settings,
+    outcome: &RunOutcome,
+    settings: &PolicySettings,
 ) -> Option<(&'static str, String)> {
     let lasting =
-        outcome.approvals.iter().find(|given| given.scope == Some(Scope::Always) && given.by == "terminal")?;
+        outcome.approvals.iter().find(|given| given.scope == Some(ApprovalScope::Always) && given.by == "terminal")?;
     let effect = match lasting.answer.as_str() {
-        "approved" => Verdict::Allow,
-        "denied" => Verdict::Deny,
+        "approved" => PolicyVerdict::Allow,
+        "denied" => PolicyVerdict::Deny,
         _ => return None,
     };
-    if let Some(hosts) = targets(&lasting.grants) {
+    if let Some(hosts) = extract_host_targets(&lasting.grants) {
         let hosts: String = hosts.iter().map(|target| format!(" --host {target}")).collect();
         return Some(("every command", format!("{}{hosts}", amend_line(effect))));
     }
-    if let Some(wanted) = secrets(&lasting.grants) {
+    if let Some(wanted) = extract_secret_uses(&lasting.grants) {
         // A denial of a secret is not a denial of its host.
         let targets = wanted.iter().map(|wanted| wanted.targets().target()).collect::<Option<Vec<_>>>();
         let hosts: String =
-            targets.filter(|_| effect == Verdict::Allow)?.iter().map(|t| format!(" --host {t}")).collect();
+            targets.filter(|_| effect == PolicyVerdict::Allow)?.iter().map(|t| format!(" --host {t}")).collect();
         let grants: String = lasting.grants.iter().map(|grant| format!(" --grant '{grant}'")).collect();
         return Some(("every command", format!("{}{hosts}{grants}", amend_line(effect))));
     }
     let last = outcome.attempts.last();
-    let grants = last.filter(|_| effect == Verdict::Allow).map_or(&[][..], |attempt| &attempt.grants);
+    let grants = last.filter(|_| effect == PolicyVerdict::Allow).map_or(&[][..], |attempt| &attempt.grants);
     let name = last.map_or(settings.profile.value.as_str(), |attempt| attempt.profile.as_str());
     // As `amend` does, which refuses protected paths in the workspace.
     let profile = resolve_profile(settings, name, workspace, &[])
@@ -88,8 +88,8 @@ pub fn rule_hint(
         line += &format!(" --grant {}", quoted(&grant.to_string()));
     }
     match command {
-        Command::Script(script) => line += &format!(" -c {}", quoted(script.to_str()?)),
-        Command::Argv(words) => {
+        RequestCommand::Script(script) => line += &format!(" -c {}", quoted(script.to_str()?)),
+        RequestCommand::Argv(words) => {
             line += " --";
             for word in words {
                 let word = word.to_str()?;
@@ -102,8 +102,8 @@ pub fn rule_hint(
     Some(("this command wherever its program comes from", line))
 }
 
-fn amend_line(effect: Verdict) -> &'static str {
-    if effect == Verdict::Deny {
+fn amend_line(effect: PolicyVerdict) -> &'static str {
+    if effect == PolicyVerdict::Deny {
         "stockade policy amend --write --effect deny"
     } else {
         "stockade policy amend --write"
@@ -111,51 +111,51 @@ fn amend_line(effect: Verdict) -> &'static str {
 }
 
 /// Returns the hosts and ports of an answer that covers nothing else.
-pub fn targets(grants: &[Grant]) -> Option<Vec<Target>> {
+pub fn extract_host_targets(grants: &[Grant]) -> Option<Vec<NetworkTarget>> {
     let target = |grant: &Grant| grant.targets().and_then(TargetPattern::target);
     grants.iter().map(target).collect::<Option<Vec<_>>>().filter(|targets| !targets.is_empty())
 }
 
 /// Returns the secrets of an answer that covers nothing else.
-pub fn secrets(grants: &[Grant]) -> Option<Vec<SecretUse>> {
+pub fn extract_secret_uses(grants: &[Grant]) -> Option<Vec<SecretUse>> {
     let secret = |grant: &Grant| grant.secret().cloned();
     grants.iter().map(secret).collect::<Option<Vec<_>>>().filter(|secrets| !secrets.is_empty())
 }
 
-fn own_file() -> Result<PathBuf, Failure> {
-    Ok(places::sources(None, &variable)?.user_file)
+fn own_file() -> Result<PathBuf, CliError> {
+    Ok(places::locate_sources(None, &read_variable)?.user_file)
 }
 
 /// Shows the smallest rule for a command or for hosts, and writes it on request.
 ///
 /// # Errors
 /// [`Failure`] if no rule is allowed, or if the file cannot be written.
-pub fn amend(typed: PolicyAmendArgs) -> Ended {
+pub fn amend_policy(typed: PolicyAmendArgs) -> CommandResult {
     let by = super::user_name().unwrap_or_else(|| "a person".to_owned());
-    let provenance = ProvenanceSection { by, at: Some(crate::render::audit::utc(now_ms())), request: None };
+    let provenance = ProvenanceSection { by, at: Some(crate::render::audit::format_utc(now_ms())), request: None };
     let (write, file) = (typed.write, typed.file.clone());
     let (drafts, workspace) = match typed.hosts.is_empty() {
         true => drafts_for_command(typed, &provenance)?,
         false => (vec![draft_for_hosts(&typed, &provenance)?], places::current_directory()?),
     };
-    let sources = places::sources(Some(&workspace), &variable)?;
-    put(&sources, file, &drafts, write)
+    let sources = places::locate_sources(Some(&workspace), &read_variable)?;
+    show_or_write_rules(&sources, file, &drafts, write)
 }
 
 /// Returns the rule for hosts, and for the secrets that may be sent to them.
-fn draft_for_hosts(typed: &PolicyAmendArgs, provenance: &ProvenanceSection) -> Result<DraftRule, Failure> {
+fn draft_for_hosts(typed: &PolicyAmendArgs, provenance: &ProvenanceSection) -> Result<DraftRule, CliError> {
     let target = |text: &String| {
-        text.parse::<Target>().map_err(|e| Failure::new(e).hint("name one host and port: --host pypi.org:443"))
+        text.parse::<NetworkTarget>().map_err(|e| CliError::new(e).with_hint("name one host and port: --host pypi.org:443"))
     };
     let targets = typed.hosts.iter().map(target).collect::<Result<Vec<_>, _>>()?;
     let mut draft = rule_for_hosts(&targets, typed.effect, provenance);
     for grant in &typed.grants {
         let text = grant.to_string_lossy();
-        let wanted = text.parse::<Grant>().map_err(Failure::new)?;
+        let wanted = text.parse::<Grant>().map_err(CliError::new)?;
         let is_one_of = |wanted: &SecretUse| wanted.targets().target().is_some_and(|target| targets.contains(&target));
-        if typed.effect != Verdict::Allow || !wanted.secret().is_some_and(is_one_of) {
-            return Err(Failure::new(format!("`{wanted}` does not come with a rule about these hosts"))
-                .hint("with --host, and to allow, a grant is `secret NAME to HOST:PORT`, of one of the hosts"));
+        if typed.effect != PolicyVerdict::Allow || !wanted.secret().is_some_and(is_one_of) {
+            return Err(CliError::new(format!("`{wanted}` does not come with a rule about these hosts"))
+                .with_hint("with --host, and to allow, a grant is `secret NAME to HOST:PORT`, of one of the hosts"));
         }
         draft.grants.push(wanted.to_string());
     }
@@ -166,7 +166,7 @@ fn draft_for_hosts(typed: &PolicyAmendArgs, provenance: &ProvenanceSection) -> R
 fn drafts_for_command(
     typed: PolicyAmendArgs,
     provenance: &ProvenanceSection,
-) -> Result<(Vec<DraftRule>, PathBuf), Failure> {
+) -> Result<(Vec<DraftRule>, PathBuf), CliError> {
     let check = CheckArgs {
         json: false,
         jsonl: false,
@@ -176,32 +176,32 @@ fn drafts_for_command(
         requests: Vec::new(),
         subject: typed.subject,
     };
-    let meant = Meant::check(check, &variable)?;
-    let grants = meaning::grants(&typed.grants, &variable, &meant.cwd, &meant.workspace)?;
-    if typed.effect != Verdict::Allow && !grants.is_empty() {
-        return Err(Failure::new("powers come with an `allow` alone").hint("leave --grant out"));
+    let meant = ResolvedArgs::from_check_args(check, &read_variable)?;
+    let grants = meaning::parse_grants(&typed.grants, &read_variable, &meant.cwd, &meant.workspace)?;
+    if typed.effect != PolicyVerdict::Allow && !grants.is_empty() {
+        return Err(CliError::new("powers come with an `allow` alone").with_hint("leave --grant out"));
     }
-    let settings = stockade_policy::load::load(&places::sources(Some(&meant.workspace), &variable)?)?;
+    let settings = stockade_policy::load::load_settings(&places::locate_sources(Some(&meant.workspace), &read_variable)?)?;
     let profile = resolve_profile(&settings, &settings.profile.value, &meant.workspace, &[])?;
     Ok((rules_for(&meant.command, typed.effect, &grants, &profile, provenance)?, meant.workspace))
 }
 
 /// Shows rules as they would appear in a file, and writes them with `write`.
-fn put(sources: &Sources, file: Option<PathBuf>, drafts: &[DraftRule], write: bool) -> Ended {
-    let layer = if file.is_none() { Layer::User } else { Layer::System };
+fn show_or_write_rules(sources: &ConfigSources, file: Option<PathBuf>, drafts: &[DraftRule], write: bool) -> CommandResult {
+    let layer = if file.is_none() { ConfigLayer::User } else { ConfigLayer::System };
     let path = file.unwrap_or_else(|| sources.user_file.clone());
     // Validated before it is shown, and shown before it is written.
     let Some((before, after)) = with_rules(sources, layer, &path, drafts)? else {
-        remark(&format!("{} holds it already\n", quoted(&path)));
+        print_remark(&format!("{} holds it already\n", quote_path(&path)));
         return Ok(exit::SUCCESS);
     };
     let shown: Vec<String> = drafts.iter().map(DraftRule::to_toml).collect();
-    print(&shown.join("\n"))?;
+    print_output(&shown.join("\n"))?;
     if write {
-        replace(&path, &before, &after)?;
-        remark(&format!("written to {}\n", quoted(&path)));
+        replace_file_text(&path, &before, &after)?;
+        print_remark(&format!("written to {}\n", quote_path(&path)));
     } else {
-        remark(&format!("not written; --write adds it to {}\n", quoted(&path)));
+        print_remark(&format!("not written; --write adds it to {}\n", quote_path(&path)));
     }
     Ok(exit::SUCCESS)
 }
@@ -211,25 +211,25 @@ fn put(sources: &Sources, file: Option<PathBuf>, drafts: &[DraftRule], write: bo
 ///
 /// # Errors
 /// [`Failure`] if the file cannot be written, or would be invalid.
-pub fn add(sources: &Sources, drafts: &[DraftRule]) -> Result<Option<PathBuf>, Failure> {
+pub fn add_to_user_file(sources: &ConfigSources, drafts: &[DraftRule]) -> Result<Option<PathBuf>, CliError> {
     let path = &sources.user_file;
-    let Some((before, after)) = with_rules(sources, Layer::User, path, drafts)? else { return Ok(None) };
-    replace(path, &before, &after)?;
+    let Some((before, after)) = with_rules(sources, ConfigLayer::User, path, drafts)? else { return Ok(None) };
+    replace_file_text(path, &before, &after)?;
     Ok(Some(path.clone()))
 }
 
 /// Returns a file's text and the text with the rules added, validated together with all layers.
 /// Returns `None` if the file contains the rules already.
 fn with_rules(
-    sources: &Sources,
-    layer: Layer,
+    sources: &ConfigSources,
+    layer: ConfigLayer,
     path: &Path,
     drafts: &[DraftRule],
-) -> Result<Option<(String, String)>, Failure> {
+) -> Result<Option<(String, String)>, CliError> {
     let before = match fs::metadata(path) {
-        Ok(_) => read(path)?,
+        Ok(_) => read_text_file(path)?,
         Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-        Err(error) => return Err(Failure::new(format!("cannot read {}: {error}", quoted(path)))),
+        Err(error) => return Err(CliError::new(format!("cannot read {}: {error}", quote_path(path)))),
     };
     let after = insert_rules(path, &before, drafts)?;
     if after == before {
@@ -241,10 +241,10 @@ fn with_rules(
 
 /// Replaces a file's text, if it still is the old one. Follows a link, because users link their
 /// configuration.
-fn replace(path: &Path, before: &str, after: &str) -> Result<(), Failure> {
-    let wrong = |e: std::io::Error| Failure::new(format!("cannot write {}: {e}", quoted(path)));
+fn replace_file_text(path: &Path, before: &str, after: &str) -> Result<(), CliError> {
+    let wrong = |e: std::io::Error| CliError::new(format!("cannot write {}: {e}", quote_path(path)));
     let real = if path.exists() { path.canonicalize().map_err(wrong)? } else { path.to_owned() };
-    let directory = real.parent().ok_or_else(|| Failure::new(format!("{} is no file", quoted(path))))?;
+    let directory = real.parent().ok_or_else(|| CliError::new(format!("{} is no file", quote_path(path))))?;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(wrong)?;
     let mode = fs::metadata(&real).map_or(0o600, |meta| meta.mode() & 0o777);
     let name = real.file_name().unwrap_or_default().to_string_lossy();
@@ -271,14 +271,14 @@ fn replace(path: &Path, before: &str, after: &str) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::{Approval, Assessment, AttemptRecord, Decision, Status, Tier, Usage};
+    use stockade_model::{Approval, Assessment, AttemptRecord, Decision, FinalStatus, Tier, ResourceUsage};
     use stockade_policy::OwnDirectories;
 
     use super::*;
 
     #[track_caller]
-    fn check(command: Command, answer: &str, scope: Scope, grants: &[&str], about: &[&str], expected: Option<&str>) {
-        let settings = Settings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[]).unwrap();
+    fn check(command: RequestCommand, answer: &str, scope: ApprovalScope, grants: &[&str], about: &[&str], expected: Option<&str>) {
+        let settings = PolicySettings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[]).unwrap();
         let attempt = AttemptRecord {
             profile: "workspace".into(),
             grants: grants.iter().map(|grant| grant.parse().unwrap()).collect(),
@@ -287,7 +287,7 @@ mod tests {
             denials: Vec::new(),
             connections: Vec::new(),
             connections_left_out: 0,
-            usage: Usage::default(),
+            usage: ResourceUsage::default(),
             stdout: None,
             stderr: None,
             truncated: false,
@@ -303,16 +303,16 @@ mod tests {
             "grants": about,
         }))
         .unwrap();
-        let outcome = Outcome {
+        let outcome = RunOutcome {
             id: "req_1".parse().unwrap(),
             session: None,
             digest: None,
-            status: Status::Exited,
+            status: FinalStatus::Exited,
             exit_code: Some(0),
             signal: None,
             error: None,
-            assessment: Assessment::bare(Tier::Ask),
-            decision: Decision { verdict: Verdict::Ask, rule: "r".into(), reasons: Vec::new() },
+            assessment: Assessment::without_findings(Tier::Ask),
+            decision: Decision { verdict: PolicyVerdict::Ask, rule: "r".into(), reasons: Vec::new() },
             attempts: vec![attempt],
             approvals: vec![approval],
             requested: Vec::new(),
@@ -325,24 +325,24 @@ mod tests {
 
     #[test]
     fn an_answer_that_holds_always_can_be_made_a_rule() {
-        let argv = |words: &[&str]| Command::Argv(words.iter().map(|word| (*word).into()).collect());
+        let argv = |words: &[&str]| RequestCommand::Argv(words.iter().map(|word| (*word).into()).collect());
         let amend = "stockade policy amend --write";
         let always = |command, answer, grants, expected: Option<String>| {
-            check(command, answer, Scope::Always, grants, &[], expected.as_deref());
+            check(command, answer, ApprovalScope::Always, grants, &[], expected.as_deref());
         };
         always(argv(&["npm", "test", "a b"]), "approved", &[], Some(format!("{amend} -- npm test 'a b'")));
         let grant = &["connect pypi.org:443"];
         let expected = format!("{amend} --grant 'connect pypi.org:443' -c 'pip install x'");
-        always(Command::Script("pip install x".into()), "approved", grant, Some(expected));
+        always(RequestCommand::Script("pip install x".into()), "approved", grant, Some(expected));
         always(argv(&["python3", "x"]), "denied", grant, Some(format!("{amend} --effect deny -- python3 x")));
         // Not for a command that runs other commands, and not with a protected path.
         always(argv(&["python3", "x"]), "approved", &[], None);
         always(argv(&["npm", "test"]), "approved", &["read /home/u/.ssh"], None);
         always(argv(&["git", "add", "-A"]), "approved", &["write /w/.git"], None);
-        check(argv(&["npm", "test"]), "approved", Scope::Once, &[], &[], None);
+        check(argv(&["npm", "test"]), "approved", ApprovalScope::Once, &[], &[], None);
         // A rule for a host applies to every command.
         let host = |answer, about: &[&str], expected: Option<&str>| {
-            check(argv(&["python3", "x"]), answer, Scope::Always, &[], about, expected);
+            check(argv(&["python3", "x"]), answer, ApprovalScope::Always, &[], about, expected);
         };
         host("approved", grant, Some("stockade policy amend --write --host pypi.org:443"));
         host("denied", grant, Some("stockade policy amend --write --effect deny --host pypi.org:443"));

@@ -9,26 +9,26 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2, readlinkat};
 use rustix::io::Errno;
-use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, Tree as Which};
-use stockade_files::object::Kind;
-use stockade_files::{Bounds, Downloaded, FilesError, Tree, TreePath, Where};
-use stockade_lifecycle::{Lifecycle, files};
+use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxTree as Which};
+use stockade_files::object::ObjectKind;
+use stockade_files::{ContentLimits, DownloadReport, FilesError, FileTree, TreePath, UploadTarget};
+use stockade_lifecycle::{Lifecycle, open_files};
 use stockade_model::SandboxId;
-use stockade_store::sandboxes::Use;
+use stockade_store::sandboxes::SandboxLease;
 use stockade_sys::resolve::DescriptorPath;
 
-use super::super::{Ended, remark};
-use super::copy_rules::{CopyRules, OWN_FILES, unguarded};
-use super::lifecycle;
+use super::super::{CommandResult, print_remark};
+use super::copy_rules::{CopyRules, OWN_FILES_REFUSAL, allow_all_guard};
+use super::open_lifecycle;
 use crate::exit;
-use crate::failure::{Failure, quoted};
+use crate::failure::{CliError, quote_path};
 use crate::render::sandbox as text;
 
 /// Most files of one copy.
-pub const ENTRIES_MAX: u64 = 2_000_000;
+pub const MAX_COPY_ENTRIES: u64 = 2_000_000;
 
 /// Source or destination of a copy.
-enum End {
+enum CopyEndpoint {
     /// A tar archive on a standard stream.
     Stream,
     /// A path of the host.
@@ -42,26 +42,26 @@ enum End {
 /// # Errors
 /// [`Failure`] if the source does not exist, if the destination exists, if a rule refuses the whole
 /// copy, or if a limit is exceeded.
-pub fn copy(from: &OsStr, to: &OsStr, replace: bool, grants: &[OsString]) -> Ended {
-    match (end(from)?, end(to)?) {
-        (End::Sandbox { id, which, path }, to @ (End::Host(_) | End::Stream)) => {
-            with(&id, which, grants, |copying| copying.out(&path, to, replace))
+pub fn copy_files(from: &OsStr, to: &OsStr, replace: bool, grants: &[OsString]) -> CommandResult {
+    match (parse_endpoint(from)?, parse_endpoint(to)?) {
+        (CopyEndpoint::Sandbox { id, which, path }, to @ (CopyEndpoint::Host(_) | CopyEndpoint::Stream)) => {
+            copy_with_sandbox(&id, which, grants, |copying| copying.copy_out(&path, to, replace))
         }
-        (from @ (End::Host(_) | End::Stream), End::Sandbox { id, which, path }) => {
-            with(&id, which, grants, |copying| copying.into(from, &path, replace))
+        (from @ (CopyEndpoint::Host(_) | CopyEndpoint::Stream), CopyEndpoint::Sandbox { id, which, path }) => {
+            copy_with_sandbox(&id, which, grants, |copying| copying.into(from, &path, replace))
         }
-        _ => Err(Failure::new("one end of a copy is in a sandbox and the other is not")
-            .hint("for example `stockade sandbox copy ID:result.txt .`")),
+        _ => Err(CliError::new("one end of a copy is in a sandbox and the other is not")
+            .with_hint("for example `stockade sandbox copy ID:result.txt .`")),
     }
 }
 
-fn end(typed: &OsStr) -> Result<End, Failure> {
+fn parse_endpoint(typed: &OsStr) -> Result<CopyEndpoint, CliError> {
     if typed == "-" {
-        return Ok(End::Stream);
+        return Ok(CopyEndpoint::Stream);
     }
     let in_sandbox = typed.to_str().and_then(|text| text.split_once(':'));
     let Some((id, path)) = in_sandbox.filter(|(id, _)| id.starts_with("sbx_")) else {
-        return Ok(End::Host(typed.into()));
+        return Ok(CopyEndpoint::Host(typed.into()));
     };
     let beneath = |root: &str| path.strip_prefix(root).filter(|rest| rest.is_empty() || rest.starts_with('/'));
     let (which, rest) = match (beneath(INSIDE_WORKSPACE), beneath(INSIDE_HOME)) {
@@ -69,156 +69,156 @@ fn end(typed: &OsStr) -> Result<End, Failure> {
         (_, Some(rest)) => (Which::Home, rest.trim_start_matches('/')),
         _ if path.starts_with('/') => {
             let what = format!("only {INSIDE_WORKSPACE} and {INSIDE_HOME} of a sandbox hold files of its own");
-            return Err(Failure::new(what));
+            return Err(CliError::new(what));
         }
         _ => (Which::Workspace, path),
     };
-    Ok(End::Sandbox { id: id.parse()?, which, path: TreePath::new(rest.as_bytes())? })
+    Ok(CopyEndpoint::Sandbox { id: id.parse()?, which, path: TreePath::new(rest.as_bytes())? })
 }
 
 /// Copies from or to a tree of a sandbox. The sandbox cannot be destroyed meanwhile.
-fn with(
+fn copy_with_sandbox(
     id: &SandboxId,
     which: Which,
     grants: &[OsString],
-    act: impl FnOnce(&Copying<'_>) -> Result<Downloaded, Failure>,
-) -> Ended {
-    let lifecycle: Lifecycle = lifecycle()?;
-    let used: Use = lifecycle.hold(id)?;
+    act: impl FnOnce(&SandboxCopy<'_>) -> Result<DownloadReport, CliError>,
+) -> CommandResult {
+    let lifecycle: Lifecycle = open_lifecycle()?;
+    let used: SandboxLease = lifecycle.use_files(id)?;
     let copied = copy_with(&used, which, grants, act);
-    lifecycle.release(used)?;
+    lifecycle.release_files(used)?;
     let copied = copied?;
-    remark(&text::left_out(&copied.left_out));
-    Ok(if copied.withheld == 0 { exit::SUCCESS } else { exit::NEGATIVE })
+    print_remark(&text::left_out(&copied.left_out));
+    Ok(if copied.withheld == 0 { exit::SUCCESS } else { exit::NEGATIVE_RESULT })
 }
 
 fn copy_with(
-    used: &Use,
+    used: &SandboxLease,
     which: Which,
     grants: &[OsString],
-    act: impl FnOnce(&Copying<'_>) -> Result<Downloaded, Failure>,
-) -> Result<Downloaded, Failure> {
+    act: impl FnOnce(&SandboxCopy<'_>) -> Result<DownloadReport, CliError>,
+) -> Result<DownloadReport, CliError> {
     let spec = &used.record().spec;
-    let bounds = Bounds {
+    let bounds = ContentLimits {
         bytes: spec.limits.disk_bytes.unwrap_or(u64::MAX),
-        entries: spec.limits.inodes.unwrap_or(ENTRIES_MAX),
+        entries: spec.limits.inodes.unwrap_or(MAX_COPY_ENTRIES),
     };
     let rules = CopyRules::new(spec, grants)?;
-    let tree = files(used, which, |directory| rules.guard(directory, None))?;
-    act(&Copying { used, which, tree, rules: &rules, bounds })
+    let tree = open_files(used, which, |directory| rules.build_destination_guard(directory, None))?;
+    act(&SandboxCopy { used, which, tree, rules: &rules, bounds })
 }
 
 /// One copy.
-struct Copying<'c> {
-    used: &'c Use,
+struct SandboxCopy<'c> {
+    used: &'c SandboxLease,
     which: Which,
-    tree: Tree,
+    tree: FileTree,
     rules: &'c CopyRules,
-    bounds: Bounds,
+    bounds: ContentLimits,
 }
 
-impl Copying<'_> {
+impl SandboxCopy<'_> {
     /// Opens the tree of the sandbox again, for reading.
-    fn tree_again(&self) -> Result<Tree, Failure> {
-        Ok(files(self.used, self.which, |_| unguarded())?)
+    fn tree_again(&self) -> Result<FileTree, CliError> {
+        Ok(open_files(self.used, self.which, |_| allow_all_guard())?)
     }
 
-    fn into(&self, from: End, path: &TreePath, replace: bool) -> Result<Downloaded, Failure> {
+    fn into(&self, from: CopyEndpoint, path: &TreePath, replace: bool) -> Result<DownloadReport, CliError> {
         let (tree, bounds) = (&self.tree, self.bounds);
-        let End::Host(typed) = from else {
-            let place = if tree.stat(path).is_ok() { Where::Into { replace } } else { Where::New };
-            tree.upload(path, &mut io::stdin().lock(), place, bounds).map_err(refused)?;
-            return Ok(Downloaded::default());
+        let CopyEndpoint::Host(typed) = from else {
+            let place = if tree.stat(path).is_ok() { UploadTarget::Into { replace } } else { UploadTarget::New };
+            tree.upload_archive(path, &mut io::stdin().lock(), place, bounds).map_err(add_grant_hint)?;
+            return Ok(DownloadReport::default());
         };
-        let cannot = |e: io::Error| Failure::new(format!("cannot read {}: {e}", quoted(&typed)));
+        let cannot = |e: io::Error| CliError::new(format!("cannot read {}: {e}", quote_path(&typed)));
         // Links are followed, because the user named this path. It is not resolved a second time.
         let from = typed.canonicalize().map_err(cannot)?;
         self.rules.demand_readable(&from)?;
-        let path = named(tree, path, &typed);
+        let path = resolve_destination(tree, path, &typed);
         if !replace && tree.stat(&path).is_ok() {
             return Err(is_there(path));
         }
         if from.is_dir() {
-            let source = Tree::of(plain_directory(&from)?).withholding(self.rules.withhold_hidden(&from));
-            tree.make_directory(&path, false).map_err(refused)?;
-            return Ok(tree.subtree(&path)?.copy_from(&source, bounds)?);
+            let source = FileTree::from_fd(plain_directory(&from)?).with_withhold_rule(self.rules.withhold_hidden(&from));
+            tree.make_directory(&path, false).map_err(add_grant_hint)?;
+            return Ok(tree.open_subtree(&path)?.copy_from(&source, bounds)?);
         }
         let (Some(parent), Some(name)) = (from.parent(), from.file_name()) else {
-            return Err(Failure::new(format!("{} names no file", quoted(&typed))));
+            return Err(CliError::new(format!("{} names no file", quote_path(&typed))));
         };
-        let (parent, name) = (Tree::of(plain_directory(parent)?), TreePath::new(name.as_encoded_bytes())?);
+        let (parent, name) = (FileTree::from_fd(plain_directory(parent)?), TreePath::new(name.as_encoded_bytes())?);
         let mode = parent.stat(&name)?.mode;
-        tree.write(&path, &mut parent.open(&name)?, mode, bounds).map_err(refused)?;
-        Ok(Downloaded::default())
+        tree.write_file(&path, &mut parent.open_file(&name)?, mode, bounds).map_err(add_grant_hint)?;
+        Ok(DownloadReport::default())
     }
 
-    fn out(&self, path: &TreePath, to: End, replace: bool) -> Result<Downloaded, Failure> {
+    fn copy_out(&self, path: &TreePath, to: CopyEndpoint, replace: bool) -> Result<DownloadReport, CliError> {
         match to {
-            End::Host(to) => self.out_to(path, &to, replace),
-            End::Stream | End::Sandbox { .. } => self.out_as_archive(path),
+            CopyEndpoint::Host(to) => self.out_to(path, &to, replace),
+            CopyEndpoint::Stream | CopyEndpoint::Sandbox { .. } => self.out_as_archive(path),
         }
     }
 
-    fn out_as_archive(&self, path: &TreePath) -> Result<Downloaded, Failure> {
+    fn out_as_archive(&self, path: &TreePath) -> Result<DownloadReport, CliError> {
         let mut stdout = io::stdout().lock();
         if stdout.is_terminal() {
-            return Err(Failure::new("an archive is nothing for a terminal")
-                .hint("`stockade sandbox copy ID:PATH - > FILE.tar`"));
+            return Err(CliError::new("an archive is nothing for a terminal")
+                .with_hint("`stockade sandbox copy ID:PATH - > FILE.tar`"));
         }
-        let rules = self.rules.withhold(self.which, self.tree_again()?);
-        self.tree_again()?.withholding(rules).download(path, &mut stdout, self.bounds).map_err(refused)
+        let rules = self.rules.build_archive_filter(self.which, self.tree_again()?);
+        self.tree_again()?.with_withhold_rule(rules).download_archive(path, &mut stdout, self.bounds).map_err(add_grant_hint)
     }
 
     /// Copies to the host. No link is followed in the destination or in its parent directories,
     /// because a command may have created it without the user's knowledge.
-    fn out_to(&self, path: &TreePath, to: &Path, replace: bool) -> Result<Downloaded, Failure> {
+    fn out_to(&self, path: &TreePath, to: &Path, replace: bool) -> Result<DownloadReport, CliError> {
         // Without a trailing slash, which would follow a link.
         let to: PathBuf = to.components().collect();
         let is_directory = to.symlink_metadata().is_ok_and(|found| found.is_dir());
-        let name = path.split().map(|(_, name)| name.to_owned());
+        let name = path.split_name().map(|(_, name)| name.to_owned());
         let to = if is_directory { to.join(name.unwrap_or_else(|| "workspace".into())) } else { to };
         let (Some(parent), Some(name)) = (to.parent(), to.file_name()) else {
-            return Err(Failure::new(format!("{} names no file", quoted(&to))));
+            return Err(CliError::new(format!("{} names no file", quote_path(&to))));
         };
         let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
         let held = plain_directory(parent)?;
         let directory = path_of(&held)?;
         let name = TreePath::new(name.as_encoded_bytes())?;
         let entry = self.tree.stat(path)?;
-        let coming = (entry.kind == Kind::Directory).then(|| self.tree_again()?.subtree(path).map_err(Failure::from));
+        let coming = (entry.kind == ObjectKind::Directory).then(|| self.tree_again()?.open_subtree(path).map_err(CliError::from));
         let coming = coming.transpose()?.map(|tree| (tree, name.clone()));
-        let host = Tree::guarded(held, self.rules.guard(&directory, coming));
+        let host = FileTree::with_guard(held, self.rules.build_destination_guard(&directory, coming));
         if !replace && host.stat(&name).is_ok() {
             return Err(is_there(name));
         }
-        if entry.kind == Kind::Directory {
-            host.make_directory(&name, false).map_err(refused)?;
-            return Ok(host.subtree(&name)?.copy_from(&self.tree.subtree(path)?, self.bounds)?);
+        if entry.kind == ObjectKind::Directory {
+            host.make_directory(&name, false).map_err(add_grant_hint)?;
+            return Ok(host.open_subtree(&name)?.copy_from(&self.tree.open_subtree(path)?, self.bounds)?);
         }
-        host.write(&name, &mut self.tree.open(path)?, entry.mode, self.bounds).map_err(refused)?;
-        Ok(Downloaded::default())
+        host.write_file(&name, &mut self.tree.open_file(path)?, entry.mode, self.bounds).map_err(add_grant_hint)?;
+        Ok(DownloadReport::default())
     }
 }
 
 /// Error for an existing name that must not be replaced.
-fn is_there(path: TreePath) -> Failure {
+fn is_there(path: TreePath) -> CliError {
     let what = FilesError::Exists(path);
-    Failure { hint: Some("remove it first; `--replace` replaces a file, never a directory".to_owned()), ..what.into() }
+    CliError { hint: Some("remove it first; `--replace` replaces a file, never a directory".to_owned()), ..what.into() }
 }
 
 /// Adds a hint if a rule refuses the whole copy.
-fn refused(error: FilesError) -> Failure {
+fn add_grant_hint(error: FilesError) -> CliError {
     let is_rule = matches!(error, FilesError::Guarded { .. } | FilesError::Withheld { .. });
-    if matches!(&error, FilesError::Guarded { why, .. } if why == OWN_FILES) {
-        return Failure::from(error).hint("copy it to another directory, look at it, and move it by hand");
+    if matches!(&error, FilesError::Guarded { why, .. } if why == OWN_FILES_REFUSAL) {
+        return CliError::from(error).with_hint("copy it to another directory, look at it, and move it by hand");
     }
     let hint = is_rule.then(|| "if the host is meant to have it: --grant 'write PATH', with its path there".to_owned());
-    Failure::from(error).or_hint(hint)
+    CliError::from(error).or_hint(hint)
 }
 
 /// Returns the destination: for a directory, the file of the same name in it.
-fn named(tree: &Tree, path: &TreePath, from: &Path) -> TreePath {
-    let is_directory = tree.stat(path).is_ok_and(|entry| entry.kind == Kind::Directory);
+fn resolve_destination(tree: &FileTree, path: &TreePath, from: &Path) -> TreePath {
+    let is_directory = tree.stat(path).is_ok_and(|entry| entry.kind == ObjectKind::Directory);
     match from.file_name().filter(|_| is_directory) {
         Some(name) => path.join(name),
         None => path.clone(),
@@ -229,29 +229,29 @@ fn named(tree: &Tree, path: &TreePath, from: &Path) -> TreePath {
 ///
 /// # Errors
 /// [`Failure`] if it is not a directory.
-pub fn host_directory(path: &Path) -> Result<OwnedFd, Failure> {
+pub fn host_directory(path: &Path) -> Result<OwnedFd, CliError> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    openat(CWD, path, flags, Mode::empty()).map_err(|e| Failure::new(format!("cannot use {}: {e}", quoted(path))))
+    openat(CWD, path, flags, Mode::empty()).map_err(|e| CliError::new(format!("cannot use {}: {e}", quote_path(path))))
 }
 
 /// Opens a directory of the host, without following any link in its path.
 ///
 /// # Errors
 /// [`Failure`] if it is not a directory, or if its path contains a link.
-pub fn plain_directory(path: &Path) -> Result<OwnedFd, Failure> {
+pub fn plain_directory(path: &Path) -> Result<OwnedFd, CliError> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     openat2(CWD, path, flags, Mode::empty(), resolve).map_err(|errno| match errno {
-        Errno::LOOP => Failure::new(format!("a link is on the way to {}, and none is followed", quoted(path)))
-            .hint("name the directory by its ordinary path, see `realpath`"),
-        errno => Failure::new(format!("cannot use {}: {errno}", quoted(path))),
+        Errno::LOOP => CliError::new(format!("a link is on the way to {}, and none is followed", quote_path(path)))
+            .with_hint("name the directory by its ordinary path, see `realpath`"),
+        errno => CliError::new(format!("cannot use {}: {errno}", quote_path(path))),
     })
 }
 
 /// Returns the path of an open directory, without links.
-fn path_of(held: &OwnedFd) -> Result<PathBuf, Failure> {
+fn path_of(held: &OwnedFd) -> Result<PathBuf, CliError> {
     let link = DescriptorPath::new(held.as_fd());
     let path = readlinkat(CWD, link.as_c_str(), Vec::new())
-        .map_err(|errno| Failure::new(format!("cannot read the path of the destination: {errno}")))?;
+        .map_err(|errno| CliError::new(format!("cannot read the path of the destination: {errno}")))?;
     Ok(OsString::from_vec(path.into_bytes()).into())
 }

@@ -7,34 +7,34 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::stdio::{dup2_stdout, stdout};
-use stockade_lifecycle::{Lifecycle, diff, head};
-use stockade_model::{RawText, Revision, SandboxId};
+use stockade_lifecycle::{Lifecycle, diff_commands, head_command};
+use stockade_model::{RawText, GitRevision, SandboxId};
 
 use super::exec;
-use crate::failure::{Failure, quoted};
+use crate::failure::{CliError, quote_path};
 
 /// Longest name of a commit with a line feed, in bytes.
-const NAME_BYTES: u64 = 65;
+const MAX_COMMIT_NAME_BYTES: u64 = 65;
 
 /// File for the difference, and the base commit.
-pub struct Difference {
+pub struct SandboxDiff {
     path: PathBuf,
     file: File,
-    base: Revision,
+    base: GitRevision,
 }
 
-impl Difference {
+impl SandboxDiff {
     /// Takes the current commit as the base, and creates the file.
     ///
     /// # Errors
     /// [`Failure`] if the file cannot be created, or if git fails.
-    pub fn begin(lifecycle: &Lifecycle, id: &SandboxId, path: &Path) -> Result<Self, Failure> {
-        let cannot = |what: &str, why: &dyn std::fmt::Display| Failure::new(format!("cannot {what}: {why}"));
-        let file = File::create(path).map_err(|e| cannot(&format!("write {}", quoted(path)), &e))?;
+    pub fn start_diff(lifecycle: &Lifecycle, id: &SandboxId, path: &Path) -> Result<Self, CliError> {
+        let cannot = |what: &str, why: &dyn std::fmt::Display| CliError::new(format!("cannot {what}: {why}"));
+        let file = File::create(path).map_err(|e| cannot(&format!("write {}", quote_path(path)), &e))?;
         let name = memfd_create("stockade-head", MemfdFlags::CLOEXEC).map_err(|e| cannot("make a file", &e))?;
-        telling(name.as_fd(), lifecycle, id, [head()])?;
+        run_git_with_output(name.as_fd(), lifecycle, id, [head_command()])?;
         let (mut name, mut text) = (File::from(name), String::new());
-        let read = name.rewind().and_then(|()| name.take(NAME_BYTES).read_to_string(&mut text));
+        let read = name.rewind().and_then(|()| name.take(MAX_COMMIT_NAME_BYTES).read_to_string(&mut text));
         read.map_err(|e| cannot("read what git told", &e))?;
         let base = text.trim().parse().map_err(|e| cannot("understand what git told", &e))?;
         Ok(Self { path: path.to_owned(), file, base })
@@ -44,21 +44,21 @@ impl Difference {
     ///
     /// # Errors
     /// [`Failure`] if git fails.
-    pub fn tell(&self, lifecycle: &Lifecycle, id: &SandboxId) -> Result<(), Failure> {
-        telling(self.file.as_fd(), lifecycle, id, diff(&self.base)).map_err(|failure| {
-            Failure::new(format!("the difference is not in {}: {failure}", quoted(&self.path))).or_hint(failure.hint)
+    pub fn write_diff(&self, lifecycle: &Lifecycle, id: &SandboxId) -> Result<(), CliError> {
+        run_git_with_output(self.file.as_fd(), lifecycle, id, diff_commands(&self.base)).map_err(|failure| {
+            CliError::new(format!("the difference is not in {}: {failure}", quote_path(&self.path))).or_hint(failure.hint)
         })
     }
 }
 
 /// Runs git inside, with this descriptor as standard output meanwhile.
-fn telling<const N: usize>(
+fn run_git_with_output<const N: usize>(
     to: impl AsFd,
     lifecycle: &Lifecycle,
     id: &SandboxId,
     commands: [Vec<RawText>; N],
-) -> Result<(), Failure> {
-    let cannot = |e: std::io::Error| Failure::new(format!("cannot lead standard output elsewhere: {e}"));
+) -> Result<(), CliError> {
+    let cannot = |e: std::io::Error| CliError::new(format!("cannot lead standard output elsewhere: {e}"));
     let own = rustix::io::fcntl_dupfd_cloexec(stdout(), 3).map_err(|e| cannot(e.into()))?;
     dup2_stdout(to).map_err(|e| cannot(e.into()))?;
     let told = exec::steps_inside(lifecycle, id, commands.into());

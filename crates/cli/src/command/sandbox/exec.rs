@@ -4,60 +4,60 @@
 use std::sync::Arc;
 
 use stockade_engine::INSIDE_WORKSPACE;
-use stockade_lifecycle::{Lifecycle, Opened, Why, steps};
+use stockade_lifecycle::{Lifecycle, OpenSandbox, DestroyReason, clone_steps};
 use stockade_model::{
-    CallerApproval, Grant, Level, Outcome, RawText, SandboxId, SandboxRecord, Status, WorkspaceSource,
+    CallerApproval, Grant, IsolationLevel, RunOutcome, RawText, SandboxId, SandboxRecord, FinalStatus, WorkspaceSource,
 };
 use stockade_store::sandboxes::CommandRecord;
 
-use super::super::place::{Inside, Place};
-use super::super::run::{Front, complete};
-use super::super::{Ended, now_ms, remark, setting};
-use super::{find, lifecycle, notified, own_grants, unheard, wanted};
-use crate::args::{LevelArg, RunArgs, Subject, Terms};
-use crate::failure::Failure;
-use crate::interrupts::{self, Taken};
+use super::super::place::{PersistentRunContext, RunSandbox};
+use super::super::run::{RunSetup, run_to_end};
+use super::super::{CommandResult, now_ms, print_remark, setting};
+use super::{find_sandbox, open_lifecycle, load_notify_settings, own_grants, ignore_events, build_isolation_spec};
+use crate::args::{LevelArg, RunArgs, CommandArgs, RunOptions};
+use crate::failure::CliError;
+use crate::interrupts::{self, BlockedSignals};
 use crate::places;
-use crate::relay::Given;
+use crate::relay::CommandTerminal;
 use crate::render::sandbox as text;
-use crate::sandbox_args::{Manner, SandboxExecArgs};
+use crate::sandbox_args::{SandboxExecOptions, SandboxExecArgs};
 use crate::{exit, meaning, notify};
 
 /// Runs one command.
 ///
 /// # Errors
 /// [`Failure`] if Stockade itself failed.
-pub fn exec(typed: SandboxExecArgs) -> Ended {
-    let signals = interrupts::take()?;
-    run(&lifecycle()?, &typed.id, typed.manner, typed.subject, signals)
+pub fn exec_in_sandbox(typed: SandboxExecArgs) -> CommandResult {
+    let signals = interrupts::take_signals()?;
+    run_in_sandbox(&open_lifecycle()?, &typed.id, typed.manner, typed.subject, signals)
 }
 
 /// Runs one command in an existing sandbox.
-pub fn run(lifecycle: &Lifecycle, id: &SandboxId, manner: Manner, subject: Subject, signals: Taken) -> Ended {
-    let terminal = Given::of(manner.tty)?;
-    let opened = open(lifecycle, id)?;
+pub fn run_in_sandbox(lifecycle: &Lifecycle, id: &SandboxId, manner: SandboxExecOptions, subject: CommandArgs, signals: BlockedSignals) -> CommandResult {
+    let terminal = CommandTerminal::from_tty_option(manner.tty)?;
+    let opened = open_sandbox(lifecycle, id)?;
     let level = opened.used.record().spec.level;
-    let place = Place::Lasting(Box::new(inside(opened.used.record(), &opened, Vec::new(), None)));
+    let place = RunSandbox::Lasting(Box::new(build_persistent_context(opened.used.record(), &opened, Vec::new(), None)));
     let (text, started_ms) = (text_of(&subject), now_ms());
-    let (outcome, code) = complete(run_args(manner, subject, level), meaning::request_id()?, |_| {
-        Ok(Front { signals, terminal, place, supervisor: None })
+    let (outcome, code) = run_to_end(run_args(manner, subject, level), meaning::request_id()?, |_| {
+        Ok(RunSetup { signals, terminal, place, supervisor: None })
     });
     let record = opened.used.record().clone();
-    lifecycle.leave(opened)?;
-    notify::tell_breaches(notified, &record, &outcome);
+    lifecycle.leave_sandbox(opened)?;
+    notify::tell_breaches(load_notify_settings, &record, &outcome);
     let noted = lifecycle.store().note_command(id, record_of(&outcome, text, started_ms));
     noted?;
     Ok(code)
 }
 
-fn text_of(subject: &Subject) -> String {
+fn text_of(subject: &CommandArgs) -> String {
     let words = subject.script.iter().chain(&subject.words);
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns the record of a command. It does not contain the resource usage of the sandbox, because
 /// a container engine takes a second to return it.
-fn record_of(outcome: &Outcome, text: String, started_ms: u64) -> CommandRecord {
+fn record_of(outcome: &RunOutcome, text: String, started_ms: u64) -> CommandRecord {
     let used = outcome.attempts.iter().map(|attempt| &attempt.usage);
     CommandRecord {
         request: outcome.id.clone(),
@@ -77,24 +77,24 @@ fn record_of(outcome: &Outcome, text: String, started_ms: u64) -> CommandRecord 
 ///
 /// # Errors
 /// [`Failure`] if git failed.
-pub fn clone_into(lifecycle: &Lifecycle, id: &SandboxId, signals: Taken) -> Result<(), Failure> {
-    let record = find(lifecycle, id)?;
+pub fn clone_into(lifecycle: &Lifecycle, id: &SandboxId, signals: BlockedSignals) -> Result<(), CliError> {
+    let record = find_sandbox(lifecycle, id)?;
     let WorkspaceSource::Clone { url, revision } = &record.spec.workspace else { return Ok(()) };
-    let steps = steps(url, revision.as_ref());
+    let steps = clone_steps(url, revision.as_ref());
     let agreed = CallerApproval { by: "the person who named the repository".to_owned(), warnings: Vec::new() };
-    let opened = open(lifecycle, id)?;
+    let opened = open_sandbox(lifecycle, id)?;
     let mut signals = Some(signals);
     let cloned = steps.commands.into_iter().try_for_each(|words| {
-        let place = inside(&record, &opened, steps.grants.clone(), Some(agreed.clone()));
-        let signals = signals.take().map_or_else(interrupts::take, Ok)?;
+        let place = build_persistent_context(&record, &opened, steps.grants.clone(), Some(agreed.clone()));
+        let signals = signals.take().map_or_else(interrupts::take_signals, Ok)?;
         one_step(words, place, record.spec.level, signals)
     });
-    lifecycle.leave(opened)?;
+    lifecycle.leave_sandbox(opened)?;
     if cloned.is_err() {
-        lifecycle.destroy(id, Why::Asked)?;
+        lifecycle.destroy_sandbox(id, DestroyReason::Asked)?;
     }
     cloned.map_err(|failure| {
-        Failure::new(format!("the repository {url} was not cloned: {failure}")).or_hint(failure.hint)
+        CliError::new(format!("the repository {url} was not cloned: {failure}")).or_hint(failure.hint)
     })
 }
 
@@ -102,27 +102,27 @@ pub fn clone_into(lifecycle: &Lifecycle, id: &SandboxId, signals: Taken) -> Resu
 ///
 /// # Errors
 /// [`Failure`] if a command failed.
-pub fn steps_inside(lifecycle: &Lifecycle, id: &SandboxId, commands: Vec<Vec<RawText>>) -> Result<(), Failure> {
-    let record = find(lifecycle, id)?;
+pub fn steps_inside(lifecycle: &Lifecycle, id: &SandboxId, commands: Vec<Vec<RawText>>) -> Result<(), CliError> {
+    let record = find_sandbox(lifecycle, id)?;
     let agreed = CallerApproval { by: "the person who wanted it told".to_owned(), warnings: Vec::new() };
-    let opened = open(lifecycle, id)?;
+    let opened = open_sandbox(lifecycle, id)?;
     let done = commands.into_iter().try_for_each(|words| {
-        let place = inside(&record, &opened, Vec::new(), Some(agreed.clone()));
-        one_step(words, place, record.spec.level, interrupts::take()?)
+        let place = build_persistent_context(&record, &opened, Vec::new(), Some(agreed.clone()));
+        one_step(words, place, record.spec.level, interrupts::take_signals()?)
     });
-    lifecycle.leave(opened)?;
+    lifecycle.leave_sandbox(opened)?;
     done
 }
 
-fn one_step(words: Vec<RawText>, place: Inside, level: Level, signals: Taken) -> Result<(), Failure> {
-    let manner = Manner { grants: Vec::new(), requests: Vec::new(), mode: None, timeout: None, tty: false, json: None };
-    let subject = Subject { script: None, words: words.iter().map(|word| word.as_os_str().to_owned()).collect() };
-    let front = Front { signals, terminal: Given::Own, place: Place::Lasting(Box::new(place)), supervisor: None };
-    match complete(run_args(manner, subject, level), meaning::request_id()?, |_| Ok(front)) {
-        (outcome, exit::SUCCESS) if outcome.status == Status::Exited => Ok(()),
-        (outcome, code) => Err(Failure::new(match outcome.status {
-            Status::Exited => format!("git ended with {code}"),
-            Status::Refused => "it was refused".to_owned(),
+fn one_step(words: Vec<RawText>, place: PersistentRunContext, level: IsolationLevel, signals: BlockedSignals) -> Result<(), CliError> {
+    let manner = SandboxExecOptions { grants: Vec::new(), requests: Vec::new(), mode: None, timeout: None, tty: false, json: None };
+    let subject = CommandArgs { script: None, words: words.iter().map(|word| word.as_os_str().to_owned()).collect() };
+    let front = RunSetup { signals, terminal: CommandTerminal::Own, place: RunSandbox::Lasting(Box::new(place)), supervisor: None };
+    match run_to_end(run_args(manner, subject, level), meaning::request_id()?, |_| Ok(front)) {
+        (outcome, exit::SUCCESS) if outcome.status == FinalStatus::Exited => Ok(()),
+        (outcome, code) => Err(CliError::new(match outcome.status {
+            FinalStatus::Exited => format!("git ended with {code}"),
+            FinalStatus::Refused => "it was refused".to_owned(),
             _ => "git did not run to its end".to_owned(),
         })),
     }
@@ -133,17 +133,17 @@ fn one_step(words: Vec<RawText>, place: Inside, level: Level, signals: Taken) ->
 /// # Errors
 /// [`Failure`] if there is no such sandbox, if it is not ready, or if its isolation cannot be set
 /// up.
-pub fn open(lifecycle: &Lifecycle, id: &SandboxId) -> Result<Opened, Failure> {
-    let record = find(lifecycle, id)?;
-    let setting = setting::load(&places::current_directory()?)?;
-    let opened = lifecycle.open(id, &wanted(record.spec, &setting.settings)?, unheard())?;
+pub fn open_sandbox(lifecycle: &Lifecycle, id: &SandboxId) -> Result<OpenSandbox, CliError> {
+    let record = find_sandbox(lifecycle, id)?;
+    let setting = setting::load_config(&places::current_directory()?)?;
+    let opened = lifecycle.open_sandbox(id, &build_isolation_spec(record.spec, &setting.settings)?, ignore_events())?;
     if opened.is_anew {
-        remark(&text::anew(id));
+        print_remark(&text::recreated_message(id));
     }
     Ok(opened)
 }
 
-fn inside(record: &SandboxRecord, opened: &Opened, more: Vec<Grant>, agreed: Option<CallerApproval>) -> Inside {
+fn build_persistent_context(record: &SandboxRecord, opened: &OpenSandbox, more: Vec<Grant>, agreed: Option<CallerApproval>) -> PersistentRunContext {
     let spec = &record.spec;
     let mut grants = own_grants(spec);
     grants.extend(more.into_iter().filter(|grant| !grants.contains(grant)).collect::<Vec<_>>());
@@ -152,7 +152,7 @@ fn inside(record: &SandboxRecord, opened: &Opened, more: Vec<Grant>, agreed: Opt
         // Files that its commands write there do not affect the policy.
         _ => INSIDE_WORKSPACE.into(),
     };
-    Inside {
+    PersistentRunContext {
         backend: Arc::clone(&opened.sandbox.backend()),
         workspace,
         profile: spec.profile.clone(),
@@ -162,9 +162,9 @@ fn inside(record: &SandboxRecord, opened: &Opened, more: Vec<Grant>, agreed: Opt
     }
 }
 
-fn run_args(manner: Manner, subject: Subject, level: Level) -> RunArgs {
+fn run_args(manner: SandboxExecOptions, subject: CommandArgs, level: IsolationLevel) -> RunArgs {
     RunArgs {
-        terms: Terms {
+        terms: RunOptions {
             profile: None,
             grants: manner.grants,
             requests: manner.requests,
@@ -172,7 +172,7 @@ fn run_args(manner: Manner, subject: Subject, level: Level) -> RunArgs {
             workspace: None,
             mode: manner.mode,
             // A command cannot get a higher level than its sandbox.
-            level: (level == Level::Restricted).then_some(LevelArg::Restricted),
+            level: (level == IsolationLevel::Restricted).then_some(LevelArg::Restricted),
             stage: false,
             undo: false,
             trace: false,

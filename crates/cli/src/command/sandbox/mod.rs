@@ -18,193 +18,193 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stockade_engine::seams::SystemClock;
-use stockade_engine::{self as engine, INSIDE_HOME, INSIDE_WORKSPACE, SandboxEvents};
-use stockade_lifecycle::{HiddenFiles, Lifecycle, Wanted, Why, repository_grants};
+use stockade_engine::{self as engine, INSIDE_HOME, INSIDE_WORKSPACE, SandboxEventSender};
+use stockade_lifecycle::{HiddenFiles, Lifecycle, SandboxRequest, DestroyReason, repository_grants};
 use stockade_model::{
-    BackendChoice, Background, Grant, HostDirectory, Labels, Level, Lifetime, RawText, SandboxId, SandboxRecord,
+    BackendChoice, BackgroundPolicy, Grant, HostDirectory, SandboxLabels, IsolationLevel, SandboxLifetime, RawText, SandboxId, SandboxRecord,
     SandboxSpec, SandboxState, WorkspaceSource,
 };
 use stockade_native::NativeSandboxes;
-use stockade_policy::{NotifyOn, NotifySettings, Settings, resolve_profile};
-use stockade_store::sandboxes::Sandboxes;
+use stockade_policy::{NotifyOn, NotifySettings, PolicySettings, resolve_profile};
+use stockade_store::sandboxes::SandboxStore;
 
-use self::diff::Difference;
-use super::setting::{self, Setting};
-use super::{Ended, OWN_PROGRAM, print, remark, variable};
-use crate::failure::{Failure, quoted};
-use crate::notify::{self, Notice};
-use crate::places::{self, State};
+use self::diff::SandboxDiff;
+use super::setting::{self, WorkspaceConfig};
+use super::{CommandResult, OWN_PROGRAM_PATH, print_output, print_remark, read_variable};
+use crate::failure::{CliError, quote_path};
+use crate::notify::{self, SandboxNotification};
+use crate::places::{self, StateDirectory};
 use crate::render::{json, sandbox as text};
-use crate::sandbox_args::{Kind, SandboxCommand, SandboxCreateArgs, SandboxRunArgs};
+use crate::sandbox_args::{SandboxOptions, SandboxCommand, SandboxCreateArgs, SandboxRunArgs};
 use crate::{exit, interrupts, meaning, trace};
 
 /// Idle time-out of the sandbox of `sandbox run`, in case its process is killed: longer than one of
 /// its steps takes on a loaded machine.
-const LEFT_FOR: Duration = Duration::from_secs(10);
+const RUN_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs a subcommand.
 ///
 /// # Errors
 /// [`Failure`] if Stockade itself failed.
-pub fn sandbox(typed: SandboxCommand) -> Ended {
-    trace::start(None)?;
+pub fn dispatch_sandbox(typed: SandboxCommand) -> CommandResult {
+    trace::start_tracing(None)?;
     match typed {
-        SandboxCommand::Create(typed) => create(&typed),
-        SandboxCommand::Exec(typed) => exec::exec(typed),
-        SandboxCommand::List { all, labels, json } => list(all, &labels_of(&labels)?, json),
-        SandboxCommand::Show { id, json } => watch::show(&id, json),
-        SandboxCommand::Copy { from, to, replace, grants } => copy::copy(&from, &to, replace, &grants),
+        SandboxCommand::Create(typed) => create_from_args(&typed),
+        SandboxCommand::Exec(typed) => exec::exec_in_sandbox(typed),
+        SandboxCommand::List { all, labels, json } => list_sandboxes(all, &labels_of(&labels)?, json),
+        SandboxCommand::Show { id, json } => watch::show_sandbox(&id, json),
+        SandboxCommand::Copy { from, to, replace, grants } => copy::copy_files(&from, &to, replace, &grants),
         SandboxCommand::Extend { id, ttl } => {
-            lifecycle()?.extend(&id, lifetime(ttl)?)?;
+            open_lifecycle()?.extend(&id, parse_lifetime(ttl)?)?;
             Ok(exit::SUCCESS)
         }
-        SandboxCommand::Destroy { ids } => destroy(&ids),
-        SandboxCommand::Run(typed) => run(typed),
-        SandboxCommand::Pause { id } => watch::pause(&id),
-        SandboxCommand::Resume { id } => watch::resume(&id),
-        SandboxCommand::Snapshot { id, directory } => snapshot::snapshot(&id, &directory),
-        SandboxCommand::Logs { id, follow, json } => watch::logs(&id, follow, json),
-        SandboxCommand::Top { once, json } => watch::top(once, json),
-        SandboxCommand::Keep => keep::keep(),
+        SandboxCommand::Destroy { ids } => destroy_sandboxes(&ids),
+        SandboxCommand::Run(typed) => run_once_in_sandbox(typed),
+        SandboxCommand::Pause { id } => watch::pause_sandbox(&id),
+        SandboxCommand::Resume { id } => watch::resume_sandbox(&id),
+        SandboxCommand::Snapshot { id, directory } => snapshot::create_snapshot(&id, &directory),
+        SandboxCommand::Logs { id, follow, json } => watch::show_commands(&id, follow, json),
+        SandboxCommand::Top { once, json } => watch::show_usage_table(once, json),
+        SandboxCommand::Keep => keep::supervise_sandbox(),
     }
 }
 
 /// Opens the sandboxes of this user, and destroys those whose lifetime has ended.
-fn lifecycle() -> Result<Lifecycle, Failure> {
-    let lifecycle = told(lifecycle_of(&State::open(&places::state_path(&variable)?)?)?, notified);
-    sweep(&lifecycle)?;
+fn open_lifecycle() -> Result<Lifecycle, CliError> {
+    let lifecycle = add_end_notifications(lifecycle_of(&StateDirectory::open(&places::state_path(&read_variable)?)?)?, load_notify_settings);
+    destroy_expired(&lifecycle)?;
     Ok(lifecycle)
 }
 
 /// Opens the sandboxes of this state.
-fn lifecycle_of(state: &State) -> Result<Lifecycle, Failure> {
-    let store = Arc::new(Sandboxes::open(&state.sandboxes())?);
-    let native = NativeSandboxes::default().kept_by(OWN_PROGRAM.into(), keep::arguments(), state.sandboxes());
-    let mut kinds: Vec<Arc<dyn engine::Sandboxes>> = vec![Arc::new(native)];
-    kinds.extend(containers::all(&state.sandboxes())?.map(|kind| Arc::new(kind) as Arc<dyn engine::Sandboxes>));
+fn lifecycle_of(state: &StateDirectory) -> Result<Lifecycle, CliError> {
+    let store = Arc::new(SandboxStore::open(&state.sandboxes_directory())?);
+    let native = NativeSandboxes::default().kept_by(OWN_PROGRAM_PATH.into(), keep::build_supervisor_args(), state.sandboxes_directory());
+    let mut kinds: Vec<Arc<dyn engine::SandboxProvider>> = vec![Arc::new(native)];
+    kinds.extend(containers::list_container_backends(&state.sandboxes_directory())?.map(|kind| Arc::new(kind) as Arc<dyn engine::SandboxProvider>));
     Ok(Lifecycle::new(store, kinds, Arc::new(SystemClock::default())))
 }
 
 /// Adds notifications of the end of a sandbox. `whom` is called when one has ended.
-fn told(lifecycle: Lifecycle, whom: impl Fn() -> Option<NotifySettings> + Send + Sync + 'static) -> Lifecycle {
-    lifecycle.telling(move |record, why| notify::tell(whom().as_ref(), &Notice::new(NotifyOn::Ended, record, why)))
+fn add_end_notifications(lifecycle: Lifecycle, whom: impl Fn() -> Option<NotifySettings> + Send + Sync + 'static) -> Lifecycle {
+    lifecycle.on_destroyed(move |record, why| notify::deliver_notification(whom().as_ref(), &SandboxNotification::new(NotifyOn::Ended, record, why)))
 }
 
 /// Returns the notification settings. They are never in a project's file, so none is read. An
 /// unusable configuration must not prevent the destruction of a sandbox.
-fn notified() -> Option<NotifySettings> {
-    let loaded = setting::load(Path::new("/")).inspect_err(|failure| {
+fn load_notify_settings() -> Option<NotifySettings> {
+    let loaded = setting::load_config(Path::new("/")).inspect_err(|failure| {
         let what = format!("nobody is told what becomes of sandboxes: {failure}");
-        crate::complain(&Failure::new(what).or_hint(failure.hint.clone()));
+        crate::print_error(&CliError::new(what).or_hint(failure.hint.clone()));
     });
     loaded.ok()?.settings.notify.value.clone()
 }
 
 /// Destroys the sandboxes whose lifetime has ended.
-fn sweep(lifecycle: &Lifecycle) -> Result<(), Failure> {
-    for swept in lifecycle.sweep()? {
+fn destroy_expired(lifecycle: &Lifecycle) -> Result<(), CliError> {
+    for swept in lifecycle.sweep_sandboxes()? {
         if let Err(error) = swept.done {
             let what = format!("the sandbox {} is over ({}) and could not be destroyed", swept.id, swept.why.as_str());
-            let said = Failure::from(error);
-            crate::complain(&Failure::new(format!("{what}: {said}")).or_hint(said.hint));
+            let said = CliError::from(error);
+            crate::print_error(&CliError::new(format!("{what}: {said}")).or_hint(said.hint));
         }
     }
     Ok(())
 }
 
 /// Returns a handler that ignores events, because the supervisor records them.
-fn unheard() -> SandboxEvents {
-    SandboxEvents::new(|_| {})
+fn ignore_events() -> SandboxEventSender {
+    SandboxEventSender::new(|_| {})
 }
 
-fn create(typed: &SandboxCreateArgs) -> Ended {
-    let signals = interrupts::take()?;
-    let setting = setting::load(&places::current_directory()?)?;
+fn create_from_args(typed: &SandboxCreateArgs) -> CommandResult {
+    let signals = interrupts::take_signals()?;
+    let setting = setting::load_config(&places::current_directory()?)?;
     let spec = SandboxSpec {
-        ttl_ms: typed.ttl.map(lifetime).transpose()?,
-        idle_ms: typed.idle_timeout.map(lifetime).transpose()?,
-        ..spec(&typed.kind, &setting.settings)?
+        ttl_ms: typed.ttl.map(parse_lifetime).transpose()?,
+        idle_ms: typed.idle_timeout.map(parse_lifetime).transpose()?,
+        ..build_sandbox_spec(&typed.kind, &setting.settings)?
     };
-    let lifecycle = lifecycle()?;
-    let id = begin(&lifecycle, spec, &setting, typed.kind.from.as_deref())?;
+    let lifecycle = open_lifecycle()?;
+    let id = create_sandbox(&lifecycle, spec, &setting, typed.kind.from.as_deref())?;
     exec::clone_into(&lifecycle, &id, signals)?;
-    print(&format!("{id}\n"))?;
+    print_output(&format!("{id}\n"))?;
     Ok(exit::SUCCESS)
 }
 
 /// Creates a sandbox, which continues without this process.
-fn begin(
+fn create_sandbox(
     lifecycle: &Lifecycle,
     spec: SandboxSpec,
-    setting: &Setting,
+    setting: &WorkspaceConfig,
     snapshot: Option<&Path>,
-) -> Result<SandboxId, Failure> {
+) -> Result<SandboxId, CliError> {
     let id = meaning::sandbox_id()?;
-    let opened = lifecycle.create(id.clone(), &wanted(spec, &setting.settings)?, unheard())?;
+    let opened = lifecycle.create_sandbox(id.clone(), &build_isolation_spec(spec, &setting.settings)?, ignore_events())?;
     if let (false, Some(backend)) = (opened.passed_over.is_empty(), &opened.used.record().backend) {
-        remark(&text::chosen(backend, &opened.passed_over));
+        print_remark(&text::backend_message(backend, &opened.passed_over));
     }
-    remark(&text::left_out(&opened.left_out));
+    print_remark(&text::left_out(&opened.left_out));
     let hidden = hidden_files(&setting.settings, &opened.used.record().spec.profile, INSIDE_WORKSPACE.as_ref())?;
     let filled = snapshot.map_or(Ok(()), |snapshot| snapshot::fill_home(&opened.used, snapshot, hidden));
-    let kept = setting.settings.notify.value.as_ref().map_or(Ok(()), |told| notify::keep(told, opened.used.path()));
-    let filled = filled.and(kept.map_err(|error| Failure::new(format!("cannot keep whom to tell of it: {error}"))));
-    lifecycle.leave(opened)?;
+    let kept = setting.settings.notify.value.as_ref().map_or(Ok(()), |told| notify::store_settings(told, opened.used.path()));
+    let filled = filled.and(kept.map_err(|error| CliError::new(format!("cannot keep whom to tell of it: {error}"))));
+    lifecycle.leave_sandbox(opened)?;
     if filled.is_err() {
-        lifecycle.destroy(&id, Why::Asked)?;
+        lifecycle.destroy_sandbox(&id, DestroyReason::Asked)?;
     }
     filled.map(|()| id)
 }
 
-fn run(typed: SandboxRunArgs) -> Ended {
-    let [of_clone, of_command] = [interrupts::take()?, interrupts::take()?];
-    let setting = setting::load(&places::current_directory()?)?;
+fn run_once_in_sandbox(typed: SandboxRunArgs) -> CommandResult {
+    let [of_clone, of_command] = [interrupts::take_signals()?, interrupts::take_signals()?];
+    let setting = setting::load_config(&places::current_directory()?)?;
     // If this process is killed, a later one destroys the sandbox.
-    let spec = SandboxSpec { idle_ms: Some(lifetime(LEFT_FOR)?), ..spec(&typed.kind, &setting.settings)? };
-    let lifecycle = lifecycle()?;
-    let id = begin(&lifecycle, spec, &setting, typed.kind.from.as_deref())?;
+    let spec = SandboxSpec { idle_ms: Some(parse_lifetime(RUN_IDLE_TIMEOUT)?), ..build_sandbox_spec(&typed.kind, &setting.settings)? };
+    let lifecycle = open_lifecycle()?;
+    let id = create_sandbox(&lifecycle, spec, &setting, typed.kind.from.as_deref())?;
     let ran = exec::clone_into(&lifecycle, &id, of_clone).and_then(|()| {
-        let difference = typed.diff.as_deref().map(|file| Difference::begin(&lifecycle, &id, file)).transpose()?;
-        let code = exec::run(&lifecycle, &id, typed.manner, typed.subject, of_command)?;
-        difference.map_or(Ok(()), |difference| difference.tell(&lifecycle, &id))?;
+        let difference = typed.diff.as_deref().map(|file| SandboxDiff::start_diff(&lifecycle, &id, file)).transpose()?;
+        let code = exec::run_in_sandbox(&lifecycle, &id, typed.manner, typed.subject, of_command)?;
+        difference.map_or(Ok(()), |difference| difference.write_diff(&lifecycle, &id))?;
         Ok(code)
     });
-    let destroyed = lifecycle.destroy(&id, Why::Asked);
+    let destroyed = lifecycle.destroy_sandbox(&id, DestroyReason::Asked);
     let code = ran?;
     destroyed?;
     Ok(code)
 }
 
-fn destroy(ids: &[SandboxId]) -> Ended {
-    let lifecycle = lifecycle()?;
+fn destroy_sandboxes(ids: &[SandboxId]) -> CommandResult {
+    let lifecycle = open_lifecycle()?;
     for id in ids {
-        lifecycle.destroy(id, Why::Asked)?;
+        lifecycle.destroy_sandbox(id, DestroyReason::Asked)?;
     }
     Ok(exit::SUCCESS)
 }
 
-fn list(all: bool, labels: &Labels, as_json: bool) -> Ended {
-    let records = lifecycle()?.store().list()?;
+fn list_sandboxes(all: bool, labels: &SandboxLabels, as_json: bool) -> CommandResult {
+    let records = open_lifecycle()?.store().list_sandboxes()?;
     let shown =
-        |record: &&SandboxRecord| (all || record.state != SandboxState::Destroyed) && record.spec.labels.hold(labels);
+        |record: &&SandboxRecord| (all || record.state != SandboxState::Destroyed) && record.spec.labels.contains_all(labels);
     let mut out = String::new();
     for record in records.iter().filter(shown) {
-        out.push_str(&if as_json { json::line(record)? } else { text::listed(record) });
+        out.push_str(&if as_json { json::to_json_line(record)? } else { text::format_line(record) });
     }
-    print(&out)?;
+    print_output(&out)?;
     super::remark_empty(&out, "no sandboxes");
     Ok(exit::SUCCESS)
 }
 
-fn find(lifecycle: &Lifecycle, id: &SandboxId) -> Result<SandboxRecord, Failure> {
+fn find_sandbox(lifecycle: &Lifecycle, id: &SandboxId) -> Result<SandboxRecord, CliError> {
     lifecycle
         .store()
-        .find(id)?
-        .ok_or_else(|| Failure::new(format!("there is no sandbox `{id}`")).hint("`stockade sandbox list` shows them"))
+        .find_sandbox(id)?
+        .ok_or_else(|| CliError::new(format!("there is no sandbox `{id}`")).with_hint("`stockade sandbox list` shows them"))
 }
 
-fn spec(kind: &Kind, settings: &Settings) -> Result<SandboxSpec, Failure> {
-    let copied = kind.copy.clone().or_else(|| kind.from.as_deref().map(snapshot::workspace));
+fn build_sandbox_spec(kind: &SandboxOptions, settings: &PolicySettings) -> Result<SandboxSpec, CliError> {
+    let copied = kind.copy.clone().or_else(|| kind.from.as_deref().map(snapshot::locate_workspace));
     let workspace = match (&copied, &kind.bind, &kind.repo) {
         (Some(directory), ..) => WorkspaceSource::Copy { directory: host_directory(directory, "the workspace")? },
         (_, Some(directory), _) => WorkspaceSource::Bind { directory: host_directory(directory, "the workspace")? },
@@ -214,44 +214,44 @@ fn spec(kind: &Kind, settings: &Settings) -> Result<SandboxSpec, Failure> {
     let profile = kind.profile.as_ref().unwrap_or(&settings.profile.value);
     Ok(SandboxSpec {
         workspace,
-        limits: meaning::limits(&kind.limits),
+        limits: meaning::combine_limits(&kind.limits),
         labels: labels_of(&kind.labels)?,
         backend: kind.backend,
         runtime: kind.runtime.clone(),
         image: kind.image.clone(),
         root: kind.root.as_deref().map(|root| host_directory(root, "the root tree")).transpose()?,
-        level: kind.level.map(Level::from).unwrap_or_default(),
-        background: background(kind),
+        level: kind.level.map(IsolationLevel::from).unwrap_or_default(),
+        background: choose_background_mode(kind),
         ..SandboxSpec::of_profile(profile)
     })
 }
 
 /// Returns whether processes that a command leaves behind continue. They do if a supervisor
 /// enforces their grants, but not in a container.
-fn background(kind: &Kind) -> Background {
+fn choose_background_mode(kind: &SandboxOptions) -> BackgroundPolicy {
     let is_container = kind.image.is_some() || kind.runtime.is_some();
     match kind.backend {
-        BackendChoice::Native => Background::Keep,
-        BackendChoice::Auto if !is_container => Background::Keep,
-        _ => Background::End,
+        BackendChoice::Native => BackgroundPolicy::Keep,
+        BackendChoice::Auto if !is_container => BackgroundPolicy::Keep,
+        _ => BackgroundPolicy::End,
     }
 }
 
-fn labels_of(pairs: &[(String, String)]) -> Result<Labels, Failure> {
+fn labels_of(pairs: &[(String, String)]) -> Result<SandboxLabels, CliError> {
     Ok(pairs.iter().cloned().collect::<BTreeMap<_, _>>().try_into()?)
 }
 
-fn lifetime(time: Duration) -> Result<Lifetime, Failure> {
-    Ok(meaning::milliseconds(time).try_into()?)
+fn parse_lifetime(time: Duration) -> Result<SandboxLifetime, CliError> {
+    Ok(meaning::to_milliseconds(time).try_into()?)
 }
 
-fn host_directory(typed: &Path, what: &str) -> Result<HostDirectory, Failure> {
+fn host_directory(typed: &Path, what: &str) -> Result<HostDirectory, CliError> {
     let directory = places::real_directory(typed, what)?;
     Ok(RawText::from(directory.as_path()).try_into()?)
 }
 
 /// Returns the specification that the isolation of a sandbox is built from.
-fn wanted(spec: SandboxSpec, settings: &Settings) -> Result<Wanted, Failure> {
+fn build_isolation_spec(spec: SandboxSpec, settings: &PolicySettings) -> Result<SandboxRequest, CliError> {
     let hidden = demand_workspace(&spec, settings)?;
     let mut profile = resolve_profile(settings, &spec.profile, INSIDE_WORKSPACE.as_ref(), &own_grants(&spec))?;
     profile.filesystem.hide.extend(hidden);
@@ -264,27 +264,27 @@ fn wanted(spec: SandboxSpec, settings: &Settings) -> Result<Wanted, Failure> {
         _ => Path::new(INSIDE_WORKSPACE),
     };
     let hidden = hidden_files(settings, &spec.profile, source)?;
-    Ok(Wanted { spec, profile, hidden })
+    Ok(SandboxRequest { spec, profile, hidden })
 }
 
 /// Returns the files of the host that a profile hides with this workspace.
-fn hidden_files(settings: &Settings, profile: &str, workspace: &Path) -> Result<HiddenFiles, Failure> {
+fn hidden_files(settings: &PolicySettings, profile: &str, workspace: &Path) -> Result<HiddenFiles, CliError> {
     let profile = resolve_profile(settings, profile, workspace, &[])?;
-    Ok(HiddenFiles::of(profile.filesystem.hide.iter().map(|path| path.as_path().to_owned())))
+    Ok(HiddenFiles::from_paths(profile.filesystem.hide.iter().map(|path| path.as_path().to_owned())))
 }
 
 /// Checks that a directory of the user may be bound or copied, which follows the rules for a
 /// workspace of a run. It must not contain the home, credentials, Stockade's own files or the
 /// system. Returns the paths inside that are hidden from runs.
-fn demand_workspace(spec: &SandboxSpec, settings: &Settings) -> Result<Vec<RawText>, Failure> {
+fn demand_workspace(spec: &SandboxSpec, settings: &PolicySettings) -> Result<Vec<RawText>, CliError> {
     let (WorkspaceSource::Bind { directory } | WorkspaceSource::Copy { directory }) = &spec.workspace else {
         return Ok(Vec::new());
     };
     let path = directory.as_raw().as_path();
     // The rules apply to the directory itself. A link may have replaced it since.
     if places::real_directory(path, "the workspace")? != path {
-        let what = format!("a link is on the way to the workspace {}", quoted(path));
-        return Err(Failure::new(what).hint("put the directory back, or destroy the sandbox"));
+        let what = format!("a link is on the way to the workspace {}", quote_path(path));
+        return Err(CliError::new(what).with_hint("put the directory back, or destroy the sandbox"));
     }
     let profile = resolve_profile(settings, &spec.profile, path, &[])?;
     places::refuse_system(path, "the workspace")?;
@@ -292,7 +292,7 @@ fn demand_workspace(spec: &SandboxSpec, settings: &Settings) -> Result<Vec<RawTe
         places::demand_own(path, "the workspace")?;
     }
     let hide = profile.filesystem.hide.iter().map(RawText::as_path);
-    let beneath = hidden::beneath(path, hide)?;
+    let beneath = hidden::find_hidden_paths(path, hide)?;
     let inside = |hidden: &PathBuf| RawText::from(Path::new(INSIDE_WORKSPACE).join(hidden).as_path());
     Ok(beneath.iter().map(inside).collect())
 }

@@ -4,74 +4,74 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use stockade_engine::{SandboxError, Tree as Which};
-use stockade_files::{Bounds, Tree};
-use stockade_lifecycle::{HiddenFiles, Lifecycle, LifecycleError, Opened, files};
+use stockade_engine::{SandboxError, SandboxTree as Which};
+use stockade_files::{ContentLimits, FileTree};
+use stockade_lifecycle::{HiddenFiles, Lifecycle, LifecycleError, OpenSandbox, open_files};
 use stockade_model::SandboxId;
-use stockade_store::sandboxes::Use;
+use stockade_store::sandboxes::SandboxLease;
 
-use super::super::{Ended, remark};
-use super::copy::{ENTRIES_MAX, host_directory, plain_directory};
-use super::copy_rules::unguarded;
-use super::{exec, lifecycle};
+use super::super::{CommandResult, print_remark};
+use super::copy::{MAX_COPY_ENTRIES, host_directory, plain_directory};
+use super::copy_rules::allow_all_guard;
+use super::{exec, open_lifecycle};
 use crate::exit;
-use crate::failure::{Failure, quoted};
+use crate::failure::{CliError, quote_path};
 use crate::places;
 use crate::render::sandbox as text;
 
 /// Trees of a snapshot, with their names in it.
-const TREES: [(Which, &str); 2] = [(Which::Workspace, "workspace"), (Which::Home, "home")];
+const SNAPSHOT_TREES: [(Which, &str); 2] = [(Which::Workspace, "workspace"), (Which::Home, "home")];
 
 /// Copies the files of a sandbox to a new directory.
 ///
 /// # Errors
 /// [`Failure`] if the directory exists, or if the files cannot be copied: then it is removed again.
-pub fn snapshot(id: &SandboxId, to: &Path) -> Ended {
-    let cannot = |e: std::io::Error| Failure::new(format!("cannot make {}: {e}", quoted(to)));
-    let lifecycle = lifecycle()?;
-    let opened = exec::open(&lifecycle, id)?;
+pub fn create_snapshot(id: &SandboxId, to: &Path) -> CommandResult {
+    let cannot = |e: std::io::Error| CliError::new(format!("cannot make {}: {e}", quote_path(to)));
+    let lifecycle = open_lifecycle()?;
+    let opened = exec::open_sandbox(&lifecycle, id)?;
     let made = fs::DirBuilder::new().mode(0o700).create(to).map_err(cannot);
     let kept = made.and_then(|()| {
-        while_still(&lifecycle, &opened, || keep(&opened.used, to)).inspect_err(|_| {
+        while_still(&lifecycle, &opened, || copy_trees(&opened.used, to)).inspect_err(|_| {
             // An incomplete snapshot is of no use.
             let _ = fs::remove_dir_all(to);
         })
     });
-    lifecycle.leave(opened)?;
+    lifecycle.leave_sandbox(opened)?;
     kept.map(|()| exit::SUCCESS)
 }
 
 /// Returns the path of the workspace in a snapshot.
-pub fn workspace(snapshot: &Path) -> PathBuf {
-    snapshot.join(TREES[0].1)
+pub fn locate_workspace(snapshot: &Path) -> PathBuf {
+    snapshot.join(SNAPSHOT_TREES[0].1)
 }
 
 /// Copies the home of a snapshot to the home of a sandbox.
 ///
 /// # Errors
 /// [`Failure`] if it cannot be copied.
-pub fn fill_home(used: &Use, snapshot: &Path, hidden: HiddenFiles) -> Result<(), Failure> {
-    let (which, name) = TREES[1];
+pub fn fill_home(used: &SandboxLease, snapshot: &Path, hidden: HiddenFiles) -> Result<(), CliError> {
+    let (which, name) = SNAPSHOT_TREES[1];
     // The user named the snapshot, but a link in it may lead anywhere.
     let directory = places::real_directory(snapshot, "the snapshot")?.join(name);
-    if hidden.holds(&directory) {
-        return Err(Failure::new(format!("{} is hidden from runs", quoted(&directory))));
+    if hidden.covers_path(&directory) {
+        return Err(CliError::new(format!("{} is hidden from runs", quote_path(&directory))));
     }
-    let from = Tree::of(plain_directory(&directory)?).withholding(hidden.withhold_from(directory));
-    let copied = files(used, which, |_| unguarded())?.copy_from(&from, BOUNDS)?;
-    remark(&text::left_out(&copied.left_out));
+    let from = FileTree::from_fd(plain_directory(&directory)?).with_withhold_rule(hidden.withhold_from(directory));
+    let copied = open_files(used, which, |_| allow_all_guard())?.copy_from(&from, UNLIMITED_BOUNDS)?;
+    print_remark(&text::left_out(&copied.left_out));
     Ok(())
 }
 
 /// Without a limit of its own, because the sandbox has quotas.
-const BOUNDS: Bounds = Bounds { bytes: u64::MAX, entries: ENTRIES_MAX };
+const UNLIMITED_BOUNDS: ContentLimits = ContentLimits { bytes: u64::MAX, entries: MAX_COPY_ENTRIES };
 
-fn keep(used: &Use, to: &Path) -> Result<(), Failure> {
-    for (which, name) in TREES {
+fn copy_trees(used: &SandboxLease, to: &Path) -> Result<(), CliError> {
+    for (which, name) in SNAPSHOT_TREES {
         let to = to.join(name);
-        let cannot = |e: std::io::Error| Failure::new(format!("cannot make {}: {e}", quoted(&to)));
+        let cannot = |e: std::io::Error| CliError::new(format!("cannot make {}: {e}", quote_path(&to)));
         fs::DirBuilder::new().mode(0o700).create(&to).map_err(cannot)?;
-        Tree::of(host_directory(&to)?).copy_from(&files(used, which, |_| unguarded())?, BOUNDS)?;
+        FileTree::from_fd(host_directory(&to)?).copy_from(&open_files(used, which, |_| allow_all_guard())?, UNLIMITED_BOUNDS)?;
     }
     Ok(())
 }
@@ -80,17 +80,17 @@ fn keep(used: &Use, to: &Path) -> Result<(), Failure> {
 /// runs `act` anyway.
 fn while_still(
     lifecycle: &Lifecycle,
-    opened: &Opened,
-    act: impl FnOnce() -> Result<(), Failure>,
-) -> Result<(), Failure> {
-    match lifecycle.pause(opened) {
+    opened: &OpenSandbox,
+    act: impl FnOnce() -> Result<(), CliError>,
+) -> Result<(), CliError> {
+    match lifecycle.pause_sandbox(opened) {
         Ok(()) => {
             let done = act();
-            lifecycle.resume(opened)?;
+            lifecycle.resume_sandbox(opened)?;
             done
         }
         Err(LifecycleError::Walls(SandboxError::Unsupported { why, .. })) => {
-            remark(&text::not_still(&why));
+            print_remark(&text::not_still(&why));
             act()
         }
         Err(error) => Err(error.into()),

@@ -11,28 +11,28 @@ use stockade_lifecycle::Lifecycle;
 use stockade_model::{SandboxId, SandboxRecord, SandboxState};
 use stockade_store::sandboxes::CommandRecord;
 
-use super::super::setting::{self, Setting};
-use super::super::{Ended, now_ms, print};
-use super::{exec, find, lifecycle, unheard, wanted};
-use crate::failure::Failure;
+use super::super::setting::{self, WorkspaceConfig};
+use super::super::{CommandResult, now_ms, print_output};
+use super::{exec, find_sandbox, open_lifecycle, ignore_events, build_isolation_spec};
+use crate::failure::CliError;
 use crate::render::json;
-use crate::render::sandbox::{self as text, Row};
+use crate::render::sandbox::{self as text, SandboxUsageRow};
 use crate::{exit, places};
 
 /// Interval between two updates of a live table.
-const AGAIN: Duration = Duration::from_secs(2);
+const TABLE_REFRESH_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval between two reads of the commands.
-const FOLLOW_AGAIN: Duration = Duration::from_millis(500);
+const LOG_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Freezes every process of a sandbox.
 ///
 /// # Errors
 /// [`Failure`] if it is not ready, or cannot be frozen.
-pub fn pause(id: &SandboxId) -> Ended {
-    let lifecycle = lifecycle()?;
-    let opened = exec::open(&lifecycle, id)?;
-    let paused = lifecycle.pause(&opened);
-    lifecycle.leave(opened)?;
+pub fn pause_sandbox(id: &SandboxId) -> CommandResult {
+    let lifecycle = open_lifecycle()?;
+    let opened = exec::open_sandbox(&lifecycle, id)?;
+    let paused = lifecycle.pause_sandbox(&opened);
+    lifecycle.leave_sandbox(opened)?;
     paused?;
     Ok(exit::SUCCESS)
 }
@@ -41,10 +41,10 @@ pub fn pause(id: &SandboxId) -> Ended {
 ///
 /// # Errors
 /// [`Failure`] if it is not paused, or cannot be thawed.
-pub fn resume(id: &SandboxId) -> Ended {
-    let (lifecycle, setting) = (lifecycle()?, setting()?);
-    let record = find(&lifecycle, id)?;
-    lifecycle.go_on(id, &wanted(record.spec, &setting.settings)?, unheard())?;
+pub fn resume_sandbox(id: &SandboxId) -> CommandResult {
+    let (lifecycle, setting) = (open_lifecycle()?, load_current_config()?);
+    let record = find_sandbox(&lifecycle, id)?;
+    lifecycle.go_on(id, &build_isolation_spec(record.spec, &setting.settings)?, ignore_events())?;
     Ok(exit::SUCCESS)
 }
 
@@ -52,24 +52,24 @@ pub fn resume(id: &SandboxId) -> Ended {
 ///
 /// # Errors
 /// [`Failure`] if there is no such sandbox.
-pub fn logs(id: &SandboxId, follow: bool, as_json: bool) -> Ended {
-    let lifecycle = lifecycle()?;
+pub fn show_commands(id: &SandboxId, follow: bool, as_json: bool) -> CommandResult {
+    let lifecycle = open_lifecycle()?;
     // Ordered by their ends, but a command may be recorded after one that ended later.
     let mut shown = BTreeSet::new();
     loop {
         // Checked before the commands are read, so that commands recorded before the end are shown.
-        let is_over = find(&lifecycle, id)?.state.is_ending();
-        let commands = lifecycle.store().commands(id)?;
+        let is_over = find_sandbox(&lifecycle, id)?.state.is_ending();
+        let commands = lifecycle.store().list_commands(id)?;
         let mut out = String::new();
         for command in commands.iter().filter(|command| !shown.contains(&command.request)) {
-            out.push_str(&if as_json { json::line(command)? } else { text::command(command) });
+            out.push_str(&if as_json { json::to_json_line(command)? } else { text::format_command(command) });
         }
-        print(&out)?;
+        print_output(&out)?;
         if is_over || !follow {
             return Ok(exit::SUCCESS);
         }
         shown = commands.into_iter().map(|command| command.request).collect();
-        sleep(FOLLOW_AGAIN);
+        sleep(LOG_POLL_INTERVAL);
     }
 }
 
@@ -77,16 +77,16 @@ pub fn logs(id: &SandboxId, follow: bool, as_json: bool) -> Ended {
 ///
 /// # Errors
 /// [`Failure`] if there is no such sandbox.
-pub fn show(id: &SandboxId, as_json: bool) -> Ended {
-    let lifecycle = lifecycle()?;
-    let record = find(&lifecycle, id)?;
-    let row = row(&lifecycle, &setting()?, &record, &lifecycle.store().commands(id)?);
-    print(&if as_json {
+pub fn show_sandbox(id: &SandboxId, as_json: bool) -> CommandResult {
+    let lifecycle = open_lifecycle()?;
+    let record = find_sandbox(&lifecycle, id)?;
+    let row = build_usage_row(&lifecycle, &load_current_config()?, &record, &lifecycle.store().list_commands(id)?);
+    print_output(&if as_json {
         let mut value = serde_json::to_value(&record)?;
         value["usage"] = usage_json(&row);
-        json::line(&value)?
+        json::to_json_line(&value)?
     } else {
-        text::shown(&record) + &text::used(&row)
+        text::format_details(&record) + &text::format_usage(&row)
     })?;
     Ok(exit::SUCCESS)
 }
@@ -95,49 +95,49 @@ pub fn show(id: &SandboxId, as_json: bool) -> Ended {
 ///
 /// # Errors
 /// [`Failure`] if they cannot be read.
-pub fn top(once: bool, as_json: bool) -> Ended {
-    let setting = setting()?;
+pub fn show_usage_table(once: bool, as_json: bool) -> CommandResult {
+    let setting = load_current_config()?;
     let is_live = !once && !as_json && io::stdout().is_terminal();
     loop {
-        let rows = rows(&setting)?;
+        let rows = collect_usage_rows(&setting)?;
         if as_json {
-            print(&rows.iter().map(|row| json::line(&row_json(row))).collect::<Result<String, _>>()?)?;
+            print_output(&rows.iter().map(|row| json::to_json_line(&row_json(row))).collect::<Result<String, _>>()?)?;
         } else {
-            print(&if is_live { text::screen(&rows, lines()) } else { text::table(&rows) })?;
+            print_output(&if is_live { text::format_screen(&rows, terminal_rows()) } else { text::format_table(&rows) })?;
         }
         if !is_live {
             return Ok(exit::SUCCESS);
         }
-        sleep(AGAIN);
+        sleep(TABLE_REFRESH_INTERVAL);
     }
 }
 
-fn lines() -> usize {
+fn terminal_rows() -> usize {
     rustix::termios::tcgetwinsize(io::stdout()).map_or(0, |size| size.ws_row).into()
 }
 
-fn setting() -> Result<Setting, Failure> {
-    setting::load(&places::current_directory()?)
+fn load_current_config() -> Result<WorkspaceConfig, CliError> {
+    setting::load_config(&places::current_directory()?)
 }
 
-fn rows(setting: &Setting) -> Result<Vec<Row>, Failure> {
-    let lifecycle = lifecycle()?;
-    let records = lifecycle.store().list()?.into_iter().filter(|record| !record.state.is_ending());
-    records.map(|record| Ok(row(&lifecycle, setting, &record, &lifecycle.store().commands(&record.id)?))).collect()
+fn collect_usage_rows(setting: &WorkspaceConfig) -> Result<Vec<SandboxUsageRow>, CliError> {
+    let lifecycle = open_lifecycle()?;
+    let records = lifecycle.store().list_sandboxes()?.into_iter().filter(|record| !record.state.is_ending());
+    records.map(|record| Ok(build_usage_row(&lifecycle, setting, &record, &lifecycle.store().list_commands(&record.id)?))).collect()
 }
 
 /// Returns the row of a sandbox, without resource usage if that cannot be read.
-fn row(lifecycle: &Lifecycle, setting: &Setting, record: &SandboxRecord, commands: &[CommandRecord]) -> Row {
+fn build_usage_row(lifecycle: &Lifecycle, setting: &WorkspaceConfig, record: &SandboxRecord, commands: &[CommandRecord]) -> SandboxUsageRow {
     let stands = matches!(record.state, SandboxState::Ready | SandboxState::Paused);
     let look = || {
-        let wanted = wanted(record.spec.clone(), &setting.settings).ok()?;
-        lifecycle.look(record, &wanted, unheard()).ok()??.usage().ok()
+        let wanted = build_isolation_spec(record.spec.clone(), &setting.settings).ok()?;
+        lifecycle.find_sandbox(record, &wanted, ignore_events()).ok()??.read_usage().ok()
     };
     let usage = stands.then(look).flatten();
     let peak =
         |now: Option<u64>, then: fn(&CommandRecord) -> Option<u64>| commands.iter().filter_map(then).chain(now).max();
     let now = now_ms();
-    Row {
+    SandboxUsageRow {
         id: record.id.clone(),
         state: record.state,
         memory_peak_bytes: peak(usage.and_then(|usage| usage.total.tree_memory_peak_bytes), |c| c.memory_peak_bytes),
@@ -149,7 +149,7 @@ fn row(lifecycle: &Lifecycle, setting: &Setting, record: &SandboxRecord, command
     }
 }
 
-fn row_json(row: &Row) -> Value {
+fn row_json(row: &SandboxUsageRow) -> Value {
     let mut value = usage_json(row);
     value["id"] = json!(row.id);
     value["state"] = json!(row.state);
@@ -158,7 +158,7 @@ fn row_json(row: &Row) -> Value {
     value
 }
 
-fn usage_json(row: &Row) -> Value {
+fn usage_json(row: &SandboxUsageRow) -> Value {
     json!({
         "processes": row.usage.and_then(|usage| usage.processes),
         "processes_peak": row.processes_peak,

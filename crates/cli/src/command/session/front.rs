@@ -13,16 +13,16 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Mode;
 use rustix::process::{Pid, Signal, fchdir, getpid, getppid, kill_process, set_parent_process_death_signal, umask};
 use stockade_model::{RawText, SessionId};
-use stockade_native::launch::MountTable;
+use stockade_native::launch::MountTableWatch;
 use stockade_sys::session::replace_environment;
 
-use super::super::place::Place;
-use super::super::run::{self, Front};
-use super::rehearsal::rehearse;
-use super::wire::{Asked, Line, Listener, Report, Word};
-use crate::args::{RunArgs, Subject, Terms};
-use crate::failure::Failure;
-use crate::relay::Given;
+use super::super::place::RunSandbox;
+use super::super::run::{self, RunSetup};
+use super::rehearsal::warm_up_caches;
+use super::wire::{ExecRequest, SessionChannel, SessionListener, OutcomeDestination, SessionMessage};
+use crate::args::{RunArgs, CommandArgs, RunOptions};
+use crate::failure::CliError;
+use crate::relay::CommandTerminal;
 use crate::{exit, interrupts, meaning, terminal, trace};
 
 /// Messages of a worker to its supervisor, in this order.
@@ -36,87 +36,87 @@ pub mod note {
 }
 
 /// Signals that a client passes on.
-const PASSED_ON: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::WINCH, Signal::CONT];
+const FORWARDED_SIGNALS: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::WINCH, Signal::CONT];
 /// Signals raised when the client has disconnected: the first is passed to the command, the next
 /// ends it. Three, so that two arrive even if the session ignores one of them.
-const GONE: [Signal; 3] = [Signal::HUP, Signal::TERM, Signal::INT];
+const DISCONNECT_SIGNALS: [Signal; 3] = [Signal::HUP, Signal::TERM, Signal::INT];
 
 /// Common parameters of all workers of a session.
 #[derive(Debug)]
-pub struct Post {
+pub struct WorkerParameters {
     /// Listener for clients.
-    pub listener: Listener,
+    pub listener: SessionListener,
     /// The session.
     pub session: SessionId,
     /// Options of its commands.
-    pub terms: Terms,
+    pub terms: RunOptions,
 }
 
 /// Runs a worker, in a process of its own with one thread. Returns its exit code.
-pub fn serve(post: Post, supervisor: Pid, tell: OwnedFd) -> u8 {
+pub fn run_worker(post: WorkerParameters, supervisor: Pid, tell: OwnedFd) -> u8 {
     let mut tell = File::from(tell);
     match wait_and_run(post, supervisor, &mut tell) {
         Ok(()) => exit::SUCCESS,
         // No client is connected that could get the error.
-        Err(_) => exit::FAILURE,
+        Err(_) => exit::STOCKADE_FAILURE,
     }
 }
 
-fn wait_and_run(post: Post, supervisor: Pid, tell: &mut File) -> Result<(), Failure> {
+fn wait_and_run(post: WorkerParameters, supervisor: Pid, tell: &mut File) -> Result<(), CliError> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid() != Some(supervisor) {
         return Ok(());
     }
     // Before any thread starts.
-    let signals = interrupts::take()?;
-    let mounts = MountTable::watch()?;
-    let nursery = run::nursery(&post.terms);
-    rehearse(&post.terms);
+    let signals = interrupts::take_signals()?;
+    let mounts = MountTableWatch::start_watching()?;
+    let nursery = run::start_prewarmed_init(&post.terms);
+    warm_up_caches(&post.terms);
     tell.write_all(&[note::READY])?;
     let Some(line) = await_caller(&post.listener, &mounts)? else { return Ok(()) };
     let Some((word, descriptors)) = line.hear_soon()? else { return Ok(()) };
     match word {
-        Word::End => {
+        SessionMessage::End => {
             // In this order, because the supervisor ends the sender of `END`.
-            let heard = line.say(Word::Heard, &[]);
+            let heard = line.send_message(SessionMessage::Heard, &[]);
             tell.write_all(&[note::END])?;
             Ok(heard?)
         }
-        Word::Exec => {
+        SessionMessage::Exec => {
             tell.write_all(&[note::TAKEN])?;
             let line = Arc::new(line);
-            let job = Arc::new(Job::default());
+            let job = Arc::new(ClientJob::default());
             let code = match take_over(post, descriptors.into_iter().flatten(), &line, &job) {
                 Ok((typed, mask)) => {
                     let nursery = nursery.map(|nursery| nursery.with_umask(mask));
                     run_for(
                         (&line, job),
                         typed,
-                        Front { signals, terminal: Given::Own, place: Place::Own(nursery), supervisor: None },
+                        RunSetup { signals, terminal: CommandTerminal::Own, place: RunSandbox::Own(nursery), supervisor: None },
                     )?
                 }
                 Err(failure) => {
-                    crate::complain(&failure);
-                    exit::FAILURE
+                    crate::print_error(&failure);
+                    exit::STOCKADE_FAILURE
                 }
             };
-            Ok(line.say(Word::Over(code), &[])?)
+            Ok(line.send_message(SessionMessage::Over(code), &[])?)
         }
-        Word::Signal(_) | Word::Heard | Word::Over(_) | Word::Stopped => {
-            Err(Failure::new("a caller was not understood"))
+        SessionMessage::Signal(_) | SessionMessage::Heard | SessionMessage::Over(_) | SessionMessage::Stopped => {
+            Err(CliError::new("a caller was not understood"))
         }
     }
 }
 
 /// Waits for the first client. Returns `None` if a mount has changed meanwhile, which the prepared
 /// sandbox does not see.
-fn await_caller(listener: &Listener, mounts: &MountTable) -> io::Result<Option<Line>> {
+fn await_caller(listener: &SessionListener, mounts: &MountTableWatch) -> io::Result<Option<SessionChannel>> {
     loop {
         let mut waited = [PollFd::new(listener, PollFlags::IN), PollFd::new(mounts, PollFlags::PRI)];
         // Without a limit, because this process ends with the supervisor.
         poll(&mut waited, None)?;
         let [called, remounted] = waited.map(|fd| !fd.revents().is_empty());
-        if called && let Some(line) = listener.accept()? {
+        if called && let Some(line) = listener.accept_client()? {
             return Ok(Some(line));
         }
         if remounted {
@@ -128,28 +128,28 @@ fn await_caller(listener: &Listener, mounts: &MountTable) -> io::Result<Option<L
 /// Takes the client's environment: the streams first, so that errors are printed there. Returns the
 /// command line, and the client's file mode creation mask.
 fn take_over(
-    post: Post,
+    post: WorkerParameters,
     mut descriptors: impl Iterator<Item = OwnedFd>,
-    line: &Arc<Line>,
-    job: &Arc<Job>,
-) -> Result<(RunArgs, u32), Failure> {
-    let cannot = |error: io::Error| Failure::new(format!("the session does not understand what is asked: {error}"));
+    line: &Arc<SessionChannel>,
+    job: &Arc<ClientJob>,
+) -> Result<(RunArgs, u32), CliError> {
+    let cannot = |error: io::Error| CliError::new(format!("the session does not understand what is asked: {error}"));
     let mut next = || descriptors.next().ok_or_else(|| cannot(io::ErrorKind::InvalidData.into()));
     let (asked, cwd, stdin, stdout, stderr) = (next()?, next()?, next()?, next()?, next()?);
     rustix::stdio::dup2_stderr(stderr).map_err(|e| cannot(e.into()))?;
     rustix::stdio::dup2_stdout(stdout).map_err(|e| cannot(e.into()))?;
     rustix::stdio::dup2_stdin(stdin).map_err(|e| cannot(e.into()))?;
-    fchdir(cwd).map_err(|e| Failure::new(format!("cannot enter the current directory: {e}")))?;
-    let asked = Asked::from_file(asked).map_err(cannot)?;
+    fchdir(cwd).map_err(|e| CliError::new(format!("cannot enter the current directory: {e}")))?;
+    let asked = ExecRequest::from_file(asked).map_err(cannot)?;
     umask(Mode::from_raw_mode(asked.umask));
     let variable = |(name, value): &(RawText, RawText)| (name.as_os_str().to_owned(), value.as_os_str().to_owned());
     let environment: Vec<_> = asked.environment.iter().map(variable).collect();
     replace_environment(&environment).map_err(cannot)?;
     if let Some(person) = descriptors.next() {
         let (line, job) = (Arc::clone(line), Arc::clone(job));
-        terminal::lend(person, move || job.stop(&line));
+        terminal::use_lent_terminal(person, move || job.stop_client(&line));
     }
-    trace::start(None)?;
+    trace::start_tracing(None)?;
     let mut terms = post.terms;
     terms.requests.extend(asked.requests.iter().map(|typed| typed.as_os_str().to_owned()));
     let typed = RunArgs {
@@ -160,11 +160,11 @@ fn take_over(
         tty: false,
         timings: false,
         json: match asked.report {
-            Report::Nowhere => None,
-            Report::StandardOutput => Some(None),
-            Report::File(file) => Some(Some(file.as_path().to_owned())),
+            OutcomeDestination::Nowhere => None,
+            OutcomeDestination::StandardOutput => Some(None),
+            OutcomeDestination::File(file) => Some(Some(file.as_path().to_owned())),
         },
-        subject: Subject {
+        subject: CommandArgs {
             script: asked.script.map(|script| script.as_os_str().to_owned()),
             words: asked.words.iter().map(|word| word.as_os_str().to_owned()).collect(),
         },
@@ -173,33 +173,33 @@ fn take_over(
 }
 
 /// Runs the command as `run` does. The run is cancelled if the client has disconnected already.
-fn run_for((line, job): (&Arc<Line>, Arc<Job>), typed: RunArgs, front: Front) -> Result<u8, Failure> {
+fn run_for((line, job): (&Arc<SessionChannel>, Arc<ClientJob>), typed: RunArgs, front: RunSetup) -> Result<u8, CliError> {
     let id = meaning::request_id()?;
-    line.say(Word::Heard, &[])?;
+    line.send_message(SessionMessage::Heard, &[])?;
     let caller = Arc::clone(line);
     thread::Builder::new().name("stockade-caller".to_owned()).spawn(move || pass_on(&caller, &job))?;
-    Ok(run::complete(typed, id, |_| Ok(front)).1)
+    Ok(run::run_to_end(typed, id, |_| Ok(front)).1)
 }
 
 /// Passes on the client's signals, and its disconnection.
-fn pass_on(caller: &Line, job: &Job) {
+fn pass_on(caller: &SessionChannel, job: &ClientJob) {
     let raise = |signal: Signal| {
         // The signal is for this process itself.
         let _ = kill_process(getpid(), signal);
     };
-    while let Ok(Some((word, _))) = caller.hear() {
-        let Word::Signal(number) = word else { break };
-        PASSED_ON.into_iter().filter(|signal| signal.as_raw() == number).for_each(raise);
+    while let Ok(Some((word, _))) = caller.receive_message() {
+        let SessionMessage::Signal(number) = word else { break };
+        FORWARDED_SIGNALS.into_iter().filter(|signal| signal.as_raw() == number).for_each(raise);
         // Any message means that the job runs, because a stopped job passes no signal on.
         job.goes_on();
     }
     job.is_gone();
-    GONE.into_iter().for_each(raise);
+    DISCONNECT_SIGNALS.into_iter().for_each(raise);
 }
 
 /// The client's job, which stops with the command.
 #[derive(Debug, Default)]
-struct Job {
+struct ClientJob {
     state: Mutex<JobState>,
     changed: Condvar,
 }
@@ -212,12 +212,12 @@ enum JobState {
     Gone,
 }
 
-impl Job {
+impl ClientJob {
     /// Stops the client, and waits until it continues or disconnects. Without a limit, because a
     /// user may return to a job at any time.
-    fn stop(&self, line: &Line) {
-        let mut state = self.lock();
-        if *state == JobState::Gone || line.say(Word::Stopped, &[]).is_err() {
+    fn stop_client(&self, line: &SessionChannel) {
+        let mut state = self.lock_state();
+        if *state == JobState::Gone || line.send_message(SessionMessage::Stopped, &[]).is_err() {
             return;
         }
         *state = JobState::Stopped;
@@ -233,11 +233,11 @@ impl Job {
     }
 
     fn become_state(&self, wanted: JobState) {
-        *self.lock() = wanted;
+        *self.lock_state() = wanted;
         self.changed.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, JobState> {
+    fn lock_state(&self) -> MutexGuard<'_, JobState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -19,138 +19,138 @@ use rustix::process::{Signal, umask};
 use serde_json::{Value, json};
 use stockade_model::{Grant, SessionId};
 use stockade_policy::resolve_profile;
-use stockade_store::sessions::{About, Session, Sessions};
+use stockade_store::sessions::{SessionDescription, WarmSession, SessionStore};
 use stockade_sys::descriptors::close_all_but;
-use stockade_sys::session::{Side, fork_into_session};
+use stockade_sys::session::{ForkResult, fork_into_session};
 
 use self::rehearsal::of_terms;
-use self::supervise::{STARTED, Start, supervise};
-use self::wire::{Asked, Line, Report, Word};
-use super::{Ended, now_ms, print, setting, variable};
-use crate::args::{Subject, Terms};
-use crate::failure::{Failure, quoted};
-use crate::interrupts::{self, Taken};
-use crate::meaning::{self, Meant};
-use crate::places::State;
+use self::supervise::{STARTED_MESSAGE, SessionParameters, supervise_session};
+use self::wire::{ExecRequest, SessionChannel, OutcomeDestination, SessionMessage};
+use super::{CommandResult, now_ms, print_output, setting, read_variable};
+use crate::args::{CommandArgs, RunOptions};
+use crate::failure::{CliError, quote_path};
+use crate::interrupts::{self, BlockedSignals};
+use crate::meaning::{self, ResolvedArgs};
+use crate::places::StateDirectory;
 use crate::render::{self, session as text};
 use crate::session_args::{SessionCommand, SessionExecArgs, SessionStartArgs};
-use crate::terminal::{self, Kept, Terminal};
+use crate::terminal::{self, SavedTerminalModes, UserTerminal};
 use crate::{exit, places, trace};
 
 /// Time-out for the first sandbox of a session to be ready.
-const STARTS_WITHIN: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
+const START_TIMEOUT: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
 /// Time-out for a session to end: the time of its commands, and its own.
-const ENDS_WITHIN: Duration = Duration::from_secs(60);
+const END_TIMEOUT: Duration = Duration::from_secs(60);
 /// Most stops of a job in the background. In a job that no shell can continue, the stop signal has
 /// no effect.
-const STOPS_MAX: u32 = 100;
+const MAX_STOPS: u32 = 100;
 /// Interval between two checks of an awaited session.
-const AGAIN: Duration = Duration::from_millis(20);
+const SESSION_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Runs a subcommand.
 ///
 /// # Errors
 /// [`Failure`] if Stockade itself failed.
-pub fn session(typed: SessionCommand) -> Ended {
-    trace::start(None)?;
+pub fn dispatch_session(typed: SessionCommand) -> CommandResult {
+    trace::start_tracing(None)?;
     match typed {
-        SessionCommand::Start(typed) => start(typed),
-        SessionCommand::Exec(typed) => exec(typed),
-        SessionCommand::End { id } => end(&id),
-        SessionCommand::List { json } => list(json),
+        SessionCommand::Start(typed) => start_session(typed),
+        SessionCommand::Exec(typed) => exec_in_session(typed),
+        SessionCommand::End { id } => end_session_by_name(&id),
+        SessionCommand::List { json } => list_sessions(json),
     }
 }
 
-fn sessions() -> Result<Sessions, Failure> {
-    Ok(Sessions::of(State::open(&places::state_path(&variable)?)?.sessions()))
+fn open_sessions() -> Result<SessionStore, CliError> {
+    Ok(SessionStore::at_root(StateDirectory::open(&places::state_path(&read_variable)?)?.sessions_directory()))
 }
 
 /// Finds the session of this name, open or lost.
-fn find(name: &str) -> Result<Session, Failure> {
-    let id = meaning::session(name)?;
-    sessions()?
-        .find(&id)?
-        .ok_or_else(|| Failure::new(format!("there is no session `{id}`")).hint("`stockade session list` shows them"))
+fn find_session(name: &str) -> Result<WarmSession, CliError> {
+    let id = meaning::parse_session_id(name)?;
+    open_sessions()?
+        .find_session(&id)?
+        .ok_or_else(|| CliError::new(format!("there is no session `{id}`")).with_hint("`stockade session list` shows them"))
 }
 
-fn lost(session: &Session) -> Failure {
+fn lost_session_error(session: &WarmSession) -> CliError {
     let why = format!("the supervisor of `{}` was killed; everything of the session ended with it", session.id());
-    Failure::new(why).hint("`stockade session start` begins another")
+    CliError::new(why).with_hint("`stockade session start` begins another")
 }
 
-fn start(typed: SessionStartArgs) -> Ended {
+fn start_session(typed: SessionStartArgs) -> CommandResult {
     let id = match &typed.name {
-        Some(name) => meaning::session(name)?,
+        Some(name) => meaning::parse_session_id(name)?,
         None => meaning::session_id()?,
     };
-    let (terms, profile) = settle(typed.terms, &id)?;
+    let (terms, profile) = resolve_options(typed.terms, &id)?;
     // Only descriptors of the caller are open besides, which the supervisor must not keep open.
-    let cannot = |error: &dyn std::fmt::Display| Failure::new(format!("cannot begin a session: {error}"));
+    let cannot = |error: &dyn std::fmt::Display| CliError::new(format!("cannot begin a session: {error}"));
     close_all_but(&[0, 1, 2]).map_err(|e| cannot(&e))?;
-    let about = About {
+    let about = SessionDescription {
         id: id.clone(),
         workspace: terms.workspace.as_deref().unwrap_or("/".as_ref()).into(),
         profile,
         started_ms: now_ms(),
         supervisor: 0,
     };
-    let sessions = sessions()?;
+    let sessions = open_sessions()?;
     let (told, launcher) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| cannot(&e))?;
-    if let Side::Child = fork_into_session().map_err(|e| cannot(&e))? {
+    if let ForkResult::Child = fork_into_session().map_err(|e| cannot(&e))? {
         drop(told);
-        return supervise(Start { sessions, about, terms, idle: typed.idle_timeout, launcher });
+        return supervise_session(SessionParameters { sessions, about, terms, idle: typed.idle_timeout, launcher });
     }
     drop(launcher);
     let mut waited = [PollFd::new(&told, PollFlags::IN)];
-    if poll(&mut waited, Some(&STARTS_WITHIN)).map_err(|e| cannot(&e))? == 0 {
-        let why = format!("the session was not ready within {} s", STARTS_WITHIN.tv_sec);
-        return Err(Failure::new(why).hint(format!("stockade session end {id}")));
+    if poll(&mut waited, Some(&START_TIMEOUT)).map_err(|e| cannot(&e))? == 0 {
+        let why = format!("the session was not ready within {} s", START_TIMEOUT.tv_sec);
+        return Err(CliError::new(why).with_hint(format!("stockade session end {id}")));
     }
     let mut word = [0];
     match std::fs::File::from(told).read(&mut word) {
-        Ok(1) if word == [STARTED] => {
-            print(&format!("{id}\n"))?;
+        Ok(1) if word == [STARTED_MESSAGE] => {
+            print_output(&format!("{id}\n"))?;
             Ok(exit::SUCCESS)
         }
         // The supervisor has printed the reason, if it could.
-        _ => Err(Failure::new("no session was begun")),
+        _ => Err(CliError::new("no session was begun")),
     }
 }
 
 /// Resolves the options now, because a command of the session may start in another directory. Fails
 /// if a command could not even be assessed.
-fn settle(terms: Terms, id: &SessionId) -> Result<(Terms, Option<String>), Failure> {
-    let meant = Meant::run(of_terms(&terms), &variable)?;
-    let setting = setting::load(&meant.workspace)?;
+fn resolve_options(terms: RunOptions, id: &SessionId) -> Result<(RunOptions, Option<String>), CliError> {
+    let meant = ResolvedArgs::from_run_args(of_terms(&terms), &read_variable)?;
+    let setting = setting::load_config(&meant.workspace)?;
     let profile = meant.profile.clone().unwrap_or_else(|| setting.settings.profile.value.clone());
     resolve_profile(&setting.settings, &profile, &meant.workspace, &meant.all_grants())
-        .map_err(|error| Failure::from_text(&error.to_string()).or_hint(Some(format!("for session {id}"))))?;
+        .map_err(|error| CliError::from_text(&error.to_string()).or_hint(Some(format!("for session {id}"))))?;
     let resolved = |grants: &[Grant]| grants.iter().map(Grant::to_string).map(Into::into).collect();
     let (grants, requests) = (resolved(&meant.grants), resolved(&meant.requested));
-    Ok((Terms { workspace: Some(meant.workspace), grants, requests, ..terms }, Some(profile)))
+    Ok((RunOptions { workspace: Some(meant.workspace), grants, requests, ..terms }, Some(profile)))
 }
 
-fn exec(typed: SessionExecArgs) -> Ended {
-    let session = find(&typed.id)?;
+fn exec_in_session(typed: SessionExecArgs) -> CommandResult {
+    let session = find_session(&typed.id)?;
     if !session.is_open() {
-        return Err(lost(&session));
+        return Err(lost_session_error(&session));
     }
-    let cannot = |error: io::Error| Failure::new(format!("cannot reach `{}`: {error}", session.id()));
-    let signals = interrupts::take()?;
-    terminal::leave_input_to_foreground().map_err(|e| Failure::new(format!("cannot set standard input: {e}")))?;
-    let asked = asked(typed)?.to_file().map_err(cannot)?;
+    let cannot = |error: io::Error| CliError::new(format!("cannot reach `{}`: {error}", session.id()));
+    let signals = interrupts::take_signals()?;
+    terminal::leave_input_to_foreground().map_err(|e| CliError::new(format!("cannot set standard input: {e}")))?;
+    let asked = build_exec_request(typed)?.to_file().map_err(cannot)?;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let cwd = rustix::fs::open(".", flags, Mode::empty()).map_err(|e| cannot(e.into()))?;
-    let person = Terminal::open();
-    let lent = person.as_ref().map(Terminal::lent).transpose().map_err(cannot)?;
+    let person = UserTerminal::open();
+    let lent = person.as_ref().map(UserTerminal::clone_for_lending).transpose().map_err(cannot)?;
     let mut along = vec![asked.as_fd(), cwd.as_fd()];
     along.extend([rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()]);
     along.extend(lent.as_ref().map(OwnedFd::as_fd));
-    let line = Line::to(session.path()).map_err(cannot)?;
-    line.say(Word::Exec, &along).map_err(cannot)?;
+    let line = SessionChannel::connect_to(session.path()).map_err(cannot)?;
+    line.send_message(SessionMessage::Exec, &along).map_err(cannot)?;
     drop((asked, cwd, lent));
-    let modes = Kept::of_standard_input();
-    let followed = follow(&session, &line, &signals, person.as_ref());
+    let modes = SavedTerminalModes::of_standard_input();
+    let followed = follow_command(&session, &line, &signals, person.as_ref());
     if followed.is_err() {
         // The process that relayed the terminal was killed.
         modes.put_back();
@@ -158,22 +158,22 @@ fn exec(typed: SessionExecArgs) -> Ended {
     followed
 }
 
-fn asked(typed: SessionExecArgs) -> Result<Asked, Failure> {
+fn build_exec_request(typed: SessionExecArgs) -> Result<ExecRequest, CliError> {
     // umask(2) can only be read by replacing it.
     let mask = umask(Mode::empty());
     umask(mask);
-    let Subject { script, words } = typed.subject;
+    let CommandArgs { script, words } = typed.subject;
     if script.is_none() && words.is_empty() {
-        return Err(Failure::new("there is no command").hint("put it after `--`, or a script after -c"));
+        return Err(CliError::new("there is no command").with_hint("put it after `--`, or a script after -c"));
     }
-    Ok(Asked {
+    Ok(ExecRequest {
         script: script.map(Into::into),
         words: words.into_iter().map(Into::into).collect(),
         requests: typed.requests.into_iter().map(Into::into).collect(),
         report: match typed.json {
-            None => Report::Nowhere,
-            Some(None) => Report::StandardOutput,
-            Some(Some(file)) => Report::File(file.into()),
+            None => OutcomeDestination::Nowhere,
+            Some(None) => OutcomeDestination::StandardOutput,
+            Some(Some(file)) => OutcomeDestination::File(file.into()),
         },
         environment: std::env::vars_os().map(|(name, value)| (name.into(), value.into())).collect(),
         umask: mask.bits(),
@@ -182,7 +182,7 @@ fn asked(typed: SessionExecArgs) -> Result<Asked, Failure> {
 
 /// Passes signals on until the command has ended, and returns its exit code. A signal before the
 /// session has accepted the command ends the wait.
-fn follow(session: &Session, line: &Line, signals: &Taken, person: Option<&Terminal>) -> Ended {
+fn follow_command(session: &WarmSession, line: &SessionChannel, signals: &BlockedSignals, person: Option<&UserTerminal>) -> CommandResult {
     let mut heard = false;
     loop {
         let of_terminal = signals.of_terminal();
@@ -194,92 +194,92 @@ fn follow(session: &Session, line: &Line, signals: &Taken, person: Option<&Termi
         }
         let [answered, interrupted, changed] = waited.map(|fd| !fd.revents().is_empty());
         if answered {
-            match line.hear() {
-                Ok(Some((Word::Heard, _))) => heard = true,
-                Ok(Some((Word::Over(code), _))) => return Ok(code),
-                Ok(Some((Word::Stopped, _))) => {
+            match line.receive_message() {
+                Ok(Some((SessionMessage::Heard, _))) => heard = true,
+                Ok(Some((SessionMessage::Over(code), _))) => return Ok(code),
+                Ok(Some((SessionMessage::Stopped, _))) => {
                     stop_with_it(person);
-                    let _ = line.say(Word::Signal(Signal::CONT.as_raw()), &[]);
+                    let _ = line.send_message(SessionMessage::Signal(Signal::CONT.as_raw()), &[]);
                 }
                 _ => return Err(ended_without_a_word(session)),
             }
         }
         if changed && let Ok(signal) = of_terminal.next() {
-            let _ = line.say(Word::Signal(signal), &[]);
+            let _ = line.send_message(SessionMessage::Signal(signal), &[]);
         }
         if interrupted && let Ok(signal) = signals.next() {
             if !heard {
-                return Ok(u8::try_from(128 + signal).unwrap_or(exit::FAILURE));
+                return Ok(u8::try_from(128 + signal).unwrap_or(exit::STOCKADE_FAILURE));
             }
             // If the session is gone, the next read of the connection reports it.
-            let _ = line.say(Word::Signal(signal), &[]);
+            let _ = line.send_message(SessionMessage::Signal(signal), &[]);
         }
     }
 }
 
 /// Stops with the command, whose terminal is this job's, until the job is in the foreground again,
 /// as a program that reads its terminal does.
-fn stop_with_it(person: Option<&Terminal>) {
-    for _ in 0..STOPS_MAX {
+fn stop_with_it(person: Option<&UserTerminal>) {
+    for _ in 0..MAX_STOPS {
         terminal::stop_job();
-        if person.is_none_or(Terminal::in_foreground) {
+        if person.is_none_or(UserTerminal::in_foreground) {
             return;
         }
     }
 }
 
-fn ended_without_a_word(session: &Session) -> Failure {
+fn ended_without_a_word(session: &WarmSession) -> CliError {
     if session.path().exists() && !session.is_open() {
-        return lost(session);
+        return lost_session_error(session);
     }
     let why = format!("`{}` ended, or the process in front of the command was killed", session.id());
-    Failure::new(format!("{why}; everything of the command ended with it"))
+    CliError::new(format!("{why}; everything of the command ended with it"))
 }
 
-fn end(name: &str) -> Ended {
-    let session = find(name)?;
+fn end_session_by_name(name: &str) -> CommandResult {
+    let session = find_session(name)?;
     if !session.is_open() {
         session.remove()?;
-        crate::complain(&lost(&session));
-        return Ok(exit::NEGATIVE);
+        crate::print_error(&lost_session_error(&session));
+        return Ok(exit::NEGATIVE_RESULT);
     }
     let ask = || {
-        let line = Line::to(session.path())?;
-        line.say(Word::End, &[])
+        let line = SessionChannel::connect_to(session.path())?;
+        line.send_message(SessionMessage::End, &[])
     };
     let asked = ask();
-    let deadline = Instant::now() + ENDS_WITHIN;
+    let deadline = Instant::now() + END_TIMEOUT;
     while session.is_open() {
         if let Err(error) = &asked {
-            return Err(Failure::new(format!("cannot end `{}`: {error}", session.id())));
+            return Err(CliError::new(format!("cannot end `{}`: {error}", session.id())));
         }
         if Instant::now() >= deadline {
-            let why = format!("{} did not end within {} s", quoted(session.path()), ENDS_WITHIN.as_secs());
-            return Err(Failure::new(why));
+            let why = format!("{} did not end within {} s", quote_path(session.path()), END_TIMEOUT.as_secs());
+            return Err(CliError::new(why));
         }
-        sleep(AGAIN);
+        sleep(SESSION_POLL_INTERVAL);
     }
     Ok(exit::SUCCESS)
 }
 
-fn list(json: bool) -> Ended {
-    let mut found: Vec<_> = sessions()?.all()?.into_iter().map(|session| (session.about(), session)).collect();
+fn list_sessions(json: bool) -> CommandResult {
+    let mut found: Vec<_> = open_sessions()?.list_sessions()?.into_iter().map(|session| (session.read_description(), session)).collect();
     found.sort_by_key(|(about, _)| std::cmp::Reverse(about.as_ref().map_or(u64::MAX, |about| about.started_ms)));
     let mut out = String::new();
     for (about, session) in &found {
         let open = session.is_open();
         out += &if json {
-            render::json::line(&listed_json(session, about.as_ref(), open))?
+            render::json::to_json_line(&listed_json(session, about.as_ref(), open))?
         } else {
-            text::listed(session.id(), about.as_ref(), open)
+            text::format_line(session.id(), about.as_ref(), open)
         };
     }
-    print(&out)?;
+    print_output(&out)?;
     super::remark_empty(&out, "no sessions");
     Ok(exit::SUCCESS)
 }
 
-fn listed_json(session: &Session, about: Option<&About>, open: bool) -> Value {
+fn listed_json(session: &WarmSession, about: Option<&SessionDescription>, open: bool) -> Value {
     json!({
         "id": session.id(),
         "state": if open { "open" } else { "lost" },

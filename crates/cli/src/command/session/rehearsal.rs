@@ -6,35 +6,35 @@
 //! at that time.
 
 use rustix::process::chdir;
-use stockade_engine::real::RuleJudge;
-use stockade_engine::seams::Judge;
+use stockade_engine::real::RulePolicyEngine;
+use stockade_engine::seams::PolicyEngine;
 use stockade_native::launch::Blueprint;
 
-use super::super::{setting, variable};
-use crate::args::{RunArgs, Subject, Terms};
-use crate::meaning::{self, Meant};
+use super::super::{setting, read_variable};
+use crate::args::{RunArgs, CommandArgs, RunOptions};
+use crate::meaning::{self, ResolvedArgs};
 
 /// Runs the steps for a command with these options.
-pub fn rehearse(terms: &Terms) {
+pub fn warm_up_caches(terms: &RunOptions) {
     // A failure here occurs again for the command, and is reported then.
     let _ = go_through(terms);
 }
 
-fn go_through(terms: &Terms) -> Option<()> {
+fn go_through(terms: &RunOptions) -> Option<()> {
     chdir(terms.workspace.as_deref()?).ok()?;
-    let meant = Meant::run(of_terms(terms), &variable).ok()?;
-    let setting = setting::load(&meant.workspace).ok()?;
-    let request = setting.request(&meant, meaning::request_id().ok()?);
-    let judge = RuleJudge { stage: meant.stage, undo: meant.undo, trace: meant.trace, ..setting.judge() };
-    let assessment = judge.assess(&request);
-    judge.rule(&request, &assessment);
-    judge.policy(&request);
-    let planned = judge.plan(&request, 1, &request.grants).ok()?;
+    let meant = ResolvedArgs::from_run_args(of_terms(terms), &read_variable).ok()?;
+    let setting = setting::load_config(&meant.workspace).ok()?;
+    let request = setting.build_request(&meant, meaning::request_id().ok()?);
+    let judge = RulePolicyEngine { stage: meant.stage, undo: meant.undo, trace: meant.trace, ..setting.policy_engine() };
+    let assessment = judge.assess_request(&request);
+    judge.apply_rules(&request, &assessment);
+    judge.policy_digest(&request);
+    let planned = judge.make_plan(&request, 1, &request.grants).ok()?;
     Blueprint::prepare(&planned.plan).ok().map(drop)
 }
 
 /// Returns the command line of a harmless command with these options.
-pub fn of_terms(terms: &Terms) -> RunArgs {
+pub fn of_terms(terms: &RunOptions) -> RunArgs {
     RunArgs {
         terms: terms.clone(),
         session: None,
@@ -43,6 +43,6 @@ pub fn of_terms(terms: &Terms) -> RunArgs {
         tty: false,
         timings: false,
         json: None,
-        subject: Subject { script: None, words: vec!["true".into()] },
+        subject: CommandArgs { script: None, words: vec!["true".into()] },
     }
 }

@@ -10,42 +10,42 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
-use stockade_store::sessions::{About, Sessions, Watched};
+use stockade_store::sessions::{SessionDescription, SessionStore, SupervisedSession};
 use stockade_sys::Errno;
 use stockade_sys::reap::wait_pidfd;
-use stockade_sys::session::{Side, fork};
+use stockade_sys::session::{ForkResult, fork_process};
 
-use super::front::{self, Post, note};
-use super::wire::Listener;
-use crate::args::Terms;
+use super::front::{self, WorkerParameters, note};
+use super::wire::SessionListener;
+use crate::args::RunOptions;
 use crate::command::approvals::end_session;
 use crate::exit;
-use crate::failure::Failure;
-use crate::interrupts::{self, Taken};
+use crate::failure::CliError;
+use crate::interrupts::{self, BlockedSignals};
 
 /// Most commands that run at the same time; further clients wait.
-const RUNNING_MAX: usize = 64;
+const MAX_RUNNING_COMMANDS: usize = 64;
 /// Delay between the start of a command and the fork of the next worker, if the command still runs.
 /// Preparing the next sandbox must not slow down that start.
-const AFTER_START: Duration = Duration::from_millis(50);
+const WORKER_FORK_DELAY: Duration = Duration::from_millis(50);
 /// The delay after a worker that exited before it got a command.
-const AFTER_LOSS: Duration = Duration::from_millis(50);
+const WORKER_RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Most workers in a row that exit before they are ready; then the session is given up.
-const LOSSES_MAX: u32 = 20;
+const MAX_WORKER_LOSSES: u32 = 20;
 /// Time-out for commands to end with the session, before they are killed.
-const ENDS_WITHIN: Duration = Duration::from_secs(30);
+const COMMAND_END_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Message to the launcher: the session can be used.
-pub const STARTED: u8 = b's';
+pub const STARTED_MESSAGE: u8 = b's';
 
 /// Parameters of a new session.
-pub struct Start {
+pub struct SessionParameters {
     /// Registry of the sessions.
-    pub sessions: Sessions,
+    pub sessions: SessionStore,
     /// Description of the session.
-    pub about: About,
+    pub about: SessionDescription,
     /// Options of its commands.
-    pub terms: Terms,
+    pub terms: RunOptions,
     /// Time-out without a command.
     pub idle: Duration,
     /// Pipe on which the launcher waits for a message.
@@ -57,28 +57,28 @@ pub struct Start {
 ///
 /// # Errors
 /// [`Failure`] if the session cannot be started.
-pub fn supervise(start: Start) -> Result<u8, Failure> {
-    let cannot = |error: io::Error| Failure::new(format!("cannot begin a session: {error}"));
-    let signals = interrupts::take()?;
-    let about = About { supervisor: std::process::id(), ..start.about };
-    let watched = start.sessions.begin(&about)?;
+pub fn supervise_session(start: SessionParameters) -> Result<u8, CliError> {
+    let cannot = |error: io::Error| CliError::new(format!("cannot begin a session: {error}"));
+    let signals = interrupts::take_signals()?;
+    let about = SessionDescription { supervisor: std::process::id(), ..start.about };
+    let watched = start.sessions.begin_session(&about)?;
     // An earlier session of the same name may have been killed before it could do this.
     if let Err(failure) = end_session(&about.id) {
         watched.close()?;
         return Err(failure);
     }
-    let listener = Listener::at(watched.session().path()).and_then(|listener| {
+    let listener = SessionListener::bind_in(watched.session().path()).and_then(|listener| {
         let_streams_go()?;
         Ok(listener)
     });
     let post = match listener {
-        Ok(listener) => Post { listener, session: about.id, terms: start.terms },
+        Ok(listener) => WorkerParameters { listener, session: about.id, terms: start.terms },
         Err(error) => {
             watched.close()?;
             return Err(cannot(error));
         }
     };
-    let supervisor = Supervisor {
+    let supervisor = SessionSupervisor {
         post,
         watched,
         signals,
@@ -89,14 +89,14 @@ pub fn supervise(start: Start) -> Result<u8, Failure> {
         next_at: Instant::now(),
         losses: 0,
     };
-    Ok(supervisor.watch())
+    Ok(supervisor.supervise_workers())
 }
 
-struct Supervisor {
-    post: Post,
-    watched: Watched,
-    signals: Taken,
-    fronts: Vec<Forked>,
+struct SessionSupervisor {
+    post: WorkerParameters,
+    watched: SupervisedSession,
+    signals: BlockedSignals,
+    fronts: Vec<SessionWorker>,
     launcher: Option<File>,
     idle: Duration,
     idle_since: Instant,
@@ -106,7 +106,7 @@ struct Supervisor {
 }
 
 /// A forked worker.
-struct Forked {
+struct SessionWorker {
     pidfd: OwnedFd,
     told: File,
     taken: bool,
@@ -114,13 +114,13 @@ struct Forked {
 
 /// Action after the workers were checked.
 #[derive(PartialEq, Eq)]
-enum Next {
+enum SupervisorAction {
     GoOn,
     End,
 }
 
-impl Supervisor {
-    fn watch(mut self) -> u8 {
+impl SessionSupervisor {
+    fn supervise_workers(mut self) -> u8 {
         loop {
             if self.wants_front() {
                 match self.fork_front() {
@@ -133,16 +133,16 @@ impl Supervisor {
                     }
                 }
             }
-            self.wait();
-            if self.look() == Next::End || self.is_over() {
-                return self.end();
+            self.wait_for_event();
+            if self.check_workers() == SupervisorAction::End || self.is_over() {
+                return self.end_session_and_commands();
             }
         }
     }
 
     fn wants_front(&self) -> bool {
         let waits = self.fronts.iter().any(|front| !front.taken);
-        !waits && self.fronts.len() < RUNNING_MAX && Instant::now() >= self.next_at
+        !waits && self.fronts.len() < MAX_RUNNING_COMMANDS && Instant::now() >= self.next_at
     }
 
     /// Forks a worker. In the child it returns the parent's process id and the pipe for messages to
@@ -151,22 +151,22 @@ impl Supervisor {
         let (told, tell) = pipe_with(PipeFlags::CLOEXEC)?;
         rustix::io::ioctl_fionbio(&told, true)?;
         let supervisor = getpid();
-        let Side::Parent(pid) = fork()? else { return Ok(Some((supervisor, tell))) };
+        let ForkResult::Parent(pid) = fork_process()? else { return Ok(Some((supervisor, tell))) };
         // Only this process reaps the child, so the number is still the child's.
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-        self.fronts.push(Forked { pidfd, told: told.into(), taken: false });
+        self.fronts.push(SessionWorker { pidfd, told: told.into(), taken: false });
         Ok(None)
     }
 
     fn become_front(self, supervisor: Pid, tell: OwnedFd) -> u8 {
         let Self { post, watched, signals, fronts, launcher, .. } = self;
-        watched.leave();
+        watched.stop_supervising();
         drop((signals, fronts, launcher));
-        front::serve(post, supervisor, tell)
+        front::run_worker(post, supervisor, tell)
     }
 
     /// Waits for an event or until the next deadline.
-    fn wait(&self) {
+    fn wait_for_event(&self) {
         let mut fds: Vec<BorrowedFd<'_>> = vec![self.signals.as_fd()];
         for front in &self.fronts {
             fds.extend([front.told.as_fd(), front.pidfd.as_fd()]);
@@ -182,8 +182,8 @@ impl Supervisor {
     }
 
     /// Reads the messages of the workers, and removes those that have exited.
-    fn look(&mut self) -> Next {
-        let mut next = if is_readable(self.signals.as_fd()) { Next::End } else { Next::GoOn };
+    fn check_workers(&mut self) -> SupervisorAction {
+        let mut next = if is_readable(self.signals.as_fd()) { SupervisorAction::End } else { SupervisorAction::GoOn };
         let mut lost = false;
         for front in &mut self.fronts {
             let mut notes = [0; 4];
@@ -193,14 +193,14 @@ impl Supervisor {
                     note::READY => {
                         self.losses = 0;
                         if let Some(mut launcher) = self.launcher.take() {
-                            let _ = launcher.write_all(&[STARTED]);
+                            let _ = launcher.write_all(&[STARTED_MESSAGE]);
                         }
                     }
                     note::TAKEN => {
                         front.taken = true;
-                        self.next_at = Instant::now() + AFTER_START;
+                        self.next_at = Instant::now() + WORKER_FORK_DELAY;
                     }
-                    note::END => next = Next::End,
+                    note::END => next = SupervisorAction::End,
                     _ => {}
                 }
             }
@@ -225,17 +225,17 @@ impl Supervisor {
 
     fn note_loss(&mut self) {
         self.losses += 1;
-        self.next_at = Instant::now() + AFTER_LOSS;
+        self.next_at = Instant::now() + WORKER_RETRY_DELAY;
     }
 
     /// Returns true if no command ran for too long, or if none can run.
     fn is_over(&self) -> bool {
-        self.losses >= LOSSES_MAX || self.idle_since.elapsed() >= self.idle
+        self.losses >= MAX_WORKER_LOSSES || self.idle_since.elapsed() >= self.idle
     }
 
     /// Ends the running commands, and then the session.
-    fn end(mut self) -> u8 {
-        let give_up = Instant::now() + ENDS_WITHIN;
+    fn end_session_and_commands(mut self) -> u8 {
+        let give_up = Instant::now() + COMMAND_END_TIMEOUT;
         for front in &self.fronts {
             let _ = pidfd_send_signal(&front.pidfd, if front.taken { Signal::TERM } else { Signal::KILL });
         }
@@ -256,7 +256,7 @@ impl Supervisor {
         let _ = end_session(&post.session);
         match watched.close() {
             Ok(()) => exit::SUCCESS,
-            Err(_) => exit::FAILURE,
+            Err(_) => exit::STOCKADE_FAILURE,
         }
     }
 }

@@ -19,23 +19,23 @@ use stockade_model::RawText;
 use stockade_sys::Errno;
 use stockade_sys::passing::{self, MAX_DESCRIPTORS};
 use stockade_sys::ready::readable_before;
-use stockade_sys::socket::{Address, demand_own};
+use stockade_sys::socket::{UnixSocketAddress, demand_own};
 
 /// Time-out of either side for an expected message.
-const PATIENCE: Duration = Duration::from_secs(5);
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most clients that wait to be accepted.
-const BACKLOG: i32 = 128;
+const MAX_BACKLOG: i32 = 128;
 /// Longest description of a command, in bytes: the longest command and the largest environment,
 /// with every byte escaped, are shorter.
-const ASKED_LIMIT_BYTES: u64 = 32 << 20;
+const MAX_REQUEST_BYTES: u64 = 32 << 20;
 /// Name of the socket in the session's directory.
-const SOCKET: &str = "socket";
+const SOCKET_NAME: &str = "socket";
 /// Size of a message in bytes.
-const SIZE: usize = 8;
+const MESSAGE_BYTES: usize = 8;
 
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum SessionMessage {
     /// To a session: run the command in the attached file.
     Exec,
     /// To a session: end.
@@ -51,8 +51,8 @@ pub enum Word {
     Stopped,
 }
 
-impl Word {
-    fn to_bytes(self) -> [u8; SIZE] {
+impl SessionMessage {
+    fn to_bytes(self) -> [u8; MESSAGE_BYTES] {
         let (kind, value) = match self {
             Self::Exec => (1, 0),
             Self::End => (2, 0),
@@ -61,13 +61,13 @@ impl Word {
             Self::Over(code) => (5, code.into()),
             Self::Stopped => (6, 0),
         };
-        let mut bytes = [0; SIZE];
+        let mut bytes = [0; MESSAGE_BYTES];
         bytes[..4].copy_from_slice(&u32::to_ne_bytes(kind));
         bytes[4..].copy_from_slice(&i32::to_ne_bytes(value));
         bytes
     }
 
-    fn from_bytes(bytes: [u8; SIZE]) -> Option<Self> {
+    fn from_bytes(bytes: [u8; MESSAGE_BYTES]) -> Option<Self> {
         let (kind, value) = (u32::from_ne_bytes(*bytes.first_chunk()?), i32::from_ne_bytes(*bytes.last_chunk()?));
         Some(match kind {
             1 => Self::Exec,
@@ -83,7 +83,7 @@ impl Word {
 
 /// Request to run a command for a client.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Asked {
+pub struct ExecRequest {
     /// A script, instead of words.
     pub script: Option<RawText>,
     /// Program and arguments.
@@ -92,7 +92,7 @@ pub struct Asked {
     #[serde(default)]
     pub requests: Vec<RawText>,
     /// Destination of the outcome.
-    pub report: Report,
+    pub report: OutcomeDestination,
     /// The caller's variables.
     pub environment: Vec<(RawText, RawText)>,
     /// The caller's file mode creation mask.
@@ -101,7 +101,7 @@ pub struct Asked {
 
 /// Destination of the outcome: `--json`.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Report {
+pub enum OutcomeDestination {
     /// None.
     Nowhere,
     /// Standard output.
@@ -110,7 +110,7 @@ pub enum Report {
     File(RawText),
 }
 
-impl Asked {
+impl ExecRequest {
     /// Serializes the request to a file that can be sent.
     ///
     /// # Errors
@@ -128,7 +128,7 @@ impl Asked {
     pub fn from_file(file: OwnedFd) -> io::Result<Self> {
         let file = File::from(file);
         let length = file.metadata()?.len();
-        if length > ASKED_LIMIT_BYTES {
+        if length > MAX_REQUEST_BYTES {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         let mut text = vec![0; usize::try_from(length).map_err(io::Error::other)?];
@@ -139,22 +139,22 @@ impl Asked {
 
 /// One end of a connection.
 #[derive(Debug)]
-pub struct Line(OwnedFd);
+pub struct SessionChannel(OwnedFd);
 
-impl AsFd for Line {
+impl AsFd for SessionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Line {
+impl SessionChannel {
     /// Connects to the session in this directory.
     ///
     /// # Errors
     /// [`io::Error`] if no process listens there, or a process of another user.
-    pub fn to(session: &Path) -> io::Result<Self> {
-        let socket = socket()?;
-        let at = Address::of(session, SOCKET)?;
+    pub fn connect_to(session: &Path) -> io::Result<Self> {
+        let socket = create_socket()?;
+        let at = UnixSocketAddress::in_directory(session, SOCKET_NAME)?;
         connect(&socket, &SocketAddrUnix::new(at.path())?)?;
         Self::of_own(socket)
     }
@@ -168,23 +168,23 @@ impl Line {
     ///
     /// # Errors
     /// [`io::Error`] if the other side is gone.
-    pub fn say(&self, word: Word, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        Ok(passing::send(self.0.as_fd(), &word.to_bytes(), descriptors)?)
+    pub fn send_message(&self, word: SessionMessage, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        Ok(passing::send_message(self.0.as_fd(), &word.to_bytes(), descriptors)?)
     }
 
     /// Waits for the next message; `None` if the other side is gone.
     ///
     /// # Errors
     /// [`io::Error`] if it is malformed.
-    pub fn hear(&self) -> io::Result<Option<(Word, [Option<OwnedFd>; MAX_DESCRIPTORS])>> {
-        let mut bytes = [0; SIZE];
-        let received = match passing::receive(self.0.as_fd(), &mut bytes, true) {
+    pub fn receive_message(&self) -> io::Result<Option<(SessionMessage, [Option<OwnedFd>; MAX_DESCRIPTORS])>> {
+        let mut bytes = [0; MESSAGE_BYTES];
+        let received = match passing::receive_message(self.0.as_fd(), &mut bytes, true) {
             Err(Errno::CONNRESET) => return Ok(None),
             other => other?,
         };
-        match (received.length, Word::from_bytes(bytes)) {
+        match (received.length, SessionMessage::from_bytes(bytes)) {
             (0, _) => Ok(None),
-            (SIZE, Some(word)) => Ok(Some((word, received.descriptors))),
+            (MESSAGE_BYTES, Some(word)) => Ok(Some((word, received.descriptors))),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }
@@ -193,32 +193,32 @@ impl Line {
     ///
     /// # Errors
     /// [`io::Error`] if no message arrives in time, or as there.
-    pub fn hear_soon(&self) -> io::Result<Option<(Word, [Option<OwnedFd>; MAX_DESCRIPTORS])>> {
-        let deadline = Instant::now() + PATIENCE;
-        if readable_before(&[self.0.as_fd()], deadline)? { self.hear() } else { Err(io::ErrorKind::TimedOut.into()) }
+    pub fn hear_soon(&self) -> io::Result<Option<(SessionMessage, [Option<OwnedFd>; MAX_DESCRIPTORS])>> {
+        let deadline = Instant::now() + MESSAGE_TIMEOUT;
+        if readable_before(&[self.0.as_fd()], deadline)? { self.receive_message() } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 }
 
 /// Listening socket of a session.
 #[derive(Debug)]
-pub struct Listener(OwnedFd);
+pub struct SessionListener(OwnedFd);
 
-impl AsFd for Listener {
+impl AsFd for SessionListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Listener {
+impl SessionListener {
     /// Listens in the session's directory.
     ///
     /// # Errors
     /// [`io::Error`] if no socket can be created.
-    pub fn at(session: &Path) -> io::Result<Self> {
-        let socket = socket()?;
-        let at = Address::of(session, SOCKET)?;
+    pub fn bind_in(session: &Path) -> io::Result<Self> {
+        let socket = create_socket()?;
+        let at = UnixSocketAddress::in_directory(session, SOCKET_NAME)?;
         bind(&socket, &SocketAddrUnix::new(at.path())?)?;
-        listen(&socket, BACKLOG)?;
+        listen(&socket, MAX_BACKLOG)?;
         rustix::io::ioctl_fionbio(&socket, true)?;
         Ok(Self(socket))
     }
@@ -227,16 +227,16 @@ impl Listener {
     ///
     /// # Errors
     /// [`io::Error`] if no descriptors are left.
-    pub fn accept(&self) -> io::Result<Option<Line>> {
+    pub fn accept_client(&self) -> io::Result<Option<SessionChannel>> {
         match accept_with(&self.0, SocketFlags::CLOEXEC) {
-            Ok(socket) => Ok(Line::of_own(socket).ok()),
+            Ok(socket) => Ok(SessionChannel::of_own(socket).ok()),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 }
 
-fn socket() -> Result<OwnedFd, Errno> {
+fn create_socket() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
@@ -247,16 +247,16 @@ mod tests {
     #[test]
     fn every_word_arrives_as_it_was_said_with_what_comes_along() {
         let dir = tempfile::tempdir().unwrap();
-        let listener = Listener::at(dir.path()).unwrap();
-        assert!(listener.accept().unwrap().is_none());
-        let line = Line::to(dir.path()).unwrap();
-        let heard = listener.accept().unwrap().unwrap();
-        for word in [Word::Exec, Word::End, Word::Signal(15), Word::Heard, Word::Over(255), Word::Stopped] {
-            line.say(word, &[dir_fd(dir.path()).as_fd()]).unwrap();
+        let listener = SessionListener::bind_in(dir.path()).unwrap();
+        assert!(listener.accept_client().unwrap().is_none());
+        let line = SessionChannel::connect_to(dir.path()).unwrap();
+        let heard = listener.accept_client().unwrap().unwrap();
+        for word in [SessionMessage::Exec, SessionMessage::End, SessionMessage::Signal(15), SessionMessage::Heard, SessionMessage::Over(255), SessionMessage::Stopped] {
+            line.send_message(word, &[dir_fd(dir.path()).as_fd()]).unwrap();
             let (same, descriptors) = heard.hear_soon().unwrap().unwrap();
             assert_eq!((same, descriptors.iter().flatten().count()), (word, 1));
         }
-        passing::send(line.as_fd(), b"something else", &[]).unwrap();
+        passing::send_message(line.as_fd(), b"something else", &[]).unwrap();
         assert!(heard.hear_soon().is_err());
         drop(line);
         assert!(heard.hear_soon().unwrap().is_none());
@@ -268,16 +268,16 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_keeps_its_bytes() {
-        let asked = Asked {
+        let asked = ExecRequest {
             script: None,
             words: vec![b"\xff\0"[..1].into(), "x\n".into()],
             requests: vec![b"write /\xff"[..].into()],
-            report: Report::File(b"\xfe"[..].into()),
+            report: OutcomeDestination::File(b"\xfe"[..].into()),
             environment: vec![("A".into(), b"\x80"[..].into())],
             umask: 0o27,
         };
-        assert_eq!(Asked::from_file(asked.to_file().unwrap()).unwrap(), asked);
+        assert_eq!(ExecRequest::from_file(asked.to_file().unwrap()).unwrap(), asked);
         let other = rustix::fs::memfd_create("other", MemfdFlags::CLOEXEC).unwrap();
-        assert!(Asked::from_file(other).is_err());
+        assert!(ExecRequest::from_file(other).is_err());
     }
 }

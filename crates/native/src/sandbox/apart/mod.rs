@@ -14,5 +14,5 @@ mod process;
 mod watchers;
 mod wire;
 
-pub(super) use client::Apart;
-pub use process::{Keep, keep_sandbox};
+pub(super) use client::SupervisorProgram;
+pub use process::{SupervisorHooks, keep_sandbox};

@@ -13,40 +13,40 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{Mode, OFlags};
-use stockade_engine::{SandboxError, SandboxEvent, SandboxEvents, SandboxPlan, StartError};
+use stockade_engine::{SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, StartError};
 use stockade_model::SandboxId;
 use stockade_sys::descriptors::close_all_but;
 use stockade_sys::passing::above_stdio;
-use stockade_sys::socket::{Address, demand_own};
+use stockade_sys::socket::{UnixSocketAddress, demand_own};
 
-use super::super::command::{Caller, CommandBackend};
-use super::super::keep::Kept;
-use super::watchers::Watchers;
-use super::wire::{Asked, Refusal, SOCKET, hear};
+use super::super::command::{CallerAttributes, SandboxCommandBackend};
+use super::super::keep::HostedSandbox;
+use super::watchers::EventClients;
+use super::wire::{SupervisorRequest, SupervisorRefusal, SOCKET_NAME, receive_request};
 use crate::guards::{SettingsVariables, use_settings_variables};
-use crate::remote::{self, Line};
+use crate::remote::{self, SocketChannel};
 
 /// Most connections at the same time. Each has a thread, and a command keeps one as long as it runs.
-const CONNECTIONS_MAX: usize = 512;
+const MAX_CONNECTIONS: usize = 512;
 /// Time-out for the request of a new connection.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait between two checks of the loop.
-const LOOK_AROUND: Duration = Duration::from_secs(10);
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// Longest interval between two calls of [`Keep::wanted`].
-const WANTED_FOR: Duration = Duration::from_secs(60);
+const MAX_EXPIRY_INTERVAL: Duration = Duration::from_secs(60);
 /// Time-out for the clients of commands to learn of the end.
-const HEARD_WITHIN: Duration = Duration::from_secs(5);
+const CLIENT_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Callbacks of the keeper's program.
-pub struct Keep {
+pub struct SupervisorHooks {
     /// Receiver of the events, besides the clients of the sandbox.
-    pub events: SandboxEvents,
+    pub events: SandboxEventSender,
     /// Returns the time until the next call, or `None` if the sandbox must end: it has expired, or
     /// is no longer registered.
     pub wanted: Box<dyn FnMut() -> Option<Duration>>,
 }
 
-impl std::fmt::Debug for Keep {
+impl std::fmt::Debug for SupervisorHooks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Keep").finish_non_exhaustive()
     }
@@ -59,21 +59,21 @@ impl std::fmt::Debug for Keep {
 ///
 /// # Errors
 /// [`io::Error`] if standard input is no connection with a plan. Other errors are sent over it.
-pub fn keep_sandbox(begin: impl FnOnce(&SandboxId, &Path) -> Result<Keep, StartError>) -> io::Result<()> {
-    let ((plan, variables), along, maker) = hear::<(SandboxPlan, SettingsVariables)>(leave_maker()?)?;
+pub fn keep_sandbox(begin: impl FnOnce(&SandboxId, &Path) -> Result<SupervisorHooks, StartError>) -> io::Result<()> {
+    let ((plan, variables), along, maker) = receive_request::<(SandboxPlan, SettingsVariables)>(leave_maker()?)?;
     use_settings_variables(variables);
     let [Some(directory), ..] = along else { return Err(io::ErrorKind::InvalidData.into()) };
     let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).read_link()?;
-    let made = begin(&plan.id, &path).and_then(|keep| Keeper::make(&plan, &path, keep));
+    let made = begin(&plan.id, &path).and_then(|keep| SandboxSupervisor::build_sandbox(&plan, &path, keep));
     match made {
         Ok(keeper) => {
             // A creator that is gone can find the sandbox by its name.
-            let _ = maker.send(&Ok::<(), StartError>(()));
+            let _ = maker.send_message(&Ok::<(), StartError>(()));
             drop(maker);
-            keeper.keep();
+            keeper.serve_until_end();
             Ok(())
         }
-        Err(error) => maker.send(&Err::<(), StartError>(error)),
+        Err(error) => maker.send_message(&Err::<(), StartError>(error)),
     }
 }
 
@@ -89,23 +89,23 @@ fn leave_maker() -> io::Result<UnixStream> {
     drop(nothing);
     close_all_but(&[0, 1, 2, maker.as_raw_fd()])?;
     let maker = UnixStream::from(maker);
-    maker.set_read_timeout(Some(PATIENCE))?;
+    maker.set_read_timeout(Some(REQUEST_TIMEOUT))?;
     Ok(maker)
 }
 
 /// Reason for the end of a sandbox.
-enum Ending {
+enum EndReason {
     /// A client requested it; the client receives the result.
-    Asked(Line),
+    Asked(SocketChannel),
     /// The sandbox's processes are gone.
     Lost,
 }
 
-struct Keeper {
-    desk: Arc<Desk>,
+struct SandboxSupervisor {
+    desk: Arc<SupervisorConnections>,
     listener: UnixListener,
-    socket: Bound,
-    ending: Receiver<Ending>,
+    socket: SupervisorSocket,
+    ending: Receiver<EndReason>,
     wake: Arc<OwnedFd>,
     wanted: Box<dyn FnMut() -> Option<Duration>>,
     /// Held by every thread that serves a client.
@@ -114,15 +114,15 @@ struct Keeper {
 }
 
 /// A listening socket's name, which is removed with this value.
-struct Bound {
-    address: Address,
+struct SupervisorSocket {
+    address: UnixSocketAddress,
     inode: u64,
 }
 
-impl Bound {
+impl SupervisorSocket {
     /// Listens in this directory, replacing the socket of a keeper that is gone.
-    fn listen(directory: &Path) -> io::Result<(UnixListener, Self)> {
-        let address = Address::of(directory, SOCKET)?;
+    fn listen_in(directory: &Path) -> io::Result<(UnixListener, Self)> {
+        let address = UnixSocketAddress::in_directory(directory, SOCKET_NAME)?;
         match fs::remove_file(address.path()) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
@@ -139,7 +139,7 @@ impl Bound {
     }
 }
 
-impl Drop for Bound {
+impl Drop for SupervisorSocket {
     fn drop(&mut self) {
         if self.is_there() {
             // Another process may be removing the whole directory.
@@ -148,27 +148,27 @@ impl Drop for Bound {
     }
 }
 
-impl Keeper {
-    fn make(plan: &SandboxPlan, directory: &Path, keep: Keep) -> Result<Self, StartError> {
+impl SandboxSupervisor {
+    fn build_sandbox(plan: &SandboxPlan, directory: &Path, keep: SupervisorHooks) -> Result<Self, StartError> {
         let cannot = |error: io::Error| StartError { what: format!("cannot keep the sandbox: {error}"), hint: None };
         let (end, ending) = channel();
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| cannot(e.into()))?;
         let wake = Arc::new(wake);
-        let watchers = Arc::new(Watchers::default());
+        let watchers = Arc::new(EventClients::default());
         let events = fan_out(keep.events, Arc::clone(&watchers), end.clone(), Arc::clone(&wake));
-        let kept = Arc::new(Kept::make(plan, events, None)?);
+        let kept = Arc::new(HostedSandbox::build_and_monitor(plan, events, None)?);
         // Clients can find the sandbox from here on.
-        let (listener, socket) = Bound::listen(directory).map_err(cannot)?;
-        let desk = Arc::new(Desk { kept, watchers, end: Mutex::new(end), wake: Arc::clone(&wake) });
+        let (listener, socket) = SupervisorSocket::listen_in(directory).map_err(cannot)?;
+        let desk = Arc::new(SupervisorConnections { kept, watchers, end: Mutex::new(end), wake: Arc::clone(&wake) });
         let (busy, idle) = channel();
         Ok(Self { desk, listener, socket, ending, wake, wanted: keep.wanted, busy: (Arc::new(()), busy), idle })
     }
 
     /// Serves until the sandbox must end, or has ended.
-    fn keep(mut self) {
+    fn serve_until_end(mut self) {
         let mut ask_at = Instant::now();
         let ending = loop {
-            self.wait(ask_at);
+            self.wait_for_event(ask_at);
             if let Ok(ending) = self.ending.try_recv() {
                 break Some(ending);
             }
@@ -177,17 +177,17 @@ impl Keeper {
             }
             if Instant::now() >= ask_at {
                 let Some(wanted_for) = (self.wanted)() else { break None };
-                ask_at = Instant::now() + wanted_for.min(WANTED_FOR);
+                ask_at = Instant::now() + wanted_for.min(MAX_EXPIRY_INTERVAL);
             }
             while let Ok((stream, _)) = self.listener.accept() {
                 self.take_in(stream);
             }
         };
-        self.end(ending);
+        self.end_sandbox(ending);
     }
 
-    fn wait(&self, ask_at: Instant) {
-        let at_most = ask_at.saturating_duration_since(Instant::now()).min(LOOK_AROUND);
+    fn wait_for_event(&self, ask_at: Instant) {
+        let at_most = ask_at.saturating_duration_since(Instant::now()).min(MAX_POLL_INTERVAL);
         let at_most = Timespec { tv_sec: at_most.as_secs().cast_signed(), tv_nsec: at_most.subsec_nanos().into() };
         let mut waited =
             [PollFd::new(&self.listener, PollFlags::IN), PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
@@ -198,13 +198,13 @@ impl Keeper {
     /// Serves a connection on its own thread. Closes it if there are too many, which the client sees.
     fn take_in(&self, stream: UnixStream) {
         let (count, busy) = self.busy.clone();
-        if Arc::strong_count(&self.busy.0) > CONNECTIONS_MAX {
+        if Arc::strong_count(&self.busy.0) > MAX_CONNECTIONS {
             return;
         }
         let desk = Arc::clone(&self.desk);
         let serve = move || {
             // A malformed request or a closed connection concerns only that client.
-            if let Err(error) = desk.serve(stream) {
+            if let Err(error) = desk.handle_connection(stream) {
                 tracing::debug!(%error, "somebody was not answered");
             }
             drop((count, busy));
@@ -214,78 +214,78 @@ impl Keeper {
         }
     }
 
-    fn end(self, ending: Option<Ending>) {
+    fn end_sandbox(self, ending: Option<EndReason>) {
         let Self { desk, listener, socket, busy, idle, .. } = self;
         drop((listener, socket));
-        let done = desk.kept.end();
+        let done = desk.kept.end_sandbox();
         desk.watchers.close();
         drop(busy);
         // The clients of commands learn of their ends first.
-        if idle.recv_timeout(HEARD_WITHIN) == Err(RecvTimeoutError::Timeout) {
+        if idle.recv_timeout(CLIENT_END_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!("somebody does not hear that the sandbox has ended");
         }
-        if let Some(Ending::Asked(line)) = ending {
-            let _ = line.send(&done.map_err(Refusal::from));
+        if let Some(EndReason::Asked(line)) = ending {
+            let _ = line.send_message(&done.map_err(SupervisorRefusal::from));
         }
     }
 }
 
 /// Returns events that are sent to the keeper's program and to all watching clients. If the sandbox
 /// is lost, the keeper ends too.
-fn fan_out(own: SandboxEvents, watchers: Arc<Watchers>, end: Sender<Ending>, wake: Arc<OwnedFd>) -> SandboxEvents {
+fn fan_out(own: SandboxEventSender, watchers: Arc<EventClients>, end: Sender<EndReason>, wake: Arc<OwnedFd>) -> SandboxEventSender {
     let end = Mutex::new(end);
-    SandboxEvents::new(move |event| {
-        watchers.tell(&event);
+    SandboxEventSender::new(move |event| {
+        watchers.send_event(&event);
         let is_lost = matches!(event, SandboxEvent::Lost(_));
-        own.tell(event);
+        own.send_event(event);
         if is_lost {
-            let _ = end.lock().unwrap_or_else(PoisonError::into_inner).send(Ending::Lost);
-            rouse(&wake);
+            let _ = end.lock().unwrap_or_else(PoisonError::into_inner).send(EndReason::Lost);
+            wake_supervisor(&wake);
         }
     })
 }
 
-fn rouse(wake: &OwnedFd) {
+fn wake_supervisor(wake: &OwnedFd) {
     // A full counter is readable, which suffices.
     let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
 }
 
 /// Connection handler of the keeper.
-struct Desk {
-    kept: Arc<Kept>,
-    watchers: Arc<Watchers>,
-    end: Mutex<Sender<Ending>>,
+struct SupervisorConnections {
+    kept: Arc<HostedSandbox>,
+    watchers: Arc<EventClients>,
+    end: Mutex<Sender<EndReason>>,
     wake: Arc<OwnedFd>,
 }
 
-impl Desk {
-    fn serve(&self, stream: UnixStream) -> io::Result<()> {
+impl SupervisorConnections {
+    fn handle_connection(&self, stream: UnixStream) -> io::Result<()> {
         demand_own(&stream)?;
         // An accepted connection may block, unlike the listener.
         stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let (asked, streams, line) = hear(stream)?;
-        let refused = |done: Result<(), SandboxError>| done.map_err(Refusal::from);
+        stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
+        let (asked, streams, line) = receive_request(stream)?;
+        let refused = |done: Result<(), SandboxError>| done.map_err(SupervisorRefusal::from);
         match asked {
-            Asked::Enforced => line.send(&Ok::<_, Refusal>(self.kept.enforced())),
-            Asked::Pause => line.send(&refused(self.kept.pause())),
-            Asked::Resume => line.send(&refused(self.kept.resume())),
-            Asked::Usage => line.send(&self.kept.usage().map_err(Refusal::from)),
-            Asked::Watch => {
-                self.watchers.serve(&line);
+            SupervisorRequest::Enforced => line.send_message(&Ok::<_, SupervisorRefusal>(self.kept.enforced())),
+            SupervisorRequest::Pause => line.send_message(&refused(self.kept.pause())),
+            SupervisorRequest::Resume => line.send_message(&refused(self.kept.resume())),
+            SupervisorRequest::Usage => line.send_message(&self.kept.read_usage().map_err(SupervisorRefusal::from)),
+            SupervisorRequest::Watch => {
+                self.watchers.serve_client(&line);
                 Ok(())
             }
-            Asked::Run(order) => {
+            SupervisorRequest::Run(order) => {
                 let [Some(stdin), Some(stdout), Some(stderr)] = streams else {
                     return Err(io::ErrorKind::InvalidData.into());
                 };
-                let caller = Caller { streams: Some([stdin, stdout, stderr]), umask: Some(order.umask) };
-                let backend = CommandBackend::new(Arc::clone(&self.kept));
-                remote::serve(line, |events| backend.begin(&order.plan, order.io, order.hold, events, caller))
+                let caller = CallerAttributes { streams: Some([stdin, stdout, stderr]), umask: Some(order.umask) };
+                let backend = SandboxCommandBackend::new(Arc::clone(&self.kept));
+                remote::serve_remote_attempt(line, |events| backend.begin_command(&order.plan, order.io, order.hold, events, caller))
             }
-            Asked::End => {
-                let _ = self.end.lock().unwrap_or_else(PoisonError::into_inner).send(Ending::Asked(line));
-                rouse(&self.wake);
+            SupervisorRequest::End => {
+                let _ = self.end.lock().unwrap_or_else(PoisonError::into_inner).send(EndReason::Asked(line));
+                wake_supervisor(&self.wake);
                 Ok(())
             }
         }

@@ -7,30 +7,30 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use stockade_engine::SandboxEvent;
 
-use crate::remote::Line;
+use crate::remote::SocketChannel;
 
 /// Most events that are queued for a slow client; further events are dropped.
-const WAITING_MAX: usize = 1024;
+const MAX_QUEUED_EVENTS: usize = 1024;
 /// Interval between two checks that the client is still connected.
-const LOOK_AROUND: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The queues of all clients.
 #[derive(Default)]
-pub(super) struct Watchers(Mutex<Vec<SyncSender<SandboxEvent>>>);
+pub(super) struct EventClients(Mutex<Vec<SyncSender<SandboxEvent>>>);
 
-impl Watchers {
+impl EventClients {
     /// Sends an event to every client without blocking.
-    pub(super) fn tell(&self, event: &SandboxEvent) {
-        self.all().retain(|watcher| !matches!(watcher.try_send(event.clone()), Err(TrySendError::Disconnected(_))));
+    pub(super) fn send_event(&self, event: &SandboxEvent) {
+        self.lock_queues().retain(|watcher| !matches!(watcher.try_send(event.clone()), Err(TrySendError::Disconnected(_))));
     }
 
     /// Sends events to the client of this connection, until the client or the sandbox is gone.
-    pub(super) fn serve(&self, line: &Line) {
-        let events = self.enter();
+    pub(super) fn serve_client(&self, line: &SocketChannel) {
+        let events = self.add_client();
         loop {
-            match events.recv_timeout(LOOK_AROUND) {
+            match events.recv_timeout(POLL_INTERVAL) {
                 Ok(event) => {
-                    if line.send(&event).is_err() {
+                    if line.send_message(&event).is_err() {
                         return;
                     }
                 }
@@ -43,22 +43,22 @@ impl Watchers {
 
     /// Closes the queues; events in them are still sent.
     pub(super) fn close(&self) {
-        self.all().clear();
+        self.lock_queues().clear();
     }
 
-    fn enter(&self) -> Receiver<SandboxEvent> {
-        let (watcher, events) = sync_channel(WAITING_MAX);
-        self.all().push(watcher);
+    fn add_client(&self) -> Receiver<SandboxEvent> {
+        let (watcher, events) = sync_channel(MAX_QUEUED_EVENTS);
+        self.lock_queues().push(watcher);
         events
     }
 
-    fn all(&self) -> MutexGuard<'_, Vec<SyncSender<SandboxEvent>>> {
+    fn lock_queues(&self) -> MutexGuard<'_, Vec<SyncSender<SandboxEvent>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Returns whether the client is gone: it sends nothing, so a readable connection has ended.
-fn has_gone(line: &Line) -> bool {
+fn has_gone(line: &SocketChannel) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     matches!(poll(&mut [PollFd::new(line.stream(), PollFlags::IN)], Some(&now)), Ok(1))
 }

@@ -6,23 +6,23 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use serde::{Deserialize, Serialize};
-use stockade_engine::remote::Order;
+use stockade_engine::remote::AttemptOrder;
 use stockade_engine::{SandboxError, StartError};
 use stockade_sys::passing;
 
-use super::super::unsupported;
-use crate::remote::{Line, ORDER, from_file, to_file};
+use super::super::unsupported_error;
+use crate::remote::{SocketChannel, ORDER_BYTE, from_file, to_file};
 
 /// Name of a keeper's socket, in the directory of its sandbox.
-pub(super) const SOCKET: &str = "keeper";
+pub(super) const SOCKET_NAME: &str = "keeper";
 
 /// Request to a keeper.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Asked {
+pub(super) enum SupervisorRequest {
     /// Returns the enforcement report of the sandbox.
     Enforced,
     /// Runs a command, with the passed standard streams.
-    Run(Box<Order>),
+    Run(Box<AttemptOrder>),
     /// Freezes every process.
     Pause,
     /// Thaws every process.
@@ -38,13 +38,13 @@ pub(super) enum Asked {
 /// Reason for a failed request: a sandbox error without the backend, the operation and the id,
 /// which the client knows.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Refusal {
+pub(super) enum SupervisorRefusal {
     Unsupported(String),
     Gone,
     Failed(StartError),
 }
 
-impl From<SandboxError> for Refusal {
+impl From<SandboxError> for SupervisorRefusal {
     fn from(error: SandboxError) -> Self {
         match error {
             SandboxError::Unsupported { why, .. } => Self::Unsupported(why),
@@ -54,11 +54,11 @@ impl From<SandboxError> for Refusal {
     }
 }
 
-impl Refusal {
+impl SupervisorRefusal {
     /// Returns the client's error for the operation `what` on this sandbox.
-    pub(super) fn of(self, what: &'static str, id: &stockade_model::SandboxId) -> SandboxError {
+    pub(super) fn into_sandbox_error(self, what: &'static str, id: &stockade_model::SandboxId) -> SandboxError {
         match self {
-            Self::Unsupported(why) => unsupported(what, why),
+            Self::Unsupported(why) => unsupported_error(what, why),
             Self::Gone => SandboxError::Gone(id.clone()),
             Self::Failed(error) => SandboxError::Failed(error),
         }
@@ -66,24 +66,24 @@ impl Refusal {
 }
 
 /// Sends a request with descriptors. Returns the connection for the response.
-pub(super) fn say(stream: UnixStream, what: &impl Serialize, along: &[BorrowedFd<'_>]) -> io::Result<Line> {
+pub(super) fn send_request(stream: UnixStream, what: &impl Serialize, along: &[BorrowedFd<'_>]) -> io::Result<SocketChannel> {
     let file = to_file(what)?;
     let all: Vec<BorrowedFd<'_>> = std::iter::once(file.as_fd()).chain(along.iter().copied()).collect();
-    passing::send(stream.as_fd(), &[ORDER], &all)?;
-    Line::over(stream)
+    passing::send_message(stream.as_fd(), &[ORDER_BYTE], &all)?;
+    SocketChannel::from_stream(stream)
 }
 
 /// Receives a request. Returns it with its descriptors and the connection for the response.
-pub(super) fn hear<T: for<'a> Deserialize<'a>>(stream: UnixStream) -> io::Result<(T, [Option<OwnedFd>; 3], Line)> {
+pub(super) fn receive_request<T: for<'a> Deserialize<'a>>(stream: UnixStream) -> io::Result<(T, [Option<OwnedFd>; 3], SocketChannel)> {
     let mut word = [0];
-    let received = passing::receive(stream.as_fd(), &mut word, true)?;
+    let received = passing::receive_message(stream.as_fd(), &mut word, true)?;
     let [Some(file), one, two, three, ..] = received.descriptors else {
         return Err(io::ErrorKind::InvalidData.into());
     };
-    if word != [ORDER] {
+    if word != [ORDER_BYTE] {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    Ok((from_file(file)?, [one, two, three], Line::over(stream)?))
+    Ok((from_file(file)?, [one, two, three], SocketChannel::from_stream(stream)?))
 }
 
 #[cfg(test)]
@@ -93,17 +93,17 @@ mod tests {
     #[test]
     fn a_question_arrives_with_its_descriptors_and_anything_else_does_not() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let line = say(ours, &Asked::Pause, &[theirs.as_fd(), theirs.as_fd()]).unwrap();
-        let (asked, along, answers) = hear::<Asked>(theirs).unwrap();
-        assert!(matches!(asked, Asked::Pause), "{asked:?}");
+        let line = send_request(ours, &SupervisorRequest::Pause, &[theirs.as_fd(), theirs.as_fd()]).unwrap();
+        let (asked, along, answers) = receive_request::<SupervisorRequest>(theirs).unwrap();
+        assert!(matches!(asked, SupervisorRequest::Pause), "{asked:?}");
         assert_eq!(along.iter().flatten().count(), 2);
-        answers.send(&Err::<(), _>(Refusal::Gone)).unwrap();
-        assert!(matches!(line.receive().unwrap(), Some(Err::<(), _>(Refusal::Gone))));
-        for bytes in [&[ORDER][..], b"x", b""] {
+        answers.send_message(&Err::<(), _>(SupervisorRefusal::Gone)).unwrap();
+        assert!(matches!(line.receive_message().unwrap(), Some(Err::<(), _>(SupervisorRefusal::Gone))));
+        for bytes in [&[ORDER_BYTE][..], b"x", b""] {
             let (ours, theirs) = UnixStream::pair().unwrap();
-            passing::send(ours.as_fd(), bytes, &[]).unwrap();
+            passing::send_message(ours.as_fd(), bytes, &[]).unwrap();
             drop(ours);
-            assert!(hear::<Asked>(theirs).is_err(), "{bytes:?}");
+            assert!(receive_request::<SupervisorRequest>(theirs).is_err(), "{bytes:?}");
         }
     }
 }

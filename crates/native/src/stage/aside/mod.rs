@@ -28,34 +28,34 @@ use serde::{Deserialize, Serialize};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
-use super::build::duplicate;
+use super::build::duplicate_object;
 use super::depot::mount_of;
-use super::error::{At, PathError, StageError};
-use super::journal::Settings;
-use super::place::{Stage, make_private};
-use stockade_files::object::{Kind, Object};
+use super::error::{PathContext, PathError, StageError};
+use super::journal::ObjectMetadata;
+use super::place::{OpenStage, make_private};
+use stockade_files::object::{ObjectKind, TreeObject};
 
 pub(super) use back::{clear, put_back};
 
-const ASIDE: &str = "aside";
+const BACKUP_DIRECTORY: &str = "aside";
 /// Directory for copies before they move into the workspace, and directories before they move back.
-const MAKING: &str = "aside-making";
+const TEMPORARY_DIRECTORY: &str = "aside-making";
 /// File with the metadata of directories.
-const DIRECTORIES: &str = "aside-directories";
+const DIRECTORY_NOTES_FILE: &str = "aside-directories";
 /// The only name in [`MAKING`].
-const NEW: &str = "new";
+const NEW_OBJECT_NAME: &str = "new";
 /// Most paths in the backup tree; further changes of the run are refused.
-const KEPT_MAX: usize = 1_000_000;
+const MAX_BACKUPS: usize = 1_000_000;
 
 /// Metadata of a directory before the run. The last line of a path is valid.
 #[derive(Debug, Serialize, Deserialize)]
-struct Directory {
+struct DirectoryNote {
     path: RawText,
     inode: u64,
-    settings: Settings,
+    settings: ObjectMetadata,
     /// Metadata that the run left, recorded when the restoration of the directory begins.
     #[serde(default)]
-    after: Option<Settings>,
+    after: Option<ObjectMetadata>,
     /// True if the directory was made again because the run removed it. Then a counterpart in the
     /// stage is another directory.
     #[serde(default)]
@@ -64,7 +64,7 @@ struct Directory {
 
 /// How the original of a path was kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kept {
+enum BackupMethod {
     /// There was no object.
     Nothing,
     /// A directory with this inode.
@@ -77,34 +77,34 @@ enum Kept {
 
 /// Backs up the objects that a run is about to change.
 #[derive(Debug)]
-pub struct Aside {
+pub struct BackupTree {
     root: PathBuf,
     workspace: OwnedFd,
     aside: OwnedFd,
     making: OwnedFd,
     notes: File,
-    kept: HashMap<PathBuf, Kept>,
+    kept: HashMap<PathBuf, BackupMethod>,
     /// Paths of the copies, by device and inode of the originals.
     copies: HashMap<(u64, u64), PathBuf>,
 }
 
-impl Aside {
+impl BackupTree {
     /// Makes the backup tree for the run that writes to `stage`.
     ///
     /// # Errors
     /// [`StageError::Unfit`] if stage and workspace are on two filesystems; other errors if the
     /// tree cannot be made.
-    pub fn new(stage: &Stage) -> Result<Self, StageError> {
+    pub fn new(stage: &OpenStage) -> Result<Self, StageError> {
         let workspace = stage.open_workspace()?;
         let path = stage.workspace();
-        if mount_of(workspace.as_fd()).at(path)? != mount_of(stage.directory.as_fd()).at(path)? {
+        if mount_of(workspace.as_fd()).at_path(path)? != mount_of(stage.directory.as_fd()).at_path(path)? {
             let why = "it lies on another filesystem than the stages, which level restricted needs on the same";
-            return Err(StageError::Unfit(PathError::because(path, why)));
+            return Err(StageError::Unfit(PathError::from_reason(path, why)));
         }
-        let aside = make_private(stage.directory.as_fd(), ASIDE).at(Path::new(ASIDE))?;
-        let making = make_private(stage.directory.as_fd(), MAKING).at(Path::new(MAKING))?;
+        let aside = make_private(stage.directory.as_fd(), BACKUP_DIRECTORY).at_path(Path::new(BACKUP_DIRECTORY))?;
+        let making = make_private(stage.directory.as_fd(), TEMPORARY_DIRECTORY).at_path(Path::new(TEMPORARY_DIRECTORY))?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let notes = openat(&stage.directory, DIRECTORIES, flags, Mode::RUSR | Mode::WUSR).at(Path::new(DIRECTORIES))?;
+        let notes = openat(&stage.directory, DIRECTORY_NOTES_FILE, flags, Mode::RUSR | Mode::WUSR).at_path(Path::new(DIRECTORY_NOTES_FILE))?;
         let mut new = Self {
             root: path.to_owned(),
             workspace,
@@ -114,9 +114,9 @@ impl Aside {
             kept: HashMap::new(),
             copies: HashMap::new(),
         };
-        let root = Object::beneath(new.workspace.as_fd(), Path::new("")).at(path)?;
+        let root = TreeObject::open_beneath(new.workspace.as_fd(), Path::new("")).at_path(path)?;
         let root = root.ok_or_else(|| PathError::new(path, Errno::NOENT))?;
-        note(&mut new.notes, Path::new(""), &root)?;
+        note_directory(&mut new.notes, Path::new(""), &root)?;
         Ok(new)
     }
 
@@ -130,29 +130,29 @@ impl Aside {
         let Ok(path) = path.strip_prefix(&self.root) else { return Ok(()) };
         let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else { return Ok(()) };
         let known = self.kept.get(path).copied();
-        if !matches!(known, None | Some(Kept::Named)) || known == Some(Kept::Named) && !rewrites {
+        if !matches!(known, None | Some(BackupMethod::Named)) || known == Some(BackupMethod::Named) && !rewrites {
             return Ok(());
         }
-        if self.kept.len() >= KEPT_MAX {
-            return Err(PathError::because(path, "the run changes too many paths for a stage without an overlay"));
+        if self.kept.len() >= MAX_BACKUPS {
+            return Err(PathError::from_reason(path, "the run changes too many paths for a stage without an overlay"));
         }
-        let Some((directory, into)) = self.parents(parent)? else { return Ok(()) };
+        let Some((directory, into)) = self.back_up_parents(parent)? else { return Ok(()) };
         // A path that cannot be looked up cannot be changed either.
-        let Some(there) = reachable(Object::find(directory.fd.as_fd(), name)).at(path)? else { return Ok(()) };
+        let Some(there) = ignore_unreachable(TreeObject::open_entry(directory.fd.as_fd(), name)).at_path(path)? else { return Ok(()) };
         let kept = match there {
             Some(there) if !there.is_directory() => {
-                self.keep(Spot { path, name, directory: &directory, into: into.as_fd() }, &there, rewrites)?
+                self.back_up_original(OriginalEntry { path, name, directory: &directory, into: into.as_fd() }, &there, rewrites)?
             }
             // Kept already; the present object belongs to the run.
-            _ if known.is_some() => Kept::Copied,
+            _ if known.is_some() => BackupMethod::Copied,
             Some(there) => {
-                mkdirat(&into, name, Mode::RWXU).at(path)?;
-                note(&mut self.notes, path, &there)?;
-                Kept::Directory(there.inode())
+                mkdirat(&into, name, Mode::RWXU).at_path(path)?;
+                note_directory(&mut self.notes, path, &there)?;
+                BackupMethod::Directory(there.inode())
             }
             None => {
-                mknodat(&into, name, FileType::CharacterDevice, Mode::empty(), 0).at(path)?;
-                Kept::Nothing
+                mknodat(&into, name, FileType::CharacterDevice, Mode::empty(), 0).at_path(path)?;
+                BackupMethod::Nothing
             }
         };
         self.kept.insert(path.to_owned(), kept);
@@ -161,25 +161,25 @@ impl Aside {
 
     /// Returns the directory at `path` and its counterpart in the backup tree. `None` if the
     /// directory cannot be reached, or if the run made it, because its entries need no backup.
-    fn parents(&mut self, path: &Path) -> Result<Option<(Object, OwnedFd)>, PathError> {
-        let start = Object::beneath(self.workspace.as_fd(), Path::new("")).at(path)?;
+    fn back_up_parents(&mut self, path: &Path) -> Result<Option<(TreeObject, OwnedFd)>, PathError> {
+        let start = TreeObject::open_beneath(self.workspace.as_fd(), Path::new("")).at_path(path)?;
         let mut here = start.ok_or_else(|| PathError::new(path, Errno::NOENT))?;
-        let mut into = rustix::io::fcntl_dupfd_cloexec(&self.aside, 3).at(path)?;
+        let mut into = rustix::io::fcntl_dupfd_cloexec(&self.aside, 3).at_path(path)?;
         let mut prefix = PathBuf::new();
         for name in path {
             prefix.push(name);
-            let found = reachable(Object::find(here.fd.as_fd(), name)).at(&prefix)?.flatten();
-            let Some(found) = found.filter(Object::is_directory) else { return Ok(None) };
+            let found = ignore_unreachable(TreeObject::open_entry(here.fd.as_fd(), name)).at_path(&prefix)?.flatten();
+            let Some(found) = found.filter(TreeObject::is_directory) else { return Ok(None) };
             match self.kept.get(&prefix) {
-                Some(Kept::Directory(inode)) if *inode == found.inode() => {}
+                Some(BackupMethod::Directory(inode)) if *inode == found.inode() => {}
                 Some(_) => return Ok(None),
                 None => {
-                    mkdirat(&into, name, Mode::RWXU).at(&prefix)?;
-                    note(&mut self.notes, &prefix, &found)?;
-                    self.kept.insert(prefix.clone(), Kept::Directory(found.inode()));
+                    mkdirat(&into, name, Mode::RWXU).at_path(&prefix)?;
+                    note_directory(&mut self.notes, &prefix, &found)?;
+                    self.kept.insert(prefix.clone(), BackupMethod::Directory(found.inode()));
                 }
             }
-            into = step_into(into.as_fd(), name).at(&prefix)?;
+            into = step_into(into.as_fd(), name).at_path(&prefix)?;
             here = found;
         }
         Ok(Some((here, into)))
@@ -187,12 +187,12 @@ impl Aside {
 
     /// Gives the original a second name in the backup tree. Leaves a copy at the path if the object
     /// may be rewritten.
-    fn keep(&mut self, spot: Spot<'_>, there: &Object, rewrites: bool) -> Result<Kept, PathError> {
-        let named = if self.kept.get(spot.path) == Some(&Kept::Named) {
-            let original = Object::find(spot.into, spot.name).at(spot.path)?;
+    fn back_up_original(&mut self, spot: OriginalEntry<'_>, there: &TreeObject, rewrites: bool) -> Result<BackupMethod, PathError> {
+        let named = if self.kept.get(spot.path) == Some(&BackupMethod::Named) {
+            let original = TreeObject::open_entry(spot.into, spot.name).at_path(spot.path)?;
             if original.is_none_or(|original| original.inode() != there.inode()) {
                 // The run has put an object of its own at the name.
-                return Ok(Kept::Copied);
+                return Ok(BackupMethod::Copied);
             }
             true
         } else {
@@ -204,46 +204,46 @@ impl Aside {
             }
         };
         if named && !rewrites {
-            return Ok(Kept::Named);
+            return Ok(BackupMethod::Named);
         }
-        self.replace(&spot, there, named).at(spot.path)?;
+        self.replace_by_copy(&spot, there, named).at_path(spot.path)?;
         self.copies.insert((there.stat.st_dev, there.inode()), spot.path.to_owned());
-        Ok(Kept::Copied)
+        Ok(BackupMethod::Copied)
     }
 
     /// Replaces an original by a copy. Restores the time of the directory, so that the replacement
     /// is invisible.
-    fn replace(&self, spot: &Spot<'_>, there: &Object, named: bool) -> Result<(), Errno> {
-        match unlinkat(&self.making, NEW, AtFlags::empty()) {
+    fn replace_by_copy(&self, spot: &OriginalEntry<'_>, there: &TreeObject, named: bool) -> Result<(), Errno> {
+        match unlinkat(&self.making, NEW_OBJECT_NAME, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(errno),
         }
-        if there.kind() == Kind::Device {
+        if there.kind() == ObjectKind::Device {
             return Err(Errno::PERM);
         }
-        duplicate(there, self.making.as_fd(), OsStr::new(NEW))?;
+        duplicate_object(there, self.making.as_fd(), OsStr::new(NEW_OBJECT_NAME))?;
         let exchange = || {
             let directory = &spot.directory.fd;
             if named {
-                return renameat(&self.making, NEW, directory, spot.name);
+                return renameat(&self.making, NEW_OBJECT_NAME, directory, spot.name);
             }
-            renameat_with(&self.making, NEW, directory, spot.name, RenameFlags::EXCHANGE)?;
-            renameat(&self.making, NEW, spot.into, spot.name)
+            renameat_with(&self.making, NEW_OBJECT_NAME, directory, spot.name, RenameFlags::EXCHANGE)?;
+            renameat(&self.making, NEW_OBJECT_NAME, spot.into, spot.name)
         };
-        writable(spot.directory, exchange)?;
-        spot.directory.set_modified(spot.directory.modified())
+        with_owner_access(spot.directory, exchange)?;
+        spot.directory.set_modified(spot.directory.modified_time())
     }
 
     /// Returns the path of the copy that replaced an original. `path` is the path at which the
     /// original was seen.
     pub fn copy_of(&self, path: &Path, device: u64, inode: u64) -> Option<PathBuf> {
         let known = self.copies.get(&(device, inode))?;
-        let at = |path: &Path| Object::beneath(self.workspace.as_fd(), path).ok().flatten();
+        let at = |path: &Path| TreeObject::open_beneath(self.workspace.as_fd(), path).ok().flatten();
         let seen = path.strip_prefix(&self.root).ok().filter(|path| !path.as_os_str().is_empty());
         match seen.and_then(|path| Some((path, at(path)?))) {
             // Another name of the original, which was not changed.
             Some((_, there)) if there.inode() == inode => None,
-            Some((path, _)) if self.kept.get(path) == Some(&Kept::Copied) => Some(self.root.join(path)),
+            Some((path, _)) if self.kept.get(path) == Some(&BackupMethod::Copied) => Some(self.root.join(path)),
             _ => Some(self.root.join(known)),
         }
     }
@@ -252,22 +252,22 @@ impl Aside {
     /// directory cannot be renamed.
     pub fn is_original_directory(&self, path: &Path) -> bool {
         let Ok(path) = path.strip_prefix(&self.root) else { return false };
-        let Some(Kept::Directory(inode)) = self.kept.get(path) else { return false };
-        let there = Object::beneath(self.workspace.as_fd(), path);
+        let Some(BackupMethod::Directory(inode)) = self.kept.get(path) else { return false };
+        let there = TreeObject::open_beneath(self.workspace.as_fd(), path);
         there.is_ok_and(|there| there.is_some_and(|there| there.is_directory() && there.inode() == *inode))
     }
 }
 
 /// A name in the workspace and its counterpart in the backup tree.
-struct Spot<'a> {
+struct OriginalEntry<'a> {
     path: &'a Path,
     name: &'a OsStr,
-    directory: &'a Object,
+    directory: &'a TreeObject,
     into: BorrowedFd<'a>,
 }
 
 /// Returns `None` for errors with which the change itself will fail, too.
-fn reachable<T>(found: Result<T, Errno>) -> Result<Option<T>, Errno> {
+fn ignore_unreachable<T>(found: Result<T, Errno>) -> Result<Option<T>, Errno> {
     match found {
         Ok(found) => Ok(Some(found)),
         Err(Errno::ACCESS | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG | Errno::NOENT) => Ok(None),
@@ -276,7 +276,7 @@ fn reachable<T>(found: Result<T, Errno>) -> Result<Option<T>, Errno> {
 }
 
 /// Runs `act` on a directory whose mode would not let its owner do so. Restores the mode.
-fn writable<T>(directory: &Object, act: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+fn with_owner_access<T>(directory: &TreeObject, act: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     let mode = directory.mode();
     if mode & 0o700 == 0o700 || rustix::process::geteuid().is_root() {
         return act();
@@ -291,35 +291,35 @@ fn step_into(parent: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno> {
     openat(parent, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-fn note(notes: &mut File, path: &Path, directory: &Object) -> Result<(), PathError> {
-    let settings = settings_of(directory).at(path)?;
+fn note_directory(notes: &mut File, path: &Path, directory: &TreeObject) -> Result<(), PathError> {
+    let settings = settings_of(directory).at_path(path)?;
     write_note(
         notes,
-        &Directory { path: path.into(), inode: directory.inode(), settings, after: None, is_remade: false },
+        &DirectoryNote { path: path.into(), inode: directory.inode(), settings, after: None, is_remade: false },
     )
 }
 
-fn write_note(notes: &mut File, noted: &Directory) -> Result<(), PathError> {
+fn write_note(notes: &mut File, noted: &DirectoryNote) -> Result<(), PathError> {
     let path = noted.path.as_path();
-    let mut line = serde_json::to_vec(noted).map_err(std::io::Error::from).at(path)?;
+    let mut line = serde_json::to_vec(noted).map_err(std::io::Error::from).at_path(path)?;
     line.push(b'\n');
-    notes.write_all(&line).at(path)
+    notes.write_all(&line).at_path(path)
 }
 
 /// Returns all metadata of a directory.
-fn settings_of(directory: &Object) -> Result<Settings, Errno> {
-    let attributes = match directory.attributes() {
-        Err(Errno::ACCESS) => match writable(directory, || directory.attributes()) {
+fn settings_of(directory: &TreeObject) -> Result<ObjectMetadata, Errno> {
+    let attributes = match directory.read_attributes() {
+        Err(Errno::ACCESS) => match with_owner_access(directory, || directory.read_attributes()) {
             // The directory of another user: only that user can change it.
             Err(Errno::ACCESS | Errno::PERM) => None,
             other => Some(other?),
         },
         other => Some(other?),
     };
-    Ok(Settings { mode: Some(directory.mode()), modified: Some(directory.modified()), attributes })
+    Ok(ObjectMetadata { mode: Some(directory.mode()), modified: Some(directory.modified_time()), attributes })
 }
 
 /// Returns whether the stage in `directory` contains a backup tree of a run.
 pub(super) fn is_there(directory: BorrowedFd<'_>) -> bool {
-    matches!(Object::find(directory, OsStr::new(ASIDE)), Ok(Some(_)))
+    matches!(TreeObject::open_entry(directory, OsStr::new(BACKUP_DIRECTORY)), Ok(Some(_)))
 }
