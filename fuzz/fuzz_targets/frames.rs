@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| stockade_container::fuzzing::frames(bytes));
+fuzz_target!(|bytes: &[u8]| stockade_container::fuzzing::check_frames(bytes));

@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| stockade_egress::fuzzing::mask(bytes));
+fuzz_target!(|bytes: &[u8]| stockade_egress::fuzzing::check_mask(bytes));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use stockade_model::{Assessment, RawText, Tier};
-use stockade_shell::Context;
+use stockade_shell::CommandContext;
 
 /// Longest answer, in processor time: a busy machine is no fault of the judge.
 /// Five times the bound of a release build, since what counts its branches is that
@@ -13,8 +13,8 @@ use stockade_shell::Context;
 const TIME_BOUND: Duration = Duration::from_millis(250);
 
 /// A workspace as any other.
-pub fn context() -> Context {
-    Context {
+pub fn context() -> CommandContext {
+    CommandContext {
         cwd: RawText::from("/home/dev/proj"),
         home: RawText::from("/home/dev"),
         workspace: RawText::from("/home/dev/proj"),

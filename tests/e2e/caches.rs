@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
-use stockade_testkit::{UserAccount, TestCommand, ProgramEnd, ProgramOutput, TestUser};
+use stockade_testkit::{ProgramEnd, ProgramOutput, TestCommand, TestUser, UserAccount};
 
 use crate::toolchain::toolchain;
 use crate::world::{World, binary, each_user, one_user};
@@ -146,11 +146,14 @@ fn cargo_builds_without_a_question() {
                     format!("setpriv --reuid {} --regid {} --clear-groups", world.account.uid, world.account.gid)
                 };
                 let show = format!("mount --bind {} {place} && exec {user} \"$@\"", toolchain.sysroot);
-                command = command.with_prefix(["unshare", "--mount", "--propagation", "private", "sh", "-c", &show, "sh"]);
+                command =
+                    command.with_prefix(["unshare", "--mount", "--propagation", "private", "sh", "-c", &show, "sh"]);
             } else {
                 command = command.env("PATH", format!("{}/bin:{}", toolchain.sysroot, crate::world::PATH));
             }
-            let output = stockade_testkit::run_as(&UserAccount::for_user(TestUser::available_users()[0]).unwrap(), &command).unwrap();
+            let output =
+                stockade_testkit::run_as(&UserAccount::for_user(TestUser::available_users()[0]).unwrap(), &command)
+                    .unwrap();
             let outcome = unasked(&output, level, script);
             assert!(outcome["attempts"][0]["stdout"].as_str().unwrap().contains("built"), "{level}");
         }

@@ -4,7 +4,7 @@
 use std::fs;
 
 use serde_json::Value;
-use stockade_testkit::{TestCommand, ProgramEnd, ContainerEngine, EngineKind, ProgramOutput, TestUser};
+use stockade_testkit::{ContainerEngine, EngineKind, ProgramEnd, ProgramOutput, TestCommand, TestUser};
 
 use crate::containers::root_archive;
 use crate::life::place_of_engine;
@@ -74,7 +74,8 @@ fn is_used(kind: EngineKind, name: &str, variable: &'static str) {
         return;
     }
     let place = place_of_engine();
-    let engine = ContainerEngine::start(kind, &place.path().join("engine")).expect("it is installed by the test command");
+    let engine =
+        ContainerEngine::start(kind, &place.path().join("engine")).expect("it is installed by the test command");
     let image = engine.import_image(&root_archive(place.path())).unwrap();
     let desk = Desk::of(&engine, variable);
     says_what_is_missing(&desk, name, &image);
@@ -110,7 +111,8 @@ fn says_what_is_missing(desk: &Desk, name: &str, image: &str) {
 /// A refusal is exact, and the report says which layer does what.
 fn reports_what_holds(desk: &Desk, id: &str, name: &str) {
     let told = desk.run(&["exec", "--mode", "never", "--json", id, "-c", "echo x > .bashrc; true"]);
-    let outcome: Value = serde_json::from_str(&told.stdout).unwrap_or_else(|why| panic!("{why}: {}", told.combined_text()));
+    let outcome: Value =
+        serde_json::from_str(&told.stdout).unwrap_or_else(|why| panic!("{why}: {}", told.combined_text()));
     let attempt = &outcome["attempts"][0];
     assert_eq!(attempt["backend"], name, "{outcome:#}");
     assert_eq!(attempt["denials"][0]["grant"], "write /workspace/.bashrc", "{outcome:#}");

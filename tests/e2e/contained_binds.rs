@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 
-use stockade_testkit::{ProgramEnd, ContainerEngine, EngineKind, ProgramOutput, TestUser, small_image};
+use stockade_testkit::{ContainerEngine, EngineKind, ProgramEnd, ProgramOutput, TestUser, small_image};
 
 use crate::life::place_of_engine;
 use crate::sandbox::kept;

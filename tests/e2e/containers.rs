@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 use std::time::Duration;
 
-use stockade_testkit::{TestCommand, ProgramEnd, ContainerEngine, EngineKind, ProgramOutput, TestUser};
+use stockade_testkit::{ContainerEngine, EngineKind, ProgramEnd, ProgramOutput, TestCommand, TestUser};
 use tempfile::TempDir;
 
 use crate::life::place_of_engine;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
-use stockade_testkit::{UserAccount, ProgramOutput, TestUser, run_as};
+use stockade_testkit::{ProgramOutput, TestUser, UserAccount, run_as};
 
 use crate::world::{World, each_user, one_user};
 

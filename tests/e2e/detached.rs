@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use stockade_testkit::{TestCommand, ProgramEnd, ProgramOutput, RunningProgram, TestUser};
+use stockade_testkit::{ProgramEnd, ProgramOutput, RunningProgram, TestCommand, TestUser};
 
 use crate::life::{marked, none_left};
 use crate::terminal::Terminal;
@@ -52,7 +52,9 @@ pub fn eventually(what: &str, so: impl Fn() -> bool) {
 pub fn told(world: &World, id: &str) -> Value {
     let output = stockade(world, &["ps", "--all", "--json"]);
     let all = output.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    all.into_iter().find(|run| run["id"] == id).unwrap_or_else(|| panic!("{id} is not told of: {}", output.combined_text()))
+    all.into_iter()
+        .find(|run| run["id"] == id)
+        .unwrap_or_else(|| panic!("{id} is not told of: {}", output.combined_text()))
 }
 
 pub fn waited(world: &World, id: &str) -> ProgramEnd {

@@ -2,7 +2,9 @@
 //! is there for its next command, and with the last of them nothing is left.
 
 use rustix::process::Signal;
-use stockade_testkit::{TestCommand, ProgramEnd, ContainerEngine, EngineKind, ProgramOutput, RunningProgram, TestUser, small_image};
+use stockade_testkit::{
+    ContainerEngine, EngineKind, ProgramEnd, ProgramOutput, RunningProgram, TestCommand, TestUser, small_image,
+};
 
 use crate::fleet::last;
 use crate::kept::wait_until;

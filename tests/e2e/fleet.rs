@@ -9,7 +9,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use stockade_testkit::{TestCommand, ProgramEnd, RunningProgram};
+use stockade_testkit::{ProgramEnd, RunningProgram, TestCommand};
 
 use crate::kept::{keeper, keepers, kill, mark, wait_until};
 use crate::life::{descendants, marked, names, none_left};

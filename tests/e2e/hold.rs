@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Gid, Uid};
 use serde_json::Value;
-use stockade_testkit::{TestCommand, ProgramEnd};
+use stockade_testkit::{ProgramEnd, TestCommand};
 
 use crate::terminal::Terminal;
 use crate::toolchain::{toolchain, with_toolchain};

@@ -373,7 +373,12 @@ fn a_run_that_is_lent_nothing_mounts_for_itself() {
         for _ in 0..3 {
             assert_eq!(passes(world, write), "own\nown\n");
             let output = world.run(&walled);
-            assert_eq!((output.ended, output.stdout.as_str()), (ProgramEnd::Code(0), "own\nown\n"), "{}", output.stderr);
+            assert_eq!(
+                (output.ended, output.stdout.as_str()),
+                (ProgramEnd::Code(0), "own\nown\n"),
+                "{}",
+                output.stderr
+            );
         }
         // Another directory at the path, while a run lasts.
         let npm = world.home().join(".npm");

@@ -218,7 +218,12 @@ fn what_is_run_is_followed_until_the_sandbox_is_over() {
         wait_until("it does not go on", || following.stdout_so_far().contains("echo meanwhile"));
         done(world, &["destroy", &id]);
         let output = following.wait_for_end().unwrap();
-        assert_eq!((output.ended, output.stdout.lines().count()), (ProgramEnd::Code(0), 2), "{}", output.combined_text());
+        assert_eq!(
+            (output.ended, output.stdout.lines().count()),
+            (ProgramEnd::Code(0), 2),
+            "{}",
+            output.combined_text()
+        );
     });
 }
 
@@ -263,13 +268,15 @@ fn served(world: &World) -> (RunningProgram, String) {
         git -c user.name=t -c user.email=t@t commit -qm first; cd ..; git clone -q --bare work served/demo.git; \
         git -C served/demo.git update-server-info";
     world.dir("out/served");
-    let made = world.run(&stockade_testkit::TestCommand::new("sh", world.outside()).args(["-c", make]).env("PATH", PATH));
+    let made =
+        world.run(&stockade_testkit::TestCommand::new("sh", world.outside()).args(["-c", make]).env("PATH", PATH));
     assert_eq!(made.ended, ProgramEnd::Code(0), "{}", made.combined_text());
     // Another address of the machine than the sandbox's own.
     let port = TcpListener::bind("127.0.0.2:0").unwrap().local_addr().unwrap().port();
     let place = world.outside().join("served");
     let serve = ["python3", "-m", "http.server", "--bind", "127.0.0.2", "--directory", place.to_str().unwrap()];
-    let server = RunningProgram::start(&world.account, &world.bare(&[&serve[..], &[&port.to_string()]].concat())).unwrap();
+    let server =
+        RunningProgram::start(&world.account, &world.bare(&[&serve[..], &[&port.to_string()]].concat())).unwrap();
     wait_until("it does not serve", || TcpStream::connect(("127.0.0.2", port)).is_ok());
     (server, format!("http://127.0.0.2:{port}/demo.git"))
 }

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use stockade_testkit::{TestCommand, ProgramEnd, ProgramOutput};
+use stockade_testkit::{ProgramEnd, ProgramOutput, TestCommand};
 
 use crate::detached::{attach, detach, logs, stockade, waited};
 use crate::terminal::Terminal;

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use rustix::fs::{OFlags, open};
-use stockade_testkit::{TestCommand, ProgramEnd, ProgramOutput, RunningProgram};
+use stockade_testkit::{ProgramEnd, ProgramOutput, RunningProgram, TestCommand};
 
 use crate::kept::{mark, running, wait_until};
 use crate::life::marked;
@@ -68,7 +68,12 @@ fn descriptors_of_processes_outside_are_out_of_reach() {
             let output = world.run(&attempt(world, level, &argv));
             assert!(output.stdout.contains("tried"), "{level}: {}", output.combined_text());
             wait_until("it does not end", || victim.stdout_so_far().contains("over"));
-            assert_eq!(victim.stdout_so_far().contains("forged"), level == "bare", "{level}: {}", output.combined_text());
+            assert_eq!(
+                victim.stdout_so_far().contains("forged"),
+                level == "bare",
+                "{level}: {}",
+                output.combined_text()
+            );
             victim.wait_for_end().unwrap();
         }
     });
@@ -133,7 +138,12 @@ fn sockets_of_others_keep_their_names() {
                 let entries = fs::read_dir(&workspace).unwrap().map(Result::unwrap);
                 let of_host = entries.filter(|entry| entry.ino() == inode).map(|entry| entry.file_name());
                 let names: Vec<_> = of_host.collect();
-                assert_eq!(names == ["host.sock"], level != "bare", "{level} {how} {names:?} {}", output.combined_text());
+                assert_eq!(
+                    names == ["host.sock"],
+                    level != "bare",
+                    "{level} {how} {names:?} {}",
+                    output.combined_text()
+                );
             }
         }
     });
@@ -216,7 +226,12 @@ fn no_other_run_has_a_name_of_what_takes_a_guarded_place() {
             let named = naming.wait_for_end().unwrap();
             assert!(output.stdout.contains("done True"), "{level} {}", output.combined_text());
             let guarded = fs::read_to_string(world.workspace().join(".envrc")).unwrap_or_default();
-            assert!(!guarded.contains("forged"), "{level}: {guarded} {} {}", output.combined_text(), named.combined_text());
+            assert!(
+                !guarded.contains("forged"),
+                "{level}: {guarded} {} {}",
+                output.combined_text(),
+                named.combined_text()
+            );
             for entry in fs::read_dir(world.workspace()).unwrap() {
                 fs::remove_file(entry.unwrap().path()).unwrap();
             }

@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command as Process, Stdio};
 
-use stockade_testkit::{ProgramEnd, ContainerEngine, EngineKind, TestUser};
+use stockade_testkit::{ContainerEngine, EngineKind, ProgramEnd, TestUser};
 
 use crate::contained::Desk;
 use crate::kept::wait_until;
@@ -106,7 +106,8 @@ fn comes(kind: EngineKind, name: &str, variable: &'static str, push: &[&str]) {
     }
     let place = place_of_engine();
     let registry = Registry::start(place.path());
-    let engine = ContainerEngine::start(kind, &place.path().join("engine")).expect("it is installed by the test command");
+    let engine =
+        ContainerEngine::start(kind, &place.path().join("engine")).expect("it is installed by the test command");
     let image = publish(&engine, &registry, &archive(place.path()), push);
     let desk = Desk::of(&engine, variable);
 

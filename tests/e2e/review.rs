@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
 use serde_json::{Value, json};
-use stockade_testkit::{TestCommand, ProgramEnd};
+use stockade_testkit::{ProgramEnd, TestCommand};
 
 use crate::terminal::Terminal;
 use crate::world::{World, binary, each_user};

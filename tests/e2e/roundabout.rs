@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
-use stockade_testkit::{TestCommand, ProgramEnd, RunningProgram};
+use stockade_testkit::{ProgramEnd, RunningProgram, TestCommand};
 
 use crate::kept::wait_until;
 use crate::sandbox::{done, exec, stockade};
@@ -81,7 +81,11 @@ fn no_directory_is_a_standard_stream() {
         let program = binary();
         let exec = [program.as_str(), "sandbox", "exec", "--mode", "never", id.trim(), "--", "sh", "-c", READING];
         let output = through(&world.bare(&exec), "<../out");
-        assert!(!output.stdout.contains("KEPT-SECRET") && output.ended == ProgramEnd::Code(125), "{}", output.combined_text());
+        assert!(
+            !output.stdout.contains("KEPT-SECRET") && output.ended == ProgramEnd::Code(125),
+            "{}",
+            output.combined_text()
+        );
         done(world, &["destroy", id.trim()]);
     });
 }
@@ -259,7 +263,12 @@ fn no_copy_writes_stockades_own_files() {
         // Into a directory that is there it would go as a directory of its own.
         let _ = fs::remove_dir(home.join(".config"));
         let partly = copy("cfg", ".config");
-        assert_eq!(fs::read_to_string(home.join(".config/other")).unwrap_or_default(), "fine\n", "{}", partly.combined_text());
+        assert_eq!(
+            fs::read_to_string(home.join(".config/other")).unwrap_or_default(),
+            "fine\n",
+            "{}",
+            partly.combined_text()
+        );
         for (from, to) in [("cfg/stockade", ".config/stockade"), ("st/zz", ".local/state/stockade/zz")] {
             let output = copy(from, to);
             assert!(output.stderr.contains("Stockade's own files"), "{to}: {}", output.combined_text());

@@ -211,7 +211,12 @@ fn a_root_tree_is_its_system_and_what_serves_none_is_told_why() {
         let id = create(world, &["--root", tree.to_str().unwrap()]);
         let script = "echo $(</etc/os-release) /usr/bin/*; echo x > /mine";
         let ran = stockade(world, &["exec", "--mode", "never", &id, "--", "/bin/bash", "-c", script]);
-        assert_eq!((ran.ended, ran.stdout.as_str()), (ProgramEnd::Code(1), "mine /usr/bin/bash\n"), "{}", ran.combined_text());
+        assert_eq!(
+            (ran.ended, ran.stdout.as_str()),
+            (ProgramEnd::Code(1), "mine /usr/bin/bash\n"),
+            "{}",
+            ran.combined_text()
+        );
         assert!(!tree.join("mine").exists());
         done(world, &["destroy", &id]);
         refused(world, &["create", "--root", world.outside().to_str().unwrap()], "is no root tree");
@@ -336,7 +341,12 @@ fn what_is_hidden_stays_hidden_in_a_workspace() {
                 let id = create(world, &[how, project, "--profile", profile]);
                 let output = stockade(world, &["exec", "--mode", "never", &id, "-c", "cat open; cat secret; true"]);
                 assert!(output.stdout.contains("text"), "{how} {profile} {}", output.combined_text());
-                assert_eq!(output.stdout.contains("credential"), !is_hidden, "{how} {profile} {}", output.combined_text());
+                assert_eq!(
+                    output.stdout.contains("credential"),
+                    !is_hidden,
+                    "{how} {profile} {}",
+                    output.combined_text()
+                );
                 done(world, &["destroy", &id]);
             }
         }

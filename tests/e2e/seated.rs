@@ -5,7 +5,7 @@
 use std::fs;
 
 use rustix::process::{Pid, Signal, kill_process};
-use stockade_testkit::{TestCommand, ProgramEnd, ProgramOutput};
+use stockade_testkit::{ProgramEnd, ProgramOutput, TestCommand};
 
 use crate::detached::{attach, detach_program, eventually, kill, logs, prints, stockade, told, waited, writing};
 use crate::life::{marked, none_left};

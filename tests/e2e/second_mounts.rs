@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use stockade_testkit::{UserAccount, TestCommand, ProgramEnd, ProgramOutput, TestUser, run_as};
+use stockade_testkit::{ProgramEnd, ProgramOutput, TestCommand, TestUser, UserAccount, run_as};
 
 use crate::sandbox::{create, done, exec};
 use crate::world::{PATH, World, binary, each_user};
@@ -141,7 +141,12 @@ fn no_run_writes_its_own_configuration_by_a_second_path() {
                 remove(&config(world));
                 assert!(!found, "{level}: {}: {command}: {}", mount.name, output.combined_text());
                 assert!(!output.stdout.contains("written"), "{level}: {}: {}", mount.name, output.combined_text());
-                assert!(output.stderr.contains("by another mount"), "{level}: {}: {}", mount.name, output.combined_text());
+                assert!(
+                    output.stderr.contains("by another mount"),
+                    "{level}: {}: {}",
+                    mount.name,
+                    output.combined_text()
+                );
             }
         }
     });
@@ -166,7 +171,12 @@ fn a_bound_sandbox_gets_neither_by_a_second_path() {
             let output = mount.run(world, &script).unwrap();
             let found = config(world).exists();
             remove(&config(world));
-            assert!(!found && !output.combined_text().contains(CANARY), "{}: {directory}: {}", mount.name, output.combined_text());
+            assert!(
+                !found && !output.combined_text().contains(CANARY),
+                "{}: {directory}: {}",
+                mount.name,
+                output.combined_text()
+            );
             assert!(!output.stdout.contains("written"), "{}: {directory}: {}", mount.name, output.combined_text());
             assert!(output.stderr.contains("hint: "), "{}: {directory}: {}", mount.name, output.combined_text());
         }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use stockade_testkit::{TestCommand, ProgramEnd, ProgramOutput, RunningProgram, TestUser};
+use stockade_testkit::{ProgramEnd, ProgramOutput, RunningProgram, TestCommand, TestUser};
 
 use crate::apart::stops_itself_and_goes_on;
 use crate::detached::{eventually, stockade};
@@ -276,9 +276,11 @@ fn signals_and_the_end_of_the_caller_reach_the_command() {
     each_user(|world| {
         let session = Session::start(world, &[]);
         let marker = format!("6457513{}", world.account.uid);
-        for (signal, ended) in
-            [(Signal::INT, ProgramEnd::Code(130)), (Signal::TERM, ProgramEnd::Code(143)), (Signal::KILL, ProgramEnd::Signal(9))]
-        {
+        for (signal, ended) in [
+            (Signal::INT, ProgramEnd::Code(130)),
+            (Signal::TERM, ProgramEnd::Code(143)),
+            (Signal::KILL, ProgramEnd::Signal(9)),
+        ] {
             let script = format!("(setsid nohup sleep {marker} &); exec sleep {marker}");
             let running = RunningProgram::start(&world.account, &session.command(&[], &script)).unwrap();
             eventually("it does not run", || marked(&format!("sleep\0{marker}")).len() == 2);
@@ -326,7 +328,8 @@ fn kill_9_of_a_front_ends_its_command_alone() {
         waiting.iter().for_each(|front| kill_process(*front, Signal::KILL).unwrap());
         assert_eq!(session.exec("echo next").stdout, "next\n");
         let marker = format!("8660254{}", world.account.uid);
-        let running = RunningProgram::start(&world.account, &session.command(&[], &format!("exec sleep {marker}"))).unwrap();
+        let running =
+            RunningProgram::start(&world.account, &session.command(&[], &format!("exec sleep {marker}"))).unwrap();
         eventually("it does not run", || !marked(&format!("sleep\0{marker}")).is_empty());
         session.fronts().iter().for_each(|front| kill_process(*front, Signal::KILL).unwrap());
         let told = running.wait_for_end().unwrap();
@@ -411,7 +414,12 @@ fn a_name_that_is_protected_since_the_last_command_is_protected() {
             world.dir("ws/.git");
             world.dir("ws/.git/hooks");
             let output = session.exec("cat plain; python3 write.py");
-            assert_eq!((output.ended, output.stdout.as_str()), (ProgramEnd::Code(1), "inside\n"), "{}", output.combined_text());
+            assert_eq!(
+                (output.ended, output.stdout.as_str()),
+                (ProgramEnd::Code(1), "inside\n"),
+                "{}",
+                output.combined_text()
+            );
             assert_eq!(fs::read_dir(world.workspace().join(".git/hooks")).unwrap().count(), 0);
             fs::remove_dir_all(world.workspace().join(".git")).unwrap();
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use stockade_testkit::{TestCommand, ProgramEnd, ProgramOutput, RunningProgram};
+use stockade_testkit::{ProgramEnd, ProgramOutput, RunningProgram, TestCommand};
 
 use crate::world::{World, binary, each_user};
 
@@ -55,7 +55,9 @@ impl<'a> Person<'a> {
     }
 
     fn serve(world: &World, argv: &[&str]) -> Served {
-        Served(Some(RunningProgram::start(&world.account, &world.bare(argv).timeout(Duration::from_secs(900))).unwrap()))
+        Served(Some(
+            RunningProgram::start(&world.account, &world.bare(argv).timeout(Duration::from_secs(900))).unwrap(),
+        ))
     }
 
     fn command(&self, command: TestCommand) -> ProgramOutput {

@@ -211,7 +211,11 @@ fn without_a_terminal_there_is_none_to_relay() {
         for (options, why) in [(&["--tty"][..], "needs a terminal"), (&["-t", "--json"], "terminal")] {
             let output = world.run(&world.stockade(options, &["true"]));
             assert_eq!(output.ended, ProgramEnd::Code(125), "{}", output.combined_text());
-            assert!(output.stderr.contains(why) || output.stdout.contains(why), "{options:?}: {}", output.combined_text());
+            assert!(
+                output.stderr.contains(why) || output.stdout.contains(why),
+                "{options:?}: {}",
+                output.combined_text()
+            );
         }
     });
 }

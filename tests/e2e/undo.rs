@@ -233,7 +233,11 @@ fn undo_puts_back_more_files_than_a_shell_may_have_open() {
         };
         // Where it cannot be raised nothing is done.
         let refused = limited("-n 1000", "undo");
-        assert!(refused.ended != ProgramEnd::Code(0) && refused.stderr.contains("700 paths"), "{}", refused.combined_text());
+        assert!(
+            refused.ended != ProgramEnd::Code(0) && refused.stderr.contains("700 paths"),
+            "{}",
+            refused.combined_text()
+        );
         assert_ne!(before, tree(&world.workspace()));
         let undone = limited("-Sn 256", "undo");
         assert_eq!(undone.ended, ProgramEnd::Code(0), "{}", undone.combined_text());
@@ -369,7 +373,11 @@ fn undo_that_was_killed_goes_on() {
             running.wait_for_end().unwrap();
         }
         let output = stockade(world, &["undo"]);
-        assert!(output.ended == ProgramEnd::Code(0) || output.stderr.contains("undone already"), "{}", output.combined_text());
+        assert!(
+            output.ended == ProgramEnd::Code(0) || output.stderr.contains("undone already"),
+            "{}",
+            output.combined_text()
+        );
         same(&before, &tree(&world.workspace()), "killed");
     });
 }
@@ -572,7 +580,11 @@ fn undo_keeps_what_a_person_moved_or_copied_in_with_its_time() {
             let refused = stockade(world, &["undo"]);
             assert_eq!(refused.ended, ProgramEnd::Code(1), "{}", refused.combined_text());
             for path in ["out/kept", "out/photos", "f"] {
-                assert!(refused.stdout.contains(&format!("{path}   (it was changed after")), "{}", refused.combined_text());
+                assert!(
+                    refused.stdout.contains(&format!("{path}   (it was changed after")),
+                    "{}",
+                    refused.combined_text()
+                );
             }
             undone(world, &["--skip-conflicts"]);
             for path in ["out/kept", "out/photos/2020/a.jpg"] {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use stockade_testkit::{UserAccount, ProgramEnd, TestUser, copy_program};
+use stockade_testkit::{ProgramEnd, TestUser, UserAccount, copy_program};
 
 use crate::toolchain::{toolchain, with_toolchain};
 use crate::world::{World, binary, each_user, one_user};
@@ -240,7 +240,11 @@ fn git_clone_build_and_test() {
         let refused = world.run(&world.stockade(&[], &["git", "clone", "-q", mirror, "clone"]));
         assert_eq!(refused.ended, ProgramEnd::Code(0), "{}", refused.combined_text());
         let named = |unit: &str| refused.stderr.contains(&format!("clone/{unit}"));
-        assert!(named(".cargo/config.toml") && !named(".git/") && !named("rust-toolchain"), "{}", refused.combined_text());
+        assert!(
+            named(".cargo/config.toml") && !named(".git/") && !named("rust-toolchain"),
+            "{}",
+            refused.combined_text()
+        );
         assert!(clone.join("rust-toolchain.toml").exists() && !clone.join(".cargo/config.toml").exists());
         fs::remove_dir_all(&clone).unwrap();
         let grant = format!("write {}/.cargo/config.toml", clone.display());
@@ -253,7 +257,9 @@ fn git_clone_build_and_test() {
         let script = "cd clone && cargo test --offline -q -p stockade-model 2>&1 && echo tested";
         let mut command = world.stockade(&[], &["sh", "-c", script]).timeout(Duration::from_secs(600));
         command = with_toolchain(command, &toolchain, world);
-        let output = stockade_testkit::run_as(&UserAccount::for_user(TestUser::available_users()[0]).unwrap(), &command).unwrap();
+        let output =
+            stockade_testkit::run_as(&UserAccount::for_user(TestUser::available_users()[0]).unwrap(), &command)
+                .unwrap();
         assert!(output.stdout.contains("tested"), "{}", output.combined_text());
     });
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
-use stockade_testkit::{UserAccount, TestCommand, ProgramEnd, ProgramOutput, TestUser, run_as};
+use stockade_testkit::{ProgramEnd, ProgramOutput, TestCommand, TestUser, UserAccount, run_as};
 use stockade_tests::cross_section::one_or_each;
 use tempfile::TempDir;
 
@@ -23,8 +23,11 @@ impl World {
     pub fn new(user: TestUser) -> Self {
         let account = UserAccount::for_user(user).unwrap();
         // Not in a temp directory: those are private inside.
-        let place =
-            if account.user == TestUser::available_users()[0] && user == TestUser::Ordinary { own_home() } else { "/home".into() };
+        let place = if account.user == TestUser::available_users()[0] && user == TestUser::Ordinary {
+            own_home()
+        } else {
+            "/home".into()
+        };
         let top = tempfile::Builder::new().prefix("stockade-e2e-").tempdir_in(place).unwrap();
         fs::set_permissions(top.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let world = Self { account, top };

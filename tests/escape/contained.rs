@@ -9,7 +9,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use stockade_testkit::{UserAccount, TestCommand, ContainerEngine, EngineKind, TestLab, TestUser, processes_at, run_as, slowness_factor, small_image};
+use stockade_testkit::{
+    ContainerEngine, EngineKind, TestCommand, TestLab, TestUser, UserAccount, processes_at, run_as, slowness_factor,
+    small_image,
+};
 use stockade_tests::Level;
 
 use crate::places::{self, Place, options};

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustix::process::Signal;
-use stockade_testkit::{TestCommand, ProgramEnd, TestLab, ProgramOutput, RunningProgram, wait_for_descendants, run_as, slowness_factor};
+use stockade_testkit::{
+    ProgramEnd, ProgramOutput, RunningProgram, TestCommand, TestLab, run_as, slowness_factor, wait_for_descendants,
+};
 use stockade_tests::Level;
 
 use crate::row::{Control, ROW, Row, Verdict};
@@ -101,7 +103,8 @@ pub fn closed_descriptors(world: &World, level: Option<Level>) -> Result<Verdict
         Some(level) => world.stockade(&lab, level, "workspace", &[], &["/bin/bash", &path]),
         None => lab.build_command("/bin/bash").arg(&path),
     };
-    let output = run_as(&lab.account, &command.with_prefix(["/bin/bash", "-c", "exec <&- >&- 2>&-; exec \"$@\"", "x"]))?;
+    let output =
+        run_as(&lab.account, &command.with_prefix(["/bin/bash", "-c", "exec <&- >&- 2>&-; exec \"$@\"", "x"]))?;
     if level.is_none() {
         return Ok(as_it_should());
     }
@@ -223,7 +226,12 @@ pub fn ended_front(world: &World, level: Option<Level>) -> Result<Verdict> {
 const WRITE_IN_AND_OUT: &str =
     "echo x > f && mkdir d && mv f d/ && echo WORKED; echo x > \"$OUT/p\"; echo x > \"$WS/../p\"";
 
-fn worked_and_contained(world: &World, lab: &mut TestLab, command: &TestCommand, level: Option<Level>) -> Result<Verdict> {
+fn worked_and_contained(
+    world: &World,
+    lab: &mut TestLab,
+    command: &TestCommand,
+    level: Option<Level>,
+) -> Result<Verdict> {
     let before = world.before(lab);
     let output = run_as(&lab.account.clone(), command)?;
     if let Some(level) = level

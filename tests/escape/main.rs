@@ -43,7 +43,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use stockade_testkit::suite::{FAILED, PASSED, UNAVAILABLE};
-use stockade_testkit::{UserAccount, TestUser, kill_descendants};
+use stockade_testkit::{TestUser, UserAccount, kill_descendants};
 
 use crate::plan::Task;
 use crate::row::{Control, Row, Verdict};

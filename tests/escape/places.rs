@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result, ensure};
-use stockade_testkit::{UserAccount, TestCommand, ProgramEnd, TestLab, TestUser, run_as, slowness_factor};
+use stockade_testkit::{ProgramEnd, TestCommand, TestLab, TestUser, UserAccount, run_as, slowness_factor};
 use stockade_tests::Level;
 
 use crate::contained::{GOES_WITHIN, demand_unused, directory, image_file, socket};
@@ -151,7 +151,8 @@ impl Place {
         if !self.kind.has_native_walls() {
             let way = "set -o pipefail; tar -c -C \"$0\" . | exec \"$@\"";
             let command = self.plain("exec").args([self.id(), "--", "/bin/sh", "-c", ANEW]);
-            return done(&command.with_prefix(["/bin/bash", "-c", way, &lab.workspace().display().to_string()])).map(drop);
+            return done(&command.with_prefix(["/bin/bash", "-c", way, &lab.workspace().display().to_string()]))
+                .map(drop);
         }
         for entry in fs::read_dir(lab.workspace())? {
             let entry = entry?;
@@ -236,7 +237,13 @@ fn host(program: &str) -> TestCommand {
 /// Whose the engines are does it.
 fn done(command: &TestCommand) -> Result<String> {
     let output = run_as(&UserAccount::for_user(TestUser::Root)?, command)?;
-    ensure!(output.ended == ProgramEnd::Code(0), "{:?} ended with {:?}: {}", command.argv, output.ended, output.combined_text());
+    ensure!(
+        output.ended == ProgramEnd::Code(0),
+        "{:?} ended with {:?}: {}",
+        command.argv,
+        output.ended,
+        output.combined_text()
+    );
     Ok(output.stdout)
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use stockade_testkit::suite::{SkippedTask, run_tasks};
-use stockade_testkit::{UserAccount, TestCommand, ProgramOutput, SLOWNESS_VARIABLE, TestUser, run_as};
+use stockade_testkit::{ProgramOutput, SLOWNESS_VARIABLE, TestCommand, TestUser, UserAccount, run_as};
 use stockade_tests::Level;
 use stockade_tests::cross_section::{Turn, Wanted, of_native_row};
 
@@ -92,7 +92,9 @@ fn tasks(rows: &[&Row]) -> (Vec<Task>, Vec<SkippedTask>) {
     for row in rows {
         let task = Task { row: row.id.to_owned(), run: None };
         match row.control {
-            Control::None(why) => not_here.push(SkippedTask { task: task.to_string(), why: format!("no control: {why}") }),
+            Control::None(why) => {
+                not_here.push(SkippedTask { task: task.to_string(), why: format!("no control: {why}") })
+            }
             _ if crate::world::control_account(row.control).is_none()
                 || row.control_needs_root && !harness_is_root() =>
             {

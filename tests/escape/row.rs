@@ -1,7 +1,7 @@
 //! What a row of the suite says: what to run, how to judge it from outside,
 //! and what proves that the judgement can fail.
 
-use stockade_testkit::{TreeChange, ProgramEnd, TestLab, ProgramOutput, TestUser};
+use stockade_testkit::{ProgramEnd, ProgramOutput, TestLab, TestUser, TreeChange};
 use stockade_tests::Level;
 
 use crate::cases::Kind;

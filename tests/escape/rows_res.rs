@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Result;
-use stockade_testkit::{ProgramEnd, TestLab, RunningProgram, TestUser, run_as};
+use stockade_testkit::{ProgramEnd, RunningProgram, TestLab, TestUser, run_as};
 use stockade_tests::Level;
 
 use crate::cases::Kind;

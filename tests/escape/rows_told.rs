@@ -10,7 +10,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use rustix::process::Signal;
 use serde_json::Value;
-use stockade_testkit::{TestCommand, ProgramEnd, TestLab, RunningProgram, wait_for_descendants, process_alive, run_as, slowness_factor};
+use stockade_testkit::{
+    ProgramEnd, RunningProgram, TestCommand, TestLab, process_alive, run_as, slowness_factor, wait_for_descendants,
+};
 use stockade_tests::Level;
 
 use crate::row::Control::Own;
@@ -203,7 +205,13 @@ fn stalled(world: &World, level: Option<Level>) -> Result<Verdict> {
     let mut breaches = Vec::new();
     let told = outcome["error"].as_str().is_some_and(|error| error.starts_with("the command could not be killed"));
     if output.ended != ProgramEnd::Code(125) || outcome["status"] != "error" || !told {
-        breaches.push(format!("{:?} {} {}: {}", output.ended, outcome["status"], outcome["error"], output.combined_text()));
+        breaches.push(format!(
+            "{:?} {} {}: {}",
+            output.ended,
+            outcome["status"],
+            outcome["error"],
+            output.combined_text()
+        ));
     }
     drop(stall);
     let left = wait_for_descendants(&[lab.canary.id()], Duration::from_secs(20));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use rustix::process::{WaitOptions, wait};
-use stockade_testkit::{TestCommand, ProgramEnd, TestLab, ProgramOutput, RunningProgram, run_as, slowness_factor};
+use stockade_testkit::{ProgramEnd, ProgramOutput, RunningProgram, TestCommand, TestLab, run_as, slowness_factor};
 use stockade_tests::Level;
 
 use crate::row::{Control, ROW, Row, Verdict};
@@ -42,7 +42,12 @@ fn breaks_outside(lab: &TestLab, text: &str, broken: impl Fn(&TestLab, &ProgramO
 }
 
 /// Refused, or contained; never run with more.
-fn refused_or_contained(world: &World, lab: &mut TestLab, command: &TestCommand, level: Level) -> Result<(Verdict, ProgramOutput)> {
+fn refused_or_contained(
+    world: &World,
+    lab: &mut TestLab,
+    command: &TestCommand,
+    level: Level,
+) -> Result<(Verdict, ProgramOutput)> {
     let before = world.before(lab);
     let output = run_as(&lab.account.clone(), command)?;
     let outcome = World::outcome(lab);
@@ -138,7 +143,9 @@ pub fn secret_appears_later(world: &World, level: Option<Level>) -> Result<Verdi
     let account = lab.account.clone();
     let command = match level {
         Some(level) => sandboxed(world, &lab, level, &[], text)?,
-        None => lab.build_command("/bin/bash").args(["-c", &format!("echo {BEGIN}\n{}", lab.names.replace_names(text))]),
+        None => {
+            lab.build_command("/bin/bash").args(["-c", &format!("echo {BEGIN}\n{}", lab.names.replace_names(text))])
+        }
     };
     let running = RunningProgram::start(&account, &command)?;
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -202,7 +209,11 @@ pub fn clean_up_race(world: &World, level: Option<Level>) -> Result<Verdict> {
 }
 
 /// Swaps `d` of the private temp, if the host can see it, with a link to `out`.
-fn temp_swapper(running: &RunningProgram, out: PathBuf, swapping: Arc<AtomicBool>) -> Option<thread::JoinHandle<PathBuf>> {
+fn temp_swapper(
+    running: &RunningProgram,
+    out: PathBuf,
+    swapping: Arc<AtomicBool>,
+) -> Option<thread::JoinHandle<PathBuf>> {
     let deadline = Instant::now() + Duration::from_secs(5);
     let directory = loop {
         if let Some(line) = running.stdout_so_far().lines().find_map(|l| l.strip_prefix("TEMP ").map(str::to_owned)) {

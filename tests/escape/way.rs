@@ -69,7 +69,10 @@ impl Way {
     pub fn all_of_users() -> impl Iterator<Item = (TestUser, Self)> {
         let plays = |user, way| !matches!(way, Self::Container(kind) if kind.attacker != user);
         Self::all().flat_map(move |way| {
-            [TestUser::Root, TestUser::Ordinary].into_iter().filter(move |user| plays(*user, way)).map(move |user| (user, way))
+            [TestUser::Root, TestUser::Ordinary]
+                .into_iter()
+                .filter(move |user| plays(*user, way))
+                .map(move |user| (user, way))
         })
     }
 

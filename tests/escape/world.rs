@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use stockade_testkit::{
-    UserAccount, TreeChange, TestCommand, ProgramEnd, HostState, TestLab, ProgramOutput, TreeSnapshot, StdinSource, TestUser, wait_for_descendants, run_as, slowness_factor,
+    HostState, ProgramEnd, ProgramOutput, StdinSource, TestCommand, TestLab, TestUser, TreeChange, TreeSnapshot,
+    UserAccount, run_as, slowness_factor, wait_for_descendants,
 };
 use stockade_tests::Level;
 
@@ -89,7 +90,9 @@ pub struct Before {
 fn patient(options: &[&str]) -> Vec<String> {
     let longer = |value: &str| {
         let (number, unit) = value.split_at(value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len()));
-        number.parse::<u32>().map_or_else(|_| value.to_owned(), |number| format!("{}{unit}", number * slowness_factor()))
+        number
+            .parse::<u32>()
+            .map_or_else(|_| value.to_owned(), |number| format!("{}{unit}", number * slowness_factor()))
     };
     let mut last = "";
     let mut taken = Vec::new();
@@ -325,9 +328,14 @@ fn with_power(lab: &TestLab, power: Power, argv: &[&str]) -> TestCommand {
     let command = lab.build_command(program).args(args);
     match power {
         Power::Ordinary | Power::Root => command,
-        Power::OwnNamespaces => {
-            command.with_prefix(["/usr/bin/unshare", "-Urmpf", "--kill-child", "--mount-proc", "--propagation", "private"])
-        }
+        Power::OwnNamespaces => command.with_prefix([
+            "/usr/bin/unshare",
+            "-Urmpf",
+            "--kill-child",
+            "--mount-proc",
+            "--propagation",
+            "private",
+        ]),
     }
 }
 

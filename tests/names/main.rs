@@ -202,5 +202,11 @@ fn judged(task: &Task, found: &[String], elapsed: Duration) -> ProgramOutput {
         (Walls::Run(_) | Walls::Kept, [_, ..]) => (FAILED, format!("planted:\n{}", found.join("\n"))),
         _ => (PASSED, String::new()),
     };
-    ProgramOutput { ended: ProgramEnd::Code(code.into()), stdout: text, stderr: String::new(), elapsed, held_open: false }
+    ProgramOutput {
+        ended: ProgramEnd::Code(code.into()),
+        stdout: text,
+        stderr: String::new(),
+        elapsed,
+        held_open: false,
+    }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use stockade_model::DEFAULT_PROTECTED_NAMES;
-use stockade_testkit::{UserAccount, TestCommand, ProgramEnd, ProgramOutput, run_as};
+use stockade_testkit::{ProgramEnd, ProgramOutput, TestCommand, UserAccount, run_as};
 
 use crate::scene::{MARK, Scene};
 
@@ -183,7 +183,8 @@ impl<'a> Oracle<'a> {
     fn ask_cargo(&self, directory: &Path) -> Result<Vec<String>> {
         let settings = self.cargo(directory, &["-Zunstable-options", "config", "get", "--show-origin"])?;
         let mut found = marked_lines(&settings, "cargo in", directory);
-        if settings.ended != ProgramEnd::Code(0) && settings.stderr.contains(&*self.scene.workspace().to_string_lossy()) {
+        if settings.ended != ProgramEnd::Code(0) && settings.stderr.contains(&*self.scene.workspace().to_string_lossy())
+        {
             let error = settings.stderr.lines().next().unwrap_or_default();
             found.push(format!("cargo in {} reads what it cannot: {error}", directory.display()));
         }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use stockade_testkit::{UserAccount, TestCommand, ProgramEnd, ProgramOutput, RunningProgram, TestUser, run_as};
+use stockade_testkit::{ProgramEnd, ProgramOutput, RunningProgram, TestCommand, TestUser, UserAccount, run_as};
 use stockade_tests::Level;
 
 /// Programs of the attacks.

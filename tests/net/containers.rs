@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use stockade_testkit::{TestCommand, ProgramEnd, ContainerEngine, EngineKind};
+use stockade_testkit::{ContainerEngine, EngineKind, ProgramEnd, TestCommand};
 use tempfile::TempDir;
 
 use crate::lab::Lab;

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use stockade_testkit::{ProgramEnd, EngineKind, RunningProgram, TestUser};
+use stockade_testkit::{EngineKind, ProgramEnd, RunningProgram, TestUser};
 
 use crate::containers::{Containers, Maker};
 use crate::lab::Lab;

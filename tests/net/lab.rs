@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
-use stockade_testkit::{TestCommand, ProgramOutput, RunningProgram, TestUser};
+use stockade_testkit::{ProgramOutput, RunningProgram, TestCommand, TestUser};
 use stockade_tests::Level;
 
 use crate::sight::{Names, Sight};
@@ -184,7 +184,8 @@ impl Lab {
         thread::sleep(SERVER_DELAY);
         let outcome = match report {
             Some(path) => {
-                let text = fs::read_to_string(path).with_context(|| format!("no outcome: {}", output.combined_text()))?;
+                let text =
+                    fs::read_to_string(path).with_context(|| format!("no outcome: {}", output.combined_text()))?;
                 Some(serde_json::from_str(&text)?)
             }
             None => None,

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use stockade_testkit::{UserAccount, TestCommand, ProgramEnd, ProgramOutput, TestUser, run_as, small_image};
+use stockade_testkit::{ProgramEnd, ProgramOutput, TestCommand, TestUser, UserAccount, run_as, small_image};
 use stockade_tests::cross_section::Wanted;
 
 use crate::lab::Lab;

@@ -77,9 +77,11 @@ pub fn tasks() -> Vec<Task> {
         Task::new("secrets-mirrored/control".into(), mirrored_in_the_open),
     ];
     for user in TestUser::available_users() {
-        for (name, play) in
-            [("used", used as fn(&Lab, TestUser) -> Result<()>), ("elsewhere", carried_elsewhere), ("mirrored", mirrored)]
-        {
+        for (name, play) in [
+            ("used", used as fn(&Lab, TestUser) -> Result<()>),
+            ("elsewhere", carried_elsewhere),
+            ("mirrored", mirrored),
+        ] {
             let name = format!("secrets-{name}/{}", user.word());
             tasks.push(Task::new(name, move |lab| play(lab, user)));
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
-use stockade_testkit::{TestListeners, RunningProgram, TestUser};
+use stockade_testkit::{RunningProgram, TestListeners, TestUser};
 use stockade_tests::Level;
 
 use crate::lab::{Lab, Powers, Script};

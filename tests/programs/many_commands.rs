@@ -13,8 +13,11 @@ use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use stockade_engine::{Attempt, AttemptEvent, Backend, CommandEnd, AttemptEventSender, HeldAnswer, StdioMode};
-use stockade_model::{EnvironmentRules, ExecRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, AttemptPlan, Profile, RawText, RequestId};
+use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, Backend, CommandEnd, HeldAnswer, StdioMode};
+use stockade_model::{
+    AttemptPlan, EnvironmentRules, ExecRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, Profile,
+    RawText, RequestId,
+};
 use stockade_native::{ArenaAllocator, NativeSession};
 
 #[global_allocator]

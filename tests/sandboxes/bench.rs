@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use stockade_engine::{
-    Attempt, AttemptEnd, AttemptEvent, ProviderCapabilities, CommandEnd, AttemptEventSender, HeldAnswer, HoldId, INSIDE_HOME,
-    INSIDE_WORKSPACE, StdioMode, Sandbox, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, SandboxProvider, StartError,
-    GuestSystem,
+    Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, CommandEnd, GuestSystem, HeldAnswer, HoldId, INSIDE_HOME,
+    INSIDE_WORKSPACE, ProviderCapabilities, Sandbox, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan,
+    SandboxProvider, StartError, StdioMode,
 };
 use stockade_model::{
-    BackgroundPolicy, ConnectionRecord, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport, EnvironmentRules, ExecRules,
-    FilesystemAccess, Grant, LayerState, IsolationLevel, LimitKind, Limits, NetworkAccess, AttemptPlan, Profile, RawText, RequestId, RuntimeName,
-    SandboxId,
+    AttemptPlan, BackgroundPolicy, ConnectionRecord, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport,
+    EnvironmentRules, ExecRules, FilesystemAccess, Grant, IsolationLevel, LayerState, LimitKind, Limits, NetworkAccess,
+    Profile, RawText, RequestId, RuntimeName, SandboxId,
 };
 use stockade_testkit::slowness_factor;
 
@@ -122,7 +122,11 @@ impl Bench {
             home: self.directory(&format!("home{number}")),
             profile: self.profile(),
             level: self.level,
-            background: if self.capabilities().keeps_background { BackgroundPolicy::Keep } else { BackgroundPolicy::End },
+            background: if self.capabilities().keeps_background {
+                BackgroundPolicy::Keep
+            } else {
+                BackgroundPolicy::End
+            },
             runtime: self.runtime.clone(),
         }
     }
@@ -270,7 +274,8 @@ impl Place {
     /// At a level beneath full a limit may stand in the report as one that is not held.
     fn held(self, limit: LimitKind, amount: u64) -> Result<Self, Declared> {
         let layer = &self.sandbox().enforcement_report().layers["limits"];
-        let unheld = [": not held", ": asked of the engine"].map(|how| format!("{limit} {}{how}", limit.format_amount(amount)));
+        let unheld =
+            [": not held", ": asked of the engine"].map(|how| format!("{limit} {}{how}", limit.format_amount(amount)));
         if self.plan.level == IsolationLevel::Full || !unheld.iter().any(|text| layer.detail.contains(text.as_str())) {
             return Ok(self);
         }
@@ -506,7 +511,13 @@ impl Going {
             match self.hear() {
                 Heard::Ended(end) => {
                     let Seen { denials, connections, programs, .. } = self.seen;
-                    return Ran { end, denials, connections, programs, report: self.attempt.enforcement_report().clone() };
+                    return Ran {
+                        end,
+                        denials,
+                        connections,
+                        programs,
+                        report: self.attempt.enforcement_report().clone(),
+                    };
                 }
                 Heard::Held(question) => panic!("nobody asked it to hold {question:?}"),
                 Heard::Withdrawn(_) => {}

@@ -10,9 +10,10 @@ use std::thread;
 use stockade_audit::AuditLogWriter;
 use stockade_engine::real::{RulePolicyEngine, StoreMemory};
 use stockade_engine::seams::SystemClock;
-use stockade_engine::{Approver, RequestEngine, INSIDE_HOME, INSIDE_WORKSPACE, PendingQuestion, interrupt_channel};
+use stockade_engine::{Approver, INSIDE_HOME, INSIDE_WORKSPACE, PendingQuestion, RequestEngine, interrupt_channel};
 use stockade_model::{
-    ApprovalAnswer, ApprovalMode, RequestCommand, Grant, IsolationLevel, Limits, RunOutcome, ApprovalQuestion, RunRequest, RequestId, SandboxPreference,
+    ApprovalAnswer, ApprovalMode, ApprovalQuestion, Grant, IsolationLevel, Limits, RequestCommand, RequestId,
+    RunOutcome, RunRequest, SandboxPreference,
 };
 use stockade_policy::load::{ConfigSources, load_settings};
 use stockade_policy::resolve_profile;

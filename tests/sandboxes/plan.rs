@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use stockade_testkit::suite::{SkippedTask, run_tasks};
-use stockade_testkit::{UserAccount, TestCommand, ProgramOutput, SLOWNESS_VARIABLE, TestUser, processes_at, run_as, slowness_factor};
+use stockade_testkit::{
+    ProgramOutput, SLOWNESS_VARIABLE, TestCommand, TestUser, UserAccount, processes_at, run_as, slowness_factor,
+};
 use stockade_tests::cross_section::{Turn, Wanted};
 use tempfile::TempDir;
 

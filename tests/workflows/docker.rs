@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde_json::Value;
-use stockade_testkit::{ProgramEnd, ContainerEngine, EngineKind, ProgramOutput, make_image};
+use stockade_testkit::{ContainerEngine, EngineKind, ProgramEnd, ProgramOutput, make_image};
 use tempfile::TempDir;
 
 use crate::world::{World, sysroot};

@@ -106,7 +106,8 @@ fn tasks(everywhere: bool, peers: bool, tools: Tools) -> Vec<Task> {
         }
     }
     // The last: until the image is there, none of them can be played.
-    let users = TestUser::available_users().into_iter().filter(|user| tools == Tools::All || *user == TestUser::Ordinary);
+    let users =
+        TestUser::available_users().into_iter().filter(|user| tools == Tools::All || *user == TestUser::Ordinary);
     for user in users {
         let workflows = all.iter().copied().filter(|workflow| tools.suffice(workflow.needs));
         tasks.extend(workflows.map(|workflow| Task { workflow, user, place: Place::Served, way: Way::Docker }));

@@ -198,7 +198,11 @@ fn powers(output: &ProgramOutput) -> Result<Vec<String>, String> {
     let unquoted = |power: &str| power.trim().trim_matches('\'').to_owned();
     let powers: Vec<String> = lines.flat_map(|line| line.split(" --request ")).map(unquoted).collect();
     let helps = output.ended != ProgramEnd::Code(0) && (1..=MAX_HINTS).contains(&powers.len());
-    if helps { Ok(powers) } else { Err(format!("{:?} and these hints: {powers:?}\n{}", output.ended, output.combined_text())) }
+    if helps {
+        Ok(powers)
+    } else {
+        Err(format!("{:?} and these hints: {powers:?}\n{}", output.ended, output.combined_text()))
+    }
 }
 
 /// Options that give each of these.

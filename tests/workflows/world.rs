@@ -7,7 +7,7 @@ use std::process::Command as Program;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use stockade_testkit::{UserAccount, TestCommand, ProgramOutput, TestUser, run_as};
+use stockade_testkit::{ProgramOutput, TestCommand, TestUser, UserAccount, run_as};
 use stockade_tests::Level;
 use tempfile::TempDir;
 

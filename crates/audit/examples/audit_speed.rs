@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use stockade_audit::{AuditLogWriter, verify_audit_log};
-use stockade_model::{Denial, Event, EventKind, DenialLayer, DeniedOperation, DenialResolution};
+use stockade_model::{Denial, DenialLayer, DenialResolution, DeniedOperation, Event, EventKind};
 
 const EVENTS: u32 = 100_000;
 const SYNCS: u32 = 300;

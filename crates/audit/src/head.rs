@@ -300,7 +300,10 @@ mod tests {
     #[test]
     fn a_head_of_another_key_is_no_head() {
         let [one, other] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-        let HeadContent::Signed(head) = parse_head(&HeadNote::for_empty_log(BootId(1)).render_signed(&key(&one))) else { panic!("no head") };
+        let HeadContent::Signed(head) = parse_head(&HeadNote::for_empty_log(BootId(1)).render_signed(&key(&one)))
+        else {
+            panic!("no head")
+        };
         assert!(head.verify_signature(&key(&other)).is_none());
     }
 

@@ -29,11 +29,11 @@ mod query;
 mod scan;
 mod verify;
 
-pub use anchor::{LogAnchor, AnchorState};
+pub use anchor::{AnchorState, LogAnchor};
 pub use export::{ExportError, ExportFormat, export_entries};
 pub use head::BootId;
-pub use line::{LineFault, LineHash, HashError, MAX_LINE_BYTES, LogEndSource};
-pub use log::{AppendError, LogCommitError, AuditLogWriter, MAX_BATCH_BYTES, LogOpenError, LineNumber, TornTail};
+pub use line::{HashError, LineFault, LineHash, LogEndSource, MAX_LINE_BYTES};
+pub use log::{AppendError, AuditLogWriter, LineNumber, LogCommitError, LogOpenError, MAX_BATCH_BYTES, TornTail};
 pub use place::{LOCK_WAIT_MS, LogFileError};
-pub use query::{EntryContent, LogEntry, EntryFilter, LogQuery, QueryError, query_log};
-pub use verify::{VerifyReport, VerifyError, verify_audit_log, verify_with};
+pub use query::{EntryContent, EntryFilter, LogEntry, LogQuery, QueryError, query_log};
+pub use verify::{VerifyError, VerifyReport, verify_audit_log, verify_with};

@@ -15,10 +15,10 @@ use rustix::fs::{AtFlags, OFlags, Stat};
 use rustix::io::Errno;
 use stockade_model::{Event, RawText};
 
-use crate::anchor::{LogAnchor, AnchorState, first_line_hash, holds_tip};
-use crate::head::{self, BootId, HeadContent, HEAD_NAME, HeadNote};
+use crate::anchor::{AnchorState, LogAnchor, first_line_hash, holds_tip};
+use crate::head::{self, BootId, HEAD_NAME, HeadContent, HeadNote};
 use crate::key::{KeyFiles, SigningKey};
-use crate::line::{self, LineFault, LineHash, MAX_LINE_BYTES, LogEndSource};
+use crate::line::{self, LineFault, LineHash, LogEndSource, MAX_LINE_BYTES};
 use crate::opening::{OpenedLog, open_log};
 use crate::place::{FileLock, LogDirectory, LogFileError, system_error};
 use crate::scan::{self, ChainBreak, ChainEnd, LOG_NAME, LogTip};
@@ -351,7 +351,8 @@ impl AuditLogWriter {
             return Ok(());
         }
         let last = if note.last.end < tip.end { tip } else { note.last };
-        self.write_head(state, HeadNote { last, durable: tip, ..note }).map_err(system_error("write", &self.head_path()))
+        self.write_head(state, HeadNote { last, durable: tip, ..note })
+            .map_err(system_error("write", &self.head_path()))
     }
 
     /// Reads the changes of other processes to the head. The lock is held.
@@ -410,7 +411,8 @@ impl AuditLogWriter {
         let (tip, note) = (state.tip, state.note);
         let first = first_line_hash(&self.file, tip.end).map_err(system_error("read", &self.path))?;
         let boot = self.boot;
-        let anchor = |log| LogAnchor { log, seq: tip.seq, hash: tip.hash, end: tip.end, durable: note.durable.seq, boot };
+        let anchor =
+            |log| LogAnchor { log, seq: tip.seq, hash: tip.hash, end: tip.end, durable: note.durable.seq, boot };
         Ok(first.map(anchor))
     }
 
@@ -457,7 +459,8 @@ impl AuditLogWriter {
         }
         if size < state.tip.end {
             let last = state.tip.seq;
-            let there = crate::opening::count_whole_lines(&self.file, size).map_err(system_error("read", &self.path))?;
+            let there =
+                crate::opening::count_whole_lines(&self.file, size).map_err(system_error("read", &self.path))?;
             let fault = LineFault::Missing { last, count: last.saturating_sub(there), witness: LogEndSource::Head };
             return Err(AppendError::Broken { dir: dir(), line: last, fault });
         }

@@ -7,7 +7,7 @@ use std::io;
 use rustix::fs::OFlags;
 
 use crate::anchor::holds_tip;
-use crate::head::{self, BootId, HeadContent, HEAD_NAME, HeadNote};
+use crate::head::{self, BootId, HEAD_NAME, HeadContent, HeadNote};
 use crate::key::{KeyFiles, SigningKey, StoredKey};
 use crate::line::{LineFault, LogEndSource};
 use crate::log::{LogOpenError, TornTail, set_aside};
@@ -35,12 +35,19 @@ struct FoundHead {
 
 /// Checks the log against its head, and writes the head if it must change. The caller holds the
 /// log's exclusive lock.
-pub(crate) fn open_log(place: &LogDirectory, keys: &KeyFiles, log: &File, size: u64) -> Result<OpenedLog, LogOpenError> {
+pub(crate) fn open_log(
+    place: &LogDirectory,
+    keys: &KeyFiles,
+    log: &File,
+    size: u64,
+) -> Result<OpenedLog, LogOpenError> {
     let stored = keys.load_key()?;
     let now = BootId::read_current();
     let found = find_head(place, keys, stored.as_ref(), size, now)?;
     let (mut note, start) = compare_head(place, log, size, found.note, now)?;
-    let (tip, torn) = match scan::follow_chain(log, start, size).map_err(system_error("read", &place.path.join(LOG_NAME)))? {
+    let (tip, torn) = match scan::follow_chain(log, start, size)
+        .map_err(system_error("read", &place.path.join(LOG_NAME)))?
+    {
         Ok(ChainEnd::Whole(tip)) => (tip, None),
         Ok(ChainEnd::Torn(tip)) => (tip, Some(set_aside(place, log, tip, size)?)),
         Err(ChainBreak { line, fault }) => return Err(LogOpenError::Broken { dir: place.path.clone(), line, fault }),
@@ -95,7 +102,13 @@ fn find_head(
 
 /// Requires the lines of the note, except those that a stop of the machine may have lost. Returns
 /// the note, and the line after which the check continues.
-fn compare_head(place: &LogDirectory, log: &File, size: u64, mut note: HeadNote, now: BootId) -> Result<(HeadNote, LogTip), LogOpenError> {
+fn compare_head(
+    place: &LogDirectory,
+    log: &File,
+    size: u64,
+    mut note: HeadNote,
+    now: BootId,
+) -> Result<(HeadNote, LogTip), LogOpenError> {
     let holds = |tip| holds_tip(log, size, tip).map_err(system_error("read", &place.path.join(LOG_NAME)));
     if holds(note.last)? {
         if note.boot.is_other_boot(now) {
@@ -109,7 +122,11 @@ fn compare_head(place: &LogDirectory, log: &File, size: u64, mut note: HeadNote,
     }
     let fault = if size < note.last.end {
         let there = count_whole_lines(log, size).map_err(system_error("read", &place.path.join(LOG_NAME)))?;
-        LineFault::Missing { last: note.last.seq, count: note.last.seq.saturating_sub(there), witness: LogEndSource::Head }
+        LineFault::Missing {
+            last: note.last.seq,
+            count: note.last.seq.saturating_sub(there),
+            witness: LogEndSource::Head,
+        }
     } else {
         LineFault::NotHead
     };
@@ -180,7 +197,10 @@ mod tests {
         let key = KeyFiles::of_log(dir).unwrap().unwrap().load_key().unwrap().unwrap().key;
         let path = dir.join(HEAD_NAME);
         let HeadContent::Signed(signed) = head::parse_head(&std::fs::read(&path).unwrap()) else { panic!("no head") };
-        let note = HeadNote { boot: BootId::parse_text("00000000000000aa").unwrap(), ..signed.verify_signature(&key).unwrap() };
+        let note = HeadNote {
+            boot: BootId::parse_text("00000000000000aa").unwrap(),
+            ..signed.verify_signature(&key).unwrap()
+        };
         std::fs::write(path, note.render_signed(&key)).unwrap();
     }
 
@@ -207,7 +227,10 @@ mod tests {
         assert_eq!((found.entries, found.lost), (4, 2));
         // From here on they are certain: this is the same boot.
         cut(&dir, 1);
-        assert!(matches!(verify_audit_log(&dir), Err(VerifyError::Broken { line: 4, why: LineFault::Missing { count: 1, .. } })));
+        assert!(matches!(
+            verify_audit_log(&dir),
+            Err(VerifyError::Broken { line: 4, why: LineFault::Missing { count: 1, .. } })
+        ));
     }
 
     #[test]
@@ -216,8 +239,14 @@ mod tests {
         let dir = root.path().join("audit");
         of_earlier_boot(&dir);
         cut(&dir, 4);
-        assert!(matches!(verify_audit_log(&dir), Err(VerifyError::Broken { line: 2, why: LineFault::Missing { count: 4, .. } })));
-        assert!(matches!(AuditLogWriter::open(&dir), Err(LogOpenError::Broken { fault: LineFault::Missing { count: 4, .. }, .. })));
+        assert!(matches!(
+            verify_audit_log(&dir),
+            Err(VerifyError::Broken { line: 2, why: LineFault::Missing { count: 4, .. } })
+        ));
+        assert!(matches!(
+            AuditLogWriter::open(&dir),
+            Err(LogOpenError::Broken { fault: LineFault::Missing { count: 4, .. }, .. })
+        ));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use stockade_model::RawText;
 
 use crate::anchor::LogAnchor;
-use crate::head::{self, BootId, HeadContent, HEAD_NAME, HeadNote};
+use crate::head::{self, BootId, HEAD_NAME, HeadContent, HeadNote};
 use crate::key::KeyFiles;
 use crate::line::{LineFault, LineHash, LogEndSource, hex_digits};
 use crate::log::LineNumber;

@@ -9,13 +9,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use stockade_engine::{Approver, PendingQuestion};
-use stockade_model::{ApprovalAnswer, ApprovalQuestion, QuestionKind, RawText, ApprovalScope};
+use stockade_model::{ApprovalAnswer, ApprovalQuestion, ApprovalScope, QuestionKind, RawText};
 use stockade_policy::DraftRule;
 
 use crate::command::policy::lasting::AnswerRules;
 use crate::render::TextLayout;
 use crate::render::question::{self, AnswerKey, UNSANDBOXED_WORD};
-use crate::terminal::{QuestionKeyboard, KeyWaitResult, UserTerminal};
+use crate::terminal::{KeyWaitResult, QuestionKeyboard, UserTerminal};
 
 /// Ctrl-C and Ctrl-\, which are ordinary keys while a question is shown.
 const INTERRUPT_KEYS: [u8; 2] = [0x03, 0x1c];
@@ -80,7 +80,12 @@ impl TerminalApprover {
         self.terminal.get_or_init(UserTerminal::open).as_ref()
     }
 
-    fn run_dialog(&self, terminal: &UserTerminal, question: &ApprovalQuestion, waiting: &PendingQuestion) -> std::io::Result<ApprovalAnswer> {
+    fn run_dialog(
+        &self,
+        terminal: &UserTerminal,
+        question: &ApprovalQuestion,
+        waiting: &PendingQuestion,
+    ) -> std::io::Result<ApprovalAnswer> {
         let style = TextLayout::for_terminal(terminal.column_count(), self.color);
         let deadline = Instant::now() + Duration::from_millis(question.timeout_ms);
         let keys = terminal.open_keyboard()?;
@@ -180,7 +185,8 @@ impl QuestionDialog<'_> {
         let withdrawal = self.waiting.withdrawal_fd();
         let wakes: Vec<_> = self.wake.map(AsFd::as_fd).into_iter().chain(withdrawal).collect();
         loop {
-            let look_around = if withdrawal.is_some() { self.deadline } else { Instant::now() + WITHDRAWAL_POLL_INTERVAL };
+            let look_around =
+                if withdrawal.is_some() { self.deadline } else { Instant::now() + WITHDRAWAL_POLL_INTERVAL };
             let pressed = self.keys.next(self.deadline.min(look_around), &wakes);
             if self.waiting.is_withdrawn() {
                 return DialogInput::Over(ApprovalAnswer::TimedOut);
@@ -248,7 +254,11 @@ impl QuestionDialog<'_> {
                 FreshKey::Untold => return self.word_of(offered),
                 FreshKey::Several => "\n  one key alone, please\n".to_owned(),
                 FreshKey::Key(b'?') => {
-                    format!("?\n{}{}", self.redraw_question(), question::format_help(self.question, offered, self.style))
+                    format!(
+                        "?\n{}{}",
+                        self.redraw_question(),
+                        question::format_help(self.question, offered, self.style)
+                    )
                 }
                 FreshKey::Key(byte) => match offered.iter().find(|key| key.key_character() == char::from(byte)) {
                     Some(key) => match self.resolve_key_answer(*key)? {
@@ -301,7 +311,11 @@ impl QuestionDialog<'_> {
     /// Asks for the scope of a yes to the group.
     fn ask_group_scope(&self) -> std::io::Result<Option<ApprovalAnswer>> {
         let Some(offer) = self.question.group_offered() else { return Ok(None) };
-        let scopes = [(AnswerKey::Once, ApprovalScope::Once), (AnswerKey::Session, ApprovalScope::Session), (AnswerKey::Always, ApprovalScope::Always)];
+        let scopes = [
+            (AnswerKey::Once, ApprovalScope::Once),
+            (AnswerKey::Session, ApprovalScope::Session),
+            (AnswerKey::Always, ApprovalScope::Always),
+        ];
         let offered: Vec<_> =
             scopes.into_iter().filter(|(_, scope)| self.question.scopes_of_yes().contains(scope)).collect();
         let keys: Vec<AnswerKey> = offered.iter().map(|(key, _)| *key).collect();
@@ -319,9 +333,10 @@ impl QuestionDialog<'_> {
     fn ask_repeat_count(&self) -> std::io::Result<Option<ApprovalAnswer>> {
         Ok(match self.read_fresh_key("t\n  how many times, this one included?  [2] to [9] > ")? {
             FreshKey::Over(answer) => Some(answer),
-            FreshKey::Key(digit @ b'2'..=b'9') => {
-                Some(self.echo_key(char::from(digit), ApprovalAnswer::Approved(ApprovalScope::Times(u32::from(digit - b'0'))))?)
-            }
+            FreshKey::Key(digit @ b'2'..=b'9') => Some(self.echo_key(
+                char::from(digit),
+                ApprovalAnswer::Approved(ApprovalScope::Times(u32::from(digit - b'0'))),
+            )?),
             FreshKey::Key(_) | FreshKey::Several | FreshKey::Untold => None,
         })
     }
@@ -368,7 +383,11 @@ impl QuestionDialog<'_> {
                 return Ok(map_key_to_answer(*key));
             }
             let again = match &word[..] {
-                b"?" => format!("\n{}{}", self.redraw_question(), question::help_of_words(self.question, offered, self.style)),
+                b"?" => format!(
+                    "\n{}{}",
+                    self.redraw_question(),
+                    question::help_of_words(self.question, offered, self.style)
+                ),
                 _ => "\n  one of these words, please\n".to_owned(),
             };
             self.keys.show_text(&again, self.deadline)?;
@@ -791,7 +810,8 @@ mod tests {
             directory: false,
             held_ms: 0,
         };
-        let value = ApprovalQuestion { group: Some(GroupOffer { name: "pypi".to_owned(), grants }), ..sample_question(kind) };
+        let value =
+            ApprovalQuestion { group: Some(GroupOffer { name: "pypi".to_owned(), grants }), ..sample_question(kind) };
         let got = |key: &str| {
             meet(value.clone(), |person| {
                 person.sees("@pypi: pypi.org:443 files.pythonhosted.org:443");
@@ -850,7 +870,9 @@ mod tests {
         assert_eq!(choose("t", "[2] to [9] > ", "x"), ApprovalAnswer::Denied(ApprovalScope::Once));
         assert_eq!(choose("u", "a [w]eek > ", "q"), ApprovalAnswer::Abort);
         let now_ms = crate::meaning::to_milliseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap());
-        let ApprovalAnswer::Approved(ApprovalScope::Until(until_ms)) = choose("u", "a [w]eek > ", "d") else { panic!() };
+        let ApprovalAnswer::Approved(ApprovalScope::Until(until_ms)) = choose("u", "a [w]eek > ", "d") else {
+            panic!()
+        };
         assert!((86_400_000..86_460_000).contains(&(until_ms - now_ms)));
     }
 

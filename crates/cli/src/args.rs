@@ -480,8 +480,8 @@ pub fn command_path(typed: impl Iterator<Item = OsString>) -> String {
 /// Parses `NAME=AMOUNT`.
 pub(crate) fn parse_limit(text: &str) -> Result<(LimitKind, u64), String> {
     let (name, amount) = text.split_once('=').ok_or("expected NAME=AMOUNT, e.g. memory=2GiB")?;
-    let limit =
-        LimitKind::from_name(name).ok_or_else(|| format!("the limits are {}", LimitKind::ALL.map(LimitKind::name).join(", ")))?;
+    let limit = LimitKind::from_name(name)
+        .ok_or_else(|| format!("the limits are {}", LimitKind::ALL.map(LimitKind::name).join(", ")))?;
     let amount = limit.parse_amount(amount)?;
     if limit == LimitKind::Memory && amount < MIN_MEMORY_BYTES {
         return Err(format!("a process needs at least memory={}", limit.format_amount(MIN_MEMORY_BYTES)));
@@ -595,7 +595,10 @@ mod tests {
         let run = self::run("run --request x --grant y --request z -- true");
         assert_eq!((run.terms.requests, run.terms.grants), (vec!["x".into(), "z".into()], vec!["y".into()]));
         let run = self::run("run --limit memory=2GiB --limit cpus=1.5 --limit memory=1GiB -- true");
-        assert_eq!(run.terms.limits, [(LimitKind::Memory, 2 << 30), (LimitKind::Cpus, 1500), (LimitKind::Memory, 1 << 30)]);
+        assert_eq!(
+            run.terms.limits,
+            [(LimitKind::Memory, 2 << 30), (LimitKind::Cpus, 1500), (LimitKind::Memory, 1 << 30)]
+        );
     }
 
     #[test]

@@ -6,8 +6,8 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use stockade_audit::{LogAnchor, AnchorState, BootId, LineHash, AuditLogWriter, LogOpenError};
-use stockade_engine::seams::{RecordError, EventRecorder};
+use stockade_audit::{AnchorState, AuditLogWriter, BootId, LineHash, LogAnchor, LogOpenError};
+use stockade_engine::seams::{EventRecorder, RecordError};
 use stockade_model::Event;
 use stockade_store::anchors::{AnchorRecord, AnchorStore};
 
@@ -123,8 +123,9 @@ fn record_of(anchor: &LogAnchor) -> AnchorRecord {
 
 fn anchor_of(record: &AnchorRecord) -> Result<LogAnchor, CliError> {
     let unreadable = || {
-        CliError::new(format!("the store's anchor of line {} of the audit log cannot be read", record.seq))
-            .with_hint("restore `anchors.db` in the state directory from a backup, or keep it as evidence and move it away")
+        CliError::new(format!("the store's anchor of line {} of the audit log cannot be read", record.seq)).with_hint(
+            "restore `anchors.db` in the state directory from a backup, or keep it as evidence and move it away",
+        )
     };
     let hash = |text: &str| text.parse::<LineHash>().map_err(|_| unreadable());
     Ok(LogAnchor {

@@ -7,7 +7,7 @@ use std::thread;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::Signal;
-use stockade_engine::{InterruptSender, InterruptReceiver, interrupt_channel};
+use stockade_engine::{InterruptReceiver, InterruptSender, interrupt_channel};
 use stockade_sys::signals::{SignalDescriptor, block_signals};
 
 use crate::failure::CliError;
@@ -37,7 +37,8 @@ pub fn take_signals() -> Result<BlockedSignals, CliError> {
     let cannot = |e: std::io::Error| CliError::new(format!("cannot listen to signals: {e}"));
     block_signals(&STOP_SIGNALS.map(Signal::as_raw)).map_err(cannot)?;
     let taken = |signals: &[Signal]| {
-        SignalDescriptor::block_and_read(&signals.iter().map(|signal| signal.as_raw()).collect::<Vec<_>>()).map_err(cannot)
+        SignalDescriptor::block_and_read(&signals.iter().map(|signal| signal.as_raw()).collect::<Vec<_>>())
+            .map_err(cannot)
     };
     Ok(BlockedSignals { asking: taken(&TERMINATION_SIGNALS)?, of_terminal: taken(&TERMINAL_SIGNALS)? })
 }

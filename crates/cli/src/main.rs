@@ -61,7 +61,8 @@ fn main() -> ExitCode {
 /// Runs the subcommand. `start` is the start time of this program.
 fn run_subcommand(command: CliCommand, start: u64) -> command::CommandResult {
     // The supervisor of a run must outlive the reader of its output.
-    if !matches!(command, CliCommand::Run(_) | CliCommand::Session(_) | CliCommand::Sandbox(_) | CliCommand::Inside(_)) {
+    if !matches!(command, CliCommand::Run(_) | CliCommand::Session(_) | CliCommand::Sandbox(_) | CliCommand::Inside(_))
+    {
         stockade_sys::signals::die_of_sigpipe();
     }
     match command {

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use stockade_model::{
-    ApprovalMode, RequestCommand, Grant, IsolationLevel, LimitKind, Limits, RawText, RunRequest, RequestId, SandboxId, SandboxPreference,
-    SessionId,
+    ApprovalMode, Grant, IsolationLevel, LimitKind, Limits, RawText, RequestCommand, RequestId, RunRequest, SandboxId,
+    SandboxPreference, SessionId,
 };
 
 use stockade_policy::{HostEntry, PolicySettings, check_breadth};
 
-use crate::args::{CheckArgs, RunArgs, CommandArgs, RunOptions};
+use crate::args::{CheckArgs, CommandArgs, RunArgs, RunOptions};
 use crate::failure::CliError;
 use crate::places::{self, VariableLookup};
 use crate::signing_names;
@@ -101,7 +101,8 @@ impl ResolvedArgs {
     /// [`Failure`] if a path or a name cannot be used.
     pub fn from_check_args(typed: CheckArgs, variables: VariableLookup<'_>) -> Result<Self, CliError> {
         let cwd = places::current_directory()?;
-        let command = if typed.jsonl { RequestCommand::Script(RawText::default()) } else { parse_command(typed.subject)? };
+        let command =
+            if typed.jsonl { RequestCommand::Script(RawText::default()) } else { parse_command(typed.subject)? };
         let workspace = resolve_workspace(typed.workspace.as_deref(), variables, &cwd)?;
         Ok(Self {
             command,
@@ -130,7 +131,12 @@ impl ResolvedArgs {
     }
 
     /// Builds the request, with configured values for absent arguments.
-    pub fn build_request(&self, id: RequestId, environment: BTreeMap<String, RawText>, settings: &PolicySettings) -> RunRequest {
+    pub fn build_request(
+        &self,
+        id: RequestId,
+        environment: BTreeMap<String, RawText>,
+        settings: &PolicySettings,
+    ) -> RunRequest {
         RunRequest {
             id,
             session: self.session.clone(),
@@ -230,7 +236,9 @@ pub fn text_of(command: &RequestCommand) -> RawText {
 fn parse_command(subject: CommandArgs) -> Result<RequestCommand, CliError> {
     let length = |words: &[OsString]| words.iter().map(|word| word.len() + 1).sum::<usize>();
     let command = match subject {
-        CommandArgs { script: Some(script), .. } if script.len() <= MAX_COMMAND_BYTES => RequestCommand::Script(script.into()),
+        CommandArgs { script: Some(script), .. } if script.len() <= MAX_COMMAND_BYTES => {
+            RequestCommand::Script(script.into())
+        }
         CommandArgs { script: None, words } if words.is_empty() => {
             return Err(CliError::new("there is no command").with_hint("put it after `--`, or a script after -c"));
         }
@@ -265,8 +273,11 @@ fn resolve_workspace(typed: Option<&Path>, variables: VariableLookup<'_>, cwd: &
             // The kernel resolves a relative path as it is: `..` after a link is the parent of the
             // target.
             let starts_at_home = dir.as_os_str().as_encoded_bytes().starts_with(b"~");
-            let dir =
-                if starts_at_home { places::expand_path(dir, &|| places::find_home_directory(variables), cwd)? } else { dir.to_path_buf() };
+            let dir = if starts_at_home {
+                places::expand_path(dir, &|| places::find_home_directory(variables), cwd)?
+            } else {
+                dir.to_path_buf()
+            };
             places::real_directory(&dir, "the workspace")
         }
     }
@@ -371,7 +382,9 @@ fn parse_grant(typed: &OsStr, variables: VariableLookup<'_>, cwd: &Path, workspa
     if path.starts_with(workspace) && !real.starts_with(workspace) {
         let leads = format!("the grant `{}` leads through a link out of the workspace", raw.to_escaped());
         let target = RawText::from(real).escaped_reversibly();
-        return Err(CliError::new(leads).with_hint(format!("if that is meant, name the place: --grant '{word} {target}'")));
+        return Err(
+            CliError::new(leads).with_hint(format!("if that is meant, name the place: --grant '{word} {target}'"))
+        );
     }
     let path = RawText::from(real);
     parsed(&format!("{word} {}", path.escaped_reversibly()))

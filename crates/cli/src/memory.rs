@@ -42,7 +42,12 @@ impl LazyMemory {
 }
 
 impl AnswerMemory for LazyMemory {
-    fn look_up_answer(&self, key: &MemoryKey, session: Option<&SessionId>, now_ms: u64) -> Result<Option<RememberedAnswer>, MemoryError> {
+    fn look_up_answer(
+        &self,
+        key: &MemoryKey,
+        session: Option<&SessionId>,
+        now_ms: u64,
+    ) -> Result<Option<RememberedAnswer>, MemoryError> {
         self.open_existing()?.map_or(Ok(None), |memory| memory.look_up_answer(key, session, now_ms))
     }
 
@@ -56,6 +61,7 @@ impl AnswerMemory for LazyMemory {
         session: Option<&SessionId>,
         now_ms: u64,
     ) -> Result<PersistentAnswers, MemoryError> {
-        self.open_existing()?.map_or(Ok(PersistentAnswers::default()), |memory| memory.persistent_answers(context, session, now_ms))
+        self.open_existing()?
+            .map_or(Ok(PersistentAnswers::default()), |memory| memory.persistent_answers(context, session, now_ms))
     }
 }

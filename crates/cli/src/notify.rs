@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use stockade_exchange::{CertificateAuthorities, send_json};
-use stockade_model::{Denial, SandboxLabels, DeniedOperation, RunOutcome, SandboxId, SandboxRecord};
+use stockade_model::{Denial, DeniedOperation, RunOutcome, SandboxId, SandboxLabels, SandboxRecord};
 use stockade_policy::{NotifyOn, NotifySettings};
 
 use crate::command::now_ms;
@@ -74,7 +74,10 @@ pub fn describe_breach(denial: &Denial) -> String {
 pub fn tell_breaches(whom: impl Fn() -> Option<NotifySettings>, record: &SandboxRecord, outcome: &RunOutcome) {
     let denials = outcome.attempts.iter().flat_map(|attempt| &attempt.denials);
     for denial in denials.filter(|denial| denial.operation == DeniedOperation::Limit) {
-        deliver_notification(whom().as_ref(), &SandboxNotification::new(NotifyOn::Limit, record, describe_breach(denial)));
+        deliver_notification(
+            whom().as_ref(),
+            &SandboxNotification::new(NotifyOn::Limit, record, describe_breach(denial)),
+        );
     }
 }
 
@@ -95,7 +98,8 @@ pub fn deliver_notification(settings: Option<&NotifySettings>, notice: &SandboxN
         complain(program, why);
     }
     if let Some(webhook) = &settings.webhook {
-        let authorities = settings.certificates.clone().map_or(CertificateAuthorities::Machine, CertificateAuthorities::File);
+        let authorities =
+            settings.certificates.clone().map_or(CertificateAuthorities::Machine, CertificateAuthorities::File);
         if let Err(error) = send_json(webhook, &authorities, Vec::new(), &body, DELIVERY_TIMEOUT) {
             complain(webhook.host(), error.to_string());
         }

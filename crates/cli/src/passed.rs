@@ -74,14 +74,20 @@ impl OutputFilter {
                 self.place = FilterPosition::Plain;
                 return byte != ESCAPE && self.consume_byte(byte, out);
             }
-            (FilterPosition::Number, b'0'..=b'9') if self.held.len() < MAX_PREFIX_BYTES => self.hold_byte(byte, FilterPosition::Number),
+            (FilterPosition::Number, b'0'..=b'9') if self.held.len() < MAX_PREFIX_BYTES => {
+                self.hold_byte(byte, FilterPosition::Number)
+            }
             (FilterPosition::Number, _) => {
                 let number = str::from_utf8(&self.held[2..]).ok().and_then(|digits| digits.parse().ok());
                 return self.decide_prefix(number.is_some_and(|number: u32| CLIPBOARD_COMMANDS.contains(&number)), out);
             }
-            (FilterPosition::Device, _) if TMUX_PASSTHROUGH.get(self.held.len() - 2) == Some(&byte) => self.hold_byte(byte, FilterPosition::Device),
+            (FilterPosition::Device, _) if TMUX_PASSTHROUGH.get(self.held.len() - 2) == Some(&byte) => {
+                self.hold_byte(byte, FilterPosition::Device)
+            }
             (FilterPosition::Device, _) => return self.decide_prefix(self.held[2..] == *TMUX_PASSTHROUGH, out),
-            (FilterPosition::Dropped, BELL | CANCEL | SUBSTITUTE) | (FilterPosition::DroppedEscape, b'\\') => self.place = FilterPosition::Plain,
+            (FilterPosition::Dropped, BELL | CANCEL | SUBSTITUTE) | (FilterPosition::DroppedEscape, b'\\') => {
+                self.place = FilterPosition::Plain
+            }
             (FilterPosition::Dropped, ESCAPE) => self.place = FilterPosition::DroppedEscape,
             (FilterPosition::Dropped, _) => {}
             (FilterPosition::DroppedEscape, _) => {

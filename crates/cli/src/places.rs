@@ -95,7 +95,10 @@ pub fn locate_sources(workspace: Option<&Path>, variables: VariableLookup<'_>) -
     let base = |name| variables(name).map(PathBuf::from);
     let (config, state) = (base("XDG_CONFIG_HOME"), base("XDG_STATE_HOME"));
     let other_homes = other_homes(variables);
-    Ok(ConfigSources { other_homes, ..ConfigSources::at_standard_paths(&home, config.as_deref(), state.as_deref(), workspace) })
+    Ok(ConfigSources {
+        other_homes,
+        ..ConfigSources::at_standard_paths(&home, config.as_deref(), state.as_deref(), workspace)
+    })
 }
 
 /// Returns the path of Stockade's state directory. [`State::open`] creates and checks it.
@@ -310,7 +313,11 @@ const SYSTEM_DIRECTORIES: [&str; 18] = [
 /// [`Failure`] in that case; `what` names the directory in the message.
 pub fn refuse_system(directory: &Path, what: &str) -> Result<(), CliError> {
     let real = |path: &str| Path::new(path).canonicalize().unwrap_or_else(|_| path.into());
-    match SYSTEM_DIRECTORIES.iter().map(|path| real(path)).find(|own| own.starts_with(directory) || directory.starts_with(own)) {
+    match SYSTEM_DIRECTORIES
+        .iter()
+        .map(|path| real(path))
+        .find(|own| own.starts_with(directory) || directory.starts_with(own))
+    {
         Some(own) => {
             let how = if directory.starts_with(&own) { "lies in" } else { "holds" };
             let why = format!("{what} {} {how} {}, where the system is", quote_path(directory), quote_path(&own));
@@ -346,7 +353,11 @@ fn is_process_local(path: &Path) -> bool {
 ///
 /// # Errors
 /// [`Failure`] for `~other`, which would need the user database.
-pub fn expand_path(typed: &Path, home: &dyn Fn() -> Result<PathBuf, CliError>, cwd: &Path) -> Result<PathBuf, CliError> {
+pub fn expand_path(
+    typed: &Path,
+    home: &dyn Fn() -> Result<PathBuf, CliError>,
+    cwd: &Path,
+) -> Result<PathBuf, CliError> {
     let mut components = typed.components();
     let start = match components.next() {
         Some(Component::Normal(first)) if first == "~" => home()?.join(components.as_path()),
@@ -474,7 +485,8 @@ mod tests {
     #[test]
     fn paths_as_people_type_them() {
         let home = || Ok(PathBuf::from("/home/u"));
-        let shown = |typed: &str| expand_path(Path::new(typed), &home, Path::new("/w/p")).map(|p| p.display().to_string());
+        let shown =
+            |typed: &str| expand_path(Path::new(typed), &home, Path::new("/w/p")).map(|p| p.display().to_string());
         for (typed, wanted) in [
             ("~", "/home/u"),
             ("~/x/../y", "/home/u/y"),

@@ -26,7 +26,7 @@ use stockade_sys::signals::SignalDescriptor;
 use crate::failure::CliError;
 use crate::passed::OutputFilter;
 use crate::screen::ScreenChanges;
-use crate::terminal::{self, RelayPause, RawTerminal};
+use crate::terminal::{self, RawTerminal, RelayPause};
 
 /// Bytes read at once, each way.
 const CHUNK_BYTES: usize = 4096;
@@ -114,7 +114,11 @@ impl TerminalRelay {
     ///
     /// # Errors
     /// [`Failure`] if no terminals, descriptors or threads are left.
-    pub fn start_relay(given: CommandTerminal, of_terminal: SignalDescriptor, all: bool) -> Result<Option<Self>, CliError> {
+    pub fn start_relay(
+        given: CommandTerminal,
+        of_terminal: SignalDescriptor,
+        all: bool,
+    ) -> Result<Option<Self>, CliError> {
         let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
         let streams = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
         let are = streams.map(isatty);

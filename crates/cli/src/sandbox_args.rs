@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use stockade_model::{
-    ApprovalMode, BackendChoice, ImageDigest, LimitKind, RepositoryUrl, GitRevision, RuntimeName, SandboxId,
+    ApprovalMode, BackendChoice, GitRevision, ImageDigest, LimitKind, RepositoryUrl, RuntimeName, SandboxId,
 };
 
-use crate::args::{LevelArg, CommandArgs, approval_mode, parse_duration, parse_limit};
+use crate::args::{CommandArgs, LevelArg, approval_mode, parse_duration, parse_limit};
 
 /// `stockade sandbox`.
 #[derive(Debug, Subcommand)]

@@ -81,7 +81,9 @@ impl SequenceParser {
             }
             SequencePosition::TextEscape if byte == b'\\' => return self.go_on(SequencePosition::Plain),
             // Any byte but the terminator cuts a string off.
-            SequencePosition::TextEscape | SequencePosition::Escape if byte == b'[' => return self.append_to_sequence(byte, SequencePosition::Control),
+            SequencePosition::TextEscape | SequencePosition::Escape if byte == b'[' => {
+                return self.append_to_sequence(byte, SequencePosition::Control);
+            }
             SequencePosition::TextEscape | SequencePosition::Escape if b"]PX^_".contains(&byte) => {
                 self.sequence.clear();
                 self.text = vec![byte];
@@ -265,7 +267,8 @@ impl ScreenChanges {
 
     /// Returns the sequences that restore the initial state: modes, keypad, colours.
     pub fn restore_sequence(&self) -> Vec<u8> {
-        let mut text: String = self.changed.iter().map(|mode| private_mode_sequence(*mode, INITIAL_MODES.contains(mode))).collect();
+        let mut text: String =
+            self.changed.iter().map(|mode| private_mode_sequence(*mode, INITIAL_MODES.contains(mode))).collect();
         text += if self.keypad { "\x1b>\x1b[m" } else { "\x1b[m" };
         text.into()
     }
@@ -273,7 +276,8 @@ impl ScreenChanges {
     /// Returns the same after output that may be cut off in the middle; empty if nothing needs to
     /// be undone.
     pub fn clear_sequence(&self) -> Vec<u8> {
-        let mut text = if self.parts.place == SequencePosition::Plain { Vec::new() } else { END_UNFINISHED_SEQUENCE.to_vec() };
+        let mut text =
+            if self.parts.place == SequencePosition::Plain { Vec::new() } else { END_UNFINISHED_SEQUENCE.to_vec() };
         if self.colours {
             text.extend(RESET_COLOURS);
         }
@@ -286,7 +290,10 @@ impl ScreenChanges {
     /// Returns the sequences that restore the command's state, except synchronized output.
     pub fn reinstate_sequence(&self) -> Vec<u8> {
         let kept = self.changed.iter().filter(|mode| **mode != SYNCHRONIZED_MODE);
-        let mut text = kept.map(|mode| private_mode_sequence(*mode, !INITIAL_MODES.contains(mode))).collect::<String>().into_bytes();
+        let mut text = kept
+            .map(|mode| private_mode_sequence(*mode, !INITIAL_MODES.contains(mode)))
+            .collect::<String>()
+            .into_bytes();
         if self.keypad {
             text.extend(b"\x1b=");
         }

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use stockade_model::{Grant, KeyFingerprint, RawText, SignPurpose, SignUse, NetworkTarget, ssh_target};
+use stockade_model::{Grant, KeyFingerprint, NetworkTarget, RawText, SignPurpose, SignUse, ssh_target};
 use stockade_signing::{AgentError, AgentIdentity, UserSshAgent, compute_fingerprint, signing_key};
 
 use crate::failure::CliError;
@@ -50,7 +50,8 @@ pub fn resolve_grants(name: &str, variables: VariableLookup<'_>) -> Result<Vec<G
 fn key_for_git(variables: VariableLookup<'_>) -> Result<KeyFingerprint, CliError> {
     let keys = list_identities(variables)?;
     let settings = variables("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    let named = signing_key(&places::find_home_directory(variables)?, settings.as_deref()).and_then(|key| compute_fingerprint(&key));
+    let named = signing_key(&places::find_home_directory(variables)?, settings.as_deref())
+        .and_then(|key| compute_fingerprint(&key));
     match named {
         None => only_key(&keys, &|key| vec![SignUse::new(key.clone(), SignPurpose::Git).into_grant()]),
         Some(named) if keys.iter().any(|key| key.fingerprint == named) => Ok(named),

@@ -107,7 +107,13 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for StepTimings {
         let Some(from) = span.extensions().get::<SpanStart>().map(|began| began.0) else { return };
         let depth = span.scope().skip(1).count();
         let name = span.name().to_owned();
-        self.record_step(TimedStep { process: "front".to_owned(), name, depth, from, to: marks::monotonic_nanoseconds() });
+        self.record_step(TimedStep {
+            process: "front".to_owned(),
+            name,
+            depth,
+            from,
+            to: marks::monotonic_nanoseconds(),
+        });
     }
 }
 
@@ -142,7 +148,8 @@ mod tests {
     fn spans_and_marks_stand_in_their_order() {
         let start = marks::monotonic_nanoseconds();
         let timings = StepTimings::start_recording(start).unwrap();
-        let subscriber = tracing_subscriber::registry().with(timings.clone().with_filter(filter_fn(StepTimings::is_recorded)));
+        let subscriber =
+            tracing_subscriber::registry().with(timings.clone().with_filter(filter_fn(StepTimings::is_recorded)));
         tracing::subscriber::with_default(subscriber, || {
             let _outer = info_span!("outer").entered();
             drop(info_span!("inner").entered());

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use stockade_model::{Digest, ApprovalScope};
-use stockade_store::{Consent, ApprovalNamespace, ApprovalRecord, ApprovalStore};
+use stockade_model::{ApprovalScope, Digest};
+use stockade_store::{ApprovalNamespace, ApprovalRecord, ApprovalStore, Consent};
 use tempfile::TempDir;
 
 /// A person with a home and a project in it.

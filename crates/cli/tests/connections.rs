@@ -10,7 +10,9 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 use stockade_audit::AuditLogWriter;
-use stockade_model::{ConnectionEnd, ConnectionRecord, Denial, Event, EventKind, DenialLayer, DeniedOperation, DenialResolution};
+use stockade_model::{
+    ConnectionEnd, ConnectionRecord, Denial, DenialLayer, DenialResolution, DeniedOperation, Event, EventKind,
+};
 use tempfile::TempDir;
 
 struct World {
@@ -150,6 +152,9 @@ fn following_shows_what_is_appended() {
     let mut child = Ended(world.net(&["log", "--follow"]).stdout(Stdio::piped()).spawn().unwrap());
     let mut lines = BufReader::new(child.0.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.by_ref().nth(2).unwrap().contains("github.com:22"));
-    world.record("ses_a", [denied(DeniedOperation::Write, "/etc/y"), connection("npmjs.org:443", 1, ConnectionEnd::Reset)]);
+    world.record(
+        "ses_a",
+        [denied(DeniedOperation::Write, "/etc/y"), connection("npmjs.org:443", 1, ConnectionEnd::Reset)],
+    );
     assert!(lines.next().unwrap().contains("npmjs.org:443"));
 }

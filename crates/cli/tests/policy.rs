@@ -11,8 +11,8 @@ use std::process::{Command as Program, Stdio};
 
 use stockade_audit::AuditLogWriter;
 use stockade_model::{
-    ApprovalMode, Assessment, RequestCommand, Decision, Denial, Event, EventKind, Grant, DenialLayer, IsolationLevel, DeniedOperation, RunRequest,
-    DenialResolution, SandboxPreference, Tier, PolicyVerdict,
+    ApprovalMode, Assessment, Decision, Denial, DenialLayer, DenialResolution, DeniedOperation, Event, EventKind,
+    Grant, IsolationLevel, PolicyVerdict, RequestCommand, RunRequest, SandboxPreference, Tier,
 };
 use tempfile::TempDir;
 
@@ -94,8 +94,13 @@ impl World {
         kinds.push(EventKind::Granted { grants: granted.iter().map(grant).collect(), holds: Vec::new() });
         for kind in kinds {
             let request = self.request(script);
-            log.append_event(&Event { time_ms: 1_704_276_000_000, request: request.id, session: request.session, kind })
-                .unwrap();
+            log.append_event(&Event {
+                time_ms: 1_704_276_000_000,
+                request: request.id,
+                session: request.session,
+                kind,
+            })
+            .unwrap();
         }
         log.commit_lines().unwrap();
     }

@@ -5,11 +5,14 @@
 use std::env::args;
 use std::sync::mpsc::channel;
 
-use stockade_container::{ContainerSandboxes, ContainerEngineKind, ContainerSettings};
+use stockade_container::{ContainerEngineKind, ContainerSandboxes, ContainerSettings};
 use stockade_engine::{
-    AttemptEvent, CommandEnd, AttemptEventSender, StdioMode, SandboxError, SandboxEventSender, SandboxPlan, SandboxProvider, GuestSystem,
+    AttemptEvent, AttemptEventSender, CommandEnd, GuestSystem, SandboxError, SandboxEventSender, SandboxPlan,
+    SandboxProvider, StdioMode,
 };
-use stockade_model::{BackgroundPolicy, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, AttemptPlan, Profile, RequestId};
+use stockade_model::{
+    AttemptPlan, BackgroundPolicy, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, Profile, RequestId,
+};
 
 fn main() {
     let given: Vec<String> = args().skip(1).collect();
@@ -56,7 +59,10 @@ fn profile() -> Profile {
     Profile {
         name: "workspace".to_owned(),
         sandboxed: true,
-        filesystem: FilesystemAccess { write: vec!["/workspace".into(), "/home/agent".into()], ..FilesystemAccess::default() },
+        filesystem: FilesystemAccess {
+            write: vec!["/workspace".into(), "/home/agent".into()],
+            ..FilesystemAccess::default()
+        },
         exec: stockade_model::ExecRules::default(),
         network: NetworkAccess::None,
         egress: stockade_model::EgressRules::default(),

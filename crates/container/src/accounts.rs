@@ -11,7 +11,7 @@ use stockade_egress::PROXY_ADDRESS_V4;
 use stockade_engine::{INSIDE_HOME, StartError};
 use stockade_model::SandboxId;
 
-use crate::spec::{HOSTNAME, ContainerUser};
+use crate::spec::{ContainerUser, HOSTNAME};
 
 /// Path in the container, and the host's path that is mounted there.
 pub(crate) type BindMountPair = (String, PathBuf);
@@ -21,7 +21,11 @@ pub(crate) type BindMountPair = (String, PathBuf);
 ///
 /// # Errors
 /// [`StartError`] if they cannot be written.
-pub(crate) fn create_account_files(directory: &Path, user: ContainerUser, id: &SandboxId) -> Result<Vec<BindMountPair>, StartError> {
+pub(crate) fn create_account_files(
+    directory: &Path,
+    user: ContainerUser,
+    id: &SandboxId,
+) -> Result<Vec<BindMountPair>, StartError> {
     let place = directory.join(format!("{}-{}", user.user, user.group));
     let texts = [
         ("passwd", passwd_text(user)),

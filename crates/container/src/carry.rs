@@ -14,13 +14,13 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::frames::{MAX_DATA_BYTES, ChannelFrame, FrameError, StdioStream, WINDOW_BYTES};
+use crate::frames::{ChannelFrame, FrameError, MAX_DATA_BYTES, StdioStream, WINDOW_BYTES};
 
 /// Bytes of one write: a writable pipe accepts this many without blocking (`PIPE_BUF`, pipe(7)).
 const PIPE_WRITE_BYTES: usize = 4096;
 
 /// Sends a frame. A frame that cannot be sent is lost with the channel.
-pub(crate) type FrameSender = Arc<dyn Fn(ChannelFrame) + std::marker::Send + Sync>;
+pub(crate) type FrameSender = Arc<dyn Fn(ChannelFrame) + Send + Sync>;
 
 /// Condition for the end of a stream that is read, besides its own end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,7 +163,7 @@ impl StdioStreamSet {
     }
 }
 
-fn spawn_copy_thread(carry: impl FnOnce() + std::marker::Send + 'static) -> io::Result<Receiver<()>> {
+fn spawn_copy_thread(carry: impl FnOnce() + Send + 'static) -> io::Result<Receiver<()>> {
     let (on_end, ended) = channel::<()>();
     let carry = move || {
         carry();
@@ -186,7 +186,7 @@ fn read_stream(
     from: &OwnedFd,
     (ending, until): (&OwnedFd, StreamEndCondition),
     window: &StreamWindow,
-    send: &(dyn Fn(ChannelFrame) + std::marker::Send + Sync),
+    send: &(dyn Fn(ChannelFrame) + Send + Sync),
 ) {
     let mut buffer = vec![0; MAX_DATA_BYTES];
     while let Some(left) = window.wait_for_credit() {
@@ -213,7 +213,7 @@ fn write_stream(
     to: OwnedFd,
     ending: &OwnedFd,
     (queue, pending): (&Receiver<Vec<u8>>, &AtomicUsize),
-    send: &(dyn Fn(ChannelFrame) + std::marker::Send + Sync),
+    send: &(dyn Fn(ChannelFrame) + Send + Sync),
 ) {
     while let Ok(piece) = queue.recv() {
         if piece.is_empty() {
@@ -257,7 +257,10 @@ mod tests {
         streams.write_to(StdioStream::Output, to, waited, Arc::new(|_| {})).unwrap();
         let data = |bytes: &[u8]| ChannelFrame::Data(StdioStream::Output, bytes.to_vec());
         assert_eq!(streams.handle_frame(data(b"text")), Ok(()));
-        assert_eq!(streams.handle_frame(ChannelFrame::Data(StdioStream::Errors, Vec::new())), Err(FrameError::UNKNOWN_STREAM));
+        assert_eq!(
+            streams.handle_frame(ChannelFrame::Data(StdioStream::Errors, Vec::new())),
+            Err(FrameError::UNKNOWN_STREAM)
+        );
         assert_eq!(streams.handle_frame(data(b"")), Ok(()));
         for more in [&b""[..], b"more"] {
             assert_eq!(streams.handle_frame(data(more)), Err(FrameError::DATA_AFTER_END));
@@ -266,7 +269,9 @@ mod tests {
         assert_eq!(rustix::io::read(&from, &mut buffer), Ok(4));
         assert_eq!(rustix::io::read(&from, &mut buffer), Ok(0));
         let (waited, _over) = end_signal_pipe().unwrap();
-        streams.write_to(StdioStream::Output, pipe_with(PipeFlags::CLOEXEC).unwrap().1, waited, Arc::new(|_| {})).unwrap();
+        streams
+            .write_to(StdioStream::Output, pipe_with(PipeFlags::CLOEXEC).unwrap().1, waited, Arc::new(|_| {}))
+            .unwrap();
         assert_eq!(streams.handle_frame(data(&vec![0; WINDOW_BYTES + 1])), Err(FrameError::WINDOW_EXCEEDED));
     }
 }

@@ -14,20 +14,22 @@ use rustix::termios::{OptionalActions, tcgetattr, tcgetwinsize, tcsetattr};
 use stockade_egress::NameResolver;
 use stockade_engine::remote::{AttemptOrder, RemoteAttempt};
 use stockade_engine::{
-    Attempt, Backend, AttemptEventSender, HeldAnswer, HoldId, INSIDE_HOME, INSIDE_WORKSPACE, StdioMode, SandboxPlan, StartError,
+    Attempt, AttemptEventSender, Backend, HeldAnswer, HoldId, INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan, StartError,
+    StdioMode,
 };
 use stockade_model::{
-    Denial, EgressRules, EnforcementReport, Grant, LayerReport, LayerState, IsolationLevel, AttemptPlan, Profile, RawText, SandboxId,
+    AttemptPlan, Denial, EgressRules, EnforcementReport, Grant, IsolationLevel, LayerReport, LayerState, Profile,
+    RawText, SandboxId,
 };
 use stockade_native::served_ports;
 use tokio::sync::watch;
 
 use crate::carry::{StreamEndCondition, end_signal_pipe};
 use crate::client::{CALL_TIMEOUT, CallError, ContainerClient};
-use crate::frames::{ChannelFrame, MAX_MESSAGE_BYTES, TerminalSize, StdioStream};
+use crate::frames::{ChannelFrame, MAX_MESSAGE_BYTES, StdioStream, TerminalSize};
 use crate::inside::kernel;
-use crate::inside::{LauncherOrder, ProbeOrder, ContainerFeatures, ReachableObject, network_namespace};
-use crate::line::{LauncherExec, ContainerLiveness, LauncherChannel, all_said};
+use crate::inside::{ContainerFeatures, LauncherOrder, ProbeOrder, ReachableObject, network_namespace};
+use crate::line::{ContainerLiveness, LauncherChannel, LauncherExec, all_said};
 use crate::mounted::ExpectedMounts;
 use crate::outside::HostEgress;
 use crate::spec::LAUNCHER_PATH;
@@ -211,7 +213,12 @@ impl ContainerCommandBackend {
         let fate = ContainerLiveness { gone: self.gone.subscribe(), has_walls: self.has_walls };
         let give_up = Instant::now() + UNPAUSE_TIMEOUT;
         loop {
-            let error = match LauncherChannel::start_launcher(&self.client, self.launcher_exec("serve"), message_bytes, fate.clone()) {
+            let error = match LauncherChannel::start_launcher(
+                &self.client,
+                self.launcher_exec("serve"),
+                message_bytes,
+                fate.clone(),
+            ) {
                 Ok(line) => return Ok(line),
                 Err(error) => error,
             };
@@ -365,11 +372,22 @@ impl Backend for ContainerCommandBackend {
         false
     }
 
-    fn prepare_attempt(&self, plan: &AttemptPlan, io: &StdioMode, hold: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare_attempt(
+        &self,
+        plan: &AttemptPlan,
+        io: &StdioMode,
+        hold: bool,
+        events: AttemptEventSender,
+    ) -> Result<Box<dyn Attempt>, StartError> {
         self.demand_possible(plan)?;
         let umask = read_umask().map_err(|error| unready_error(&error))?;
         let line = Arc::new(self.start_launcher(message_bytes(*io))?);
-        let outside = HostEgress::for_plan(plan, self.resolver.clone(), &events, (self.client.runtime_handle(), line.tunnel_sender()))?;
+        let outside = HostEgress::for_plan(
+            plan,
+            self.resolver.clone(),
+            &events,
+            (self.client.runtime_handle(), line.tunnel_sender()),
+        )?;
         let outside = Arc::new(outside);
         line.set_host_egress(Arc::clone(&outside));
         let size = if *io == StdioMode::Terminal { size_of(rustix::stdio::stdin()) } else { None };
@@ -379,7 +397,8 @@ impl Backend for ContainerCommandBackend {
         line.send_message(&LauncherOrder { order, size, around, served }).map_err(|error| unready_error(&error))?;
         line.keep_alive(CallerStreamCopy::start_copy(*io, size, &line).map_err(|error| unready_error(&error))?);
         let way: Arc<LauncherChannel> = Arc::clone(&line);
-        let remote = RemoteAttempt::await_sandbox(way, events).map_err(|error| self.missing_isolation_error(error, &line.launcher_stderr()))?;
+        let remote = RemoteAttempt::await_sandbox(way, events)
+            .map_err(|error| self.missing_isolation_error(error, &line.launcher_stderr()))?;
         let mut enforced = self.enforced.clone();
         enforced.level = plan.level;
         enforced.layers.extend(remote.enforcement_report().layers.clone());
@@ -457,11 +476,17 @@ impl CallerStreamCopy {
     fn start_copy(io: StdioMode, size: Option<TerminalSize>, line: &LauncherChannel) -> io::Result<Self> {
         let (waited, over) = end_signal_pipe()?;
         let send = line.stream_sender();
-        let copy = |fd: std::os::fd::BorrowedFd<'_>| Ok::<_, io::Error>(fcntl_dupfd_cloexec(fd, FIRST_FREE_DESCRIPTOR)?);
+        let copy =
+            |fd: std::os::fd::BorrowedFd<'_>| Ok::<_, io::Error>(fcntl_dupfd_cloexec(fd, FIRST_FREE_DESCRIPTOR)?);
         let mut streams = line.lock_streams();
         let (stdin, stdout, stderr) = (rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr());
         // The end of the input is ignored: only the command's end counts.
-        let _ = streams.read_from(StdioStream::Input, copy(stdin)?, (Arc::clone(&waited), StreamEndCondition::Said), Arc::clone(&send))?;
+        let _ = streams.read_from(
+            StdioStream::Input,
+            copy(stdin)?,
+            (Arc::clone(&waited), StreamEndCondition::Said),
+            Arc::clone(&send),
+        )?;
         let outputs = match io {
             StdioMode::Capture { .. } => vec![],
             StdioMode::Inherit => vec![(StdioStream::Output, stdout), (StdioStream::Errors, stderr)],
@@ -496,7 +521,11 @@ fn size_of(terminal: impl AsFd) -> Option<TerminalSize> {
 }
 
 /// Reports each change of the terminal's size, until the returned sender is dropped.
-fn watch_size(terminal: OwnedFd, first: Option<TerminalSize>, send: crate::carry::FrameSender) -> io::Result<Sender<()>> {
+fn watch_size(
+    terminal: OwnedFd,
+    first: Option<TerminalSize>,
+    send: crate::carry::FrameSender,
+) -> io::Result<Sender<()>> {
     let (on_drop, dropped) = channel::<()>();
     let watch = move || {
         let mut last = first;

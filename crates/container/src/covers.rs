@@ -93,7 +93,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let of = |path: &str, is_directory| ReachableObject { path: path.into(), is_directory };
         for _ in 0..2 {
-            let covers = cover_paths(directory.path(), &[of("/etc/shadow", false), of("/etc/ssl/private", true)]).unwrap();
+            let covers =
+                cover_paths(directory.path(), &[of("/etc/shadow", false), of("/etc/ssl/private", true)]).unwrap();
             let found: Vec<_> =
                 covers.iter().map(|(inside, from)| (inside.as_str(), fs::metadata(from).unwrap())).collect();
             assert_eq!(

@@ -83,7 +83,11 @@ fn equals_condition(value: u64) -> Value {
 ///
 /// # Errors
 /// [`StartError`] if no file can be written.
-pub(crate) fn security_option(kind: ContainerEngineKind, directory: &Path, id: &SandboxId) -> Result<String, StartError> {
+pub(crate) fn security_option(
+    kind: ContainerEngineKind,
+    directory: &Path,
+    id: &SandboxId,
+) -> Result<String, StartError> {
     let profile = seccomp_profile().to_string();
     if kind == ContainerEngineKind::Docker {
         return Ok(format!("{OPTION_PREFIX}{profile}"));
@@ -106,7 +110,9 @@ pub(crate) fn is_ours(kind: ContainerEngineKind, options: &[String]) -> bool {
     let mut filters = options.iter().filter_map(|option| option.strip_prefix(OPTION_PREFIX));
     let (first, another) = (filters.next(), filters.next());
     let is_ours = |text: &str| match kind {
-        ContainerEngineKind::Docker => serde_json::from_str::<Value>(text).is_ok_and(|found| found == seccomp_profile()),
+        ContainerEngineKind::Docker => {
+            serde_json::from_str::<Value>(text).is_ok_and(|found| found == seccomp_profile())
+        }
         ContainerEngineKind::Podman => text.starts_with('/'),
     };
     first.is_some_and(is_ours) && another.is_none()
@@ -125,7 +131,9 @@ mod tests {
     #[test]
     fn what_is_read_from_a_file_is_written_once_and_nothing_else_stays() {
         let directory = tempfile::tempdir().unwrap();
-        let of = |byte| security_option(ContainerEngineKind::Podman, directory.path(), &SandboxId::from_random([byte; 16])).unwrap();
+        let of = |byte| {
+            security_option(ContainerEngineKind::Podman, directory.path(), &SandboxId::from_random([byte; 16])).unwrap()
+        };
         let first = of(1);
         assert_eq!(first, of(2));
         let path = first.strip_prefix(OPTION_PREFIX).unwrap();
@@ -156,7 +164,8 @@ mod tests {
 
     #[test]
     fn a_container_with_another_filter_is_none_of_ours() {
-        let own = security_option(ContainerEngineKind::Docker, Path::new("/nowhere"), &SandboxId::from_random([1; 16])).unwrap();
+        let own = security_option(ContainerEngineKind::Docker, Path::new("/nowhere"), &SandboxId::from_random([1; 16]))
+            .unwrap();
         let with = |options: &[&str]| options.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
         assert!(is_ours(ContainerEngineKind::Docker, &with(&["no-new-privileges", &own])));
         for other in [vec![], vec!["seccomp=unconfined"], vec!["seccomp={}"], vec![&own[..], "seccomp=unconfined"]] {

@@ -53,7 +53,11 @@ pub(crate) struct ImageProperties {
 ///
 /// # Errors
 /// [`StartError`] if the image is unavailable or unusable.
-pub(crate) fn require_image(client: &ContainerClient, image: &ImageDigest, tell: Option<&PullProgressSink>) -> Result<ImageProperties, StartError> {
+pub(crate) fn require_image(
+    client: &ContainerClient,
+    image: &ImageDigest,
+    tell: Option<&PullProgressSink>,
+) -> Result<ImageProperties, StartError> {
     match inspect_image(client, image) {
         Err(CallError::NotFound(_)) => {
             pull_image(client, image, tell)?;
@@ -117,7 +121,11 @@ fn no_volume(image: &ImageDigest, volume: &str) -> StartError {
     }
 }
 
-fn pull_image(client: &ContainerClient, image: &ImageDigest, tell: Option<&PullProgressSink>) -> Result<(), StartError> {
+fn pull_image(
+    client: &ContainerClient,
+    image: &ImageDigest,
+    tell: Option<&PullProgressSink>,
+) -> Result<(), StartError> {
     if image.name().is_none() {
         return Err(StartError {
             what: format!("the container engine has no image {image}"),

@@ -24,8 +24,8 @@ use std::thread;
 use rustix::fs::{Access, Mode, access};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, umask};
-use stockade_engine::remote::{AttemptOrder, EngineMessage, AttemptMessage, serve_attempt};
-use stockade_engine::{Attempt, AttemptEvent, Backend, AttemptEventSender, StdioMode};
+use stockade_engine::remote::{AttemptMessage, AttemptOrder, EngineMessage, serve_attempt};
+use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, Backend, StdioMode};
 use stockade_native::{EnclosedBackend, NativeBackend};
 use stockade_sys::reap::reap_any;
 use stockade_sys::signals::SignalDescriptor;
@@ -35,12 +35,12 @@ pub(crate) use self::mounts::ContainerMounts;
 #[cfg(test)]
 pub(crate) use self::mounts::MountedObject;
 pub(crate) use self::network::namespace_number as network_namespace;
-pub(crate) use self::order::{LauncherOrder, ProbeOrder, ContainerFeatures, ReachableObject};
-use self::proxy::{ProxiedAttempt, CommandProxy};
+pub(crate) use self::order::{ContainerFeatures, LauncherOrder, ProbeOrder, ReachableObject};
+use self::proxy::{CommandProxy, ProxiedAttempt};
 use self::spent::LimitCounters;
-use self::terminal::{TerminalInput, LauncherTerminal};
+use self::terminal::{LauncherTerminal, TerminalInput};
 use crate::carry::{StdioStreamSet, StreamEndCondition, end_signal_pipe};
-use crate::frames::{FrameDecoder, ChannelFrame, MAX_MESSAGE_BYTES, TerminalSize, StdioStream};
+use crate::frames::{ChannelFrame, FrameDecoder, MAX_MESSAGE_BYTES, StdioStream, TerminalSize};
 
 /// Bytes of one read from the engine.
 const READ_BYTES: usize = 64 << 10;
@@ -82,7 +82,8 @@ pub fn serve_command() -> io::Result<()> {
     let from = fcntl_dupfd_cloexec(rustix::stdio::stdin(), FIRST_FREE_DESCRIPTOR)?;
     let to = fcntl_dupfd_cloexec(rustix::stdio::stdout(), FIRST_FREE_DESCRIPTOR)?;
     let way = Arc::new(EngineChannel { to: Mutex::new(to) });
-    let mut frames = EngineFrameReader { from, decoder: FrameDecoder::new(MAX_MESSAGE_BYTES), buffer: vec![0; READ_BYTES] };
+    let mut frames =
+        EngineFrameReader { from, decoder: FrameDecoder::new(MAX_MESSAGE_BYTES), buffer: vec![0; READ_BYTES] };
     let Some(ChannelFrame::Message(order)) = frames.next()? else { return Err(io::ErrorKind::UnexpectedEof.into()) };
     let order: LauncherOrder = serde_json::from_slice(&order)?;
     run_command(order, frames, &way)
@@ -112,7 +113,8 @@ fn own_directories() -> Vec<PathBuf> {
 /// [`io::Error`] if the engine is gone, or sends invalid data.
 pub fn report_features() -> io::Result<()> {
     let from = fcntl_dupfd_cloexec(rustix::stdio::stdin(), FIRST_FREE_DESCRIPTOR)?;
-    let mut frames = EngineFrameReader { from, decoder: FrameDecoder::new(MAX_MESSAGE_BYTES), buffer: vec![0; READ_BYTES] };
+    let mut frames =
+        EngineFrameReader { from, decoder: FrameDecoder::new(MAX_MESSAGE_BYTES), buffer: vec![0; READ_BYTES] };
     let Some(ChannelFrame::Message(order)) = frames.next()? else { return Err(io::ErrorKind::UnexpectedEof.into()) };
     let order: ProbeOrder = serde_json::from_slice(&order)?;
     let reached = order.hidden.iter().filter_map(|path| find_reachable(path.as_path())).collect();
@@ -134,7 +136,8 @@ fn find_reachable(path: &Path) -> Option<ReachableObject> {
     let path = path.canonicalize().ok()?;
     let is_directory = path.is_dir();
     let can = |how| access(&path, how).is_ok();
-    (can(Access::READ_OK) || is_directory && can(Access::EXEC_OK)).then(|| ReachableObject { path: path.into(), is_directory })
+    (can(Access::READ_OK) || is_directory && can(Access::EXEC_OK))
+        .then(|| ReachableObject { path: path.into(), is_directory })
 }
 
 fn close_to_others() -> io::Result<()> {
@@ -198,7 +201,8 @@ fn run_command(order: LauncherOrder, frames: EngineFrameReader, way: &Arc<Engine
     let mut proxy = None;
     let prepared = if has_walls {
         let (lead, resolver) = (Arc::clone(&leads), Arc::clone(&leads));
-        let backend = NativeBackend::default().within_isolation(own_directories()).led_by(lead, served).with_resolver(resolver);
+        let backend =
+            NativeBackend::default().within_isolation(own_directories()).led_by(lead, served).with_resolver(resolver);
         backend.prepare_attempt(&plan, &io, hold, events)
     } else {
         let mut plan = plan;
@@ -260,7 +264,10 @@ fn report_end(
         }
         leads.wait_until_drained();
         if let AttemptEvent::Ended(end) = &event {
-            counted.events_since(end).into_iter().for_each(|event| drop(way.send_event(&AttemptMessage::Event(Box::new(event)))));
+            counted
+                .events_since(end)
+                .into_iter()
+                .for_each(|event| drop(way.send_event(&AttemptMessage::Event(Box::new(event)))));
         }
         let _ = way.send_event(&AttemptMessage::Event(Box::new(event)));
     }
@@ -301,7 +308,9 @@ impl EngineFrameHandler {
     /// Returns false if the following frames cannot be decoded.
     fn handle_frame(&mut self, frame: ChannelFrame) -> bool {
         match frame {
-            ChannelFrame::Message(message) => serde_json::from_slice(&message).is_ok_and(|one| self.said.send(one).is_ok()),
+            ChannelFrame::Message(message) => {
+                serde_json::from_slice(&message).is_ok_and(|one| self.said.send(one).is_ok())
+            }
             ChannelFrame::Resized(size) => {
                 let signal = self.terminal.as_ref().and_then(|terminal| terminal.set_size(size));
                 self.send_signal(signal);
@@ -330,7 +339,9 @@ impl EngineFrameHandler {
     fn handle_keys(&self, keys: &[u8]) -> io::Result<()> {
         for keys in self.terminal.iter().flat_map(|terminal| terminal.interpret_keys(keys)) {
             match keys {
-                TerminalInput::Typed(keys) => self.streams.handle_frame(ChannelFrame::Data(StdioStream::Input, keys.to_vec()))?,
+                TerminalInput::Typed(keys) => {
+                    self.streams.handle_frame(ChannelFrame::Data(StdioStream::Input, keys.to_vec()))?
+                }
                 TerminalInput::Signal(signal) => {
                     self.send_signal(Some(signal));
                     // The key is not read by a process, so its byte is acknowledged here.
@@ -380,7 +391,12 @@ impl LauncherStdio {
     }
 
     /// Starts copying; the returned receivers are disconnected at the end of each output.
-    fn start_copying(&mut self, streams: &mut StdioStreamSet, over: &Arc<OwnedFd>, way: &Arc<EngineChannel>) -> io::Result<Vec<Receiver<()>>> {
+    fn start_copying(
+        &mut self,
+        streams: &mut StdioStreamSet,
+        over: &Arc<OwnedFd>,
+        way: &Arc<EngineChannel>,
+    ) -> io::Result<Vec<Receiver<()>>> {
         let teller = Arc::clone(way);
         // An engine that does not read is gone; the listener detects this.
         let send: crate::carry::FrameSender = Arc::new(move |frame| drop(teller.send_frame(&frame)));
@@ -389,7 +405,9 @@ impl LauncherStdio {
         }
         let outputs = std::mem::take(&mut self.outputs).into_iter();
         outputs
-            .map(|(stream, fd)| streams.read_from(stream, fd, (Arc::clone(over), StreamEndCondition::Drained), Arc::clone(&send)))
+            .map(|(stream, fd)| {
+                streams.read_from(stream, fd, (Arc::clone(over), StreamEndCondition::Drained), Arc::clone(&send))
+            })
             .collect()
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bollard::Docker;
 use bollard::errors::Error;
 
-use crate::client::{ContainerClient, CREATE_TIMEOUT};
+use crate::client::{CREATE_TIMEOUT, ContainerClient};
 use crate::standing::is_running;
 
 /// Time-out for such a launcher to end.
@@ -39,7 +39,12 @@ impl CommandLauncher {
     }
 }
 
-async fn kill_and_explain(docker: Docker, container: String, exec: String, has_walls: bool) -> Result<&'static str, Error> {
+async fn kill_and_explain(
+    docker: Docker,
+    container: String,
+    exec: String,
+    has_walls: bool,
+) -> Result<&'static str, Error> {
     match docker.inspect_container(&container, None).await {
         Ok(found) if is_running(&found) => {}
         Ok(_) | Err(Error::DockerResponseServerError { status_code: 404, .. }) => return Ok("its container has ended"),

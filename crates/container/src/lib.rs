@@ -41,7 +41,7 @@ mod verified;
 use std::path::PathBuf;
 
 pub use images::{PullProgress, PullProgressSink};
-pub use sandbox::{ContainerSandboxes, ContainerEngineInfo};
+pub use sandbox::{ContainerEngineInfo, ContainerSandboxes};
 
 /// Container engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

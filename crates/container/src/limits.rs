@@ -85,7 +85,10 @@ pub(crate) fn demand_held(limits: &Limits) -> Result<(), StartError> {
 pub(crate) fn demand_held_without_walls(limits: &Limits) -> Result<(), StartError> {
     match limits.iter_limits().find(|(limit, _)| matches!(limit, LimitKind::CpuTime | LimitKind::Inodes)) {
         Some((limit, amount)) => Err(StartError {
-            what: format!("the limit {limit} {} cannot be held where the kernel has no Landlock", limit.format_amount(amount)),
+            what: format!(
+                "the limit {limit} {} cannot be held where the kernel has no Landlock",
+                limit.format_amount(amount)
+            ),
             hint: Some(format!("leave {limit} out, or take another runtime")),
         }),
         None => Ok(()),
@@ -98,11 +101,16 @@ pub(crate) fn demand_held_without_walls(limits: &Limits) -> Result<(), StartErro
 /// # Errors
 /// [`StartError`] for the first of them.
 pub(crate) fn demand_no_lower(of_sandbox: &Limits, of_command: &Limits) -> Result<(), StartError> {
-    let is_held = |limit| matches!(LimitEnforcer::for_limit(limit, false), LimitEnforcer::Clock | LimitEnforcer::Capture);
-    let mut lower = of_command.iter_limits().filter(|(limit, amount)| of_sandbox.get(*limit).is_none_or(|all| all > *amount));
+    let is_held =
+        |limit| matches!(LimitEnforcer::for_limit(limit, false), LimitEnforcer::Clock | LimitEnforcer::Capture);
+    let mut lower =
+        of_command.iter_limits().filter(|(limit, amount)| of_sandbox.get(*limit).is_none_or(|all| all > *amount));
     match lower.find(|(limit, _)| !is_held(*limit)) {
         Some((limit, amount)) => Err(StartError {
-            what: format!("the limit {limit} {} cannot be held for one command of this sandbox", limit.format_amount(amount)),
+            what: format!(
+                "the limit {limit} {} cannot be held for one command of this sandbox",
+                limit.format_amount(amount)
+            ),
             hint: Some(format!("make a sandbox with it, or leave {limit} out")),
         }),
         None => Ok(()),

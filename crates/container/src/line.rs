@@ -24,7 +24,7 @@ use tokio::task::AbortHandle;
 
 use crate::carry::StdioStreamSet;
 use crate::client::{CALL_TIMEOUT, CallError, ContainerClient};
-use crate::frames::{FrameDecoder, ChannelFrame, FrameError};
+use crate::frames::{ChannelFrame, FrameDecoder, FrameError};
 use crate::launcher::CommandLauncher;
 use crate::outside::HostEgress;
 use crate::passages::TunnelFrameSender;
@@ -115,7 +115,11 @@ pub(crate) struct LauncherExitOutput {
 
 /// Starts a launcher, sends this frame to it, and reads its output to the end, within the time-out
 /// of a call.
-pub(crate) fn all_said(client: &ContainerClient, exec: LauncherExec, first: ChannelFrame) -> Result<LauncherExitOutput, CallError> {
+pub(crate) fn all_said(
+    client: &ContainerClient,
+    exec: LauncherExec,
+    first: ChannelFrame,
+) -> Result<LauncherExitOutput, CallError> {
     client.call(CALL_TIMEOUT, |docker| async move {
         let (_, mut output, mut input) = attach_launcher(docker, exec).await?;
         input.write_all(&first.encode_frame()).await?;
@@ -140,7 +144,12 @@ fn keep_some(kept: &mut Vec<u8>, text: &[u8], most: usize) {
 
 impl LauncherChannel {
     /// Starts a launcher whose messages have at most this many bytes.
-    pub(crate) fn start_launcher(client: &ContainerClient, exec: LauncherExec, message_bytes: usize, fate: ContainerLiveness) -> Result<Self, CallError> {
+    pub(crate) fn start_launcher(
+        client: &ContainerClient,
+        exec: LauncherExec,
+        message_bytes: usize,
+        fate: ContainerLiveness,
+    ) -> Result<Self, CallError> {
         let container = exec.container.clone();
         let (id, output, input) = client.call(CALL_TIMEOUT, |docker| attach_launcher(docker, exec))?;
         let launcher = CommandLauncher { client: client.clone(), container, exec: id, has_walls: fate.has_walls };
@@ -157,7 +166,10 @@ impl LauncherChannel {
             messages: messages_in,
             decoder: FrameDecoder::new(message_bytes),
         };
-        let tasks = [client.spawn_task(send_queued_frames(queue, piece_queue, input)), client.spawn_task(incoming.receive_output(output, fate.gone))];
+        let tasks = [
+            client.spawn_task(send_queued_frames(queue, piece_queue, input)),
+            client.spawn_task(incoming.receive_output(output, fate.gone)),
+        ];
         Ok(Self {
             sender: Arc::new(Mutex::new(Some(sender))),
             pieces,

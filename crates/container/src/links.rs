@@ -15,7 +15,7 @@ use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, StartError};
 use stockade_model::ImageDigest;
 
 use crate::accounts::BindMountPair;
-use crate::client::{ContainerClient, CREATE_TIMEOUT};
+use crate::client::{CREATE_TIMEOUT, ContainerClient};
 use crate::spec::{HOLD_COMMAND, LAUNCHER_PATH, TEMPORARY_DIRS, image_name};
 use crate::standing::remove_container;
 

@@ -217,7 +217,10 @@ mod tests {
             assert!(expected().require_match(&found(&text), true).is_err(), "{added}");
         }
         let podman = ExpectedMounts { kind: ContainerEngineKind::Podman, ..expected() };
-        assert_eq!(podman.require_match(&found(&format!("{USUAL}99 1 0:9 / /var/tmp rw - tmpfs none rw\n")), true), Ok(()));
+        assert_eq!(
+            podman.require_match(&found(&format!("{USUAL}99 1 0:9 / /var/tmp rw - tmpfs none rw\n")), true),
+            Ok(())
+        );
         for line in
             USUAL.lines().filter(|line| [" /workspace ", " / ro", " /proc/sys "].iter().any(|p| line.contains(p)))
         {

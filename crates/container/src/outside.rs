@@ -11,17 +11,21 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use stockade_egress::{
-    DialError, PendingDial, EgressProxy, EgressEvent, PreparedInterception, EgressPolicy, EgressDecision, NameLookupError, EgressNamespace, EgressPermit, NameResolver, EgressProxySetup,
-    SystemResolver, TrustRoots, EgressRequest, EgressCaller,
+    DialError, EgressCaller, EgressDecision, EgressEvent, EgressNamespace, EgressPermit, EgressPolicy, EgressProxy,
+    EgressProxySetup, EgressRequest, NameLookupError, NameResolver, PendingDial, PreparedInterception, SystemResolver,
+    TrustRoots,
 };
 use stockade_engine::{AttemptEvent, AttemptEventSender, HeldAnswer, StartError, WeakEventSender};
-use stockade_model::{Denial, EgressRules, Grant, Host, HostName, DenialLayer, DeniedOperation, AttemptPlan, RawText, DenialResolution, NetworkTarget};
+use stockade_model::{
+    AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, EgressRules, Grant, Host, HostName,
+    NetworkTarget, RawText,
+};
 use stockade_native::reach::EgressReach;
 use tokio::runtime::Handle;
 
 use crate::frames::{ChannelFrame, FrameError};
-use crate::passages::{TUNNEL_STREAMS_MAX, TunnelStreamTable, TunnelFrameSender};
-use crate::question::{TunnelResponse, TunnelRequest};
+use crate::passages::{TUNNEL_STREAMS_MAX, TunnelFrameSender, TunnelStreamTable};
+use crate::question::{TunnelRequest, TunnelResponse};
 
 /// Time-out for resolving a name.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -142,7 +146,9 @@ impl HostEgress {
         open.push((id, None));
         drop(open);
         match question {
-            TunnelRequest::Connect { target, pid, program } => self.connect_target(id, target, EgressCaller { pid, program }),
+            TunnelRequest::Connect { target, pid, program } => {
+                self.connect_target(id, target, EgressCaller { pid, program })
+            }
             TunnelRequest::LookUp { name } => match name.parse() {
                 Ok(Host::Name(name)) => self.look_up(id, name),
                 Ok(Host::Address(_)) | Err(_) => self.answer_pending(id, TunnelResponse::NoSuchName),
@@ -176,7 +182,9 @@ impl HostEgress {
                     None => dialling.detach(),
                 }
             }
-            Err(error) => self.answer_pending(id, TunnelResponse::from_errno(rustix::io::Errno::NETDOWN, &error.to_string())),
+            Err(error) => {
+                self.answer_pending(id, TunnelResponse::from_errno(rustix::io::Errno::NETDOWN, &error.to_string()))
+            }
         }
     }
 
@@ -191,7 +199,11 @@ impl HostEgress {
         if remove_request(&mut open, id).is_none() {
             return;
         }
-        let begun = self.tunnel_streams().start_stream(id, (stream, Some(TunnelResponse::Connected.to_frame(id))), &self.runtime);
+        let begun = self.tunnel_streams().start_stream(
+            id,
+            (stream, Some(TunnelResponse::Connected.to_frame(id))),
+            &self.runtime,
+        );
         drop(open);
         if let Err(error) = begun {
             self.send_answer(id, TunnelResponse::from_errno(rustix::io::Errno::NETDOWN, &error.to_string()));
@@ -311,7 +323,12 @@ impl EgressNamespace for UnusedNamespace {
 struct ApprovedTargetPolicy(EgressReach);
 
 impl EgressPolicy for ApprovedTargetPolicy {
-    fn decide_request(&self, wanted: EgressRequest, _who: &EgressCaller, answer: Box<dyn FnOnce(EgressDecision) + Send>) {
+    fn decide_request(
+        &self,
+        wanted: EgressRequest,
+        _who: &EgressCaller,
+        answer: Box<dyn FnOnce(EgressDecision) + Send>,
+    ) {
         let decided = match &wanted {
             EgressRequest::Target(target) => self.0.decide_target(target),
             EgressRequest::Secret { secret, rule } => self.0.decide_secret(secret, rule),
@@ -337,7 +354,10 @@ mod tests {
     use std::sync::mpsc::{Receiver, channel};
 
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    use stockade_model::{EnvironmentRules, ExecRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, Profile, RequestId, SandboxId};
+    use stockade_model::{
+        EnvironmentRules, ExecRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, Profile, RequestId,
+        SandboxId,
+    };
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -496,11 +516,15 @@ mod tests {
         }
         assert!(!stands(1000));
         assert_eq!(host.outside.handle_frame(ChannelFrame::Answered(1, Vec::new())), Err(FrameError::WRONG_DIRECTION));
-        assert_eq!(host.outside.handle_frame(ChannelFrame::Asked(1001, b"what".to_vec())), Err(FrameError::MALFORMED_REQUEST));
+        assert_eq!(
+            host.outside.handle_frame(ChannelFrame::Asked(1001, b"what".to_vec())),
+            Err(FrameError::MALFORMED_REQUEST)
+        );
         // A connection that ends makes room.
         host.outside.handle_frame(ChannelFrame::Broken(7)).unwrap();
         let give_up = std::time::Instant::now() + PATIENCE;
-        while host.outside.tunnel_streams().stream_count() == TUNNEL_STREAMS_MAX && std::time::Instant::now() < give_up {
+        while host.outside.tunnel_streams().stream_count() == TUNNEL_STREAMS_MAX && std::time::Instant::now() < give_up
+        {
             std::thread::yield_now();
         }
         assert!(stands(1002));

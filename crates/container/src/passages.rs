@@ -19,7 +19,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::frames::{MAX_DATA_BYTES, ChannelFrame, FrameError};
+use crate::frames::{ChannelFrame, FrameError, MAX_DATA_BYTES};
 
 /// Most connections of a command at once.
 pub(crate) const TUNNEL_STREAMS_MAX: usize = 256;
@@ -34,7 +34,8 @@ fn piece_cost(bytes: usize) -> usize {
 }
 
 /// Sends a frame when there is room for it; returns false if the receiver is gone.
-pub(crate) type TunnelFrameSender = Arc<dyn Fn(ChannelFrame) -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;
+pub(crate) type TunnelFrameSender =
+    Arc<dyn Fn(ChannelFrame) -> Pin<Box<dyn Future<Output = bool> + Send>> + Send + Sync>;
 
 /// Connections of one command, at one end of the channel.
 pub(crate) struct TunnelStreamTable {
@@ -124,7 +125,12 @@ impl TunnelStreamTable {
         let stream = tokio::net::TcpStream::from_std(stream)?;
         let (pieces, queue) = unbounded_channel();
         let pieces = Some(pieces);
-        let passage = TunnelStream { pieces, pending: Arc::default(), room: Arc::new(TunnelWindow::new()), broken: Arc::default() };
+        let passage = TunnelStream {
+            pieces,
+            pending: Arc::default(),
+            room: Arc::new(TunnelWindow::new()),
+            broken: Arc::default(),
+        };
         let carried = TunnelForwarder {
             id,
             post: Arc::clone(&self.shared.post),

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use stockade_egress::DialError;
-use stockade_model::{RawText, NetworkTarget};
+use stockade_model::{NetworkTarget, RawText};
 
 use crate::frames::ChannelFrame;
 

@@ -13,21 +13,29 @@ use bollard::query_parameters::{CreateContainerOptionsBuilder, ListContainersOpt
 use rustix::process::{getegid, geteuid, getgroups};
 use stockade_egress::NameResolver;
 use stockade_engine::{
-    ProviderCapabilities, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEventSender, SandboxPlan, SandboxProvider,
-    StartError, GuestSystem,
+    GuestSystem, INSIDE_HOME, INSIDE_WORKSPACE, ProviderCapabilities, Sandbox, SandboxError, SandboxEventSender,
+    SandboxPlan, SandboxProvider, StartError,
 };
-use stockade_model::{BackgroundPolicy, EnforcementReport, ImageDigest, IsolationLevel, RawText, RuntimeName, SandboxId};
+use stockade_model::{
+    BackgroundPolicy, EnforcementReport, ImageDigest, IsolationLevel, RawText, RuntimeName, SandboxId,
+};
 use tokio::sync::watch;
 
 use crate::accounts::BindMountPair;
-use crate::client::{CALL_TIMEOUT, CallError, ContainerClient, CREATE_TIMEOUT};
+use crate::client::{CALL_TIMEOUT, CREATE_TIMEOUT, CallError, ContainerClient};
 use crate::command::ContainerCommandBackend;
 use crate::images::{ImageProperties, PullProgressSink};
 use crate::inside::ReachableObject;
 use crate::mounted::{ExpectedMounts, SharedObject};
-use crate::spec::{LAUNCHER_PATH, OWNER_LABEL, SANDBOX_LABEL, ContainerContext, ContainerUser, create_request, owner_labels, container_name, text_of};
+use crate::spec::{
+    ContainerContext, ContainerUser, LAUNCHER_PATH, OWNER_LABEL, SANDBOX_LABEL, container_name, create_request,
+    owner_labels, text_of,
+};
 use crate::standing::{ContainerSandbox, is_running, remove_container, start_time};
-use crate::{ContainerEngineKind, ContainerSettings, accounts, covers, filter, images, limits, links, mounted, sessions, socket, verified};
+use crate::{
+    ContainerEngineKind, ContainerSettings, accounts, covers, filter, images, limits, links, mounted, sessions, socket,
+    verified,
+};
 
 /// Makes sandboxes with one engine.
 pub struct ContainerSandboxes {
@@ -108,7 +116,10 @@ impl ContainerSandboxes {
         let mut runtimes: Vec<String> = named.into_keys().collect();
         runtimes.sort_unstable();
         let (version, runtime) = (info.server_version, info.default_runtime);
-        Ok(self.connected.get_or_init(|| ContainerEngineConnection { client, version, rootless, runtime, runtimes }).clone())
+        Ok(self
+            .connected
+            .get_or_init(|| ContainerEngineConnection { client, version, rootless, runtime, runtimes })
+            .clone())
     }
 
     fn unsupported_error(&self, what: &'static str, why: impl Into<String>) -> SandboxError {
@@ -241,14 +252,23 @@ impl ContainerSandboxes {
     }
 
     /// Returns the files of the host in each container, besides those of a plan.
-    fn host_file_set<'a>(&'a self, placed: &'a [BindMountPair], image: &'a ImageProperties) -> verified::HostFileSet<'a> {
+    fn host_file_set<'a>(
+        &'a self,
+        placed: &'a [BindMountPair],
+        image: &'a ImageProperties,
+    ) -> verified::HostFileSet<'a> {
         let ContainerSettings { launcher, accounts, .. } = &self.settings;
         verified::HostFileSet { launcher, accounts, placed, image }
     }
 
     /// Returns the mounts that replace the image's own files in each container: its user files, and
     /// empty directories for volumes of the image.
-    fn placed_files(&self, user: ContainerUser, image: &ImageProperties, id: &SandboxId) -> Result<Vec<BindMountPair>, StartError> {
+    fn placed_files(
+        &self,
+        user: ContainerUser,
+        image: &ImageProperties,
+        id: &SandboxId,
+    ) -> Result<Vec<BindMountPair>, StartError> {
         let mut placed = accounts::create_account_files(&self.settings.accounts, user, id)?;
         placed.extend(covers::over_volumes(&self.settings.accounts, &image.volumes)?);
         Ok(placed)
@@ -270,7 +290,12 @@ impl ContainerSandboxes {
     }
 
     /// Creates the backend for its commands, and its report.
-    fn command_backend(&self, connected: ContainerEngineConnection, plan: &SandboxPlan, made: &StartedContainer) -> ContainerCommandBackend {
+    fn command_backend(
+        &self,
+        connected: ContainerEngineConnection,
+        plan: &SandboxPlan,
+        made: &StartedContainer,
+    ) -> ContainerCommandBackend {
         ContainerCommandBackend {
             kind: self.kind,
             client: connected.client,
@@ -349,9 +374,8 @@ impl SandboxProvider for ContainerSandboxes {
         let image = self.demand_possible(plan)?;
         let connected = self.connect_engine()?;
         let wanted = container_name(&plan.id);
-        let found = connected
-            .client
-            .call(CALL_TIMEOUT, |docker| async move { docker.inspect_container(&wanted, None).await });
+        let found =
+            connected.client.call(CALL_TIMEOUT, |docker| async move { docker.inspect_container(&wanted, None).await });
         let found = match found {
             Ok(found) if is_ours(&found, plan, &self.settings.owner) && is_running(&found) => found,
             Ok(_) | Err(CallError::NotFound(_)) => return Err(SandboxError::Gone(plan.id.clone())),
@@ -361,7 +385,8 @@ impl SandboxProvider for ContainerSandboxes {
         let user = user_of(self.kind, &connected, &shared.workspace)?;
         let facts = images::image_properties(&connected.client, image)?;
         let placed = self.placed_files(user, &facts, &plan.id)?;
-        let enforced = verified::verify_container(self.kind, plan, (user, self.host_file_set(&placed, &facts)), &found)?;
+        let enforced =
+            verified::verify_container(self.kind, plan, (user, self.host_file_set(&placed, &facts)), &found)?;
         sessions::demand_own(&connected.client, user, &found)?;
         let expected = ExpectedMounts::new(self.kind, shared.objects, verified::read_only_places(&found));
         let is_paused = found.state.as_ref().is_some_and(|state| state.paused == Some(true));
@@ -384,7 +409,11 @@ struct SharedHostFiles {
 
 /// Returns the user for the commands: the owner of the workspace, whose permissions the caller has
 /// itself.
-fn user_of(kind: ContainerEngineKind, connected: &ContainerEngineConnection, workspace: &Metadata) -> Result<ContainerUser, StartError> {
+fn user_of(
+    kind: ContainerEngineKind,
+    connected: &ContainerEngineConnection,
+    workspace: &Metadata,
+) -> Result<ContainerUser, StartError> {
     // An engine of an ordinary user maps that user to root of its containers, unless it maps the
     // user to itself.
     if connected.rootless && kind == ContainerEngineKind::Docker {

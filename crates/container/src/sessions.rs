@@ -6,7 +6,7 @@ use bollard::models::{ContainerInspectResponse, ExecInspectResponse};
 use stockade_engine::StartError;
 
 use crate::client::{CALL_TIMEOUT, ContainerClient};
-use crate::spec::{LAUNCHER_PATH, LAUNCHER_WORD, ContainerUser};
+use crate::spec::{ContainerUser, LAUNCHER_PATH, LAUNCHER_WORD};
 
 /// Most sessions that are checked; fewer commands than this run at a time.
 const SESSIONS_MAX: usize = 1_000;
@@ -15,7 +15,11 @@ const SESSIONS_MAX: usize = 1_000;
 ///
 /// # Errors
 /// [`StartError`] if there is one, or the engine does not answer.
-pub(crate) fn demand_own(client: &ContainerClient, user: ContainerUser, found: &ContainerInspectResponse) -> Result<(), StartError> {
+pub(crate) fn demand_own(
+    client: &ContainerClient,
+    user: ContainerUser,
+    found: &ContainerInspectResponse,
+) -> Result<(), StartError> {
     let sessions = found.exec_ids.clone().unwrap_or_default();
     if sessions.len() > SESSIONS_MAX {
         return Err(foreign_process_error("there are too many of them"));

@@ -36,7 +36,9 @@ pub(crate) fn find_socket(
         what: format!("there is no socket of {} on this machine", kind.name()),
         hint: Some(match kind {
             ContainerEngineKind::Docker => "start the engine, or name its socket with DOCKER_HOST".to_owned(),
-            ContainerEngineKind::Podman => "`podman system service --time 0` serves one; CONTAINER_HOST names another".to_owned(),
+            ContainerEngineKind::Podman => {
+                "`podman system service --time 0` serves one; CONTAINER_HOST names another".to_owned()
+            }
         }),
     })
 }

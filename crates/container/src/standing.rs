@@ -14,15 +14,15 @@ use futures_util::StreamExt;
 use rustix::fs::{Mode, OFlags};
 use stockade_engine::{
     Backend, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan,
-    SandboxUsage, StartError, SandboxTree,
+    SandboxTree, SandboxUsage, StartError,
 };
-use stockade_model::{EnforcementReport, SandboxId, ResourceUsage};
+use stockade_model::{EnforcementReport, ResourceUsage, SandboxId};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use crate::client::{CallError, CREATE_TIMEOUT};
+use crate::client::{CREATE_TIMEOUT, CallError};
 use crate::command::{ContainerCommandBackend, ContainerCondition};
 
 /// Delay before the next check for the end of a container, if the engine closed the connection.
@@ -189,8 +189,9 @@ impl Sandbox for ContainerSandbox {
 
     fn destroy(&self) -> Result<(), SandboxError> {
         self.ended.store(true, Ordering::Release);
-        let remove =
-            || self.call_engine("destroy", |docker, container| async move { remove_container(&docker, &container).await });
+        let remove = || {
+            self.call_engine("destroy", |docker, container| async move { remove_container(&docker, &container).await })
+        };
         let removed = match remove() {
             // A runtime may not be able to end a paused container.
             Err(SandboxError::Failed(_)) if self.backend.query_condition() == ContainerCondition::Paused => {

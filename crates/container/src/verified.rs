@@ -10,7 +10,7 @@ use stockade_model::{EnforcementReport, LayerReport, LayerState, Limits};
 
 use crate::accounts::BindMountPair;
 use crate::images::ImageProperties;
-use crate::spec::{HOLD_COMMAND, LAUNCHER_PATH, NO_HEALTH_CHECK, TEMPORARY_DIRS, ContainerUser};
+use crate::spec::{ContainerUser, HOLD_COMMAND, LAUNCHER_PATH, NO_HEALTH_CHECK, TEMPORARY_DIRS};
 use crate::{ContainerEngineKind, covers, filter, images, limits};
 
 /// Files of the host in a container.
@@ -49,11 +49,17 @@ pub(crate) fn verify_container(
     require_property(has_own_temp(kind, host), "private temp at its places alone")?;
     require_property(has_runtime(plan, host), "the runtime that was named")?;
     let image = found.image.as_deref().map(images::bare_id);
-    require_property(image == Some(brought.image.id.as_str()) && !brought.image.id.is_empty(), "a container of its image")?;
+    require_property(
+        image == Some(brought.image.id.as_str()) && !brought.image.id.is_empty(),
+        "a container of its image",
+    )?;
     demand_start(user, found.config.as_ref())?;
     demand_mounts(plan, brought, found.mounts.as_deref().unwrap_or_default())?;
     demand_limits(&plan.profile.limits, host)?;
-    require_property(filter::is_ours(kind, host.security_opt.as_deref().unwrap_or_default()), "its filter of system calls")?;
+    require_property(
+        filter::is_ours(kind, host.security_opt.as_deref().unwrap_or_default()),
+        "its filter of system calls",
+    )?;
     let runtime = host.runtime.as_deref().filter(|name| !name.is_empty()).unwrap_or("its engine's own choice");
     let layers = [
         ("container", format!("runtime {runtime}: namespaces of processes, mounts, network and names of its own")),
@@ -105,7 +111,9 @@ fn is_left_ended(host: &HostConfig) -> bool {
 /// Returns whether writable memory is only at the requested paths. Podman adds one path to every
 /// read-only system.
 fn has_own_temp(kind: ContainerEngineKind, host: &HostConfig) -> bool {
-    let is_ours = |at: &String| TEMPORARY_DIRS.contains(&at.as_str()) || (kind == ContainerEngineKind::Podman && at == PODMAN_TEMPORARY_DIR);
+    let is_ours = |at: &String| {
+        TEMPORARY_DIRS.contains(&at.as_str()) || (kind == ContainerEngineKind::Podman && at == PODMAN_TEMPORARY_DIR)
+    };
     host.tmpfs.iter().flatten().all(|(at, _)| is_ours(at))
 }
 

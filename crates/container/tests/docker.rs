@@ -8,8 +8,10 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
-use stockade_engine::{AttemptEvent, CommandEnd, HeldAnswer, SandboxError, SandboxEventSender, SandboxProvider, GuestSystem, SandboxTree};
-use stockade_model::{BackgroundPolicy, Grant, LayerState, IsolationLevel, DeniedOperation, SandboxId};
+use stockade_engine::{
+    AttemptEvent, CommandEnd, GuestSystem, HeldAnswer, SandboxError, SandboxEventSender, SandboxProvider, SandboxTree,
+};
+use stockade_model::{BackgroundPolicy, DeniedOperation, Grant, IsolationLevel, LayerState, SandboxId};
 use support::{CAPTURE, Engine, PATIENCE, Place, begun, drain, inside, plan};
 
 type Change = fn(&mut stockade_engine::SandboxPlan);
@@ -61,7 +63,11 @@ fn what_is_refused_is_told_and_what_is_held_can_be_granted() {
     assert_ne!(ran.stdout(), "0\n");
     let refused: Vec<_> =
         ran.denials.iter().map(|d| (d.operation, d.grant.as_ref().map(ToString::to_string))).collect();
-    assert!(refused.contains(&(DeniedOperation::Create, Some("write /workspace/.bashrc".to_owned()))), "{:#?}", ran.denials);
+    assert!(
+        refused.contains(&(DeniedOperation::Create, Some("write /workspace/.bashrc".to_owned()))),
+        "{:#?}",
+        ran.denials
+    );
     assert!(!place.plan.workspace.join(".bashrc").exists());
 
     let (mut attempt, events) = place.begin(&inside("echo agreed > .bashrc && cat .bashrc"), CAPTURE, true).unwrap();

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use stockade_egress::{NameLookupError, NameResolver};
 use stockade_engine::{AttemptEvent, CommandEnd, HeldAnswer, SandboxProvider};
-use stockade_model::{HostName, LayerState, IsolationLevel, AttemptPlan};
+use stockade_model::{AttemptPlan, HostName, IsolationLevel, LayerState};
 use support::{CAPTURE, Engine, PATIENCE, Place, begun, inside, plan};
 
 /// Every name is this machine.

@@ -7,8 +7,8 @@ mod support;
 use std::fs;
 use std::path::Path;
 
-use stockade_engine::{CommandEnd, SandboxError, SandboxProvider, GuestSystem};
-use stockade_model::{LayerState, DeniedOperation};
+use stockade_engine::{CommandEnd, GuestSystem, SandboxError, SandboxProvider};
+use stockade_model::{DeniedOperation, LayerState};
 use support::{Engine, Place, begun, inside};
 
 #[test]
@@ -21,7 +21,12 @@ fn a_command_runs_within_the_walls_and_all_of_it_goes() {
     assert_eq!(ran.end.end, CommandEnd::Exited(3), "{ran:#?}");
     assert_eq!(ran.stdout(), "1000\nlo\n");
     assert_eq!(fs::read_to_string(place.plan.workspace.join("made")).unwrap(), "made\n");
-    assert_eq!(ran.denials.iter().map(|d| d.operation).collect::<Vec<_>>(), [DeniedOperation::Create], "{:#?}", ran.denials);
+    assert_eq!(
+        ran.denials.iter().map(|d| d.operation).collect::<Vec<_>>(),
+        [DeniedOperation::Create],
+        "{:#?}",
+        ran.denials
+    );
     for layer in ["container", "container-privileges", "container-files", "landlock", "seccomp", "broker"] {
         let state = ran.report.layers.get(layer).map(|l| l.state);
         assert_eq!(state, Some(LayerState::Enforced), "{layer}: {:#?}", ran.report);

@@ -72,7 +72,10 @@ impl EgressListeners {
     }
 
     /// Announces a connection to `dialled`. The receiver gets it.
-    pub(crate) async fn announce_connection(&self, dialled: SocketAddr) -> io::Result<(AnnouncedConnection, oneshot::Receiver<TcpStream>)> {
+    pub(crate) async fn announce_connection(
+        &self,
+        dialled: SocketAddr,
+    ) -> io::Result<(AnnouncedConnection, oneshot::Receiver<TcpStream>)> {
         let dialled = canonical_address(dialled);
         // Held while the listener is made, because two on one address would conflict.
         let mut listeners = self.listeners.lock().await;
@@ -135,7 +138,8 @@ impl SandboxListener {
         let socket = std::net::TcpListener::from(socket);
         socket.set_nonblocking(true)?;
         let socket = TcpListener::from_std(socket)?;
-        let state = SandboxListenerState { used: Instant::now(), open: 0, expected: HashMap::new(), orphans: Vec::new() };
+        let state =
+            SandboxListenerState { used: Instant::now(), open: 0, expected: HashMap::new(), orphans: Vec::new() };
         let listening =
             Arc::new(Self { address: socket.local_addr()?, state: Mutex::new(state), accepting: Mutex::default() });
         let weak = Arc::downgrade(&listening);

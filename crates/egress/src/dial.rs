@@ -116,7 +116,11 @@ async fn in_time<T>(dialling: impl Future<Output = Result<T, DialError>>) -> Res
 }
 
 /// Returns the addresses that may be dialled, and a remark on the others.
-fn select_allowed_addresses(found: Vec<IpAddr>, rules: &EgressRules, target: &NetworkTarget) -> Result<(Vec<IpAddr>, Option<String>), DialError> {
+fn select_allowed_addresses(
+    found: Vec<IpAddr>,
+    rules: &EgressRules,
+    target: &NetworkTarget,
+) -> Result<(Vec<IpAddr>, Option<String>), DialError> {
     let mut good = Vec::new();
     let mut refused: Option<(IpAddr, &str)> = None;
     for address in found.into_iter().map(|a| a.to_canonical()) {
@@ -206,7 +210,11 @@ mod tests {
         }
     }
 
-    async fn go(found: &'static [&'static str], special: &[&str], target: &str) -> Result<OutgoingConnection, DialError> {
+    async fn go(
+        found: &'static [&'static str],
+        special: &[&str],
+        target: &str,
+    ) -> Result<OutgoingConnection, DialError> {
         let resolver: Arc<dyn NameResolver> = Arc::new(Fixed(found));
         dial_target(&resolver, &rules(special), None, &target.parse().unwrap()).await
     }

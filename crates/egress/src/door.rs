@@ -17,18 +17,21 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use crate::arrivals::{AnnouncedConnection, EgressListeners, CLAIM_TIMEOUT};
+use crate::arrivals::{AnnouncedConnection, CLAIM_TIMEOUT, EgressListeners};
 use crate::dial::{DialError, OutgoingConnection, dial_target};
 use crate::dns::NameServer;
 use crate::edge::PreparedInterception;
-use crate::events::{EgressEventSink, ConnectionRecorder};
+use crate::events::{ConnectionRecorder, EgressEventSink};
 use crate::led;
 use crate::limits::TrafficMeter;
 use crate::names::HostNameTable;
 use crate::proxy;
 use crate::published;
 use crate::relay::RelayBuffers;
-use crate::seam::{EgressDestination, EgressPolicy, EgressDecision, TunnelConnector, EgressPermit, NameResolver, ProxyService, EgressProxySetup, EgressRequest, EgressCaller};
+use crate::seam::{
+    EgressCaller, EgressDecision, EgressDestination, EgressPermit, EgressPolicy, EgressProxySetup, EgressRequest,
+    NameResolver, ProxyService, TunnelConnector,
+};
 use crate::session::{EgressSession, report_limit, reset_client};
 use crate::speakers::DrainTracker;
 
@@ -375,7 +378,12 @@ impl ProxyShared {
         })
     }
 
-    async fn announce_service(self: &Arc<Self>, service: ProxyService, dialled: SocketAddr, who: EgressCaller) -> ConnectAnswer {
+    async fn announce_service(
+        self: &Arc<Self>,
+        service: ProxyService,
+        dialled: SocketAddr,
+        who: EgressCaller,
+    ) -> ConnectAnswer {
         let place = self.meter.acquire_slot().map_err(|reached| DialError::Refused { rule: reached.to_string() })?;
         let (announced, arrival) = self.announce_connection(dialled).await?;
         let shared = Arc::clone(self);
@@ -389,7 +397,12 @@ impl ProxyShared {
     }
 
     /// Serves a client of one of the proxy's own services.
-    pub(crate) async fn serve_client(self: Arc<Self>, service: ProxyService, who: EgressCaller, inside: tokio::net::TcpStream) {
+    pub(crate) async fn serve_client(
+        self: Arc<Self>,
+        service: ProxyService,
+        who: EgressCaller,
+        inside: tokio::net::TcpStream,
+    ) {
         match service {
             ProxyService::NameServer => self.name_server.serve_stream(inside).await,
             ProxyService::HttpProxy => proxy::http::serve_connection(self, who, inside).await,
@@ -409,7 +422,11 @@ impl ProxyShared {
     }
 
     /// Dials an approved target, or lets the tunnel connect to it.
-    pub(crate) async fn dial_target(&self, target: &NetworkTarget, who: &EgressCaller) -> Result<OutgoingConnection, DialError> {
+    pub(crate) async fn dial_target(
+        &self,
+        target: &NetworkTarget,
+        who: &EgressCaller,
+    ) -> Result<OutgoingConnection, DialError> {
         if let Some(lead) = &self.lead {
             return led::connect_through_tunnel(&**lead, target, who).await;
         }

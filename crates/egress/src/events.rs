@@ -8,10 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use stockade_model::{ConnectionEnd, ConnectionRecord, Denial, Grant, DenialLayer, DeniedOperation, RawText, DenialResolution, NetworkTarget};
+use stockade_model::{
+    ConnectionEnd, ConnectionRecord, Denial, DenialLayer, DenialResolution, DeniedOperation, Grant, NetworkTarget,
+    RawText,
+};
 
 use crate::limits::TrafficDirection;
-use crate::seam::{EgressEvent, EgressCaller};
+use crate::seam::{EgressCaller, EgressEvent};
 
 /// Most different refusals that are reported; the rest are counted together.
 const DENIALS_MAX: usize = 1024;
@@ -30,7 +33,14 @@ impl EgressEventSink {
     }
 
     /// Reports a refusal the first time, and counts it afterwards.
-    pub(crate) fn report_denial(&self, operation: DeniedOperation, object: String, who: &EgressCaller, rule: &str, grant: Option<Grant>) {
+    pub(crate) fn report_denial(
+        &self,
+        operation: DeniedOperation,
+        object: String,
+        who: &EgressCaller,
+        rule: &str,
+        grant: Option<Grant>,
+    ) {
         let object = RawText::from(object);
         let denial = Denial {
             operation,

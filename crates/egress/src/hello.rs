@@ -46,7 +46,9 @@ pub fn parse_first_bytes(bytes: &[u8]) -> FirstBytesKind {
     let message = match join_handshake_message(bytes) {
         Ok(message) => message,
         Err(Some(why)) => return FirstBytesKind::Malformed(why),
-        Err(None) if bytes.len() >= MAX_HELLO_BYTES => return FirstBytesKind::Malformed("the client hello is too long"),
+        Err(None) if bytes.len() >= MAX_HELLO_BYTES => {
+            return FirstBytesKind::Malformed("the client hello is too long");
+        }
         Err(None) => return FirstBytesKind::Incomplete,
     };
     match parse_hello_body(&message) {
@@ -213,10 +215,22 @@ pub(crate) mod tests {
 
     #[test]
     fn none_and_encrypted_are_told() {
-        assert_eq!(parse_first_bytes(&split_into_records(&build_hello_body(&[]), 999)), FirstBytesKind::Hello(ClientHello::default()));
-        assert_eq!(parse_first_bytes(&split_into_records(&build_hello_body(&[])[..43 - 2], 999)), FirstBytesKind::Hello(ClientHello::default()));
-        let seen = parse_first_bytes(&split_into_records(&build_hello_body(&[server_name_extension(b"outer.test"), (0xfe0d, vec![1])]), 999));
-        assert_eq!(seen, FirstBytesKind::Hello(ClientHello { server_name: Some(b"outer.test".to_vec()), encrypted: true }));
+        assert_eq!(
+            parse_first_bytes(&split_into_records(&build_hello_body(&[]), 999)),
+            FirstBytesKind::Hello(ClientHello::default())
+        );
+        assert_eq!(
+            parse_first_bytes(&split_into_records(&build_hello_body(&[])[..43 - 2], 999)),
+            FirstBytesKind::Hello(ClientHello::default())
+        );
+        let seen = parse_first_bytes(&split_into_records(
+            &build_hello_body(&[server_name_extension(b"outer.test"), (0xfe0d, vec![1])]),
+            999,
+        ));
+        assert_eq!(
+            seen,
+            FirstBytesKind::Hello(ClientHello { server_name: Some(b"outer.test".to_vec()), encrypted: true })
+        );
     }
 
     #[test]
@@ -232,8 +246,19 @@ pub(crate) mod tests {
         cut.truncate(50);
         let mut tail = build_hello_body(&[]);
         tail.push(0);
-        for bad in [two, build_hello_body(&[(0, pair)]), build_hello_body(&[server_name_extension(b"")]), build_hello_body(&[(0, vec![])]), cut, tail, vec![]] {
-            assert!(matches!(parse_first_bytes(&split_into_records(&bad, 999)), FirstBytesKind::Malformed(_)), "{bad:?}");
+        for bad in [
+            two,
+            build_hello_body(&[(0, pair)]),
+            build_hello_body(&[server_name_extension(b"")]),
+            build_hello_body(&[(0, vec![])]),
+            cut,
+            tail,
+            vec![],
+        ] {
+            assert!(
+                matches!(parse_first_bytes(&split_into_records(&bad, 999)), FirstBytesKind::Malformed(_)),
+                "{bad:?}"
+            );
         }
         for bad in
             [&[22, 3, 1, 0, 0][..], &[22, 3, 1, 0, 4, 2, 0, 0, 0], &[22, 3, 1, 0x50, 0], &[22, 3, 1, 0, 4, 1, 9, 9, 9]]

@@ -18,7 +18,7 @@ use crate::dial::{DIAL_TIMEOUT, DialError, OutgoingConnection};
 use crate::door::ProxyShared;
 use crate::published::next;
 use crate::relay::break_off;
-use crate::seam::{TunnelConnector, EgressPermit, ProxyService, EgressCaller};
+use crate::seam::{EgressCaller, EgressPermit, ProxyService, TunnelConnector};
 
 /// Time beyond the dial time-out that the other egress proxy may take to answer.
 const ANSWER_GRACE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -28,7 +28,11 @@ const FOREIGN_CONNECTIONS_MAX: usize = 256;
 const PAIR_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Connects to a target through the tunnel.
-pub(crate) async fn connect_through_tunnel(lead: &dyn TunnelConnector, target: &NetworkTarget, who: &EgressCaller) -> Result<OutgoingConnection, DialError> {
+pub(crate) async fn connect_through_tunnel(
+    lead: &dyn TunnelConnector,
+    target: &NetworkTarget,
+    who: &EgressCaller,
+) -> Result<OutgoingConnection, DialError> {
     let (sender, receiver) = oneshot::channel();
     let answer = Box::new(move |led| {
         let _ = sender.send(led);
@@ -103,7 +107,11 @@ async fn async_connected_pair() -> io::Result<(TcpStream, std::net::TcpStream)> 
 }
 
 /// Serves every connection at the listener.
-pub(crate) async fn serve_listener(shared: Arc<ProxyShared>, listener: std::net::TcpListener, service: ProxyService) -> io::Result<()> {
+pub(crate) async fn serve_listener(
+    shared: Arc<ProxyShared>,
+    listener: std::net::TcpListener,
+    service: ProxyService,
+) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
     loop {

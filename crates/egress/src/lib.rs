@@ -33,13 +33,15 @@ mod upstream;
 
 pub use arrivals::AnnouncedConnection;
 pub use dial::{DialError, is_own};
-pub use door::{PendingDial, EgressProxy, EgressProxyError, ConnectOrder};
-pub use edge::{PreparedInterception, InterceptionError, TRUST_VARIABLES, TrustRoots};
+pub use door::{ConnectOrder, EgressProxy, EgressProxyError, PendingDial};
+pub use edge::{InterceptionError, PreparedInterception, TRUST_VARIABLES, TrustRoots};
 pub use led::connected_pair;
 pub use limits::EgressLimitReached;
-pub use names::{PROXY_ADDRESS_V4, PROXY_ADDRESS_V6, HTTP_PROXY_PORT, NAMES_MAX, HostNameTable, AddressPair, SOCKS_PORT, is_ours};
+pub use names::{
+    AddressPair, HTTP_PROXY_PORT, HostNameTable, NAMES_MAX, PROXY_ADDRESS_V4, PROXY_ADDRESS_V6, SOCKS_PORT, is_ours,
+};
 pub use seam::{
-    EgressDestination, DnsSockets, EgressEvent, EgressPolicy, EgressDecision, TunnelConnector, NameLookupError, EgressNamespace, EgressPermit, NameResolver, ProxyService,
-    EgressProxySetup, EgressRequest, EgressCaller,
+    DnsSockets, EgressCaller, EgressDecision, EgressDestination, EgressEvent, EgressNamespace, EgressPermit,
+    EgressPolicy, EgressProxySetup, EgressRequest, NameLookupError, NameResolver, ProxyService, TunnelConnector,
 };
 pub use system::SystemResolver;

@@ -169,7 +169,11 @@ impl TrafficMeter {
     }
 
     /// Counts bytes that are about to be moved, and waits for the rate limit.
-    pub(crate) async fn count_bytes(&self, direction: TrafficDirection, count: usize) -> Result<(), EgressLimitReached> {
+    pub(crate) async fn count_bytes(
+        &self,
+        direction: TrafficDirection,
+        count: usize,
+    ) -> Result<(), EgressLimitReached> {
         let before = self.total.fetch_add(count as u64, Ordering::Relaxed);
         if before.saturating_add(count as u64) > self.total_max {
             return Err(EgressLimitReached::TotalBytes);

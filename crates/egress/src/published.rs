@@ -35,7 +35,11 @@ pub(crate) async fn next(listener: &TcpListener) -> TcpStream {
 
 /// Forwards every connection at `listener` to `port` in the sandbox, until the egress proxy is
 /// stopped.
-pub(crate) async fn serve_listener(shared: Arc<ProxyShared>, listener: std::net::TcpListener, port: u16) -> io::Result<()> {
+pub(crate) async fn serve_listener(
+    shared: Arc<ProxyShared>,
+    listener: std::net::TcpListener,
+    port: u16,
+) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     loop {
         let stream = next(&listener).await;
@@ -64,7 +68,8 @@ async fn dial_inside(namespace: &Arc<dyn EgressNamespace>, port: u16) -> io::Res
     for ip in LOOPBACK_ADDRESSES {
         let at = SocketAddr::new(ip, port);
         let namespace = Arc::clone(namespace);
-        let made = tokio::task::spawn_blocking(move || namespace.connecting_socket(at)).await.map_err(io::Error::other)?;
+        let made =
+            tokio::task::spawn_blocking(move || namespace.connecting_socket(at)).await.map_err(io::Error::other)?;
         let connected = match made {
             Ok(socket) => {
                 let socket = std::net::TcpStream::from(socket);

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::edge::{ConnectionGuard, MaskedStream, SecretLeak, StreamKind};
 use crate::events::ByteCounts;
-use crate::limits::{TrafficDirection, TrafficMeter, EgressLimitReached};
+use crate::limits::{EgressLimitReached, TrafficDirection, TrafficMeter};
 use crate::speakers::DrainGuard;
 
 /// Bytes of one buffer.
@@ -163,7 +163,12 @@ impl RelayContext<'_> {
     }
 
     /// Moves bytes until `from` is at its end; then closes the write side of `to`.
-    pub(crate) async fn copy_direction(&self, from: &TcpStream, to: &TcpStream, direction: TrafficDirection) -> Result<(), RelayError> {
+    pub(crate) async fn copy_direction(
+        &self,
+        from: &TcpStream,
+        to: &TcpStream,
+        direction: TrafficDirection,
+    ) -> Result<(), RelayError> {
         let guard = self.guard.filter(|_| direction == TrafficDirection::Down);
         let mut masked = guard.map(|guard| guard.masked_stream(StreamKind::Relay));
         loop {

@@ -5,7 +5,9 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use stockade_model::{ConnectionRecord, Denial, EffectUse, EgressRules, Grant, HostName, RawText, SecretUse, NetworkTarget};
+use stockade_model::{
+    ConnectionRecord, Denial, EffectUse, EgressRules, Grant, HostName, NetworkTarget, RawText, SecretUse,
+};
 
 use crate::dial::DialError;
 use crate::edge::PreparedInterception;
@@ -120,7 +122,12 @@ pub enum NameLookupError {
 pub trait TunnelConnector: Send + Sync {
     /// Connects to an approved target. Answers once, within a bounded time, with the connection.
     /// Called on the proxy's thread, so it must not block.
-    fn connect_target(&self, target: &NetworkTarget, who: &EgressCaller, answer: Box<dyn FnOnce(Result<TcpStream, DialError>) + Send>);
+    fn connect_target(
+        &self,
+        target: &NetworkTarget,
+        who: &EgressCaller,
+        answer: Box<dyn FnOnce(Result<TcpStream, DialError>) + Send>,
+    );
 }
 
 /// Event of the egress proxy.

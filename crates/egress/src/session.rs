@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stockade_model::{ConnectionEnd, DeniedOperation, SecretUse, NetworkTarget};
+use stockade_model::{ConnectionEnd, DeniedOperation, NetworkTarget, SecretUse};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 
@@ -18,7 +18,7 @@ use crate::http::direct;
 use crate::http::exchange::HttpPeer;
 use crate::http::stream::HttpReader;
 use crate::limits::{ConnectionSlot, EgressLimitReached};
-use crate::relay::{RelayError, FirstLineDecision, RelayContext, break_off, set_tcp_options};
+use crate::relay::{FirstLineDecision, RelayContext, RelayError, break_off, set_tcp_options};
 use crate::seam::EgressCaller;
 use crate::sniff::{FirstBytesDecision, UNREADABLE_REFUSAL, examine_first_bytes, examine_first_line};
 use crate::speakers::DrainGuard;
@@ -47,7 +47,13 @@ impl EgressSession {
     pub(crate) fn record_dial_error(self, failure: &DialError) {
         let end = match failure {
             DialError::Refused { rule } => {
-                self.shared.events.report_denial(DeniedOperation::Connect, self.target.to_string(), &self.who, rule, None);
+                self.shared.events.report_denial(
+                    DeniedOperation::Connect,
+                    self.target.to_string(),
+                    &self.who,
+                    rule,
+                    None,
+                );
                 ConnectionEnd::Refused
             }
             DialError::Failed { .. } => ConnectionEnd::Failed,
@@ -84,7 +90,13 @@ impl EgressSession {
             FirstBytesDecision::Refused(rule) => {
                 break_off(&inside);
                 break_off(&outside);
-                self.shared.events.report_denial(DeniedOperation::Connect, self.target.to_string(), &self.who, rule, None);
+                self.shared.events.report_denial(
+                    DeniedOperation::Connect,
+                    self.target.to_string(),
+                    &self.who,
+                    rule,
+                    None,
+                );
                 return self.record_refused(rule);
             }
             FirstBytesDecision::Tls(hello) => {
@@ -107,7 +119,9 @@ impl EgressSession {
         let is_open = first == FirstBytesDecision::Undecided && !held.is_empty();
         let speaking = self.speaking.take();
         let is_counted = self.is_counted();
-        let check = |said: &[u8]| if is_open { examine_first_line(said, &self.target, is_counted) } else { FirstLineDecision::Done };
+        let check = |said: &[u8]| {
+            if is_open { examine_first_line(said, &self.target, is_counted) } else { FirstLineDecision::Done }
+        };
         let ended = way.relay_streams(&inside, &outside, held, check, speaking).await;
         self.record_end(ended);
     }
@@ -115,7 +129,8 @@ impl EgressSession {
     /// Carries a connection that another egress proxy checks.
     async fn carry_unseen(mut self, inside: TcpStream, held: Vec<u8>, outside: TcpStream) {
         let counts = Arc::clone(&self.recorder.counts);
-        let way = RelayContext { buffers: &self.shared.buffers, meter: &self.shared.meter, counts: &counts, guard: None };
+        let way =
+            RelayContext { buffers: &self.shared.buffers, meter: &self.shared.meter, counts: &counts, guard: None };
         let speaking = self.speaking.take();
         let ended = way.relay_streams(&inside, &outside, held, |_| FirstLineDecision::Done, speaking).await;
         self.record_end(ended);
@@ -133,10 +148,17 @@ impl EgressSession {
 
     /// Waits for the first bytes of the program and examines them. If the server sends first, the
     /// protocol does not name a server.
-    async fn read_first_bytes(&self, inside: &TcpStream, outside: &TcpStream, mut held: Vec<u8>) -> io::Result<(FirstBytesDecision, Vec<u8>)> {
+    async fn read_first_bytes(
+        &self,
+        inside: &TcpStream,
+        outside: &TcpStream,
+        mut held: Vec<u8>,
+    ) -> io::Result<(FirstBytesDecision, Vec<u8>)> {
         let mut deadline = None;
         let is_read = self.is_read();
-        let other = || if is_read { FirstBytesDecision::Refused(UNREADABLE_REFUSAL.into()) } else { FirstBytesDecision::Opaque };
+        let other = || {
+            if is_read { FirstBytesDecision::Refused(UNREADABLE_REFUSAL.into()) } else { FirstBytesDecision::Opaque }
+        };
         let waits = |held: &[u8]| is_read || held.starts_with(&[TLS_RECORD_BYTE]) || self.target.port == 80;
         loop {
             let look = |held: &[u8]| examine_first_bytes(held, &self.target, is_read, self.is_counted());
@@ -201,12 +223,24 @@ impl EgressSession {
             Ok(()) => self.recorder.finish(ConnectionEnd::Closed, None),
             Err(RelayError::Reset(error)) => self.recorder.finish(ConnectionEnd::Reset, Some(error.to_string())),
             Err(RelayError::Rule(rule)) => {
-                self.shared.events.report_denial(DeniedOperation::Connect, self.target.to_string(), &self.who, &rule, None);
+                self.shared.events.report_denial(
+                    DeniedOperation::Connect,
+                    self.target.to_string(),
+                    &self.who,
+                    &rule,
+                    None,
+                );
                 self.record_refused(&rule);
             }
             Err(RelayError::Stray(SecretLeak { rule, secret })) => {
                 let grant = secret.map(SecretUse::into_grant);
-                self.shared.events.report_denial(DeniedOperation::Secret, self.target.to_string(), &self.who, &rule, grant);
+                self.shared.events.report_denial(
+                    DeniedOperation::Secret,
+                    self.target.to_string(),
+                    &self.who,
+                    &rule,
+                    grant,
+                );
                 self.record_refused(&rule);
             }
             Err(RelayError::Limit(reached)) => {
@@ -218,7 +252,12 @@ impl EgressSession {
 }
 
 /// Reports that a limit was reached.
-pub(crate) fn report_limit(shared: &ProxyShared, target: &NetworkTarget, who: &EgressCaller, reached: EgressLimitReached) {
+pub(crate) fn report_limit(
+    shared: &ProxyShared,
+    target: &NetworkTarget,
+    who: &EgressCaller,
+    reached: EgressLimitReached,
+) {
     shared.events.report_denial(DeniedOperation::Limit, target.to_string(), who, &reached.to_string(), None);
 }
 

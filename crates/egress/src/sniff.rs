@@ -2,7 +2,7 @@
 //!
 //! This module must not depend on sockets.
 
-use stockade_model::{Host, RawText, NetworkTarget};
+use stockade_model::{Host, NetworkTarget, RawText};
 
 use crate::hello::{self, ClientHello, FirstBytesKind};
 use crate::relay::FirstLineDecision;
@@ -39,7 +39,12 @@ pub(crate) const UNREADABLE_REFUSAL: &str = "requests to this host are looked in
 /// every port. HTTP/2 without TLS cannot be checked and is refused. Port 80 carries only HTTP/1.
 /// Connections to addresses are not checked, because approval of an address includes all that it
 /// serves.
-pub fn examine_first_bytes(bytes: &[u8], target: &NetworkTarget, is_read: bool, is_counted: bool) -> FirstBytesDecision {
+pub fn examine_first_bytes(
+    bytes: &[u8],
+    target: &NetworkTarget,
+    is_read: bool,
+    is_counted: bool,
+) -> FirstBytesDecision {
     let name = target.host.name();
     let is_checked = is_read || name.is_some();
     match hello::parse_first_bytes(bytes) {
@@ -60,7 +65,9 @@ pub fn examine_first_bytes(bytes: &[u8], target: &NetworkTarget, is_read: bool, 
         FirstBytesKind::Other if !is_checked && !is_counted => FirstBytesDecision::Opaque,
         FirstBytesKind::Other => match first_line(bytes) {
             FirstLineKind::Http1 => FirstBytesDecision::Http,
-            FirstLineKind::Http2 if is_checked => FirstBytesDecision::Refused("HTTP/2 without TLS cannot be checked".into()),
+            FirstLineKind::Http2 if is_checked => {
+                FirstBytesDecision::Refused("HTTP/2 without TLS cannot be checked".into())
+            }
             FirstLineKind::Http2 => FirstBytesDecision::Refused("HTTP/2 without TLS cannot be counted".into()),
             FirstLineKind::Unfinished => FirstBytesDecision::Undecided,
             FirstLineKind::Else if is_read => FirstBytesDecision::Refused(UNREADABLE_REFUSAL.into()),
@@ -78,7 +85,9 @@ pub fn examine_first_line(said: &[u8], target: &NetworkTarget, is_counted: bool)
     match examine_first_bytes(said, target, false, is_counted) {
         FirstBytesDecision::Undecided => FirstLineDecision::More,
         FirstBytesDecision::Opaque => FirstLineDecision::Done,
-        FirstBytesDecision::Http | FirstBytesDecision::Tls(_) => FirstLineDecision::Refuse("a request came too slowly to be checked".into()),
+        FirstBytesDecision::Http | FirstBytesDecision::Tls(_) => {
+            FirstLineDecision::Refuse("a request came too slowly to be checked".into())
+        }
         FirstBytesDecision::Refused(rule) => FirstLineDecision::Refuse(rule),
     }
 }
@@ -116,7 +125,7 @@ fn first_line(bytes: &[u8]) -> FirstLineKind {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hello::tests::{build_hello_body, split_into_records, server_name_extension};
+    use crate::hello::tests::{build_hello_body, server_name_extension, split_into_records};
 
     #[track_caller]
     fn check(bytes: &[u8], target: &str, expected: &FirstBytesDecision) {
@@ -156,7 +165,10 @@ mod tests {
             assert_eq!(look(b"GET / HTTP/1.1\r\n", target), FirstBytesDecision::Http);
             assert!(matches!(look(&[22, 3, 1, 0, 0], target), FirstBytesDecision::Refused(_)));
         }
-        assert!(matches!(look(&split_into_records(&build_hello_body(&[]), 9), "1.1.1.1:443"), FirstBytesDecision::Tls(_)));
+        assert!(matches!(
+            look(&split_into_records(&build_hello_body(&[]), 9), "1.1.1.1:443"),
+            FirstBytesDecision::Tls(_)
+        ));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client};
 
 use crate::edge::{InterceptionError, TlsInterceptor};
 use crate::http::direct;
-use crate::http::exchange::{HttpRefusal, HttpPeer};
+use crate::http::exchange::{HttpPeer, HttpRefusal};
 use crate::http::stream::HttpReader;
 use crate::session::EgressSession;
 
@@ -30,7 +30,8 @@ pub(crate) async fn serve_connection(session: EgressSession, inside: TcpStream, 
         return session.record_refused("its traffic is to be looked into, and nothing was made ready for that");
     };
     let (reader, writer) = inside.into_split();
-    let inside = match accept_client(opening, &session.target.host, join(Cursor::new(held).chain(reader), writer)).await {
+    let inside = match accept_client(opening, &session.target.host, join(Cursor::new(held).chain(reader), writer)).await
+    {
         Ok(inside) => inside,
         Err(why) => {
             let why = format!(
@@ -67,7 +68,11 @@ async fn accept_client<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-async fn connect_server(opening: &TlsInterceptor, host: &Host, outside: TcpStream) -> Result<client::TlsStream<TcpStream>, String> {
+async fn connect_server(
+    opening: &TlsInterceptor,
+    host: &Host,
+    outside: TcpStream,
+) -> Result<client::TlsStream<TcpStream>, String> {
     let name = match host {
         Host::Name(name) => ServerName::try_from(name.as_str().to_owned()).map_err(|error| error.to_string())?,
         Host::Address(address) => ServerName::IpAddress((*address).into()),

@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use data_encoding::BASE64;
 use rustix::io::Errno;
-use stockade_model::{EgressRules, Host, HostName, NetworkTarget, UpstreamProxy, UpstreamKind};
+use stockade_model::{EgressRules, Host, HostName, NetworkTarget, UpstreamKind, UpstreamProxy};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::dial::{DialError, OutgoingConnection, look_up, connect_first_reachable};
+use crate::dial::{DialError, OutgoingConnection, connect_first_reachable, look_up};
 use crate::http::head::{ResponseHead, end_of_head};
 use crate::seam::{NameResolver, is_localhost};
 

@@ -7,7 +7,7 @@ mod support;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use stockade_model::{UpstreamProxy, UpstreamKind};
+use stockade_model::{UpstreamKind, UpstreamProxy};
 use support::{Options, World};
 
 fn query(name: &str, kind: u16) -> Vec<u8> {

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use stockade_egress::{DialError, NameLookupError, NameResolver, ProxyService, EgressCaller};
-use stockade_model::{ConnectionEnd, EgressLimits, HostName, DenialLayer, DeniedOperation};
+use stockade_egress::{DialError, EgressCaller, NameLookupError, NameResolver, ProxyService};
+use stockade_model::{ConnectionEnd, DenialLayer, DeniedOperation, EgressLimits, HostName};
 use support::{Options, World, arrive, closed_port, echo, is_reset, serve, wait_for};
 
 fn world() -> World {
@@ -241,7 +241,8 @@ fn limits_are_kept_and_told() {
 fn the_name_server_serves_connections_too() {
     let world = world();
     let door_53 = (stockade_egress::PROXY_ADDRESS_V4, 53).into();
-    let announced = world.door().connect_service_and_wait(ProxyService::NameServer, door_53, EgressCaller::default()).unwrap();
+    let announced =
+        world.door().connect_service_and_wait(ProxyService::NameServer, door_53, EgressCaller::default()).unwrap();
     let mut stream = arrive(announced);
     let query = b"\0\x1b\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x01a\x04test\0\0\x01\0\x01";
     let mut framed = query.to_vec();

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use data_encoding::BASE64;
-use stockade_egress::{PROXY_ADDRESS_V4, PreparedInterception, ProxyService, EgressCaller};
+use stockade_egress::{EgressCaller, PROXY_ADDRESS_V4, PreparedInterception, ProxyService};
 use stockade_model::{EgressSecret, SecretKind, SecretSource};
 use support::tls::{Origin, client};
 use support::{Options, World, arrive, serve};
@@ -133,8 +133,11 @@ impl Scene {
     }
 
     fn proxied(&self, host: &str, fields: &str) -> String {
-        let asked =
-            self.world.door().connect_service_and_wait(ProxyService::HttpProxy, (PROXY_ADDRESS_V4, 3128).into(), EgressCaller::default());
+        let asked = self.world.door().connect_service_and_wait(
+            ProxyService::HttpProxy,
+            (PROXY_ADDRESS_V4, 3128).into(),
+            EgressCaller::default(),
+        );
         let mut stream = arrive(asked.unwrap());
         let host = format!("{host}:{}", self.plain);
         let fields = format!("Host: {host}\r\nConnection: close\r\n{fields}");

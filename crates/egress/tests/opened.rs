@@ -8,8 +8,11 @@ mod support;
 use std::io::{Read, Write};
 use std::sync::Arc;
 
-use stockade_egress::{PROXY_ADDRESS_V4, EgressProxy, EgressProxyError, PreparedInterception, ProxyService, EgressProxySetup, TrustRoots, EgressCaller};
-use stockade_model::{ConnectionEnd, EgressRules, EgressLimits};
+use stockade_egress::{
+    EgressCaller, EgressProxy, EgressProxyError, EgressProxySetup, PROXY_ADDRESS_V4, PreparedInterception,
+    ProxyService, TrustRoots,
+};
+use stockade_model::{ConnectionEnd, EgressLimits, EgressRules};
 use support::tls::{Origin, ask, client, ok};
 use support::{Options, World, arrive, echo, is_reset, serve, wait_for};
 
@@ -290,7 +293,11 @@ fn addresses_tunnels_and_limits() {
     assert!(ask(&mut inside, &request).ends_with("fine"));
     // Through a tunnel of the proxy.
     let door = scene.world.door();
-    let asked = door.connect_service_and_wait(ProxyService::HttpProxy, (PROXY_ADDRESS_V4, 3128).into(), EgressCaller::default());
+    let asked = door.connect_service_and_wait(
+        ProxyService::HttpProxy,
+        (PROXY_ADDRESS_V4, 3128).into(),
+        EgressCaller::default(),
+    );
     let mut stream = arrive(asked.unwrap());
     let tunnel = ask(&mut stream, &format!("CONNECT {} HTTP/1.1\r\n\r\n", scene.target));
     assert!(tunnel.starts_with("HTTP/1.1 200"), "{tunnel}");
@@ -322,6 +329,7 @@ fn a_door_does_not_start_without_what_its_rules_need() {
     };
     World::with(Options::default(), &mut setup_of);
     assert!(matches!(failed, Some(EgressProxyError::Unprepared)));
-    let nothing = PreparedInterception::prepare_rules(&EgressRules::default(), &TrustRoots::Pem(String::new())).unwrap();
+    let nothing =
+        PreparedInterception::prepare_rules(&EgressRules::default(), &TrustRoots::Pem(String::new())).unwrap();
     assert!(nothing.bundle_pem().is_none() && nothing.secret_placeholders().next().is_none());
 }

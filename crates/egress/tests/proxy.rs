@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use stockade_egress::{PROXY_ADDRESS_V4, ProxyService, EgressCaller};
+use stockade_egress::{EgressCaller, PROXY_ADDRESS_V4, ProxyService};
 use stockade_model::ConnectionEnd;
 use support::{Options, World, arrive, echo, serve, wait_for};
 
@@ -44,7 +44,8 @@ impl Scene {
     fn open(&self, service: ProxyService) -> TcpStream {
         let port = if service == ProxyService::Socks { 1080 } else { 3128 };
         let who = EgressCaller { pid: Some(9), program: None };
-        let stream = arrive(self.world.door().connect_service_and_wait(service, (PROXY_ADDRESS_V4, port).into(), who).unwrap());
+        let stream =
+            arrive(self.world.door().connect_service_and_wait(service, (PROXY_ADDRESS_V4, port).into(), who).unwrap());
         stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
         stream
     }

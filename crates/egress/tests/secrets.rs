@@ -12,8 +12,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use data_encoding::{BASE64, HEXLOWER};
-use stockade_egress::{PROXY_ADDRESS_V4, PreparedInterception, InterceptionError, ProxyService, TrustRoots, EgressCaller};
-use stockade_model::{Denial, EgressRules, DeniedOperation, EgressSecret, SecretKind, SecretSource};
+use stockade_egress::{
+    EgressCaller, InterceptionError, PROXY_ADDRESS_V4, PreparedInterception, ProxyService, TrustRoots,
+};
+use stockade_model::{Denial, DeniedOperation, EgressRules, EgressSecret, SecretKind, SecretSource};
 use support::tls::{Origin, answer_requests, ask, client, ok};
 use support::{Options, World, arrive, echo, is_reset, serve, wait_for};
 
@@ -191,7 +193,11 @@ fn placeholders_and_secrets_go_nowhere_else() {
     // The same in the clear, on a connection of its own and through the proxy.
     refused(&scene, &scene.clear("other.test", &format!("{head}X: {{github}}\r\n\r\n")), elsewhere);
     let door = scene.world.door();
-    let asked = door.connect_service_and_wait(ProxyService::HttpProxy, (PROXY_ADDRESS_V4, 3128).into(), EgressCaller::default());
+    let asked = door.connect_service_and_wait(
+        ProxyService::HttpProxy,
+        (PROXY_ADDRESS_V4, 3128).into(),
+        EgressCaller::default(),
+    );
     let request = format!("GET http://HOST:{0}/ HTTP/1.1\r\nHost: HOST:{0}\r\nX: {{github}}\r\n\r\n", scene.plain);
     refused(&scene, &ask(&mut arrive(asked.unwrap()), &scene.filled("other.test", &request)), elsewhere);
     assert!(scene.got_plain.lock().unwrap().is_empty());

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use stockade_egress::{PROXY_ADDRESS_V4, ProxyService, EgressCaller};
+use stockade_egress::{EgressCaller, PROXY_ADDRESS_V4, ProxyService};
 use stockade_model::{ConnectionEnd, EgressLimits};
 use support::{Options, World, arrive, echo, serve, wait_for};
 
@@ -173,7 +173,11 @@ fn requests_that_drip_hold_a_place_for_a_moment_only() {
     let neighbour = Neighbour::new();
     let world = world(EgressLimits { connections: Some(200), ..EgressLimits::default() });
     let proxy = || {
-        let service = world.door().connect_service_and_wait(ProxyService::HttpProxy, (PROXY_ADDRESS_V4, 3128).into(), EgressCaller::default());
+        let service = world.door().connect_service_and_wait(
+            ProxyService::HttpProxy,
+            (PROXY_ADDRESS_V4, 3128).into(),
+            EgressCaller::default(),
+        );
         service.map(arrive)
     };
     let mut slow: Vec<TcpStream> = (0..200).map(|_| proxy().unwrap()).collect();

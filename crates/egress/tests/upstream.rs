@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use data_encoding::BASE64;
 use rustix::io::Errno;
 use stockade_egress::DialError;
-use stockade_model::{SecretSource, NetworkTarget, UpstreamProxy, UpstreamKind};
+use stockade_model::{NetworkTarget, SecretSource, UpstreamKind, UpstreamProxy};
 use support::tls::{Origin, ask, client, ok};
 use support::{Options, World, closed_port, echo, serve};
 
@@ -185,10 +185,7 @@ fn exceptions_are_dialled_and_checked_here() {
     let proxy = http(None);
     let world = world(UpstreamKind::Http, proxy.port, None, "");
     let failure = world.connect(&format!("direct.test:{}", serve(echo))).unwrap_err();
-    assert!(
-        matches!(&failure, DialError::Refused { rule } if rule.contains("special address 127.0.0.1")),
-        "{failure}"
-    );
+    assert!(matches!(&failure, DialError::Refused { rule } if rule.contains("special address 127.0.0.1")), "{failure}");
     let failure = world.connect("localhost:80").unwrap_err();
     assert!(matches!(&failure, DialError::Refused { rule } if rule.contains("the proxy's own machine")), "{failure}");
     assert!(proxy.asked.lock().unwrap().is_empty());

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use stockade_model::{ApprovalAnswer, Digest, ApprovalQuestion};
+use stockade_model::{ApprovalAnswer, ApprovalQuestion, Digest};
 use tracing::{Span, info, info_span, warn};
 
 use crate::Approver;
@@ -155,7 +155,8 @@ fn serve_questions(
         let mut approver = approver.lock().unwrap_or_else(PoisonError::into_inner);
         let by = approver.name();
         // Another request may have used the approver until now.
-        let answer = if waiting.is_withdrawn() { ApprovalAnswer::TimedOut } else { approver.ask_question(&question, &waiting) };
+        let answer =
+            if waiting.is_withdrawn() { ApprovalAnswer::TimedOut } else { approver.ask_question(&question, &waiting) };
         drop(approver);
         info!(?answer, by, withdrawn = waiting.is_withdrawn(), "answered");
         answered(ApproverAnswer { digest: question.digest, answer, by });

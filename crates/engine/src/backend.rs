@@ -9,7 +9,8 @@ use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
 use stockade_model::{
-    ConnectionRecord, Denial, EnforcementReport, Grant, IsolationLevel, AttemptPlan, RawText, ReadAccess, StagedChanges, ResourceUsage,
+    AttemptPlan, ConnectionRecord, Denial, EnforcementReport, Grant, IsolationLevel, RawText, ReadAccess,
+    ResourceUsage, StagedChanges,
 };
 
 /// Port for the code that builds sandboxes from plans.
@@ -34,7 +35,13 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// [`StartError`] if any layer that the plan requires is unavailable. Nothing ran and nothing
     /// is left behind (L6).
-    fn prepare_attempt(&self, plan: &AttemptPlan, io: &StdioMode, hold: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError>;
+    fn prepare_attempt(
+        &self,
+        plan: &AttemptPlan,
+        io: &StdioMode,
+        hold: bool,
+        events: AttemptEventSender,
+    ) -> Result<Box<dyn Attempt>, StartError>;
 }
 
 /// Sandbox with its command, held or running. The drop ends the whole process tree and waits until

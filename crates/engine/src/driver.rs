@@ -14,22 +14,24 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use stockade_model::{
-    Assessment, Decision, Denial, Event, EventKind, Grant, GroupOffer, DeniedOperation, RunOutcome, AttemptPlan, ApprovalQuestion, RunRequest,
-    ReviewResult, PolicyVerdict,
+    ApprovalQuestion, Assessment, AttemptPlan, Decision, Denial, DeniedOperation, Event, EventKind, Grant, GroupOffer,
+    PolicyVerdict, ReviewResult, RunOutcome, RunRequest,
 };
 use tracing::{debug, info, info_span, warn};
 
 use crate::approver::HeldCalls;
-use crate::asker::{QuestionSender, ApproverAnswer, WITHDRAWAL_TIMEOUT};
+use crate::asker::{ApproverAnswer, QuestionSender, WITHDRAWAL_TIMEOUT};
 use crate::core::{
-    RequestCore, CoreConfig, HeldCall, CoreInput, AnswerMemo, CoreOutput, BoundPlan, PowerGuard, RememberedAnswer, QuestionReview, ReviewerSpec,
+    AnswerMemo, BoundPlan, CoreConfig, CoreInput, CoreOutput, HeldCall, PowerGuard, QuestionReview, RememberedAnswer,
+    RequestCore, ReviewerSpec,
 };
-use crate::interrupts::{TypedInputCheck, StopHandler};
+use crate::interrupts::{StopHandler, TypedInputCheck};
 use crate::keys::MemoryKey;
 use crate::offers;
-use crate::seams::{Clock, HeldRule, PolicyEngine, AnswerMemory, MemoryError, EventRecorder};
+use crate::seams::{AnswerMemory, Clock, EventRecorder, HeldRule, MemoryError, PolicyEngine};
 use crate::{
-    Approver, Attempt, AttemptEvent, Backend, AttemptEventSender, HoldId, InterruptReceiver, StdioMode, Reviewer, StartError, exit_code,
+    Approver, Attempt, AttemptEvent, AttemptEventSender, Backend, HoldId, InterruptReceiver, Reviewer, StartError,
+    StdioMode, exit_code,
 };
 
 /// Continues a stopped process (signal(7)).
@@ -208,7 +210,9 @@ impl RequestDriver<'_> {
                     let denial = self.reportable_denial(denial);
                     CoreInput::Denied { powers: self.requestable_powers(&denial), denial }
                 }
-                AttemptEvent::Breached(denial) => CoreInput::Breached { powers: self.requestable_powers(&denial), denial },
+                AttemptEvent::Breached(denial) => {
+                    CoreInput::Breached { powers: self.requestable_powers(&denial), denial }
+                }
                 AttemptEvent::Connection(connection) => CoreInput::Connection(connection),
                 AttemptEvent::Signed { grant, object } => CoreInput::Signed { grant, object },
                 AttemptEvent::Executed { pid, program } => CoreInput::Executed { pid, program },
@@ -516,7 +520,12 @@ impl RequestDriver<'_> {
         }
         let mailbox = self.mailbox.clone();
         let span = info_span!("review", %digest);
-        let reviewed = QuestionReview { digest: digest.clone(), review: ReviewResult::from_failure(&by, ""), response: None, took_ms: 0 };
+        let reviewed = QuestionReview {
+            digest: digest.clone(),
+            review: ReviewResult::from_failure(&by, ""),
+            response: None,
+            took_ms: 0,
+        };
         let ask = move || {
             let _entered = span.enter();
             let start = Instant::now();
@@ -543,7 +552,9 @@ impl RequestDriver<'_> {
         self.attempts += 1;
         let (number, mailbox) = (self.attempts, self.mailbox.clone());
         // The run may be over, so that the event is not needed.
-        let events = AttemptEventSender::new(move |event| drop(mailbox.send(DriverMessage::Attempt { number, event: Box::new(event) })));
+        let events = AttemptEventSender::new(move |event| {
+            drop(mailbox.send(DriverMessage::Attempt { number, event: Box::new(event) }))
+        });
         let Some(backend) = self.backend_for_plan(plan) else {
             return CoreInput::PrepareFailed("nothing here runs commands without a sandbox".to_owned());
         };

@@ -1,6 +1,6 @@
 //! Exit statuses that callers see. Public API: scripts rely on it.
 
-use stockade_model::{RunOutcome, FinalStatus};
+use stockade_model::{FinalStatus, RunOutcome};
 
 /// The command's time limit passed.
 pub const TIMED_OUT: i32 = 124;

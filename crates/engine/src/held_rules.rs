@@ -7,8 +7,10 @@
 
 use std::path::Path;
 
-use stockade_model::{Decision, Denial, Grant, AttemptPlan, RunRequest, SecretUse, SignUse, PolicyVerdict};
-use stockade_policy::{Act, RequestContext, PolicyRule, PolicySettings, ActContext, acts_of_power, complete_grants, find_strictest};
+use stockade_model::{AttemptPlan, Decision, Denial, Grant, PolicyVerdict, RunRequest, SecretUse, SignUse};
+use stockade_policy::{
+    Act, ActContext, PolicyRule, PolicySettings, RequestContext, acts_of_power, complete_grants, find_strictest,
+};
 
 use crate::seams::HeldRule;
 
@@ -56,7 +58,12 @@ pub fn governed_refusal(settings: &PolicySettings, request: &RunRequest, power: 
 }
 
 /// Returns whether a rule denies this power, or it cannot be approved.
-pub fn is_power_denied(settings: &PolicySettings, request: &RunRequest, power: &Grant, around: &RequestContext) -> bool {
+pub fn is_power_denied(
+    settings: &PolicySettings,
+    request: &RunRequest,
+    power: &Grant,
+    around: &RequestContext,
+) -> bool {
     let denied = |said: Option<Decision>| said.is_some_and(|said| said.verdict == PolicyVerdict::Deny);
     let of_signing = |wanted: &SignUse| settings.decide_signing_by_rule(wanted, &act_context(request), around);
     let of_secret = |wanted: &SecretUse| settings.decide_secret_by_rule(wanted, &act_context(request), around);
@@ -72,7 +79,12 @@ pub fn can_give_powers(settings: &PolicySettings) -> bool {
     settings.rules().any(PolicyRule::gives_powers)
 }
 
-fn decide_act(settings: &PolicySettings, request: &RunRequest, act: &Act<'_>, around: &RequestContext) -> Option<Decision> {
+fn decide_act(
+    settings: &PolicySettings,
+    request: &RunRequest,
+    act: &Act<'_>,
+    around: &RequestContext,
+) -> Option<Decision> {
     settings.decide_by_rule(*act, &act_context(request), around)
 }
 

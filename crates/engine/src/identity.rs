@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use stockade_model::{Assessment, Capability, RequestCommand, Digest, RawText};
+use stockade_model::{Assessment, Capability, Digest, RawText, RequestCommand};
 use stockade_policy::amend::runs_others;
 use stockade_shell::StdinUse;
 
@@ -39,7 +39,8 @@ const NAME_DELIMITERS: &[u8] = b" \t\r\n'\"`;&|()<>{}[]=,";
 /// Bytes that stand for content outside the text.
 const DYNAMIC_BYTES: &[u8] = b"$`*?~";
 /// Findings in the text that make the program to run unknown.
-const UNREAD_FINDINGS: &[&str] = &["not-understood", "too-much-to-review", "too-deep", "dynamic-program", "calls-function"];
+const UNREAD_FINDINGS: &[&str] =
+    &["not-understood", "too-much-to-review", "too-deep", "dynamic-program", "calls-function"];
 
 /// Findings that a program may run a file named in its words, whatever the file's mode.
 const FILE_RUNNING_FINDINGS: &[&str] = &[

@@ -7,7 +7,7 @@
 //! There is no namespace for runs without a sandbox. That consent cannot be remembered, so that no
 //! remembered answer can replace it (L1).
 
-use stockade_model::{RequestCommand, Digest, Grant, IsolationLevel, AttemptPlan, RawText, RunRequest};
+use stockade_model::{AttemptPlan, Digest, Grant, IsolationLevel, RawText, RequestCommand, RunRequest};
 
 /// Kind of question that an answer belongs to. An approval of one kind never answers a question of
 /// another.

@@ -24,17 +24,18 @@ mod sandbox;
 pub mod seams;
 mod surroundings;
 
-pub use approver::{Approver, HeldCalls, AbsentApprover, PendingQuestion};
+pub use approver::{AbsentApprover, Approver, HeldCalls, PendingQuestion};
 pub use backend::{
-    Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, AttemptEventSender, HeldAnswer, HoldId, StdioMode, StartError, WeakEventSender,
+    Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, HeldAnswer, HoldId, StartError,
+    StdioMode, WeakEventSender,
 };
 pub use driver::RequestEngine;
 pub use exit::exit_code;
 pub use identity::{files_named, workspace_identity};
-pub use interrupts::{InterruptSender, InterruptReceiver, interrupt_channel};
+pub use interrupts::{InterruptReceiver, InterruptSender, interrupt_channel};
 pub use reviewer::{ReviewReply, ReviewRequest, Reviewer};
 pub use sandbox::{
-    ProviderCapabilities, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan,
-    SandboxUsage, SandboxProvider, GuestSystem, SandboxTree,
+    GuestSystem, INSIDE_HOME, INSIDE_WORKSPACE, ProviderCapabilities, Sandbox, SandboxError, SandboxEvent,
+    SandboxEventSender, SandboxPlan, SandboxProvider, SandboxTree, SandboxUsage,
 };
 pub use surroundings::repository_around;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-pub use stockade_policy::mountinfo::{MountInfoEntry, parse_mounts, parse_mount_points, read_mountinfo};
+pub use stockade_policy::mountinfo::{MountInfoEntry, parse_mount_points, parse_mounts, read_mountinfo};
 
 /// The kernel's limit: `MAXSYMLINKS`.
 const MAX_LINKS: usize = 40;

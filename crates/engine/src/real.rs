@@ -9,21 +9,24 @@ use std::time::SystemTime;
 
 use stockade_audit::AuditLogWriter;
 use stockade_model::{
-    ApprovalAnswer, ApprovalId, Assessment, RequestCommand, DEFAULT_UNDO_BYTES, Decision, Denial, Digest, EffectUse, Event, Grant,
-    GroupOffer, IsolationLevel, AttemptPlan, QuestionKind, RawText, RunRequest, ApprovalScope, SessionId, PolicyVerdict,
+    ApprovalAnswer, ApprovalId, ApprovalScope, Assessment, AttemptPlan, DEFAULT_UNDO_BYTES, Decision, Denial, Digest,
+    EffectUse, Event, Grant, GroupOffer, IsolationLevel, PolicyVerdict, QuestionKind, RawText, RequestCommand,
+    RunRequest, SessionId,
 };
 use stockade_policy::{
-    RequestContext, Obligations, PolicyRule, PolicySettings, complete_grants, configured_files, effective_environment, is_history,
-    is_registry_settings, may_escalate, resolve_profile, rule_in, written_hooks,
+    Obligations, PolicyRule, PolicySettings, RequestContext, complete_grants, configured_files, effective_environment,
+    is_history, is_registry_settings, may_escalate, resolve_profile, rule_in, written_hooks,
 };
-use stockade_shell::{CommandContext, CommandClassification, StdinUse};
-use stockade_store::{Consent, ApprovalStore};
+use stockade_shell::{CommandClassification, CommandContext, StdinUse};
+use stockade_store::{ApprovalStore, Consent};
 
-use crate::core::{AnswerMemo, BoundPlan, RememberedAnswer, ConsentRuling, RunRequirements};
+use crate::core::{AnswerMemo, BoundPlan, ConsentRuling, RememberedAnswer, RunRequirements};
 use crate::held_rules;
 use crate::identity::{PlanProgram, identify_program, workspace_identity};
 use crate::keys::{GrantContext, MemoryKey, QuestionNamespace};
-use crate::seams::{HeldRule, PolicyEngine, AnswerMemory, MemoryError, PlanError, RecordError, EventRecorder, PersistentAnswers};
+use crate::seams::{
+    AnswerMemory, EventRecorder, HeldRule, MemoryError, PersistentAnswers, PlanError, PolicyEngine, RecordError,
+};
 use crate::surroundings::{self, repository_around};
 
 /// Paths at which bash is looked for, to run scripts. The caller's PATH is never used, because the
@@ -198,8 +201,11 @@ impl PolicyEngine for RulePolicyEngine {
             RequestCommand::Argv(argv) => argv.clone(),
             RequestCommand::Script(script) => vec![find_shell()?, "-c".into(), script.clone()],
         };
-        let (level, backend) =
-            if profile.sandboxed { (request.level, self.sandbox_backend) } else { (IsolationLevel::None, self.host_backend) };
+        let (level, backend) = if profile.sandboxed {
+            (request.level, self.sandbox_backend)
+        } else {
+            (IsolationLevel::None, self.host_backend)
+        };
         let mut environment = effective_environment(&profile, &request.environment);
         let judged = self.classify_request(request, self.neutralised);
         surroundings::apply_variables(&judged.neutralisation, request, self.settings.home(), &mut environment);
@@ -383,7 +389,12 @@ impl StoreMemory {
 }
 
 impl AnswerMemory for StoreMemory {
-    fn look_up_answer(&self, key: &MemoryKey, session: Option<&SessionId>, now_ms: u64) -> Result<Option<RememberedAnswer>, MemoryError> {
+    fn look_up_answer(
+        &self,
+        key: &MemoryKey,
+        session: Option<&SessionId>,
+        now_ms: u64,
+    ) -> Result<Option<RememberedAnswer>, MemoryError> {
         let Some(found) = self.get(key, session, now_ms)? else { return Ok(None) };
         let answer = match found.consent {
             Consent::Approved => ApprovalAnswer::Approved(found.scope),
@@ -423,7 +434,8 @@ impl AnswerMemory for StoreMemory {
         now_ms: u64,
     ) -> Result<PersistentAnswers, MemoryError> {
         let mut standing = PersistentAnswers::default();
-        for known in self.store.list_answers().map_err(memory_error)?.into_iter().filter(|known| known.in_force(now_ms)) {
+        for known in self.store.list_answers().map_err(memory_error)?.into_iter().filter(|known| known.in_force(now_ms))
+        {
             if known.consent == Consent::Denied {
                 standing.refused.extend(refused_by(&known, context, session));
                 continue;
@@ -456,7 +468,11 @@ impl AnswerMemory for StoreMemory {
 }
 
 /// Returns the powers that a refusal names, if it applies here.
-fn refused_by(known: &stockade_store::ApprovalRecord, context: &GrantContext, session: Option<&SessionId>) -> Vec<Grant> {
+fn refused_by(
+    known: &stockade_store::ApprovalRecord,
+    context: &GrantContext,
+    session: Option<&SessionId>,
+) -> Vec<Grant> {
     let is_here = |namespace| context.refusal_key(namespace, &known.grants).digest == known.digest;
     let elsewhere = known.scope == ApprovalScope::Session && known.session.as_ref() != session;
     let holds = [QuestionNamespace::Grant, QuestionNamespace::Escalate].into_iter().any(is_here) && !elsewhere;

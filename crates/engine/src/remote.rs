@@ -11,9 +11,9 @@ use std::thread;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use stockade_model::{Denial, EnforcementReport, AttemptPlan};
+use stockade_model::{AttemptPlan, Denial, EnforcementReport};
 
-use crate::{Attempt, AttemptEvent, AttemptEventSender, HeldAnswer, HoldId, StdioMode, StartError};
+use crate::{Attempt, AttemptEvent, AttemptEventSender, HeldAnswer, HoldId, StartError, StdioMode};
 
 /// Time-out for building a sandbox or releasing a command.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);

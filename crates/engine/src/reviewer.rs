@@ -3,7 +3,7 @@
 //! An opinion is shown beside the question and can only raise caution. This module must not depend
 //! on how the opinion is made.
 
-use stockade_model::{ReviewOpinion, ApprovalQuestion, RawText, SessionId};
+use stockade_model::{ApprovalQuestion, RawText, ReviewOpinion, SessionId};
 
 /// Model that reviews questions before a person sees them. Off unless the user's own configuration
 /// names one.
@@ -19,7 +19,11 @@ pub trait Reviewer: Send + Sync {
     ///
     /// # Errors
     /// The reason for sending nothing, for a person: the budget is used up, there is no key ...
-    fn prepare_request(&self, question: &ApprovalQuestion, session: Option<&SessionId>) -> Result<ReviewRequest, String>;
+    fn prepare_request(
+        &self,
+        question: &ApprovalQuestion,
+        session: Option<&SessionId>,
+    ) -> Result<ReviewRequest, String>;
 
     /// Sends the request and waits for the answer, at most for the time-out. Called on a thread of
     /// its own; several calls may run at the same time.

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use stockade_model::{
-    BackgroundPolicy, ConnectionRecord, Denial, EnforcementReport, ImageDigest, IsolationLevel, Profile, RequestId, RuntimeName,
-    SandboxId, ResourceUsage,
+    BackgroundPolicy, ConnectionRecord, Denial, EnforcementReport, ImageDigest, IsolationLevel, Profile, RequestId,
+    ResourceUsage, RuntimeName, SandboxId,
 };
 
 use crate::{Backend, StartError};

@@ -1,9 +1,11 @@
 //! Ports of the driver besides `Backend` and `Approver`: policy, audit log, memory, clock. They are
 //! small, so that tests can replace each. The real implementations are in [`real`](crate::real).
 
-use stockade_model::{Assessment, Decision, Denial, Digest, Event, Grant, GroupOffer, AttemptPlan, RunRequest, SessionId};
+use stockade_model::{
+    Assessment, AttemptPlan, Decision, Denial, Digest, Event, Grant, GroupOffer, RunRequest, SessionId,
+};
 
-use crate::core::{AnswerMemo, BoundPlan, RememberedAnswer, ConsentRuling};
+use crate::core::{AnswerMemo, BoundPlan, ConsentRuling, RememberedAnswer};
 use crate::keys::{GrantContext, MemoryKey};
 
 /// Port that assesses requests, applies the rules and makes plans.
@@ -112,7 +114,12 @@ pub trait AnswerMemory: Send + Sync {
     ///
     /// # Errors
     /// [`MemoryError`] if the memory cannot be read, so that an answer may be missed.
-    fn look_up_answer(&self, key: &MemoryKey, session: Option<&SessionId>, now_ms: u64) -> Result<Option<RememberedAnswer>, MemoryError>;
+    fn look_up_answer(
+        &self,
+        key: &MemoryKey,
+        session: Option<&SessionId>,
+        now_ms: u64,
+    ) -> Result<Option<RememberedAnswer>, MemoryError>;
 
     /// Stores an answer; replaces an older one under the same key.
     ///
@@ -144,13 +151,23 @@ pub struct MemoryError(pub String);
 pub struct NoMemory;
 
 impl AnswerMemory for NoMemory {
-    fn look_up_answer(&self, _: &MemoryKey, _: Option<&SessionId>, _: u64) -> Result<Option<RememberedAnswer>, MemoryError> {
+    fn look_up_answer(
+        &self,
+        _: &MemoryKey,
+        _: Option<&SessionId>,
+        _: u64,
+    ) -> Result<Option<RememberedAnswer>, MemoryError> {
         Ok(None)
     }
     fn remember_answer(&self, _: &AnswerMemo, _: Option<&SessionId>, _: u64) -> Result<(), MemoryError> {
         Ok(())
     }
-    fn persistent_answers(&self, _: &GrantContext, _: Option<&SessionId>, _: u64) -> Result<PersistentAnswers, MemoryError> {
+    fn persistent_answers(
+        &self,
+        _: &GrantContext,
+        _: Option<&SessionId>,
+        _: u64,
+    ) -> Result<PersistentAnswers, MemoryError> {
         Ok(PersistentAnswers::default())
     }
 }

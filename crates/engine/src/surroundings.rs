@@ -41,7 +41,12 @@ pub fn repository_around(path: &Path) -> Option<PathBuf> {
 }
 
 /// Removes and sets the variables that the run must carry.
-pub fn apply_variables(needed: &SanitizeSettings, request: &RunRequest, home: &Path, environment: &mut BTreeMap<String, RawText>) {
+pub fn apply_variables(
+    needed: &SanitizeSettings,
+    request: &RunRequest,
+    home: &Path,
+    environment: &mut BTreeMap<String, RawText>,
+) {
     environment.retain(|name, _| !needed.remove.iter().any(|beginning| name.starts_with(beginning)));
     let set = needed.environment.iter().map(|(name, value)| (name.clone(), RawText::from(value.as_str())));
     environment.extend(set);
@@ -160,7 +165,8 @@ fn is_as_told(git: &Path, common: &Path, configuration: fn(&[u8]) -> bool) -> bo
     let plain = fs::metadata(&config).is_err()
         || read_regular_file(&config, CONFIGURATION_BYTES_MAX).is_some_and(|text| configuration(&text));
     let index = git.join("index");
-    let whole = fs::metadata(&index).is_err() || read_regular_file(&index, INDEX_BYTES_MAX).is_some_and(|i| has_no_submodules(&i));
+    let whole = fs::metadata(&index).is_err()
+        || read_regular_file(&index, INDEX_BYTES_MAX).is_some_and(|i| has_no_submodules(&i));
     plain && whole && !has_shared_index(git) && !has_shared_index(common)
 }
 

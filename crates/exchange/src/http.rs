@@ -135,7 +135,11 @@ fn receive_body(response: &mut Response<Body>) -> Result<Vec<u8>, ExchangeError>
     Ok(response.body_mut().with_config().limit(MAX_BODY_BYTES).read_to_vec()?)
 }
 
-fn build_agent(endpoint: &HttpEndpoint, authorities: &CertificateAuthorities, within: Duration) -> Result<Agent, ExchangeError> {
+fn build_agent(
+    endpoint: &HttpEndpoint,
+    authorities: &CertificateAuthorities,
+    within: Duration,
+) -> Result<Agent, ExchangeError> {
     let roots = if endpoint.is_encrypted() { load_root_certificates(authorities)? } else { Vec::new() };
     let tls = TlsConfig::builder()
         .unversioned_rustls_crypto_provider(Arc::new(aws_lc_rs::default_provider()))

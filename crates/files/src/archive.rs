@@ -182,7 +182,12 @@ impl<'r> ArchiveReader<'r> {
         Ok(())
     }
 
-    fn parse_member(&mut self, header: &Header, kind: EntryType, extended: ExtensionFields) -> Result<ArchiveMember, FilesError> {
+    fn parse_member(
+        &mut self,
+        header: &Header,
+        kind: EntryType,
+        extended: ExtensionFields,
+    ) -> Result<ArchiveMember, FilesError> {
         let name = extended.path.unwrap_or_else(|| header.path_bytes().into_owned());
         let refused = |why: &str| archive_error(Some(&name), why);
         let path = TreePath::new(&name).map_err(|why| refused(&why.to_string()))?;

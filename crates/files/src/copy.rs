@@ -24,7 +24,8 @@ impl FileTree {
     /// stay.
     pub fn copy_from(&self, from: &Self, bounds: ContentLimits) -> Result<DownloadReport, FilesError> {
         let owner = self.open_directory(&TreePath::root())?.stat;
-        let mut copying = TreeCopy { from, to: self, owner, bounds, done: DownloadReport::default(), modes: Vec::new() };
+        let mut copying =
+            TreeCopy { from, to: self, owner, bounds, done: DownloadReport::default(), modes: Vec::new() };
         let mut waiting = vec![TreePath::root()];
         while let Some(path) = waiting.pop() {
             copying.copy_directory(&path, &mut waiting)?;
@@ -51,7 +52,8 @@ impl TreeCopy<'_> {
         let (from, to) = (self.from.open_directory(path)?, self.to.open_directory(path)?);
         for (name, _) in list_entries(from.fd.as_fd()).map_err(errno_error("list", path))? {
             let (name, inner) = (to_os_str(&name), path.join(to_os_str(&name)));
-            let Some(object) = TreeObject::open_entry(from.fd.as_fd(), name).map_err(errno_error("examine", &inner))? else {
+            let Some(object) = TreeObject::open_entry(from.fd.as_fd(), name).map_err(errno_error("examine", &inner))?
+            else {
                 continue;
             };
             if matches!(object.kind(), ObjectKind::Pipe | ObjectKind::Socket | ObjectKind::Device) {
@@ -84,7 +86,9 @@ impl TreeCopy<'_> {
 
     /// Returns the reason for leaving an object out, or `None`.
     fn omission_reason(&self, path: &TreePath, object: &TreeObject) -> Option<String> {
-        let exists = |other: &TreePath| self.to.open_object(other).is_ok() || other != path && self.from.open_object(other).is_ok();
+        let exists = |other: &TreePath| {
+            self.to.open_object(other).is_ok() || other != path && self.from.open_object(other).is_ok()
+        };
         match self.to.may_become(path, object.kind(), &exists) {
             Err(FilesError::Guarded { why, .. }) => Some(why),
             _ => self.from.withhold_reason(path, object),

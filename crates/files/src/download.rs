@@ -81,9 +81,15 @@ impl FileTree {
     /// # Errors
     /// An error if there is no object, a rule withholds the file, a limit is exceeded, a file
     /// shrinks meanwhile, or `output` fails. The archive is then incomplete.
-    pub fn download_archive(&self, path: &TreePath, output: &mut dyn Write, bounds: ContentLimits) -> Result<DownloadReport, FilesError> {
+    pub fn download_archive(
+        &self,
+        path: &TreePath,
+        output: &mut dyn Write,
+        bounds: ContentLimits,
+    ) -> Result<DownloadReport, FilesError> {
         let top = self.open_object(path)?;
-        let mut packing = ArchivePacker { tree: self, archive: Builder::new(output), bounds, done: DownloadReport::default() };
+        let mut packing =
+            ArchivePacker { tree: self, archive: Builder::new(output), bounds, done: DownloadReport::default() };
         match (top.kind(), path.split_name()) {
             (ObjectKind::Directory, _) => packing.pack_directory(path)?,
             (_, Some((_, name))) => {
@@ -169,8 +175,11 @@ impl ArchivePacker<'_, '_> {
     ) -> Result<(), FilesError> {
         let size = object.size();
         header.set_size(size);
-        let mut content =
-            ExactReader { file: object.open_file().map_err(errno_error("open", path))?, left: size, ended_early: false };
+        let mut content = ExactReader {
+            file: object.open_file().map_err(errno_error("open", path))?,
+            left: size,
+            ended_early: false,
+        };
         let packed = self.archive.append_data(header, name.as_path(), &mut content);
         if content.ended_early {
             return Err(FilesError::Changed(path.clone()));

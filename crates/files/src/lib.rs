@@ -24,9 +24,9 @@ mod watch;
 
 pub use archive::ContentLimits;
 pub use download::{DownloadReport, OmittedObject};
-pub use error::{PathContext, FilesError, PathError};
+pub use error::{FilesError, PathContext, PathError};
 pub use incoming::INCOMING_PREFIX;
 pub use path::{DEPTH_MAX, NAME_MAX, PATH_MAX, TreePath, TreePathError};
-pub use tree::{FileMetadata, ExistsCallback, ChangeGuard, MAX_LISTED_ENTRIES, FileTree, WithholdRule};
+pub use tree::{ChangeGuard, ExistsCallback, FileMetadata, FileTree, MAX_LISTED_ENTRIES, WithholdRule};
 pub use upload::{UploadReport, UploadTarget};
-pub use watch::{WatchNotice, DirectoryWatch, WatchEvent};
+pub use watch::{DirectoryWatch, WatchEvent, WatchNotice};

@@ -33,7 +33,9 @@ pub fn remove_tree(directory: BorrowedFd<'_>, name: &[u8]) -> Result<(), PathErr
                 unlinkat(&object.fd, to_os_str(&inner), AtFlags::empty()).at_path(&path)?;
                 continue;
             }
-            let Some(found) = TreeObject::open_entry(object.fd.as_fd(), to_os_str(&inner)).at_path(&path)? else { continue };
+            let Some(found) = TreeObject::open_entry(object.fd.as_fd(), to_os_str(&inner)).at_path(&path)? else {
+                continue;
+            };
             if found.is_directory() {
                 open_up(&found).at_path(&path)?;
                 let aside = format!("{REMOVAL_PREFIX}{}", found.inode());

@@ -17,7 +17,7 @@ use stockade_sys::Errno;
 
 use crate::error::{errno_error, failed_io};
 use crate::incoming::{IncomingDirectory, is_passing};
-use crate::object::{ObjectKind, TreeObject, FileTime, directory_beneath, list_entries, to_os_str};
+use crate::object::{FileTime, ObjectKind, TreeObject, directory_beneath, list_entries, to_os_str};
 use crate::removal::remove_tree;
 use crate::{ContentLimits, FilesError, TreePath};
 
@@ -136,7 +136,9 @@ impl FileTree {
             }
             let inner = path.join(to_os_str(&name));
             // Skips entries that were removed meanwhile.
-            if let Some(object) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name)).map_err(errno_error("examine", &inner))? {
+            if let Some(object) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name))
+                .map_err(errno_error("examine", &inner))?
+            {
                 listed.push(FileMetadata::from_object(inner, &object)?);
             }
         }
@@ -226,7 +228,11 @@ impl FileTree {
         }
         let directory = self.open_directory(&above)?;
         if let Some(there) = TreeObject::open_entry(directory.fd.as_fd(), name).map_err(errno_error("examine", path))? {
-            return if parents { require_kind(&there, ObjectKind::Directory, path) } else { Err(FilesError::Exists(path.clone())) };
+            return if parents {
+                require_kind(&there, ObjectKind::Directory, path)
+            } else {
+                Err(FilesError::Exists(path.clone()))
+            };
         }
         self.may_change(path, ObjectKind::Directory)?;
         make_directory(directory.fd.as_fd(), name, &directory.stat).map_err(errno_error("make", path))?;
@@ -316,7 +322,11 @@ impl FileTree {
     }
 
     /// Opens the parent directory of a name that is about to change, and returns the name.
-    pub(crate) fn open_parent<'p>(&self, path: &'p TreePath, kind: ObjectKind) -> Result<(TreeObject, &'p OsStr), FilesError> {
+    pub(crate) fn open_parent<'p>(
+        &self,
+        path: &'p TreePath,
+        kind: ObjectKind,
+    ) -> Result<(TreeObject, &'p OsStr), FilesError> {
         let Some((parent, name)) = path.split_name() else {
             let why = "it is the root of the tree".to_owned();
             return Err(FilesError::Guarded { path: path.clone(), why });
@@ -330,7 +340,12 @@ impl FileTree {
     }
 
     /// Checks a change with the guard; `exists` describes the state after the change.
-    pub(crate) fn may_become(&self, path: &TreePath, kind: ObjectKind, exists: ExistsCallback<'_>) -> Result<(), FilesError> {
+    pub(crate) fn may_become(
+        &self,
+        path: &TreePath,
+        kind: ObjectKind,
+        exists: ExistsCallback<'_>,
+    ) -> Result<(), FilesError> {
         match (self.guard)(path, kind, exists) {
             Some(why) => Err(FilesError::Guarded { path: path.clone(), why }),
             None => Ok(()),
@@ -364,7 +379,9 @@ impl FileTree {
             if object.is_directory() {
                 let inner = list_entries(object.fd.as_fd()).map_err(errno_error("list", &path))?;
                 waiting.extend(
-                    inner.iter().map(|(name, _)| (path.join(to_os_str(name)), to.as_ref().map(|to| to.join(to_os_str(name))))),
+                    inner
+                        .iter()
+                        .map(|(name, _)| (path.join(to_os_str(name)), to.as_ref().map(|to| to.join(to_os_str(name))))),
                 );
             }
         }
@@ -416,7 +433,12 @@ pub(crate) fn set_owner_and_mode(made: &TreeObject, like: &Stat, mode: u32) -> R
 }
 
 /// Copies a stream to a file, up to the limit.
-fn copy_bounded(content: &mut dyn Read, mut file: &File, path: &TreePath, bounds: ContentLimits) -> Result<(), FilesError> {
+fn copy_bounded(
+    content: &mut dyn Read,
+    mut file: &File,
+    path: &TreePath,
+    bounds: ContentLimits,
+) -> Result<(), FilesError> {
     let mut block = vec![0; BLOCK_BYTES];
     let mut written = 0u64;
     loop {

@@ -10,10 +10,10 @@ use rustix::fs::{AtFlags, RenameFlags, Stat, linkat, renameat_with, symlinkat};
 use stockade_sys::Errno;
 use stockade_sys::resolve::DescriptorPath;
 
-use crate::archive::{MemberBody, ArchiveMember, ArchiveReader, archive_error};
+use crate::archive::{ArchiveMember, ArchiveReader, MemberBody, archive_error};
 use crate::error::{errno_error, failed_io};
 use crate::object::{ObjectKind, TreeObject, list_entries, to_os_str};
-use crate::tree::{FileTree, require_kind, make_directory, new_file, set_owner, set_owner_and_mode};
+use crate::tree::{FileTree, make_directory, new_file, require_kind, set_owner, set_owner_and_mode};
 use crate::{ContentLimits, FilesError, TreePath};
 
 /// Bytes moved at once.
@@ -84,7 +84,8 @@ impl FileTree {
             UploadTarget::New => {
                 let (parent, name) = self.open_parent(path, ObjectKind::Directory)?;
                 let flags = RenameFlags::NOREPLACE;
-                renameat_with(incoming.directory(), "tree", &parent.fd, name, flags).map_err(errno_error("make", path))?;
+                renameat_with(incoming.directory(), "tree", &parent.fd, name, flags)
+                    .map_err(errno_error("make", path))?;
                 self.may_stay(path, ObjectKind::Directory).inspect_err(|_| {
                     let _ = renameat_with(&parent.fd, name, incoming.directory(), "tree", flags);
                 })?;
@@ -153,9 +154,10 @@ impl ArchiveUnpacker<'_> {
                 make_directory(parent.fd.as_fd(), name, &self.owner).map_err(errno_error("make", path))?;
                 self.fresh.open_directory(path)
             }
-            (Err(FilesError::Led(_) | FilesError::Kind { .. }), _) => {
-                Err(archive_error(Some(path_bytes(path)), "a member before it, which is no directory, would lead there"))
-            }
+            (Err(FilesError::Led(_) | FilesError::Kind { .. }), _) => Err(archive_error(
+                Some(path_bytes(path)),
+                "a member before it, which is no directory, would lead there",
+            )),
             (there, _) => there,
         }
     }
@@ -164,7 +166,8 @@ impl ArchiveUnpacker<'_> {
     /// an object can depend on the objects beside it.
     fn may_be_placed(&self) -> Result<(), FilesError> {
         let exists = |place: &TreePath| {
-            place.relative_to(self.at).is_some_and(|inner| self.fresh.open_object(&inner).is_ok()) || self.tree.open_object(place).is_ok()
+            place.relative_to(self.at).is_some_and(|inner| self.fresh.open_object(&inner).is_ok())
+                || self.tree.open_object(place).is_ok()
         };
         let mut waiting = vec![TreePath::root()];
         while let Some(path) = waiting.pop() {
@@ -203,7 +206,12 @@ impl ArchiveUnpacker<'_> {
         }
     }
 
-    fn unpack_file(&self, member: &ArchiveMember, parent: &TreeObject, archive: &mut ArchiveReader<'_>) -> Result<(), FilesError> {
+    fn unpack_file(
+        &self,
+        member: &ArchiveMember,
+        parent: &TreeObject,
+        archive: &mut ArchiveReader<'_>,
+    ) -> Result<(), FilesError> {
         let path = &member.path;
         let name = path.split_name().map(|(_, name)| name).unwrap_or_default();
         let mut file = new_file(parent.fd.as_fd(), name).map_err(errno_error("write", path))?;
@@ -236,8 +244,8 @@ impl ArchiveUnpacker<'_> {
 
     fn unpack_hard_link(&self, other: &TreePath, parent: &TreeObject, name: &OsStr) -> Result<(), FilesError> {
         let known = self.fresh.open_object(other).ok().filter(|object| object.kind() == ObjectKind::File);
-        let known =
-            known.ok_or_else(|| archive_error(Some(path_bytes(other)), "a link to it comes before it, or it is no file"))?;
+        let known = known
+            .ok_or_else(|| archive_error(Some(path_bytes(other)), "a link to it comes before it, or it is no file"))?;
         // By descriptor, so that no process can replace the file meanwhile.
         let held = DescriptorPath::new(known.fd.as_fd());
         linkat(rustix::fs::CWD, held.as_c_str(), &parent.fd, name, AtFlags::SYMLINK_FOLLOW)
@@ -291,8 +299,10 @@ impl<'t> TreeMerge<'t> {
         names.sort_unstable_by(|one, other| one.0.cmp(&other.0));
         for (name, _) in names {
             let inner = path.join(to_os_str(&name));
-            let ours = TreeObject::open_entry(from.fd.as_fd(), to_os_str(&name)).map_err(errno_error("examine", &inner))?;
-            let theirs = TreeObject::open_entry(to.fd.as_fd(), to_os_str(&name)).map_err(errno_error("examine", &inner))?;
+            let ours =
+                TreeObject::open_entry(from.fd.as_fd(), to_os_str(&name)).map_err(errno_error("examine", &inner))?;
+            let theirs =
+                TreeObject::open_entry(to.fd.as_fd(), to_os_str(&name)).map_err(errno_error("examine", &inner))?;
             let kind = ours.as_ref().map(TreeObject::kind);
             let flags = match (ours, theirs) {
                 (Some(ours), Some(theirs)) if ours.is_directory() && theirs.is_directory() => {
@@ -305,7 +315,8 @@ impl<'t> TreeMerge<'t> {
                 (_, Some(_)) => return Err(FilesError::Exists(self.at.join_path(&inner))),
                 (_, None) => RenameFlags::NOREPLACE,
             };
-            renameat_with(&from.fd, to_os_str(&name), &to.fd, to_os_str(&name), flags).map_err(errno_error("place", &inner))?;
+            renameat_with(&from.fd, to_os_str(&name), &to.fd, to_os_str(&name), flags)
+                .map_err(errno_error("place", &inner))?;
             let placed = self.at.join_path(&inner);
             self.done.push((inner, flags));
             if let (RenameFlags::NOREPLACE, Some(kind)) = (flags, kind) {

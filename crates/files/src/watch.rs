@@ -61,7 +61,8 @@ impl FileTree {
     /// An error if it is not a directory, or if the user has too many watches.
     pub fn watch_directory(&self, path: &TreePath) -> Result<DirectoryWatch, FilesError> {
         let directory = self.open_directory(path)?;
-        let instance = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(errno_error("watch", path))?;
+        let instance =
+            inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(errno_error("watch", path))?;
         let wanted = WatchFlags::CREATE
             | WatchFlags::CLOSE_WRITE
             | WatchFlags::MOVED_FROM

@@ -10,7 +10,7 @@
 use std::path::Path;
 
 use stockade_engine::INSIDE_WORKSPACE;
-use stockade_model::{Grant, RawText, RepositoryUrl, GitRevision, TargetPattern};
+use stockade_model::{GitRevision, Grant, RawText, RepositoryUrl, TargetPattern};
 
 /// Variables of each step.
 const GIT_VARIABLES: &[(&str, &str)] = &[

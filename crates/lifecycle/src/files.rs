@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use stockade_engine::SandboxTree as Which;
-use stockade_files::{PathContext, ChangeGuard, PathError, FileTree};
+use stockade_files::{ChangeGuard, FileTree, PathContext, PathError};
 use stockade_model::WorkspaceSource;
 use stockade_store::sandboxes::SandboxLease;
 
@@ -16,7 +16,11 @@ use crate::places::{self, SandboxDirectories};
 ///
 /// # Errors
 /// [`LifecycleError::Place`] if the tree cannot be opened.
-pub fn open_files(used: &SandboxLease, which: Which, guard: impl FnOnce(&Path) -> ChangeGuard) -> Result<FileTree, LifecycleError> {
+pub fn open_files(
+    used: &SandboxLease,
+    which: Which,
+    guard: impl FnOnce(&Path) -> ChangeGuard,
+) -> Result<FileTree, LifecycleError> {
     let source = &used.record().spec.workspace;
     let places = SandboxDirectories::from_source(used.path(), source);
     let path = match which {

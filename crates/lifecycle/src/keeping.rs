@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use stockade_engine::seams::Clock;
-use stockade_engine::{Sandbox, SandboxError, SandboxEventSender, SandboxPlan, SandboxProvider, GuestSystem};
+use stockade_engine::{GuestSystem, Sandbox, SandboxError, SandboxEventSender, SandboxPlan, SandboxProvider};
 use stockade_files::OmittedObject;
 use stockade_model::{
-    AfterRestart, BackendChoice, SandboxLifetime, Profile, SandboxId, SandboxRecord, SandboxSpec, SandboxState,
+    AfterRestart, BackendChoice, Profile, SandboxId, SandboxLifetime, SandboxRecord, SandboxSpec, SandboxState,
     WorkspaceSource,
 };
-use stockade_store::sandboxes::{DueReason, SandboxStore as Store, SandboxLease};
+use stockade_store::sandboxes::{DueReason, SandboxLease, SandboxStore as Store};
 
 use crate::places::{self, SandboxDirectories};
 use crate::{HiddenFiles, LifecycleError};
@@ -120,15 +120,24 @@ impl Lifecycle {
     /// # Errors
     /// [`LifecycleError`] if it cannot be created. Its record is marked as failed then, and its
     /// files are removed.
-    pub fn create_sandbox(&self, id: SandboxId, wanted: &SandboxRequest, events: SandboxEventSender) -> Result<OpenSandbox, LifecycleError> {
+    pub fn create_sandbox(
+        &self,
+        id: SandboxId,
+        wanted: &SandboxRequest,
+        events: SandboxEventSender,
+    ) -> Result<OpenSandbox, LifecycleError> {
         let (kind, passed_over) = self.choose_provider(&id, wanted)?;
         let claim = self.store.begin_sandbox(id.clone(), wanted.spec.clone(), self.now_ms())?;
         let made = (|| {
             self.store.set_backend(&claim, kind.name())?;
             let spec = &wanted.spec;
             let hidden = wanted.hidden.clone();
-            let (places, left_out) =
-                SandboxDirectories::create_directories(claim.path(), &id, (&spec.workspace, hidden), &wanted.profile.limits)?;
+            let (places, left_out) = SandboxDirectories::create_directories(
+                claim.path(),
+                &id,
+                (&spec.workspace, hidden),
+                &wanted.profile.limits,
+            )?;
             let sandbox = kind.create_sandbox(&make_plan(&id, wanted, places), events)?;
             self.store.change_state(&id, SandboxState::Ready, None, self.now_ms())?;
             Ok((sandbox, left_out))
@@ -151,7 +160,12 @@ impl Lifecycle {
     /// # Errors
     /// [`LifecycleError`] if there is no such sandbox, if it is not ready, or if its isolation
     /// cannot be set up.
-    pub fn open_sandbox(&self, id: &SandboxId, wanted: &SandboxRequest, events: SandboxEventSender) -> Result<OpenSandbox, LifecycleError> {
+    pub fn open_sandbox(
+        &self,
+        id: &SandboxId,
+        wanted: &SandboxRequest,
+        events: SandboxEventSender,
+    ) -> Result<OpenSandbox, LifecycleError> {
         let used = self.use_files(id)?;
         let kind = self.kind_of(used.record())?;
         let places = SandboxDirectories::open_checked(used.path(), &used.record().spec.workspace)?;
@@ -162,7 +176,9 @@ impl Lifecycle {
                 self.destroy_sandbox(id, DestroyReason::Restarted)?;
                 Err(SandboxError::Gone(id.clone()).into())
             }
-            Err(SandboxError::Gone(_)) => Ok(OpenSandbox::from_existing(kind.create_sandbox(&plan, events)?, used, true)),
+            Err(SandboxError::Gone(_)) => {
+                Ok(OpenSandbox::from_existing(kind.create_sandbox(&plan, events)?, used, true))
+            }
             found => Ok(OpenSandbox::from_existing(found?, used, false)),
         }
     }
@@ -223,7 +239,12 @@ impl Lifecycle {
     ///
     /// # Errors
     /// [`LifecycleError`] if it is not paused, or cannot be resumed: it stays paused then.
-    pub fn go_on(&self, id: &SandboxId, wanted: &SandboxRequest, events: SandboxEventSender) -> Result<(), LifecycleError> {
+    pub fn go_on(
+        &self,
+        id: &SandboxId,
+        wanted: &SandboxRequest,
+        events: SandboxEventSender,
+    ) -> Result<(), LifecycleError> {
         // A paused sandbox is not in use, so no use starts here.
         let record = self.store.require_state(id, SandboxState::Paused)?;
         if let Some(sandbox) = self.find_sandbox(&record, wanted, events)? {
@@ -354,12 +375,20 @@ impl Lifecycle {
 
     /// Returns the requested kind without a check of its requirements, or the first kind that meets
     /// them. Also returns the reasons against the preferred kinds.
-    fn choose_provider(&self, id: &SandboxId, wanted: &SandboxRequest) -> Result<(&Arc<dyn SandboxProvider>, Vec<String>), LifecycleError> {
+    fn choose_provider(
+        &self,
+        id: &SandboxId,
+        wanted: &SandboxRequest,
+    ) -> Result<(&Arc<dyn SandboxProvider>, Vec<String>), LifecycleError> {
         let asked = wanted.spec.backend;
         if asked != BackendChoice::Auto {
             return Ok((self.kind_named(asked.as_str())?, Vec::new()));
         }
-        let plan = make_plan(id, wanted, SandboxDirectories::from_source(&self.store.sandbox_directory(id), &wanted.spec.workspace));
+        let plan = make_plan(
+            id,
+            wanted,
+            SandboxDirectories::from_source(&self.store.sandbox_directory(id), &wanted.spec.workspace),
+        );
         let mut passed_over = Vec::new();
         for kind in &self.kinds {
             match kind.check_plan(&plan) {

@@ -13,8 +13,8 @@ mod keeping;
 mod places;
 mod withheld;
 
-pub use clone::{CloneCommands, diff_commands, head_command, repository_grants, clone_steps};
+pub use clone::{CloneCommands, clone_steps, diff_commands, head_command, repository_grants};
 pub use error::LifecycleError;
 pub use files::open_files;
-pub use keeping::{Lifecycle, OpenSandbox, SweepResult, SandboxRequest, DestroyReason};
+pub use keeping::{DestroyReason, Lifecycle, OpenSandbox, SandboxRequest, SweepResult};
 pub use withheld::HiddenFiles;

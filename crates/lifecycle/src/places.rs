@@ -8,7 +8,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, mkdirat, openat, openat2};
 use rustix::io::Errno;
 use stockade_files::object::list_entry_names;
 use stockade_files::removal::{remove_tree, sweep_removals};
-use stockade_files::{PathContext, ContentLimits, OmittedObject, PathError, FileTree};
+use stockade_files::{ContentLimits, FileTree, OmittedObject, PathContext, PathError};
 use stockade_model::{HostDirectory, Limits, SandboxId, WorkspaceSource};
 
 use crate::{HiddenFiles, LifecycleError};

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Grant, Host, InspectionRules, RawText, NetworkTarget, TargetPattern, special_address};
+use crate::{Grant, Host, InspectionRules, NetworkTarget, RawText, TargetPattern, special_address};
 
 /// The targets that a run may connect to. Deny wins, whatever the order; a target that no list names may be
 /// asked about.
@@ -165,7 +165,11 @@ impl EgressRules {
     /// Looks the target up in the lists and these grants: deny outweighs ask, ask outweighs allow. Entries
     /// of `deny` and `ask` name more targets than those that allow: a wide allowing entry, `*` or
     /// `0.0.0.0/0`, does not include special addresses.
-    pub fn listed_with<'a>(&self, grants: impl IntoIterator<Item = &'a Grant>, target: &NetworkTarget) -> TargetListing {
+    pub fn listed_with<'a>(
+        &self,
+        grants: impl IntoIterator<Item = &'a Grant>,
+        target: &NetworkTarget,
+    ) -> TargetListing {
         if let Some(pattern) = self.deny.iter().find(|pattern| pattern.matches_target(target)) {
             return TargetListing::Denied(pattern.clone());
         }
@@ -201,7 +205,8 @@ impl EgressRules {
     /// Returns whether traffic of this target is decrypted and read. The target must be listed, have rules
     /// about requests, or receive a secret, and must not be excepted.
     pub fn requires_inspection(&self, target: &NetworkTarget) -> bool {
-        let secret = || self.secrets.iter().flat_map(|secret| &secret.hosts).any(|pattern| pattern.matches_target(target));
+        let secret =
+            || self.secrets.iter().flat_map(|secret| &secret.hosts).any(|pattern| pattern.matches_target(target));
         !self.inspect.is_excepted(target) && (self.inspect.requires_decryption(target) || secret())
     }
 }
@@ -221,14 +226,20 @@ mod tests {
         assert!(matches!(egress.listed_with(&grant, &"a:1".parse().unwrap()), TargetListing::Denied(_)));
         assert!(matches!(egress.look_up_target(&"b:1".parse().unwrap()), TargetListing::Allowed(_)));
         assert_eq!(EgressRules::default().look_up_target(&"b:1".parse().unwrap()), TargetListing::Not);
-        assert!(matches!(EgressRules::default().listed_with(&grant, &"c:2".parse().unwrap()), TargetListing::Granted(_)));
+        assert!(matches!(
+            EgressRules::default().listed_with(&grant, &"c:2".parse().unwrap()),
+            TargetListing::Granted(_)
+        ));
         assert_eq!(EgressRules::default().listed_with(&grant, &"c:3".parse().unwrap()), TargetListing::Not);
     }
 
     #[test]
     fn what_is_asked_about_is_given_by_a_grant_alone() {
-        let egress =
-            EgressRules { allow: vec!["*".parse().unwrap()], ask: vec!["**.a:443".parse().unwrap()], ..EgressRules::default() };
+        let egress = EgressRules {
+            allow: vec!["*".parse().unwrap()],
+            ask: vec!["**.a:443".parse().unwrap()],
+            ..EgressRules::default()
+        };
         let target: NetworkTarget = "x.a:443".parse().unwrap();
         assert_eq!(egress.look_up_target(&target), TargetListing::Not);
         assert!(matches!(egress.look_up_target(&"x.a:80".parse().unwrap()), TargetListing::Allowed(_)));

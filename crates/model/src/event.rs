@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::outcome::is_zero;
 use crate::{
-    ApprovalAnswer, Assessment, ConnectionRecord, Decision, Denial, Digest, EnforcementReport, Grant, IsolationLevel, ApprovalQuestion, RawText,
-    ReadAccess, RunRequest, RequestId, ReviewResult, SessionId, StageId, StagedChanges, FinalStatus, ResourceUsage,
+    ApprovalAnswer, ApprovalQuestion, Assessment, ConnectionRecord, Decision, Denial, Digest, EnforcementReport,
+    FinalStatus, Grant, IsolationLevel, RawText, ReadAccess, RequestId, ResourceUsage, ReviewResult, RunRequest,
+    SessionId, StageId, StagedChanges,
 };
 
 /// An event.

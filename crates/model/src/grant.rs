@@ -8,7 +8,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::network::HostError;
-use crate::{EffectUse, LimitKind, RawText, SecretUse, SignUse, NetworkTarget, TargetPattern};
+use crate::{EffectUse, LimitKind, NetworkTarget, RawText, SecretUse, SignUse, TargetPattern};
 
 /// One added power. The text form is `write PATH`, `read PATH`, `connect HOST[:PORTS]`,
 /// `secret NAME to HOST[:PORTS]`, `sign KEY for git`, `sign KEY to HOST[:PORT]`, `listen PORT`,

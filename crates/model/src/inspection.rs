@@ -70,7 +70,8 @@ impl InspectionRules {
 
     /// Returns whether the rules require that this target's traffic is decrypted.
     pub fn requires_decryption(&self, target: &NetworkTarget) -> bool {
-        self.hosts.iter().any(|pattern| pattern.matches_target(target)) || self.all_patterns().any(|rule| rule.targets.matches_target(target))
+        self.hosts.iter().any(|pattern| pattern.matches_target(target))
+            || self.all_patterns().any(|rule| rule.targets.matches_target(target))
     }
 
     /// Returns whether this target's traffic is never decrypted.

@@ -38,35 +38,42 @@ mod special;
 mod targets;
 mod text_pattern;
 
-pub use approval::{ApprovalAnswer, Approval, ApprovalMode, GranularMode, GroupOffer, ApprovalQuestion, QuestionKind, ApprovalScope};
+pub use approval::{
+    Approval, ApprovalAnswer, ApprovalMode, ApprovalQuestion, ApprovalScope, GranularMode, GroupOffer, QuestionKind,
+};
 pub use assessment::{Assessment, Capability, Finding, Impact, TextSpan, Tier};
 pub use bytes::{RawText, is_deceptive};
-pub use denial::{Denial, DenialLayer, DeniedOperation, DenialResolution};
+pub use denial::{Denial, DenialLayer, DenialResolution, DeniedOperation};
 pub use digest::Digest;
 pub use effect::EffectUse;
-pub use egress::{EgressRules, EgressLimits, TargetListing, EgressSecret, SecretKind, SecretSource, UpstreamProxy, UpstreamKind};
-pub use endpoint::{HttpEndpoint, EndpointError};
+pub use egress::{
+    EgressLimits, EgressRules, EgressSecret, SecretKind, SecretSource, TargetListing, UpstreamKind, UpstreamProxy,
+};
+pub use endpoint::{EndpointError, HttpEndpoint};
 pub use event::{EVENT_TYPES, Event, EventKind};
 pub use grant::{Grant, GrantError};
 pub use id::{ApprovalId, IdError, RequestId, SandboxId, SandboxIdError, SessionId, StageId};
 pub use inspection::{InspectionRules, RequestPattern, RequestRuling};
 pub use limit::{LimitKind, Limits};
 pub use network::{ConnectionEnd, ConnectionRecord, Host, HostError, HostName, HostUse, NetworkTarget};
-pub use outcome::{AttemptRecord, Decision, RunOutcome, RequestedGrant, StagedChanges, FinalStatus, ResourceUsage, PolicyVerdict};
-pub use plan::{PRIVATE_TREES, AttemptPlan};
+pub use outcome::{
+    AttemptRecord, Decision, FinalStatus, PolicyVerdict, RequestedGrant, ResourceUsage, RunOutcome, StagedChanges,
+};
+pub use plan::{AttemptPlan, PRIVATE_TREES};
 pub use profile::{
-    CacheSharing, DEFAULT_UNDO_BYTES, DroppedVariables, EnvironmentRules, FilesystemAccess, NetworkAccess, Profile, ToolCache,
+    CacheSharing, DEFAULT_UNDO_BYTES, DroppedVariables, EnvironmentRules, FilesystemAccess, NetworkAccess, Profile,
+    ToolCache,
 };
 pub use program::{ExecRules, ProgramPattern, ProgramPatternError};
 pub use project_files::{PROJECT_FILES, is_project_file};
 pub use protected_names::{DEFAULT_PROTECTED_NAMES, NameClass, PROTECTED_NAMES, judged_names};
 pub use reading::ReadAccess;
-pub use report::{EnforcementReport, LayerReport, LayerState, IsolationLevel};
+pub use report::{EnforcementReport, IsolationLevel, LayerReport, LayerState};
 pub use request::{CallerApproval, RequestCommand, RunRequest, SandboxPreference};
-pub use review::{ReviewOpinion, ReviewResult, RiskLevel, RiskCategory};
+pub use review::{ReviewOpinion, ReviewResult, RiskCategory, RiskLevel};
 pub use sandbox::{
-    AfterRestart, BackendChoice, BackgroundPolicy, HostDirectory, ImageDigest, SandboxLabels, SandboxLifetime, RepositoryUrl, GitRevision,
-    RuntimeName, SandboxRecord, SandboxSpec, SandboxState, SpecError, WorkspaceSource,
+    AfterRestart, BackendChoice, BackgroundPolicy, GitRevision, HostDirectory, ImageDigest, RepositoryUrl, RuntimeName,
+    SandboxLabels, SandboxLifetime, SandboxRecord, SandboxSpec, SandboxState, SpecError, WorkspaceSource,
 };
 pub use secret_use::{SecretUse, is_secret_name};
 pub use signing::{KeyFingerprint, SSH_PORT, SignPurpose, SignUse, ssh_target, ssh_target_text};

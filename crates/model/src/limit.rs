@@ -5,7 +5,9 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::quantity::{parse_count, duration_ms, duration_text, size_bytes, size_text, parse_thousandths, thousandths_text};
+use crate::quantity::{
+    duration_ms, duration_text, parse_count, parse_thousandths, size_bytes, size_text, thousandths_text,
+};
 
 /// One kind of limit. The text form is the name in configuration, in `--limit NAME=AMOUNT` and in a grant
 /// (`memory 8GiB`).

@@ -74,7 +74,9 @@ impl FromStr for KeyFingerprint {
         // The last character holds 4 bits, so that one key has one text.
         let ends_well = |digits: &str| digits.ends_with(|c| "AEIMQUYcgkosw048".contains(c));
         match text.strip_prefix(FINGERPRINT_PREFIX) {
-            Some(digits) if digits.len() == FINGERPRINT_DIGITS && digits.bytes().all(is_base64) && ends_well(digits) => {
+            Some(digits)
+                if digits.len() == FINGERPRINT_DIGITS && digits.bytes().all(is_base64) && ends_well(digits) =>
+            {
                 Ok(Self(text.to_owned()))
             }
             _ => Err("a key is named by its fingerprint, as `ssh-add -l` prints it: `SHA256:` and 43 characters"),

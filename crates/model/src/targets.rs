@@ -54,7 +54,9 @@ impl HostPattern {
                 name.as_str() == "localhost" && is_localhost(*address)
             }
             (Self::Exactly(wanted), host) => wanted == host,
-            (Self::Beneath(parent), Host::Name(name)) => strip_parent(parent, name).is_some_and(|head| !head.contains('.')),
+            (Self::Beneath(parent), Host::Name(name)) => {
+                strip_parent(parent, name).is_some_and(|head| !head.contains('.'))
+            }
             (Self::AnywhereBeneath(parent), Host::Name(name)) => strip_parent(parent, name).is_some(),
             (Self::Block { first, bits }, Host::Address(address)) => shares_prefix(*first, *address, *bits),
             (Self::Beneath(_) | Self::AnywhereBeneath(_), Host::Address(_)) | (Self::Block { .. }, Host::Name(_)) => {
@@ -70,7 +72,9 @@ impl HostPattern {
             (Self::Any, _) | (_, Self::Any) => true,
             (Self::Exactly(a), Self::Exactly(b)) => self.matches_host(b) || other.matches_host(a),
             (Self::Exactly(host), pattern) | (pattern, Self::Exactly(host)) => pattern.matches_host(host),
-            (Self::Block { first: a, bits: x }, Self::Block { first: b, bits: y }) => shares_prefix(*a, *b, (*x).min(*y)),
+            (Self::Block { first: a, bits: x }, Self::Block { first: b, bits: y }) => {
+                shares_prefix(*a, *b, (*x).min(*y))
+            }
             (Self::Block { .. }, _) | (_, Self::Block { .. }) => false,
             (Self::Beneath(a), Self::Beneath(b)) => a == b,
             // A name of one label more than `a` is beneath `b` if `a` is `b` or beneath it.
@@ -87,9 +91,13 @@ impl HostPattern {
         match (self, other) {
             (Self::Any, _) => true,
             (pattern, Self::Exactly(host)) => pattern.matches_host(host),
-            (Self::Block { first: a, bits: x }, Self::Block { first: b, bits: y }) => x <= y && shares_prefix(*a, *b, *x),
+            (Self::Block { first: a, bits: x }, Self::Block { first: b, bits: y }) => {
+                x <= y && shares_prefix(*a, *b, *x)
+            }
             (Self::Beneath(a), Self::Beneath(b)) => a == b,
-            (Self::AnywhereBeneath(a), Self::Beneath(b) | Self::AnywhereBeneath(b)) => a == b || strip_parent(a, b).is_some(),
+            (Self::AnywhereBeneath(a), Self::Beneath(b) | Self::AnywhereBeneath(b)) => {
+                a == b || strip_parent(a, b).is_some()
+            }
             _ => false,
         }
     }

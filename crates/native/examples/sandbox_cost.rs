@@ -10,10 +10,12 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use stockade_engine::{AttemptEvent, AttemptEventSender, StdioMode, Sandbox, SandboxEventSender, SandboxPlan, SandboxProvider};
+use stockade_engine::{
+    AttemptEvent, AttemptEventSender, Sandbox, SandboxEventSender, SandboxPlan, SandboxProvider, StdioMode,
+};
 use stockade_model::{
-    BackgroundPolicy, DEFAULT_PROTECTED_NAMES, EnvironmentRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, AttemptPlan, Profile, RawText,
-    RequestId, SandboxId,
+    AttemptPlan, BackgroundPolicy, DEFAULT_PROTECTED_NAMES, EnvironmentRules, FilesystemAccess, IsolationLevel, Limits,
+    NetworkAccess, Profile, RawText, RequestId, SandboxId,
 };
 use stockade_native::NativeSandboxes;
 
@@ -54,7 +56,8 @@ fn main() {
 fn run(sandbox: &dyn Sandbox) {
     let (sender, events) = channel();
     let told = AttemptEventSender::new(move |event| drop(sender.send(event)));
-    let mut attempt = sandbox.backend().prepare_attempt(&plan(), &StdioMode::Capture { limit_bytes: 4096 }, false, told).unwrap();
+    let mut attempt =
+        sandbox.backend().prepare_attempt(&plan(), &StdioMode::Capture { limit_bytes: 4096 }, false, told).unwrap();
     attempt.release_command().unwrap();
     while !matches!(events.recv().unwrap(), AttemptEvent::Ended(_)) {}
 }

@@ -12,7 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use stockade_model::{
-    DEFAULT_PROTECTED_NAMES, EnvironmentRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, AttemptPlan, Profile, RawText, RequestId,
+    AttemptPlan, DEFAULT_PROTECTED_NAMES, EnvironmentRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess,
+    Profile, RawText, RequestId,
 };
 use stockade_native::launch::{Blueprint, CommandStdio, launch_sandbox};
 use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};

@@ -8,28 +8,30 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use stockade_egress::{EgressEvent, PreparedInterception, InterceptionError, TunnelConnector, NameResolver, SystemResolver, TrustRoots};
-use stockade_engine::{Attempt, AttemptEvent, Backend, AttemptEventSender, StdioMode, StartError};
-use stockade_model::{Grant, LayerReport, LayerState, IsolationLevel, AttemptPlan};
+use stockade_egress::{
+    EgressEvent, InterceptionError, NameResolver, PreparedInterception, SystemResolver, TrustRoots, TunnelConnector,
+};
+use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, Backend, StartError, StdioMode};
+use stockade_model::{AttemptPlan, Grant, IsolationLevel, LayerReport, LayerState};
 use stockade_sys::Errno;
 use tracing::debug_span;
 
 use crate::attempt::NativeAttempt;
-use crate::broker::{Broker, PreparedBroker, BrokerError, BrokerEvent, BrokerTraits};
+use crate::broker::{Broker, BrokerError, BrokerEvent, BrokerTraits, PreparedBroker};
 use crate::caches::{CacheLease, LayerServerProgram, NameRotation};
 use crate::evidence::{HiddenWatch, TempWatch};
-use crate::keeper::{RunMonitor, MonitoredSandbox, RunEventSink};
+use crate::keeper::{MonitoredSandbox, RunEventSink, RunMonitor};
 use crate::launch::{
-    Blueprint, LaunchError, LaunchedSandbox, LaunchingSandbox, NetworkSockets, PrewarmedInit, LaunchOptions, CommandStdio, begin_launch, hidden_there, is_staged,
-    late_roots,
+    Blueprint, CommandStdio, LaunchError, LaunchOptions, LaunchedSandbox, LaunchingSandbox, NetworkSockets,
+    PrewarmedInit, begin_launch, hidden_there, is_staged, late_roots,
 };
-use crate::limits::{LimitGuard, LimitError, small_disk};
+use crate::limits::{LimitError, LimitGuard, small_disk};
 use crate::powers::AttemptPermissions;
 use crate::signing::{self, RunSigningAgent, SigningUser};
 use crate::staging::AttemptStage;
 use crate::streams::OutputPipes;
 use crate::undoing::{self, AttemptUndo};
-use crate::way_out::{self, LostDatagrams, PublishedPorts, RunEgressOptions, RunEgress};
+use crate::way_out::{self, LostDatagrams, PublishedPorts, RunEgress, RunEgressOptions};
 
 /// Backend for sandboxes that the kernel of this machine enforces.
 #[derive(Default)]
@@ -116,7 +118,12 @@ impl NativeBackend {
     }
 
     /// Starts building the sandbox, with the one that is already started if it fits.
-    fn begin_launch(&self, plan: &AttemptPlan, outfit: &LaunchOptions, stdio: CommandStdio<'_>) -> Result<LaunchingSandbox, LaunchError> {
+    fn begin_launch(
+        &self,
+        plan: &AttemptPlan,
+        outfit: &LaunchOptions,
+        stdio: CommandStdio<'_>,
+    ) -> Result<LaunchingSandbox, LaunchError> {
         let _span = debug_span!("begin").entered();
         let nursery = self.nursery.lock().unwrap_or_else(PoisonError::into_inner).take();
         match nursery.filter(|nursery| nursery.can_serve(plan.level)) {
@@ -174,13 +181,21 @@ impl NativeBackend {
                 continue;
             };
             let launching = early.map_or_else(begin, Ok)?;
-            layers.flatten().map_or(Ok(()), |layers| launching.lend_layers(&layers, &outfit.merged)).map_err(map_launch_error)?;
+            layers
+                .flatten()
+                .map_or(Ok(()), |layers| launching.lend_layers(&layers, &outfit.merged))
+                .map_err(map_launch_error)?;
             return Ok((lease, outfit, launching));
         }
     }
 
     /// Returns the powers of the broker for a sandbox of this backend.
-    fn build_permissions(&self, plan: &AttemptPlan, launching: &LaunchingSandbox, (outfit, lease): (&LaunchOptions, Option<&CacheLease>)) -> AttemptPermissions {
+    fn build_permissions(
+        &self,
+        plan: &AttemptPlan,
+        launching: &LaunchingSandbox,
+        (outfit, lease): (&LaunchOptions, Option<&CacheLease>),
+    ) -> AttemptPermissions {
         let mut powers = derive_permissions(plan, launching);
         powers.read_late(&outfit.late);
         if let Some(lease) = lease {
@@ -228,9 +243,16 @@ impl Backend for NativeBackend {
         }
     }
 
-    fn prepare_attempt(&self, plan: &AttemptPlan, io: &StdioMode, hold: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare_attempt(
+        &self,
+        plan: &AttemptPlan,
+        io: &StdioMode,
+        hold: bool,
+        events: AttemptEventSender,
+    ) -> Result<Box<dyn Attempt>, StartError> {
         let streams = OutputPipes::new(*io)?;
-        let edge = PreparedInterception::prepare_rules(&plan.profile.egress, &TrustRoots::System).map_err(map_interception_error)?;
+        let edge = PreparedInterception::prepare_rules(&plan.profile.egress, &TrustRoots::System)
+            .map_err(map_interception_error)?;
         let published = PublishedPorts::from_plan(plan)?;
         let publishes = !published.is_empty();
         let staging = AttemptStage::from_plan(plan, self.stages.as_deref())?;
@@ -250,7 +272,12 @@ impl Backend for NativeBackend {
         let mut powers = self.build_permissions(plan, &launching, (&outfit, lease.as_ref()));
         powers.agents = signing.agent_sockets();
         let broker = Broker::begin_with(powers, plan.level, (precaution, recorder), sink).map_err(map_broker_error)?;
-        let terms = self.route_through_tunnel(build_proxy_options(plan, (edge, published, self.resolver.clone()), &broker, &told));
+        let terms = self.route_through_tunnel(build_proxy_options(
+            plan,
+            (edge, published, self.resolver.clone()),
+            &broker,
+            &told,
+        ));
         let broker = broker.making_room(small_disk(&plan.profile.limits));
         let agent = signing.start_serving(&told)?;
         let keeper = RunMonitor::start_thread(outside, told)?;
@@ -270,7 +297,9 @@ impl Backend for NativeBackend {
         enforced.layers.insert("broker".to_owned(), layer);
         enforced.layers.insert("network".to_owned(), way_out::network_layer(plan));
         enforced.layers.extend(layers_of_kept((staging.as_ref(), lease.as_ref()), &launched));
-        enforced.layers.extend(undoing::undo_layer(plan, undoing.as_ref()).into_iter().chain(signing::signing_layer(plan)));
+        enforced
+            .layers
+            .extend(undoing::undo_layer(plan, undoing.as_ref()).into_iter().chain(signing::signing_layer(plan)));
         let answers = broker.answer_sender();
         if publishes {
             answers.open_way();

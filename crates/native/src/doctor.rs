@@ -12,7 +12,7 @@ use rustix::event::Timespec;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::process::{Signal, getegid, geteuid, pidfd_send_signal};
 use rustix::thread::set_no_new_privs;
-use stockade_model::{LayerReport, LayerState, IsolationLevel};
+use stockade_model::{IsolationLevel, LayerReport, LayerState};
 use stockade_sys::bpf::{SeccompAction, SeccompProgram, SeccompRule, compile_rules};
 use stockade_sys::clone::{ClonedChild, flags, fork_with};
 use stockade_sys::landlock::{self, Ruleset, access};
@@ -147,7 +147,11 @@ fn end_of(child: &ClonedChild) -> Result<ProcessExit, Errno> {
 /// Tries a user namespace that maps this user to itself.
 fn user_namespace() -> Result<(), Errno> {
     let (uid, gid) = (geteuid(), getegid());
-    let maps = [("setgroups", "deny".to_owned()), ("uid_map", map_single_id(uid.as_raw())), ("gid_map", map_single_id(gid.as_raw()))];
+    let maps = [
+        ("setgroups", "deny".to_owned()),
+        ("uid_map", map_single_id(uid.as_raw())),
+        ("gid_map", map_single_id(gid.as_raw())),
+    ];
     in_child(flags::NEW_USER, || {
         for (file, text) in &maps {
             let directory = openat(CWD, c"/proc/self", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
@@ -178,7 +182,8 @@ fn try_mounts() -> Result<(), Errno> {
 fn try_proc() -> Result<(), Errno> {
     in_child(flags::NEW_USER | flags::NEW_MOUNT | flags::NEW_PID, || {
         make_private()?;
-        new_filesystem(c"proc", &[], MountRestrictions { write: true, devices: true, setuid: true, exec: true }).map(drop)
+        new_filesystem(c"proc", &[], MountRestrictions { write: true, devices: true, setuid: true, exec: true })
+            .map(drop)
     })
 }
 
@@ -257,7 +262,9 @@ fn try_filter() -> Result<(), Errno> {
 /// answer arrives there.
 fn try_notify() -> LayerReport {
     match notify_round() {
-        Ok((true, true)) => layer_report(LayerState::Enforced, "a question was answered; wait-killable, synchronous wake-up"),
+        Ok((true, true)) => {
+            layer_report(LayerState::Enforced, "a question was answered; wait-killable, synchronous wake-up")
+        }
         Ok((killable, prompt)) => {
             let mut lacks = Vec::new();
             if !killable {
@@ -268,7 +275,9 @@ fn try_notify() -> LayerReport {
             }
             layer_report(LayerState::Partial, format!("a question was answered; {}", lacks.join("; ")))
         }
-        Err(Errno::BUSY) => layer_report(LayerState::Absent, "another supervisor already takes this process's notifications"),
+        Err(Errno::BUSY) => {
+            layer_report(LayerState::Absent, "another supervisor already takes this process's notifications")
+        }
         Err(errno) => layer_report(LayerState::Absent, errno.to_string()),
     }
 }

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use rustix::fs::inotify::{ReadFlags, Reader};
-use stockade_model::{Denial, Grant, DenialLayer, DeniedOperation, AttemptPlan, RawText, DenialResolution};
+use stockade_model::{AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, Grant, RawText};
 
 use crate::launch::HiddenReads;
 use crate::own_trees::NamedPaths;

@@ -5,7 +5,10 @@
 //! lack of privileges still decide on it.
 
 use stockade_model::IsolationLevel;
-use stockade_sys::bpf::{SeccompAction, ArgumentComparison, CompileError, ArgumentCondition, SeccompProgram, SeccompRule, ArgumentWidth, compile_rules};
+use stockade_sys::bpf::{
+    ArgumentComparison, ArgumentCondition, ArgumentWidth, CompileError, SeccompAction, SeccompProgram, SeccompRule,
+    compile_rules,
+};
 
 #[path = "filter_base.rs"]
 mod base;
@@ -29,7 +32,7 @@ pub(crate) struct FilterEntry {
 }
 
 impl FilterEntry {
-    fn to_rule(&self) -> SeccompRule {
+    fn seccomp_rule(&self) -> SeccompRule {
         SeccompRule { call: self.call, conditions: self.conditions.to_vec(), action: self.action }
     }
 }
@@ -58,10 +61,16 @@ pub struct FilterOptions {
 ///
 /// # Errors
 /// None with the current tables; a test compiles them.
-pub fn command_filter(level: IsolationLevel, options: FilterOptions) -> Result<(SeccompProgram, FilterSize), CompileError> {
+pub fn command_filter(
+    level: IsolationLevel,
+    options: FilterOptions,
+) -> Result<(SeccompProgram, FilterSize), CompileError> {
     let rules = command_rules(level, options);
     let size = FilterSize {
-        refused: rules.iter().filter(|e| matches!(e.action, SeccompAction::Errno(_) | SeccompAction::KillProcess)).count(),
+        refused: rules
+            .iter()
+            .filter(|e| matches!(e.action, SeccompAction::Errno(_) | SeccompAction::KillProcess))
+            .count(),
         asked: rules.iter().filter(|e| e.action == SeccompAction::Notify).count(),
     };
     Ok((compile_rules(&rules, NEWEST_SYSCALL, SeccompAction::Allow)?, size))
@@ -73,9 +82,9 @@ fn command_rules(level: IsolationLevel, options: FilterOptions) -> Vec<SeccompRu
     let has_hosts = level == IsolationLevel::Restricted && !options.own_network;
     let of_hosts: &[FilterEntry] = if has_hosts { base::PORT_SHARING_ENTRIES } else { &[] };
     let of_disk: &[FilterEntry] = if options.small_disk { base::SMALL_DISK_ENTRIES } else { &[] };
-    let refused = refused_entries(level).chain(of_hosts).chain(of_disk).map(FilterEntry::to_rule);
+    let refused = refused_entries(level).chain(of_hosts).chain(of_disk).map(FilterEntry::seccomp_rule);
     let asked = notify_table(level, options.traced, options.small_disk).into_iter().map(|trap| asked_rule(&trap));
-    refused.chain(asked).chain(base::OTHER_SOCKET_ENTRIES.iter().map(FilterEntry::to_rule)).collect()
+    refused.chain(asked).chain(base::OTHER_SOCKET_ENTRIES.iter().map(FilterEntry::seccomp_rule)).collect()
 }
 
 /// Returns the filter of a command with no trapped calls, for measurements.
@@ -103,8 +112,9 @@ fn asked_rule(trap: &SyscallTrap) -> SeccompRule {
 /// # Errors
 /// None with the current tables; a test compiles them.
 pub fn init_filter(level: IsolationLevel) -> Result<SeccompProgram, CompileError> {
-    let extra: &[FilterEntry] = if level == IsolationLevel::Restricted { base::INIT_RESTRICTED_ENTRIES } else { base::INIT_FULL_ENTRIES };
-    let rules: Vec<SeccompRule> = base::INIT_ENTRIES.iter().chain(extra).map(FilterEntry::to_rule).collect();
+    let extra: &[FilterEntry] =
+        if level == IsolationLevel::Restricted { base::INIT_RESTRICTED_ENTRIES } else { base::INIT_FULL_ENTRIES };
+    let rules: Vec<SeccompRule> = base::INIT_ENTRIES.iter().chain(extra).map(FilterEntry::seccomp_rule).collect();
     compile_rules(&rules, NEWEST_SYSCALL, SeccompAction::Errno(libc::EPERM as u16))
 }
 
@@ -118,7 +128,8 @@ pub fn refused_calls(level: IsolationLevel) -> impl Iterator<Item = (i64, &'stat
 /// Returns the calls that no command may make at any level, whatever the arguments: the number of
 /// each and its errno.
 pub fn never_allowed() -> impl Iterator<Item = (i64, u16)> {
-    let depends = |call: i64| base::REFUSED_ENTRIES.iter().any(|entry| entry.call == call && !entry.conditions.is_empty());
+    let depends =
+        |call: i64| base::REFUSED_ENTRIES.iter().any(|entry| entry.call == call && !entry.conditions.is_empty());
     base::REFUSED_ENTRIES.iter().filter(move |entry| !depends(entry.call)).filter_map(|entry| match entry.action {
         SeccompAction::Errno(errno) => Some((entry.call, errno)),
         SeccompAction::Allow | SeccompAction::Notify | SeccompAction::KillProcess => None,
@@ -126,7 +137,8 @@ pub fn never_allowed() -> impl Iterator<Item = (i64, u16)> {
 }
 
 fn refused_entries(level: IsolationLevel) -> impl Iterator<Item = &'static FilterEntry> {
-    let by_level: &[FilterEntry] = if level == IsolationLevel::Restricted { base::RESTRICTED_LEVEL_ENTRIES } else { base::FULL_LEVEL_ENTRIES };
+    let by_level: &[FilterEntry] =
+        if level == IsolationLevel::Restricted { base::RESTRICTED_LEVEL_ENTRIES } else { base::FULL_LEVEL_ENTRIES };
     base::REFUSED_ENTRIES.iter().chain(by_level)
 }
 

@@ -2,7 +2,7 @@
 //! matching entry decides.
 
 use stockade_sys::bpf::ArgumentComparison::{Equal, NotEqual};
-use stockade_sys::bpf::{SeccompAction, ArgumentCondition, ArgumentWidth};
+use stockade_sys::bpf::{ArgumentCondition, ArgumentWidth, SeccompAction};
 
 use super::FilterEntry;
 
@@ -17,7 +17,8 @@ const FAST_OPEN: u32 = libc::MSG_FASTOPEN as u32;
 
 /// `CLONE_NEW*` bits (linux/sched.h). `CLONE_NEWTIME` (0x80) is not included: in clone it is one of
 /// the signal bits, and only in unshare does it mean a namespace.
-const NAMESPACE_FLAGS: u32 = 0x0002_0000 | 0x0200_0000 | 0x0400_0000 | 0x0800_0000 | 0x1000_0000 | 0x2000_0000 | 0x4000_0000;
+const NAMESPACE_FLAGS: u32 =
+    0x0002_0000 | 0x0200_0000 | 0x0400_0000 | 0x0800_0000 | 0x1000_0000 | 0x2000_0000 | 0x4000_0000;
 
 /// Newer calls that the libc crate may lack. They have the same number on all architectures.
 mod recent {
@@ -32,7 +33,12 @@ const fn refuse_call(call: i64, action: SeccompAction, reason: &'static str) -> 
     FilterEntry { call, conditions: &[], action, reason }
 }
 
-const fn refuse_when(call: i64, conditions: &'static [ArgumentCondition], action: SeccompAction, reason: &'static str) -> FilterEntry {
+const fn refuse_when(
+    call: i64,
+    conditions: &'static [ArgumentCondition],
+    action: SeccompAction,
+    reason: &'static str,
+) -> FilterEntry {
     FilterEntry { call, conditions, action, reason }
 }
 
@@ -60,7 +66,11 @@ pub(super) const REFUSED_ENTRIES: &[FilterEntry] = &[
     refuse_call(libc::SYS_request_key, FAIL_ENOSYS, KEYS_REASON),
     refuse_call(libc::SYS_bpf, FAIL_EPERM, KERNEL_SURFACE_REASON),
     refuse_call(libc::SYS_perf_event_open, FAIL_EPERM, KERNEL_SURFACE_REASON),
-    refuse_call(libc::SYS_userfaultfd, FAIL_EPERM, "stops the kernel in the middle of a copy: the usual aid of exploits"),
+    refuse_call(
+        libc::SYS_userfaultfd,
+        FAIL_EPERM,
+        "stops the kernel in the middle of a copy: the usual aid of exploits",
+    ),
     refuse_call(libc::SYS_mount, FAIL_EPERM, MOUNTS_REASON),
     refuse_call(libc::SYS_umount2, FAIL_EPERM, MOUNTS_REASON),
     refuse_call(libc::SYS_pivot_root, FAIL_EPERM, MOUNTS_REASON),
@@ -74,7 +84,12 @@ pub(super) const REFUSED_ENTRIES: &[FilterEntry] = &[
     refuse_call(recent::OPEN_TREE_ATTR, FAIL_EPERM, MOUNTS_REASON),
     refuse_call(recent::MOUNT_SETATTR, FAIL_EPERM, MOUNTS_REASON),
     refuse_call(libc::SYS_setns, FAIL_EPERM, NEW_NAMESPACE_REASON),
-    refuse_when(libc::SYS_unshare, &[ArgumentCondition::any_bit(0, NAMESPACE_FLAGS | 0x80)], FAIL_EPERM, NEW_NAMESPACE_REASON),
+    refuse_when(
+        libc::SYS_unshare,
+        &[ArgumentCondition::any_bit(0, NAMESPACE_FLAGS | 0x80)],
+        FAIL_EPERM,
+        NEW_NAMESPACE_REASON,
+    ),
     refuse_when(libc::SYS_clone, &[ArgumentCondition::any_bit(0, NAMESPACE_FLAGS)], FAIL_EPERM, NEW_NAMESPACE_REASON),
     refuse_call(libc::SYS_clone3, FAIL_ENOSYS, "its flags are behind a pointer; libraries fall back to clone"),
     refuse_call(libc::SYS_openat2, FAIL_ENOSYS, "its flags are behind a pointer; libraries fall back to openat"),
@@ -126,9 +141,24 @@ pub(super) const REFUSED_ENTRIES: &[FilterEntry] = &[
     refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x4008_6602)], FAIL_EPERM, FILE_FLAGS_REASON), // FS_IOC_SETFLAGS
     refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x4004_6602)], FAIL_EPERM, FILE_FLAGS_REASON), // FS_IOC32_SETFLAGS
     refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x401c_5820)], FAIL_EPERM, FILE_FLAGS_REASON), // FS_IOC_FSSETXATTR
-    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x4004_9409)], SeccompAction::Allow, "FICLONE copies into an open file"),
-    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x4020_940d)], SeccompAction::Allow, "FICLONERANGE copies into an open file"),
-    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0xc018_9436)], SeccompAction::Allow, "FIDEDUPERANGE changes no content"),
+    refuse_when(
+        libc::SYS_ioctl,
+        &[ArgumentCondition::argument_equals(1, 0x4004_9409)],
+        SeccompAction::Allow,
+        "FICLONE copies into an open file",
+    ),
+    refuse_when(
+        libc::SYS_ioctl,
+        &[ArgumentCondition::argument_equals(1, 0x4020_940d)],
+        SeccompAction::Allow,
+        "FICLONERANGE copies into an open file",
+    ),
+    refuse_when(
+        libc::SYS_ioctl,
+        &[ArgumentCondition::argument_equals(1, 0xc018_9436)],
+        SeccompAction::Allow,
+        "FIDEDUPERANGE changes no content",
+    ),
     // By their type, the second byte (ioctl_list(2)). Of those of filesystems, only ioctls that
     // read are allowed. Any other ioctl of a filesystem changes a file without a path check.
     refuse_when(
@@ -149,7 +179,12 @@ pub(super) const REFUSED_ENTRIES: &[FilterEntry] = &[
         SeccompAction::Allow,
         "FIGETBSZ and FIBMAP tell of blocks",
     ),
-    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::compare_masked(1, 0xff00, Equal, 0x5200)], SeccompAction::Allow, "the random devices"),
+    refuse_when(
+        libc::SYS_ioctl,
+        &[ArgumentCondition::compare_masked(1, 0xff00, Equal, 0x5200)],
+        SeccompAction::Allow,
+        "the random devices",
+    ),
     refuse_when(
         libc::SYS_ioctl,
         &[ArgumentCondition::compare_masked(1, 0xff00, Equal, 0xff00)],
@@ -162,11 +197,36 @@ pub(super) const REFUSED_ENTRIES: &[FilterEntry] = &[
         SeccompAction::Allow,
         "descriptors of namespaces tell of them",
     ),
-    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x8008_6601)], SeccompAction::Allow, "FS_IOC_GETFLAGS reads"),
-    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x8004_6601)], SeccompAction::Allow, "FS_IOC32_GETFLAGS reads"),
-    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x8008_7601)], SeccompAction::Allow, "FS_IOC_GETVERSION reads"),
-    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0xc020_660b)], SeccompAction::Allow, "FS_IOC_FIEMAP reads"),
-    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x801c_581f)], SeccompAction::Allow, "FS_IOC_FSGETXATTR reads"),
+    refuse_when(
+        libc::SYS_ioctl,
+        &[ArgumentCondition::argument_equals(1, 0x8008_6601)],
+        SeccompAction::Allow,
+        "FS_IOC_GETFLAGS reads",
+    ),
+    refuse_when(
+        libc::SYS_ioctl,
+        &[ArgumentCondition::argument_equals(1, 0x8004_6601)],
+        SeccompAction::Allow,
+        "FS_IOC32_GETFLAGS reads",
+    ),
+    refuse_when(
+        libc::SYS_ioctl,
+        &[ArgumentCondition::argument_equals(1, 0x8008_7601)],
+        SeccompAction::Allow,
+        "FS_IOC_GETVERSION reads",
+    ),
+    refuse_when(
+        libc::SYS_ioctl,
+        &[ArgumentCondition::argument_equals(1, 0xc020_660b)],
+        SeccompAction::Allow,
+        "FS_IOC_FIEMAP reads",
+    ),
+    refuse_when(
+        libc::SYS_ioctl,
+        &[ArgumentCondition::argument_equals(1, 0x801c_581f)],
+        SeccompAction::Allow,
+        "FS_IOC_FSGETXATTR reads",
+    ),
     refuse_call(libc::SYS_ioctl, SeccompAction::Errno(libc::ENOTTY as u16), "changes files past every path check"),
     refuse_when(
         libc::SYS_fcntl,
@@ -174,12 +234,37 @@ pub(super) const REFUSED_ENTRIES: &[FilterEntry] = &[
         FAIL_EPERM,
         "a lease holds up whoever else opens the file",
     ),
-    refuse_when(libc::SYS_prlimit64, &[ArgumentCondition::argument_differs(0, 0)], FAIL_EPERM, "changes the limits of other processes"),
+    refuse_when(
+        libc::SYS_prlimit64,
+        &[ArgumentCondition::argument_differs(0, 0)],
+        FAIL_EPERM,
+        "changes the limits of other processes",
+    ),
     // Execution domains: 0, PER_LINUX32, without address randomisation, and the query.
-    refuse_when(libc::SYS_personality, &[ArgumentCondition::argument_equals(0, 0)], SeccompAction::Allow, "the ordinary domain"),
-    refuse_when(libc::SYS_personality, &[ArgumentCondition::argument_equals(0, 8)], SeccompAction::Allow, "PER_LINUX32, for setarch"),
-    refuse_when(libc::SYS_personality, &[ArgumentCondition::argument_equals(0, 0x4_0000)], SeccompAction::Allow, "ADDR_NO_RANDOMIZE, for debuggers"),
-    refuse_when(libc::SYS_personality, &[ArgumentCondition::argument_equals(0, u32::MAX)], SeccompAction::Allow, "asks for the current domain"),
+    refuse_when(
+        libc::SYS_personality,
+        &[ArgumentCondition::argument_equals(0, 0)],
+        SeccompAction::Allow,
+        "the ordinary domain",
+    ),
+    refuse_when(
+        libc::SYS_personality,
+        &[ArgumentCondition::argument_equals(0, 8)],
+        SeccompAction::Allow,
+        "PER_LINUX32, for setarch",
+    ),
+    refuse_when(
+        libc::SYS_personality,
+        &[ArgumentCondition::argument_equals(0, 0x4_0000)],
+        SeccompAction::Allow,
+        "ADDR_NO_RANDOMIZE, for debuggers",
+    ),
+    refuse_when(
+        libc::SYS_personality,
+        &[ArgumentCondition::argument_equals(0, u32::MAX)],
+        SeccompAction::Allow,
+        "asks for the current domain",
+    ),
     refuse_call(libc::SYS_personality, FAIL_EPERM, "other domains weaken memory protection"),
     // Programs fall back to a connect, on which the broker decides.
     refuse_when(libc::SYS_sendto, &[ArgumentCondition::any_bit(3, FAST_OPEN)], FAIL_EOPNOTSUPP, CONNECT_REASON),
@@ -254,8 +339,18 @@ pub(super) const RESTRICTED_LEVEL_ENTRIES: &[FilterEntry] = &[
     refuse_when(libc::SYS_socket, &[INET, STREAM, TCP], SeccompAction::Allow, ON_BEHALF_REASON),
     refuse_when(libc::SYS_socket, &[INET6, STREAM, ANY_PROTOCOL], SeccompAction::Allow, ON_BEHALF_REASON),
     refuse_when(libc::SYS_socket, &[INET6, STREAM, TCP], SeccompAction::Allow, ON_BEHALF_REASON),
-    refuse_when(libc::SYS_setpriority, &[ArgumentCondition::argument_differs(0, libc::PRIO_PROCESS)], FAIL_EPERM, WHOLE_GROUPS_REASON),
-    refuse_when(libc::SYS_ioprio_set, &[ArgumentCondition::argument_differs(0, IOPRIO_WHO_PROCESS)], FAIL_EPERM, WHOLE_GROUPS_REASON),
+    refuse_when(
+        libc::SYS_setpriority,
+        &[ArgumentCondition::argument_differs(0, libc::PRIO_PROCESS)],
+        FAIL_EPERM,
+        WHOLE_GROUPS_REASON,
+    ),
+    refuse_when(
+        libc::SYS_ioprio_set,
+        &[ArgumentCondition::argument_differs(0, IOPRIO_WHO_PROCESS)],
+        FAIL_EPERM,
+        WHOLE_GROUPS_REASON,
+    ),
 ];
 
 /// After the families of the level: all other sockets that socket(2) can make.
@@ -278,7 +373,12 @@ pub(super) const INIT_ENTRIES: &[FilterEntry] = &[
     refuse_call(libc::SYS_ppoll, SeccompAction::Allow, SUPERVISION_REASON),
     refuse_call(libc::SYS_wait4, SeccompAction::Allow, SUPERVISION_REASON),
     refuse_call(libc::SYS_waitid, SeccompAction::Allow, SUPERVISION_REASON),
-    refuse_when(libc::SYS_ptrace, &[ArgumentCondition::argument_equals(0, libc::PTRACE_DETACH)], SeccompAction::Allow, "traces nobody"),
+    refuse_when(
+        libc::SYS_ptrace,
+        &[ArgumentCondition::argument_equals(0, libc::PTRACE_DETACH)],
+        SeccompAction::Allow,
+        "traces nobody",
+    ),
     refuse_call(libc::SYS_getrusage, SeccompAction::Allow, "reports what was used"),
     refuse_call(libc::SYS_kill, SeccompAction::Allow, "ends the run"),
     refuse_call(libc::SYS_getpid, SeccompAction::Allow, "ends the run"),
@@ -290,19 +390,37 @@ pub(super) const INIT_ENTRIES: &[FilterEntry] = &[
     refuse_call(libc::SYS_restart_syscall, SeccompAction::Allow, SUPERVISION_REASON),
 ];
 
-const RESERVATION_REASON: &str = "space that is reserved without a write is counted by nothing; programs write it instead";
-const FILE_SIZE_REASON: &str = "how large a file may become is a part of the disk limit, which is not for the run to raise";
+const RESERVATION_REASON: &str =
+    "space that is reserved without a write is counted by nothing; programs write it instead";
+const FILE_SIZE_REASON: &str =
+    "how large a file may become is a part of the disk limit, which is not for the run to raise";
 
 /// `FALLOC_FL_PUNCH_HOLE` and `FALLOC_FL_COLLAPSE_RANGE`: they free space.
 const FREE_SPACE_FLAGS: u32 = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_COLLAPSE_RANGE) as u32;
 /// A pointer to new limits. Without one the call sets nothing.
-const HAS_NEW_LIMITS: ArgumentCondition = ArgumentCondition { argument: 2, width: ArgumentWidth::Bits64, mask: u64::MAX, comparison: NotEqual, value: 0 };
+const HAS_NEW_LIMITS: ArgumentCondition =
+    ArgumentCondition { argument: 2, width: ArgumentWidth::Bits64, mask: u64::MAX, comparison: NotEqual, value: 0 };
 
 /// Refused with a small limit of the disk.
 pub(super) const SMALL_DISK_ENTRIES: &[FilterEntry] = &[
-    refuse_when(libc::SYS_fallocate, &[ArgumentCondition::compare_masked(1, FREE_SPACE_FLAGS, Equal, 0)], FAIL_EOPNOTSUPP, RESERVATION_REASON),
-    refuse_when(libc::SYS_setrlimit, &[ArgumentCondition::argument_equals(0, libc::RLIMIT_FSIZE)], FAIL_EPERM, FILE_SIZE_REASON),
-    refuse_when(libc::SYS_prlimit64, &[ArgumentCondition::argument_equals(1, libc::RLIMIT_FSIZE), HAS_NEW_LIMITS], FAIL_EPERM, FILE_SIZE_REASON),
+    refuse_when(
+        libc::SYS_fallocate,
+        &[ArgumentCondition::compare_masked(1, FREE_SPACE_FLAGS, Equal, 0)],
+        FAIL_EOPNOTSUPP,
+        RESERVATION_REASON,
+    ),
+    refuse_when(
+        libc::SYS_setrlimit,
+        &[ArgumentCondition::argument_equals(0, libc::RLIMIT_FSIZE)],
+        FAIL_EPERM,
+        FILE_SIZE_REASON,
+    ),
+    refuse_when(
+        libc::SYS_prlimit64,
+        &[ArgumentCondition::argument_equals(1, libc::RLIMIT_FSIZE), HAS_NEW_LIMITS],
+        FAIL_EPERM,
+        FILE_SIZE_REASON,
+    ),
 ];
 
 const PORT_SHARING_REASON: &str = "a port that is shared takes connections that are for a server of the host";
@@ -311,7 +429,10 @@ const PORT_SHARING_REASON: &str = "a port that is shared takes connections that 
 /// share its port with the run.
 pub(super) const PORT_SHARING_ENTRIES: &[FilterEntry] = &[refuse_when(
     libc::SYS_setsockopt,
-    &[ArgumentCondition::argument_equals(1, libc::SOL_SOCKET as u32), ArgumentCondition::argument_equals(2, libc::SO_REUSEPORT as u32)],
+    &[
+        ArgumentCondition::argument_equals(1, libc::SOL_SOCKET as u32),
+        ArgumentCondition::argument_equals(2, libc::SO_REUSEPORT as u32),
+    ],
     SeccompAction::Errno(libc::ENOPROTOOPT as u16),
     PORT_SHARING_REASON,
 )];
@@ -322,9 +443,24 @@ const LISTEN_REASON: &str = "makes sockets in the run's own network for the way 
 pub(super) const INIT_FULL_ENTRIES: &[FilterEntry] = &[
     refuse_when(libc::SYS_socket, &[INET, STREAM, ANY_PROTOCOL], SeccompAction::Allow, LISTEN_REASON),
     refuse_when(libc::SYS_socket, &[INET6, STREAM, ANY_PROTOCOL], SeccompAction::Allow, LISTEN_REASON),
-    refuse_when(libc::SYS_setsockopt, &[IP_LEVEL, ArgumentCondition::argument_equals(2, libc::IP_FREEBIND as u32)], SeccompAction::Allow, LISTEN_REASON),
-    refuse_when(libc::SYS_setsockopt, &[IPV6_LEVEL, ArgumentCondition::argument_equals(2, libc::IPV6_FREEBIND as u32)], SeccompAction::Allow, LISTEN_REASON),
-    refuse_when(libc::SYS_setsockopt, &[IPV6_LEVEL, ArgumentCondition::argument_equals(2, libc::IPV6_V6ONLY as u32)], SeccompAction::Allow, LISTEN_REASON),
+    refuse_when(
+        libc::SYS_setsockopt,
+        &[IP_LEVEL, ArgumentCondition::argument_equals(2, libc::IP_FREEBIND as u32)],
+        SeccompAction::Allow,
+        LISTEN_REASON,
+    ),
+    refuse_when(
+        libc::SYS_setsockopt,
+        &[IPV6_LEVEL, ArgumentCondition::argument_equals(2, libc::IPV6_FREEBIND as u32)],
+        SeccompAction::Allow,
+        LISTEN_REASON,
+    ),
+    refuse_when(
+        libc::SYS_setsockopt,
+        &[IPV6_LEVEL, ArgumentCondition::argument_equals(2, libc::IPV6_V6ONLY as u32)],
+        SeccompAction::Allow,
+        LISTEN_REASON,
+    ),
     refuse_call(libc::SYS_bind, SeccompAction::Allow, LISTEN_REASON),
     refuse_call(libc::SYS_listen, SeccompAction::Allow, LISTEN_REASON),
 ];

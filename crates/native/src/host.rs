@@ -13,14 +13,18 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, AttemptEventSender, StdioMode, StartError};
+use stockade_engine::{
+    Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, StartError, StdioMode,
+};
 use stockade_files::object::unguessable_name;
-use stockade_model::{EnforcementReport, Grant, LayerReport, LayerState, IsolationLevel, AttemptPlan, RawText, ResourceUsage};
+use stockade_model::{
+    AttemptPlan, EnforcementReport, Grant, IsolationLevel, LayerReport, LayerState, RawText, ResourceUsage,
+};
 use stockade_sys::reap::{adopt_orphans, children_used, reap_any};
 use stockade_sys::session::seat_at_terminal;
 
 use crate::backend::map_launch_error;
-use crate::capture::{StreamCapture, DrainState};
+use crate::capture::{DrainState, StreamCapture};
 use crate::launch::build_image;
 
 /// Time-out for the end of killed processes that a command left behind.
@@ -43,7 +47,13 @@ impl Backend for HostBackend {
         false
     }
 
-    fn prepare_attempt(&self, plan: &AttemptPlan, io: &StdioMode, _hold: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare_attempt(
+        &self,
+        plan: &AttemptPlan,
+        io: &StdioMode,
+        _hold: bool,
+        events: AttemptEventSender,
+    ) -> Result<Box<dyn Attempt>, StartError> {
         if plan.profile.sandboxed || plan.level != IsolationLevel::None {
             return Err(StartError {
                 what: format!("profile `{}` asks for a sandbox, and this backend has none", plan.profile.name),
@@ -79,7 +89,13 @@ impl Backend for EnclosedBackend {
         false
     }
 
-    fn prepare_attempt(&self, plan: &AttemptPlan, io: &StdioMode, _hold: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare_attempt(
+        &self,
+        plan: &AttemptPlan,
+        io: &StdioMode,
+        _hold: bool,
+        events: AttemptEventSender,
+    ) -> Result<Box<dyn Attempt>, StartError> {
         demand_directory(plan.cwd.as_path())?;
         let mut plan = plan.clone();
         let mark = new_mark()?;
@@ -238,7 +254,13 @@ fn watch_child(
     let text = |capture: Option<StreamCapture>| capture.map(|c| RawText::from(c.into_bytes()));
     usage.wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     let (stdout, stderr) = (text(output), text(errors));
-    events.send_event(AttemptEvent::Ended(AttemptEnd { usage, stdout, stderr, truncated, ..AttemptEnd::from_command_end(end) }));
+    events.send_event(AttemptEvent::Ended(AttemptEnd {
+        usage,
+        stdout,
+        stderr,
+        truncated,
+        ..AttemptEnd::from_command_end(end)
+    }));
 }
 
 fn drain_pipe(pipe: &impl std::os::fd::AsFd, limit_bytes: u64) -> StreamCapture {

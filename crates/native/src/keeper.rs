@@ -12,7 +12,9 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use stockade_engine::{AttemptEnd, AttemptEvent, CommandEnd, AttemptEventSender, SandboxEvent, SandboxEventSender, StartError};
+use stockade_engine::{
+    AttemptEnd, AttemptEvent, AttemptEventSender, CommandEnd, SandboxEvent, SandboxEventSender, StartError,
+};
 use stockade_model::{BackgroundPolicy, Denial, RawText, ReadAccess, RequestId, ResourceUsage};
 use stockade_signing::AgentHandle;
 use stockade_sys::Errno;
@@ -68,7 +70,9 @@ impl RunEventSink {
 
     /// Reports one event.
     pub(crate) fn report_event(&self, event: AttemptEvent) {
-        let Some(SandboxEventSink { sandbox, request, ended }) = &self.after else { return self.attempt.send_event(event) };
+        let Some(SandboxEventSink { sandbox, request, ended }) = &self.after else {
+            return self.attempt.send_event(event);
+        };
         let is_last = matches!(event, AttemptEvent::Ended(_));
         if !ended.load(Ordering::Acquire) {
             if is_last {
@@ -104,7 +108,11 @@ pub(crate) type BreachCallback = Arc<dyn Fn(&Denial) + Send + Sync>;
 impl LeftoverHandling {
     /// `group` is the command's own control group, if it has one. `on_breach` receives the
     /// sandbox's exceeded limits as long as a process of the command exists.
-    pub(crate) fn new(background: BackgroundPolicy, group: Option<Arc<ControlGroup>>, on_breach: BreachCallback) -> Self {
+    pub(crate) fn new(
+        background: BackgroundPolicy,
+        group: Option<Arc<ControlGroup>>,
+        on_breach: BreachCallback,
+    ) -> Self {
         Self { background, group, _on_breach: on_breach }
     }
 
@@ -171,7 +179,10 @@ impl StartingMonitor {
 }
 
 impl RunMonitor {
-    pub(crate) fn start_thread(outside: Option<[CapturedOutput; 2]>, told: RunEventSink) -> Result<StartingMonitor, StartError> {
+    pub(crate) fn start_thread(
+        outside: Option<[CapturedOutput; 2]>,
+        told: RunEventSink,
+    ) -> Result<StartingMonitor, StartError> {
         let (kept, sandbox) = channel();
         let (on_drop, over) = channel::<()>();
         let body = move || {
@@ -190,7 +201,9 @@ impl RunMonitor {
     fn monitor_run(mut self, on_drop: Sender<()>) {
         let (end, usage) = command_end(self.watch_until_end());
         let Self { kept, outside, told } = self;
-        let MonitoredSandbox { end: end_fd, launched, broker, way, names, hidden, temp, staging, watch, leaves, .. } = kept;
+        let MonitoredSandbox {
+            end: end_fd, launched, broker, way, names, hidden, temp, staging, watch, leaves, ..
+        } = kept;
         let (mut lease, renewal, undoing) = (kept.lease, kept.renewal, kept.undoing);
         for denial in temp.map(TempWatch::into_denials).unwrap_or_default() {
             told.report_event(AttemptEvent::Denied(denial));
@@ -210,7 +223,11 @@ impl RunMonitor {
             way.close_connections();
         }
         drop(kept.agent);
-        report.denials.into_iter().filter(|d| d.count > 1).for_each(|denial| told.report_event(AttemptEvent::Denied(denial)));
+        report
+            .denials
+            .into_iter()
+            .filter(|d| d.count > 1)
+            .for_each(|denial| told.report_event(AttemptEvent::Denied(denial)));
         // Objects that are shared with the init are closed before the init exits. The init then
         // closes them last, and waits for the kernel instead of this process.
         drop((hidden, end_fd));
@@ -256,7 +273,8 @@ impl RunMonitor {
         // The command's whole output is in the pipes by now.
         for _ in 0..MAX_LAST_CHUNKS {
             // Both are read each time, even if one of them is closed.
-            let open = self.outside.iter_mut().flatten().map(CapturedOutput::read_available).filter(|open| *open).count();
+            let open =
+                self.outside.iter_mut().flatten().map(CapturedOutput::read_available).filter(|open| *open).count();
             if open == 0 {
                 break;
             }
@@ -281,7 +299,9 @@ impl RunMonitor {
             [Some(self.kept.end.as_fd()), hidden, names].into_iter().flatten().chain(lost).chain(outputs).collect();
         all.extend(answered);
         let mut waited: Vec<PollFd<'_>> = all.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-        let at_most = lock_ignoring_poison(&self.kept.watch).next_look().map_or(MAX_POLL_INTERVAL, |next| next.min(MAX_POLL_INTERVAL));
+        let at_most = lock_ignoring_poison(&self.kept.watch)
+            .next_look()
+            .map_or(MAX_POLL_INTERVAL, |next| next.min(MAX_POLL_INTERVAL));
         let at_most = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
         // A signal or a failure only makes the next check earlier.
         let _ = poll(&mut waited, Some(&at_most));
@@ -380,7 +400,9 @@ fn command_end(ended: Result<Option<ExitReport>, LaunchError>) -> (CommandEnd, R
             (CommandEnd::NotExecutable(errno.to_string()), usage)
         }
         Ok(Some(ExitReport { status: ProcessExit::Exited(code), usage, .. })) => (CommandEnd::Exited(code), usage),
-        Ok(Some(ExitReport { status: ProcessExit::Signaled(signal), usage, .. })) => (CommandEnd::Signaled(signal), usage),
+        Ok(Some(ExitReport { status: ProcessExit::Signaled(signal), usage, .. })) => {
+            (CommandEnd::Signaled(signal), usage)
+        }
         Ok(None) => (CommandEnd::Lost("it ended without a word".to_owned()), ResourceUsage::default()),
         Err(error) => (CommandEnd::Lost(error.to_string()), ResourceUsage::default()),
     }

@@ -38,7 +38,7 @@ pub use backend::NativeBackend;
 pub use broker::served_ports;
 pub use host::{EnclosedBackend, HostBackend};
 pub use protected::ProtectedNames;
-pub use sandbox::{SupervisorHooks, NativeSandboxes, keep_sandbox};
+pub use sandbox::{NativeSandboxes, SupervisorHooks, keep_sandbox};
 pub use session::{NativeSession, SessionError};
 pub use signing::SigningUser;
 /// Global allocator for a program with a [`Session`] that prepares sandboxes in advance. The plan

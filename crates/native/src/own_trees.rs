@@ -10,7 +10,9 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
-use stockade_model::{Denial, Grant, DenialLayer, PRIVATE_TREES, DeniedOperation, AttemptPlan, RawText, DenialResolution};
+use stockade_model::{
+    AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, Grant, PRIVATE_TREES, RawText,
+};
 
 use crate::launch::PRIVATE_TREE_NAMES;
 

@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use stockade_model::{Grant, IsolationLevel, DeniedOperation, AttemptPlan, RawText};
+use stockade_model::{AttemptPlan, DeniedOperation, Grant, IsolationLevel, RawText};
 
 use crate::guards::repository::{self, KnownNameCheck, TrustedParts};
 use crate::guards::{GuardedNames, fold_name};
@@ -322,7 +322,12 @@ impl AttemptPermissions {
     }
 
     /// Decides on `operation` on `object`, an absolute path without links.
-    pub fn decide_operation(&self, operation: DeniedOperation, object: &Path, probe: ExistsProbe<'_>) -> PermissionVerdict {
+    pub fn decide_operation(
+        &self,
+        operation: DeniedOperation,
+        object: &Path,
+        probe: ExistsProbe<'_>,
+    ) -> PermissionVerdict {
         let path = object.as_os_str().as_bytes();
         if let Some(refusal) = self.hidden_refusal(path) {
             return PermissionVerdict::Refuse(refusal);
@@ -330,9 +335,9 @@ impl AttemptPermissions {
         let root = deepest_root(&self.writable, path);
         let private = deepest_root(&self.private, path);
         match (root, private) {
-            (Some(root), private) if private.is_none_or(|tree| tree.len() <= root.len()) => {
-                self.root_refusal(operation, root, path, probe).map_or(PermissionVerdict::Allow, PermissionVerdict::Refuse)
-            }
+            (Some(root), private) if private.is_none_or(|tree| tree.len() <= root.len()) => self
+                .root_refusal(operation, root, path, probe)
+                .map_or(PermissionVerdict::Allow, PermissionVerdict::Refuse),
             (_, Some(_)) => PermissionVerdict::Private,
             // A root that does not exist yet is made together with its parents.
             _ if operation == DeniedOperation::Mkdir && self.leads_to_root(path) => PermissionVerdict::Allow,
@@ -451,7 +456,13 @@ impl AttemptPermissions {
 
     /// Returns the reason why the writable root `root` does not cover `path`, which is at or
     /// beneath it.
-    fn root_refusal(&self, operation: DeniedOperation, root: &[u8], path: &[u8], probe: ExistsProbe<'_>) -> Option<PermissionRefusal> {
+    fn root_refusal(
+        &self,
+        operation: DeniedOperation,
+        root: &[u8],
+        path: &[u8],
+        probe: ExistsProbe<'_>,
+    ) -> Option<PermissionRefusal> {
         if is_at_or_beneath(b"/proc", path) || is_at_or_beneath(b"/sys", path) {
             return Some(outside_refusal(path));
         }
@@ -470,7 +481,8 @@ impl AttemptPermissions {
         {
             return Some(repository::refuse_change(unit));
         }
-        let replaces = !matches!(operation, DeniedOperation::Write | DeniedOperation::Metadata | DeniedOperation::Truncate);
+        let replaces =
+            !matches!(operation, DeniedOperation::Write | DeniedOperation::Metadata | DeniedOperation::Truncate);
         (replaces && path == self.workspace)
             .then(|| PermissionRefusal { rule: "the workspace itself stays in place".to_owned(), grant: None })
     }
@@ -479,7 +491,9 @@ impl AttemptPermissions {
 /// Returns whether `path` has a temporary name beneath `root`. No other program needs it.
 fn is_momentary(root: &[u8], path: &[u8]) -> bool {
     let beneath = path.get(root.len()..).unwrap_or_default();
-    beneath.split(|b| *b == b'/').any(|name| TEMPORARY_PREFIXES.iter().any(|prefix| fold_name(name).starts_with(prefix.as_bytes())))
+    beneath
+        .split(|b| *b == b'/')
+        .any(|name| TEMPORARY_PREFIXES.iter().any(|prefix| fold_name(name).starts_with(prefix.as_bytes())))
 }
 
 fn outside_refusal(path: &[u8]) -> PermissionRefusal {

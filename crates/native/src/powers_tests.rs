@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use stockade_model::{
-    DEFAULT_PROTECTED_NAMES, EnvironmentRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, AttemptPlan, Profile, RequestId,
+    AttemptPlan, DEFAULT_PROTECTED_NAMES, EnvironmentRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess,
+    Profile, RequestId,
 };
 
 use super::*;
@@ -128,7 +129,12 @@ fn what_is_above_a_root_can_be_made() {
     check(&p, DeniedOperation::Mkdir, "/home/u/.config", "allow");
     check(&p, DeniedOperation::Create, "/home/u/.config", "outside every writable root | write /home/u/.config");
     check(&p, DeniedOperation::Rename, "/home/u/.config", "outside every writable root | write /home/u/.config");
-    check(&p, DeniedOperation::Mkdir, "/home/u/.config/other", "outside every writable root | write /home/u/.config/other");
+    check(
+        &p,
+        DeniedOperation::Mkdir,
+        "/home/u/.config/other",
+        "outside every writable root | write /home/u/.config/other",
+    );
     check(&p, DeniedOperation::Mkdir, "/home/u/.ssh/x", "hidden from runs | read /home/u/.ssh/x");
     check(&p, DeniedOperation::Mkdir, "/home/u/n", "allow");
     check(&p, DeniedOperation::Mkdir, "/home/u/n/.git", "outside every writable root | write /home/u/n/.git");

@@ -39,7 +39,8 @@ impl ExecProgram {
                 break;
             }
             line.push(b' ');
-            let (shown, is_cut) = (&argument[..argument.len().min(MAX_SHOWN_ARGUMENT_BYTES)], argument.len() > MAX_SHOWN_ARGUMENT_BYTES);
+            let (shown, is_cut) =
+                (&argument[..argument.len().min(MAX_SHOWN_ARGUMENT_BYTES)], argument.len() > MAX_SHOWN_ARGUMENT_BYTES);
             let is_plain = |b: &u8| b.is_ascii_alphanumeric() || b"-_./:=@%+,~".contains(b);
             match !shown.is_empty() && shown.iter().all(is_plain) {
                 true => line.extend_from_slice(shown),
@@ -136,12 +137,16 @@ impl ProgramRules {
     pub fn decide_in_layer(&self, program: &ExecProgram) -> Result<(), PermissionRefusal> {
         let strict = Self { agreed: Vec::new(), ..self.clone() };
         let is_asked = |grant: &Grant| grant.is_answer_only();
-        strict.decide_program(program).map_err(|refusal| PermissionRefusal { grant: refusal.grant.filter(is_asked), ..refusal })
+        strict
+            .decide_program(program)
+            .map_err(|refusal| PermissionRefusal { grant: refusal.grant.filter(is_asked), ..refusal })
     }
 
     /// Decides whether the program may run.
     pub fn decide_program(&self, program: &ExecProgram) -> Result<(), PermissionRefusal> {
-        let matching = |rules: &[ProgramRule]| rules.iter().find(|rule| rule.matches_program(program)).map(|r| r.pattern.to_string());
+        let matching = |rules: &[ProgramRule]| {
+            rules.iter().find(|rule| rule.matches_program(program)).map(|r| r.pattern.to_string())
+        };
         if let Some(pattern) = matching(&self.deny) {
             return Err(PermissionRefusal { rule: format!("program: {pattern}"), grant: None });
         }
@@ -282,7 +287,11 @@ mod tests {
             check(&rules, line, expected);
         }
         assert_eq!(rules.words_of_interest(b"/usr/bin/nc", b"nc"), Some(0));
-        assert_eq!(rules.words_of_interest(b"/usr/bin/git", b"git"), Some(MAX_CHECKED_ARGUMENTS), "it may have an effect");
+        assert_eq!(
+            rules.words_of_interest(b"/usr/bin/git", b"git"),
+            Some(MAX_CHECKED_ARGUMENTS),
+            "it may have an effect"
+        );
         assert_eq!(rules.words_of_interest(b"/usr/bin/ls", b"ls"), None);
     }
 

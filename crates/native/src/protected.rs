@@ -6,9 +6,9 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use stockade_model::{Grant, DeniedOperation};
+use stockade_model::{DeniedOperation, Grant};
 
-use crate::guards::{GuardedPaths, SurveyError, RootView, open_host_root, survey_directory};
+use crate::guards::{GuardedPaths, RootView, SurveyError, open_host_root, survey_directory};
 use crate::powers::{AttemptPermissions, ExistsProbe, PermissionRefusal, PermissionVerdict};
 
 /// Decides which paths of the host such a write must not make or replace.
@@ -32,7 +32,8 @@ impl ProtectedNames {
     /// Returns the reason why nothing may be made or replaced at `path`, which is absolute and has
     /// no links above its last component. `exists` reports whether a path exists or will exist.
     pub fn creation_refusal(&self, path: &Path, is_link: bool, exists: ExistsProbe<'_>) -> Option<PermissionRefusal> {
-        if let PermissionVerdict::Refuse(refusal) = self.powers.decide_operation(DeniedOperation::Create, path, exists) {
+        if let PermissionVerdict::Refuse(refusal) = self.powers.decide_operation(DeniedOperation::Create, path, exists)
+        {
             return Some(refusal);
         }
         if self.granted.iter().any(|granted| path.starts_with(granted)) {

@@ -8,8 +8,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use stockade_egress::is_own;
 use stockade_model::{
-    EffectUse, EgressRules, Grant, Host, HostName, HostPattern, TargetListing, AttemptPlan, SecretUse, NetworkTarget, TargetPattern,
-    special_address,
+    AttemptPlan, EffectUse, EgressRules, Grant, Host, HostName, HostPattern, NetworkTarget, SecretUse, TargetListing,
+    TargetPattern, special_address,
 };
 
 use crate::powers::PermissionRefusal;
@@ -45,16 +45,19 @@ impl EgressReach {
     pub fn decide_target(&self, target: &NetworkTarget) -> Result<String, PermissionRefusal> {
         let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
         match self.lists.listed_with(granted.iter(), target) {
-            TargetListing::Allowed(pattern) | TargetListing::Granted(pattern) if self.is_unmeant(&granted, target) => Err(PermissionRefusal {
-                rule: format!("{target} is this machine itself, which `{pattern}` does not speak of"),
-                grant: Some(Grant::connect_to(target)),
-            }),
+            TargetListing::Allowed(pattern) | TargetListing::Granted(pattern) if self.is_unmeant(&granted, target) => {
+                Err(PermissionRefusal {
+                    rule: format!("{target} is this machine itself, which `{pattern}` does not speak of"),
+                    grant: Some(Grant::connect_to(target)),
+                })
+            }
             TargetListing::Allowed(pattern) => Ok(format!("allow {pattern}")),
             TargetListing::Granted(pattern) => Ok(format!("grant connect {pattern}")),
             TargetListing::Denied(pattern) => Err(PermissionRefusal { rule: format!("deny {pattern}"), grant: None }),
-            TargetListing::Not => {
-                Err(PermissionRefusal { rule: "not among the targets".to_owned(), grant: Some(Grant::connect_to(target)) })
-            }
+            TargetListing::Not => Err(PermissionRefusal {
+                rule: "not among the targets".to_owned(),
+                grant: Some(Grant::connect_to(target)),
+            }),
         }
     }
 
@@ -96,7 +99,8 @@ impl EgressReach {
     fn is_unmeant(&self, granted: &[Grant], target: &NetworkTarget) -> bool {
         let Host::Address(address) = target.host else { return false };
         let is_named = |pattern: &TargetPattern| {
-            matches!(pattern.host(), HostPattern::Exactly(host) if *host == target.host) && pattern.matches_target(target)
+            matches!(pattern.host(), HostPattern::Exactly(host) if *host == target.host)
+                && pattern.matches_target(target)
         };
         let mut patterns = granted.iter().filter_map(Grant::targets).chain(&self.lists.allow);
         special_address(address).is_none() && !patterns.any(is_named) && is_own(address)

@@ -11,12 +11,13 @@ use std::sync::Arc;
 
 use stockade_engine::{AttemptEvent, StartError};
 use stockade_model::{
-    Denial, Grant, DenialLayer, LayerReport, LayerState, IsolationLevel, DeniedOperation, AttemptPlan, RawText, DenialResolution, SignUse,
+    AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, Grant, IsolationLevel, LayerReport,
+    LayerState, RawText, SignUse,
 };
-use stockade_signing::{AgentError, AgentHandle, AgentListener, UserSshAgent, SigningEvent};
+use stockade_signing::{AgentError, AgentHandle, AgentListener, SigningEvent, UserSshAgent};
 
 use crate::keeper::RunEventSink;
-use crate::launch::{NamedFile, NamingVariable, LaunchOptions};
+use crate::launch::{LaunchOptions, NamedFile, NamingVariable};
 
 /// Path at which a run finds its agent. No file exists there: the broker knows the path.
 pub(crate) const AGENT_PATH: &str = "/run/stockade/ssh-agent";
@@ -81,7 +82,8 @@ impl RunSigningAgent {
                 let socket = person.agent.as_ref().ok_or_else(|| signing_error(AgentError::None))?;
                 let places = (person.home.as_path(), std::env::temp_dir());
                 let prepared =
-                    AgentListener::prepare_agent(&uses, UserSshAgent::at_socket(socket), (places.0, &places.1)).map_err(signing_error)?;
+                    AgentListener::prepare_agent(&uses, UserSshAgent::at_socket(socket), (places.0, &places.1))
+                        .map_err(signing_error)?;
                 Some(prepared)
             }
             _ => None,

@@ -4,11 +4,11 @@
 use std::path::Path;
 
 use stockade_engine::{CommandEnd, StartError};
-use stockade_model::{IsolationLevel, AttemptPlan, RawText, StagedChanges};
+use stockade_model::{AttemptPlan, IsolationLevel, RawText, StagedChanges};
 
 use crate::backend::map_launch_error;
 use crate::launch::{OverlayWriteLayer, is_staged};
-use crate::stage::{BackupTree, NewStage, PreWriteHook, OpenStage, StageError, StageDirectory, BaselineRecorder};
+use crate::stage::{BackupTree, BaselineRecorder, NewStage, OpenStage, PreWriteHook, StageDirectory, StageError};
 
 /// A stage that an attempt writes to.
 #[derive(Debug)]

@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, fstat};
 use rustix::pipe::{PipeFlags, pipe_with};
-use stockade_engine::{StdioMode, StartError};
+use stockade_engine::{StartError, StdioMode};
 
 use crate::backend::no_descriptor;
-use crate::capture::{StreamCapture, DrainState};
+use crate::capture::{DrainState, StreamCapture};
 use crate::launch::CommandStdio;
 
 /// The command's output pipes: both ends, until the sandbox has its own.

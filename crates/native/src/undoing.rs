@@ -4,10 +4,10 @@
 use std::path::Path;
 
 use stockade_engine::StartError;
-use stockade_model::{LayerReport, LayerState, AttemptPlan, RawText};
+use stockade_model::{AttemptPlan, LayerReport, LayerState, RawText};
 
 use crate::launch::is_staged;
-use crate::undo::{NewUndoRun, UndoRecorder, UndoError, UndoRun, UndoStore};
+use crate::undo::{NewUndoRun, UndoError, UndoRecorder, UndoRun, UndoStore};
 
 /// Record of the changes of a current run.
 #[derive(Debug)]
@@ -18,7 +18,10 @@ pub(crate) struct AttemptUndo {
 impl AttemptUndo {
     /// Begins to keep the changes of `plan`, if it requests that. Staged writes change nothing in
     /// the workspace.
-    pub fn begin_for_plan(plan: &AttemptPlan, place: Option<&Path>) -> Result<Option<(Self, UndoRecorder)>, StartError> {
+    pub fn begin_for_plan(
+        plan: &AttemptPlan,
+        place: Option<&Path>,
+    ) -> Result<Option<(Self, UndoRecorder)>, StartError> {
         let Some(limit_bytes) = plan.profile.filesystem.undo_bytes.filter(|_| !is_staged(plan)) else {
             return Ok(None);
         };
@@ -31,7 +34,8 @@ impl AttemptUndo {
             limit_bytes,
             protect: plan.profile.filesystem.protect.clone(),
         };
-        let (run, recorder) = UndoStore::open_or_create(place).and_then(|store| store.begin_run(&new)).map_err(undo_start_error)?;
+        let (run, recorder) =
+            UndoStore::open_or_create(place).and_then(|store| store.begin_run(&new)).map_err(undo_start_error)?;
         Ok(Some((Self { run }, recorder)))
     }
 

@@ -8,10 +8,10 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, AttemptEventSender, StdioMode};
+use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, StdioMode};
 use stockade_model::{
-    DEFAULT_PROTECTED_NAMES, Denial, EnvironmentRules, FilesystemAccess, Grant, IsolationLevel, Limits, NetworkAccess, DeniedOperation, AttemptPlan, Profile,
-    RequestId,
+    AttemptPlan, DEFAULT_PROTECTED_NAMES, Denial, DeniedOperation, EnvironmentRules, FilesystemAccess, Grant,
+    IsolationLevel, Limits, NetworkAccess, Profile, RequestId,
 };
 use stockade_native::NativeBackend;
 use tempfile::TempDir;
@@ -171,7 +171,8 @@ fn a_full_private_temp_is_evidence() {
     let operations = |denials: &[Denial]| denials.iter().map(|d| d.operation).collect::<Vec<_>>();
     // And what was made there is gone.
     assert_eq!(operations(&denials), [DeniedOperation::Limit, DeniedOperation::Create], "{denials:?}");
-    let (_, denials) = run(&plan(top.path(), IsolationLevel::Full, &["sh", "-c", "head -c 1000000 /dev/zero > /tmp/fill"]));
+    let (_, denials) =
+        run(&plan(top.path(), IsolationLevel::Full, &["sh", "-c", "head -c 1000000 /dev/zero > /tmp/fill"]));
     assert_eq!(operations(&denials), [DeniedOperation::Create], "{denials:?}");
 }
 
@@ -179,15 +180,17 @@ fn a_full_private_temp_is_evidence() {
 fn dropping_or_killing_an_attempt_ends_it() {
     each_level(|top, level| {
         let (sender, events) = channel_of_events();
-        let mut attempt =
-            NativeBackend::default().prepare_attempt(&plan(top, level, &["sleep", "600"]), &CAPTURE, false, sender).unwrap();
+        let mut attempt = NativeBackend::default()
+            .prepare_attempt(&plan(top, level, &["sleep", "600"]), &CAPTURE, false, sender)
+            .unwrap();
         attempt.release_command().unwrap();
         attempt.kill_processes();
         assert_eq!(drain(&events).0.end, CommandEnd::Signaled(9));
 
         let (sender, events) = channel_of_events();
-        let held: Box<dyn Attempt> =
-            NativeBackend::default().prepare_attempt(&plan(top, level, &["touch", "ran"]), &CAPTURE, false, sender).unwrap();
+        let held: Box<dyn Attempt> = NativeBackend::default()
+            .prepare_attempt(&plan(top, level, &["touch", "ran"]), &CAPTURE, false, sender)
+            .unwrap();
         drop(held);
         drain(&events);
         assert!(!top.join("ws/ran").exists(), "a held command ran");

@@ -10,7 +10,7 @@ use std::os::unix::fs::symlink;
 
 use broker_support::cases::Case;
 use broker_support::{Scene, run_brokered};
-use stockade_model::{IsolationLevel, DeniedOperation, RawText, ReadAccess};
+use stockade_model::{DeniedOperation, IsolationLevel, RawText, ReadAccess};
 use stockade_native::launch::ProcessExit;
 use stockade_testkit::write_program;
 

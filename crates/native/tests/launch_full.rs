@@ -13,7 +13,9 @@ use std::path::Path;
 use rustix::io::Errno;
 use stockade_model::IsolationLevel::Full;
 use stockade_model::{LayerState, RawText};
-use stockade_native::launch::{Blueprint, ProcessExit, LaunchError, NamedFile, NamingVariable, LaunchOptions, CommandStdio, launch_sandbox};
+use stockade_native::launch::{
+    Blueprint, CommandStdio, LaunchError, LaunchOptions, NamedFile, NamingVariable, ProcessExit, launch_sandbox,
+};
 use stockade_sys::landlock;
 use support::{
     PATIENCE, answer_all, in_each_role, pipe, plan, processes_with, run, script, try_run, try_run_with, workspace,
@@ -258,7 +260,8 @@ fn the_caller_listens_inside_where_nobody_is() {
             exec 5<>/dev/tcp/93.184.215.14/444 || echo nobody";
         let (mut stdout, stdout_inside) = pipe();
         let (stdin, word) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
-        let stdio = CommandStdio { stdin: stdin.as_fd(), stdout: stdout_inside.as_fd(), stderr: rustix::stdio::stderr() };
+        let stdio =
+            CommandStdio { stdin: stdin.as_fd(), stdout: stdout_inside.as_fd(), stderr: rustix::stdio::stderr() };
         let mut launched =
             launch_sandbox(Blueprint::prepare(&plan(Full, ws.path(), &["bash", "-c", dial])).unwrap(), stdio).unwrap();
         drop((stdin, stdout_inside));

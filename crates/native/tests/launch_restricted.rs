@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use stockade_model::IsolationLevel::Restricted;
 use stockade_model::RawText;
-use stockade_native::launch::{Blueprint, ProcessExit, CommandStdio, launch_sandbox};
+use stockade_native::launch::{Blueprint, CommandStdio, ProcessExit, launch_sandbox};
 use stockade_sys::landlock;
 use support::{PATIENCE, answer_all, in_each_role, pipe, plan, processes_with, run, script, workspace};
 
@@ -22,7 +22,10 @@ fn a_command_runs_and_its_end_is_reported() {
         let ws = workspace();
         run(&plan(Restricted, ws.path(), &["true"])).ok();
         assert_eq!(run(&plan(Restricted, ws.path(), &["sh", "-c", "exit 42"])).exit.status, ProcessExit::Exited(42));
-        assert_eq!(run(&plan(Restricted, ws.path(), &["sh", "-c", "kill -9 $$"])).exit.status, ProcessExit::Signaled(9));
+        assert_eq!(
+            run(&plan(Restricted, ws.path(), &["sh", "-c", "kill -9 $$"])).exit.status,
+            ProcessExit::Signaled(9)
+        );
         let missing = run(&plan(Restricted, ws.path(), &["no-such-program"]));
         assert_eq!(missing.exit.exec_errno, Some(Errno::NOENT));
         assert_eq!(run(&plan(Restricted, ws.path(), &["pwd"])).ok().trim(), ws.path().to_str().unwrap());

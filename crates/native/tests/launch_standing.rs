@@ -9,8 +9,8 @@ use std::fs;
 use std::path::Path;
 
 use stockade_model::IsolationLevel::Full;
-use stockade_model::{IsolationLevel, AttemptPlan, Profile, RawText};
-use stockade_native::launch::{ProcessExit, RootSpec, LaunchError, LaunchOptions, PersistentNamespaces};
+use stockade_model::{AttemptPlan, IsolationLevel, Profile, RawText};
+use stockade_native::launch::{LaunchError, LaunchOptions, PersistentNamespaces, ProcessExit, RootSpec};
 use support::{Ran, complete, in_each_role, processes_with, script, wait_until, workspace};
 
 /// Directories of a sandbox on the host.
@@ -46,7 +46,8 @@ impl Place {
     }
 
     fn try_run(&self, plan: &AttemptPlan) -> Result<Ran, LaunchError> {
-        complete(|stdio| self.walls.begin_command(plan, &LaunchOptions::default(), stdio)?.finish_launch()).map(|(ran, _)| ran)
+        complete(|stdio| self.walls.begin_command(plan, &LaunchOptions::default(), stdio)?.finish_launch())
+            .map(|(ran, _)| ran)
     }
 }
 

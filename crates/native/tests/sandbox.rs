@@ -13,9 +13,10 @@ use std::sync::mpsc::channel;
 
 use sandbox_support::{CAPTURE, PATIENCE, Place, drain, grant, groups_of, has_groups, inside};
 use stockade_engine::{
-    AttemptEvent, CommandEnd, AttemptEventSender, HeldAnswer, SandboxError, SandboxEvent, SandboxPlan, GuestSystem, SandboxTree,
+    AttemptEvent, AttemptEventSender, CommandEnd, GuestSystem, HeldAnswer, SandboxError, SandboxEvent, SandboxPlan,
+    SandboxTree,
 };
-use stockade_model::{BackgroundPolicy, DenialLayer, IsolationLevel, AttemptPlan, RawText, RequestId};
+use stockade_model::{AttemptPlan, BackgroundPolicy, DenialLayer, IsolationLevel, RawText, RequestId};
 use support::{in_each_role, processes_with, wait_until};
 
 #[test]
@@ -129,7 +130,8 @@ w=socket.socket(socket.AF_UNIX); w.bind('/workspace/w'); w.listen()
 if os.fork(): os._exit(0)
 n=os.open('/dev/null',2); [os.dup2(n,i) for i in (0,1,2)]
 while True: s.accept()[0].sendall(b'hello')";
-        let python = |code: &str| AttemptPlan { argv: ["python3", "-c", code].map(RawText::from).to_vec(), ..inside("") };
+        let python =
+            |code: &str| AttemptPlan { argv: ["python3", "-c", code].map(RawText::from).to_vec(), ..inside("") };
         place.run_plan(&python(serve)).ok();
         let ask = "import socket; print(socket.create_connection(('127.0.0.1',8080)).recv(9).decode())
 for name in ('/tmp/u', '/workspace/w'): socket.socket(socket.AF_UNIX).connect(name)";

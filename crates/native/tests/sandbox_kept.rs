@@ -16,11 +16,11 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, getsid, kill_process};
 use sandbox_support::{CAPTURE, PATIENCE, Ran, drain, groups_of, has_groups, hearing, inside, sandbox_plan};
 use stockade_engine::{
-    Attempt, AttemptEvent, CommandEnd, AttemptEventSender, HeldAnswer, Sandbox, SandboxError, SandboxEvent, SandboxPlan, SandboxProvider,
-    SandboxTree,
+    Attempt, AttemptEvent, AttemptEventSender, CommandEnd, HeldAnswer, Sandbox, SandboxError, SandboxEvent,
+    SandboxPlan, SandboxProvider, SandboxTree,
 };
 use stockade_model::{AttemptPlan, RequestId, SandboxId};
-use stockade_native::{SupervisorHooks, NativeSandboxes, keep_sandbox};
+use stockade_native::{NativeSandboxes, SupervisorHooks, keep_sandbox};
 use support::{in_each_role, processes_with, wait_until};
 use tempfile::TempDir;
 

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use stage_support::Scene;
-use stockade_native::stage::{StageCommitError, RecoveryEnd, CommitPoint, RecoveryResult, CommitRequest, CommitObserver, recover_all};
+use stockade_native::stage::{
+    CommitObserver, CommitPoint, CommitRequest, RecoveryEnd, RecoveryResult, StageCommitError, recover_all,
+};
 use stockade_sys::Errno;
 
 /// Set in the process that is to be killed: where its stage is.
@@ -48,7 +50,12 @@ fn no_repository_stands_for_a_moment() {
     let id = scene.staged(STAGED);
     let directory = scene.workspace().join("d");
     let mut watch = Beside { directory: directory.clone(), was_complete: false, ends: false };
-    let failed = scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut watch).unwrap_err();
+    let failed = scene
+        .stages()
+        .open_for_changes(&id)
+        .unwrap()
+        .commit_changes(&CommitRequest::default(), &mut watch)
+        .unwrap_err();
     assert!(matches!(failed, StageCommitError::Undone(_)), "{failed}");
     assert!(failed.to_string().contains("a repository that is not called .git, or a part of one"), "{failed}");
     assert!(!watch.was_complete, "it stood for a moment");

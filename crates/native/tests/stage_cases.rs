@@ -9,7 +9,9 @@ mod support;
 use std::path::{Path, PathBuf};
 
 use stage_support::{Scene, assert_same, copy_tree, picture, run_in};
-use stockade_native::stage::{StageChange, StageCommitError, ChangeKind, ObjectKind, WorkspaceChange, CommitRequest, HoldReason};
+use stockade_native::stage::{
+    ChangeKind, CommitRequest, HoldReason, ObjectKind, StageChange, StageCommitError, WorkspaceChange,
+};
 use stockade_testkit::few_or_all;
 
 /// Seconds since the epoch before which no test runs: older times were set.
@@ -342,7 +344,12 @@ fn the_kinds_are_told() {
         .collect();
     assert_eq!(
         kinds,
-        [(ChangeKind::Added, ObjectKind::Directory), (ChangeKind::Added, ObjectKind::File), (ChangeKind::Added, ObjectKind::Link), (ChangeKind::Added, ObjectKind::Pipe)]
+        [
+            (ChangeKind::Added, ObjectKind::Directory),
+            (ChangeKind::Added, ObjectKind::File),
+            (ChangeKind::Added, ObjectKind::Link),
+            (ChangeKind::Added, ObjectKind::Pipe)
+        ]
     );
 }
 
@@ -369,7 +376,8 @@ fn thousands_of_files_are_committed_with_progress() {
         }
     }
     let mut told = Told(Vec::new());
-    let committed = scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut told).unwrap();
+    let committed =
+        scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut told).unwrap();
     assert_eq!((committed.paths.len(), committed.is_gone), (100 * each + 100, true));
     let count = |name: &str| scene.workspace().join(name).read_dir().unwrap().count();
     assert_eq!((count(""), count("d7")), (100, each));

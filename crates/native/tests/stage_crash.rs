@@ -12,7 +12,9 @@ use std::process::Command;
 
 use stage_support::{Picture, Scene, assert_same, copy_tree, picture, run_in};
 use stockade_model::StageId;
-use stockade_native::stage::{StageCommitError, RecoveryEnd, CommitPoint, SilentObserver, CommitRequest, CommitObserver, recover_all};
+use stockade_native::stage::{
+    CommitObserver, CommitPoint, CommitRequest, RecoveryEnd, SilentObserver, StageCommitError, recover_all,
+};
 use stockade_sys::Errno;
 
 /// Set in the process that is to be killed: at which point, from 0.
@@ -194,7 +196,8 @@ fn check_full(apart: bool) {
     for point in 0.. {
         let id = ends.restage();
         let mut filler = Filler { left: point, points: Vec::new() };
-        let result = ends.scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut filler);
+        let result =
+            ends.scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut filler);
         let what = format!("full at {point}: {:?}", filler.points.get(point));
         let expected = match result {
             Err(StageCommitError::Prepare(error) | StageCommitError::Undone(error)) => {
@@ -235,7 +238,12 @@ fn what_changes_after_the_decision_is_not_overwritten() {
     }
     let ends = Ends::new(false);
     let id = ends.restage();
-    let result = ends.scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut Intruder(&ends.scene));
+    let result = ends
+        .scene
+        .stages()
+        .open_for_changes(&id)
+        .unwrap()
+        .commit_changes(&CommitRequest::default(), &mut Intruder(&ends.scene));
     assert!(matches!(&result, Err(StageCommitError::Undone(error)) if error.path == Path::new("a")), "{result:?}");
     ends.assert_clean("an intruder");
     run_in(&ends.scene.workspace(), "test \"$(cat a)\" = \"$(printf 'a\\nmine')\"; test -e gone; test ! -e n");
@@ -255,7 +263,12 @@ fn what_is_put_into_a_directory_after_the_look_is_not_lost_with_it() {
     }
     let ends = Ends::new(false);
     let id = ends.restage();
-    let result = ends.scene.stages().open_for_changes(&id).unwrap().commit_changes(&CommitRequest::default(), &mut Intruder(&ends.scene));
+    let result = ends
+        .scene
+        .stages()
+        .open_for_changes(&id)
+        .unwrap()
+        .commit_changes(&CommitRequest::default(), &mut Intruder(&ends.scene));
     assert!(matches!(&result, Err(StageCommitError::Undone(error)) if error.path == Path::new("old")), "{result:?}");
     ends.assert_clean("an intruder");
     run_in(&ends.scene.workspace(), "grep -q mine old/deep/mine; test -e gone; test ! -e n");

@@ -13,7 +13,7 @@ use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
 use stage_support::{Scene, assert_same, picture, run_in};
 use stockade_model::StageId;
-use stockade_native::stage::{StageCommitError, RecoveryResult, recover_all};
+use stockade_native::stage::{RecoveryResult, StageCommitError, recover_all};
 
 const BEFORE: &str = "echo a >a; mkdir d; echo x >d/x; ln -s ../outside way; ln -s ../outside/f link; chmod 500 d";
 /// How many journals are read, unless `STOCKADE_TEST_SEQUENCES` says another

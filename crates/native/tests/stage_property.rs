@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde::{Deserialize, Serialize};
 use stage_support::{Picture, Scene, assert_same, copy_tree, picture};
-use stockade_engine::{AttemptEvent, Backend, AttemptEventSender, StdioMode};
+use stockade_engine::{AttemptEvent, AttemptEventSender, Backend, StdioMode};
 use stockade_model::{IsolationLevel, StageId};
 use stockade_native::NativeBackend;
 use stockade_native::stage::recover_all;
@@ -178,7 +178,8 @@ fn staged_in_place(scene: &Scene, operations: &[Operation]) -> (Option<StageId>,
     let (sender, events) = channel();
     let sender = AttemptEventSender::new(move |event| drop(sender.send(event)));
     let backend = NativeBackend::default().with_stages_dir(scene.root.join("stages"));
-    let mut attempt = backend.prepare_attempt(&plan, &StdioMode::Capture { limit_bytes: 1 << 20 }, false, sender).unwrap();
+    let mut attempt =
+        backend.prepare_attempt(&plan, &StdioMode::Capture { limit_bytes: 1 << 20 }, false, sender).unwrap();
     attempt.release_command().unwrap();
     let end = loop {
         if let AttemptEvent::Ended(end) = events.recv_timeout(support::PATIENCE).expect("it ends") {

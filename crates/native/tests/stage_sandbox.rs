@@ -12,10 +12,12 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 use stage_support::{assert_same, copy_tree, picture, run_in};
-use stockade_engine::{AttemptEnd, AttemptEvent, Backend, CommandEnd, AttemptEventSender, HeldAnswer, StdioMode};
-use stockade_model::{Denial, Grant, IsolationLevel, AttemptPlan, StageId};
+use stockade_engine::{AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, HeldAnswer, StdioMode};
+use stockade_model::{AttemptPlan, Denial, Grant, IsolationLevel, StageId};
 use stockade_native::NativeBackend;
-use stockade_native::stage::{StageCommitError, WorkspaceChange, StageDirectory, SilentObserver, CommitRequest, recover_all};
+use stockade_native::stage::{
+    CommitRequest, SilentObserver, StageCommitError, StageDirectory, WorkspaceChange, recover_all,
+};
 use support::{PATIENCE, in_each_role, plan, script};
 
 const CAPTURE: StdioMode = StdioMode::Capture { limit_bytes: 1 << 20 };

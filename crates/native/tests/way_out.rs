@@ -7,7 +7,7 @@ mod support;
 mod way_out_support;
 
 use stockade_engine::HeldAnswer;
-use stockade_model::{ConnectionEnd, IsolationLevel, EgressSecret, SecretKind, SecretSource};
+use stockade_model::{ConnectionEnd, EgressSecret, IsolationLevel, SecretKind, SecretSource};
 use support::in_each_role;
 use way_out_support::{Server, Trip, dial, no, yes};
 
@@ -30,7 +30,8 @@ fn a_granted_name_is_reached_and_recorded() {
             assert_eq!((connection.bytes_up, connection.bytes_down), (0, 6));
             assert_eq!(connection.rule, format!("grant connect {target}"));
             assert!(
-                connection.program.as_ref().is_some_and(|p| p.to_escaped().contains("python")) && connection.pid > Some(1)
+                connection.program.as_ref().is_some_and(|p| p.to_escaped().contains("python"))
+                    && connection.pid > Some(1)
             );
         }
         assert_eq!(server.accepted(), 8);

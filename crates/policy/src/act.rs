@@ -6,15 +6,17 @@
 use std::path::Path;
 
 use stockade_model::{
-    ApprovalMode, Decision, FilesystemAccess, Grant, Host, HostPattern, NetworkAccess, Profile, RawText, SessionId, NetworkTarget,
-    TargetPattern, PolicyVerdict,
+    ApprovalMode, Decision, FilesystemAccess, Grant, Host, HostPattern, NetworkAccess, NetworkTarget, PolicyVerdict,
+    Profile, RawText, SessionId, TargetPattern,
 };
 
 use crate::decide::{PolicyStatement, rule_name};
 use crate::file::FileOperation;
 use crate::mode::{GrantClass, ModeAnswers, mode_name};
 use crate::resolve::{has_power, hidden_by, is_protected, own_reached, resolve_profile};
-use crate::rules::{Act, RequestContext, RuleExplanation, MatchedRules, RuleMatch, RulePattern, PolicyRule, RuleInput, RuleSubject};
+use crate::rules::{
+    Act, MatchedRules, PolicyRule, RequestContext, RuleExplanation, RuleInput, RuleMatch, RulePattern, RuleSubject,
+};
 use crate::settings::PolicySettings;
 
 /// Source of the refusal of a power over Stockade's own files.
@@ -47,16 +49,28 @@ pub struct ActRuling {
 }
 
 /// Decides whether an act may happen. Deny-overrides, as for commands (L9).
-pub fn decide_act(settings: &PolicySettings, act: Act<'_>, stage: &ActContext<'_>, around: &RequestContext) -> ActRuling {
+pub fn decide_act(
+    settings: &PolicySettings,
+    act: Act<'_>,
+    stage: &ActContext<'_>,
+    around: &RequestContext,
+) -> ActRuling {
     let found = settings.rules.match_rules(&build_act_input(settings, act, stage, around));
-    let answers = ModeAnswers::from_mode(stage.approval_mode).combine_strictest(&ModeAnswers::from_mode(settings.approval_mode.value));
+    let answers = ModeAnswers::from_mode(stage.approval_mode)
+        .combine_strictest(&ModeAnswers::from_mode(settings.approval_mode.value));
     let mut voices = collect_rule_statements(&found, &answers);
     let power = PermissionCheck::check_act(settings, act, stage);
     let given = found.allowed.first().filter(|_| power.may_be_allowed());
     match (&power, given) {
-        (PermissionCheck::Refused { rule, why }, _) => voices.push(new_statement(PolicyVerdict::Deny, rule.clone(), why.clone())),
-        (_, Some(rule)) => voices.push(new_statement(PolicyVerdict::Allow, rule_name(rule), rule.justification.clone())),
-        (PermissionCheck::There(rule), None) => voices.push(new_statement(PolicyVerdict::Allow, rule.clone(), String::new())),
+        (PermissionCheck::Refused { rule, why }, _) => {
+            voices.push(new_statement(PolicyVerdict::Deny, rule.clone(), why.clone()))
+        }
+        (_, Some(rule)) => {
+            voices.push(new_statement(PolicyVerdict::Allow, rule_name(rule), rule.justification.clone()))
+        }
+        (PermissionCheck::There(rule), None) => {
+            voices.push(new_statement(PolicyVerdict::Allow, rule.clone(), String::new()))
+        }
         (PermissionCheck::Missing { class, why, .. }, None) => {
             let verdict = answers.answer_requested(*class);
             let does = if verdict == PolicyVerdict::Ask { "asks about" } else { "refuses" };
@@ -85,7 +99,17 @@ impl PolicySettings {
     /// Refuses a power over files that govern the run. No approver can give such a power (L7).
     pub fn decide_governed(&self, workspace: &Path, power: &Grant) -> Option<Decision> {
         let own = own_reached(self, workspace, power)?;
-        Some(conclude_act(vec![new_statement(PolicyVerdict::Deny, GOVERNED_FILES_SOURCE.to_owned(), describe_own_path(self, &own))], None).decision)
+        Some(
+            conclude_act(
+                vec![new_statement(
+                    PolicyVerdict::Deny,
+                    GOVERNED_FILES_SOURCE.to_owned(),
+                    describe_own_path(self, &own),
+                )],
+                None,
+            )
+            .decision,
+        )
     }
 
     /// Returns the decision of the rules alone for an act that the profile has no power for; `None` if no
@@ -93,7 +117,8 @@ impl PolicySettings {
     /// the profile already has but another layer refused.
     pub fn decide_by_rule(&self, act: Act<'_>, stage: &ActContext<'_>, around: &RequestContext) -> Option<Decision> {
         let found = self.rules.match_rules(&build_act_input(self, act, stage, around));
-        let answers = ModeAnswers::from_mode(stage.approval_mode).combine_strictest(&ModeAnswers::from_mode(self.approval_mode.value));
+        let answers = ModeAnswers::from_mode(stage.approval_mode)
+            .combine_strictest(&ModeAnswers::from_mode(self.approval_mode.value));
         let mut voices = collect_rule_statements(&found, &answers);
         if let Some(rule) = found.allowed.first() {
             match PermissionCheck::check_act(self, act, stage) {
@@ -117,7 +142,8 @@ impl PolicyRule {
 
     /// Returns whether the rule may give powers over files or hosts.
     pub fn gives_powers(&self) -> bool {
-        !self.raises_caution() && matches!(self.matcher, RulePattern::Files { .. } | RulePattern::Hosts { .. } | RulePattern::Anything)
+        !self.raises_caution()
+            && matches!(self.matcher, RulePattern::Files { .. } | RulePattern::Hosts { .. } | RulePattern::Anything)
     }
 }
 

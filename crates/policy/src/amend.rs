@@ -5,14 +5,14 @@
 
 use std::path::Path;
 
-use stockade_model::{RequestCommand, Grant, Profile, RawText, SecretUse, NetworkTarget, PolicyVerdict};
+use stockade_model::{Grant, NetworkTarget, PolicyVerdict, Profile, RawText, RequestCommand, SecretUse};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table};
 
 use crate::draft::DraftRule;
 use crate::error::ConfigError;
 use crate::file::{ConfigFile, ProvenanceSection};
 use crate::guarded::guarded_place;
-use crate::parse::{parse_file, parse_content};
+use crate::parse::{parse_content, parse_file};
 use crate::resolve::{hidden_by, is_protected};
 use crate::rules::join_words;
 use crate::words::{self, base_name, is_wrapper};
@@ -368,9 +368,8 @@ pub fn insert_rules(file: &Path, source: &str, drafts: &[DraftRule]) -> Result<S
     let after = parse_file::<ConfigFile>(file, &text)?.0;
     let rules: Vec<String> = after.rules.iter().map(crate::rules::format_section).collect();
     if rules != known {
-        return Err(
-            ConfigError::new(file, None, "the rule could not be added without changing others").with_hint("add it by hand")
-        );
+        return Err(ConfigError::new(file, None, "the rule could not be added without changing others")
+            .with_hint("add it by hand"));
     }
     Ok(text)
 }
@@ -396,10 +395,9 @@ fn with_rule(file: &Path, source: &str, draft: &DraftRule) -> Result<String, Con
             let own: DocumentMut = draft.to_toml().parse().map_err(wrong)?;
             let tables =
                 own.get("rules").and_then(Item::as_array_of_tables).cloned().unwrap_or_else(ArrayOfTables::new);
-            let list = document
-                .get_mut("rules")
-                .and_then(Item::as_array_mut)
-                .ok_or_else(|| ConfigError::new(file, None, "`rules` is no list").with_hint("write rules as `[[rules]]`"))?;
+            let list = document.get_mut("rules").and_then(Item::as_array_mut).ok_or_else(|| {
+                ConfigError::new(file, None, "`rules` is no list").with_hint("write rules as `[[rules]]`")
+            })?;
             for table in tables.iter().map(Table::clone) {
                 list.push(table.into_inline_table());
             }
@@ -485,7 +483,10 @@ mod tests {
             "/usr/bin/python3",
         ] {
             let script = format!("{program} x");
-            assert!(matches!(rules(&script, PolicyVerdict::Allow, &[]), Err(AmendError::RunsOthers { .. })), "{program}");
+            assert!(
+                matches!(rules(&script, PolicyVerdict::Allow, &[]), Err(AmendError::RunsOthers { .. })),
+                "{program}"
+            );
             assert!(rules(&script, PolicyVerdict::Deny, &[]).is_ok(), "{program}");
         }
         assert!(matches!(rules("ls && python3 x", PolicyVerdict::Allow, &[]), Err(AmendError::RunsOthers { .. })));
@@ -506,7 +507,10 @@ mod tests {
             "socket /run/docker.sock",
             "exec /bin/x",
         ] {
-            assert!(matches!(rules("tool", PolicyVerdict::Allow, &[grant]), Err(AmendError::Guarded { .. })), "{grant}");
+            assert!(
+                matches!(rules("tool", PolicyVerdict::Allow, &[grant]), Err(AmendError::Guarded { .. })),
+                "{grant}"
+            );
         }
         assert!(rules("tool", PolicyVerdict::Allow, &["write /srv/x"]).is_ok());
     }

@@ -8,8 +8,8 @@
 use std::collections::BTreeSet;
 
 use stockade_model::{
-    Assessment, RequestCommand, Decision, Finding, Grant, Impact, IsolationLevel, Profile, QuestionKind, RawText, RunRequest,
-    SandboxPreference, Tier, PolicyVerdict,
+    Assessment, Decision, Finding, Grant, Impact, IsolationLevel, PolicyVerdict, Profile, QuestionKind, RawText,
+    RequestCommand, RunRequest, SandboxPreference, Tier,
 };
 
 use crate::act::ActContext;
@@ -19,7 +19,7 @@ use crate::known_changes::only_changes_workspace;
 use crate::mode::{GrantClass, ModeAnswers, mode_name};
 use crate::obligations::Obligations;
 use crate::resolve::{has_power, resolve_profile};
-use crate::rules::{RequestContext, RuleExplanation, MatchedRules, RuleMatch, PolicyRule, RuleInput, RuleSubject};
+use crate::rules::{MatchedRules, PolicyRule, RequestContext, RuleExplanation, RuleInput, RuleMatch, RuleSubject};
 use crate::settings::PolicySettings;
 use crate::words::{self, CommandWords};
 
@@ -56,13 +56,23 @@ pub struct PolicyStatement {
 }
 
 /// Decides whether a request may run. See [`rule_on`], which also returns the questions.
-pub fn decide_request(settings: &PolicySettings, request: &RunRequest, assessment: &Assessment, grants_by_person: bool) -> Decision {
+pub fn decide_request(
+    settings: &PolicySettings,
+    request: &RunRequest,
+    assessment: &Assessment,
+    grants_by_person: bool,
+) -> Decision {
     rule_on(settings, request, assessment, grants_by_person).decision
 }
 
 /// Decides whether a request may run and which questions come first, if its circumstances are unknown; see
 /// [`rule_in`].
-pub fn rule_on(settings: &PolicySettings, request: &RunRequest, assessment: &Assessment, grants_by_person: bool) -> PolicyRuling {
+pub fn rule_on(
+    settings: &PolicySettings,
+    request: &RunRequest,
+    assessment: &Assessment,
+    grants_by_person: bool,
+) -> PolicyRuling {
     rule_in(settings, request, assessment, grants_by_person, &RequestContext::default())
 }
 
@@ -94,7 +104,11 @@ pub fn rule_in(
     let mut known_changes = false;
     let unsandboxed = match resolved {
         Err(error) => {
-            voices.push(StatementDraft::new(PolicyVerdict::Deny, "profile: it cannot be made", one_line(&error.to_string())));
+            voices.push(StatementDraft::new(
+                PolicyVerdict::Deny,
+                "profile: it cannot be made",
+                one_line(&error.to_string()),
+            ));
             false
         }
         Ok(profile) => {
@@ -235,15 +249,19 @@ impl<'a> DecisionContext<'a> {
             let why = "runs without a sandbox are not permitted; `allow_host = true` in your own configuration permits asking";
             voices.push(deny("allow_host: not permitted", why));
         } else {
-            let rule = format!("mode {}: {} a run without a sandbox", self.mode, verdict_verb(self.answers.unsandboxed));
+            let rule =
+                format!("mode {}: {} a run without a sandbox", self.mode, verdict_verb(self.answers.unsandboxed));
             let why = "it would run without a sandbox, with everything the person may do";
-            voices.push(StatementDraft::new(self.answers.unsandboxed, rule, why).with_question(StatementQuestion::Unsandboxed));
+            voices.push(
+                StatementDraft::new(self.answers.unsandboxed, rule, why).with_question(StatementQuestion::Unsandboxed),
+            );
         }
     }
 
     /// Checks the level: only the user may choose a weaker level than configured (L6).
     fn check_level(&self, voices: &mut Vec<StatementDraft>) {
-        let weaker = self.request.level == IsolationLevel::Restricted && self.settings.level.value == IsolationLevel::Full;
+        let weaker =
+            self.request.level == IsolationLevel::Restricted && self.settings.level.value == IsolationLevel::Full;
         if weaker && !self.by_person {
             let why = "the request asks for a weaker sandbox than is configured";
             voices.push(StatementDraft::new(PolicyVerdict::Deny, "level: weaker than configured", why));
@@ -267,13 +285,22 @@ impl<'a> DecisionContext<'a> {
             let verdict = self.answers.unsandboxed;
             let rule = format!("mode {}: {} a wider profile", self.mode, verdict_verb(verdict));
             let (chosen, base) = (&self.request.profile, &self.settings.profile.value);
-            voices.push(StatementDraft::new(verdict, rule, format!("profile `{chosen}` gives more than `{base}` ({key})")));
+            voices.push(StatementDraft::new(
+                verdict,
+                rule,
+                format!("profile `{chosen}` gives more than `{base}` ({key})"),
+            ));
         }
     }
 
     /// Checks powers that come with the request: they need consent (L1) by a rule or by the mode. Returns
     /// the statements of the rules that allow some of them; these statements decide nothing else.
-    fn requested_powers(&self, found: &MatchedRules<'_>, around: &RequestContext, voices: &mut Vec<StatementDraft>) -> Vec<StatementDraft> {
+    fn requested_powers(
+        &self,
+        found: &MatchedRules<'_>,
+        around: &RequestContext,
+        voices: &mut Vec<StatementDraft>,
+    ) -> Vec<StatementDraft> {
         // Powers that the user gave need no other consent.
         let asked = if self.by_person { &self.request.requested } else { &self.request.grants };
         let mut allowed = Vec::new();
@@ -305,7 +332,9 @@ impl<'a> DecisionContext<'a> {
             let list = if said.verdict == PolicyVerdict::Allow { &mut allowed } else { &mut *voices };
             list.push(voice.with_question(StatementQuestion::Grants(vec![grant.clone()])));
         }
-        if let Some(verdict) = open.iter().map(|grant| self.answers.answer_requested(GrantClass::from_grant(grant))).max() {
+        if let Some(verdict) =
+            open.iter().map(|grant| self.answers.answer_requested(GrantClass::from_grant(grant))).max()
+        {
             let reasons = open.iter().map(|grant| format!("it asks for `{grant}`")).collect();
             let rule = format!("mode {}: {} requested powers", self.mode, verdict_verb(verdict));
             voices.push(StatementDraft { verdict, rule, reasons, asks: StatementQuestion::Grants(open) });
@@ -313,7 +342,13 @@ impl<'a> DecisionContext<'a> {
         allowed
     }
 
-    fn rules_and_tier(&self, found: &MatchedRules<'_>, unsandboxed: bool, known_changes: bool, voices: &mut Vec<StatementDraft>) {
+    fn rules_and_tier(
+        &self,
+        found: &MatchedRules<'_>,
+        unsandboxed: bool,
+        known_changes: bool,
+        voices: &mut Vec<StatementDraft>,
+    ) {
         for (rule, sure) in &found.raised {
             voices.push(self.draft_rule_statement(rule, *sure));
             voices.extend(self.raised_grants(rule));
@@ -363,7 +398,9 @@ impl<'a> DecisionContext<'a> {
         match (rule.effect, sure) {
             (PolicyVerdict::Deny, RuleMatch::Certain) => voice(PolicyVerdict::Deny, justification),
             // The words exist, but it is uncertain whether they are executed: only a user may answer.
-            (PolicyVerdict::Deny, _) => voice(self.answers.rule_ask, format!("it may hold what is denied: {justification}")),
+            (PolicyVerdict::Deny, _) => {
+                voice(self.answers.rule_ask, format!("it may hold what is denied: {justification}"))
+            }
             _ if rule.approver == ApproverName::Person => voice(self.answers.rule_ask, justification),
             _ => voice(self.answers.rule_ask, justification).with_question(StatementQuestion::Run),
         }
@@ -384,7 +421,12 @@ impl<'a> DecisionContext<'a> {
 
     /// Combines the statements by deny-overrides. Before that, the caller's own approval answers the
     /// question about the run and no other.
-    fn combine_statements(&self, mut voices: Vec<StatementDraft>, unsandboxed: bool, obligations: Obligations) -> PolicyRuling {
+    fn combine_statements(
+        &self,
+        mut voices: Vec<StatementDraft>,
+        unsandboxed: bool,
+        obligations: Obligations,
+    ) -> PolicyRuling {
         let mut agreed = Vec::new();
         if let Some(approval) = &self.request.caller_approval {
             let by = RawText::from(approval.by.as_str()).to_escaped();
@@ -396,7 +438,10 @@ impl<'a> DecisionContext<'a> {
             }
             agreed.push(format!("{by} agreed already"));
             agreed.extend(
-                approval.warnings.iter().map(|w| format!("{by} was warned: {}", RawText::from(w.as_str()).to_escaped())),
+                approval
+                    .warnings
+                    .iter()
+                    .map(|w| format!("{by} was warned: {}", RawText::from(w.as_str()).to_escaped())),
             );
         }
         let verdict = voices.iter().map(|voice| voice.verdict).max().unwrap_or(PolicyVerdict::Deny);
@@ -431,8 +476,10 @@ fn collect_questions(deciding: &[&StatementDraft]) -> Vec<QuestionKind> {
         return vec![QuestionKind::Unsandboxed];
     }
     let mut questions = Vec::new();
-    let about_run: Vec<&&StatementDraft> =
-        deciding.iter().filter(|voice| matches!(voice.asks, StatementQuestion::Run | StatementQuestion::RunByPerson)).collect();
+    let about_run: Vec<&&StatementDraft> = deciding
+        .iter()
+        .filter(|voice| matches!(voice.asks, StatementQuestion::Run | StatementQuestion::RunByPerson))
+        .collect();
     if !about_run.is_empty() {
         let reasons = each_once(about_run.iter().flat_map(|voice| &voice.reasons));
         questions.push(QuestionKind::Run { reasons });
@@ -459,7 +506,12 @@ pub fn may_escalate(settings: &PolicySettings, request: &RunRequest, grant: &Gra
 }
 
 pub(crate) fn rule_name(rule: &PolicyRule) -> String {
-    format!("rule {} `{}`, {}", verdict_name(rule.effect), RawText::from(rule.label().as_str()).to_escaped(), rule.origin)
+    format!(
+        "rule {} `{}`, {}",
+        verdict_name(rule.effect),
+        RawText::from(rule.label().as_str()).to_escaped(),
+        rule.origin
+    )
 }
 
 fn one_line(text: &str) -> String {

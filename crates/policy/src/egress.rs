@@ -7,12 +7,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use stockade_model::{
-    EgressRules, EgressLimits, InspectionRules, RequestPattern, EgressSecret, SecretSource, TargetPattern, UpstreamProxy, is_secret_name,
+    EgressLimits, EgressRules, EgressSecret, InspectionRules, RequestPattern, SecretSource, TargetPattern,
+    UpstreamProxy, is_secret_name,
 };
 
-use crate::egress_file::{EgressLimitsSection, EgressSection, SecretSourceText, SecretSection, UpstreamSection};
+use crate::egress_file::{EgressLimitsSection, EgressSection, SecretSection, SecretSourceText, UpstreamSection};
 use crate::hosts::{HostEntry, check_breadth};
-use crate::spec::{ValueOrigin, SourcedValue, add_unique};
+use crate::spec::{SourcedValue, ValueOrigin, add_unique};
 
 /// Most secrets of one profile, because every request is searched for each of them.
 const MAX_SECRETS: usize = 32;
@@ -120,7 +121,11 @@ fn check_secret(name: &str, secret: &SecretSection) -> Result<(), EgressSectionE
     let key = |rest: &str| format!("egress.secrets.{name}{rest}");
     if !is_secret_name(name) {
         let why = format!("`{name}` is no name of a secret");
-        return Err(EgressSectionError { key: key(""), why, hint: "a name is letters, digits, `-` and `_`, at most 64" });
+        return Err(EgressSectionError {
+            key: key(""),
+            why,
+            hint: "a name is letters, digits, `-` and `_`, at most 64",
+        });
     }
     let named = |entry: &HostEntry| {
         let narrow = |pattern: &TargetPattern| check_breadth(pattern).is_ok() && !pattern.is_any_host();
@@ -183,7 +188,11 @@ pub(crate) fn extract_narrowing_part(section: &EgressSection) -> EgressSection {
     }
 }
 
-fn add_hosts(list: &mut Vec<SourcedValue<TargetPattern>>, entries: &[HostEntry], origin: impl Fn(usize) -> ValueOrigin) {
+fn add_hosts(
+    list: &mut Vec<SourcedValue<TargetPattern>>,
+    entries: &[HostEntry],
+    origin: impl Fn(usize) -> ValueOrigin,
+) {
     for (i, entry) in entries.iter().enumerate() {
         for pattern in entry.patterns() {
             add_unique(list, pattern.clone(), origin(i));
@@ -191,7 +200,11 @@ fn add_hosts(list: &mut Vec<SourcedValue<TargetPattern>>, entries: &[HostEntry],
     }
 }
 
-fn add_values<T: Clone + PartialEq>(list: &mut Vec<SourcedValue<T>>, values: &[T], origin: impl Fn(usize) -> ValueOrigin) {
+fn add_values<T: Clone + PartialEq>(
+    list: &mut Vec<SourcedValue<T>>,
+    values: &[T],
+    origin: impl Fn(usize) -> ValueOrigin,
+) {
     for (i, value) in values.iter().enumerate() {
         add_unique(list, value.clone(), origin(i));
     }
@@ -258,8 +271,9 @@ impl EgressSpec {
         let each = |part: &[SourcedValue<TargetPattern>], holds: &dyn Fn(&TargetPattern) -> bool| {
             part.iter().all(|entry| holds(&entry.value))
         };
-        let covers =
-            |list: &[SourcedValue<TargetPattern>], part: &TargetPattern| list.iter().any(|entry| entry.value.covers(part));
+        let covers = |list: &[SourcedValue<TargetPattern>], part: &TargetPattern| {
+            list.iter().any(|entry| entry.value.covers(part))
+        };
         if !each(&self.allow, &|own| base.allow.iter().any(|entry| entry.value.admits_all(own))) {
             return Some("egress.allow");
         }
@@ -324,7 +338,8 @@ impl EgressSpec {
 
     /// Returns the egress rules of a run in this workspace.
     pub(crate) fn of_run(&self, home: &Path, workspace: &Path) -> EgressRules {
-        let values = |list: &[SourcedValue<TargetPattern>]| list.iter().map(|entry| entry.value.clone()).collect::<Vec<_>>();
+        let values =
+            |list: &[SourcedValue<TargetPattern>]| list.iter().map(|entry| entry.value.clone()).collect::<Vec<_>>();
         let requests =
             |list: &[SourcedValue<RequestPattern>]| list.iter().map(|entry| entry.value.clone()).collect::<Vec<_>>();
         let place = |place: &SecretSourceText| place.resolve_source(home, workspace);

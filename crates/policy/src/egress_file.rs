@@ -8,10 +8,10 @@ use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use stockade_model::{RequestPattern, SecretKind, NetworkTarget, TargetPattern, UpstreamKind};
+use stockade_model::{NetworkTarget, RequestPattern, SecretKind, TargetPattern, UpstreamKind};
 
 use crate::hosts::HostEntry;
-use crate::text::{ConfigBytes, ConfigPath, TextError, VariableName, text_error, parsed_unshown, text_form};
+use crate::text::{ConfigBytes, ConfigPath, TextError, VariableName, parsed_unshown, text_error, text_form};
 
 /// Rules for connections through the egress proxy. Deny outweighs ask, ask outweighs allow. A target that
 /// no list names is asked about, or refused if no approver can be asked.
@@ -166,7 +166,9 @@ impl FromStr for SecretForm {
             "aws" => SecretKind::Aws,
             _ => match text.strip_prefix("header ").map(str::to_ascii_lowercase) {
                 Some(name) if is_header(&name) => SecretKind::Header(name),
-                _ => return text_error("a kind is `bearer`, `basic`, `aws`, or `header NAME`, e.g. `header x-api-key`"),
+                _ => {
+                    return text_error("a kind is `bearer`, `basic`, `aws`, or `header NAME`, e.g. `header x-api-key`");
+                }
             },
         };
         Ok(Self(kind))
@@ -199,7 +201,8 @@ impl fmt::Display for UpstreamAddress {
 impl FromStr for UpstreamAddress {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
-        const PROXY_FORM: &str = "a proxy is `http://HOST:PORT` or `socks5://HOST:PORT`; a password has a key of its own";
+        const PROXY_FORM: &str =
+            "a proxy is `http://HOST:PORT` or `socks5://HOST:PORT`; a password has a key of its own";
         let (kind, rest) = match text.split_once("://") {
             Some(("http", rest)) => (UpstreamKind::Http, rest),
             Some(("socks5" | "socks5h", rest)) => (UpstreamKind::Socks5, rest),

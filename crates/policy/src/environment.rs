@@ -168,7 +168,8 @@ pub fn missed_variables(
     let text = argv.iter().take(MAX_ARGUMENTS).flat_map(|argument| argument.as_bytes().split(is_break));
     let words: Vec<&str> = text.filter_map(|word| std::str::from_utf8(word).ok()).take(MAX_WORDS).collect();
     let is_named = |programs: &[&str]| words.iter().any(|word| programs.iter().any(|own| text_matches(own, word)));
-    let told: Vec<&[&str]> = REPORTED_VARIABLES.iter().filter(|(_, own)| is_named(own)).map(|(names, _)| *names).collect();
+    let told: Vec<&[&str]> =
+        REPORTED_VARIABLES.iter().filter(|(_, own)| is_named(own)).map(|(names, _)| *names).collect();
     let is_told = |name: &&String| told.iter().copied().flatten().any(|own| text_matches(own, name));
     // A variable that may contain a password is never named in a hint.
     let may_be_secret = |name: &&String| looks_secret(name);

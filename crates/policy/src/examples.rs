@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use stockade_model::{
-    Assessment, RequestCommand, Decision, IsolationLevel, RawText, RunRequest, RequestId, SandboxPreference, SessionId, PolicyVerdict,
+    Assessment, Decision, IsolationLevel, PolicyVerdict, RawText, RequestCommand, RequestId, RunRequest,
+    SandboxPreference, SessionId,
 };
 
 use crate::act::{ActContext, decide_act};
@@ -195,7 +196,9 @@ impl ExampleRunner<'_> {
     ) -> (String, Decision) {
         let command = match (&example.run, &example.argv) {
             (Some(script), _) => RequestCommand::Script(RawText::from(script.as_str())),
-            (None, argv) => RequestCommand::Argv(argv.iter().flatten().map(|word| RawText::from(word.as_str())).collect()),
+            (None, argv) => {
+                RequestCommand::Argv(argv.iter().flatten().map(|word| RawText::from(word.as_str())).collect())
+            }
         };
         let subject = match &command {
             RequestCommand::Script(script) => script.to_escaped(),
@@ -219,10 +222,15 @@ impl ExampleRunner<'_> {
             limits: Default::default(),
             caller_approval: None,
         };
-        let request =
-            RunRequest { level: if request.level == IsolationLevel::None { IsolationLevel::Full } else { request.level }, ..request };
+        let request = RunRequest {
+            level: if request.level == IsolationLevel::None { IsolationLevel::Full } else { request.level },
+            ..request
+        };
         let assessment = (self.assess)(&request);
-        count_matches(spoken, consider_request(self.settings, &request, &assessment, around).iter().map(|one| one.found));
+        count_matches(
+            spoken,
+            consider_request(self.settings, &request, &assessment, around).iter().map(|one| one.found),
+        );
         (subject, rule_in(self.settings, &request, &assessment, true, around).decision)
     }
 
@@ -243,7 +251,10 @@ impl ExampleRunner<'_> {
             approval_mode: self.settings.approval_mode.value,
         };
         let mut decide = |act: Act<'_>| {
-            count_matches(spoken, crate::act::consider_act(self.settings, act, &stage, around).iter().map(|one| one.found));
+            count_matches(
+                spoken,
+                crate::act::consider_act(self.settings, act, &stage, around).iter().map(|one| one.found),
+            );
             decide_act(self.settings, act, &stage, around).decision
         };
         if let Some(text) = &example.call {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use stockade_model::{ApprovalMode, GranularMode, Limits, ProgramPattern, SandboxPreference, PolicyVerdict};
+use stockade_model::{ApprovalMode, GranularMode, Limits, PolicyVerdict, ProgramPattern, SandboxPreference};
 
 use crate::egress_file::EgressSection;
 use crate::hosts::HostEntry;
@@ -15,8 +15,8 @@ use crate::notify::NotifySection;
 use crate::pattern::{GrantEntry, PathFact, PathPattern, RuleName, TimeWindow, WordPattern};
 use crate::review::ReviewSection;
 use crate::text::{
-    ConfigBytes, ConfigPath, DropPattern, MemoryBytes, ConfigDuration, PassPattern, ProcessorCount, ProfileKey, ProfileName,
-    ProtectedName, VariableName,
+    ConfigBytes, ConfigDuration, ConfigPath, DropPattern, MemoryBytes, PassPattern, ProcessorCount, ProfileKey,
+    ProfileName, ProtectedName, VariableName,
 };
 
 /// Stockade's configuration.

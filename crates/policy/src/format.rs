@@ -80,7 +80,7 @@ fn format_table(table: &mut Table, first: &mut bool) {
             Item::Table(inner) if inner.is_dotted() => {
                 // A comment above a dotted key belongs to the last part.
                 key.dotted_decor_mut().clear();
-                self::format_table(inner, first);
+                format_table(inner, first);
             }
             Item::Table(inner) => format_section(inner, first),
             Item::ArrayOfTables(list) => list.iter_mut().for_each(|inner| format_section(inner, first)),

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use stockade_model::{Assessment, Capability, RequestCommand, Finding, Grant, Impact, RunRequest, Tier};
+use stockade_model::{Assessment, Capability, Finding, Grant, Impact, RequestCommand, RunRequest, Tier};
 
 /// Most grants that a hint proposes.
 const MAX_PROPOSED_GRANTS: usize = 2;
@@ -104,7 +104,8 @@ pub fn written_hooks(request: &RunRequest, assessment: &Assessment) -> Vec<Grant
     let workspace = request.workspace.as_path();
     let is_hook =
         |path: &Path| path.parent().is_some_and(|hooks| hooks.ends_with(".git/hooks")) && path.starts_with(workspace);
-    let is_writer = |program: &[u8]| WRITER_PROGRAMS.iter().chain(SHELL_PROGRAMS).any(|known| program == known.as_bytes());
+    let is_writer =
+        |program: &[u8]| WRITER_PROGRAMS.iter().chain(SHELL_PROGRAMS).any(|known| program == known.as_bytes());
     let mut hooks = Vec::new();
     for need in &assessment.capabilities {
         match need {
@@ -115,7 +116,8 @@ pub fn written_hooks(request: &RunRequest, assessment: &Assessment) -> Vec<Grant
         }
     }
     let mut asking = assessment.findings.iter().filter(|finding| finding.tier > Tier::Allow);
-    let is_plain = asking.all(|finding| finding.code == PERSISTENCE_CODE || HOOK_SIDE_FINDINGS.contains(&finding.code.as_str()));
+    let is_plain =
+        asking.all(|finding| finding.code == PERSISTENCE_CODE || HOOK_SIDE_FINDINGS.contains(&finding.code.as_str()));
     let is_told = assessment.findings.iter().any(|finding| finding.code == PERSISTENCE_CODE);
     if is_plain && is_told { hooks } else { Vec::new() }
 }

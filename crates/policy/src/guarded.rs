@@ -120,7 +120,8 @@ pub fn is_history(path: &Path, home: &Path) -> bool {
         let rest = name.to_str().and_then(|name| name.strip_prefix(entry));
         rest.is_some_and(|rest| rest.starts_with(['-', '.', '~']) && !rest.contains('/'))
     };
-    let listed = credential_groups().iter().filter(|(_, reason)| *reason == HISTORIES_REASON).flat_map(|(values, _)| values);
+    let listed =
+        credential_groups().iter().filter(|(_, reason)| *reason == HISTORIES_REASON).flat_map(|(values, _)| values);
     let mut listed = listed.filter_map(|entry| entry.strip_prefix("~/"));
     HISTORY_TEMPORARY_FILES.iter().any(is_in_writing) || listed.any(|entry| name.starts_with(entry) || is_beside(entry))
 }

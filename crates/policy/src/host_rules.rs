@@ -5,13 +5,13 @@
 
 use std::net::Ipv4Addr;
 
-use stockade_model::{Host, Profile, NetworkTarget, TargetPattern, PolicyVerdict};
+use stockade_model::{Host, NetworkTarget, PolicyVerdict, Profile, TargetPattern};
 
 use crate::act::{ActContext, build_act_input};
 use crate::file::CombiningAlgorithm;
 use crate::groups::{HostGroup, groups_with};
 use crate::hosts::{HostEntry, widen_to_siblings};
-use crate::rules::{Act, RequestContext, RuleMatch, RulePattern, PolicyRule};
+use crate::rules::{Act, PolicyRule, RequestContext, RuleMatch, RulePattern};
 use crate::settings::PolicySettings;
 
 impl PolicySettings {
@@ -37,7 +37,8 @@ impl PolicySettings {
     /// that only may apply becomes an entry of `ask`, and so does one that an earlier rule of its file may
     /// outweigh. The rules then decide in detail.
     pub fn bind_host_rules(&self, profile: &mut Profile, stage: &ActContext<'_>, around: &RequestContext) {
-        let about_hosts = |rule: &&PolicyRule| rule.raises_caution() && matches!(rule.matcher, RulePattern::Hosts { .. });
+        let about_hosts =
+            |rule: &&PolicyRule| rule.raises_caution() && matches!(rule.matcher, RulePattern::Hosts { .. });
         if !self.rules().any(|rule| about_hosts(&rule)) {
             return;
         }
@@ -49,7 +50,9 @@ impl PolicySettings {
                 let RulePattern::Hosts { hosts } = &rule.matcher else { continue };
                 let list = match (rule.match_conditions(&scene), rule.effect) {
                     (RuleMatch::No, _) => continue,
-                    (RuleMatch::Certain, PolicyVerdict::Deny) if set.combining != CombiningAlgorithm::FirstApplicable => {
+                    (RuleMatch::Certain, PolicyVerdict::Deny)
+                        if set.combining != CombiningAlgorithm::FirstApplicable =>
+                    {
                         &mut profile.egress.deny
                     }
                     _ => &mut profile.egress.ask,

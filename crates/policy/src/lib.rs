@@ -54,8 +54,10 @@ mod text;
 pub mod trust;
 mod words;
 
-pub use act::{ActRuling, ActContext, consider_act, decide_act};
-pub use decide::{PolicyRuling, PolicyStatement, consider_request, decide_request, may_escalate, mode_answers, rule_in, rule_on};
+pub use act::{ActContext, ActRuling, consider_act, decide_act};
+pub use decide::{
+    PolicyRuling, PolicyStatement, consider_request, decide_request, may_escalate, mode_answers, rule_in, rule_on,
+};
 pub use draft::DraftRule;
 pub use environment::{effective_environment, missed_variables, names_package_registry};
 pub use error::{ConfigError, TextPosition};
@@ -65,18 +67,18 @@ pub use granted_writes::{configured_files, grants_for_refused, written_hooks};
 pub use groups::{HostGroup, groups_with, host_groups};
 pub use guarded::{GuardedPlace, advice_instead_of_grant, guarded_place, is_history, is_registry_settings};
 pub use hosts::{HostEntry, check_breadth};
-pub use import::{ImportDeviation, ImportedPolicy, ImportNote, SourceScope, ImportSource, ImportTool, import_policy};
+pub use import::{ImportDeviation, ImportNote, ImportSource, ImportTool, ImportedPolicy, SourceScope, import_policy};
 pub use merge::LayerText;
 pub use mode::{GrantClass, ModeAnswers, mode_name};
 pub use notify::{NotifyOn, NotifySettings};
 pub use obligations::Obligations;
 pub use patch::{FileChange, PatchError, changes_of_patch};
 pub use pattern::{GrantEntry, GrantText, PathFact, PathPattern, RuleName, TimeWindow, WordPattern};
-pub use registry::{BUILT_IN_NOTICE, MAX_SESSIONS, RegisterError, PolicyRegistry};
+pub use registry::{BUILT_IN_NOTICE, MAX_SESSIONS, PolicyRegistry, RegisterError};
 pub use requested::{acts_of_power, find_strictest};
 pub use resolve::{ResolveError, complete_grants, require_profile, resolve_profile};
 pub use review::{ReviewApi, ReviewKey, ReviewSettings};
-pub use rules::{Act, RequestContext, RuleExplanation, RuleMatch, PolicyRule, RuleBook, RuleSet};
-pub use rules::{file_change as parse_file_change, parse_target as parse_target, tool_call as parse_tool_call};
-pub use settings::{SettingExplanation, OwnDirectories, OwnPathStep, PolicySettings};
-pub use spec::{ConfigLayer, ValueOrigin, SourcedValue};
+pub use rules::{Act, PolicyRule, RequestContext, RuleBook, RuleExplanation, RuleMatch, RuleSet};
+pub use rules::{file_change as parse_file_change, parse_target, tool_call as parse_tool_call};
+pub use settings::{OwnDirectories, OwnPathStep, PolicySettings, SettingExplanation};
+pub use spec::{ConfigLayer, SourcedValue, ValueOrigin};

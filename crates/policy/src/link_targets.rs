@@ -65,7 +65,12 @@ mod tests {
             ("loop", None),
         ] {
             let path = top.join(path);
-            assert_eq!(LinkTargets::default().find_target(&path), expected.map(|name| top.join(name)), "{}", path.display());
+            assert_eq!(
+                LinkTargets::default().find_target(&path),
+                expected.map(|name| top.join(name)),
+                "{}",
+                path.display()
+            );
         }
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use stockade_model::{ApprovalMode, DEFAULT_UNDO_BYTES, IsolationLevel, SandboxPreference, PolicyVerdict};
+use stockade_model::{ApprovalMode, DEFAULT_UNDO_BYTES, IsolationLevel, PolicyVerdict, SandboxPreference};
 
 use crate::egress;
 use crate::error::{ConfigError, find_closest_name};
@@ -18,7 +18,7 @@ use crate::review::{ReviewSettings, SectionError};
 use crate::rules::{PolicyRule, RuleBook, RuleSet};
 use crate::settings::{OwnDirectories, PolicySettings};
 use crate::shipped;
-use crate::spec::{ConfigLayer, ValueOrigin, ProfileSpec, SourcedValue};
+use crate::spec::{ConfigLayer, ProfileSpec, SourcedValue, ValueOrigin};
 use crate::text::ProfileName;
 
 /// Default of `approval_timeout`, in milliseconds.
@@ -171,7 +171,10 @@ impl LayerFile<'_> {
                 LevelName::Full => IsolationLevel::Full,
                 LevelName::Restricted => IsolationLevel::Restricted,
             };
-            if self.only_narrows() && level == IsolationLevel::Restricted && settings.level.value == IsolationLevel::Full {
+            if self.only_narrows()
+                && level == IsolationLevel::Restricted
+                && settings.level.value == IsolationLevel::Full
+            {
                 return Err(self.widening_error("level", "weaker than the `full` in force"));
             }
             self.set_value(&mut settings.level, "level", level);
@@ -215,9 +218,9 @@ impl LayerFile<'_> {
             Some(name) => match name.with_classes(granular) {
                 Some(mode) => ("approval_mode", mode),
                 None => {
-                    return Err(self
-                        .error_at("approval_mode", "`granular` without classes")
-                        .with_hint("add `[approval.granular]` with `run`, `filesystem`, `network` or `other` set to true"));
+                    return Err(self.error_at("approval_mode", "`granular` without classes").with_hint(
+                        "add `[approval.granular]` with `run`, `filesystem`, `network` or `other` set to true",
+                    ));
                 }
             },
             // Classes alone change a mode that is already granular.
@@ -275,14 +278,20 @@ impl LayerFile<'_> {
         ];
         let lengths = lengths.into_iter().chain(egress::list_lengths(&section.egress));
         match lengths.into_iter().find(|(_, length)| *length > MAX_LIST_ENTRIES) {
-            Some((key, _)) => {
-                Err(self.error_at(&format!("profiles.{name}.{key}"), format!("at most {MAX_LIST_ENTRIES} entries in one list")))
-            }
+            Some((key, _)) => Err(self.error_at(
+                &format!("profiles.{name}.{key}"),
+                format!("at most {MAX_LIST_ENTRIES} entries in one list"),
+            )),
             None => Ok(()),
         }
     }
 
-    fn check_profile(&self, settings: &PolicySettings, name: &str, section: &ProfileSection) -> Result<(), ConfigError> {
+    fn check_profile(
+        &self,
+        settings: &PolicySettings,
+        name: &str,
+        section: &ProfileSection,
+    ) -> Result<(), ConfigError> {
         let key = |rest: &str| format!("profiles.{name}{rest}");
         if let Err(why) = name.parse::<ProfileName>() {
             return Err(self.error_at(&key(""), format!("`{name}`: {why}")));
@@ -322,7 +331,12 @@ impl LayerFile<'_> {
         if self.only_narrows() { self.check_narrows(settings, name, section) } else { Ok(()) }
     }
 
-    fn check_narrows(&self, settings: &PolicySettings, name: &str, section: &ProfileSection) -> Result<(), ConfigError> {
+    fn check_narrows(
+        &self,
+        settings: &PolicySettings,
+        name: &str,
+        section: &ProfileSection,
+    ) -> Result<(), ConfigError> {
         let gives = [
             ("write", section.write.is_empty()),
             ("reveal", section.reveal.is_empty()),
@@ -330,7 +344,10 @@ impl LayerFile<'_> {
             ("env.pass", section.env.pass.is_empty()),
             ("env.set", section.env.set.is_empty()),
         ];
-        let gives = gives.map(|(key, is_empty)| (key, !is_empty)).into_iter().chain(egress::list_widening_keys(&section.egress));
+        let gives = gives
+            .map(|(key, is_empty)| (key, !is_empty))
+            .into_iter()
+            .chain(egress::list_widening_keys(&section.egress));
         if let Some((key, _)) = gives.into_iter().find(|(_, is_used)| *is_used) {
             return Err(self.widening_error(&format!("profiles.{name}.{key}"), "it would give more"));
         }
@@ -371,7 +388,12 @@ impl LayerFile<'_> {
         Ok(())
     }
 
-    fn apply_profile(&self, settings: &mut PolicySettings, name: &str, section: &ProfileSection) -> Result<(), ConfigError> {
+    fn apply_profile(
+        &self,
+        settings: &mut PolicySettings,
+        name: &str,
+        section: &ProfileSection,
+    ) -> Result<(), ConfigError> {
         if !settings.profiles.contains_key(name) {
             let base = base_of(section);
             let Some(spec) = settings.profiles.get(base) else {
@@ -479,8 +501,9 @@ impl LayerFile<'_> {
     /// variables it drops stay so; its limits and its stricter values apply.
     fn apply_bounds(&self, settings: &mut PolicySettings) {
         let content = &self.content;
-        let strictest =
-            |own: ApprovalMode, managed: ApprovalMode| ModeAnswers::from_mode(own).is_as_strict_as(&ModeAnswers::from_mode(managed));
+        let strictest = |own: ApprovalMode, managed: ApprovalMode| {
+            ModeAnswers::from_mode(own).is_as_strict_as(&ModeAnswers::from_mode(managed))
+        };
         if let Some(mode) = content.approval_mode.and_then(|mode| mode.with_classes(content.approval.granular))
             && !strictest(settings.approval_mode.value, mode)
         {

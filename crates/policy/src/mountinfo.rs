@@ -58,7 +58,16 @@ pub fn parse_mounts(text: &[u8]) -> impl Iterator<Item = MountInfoEntry<'_>> {
         let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
         let (kind, filesystem_options) = (fields.next()?, fields.nth(1).unwrap_or_default());
         let is_read_only = options.split(|byte| *byte == b',').any(|option| option == b"ro");
-        Some(MountInfoEntry { id, parent, device, root: path(root), point: path(point), is_read_only, kind, filesystem_options })
+        Some(MountInfoEntry {
+            id,
+            parent,
+            device,
+            root: path(root),
+            point: path(point),
+            is_read_only,
+            kind,
+            filesystem_options,
+        })
     })
 }
 

@@ -208,7 +208,8 @@ impl MountSnapshot {
         let mut found: HashMap<Vec<u8>, Vec<DeviceObject>> = HashMap::new();
         let mut known = HashSet::new();
         for mount in listed.iter().filter(|mount| mount.kind == b"overlay" && known.insert(mount.device)) {
-            let mut overlay = OverlayMount { device: mount.device.to_owned(), layers: Vec::new(), relative: Vec::new() };
+            let mut overlay =
+                OverlayMount { device: mount.device.to_owned(), layers: Vec::new(), relative: Vec::new() };
             for layer in parse_overlay_layers(mount.filesystem_options) {
                 let path = Path::new(OsStr::from_bytes(&layer));
                 if path.is_absolute() {
@@ -311,10 +312,13 @@ impl MountSnapshot {
     fn across_overlays(&self, object: &DeviceObject) -> Vec<DeviceObject> {
         let mut found = Vec::new();
         for OverlayMount { device, layers, relative } in &self.overlays {
-            let in_overlay = |rest: &Path| DeviceObject { device: device.clone(), path: join_path(Path::new("/"), rest) };
+            let in_overlay =
+                |rest: &Path| DeviceObject { device: device.clone(), path: join_path(Path::new("/"), rest) };
             if *device == object.device {
                 let rest = object.path.strip_prefix("/").unwrap_or(&object.path);
-                found.extend(layers.iter().map(|l| DeviceObject { device: l.device.clone(), path: join_path(&l.path, rest) }));
+                found.extend(
+                    layers.iter().map(|l| DeviceObject { device: l.device.clone(), path: join_path(&l.path, rest) }),
+                );
                 continue;
             }
             for layer in layers.iter().filter(|layer| layer.device == object.device) {

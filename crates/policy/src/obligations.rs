@@ -3,7 +3,7 @@
 //!
 //! Must not know questions: `decide` asks about the powers of a rule that asks.
 
-use stockade_model::{Grant, Limits, Profile, RunRequest, PolicyVerdict};
+use stockade_model::{Grant, Limits, PolicyVerdict, Profile, RunRequest};
 
 use crate::rules::{MatchedRules, PolicyRule};
 use crate::settings::PolicySettings;

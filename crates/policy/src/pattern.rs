@@ -74,7 +74,8 @@ impl<'de> Deserialize<'de> for WordPattern {
                     }
                     words.push(word);
                 }
-                WordPattern::from_alternatives(words).ok_or_else(|| A::Error::custom("a list of alternatives holds a word at least"))
+                WordPattern::from_alternatives(words)
+                    .ok_or_else(|| A::Error::custom("a list of alternatives holds a word at least"))
             }
         }
         deserializer.deserialize_any(Words)
@@ -285,7 +286,9 @@ impl FromStr for GrantText {
                 text_error("an effect is agreed to when it is asked about, not beforehand")
             }
             Some(_) => Ok(Self(text.to_owned())),
-            None => text_error("a grant is a power and what it is for, e.g. `write ~/.cache/pip` or `connect pypi.org:443`"),
+            None => {
+                text_error("a grant is a power and what it is for, e.g. `write ~/.cache/pip` or `connect pypi.org:443`")
+            }
         }
     }
 }
@@ -393,7 +396,8 @@ impl FromStr for TimeWindow {
     fn from_str(text: &str) -> Result<Self, TextError> {
         const TIME_WINDOW_FORM: &str =
             "a time is days, hours, or both, e.g. `mon-fri`, `09:00-18:00`, `sat,sun 08:00-12:00 +01:00`";
-        let mut window = Self { text: text.to_owned(), days: [true; 7], hours: (0, MINUTES_PER_DAY), offset_minutes: 0 };
+        let mut window =
+            Self { text: text.to_owned(), days: [true; 7], hours: (0, MINUTES_PER_DAY), offset_minutes: 0 };
         let mut words = text.split(' ').peekable();
         let mut any = false;
         if let Some(days) = words.next_if(|word| word.starts_with(|c: char| c.is_ascii_alphabetic())) {
@@ -405,7 +409,9 @@ impl FromStr for TimeWindow {
             any = true;
         }
         if let Some(offset) = words.next_if(|word| word.starts_with(['+', '-'])) {
-            let minutes = parse_clock_time(&offset[1..]).filter(|m| *m <= 14 * 60).ok_or_else(|| TextError::new(TIME_WINDOW_FORM))?;
+            let minutes = parse_clock_time(&offset[1..])
+                .filter(|m| *m <= 14 * 60)
+                .ok_or_else(|| TextError::new(TIME_WINDOW_FORM))?;
             let minutes = i32::try_from(minutes).unwrap_or(0);
             window.offset_minutes = if offset.starts_with('-') { -minutes } else { minutes };
         }

@@ -4,11 +4,11 @@
 //! beneath it. A rule that denies any of these acts denies the power, and only rules that allow all of them
 //! give it. Must not know modes beyond the verdicts of rules, nor approvers.
 
-use stockade_model::{Decision, Grant, HostPattern, TargetPattern, PolicyVerdict};
+use stockade_model::{Decision, Grant, HostPattern, PolicyVerdict, TargetPattern};
 
 use crate::act::ActContext;
 use crate::file::FileOperation;
-use crate::rules::{Act, RequestContext, PolicyRule};
+use crate::rules::{Act, PolicyRule, RequestContext};
 use crate::settings::PolicySettings;
 
 /// The operations that `write` allows.
@@ -20,7 +20,12 @@ const ANY_CHILD_PATH: &str = "stockade-any-name/stockade-any-name";
 impl PolicySettings {
     /// Returns the decision of the rules alone about a power that a request asks for; `None` if no rules
     /// cover all of it.
-    pub fn decide_power_by_rule(&self, power: &Grant, stage: &ActContext<'_>, around: &RequestContext) -> Option<Decision> {
+    pub fn decide_power_by_rule(
+        &self,
+        power: &Grant,
+        stage: &ActContext<'_>,
+        around: &RequestContext,
+    ) -> Option<Decision> {
         if let Some(decision) = self.decide_governed(stage.workspace, power) {
             return Some(decision);
         }

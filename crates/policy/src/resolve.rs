@@ -8,8 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use stockade_model::{
-    EgressRules, EnvironmentRules, ExecRules, FilesystemAccess, Grant, PRIVATE_TREES, Profile, ProgramPattern, RawText, EgressSecret, SecretUse,
-    TargetPattern,
+    EgressRules, EgressSecret, EnvironmentRules, ExecRules, FilesystemAccess, Grant, PRIVATE_TREES, Profile,
+    ProgramPattern, RawText, SecretUse, TargetPattern,
 };
 
 use crate::error::find_closest_name;
@@ -269,7 +269,8 @@ fn hide_in_other_homes(settings: &PolicySettings, filesystem: &mut FilesystemAcc
 /// the link.
 fn hide_where_links_lead(filesystem: &mut FilesystemAccess) {
     let mut targets = LinkTargets::default();
-    let led_to: Vec<PathBuf> = filesystem.hide.iter().filter_map(|hidden| targets.find_target(hidden.as_path())).collect();
+    let led_to: Vec<PathBuf> =
+        filesystem.hide.iter().filter_map(|hidden| targets.find_target(hidden.as_path())).collect();
     filesystem.hide.extend(led_to.into_iter().map(RawText::from));
 }
 
@@ -491,7 +492,9 @@ fn check_own(settings: &PolicySettings, workspace: &Path, filesystem: &Filesyste
     let refuse = |power, path: &RawText, own: &Path| {
         let path = path.to_escaped();
         Err(match settings.own.find_original_path(own) {
-            Some(original) => ResolveError::OwnByMount { power, path, place: escape_path(own), own: escape_path(original) },
+            Some(original) => {
+                ResolveError::OwnByMount { power, path, place: escape_path(own), own: escape_path(original) }
+            }
             None => ResolveError::OwnFiles { power, path, own: escape_path(own) },
         })
     };
@@ -521,7 +524,8 @@ fn check_own(settings: &PolicySettings, workspace: &Path, filesystem: &Filesyste
 
 /// Sorts the lists and removes duplicates, so that equal filesystems have equal digests.
 fn normalise_lists(filesystem: &mut FilesystemAccess) {
-    let FilesystemAccess { write, hide, reveal, protect, sockets, stage: _, undo_bytes: _, trace: _, caches: _ } = filesystem;
+    let FilesystemAccess { write, hide, reveal, protect, sockets, stage: _, undo_bytes: _, trace: _, caches: _ } =
+        filesystem;
     for list in [write, hide, reveal, sockets] {
         list.sort();
         list.dedup();

@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use stockade_model::{HttpEndpoint, RawText};
 
-use crate::text::{ConfigBytes, ConfigPath, ConfigDuration, TextError, VariableName, text_error, text_form};
+use crate::text::{ConfigBytes, ConfigDuration, ConfigPath, TextError, VariableName, text_error, text_form};
 
 /// Longest time that a question waits for an opinion, in milliseconds.
 const MAX_TIMEOUT_MS: u64 = 5_000;

@@ -4,12 +4,12 @@
 //!
 //! Must not know connections, keys, nor values of secrets.
 
-use stockade_model::{Decision, Grant, Host, HostPattern, SecretUse, SignUse, PolicyVerdict};
+use stockade_model::{Decision, Grant, Host, HostPattern, PolicyVerdict, SecretUse, SignUse};
 
-use crate::act::{ActContext, conclude_act, collect_rule_statements, new_statement, build_act_input};
+use crate::act::{ActContext, build_act_input, collect_rule_statements, conclude_act, new_statement};
 use crate::decide::rule_name;
 use crate::mode::ModeAnswers;
-use crate::rules::{Act, RequestContext, RuleMatch, PolicyRule};
+use crate::rules::{Act, PolicyRule, RequestContext, RuleMatch};
 use crate::settings::PolicySettings;
 
 impl PolicySettings {
@@ -48,11 +48,14 @@ impl PolicySettings {
         around: &RequestContext,
     ) -> Option<Decision> {
         let scene = build_act_input(self, Act::Network { host, port }, stage, around);
-        let answers = ModeAnswers::from_mode(stage.approval_mode).combine_strictest(&ModeAnswers::from_mode(self.approval_mode.value));
+        let answers = ModeAnswers::from_mode(stage.approval_mode)
+            .combine_strictest(&ModeAnswers::from_mode(self.approval_mode.value));
         let mut voices = collect_rule_statements(&self.rules.match_rules(&scene), &answers);
         let names_it = |rule: &&PolicyRule| {
             let mut resolved = rule.grants.iter().filter_map(|grant| grant.resolve_grant(&self.home, stage.workspace));
-            !rule.raises_caution() && resolved.any(|grant| gives(&grant)) && rule.match_input(&scene) == RuleMatch::Certain
+            !rule.raises_caution()
+                && resolved.any(|grant| gives(&grant))
+                && rule.match_input(&scene) == RuleMatch::Certain
         };
         if let Some(rule) = self.rules().find(names_it) {
             voices.push(new_statement(PolicyVerdict::Allow, rule_name(rule), rule.justification.clone()));

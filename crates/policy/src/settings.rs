@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use stockade_model::{ApprovalMode, Digest, IsolationLevel, SandboxPreference, PolicyVerdict};
+use stockade_model::{ApprovalMode, Digest, IsolationLevel, PolicyVerdict, SandboxPreference};
 
 use crate::file::CombiningAlgorithm;
 use crate::mode::mode_name;
@@ -14,7 +14,7 @@ use crate::mounts::{MountSnapshot, MountsError, OtherPath};
 use crate::notify::NotifySettings;
 use crate::review::ReviewSettings;
 use crate::rules::{PolicyRule, RuleBook};
-use crate::spec::{ValueOrigin, ProfileSpec, SourcedValue};
+use crate::spec::{ProfileSpec, SourcedValue, ValueOrigin};
 
 /// Stockade's own directories, which no run may write (L7). Absolute and canonical.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

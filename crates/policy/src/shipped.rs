@@ -12,8 +12,8 @@ use stockade_model::{CacheSharing, DEFAULT_PROTECTED_NAMES, PROJECT_FILES, ToolC
 
 use crate::egress::EgressSpec;
 use crate::error::ConfigError;
-use crate::shipped_text::{CacheEntry, ShippedGroup, ListName, ShippedFile, parse_shipped_file};
-use crate::spec::{LimitsSpec, ValueOrigin, ProfileSpec, SourcedValue};
+use crate::shipped_text::{CacheEntry, ListName, ShippedFile, ShippedGroup, parse_shipped_file};
+use crate::spec::{LimitsSpec, ProfileSpec, SourcedValue, ValueOrigin};
 use crate::text::{ConfigPath, DropPattern, PassPattern, ProtectedName, TextError, VariableName};
 
 const PROFILE_FILES: [(&str, &str, &str); 4] = [
@@ -126,7 +126,8 @@ fn empty_profile(content: &ShippedFile) -> ProfileSpec {
 
 /// Returns the names of project files that run code later.
 fn project_files() -> impl Iterator<Item = SourcedValue<ProtectedName>> {
-    let origin = || ValueOrigin::Shipped { file: "the list of files that run code later", reason: PROJECT_FILES_REASON };
+    let origin =
+        || ValueOrigin::Shipped { file: "the list of files that run code later", reason: PROJECT_FILES_REASON };
     PROJECT_FILES
         .iter()
         .map(move |(name, _)| SourcedValue::new(ProtectedName(name.trim_end_matches('/').to_owned()), origin()))
@@ -170,7 +171,10 @@ impl ProfileAdditions {
     }
 }
 
-fn parse_values<T: FromStr<Err = TextError>>(groups: &[ShippedGroup], file: &'static str) -> Result<Vec<SourcedValue<T>>, TextError> {
+fn parse_values<T: FromStr<Err = TextError>>(
+    groups: &[ShippedGroup],
+    file: &'static str,
+) -> Result<Vec<SourcedValue<T>>, TextError> {
     let mut all = Vec::with_capacity(groups.iter().map(|group| group.values.len()).sum());
     for group in groups {
         for text in &group.values {
@@ -284,7 +288,9 @@ mod tests {
 
     #[test]
     fn every_entry_has_a_reason() {
-        for (name, source) in PROFILE_FILES.map(|p| (p.1, p.2)).into_iter().chain([CREDENTIALS_FILE, ENVIRONMENT_FILE, CACHES_FILE]) {
+        for (name, source) in
+            PROFILE_FILES.map(|p| (p.1, p.2)).into_iter().chain([CREDENTIALS_FILE, ENVIRONMENT_FILE, CACHES_FILE])
+        {
             let content = parse_shipped_file(source).unwrap();
             let groups = content.write.iter().chain(&content.hide).chain(&content.pass).chain(&content.drop);
             let reasons = groups.map(|g| g.reason).chain(content.set.iter().map(|s| s.reason));
@@ -296,7 +302,9 @@ mod tests {
     /// The reader of the shipped files finds the same content as a complete TOML parser.
     #[test]
     fn shipped_files_mean_what_toml_means() {
-        for (name, source) in PROFILE_FILES.map(|p| (p.1, p.2)).into_iter().chain([CREDENTIALS_FILE, ENVIRONMENT_FILE, CACHES_FILE]) {
+        for (name, source) in
+            PROFILE_FILES.map(|p| (p.1, p.2)).into_iter().chain([CREDENTIALS_FILE, ENVIRONMENT_FILE, CACHES_FILE])
+        {
             let whole: whole::ShippedFile = toml::from_str(source).unwrap();
             assert_eq!(format!("{:?}", parse_shipped_file(source).unwrap()), format!("{whole:?}"), "{name}");
         }

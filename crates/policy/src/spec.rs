@@ -152,7 +152,9 @@ impl LimitsSpec {
 
     /// Returns the first limit that is higher here, or that only `base` has.
     pub(crate) fn higher_than(&self, base: &Self) -> Option<LimitKind> {
-        base.iter_entries().find(|(limit, entry)| self.get(*limit).is_none_or(|own| own > entry.value)).map(|(limit, _)| limit)
+        base.iter_entries()
+            .find(|(limit, entry)| self.get(*limit).is_none_or(|own| own > entry.value))
+            .map(|(limit, _)| limit)
     }
 }
 
@@ -197,7 +199,12 @@ fn is_subset<T: Ord>(part: &[SourcedValue<T>], whole: &[SourcedValue<T>]) -> boo
 impl ProfileSpec {
     /// Adds a section. Within the section, entries that take outweigh entries that give; the section
     /// outweighs earlier entries. `origin` returns the origin of a key of the section.
-    pub(crate) fn apply_section(&mut self, section: &ProfileSection, origin: &dyn Fn(&str) -> ValueOrigin, home: &std::path::Path) {
+    pub(crate) fn apply_section(
+        &mut self,
+        section: &ProfileSection,
+        origin: &dyn Fn(&str) -> ValueOrigin,
+        home: &std::path::Path,
+    ) {
         let item = |key: &str, i: usize| origin(&format!("{key}[{i}]"));
         for (i, path) in section.write.iter().enumerate() {
             add_unique(&mut self.write, path.with_home(home), item("write", i));
@@ -296,8 +303,9 @@ impl ProfileSpec {
         self.pass.retain(|entry| !text_matches(pattern.as_str(), entry.value.as_str()));
         self.set.retain(|name, _| !text_matches(pattern.as_str(), name));
         // A file that repeats a shipped pattern makes it stronger: see `dropped_variables`.
-        let is_repeated =
-            |entry: &SourcedValue<DropPattern>| entry.value == pattern && matches!(entry.origin, ValueOrigin::Shipped { .. });
+        let is_repeated = |entry: &SourcedValue<DropPattern>| {
+            entry.value == pattern && matches!(entry.origin, ValueOrigin::Shipped { .. })
+        };
         if !matches!(origin, ValueOrigin::Shipped { .. }) {
             self.drop.retain(|entry| !is_repeated(entry));
         }
@@ -325,7 +333,8 @@ impl ProfileSpec {
         if self.network == NetworkAccess::Host && base.network == NetworkAccess::None {
             return Some("network");
         }
-        let beneath_base = |entry: &SourcedValue<ConfigPath>| base.write.iter().any(|b| entry.value.is_beneath(&b.value));
+        let beneath_base =
+            |entry: &SourcedValue<ConfigPath>| base.write.iter().any(|b| entry.value.is_beneath(&b.value));
         if !self.write.iter().all(beneath_base) {
             return Some("write");
         }

@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use stockade_model::{
-    RequestCommand, Denial, Event, EventKind, Grant, Profile, RawText, ReadAccess, RunRequest, RequestId, DenialResolution, SecretUse,
-    NetworkTarget,
+    Denial, DenialResolution, Event, EventKind, Grant, NetworkTarget, Profile, RawText, ReadAccess, RequestCommand,
+    RequestId, RunRequest, SecretUse,
 };
 
 use crate::amend::{rule_for_secrets, rules_for};
@@ -180,7 +180,8 @@ pub fn suggest_policy(
     workspace: &Path,
     (generalise, hideable): (bool, &[PathBuf]),
 ) -> PolicySuggestion {
-    let mut suggestion = PolicySuggestion { refused: learned.refused.keys().cloned().collect(), ..PolicySuggestion::default() };
+    let mut suggestion =
+        PolicySuggestion { refused: learned.refused.keys().cloned().collect(), ..PolicySuggestion::default() };
     let Ok(profile) = resolve_profile(settings, base, workspace, &[]) else { return suggestion };
     let maker = SuggestionBuilder { settings, learned, profile, workspace };
     let mut paths: BTreeSet<PathBuf> = BTreeSet::new();

@@ -9,10 +9,17 @@ use std::path::{Path, PathBuf};
 
 use stockade_model::{Grant, RawText};
 
-use super::{MIN_FILES_FOR_DIRECTORY, PathGeneralisation, SuggestionData, MAX_POWERS, SuggestionBuilder, PolicySuggestion};
+use super::{
+    MAX_POWERS, MIN_FILES_FOR_DIRECTORY, PathGeneralisation, PolicySuggestion, SuggestionBuilder, SuggestionData,
+};
 
 /// Adds `hide` and `reveal`. Each path of `hideable` is hidden, and the home directory.
-pub(super) fn suggest_reads(maker: &SuggestionBuilder<'_>, hideable: &[PathBuf], generalise: bool, suggestion: &mut PolicySuggestion) {
+pub(super) fn suggest_reads(
+    maker: &SuggestionBuilder<'_>,
+    hideable: &[PathBuf],
+    generalise: bool,
+    suggestion: &mut PolicySuggestion,
+) {
     let home = maker.settings.home();
     let mut hidden: BTreeSet<&Path> = hideable.iter().map(PathBuf::as_path).chain([home]).collect();
     let all = hidden.clone();

@@ -9,8 +9,8 @@ use std::path::Path;
 
 use serde_json::Value;
 use stockade_model::{
-    ApprovalMode, Assessment, RequestCommand, Grant, GranularMode, Host, Impact, IsolationLevel, RunRequest, RequestId, SandboxPreference,
-    Tier, PolicyVerdict,
+    ApprovalMode, Assessment, Grant, GranularMode, Host, Impact, IsolationLevel, PolicyVerdict, RequestCommand,
+    RequestId, RunRequest, SandboxPreference, Tier,
 };
 
 use crate::act::{ActContext, decide_act};
@@ -86,7 +86,12 @@ pub const SITUATIONS: &[(&str, TableSituation)] = &[
 ];
 
 /// Returns the verdict in one situation.
-pub fn decide_cell(settings: &PolicySettings, profile: &str, mode: ApprovalMode, situation: TableSituation) -> PolicyVerdict {
+pub fn decide_cell(
+    settings: &PolicySettings,
+    profile: &str,
+    mode: ApprovalMode,
+    situation: TableSituation,
+) -> PolicyVerdict {
     let judged = |request: &RunRequest, assessment| decide_request(settings, request, &assessment, false).verdict;
     let ask = |request: &RunRequest, tier| judged(request, Assessment::without_findings(tier));
     match situation {
@@ -96,7 +101,9 @@ pub fn decide_cell(settings: &PolicySettings, profile: &str, mode: ApprovalMode,
         }
         TableSituation::Requests(grant) => ask(&build_request(profile, mode, &[grant]), Tier::Allow),
         TableSituation::Refused(grant) => match grant.parse::<Grant>() {
-            Ok(grant) if may_escalate(settings, &build_request(profile, mode, &[]), &grant, false) => PolicyVerdict::Ask,
+            Ok(grant) if may_escalate(settings, &build_request(profile, mode, &[]), &grant, false) => {
+                PolicyVerdict::Ask
+            }
             _ => PolicyVerdict::Deny,
         },
         TableSituation::File(operation, path) => {
@@ -108,11 +115,18 @@ pub fn decide_cell(settings: &PolicySettings, profile: &str, mode: ApprovalMode,
             Ok(host) => decide_table_act(settings, profile, mode, Act::Network { host: &host, port: Some(443) }),
             Err(_) => PolicyVerdict::Deny,
         },
-        TableSituation::Call => decide_table_act(settings, profile, mode, Act::Tool { name: "some_tool", arguments: &Value::Null }),
+        TableSituation::Call => {
+            decide_table_act(settings, profile, mode, Act::Tool { name: "some_tool", arguments: &Value::Null })
+        }
     }
 }
 
-fn decide_table_act(settings: &PolicySettings, profile: &str, approval_mode: ApprovalMode, act: Act<'_>) -> PolicyVerdict {
+fn decide_table_act(
+    settings: &PolicySettings,
+    profile: &str,
+    approval_mode: ApprovalMode,
+    act: Act<'_>,
+) -> PolicyVerdict {
     let workspace = Path::new(TABLE_WORKSPACE);
     let stage = ActContext { cwd: workspace, workspace, session: None, profile, approval_mode };
     decide_act(settings, act, &stage, &RequestContext::default()).decision.verdict

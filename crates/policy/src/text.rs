@@ -34,7 +34,9 @@ pub(crate) fn text_error<T>(why: impl Into<String>) -> Result<T, TextError> {
 }
 
 /// Parses a value from its text form; the error shows the text.
-pub(crate) fn deserialize_text<'de, D: Deserializer<'de>, T: FromStr<Err = TextError>>(deserializer: D) -> Result<T, D::Error> {
+pub(crate) fn deserialize_text<'de, D: Deserializer<'de>, T: FromStr<Err = TextError>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
     let text = String::deserialize(deserializer)?;
     text.parse().map_err(|why| {
         let shown: String = text.chars().take(MAX_SHOWN_CHARACTERS).collect();
@@ -391,7 +393,11 @@ mod tests {
             check::<ConfigPath>(bad, None);
         }
         let resolve = |text: &str| {
-            text.parse::<ConfigPath>().unwrap().resolve_path(Path::new("/home/u"), Path::new("/ws")).display().to_string()
+            text.parse::<ConfigPath>()
+                .unwrap()
+                .resolve_path(Path::new("/home/u"), Path::new("/ws"))
+                .display()
+                .to_string()
         };
         assert_eq!(resolve("~"), "/home/u");
         assert_eq!(resolve("~/x"), "/home/u/x");

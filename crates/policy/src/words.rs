@@ -307,7 +307,9 @@ fn wrapper_of(program: &str) -> Option<WrapperSyntax> {
         "time" => simple_wrapper(&["-f", "-o", "--format", "--output"], 0),
         "timeout" => simple_wrapper(&["-k", "-s", "--kill-after", "--signal"], 1),
         "nice" => simple_wrapper(&["-n", "--adjustment"], 0),
-        "ionice" => WrapperSyntax { ends: &["-p", "-P", "-u"], ..simple_wrapper(&["-c", "-n", "--class", "--classdata"], 0) },
+        "ionice" => {
+            WrapperSyntax { ends: &["-p", "-P", "-u"], ..simple_wrapper(&["-c", "-n", "--class", "--classdata"], 0) }
+        }
         "stdbuf" => simple_wrapper(&["-i", "-o", "-e", "--input", "--output", "--error"], 0),
         "env" => WrapperSyntax {
             ends: &["-S", "--split-string"],

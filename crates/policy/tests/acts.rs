@@ -9,7 +9,8 @@ use std::sync::Arc;
 use serde_json::json;
 use stockade_model::{ApprovalMode, Host, PolicyVerdict};
 use stockade_policy::{
-    Act, RequestContext, FileOperation, ConfigLayer, LayerText, OwnDirectories, PolicyRegistry, PolicySettings, ActContext, decide_act,
+    Act, ActContext, ConfigLayer, FileOperation, LayerText, OwnDirectories, PolicyRegistry, PolicySettings,
+    RequestContext, decide_act,
 };
 
 const RULES: &str = r#"
@@ -187,7 +188,9 @@ fn circumstances() {
 fn sessions_have_policies_of_their_own() {
     let mut registry = PolicyRegistry::new(Arc::new(settings()));
     let (one, two) = ("ses_one".parse().unwrap(), "ses_two".parse().unwrap());
-    registry.register_session(&one, "[[rules]]\nhosts = [\"pypi.org\"]\neffect = \"deny\"\njustification = \"x\"").unwrap();
+    registry
+        .register_session(&one, "[[rules]]\nhosts = [\"pypi.org\"]\neffect = \"deny\"\njustification = \"x\"")
+        .unwrap();
     let verdict = |registry: &PolicyRegistry, session| {
         let settings = registry.settings_for(Some(session));
         let host = host("pypi.org");

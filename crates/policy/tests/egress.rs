@@ -7,8 +7,13 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use stockade_model::{ApprovalMode, EgressRules, Grant, TargetListing, SecretKind, SecretSource, NetworkTarget, UpstreamKind, PolicyVerdict};
-use stockade_policy::{RequestContext, ConfigError, ConfigLayer, LayerText, OwnDirectories, PolicySettings, ActContext, resolve_profile};
+use stockade_model::{
+    ApprovalMode, EgressRules, Grant, NetworkTarget, PolicyVerdict, SecretKind, SecretSource, TargetListing,
+    UpstreamKind,
+};
+use stockade_policy::{
+    ActContext, ConfigError, ConfigLayer, LayerText, OwnDirectories, PolicySettings, RequestContext, resolve_profile,
+};
 
 const WORKSPACE: &str = "/home/u/work";
 

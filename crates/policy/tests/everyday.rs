@@ -7,12 +7,12 @@
 use std::path::Path;
 
 use stockade_model::{
-    ApprovalMode, Assessment, RequestCommand, Grant, GranularMode, Impact, IsolationLevel, QuestionKind, RawText, RunRequest,
-    SandboxPreference, Tier, PolicyVerdict,
+    ApprovalMode, Assessment, Grant, GranularMode, Impact, IsolationLevel, PolicyVerdict, QuestionKind, RawText,
+    RequestCommand, RunRequest, SandboxPreference, Tier,
 };
 use stockade_policy::{
-    RequestContext, ConfigLayer, LayerText, OwnDirectories, PolicyRuling, PolicySettings, configured_files, rule_in, rule_on,
-    written_hooks,
+    ConfigLayer, LayerText, OwnDirectories, PolicyRuling, PolicySettings, RequestContext, configured_files, rule_in,
+    rule_on, written_hooks,
 };
 use stockade_shell::{CommandContext, assess_script};
 
@@ -79,7 +79,8 @@ fn request(command: &str, workspace: &str, mode: ApprovalMode, grants: &[&str]) 
 }
 
 fn assess(command: &str, home: &str, workspace: &str) -> Assessment {
-    let context = CommandContext { cwd: workspace.into(), home: home.into(), workspace: workspace.into(), neutralised: true };
+    let context =
+        CommandContext { cwd: workspace.into(), home: home.into(), workspace: workspace.into(), neutralised: true };
     assess_script(command.as_bytes(), &context)
 }
 
@@ -440,8 +441,10 @@ const OTHER_GIT: &[&str] = &[
 fn untrusted_lets_git_change_the_repository_of_the_workspace() {
     let verdict = |command: &str| rule(command, PLACES[0], ApprovalMode::Untrusted).1.decision.verdict;
     let told = |command: &&str| format!("{command} {:?}", codes(command));
-    let asked: Vec<String> = LOCAL_GIT.iter().filter(|command| verdict(command) != PolicyVerdict::Allow).map(told).collect();
-    let run: Vec<String> = OTHER_GIT.iter().filter(|command| verdict(command) == PolicyVerdict::Allow).map(told).collect();
+    let asked: Vec<String> =
+        LOCAL_GIT.iter().filter(|command| verdict(command) != PolicyVerdict::Allow).map(told).collect();
+    let run: Vec<String> =
+        OTHER_GIT.iter().filter(|command| verdict(command) == PolicyVerdict::Allow).map(told).collect();
     assert!(asked.is_empty() && run.is_empty(), "asked about\n{}\nrun\n{}", asked.join("\n"), run.join("\n"));
 }
 

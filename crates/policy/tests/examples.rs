@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use stockade_model::{Assessment, Capability, RequestCommand, RunRequest, Tier, PolicyVerdict};
+use stockade_model::{Assessment, Capability, PolicyVerdict, RequestCommand, RunRequest, Tier};
 use stockade_policy::examples::{ExampleReport, run_examples};
 use stockade_policy::{ConfigError, ConfigLayer, LayerText, OwnDirectories, PolicySettings};
 

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use stockade_model::{ApprovalMode, Event, NameClass, RunOutcome, PROJECT_FILES, PROTECTED_NAMES, SandboxRecord};
+use stockade_model::{ApprovalMode, Event, NameClass, PROJECT_FILES, PROTECTED_NAMES, RunOutcome, SandboxRecord};
 use stockade_policy::examples::ExampleFile;
 use stockade_policy::table::{self, TableSituation};
 use stockade_policy::{ConfigFile, ConfigLayer, LayerText, OwnDirectories, PolicySettings};

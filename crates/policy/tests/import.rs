@@ -31,7 +31,7 @@ use std::path::{Path, PathBuf};
 use ours::{ours, settings_of, source};
 use probes::{Probe, probes};
 use stockade_model::PolicyVerdict;
-use stockade_policy::{ImportDeviation, SourceScope, ImportSource, ImportTool, import_policy};
+use stockade_policy::{ImportDeviation, ImportSource, ImportTool, SourceScope, import_policy};
 
 /// What the other tool decides of a configuration; no rule means that it asks.
 type Reference = fn(&str) -> Box<dyn Fn(&Probe) -> PolicyVerdict>;
@@ -84,7 +84,9 @@ fn same_words(probe: &Probe) -> Option<Probe> {
 /// can answer.
 fn asked_by_design(probe: &Probe, theirs: PolicyVerdict, own: PolicyVerdict) -> bool {
     let plain = |script: &str| !script.contains(['$', '`', '>', '<', '*', '(', '{', '\\', '#', '!', '=']);
-    theirs == PolicyVerdict::Deny && own == PolicyVerdict::Ask && matches!(probe, Probe::Command(script) if !plain(script))
+    theirs == PolicyVerdict::Deny
+        && own == PolicyVerdict::Ask
+        && matches!(probe, Probe::Command(script) if !plain(script))
 }
 
 struct Tally {
@@ -190,7 +192,11 @@ fn wrong_input_is_refused_at_its_line() {
         (ImportTool::Codex, "prefix_rule(patern = [\"a\"])", "x:1:13: `prefix_rule` has no `patern`"),
         (ImportTool::Codex, "prefix_rule()", "x:1:1: `prefix_rule` needs `pattern`"),
         (ImportTool::Codex, "prefix_rule(pattern = [[]])", "x:1:24: alternatives are not empty"),
-        (ImportTool::Codex, "prefix_rule(pattern = [\"a\"], justification = \" \")", "x:1:46: a justification is not empty"),
+        (
+            ImportTool::Codex,
+            "prefix_rule(pattern = [\"a\"], justification = \" \")",
+            "x:1:46: a justification is not empty",
+        ),
         (ImportTool::Codex, "allow_rule()", "x:1:1: there is no function `allow_rule`"),
         (ImportTool::Codex, "def f():\n    pass", "x:1:1: `def` is not understood here"),
         (
@@ -289,7 +295,12 @@ fn a_rule_that_cannot_be_said_is_left_out_and_told() {
     settings_of(&imported);
     // What it would refuse is asked about, with all of its kind.
     let first = &imported.rules[0];
-    assert_eq!((first.tool.as_slice(), first.effect), (&["*".to_owned()][..], PolicyVerdict::Ask), "{}", imported.to_toml());
+    assert_eq!(
+        (first.tool.as_slice(), first.effect),
+        (&["*".to_owned()][..], PolicyVerdict::Ask),
+        "{}",
+        imported.to_toml()
+    );
     let note = imported.notes.iter().find(|note| note.why.contains("control")).unwrap();
     assert_eq!(note.carried, ImportDeviation::Stricter, "{note}");
     assert_eq!((note.source.as_str(), note.place.line), ("settings.json", 2), "{note}");
@@ -359,9 +370,16 @@ fn what_must_not_be_read_is_hidden_or_told() {
 fn files_of_unknown_tiers_are_refused() {
     let rule = "[[rule]]\ntoolName = \"x\"\ndecision = \"allow\"\npriority = 1\n";
     let file = |name: &str, text: &str, scope| ImportSource { name: name.to_owned(), text: text.to_owned(), scope };
-    let read = |sources: &[ImportSource]| import_policy(ImportTool::Gemini, sources).map(|imported| imported.rules.len());
-    assert_eq!(read(&[file("a/x.toml", rule, SourceScope::Unknown), file("a/y.toml", rule, SourceScope::Unknown)]).ok(), Some(2));
-    assert_eq!(read(&[file("a/x.toml", rule, SourceScope::User), file("b/y.toml", rule, SourceScope::Admin)]).ok(), Some(2));
+    let read =
+        |sources: &[ImportSource]| import_policy(ImportTool::Gemini, sources).map(|imported| imported.rules.len());
+    assert_eq!(
+        read(&[file("a/x.toml", rule, SourceScope::Unknown), file("a/y.toml", rule, SourceScope::Unknown)]).ok(),
+        Some(2)
+    );
+    assert_eq!(
+        read(&[file("a/x.toml", rule, SourceScope::User), file("b/y.toml", rule, SourceScope::Admin)]).ok(),
+        Some(2)
+    );
     for sources in [
         [file("a/x.toml", rule, SourceScope::Unknown), file("b/y.toml", rule, SourceScope::Unknown)],
         [file("a/x.toml", rule, SourceScope::Unknown), file("a/y.toml", rule, SourceScope::Admin)],

@@ -34,7 +34,7 @@ use ours::{ours, settings_of};
 use probes::{Probe, probes};
 use serde_json::{Value, json};
 use stockade_model::PolicyVerdict;
-use stockade_policy::{FileOperation, SourceScope, ImportSource, ImportTool, import_policy};
+use stockade_policy::{FileOperation, ImportSource, ImportTool, SourceScope, import_policy};
 
 /// Random configurations of each tool, and acts for each of them.
 const RANDOM_CASES: usize = 60;
@@ -83,7 +83,8 @@ fn compare(cases: &[Case], answers: &[Vec<Option<PolicyVerdict>>]) {
     let (mut wrong, mut counts) = (String::new(), [0_usize; 4]);
     for (case, answers) in cases.iter().zip(answers) {
         let in_table = !case.acts.iter().all(|act| act.text.starts_with(|c: char| c.is_ascii_uppercase()));
-        let mut imported = import_policy(case.tool, &case.sources).unwrap_or_else(|error| panic!("{}: {error}", case.why));
+        let mut imported =
+            import_policy(case.tool, &case.sources).unwrap_or_else(|error| panic!("{}: {error}", case.why));
         if !in_table {
             // Modes are compared in the table: a tool that has no sandbox on this
             // machine asks where it says that it does not.
@@ -161,7 +162,8 @@ fn drive(driver: &str, tool: &Path, cases: &Value) -> Vec<Vec<Option<PolicyVerdi
 }
 
 fn files_of(case: &Case) -> Value {
-    let scope = |scope| SourceScope::NAMED_SCOPES.iter().find(|(_, known)| *known == scope).map_or("user", |(name, _)| name);
+    let scope =
+        |scope| SourceScope::NAMED_SCOPES.iter().find(|(_, known)| *known == scope).map_or("user", |(name, _)| name);
     case.sources.iter().map(|file| json!({"scope": scope(file.scope), "name": file.name, "text": file.text})).collect()
 }
 

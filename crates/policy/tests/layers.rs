@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use stockade_model::{ApprovalMode, GranularMode, IsolationLevel, Profile, RawText, SandboxPreference};
 use stockade_policy::{
-    ConfigError, ConfigLayer, LayerText, ModeAnswers, ValueOrigin, OwnDirectories, TextPosition, PolicySettings, effective_environment,
-    resolve_profile,
+    ConfigError, ConfigLayer, LayerText, ModeAnswers, OwnDirectories, PolicySettings, TextPosition, ValueOrigin,
+    effective_environment, resolve_profile,
 };
 
 const HOME: &str = "/home/u";

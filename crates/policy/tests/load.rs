@@ -8,7 +8,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use stockade_model::{ApprovalMode, IsolationLevel};
-use stockade_policy::load::{LoadError, ConfigSources, load_settings};
+use stockade_policy::load::{ConfigSources, LoadError, load_settings};
 use stockade_policy::{PolicySettings, resolve_profile};
 use tempfile::TempDir;
 
@@ -24,7 +24,8 @@ impl World {
         for directory in ["etc", "home", "config/stockade", "state", "ws"] {
             fs::create_dir_all(at(directory)).unwrap();
         }
-        let mut sources = ConfigSources::at_standard_paths(&at("home"), Some(&at("config")), Some(&at("state")), Some(&at("ws")));
+        let mut sources =
+            ConfigSources::at_standard_paths(&at("home"), Some(&at("config")), Some(&at("state")), Some(&at("ws")));
         sources.system_owner = rustix::process::geteuid().as_raw();
         sources.system_file = at("etc/config.toml");
         sources.managed_file = at("etc/managed.toml");
@@ -226,7 +227,8 @@ fn no_link_to_the_own_files_leads_through_what_a_run_may_write() {
     ] {
         let world = World::new();
         let top = world.top.path().canonicalize().unwrap();
-        let mut sources = ConfigSources::at_standard_paths(&top.join("home"), Some(&top.join("config")), None, Some(&top.join("ws")));
+        let mut sources =
+            ConfigSources::at_standard_paths(&top.join("home"), Some(&top.join("config")), None, Some(&top.join("ws")));
         sources.system_owner = rustix::process::geteuid().as_raw();
         (sources.system_file, sources.managed_file) = (top.join("etc/config.toml"), top.join("etc/managed.toml"));
         sources.state_directory = top.join("state");
@@ -237,7 +239,8 @@ fn no_link_to_the_own_files_leads_through_what_a_run_may_write() {
         let path = top.join(link);
         let _ = fs::remove_dir(&path);
         let resolve = |workspace: &str| {
-            resolve_profile(&load_settings(&sources).unwrap(), "workspace", &top.join(workspace), &[]).map_err(|e| e.to_string())
+            resolve_profile(&load_settings(&sources).unwrap(), "workspace", &top.join(workspace), &[])
+                .map_err(|e| e.to_string())
         };
         resolve("ws").unwrap();
         symlink(target, &path).unwrap();

@@ -5,10 +5,10 @@
 
 use std::path::Path;
 
-use stockade_model::{Grant, NetworkAccess, Profile, RawText, PolicyVerdict};
+use stockade_model::{Grant, NetworkAccess, PolicyVerdict, Profile, RawText};
 use stockade_policy::mounts::MountSnapshot;
 use stockade_policy::{
-    OwnDirectories, ResolveError, PolicySettings, complete_grants, effective_environment, resolve_profile,
+    OwnDirectories, PolicySettings, ResolveError, complete_grants, effective_environment, resolve_profile,
 };
 
 fn settings() -> PolicySettings {

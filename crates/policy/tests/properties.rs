@@ -8,12 +8,12 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use stockade_model::{
-    ApprovalMode, Assessment, Capability, RequestCommand, Finding, Impact, IsolationLevel, RawText, RunRequest, SandboxPreference, Tier,
-    PolicyVerdict,
+    ApprovalMode, Assessment, Capability, Finding, Impact, IsolationLevel, PolicyVerdict, RawText, RequestCommand,
+    RunRequest, SandboxPreference, Tier,
 };
 use stockade_policy::{
-    Act, RequestContext, CombiningAlgorithm, FileOperation, ConfigLayer, LayerText, RuleMatch, OwnDirectories, PolicyRuling, PolicySettings, ActContext,
-    consider_request, decide_act, resolve_profile, rule_in,
+    Act, ActContext, CombiningAlgorithm, ConfigLayer, FileOperation, LayerText, OwnDirectories, PolicyRuling,
+    PolicySettings, RequestContext, RuleMatch, consider_request, decide_act, resolve_profile, rule_in,
 };
 
 /// A rule as text: what it speaks of and what it says, from small sets so that

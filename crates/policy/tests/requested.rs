@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use stockade_model::{
-    ApprovalMode, Assessment, RequestCommand, GranularMode, IsolationLevel, QuestionKind, RunRequest, SandboxPreference, Tier, PolicyVerdict,
+    ApprovalMode, Assessment, GranularMode, IsolationLevel, PolicyVerdict, QuestionKind, RequestCommand, RunRequest,
+    SandboxPreference, Tier,
 };
 use stockade_policy::{ConfigLayer, LayerText, OwnDirectories, PolicyRuling, PolicySettings, rule_on};
 
@@ -75,7 +76,11 @@ fn each_mode_decides_on_each_power() {
     check("", files, "write /srv/x", PolicyVerdict::Ask);
     check("", files, "connect pypi.org:443", PolicyVerdict::Deny);
     let both = ruling("", files, &[], &["write /srv/x", "connect pypi.org:443"]);
-    assert_eq!(both.decision.verdict, PolicyVerdict::Deny, "one power that nobody may be asked about refuses the request");
+    assert_eq!(
+        both.decision.verdict,
+        PolicyVerdict::Deny,
+        "one power that nobody may be asked about refuses the request"
+    );
 }
 
 #[test]
@@ -101,8 +106,18 @@ fn rules_decide_before_the_mode() {
     // About hosts.
     check(&rule("allow", "hosts = [\"pypi.org:443\"]"), never, "connect pypi.org:443", PolicyVerdict::Allow);
     check(&rule("allow", "hosts = [\"pypi.org:443\"]"), never, "connect *.pypi.org:443", PolicyVerdict::Deny);
-    check(&rule("deny", "hosts = [\"pypi.org:443\"]"), ApprovalMode::OnRequest, "connect pypi.org:443", PolicyVerdict::Deny);
-    check(&rule("ask", "hosts = [\"pypi.org:443\"]"), ApprovalMode::OnRequest, "connect pypi.org:443", PolicyVerdict::Ask);
+    check(
+        &rule("deny", "hosts = [\"pypi.org:443\"]"),
+        ApprovalMode::OnRequest,
+        "connect pypi.org:443",
+        PolicyVerdict::Deny,
+    );
+    check(
+        &rule("ask", "hosts = [\"pypi.org:443\"]"),
+        ApprovalMode::OnRequest,
+        "connect pypi.org:443",
+        PolicyVerdict::Ask,
+    );
     check(&rule("ask", "hosts = [\"pypi.org:443\"]"), never, "connect pypi.org:443", PolicyVerdict::Deny);
     // About files: a power over a path is one over everything beneath it.
     let files = |effect: &str, paths: &str, operations: &str| {

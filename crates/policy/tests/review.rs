@@ -6,7 +6,9 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use stockade_policy::load::{ConfigSources, load_settings};
-use stockade_policy::{ConfigError, ConfigLayer, LayerText, OwnDirectories, ReviewApi, ReviewKey, PolicySettings, resolve_profile};
+use stockade_policy::{
+    ConfigError, ConfigLayer, LayerText, OwnDirectories, PolicySettings, ReviewApi, ReviewKey, resolve_profile,
+};
 
 const GOOD: &str =
     "[review]\napi = \"anthropic\"\nendpoint = \"https://api.example.com/v1/messages\"\nmodel = \"m-1\"\n";

@@ -5,8 +5,8 @@
 use std::path::Path;
 
 use stockade_model::{
-    ApprovalAnswer, ApprovalMode, RequestCommand, Denial, Event, EventKind, Grant, DenialLayer as DenialLayer, IsolationLevel, DeniedOperation, ReadAccess,
-    RunRequest, DenialResolution, SandboxPreference, ApprovalScope,
+    ApprovalAnswer, ApprovalMode, ApprovalScope, Denial, DenialLayer, DenialResolution, DeniedOperation, Event,
+    EventKind, Grant, IsolationLevel, ReadAccess, RequestCommand, RunRequest, SandboxPreference,
 };
 use stockade_policy::suggest::{SuggestionData, suggest_policy};
 use stockade_policy::{ConfigLayer, LayerText, OwnDirectories, PolicySettings, resolve_profile};

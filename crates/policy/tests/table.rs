@@ -12,10 +12,12 @@ use std::sync::OnceLock;
 
 use proptest::prelude::*;
 use stockade_model::{
-    ApprovalMode, Assessment, CallerApproval, RequestCommand, Decision, Finding, Grant, GranularMode, Impact, IsolationLevel,
-    QuestionKind, RawText, RunRequest, SandboxPreference, Tier, PolicyVerdict,
+    ApprovalMode, Assessment, CallerApproval, Decision, Finding, Grant, GranularMode, Impact, IsolationLevel,
+    PolicyVerdict, QuestionKind, RawText, RequestCommand, RunRequest, SandboxPreference, Tier,
 };
-use stockade_policy::{ConfigLayer, LayerText, ModeAnswers, OwnDirectories, PolicyRuling, PolicySettings, decide_request, rule_on};
+use stockade_policy::{
+    ConfigLayer, LayerText, ModeAnswers, OwnDirectories, PolicyRuling, PolicySettings, decide_request, rule_on,
+};
 
 const SNAPSHOT: &str = include_str!("snapshots/table__decisions.snap");
 
@@ -137,7 +139,8 @@ fn settings(rule: RuleCase, place: Place) -> PolicySettings {
         format!("[[rules]]\nprefix = [\"tool\"]\neffect = \"{effect}\"\njustification = \"because\"\n")
     });
     let source = format!("allow_host = {}\n{rule}", place == Place::HostPermitted);
-    let layer = LayerText { layer: ConfigLayer::User, path: PathBuf::from("/home/u/.config/stockade/config.toml"), source };
+    let layer =
+        LayerText { layer: ConfigLayer::User, path: PathBuf::from("/home/u/.config/stockade/config.toml"), source };
     PolicySettings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[layer]).unwrap()
 }
 
@@ -311,7 +314,10 @@ fn laws_hold_in_every_case() {
                 assert_ne!(verdict, PolicyVerdict::Ask, "{why}");
             }
             // A caller's approval spares a question and does nothing else.
-            assert!(with_caller <= verdict && (verdict != PolicyVerdict::Deny || with_caller == PolicyVerdict::Deny), "{why}");
+            assert!(
+                with_caller <= verdict && (verdict != PolicyVerdict::Deny || with_caller == PolicyVerdict::Deny),
+                "{why}"
+            );
             // L1: powers that came with the request always need a person.
             if !matches!(cell.grants, GrantCase::None | GrantCase::ByPerson) && cell.place == Place::Workspace {
                 assert_ne!(with_caller, PolicyVerdict::Allow, "{why}");

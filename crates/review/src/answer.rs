@@ -2,7 +2,7 @@
 //! the model: it is limited here, and escaped wherever it is shown.
 
 use serde::Deserialize;
-use stockade_model::{ReviewOpinion, RawText, RiskLevel, RiskCategory};
+use stockade_model::{RawText, ReviewOpinion, RiskCategory, RiskLevel};
 
 /// Most characters of a summary.
 const MAX_SUMMARY_CHARACTERS: usize = 300;

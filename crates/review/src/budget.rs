@@ -66,7 +66,9 @@ impl ReviewBudget {
 
     /// Adds received bytes.
     pub(crate) fn add_received(&self, session: Option<&SessionId>, received_bytes: u64) -> Result<(), BudgetError> {
-        self.update_usage(session, |spent| Ok(BudgetUsage { bytes: spent.bytes.saturating_add(received_bytes), ..spent }))
+        self.update_usage(session, |spent| {
+            Ok(BudgetUsage { bytes: spent.bytes.saturating_add(received_bytes), ..spent })
+        })
     }
 
     fn update_usage(

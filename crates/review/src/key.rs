@@ -84,7 +84,8 @@ impl KeySource {
             }
             Self::File(path) => {
                 let unreadable = |why| KeyError::Unreadable { path: path.clone(), why };
-                let (bytes, metadata) = stockade_exchange::read_bounded_file(path, MAX_KEY_BYTES + 2).map_err(unreadable)?;
+                let (bytes, metadata) =
+                    stockade_exchange::read_bounded_file(path, MAX_KEY_BYTES + 2).map_err(unreadable)?;
                 if metadata.mode() & 0o077 != 0 {
                     return Err(KeyError::Open(path.clone()));
                 }

@@ -137,7 +137,10 @@ impl SecretRedactor {
 fn names_a_secret(lower: &str) -> bool {
     let ends =
         |part: &str| lower == part || lower.ends_with(&format!("-{part}")) || lower.ends_with(&format!("_{part}"));
-    SECRET_NAME_PARTS.iter().any(|part| lower.contains(part)) || lower == "auth" || lower.ends_with("key") || ends("pass")
+    SECRET_NAME_PARTS.iter().any(|part| lower.contains(part))
+        || lower == "auth"
+        || lower.ends_with("key")
+        || ends("pass")
 }
 
 /// Removes text from `-----BEGIN` to the end of the `-----END` marker, or to the end of the text.

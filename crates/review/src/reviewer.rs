@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use stockade_engine::{ReviewReply, ReviewRequest, Reviewer};
 use stockade_exchange::{CertificateAuthorities, ExchangeError, send_json};
-use stockade_model::{HttpEndpoint, ReviewOpinion, ApprovalQuestion, RawText, SessionId};
+use stockade_model::{ApprovalQuestion, HttpEndpoint, RawText, ReviewOpinion, SessionId};
 use tracing::debug;
 
 use crate::budget::ReviewBudget;
@@ -115,9 +115,14 @@ impl Reviewer for ModelReviewer {
         self.terms.timeout_ms.min(MAX_TIMEOUT_MS)
     }
 
-    fn prepare_request(&self, question: &ApprovalQuestion, session: Option<&SessionId>) -> Result<ReviewRequest, String> {
+    fn prepare_request(
+        &self,
+        question: &ApprovalQuestion,
+        session: Option<&SessionId>,
+    ) -> Result<ReviewRequest, String> {
         let key = self.read_key().map_err(|why| why.to_string())?;
-        let body = self.terms.api.request_body(&self.terms.model, &build_action(question, &self.build_redactor(key.as_ref())));
+        let body =
+            self.terms.api.request_body(&self.terms.model, &build_action(question, &self.build_redactor(key.as_ref())));
         self.budget.take_call(session, body.len() as u64).map_err(|why| why.to_string())?;
         let (endpoint, session) = (self.terms.endpoint.to_string(), session.cloned());
         Ok(ReviewRequest { endpoint, body: body.as_str().into(), session })

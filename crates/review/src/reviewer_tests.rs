@@ -9,7 +9,7 @@ use std::thread;
 use base64::Engine as _;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
-use stockade_model::{QuestionKind, RiskLevel, RiskCategory};
+use stockade_model::{QuestionKind, RiskCategory, RiskLevel};
 use tempfile::TempDir;
 
 use super::*;

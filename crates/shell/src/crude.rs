@@ -6,7 +6,7 @@ use crate::budget::WorkBudget;
 use crate::judge::Classifier;
 use crate::knowledge::{hazards, impacts};
 use crate::rules;
-use crate::words::{ExpandedArgument, DataFlow};
+use crate::words::{DataFlow, ExpandedArgument};
 
 /// Deepest nesting that is parsed; the parser's own cost grows with it.
 const MAX_OPEN_NESTING: usize = 56;
@@ -205,7 +205,9 @@ fn could_be_named(name: &[u8]) -> bool {
 
 /// Returns whether the arguments of this program can be denied or need consent.
 fn is_worth_a_look(name: &[u8]) -> bool {
-    SCANNED_PROGRAMS.contains(&name) || hazards::program_hazards(name).next().is_some() || impacts::program_uses(name).next().is_some()
+    SCANNED_PROGRAMS.contains(&name)
+        || hazards::program_hazards(name).next().is_some()
+        || impacts::program_uses(name).next().is_some()
 }
 
 /// Looks for a command after wrappers that are too many to be removed.
@@ -244,7 +246,8 @@ pub(crate) fn look_among(judge: &mut Classifier, arguments: &[ExpandedArgument],
         }
         let rest = &arguments[index + 1..];
         // `--exec PROGRAM -- ARGUMENTS`
-        let behind = rest.iter().position(|argument| argument.display_bytes() == b"--").map(|dashes| &rest[dashes + 1..]);
+        let behind =
+            rest.iter().position(|argument| argument.display_bytes() == b"--").map(|dashes| &rest[dashes + 1..]);
         rules::code::denials_only(judge, |judge| {
             for rest in [Some(rest), behind].into_iter().flatten() {
                 judge.classify_command([std::slice::from_ref(argument), rest].concat(), DataFlow::default(), at);
@@ -256,7 +259,11 @@ pub(crate) fn look_among(judge: &mut Classifier, arguments: &[ExpandedArgument],
 
 /// Reads up to the end of a command, without quotes and backslashes. Returns its length.
 fn scan_command(judge: &mut Classifier, text: &[u8], at: usize) -> usize {
-    let end = text.iter().take(MAX_COMMAND_BYTES).position(|b| b";&|\n`)".contains(b)).unwrap_or(text.len().min(MAX_COMMAND_BYTES));
+    let end = text
+        .iter()
+        .take(MAX_COMMAND_BYTES)
+        .position(|b| b";&|\n`)".contains(b))
+        .unwrap_or(text.len().min(MAX_COMMAND_BYTES));
     let plain: Vec<u8> = text[..end].iter().copied().filter(|b| !b"'\"\\".contains(b)).collect();
     let words: Vec<ExpandedArgument> = plain
         .split(|b| b.is_ascii_whitespace())

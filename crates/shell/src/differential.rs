@@ -287,7 +287,10 @@ impl StubDirectory {
         let _ = fs::remove_file(&self.trace);
         let mut command = Command::new("/usr/bin/timeout");
         command.args(["2", "/bin/bash", "--norc", "--noprofile", "-c"]).arg(std::ffi::OsStr::from_bytes(script));
-        command.env_clear().env("PATH", self.root_path().join("stubs")).env("BASH_ENV", self.root_path().join("prelude"));
+        command
+            .env_clear()
+            .env("PATH", self.root_path().join("stubs"))
+            .env("BASH_ENV", self.root_path().join("prelude"));
         command.env("HOME", "/home/dev").env("STATUS", status).env("LC_ALL", "C.UTF-8").current_dir(&self.root);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         if rustix::process::geteuid().is_root() {
@@ -322,8 +325,11 @@ fn has_same_words(seen: &[ExpandedArgument], ran: &[Vec<u8>]) -> bool {
         return (0..=ran.len()).any(|taken| has_same_words(rest, &ran[taken..]));
     }
     let Some((word, left)) = ran.split_first() else { return false };
-    let bytes: Vec<u8> =
-        first.atoms.iter().filter_map(|a| if let WordAtom::Byte { byte, .. } = a { Some(*byte) } else { None }).collect();
+    let bytes: Vec<u8> = first
+        .atoms
+        .iter()
+        .filter_map(|a| if let WordAtom::Byte { byte, .. } = a { Some(*byte) } else { None })
+        .collect();
     bytes == *word && has_same_words(rest, left)
 }
 

@@ -2,7 +2,7 @@
 
 use std::cell::OnceCell;
 
-use crate::words::{ExpandedArgument, DataFlow};
+use crate::words::{DataFlow, ExpandedArgument};
 
 /// Command that is ready to be classified.
 pub(crate) struct Invocation {

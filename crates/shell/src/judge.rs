@@ -8,10 +8,10 @@ use stockade_model::{Capability, Finding, Impact, RawText, Tier};
 
 use crate::budget::WorkBudget;
 use crate::invocation::Invocation;
-use crate::memory::{ShellState, ScriptActions};
-use crate::script::{RedirectDirection, NestedKind, Redirect, SimpleCommand, ScriptStatement, ScriptWord, to_span};
+use crate::memory::{ScriptActions, ShellState};
+use crate::script::{NestedKind, Redirect, RedirectDirection, ScriptStatement, ScriptWord, SimpleCommand, to_span};
 use crate::variables::{is_lookup, is_ordinary, is_public};
-use crate::words::{ExpandedArgument, DataFlow, VariableValue, VariableSource, expand_word};
+use crate::words::{DataFlow, ExpandedArgument, VariableSource, VariableValue, expand_word};
 use crate::wrappers::RunLocation;
 use crate::{CommandContext, crude, paths, readers, rules, wrappers};
 
@@ -172,7 +172,9 @@ impl<'c> Classifier<'c> {
 
     fn walk_statement(&mut self, statement: &ScriptStatement, stdin: &DataFlow) -> DataFlow {
         self.depth += 1;
-        let flow = if self.depth > MAX_DEPTH || self.commands > MAX_COMMANDS || !self.budget.spend_units(UNITS_PER_STATEMENT)
+        let flow = if self.depth > MAX_DEPTH
+            || self.commands > MAX_COMMANDS
+            || !self.budget.spend_units(UNITS_PER_STATEMENT)
         {
             self.record_ask("too-much-to-review", "The script is too deep or too long to be reviewed.", (0, 0));
             DataFlow::default()
@@ -221,7 +223,11 @@ impl<'c> Classifier<'c> {
                 for word in words {
                     let arguments = self.expand_words(std::slice::from_ref(word));
                     if arguments.iter().any(ExpandedArgument::is_dynamic) {
-                        self.record_ask("dynamic-word", "A decision depends on a value that is not in the text.", word.span);
+                        self.record_ask(
+                            "dynamic-word",
+                            "A decision depends on a value that is not in the text.",
+                            word.span,
+                        );
                     }
                 }
                 for branch in branches {
@@ -237,7 +243,13 @@ impl<'c> Classifier<'c> {
         }
     }
 
-    fn walk_function(&mut self, name: &[u8], body: &[ScriptStatement], at: (usize, usize), stdin: &DataFlow) -> DataFlow {
+    fn walk_function(
+        &mut self,
+        name: &[u8],
+        body: &[ScriptStatement],
+        at: (usize, usize),
+        stdin: &DataFlow,
+    ) -> DataFlow {
         self.record_ask("defines-function", "Gives a name a new meaning.", at);
         if rules::is_process_bomb(name, body) {
             self.record_denial("process-bomb", "A function that starts itself again and again.", at);
@@ -249,7 +261,13 @@ impl<'c> Classifier<'c> {
         flow
     }
 
-    fn for_loop(&mut self, variable: &[u8], words: &[ScriptWord], body: &[ScriptStatement], stdin: &DataFlow) -> DataFlow {
+    fn for_loop(
+        &mut self,
+        variable: &[u8],
+        words: &[ScriptWord],
+        body: &[ScriptStatement],
+        stdin: &DataFlow,
+    ) -> DataFlow {
         let arguments = self.expand_words(words);
         let mut out = DataFlow::default();
         let known: Option<Vec<Vec<u8>>> = arguments.iter().map(ExpandedArgument::literal_value).collect();
@@ -402,7 +420,12 @@ impl<'c> Classifier<'c> {
 
     /// Classifies one command: removes wrappers, then asks the rules and the readers. Returns its
     /// output.
-    pub(crate) fn classify_command(&mut self, arguments: Vec<ExpandedArgument>, stdin: DataFlow, at: (usize, usize)) -> DataFlow {
+    pub(crate) fn classify_command(
+        &mut self,
+        arguments: Vec<ExpandedArgument>,
+        stdin: DataFlow,
+        at: (usize, usize),
+    ) -> DataFlow {
         self.nesting += 1;
         let bytes: usize = arguments.iter().map(|argument| argument.atoms.len() + UNITS_PER_WORD).sum();
         let flow = if !self.budget.spend_units(UNITS_PER_COMMAND + bytes as u64) {
@@ -421,7 +444,12 @@ impl<'c> Classifier<'c> {
         flow
     }
 
-    pub(crate) fn unwrap_command(&mut self, mut arguments: Vec<ExpandedArgument>, stdin: DataFlow, at: (usize, usize)) -> DataFlow {
+    pub(crate) fn unwrap_command(
+        &mut self,
+        mut arguments: Vec<ExpandedArgument>,
+        stdin: DataFlow,
+        at: (usize, usize),
+    ) -> DataFlow {
         #[cfg(test)]
         self.trace.push(arguments.clone());
         let Some(first) = arguments.first() else { return DataFlow::default() };
@@ -510,7 +538,13 @@ impl<'c> Classifier<'c> {
     }
 
     /// Classifies a wrapper by itself. Returns the data that it adds.
-    fn classify_wrapper(&mut self, name: &[u8], peeled: &wrappers::UnwrappedCommand, stdin: &DataFlow, at: (usize, usize)) -> DataFlow {
+    fn classify_wrapper(
+        &mut self,
+        name: &[u8],
+        peeled: &wrappers::UnwrappedCommand,
+        stdin: &DataFlow,
+        at: (usize, usize),
+    ) -> DataFlow {
         let arguments = peeled.options.iter().chain(&peeled.command).cloned().collect();
         let stdin = DataFlow { literal: None, ..stdin.clone() };
         let invocation = Invocation::new(name.to_vec(), false, arguments, stdin, at);
@@ -529,8 +563,15 @@ impl<'c> Classifier<'c> {
 
     /// Classifies a command in a container or on another host. Its paths are not those of this
     /// machine. Only data counts that leaves or enters the text.
-    fn classify_remote(&mut self, name: &[u8], command: Vec<ExpandedArgument>, stdin: DataFlow, at: (usize, usize)) -> DataFlow {
-        const PRESERVED_FINDINGS: &[&str] = &["exfiltration", "reverse-shell", "fetch-and-run", "encoded-and-run", "process-bomb"];
+    fn classify_remote(
+        &mut self,
+        name: &[u8],
+        command: Vec<ExpandedArgument>,
+        stdin: DataFlow,
+        at: (usize, usize),
+    ) -> DataFlow {
+        const PRESERVED_FINDINGS: &[&str] =
+            &["exfiltration", "reverse-shell", "fetch-and-run", "encoded-and-run", "process-bomb"];
         let before = self.findings.len();
         let needs = self.capabilities.clone();
         // A remote login passes the joined words to a shell.
@@ -559,7 +600,11 @@ impl<'c> Classifier<'c> {
         let statements = match crate::parse::parse_script(text, &self.budget) {
             Ok(statements) => statements,
             Err(_) => {
-                self.record_ask("not-understood", "A script inside the command is more work to read than it may be.", at);
+                self.record_ask(
+                    "not-understood",
+                    "A script inside the command is more work to read than it may be.",
+                    at,
+                );
                 crude::scan_text(self, text);
                 return DataFlow::default();
             }

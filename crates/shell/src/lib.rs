@@ -35,11 +35,11 @@ mod variables;
 mod words;
 mod wrappers;
 
-use stockade_model::{Assessment, RequestCommand, EffectUse, Finding, Impact, RawText, TextSpan, Tier};
+use stockade_model::{Assessment, EffectUse, Finding, Impact, RawText, RequestCommand, TextSpan, Tier};
 
 use crate::judge::Classifier;
 use crate::memory::ScriptActions;
-use crate::words::{ExpandedArgument, DataFlow};
+use crate::words::{DataFlow, ExpandedArgument};
 
 pub use crate::neutralise::{SanitizeSettings, default_toolchain, has_no_submodules, is_plain_configuration};
 pub use crate::quiet::{is_quiet_configuration, is_quiet_hook, leaves_hooks};

@@ -5,7 +5,7 @@
 use tree_sitter::Node;
 
 use crate::parse::{ScriptLowering, child_nodes};
-use crate::script::{WordAtom, DynamicValue, NestedScript, NestedKind, SimpleCommand, ScriptStatement, ScriptWord};
+use crate::script::{DynamicValue, NestedKind, NestedScript, ScriptStatement, ScriptWord, SimpleCommand, WordAtom};
 
 /// Represents a value that is certainly a number.
 const ANY_NUMBER: &[u8] = b"?";
@@ -139,7 +139,11 @@ fn mark_quoted(out: &mut ScriptWord) {
 fn add_nested(out: &mut ScriptWord, body: Vec<ScriptStatement>, kind: NestedKind, quoted: bool) {
     let index = out.nested.len();
     let file = kind == NestedKind::ReadFrom;
-    out.atoms.push(WordAtom::Dynamic(if file { DynamicValue::Output { index } } else { DynamicValue::Nested { index, quoted } }));
+    out.atoms.push(WordAtom::Dynamic(if file {
+        DynamicValue::Output { index }
+    } else {
+        DynamicValue::Nested { index, quoted }
+    }));
     out.nested.push(NestedScript { body, kind });
 }
 
@@ -162,7 +166,8 @@ fn add_variable(lowering: ScriptLowering, node: Node, out: &mut ScriptWord, quot
         out.atoms.push(WordAtom::Dynamic(DynamicValue::Opaque));
         return;
     };
-    out.atoms.push(WordAtom::Dynamic(DynamicValue::Variable { name: name.to_vec(), quoted: quoting != QuotingStyle::None }));
+    out.atoms
+        .push(WordAtom::Dynamic(DynamicValue::Variable { name: name.to_vec(), quoted: quoting != QuotingStyle::None }));
 }
 
 fn add_expansion(lowering: ScriptLowering, node: Node, out: &mut ScriptWord, quoting: QuotingStyle) {
@@ -188,7 +193,13 @@ fn add_substitution(lowering: ScriptLowering, node: Node, out: &mut ScriptWord, 
 }
 
 /// Reads a part of the source: nodes if they are relevant, otherwise bytes.
-fn add_range(lowering: ScriptLowering, node: Node, (start, end): (usize, usize), out: &mut ScriptWord, quoting: QuotingStyle) {
+fn add_range(
+    lowering: ScriptLowering,
+    node: Node,
+    (start, end): (usize, usize),
+    out: &mut ScriptWord,
+    quoting: QuotingStyle,
+) {
     let mut at = start;
     for child in child_nodes(node) {
         if child.start_byte() < at || child.end_byte() > end || !is_part(child.kind(), quoting) {

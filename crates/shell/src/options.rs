@@ -2,7 +2,7 @@
 //! parsers. An option that is not in the entry is a problem and never skipped. An abbreviation is
 //! resolved to find its effect, but is still `ask`.
 
-use crate::knowledge::{OptionArity, OptionEffect, CommandSpec, ValueKind, OptionSpec};
+use crate::knowledge::{CommandSpec, OptionArity, OptionEffect, OptionSpec, ValueKind};
 use crate::words::ExpandedArgument;
 
 /// Reason why arguments are not known to be harmless.
@@ -170,7 +170,9 @@ impl OptionParser<'_> {
         self.out.add_effect(spec, argument.span);
         self.out.used.push(name);
         match (spec.arity, split) {
-            (OptionArity::Flag | OptionArity::Pair(_), Some(_)) => self.out.problems.push((ArgumentProblem::Unknown, argument.span)),
+            (OptionArity::Flag | OptionArity::Pair(_), Some(_)) => {
+                self.out.problems.push((ArgumentProblem::Unknown, argument.span))
+            }
             (OptionArity::Flag | OptionArity::Optional(_), None) => {}
             (OptionArity::Value(kind) | OptionArity::Optional(kind), Some(split)) => {
                 self.out.add_value(kind, argument.skip_atoms(split + 1));

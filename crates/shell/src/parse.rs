@@ -9,7 +9,7 @@ use tree_sitter::{Node, ParseOptions, Parser};
 
 use crate::budget::WorkBudget;
 use crate::lower_word::lower_word;
-use crate::script::{Assignment, SimpleCommand, ScriptStatement, ScriptWord};
+use crate::script::{Assignment, ScriptStatement, ScriptWord, SimpleCommand};
 
 /// Longest text that is parsed, in bytes.
 pub(crate) const MAX_PARSED_BYTES: usize = 64 << 10;
@@ -230,7 +230,9 @@ impl<'a> ScriptLowering<'a> {
             "list" => ScriptStatement::Sequence(self.lower_parts(node, &["&&", "||"])),
             "negated_command" => ScriptStatement::Sequence(self.lower_parts(node, &["!"])),
             "subshell" => ScriptStatement::Subshell(self.lower_block(node)),
-            "compound_statement" if self.node_text(node).starts_with(b"{") => ScriptStatement::Sequence(self.lower_block(node)),
+            "compound_statement" if self.node_text(node).starts_with(b"{") => {
+                ScriptStatement::Sequence(self.lower_block(node))
+            }
             "for_statement" => self.for_loop(node),
             "c_style_for_statement" => self.counting_loop(node),
             "while_statement" => self.while_loop(node),
@@ -253,7 +255,11 @@ impl<'a> ScriptLowering<'a> {
             if child.kind() == "comment" || tokens.contains(&child.kind()) {
                 continue;
             }
-            out.push(if is_statement(child.kind()) { self.descend_level().lower_statement(child) } else { self.unknown_statement(child) });
+            out.push(if is_statement(child.kind()) {
+                self.descend_level().lower_statement(child)
+            } else {
+                self.unknown_statement(child)
+            });
         }
         out
     }
@@ -382,7 +388,11 @@ impl<'a> ScriptLowering<'a> {
         }
         odd |= node.kind() == "command" && self.is_reserved(node);
         odd |= node.kind() == "test_command" && !self.is_test(node);
-        if odd { ScriptStatement::Unknown(vec![ScriptStatement::Simple(simple)], span) } else { ScriptStatement::Simple(simple) }
+        if odd {
+            ScriptStatement::Unknown(vec![ScriptStatement::Simple(simple)], span)
+        } else {
+            ScriptStatement::Simple(simple)
+        }
     }
 
     /// Returns whether the brackets of a test are words of their own and nothing in it ends the
@@ -475,8 +485,10 @@ impl<'a> ScriptLowering<'a> {
                 "+=" => plain = false,
                 "subscript" | "array" => {
                     plain = false;
-                    value =
-                        crate::lower_word::opaque_word(self.commands_inside(child), (child.start_byte(), child.end_byte()));
+                    value = crate::lower_word::opaque_word(
+                        self.commands_inside(child),
+                        (child.start_byte(), child.end_byte()),
+                    );
                 }
                 kind if is_word(kind) => value = lower_word(self, child),
                 _ => known = false,

@@ -6,7 +6,7 @@ use tree_sitter::Node;
 
 use crate::lower_word::lower_word;
 use crate::parse::{ScriptLowering, child_nodes, is_statement, is_word};
-use crate::script::{WordAtom, RedirectDirection, Redirect, SimpleCommand, ScriptStatement, ScriptWord};
+use crate::script::{Redirect, RedirectDirection, ScriptStatement, ScriptWord, SimpleCommand, WordAtom};
 
 impl ScriptLowering<'_> {
     /// Converts a statement with redirections after it. Words that the grammar attaches to a
@@ -42,7 +42,9 @@ impl ScriptLowering<'_> {
                 }
                 "herestring_redirect" => odd |= !self.here_string(child, &mut redirects),
                 "heredoc_redirect" => odd |= !self.here_document(child, &mut redirects, &mut late, &mut after),
-                kind if is_statement(kind) && inner.is_none() => inner = Some(self.descend_level().lower_statement(child)),
+                kind if is_statement(kind) && inner.is_none() => {
+                    inner = Some(self.descend_level().lower_statement(child))
+                }
                 _ => odd = true,
             }
         }
@@ -84,7 +86,11 @@ impl ScriptLowering<'_> {
         let alone = at > 0 && blank(&gap[..at]) && blank(&gap[at + 1..]);
         let dash = WordAtom::Byte { byte: b'-', quoted: false };
         let span = (end + at, end + at + 1);
-        (alone && next.kind() == "heredoc_redirect").then(|| ScriptWord { atoms: vec![dash], span, ..ScriptWord::default() })
+        (alone && next.kind() == "heredoc_redirect").then(|| ScriptWord {
+            atoms: vec![dash],
+            span,
+            ..ScriptWord::default()
+        })
     }
 
     /// Converts one redirection to a file; returns false if it has an unknown form.

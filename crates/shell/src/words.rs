@@ -3,7 +3,7 @@
 //! any program.
 
 use crate::budget::WorkBudget;
-use crate::script::{WordAtom, DynamicValue, ScriptWord};
+use crate::script::{DynamicValue, ScriptWord, WordAtom};
 
 /// Most arguments that one word may become.
 const MAX_EXPANSION_ARGUMENTS: usize = 512;
@@ -164,7 +164,12 @@ pub(crate) trait VariableSource {
 
 /// Returns the arguments of a word; `None` if there would be too many, or the budget is spent.
 /// `flows` are those of the nested scripts, in order.
-pub(crate) fn expand_word(word: &ScriptWord, flows: &[DataFlow], values: &dyn VariableSource, budget: &WorkBudget) -> Option<Vec<ExpandedArgument>> {
+pub(crate) fn expand_word(
+    word: &ScriptWord,
+    flows: &[DataFlow],
+    values: &dyn VariableSource,
+    budget: &WorkBudget,
+) -> Option<Vec<ExpandedArgument>> {
     let mut alternatives = vec![word.atoms.clone()];
     if word.atoms.iter().any(|a| matches!(a, WordAtom::Byte { byte: b'{', quoted: false })) {
         alternatives = Vec::new();
@@ -186,7 +191,12 @@ pub(crate) fn expand_word(word: &ScriptWord, flows: &[DataFlow], values: &dyn Va
 }
 
 /// Substitutes the known values.
-fn substitute_values(atoms: Vec<WordAtom>, flows: &[DataFlow], values: &dyn VariableSource, out: &mut ExpandedArgument) {
+fn substitute_values(
+    atoms: Vec<WordAtom>,
+    flows: &[DataFlow],
+    values: &dyn VariableSource,
+    out: &mut ExpandedArgument,
+) {
     for atom in atoms {
         match &atom {
             WordAtom::Byte { .. } => out.atoms.push(atom),
@@ -303,7 +313,8 @@ impl BraceExpansion<'_> {
                 let whole: Vec<WordAtom> =
                     atoms[..at].iter().cloned().chain(alternative).chain(atoms[close + 1..].iter().cloned()).collect();
                 self.expand_atoms(&whole, depth + 1)?;
-                let too_many = self.out.len() > MAX_EXPANSION_ARGUMENTS || self.out.len() * atoms.len() > MAX_EXPANDED_BYTES;
+                let too_many =
+                    self.out.len() > MAX_EXPANSION_ARGUMENTS || self.out.len() * atoms.len() > MAX_EXPANDED_BYTES;
                 if too_many || !self.budget.spend_units(cost) {
                     return None;
                 }

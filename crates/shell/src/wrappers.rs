@@ -59,8 +59,10 @@ pub(crate) fn peel_wrapper(name: &[u8], arguments: &[ExpandedArgument]) -> Optio
         // `docker exec`, `npm exec`: the second word selects the entry.
         from += options::parse_arguments(entry, arguments.get(1..)?).rest;
         let program = knowledge::canonical_name(name)?;
-        let full = format!("{program} {}", String::from_utf8(arguments.get(from.checked_sub(1)?)?.literal_value()?).ok()?);
-        if let Some(second) = arguments.get(from).and_then(ExpandedArgument::literal_value).and_then(|t| String::from_utf8(t).ok())
+        let full =
+            format!("{program} {}", String::from_utf8(arguments.get(from.checked_sub(1)?)?.literal_value()?).ok()?);
+        if let Some(second) =
+            arguments.get(from).and_then(ExpandedArgument::literal_value).and_then(|t| String::from_utf8(t).ok())
             && let Some(nested) = knowledge::find_command(&format!("{full} {second}"))
         {
             entry = nested;
@@ -142,7 +144,12 @@ fn peel_env(arguments: &[ExpandedArgument]) -> Option<UnwrappedCommand> {
 }
 
 /// Parses one option of env; returns how many further arguments it takes.
-fn env_option(text: &[u8], argument: &ExpandedArgument, next: Option<&ExpandedArgument>, peeled: &mut UnwrappedCommand) -> usize {
+fn env_option(
+    text: &[u8],
+    argument: &ExpandedArgument,
+    next: Option<&ExpandedArgument>,
+    peeled: &mut UnwrappedCommand,
+) -> usize {
     let (name, attached) = if text.starts_with(b"--") {
         match text.iter().position(|b| *b == b'=') {
             Some(at) => (&text[..at], Some(&text[at + 1..])),

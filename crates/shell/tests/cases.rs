@@ -261,7 +261,8 @@ const PLACES: &[(&str, &str)] = &[
 #[test]
 fn the_tier_does_not_depend_on_where_the_workspace_lies() {
     let usual = context(true);
-    let places: Vec<CommandContext> = PLACES.iter().map(|(home, workspace)| context_at(home, workspace, true)).collect();
+    let places: Vec<CommandContext> =
+        PLACES.iter().map(|(home, workspace)| context_at(home, workspace, true)).collect();
     let mut differ = String::new();
     for case in cases() {
         let text = String::from_utf8_lossy(&case.command);

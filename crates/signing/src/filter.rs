@@ -107,7 +107,11 @@ type FilterReply = (Vec<u8>, Option<Result<AgentSignature, SigningRefusal>>);
 
 impl SigningRules {
     /// Resolves these grants with the keys of the user's agent.
-    pub(crate) fn new(uses: &[SignUse], identities: &[AgentIdentity], known: KnownHosts) -> Result<Self, UnmetGrantError> {
+    pub(crate) fn new(
+        uses: &[SignUse],
+        identities: &[AgentIdentity],
+        known: KnownHosts,
+    ) -> Result<Self, UnmetGrantError> {
         let mut granted = Vec::with_capacity(uses.len());
         for wanted in uses {
             let identity = identities.iter().find(|identity| identity.fingerprint == *wanted.key());
@@ -144,8 +148,15 @@ impl AgentFilter {
     }
 
     /// Answers one message.
-    pub fn answer_message(&self, connection: &mut AgentConnection, message: &[u8], keys: &dyn AgentKeys) -> FilterReply {
-        let Some((&kind, body)) = message.split_first().filter(|_| !connection.is_forwarded) else { return failure_reply() };
+    pub fn answer_message(
+        &self,
+        connection: &mut AgentConnection,
+        message: &[u8],
+        keys: &dyn AgentKeys,
+    ) -> FilterReply {
+        let Some((&kind, body)) = message.split_first().filter(|_| !connection.is_forwarded) else {
+            return failure_reply();
+        };
         match kind {
             message::REQUEST_IDENTITIES if body.is_empty() => (self.encode_identities(), None),
             message::SIGN_REQUEST => match self.answer_sign_request(connection, body, keys) {
@@ -154,7 +165,10 @@ impl AgentFilter {
             },
             message::EXTENSION => bind_session(connection, body),
             message::REQUEST_IDENTITIES => failure_reply(),
-            other => (failure_reply().0, Some(Err(new_refusal(&format!("message {other} of the agent protocol"), OTHER_MESSAGES_RULE)))),
+            other => (
+                failure_reply().0,
+                Some(Err(new_refusal(&format!("message {other} of the agent protocol"), OTHER_MESSAGES_RULE))),
+            ),
         }
     }
 
@@ -191,7 +205,10 @@ impl AgentFilter {
             )));
         }
         let signature = keys.sign_data(key, data, flags).ok_or_else(|| {
-            Some(new_refusal(fingerprint.as_str(), "the person's ssh agent made no signature: locked, declined or gone"))
+            Some(new_refusal(
+                fingerprint.as_str(),
+                "the person's ssh agent made no signature: locked, declined or gone",
+            ))
         })?;
         let mut answer = vec![message::SIGN_RESPONSE];
         put_string(&mut answer, &signature);
@@ -215,8 +232,8 @@ impl AgentFilter {
                 })
             }
             Some(SigningPayload::Authentication(authentication)) => {
-                let bound =
-                    bound_for(connection, &authentication, key).map_err(|rule| new_refusal(fingerprint.as_str(), rule))?;
+                let bound = bound_for(connection, &authentication, key)
+                    .map_err(|rule| new_refusal(fingerprint.as_str(), rule))?;
                 let found = granted.filter(|granted| granted.host_keys.contains(&bound.host_key)).find_map(|granted| {
                     let target = granted.wanted.target()?;
                     let object = [authentication.user, b"@", target.to_string().as_bytes()].concat();

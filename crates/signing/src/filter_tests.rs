@@ -19,7 +19,11 @@ fn key(seed: u8) -> Vec<u8> {
 }
 
 fn identity(seed: u8) -> AgentIdentity {
-    AgentIdentity { fingerprint: compute_fingerprint(&key(seed)).unwrap(), key: key(seed), comment: "somebody's".to_owned() }
+    AgentIdentity {
+        fingerprint: compute_fingerprint(&key(seed)).unwrap(),
+        key: key(seed),
+        comment: "somebody's".to_owned(),
+    }
 }
 
 fn used(seed: u8, purpose: &str) -> SignUse {
@@ -123,7 +127,10 @@ fn a_key_to_a_host_authenticates_there_alone() {
         (vec![bind_message(&a, b"s1", &b.sign_data(b"s1"), 0), sign_message(1, &plain)], unbound.to_owned()),
         (vec![bind_message(&a, b"s1", &a.sign_data(b"s2"), 0), sign_message(1, &plain)], unbound.to_owned()),
         (vec![bind_message(&a, b"s1", &a.sign_data(b"s1"), 1), sign_message(1, &plain)], String::new()),
-        (vec![bind_message(&a, b"s1", &a.sign_data(b"s1"), 1), bind(&a, b"s1"), sign_message(1, &plain)], String::new()),
+        (
+            vec![bind_message(&a, b"s1", &a.sign_data(b"s1"), 1), bind(&a, b"s1"), sign_message(1, &plain)],
+            String::new(),
+        ),
         // Only the first session counts.
         (vec![bind(&a, b"s2"), bind(&a, b"s1"), sign_message(1, &plain)], stray.to_owned()),
         (

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use aws_lc_rs::hmac;
 use data_encoding::BASE64;
-use stockade_model::{SSH_PORT, NetworkTarget};
+use stockade_model::{NetworkTarget, SSH_PORT};
 
 use crate::host_key::{public_key_text, read_public_key};
 

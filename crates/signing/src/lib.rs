@@ -28,7 +28,7 @@ mod statement;
 mod upstream;
 mod wire;
 
-pub use filter::{AgentConnection, AgentFilter, AgentKeys, SigningRefusal, SigningRules, AgentSignature};
+pub use filter::{AgentConnection, AgentFilter, AgentKeys, AgentSignature, SigningRefusal, SigningRules};
 pub use git_settings::signing_key;
 pub use host_key::{compute_fingerprint, public_key_text};
 pub use known_hosts::KnownHosts;

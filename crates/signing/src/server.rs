@@ -18,10 +18,10 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::rand::{GetRandomFlags, getrandom};
 use stockade_model::SignUse;
 
-use crate::filter::{AgentConnection, AgentFilter, UnmetGrantError, SigningRefusal, SigningRules, AgentSignature};
+use crate::filter::{AgentConnection, AgentFilter, AgentSignature, SigningRefusal, SigningRules, UnmetGrantError};
 use crate::host_key::public_key_text;
 use crate::known_hosts::KnownHosts;
-use crate::upstream::{AgentError, MessageSocket, UserSshAgent, UpstreamAgent};
+use crate::upstream::{AgentError, MessageSocket, UpstreamAgent, UserSshAgent};
 
 /// Most concurrent connections. Further ones are closed.
 const MAX_CONNECTIONS: usize = 16;

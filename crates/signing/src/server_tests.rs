@@ -70,7 +70,8 @@ struct Lab {
 fn lab() -> Lab {
     let directory = tempfile::tempdir().unwrap();
     let (agent, asked) = persons_agent(directory.path());
-    let wanted = format!("{} for git", compute_fingerprint(&TestKey::new(1).public_key_bytes()).unwrap()).parse().unwrap();
+    let wanted =
+        format!("{} for git", compute_fingerprint(&TestKey::new(1).public_key_bytes()).unwrap()).parse().unwrap();
     let listener = AgentListener::prepare_agent(&[wanted], agent, (directory.path(), directory.path())).unwrap();
     let socket = listener.socket();
     let (sender, told) = channel();
@@ -163,7 +164,9 @@ fn what_cannot_be_given_is_said_with_what_to_do() {
     let key = |seed| compute_fingerprint(&TestKey::new(seed).public_key_bytes()).unwrap();
     let prepare = |wanted: String, agent: &UserSshAgent| {
         let uses = [wanted.parse().unwrap()];
-        AgentListener::prepare_agent(&uses, agent.clone(), (directory.path(), directory.path())).unwrap_err().to_string()
+        AgentListener::prepare_agent(&uses, agent.clone(), (directory.path(), directory.path()))
+            .unwrap_err()
+            .to_string()
     };
     let none = UserSshAgent::at_socket(directory.path().join("none"));
     for (said, hint) in [

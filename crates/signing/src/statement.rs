@@ -118,7 +118,10 @@ pub(crate) mod tests {
     #[test]
     fn only_a_whole_signature_of_git_is_one() {
         let good = git_text(b"git", b"", b"sha512", &[7; 64]);
-        assert_eq!(SigningPayload::parse_payload(&good), Some(SigningPayload::Git { algorithm: "sha512", digest: &[7; 64] }));
+        assert_eq!(
+            SigningPayload::parse_payload(&good),
+            Some(SigningPayload::Git { algorithm: "sha512", digest: &[7; 64] })
+        );
         for bad in [
             git_text(b"file", b"", b"sha512", &[7; 64]),
             git_text(b"git ", b"", b"sha512", &[7; 64]),

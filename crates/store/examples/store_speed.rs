@@ -5,8 +5,8 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use stockade_model::{Digest, ApprovalScope};
-use stockade_store::{Consent, ApprovalNamespace, ApprovalRecord, ApprovalStore};
+use stockade_model::{ApprovalScope, Digest};
+use stockade_store::{ApprovalNamespace, ApprovalRecord, ApprovalStore, Consent};
 
 const ROWS: u32 = 2_000;
 

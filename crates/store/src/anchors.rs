@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use crate::database::{self, StoreOpenError, StoreError};
+use crate::database::{self, StoreError, StoreOpenError};
 use crate::sql::anchor::{AnchorDatabase, SCHEMA};
 
 /// Most logs with an anchor; the anchors that were recorded longest ago are dropped.

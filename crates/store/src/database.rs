@@ -154,7 +154,9 @@ fn create_database(path: &Path, schema: &DatabaseSchema) -> Result<(), StoreOpen
         // Left by a process that died: the lock excludes one that is still running.
         let stale = place::append_suffix(&fresh, suffix);
         match std::fs::remove_file(&stale) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(place::system_error("remove", &stale)(e).into()),
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(place::system_error("remove", &stale)(e).into());
+            }
             _ => {}
         }
     }

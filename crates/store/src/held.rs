@@ -24,7 +24,10 @@ const LOCK_FILE_NAME: &str = "lock";
 
 /// Creates the directory `path` and locks it. It is hidden until it is locked and `fill` has
 /// written its files.
-pub(crate) fn create_locked(path: &Path, fill: impl FnOnce(&Path) -> Result<(), StoreFileError>) -> Result<File, StoreFileError> {
+pub(crate) fn create_locked(
+    path: &Path,
+    fill: impl FnOnce(&Path) -> Result<(), StoreFileError>,
+) -> Result<File, StoreFileError> {
     let mut hidden = OsString::from(".");
     hidden.push(path.file_name().unwrap_or_default());
     hidden.push(format!(".{}", std::process::id()));
@@ -57,7 +60,9 @@ pub(crate) fn is_held(directory: &Path) -> bool {
 }
 
 /// Returns the directories in `root` whose name is an id, in no order.
-pub(crate) fn list_directories<Id: FromStr>(root: &Path) -> Result<impl Iterator<Item = (Id, PathBuf)>, StoreFileError> {
+pub(crate) fn list_directories<Id: FromStr>(
+    root: &Path,
+) -> Result<impl Iterator<Item = (Id, PathBuf)>, StoreFileError> {
     let entries = match fs::read_dir(root) {
         Ok(entries) => Some(entries),
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,

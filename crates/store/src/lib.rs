@@ -23,7 +23,7 @@ pub mod sessions;
 mod sql;
 mod store;
 
-pub use database::{BUSY_TIMEOUT_MS, StoreOpenError, StoreError};
+pub use database::{BUSY_TIMEOUT_MS, StoreError, StoreOpenError};
 pub use place::StoreFileError;
-pub use remembered::{Consent, ApprovalNamespace, ApprovalRecord, persistent_part};
-pub use store::{MAX_GRANTS, MAX_LISTED, MAX_QUESTION_BYTES, RememberError, ApprovalStore};
+pub use remembered::{ApprovalNamespace, ApprovalRecord, Consent, persistent_part};
+pub use store::{ApprovalStore, MAX_GRANTS, MAX_LISTED, MAX_QUESTION_BYTES, RememberError};

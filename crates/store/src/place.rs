@@ -177,7 +177,8 @@ fn try_lock(file: &File, path: &Path, how: LockMode) -> Result<bool, StoreFileEr
 
 fn open_file(path: &Path, flags: OFlags) -> Result<File, StoreFileError> {
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| system_error("open", path)(e.into()))?;
+    let fd =
+        rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| system_error("open", path)(e.into()))?;
     Ok(File::from(fd))
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use stockade_model::{ApprovalAnswer, ApprovalId, Digest, Grant, RawText, RequestId, ApprovalScope, SessionId};
+use stockade_model::{ApprovalAnswer, ApprovalId, ApprovalScope, Digest, Grant, RawText, RequestId, SessionId};
 
 /// Kind of question. An answer in one namespace does not count in another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -16,13 +16,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
-use stockade_model::{RequestId, SandboxId, SandboxRecord, SandboxSpec, SandboxState, SpecError, FinalStatus};
+use stockade_model::{FinalStatus, RequestId, SandboxId, SandboxRecord, SandboxSpec, SandboxState, SpecError};
 
-use crate::database::{self, StoreOpenError, StoreError};
+use crate::database::{self, StoreError, StoreOpenError};
 use crate::held;
 use crate::place::{self, LockMode, StoreFileError, system_error};
 use crate::sql::SqlError;
-use crate::sql::sandbox::{SandboxDatabase, SCHEMA};
+use crate::sql::sandbox::{SCHEMA, SandboxDatabase};
 
 /// Most sandboxes that are not destroyed.
 pub const MAX_ALIVE_SANDBOXES: i64 = 10_000;
@@ -190,14 +190,21 @@ impl SandboxStore {
     ///
     /// # Errors
     /// [`SandboxError`] if it cannot be created, there are too many, or its id is in use.
-    pub fn begin_sandbox(&self, id: SandboxId, spec: SandboxSpec, now_ms: u64) -> Result<SandboxClaim, SandboxStoreError> {
+    pub fn begin_sandbox(
+        &self,
+        id: SandboxId,
+        spec: SandboxSpec,
+        now_ms: u64,
+    ) -> Result<SandboxClaim, SandboxStoreError> {
         spec.check_consistency()?;
         let path = self.root.join(id.as_str());
         fs::DirBuilder::new().mode(0o700).create(&path).map_err(system_error("create", &path))?;
-        let begun = place::lock_with_mode(&path.join(LOCK_NAME), LockMode::Alone).map_err(SandboxStoreError::from).and_then(|lock| {
-            let known = self.lock_database().insert(&SandboxRecord::for_creation(id.clone(), spec, now_ms))?;
-            if known { Ok(lock) } else { Err(SandboxStoreError::TooMany) }
-        });
+        let begun = place::lock_with_mode(&path.join(LOCK_NAME), LockMode::Alone)
+            .map_err(SandboxStoreError::from)
+            .and_then(|lock| {
+                let known = self.lock_database().insert(&SandboxRecord::for_creation(id.clone(), spec, now_ms))?;
+                if known { Ok(lock) } else { Err(SandboxStoreError::TooMany) }
+            });
         match begun {
             Ok(lock) => Ok(SandboxClaim { id, path, _lock: lock }),
             Err(error) => {
@@ -306,7 +313,9 @@ impl SandboxStore {
     pub fn close_sandbox(&self, claim: SandboxClaim, now_ms: u64) -> Result<(), SandboxStoreError> {
         self.require_state(&claim.id, SandboxState::Destroying)?;
         match fs::remove_file(claim.path.join(LOCK_NAME)).and_then(|()| fs::remove_dir(&claim.path)) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(system_error("remove", &claim.path)(e).into()),
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(system_error("remove", &claim.path)(e).into());
+            }
             _ => {}
         }
         let why = self.find_sandbox(&claim.id)?.and_then(|record| record.why);
@@ -420,7 +429,9 @@ impl SandboxStore {
             return Err(self.state_error(id)?);
         }
         match fs::DirBuilder::new().mode(0o700).create(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(system_error("create", &path)(e).into()),
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(system_error("create", &path)(e).into());
+            }
             _ => {}
         }
         // May wait briefly, because a process that checks the use holds the lock meanwhile.

@@ -6,9 +6,9 @@
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use stockade_model::{ApprovalId, Digest, ApprovalScope, SessionId};
+use stockade_model::{ApprovalId, ApprovalScope, Digest, SessionId};
 
-use crate::database::{self, StoreOpenError, StoreError};
+use crate::database::{self, StoreError, StoreOpenError};
 use crate::remembered::{ApprovalNamespace, ApprovalRecord};
 use crate::sql::SqlError;
 use crate::sql::approval::{ApprovalDatabase, SCHEMA};

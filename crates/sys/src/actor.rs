@@ -38,8 +38,10 @@ pub fn confine_thread(without_groups: bool) -> Result<(), Errno> {
 /// As connect(2).
 pub fn connect_socket(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
     // SAFETY: `address` is valid for its length.
-    unsafe { raw_syscall(libc::SYS_connect, [socket.as_raw_fd() as usize, address.as_ptr() as usize, address.len(), 0, 0, 0]) }
-        .map(drop)
+    unsafe {
+        raw_syscall(libc::SYS_connect, [socket.as_raw_fd() as usize, address.as_ptr() as usize, address.len(), 0, 0, 0])
+    }
+    .map(drop)
 }
 
 /// Binds `socket` to an address in the form of the kernel (`struct sockaddr`).
@@ -48,8 +50,10 @@ pub fn connect_socket(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errn
 /// As bind(2).
 pub fn bind_socket(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
     // SAFETY: `address` is valid for its length.
-    unsafe { raw_syscall(libc::SYS_bind, [socket.as_raw_fd() as usize, address.as_ptr() as usize, address.len(), 0, 0, 0]) }
-        .map(drop)
+    unsafe {
+        raw_syscall(libc::SYS_bind, [socket.as_raw_fd() as usize, address.as_ptr() as usize, address.len(), 0, 0, 0])
+    }
+    .map(drop)
 }
 
 /// Returns whether any process has a regular file open or mapped for writing. `file` must be open
@@ -60,7 +64,9 @@ pub fn bind_socket(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> 
 pub fn has_writer(file: BorrowedFd<'_>) -> Result<bool, Errno> {
     let call = |command: i32, argument: i32| {
         // SAFETY: these commands take a number.
-        unsafe { raw_syscall(libc::SYS_fcntl, [file.as_raw_fd() as usize, command as usize, argument as usize, 0, 0, 0]) }
+        unsafe {
+            raw_syscall(libc::SYS_fcntl, [file.as_raw_fd() as usize, command as usize, argument as usize, 0, 0, 0])
+        }
     };
     // A process that opens the file at this moment causes a signal, which is ignored by default.
     call(F_SETSIG, libc::SIGURG)?;
@@ -79,7 +85,10 @@ pub fn change_mode(object: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
     let path = crate::resolve::DescriptorPath::new(object);
     // SAFETY: the path is a C string that lives past the call.
     unsafe {
-        raw_syscall(libc::SYS_fchmodat, [libc::AT_FDCWD as usize, path.as_c_str().as_ptr() as usize, mode as usize, 0, 0, 0])
+        raw_syscall(
+            libc::SYS_fchmodat,
+            [libc::AT_FDCWD as usize, path.as_c_str().as_ptr() as usize, mode as usize, 0, 0, 0],
+        )
     }
     .map(drop)
 }

@@ -47,7 +47,8 @@ impl SharedArena {
         }
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), ARENA_BYTES, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
+        let start =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), ARENA_BYTES, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
         USED_BYTES.store(size_of::<ArenaHeader>(), Ordering::Relaxed);
         ARENA_START.store(start as usize, Ordering::Release);
         Ok(Self(()))
@@ -178,7 +179,7 @@ unsafe impl GlobalAlloc for ArenaAllocator {
 mod tests {
     use super::*;
     use crate::clone::fork_with;
-    use crate::passing::{socket_pair, receive_message, send_message};
+    use crate::passing::{receive_message, send_message, socket_pair};
     use crate::reap::{ProcessExit, wait_pidfd_end};
     use std::os::fd::AsFd;
 

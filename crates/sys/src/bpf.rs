@@ -191,7 +191,11 @@ impl SeccompProgram {
 ///
 /// # Errors
 /// See [`CompileError`]; the limits are the kernel's.
-pub fn compile_rules(rules: &[SeccompRule], newest: u32, otherwise: SeccompAction) -> Result<SeccompProgram, CompileError> {
+pub fn compile_rules(
+    rules: &[SeccompRule],
+    newest: u32,
+    otherwise: SeccompAction,
+) -> Result<SeccompProgram, CompileError> {
     let mut by_call: BTreeMap<i64, Vec<&SeccompRule>> = BTreeMap::new();
     for rule in rules {
         if rule.call < 0 || rule.call > i64::from(newest.min(X32_BIT - 1)) {
@@ -216,7 +220,10 @@ pub fn compile_rules(rules: &[SeccompRule], newest: u32, otherwise: SeccompActio
 const LINEAR_CALLS_MAX: usize = 4;
 
 /// Compiles a search over `blocks`, which are sorted by call. The accumulator holds the number.
-fn compile_search_tree(blocks: &[(i64, Vec<BpfInstruction>)], otherwise: SeccompAction) -> Result<Vec<BpfInstruction>, CompileError> {
+fn compile_search_tree(
+    blocks: &[(i64, Vec<BpfInstruction>)],
+    otherwise: SeccompAction,
+) -> Result<Vec<BpfInstruction>, CompileError> {
     if blocks.len() <= LINEAR_CALLS_MAX {
         let mut out = Vec::new();
         for (call, body) in blocks {
@@ -379,7 +386,10 @@ mod tests {
     fn the_architecture_is_looked_at_first_and_x32_is_refused() {
         let program = compile_rules(&[rule(1, &[], SeccompAction::Notify)], 500, SeccompAction::Allow).unwrap();
         assert_eq!(interpret(&program, 0x4000_0003, 1, [0; 6]), SeccompAction::KillProcess.return_value());
-        assert_eq!(interpret(&program, NATIVE_ARCH, X32_BIT | 1, [0; 6]), SeccompAction::Errno(libc::ENOSYS as u16).return_value());
+        assert_eq!(
+            interpret(&program, NATIVE_ARCH, X32_BIT | 1, [0; 6]),
+            SeccompAction::Errno(libc::ENOSYS as u16).return_value()
+        );
         assert_eq!(interpret(&program, NATIVE_ARCH, 1, [0; 6]), SeccompAction::Notify.return_value());
         assert_eq!(interpret(&program, NATIVE_ARCH, 2, [0; 6]), SeccompAction::Allow.return_value());
     }
@@ -421,7 +431,14 @@ mod tests {
     #[test]
     fn conditions_of_a_rule_are_joined_and_rules_are_tried_in_order() {
         let table = [
-            rule(41, &[ArgumentCondition::argument_equals(0, 1), ArgumentCondition::compare_masked(1, 0xf, ArgumentComparison::Equal, 2)], SeccompAction::Errno(97)),
+            rule(
+                41,
+                &[
+                    ArgumentCondition::argument_equals(0, 1),
+                    ArgumentCondition::compare_masked(1, 0xf, ArgumentComparison::Equal, 2),
+                ],
+                SeccompAction::Errno(97),
+            ),
             rule(41, &[ArgumentCondition::argument_equals(0, 1)], SeccompAction::Allow),
             rule(41, &[ArgumentCondition::any_bit(2, 0b110)], SeccompAction::Notify),
             rule(41, &[], SeccompAction::Errno(13)),
@@ -459,7 +476,13 @@ mod tests {
             ArgumentCondition::argument_equals(0, 3),
             ArgumentCondition::argument_differs(1, 3),
             ArgumentCondition::any_bit(2, 5),
-            ArgumentCondition { argument: 3, width: ArgumentWidth::Bits64, mask: !0xff, comparison: ArgumentComparison::Equal, value: 1 << 40 },
+            ArgumentCondition {
+                argument: 3,
+                width: ArgumentWidth::Bits64,
+                mask: !0xff,
+                comparison: ArgumentComparison::Equal,
+                value: 1 << 40,
+            },
         ];
         let mut rules = Vec::new();
         for bits in 0..16_u16 {
@@ -495,14 +518,22 @@ mod tests {
 
     #[test]
     fn what_cannot_be_encoded_is_an_error() {
-        let long: Vec<_> = (0..200).map(|v| rule(1, &[ArgumentCondition::argument_equals(0, v)], SeccompAction::Notify)).collect();
+        let long: Vec<_> =
+            (0..200).map(|v| rule(1, &[ArgumentCondition::argument_equals(0, v)], SeccompAction::Notify)).collect();
         assert_eq!(compile_rules(&long, 500, SeccompAction::Allow), Err(CompileError::BlockTooLong(1)));
         let many: Vec<_> = (0..3000).map(|n| rule(n, &[], SeccompAction::Notify)).collect();
         assert!(matches!(compile_rules(&many, 5000, SeccompAction::Allow), Err(CompileError::TooLong(_))));
         assert_eq!(
-            compile_rules(&[rule(1, &[ArgumentCondition::argument_equals(6, 0)], SeccompAction::Notify)], 500, SeccompAction::Allow),
+            compile_rules(
+                &[rule(1, &[ArgumentCondition::argument_equals(6, 0)], SeccompAction::Notify)],
+                500,
+                SeccompAction::Allow
+            ),
             Err(CompileError::NoSuchArgument(6))
         );
-        assert_eq!(compile_rules(&[rule(-1, &[], SeccompAction::Notify)], 500, SeccompAction::Allow), Err(CompileError::NoSuchCall(-1)));
+        assert_eq!(
+            compile_rules(&[rule(-1, &[], SeccompAction::Notify)], 500, SeccompAction::Allow),
+            Err(CompileError::NoSuchCall(-1))
+        );
     }
 }

@@ -113,7 +113,9 @@ fn end_unheld(child: Pid) {
     // The child is not reaped yet, so the process id is still its own.
     let _ = kill_process(child, Signal::KILL);
     // SAFETY: no pointer is given.
-    let _ = unsafe { raw_syscall(libc::SYS_wait4, [child.as_raw_nonzero().get() as usize, 0, libc::__WALL as usize, 0, 0, 0]) };
+    let _ = unsafe {
+        raw_syscall(libc::SYS_wait4, [child.as_raw_nonzero().get() as usize, 0, libc::__WALL as usize, 0, 0, 0])
+    };
 }
 
 /// Runs `body` in the child. The parent's stack must not be unwound or dropped here, so a panic

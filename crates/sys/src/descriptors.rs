@@ -50,8 +50,9 @@ pub fn place_stdio(streams: [BorrowedFd<'_>; 3]) -> Result<(), Errno> {
     let mut copies = [-1; 3];
     for (copy, stream) in copies.iter_mut().zip(streams) {
         // SAFETY: plain integers and an open descriptor.
-        let fd =
-            unsafe { raw_syscall(libc::SYS_fcntl, [stream.as_raw_fd() as usize, libc::F_DUPFD_CLOEXEC as usize, 3, 0, 0, 0]) }?;
+        let fd = unsafe {
+            raw_syscall(libc::SYS_fcntl, [stream.as_raw_fd() as usize, libc::F_DUPFD_CLOEXEC as usize, 3, 0, 0, 0])
+        }?;
         *copy = fd as RawFd;
     }
     for (target, copy) in copies.into_iter().enumerate() {

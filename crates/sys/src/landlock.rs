@@ -129,7 +129,9 @@ impl Ruleset {
             _ => size_of::<RulesetAttr>(),
         };
         // SAFETY: `attributes` is valid for `size` bytes.
-        let fd = unsafe { raw_syscall(libc::SYS_landlock_create_ruleset, [&raw const attributes as usize, size, 0, 0, 0, 0]) }?;
+        let fd = unsafe {
+            raw_syscall(libc::SYS_landlock_create_ruleset, [&raw const attributes as usize, size, 0, 0, 0, 0])
+        }?;
         // SAFETY: a new descriptor that has no other owner.
         let fd = unsafe { own_descriptor(fd) };
         Ok(Self { fd: above_stdio(fd)?, handled })
@@ -168,7 +170,8 @@ impl Ruleset {
     /// EPERM without `no_new_privs`, E2BIG at 16 nested domains.
     pub fn restrict_self(&self) -> Result<(), Errno> {
         // SAFETY: plain integers.
-        unsafe { raw_syscall(libc::SYS_landlock_restrict_self, [self.fd.as_raw_fd() as usize, 0, 0, 0, 0, 0]) }.map(drop)
+        unsafe { raw_syscall(libc::SYS_landlock_restrict_self, [self.fd.as_raw_fd() as usize, 0, 0, 0, 0, 0]) }
+            .map(drop)
     }
 }
 

@@ -88,7 +88,10 @@ fn read_by_call(pid: u32, address: u64, buffer: &mut [u8]) -> Result<usize, Errn
     // SAFETY: `local` describes `buffer`, which is borrowed mutably; the remote address is checked
     // by the kernel and never touched here.
     unsafe {
-        raw_syscall(libc::SYS_process_vm_readv, [pid as usize, &raw const local as usize, 1, &raw const remote as usize, 1, 0])
+        raw_syscall(
+            libc::SYS_process_vm_readv,
+            [pid as usize, &raw const local as usize, 1, &raw const remote as usize, 1, 0],
+        )
     }
 }
 

@@ -49,7 +49,10 @@ fn have_one_table(one: u32, other: u32) -> Result<bool, Errno> {
 /// EBADF if the process has no such descriptor, EPERM if it may not be traced.
 pub fn copy_descriptor(pidfd: BorrowedFd<'_>, number: i32) -> Result<OwnedFd, Errno> {
     // SAFETY: plain integers; the result is a new descriptor.
-    unsafe { raw_syscall(libc::SYS_pidfd_getfd, [pidfd.as_raw_fd() as usize, number as usize, 0, 0, 0, 0]).map(|fd| own_descriptor(fd)) }
+    unsafe {
+        raw_syscall(libc::SYS_pidfd_getfd, [pidfd.as_raw_fd() as usize, number as usize, 0, 0, 0, 0])
+            .map(|fd| own_descriptor(fd))
+    }
 }
 
 fn open_pidfd(tid: u32, flags: usize) -> Result<OwnedFd, Errno> {

@@ -30,7 +30,11 @@ impl HostState {
         Self {
             // An ordinary user cannot mount on the host, but others may at any time; a root harness
             // has a mount namespace of its own.
-            mounts: if rustix::process::geteuid().is_root() { read_lines("/proc/self/mountinfo") } else { BTreeSet::new() },
+            mounts: if rustix::process::geteuid().is_root() {
+                read_lines("/proc/self/mountinfo")
+            } else {
+                BTreeSet::new()
+            },
             node_name: uname.nodename().to_string_lossy().into_owned(),
             domain_name: fs::read_to_string("/proc/sys/kernel/domainname").unwrap_or_default(),
             wall_minus_monotonic_s: wall - monotonic,

@@ -18,7 +18,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{UserAccount, TestCommand, ProgramEnd, TestListeners, ProgramOutput, TreeSnapshot, run_as};
+use crate::{ProgramEnd, ProgramOutput, TestCommand, TestListeners, TreeSnapshot, UserAccount, run_as};
 
 /// Values of the upper-case names in a case. They are replaced in the text, because a variable
 /// would itself carry the canary into the sandbox.

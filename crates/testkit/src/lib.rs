@@ -19,13 +19,15 @@ mod run;
 mod snapshot;
 pub mod suite;
 
-pub use account::{UserAccount, TestUser};
+pub use account::{TestUser, UserAccount};
 pub use engine::{ContainerEngine, EngineKind};
 pub use extent::{few_or_all, plays_all};
-pub use host::{HostState, wait_for_descendants, kill_descendants, process_alive, processes_at};
+pub use host::{HostState, kill_descendants, process_alive, processes_at, wait_for_descendants};
 pub use image::{make_image, small_image};
-pub use lab::{TestLab, CaseNames};
+pub use lab::{CaseNames, TestLab};
 pub use listeners::{ClientCounter, TestListeners};
 pub use program::{copy_program, write_program};
-pub use run::{TestCommand, ProgramEnd, ProgramOutput, RunningProgram, SLOWNESS_VARIABLE, StdinSource, run_as, slowness_factor};
-pub use snapshot::{TreeChange, SnapshotEntry, SnapshotEntryKind, TreeSnapshot};
+pub use run::{
+    ProgramEnd, ProgramOutput, RunningProgram, SLOWNESS_VARIABLE, StdinSource, TestCommand, run_as, slowness_factor,
+};
+pub use snapshot::{SnapshotEntry, SnapshotEntryKind, TreeChange, TreeSnapshot};

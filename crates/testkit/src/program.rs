@@ -10,7 +10,8 @@ use anyhow::{Context as _, Result, ensure};
 /// meanwhile. Its child would have the file open for writing, and such a file cannot be executed
 /// (`ETXTBSY`, execve(2)).
 pub fn write_program(to: &Path, content: &[u8]) -> Result<()> {
-    let mut install = install_program(Path::new("/dev/stdin"), to).stdin(Stdio::piped()).spawn().context("starting install")?;
+    let mut install =
+        install_program(Path::new("/dev/stdin"), to).stdin(Stdio::piped()).spawn().context("starting install")?;
     let written = install.stdin.take().context("its input")?.write_all(content);
     ensure!(install.wait()?.success(), "{} was not made", to.display());
     Ok(written?)

@@ -46,7 +46,11 @@ pub struct SuiteTally {
 
 /// Runs the tasks, `lanes` at a time, and prints a line for each. `start` runs one in a process of
 /// its own, with a time-out.
-pub fn run_tasks<T: Display + Send>(tasks: Vec<T>, lanes: usize, start: impl Fn(&T) -> Result<ProgramOutput> + Sync) -> SuiteTally {
+pub fn run_tasks<T: Display + Send>(
+    tasks: Vec<T>,
+    lanes: usize,
+    start: impl Fn(&T) -> Result<ProgramOutput> + Sync,
+) -> SuiteTally {
     let queue = Mutex::new(VecDeque::from(tasks));
     let tally = Mutex::new(SuiteTally::default());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();

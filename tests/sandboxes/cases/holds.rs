@@ -1,7 +1,7 @@
 //! Calls that wait for an answer.
 
 use stockade_engine::{CommandEnd, HeldAnswer, HoldId};
-use stockade_model::{IsolationLevel, DeniedOperation};
+use stockade_model::{DeniedOperation, IsolationLevel};
 
 use crate::Verdict;
 use crate::bench::{Bench, Declared, Heard, Place, grant, wait_until};

@@ -1,7 +1,7 @@
 //! What the commands of a sandbox may take, together and each.
 
 use stockade_engine::CommandEnd;
-use stockade_model::{LimitKind, AttemptPlan};
+use stockade_model::{AttemptPlan, LimitKind};
 
 use crate::Verdict;
 use crate::bench::{Bench, Declared, Place, Ran, inside};

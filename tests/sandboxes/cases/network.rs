@@ -3,7 +3,7 @@
 use std::os::unix::net::UnixListener;
 
 use stockade_engine::{CommandEnd, HeldAnswer};
-use stockade_model::{ConnectionEnd, AttemptPlan};
+use stockade_model::{AttemptPlan, ConnectionEnd};
 
 use crate::Verdict;
 use crate::bench::{Bench, Place, Ran, grant, python};

@@ -1,7 +1,7 @@
 //! Commands on the whole way of a request, through the real engine: its rules, its
 //! questions and its record.
 
-use stockade_model::{ApprovalAnswer, ApprovalMode, LimitKind, ApprovalScope, FinalStatus};
+use stockade_model::{ApprovalAnswer, ApprovalMode, ApprovalScope, FinalStatus, LimitKind};
 
 use crate::Verdict;
 use crate::bench::{Bench, grant};

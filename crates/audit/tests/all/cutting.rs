@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use stockade_audit::{
-    LogAnchor, AnchorState, AppendError, LineFault, AuditLogWriter, LogOpenError, VerifyError, LogEndSource, verify_audit_log, verify_with,
+    AnchorState, AppendError, AuditLogWriter, LineFault, LogAnchor, LogEndSource, LogOpenError, VerifyError,
+    verify_audit_log, verify_with,
 };
 
 use crate::{event, holds, place, written};
@@ -56,7 +57,9 @@ fn lines_cut_off_the_end_are_counted() {
         // Nothing is appended to what is left, so the evidence stays.
         let before = fs::read(log_file(&dir)).unwrap();
         match AuditLogWriter::open(&dir) {
-            Err(LogOpenError::Broken { fault: LineFault::Missing { last: LINES, count, .. }, .. }) => assert_eq!(count, lines),
+            Err(LogOpenError::Broken { fault: LineFault::Missing { last: LINES, count, .. }, .. }) => {
+                assert_eq!(count, lines)
+            }
             other => panic!("{other:?}"),
         }
         assert_eq!(fs::read(log_file(&dir)).unwrap(), before);

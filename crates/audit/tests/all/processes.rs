@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use stockade_audit::{AppendError, LogCommitError, AuditLogWriter, LineNumber, verify_audit_log};
+use stockade_audit::{AppendError, AuditLogWriter, LineNumber, LogCommitError, verify_audit_log};
 
 use crate::{event, holds, place, written};
 

@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use stockade_audit::{EntryContent, LogEntry, EntryFilter, ExportFormat, AuditLogWriter, LineNumber, export_entries, query_log};
+use stockade_audit::{
+    AuditLogWriter, EntryContent, EntryFilter, ExportFormat, LineNumber, LogEntry, export_entries, query_log,
+};
 use stockade_model::{Event, EventKind, Grant};
 
 use crate::{event, place};
@@ -87,7 +89,9 @@ fn a_broken_line_is_shown_and_hides_nothing() {
 #[test]
 fn no_log_is_said_so() {
     let (root, _) = place();
-    assert!(query_log(root.path(), EntryFilter::default()).err().unwrap().to_string().contains("there is no audit log"));
+    assert!(
+        query_log(root.path(), EntryFilter::default()).err().unwrap().to_string().contains("there is no audit log")
+    );
     assert!(stockade_audit::verify_audit_log(root.path()).unwrap_err().to_string().contains("there is no audit log"));
 }
 

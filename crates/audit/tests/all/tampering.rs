@@ -4,7 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use proptest::prelude::*;
-use stockade_audit::{AppendError, LogCommitError, LineFault, AuditLogWriter, LogOpenError, VerifyError, verify_audit_log};
+use stockade_audit::{
+    AppendError, AuditLogWriter, LineFault, LogCommitError, LogOpenError, VerifyError, verify_audit_log,
+};
 
 use crate::{event, holds, place, written};
 
@@ -144,9 +146,15 @@ fn a_lost_end_is_seen_when_the_log_is_opened() {
     let (_root, dir) = place();
     written(&dir, 5);
     put(&dir, &lines(&dir)[..3]);
-    assert!(matches!(verify_audit_log(&dir), Err(VerifyError::Broken { line: 4, why: LineFault::Missing { last: 5, .. } })));
+    assert!(matches!(
+        verify_audit_log(&dir),
+        Err(VerifyError::Broken { line: 4, why: LineFault::Missing { last: 5, .. } })
+    ));
     let error = AuditLogWriter::open(&dir).unwrap_err();
-    assert!(matches!(error, LogOpenError::Broken { line: 5, fault: LineFault::Missing { last: 5, .. }, .. }), "{error}");
+    assert!(
+        matches!(error, LogOpenError::Broken { line: 5, fault: LineFault::Missing { last: 5, .. }, .. }),
+        "{error}"
+    );
     fs::remove_file(dir.join("audit.jsonl")).unwrap();
     assert!(matches!(verify_audit_log(&dir), Err(VerifyError::Broken { line: 1, .. })));
     assert!(AuditLogWriter::open(&dir).is_err());

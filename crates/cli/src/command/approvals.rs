@@ -78,7 +78,11 @@ fn list_approvals(session: Option<&str>, all: bool, json: bool) -> CommandResult
 
 fn show_approval(id: &ApprovalId, json: bool) -> CommandResult {
     let Some(answer) = find_approval(id)? else { return report_absent_approval(id) };
-    print_output(&if json { render::json::to_json_line(&answer)? } else { text::format_details(&answer, now_ms(), crate::stdout_style()) })?;
+    print_output(&if json {
+        render::json::to_json_line(&answer)?
+    } else {
+        text::format_details(&answer, now_ms(), crate::stdout_style())
+    })?;
     Ok(exit::SUCCESS)
 }
 
@@ -105,6 +109,8 @@ fn revoke_approval(id: &ApprovalId) -> CommandResult {
 }
 
 fn report_absent_approval(id: &ApprovalId) -> CommandResult {
-    crate::print_error(&CliError::new(format!("there is no {id}")).with_hint("`stockade approvals list --all` shows the ids"));
+    crate::print_error(
+        &CliError::new(format!("there is no {id}")).with_hint("`stockade approvals list --all` shows the ids"),
+    );
     Ok(exit::NEGATIVE_RESULT)
 }

@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use stockade_audit::{LogAnchor, EntryContent, LogEntry, EntryFilter, VerifyError};
+use stockade_audit::{EntryContent, EntryFilter, LogAnchor, LogEntry, VerifyError};
 use stockade_model::{EVENT_TYPES, RawText};
 
 use super::{CommandResult, now_ms, print_output, read_variable};
@@ -53,7 +53,9 @@ fn build_filter(typed: AuditQueryArgs) -> Result<EntryFilter, CliError> {
 
 fn show_events(dir: PathBuf, filter: EntryFilter, last: Option<usize>, json: bool) -> CommandResult {
     if last.is_some_and(|last| last > MAX_LAST_EVENTS) {
-        return Err(CliError::new(format!("--last takes at most {MAX_LAST_EVENTS}")).with_hint("leave it out to see all"));
+        return Err(
+            CliError::new(format!("--last takes at most {MAX_LAST_EVENTS}")).with_hint("leave it out to see all")
+        );
     }
     let entries = stockade_audit::query_log(&dir, filter)?;
     let mut out = BufWriter::new(io::stdout().lock());

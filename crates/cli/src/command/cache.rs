@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 use stockade_native::caches::{CacheStore, ClearResult, LayerServerProgram, WorkspaceCaches, serve_layers};
 
-use super::{CommandResult, print_output, print_each, print_remark, read_variable};
+use super::{CommandResult, print_each, print_output, print_remark, read_variable};
 use crate::cache_args::CacheCommand;
 use crate::failure::{CliError, quote_path};
 use crate::places::StateDirectory;
@@ -79,7 +79,11 @@ fn workspace_of(typed: Option<PathBuf>) -> Result<PathBuf, CliError> {
         // The directory may have been deleted.
         Some(typed) => {
             let cwd = places::current_directory()?;
-            Ok(places::canonical_prefix(&places::expand_path(&typed, &|| places::find_home_directory(&read_variable), &cwd)?))
+            Ok(places::canonical_prefix(&places::expand_path(
+                &typed,
+                &|| places::find_home_directory(&read_variable),
+                &cwd,
+            )?))
         }
         None => places::current_directory(),
     }
@@ -147,7 +151,11 @@ fn clear_over(store: Option<&CacheStore>, limit_bytes: u64, json: bool) -> Comma
     let removed = store.map(|store| store.keep_within(limit_bytes)).transpose()?.unwrap_or_default();
     let mut out = String::new();
     for caches in &removed {
-        out += &if json { render::json::to_json_line(&clear_result_to_json(caches, ClearResult::Removed))? } else { text::format_removal(caches) };
+        out += &if json {
+            render::json::to_json_line(&clear_result_to_json(caches, ClearResult::Removed))?
+        } else {
+            text::format_removal(caches)
+        };
     }
     print_output(&out)?;
     if removed.is_empty() && !json {

@@ -5,9 +5,11 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 
 use serde::{Deserialize, Serialize};
 use stockade_engine::seams::PolicyEngine as _;
-use stockade_model::{Assessment, Capability, RequestCommand, Decision, Finding, Impact, RawText, RunRequest, Tier, PolicyVerdict};
+use stockade_model::{
+    Assessment, Capability, Decision, Finding, Impact, PolicyVerdict, RawText, RequestCommand, RunRequest, Tier,
+};
 
-use super::{CommandResult, print_output, setting, read_variable};
+use super::{CommandResult, print_output, read_variable, setting};
 use crate::args::CheckArgs;
 use crate::failure::CliError;
 use crate::meaning::{self, MAX_COMMAND_BYTES, ResolvedArgs};
@@ -43,7 +45,12 @@ pub fn assess_commands(typed: CheckArgs) -> CommandResult {
     print_output(&if json {
         render::json::to_json_line(&CheckResult::from_decision(&assessment, &decision))?
     } else {
-        render::check::format_decision(&meaning::text_of(&request.command), &assessment, &decision, crate::stdout_style())
+        render::check::format_decision(
+            &meaning::text_of(&request.command),
+            &assessment,
+            &decision,
+            crate::stdout_style(),
+        )
     })?;
     Ok(exit::SUCCESS)
 }
@@ -140,7 +147,8 @@ impl RequestStream<'_> {
     }
 
     fn answer_line(&self, line: &[u8]) -> Result<String, String> {
-        let line: JsonlRequest = serde_json::from_slice(line).map_err(|e| format!("it is not the expected JSON: {e}"))?;
+        let line: JsonlRequest =
+            serde_json::from_slice(line).map_err(|e| format!("it is not the expected JSON: {e}"))?;
         let mut request = self.request.clone();
         request.command = match (line.script, line.argv) {
             (Some(script), None) => RequestCommand::Script(script),
@@ -211,7 +219,8 @@ mod tests {
     /// Policy for the test: every command that contains `rm` is harmful.
     fn simple(request: &RunRequest) -> (Assessment, Decision) {
         let harmful = meaning::text_of(&request.command).to_escaped().contains("rm");
-        let (tier, verdict) = if harmful { (Tier::Deny, PolicyVerdict::Deny) } else { (Tier::Allow, PolicyVerdict::Allow) };
+        let (tier, verdict) =
+            if harmful { (Tier::Deny, PolicyVerdict::Deny) } else { (Tier::Allow, PolicyVerdict::Allow) };
         let message = format!("in {} of {}", request.cwd, request.workspace);
         let finding = Finding { code: "simple".into(), tier, impact: Impact::default(), message, span: None };
         let decision = Decision { verdict, rule: "simple".into(), reasons: Vec::new() };

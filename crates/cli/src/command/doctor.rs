@@ -10,11 +10,12 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use stockade_container::{ContainerSandboxes, ContainerEngineInfo};
+use stockade_container::{ContainerEngineInfo, ContainerSandboxes};
 use stockade_engine::seams::PolicyEngine;
-use stockade_engine::{AttemptEvent, Backend, CommandEnd, AttemptEventSender, StdioMode, SandboxProvider};
+use stockade_engine::{AttemptEvent, AttemptEventSender, Backend, CommandEnd, SandboxProvider, StdioMode};
 use stockade_model::{
-    ApprovalMode, RequestCommand, Denial, EnforcementReport, LayerReport, IsolationLevel, AttemptPlan, RawText, RunRequest, SandboxPreference,
+    ApprovalMode, AttemptPlan, Denial, EnforcementReport, IsolationLevel, LayerReport, RawText, RequestCommand,
+    RunRequest, SandboxPreference,
 };
 use stockade_native::NativeBackend;
 use stockade_native::doctor::{self as layers, HostDiagnosis};
@@ -22,7 +23,7 @@ use stockade_policy::ReviewSettings;
 
 use super::sandbox::containers;
 use super::setting::{self, WorkspaceConfig};
-use super::{CommandResult, print_output, reviewer, read_variable};
+use super::{CommandResult, print_output, read_variable, reviewer};
 use crate::args::DoctorArgs;
 use crate::failure::CliError;
 use crate::{exit, meaning, places, render};
@@ -129,8 +130,9 @@ pub fn run_doctor(typed: &DoctorArgs) -> CommandResult {
     let place = TrialDirectory::create_directory()?;
     let setting = setting::load_config(&place.workspace)?;
     let diagnosis = layers::diagnose_host();
-    let levels: Vec<_> =
-        [IsolationLevel::Full, IsolationLevel::Restricted].map(|level| add_explanation(test_level(level, &place, &setting), &diagnosis)).into();
+    let levels: Vec<_> = [IsolationLevel::Full, IsolationLevel::Restricted]
+        .map(|level| add_explanation(test_level(level, &place, &setting), &diagnosis))
+        .into();
     let findings = DoctorReport {
         kernel: RawText::from(rustix::system::uname().release().to_bytes()).to_escaped(),
         uid: rustix::process::getuid().as_raw(),
@@ -263,7 +265,11 @@ fn add_explanation(mut found: LevelFinding, diagnosis: &HostDiagnosis) -> LevelF
     found
 }
 
-fn plan_trials(level: IsolationLevel, place: &TrialDirectory, setting: &WorkspaceConfig) -> Result<AttemptPlan, CliError> {
+fn plan_trials(
+    level: IsolationLevel,
+    place: &TrialDirectory,
+    setting: &WorkspaceConfig,
+) -> Result<AttemptPlan, CliError> {
     let outside = place.outside.as_deref().unwrap_or(Path::new("/stockade-doctor"));
     let outside = render::shell_quoted(&RawText::from(outside).to_escaped());
     // Only builtins of every shell; each line prints its result.
@@ -290,7 +296,10 @@ fn plan_trials(level: IsolationLevel, place: &TrialDirectory, setting: &Workspac
         limits: Default::default(),
         caller_approval: None,
     };
-    let planned = setting.policy_engine().make_plan(&request, 1, &[]).map_err(|e| CliError::from_text(&e.what).or_hint(e.hint))?;
+    let planned = setting
+        .policy_engine()
+        .make_plan(&request, 1, &[])
+        .map_err(|e| CliError::from_text(&e.what).or_hint(e.hint))?;
     Ok(planned.plan)
 }
 
@@ -342,11 +351,17 @@ fn evaluate_trials(seen: &TrialObservations, place: &TrialDirectory) -> Vec<Sand
     ];
     if let Some(outside) = &place.outside {
         let named = seen.denials.iter().any(|denial| denial.object.as_path() == outside);
-        trials.push(SandboxTrial { promise: "it cannot write elsewhere", holds: !said("wrote-outside") && !exists(outside) });
+        trials.push(SandboxTrial {
+            promise: "it cannot write elsewhere",
+            holds: !said("wrote-outside") && !exists(outside),
+        });
         trials.push(SandboxTrial { promise: "what was refused is named", holds: named });
     }
     trials.extend([
-        SandboxTrial { promise: "it cannot make protected names", holds: !said("wrote-protected") && !exists(&protected) },
+        SandboxTrial {
+            promise: "it cannot make protected names",
+            holds: !said("wrote-protected") && !exists(&protected),
+        },
         SandboxTrial { promise: "it cannot signal processes outside", holds: !said("signalled") },
     ]);
     trials
@@ -361,8 +376,9 @@ mod tests {
     #[test]
     fn a_level_that_fails_has_a_reason_and_advice() {
         let report = LayerReport { state: LayerState::Enforced, detail: String::new() };
-        let diagnosis =
-            |names: &[&'static str]| HostDiagnosis { layers: names.iter().map(|name| (*name, report.clone())).collect() };
+        let diagnosis = |names: &[&'static str]| HostDiagnosis {
+            layers: names.iter().map(|name| (*name, report.clone())).collect(),
+        };
         let all = ["landlock", "seccomp", "notify", "pidfd"];
         let check =
             |names: &[&'static str], error: Option<&str>, hint: Option<&str>, missing: &[&str], advice: &str| {

@@ -4,7 +4,7 @@
 use clap::CommandFactory;
 
 use super::{CommandResult, print_output};
-use crate::args::{CompletionsArgs, CommandLine};
+use crate::args::{CommandLine, CompletionsArgs};
 use crate::exit;
 use crate::failure::CliError;
 

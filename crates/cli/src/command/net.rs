@@ -4,7 +4,7 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use stockade_audit::{EntryContent, LogEntry, EntryFilter, LogQuery};
+use stockade_audit::{EntryContent, EntryFilter, LogEntry, LogQuery};
 use stockade_model::EventKind;
 
 use super::{CommandResult, now_ms, print_output, read_variable};
@@ -69,7 +69,8 @@ fn show_connection_log(typed: NetArgs) -> CommandResult {
     let mut record = open_audit_query(&typed)?;
     loop {
         while let Some(entry) = next(&mut record)? {
-            let line = if typed.json { super::audit::json_line(&entry)? } else { render::audit::format_entry(&entry) + "\n" };
+            let line =
+                if typed.json { super::audit::json_line(&entry)? } else { render::audit::format_entry(&entry) + "\n" };
             print_output(&line)?;
         }
         if !typed.follow {

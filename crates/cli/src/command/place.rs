@@ -106,7 +106,9 @@ impl RunSandbox {
         match self {
             Self::Own(nursery) => {
                 let backend = NativeBackend::with_prewarmed_init(nursery).with_stages_dir(state.stages_directory());
-                let backend = backend.with_caches_dir(state.caches_directory()).with_layer_server(super::cache::describe_layer_server());
+                let backend = backend
+                    .with_caches_dir(state.caches_directory())
+                    .with_layer_server(super::cache::describe_layer_server());
                 Arc::new(backend.with_undo_dir(state.undo_directory()).with_signing_user(person))
             }
             Self::Lasting(inside) => inside.backend,

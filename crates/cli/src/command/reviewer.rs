@@ -4,15 +4,19 @@
 use std::sync::Arc;
 
 use stockade_engine::Reviewer;
-use stockade_policy::{ReviewApi, ReviewKey, ReviewSettings, PolicySettings};
-use stockade_review::{ModelApi, CertificateAuthorities, KeySource, ModelReviewer, ReviewOptions};
+use stockade_policy::{PolicySettings, ReviewApi, ReviewKey, ReviewSettings};
+use stockade_review::{CertificateAuthorities, KeySource, ModelApi, ModelReviewer, ReviewOptions};
 
 use crate::places::StateDirectory;
 
 /// Returns the reviewer of questions, if the user configured one.
 pub fn create_reviewer(settings: &PolicySettings, state: &StateDirectory) -> Option<Arc<dyn Reviewer>> {
     let review = settings.review.value.as_ref()?;
-    Some(Arc::new(ModelReviewer::new(build_reviewer_options(review), std::env::vars_os().collect(), state.reviews_directory())))
+    Some(Arc::new(ModelReviewer::new(
+        build_reviewer_options(review),
+        std::env::vars_os().collect(),
+        state.reviews_directory(),
+    )))
 }
 
 /// Returns the reason why no request can be sent, as far as it shows without sending one.

@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use stockade_engine::real::RulePolicyEngine;
 use stockade_engine::seams::{EventRecorder, SystemClock};
-use stockade_engine::{Approver, RequestEngine, InterruptReceiver, StdioMode};
+use stockade_engine::{Approver, InterruptReceiver, RequestEngine, StdioMode};
 use stockade_model::{
-    Assessment, RequestCommand, Decision, Grant, IsolationLevel, RunOutcome, RawText, RunRequest, RequestId, FinalStatus, Tier, PolicyVerdict,
+    Assessment, Decision, FinalStatus, Grant, IsolationLevel, PolicyVerdict, RawText, RequestCommand, RequestId,
+    RunOutcome, RunRequest, Tier,
 };
 use stockade_native::launch::PrewarmedInit;
 use stockade_native::{HostBackend, SigningUser};
@@ -25,12 +26,12 @@ use super::place::RunSandbox;
 use super::policy::lasting::AnswerRules;
 use super::policy::write;
 use super::setting::{self, WorkspaceConfig};
-use super::{CommandResult, print_output, print_remark, reviewer, read_variable};
+use super::{CommandResult, print_output, print_remark, read_variable, reviewer};
 use crate::approver::TerminalApprover;
 use crate::args::{RunArgs, RunOptions};
 use crate::audit_log::AuditLog;
 use crate::failure::{CliError, quote_path};
-use crate::interrupts::{SignalListener, BlockedSignals};
+use crate::interrupts::{BlockedSignals, SignalListener};
 use crate::meaning::{self, ResolvedArgs};
 use crate::memory::LazyMemory;
 use crate::places::{self, StateDirectory};
@@ -94,10 +95,11 @@ pub fn run_to_end(
         }
         run_engine(typed, id.clone(), front)
     });
-    let outcome = outcome.inspect(|outcome| print_summary(outcome, &standing, workspace.as_deref())).unwrap_or_else(|failure| {
-        crate::print_error(&failure);
-        build_failed_outcome(id, &failure)
-    });
+    let outcome =
+        outcome.inspect(|outcome| print_summary(outcome, &standing, workspace.as_deref())).unwrap_or_else(|failure| {
+            crate::print_error(&failure);
+            build_failed_outcome(id, &failure)
+        });
     let code = match report.map(|report| report.write_outcome(&outcome)) {
         Ok(Err(failure)) => {
             crate::print_error(&failure);
@@ -149,7 +151,8 @@ fn run_engine(typed: RunArgs, id: RequestId, front: RunSetup) -> Result<RunOutco
     setting.require_profile(meant.profile.as_deref())?;
     let state = StateDirectory::open(&setting.sources.state_directory)?;
     places::make_configuration_directory(&setting.sources);
-    info_span!("recover stages").in_scope(|| super::stage::recover_commits(&state, Some(place.host_workspace(&meant))))?;
+    info_span!("recover stages")
+        .in_scope(|| super::stage::recover_commits(&state, Some(place.host_workspace(&meant))))?;
     tell_built_in(&setting, &state);
     let request = place.adapt_request(setting.build_request(&meant, id));
     let configured_ms = setting.settings.approval_timeout_ms.value;
@@ -173,7 +176,10 @@ fn run_engine(typed: RunArgs, id: RequestId, front: RunSetup) -> Result<RunOutco
         }
     };
     let inside = place.persistent_workspace().map(Path::to_owned);
-    let person = SigningUser { agent: signing_names::find_agent_socket(&read_variable), home: places::find_home_directory(&read_variable)? };
+    let person = SigningUser {
+        agent: signing_names::find_agent_socket(&read_variable),
+        home: places::find_home_directory(&read_variable)?,
+    };
     let backend = place.into_backend(&state, person);
     let sandbox_backend = backend.name();
     let engine = RequestEngine {
@@ -230,7 +236,11 @@ fn run_at_terminal(
 ) -> Result<RunOutcome, CliError> {
     let relay = TerminalRelay::start_relay(given, of_terminal, !engine.backend.mixes_streams())?;
     let io = captured.unwrap_or(if relay.is_some() { StdioMode::Terminal } else { StdioMode::Inherit });
-    let outcome = engine.run_request(request, io, interrupts.standing_still(terminal::suspend_job).with_input_check(relay::has_typed));
+    let outcome = engine.run_request(
+        request,
+        io,
+        interrupts.standing_still(terminal::suspend_job).with_input_check(relay::has_typed),
+    );
     if let Some(relay) = relay {
         relay.finish_relay();
     }
@@ -246,7 +256,12 @@ fn tell_built_in(setting: &WorkspaceConfig, state: &StateDirectory) {
 }
 
 /// Writes the rules that answers became, or prints how an answer could become a rule.
-fn keep_rules(lasting: &AnswerRules, (command, workspace): (&RequestCommand, &Path), outcome: &RunOutcome, settings: &PolicySettings) {
+fn keep_rules(
+    lasting: &AnswerRules,
+    (command, workspace): (&RequestCommand, &Path),
+    outcome: &RunOutcome,
+    settings: &PolicySettings,
+) {
     let said = match lasting.write_accepted_rules(outcome) {
         Ok(Some(file)) => format!("• written as a rule to {}\n", quote_path(&file)),
         Ok(None) => match write::rule_hint(command, workspace, outcome, settings) {
@@ -261,8 +276,8 @@ fn keep_rules(lasting: &AnswerRules, (command, workspace): (&RequestCommand, &Pa
 /// Starts a sandbox while the request is read, if the run probably needs one. If that fails, the
 /// run's own start reports the reason.
 pub fn start_prewarmed_init(terms: &RunOptions) -> Option<PrewarmedInit> {
-    let wanted =
-        terms.level.is_none_or(|level| IsolationLevel::from(level) == IsolationLevel::Full) && terms.profile.as_deref() != Some("host");
+    let wanted = terms.level.is_none_or(|level| IsolationLevel::from(level) == IsolationLevel::Full)
+        && terms.profile.as_deref() != Some("host");
     wanted.then(|| info_span!("begin the sandbox").in_scope(PrewarmedInit::start))?.ok()
 }
 
@@ -286,7 +301,11 @@ fn build_failed_outcome(id: RequestId, failure: &CliError) -> RunOutcome {
         signal: None,
         error: Some(why),
         assessment: Assessment::without_findings(Tier::Ask),
-        decision: Decision { verdict: PolicyVerdict::Deny, rule: "nothing was decided".to_owned(), reasons: Vec::new() },
+        decision: Decision {
+            verdict: PolicyVerdict::Deny,
+            rule: "nothing was decided".to_owned(),
+            reasons: Vec::new(),
+        },
         attempts: Vec::new(),
         approvals: Vec::new(),
         requested: Vec::new(),

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use stockade_engine::real::RulePolicyEngine;
-use stockade_model::{RunRequest, RequestId};
+use stockade_model::{RequestId, RunRequest};
 use stockade_policy::PolicySettings;
-use stockade_policy::load::{ConfigSources, load_settings as load_settings};
+use stockade_policy::load::{ConfigSources, load_settings};
 
 use super::read_variable;
 use crate::failure::CliError;

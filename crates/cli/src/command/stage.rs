@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 use stockade_model::{Event, EventKind, RawText, StageId};
 use stockade_native::stage::text::{ContentDiff, diff_change};
 use stockade_native::stage::{
-    StageChange, StageCommitError, StageConflict, RecoveryEnd, HeldChange, ChangeKind, StageListEntry, RecoveryResult, OpenStage, StageError, StageDirectory, CommitRequest, CommitObserver, HoldReason,
-    recover_all,
+    ChangeKind, CommitObserver, CommitRequest, HeldChange, HoldReason, OpenStage, RecoveryEnd, RecoveryResult,
+    StageChange, StageCommitError, StageConflict, StageDirectory, StageError, StageListEntry, recover_all,
 };
 
-use super::{CommandResult, now_ms, print_output, print_each, print_remark, read_variable};
+use super::{CommandResult, now_ms, print_each, print_output, print_remark, read_variable};
 use crate::args::StageCommand;
 use crate::audit_log::AuditLog;
 use crate::failure::{CliError, quote_path};
@@ -67,7 +67,11 @@ pub fn recover_commits(state: &StateDirectory, workspace: Option<&Path>) -> Resu
 }
 
 fn recover_now(state: &StateDirectory, json: bool) -> CommandResult {
-    let found = if state.stages_directory().exists() { recover_all(&StageDirectory::open(&state.stages_directory())?, None)? } else { Vec::new() };
+    let found = if state.stages_directory().exists() {
+        recover_all(&StageDirectory::open(&state.stages_directory())?, None)?
+    } else {
+        Vec::new()
+    };
     print_each(&found, json, (recovered_json, text::format_recovery), "no commit was cut off\n")
 }
 
@@ -82,7 +86,11 @@ fn recovered_json(recovered: &RecoveryResult) -> Value {
 }
 
 fn list_stages(state: &StateDirectory, json: bool) -> CommandResult {
-    let found = if state.stages_directory().exists() { StageDirectory::open(&state.stages_directory())?.list_stages()? } else { Vec::new() };
+    let found = if state.stages_directory().exists() {
+        StageDirectory::open(&state.stages_directory())?.list_stages()?
+    } else {
+        Vec::new()
+    };
     let mut out = String::new();
     for listed in &found {
         out += &if json { render::json::to_json_line(&listed_json(listed))? } else { text::format_line(listed) };
@@ -133,7 +141,8 @@ impl StageTarget {
             Err(StageError::Damaged { .. }) if typed.is_empty() => PathBuf::new(),
             Err(error) => return Err(error.into()),
         };
-        let paths = typed.iter().map(|path| make_workspace_relative(path, &cwd, &workspace)).collect::<Result<_, _>>()?;
+        let paths =
+            typed.iter().map(|path| make_workspace_relative(path, &cwd, &workspace)).collect::<Result<_, _>>()?;
         Ok(Some(Self { id, paths }))
     }
 }
@@ -243,7 +252,10 @@ fn commit_stage(state: &StateDirectory, typed: &[OsString], protected: &[OsStrin
     let Some(target) = StageTarget::parse_target(&stages, typed, true)? else { return nothing_here() };
     let stage = stages.open_for_changes(&target.id)?;
     let cwd = places::current_directory()?;
-    let agreed = protected.iter().map(|path| make_workspace_relative(path, &cwd, stage.workspace())).collect::<Result<Vec<_>, _>>()?;
+    let agreed = protected
+        .iter()
+        .map(|path| make_workspace_relative(path, &cwd, stage.workspace()))
+        .collect::<Result<Vec<_>, _>>()?;
     // Opened before any change: a change that cannot be recorded is not made.
     let log = AuditLog::open(state)?;
     let request = stage.meta.request.clone();
@@ -267,7 +279,9 @@ fn commit_stage(state: &StateDirectory, typed: &[OsString], protected: &[OsStrin
     let text = if json {
         let paths: Vec<RawText> = committed.paths.iter().map(|path| path.as_path().into()).collect();
         let held: Vec<Value> = committed.held.iter().map(held_json).collect();
-        render::json::to_json_line(&json!({ "stage": target.id, "committed": paths, "left": held, "gone": committed.is_gone }))?
+        render::json::to_json_line(
+            &json!({ "stage": target.id, "committed": paths, "left": held, "gone": committed.is_gone }),
+        )?
     } else {
         text::format_commit(&committed, target.id.as_str(), crate::stdout_style())
     };

@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use stockade_model::{Event, EventKind, RawText, RequestId};
 use stockade_native::stage::text::diff_objects;
-use stockade_native::undo::{UndoComparison, UndoConflict, UndoEffect, RestoreResult, UndoChange, UndoMeta, UndoRun, UndoStore};
+use stockade_native::undo::{
+    RestoreResult, UndoChange, UndoComparison, UndoConflict, UndoEffect, UndoMeta, UndoRun, UndoStore,
+};
 
-use super::{CommandResult, now_ms, print_output, print_each, print_remark, read_variable};
+use super::{CommandResult, now_ms, print_each, print_output, print_remark, read_variable};
 use crate::audit_log::AuditLog;
 use crate::failure::{CliError, quote_path};
 use crate::places::StateDirectory;
@@ -84,7 +86,11 @@ pub fn undo_run(typed: &UndoArgs) -> CommandResult {
         store.remove_run(&target.run.request)?;
         record_event(&log, &target.run.request, EventKind::Forgotten)?;
         let line = json!({ "run": id, "end": "forgotten" });
-        print_output(&if typed.json { render::json::to_json_line(&line)? } else { format!("forgot what run {id} changed\n") })?;
+        print_output(&if typed.json {
+            render::json::to_json_line(&line)?
+        } else {
+            format!("forgot what run {id} changed\n")
+        })?;
         return Ok(exit::SUCCESS);
     }
     let run = store.open_run(&target.run.request)?;
@@ -182,7 +188,8 @@ impl UndoTarget {
         let Some(run) = run else { return Ok(None) };
         let typed = if named.is_some() { &typed[1..] } else { typed };
         let workspace = run.workspace.as_path();
-        let paths = typed.iter().map(|path| make_workspace_relative(path, &cwd, workspace)).collect::<Result<_, _>>()?;
+        let paths =
+            typed.iter().map(|path| make_workspace_relative(path, &cwd, workspace)).collect::<Result<_, _>>()?;
         Ok(Some(Self { run, paths }))
     }
 }

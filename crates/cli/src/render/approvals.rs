@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{RawText, ApprovalScope};
-use stockade_store::{Consent, ApprovalRecord};
+use stockade_model::{ApprovalScope, RawText};
+use stockade_store::{ApprovalRecord, Consent};
 
 use super::audit::format_utc;
 use super::summary::scope_name;
@@ -19,7 +19,13 @@ pub fn format_line(answer: &ApprovalRecord, now_ms: u64) -> String {
     if short.len() < question.len() {
         short.push('…');
     }
-    format!("{}  {}  {}{}  {short}\n", answer.id, format_consent(answer), answer.namespace, format_state(answer, now_ms))
+    format!(
+        "{}  {}  {}{}  {short}\n",
+        answer.id,
+        format_consent(answer),
+        answer.namespace,
+        format_state(answer, now_ms)
+    )
 }
 
 /// Formats all details of one answer.

@@ -1,7 +1,10 @@
 //! The audit log as text: one line for each event, and the result of a verification.
 
-use stockade_audit::{LogAnchor, EntryContent, LogEntry, VerifyReport};
-use stockade_model::{ApprovalAnswer, ConnectionRecord, EventKind, Grant, QuestionKind, RawText, ApprovalScope, StagedChanges, FinalStatus};
+use stockade_audit::{EntryContent, LogAnchor, LogEntry, VerifyReport};
+use stockade_model::{
+    ApprovalAnswer, ApprovalScope, ConnectionRecord, EventKind, FinalStatus, Grant, QuestionKind, RawText,
+    StagedChanges,
+};
 
 use super::findings::tier_name;
 use super::question::operation_verb;
@@ -15,7 +18,9 @@ pub fn format_entry(entry: &LogEntry) -> String {
             let (kind, text) = describe_event(&event.kind);
             format!("{}  #{}  {}  {kind:<9} {text}", format_utc(event.time_ms), seq.0, event.request)
         }
-        EntryContent::Unknown { seq, .. } => format!("#{}  an event that this version does not know; see --json", seq.0),
+        EntryContent::Unknown { seq, .. } => {
+            format!("#{}  an event that this version does not know; see --json", seq.0)
+        }
         EntryContent::Broken { why, .. } => format!("line {}  BROKEN: {why}", entry.line),
     }
 }
@@ -38,26 +43,40 @@ fn describe_event(kind: &EventKind) -> (&'static str, String) {
         }
         EventKind::Reviewed { review, took_ms, late, .. } => {
             let late = if *late { ", too late" } else { "" };
-            ("reviewed", format!("{}, after {}{late}", super::question::format_opinion(review), format_duration(*took_ms)))
+            (
+                "reviewed",
+                format!("{}, after {}{late}", super::question::format_opinion(review), format_duration(*took_ms)),
+            )
         }
-        EventKind::Answered { answer, by, waited_ms, .. } => {
-            ("answered", format!("{} by {} after {}", format_answer(*answer), escape_text(by), format_duration(*waited_ms)))
-        }
-        EventKind::Starting { attempt, argv, profile, level, .. } => {
-            ("starting", format!("attempt {attempt} in {} at level {level}: {}", escape_text(profile), join_words(argv)))
-        }
+        EventKind::Answered { answer, by, waited_ms, .. } => (
+            "answered",
+            format!("{} by {} after {}", format_answer(*answer), escape_text(by), format_duration(*waited_ms)),
+        ),
+        EventKind::Starting { attempt, argv, profile, level, .. } => (
+            "starting",
+            format!("attempt {attempt} in {} at level {level}: {}", escape_text(profile), join_words(argv)),
+        ),
         EventKind::Started { attempt, enforced } => {
             ("started", format!("attempt {attempt}, enforced: {}", enforced.level))
         }
         EventKind::Executed { pid, program } => ("executed", format!("{} (pid {pid})", program.to_escaped())),
         EventKind::Connection { attempt, connection: record } => ("connection", format_connection(*attempt, record)),
         EventKind::Signed { attempt, grant, object } => ("signed", format_signature(*attempt, grant, object)),
-        EventKind::Denied { denial } => {
-            ("denied", format!("{} {}   ({})", operation_verb(denial.operation), denial.object.to_escaped(), escape_text(&denial.rule)))
-        }
+        EventKind::Denied { denial } => (
+            "denied",
+            format!(
+                "{} {}   ({})",
+                operation_verb(denial.operation),
+                denial.object.to_escaped(),
+                escape_text(&denial.rule)
+            ),
+        ),
         EventKind::Held { hold, denial } => {
             let object = denial.object.to_escaped();
-            ("held", format!("call {hold}: {} {object}   ({})", operation_verb(denial.operation), escape_text(&denial.rule)))
+            (
+                "held",
+                format!("call {hold}: {} {object}   ({})", operation_verb(denial.operation), escape_text(&denial.rule)),
+            )
         }
         EventKind::Withdrawn { holds, digest, why } => {
             let what = format_calls(holds).chain(digest.as_ref().map(|_| "the question".to_owned()));
@@ -65,8 +84,10 @@ fn describe_event(kind: &EventKind) -> (&'static str, String) {
         }
         EventKind::Granted { grants, holds } => ("granted", format_grants(grants, holds)),
         EventKind::Exited { attempt, status, exit_code, signal, usage, staged, kept_for_undo, project_files } => {
-            let (how, left) =
-                (format_end(*status, *exit_code, *signal), left_behind(staged.as_ref(), *kept_for_undo, *project_files));
+            let (how, left) = (
+                format_end(*status, *exit_code, *signal),
+                left_behind(staged.as_ref(), *kept_for_undo, *project_files),
+            );
             ("exited", format!("attempt {attempt}: {how} after {}{left}", format_duration(usage.wall_ms)))
         }
         EventKind::Traced { attempt, reads } => {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{Assessment, Capability, Decision, RawText, PolicyVerdict};
+use stockade_model::{Assessment, Capability, Decision, PolicyVerdict, RawText};
 
 use super::findings::{self, impact_name, tier_name};
 use super::{SgrColor, TextLayout, write_wrapped};

@@ -1,7 +1,7 @@
 //! Detached runs as text: one line for each run.
 
-use stockade_model::{RawText, RequestId, FinalStatus};
-use stockade_store::runs::{RunDescription, DetachedRunState};
+use stockade_model::{FinalStatus, RawText, RequestId};
+use stockade_store::runs::{DetachedRunState, RunDescription};
 
 use super::audit::format_utc;
 use crate::detach_keys::DetachKeys;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use stockade_model::{LayerReport, LayerState, RawText};
 
 use super::{SgrColor, TextLayout, write_wrapped};
-use crate::command::doctor::{EngineFinding, DoctorReport, LevelFinding, ReviewerFinding};
+use crate::command::doctor::{DoctorReport, EngineFinding, LevelFinding, ReviewerFinding};
 
 /// Formats every layer, every level on one line with its problems below, then the best level.
 pub fn format_findings(findings: &DoctorReport, style: TextLayout) -> String {
@@ -66,7 +66,10 @@ fn write_reviewer(out: &mut String, found: &ReviewerFinding, style: TextLayout) 
 }
 
 /// Returns the layers that the sandbox reports as weaker, and that are not among the shown layers.
-fn find_weaker_layers<'a>(found: &'a LevelFinding, findings: &'a DoctorReport) -> impl Iterator<Item = (&'a String, &'a LayerReport)> {
+fn find_weaker_layers<'a>(
+    found: &'a LevelFinding,
+    findings: &'a DoctorReport,
+) -> impl Iterator<Item = (&'a String, &'a LayerReport)> {
     let shown = |name: &str| findings.layers.iter().any(|layer| layer.name == name);
     let layers = found.enforced.iter().filter(|_| found.works).flat_map(|enforced| &enforced.layers);
     layers.filter(move |(name, layer)| layer.state != LayerState::Enforced && !shown(name))
@@ -142,7 +145,10 @@ mod tests {
         let best = levels.iter().find(|found| found.works).map(|found| found.level);
         let reviewer = None;
         let engines = Vec::new();
-        format_findings(&DoctorReport { kernel: "6.8.0".into(), uid: 1000, best, layers, levels, engines, reviewer }, TextLayout::PLAIN)
+        format_findings(
+            &DoctorReport { kernel: "6.8.0".into(), uid: 1000, best, layers, levels, engines, reviewer },
+            TextLayout::PLAIN,
+        )
     }
 
     #[test]
@@ -227,7 +233,11 @@ mod tests {
         let shown = |problem: Option<&str>| {
             let (model, endpoint) = ("some-model".to_owned(), "https://api.example.com/v1/messages".to_owned());
             let mut out = String::new();
-            write_reviewer(&mut out, &ReviewerFinding { model, endpoint, problem: problem.map(str::to_owned) }, TextLayout::PLAIN);
+            write_reviewer(
+                &mut out,
+                &ReviewerFinding { model, endpoint, problem: problem.map(str::to_owned) },
+                TextLayout::PLAIN,
+            );
             out
         };
         insta::assert_snapshot!(shown(None), @r"

@@ -36,7 +36,12 @@ pub fn impact_name(impact: Impact) -> &'static str {
 
 /// Formats reasons with the parts of the text that they refer to: `code: message   «the part»`.
 /// `show` escapes a reason.
-pub fn format_reasons(reasons: &[String], findings: &[Finding], text: &RawText, show: impl Fn(&str) -> String) -> Vec<String> {
+pub fn format_reasons(
+    reasons: &[String],
+    findings: &[Finding],
+    text: &RawText,
+    show: impl Fn(&str) -> String,
+) -> Vec<String> {
     let line = |reason: &String| {
         let telling = findings.iter().filter(|found| as_reason(found) == *reason);
         format!("{}{}", show(reason), format_parts(telling, text))
@@ -66,7 +71,11 @@ fn as_reason(found: &Finding) -> String {
 
 fn format_head(found: &Finding) -> String {
     let reach = if found.impact.needs_consent() { format!(", {}", impact_name(found.impact)) } else { String::new() };
-    format!("{}{reach}: {}", tier_name(found.tier), compact_and_shorten(&RawText::from(found.message.as_str()), MAX_MESSAGE_COLUMNS))
+    format!(
+        "{}{reach}: {}",
+        tier_name(found.tier),
+        compact_and_shorten(&RawText::from(found.message.as_str()), MAX_MESSAGE_COLUMNS)
+    )
 }
 
 /// Formats the parts of the text that findings refer to, except the whole text, which is shown

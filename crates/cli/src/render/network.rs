@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 use stockade_model::{
-    AttemptRecord, ConnectionEnd, ConnectionRecord, Denial, EventKind, HostUse, DeniedOperation, RawText, DenialResolution,
+    AttemptRecord, ConnectionEnd, ConnectionRecord, Denial, DenialResolution, DeniedOperation, EventKind, HostUse,
+    RawText,
 };
 
 use super::{TextLayout, count_noun, format_duration, write_wrapped};
@@ -19,7 +20,9 @@ const MAX_HOSTS_COUNTED: usize = 1_000;
 pub fn format_connection(record: &ConnectionRecord) -> String {
     let program = record.program.as_ref().map(|program| format!("{} to ", base_name(program))).unwrap_or_default();
     let mut text = format!("{program}{}", record.target);
-    if let Some(address) = record.address.filter(|address| record.target.host != stockade_model::Host::from_address(*address)) {
+    if let Some(address) =
+        record.address.filter(|address| record.target.host != stockade_model::Host::from_address(*address))
+    {
         text += &format!(" ({address})");
     }
     if record.bytes_up > 0 || record.bytes_down > 0 {
@@ -219,7 +222,10 @@ pub(crate) mod tests {
             |connection: ConnectionRecord| EventKind::Connection { attempt: 1, connection: connection.into() };
         let small = ConnectionRecord { target: "[::1]:80".parse().unwrap(), bytes_down: 12, ..sample_record() };
         let failed = ConnectionRecord { end: ConnectionEnd::Failed, bytes_up: 0, bytes_down: 0, ..sample_record() };
-        [small, sample_record(), sample_record(), failed].map(connection).iter().for_each(|kind| reached.count_event(kind));
+        [small, sample_record(), sample_record(), failed]
+            .map(connection)
+            .iter()
+            .for_each(|kind| reached.count_event(kind));
         let denial = Denial {
             operation: DeniedOperation::Connect,
             object: "evil\u{1b}.example:443".into(),

@@ -3,10 +3,12 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use stockade_model::{Decision, RawText, PolicyVerdict};
+use stockade_model::{Decision, PolicyVerdict, RawText};
 use stockade_policy::examples::ExampleReport;
 use stockade_policy::suggest::PathGeneralisation;
-use stockade_policy::{RuleExplanation, SettingExplanation as Setting, HostGroup, RuleMatch, PolicyStatement, PolicySettings};
+use stockade_policy::{
+    HostGroup, PolicySettings, PolicyStatement, RuleExplanation, RuleMatch, SettingExplanation as Setting,
+};
 
 use super::{SgrColor, TextLayout, check::verdict_name, count_noun, write_wrapped};
 use crate::command::policy::explain::{DecisionExplanation, match_name};
@@ -68,7 +70,13 @@ pub fn format_rules(settings: &PolicySettings) -> String {
     let mut out = String::from("rules, combined by deny-overrides over the files:\n");
     for rule in settings.rules() {
         let origin = rule.origin.to_string();
-        let _ = writeln!(out, "  {:<5}  {}    # {}", verdict_name(rule.effect), escape_text(&rule.label()), escape_text(&origin));
+        let _ = writeln!(
+            out,
+            "  {:<5}  {}    # {}",
+            verdict_name(rule.effect),
+            escape_text(&rule.label()),
+            escape_text(&origin)
+        );
     }
     out
 }

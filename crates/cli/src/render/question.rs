@@ -4,10 +4,12 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{Denial, Grant, DeniedOperation, ApprovalQuestion, QuestionKind, RawText, ReviewResult, RiskLevel, ApprovalScope};
+use stockade_model::{
+    ApprovalQuestion, ApprovalScope, Denial, DeniedOperation, Grant, QuestionKind, RawText, ReviewResult, RiskLevel,
+};
 
-use super::compact::{compact_and_shorten, compact_text, compact_escaped, shorten_text, measure_width};
-use super::{SgrColor, TextLayout, count_noun, shell_quoted, format_duration, write_wrapped, wrap_at};
+use super::compact::{compact_and_shorten, compact_escaped, compact_text, measure_width, shorten_text};
+use super::{SgrColor, TextLayout, count_noun, format_duration, shell_quoted, wrap_at, write_wrapped};
 
 /// Fewest escaped characters of a command whose length is shown.
 const MIN_LENGTH_SHOWN: usize = 200;
@@ -61,14 +63,19 @@ fn write_headline(out: &mut String, question: &ApprovalQuestion, text: &RawText,
     match &question.kind {
         QuestionKind::Run { reasons } => {
             write_wrapped(out, style, "• ", "may this command run, in its sandbox?");
-            let lines = super::findings::format_reasons(reasons, &question.assessment.findings, text, escape_foreign_text);
+            let lines =
+                super::findings::format_reasons(reasons, &question.assessment.findings, text, escape_foreign_text);
             write_list(out, style, lines.into_iter().map(|line| ("  because  ", line)));
         }
-        QuestionKind::Grants { .. } => write_wrapped(out, style, "• ", "the request asks for more than its profile gives"),
+        QuestionKind::Grants { .. } => {
+            write_wrapped(out, style, "• ", "the request asks for more than its profile gives")
+        }
         QuestionKind::Escalate { denials, .. } => {
             write_list(out, style, denials.iter().map(|denial| (HEADLINE_PREFIX, refusal_wish(denial))));
         }
-        QuestionKind::Hold { denial, .. } => wrap_at(out, style, HEADLINE_PREFIX, INDENT_COLUMNS, &refusal_wish(denial)),
+        QuestionKind::Hold { denial, .. } => {
+            wrap_at(out, style, HEADLINE_PREFIX, INDENT_COLUMNS, &refusal_wish(denial))
+        }
         QuestionKind::Unsandboxed => {
             let text = style.paint_text(SgrColor::Red, "WITHOUT A SANDBOX");
             let _ = writeln!(out, "• {text}: this command could do everything that you can do");
@@ -82,7 +89,12 @@ fn write_held_call(out: &mut String, question: &ApprovalQuestion, style: TextLay
     write_wrapped(out, style, "  command  ", &quote_part(&question.command));
     write_grants(out, grants, style);
     if grants.iter().any(Grant::is_answer_only) {
-        write_wrapped(out, style, "           ", "a yes is one to all of that kind, whatever its arguments, until the run ends");
+        write_wrapped(
+            out,
+            style,
+            "           ",
+            "a yes is one to all of that kind, whatever its arguments, until the run ends",
+        );
     }
     if let Some(offer) = question.group_offered() {
         let hosts: Vec<String> = offer.grants.iter().filter_map(Grant::targets).map(ToString::to_string).collect();
@@ -96,7 +108,8 @@ fn write_held_call(out: &mut String, question: &ApprovalQuestion, style: TextLay
         };
         write_wrapped(out, style, "           ", text);
     }
-    let since = if *held_ms < 1_000 { String::new() } else { format!(" since {}", format_duration(*held_ms / 1_000 * 1_000)) };
+    let since =
+        if *held_ms < 1_000 { String::new() } else { format!(" since {}", format_duration(*held_ms / 1_000 * 1_000)) };
     let wait = format_duration(question.timeout_ms);
     let how = match denial.operation {
         DeniedOperation::Limit => format!("everything of it stands still{since}; a yes raises the limit"),
@@ -108,7 +121,12 @@ fn write_held_call(out: &mut String, question: &ApprovalQuestion, style: TextLay
 /// Formats all grants of a yes: a grant that was not shown is never given.
 fn write_grants(out: &mut String, grants: &[Grant], style: TextLayout) {
     for grant in grants {
-        write_wrapped(out, style, "  grant    ", &shorten_text(&compact_escaped(&grant.to_string()), MAX_GRANT_COLUMNS));
+        write_wrapped(
+            out,
+            style,
+            "  grant    ",
+            &shorten_text(&compact_escaped(&grant.to_string()), MAX_GRANT_COLUMNS),
+        );
     }
 }
 
@@ -177,7 +195,11 @@ pub fn still_held(count: usize, longest_ms: u64, style: TextLayout) -> String {
             &mut out,
             style,
             "• ",
-            &format!("still held: {}, since {}", count_noun(count, "call"), format_duration(longest_ms / 1_000 * 1_000)),
+            &format!(
+                "still held: {}, since {}",
+                count_noun(count, "call"),
+                format_duration(longest_ms / 1_000 * 1_000)
+            ),
         );
     }
     out
@@ -442,7 +464,10 @@ fn format_circumstances(question: &ApprovalQuestion, style: TextLayout) -> Strin
             write_wrapped(&mut out, style, "  in full  ", &command);
         }
         write_wrapped(&mut out, style, "  in       ", &compact_and_shorten(&question.cwd, MAX_TEXT_COLUMNS));
-        let program = denial.program.as_ref().map_or_else(|| "unknown".to_owned(), |path| compact_and_shorten(path, MAX_TEXT_COLUMNS));
+        let program = denial
+            .program
+            .as_ref()
+            .map_or_else(|| "unknown".to_owned(), |path| compact_and_shorten(path, MAX_TEXT_COLUMNS));
         let pid = denial.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
         write_wrapped(&mut out, style, "  program  ", &format!("{program}{pid}"));
     }
@@ -476,7 +501,8 @@ pub fn grant_option(to_person: bool) -> &'static str {
 #[cfg(test)]
 pub(crate) mod tests {
     use stockade_model::{
-        Assessment, Digest, Finding, GroupOffer, Impact, DenialLayer, ReviewOpinion, DenialResolution, RiskCategory, TextSpan, Tier,
+        Assessment, DenialLayer, DenialResolution, Digest, Finding, GroupOffer, Impact, ReviewOpinion, RiskCategory,
+        TextSpan, Tier,
     };
 
     use super::*;
@@ -590,8 +616,15 @@ pub(crate) mod tests {
           allow?  [o]nce  [n]o  [N]ever  [?] >
         ");
         assert!(list_answer_keys(&value).contains(&AnswerKey::Never), "a no may reach as far as before");
-        let failed = ApprovalQuestion { review: Some(ReviewResult::from_failure("some-model", "no answer within 5 s")), ..sample_hold() };
-        assert_eq!(list_answer_keys(&failed), list_answer_keys(&sample_hold()), "without an opinion it is the plain question");
+        let failed = ApprovalQuestion {
+            review: Some(ReviewResult::from_failure("some-model", "no answer within 5 s")),
+            ..sample_hold()
+        };
+        assert_eq!(
+            list_answer_keys(&failed),
+            list_answer_keys(&sample_hold()),
+            "without an opinion it is the plain question"
+        );
         insta::assert_snapshot!(format_sample(&failed) + &format_prompt(&list_answer_keys(&failed)), @r"
         • pip wants to connect to pypi.org:443   (not in profile workspace)
           command  pip install numpy
@@ -632,11 +665,15 @@ pub(crate) mod tests {
           reach    session and always are for any command in this workspace
           allow?  [o]nce  [g]roup  [s]ession  [a]lways  [n]o  [N]ever  [?] >
         ");
-        assert!(format_help(&value, &list_answer_keys(&value), TextLayout::PLAIN).contains("g  yes, and for each host of the group"));
+        assert!(
+            format_help(&value, &list_answer_keys(&value), TextLayout::PLAIN)
+                .contains("g  yes, and for each host of the group")
+        );
         // If a review warns, nothing wider than the request is offered.
         let warned = with_review(value, RiskLevel::Critical);
         assert!(
-            !list_answer_keys(&warned).contains(&AnswerKey::Group) && !format_question(&warned, &"x".into(), TextLayout::PLAIN).contains("@pypi")
+            !list_answer_keys(&warned).contains(&AnswerKey::Group)
+                && !format_question(&warned, &"x".into(), TextLayout::PLAIN).contains("@pypi")
         );
     }
 
@@ -780,7 +817,7 @@ pub(crate) mod tests {
             denial.rule = "\u{8}\u{8}".into();
             grants[0] = Grant::Write("/x\u{1b}]0;\u{7}\n\u{202e}".into());
         }
-        let shown = self::format_sample(&value) + &format_help(&value, &list_answer_keys(&value), TextLayout::PLAIN);
+        let shown = format_sample(&value) + &format_help(&value, &list_answer_keys(&value), TextLayout::PLAIN);
         assert!(
             shown.chars().all(|c| c == '\n' || RawText::from(c.to_string()).to_escaped() == c.to_string()),
             "{shown:?}"
@@ -911,7 +948,8 @@ pub(crate) mod tests {
     #[test]
     fn a_path_with_many_blanks_stays_on_its_line() {
         let text = format!("/home/u/a{}b", " ".repeat(200));
-        let denial = Denial { object: text.as_str().into(), rule: "outside every writable root".into(), ..sample_denial() };
+        let denial =
+            Denial { object: text.as_str().into(), rule: "outside every writable root".into(), ..sample_denial() };
         let grants = vec![Grant::Write(text.as_str().into())];
         let value = sample_question(QuestionKind::Hold { denial, grants, directory: false, held_ms: 9 });
         insta::assert_snapshot!(format_sample(&value) + &format_prompt(&list_answer_keys(&value)), @r"
@@ -945,8 +983,14 @@ pub(crate) mod tests {
                     vec![ApprovalScope::Once, ApprovalScope::Session, ApprovalScope::Always],
                     Some("reach    session and always are for any command in this workspace"),
                 ),
-                (vec![ApprovalScope::Once, ApprovalScope::Always], Some("reach    always is for any command in this workspace")),
-                (vec![ApprovalScope::Once, ApprovalScope::Session], Some("reach    session is for any command in this workspace")),
+                (
+                    vec![ApprovalScope::Once, ApprovalScope::Always],
+                    Some("reach    always is for any command in this workspace"),
+                ),
+                (
+                    vec![ApprovalScope::Once, ApprovalScope::Session],
+                    Some("reach    session is for any command in this workspace"),
+                ),
                 (vec![ApprovalScope::Once], None),
             ] {
                 value.scopes = scopes;

@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use stockade_engine::repository_around;
-use stockade_model::{Denial, Grant, Host, DeniedOperation, RawText, NetworkTarget, TargetPattern, is_localhost};
+use stockade_model::{Denial, DeniedOperation, Grant, Host, NetworkTarget, RawText, TargetPattern, is_localhost};
 use stockade_policy::{HostGroup, advice_instead_of_grant, groups_with};
 
 /// Most siblings that are granted one by one; more are granted by their directory.
@@ -109,7 +109,10 @@ fn top_around(workspace: &Path, around: RemedyContext<'_>) -> Option<PathBuf> {
 
 /// Returns the directory of an entry that a program creates with a generated name.
 fn directory_of_passing(operation: DeniedOperation, path: &Path) -> Option<PathBuf> {
-    let makes = matches!(operation, DeniedOperation::Create | DeniedOperation::Mkdir | DeniedOperation::Symlink | DeniedOperation::Link);
+    let makes = matches!(
+        operation,
+        DeniedOperation::Create | DeniedOperation::Mkdir | DeniedOperation::Symlink | DeniedOperation::Link
+    );
     path.parent().filter(|_| makes && path.file_name().is_some_and(is_passing)).map(Path::to_owned)
 }
 
@@ -224,7 +227,8 @@ fn join_siblings(remedies: &mut [RefusalRemedy], around: RemedyContext<'_>) {
         }
     }
     for remedy in remedies {
-        let whole = parent(remedy).filter(|parent| children.get(parent).is_some_and(|all| all.len() > MAX_SINGLE_GRANTS));
+        let whole =
+            parent(remedy).filter(|parent| children.get(parent).is_some_and(|all| all.len() > MAX_SINGLE_GRANTS));
         if let Some(whole) = whole {
             *remedy = RefusalRemedy::Grants(vec![Grant::Write(whole)]);
         }
@@ -376,7 +380,10 @@ mod tests {
         // The port must match, and so must every label of the name.
         check(
             ws,
-            &[(DeniedOperation::Connect, "connect pypi.org:443"), (DeniedOperation::Connect, "connect files.pythonhosted.org:80")],
+            &[
+                (DeniedOperation::Connect, "connect pypi.org:443"),
+                (DeniedOperation::Connect, "connect files.pythonhosted.org:80"),
+            ],
             &["1 x connect pypi.org:443", "1 x connect files.pythonhosted.org:80"],
         );
         check_hosts(&["x.pypi.org", "pypi.org"], &["1 x connect x.pypi.org:443", "1 x connect pypi.org:443"]);

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use stockade_engine::SandboxUsage;
 use stockade_files::OmittedObject;
-use stockade_model::{RawText, SandboxId, SandboxRecord, SandboxState, FinalStatus, WorkspaceSource};
+use stockade_model::{FinalStatus, RawText, SandboxId, SandboxRecord, SandboxState, WorkspaceSource};
 use stockade_store::sandboxes::CommandRecord;
 
 use super::audit::format_utc;
@@ -153,7 +153,9 @@ fn format_duration(ms: u64) -> String {
 
 /// Formats all rows as a table.
 pub fn format_table(rows: &[SandboxUsageRow]) -> String {
-    let all: Vec<[String; 8]> = std::iter::once(TABLE_HEADERS.map(str::to_owned)).chain(rows.iter().map(SandboxUsageRow::format_cells)).collect();
+    let all: Vec<[String; 8]> = std::iter::once(TABLE_HEADERS.map(str::to_owned))
+        .chain(rows.iter().map(SandboxUsageRow::format_cells))
+        .collect();
     let width = |column: usize| all.iter().map(|cells| cells[column].len()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..TABLE_HEADERS.len()).map(width).collect();
     let mut out = String::new();
@@ -181,7 +183,8 @@ pub fn format_usage(row: &SandboxUsageRow) -> String {
     };
     let count = |number: Option<u64>| number.map(|number| number.to_string());
     let processes = now(count(usage.and_then(|usage| usage.processes)), count(row.processes_peak));
-    let memory = now(usage.and_then(|usage| usage.memory_bytes).map(format_size), row.memory_peak_bytes.map(format_size));
+    let memory =
+        now(usage.and_then(|usage| usage.memory_bytes).map(format_size), row.memory_peak_bytes.map(format_size));
     format!("{:<10} {}\n{:<10} {processes}\n{:<10} {memory}\n", "commands", row.commands, "processes", "memory")
 }
 
@@ -222,7 +225,7 @@ fn source(workspace: &WorkspaceSource) -> String {
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::{LimitKind, RequestId, SandboxSpec, ResourceUsage};
+    use stockade_model::{LimitKind, RequestId, ResourceUsage, SandboxSpec};
 
     use super::*;
 
@@ -262,7 +265,16 @@ mod tests {
         let id = SandboxId::from_random([0xab; 16]);
         let (memory_peak_bytes, processes_peak) = (Some(3 << 29), Some(12));
         let state = SandboxState::Ready;
-        SandboxUsageRow { id, state, usage, memory_peak_bytes, processes_peak, commands: 2, age_ms: 90_061_000, left_ms: None }
+        SandboxUsageRow {
+            id,
+            state,
+            usage,
+            memory_peak_bytes,
+            processes_peak,
+            commands: 2,
+            age_ms: 90_061_000,
+            left_ms: None,
+        }
     }
 
     #[test]
@@ -277,7 +289,10 @@ mod tests {
         assert_eq!(format_table(&rows), format!("{head}{known}{unknown}"));
         // No more lines than the terminal shows.
         assert_eq!(format_screen(&rows, 3), format!("\u{1b}[H\u{1b}[J{head}{known}"));
-        assert_eq!(format_usage(&rows[0]), "commands   2\nprocesses  3, at most 12\nmemory     1.5MiB, at most 1.5GiB\n");
+        assert_eq!(
+            format_usage(&rows[0]),
+            "commands   2\nprocesses  3, at most 12\nmemory     1.5MiB, at most 1.5GiB\n"
+        );
     }
 
     #[test]

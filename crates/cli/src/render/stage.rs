@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 
 use stockade_model::{RawText, StagedChanges};
-use stockade_native::stage::text::{ContentDiff, DiffLineKind, DiffHunk};
+use stockade_native::stage::text::{ContentDiff, DiffHunk, DiffLineKind};
 use stockade_native::stage::{
-    StageChange, CommitResult, StageConflict, RecoveryEnd, ObjectFacts, HeldChange, ChangeKind, ObjectKind, StageListEntry, WorkspaceChange, RecoveryResult, HoldReason,
+    ChangeKind, CommitResult, HeldChange, HoldReason, ObjectFacts, ObjectKind, RecoveryEnd, RecoveryResult,
+    StageChange, StageConflict, StageListEntry, WorkspaceChange,
 };
 
 use super::audit::format_utc;
@@ -72,7 +73,12 @@ fn format_path(path: &std::path::Path) -> String {
 }
 
 /// Formats one change on one line; reasons against its commit follow on lines of their own.
-pub fn format_change(change: &StageChange, held: Option<&HeldChange>, conflict: Option<&StageConflict>, style: TextLayout) -> String {
+pub fn format_change(
+    change: &StageChange,
+    held: Option<&HeldChange>,
+    conflict: Option<&StageConflict>,
+    style: TextLayout,
+) -> String {
     let mut notes = Vec::new();
     if let (Some(before), Some(after)) = (&change.present, &change.staged) {
         notes.extend(describe_differences(before, after, change.how));
@@ -121,7 +127,9 @@ pub fn workspace_change_word(meanwhile: WorkspaceChange) -> &'static str {
 
 fn format_obstacle(why: &HoldReason) -> String {
     match why {
-        HoldReason::Protected { unit, .. } => format!("{}; --protected {}", obstacle_reason(why), shell_quoted(&format_path(unit))),
+        HoldReason::Protected { unit, .. } => {
+            format!("{}; --protected {}", obstacle_reason(why), shell_quoted(&format_path(unit)))
+        }
         HoldReason::Special(_) => format!("not put into a workspace: {}", obstacle_reason(why)),
     }
 }
@@ -173,7 +181,12 @@ fn format_hunk(hunk: &DiffHunk) -> String {
 pub fn format_commit(committed: &CommitResult, id: &str, style: TextLayout) -> String {
     let mut out = format!("{} committed\n", count_noun(committed.paths.len(), "path"));
     for held in committed.held.iter().take(MAX_HELD_SHOWN) {
-        write_wrapped(&mut out, style, "• ", &format!("left in the stage: {}   ({})", format_path(&held.path), obstacle_reason(&held.why)));
+        write_wrapped(
+            &mut out,
+            style,
+            "• ",
+            &format!("left in the stage: {}   ({})", format_path(&held.path), obstacle_reason(&held.why)),
+        );
     }
     if committed.held.len() > MAX_HELD_SHOWN {
         out += &format!("• and {} more\n", committed.held.len() - MAX_HELD_SHOWN);
@@ -188,7 +201,8 @@ pub fn format_commit(committed: &CommitResult, id: &str, style: TextLayout) -> S
         }
     }
     if !units.is_empty() {
-        out += &format!("{} stockade stage commit {id} {}\n", style.paint_text(SgrColor::Cyan, "hint:"), units.join(" "));
+        out +=
+            &format!("{} stockade stage commit {id} {}\n", style.paint_text(SgrColor::Cyan, "hint:"), units.join(" "));
     }
     out
 }
@@ -206,7 +220,9 @@ pub fn format_recovery(recovered: &RecoveryResult) -> String {
     match &recovered.end {
         RecoveryEnd::Finished => format!("• a commit of {id} that was cut off is finished\n"),
         RecoveryEnd::Undone(why) => format!("• a commit of {id} that was cut off is undone: {why}\n"),
-        RecoveryEnd::PutBack => format!("• what the run of {id} made is in its stage; the workspace is as it was before it\n"),
+        RecoveryEnd::PutBack => {
+            format!("• what the run of {id} made is in its stage; the workspace is as it was before it\n")
+        }
         RecoveryEnd::Unbegun => format!("• what a commit of {id} had made ready is removed; it had changed nothing\n"),
     }
 }
@@ -237,7 +253,8 @@ mod tests {
         ];
         let why = HoldReason::Protected { rule: "protected name: .git/hooks".into(), unit: ".git/hooks".into() };
         let held = HeldChange { path: "a".into(), how: ChangeKind::Modified, why };
-        let conflict = StageConflict { path: "a".into(), how: ChangeKind::Modified, meanwhile: WorkspaceChange::Changed };
+        let conflict =
+            StageConflict { path: "a".into(), how: ChangeKind::Modified, meanwhile: WorkspaceChange::Changed };
         let mut shown = String::new();
         for one in &list {
             let is_a = one.path == Path::new("a");
@@ -270,7 +287,8 @@ mod tests {
         let file = facts(ObjectKind::File, 0o644, 1);
         let one = StageChange::for_show("f", ChangeKind::Added, Some(file), None);
         let link = ContentDiff::Link { before: None, after: Some(b"to\x1b".to_vec()) };
-        let shown = format_difference(&one.path, &ContentDiff::Text(hunks), &one) + &format_difference(&one.path, &link, &one);
+        let shown =
+            format_difference(&one.path, &ContentDiff::Text(hunks), &one) + &format_difference(&one.path, &link, &one);
         insta::assert_snapshot!(shown, @r"
         --- /dev/null
         +++ b/f

@@ -5,15 +5,16 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use stockade_model::{
-    Approval, Denial, Grant, DenialLayer, LayerState, IsolationLevel, DeniedOperation, RunOutcome, RawText, DenialResolution, ApprovalScope, FinalStatus,
+    Approval, ApprovalScope, Denial, DenialLayer, DenialResolution, DeniedOperation, FinalStatus, Grant,
+    IsolationLevel, LayerState, RawText, RunOutcome,
 };
 use stockade_policy::{is_history, is_registry_settings, names_package_registry};
-use stockade_store::{Consent, ApprovalRecord};
+use stockade_store::{ApprovalRecord, Consent};
 
 use super::compact::compact_and_shorten;
 use super::question::{grant_hint, grant_option, operation_verb};
 use super::remedy::{RefusalRemedy, RemedyContext, group_by_remedy};
-use super::{SgrColor, TextLayout, count_noun, shell_quoted, format_duration, write_wrapped};
+use super::{SgrColor, TextLayout, count_noun, format_duration, shell_quoted, write_wrapped};
 use crate::failure::CliError;
 
 /// Approver name of a remembered answer.
@@ -93,7 +94,12 @@ fn write_refusals(out: &mut String, outcome: &RunOutcome, context: SummaryContex
     let (registries, refused): (Vec<_>, Vec<_>) = refused.partition(|denial| is_of_registry(denial, home));
     for denial in registries.iter().take(MAX_GROUPS_SHOWN) {
         let object = compact_and_shorten(&denial.object, MAX_TEXT_COLUMNS);
-        write_wrapped(out, style, "• ", &format!("not read: {object}   (tokens of package registries are hidden from runs)"));
+        write_wrapped(
+            out,
+            style,
+            "• ",
+            &format!("not read: {object}   (tokens of package registries are hidden from runs)"),
+        );
     }
     let (histories, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(|denial| is_about_history(denial, home));
     if let Some(first) = histories.first() {
@@ -108,7 +114,12 @@ fn write_refusals(out: &mut String, outcome: &RunOutcome, context: SummaryContex
     }
     let (gone, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(|denial| is_gone(denial));
     for denial in gone.iter().take(MAX_GROUPS_SHOWN) {
-        write_wrapped(out, style, "• ", &format!("gone: {}   ({})", compact_and_shorten(&denial.object, MAX_TEXT_COLUMNS), denial.rule));
+        write_wrapped(
+            out,
+            style,
+            "• ",
+            &format!("gone: {}   ({})", compact_and_shorten(&denial.object, MAX_TEXT_COLUMNS), denial.rule),
+        );
     }
     let answered = |denial: &&Denial| remembered_no(outcome, denial, context.remembered);
     let (before, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(|denial| answered(denial).is_some());
@@ -148,17 +159,25 @@ fn is_of_registry(denial: &Denial, home: &Path) -> bool {
 }
 
 /// Returns the remembered no that refused it without a question.
-fn remembered_no<'a>(outcome: &RunOutcome, denial: &Denial, remembered: &'a [ApprovalRecord]) -> Option<&'a ApprovalRecord> {
+fn remembered_no<'a>(
+    outcome: &RunOutcome,
+    denial: &Denial,
+    remembered: &'a [ApprovalRecord],
+) -> Option<&'a ApprovalRecord> {
     let grant = denial.grant.as_ref()?;
-    let was_refused = |given: &Approval| given.by == CACHE_APPROVER && given.answer == "denied" && given.grants.contains(grant);
+    let was_refused =
+        |given: &Approval| given.by == CACHE_APPROVER && given.answer == "denied" && given.grants.contains(grant);
     let is_no = |answer: &&ApprovalRecord| answer.consent == Consent::Denied && answer.grants.contains(grant);
     outcome.approvals.iter().any(was_refused).then(|| remembered.iter().find(is_no)).flatten()
 }
 
 fn refused_before(out: &mut String, denial: &Denial, answer: &ApprovalRecord, style: TextLayout) {
     let object = compact_and_shorten(&denial.object, MAX_TEXT_COLUMNS);
-    let word =
-        if answer.scope == ApprovalScope::Always { "never".to_owned() } else { format!("no ({})", scope_name(answer.scope)) };
+    let word = if answer.scope == ApprovalScope::Always {
+        "never".to_owned()
+    } else {
+        format!("no ({})", scope_name(answer.scope))
+    };
     let text = format!(
         "refused: {} {object}   (you answered {word} on {})",
         operation_verb(denial.operation),
@@ -184,7 +203,9 @@ fn write_group(out: &mut String, remedy: &RefusalRemedy, members: &[&Denial], st
         RefusalRemedy::Nothing => return,
         RefusalRemedy::Advice(advice) => return write_hint(out, advice, style),
         // On one line, so that it can be copied.
-        RefusalRemedy::Grants(grants) if grants.iter().any(|grant| grant.to_string().chars().count() > MAX_TEXT_COLUMNS) => {
+        RefusalRemedy::Grants(grants)
+            if grants.iter().any(|grant| grant.to_string().chars().count() > MAX_TEXT_COLUMNS) =>
+        {
             return write_hint(out, "the name is too long to be shown here; `--json` has the grant in full", style);
         }
         RefusalRemedy::Grants(grants) => grants.iter().map(|grant| grant_hint(grant, style.is_terminal())).collect(),
@@ -253,7 +274,11 @@ fn write_staged_changes(out: &mut String, outcome: &RunOutcome, style: TextLayou
     let Some(staged) = outcome.attempts.last().and_then(|last| last.staged.as_ref()) else { return };
     write_wrapped(out, style, "• ", &super::stage::describe_waiting(staged));
     let id = &staged.stage;
-    let _ = writeln!(out, "  {} stockade stage diff {id} (then: commit, discard)", style.paint_text(SgrColor::Cyan, "hint:"));
+    let _ = writeln!(
+        out,
+        "  {} stockade stage diff {id} (then: commit, discard)",
+        style.paint_text(SgrColor::Cyan, "hint:")
+    );
 }
 
 /// Writes the names of files that run code later.
@@ -283,7 +308,12 @@ fn kept_for_undo(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
     }
     // Not the count of `undo`: this one includes paths that were created and removed again.
     let count = count_noun(usize::try_from(kept).unwrap_or(usize::MAX), "path");
-    write_wrapped(out, style, "• ", &format!("what it changed in the workspace can be put back ({count} noted meanwhile)"));
+    write_wrapped(
+        out,
+        style,
+        "• ",
+        &format!("what it changed in the workspace can be put back ({count} noted meanwhile)"),
+    );
     let hint = style.paint_text(SgrColor::Cyan, "hint:");
     let _ = writeln!(out, "  {hint} stockade changes {} (then: undo)", outcome.id);
 }
@@ -292,7 +322,12 @@ fn kept_for_undo(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
 fn write_trace_summary(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
     let Some(last) = outcome.attempts.last().filter(|last| !last.reads.is_empty()) else { return };
     let files: u64 = last.reads.iter().map(|read| if read.directory { read.files } else { 1 }).sum();
-    write_wrapped(out, style, "• ", &format!("traced: {} read", count_noun(usize::try_from(files).unwrap_or(usize::MAX), "file")));
+    write_wrapped(
+        out,
+        style,
+        "• ",
+        &format!("traced: {} read", count_noun(usize::try_from(files).unwrap_or(usize::MAX), "file")),
+    );
     let hint = style.paint_text(SgrColor::Cyan, "hint:");
     let _ = writeln!(out, "  {hint} stockade policy suggest --request {}   (a profile that reads no more)", outcome.id);
 }
@@ -304,19 +339,37 @@ fn write_ending(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
     match outcome.status {
         FinalStatus::Exited | FinalStatus::Signaled => {}
         FinalStatus::TimedOut => {
-            write_wrapped(out, style, "• ", &format!("its time ran out after {}; all it had started was ended", format_duration(wall_ms)));
+            write_wrapped(
+                out,
+                style,
+                "• ",
+                &format!("its time ran out after {}; all it had started was ended", format_duration(wall_ms)),
+            );
         }
-        FinalStatus::Limit => write_wrapped(out, style, "• ", &format!("a limit ended it: {}", why.as_deref().unwrap_or("unknown"))),
+        FinalStatus::Limit => {
+            write_wrapped(out, style, "• ", &format!("a limit ended it: {}", why.as_deref().unwrap_or("unknown")))
+        }
         FinalStatus::Refused => write_refused_run(out, outcome, why.as_deref(), style),
         FinalStatus::Aborted => {
-            write_wrapped(out, style, "• ", &format!("aborted{}", why.map(|why| format!(": {why}")).unwrap_or_default()));
+            write_wrapped(
+                out,
+                style,
+                "• ",
+                &format!("aborted{}", why.map(|why| format!(": {why}")).unwrap_or_default()),
+            );
         }
         FinalStatus::Error => wrap_error(out, why.as_deref().unwrap_or("the run failed"), style),
     }
     if let Some(hint) = failure.and_then(|failure| failure.hint) {
-        let _ = writeln!(out, "{} {}", style.paint_text(SgrColor::Cyan, "hint:"), RawText::from(hint.as_str()).to_escaped());
+        let _ = writeln!(
+            out,
+            "{} {}",
+            style.paint_text(SgrColor::Cyan, "hint:"),
+            RawText::from(hint.as_str()).to_escaped()
+        );
     }
-    if outcome.attempts.last().and_then(|last| last.enforced.as_ref()).is_some_and(|e| e.level == IsolationLevel::None) {
+    if outcome.attempts.last().and_then(|last| last.enforced.as_ref()).is_some_and(|e| e.level == IsolationLevel::None)
+    {
         write_wrapped(out, style, "• ", "it ran without a sandbox");
     }
     without_caches(out, outcome, style);
@@ -359,8 +412,8 @@ fn write_refused_run(out: &mut String, outcome: &RunOutcome, why: Option<&str>, 
 #[cfg(test)]
 mod tests {
     use stockade_model::{
-        Assessment, AttemptRecord, ConnectionEnd, ConnectionRecord, Decision, EnforcementReport, HostUse, LayerReport,
-        DeniedOperation, StagedChanges, Tier, ResourceUsage, PolicyVerdict,
+        Assessment, AttemptRecord, ConnectionEnd, ConnectionRecord, Decision, DeniedOperation, EnforcementReport,
+        HostUse, LayerReport, PolicyVerdict, ResourceUsage, StagedChanges, Tier,
     };
 
     use super::*;
@@ -545,7 +598,9 @@ mod tests {
     #[test]
     fn endings() {
         let mut shown = String::new();
-        for status in [FinalStatus::TimedOut, FinalStatus::Limit, FinalStatus::Refused, FinalStatus::Aborted, FinalStatus::Error] {
+        for status in
+            [FinalStatus::TimedOut, FinalStatus::Limit, FinalStatus::Refused, FinalStatus::Aborted, FinalStatus::Error]
+        {
             let mut value = outcome(status);
             value.error = (status != FinalStatus::Refused).then(|| "because of \u{7} this\nhint: do \u{7} that".into());
             value.decision.reasons = vec!["rule `no rm` of /etc/stockade/config.toml".into()];
@@ -604,7 +659,8 @@ mod tests {
     #[test]
     fn no_sandbox_is_said() {
         let mut value = outcome(FinalStatus::Exited);
-        value.attempts[0].enforced = Some(EnforcementReport { level: IsolationLevel::None, layers: Default::default() });
+        value.attempts[0].enforced =
+            Some(EnforcementReport { level: IsolationLevel::None, layers: Default::default() });
         assert_eq!(format_summary(&value, context(), TextLayout::PLAIN), "• it ran without a sandbox\n");
     }
 

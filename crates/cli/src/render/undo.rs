@@ -4,7 +4,7 @@ use std::path::Path;
 
 use stockade_model::RawText;
 use stockade_native::stage::ObjectKind;
-use stockade_native::undo::{UndoConflict, UndoEffect, RestoreResult, UndoChange, UndoMeta};
+use stockade_native::undo::{RestoreResult, UndoChange, UndoConflict, UndoEffect, UndoMeta};
 
 use super::count_noun;
 
@@ -109,7 +109,10 @@ mod tests {
     fn a_line_says_what_was_done() {
         let line = format_change(&made("a\x1bb", UndoEffect::Created, ObjectKind::Directory, None), None);
         assert_eq!(line, format!("  created  {}/\n", RawText::from("a\x1bb").to_escaped()));
-        let line = format_change(&made("x", UndoEffect::Metadata, ObjectKind::File, Some((0o644, 0o755))), Some(&UndoConflict::Changed));
+        let line = format_change(
+            &made("x", UndoEffect::Metadata, ObjectKind::File, Some((0o644, 0o755))),
+            Some(&UndoConflict::Changed),
+        );
         assert_eq!(line, "  mode     x   0644 -> 0755   (it was changed after the run)\n");
     }
 }

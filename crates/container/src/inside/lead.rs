@@ -10,14 +10,14 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use stockade_egress::{DialError, TunnelConnector, NameLookupError, NameResolver, EgressCaller, connected_pair};
+use stockade_egress::{DialError, EgressCaller, NameLookupError, NameResolver, TunnelConnector, connected_pair};
 use stockade_model::{HostName, NetworkTarget};
 use tokio::runtime::{Builder, Handle};
 
 use super::EngineChannel;
 use crate::frames::{ChannelFrame, FrameError};
-use crate::passages::{TUNNEL_STREAMS_MAX, TunnelStreamTable, TunnelFrameSender};
-use crate::question::{TunnelResponse, TunnelRequest};
+use crate::passages::{TUNNEL_STREAMS_MAX, TunnelFrameSender, TunnelStreamTable};
+use crate::question::{TunnelRequest, TunnelResponse};
 
 /// Time-out for the host to resolve a name.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(12);
@@ -58,14 +58,20 @@ impl HostTunnel {
             let sent = sender.send_frame(&frame).is_ok();
             Box::pin(std::future::ready(sent))
         });
-        Self { way: Arc::clone(way), passages: TunnelStreamTable::new(post), table: Mutex::default(), runtime: Mutex::default() }
+        Self {
+            way: Arc::clone(way),
+            passages: TunnelStreamTable::new(post),
+            table: Mutex::default(),
+            runtime: Mutex::default(),
+        }
     }
 
     /// Processes a frame of the host's egress proxy.
     pub(super) fn handle_frame(&self, frame: ChannelFrame) -> Result<(), FrameError> {
         match frame {
             ChannelFrame::Answered(id, answer) => {
-                let answer: TunnelResponse = serde_json::from_slice(&answer).map_err(|_| FrameError::MALFORMED_REQUEST)?;
+                let answer: TunnelResponse =
+                    serde_json::from_slice(&answer).map_err(|_| FrameError::MALFORMED_REQUEST)?;
                 let waiting = lock_mutex(&self.table).waiting.remove(&id);
                 match waiting {
                     Some(TunnelWaiter::Connection(connects)) => connects(self.connect_stream(id, answer)),
@@ -149,7 +155,9 @@ impl NameResolver for HostTunnel {
         let (looked, answer) = sync_channel(1);
         let failed = |why: &str| NameLookupError::Failed(why.to_owned());
         let question = TunnelRequest::LookUp { name: name.as_str().to_owned() };
-        let id = self.send_request(&question, TunnelWaiter::Lookup(looked)).map_err(|_| failed("the way out is full or gone"))?;
+        let id = self
+            .send_request(&question, TunnelWaiter::Lookup(looked))
+            .map_err(|_| failed("the way out is full or gone"))?;
         let answer = answer.recv_timeout(LOOKUP_TIMEOUT);
         lock_mutex(&self.table).waiting.remove(&id);
         match answer {

@@ -8,10 +8,14 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use stockade_egress::{EgressProxy, EgressPolicy, EgressDecision, EgressNamespace, EgressPermit, ProxyService, EgressProxySetup, EgressRequest, EgressCaller};
+use stockade_egress::{
+    EgressCaller, EgressDecision, EgressNamespace, EgressPermit, EgressPolicy, EgressProxy, EgressProxySetup,
+    EgressRequest, ProxyService,
+};
 use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, HeldAnswer, HoldId, StartError, WeakEventSender};
 use stockade_model::{
-    Denial, EgressRules, EnforcementReport, HostName, DenialLayer, DeniedOperation, AttemptPlan, RawText, DenialResolution, NetworkTarget,
+    AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, EgressRules, EnforcementReport, HostName,
+    NetworkTarget, RawText,
 };
 use stockade_native::powers::PermissionRefusal;
 use stockade_native::proxy_variables;
@@ -36,9 +40,18 @@ pub(super) struct CommandProxy {
 
 impl CommandProxy {
     /// Starts the proxy, and names it in the variables of the plan.
-    pub(super) fn start_proxy(plan: &mut AttemptPlan, hold: bool, events: &AttemptEventSender, leads: &Arc<HostTunnel>) -> io::Result<Self> {
-        let asking =
-            Arc::new(ProxyPolicy { reach: EgressReach::from_plan(plan), events: events.downgrade(), hold, state: Mutex::default() });
+    pub(super) fn start_proxy(
+        plan: &mut AttemptPlan,
+        hold: bool,
+        events: &AttemptEventSender,
+        leads: &Arc<HostTunnel>,
+    ) -> io::Result<Self> {
+        let asking = Arc::new(ProxyPolicy {
+            reach: EgressReach::from_plan(plan),
+            events: events.downgrade(),
+            hold,
+            state: Mutex::default(),
+        });
         let (resolver, lead, judge) = (Arc::clone(leads), Arc::clone(leads), Arc::clone(&asking));
         let door = EgressProxy::start(EgressProxySetup {
             rules: EgressRules::default(),

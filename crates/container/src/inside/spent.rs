@@ -12,7 +12,8 @@ use stockade_model::{Denial, LimitKind, Limits};
 const OOM_KILL_COUNTER: ([&str; 2], &str) =
     (["/sys/fs/cgroup/memory/memory.oom_control", "/sys/fs/cgroup/memory.events"], "oom_kill");
 /// Counter of refused forks.
-const FAILED_FORK_COUNTER: ([&str; 2], &str) = (["/sys/fs/cgroup/pids/pids.events", "/sys/fs/cgroup/pids.events"], "max");
+const FAILED_FORK_COUNTER: ([&str; 2], &str) =
+    (["/sys/fs/cgroup/pids/pids.events", "/sys/fs/cgroup/pids.events"], "max");
 
 /// Counters at the start of a command.
 pub(super) struct LimitCounters {
@@ -71,7 +72,10 @@ mod tests {
         let limits = Limits { memory_bytes: Some(64 << 20), processes: Some(20), ..Limits::default() };
         let before = LimitCounters { limits, ended: 2, forks: 5 };
         let now = |ended, forks| LimitCounters { limits: Limits::default(), ended, forks };
-        let (well, killed) = (AttemptEnd::from_command_end(CommandEnd::Exited(0)), AttemptEnd::from_command_end(CommandEnd::Signaled(9)));
+        let (well, killed) = (
+            AttemptEnd::from_command_end(CommandEnd::Exited(0)),
+            AttemptEnd::from_command_end(CommandEnd::Signaled(9)),
+        );
         assert_eq!(before.events_between(&now(2, 5), &killed), []);
         let told = |now: &LimitCounters, end| match before.events_between(now, end).as_slice() {
             [AttemptEvent::Denied(one)] => {

@@ -148,7 +148,8 @@ mod tests {
     fn keys_that_send_a_signal_are_parted_from_others_unless_they_are_switched_off() {
         let (ours, _inside) = open_pty_pair().unwrap();
         let mut modes = tcgetattr(&ours).unwrap();
-        let (typed, int, quit) = (TerminalInput::Typed, || TerminalInput::Signal(Signal::INT), || TerminalInput::Signal(Signal::QUIT));
+        let (typed, int, quit) =
+            (TerminalInput::Typed, || TerminalInput::Signal(Signal::INT), || TerminalInput::Signal(Signal::QUIT));
         let all = [typed(b"a"), int(), int(), typed(b"b\0"), quit(), typed(b"c")];
         assert_eq!(split_signal_keys(b"a\x03\x03b\0\x1cc", &modes), all);
         assert_eq!(split_signal_keys(b"", &modes), []);

@@ -7,14 +7,14 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use stockade_container::{ContainerSandboxes, ContainerEngineKind, ContainerSettings};
+use stockade_container::{ContainerEngineKind, ContainerSandboxes, ContainerSettings};
 use stockade_engine::{
-    Attempt, AttemptEnd, AttemptEvent, CommandEnd, AttemptEventSender, StdioMode, Sandbox, SandboxError, SandboxEvent, SandboxEventSender,
-    SandboxPlan, SandboxProvider, StartError, GuestSystem,
+    Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, CommandEnd, GuestSystem, Sandbox, SandboxError,
+    SandboxEvent, SandboxEventSender, SandboxPlan, SandboxProvider, StartError, StdioMode,
 };
 use stockade_model::{
-    BackgroundPolicy, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport, EnvironmentRules, FilesystemAccess, ImageDigest, IsolationLevel,
-    Limits, NetworkAccess, AttemptPlan, Profile, RequestId, SandboxId,
+    AttemptPlan, BackgroundPolicy, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport, EnvironmentRules,
+    FilesystemAccess, ImageDigest, IsolationLevel, Limits, NetworkAccess, Profile, RequestId, SandboxId,
 };
 use stockade_testkit::EngineKind;
 use tempfile::TempDir;
@@ -55,7 +55,11 @@ impl Engine {
     }
 
     /// None, and said so, where this user can run no engine.
-    fn start(kind: ContainerEngineKind, engine: EngineKind, configure: impl FnOnce(&Path) -> Option<String>) -> Option<Self> {
+    fn start(
+        kind: ContainerEngineKind,
+        engine: EngineKind,
+        configure: impl FnOnce(&Path) -> Option<String>,
+    ) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("not run: a container engine needs root");
             return None;
@@ -64,7 +68,8 @@ impl Engine {
         let file = place.path().join("containers.conf");
         let configured = configure(place.path()).map(|text| fs::write(&file, text).unwrap());
         let environment = configured.map(|()| ("CONTAINERS_CONF", file.as_os_str()));
-        let engine = stockade_testkit::ContainerEngine::start_with(engine, &place.path().join("engine"), environment.as_slice());
+        let engine =
+            stockade_testkit::ContainerEngine::start_with(engine, &place.path().join("engine"), environment.as_slice());
         let engine = engine.expect("the engines are installed by the test command");
         let digest = engine.import_image(&root_tree(place.path())).unwrap();
         Some(Self { kind, engine, place, image: digest.parse().unwrap() })
@@ -405,7 +410,11 @@ pub fn inside(script: &str) -> AttemptPlan {
 
 /// An image with volumes: they can be read in a sandbox, and not written, whatever the
 /// runtime.
-pub fn volumes_of_an_image_can_be_read_alone(engine: &Engine, change: impl Fn(&mut SandboxPlan), level: IsolationLevel) {
+pub fn volumes_of_an_image_can_be_read_alone(
+    engine: &Engine,
+    change: impl Fn(&mut SandboxPlan),
+    level: IsolationLevel,
+) {
     let image = engine.image_with(&["VOLUME /data", "VOLUME /srv", "VOLUME /tmp"]);
     let place = Place::with(engine, |plan| {
         plan.system = Some(GuestSystem::Image(image.clone()));
@@ -472,13 +481,14 @@ pub fn a_workspace_that_is_exchanged_is_not_another_users(engine: &Engine) {
             }
         });
         for _ in 0..8 {
-            let (sandbox, _told) = match begun(&place.plan, |plan, events| engine.sandboxes().create_sandbox(plan, events)) {
-                Ok(begun) => begun,
-                Err(_) => {
-                    refused += 1;
-                    continue;
-                }
-            };
+            let (sandbox, _told) =
+                match begun(&place.plan, |plan, events| engine.sandboxes().create_sandbox(plan, events)) {
+                    Ok(begun) => begun,
+                    Err(_) => {
+                        refused += 1;
+                        continue;
+                    }
+                };
             made += 1;
             let name = format!("stockade-{}", place.plan.id);
             let user = engine.own_command(&["inspect", "-f", "{{.Config.User}}", &name]);

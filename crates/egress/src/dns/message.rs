@@ -258,7 +258,8 @@ mod tests {
     fn a_question_is_read_and_answered() {
         let question = DnsQuestion::parse_query(&query("PyPI.org", 1)).unwrap();
         assert_eq!((question.name.as_deref(), question.kind), (Some("pypi.org"), DnsQuestionType::A));
-        let answer = question.encode_answer(DnsResponseCode::NoError, &[DnsRecord::Address("198.18.0.9".parse().unwrap())]);
+        let answer =
+            question.encode_answer(DnsResponseCode::NoError, &[DnsRecord::Address("198.18.0.9".parse().unwrap())]);
         assert_eq!(answer[..12], [0x12, 0x34, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0]);
         // The answer repeats the question with its spelling.
         assert_eq!(answer[12..26], *b"\x04PyPI\x03org\0\0\x01\0\x01"[..14].as_ref());

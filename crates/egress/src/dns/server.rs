@@ -12,16 +12,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
-use stockade_model::{Host, HostName, DeniedOperation, UpstreamProxy};
+use stockade_model::{DeniedOperation, Host, HostName, UpstreamProxy};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::message::{DnsResponseCode, DnsQuestionType, MAX_MESSAGE_BYTES, DnsQuestion, DnsRecord, parse_reverse_name};
+use super::message::{DnsQuestion, DnsQuestionType, DnsRecord, DnsResponseCode, MAX_MESSAGE_BYTES, parse_reverse_name};
 use crate::dial::look_up;
 use crate::events::EgressEventSink;
 use crate::names::{HostNameTable, is_ours};
-use crate::seam::{EgressPolicy, NameLookupError, NameResolver, EgressCaller, is_localhost};
+use crate::seam::{EgressCaller, EgressPolicy, NameLookupError, NameResolver, is_localhost};
 use crate::upstream::is_looked_up_here;
 
 /// Most questions resolved at once; further ones get "server failure".

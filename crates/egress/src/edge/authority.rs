@@ -17,7 +17,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use stockade_model::Host;
 
 use super::InterceptionError;
-use super::trust::{encode_pem, crypto_provider};
+use super::trust::{crypto_provider, encode_pem};
 
 /// Most names with a cached certificate; further ones are made again.
 const CACHED_CERTIFICATES_MAX: usize = 1024;

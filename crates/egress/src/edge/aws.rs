@@ -240,7 +240,10 @@ mod tests {
             "AWS4-HMAC-SHA256 Credential=a/b/c/d/aws4, SignedHeaders=host, Signature=0",
             "AWS4-ECDSA-P256-SHA256 Credential=a/b/c/d/aws4_request, SignedHeaders=host, Signature=0",
         ] {
-            assert!(AwsSignature::from_request(&request(&format!("GET / HTTP/1.1\nAuthorization: {authorization}\n\n"))).is_none());
+            assert!(
+                AwsSignature::from_request(&request(&format!("GET / HTTP/1.1\nAuthorization: {authorization}\n\n")))
+                    .is_none()
+            );
         }
     }
 }

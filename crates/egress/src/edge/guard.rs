@@ -10,7 +10,7 @@ use stockade_model::NetworkTarget;
 
 use super::mask::{PeerMasks, StreamKind, StreamMask};
 use super::scan::SplitWordScanner;
-use super::secrets::{SecretStore, SecretLeak};
+use super::secrets::{SecretLeak, SecretStore};
 
 /// Masks, and the version of the secrets that they were made from.
 type VersionedMasks = (u64, Option<Arc<PeerMasks>>);

@@ -26,7 +26,7 @@ pub(crate) use guard::{ConnectionGuard, MaskedStream};
 pub(crate) use mask::StreamKind;
 #[cfg(feature = "fuzzing")]
 pub(crate) use mask::{Masks, StreamMask};
-pub(crate) use secrets::{SecretStore, SecretLeak};
+pub(crate) use secrets::{SecretLeak, SecretStore};
 pub use trust::{TRUST_VARIABLES, TrustRoots};
 
 /// Error if traffic cannot be intercepted or a credential cannot be injected.
@@ -77,7 +77,8 @@ impl PreparedInterception {
         let secrets = SecretStore::load_secrets(&rules.secrets)?;
         let opening = if needs_interception(rules) { Some(TlsInterceptor::from_trust(trust)?) } else { None };
         let credentials = rules.upstream.as_ref().and_then(|upstream| upstream.credentials.as_ref());
-        let credentials = credentials.map(|from| SecretValue::read_secret("credentials of the proxy", from, 1)).transpose()?;
+        let credentials =
+            credentials.map(|from| SecretValue::read_secret("credentials of the proxy", from, 1)).transpose()?;
         Ok(Self { opening, secrets, credentials })
     }
 

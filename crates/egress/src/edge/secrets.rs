@@ -11,12 +11,12 @@ use std::sync::{PoisonError, RwLock};
 
 use aws_lc_rs::rand;
 use data_encoding::BASE64;
-use stockade_model::{EgressSecret, SecretKind, SecretSource, SecretUse, NetworkTarget, TargetPattern};
+use stockade_model::{EgressSecret, NetworkTarget, SecretKind, SecretSource, SecretUse, TargetPattern};
 
 use super::InterceptionError;
 use super::aws::{self, AwsSignature};
 use super::mask::PeerMasks;
-use super::scan::{SplitWordScanner, SearchWords};
+use super::scan::{SearchWords, SplitWordScanner};
 use super::value::SecretValue;
 use crate::http::head::{HeaderField, RequestHead};
 
@@ -214,15 +214,20 @@ impl SecretStore {
     }
 
     /// Returns the secrets that may be sent to a target, with their indexes in `held`.
-    fn secrets_for_target<'a>(&'a self, target: &'a NetworkTarget, is_encrypted: bool) -> impl Iterator<Item = (usize, &'a LoadedSecret)> {
+    fn secrets_for_target<'a>(
+        &'a self,
+        target: &'a NetworkTarget,
+        is_encrypted: bool,
+    ) -> impl Iterator<Item = (usize, &'a LoadedSecret)> {
         self.held.iter().enumerate().filter(move |(_, secret)| self.is_bound(secret, target, is_encrypted))
     }
 
     /// Returns whether a secret may be sent to a target. Without encryption the network can read
     /// it, so the entry must name the port.
     fn is_bound(&self, secret: &LoadedSecret, target: &NetworkTarget, is_encrypted: bool) -> bool {
-        let fits =
-            |pattern: &TargetPattern| pattern.matches_target(target) && (is_encrypted || pattern.ports().next().is_some());
+        let fits = |pattern: &TargetPattern| {
+            pattern.matches_target(target) && (is_encrypted || pattern.ports().next().is_some())
+        };
         let is_lent = || {
             let lent = self.lent.read().unwrap_or_else(PoisonError::into_inner);
             lent.iter().any(|agreed| agreed.name() == secret.name && fits(agreed.targets()))
@@ -262,7 +267,8 @@ impl SecretStore {
             let bound = self.secrets_for_target(target, is_encrypted);
             let mut found = bound.filter_map(|(at, secret)| Some((at, secret, secret.put_in(field)?)));
             if let Some((secret, held, whole)) = found.next() {
-                let encoded = decode_basic_credentials(&whole).map(|(scheme, _)| whole[scheme.len()..].trim_ascii().to_vec());
+                let encoded =
+                    decode_basic_credentials(&whole).map(|(scheme, _)| whole[scheme.len()..].trim_ascii().to_vec());
                 let texts = std::iter::once(held.value.as_bytes().to_vec()).chain(encoded);
                 forms.extend(texts.map(|text| SentSecretForm { secret, text }));
                 field.value = whole;

@@ -4,16 +4,16 @@
 
 use std::time::Duration;
 
-use stockade_model::{DeniedOperation, RawText, RequestRuling, SecretUse, NetworkTarget};
+use stockade_model::{DeniedOperation, NetworkTarget, RawText, RequestRuling, SecretUse};
 use tokio::io::AsyncRead;
 use tokio::time::timeout;
 
 use super::exchange::HttpRefusal;
-use super::head::{BodyFraming, RequestHead, has_word, field_values};
+use super::head::{BodyFraming, RequestHead, field_values, has_word};
 use super::stream::{HttpReader, MessageError};
 use crate::door::ProxyShared;
 use crate::edge::SecretLeak;
-use crate::seam::{EgressDecision, EgressRequest, EgressCaller};
+use crate::seam::{EgressCaller, EgressDecision, EgressRequest};
 
 /// Longest body that is read before its request is signed again.
 const MAX_SIGNED_BODY_BYTES: u64 = 8 << 20;
@@ -69,7 +69,13 @@ impl RequestAdmission<'_> {
         }
         let rule = "it asks for another protocol (`Upgrade`) where requests are looked into; \
                     `inspect.upgrade` allows it for a host";
-        self.shared.events.report_denial(DeniedOperation::Connect, self.describe_request(request), self.who, rule, None);
+        self.shared.events.report_denial(
+            DeniedOperation::Connect,
+            self.describe_request(request),
+            self.who,
+            rule,
+            None,
+        );
         Err(HttpRefusal::new(403, rule))
     }
 
@@ -81,7 +87,13 @@ impl RequestAdmission<'_> {
         body: &mut HttpReader<R>,
     ) -> Result<ApprovalDelay, HttpRefusal> {
         if let Err(rule) = self.check_rules(request) {
-            self.shared.events.report_denial(DeniedOperation::Connect, self.describe_request(request), self.who, &rule, None);
+            self.shared.events.report_denial(
+                DeniedOperation::Connect,
+                self.describe_request(request),
+                self.who,
+                &rule,
+                None,
+            );
             return Err(HttpRefusal::new(403, rule));
         }
         let asked = self.approve_effect(request).await?;
@@ -120,7 +132,13 @@ impl RequestAdmission<'_> {
     /// for this request already, without effect, is not requested again.
     async fn permit_secret(&self, stray: SecretLeak, lent: &[SecretUse]) -> Result<SecretUse, HttpRefusal> {
         let Some(secret) = stray.secret.filter(|secret| !lent.contains(secret)) else {
-            self.shared.events.report_denial(DeniedOperation::Secret, self.target.to_string(), self.who, &stray.rule, None);
+            self.shared.events.report_denial(
+                DeniedOperation::Secret,
+                self.target.to_string(),
+                self.who,
+                &stray.rule,
+                None,
+            );
             return Err(HttpRefusal::new(403, stray.rule));
         };
         let wanted = EgressRequest::Secret { secret: secret.clone(), rule: stray.rule };
@@ -179,7 +197,10 @@ impl RequestAdmission<'_> {
     }
 }
 
-async fn whole_body<'a, R: AsyncRead + Unpin>(request: &RequestHead, body: &'a mut HttpReader<R>) -> Result<&'a [u8], HttpRefusal> {
+async fn whole_body<'a, R: AsyncRead + Unpin>(
+    request: &RequestHead,
+    body: &'a mut HttpReader<R>,
+) -> Result<&'a [u8], HttpRefusal> {
     let length = match request.framing {
         BodyFraming::None => 0,
         BodyFraming::Length(length @ ..=MAX_SIGNED_BODY_BYTES) => length,

@@ -5,15 +5,15 @@
 
 use std::sync::Arc;
 
-use stockade_model::{Host, DeniedOperation, NetworkTarget};
+use stockade_model::{DeniedOperation, Host, NetworkTarget};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::admit::RequestAdmission;
-use super::exchange::{ExchangeOutcome, HttpRefusal, HttpPeer, forward_exchange, refusal_of, relay_upgraded};
+use super::exchange::{ExchangeOutcome, HttpPeer, HttpRefusal, forward_exchange, refusal_of, relay_upgraded};
 use super::head::{FIELDS_MAX, RequestHead, field_values};
 use super::stream::{IDLE_TIMEOUT, MessageError};
 use crate::edge::ConnectionGuard;
-use crate::relay::{RelayError, RelayContext};
+use crate::relay::{RelayContext, RelayError};
 use crate::session::EgressSession;
 
 /// Number of fields that the egress proxy may add to a request: Host and Accept-Encoding. A head
@@ -53,7 +53,11 @@ pub(crate) fn split_absolute_target(target: &str) -> Option<(&str, String)> {
 
 /// Checks that a request is for exactly this target. If an address `serves_all`, the request may be
 /// for any name.
-pub(crate) fn check_target(request: &mut RequestHead, target: &NetworkTarget, serves_all: bool) -> Result<(), HttpRefusal> {
+pub(crate) fn check_target(
+    request: &mut RequestHead,
+    target: &NetworkTarget,
+    serves_all: bool,
+) -> Result<(), HttpRefusal> {
     let elsewhere = |what: &str| {
         HttpRefusal::new(403, format!("a request on a connection to {target} is for {}", what.escape_default()))
     };
@@ -91,7 +95,10 @@ pub(crate) fn check_target(request: &mut RequestHead, target: &NetworkTarget, se
     }
     // After an upgrade to one of these, requests could not be parsed.
     let unreadable = |field: &[u8]| [&b"h2c"[..], b"http/", b"tls/"].iter().any(|p| starts_with(field, p));
-    if field_values(&request.fields, "upgrade").flat_map(|v| v.split(|b| *b == b',')).any(|v| unreadable(v.trim_ascii())) {
+    if field_values(&request.fields, "upgrade")
+        .flat_map(|v| v.split(|b| *b == b','))
+        .any(|v| unreadable(v.trim_ascii()))
+    {
         request.remove("Upgrade");
         request.remove("HTTP2-Settings");
         request.remove_words("Connection", &["upgrade", "http2-settings"]);

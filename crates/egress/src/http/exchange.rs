@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 use super::head::{BodyFraming, MAX_HEAD_BYTES, RequestHead, ResponseHead, field_values};
 use super::stream::{HttpReader, MessageError};
 use crate::limits::TrafficDirection;
-use crate::relay::{RelayError, RelayContext};
+use crate::relay::{RelayContext, RelayError};
 
 /// Time-out for an answer after the client closed its side, or the server stopped reading.
 const LAST_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -175,10 +175,15 @@ async fn download_answer<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     way: &RelayContext<'_>,
 ) -> Result<ResponseHead, MessageError> {
     loop {
-        let head = server.read_head(ANSWER_TIMEOUT).await?.ok_or(MessageError::Malformed("the server closed without an answer"))?;
+        let head = server
+            .read_head(ANSWER_TIMEOUT)
+            .await?
+            .ok_or(MessageError::Malformed("the server closed without an answer"))?;
         let answer = ResponseHead::parse_head(&head, &request.method)?;
         if answer.status == 101 && field_values(&request.fields, "upgrade").next().is_none() {
-            return Err(RelayError::Rule("the server changed the protocol although no request asked for it".into()).into());
+            return Err(
+                RelayError::Rule("the server changed the protocol although no request asked for it".into()).into()
+            );
         }
         let bytes = answer.bytes_with(|part| {
             if let Some(guard) = way.guard {

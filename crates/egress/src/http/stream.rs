@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::head::{BodyFraming, MAX_HEAD_BYTES, check_trailer, end_of_head};
 use crate::edge::{MaskedStream, StreamKind};
 use crate::limits::TrafficDirection;
-use crate::relay::{RelayError, RelayContext};
+use crate::relay::{RelayContext, RelayError};
 
 /// Time-out for a head, from its first byte to its last.
 pub(crate) const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -197,7 +197,11 @@ impl<R: AsyncRead + Unpin> HttpReader<R> {
         Ok(())
     }
 
-    async fn copy_rest<W: AsyncWrite + Unpin>(&mut self, to: &mut W, flow: &mut BodyForwarder<'_>) -> Result<(), MessageError> {
+    async fn copy_rest<W: AsyncWrite + Unpin>(
+        &mut self,
+        to: &mut W,
+        flow: &mut BodyForwarder<'_>,
+    ) -> Result<(), MessageError> {
         loop {
             let bytes = flow.wait_and_release(to, self.read_some(u64::MAX)).await??;
             if bytes.is_empty() {
@@ -220,7 +224,9 @@ impl<R: AsyncRead + Unpin> HttpReader<R> {
             match found {
                 Some(end) => break end,
                 None if self.held.len() >= MAX_HEAD_BYTES => return Err("the fields after a body are too long".into()),
-                None if self.fill_buffer().await? == 0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                None if self.fill_buffer().await? == 0 => {
+                    return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+                }
                 None => {}
             }
         };

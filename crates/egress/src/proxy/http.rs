@@ -14,11 +14,11 @@ use crate::dial::DialError;
 use crate::door::ProxyShared;
 use crate::edge::ConnectionGuard;
 use crate::http::admit::RequestAdmission;
-use crate::http::direct::{ConnectionFault, split_absolute_target, parse_authority, check_target};
-use crate::http::exchange::{ExchangeOutcome, HttpRefusal, HttpPeer, forward_exchange, relay_upgraded};
+use crate::http::direct::{ConnectionFault, check_target, parse_authority, split_absolute_target};
+use crate::http::exchange::{ExchangeOutcome, HttpPeer, HttpRefusal, forward_exchange, relay_upgraded};
 use crate::http::head::{BodyFraming, RequestHead};
-use crate::http::stream::{IDLE_TIMEOUT, HttpReader, MessageError};
-use crate::relay::{RelayError, RelayContext, set_tcp_options};
+use crate::http::stream::{HttpReader, IDLE_TIMEOUT, MessageError};
+use crate::relay::{RelayContext, RelayError, set_tcp_options};
 use crate::seam::EgressCaller;
 use crate::session::EgressSession;
 
@@ -49,7 +49,9 @@ pub(crate) async fn serve_connection(shared: Arc<ProxyShared>, who: EgressCaller
         };
         let request = match head {
             Ok(None) => break,
-            Ok(Some(head)) => RequestHead::parse_head(&head).map_err(|why| ConnectionFault::from_message_error(why.into())),
+            Ok(Some(head)) => {
+                RequestHead::parse_head(&head).map_err(|why| ConnectionFault::from_message_error(why.into()))
+            }
             Err(trouble) => Err(ConnectionFault::from_message_error(trouble)),
         };
         let next = match request {
@@ -99,7 +101,9 @@ fn refusal_of(target: &NetworkTarget, unreached: UnreachedTarget) -> HttpRefusal
 async fn open_tunnel(shared: &Arc<ProxyShared>, who: &EgressCaller, mut client: ProxyClient, request: &RequestHead) {
     let target = match parse_authority(&request.target) {
         Some((host, Some(port))) if request.framing == BodyFraming::None => NetworkTarget { host, port },
-        _ => return HttpRefusal::new(400, "CONNECT wants HOST:PORT and no body").send_response(&mut client.writer).await,
+        _ => {
+            return HttpRefusal::new(400, "CONNECT wants HOST:PORT and no body").send_response(&mut client.writer).await;
+        }
     };
     let (session, dialled) = match reach_target(shared, &target, who).await {
         Ok(reached) => reached,

@@ -10,11 +10,15 @@ use stockade_model::{Grant, Host, NetworkTarget};
 
 use crate::dial::{DialError, OutgoingConnection};
 use crate::door::ProxyShared;
-use crate::seam::{EgressDecision, EgressPermit, EgressRequest, EgressCaller};
+use crate::seam::{EgressCaller, EgressDecision, EgressPermit, EgressRequest};
 use crate::session::EgressSession;
 
 /// Asks whether a target may be reached, and waits for the answer.
-async fn request_permit(shared: &ProxyShared, target: &NetworkTarget, who: &EgressCaller) -> Result<EgressPermit, UnreachedTarget> {
+async fn request_permit(
+    shared: &ProxyShared,
+    target: &NetworkTarget,
+    who: &EgressCaller,
+) -> Result<EgressPermit, UnreachedTarget> {
     match shared.request_decision(EgressRequest::Target(target.clone()), who).await {
         EgressDecision::Allowed(permit) => Ok(permit),
         EgressDecision::Refused { rule, grant } => Err(UnreachedTarget::Judged { rule, grant }),
@@ -39,7 +43,11 @@ enum UnreachedTarget {
 }
 
 /// Requests permission for a target and dials it.
-async fn reach_target(shared: &Arc<ProxyShared>, target: &NetworkTarget, who: &EgressCaller) -> Result<(EgressSession, OutgoingConnection), UnreachedTarget> {
+async fn reach_target(
+    shared: &Arc<ProxyShared>,
+    target: &NetworkTarget,
+    who: &EgressCaller,
+) -> Result<(EgressSession, OutgoingConnection), UnreachedTarget> {
     let target = &without_localhost(target);
     let permit = request_permit(shared, target, who).await?;
     let session = shared.create_session(target, who, &permit).map_err(UnreachedTarget::Dialling)?;

@@ -103,7 +103,9 @@ pub(crate) async fn serve_connection(shared: Arc<ProxyShared>, who: EgressCaller
         },
         Err(unreached) => {
             let reply = match unreached {
-                UnreachedTarget::Judged { .. } | UnreachedTarget::Dialling(DialError::Refused { .. }) => SocksReply::NotAllowed,
+                UnreachedTarget::Judged { .. } | UnreachedTarget::Dialling(DialError::Refused { .. }) => {
+                    SocksReply::NotAllowed
+                }
                 UnreachedTarget::Dialling(DialError::Failed { errno, .. }) => match errno {
                     Errno::CONNREFUSED => SocksReply::Refused,
                     Errno::TIMEDOUT => SocksReply::Expired,
@@ -158,7 +160,8 @@ mod tests {
 
     #[test]
     fn requests() {
-        let read = |bytes: &[u8]| parse_request(bytes).map(|found| found.map(|(target, taken)| (target.to_string(), taken)));
+        let read =
+            |bytes: &[u8]| parse_request(bytes).map(|found| found.map(|(target, taken)| (target.to_string(), taken)));
         let full = named(b"A.test", 443);
         assert_eq!(read(&full), Ok(Some(("a.test:443".into(), 13))));
         for length in 0..full.len() {

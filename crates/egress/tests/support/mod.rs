@@ -14,11 +14,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use stockade_egress::{
-    AnnouncedConnection, DialError, DnsSockets, EgressProxy, EgressEvent, PreparedInterception, EgressPolicy, EgressDecision, NameLookupError, HostNameTable, EgressNamespace, ConnectOrder,
-    EgressPermit, NameResolver, EgressProxySetup, TrustRoots, EgressRequest, EgressCaller,
+    AnnouncedConnection, ConnectOrder, DialError, DnsSockets, EgressCaller, EgressDecision, EgressEvent,
+    EgressNamespace, EgressPermit, EgressPolicy, EgressProxy, EgressProxySetup, EgressRequest, HostNameTable,
+    NameLookupError, NameResolver, PreparedInterception, TrustRoots,
 };
 use stockade_model::{
-    ConnectionRecord, Denial, EgressRules, EgressLimits, Grant, Host, HostName, SecretUse, NetworkTarget, TargetPattern,
+    ConnectionRecord, Denial, EgressLimits, EgressRules, Grant, Host, HostName, NetworkTarget, SecretUse, TargetPattern,
 };
 
 /// Listens on the host's loopback, wherever it is asked to.
@@ -168,11 +169,16 @@ impl World {
 
     /// A door that looks into traffic, puts secrets in and trusts these
     /// certificates, and what was made ready for it.
-    pub fn looking(options: Options, trusted: &str, change: impl FnOnce(&mut EgressRules)) -> (Self, Arc<PreparedInterception>) {
+    pub fn looking(
+        options: Options,
+        trusted: &str,
+        change: impl FnOnce(&mut EgressRules),
+    ) -> (Self, Arc<PreparedInterception>) {
         let mut prepared = None;
         let world = Self::with(options, |setup| {
             change(&mut setup.rules);
-            let edge = Arc::new(PreparedInterception::prepare_rules(&setup.rules, &TrustRoots::Pem(trusted.into())).unwrap());
+            let edge =
+                Arc::new(PreparedInterception::prepare_rules(&setup.rules, &TrustRoots::Pem(trusted.into())).unwrap());
             setup.edge = Arc::clone(&edge);
             prepared = Some(edge);
         });

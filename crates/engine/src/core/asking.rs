@@ -1,15 +1,15 @@
 //! Questions: their order, the source of their answers, and the scope of an answer.
 
 use stockade_model::{
-    ApprovalAnswer, Approval, ApprovalMode, RequestCommand, Digest, EventKind, Grant, GranularMode, GroupOffer, ApprovalQuestion,
-    QuestionKind, RawText, ApprovalScope, Tier,
+    Approval, ApprovalAnswer, ApprovalMode, ApprovalQuestion, ApprovalScope, Digest, EventKind, Grant, GranularMode,
+    GroupOffer, QuestionKind, RawText, RequestCommand, Tier,
 };
 use stockade_policy::grants_for_refused;
 
 use super::ending::RequestEnd;
 use super::machine::{RequestCore, RequestPhase};
 use super::running::ENDED_BY_PERSON;
-use super::{AnswerMemo, CoreOutput, BoundPlan};
+use super::{AnswerMemo, BoundPlan, CoreOutput};
 use crate::keys::{QuestionNamespace, RunBinding, run_approval, run_refusal};
 
 /// Time beyond the question's time-out for an approver that keeps its own time. The approver's
@@ -73,7 +73,12 @@ impl SourcedAnswer {
     }
 
     /// Creates an answer of an approver, limited to the offered scopes.
-    pub(super) fn from_approver(answer: ApprovalAnswer, by: String, waited_ms: u64, question: &ApprovalQuestion) -> Self {
+    pub(super) fn from_approver(
+        answer: ApprovalAnswer,
+        by: String,
+        waited_ms: u64,
+        question: &ApprovalQuestion,
+    ) -> Self {
         Self { answer: limit_scope(answer, question), by, warnings: Vec::new(), waited_ms, fresh: true }
     }
 }
@@ -96,7 +101,12 @@ impl RequestCore {
                 None => {
                     let reviewing = self.put_question(&question);
                     let deadline_ms = self.now_ms.saturating_add(self.wait_ms(reviewing));
-                    self.phase = RequestPhase::Asking(OutstandingQuestion { question, since_ms: self.now_ms, deadline_ms, reviewing });
+                    self.phase = RequestPhase::Asking(OutstandingQuestion {
+                        question,
+                        since_ms: self.now_ms,
+                        deadline_ms,
+                        reviewing,
+                    });
                     return;
                 }
             }
@@ -201,13 +211,20 @@ impl RequestCore {
     fn answer_without_asking(&self, kind: &QuestionKind, preset: Option<PresetAnswer>) -> Option<SourcedAnswer> {
         match (preset, &self.request.caller_approval) {
             (Some(PresetAnswer::Remembered(yes)), _) => {
-                let answer = if yes { ApprovalAnswer::Approved(ApprovalScope::Once) } else { ApprovalAnswer::Denied(ApprovalScope::Once) };
+                let answer = if yes {
+                    ApprovalAnswer::Approved(ApprovalScope::Once)
+                } else {
+                    ApprovalAnswer::Denied(ApprovalScope::Once)
+                };
                 return Some(SourcedAnswer::at_once(answer, "cache"));
             }
             (Some(PresetAnswer::Caller), Some(caller)) if matches!(kind, QuestionKind::Run { .. }) => {
                 let by = format!("caller: {}", RawText::from(caller.by.as_str()).to_escaped());
                 let warnings = caller.warnings.clone();
-                return Some(SourcedAnswer { warnings, ..SourcedAnswer::at_once(ApprovalAnswer::Approved(ApprovalScope::Once), by) });
+                return Some(SourcedAnswer {
+                    warnings,
+                    ..SourcedAnswer::at_once(ApprovalAnswer::Approved(ApprovalScope::Once), by)
+                });
             }
             (Some(PresetAnswer::Caller) | None, _) => {}
         }
@@ -237,7 +254,8 @@ impl RequestCore {
     pub(super) fn on_interrupted_while_asking(&mut self, open: OutstandingQuestion, signal: i32) {
         self.out.push(CoreOutput::Withdraw(open.question.digest.clone()));
         let waited_ms = self.now_ms.saturating_sub(open.since_ms);
-        let given = SourcedAnswer { waited_ms, ..SourcedAnswer::at_once(ApprovalAnswer::Abort, format!("signal {signal}")) };
+        let given =
+            SourcedAnswer { waited_ms, ..SourcedAnswer::at_once(ApprovalAnswer::Abort, format!("signal {signal}")) };
         self.note_answer(&open.question, &given);
         match &open.question.kind {
             QuestionKind::Escalate { grants, .. } => self.on_escalation_refused(grants),

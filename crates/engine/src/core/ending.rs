@@ -1,6 +1,6 @@
 //! End of a request: the outcome and the last events.
 
-use stockade_model::{Approval, Decision, EventKind, Grant, RunOutcome, RequestedGrant, FinalStatus, PolicyVerdict};
+use stockade_model::{Approval, Decision, EventKind, FinalStatus, Grant, PolicyVerdict, RequestedGrant, RunOutcome};
 
 use super::CoreOutput;
 use super::machine::{RequestCore, RequestPhase};
@@ -55,7 +55,9 @@ impl RequestEnd {
                 let why = format!("the program `{program}` cannot be executed: {why}");
                 Self { exit_code: Some(REFUSED), ..Self::from_failure(why) }
             }
-            CommandEnd::Lost(why) => Self::from_failure(format!("the sandbox was lost and everything in it ended: {why}")),
+            CommandEnd::Lost(why) => {
+                Self::from_failure(format!("the sandbox was lost and everything in it ended: {why}"))
+            }
         }
     }
 }
@@ -83,7 +85,11 @@ impl RequestCore {
 
     fn build_outcome(&self, ending: RequestEnd) -> RunOutcome {
         let decision = self.ruling.as_ref().map_or_else(
-            || Decision { verdict: PolicyVerdict::Ask, rule: "none: it ended before a decision".to_owned(), reasons: vec![] },
+            || Decision {
+                verdict: PolicyVerdict::Ask,
+                rule: "none: it ended before a decision".to_owned(),
+                reasons: vec![],
+            },
             |ruling| ruling.decision.clone(),
         );
         RunOutcome {

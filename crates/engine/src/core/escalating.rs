@@ -3,12 +3,15 @@
 
 use std::collections::BTreeSet;
 
-use stockade_model::{ApprovalAnswer, ApprovalMode, Denial, EventKind, Grant, AttemptPlan, QuestionKind, DenialResolution, ApprovalScope, FinalStatus};
+use stockade_model::{
+    ApprovalAnswer, ApprovalMode, ApprovalScope, AttemptPlan, Denial, DenialResolution, EventKind, FinalStatus, Grant,
+    QuestionKind,
+};
 
 use super::asking::WaitingQuestion;
 use super::ending::RequestEnd;
-use super::machine::{RequestCore, RecalledAnswers, RequestPhase, grant_keys};
-use super::{CoreOutput, BoundPlan};
+use super::machine::{RecalledAnswers, RequestCore, RequestPhase, grant_keys};
+use super::{BoundPlan, CoreOutput};
 use crate::keys::QuestionNamespace;
 
 /// Round of questions about the denials of an attempt.
@@ -54,7 +57,13 @@ impl RequestCore {
         let (mut slots, mut keys) = (Vec::new(), Vec::new());
         if let Some(planned) = &self.planned {
             let context = self.grant_context(planned);
-            grant_keys(&context, &[QuestionNamespace::Escalate, QuestionNamespace::Grant], &candidates, &mut slots, &mut keys);
+            grant_keys(
+                &context,
+                &[QuestionNamespace::Escalate, QuestionNamespace::Grant],
+                &candidates,
+                &mut slots,
+                &mut keys,
+            );
         }
         self.escalation = Some(EscalationRound {
             ending,

@@ -8,13 +8,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use stockade_model::{
-    ApprovalAnswer, ApprovalMode, Denial, Digest, EventKind, Grant, GroupOffer, LimitKind, ApprovalQuestion, QuestionKind, DenialResolution,
-    ReviewResult, ApprovalScope, PolicyVerdict,
+    ApprovalAnswer, ApprovalMode, ApprovalQuestion, ApprovalScope, Denial, DenialResolution, Digest, EventKind, Grant,
+    GroupOffer, LimitKind, PolicyVerdict, QuestionKind, ReviewResult,
 };
 
 use super::CoreOutput;
 use super::asking::{SourcedAnswer, may_ask};
-use super::machine::{RequestCore, RecalledAnswers, KeyPurpose, grant_keys};
+use super::machine::{KeyPurpose, RecalledAnswers, RequestCore, grant_keys};
 use super::running::LiveAttempt;
 use crate::core::RememberedAnswer;
 use crate::keys::QuestionNamespace;
@@ -308,7 +308,11 @@ impl RequestCore {
     /// Answers by the memory or by a rule. The answer is recorded all the same.
     fn answer_unasked(&mut self, live: &mut LiveAttempt, hold: TrackedCall, yes: bool, by: &str) {
         let kind = self.hold_kind(&hold, false);
-        let answer = if yes { ApprovalAnswer::Approved(ApprovalScope::Once) } else { ApprovalAnswer::Denied(ApprovalScope::Once) };
+        let answer = if yes {
+            ApprovalAnswer::Approved(ApprovalScope::Once)
+        } else {
+            ApprovalAnswer::Denied(ApprovalScope::Once)
+        };
         let noted = self.note_without_asking(kind, answer, by);
         if yes && noted {
             let grants = hold.powers.clone();
@@ -400,13 +404,20 @@ impl RequestCore {
 
     /// Processes the answer to an open question. Returns true if the person wants the whole request
     /// to end.
-    pub(super) fn on_held_answered(&mut self, live: &mut LiveAttempt, digest: &Digest, answer: ApprovalAnswer, by: String) -> bool {
+    pub(super) fn on_held_answered(
+        &mut self,
+        live: &mut LiveAttempt,
+        digest: &Digest,
+        answer: ApprovalAnswer,
+        by: String,
+    ) -> bool {
         let is_answered = |asked: &HeldQuestion| asked.question.digest == *digest && asked.reviewed_by_ms.is_none();
         let Some(at) = live.holds.questions.iter().position(is_answered) else { return false };
         let asked = live.holds.questions.remove(at);
         live.holds.silent = answer == ApprovalAnswer::TimedOut;
         live.holds.heard_ms = if live.holds.silent { live.holds.heard_ms } else { self.now_ms };
-        let given = SourcedAnswer::from_approver(answer, by, self.now_ms.saturating_sub(asked.since_ms), &asked.question);
+        let given =
+            SourcedAnswer::from_approver(answer, by, self.now_ms.saturating_sub(asked.since_ms), &asked.question);
         let asked = asked.answered_by(given.answer, &self.refused);
         self.note_answer(&asked.question, &given);
         match given.answer {

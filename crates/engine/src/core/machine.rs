@@ -3,15 +3,15 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use stockade_model::{
-    Approval, Assessment, AttemptRecord, Digest, EventKind, Grant, RunOutcome, AttemptPlan, QuestionKind, RunRequest,
-    SandboxPreference, FinalStatus, Tier, PolicyVerdict,
+    Approval, Assessment, AttemptPlan, AttemptRecord, Digest, EventKind, FinalStatus, Grant, PolicyVerdict,
+    QuestionKind, RunOutcome, RunRequest, SandboxPreference, Tier,
 };
 
 use super::asking::{OutstandingQuestion, WaitingQuestion};
 use super::ending::RequestEnd;
 use super::escalating::EscalationRound;
 use super::running::LiveAttempt;
-use super::{CoreConfig, CoreInput, CoreOutput, BoundPlan, RememberedAnswer, ConsentRuling};
+use super::{BoundPlan, ConsentRuling, CoreConfig, CoreInput, CoreOutput, RememberedAnswer};
 use crate::keys::{GrantContext, MemoryKey, QuestionNamespace, RunBinding, run_approval, run_refusal};
 use crate::seams::PersistentAnswers;
 
@@ -177,7 +177,9 @@ impl RequestCore {
                 self.approver = approver;
                 self.on_recalled(&slots, answers);
             }
-            (RequestPhase::FindingStanding | RequestPhase::Recalling(_), CoreInput::MemoryFailed(why)) => self.on_memory_failed(&why),
+            (RequestPhase::FindingStanding | RequestPhase::Recalling(_), CoreInput::MemoryFailed(why)) => {
+                self.on_memory_failed(&why)
+            }
             (RequestPhase::Asking(open), CoreInput::Answered { digest, answer, by })
                 if digest == open.question.digest && !open.reviewing =>
             {
@@ -319,7 +321,8 @@ impl RequestCore {
         }
         let refused = found.refused_of(&in_question);
         if !refused.is_empty() {
-            self.pending.push_back(WaitingQuestion::with_remembered_answer(QuestionKind::Grants { grants: refused }, false));
+            self.pending
+                .push_back(WaitingQuestion::with_remembered_answer(QuestionKind::Grants { grants: refused }, false));
             return self.put_next();
         }
         if !self.standing.is_empty() {
@@ -327,14 +330,17 @@ impl RequestCore {
             self.pending.push_back(WaitingQuestion::with_remembered_answer(kind, true));
         }
         match (run.filter(|_| sandboxed), by_caller) {
-            (Some(kind), _) if found.run_approved => self.pending.push_back(WaitingQuestion::with_remembered_answer(kind, true)),
+            (Some(kind), _) if found.run_approved => {
+                self.pending.push_back(WaitingQuestion::with_remembered_answer(kind, true))
+            }
             (Some(kind), _) => self.pending.push_back(WaitingQuestion::for_approver(kind)),
             (None, Some(kind)) => self.pending.push_back(WaitingQuestion::by_caller(kind)),
             (None, None) => {}
         }
         let (known, unknown) = found.split_approved(in_question);
         if !known.is_empty() {
-            self.pending.push_back(WaitingQuestion::with_remembered_answer(QuestionKind::Grants { grants: known }, true));
+            self.pending
+                .push_back(WaitingQuestion::with_remembered_answer(QuestionKind::Grants { grants: known }, true));
         }
         // A question shows at most this many powers.
         for grants in unknown.chunks(self.config.max_grants_asked.max(1)) {
@@ -512,7 +518,13 @@ impl RecalledAnswers {
                 (KeyPurpose::Refused(at) | KeyPurpose::Approved(at), false) => {
                     found.refused.insert(at);
                 }
-                (KeyPurpose::RunRefusal | KeyPurpose::AllRefused | KeyPurpose::Refused(_) | KeyPurpose::DirectoryRefused, true) => {}
+                (
+                    KeyPurpose::RunRefusal
+                    | KeyPurpose::AllRefused
+                    | KeyPurpose::Refused(_)
+                    | KeyPurpose::DirectoryRefused,
+                    true,
+                ) => {}
             }
         }
         found

@@ -23,8 +23,8 @@ mod running;
 use std::sync::Arc;
 
 use stockade_model::{
-    ApprovalAnswer, Assessment, ConnectionRecord, Decision, Denial, Digest, EnforcementReport, EventKind, Grant, RunOutcome, AttemptPlan,
-    ApprovalQuestion, QuestionKind, RawText, RunRequest, RequestId, ReviewResult,
+    ApprovalAnswer, ApprovalQuestion, Assessment, AttemptPlan, ConnectionRecord, Decision, Denial, Digest,
+    EnforcementReport, EventKind, Grant, QuestionKind, RawText, RequestId, ReviewResult, RunOutcome, RunRequest,
 };
 
 use crate::keys::{GrantContext, MemoryKey};

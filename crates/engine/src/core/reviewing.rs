@@ -3,7 +3,7 @@
 //!
 //! This module must not interpret an opinion, except for whether it warns.
 
-use stockade_model::{Digest, EventKind, ApprovalQuestion, ReviewResult};
+use stockade_model::{ApprovalQuestion, Digest, EventKind, ReviewResult};
 
 use super::asking::OutstandingQuestion;
 use super::machine::{RequestCore, RequestPhase};
@@ -74,7 +74,12 @@ impl RequestCore {
         question.review = Some(review);
         self.out.push(CoreOutput::Ask(question.clone()));
         let deadline_ms = self.now_ms.saturating_add(self.wait_ms(false));
-        self.phase = RequestPhase::Asking(OutstandingQuestion { question, since_ms: open.since_ms, deadline_ms, reviewing: false });
+        self.phase = RequestPhase::Asking(OutstandingQuestion {
+            question,
+            since_ms: open.since_ms,
+            deadline_ms,
+            reviewing: false,
+        });
     }
 
     fn ask_held_reviewed(&mut self, live: &mut LiveAttempt, reviewed: QuestionReview) {
@@ -89,7 +94,12 @@ impl RequestCore {
     fn timed_out_review(&self, digest: Digest) -> QuestionReview {
         let (by, took_ms) =
             self.config.reviewer.as_ref().map_or_else(Default::default, |terms| (terms.name.clone(), terms.timeout_ms));
-        QuestionReview { digest, review: ReviewResult::from_failure(by, "it did not answer in time"), response: None, took_ms }
+        QuestionReview {
+            digest,
+            review: ReviewResult::from_failure(by, "it did not answer in time"),
+            response: None,
+            took_ms,
+        }
     }
 
     fn note_review(&mut self, reviewed: &QuestionReview, late: bool) {

@@ -2,8 +2,8 @@
 //! released after both. The module then follows the attempt until all its processes are gone.
 
 use stockade_model::{
-    AttemptRecord, ConnectionRecord, Denial, EnforcementReport, EventKind, Grant, HostUse, IsolationLevel, LimitKind, RawText,
-    ReadAccess, DenialResolution, FinalStatus, ResourceUsage,
+    AttemptRecord, ConnectionRecord, Denial, DenialResolution, EnforcementReport, EventKind, FinalStatus, Grant,
+    HostUse, IsolationLevel, LimitKind, RawText, ReadAccess, ResourceUsage,
 };
 use stockade_policy::missed_variables;
 
@@ -11,7 +11,7 @@ use super::clock::AttemptClock;
 use super::ending::RequestEnd;
 use super::holding::TrackedCalls;
 use super::machine::{RequestCore, RequestPhase};
-use super::{CoreInput, CoreOutput, BoundPlan};
+use super::{BoundPlan, CoreInput, CoreOutput};
 use crate::AttemptEnd;
 
 /// Asks a process to end (signal(7), all Linux architectures).
@@ -381,7 +381,8 @@ impl RequestCore {
             ending = RequestEnd::from_failure("the sandbox ended before the command was released".to_owned());
         }
         let stopped = live.stop.take();
-        let over = matches!(&stopped, Some(stop) if matches!(stop.reason, StopReason::Interrupted(_) | StopReason::Aborted));
+        let over =
+            matches!(&stopped, Some(stop) if matches!(stop.reason, StopReason::Interrupted(_) | StopReason::Aborted));
         match stopped {
             Some(AttemptStop { reason: StopReason::TimedOut, .. }) => {
                 ending.status = FinalStatus::TimedOut;
@@ -435,8 +436,9 @@ impl RequestCore {
         let kept_for_undo = end.as_ref().map_or(0, |end| end.kept_for_undo);
         let reads = end.as_ref().map_or_else(Vec::new, |end| end.reads.clone());
         let project_files = end.as_ref().map_or_else(Vec::new, |end| end.project_files.clone());
-        let (usage, stdout, stderr, truncated) =
-            end.map_or((ResourceUsage::default(), None, None, false), |end| (end.usage, end.stdout, end.stderr, end.truncated));
+        let (usage, stdout, stderr, truncated) = end.map_or((ResourceUsage::default(), None, None, false), |end| {
+            (end.usage, end.stdout, end.stderr, end.truncated)
+        });
         self.attempts.push(AttemptRecord {
             profile: plan.profile.name.clone(),
             grants: plan.grants.iter().chain(&self.in_place).cloned().collect(),

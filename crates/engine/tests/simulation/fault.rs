@@ -3,10 +3,11 @@
 //! the simulation proves nothing.
 
 use stockade_engine::HeldAnswer;
-use stockade_engine::core::{CoreInput, AnswerMemo, CoreOutput, BoundPlan, RememberedAnswer};
+use stockade_engine::core::{AnswerMemo, BoundPlan, CoreInput, CoreOutput, RememberedAnswer};
 use stockade_engine::keys::{MemoryKey, QuestionNamespace};
 use stockade_model::{
-    ApprovalAnswer, Denial, Digest, EventKind, Grant, IsolationLevel, LimitKind, QuestionKind, ReviewResult, RiskLevel, ApprovalScope, PolicyVerdict,
+    ApprovalAnswer, ApprovalScope, Denial, Digest, EventKind, Grant, IsolationLevel, LimitKind, PolicyVerdict,
+    QuestionKind, ReviewResult, RiskLevel,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +124,8 @@ pub fn input(fault: Fault, input: CoreInput) -> Option<CoreInput> {
             CoreInput::Recalled { answers, approver }
         }
         (Fault::MemorySaysYesToAll, CoreInput::Recalled { answers, approver }) => {
-            let yes = RememberedAnswer { answer: ApprovalAnswer::Approved(ApprovalScope::Always), id: "apr_x".to_owned() };
+            let yes =
+                RememberedAnswer { answer: ApprovalAnswer::Approved(ApprovalScope::Always), id: "apr_x".to_owned() };
             CoreInput::Recalled { answers: answers.iter().map(|_| Some(yes.clone())).collect(), approver }
         }
         (Fault::SandboxClaimed, CoreInput::Planned(mut planned)) => {
@@ -177,7 +179,9 @@ fn soften(review: &mut ReviewResult, summary: &dyn Fn(RiskLevel) -> stockade_mod
 /// The warning that was softened is told to everybody else.
 fn harden(review: &mut ReviewResult) {
     let Some(opinion) = &mut review.opinion else { return };
-    if let Some(risk) = [RiskLevel::High, RiskLevel::Critical].into_iter().find(|risk| opinion.summary == risk.name().into()) {
+    if let Some(risk) =
+        [RiskLevel::High, RiskLevel::Critical].into_iter().find(|risk| opinion.summary == risk.name().into())
+    {
         opinion.risk = risk;
         opinion.summary = "it says".into();
     }
@@ -188,7 +192,9 @@ pub fn outputs(fault: Fault, heard: Option<&CoreInput>, finished: bool, outputs:
     let mut out: Vec<CoreOutput> = outputs.into_iter().flat_map(|output| one(fault, output)).collect();
     match (fault, heard) {
         (Fault::ReleaseBeforeDurable, Some(CoreInput::Prepared(_))) if out.is_empty() => out.push(CoreOutput::Release),
-        (Fault::ReleaseBeforePrepared, Some(CoreInput::Committed(_))) if out.is_empty() => out.push(CoreOutput::Release),
+        (Fault::ReleaseBeforePrepared, Some(CoreInput::Committed(_))) if out.is_empty() => {
+            out.push(CoreOutput::Release)
+        }
         (Fault::EventAfterFinish, Some(_)) if finished => {
             out.push(CoreOutput::Record(Box::new(EventKind::Failed { message: "late".to_owned() })));
         }
@@ -248,7 +254,9 @@ fn one(fault: Fault, output: CoreOutput) -> Vec<CoreOutput> {
             planned.plan.level = IsolationLevel::None;
             vec![CoreOutput::Prepare { planned, hold }]
         }
-        (Fault::HeldForNobody, CoreOutput::Prepare { planned, .. }) => vec![CoreOutput::Prepare { planned, hold: true }],
+        (Fault::HeldForNobody, CoreOutput::Prepare { planned, .. }) => {
+            vec![CoreOutput::Prepare { planned, hold: true }]
+        }
         (Fault::HeldAnsweredTwice, CoreOutput::AnswerHeld { id, answer }) => {
             vec![CoreOutput::AnswerHeld { id, answer: answer.clone() }, CoreOutput::AnswerHeld { id, answer }]
         }
@@ -298,7 +306,9 @@ fn one(fault: Fault, output: CoreOutput) -> Vec<CoreOutput> {
             }
             vec![CoreOutput::Record(kind)]
         }
-        (Fault::AskedTwice, CoreOutput::Ask(question)) => vec![CoreOutput::Ask(question.clone()), CoreOutput::Ask(question)],
+        (Fault::AskedTwice, CoreOutput::Ask(question)) => {
+            vec![CoreOutput::Ask(question.clone()), CoreOutput::Ask(question)]
+        }
         (_, output) => vec![output],
     }
 }

@@ -4,10 +4,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use stockade_engine::core::{HeldCall, BoundPlan, RememberedAnswer};
+use stockade_engine::core::{BoundPlan, HeldCall, RememberedAnswer};
 use stockade_engine::keys::MemoryKey;
 use stockade_engine::{HeldAnswer, HoldId};
-use stockade_model::{ApprovalAnswer, ApprovalMode, Digest, EventKind, Grant, ApprovalQuestion, QuestionKind, PolicyVerdict};
+use stockade_model::{
+    ApprovalAnswer, ApprovalMode, ApprovalQuestion, Digest, EventKind, Grant, PolicyVerdict, QuestionKind,
+};
 
 use crate::witness::{Law, need};
 
@@ -159,7 +161,9 @@ impl Held {
         };
         for (key, found) in keys.into_iter().zip(answers) {
             match found {
-                Some(RememberedAnswer { answer: ApprovalAnswer::Approved(_), .. }) if !key.refusal => drop(remembered.insert(key)),
+                Some(RememberedAnswer { answer: ApprovalAnswer::Approved(_), .. }) if !key.refusal => {
+                    let _ = remembered.insert(key);
+                }
                 Some(RememberedAnswer { answer: ApprovalAnswer::Denied(_), .. }) => call.refused = true,
                 _ => {}
             }
@@ -185,7 +189,9 @@ impl Held {
         self.seen.silences += usize::from(answer == ApprovalAnswer::TimedOut);
         match answer {
             ApprovalAnswer::Approved(_) | ApprovalAnswer::Group(_) => self.consents.push(grants),
-            ApprovalAnswer::Denied(_) | ApprovalAnswer::TimedOut | ApprovalAnswer::Abort => self.said_no(grants, &question),
+            ApprovalAnswer::Denied(_) | ApprovalAnswer::TimedOut | ApprovalAnswer::Abort => {
+                self.said_no(grants, &question)
+            }
         }
         Some(question.kind)
     }
@@ -331,7 +337,8 @@ impl Held {
     /// After time was looked at: nobody is waited for longer than was said, with
     /// a little beyond it; a reviewer not even that.
     pub fn in_time(&self, now_ms: u64, in_review: &[ApprovalQuestion], review_ms: u64) -> Law {
-        let since = |open: &ApprovalQuestion| self.asked_ms.get(open.digest.as_str()).copied().unwrap_or(0).max(self.heard_ms);
+        let since =
+            |open: &ApprovalQuestion| self.asked_ms.get(open.digest.as_str()).copied().unwrap_or(0).max(self.heard_ms);
         let late = |open: &ApprovalQuestion| since(open) + open.timeout_ms + 2_000 <= now_ms;
         let asked = |open: &ApprovalQuestion| self.asked_ms.get(open.digest.as_str()).copied();
         let overdue = |open: &ApprovalQuestion| asked(open).is_some_and(|asked_ms| asked_ms + review_ms <= now_ms);

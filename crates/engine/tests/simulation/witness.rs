@@ -3,12 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use stockade_engine::core::{CoreConfig, CoreInput, AnswerMemo, CoreOutput, BoundPlan, RememberedAnswer, ConsentRuling};
+use stockade_engine::core::{
+    AnswerMemo, BoundPlan, ConsentRuling, CoreConfig, CoreInput, CoreOutput, RememberedAnswer,
+};
 use stockade_engine::keys::{GrantContext, MemoryKey, QuestionNamespace};
 use stockade_engine::{HeldAnswer, HoldId, exit_code};
 use stockade_model::{
-    ApprovalAnswer, ApprovalMode, RequestCommand, Denial, Digest, EventKind, Grant, LimitKind, RunOutcome, AttemptPlan, ApprovalQuestion, QuestionKind,
-    RunRequest, ReviewResult, ApprovalScope, FinalStatus, PolicyVerdict,
+    ApprovalAnswer, ApprovalMode, ApprovalQuestion, ApprovalScope, AttemptPlan, Denial, Digest, EventKind, FinalStatus,
+    Grant, LimitKind, PolicyVerdict, QuestionKind, RequestCommand, ReviewResult, RunOutcome, RunRequest,
 };
 
 use crate::held::Held;
@@ -192,7 +194,9 @@ impl Witness {
                         self.ever_agreed.push(question.clone());
                         self.agreed.push((number, question));
                     }
-                    ApprovalAnswer::Denied(_) | ApprovalAnswer::Abort | ApprovalAnswer::TimedOut => self.explicit_no = true,
+                    ApprovalAnswer::Denied(_) | ApprovalAnswer::Abort | ApprovalAnswer::TimedOut => {
+                        self.explicit_no = true
+                    }
                 }
             }
             CoreInput::Committed(number) => {
@@ -294,13 +298,16 @@ impl Witness {
                 let Some(sandbox) = sandbox else { return Err("answered a call of a sandbox that is gone".to_owned()) };
                 let context = self.context(&sandbox.planned.plan);
                 let may_grant = !sandbox.ending && !self.record_failed && sandbox.hold;
-                let remembered = |grant: &Grant| self.memory_yes.contains(&context.approval_key(QuestionNamespace::Grant, grant));
+                let remembered =
+                    |grant: &Grant| self.memory_yes.contains(&context.approval_key(QuestionNamespace::Grant, grant));
                 self.held.replied(*id, answer, may_grant, &self.log, remembered)?;
                 self.answered_for_time(*id, answer);
                 Ok(())
             }
             CoreOutput::Finish(outcome) => self.finish(outcome),
-            CoreOutput::Assess | CoreOutput::Decide(_) | CoreOutput::MakePlan { .. } | CoreOutput::FindStanding(_) => Ok(()),
+            CoreOutput::Assess | CoreOutput::Decide(_) | CoreOutput::MakePlan { .. } | CoreOutput::FindStanding(_) => {
+                Ok(())
+            }
         }
     }
 
@@ -421,7 +428,10 @@ impl Witness {
             Some(said) => need(review == *said, "another review than was given")?,
             None => need(review.opinion.is_none(), "an opinion that nobody gave")?,
         }
-        need(ApprovalQuestion { review: None, ..question.clone() } == given, "what is put is not what was reviewed (L5)")
+        need(
+            ApprovalQuestion { review: None, ..question.clone() } == given,
+            "what is put is not what was reviewed (L5)",
+        )
     }
 
     fn asked(&mut self, question: &ApprovalQuestion) -> Law {

@@ -6,15 +6,17 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use stockade_engine::core::{
-    RequestCore, CoreConfig, HeldCall, CoreInput, CoreOutput, BoundPlan, RememberedAnswer, QuestionReview, ReviewerSpec, ConsentRuling,
+    BoundPlan, ConsentRuling, CoreConfig, CoreInput, CoreOutput, HeldCall, QuestionReview, RememberedAnswer,
+    RequestCore, ReviewerSpec,
 };
 use stockade_engine::keys::MemoryKey;
 use stockade_engine::seams::{HeldRule, PersistentAnswers};
 use stockade_engine::{AttemptEnd, CommandEnd, HeldAnswer, HoldId};
 use stockade_model::{
-    ApprovalAnswer, ApprovalMode, Assessment, CallerApproval, RequestCommand, Decision, Denial, Digest, EnforcementReport,
-    EnvironmentRules, FilesystemAccess, Grant, GranularMode, DenialLayer, IsolationLevel, LimitKind, Limits, NetworkAccess, DeniedOperation, ReviewOpinion, AttemptPlan,
-    Profile, QuestionKind, RawText, RunRequest, DenialResolution, ReviewResult, RiskLevel, SandboxPreference, ApprovalScope, Tier, PolicyVerdict,
+    ApprovalAnswer, ApprovalMode, ApprovalScope, Assessment, AttemptPlan, CallerApproval, Decision, Denial,
+    DenialLayer, DenialResolution, DeniedOperation, Digest, EnforcementReport, EnvironmentRules, FilesystemAccess,
+    Grant, GranularMode, IsolationLevel, LimitKind, Limits, NetworkAccess, PolicyVerdict, Profile, QuestionKind,
+    RawText, RequestCommand, ReviewOpinion, ReviewResult, RiskLevel, RunRequest, SandboxPreference, Tier,
 };
 
 use crate::fault::{self, Fault};
@@ -342,10 +344,20 @@ impl World {
                 self.killed = false;
                 self.forget_attempt();
                 self.owed.retain(|input| {
-                    !matches!(input, CoreInput::Prepared(_) | CoreInput::PrepareFailed(_) | CoreInput::Released | CoreInput::Ended(_))
+                    !matches!(
+                        input,
+                        CoreInput::Prepared(_)
+                            | CoreInput::PrepareFailed(_)
+                            | CoreInput::Released
+                            | CoreInput::Ended(_)
+                    )
                 });
             }
-            CoreOutput::Remember(_) | CoreOutput::Record(_) | CoreOutput::Signal(_) | CoreOutput::Finish(_) | CoreOutput::Withdraw(_) => {}
+            CoreOutput::Remember(_)
+            | CoreOutput::Record(_)
+            | CoreOutput::Signal(_)
+            | CoreOutput::Finish(_)
+            | CoreOutput::Withdraw(_) => {}
         }
     }
 
@@ -382,7 +394,14 @@ impl World {
     }
 
     fn answer(&mut self) -> ApprovalAnswer {
-        let scopes = [ApprovalScope::Once, ApprovalScope::Session, ApprovalScope::Times(1), ApprovalScope::Times(3), ApprovalScope::Until(9), ApprovalScope::Always];
+        let scopes = [
+            ApprovalScope::Once,
+            ApprovalScope::Session,
+            ApprovalScope::Times(1),
+            ApprovalScope::Times(3),
+            ApprovalScope::Until(9),
+            ApprovalScope::Always,
+        ];
         let scope = self.random.pick(&scopes);
         match self.random.below(16) {
             0 => ApprovalAnswer::Denied(scope),
@@ -608,7 +627,11 @@ impl World {
         let late = |world: &mut Self| {
             let digest =
                 if world.asked.is_empty() { Digest::of_fields("x", []) } else { world.random.pick(&world.asked) };
-            CoreInput::Answered { digest, answer: ApprovalAnswer::Approved(ApprovalScope::Always), by: "late".to_owned() }
+            CoreInput::Answered {
+                digest,
+                answer: ApprovalAnswer::Approved(ApprovalScope::Always),
+                by: "late".to_owned(),
+            }
         };
         match self.random.below(16) {
             0 => CoreInput::Interrupted(self.random.pick(&[2, 15])),

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use stockade_audit::AuditLogWriter;
 use stockade_engine::{
-    Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, AttemptEventSender, HeldAnswer, HoldId, StdioMode, StartError, exit_code,
-    interrupt_channel,
+    Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, HeldAnswer, HoldId, StartError,
+    StdioMode, exit_code, interrupt_channel,
 };
 use stockade_model::{
-    ApprovalAnswer, ApprovalMode, Denial, EnforcementReport, Grant, GranularMode, DenialLayer, IsolationLevel, DeniedOperation, AttemptPlan, QuestionKind,
-    DenialResolution, ApprovalScope, FinalStatus,
+    ApprovalAnswer, ApprovalMode, ApprovalScope, AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation,
+    EnforcementReport, FinalStatus, Grant, GranularMode, IsolationLevel, QuestionKind,
 };
 
 use crate::house::{Failing, Fake, House, Scripted};
@@ -42,7 +42,13 @@ impl Backend for Holder {
         true
     }
 
-    fn prepare_attempt(&self, plan: &AttemptPlan, _: &StdioMode, hold: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare_attempt(
+        &self,
+        plan: &AttemptPlan,
+        _: &StdioMode,
+        hold: bool,
+        events: AttemptEventSender,
+    ) -> Result<Box<dyn Attempt>, StartError> {
         self.alive.fetch_add(1, Ordering::SeqCst);
         self.holding.lock().unwrap().push(hold);
         let state = State { powers: plan.grants.clone(), answers: BTreeMap::new(), over: None };
@@ -282,7 +288,8 @@ fn an_effect_is_asked_about_where_a_run_may_be() {
         (runs(false), "exited 1, ran 1, asked []"),
         (Never, "exited 1, ran 1, asked []"),
     ] {
-        let scripted = Scripted { answers: [ApprovalAnswer::Approved(ApprovalScope::Always)].into(), ..Scripted::default() };
+        let scripted =
+            Scripted { answers: [ApprovalAnswer::Approved(ApprovalScope::Always)].into(), ..Scripted::default() };
         let wanted = effect.clone();
         let hall = Hall::new(scripted, move |calls| i32::from(!calls.wants(&wanted)));
         let outcome = hall.house.run(hall.house.request("ls", mode));

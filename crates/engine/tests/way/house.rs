@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 
 use stockade_audit::AuditLogWriter;
 use stockade_engine::real::{RulePolicyEngine, StoreMemory};
-use stockade_engine::seams::{RecordError, EventRecorder, SystemClock};
+use stockade_engine::seams::{EventRecorder, RecordError, SystemClock};
 use stockade_engine::{
-    Approver, Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, RequestEngine, AttemptEventSender, StdioMode, StartError, PendingQuestion,
-    interrupt_channel,
+    Approver, Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, PendingQuestion,
+    RequestEngine, StartError, StdioMode, interrupt_channel,
 };
 use stockade_model::{
-    ApprovalAnswer, ApprovalMode, RequestCommand, Denial, EnforcementReport, Event, Grant, DenialLayer, IsolationLevel, DeniedOperation, RunOutcome, AttemptPlan,
-    ApprovalQuestion, QuestionKind, RawText, RunRequest, DenialResolution, SandboxPreference,
+    ApprovalAnswer, ApprovalMode, ApprovalQuestion, AttemptPlan, Denial, DenialLayer, DenialResolution,
+    DeniedOperation, EnforcementReport, Event, Grant, IsolationLevel, QuestionKind, RawText, RequestCommand,
+    RunOutcome, RunRequest, SandboxPreference,
 };
 use stockade_policy::load::{ConfigSources, load_settings};
 use stockade_store::ApprovalStore;
@@ -64,7 +65,13 @@ impl Backend for Fake {
         !matches!(grant, Grant::Connect(_))
     }
 
-    fn prepare_attempt(&self, plan: &AttemptPlan, _: &StdioMode, _: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare_attempt(
+        &self,
+        plan: &AttemptPlan,
+        _: &StdioMode,
+        _: bool,
+        events: AttemptEventSender,
+    ) -> Result<Box<dyn Attempt>, StartError> {
         if self.behaviour == Behaviour::Fails {
             return Err(StartError { what: "no user namespaces".to_owned(), hint: Some("see doctor".to_owned()) });
         }
@@ -214,7 +221,11 @@ impl EventRecorder for Failing {
     }
 
     fn commit_events(&self) -> Result<(), RecordError> {
-        if self.commits_fail { Err(RecordError("the disk is gone".to_owned())) } else { EventRecorder::commit_events(&self.inner) }
+        if self.commits_fail {
+            Err(RecordError("the disk is gone".to_owned()))
+        } else {
+            EventRecorder::commit_events(&self.inner)
+        }
     }
 }
 

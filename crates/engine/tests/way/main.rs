@@ -15,7 +15,8 @@ use house::{Behaviour, Failing, Fake, House, Scripted};
 use stockade_audit::AuditLogWriter;
 use stockade_engine::{StdioMode, exit_code, interrupt_channel};
 use stockade_model::{
-    ApprovalAnswer, ApprovalMode, CallerApproval, RequestCommand, Grant, GranularMode, RunOutcome, DenialResolution, ApprovalScope, FinalStatus,
+    ApprovalAnswer, ApprovalMode, ApprovalScope, CallerApproval, DenialResolution, FinalStatus, Grant, GranularMode,
+    RequestCommand, RunOutcome,
 };
 
 const YES: &[ApprovalAnswer] = &[ApprovalAnswer::Approved(ApprovalScope::Once)];
@@ -73,7 +74,13 @@ fn may_it_run() {
 }
 
 #[track_caller]
-fn check_denial(mode: ApprovalMode, needs: &str, answers: &[ApprovalAnswer], expected: &str, resolution: DenialResolution) {
+fn check_denial(
+    mode: ApprovalMode,
+    needs: &str,
+    answers: &[ApprovalAnswer],
+    expected: &str,
+    resolution: DenialResolution,
+) {
     let fake = Fake { needs: vec![needs.parse().unwrap()], ..Fake::default() };
     let house = House::new(fake, answers);
     let outcome = house.run(house.request("ls", mode));
@@ -166,7 +173,10 @@ fn a_session_grant_is_remembered_in_its_session_alone() {
 #[test]
 fn never_is_remembered_whatever_changes_around_it() {
     let fake = Fake { needs: vec!["write /srv/a".parse().unwrap()], ..Fake::default() };
-    let house = House::new(fake, &[ApprovalAnswer::Denied(ApprovalScope::Always), ApprovalAnswer::Approved(ApprovalScope::Once)]);
+    let house = House::new(
+        fake,
+        &[ApprovalAnswer::Denied(ApprovalScope::Always), ApprovalAnswer::Approved(ApprovalScope::Once)],
+    );
     house.run(house.request("ls", ApprovalMode::OnFailure));
     let mut request = house.request("ls -l", ApprovalMode::OnFailure);
     request.environment.insert("LANG".to_owned(), "C".into());
@@ -193,7 +203,10 @@ fn a_remembered_run_is_bound_to_what_was_shown() {
     assert_eq!(run("rm all", &|r| drop(r.environment.insert("LANG".to_owned(), "C".into()))), FinalStatus::Refused);
     assert_eq!(run("rm all", &|r| r.profile = "read-only".to_owned()), FinalStatus::Refused);
     assert_eq!(run("rm all", &|r| r.grants.push("write /srv/b".parse().unwrap())), FinalStatus::Refused);
-    assert_eq!(run("rm all", &|r| r.command = RequestCommand::Argv(vec!["rm".into(), "all".into()])), FinalStatus::Refused);
+    assert_eq!(
+        run("rm all", &|r| r.command = RequestCommand::Argv(vec!["rm".into(), "all".into()])),
+        FinalStatus::Refused
+    );
     assert_eq!(house.asked(), "run run run run run run run");
 }
 
@@ -355,7 +368,8 @@ fn a_record_that_fails_ends_everything() {
         house.engine.recorder = Arc::new(Failing { inner, batches_left, commits_fail });
         house.durable = Arc::default();
         let (_interrupter, interrupts) = interrupt_channel();
-        let outcome = house.engine.run_request(house.request("ls", ApprovalMode::OnFailure), StdioMode::Inherit, interrupts);
+        let outcome =
+            house.engine.run_request(house.request("ls", ApprovalMode::OnFailure), StdioMode::Inherit, interrupts);
         assert_eq!((outcome.status, exit_code(&outcome)), (FinalStatus::Error, 125), "{batches}");
         assert!(outcome.error.unwrap().contains("record"), "{batches}");
         assert_eq!(house.alive.load(Ordering::SeqCst), 0, "{batches}");
@@ -408,7 +422,8 @@ fn check_interrupt(behaviour: Behaviour, signals: &[i32], expected: (FinalStatus
         wait_until(|| !released.lock().unwrap().is_empty());
         signals.iter().for_each(|signal| assert!(interrupter.send_interrupt(*signal)));
     });
-    let outcome = house.engine.run_request(house.request("ls", ApprovalMode::OnFailure), StdioMode::Inherit, interrupts);
+    let outcome =
+        house.engine.run_request(house.request("ls", ApprovalMode::OnFailure), StdioMode::Inherit, interrupts);
     person.join().unwrap();
     assert_eq!((outcome.status, exit_code(&outcome)), expected);
     assert_eq!(house.alive.load(Ordering::SeqCst), 0);
@@ -431,7 +446,8 @@ fn an_interrupt_ends_a_question() {
         wait_until(|| !asked.lock().unwrap().is_empty());
         assert!(interrupter.send_interrupt(2));
     });
-    let outcome = house.engine.run_request(house.request("make", ApprovalMode::Untrusted), StdioMode::Inherit, interrupts);
+    let outcome =
+        house.engine.run_request(house.request("make", ApprovalMode::Untrusted), StdioMode::Inherit, interrupts);
     person.join().unwrap();
     assert_eq!((outcome.status, exit_code(&outcome)), (FinalStatus::Aborted, 130));
     assert_eq!(outcome.approvals[0].answer, "abort");

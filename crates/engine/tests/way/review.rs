@@ -6,9 +6,11 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 
 use stockade_audit::AuditLogWriter;
-use stockade_engine::seams::{RecordError, EventRecorder};
-use stockade_engine::{StdioMode, ReviewReply, ReviewRequest, Reviewer, exit_code, interrupt_channel};
-use stockade_model::{ApprovalMode, Event, EventKind, ReviewOpinion, ApprovalQuestion, RiskLevel, SessionId, FinalStatus};
+use stockade_engine::seams::{EventRecorder, RecordError};
+use stockade_engine::{ReviewReply, ReviewRequest, Reviewer, StdioMode, exit_code, interrupt_channel};
+use stockade_model::{
+    ApprovalMode, ApprovalQuestion, Event, EventKind, FinalStatus, ReviewOpinion, RiskLevel, SessionId,
+};
 
 use crate::house::{Fake, House};
 use crate::{YES, told};
@@ -31,7 +33,11 @@ impl Reviewer for Model {
         if self.waits.is_some() { 50 } else { 5_000 }
     }
 
-    fn prepare_request(&self, question: &ApprovalQuestion, session: Option<&SessionId>) -> Result<ReviewRequest, String> {
+    fn prepare_request(
+        &self,
+        question: &ApprovalQuestion,
+        session: Option<&SessionId>,
+    ) -> Result<ReviewRequest, String> {
         self.says?;
         let body = format!("about {}", question.digest).as_str().into();
         Ok(ReviewRequest { endpoint: "http://localhost/".to_owned(), body, session: session.cloned() })
@@ -71,7 +77,8 @@ fn shown(house: &House) -> String {
 
 #[test]
 fn what_is_sent_is_on_record_before() {
-    for (risk, wanted) in [(RiskLevel::Low, "low, 3 ways to agree"), (RiskLevel::Critical, "critical, 1 ways to agree")] {
+    for (risk, wanted) in [(RiskLevel::Low, "low, 3 ways to agree"), (RiskLevel::Critical, "critical, 1 ways to agree")]
+    {
         let (house, was_recorded) = house(Ok(risk), None);
         let outcome = house.run(house.request("rm a", ApprovalMode::Untrusted));
         assert_eq!(told(&house, &outcome), "exited 0, ran 1, asked [run]");
@@ -124,7 +131,8 @@ fn what_cannot_be_recorded_is_not_sent() {
     let log = AuditLogWriter::open(&house.dir.path().join("state/other")).unwrap();
     house.engine.recorder = Arc::new(Unwilling(log));
     let (_interrupter, interrupts) = interrupt_channel();
-    let outcome = house.engine.run_request(house.request("make", ApprovalMode::Untrusted), StdioMode::Inherit, interrupts);
+    let outcome =
+        house.engine.run_request(house.request("make", ApprovalMode::Untrusted), StdioMode::Inherit, interrupts);
     assert_eq!((outcome.status, exit_code(&outcome)), (FinalStatus::Error, 125));
     assert!(outcome.error.unwrap().contains("record"));
     assert!(was_recorded.lock().unwrap().is_empty() && house.asked().is_empty());

@@ -106,7 +106,10 @@ fn nothing_but_a_file_is_opened() {
         let null = rustix::fs::makedev(1, 3);
         mknodat(CWD, ground.root.join("device"), FileType::CharacterDevice, Mode::RUSR, null).unwrap();
         assert_eq!(fs::read(ground.root.join("device")).unwrap(), b"", "the control: it is one");
-        assert!(matches!(ground.tree.open_file(&path("device")), Err(FilesError::Kind { found: ObjectKind::Device, .. })));
+        assert!(matches!(
+            ground.tree.open_file(&path("device")),
+            Err(FilesError::Kind { found: ObjectKind::Device, .. })
+        ));
     } else {
         eprintln!("not run: devices (needs root)");
     }

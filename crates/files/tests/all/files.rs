@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::time::Duration;
 
 use stockade_files::object::ObjectKind;
-use stockade_files::{ContentLimits, ExistsCallback, FilesError, WatchNotice, FileTree, TreePath, WatchEvent};
+use stockade_files::{ContentLimits, ExistsCallback, FileTree, FilesError, TreePath, WatchEvent, WatchNotice};
 
 use crate::{BOUNDS, Ground, held, path};
 
@@ -35,7 +35,9 @@ fn files_are_written_read_listed_moved_and_removed() {
     assert_eq!(tree.remove(&path("a"), false), Err(FilesError::NotEmpty(path("a"))));
     tree.remove(&path("a"), true).unwrap();
     assert_eq!(ground.inside(), Default::default());
-    for missing in [tree.stat(&path("a")).map(drop), tree.remove(&path("a"), true), tree.list_directory(&path("a/b")).map(drop)] {
+    for missing in
+        [tree.stat(&path("a")).map(drop), tree.remove(&path("a"), true), tree.list_directory(&path("a/b")).map(drop)]
+    {
         assert!(matches!(missing, Err(FilesError::NotFound(_))), "{missing:?}");
     }
 }
@@ -55,7 +57,10 @@ fn a_write_that_fails_leaves_what_was_there() {
             Err(std::io::ErrorKind::ConnectionReset.into())
         }
     }
-    assert!(matches!(ground.tree.write_file(&path("file"), &mut Broken, 0o644, BOUNDS), Err(FilesError::Stream { .. })));
+    assert!(matches!(
+        ground.tree.write_file(&path("file"), &mut Broken, 0o644, BOUNDS),
+        Err(FilesError::Stream { .. })
+    ));
     for bad in ["directory", "file/x", "missing/x", ""] {
         assert!(ground.tree.write_file(&path(bad), &mut &b"x"[..], 0o644, BOUNDS).is_err(), "{bad}");
     }

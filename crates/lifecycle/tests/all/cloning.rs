@@ -7,8 +7,8 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use stockade_lifecycle::{diff_commands, head_command, clone_steps};
-use stockade_model::{Grant, RawText, RepositoryUrl, GitRevision};
+use stockade_lifecycle::{clone_steps, diff_commands, head_command};
+use stockade_model::{GitRevision, Grant, RawText, RepositoryUrl};
 use stockade_testkit::write_program;
 
 /// A repository on a server of its own, and a home whose settings start programs.

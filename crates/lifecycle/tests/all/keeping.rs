@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use stockade_engine::SandboxEventSender;
-use stockade_lifecycle::{HiddenFiles, Lifecycle, LifecycleError, OpenSandbox, SandboxRequest, DestroyReason};
+use stockade_lifecycle::{DestroyReason, HiddenFiles, Lifecycle, LifecycleError, OpenSandbox, SandboxRequest};
 use stockade_model::{
-    AfterRestart, BackendChoice, BackgroundPolicy, EnvironmentRules, FilesystemAccess, HostDirectory, Limits, NetworkAccess, Profile, RawText,
-    SandboxId, SandboxSpec, SandboxState, WorkspaceSource,
+    AfterRestart, BackendChoice, BackgroundPolicy, EnvironmentRules, FilesystemAccess, HostDirectory, Limits,
+    NetworkAccess, Profile, RawText, SandboxId, SandboxSpec, SandboxState, WorkspaceSource,
 };
 use stockade_store::sandboxes::SandboxStore as Store;
 
@@ -246,7 +246,10 @@ fn time_and_restarts_end_what_was_agreed_to_end() {
     };
     assert_eq!(ended(house.lifecycle.sweep_sandboxes().unwrap()), [(id(1), DestroyReason::Expired)]);
     house.clock.0.store(15_000, Ordering::Relaxed);
-    assert_eq!(ended(house.lifecycle.recover_sandboxes().unwrap()), [(id(2), DestroyReason::Idle), (id(3), DestroyReason::Restarted)]);
+    assert_eq!(
+        ended(house.lifecycle.recover_sandboxes().unwrap()),
+        [(id(2), DestroyReason::Idle), (id(3), DestroyReason::Restarted)]
+    );
     assert_eq!(house.state(4).0, SandboxState::Ready);
 }
 
@@ -262,8 +265,9 @@ fn the_first_kind_that_serves_is_chosen_and_none_is_told_why() {
         change(&mut wanted.spec);
         wanted
     };
-    let backend =
-        |n, wanted: &SandboxRequest| house.create(n, wanted).map(|opened| opened.used.record().backend.clone().unwrap());
+    let backend = |n, wanted: &SandboxRequest| {
+        house.create(n, wanted).map(|opened| opened.used.record().backend.clone().unwrap())
+    };
     assert_eq!(backend(1, &wanted()).unwrap(), "native");
     assert_eq!(backend(2, &spec(&|spec| spec.background = BackgroundPolicy::Keep)).unwrap(), "docker");
     assert_eq!(backend(3, &spec(&|spec| spec.runtime = Some("runsc".parse().unwrap()))).unwrap(), "docker");
@@ -272,7 +276,8 @@ fn the_first_kind_that_serves_is_chosen_and_none_is_told_why() {
     assert_eq!(kept.passed_over, ["keeping cannot be had of a native sandbox: it ends all"]);
     let neither =
         House::with_kinds(|noted| vec![Walls { name: "native", keeps_background: false, stands: false, noted }]);
-    let error = neither.create(6, &spec(&|spec| spec.background = BackgroundPolicy::Keep)).map(drop).unwrap_err().to_string();
+    let error =
+        neither.create(6, &spec(&|spec| spec.background = BackgroundPolicy::Keep)).map(drop).unwrap_err().to_string();
     assert!(error.contains("keeping cannot be had of a native sandbox: it ends all"), "{error}");
     assert_eq!(neither.lifecycle.store().find_sandbox(&id(6)).unwrap(), None, "nothing was begun");
 }

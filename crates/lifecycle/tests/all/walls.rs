@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use stockade_engine::seams::Clock;
 use stockade_engine::{
-    Backend, ProviderCapabilities, Sandbox, SandboxError, SandboxEventSender, SandboxPlan, SandboxUsage, SandboxProvider, StartError, SandboxTree,
+    Backend, ProviderCapabilities, Sandbox, SandboxError, SandboxEventSender, SandboxPlan, SandboxProvider,
+    SandboxTree, SandboxUsage, StartError,
 };
 use stockade_model::{BackgroundPolicy, EnforcementReport, IsolationLevel, SandboxId};
 
@@ -62,7 +63,9 @@ impl SandboxProvider for Walls {
         let refused =
             |what, why: &str| Err(SandboxError::Unsupported { backend: self.name, what, why: why.to_owned() });
         match plan {
-            plan if plan.background == BackgroundPolicy::Keep && !self.keeps_background => refused("keeping", "it ends all"),
+            plan if plan.background == BackgroundPolicy::Keep && !self.keeps_background => {
+                refused("keeping", "it ends all")
+            }
             plan if plan.runtime.is_some() && self.name == "native" => refused("a runtime", "it has none"),
             _ => Ok(()),
         }

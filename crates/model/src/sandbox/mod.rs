@@ -10,8 +10,8 @@ mod state;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use parts::{ImageDigest, SandboxLabels, SandboxLifetime, RuntimeName};
-pub use source::{HostDirectory, RepositoryUrl, GitRevision, WorkspaceSource};
+pub use parts::{ImageDigest, RuntimeName, SandboxLabels, SandboxLifetime};
+pub use source::{GitRevision, HostDirectory, RepositoryUrl, WorkspaceSource};
 pub use state::{SandboxRecord, SandboxState};
 
 use crate::{IsolationLevel, Limits};
@@ -205,7 +205,10 @@ mod tests {
         let good = SandboxSpec::of_profile("workspace");
         let long = "p".repeat(MAX_PROFILE_NAME_BYTES + 1);
         for profile in ["", "a b", "../x", long.as_str()] {
-            assert!(SandboxSpec { profile: profile.to_owned(), ..good.clone() }.check_consistency().is_err(), "{profile}");
+            assert!(
+                SandboxSpec { profile: profile.to_owned(), ..good.clone() }.check_consistency().is_err(),
+                "{profile}"
+            );
         }
         let runtime = Some("runsc".parse().unwrap());
         let native = SandboxSpec { backend: BackendChoice::Native, runtime: runtime.clone(), ..good.clone() };

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::SpecError;
-use crate::{Host, RawText, NetworkTarget};
+use crate::{Host, NetworkTarget, RawText};
 
 /// Longest URL of a repository, in bytes.
 const MAX_URL_BYTES: usize = 2_048;
@@ -181,7 +181,11 @@ impl TryFrom<String> for GitRevision {
         let part = |part: &str| {
             !part.is_empty() && !part.starts_with(['.', '-']) && !part.ends_with('.') && !part.ends_with(".lock")
         };
-        if text.len() > MAX_REVISION_BYTES || !text.bytes().all(fits) || text.contains("..") || !text.split('/').all(part) {
+        if text.len() > MAX_REVISION_BYTES
+            || !text.bytes().all(fits)
+            || text.contains("..")
+            || !text.split('/').all(part)
+        {
             return Err(SpecError::new("revision", "the name of a branch or tag, or a commit's digits"));
         }
         Ok(Self(text))

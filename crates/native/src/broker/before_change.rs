@@ -11,12 +11,12 @@ use rustix::fs::RenameFlags;
 use stockade_model::DeniedOperation;
 use stockade_sys::Errno;
 
-use super::deed::{ObjectChange, BrokeredCall};
+use super::deed::{BrokeredCall, ObjectChange};
 use super::opens::OpenRequest;
-use super::service::{CallFailure, BrokerService, refuse_operation};
-use super::walk::{ResolvedObject, ResolvedName};
+use super::service::{BrokerService, CallFailure, refuse_operation};
+use super::walk::{ResolvedName, ResolvedObject};
 use crate::powers::PermissionRefusal;
-use crate::undo::{UndoRecorder, UndoRecordError};
+use crate::undo::{UndoRecordError, UndoRecorder};
 
 /// Recorder of a run's changes.
 pub(super) struct WorkspaceRecorder {
@@ -59,7 +59,9 @@ impl BrokerService {
                 None => Ok(()),
             },
             BrokeredCall::MakeName { source, new } => match named(new) {
-                Some(path) => self.require_recorded(DeniedOperation::Link, &path, recorder.before_link(&source.path, &path)),
+                Some(path) => {
+                    self.require_recorded(DeniedOperation::Link, &path, recorder.before_link(&source.path, &path))
+                }
                 // The file could be written by its name elsewhere.
                 None if is_kept(&source.path) && !source.is_placeless() => Err(Errno::XDEV.into()),
                 None => Ok(()),
@@ -82,9 +84,11 @@ impl BrokerService {
             BrokeredCall::Change { object, .. } if is_kept(&object.path) && !object.is_placeless() => {
                 self.require_recorded(DeniedOperation::Metadata, &object.path, recorder.before_metadata(&object.path))
             }
-            BrokeredCall::Reopen { .. } | BrokeredCall::OpenUnnamed { .. } | BrokeredCall::Change { .. } | BrokeredCall::Connect(_) | BrokeredCall::Run(_) => {
-                Ok(())
-            }
+            BrokeredCall::Reopen { .. }
+            | BrokeredCall::OpenUnnamed { .. }
+            | BrokeredCall::Change { .. }
+            | BrokeredCall::Connect(_)
+            | BrokeredCall::Run(_) => Ok(()),
         }
     }
 
@@ -124,7 +128,12 @@ impl BrokerService {
     }
 
     /// Refuses a call whose object cannot be kept. A refusal by the powers comes first.
-    fn require_recorded(&self, operation: DeniedOperation, path: &[u8], done: Result<(), UndoRecordError>) -> Result<(), CallFailure> {
+    fn require_recorded(
+        &self,
+        operation: DeniedOperation,
+        path: &[u8],
+        done: Result<(), UndoRecordError>,
+    ) -> Result<(), CallFailure> {
         let Err(unkept) = done else { return Ok(()) };
         self.permit_operation(operation, path)?;
         Err(refuse_operation(operation, path, PermissionRefusal { rule: unkept.to_string(), grant: None }))

@@ -205,7 +205,9 @@ impl CallingThread {
 
     /// Opens its own `coredump_filter`, the memory types that a dump contains, for writing.
     pub fn open_dump_filter(&self) -> Result<OwnedFd, Errno> {
-        self.query_thread(|thread| openat(thread.proc_dir(), c"coredump_filter", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()))
+        self.query_thread(|thread| {
+            openat(thread.proc_dir(), c"coredump_filter", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        })
     }
 
     /// Holds the root directory.

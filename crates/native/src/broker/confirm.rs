@@ -12,18 +12,18 @@ use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, fstat, openat2, renameat_with, unlinkat,
 };
 use stockade_files::object::unguessable_name;
-use stockade_model::{Grant, DeniedOperation};
+use stockade_model::{DeniedOperation, Grant};
 use stockade_sys::{Errno, resolve};
 
-use super::service::{CallFailure, BrokerService, refuse_operation};
+use super::service::{BrokerService, CallFailure, refuse_operation};
 use super::view::is_same_object;
-use super::walk::{ResolvedObject, ResolvedName};
+use super::walk::{ResolvedName, ResolvedObject};
 use crate::guards::git_part::{GitPathKind, GuardedContent};
 use crate::guards::pointers::work_trees_of_modules;
 use crate::guards::repository::{self, RepositoryState};
 use crate::guards::view::join_name;
-use crate::guards::{SurveyError, RunSurveys, RootView, fold_name, open_host_root};
-use crate::powers::{PermissionRefusal, is_at_or_beneath, creates_name, prefix_ends, to_path};
+use crate::guards::{RootView, RunSurveys, SurveyError, fold_name, open_host_root};
+use crate::powers::{PermissionRefusal, creates_name, is_at_or_beneath, prefix_ends, to_path};
 
 /// Most attempts to remove a file that others move meanwhile.
 const MAX_TAKE_BACK_ATTEMPTS: u32 = 64;
@@ -42,7 +42,12 @@ impl BrokerService {
 
     /// Checks whether the name that was made at `place` is still permitted. `decided` is the path
     /// that was decided on.
-    fn confirm_name(&self, place: &ResolvedName, decided: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
+    fn confirm_name(
+        &self,
+        place: &ResolvedName,
+        decided: &[u8],
+        operation: DeniedOperation,
+    ) -> Result<(), CallFailure> {
         if place.special {
             return Ok(());
         }
@@ -66,14 +71,18 @@ impl BrokerService {
             return Err(refuse_operation(operation, now, refusal));
         }
         self.looked_in_vain.set(false);
-        let Some(state) = RepositoryState::containing_path(now, surveys.trusted_parts(), &|p| self.exists_in_view(p)) else { return Ok(()) };
+        let Some(state) = RepositoryState::containing_path(now, surveys.trusted_parts(), &|p| self.exists_in_view(p))
+        else {
+            return Ok(());
+        };
         if let Some(refusal) = self.refusal_in_the_dark(operation, now) {
             return Err(refuse_operation(operation, now, refusal));
         }
         if self.powers.is_known_part(now) {
             return Ok(());
         }
-        let known = || self.first.as_ref().and_then(|first| surveys.repository_state(RootView::new(first.root.as_fd()), now));
+        let known =
+            || self.first.as_ref().and_then(|first| surveys.repository_state(RootView::new(first.root.as_fd()), now));
         if self.powers.in_private_tree(now)
             || !state.gives_more_than(RepositoryState::default())
             || self.powers.is_named(now)
@@ -127,7 +136,9 @@ impl BrokerService {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
         let Ok(directory) = openat2(&first.root, &parent, flags, Mode::empty(), how) else { return };
-        let is_same = resolve::open_component(directory.as_fd(), &name).and_then(fstat).is_ok_and(|found| is_same_object(stat, &found));
+        let is_same = resolve::open_component(directory.as_fd(), &name)
+            .and_then(fstat)
+            .is_ok_and(|found| is_same_object(stat, &found));
         if is_same {
             // The caller gets no descriptor of it in any case.
             let _ = unlinkat(&directory, &name, AtFlags::empty());
@@ -167,7 +178,11 @@ impl BrokerService {
             let named = work_trees_of_modules(view, &repository)?;
             if named.iter().any(|tree| is_at_or_beneath(path, tree) && (is_link || tree != path)) {
                 let rule = "settings of a module name a work tree there".to_owned();
-                return Err(refuse_operation(operation, path, PermissionRefusal { rule, grant: Some(Grant::Write(to_path(path))) }));
+                return Err(refuse_operation(
+                    operation,
+                    path,
+                    PermissionRefusal { rule, grant: Some(Grant::Write(to_path(path))) },
+                ));
             }
         }
         Ok(())
@@ -241,8 +256,10 @@ impl BrokerService {
             return Some(PermissionRefusal { rule: SurveyError::Unreadable.to_string(), grant: None });
         }
         let surveys = self.surveys.borrow();
-        let may_lead =
-            !matches!(operation, DeniedOperation::Mkdir | DeniedOperation::Remove | DeniedOperation::Metadata | DeniedOperation::Rename);
+        let may_lead = !matches!(
+            operation,
+            DeniedOperation::Mkdir | DeniedOperation::Remove | DeniedOperation::Metadata | DeniedOperation::Rename
+        );
         if let Some(refusal) = surveys.refusal_at_address(path, false).filter(|_| may_lead) {
             return Some(refusal);
         }
@@ -286,7 +303,9 @@ impl BrokerService {
     /// run may see another `/tmp`, and no hidden paths.
     fn complete_surveys(&self, surveys: &mut RunSurveys, host: BorrowedFd<'_>, own: BorrowedFd<'_>) {
         let (host, own) = (RootView::new(host), RootView::new(own).without_hidden(self.powers.hidden_paths()));
-        if let Some((inside, tree)) = self.powers.renamed_workspace().filter(|(inside, _)| !surveys.has_surveyed(inside)) {
+        if let Some((inside, tree)) =
+            self.powers.renamed_workspace().filter(|(inside, _)| !surveys.has_surveyed(inside))
+        {
             surveys.complete_on_host(host, self.powers.guarded_names(), inside, tree);
         }
         let view_of = |root: &[u8]| if host.shows_as(own, root) { host } else { own };
@@ -313,7 +332,12 @@ impl BrokerService {
 
     /// Checks whether the file with `stat`, reached by `path`, may be changed. A file that also has
     /// a guarded name is guarded.
-    pub(super) fn permit_linked(&self, stat: &Stat, path: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
+    pub(super) fn permit_linked(
+        &self,
+        stat: &Stat,
+        path: &[u8],
+        operation: DeniedOperation,
+    ) -> Result<(), CallFailure> {
         if !self.surveys.borrow().is_linked(stat) || self.is_guarded(path) || self.powers.is_named(path) {
             return Ok(());
         }

@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use rustix::net::sockopt::socket_domain;
 use rustix::net::{AddressFamily, getsockname};
-use stockade_egress::{AnnouncedConnection, EgressDestination, DialError, ConnectOrder, EgressPermit, ProxyService as Offer, EgressCaller};
-use stockade_model::{Host, DenialLayer, IsolationLevel, DeniedOperation, RawText, NetworkTarget};
+use stockade_egress::{
+    AnnouncedConnection, ConnectOrder, DialError, EgressCaller, EgressDestination, EgressPermit, ProxyService as Offer,
+};
+use stockade_model::{DenialLayer, DeniedOperation, Host, IsolationLevel, NetworkTarget, RawText};
 use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 use stockade_sys::{Errno, actor};
 
@@ -19,7 +21,7 @@ use super::kept_ports::ReservedPort;
 use super::ledger::{CallerProcess, RefusedOperation};
 use super::pool::WorkerPool;
 use super::servers::{ListenerOwner, is_served, is_served_around};
-use super::service::{CallFailure, BrokerService};
+use super::service::{BrokerService, CallFailure};
 use super::sockets::PreparedConnect;
 use crate::powers::PermissionRefusal;
 use crate::way_out::RunEgress;
@@ -61,7 +63,14 @@ impl BrokerService {
         let ready = || {
             let socket = connection.socket.try_clone().map_err(|_| Errno::MFILE)?;
             let (notifier, pool) = (self.notifier.clone(), self.pool.clone());
-            Ok::<_, Errno>(PendingConnect { id, socket, address: connection.address().to_vec(), dialled, notifier, pool })
+            Ok::<_, Errno>(PendingConnect {
+                id,
+                socket,
+                address: connection.address().to_vec(),
+                dialled,
+                notifier,
+                pool,
+            })
         };
         let dialling = match road {
             ConnectRoute::Inside => return self.connect_natively(id, connection),
@@ -119,7 +128,11 @@ impl BrokerService {
         self.level == IsolationLevel::Full || self.powers.own_network.is_some()
     }
 
-    fn choose_route(&self, way: &RunEgress, (dialled, who): (SocketAddr, &CallerProcess)) -> Result<ConnectRoute, CallFailure> {
+    fn choose_route(
+        &self,
+        way: &RunEgress,
+        (dialled, who): (SocketAddr, &CallerProcess),
+    ) -> Result<ConnectRoute, CallFailure> {
         let answers_all = self.level == IsolationLevel::Full;
         let names = || {
             way.start_proxy()?;
@@ -159,7 +172,12 @@ impl BrokerService {
 
 /// Returns a refusal of a target, ready to be recorded.
 pub(super) fn deny_target(target: &NetworkTarget, refusal: PermissionRefusal) -> RefusedOperation {
-    RefusedOperation { operation: DeniedOperation::Connect, object: target.to_string().into_bytes(), layer: DenialLayer::Network, refusal }
+    RefusedOperation {
+        operation: DeniedOperation::Connect,
+        object: target.to_string().into_bytes(),
+        layer: DenialLayer::Network,
+        refusal,
+    }
 }
 
 /// Returns the address that a connect to `ip` reaches, in canonical form: the unspecified address

@@ -12,9 +12,9 @@ use stockade_egress::PendingDial;
 use super::opens::OpenRequest;
 use super::pool::BlockingJob;
 use super::programs::ProgramStart;
-use super::service::{CallFailure, CallReply, BrokerService};
+use super::service::{BrokerService, CallFailure, CallReply};
 use super::sockets::PreparedConnect;
-use super::walk::{ResolvedObject, ResolvedName};
+use super::walk::{ResolvedName, ResolvedObject};
 
 /// A system call that is ready to be carried out.
 pub(super) enum BrokeredCall {

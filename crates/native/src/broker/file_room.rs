@@ -9,13 +9,13 @@ use std::collections::HashMap;
 
 use rustix::fs::{FileType, fstat};
 use rustix::process::Pid;
-use stockade_model::{Grant, DenialLayer, LimitKind, DeniedOperation};
+use stockade_model::{DenialLayer, DeniedOperation, Grant, LimitKind};
 use stockade_sys::limits::file_size_limit;
 
 use super::caller::CallingThread;
 use super::deed::CallProgress;
 use super::ledger::RefusedOperation;
-use super::service::{CallReply, BrokerService};
+use super::service::{BrokerService, CallReply};
 use crate::limits::make_room;
 use crate::powers::PermissionRefusal;
 

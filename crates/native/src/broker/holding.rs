@@ -4,18 +4,18 @@
 use std::os::fd::AsFd;
 
 use stockade_engine::{HeldAnswer, HoldId};
-use stockade_model::{Denial, Grant, DenialLayer, IsolationLevel, DenialResolution};
+use stockade_model::{Denial, DenialLayer, DenialResolution, Grant, IsolationLevel};
 use stockade_sys::Errno;
 use stockade_sys::notify::NotificationAnswer;
 
 use super::BrokerEvent;
 use super::caller::CallingThread;
 use super::deed::{BrokeredCall, CallProgress};
-use super::holds::{BrokerQuestion, QuestionTable, QuestionKey, WaiterPlacement};
+use super::holds::{BrokerQuestion, QuestionKey, QuestionTable, WaiterPlacement};
 use super::ledger::{CallerProcess, RefusedOperation};
 use super::left_out::ProgramLookup;
 use super::requests::BrokeredRequest;
-use super::service::{CallFailure, CallReply, BrokerService};
+use super::service::{BrokerService, CallFailure, CallReply};
 use super::view::PinnedObjects;
 use crate::powers::PermissionRefusal;
 
@@ -68,7 +68,12 @@ pub(super) fn new_question_table() -> QuestionTable<Waiter> {
 
 impl BrokerService {
     /// Holds a refused call if an answer can help; else records and refuses it.
-    pub(super) fn hold_or_refuse(&mut self, caller: &CallingThread, deed: Option<BrokeredCall>, mut denied: RefusedOperation) {
+    pub(super) fn hold_or_refuse(
+        &mut self,
+        caller: &CallingThread,
+        deed: Option<BrokeredCall>,
+        mut denied: RefusedOperation,
+    ) {
         let id = caller.request.id;
         if let Some(step) = deed.as_ref().and_then(|deed| self.make_empty(deed, &|| caller.program_path())) {
             return self.finish_call(id, step);
@@ -220,7 +225,12 @@ impl BrokerService {
 
     /// Carries a held call out with the current powers. Returns the refusal if a power is still
     /// lacking.
-    fn carry_out_call(&mut self, call: &HeldBrokerCall, who: &CallerProcess, asked: &RefusedOperation) -> Option<RefusedOperation> {
+    fn carry_out_call(
+        &mut self,
+        call: &HeldBrokerCall,
+        who: &CallerProcess,
+        asked: &RefusedOperation,
+    ) -> Option<RefusedOperation> {
         let id = call.id;
         if !self.notifier.is_valid(id) {
             return None;
@@ -256,7 +266,8 @@ impl BrokerService {
     fn refuse_changed(&self, id: u64, who: &CallerProcess, asked: &RefusedOperation) {
         let RefusedOperation { operation, object, .. } = asked.clone();
         let refusal = PermissionRefusal { rule: "it changed while the question stood".to_owned(), grant: None };
-        self.lock_ledger().record_denial(RefusedOperation { operation, object, layer: DenialLayer::Broker, refusal }, || who.clone());
+        self.lock_ledger()
+            .record_denial(RefusedOperation { operation, object, layer: DenialLayer::Broker, refusal }, || who.clone());
         self.fail_call(id, Errno::ACCESS);
     }
 
@@ -300,7 +311,9 @@ impl BrokerService {
             CallReply::Continue => self.notifier.answer_call(id, NotificationAnswer::Continue),
             CallReply::Descriptor { fd, close_on_exec } => {
                 match self.notifier.answer_with_descriptor(id, fd.as_fd(), close_on_exec) {
-                    Err(errno) if errno != Errno::NOENT => self.notifier.answer_call(id, NotificationAnswer::Error(errno)),
+                    Err(errno) if errno != Errno::NOENT => {
+                        self.notifier.answer_call(id, NotificationAnswer::Error(errno))
+                    }
                     other => other,
                 }
             }

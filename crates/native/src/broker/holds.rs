@@ -165,7 +165,10 @@ impl<W> QuestionTable<W> {
     /// Returns the open questions that `grants` may have settled.
     pub fn covered_by(&self, grants: &[Grant]) -> Vec<u64> {
         let settles = |hold: &BrokerQuestion<W>| {
-            hold.denial.grant.as_ref().is_some_and(|wanted| grants.iter().any(|granted| may_cover_grant(granted, wanted)))
+            hold.denial
+                .grant
+                .as_ref()
+                .is_some_and(|wanted| grants.iter().any(|granted| may_cover_grant(granted, wanted)))
         };
         self.open.iter().filter(|(_, hold)| settles(hold)).map(|(id, _)| *id).collect()
     }
@@ -231,7 +234,7 @@ fn may_cover_grant(granted: &Grant, wanted: &Grant) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stockade_model::{DenialLayer, DeniedOperation, RawText, DenialResolution};
+    use stockade_model::{DenialLayer, DenialResolution, DeniedOperation, RawText};
 
     fn denial(object: &str) -> Denial {
         Denial {
@@ -252,7 +255,10 @@ mod tests {
     }
 
     fn of(grant: &str, rule: &str, object: &str) -> Option<QuestionKey> {
-        QuestionKey::from_refusal(&PermissionRefusal { rule: rule.to_owned(), grant: grant.parse().ok() }, object.as_bytes())
+        QuestionKey::from_refusal(
+            &PermissionRefusal { rule: rule.to_owned(), grant: grant.parse().ok() },
+            object.as_bytes(),
+        )
     }
 
     fn put(holds: &mut QuestionTable<u64>, object: &str, waiter: u64) -> Option<u64> {

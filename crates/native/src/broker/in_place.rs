@@ -15,14 +15,14 @@ use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, fstat, openat, openat2, unlinkat};
-use stockade_model::{Grant, DeniedOperation};
+use stockade_model::{DeniedOperation, Grant};
 use stockade_sys::{Errno, actor, resolve};
 
 use super::deed::CallProgress;
-use super::judged::{carries_code, read_content, max_bytes};
+use super::judged::{carries_code, max_bytes, read_content};
 use super::ledger::CallerProcess;
 use super::opens::{OpenRequest, finish_open};
-use super::service::{CallFailure, BrokerService, native_access, refuse_operation};
+use super::service::{BrokerService, CallFailure, native_access, refuse_operation};
 use super::walk::{ResolvedDirectory, ResolvedName};
 use crate::guards::RootView;
 use crate::guards::git_part::{GitPathKind, GuardedContent};
@@ -95,9 +95,14 @@ struct InitialContent {
 }
 
 /// Returns the initial state, or `None` if the file at `place` is not written in place.
-fn prepare_initial_content(kind: InPlaceKind, place: &ResolvedName, wish: OpenRequest) -> Result<Option<InitialContent>, Errno> {
+fn prepare_initial_content(
+    kind: InPlaceKind,
+    place: &ResolvedName,
+    wish: OpenRequest,
+) -> Result<Option<InitialContent>, Errno> {
     // Existing files of these kinds are replaced as a whole, see `judged`.
-    let is_whole = matches!(kind, InPlaceKind::Judged(GuardedContent::Settings | GuardedContent::Modules | GuardedContent::Index));
+    let is_whole =
+        matches!(kind, InPlaceKind::Judged(GuardedContent::Settings | GuardedContent::Modules | GuardedContent::Index));
     let is_of_project = matches!(kind, InPlaceKind::Judged(GuardedContent::Project(_)));
     let held = match place.open_nofollow() {
         Err(Errno::NOENT) if wish.is_creating() => {
@@ -131,13 +136,20 @@ fn prepare_initial_content(kind: InPlaceKind, place: &ResolvedName, wish: OpenRe
 impl BrokerService {
     /// Opens a file whose content is judged once it is written. Returns `None` if this file is not
     /// written in place.
-    pub(super) fn open_in_place(&self, place: &ResolvedName, path: &[u8], wish: OpenRequest) -> Result<Option<CallProgress>, CallFailure> {
+    pub(super) fn open_in_place(
+        &self,
+        place: &ResolvedName,
+        path: &[u8],
+        wish: OpenRequest,
+    ) -> Result<Option<CallProgress>, CallFailure> {
         let Some(kind) = self.kind_in_place(path) else { return Ok(None) };
         let is_hidden = self.powers.hidden_refusal(path).is_some();
         if place.on_proc || is_hidden || self.in_place.0.borrow().len() >= MAX_UNSETTLED_FILES {
             return Ok(None);
         }
-        let Some(InitialContent { mode, is_new, text }) = prepare_initial_content(kind, place, wish)? else { return Ok(None) };
+        let Some(InitialContent { mode, is_new, text }) = prepare_initial_content(kind, place, wish)? else {
+            return Ok(None);
+        };
         if self.refusal_of_place(DeniedOperation::Create, path).is_some() {
             return Ok(None);
         }
@@ -156,7 +168,8 @@ impl BrokerService {
             fd: place.directory.fd.try_clone().map_err(|_| Errno::MFILE)?,
             path: place.directory.path.clone(),
         };
-        let place = ResolvedName { directory: held, name: place.name.clone(), slash: false, special: false, on_proc: false };
+        let place =
+            ResolvedName { directory: held, name: place.name.clone(), slash: false, special: false, on_proc: false };
         self.in_place.push(InPlaceFile { kind, text: File::from(text), place, mode, is_new });
         Ok(Some(CallProgress::Done(finish_open(OwnedFd::from(written), wish)?)))
     }
@@ -256,7 +269,8 @@ impl BrokerService {
                 InPlaceKind::Number => "a step of a rebase that is no number",
                 _ => "a file that leads git to a directory that is not its own",
             };
-            let refusal = PermissionRefusal { rule: format!("{what}: {shown}"), grant: Some(Grant::Write(to_path(&path))) };
+            let refusal =
+                PermissionRefusal { rule: format!("{what}: {shown}"), grant: Some(Grant::Write(to_path(&path))) };
             return Err(refuse_operation(DeniedOperation::Create, &path, refusal));
         }
         let directory = self.through_directory(&file.place, &path);
@@ -385,9 +399,11 @@ impl BrokerService {
             return Err(Errno::ACCESS.into());
         };
         match self.surveys.borrow().refusal_of_work_tree(RootView::new(first.root.as_fd()), &git[..end]) {
-            Some(refusal) => {
-                Err(refuse_operation(operation, git, PermissionRefusal { grant: Some(Grant::Write(to_path(git))), ..refusal }))
-            }
+            Some(refusal) => Err(refuse_operation(
+                operation,
+                git,
+                PermissionRefusal { grant: Some(Grant::Write(to_path(git))), ..refusal },
+            )),
             None => Ok(()),
         }
     }

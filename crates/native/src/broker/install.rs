@@ -14,7 +14,7 @@ use rustix::fs::{
 use stockade_model::DeniedOperation;
 use stockade_sys::{Errno, actor, resolve};
 
-use super::service::{CallFailure, BrokerService};
+use super::service::{BrokerService, CallFailure};
 use super::view::is_same_object;
 use super::walk::ResolvedName;
 use crate::powers::INSTALL_PREFIX;
@@ -45,7 +45,12 @@ impl BrokerService {
 
     /// Puts a copy of the file at `old` in the place of `new` and removes `old`. A directory fails
     /// with EXDEV: programs then copy its files one by one.
-    pub(super) fn install_copy(&self, old: &ResolvedName, new: &ResolvedName, flags: RenameFlags) -> Result<(), CallFailure> {
+    pub(super) fn install_copy(
+        &self,
+        old: &ResolvedName,
+        new: &ResolvedName,
+        flags: RenameFlags,
+    ) -> Result<(), CallFailure> {
         let (from, to) = (old.path(), new.path());
         let held = old.open_nofollow()?;
         let stat = fstat(&held)?;
@@ -84,7 +89,12 @@ fn copy_of(held: &OwnedFd, directory: BorrowedFd<'_>, mode: u32) -> Result<Owned
 }
 
 /// Gives `copy` the name of `new`, and no other.
-pub(super) fn link_copy(copy: &OwnedFd, new: &ResolvedName, directory: BorrowedFd<'_>, flags: RenameFlags) -> Result<(), Errno> {
+pub(super) fn link_copy(
+    copy: &OwnedFd,
+    new: &ResolvedName,
+    directory: BorrowedFd<'_>,
+    flags: RenameFlags,
+) -> Result<(), Errno> {
     let by_descriptor = resolve::DescriptorPath::new(copy.as_fd());
     let link = |name: &CString| linkat(CWD, by_descriptor.as_c_str(), directory, name, AtFlags::SYMLINK_FOLLOW);
     if flags.contains(RenameFlags::NOREPLACE) {

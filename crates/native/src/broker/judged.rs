@@ -14,18 +14,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Stat, StatxFlags, fstat, openat, statx, unlinkat};
-use stockade_model::{Grant, DeniedOperation};
+use stockade_model::{DeniedOperation, Grant};
 use stockade_sys::{Errno, actor, resolve};
 
 use super::deed::{BrokeredCall, CallProgress};
 use super::install::link_copy;
-use super::service::{CallFailure, BrokerService, refuse_operation};
+use super::service::{BrokerService, CallFailure, refuse_operation};
 use super::view::is_same_object;
-use super::walk::{ResolvedObject, ResolvedName};
+use super::walk::{ResolvedName, ResolvedObject};
 use crate::guards::RootView;
 use crate::guards::git_part::{GitPathKind, GuardedContent};
 use crate::guards::settings_judge::{
-    SettingsContext, ContentVerdict, SettingsFileKind, has_relative_address, check_settings, local_addresses, lost_with, work_tree_of_module,
+    ContentVerdict, SettingsContext, SettingsFileKind, check_settings, has_relative_address, local_addresses,
+    lost_with, work_tree_of_module,
 };
 use crate::guards::view::{join_name, parent_path};
 use crate::guards::{git_index, git_texts, project_judge};
@@ -110,9 +111,13 @@ impl BrokerService {
         }
         let max_bytes = max_bytes(judged);
         let carries = |what: String| refuse_operation(DeniedOperation::Rename, &to, carries_code(&to, &what));
-        let Some(text) = read_content(&held, max_bytes)? else { return Err(carries("a file that cannot be read".into())) };
+        let Some(text) = read_content(&held, max_bytes)? else {
+            return Err(carries("a file that cannot be read".into()));
+        };
         let now = match new.open_nofollow() {
-            Ok(there) => read_content(&there, max_bytes)?.ok_or_else(|| carries("what is there cannot be read".into()))?,
+            Ok(there) => {
+                read_content(&there, max_bytes)?.ok_or_else(|| carries("what is there cannot be read".into()))?
+            }
             Err(Errno::NOENT) => Vec::new(),
             Err(errno) => return Err(errno.into()),
         };
@@ -144,14 +149,22 @@ impl BrokerService {
         let text = read_content(&source.fd, max_bytes(GuardedContent::Reference))?.ok_or(Errno::XDEV)?;
         match self.check_content(GuardedContent::Reference, new, b"", &text)? {
             ContentVerdict::Harmless | ContentVerdict::HarmlessWith(_) => {}
-            ContentVerdict::Carries { what, .. } => return Err(refuse_operation(DeniedOperation::Link, &to, carries_code(&to, &what))),
+            ContentVerdict::Carries { what, .. } => {
+                return Err(refuse_operation(DeniedOperation::Link, &to, carries_code(&to, &what)));
+            }
         }
         let directory = self.through_directory(new, &to);
         self.put_text((new, directory.as_fd(), &to), &text, (source.stat.st_mode & 0o777, RenameFlags::NOREPLACE))?;
         Ok(CallProgress::return_zero())
     }
 
-    pub(super) fn check_content(&self, judged: GuardedContent, new: &ResolvedName, now: &[u8], text: &[u8]) -> Result<ContentVerdict, Errno> {
+    pub(super) fn check_content(
+        &self,
+        judged: GuardedContent,
+        new: &ResolvedName,
+        now: &[u8],
+        text: &[u8],
+    ) -> Result<ContentVerdict, Errno> {
         let simple = |is_harmless: bool, what: &str| match is_harmless {
             true => ContentVerdict::Harmless,
             false => ContentVerdict::Carries { what: what.to_owned(), without: None },
@@ -163,7 +176,9 @@ impl BrokerService {
             GuardedContent::Steps => {
                 return Ok(simple(git_texts::are_harmless_steps(text), "steps of a rebase that run commands"));
             }
-            GuardedContent::Reference => return Ok(simple(git_texts::is_reference(text), "a reference that leads elsewhere")),
+            GuardedContent::Reference => {
+                return Ok(simple(git_texts::is_reference(text), "a reference that leads elsewhere"));
+            }
             GuardedContent::Start => {
                 return Ok(simple(git_texts::is_start_of_bisection(text), "a beginning that is no name"));
             }
@@ -178,7 +193,11 @@ impl BrokerService {
                 return Ok(ContentVerdict::Carries { what, without: Some(Vec::new()) });
             }
             GuardedContent::Project(file) => {
-                return Ok(project_judge::check_project_file(file, [&self.first_settings.remember_first(new, now)?, now], text));
+                return Ok(project_judge::check_project_file(
+                    file,
+                    [&self.first_settings.remember_first(new, now)?, now],
+                    text,
+                ));
             }
             GuardedContent::Settings => SettingsFileKind::Repository,
             GuardedContent::Modules => SettingsFileKind::Modules,
@@ -209,7 +228,8 @@ impl BrokerService {
     fn has_work_trees(&self, repository: &[u8]) -> bool {
         let Some(first) = &self.first else { return true };
         let mut has_some = false;
-        let listed = RootView::new(first.root.as_fd()).for_each_name(&join_name(repository, b"worktrees"), |_, _| has_some = true);
+        let listed = RootView::new(first.root.as_fd())
+            .for_each_name(&join_name(repository, b"worktrees"), |_, _| has_some = true);
         has_some || !matches!(listed, Ok(()) | Err(Errno::NOENT))
     }
 
@@ -225,7 +245,10 @@ impl BrokerService {
     /// Checks whether the file at `place` may be removed, if it is judged by its content and no
     /// grant covers it. Refuses to remove programs that the user has set for git to run.
     pub(super) fn permit_loss(&self, place: &ResolvedName, path: &[u8]) -> Result<(), CallFailure> {
-        let Some(judged @ (GuardedContent::Settings | GuardedContent::Project(_))) = self.powers.content_rule_at(path) else { return Ok(()) };
+        let Some(judged @ (GuardedContent::Settings | GuardedContent::Project(_))) = self.powers.content_rule_at(path)
+        else {
+            return Ok(());
+        };
         if !matches!(self.decide_operation(DeniedOperation::Write, path), PermissionVerdict::Refuse(_)) {
             return Ok(());
         }
@@ -236,8 +259,13 @@ impl BrokerService {
                     GuardedContent::Project(file) => project_judge::lost_with(file, [&first, &now]),
                     _ => {
                         let may_fetch = &|place: &[u8]| self.may_fetch(place);
-                        let before =
-                            SettingsContext { first: &first, now: &now, may_fetch, is_own: false, has_work_trees: false };
+                        let before = SettingsContext {
+                            first: &first,
+                            now: &now,
+                            may_fetch,
+                            is_own: false,
+                            has_work_trees: false,
+                        };
                         lost_with(path, before)
                     }
                 }
@@ -245,7 +273,9 @@ impl BrokerService {
             None => Some("what cannot be read".to_owned()),
         };
         match lost {
-            Some(lost) => Err(refuse_operation(DeniedOperation::Remove, path, carries_code(path, &format!("{lost} taken away")))),
+            Some(lost) => {
+                Err(refuse_operation(DeniedOperation::Remove, path, carries_code(path, &format!("{lost} taken away"))))
+            }
             None => Ok(()),
         }
     }
@@ -304,8 +334,11 @@ impl BrokerService {
         let is_plain = |name: &[u8]| {
             let file = join_name(repository, name);
             let before = SettingsContext { first: b"", now: b"", may_fetch, is_own: false, has_work_trees: true };
-            let judged = |text: Vec<u8>| check_settings(SettingsFileKind::Repository, &file, before, &text) == ContentVerdict::Harmless;
-            !self.exists_in_view(&to_path(&file)) || view.read_file(&file, max_bytes(GuardedContent::Settings)).is_some_and(judged)
+            let judged = |text: Vec<u8>| {
+                check_settings(SettingsFileKind::Repository, &file, before, &text) == ContentVerdict::Harmless
+            };
+            !self.exists_in_view(&to_path(&file))
+                || view.read_file(&file, max_bytes(GuardedContent::Settings)).is_some_and(judged)
         };
         let mut has_hooks = false;
         let hooks = join_name(repository, b"hooks");

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use stockade_model::{Denial, DenialLayer, DeniedOperation, RawText, DenialResolution};
+use stockade_model::{Denial, DenialLayer, DenialResolution, DeniedOperation, RawText};
 
 use super::BrokerEvent;
 use crate::powers::PermissionRefusal;
@@ -120,7 +120,12 @@ mod tests {
 
     fn denied(object: &str) -> RefusedOperation {
         let refusal = PermissionRefusal { rule: "outside".to_owned(), grant: None };
-        RefusedOperation { operation: DeniedOperation::Write, object: object.as_bytes().to_vec(), layer: DenialLayer::Broker, refusal }
+        RefusedOperation {
+            operation: DeniedOperation::Write,
+            object: object.as_bytes().to_vec(),
+            layer: DenialLayer::Broker,
+            refusal,
+        }
     }
 
     #[test]

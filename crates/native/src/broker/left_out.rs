@@ -63,8 +63,12 @@ impl BrokerService {
             return Some(step);
         }
         match deed {
-            BrokeredCall::Open { place, wish } if self.goes_on_without(place, program) => self.write_nowhere(place, *wish).ok(),
-            BrokeredCall::Remove { place, flags } if !flags.contains(AtFlags::REMOVEDIR) && self.is_of_git(place, program) => {
+            BrokeredCall::Open { place, wish } if self.goes_on_without(place, program) => {
+                self.write_nowhere(place, *wish).ok()
+            }
+            BrokeredCall::Remove { place, flags }
+                if !flags.contains(AtFlags::REMOVEDIR) && self.is_of_git(place, program) =>
+            {
                 self.keep_as_gone(place).ok()
             }
             _ => None,
@@ -103,7 +107,10 @@ impl BrokerService {
 
     /// Opens a file without a name in place of a new file.
     fn write_nowhere(&self, place: &ResolvedName, wish: OpenRequest) -> Result<CallProgress, Errno> {
-        if !wish.is_creating() || wish.only_reads() || place.open_nofollow().is_ok() && !self.said_gone.has_removal(place) {
+        if !wish.is_creating()
+            || wish.only_reads()
+            || place.open_nofollow().is_ok() && !self.said_gone.has_removal(place)
+        {
             return Err(Errno::ACCESS);
         }
         // At level full the guarded directory is mounted read-only, so the file is created in the

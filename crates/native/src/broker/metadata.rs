@@ -12,9 +12,9 @@ use stockade_model::DeniedOperation;
 use stockade_sys::{Errno, actor, resolve};
 
 use super::caller::CallingThread;
-use super::deed::{ObjectChange, BrokeredCall, CallProgress};
+use super::deed::{BrokeredCall, CallProgress, ObjectChange};
 use super::opens::set_id;
-use super::service::{CallFailure, BrokerService, native_access, refuse_operation};
+use super::service::{BrokerService, CallFailure, native_access, refuse_operation};
 use super::table::ArgumentLayout;
 use super::view::ObjectHandle;
 use super::walk::ResolvedObject;
@@ -38,7 +38,11 @@ enum MetadataSubject {
 
 impl BrokerService {
     /// Reads a call that changes an object's metadata or length.
-    pub(super) fn read_change(&self, caller: &CallingThread, shape: ArgumentLayout) -> Result<BrokeredCall, CallFailure> {
+    pub(super) fn read_change(
+        &self,
+        caller: &CallingThread,
+        shape: ArgumentLayout,
+    ) -> Result<BrokeredCall, CallFailure> {
         let (subject, change) = match shape {
             ArgumentLayout::Truncate => {
                 let length = caller.request.args[1];
@@ -52,13 +56,23 @@ impl BrokerService {
                 let flags = if flags { caller.int_argument(3) } else { 0 };
                 (by_flags(caller, start, index, flags)?, ObjectChange::Mode(caller.unsigned_argument(index + 1)))
             }
-            ArgumentLayout::ChmodDescriptor => (MetadataSubject::Descriptor(caller.int_argument(0)), ObjectChange::Mode(caller.unsigned_argument(1))),
+            ArgumentLayout::ChmodDescriptor => {
+                (MetadataSubject::Descriptor(caller.int_argument(0)), ObjectChange::Mode(caller.unsigned_argument(1)))
+            }
             ArgumentLayout::Chown { follow } => (by_path(caller, follow)?, read_owner(caller, 1)),
-            ArgumentLayout::ChownDescriptor => (MetadataSubject::Descriptor(caller.int_argument(0)), read_owner(caller, 1)),
-            ArgumentLayout::ChownAt => (by_flags(caller, caller.int_argument(0), 1, caller.int_argument(4))?, read_owner(caller, 2)),
-            ArgumentLayout::TimesSeconds | ArgumentLayout::TimesMicroseconds { .. } | ArgumentLayout::TimesNanoseconds => read_time_change(caller, shape)?,
+            ArgumentLayout::ChownDescriptor => {
+                (MetadataSubject::Descriptor(caller.int_argument(0)), read_owner(caller, 1))
+            }
+            ArgumentLayout::ChownAt => {
+                (by_flags(caller, caller.int_argument(0), 1, caller.int_argument(4))?, read_owner(caller, 2))
+            }
+            ArgumentLayout::TimesSeconds
+            | ArgumentLayout::TimesMicroseconds { .. }
+            | ArgumentLayout::TimesNanoseconds => read_time_change(caller, shape)?,
             ArgumentLayout::SetAttribute { follow } => (by_path(caller, follow)?, read_attribute(caller)?),
-            ArgumentLayout::SetAttributeDescriptor => (MetadataSubject::Descriptor(caller.int_argument(0)), read_attribute(caller)?),
+            ArgumentLayout::SetAttributeDescriptor => {
+                (MetadataSubject::Descriptor(caller.int_argument(0)), read_attribute(caller)?)
+            }
             ArgumentLayout::RemoveAttribute { follow } => (by_path(caller, follow)?, no_attribute(caller)?),
             _ => (MetadataSubject::Descriptor(caller.int_argument(0)), no_attribute(caller)?),
         };
@@ -68,14 +82,24 @@ impl BrokerService {
     /// Holds the object that a call names.
     fn open_subject(&self, caller: &CallingThread, subject: MetadataSubject) -> Result<ResolvedObject, Errno> {
         match subject {
-            MetadataSubject::Descriptor(number) => self.as_staged(ResolvedObject::from_fd(open_changeable(caller, number)?)?),
-            MetadataSubject::Path { start, path, .. } if path.is_empty() => self.as_staged(ResolvedObject::from_fd(caller.open_object(start)?)?),
-            MetadataSubject::Path { start, path, follow } => self.as_staged(self.start_resolution(caller)?.resolve_object(start, &path, follow)?),
+            MetadataSubject::Descriptor(number) => {
+                self.as_staged(ResolvedObject::from_fd(open_changeable(caller, number)?)?)
+            }
+            MetadataSubject::Path { start, path, .. } if path.is_empty() => {
+                self.as_staged(ResolvedObject::from_fd(caller.open_object(start)?)?)
+            }
+            MetadataSubject::Path { start, path, follow } => {
+                self.as_staged(self.start_resolution(caller)?.resolve_object(start, &path, follow)?)
+            }
         }
     }
 
     /// Changes an object.
-    pub(super) fn change_object(&self, object: &ResolvedObject, change: &ObjectChange) -> Result<CallProgress, CallFailure> {
+    pub(super) fn change_object(
+        &self,
+        object: &ResolvedObject,
+        change: &ObjectChange,
+    ) -> Result<CallProgress, CallFailure> {
         // A symbolic link has no mode.
         if object.file_type() == FileType::Symlink && matches!(change, ObjectChange::Mode(_)) {
             return Err(Errno::OPNOTSUPP.into());
@@ -127,7 +151,9 @@ impl BrokerService {
             PermissionVerdict::Allow => self.permit_linked(&object.stat, &object.path, DeniedOperation::Metadata),
             PermissionVerdict::Private => Ok(()),
             PermissionVerdict::Refuse(_) if object.stat.st_uid != self.own_user() => Err(Errno::PERM.into()),
-            PermissionVerdict::Refuse(refusal) => Err(refuse_operation(DeniedOperation::Metadata, &object.path, refusal)),
+            PermissionVerdict::Refuse(refusal) => {
+                Err(refuse_operation(DeniedOperation::Metadata, &object.path, refusal))
+            }
         }
     }
 
@@ -165,7 +191,9 @@ impl BrokerService {
             && mode & WRITABLE_BY_OTHERS & !stat.st_mode == 0
             && self.make_surveys().is_ok()
             && self.surveys.borrow().are_closed(&object.path)
-            && self.powers.decide_operation(DeniedOperation::Metadata, &to_path(&object.path), &|path| self.exists_in_view(path))
+            && self
+                .powers
+                .decide_operation(DeniedOperation::Metadata, &to_path(&object.path), &|path| self.exists_in_view(path))
                 == PermissionVerdict::Allow
     }
 

@@ -265,7 +265,8 @@ impl Broker {
         before: (Option<PreWriteHook>, Option<UndoRecorder>),
         sink: impl Fn(BrokerEvent) + Send + 'static,
     ) -> Result<PreparedBroker, BrokerError> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(map_step_error("make an eventfd"))?;
+        let wake =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(map_step_error("make an eventfd"))?;
         let wake = Arc::new(wake);
         let woken = wake.clone();
         let (orders, ordered) = channel();
@@ -278,18 +279,26 @@ impl Broker {
             let failed = confined.is_err();
             let _ = up.send(confined);
             // No notifier arrives if the sandbox could not be built.
-            let (Ok(ServiceInputs { notifier, hold, way, bound, small_disk }), false) = (notifiers.recv(), failed) else {
+            let (Ok(ServiceInputs { notifier, hold, way, bound, small_disk }), false) = (notifiers.recv(), failed)
+            else {
                 return;
             };
-            let end =
-                match BrokerService::new(notifier, powers, level, hold, before, (way, bound, small_disk), Box::new(sink)) {
-                    Ok(mut service) => {
-                        service.serve_calls(woken.as_fd(), &ordered);
-                        service.end_service()
-                    }
-                    // The listener is closed: every trapped call fails with ENOSYS.
-                    Err(_) => BrokerReport::default(),
-                };
+            let end = match BrokerService::new(
+                notifier,
+                powers,
+                level,
+                hold,
+                before,
+                (way, bound, small_disk),
+                Box::new(sink),
+            ) {
+                Ok(mut service) => {
+                    service.serve_calls(woken.as_fd(), &ordered);
+                    service.end_service()
+                }
+                // The listener is closed: every trapped call fails with ENOSYS.
+                Err(_) => BrokerReport::default(),
+            };
             // Sent after every descriptor of the sandbox is closed.
             let _ = sender.send(end);
         };

@@ -7,17 +7,17 @@ use rustix::fs::{
     Access, AtFlags, CWD, FileType, Mode, RenameFlags, fstat, linkat, mkdirat, mknodat, renameat_with, symlinkat,
     unlinkat,
 };
-use stockade_model::{Grant, DeniedOperation};
+use stockade_model::{DeniedOperation, Grant};
 use stockade_sys::{Errno, resolve};
 
 use super::caller::CallingThread;
 use super::confirm::find_spelled;
 use super::deed::{BrokeredCall, CallProgress};
 use super::opens::set_id;
-use super::service::{CallFailure, BrokerService, native_access, refuse_operation};
+use super::service::{BrokerService, CallFailure, native_access, refuse_operation};
 use super::table::ArgumentLayout;
 use super::view::{ObjectHandle, own_directory, own_object};
-use super::walk::{ResolvedObject, ResolvedName};
+use super::walk::{ResolvedName, ResolvedObject};
 use crate::guards::RootView;
 use crate::guards::git_part::{GitPathKind, GuardedContent};
 use crate::guards::pointers::leads_out;
@@ -32,7 +32,10 @@ impl BrokerService {
                 let (start, index) = first_path_argument(caller, at);
                 let path = caller.read_path(index)?;
                 let mode = self.mask_mode(caller, caller.unsigned_argument(index + 1))?;
-                Ok(BrokeredCall::MakeDirectory { place: self.start_resolution(caller)?.resolve_name(start, &path)?, mode })
+                Ok(BrokeredCall::MakeDirectory {
+                    place: self.start_resolution(caller)?.resolve_name(start, &path)?,
+                    mode,
+                })
             }
             ArgumentLayout::Mknod { at } => self.read_node(caller, at),
             ArgumentLayout::Symlink { at } => {
@@ -45,7 +48,10 @@ impl BrokerService {
             ArgumentLayout::Remove { directory } => {
                 let flags = if directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
                 let path = caller.read_path(0)?;
-                Ok(BrokeredCall::Remove { place: self.start_resolution(caller)?.resolve_name(libc::AT_FDCWD, &path)?, flags })
+                Ok(BrokeredCall::Remove {
+                    place: self.start_resolution(caller)?.resolve_name(libc::AT_FDCWD, &path)?,
+                    flags,
+                })
             }
             _ => {
                 let flags = caller.unsigned_argument(2);
@@ -71,13 +77,19 @@ impl BrokerService {
         }
         let path = caller.read_path(index)?;
         let (device, mode) = (caller.request.args[index + 2], self.mask_mode(caller, mode)?);
-        Ok(BrokeredCall::MakeNode { place: self.start_resolution(caller)?.resolve_name(start, &path)?, kind, mode, device })
+        Ok(BrokeredCall::MakeNode {
+            place: self.start_resolution(caller)?.resolve_name(start, &path)?,
+            kind,
+            mode,
+            device,
+        })
     }
 
     fn read_rename(&self, caller: &CallingThread, at: bool, with_flags: bool) -> Result<BrokeredCall, CallFailure> {
         let flags = RenameFlags::from_bits_retain(if with_flags { caller.unsigned_argument(4) } else { 0 });
         let (old_path, new_path) = (caller.read_path(usize::from(at))?, caller.read_path(if at { 3 } else { 1 })?);
-        let (old_start, new_start) = if at { (caller.int_argument(0), caller.int_argument(2)) } else { (libc::AT_FDCWD, libc::AT_FDCWD) };
+        let (old_start, new_start) =
+            if at { (caller.int_argument(0), caller.int_argument(2)) } else { (libc::AT_FDCWD, libc::AT_FDCWD) };
         let walk = self.start_resolution(caller)?;
         let old = walk.resolve_name(old_start, &old_path)?;
         Ok(BrokeredCall::Rename { old, new: walk.resolve_name(new_start, &new_path)?, flags })
@@ -102,7 +114,12 @@ impl BrokerService {
 
     /// Checks whether a name may be made. A call that would fail without a sandbox fails with the
     /// same error.
-    fn permit_new(&self, place: &ResolvedName, path: &[u8], operation: DeniedOperation) -> Result<PermissionVerdict, CallFailure> {
+    fn permit_new(
+        &self,
+        place: &ResolvedName,
+        path: &[u8],
+        operation: DeniedOperation,
+    ) -> Result<PermissionVerdict, CallFailure> {
         if place.special {
             // Such a name can never be made; the kernel returns its own errors.
             return Ok(PermissionVerdict::Allow);
@@ -137,7 +154,13 @@ impl BrokerService {
         Ok(CallProgress::return_zero())
     }
 
-    pub(super) fn make_node(&self, place: &ResolvedName, kind: FileType, mode: Mode, device: u64) -> Result<CallProgress, CallFailure> {
+    pub(super) fn make_node(
+        &self,
+        place: &ResolvedName,
+        kind: FileType,
+        mode: Mode,
+        device: u64,
+    ) -> Result<CallProgress, CallFailure> {
         let path = place.path();
         self.permit_new(place, &path, DeniedOperation::Mknod)?;
         if mode.bits() & 0o6000 != 0 {
@@ -212,13 +235,22 @@ impl BrokerService {
     }
 
     /// Checks whether the name `path` may be removed without a replacement.
-    pub(super) fn permit_removal(&self, path: &[u8], operation: DeniedOperation) -> Result<PermissionVerdict, CallFailure> {
+    pub(super) fn permit_removal(
+        &self,
+        path: &[u8],
+        operation: DeniedOperation,
+    ) -> Result<PermissionVerdict, CallFailure> {
         let verdict = self.permit_old(path, operation)?;
         self.permit_unmaking(path, operation)?;
         Ok(verdict)
     }
 
-    pub(super) fn rename_entry(&self, old: &ResolvedName, new: &ResolvedName, flags: RenameFlags) -> Result<CallProgress, CallFailure> {
+    pub(super) fn rename_entry(
+        &self,
+        old: &ResolvedName,
+        new: &ResolvedName,
+        flags: RenameFlags,
+    ) -> Result<CallProgress, CallFailure> {
         if let Some(judged) = self.is_judged(new, flags) {
             return self.rename_judged((old, new), (judged, flags), false);
         }
@@ -284,9 +316,9 @@ impl BrokerService {
         let both = self
             .permit_removal(from, DeniedOperation::Rename)
             .and_then(|one| Ok((one, self.permit_old(to, DeniedOperation::Rename)?)))
-            .and_then(
-                |both| if exchange { self.permit_unmaking(to, DeniedOperation::Rename).map(|()| both) } else { Ok(both) },
-            )
+            .and_then(|both| {
+                if exchange { self.permit_unmaking(to, DeniedOperation::Rename).map(|()| both) } else { Ok(both) }
+            })
             .and_then(|both| {
                 self.permit_moved(&moved, from, to)?;
                 match new.open_nofollow() {
@@ -335,7 +367,9 @@ impl BrokerService {
         let refusal = match kind {
             FileType::Directory => {
                 let view = RootView::new(moved.as_fd());
-                let is_free = |rest: &[u8]| matches!(view.probe_object(rest), ObjectPresence::Nothing | ObjectPresence::Is(FileType::Directory));
+                let is_free = |rest: &[u8]| {
+                    matches!(view.probe_object(rest), ObjectPresence::Nothing | ObjectPresence::Is(FileType::Directory))
+                };
                 let mut beneath = surveys.addresses_beneath(to).map(|place| place[to.len()..].to_vec());
                 let bad = beneath.find(|rest| !is_free(rest) || !is_free(&[rest, &b".git"[..]].concat()));
                 bad.and_then(|rest| surveys.refusal_at_address(&[to, &rest].concat(), false))
@@ -396,7 +430,11 @@ impl BrokerService {
             }
             Err(errno) => format!("a directory that cannot be looked through for `.git` files stays in place: {errno}"),
         };
-        Err(refuse_operation(DeniedOperation::Rename, end, PermissionRefusal { rule, grant: Some(Grant::Write(to_path(end))) }))
+        Err(refuse_operation(
+            DeniedOperation::Rename,
+            end,
+            PermissionRefusal { rule, grant: Some(Grant::Write(to_path(end))) },
+        ))
     }
 
     /// Checks whether a directory may have the name `end`, with its content.
@@ -407,8 +445,12 @@ impl BrokerService {
         }
         for inner in self.powers.units_carried_by(&end) {
             let unit = end.join(&inner);
-            let is_granted =
-                || !matches!(self.decide_operation(DeniedOperation::Rename, unit.as_os_str().as_encoded_bytes()), PermissionVerdict::Refuse(_));
+            let is_granted = || {
+                !matches!(
+                    self.decide_operation(DeniedOperation::Rename, unit.as_os_str().as_encoded_bytes()),
+                    PermissionVerdict::Refuse(_)
+                )
+            };
             if find_spelled(moved.as_fd(), inner.as_os_str().as_encoded_bytes())?.is_some() && !is_granted() {
                 let rule = "a protected name would be moved".to_owned();
                 let refusal = PermissionRefusal { rule, grant: Some(Grant::Write(unit)) };
@@ -456,7 +498,9 @@ impl BrokerService {
         let mut ends = self.through_link(source, (new, &to));
         match link(&ends) {
             Err(Errno::XDEV)
-                if verdict == PermissionVerdict::Allow && source.stat.st_nlink > 0 && !self.is_staged(&[&source.path, &to]) =>
+                if verdict == PermissionVerdict::Allow
+                    && source.stat.st_nlink > 0
+                    && !self.is_staged(&[&source.path, &to]) =>
             {
                 ends = (ObjectHandle::Own(own_object(source)?), ObjectHandle::Own(own_directory(&new.directory)?));
                 link(&ends)?;

@@ -9,11 +9,11 @@ use stockade_sys::notify::NotificationAnswer;
 use stockade_sys::{Errno, resolve};
 
 use super::caller::CallingThread;
-use super::deed::{BrokeredCall, CallProgress, BlockingWork};
-use super::service::{CallFailure, CallReply, BrokerService, native_access, refuse_operation};
+use super::deed::{BlockingWork, BrokeredCall, CallProgress};
+use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
 use super::table::{ArgumentLayout, only_reads};
 use super::terminals::is_of_terminals;
-use super::walk::{LinkDestination, ResolvedObject, ResolvedName, PathResolver};
+use super::walk::{LinkDestination, PathResolver, ResolvedName, ResolvedObject};
 use crate::powers::{PermissionRefusal, PermissionVerdict};
 
 /// Flags that open(2) knows (`VALID_OPEN_FLAGS`). open(2) ignores others, while openat2, which is
@@ -123,7 +123,12 @@ impl OpenRequest {
 impl BrokerService {
     /// Resolves an open and tries it, continuing at the target of every link. Stores the resolved
     /// call in `asked`.
-    pub(super) fn resolve_open(&self, caller: &CallingThread, shape: ArgumentLayout, asked: &mut Option<BrokeredCall>) -> Result<CallProgress, CallFailure> {
+    pub(super) fn resolve_open(
+        &self,
+        caller: &CallingThread,
+        shape: ArgumentLayout,
+        asked: &mut Option<BrokeredCall>,
+    ) -> Result<CallProgress, CallFailure> {
         let id = caller.request.id;
         let (start, index) = match shape {
             ArgumentLayout::Open { at: true } => (caller.int_argument(0), 1),
@@ -192,9 +197,15 @@ impl BrokerService {
 
     /// Opens for reading. The kernel carries that out, unless the kernel-enforced layer has no rule
     /// for the file and the broker must open it.
-    fn open_late(&self, caller: &CallingThread, (start, path): (i32, &CStr), wish: OpenRequest) -> Result<CallProgress, CallFailure> {
-        let is_late =
-            |object: &ResolvedObject| object.file_type() == FileType::RegularFile && self.powers.is_read_late(&object.path);
+    fn open_late(
+        &self,
+        caller: &CallingThread,
+        (start, path): (i32, &CStr),
+        wish: OpenRequest,
+    ) -> Result<CallProgress, CallFailure> {
+        let is_late = |object: &ResolvedObject| {
+            object.file_type() == FileType::RegularFile && self.powers.is_read_late(&object.path)
+        };
         if !self.powers.reads_late() {
             return Ok(CallProgress::Done(CallReply::Continue));
         }
@@ -211,7 +222,12 @@ impl BrokerService {
     }
 
     /// Opens the name at `place`, or returns the link that has this name.
-    pub(super) fn open_at(&self, id: u64, place: &ResolvedName, wish: OpenRequest) -> Result<CallProgress, CallFailure> {
+    pub(super) fn open_at(
+        &self,
+        id: u64,
+        place: &ResolvedName,
+        wish: OpenRequest,
+    ) -> Result<CallProgress, CallFailure> {
         let path = place.path();
         match self.decide_operation(wish.operation(), &path) {
             // For any powers: a terminal that the broker opened could become its own, and the
@@ -220,7 +236,9 @@ impl BrokerService {
                 return self.open_refused(place, &path, wish, kernel_files());
             }
             PermissionVerdict::Allow | PermissionVerdict::Private => {}
-            PermissionVerdict::Refuse(_) if let Some(step) = self.open_in_place(place, &path, wish)? => return Ok(step),
+            PermissionVerdict::Refuse(_) if let Some(step) = self.open_in_place(place, &path, wish)? => {
+                return Ok(step);
+            }
             PermissionVerdict::Refuse(refusal) => return self.open_refused(place, &path, wish, refusal),
         }
         if wish.is_creating() && wish.mode.bits() & SET_ID_BITS != 0 {
@@ -251,7 +269,13 @@ impl BrokerService {
 
     /// Handles an object that the kernel did not open without blocking: a pipe without a reader, a
     /// file under a lease, or a socket.
-    fn open_reluctant(&self, id: u64, held: OwnedFd, wish: OpenRequest, errno: Errno) -> Result<CallProgress, CallFailure> {
+    fn open_reluctant(
+        &self,
+        id: u64,
+        held: OwnedFd,
+        wish: OpenRequest,
+        errno: Errno,
+    ) -> Result<CallProgress, CallFailure> {
         let kind = FileType::from_raw_mode(fstat(&held)?.st_mode);
         let waits = !wish.has_flag(libc::O_NONBLOCK) && matches!(kind, FileType::Fifo | FileType::RegularFile);
         if waits { self.open_waiting(id, held, wish) } else { Err(errno.into()) }
@@ -276,7 +300,13 @@ impl BrokerService {
 
     /// Handles a name that the powers do not permit. The name may be a link to a permitted one, a
     /// device, or fail anyway; only the rest is a refusal.
-    fn open_refused(&self, place: &ResolvedName, path: &[u8], wish: OpenRequest, refusal: PermissionRefusal) -> Result<CallProgress, CallFailure> {
+    fn open_refused(
+        &self,
+        place: &ResolvedName,
+        path: &[u8],
+        wish: OpenRequest,
+        refusal: PermissionRefusal,
+    ) -> Result<CallProgress, CallFailure> {
         if self.powers.is_kept_read_only(path) {
             return Err(Errno::ROFS.into());
         }
@@ -318,7 +348,12 @@ impl BrokerService {
 
     /// Opens the object of a descriptor again. The kernel carries reads out, because the holder of
     /// the descriptor may not be permitted to read by it.
-    pub(super) fn reopen_object(&self, id: u64, object: &ResolvedObject, wish: OpenRequest) -> Result<CallProgress, CallFailure> {
+    pub(super) fn reopen_object(
+        &self,
+        id: u64,
+        object: &ResolvedObject,
+        wish: OpenRequest,
+    ) -> Result<CallProgress, CallFailure> {
         if wish.has_flag(libc::O_CREAT | libc::O_EXCL) {
             return Err(Errno::EXIST.into());
         }
@@ -354,7 +389,11 @@ impl BrokerService {
     }
 
     /// Opens a file without a name in a directory (`O_TMPFILE`).
-    pub(super) fn open_unnamed(&self, directory: &ResolvedObject, wish: OpenRequest) -> Result<CallProgress, CallFailure> {
+    pub(super) fn open_unnamed(
+        &self,
+        directory: &ResolvedObject,
+        wish: OpenRequest,
+    ) -> Result<CallProgress, CallFailure> {
         if directory.file_type() != FileType::Directory {
             return Err(Errno::NOTDIR.into());
         }

@@ -11,15 +11,15 @@ use std::io::Read;
 use std::os::fd::AsFd;
 
 use rustix::fs::{Access, CWD, FileType, Mode, OFlags, ResolveFlags, openat2};
-use stockade_model::{Grant, DeniedOperation};
+use stockade_model::{DeniedOperation, Grant};
 use stockade_sys::{Errno, resolve};
 
 use super::caller::CallingThread;
 use super::deed::{BrokeredCall, CallProgress};
 use super::ledger::CallerProcess;
-use super::service::{CallFailure, CallReply, BrokerService, native_access, refuse_operation};
+use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
 use super::walk::ResolvedObject;
-use crate::programs::{MAX_CHECKED_ARGUMENTS, ExecProgram, parse_shebang};
+use crate::programs::{ExecProgram, MAX_CHECKED_ARGUMENTS, parse_shebang};
 
 /// Bytes that the kernel reads of a file to detect its format: `BINPRM_BUF_SIZE` (binfmts.h).
 const EXEC_HEADER_BYTES: u64 = 256;
@@ -120,7 +120,13 @@ impl BrokerService {
 
     /// Reads the arguments that rules check, and the interpreters of `object`. `list` is the index
     /// of the call's argument that points at the argument list.
-    fn start_of(&self, caller: &CallingThread, object: ResolvedObject, called: Vec<u8>, list: usize) -> Result<ProgramStart, Errno> {
+    fn start_of(
+        &self,
+        caller: &CallingThread,
+        object: ResolvedObject,
+        called: Vec<u8>,
+        list: usize,
+    ) -> Result<ProgramStart, Errno> {
         let rules = &self.powers.programs;
         let mut own: Option<Vec<Vec<u8>>> = None;
         let mut arguments = |wanted: usize| match &own {

@@ -12,7 +12,7 @@ use std::ops::Bound;
 use std::os::fd::AsFd;
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, openat2};
-use stockade_model::{DenialLayer, IsolationLevel, DeniedOperation, RawText, ReadAccess};
+use stockade_model::{DenialLayer, DeniedOperation, IsolationLevel, RawText, ReadAccess};
 use stockade_sys::Errno;
 
 use super::caller::CallingThread;
@@ -73,7 +73,8 @@ impl ReadLog {
         if !self.has_folded {
             return None;
         }
-        let above = ancestor_directories(path).find(|above| self.known.get(*above).is_some_and(|known| known.files > 0))?;
+        let above =
+            ancestor_directories(path).find(|above| self.known.get(*above).is_some_and(|known| known.files > 0))?;
         self.known.get_mut(above)
     }
 
@@ -143,7 +144,13 @@ fn ancestor_directories(path: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 impl BrokerService {
     /// Notes an open that can only read. The kernel carries it out.
-    pub(super) fn note_open(&self, reads: &RefCell<ReadLog>, caller: &CallingThread, (start, path): (i32, &CStr), flags: i32) {
+    pub(super) fn note_open(
+        &self,
+        reads: &RefCell<ReadLog>,
+        caller: &CallingThread,
+        (start, path): (i32, &CStr),
+        flags: i32,
+    ) {
         if KERNEL_TREES.iter().any(|tree| path.to_bytes().starts_with(tree)) {
             return;
         }
@@ -155,8 +162,12 @@ impl BrokerService {
         if let Some(refusal) = self.powers.hidden_refusal(&object.path) {
             // At level full the placeholder that hides the path reports the refusal.
             if self.level != IsolationLevel::Full {
-                let denied =
-                    RefusedOperation { operation: DeniedOperation::Read, object: object.path, layer: DenialLayer::Landlock, refusal };
+                let denied = RefusedOperation {
+                    operation: DeniedOperation::Read,
+                    object: object.path,
+                    layer: DenialLayer::Landlock,
+                    refusal,
+                };
                 self.record_denial(caller, denied);
             }
             return;
@@ -165,14 +176,25 @@ impl BrokerService {
     }
 
     /// Notes a read of `object`, unless only the run sees that object.
-    pub(super) fn note_read(&self, reads: &RefCell<ReadLog>, object: &ResolvedObject, who: impl FnOnce() -> CallerProcess) {
+    pub(super) fn note_read(
+        &self,
+        reads: &RefCell<ReadLog>,
+        object: &ResolvedObject,
+        who: impl FnOnce() -> CallerProcess,
+    ) {
         if !self.powers.in_private_tree(&object.path) {
             reads.borrow_mut().record_read(&object.path, object.file_type() == FileType::Directory, who);
         }
     }
 
     /// Returns the object that the open would open now.
-    fn find_opened_object(&self, caller: &CallingThread, start: i32, path: &CStr, flags: i32) -> Result<ResolvedObject, Errno> {
+    fn find_opened_object(
+        &self,
+        caller: &CallingThread,
+        start: i32,
+        path: &CStr,
+        flags: i32,
+    ) -> Result<ResolvedObject, Errno> {
         let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
         let is_followed = flags & libc::O_NOFOLLOW == 0;
         let mut how = OFlags::PATH | OFlags::CLOEXEC;
@@ -188,7 +210,9 @@ impl BrokerService {
         let object = match found {
             Ok(fd) => ResolvedObject::from_fd(fd)?,
             // The path leaves the start directory, or passes a procfs link.
-            Err(Errno::XDEV | Errno::LOOP | Errno::AGAIN) => self.start_resolution(caller)?.resolve_object(start, path, is_followed)?,
+            Err(Errno::XDEV | Errno::LOOP | Errno::AGAIN) => {
+                self.start_resolution(caller)?.resolve_object(start, path, is_followed)?
+            }
             Err(errno) => return Err(errno),
         };
         self.must_still_wait(caller)?;

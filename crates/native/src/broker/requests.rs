@@ -2,8 +2,8 @@
 //! sends a secret to other hosts than its own, or has an effect that needs a grant. Each is
 //! decided, held and answered like a connect.
 
-use stockade_egress::{EgressPolicy, EgressDecision, EgressPermit, EgressRequest, EgressCaller};
-use stockade_model::{Grant, HostName, DenialLayer, DeniedOperation};
+use stockade_egress::{EgressCaller, EgressDecision, EgressPermit, EgressPolicy, EgressRequest};
+use stockade_model::{DenialLayer, DeniedOperation, Grant, HostName};
 
 use super::connects::deny_target;
 use super::holding::Waiter;
@@ -27,7 +27,12 @@ impl BrokerEgressPolicy {
 }
 
 impl EgressPolicy for BrokerEgressPolicy {
-    fn decide_request(&self, wanted: EgressRequest, who: &EgressCaller, answer: Box<dyn FnOnce(EgressDecision) + Send>) {
+    fn decide_request(
+        &self,
+        wanted: EgressRequest,
+        who: &EgressCaller,
+        answer: Box<dyn FnOnce(EgressDecision) + Send>,
+    ) {
         match decide_request(&self.reach, &wanted) {
             Ok(rule) => answer(EgressDecision::Allowed(EgressPermit { rule })),
             Err(_) => self.answers.send_order(BrokerOrder::Judge(BrokeredRequest { wanted, who: who.clone(), answer })),
@@ -42,18 +47,22 @@ impl EgressPolicy for BrokerEgressPolicy {
 fn decide_request(reach: &EgressReach, wanted: &EgressRequest) -> Result<String, RefusedOperation> {
     match wanted {
         EgressRequest::Target(target) => reach.decide_target(target).map_err(|refusal| deny_target(target, refusal)),
-        EgressRequest::Secret { secret, rule } => reach.decide_secret(secret, rule).map_err(|refusal| RefusedOperation {
-            operation: DeniedOperation::Secret,
-            object: secret.targets().to_string().into_bytes(),
-            layer: DenialLayer::Network,
-            refusal,
-        }),
-        EgressRequest::Effect { effect, request, message } => reach.decide_effect(effect, message).map_err(|refusal| RefusedOperation {
-            operation: DeniedOperation::Connect,
-            object: request.clone().into_bytes(),
-            layer: DenialLayer::Network,
-            refusal,
-        }),
+        EgressRequest::Secret { secret, rule } => {
+            reach.decide_secret(secret, rule).map_err(|refusal| RefusedOperation {
+                operation: DeniedOperation::Secret,
+                object: secret.targets().to_string().into_bytes(),
+                layer: DenialLayer::Network,
+                refusal,
+            })
+        }
+        EgressRequest::Effect { effect, request, message } => {
+            reach.decide_effect(effect, message).map_err(|refusal| RefusedOperation {
+                operation: DeniedOperation::Connect,
+                object: request.clone().into_bytes(),
+                layer: DenialLayer::Network,
+                refusal,
+            })
+        }
     }
 }
 

@@ -141,7 +141,8 @@ impl ListenerTable {
         }
         let there = query_listener_cookies(port)?;
         // A long answer may omit a listener; an answer about one port is short.
-        let listens = |cookie: &u64, port| query_listener_cookies(Some(port)).map_or(true, |there| there.contains(cookie));
+        let listens =
+            |cookie: &u64, port| query_listener_cookies(Some(port)).map_or(true, |there| there.contains(cookie));
         let is_gone = |cookie: &u64, port| !there.contains(cookie) && !listens(cookie, port);
         let mut own = self.own.borrow_mut();
         let gone = own.extract_if(|cookie, kept| is_of_port(kept) && is_gone(cookie, kept.address().port()));
@@ -249,7 +250,12 @@ fn query_listener_cookies(port: Option<u16>) -> Result<HashSet<u64>, Errno> {
     Ok(found)
 }
 
-fn query_family(diag: &OwnedFd, family: AddressFamily, port: Option<u16>, found: &mut HashSet<u64>) -> Result<(), Errno> {
+fn query_family(
+    diag: &OwnedFd,
+    family: AddressFamily,
+    port: Option<u16>,
+    found: &mut HashSet<u64>,
+) -> Result<(), Errno> {
     sendto(diag, &encode_diag_request(family, port), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
     let mut answer = vec![0; MAX_ANSWER_BYTES];
     for _ in 0..MAX_ANSWERS {
@@ -285,7 +291,8 @@ fn read_answer(mut answer: &[u8], found: &mut HashSet<u64>) -> Result<bool, Errn
             NLMSG_DONE => return Ok(true),
             SOCK_DIAG_BY_FAMILY => {
                 let message = answer.get(..length).ok_or(Errno::BADMSG)?;
-                let cookie = message.get(COOKIE_OFFSET..).and_then(|rest| rest.first_chunk::<8>()).ok_or(Errno::BADMSG)?;
+                let cookie =
+                    message.get(COOKIE_OFFSET..).and_then(|rest| rest.first_chunk::<8>()).ok_or(Errno::BADMSG)?;
                 let [c0, c1, c2, c3, c4, c5, c6, c7] = *cookie;
                 let halves = [[c0, c1, c2, c3], [c4, c5, c6, c7]].map(u32::from_ne_bytes);
                 found.insert(u64::from(halves[0]) | u64::from(halves[1]) << 32);
@@ -330,9 +337,14 @@ mod tests {
         };
         let (socket, at) = serve("127.0.0.1:0".parse().unwrap());
         let is_own = |at| matches!(servers.find_listeners(at), Ok(ListenerOwner::Own(kept)) if kept.address() == at);
-        assert!(is_own(at) && matches!(servers.find_listeners("127.0.0.2:1".parse().unwrap()), Ok(ListenerOwner::Nobody)));
+        assert!(
+            is_own(at) && matches!(servers.find_listeners("127.0.0.2:1".parse().unwrap()), Ok(ListenerOwner::Nobody))
+        );
         let elsewhere = SocketAddr::new("127.0.0.2".parse().unwrap(), at.port());
-        assert!(matches!(servers.find_listeners(elsewhere), Ok(ListenerOwner::Nobody)), "the run does not listen at that address");
+        assert!(
+            matches!(servers.find_listeners(elsewhere), Ok(ListenerOwner::Nobody)),
+            "the run does not listen at that address"
+        );
         assert_eq!(servers.listen_on_loopback(socket.as_fd(), 9), Ok(()), "it may change its queue");
         assert_eq!(servers.let_go(None), Ok(false));
         drop(socket);
@@ -397,7 +409,12 @@ mod tests {
         assert_eq!(read_answer(&message(NLMSG_DONE, 20, 20), &mut found), Ok(true));
         assert_eq!(read_answer(&message(SOCK_DIAG_BY_FAMILY, 88, 88), &mut found), Ok(false));
         assert_eq!(found, HashSet::from([0x0707_0707_0707_0707]));
-        for (kind, length, bytes) in [(SOCK_DIAG_BY_FAMILY, 88, 40), (SOCK_DIAG_BY_FAMILY, 0, 88), (SOCK_DIAG_BY_FAMILY, u32::MAX, 88), (2, 36, 36)] {
+        for (kind, length, bytes) in [
+            (SOCK_DIAG_BY_FAMILY, 88, 40),
+            (SOCK_DIAG_BY_FAMILY, 0, 88),
+            (SOCK_DIAG_BY_FAMILY, u32::MAX, 88),
+            (2, 36, 36),
+        ] {
             assert!(read_answer(&message(kind, length, bytes), &mut found).is_err(), "{kind} {length} {bytes}");
         }
     }

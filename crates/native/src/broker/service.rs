@@ -15,20 +15,20 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Access, AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, accessat, openat2};
 use stockade_egress::PendingDial;
-use stockade_model::{DenialLayer, IsolationLevel, DeniedOperation};
-use stockade_sys::notify::{NotificationAnswer, SeccompNotifier, SeccompNotification};
+use stockade_model::{DenialLayer, DeniedOperation, IsolationLevel};
+use stockade_sys::notify::{NotificationAnswer, SeccompNotification, SeccompNotifier};
 use stockade_sys::{Errno, actor, resolve};
 
 use super::before_change::WorkspaceRecorder;
 use super::bound::BoundSockets;
-use super::caller::{CallingThread, CallerCache};
+use super::caller::{CallerCache, CallingThread};
 use super::deed::{BrokeredCall, CallProgress};
 use super::file_room::FileAllocations;
 use super::holding::{self, Waiter};
 use super::holds::QuestionTable;
 use super::in_place::InPlaceWrites;
 use super::judged::InitialSettings;
-use super::ledger::{CallerProcess, RefusedOperation, DenialLedger};
+use super::ledger::{CallerProcess, DenialLedger, RefusedOperation};
 use super::left_out::ReportedRemovals;
 use super::pool::WorkerPool;
 use super::project_files::WrittenProjectFiles;
@@ -38,8 +38,8 @@ use super::sockets::no_internet;
 use super::straight::WritableRoots;
 use super::table::{ArgumentLayout, notify_table};
 use super::terminals::RunTerminals;
-use super::walk::{self, ProcfsScope, ResolvedObject, ResolvedName, PathResolver};
-use super::{BrokerError, BrokerEvent, BrokerReport, BrokerOrder, map_step_error};
+use super::walk::{self, PathResolver, ProcfsScope, ResolvedName, ResolvedObject};
+use super::{BrokerError, BrokerEvent, BrokerOrder, BrokerReport, map_step_error};
 use crate::guards::RunSurveys;
 use crate::launch::may_map_for_others;
 use crate::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
@@ -333,7 +333,11 @@ impl BrokerService {
     }
 
     /// Reads a call, decides on it and carries it out. Stores the resolved call in `asked`.
-    fn handle_call(&mut self, caller: &CallingThread, asked: &mut Option<BrokeredCall>) -> Result<CallProgress, CallFailure> {
+    fn handle_call(
+        &mut self,
+        caller: &CallingThread,
+        asked: &mut Option<BrokeredCall>,
+    ) -> Result<CallProgress, CallFailure> {
         if self.first.is_none() {
             self.learn_run_facts(caller)?;
         }

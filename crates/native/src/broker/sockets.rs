@@ -18,7 +18,7 @@ use rustix::fs::{Access, FileType, Mode, OFlags, Stat, fcntl_getfl, fstat};
 use rustix::net::sockopt::{ipv6_v6only, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
 use rustix::thread::set_no_new_privs;
-use stockade_model::{DenialLayer, IsolationLevel, DeniedOperation};
+use stockade_model::{DenialLayer, DeniedOperation, IsolationLevel};
 use stockade_sys::landlock::{Ruleset, access};
 use stockade_sys::notify::NotificationAnswer;
 use stockade_sys::{Errno, actor, resolve};
@@ -26,13 +26,13 @@ use stockade_sys::{Errno, actor, resolve};
 use super::bound::MAX_BOUND_SOCKETS;
 use super::caller::CallingThread;
 use super::connects::{address_for, canonical_address};
-use super::deed::{BrokeredCall, CallProgress, BlockingWork};
+use super::deed::{BlockingWork, BrokeredCall, CallProgress};
 use super::kept_ports::ReservedPort;
 use super::ledger::{CallerProcess, RefusedOperation};
 use super::servers::{FIRST_PORT, MAX_PORTS_TRIED, free_port, is_served};
-use super::service::{CallFailure, CallReply, BrokerService, native_access, refuse_operation};
+use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
 use super::view::own_directory;
-use super::walk::{ResolvedObject, ResolvedName};
+use super::walk::{ResolvedName, ResolvedObject};
 use crate::powers::{PermissionRefusal, PermissionVerdict};
 use crate::signing::AGENT_PATH;
 
@@ -93,7 +93,9 @@ impl PreparedConnect {
     pub fn address(&self) -> &[u8] {
         match &self.peer {
             ConnectTarget::File(_) | ConnectTarget::Agent(_) => &[],
-            ConnectTarget::Abstract { address, .. } | ConnectTarget::Internet { address, .. } | ConnectTarget::Other { address } => address,
+            ConnectTarget::Abstract { address, .. }
+            | ConnectTarget::Internet { address, .. }
+            | ConnectTarget::Other { address } => address,
         }
     }
 }
@@ -113,10 +115,13 @@ impl BrokerService {
                 // The agent's socket has no name; this path leads to it in no mount namespace.
                 self.powers.agents.own.clone().map_or(ConnectTarget::Other { address }, ConnectTarget::Agent)
             }
-            SocketPeer::Path(path) => ConnectTarget::File(self.start_resolution(caller)?.resolve_object(libc::AT_FDCWD, &path, true)?),
+            SocketPeer::Path(path) => {
+                ConnectTarget::File(self.start_resolution(caller)?.resolve_object(libc::AT_FDCWD, &path, true)?)
+            }
             SocketPeer::Abstract(name) => ConnectTarget::Abstract { name, address },
             SocketPeer::Internet(dialled) if socket_type(&socket)? == SocketType::STREAM => {
-                let who = if self.may_lead_out(dialled) { self.identify_caller(caller) } else { CallerProcess::default() };
+                let who =
+                    if self.may_lead_out(dialled) { self.identify_caller(caller) } else { CallerProcess::default() };
                 ConnectTarget::Internet { dialled, address, who }
             }
             // A datagram can only reach the run itself and its name server.
@@ -148,7 +153,12 @@ impl BrokerService {
 
     /// Checks whether a socket file may be connected to, or get another name. A socket that the run
     /// has not bound itself needs a grant, because grants for sockets are by path.
-    pub(super) fn permit_socket_object(&self, stat: &Stat, path: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
+    pub(super) fn permit_socket_object(
+        &self,
+        stat: &Stat,
+        path: &[u8],
+        operation: DeniedOperation,
+    ) -> Result<(), CallFailure> {
         if FileType::from_raw_mode(stat.st_mode) != FileType::Socket || self.bound.has_socket(stat) {
             return Ok(());
         }
@@ -191,7 +201,10 @@ impl BrokerService {
         let job = Box::new(move || {
             server.connect_socket(&socket, &address, |connected| {
                 // Fails only if the caller is gone.
-                let _ = notifier.answer_call(id, connected.map_or_else(NotificationAnswer::Error, |()| NotificationAnswer::Value(0)));
+                let _ = notifier.answer_call(
+                    id,
+                    connected.map_or_else(NotificationAnswer::Error, |()| NotificationAnswer::Value(0)),
+                );
             });
         });
         Ok(CallProgress::Work(BlockingWork { job, pipe: None }))
@@ -221,13 +234,17 @@ impl BrokerService {
             // Keeps the object alive that the address names.
             drop(held);
             // Fails only if the caller is gone.
-            let _ = notifier.answer_call(id, connected.map_or_else(NotificationAnswer::Error, |()| NotificationAnswer::Value(0)));
+            let _ = notifier
+                .answer_call(id, connected.map_or_else(NotificationAnswer::Error, |()| NotificationAnswer::Value(0)));
         });
         Ok(CallProgress::Work(BlockingWork { job, pipe: None }))
     }
 
     /// Reads a bind. A bind without a path is left to the kernel-enforced layer, or binds a server at once.
-    pub(super) fn read_bind(&self, caller: &CallingThread) -> Result<ControlFlow<CallProgress, BrokeredCall>, CallFailure> {
+    pub(super) fn read_bind(
+        &self,
+        caller: &CallingThread,
+    ) -> Result<ControlFlow<CallProgress, BrokeredCall>, CallFailure> {
         let address = read_address(caller)?;
         let socket = caller.duplicate_descriptor(caller.int_argument(0))?;
         let domain = socket_domain(&socket)?;
@@ -289,7 +306,12 @@ impl BrokerService {
 
     /// Binds on the caller's behalf, and holds the new socket. In a private tree of the
     /// kernel-enforced layer the kernel carries the call out.
-    pub(super) fn bind_for_caller(&self, socket: &OwnedFd, place: &ResolvedName, mask: Mode) -> Result<CallProgress, CallFailure> {
+    pub(super) fn bind_for_caller(
+        &self,
+        socket: &OwnedFd,
+        place: &ResolvedName,
+        mask: Mode,
+    ) -> Result<CallProgress, CallFailure> {
         if place.special || place.open_nofollow().is_ok() {
             return Err(Errno::ADDRINUSE.into());
         }
@@ -299,7 +321,9 @@ impl BrokerService {
                 native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
                 return Err(refuse_operation(DeniedOperation::Bind, &path, refusal));
             }
-            PermissionVerdict::Private if self.powers.floor_allows(&path) => return Ok(CallProgress::Done(CallReply::Continue)),
+            PermissionVerdict::Private if self.powers.floor_allows(&path) => {
+                return Ok(CallProgress::Done(CallReply::Continue));
+            }
             PermissionVerdict::Private | PermissionVerdict::Allow => {}
         }
         if !self.bound.has_room() {
@@ -329,7 +353,9 @@ impl BrokerService {
     fn bind_at(&self, socket: &OwnedFd, place: &ResolvedName, path: &[u8], held: BorrowedFd<'_>) -> Result<(), Errno> {
         let own = own_directory(&place.directory).ok().filter(|_| !self.powers.is_staged(path));
         match own {
-            Some(own) if path.len() <= MAX_UNIX_PATH_BYTES => bind_within(socket.as_fd(), &unix_address(path), own.as_fd()),
+            Some(own) if path.len() <= MAX_UNIX_PATH_BYTES => {
+                bind_within(socket.as_fd(), &unix_address(path), own.as_fd())
+            }
             _ => {
                 let by_descriptor = resolve::DescriptorPath::new(held);
                 let path = [by_descriptor.as_c_str().to_bytes(), b"/", place.name.as_bytes()].concat();

@@ -17,7 +17,7 @@ use stockade_sys::{Errno, resolve};
 use super::caller::CallingThread;
 use super::deed::CallProgress;
 use super::opens::{OpenRequest, finish_open, is_open_device};
-use super::service::{CallFailure, BrokerService};
+use super::service::{BrokerService, CallFailure};
 use super::view::is_same_object;
 use super::walk::DELETED_SUFFIX;
 use crate::powers::{AttemptPermissions, PermissionVerdict};
@@ -103,7 +103,13 @@ fn own_view(seen: &OwnedFd, path: &[u8]) -> Option<OwnedFd> {
 
 impl BrokerService {
     /// Opens `path` if that can be done in one step.
-    pub fn open_straight(&self, caller: &CallingThread, start: i32, path: &CStr, wish: OpenRequest) -> Option<Result<CallProgress, CallFailure>> {
+    pub fn open_straight(
+        &self,
+        caller: &CallingThread,
+        start: i32,
+        path: &CStr,
+        wish: OpenRequest,
+    ) -> Option<Result<CallProgress, CallFailure>> {
         if !wish.is_plain() {
             return None;
         }

@@ -133,7 +133,8 @@ const OPEN_CHANGES: &[ArgTest] = &[ArgTest { index: 1, mask: WRITE_OPEN_BITS, te
 const OPENAT_CHANGES: &[ArgTest] = &[ArgTest { index: 2, mask: WRITE_OPEN_BITS, test: BitTest::AnyBit }];
 const FAMILY_MASK: u64 = 0xffff_ffff;
 const FAMILY_INET: &[ArgTest] = &[ArgTest { index: 0, mask: FAMILY_MASK, test: BitTest::Equals(libc::AF_INET as u64) }];
-const FAMILY_INET6: &[ArgTest] = &[ArgTest { index: 0, mask: FAMILY_MASK, test: BitTest::Equals(libc::AF_INET6 as u64) }];
+const FAMILY_INET6: &[ArgTest] =
+    &[ArgTest { index: 0, mask: FAMILY_MASK, test: BitTest::Equals(libc::AF_INET6 as u64) }];
 
 /// Missing in libc for some targets; the same number on every architecture.
 const SYS_SETXATTRAT: i64 = 463;
@@ -145,7 +146,8 @@ const CREATE_REASON: &str = "a new name may be a protected one";
 const REMOVE_REASON: &str = "a name that goes may be a protected one";
 const MOVE_REASON: &str = "a name may be moved onto or away from a protected one";
 const METADATA_REASON: &str = "Landlock does not mediate modes, owners, times and attributes";
-const TRACED_READ_REASON: &str = "what a traced run reads is recorded; the kernel carries it out, and the floor decides";
+const TRACED_READ_REASON: &str =
+    "what a traced run reads is recorded; the kernel carries it out, and the floor decides";
 const NO_NAMESPACE_REASON: &str = "no network namespace stands behind it";
 const NEWER_CALL_REASON: &str = "a newer form of a call that the broker does";
 
@@ -192,7 +194,12 @@ const COMMON_TRAPS: &[SyscallTrap] = &[
     trap!(libc::SYS_connect, "connect", ArgumentLayout::Connect, "a unix socket of the host is a way out"),
     trap!(libc::SYS_bind, "bind", ArgumentLayout::Bind, "whose socket it is decides who may connect to it"),
     trap!(libc::SYS_execve, "execve", ArgumentLayout::Exec { at: false }, "every program that runs is on the record"),
-    trap!(libc::SYS_execveat, "execveat", ArgumentLayout::Exec { at: true }, "every program that runs is on the record"),
+    trap!(
+        libc::SYS_execveat,
+        "execveat",
+        ArgumentLayout::Exec { at: true },
+        "every program that runs is on the record"
+    ),
     trap!(libc::SYS_umask, "umask", ArgumentLayout::Umask, "what the broker creates must carry the caller's mask"),
 ];
 
@@ -217,7 +224,7 @@ const OLDER: &[SyscallTrap] = &[
 ];
 
 #[cfg(not(target_arch = "x86_64"))]
-const OLDER: &[Trap] = &[];
+const OLDER: &[SyscallTrap] = &[];
 
 /// Without a network namespace a run has only stream sockets, which the broker connects; the filter
 /// permits those earlier.
@@ -225,12 +232,48 @@ const NO_NAMESPACE_TRAPS: &[SyscallTrap] = &[
     trap!(libc::SYS_socket, "socket", ArgumentLayout::InternetSocket, NO_NAMESPACE_REASON, FAMILY_INET),
     trap!(libc::SYS_socket, "socket", ArgumentLayout::InternetSocket, NO_NAMESPACE_REASON, FAMILY_INET6),
     trap!(libc::SYS_listen, "listen", ArgumentLayout::Listen, "whoever listens is on the host's network"),
-    trap!(libc::SYS_setpriority, "setpriority", ArgumentLayout::OfProcess { index: 1 }, OTHER_PROCESS_REASON, SECOND_IS_ANOTHER),
-    trap!(libc::SYS_ioprio_set, "ioprio_set", ArgumentLayout::OfProcess { index: 1 }, OTHER_PROCESS_REASON, SECOND_IS_ANOTHER),
-    trap!(libc::SYS_sched_setaffinity, "sched_setaffinity", ArgumentLayout::OfProcess { index: 0 }, OTHER_PROCESS_REASON, FIRST_IS_ANOTHER),
-    trap!(libc::SYS_sched_setparam, "sched_setparam", ArgumentLayout::OfProcess { index: 0 }, OTHER_PROCESS_REASON, FIRST_IS_ANOTHER),
-    trap!(libc::SYS_sched_setscheduler, "sched_setscheduler", ArgumentLayout::OfProcess { index: 0 }, OTHER_PROCESS_REASON, FIRST_IS_ANOTHER),
-    trap!(libc::SYS_sched_setattr, "sched_setattr", ArgumentLayout::OfProcess { index: 0 }, OTHER_PROCESS_REASON, FIRST_IS_ANOTHER),
+    trap!(
+        libc::SYS_setpriority,
+        "setpriority",
+        ArgumentLayout::OfProcess { index: 1 },
+        OTHER_PROCESS_REASON,
+        SECOND_IS_ANOTHER
+    ),
+    trap!(
+        libc::SYS_ioprio_set,
+        "ioprio_set",
+        ArgumentLayout::OfProcess { index: 1 },
+        OTHER_PROCESS_REASON,
+        SECOND_IS_ANOTHER
+    ),
+    trap!(
+        libc::SYS_sched_setaffinity,
+        "sched_setaffinity",
+        ArgumentLayout::OfProcess { index: 0 },
+        OTHER_PROCESS_REASON,
+        FIRST_IS_ANOTHER
+    ),
+    trap!(
+        libc::SYS_sched_setparam,
+        "sched_setparam",
+        ArgumentLayout::OfProcess { index: 0 },
+        OTHER_PROCESS_REASON,
+        FIRST_IS_ANOTHER
+    ),
+    trap!(
+        libc::SYS_sched_setscheduler,
+        "sched_setscheduler",
+        ArgumentLayout::OfProcess { index: 0 },
+        OTHER_PROCESS_REASON,
+        FIRST_IS_ANOTHER
+    ),
+    trap!(
+        libc::SYS_sched_setattr,
+        "sched_setattr",
+        ArgumentLayout::OfProcess { index: 0 },
+        OTHER_PROCESS_REASON,
+        FIRST_IS_ANOTHER
+    ),
 ];
 
 /// Further traps of a traced run.

@@ -8,12 +8,12 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, open, openat};
 use rustix::pty::{OpenptFlags, openpt, ptsname};
-use stockade_model::{IsolationLevel, DeniedOperation};
+use stockade_model::{DeniedOperation, IsolationLevel};
 use stockade_sys::{Errno, resolve};
 
 use super::deed::CallProgress;
 use super::opens::{OpenRequest, finish_open};
-use super::service::{CallFailure, BrokerService, refuse_operation};
+use super::service::{BrokerService, CallFailure, refuse_operation};
 use crate::powers::PermissionRefusal;
 
 /// Device that creates terminals (pty(7)).
@@ -58,7 +58,12 @@ impl BrokerService {
     }
 
     /// Opens a path that the kernel [may not open](Self::may_open_by_itself).
-    pub(super) fn open_other(&self, held: &OwnedFd, path: &[u8], wish: OpenRequest) -> Result<CallProgress, CallFailure> {
+    pub(super) fn open_other(
+        &self,
+        held: &OwnedFd,
+        path: &[u8],
+        wish: OpenRequest,
+    ) -> Result<CallProgress, CallFailure> {
         if path == PTMX_PATH { self.make_terminal(wish) } else { self.open_terminal(held, path, wish) }
     }
 

@@ -13,7 +13,7 @@ use stockade_sys::{Errno, resolve};
 
 use super::deed::BrokeredCall;
 use super::service::BrokerService;
-use super::walk::{ResolvedDirectory, ResolvedObject, ResolvedName};
+use super::walk::{ResolvedDirectory, ResolvedName, ResolvedObject};
 
 /// A held object to act through.
 pub(super) enum ObjectHandle<'a> {
@@ -95,13 +95,20 @@ impl BrokerService {
     }
 
     /// Returns the directories of two names in the supervisor's mount namespace.
-    pub fn through_own<'p>(one: &ResolvedName, other: &ResolvedName) -> Result<(ObjectHandle<'p>, ObjectHandle<'p>), Errno> {
+    pub fn through_own<'p>(
+        one: &ResolvedName,
+        other: &ResolvedName,
+    ) -> Result<(ObjectHandle<'p>, ObjectHandle<'p>), Errno> {
         Ok((ObjectHandle::Own(own_directory(&one.directory)?), ObjectHandle::Own(own_directory(&other.directory)?)))
     }
 
     /// Returns an object and the directory of its new name, both in one mount namespace. An object
     /// without a name cannot be found by path, so the caller's descriptor is used.
-    pub fn through_link<'p>(&self, source: &'p ResolvedObject, (new, path): (&'p ResolvedName, &[u8])) -> (ObjectHandle<'p>, ObjectHandle<'p>) {
+    pub fn through_link<'p>(
+        &self,
+        source: &'p ResolvedObject,
+        (new, path): (&'p ResolvedName, &[u8]),
+    ) -> (ObjectHandle<'p>, ObjectHandle<'p>) {
         if let Some(copy) = self.copy_of(source) {
             return (ObjectHandle::Own(copy), self.through_directory(new, path));
         }
@@ -153,7 +160,12 @@ impl BrokerService {
 
     /// Returns the supervisor's object if it can be opened. Else returns the caller's, which is the
     /// one that was decided on; it may be read-only there.
-    fn open_own_or_seen<'p>(&self, seen: &'p OwnedFd, path: &[u8], own: impl FnOnce() -> Result<OwnedFd, Errno>) -> ObjectHandle<'p> {
+    fn open_own_or_seen<'p>(
+        &self,
+        seen: &'p OwnedFd,
+        path: &[u8],
+        own: impl FnOnce() -> Result<OwnedFd, Errno>,
+    ) -> ObjectHandle<'p> {
         let own = self.powers.is_unattached(path).then(own);
         own.and_then(Result::ok).map_or(ObjectHandle::Seen(seen.as_fd()), ObjectHandle::Own)
     }

@@ -7,9 +7,9 @@
 use std::os::fd::AsFd as _;
 
 use rustix::fs::FileType;
-use stockade_model::{Grant, IsolationLevel, DeniedOperation};
+use stockade_model::{DeniedOperation, Grant, IsolationLevel};
 
-use super::service::{CallFailure, BrokerService, refuse_operation};
+use super::service::{BrokerService, CallFailure, refuse_operation};
 use crate::guards::pointers::{MAX_POINTER_BYTES, has_link, leading_through, may_lead_elsewhere, target_of};
 use crate::guards::view::{LinkChain, ObjectPresence, join_relative, parent_path};
 use crate::guards::{RootView, open_host_root};
@@ -31,8 +31,9 @@ impl BrokerService {
         if !self.judges_ways(path) {
             return Ok(());
         }
-        let refuse =
-            |rule: String| Err(refuse_operation(operation, path, PermissionRefusal { rule, grant: Some(Grant::Write(to_path(path))) }));
+        let refuse = |rule: String| {
+            Err(refuse_operation(operation, path, PermissionRefusal { rule, grant: Some(Grant::Write(to_path(path))) }))
+        };
         let (own, host) = (RootView::new(first.root.as_fd()), open_host_root()?);
         // The user follows the link on the host, where for example `/tmp` is another directory than
         // in the run.
@@ -40,7 +41,11 @@ impl BrokerService {
         let (mut leads, mut shows) = (false, false);
         for (number, view) in views.into_iter().flatten().enumerate() {
             // A loop of links leads nowhere.
-            let Some(LinkChain { end, missing, closed, .. }) = view.resolve_path(&join_relative(parent_path(path), text)) else { continue };
+            let Some(LinkChain { end, missing, closed, .. }) =
+                view.resolve_path(&join_relative(parent_path(path), text))
+            else {
+                continue;
+            };
             if closed.is_some() {
                 return refuse("a link whose way cannot be followed to its end".to_owned());
             }
@@ -55,8 +60,8 @@ impl BrokerService {
                 return refuse("a link to what is hidden from runs".to_owned());
             }
             let there = view.probe_object(&end);
-            let may_be_directory =
-                there != ObjectPresence::Nothing && matches!(there, ObjectPresence::Is(FileType::Directory) | ObjectPresence::Unknown);
+            let may_be_directory = there != ObjectPresence::Nothing
+                && matches!(there, ObjectPresence::Is(FileType::Directory) | ObjectPresence::Unknown);
             let is_private = self.powers.in_private_tree(&end);
             // Nothing is judged in a private tree, and the user sees that tree too while the run lasts.
             let known = missing.as_deref().map_or(&end[..], parent_path);
@@ -67,7 +72,8 @@ impl BrokerService {
             if may_be_directory && self.is_above_closed(&end) && self.completes_link(view, (path, &end)) {
                 return refuse("a link by which another one leads to what is hidden from runs".to_owned());
             }
-            shows |= may_be_directory && (self.powers.hidden_paths().iter().any(|hidden| is_at_or_beneath(&end, hidden)) || is_private);
+            shows |= may_be_directory
+                && (self.powers.hidden_paths().iter().any(|hidden| is_at_or_beneath(&end, hidden)) || is_private);
             leads |= may_be_directory && may_lead_elsewhere(view, &end, false);
         }
         match leads || shows {
@@ -87,7 +93,9 @@ impl BrokerService {
         let is_led = |link: &[u8]| {
             let (Some(within), Ok(text)) = (link.strip_prefix(now), view.link_text(link)) else { return true };
             let new = [path, within].concat();
-            let Some(LinkChain { end, .. }) = view.resolve_path(&join_relative(parent_path(&new), &text)) else { return false };
+            let Some(LinkChain { end, .. }) = view.resolve_path(&join_relative(parent_path(&new), &text)) else {
+                return false;
+            };
             let is_as_before = || view.resolve_path(link).is_some_and(|before| before.end == end);
             let completes = || self.is_above_closed(&end) && self.completes_link(view, (&new, &end));
             self.is_closed(&end) && !is_as_before() || completes()
@@ -134,7 +142,13 @@ impl BrokerService {
     }
 
     /// Refuses if a text leads git along a way on which `path` is.
-    fn permit_led(&self, view: RootView<'_>, path: &[u8], addresses: bool, operation: DeniedOperation) -> Result<(), CallFailure> {
+    fn permit_led(
+        &self,
+        view: RootView<'_>,
+        path: &[u8],
+        addresses: bool,
+        operation: DeniedOperation,
+    ) -> Result<(), CallFailure> {
         let passes = |place: &[u8]| {
             view.resolve_path(place).is_none_or(|chain| {
                 chain.links.iter().any(|link| is_at_or_beneath(path, link))
@@ -152,7 +166,11 @@ impl BrokerService {
                 }
                 Err(errno) => format!("a link where not all that leads git can be looked through: {errno}"),
             };
-            return Err(refuse_operation(operation, path, PermissionRefusal { rule, grant: Some(Grant::Write(to_path(path))) }));
+            return Err(refuse_operation(
+                operation,
+                path,
+                PermissionRefusal { rule, grant: Some(Grant::Write(to_path(path))) },
+            ));
         }
         Ok(())
     }
@@ -174,7 +192,9 @@ impl BrokerService {
         let Some(first) = &self.first else { return false };
         let view = RootView::new(first.root.as_fd());
         let is_absent = |end: &&[u8]| view.probe_object(&[place, *end].concat()) == ObjectPresence::Nothing;
-        self.may_fetch(place) || (self.powers.hidden_refusal(place).is_none() && REPOSITORY_SUFFIXES.iter().all(|end| is_absent(&&end[..])))
+        self.may_fetch(place)
+            || (self.powers.hidden_refusal(place).is_none()
+                && REPOSITORY_SUFFIXES.iter().all(|end| is_absent(&&end[..])))
     }
 
     /// As [`may_fetch`](Self::may_fetch), for one path that git tries. `is_said` is true for the
@@ -198,10 +218,13 @@ impl BrokerService {
 
     /// Returns the end of `path`, if the run may read it and it means the same to the user.
     fn readable_end(&self, (own, host): (RootView<'_>, RootView<'_>), path: &[u8]) -> Option<Vec<u8>> {
-        let end_in = |view: RootView<'_>| view.resolve_path(path).filter(|chain| chain.closed.is_none()).map(|chain| chain.end);
+        let end_in =
+            |view: RootView<'_>| view.resolve_path(path).filter(|chain| chain.closed.is_none()).map(|chain| chain.end);
         let end = end_in(own)?;
         let is_kept_away = |path: &[u8]| {
-            self.powers.hidden_refusal(path).is_some() || self.powers.is_only_in_run(path) || self.powers.is_in_layer(path)
+            self.powers.hidden_refusal(path).is_some()
+                || self.powers.is_only_in_run(path)
+                || self.powers.is_in_layer(path)
         };
         let is_same = match self.powers.renamed_workspace() {
             // The user has the workspace elsewhere, so nothing must exist at this path on the host.

@@ -12,7 +12,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat,
 use rustix::process::geteuid;
 use stockade_engine::files_named;
 use stockade_engine::mountinfo::{self, ServedMounts};
-use stockade_model::{CacheSharing, IsolationLevel, AttemptPlan, RawText, ToolCache};
+use stockade_model::{AttemptPlan, CacheSharing, IsolationLevel, RawText, ToolCache};
 use stockade_sys::Errno;
 
 /// Size of the buffer for directory entries.
@@ -49,7 +49,11 @@ pub(super) struct MergedCache {
 
 /// Returns each cache that becomes a layer, with its mode. `overlays` is false if overlays are
 /// unavailable. `hidden` has the plan's hidden paths that exist, without links.
-pub(super) fn choose_modes<'p>(plan: &'p AttemptPlan, overlays: bool, hidden: &[PathBuf]) -> Vec<(&'p ToolCache, CacheMode)> {
+pub(super) fn choose_modes<'p>(
+    plan: &'p AttemptPlan,
+    overlays: bool,
+    hidden: &[PathBuf],
+) -> Vec<(&'p ToolCache, CacheMode)> {
     let mounted = mountinfo::read_mountinfo().unwrap_or_default();
     let (words, cwd) = (plan.argv.iter().map(RawText::as_bytes), plan.cwd.as_path());
     let context = CacheContext {
@@ -260,7 +264,9 @@ mod tests {
     use std::fs;
 
     use crate::launch::hidden_there;
-    use stockade_model::{EnvironmentRules, ExecRules, FilesystemAccess, Limits, NetworkAccess, Profile, RawText, RequestId};
+    use stockade_model::{
+        EnvironmentRules, ExecRules, FilesystemAccess, Limits, NetworkAccess, Profile, RawText, RequestId,
+    };
 
     struct Place {
         home: tempfile::TempDir,

@@ -11,7 +11,7 @@ use rustix::fs::{
 };
 use stockade_engine::workspace_identity;
 use stockade_files::object::make_where_missing;
-use stockade_model::{Digest, LayerReport, LayerState, IsolationLevel, AttemptPlan, RawText, ToolCache};
+use stockade_model::{AttemptPlan, Digest, IsolationLevel, LayerReport, LayerState, RawText, ToolCache};
 use stockade_sys::Errno;
 use tracing::debug_span;
 
@@ -87,7 +87,8 @@ impl CacheLease {
         place: Option<&Path>,
         holder: Option<&LayerServerProgram>,
     ) -> Option<Self> {
-        let place = place.filter(|_| plan.level != IsolationLevel::None && !plan.profile.filesystem.caches.is_empty())?;
+        let place =
+            place.filter(|_| plan.level != IsolationLevel::None && !plan.profile.filesystem.caches.is_empty())?;
         let mut lease = Self::default();
         if let Err(errno) = lease.choose_layers((plan, hidden), place, holder) {
             let failed = Some(format!("the directory of the workspace's caches: {errno}"));

@@ -15,8 +15,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::fs::{
     AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags, flock, fstat, openat, renameat_with, statat,
 };
-use stockade_files::object::{make_where_missing, list_entry_names, unguessable_name};
-use stockade_model::{IsolationLevel, AttemptPlan};
+use stockade_files::object::{list_entry_names, make_where_missing, unguessable_name};
+use stockade_model::{AttemptPlan, IsolationLevel};
 use stockade_sys::{Errno, actor};
 
 use super::{MERGED_DIR_NAME, PLAIN_DIR_NAME, is_key, open_directory, open_lock};
@@ -86,7 +86,8 @@ pub(super) fn seal_directories(home: BorrowedFd<'_>) -> Result<(), Errno> {
 pub(super) fn reseal_directories(home: BorrowedFd<'_>) -> Result<(), Errno> {
     let found = list_names(home)?;
     let all = |name: &'static str| found.iter().filter(move |found| has_stem(found, name)).map(move |n| (n, name));
-    let renamed: Vec<_> = all(PLAIN_DIR_NAME).chain(all(MERGED_DIR_NAME)).map(|(now, name)| rename_to_random(home, now, name)).collect();
+    let renamed: Vec<_> =
+        all(PLAIN_DIR_NAME).chain(all(MERGED_DIR_NAME)).map(|(now, name)| rename_to_random(home, now, name)).collect();
     renamed.into_iter().collect()
 }
 

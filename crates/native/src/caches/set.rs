@@ -105,7 +105,9 @@ impl OverlaySet {
 fn open_sets(home: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     for _ in 0..MAX_RENAME_RETRIES {
         let found = list_names(home)?;
-        let Some(now) = current_name(&found, MERGED_DIR_NAME) else { return ensure_directory(home, MERGED_DIR_NAME, 0o700) };
+        let Some(now) = current_name(&found, MERGED_DIR_NAME) else {
+            return ensure_directory(home, MERGED_DIR_NAME, 0o700);
+        };
         match open_directory(home, now) {
             Err(Errno::NOENT) => {}
             other => return other,

@@ -47,7 +47,9 @@ pub(super) fn extract_words(command: &[u8]) -> Vec<CommandWord> {
         if has_slash(token) {
             found.extend(expand_word(token, expands));
             // `-Fx/y` is an option with its value.
-            found.extend(token.strip_prefix(b"-").and_then(|rest| rest.get(1..)).map(|rest| CommandWord::Path(rest.to_vec())));
+            found.extend(
+                token.strip_prefix(b"-").and_then(|rest| rest.get(1..)).map(|rest| CommandWord::Path(rest.to_vec())),
+            );
         } else if is_name(token, before) {
             found.push(CommandWord::Name(token.to_vec()));
         }
@@ -120,8 +122,12 @@ fn is_name(token: &[u8], before: &[u8]) -> bool {
 fn join_beneath(entered: &[Vec<u8>], word: &CommandWord) -> Vec<CommandWord> {
     match word {
         CommandWord::Path(path) if path.starts_with(b"/") => Vec::new(),
-        CommandWord::Path(path) => entered.iter().map(|directory| CommandWord::Path(join_name(directory, path))).collect(),
-        CommandWord::Name(name) => entered.iter().map(|directory| CommandWord::Name(join_name(directory, name))).collect(),
+        CommandWord::Path(path) => {
+            entered.iter().map(|directory| CommandWord::Path(join_name(directory, path))).collect()
+        }
+        CommandWord::Name(name) => {
+            entered.iter().map(|directory| CommandWord::Name(join_name(directory, name))).collect()
+        }
     }
 }
 

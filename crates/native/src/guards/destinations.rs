@@ -67,7 +67,8 @@ pub(super) fn led_elsewhere(texts: SettingsVersions<'_>) -> Option<String> {
 /// and the object there may change.
 pub(super) fn loses_address(texts: SettingsVersions<'_>, remote: &[u8]) -> bool {
     let is_bare = |text: &[GitSetting]| {
-        subsection_names(text, "remote").contains(remote) && remote_addresses(text, remote).iter().all(|(key, _)| *key == "pushurl")
+        subsection_names(text, "remote").contains(remote)
+            && remote_addresses(text, remote).iter().all(|(key, _)| *key == "pushurl")
     };
     is_bare(texts.new) && !texts.old_settings().into_iter().any(is_bare)
 }
@@ -93,7 +94,10 @@ fn is_same_branch(texts: SettingsVersions<'_>, branch: &[u8]) -> bool {
 }
 
 /// Returns whether both destinations equal one of the old ones, or are none.
-fn keeps_destinations<'s>(texts: SettingsVersions<'s>, way: impl Fn(&'s [GitSetting]) -> BranchDestinations<'s>) -> bool {
+fn keeps_destinations<'s>(
+    texts: SettingsVersions<'s>,
+    way: impl Fn(&'s [GitSetting]) -> BranchDestinations<'s>,
+) -> bool {
     let old = texts.old_settings().map(&way);
     let goes = |number: usize, new: &RemoteDestination<'_>| old.iter().any(|old| &old[number] == new);
     way(texts.new).iter().enumerate().all(|(number, new)| *new == RemoteDestination::Nowhere || goes(number, new))
@@ -124,8 +128,12 @@ fn is_begun_well(texts: SettingsVersions<'_>, branch: &[u8]) -> bool {
         return !new.iter().any(is_name);
     }
     let branches = subsection_names(texts.first, "branch");
-    let known: Vec<_> =
-        branches.into_iter().map(Some).chain([None]).flat_map(|branch| branch_destinations(texts.first, branch)).collect();
+    let known: Vec<_> = branches
+        .into_iter()
+        .map(Some)
+        .chain([None])
+        .flat_map(|branch| branch_destinations(texts.first, branch))
+        .collect();
     new.iter().all(|new| *new == RemoteDestination::Here || !is_name(new) && known.contains(new))
 }
 

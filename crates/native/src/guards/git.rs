@@ -8,9 +8,9 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use super::command_words::{CommandWord, path_tails, extract_words};
+use super::command_words::{CommandWord, extract_words, path_tails};
 use super::settings_text::parse_entries;
-use super::view::{RootView, join_relative, join_name, parent_path};
+use super::view::{RootView, join_name, join_relative, parent_path};
 use crate::powers::to_path;
 
 /// Variables that name the location of the user's own settings.
@@ -117,9 +117,15 @@ impl ReferencedPaths {
 /// Returns the paths that the repository in the directory `repository` names, with a work tree at
 /// `top`. These are its settings and hooks if they are in another directory, and every file that a
 /// setting leads to. `home` replaces `~`.
-pub(super) fn named_by_repository(view: RootView<'_>, repository: &[u8], top: &[u8], home: Option<&[u8]>) -> ReferencedPaths {
+pub(super) fn named_by_repository(
+    view: RootView<'_>,
+    repository: &[u8],
+    top: &[u8],
+    home: Option<&[u8]>,
+) -> ReferencedPaths {
     let common_file = join_name(repository, b"commondir");
-    let said = view.read_followed(&common_file, MAX_SETTINGS_BYTES).map(|text| join_relative(repository, first_line(&text)));
+    let said =
+        view.read_followed(&common_file, MAX_SETTINGS_BYTES).map(|text| join_relative(repository, first_line(&text)));
     // The directory that git keeps for a work tree belongs to the repository above, even if it does
     // not name that one. A run may remove `commondir`, and a later process may restore it.
     let above = common_of_work_tree(repository).map(<[u8]>::to_vec).filter(|above| said.as_ref() != Some(above));
@@ -402,8 +408,9 @@ mod tests {
         let files = [("r/HEAD", ""), ("r/commondir", "../y\n"), ("y/config", "[core] hooksPath=h\n")];
         let found = places(&files, |view| named_by_repository(view, b"/r", b"/r", None));
         assert_eq!(found, ["/r/h", "/y/config", "/y/hooks"]);
-        let pointer =
-            places(&[("w/.git", "gitdir: ../meta\n")], |view| ReferencedPaths::of_any(named_by_pointer(view, b"/w/.git")));
+        let pointer = places(&[("w/.git", "gitdir: ../meta\n")], |view| {
+            ReferencedPaths::of_any(named_by_pointer(view, b"/w/.git"))
+        });
         assert_eq!(pointer, ["/meta"]);
     }
 

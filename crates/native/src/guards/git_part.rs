@@ -233,7 +233,9 @@ fn classify_components(rest: &[&[u8]], of: GitDirOwner) -> GitPathKind {
     match (*first, beneath) {
         (b"worktrees", []) | (b"modules", []) if of != GitDirOwner::WorkTree => GitPathKind::Directory,
         (b"worktrees", [_]) if of == GitDirOwner::Repository => GitPathKind::Directory,
-        (b"worktrees", [_, beneath @ ..]) if of == GitDirOwner::Repository => classify_components(beneath, GitDirOwner::WorkTree),
+        (b"worktrees", [_, beneath @ ..]) if of == GitDirOwner::Repository => {
+            classify_components(beneath, GitDirOwner::WorkTree)
+        }
         (b"modules", beneath) if of != GitDirOwner::WorkTree => classify_module(beneath),
         (b"rebase-merge" | b"sequencer" | b"info", []) => GitPathKind::Directory,
         (b"hooks" | b"branches", []) if of != GitDirOwner::WorkTree => GitPathKind::Directory,
@@ -245,7 +247,9 @@ fn classify_components(rest: &[&[u8]], of: GitDirOwner) -> GitPathKind {
         (b"info", [b"exclude" | b"refs" | b"sparse-checkout" | b"sparse-checkout.lock"]) => DATA_KIND,
         // A temporary file of `git update-server-info`.
         (b"info", [name]) if name.starts_with(b"refs_") => DATA_KIND,
-        (b"hooks", [name]) if of != GitDirOwner::WorkTree && name.len() > 7 && name.ends_with(b".sample") => GitPathKind::Sample,
+        (b"hooks", [name]) if of != GitDirOwner::WorkTree && name.len() > 7 && name.ends_with(b".sample") => {
+            GitPathKind::Sample
+        }
         (store, beneath) if DATA_DIRECTORIES.contains(&store) => match (beneath, of) {
             ([], GitDirOwner::WorkTree) => GitPathKind::Directory,
             ([], _) if matches!(store, b"objects" | b"refs") => GitPathKind::Needed { is_directory: true },
@@ -299,7 +303,9 @@ fn is_data(name: &[u8]) -> bool {
 
 fn is_data_of_rebase(name: &[u8]) -> bool {
     let own = name.strip_suffix(b".lock").unwrap_or(name);
-    REBASE_DATA_FILES.contains(&own) || is_of_sed(own) || edited_file(own).is_some_and(|own| REBASE_DATA_FILES.contains(&own))
+    REBASE_DATA_FILES.contains(&own)
+        || is_of_sed(own)
+        || edited_file(own).is_some_and(|own| REBASE_DATA_FILES.contains(&own))
 }
 
 /// Returns the file for which vim makes a file of this name while it edits.
@@ -329,15 +335,18 @@ fn classify_module(rest: &[&[u8]]) -> GitPathKind {
             && !(in_store && is_list_of_objects(beneath));
         match (this, found) {
             (GitPathKind::Guarded, _) if runs => return GitPathKind::Guarded,
-            (GitPathKind::Judged(_) | GitPathKind::Sample, GitPathKind::Judged(_) | GitPathKind::Sample) if this != found => {
+            (GitPathKind::Judged(_) | GitPathKind::Sample, GitPathKind::Judged(_) | GitPathKind::Sample)
+                if this != found =>
+            {
                 return GitPathKind::Guarded;
             }
             (GitPathKind::Judged(_) | GitPathKind::Sample, _) => found = this,
             (_, GitPathKind::Guarded) => found = this,
             // The name of a module, or of a part of it.
-            (GitPathKind::Data { .. } | GitPathKind::Reference | GitPathKind::Needed { .. }, GitPathKind::Directory)
-                if !beneath.is_empty() =>
-            {
+            (
+                GitPathKind::Data { .. } | GitPathKind::Reference | GitPathKind::Needed { .. },
+                GitPathKind::Directory,
+            ) if !beneath.is_empty() => {
                 found = this;
             }
             _ => {}

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use rustix::fs::{FileType, Stat};
-use stockade_model::{Grant, DeniedOperation};
+use stockade_model::{DeniedOperation, Grant};
 
 use super::git::{GlobalSettings, named_by_repository};
 use super::git_part::GitPathKind;
@@ -11,7 +11,9 @@ use super::names::GuardedNames;
 use super::repository::{self, KnownNameCheck, RepositoryState, TrustedParts};
 use super::survey::{SurveyError, survey_tree};
 use super::view::{ObjectPresence, RootView, join_name, parent_path};
-use crate::powers::{ExistsProbe, PermissionRefusal, is_at_or_beneath, prefix_ends, protected_refusal, replace_prefix, to_path};
+use crate::powers::{
+    ExistsProbe, PermissionRefusal, is_at_or_beneath, prefix_ends, protected_refusal, replace_prefix, to_path,
+};
 
 /// Name of a path that is guarded although its own name is not, for refusals.
 const LINK_TARGET_REASON: &str = "the target of a protected link";
@@ -171,7 +173,8 @@ impl RunSurveys {
     /// path.c).
     pub(crate) fn refusal_at_address(&self, path: &[u8], also_above: bool) -> Option<PermissionRefusal> {
         let plain = path.strip_suffix(b".git").unwrap_or(path);
-        let leads_here = |address: &Vec<u8>| address == path || address == plain || also_above && is_at_or_beneath(path, address);
+        let leads_here =
+            |address: &Vec<u8>| address == path || address == plain || also_above && is_at_or_beneath(path, address);
         let mut found = self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok());
         found.any(|places| places.addresses.iter().any(leads_here)).then(|| PermissionRefusal {
             rule: "the place of a remote, from which git fetches".to_owned(),
@@ -268,7 +271,9 @@ impl RunSurveys {
     /// Returns whether `path` is in a tree that could not be surveyed because of a closed
     /// directory.
     pub(crate) fn are_closed(&self, path: &[u8]) -> bool {
-        self.trees.iter().any(|(tree, survey)| matches!(survey, Err(SurveyError::Closed(_))) && is_at_or_beneath(tree, path))
+        self.trees
+            .iter()
+            .any(|(tree, survey)| matches!(survey, Err(SurveyError::Closed(_))) && is_at_or_beneath(tree, path))
     }
 
     /// Forgets those trees. They are surveyed again before any operation in them.
@@ -330,7 +335,8 @@ impl RunSurveys {
     ) -> Option<PermissionRefusal> {
         self.find_refusal(root_length, path).or_else(|| {
             let parts = self.parts.named_by_settings()?;
-            repository::guarded_part(creates, root_length, path, (parts, is_known), probe).map(repository::refuse_change)
+            repository::guarded_part(creates, root_length, path, (parts, is_known), probe)
+                .map(repository::refuse_change)
         })
     }
 

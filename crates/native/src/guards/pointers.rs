@@ -5,7 +5,7 @@ use rustix::fs::FileType;
 use stockade_sys::Errno;
 
 use super::settings_judge::{local_addresses, work_tree_of_module};
-use super::view::{ObjectPresence, RootView, join_relative, join_name, parent_path};
+use super::view::{ObjectPresence, RootView, join_name, join_relative, parent_path};
 
 /// Longest `.git` file; longer ones lead nowhere.
 pub(crate) const MAX_POINTER_BYTES: u64 = 4096;
@@ -144,7 +144,9 @@ pub(crate) fn leading_through(
 /// could if the directory contains a repository or a link to a directory, or too many entries to
 /// examine. With `only_links` repositories do not count.
 pub(crate) fn may_lead_elsewhere(view: RootView<'_>, top: &[u8], only_links: bool) -> bool {
-    let may_be_directory = |path: &[u8]| matches!(view.probe_object(path), ObjectPresence::Is(FileType::Directory) | ObjectPresence::Unknown);
+    let may_be_directory = |path: &[u8]| {
+        matches!(view.probe_object(path), ObjectPresence::Is(FileType::Directory) | ObjectPresence::Unknown)
+    };
     contains_entry(view, top, MAX_LINK_TARGET_NAMES, |name, path, kind| match kind {
         FileType::Directory => !only_links && super::fold_name(name).as_ref() == b".git",
         FileType::Symlink => {
@@ -162,7 +164,12 @@ pub(crate) fn has_link(view: RootView<'_>, top: &[u8], is_wanted: &dyn Fn(&[u8])
 
 /// Returns whether `is_wanted` accepts an entry beneath the directory `top`, by its name, path and
 /// type. Also returns true if there are more than `most` entries, or if not all can be examined.
-fn contains_entry(view: RootView<'_>, top: &[u8], most: usize, is_wanted: impl Fn(&[u8], &[u8], FileType) -> bool) -> bool {
+fn contains_entry(
+    view: RootView<'_>,
+    top: &[u8],
+    most: usize,
+    is_wanted: impl Fn(&[u8], &[u8], FileType) -> bool,
+) -> bool {
     let (mut waiting, mut seen) = (vec![top.to_vec()], 0);
     while let Some(directory) = waiting.pop() {
         let mut entries = Vec::new();

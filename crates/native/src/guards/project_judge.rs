@@ -633,7 +633,8 @@ mod tests {
     fn what_the_person_has_set_beyond_that_stays() {
         let token = &b"//registry.npmjs.org/:_authToken=x\n"[..];
         for there in [[token, token], [b"", token], [token, b""]] {
-            let ContentVerdict::Carries { what, .. } = check_project_file(ProjectFile::Npm, there, b"fund=false\n") else {
+            let ContentVerdict::Carries { what, .. } = check_project_file(ProjectFile::Npm, there, b"fund=false\n")
+            else {
                 panic!("it is given up")
             };
             assert!(what.ends_with("_authToken"), "{what}");

@@ -147,7 +147,8 @@ pub(crate) fn refuse_change(path: &[u8]) -> PermissionRefusal {
 /// Returns whether the removal of `path` would unmake a repository. Its content could be changed
 /// then, and the repository made again.
 pub(crate) fn is_needed(path: &[u8], parts: &TrustedParts, probe: ExistsProbe<'_>) -> bool {
-    is_mark(last_component(path)) && RepositoryState::containing_path(path, parts, probe).is_some_and(|state| state.is_repository)
+    is_mark(last_component(path))
+        && RepositoryState::containing_path(path, parts, probe).is_some_and(|state| state.is_repository)
 }
 
 #[cfg(test)]
@@ -188,7 +189,9 @@ mod tests {
     fn two_states_are_compared() {
         let parts = TrustedParts::with_hooks([b"./githooks/x".to_vec(), b"../up".to_vec()].iter());
         let state = |names: &[&str]| {
-            RepositoryState::from_directory(Path::new("/ws/r"), &parts, |name| names.iter().any(|n| n.as_bytes() == name))
+            RepositoryState::from_directory(Path::new("/ws/r"), &parts, |name| {
+                names.iter().any(|n| n.as_bytes() == name)
+            })
         };
         let complete = state(&["HEAD", "objects", "refs"]);
         let with_settings = state(&["HEAD", "objects", "refs", "config"]);

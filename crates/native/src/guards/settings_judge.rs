@@ -2,7 +2,9 @@
 //! may make git run a program or obey another file, now or in a later version, and counts as code.
 //! Pure.
 
-use super::destinations::{SettingsVersions, remote_addresses, goes_well, is_address_key, led_elsewhere, left_behind, loses_address};
+use super::destinations::{
+    SettingsVersions, goes_well, is_address_key, led_elsewhere, left_behind, loses_address, remote_addresses,
+};
 use super::settings_reader::{GitSetting, parse_settings};
 use super::settings_words::{
     is_bool, is_branch, is_harmless_alone, is_harmless_named, is_nick, is_relative_path, is_true, is_word,
@@ -85,7 +87,12 @@ enum SettingsFault<'s> {
 }
 
 /// Judges the text `new`, which is to replace the settings at `path`.
-pub(crate) fn check_settings(file: SettingsFileKind, path: &[u8], before: SettingsContext<'_>, new: &[u8]) -> ContentVerdict {
+pub(crate) fn check_settings(
+    file: SettingsFileKind,
+    path: &[u8],
+    before: SettingsContext<'_>,
+    new: &[u8],
+) -> ContentVerdict {
     let unreadable = |what: &str| ContentVerdict::Carries { what: what.to_owned(), without: None };
     let Some(known) = ParsedSettings::parse_context(before) else {
         return unreadable("a change of settings that cannot be read for sure");
@@ -103,7 +110,9 @@ pub(crate) fn check_settings(file: SettingsFileKind, path: &[u8], before: Settin
     }
     let bad = match find_fault(file, path, &known, &found) {
         None => return ContentVerdict::Harmless,
-        Some(SettingsFault::Whole(what)) => return ContentVerdict::Carries { what, without: Some(before.now.to_vec()) },
+        Some(SettingsFault::Whole(what)) => {
+            return ContentVerdict::Carries { what, without: Some(before.now.to_vec()) };
+        }
         Some(SettingsFault::Settings(bad)) => bad,
     };
     let mut without = new.to_vec();
@@ -117,7 +126,12 @@ pub(crate) fn check_settings(file: SettingsFileKind, path: &[u8], before: Settin
 }
 
 /// Returns the reason why these settings do not pass, if there is one.
-fn find_fault<'s>(file: SettingsFileKind, path: &[u8], known: &ParsedSettings<'_>, found: &'s [GitSetting]) -> Option<SettingsFault<'s>> {
+fn find_fault<'s>(
+    file: SettingsFileKind,
+    path: &[u8],
+    known: &ParsedSettings<'_>,
+    found: &'s [GitSetting],
+) -> Option<SettingsFault<'s>> {
     if let Some(lost) = find_lost_setting(file, path, known, found) {
         let is_changed = found.iter().any(|new| new.is_named_as(lost));
         let how =
@@ -138,7 +152,9 @@ fn find_fault<'s>(file: SettingsFileKind, path: &[u8], known: &ParsedSettings<'_
 /// `path`: one that controls how git runs programs. The address of a remote may be lost with the
 /// file.
 pub(crate) fn lost_with(path: &[u8], before: SettingsContext<'_>) -> Option<String> {
-    let Some(known) = ParsedSettings::parse_context(before) else { return Some("settings that cannot be read for sure".to_owned()) };
+    let Some(known) = ParsedSettings::parse_context(before) else {
+        return Some("settings that cannot be read for sure".to_owned());
+    };
     // `extensions` may be lost as well, and so may settings that protect little.
     let is_weak = |setting: &GitSetting| {
         is_protection(setting)
@@ -158,7 +174,12 @@ fn is_remote_address(setting: &GitSetting) -> bool {
 /// Returns a setting of the user that exists now and would be lost. It is the address of a remote,
 /// because another remote could then take its name, or it controls how git runs programs. The
 /// settings of a branch or a module may be removed with it.
-fn find_lost_setting<'k>(file: SettingsFileKind, path: &[u8], known: &'k ParsedSettings<'_>, found: &[GitSetting]) -> Option<&'k GitSetting> {
+fn find_lost_setting<'k>(
+    file: SettingsFileKind,
+    path: &[u8],
+    known: &'k ParsedSettings<'_>,
+    found: &[GitSetting],
+) -> Option<&'k GitSetting> {
     let is_persons = |setting: &&GitSetting| known.first.iter().any(|first| first.says_same(setting));
     // All values of the user for a key, in their order, because the last one counts.
     let are_all_there = |setting: &GitSetting| {
@@ -196,7 +217,12 @@ fn format_settings(bad: &[&GitSetting]) -> String {
 }
 
 /// Returns the new settings that carry code.
-fn find_code_settings<'s>(file: SettingsFileKind, path: &[u8], known: &ParsedSettings<'_>, found: &'s [GitSetting]) -> Vec<&'s GitSetting> {
+fn find_code_settings<'s>(
+    file: SettingsFileKind,
+    path: &[u8],
+    known: &ParsedSettings<'_>,
+    found: &'s [GitSetting],
+) -> Vec<&'s GitSetting> {
     let mut bad: Vec<&GitSetting> = Vec::new();
     for (at, setting) in found.iter().enumerate() {
         let is_kept = || {
@@ -491,7 +517,8 @@ fn own_work_tree(path: &[u8], value: &[u8]) -> Option<Vec<u8>> {
     let repository = parent_path(path);
     let parts: Vec<&[u8]> = repository.split(|b| *b == b'/').collect();
     let git = parts.iter().position(|part| *part == b".git")?;
-    let is_module = last_component(path) == b"config" && parts.get(git + 1) == Some(&&b"modules"[..]) && parts.len() > git + 2;
+    let is_module =
+        last_component(path) == b"config" && parts.get(git + 1) == Some(&&b"modules"[..]) && parts.len() > git + 2;
     // Up from the module to the parent of `.git`, and down again.
     let up = parts.len() - git;
     let mut rest = value.split(|b| *b == b'/');
@@ -669,7 +696,10 @@ mod tests {
 
     fn passes(first: &str, now: &str, new: &str) -> bool {
         let before = SettingsContext { first: first.as_bytes(), now: now.as_bytes(), ..SCRATCH };
-        !matches!(check_settings(SettingsFileKind::Repository, b"/w/.git/config", before, new.as_bytes()), ContentVerdict::Carries { .. })
+        !matches!(
+            check_settings(SettingsFileKind::Repository, b"/w/.git/config", before, new.as_bytes()),
+            ContentVerdict::Carries { .. }
+        )
     }
 
     #[test]
@@ -702,12 +732,16 @@ mod tests {
             assert!(passes(weak, weak, weak) && passes("", "", strict), "{strict}");
             assert!(passes(weak, "", weak), "as it was: {weak}");
             let own = SettingsContext { is_own: true, ..SCRATCH };
-            assert_eq!(check_settings(SettingsFileKind::Repository, b"/w/.git/config", own, weak.as_bytes()), ContentVerdict::Harmless);
+            assert_eq!(
+                check_settings(SettingsFileKind::Repository, b"/w/.git/config", own, weak.as_bytes()),
+                ContentVerdict::Harmless
+            );
             if !strict.contains("logAll") {
                 assert!(!passes(weak, weak, ""), "taken away: {weak}");
                 assert!(strict.is_empty() || !passes(strict, strict, ""), "taken away: {strict}");
             }
-            let beside = check_settings(SettingsFileKind::Repository, b"/w/.git/config.worktree", SCRATCH, weak.as_bytes());
+            let beside =
+                check_settings(SettingsFileKind::Repository, b"/w/.git/config.worktree", SCRATCH, weak.as_bytes());
             assert_ne!(beside, ContentVerdict::Harmless, "{weak}");
         }
     }
@@ -715,7 +749,8 @@ mod tests {
     #[test]
     fn what_is_left_out_is_judged_as_a_whole() {
         let first = "[push]\n\tdefault = upstream\n";
-        let values = |text: &[u8]| parse_settings(text).unwrap().into_iter().map(|setting| setting.value).collect::<Vec<_>>();
+        let values =
+            |text: &[u8]| parse_settings(text).unwrap().into_iter().map(|setting| setting.value).collect::<Vec<_>>();
         let order = "[push]\n\tdefault = current\n\tdefault = upstream\n";
         let urls = |a: &str, b: &str| format!("[remote \"o\"]\n\turl = {a}\n\turl = {b}\n");
         let swapped = judged("/w/.git/config", &urls("https://a", "https://b"), &urls("https://b", "https://a"));
@@ -817,8 +852,9 @@ mod tests {
     #[test]
     fn a_branch_goes_where_it_went() {
         let persons = "[remote \"origin\"]\n\turl = https://a/b\n[remote \"fork\"]\n\turl = https://a/c\n";
-        let is_harmless =
-            |old: &str, added: &str| judged("/w/.git/config", old, &format!("{old}{added}")) == ContentVerdict::Harmless;
+        let is_harmless = |old: &str, added: &str| {
+            judged("/w/.git/config", old, &format!("{old}{added}")) == ContentVerdict::Harmless
+        };
         let up = "[remote \"up\"]\n\turl = https://evil/b\n[branch \"main\"]\n\tremote = up\n";
         assert!(!is_harmless(persons, up), "the person's push went to origin");
         assert!(is_harmless("", up), "it went nowhere");

@@ -93,7 +93,8 @@ const WORD_SETTINGS: &[(&str, &str)] = &[
 const PRETTY_FORMATS: &[&[u8]] = &[b"oneline", b"short", b"medium", b"full", b"fuller", b"reference", b"email", b"raw"];
 
 /// Git commands that only show data, and their options that start and write nothing.
-const SHOWING_COMMANDS: &[&str] = &["blame", "describe", "diff", "log", "ls-files", "rev-parse", "shortlog", "show", "status"];
+const SHOWING_COMMANDS: &[&str] =
+    &["blame", "describe", "diff", "log", "ls-files", "rev-parse", "shortlog", "show", "status"];
 const SHOWING_OPTIONS: &[&str] = &[
     "--abbrev-commit",
     "--all",

@@ -151,7 +151,11 @@ pub(super) fn survey_tree(
         settings,
         parts,
         found: GuardedPaths::default(),
-        rest: vec![PendingDirectory { path: tree.to_vec(), guarded: names.find_match(tree).is_some(), depth: SurveyDepth::Whole }],
+        rest: vec![PendingDirectory {
+            path: tree.to_vec(),
+            guarded: names.find_match(tree).is_some(),
+            depth: SurveyDepth::Whole,
+        }],
         seen: 0,
         known_repositories: HashSet::new(),
         known_places: HashSet::new(),
@@ -163,7 +167,11 @@ pub(super) fn survey_tree(
     let above = std::iter::successors(Some(parent_path(tree)), |at| (!at.is_empty()).then(|| parent_path(at)));
     for directory in above.chain(settings.home.as_deref()) {
         let path = if directory.is_empty() { b"/" } else { directory };
-        survey.rest.push(PendingDirectory { path: path.to_vec(), guarded: false, depth: SurveyDepth::Guarded(LEVELS_ABOVE) });
+        survey.rest.push(PendingDirectory {
+            path: path.to_vec(),
+            guarded: false,
+            depth: SurveyDepth::Guarded(LEVELS_ABOVE),
+        });
     }
     while let Some(directory) = survey.rest.pop() {
         survey.look_at(&directory)?;
@@ -194,7 +202,8 @@ pub(crate) fn survey_directory(
         known_places: HashSet::new(),
         deadline: Instant::now() + SURVEY_TIMEOUT,
     };
-    let waiting = |path: &[u8], depth| PendingDirectory { path: path.to_vec(), guarded: names.find_match(path).is_some(), depth };
+    let waiting =
+        |path: &[u8], depth| PendingDirectory { path: path.to_vec(), guarded: names.find_match(path).is_some(), depth };
     survey.rest.push(waiting(directory, SurveyDepth::Guarded(LEVELS_ABOVE)));
     while let Some(directory) = survey.rest.pop() {
         // The target of a guarded link is not searched, because its path is enough.
@@ -252,10 +261,12 @@ impl TreeSurvey<'_> {
     /// Adds the subdirectories that are to be examined to the list.
     fn add_directories(&mut self, directories: Vec<Vec<u8>>, above: &PendingDirectory, marks: RepositoryMarks) {
         // Git's objects are data, and most of its files.
-        let holds_objects =
-            fold_name(last_component(&above.path)).as_ref() == b".git" || marks.make_repository() && !self.is_writable(&above.path);
+        let holds_objects = fold_name(last_component(&above.path)).as_ref() == b".git"
+            || marks.make_repository() && !self.is_writable(&above.path);
         for path in directories {
-            if holds_objects && last_component(&path) == b"objects" || above.depth != SurveyDepth::Whole && path == self.tree {
+            if holds_objects && last_component(&path) == b"objects"
+                || above.depth != SurveyDepth::Whole && path == self.tree
+            {
                 continue;
             }
             let guarded = above.guarded || self.names.find_match(&path).is_some();
@@ -293,7 +304,8 @@ impl TreeSurvey<'_> {
     }
 
     fn add_repository(&mut self, directory: &[u8]) -> Result<(), SurveyError> {
-        let top = if fold_name(last_component(directory)).as_ref() == b".git" { parent_path(directory) } else { directory };
+        let top =
+            if fold_name(last_component(directory)).as_ref() == b".git" { parent_path(directory) } else { directory };
         self.add_repository_of(directory, top)
     }
 
@@ -390,7 +402,8 @@ impl TreeSurvey<'_> {
         let ReferencedPaths { any, files } = places;
         let files = files.into_iter().filter(|file| !self.leads_to_directory(file)).collect::<Vec<_>>();
         // If a directory above is moved, a relative path leads elsewhere.
-        let leaves = |place: &[u8]| !is_at_or_beneath(top, place) || place.split(|b| *b == b'/').any(|part| part == b"..");
+        let leaves =
+            |place: &[u8]| !is_at_or_beneath(top, place) || place.split(|b| *b == b'/').any(|part| part == b"..");
         if any.iter().chain(&files).any(|place| leaves(place)) {
             self.found.pins.insert(by.to_vec());
         }

@@ -10,20 +10,23 @@ use std::sync::OnceLock;
 
 use rustix::process::{getegid, geteuid};
 use rustix::thread::CapabilitySet;
-use stockade_model::{EnforcementReport, LayerReport, LayerState, IsolationLevel, AttemptPlan};
+use stockade_model::{AttemptPlan, EnforcementReport, IsolationLevel, LayerReport, LayerState};
 use stockade_sys::bpf::SeccompProgram;
 use stockade_sys::landlock::{self, Ruleset, access, network, scope};
 
 use crate::filter::{FilterSize, init_filter};
 use crate::limits::compute_quotas;
 
-use super::command::{PreparedCommand, find_candidates, cwd_identity};
+use super::command::{PreparedCommand, cwd_identity, find_candidates};
 use super::error::LaunchError;
-use super::layout::{MountAttachment, RootLayout, MountKind, IdentifiedDirectory, c_string, find_devices, is_staged, compute_layout, refuse_planted_link};
+use super::layout::{
+    IdentifiedDirectory, MountAttachment, MountKind, RootLayout, c_string, compute_layout, find_devices, is_staged,
+    refuse_planted_link,
+};
 use super::merge::merge_steps;
 use super::outfit::LaunchOptions;
 use super::restricted::{ALLOWED_DEVICES, OPEN_DEVICE_DIRECTORIES, PrivateDirectory, ReadAllowList, other_devices};
-use super::step::{ScratchEntry, InitStep, TempSize};
+use super::step::{InitStep, ScratchEntry, TempSize};
 
 /// A tree that only the run sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,7 +104,8 @@ impl Blueprint {
             IsolationLevel::Restricted | IsolationLevel::None => prepare_restricted(plan, abi, outfit)?,
         };
         let temp = parts.private_directory.as_ref().map(PrivateDirectory::path);
-        let mut command = PreparedCommand::new(plan, candidates, outfit, temp.unwrap_or(Path::new(OWN_FILES_DIR)), temp)?;
+        let mut command =
+            PreparedCommand::new(plan, candidates, outfit, temp.unwrap_or(Path::new(OWN_FILES_DIR)), temp)?;
         command.cwd_identity = cwd_identity(plan, &parts.private_trees)?;
         parts.steps.push(InitStep::DropPrivileges);
         let alone = if plan.level == IsolationLevel::Full { FIRST_STEP_COUNT } else { parts.steps.len() };
@@ -304,7 +308,12 @@ impl LevelParts {
 /// The private tree of level full that holds the run's own files.
 const OWN_FILES_DIR: &str = "/run";
 
-fn prepare_full(plan: &AttemptPlan, candidates: &[CString], abi: u32, outfit: &LaunchOptions) -> Result<LevelParts, LaunchError> {
+fn prepare_full(
+    plan: &AttemptPlan,
+    candidates: &[CString],
+    abi: u32,
+    outfit: &LaunchOptions,
+) -> Result<LevelParts, LaunchError> {
     let program = candidates.first().map(|c| Path::new(std::ffi::OsStr::from_bytes(c.to_bytes())));
     let program = program.and_then(|p| p.canonicalize().ok());
     let RootLayout { attachments, missing, uncovered } = compute_layout(plan, program.as_deref(), outfit)?;
@@ -356,7 +365,15 @@ pub(super) const FIRST_STEP_COUNT: usize = 7;
 /// Returns the steps with which level full always begins, whatever the plan.
 pub(super) fn first_steps(mapped_by_caller: bool) -> Result<[InitStep; FIRST_STEP_COUNT], LaunchError> {
     let identity = if mapped_by_caller { InitStep::AwaitIdentity } else { claim_identity()? };
-    Ok([InitStep::Namespaces, identity, InitStep::KeyRing, InitStep::Network, InitStep::PrivateMounts, InitStep::Proc, InitStep::CopyRoot])
+    Ok([
+        InitStep::Namespaces,
+        identity,
+        InitStep::KeyRing,
+        InitStep::Network,
+        InitStep::PrivateMounts,
+        InitStep::Proc,
+        InitStep::CopyRoot,
+    ])
 }
 
 fn prepare_restricted(plan: &AttemptPlan, abi: u32, outfit: &LaunchOptions) -> Result<LevelParts, LaunchError> {
@@ -394,10 +411,12 @@ fn prepare_restricted(plan: &AttemptPlan, abi: u32, outfit: &LaunchOptions) -> R
     }
     if reads != 0 {
         let agreed = files.reveal.iter().chain(&files.write).filter_map(|p| p.as_path().canonicalize().ok());
-        let shown: Vec<PathBuf> = agreed.chain(devices).chain(OPEN_DEVICE_DIRECTORIES.iter().map(PathBuf::from)).collect();
+        let shown: Vec<PathBuf> =
+            agreed.chain(devices).chain(OPEN_DEVICE_DIRECTORIES.iter().map(PathBuf::from)).collect();
         ReadAllowList::new(&hidden, &shown).allow_reads(&ruleset)?;
     }
-    let PrivateDirectories { directory, mut steps, mut trees } = PrivateDirectories::from_options(outfit, &ruleset, access::change_rights(abi) | reads)?;
+    let PrivateDirectories { directory, mut steps, mut trees } =
+        PrivateDirectories::from_options(outfit, &ruleset, access::change_rights(abi) | reads)?;
     if let Some(kept) = &outfit.kept {
         allow_path(&ruleset, kept, access::change_rights(abi) | reads)?;
         trees.push(PrivateTree { path: kept.clone(), floor_allows: true });
@@ -501,7 +520,10 @@ pub(super) fn private_trees(attachments: &[MountAttachment]) -> Vec<PrivateTree>
 }
 
 /// Returns the entries of the run's own filesystem before anything is attached.
-pub(super) fn scratch_entries(attachments: &[MountAttachment], outfit: &LaunchOptions) -> Result<Vec<ScratchEntry>, LaunchError> {
+pub(super) fn scratch_entries(
+    attachments: &[MountAttachment],
+    outfit: &LaunchOptions,
+) -> Result<Vec<ScratchEntry>, LaunchError> {
     use ScratchEntry::{Directory, EmptyFile, File, Link};
     let roots: Vec<&MountAttachment> = attachments.iter().filter(|a| a.is_written()).collect();
     let mut entries = vec![
@@ -558,7 +580,8 @@ pub(super) fn scratch_entries(attachments: &[MountAttachment], outfit: &LaunchOp
 /// opened, because `git commit -a`, for example, would commit an empty file. Elsewhere it can be
 /// opened, so that the opening is noticed.
 fn hidden_file(hidden: &MountAttachment, roots: &[&MountAttachment], path: CString) -> ScratchEntry {
-    let is_in_root = |root: &&MountAttachment| hidden.path.as_bytes().starts_with(&[root.path.as_bytes(), b"/"].concat());
+    let is_in_root =
+        |root: &&MountAttachment| hidden.path.as_bytes().starts_with(&[root.path.as_bytes(), b"/"].concat());
     if roots.iter().any(is_in_root) { ScratchEntry::ClosedFile(path) } else { ScratchEntry::EmptyFile(path) }
 }
 

@@ -18,7 +18,7 @@ use stockade_sys::{Errno, caps, descriptors, exec, fork_signals, marks, passing,
 use super::blueprint::{Blueprint, NamespaceOwner};
 use super::cleanup;
 use super::command::PreparedCommand;
-use super::message::{LaunchMessage, BuiltFlags};
+use super::message::{BuiltFlags, LaunchMessage};
 use super::network;
 use super::own_writes::OwnWrites;
 use super::step::{BuildContext, InitStep, verify_directory};
@@ -67,7 +67,9 @@ pub(super) fn early_init(first: &[InitStep], control: BorrowedFd<'_>, gate: Borr
         let _ = LaunchMessage::StepFailed { index, errno }.send(control, &[]);
         return INIT_FAILED_EXIT_CODE;
     }
-    let Ok(Some((LaunchMessage::Plan { umask }, received))) = LaunchMessage::receive_from(control, true) else { return INIT_FAILED_EXIT_CODE };
+    let Ok(Some((LaunchMessage::Plan { umask }, received))) = LaunchMessage::receive_from(control, true) else {
+        return INIT_FAILED_EXIT_CODE;
+    };
     mask = umask.map_or(mask, Mode::from_raw_mode);
     let plan = published_value::<Blueprint>().and_then(|plan| Some((plan, plan.ruleset.as_ref()?)));
     let (Some((plan, own_rules)), [Some(stdin), Some(stdout), Some(stderr), Some(rules), ..]) =
@@ -154,7 +156,8 @@ fn hand_over(site: &BuildContext<'_>) -> Result<(), Errno> {
         parts |= part;
         count += 1;
     }
-    LaunchMessage::Built { parts: BuiltFlags(parts) }.send(site.control, descriptors.get(..count).unwrap_or_default())?;
+    LaunchMessage::Built { parts: BuiltFlags(parts) }
+        .send(site.control, descriptors.get(..count).unwrap_or_default())?;
     site.walls.as_ref().map_or(Ok(()), |walls| LaunchMessage::Standing.send(site.control, &walls.fds()))
 }
 
@@ -171,7 +174,12 @@ fn take_steps(steps: &[InitStep], which: Range<usize>, site: &mut BuildContext<'
 
 /// Waits for the command's end or a message from the caller. When this returns, no other process of
 /// the run is left.
-fn supervise_command(plan: &Blueprint, control: BorrowedFd<'_>, command: Option<Pid>, site: &BuildContext<'_>) -> Result<(), InitStepError> {
+fn supervise_command(
+    plan: &Blueprint,
+    control: BorrowedFd<'_>,
+    command: Option<Pid>,
+    site: &BuildContext<'_>,
+) -> Result<(), InitStepError> {
     let unwatched = |errno| InitStepError { index: plan.steps.len() as u32 + 1, errno };
     let ends = fork_signals::child_end_descriptor().map_err(unwatched)?;
     // Only the socket to the caller, the signal descriptor and the descriptors for the clean-up
@@ -260,11 +268,15 @@ fn reap_until(
     while let Ok(Some((pid, became))) = reap::reap_any() {
         match became {
             // The parent is gone, so no other process counts these writes.
-            ChildStateChange::Ended(_) if Some(pid) != command => writes.into_iter().for_each(|writes| writes.report_count(control)),
+            ChildStateChange::Ended(_) if Some(pid) != command => {
+                writes.into_iter().for_each(|writes| writes.report_count(control))
+            }
             _ if Some(pid) != command => {}
             ChildStateChange::Ended(ended) => return Some(ended),
             // The next wait notices if the caller is gone.
-            ChildStateChange::Stopped(signal) if leads_session => drop(LaunchMessage::Stopped { signal }.send(control, &[])),
+            ChildStateChange::Stopped(signal) if leads_session => {
+                let _ = LaunchMessage::Stopped { signal }.send(control, &[]);
+            }
             ChildStateChange::Stopped(_) => {}
         }
     }
@@ -421,14 +433,20 @@ fn end_before_others() -> Result<(), Errno> {
     let mut text = [0; 8];
     let length = rustix::io::read(&file, &mut text)?;
     let own = std::str::from_utf8(&text[..length]).ok().and_then(|text| text.trim_end().parse::<i32>().ok());
-    if own.is_some_and(|own| own < OOM_SCORE_ADJUSTMENT.0) { rustix::io::write(&file, OOM_SCORE_ADJUSTMENT.1).map(drop) } else { Ok(()) }
+    if own.is_some_and(|own| own < OOM_SCORE_ADJUSTMENT.0) {
+        rustix::io::write(&file, OOM_SCORE_ADJUSTMENT.1).map(drop)
+    } else {
+        Ok(())
+    }
 }
 
 /// Moves this process into its control groups. In version 1, moving another thread waits for a lock
 /// on all forks of the machine (up to 15 ms). A thread that moves itself need not wait. The caller
 /// has opened the files, because it has the permission.
 fn enter_groups(gate: BorrowedFd<'_>) -> Result<(), Errno> {
-    let Some((LaunchMessage::Groups, received)) = LaunchMessage::receive_from(gate, true)? else { return Err(Errno::PROTO) };
+    let Some((LaunchMessage::Groups, received)) = LaunchMessage::receive_from(gate, true)? else {
+        return Err(Errno::PROTO);
+    };
     received.descriptors.iter().flatten().try_for_each(|file| rustix::io::write(file, b"0").map(drop))
 }
 

@@ -86,7 +86,11 @@ impl PreparedCommand {
 /// Returns the program, arguments and environment of a plan, with no additions to the plan.
 pub(crate) fn build_image(plan: &AttemptPlan) -> Result<ProgramImage, LaunchError> {
     let candidates = find_candidates(plan)?;
-    Ok(ProgramImage { candidates, arguments: build_arguments(plan)?, environment: build_environment(&plan.environment)? })
+    Ok(ProgramImage {
+        candidates,
+        arguments: build_arguments(plan)?,
+        environment: build_environment(&plan.environment)?,
+    })
 }
 
 fn build_arguments(plan: &AttemptPlan) -> Result<StringList, LaunchError> {

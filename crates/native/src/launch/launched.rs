@@ -14,14 +14,14 @@ use stockade_sys::ready::readable_before;
 use stockade_sys::reap::{ProcessExit, ProcessUsage};
 use stockade_sys::{Errno, fork_signals, passing};
 
-use super::blueprint::{Blueprint, PrivateTree, NamespaceOwner};
-use super::child::{self, InheritedDescriptors, COMMAND_STAGES};
+use super::blueprint::{Blueprint, NamespaceOwner, PrivateTree};
+use super::child::{self, COMMAND_STAGES, InheritedDescriptors};
 use super::error::LaunchError;
 use super::layout::MergedDirectory;
 use super::leaving::{self, INIT_EXIT_TIMEOUT};
 use super::merge::allow_in_layer;
-use super::message::{LaunchMessage, BuiltFlags};
-use super::network::{NetworkSockets, NamespaceSockets};
+use super::message::{BuiltFlags, LaunchMessage};
+use super::network::{NamespaceSockets, NetworkSockets};
 use super::restricted::PrivateDirectory;
 use super::times;
 use super::walls::NamespaceSet;
@@ -154,8 +154,10 @@ impl LaunchingSandbox {
         if let Some(rules) = &self.blueprint.ruleset {
             for (layer, merged) in layers.iter().zip(merged) {
                 let names = merged.directories.iter();
-                allow_in_layer(layer.as_fd(), merged.is_whole(), names, |object, rights| rules.allow_beneath(object, rights))
-                    .map_err(LaunchError::call_error("let the command change the layers"))?;
+                allow_in_layer(layer.as_fd(), merged.is_whole(), names, |object, rights| {
+                    rules.allow_beneath(object, rights)
+                })
+                .map_err(LaunchError::call_error("let the command change the layers"))?;
             }
         }
         let mut rest = layers.chunks(MAX_DESCRIPTORS).peekable();
@@ -233,8 +235,12 @@ pub fn begin_launch(mut blueprint: Blueprint, stdio: CommandStdio<'_>) -> Result
     keep.dedup();
 
     let namespaces = blueprint.level == IsolationLevel::Full && blueprint.walls == NamespaceOwner::Own;
-    let inherited =
-        InheritedDescriptors { control: control_inside.as_fd(), gate: gate_inside.as_fd(), stdio: streams, keep: &keep };
+    let inherited = InheritedDescriptors {
+        control: control_inside.as_fd(),
+        gate: gate_inside.as_fd(),
+        stdio: streams,
+        keep: &keep,
+    };
     let blocked = fork_signals::SignalBlockGuard::new().map_err(LaunchError::call_error("block signals"))?;
     let init = fork_with(if namespaces { INIT_NAMESPACES } else { 0 }, 0, || child::run_init(&blueprint, &inherited))
         .map_err(|errno| LaunchError::Clone { errno, namespaces })?;
@@ -489,7 +495,9 @@ impl LaunchedSandbox {
 
     /// Returns whether the command has reported that no program could be executed.
     pub(crate) fn failed_to_execute(&mut self) -> bool {
-        if let Ok(Some((LaunchMessage::ExecFailed { errno }, _))) = LaunchMessage::receive_from(self.gate.as_fd(), false) {
+        if let Ok(Some((LaunchMessage::ExecFailed { errno }, _))) =
+            LaunchMessage::receive_from(self.gate.as_fd(), false)
+        {
             self.exec_errno = Some(errno);
         }
         self.exec_errno.is_some()
@@ -531,7 +539,8 @@ impl LaunchedSandbox {
                         return Err(LaunchError::Step { step, detail, errno });
                     }
                     Ok(Some((LaunchMessage::StageFailed { index, errno }, _))) => {
-                        let (step, detail) = COMMAND_STAGES.get(index as usize).copied().unwrap_or(("command", "start"));
+                        let (step, detail) =
+                            COMMAND_STAGES.get(index as usize).copied().unwrap_or(("command", "start"));
                         return Err(LaunchError::Step { step, detail: detail.to_owned(), errno });
                     }
                     // The reason may still be in the other socket: read once more.
@@ -556,7 +565,12 @@ impl LaunchedSandbox {
     }
 
     /// Takes over the descriptors from the init.
-    fn take_parts(&mut self, parts: BuiltFlags, descriptors: [Option<OwnedFd>; MAX_DESCRIPTORS], blueprint: &Blueprint) {
+    fn take_parts(
+        &mut self,
+        parts: BuiltFlags,
+        descriptors: [Option<OwnedFd>; MAX_DESCRIPTORS],
+        blueprint: &Blueprint,
+    ) {
         let mut descriptors = descriptors.into_iter();
         let mut next = |part| if parts.has_flag(part) { descriptors.next().flatten() } else { None };
         self.temp = next(BuiltFlags::SCRATCH);

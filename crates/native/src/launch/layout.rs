@@ -216,7 +216,11 @@ pub(super) struct RootLayout {
 
 /// Computes the view for `plan`. `program` is the program to execute, if it exists; `outfit` holds
 /// the launch options.
-pub(super) fn compute_layout(plan: &AttemptPlan, program: Option<&Path>, outfit: &LaunchOptions) -> Result<RootLayout, LaunchError> {
+pub(super) fn compute_layout(
+    plan: &AttemptPlan,
+    program: Option<&Path>,
+    outfit: &LaunchOptions,
+) -> Result<RootLayout, LaunchError> {
     let mut natures: BTreeMap<PathBuf, MountKind> = BTreeMap::new();
     for (path, name) in PRIVATE_TREE_NAMES {
         if is_plain_directory(Path::new(path)) {
@@ -255,7 +259,9 @@ pub(super) fn compute_layout(plan: &AttemptPlan, program: Option<&Path>, outfit:
         }
     }
     for path in revealed {
-        if let MountKind::Visible { even_hidden } = natures.entry(path).or_insert(MountKind::Visible { even_hidden: true }) {
+        if let MountKind::Visible { even_hidden } =
+            natures.entry(path).or_insert(MountKind::Visible { even_hidden: true })
+        {
             *even_hidden = true;
         }
     }
@@ -546,7 +552,9 @@ mod tests {
     use super::*;
     use std::fs;
 
-    use stockade_model::{EnvironmentRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, Profile, RequestId};
+    use stockade_model::{
+        EnvironmentRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, Profile, RequestId,
+    };
 
     /// Checks the attachments beneath a scratch directory in a private tree. The lists hold paths
     /// relative to it. The result is `path nature`, in order.

@@ -12,7 +12,7 @@ use stockade_sys::landlock::access;
 use stockade_sys::mount::{MountRestrictions, attach_mount, new_filesystem};
 use stockade_sys::resolve::DescriptorPath;
 
-use super::layout::{MountAttachment, MergedOverlay, MountKind, OverlayWriteLayer, IdentifiedDirectory};
+use super::layout::{IdentifiedDirectory, MergedOverlay, MountAttachment, MountKind, OverlayWriteLayer};
 use super::message::LaunchMessage;
 use super::step::{BuildContext, InitStep, open_plain, verify_identity};
 
@@ -35,7 +35,12 @@ pub(super) fn merge_steps(attachments: &[MountAttachment]) -> impl Iterator<Item
 
 /// Makes an overlay that is attached later. If that fails, the directory stays read-only, as in the
 /// root.
-pub(super) fn prepare_overlay(site: &mut BuildContext<'_>, index: usize, lower: &IdentifiedDirectory, overlay: &OverlayWriteLayer) -> Result<(), Errno> {
+pub(super) fn prepare_overlay(
+    site: &mut BuildContext<'_>,
+    index: usize,
+    lower: &IdentifiedDirectory,
+    overlay: &OverlayWriteLayer,
+) -> Result<(), Errno> {
     let tree = lay_over_when_free(lower, overlay, &mut site.busy_retries);
     if let (Ok(tree), Some(slot)) = (tree, site.merged.get_mut(index)) {
         *slot = Some(tree);
@@ -47,7 +52,8 @@ pub(super) fn prepare_overlay(site: &mut BuildContext<'_>, index: usize, lower: 
 pub(super) fn take_layers(site: &mut BuildContext<'_>) -> Result<(), Errno> {
     let mut number = 0;
     loop {
-        let Some((LaunchMessage::Layers { is_last }, received)) = LaunchMessage::receive_from(site.control, true)? else {
+        let Some((LaunchMessage::Layers { is_last }, received)) = LaunchMessage::receive_from(site.control, true)?
+        else {
             return Err(Errno::PROTO);
         };
         for tree in received.descriptors.into_iter().flatten() {
@@ -66,7 +72,11 @@ pub(super) fn take_layers(site: &mut BuildContext<'_>) -> Result<(), Errno> {
 /// 5.10), because otherwise each file would be flushed to the disk on its first write. The stage is
 /// flushed once, at its end. With an `index` the kernel refuses an upper directory that is already
 /// mounted (EBUSY).
-pub(super) fn lay_over(workspace: &IdentifiedDirectory, overlay: &OverlayWriteLayer, index: &CStr) -> Result<OwnedFd, Errno> {
+pub(super) fn lay_over(
+    workspace: &IdentifiedDirectory,
+    overlay: &OverlayWriteLayer,
+    index: &CStr,
+) -> Result<OwnedFd, Errno> {
     let hold = |spot: &IdentifiedDirectory| {
         let object = open_plain(CWD, &spot.path, ResolveFlags::empty())?;
         verify_identity(object.as_fd(), spot.identity)?;
@@ -92,12 +102,20 @@ pub(super) fn overlay_of(
         (c"metacopy", c"off"),
         (c"volatile", c""),
     ];
-    new_filesystem(c"overlay", &options, MountRestrictions { devices: true, setuid: true, ..MountRestrictions::default() })
+    new_filesystem(
+        c"overlay",
+        &options,
+        MountRestrictions { devices: true, setuid: true, ..MountRestrictions::default() },
+    )
 }
 
 /// Attaches an overlay over a directory, if the overlay exists. Without it, no run can change the
 /// directory.
-pub(super) fn attach_merged(site: &mut BuildContext<'_>, attachment: &MountAttachment, merged: &MergedOverlay) -> Result<(), Errno> {
+pub(super) fn attach_merged(
+    site: &mut BuildContext<'_>,
+    attachment: &MountAttachment,
+    merged: &MergedOverlay,
+) -> Result<(), Errno> {
     let Some(tree) = site.merged.get_mut(merged.index).and_then(Option::take) else {
         site.unmerged |= 1 << merged.index;
         return Ok(());
@@ -138,7 +156,11 @@ pub(super) fn allow_in_layer(
 
 /// Makes an overlay, with retries while the upper directory is busy. The kernel may still be
 /// removing the mounts of a run that has ended.
-fn lay_over_when_free(lower: &IdentifiedDirectory, overlay: &OverlayWriteLayer, retries: &mut u32) -> Result<OwnedFd, Errno> {
+fn lay_over_when_free(
+    lower: &IdentifiedDirectory,
+    overlay: &OverlayWriteLayer,
+    retries: &mut u32,
+) -> Result<OwnedFd, Errno> {
     loop {
         match lay_over(lower, overlay, c"on") {
             Err(Errno::BUSY) if *retries < BUSY_RETRIES => {}

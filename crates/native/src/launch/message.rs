@@ -87,7 +87,9 @@ impl LaunchMessage {
             Self::Ready { wait_killable, umask } => (3, umask, i32::from(wait_killable), 0, 0),
             Self::ExecFailed { errno } => (4, 0, errno.raw_os_error(), 0, 0),
             Self::Ended { ended: ProcessExit::Exited(code), used } => (5, 0, code, used.cpu_us, used.memory_peak_bytes),
-            Self::Ended { ended: ProcessExit::Signaled(signal), used } => (5, 1, signal, used.cpu_us, used.memory_peak_bytes),
+            Self::Ended { ended: ProcessExit::Signaled(signal), used } => {
+                (5, 1, signal, used.cpu_us, used.memory_peak_bytes)
+            }
             Self::Mapped => (6, 0, 0, 0, 0),
             Self::Go => (7, 0, 0, 0, 0),
             Self::Signal(signal) => (8, 0, signal, 0, 0),

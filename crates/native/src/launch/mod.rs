@@ -33,16 +33,18 @@ pub(crate) use blueprint::may_map_for_others;
 pub use blueprint::{Blueprint, PrivateTree};
 pub(crate) use command::build_image;
 pub use error::LaunchError;
-pub use launched::{ExitReport, HiddenReads, LaunchedSandbox, LaunchingSandbox, CommandStdio, begin_launch, launch_sandbox};
+pub use launched::{
+    CommandStdio, ExitReport, HiddenReads, LaunchedSandbox, LaunchingSandbox, begin_launch, launch_sandbox,
+};
 pub(crate) use layout::PRIVATE_TREE_NAMES;
 pub(crate) use layout::{MAX_MERGED_DIRECTORIES, hidden_there, is_staged};
 pub use layout::{MergedDirectory, OverlayWriteLayer};
-pub use network::{NetworkSockets, NamespaceSockets};
+pub use network::{NamespaceSockets, NetworkSockets};
 pub(crate) use network::{RUN_ADDRESS_V4, RUN_ADDRESS_V6};
 pub use nursery::{MountTableWatch, PrewarmedInit};
-pub use outfit::{NamedFile, NamingVariable, LaunchOptions};
+pub use outfit::{LaunchOptions, NamedFile, NamingVariable};
 pub(crate) use restricted::late_roots;
-pub(crate) use shelf::{enter_own_mounts, mount_shelf, mount_overlay};
-pub use standing::{RootSpec, PersistentNamespaces};
+pub(crate) use shelf::{enter_own_mounts, mount_overlay, mount_shelf};
+pub use standing::{PersistentNamespaces, RootSpec};
 pub use stockade_sys::reap::ProcessExit;
 pub use times::EVENT_TARGET as TIMES_TARGET;

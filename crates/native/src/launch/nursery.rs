@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
-use stockade_model::{IsolationLevel, AttemptPlan};
+use stockade_model::{AttemptPlan, IsolationLevel};
 use stockade_sys::arena::SharedArena;
 use stockade_sys::clone::{ClonedChild, fork_with};
 use stockade_sys::{fork_signals, passing};
@@ -18,7 +18,7 @@ use stockade_sys::{fork_signals, passing};
 use super::blueprint::{Blueprint, first_steps, may_map_for_others};
 use super::child;
 use super::error::LaunchError;
-use super::launched::{LaunchingSandbox, INIT_NAMESPACES, CommandStdio, begin_launch, begin_early, map_identity};
+use super::launched::{CommandStdio, INIT_NAMESPACES, LaunchingSandbox, begin_early, begin_launch, map_identity};
 use super::leaving;
 use super::outfit::LaunchOptions;
 
@@ -89,8 +89,9 @@ impl PrewarmedInit {
         let mapped_by_caller = may_map_for_others();
         let first = first_steps(mapped_by_caller)?;
         let blocked = fork_signals::SignalBlockGuard::new().map_err(LaunchError::call_error("block signals"))?;
-        let init = fork_with(INIT_NAMESPACES, 0, || child::early_init(&first, control_inside.as_fd(), gate_inside.as_fd()))
-            .map_err(|errno| LaunchError::Clone { errno, namespaces: true })?;
+        let init =
+            fork_with(INIT_NAMESPACES, 0, || child::early_init(&first, control_inside.as_fd(), gate_inside.as_fd()))
+                .map_err(|errno| LaunchError::Clone { errno, namespaces: true })?;
         drop(blocked);
         let init = IdleInit(Some((init, control, gate)));
         if let (true, Some((child, control, _))) = (mapped_by_caller, &init.0) {
@@ -108,7 +109,8 @@ impl PrewarmedInit {
 
     /// Returns whether this init can serve a sandbox of this level now.
     pub fn can_serve(&self, level: IsolationLevel) -> bool {
-        let has_stale_mounts = self.mounts.as_ref().map_or(self.born.elapsed() >= MAX_INIT_AGE, MountTableWatch::has_changed);
+        let has_stale_mounts =
+            self.mounts.as_ref().map_or(self.born.elapsed() >= MAX_INIT_AGE, MountTableWatch::has_changed);
         level == IsolationLevel::Full && !has_stale_mounts
     }
 
@@ -116,7 +118,12 @@ impl PrewarmedInit {
     ///
     /// # Errors
     /// [`LaunchError`] as for [`begin`].
-    pub fn begin_launch(mut self, plan: &AttemptPlan, outfit: &LaunchOptions, stdio: CommandStdio<'_>) -> Result<LaunchingSandbox, LaunchError> {
+    pub fn begin_launch(
+        mut self,
+        plan: &AttemptPlan,
+        outfit: &LaunchOptions,
+        stdio: CommandStdio<'_>,
+    ) -> Result<LaunchingSandbox, LaunchError> {
         let blueprint = self.arena.fill_with(|| Blueprint::prepare_with(plan, outfit).map(Box::new))?;
         let published = self.arena.publish_value(blueprint);
         match (published, self.init.0.take()) {

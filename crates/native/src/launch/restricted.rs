@@ -21,7 +21,8 @@ use stockade_files::removal::empty_tree;
 
 /// Devices of the host's `/dev` that a run may use, as at level full. The broker opens terminals,
 /// because it can identify those of the run.
-pub(super) const ALLOWED_DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
+pub(super) const ALLOWED_DEVICES: &[&str] =
+    &["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
 
 /// Directories in `/dev` that hold files and no devices. They are readable as `/tmp` is.
 pub(super) const OPEN_DEVICE_DIRECTORIES: &[&str] = &["/dev/shm", "/dev/mqueue"];
@@ -186,7 +187,8 @@ impl ReadAllowList<'_> {
     /// Returns whether this is, by another mount, a directory around a hidden path. A rule on it
     /// would apply to the hidden path too, because Landlock rules apply to objects.
     fn is_around_hidden(&self, path: &Path) -> bool {
-        !self.around.is_empty() && path.symlink_metadata().is_ok_and(|found| self.around.contains(&device_and_inode(&found)))
+        !self.around.is_empty()
+            && path.symlink_metadata().is_ok_and(|found| self.around.contains(&device_and_inode(&found)))
     }
 
     /// Returns whether the state of `path` applies to everything beneath it.

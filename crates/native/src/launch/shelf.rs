@@ -18,8 +18,11 @@ use super::step::BuildContext;
 /// Unmounts on the host propagate into them. The process must have one thread.
 pub(crate) fn enter_own_mounts() -> Result<(), LaunchError> {
     let identity = claim_identity()?;
-    unshare_namespaces(flags::NEW_USER | flags::NEW_MOUNT).map_err(|errno| LaunchError::Clone { errno, namespaces: true })?;
-    identity.apply(&mut BuildContext::new(rustix::stdio::stdin(), None)).map_err(LaunchError::call_error("map the own user"))
+    unshare_namespaces(flags::NEW_USER | flags::NEW_MOUNT)
+        .map_err(|errno| LaunchError::Clone { errno, namespaces: true })?;
+    identity
+        .apply(&mut BuildContext::new(rustix::stdio::stdin(), None))
+        .map_err(LaunchError::call_error("map the own user"))
 }
 
 /// Mounts a filesystem of this process that holds further mounts, away from every path of the host

@@ -14,24 +14,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
-use stockade_model::{EnforcementReport, IsolationLevel, AttemptPlan, Profile, RawText};
+use stockade_model::{AttemptPlan, EnforcementReport, IsolationLevel, Profile, RawText};
 use stockade_sys::landlock::{self, Ruleset, access};
 
 use crate::limits::compute_quotas;
 
 use super::blueprint::{
-    Blueprint, FIRST_STEP_COUNT, LevelParts, PrivateTree, NamespaceOwner, first_steps, may_map_for_others, private_trees, scratch_entries,
+    Blueprint, FIRST_STEP_COUNT, LevelParts, NamespaceOwner, PrivateTree, first_steps, may_map_for_others,
+    private_trees, scratch_entries,
 };
 use super::command::{PreparedCommand, every_candidate};
 use super::error::LaunchError;
-use super::launched::{LaunchedSandbox, LaunchingSandbox, CommandStdio, begin_launch};
+use super::launched::{CommandStdio, LaunchedSandbox, LaunchingSandbox, begin_launch};
 use super::layout::{
-    MountAttachment, DeviceNode, KERNEL_MASKS, MountKind, PRIVATE_TREE_NAMES, select_attachments, c_string, find_devices, is_plain_directory,
-    placeholder_children, provided_at,
+    DeviceNode, KERNEL_MASKS, MountAttachment, MountKind, PRIVATE_TREE_NAMES, c_string, find_devices,
+    is_plain_directory, placeholder_children, provided_at, select_attachments,
 };
 use super::network::NetworkSockets;
 use super::outfit::LaunchOptions;
-use super::step::{ScratchEntry, InitStep, TempSize, attachment_rights};
+use super::step::{InitStep, ScratchEntry, TempSize, attachment_rights};
 use super::walls::NamespaceSet;
 
 /// System directories of the host's root: programs, libraries, settings.
@@ -95,7 +96,8 @@ impl PersistentNamespaces {
         let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .map_err(LaunchError::call_error("open /dev/null"))?;
         let nothing = nothing.as_fd();
-        let mut launched = begin_launch(blueprint, CommandStdio { stdin: nothing, stdout: nothing, stderr: nothing })?.finish_without_command()?;
+        let mut launched = begin_launch(blueprint, CommandStdio { stdin: nothing, stdout: nothing, stderr: nothing })?
+            .finish_without_command()?;
         let walls = Arc::new(launched.take_walls().ok_or(LaunchError::Lost)?);
         Ok(Self {
             launched,
@@ -114,14 +116,24 @@ impl PersistentNamespaces {
     /// # Errors
     /// [`LaunchError`] if the isolation does not match the plan, or if not even the first process
     /// could be made.
-    pub fn begin_command(&self, plan: &AttemptPlan, outfit: &LaunchOptions, stdio: CommandStdio<'_>) -> Result<LaunchingSandbox, LaunchError> {
+    pub fn begin_command(
+        &self,
+        plan: &AttemptPlan,
+        outfit: &LaunchOptions,
+        stdio: CommandStdio<'_>,
+    ) -> Result<LaunchingSandbox, LaunchError> {
         self.demand_fit(plan, outfit)?;
         let command = PreparedCommand::new(plan, every_candidate(plan)?, outfit, Path::new("/run"), None)?;
         let mut steps = vec![InitStep::Enter(Arc::clone(&self.walls))];
         if self.leaves_groups {
             steps.push(InitStep::LeaveGroups);
         }
-        steps.extend([InitStep::KeyRing, InitStep::Allow(self.rights.clone()), InitStep::DropPrivileges, InitStep::Opaque]);
+        steps.extend([
+            InitStep::KeyRing,
+            InitStep::Allow(self.rights.clone()),
+            InitStep::DropPrivileges,
+            InitStep::Opaque,
+        ]);
         let alone = steps.len();
         // Nothing is scoped, because all commands share the isolation. They may signal each other
         // and connect by any name within.
@@ -219,7 +231,10 @@ fn build_steps(
 }
 
 /// Returns the kind of mount at each path.
-fn plan_mount_kinds(grounds: &RootSpec<'_>, system: &[(PathBuf, PathBuf)]) -> Result<BTreeMap<PathBuf, MountKind>, LaunchError> {
+fn plan_mount_kinds(
+    grounds: &RootSpec<'_>,
+    system: &[(PathBuf, PathBuf)],
+) -> Result<BTreeMap<PathBuf, MountKind>, LaunchError> {
     let mut natures = BTreeMap::from([(PathBuf::from("/dev"), MountKind::Devices)]);
     // If a root tree contains a parent of the path, it must contain the path as well.
     let has_place = |path: &Path| {

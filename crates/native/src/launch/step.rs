@@ -13,11 +13,16 @@ use stockade_model::RawText;
 use stockade_sys::caps::{self, CapabilitySet};
 use stockade_sys::clone::{flags, unshare_namespaces};
 use stockade_sys::landlock::{Ruleset, access};
-use stockade_sys::mount::{MountRestrictions, attach_mount, attach_at, copy_tree, make_private, new_filesystem, restrict_mount, swap_root};
+use stockade_sys::mount::{
+    MountRestrictions, attach_at, attach_mount, copy_tree, make_private, new_filesystem, restrict_mount, swap_root,
+};
 use stockade_sys::{Errno, keyring};
 
 use super::error::LaunchError;
-use super::layout::{MountAttachment, DeviceNode, ObjectIdentity, MAX_MERGED_DIRECTORIES, MountKind, OverlayWriteLayer, IdentifiedDirectory};
+use super::layout::{
+    DeviceNode, IdentifiedDirectory, MAX_MERGED_DIRECTORIES, MountAttachment, MountKind, ObjectIdentity,
+    OverlayWriteLayer,
+};
 use super::merge::{attach_merged, lay_over, prepare_overlay, take_layers};
 use super::message::LaunchMessage;
 use super::network::RunNetwork;
@@ -464,7 +469,11 @@ fn attach_one(site: &mut BuildContext<'_>, attachment: &MountAttachment) -> Resu
         MountKind::Masked if attachment.directory => copy_tree(site.placeholders_fd()?, c"void")?,
         MountKind::Masked => copy_tree(site.placeholders_fd()?, c"empty")?,
         MountKind::Hidden(_) | MountKind::Provided(_) => copy_tree(site.placeholders_fd()?, &attachment.placeholder)?,
-        MountKind::Writable | MountKind::Kept | MountKind::Readable | MountKind::Visible { .. } | MountKind::Brought { .. } => {
+        MountKind::Writable
+        | MountKind::Kept
+        | MountKind::Readable
+        | MountKind::Visible { .. }
+        | MountKind::Brought { .. } => {
             let source = attachment.source.as_ref().unwrap_or(&attachment.path);
             let object = open_plain(CWD, source, ResolveFlags::empty())?;
             verify_identity(object.as_fd(), attachment.identity)?;
@@ -474,7 +483,11 @@ fn attach_one(site: &mut BuildContext<'_>, attachment: &MountAttachment) -> Resu
     let forbids = MountRestrictions { write: true, devices: true, setuid: true, exec: false };
     match attachment.nature {
         // The run's own filesystem already has these restrictions.
-        MountKind::Private(_) | MountKind::Devices | MountKind::Masked | MountKind::Hidden(_) | MountKind::Provided(_) => {}
+        MountKind::Private(_)
+        | MountKind::Devices
+        | MountKind::Masked
+        | MountKind::Hidden(_)
+        | MountKind::Provided(_) => {}
         MountKind::Writable | MountKind::Kept | MountKind::Staged | MountKind::Brought { writable: true, .. } => {
             restrict_mount(tree.as_fd(), MountRestrictions { write: false, ..forbids }, true)?;
         }

@@ -6,7 +6,9 @@ use stockade_sys::marks;
 use tracing::trace;
 
 use super::blueprint::Blueprint;
-use super::child::{COMMAND_MADE_MARK, ENDED_MARK, FIRST_STAGE_MARK, INIT_MADE_MARK, REAPED_MARK, RELEASED_MARK, COMMAND_STAGES};
+use super::child::{
+    COMMAND_MADE_MARK, COMMAND_STAGES, ENDED_MARK, FIRST_STAGE_MARK, INIT_MADE_MARK, REAPED_MARK, RELEASED_MARK,
+};
 
 /// Target of the events of this file.
 pub const EVENT_TARGET: &str = "stockade::times";
@@ -14,7 +16,8 @@ pub const EVENT_TARGET: &str = "stockade::times";
 /// Reports the marks up to the time when the command was held before its first instruction.
 pub(super) fn tell_building(blueprint: &Blueprint) {
     let Some(begun) = marks::take_mark(INIT_MADE_MARK) else { return };
-    let taken = (0..blueprint.step_count().min(FIRST_STAGE_MARK)).filter_map(|index| Some((index, marks::take_mark(index)?)));
+    let taken =
+        (0..blueprint.step_count().min(FIRST_STAGE_MARK)).filter_map(|index| Some((index, marks::take_mark(index)?)));
     let taken: Vec<(&str, String, u64)> = taken
         .map(|(index, to)| {
             let (name, detail) = blueprint.step_text(index as u32);
@@ -39,7 +42,8 @@ pub(super) fn tell_building(blueprint: &Blueprint) {
 
 /// Reports the marks from then to the end.
 pub(super) fn tell_end() {
-    let (released, ended, reaped) = (marks::take_mark(RELEASED_MARK), marks::take_mark(ENDED_MARK), marks::take_mark(REAPED_MARK));
+    let (released, ended, reaped) =
+        (marks::take_mark(RELEASED_MARK), marks::take_mark(ENDED_MARK), marks::take_mark(REAPED_MARK));
     if let (Some(released), Some(ended)) = (released, ended) {
         report_step("command", "run: from its exec until the init saw its end", released, ended);
     }

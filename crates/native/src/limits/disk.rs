@@ -181,7 +181,15 @@ mod tests {
 
     fn pace(processors: u64, used: u64) -> DiskCheckSchedule {
         let next = Instant::now();
-        DiskCheckSchedule { machine: None, is_first: false, processors, machine_at_count: None, machine_at_look: 0, used, next }
+        DiskCheckSchedule {
+            machine: None,
+            is_first: false,
+            processors,
+            machine_at_count: None,
+            machine_at_look: 0,
+            used,
+            next,
+        }
     }
 
     #[test]

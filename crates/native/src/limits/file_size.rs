@@ -120,7 +120,9 @@ mod tests {
     fn files_of_others_are_limited_and_make_room() {
         let mut child = std::process::Command::new("/bin/sleep").arg("60").spawn().unwrap();
         let pid = Pid::from_raw(child.id() as i32).unwrap();
-        let found = || super::super::processes::list_descendants(std::process::id()).into_iter().filter(|f| f.pid == child.id());
+        let found = || {
+            super::super::processes::list_descendants(std::process::id()).into_iter().filter(|f| f.pid == child.id())
+        };
         let find = || found().collect::<Vec<_>>();
         let low = Rlimit { current: Some(4096), maximum: Some(1 << 40) };
         prlimit(Some(pid), Resource::Fsize, low).unwrap();

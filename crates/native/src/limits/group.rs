@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use stockade_model::{IsolationLevel, LimitKind, Limits};
 
-use super::hierarchy::{GroupBase, Controller, CgroupVersion, find_bases};
+use super::hierarchy::{CgroupVersion, Controller, GroupBase, find_bases};
 use super::processes;
 
 /// Prefix of every group's name.
@@ -69,7 +69,11 @@ impl ControlGroup {
     ///
     /// # Errors
     /// The reason why there can be no group, for display.
-    pub(super) fn create_for_limits(limits: &Limits, level: IsolationLevel, workspace: &Path) -> Result<Option<Self>, String> {
+    pub(super) fn create_for_limits(
+        limits: &Limits,
+        level: IsolationLevel,
+        workspace: &Path,
+    ) -> Result<Option<Self>, String> {
         let wanted = needed_controllers(limits, level);
         if wanted.is_empty() {
             return Ok(None);
@@ -96,7 +100,9 @@ impl ControlGroup {
     pub(super) fn set_limits(&mut self, limits: &Limits, workspace: &Path) {
         for (limit, amount) in limits.iter_limits() {
             let set = match limit {
-                LimitKind::Processes => self.find_directory(Controller::Pids).map(|part| part.write_number("pids.max", amount)),
+                LimitKind::Processes => {
+                    self.find_directory(Controller::Pids).map(|part| part.write_number("pids.max", amount))
+                }
                 LimitKind::Memory => self.find_directory(Controller::Memory).map(|part| part.set_memory(amount)),
                 LimitKind::Cpus => self.find_directory(Controller::Cpu).map(|part| part.set_cpus(amount)),
                 LimitKind::Io => self.find_directory(Controller::Io).map(|part| part.set_io(amount, workspace)),
@@ -170,7 +176,9 @@ impl ControlGroup {
 
     /// Freezes or thaws the group. Returns false if it has no freezer.
     pub(super) fn set_frozen(&self, frozen: bool) -> bool {
-        let Some(part) = self.find_v2_freezer().or_else(|| self.find_directory(Controller::Freezer)) else { return false };
+        let Some(part) = self.find_v2_freezer().or_else(|| self.find_directory(Controller::Freezer)) else {
+            return false;
+        };
         let written = match (part.version, frozen) {
             (CgroupVersion::One, true) => part.write_text("freezer.state", "FROZEN"),
             (CgroupVersion::One, false) => part.write_text("freezer.state", "THAWED"),
@@ -254,7 +262,8 @@ impl GroupDirectory {
             CgroupVersion::One => {
                 self.write_number("memory.limit_in_bytes", bytes)?;
                 // Missing if swap is not accounted for: then swap is avoided.
-                self.write_number("memory.memsw.limit_in_bytes", bytes).or_else(|_| self.write_number("memory.swappiness", 0))
+                self.write_number("memory.memsw.limit_in_bytes", bytes)
+                    .or_else(|_| self.write_number("memory.swappiness", 0))
             }
             CgroupVersion::Two => {
                 self.write_number("memory.max", bytes)?;
@@ -461,7 +470,10 @@ mod tests {
         };
         assert_eq!(needed_controllers(&limits(LimitKind::Disk), IsolationLevel::Restricted), []);
         assert_eq!(needed_controllers(&limits(LimitKind::Memory), IsolationLevel::Full), [Controller::Memory]);
-        assert_eq!(needed_controllers(&limits(LimitKind::Cpus), IsolationLevel::Restricted), [Controller::Cpu, Controller::Freezer]);
+        assert_eq!(
+            needed_controllers(&limits(LimitKind::Cpus), IsolationLevel::Restricted),
+            [Controller::Cpu, Controller::Freezer]
+        );
     }
 
     #[test]

@@ -13,8 +13,8 @@ use rustix::process::{Signal, kill_process};
 use stockade_engine::SandboxUsage;
 use stockade_model::{IsolationLevel, Limits, ResourceUsage};
 
-use super::group::{ControlGroup, GroupDirectory, remove_leftovers, needed_controllers};
-use super::hierarchy::{GroupBase, Controller, CgroupVersion, find_bases};
+use super::group::{ControlGroup, GroupDirectory, needed_controllers, remove_leftovers};
+use super::hierarchy::{CgroupVersion, Controller, GroupBase, find_bases};
 
 /// Time-out for freezing the processes of a group. A process that waits for a disk freezes after
 /// the disk has answered.
@@ -31,7 +31,9 @@ impl ControlGroup {
         let mut all = needed_controllers(limits, IsolationLevel::Full);
         // Needed for freezing, and for reporting the usage.
         let counts = [Controller::Freezer, Controller::Memory, Controller::Pids, Controller::CpuTime];
-        all.extend(counts.into_iter().filter(|counter| !needed_controllers(limits, IsolationLevel::Full).contains(counter)));
+        all.extend(
+            counts.into_iter().filter(|counter| !needed_controllers(limits, IsolationLevel::Full).contains(counter)),
+        );
         let bases = find_bases(&all)?;
         bases.iter().for_each(|base| remove_leftovers(&base.path));
         let mut group = Self::create_in_bases(bases)?;
@@ -80,7 +82,8 @@ impl ControlGroup {
             return self.is_frozen();
         }
         let state = |part: &GroupDirectory| fs::read_to_string(part.path.join("freezer.state"));
-        self.find_directory(Controller::Freezer).is_some_and(|part| state(part).is_ok_and(|state| state.trim() == "FROZEN"))
+        self.find_directory(Controller::Freezer)
+            .is_some_and(|part| state(part).is_ok_and(|state| state.trim() == "FROZEN"))
     }
 
     /// Thaws the processes.

@@ -27,7 +27,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use stockade_model::{LayerReport, LayerState, IsolationLevel, LimitKind, Limits, AttemptPlan};
+use stockade_model::{AttemptPlan, IsolationLevel, LayerReport, LayerState, LimitKind, Limits};
 
 pub(crate) use file_size::{make_room, small_disk};
 pub(crate) use group::ControlGroup;
@@ -69,7 +69,9 @@ pub(crate) fn survey_group_limits() -> LayerReport {
     let (state, detail) = match ControlGroup::create_for_limits(&limits, IsolationLevel::Full, Path::new("/")) {
         Ok(Some(group)) => report::survey_group(&tried, &group),
         Ok(None) => (LayerState::Partial, WITHOUT_GROUP_TEXT.to_owned()),
-        Err(why) if ServiceManager::of_user().is_some() => (LayerState::Partial, format!("{WITHOUT_GROUP_TEXT}: {why}; {SCOPE_TEXT}")),
+        Err(why) if ServiceManager::of_user().is_some() => {
+            (LayerState::Partial, format!("{WITHOUT_GROUP_TEXT}: {why}; {SCOPE_TEXT}"))
+        }
         Err(why) => (LayerState::Partial, format!("{WITHOUT_GROUP_TEXT}: {why}")),
     };
     LayerReport { state, detail }
@@ -156,7 +158,11 @@ impl LimitGuard {
         if let Some((limit, amount, _)) = holders.iter().find(|(.., holder)| *holder == LimitMechanism::Nothing) {
             let refused = group.as_deref().and_then(|group| group.refusal_reason(*limit));
             let why = refused.unwrap_or(if absent.is_empty() { "nothing here does that" } else { &absent });
-            return Err(LimitError::Unheld { limit: *limit, amount: limit.format_amount(*amount), why: why.to_owned() });
+            return Err(LimitError::Unheld {
+                limit: *limit,
+                amount: limit.format_amount(*amount),
+                why: why.to_owned(),
+            });
         }
         Ok(Self { limits, workspace: workspace.to_owned(), group, holders })
     }
@@ -176,9 +182,14 @@ impl LimitGuard {
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
-    pub(crate) fn prepare_in_sandbox(plan: &AttemptPlan, workspace: &Path, sandbox: Option<&Arc<ControlGroup>>) -> Result<Self, LimitError> {
+    pub(crate) fn prepare_in_sandbox(
+        plan: &AttemptPlan,
+        workspace: &Path,
+        sandbox: Option<&Arc<ControlGroup>>,
+    ) -> Result<Self, LimitError> {
         let limits = within_machine(&plan.profile.limits);
-        let group = group_or_reason(sandbox.map(|group| ControlGroup::create_nested(group, &limits, workspace)).transpose());
+        let group =
+            group_or_reason(sandbox.map(|group| ControlGroup::create_nested(group, &limits, workspace)).transpose());
         Self::from_group(limits, plan.level, workspace, group)
     }
 

@@ -57,7 +57,8 @@ impl SharedMemory {
         self.mapped_most = self.mapped_most.max(shared_mapped(pid));
         let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return };
         for path in descriptors.flatten().map(|descriptor| descriptor.path()) {
-            let is_memory = fs::read_link(&path).is_ok_and(|target| target.as_os_str().as_bytes().starts_with(MEMFD_PREFIX));
+            let is_memory =
+                fs::read_link(&path).is_ok_and(|target| target.as_os_str().as_bytes().starts_with(MEMFD_PREFIX));
             if let (true, Ok(file)) = (is_memory, fs::metadata(&path)) {
                 self.files.insert((file.dev(), file.ino()), file.blocks().saturating_mul(512));
             }
@@ -413,7 +414,8 @@ mod tests {
     #[test]
     fn what_goes_with_a_process_is_still_counted() {
         let mut steady = MonotonicCount::default();
-        let counts = [(10, 0), (30, 0), (12, 0), (20, 0), (5, 4), (25, 0)].map(|(sum, known)| steady.record_sum(sum, known));
+        let counts =
+            [(10, 0), (30, 0), (12, 0), (20, 0), (5, 4), (25, 0)].map(|(sum, known)| steady.record_sum(sum, known));
         assert_eq!(counts, [10, 30, 30, 38, 34, 54]);
     }
 

@@ -69,7 +69,12 @@ impl LimitRaiser {
 impl LimitWatch {
     /// Returns the event for an exceeded limit: a question, for which the run is frozen from now
     /// on, or the end of the run. `None` if the run continues without a question.
-    pub(super) fn ask_for_raise(&mut self, limit: LimitKind, then: LimitEffect, denial: Denial) -> Option<AttemptEvent> {
+    pub(super) fn ask_for_raise(
+        &mut self,
+        limit: LimitKind,
+        then: LimitEffect,
+        denial: Denial,
+    ) -> Option<AttemptEvent> {
         let can_be_higher = self.limits.get(limit).is_some_and(|amount| self.cap_to_machine(limit, u64::MAX) > amount);
         let breached = |denial| (then != LimitEffect::GoesOn).then_some(AttemptEvent::Breached(denial));
         let Some(raising) = self.raising.as_mut().filter(|_| then != LimitEffect::Ends && can_be_higher) else {

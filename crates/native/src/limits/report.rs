@@ -1,6 +1,6 @@
 //! The mechanism of each limit, and its text in the report.
 
-use stockade_model::{LayerReport, LayerState, IsolationLevel, LimitKind, Limits};
+use stockade_model::{IsolationLevel, LayerReport, LayerState, LimitKind, Limits};
 
 use super::disk::MAX_OVERSHOOT_BYTES;
 use super::group::ControlGroup;
@@ -54,7 +54,11 @@ impl LimitMechanism {
 }
 
 /// Returns the mechanism of each of `limits`.
-pub(super) fn find_mechanisms(limits: &Limits, level: IsolationLevel, group: Option<&ControlGroup>) -> Vec<(LimitKind, u64, LimitMechanism)> {
+pub(super) fn find_mechanisms(
+    limits: &Limits,
+    level: IsolationLevel,
+    group: Option<&ControlGroup>,
+) -> Vec<(LimitKind, u64, LimitMechanism)> {
     let in_group = |limit| group.is_some_and(|group| group.enforces_limit(limit));
     let holder = |limit| match limit {
         limit if in_group(limit) => LimitMechanism::Group,
@@ -75,16 +79,23 @@ pub(super) fn find_mechanisms(limits: &Limits, level: IsolationLevel, group: Opt
 /// Reports which of `tried` a group enforces.
 pub(super) fn survey_group(tried: &[LimitKind], group: &ControlGroup) -> (LayerState, String) {
     let text = |limit: &LimitKind| match group.refusal_reason(*limit) {
-        _ if group.enforces_limit(*limit) => format!("{limit}: {}", LimitMechanism::Group.report_text(*limit, Some(group)).0),
+        _ if group.enforces_limit(*limit) => {
+            format!("{limit}: {}", LimitMechanism::Group.report_text(*limit, Some(group)).0)
+        }
         Some(why) => format!("{limit}: not in a control group ({why})"),
         None => format!("{limit}: not in a control group"),
     };
-    let state = if tried.iter().all(|limit| group.enforces_limit(*limit)) { LayerState::Enforced } else { LayerState::Partial };
+    let state =
+        if tried.iter().all(|limit| group.enforces_limit(*limit)) { LayerState::Enforced } else { LayerState::Partial };
     (state, tried.iter().map(text).collect::<Vec<_>>().join("; "))
 }
 
 /// Makes one line of the enforcement report.
-pub(super) fn build_report(holders: &[(LimitKind, u64, LimitMechanism)], group: Option<&ControlGroup>, file_size: Option<u64>) -> LayerReport {
+pub(super) fn build_report(
+    holders: &[(LimitKind, u64, LimitMechanism)],
+    group: Option<&ControlGroup>,
+    file_size: Option<u64>,
+) -> LayerReport {
     let mut parts = vec!["no core dumps".to_owned()];
     let mut whole = true;
     for (limit, amount, holder) in holders {
@@ -100,7 +111,8 @@ pub(super) fn build_report(holders: &[(LimitKind, u64, LimitMechanism)], group: 
 /// Returns by how much the watched disk limit may be exceeded, and the part that the kernel
 /// enforces.
 fn of_disk(file_size: Option<u64>) -> String {
-    let file = file_size.map(|bytes| format!("; no new file grows beyond {} (each process)", LimitKind::Disk.format_amount(bytes)));
+    let file = file_size
+        .map(|bytes| format!("; no new file grows beyond {} (each process)", LimitKind::Disk.format_amount(bytes)));
     let overshoot = LimitKind::Disk.format_amount(MAX_OVERSHOOT_BYTES);
     format!(", may be passed by about {overshoot} for each writer{}", file.unwrap_or_default())
 }

@@ -15,11 +15,11 @@ use stockade_model::{Denial, LimitKind, Limits, RawText, ResourceUsage};
 use super::LimitGuard;
 use super::disk::DiskCheckSchedule;
 use super::file_size::{file_size, raise_file_size, refuse_writes};
-use super::group::{GroupCounters, ControlGroup};
+use super::group::{ControlGroup, GroupCounters};
 use super::processes::{ParentLister, ProcessCensus, UsageFields, UsageTotals, program_of};
 use super::raising::LimitRaiser;
 use super::report::LimitMechanism;
-use super::resources::{self, FileCounts, MachineMemory, FilesystemSpace};
+use super::resources::{self, FileCounts, FilesystemSpace, MachineMemory};
 
 /// Shortest interval between two checks.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(200);
@@ -103,7 +103,8 @@ pub(super) enum LimitEffect {
 
 impl LimitWatch {
     pub(super) fn new(guard: LimitGuard, (init, beside): (u32, ParentLister), asks: bool) -> Self {
-        let is_watched = |holder: &LimitMechanism| matches!(holder, LimitMechanism::Watch | LimitMechanism::WatchedFilesystem);
+        let is_watched =
+            |holder: &LimitMechanism| matches!(holder, LimitMechanism::Watch | LimitMechanism::WatchedFilesystem);
         let watched: Vec<LimitKind> =
             guard.holders.iter().filter(|(.., holder)| is_watched(holder)).map(|(limit, ..)| *limit).collect();
         let room = [LimitKind::Disk, LimitKind::Inodes].iter().any(|limit| watched.contains(limit));
@@ -203,7 +204,12 @@ impl LimitWatch {
         let watches = |limit| self.watched.contains(&limit);
         let (memory, written) = (watches(LimitKind::Memory), watches(LimitKind::Disk));
         let open = self.open_files.is_some();
-        if !(memory || written || open || watches(LimitKind::Processes) || watches(LimitKind::CpuTime) && cpu_ms.is_none()) {
+        if !(memory
+            || written
+            || open
+            || watches(LimitKind::Processes)
+            || watches(LimitKind::CpuTime) && cpu_ms.is_none())
+        {
             return None;
         }
         let shared = machine.is_some_and(|now| self.may_share_much(now));
@@ -260,7 +266,12 @@ impl LimitWatch {
     fn check_amount(&self, limit: LimitKind, value: u64, pid: Option<u32>) -> Option<ExceededLimit> {
         let amount = self.limits.get(limit).filter(|_| self.watched.contains(&limit))?;
         let then = LimitEffect::EndsUnlessRaised;
-        (value > amount).then(|| ExceededLimit { limit, value: format!("{} were used", limit.format_amount(value)), pid, then })
+        (value > amount).then(|| ExceededLimit {
+            limit,
+            value: format!("{} were used", limit.format_amount(value)),
+            pid,
+            then,
+        })
     }
 
     /// Checks limits that the kernel enforces: failed forks, or memory nearly used up. Used only if
@@ -273,10 +284,16 @@ impl LimitWatch {
             let value = "no more could be made".to_owned();
             return Some(ExceededLimit { limit: LimitKind::Processes, value, pid: None, then });
         }
-        let group = self.group.as_ref().filter(|group| asks(LimitKind::Memory) && group.enforces_limit(LimitKind::Memory))?;
+        let group =
+            self.group.as_ref().filter(|group| asks(LimitKind::Memory) && group.enforces_limit(LimitKind::Memory))?;
         let (amount, used) = (self.limits.memory_bytes?, group.memory_in_use()?);
         let value = format!("{} are used, and at the limit the kernel ends what asks for more", text_of(used));
-        (used > amount - amount / MEMORY_LEFT_DIVISOR).then_some(ExceededLimit { limit: LimitKind::Memory, value, pid: None, then })
+        (used > amount - amount / MEMORY_LEFT_DIVISOR).then_some(ExceededLimit {
+            limit: LimitKind::Memory,
+            value,
+            pid: None,
+            then,
+        })
     }
 
     /// Checks whether the kernel killed a process for lack of memory.
@@ -300,7 +317,10 @@ impl LimitWatch {
         // If less was free before the run, the run is not the cause.
         if self.watched.contains(&LimitKind::Disk) && before.free_bytes >= reserve && now.free_bytes < reserve {
             let left = LimitKind::Disk.format_amount(now.free_bytes >> 20 << 20);
-            let value = format!("the disk is nearly full: {left} are left of {}", LimitKind::Disk.format_amount(before.total_bytes));
+            let value = format!(
+                "the disk is nearly full: {left} are left of {}",
+                LimitKind::Disk.format_amount(before.total_bytes)
+            );
             return Some(ExceededLimit { limit: LimitKind::Disk, value, pid: None, then: LimitEffect::Ends });
         }
         let taken = before.free_bytes.saturating_sub(now.free_bytes);
@@ -376,7 +396,11 @@ impl LimitWatch {
         }
         // The kernel reports this only to the process.
         if let Some((pid, program)) = self.peak.full_of_descriptors.take() {
-            spent.denials.push(self.limit_denial(LimitKind::OpenFiles, "no more could be opened", (Some(pid), program)));
+            spent.denials.push(self.limit_denial(
+                LimitKind::OpenFiles,
+                "no more could be opened",
+                (Some(pid), program),
+            ));
         }
         if !self.told {
             self.told = true;

@@ -31,6 +31,7 @@ impl AttemptPermissions {
 
     /// Returns whether a writable root is beneath `path`, which has no guarded name.
     pub(super) fn leads_to_root(&self, path: &[u8]) -> bool {
-        self.names.find_match(path).is_none() && self.writable.iter().any(|root| root != path && is_at_or_beneath(path, root))
+        self.names.find_match(path).is_none()
+            && self.writable.iter().any(|root| root != path && is_at_or_beneath(path, root))
     }
 }

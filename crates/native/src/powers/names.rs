@@ -2,7 +2,7 @@
 
 use stockade_model::DeniedOperation;
 
-use super::{AttemptPermissions, is_at_or_beneath, deepest_root, prefix_ends};
+use super::{AttemptPermissions, deepest_root, is_at_or_beneath, prefix_ends};
 use crate::guards::fold_name;
 use crate::guards::git_part::{GitPathKind, GuardedContent};
 use crate::guards::project_part::{ProjectPathKind, is_in_dependencies};
@@ -103,7 +103,9 @@ impl AttemptPermissions {
         !self.is_staged(path)
             && !self.in_private_tree(path)
             && beneath.is_some_and(|beneath| {
-                beneath.split(|b| *b == b'/').all(|name| !VERSION_CONTROL_NAMES.iter().any(|own| fold_name(name) == *own))
+                beneath
+                    .split(|b| *b == b'/')
+                    .all(|name| !VERSION_CONTROL_NAMES.iter().any(|own| fold_name(name) == *own))
             })
     }
 

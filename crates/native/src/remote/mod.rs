@@ -12,7 +12,7 @@ use std::sync::Arc;
 use stockade_engine::remote::{AttemptChannel as _, AttemptMessage, serve_attempt};
 use stockade_engine::{Attempt, AttemptEventSender, StartError};
 
-pub(crate) use wire::{SocketChannel, ORDER_BYTE, from_file, own_umask, to_file};
+pub(crate) use wire::{ORDER_BYTE, SocketChannel, from_file, own_umask, to_file};
 
 /// Prepares an attempt and obeys its engine, until that closes the connection or is gone. The
 /// attempt ends then.
@@ -23,7 +23,8 @@ pub(crate) fn serve_remote_attempt(
     let line = Arc::new(line);
     let tells = Arc::clone(&line);
     // An engine that does not receive is gone, or its connection will soon break.
-    let events = AttemptEventSender::new(move |event| drop(tells.send_message(&AttemptMessage::Event(Box::new(event)))));
+    let events =
+        AttemptEventSender::new(move |event| drop(tells.send_message(&AttemptMessage::Event(Box::new(event)))));
     let done = match prepare(events) {
         Ok(attempt) => {
             line.send_message(&AttemptMessage::Prepared(Ok(attempt.enforcement_report().clone())))?;

@@ -6,18 +6,19 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use stockade_egress::{PreparedInterception, TrustRoots};
-use stockade_engine::{Attempt, AttemptEvent, Backend, AttemptEventSender, StdioMode, StartError, SandboxTree};
-use stockade_model::{Denial, Grant, IsolationLevel, AttemptPlan};
+use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, Backend, SandboxTree, StartError, StdioMode};
+use stockade_model::{AttemptPlan, Denial, Grant, IsolationLevel};
 
 use super::keep::HostedSandbox;
 use super::{BACKEND_NAME, tree_path_inside};
 use crate::attempt::NativeAttempt;
 use crate::backend::{
-    broker_layer, launched_powers, no_descriptor, broker_event_sink, build_proxy_options, map_broker_error, map_launch_error, map_limit_error, map_interception_error,
+    broker_event_sink, broker_layer, build_proxy_options, launched_powers, map_broker_error, map_interception_error,
+    map_launch_error, map_limit_error, no_descriptor,
 };
 use crate::broker::Broker;
-use crate::keeper::{self, RunMonitor, LeftoverHandling, BreachCallback, RunEventSink};
-use crate::launch::{LaunchError, LaunchingSandbox, LaunchOptions};
+use crate::keeper::{self, BreachCallback, LeftoverHandling, RunEventSink, RunMonitor};
+use crate::launch::{LaunchError, LaunchOptions, LaunchingSandbox};
 use crate::limits::{LimitGuard, small_disk};
 use crate::powers::AttemptPermissions;
 use crate::streams::OutputPipes;
@@ -45,7 +46,12 @@ impl SandboxCommandBackend {
     }
 
     /// Returns the launch options besides the plan.
-    fn launch_options(plan: &AttemptPlan, edge: &PreparedInterception, io: StdioMode, umask: Option<u32>) -> Result<LaunchOptions, StartError> {
+    fn launch_options(
+        plan: &AttemptPlan,
+        edge: &PreparedInterception,
+        io: StdioMode,
+        umask: Option<u32>,
+    ) -> Result<LaunchOptions, StartError> {
         if edge.bundle_pem().is_some() || edge.secret_placeholders().next().is_some() {
             let what = "in a sandbox that lasts no request is read and no secret put in".to_owned();
             return Err(StartError { what, hint: Some("use `stockade run`, or a profile without secrets".to_owned()) });
@@ -72,14 +78,22 @@ impl Backend for SandboxCommandBackend {
         supports_grant(grant, level)
     }
 
-    fn prepare_attempt(&self, plan: &AttemptPlan, io: &StdioMode, hold: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare_attempt(
+        &self,
+        plan: &AttemptPlan,
+        io: &StdioMode,
+        hold: bool,
+        events: AttemptEventSender,
+    ) -> Result<Box<dyn Attempt>, StartError> {
         self.begin_command(plan, *io, hold, events, CallerAttributes::default())
     }
 }
 
 /// Returns whether a command of a native sandbox can get a power that the sandbox was not made with.
 pub(super) fn supports_grant(grant: &Grant, level: IsolationLevel) -> bool {
-    let holds = |path: &Path| [SandboxTree::Workspace, SandboxTree::Home].iter().any(|tree| path.starts_with(tree_path_inside(*tree)));
+    let holds = |path: &Path| {
+        [SandboxTree::Workspace, SandboxTree::Home].iter().any(|tree| path.starts_with(tree_path_inside(*tree)))
+    };
     match grant {
         Grant::Write(path) | Grant::Socket(path) => level == IsolationLevel::Full && holds(path.as_path()),
         Grant::Effect(_) => true,
@@ -112,18 +126,22 @@ impl SandboxCommandBackend {
         Self::demand_honoured(plan)?;
         let _going = self.sandbox.prevent_pause()?;
         let streams = OutputPipes::with_caller_streams(io, caller.streams)?;
-        let edge = PreparedInterception::prepare_rules(&plan.profile.egress, &TrustRoots::System).map_err(map_interception_error)?;
+        let edge = PreparedInterception::prepare_rules(&plan.profile.egress, &TrustRoots::System)
+            .map_err(map_interception_error)?;
         let published = PublishedPorts::from_plan(plan)?;
         let publishes = !published.is_empty();
         let outfit = Self::launch_options(plan, &edge, io, caller.umask)?;
         let mut launching = self.sandbox.begin_command(plan, &outfit, streams.command_stdio())?;
         let (_, workspace) = self.sandbox.tree_paths(SandboxTree::Workspace);
-        let guard = LimitGuard::prepare_in_sandbox(plan, workspace, self.sandbox.group().as_ref()).map_err(map_limit_error)?;
+        let guard =
+            LimitGuard::prepare_in_sandbox(plan, workspace, self.sandbox.group().as_ref()).map_err(map_limit_error)?;
         launching.enter_groups(&guard.open_join_files().map_err(map_limit_error)?).map_err(map_launch_error)?;
         let weak = events.downgrade();
         let told = RunEventSink::in_sandbox(events, self.sandbox.events(), plan.request.clone());
-        let broker = Broker::begin(self.command_permissions(plan, &launching), plan.level, broker_event_sink(&told)).map_err(map_broker_error)?;
-        let broker = broker.with_bound_sockets(self.sandbox.bound_sockets()).making_room(small_disk(&plan.profile.limits));
+        let broker = Broker::begin(self.command_permissions(plan, &launching), plan.level, broker_event_sink(&told))
+            .map_err(map_broker_error)?;
+        let broker =
+            broker.with_bound_sockets(self.sandbox.bound_sockets()).making_room(small_disk(&plan.profile.limits));
         let terms = build_proxy_options(plan, (edge, published, self.sandbox.resolver()), &broker, &told);
         let on_breach = on_breach(&told);
         self.sandbox.register_command(&on_breach, launching.init_pid());

@@ -11,17 +11,20 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use stockade_egress::NameResolver;
 use stockade_engine::{
-    AttemptEvent, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, SandboxUsage, StartError, GuestSystem, SandboxTree,
+    AttemptEvent, GuestSystem, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, SandboxTree, SandboxUsage,
+    StartError,
 };
-use stockade_model::{BackgroundPolicy, Denial, EnforcementReport, LayerReport, LayerState, AttemptPlan, RawText, SandboxId};
+use stockade_model::{
+    AttemptPlan, BackgroundPolicy, Denial, EnforcementReport, LayerReport, LayerState, RawText, SandboxId,
+};
 
 use super::{failed_error, tree_path_inside, unsupported_error};
-use crate::backend::{no_descriptor, map_launch_error, map_limit_error};
+use crate::backend::{map_launch_error, map_limit_error, no_descriptor};
 use crate::broker::BoundSockets;
 use crate::descriptors;
 use crate::keeper::BreachCallback;
-use crate::launch::{RootSpec, LaunchError, LaunchingSandbox, LaunchOptions, PersistentNamespaces, CommandStdio};
-use crate::limits::{ParentLister, ControlGroup, LimitGuard, ProcessIdentity, LimitWatch};
+use crate::launch::{CommandStdio, LaunchError, LaunchOptions, LaunchingSandbox, PersistentNamespaces, RootSpec};
+use crate::limits::{ControlGroup, LimitGuard, LimitWatch, ParentLister, ProcessIdentity};
 use crate::way_out::{CommonNetwork, resolver_settings};
 
 /// Time-out for the end of a sandbox.
@@ -91,7 +94,8 @@ impl HostedSandbox {
         })
         .map_err(map_launch_error)?;
         let guard = LimitGuard::of_sandbox(&plan.profile.limits, &plan.workspace).map_err(map_limit_error)?;
-        let network = walls.take_network().map(CommonNetwork::from_ends).ok_or_else(|| map_launch_error(LaunchError::Lost))?;
+        let network =
+            walls.take_network().map(CommonNetwork::from_ends).ok_or_else(|| map_launch_error(LaunchError::Lost))?;
         let mut enforced = walls.enforcement_report().clone();
         enforced.layers.insert("limits".to_owned(), guard.report_limits(false));
         let group = guard.group();
@@ -181,7 +185,12 @@ impl HostedSandbox {
     }
 
     /// Starts the launch of a command in the sandbox.
-    pub(super) fn begin_command(&self, plan: &AttemptPlan, outfit: &LaunchOptions, stdio: CommandStdio<'_>) -> Result<LaunchingSandbox, StartError> {
+    pub(super) fn begin_command(
+        &self,
+        plan: &AttemptPlan,
+        outfit: &LaunchOptions,
+        stdio: CommandStdio<'_>,
+    ) -> Result<LaunchingSandbox, StartError> {
         let standing = lock_unpoisoned(&self.standing);
         let stands = standing.as_ref().ok_or_else(|| self.gone_error())?;
         stands.walls.begin_command(plan, outfit, stdio).map_err(map_launch_error)

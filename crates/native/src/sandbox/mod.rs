@@ -17,8 +17,8 @@ use std::sync::Arc;
 use rustix::fs::{Mode, OFlags};
 use stockade_egress::NameResolver;
 use stockade_engine::{
-    Backend, ProviderCapabilities, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEventSender, SandboxPlan,
-    SandboxUsage, SandboxProvider, StartError, GuestSystem, SandboxTree,
+    Backend, GuestSystem, INSIDE_HOME, INSIDE_WORKSPACE, ProviderCapabilities, Sandbox, SandboxError,
+    SandboxEventSender, SandboxPlan, SandboxProvider, SandboxTree, SandboxUsage, StartError,
 };
 use stockade_model::{BackgroundPolicy, EnforcementReport, IsolationLevel, SandboxId};
 

@@ -14,7 +14,7 @@ use stockade_sys::passing::{self, ReceivedMessage};
 
 use crate::backend::NativeBackend;
 use crate::launch::PrewarmedInit;
-use crate::remote::{self, SocketChannel, ORDER_BYTE, from_file};
+use crate::remote::{self, ORDER_BYTE, SocketChannel, from_file};
 
 /// Runs a front, a child of `helper`, until its exit. Returns its exit code.
 pub(super) fn run_supervisor(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> i32 {

@@ -137,7 +137,10 @@ impl SessionHelper<'_> {
             true => self.next_at.saturating_duration_since(Instant::now()),
             false => MAX_POLL_INTERVAL,
         };
-        wait_for(self.supervisor_fds().chain([self.control.as_fd()]), due.max(Duration::from_millis(1)).min(MAX_POLL_INTERVAL));
+        wait_for(
+            self.supervisor_fds().chain([self.control.as_fd()]),
+            due.max(Duration::from_millis(1)).min(MAX_POLL_INTERVAL),
+        );
     }
 
     fn supervisor_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {

@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::stdio::{stderr, stdin, stdout};
 use stockade_engine::remote::{AttemptOrder, RemoteAttempt};
-use stockade_engine::{Attempt, Backend, AttemptEventSender, StdioMode, StartError};
-use stockade_model::{Grant, IsolationLevel, AttemptPlan};
+use stockade_engine::{Attempt, AttemptEventSender, Backend, StartError, StdioMode};
+use stockade_model::{AttemptPlan, Grant, IsolationLevel};
 use stockade_sys::clone::exit_now;
 use stockade_sys::passing;
 use stockade_sys::ready::readable_before;
@@ -32,7 +32,7 @@ use stockade_sys::reap::wait_pidfd;
 use stockade_sys::session::{ForkResult, fork_into_session};
 
 use crate::backend::NativeBackend;
-use crate::remote::{SocketChannel, ORDER_BYTE, own_umask, to_file};
+use crate::remote::{ORDER_BYTE, SocketChannel, own_umask, to_file};
 
 /// Time-out for a start that waits for a front: the helper forks one at once, unless too many run.
 const SUPERVISOR_TIMEOUT: Duration = Duration::from_secs(30);
@@ -164,7 +164,13 @@ impl Backend for NativeSession {
         NativeBackend::default().supports_grant(grant, level)
     }
 
-    fn prepare_attempt(&self, plan: &AttemptPlan, io: &StdioMode, hold: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare_attempt(
+        &self,
+        plan: &AttemptPlan,
+        io: &StdioMode,
+        hold: bool,
+        events: AttemptEventSender,
+    ) -> Result<Box<dyn Attempt>, StartError> {
         let umask = own_umask().map_err(|e| unready_error(&e))?;
         let line = self.send_order(&AttemptOrder { plan: plan.clone(), io: *io, hold, umask })?;
         Ok(Box::new(RemoteAttempt::await_sandbox(Arc::new(line), events)?))

@@ -10,9 +10,11 @@ use rustix::fs::{RenameFlags, renameat_with};
 use stockade_sys::Errno;
 
 use super::error::{PathContext, PathError};
-use super::journal::{ObjectMetadata, CommitStep};
-use super::watch::{CommitPoint, CommitObserver};
-use stockade_files::object::{ObjectKind, ChangeMark, TreeObject, FileTime, directory_beneath, list_entry_names, to_os_str};
+use super::journal::{CommitStep, ObjectMetadata};
+use super::watch::{CommitObserver, CommitPoint};
+use stockade_files::object::{
+    ChangeMark, FileTime, ObjectKind, TreeObject, directory_beneath, list_entry_names, to_os_str,
+};
 
 /// Most levels of a directory to be removed that are scanned.
 const MAX_DEPTH: usize = 400;
@@ -29,7 +31,11 @@ pub(super) struct CommitContext<'a> {
 }
 
 /// Carries out all steps.
-pub(super) fn carry_out_steps(ground: &CommitContext<'_>, steps: &[CommitStep], watch: &mut dyn CommitObserver) -> Result<(), PathError> {
+pub(super) fn carry_out_steps(
+    ground: &CommitContext<'_>,
+    steps: &[CommitStep],
+    watch: &mut dyn CommitObserver,
+) -> Result<(), PathError> {
     for (done, step) in steps.iter().enumerate() {
         ground.carry_out(step, watch)?;
         watch.on_point(CommitPoint::Step).at_path(step.path())?;
@@ -40,7 +46,11 @@ pub(super) fn carry_out_steps(ground: &CommitContext<'_>, steps: &[CommitStep], 
 
 /// Undoes all steps, the last one first. Moves change the times of directories, so these are
 /// restored at the end.
-pub(super) fn undo_steps(ground: &CommitContext<'_>, steps: &[CommitStep], watch: &mut dyn CommitObserver) -> Result<(), PathError> {
+pub(super) fn undo_steps(
+    ground: &CommitContext<'_>,
+    steps: &[CommitStep],
+    watch: &mut dyn CommitObserver,
+) -> Result<(), PathError> {
     for step in steps.iter().rev() {
         ground.take_back(step, watch)?;
         watch.on_point(CommitPoint::Back).at_path(step.path())?;
@@ -64,7 +74,9 @@ impl CommitContext<'_> {
         match step {
             CommitStep::Open { path, before } => self.set_mode(path.as_path(), before | 0o700),
             CommitStep::Remove { path, slot, old } => self.remove(path.as_path(), *slot, old),
-            CommitStep::Put { path, slot, new, old } => self.put_object(path.as_path(), *slot, *new, old.as_ref(), watch),
+            CommitStep::Put { path, slot, new, old } => {
+                self.put_object(path.as_path(), *slot, *new, old.as_ref(), watch)
+            }
             CommitStep::Attributes { path, inode, after, .. } => self.apply_metadata(path.as_path(), *inode, after),
         }
     }
@@ -128,7 +140,9 @@ impl CommitContext<'_> {
         }
         for name in list_entry_names(directory.fd.as_fd()).at_path(path)? {
             let path = path.join(to_os_str(&name));
-            let Some(inner) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name)).at_path(&path)? else { continue };
+            let Some(inner) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name)).at_path(&path)? else {
+                continue;
+            };
             if inner.changed_time() >= self.checked || self.holds_newer(&inner, &path, depth + 1)? {
                 return Ok(true);
             }

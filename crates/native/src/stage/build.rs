@@ -22,8 +22,8 @@ use super::apply::{apply_settings, slot_name};
 use super::change::{ReadableDirectory, is_whiteout};
 use super::error::{PathContext, PathError};
 use super::journal::ObjectMetadata;
-use super::watch::{CommitPoint, CommitObserver};
-use stockade_files::object::{ObjectKind, TreeObject, FileTime, list_entry_names, to_os_str};
+use super::watch::{CommitObserver, CommitPoint};
+use stockade_files::object::{FileTime, ObjectKind, TreeObject, list_entry_names, to_os_str};
 
 /// Most files that are flushed one by one; if there are more, the whole filesystem is flushed.
 const MAX_SINGLE_FLUSHES: usize = 64;
@@ -141,12 +141,16 @@ impl<'a> ObjectBuilder<'a> {
             if !self.wanted.contains(&path) {
                 continue;
             }
-            let Some(object) = TreeObject::open_entry(staged.object.fd.as_fd(), to_os_str(&inner)).at_path(&path)? else { continue };
+            let Some(object) = TreeObject::open_entry(staged.object.fd.as_fd(), to_os_str(&inner)).at_path(&path)?
+            else {
+                continue;
+            };
             if is_whiteout(&object) {
                 continue;
             }
             if let Some(settings) = self.make_object(object, &path, made.fd.as_fd(), to_os_str(&inner))? {
-                apply_settings(&find_object(made.fd.as_fd(), to_os_str(&inner)).at_path(&path)?, &settings).at_path(&path)?;
+                apply_settings(&find_object(made.fd.as_fd(), to_os_str(&inner)).at_path(&path)?, &settings)
+                    .at_path(&path)?;
             }
         }
         Ok(ObjectMetadata {
@@ -156,7 +160,13 @@ impl<'a> ObjectBuilder<'a> {
         })
     }
 
-    fn make_leaf(&mut self, staged: &TreeObject, path: &Path, into: BorrowedFd<'_>, name: &OsStr) -> Result<(), PathError> {
+    fn make_leaf(
+        &mut self,
+        staged: &TreeObject,
+        path: &Path,
+        into: BorrowedFd<'_>,
+        name: &OsStr,
+    ) -> Result<(), PathError> {
         // The file already has a name in the workspace that stays, so this name becomes another
         // link.
         if let Some(other) = self.unchanged_names.get(&staged.inode())

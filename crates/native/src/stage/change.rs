@@ -18,7 +18,10 @@ use serde::{Deserialize, Serialize};
 use stockade_sys::Errno;
 
 use super::error::{PathContext, PathError};
-use stockade_files::object::{ExtendedAttributes, ObjectKind, ChangeMark, OVERLAY_ATTRIBUTES, TreeObject, FileTime, list_entry_names, to_os_str, same_content};
+use stockade_files::object::{
+    ChangeMark, ExtendedAttributes, FileTime, OVERLAY_ATTRIBUTES, ObjectKind, TreeObject, list_entry_names,
+    same_content, to_os_str,
+};
 
 /// Most levels of directories that are scanned, because each level holds two descriptors.
 const MAX_DEPTH: usize = 200;
@@ -153,14 +156,22 @@ struct TreeScan<'a> {
 
 impl TreeScan<'_> {
     /// Compares two directories that the overlay merges.
-    fn compare_merged(&mut self, upper: &ReadableDirectory, lower: &TreeObject, path: &Path, below: ScanPosition) -> Result<(), PathError> {
+    fn compare_merged(
+        &mut self,
+        upper: &ReadableDirectory,
+        lower: &TreeObject,
+        path: &Path,
+        below: ScanPosition,
+    ) -> Result<(), PathError> {
         check_limits(below.depth, self.found.list.len(), path)?;
         let opaque = below.opaque || is_opaque(&upper.object).at_path(path)?;
         let below = ScanPosition { opaque, depth: below.depth + 1 };
         let mine = list_entry_names(upper.object.fd.as_fd()).at_path(path)?;
         for name in &mine {
             let path = path.join(to_os_str(name));
-            let Some(staged) = TreeObject::open_entry(upper.object.fd.as_fd(), to_os_str(name)).at_path(&path)? else { continue };
+            let Some(staged) = TreeObject::open_entry(upper.object.fd.as_fd(), to_os_str(name)).at_path(&path)? else {
+                continue;
+            };
             let present = TreeObject::open_entry(lower.fd.as_fd(), to_os_str(name)).at_path(&path)?;
             self.compare_pair(staged, present, &path, below)?;
         }
@@ -177,7 +188,13 @@ impl TreeScan<'_> {
         Ok(())
     }
 
-    fn compare_pair(&mut self, staged: TreeObject, present: Option<TreeObject>, path: &Path, below: ScanPosition) -> Result<(), PathError> {
+    fn compare_pair(
+        &mut self,
+        staged: TreeObject,
+        present: Option<TreeObject>,
+        path: &Path,
+        below: ScanPosition,
+    ) -> Result<(), PathError> {
         if is_whiteout(&staged) {
             if let Some(present) = present {
                 self.push(StageChange::new(path, ChangeKind::Removed, None, Some(&present)));
@@ -219,7 +236,9 @@ impl TreeScan<'_> {
         for name in list_entry_names(staged.object.fd.as_fd()).at_path(path)? {
             let path = path.join(to_os_str(&name));
             match TreeObject::open_entry(staged.object.fd.as_fd(), to_os_str(&name)).at_path(&path)? {
-                Some(inner) if !is_whiteout(&inner) => self.add_object(inner, None, ChangeKind::Added, &path, depth + 1)?,
+                Some(inner) if !is_whiteout(&inner) => {
+                    self.add_object(inner, None, ChangeKind::Added, &path, depth + 1)?
+                }
                 _ => {}
             }
         }
@@ -256,7 +275,12 @@ impl TreeScan<'_> {
         Ok(())
     }
 
-    fn both_directories(&mut self, staged: &ReadableDirectory, present: &TreeObject, path: &Path) -> Result<(), PathError> {
+    fn both_directories(
+        &mut self,
+        staged: &ReadableDirectory,
+        present: &TreeObject,
+        path: &Path,
+    ) -> Result<(), PathError> {
         let object = &staged.object;
         let merged = MergedTimes { modified: object.modified_time(), changed_below: present.changed_time() };
         self.found.merged.insert(path.to_owned(), merged);
@@ -281,7 +305,12 @@ impl TreeScan<'_> {
 
 impl StageChange {
     /// Makes a change that is only displayed, not applied.
-    pub fn for_show(path: impl Into<PathBuf>, how: ChangeKind, staged: Option<ObjectFacts>, present: Option<ObjectFacts>) -> Self {
+    pub fn for_show(
+        path: impl Into<PathBuf>,
+        how: ChangeKind,
+        staged: Option<ObjectFacts>,
+        present: Option<ObjectFacts>,
+    ) -> Self {
         Self {
             path: path.into(),
             how,

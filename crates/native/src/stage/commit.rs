@@ -14,16 +14,16 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags, fsync, openat, syncfs};
 use stockade_model::{RawText, StageId};
 
-use super::apply::{CommitContext, undo_steps, carry_out_steps};
+use super::apply::{CommitContext, carry_out_steps, undo_steps};
 use super::change::{StageChange, StageChanges, compare_trees};
-use super::conflict::{StageConflict, ConflictCheck};
+use super::conflict::{ConflictCheck, StageConflict};
 use super::depot::{COMMIT_AREA, CommitArea, clear_depots};
-use super::error::{PathContext, StageCommitError, PathError, StageError};
+use super::error::{PathContext, PathError, StageCommitError, StageError};
 use super::journal::{self, CommitState, StageJournal};
 use super::place::{OpenStage, StageDirectory, UPPER_DIRECTORY, file_time_now};
 use super::plan::prepare_steps;
 use super::select::{CommitGuard, HeldChange, select_changes, select_named};
-use super::watch::{CommitPoint, SilentObserver, CommitObserver};
+use super::watch::{CommitObserver, CommitPoint, SilentObserver};
 use stockade_files::object::{TreeObject, directory_beneath};
 
 /// Most directories that are flushed one by one.
@@ -123,7 +123,11 @@ impl OpenStage {
     ///
     /// # Errors
     /// [`CommitError`]; the workspace is unchanged, unless the error reports otherwise.
-    pub fn commit_changes(self, wanted: &CommitRequest, watch: &mut dyn CommitObserver) -> Result<CommitResult, StageCommitError> {
+    pub fn commit_changes(
+        self,
+        wanted: &CommitRequest,
+        watch: &mut dyn CommitObserver,
+    ) -> Result<CommitResult, StageCommitError> {
         if journal::is_there(self.directory.as_fd()) {
             return Err(StageError::CutOff(self.id().clone()).into());
         }
@@ -150,7 +154,9 @@ impl OpenStage {
         let prepared = watch
             .on_point(CommitPoint::Depot)
             .at_path(Path::new(COMMIT_AREA))
-            .and_then(|()| prepare_steps((&chosen, &all), (&upper, &lower), &depot, (&wanted.paths, self.meta.began), watch))
+            .and_then(|()| {
+                prepare_steps((&chosen, &all), (&upper, &lower), &depot, (&wanted.paths, self.meta.began), watch)
+            })
             .and_then(|steps| {
                 let settled = chosen.changes.iter().map(|change| RawText::from(change.path.as_path())).collect();
                 let agreed = wanted.agreed.iter().map(|path| RawText::from(path.as_path())).collect();
@@ -217,7 +223,10 @@ impl OpenStage {
     ///
     /// # Errors
     /// [`CommitError::Stuck`] if neither is possible.
-    pub fn recover_commit(mut self, watch: &mut dyn CommitObserver) -> Result<Option<RecoveryResult>, StageCommitError> {
+    pub fn recover_commit(
+        mut self,
+        watch: &mut dyn CommitObserver,
+    ) -> Result<Option<RecoveryResult>, StageCommitError> {
         let id = self.id().clone();
         if self.put_back().map_err(StageError::Read)? {
             return Ok(Some(RecoveryResult { id, end: RecoveryEnd::PutBack }));
@@ -272,14 +281,24 @@ fn looks_again(guard: &CommitGuard<'_>, journal: &StageJournal) -> impl Fn(&Path
 }
 
 /// Carries out all steps and makes them durable.
-fn carry_out(stage: &OpenStage, ground: &CommitContext<'_>, journal: &StageJournal, watch: &mut dyn CommitObserver) -> Result<(), PathError> {
+fn carry_out(
+    stage: &OpenStage,
+    ground: &CommitContext<'_>,
+    journal: &StageJournal,
+    watch: &mut dyn CommitObserver,
+) -> Result<(), PathError> {
     carry_out_steps(ground, &journal.steps, watch)?;
     flush(ground, journal)?;
     journal::mark_done(stage)?;
     watch.on_point(CommitPoint::Done).at_path(Path::new(COMMIT_AREA))
 }
 
-fn undo_commit(stage: &OpenStage, ground: &CommitContext<'_>, journal: &StageJournal, watch: &mut dyn CommitObserver) -> Result<(), PathError> {
+fn undo_commit(
+    stage: &OpenStage,
+    ground: &CommitContext<'_>,
+    journal: &StageJournal,
+    watch: &mut dyn CommitObserver,
+) -> Result<(), PathError> {
     // Recovery never undoes a commit that is marked as done.
     undo_steps(ground, &journal.steps, watch)?;
     flush(ground, journal)?;
@@ -288,7 +307,11 @@ fn undo_commit(stage: &OpenStage, ground: &CommitContext<'_>, journal: &StageJou
 }
 
 /// Cleans up after a finished commit. Returns whether the stage was removed.
-fn finish_commit(stage: OpenStage, journal: &StageJournal, watch: &mut dyn CommitObserver) -> Result<bool, StageCommitError> {
+fn finish_commit(
+    stage: OpenStage,
+    journal: &StageJournal,
+    watch: &mut dyn CommitObserver,
+) -> Result<bool, StageCommitError> {
     clear_depots(&stage)?;
     watch.on_point(CommitPoint::Emptied).at_path(Path::new(COMMIT_AREA))?;
     if journal.is_all {

@@ -30,10 +30,10 @@ use sha2::{Digest as _, Sha256};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
-use super::change::{StageChange, ChangeKind};
+use super::change::{ChangeKind, StageChange};
 use super::error::{PathContext, PathError, StageError};
 use super::place::OpenStage;
-use stockade_files::object::{ObjectKind, ChangeMark, TreeObject, FileTime, list_entry_names, to_os_str, same_content};
+use stockade_files::object::{ChangeMark, FileTime, ObjectKind, TreeObject, list_entry_names, same_content, to_os_str};
 
 const NOTES_FILE: &str = "touched";
 /// Size limit of files that are digested before their first change, because the writer waits
@@ -105,7 +105,8 @@ impl BaselineRecorder {
     pub fn new(stage: &OpenStage) -> Result<Self, StageError> {
         let workspace = stage.open_workspace()?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&stage.directory, NOTES_FILE, flags, Mode::RUSR | Mode::WUSR).at_path(Path::new(NOTES_FILE))?;
+        let file =
+            openat(&stage.directory, NOTES_FILE, flags, Mode::RUSR | Mode::WUSR).at_path(Path::new(NOTES_FILE))?;
         Ok(Self {
             workspace,
             root: stage.workspace().to_owned(),
@@ -216,7 +217,12 @@ impl ConflictCheck {
     }
 
     /// Returns whether both sides have the same content.
-    fn has_same_content(&self, change: &StageChange, staged: Option<&TreeObject>, present: &TreeObject) -> Result<bool, PathError> {
+    fn has_same_content(
+        &self,
+        change: &StageChange,
+        staged: Option<&TreeObject>,
+        present: &TreeObject,
+    ) -> Result<bool, PathError> {
         let Some(staged) = staged else { return Ok(false) };
         if staged.is_directory() || staged.mode() != present.mode() {
             return Ok(false);

@@ -45,14 +45,24 @@ impl CommitArea {
         let shelter = make_shelter(workspace, is_new).at_path(&stage.workspace().join(WORKSPACE_AREA))?;
         let made = make_private(shelter.as_fd(), &workspace_area_name(stage));
         root.set_modified(root.modified_time()).at_path(stage.workspace())?;
-        Ok(Self { place: CommitAreaLocation::Workspace, directory: made.at_path(&stage.workspace().join(WORKSPACE_AREA))?, links: false })
+        Ok(Self {
+            place: CommitAreaLocation::Workspace,
+            directory: made.at_path(&stage.workspace().join(WORKSPACE_AREA))?,
+            links: false,
+        })
     }
 
     /// Opens the commit area of an interrupted commit.
-    pub fn open_interrupted(stage: &OpenStage, workspace: BorrowedFd<'_>, place: CommitAreaLocation) -> Result<Self, PathError> {
+    pub fn open_interrupted(
+        stage: &OpenStage,
+        workspace: BorrowedFd<'_>,
+        place: CommitAreaLocation,
+    ) -> Result<Self, PathError> {
         let opened = match place {
             CommitAreaLocation::Stage => directory_beneath(stage.directory.as_fd(), Path::new(COMMIT_AREA)),
-            CommitAreaLocation::Workspace => directory_beneath(workspace, &Path::new(WORKSPACE_AREA).join(workspace_area_name(stage))),
+            CommitAreaLocation::Workspace => {
+                directory_beneath(workspace, &Path::new(WORKSPACE_AREA).join(workspace_area_name(stage)))
+            }
         };
         Ok(Self { place, directory: opened.at_path(Path::new(COMMIT_AREA))?, links: false })
     }
@@ -62,7 +72,12 @@ fn make_shelter(workspace: BorrowedFd<'_>, is_new: bool) -> Result<OwnedFd, Errn
     if is_new {
         return make_private(workspace, WORKSPACE_AREA);
     }
-    openat(workspace, WORKSPACE_AREA, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+    openat(
+        workspace,
+        WORKSPACE_AREA,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
 }
 
 fn workspace_area_name(stage: &OpenStage) -> String {
@@ -78,7 +93,10 @@ pub(super) fn mount_of(directory: BorrowedFd<'_>) -> Result<(u32, u32, u64), Err
 /// Removes the commit area. Returns whether there was one.
 pub(super) fn clear_depots(stage: &OpenStage) -> Result<bool, PathError> {
     let mut cleared = false;
-    if TreeObject::open_entry(stage.directory.as_fd(), to_os_str(COMMIT_AREA.as_bytes())).at_path(Path::new(COMMIT_AREA))?.is_some() {
+    if TreeObject::open_entry(stage.directory.as_fd(), to_os_str(COMMIT_AREA.as_bytes()))
+        .at_path(Path::new(COMMIT_AREA))?
+        .is_some()
+    {
         remove_tree(stage.directory.as_fd(), COMMIT_AREA.as_bytes())?;
         cleared = true;
     }
@@ -87,7 +105,9 @@ pub(super) fn clear_depots(stage: &OpenStage) -> Result<bool, PathError> {
     let workspace = stage.open_workspace().map_err(stage_path_error)?;
     let root = TreeObject::from_fd(workspace).at_path(stage.workspace())?;
     let path = stage.workspace().join(WORKSPACE_AREA);
-    if let Some(shelter) = TreeObject::open_entry(root.fd.as_fd(), to_os_str(WORKSPACE_AREA.as_bytes())).at_path(&path)?.filter(TreeObject::is_directory)
+    if let Some(shelter) = TreeObject::open_entry(root.fd.as_fd(), to_os_str(WORKSPACE_AREA.as_bytes()))
+        .at_path(&path)?
+        .filter(TreeObject::is_directory)
     {
         remove_tree(shelter.fd.as_fd(), workspace_area_name(stage).as_bytes())?;
         sweep_removals(shelter.fd.as_fd())?;
@@ -108,5 +128,7 @@ pub(super) fn clear_depots(stage: &OpenStage) -> Result<bool, PathError> {
 
 /// Returns whether a commit left a commit area.
 pub(super) fn is_there(directory: BorrowedFd<'_>) -> bool {
-    [COMMIT_AREA, BORROWED_MARKER].iter().any(|name| matches!(TreeObject::open_entry(directory, to_os_str(name.as_bytes())), Ok(Some(_))))
+    [COMMIT_AREA, BORROWED_MARKER]
+        .iter()
+        .any(|name| matches!(TreeObject::open_entry(directory, to_os_str(name.as_bytes())), Ok(Some(_))))
 }

@@ -11,7 +11,7 @@ use stockade_model::RawText;
 
 use super::error::{PathContext, PathError};
 use super::place::OpenStage;
-use stockade_files::object::{ExtendedAttributes, ChangeMark, FileTime};
+use stockade_files::object::{ChangeMark, ExtendedAttributes, FileTime};
 
 const JOURNAL_FILE: &str = "journal";
 const DONE_FILE: &str = "journal-done";
@@ -111,7 +111,8 @@ pub(super) fn remove_journal(stage: &OpenStage) -> Result<(), PathError> {
 
 pub(super) fn read_state(stage: &OpenStage) -> Result<CommitState, PathError> {
     let parse = |text: Vec<u8>| {
-        serde_json::from_slice::<StageJournal>(&text).map_err(|e| PathError::from_reason(Path::new(JOURNAL_FILE), &e.to_string()))
+        serde_json::from_slice::<StageJournal>(&text)
+            .map_err(|e| PathError::from_reason(Path::new(JOURNAL_FILE), &e.to_string()))
     };
     if let Some(text) = stage.read_whole(DONE_FILE)? {
         return Ok(CommitState::Done(parse(text)?));
@@ -126,7 +127,9 @@ pub(super) fn read_state(stage: &OpenStage) -> Result<CommitState, PathError> {
 pub(super) fn read_settled(stage: &OpenStage) -> Result<Vec<RawText>, PathError> {
     match stage.read_whole(SETTLED_FILE)? {
         None => Ok(Vec::new()),
-        Some(text) => serde_json::from_slice(&text).map_err(|e| PathError::from_reason(Path::new(SETTLED_FILE), &e.to_string())),
+        Some(text) => {
+            serde_json::from_slice(&text).map_err(|e| PathError::from_reason(Path::new(SETTLED_FILE), &e.to_string()))
+        }
     }
 }
 

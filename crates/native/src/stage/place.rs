@@ -32,7 +32,7 @@ use stockade_sys::Errno;
 
 use super::error::{PathContext, PathError, StageError};
 use stockade_engine::mountinfo;
-use stockade_files::object::{MODE_BITS, TreeObject, FileTime, make_where_missing, list_entry_names, to_os_str};
+use stockade_files::object::{FileTime, MODE_BITS, TreeObject, list_entry_names, make_where_missing, to_os_str};
 use stockade_files::removal::{REMOVAL_PREFIX, remove_tree, sweep_removals};
 
 pub(super) const META_FILE: &str = "meta.json";
@@ -467,8 +467,8 @@ fn lock_directory(directory: BorrowedFd<'_>) -> Result<(), Errno> {
 
 fn read_meta(directory: BorrowedFd<'_>, id: &StageId) -> Result<StageMeta, PathError> {
     let path = Path::new(META_FILE);
-    let text =
-        read_file(directory, META_FILE, MAX_META_BYTES)?.ok_or_else(|| PathError::from_reason(path, "it is not there"))?;
+    let text = read_file(directory, META_FILE, MAX_META_BYTES)?
+        .ok_or_else(|| PathError::from_reason(path, "it is not there"))?;
     let meta: StageMeta = serde_json::from_slice(&text).map_err(|e| PathError::from_reason(path, &e.to_string()))?;
     if &meta.id == id { Ok(meta) } else { Err(PathError::from_reason(path, "it is that of another stage")) }
 }

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use stockade_model::RawText;
 
 use super::build::{ObjectBuilder, later_time, settings_of};
-use super::change::{StageChange, StageChanges, ChangeKind};
+use super::change::{ChangeKind, StageChange, StageChanges};
 use super::depot::CommitArea;
 use super::error::{PathContext, PathError};
-use super::journal::{ObjectMetadata, CommitStep};
+use super::journal::{CommitStep, ObjectMetadata};
 use super::select::{ChangeSelection, is_named, with_new_parents};
 use super::watch::CommitObserver;
-use stockade_files::object::{ObjectKind, TreeObject, FileTime};
+use stockade_files::object::{FileTime, ObjectKind, TreeObject};
 
 /// Computes the steps, and prepares the objects that they need.
 ///
@@ -29,7 +29,8 @@ pub(super) fn prepare_steps(
 ) -> Result<Vec<CommitStep>, PathError> {
     let wanted = with_new_parents(&chosen.changes, all);
     let trees = (upper.as_fd(), lower.as_fd(), depot.directory.as_fd());
-    let mut builder = ObjectBuilder::new(trees, (depot.links, chosen.are_all(all)), &wanted, &all.unchanged_names, watch);
+    let mut builder =
+        ObjectBuilder::new(trees, (depot.links, chosen.are_all(all)), &wanted, &all.unchanged_names, watch);
     let mut plan = StepPlan::new(lower);
     let hows: BTreeMap<&Path, &StageChange> = all.list.iter().map(|change| (change.path.as_path(), change)).collect();
     for path in &wanted {
@@ -81,8 +82,12 @@ impl<'a> StepPlan<'a> {
         let Some(staged) = &change.staged else { return Ok(()) };
         let present = self.open_present(&change.path)?;
         // The time of a directory changes with its entries, in both trees.
-        let modified = if change.is_incidental { later_time(staged.modified, present.modified_time()) } else { staged.modified };
-        let before = ObjectMetadata { attributes: Some(present.read_attributes().at_path(&change.path)?), ..settings_of(&present) };
+        let modified =
+            if change.is_incidental { later_time(staged.modified, present.modified_time()) } else { staged.modified };
+        let before = ObjectMetadata {
+            attributes: Some(present.read_attributes().at_path(&change.path)?),
+            ..settings_of(&present)
+        };
         let mode = (present.kind() != ObjectKind::Link).then_some(staged.mode);
         let after = ObjectMetadata { mode, modified: Some(modified), attributes: change.attributes.clone() };
         let path = change.path.as_path().into();
@@ -99,7 +104,13 @@ impl<'a> StepPlan<'a> {
         Ok(())
     }
 
-    fn add_put_step(&mut self, change: &StageChange, slot: u32, new: u64, settings: Option<ObjectMetadata>) -> Result<(), PathError> {
+    fn add_put_step(
+        &mut self,
+        change: &StageChange,
+        slot: u32,
+        new: u64,
+        settings: Option<ObjectMetadata>,
+    ) -> Result<(), PathError> {
         let path: RawText = change.path.as_path().into();
         let old = match change.present {
             Some(_) => {
@@ -162,7 +173,8 @@ impl<'a> StepPlan<'a> {
     /// Returns the steps in the order of execution: metadata of the deepest paths first.
     fn into_steps(self) -> Vec<CommitStep> {
         let mut steps = self.opens;
-        let (removes, puts) = self.moves.into_iter().partition::<Vec<_>, _>(|step| matches!(step, CommitStep::Remove { .. }));
+        let (removes, puts) =
+            self.moves.into_iter().partition::<Vec<_>, _>(|step| matches!(step, CommitStep::Remove { .. }));
         steps.extend(removes);
         steps.extend(puts);
         steps.extend(self.settings.into_values().rev());

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use stockade_model::DeniedOperation;
 
-use super::change::{StageChange, StageChanges, ChangeKind};
-use super::error::{PathContext, StageCommitError, PathError};
+use super::change::{ChangeKind, StageChange, StageChanges};
+use super::error::{PathContext, PathError, StageCommitError};
 use super::place::OpenStage;
-use crate::guards::{RunSurveys, RootView, open_host_root};
+use crate::guards::{RootView, RunSurveys, open_host_root};
 use crate::powers::{AttemptPermissions, PermissionVerdict, creates_name};
 use stockade_files::object::{ObjectKind, TreeObject, list_entry_names, to_os_str};
 
@@ -65,18 +65,23 @@ pub(super) fn is_named(named: &[PathBuf], path: &Path) -> bool {
 ///
 /// # Errors
 /// [`CommitError::Nothing`] for a path at which nothing is staged.
-pub(super) fn select_named<'c>(changes: &'c StageChanges, named: &[PathBuf]) -> Result<Vec<&'c StageChange>, StageCommitError> {
+pub(super) fn select_named<'c>(
+    changes: &'c StageChanges,
+    named: &[PathBuf],
+) -> Result<Vec<&'c StageChange>, StageCommitError> {
     for name in named {
         let is_met = |change: &StageChange| change.path.starts_with(name) && !change.is_incidental;
         if !changes.list.iter().any(is_met) {
-            let above =
-                |change: &&StageChange| matches!(change.how, ChangeKind::Removed | ChangeKind::Replaced) && name.starts_with(&change.path);
+            let above = |change: &&StageChange| {
+                matches!(change.how, ChangeKind::Removed | ChangeKind::Replaced) && name.starts_with(&change.path)
+            };
             let within = changes.list.iter().find(above).map(|change| change.path.clone());
             return Err(StageCommitError::Nothing { path: name.clone(), within });
         }
         // Entries of a directory that replaces a file are committed together with the directory.
-        let replaced =
-            |change: &&StageChange| change.how == ChangeKind::Replaced && change.path != *name && name.starts_with(&change.path);
+        let replaced = |change: &&StageChange| {
+            change.how == ChangeKind::Replaced && change.path != *name && name.starts_with(&change.path)
+        };
         if let Some(change) = changes.list.iter().find(replaced)
             && !is_named(named, &change.path)
         {
@@ -183,7 +188,8 @@ impl<'a> CommitGuard<'a> {
             trees.iter().any(|tree| matches!(TreeObject::open_beneath(*tree, asked), Ok(Some(_))))
         };
         let bytes = whole.as_os_str().as_encoded_bytes();
-        let makes_file = !matches!(operation, DeniedOperation::Mkdir | DeniedOperation::Remove | DeniedOperation::Metadata);
+        let makes_file =
+            !matches!(operation, DeniedOperation::Mkdir | DeniedOperation::Remove | DeniedOperation::Metadata);
         let of_place = || {
             let root_length = self.powers.root_length(bytes)?;
             let of_place = self.surveys.refusal_of(creates_name(operation), root_length, bytes, (&|_| false, &exists));
@@ -216,7 +222,12 @@ impl<'a> CommitGuard<'a> {
         })
     }
 
-    fn protects_beneath(&self, path: &Path, directory: &TreeObject, depth: usize) -> Result<Option<HoldReason>, PathError> {
+    fn protects_beneath(
+        &self,
+        path: &Path,
+        directory: &TreeObject,
+        depth: usize,
+    ) -> Result<Option<HoldReason>, PathError> {
         if depth > MAX_DEPTH {
             return Err(PathError::from_reason(path, "it lies too deep to be looked at"));
         }

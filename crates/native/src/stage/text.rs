@@ -94,7 +94,11 @@ pub fn diff_change(stage: &OpenStage, change: &StageChange) -> Result<ContentDif
 ///
 /// # Errors
 /// [`PathError`] if an object cannot be read.
-pub fn diff_objects(before: Option<&TreeObject>, after: Option<&TreeObject>, path: &Path) -> Result<ContentDiff, PathError> {
+pub fn diff_objects(
+    before: Option<&TreeObject>,
+    after: Option<&TreeObject>,
+    path: &Path,
+) -> Result<ContentDiff, PathError> {
     let of_kind = |object: Option<&TreeObject>, kind| object.is_some_and(|object| object.kind() == kind);
     if of_kind(before, ObjectKind::Link) || of_kind(after, ObjectKind::Link) {
         let text = |object: Option<&TreeObject>| {
@@ -104,7 +108,9 @@ pub fn diff_objects(before: Option<&TreeObject>, after: Option<&TreeObject>, pat
         return Ok(ContentDiff::Link { before: text(before)?, after: text(after)? });
     }
     let file = |object: Option<&TreeObject>| -> Result<Option<Vec<u8>>, PathError> {
-        let Some(object) = object.filter(|object| object.kind() == ObjectKind::File) else { return Ok(Some(Vec::new())) };
+        let Some(object) = object.filter(|object| object.kind() == ObjectKind::File) else {
+            return Ok(Some(Vec::new()));
+        };
         let mut bytes = Vec::new();
         let opened = match object.open_file() {
             Err(Errno::ACCESS) => return Ok(None),

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use stockade_files::object::{ObjectKind, TreeObject, FileTime, list_entries, to_os_str, same_content};
+use stockade_files::object::{FileTime, ObjectKind, TreeObject, list_entries, same_content, to_os_str};
 use stockade_sys::Errno;
 
 use super::guard::RestoreGuard;
 use super::guarded::GuardedBaseline;
-use super::journal::{OriginalObject, JournalEntry, UndoJournal, ObjectKey, key_of};
+use super::journal::{JournalEntry, ObjectKey, OriginalObject, UndoJournal, key_of};
 use super::keep::slot_name;
 use super::recorder::join_path;
 use super::store::{UndoError, UndoRun};
@@ -287,7 +287,8 @@ impl<'r> RunComparer<'r> {
             let Some(before) = entry.before.as_ref().filter(|before| before.kind == ObjectKind::File) else { continue };
             let before = self.journal.first.get(&before.key()).unwrap_or(before);
             let is_kept = self.journal.slots.contains_key(&before.key());
-            let is_there = || self.run.find_object(path).is_ok_and(|now| now.is_some_and(|now| before.is_same_object(&now)));
+            let is_there =
+                || self.run.find_object(path).is_ok_and(|now| now.is_some_and(|now| before.is_same_object(&now)));
             if is_kept && before.links > 1 || !is_kept && !is_there() {
                 wanted.insert(before.key());
             }
@@ -460,7 +461,9 @@ impl<'r> RunComparer<'r> {
                 None => self.is_content_old(object),
             };
             let is_it = |path: &&Vec<u8>| {
-                self.run.find_object(path).is_ok_and(|found| found.is_some_and(|found| before.is_same_object(&found) && unchanged(&found)))
+                self.run
+                    .find_object(path)
+                    .is_ok_and(|found| found.is_some_and(|found| before.is_same_object(&found) && unchanged(&found)))
             };
             if let Some(path) = names.iter().find(is_it) {
                 return Ok(Some(ContentSource::Linked(path.clone())));

@@ -9,13 +9,13 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use stockade_files::object::{ObjectKind, to_os_str};
-use stockade_model::{Grant, DeniedOperation};
+use stockade_model::{DeniedOperation, Grant};
 
-use super::compare::{RunComparer, UndoConflict, ComparedPath, RestoreAction, is_beneath};
+use super::compare::{ComparedPath, RestoreAction, RunComparer, UndoConflict, is_beneath};
 use super::reopen::RestoreOutcome;
 use super::spot::split_path;
 use super::store::{UndoError, UndoRun};
-use crate::guards::{RunSurveys, RootView, open_host_root};
+use crate::guards::{RootView, RunSurveys, open_host_root};
 use crate::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
 use crate::stage::PathError;
 
@@ -67,7 +67,9 @@ impl RestoreGuard {
         let whole = self.root.join(to_os_str(path));
         let bytes = whole.as_os_str().as_bytes();
         let probe = |asked: &Path| self.relative_path(asked).is_some_and(|asked| exists(&asked));
-        if let PermissionVerdict::Refuse(refusal) = self.powers.decide_operation(DeniedOperation::Create, &whole, &probe) {
+        if let PermissionVerdict::Refuse(refusal) =
+            self.powers.decide_operation(DeniedOperation::Create, &whole, &probe)
+        {
             return Some(refusal);
         }
         let root_length = self.powers.root_length(bytes)?;
@@ -150,7 +152,8 @@ impl RunComparer<'_> {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         ends.chain([path.len()]).any(|end| {
             let (above, name) = split_path(&path[..end]);
-            self.journal.repositories.contains(above) && REPOSITORY_MARKERS.iter().any(|mark| mark.eq_ignore_ascii_case(name))
+            self.journal.repositories.contains(above)
+                && REPOSITORY_MARKERS.iter().any(|mark| mark.eq_ignore_ascii_case(name))
         })
     }
 
@@ -163,8 +166,10 @@ impl RunComparer<'_> {
     pub(super) fn leads_on(&self, path: &[u8], kind: ObjectKind) -> bool {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         let mut prefixes = ends.chain([path.len()]).map(|end| &path[..end]);
-        let is_link_above =
-            || kind == ObjectKind::Link && !self.guard.powers.units_carried_by(&self.guard.root.join(to_os_str(path))).is_empty();
+        let is_link_above = || {
+            kind == ObjectKind::Link
+                && !self.guard.powers.units_carried_by(&self.guard.root.join(to_os_str(path))).is_empty()
+        };
         self.guard.has_guarded_name(path)
             || self.was_place(path)
             || prefixes.any(|prefix| self.was_part(prefix))

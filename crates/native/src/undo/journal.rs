@@ -9,7 +9,7 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, openat};
 use serde::{Deserialize, Serialize};
-use stockade_files::object::{ExtendedAttributes, ObjectKind, TreeObject, FileTime};
+use stockade_files::object::{ExtendedAttributes, FileTime, ObjectKind, TreeObject};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 

@@ -74,7 +74,12 @@ pub(super) fn may_have_writer(object: &TreeObject) -> bool {
 }
 
 /// Copies at most `left_bytes` of the content of `object` to a slot. Returns the bytes taken.
-pub(super) fn copy_to_slot(object: &TreeObject, objects: BorrowedFd<'_>, slot: u32, left_bytes: u64) -> Result<u64, KeepError> {
+pub(super) fn copy_to_slot(
+    object: &TreeObject,
+    objects: BorrowedFd<'_>,
+    slot: u32,
+    left_bytes: u64,
+) -> Result<u64, KeepError> {
     let content = object.open_file()?;
     let name = slot_name(slot);
     let partial = format!("{name}.partial");

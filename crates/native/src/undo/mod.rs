@@ -40,7 +40,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-pub use compare::{UndoComparison, UndoConflict, UndoEffect, UndoChange};
-pub use recorder::{UndoRecorder, UndoRecordError};
-pub use restore::{RestoreResult, RestoreCallback};
+pub use compare::{UndoChange, UndoComparison, UndoConflict, UndoEffect};
+pub use recorder::{UndoRecordError, UndoRecorder};
+pub use restore::{RestoreCallback, RestoreResult};
 pub use store::{NewUndoRun, UndoError, UndoMeta, UndoRun, UndoStore};

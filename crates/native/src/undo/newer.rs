@@ -4,9 +4,9 @@
 use std::os::fd::AsFd as _;
 
 use rustix::fs::{AtFlags, StatxFlags, statx};
-use stockade_files::object::{ObjectKind, TreeObject, FileTime, to_os_str};
+use stockade_files::object::{FileTime, ObjectKind, TreeObject, to_os_str};
 
-use super::compare::{RunComparer, MAX_CONFLICTS, MAX_DEPTH, entries_readable};
+use super::compare::{MAX_CONFLICTS, MAX_DEPTH, RunComparer, entries_readable};
 use super::journal::{JournalEntry, key_of};
 use super::recorder::join_path;
 use super::settle::digest_of;
@@ -69,7 +69,8 @@ impl RunComparer<'_> {
     pub(super) fn is_unproven(&self, now: &TreeObject) -> bool {
         let start = self.time_before_run();
         let is_within = |time: FileTime| start <= time && time <= self.end;
-        let is_proven = is_within(now.changed_time()) || now.is_directory() && creation_time(now).is_some_and(is_within);
+        let is_proven =
+            is_within(now.changed_time()) || now.is_directory() && creation_time(now).is_some_and(is_within);
         !is_proven && !self.is_left(now) && !self.journal.first.contains_key(&key_of(now))
     }
 

@@ -11,7 +11,7 @@ use stockade_files::object::{ObjectKind, TreeObject};
 use stockade_sys::Errno;
 use stockade_sys::resolve::DescriptorPath;
 
-use super::compare::{ComparedPath, RestoreAction, ContentSource};
+use super::compare::{ComparedPath, ContentSource, RestoreAction};
 use super::journal::OriginalObject;
 use super::keep::{copy_data, slot_name};
 use super::restore::{WorkspaceRestorer, set_metadata};
@@ -21,8 +21,13 @@ impl WorkspaceRestorer<'_, '_> {
     /// Restores one path, without the content beneath it.
     pub(super) fn restore_path(&mut self, judged: &ComparedPath) -> Result<(), Errno> {
         let Some(before) = &judged.before else { return Ok(()) };
-        let before =
-            self.comparing.journal.first.get(&before.key()).filter(|_| before.kind == ObjectKind::File).unwrap_or(before);
+        let before = self
+            .comparing
+            .journal
+            .first
+            .get(&before.key())
+            .filter(|_| before.kind == ObjectKind::File)
+            .unwrap_or(before);
         // The mode can be restored while another run uses the directory.
         let is_mode = judged.plan == RestoreAction::Stay && before.kind == ObjectKind::Directory;
         if judged.effect.is_some() && !is_mode && self.is_planted(&judged.path) {
@@ -93,7 +98,12 @@ impl WorkspaceRestorer<'_, '_> {
         put
     }
 
-    fn put_file(&mut self, before: &OriginalObject, source: Option<&ContentSource>, spot: &RestoreTarget<'_>) -> Result<(), Errno> {
+    fn put_file(
+        &mut self,
+        before: &OriginalObject,
+        source: Option<&ContentSource>,
+        spot: &RestoreTarget<'_>,
+    ) -> Result<(), Errno> {
         let (path, held, name) = (spot.path, &spot.held, spot.name);
         let is_guarded = self.comparing.guarded_before.is_guarded(path);
         // Another name of the same file is already restored.
@@ -165,7 +175,13 @@ impl WorkspaceRestorer<'_, '_> {
     /// Restores a kept file: moves the file itself if it is the original and has no other name;
     /// otherwise makes a copy. A guarded file is always copied, because another run may have opened
     /// the original while it had another name. Returns whether the file stays.
-    fn put_slot(&mut self, slot: u32, before: &OriginalObject, spot: &RestoreTarget<'_>, is_guarded: bool) -> Result<bool, Errno> {
+    fn put_slot(
+        &mut self,
+        slot: u32,
+        before: &OriginalObject,
+        spot: &RestoreTarget<'_>,
+        is_guarded: bool,
+    ) -> Result<bool, Errno> {
         let run = self.comparing.run;
         let kept = run.open_slot(slot)?.ok_or(Errno::NOENT)?;
         if is_guarded || !before.is_same_object(&kept) || kept.stat.st_nlink != 1 {
@@ -188,14 +204,20 @@ impl WorkspaceRestorer<'_, '_> {
 
     /// Writes a new file, and gives it its name when it is complete. Before that it has no name if
     /// the filesystem supports `O_TMPFILE`, so other processes cannot open or see it.
-    fn put_copy(&mut self, kept: &TreeObject, before: &OriginalObject, spot: &RestoreTarget<'_>) -> Result<bool, Errno> {
+    fn put_copy(
+        &mut self,
+        kept: &TreeObject,
+        before: &OriginalObject,
+        spot: &RestoreTarget<'_>,
+    ) -> Result<bool, Errno> {
         let held = &spot.held;
         let mode = Mode::RUSR | Mode::WUSR;
         let fill_in = |restoring: &mut Self, made: OwnedFd| {
             fill_file(kept, &made)?;
             // From now on no process has the file open for writing.
             let path = DescriptorPath::new(made.as_fd());
-            let made = TreeObject::from_fd(openat(CWD, path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)?;
+            let made =
+                TreeObject::from_fd(openat(CWD, path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)?;
             restoring.record_touch(spot.path, &made)?;
             set_metadata(&made, before)?;
             Ok(made)

@@ -17,7 +17,7 @@ use stockade_model::RawText;
 use stockade_sys::Errno;
 
 use super::guarded::GuardedBaseline;
-use super::journal::{OriginalObject, UndoJournal, JournalWriter, JournalLine, ObjectKey, key_of};
+use super::journal::{JournalLine, JournalWriter, ObjectKey, OriginalObject, UndoJournal, key_of};
 use super::keep::{self, KeepError};
 use super::settle::time_now;
 use super::store::{WORKSPACE_RESOLVE_FLAGS, open_objects};
@@ -361,7 +361,11 @@ impl UndoRecorder {
     /// Finds the object at a path now.
     fn find_object(&self, path: &[u8]) -> Result<Option<TreeObject>, UndoRecordError> {
         let Some(above) = parent_path(path) else {
-            return self.open_directory(path)?.map(TreeObject::from_fd).transpose().map_err(UndoRecordError::Unreadable);
+            return self
+                .open_directory(path)?
+                .map(TreeObject::from_fd)
+                .transpose()
+                .map_err(UndoRecordError::Unreadable);
         };
         let Some(directory) = self.open_directory(above)? else { return Ok(None) };
         TreeObject::open_entry(directory.as_fd(), to_os_str(last_name(path))).map_err(UndoRecordError::Unreadable)
@@ -486,11 +490,18 @@ impl UndoRecorder {
     }
 
     /// Writes the line about a path, if one is needed.
-    fn record_path(&mut self, path: &[u8], known: PathKnowledge, found: Option<&TreeObject>) -> Result<(), UndoRecordError> {
+    fn record_path(
+        &mut self,
+        path: &[u8],
+        known: PathKnowledge,
+        found: Option<&TreeObject>,
+    ) -> Result<(), UndoRecordError> {
         let before = match known {
             PathKnowledge::Recorded(_) | PathKnowledge::Covered => return Ok(()),
             PathKnowledge::Fresh => None,
-            PathKnowledge::Untouched => found.map(OriginalObject::from_object).transpose().map_err(UndoRecordError::Unreadable)?,
+            PathKnowledge::Untouched => {
+                found.map(OriginalObject::from_object).transpose().map_err(UndoRecordError::Unreadable)?
+            }
         };
         if self.seen.len() >= MAX_ENTRIES {
             return Err(UndoRecordError::TooMany);
@@ -515,7 +526,12 @@ impl UndoRecorder {
     }
 
     /// Keeps the content of a file that loses a name.
-    fn keep_removed(&mut self, directory: BorrowedFd<'_>, name: &OsStr, object: &TreeObject) -> Result<(), UndoRecordError> {
+    fn keep_removed(
+        &mut self,
+        directory: BorrowedFd<'_>,
+        name: &OsStr,
+        object: &TreeObject,
+    ) -> Result<(), UndoRecordError> {
         let bytes = keep::bytes_of(object);
         let slot = self.next_slot;
         if bytes <= self.left_bytes && keep::link_to_slot((directory, name), object, (self.objects.as_fd(), slot)) {

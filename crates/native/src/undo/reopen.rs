@@ -5,9 +5,9 @@
 use std::collections::HashMap;
 use std::os::fd::AsFd as _;
 
-use stockade_files::object::{ObjectKind, TreeObject, FileTime, list_entries, to_os_str};
+use stockade_files::object::{FileTime, ObjectKind, TreeObject, list_entries, to_os_str};
 
-use super::compare::{RunComparer, ComparedPath, RestoreAction, is_beneath};
+use super::compare::{ComparedPath, RestoreAction, RunComparer, is_beneath};
 use super::journal::{ObjectKey, key_of};
 use super::keep::may_have_writer;
 use super::recorder::join_path;
@@ -57,7 +57,8 @@ impl RunComparer<'_> {
         };
         let places = self.journal.guarded.iter().filter(|place| !place.is_empty() && !is_guarded(place)).cloned();
         let parts = self.closed.iter();
-        let parts = parts.flat_map(|path| self.guard.surveys.trusted_parts().part_names().map(|name| join_path(path, name)));
+        let parts =
+            parts.flat_map(|path| self.guard.surveys.trusted_parts().part_names().map(|name| join_path(path, name)));
         let mut left = MAX_CHECKED_NAMES;
         places.chain(parts).any(|place| self.is_newer_place(place, outcome, &mut left))
     }

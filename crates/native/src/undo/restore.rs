@@ -8,12 +8,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Gid, RenameFlags, Uid, chownat, renameat_with, unlinkat};
-use stockade_files::object::{ObjectKind, TreeObject, FileTime, list_entries, to_os_str};
+use stockade_files::object::{FileTime, ObjectKind, TreeObject, list_entries, to_os_str};
 use stockade_sys::Errno;
 
-use super::compare::{RunComparer, UndoComparison, UndoConflict, ComparedPath, RestoreAction, ContentSource, has_metadata, is_beneath};
-use super::guard::{RestoreMoment, REOPENED_REASON};
-use super::journal::{OriginalObject, JournalWriter, JournalLine, ObjectKey, key_of};
+use super::compare::{
+    ComparedPath, ContentSource, RestoreAction, RunComparer, UndoComparison, UndoConflict, has_metadata, is_beneath,
+};
+use super::guard::{REOPENED_REASON, RestoreMoment};
+use super::journal::{JournalLine, JournalWriter, ObjectKey, OriginalObject, key_of};
 use super::newer::creation_time;
 use super::recorder::join_path;
 use super::reopen::RestoreOutcome;
@@ -73,7 +75,12 @@ impl UndoRun {
     /// # Errors
     /// [`UndoError`] if the journal or the workspace cannot be read, or if `watch` returns an
     /// error.
-    pub fn restore_paths(&self, paths: &[PathBuf], skips_conflicts: bool, watch: RestoreCallback<'_>) -> Result<RestoreResult, UndoError> {
+    pub fn restore_paths(
+        &self,
+        paths: &[PathBuf],
+        skips_conflicts: bool,
+        watch: RestoreCallback<'_>,
+    ) -> Result<RestoreResult, UndoError> {
         if self.read_journal()?.is_restored {
             let comparison = UndoComparison { is_restored: true, ..UndoComparison::default() };
             return Ok(RestoreResult { comparison, ..RestoreResult::default() });
@@ -118,7 +125,11 @@ impl UndoRun {
 
 impl RunComparer<'_> {
     /// Keeps the conflicts of the first comparison.
-    fn keep_conflicts(&mut self, judged: &mut [ComparedPath], (first, newer): (HashMap<Vec<u8>, UndoConflict>, Vec<Vec<u8>>)) {
+    fn keep_conflicts(
+        &mut self,
+        judged: &mut [ComparedPath],
+        (first, newer): (HashMap<Vec<u8>, UndoConflict>, Vec<Vec<u8>>),
+    ) {
         for one in judged.iter_mut().filter(|one| one.conflict.is_none()) {
             one.conflict = first.get(&one.path).cloned();
         }
@@ -240,7 +251,12 @@ impl<'c, 'r> WorkspaceRestorer<'c, 'r> {
     pub(super) fn record_touch(&mut self, path: &[u8], object: &TreeObject) -> Result<(), Errno> {
         let (device, inode) = key_of(object);
         if self.touched.insert((device, inode), path.to_vec()).is_none() {
-            self.writer.append_line(&JournalLine::Touched { device, inode, changed: None, born: creation_time(object) })?;
+            self.writer.append_line(&JournalLine::Touched {
+                device,
+                inode,
+                changed: None,
+                born: creation_time(object),
+            })?;
         }
         Ok(())
     }

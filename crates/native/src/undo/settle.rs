@@ -11,13 +11,13 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, openat, openat2, statat};
 use rustix::time::{ClockId, clock_gettime};
 use sha2::{Digest as _, Sha256};
-use stockade_files::object::{ObjectKind, TreeObject, FileTime, to_os_str};
+use stockade_files::object::{FileTime, ObjectKind, TreeObject, to_os_str};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
 use super::compare::entries_readable;
-use super::journal::{UndoJournal, JournalWriter, JournalLine, ObjectKey, key_of};
-use super::store::{WORKSPACE_RESOLVE_FLAGS, UndoError, UndoRun};
+use super::journal::{JournalLine, JournalWriter, ObjectKey, UndoJournal, key_of};
+use super::store::{UndoError, UndoRun, WORKSPACE_RESOLVE_FLAGS};
 use crate::stage::PathError;
 
 /// Size limit for the digest of a file's content.
@@ -70,7 +70,9 @@ impl CreatedNameRecorder<'_> {
             self.writer.append_line(&line).map_err(in_journal)?;
         }
         if inner.is_empty() {
-            self.writer.append_line(&JournalLine::Made { device, inode, inner: Some(Vec::new()) }).map_err(in_journal)?;
+            self.writer
+                .append_line(&JournalLine::Made { device, inode, inner: Some(Vec::new()) })
+                .map_err(in_journal)?;
         }
         for (name, _, _) in inner.into_iter().filter(|(_, _, is_directory)| *is_directory) {
             if let Ok(Some(inner)) = TreeObject::open_entry(directory.fd.as_fd(), to_os_str(&name)) {

@@ -10,7 +10,7 @@ use stockade_sys::Errno;
 
 use super::journal::key_of;
 use super::restore::WorkspaceRestorer;
-use super::settle::{open_directory_beneath, find_beneath};
+use super::settle::{find_beneath, open_directory_beneath};
 use super::store::UndoRun;
 
 /// A path, and its directory as it was found there.

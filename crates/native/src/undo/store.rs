@@ -9,12 +9,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, openat, openat2, renameat};
 use serde::{Deserialize, Serialize};
-use stockade_files::object::{make_where_missing, list_entry_names};
+use stockade_files::object::{list_entry_names, make_where_missing};
 use stockade_files::removal::{REMOVAL_PREFIX, remove_tree, sweep_removals};
 use stockade_model::{DEFAULT_PROTECTED_NAMES, RawText, RequestId};
 use stockade_sys::Errno;
 
-use super::recorder::{UndoRecorder, UndoRecordError};
+use super::recorder::{UndoRecordError, UndoRecorder};
 use crate::stage::PathError;
 
 const LOCK_FILE: &str = "lock";
@@ -343,8 +343,8 @@ fn read_meta(directory: BorrowedFd<'_>) -> Result<UndoMeta, PathError> {
     let mut text = Vec::new();
     let read = File::from(file).take(MAX_META_BYTES).read_to_end(&mut text);
     read.map_err(|error| PathError::from_reason(at, &error.to_string()))?;
-    let meta: UndoMeta =
-        serde_json::from_slice(&text).map_err(|error| PathError::from_reason(at, &format!("it is damaged: {error}")))?;
+    let meta: UndoMeta = serde_json::from_slice(&text)
+        .map_err(|error| PathError::from_reason(at, &format!("it is damaged: {error}")))?;
     match meta.version {
         STORAGE_VERSION => Ok(meta),
         other => Err(PathError::from_reason(at, &format!("its form {other} is not known to this version"))),

@@ -11,7 +11,7 @@ use rustix::fs::{CWD, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlag
 use stockade_model::{DEFAULT_PROTECTED_NAMES, RequestId};
 use stockade_sys::Errno;
 
-use super::journal::{JournalWriter, JournalLine};
+use super::journal::{JournalLine, JournalWriter};
 use super::store::count_slots;
 use super::*;
 

@@ -69,7 +69,8 @@ fn what_is_put_in_a_directory_that_moves_is_taken_back() {
     let (comparing, _) = RunComparer::new(&run).unwrap();
     let writer = JournalWriter::open(run.directory.as_fd()).unwrap();
     let mut restoring = WorkspaceRestorer::new(&comparing, &[], writer);
-    let take_back = |spot: &RestoreTarget<'_>| rustix::fs::unlinkat(&spot.held, spot.name, rustix::fs::AtFlags::empty());
+    let take_back =
+        |spot: &RestoreTarget<'_>| rustix::fs::unlinkat(&spot.held, spot.name, rustix::fs::AtFlags::empty());
     for is_moved_before in [true, false] {
         let spot = RestoreTarget::at_path(&run, b"a/b/config.toml").unwrap();
         let rename = || fs::rename(root.join("a/b"), root.join("a/.cargo")).unwrap();

@@ -8,10 +8,10 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use stockade_egress::{HostNameTable, EgressNamespace};
+use stockade_egress::{EgressNamespace, HostNameTable};
 
 use super::places::NamespaceNetwork;
-use super::{LostDatagrams, RunEgressOptions, RunEgress};
+use super::{LostDatagrams, RunEgress, RunEgressOptions};
 use crate::launch::NetworkSockets;
 
 /// Shared network namespace of a sandbox.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use rustix::net::{RecvFlags, recv};
 use stockade_egress::HostNameTable;
-use stockade_model::{Denial, DenialLayer, DeniedOperation, RawText, DenialResolution};
+use stockade_model::{Denial, DenialLayer, DenialResolution, DeniedOperation, RawText};
 
 /// Most distinct targets that are reported of one attempt.
 const MAX_REPORTED_TARGETS: usize = 256;

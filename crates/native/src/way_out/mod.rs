@@ -16,8 +16,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use stockade_egress::{
-    AnnouncedConnection, EgressDestination, DialError, PendingDial, DnsSockets, EgressProxy, EgressEvent, PreparedInterception, EgressPolicy, TunnelConnector, HostNameTable, EgressNamespace,
-    ConnectOrder, NameResolver, ProxyService, EgressProxySetup, EgressCaller,
+    AnnouncedConnection, ConnectOrder, DialError, DnsSockets, EgressCaller, EgressDestination, EgressEvent,
+    EgressNamespace, EgressPolicy, EgressProxy, EgressProxySetup, HostNameTable, NameResolver, PendingDial,
+    PreparedInterception, ProxyService, TunnelConnector,
 };
 use stockade_model::EgressRules;
 use stockade_sys::{Errno, net};
@@ -27,8 +28,8 @@ use crate::launch::NetworkSockets;
 pub(crate) use common::CommonNetwork;
 pub(crate) use lost::LostDatagrams;
 pub use outfit::proxy_variables;
-pub(crate) use outfit::{network_layer, launch_options, resolver_settings};
-use places::{NamespaceNetwork, HostNetwork};
+pub(crate) use outfit::{launch_options, network_layer, resolver_settings};
+use places::{HostNetwork, NamespaceNetwork};
 pub(crate) use published::PublishedPorts;
 
 /// Receiver of the proxy's events, which must not block.
@@ -186,9 +187,10 @@ impl RunEgress {
 
     fn build_proxy(&self, terms: RunEgressOptions) -> std::io::Result<EgressProxy> {
         let dns = match &self.asked {
-            Some(asked) => {
-                Some(DnsSockets { udp: asked.try_clone()?, tcp: self.namespace.listen_at(places::names_of_all(asked)?)? })
-            }
+            Some(asked) => Some(DnsSockets {
+                udp: asked.try_clone()?,
+                tcp: self.namespace.listen_at(places::names_of_all(asked)?)?,
+            }),
             None => None,
         };
         descriptors::raise_limit();
@@ -208,7 +210,7 @@ impl RunEgress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stockade_egress::{EgressDecision, NameLookupError, EgressRequest};
+    use stockade_egress::{EgressDecision, EgressRequest, NameLookupError};
     use stockade_model::HostName;
 
     struct Nobody;

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use stockade_egress::{PROXY_ADDRESS_V4, PreparedInterception, HTTP_PROXY_PORT, TRUST_VARIABLES};
-use stockade_model::{Grant, LayerReport, LayerState, IsolationLevel, AttemptPlan, RawText, SecretSource};
+use stockade_egress::{HTTP_PROXY_PORT, PROXY_ADDRESS_V4, PreparedInterception, TRUST_VARIABLES};
+use stockade_model::{AttemptPlan, Grant, IsolationLevel, LayerReport, LayerState, RawText, SecretSource};
 
-use crate::launch::{NamedFile, NamingVariable, LaunchOptions};
+use crate::launch::{LaunchOptions, NamedFile, NamingVariable};
 
 /// File with the trusted authorities, in the run's own directory.
 const TRUST_FILE: &str = "stockade-trust.pem";
@@ -80,7 +80,9 @@ pub(crate) fn network_layer(plan: &AttemptPlan) -> LayerReport {
 fn proxy_environment(plan: &AttemptPlan) -> BTreeMap<String, RawText> {
     match plan.level {
         IsolationLevel::Full => BTreeMap::new(),
-        IsolationLevel::Restricted | IsolationLevel::None => proxy_variables(plan, SocketAddr::from((PROXY_ADDRESS_V4, HTTP_PROXY_PORT))),
+        IsolationLevel::Restricted | IsolationLevel::None => {
+            proxy_variables(plan, SocketAddr::from((PROXY_ADDRESS_V4, HTTP_PROXY_PORT)))
+        }
     }
 }
 

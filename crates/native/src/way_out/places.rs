@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
-use stockade_egress::{PROXY_ADDRESS_V4, PROXY_ADDRESS_V6, EgressNamespace};
+use stockade_egress::{EgressNamespace, PROXY_ADDRESS_V4, PROXY_ADDRESS_V6};
 use stockade_sys::{Errno, net};
 
 use crate::launch::NamespaceSockets;
@@ -28,7 +28,8 @@ impl EgressNamespace for NamespaceNetwork {
     fn listen_at(&self, at: SocketAddr) -> io::Result<OwnedFd> {
         match self.sockets.open_listener(at) {
             Err(Errno::ADDRINUSE) => {
-                let own = if at.is_ipv6() && self.ipv6 { IpAddr::V6(PROXY_ADDRESS_V6) } else { IpAddr::V4(PROXY_ADDRESS_V4) };
+                let own =
+                    if at.is_ipv6() && self.ipv6 { IpAddr::V6(PROXY_ADDRESS_V6) } else { IpAddr::V4(PROXY_ADDRESS_V4) };
                 Ok(self.sockets.open_listener(SocketAddr::new(own, 0))?)
             }
             made => Ok(made?),

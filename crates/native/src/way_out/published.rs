@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, TcpListener};
 
 use stockade_egress::EgressProxy;
 use stockade_engine::StartError;
-use stockade_model::{Grant, AttemptPlan};
+use stockade_model::{AttemptPlan, Grant};
 
 /// Listeners on the host's loopback, each with the run's port that it forwards to.
 #[derive(Debug, Default)]

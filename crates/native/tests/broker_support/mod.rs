@@ -16,9 +16,9 @@ use std::thread;
 use std::time::Duration;
 
 use stockade_engine::{HeldAnswer, HoldId};
-use stockade_model::{Denial, IsolationLevel, AttemptPlan, RawText};
+use stockade_model::{AttemptPlan, Denial, IsolationLevel, RawText};
 use stockade_native::broker::{AnswerSender, Broker, BrokerEvent, BrokerReport};
-use stockade_native::launch::{Blueprint, ProcessExit, CommandStdio, launch_sandbox};
+use stockade_native::launch::{Blueprint, CommandStdio, ProcessExit, launch_sandbox};
 use stockade_native::powers::AttemptPermissions;
 use stockade_testkit::copy_program;
 

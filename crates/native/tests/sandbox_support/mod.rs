@@ -9,12 +9,12 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use stockade_engine::{
-    Attempt, AttemptEnd, AttemptEvent, CommandEnd, AttemptEventSender, StdioMode, Sandbox, SandboxError, SandboxEvent, SandboxEventSender,
-    SandboxPlan, SandboxProvider, StartError,
+    Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, CommandEnd, Sandbox, SandboxError, SandboxEvent,
+    SandboxEventSender, SandboxPlan, SandboxProvider, StartError, StdioMode,
 };
 use stockade_model::{
-    BackgroundPolicy, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport, EnvironmentRules, FilesystemAccess, Grant, IsolationLevel, Limits,
-    NetworkAccess, AttemptPlan, Profile, RawText, RequestId, SandboxId,
+    AttemptPlan, BackgroundPolicy, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport, EnvironmentRules,
+    FilesystemAccess, Grant, IsolationLevel, Limits, NetworkAccess, Profile, RawText, RequestId, SandboxId,
 };
 use stockade_native::NativeSandboxes;
 use tempfile::TempDir;

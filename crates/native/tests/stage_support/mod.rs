@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use stockade_model::{DEFAULT_PROTECTED_NAMES, RequestId, StageId};
-use stockade_native::stage::{StageCommitError, CommitResult, NewStage, OpenStage, StageDirectory, SilentObserver, CommitRequest};
+use stockade_native::stage::{
+    CommitRequest, CommitResult, NewStage, OpenStage, SilentObserver, StageCommitError, StageDirectory,
+};
 
 /// A directory with a workspace `w` and a place for stages.
 pub struct Scene {

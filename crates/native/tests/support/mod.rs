@@ -15,10 +15,12 @@ use std::thread;
 use std::time::Duration;
 
 use stockade_model::{
-    DEFAULT_PROTECTED_NAMES, EnforcementReport, EnvironmentRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, AttemptPlan, Profile,
-    RawText, RequestId,
+    AttemptPlan, DEFAULT_PROTECTED_NAMES, EnforcementReport, EnvironmentRules, FilesystemAccess, IsolationLevel,
+    Limits, NetworkAccess, Profile, RawText, RequestId,
 };
-use stockade_native::launch::{Blueprint, ProcessExit, ExitReport, LaunchError, LaunchedSandbox, LaunchOptions, CommandStdio, launch_sandbox};
+use stockade_native::launch::{
+    Blueprint, CommandStdio, ExitReport, LaunchError, LaunchOptions, LaunchedSandbox, ProcessExit, launch_sandbox,
+};
 use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 
 /// Set in a test's own process: who it is running as.

@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
 use stockade_egress::{NameLookupError, NameResolver};
-use stockade_engine::{AttemptEnd, AttemptEvent, Backend, CommandEnd, AttemptEventSender, HeldAnswer, HoldId, StdioMode, StartError};
-use stockade_model::{ConnectionRecord, Denial, HostName, IsolationLevel, DeniedOperation, AttemptPlan};
+use stockade_engine::{
+    AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, HeldAnswer, HoldId, StartError, StdioMode,
+};
+use stockade_model::{AttemptPlan, ConnectionRecord, Denial, DeniedOperation, HostName, IsolationLevel};
 use stockade_native::NativeBackend;
 use tempfile::TempDir;
 

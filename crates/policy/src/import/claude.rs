@@ -7,10 +7,10 @@
 use stockade_model::PolicyVerdict;
 
 use super::claude_context::{self, ClaudeContext};
-use super::json::{self, PositionedError, JsonKey, SpannedJson};
+use super::json::{self, JsonKey, PositionedError, SpannedJson};
 use super::mistakes::ImportMistakes;
 use super::scope::SourceScope;
-use super::{ImportDeviation, ImportEntry, ImportedPolicy, ImportSource, ImportTool, claude_sandbox, whose};
+use super::{ImportDeviation, ImportEntry, ImportSource, ImportTool, ImportedPolicy, claude_sandbox, whose};
 use crate::draft::{DraftRule, quote_toml};
 use crate::error::{ConfigError, TextPosition};
 use crate::file::CombiningAlgorithm;
@@ -33,10 +33,12 @@ pub(super) fn import_claude(sources: &[ImportSource]) -> Result<ImportedPolicy, 
             source: &source.name,
             scope: source.scope,
             context: &context,
-            may_allow: !context.managed_rules_only || claude_context::is_true_at(settings, claude_context::MANAGED_RULES_KEY),
+            may_allow: !context.managed_rules_only
+                || claude_context::is_true_at(settings, claude_context::MANAGED_RULES_KEY),
             may_allow_hosts: !context.managed_hosts_only
                 || claude_context::is_true_at(settings, claude_context::MANAGED_HOSTS_KEY),
-            may_reveal: !context.managed_reads_only || claude_context::is_true_at(settings, claude_context::MANAGED_READS_KEY),
+            may_reveal: !context.managed_reads_only
+                || claude_context::is_true_at(settings, claude_context::MANAGED_READS_KEY),
             modes: Vec::new(),
             faults: Vec::new(),
             imported: &mut imported,
@@ -161,8 +163,12 @@ impl<'a> ClaudeReader<'a> {
         match name {
             "env" | "hooks" | "autoMode" if is_empty => {}
             "env" => self.report_variables(value),
-            "hooks" => self.add_note(value, name, ImportDeviation::Weaker, "hooks run programs that may refuse: no form here"),
-            "autoMode" => self.add_note(value, name, ImportDeviation::Weaker, "what it refuses in words has no form here"),
+            "hooks" => {
+                self.add_note(value, name, ImportDeviation::Weaker, "hooks run programs that may refuse: no form here")
+            }
+            "autoMode" => {
+                self.add_note(value, name, ImportDeviation::Weaker, "what it refuses in words has no form here")
+            }
             "policyHelper" => {
                 let why = "the program makes settings when the agent starts: import what it prints";
                 self.add_note(value, name, ImportDeviation::Weaker, why);
@@ -171,7 +177,12 @@ impl<'a> ClaudeReader<'a> {
                 self.add_note(value, name, ImportDeviation::Needless, "it names a program of the agent's own");
             }
             "allowManagedPermissionRulesOnly" => {
-                self.add_note(value, name, ImportDeviation::Needless, "put the rules into `/etc/stockade/managed.toml`");
+                self.add_note(
+                    value,
+                    name,
+                    ImportDeviation::Needless,
+                    "put the rules into `/etc/stockade/managed.toml`",
+                );
             }
             "enabledMcpjsonServers"
             | "disabledMcpjsonServers"
@@ -245,14 +256,24 @@ impl<'a> ClaudeReader<'a> {
             if !self.context.sandboxed {
                 // In Claude Code, only reading is free in this directory. Here a profile would let commands
                 // write it.
-                self.add_note(item, text, ImportDeviation::Left, "changes in it are asked about there, and so they are here");
+                self.add_note(
+                    item,
+                    text,
+                    ImportDeviation::Left,
+                    "changes in it are asked about there, and so they are here",
+                );
                 continue;
             }
             match text.parse::<ConfigPath>() {
                 Ok(path @ (ConfigPath::Absolute(_) | ConfigPath::Home(_))) => {
                     self.imported.add_to_profile("write", path.to_string());
                 }
-                _ => self.add_note(item, text, ImportDeviation::Left, "only an absolute path or one in `~/` has a form here"),
+                _ => self.add_note(
+                    item,
+                    text,
+                    ImportDeviation::Left,
+                    "only an absolute path or one in `~/` has a form here",
+                ),
             }
         }
     }
@@ -263,7 +284,12 @@ impl<'a> ClaudeReader<'a> {
             let why = "another file allows only what it allows itself (`allowManagedPermissionRulesOnly`)";
             self.add_note(at, text, ImportDeviation::Left, why);
         } else if self.context.may_refuse(tool) {
-            self.add_note(at, text, ImportDeviation::Left, "a `PreToolUse` hook may refuse it there, and hooks have no form here");
+            self.add_note(
+                at,
+                text,
+                ImportDeviation::Left,
+                "a `PreToolUse` hook may refuse it there, and hooks have no form here",
+            );
         } else {
             return true;
         }

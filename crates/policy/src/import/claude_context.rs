@@ -61,7 +61,11 @@ impl ClaudeContext {
             managed_reads_only: any(MANAGED_READS_KEY),
             no_commands,
             commands_asked: no_commands || all.iter().any(|settings| names_every_command(settings, "ask")),
-            writes: if sandboxed { all.iter().flat_map(|settings| list_writable_directories(settings)).collect() } else { Vec::new() },
+            writes: if sandboxed {
+                all.iter().flat_map(|settings| list_writable_directories(settings)).collect()
+            } else {
+                Vec::new()
+            },
             reveals_workspace: sandboxed && all.iter().any(|settings| reveals_workspace(settings)),
             hooks: all.iter().flat_map(|settings| list_hook_matchers(settings)).collect(),
         }
@@ -97,7 +101,8 @@ pub(super) fn is_true_at(settings: &SpannedJson, path: &[&str]) -> bool {
 
 fn list_hook_matchers(settings: &SpannedJson) -> Vec<String> {
     let entries = value_at(settings, &["hooks", "PreToolUse"]).and_then(SpannedJson::as_list).unwrap_or_default();
-    let matcher = |entry: &SpannedJson| entry.get("matcher").and_then(SpannedJson::as_text).unwrap_or_default().to_owned();
+    let matcher =
+        |entry: &SpannedJson| entry.get("matcher").and_then(SpannedJson::as_text).unwrap_or_default().to_owned();
     entries.iter().map(matcher).collect()
 }
 

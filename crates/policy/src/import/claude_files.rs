@@ -27,7 +27,8 @@ pub(super) const WRITE_TOOLS: &[&str] = &["Edit", "Write", "MultiEdit", "Noteboo
 const READS_ALL: &str = "it holds for tools alone: commands can still read files";
 const WRITES_ALL: &str = "it holds for tools alone: commands can still write; use profile `read-only` against that";
 const NO_FORM: &str = "the path has no form here: tools are asked about every file";
-const NOT_HIDDEN_REASON: &str = "commands can still read it: `hide` takes no pattern and no whole workspace, home or root";
+const NOT_HIDDEN_REASON: &str =
+    "commands can still read it: `hide` takes no pattern and no whole workspace, home or root";
 const HIDDEN_AT_THE_TOP: &str = "in directories below, commands can still read it: hide each by its path";
 const HIDDEN_AROUND: &str = "it is hidden, but commands can still read a workspace that lies in it";
 const HIDDEN_TO_ASK: &str = "it is hidden from commands, without a question";
@@ -59,7 +60,14 @@ const SYSTEM_DIRECTORIES: &[&str] = &[
 impl ClaudeReader<'_> {
     /// Converts a rule about reading. `Read` applies to every tool that reads; rules for the other tools
     /// allow only that tool.
-    pub(super) fn convert_read_rule(&mut self, at: &SpannedJson, text: &str, tool: &str, pattern: Option<&str>, effect: PolicyVerdict) {
+    pub(super) fn convert_read_rule(
+        &mut self,
+        at: &SpannedJson,
+        text: &str,
+        tool: &str,
+        pattern: Option<&str>,
+        effect: PolicyVerdict,
+    ) {
         if effect != PolicyVerdict::Allow || tool == "Read" {
             return self.convert_file_rule(at, text, pattern, effect, &[FileOperation::Read]);
         }
@@ -73,7 +81,14 @@ impl ClaudeReader<'_> {
 
     /// Converts a rule about writing. `Edit` with a path applies to every tool that changes files; a bare
     /// tool name allows only that tool.
-    pub(super) fn convert_write_rule(&mut self, at: &SpannedJson, text: &str, tool: &str, pattern: Option<&str>, effect: PolicyVerdict) {
+    pub(super) fn convert_write_rule(
+        &mut self,
+        at: &SpannedJson,
+        text: &str,
+        tool: &str,
+        pattern: Option<&str>,
+        effect: PolicyVerdict,
+    ) {
         use FileOperation::{Create, Delete, Write};
         if effect != PolicyVerdict::Allow {
             return self.convert_file_rule(at, text, pattern, effect, &[Write, Create, Delete]);
@@ -141,7 +156,14 @@ impl ClaudeReader<'_> {
         }
     }
 
-    fn hide_from_commands(&mut self, at: &SpannedJson, text: &str, pattern: &str, is_file: bool, effect: PolicyVerdict) {
+    fn hide_from_commands(
+        &mut self,
+        at: &SpannedJson,
+        text: &str,
+        pattern: &str,
+        is_file: bool,
+        effect: PolicyVerdict,
+    ) {
         let directory = directory_of(pattern).parse::<ConfigPath>().ok();
         let top = pattern.strip_prefix("./**/").and_then(|rest| format!("./{}", directory_of(rest)).parse().ok());
         let is_whole = |path: &ConfigPath| ["/", "~", "~/", "./"].contains(&path.to_string().as_str());
@@ -175,7 +197,14 @@ impl ClaudeReader<'_> {
         }
     }
 
-    fn protect_from_commands(&mut self, at: &SpannedJson, text: &str, pattern: &str, is_file: bool, effect: PolicyVerdict) {
+    fn protect_from_commands(
+        &mut self,
+        at: &SpannedJson,
+        text: &str,
+        pattern: &str,
+        is_file: bool,
+        effect: PolicyVerdict,
+    ) {
         // A protected name applies at every depth, as such a pattern does.
         let below = ["./**/", "~/**/", "/**/"].iter().find_map(|start| Some((*start, pattern.strip_prefix(start)?)));
         let (start, path) = below.map_or_else(
@@ -194,7 +223,14 @@ impl ClaudeReader<'_> {
     }
 
     /// Prevents commands from writing a path, or notes that they still can.
-    pub(super) fn protect_path(&mut self, at: &SpannedJson, text: &str, path: &ConfigPath, is_file: bool, effect: PolicyVerdict) {
+    pub(super) fn protect_path(
+        &mut self,
+        at: &SpannedJson,
+        text: &str,
+        path: &ConfigPath,
+        is_file: bool,
+        effect: PolicyVerdict,
+    ) {
         let is_outside = !path.is_in_workspace();
         let depth = path.path_bytes().split(|byte| *byte == b'/').filter(|part| !part.is_empty()).count();
         let given =

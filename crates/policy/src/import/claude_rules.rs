@@ -71,7 +71,14 @@ impl ClaudeReader<'_> {
         draft
     }
 
-    pub(super) fn convert_rule(&mut self, at: &SpannedJson, text: &str, tool: &str, specifier: Option<&str>, effect: PolicyVerdict) {
+    pub(super) fn convert_rule(
+        &mut self,
+        at: &SpannedJson,
+        text: &str,
+        tool: &str,
+        specifier: Option<&str>,
+        effect: PolicyVerdict,
+    ) {
         // For a file tool, `**` is a pattern, and means the project only.
         let specifier = specifier.filter(|specifier| !matches!(*specifier, "*" | ""));
         match (tool, specifier) {
@@ -82,8 +89,12 @@ impl ClaudeReader<'_> {
                 self.imported.push(draft);
             }
             ("Bash", Some(pattern)) => self.convert_command(at, text, pattern, effect),
-            (reader, pattern) if READ_TOOLS.contains(&reader) => self.convert_read_rule(at, text, reader, pattern, effect),
-            (writer, pattern) if WRITE_TOOLS.contains(&writer) => self.convert_write_rule(at, text, writer, pattern, effect),
+            (reader, pattern) if READ_TOOLS.contains(&reader) => {
+                self.convert_read_rule(at, text, reader, pattern, effect)
+            }
+            (writer, pattern) if WRITE_TOOLS.contains(&writer) => {
+                self.convert_write_rule(at, text, writer, pattern, effect)
+            }
             ("WebFetch", Some(specifier)) => self.convert_domain(at, text, specifier, effect),
             ("Agent" | "Task", Some(name)) => {
                 let mut draft = self.draft_rule(at, text, effect);
@@ -125,8 +136,15 @@ impl ClaudeReader<'_> {
     /// Converts a pattern over tool names. An `allow` must name a server before the pattern.
     fn tools_by_pattern(&mut self, at: &SpannedJson, text: &str, pattern: &str, effect: PolicyVerdict) {
         let server = pattern.strip_prefix("mcp__").and_then(|rest| rest.split_once("__"));
-        if effect == PolicyVerdict::Allow && !server.is_some_and(|(server, _)| !server.is_empty() && !server.contains('*')) {
-            return self.add_note(at, text, ImportDeviation::Left, "an `allow` names its tool, or a server and then a pattern");
+        if effect == PolicyVerdict::Allow
+            && !server.is_some_and(|(server, _)| !server.is_empty() && !server.contains('*'))
+        {
+            return self.add_note(
+                at,
+                text,
+                ImportDeviation::Left,
+                "an `allow` names its tool, or a server and then a pattern",
+            );
         }
         let mut draft = self.draft_rule(at, text, effect);
         draft.tool = vec![pattern.to_owned()];
@@ -219,14 +237,24 @@ impl ClaudeReader<'_> {
             let mut draft = self.draft_rule(at, text, PolicyVerdict::Ask);
             draft.glob = vec!["*".to_owned()];
             self.imported.push(draft);
-            return self.add_note(at, text, ImportDeviation::Stricter, "it names no plain program: every command is asked about");
+            return self.add_note(
+                at,
+                text,
+                ImportDeviation::Stricter,
+                "it names no plain program: every command is asked about",
+            );
         }
         for program in programs {
             let mut draft = self.draft_rule(at, text, PolicyVerdict::Ask);
             draft.prefix = vec![WordPattern::from_word(program)];
             self.imported.push(draft);
         }
-        self.add_note(at, text, ImportDeviation::Stricter, "it is not a list of plain words: its programs are asked about");
+        self.add_note(
+            at,
+            text,
+            ImportDeviation::Stricter,
+            "it is not a list of plain words: its programs are asked about",
+        );
     }
 
     fn convert_domain(&mut self, at: &SpannedJson, text: &str, specifier: &str, effect: PolicyVerdict) {
@@ -244,7 +272,12 @@ impl ClaudeReader<'_> {
         let host = host.to_ascii_lowercase();
         if host.contains('*') && effect == PolicyVerdict::Allow {
             // A `*` in a URL could match across its slashes.
-            self.add_note(at, text, ImportDeviation::Stricter, "hosts with `*` are allowed to commands in the sandbox only");
+            self.add_note(
+                at,
+                text,
+                ImportDeviation::Stricter,
+                "hosts with `*` are allowed to commands in the sandbox only",
+            );
         } else {
             let mut draft = self.draft_rule(at, text, effect);
             draft.tool = vec!["WebFetch".to_owned()];
@@ -255,7 +288,12 @@ impl ClaudeReader<'_> {
             return;
         }
         if effect == PolicyVerdict::Allow && !self.may_allow_hosts {
-            return self.add_note(at, text, ImportDeviation::Left, "another file allows only hosts that it allows itself");
+            return self.add_note(
+                at,
+                text,
+                ImportDeviation::Left,
+                "another file allows only hosts that it allows itself",
+            );
         }
         if effect == PolicyVerdict::Allow
             && let Err(why) = check_breadth(&pattern)

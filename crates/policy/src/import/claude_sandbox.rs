@@ -22,7 +22,12 @@ pub(super) fn convert_sandbox(reader: &mut ClaudeReader<'_>, sandbox: &SpannedJs
                 reader.imported.settings.insert("sandbox".to_owned(), quote_toml("require"));
             }
             ("enabled", Some(false)) => {
-                reader.add_note(value, "enabled: false", ImportDeviation::Stricter, "commands always run in a sandbox here");
+                reader.add_note(
+                    value,
+                    "enabled: false",
+                    ImportDeviation::Stricter,
+                    "commands always run in a sandbox here",
+                );
             }
             ("autoAllowBashIfSandboxed", Some(false)) => {}
             // All files together decide: see `claude::set_mode`.
@@ -40,7 +45,12 @@ pub(super) fn convert_sandbox(reader: &mut ClaudeReader<'_>, sandbox: &SpannedJs
             }
             ("allowUnsandboxedCommands", Some(false)) => {}
             ("allowUnsandboxedCommands", _) => {
-                reader.add_note(value, &key.name, ImportDeviation::Stricter, "nothing runs without the sandbox on request");
+                reader.add_note(
+                    value,
+                    &key.name,
+                    ImportDeviation::Stricter,
+                    "nothing runs without the sandbox on request",
+                );
             }
             ("excludedCommands", _) => {
                 for item in collect_strings(reader, value) {
@@ -90,10 +100,20 @@ fn convert_filesystem(reader: &mut ClaudeReader<'_>, value: &SpannedJson) {
             (name @ ("allowWrite" | "denyWrite" | "denyRead" | "allowRead"), _) => convert_paths(reader, name, list),
             ("disabled" | "allowManagedReadPathsOnly", Some(false)) => {}
             ("disabled", _) => {
-                reader.add_note(list, "disabled: true", ImportDeviation::Stricter, "the filesystem is always restricted here");
+                reader.add_note(
+                    list,
+                    "disabled: true",
+                    ImportDeviation::Stricter,
+                    "the filesystem is always restricted here",
+                );
             }
             ("allowManagedReadPathsOnly", _) => {
-                reader.add_note(list, &key.name, ImportDeviation::Needless, "put the rules into `/etc/stockade/managed.toml`");
+                reader.add_note(
+                    list,
+                    &key.name,
+                    ImportDeviation::Needless,
+                    "put the rules into `/etc/stockade/managed.toml`",
+                );
             }
             (other, _) => reader.add_note(list, other, ImportDeviation::Weaker, "the key has no form here"),
         }
@@ -146,7 +166,12 @@ fn convert_network(reader: &mut ClaudeReader<'_>, value: &SpannedJson) {
                 }
             }
             "allowManagedDomainsOnly" | "strictAllowlist" => {
-                reader.add_note(list, &key.name, ImportDeviation::Needless, "hosts that no rule allows are never reached unasked");
+                reader.add_note(
+                    list,
+                    &key.name,
+                    ImportDeviation::Needless,
+                    "hosts that no rule allows are never reached unasked",
+                );
             }
             "allowAllUnixSockets" | "allowLocalBinding" | "httpProxyPort" | "socksProxyPort" => {
                 if list.as_bool() != Some(false) {
@@ -162,7 +187,11 @@ fn convert_hosts(reader: &mut ClaudeReader<'_>, list: &SpannedJson, key: &str, e
     for item in collect_strings(reader, list) {
         let text = item.as_text().unwrap_or_default();
         if effect == PolicyVerdict::Allow && !(reader.context.sandboxed && reader.may_allow_hosts) {
-            let why = if reader.may_allow_hosts { SANDBOX_OFF_REASON } else { "another file allows only hosts that it allows itself" };
+            let why = if reader.may_allow_hosts {
+                SANDBOX_OFF_REASON
+            } else {
+                "another file allows only hosts that it allows itself"
+            };
             reader.add_note(item, text, ImportDeviation::Left, why);
             continue;
         }

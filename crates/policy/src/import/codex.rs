@@ -12,7 +12,7 @@ use stockade_model::{Host, PolicyVerdict};
 use super::json::PositionedError;
 use super::mistakes::ImportMistakes;
 use super::starlark::{self, StarlarkCall, StarlarkValue};
-use super::{ImportDeviation, ImportEntry, ImportedPolicy, ImportSource, ImportTool, plain_words};
+use super::{ImportDeviation, ImportEntry, ImportSource, ImportTool, ImportedPolicy, plain_words};
 use crate::draft::DraftRule;
 use crate::error::{ConfigError, TextPosition};
 use crate::file::ProvenanceSection;
@@ -64,11 +64,17 @@ fn source_line(source: &ImportSource, at: TextPosition) -> String {
 }
 
 /// Returns the arguments of a call by the names of its parameters.
-fn bind_arguments<'a>(call: &'a StarlarkCall, parameters: &[&str]) -> Result<BTreeMap<String, &'a StarlarkValue>, PositionedError> {
+fn bind_arguments<'a>(
+    call: &'a StarlarkCall,
+    parameters: &[&str],
+) -> Result<BTreeMap<String, &'a StarlarkValue>, PositionedError> {
     let mut found: BTreeMap<String, &StarlarkValue> = BTreeMap::new();
     for (i, value) in call.positional.iter().enumerate() {
         let Some(name) = parameters.get(i) else {
-            return Err(PositionedError { at: value.at, why: format!("`{}` takes {} arguments", call.name, parameters.len()) });
+            return Err(PositionedError {
+                at: value.at,
+                why: format!("`{}` takes {} arguments", call.name, parameters.len()),
+            });
         };
         found.insert((*name).to_owned(), value);
     }
@@ -85,16 +91,27 @@ fn bind_arguments<'a>(call: &'a StarlarkCall, parameters: &[&str]) -> Result<BTr
     Ok(found)
 }
 
-fn require_argument<'a>(call: &StarlarkCall, found: &BTreeMap<String, &'a StarlarkValue>, name: &str) -> Result<&'a StarlarkValue, PositionedError> {
-    found.get(name).copied().ok_or_else(|| PositionedError { at: call.at, why: format!("`{}` needs `{name}`", call.name) })
+fn require_argument<'a>(
+    call: &StarlarkCall,
+    found: &BTreeMap<String, &'a StarlarkValue>,
+    name: &str,
+) -> Result<&'a StarlarkValue, PositionedError> {
+    found
+        .get(name)
+        .copied()
+        .ok_or_else(|| PositionedError { at: call.at, why: format!("`{}` needs `{name}`", call.name) })
 }
 
 fn expect_text(value: &StarlarkValue) -> Result<&str, PositionedError> {
-    value.as_text().ok_or_else(|| PositionedError { at: value.at, why: format!("expected a string, found {}", value.kind_name()) })
+    value
+        .as_text()
+        .ok_or_else(|| PositionedError { at: value.at, why: format!("expected a string, found {}", value.kind_name()) })
 }
 
 fn expect_list(value: &StarlarkValue) -> Result<&[StarlarkValue], PositionedError> {
-    value.as_list().ok_or_else(|| PositionedError { at: value.at, why: format!("expected a list, found {}", value.kind_name()) })
+    value
+        .as_list()
+        .ok_or_else(|| PositionedError { at: value.at, why: format!("expected a list, found {}", value.kind_name()) })
 }
 
 fn effect_of(value: Option<&&StarlarkValue>, also_deny: bool) -> Result<PolicyVerdict, PositionedError> {
@@ -104,7 +121,10 @@ fn effect_of(value: Option<&&StarlarkValue>, also_deny: bool) -> Result<PolicyVe
         "prompt" => Ok(PolicyVerdict::Ask),
         "forbidden" => Ok(PolicyVerdict::Deny),
         "deny" if also_deny => Ok(PolicyVerdict::Deny),
-        other => Err(PositionedError { at: value.at, why: format!("`{other}`: a decision is `allow`, `prompt` or `forbidden`") }),
+        other => Err(PositionedError {
+            at: value.at,
+            why: format!("`{other}`: a decision is `allow`, `prompt` or `forbidden`"),
+        }),
     }
 }
 
@@ -120,8 +140,11 @@ fn justification_of(value: Option<&&StarlarkValue>, entry: &ImportEntry<'_>) -> 
 
 fn draft_rule(effect: PolicyVerdict, justification: String, entry: &ImportEntry<'_>) -> DraftRule {
     let mut draft = DraftRule::new(effect, justification);
-    draft.provenance =
-        Some(ProvenanceSection { by: format!("imported from codex, {}", entry.format_origin()), at: None, request: None });
+    draft.provenance = Some(ProvenanceSection {
+        by: format!("imported from codex, {}", entry.format_origin()),
+        at: None,
+        request: None,
+    });
     draft
 }
 
@@ -139,7 +162,11 @@ fn pattern_of(value: &StarlarkValue) -> Result<Vec<WordPattern>, PositionedError
         };
         words.push(word);
     }
-    if words.is_empty() { Err(PositionedError { at: value.at, why: "a pattern is not empty".to_owned() }) } else { Ok(words) }
+    if words.is_empty() {
+        Err(PositionedError { at: value.at, why: "a pattern is not empty".to_owned() })
+    } else {
+        Ok(words)
+    }
 }
 
 fn prefix_rule(
@@ -155,9 +182,13 @@ fn prefix_rule(
     rule.matches = parse_examples(found.get("match"))?;
     rule.not_match = parse_examples(found.get("not_match"))?;
     for (key, wanted, lines) in [("match", true, &rule.matches), ("not_match", false, &rule.not_match)] {
-        if let Some(line) = lines.iter().find(|line| matches_example(&pattern, line).is_some_and(|fits| fits != wanted)) {
+        if let Some(line) = lines.iter().find(|line| matches_example(&pattern, line).is_some_and(|fits| fits != wanted))
+        {
             let at = found.get(key).map_or(call.at, |value| value.at);
-            return Err(PositionedError { at, why: format!("`{line}`: this example fails, and the file is refused there") });
+            return Err(PositionedError {
+                at,
+                why: format!("`{line}`: this example fails, and the file is refused there"),
+            });
         }
     }
     let unusual = |word: &String| word.is_empty() || word.chars().any(char::is_control);
@@ -175,12 +206,16 @@ fn prefix_rule(
         }
         rule.effect = PolicyVerdict::Ask;
         (rule.matches, rule.not_match) = (Vec::new(), Vec::new());
-        imported.notes.push(entry.to_note(ImportDeviation::Stricter, format!("{why}: what starts like it is asked about")));
+        imported
+            .notes
+            .push(entry.to_note(ImportDeviation::Stricter, format!("{why}: what starts like it is asked about")));
         imported.push(rule);
         return Ok(());
     }
     if effect != PolicyVerdict::Allow && pattern[0].alternatives().iter().any(|program| program.contains('/')) {
-        imported.notes.push(entry.to_note(ImportDeviation::Stricter, "every program of that name is meant, wherever it lies"));
+        imported
+            .notes
+            .push(entry.to_note(ImportDeviation::Stricter, "every program of that name is meant, wherever it lies"));
     }
     rule.prefix = pattern;
     if effect == PolicyVerdict::Allow {
@@ -244,7 +279,10 @@ fn host_executable(call: &StarlarkCall) -> Result<(String, Vec<String>), Positio
     for value in expect_list(require_argument(call, &found, "paths")?)? {
         let path = expect_text(value)?;
         if !path.starts_with('/') {
-            return Err(PositionedError { at: value.at, why: format!("`{path}` is not absolute: the file is refused there") });
+            return Err(PositionedError {
+                at: value.at,
+                why: format!("`{path}` is not absolute: the file is refused there"),
+            });
         }
         if path.rsplit('/').next() != Some(name) {
             return Err(PositionedError { at: value.at, why: format!("`{path}` does not end in `{name}`") });
@@ -254,7 +292,11 @@ fn host_executable(call: &StarlarkCall) -> Result<(String, Vec<String>), Positio
     Ok((name.to_owned(), paths))
 }
 
-fn network_rule(call: &StarlarkCall, entry: &ImportEntry<'_>, imported: &mut ImportedPolicy) -> Result<(), PositionedError> {
+fn network_rule(
+    call: &StarlarkCall,
+    entry: &ImportEntry<'_>,
+    imported: &mut ImportedPolicy,
+) -> Result<(), PositionedError> {
     let found = bind_arguments(call, &["host", "protocol", "decision", "justification"])?;
     let host_value = require_argument(call, &found, "host")?;
     let host = host_of(host_value)?;
@@ -283,9 +325,13 @@ fn network_rule(call: &StarlarkCall, entry: &ImportEntry<'_>, imported: &mut Imp
         _ => host,
     }];
     if let (Some(port), PolicyVerdict::Allow) = (port, effect) {
-        imported.notes.push(entry.to_note(ImportDeviation::Stricter, format!("`{protocol}` is carried as port {port}")));
+        imported
+            .notes
+            .push(entry.to_note(ImportDeviation::Stricter, format!("`{protocol}` is carried as port {port}")));
     } else if effect != PolicyVerdict::Allow {
-        imported.notes.push(entry.to_note(ImportDeviation::Stricter, "protocols are not told apart: every port is meant"));
+        imported
+            .notes
+            .push(entry.to_note(ImportDeviation::Stricter, "protocols are not told apart: every port is meant"));
     }
     imported.push(rule);
     Ok(())

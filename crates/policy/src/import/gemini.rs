@@ -12,7 +12,9 @@ use stockade_model::PolicyVerdict;
 use super::gemini_rules::{GeminiConditions, GeminiRuleDraft};
 use super::json::{PositionedError, SpannedJson};
 use super::mistakes::ImportMistakes;
-use super::{ImportDeviation, ImportEntry, ImportedPolicy, ImportNote, SourceScope, ImportSource, ImportTool, gemini_settings};
+use super::{
+    ImportDeviation, ImportEntry, ImportNote, ImportSource, ImportTool, ImportedPolicy, SourceScope, gemini_settings,
+};
 use crate::draft::DraftRule;
 use crate::error::{ConfigError, TextPosition};
 use crate::file::CombiningAlgorithm;
@@ -144,7 +146,12 @@ fn is_json(text: &str) -> bool {
     text.starts_with('{') || text.starts_with("//") || text.starts_with("/*")
 }
 
-fn convert_policies(source: &ImportSource, context: &GeminiContext, imported: &mut ImportedPolicy, mistakes: &mut ImportMistakes) -> Vec<RankedRule> {
+fn convert_policies(
+    source: &ImportSource,
+    context: &GeminiContext,
+    imported: &mut ImportedPolicy,
+    mistakes: &mut ImportMistakes,
+) -> Vec<RankedRule> {
     let (table, places) = match parse_file::<toml::Table>(Path::new(&source.name), &source.text) {
         Ok(read) => read,
         Err(error) => {
@@ -174,8 +181,10 @@ fn convert_policies(source: &ImportSource, context: &GeminiContext, imported: &m
         // Gemini CLI ignores a whole file if its schema refuses one rule.
         let is_read = key != "rule" || items.iter().all(|rule| rule.get("toolName").is_some());
         for (i, value) in items.iter().enumerate() {
-            let reader = GeminiRuleReader { source, context, is_read, places: &places, key: format!("{key}[{i}]"), value };
-            match if key == "rule" { reader.convert_rule(imported) } else { reader.convert_checker(imported).map(Some) } {
+            let reader =
+                GeminiRuleReader { source, context, is_read, places: &places, key: format!("{key}[{i}]"), value };
+            match if key == "rule" { reader.convert_rule(imported) } else { reader.convert_checker(imported).map(Some) }
+            {
                 Ok(one) => ranked.extend(one),
                 Err(wrong) => faults.push(wrong),
             }
@@ -237,7 +246,9 @@ impl GeminiRuleReader<'_> {
             Some(toml::Value::String(text)) => Ok(vec![text]),
             Some(toml::Value::Array(items)) => items
                 .iter()
-                .map(|item| item.as_str().map_or_else(|| self.fail_at(key, format!("`{key}` is a list of strings")), Ok))
+                .map(|item| {
+                    item.as_str().map_or_else(|| self.fail_at(key, format!("`{key}` is a list of strings")), Ok)
+                })
                 .collect(),
             Some(_) => self.fail_at(key, format!("`{key}` is a string or a list of strings")),
         }
@@ -280,7 +291,13 @@ impl GeminiRuleReader<'_> {
         if effect == PolicyVerdict::Allow && !self.is_allow_effective(priority, &entry, imported) {
             return Ok(None);
         }
-        let mut rule = GeminiRuleDraft { entry, effect, justification: self.read_justification()?, drafts: Vec::new(), lost: false };
+        let mut rule = GeminiRuleDraft {
+            entry,
+            effect,
+            justification: self.read_justification()?,
+            drafts: Vec::new(),
+            lost: false,
+        };
         let conditions = self.read_conditions(&tools, &mut rule, imported)?;
         for tool in &tools {
             if effect == PolicyVerdict::Allow && tool == SHELL_TOOLS[1] && server.is_none() {
@@ -296,7 +313,11 @@ impl GeminiRuleReader<'_> {
             let why = "a command that redirects is asked about here, whatever a rule allows";
             imported.notes.push(rule.entry.to_note(ImportDeviation::Stricter, why));
         }
-        Ok(Some(RankedRule { priority: tier_offset(self.source.scope) + priority, effect: rule.effect, drafts: rule.drafts }))
+        Ok(Some(RankedRule {
+            priority: tier_offset(self.source.scope) + priority,
+            effect: rule.effect,
+            drafts: rule.drafts,
+        }))
     }
 
     /// Returns whether an `allow` counts in this file and at this priority.
@@ -328,7 +349,8 @@ impl GeminiRuleReader<'_> {
         let why = "checks that run programs have no form here: what they look at is asked about";
         imported.notes.push(entry.to_note(ImportDeviation::Stricter, why));
         let justification = format!("imported from {}:{}", self.source.name, self.position_of("").line);
-        let mut rule = GeminiRuleDraft { entry, effect: PolicyVerdict::Ask, justification, drafts: Vec::new(), lost: false };
+        let mut rule =
+            GeminiRuleDraft { entry, effect: PolicyVerdict::Ask, justification, drafts: Vec::new(), lost: false };
         for tool in &tools {
             rule.add_tool_rule(tool, server, &GeminiConditions::None, imported);
         }
@@ -369,7 +391,12 @@ impl GeminiRuleReader<'_> {
     }
 
     /// Returns whether the rule applies in the mode that sessions start in, in interactive use.
-    fn is_active(&self, effect: PolicyVerdict, entry: &ImportEntry<'_>, imported: &mut ImportedPolicy) -> Result<bool, PositionedError> {
+    fn is_active(
+        &self,
+        effect: PolicyVerdict,
+        entry: &ImportEntry<'_>,
+        imported: &mut ImportedPolicy,
+    ) -> Result<bool, PositionedError> {
         let modes = self.read_texts("modes")?;
         if !modes.is_empty() && !modes.contains(&self.context.session_mode()) {
             let why = format!("it speaks in other modes than `{}` only", self.context.session_mode());
@@ -385,7 +412,12 @@ impl GeminiRuleReader<'_> {
 
     /// Returns the conditions of the rule. If one cannot be expressed, an `allow` is dropped and other
     /// rules become broader.
-    fn read_conditions(&self, tools: &[String], rule: &mut GeminiRuleDraft<'_>, imported: &mut ImportedPolicy) -> Result<GeminiConditions, PositionedError> {
+    fn read_conditions(
+        &self,
+        tools: &[String],
+        rule: &mut GeminiRuleDraft<'_>,
+        imported: &mut ImportedPolicy,
+    ) -> Result<GeminiConditions, PositionedError> {
         let prefixes: Vec<String> = self.read_texts("commandPrefix")?.into_iter().map(str::to_owned).collect();
         let (regex, arguments) = (self.read_text("commandRegex")?, self.read_text("argsPattern")?);
         let is_shell = tools.len() == 1 && tools[0] == SHELL_TOOLS[0];

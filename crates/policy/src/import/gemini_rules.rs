@@ -106,7 +106,13 @@ impl GeminiRuleDraft<'_> {
         DraftRule { effect: PolicyVerdict::Ask, ..self.draft_rule() }
     }
 
-    pub(super) fn add_tool_rule(&mut self, tool: &str, server: Option<&str>, conditions: &GeminiConditions, imported: &mut ImportedPolicy) {
+    pub(super) fn add_tool_rule(
+        &mut self,
+        tool: &str,
+        server: Option<&str>,
+        conditions: &GeminiConditions,
+        imported: &mut ImportedPolicy,
+    ) {
         if self.lost {
             return;
         }
@@ -147,7 +153,8 @@ impl GeminiRuleDraft<'_> {
     /// Returns the rule for a subagent, which is called through one tool that names it.
     fn as_agent(&self, draft: &DraftRule) -> Option<DraftRule> {
         let [name] = draft.tool.as_slice() else { return None };
-        let is_agent = !self.is_allow() && draft.arguments.is_empty() && !name.contains('*') && !name.starts_with("mcp_");
+        let is_agent =
+            !self.is_allow() && draft.arguments.is_empty() && !name.contains('*') && !name.starts_with("mcp_");
         is_agent.then(|| DraftRule {
             tool: vec!["invoke_agent".to_owned()],
             arguments: vec![("agent_name".to_owned(), vec![name.clone()])],
@@ -163,7 +170,11 @@ impl GeminiRuleDraft<'_> {
         if !tools.iter().any(edits) {
             return;
         }
-        self.add_note(imported, ImportDeviation::Stricter, "files that build the project are asked about, as they are there");
+        self.add_note(
+            imported,
+            ImportDeviation::Stricter,
+            "files that build the project are asked about, as they are there",
+        );
         for argument in PATH_ARGUMENTS {
             let mut ask = self.draft_question();
             ask.tool = tools.to_vec();
@@ -206,10 +217,17 @@ impl GeminiRuleDraft<'_> {
             GeminiConditions::None => {
                 if self.is_allow() {
                     let why = "programs that are asked about there in part are asked about: ";
-                    self.add_note(imported, ImportDeviation::Stricter, &format!("{why}{}", PARTLY_ASKED_PROGRAMS.join(", ")));
+                    self.add_note(
+                        imported,
+                        ImportDeviation::Stricter,
+                        &format!("{why}{}", PARTLY_ASKED_PROGRAMS.join(", ")),
+                    );
                     let mut ask = self.draft_question();
-                    ask.prefix =
-                        WordPattern::from_alternatives(PARTLY_ASKED_PROGRAMS.iter().map(|name| (*name).to_owned()).collect()).into_iter().collect();
+                    ask.prefix = WordPattern::from_alternatives(
+                        PARTLY_ASKED_PROGRAMS.iter().map(|name| (*name).to_owned()).collect(),
+                    )
+                    .into_iter()
+                    .collect();
                     self.drafts.push(ask);
                 }
                 self.every_command(self.effect);
@@ -239,7 +257,10 @@ impl GeminiRuleDraft<'_> {
     fn add_prefix(&mut self, prefix: &str, imported: &mut ImportedPolicy) {
         let mut draft = self.draft_rule();
         match plain_words(prefix) {
-            Some(words) if !self.is_allow() || (words.join(" ") == prefix && prefix.len() <= regex::MAX_EXPRESSION_BYTES / 2) => {
+            Some(words)
+                if !self.is_allow()
+                    || (words.join(" ") == prefix && prefix.len() <= regex::MAX_EXPRESSION_BYTES / 2) =>
+            {
                 draft.prefix = words.into_iter().map(WordPattern::from_word).collect();
                 self.drafts.push(draft);
             }
@@ -257,10 +278,18 @@ impl GeminiRuleDraft<'_> {
         let globs = match globs_of(regex) {
             Ok(globs) => globs,
             Err(_) if regex.starts_with('^') && !regex.contains('|') => {
-                return self.add_note(imported, ImportDeviation::Needless, "`^` means the JSON there, so that it never matches");
+                return self.add_note(
+                    imported,
+                    ImportDeviation::Needless,
+                    "`^` means the JSON there, so that it never matches",
+                );
             }
             Err(why) => {
-                self.add_note(imported, ImportDeviation::Stricter, &format!("the expression: {why}; every command is asked about"));
+                self.add_note(
+                    imported,
+                    ImportDeviation::Stricter,
+                    &format!("the expression: {why}; every command is asked about"),
+                );
                 return self.every_command(PolicyVerdict::Ask);
             }
         };
@@ -277,7 +306,11 @@ impl GeminiRuleDraft<'_> {
             self.drafts.push(draft);
         }
         if !across.is_empty() {
-            self.add_note(imported, ImportDeviation::Stricter, "commands that hold its last words are asked about by themselves");
+            self.add_note(
+                imported,
+                ImportDeviation::Stricter,
+                "commands that hold its last words are asked about by themselves",
+            );
             let mut ask = self.draft_question();
             ask.glob = across;
             self.drafts.push(ask);
@@ -310,7 +343,11 @@ impl GeminiRuleDraft<'_> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,+@%* ".contains(c);
         let end = glob.find(|c: char| !plain(c)).unwrap_or(glob.len());
         let start = glob[..end].trim();
-        self.add_note(imported, ImportDeviation::Stricter, "it is not a list of plain words: what starts like it is asked about");
+        self.add_note(
+            imported,
+            ImportDeviation::Stricter,
+            "it is not a list of plain words: what starts like it is asked about",
+        );
         if start.is_empty() || start == "*" {
             return self.every_command(PolicyVerdict::Ask);
         }

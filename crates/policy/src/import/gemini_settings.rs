@@ -9,7 +9,7 @@ use super::gemini::{GeminiContext, RankedRule, SHELL_TOOLS, tier_offset};
 use super::gemini_rules::{GeminiConditions, GeminiRuleDraft};
 use super::json::{self, PositionedError, SpannedJson};
 use super::mistakes::ImportMistakes;
-use super::{ImportDeviation, ImportEntry, ImportedPolicy, SourceScope, ImportSource, ImportTool, whose};
+use super::{ImportDeviation, ImportEntry, ImportSource, ImportTool, ImportedPolicy, SourceScope, whose};
 use crate::draft::quote_toml;
 
 /// Priorities within the user's tier, in thousandths.
@@ -65,7 +65,11 @@ impl<'a> GeminiSettingsReader<'a> {
         // The names from before the settings were grouped have lower precedence.
         let old = |key: &str| settings.get(key);
         let servers = |key: &str| settings.get("mcp").and_then(|mcp| mcp.get(key));
-        self.convert_servers(servers("excluded").or(old("excludeMCPServers")), PolicyVerdict::Deny, EXCLUDED_SERVERS_PRIORITY);
+        self.convert_servers(
+            servers("excluded").or(old("excludeMCPServers")),
+            PolicyVerdict::Deny,
+            EXCLUDED_SERVERS_PRIORITY,
+        );
         self.convert_tools(within("exclude").or(old("excludeTools")), PolicyVerdict::Deny, EXCLUDED_TOOLS_PRIORITY);
         self.convert_tools(within("confirmationRequired"), PolicyVerdict::Ask, CONFIRMED_TOOLS_PRIORITY);
         let allowed = within("allowed").or(old("allowedTools"));
@@ -74,10 +78,21 @@ impl<'a> GeminiSettingsReader<'a> {
         let core = within("core").or(old("coreTools"));
         self.convert_tools(core, PolicyVerdict::Allow, CORE_TOOLS_PRIORITY);
         if let Some(core) = core {
-            self.push("*", None, core, PolicyVerdict::Deny, "only the tools of `tools.core` are there", CORE_TOOLS_PRIORITY - FALLBACK_DISTANCE);
+            self.push(
+                "*",
+                None,
+                core,
+                PolicyVerdict::Deny,
+                "only the tools of `tools.core` are there",
+                CORE_TOOLS_PRIORITY - FALLBACK_DISTANCE,
+            );
         }
         self.convert_trusted_servers(settings.get("mcpServers"));
-        self.convert_servers(servers("allowed").or(old("allowMCPServers")), PolicyVerdict::Allow, ALLOWED_SERVERS_PRIORITY);
+        self.convert_servers(
+            servers("allowed").or(old("allowMCPServers")),
+            PolicyVerdict::Allow,
+            ALLOWED_SERVERS_PRIORITY,
+        );
         self.convert_sandbox(tools);
         self.report_other_settings(settings);
         self.report_rule_keys(settings);
@@ -117,16 +132,26 @@ impl<'a> GeminiSettingsReader<'a> {
     }
 
     fn report_unexpected(&mut self, what: &str, found: &SpannedJson) {
-        self.faults.push(PositionedError { at: found.at, why: format!("expected {what}, found {}", found.kind_name()) });
+        self.faults
+            .push(PositionedError { at: found.at, why: format!("expected {what}, found {}", found.kind_name()) });
     }
 
-    fn push(&mut self, tool: &str, server: Option<&str>, at: &SpannedJson, effect: PolicyVerdict, why: &str, priority: i64) {
+    fn push(
+        &mut self,
+        tool: &str,
+        server: Option<&str>,
+        at: &SpannedJson,
+        effect: PolicyVerdict,
+        why: &str,
+        priority: i64,
+    ) {
         let entry = self.entry_at(at, tool);
         if self.context.plans && effect == PolicyVerdict::Allow && priority <= CORE_TOOLS_PRIORITY {
             self.imported.notes.push(entry.to_note(ImportDeviation::Left, "it is not allowed in the mode `plan`"));
             return;
         }
-        let mut made = GeminiRuleDraft { entry, effect, justification: why.to_owned(), drafts: Vec::new(), lost: false };
+        let mut made =
+            GeminiRuleDraft { entry, effect, justification: why.to_owned(), drafts: Vec::new(), lost: false };
         made.add_tool_rule(tool, server, &GeminiConditions::None, self.imported);
         self.ranked.push(rank_rule(priority, made));
     }
@@ -144,7 +169,8 @@ impl<'a> GeminiSettingsReader<'a> {
                 // Only allow lists support the form with a prefix. In other lists the whole text is a name,
                 // which no tool has.
                 if prefix.is_some() {
-                    let note = self.entry_at(at, text).dropped_note(effect, "there, a prefix means nothing in this list");
+                    let note =
+                        self.entry_at(at, text).dropped_note(effect, "there, a prefix means nothing in this list");
                     self.imported.notes.push(note);
                 } else {
                     self.push(name, None, at, effect, &why, priority);
@@ -156,10 +182,18 @@ impl<'a> GeminiSettingsReader<'a> {
                 self.push(name, None, at, effect, &why, priority);
                 continue;
             }
-            let mut made =
-                GeminiRuleDraft { entry: self.entry_at(at, text), effect, justification: why, drafts: Vec::new(), lost: false };
-            let conditions =
-                if prefix.is_empty() { GeminiConditions::None } else { GeminiConditions::Prefixes(vec![prefix.to_owned()]) };
+            let mut made = GeminiRuleDraft {
+                entry: self.entry_at(at, text),
+                effect,
+                justification: why,
+                drafts: Vec::new(),
+                lost: false,
+            };
+            let conditions = if prefix.is_empty() {
+                GeminiConditions::None
+            } else {
+                GeminiConditions::Prefixes(vec![prefix.to_owned()])
+            };
             made.add_tool_rule(name, None, &conditions, self.imported);
             self.ranked.push(rank_rule(priority, made));
         }
@@ -210,7 +244,9 @@ impl<'a> GeminiSettingsReader<'a> {
         if let Some(sandbox) = tools.get("sandbox") {
             if sandbox.as_bool() == Some(false) {
                 let note = self.entry_at(sandbox, "tools.sandbox: false");
-                self.imported.notes.push(note.to_note(ImportDeviation::Stricter, "commands always run in a sandbox here"));
+                self.imported
+                    .notes
+                    .push(note.to_note(ImportDeviation::Stricter, "commands always run in a sandbox here"));
             } else {
                 self.imported.settings.insert("sandbox".to_owned(), quote_toml("require"));
             }
@@ -222,7 +258,8 @@ impl<'a> GeminiSettingsReader<'a> {
                 if plain && path.starts_with('/') {
                     self.imported.add_to_profile("write", path.to_owned());
                 } else {
-                    let note = self.entry_at(at, path).to_note(ImportDeviation::Left, "only an absolute path has a form here");
+                    let note =
+                        self.entry_at(at, path).to_note(ImportDeviation::Left, "only an absolute path has a form here");
                     self.imported.notes.push(note);
                 }
             }

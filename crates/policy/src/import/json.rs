@@ -77,7 +77,8 @@ impl SpannedJson {
 
 /// Parses a whole text.
 pub(crate) fn parse_json(source: &str, comments: bool) -> Result<SpannedJson, PositionedError> {
-    let mut reader = JsonReader { source, bytes: source.as_bytes(), at: 0, lines: LineIndex::from_source(source), comments };
+    let mut reader =
+        JsonReader { source, bytes: source.as_bytes(), at: 0, lines: LineIndex::from_source(source), comments };
     if source.starts_with('\u{feff}') {
         reader.at = 3;
     }
@@ -242,7 +243,9 @@ impl JsonReader<'_> {
         self.at += 1;
         let mut text = String::new();
         loop {
-            let Some(c) = self.source[self.at..].chars().next() else { return self.fail_here("the string does not end") };
+            let Some(c) = self.source[self.at..].chars().next() else {
+                return self.fail_here("the string does not end");
+            };
             match c {
                 '"' => break,
                 '\\' => text.push(self.parse_escape()?),

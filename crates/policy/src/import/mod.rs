@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use stockade_model::{RawText, TargetPattern, PolicyVerdict};
+use stockade_model::{PolicyVerdict, RawText, TargetPattern};
 
 use crate::draft::{DraftRule, format_comment, quote_toml};
 use crate::error::{ConfigError, TextPosition};
@@ -240,7 +240,8 @@ fn check_draft(draft: DraftRule) -> Result<DraftRule, Box<RuleReplacement>> {
     let Err(why) = validate_draft(&draft) else { return Ok(draft) };
     let by = draft.provenance.as_ref().map_or("", |provenance| provenance.by.as_str());
     let (source, line) = by.rsplit_once(", ").and_then(|(_, at)| at.rsplit_once(':')).unwrap_or((by, ""));
-    let entry = ImportEntry::new(source, TextPosition { line: line.parse().unwrap_or(1), column: 1 }, &draft.justification);
+    let entry =
+        ImportEntry::new(source, TextPosition { line: line.parse().unwrap_or(1), column: 1 }, &draft.justification);
     if draft.effect == PolicyVerdict::Allow {
         return Err(Box::new(RuleReplacement { broader: None, note: entry.to_note(ImportDeviation::Left, why) }));
     }
@@ -307,7 +308,13 @@ impl<'a> ImportEntry<'a> {
     }
 
     fn to_note(&self, carried: ImportDeviation, why: impl Into<String>) -> ImportNote {
-        ImportNote { source: self.source.to_owned(), place: self.place, entry: self.shown.clone(), carried, why: why.into() }
+        ImportNote {
+            source: self.source.to_owned(),
+            place: self.place,
+            entry: self.shown.clone(),
+            carried,
+            why: why.into(),
+        }
     }
 
     /// Returns the note for a dropped entry: harmless for an `allow`, not for the others.
@@ -324,7 +331,8 @@ impl<'a> ImportEntry<'a> {
 /// is not a host, or is too wide for its effect.
 fn host_of_any_depth(text: &str, effect: PolicyVerdict) -> Result<TargetPattern, String> {
     let deep = text.strip_prefix("*.").map(|rest| format!("**.{rest}"));
-    let pattern = deep.as_deref().unwrap_or(text).parse::<TargetPattern>().map_err(|error| error.reason().to_owned())?;
+    let pattern =
+        deep.as_deref().unwrap_or(text).parse::<TargetPattern>().map_err(|error| error.reason().to_owned())?;
     match effect {
         PolicyVerdict::Allow => check_breadth(&pattern).map(|()| pattern).map_err(|why| why.to_string()),
         PolicyVerdict::Ask | PolicyVerdict::Deny => Ok(pattern),

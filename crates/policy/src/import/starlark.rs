@@ -52,7 +52,8 @@ enum StarlarkToken {
 
 /// Parses a whole file.
 pub(crate) fn parse_calls(source: &str) -> Result<Vec<StarlarkCall>, PositionedError> {
-    let tokens = StarlarkLexer { source, at: 0, lines: LineIndex::from_source(source), brackets: 0, line_start: true }.collect_tokens()?;
+    let tokens = StarlarkLexer { source, at: 0, lines: LineIndex::from_source(source), brackets: 0, line_start: true }
+        .collect_tokens()?;
     let mut parser = StarlarkParser { tokens, at: 0, names: BTreeMap::new() };
     let mut calls = Vec::new();
     while parser.parse_statement(&mut calls)? {}
@@ -112,7 +113,9 @@ impl StarlarkLexer<'_> {
                     self.at += 1;
                     tokens.push((place, StarlarkToken::Text(self.read_string(true)?)));
                 }
-                c if c.is_ascii_alphabetic() || c == '_' => tokens.push((place, StarlarkToken::Name(self.read_name()?))),
+                c if c.is_ascii_alphabetic() || c == '_' => {
+                    tokens.push((place, StarlarkToken::Name(self.read_name()?)))
+                }
                 c if c.is_ascii_digit() => {
                     self.at += rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '.').unwrap_or(rest.len());
                     tokens.push((place, StarlarkToken::Number));
@@ -329,12 +332,16 @@ impl StarlarkParser {
                 return self.fail_here("the value is too long");
             }
             value.kind = match (value.kind, right.kind) {
-                (StarlarkValueKind::Text(left), StarlarkValueKind::Text(right)) => StarlarkValueKind::Text(left + &right),
+                (StarlarkValueKind::Text(left), StarlarkValueKind::Text(right)) => {
+                    StarlarkValueKind::Text(left + &right)
+                }
                 (StarlarkValueKind::List(mut left), StarlarkValueKind::List(mut right)) => {
                     left.append(&mut right);
                     StarlarkValueKind::List(left)
                 }
-                _ => return Err(PositionedError { at: right.at, why: "`+` joins two strings or two lists".to_owned() }),
+                _ => {
+                    return Err(PositionedError { at: right.at, why: "`+` joins two strings or two lists".to_owned() });
+                }
             };
         }
         Ok(value)

@@ -3,7 +3,7 @@
 //!
 //! Must not know the meaning of a key.
 
-use super::json::{self, PositionedError, JsonKey, SpannedJson};
+use super::json::{self, JsonKey, PositionedError, SpannedJson};
 use super::{ImportTool, starlark};
 
 /// Keys of Claude Code's `settings.json` (code.claude.com/docs/en/settings, 2026, and older names).
@@ -284,7 +284,8 @@ pub(super) fn check_tool_keys(tool: ImportTool, settings: &SpannedJson) -> Resul
         return fail(settings.at, format!("it is empty: it holds no settings of {}", tool.title()));
     }
     let is_own = |name: &str| tool.keys().contains(&name);
-    let is_shared = |name: &str| [ImportTool::Claude, ImportTool::Gemini].iter().all(|tool| tool.keys().contains(&name));
+    let is_shared =
+        |name: &str| [ImportTool::Claude, ImportTool::Gemini].iter().all(|tool| tool.keys().contains(&name));
     if entries.iter().any(|(key, _)| is_own(&key.name) && !is_shared(&key.name)) {
         return Ok(());
     }

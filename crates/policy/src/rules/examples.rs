@@ -4,7 +4,7 @@ use std::path::Path;
 
 use stockade_model::{Assessment, Host, HostError, HostPattern, TargetPattern, Tier};
 
-use super::{Act, RequestContext, RuleMatch, RulePattern, PolicyRule, RuleInput, RuleSubject};
+use super::{Act, PolicyRule, RequestContext, RuleInput, RuleMatch, RulePattern, RuleSubject};
 use crate::file::{FileOperation, RuleSection};
 use crate::text::ConfigPath;
 use crate::words;

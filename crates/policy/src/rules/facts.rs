@@ -5,16 +5,21 @@
 
 use std::path::Path;
 
-use stockade_model::{Assessment, Capability, Host, RawText, NetworkTarget, TargetPattern};
+use stockade_model::{Assessment, Capability, Host, NetworkTarget, RawText, TargetPattern};
 
-use super::{RuleMatch, RuleInput};
+use super::{RuleInput, RuleMatch};
 use crate::file::FactsSection;
 use crate::glob::text_matches;
 use crate::hosts::HostEntry;
 use crate::pattern::{PathFact, split_port};
 
 /// Returns whether the facts match the conditions of the rule.
-pub(crate) fn match_facts(wanted: &FactsSection, assessment: &Assessment, scene: &RuleInput<'_>, raising: bool) -> RuleMatch {
+pub(crate) fn match_facts(
+    wanted: &FactsSection,
+    assessment: &Assessment,
+    scene: &RuleInput<'_>,
+    raising: bool,
+) -> RuleMatch {
     let path_facts: [(&[PathFact], PathSelector); 3] = [
         (&wanted.reads, |c| if let Capability::Read(path) | Capability::Secret(path) = c { Some(path) } else { None }),
         (&wanted.writes, |c| if let Capability::Write(path) = c { Some(path) } else { None }),

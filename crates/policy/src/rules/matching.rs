@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::facts::{self, host_fits};
 use super::options::match_option;
-use super::{Act, RuleMatch, RulePattern, PolicyRule, RuleInput, RuleSubject};
+use super::{Act, PolicyRule, RuleInput, RuleMatch, RulePattern, RuleSubject};
 use crate::file::{FileOperation, OptionsSection};
 use crate::glob::text_matches;
 use crate::pattern::{PathPattern, WordPattern};
@@ -69,7 +69,8 @@ impl PolicyRule {
         let program: Cow<'_, str> = program.into();
         let is_program = |wanted: &WordPattern| {
             wanted.matches_word(&program)
-                || (self.raises_caution() && wanted.alternatives().iter().any(|own| base_name(own) == base_name(&program)))
+                || (self.raises_caution()
+                    && wanted.alternatives().iter().any(|own| base_name(own) == base_name(&program)))
         };
         let starts = match prefix.split_first() {
             None => true,
@@ -136,9 +137,12 @@ impl PolicyRule {
                 arguments.iter().all(|(name, texts)| argument_fits(given, name, texts, self.raises_caution())),
             ),
             (RulePattern::Files { files, operations }, Act::File { path, operation }) => {
-                RuleMatch::certain_if(self.operation_fits(operations, operation)).min(self.path_fits(files, path, scene))
+                RuleMatch::certain_if(self.operation_fits(operations, operation))
+                    .min(self.path_fits(files, path, scene))
             }
-            (RulePattern::Hosts { hosts }, Act::Network { host, port }) => host_fits(hosts, host, port, self.raises_caution()),
+            (RulePattern::Hosts { hosts }, Act::Network { host, port }) => {
+                host_fits(hosts, host, port, self.raises_caution())
+            }
             _ => RuleMatch::No,
         }
     }
@@ -166,7 +170,9 @@ impl PolicyRule {
             };
         }
         let mut all = tool;
-        if let (RulePattern::Command { facts, .. }, RuleSubject::Command { assessment, .. }) = (&self.matcher, scene.subject) {
+        if let (RulePattern::Command { facts, .. }, RuleSubject::Command { assessment, .. }) =
+            (&self.matcher, scene.subject)
+        {
             all = all.min(facts::match_facts(facts, assessment, scene, self.raises_caution()));
         }
         if !context.cwd.is_empty() {
@@ -182,7 +188,8 @@ impl PolicyRule {
         }
         // Without a session, no rule for a session name matches.
         let session = scene.session.map_or("", |session| session.as_str());
-        all.min(match_name(&context.user, scene.around.user.as_deref())).min(match_name(&context.session, Some(session)))
+        all.min(match_name(&context.user, scene.around.user.as_deref()))
+            .min(match_name(&context.session, Some(session)))
     }
 
     fn is_about(&self, scene: &RuleInput<'_>) -> bool {

@@ -23,7 +23,7 @@ pub(crate) use matching::join_words;
 pub use scene::{Act, RequestContext};
 pub(crate) use scene::{RuleInput, RuleSubject};
 pub(crate) use sets::MatchedRules;
-pub use sets::{RuleExplanation, RuleBook, RuleSet};
+pub use sets::{RuleBook, RuleExplanation, RuleSet};
 
 /// Most words of a prefix.
 const MAX_PREFIX_WORDS: usize = 32;
@@ -231,7 +231,8 @@ fn check_form(section: &RuleSection) -> Result<(), RuleFormError> {
         return fail_at_key(&format!("prefix[{i}]"), "a word of a rule is not empty and holds no control");
     }
     for (key, options) in [("options.present", &section.options.present), ("options.absent", &section.options.absent)] {
-        let bad = |option: &WordPattern| !option.alternatives().iter().all(|text| text.len() > 1 && text.starts_with('-'));
+        let bad =
+            |option: &WordPattern| !option.alternatives().iter().all(|text| text.len() > 1 && text.starts_with('-'));
         if let Some(i) = options.iter().position(bad) {
             return fail_at_key(&format!("{key}[{i}]"), "an option starts with `-`");
         }
@@ -320,7 +321,10 @@ fn matcher_of(section: &RuleSection) -> Result<RulePattern, RuleFormError> {
         return fail_at_key("operations", "`operations` are those on `files`: name them");
     }
     if section.effect == PolicyVerdict::Allow && !(command || files || hosts || !section.tool.is_empty()) {
-        return fail_at_key("effect", "an `allow` rule names what it allows: give a `prefix`, `tool`, `files` or `hosts`");
+        return fail_at_key(
+            "effect",
+            "an `allow` rule names what it allows: give a `prefix`, `tool`, `files` or `hosts`",
+        );
     }
     Ok(if command {
         RulePattern::Command {

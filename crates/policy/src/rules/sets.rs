@@ -6,7 +6,7 @@
 
 use std::cmp::Reverse;
 
-use super::{RuleMatch, PolicyRule, RuleInput, RuleSubject};
+use super::{PolicyRule, RuleInput, RuleMatch, RuleSubject};
 use crate::file::CombiningAlgorithm;
 
 /// The rules of one file.
@@ -151,7 +151,9 @@ impl RuleSet {
         raised: &mut Vec<(&'a PolicyRule, RuleMatch)>,
         covered: &mut [Option<&'a PolicyRule>],
     ) {
-        let mut raise = |rule: &'a PolicyRule, found: RuleMatch| match raised.iter_mut().find(|(own, _)| std::ptr::eq(*own, rule))
+        let mut raise = |rule: &'a PolicyRule, found: RuleMatch| match raised
+            .iter_mut()
+            .find(|(own, _)| std::ptr::eq(*own, rule))
         {
             Some((_, before)) => *before = (*before).max(found),
             None => raised.push((rule, found)),

@@ -2,7 +2,7 @@
 //! that tool answers about acts near them.
 
 use stockade_model::PolicyVerdict;
-use stockade_policy::{FileOperation, SourceScope, ImportSource, ImportTool};
+use stockade_policy::{FileOperation, ImportSource, ImportTool, SourceScope};
 
 use super::probes::Probe;
 

@@ -3,12 +3,13 @@
 
 use std::path::Path;
 
-use stockade_policy::{ImportDeviation, ImportedPolicy, ImportTool, import_policy, resolve_profile};
+use stockade_policy::{ImportDeviation, ImportTool, ImportedPolicy, import_policy, resolve_profile};
 
 use super::ours::{settings_of, source};
 
 fn claude(text: &str) -> ImportedPolicy {
-    import_policy(ImportTool::Claude, &[source(ImportTool::Claude, "s.json", text)]).unwrap_or_else(|error| panic!("{text}: {error}"))
+    import_policy(ImportTool::Claude, &[source(ImportTool::Claude, "s.json", text)])
+        .unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
 fn is_told(imported: &ImportedPolicy) -> bool {
@@ -149,7 +150,10 @@ fn what_the_sandbox_must_not_write_is_protected_or_told() {
         let imported = claude(&text);
         let list = imported.profile.get("protect").map(|list| list.join(" "));
         assert_eq!((list.as_deref(), is_told(&imported)), (protected, told), "{path}: {:?}", imported.notes);
-        assert!(imported.notes.iter().all(|note| note.carried != ImportDeviation::Left), "{path}: a denial allows nothing");
+        assert!(
+            imported.notes.iter().all(|note| note.carried != ImportDeviation::Left),
+            "{path}: a denial allows nothing"
+        );
     }
 }
 

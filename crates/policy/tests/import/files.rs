@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use stockade_policy::{ImportDeviation, SourceScope, ImportSource, ImportTool, import_policy};
+use stockade_policy::{ImportDeviation, ImportSource, ImportTool, SourceScope, import_policy};
 
 use super::ours::source;
 
@@ -34,7 +34,8 @@ fn a_file_of_another_tool_is_refused() {
     ];
     for (text, own, name) in files {
         assert!(import_policy(own, &[source(own, "f", text)]).is_ok(), "{text:?}");
-        for other in [ImportTool::Claude, ImportTool::Gemini, ImportTool::Codex].into_iter().filter(|tool| *tool != own) {
+        for other in [ImportTool::Claude, ImportTool::Gemini, ImportTool::Codex].into_iter().filter(|tool| *tool != own)
+        {
             let refusal = refusal(other, text);
             assert!(refusal.starts_with("f:1:") || refusal.starts_with("f:2:"), "{other:?} {text:?}: {refusal}");
             let hint = refusal.lines().find(|line| line.starts_with("hint: ")).unwrap_or_default();
@@ -84,9 +85,14 @@ fn settings_without_rules_are_accepted() {
         (ImportTool::Gemini, "{\"mcpServers\": {\"a\": {\"command\": \"x\"}}}"),
         (ImportTool::Gemini, "{\"model\": {\"name\": \"x\"}}"),
     ] {
-        let imported = import_policy(tool, &[source(tool, "f", text)]).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let imported =
+            import_policy(tool, &[source(tool, "f", text)]).unwrap_or_else(|error| panic!("{text}: {error}"));
         assert!(imported.rules.is_empty(), "{text}");
-        assert!(imported.notes.iter().all(|note| note.carried == ImportDeviation::Needless), "{text}: {:?}", imported.notes);
+        assert!(
+            imported.notes.iter().all(|note| note.carried == ImportDeviation::Needless),
+            "{text}: {:?}",
+            imported.notes
+        );
     }
 }
 
@@ -107,7 +113,12 @@ fn keys_beside_the_rules_are_told_where_they_matter() {
         (ImportTool::Claude, "wibble", "true", Some(ImportDeviation::Weaker)),
         (ImportTool::Claude, "tools", "{\"exclude\": [\"x\"]}", Some(ImportDeviation::Weaker)),
         (ImportTool::Claude, "sandbox", "{\"filesystem\": {\"denyExec\": [\"/x\"]}}", Some(ImportDeviation::Weaker)),
-        (ImportTool::Claude, "sandbox", "{\"filesystem\": {\"allowManagedReadPathsOnly\": true}}", Some(ImportDeviation::Needless)),
+        (
+            ImportTool::Claude,
+            "sandbox",
+            "{\"filesystem\": {\"allowManagedReadPathsOnly\": true}}",
+            Some(ImportDeviation::Needless),
+        ),
         (ImportTool::Gemini, "ui", "{}", None),
         (ImportTool::Gemini, "wibble", "true", Some(ImportDeviation::Weaker)),
         (ImportTool::Gemini, "policyPaths", "[\"more\"]", Some(ImportDeviation::Weaker)),
@@ -115,7 +126,8 @@ fn keys_beside_the_rules_are_told_where_they_matter() {
     ] {
         let own = if tool == ImportTool::Claude { "permissions" } else { "tools" };
         let text = format!("{{\"{own}\": {{}},\n\"{key}\": {value}}}");
-        let imported = import_policy(tool, &[source(tool, "f", &text)]).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let imported =
+            import_policy(tool, &[source(tool, "f", &text)]).unwrap_or_else(|error| panic!("{text}: {error}"));
         let said: BTreeSet<ImportDeviation> = imported.notes.iter().map(|note| note.carried).collect();
         assert_eq!(said, carried.into_iter().collect(), "{text}: {:?}", imported.notes);
         assert!(imported.notes.iter().all(|note| note.place.line == 2), "{text}: {:?}", imported.notes);
@@ -127,14 +139,18 @@ fn keys_beside_the_rules_are_told_where_they_matter() {
 #[test]
 fn old_names_of_lists_of_servers_count() {
     let text = "{\"excludeMCPServers\": [\"bad\"], \"allowMCPServers\": [\"good\"]}";
-    let imported = import_policy(ImportTool::Gemini, &[source(ImportTool::Gemini, "f", text)]).unwrap_or_else(|error| panic!("{error}"));
+    let imported = import_policy(ImportTool::Gemini, &[source(ImportTool::Gemini, "f", text)])
+        .unwrap_or_else(|error| panic!("{error}"));
     assert!(imported.to_toml().contains("mcp_bad_*"), "{}", imported.to_toml());
     assert!(imported.to_toml().contains("mcp_good_*"), "{}", imported.to_toml());
 }
 
 fn lines_of(tool: ImportTool, files: &[(&str, &str)]) -> Vec<String> {
-    let source =
-        |(name, text): &(&str, &str)| ImportSource { name: (*name).to_owned(), text: (*text).to_owned(), scope: SourceScope::User };
+    let source = |(name, text): &(&str, &str)| ImportSource {
+        name: (*name).to_owned(),
+        text: (*text).to_owned(),
+        scope: SourceScope::User,
+    };
     let sources: Vec<ImportSource> = files.iter().map(source).collect();
     match import_policy(tool, &sources) {
         Ok(imported) => panic!("{files:?}: imported {} rules", imported.rules.len()),

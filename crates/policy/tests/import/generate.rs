@@ -1,7 +1,7 @@
 //! Random rules of other tools and random acts near them. The same number gives
 //! the same files.
 
-use stockade_policy::{FileOperation, SourceScope, ImportSource, ImportTool};
+use stockade_policy::{FileOperation, ImportSource, ImportTool, SourceScope};
 
 use super::probes::Probe;
 
@@ -95,12 +95,20 @@ fn command(random: &mut Random) -> String {
 pub fn sources(tool: ImportTool, random: &mut Random) -> Vec<ImportSource> {
     let file = |name: &str, text: String, scope| ImportSource { name: name.to_owned(), text, scope };
     match tool {
-        ImportTool::Codex => (0..=random.below(2)).map(|i| file(&format!("{i}.rules"), codex(random), SourceScope::User)).collect(),
+        ImportTool::Codex => {
+            (0..=random.below(2)).map(|i| file(&format!("{i}.rules"), codex(random), SourceScope::User)).collect()
+        }
         ImportTool::Claude => {
-            vec![file("user.json", claude(random), SourceScope::User), file("project.json", claude(random), SourceScope::Project)]
+            vec![
+                file("user.json", claude(random), SourceScope::User),
+                file("project.json", claude(random), SourceScope::Project),
+            ]
         }
         ImportTool::Gemini => {
-            vec![file("user.toml", gemini(random), SourceScope::User), file("admin.toml", gemini(random), SourceScope::Admin)]
+            vec![
+                file("user.toml", gemini(random), SourceScope::User),
+                file("admin.toml", gemini(random), SourceScope::Admin),
+            ]
         }
     }
 }

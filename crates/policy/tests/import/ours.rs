@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
-use stockade_model::{Assessment, RequestCommand, IsolationLevel, RawText, RunRequest, SandboxPreference, Tier, PolicyVerdict};
+use stockade_model::{
+    Assessment, IsolationLevel, PolicyVerdict, RawText, RequestCommand, RunRequest, SandboxPreference, Tier,
+};
 use stockade_policy::{
-    Act, RequestContext, FileOperation, ImportedPolicy, ConfigLayer, LayerText, OwnDirectories, SourceScope, PolicySettings, ImportSource, ActContext,
-    ImportTool, decide_request, decide_act,
+    Act, ActContext, ConfigLayer, FileOperation, ImportSource, ImportTool, ImportedPolicy, LayerText, OwnDirectories,
+    PolicySettings, RequestContext, SourceScope, decide_act, decide_request,
 };
 
 use super::probes::{HOME, Probe, WORKSPACE};
@@ -44,7 +46,8 @@ pub fn ours(settings: &PolicySettings, probe: &Probe) -> PolicyVerdict {
             Act::File { path, operation } => operation == FileOperation::Read || path.starts_with(WORKSPACE),
             _ => true,
         };
-        let by_profile = ruling.decision.verdict == PolicyVerdict::Allow && ruling.decision.rule.starts_with("profile ");
+        let by_profile =
+            ruling.decision.verdict == PolicyVerdict::Allow && ruling.decision.rule.starts_with("profile ");
         if by_profile && usual { PolicyVerdict::Ask } else { ruling.decision.verdict }
     };
     match probe {

@@ -237,7 +237,9 @@ impl CommandSpec {
     pub(super) fn read_key(&mut self, key: &str, value: &TableValue) -> Option<()> {
         match (key, value) {
             ("source" | "same" | "like", TableValue::Text(_)) | ("allow" | "ask" | "deny", TableValue::List(_)) => {}
-            ("flags" | "valued" | "optional" | "pairs", TableValue::Text(text)) => self.add_options(text, OptionEffect::Inert, key)?,
+            ("flags" | "valued" | "optional" | "pairs", TableValue::Text(text)) => {
+                self.add_options(text, OptionEffect::Inert, key)?
+            }
             ("reads", TableValue::Text(text)) => self.add_options(text, OptionEffect::Reads, key)?,
             ("writes", TableValue::Text(text)) => self.add_options(text, OptionEffect::Writes, key)?,
             ("changes", TableValue::Text(text)) => self.add_options(text, OptionEffect::Repository, key)?,
@@ -245,7 +247,9 @@ impl CommandSpec {
             ("connects", TableValue::Text(text)) => self.add_options(text, OptionEffect::Connects, key)?,
             ("executes", TableValue::Text(text)) => self.add_options(text, OptionEffect::Executes, key)?,
             ("elevates", TableValue::Text(text)) => self.add_options(text, OptionEffect::Privilege, key)?,
-            ("does", TableValue::Text(text)) => self.does = split_words(text).map(parse_effect).collect::<Option<_>>()?,
+            ("does", TableValue::Text(text)) => {
+                self.does = split_words(text).map(parse_effect).collect::<Option<_>>()?
+            }
             ("operands", TableValue::Text(text)) => self.operands = parse_operands(text)?,
             ("operands_then", TableValue::Text(text)) => self.operands_then = parse_operands(text)?,
             ("tells", TableValue::Text(text)) => {
@@ -327,7 +331,11 @@ fn usual_kind(effect: OptionEffect) -> ValueKind {
         OptionEffect::Executes => ValueKind::Code,
         OptionEffect::Connects => ValueKind::Host,
         OptionEffect::Reads => ValueKind::Read,
-        OptionEffect::Inert | OptionEffect::Repository | OptionEffect::Privilege | OptionEffect::Persists | OptionEffect::System => ValueKind::Text,
+        OptionEffect::Inert
+        | OptionEffect::Repository
+        | OptionEffect::Privilege
+        | OptionEffect::Persists
+        | OptionEffect::System => ValueKind::Text,
     }
 }
 

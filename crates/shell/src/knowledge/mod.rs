@@ -10,7 +10,7 @@ mod text;
 
 use std::sync::OnceLock;
 
-pub(crate) use self::entry::{OptionArity, OptionEffect, CommandSpec, ValueKind, OptionSpec};
+pub(crate) use self::entry::{CommandSpec, OptionArity, OptionEffect, OptionSpec, ValueKind};
 use self::text::{TableValue, parse_pairs, parse_tables};
 
 include!(concat!(env!("OUT_DIR"), "/index.rs"));

@@ -137,10 +137,9 @@ fn spellings(entry: &CommandSpec, name: &str, spec: OptionSpec, words: &[String]
     }
     if name.len() == 2 && name.starts_with('-') {
         // After another letter, and before it.
-        let letters = entry
-            .options
-            .iter()
-            .filter(|(n, s)| n.len() == 2 && n.starts_with('-') && s.arity == OptionArity::Flag && s.effect == OptionEffect::Inert);
+        let letters = entry.options.iter().filter(|(n, s)| {
+            n.len() == 2 && n.starts_with('-') && s.arity == OptionArity::Flag && s.effect == OptionEffect::Inert
+        });
         for (other, _) in letters.take(2) {
             forms.push(vec![format!("{other}{}", &name[1..]), value.clone()]);
             forms.push(vec![format!("{other}{}{value}", &name[1..])]);

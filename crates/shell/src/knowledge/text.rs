@@ -27,7 +27,9 @@ pub(crate) fn parse_tables(text: &'static str) -> impl Iterator<Item = TextTable
 }
 
 /// Returns the keys of a table; `Err` contains the line that could not be parsed.
-pub(crate) fn parse_pairs(body: &'static str) -> impl Iterator<Item = Result<(&'static str, TableValue), &'static str>> {
+pub(crate) fn parse_pairs(
+    body: &'static str,
+) -> impl Iterator<Item = Result<(&'static str, TableValue), &'static str>> {
     let mut rest = body;
     std::iter::from_fn(move || {
         loop {

@@ -2,7 +2,7 @@
 //! such a path is reported, whatever its meaning for the program.
 
 use crate::judge::Classifier;
-use crate::knowledge::{OptionEffect, CommandSpec, ValueKind};
+use crate::knowledge::{CommandSpec, OptionEffect, ValueKind};
 use crate::options::ParsedArguments;
 use crate::paths::{self, PathLocation};
 use crate::rules;
@@ -23,13 +23,18 @@ pub(super) fn check_places(judge: &mut Classifier, entry: &CommandSpec, parsed: 
     if !entry.does.contains(&OptionEffect::Repository) {
         return;
     }
-    let values =
-        parsed.values.iter().filter(|value| matches!(value.kind, ValueKind::Place | ValueKind::Read)).map(|value| &value.value);
+    let values = parsed
+        .values
+        .iter()
+        .filter(|value| matches!(value.kind, ValueKind::Place | ValueKind::Read))
+        .map(|value| &value.value);
     let kinds = (0..).map(|index| entry.operand_at(index).map(|operand| operand.kind));
     let operands = parsed.operands.iter().zip(kinds).filter(|(_, kind)| *kind == Some(ValueKind::Place));
     let is_inside = |argument: &&ExpandedArgument| {
         let path = argument.literal_value().and_then(|text| paths::make_absolute(&text, judge.scope.cwd.as_deref()));
-        path.is_some_and(|path| paths::locate_path(&path, judge.context) == PathLocation::Workspace && !is_of_git(&path))
+        path.is_some_and(|path| {
+            paths::locate_path(&path, judge.context) == PathLocation::Workspace && !is_of_git(&path)
+        })
     };
     let beyond = values.chain(operands.map(|(operand, _)| operand)).find(|argument| !is_inside(argument));
     if let Some(span) = beyond.map(|argument| argument.span) {

@@ -3,9 +3,9 @@
 use crate::invocation::Invocation;
 use crate::judge::Classifier;
 use crate::paths::{self, PathLocation, PathSensitivity};
-use crate::words::{ExpandedArgument, DataFlow};
+use crate::words::{DataFlow, ExpandedArgument};
 
-use super::{dynamic_text, report_secret_search, ask_for_secret, classify_text};
+use super::{ask_for_secret, classify_text, dynamic_text, report_secret_search};
 
 /// find(1) 4.9: tests and actions without a value.
 const FIND_FLAGS: &[&str] = &[
@@ -147,7 +147,9 @@ fn classify_start(judge: &mut Classifier, argument: &ExpandedArgument) {
     // Listing system directories is harmless. For a home directory, its parents or `/proc`, the
     // person decides.
     let listed = judge.absolute_path(argument).is_some_and(|path| {
-        paths::locate_path(&path, judge.context) != PathLocation::Ancestor && path != b"/home" && !path.starts_with(b"/proc")
+        paths::locate_path(&path, judge.context) != PathLocation::Ancestor
+            && path != b"/home"
+            && !path.starts_with(b"/proc")
     });
     if !listed {
         report_secret_search(judge, argument);
@@ -156,9 +158,11 @@ fn classify_start(judge: &mut Classifier, argument: &ExpandedArgument) {
 
 /// Reports a search outside the workspace for names of secrets.
 fn hunts_by_name(judge: &mut Classifier, starts: &[ExpandedArgument], name: &ExpandedArgument) {
-    let outside = starts
-        .iter()
-        .any(|start| judge.absolute_path(start).is_none_or(|path| paths::locate_path(&path, judge.context) != PathLocation::Workspace));
+    let outside = starts.iter().any(|start| {
+        judge
+            .absolute_path(start)
+            .is_none_or(|path| paths::locate_path(&path, judge.context) != PathLocation::Workspace)
+    });
     let path = [b"/", name.display_bytes().as_slice()].concat();
     if outside && paths::path_sensitivity(&path, judge.context) == Some(PathSensitivity::Secret) {
         judge.record_ask("searches-secrets", "Searches for what looks like secrets.", name.span);
@@ -200,11 +204,14 @@ pub(super) fn classify_test(judge: &mut Classifier, invocation: &Invocation) -> 
             judge.record_ask("evaluates-text", "A value that is evaluated as arithmetic.", word.span);
         }
         previous_is_number = NUMBER_TESTS.contains(&name.as_str());
-        if previous_is_number && !i.checked_sub(1).and_then(|p| words.get(p)).is_some_and(|w| is_integer(&w.display_bytes())) {
+        if previous_is_number
+            && !i.checked_sub(1).and_then(|p| words.get(p)).is_some_and(|w| is_integer(&w.display_bytes()))
+        {
             judge.record_ask("evaluates-text", "A value that is evaluated as arithmetic.", word.span);
         }
-        let known =
-            [FILE_TESTS, STRING_TESTS, COMPARISONS, NUMBER_TESTS, TEST_OPERATORS].iter().any(|list| list.contains(&name.as_str()));
+        let known = [FILE_TESTS, STRING_TESTS, COMPARISONS, NUMBER_TESTS, TEST_OPERATORS]
+            .iter()
+            .any(|list| list.contains(&name.as_str()));
         if name.starts_with('-') && name.len() > 1 && !known && !is_integer(&shown) {
             judge.record_ask("unknown-option", "A test that is not known to be harmless.", word.span);
         }

@@ -11,13 +11,13 @@ use stockade_model::Capability;
 
 use crate::invocation::Invocation;
 use crate::judge::Classifier;
-use crate::knowledge::{self, OptionEffect, CommandSpec, ValueKind};
-use crate::options::{self, ParsedArguments, ArgumentProblem};
+use crate::knowledge::{self, CommandSpec, OptionEffect, ValueKind};
+use crate::options::{self, ArgumentProblem, ParsedArguments};
 use crate::paths::{self, PathLocation};
-use crate::words::{ExpandedArgument, DataFlow};
+use crate::words::{DataFlow, ExpandedArgument};
 
-use self::values::{dynamic_text, report_secret_search, classify_text, value_of};
-pub(crate) use self::values::{host_name, read_file, ask_for_secret};
+pub(crate) use self::values::{ask_for_secret, host_name, read_file};
+use self::values::{classify_text, dynamic_text, report_secret_search, value_of};
 
 /// Classifies a command as a reader. Returns the flow of its output.
 pub(crate) fn classify_reader(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
@@ -57,7 +57,8 @@ pub(crate) fn classify_reader(judge: &mut Classifier, invocation: &Invocation) -
         }
     }
     if name == "cd" || name == "pushd" {
-        let target = invocation.arguments.iter().find(|a| a.display_bytes() == b"-" || !a.display_bytes().starts_with(b"-"));
+        let target =
+            invocation.arguments.iter().find(|a| a.display_bytes() == b"-" || !a.display_bytes().starts_with(b"-"));
         // Without symbolic links, which are visible only on the disk.
         let is_physical = invocation.has_argument("-P") && target.is_some_and(has_inner_parent);
         judge.change_directory(target, invocation.span);
@@ -73,7 +74,8 @@ pub(crate) fn classify_reader(judge: &mut Classifier, invocation: &Invocation) -
 pub(crate) fn may_run_arguments(invocation: &Invocation) -> bool {
     let Ok(name) = std::str::from_utf8(&invocation.name) else { return true };
     knowledge::find_command(name).is_none_or(|entry| {
-        !entry.subcommands && entry.does.iter().any(|effect| matches!(effect, OptionEffect::Executes | OptionEffect::Privilege))
+        !entry.subcommands
+            && entry.does.iter().any(|effect| matches!(effect, OptionEffect::Executes | OptionEffect::Privilege))
     })
 }
 
@@ -119,7 +121,8 @@ fn known_use(judge: &mut Classifier, name: &str, invocation: &Invocation) -> Opt
 }
 
 fn other_repository(judge: &mut Classifier, invocation: &Invocation) {
-    let outside = judge.scope.cwd.as_ref().is_none_or(|cwd| paths::locate_path(cwd, judge.context) != PathLocation::Workspace);
+    let outside =
+        judge.scope.cwd.as_ref().is_none_or(|cwd| paths::locate_path(cwd, judge.context) != PathLocation::Workspace);
     if outside {
         judge.record_ask("other-repository", "Uses a repository outside the workspace.", invocation.span);
     }
@@ -178,7 +181,9 @@ fn report_problems(judge: &mut Classifier, parsed: &ParsedArguments) {
     for (problem, at) in &parsed.problems {
         let (code, message) = match problem {
             ArgumentProblem::Unknown => ("unknown-option", "An option that is not known to be harmless."),
-            ArgumentProblem::Does(OptionEffect::Writes) => ("writing-option", "An option that makes this program write."),
+            ArgumentProblem::Does(OptionEffect::Writes) => {
+                ("writing-option", "An option that makes this program write.")
+            }
             ArgumentProblem::Does(OptionEffect::Executes) => {
                 ("executing-option", "An option that makes this program run or load something.")
             }
@@ -198,10 +203,18 @@ fn report_problems(judge: &mut Classifier, parsed: &ParsedArguments) {
 }
 
 /// Classifies arguments by an entry.
-fn classify_arguments(judge: &mut Classifier, entry: &'static CommandSpec, arguments: &[ExpandedArgument], at: (usize, usize)) -> DataFlow {
+fn classify_arguments(
+    judge: &mut Classifier,
+    entry: &'static CommandSpec,
+    arguments: &[ExpandedArgument],
+    at: (usize, usize),
+) -> DataFlow {
     let parsed = options::parse_arguments(entry, arguments);
-    let absent =
-        if entry.or_absent && !parsed.has_option(&entry.requires) { branch_path(judge, &parsed, arguments) } else { None };
+    let absent = if entry.or_absent && !parsed.has_option(&entry.requires) {
+        branch_path(judge, &parsed, arguments)
+    } else {
+        None
+    };
     judge.seen.absent.extend(absent.clone());
     report_problems(judge, &parsed);
     let acts = !only_tells(entry, &parsed) && !parsed.has_option(&entry.reader_with);
@@ -272,7 +285,8 @@ fn only_tells(entry: &CommandSpec, parsed: &ParsedArguments) -> bool {
 /// `None` if the operand, or an earlier command, does not permit this conclusion.
 fn branch_path(judge: &Classifier, parsed: &ParsedArguments, arguments: &[ExpandedArgument]) -> Option<Vec<u8>> {
     // None of these is about files.
-    const PLAIN_OPTIONS: &[&str] = &["-q", "--quiet", "--guess", "--no-guess", "--progress", "--no-progress", "-d", "--detach"];
+    const PLAIN_OPTIONS: &[&str] =
+        &["-q", "--quiet", "--guess", "--no-guess", "--progress", "--no-progress", "-d", "--detach"];
     let [operand] = parsed.operands.as_slice() else { return None };
     let name = operand.literal_value()?;
     let is_step = |step: &[u8]| {
@@ -281,7 +295,8 @@ fn branch_path(judge: &Classifier, parsed: &ParsedArguments, arguments: &[Expand
             && step.iter().all(|b| b.is_ascii_alphanumeric() || b"._-+@".contains(b))
     };
     let is_name = name == b"-" || !name.starts_with(b"-") && name.split(|b| *b == b'/').all(is_step);
-    let is_plain = parsed.problems.is_empty() && parsed.used.iter().all(|option| PLAIN_OPTIONS.contains(&option.as_str()));
+    let is_plain =
+        parsed.problems.is_empty() && parsed.used.iter().all(|option| PLAIN_OPTIONS.contains(&option.as_str()));
     // An earlier command may create a file there.
     let is_changed = judge.findings.iter().any(|found| {
         CHANGE_FINDINGS.contains(&found.code.as_str())
@@ -306,7 +321,12 @@ fn has_inner_parent(path: &ExpandedArgument) -> bool {
 }
 
 /// Records that the repository's configuration must not take effect here.
-fn require_sanitizing(judge: &mut Classifier, entry: &'static CommandSpec, parsed: &ParsedArguments, at: (usize, usize)) {
+fn require_sanitizing(
+    judge: &mut Classifier,
+    entry: &'static CommandSpec,
+    parsed: &ParsedArguments,
+    at: (usize, usize),
+) {
     let with = entry.neutralise_with.iter().filter(|(option, _)| parsed.has_option(&[option])).map(|(_, set)| *set);
     let sets: Vec<&'static str> = entry.neutralise.iter().copied().chain(with).collect();
     if sets.is_empty() {
@@ -323,7 +343,12 @@ fn require_sanitizing(judge: &mut Classifier, entry: &'static CommandSpec, parse
     judge.neutralised.extend(sets.into_iter().map(|set| (set, directory.clone())));
 }
 
-fn classify_operands(judge: &mut Classifier, entry: &CommandSpec, parsed: &ParsedArguments, at: (usize, usize)) -> DataFlow {
+fn classify_operands(
+    judge: &mut Classifier,
+    entry: &CommandSpec,
+    parsed: &ParsedArguments,
+    at: (usize, usize),
+) -> DataFlow {
     let mut flow = DataFlow::default();
     let list = if parsed.has_option(&entry.operands_with) || parsed.has_option(&entry.reader_with) {
         &entry.operands_then
@@ -347,7 +372,9 @@ fn classify_operands(judge: &mut Classifier, entry: &CommandSpec, parsed: &Parse
         flow.merge_taints(&value_of(judge, kind, operand));
     }
     match wanted.next() {
-        Some(o) if o.kind == ValueKind::Search && o.many && !search => report_secret_search(judge, &ExpandedArgument::from_bytes(b".", at)),
+        Some(o) if o.kind == ValueKind::Search && o.many && !search => {
+            report_secret_search(judge, &ExpandedArgument::from_bytes(b".", at))
+        }
         Some(o) if o.kind != ValueKind::Never && !o.optional && !tells && !parsed.has_option(&entry.code) => {
             judge.record_ask("unknown-use", "An argument is missing: what this does then is not known.", at);
         }

@@ -65,7 +65,12 @@ const HARMLESS_SECTIONS: &[&str] = &["advice.", "color."];
 const OTHER_WRITE_OPTIONS: &[&str] = &["--global", "--system", "--worktree", "--rename-section", "--remove-section"];
 
 /// Classifies the write of `git config`, if it writes.
-pub(super) fn classify_config_write(judge: &mut Classifier, entry: &CommandSpec, parsed: &ParsedArguments, at: (usize, usize)) {
+pub(super) fn classify_config_write(
+    judge: &mut Classifier,
+    entry: &CommandSpec,
+    parsed: &ParsedArguments,
+    at: (usize, usize),
+) {
     let takes_setting = entry.operands.iter().any(|operand| operand.kind == ValueKind::Setting);
     if !takes_setting || !(parsed.has_writing_option() || parsed.operands.len() > 1) {
         return;

@@ -8,7 +8,7 @@ use crate::knowledge::ValueKind;
 use crate::paths::{self, PathSensitivity};
 use crate::rules;
 use crate::variables::is_public;
-use crate::words::{ExpandedArgument, DataFlow};
+use crate::words::{DataFlow, ExpandedArgument};
 
 use super::little_languages;
 
@@ -48,14 +48,22 @@ pub(super) fn value_of(judge: &mut Classifier, kind: ValueKind, value: &Expanded
             }
             judge.seen.fetched |= fetched;
         }
-        ValueKind::Rev | ValueKind::ConfigKey | ValueKind::Pathspec | ValueKind::Branch | ValueKind::Place | ValueKind::Setting | ValueKind::Address => {
+        ValueKind::Rev
+        | ValueKind::ConfigKey
+        | ValueKind::Pathspec
+        | ValueKind::Branch
+        | ValueKind::Place
+        | ValueKind::Setting
+        | ValueKind::Address => {
             repository_value(judge, kind, value);
         }
         ValueKind::Mode if is_plain_mode(&value.display_bytes()) => {}
         ValueKind::Mode => judge.record_ask("privilege", "Uses or changes privileges.", value.span),
         // `%G...` makes git run the gpg program that the repository names.
         ValueKind::Format
-            if [&b"%G"[..], b"%+G", b"%-G", b"% G", b"signature"].iter().any(|p| contains(&value.display_bytes(), p)) =>
+            if [&b"%G"[..], b"%+G", b"%-G", b"% G", b"signature"]
+                .iter()
+                .any(|p| contains(&value.display_bytes(), p)) =>
         {
             judge.record_ask("executing-option", "A format that makes git check signatures.", value.span);
         }
@@ -67,7 +75,8 @@ pub(super) fn value_of(judge: &mut Classifier, kind: ValueKind, value: &Expanded
         ValueKind::Variable => public_variable(judge, value),
         ValueKind::Date if value.display_bytes().starts_with(b"+") => classify_text(judge, value),
         ValueKind::Version if value.display_bytes() == b"version" => {}
-        ValueKind::Number if value.display_bytes().iter().all(|b| b.is_ascii_alphanumeric() || b"+-.,:%".contains(b)) => {}
+        ValueKind::Number
+            if value.display_bytes().iter().all(|b| b.is_ascii_alphanumeric() || b"+-.,:%".contains(b)) => {}
         ValueKind::Reflog if matches!(value.display_bytes().as_slice(), b"expire" | b"delete" | b"drop" | b"write") => {
             judge.record_ask("unknown-use", "Changes the reference log.", value.span);
         }
@@ -180,7 +189,9 @@ fn classify_revision(judge: &mut Classifier, value: &ExpandedArgument) {
 /// Classifies a file or directory that is created or changed.
 fn classify_written(judge: &mut Classifier, value: &ExpandedArgument) {
     let shown = value.display_bytes();
-    if value.literal_value().is_some() && matches!(shown.as_slice(), b"/dev/null" | b"-" | b"/dev/stdout" | b"/dev/stderr") {
+    if value.literal_value().is_some()
+        && matches!(shown.as_slice(), b"/dev/null" | b"-" | b"/dev/stdout" | b"/dev/stderr")
+    {
         return;
     }
     judge.record_ask("changes-files", "Changes or creates files.", value.span);

@@ -6,8 +6,8 @@ use stockade_model::Tier;
 use crate::crude;
 use crate::invocation::Invocation;
 use crate::judge::Classifier;
-use crate::script::{WordAtom, DynamicValue, NestedKind, SimpleCommand};
-use crate::words::{ExpandedArgument, DataFlow, UNKNOWN_BYTE};
+use crate::script::{DynamicValue, NestedKind, SimpleCommand, WordAtom};
+use crate::words::{DataFlow, ExpandedArgument, UNKNOWN_BYTE};
 
 /// Most arguments taken from a pipe.
 const MAX_PIPED_ARGUMENTS: usize = 256;
@@ -112,7 +112,12 @@ pub(crate) fn classify_shell_input(judge: &mut Classifier, simple: &SimpleComman
 }
 
 /// Classifies words that a shell gets joined by spaces.
-pub(crate) fn classify_joined_words(judge: &mut Classifier, words: &[ExpandedArgument], stdin: DataFlow, at: (usize, usize)) -> DataFlow {
+pub(crate) fn classify_joined_words(
+    judge: &mut Classifier,
+    words: &[ExpandedArgument],
+    stdin: DataFlow,
+    at: (usize, usize),
+) -> DataFlow {
     words.iter().for_each(|word| classify_tainted(judge, &word.flow, at));
     let words: Vec<Vec<u8>> = words.iter().map(ExpandedArgument::display_bytes).collect();
     judge.walk_script(&with_unknown_words(&words.join(&b' ')), &stdin, at)
@@ -260,8 +265,9 @@ pub(super) fn runs_fetched(judge: &mut Classifier, invocation: &Invocation) {
     }
     if is_interpreter(&invocation.name) {
         let file = invocation.arguments.iter().find(|a| !a.display_bytes().starts_with(b"-"));
-        let reads_stdin =
-            file.is_none_or(|f| is_standard_input(&f.display_bytes())) && !invocation.has_argument("-c") && !invocation.has_argument("-e");
+        let reads_stdin = file.is_none_or(|f| is_standard_input(&f.display_bytes()))
+            && !invocation.has_argument("-c")
+            && !invocation.has_argument("-e");
         if reads_stdin && !invocation.has_argument("--version") {
             judge.seen.interpreter_reads |= invocation.stdin.literal.is_none();
             classify_tainted(judge, &invocation.stdin, invocation.span);

@@ -5,8 +5,8 @@ use stockade_model::{Capability, RawText};
 use crate::invocation::Invocation;
 use crate::judge::Classifier;
 use crate::paths::{self, PathLocation};
-use crate::script::{WordAtom, DynamicValue};
-use crate::words::{ExpandedArgument, DataFlow};
+use crate::script::{DynamicValue, WordAtom};
+use crate::words::{DataFlow, ExpandedArgument};
 
 use super::hazards::matches_word;
 
@@ -57,8 +57,8 @@ fn has_option(options: &[Vec<u8>], letters: &[u8], long: &str) -> bool {
 
 fn classify_deletion(judge: &mut Classifier, invocation: &Invocation) {
     let (options, operands) = split_options(&invocation.arguments, &["-n", "-s", "--iterations", "--size"]);
-    let tree =
-        has_option(&options, b"rR", "recursive") || matches!(invocation.name.as_slice(), b"rimraf" | b"trash" | b"wipe");
+    let tree = has_option(&options, b"rR", "recursive")
+        || matches!(invocation.name.as_slice(), b"rimraf" | b"trash" | b"wipe");
     if invocation.name == b"shred" && !has_option(&options, b"u", "remove") {
         for operand in &operands {
             let path = judge.absolute_path(operand);
@@ -73,7 +73,12 @@ fn classify_deletion(judge: &mut Classifier, invocation: &Invocation) {
 }
 
 /// Classifies one path that is deleted.
-pub(crate) fn classify_deleted_path(judge: &mut Classifier, operand: &ExpandedArgument, tree: bool, at: (usize, usize)) {
+pub(crate) fn classify_deleted_path(
+    judge: &mut Classifier,
+    operand: &ExpandedArgument,
+    tree: bool,
+    at: (usize, usize),
+) {
     if tree && is_all_of_unknown(operand) {
         super::impact::record_impact(judge, "deletes-unknown", at);
     }
@@ -86,7 +91,9 @@ pub(crate) fn classify_deleted_path(judge: &mut Classifier, operand: &ExpandedAr
             judge.record_denial("destroys-system", "Deletes a home, or a directory above the workspace.", at)
         }
         PathLocation::Ancestor => {}
-        PathLocation::System if paths::is_log(&path) => judge.record_denial("wipes-log", "Removes records of what happened.", at),
+        PathLocation::System if paths::is_log(&path) => {
+            judge.record_denial("wipes-log", "Removes records of what happened.", at)
+        }
         PathLocation::System => judge.record_denial("destroys-system", "Deletes a part of the system.", at),
         PathLocation::Home | PathLocation::Elsewhere if paths::is_log(&path) => {
             judge.record_denial("wipes-log", "Removes records of what happened.", at);
@@ -103,8 +110,11 @@ pub(crate) fn classify_deleted_path(judge: &mut Classifier, operand: &ExpandedAr
 /// Returns whether the operand is of the form `"$DIR"/*` or `$DIR/`: everything below the root if
 /// the value is empty.
 fn is_all_of_unknown(operand: &ExpandedArgument) -> bool {
-    let known = operand.atoms.iter().position(|atom| matches!(atom, WordAtom::Byte { .. })).unwrap_or(operand.atoms.len());
-    let is_value = |atom: &WordAtom| matches!(atom, WordAtom::Dynamic(DynamicValue::Variable { .. } | DynamicValue::Nested { .. }));
+    let known =
+        operand.atoms.iter().position(|atom| matches!(atom, WordAtom::Byte { .. })).unwrap_or(operand.atoms.len());
+    let is_value = |atom: &WordAtom| {
+        matches!(atom, WordAtom::Dynamic(DynamicValue::Variable { .. } | DynamicValue::Nested { .. }))
+    };
     let rest = operand.skip_atoms(known).display_bytes();
     known > 0
         && operand.atoms[..known].iter().all(is_value)
@@ -167,9 +177,11 @@ fn with_found(word: &ExpandedArgument, start: &ExpandedArgument) -> ExpandedArgu
 /// Classifies `fd PATTERN PATH... -x COMMAND`: the found paths follow the command.
 fn classify_fd(judge: &mut Classifier, invocation: &Invocation) {
     let words = &invocation.arguments;
-    let runs = words.iter().position(|w| matches!(w.display_bytes().as_slice(), b"-x" | b"-X" | b"--exec" | b"--exec-batch"));
+    let runs =
+        words.iter().position(|w| matches!(w.display_bytes().as_slice(), b"-x" | b"-X" | b"--exec" | b"--exec-batch"));
     let Some(at) = runs else { return };
-    let (_, operands) = split_options(&words[..at], &["-e", "-t", "-d", "-g", "-E", "--extension", "--type", "--exclude"]);
+    let (_, operands) =
+        split_options(&words[..at], &["-e", "-t", "-d", "-g", "-E", "--extension", "--type", "--exclude"]);
     let found = operands.get(1).cloned().unwrap_or_else(|| ExpandedArgument::from_bytes(b".", invocation.span));
     let mark = ExpandedArgument::from_bytes(b"{}", invocation.span);
     let command = words[at + 1..].iter().chain(std::iter::once(&mark)).map(|word| with_found(word, &found)).collect();
@@ -209,12 +221,17 @@ fn classify_mode_change(judge: &mut Classifier, invocation: &Invocation) {
     let texts = invocation.known_texts();
     let takes_away = options.iter().any(|o| matches!(o.as_slice(), [b'-', rest @ ..] if !rest.starts_with(b"-") && rest.iter().all(|b| b"rwxst".contains(b))));
     let acl = invocation.name == b"setfacl";
-    let mode = if by_reference || takes_away || acl { None } else { operands.first().map(ExpandedArgument::display_bytes) };
+    let mode =
+        if by_reference || takes_away || acl { None } else { operands.first().map(ExpandedArgument::display_bytes) };
     let tree = has_option(&options, b"R", "recursive");
     if invocation.name == b"chmod" {
         let setuid = texts.iter().any(|m| sets_user_id(m));
         if setuid {
-            judge.record_denial("privilege-escalation", "Makes a program run with its owner's powers.", invocation.span);
+            judge.record_denial(
+                "privilege-escalation",
+                "Makes a program run with its owner's powers.",
+                invocation.span,
+            );
         }
     }
     for operand in operands.iter().skip(usize::from(mode.is_some())) {
@@ -228,12 +245,16 @@ fn classify_mode_change(judge: &mut Classifier, invocation: &Invocation) {
             PathLocation::Ancestor if path == b"/" => {
                 judge.record_denial("destroys-system", "Changes the access to the system.", invocation.span)
             }
-            PathLocation::System => {
-                judge.record_denial("weakens-protection", "Changes the access to a part of the system.", invocation.span)
-            }
-            PathLocation::Home if tree => {
-                judge.record_denial("destroys-home", "Changes the access to much beyond the workspace.", invocation.span)
-            }
+            PathLocation::System => judge.record_denial(
+                "weakens-protection",
+                "Changes the access to a part of the system.",
+                invocation.span,
+            ),
+            PathLocation::Home if tree => judge.record_denial(
+                "destroys-home",
+                "Changes the access to much beyond the workspace.",
+                invocation.span,
+            ),
             _ if system_file && allows_every_user(mode.as_deref().unwrap_or_default()) => {
                 judge.record_denial("weakens-protection", "Opens a protected file to others.", invocation.span);
             }
@@ -270,9 +291,14 @@ fn allows_every_user(mode: &[u8]) -> bool {
 fn classify_mirror(judge: &mut Classifier, invocation: &Invocation) {
     let texts = invocation.known_texts();
     let deletes = texts.iter().any(|t| {
-        matches_word("--del*", t) || matches_word("--remove-source*", t) || t == b"sync" || t == b"/MIR" || t == b"purge"
+        matches_word("--del*", t)
+            || matches_word("--remove-source*", t)
+            || t == b"sync"
+            || t == b"/MIR"
+            || t == b"purge"
     });
-    let (_, operands) = split_options(&invocation.arguments, &["-e", "--rsh", "--exclude", "--include", "-f", "--filter"]);
+    let (_, operands) =
+        split_options(&invocation.arguments, &["-e", "--rsh", "--exclude", "--include", "-f", "--filter"]);
     if let Some(last) = operands.last().filter(|o| deletes && !o.display_bytes().contains(&b':')) {
         classify_deleted_path(judge, last, true, invocation.span);
     }

@@ -63,7 +63,8 @@ pub(crate) fn classify_hazards(judge: &mut Classifier, invocation: &Invocation) 
         }
     }
     // A crontab is installed from a file or from standard input.
-    let told = ["-l", "-e", "-r", "-h", "-V", "--help", "--version"].iter().any(|option| invocation.has_argument(option));
+    let told =
+        ["-l", "-e", "-r", "-h", "-V", "--help", "--version"].iter().any(|option| invocation.has_argument(option));
     if invocation.name == b"crontab" && !told {
         judge.record_denial("persistence", hazard_message("persistence"), invocation.span);
     }

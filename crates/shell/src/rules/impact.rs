@@ -7,8 +7,8 @@ use stockade_model::Impact;
 use crate::invocation::Invocation;
 use crate::judge::Classifier;
 use crate::knowledge::impacts::{self, Options, ProgramUse};
-use crate::script::{WordAtom, DynamicValue};
-use crate::words::{ExpandedArgument, DataFlow};
+use crate::script::{DynamicValue, WordAtom};
+use crate::words::{DataFlow, ExpandedArgument};
 
 use super::hazards::matches_word;
 
@@ -187,7 +187,8 @@ impl<'a> InvocationLine<'a> {
         }
         for word in &self.words {
             if word.role == WordRole::Option {
-                let is_listed = word.text == b"--help" || known.unless.iter().any(|own| self.is_dry_run_option(own, word.text));
+                let is_listed =
+                    word.text == b"--help" || known.unless.iter().any(|own| self.is_dry_run_option(own, word.text));
                 let name = name_of(word.text);
                 let spoils = known.spoils.iter().any(|option| is_option(option, word.text, self.options));
                 // `--dry-run=none`
@@ -282,12 +283,14 @@ impl<'a> InvocationLine<'a> {
 
     /// Returns whether only a name and a harmless value follow the subcommand.
     fn is_harmless(&self, known: &ProgramUse, behind: usize) -> bool {
-        let mut operands: Vec<&InvocationWord<'_>> = self.words[behind..].iter().filter(|word| is_operand(word)).collect();
+        let mut operands: Vec<&InvocationWord<'_>> =
+            self.words[behind..].iter().filter(|word| is_operand(word)).collect();
         // `git config set NAME VALUE`
         if operands.len() == 3 && operands[0].text == b"set" {
             operands.remove(0);
         }
-        let is_sure = |word: &&InvocationWord<'_>| word.role == WordRole::Operand && word.argument.literal_value().is_some();
+        let is_sure =
+            |word: &&InvocationWord<'_>| word.role == WordRole::Operand && word.argument.literal_value().is_some();
         let is_one = |all: &[&str], word: &InvocationWord<'_>| {
             let text = word.text.to_ascii_lowercase();
             all.iter().any(|pattern| matches_word(pattern, &text))
@@ -364,7 +367,8 @@ impl<'a> InvocationLine<'a> {
     /// Returns whether only this machine is reached.
     fn stays_here(&self, known: &ProgramUse) -> bool {
         let spoils = |word: &InvocationWord<'_>| {
-            word.role == WordRole::Option && known.spoils.iter().any(|option| is_option(option, word.text, self.options))
+            word.role == WordRole::Option
+                && known.spoils.iter().any(|option| is_option(option, word.text, self.options))
         };
         let mut targets = self.words.iter().filter(|word| is_operand(word)).peekable();
         targets.peek().is_some() && targets.all(|word| is_loopback(word.text)) && !self.words.iter().any(spoils)

@@ -16,7 +16,7 @@ pub(crate) mod write;
 use crate::invocation::Invocation;
 use crate::judge::Classifier;
 use crate::script::ScriptStatement;
-use crate::words::{ExpandedArgument, DataFlow};
+use crate::words::{DataFlow, ExpandedArgument};
 
 /// Classifies commands that run text or words as commands; `None` if this is none of them.
 pub(crate) fn runs_inner(judge: &mut Classifier, invocation: &Invocation) -> Option<DataFlow> {
@@ -78,7 +78,9 @@ fn is_self_multiplying(name: &[u8], statement: &ScriptStatement) -> bool {
             parts.iter().any(|p| is_self_multiplying(name, p))
         }
         ScriptStatement::Redirected(inner, _) => is_self_multiplying(name, inner),
-        ScriptStatement::Loop { body, .. } | ScriptStatement::For { body, .. } => body.iter().any(|p| is_self_multiplying(name, p)),
+        ScriptStatement::Loop { body, .. } | ScriptStatement::For { body, .. } => {
+            body.iter().any(|p| is_self_multiplying(name, p))
+        }
         _ => false,
     }
 }
@@ -86,7 +88,8 @@ fn is_self_multiplying(name: &[u8], statement: &ScriptStatement) -> bool {
 fn has_function_call(name: &[u8], statement: &ScriptStatement) -> bool {
     match statement {
         ScriptStatement::Simple(simple) => simple.words.first().is_some_and(|word| {
-            ExpandedArgument { atoms: word.atoms.clone(), span: word.span, flow: DataFlow::default() }.display_bytes() == name
+            ExpandedArgument { atoms: word.atoms.clone(), span: word.span, flow: DataFlow::default() }.display_bytes()
+                == name
         }),
         ScriptStatement::Pipeline(parts) | ScriptStatement::Sequence(parts) | ScriptStatement::Subshell(parts) => {
             parts.iter().any(|p| has_function_call(name, p))

@@ -5,7 +5,7 @@ use stockade_model::Capability;
 
 use crate::invocation::Invocation;
 use crate::judge::Classifier;
-use crate::words::{ExpandedArgument, DataFlow};
+use crate::words::{DataFlow, ExpandedArgument};
 
 use super::hazards::matches_word;
 
@@ -255,7 +255,9 @@ fn sends_secret_variable(invocation: &Invocation) -> bool {
         );
         !as_login
             && argument.atoms.iter().any(|atom| match atom {
-                crate::script::WordAtom::Dynamic(crate::script::DynamicValue::Variable { name, .. }) => is_secret_name(name),
+                crate::script::WordAtom::Dynamic(crate::script::DynamicValue::Variable { name, .. }) => {
+                    is_secret_name(name)
+                }
                 _ => false,
             })
     })
@@ -279,7 +281,8 @@ pub(super) fn classify_network(judge: &mut Classifier, invocation: &Invocation) 
     let sends = SENDERS.iter().any(|s| matches_word(s, &invocation.name)) || is_use(SENDING_USES, invocation);
     let fetches = FETCHERS.iter().any(|f| matches_word(f, &invocation.name))
         || (invocation.name == b"openssl" && invocation.has_argument("s_client"));
-    let version = invocation.arguments.len() == 1 && (invocation.has_argument("--version") || invocation.has_argument("-V"));
+    let version =
+        invocation.arguments.len() == 1 && (invocation.has_argument("--version") || invocation.has_argument("-V"));
     if version || !(sends || fetches || is_use(STORING_USES, invocation)) {
         return flow;
     }
@@ -304,7 +307,8 @@ pub(super) fn classify_network(judge: &mut Classifier, invocation: &Invocation) 
     }
     flow.fetched = fetches;
     // The metadata services of clouds return credentials.
-    flow.secret = invocation.known_texts().iter().any(|t| METADATA_ADDRESSES.iter().any(|m| t.windows(m.len()).any(|w| w == *m)));
+    flow.secret =
+        invocation.known_texts().iter().any(|t| METADATA_ADDRESSES.iter().any(|m| t.windows(m.len()).any(|w| w == *m)));
     if flow.secret {
         super::impact::record_impact(judge, "cloud-metadata", at);
     }
@@ -332,7 +336,9 @@ fn is_data_stored(invocation: &Invocation) -> bool {
     match invocation.name.as_slice() {
         b"curl" | b"http" | b"xh" => {
             short(b"oOJ")
-                || words.iter().any(|w| matches_word("--output*", w) || matches_word("--remote-*", w) || w == b"--download")
+                || words
+                    .iter()
+                    .any(|w| matches_word("--output*", w) || matches_word("--remote-*", w) || w == b"--download")
         }
         b"wget" => {
             !words.iter().any(|w| w == b"-O-" || w == b"-qO-" || w == b"--output-document=-" || w == b"-nvO-")

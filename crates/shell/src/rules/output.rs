@@ -3,7 +3,7 @@
 
 use crate::invocation::Invocation;
 use crate::judge::Classifier;
-use crate::words::{ExpandedArgument, DataFlow};
+use crate::words::{DataFlow, ExpandedArgument};
 
 /// Longest output that is computed.
 const MAX_LITERAL_BYTES: usize = 64 * 1024;

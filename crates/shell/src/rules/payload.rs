@@ -53,9 +53,13 @@ pub(super) fn classify_payload(judge: &mut Classifier, invocation: &Invocation) 
 
 /// Returns the texts that may be code: arguments, and standard input if it is code.
 fn embedded_texts(invocation: &Invocation) -> Vec<Vec<u8>> {
-    let mut out: Vec<Vec<u8>> = invocation.arguments.iter().map(ExpandedArgument::display_bytes).filter(|t| t.len() > 3).collect();
-    let reads_stdin =
-        invocation.arguments.iter().map(ExpandedArgument::display_bytes).all(|t| t.starts_with(b"-") || is_standard_input(&t));
+    let mut out: Vec<Vec<u8>> =
+        invocation.arguments.iter().map(ExpandedArgument::display_bytes).filter(|t| t.len() > 3).collect();
+    let reads_stdin = invocation
+        .arguments
+        .iter()
+        .map(ExpandedArgument::display_bytes)
+        .all(|t| t.starts_with(b"-") || is_standard_input(&t));
     if reads_stdin || !is_interpreter(&invocation.name) {
         out.extend(invocation.stdin.literal.clone());
     }
@@ -326,7 +330,9 @@ fn classify_literals(judge: &mut Classifier, text: &[u8], reaches: bool, at: (us
     let (removes, writes, runs) = (
         contains_any(text, REMOVAL_MARKS),
         contains_any(text, WRITE_MARKS),
-        contains_any(text, EXECUTION_MARKS) || contains(text, "`") || contains_any(text, &["system", "getline", "shell-command", "print |", "qx"]),
+        contains_any(text, EXECUTION_MARKS)
+            || contains(text, "`")
+            || contains_any(text, &["system", "getline", "shell-command", "print |", "qx"]),
     );
     for literal in string_literals(text) {
         let path = ExpandedArgument::from_bytes(&expand_tilde(judge, &literal), at);
@@ -538,7 +544,8 @@ fn option_commands(invocation: &Invocation) -> Vec<Vec<u8>> {
     match invocation.name.as_slice() {
         b"tmux" | b"byobu" | b"zellij" => out.extend(texts.iter().filter(|t| t.contains(&b' ')).cloned()),
         b"screen" | b"dtach" | b"abduco" => {
-            let command: Vec<Vec<u8>> = texts.iter().skip_while(|t| t.starts_with(b"-")).map(|t| quote_word(t)).collect();
+            let command: Vec<Vec<u8>> =
+                texts.iter().skip_while(|t| t.starts_with(b"-")).map(|t| quote_word(t)).collect();
             out.push(command.join(&b' '));
         }
         b"alias" => {
@@ -552,7 +559,8 @@ fn option_commands(invocation: &Invocation) -> Vec<Vec<u8>> {
         b"sed" | b"gsed" => out.extend(texts.iter().filter_map(|text| sed_command(text))),
         // The command to test each step, with its arguments.
         b"git" if texts.first().is_some_and(|t| t == b"bisect") => {
-            let command: Vec<Vec<u8>> = texts.iter().skip_while(|t| *t != b"run").skip(1).map(|t| quote_word(t)).collect();
+            let command: Vec<Vec<u8>> =
+                texts.iter().skip_while(|t| *t != b"run").skip(1).map(|t| quote_word(t)).collect();
             out.push(command.join(&b' '));
         }
         _ => {}

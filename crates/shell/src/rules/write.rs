@@ -6,7 +6,7 @@ use stockade_model::{Capability, RawText};
 use crate::invocation::Invocation;
 use crate::judge::Classifier;
 use crate::paths::{self, PathLocation, WriteTarget};
-use crate::words::{ExpandedArgument, DataFlow};
+use crate::words::{DataFlow, ExpandedArgument};
 
 use super::destroy::split_options;
 
@@ -55,7 +55,9 @@ pub(crate) fn classify_target(judge: &mut Classifier, path: &[u8], whole: bool, 
     judge.capabilities.insert(Capability::Write(RawText::from(path)));
     match paths::write_target(path, whole, judge.context) {
         Some(WriteTarget::Disk) => judge.record_denial("destroys-disk", "Writes to a disk or to memory directly.", at),
-        Some(WriteTarget::KernelSetting) => judge.record_denial("changes-kernel", "Writes a setting of the kernel.", at),
+        Some(WriteTarget::KernelSetting) => {
+            judge.record_denial("changes-kernel", "Writes a setting of the kernel.", at)
+        }
         Some(WriteTarget::Persistence) => {
             judge.record_denial("persistence", "Writes a file that runs or configures programs later.", at)
         }
@@ -91,7 +93,9 @@ pub(crate) fn judge_output(judge: &mut Classifier, written: &[Vec<u8>], flow: &D
         judge.seen.written_texts.extend(remembered.map(|path| (path.clone(), text.clone())));
         judge.seen.written_texts.truncate(MAX_WRITTEN_TEXTS);
     }
-    let beyond = written.iter().any(|p| !matches!(paths::locate_path(p, judge.context), PathLocation::Workspace | PathLocation::Temporary));
+    let beyond = written
+        .iter()
+        .any(|p| !matches!(paths::locate_path(p, judge.context), PathLocation::Workspace | PathLocation::Temporary));
     if flow.endless && beyond {
         judge.record_denial("fills-disk", "Writes without end beyond the workspace.", at);
     }
@@ -168,7 +172,12 @@ pub(super) fn classify_writes(judge: &mut Classifier, invocation: &Invocation) {
     }
 }
 
-fn classify_each(judge: &mut Classifier, operands: &[ExpandedArgument], whole: bool, at: (usize, usize)) -> Vec<Vec<u8>> {
+fn classify_each(
+    judge: &mut Classifier,
+    operands: &[ExpandedArgument],
+    whole: bool,
+    at: (usize, usize),
+) -> Vec<Vec<u8>> {
     let mut written = Vec::new();
     for operand in operands {
         if let Some(path) = judge.absolute_path(operand) {
@@ -192,8 +201,9 @@ fn classify_destination(judge: &mut Classifier, invocation: &Invocation) {
         .position(|t| t == b"-t" || t == b"--target-directory")
         .and_then(|i| invocation.arguments.get(i + 1))
         .cloned();
-    let into =
-        texts.iter().find_map(|t| t.strip_prefix(b"--target-directory=").map(|d| ExpandedArgument::from_bytes(d, invocation.span)));
+    let into = texts
+        .iter()
+        .find_map(|t| t.strip_prefix(b"--target-directory=").map(|d| ExpandedArgument::from_bytes(d, invocation.span)));
     let last = match named.or(into) {
         Some(directory) => Some(directory),
         None if operands.len() > 1 => operands.pop(),
@@ -208,7 +218,8 @@ fn classify_destination(judge: &mut Classifier, invocation: &Invocation) {
         let inside = [path.as_slice(), b"/", name].concat();
         if !name.is_empty()
             && paths::write_target(&path, false, judge.context).is_none()
-            && let Some(kind @ (WriteTarget::Persistence | WriteTarget::Disk)) = paths::write_target(&inside, false, judge.context)
+            && let Some(kind @ (WriteTarget::Persistence | WriteTarget::Disk)) =
+                paths::write_target(&inside, false, judge.context)
         {
             let _ = kind;
             classify_target(judge, &inside, false, invocation.span);

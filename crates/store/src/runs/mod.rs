@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use serde::{Deserialize, Serialize};
-use stockade_model::{RequestCommand, RunOutcome, RawText, RequestId, SessionId};
+use stockade_model::{RawText, RequestCommand, RequestId, RunOutcome, SessionId};
 
 use crate::held;
 use crate::place::{StoreFileError, private_directory, system_error};
 
-pub use output::{OutputWriter, OutputReader, OutputPiece, OutputStream};
+pub use output::{OutputPiece, OutputReader, OutputStream, OutputWriter};
 
 /// Most ended runs that are kept; older ones are removed when another run begins.
 pub const MAX_ENDED_RUNS: usize = 64;
@@ -123,7 +123,8 @@ impl RunStore {
     /// # Errors
     /// [`FindError`] if there is none, or more than one.
     pub fn find_run(&self, name: &str) -> Result<DetachedRun, RunFindError> {
-        let mut found = self.list_runs()?.into_iter().filter(|run| !name.is_empty() && run.id.as_str().starts_with(name));
+        let mut found =
+            self.list_runs()?.into_iter().filter(|run| !name.is_empty() && run.id.as_str().starts_with(name));
         match (found.next(), found.next()) {
             (Some(run), None) => Ok(run),
             (None, _) => Err(RunFindError::Nothing(name.to_owned())),
@@ -173,7 +174,8 @@ impl DetachedRun {
         if self.is_watched() {
             return DetachedRunState::Running;
         }
-        held::read_json(&self.path, OUTCOME_FILE).map_or(DetachedRunState::Lost, |outcome| DetachedRunState::Ended(Box::new(outcome)))
+        held::read_json(&self.path, OUTCOME_FILE)
+            .map_or(DetachedRunState::Lost, |outcome| DetachedRunState::Ended(Box::new(outcome)))
     }
 
     /// Returns its output, from the beginning.

@@ -228,7 +228,10 @@ mod tests {
         let mut output = OutputWriter::new(dir.path().to_owned());
         output.append_output(OutputStream::Out, b"one").unwrap();
         output.append_output(OutputStream::Err, b"two").unwrap();
-        let wanted = [OutputPiece::Bytes(OutputStream::Out, b"one".to_vec()), OutputPiece::Bytes(OutputStream::Err, b"two".to_vec())];
+        let wanted = [
+            OutputPiece::Bytes(OutputStream::Out, b"one".to_vec()),
+            OutputPiece::Bytes(OutputStream::Err, b"two".to_vec()),
+        ];
         assert_eq!(all(&mut reader), wanted);
         output.append_output(OutputStream::Out, b"three").unwrap();
         assert_eq!(all(&mut reader), [OutputPiece::Bytes(OutputStream::Out, b"three".to_vec())]);
@@ -259,7 +262,11 @@ mod tests {
         let gaps: Vec<_> = late.iter().filter(|piece| matches!(piece, OutputPiece::LeftOut(_))).collect();
         assert!(matches!(gaps[..], [OutputPiece::LeftOut(bytes)] if *bytes > PRINTED / 2), "{gaps:?}");
         let kept: u64 = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
-        assert!(kept < (MAX_FIRST_FILES + MAX_LAST_FILES) * (MAX_FILE_BYTES + (MAX_CHUNK_BYTES + CHUNK_HEADER_BYTES) as u64), "{kept} bytes");
+        assert!(
+            kept < (MAX_FIRST_FILES + MAX_LAST_FILES)
+                * (MAX_FILE_BYTES + (MAX_CHUNK_BYTES + CHUNK_HEADER_BYTES) as u64),
+            "{kept} bytes"
+        );
     }
 
     #[test]

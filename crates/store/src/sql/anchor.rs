@@ -3,7 +3,7 @@
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 
-use super::{DatabaseSchema, SqlError, to_sql_integer, read_time};
+use super::{DatabaseSchema, SqlError, read_time, to_sql_integer};
 use crate::anchors::{AnchorRecord, MAX_ANCHORED_LOGS};
 
 /// Schema of the file of anchors.

@@ -1,10 +1,10 @@
 //! Remembered answers: their table and its statements.
 
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
-use stockade_model::{ApprovalId, Digest, Grant, RawText, ApprovalScope, SessionId};
+use stockade_model::{ApprovalId, ApprovalScope, Digest, Grant, RawText, SessionId};
 
-use super::{DatabaseSchema, SqlError, parse_column, to_sql_integer, read_time};
-use crate::remembered::{Consent, ApprovalNamespace, ApprovalRecord};
+use super::{DatabaseSchema, SqlError, parse_column, read_time, to_sql_integer};
+use crate::remembered::{ApprovalNamespace, ApprovalRecord, Consent};
 use crate::store::MAX_LISTED;
 
 /// Schema of the file of remembered answers.

@@ -4,7 +4,7 @@ use rusqlite::{Row, Transaction, TransactionBehavior, params};
 use stockade_model::SandboxId;
 
 use super::sandbox::SandboxDatabase;
-use super::{SqlError, parse_column, to_sql_integer, read_time};
+use super::{SqlError, parse_column, read_time, to_sql_integer};
 use crate::sandboxes::{CommandRecord, MAX_COMMANDS};
 
 /// Migration of the file of sandboxes to its second version.

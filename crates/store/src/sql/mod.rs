@@ -158,7 +158,11 @@ pub(crate) fn read_time(row: &Row<'_>, column: usize) -> rusqlite::Result<Option
 }
 
 /// Parses a text column.
-pub(crate) fn parse_column<T>(row: &Row<'_>, column: usize, parse: impl FnOnce(String) -> Option<T>) -> rusqlite::Result<T> {
+pub(crate) fn parse_column<T>(
+    row: &Row<'_>,
+    column: usize,
+    parse: impl FnOnce(String) -> Option<T>,
+) -> rusqlite::Result<T> {
     let unreadable = |text: &str| {
         let why = format!("`{}` is not what belongs in column {column}", text.escape_default());
         rusqlite::Error::FromSqlConversionFailure(column, Type::Text, why.into())

@@ -3,7 +3,7 @@
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use stockade_model::{SandboxId, SandboxRecord, SandboxSpec, SandboxState};
 
-use super::{DatabaseSchema, SqlError, history, parse_column, to_sql_integer, read_time};
+use super::{DatabaseSchema, SqlError, history, parse_column, read_time, to_sql_integer};
 use crate::sandboxes::{MAX_ALIVE_SANDBOXES, MAX_LISTED};
 
 /// Schema of the file of sandboxes. Searched properties have columns of their own; the rest of the

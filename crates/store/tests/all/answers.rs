@@ -1,7 +1,7 @@
 //! What answers what (L1, L9), and for how long.
 
-use stockade_model::{Digest, RawText, ApprovalScope};
-use stockade_store::{Consent, ApprovalNamespace, RememberError, ApprovalRecord, ApprovalStore};
+use stockade_model::{ApprovalScope, Digest, RawText};
+use stockade_store::{ApprovalNamespace, ApprovalRecord, ApprovalStore, Consent, RememberError};
 
 use crate::{answer, digest, id, place, session};
 use Consent::{Approved, Denied};
@@ -46,7 +46,8 @@ fn precedence() {
 fn an_answer_answers_its_own_question_only() {
     let (_root, path) = place();
     let store = ApprovalStore::open(&path).unwrap();
-    let namespaces = [ApprovalNamespace::Run, ApprovalNamespace::Grant, ApprovalNamespace::Escalate, ApprovalNamespace::Unsandboxed];
+    let namespaces =
+        [ApprovalNamespace::Run, ApprovalNamespace::Grant, ApprovalNamespace::Escalate, ApprovalNamespace::Unsandboxed];
     for namespace in namespaces {
         let own: Digest = digest(namespace.as_str());
         store
@@ -143,8 +144,10 @@ fn what_reaches_no_further_is_not_remembered() {
     assert!(matches!(error(answer("a", Denied, ApprovalScope::Times(0))), RememberError::NothingLeft));
     let homeless = ApprovalRecord { session: None, ..answer("a", Approved, ApprovalScope::Session) };
     assert!(matches!(error(homeless), RememberError::NoSession));
-    let long =
-        ApprovalRecord { question: RawText::from(vec![b'x'; (1 << 20) + 1]), ..answer("a", Approved, ApprovalScope::Always) };
+    let long = ApprovalRecord {
+        question: RawText::from(vec![b'x'; (1 << 20) + 1]),
+        ..answer("a", Approved, ApprovalScope::Always)
+    };
     assert!(matches!(error(long), RememberError::TooLarge { .. }));
     store.remember_answer(&answer("a", Approved, ApprovalScope::Always)).unwrap();
     assert!(matches!(error(answer("a", Denied, ApprovalScope::Always)), RememberError::Duplicate(_)));

@@ -9,8 +9,8 @@ mod sandboxes;
 
 use std::path::PathBuf;
 
-use stockade_model::{ApprovalId, Digest, ApprovalScope, SessionId};
-use stockade_store::{Consent, ApprovalNamespace, ApprovalRecord};
+use stockade_model::{ApprovalId, ApprovalScope, Digest, SessionId};
+use stockade_store::{ApprovalNamespace, ApprovalRecord, Consent};
 
 /// A directory for one test, and the store's path in it, not yet made.
 fn place() -> (tempfile::TempDir, PathBuf) {

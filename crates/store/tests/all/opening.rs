@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rusqlite::Connection;
 use stockade_model::ApprovalScope;
-use stockade_store::{Consent, ApprovalNamespace, StoreOpenError, ApprovalStore};
+use stockade_store::{ApprovalNamespace, ApprovalStore, Consent, StoreOpenError};
 
 use crate::{answer, digest, id, place};
 

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use stockade_model::ApprovalScope;
-use stockade_store::{Consent, ApprovalNamespace, ApprovalStore};
+use stockade_store::{ApprovalNamespace, ApprovalStore, Consent};
 
 use crate::{answer, digest, id, place};
 
@@ -83,7 +83,10 @@ fn uses_are_counted_across_processes() {
 fn child_makes_and_remembers() {
     let Some(path) = given_path() else { return };
     let name = std::process::id().to_string();
-    ApprovalStore::open(&path).unwrap().remember_answer(&answer(&name, Consent::Denied, ApprovalScope::Always)).unwrap();
+    ApprovalStore::open(&path)
+        .unwrap()
+        .remember_answer(&answer(&name, Consent::Denied, ApprovalScope::Always))
+        .unwrap();
 }
 
 #[test]

@@ -5,9 +5,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use stockade_model::{LimitKind, RequestId, SandboxId, SandboxRecord, SandboxSpec, SandboxState, FinalStatus};
-use stockade_store::sandboxes::{SandboxClaim, CommandRecord, DueReason, MAX_COMMANDS, MAX_TEXT_BYTES, SandboxStoreError, SandboxStore};
-use stockade_store::{StoreOpenError, ApprovalStore};
+use stockade_model::{FinalStatus, LimitKind, RequestId, SandboxId, SandboxRecord, SandboxSpec, SandboxState};
+use stockade_store::sandboxes::{
+    CommandRecord, DueReason, MAX_COMMANDS, MAX_TEXT_BYTES, SandboxClaim, SandboxStore, SandboxStoreError,
+};
+use stockade_store::{ApprovalStore, StoreOpenError};
 
 use crate::processes::{child, finish, given_path};
 

@@ -5,9 +5,9 @@ use std::thread::sleep;
 
 use stockade_store::runs::OutputReader;
 
-use super::client::{RunClient, ClientEvent};
-use super::wire::{InputResult, InputKind, InputPiece};
-use super::{RUN_POLL_INTERVAL, OutputPrinter, end_of, open_runs};
+use super::client::{ClientEvent, RunClient};
+use super::wire::{InputKind, InputPiece, InputResult};
+use super::{OutputPrinter, RUN_POLL_INTERVAL, end_of, open_runs};
 use crate::command::{CommandResult, print_remark};
 use crate::detached_args::{AttachArgs, WriteArgs};
 use crate::exit;
@@ -48,7 +48,9 @@ pub fn attach_to_run(typed: &AttachArgs) -> CommandResult {
                 return Ok(exit::SUCCESS);
             }
             ClientEvent::Over => break,
-            ClientEvent::Fate(InputResult::Waits) if io::stdin().is_terminal() => print_remark(text::INCOMPLETE_INPUT_MESSAGE),
+            ClientEvent::Fate(InputResult::Waits) if io::stdin().is_terminal() => {
+                print_remark(text::INCOMPLETE_INPUT_MESSAGE)
+            }
             ClientEvent::Fate(InputResult::Waits) => {}
             ClientEvent::Fate(InputResult::Refused(why)) => client.print_message(&why),
             ClientEvent::Fate(InputResult::Lost(why)) => {

@@ -15,12 +15,14 @@ use rustix::io::Errno;
 use rustix::process::Signal;
 use stockade_engine::{Approver as _, HeldCalls, PendingQuestion};
 use stockade_model::{ApprovalQuestion, RawText};
-use stockade_store::runs::{OutputReader, DetachedRun};
+use stockade_store::runs::{DetachedRun, OutputReader};
 use stockade_sys::signals::SignalDescriptor;
 
 use super::seat::{self, TerminalClient};
-use super::wire::{InputResult, MAX_INPUT_BYTES, InputKind, RunChannel, InputPiece, ClientMessage, MAX_RUN_MESSAGE_BYTES, RunMessage};
-use super::{RUN_POLL_INTERVAL, OutputPrinter, control};
+use super::wire::{
+    ClientMessage, InputKind, InputPiece, InputResult, MAX_INPUT_BYTES, MAX_RUN_MESSAGE_BYTES, RunChannel, RunMessage,
+};
+use super::{OutputPrinter, RUN_POLL_INTERVAL, control};
 use crate::approver::TerminalApprover;
 use crate::command::print_remark;
 use crate::detach_keys::DetachKeys;
@@ -109,7 +111,8 @@ impl RunClient {
         // Before any thread starts.
         let taken: Vec<i32> = DETACH_SIGNALS.into_iter().chain([Signal::WINCH]).map(Signal::as_raw).collect();
         let signals = SignalDescriptor::block_and_read(&taken).map_err(attach_error)?;
-        let answered = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| attach_error(e.into()))?;
+        let answered =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| attach_error(e.into()))?;
         let attached = control::attach_to_supervisor(run, UserTerminal::open().is_some());
         let (line, intake) = attached.map_err(|failure| match run.is_watched() {
             true => failure,
@@ -246,8 +249,12 @@ impl RunClient {
             Err(e) => return Err(e.into()),
         }
         let is_ready = |at: usize| waited.get(at).is_some_and(|fd| !fd.revents().is_empty());
-        let ready =
-            ClientReadiness { told: is_ready(0), signalled: is_ready(1), answered: is_ready(2), typed: reads && is_ready(3) };
+        let ready = ClientReadiness {
+            told: is_ready(0),
+            signalled: is_ready(1),
+            answered: is_ready(2),
+            typed: reads && is_ready(3),
+        };
         if let Some(printing) = printing {
             // The content is irrelevant; the descriptor must not stay ready.
             while rustix::io::read(printing, &mut [0; 4096]).is_ok_and(|length| length > 0) {}
@@ -301,7 +308,8 @@ impl RunClient {
     fn handle_message(&mut self, told: RunMessage) -> ClientEvent {
         match told {
             RunMessage::Input(fate) => {
-                self.source = if self.source == InputProgress::Awaiting { InputProgress::Open } else { InputProgress::Ended };
+                self.source =
+                    if self.source == InputProgress::Awaiting { InputProgress::Open } else { InputProgress::Ended };
                 return match fate {
                     InputResult::Taken if self.seat.is_some() => self.send_keys(),
                     fate => ClientEvent::Fate(fate),
@@ -332,7 +340,8 @@ impl RunClient {
         let left = Arc::new(AtomicBool::new(false));
         let leaves = Arc::clone(&left);
         let dialog = move || {
-            let mut approver = TerminalApprover::new(text, crate::color_wanted(), None).detach_on_interrupt(Arc::clone(&leaves));
+            let mut approver =
+                TerminalApprover::new(text, crate::color_wanted(), None).detach_on_interrupt(Arc::clone(&leaves));
             let answer = approver.ask_question(&question, &until);
             if !leaves.load(Ordering::Relaxed) {
                 // A run that has ended needs no answer.

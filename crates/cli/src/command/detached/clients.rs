@@ -187,7 +187,7 @@ mod tests {
     use std::thread;
 
     use stockade_engine::HeldCalls;
-    use stockade_model::{QuestionKind, ApprovalScope};
+    use stockade_model::{ApprovalScope, QuestionKind};
 
     use super::super::wire::MAX_RUN_MESSAGE_BYTES;
     use super::*;
@@ -284,6 +284,9 @@ mod tests {
         // Another question waits for its turn meanwhile.
         let other = meeting.ask(600_000);
         meeting.waiting.withdraw();
-        assert_eq!((asked.join().unwrap(), other.join().unwrap()), (ApprovalAnswer::TimedOut, ApprovalAnswer::TimedOut));
+        assert_eq!(
+            (asked.join().unwrap(), other.join().unwrap()),
+            (ApprovalAnswer::TimedOut, ApprovalAnswer::TimedOut)
+        );
     }
 }

@@ -39,9 +39,15 @@ const ATTACH_TO_ANSWER_REQUEST: &str = "attach answers";
 ///
 /// # Errors
 /// [`Failure`] if no socket or thread can be created.
-pub fn serve_control_socket(run: &DetachedRun, interrupter: InterruptSender, desk: Arc<RunConnectionHandler>) -> Result<(), CliError> {
+pub fn serve_control_socket(
+    run: &DetachedRun,
+    interrupter: InterruptSender,
+    desk: Arc<RunConnectionHandler>,
+) -> Result<(), CliError> {
     let cannot = |e: io::Error| CliError::new(format!("cannot listen in the directory of the run: {e}"));
-    let listener = UnixSocketAddress::in_directory(run.path(), SOCKET_NAME).and_then(|at| UnixListener::bind(at.path())).map_err(cannot)?;
+    let listener = UnixSocketAddress::in_directory(run.path(), SOCKET_NAME)
+        .and_then(|at| UnixListener::bind(at.path()))
+        .map_err(cannot)?;
     let answer_all = move || {
         for stream in listener.incoming() {
             // An invalid or closed connection affects only its client.
@@ -54,7 +60,11 @@ pub fn serve_control_socket(run: &DetachedRun, interrupter: InterruptSender, des
     thread::Builder::new().name("stockade-control".to_owned()).spawn(answer_all).map(drop).map_err(cannot)
 }
 
-fn answer_request(mut stream: UnixStream, interrupter: &InterruptSender, desk: &Arc<RunConnectionHandler>) -> io::Result<()> {
+fn answer_request(
+    mut stream: UnixStream,
+    interrupter: &InterruptSender,
+    desk: &Arc<RunConnectionHandler>,
+) -> io::Result<()> {
     configure_stream(&stream)?;
     let line = read_line(&stream)?;
     if line == ATTACH_REQUEST || line == ATTACH_TO_ANSWER_REQUEST {

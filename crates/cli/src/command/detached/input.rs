@@ -14,19 +14,20 @@ use rustix::io::Errno;
 use rustix::termios::{SpecialCodeIndex, Winsize, tcgetattr, tcsetwinsize};
 use stockade_engine::core::{BoundPlan, ConsentRuling, shown_command};
 use stockade_engine::real::RulePolicyEngine;
-use stockade_engine::seams::{HeldRule, PolicyEngine, PlanError, RecordError};
+use stockade_engine::seams::{HeldRule, PlanError, PolicyEngine, RecordError};
 use stockade_engine::{
-    Attempt, AttemptEnd, AttemptEvent, Backend, CommandEnd, RequestEngine, AttemptEventSender, StdioMode, StartError, interrupt_channel,
+    Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, RequestEngine, StartError, StdioMode,
+    interrupt_channel,
 };
 use stockade_model::{
-    Assessment, RequestCommand, Decision, Denial, Digest, EnforcementReport, Event, EventKind, Grant, LayerReport, LayerState,
-    IsolationLevel, AttemptPlan, RunRequest, RequestId, FinalStatus, PolicyVerdict,
+    Assessment, AttemptPlan, Decision, Denial, Digest, EnforcementReport, Event, EventKind, FinalStatus, Grant,
+    IsolationLevel, LayerReport, LayerState, PolicyVerdict, RequestCommand, RequestId, RunRequest,
 };
 use stockade_shell::{CommandContext, StdinUse, is_understood, stdin_use};
 
 use super::clients::{AttachedApprover, ClientRegistry};
 use super::faithful::find_alteration;
-use super::wire::{InputResult, MAX_INPUT_BYTES, InputKind, RunChannel, InputPiece};
+use super::wire::{InputKind, InputPiece, InputResult, MAX_INPUT_BYTES, RunChannel};
 use crate::meaning;
 use crate::render::{self, TextLayout};
 
@@ -329,7 +330,9 @@ impl ClientInputWriter {
         };
         if self.held.len() + bytes.len() > MAX_INPUT_BYTES {
             self.held.clear();
-            return InputResult::Refused(format!("• refused, nothing of it was passed on: longer than {MAX_INPUT_BYTES} bytes\n"));
+            return InputResult::Refused(format!(
+                "• refused, nothing of it was passed on: longer than {MAX_INPUT_BYTES} bytes\n"
+            ));
         }
         self.held.extend_from_slice(bytes);
         let fate = self.pass_on(gate, ends);
@@ -374,7 +377,9 @@ impl ClientInputWriter {
 
     fn write_held_text(&mut self, length: usize) -> InputResult {
         let text: Vec<u8> = self.held.drain(..length).collect();
-        self.input.write_assessed_text(&text, self.line.stream()).map_or_else(InputResult::Lost, |()| InputResult::Taken)
+        self.input
+            .write_assessed_text(&text, self.line.stream())
+            .map_or_else(InputResult::Lost, |()| InputResult::Taken)
     }
 }
 
@@ -444,13 +449,24 @@ impl Backend for InputBackend {
         false
     }
 
-    fn prepare_attempt(&self, _: &AttemptPlan, _: &StdioMode, _: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare_attempt(
+        &self,
+        _: &AttemptPlan,
+        _: &StdioMode,
+        _: bool,
+        events: AttemptEventSender,
+    ) -> Result<Box<dyn Attempt>, StartError> {
         let Some(enforced) = &self.enforced else {
             return Err(StartError { what: format!("{} was not started yet", self.run), hint: None });
         };
         let detail = format!("written to the standard input of {}", self.run);
         let layer = LayerReport { state: LayerState::Enforced, detail };
-        let layers = enforced.layers.clone().into_iter().chain([(INPUT_LAYER_NAME.to_owned(), layer)]).collect::<BTreeMap<_, _>>();
+        let layers = enforced
+            .layers
+            .clone()
+            .into_iter()
+            .chain([(INPUT_LAYER_NAME.to_owned(), layer)])
+            .collect::<BTreeMap<_, _>>();
         Ok(Box::new(InputAttempt {
             input: Arc::clone(&self.input),
             line: Arc::clone(&self.line),
@@ -475,7 +491,9 @@ impl Attempt for InputAttempt {
     }
 
     fn release_command(&mut self) -> Result<(), StartError> {
-        self.input.write_assessed_text(&self.text, self.line.stream()).map_err(|what| StartError { what, hint: None })?;
+        self.input
+            .write_assessed_text(&self.text, self.line.stream())
+            .map_err(|what| StartError { what, hint: None })?;
         self.events.send_event(AttemptEvent::Ended(AttemptEnd::from_command_end(CommandEnd::Exited(0))));
         Ok(())
     }

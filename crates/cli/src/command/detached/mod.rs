@@ -17,7 +17,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use stockade_store::runs::{RunDescription, OutputReader, OutputPiece, DetachedRun, RunStore, DetachedRunState, OutputStream};
+use stockade_store::runs::{
+    DetachedRun, DetachedRunState, OutputPiece, OutputReader, OutputStream, RunDescription, RunStore,
+};
 
 use super::{CommandResult, print_output, read_variable};
 use crate::detached_args::{KillArgs, LogsArgs, PsArgs, WaitArgs};
@@ -115,9 +117,13 @@ impl OutputPrinter {
         let (mut stdout, mut stderr) = (io::stdout().lock(), io::stderr().lock());
         while let Some(piece) = output.next_piece().map_err(cannot)? {
             match piece {
-                OutputPiece::Bytes(OutputStream::Out, bytes) if stdout.is_terminal() => stdout.write_all(&self.out.filter_bytes(&bytes)),
+                OutputPiece::Bytes(OutputStream::Out, bytes) if stdout.is_terminal() => {
+                    stdout.write_all(&self.out.filter_bytes(&bytes))
+                }
                 OutputPiece::Bytes(OutputStream::Out, bytes) => stdout.write_all(&bytes),
-                OutputPiece::Bytes(OutputStream::Err, bytes) if stderr.is_terminal() => stderr.write_all(&self.err.filter_bytes(&bytes)),
+                OutputPiece::Bytes(OutputStream::Err, bytes) if stderr.is_terminal() => {
+                    stderr.write_all(&self.err.filter_bytes(&bytes))
+                }
                 OutputPiece::Bytes(OutputStream::Err, bytes) => stderr.write_all(&bytes),
                 OutputPiece::LeftOut(bytes) => stderr.write_all(text::left_out(bytes).as_bytes()),
             }
@@ -143,10 +149,11 @@ pub fn wait_for_run(typed: &WaitArgs) -> CommandResult {
 fn end_of(run: &DetachedRun) -> CommandResult {
     match run.read_state() {
         DetachedRunState::Ended(outcome) => Ok(exit::code_for_outcome(&outcome)),
-        DetachedRunState::Lost | DetachedRunState::Running => {
-            Err(CliError::new(format!("the supervisor of {} was killed; everything of the run ended with it", run.id()))
-                .with_hint("`stockade logs` shows what it had printed"))
-        }
+        DetachedRunState::Lost | DetachedRunState::Running => Err(CliError::new(format!(
+            "the supervisor of {} was killed; everything of the run ended with it",
+            run.id()
+        ))
+        .with_hint("`stockade logs` shows what it had printed")),
     }
 }
 

@@ -6,10 +6,10 @@ use std::mem;
 use std::os::fd::AsFd as _;
 
 use rustix::termios::tcgetwinsize;
-use stockade_store::runs::{OutputReader, OutputPiece as Printed, OutputStream};
+use stockade_store::runs::{OutputPiece as Printed, OutputReader, OutputStream};
 
-use super::wire::{MAX_INPUT_BYTES, InputPiece, ClientMessage};
-use crate::detach_keys::{DetachKeys, DetachDetector};
+use super::wire::{ClientMessage, InputPiece, MAX_INPUT_BYTES};
+use crate::detach_keys::{DetachDetector, DetachKeys};
 use crate::failure::CliError;
 use crate::render::detached as text;
 use crate::screen::{ScreenChanges, filter_replayable};

@@ -8,9 +8,11 @@ use std::thread;
 
 use stockade_model::EventKind;
 
-use super::clients::{MAX_CLIENTS, ClientRegistry};
-use super::input::{InputGate, RunInput, ClientInputWriter};
-use super::wire::{InputResult, InputKind, RunChannel, InputPiece, MAX_CLIENT_MESSAGE_BYTES, ClientMessage, RunMessage};
+use super::clients::{ClientRegistry, MAX_CLIENTS};
+use super::input::{ClientInputWriter, InputGate, RunInput};
+use super::wire::{
+    ClientMessage, InputKind, InputPiece, InputResult, MAX_CLIENT_MESSAGE_BYTES, RunChannel, RunMessage,
+};
 
 /// Connection handler of a run.
 pub struct RunConnectionHandler {

@@ -16,10 +16,10 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::termios::isatty;
 use stockade_engine::real::RulePolicyEngine;
-use stockade_engine::seams::{RecordError, EventRecorder};
-use stockade_engine::{RequestEngine, InterruptSender};
-use stockade_model::{EnforcementReport, Event, EventKind, RawText, RunRequest, RequestId};
-use stockade_store::runs::{RunDescription, OutputWriter, DetachedRun, RunStore, OutputStream, SupervisedRun};
+use stockade_engine::seams::{EventRecorder, RecordError};
+use stockade_engine::{InterruptSender, RequestEngine};
+use stockade_model::{EnforcementReport, Event, EventKind, RawText, RequestId, RunRequest};
+use stockade_store::runs::{DetachedRun, OutputStream, OutputWriter, RunDescription, RunStore, SupervisedRun};
 use stockade_sys::descriptors::close_all_but;
 use stockade_sys::session::{ForkResult, fork_into_session};
 
@@ -53,7 +53,9 @@ const ENDED_MESSAGE: u8 = b'e';
 /// [`Failure`] if it cannot be started.
 pub fn start_detached_run(typed: RunArgs, id: RequestId) -> CommandResult {
     if matches!(typed.json, Some(None)) {
-        return Err(CliError::new("a detached run has no standard output for its outcome").with_hint("write --json=FILE"));
+        return Err(
+            CliError::new("a detached run has no standard output for its outcome").with_hint("write --json=FILE")
+        );
     }
     // Only descriptors of the caller are open besides, which the supervisor must not keep open.
     close_all_but(&[0, 1, 2]).map_err(detach_error)?;
@@ -231,7 +233,8 @@ impl RunSupervisor {
         judge: RulePolicyEngine,
         request: &RunRequest,
     ) -> Result<(), CliError> {
-        let gate = InputGate::new(engine, judge, request.clone(), Arc::clone(&self.clients), Arc::clone(&self.enforced));
+        let gate =
+            InputGate::new(engine, judge, request.clone(), Arc::clone(&self.clients), Arc::clone(&self.enforced));
         let desk = Arc::new(RunConnectionHandler::new(Arc::clone(&self.clients), self.input.clone(), gate));
         control::serve_control_socket(self.watched.run(), interrupter, desk)
     }
@@ -284,8 +287,9 @@ impl OutputRecorder {
         let (err, from_err) = pipe_with(PipeFlags::CLOEXEC).map_err(detach_error)?;
         let (on_drop, kept) = channel::<()>();
         let keep = move || {
-            let all =
-                [(OutputStream::Out, out), (OutputStream::Err, err)].into_iter().chain(terminal.map(|shown| (OutputStream::Out, shown)));
+            let all = [(OutputStream::Out, out), (OutputStream::Err, err)]
+                .into_iter()
+                .chain(terminal.map(|shown| (OutputStream::Out, shown)));
             store_output(all.collect(), output);
             drop(on_drop);
         };
@@ -323,7 +327,9 @@ fn store_output(mut open: Vec<(OutputStream, OwnedFd)>, mut output: OutputWriter
         let _ = poll(&mut waited, None);
         let ready: Vec<bool> = waited.iter().map(|fd| !fd.revents().is_empty()).collect();
         let mut ready = ready.into_iter();
-        open.retain(|(stream, pipe)| !ready.next().unwrap_or(false) || store_available_output(*stream, pipe, &mut buffer, &mut output));
+        open.retain(|(stream, pipe)| {
+            !ready.next().unwrap_or(false) || store_available_output(*stream, pipe, &mut buffer, &mut output)
+        });
     }
 }
 

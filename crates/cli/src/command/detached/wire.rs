@@ -154,7 +154,8 @@ mod tests {
     fn any_bytes_arrive_whole_and_the_longest_input_fits() {
         let (client, run) = pair();
         let reader = std::thread::spawn(move || {
-            std::iter::from_fn(|| run.receive_message::<ClientMessage>(MAX_CLIENT_MESSAGE_BYTES).unwrap()).collect::<Vec<_>>()
+            std::iter::from_fn(|| run.receive_message::<ClientMessage>(MAX_CLIENT_MESSAGE_BYTES).unwrap())
+                .collect::<Vec<_>>()
         });
         let all: Vec<_> = [vec![0; MAX_INPUT_BYTES], vec![0xff; MAX_INPUT_BYTES], b"\n".to_vec(), Vec::new()]
             .into_iter()

@@ -7,13 +7,14 @@ use serde_json::json;
 use stockade_engine::real::RulePolicyEngine;
 use stockade_model::{Decision, PolicyVerdict};
 use stockade_policy::{
-    Act, RequestContext, RuleExplanation, RuleMatch, Obligations, PolicyStatement, PolicySettings, ActContext, changes_of_patch, consider_request,
-    consider_act, decide_act, parse_file_change, parse_target, parse_tool_call, rule_in,
+    Act, ActContext, Obligations, PolicySettings, PolicyStatement, RequestContext, RuleExplanation, RuleMatch,
+    changes_of_patch, consider_act, consider_request, decide_act, parse_file_change, parse_target, parse_tool_call,
+    rule_in,
 };
 
 use super::build_circumstances;
 use crate::args::CheckArgs;
-use crate::command::{CommandResult, print_output, setting, read_variable};
+use crate::command::{CommandResult, print_output, read_variable, setting};
 use crate::exit;
 use crate::failure::CliError;
 use crate::meaning::{self, ResolvedArgs};
@@ -172,8 +173,8 @@ fn explain_acts(typed: &PolicyExplainArgs, settings: &PolicySettings, workspace:
         shown += &asked.explain_act(host, Act::Network { host: &host_name, port })?;
     } else if let Some(patch) = &typed.patch {
         let text = super::read_text_file(patch)?;
-        let changes =
-            changes_of_patch(&text).map_err(|e| CliError::new(format!("{}: {e}", crate::failure::quote_path(patch))))?;
+        let changes = changes_of_patch(&text)
+            .map_err(|e| CliError::new(format!("{}: {e}", crate::failure::quote_path(patch))))?;
         let mut worst = PolicyVerdict::Allow;
         for change in changes {
             let path = resolve_existing_links(&cwd.join(&change.path));

@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use stockade_policy::{ImportedPolicy, SourceScope, ImportSource, ImportTool, import_policy as carry};
+use stockade_policy::{ImportSource, ImportTool, ImportedPolicy, SourceScope, import_policy as carry};
 
 use super::read_text_file;
 use crate::command::{CommandResult, print_output, print_remark};
@@ -62,7 +62,8 @@ fn summarize_import(imported: &ImportedPolicy) -> String {
 /// Writes a file that does not exist yet.
 fn write_new(path: &Path, text: &str) -> Result<(), CliError> {
     let wrong = |error: std::io::Error| {
-        CliError::new(format!("cannot write {}: {error}", quote_path(path))).or_hint(hint_for_error_kind(error.kind()).map(str::to_owned))
+        CliError::new(format!("cannot write {}: {error}", quote_path(path)))
+            .or_hint(hint_for_error_kind(error.kind()).map(str::to_owned))
     };
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(wrong)?;
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(wrong)
@@ -97,6 +98,8 @@ fn source(tool: ImportTool, typed: &Path) -> Result<ImportSource, CliError> {
 }
 
 fn scope_of(tool: ImportTool, path: &Path) -> SourceScope {
-    let (Ok(path), Ok(home)) = (path.canonicalize(), places::find_home_directory(&super::read_variable)) else { return SourceScope::Unknown };
+    let (Ok(path), Ok(home)) = (path.canonicalize(), places::find_home_directory(&super::read_variable)) else {
+        return SourceScope::Unknown;
+    };
     SourceScope::of_path(tool, &path, &home)
 }

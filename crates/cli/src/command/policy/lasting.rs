@@ -7,12 +7,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use stockade_model::{Grant, QuestionKind, RunRequest, PolicyVerdict};
+use stockade_model::{Grant, PolicyVerdict, QuestionKind, RunRequest};
 use stockade_policy::amend::{rule_for_hosts, rule_for_secrets, rules_for};
 use stockade_policy::load::ConfigSources;
-use stockade_policy::{DraftRule, ProvenanceSection, PolicySettings, resolve_profile};
+use stockade_policy::{DraftRule, PolicySettings, ProvenanceSection, resolve_profile};
 
-use super::write::{self, extract_secret_uses, extract_host_targets};
+use super::write::{self, extract_host_targets, extract_secret_uses};
 use crate::failure::CliError;
 
 /// Rules that the answers of one run may become.
@@ -89,7 +89,7 @@ impl AnswerRules {
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::{ApprovalMode, RequestCommand, IsolationLevel, SandboxPreference};
+    use stockade_model::{ApprovalMode, IsolationLevel, RequestCommand, SandboxPreference};
     use stockade_policy::OwnDirectories;
 
     use super::*;
@@ -113,7 +113,11 @@ mod tests {
             limits: Default::default(),
             caller_approval: None,
         };
-        AnswerRules::new(ConfigSources::at_standard_paths(Path::new("/home/u"), None, None, None), Arc::new(settings), request)
+        AnswerRules::new(
+            ConfigSources::at_standard_paths(Path::new("/home/u"), None, None, None),
+            Arc::new(settings),
+            request,
+        )
     }
 
     #[track_caller]

@@ -45,7 +45,9 @@ pub fn suggest_profile(typed: &PolicySuggestArgs) -> CommandResult {
         }
     }
     if !any {
-        return Err(CliError::new("the record holds nothing of it").with_hint("`stockade audit show` shows what it holds"));
+        return Err(
+            CliError::new("the record holds nothing of it").with_hint("`stockade audit show` shows what it holds")
+        );
     }
     let workspace = match (&typed.workspace, workspaces.as_slice()) {
         (Some(dir), _) => super::resolve_workspace(Some(dir))?,
@@ -55,7 +57,8 @@ pub fn suggest_profile(typed: &PolicySuggestArgs) -> CommandResult {
         }
     };
     let settings = load_settings(&workspace, None)?;
-    let suggestion = smallest(&settings, &learned, &typed.base, &workspace, (typed.generalise, &list_user_directories()));
+    let suggestion =
+        smallest(&settings, &learned, &typed.base, &workspace, (typed.generalise, &list_user_directories()));
     let mut said = String::new();
     for made in &suggestion.generalised {
         said += &text::format_generalisation(made, &newly_allowed(made));
@@ -111,7 +114,12 @@ fn newly_allowed(made: &PathGeneralisation) -> Vec<String> {
     newly.names
 }
 
-fn collect_additional_files(directory: &Path, made: &PathGeneralisation, newly: &mut AdditionalFiles, left: &mut usize) {
+fn collect_additional_files(
+    directory: &Path,
+    made: &PathGeneralisation,
+    newly: &mut AdditionalFiles,
+    left: &mut usize,
+) {
     let Ok(entries) = std::fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
         if *left == 0 {

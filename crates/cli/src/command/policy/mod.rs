@@ -14,7 +14,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use stockade_policy::load::{self, ConfigSources};
-use stockade_policy::{RequestContext, ConfigLayer, LayerText, PolicySettings};
+use stockade_policy::{ConfigLayer, LayerText, PolicySettings, RequestContext};
 
 use super::{CommandResult, now_ms, read_variable};
 use crate::failure::{CliError, quote_path};

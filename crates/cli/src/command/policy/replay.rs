@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use serde_json::json;
 use stockade_audit::{EntryContent, EntryFilter};
-use stockade_model::{Assessment, Decision, EventKind, RunRequest, RequestId, PolicyVerdict};
-use stockade_policy::{RequestContext, PolicySettings, rule_in};
+use stockade_model::{Assessment, Decision, EventKind, PolicyVerdict, RequestId, RunRequest};
+use stockade_policy::{PolicySettings, RequestContext, rule_in};
 
 use super::load_settings;
 use crate::command::{CommandResult, now_ms, print_output, print_remark, read_variable};
@@ -30,7 +30,8 @@ pub fn replay_decisions(typed: &PolicyReplayArgs) -> CommandResult {
         since_ms: typed.since.map(|since| now_ms().saturating_sub(meaning::to_milliseconds(since))),
         ..EntryFilter::default()
     };
-    let mut replay = DecisionReplay { typed, by_workspace: BTreeMap::new(), open: BTreeMap::new(), counts: ReplayCounts::default() };
+    let mut replay =
+        DecisionReplay { typed, by_workspace: BTreeMap::new(), open: BTreeMap::new(), counts: ReplayCounts::default() };
     let mut shown = String::new();
     for entry in stockade_audit::query_log(&dir, filter)? {
         match entry?.content {

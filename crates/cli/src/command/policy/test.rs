@@ -6,7 +6,7 @@ use std::sync::Arc;
 use stockade_engine::real::RulePolicyEngine;
 use stockade_policy::examples::{ExampleReport, run_examples};
 
-use super::{read_text_file, load_settings, resolve_workspace};
+use super::{load_settings, read_text_file, resolve_workspace};
 use crate::command::{CommandResult, print_output};
 use crate::exit;
 use crate::policy_args::PolicyTestArgs;
@@ -23,7 +23,9 @@ pub fn test(typed: &PolicyTestArgs) -> CommandResult {
     let mut report = ExampleReport { results: Vec::new(), spoken: vec![0; settings.rules().count()] };
     let mut shown = String::new();
     for path in &typed.files {
-        let own = run_examples(&settings, path, &read_text_file(path)?, &workspace, &|request| judge.assess_request(request))?;
+        let own = run_examples(&settings, path, &read_text_file(path)?, &workspace, &|request| {
+            judge.assess_request(request)
+        })?;
         shown += &text::failed_examples(path, &own);
         report.merge_results(own);
     }

@@ -6,10 +6,12 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use stockade_model::{RequestCommand, Grant, RunOutcome, ApprovalScope, SecretUse, NetworkTarget, TargetPattern, PolicyVerdict};
+use stockade_model::{
+    ApprovalScope, Grant, NetworkTarget, PolicyVerdict, RequestCommand, RunOutcome, SecretUse, TargetPattern,
+};
 use stockade_policy::amend::{insert_rules, rule_for_hosts, rules_for};
 use stockade_policy::load::{ConfigSources, load_with};
-use stockade_policy::{DraftRule, ConfigLayer, LayerText, ProvenanceSection, PolicySettings, resolve_profile};
+use stockade_policy::{ConfigLayer, DraftRule, LayerText, PolicySettings, ProvenanceSection, resolve_profile};
 
 use super::read_text_file;
 use crate::args::CheckArgs;
@@ -145,7 +147,8 @@ pub fn amend_policy(typed: PolicyAmendArgs) -> CommandResult {
 /// Returns the rule for hosts, and for the secrets that may be sent to them.
 fn draft_for_hosts(typed: &PolicyAmendArgs, provenance: &ProvenanceSection) -> Result<DraftRule, CliError> {
     let target = |text: &String| {
-        text.parse::<NetworkTarget>().map_err(|e| CliError::new(e).with_hint("name one host and port: --host pypi.org:443"))
+        text.parse::<NetworkTarget>()
+            .map_err(|e| CliError::new(e).with_hint("name one host and port: --host pypi.org:443"))
     };
     let targets = typed.hosts.iter().map(target).collect::<Result<Vec<_>, _>>()?;
     let mut draft = rule_for_hosts(&targets, typed.effect, provenance);
@@ -181,13 +184,19 @@ fn drafts_for_command(
     if typed.effect != PolicyVerdict::Allow && !grants.is_empty() {
         return Err(CliError::new("powers come with an `allow` alone").with_hint("leave --grant out"));
     }
-    let settings = stockade_policy::load::load_settings(&places::locate_sources(Some(&meant.workspace), &read_variable)?)?;
+    let settings =
+        stockade_policy::load::load_settings(&places::locate_sources(Some(&meant.workspace), &read_variable)?)?;
     let profile = resolve_profile(&settings, &settings.profile.value, &meant.workspace, &[])?;
     Ok((rules_for(&meant.command, typed.effect, &grants, &profile, provenance)?, meant.workspace))
 }
 
 /// Shows rules as they would appear in a file, and writes them with `write`.
-fn show_or_write_rules(sources: &ConfigSources, file: Option<PathBuf>, drafts: &[DraftRule], write: bool) -> CommandResult {
+fn show_or_write_rules(
+    sources: &ConfigSources,
+    file: Option<PathBuf>,
+    drafts: &[DraftRule],
+    write: bool,
+) -> CommandResult {
     let layer = if file.is_none() { ConfigLayer::User } else { ConfigLayer::System };
     let path = file.unwrap_or_else(|| sources.user_file.clone());
     // Validated before it is shown, and shown before it is written.
@@ -271,13 +280,20 @@ fn replace_file_text(path: &Path, before: &str, after: &str) -> Result<(), CliEr
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::{Approval, Assessment, AttemptRecord, Decision, FinalStatus, Tier, ResourceUsage};
+    use stockade_model::{Approval, Assessment, AttemptRecord, Decision, FinalStatus, ResourceUsage, Tier};
     use stockade_policy::OwnDirectories;
 
     use super::*;
 
     #[track_caller]
-    fn check(command: RequestCommand, answer: &str, scope: ApprovalScope, grants: &[&str], about: &[&str], expected: Option<&str>) {
+    fn check(
+        command: RequestCommand,
+        answer: &str,
+        scope: ApprovalScope,
+        grants: &[&str],
+        about: &[&str],
+        expected: Option<&str>,
+    ) {
         let settings = PolicySettings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[]).unwrap();
         let attempt = AttemptRecord {
             profile: "workspace".into(),

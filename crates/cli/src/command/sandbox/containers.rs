@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use stockade_container::{ContainerSandboxes, ContainerEngineKind, PullProgress, ContainerSettings, PullProgressSink};
+use stockade_container::{ContainerEngineKind, ContainerSandboxes, ContainerSettings, PullProgress, PullProgressSink};
 use stockade_model::ImageDigest;
 
 use crate::failure::CliError;

@@ -11,7 +11,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2, readlinkat};
 use rustix::io::Errno;
 use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxTree as Which};
 use stockade_files::object::ObjectKind;
-use stockade_files::{ContentLimits, DownloadReport, FilesError, FileTree, TreePath, UploadTarget};
+use stockade_files::{ContentLimits, DownloadReport, FileTree, FilesError, TreePath, UploadTarget};
 use stockade_lifecycle::{Lifecycle, open_files};
 use stockade_model::SandboxId;
 use stockade_store::sandboxes::SandboxLease;
@@ -139,7 +139,8 @@ impl SandboxCopy<'_> {
             return Err(is_there(path));
         }
         if from.is_dir() {
-            let source = FileTree::from_fd(plain_directory(&from)?).with_withhold_rule(self.rules.withhold_hidden(&from));
+            let source =
+                FileTree::from_fd(plain_directory(&from)?).with_withhold_rule(self.rules.withhold_hidden(&from));
             tree.make_directory(&path, false).map_err(add_grant_hint)?;
             return Ok(tree.open_subtree(&path)?.copy_from(&source, bounds)?);
         }
@@ -166,7 +167,10 @@ impl SandboxCopy<'_> {
                 .with_hint("`stockade sandbox copy ID:PATH - > FILE.tar`"));
         }
         let rules = self.rules.build_archive_filter(self.which, self.tree_again()?);
-        self.tree_again()?.with_withhold_rule(rules).download_archive(path, &mut stdout, self.bounds).map_err(add_grant_hint)
+        self.tree_again()?
+            .with_withhold_rule(rules)
+            .download_archive(path, &mut stdout, self.bounds)
+            .map_err(add_grant_hint)
     }
 
     /// Copies to the host. No link is followed in the destination or in its parent directories,
@@ -185,7 +189,8 @@ impl SandboxCopy<'_> {
         let directory = path_of(&held)?;
         let name = TreePath::new(name.as_encoded_bytes())?;
         let entry = self.tree.stat(path)?;
-        let coming = (entry.kind == ObjectKind::Directory).then(|| self.tree_again()?.open_subtree(path).map_err(CliError::from));
+        let coming = (entry.kind == ObjectKind::Directory)
+            .then(|| self.tree_again()?.open_subtree(path).map_err(CliError::from));
         let coming = coming.transpose()?.map(|tree| (tree, name.clone()));
         let host = FileTree::with_guard(held, self.rules.build_destination_guard(&directory, coming));
         if !replace && host.stat(&name).is_ok() {

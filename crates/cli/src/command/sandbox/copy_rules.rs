@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxTree as Which};
 use stockade_files::object::ObjectKind;
-use stockade_files::{ExistsCallback, ChangeGuard, FileTree, TreePath, WithholdRule};
+use stockade_files::{ChangeGuard, ExistsCallback, FileTree, TreePath, WithholdRule};
 use stockade_lifecycle::HiddenFiles;
 use stockade_model::{DEFAULT_PROTECTED_NAMES, Grant, SandboxSpec};
 use stockade_native::ProtectedNames;
 use stockade_policy::{PolicySettings, resolve_profile};
 
-use super::super::{setting, read_variable};
+use super::super::{read_variable, setting};
 use crate::failure::CliError;
 use crate::{meaning, places};
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::stdio::{dup2_stdout, stdout};
 use stockade_lifecycle::{Lifecycle, diff_commands, head_command};
-use stockade_model::{RawText, GitRevision, SandboxId};
+use stockade_model::{GitRevision, RawText, SandboxId};
 
 use super::exec;
 use crate::failure::{CliError, quote_path};
@@ -46,7 +46,8 @@ impl SandboxDiff {
     /// [`Failure`] if git fails.
     pub fn write_diff(&self, lifecycle: &Lifecycle, id: &SandboxId) -> Result<(), CliError> {
         run_git_with_output(self.file.as_fd(), lifecycle, id, diff_commands(&self.base)).map_err(|failure| {
-            CliError::new(format!("the difference is not in {}: {failure}", quote_path(&self.path))).or_hint(failure.hint)
+            CliError::new(format!("the difference is not in {}: {failure}", quote_path(&self.path)))
+                .or_hint(failure.hint)
         })
     }
 }

@@ -4,23 +4,23 @@
 use std::sync::Arc;
 
 use stockade_engine::INSIDE_WORKSPACE;
-use stockade_lifecycle::{Lifecycle, OpenSandbox, DestroyReason, clone_steps};
+use stockade_lifecycle::{DestroyReason, Lifecycle, OpenSandbox, clone_steps};
 use stockade_model::{
-    CallerApproval, Grant, IsolationLevel, RunOutcome, RawText, SandboxId, SandboxRecord, FinalStatus, WorkspaceSource,
+    CallerApproval, FinalStatus, Grant, IsolationLevel, RawText, RunOutcome, SandboxId, SandboxRecord, WorkspaceSource,
 };
 use stockade_store::sandboxes::CommandRecord;
 
 use super::super::place::{PersistentRunContext, RunSandbox};
 use super::super::run::{RunSetup, run_to_end};
 use super::super::{CommandResult, now_ms, print_remark, setting};
-use super::{find_sandbox, open_lifecycle, load_notify_settings, own_grants, ignore_events, build_isolation_spec};
-use crate::args::{LevelArg, RunArgs, CommandArgs, RunOptions};
+use super::{build_isolation_spec, find_sandbox, ignore_events, load_notify_settings, open_lifecycle, own_grants};
+use crate::args::{CommandArgs, LevelArg, RunArgs, RunOptions};
 use crate::failure::CliError;
 use crate::interrupts::{self, BlockedSignals};
 use crate::places;
 use crate::relay::CommandTerminal;
 use crate::render::sandbox as text;
-use crate::sandbox_args::{SandboxExecOptions, SandboxExecArgs};
+use crate::sandbox_args::{SandboxExecArgs, SandboxExecOptions};
 use crate::{exit, meaning, notify};
 
 /// Runs one command.
@@ -33,11 +33,18 @@ pub fn exec_in_sandbox(typed: SandboxExecArgs) -> CommandResult {
 }
 
 /// Runs one command in an existing sandbox.
-pub fn run_in_sandbox(lifecycle: &Lifecycle, id: &SandboxId, manner: SandboxExecOptions, subject: CommandArgs, signals: BlockedSignals) -> CommandResult {
+pub fn run_in_sandbox(
+    lifecycle: &Lifecycle,
+    id: &SandboxId,
+    manner: SandboxExecOptions,
+    subject: CommandArgs,
+    signals: BlockedSignals,
+) -> CommandResult {
     let terminal = CommandTerminal::from_tty_option(manner.tty)?;
     let opened = open_sandbox(lifecycle, id)?;
     let level = opened.used.record().spec.level;
-    let place = RunSandbox::Lasting(Box::new(build_persistent_context(opened.used.record(), &opened, Vec::new(), None)));
+    let place =
+        RunSandbox::Lasting(Box::new(build_persistent_context(opened.used.record(), &opened, Vec::new(), None)));
     let (text, started_ms) = (text_of(&subject), now_ms());
     let (outcome, code) = run_to_end(run_args(manner, subject, level), meaning::request_id()?, |_| {
         Ok(RunSetup { signals, terminal, place, supervisor: None })
@@ -114,10 +121,27 @@ pub fn steps_inside(lifecycle: &Lifecycle, id: &SandboxId, commands: Vec<Vec<Raw
     done
 }
 
-fn one_step(words: Vec<RawText>, place: PersistentRunContext, level: IsolationLevel, signals: BlockedSignals) -> Result<(), CliError> {
-    let manner = SandboxExecOptions { grants: Vec::new(), requests: Vec::new(), mode: None, timeout: None, tty: false, json: None };
+fn one_step(
+    words: Vec<RawText>,
+    place: PersistentRunContext,
+    level: IsolationLevel,
+    signals: BlockedSignals,
+) -> Result<(), CliError> {
+    let manner = SandboxExecOptions {
+        grants: Vec::new(),
+        requests: Vec::new(),
+        mode: None,
+        timeout: None,
+        tty: false,
+        json: None,
+    };
     let subject = CommandArgs { script: None, words: words.iter().map(|word| word.as_os_str().to_owned()).collect() };
-    let front = RunSetup { signals, terminal: CommandTerminal::Own, place: RunSandbox::Lasting(Box::new(place)), supervisor: None };
+    let front = RunSetup {
+        signals,
+        terminal: CommandTerminal::Own,
+        place: RunSandbox::Lasting(Box::new(place)),
+        supervisor: None,
+    };
     match run_to_end(run_args(manner, subject, level), meaning::request_id()?, |_| Ok(front)) {
         (outcome, exit::SUCCESS) if outcome.status == FinalStatus::Exited => Ok(()),
         (outcome, code) => Err(CliError::new(match outcome.status {
@@ -143,7 +167,12 @@ pub fn open_sandbox(lifecycle: &Lifecycle, id: &SandboxId) -> Result<OpenSandbox
     Ok(opened)
 }
 
-fn build_persistent_context(record: &SandboxRecord, opened: &OpenSandbox, more: Vec<Grant>, agreed: Option<CallerApproval>) -> PersistentRunContext {
+fn build_persistent_context(
+    record: &SandboxRecord,
+    opened: &OpenSandbox,
+    more: Vec<Grant>,
+    agreed: Option<CallerApproval>,
+) -> PersistentRunContext {
     let spec = &record.spec;
     let mut grants = own_grants(spec);
     grants.extend(more.into_iter().filter(|grant| !grants.contains(grant)).collect::<Vec<_>>());

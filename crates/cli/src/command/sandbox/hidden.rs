@@ -15,8 +15,11 @@ pub fn find_hidden_paths<'a>(workspace: &Path, hide: impl Iterator<Item = &'a Pa
         let real = hidden.canonicalize().unwrap_or_else(|_| hidden.to_owned());
         for path in [hidden, real.as_path()] {
             if workspace.starts_with(path) {
-                let what =
-                    format!("the workspace {} is {}, which is hidden from runs", quote_path(workspace), quote_path(hidden));
+                let what = format!(
+                    "the workspace {} is {}, which is hidden from runs",
+                    quote_path(workspace),
+                    quote_path(hidden)
+                );
                 return Err(CliError::new(what).with_hint("name the directory of a project"));
             }
             found.extend(path.strip_prefix(workspace).ok().map(Path::to_owned));

@@ -14,11 +14,11 @@ use stockade_engine::{SandboxEvent, SandboxEventSender, StartError};
 use stockade_model::{Event, EventKind, SandboxId};
 use stockade_native::{SupervisorHooks, keep_sandbox};
 use stockade_policy::NotifySettings;
-use stockade_store::sandboxes::{SandboxStoreError, SandboxStore};
+use stockade_store::sandboxes::{SandboxStore, SandboxStoreError};
 
 use super::super::{CommandResult, now_ms};
 use super::herald::SandboxNotifier;
-use super::{lifecycle_of, destroy_expired, add_end_notifications};
+use super::{add_end_notifications, destroy_expired, lifecycle_of};
 use crate::audit_log::AuditLog;
 use crate::exit;
 use crate::failure::CliError;
@@ -58,7 +58,8 @@ pub fn supervise_sandbox() -> CommandResult {
         let wanted = move || match compute_remaining(&state.sandboxes_directory(), &id) {
             Ok(RemainingLifetime::Time(time)) => Some(time),
             Ok(RemainingLifetime::Over) => {
-                let _ = noted.set((state.clone(), notify::load_stored_settings(&state.sandboxes_directory().join(id.as_str()))));
+                let _ = noted
+                    .set((state.clone(), notify::load_stored_settings(&state.sandboxes_directory().join(id.as_str()))));
                 None
             }
             Ok(RemainingLifetime::Unknown) => None,
@@ -100,7 +101,9 @@ fn compute_remaining(root: &Path, id: &SandboxId) -> Result<RemainingLifetime, S
         return Ok(RemainingLifetime::Unknown);
     }
     let Ok(store) = SandboxStore::open(root) else { return Ok(RemainingLifetime::Time(STORE_RETRY_DELAY)) };
-    let Some(record) = store.find_sandbox(id)?.filter(|record| !record.state.is_ending()) else { return Ok(RemainingLifetime::Unknown) };
+    let Some(record) = store.find_sandbox(id)?.filter(|record| !record.state.is_ending()) else {
+        return Ok(RemainingLifetime::Unknown);
+    };
     let now_ms = now_ms();
     if store.due_sandboxes(now_ms)?.iter().any(|(due, _)| due.id == *id) {
         return Ok(RemainingLifetime::Over);

@@ -19,10 +19,10 @@ use std::time::Duration;
 
 use stockade_engine::seams::SystemClock;
 use stockade_engine::{self as engine, INSIDE_HOME, INSIDE_WORKSPACE, SandboxEventSender};
-use stockade_lifecycle::{HiddenFiles, Lifecycle, SandboxRequest, DestroyReason, repository_grants};
+use stockade_lifecycle::{DestroyReason, HiddenFiles, Lifecycle, SandboxRequest, repository_grants};
 use stockade_model::{
-    BackendChoice, BackgroundPolicy, Grant, HostDirectory, SandboxLabels, IsolationLevel, SandboxLifetime, RawText, SandboxId, SandboxRecord,
-    SandboxSpec, SandboxState, WorkspaceSource,
+    BackendChoice, BackgroundPolicy, Grant, HostDirectory, IsolationLevel, RawText, SandboxId, SandboxLabels,
+    SandboxLifetime, SandboxRecord, SandboxSpec, SandboxState, WorkspaceSource,
 };
 use stockade_native::NativeSandboxes;
 use stockade_policy::{NotifyOn, NotifySettings, PolicySettings, resolve_profile};
@@ -35,7 +35,7 @@ use crate::failure::{CliError, quote_path};
 use crate::notify::{self, SandboxNotification};
 use crate::places::{self, StateDirectory};
 use crate::render::{json, sandbox as text};
-use crate::sandbox_args::{SandboxOptions, SandboxCommand, SandboxCreateArgs, SandboxRunArgs};
+use crate::sandbox_args::{SandboxCommand, SandboxCreateArgs, SandboxOptions, SandboxRunArgs};
 use crate::{exit, interrupts, meaning, trace};
 
 /// Idle time-out of the sandbox of `sandbox run`, in case its process is killed: longer than one of
@@ -71,7 +71,10 @@ pub fn dispatch_sandbox(typed: SandboxCommand) -> CommandResult {
 
 /// Opens the sandboxes of this user, and destroys those whose lifetime has ended.
 fn open_lifecycle() -> Result<Lifecycle, CliError> {
-    let lifecycle = add_end_notifications(lifecycle_of(&StateDirectory::open(&places::state_path(&read_variable)?)?)?, load_notify_settings);
+    let lifecycle = add_end_notifications(
+        lifecycle_of(&StateDirectory::open(&places::state_path(&read_variable)?)?)?,
+        load_notify_settings,
+    );
     destroy_expired(&lifecycle)?;
     Ok(lifecycle)
 }
@@ -79,15 +82,27 @@ fn open_lifecycle() -> Result<Lifecycle, CliError> {
 /// Opens the sandboxes of this state.
 fn lifecycle_of(state: &StateDirectory) -> Result<Lifecycle, CliError> {
     let store = Arc::new(SandboxStore::open(&state.sandboxes_directory())?);
-    let native = NativeSandboxes::default().kept_by(OWN_PROGRAM_PATH.into(), keep::build_supervisor_args(), state.sandboxes_directory());
+    let native = NativeSandboxes::default().kept_by(
+        OWN_PROGRAM_PATH.into(),
+        keep::build_supervisor_args(),
+        state.sandboxes_directory(),
+    );
     let mut kinds: Vec<Arc<dyn engine::SandboxProvider>> = vec![Arc::new(native)];
-    kinds.extend(containers::list_container_backends(&state.sandboxes_directory())?.map(|kind| Arc::new(kind) as Arc<dyn engine::SandboxProvider>));
+    kinds.extend(
+        containers::list_container_backends(&state.sandboxes_directory())?
+            .map(|kind| Arc::new(kind) as Arc<dyn engine::SandboxProvider>),
+    );
     Ok(Lifecycle::new(store, kinds, Arc::new(SystemClock::default())))
 }
 
 /// Adds notifications of the end of a sandbox. `whom` is called when one has ended.
-fn add_end_notifications(lifecycle: Lifecycle, whom: impl Fn() -> Option<NotifySettings> + Send + Sync + 'static) -> Lifecycle {
-    lifecycle.on_destroyed(move |record, why| notify::deliver_notification(whom().as_ref(), &SandboxNotification::new(NotifyOn::Ended, record, why)))
+fn add_end_notifications(
+    lifecycle: Lifecycle,
+    whom: impl Fn() -> Option<NotifySettings> + Send + Sync + 'static,
+) -> Lifecycle {
+    lifecycle.on_destroyed(move |record, why| {
+        notify::deliver_notification(whom().as_ref(), &SandboxNotification::new(NotifyOn::Ended, record, why))
+    })
 }
 
 /// Returns the notification settings. They are never in a project's file, so none is read. An
@@ -140,14 +155,16 @@ fn create_sandbox(
     snapshot: Option<&Path>,
 ) -> Result<SandboxId, CliError> {
     let id = meaning::sandbox_id()?;
-    let opened = lifecycle.create_sandbox(id.clone(), &build_isolation_spec(spec, &setting.settings)?, ignore_events())?;
+    let opened =
+        lifecycle.create_sandbox(id.clone(), &build_isolation_spec(spec, &setting.settings)?, ignore_events())?;
     if let (false, Some(backend)) = (opened.passed_over.is_empty(), &opened.used.record().backend) {
         print_remark(&text::backend_message(backend, &opened.passed_over));
     }
     print_remark(&text::left_out(&opened.left_out));
     let hidden = hidden_files(&setting.settings, &opened.used.record().spec.profile, INSIDE_WORKSPACE.as_ref())?;
     let filled = snapshot.map_or(Ok(()), |snapshot| snapshot::fill_home(&opened.used, snapshot, hidden));
-    let kept = setting.settings.notify.value.as_ref().map_or(Ok(()), |told| notify::store_settings(told, opened.used.path()));
+    let kept =
+        setting.settings.notify.value.as_ref().map_or(Ok(()), |told| notify::store_settings(told, opened.used.path()));
     let filled = filled.and(kept.map_err(|error| CliError::new(format!("cannot keep whom to tell of it: {error}"))));
     lifecycle.leave_sandbox(opened)?;
     if filled.is_err() {
@@ -160,11 +177,15 @@ fn run_once_in_sandbox(typed: SandboxRunArgs) -> CommandResult {
     let [of_clone, of_command] = [interrupts::take_signals()?, interrupts::take_signals()?];
     let setting = setting::load_config(&places::current_directory()?)?;
     // If this process is killed, a later one destroys the sandbox.
-    let spec = SandboxSpec { idle_ms: Some(parse_lifetime(RUN_IDLE_TIMEOUT)?), ..build_sandbox_spec(&typed.kind, &setting.settings)? };
+    let spec = SandboxSpec {
+        idle_ms: Some(parse_lifetime(RUN_IDLE_TIMEOUT)?),
+        ..build_sandbox_spec(&typed.kind, &setting.settings)?
+    };
     let lifecycle = open_lifecycle()?;
     let id = create_sandbox(&lifecycle, spec, &setting, typed.kind.from.as_deref())?;
     let ran = exec::clone_into(&lifecycle, &id, of_clone).and_then(|()| {
-        let difference = typed.diff.as_deref().map(|file| SandboxDiff::start_diff(&lifecycle, &id, file)).transpose()?;
+        let difference =
+            typed.diff.as_deref().map(|file| SandboxDiff::start_diff(&lifecycle, &id, file)).transpose()?;
         let code = exec::run_in_sandbox(&lifecycle, &id, typed.manner, typed.subject, of_command)?;
         difference.map_or(Ok(()), |difference| difference.write_diff(&lifecycle, &id))?;
         Ok(code)
@@ -185,8 +206,9 @@ fn destroy_sandboxes(ids: &[SandboxId]) -> CommandResult {
 
 fn list_sandboxes(all: bool, labels: &SandboxLabels, as_json: bool) -> CommandResult {
     let records = open_lifecycle()?.store().list_sandboxes()?;
-    let shown =
-        |record: &&SandboxRecord| (all || record.state != SandboxState::Destroyed) && record.spec.labels.contains_all(labels);
+    let shown = |record: &&SandboxRecord| {
+        (all || record.state != SandboxState::Destroyed) && record.spec.labels.contains_all(labels)
+    };
     let mut out = String::new();
     for record in records.iter().filter(shown) {
         out.push_str(&if as_json { json::to_json_line(record)? } else { text::format_line(record) });
@@ -197,10 +219,9 @@ fn list_sandboxes(all: bool, labels: &SandboxLabels, as_json: bool) -> CommandRe
 }
 
 fn find_sandbox(lifecycle: &Lifecycle, id: &SandboxId) -> Result<SandboxRecord, CliError> {
-    lifecycle
-        .store()
-        .find_sandbox(id)?
-        .ok_or_else(|| CliError::new(format!("there is no sandbox `{id}`")).with_hint("`stockade sandbox list` shows them"))
+    lifecycle.store().find_sandbox(id)?.ok_or_else(|| {
+        CliError::new(format!("there is no sandbox `{id}`")).with_hint("`stockade sandbox list` shows them")
+    })
 }
 
 fn build_sandbox_spec(kind: &SandboxOptions, settings: &PolicySettings) -> Result<SandboxSpec, CliError> {

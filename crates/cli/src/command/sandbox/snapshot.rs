@@ -71,7 +71,8 @@ fn copy_trees(used: &SandboxLease, to: &Path) -> Result<(), CliError> {
         let to = to.join(name);
         let cannot = |e: std::io::Error| CliError::new(format!("cannot make {}: {e}", quote_path(&to)));
         fs::DirBuilder::new().mode(0o700).create(&to).map_err(cannot)?;
-        FileTree::from_fd(host_directory(&to)?).copy_from(&open_files(used, which, |_| allow_all_guard())?, UNLIMITED_BOUNDS)?;
+        FileTree::from_fd(host_directory(&to)?)
+            .copy_from(&open_files(used, which, |_| allow_all_guard())?, UNLIMITED_BOUNDS)?;
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use stockade_store::sandboxes::CommandRecord;
 
 use super::super::setting::{self, WorkspaceConfig};
 use super::super::{CommandResult, now_ms, print_output};
-use super::{exec, find_sandbox, open_lifecycle, ignore_events, build_isolation_spec};
+use super::{build_isolation_spec, exec, find_sandbox, ignore_events, open_lifecycle};
 use crate::failure::CliError;
 use crate::render::json;
 use crate::render::sandbox::{self as text, SandboxUsageRow};
@@ -103,7 +103,11 @@ pub fn show_usage_table(once: bool, as_json: bool) -> CommandResult {
         if as_json {
             print_output(&rows.iter().map(|row| json::to_json_line(&row_json(row))).collect::<Result<String, _>>()?)?;
         } else {
-            print_output(&if is_live { text::format_screen(&rows, terminal_rows()) } else { text::format_table(&rows) })?;
+            print_output(&if is_live {
+                text::format_screen(&rows, terminal_rows())
+            } else {
+                text::format_table(&rows)
+            })?;
         }
         if !is_live {
             return Ok(exit::SUCCESS);
@@ -123,11 +127,18 @@ fn load_current_config() -> Result<WorkspaceConfig, CliError> {
 fn collect_usage_rows(setting: &WorkspaceConfig) -> Result<Vec<SandboxUsageRow>, CliError> {
     let lifecycle = open_lifecycle()?;
     let records = lifecycle.store().list_sandboxes()?.into_iter().filter(|record| !record.state.is_ending());
-    records.map(|record| Ok(build_usage_row(&lifecycle, setting, &record, &lifecycle.store().list_commands(&record.id)?))).collect()
+    records
+        .map(|record| Ok(build_usage_row(&lifecycle, setting, &record, &lifecycle.store().list_commands(&record.id)?)))
+        .collect()
 }
 
 /// Returns the row of a sandbox, without resource usage if that cannot be read.
-fn build_usage_row(lifecycle: &Lifecycle, setting: &WorkspaceConfig, record: &SandboxRecord, commands: &[CommandRecord]) -> SandboxUsageRow {
+fn build_usage_row(
+    lifecycle: &Lifecycle,
+    setting: &WorkspaceConfig,
+    record: &SandboxRecord,
+    commands: &[CommandRecord],
+) -> SandboxUsageRow {
     let stands = matches!(record.state, SandboxState::Ready | SandboxState::Paused);
     let look = || {
         let wanted = build_isolation_spec(record.spec.clone(), &setting.settings).ok()?;

@@ -19,8 +19,8 @@ use stockade_sys::session::replace_environment;
 use super::super::place::RunSandbox;
 use super::super::run::{self, RunSetup};
 use super::rehearsal::warm_up_caches;
-use super::wire::{ExecRequest, SessionChannel, SessionListener, OutcomeDestination, SessionMessage};
-use crate::args::{RunArgs, CommandArgs, RunOptions};
+use super::wire::{ExecRequest, OutcomeDestination, SessionChannel, SessionListener, SessionMessage};
+use crate::args::{CommandArgs, RunArgs, RunOptions};
 use crate::failure::CliError;
 use crate::relay::CommandTerminal;
 use crate::{exit, interrupts, meaning, terminal, trace};
@@ -36,7 +36,8 @@ pub mod note {
 }
 
 /// Signals that a client passes on.
-const FORWARDED_SIGNALS: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::WINCH, Signal::CONT];
+const FORWARDED_SIGNALS: [Signal; 6] =
+    [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::WINCH, Signal::CONT];
 /// Signals raised when the client has disconnected: the first is passed to the command, the next
 /// ends it. Three, so that two arrive even if the session ignores one of them.
 const DISCONNECT_SIGNALS: [Signal; 3] = [Signal::HUP, Signal::TERM, Signal::INT];
@@ -92,7 +93,12 @@ fn wait_and_run(post: WorkerParameters, supervisor: Pid, tell: &mut File) -> Res
                     run_for(
                         (&line, job),
                         typed,
-                        RunSetup { signals, terminal: CommandTerminal::Own, place: RunSandbox::Own(nursery), supervisor: None },
+                        RunSetup {
+                            signals,
+                            terminal: CommandTerminal::Own,
+                            place: RunSandbox::Own(nursery),
+                            supervisor: None,
+                        },
                     )?
                 }
                 Err(failure) => {
@@ -173,7 +179,11 @@ fn take_over(
 }
 
 /// Runs the command as `run` does. The run is cancelled if the client has disconnected already.
-fn run_for((line, job): (&Arc<SessionChannel>, Arc<ClientJob>), typed: RunArgs, front: RunSetup) -> Result<u8, CliError> {
+fn run_for(
+    (line, job): (&Arc<SessionChannel>, Arc<ClientJob>),
+    typed: RunArgs,
+    front: RunSetup,
+) -> Result<u8, CliError> {
     let id = meaning::request_id()?;
     line.send_message(SessionMessage::Heard, &[])?;
     let caller = Arc::clone(line);

@@ -19,14 +19,14 @@ use rustix::process::{Signal, umask};
 use serde_json::{Value, json};
 use stockade_model::{Grant, SessionId};
 use stockade_policy::resolve_profile;
-use stockade_store::sessions::{SessionDescription, WarmSession, SessionStore};
+use stockade_store::sessions::{SessionDescription, SessionStore, WarmSession};
 use stockade_sys::descriptors::close_all_but;
 use stockade_sys::session::{ForkResult, fork_into_session};
 
 use self::rehearsal::of_terms;
 use self::supervise::{STARTED_MESSAGE, SessionParameters, supervise_session};
-use self::wire::{ExecRequest, SessionChannel, OutcomeDestination, SessionMessage};
-use super::{CommandResult, now_ms, print_output, setting, read_variable};
+use self::wire::{ExecRequest, OutcomeDestination, SessionChannel, SessionMessage};
+use super::{CommandResult, now_ms, print_output, read_variable, setting};
 use crate::args::{CommandArgs, RunOptions};
 use crate::failure::{CliError, quote_path};
 use crate::interrupts::{self, BlockedSignals};
@@ -68,9 +68,9 @@ fn open_sessions() -> Result<SessionStore, CliError> {
 /// Finds the session of this name, open or lost.
 fn find_session(name: &str) -> Result<WarmSession, CliError> {
     let id = meaning::parse_session_id(name)?;
-    open_sessions()?
-        .find_session(&id)?
-        .ok_or_else(|| CliError::new(format!("there is no session `{id}`")).with_hint("`stockade session list` shows them"))
+    open_sessions()?.find_session(&id)?.ok_or_else(|| {
+        CliError::new(format!("there is no session `{id}`")).with_hint("`stockade session list` shows them")
+    })
 }
 
 fn lost_session_error(session: &WarmSession) -> CliError {
@@ -182,7 +182,12 @@ fn build_exec_request(typed: SessionExecArgs) -> Result<ExecRequest, CliError> {
 
 /// Passes signals on until the command has ended, and returns its exit code. A signal before the
 /// session has accepted the command ends the wait.
-fn follow_command(session: &WarmSession, line: &SessionChannel, signals: &BlockedSignals, person: Option<&UserTerminal>) -> CommandResult {
+fn follow_command(
+    session: &WarmSession,
+    line: &SessionChannel,
+    signals: &BlockedSignals,
+    person: Option<&UserTerminal>,
+) -> CommandResult {
     let mut heard = false;
     loop {
         let of_terminal = signals.of_terminal();
@@ -263,7 +268,8 @@ fn end_session_by_name(name: &str) -> CommandResult {
 }
 
 fn list_sessions(json: bool) -> CommandResult {
-    let mut found: Vec<_> = open_sessions()?.list_sessions()?.into_iter().map(|session| (session.read_description(), session)).collect();
+    let mut found: Vec<_> =
+        open_sessions()?.list_sessions()?.into_iter().map(|session| (session.read_description(), session)).collect();
     found.sort_by_key(|(about, _)| std::cmp::Reverse(about.as_ref().map_or(u64::MAX, |about| about.started_ms)));
     let mut out = String::new();
     for (about, session) in &found {

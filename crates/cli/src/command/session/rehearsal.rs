@@ -10,8 +10,8 @@ use stockade_engine::real::RulePolicyEngine;
 use stockade_engine::seams::PolicyEngine;
 use stockade_native::launch::Blueprint;
 
-use super::super::{setting, read_variable};
-use crate::args::{RunArgs, CommandArgs, RunOptions};
+use super::super::{read_variable, setting};
+use crate::args::{CommandArgs, RunArgs, RunOptions};
 use crate::meaning::{self, ResolvedArgs};
 
 /// Runs the steps for a command with these options.
@@ -25,7 +25,8 @@ fn go_through(terms: &RunOptions) -> Option<()> {
     let meant = ResolvedArgs::from_run_args(of_terms(terms), &read_variable).ok()?;
     let setting = setting::load_config(&meant.workspace).ok()?;
     let request = setting.build_request(&meant, meaning::request_id().ok()?);
-    let judge = RulePolicyEngine { stage: meant.stage, undo: meant.undo, trace: meant.trace, ..setting.policy_engine() };
+    let judge =
+        RulePolicyEngine { stage: meant.stage, undo: meant.undo, trace: meant.trace, ..setting.policy_engine() };
     let assessment = judge.assess_request(&request);
     judge.apply_rules(&request, &assessment);
     judge.policy_digest(&request);

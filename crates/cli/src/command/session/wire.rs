@@ -195,7 +195,11 @@ impl SessionChannel {
     /// [`io::Error`] if no message arrives in time, or as there.
     pub fn hear_soon(&self) -> io::Result<Option<(SessionMessage, [Option<OwnedFd>; MAX_DESCRIPTORS])>> {
         let deadline = Instant::now() + MESSAGE_TIMEOUT;
-        if readable_before(&[self.0.as_fd()], deadline)? { self.receive_message() } else { Err(io::ErrorKind::TimedOut.into()) }
+        if readable_before(&[self.0.as_fd()], deadline)? {
+            self.receive_message()
+        } else {
+            Err(io::ErrorKind::TimedOut.into())
+        }
     }
 }
 
@@ -251,7 +255,14 @@ mod tests {
         assert!(listener.accept_client().unwrap().is_none());
         let line = SessionChannel::connect_to(dir.path()).unwrap();
         let heard = listener.accept_client().unwrap().unwrap();
-        for word in [SessionMessage::Exec, SessionMessage::End, SessionMessage::Signal(15), SessionMessage::Heard, SessionMessage::Over(255), SessionMessage::Stopped] {
+        for word in [
+            SessionMessage::Exec,
+            SessionMessage::End,
+            SessionMessage::Signal(15),
+            SessionMessage::Heard,
+            SessionMessage::Over(255),
+            SessionMessage::Stopped,
+        ] {
             line.send_message(word, &[dir_fd(dir.path()).as_fd()]).unwrap();
             let (same, descriptors) = heard.hear_soon().unwrap().unwrap();
             assert_eq!((same, descriptors.iter().flatten().count()), (word, 1));

@@ -22,16 +22,16 @@ use rustix::stdio::{stderr, stdin, stdout};
 use serde::de::DeserializeOwned;
 use stockade_engine::remote::{AttemptChannel as _, AttemptOrder, RemoteAttempt};
 use stockade_engine::{
-    Attempt, Backend, AttemptEventSender, StdioMode, Sandbox, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, SandboxUsage,
-    StartError, SandboxTree,
+    Attempt, AttemptEventSender, Backend, Sandbox, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan,
+    SandboxTree, SandboxUsage, StartError, StdioMode,
 };
-use stockade_model::{EnforcementReport, Grant, IsolationLevel, AttemptPlan, SandboxId};
+use stockade_model::{AttemptPlan, EnforcementReport, Grant, IsolationLevel, SandboxId};
 use stockade_sys::ready::readable_before;
 use stockade_sys::socket::{UnixSocketAddress, demand_own};
 
 use super::super::command::supports_grant;
-use super::super::{BACKEND_NAME, failed_error, tree_path_inside, open_tree, unsupported_error};
-use super::wire::{SupervisorRequest, SupervisorRefusal, SOCKET_NAME, send_request};
+use super::super::{BACKEND_NAME, failed_error, open_tree, tree_path_inside, unsupported_error};
+use super::wire::{SOCKET_NAME, SupervisorRefusal, SupervisorRequest, send_request};
 use crate::guards::settings_variables;
 use crate::remote::{SocketChannel, own_umask};
 
@@ -67,7 +67,8 @@ impl SupervisorProgram {
         events: SandboxEventSender,
     ) -> Result<SupervisedSandbox, SandboxError> {
         let directory = self.sandbox_directory(&plan.id);
-        let cannot = |error: io::Error| failed_error(format!("cannot start a keeper of the sandbox {}: {error}", plan.id));
+        let cannot =
+            |error: io::Error| failed_error(format!("cannot start a keeper of the sandbox {}: {error}", plan.id));
         match fs::DirBuilder::new().mode(0o700).create(&directory) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(cannot(e)),
             _ => {}
@@ -86,7 +87,11 @@ impl SupervisorProgram {
     }
 
     /// Connects to a sandbox that is kept.
-    pub(in super::super) fn connect_sandbox(&self, plan: &SandboxPlan, events: SandboxEventSender) -> Result<SupervisedSandbox, SandboxError> {
+    pub(in super::super) fn connect_sandbox(
+        &self,
+        plan: &SandboxPlan,
+        events: SandboxEventSender,
+    ) -> Result<SupervisedSandbox, SandboxError> {
         let door = SupervisorAddress { id: plan.id.clone(), directory: self.sandbox_directory(&plan.id) };
         let enforced = door.call_supervisor(&SupervisorRequest::Enforced, "its report")?;
         let destroyed = Arc::new(AtomicBool::new(false));
@@ -113,7 +118,8 @@ impl SupervisorProgram {
 
     #[allow(clippy::disallowed_methods, reason = "a program of this project's own, and nothing of a run")]
     fn start_supervisor(&self, plan: &SandboxPlan, directory: &Path) -> Result<Child, SandboxError> {
-        let cannot = |error: io::Error| failed_error(format!("cannot start a keeper of the sandbox {}: {error}", plan.id));
+        let cannot =
+            |error: io::Error| failed_error(format!("cannot start a keeper of the sandbox {}: {error}", plan.id));
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let place = rustix::fs::open(directory, flags, Mode::empty()).map_err(|e| cannot(e.into()))?;
         let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
@@ -214,7 +220,11 @@ impl SupervisorAddress {
     }
 
     /// Sends a request and receives the response. `what` names the operation in errors.
-    fn call_supervisor<T: DeserializeOwned>(&self, asked: &SupervisorRequest, what: &'static str) -> Result<T, SandboxError> {
+    fn call_supervisor<T: DeserializeOwned>(
+        &self,
+        asked: &SupervisorRequest,
+        what: &'static str,
+    ) -> Result<T, SandboxError> {
         let line = self.send_request(asked, &[])?;
         self.receive_response(&line, RESPONSE_TIMEOUT, what)
     }
@@ -225,7 +235,10 @@ impl SupervisorAddress {
         within: Duration,
         what: &'static str,
     ) -> Result<T, SandboxError> {
-        let heard = line.stream().set_read_timeout(Some(within)).and_then(|()| line.receive_message::<Result<T, SupervisorRefusal>>());
+        let heard = line
+            .stream()
+            .set_read_timeout(Some(within))
+            .and_then(|()| line.receive_message::<Result<T, SupervisorRefusal>>());
         match heard {
             Ok(Some(answer)) => answer.map_err(|refusal| refusal.into_sandbox_error(what, &self.id)),
             Ok(None) => Err(SandboxError::Gone(self.id.clone())),
@@ -339,11 +352,20 @@ impl Backend for SupervisedBackend {
         supports_grant(grant, level)
     }
 
-    fn prepare_attempt(&self, plan: &AttemptPlan, io: &StdioMode, hold: bool, events: AttemptEventSender) -> Result<Box<dyn Attempt>, StartError> {
+    fn prepare_attempt(
+        &self,
+        plan: &AttemptPlan,
+        io: &StdioMode,
+        hold: bool,
+        events: AttemptEventSender,
+    ) -> Result<Box<dyn Attempt>, StartError> {
         let cannot = |what: &dyn std::fmt::Display| StartError { what: what.to_string(), hint: None };
         let umask = own_umask().map_err(|e| cannot(&e))?;
         let order = AttemptOrder { plan: plan.clone(), io: *io, hold, umask };
-        let line = self.0.send_request(&SupervisorRequest::Run(Box::new(order)), &[stdin(), stdout(), stderr()]).map_err(|e| cannot(&e))?;
+        let line = self
+            .0
+            .send_request(&SupervisorRequest::Run(Box::new(order)), &[stdin(), stdout(), stderr()])
+            .map_err(|e| cannot(&e))?;
         Ok(Box::new(RemoteAttempt::await_sandbox(Arc::new(line), events)?))
     }
 }

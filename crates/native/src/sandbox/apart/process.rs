@@ -22,7 +22,7 @@ use stockade_sys::socket::{UnixSocketAddress, demand_own};
 use super::super::command::{CallerAttributes, SandboxCommandBackend};
 use super::super::keep::HostedSandbox;
 use super::watchers::EventClients;
-use super::wire::{SupervisorRequest, SupervisorRefusal, SOCKET_NAME, receive_request};
+use super::wire::{SOCKET_NAME, SupervisorRefusal, SupervisorRequest, receive_request};
 use crate::guards::{SettingsVariables, use_settings_variables};
 use crate::remote::{self, SocketChannel};
 
@@ -232,7 +232,12 @@ impl SandboxSupervisor {
 
 /// Returns events that are sent to the keeper's program and to all watching clients. If the sandbox
 /// is lost, the keeper ends too.
-fn fan_out(own: SandboxEventSender, watchers: Arc<EventClients>, end: Sender<EndReason>, wake: Arc<OwnedFd>) -> SandboxEventSender {
+fn fan_out(
+    own: SandboxEventSender,
+    watchers: Arc<EventClients>,
+    end: Sender<EndReason>,
+    wake: Arc<OwnedFd>,
+) -> SandboxEventSender {
     let end = Mutex::new(end);
     SandboxEventSender::new(move |event| {
         watchers.send_event(&event);
@@ -281,7 +286,9 @@ impl SupervisorConnections {
                 };
                 let caller = CallerAttributes { streams: Some([stdin, stdout, stderr]), umask: Some(order.umask) };
                 let backend = SandboxCommandBackend::new(Arc::clone(&self.kept));
-                remote::serve_remote_attempt(line, |events| backend.begin_command(&order.plan, order.io, order.hold, events, caller))
+                remote::serve_remote_attempt(line, |events| {
+                    backend.begin_command(&order.plan, order.io, order.hold, events, caller)
+                })
             }
             SupervisorRequest::End => {
                 let _ = self.end.lock().unwrap_or_else(PoisonError::into_inner).send(EndReason::Asked(line));

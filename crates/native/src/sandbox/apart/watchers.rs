@@ -21,7 +21,8 @@ pub(super) struct EventClients(Mutex<Vec<SyncSender<SandboxEvent>>>);
 impl EventClients {
     /// Sends an event to every client without blocking.
     pub(super) fn send_event(&self, event: &SandboxEvent) {
-        self.lock_queues().retain(|watcher| !matches!(watcher.try_send(event.clone()), Err(TrySendError::Disconnected(_))));
+        self.lock_queues()
+            .retain(|watcher| !matches!(watcher.try_send(event.clone()), Err(TrySendError::Disconnected(_))));
     }
 
     /// Sends events to the client of this connection, until the client or the sandbox is gone.

@@ -11,7 +11,7 @@ use stockade_engine::{SandboxError, StartError};
 use stockade_sys::passing;
 
 use super::super::unsupported_error;
-use crate::remote::{SocketChannel, ORDER_BYTE, from_file, to_file};
+use crate::remote::{ORDER_BYTE, SocketChannel, from_file, to_file};
 
 /// Name of a keeper's socket, in the directory of its sandbox.
 pub(super) const SOCKET_NAME: &str = "keeper";
@@ -66,7 +66,11 @@ impl SupervisorRefusal {
 }
 
 /// Sends a request with descriptors. Returns the connection for the response.
-pub(super) fn send_request(stream: UnixStream, what: &impl Serialize, along: &[BorrowedFd<'_>]) -> io::Result<SocketChannel> {
+pub(super) fn send_request(
+    stream: UnixStream,
+    what: &impl Serialize,
+    along: &[BorrowedFd<'_>],
+) -> io::Result<SocketChannel> {
     let file = to_file(what)?;
     let all: Vec<BorrowedFd<'_>> = std::iter::once(file.as_fd()).chain(along.iter().copied()).collect();
     passing::send_message(stream.as_fd(), &[ORDER_BYTE], &all)?;
@@ -74,7 +78,9 @@ pub(super) fn send_request(stream: UnixStream, what: &impl Serialize, along: &[B
 }
 
 /// Receives a request. Returns it with its descriptors and the connection for the response.
-pub(super) fn receive_request<T: for<'a> Deserialize<'a>>(stream: UnixStream) -> io::Result<(T, [Option<OwnedFd>; 3], SocketChannel)> {
+pub(super) fn receive_request<T: for<'a> Deserialize<'a>>(
+    stream: UnixStream,
+) -> io::Result<(T, [Option<OwnedFd>; 3], SocketChannel)> {
     let mut word = [0];
     let received = passing::receive_message(stream.as_fd(), &mut word, true)?;
     let [Some(file), one, two, three, ..] = received.descriptors else {

@@ -15,7 +15,10 @@ use super::super::change::is_whiteout;
 use super::super::error::{PathContext, PathError};
 use super::super::journal::ObjectMetadata;
 use super::super::place::{OpenStage, UPPER_DIRECTORY};
-use super::{BACKUP_DIRECTORY, DIRECTORY_NOTES_FILE, DirectoryNote, TEMPORARY_DIRECTORY, NEW_OBJECT_NAME, settings_of, with_owner_access, write_note};
+use super::{
+    BACKUP_DIRECTORY, DIRECTORY_NOTES_FILE, DirectoryNote, NEW_OBJECT_NAME, TEMPORARY_DIRECTORY, settings_of,
+    with_owner_access, write_note,
+};
 use stockade_files::object::{OVERLAY_ATTRIBUTES, TreeObject, list_entry_names, to_os_str};
 use stockade_files::removal::remove_tree;
 
@@ -26,7 +29,10 @@ const MAX_DEPTH: usize = 200;
 /// tree. The call can be repeated until [`clear`].
 pub(in super::super) fn put_back(stage: &OpenStage) -> Result<(), PathError> {
     let root = Path::new("");
-    let Some(aside) = TreeObject::open_entry(stage.directory.as_fd(), OsStr::new(BACKUP_DIRECTORY)).at_path(root)? else { return Ok(()) };
+    let Some(aside) = TreeObject::open_entry(stage.directory.as_fd(), OsStr::new(BACKUP_DIRECTORY)).at_path(root)?
+    else {
+        return Ok(());
+    };
     let workspace = stage.open_workspace().map_err(super::super::commit::stage_path_error)?;
     let workspace = TreeObject::from_fd(workspace).at_path(root)?;
     let upper = TreeObject::open_entry(stage.directory.as_fd(), OsStr::new(UPPER_DIRECTORY)).at_path(root)?;
@@ -76,7 +82,9 @@ impl BackupRestorer<'_> {
         }
         for name in list_entry_names(aside.fd.as_fd()).at_path(path)? {
             let path = path.join(to_os_str(&name));
-            let Some(kept) = TreeObject::open_entry(aside.fd.as_fd(), to_os_str(&name)).at_path(&path)? else { continue };
+            let Some(kept) = TreeObject::open_entry(aside.fd.as_fd(), to_os_str(&name)).at_path(&path)? else {
+                continue;
+            };
             let spot = BackupEntry { path: &path, name: to_os_str(&name), aside, here, upper };
             if kept.is_directory() { self.restore_child(&spot, &kept)? } else { spot.restore_leaf(&kept)? }
         }
@@ -196,7 +204,9 @@ impl BackupEntry<'_> {
                 let done = if there.is_directory() { with_owner_access(&there, moved) } else { moved() };
                 done.at_path(self.path)
             }
-            (None, None) => mknodat(&upper.fd, self.name, FileType::CharacterDevice, Mode::empty(), 0).at_path(self.path),
+            (None, None) => {
+                mknodat(&upper.fd, self.name, FileType::CharacterDevice, Mode::empty(), 0).at_path(self.path)
+            }
             (_, Some(_)) => Ok(()),
         }
     }
@@ -213,7 +223,8 @@ impl BackupEntry<'_> {
 
 fn note_again(stage: &OpenStage, noted: &DirectoryNote) -> Result<(), PathError> {
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let notes = openat(&stage.directory, DIRECTORY_NOTES_FILE, flags, Mode::empty()).at_path(Path::new(DIRECTORY_NOTES_FILE))?;
+    let notes = openat(&stage.directory, DIRECTORY_NOTES_FILE, flags, Mode::empty())
+        .at_path(Path::new(DIRECTORY_NOTES_FILE))?;
     write_note(&mut notes.into(), noted)
 }
 

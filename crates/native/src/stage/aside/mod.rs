@@ -102,9 +102,11 @@ impl BackupTree {
             return Err(StageError::Unfit(PathError::from_reason(path, why)));
         }
         let aside = make_private(stage.directory.as_fd(), BACKUP_DIRECTORY).at_path(Path::new(BACKUP_DIRECTORY))?;
-        let making = make_private(stage.directory.as_fd(), TEMPORARY_DIRECTORY).at_path(Path::new(TEMPORARY_DIRECTORY))?;
+        let making =
+            make_private(stage.directory.as_fd(), TEMPORARY_DIRECTORY).at_path(Path::new(TEMPORARY_DIRECTORY))?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let notes = openat(&stage.directory, DIRECTORY_NOTES_FILE, flags, Mode::RUSR | Mode::WUSR).at_path(Path::new(DIRECTORY_NOTES_FILE))?;
+        let notes = openat(&stage.directory, DIRECTORY_NOTES_FILE, flags, Mode::RUSR | Mode::WUSR)
+            .at_path(Path::new(DIRECTORY_NOTES_FILE))?;
         let mut new = Self {
             root: path.to_owned(),
             workspace,
@@ -138,11 +140,15 @@ impl BackupTree {
         }
         let Some((directory, into)) = self.back_up_parents(parent)? else { return Ok(()) };
         // A path that cannot be looked up cannot be changed either.
-        let Some(there) = ignore_unreachable(TreeObject::open_entry(directory.fd.as_fd(), name)).at_path(path)? else { return Ok(()) };
+        let Some(there) = ignore_unreachable(TreeObject::open_entry(directory.fd.as_fd(), name)).at_path(path)? else {
+            return Ok(());
+        };
         let kept = match there {
-            Some(there) if !there.is_directory() => {
-                self.back_up_original(OriginalEntry { path, name, directory: &directory, into: into.as_fd() }, &there, rewrites)?
-            }
+            Some(there) if !there.is_directory() => self.back_up_original(
+                OriginalEntry { path, name, directory: &directory, into: into.as_fd() },
+                &there,
+                rewrites,
+            )?,
             // Kept already; the present object belongs to the run.
             _ if known.is_some() => BackupMethod::Copied,
             Some(there) => {
@@ -187,7 +193,12 @@ impl BackupTree {
 
     /// Gives the original a second name in the backup tree. Leaves a copy at the path if the object
     /// may be rewritten.
-    fn back_up_original(&mut self, spot: OriginalEntry<'_>, there: &TreeObject, rewrites: bool) -> Result<BackupMethod, PathError> {
+    fn back_up_original(
+        &mut self,
+        spot: OriginalEntry<'_>,
+        there: &TreeObject,
+        rewrites: bool,
+    ) -> Result<BackupMethod, PathError> {
         let named = if self.kept.get(spot.path) == Some(&BackupMethod::Named) {
             let original = TreeObject::open_entry(spot.into, spot.name).at_path(spot.path)?;
             if original.is_none_or(|original| original.inode() != there.inode()) {
