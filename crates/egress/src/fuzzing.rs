@@ -4,31 +4,31 @@
 
 use hickory_resolver::proto::op::Message;
 use rustls::server::Acceptor;
-use stockade_model::{Host, Inspection, RequestPattern, RequestRuling, Target};
+use stockade_model::{Host, InspectionRules, NetworkTarget, RequestPattern, RequestRuling};
 
-use crate::dns::message::{Code, Question, Record};
-use crate::edge::{Masks, StreamKind, StreamMask};
-use crate::hello::{self, Hello, Seen};
+use crate::dns::message::{DnsQuestion, DnsRecord, DnsResponseCode};
+use crate::edge::{PeerMasks, StreamKind, StreamMask};
+use crate::hello::{self, ClientHello, FirstBytesKind};
 use crate::http::direct;
-use crate::http::head::{Request, Response, check_trailer, end_of_head, values};
+use crate::http::head::{RequestHead, ResponseHead, check_trailer, end_of_head, field_values};
 use crate::proxy::socks;
 
-fn fuzz_target() -> Target {
-    Target { host: Host::of(std::net::Ipv4Addr::LOCALHOST.into()), port: 80 }
+fn fuzz_target() -> NetworkTarget {
+    NetworkTarget { host: Host::from_address(std::net::Ipv4Addr::LOCALHOST.into()), port: 80 }
 }
 
 /// Checks a question for a name: the answer is well formed, and another parser finds the same name
 /// in it.
 pub fn check_dns_message(bytes: &[u8]) {
-    let question = match Question::parse(bytes) {
+    let question = match DnsQuestion::parse_query(bytes) {
         Ok(question) => question,
         Err(unanswerable) => {
             assert!(unanswerable.answer.is_none_or(|answer| answer.len() >= 12 && answer[2] & 0x80 != 0));
             return;
         }
     };
-    let records = [Record::Address(std::net::Ipv4Addr::LOCALHOST.into()), Record::Name("a.test".into())];
-    let answer = question.answer(Code::NoError, &records);
+    let records = [DnsRecord::Address(std::net::Ipv4Addr::LOCALHOST.into()), DnsRecord::Name("a.test".into())];
+    let answer = question.encode_answer(DnsResponseCode::NoError, &records);
     let Ok(read) = Message::from_vec(&answer) else { panic!("an answer that others cannot read: {answer:?}") };
     assert_eq!((read.queries.len(), read.answers.len()), (1, 2));
     if let Some(name) = &question.name {
@@ -43,16 +43,16 @@ pub fn check_message_head(bytes: &[u8]) {
     let _ = check_trailer(bytes);
     let Ok(Some(end)) = end_of_head(bytes) else { return };
     let head = &bytes[..end];
-    if let Ok(answer) = Response::parse(head, "GET") {
-        assert_eq!(Response::parse(&answer.bytes_with(|_| {}), "GET").as_ref(), Ok(&answer));
+    if let Ok(answer) = ResponseHead::parse_head(head, "GET") {
+        assert_eq!(ResponseHead::parse_head(&answer.bytes_with(|_| {}), "GET").as_ref(), Ok(&answer));
     }
-    let Ok(mut request) = Request::parse(head) else { return };
-    assert_eq!(Request::parse(&request.bytes()).as_ref(), Ok(&request));
-    if direct::check(&mut request, &target(), false).is_ok() {
-        let sent = request.bytes();
+    let Ok(mut request) = RequestHead::parse_head(head) else { return };
+    assert_eq!(RequestHead::parse_head(&request.encode_head()).as_ref(), Ok(&request));
+    if direct::check_target(&mut request, &fuzz_target(), false).is_ok() {
+        let sent = request.encode_head();
         assert_eq!(end_of_head(&sent), Ok(Some(sent.len())));
-        assert_eq!(Request::parse(&sent).as_ref(), Ok(&request));
-        let hosts: Vec<_> = values(&request.fields, "host").collect();
+        assert_eq!(RequestHead::parse_head(&sent).as_ref(), Ok(&request));
+        let hosts: Vec<_> = field_values(&request.fields, "host").collect();
         assert!(hosts.len() == 1 && hosts[0].starts_with(b"127.0.0.1"), "{hosts:?}");
         assert!(request.target.starts_with('/') || request.target == "*");
     }
@@ -72,7 +72,7 @@ pub fn check_mask(bytes: &[u8]) {
     }
     let size = usize::from(bytes[0] & 63) + 1;
     for kind in [StreamKind::Message, StreamKind::Relay] {
-        let masks = Masks::of(&texts[..texts.len() / 2], &texts[texts.len() / 2..]);
+        let masks = PeerMasks::from_texts(&texts[..texts.len() / 2], &texts[texts.len() / 2..]);
         let mut masked = StreamMask::new(kind);
         let mut out: Vec<u8> = stream.chunks(size).flat_map(|piece| masked.push(piece, &masks)).collect();
         out.extend(masked.finish());
@@ -86,9 +86,9 @@ pub fn check_rule_path(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Some((rule, path)) = text.split_once(' ') else { return };
     let Ok(rule) = format!("* http://127.0.0.1{rule}").parse::<RequestPattern>() else { return };
-    let inspection = Inspection { deny: vec![rule.clone()], ..Inspection::default() };
+    let inspection = InspectionRules { deny: vec![rule.clone()], ..InspectionRules::default() };
     assert_eq!(rule.to_string().parse().as_ref(), Ok(&rule));
-    let ruled = |path: &str| inspection.rule(false, &target(), "GET", path);
+    let ruled = |path: &str| inspection.apply_rules(false, &fuzz_target(), "GET", path);
     let ruling = ruled(path);
     if let RequestRuling::Denied(_) = ruling {
         assert_eq!(ruled(&path.to_ascii_uppercase()), ruling);
@@ -103,8 +103,8 @@ pub fn check_rule_path(bytes: &[u8]) {
 /// Checks a SOCKS request: it is parsed when it is complete and not before, and its host has
 /// exactly one spelling.
 pub fn check_socks_request(bytes: &[u8]) {
-    if let Ok(Some((target, taken))) = socks::request(bytes) {
-        assert!((0..taken).all(|length| socks::request(&bytes[..length]) == Ok(None)));
+    if let Ok(Some((target, taken))) = socks::parse_request(bytes) {
+        assert!((0..taken).all(|length| socks::parse_request(&bytes[..length]) == Ok(None)));
         assert_eq!(target.to_string().parse().as_ref(), Ok(&target));
     }
 }
@@ -112,12 +112,12 @@ pub fn check_socks_request(bytes: &[u8]) {
 /// Checks a client hello. A truncated hello is incomplete, and another server's parser finds the
 /// same name.
 pub fn check_client_hello(bytes: &[u8]) {
-    let seen = hello::read(bytes);
-    if let Seen::Hello(_) = seen {
+    let seen = hello::parse_first_bytes(bytes);
+    if let FirstBytesKind::Hello(_) = seen {
         let step = bytes.len() / 16 + 1;
         for cut in (0..bytes.len()).step_by(step) {
-            let part = hello::read(&bytes[..cut]);
-            assert!(part == seen || part == Seen::Incomplete, "{cut}: {part:?}, whole {seen:?}");
+            let part = hello::parse_first_bytes(&bytes[..cut]);
+            assert!(part == seen || part == FirstBytesKind::Incomplete, "{cut}: {part:?}, whole {seen:?}");
         }
     }
     let mut acceptor = Acceptor::default();
@@ -125,7 +125,7 @@ pub fn check_client_hello(bytes: &[u8]) {
     while !rest.is_empty() && acceptor.read_tls(&mut rest).is_ok_and(|read| read > 0) {
         match acceptor.accept() {
             Ok(Some(accepted)) => {
-                return same(&seen, accepted.client_hello().server_name());
+                return assert_same_name(&seen, accepted.client_hello().server_name());
             }
             Ok(None) => {}
             Err(_) => return,
@@ -133,16 +133,16 @@ pub fn check_client_hello(bytes: &[u8]) {
     }
 }
 
-fn assert_same_name(seen: &Seen, taken: Option<&str>) {
+fn assert_same_name(seen: &FirstBytesKind, taken: Option<&str>) {
     match seen {
-        Seen::Malformed(_) => {}
-        Seen::Hello(Hello { server_name, .. }) => {
+        FirstBytesKind::Malformed(_) => {}
+        FirstBytesKind::Hello(ClientHello { server_name, .. }) => {
             let plain = |name: &str| name.trim_end_matches('.').to_ascii_lowercase();
             let ours = server_name.as_ref().map(|name| plain(&String::from_utf8_lossy(name)));
             // The other parser drops a name that is no host name; it is refused later here.
             let is_dropped = taken.is_none() && ours.is_some();
             assert!(is_dropped || ours == taken.map(plain), "{ours:?} {taken:?}");
         }
-        Seen::Other | Seen::Incomplete => panic!("a server takes it, and we saw {seen:?}"),
+        FirstBytesKind::Other | FirstBytesKind::Incomplete => panic!("a server takes it, and we saw {seen:?}"),
     }
 }

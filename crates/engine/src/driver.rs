@@ -21,6 +21,7 @@ use tracing::{debug, info, info_span, warn};
 
 use crate::approver::HeldCalls;
 use crate::asker::{ApproverAnswer, QuestionSender, WITHDRAWAL_TIMEOUT};
+use crate::backend::join_hint;
 use crate::core::{
     AnswerMemo, BoundPlan, CoreConfig, CoreInput, CoreOutput, HeldCall, PowerGuard, QuestionReview, RememberedAnswer,
     RequestCore, ReviewerSpec,
@@ -30,8 +31,8 @@ use crate::keys::MemoryKey;
 use crate::offers;
 use crate::seams::{AnswerMemory, Clock, EventRecorder, HeldRule, MemoryError, PolicyEngine};
 use crate::{
-    Approver, Attempt, AttemptEvent, AttemptEventSender, Backend, HoldId, InterruptReceiver, Reviewer, StartError,
-    StdioMode, exit_code,
+    Approver, Attempt, AttemptEvent, AttemptEventSender, Backend, HoldId, InterruptReceiver, Reviewer, StdioMode,
+    exit_code,
 };
 
 /// Continues a stopped process (signal(7)).
@@ -438,7 +439,7 @@ impl RequestDriver<'_> {
         let _span = info_span!("plan", attempt).entered();
         match self.engine.judge.make_plan(&self.request, attempt, grants) {
             Ok(planned) => CoreInput::Planned(Box::new(planned)),
-            Err(error) => CoreInput::PlanFailed(with_hint(error.what, error.hint)),
+            Err(error) => CoreInput::PlanFailed(join_hint(error.what, error.hint)),
         }
     }
 
@@ -563,7 +564,7 @@ impl RequestDriver<'_> {
         }
         let attempt = match backend.prepare_attempt(plan, &self.io, hold, events) {
             Ok(attempt) => attempt,
-            Err(error) => return CoreInput::PrepareFailed(start_failure(error)),
+            Err(error) => return CoreInput::PrepareFailed(join_hint(error.what, error.hint)),
         };
         let enforced = attempt.enforcement_report().clone();
         debug!(level = %enforced.level, "prepared");
@@ -577,7 +578,7 @@ impl RequestDriver<'_> {
         let _span = info_span!("release").entered();
         match self.attempt.as_mut().map(|attempt| attempt.release_command().map(|()| attempt.await_exec())) {
             Some(Ok(runs)) => runs.then_some(CoreInput::Released),
-            Some(Err(error)) => Some(CoreInput::ReleaseFailed(start_failure(error))),
+            Some(Err(error)) => Some(CoreInput::ReleaseFailed(join_hint(error.what, error.hint))),
             None => Some(CoreInput::ReleaseFailed("there is no sandbox to release".to_owned())),
         }
     }
@@ -593,16 +594,5 @@ impl RequestDriver<'_> {
                 Err(_) => return,
             }
         }
-    }
-}
-
-fn start_failure(error: StartError) -> String {
-    with_hint(error.what, error.hint)
-}
-
-fn with_hint(what: String, hint: Option<String>) -> String {
-    match hint {
-        Some(hint) => format!("{what}\nhint: {hint}"),
-        None => what,
     }
 }

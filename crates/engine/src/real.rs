@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use stockade_audit::AuditLogWriter;
 use stockade_model::{
     ApprovalAnswer, ApprovalId, ApprovalScope, Assessment, AttemptPlan, DEFAULT_UNDO_BYTES, Decision, Denial, Digest,
-    EffectUse, Event, Grant, GroupOffer, IsolationLevel, PolicyVerdict, QuestionKind, RawText, RequestCommand,
+    EffectUse, Event, Grant, GroupOffer, IsolationLevel, PolicyVerdict, Profile, QuestionKind, RawText, RequestCommand,
     RunRequest, SessionId,
 };
 use stockade_policy::{
@@ -144,6 +144,19 @@ impl RulePolicyEngine {
             time_ms: if asked(PolicyRule::asks_time) { now_ms().ok().and_then(|ms| ms.try_into().ok()) } else { None },
         }
     }
+
+    /// Refuses options that need a sandbox for a profile without one.
+    fn require_sandbox(&self, profile: &Profile) -> Result<(), PlanError> {
+        let wanted =
+            [(self.stage, "staged", "--stage"), (self.undo, "undone", "--undo"), (self.trace, "traced", "--trace")];
+        match wanted.into_iter().find(|(wanted, ..)| *wanted && !profile.sandboxed) {
+            Some((_, what, option)) => Err(PlanError {
+                what: format!("the profile `{}` has no sandbox, and without one nothing is {what}", profile.name),
+                hint: Some(format!("leave {option} out, or name a profile with a sandbox")),
+            }),
+            None => Ok(()),
+        }
+    }
 }
 
 impl PolicyEngine for RulePolicyEngine {
@@ -181,17 +194,7 @@ impl PolicyEngine for RulePolicyEngine {
             }
         }
         self.settings.bind_host_rules(&mut profile, &held_rules::act_context(request), &self.current_circumstances());
-        let wanted =
-            [(self.stage, "staged", "--stage"), (self.undo, "undone", "--undo"), (self.trace, "traced", "--trace")];
-        for (wanted, what, option) in wanted {
-            if wanted && !profile.sandboxed {
-                let name = &profile.name;
-                return Err(PlanError {
-                    what: format!("the profile `{name}` has no sandbox, and without one nothing is {what}"),
-                    hint: Some(format!("leave {option} out, or name a profile with a sandbox")),
-                });
-            }
-        }
+        self.require_sandbox(&profile)?;
         profile.filesystem.stage |= self.stage;
         if self.undo {
             profile.filesystem.undo_bytes.get_or_insert(DEFAULT_UNDO_BYTES);

@@ -12,7 +12,7 @@ use stockade_egress::{
     EgressEvent, InterceptionError, NameResolver, PreparedInterception, SystemResolver, TrustRoots, TunnelConnector,
 };
 use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, Backend, StartError, StdioMode};
-use stockade_model::{AttemptPlan, Grant, IsolationLevel, LayerReport, LayerState};
+use stockade_model::{AttemptPlan, EnforcementReport, Grant, IsolationLevel, LayerReport, LayerState};
 use stockade_sys::Errno;
 use tracing::debug_span;
 
@@ -219,13 +219,13 @@ impl NativeBackend {
 
 /// Returns the egress proxy for the run's own network, if it has one, and the monitor of lost
 /// datagrams in it. Otherwise returns the egress proxy of the host.
-fn way_of(network: Option<NetworkSockets>, terms: RunEgressOptions) -> (RunEgress, Option<LostDatagrams>) {
+fn way_of(network: Option<NetworkSockets>, terms: RunEgressOptions) -> (Arc<RunEgress>, Option<LostDatagrams>) {
     match network {
         Some(ends) => {
             let (way, lost) = RunEgress::of_namespace(ends, terms);
-            (way, Some(lost))
+            (Arc::new(way), Some(lost))
         }
-        None => (RunEgress::of_host(terms), None),
+        None => (Arc::new(RunEgress::of_host(terms)), None),
     }
 }
 
@@ -251,8 +251,7 @@ impl Backend for NativeBackend {
         events: AttemptEventSender,
     ) -> Result<Box<dyn Attempt>, StartError> {
         let streams = OutputPipes::new(*io)?;
-        let edge = PreparedInterception::prepare_rules(&plan.profile.egress, &TrustRoots::System)
-            .map_err(map_interception_error)?;
+        let edge = prepare_interception(plan)?;
         let published = PublishedPorts::from_plan(plan)?;
         let publishes = !published.is_empty();
         let staging = AttemptStage::from_plan(plan, self.stages.as_deref())?;
@@ -262,22 +261,17 @@ impl Backend for NativeBackend {
         let outfit = || self.build_launch_options(plan, (*io, hold), &edge, (staging.as_ref(), &signing));
         let (lease, outfit, mut launching) = self.begin_with_layers(plan, outfit, &streams)?;
         // The limits and the two threads are prepared while the init builds.
-        let guard = LimitGuard::prepare_for_run(plan, launching.init_pid()).map_err(map_limit_error)?;
-        launching.enter_groups(&guard.open_join_files().map_err(map_limit_error)?).map_err(map_launch_error)?;
+        let guard = join_limits(plan, &mut launching)?;
         let outside = streams.into_outputs(*io);
         let weak = events.downgrade();
         let told = RunEventSink::to_attempt(events);
-        let sink = broker_event_sink(&told);
         let precaution = staging.as_ref().map(AttemptStage::pre_write_hook).transpose()?.flatten();
         let mut powers = self.build_permissions(plan, &launching, (&outfit, lease.as_ref()));
         powers.agents = signing.agent_sockets();
-        let broker = Broker::begin_with(powers, plan.level, (precaution, recorder), sink).map_err(map_broker_error)?;
-        let terms = self.route_through_tunnel(build_proxy_options(
-            plan,
-            (edge, published, self.resolver.clone()),
-            &broker,
-            &told,
-        ));
+        let broker = Broker::begin_with(powers, plan.level, (precaution, recorder), broker_event_sink(&told))
+            .map_err(map_broker_error)?;
+        let served = (edge, published, self.resolver.clone());
+        let terms = self.route_through_tunnel(build_proxy_options(plan, served, &broker, &told));
         let broker = broker.making_room(small_disk(&plan.profile.limits));
         let agent = signing.start_serving(&told)?;
         let keeper = RunMonitor::start_thread(outside, told)?;
@@ -286,20 +280,16 @@ impl Backend for NativeBackend {
         let listener = launched.take_listener().ok_or_else(|| map_launch_error(LaunchError::Lost))?;
         let can_hold = launched.wait_killable();
         let (way, lost) = way_of(launched.take_network(), terms);
-        let way = Arc::new(way);
         let broker = broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&way))).map_err(map_broker_error)?;
+        let layer = broker_layer(broker.traits(), (hold, can_hold), outfit.asks_reads(plan));
         let mut enforced = launched.report().clone();
-        enforced.layers.insert("limits".to_owned(), guard.report_limits(hold));
+        add_layers(&mut enforced, plan, guard.report_limits(hold), layer);
         // Without a namespace the init has to find the processes one by one.
         let group = guard.group().filter(|_| plan.level != IsolationLevel::Full);
         let watch = Arc::new(Mutex::new(guard.start_watch(launched.init_pid(), hold)));
-        let layer = broker_layer(broker.traits(), (hold, can_hold), outfit.asks_reads(plan));
-        enforced.layers.insert("broker".to_owned(), layer);
-        enforced.layers.insert("network".to_owned(), way_out::network_layer(plan));
         enforced.layers.extend(layers_of_kept((staging.as_ref(), lease.as_ref()), &launched));
-        enforced
-            .layers
-            .extend(undoing::undo_layer(plan, undoing.as_ref()).into_iter().chain(signing::signing_layer(plan)));
+        enforced.layers.extend(undoing::undo_layer(plan, undoing.as_ref()));
+        enforced.layers.extend(signing::signing_layer(plan));
         let answers = broker.answer_sender();
         if publishes {
             answers.open_way();
@@ -325,6 +315,29 @@ impl Backend for NativeBackend {
         let keeper = Some(keeper.start_monitoring(kept)?);
         Ok(Box::new(NativeAttempt { enforced, launched, answers, group, watch, events: weak, keeper }))
     }
+}
+
+/// Prepares the interception of a plan's TLS connections.
+pub(crate) fn prepare_interception(plan: &AttemptPlan) -> Result<PreparedInterception, StartError> {
+    PreparedInterception::prepare_rules(&plan.profile.egress, &TrustRoots::System).map_err(map_interception_error)
+}
+
+/// Prepares the limits of a run, and puts its processes under them.
+fn join_limits(plan: &AttemptPlan, launching: &mut LaunchingSandbox) -> Result<LimitGuard, StartError> {
+    let guard = LimitGuard::prepare_for_run(plan, launching.init_pid()).map_err(map_limit_error)?;
+    launching.enter_groups(&guard.open_join_files().map_err(map_limit_error)?).map_err(map_launch_error)?;
+    Ok(guard)
+}
+
+/// Adds the layers of the limits, the broker and the network to a report.
+pub(crate) fn add_layers(
+    enforced: &mut EnforcementReport,
+    plan: &AttemptPlan,
+    limits: LayerReport,
+    broker: LayerReport,
+) {
+    let layers = [("limits", limits), ("broker", broker), ("network", way_out::network_layer(plan))];
+    enforced.layers.extend(layers.map(|(name, layer)| (name.to_owned(), layer)));
 }
 
 /// Returns the options of a run's egress proxy.

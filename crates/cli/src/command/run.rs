@@ -181,17 +181,9 @@ fn run_engine(typed: RunArgs, id: RequestId, front: RunSetup) -> Result<RunOutco
         home: places::find_home_directory(&read_variable)?,
     };
     let backend = place.into_backend(&state, person);
-    let sandbox_backend = backend.name();
+    let judge = build_policy_engine(&setting, &meant, inside, backend.name());
     let engine = RequestEngine {
-        judge: Arc::new(RulePolicyEngine {
-            stage: meant.stage,
-            undo: meant.undo,
-            can_keep: inside.is_none(),
-            trace: meant.trace,
-            inside,
-            sandbox_backend,
-            ..setting.policy_engine()
-        }),
+        judge: Arc::new(judge),
         backend,
         host: Some(Arc::new(HostBackend)),
         approver,
@@ -214,6 +206,25 @@ fn run_engine(typed: RunArgs, id: RequestId, front: RunSetup) -> Result<RunOutco
     info_span!("anchor the record").in_scope(|| audit_log.move_anchor());
     super::cache::keep_within_limit(&state);
     Ok(outcome)
+}
+
+/// Returns the policy engine for the options of a run. `inside` is the workspace of a persistent
+/// sandbox.
+fn build_policy_engine(
+    setting: &WorkspaceConfig,
+    meant: &ResolvedArgs,
+    inside: Option<PathBuf>,
+    sandbox_backend: &'static str,
+) -> RulePolicyEngine {
+    RulePolicyEngine {
+        stage: meant.stage,
+        undo: meant.undo,
+        can_keep: inside.is_none(),
+        trace: meant.trace,
+        inside,
+        sandbox_backend,
+        ..setting.policy_engine()
+    }
 }
 
 /// Returns whether standard output gets the outcome instead of the command's output.

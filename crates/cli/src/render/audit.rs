@@ -2,7 +2,7 @@
 
 use stockade_audit::{EntryContent, LogAnchor, LogEntry, VerifyReport};
 use stockade_model::{
-    ApprovalAnswer, ApprovalScope, ConnectionRecord, EventKind, FinalStatus, Grant, QuestionKind, RawText,
+    ApprovalAnswer, ApprovalScope, ConnectionRecord, Denial, EventKind, FinalStatus, Grant, QuestionKind, RawText,
     StagedChanges,
 };
 
@@ -43,10 +43,8 @@ fn describe_event(kind: &EventKind) -> (&'static str, String) {
         }
         EventKind::Reviewed { review, took_ms, late, .. } => {
             let late = if *late { ", too late" } else { "" };
-            (
-                "reviewed",
-                format!("{}, after {}{late}", super::question::format_opinion(review), format_duration(*took_ms)),
-            )
+            let (opinion, took) = (super::question::format_opinion(review), format_duration(*took_ms));
+            ("reviewed", format!("{opinion}, after {took}{late}"))
         }
         EventKind::Answered { answer, by, waited_ms, .. } => (
             "answered",
@@ -62,22 +60,8 @@ fn describe_event(kind: &EventKind) -> (&'static str, String) {
         EventKind::Executed { pid, program } => ("executed", format!("{} (pid {pid})", program.to_escaped())),
         EventKind::Connection { attempt, connection: record } => ("connection", format_connection(*attempt, record)),
         EventKind::Signed { attempt, grant, object } => ("signed", format_signature(*attempt, grant, object)),
-        EventKind::Denied { denial } => (
-            "denied",
-            format!(
-                "{} {}   ({})",
-                operation_verb(denial.operation),
-                denial.object.to_escaped(),
-                escape_text(&denial.rule)
-            ),
-        ),
-        EventKind::Held { hold, denial } => {
-            let object = denial.object.to_escaped();
-            (
-                "held",
-                format!("call {hold}: {} {object}   ({})", operation_verb(denial.operation), escape_text(&denial.rule)),
-            )
-        }
+        EventKind::Denied { denial } => ("denied", format_denial(denial)),
+        EventKind::Held { hold, denial } => ("held", format!("call {hold}: {}", format_denial(denial))),
         EventKind::Withdrawn { holds, digest, why } => {
             let what = format_calls(holds).chain(digest.as_ref().map(|_| "the question".to_owned()));
             ("withdrawn", format!("{}: {}", what.collect::<Vec<_>>().join(", "), escape_text(why)))
@@ -111,6 +95,11 @@ fn describe_event(kind: &EventKind) -> (&'static str, String) {
         EventKind::Undone { restored, left } => ("undone", format!("{restored} restored, {left} left")),
         EventKind::Forgotten => ("forgotten", "what was kept for undo".to_owned()),
     }
+}
+
+fn format_denial(denial: &Denial) -> String {
+    let (verb, object) = (operation_verb(denial.operation), denial.object.to_escaped());
+    format!("{verb} {object}   ({})", escape_text(&denial.rule))
 }
 
 fn format_connection(attempt: u32, record: &ConnectionRecord) -> String {

@@ -25,7 +25,7 @@ pub(crate) use authority::CertificateAuthority;
 pub(crate) use guard::{ConnectionGuard, MaskedStream};
 pub(crate) use mask::StreamKind;
 #[cfg(feature = "fuzzing")]
-pub(crate) use mask::{Masks, StreamMask};
+pub(crate) use mask::{PeerMasks, StreamMask};
 pub(crate) use secrets::{SecretLeak, SecretStore};
 pub use trust::{TRUST_VARIABLES, TrustRoots};
 

@@ -102,7 +102,9 @@ async fn open_tunnel(shared: &Arc<ProxyShared>, who: &EgressCaller, mut client: 
     let target = match parse_authority(&request.target) {
         Some((host, Some(port))) if request.framing == BodyFraming::None => NetworkTarget { host, port },
         _ => {
-            return HttpRefusal::new(400, "CONNECT wants HOST:PORT and no body").send_response(&mut client.writer).await;
+            return HttpRefusal::new(400, "CONNECT wants HOST:PORT and no body")
+                .send_response(&mut client.writer)
+                .await;
         }
     };
     let (session, dialled) = match reach_target(shared, &target, who).await {

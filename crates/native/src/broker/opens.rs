@@ -134,11 +134,7 @@ impl BrokerService {
             ArgumentLayout::Open { at: true } => (caller.int_argument(0), 1),
             _ => (libc::AT_FDCWD, 0),
         };
-        let (flags, mode) = if shape == ArgumentLayout::Creat {
-            (libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, caller.unsigned_argument(1))
-        } else {
-            (caller.int_argument(index + 1) & KNOWN_OPEN_FLAGS, caller.unsigned_argument(index + 2))
-        };
+        let (flags, mode) = open_arguments(caller, shape, index);
         let mut wish = OpenRequest { flags, mode: Mode::empty() };
         // Flags are in registers, so the caller cannot change them afterwards.
         if wish.has_flag(libc::O_PATH) {
@@ -407,6 +403,15 @@ impl BrokerService {
         let held = self.through_object(directory);
         let fd = openat2(held.as_fd(), c".", wish.of_broker(), wish.mode, ResolveFlags::NO_SYMLINKS)?;
         Ok(CallProgress::Done(finish_open(fd, wish)?))
+    }
+}
+
+/// Reads the flags and the mode of an open; its path is the argument at `index`.
+fn open_arguments(caller: &CallingThread, shape: ArgumentLayout, index: usize) -> (i32, u32) {
+    if shape == ArgumentLayout::Creat {
+        (libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, caller.unsigned_argument(1))
+    } else {
+        (caller.int_argument(index + 1) & KNOWN_OPEN_FLAGS, caller.unsigned_argument(index + 2))
     }
 }
 

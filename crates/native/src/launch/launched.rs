@@ -1,12 +1,14 @@
 //! A sandbox that is built: held before its command's first instruction, then running, then ended.
 
+mod ending;
+
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Signal, getegid, geteuid, pidfd_send_signal};
+use rustix::process::{getegid, geteuid};
 use stockade_model::{EnforcementReport, IsolationLevel, ResourceUsage};
 use stockade_sys::clone::{ClonedChild, flags, fork_with};
 use stockade_sys::passing::MAX_DESCRIPTORS;
@@ -18,7 +20,6 @@ use super::blueprint::{Blueprint, NamespaceOwner, PrivateTree};
 use super::child::{self, COMMAND_STAGES, InheritedDescriptors};
 use super::error::LaunchError;
 use super::layout::MergedDirectory;
-use super::leaving::{self, INIT_EXIT_TIMEOUT};
 use super::merge::allow_in_layer;
 use super::message::{BuiltFlags, LaunchMessage};
 use super::network::{NamespaceSockets, NetworkSockets};
@@ -456,25 +457,6 @@ impl LaunchedSandbox {
         self.ended.is_some()
     }
 
-    /// Sends a signal to the command's process group; best effort.
-    pub fn signal_command(&self, signal: i32) {
-        let _ = LaunchMessage::Signal(signal).send(self.control.as_fd(), &[]);
-    }
-
-    /// Kills the command now, and with it every process in the sandbox. The end is still reported.
-    pub fn kill_sandbox(&self) {
-        self.signal_command(Signal::KILL.as_raw());
-    }
-
-    /// Leaves an unkillable command to the kernel and kills all other processes. Otherwise an init
-    /// that waits for such a command would let its other processes live. Without a PID namespace
-    /// only the init can do that, and it goes on trying.
-    pub(crate) fn abandon_command(&self) {
-        if let (Some(init), IsolationLevel::Full) = (&self.init, self.report.level) {
-            let _ = pidfd_send_signal(init, Signal::KILL);
-        }
-    }
-
     fn note_end(&mut self, ended: ProcessExit, used: ProcessUsage) {
         times::tell_end();
         self.failed_to_execute();
@@ -585,30 +567,5 @@ impl LaunchedSandbox {
             sockets: NamespaceSockets::new(sockets),
             ipv6: parts.has_flag(BuiltFlags::IPV6),
         });
-    }
-
-    /// Ends the init and every process of the run. An init that has reported the end only has to
-    /// exit, and exits when its caller hangs up. With a PID namespace the kernel kills the other
-    /// processes. Without one the init kills them, also when its caller hangs up, and gets time for
-    /// it.
-    fn end_now(&mut self) {
-        let Some(init) = self.init.take() else { return };
-        if self.ended.is_some() || self.report.level != IsolationLevel::Full {
-            let _ = rustix::net::shutdown(&self.control, rustix::net::Shutdown::Both);
-        }
-        if self.ended.is_some() {
-            return leaving::let_go(init);
-        }
-        if self.report.level != IsolationLevel::Full {
-            let _ = readable_before(&[init.as_fd()], Instant::now() + INIT_EXIT_TIMEOUT);
-        }
-        let _ = pidfd_send_signal(&init, Signal::KILL);
-        leaving::wait_for_init(&init);
-    }
-}
-
-impl Drop for LaunchedSandbox {
-    fn drop(&mut self) {
-        self.end_now();
     }
 }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use stockade_egress::{PreparedInterception, TrustRoots};
+use stockade_egress::PreparedInterception;
 use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, Backend, SandboxTree, StartError, StdioMode};
 use stockade_model::{AttemptPlan, Denial, Grant, IsolationLevel};
 
@@ -13,8 +13,8 @@ use super::keep::HostedSandbox;
 use super::{BACKEND_NAME, tree_path_inside};
 use crate::attempt::NativeAttempt;
 use crate::backend::{
-    broker_event_sink, broker_layer, build_proxy_options, launched_powers, map_broker_error, map_interception_error,
-    map_launch_error, map_limit_error, no_descriptor,
+    add_layers, broker_event_sink, broker_layer, build_proxy_options, launched_powers, map_broker_error,
+    map_launch_error, map_limit_error, no_descriptor, prepare_interception,
 };
 use crate::broker::Broker;
 use crate::keeper::{self, BreachCallback, LeftoverHandling, RunEventSink, RunMonitor};
@@ -126,8 +126,7 @@ impl SandboxCommandBackend {
         Self::demand_honoured(plan)?;
         let _going = self.sandbox.prevent_pause()?;
         let streams = OutputPipes::with_caller_streams(io, caller.streams)?;
-        let edge = PreparedInterception::prepare_rules(&plan.profile.egress, &TrustRoots::System)
-            .map_err(map_interception_error)?;
+        let edge = prepare_interception(plan)?;
         let published = PublishedPorts::from_plan(plan)?;
         let publishes = !published.is_empty();
         let outfit = Self::launch_options(plan, &edge, io, caller.umask)?;
@@ -155,12 +154,8 @@ impl SandboxCommandBackend {
         let broker = broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&way))).map_err(map_broker_error)?;
         let mut enforced = self.sandbox.enforced().clone();
         enforced.layers.extend(launched.report().layers.clone());
-        let layers = [
-            ("limits", guard.report_limits(false)),
-            ("broker", broker_layer(broker.traits(), (hold, can_hold), plan.profile.filesystem.trace)),
-            ("network", way_out::network_layer(plan)),
-        ];
-        enforced.layers.extend(layers.map(|(name, layer)| (name.to_owned(), layer)));
+        let layer = broker_layer(broker.traits(), (hold, can_hold), plan.profile.filesystem.trace);
+        add_layers(&mut enforced, plan, guard.report_limits(false), layer);
         enforced.layers.extend(undoing::undo_layer(plan, None));
         let answers = broker.answer_sender();
         if publishes {

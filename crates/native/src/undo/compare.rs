@@ -12,7 +12,7 @@ use super::guard::RestoreGuard;
 use super::guarded::GuardedBaseline;
 use super::journal::{JournalEntry, ObjectKey, OriginalObject, UndoJournal, key_of};
 use super::keep::slot_name;
-use super::recorder::join_path;
+use super::paths::join_path;
 use super::store::{UndoError, UndoRun};
 use crate::descriptors;
 use crate::powers::UNDO_PREFIX;

@@ -30,6 +30,7 @@ mod guarded;
 mod journal;
 mod keep;
 mod newer;
+mod paths;
 mod put;
 mod recorder;
 mod reopen;

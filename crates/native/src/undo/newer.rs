@@ -8,7 +8,7 @@ use stockade_files::object::{FileTime, ObjectKind, TreeObject, to_os_str};
 
 use super::compare::{MAX_CONFLICTS, MAX_DEPTH, RunComparer, entries_readable};
 use super::journal::{JournalEntry, key_of};
-use super::recorder::join_path;
+use super::paths::join_path;
 use super::settle::digest_of;
 
 /// Largest lag of the clock of file times behind the system clock.

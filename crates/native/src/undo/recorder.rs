@@ -19,6 +19,7 @@ use stockade_sys::Errno;
 use super::guarded::GuardedBaseline;
 use super::journal::{JournalLine, JournalWriter, ObjectKey, OriginalObject, UndoJournal, key_of};
 use super::keep::{self, KeepError};
+use super::paths::{join_path, last_name, parent_path};
 use super::settle::time_now;
 use super::store::{WORKSPACE_RESOLVE_FLAGS, open_objects};
 
@@ -585,21 +586,4 @@ impl UndoRecorder {
             errno => UndoRecordError::Store(errno),
         })
     }
-}
-
-/// Returns the path of the parent directory; `None` for the workspace itself.
-fn parent_path(path: &[u8]) -> Option<&[u8]> {
-    match path.iter().rposition(|byte| *byte == b'/') {
-        Some(at) => Some(&path[..at]),
-        None if path.is_empty() => None,
-        None => Some(b""),
-    }
-}
-
-fn last_name(path: &[u8]) -> &[u8] {
-    path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
-}
-
-pub(super) fn join_path(path: &[u8], name: &[u8]) -> Vec<u8> {
-    if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() }
 }

@@ -10,7 +10,7 @@ use stockade_files::object::{FileTime, ObjectKind, TreeObject, list_entries, to_
 use super::compare::{ComparedPath, RestoreAction, RunComparer, is_beneath};
 use super::journal::{ObjectKey, key_of};
 use super::keep::may_have_writer;
-use super::recorder::join_path;
+use super::paths::join_path;
 
 /// Most names that are checked in such paths.
 const MAX_CHECKED_NAMES: usize = 100_000;

@@ -17,7 +17,7 @@ use super::compare::{
 use super::guard::{REOPENED_REASON, RestoreMoment};
 use super::journal::{JournalLine, JournalWriter, ObjectKey, OriginalObject, key_of};
 use super::newer::creation_time;
-use super::recorder::join_path;
+use super::paths::join_path;
 use super::reopen::RestoreOutcome;
 use super::settle::{find_beneath, in_journal};
 use super::spot::{RestoreTarget, split_path};

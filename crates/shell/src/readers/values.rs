@@ -40,31 +40,18 @@ pub(super) fn value_of(judge: &mut Classifier, kind: ValueKind, value: &Expanded
             rules::destroy::classify_deleted_path(judge, value, true, value.span);
         }
         ValueKind::Host => classify_host(judge, value),
-        ValueKind::Code => {
-            // The code runs during the fetch, not after it.
-            let fetched = std::mem::take(&mut judge.seen.fetched);
-            if let Some(code) = value.literal_value().filter(|code| code.len() < 4096) {
-                rules::code::hidden_command(judge, &code, value.span);
-            }
-            judge.seen.fetched |= fetched;
-        }
+        ValueKind::Code => classify_code(judge, value),
         ValueKind::Rev
         | ValueKind::ConfigKey
         | ValueKind::Pathspec
         | ValueKind::Branch
         | ValueKind::Place
         | ValueKind::Setting
-        | ValueKind::Address => {
-            repository_value(judge, kind, value);
-        }
+        | ValueKind::Address => repository_value(judge, kind, value),
         ValueKind::Mode if is_plain_mode(&value.display_bytes()) => {}
         ValueKind::Mode => judge.record_ask("privilege", "Uses or changes privileges.", value.span),
         // `%G...` makes git run the gpg program that the repository names.
-        ValueKind::Format
-            if [&b"%G"[..], b"%+G", b"%-G", b"% G", b"signature"]
-                .iter()
-                .any(|p| contains(&value.display_bytes(), p)) =>
-        {
+        ValueKind::Format if shows_signatures(&value.display_bytes()) => {
             judge.record_ask("executing-option", "A format that makes git check signatures.", value.span);
         }
         ValueKind::Text if !value.is_glob() && value.is_one_text(is_public) => {}
@@ -90,6 +77,20 @@ pub(super) fn value_of(judge: &mut Classifier, kind: ValueKind, value: &Expanded
         }
     }
     DataFlow::default()
+}
+
+/// Classifies code, which runs during a fetch and not after it.
+fn classify_code(judge: &mut Classifier, value: &ExpandedArgument) {
+    let fetched = std::mem::take(&mut judge.seen.fetched);
+    if let Some(code) = value.literal_value().filter(|code| code.len() < 4096) {
+        rules::code::hidden_command(judge, &code, value.span);
+    }
+    judge.seen.fetched |= fetched;
+}
+
+/// Returns whether a format of git shows signatures.
+fn shows_signatures(format: &[u8]) -> bool {
+    [&b"%G"[..], b"%+G", b"%-G", b"% G", b"signature"].iter().any(|part| contains(format, part))
 }
 
 /// Classifies a value about a repository.
