@@ -13,12 +13,13 @@ use super::settings_text::entries;
 use super::view::{View, at, join, parent};
 use crate::powers::to_path;
 
-/// Variables that name the location of the user's own settings.
-const SETTINGS_VARIABLES: [&str; 3] = ["HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL"];
+/// Variables that name the location of the user's own settings, or of the installed git.
+const SETTINGS_VARIABLES: [&str; 5] = ["HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "PATH"];
 /// Their values, for a process without the user's environment.
 static GIVEN_VARIABLES: OnceLock<SettingsVariables> = OnceLock::new();
-/// Larger settings are not read; their file is guarded all the same.
-const MAX_SETTINGS_BYTES: u64 = 1 << 20;
+/// Longest settings file, in bytes. It exceeds the longest text that a run may write into one
+/// (`broker::judged`), because git adds lines of its own on the host.
+pub(super) const MAX_SETTINGS_BYTES: u64 = 8 << 20;
 /// Same limit as git's `MAX_INCLUDE_DEPTH`.
 const MAX_INCLUDES: usize = 10;
 /// Last parts of keys with a command or a program path as value, from git's own documentation
@@ -117,9 +118,17 @@ impl NamedPlaces {
 /// Returns the paths that the repository in the directory `repository` names, with a work tree at
 /// `top`. These are its settings and hooks if they are in another directory, and every file that a
 /// setting leads to. `home` replaces `~`.
-pub(super) fn named_by_repository(view: View<'_>, repository: &[u8], top: &[u8], home: Option<&[u8]>) -> NamedPlaces {
+///
+/// # Errors
+/// The path of a settings file that cannot be read whole.
+pub(super) fn named_by_repository(
+    view: View<'_>,
+    repository: &[u8],
+    top: &[u8],
+    home: Option<&[u8]>,
+) -> Result<NamedPlaces, Vec<u8>> {
     let common_file = join(repository, b"commondir");
-    let said = view.read_followed(&common_file, MAX_SETTINGS_BYTES).map(|text| at(repository, first_line(&text)));
+    let said = view.read_settings(&common_file, MAX_SETTINGS_BYTES)?.map(|text| at(repository, first_line(&text)));
     // The directory that git keeps for a work tree belongs to the repository above, even if it does
     // not name that one. A run may remove `commondir`, and a later process may restore it.
     let above = common_of_work_tree(repository).map(<[u8]>::to_vec).filter(|above| said.as_ref() != Some(above));
@@ -139,16 +148,16 @@ pub(super) fn named_by_repository(view: View<'_>, repository: &[u8], top: &[u8],
     settings.push(join(repository, b"config.worktree"));
     let mut tops = vec![top.to_vec(), repository.to_vec()];
     for file in &settings {
-        let text = view.read_followed(file, MAX_SETTINGS_BYTES).unwrap_or_default();
-        let trees = entries(&text).filter(|(section, key, _)| section == "core" && key == "worktree");
+        let text = view.read_settings(file, MAX_SETTINGS_BYTES)?.unwrap_or_default();
+        let trees = entries(&text).into_iter().filter(|(section, key, _)| section == "core" && key == "worktree");
         tops.extend(trees.map(|(_, _, value)| at(repository, &value)));
     }
     tops.sort();
     tops.dedup();
     for file in settings {
-        add_named_by_settings(view, &file, (&tops, home), 0, &mut places);
+        add_named_by_settings(view, &file, (&tops, home), 0, &mut places)?;
     }
-    places
+    Ok(places)
 }
 
 /// Returns the repository whose `worktrees` contain the directory `kept`.
@@ -180,7 +189,7 @@ impl GlobalSettings {
     /// paths.
     pub(super) fn of_caller() -> Self {
         let home = home_directory();
-        let mut files = vec![PathBuf::from("/etc/gitconfig")];
+        let mut files = system_settings();
         match settings_variable("GIT_CONFIG_GLOBAL") {
             Some(file) => files.push(file),
             None => {
@@ -225,6 +234,22 @@ impl GlobalSettings {
     }
 }
 
+/// Returns the possible paths of the settings for all users. Each installed git has its own,
+/// `PREFIX/etc/gitconfig`; a distribution's git uses `/etc/gitconfig`.
+fn system_settings() -> Vec<PathBuf> {
+    let named = settings_variable("GIT_CONFIG_SYSTEM");
+    let mut files: Vec<PathBuf> = named.into_iter().chain([PathBuf::from("/etc/gitconfig")]).collect();
+    let search_path = settings_variable("PATH").unwrap_or_default();
+    for directory in std::env::split_paths(&search_path).filter(|directory| directory.is_absolute()) {
+        if let (Some("bin"), Some(prefix)) = (directory.file_name().and_then(|name| name.to_str()), directory.parent()) {
+            files.push(prefix.join("etc/gitconfig"));
+        }
+    }
+    files.sort();
+    files.dedup();
+    files
+}
+
 /// Returns the home directory from `HOME` or, if that is not set, from the file of the user
 /// database.
 fn home_directory() -> Option<PathBuf> {
@@ -254,9 +279,9 @@ fn add_named_by_settings(
     (tops, home): (&[Vec<u8>], Option<&[u8]>),
     depth: usize,
     places: &mut NamedPlaces,
-) {
+) -> Result<(), Vec<u8>> {
     // Git follows links to its settings.
-    let Some(text) = view.read_followed(file, MAX_SETTINGS_BYTES) else { return };
+    let text = view.read_settings(file, MAX_SETTINGS_BYTES)?.unwrap_or_default();
     for (section, key, value) in entries(&text) {
         for named in named(&section, &key, &value, home) {
             match named {
@@ -264,7 +289,7 @@ fn add_named_by_settings(
                     let path = at(parent(file), &path);
                     if depth < MAX_INCLUDES && !places.any.contains(&path) {
                         places.any.push(path.clone());
-                        add_named_by_settings(view, &path, (tops, home), depth + 1, places);
+                        add_named_by_settings(view, &path, (tops, home), depth + 1, places)?;
                     }
                 }
                 Named::File(path) => places.any.extend(tops.iter().map(|top| at(top, &path))),
@@ -272,6 +297,7 @@ fn add_named_by_settings(
             }
         }
     }
+    Ok(())
 }
 
 /// Returns the files that one setting names.
@@ -374,7 +400,7 @@ mod tests {
                       [alias]\n a = !\"./a b\" c\n s = status\n d = !sh d.sh\n[remote \"o\"] url = ../o\n\
                       [remote \"e\"] url = ext::sh ./e\n[gc] recentObjectsHook = r/o\n";
         let files = [("w/.git/config", config), ("w/shared.cfg", "[core]\nfsmonitor=./mon\n[include]path=x.cfg\n")];
-        let found = places(&files, |view| named_by_repository(view, b"/w/.git", b"/w", None));
+        let found = places(&files, |view| named_by_repository(view, b"/w/.git", b"/w", None).unwrap());
         let expected = [
             "/abs.cfg",
             "/w/.git/a",
@@ -400,11 +426,28 @@ mod tests {
     #[test]
     fn another_directory_with_the_settings_is_found() {
         let files = [("r/HEAD", ""), ("r/commondir", "../y\n"), ("y/config", "[core] hooksPath=h\n")];
-        let found = places(&files, |view| named_by_repository(view, b"/r", b"/r", None));
+        let found = places(&files, |view| named_by_repository(view, b"/r", b"/r", None).unwrap());
         assert_eq!(found, ["/r/h", "/y/config", "/y/hooks"]);
         let pointer =
             places(&[("w/.git", "gitdir: ../meta\n")], |view| NamedPlaces::of_any(named_by_pointer(view, b"/w/.git")));
         assert_eq!(pointer, ["/meta"]);
+    }
+
+    #[test]
+    fn settings_that_are_not_read_whole_are_named() {
+        let scratch = tempfile::tempdir().unwrap();
+        let git = scratch.path().join("w/.git");
+        std::fs::create_dir_all(&git).unwrap();
+        let root = std::fs::File::open(scratch.path()).unwrap();
+        let named = || named_by_repository(View::new(root.as_fd()), b"/w/.git", b"/w", None).map(|places| places.any);
+        for name in ["config.worktree", "config", "more"] {
+            std::fs::write(git.join("config"), "[include] path = more\n").unwrap();
+            let file = std::fs::File::create(git.join(name)).unwrap();
+            file.set_len(MAX_SETTINGS_BYTES + 1).unwrap();
+            assert_eq!(named(), Err(format!("/w/.git/{name}").into_bytes()));
+            file.set_len(0).unwrap();
+        }
+        assert!(named().is_ok());
     }
 
     #[test]

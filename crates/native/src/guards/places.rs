@@ -259,10 +259,11 @@ impl Surveys {
     }
 
     /// Returns whether the settings of the repository in a directory name a path in its work tree
-    /// with the top `top`.
+    /// with the top `top`, or cannot be read whole.
     pub(crate) fn names_in_work_tree(&self, view: View<'_>, repository: &[u8], top: &[u8]) -> bool {
         let home = self.settings.as_ref().and_then(|settings| settings.home.as_deref());
-        named_by_repository(view, repository, top, home).all().any(|place| covers(top, place))
+        let named = named_by_repository(view, repository, top, home);
+        named.map_or(true, |places| places.all().any(|place| covers(top, place)))
     }
 
     /// Returns whether `path` is in a tree that could not be surveyed because of a closed

@@ -77,6 +77,12 @@ pub(crate) enum SurveyError {
     /// A file of the user's own that may lead git elsewhere cannot be read.
     #[error("{0} cannot be read, so what it leads git to cannot be looked for (hint: chmod u+r)")]
     Locked(String),
+    /// Settings of git that cannot be read whole.
+    #[error(
+        "git's settings in {0} cannot be read whole, so the files that they name cannot be looked for (hint: remove what is not needed; at most {max} MiB are read)",
+        max = git::MAX_SETTINGS_BYTES >> 20
+    )]
+    Unread(String),
     /// A guarded link leads to the tree itself.
     #[error("the protected link {0} leads to the writable tree itself")]
     Covers(String),
@@ -209,6 +215,10 @@ fn closed(directory: &[u8]) -> SurveyError {
     SurveyError::Closed(String::from_utf8_lossy(directory).escape_debug().to_string())
 }
 
+fn unread(file: &[u8]) -> SurveyError {
+    SurveyError::Unread(String::from_utf8_lossy(file).escape_debug().to_string())
+}
+
 impl Survey<'_> {
     fn look_at(&mut self, waiting: &Waiting) -> Result<(), SurveyError> {
         let Waiting { path: directory, guarded, depth } = waiting;
@@ -309,13 +319,13 @@ impl Survey<'_> {
         let all = match settings_of(self.view, &end) {
             // The repository belongs to another user, so that no run can open it, or does not exist.
             Err(_) if self.view.there(&end) == There::Nothing || !self.view.is_own(&end) => Vec::new(),
-            all => all.map_err(|_| SurveyError::Unreadable)?,
+            all => all.map_err(|_| unread(&join(&end, b"config")))?,
         };
         let local = all.iter().flat_map(|(file, text)| local_addresses(file, text));
         let local = local.flat_map(|place| with_end(self.view, &place));
         self.found.addresses.extend(local.filter(|place| covers(self.tree, place)));
         let home = self.settings.home.as_deref();
-        let places = git::named_by_repository(self.view, directory, top, home);
+        let places = git::named_by_repository(self.view, directory, top, home).map_err(|file| unread(&file))?;
         self.add_settings((places, top), &join(directory, b"config"))?;
         self.add_work_tree(top)
     }

@@ -128,9 +128,23 @@ impl<'a> View<'a> {
         }
     }
 
-    /// As [`read`](Self::read), with all links followed, as programs do that read their settings.
-    pub(super) fn read_followed(self, path: &[u8], max_bytes: u64) -> Option<Vec<u8>> {
-        self.read(&self.resolve(path)?.end, max_bytes)
+    /// Returns the content of the regular file at `path`, with all links followed, as programs do
+    /// that read their settings. Returns `None` if no program of this user could read one.
+    ///
+    /// # Errors
+    /// The path of the file if it exists and is not read whole: it is longer than `max_bytes`, or
+    /// its owner may open it later.
+    pub(super) fn read_settings(self, path: &[u8], max_bytes: u64) -> Result<Option<Vec<u8>>, Vec<u8>> {
+        let Some(Chain { end, .. }) = self.resolve(path) else { return Ok(None) };
+        if let Some(content) = self.read(&end, max_bytes) {
+            return Ok(Some(content));
+        }
+        let is_hidden = self.hidden.iter().any(|hidden| covers(hidden, &end));
+        let is_file = self.there(&end) == There::Is(FileType::RegularFile);
+        match is_file && !is_hidden && (self.is_readable(&end) || self.is_own(&end)) {
+            true => Err(end),
+            false => Ok(None),
+        }
     }
 
     /// Calls `each` for the names in the directory at `path`, with the type in the directory entry.
