@@ -3,7 +3,7 @@
 //! few: a file named by a setting that git ignores is guarded as well.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -189,7 +189,8 @@ impl GlobalSettings {
     /// paths.
     pub(super) fn of_caller() -> Self {
         let home = home_directory();
-        let mut files = system_settings();
+        let search_path = settings_variable("PATH").unwrap_or_default();
+        let mut files = system_settings(settings_variable("GIT_CONFIG_SYSTEM"), search_path.as_os_str());
         match settings_variable("GIT_CONFIG_GLOBAL") {
             Some(file) => files.push(file),
             None => {
@@ -236,12 +237,11 @@ impl GlobalSettings {
 
 /// Returns the possible paths of the settings for all users. Each installed git has its own,
 /// `PREFIX/etc/gitconfig`; a distribution's git uses `/etc/gitconfig`.
-fn system_settings() -> Vec<PathBuf> {
-    let named = settings_variable("GIT_CONFIG_SYSTEM");
+fn system_settings(named: Option<PathBuf>, search_path: &OsStr) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = named.into_iter().chain([PathBuf::from("/etc/gitconfig")]).collect();
-    let search_path = settings_variable("PATH").unwrap_or_default();
-    for directory in std::env::split_paths(&search_path).filter(|directory| directory.is_absolute()) {
-        if let (Some("bin"), Some(prefix)) = (directory.file_name().and_then(|name| name.to_str()), directory.parent()) {
+    for directory in std::env::split_paths(search_path).filter(|directory| directory.is_absolute()) {
+        if let (Some("bin"), Some(prefix)) = (directory.file_name().and_then(|name| name.to_str()), directory.parent())
+        {
             files.push(prefix.join("etc/gitconfig"));
         }
     }
@@ -431,6 +431,15 @@ mod tests {
         let pointer =
             places(&[("w/.git", "gitdir: ../meta\n")], |view| NamedPlaces::of_any(named_by_pointer(view, b"/w/.git")));
         assert_eq!(pointer, ["/meta"]);
+    }
+
+    #[test]
+    fn each_installed_git_has_settings_for_all_users() {
+        let found = system_settings(Some("/s".into()), OsStr::new("/usr/local/bin:bin:/opt/x/sbin:/opt/y/bin:"));
+        assert_eq!(
+            found,
+            ["/etc/gitconfig", "/opt/y/etc/gitconfig", "/s", "/usr/local/etc/gitconfig"].map(PathBuf::from)
+        );
     }
 
     #[test]
