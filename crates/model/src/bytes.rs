@@ -59,13 +59,18 @@ impl RawText {
 
 impl RawText {
     /// Like [`escaped`](Self::escaped), with backslashes doubled, so that [`unescape`](Self::unescape)
-    /// returns the same bytes.
+    /// returns the same bytes. Blanks at the ends are escapes too, because a reader cannot see them and a
+    /// parser may trim them.
     pub fn escaped_reversibly(&self) -> String {
         let mut doubled = Vec::with_capacity(self.0.len());
         for &b in &self.0 {
             doubled.extend(std::iter::repeat_n(b, if b == b'\\' { 2 } else { 1 }));
         }
-        Self(doubled).escaped()
+        let text = Self(doubled).escaped();
+        let from_first = text.trim_start_matches(' ');
+        let inner = from_first.trim_end_matches(' ');
+        let blanks = |count| "\\x20".repeat(count);
+        blanks(text.len() - from_first.len()) + inner + &blanks(from_first.len() - inner.len())
     }
 
     /// Returns the bytes that [`escaped_reversibly`](Self::escaped_reversibly) wrote; `None` if a backslash
@@ -264,6 +269,18 @@ mod tests {
         assert!(serde_json::from_str::<RawText>("{\"hex\":\"f\"}").is_err());
         assert!(serde_json::from_str::<RawText>("{\"hex\":\"+f\"}").is_err());
         assert!(serde_json::from_str::<RawText>("{\"hex\":\"ff\",\"x\":\"\"}").is_err());
+    }
+
+    #[test]
+    fn reversible_text_survives_trimming() {
+        for c in (0..=0x0011_0000).filter_map(char::from_u32).filter(|c| c.is_whitespace() || *c == '\\') {
+            for text in [format!("{c}"), format!("{c}{c}a{c} {c}b{c}{c}"), format!(" {c}\\ {c} ")] {
+                let shown = RawText::from(text.as_str()).escaped_reversibly();
+                assert_eq!(shown.trim(), shown);
+                assert_eq!(RawText::unescape(&shown), Some(text.into()), "{shown}");
+            }
+        }
+        assert_eq!(RawText::from("  a b ").escaped_reversibly(), r"\x20\x20a b\x20");
     }
 
     #[test]
