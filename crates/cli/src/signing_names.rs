@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use stockade_model::{Grant, KeyFingerprint, RawText, SignPurpose, SignUse, Target, ssh_target};
+use stockade_model::{Grant, KeyFingerprint, RawText, SignPurpose, SignUse, Target, shell_quoted, ssh_target};
 use stockade_signing::{AgentError, Identity, PersonsAgent, fingerprint, signing_key};
 
 use crate::failure::Failure;
@@ -85,7 +85,8 @@ fn only_key(keys: &[Identity], meant: &dyn Fn(&KeyFingerprint) -> Vec<Grant>) ->
     if keys.len() > MAX_LISTED {
         what.push_str("\n  ... (ssh-add -l lists all)");
     }
-    let options: Vec<_> = meant(&first.fingerprint).iter().map(|grant| format!("--grant '{grant}'")).collect();
+    let options: Vec<_> =
+        meant(&first.fingerprint).iter().map(|grant| format!("--grant {}", shell_quoted(&grant.to_string()))).collect();
     Err(Failure::new(what).hint(format!("name one, for example: {}", options.join(" "))))
 }
 

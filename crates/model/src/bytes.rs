@@ -126,6 +126,12 @@ pub fn is_deceptive(c: char) -> bool {
             | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
+/// Quotes a word for a POSIX shell, in single quotes. Every hint quotes a name or a path with it, because a
+/// run may have chosen the name, and a user may copy the hint.
+pub fn shell_quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
 impl fmt::Debug for RawText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.escaped())
@@ -281,6 +287,12 @@ mod tests {
             }
         }
         assert_eq!(RawText::from("  a b ").escaped_reversibly(), r"\x20\x20a b\x20");
+    }
+
+    #[test]
+    fn quoting_survives_a_shell() {
+        assert_eq!(shell_quoted("write /a b"), "'write /a b'");
+        assert_eq!(shell_quoted("it's"), "'it'\\''s'");
     }
 
     #[test]

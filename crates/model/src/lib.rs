@@ -40,7 +40,7 @@ mod text_pattern;
 
 pub use approval::{Answer, Approval, ApprovalMode, GranularMode, GroupOffer, Question, QuestionKind, Scope};
 pub use assessment::{Assessment, Capability, Finding, Impact, Span, Tier};
-pub use bytes::{RawText, is_deceptive};
+pub use bytes::{RawText, is_deceptive, shell_quoted};
 pub use denial::{Denial, Layer, Operation, Resolution};
 pub use digest::Digest;
 pub use effect::EffectUse;

@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use stockade_model::{
     Egress, Environment, ExecRules, Filesystem, Grant, OWN_TREES, Profile, ProgramPattern, RawText, Secret, SecretUse,
-    TargetPattern,
+    TargetPattern, shell_quoted,
 };
 
 use crate::error::suggestion;
@@ -62,7 +62,8 @@ pub enum ResolveError {
     },
     /// A second mount shows Stockade's own files within reach of a power (L7).
     #[error(
-        "`{power} {path}` would reach Stockade's own files: `{place}` is `{own}` by another mount\nhint: choose a directory that neither holds them nor lies in them, or unmount it: findmnt --target '{place}'"
+        "`{power} {path}` would reach Stockade's own files: `{place}` is `{own}` by another mount\nhint: choose a directory that neither holds them nor lies in them, or unmount it: findmnt --target {}",
+        shell_quoted(place)
     )]
     OwnByMount {
         /// `write`, `read`, `socket` ...

@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use stockade_model::RawText;
+use stockade_model::{RawText, shell_quoted};
 
 /// Most symbolic links that are followed, as in the kernel (path_resolution(7)).
 const MAX_LINKS: usize = 40;
@@ -160,7 +160,7 @@ fn quoted(path: &Path) -> String {
 }
 
 fn shell_word(path: &Path) -> String {
-    format!("'{}'", RawText::from(path).escaped().replace('\'', "'\\''"))
+    shell_quoted(&RawText::from(path).escaped())
 }
 
 fn owners(trusted: u32) -> String {

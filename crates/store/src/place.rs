@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
-use stockade_model::RawText;
+use stockade_model::{RawText, shell_quoted};
 
 /// Time-out for another process that creates the database, in milliseconds.
 const LOCK_WAIT_MS: u64 = 5_000;
@@ -48,7 +48,7 @@ pub enum PlaceError {
         owner: u32,
     },
     /// Other users may read or write the file.
-    #[error("others may reach `{}` (mode {mode:04o})\nhint: chmod go= '{}'", shown(path), shown(path))]
+    #[error("others may reach `{}` (mode {mode:04o})\nhint: chmod go= {}", shown(path), shell_quoted(&shown(path)))]
     Mode {
         /// Path of the file.
         path: PathBuf,
@@ -193,4 +193,15 @@ pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_hint_ends_its_own_quotes() {
+        let error = PlaceError::Mode { path: "/a/it's".into(), mode: 0o644 }.to_string();
+        assert!(error.ends_with(r"hint: chmod go= '/a/it'\''s'"), "{error}");
+    }
 }

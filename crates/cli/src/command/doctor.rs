@@ -15,6 +15,7 @@ use stockade_engine::seams::Judge;
 use stockade_engine::{AttemptEvent, Backend, CommandEnd, Events, Io, Sandboxes};
 use stockade_model::{
     ApprovalMode, Command, Denial, EnforcementReport, LayerReport, Level, Plan, RawText, Request, SandboxPreference,
+    shell_quoted,
 };
 use stockade_native::NativeBackend;
 use stockade_native::doctor::{self as layers, Diagnosis};
@@ -265,7 +266,7 @@ fn explain(mut found: LevelFinding, diagnosis: &Diagnosis) -> LevelFinding {
 
 fn plan(level: Level, place: &Place, setting: &Setting) -> Result<Plan, Failure> {
     let outside = place.outside.as_deref().unwrap_or(Path::new("/stockade-doctor"));
-    let outside = render::shell_quoted(&RawText::from(outside).escaped());
+    let outside = shell_quoted(&RawText::from(outside).escaped());
     // Only builtins of every shell; each line prints its result.
     let script = format!(
         "(echo x > made) && echo wrote\n(echo x > {outside}) && echo wrote-outside\n(echo x > .envrc) && echo wrote-protected\n\

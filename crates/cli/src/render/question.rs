@@ -4,10 +4,10 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{Denial, Grant, Operation, Question, QuestionKind, RawText, Review, Risk, Scope};
+use stockade_model::{Denial, Grant, Operation, Question, QuestionKind, RawText, Review, Risk, Scope, shell_quoted};
 
 use super::compact::{brief, compact, compact_escaped, shorten, width};
-use super::{Color, Style, counted, shell_quoted, time, wrap, wrap_at};
+use super::{Color, Style, counted, time, wrap, wrap_at};
 
 /// Fewest escaped characters of a command whose length is shown.
 const LENGTH_TOLD_FROM: usize = 200;
@@ -923,6 +923,7 @@ pub(crate) mod tests {
           allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
         ");
         assert_eq!(grant_hint(&Grant::Write("/a   b".into()), true), "--grant 'write /a\\x20\\x20\\x20b'");
+        assert_eq!(grant_hint(&Grant::Write("/usr ".into()), true), r"--grant 'write /usr\x20'");
         assert_eq!("write /a\\x20\\x20\\x20b".parse::<Grant>().unwrap(), Grant::Write("/a   b".into()));
     }
 

@@ -2,14 +2,14 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{RawText, Staged};
+use stockade_model::{RawText, Staged, shell_quoted};
 use stockade_native::stage::text::{Difference, Fate, Hunk};
 use stockade_native::stage::{
     Change, Committed, Conflict, End, Facts, Held, How, Kind, Listed, Meanwhile, Recovered, Why,
 };
 
 use super::audit::utc;
-use super::{Color, Style, counted, shell_quoted, wrap};
+use super::{Color, Style, counted, wrap};
 
 /// Characters of the command in a list.
 const COMMAND_SHOWN: usize = 60;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use stockade_model::{
     Approval, Denial, Grant, Layer, LayerState, Level, Operation, Outcome, RawText, Resolution, Scope, Status,
+    shell_quoted,
 };
 use stockade_policy::{is_history, is_registry_settings, names_package_registry};
 use stockade_store::{Consent, Remembered};
@@ -13,7 +14,7 @@ use stockade_store::{Consent, Remembered};
 use super::compact::brief;
 use super::question::{grant_hint, grant_option, verb};
 use super::remedy::{Remedy, Surroundings, grouped};
-use super::{Color, Style, counted, shell_quoted, time, wrap};
+use super::{Color, Style, counted, time, wrap};
 use crate::failure::Failure;
 
 /// Approver name of a remembered answer.

@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use stockade_model::{Command, Grant, Outcome, Scope, SecretUse, Target, TargetPattern, Verdict};
+use stockade_model::{Command, Grant, Outcome, Scope, SecretUse, Target, TargetPattern, Verdict, shell_quoted};
 use stockade_policy::amend::{insert_rules, rule_for_hosts, rules_for};
 use stockade_policy::load::{Sources, load_with};
 use stockade_policy::{DraftRule, Layer, LayerText, ProvenanceSection, Settings, resolve_profile};
@@ -71,7 +71,8 @@ pub fn rule_hint(
         let targets = wanted.iter().map(|wanted| wanted.targets().target()).collect::<Option<Vec<_>>>();
         let hosts: String =
             targets.filter(|_| effect == Verdict::Allow)?.iter().map(|t| format!(" --host {t}")).collect();
-        let grants: String = lasting.grants.iter().map(|grant| format!(" --grant '{grant}'")).collect();
+        let grants: String =
+            lasting.grants.iter().map(|grant| format!(" --grant {}", shell_quoted(&grant.to_string()))).collect();
         return Some(("every command", format!("{}{hosts}{grants}", amend_line(effect))));
     }
     let last = outcome.attempts.last();
@@ -82,20 +83,19 @@ pub fn rule_hint(
         .or_else(|_| resolve_profile(settings, "read-only", workspace, &[]));
     let provenance = ProvenanceSection { by: "terminal".to_owned(), at: None, request: None };
     rules_for(command, effect, grants, &profile.ok()?, &provenance).ok()?;
-    let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
     let mut line = amend_line(effect).to_owned();
     for grant in grants {
-        line += &format!(" --grant {}", quoted(&grant.to_string()));
+        line += &format!(" --grant {}", shell_quoted(&grant.to_string()));
     }
     match command {
-        Command::Script(script) => line += &format!(" -c {}", quoted(script.to_str()?)),
+        Command::Script(script) => line += &format!(" -c {}", shell_quoted(script.to_str()?)),
         Command::Argv(words) => {
             line += " --";
             for word in words {
                 let word = word.to_str()?;
                 let plain =
                     !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "_-./:=,+@%".contains(c));
-                line += &if plain { format!(" {word}") } else { format!(" {}", quoted(word)) };
+                line += &if plain { format!(" {word}") } else { format!(" {}", shell_quoted(word)) };
             }
         }
     }
