@@ -24,6 +24,10 @@ use crate::guards::pointers::leads_out;
 use crate::guards::view::There;
 use crate::powers::{Refusal, Verdict, to_path};
 
+/// Longest path of a directory that a run may make, in bytes. The path of each file in it is then
+/// shorter than `PATH_MAX`, so that programs and surveys can use it.
+const MAX_DIRECTORY_PATH: usize = 3_800;
+
 impl Service {
     /// Reads a call that makes, moves or removes a name.
     pub(super) fn read_name(&self, caller: &Caller, shape: Shape) -> Result<Deed, Failure> {
@@ -126,6 +130,9 @@ impl Service {
         if is_git && place.step().is_err() {
             self.permit_work_tree(&path, Operation::Mkdir)?;
         }
+        if place.step().is_err() {
+            self.permit_surveyable(&path)?;
+        }
         let directory = self.through(place, &path);
         mkdirat(&directory, place.name_as_written().as_c_str(), mode)?;
         self.confirm_new((place, directory.as_fd()), &path, Operation::Mkdir)?;
@@ -135,6 +142,16 @@ impl Service {
             return Err(failure);
         }
         Ok(Step::zero())
+    }
+
+    /// Refuses to make a directory that later runs could not survey, or in which no name could be
+    /// told by its path.
+    fn permit_surveyable(&self, path: &[u8]) -> Result<(), Failure> {
+        if path.len() > MAX_DIRECTORY_PATH && !self.powers.in_private_tree(path) {
+            let rule = format!("a directory whose path is longer than {MAX_DIRECTORY_PATH} bytes");
+            return Err(refused(Operation::Mkdir, path, Refusal { rule, grant: None }));
+        }
+        Ok(())
     }
 
     pub(super) fn make_node(&self, place: &Place, kind: FileType, mode: Mode, device: u64) -> Result<Step, Failure> {
@@ -388,11 +405,15 @@ impl Service {
         if self.powers.in_private_tree(end) || self.powers.is_named(end) {
             return Ok(());
         }
-        let rule = match leads_out(View::new(moved.as_fd())) {
+        let max_bytes = MAX_DIRECTORY_PATH.saturating_sub(end.len());
+        let rule = match leads_out(View::new(moved.as_fd()).up_to(max_bytes)) {
             Ok(None) => return Ok(()),
             Ok(Some(file)) => {
                 let file = String::from_utf8_lossy(&file[1..]).escape_debug().to_string();
                 format!("a directory stays in place whose {file} leads git to another")
+            }
+            Err(Errno::NAMETOOLONG) => {
+                format!("a directory stays in place if paths in it would get longer than {MAX_DIRECTORY_PATH} bytes")
             }
             Err(errno) => format!("a directory that cannot be looked through for `.git` files stays in place: {errno}"),
         };
