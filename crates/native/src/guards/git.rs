@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use super::command_words::{Word, tails, words};
+use super::settings_cache::SettingsCache;
 use super::settings_text::entries;
 use super::view::{View, at, join, parent};
 use crate::powers::to_path;
@@ -80,7 +81,7 @@ fn settings_variable(name: &str) -> Option<PathBuf> {
 
 /// A path that one setting names.
 #[derive(Debug, PartialEq, Eq)]
-enum Named {
+pub(super) enum NamedPath {
     /// Further settings, relative to the directory of the file that names them.
     Include(Vec<u8>),
     /// A file or directory, relative to the top of the work tree.
@@ -117,7 +118,7 @@ impl NamedPlaces {
 
 /// Returns the paths that the repository in the directory `repository` names, with a work tree at
 /// `top`. These are its settings and hooks if they are in another directory, and every file that a
-/// setting leads to. `home` replaces `~`.
+/// setting leads to.
 ///
 /// # Errors
 /// The path of a settings file that cannot be read whole.
@@ -125,7 +126,7 @@ pub(super) fn named_by_repository(
     view: View<'_>,
     repository: &[u8],
     top: &[u8],
-    home: Option<&[u8]>,
+    settings_cache: &SettingsCache,
 ) -> Result<NamedPlaces, Vec<u8>> {
     let common_file = join(repository, b"commondir");
     let said = view.read_settings(&common_file, MAX_SETTINGS_BYTES)?.map(|text| at(repository, first_line(&text)));
@@ -148,14 +149,13 @@ pub(super) fn named_by_repository(
     settings.push(join(repository, b"config.worktree"));
     let mut tops = vec![top.to_vec(), repository.to_vec()];
     for file in &settings {
-        let text = view.read_settings(file, MAX_SETTINGS_BYTES)?.unwrap_or_default();
-        let trees = entries(&text).into_iter().filter(|(section, key, _)| section == "core" && key == "worktree");
-        tops.extend(trees.map(|(_, _, value)| at(repository, &value)));
+        let Some(text) = settings_cache.load(view, file)? else { continue };
+        tops.extend(text.work_trees.iter().map(|value| at(repository, value)));
     }
     tops.sort();
     tops.dedup();
     for file in settings {
-        add_named_by_settings(view, &file, (&tops, home), 0, &mut places)?;
+        add_named_by_settings(view, &file, (&tops, settings_cache), 0, &mut places)?;
     }
     Ok(places)
 }
@@ -219,16 +219,16 @@ impl GlobalSettings {
         for (section, key, value) in entries(&text) {
             for named in named(&section, &key, &value, home_bytes) {
                 match named {
-                    Named::Include(path) => {
+                    NamedPath::Include(path) => {
                         let path = at(directory, &path);
                         if depth < MAX_INCLUDES && !self.files.contains(&path) {
                             self.files.push(path.clone());
                             self.add(&to_path(&path), home, depth + 1);
                         }
                     }
-                    Named::File(path) if path.starts_with(b"/") => self.files.push(path),
-                    Named::File(path) => self.from_top.any.push(path),
-                    Named::Argument(path) => self.from_top.files.push(path),
+                    NamedPath::File(path) if path.starts_with(b"/") => self.files.push(path),
+                    NamedPath::File(path) => self.from_top.any.push(path),
+                    NamedPath::Argument(path) => self.from_top.files.push(path),
                 }
             }
         }
@@ -276,36 +276,34 @@ fn read_bounded(path: &Path) -> Option<Vec<u8>> {
 fn add_named_by_settings(
     view: View<'_>,
     file: &[u8],
-    (tops, home): (&[Vec<u8>], Option<&[u8]>),
+    (tops, settings_cache): (&[Vec<u8>], &SettingsCache),
     depth: usize,
     places: &mut NamedPlaces,
 ) -> Result<(), Vec<u8>> {
     // Git follows links to its settings.
-    let text = view.read_settings(file, MAX_SETTINGS_BYTES)?.unwrap_or_default();
-    for (section, key, value) in entries(&text) {
-        for named in named(&section, &key, &value, home) {
-            match named {
-                Named::Include(path) => {
-                    let path = at(parent(file), &path);
-                    if depth < MAX_INCLUDES && !places.any.contains(&path) {
-                        places.any.push(path.clone());
-                        add_named_by_settings(view, &path, (tops, home), depth + 1, places)?;
-                    }
+    let Some(settings) = settings_cache.load(view, file)? else { return Ok(()) };
+    for named in &settings.named {
+        match named {
+            NamedPath::Include(path) => {
+                let path = at(parent(file), path);
+                if depth < MAX_INCLUDES && !places.any.contains(&path) {
+                    places.any.push(path.clone());
+                    add_named_by_settings(view, &path, (tops, settings_cache), depth + 1, places)?;
                 }
-                Named::File(path) => places.any.extend(tops.iter().map(|top| at(top, &path))),
-                Named::Argument(path) => places.files.extend(tops.iter().map(|top| at(top, &path))),
             }
+            NamedPath::File(path) => places.any.extend(tops.iter().map(|top| at(top, path))),
+            NamedPath::Argument(path) => places.files.extend(tops.iter().map(|top| at(top, path))),
         }
     }
     Ok(())
 }
 
 /// Returns the files that one setting names.
-fn named(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<Named> {
+pub(super) fn named(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<NamedPath> {
     let is_path = |path: &[u8]| !path.is_empty();
     match (section, key) {
         ("include" | "includeif", "path") if is_path(value) => {
-            expanded(value, home).into_iter().map(Named::Include).collect()
+            expanded(value, home).into_iter().map(NamedPath::Include).collect()
         }
         ("core", "hookspath") if is_path(value) => {
             let paths = expanded(value, home).into_iter();
@@ -314,12 +312,12 @@ fn named(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<Nam
                 let is_named = |part: &&[u8]| !matches!(*part, b"" | b".");
                 let last = path.rsplit(|b| *b == b'/').find(is_named).filter(|last| *last == b"_")?;
                 let end = path.windows(2).rposition(|pair| pair == b"/_")?;
-                (last == b"_").then(|| Named::File(path[..end].to_vec()))
+                (last == b"_").then(|| NamedPath::File(path[..end].to_vec()))
             };
-            paths.flat_map(|path| above(&path).into_iter().chain([Named::File(path)])).collect()
+            paths.flat_map(|path| above(&path).into_iter().chain([NamedPath::File(path)])).collect()
         }
         ("core", "attributesfile") | ("init", "templatedir") if is_path(value) => {
-            expanded(value, home).into_iter().map(Named::File).collect()
+            expanded(value, home).into_iter().map(NamedPath::File).collect()
         }
         ("mergetool" | "difftool" | "browser" | "man" | "lfs", "path") | ("submodule", "update") => {
             named_by_command(value, home)
@@ -327,7 +325,7 @@ fn named(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<Nam
         // A credential helper is the suffix of a command name, unless it is a path.
         ("credential", "helper") if !value.starts_with(b"!") => {
             let called = value.split(u8::is_ascii_whitespace).next().unwrap_or_default();
-            let others = |named: &Named| !matches!(named, Named::Argument(name) if name == called);
+            let others = |named: &NamedPath| !matches!(named, NamedPath::Argument(name) if name == called);
             named_by_command(value, home).into_iter().filter(others).collect()
         }
         // `!` starts a shell command in aliases and helpers.
@@ -342,10 +340,10 @@ fn named(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<Nam
     }
 }
 
-fn named_by_command(command: &[u8], home: Option<&[u8]>) -> Vec<Named> {
+fn named_by_command(command: &[u8], home: Option<&[u8]>) -> Vec<NamedPath> {
     let named = |word: Word| match word {
-        Word::Path(path) => expanded(&path, home).into_iter().map(Named::File).collect(),
-        Word::Name(name) => vec![Named::Argument(name)],
+        Word::Path(path) => expanded(&path, home).into_iter().map(NamedPath::File).collect(),
+        Word::Name(name) => vec![NamedPath::Argument(name)],
     };
     words(command).into_iter().flat_map(named).collect()
 }
@@ -400,7 +398,8 @@ mod tests {
                       [alias]\n a = !\"./a b\" c\n s = status\n d = !sh d.sh\n[remote \"o\"] url = ../o\n\
                       [remote \"e\"] url = ext::sh ./e\n[gc] recentObjectsHook = r/o\n";
         let files = [("w/.git/config", config), ("w/shared.cfg", "[core]\nfsmonitor=./mon\n[include]path=x.cfg\n")];
-        let found = places(&files, |view| named_by_repository(view, b"/w/.git", b"/w", None).unwrap());
+        let found =
+            places(&files, |view| named_by_repository(view, b"/w/.git", b"/w", &SettingsCache::default()).unwrap());
         let expected = [
             "/abs.cfg",
             "/w/.git/a",
@@ -426,7 +425,7 @@ mod tests {
     #[test]
     fn another_directory_with_the_settings_is_found() {
         let files = [("r/HEAD", ""), ("r/commondir", "../y\n"), ("y/config", "[core] hooksPath=h\n")];
-        let found = places(&files, |view| named_by_repository(view, b"/r", b"/r", None).unwrap());
+        let found = places(&files, |view| named_by_repository(view, b"/r", b"/r", &SettingsCache::default()).unwrap());
         assert_eq!(found, ["/r/h", "/y/config", "/y/hooks"]);
         let pointer =
             places(&[("w/.git", "gitdir: ../meta\n")], |view| NamedPlaces::of_any(named_by_pointer(view, b"/w/.git")));

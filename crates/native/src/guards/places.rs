@@ -9,6 +9,7 @@ use super::git::{GlobalSettings, named_by_repository};
 use super::git_part::GitPart;
 use super::names::GuardedNames;
 use super::repository::{self, IsKnown, RepositoryState, TrustedParts};
+use super::settings_cache::SettingsCache;
 use super::survey::{SurveyError, survey};
 use super::view::{There, View, join, parent};
 use crate::powers::{Probe, Refusal, covers, prefix_ends, protected, renamed, to_path};
@@ -96,6 +97,11 @@ impl GuardedPlaces {
             grant: Some(Grant::Write(to_path(&link))),
         })
     }
+}
+
+/// Returns whether a survey failed because of a closed directory or file, which a run may open.
+fn is_closed(survey: &Result<GuardedPlaces, SurveyError>) -> bool {
+    matches!(survey, Err(SurveyError::Closed(_) | SurveyError::Locked(_) | SurveyError::Unlisted(..)))
 }
 
 /// Returns a path, and the end of its links.
@@ -261,20 +267,20 @@ impl Surveys {
     /// Returns whether the settings of the repository in a directory name a path in its work tree
     /// with the top `top`, or cannot be read whole.
     pub(crate) fn names_in_work_tree(&self, view: View<'_>, repository: &[u8], top: &[u8]) -> bool {
-        let home = self.settings.as_ref().and_then(|settings| settings.home.as_deref());
-        let named = named_by_repository(view, repository, top, home);
+        let cache = SettingsCache::new(self.settings.as_ref().and_then(|settings| settings.home.clone()));
+        let named = named_by_repository(view, repository, top, &cache);
         named.map_or(true, |places| places.all().any(|place| covers(top, place)))
     }
 
     /// Returns whether `path` is in a tree that could not be surveyed because of a closed
-    /// directory.
+    /// directory or file.
     pub(crate) fn are_closed(&self, path: &[u8]) -> bool {
-        self.trees.iter().any(|(tree, survey)| matches!(survey, Err(SurveyError::Closed(_))) && covers(tree, path))
+        self.trees.iter().any(|(tree, survey)| is_closed(survey) && covers(tree, path))
     }
 
     /// Forgets those trees. They are surveyed again before any operation in them.
     pub(crate) fn forget_closed(&mut self) {
-        self.trees.retain(|(_, survey)| !matches!(survey, Err(SurveyError::Closed(_))));
+        self.trees.retain(|(_, survey)| !is_closed(survey));
         self.roots = 0;
     }
 

@@ -14,10 +14,11 @@ use super::git::{self, GlobalSettings, NamedPlaces};
 use super::git_part::{GitPart, Judged};
 use super::names::{GuardedNames, fold};
 use super::places::{GuardedPlaces, with_end};
-use super::pointers::settings_of;
+use super::pointers::{MAX_POINTER_BYTES, settings_of};
 use super::repository::{RepositoryState, TrustedParts};
+use super::settings_cache::SettingsCache;
 use super::settings_judge::local_addresses;
-use super::view::{Chain, There, View, join, name, parent};
+use super::view::{Chain, There, View, at, join, name, parent};
 use crate::powers::covers;
 
 /// Most names that are examined in one tree.
@@ -59,23 +60,28 @@ pub(crate) enum SurveyError {
     TooLarge,
     /// The survey took too long.
     #[error(
-        "links to protected names could not be looked for within {} s in a writable tree",
-        SURVEY_TIMEOUT.as_secs()
+        "links to protected names could not be looked for within {timeout} s in a writable tree; the survey had reached {0} (hint: move large git settings and large trees out of the workspace)",
+        timeout = SURVEY_TIMEOUT.as_secs()
     )]
-    TimedOut,
+    TimedOut(String),
     /// The survey found more paths than it keeps.
     #[error("more than {MAX_PLACES} targets of protected links in one writable tree")]
     TooManyPlaces,
-    /// The tree cannot be listed.
+    /// The root directory of the view cannot be opened.
     #[error("a writable tree cannot be read: links to protected names cannot be looked for")]
     Unreadable,
+    /// A directory or a repository in the tree cannot be read.
+    #[error(
+        "{0} cannot be read: {1}, so links to protected names in it cannot be looked for (hint: chmod -R u+rX, or move it out of the workspace)"
+    )]
+    Unlisted(String, Errno),
     /// A directory of the user's own cannot be searched.
     #[error(
         "the directory {0} cannot be searched, so links to protected names in it cannot be looked for (hint: chmod u+rx, which a run may do)"
     )]
     Closed(String),
     /// A file of the user's own that may lead git elsewhere cannot be read.
-    #[error("{0} cannot be read, so what it leads git to cannot be looked for (hint: chmod u+r)")]
+    #[error("{0} cannot be read, so what it leads git to cannot be looked for (hint: chmod u+r, which a run may do)")]
     Locked(String),
     /// Settings of git that cannot be read whole.
     #[error(
@@ -95,6 +101,7 @@ struct RepositoryMarks {
     objects: bool,
     refs: bool,
     common: bool,
+    settings: bool,
 }
 
 impl RepositoryMarks {
@@ -104,6 +111,7 @@ impl RepositoryMarks {
             b"objects" => self.objects = true,
             b"refs" => self.refs = true,
             b"commondir" => self.common = true,
+            b"config" | b"config.worktree" => self.settings = true,
             _ => {}
         }
     }
@@ -124,8 +132,11 @@ struct Survey<'a> {
     found: GuardedPlaces,
     rest: Vec<Waiting>,
     seen: usize,
-    /// Repositories with settings that were read.
+    settings_cache: SettingsCache,
+    /// Repositories and tops of their work trees, with paths that were added.
     known_repositories: HashSet<Vec<u8>>,
+    /// Repositories with addresses that were added.
+    known_remotes: HashSet<Vec<u8>>,
     /// Guarded paths that are followed already.
     known_places: HashSet<Vec<u8>>,
     deadline: Instant,
@@ -159,7 +170,9 @@ pub(super) fn survey(
         found: GuardedPlaces::default(),
         rest: vec![Waiting { path: tree.to_vec(), guarded: names.matches(tree).is_some(), depth: Depth::Whole }],
         seen: 0,
+        settings_cache: SettingsCache::new(settings.home.clone()),
         known_repositories: HashSet::new(),
+        known_remotes: HashSet::new(),
         known_places: HashSet::new(),
         deadline: Instant::now() + SURVEY_TIMEOUT,
     };
@@ -196,7 +209,9 @@ pub(crate) fn survey_directory(
         found: GuardedPlaces::default(),
         rest: Vec::new(),
         seen: 0,
+        settings_cache: SettingsCache::new(settings.home.clone()),
         known_repositories: HashSet::new(),
+        known_remotes: HashSet::new(),
         known_places: HashSet::new(),
         deadline: Instant::now() + SURVEY_TIMEOUT,
     };
@@ -211,12 +226,24 @@ pub(crate) fn survey_directory(
     Ok(survey.found)
 }
 
-fn closed(directory: &[u8]) -> SurveyError {
-    SurveyError::Closed(String::from_utf8_lossy(directory).escape_debug().to_string())
+/// Returns whether a directory is called `.git`, or contains the settings of a module or work tree
+/// in one. Git may take it for a repository again once a missing part is restored, for example by
+/// `git init`.
+fn is_of_git(directory: &[u8], marks: RepositoryMarks) -> bool {
+    let part = || GitPart::of(&join(directory, b"config.worktree"), 0).map(|(_, part)| part);
+    fold(name(directory)).as_ref() == b".git" || marks.settings && part() == Some(GitPart::Judged(Judged::Settings))
+}
+
+fn shown(path: &[u8]) -> String {
+    String::from_utf8_lossy(path).escape_debug().to_string()
+}
+
+fn unlisted(path: &[u8], errno: Errno) -> SurveyError {
+    SurveyError::Unlisted(shown(path), errno)
 }
 
 fn unread(file: &[u8]) -> SurveyError {
-    SurveyError::Unread(String::from_utf8_lossy(file).escape_debug().to_string())
+    SurveyError::Unread(shown(file))
 }
 
 impl Survey<'_> {
@@ -226,27 +253,31 @@ impl Survey<'_> {
         let listing = match self.list(directory, guarded) {
             Ok(listing) => listing,
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
-            Err(_) if directory == self.tree => return Err(SurveyError::Unreadable),
             // A run cannot have closed a directory that it may not write, so the directory is
             // closed for the user too.
             Err(_) if *depth != Depth::Whole || !self.is_writable(directory) => return Ok(()),
             // A run may have closed it and may open it again, so its content is unknown.
-            Err(_) if self.view.is_own(directory) => return Err(closed(directory)),
+            Err(Errno::ACCESS) if self.view.is_own(directory) => return Err(SurveyError::Closed(shown(directory))),
+            Err(errno) if directory == self.tree || self.view.is_own(directory) => {
+                return Err(unlisted(directory, errno));
+            }
             Err(_) => return self.add_target(directory.to_vec(), directory),
         };
         let may_be_closed = *depth == Depth::Whole && self.is_writable(directory);
         if may_be_closed && listing.count > 0 && self.view.is_own(directory) && !self.is_searchable(directory) {
-            return Err(closed(directory));
+            return Err(SurveyError::Closed(shown(directory)));
         }
         self.seen += listing.count;
         if self.seen > MAX_NAMES {
             return Err(SurveyError::TooLarge);
         }
         if Instant::now() > self.deadline {
-            return Err(SurveyError::TimedOut);
+            return Err(SurveyError::TimedOut(shown(directory)));
         }
         if listing.marks.make_repository() {
             self.add_state(directory);
+        }
+        if listing.marks.make_repository() || is_of_git(directory, listing.marks) {
             self.add_repository(directory)?;
         }
         for link in listing.links {
@@ -304,7 +335,15 @@ impl Survey<'_> {
 
     fn add_repository(&mut self, directory: &[u8]) -> Result<(), SurveyError> {
         let top = if fold(name(directory)).as_ref() == b".git" { parent(directory) } else { directory };
-        self.add_repository_of(directory, top)
+        self.add_repository_of(directory, top)?;
+        // The user can restore the `.git` file of a work tree that git keeps here.
+        match self.view.read_followed(&join(directory, b"gitdir"), MAX_POINTER_BYTES) {
+            Some(text) if !text.trim_ascii().is_empty() => {
+                let pointer = at(directory, text.trim_ascii());
+                self.add_repository_of(directory, parent(&pointer))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Adds the paths that the repository in `directory` names; its work tree has the top `top`.
@@ -315,19 +354,28 @@ impl Survey<'_> {
         for name in [&b"config"[..], b"config.worktree", b"commondir"] {
             self.demand_readable(&join(directory, name))?;
         }
+        let named = git::named_by_repository(self.view, directory, top, &self.settings_cache);
+        let places = named.map_err(|file| unread(&file))?;
+        self.add_remotes(directory)?;
+        self.add_settings((places, top), &join(directory, b"config"))?;
+        self.add_work_tree(top)
+    }
+
+    /// Adds the local addresses of the remotes of a repository and of its modules.
+    fn add_remotes(&mut self, directory: &[u8]) -> Result<(), SurveyError> {
         let end = self.view.resolve(directory).map_or_else(|| directory.to_vec(), |chain| chain.end);
+        if !self.known_remotes.insert(end.clone()) {
+            return Ok(());
+        }
         let all = match settings_of(self.view, &end) {
             // The repository belongs to another user, so that no run can open it, or does not exist.
             Err(_) if self.view.there(&end) == There::Nothing || !self.view.is_own(&end) => Vec::new(),
-            all => all.map_err(|_| unread(&join(&end, b"config")))?,
+            all => all.map_err(|errno| unlisted(&end, errno))?,
         };
         let local = all.iter().flat_map(|(file, text)| local_addresses(file, text));
         let local = local.flat_map(|place| with_end(self.view, &place));
         self.found.addresses.extend(local.filter(|place| covers(self.tree, place)));
-        let home = self.settings.home.as_deref();
-        let places = git::named_by_repository(self.view, directory, top, home).map_err(|file| unread(&file))?;
-        self.add_settings((places, top), &join(directory, b"config"))?;
-        self.add_work_tree(top)
+        Ok(())
     }
 
     /// Fails if a file cannot be read. A run can close a file of its user and open it again, so an
@@ -339,7 +387,7 @@ impl Survey<'_> {
                 && !self.view.is_readable(&chain.end)
                 && self.view.is_own(&chain.end);
         match is_closed {
-            true => Err(SurveyError::Locked(String::from_utf8_lossy(file).escape_debug().to_string())),
+            true => Err(SurveyError::Locked(shown(file))),
             false => Ok(()),
         }
     }
@@ -468,7 +516,7 @@ impl Survey<'_> {
             return Ok(());
         }
         if covers(&place, self.tree) {
-            return Err(SurveyError::Covers(String::from_utf8_lossy(by).escape_debug().to_string()));
+            return Err(SurveyError::Covers(shown(by)));
         }
         if self.found.targets.len() >= MAX_PLACES {
             return Err(SurveyError::TooManyPlaces);
@@ -495,5 +543,80 @@ impl Survey<'_> {
     /// Returns whether the run may write there at all. Other paths need no guard.
     fn is_writable(&self, place: &[u8]) -> bool {
         self.writable.iter().any(|root| covers(root, place))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{create_dir_all, write};
+    use std::os::fd::AsFd;
+
+    use rustix::fs::{Mode, OFlags, mkdirat, openat};
+
+    use super::*;
+
+    const HOOKS: &str = "[core]\nhooksPath = tools/hooks\n";
+
+    /// Surveys `/ws` in a root with these files, and returns the result.
+    fn survey_of(files: &[(&str, &str)]) -> Result<GuardedPlaces, SurveyError> {
+        let scratch = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = scratch.path().join(path);
+            create_dir_all(path.parent().unwrap()).unwrap();
+            write(path, text).unwrap();
+        }
+        let root = std::fs::File::open(scratch.path()).unwrap();
+        survey_in(View::new(root.as_fd()))
+    }
+
+    fn survey_in(view: View<'_>) -> Result<GuardedPlaces, SurveyError> {
+        let (names, tree) = (GuardedNames::new(&[".git".to_owned()]), b"/ws".to_vec());
+        let known = (&GlobalSettings::default(), &TrustedParts::default());
+        survey(view, (&tree, &[tree.clone()]), &names, known)
+    }
+
+    #[track_caller]
+    fn assert_guarded(files: &[(&str, &str)], place: &str) {
+        let found = survey_of(files).unwrap();
+        assert!(found.targets.contains(place.as_bytes()), "{place}: {:?}", found.targets);
+    }
+
+    #[test]
+    fn settings_count_without_the_other_parts_of_a_repository() {
+        assert_guarded(&[("ws/.git/config", HOOKS)], "/ws/tools/hooks");
+        assert_guarded(&[("ws/a/.git/config.worktree", HOOKS)], "/ws/a/tools/hooks");
+        let module = format!("{HOOKS}worktree = ../../../m\n");
+        assert_guarded(&[("ws/.git/modules/m/config", &module)], "/ws/m/tools/hooks");
+        let kept = [("ws/.git/config", HOOKS), ("ws/.git/worktrees/w/config.worktree", HOOKS)];
+        let pointer = ("ws/.git/worktrees/w/gitdir", "/ws/w/.git\n");
+        assert_guarded(&[kept[0], kept[1], pointer], "/ws/w/tools/hooks");
+        // A branch and a directory of any other name.
+        let found = survey_of(&[("ws/.git/refs/heads/config", HOOKS), ("ws/b/config", HOOKS)]).unwrap();
+        assert!(found.targets.is_empty(), "{:?}", found.targets);
+    }
+
+    #[test]
+    fn settings_are_found_by_a_path_longer_than_one_call_takes() {
+        let scratch = tempfile::tempdir().unwrap();
+        let root = std::fs::File::open(scratch.path()).unwrap();
+        let (mut held, mut top) = (rustix::fd::OwnedFd::from(root.try_clone().unwrap()), Vec::new());
+        let names = std::iter::once(&b"ws"[..]).chain(std::iter::repeat_n(&[b'd'; 200][..], 40));
+        for name in names.chain([&b".git"[..]]) {
+            mkdirat(&held, name, Mode::RWXU).unwrap();
+            held = openat(&held, name, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+            top = join(&top, name);
+        }
+        let config = openat(&held, "config", OFlags::CREATE | OFlags::WRONLY, Mode::RUSR | Mode::WUSR).unwrap();
+        rustix::io::write(&config, HOOKS.as_bytes()).unwrap();
+        let found = survey_in(View::new(root.as_fd())).unwrap();
+        assert!(found.targets.contains(&join(parent(&top), b"tools/hooks")));
+    }
+
+    #[test]
+    fn an_error_names_the_path_and_a_remedy() {
+        let long = format!("[color]\n{}", "ui\n".repeat(400_000));
+        let error = survey_of(&[("ws/a/.git/config", &long)]).unwrap_err().to_string();
+        assert!(error.starts_with("/ws/a/.git cannot be read") && error.contains("hint: chmod"), "{error}");
+        assert!(SurveyError::TimedOut(shown(b"/ws/n1")).to_string().contains("had reached /ws/n1"));
     }
 }
