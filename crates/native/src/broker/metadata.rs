@@ -18,7 +18,7 @@ use super::service::{Failure, Service, native_access, refused};
 use super::table::Shape;
 use super::view::Through;
 use super::walk::Object;
-use crate::powers::{Verdict, to_path};
+use crate::powers::{Refusal, Verdict, to_path};
 
 /// `XATTR_NAME_MAX` with its NUL.
 const MAX_ATTRIBUTE_NAME: usize = 256;
@@ -27,6 +27,9 @@ const MAX_ATTRIBUTE_BYTES: u64 = 65_536;
 const SET_ID: u32 = 0o6000;
 /// Permission bits that let others than the owner write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
+const EXECUTABLE: u32 = 0o111;
+/// Permission bits with which the owner of a directory can list it and examine its entries.
+pub(super) const LISTABLE: u32 = 0o500;
 
 /// The object that a call names.
 enum Subject {
@@ -79,6 +82,9 @@ impl Service {
         // A symbolic link has no mode.
         if object.kind() == FileType::Symlink && matches!(change, Change::Mode(_)) {
             return Err(Errno::OPNOTSUPP.into());
+        }
+        if let Some(refusal) = self.refusal_to_close(object, change) {
+            return Err(refused(Operation::Metadata, &object.path, refusal));
         }
         let is_opened = self.opens_closed(object, change);
         if !matches!(change, Change::Length(_)) && !is_opened && !self.is_harmless(object, change) {
@@ -153,20 +159,39 @@ impl Service {
             && self.permit_linked(stat, &object.path, Operation::Metadata).is_ok()
     }
 
-    /// Returns whether a change opens a directory that the survey could not read. So far nothing in
-    /// its tree was permitted, and the tree is surveyed again afterwards.
+    /// Returns whether a change opens a directory or a file that the survey could not read. So far
+    /// nothing in its tree was permitted, and the tree is surveyed again afterwards.
     fn opens_closed(&self, object: &Object, change: &Change) -> bool {
-        const LOOK: u32 = 0o500;
         let (Change::Mode(mode), stat) = (change, &object.stat) else { return false };
-        object.kind() == FileType::Directory
-            && stat.st_uid == self.own_user()
-            && mode & LOOK == LOOK
-            && stat.st_mode & LOOK != LOOK
-            && mode & WRITABLE_BY_OTHERS & !stat.st_mode == 0
+        let Some(needed) = needed_bits(object.kind()) else { return false };
+        let unsafe_bits = match object.kind() {
+            FileType::Directory => WRITABLE_BY_OTHERS,
+            _ => WRITABLE_BY_OTHERS | EXECUTABLE,
+        };
+        stat.st_uid == self.own_user()
+            && mode & needed == needed
+            && stat.st_mode & needed != needed
+            && mode & unsafe_bits & !stat.st_mode == 0
             && self.make_surveys().is_ok()
             && self.surveys.borrow().are_closed(&object.path)
-            && self.powers.decide(Operation::Metadata, &to_path(&object.path), &|path| self.exists(path))
-                == Verdict::Allow
+            && (self.powers.is_known_part(&object.path)
+                || self.powers.decide(Operation::Metadata, &to_path(&object.path), &|path| self.exists(path))
+                    == Verdict::Allow)
+    }
+
+    /// Returns the refusal of a change that hides an object from the surveys of later runs. These
+    /// runs could write nothing, and could not always open the object again.
+    fn refusal_to_close(&self, object: &Object, change: &Change) -> Option<Refusal> {
+        let needed = needed_bits(object.kind())?;
+        let closes = match change {
+            Change::Mode(mode) => object.stat.st_mode & needed & !mode != 0,
+            Change::SetAttribute { name, value, .. } => {
+                owner_bits_in_list(name, value).is_some_and(|bits| object.stat.st_mode & needed & !(bits << 6) != 0)
+            }
+            _ => false,
+        };
+        let is_root = object.kind() == FileType::Directory && self.powers.is_named(&object.path);
+        (closes && (is_root || self.powers.is_known_part(&object.path))).then(closing)
     }
 
     fn truncate(&self, object: &Object, length: u64) -> Result<(), Failure> {
@@ -198,6 +223,28 @@ impl Service {
         // The kernel permits only system attributes on a symbolic link.
         if object.kind() == FileType::Symlink { Err(Errno::PERM.into()) } else { Ok(self.through_object(object)) }
     }
+}
+
+/// Returns the refusal to close an object that surveys must read.
+pub(super) fn closing() -> Refusal {
+    let rule = "a directory or a file that Stockade must read stays readable for its owner".to_owned();
+    Refusal { rule, grant: None }
+}
+
+/// Returns the permission bits of the owner that a survey needs to read an object of this kind.
+fn needed_bits(kind: FileType) -> Option<u32> {
+    match kind {
+        FileType::Directory => Some(LISTABLE),
+        FileType::RegularFile => Some(0o400),
+        _ => None,
+    }
+}
+
+/// Returns the permissions that an access list (acl(5)) gives the owner, in the lowest three bits.
+fn owner_bits_in_list(name: &CStr, value: &[u8]) -> Option<u32> {
+    let entries = value.strip_prefix(&2_u32.to_le_bytes()).filter(|_| name == c"system.posix_acl_access")?;
+    let (entries, _) = entries.as_chunks::<8>();
+    entries.iter().find(|entry| entry[..2] == [1, 0]).map(|entry| u32::from(entry[2]))
 }
 
 /// Returns the mode that an access list (acl(5)) sets, if it has entries for owner, group and
@@ -332,5 +379,8 @@ mod tests {
         assert_eq!(mode_in_list(access, &list(&[entry(1, 7), entry(2, 7), entry(4, 5), entry(0x20, 4)])), None);
         assert_eq!(mode_in_list(access, &list(&[entry(1, 7), entry(4, 5), entry(0x20, 8)])), None);
         assert_eq!(mode_in_list(access, b""), None);
+        let with_mask = list(&[entry(1, 3), entry(2, 7), entry(4, 5), entry(0x10, 7), entry(0x20, 4)]);
+        assert_eq!(owner_bits_in_list(access, &with_mask), Some(3));
+        assert_eq!(owner_bits_in_list(access, b""), None);
     }
 }

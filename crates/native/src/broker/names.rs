@@ -13,6 +13,7 @@ use stockade_sys::{Errno, resolve};
 use super::caller::Caller;
 use super::confirm::find_spelled;
 use super::deed::{Deed, Step};
+use super::metadata::{LISTABLE, closing};
 use super::opens::set_id;
 use super::service::{Failure, Service, native_access, refused};
 use super::table::Shape;
@@ -131,7 +132,7 @@ impl Service {
             self.permit_work_tree(&path, Operation::Mkdir)?;
         }
         if place.step().is_err() {
-            self.permit_surveyable(&path)?;
+            self.permit_surveyable(&path, mode)?;
         }
         let directory = self.through(place, &path);
         mkdirat(&directory, place.name_as_written().as_c_str(), mode)?;
@@ -146,10 +147,13 @@ impl Service {
 
     /// Refuses to make a directory that later runs could not survey, or in which no name could be
     /// told by its path.
-    fn permit_surveyable(&self, path: &[u8]) -> Result<(), Failure> {
+    fn permit_surveyable(&self, path: &[u8], mode: Mode) -> Result<(), Failure> {
         if path.len() > MAX_DIRECTORY_PATH && !self.powers.in_private_tree(path) {
             let rule = format!("a directory whose path is longer than {MAX_DIRECTORY_PATH} bytes");
             return Err(refused(Operation::Mkdir, path, Refusal { rule, grant: None }));
+        }
+        if self.powers.is_known_part(path) && mode.bits() & LISTABLE != LISTABLE {
+            return Err(refused(Operation::Mkdir, path, closing()));
         }
         Ok(())
     }
