@@ -315,7 +315,7 @@ fn no_run_closes_what_a_survey_must_read() {
             let workspace = scene.workspace();
             assert!(host(&workspace, "git init -q ."));
             let ran = run_brokered(&support::plan(level, &workspace, &["/bin/sh", "-c", script]));
-            assert_ne!(ran.denied(), Vec::new(), "{level}: {script}: {}", ran.stderr);
+            assert!(!ran.denied().is_empty(), "{level}: {script}: {}", ran.stderr);
             let ran = run_brokered(&support::plan(level, &workspace, &["/bin/sh", "-c", "echo a > y"]));
             assert_eq!((ran.stderr.as_str(), ran.denied()), ("", Vec::new()), "{level}: {script}");
         }
