@@ -447,7 +447,8 @@ mod tests {
         let git = scratch.path().join("w/.git");
         std::fs::create_dir_all(&git).unwrap();
         let root = std::fs::File::open(scratch.path()).unwrap();
-        let named = || named_by_repository(View::new(root.as_fd()), b"/w/.git", b"/w", None).map(|places| places.any);
+        let view = View::new(root.as_fd());
+        let named = || named_by_repository(view, b"/w/.git", b"/w", &SettingsCache::default()).map(|places| places.any);
         for name in ["config.worktree", "config", "more"] {
             std::fs::write(git.join("config"), "[include] path = more\n").unwrap();
             let file = std::fs::File::create(git.join(name)).unwrap();

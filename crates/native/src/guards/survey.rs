@@ -337,8 +337,9 @@ impl Survey<'_> {
         let top = if fold(name(directory)).as_ref() == b".git" { parent(directory) } else { directory };
         self.add_repository_of(directory, top)?;
         // The user can restore the `.git` file of a work tree that git keeps here.
-        match self.view.read_followed(&join(directory, b"gitdir"), MAX_POINTER_BYTES) {
-            Some(text) if !text.trim_ascii().is_empty() => {
+        // A longer file leads nowhere.
+        match self.view.read_settings(&join(directory, b"gitdir"), MAX_POINTER_BYTES) {
+            Ok(Some(text)) if !text.trim_ascii().is_empty() => {
                 let pointer = at(directory, text.trim_ascii());
                 self.add_repository_of(directory, parent(&pointer))
             }
@@ -614,9 +615,10 @@ mod tests {
 
     #[test]
     fn an_error_names_the_path_and_a_remedy() {
-        let long = format!("[color]\n{}", "ui\n".repeat(400_000));
+        let long = format!("[color]\n{}", "ui\n".repeat(3_000_000));
         let error = survey_of(&[("ws/a/.git/config", &long)]).unwrap_err().to_string();
-        assert!(error.starts_with("/ws/a/.git cannot be read") && error.contains("hint: chmod"), "{error}");
+        assert!(error.starts_with("git's settings in /ws/a/.git/config cannot be read whole"), "{error}");
+        assert!(error.contains("(hint: remove"), "{error}");
         assert!(SurveyError::TimedOut(shown(b"/ws/n1")).to_string().contains("had reached /ws/n1"));
     }
 }
