@@ -302,6 +302,7 @@ const CLOSING: &[&str] = &[
     "mkdir n n/.git; chmod 000 n/.git",
     "mkdir n; mkdir -m 000 n/.git",
     "mkdir n; (umask 0777; mkdir n/.git)",
+    "mkdir -m 000 .vscode",
 ];
 
 #[test]
@@ -328,6 +329,7 @@ const OPENED: &[(&str, &str)] = &[
     ("chmod 000 .git/refs", "chmod u+rwx .git/refs"),
     ("chmod 000 .git/config", "chmod u+r .git/config"),
     ("mkdir n; echo 'gitdir: ../.git' > n/.git; chmod 000 n/.git", "chmod u+rw n/.git"),
+    ("mkdir .vscode; chmod 000 .vscode", "chmod u+rx .vscode"),
     ("mkdir -p .git/modules/m; chmod 000 .git/modules", "chmod u+rx .git/modules"),
 ];
 

@@ -175,6 +175,7 @@ impl Service {
             && self.make_surveys().is_ok()
             && self.surveys.borrow().are_closed(&object.path)
             && (self.powers.is_known_part(&object.path)
+                || object.kind() == FileType::Directory && self.powers.is_directory_of_settings(&object.path)
                 || self.powers.decide(Operation::Metadata, &to_path(&object.path), &|path| self.exists(path))
                     == Verdict::Allow)
     }

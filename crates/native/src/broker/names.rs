@@ -152,7 +152,9 @@ impl Service {
             let rule = format!("a directory whose path is longer than {MAX_DIRECTORY_PATH} bytes");
             return Err(refused(Operation::Mkdir, path, Refusal { rule, grant: None }));
         }
-        if self.powers.is_known_part(path) && mode.bits() & LISTABLE != LISTABLE {
+        // A run could not open such a directory again if its name protects it.
+        let is_closed = mode.bits() & LISTABLE != LISTABLE;
+        if is_closed && matches!(self.decide(Operation::Metadata, path), Verdict::Refuse(_)) {
             return Err(refused(Operation::Mkdir, path, closing()));
         }
         Ok(())

@@ -573,7 +573,7 @@ mod tests {
     fn survey_in(view: View<'_>) -> Result<GuardedPlaces, SurveyError> {
         let (names, tree) = (GuardedNames::new(&[".git".to_owned()]), b"/ws".to_vec());
         let known = (&GlobalSettings::default(), &TrustedParts::default());
-        survey(view, (&tree, &[tree.clone()]), &names, known)
+        survey(view, (&tree, std::slice::from_ref(&tree)), &names, known)
     }
 
     #[track_caller]

@@ -89,7 +89,7 @@ impl<'a> View<'a> {
 
     /// Opens a directory on a path that is too long for one call. Returns it with the rest of the
     /// path.
-    fn open_above<'p>(self, path: &'p [u8]) -> Result<(OwnedFd, &'p [u8]), Errno> {
+    fn open_above(self, path: &[u8]) -> Result<(OwnedFd, &[u8]), Errno> {
         // The root of a part would stop a `..`.
         if path.split(|b| *b == b'/').any(|part| part == b"..") {
             return Err(Errno::NAMETOOLONG);
