@@ -21,6 +21,7 @@ use stockade_model::{Grant, SessionId};
 use stockade_policy::resolve_profile;
 use stockade_store::sessions::{About, Session, Sessions};
 use stockade_sys::descriptors::close_all_but;
+use stockade_sys::ready::readable_before;
 use stockade_sys::session::{Side, fork_into_session};
 
 use self::rehearsal::of_terms;
@@ -243,23 +244,37 @@ fn end(name: &str) -> Ended {
         crate::complain(&lost(&session));
         return Ok(exit::NEGATIVE);
     }
-    let ask = || {
-        let line = Line::to(session.path())?;
-        line.say(Word::End, &[])
-    };
-    let asked = ask();
+    let mut line = ask_to_end(&session);
     let deadline = Instant::now() + ENDS_WITHIN;
     while session.is_open() {
-        if let Err(error) = &asked {
-            return Err(Failure::new(format!("cannot end `{}`: {error}", session.id())));
-        }
+        let cannot = |error| Failure::new(format!("cannot end `{}`: {error}", session.id()));
+        let asked = line.as_ref().map_err(cannot)?;
         if Instant::now() >= deadline {
             let why = format!("{} did not end within {} s", quoted(session.path()), ENDS_WITHIN.as_secs());
             return Err(Failure::new(why));
         }
         sleep(AGAIN);
+        // A worker that closes the connection without an answer was killed. The next one gets the
+        // request, unless the session has ended meanwhile.
+        if is_closed(asked)
+            && let Ok(again) = ask_to_end(&session)
+        {
+            line = Ok(again);
+        }
     }
     Ok(exit::SUCCESS)
+}
+
+fn ask_to_end(session: &Session) -> io::Result<Line> {
+    let line = Line::to(session.path())?;
+    line.say(Word::End, &[])?;
+    Ok(line)
+}
+
+/// Returns whether the other side has closed the connection. Reads its answer, if there is one.
+fn is_closed(line: &Line) -> bool {
+    let now = Instant::now();
+    readable_before(&[line.as_fd()], now).is_ok_and(|ready| ready) && !matches!(line.hear(), Ok(Some(_)))
 }
 
 fn list(json: bool) -> Ended {
