@@ -22,6 +22,8 @@ use crate::offers::{are_given, is_subset, is_whole, left};
 use crate::seams::HeldRule;
 use crate::{HeldAnswer, HoldId};
 
+mod directories;
+
 /// Held calls of one attempt, and the questions about them.
 #[derive(Debug, Default)]
 pub(super) struct Holds {
@@ -200,8 +202,7 @@ impl Core {
         }
         let id = call.id;
         let denied = call.rule.as_ref().is_some_and(|rule| rule.decision.verdict == Verdict::Deny);
-        let refused_in = (call.refused_in || denied) && !call.directory.is_empty();
-        if refused_in && self.refused_in.insert(call.directory.clone()) {
+        if (call.refused_in || denied) && self.forbid_offer(&call.directory) {
             self.ask_again_one_by_one(live);
             self.put_held_questions(live);
         }
@@ -316,6 +317,7 @@ impl Core {
             self.grant_in_place(live, grants);
         } else {
             self.escalated.extend(hold.powers.iter().cloned());
+            self.forbid_offer(&hold.directory);
             self.refuse(live, hold, Resolution::Refused);
             self.ask_again_one_by_one(live);
         }
@@ -324,6 +326,9 @@ impl Core {
 
     /// Queues a call for a question, if one may be put.
     fn wish(&mut self, live: &mut Live, mut hold: Hold) {
+        if self.is_given_singly(&hold) {
+            return self.give_own_powers(live, hold);
+        }
         let kind = self.hold_kind(&hold, false);
         if !self.approver || !may_ask(self.request.approval_mode, &kind) {
             return self.refuse(live, hold, Resolution::Recorded);
@@ -338,7 +343,7 @@ impl Core {
             return self.refuse(live, hold, Resolution::Recorded);
         }
         let mut directory = false;
-        if !hold.directory.is_empty() && !self.refused_in.contains(&hold.directory) {
+        if self.may_offer(&hold.directory) {
             let met = live.holds.met.entry(hold.directory.clone()).or_default();
             met.insert(hold.powers.clone());
             directory = met.len() >= self.config.directory_from;
@@ -366,11 +371,12 @@ impl Core {
                     let grants = wish.to_vec();
                     let group =
                         hold.group.clone().filter(|group| !directory && is_whole(group, self.refused.iter().flatten()));
-                    let Ok(question) = self.question_beside(kind, group) else {
+                    let Ok(mut question) = self.question_beside(kind, group) else {
                         let hold = live.holds.open.remove(at);
                         self.refuse(live, hold, Resolution::Recorded);
                         continue;
                     };
+                    self.limit_offer(&mut question);
                     let (question, digest) = (Box::new(question.clone()), question.digest);
                     self.record(EventKind::Asked { question: question.clone() });
                     let reviewing = self.put(&question);
@@ -412,7 +418,11 @@ impl Core {
         match given.answer {
             Answer::Approved(_) | Answer::Group(_) => {
                 self.keep(&asked.question, &given);
-                self.grant_in_place(live, asked.grants);
+                if asked.directory && self.answered_no_in.contains(&asked.grants) {
+                    self.give_singly(live, asked.grants);
+                } else {
+                    self.grant_in_place(live, asked.grants);
+                }
             }
             Answer::Denied(_) => {
                 self.keep(&asked.question, &given);
@@ -453,12 +463,7 @@ impl Core {
         let covered = live.holds.take_where(|hold| hold.is_covered_by(&grants));
         let holds = covered.iter().map(|hold| hold.id.0).collect();
         self.record(EventKind::Granted { grants: grants.clone(), holds });
-        self.escalated.extend(grants.iter().cloned());
-        for grant in &grants {
-            if !self.in_place.contains(grant) {
-                self.in_place.push(grant.clone());
-            }
-        }
+        self.note_in_place(&grants);
         for hold in covered {
             self.let_go(live, hold, grants.clone());
         }
@@ -466,11 +471,20 @@ impl Core {
         self.withdraw_idle_questions(live, "another answer covers it");
     }
 
+    fn note_in_place(&mut self, grants: &[Grant]) {
+        self.escalated.extend(grants.iter().cloned());
+        for grant in grants {
+            if !self.in_place.contains(grant) {
+                self.in_place.push(grant.clone());
+            }
+        }
+    }
+
     fn refuse_in_place(&mut self, live: &mut Live, asked: &HeldQuestion) {
         self.escalated.extend(asked.grants.iter().cloned());
         self.refused.push(asked.grants.clone());
         if asked.directory {
-            self.refused_in.insert(asked.grants.clone());
+            self.forbid_offer(&asked.grants);
         }
         let refused = live.holds.take_where(|hold| hold.is_refused_by(&asked.grants));
         for hold in refused {
@@ -478,25 +492,6 @@ impl Core {
         }
         self.ask_again_one_by_one(live);
         self.withdraw_idle_questions(live, "another answer covers it");
-    }
-
-    /// Stops offering a directory in which a call was refused, because its approval would include
-    /// the refused call (L9).
-    fn ask_again_one_by_one(&mut self, live: &mut Live) {
-        let Holds { open, questions, .. } = &mut live.holds;
-        for hold in open.iter_mut().filter(|hold| self.refused_in.contains(&hold.directory)) {
-            let about_directory = match &hold.stage {
-                Stage::Wishing { directory } => *directory,
-                Stage::Asked(digest) => {
-                    questions.iter().any(|asked| asked.directory && asked.question.digest == *digest)
-                }
-                Stage::Recalling(_) => false,
-            };
-            if about_directory {
-                hold.stage = Stage::Wishing { directory: false };
-            }
-        }
-        self.withdraw_idle_questions(live, "something in this directory was refused");
     }
 
     pub(super) fn on_withdrawn(&mut self, live: &mut Live, id: HoldId) {
@@ -562,8 +557,8 @@ impl Core {
 
     /// Makes the call fail like any refused call.
     fn refuse(&mut self, live: &mut Live, hold: Hold, resolution: Resolution) {
-        if resolution == Resolution::Refused && !hold.directory.is_empty() {
-            self.refused_in.insert(hold.directory);
+        if resolution == Resolution::Refused {
+            self.note_no_in(&hold.directory);
         }
         let denial = Denial { resolution, ..hold.denial };
         self.record_bounded(live, EventKind::Denied { denial: denial.clone() });

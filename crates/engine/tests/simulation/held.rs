@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use stockade_engine::core::{HeldCall, Planned, Remembered};
 use stockade_engine::keys::Key;
 use stockade_engine::{HeldAnswer, HoldId};
-use stockade_model::{Answer, ApprovalMode, Digest, EventKind, Grant, Question, QuestionKind, Verdict};
+use stockade_model::{Answer, ApprovalMode, Digest, EventKind, Grant, Question, QuestionKind, Scope, Verdict};
 
 use crate::witness::{Law, need};
 
@@ -27,6 +27,10 @@ pub struct Held {
     /// True noes and silences, as they were asked.
     refused: Vec<Vec<Grant>>,
     refused_in: BTreeSet<Vec<Grant>>,
+    /// Directories of files in which a call had a no.
+    answered_no_in: BTreeSet<Vec<Grant>>,
+    /// Those of them that had a yes: each call gets its own powers.
+    given_singly: BTreeSet<Vec<Grant>>,
     settled: BTreeSet<Vec<Grant>>,
     /// What rules allowed.
     allowed: BTreeSet<Vec<Grant>>,
@@ -50,6 +54,8 @@ pub struct Seen {
     pub directories: usize,
     /// Calls that a yes to their directory let go.
     pub by_directory: usize,
+    /// Calls that were let go by themselves, for a directory in which another had a no.
+    pub singly: usize,
     /// Commands that were given more time.
     pub lengthened: usize,
 }
@@ -63,6 +69,7 @@ impl Seen {
         self.side_by_side += other.side_by_side;
         self.directories += other.directories;
         self.by_directory += other.by_directory;
+        self.singly += other.singly;
         self.lengthened += other.lengthened;
     }
 
@@ -183,7 +190,11 @@ impl Held {
             self.heard_ms = now_ms;
         }
         self.seen.silences += usize::from(answer == Answer::TimedOut);
+        let is_directory = matches!(question.kind, QuestionKind::Hold { directory: true, .. });
         match answer {
+            Answer::Approved(_) if is_directory && self.answered_no_in.contains(&grants) => {
+                self.given_singly.insert(grants);
+            }
             Answer::Approved(_) | Answer::Group(_) => self.consents.push(grants),
             Answer::Denied(_) | Answer::TimedOut | Answer::Abort => self.said_no(grants, &question),
         }
@@ -197,10 +208,12 @@ impl Held {
         for call in self.calls.values_mut() {
             if is_subset(&grants, &call.call.powers) || is_subset(&grants, &call.call.directory) {
                 call.refused = true;
-                self.refused_in.insert(call.call.directory.clone());
+                let are_files = call.call.directory.iter().all(|grant| matches!(grant, Grant::Write(_)));
+                let noted = if are_files { &mut self.answered_no_in } else { &mut self.refused_in };
+                noted.insert(call.call.directory.clone());
             }
         }
-        self.refused_in.remove(&Vec::new());
+        self.answered_no_in.remove(&Vec::new());
         self.refused.push(grants);
     }
 
@@ -264,6 +277,8 @@ impl Held {
         if *directory {
             let files = self.met.get(grants).map_or(0, BTreeSet::len);
             need(files >= 3, "a directory offered before its third file")?;
+            let is_limited = question.scopes == [Scope::Once] || !self.answered_no_in.contains(grants);
+            need(is_limited, "a directory in which something was refused offered for longer than once (L9)")?;
             self.seen.directories += 1;
         }
         self.seen.side_by_side += usize::from(!self.open.is_empty());
@@ -294,13 +309,19 @@ impl Held {
         need(!self.refused.iter().any(|no| is_subset(no, grants)), "granted what has a no (L9)")?;
         // What was given before the no is not taken back.
         let given = self.given.contains(grants);
-        need(given || !self.refused_in.contains(grants), "granted a directory in which something was refused (L9)")?;
+        let refused_in = self.refused_in.contains(grants) || self.answered_no_in.contains(grants);
+        need(given || !refused_in, "granted a directory in which something was refused (L9)")?;
         self.given.insert(grants.clone());
-        let agreed = self.consents.contains(grants);
+        let directory = &call.call.directory;
+        let is_approved = self.given_singly.contains(directory) || self.consents.contains(directory);
+        let is_single = *grants == call.call.powers && is_approved && !self.refused_in.contains(directory);
+        let agreed = self.consents.contains(grants) || is_single;
         let known = grants.iter().all(remembered) || self.allowed.contains(grants);
         need(agreed || known, "a power in place nobody agreed to (L3)")?;
-        self.on_record(id, grants, log)?;
+        let asked = if is_single && !self.consents.contains(grants) { directory } else { grants };
+        self.on_record(id, grants, asked, log)?;
         self.seen.granted += 1;
+        self.seen.singly += usize::from(is_single);
         self.seen.by_directory += usize::from(call.call.directory == *grants);
         if let Some(in_place) = self.in_place.last_mut() {
             in_place.extend(grants.iter().cloned());
@@ -309,11 +330,11 @@ impl Held {
     }
 
     /// The question, its yes and the grant are written before the call goes on.
-    fn on_record(&self, id: HoldId, grants: &[Grant], log: &[EventKind]) -> Law {
+    fn on_record(&self, id: HoldId, grants: &[Grant], asked: &[Grant], log: &[EventKind]) -> Law {
         let asked: Vec<&Digest> = log
             .iter()
             .filter_map(|kind| match kind {
-                EventKind::Asked { question } if grants_of(question) == grants => Some(&question.digest),
+                EventKind::Asked { question } if grants_of(question) == asked => Some(&question.digest),
                 _ => None,
             })
             .collect();
