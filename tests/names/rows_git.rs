@@ -381,6 +381,21 @@ pub const ROWS: &[Row] = &[
         attack: "mkhook hooks2/pre-commit",
         ..GIT
     },
+    // Git ends a comment at the end of its line, whatever the last byte is.
+    Row {
+        id: "hookspath-after-comment",
+        prepare: "git init -q; git config core.hooksPath hooks2",
+        attack: r"{ printf '[gc]\n\tauto = 1 # \\\n'; cat .git/config; } >.git/config.lock; mv .git/config.lock .git/config",
+        then: Then::Later("mkhook hooks2/pre-commit"),
+        ..GIT
+    },
+    Row {
+        id: "hookspath-in-long-settings",
+        prepare: "git init -q; git config extensions.worktreeConfig true; git config --worktree core.hooksPath hooks2; \
+                  { printf '#'; head -c 9000000 /dev/zero | tr '\\0' x; echo; } >>.git/config.worktree",
+        attack: "mkhook hooks2/pre-commit",
+        ..GIT
+    },
     Row {
         id: "hookspath-shipped-absolute",
         prepare: "git init -q; git config core.hooksPath $W/hooks2",

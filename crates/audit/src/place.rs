@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
-use stockade_model::RawText;
+use stockade_model::{RawText, shell_quoted};
 
 /// Time-out for another process's append, in milliseconds. An append holds the lock for
 /// microseconds.
@@ -24,7 +24,7 @@ const CROWD_WAIT_MS: u64 = 60_000;
 const MAX_RETRY_DELAY: Duration = Duration::from_millis(16);
 
 /// Error if a directory or file is unsuitable.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror :: Error)]
 pub enum LogFileError {
     /// A system call failed.
     #[error("cannot {what} `{}`: {source}", display_path(path))]
@@ -56,7 +56,7 @@ pub enum LogFileError {
         owner: u32,
     },
     /// Other users may read or write the file.
-    #[error("others may reach `{}` (mode {mode:04o})\nhint: chmod go= '{}'", display_path(path), display_path(path))]
+    #[ error ( "others may reach `{}` (mode {mode:04o})\nhint: chmod go= {}" , display_path ( path ),  shell_quoted (& display_path  ( path )))]
     Mode {
         /// Path of the file.
         path: PathBuf,
@@ -222,5 +222,16 @@ impl Drop for FileLock<'_> {
     fn drop(&mut self) {
         // Unlocking a held lock cannot fail; closing the file would unlock it too.
         let _ = rustix::fs::flock(self.file.as_fd(), FlockOperation::Unlock);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_hint_ends_its_own_quotes() {
+        let error = LogFileError::Mode { path: "/a/it's".into(), mode: 0o644 }.to_string();
+        assert!(error.ends_with(r"hint: chmod go= '/a/it'\''s'"), "{error}");
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use stockade_model::{
     ApprovalMode, Grant, IsolationLevel, LimitKind, Limits, RawText, RequestCommand, RequestId, RunRequest, SandboxId,
-    SandboxPreference, SessionId,
+    SandboxPreference, SessionId, shell_quoted,
 };
 
 use stockade_policy::{HostEntry, PolicySettings, check_breadth};
@@ -381,10 +381,8 @@ fn parse_grant(typed: &OsStr, variables: VariableLookup<'_>, cwd: &Path, workspa
     let real = places::canonical_prefix(&path);
     if path.starts_with(workspace) && !real.starts_with(workspace) {
         let leads = format!("the grant `{}` leads through a link out of the workspace", raw.to_escaped());
-        let target = RawText::from(real).escaped_reversibly();
-        return Err(
-            CliError::new(leads).with_hint(format!("if that is meant, name the place: --grant '{word} {target}'"))
-        );
+        let named = shell_quoted(&format!("{word} {}", RawText::from(real).escaped_reversibly()));
+        return Err(CliError::new(leads).with_hint(format!("if that is meant, name the place: --grant {named}")));
     }
     let path = RawText::from(real);
     parsed(&format!("{word} {}", path.escaped_reversibly()))
@@ -429,6 +427,7 @@ mod tests {
         check_grant("read   /usr/./share", "read /usr/share");
         check_grant("write a b", "write /usr/share/a b");
         check_grant("write /usr/a\\nb", "write /usr/a\\nb");
+        check_grant(r"write /usr/a\x20", r"write /usr/a\x20");
         // /bin is a link on merged systems, and sh often is one too.
         let sh = Path::new("/bin/sh").canonicalize().unwrap();
         check_grant("exec sh", &format!("exec {}", sh.display()));
@@ -467,6 +466,23 @@ mod tests {
         std::os::unix::fs::symlink("/usr", real.join("link")).unwrap();
         let got = parse_grant(OsStr::new("write link/x"), &nothing, &real, Path::new("/usr")).unwrap();
         assert_eq!(got.to_string(), "write /usr/x");
+    }
+
+    /// The name of the target is the command's choice, and the hint is there to be copied.
+    #[test]
+    fn the_target_of_a_link_stays_in_its_quotes() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap();
+        for (target, shown) in [("out'; touch ran; : '", r"out'\''; touch ran; : '\''"), ("a\n ", r"a\n\x20")] {
+            let workspace = real.join("sub");
+            std::fs::create_dir_all(real.join(target)).unwrap();
+            std::fs::create_dir_all(&workspace).unwrap();
+            std::os::unix::fs::symlink(real.join(target), workspace.join("out")).unwrap();
+            let failure = parse_grant(OsStr::new("write out"), &nothing, &workspace, &workspace).unwrap_err();
+            let wanted = format!("if that is meant, name the place: --grant 'write {}/{shown}'", real.display());
+            assert_eq!(failure.hint.as_deref(), Some(wanted.as_str()));
+            std::fs::remove_file(workspace.join("out")).unwrap();
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
+use stockade_model::{RawText, shell_quoted};
 use stockade_policy::load::ConfigSources;
 use stockade_policy::trust::{PathStep, StepObject, require_trusted_path, trace_path};
 
@@ -167,7 +168,7 @@ impl StateDirectory {
         }
         if meta.permissions().mode() & 0o077 != 0 {
             return Err(CliError::new(format!("the state directory {} is open to other users", quote_path(&root)))
-                .with_hint(format!("chmod 700 {}", stockade_model::RawText::from(root.as_path()).to_escaped())));
+                .with_hint(format!("chmod 700 {}", shell_quoted(&RawText::from(root.as_path()).to_escaped()))));
         }
         Ok(Self { root })
     }
@@ -434,12 +435,13 @@ mod tests {
     #[test]
     fn state_is_made_private_and_must_stay_so() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("a/b/stockade");
+        let path = dir.path().join("a/it's/stockade");
         let state = StateDirectory::open(&path).unwrap();
         assert_eq!(fs::metadata(&state.root).unwrap().permissions().mode() & 0o777, 0o700);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         let failure = StateDirectory::open(&path).unwrap_err();
         assert!(failure.what.contains("open to other users"), "{failure}");
+        assert!(failure.hint.is_some_and(|hint| hint.ends_with(r"/a/it'\''s/stockade'")));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use stockade_model::{Grant, KeyFingerprint, NetworkTarget, RawText, SignPurpose, SignUse, ssh_target};
+use stockade_model::{Grant, KeyFingerprint, NetworkTarget, RawText, SignPurpose, SignUse, shell_quoted, ssh_target};
 use stockade_signing::{AgentError, AgentIdentity, UserSshAgent, compute_fingerprint, signing_key};
 
 use crate::failure::CliError;
@@ -86,7 +86,8 @@ fn only_key(keys: &[AgentIdentity], meant: &dyn Fn(&KeyFingerprint) -> Vec<Grant
     if keys.len() > MAX_LISTED_KEYS {
         what.push_str("\n  ... (ssh-add -l lists all)");
     }
-    let options: Vec<_> = meant(&first.fingerprint).iter().map(|grant| format!("--grant '{grant}'")).collect();
+    let options: Vec<_> =
+        meant(&first.fingerprint).iter().map(|grant| format!("--grant {}", shell_quoted(&grant.to_string()))).collect();
     Err(CliError::new(what).with_hint(format!("name one, for example: {}", options.join(" "))))
 }
 

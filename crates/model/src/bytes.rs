@@ -59,13 +59,18 @@ impl RawText {
 
 impl RawText {
     /// Like [`escaped`](Self::escaped), with backslashes doubled, so that [`unescape`](Self::unescape)
-    /// returns the same bytes.
+    /// returns the same bytes. Blanks at the ends are escapes too, because a reader cannot see them and a
+    /// parser may trim them.
     pub fn escaped_reversibly(&self) -> String {
         let mut doubled = Vec::with_capacity(self.0.len());
         for &b in &self.0 {
             doubled.extend(std::iter::repeat_n(b, if b == b'\\' { 2 } else { 1 }));
         }
-        Self(doubled).to_escaped()
+        let text = Self(doubled).to_escaped();
+        let from_first = text.trim_start_matches(' ');
+        let inner = from_first.trim_end_matches(' ');
+        let blanks = |count| "\\x20".repeat(count);
+        blanks(text.len() - from_first.len()) + inner + &blanks(from_first.len() - inner.len())
     }
 
     /// Returns the bytes that [`escaped_reversibly`](Self::escaped_reversibly) wrote; `None` if a backslash
@@ -113,12 +118,13 @@ impl RawText {
 /// such a character if it were printed unescaped.
 pub fn is_deceptive(c: char) -> bool {
     c.is_control()
-        || matches!(c,
-            '\u{00ad}' | '\u{034f}' | '\u{061c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
-            | '\u{180b}'..='\u{180f}' | '\u{2000}'..='\u{200f}' | '\u{2028}'..='\u{202f}'
-            | '\u{205f}'..='\u{206f}' | '\u{2800}' | '\u{3000}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}'
-            | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{00a0}' | '\u{1680}'
-            | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
+        || matches !( c , '\u{00ad}' | '\u{034f}' | '\u{061c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}' ..= '\u{180f}' | '\u{2000}' ..= '\u{200f}' | '\u{2028}' ..= '\u{202f}' | '\u{205f}' ..= '\u{206f}' | '\u{2800}' | '\u{3000}' | '\u{3164}' | '\u{fe00}' ..= '\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}' ..= '\u{fffb}' | '\u{00a0}' | '\u{1680}' | '\u{1bca0}' ..= '\u{1bca3}' | '\u{1d173}' ..= '\u{1d17a}' | '\u{e0000}' ..= '\u{e0fff}' )
+}
+
+/// Quotes a word for a POSIX shell, in single quotes. Every hint quotes a name or a path with it, because a
+/// run may have chosen the name, and a user may copy the hint.
+pub fn shell_quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 impl fmt::Debug for RawText {
@@ -235,14 +241,7 @@ impl JsonSchema for RawText {
         "RawText".into()
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "description": "Text, or the hexadecimal form of bytes that are not UTF-8.",
-            "oneOf": [
-                { "type": "string" },
-                { "type": "object", "properties": { "hex": { "type": "string" } },
-                  "required": ["hex"], "additionalProperties": false }
-            ]
-        })
+        json_schema !({ "description" : "Text, or the hexadecimal form of bytes that are not UTF-8." , "oneOf" : [ { "type" : "string" }, { "type" : "object" , "properties" : { "hex" : { "type" : "string" } }, "required" : [ "hex" ], "additionalProperties" : false } ] })
     }
 }
 
@@ -264,6 +263,24 @@ mod tests {
         assert!(serde_json::from_str::<RawText>("{\"hex\":\"f\"}").is_err());
         assert!(serde_json::from_str::<RawText>("{\"hex\":\"+f\"}").is_err());
         assert!(serde_json::from_str::<RawText>("{\"hex\":\"ff\",\"x\":\"\"}").is_err());
+    }
+
+    #[test]
+    fn reversible_text_survives_trimming() {
+        for c in (0..=0x0011_0000).filter_map(char::from_u32).filter(|c| c.is_whitespace() || *c == '\\') {
+            for text in [format!("{c}"), format!("{c}{c}a{c} {c}b{c}{c}"), format!(" {c}\\ {c} ")] {
+                let shown = RawText::from(text.as_str()).escaped_reversibly();
+                assert_eq!(shown.trim(), shown);
+                assert_eq!(RawText::from_escaped(&shown), Some(text.into()), "{shown}");
+            }
+        }
+        assert_eq!(RawText::from("  a b ").escaped_reversibly(), r"\x20\x20a b\x20");
+    }
+
+    #[test]
+    fn quoting_survives_a_shell() {
+        assert_eq!(shell_quoted("write /a b"), "'write /a b'");
+        assert_eq!(shell_quoted("it's"), "'it'\\''s'");
     }
 
     #[test]

@@ -214,6 +214,10 @@ impl JsonSchema for Grant {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::sample::select;
+
     use super::*;
 
     #[track_caller]
@@ -243,10 +247,37 @@ mod tests {
         check("write /a b/c", "write /a b/c");
     }
 
+    proptest! {
+        #[test]
+        fn every_path_survives_its_text_form_and_its_json(
+            names in vec(prop_oneof![vec(select(&b" \\\t\nx'\"\xff"[..]), 1..5), vec(1..=u8::MAX, 1..8)], 0..4),
+        ) {
+            let names = names.into_iter().map(|name| name.into_iter().filter(|byte| *byte != b'/').collect());
+            let names: Vec<Vec<u8>> =
+                names.filter(|name: &Vec<u8>| !matches!(name.as_slice(), b"" | b"." | b"..")).collect();
+            let path = RawText::from([b"/", names.join(&b'/').as_slice()].concat()).as_path().to_owned();
+            for power in [Grant::Write, Grant::Read, Grant::Socket, Grant::Exec] {
+                let grant = power(path.clone());
+                let text = grant.to_string();
+                prop_assert_eq!(text.trim(), &text);
+                prop_assert_eq!(text.parse::<Grant>().ok(), Some(grant.clone()));
+                let json = serde_json::to_string(&grant).map_err(|error| TestCaseError::fail(format!("{error}")))?;
+                prop_assert_eq!(serde_json::from_str::<Grant>(&json).ok(), Some(grant));
+            }
+        }
+    }
+
     #[test]
-    fn every_path_survives_its_text_form() {
+    fn special_paths_survive_their_text_form() {
         for bytes in [&b"/a\nb"[..], b"/\xff\xfe", b"/back\\slash", "/\u{202e}x".as_bytes(), b"/q'\"\\n"] {
             let grant = Grant::Write(RawText::from(bytes).as_path().to_owned());
+            assert_eq!(grant.to_string().parse::<Grant>().unwrap(), grant);
+        }
+        for (path, shown) in
+            [("/usr ", r"/usr\x20"), ("/  ", r"/\x20\x20"), ("/ /a", "/ /a"), ("/a\u{3000}", r"/a\u{3000}")]
+        {
+            let grant = Grant::Write(path.into());
+            assert_eq!(grant.to_string(), format!("write {shown}"));
             assert_eq!(grant.to_string().parse::<Grant>().unwrap(), grant);
         }
     }

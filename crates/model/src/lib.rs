@@ -42,7 +42,7 @@ pub use approval::{
     Approval, ApprovalAnswer, ApprovalMode, ApprovalQuestion, ApprovalScope, GranularMode, GroupOffer, QuestionKind,
 };
 pub use assessment::{Assessment, Capability, Finding, Impact, TextSpan, Tier};
-pub use bytes::{RawText, is_deceptive};
+pub use bytes::{RawText, is_deceptive, shell_quoted};
 pub use denial::{Denial, DenialLayer, DenialResolution, DeniedOperation};
 pub use digest::Digest;
 pub use effect::EffectUse;

@@ -214,19 +214,20 @@ fn nothing_guarded_is_planted_in_a_roundabout_way() {
 }
 
 /// Makes a repository where the paths of its parts are too long to be named, and moves it
-/// to the top.
+/// to the top. With an argument it makes only the directories, which a run cannot make.
 const DEEP_REPOSITORY: &str = r#"
-import os
+import os, sys
 def quiet(call, *arguments, **named):
     try: return call(*arguments, **named)
     except OSError as error: print(error)
 top = os.open(".", os.O_RDONLY)
-os.mkdir("hk"); open("hk/pre-commit", "w").write("evil")
+quiet(os.mkdir, "hk"); open("hk/pre-commit", "w").write("evil")
 left = 4089 - len(os.getcwd()) - 2
 while left > 0:
     name = "d" * (min(left - 1, 200) if left != 202 else 199)
-    os.mkdir(name); os.chdir(name); left -= len(name) + 1
-os.mkdir("r")
+    quiet(os.mkdir, name); os.chdir(name); left -= len(name) + 1
+quiet(os.mkdir, "r")
+if len(sys.argv) > 1: sys.exit()
 r = os.open("r", os.O_RDONLY)
 quiet(os.mkdir, "objects", dir_fd=r); quiet(os.mkdir, "refs", dir_fd=r)
 quiet(os.open, "HEAD", os.O_CREAT | os.O_WRONLY, dir_fd=r)
@@ -248,9 +249,111 @@ fn no_repository_is_made_where_paths_are_too_long_to_be_named() {
     for level in LEVELS {
         let scene = Scene::bare("deep");
         let workspace = scene.workspace();
+        let shipped = ["-c", DEEP_REPOSITORY, "directories"];
+        assert!(Command::new(python).args(shipped).current_dir(&workspace).status().unwrap().success());
         let ran = run_brokered(&support::plan(level, &workspace, &[python, "-c", DEEP_REPOSITORY]));
         assert!(!host(&workspace, whole), "{level}: {} {}", ran.stdout, ran.stderr);
     }
+}
+
+/// Makes directories until one is refused, and a second tree in the same way. Then moves the second
+/// tree into the first.
+const DEEP_TREES: &str = r#"
+import os
+top = os.getcwd()
+for tree in "ab":
+    os.chdir(top)
+    os.mkdir(tree); os.chdir(tree)
+    try:
+        while True: os.mkdir("d" * 100); os.chdir("d" * 100)
+    except PermissionError: pass
+held = os.open(".", os.O_RDONLY); os.chdir(top)
+try: os.rename("a", "a", dst_dir_fd=held); print("moved")
+except PermissionError: pass
+os.mkdir("c"); os.rename("c", "d"); print("made")
+"#;
+
+#[test]
+fn no_directory_gets_a_path_too_long_for_other_programs() {
+    let python = "/usr/bin/python3";
+    if !Path::new(python).exists() {
+        eprintln!("not run: no python3");
+        return;
+    }
+    for level in LEVELS {
+        let scene = Scene::bare("deep");
+        let workspace = scene.workspace();
+        let ran = run_brokered(&support::plan(level, &workspace, &[python, "-c", DEEP_TREES]));
+        assert_eq!(ran.stdout, "made\n", "{level}: {}", ran.stderr);
+        assert!(host(&workspace, "find . -printf '%p\\n' | awk 'length > 3900 { exit 1 }'"), "{level}");
+        let ran = run_brokered(&support::plan(level, &workspace, &["/bin/sh", "-c", "echo a > y; rm -r a b; ls"]));
+        assert_eq!((ran.stdout.as_str(), ran.denied()), ("d\ny\n", Vec::new()), "{level}: {}", ran.stderr);
+    }
+}
+
+/// Attempts to hide a part of the workspace from the surveys of later runs.
+const CLOSING: &[&str] = &[
+    "chmod 000 .",
+    "chmod 300 .",
+    "chmod 000 .git",
+    "chmod 000 .git/refs",
+    "chmod 200 .git/config",
+    "setfacl -m u::---,m::rwx .git",
+    "mkdir n n/.git; chmod 000 n/.git",
+    "mkdir n; mkdir -m 000 n/.git",
+    "mkdir n; (umask 0777; mkdir n/.git)",
+    "mkdir -m 000 .vscode",
+];
+
+#[test]
+fn no_run_closes_what_a_survey_must_read() {
+    in_each_role("no_run_closes_what_a_survey_must_read", || {
+        for (level, script) in LEVELS.into_iter().flat_map(|level| CLOSING.iter().map(move |script| (level, script))) {
+            if script.starts_with("setfacl") && !host(Path::new("/"), "command -v setfacl") {
+                continue;
+            }
+            let scene = Scene::bare("closing");
+            let workspace = scene.workspace();
+            assert!(host(&workspace, "git init -q ."));
+            let ran = run_brokered(&support::plan(level, &workspace, &["/bin/sh", "-c", script]));
+            assert!(!ran.denied().is_empty(), "{level}: {script}: {}", ran.stderr);
+            let ran = run_brokered(&support::plan(level, &workspace, &["/bin/sh", "-c", "echo a > y"]));
+            assert_eq!((ran.stderr.as_str(), ran.denied()), ("", Vec::new()), "{level}: {script}");
+        }
+    });
+}
+
+/// Closed parts of a workspace, and how a run opens them.
+const OPENED: &[(&str, &str)] = &[
+    ("chmod 000 .git", "chmod u+rwx .git"),
+    ("chmod 000 .git/refs", "chmod u+rwx .git/refs"),
+    ("chmod 000 .git/config", "chmod u+r .git/config"),
+    ("mkdir n; echo 'gitdir: ../.git' > n/.git; chmod 000 n/.git", "chmod u+rw n/.git"),
+    ("mkdir .vscode; chmod 000 .vscode", "chmod u+rx .vscode"),
+    ("mkdir -p .git/modules/m; chmod 000 .git/modules", "chmod u+rx .git/modules"),
+];
+
+#[test]
+fn a_run_opens_what_a_survey_could_not_read() {
+    in_each_role("a_run_opens_what_a_survey_could_not_read", || {
+        for (level, (closing, opening)) in
+            LEVELS.into_iter().flat_map(|level| OPENED.iter().map(move |script| (level, script)))
+        {
+            let scene = Scene::bare("opening");
+            let workspace = scene.workspace();
+            assert!(host(&workspace, &format!("git init -q .; {closing}")));
+            let script = format!("echo a 2>/dev/null > x; {opening}; echo b > y; ls");
+            let ran = run_brokered(&support::plan(level, &workspace, &["/bin/sh", "-c", &script]));
+            assert!(
+                ran.stdout.ends_with("y\n"),
+                "{level}: {closing}: {} {} {:?}",
+                ran.stdout,
+                ran.stderr,
+                ran.denied()
+            );
+            host(&workspace, "chmod -R u+rwX .");
+        }
+    });
 }
 
 /// What is no attempt passes.

@@ -429,6 +429,15 @@ fn a_published_port_leads_inside() {
 }
 
 #[test]
+fn every_port_can_be_bound_inside() {
+    in_each_role("every_port_can_be_bound_inside", || {
+        let script =
+            "import socket\nheld = [socket.create_server(('127.0.0.1', port)) for port in (80, 443)]\nprint('bound')";
+        assert_eq!(Trip::new(IsolationLevel::Full, script).run(None).stdout, "bound\n");
+    });
+}
+
+#[test]
 fn a_port_that_is_taken_is_not_published() {
     let server = Server::new();
     let mut trip = Trip::new(IsolationLevel::Full, "print('ran')");

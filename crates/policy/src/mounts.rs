@@ -13,7 +13,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use stockade_model::RawText;
+use stockade_model::{RawText, shell_quoted};
 
 use crate::mountinfo::{MAX_TABLE_BYTES, MountInfoEntry, parse_mounts, read_mountinfo, unescape_field};
 use crate::trust::trace_path;
@@ -76,7 +76,8 @@ pub enum MountsError {
     TooManyMounts,
     /// Too many paths lead to the same objects.
     #[error(
-        "mounts give `{path}` and other paths more than {MAX_OTHER_PATHS} further paths\nhint: unmount second mounts of its filesystem: findmnt --target '{path}'"
+        "mounts give `{path}` and other paths more than {MAX_OTHER_PATHS} further paths\nhint: unmount second mounts of its filesystem: findmnt --target {}",
+        shell_quoted(path)
     )]
     TooManyPaths {
         /// The path that exceeded the limit, escaped.

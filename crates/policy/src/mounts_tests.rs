@@ -1,6 +1,7 @@
 //! Tests of the search for other paths: mount tables as text, and directories for overlays.
 
 use super::*;
+use crate::ResolveError;
 
 const ROOT: &str = "1 0 8:1 / / rw - ext4 /dev/a rw";
 const HOME: &str = "2 1 8:2 / /home rw - ext4 /dev/b rw";
@@ -230,4 +231,16 @@ fn there_are_bounds_and_what_is_not_understood_is_refused() {
 fn the_mounts_of_this_process_are_understood() {
     let table = MountSnapshot::of_this_process().unwrap_or_else(|error| panic!("{error}"));
     table.other_paths([Path::new("/etc/passwd")]).unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// The name of a mount point may be the command's choice, and the hint is there to be copied.
+#[test]
+fn no_hint_ends_its_own_quotes() {
+    let name = "/m/x'; touch ran; '";
+    let word = r"findmnt --target '/m/x'\''; touch ran; '\'''";
+    let too_many = MountsError::TooManyPaths { path: name.to_owned() }.to_string();
+    assert!(too_many.ends_with(word), "{too_many}");
+    let (path, own) = ("/m".to_owned(), "/state".to_owned());
+    let by_mount = ResolveError::OwnByMount { power: "write", path, place: name.to_owned(), own }.to_string();
+    assert!(by_mount.ends_with(word), "{by_mount}");
 }

@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use stockade_model::{
     EgressRules, EgressSecret, EnvironmentRules, ExecRules, FilesystemAccess, Grant, PRIVATE_TREES, Profile,
-    ProgramPattern, RawText, SecretUse, TargetPattern,
+    ProgramPattern, RawText, SecretUse, TargetPattern, shell_quoted,
 };
 
 use crate::error::find_closest_name;
@@ -22,7 +22,7 @@ use crate::spec::{ProfileSpec, SourcedValue};
 use crate::text::ConfigPath;
 
 /// Reason why a profile cannot be resolved.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror :: Error)]
 pub enum ResolveError {
     /// There is no profile of this name.
     #[error("there is no profile `{name}`\nhint: {hint}")]
@@ -62,7 +62,8 @@ pub enum ResolveError {
     },
     /// A second mount shows Stockade's own files within reach of a power (L7).
     #[error(
-        "`{power} {path}` would reach Stockade's own files: `{place}` is `{own}` by another mount\nhint: choose a directory that neither holds them nor lies in them, or unmount it: findmnt --target '{place}'"
+        "`{power} {path}` would reach Stockade's own files: `{place}` is `{own}` by another mount\nhint: choose a directory that neither holds them nor lies in them, or unmount it: findmnt --target {}",
+        shell_quoted(place)
     )]
     OwnByMount {
         /// `write`, `read`, `socket` ...

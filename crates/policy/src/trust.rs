@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use stockade_model::RawText;
+use stockade_model::{RawText, shell_quoted};
 
 /// Most symbolic links that are followed, as in the kernel (path_resolution(7)).
 const MAX_LINKS: usize = 40;
@@ -116,17 +116,10 @@ fn split_path_names(path: &Path) -> impl Iterator<Item = OsString> {
 }
 
 /// Reason why a path is not trusted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror :: Error)]
 pub enum TrustError {
     /// An object on the way belongs to another user.
-    #[error(
-        "{} belongs to user {owner}, who could change it; it must be {}\nhint: sudo chown {} {}{}",
-        quote_path(place), describe_owners(*trusted), chown_target(*trusted), shell_word(place),
-        match trusted {
-            0 => "; where it is another user's home use root's own: sudo -H",
-            _ => ", or set XDG_CONFIG_HOME and XDG_STATE_HOME to directories of yours",
-        }
-    )]
+    #[ error ( "{} belongs to user {owner}, who could change it; it must be {}\nhint: sudo chown {} {}{}" , quote_path ( place ), describe_owners (* trusted ), chown_target (* trusted ), shell_word ( place ), match trusted { 0 => "; where it is another user's home use root's own: sudo -H" , _ => ", or set XDG_CONFIG_HOME and XDG_STATE_HOME to directories of yours" , } )]
     Owner {
         /// The object.
         place: PathBuf,
@@ -146,7 +139,7 @@ pub enum TrustError {
         place: PathBuf,
     },
     /// Other users may write an object on the way.
-    #[error("{} may be written by {} (mode {:04o})\nhint: chmod {} {}", quote_path(place), describe_writers(*mode), mode & 0o7777, chmod_change(*mode), shell_word(place))]
+    #[ error ( "{} may be written by {} (mode {:04o})\nhint: chmod {} {}" , quote_path ( place ), describe_writers (* mode ), mode & 0o7777 , chmod_change (* mode ), shell_word ( place ))]
     Writable {
         /// The object.
         place: PathBuf,
@@ -160,7 +153,7 @@ fn quote_path(path: &Path) -> String {
 }
 
 fn shell_word(path: &Path) -> String {
-    format!("'{}'", RawText::from(path).to_escaped().replace('\'', "'\\''"))
+    shell_quoted(&RawText::from(path).to_escaped())
 }
 
 fn describe_owners(trusted: u32) -> String {
@@ -309,7 +302,7 @@ mod tests {
             let before = path.metadata().unwrap().permissions().mode();
             mode(path, bits);
             let error = require_trusted_path(&file, user).unwrap_err();
-            assert!(matches!(&error, TrustError::Writable { place, .. } if place == path), "{error}");
+            assert!(matches !(& error , TrustError :: Writable { place , .. } if place == path ), "{error}");
             assert!(error.to_string().contains("\nhint: chmod "), "{error}");
             mode(path, before);
         }

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
-use stockade_model::RawText;
+use stockade_model::{RawText, shell_quoted};
 
 /// Time-out for another process that creates the database, in milliseconds.
 const LOCK_WAIT_MS: u64 = 5_000;
 
 /// Error if a directory or file is unsuitable.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror :: Error)]
 pub enum StoreFileError {
     /// A system call failed.
     #[error("cannot {what} `{}`: {source}", display_path(path))]
@@ -48,7 +48,7 @@ pub enum StoreFileError {
         owner: u32,
     },
     /// Other users may read or write the file.
-    #[error("others may reach `{}` (mode {mode:04o})\nhint: chmod go= '{}'", display_path(path), display_path(path))]
+    #[ error ( "others may reach `{}` (mode {mode:04o})\nhint: chmod go= {}" , display_path ( path ),  shell_quoted (& display_path  ( path )))]
     Mode {
         /// Path of the file.
         path: PathBuf,
@@ -194,4 +194,15 @@ pub(crate) fn append_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_hint_ends_its_own_quotes() {
+        let error = StoreFileError::Mode { path: "/a/it's".into(), mode: 0o644 }.to_string();
+        assert!(error.ends_with(r"hint: chmod go= '/a/it'\''s'"), "{error}");
+    }
 }

@@ -3,9 +3,11 @@
 //!
 //! Must not depend on the meaning of the addresses, or on the clients.
 
+use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, ipproto, listen, recv, send, socket_with,
     sockopt,
@@ -34,6 +36,8 @@ const ATTRIBUTE_HEADER_BYTES: usize = 4;
 const BATCH_BYTES: usize = 512;
 /// Index of the first IPv6 message in the batch, counted from 0.
 const FIRST_IPV6_MESSAGE: u32 = 3;
+/// Setting of a network namespace: ports below need CAP_NET_BIND_SERVICE (ip(7)).
+const FIRST_ORDINARY_PORT: &CStr = c"/proc/sys/net/ipv4/ip_unprivileged_port_start";
 /// Backlog of the listening sockets made here.
 const LISTEN_BACKLOG: i32 = 128;
 
@@ -282,6 +286,16 @@ fn set_socket_option(socket: BorrowedFd<'_>, level: i32, option: i32, value: u32
     set_option(socket, level, option, &[value])
 }
 
+/// Lets programs without capabilities bind every port of the calling thread's network namespace.
+///
+/// # Errors
+/// EACCES without CAP_NET_ADMIN over the namespace; EROFS if the system's settings are read-only.
+pub fn permit_every_port() -> Result<(), Errno> {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let setting = rustix::fs::open(FIRST_ORDINARY_PORT, flags, Mode::empty())?;
+    rustix::io::write(setting, b"0").map(drop)
+}
+
 fn set_option<const N: usize>(socket: BorrowedFd<'_>, level: i32, option: i32, value: &[u32; N]) -> Result<(), Errno> {
     let length = size_of_val(value) as libc::socklen_t;
     // SAFETY: `value` is valid for `length` bytes, and the kernel only reads it.
@@ -340,6 +354,20 @@ mod tests {
             }
             Ok(())
         });
+    }
+
+    #[test]
+    fn every_port_is_permitted_where_the_settings_can_be_changed() {
+        inside(|| {
+            let here = || rustix::fs::open(FIRST_ORDINARY_PORT, OFlags::RDONLY, Mode::empty());
+            let mut text = [0; 8];
+            match permit_every_port() {
+                Err(Errno::ROFS) => Ok(()),
+                done => done.and_then(|()| must(read(here()?, &mut text)? == 2 && text[..2] == *b"0\n")),
+            }
+        });
+        let host = std::fs::read(FIRST_ORDINARY_PORT.to_str().unwrap()).unwrap();
+        assert_ne!(host, b"0\n", "the setting of another namespace was changed");
     }
 
     #[test]

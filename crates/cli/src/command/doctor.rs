@@ -15,7 +15,7 @@ use stockade_engine::seams::PolicyEngine;
 use stockade_engine::{AttemptEvent, AttemptEventSender, Backend, CommandEnd, SandboxProvider, StdioMode};
 use stockade_model::{
     ApprovalMode, AttemptPlan, Denial, EnforcementReport, IsolationLevel, LayerReport, RawText, RequestCommand,
-    RunRequest, SandboxPreference,
+    RunRequest, SandboxPreference, shell_quoted,
 };
 use stockade_native::NativeBackend;
 use stockade_native::doctor::{self as layers, HostDiagnosis};
@@ -271,7 +271,7 @@ fn plan_trials(
     setting: &WorkspaceConfig,
 ) -> Result<AttemptPlan, CliError> {
     let outside = place.outside.as_deref().unwrap_or(Path::new("/stockade-doctor"));
-    let outside = render::shell_quoted(&RawText::from(outside).to_escaped());
+    let outside = shell_quoted(&RawText::from(outside).to_escaped());
     // Only builtins of every shell; each line prints its result.
     let script = format!(
         "(echo x > made) && echo wrote\n(echo x > {outside}) && echo wrote-outside\n(echo x > .envrc) && echo wrote-protected\n\

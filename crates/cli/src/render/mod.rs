@@ -148,11 +148,6 @@ pub fn format_duration(ms: u64) -> String {
     }
 }
 
-/// Quotes a word for a POSIX shell, in single quotes.
-pub fn shell_quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "'\\''"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,12 +188,6 @@ mod tests {
         }
         assert_eq!(count_noun(1, "grant"), "1 grant");
         assert_eq!(count_noun(0, "grant"), "0 grants");
-    }
-
-    #[test]
-    fn quoting_survives_a_shell() {
-        assert_eq!(shell_quoted("write /a b"), "'write /a b'");
-        assert_eq!(shell_quoted("it's"), "'it'\\''s'");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -96,7 +97,7 @@ fn of_one(denial: &Denial, around: RemedyContext<'_>) -> RefusalRemedy {
                 RawText::from(whole.as_path()).to_escaped()
             ))
         }
-        _ => RefusalRemedy::Grants(with_lock(path)),
+        _ => RefusalRemedy::Grants(with_lock(path, around)),
     }
 }
 
@@ -117,11 +118,21 @@ fn directory_of_passing(operation: DeniedOperation, path: &Path) -> Option<PathB
 }
 
 /// Returns the grants for a path. A file that is replaced through a lock file needs both names.
-fn with_lock(path: &Path) -> Vec<Grant> {
-    let text = path.as_os_str().as_bytes();
-    let own = text.strip_suffix(b".lock").filter(|own| !own.is_empty() && !own.ends_with(b"/"));
-    let own = own.map(|own| Grant::Write(PathBuf::from(OsStr::from_bytes(own))));
+fn with_lock(path: &Path, around: RemedyContext<'_>) -> Vec<Grant> {
+    let own = locked_file(path).filter(|own| may_be_file(own) && !is_too_wide(own, around)).map(Grant::Write);
     own.into_iter().chain([Grant::Write(path.to_owned())]).collect()
+}
+
+/// Returns the name that a lock file stands for: `settings` for `settings.lock`.
+fn locked_file(path: &Path) -> Option<PathBuf> {
+    let own = path.file_name()?.as_bytes().strip_suffix(b".lock")?;
+    (!matches!(own, b"" | b"." | b"..")).then(|| path.with_file_name(OsStr::from_bytes(own)))
+}
+
+/// Returns whether a path is a regular file, or does not exist. No program replaces a directory through a
+/// lock file, and a link would extend the grant to its target.
+fn may_be_file(path: &Path) -> bool {
+    path.symlink_metadata().map_or_else(|error| error.kind() == ErrorKind::NotFound, |found| found.is_file())
 }
 
 /// Returns whether a name is temporary, so that the next run will use another one.
@@ -150,8 +161,8 @@ fn is_made_up(part: &str) -> bool {
     bytes.len() >= 6 && (is_hex && changes > 0 || changes >= 3 || has_no_words || has_all_kinds)
 }
 
-/// Returns whether a grant for a directory would be much wider than the refusal, or would be
-/// refused itself.
+/// Returns whether a grant for a path other than the refused one would be much wider than the refusal,
+/// would name a guarded place, or would be refused itself.
 fn is_too_wide(directory: &Path, around: RemedyContext<'_>) -> bool {
     directory.components().count() < 3
         || around.home.starts_with(directory)
@@ -387,6 +398,62 @@ mod tests {
             &["1 x connect pypi.org:443", "1 x connect files.pythonhosted.org:80"],
         );
         check_hosts(&["x.pypi.org", "pypi.org"], &["1 x connect x.pypi.org:443", "1 x connect pypi.org:443"]);
+    }
+
+    #[test]
+    fn no_lock_file_leads_to_a_guarded_place() {
+        let ws = Path::new("/w/nothing/there");
+        for lock in [
+            "/usr.lock",
+            "/boot.lock",
+            "/etc.lock",
+            "/root.lock",
+            "/etc/passwd.lock",
+            "/home.lock",
+            "/home/u.lock",
+            "/home/u/.netrc.lock",
+            "/home/u/.git-credentials.lock",
+            "/home/u/.config/stockade.lock",
+            "/w/nothing/...lock",
+            "/w/nothing/..lock",
+            "/w/nothing/.lock",
+        ] {
+            let grant = format!("write {lock}");
+            let refusals: Vec<Denial> =
+                [DeniedOperation::Create, DeniedOperation::Write].map(|op| refused(op, &grant)).into();
+            for denial in refusals {
+                let own_directories = [PathBuf::from("/home/u/.config/stockade")];
+                let around = RemedyContext {
+                    home: Path::new("/home/u"),
+                    workspace: Some(ws),
+                    own_directories: &own_directories,
+                };
+                let offered: Vec<String> = match of_one(&denial, around) {
+                    RefusalRemedy::Grants(grants) => grants.iter().map(ToString::to_string).collect(),
+                    _ => Vec::new(),
+                };
+                assert!(offered.iter().all(|offer| *offer == grant), "{lock}: {offered:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_lock_file_stands_for_a_file_only() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().canonicalize().unwrap().join(name);
+        std::fs::create_dir_all(at("one")).unwrap();
+        std::fs::create_dir_all(at("directory")).unwrap();
+        std::os::unix::fs::symlink("/usr", at("link")).unwrap();
+        std::fs::write(at("file"), "").unwrap();
+        let grant = |name: &str| format!("write {}", at(name).display());
+        let lock = |name: &str| grant(&format!("{name}.lock"));
+        for name in ["one", "directory", "link"] {
+            check(&at("one"), &[(DeniedOperation::Create, &lock(name))], &[&format!("1 x {}", lock(name))]);
+        }
+        for name in ["file", "absent"] {
+            let both = format!("1 x {} + {}", grant(name), lock(name));
+            check(&at("one"), &[(DeniedOperation::Create, &lock(name))], &[&both]);
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use stockade_model::{
     Approval, ApprovalAnswer, ApprovalMode, ApprovalQuestion, ApprovalScope, Digest, EventKind, Grant, GranularMode,
-    GroupOffer, QuestionKind, RawText, RequestCommand, Tier,
+    GroupOffer, QuestionKind, RawText, RequestCommand, Tier, shell_quoted,
 };
 use stockade_policy::grants_for_refused;
 
@@ -304,8 +304,8 @@ impl RequestCore {
         if !self.assessment.impact.needs_consent() {
             return ", or allow it with a rule".to_owned();
         }
-        match grants_for_refused(&self.assessment, &self.request).and_then(|grants| grant_options(&grants)) {
-            Some(options) => format!(", or approve it yourself with {options}"),
+        match grants_for_refused(&self.assessment, &self.request) {
+            Some(grants) => format!(", or approve it yourself with {}", grant_options(&grants)),
             None => "; no rule and no grant approves it".to_owned(),
         }
     }
@@ -495,12 +495,9 @@ fn refusal_text(kind: &QuestionKind, given: &SourcedAnswer, way: &str) -> String
     }
 }
 
-/// Returns grants as options of the command line. Returns `None` if a path would end the quotes: the
-/// command chose its name, and a user who copies the hint would run the rest of it.
-fn grant_options(grants: &[Grant]) -> Option<String> {
-    let texts: Vec<String> = grants.iter().map(Grant::to_string).collect();
-    let is_plain = texts.iter().all(|text| !text.contains('\''));
-    is_plain.then(|| texts.iter().map(|text| format!("--grant '{text}'")).collect::<Vec<_>>().join(" "))
+/// Returns grants as options of the command line.
+fn grant_options(grants: &[Grant]) -> String {
+    grants.iter().map(|grant| format!("--grant {}", shell_quoted(&grant.to_string()))).collect::<Vec<_>>().join(" ")
 }
 
 fn list_grants(grants: &[Grant]) -> String {
@@ -549,7 +546,10 @@ mod tests {
     fn no_hint_ends_its_own_quotes() {
         let hook = |name: &str| Grant::Write(format!("/w/.git/hooks/{name}").into());
         let found = grant_options(&[hook("a b"), hook("c")]);
-        assert_eq!(found.as_deref(), Some("--grant 'write /w/.git/hooks/a b' --grant 'write /w/.git/hooks/c'"));
-        assert_eq!(grant_options(&[hook("a"), hook("x'; touch ran; '")]), None);
+        assert_eq!(found, "--grant 'write /w/.git/hooks/a b' --grant 'write /w/.git/hooks/c'");
+        assert_eq!(
+            grant_options(&[hook("x'; touch ran; '\n")]),
+            r"--grant 'write /w/.git/hooks/x'\''; touch ran; '\''\n'"
+        );
     }
 }

@@ -22,6 +22,8 @@ use crate::offers::{are_given, is_subset, is_whole, unrefused_powers};
 use crate::seams::HeldRule;
 use crate::{HeldAnswer, HoldId};
 
+mod directories;
+
 /// Held calls of one attempt, and the questions about them.
 #[derive(Debug, Default)]
 pub(super) struct TrackedCalls {
@@ -133,7 +135,7 @@ impl TrackedCall {
     }
 
     fn is_about(&self, digest: &Digest) -> bool {
-        matches!(&self.stage, TrackedCallPhase::Asked(about) if about == digest)
+        matches !(& self . stage , TrackedCallPhase :: Asked ( about ) if about == digest )
     }
 
     /// Returns whether these powers permit the call, as far as the engine can decide.
@@ -200,8 +202,7 @@ impl RequestCore {
         }
         let id = call.id;
         let denied = call.rule.as_ref().is_some_and(|rule| rule.decision.verdict == PolicyVerdict::Deny);
-        let refused_in = (call.refused_in || denied) && !call.directory.is_empty();
-        if refused_in && self.refused_in.insert(call.directory.clone()) {
+        if (call.refused_in || denied) && self.forbid_offer(&call.directory) {
             self.ask_again_one_by_one(live);
             self.put_held_questions(live);
         }
@@ -320,6 +321,7 @@ impl RequestCore {
             self.grant_in_place(live, grants);
         } else {
             self.escalated.extend(hold.powers.iter().cloned());
+            self.forbid_offer(&hold.directory);
             self.refuse_call(live, hold, DenialResolution::Refused);
             self.ask_again_one_by_one(live);
         }
@@ -328,6 +330,9 @@ impl RequestCore {
 
     /// Queues a call for a question, if one may be put.
     fn request_powers(&mut self, live: &mut LiveAttempt, mut hold: TrackedCall) {
+        if self.is_given_singly(&hold) {
+            return self.give_own_powers(live, hold);
+        }
         let kind = self.hold_kind(&hold, false);
         if !self.approver || !may_ask(self.request.approval_mode, &kind) {
             return self.refuse_call(live, hold, DenialResolution::Recorded);
@@ -342,7 +347,7 @@ impl RequestCore {
             return self.refuse_call(live, hold, DenialResolution::Recorded);
         }
         let mut directory = false;
-        if !hold.directory.is_empty() && !self.refused_in.contains(&hold.directory) {
+        if self.may_offer(&hold.directory) {
             let met = live.holds.met.entry(hold.directory.clone()).or_default();
             met.insert(hold.powers.clone());
             directory = met.len() >= self.config.directory_from;
@@ -370,11 +375,12 @@ impl RequestCore {
                     let grants = wish.to_vec();
                     let group =
                         hold.group.clone().filter(|group| !directory && is_whole(group, self.refused.iter().flatten()));
-                    let Ok(question) = self.question_beside(kind, group) else {
+                    let Ok(mut question) = self.question_beside(kind, group) else {
                         let hold = live.holds.open.remove(at);
                         self.refuse_call(live, hold, DenialResolution::Recorded);
                         continue;
                     };
+                    self.limit_offer(&mut question);
                     let (question, digest) = (Box::new(question.clone()), question.digest);
                     self.record_event(EventKind::Asked { question: question.clone() });
                     let reviewing = self.put_question(&question);
@@ -423,7 +429,11 @@ impl RequestCore {
         match given.answer {
             ApprovalAnswer::Approved(_) | ApprovalAnswer::Group(_) => {
                 self.remember_answer(&asked.question, &given);
-                self.grant_in_place(live, asked.grants);
+                if asked.directory && self.answered_no_in.contains(&asked.grants) {
+                    self.give_singly(live, asked.grants);
+                } else {
+                    self.grant_in_place(live, asked.grants);
+                }
             }
             ApprovalAnswer::Denied(_) => {
                 self.remember_answer(&asked.question, &given);
@@ -464,12 +474,7 @@ impl RequestCore {
         let covered = live.holds.take_where(|hold| hold.is_covered_by(&grants));
         let holds = covered.iter().map(|hold| hold.id.0).collect();
         self.record_event(EventKind::Granted { grants: grants.clone(), holds });
-        self.escalated.extend(grants.iter().cloned());
-        for grant in &grants {
-            if !self.in_place.contains(grant) {
-                self.in_place.push(grant.clone());
-            }
-        }
+        self.note_in_place(&grants);
         for hold in covered {
             self.let_go(live, hold, grants.clone());
         }
@@ -477,11 +482,20 @@ impl RequestCore {
         self.withdraw_idle_questions(live, "another answer covers it");
     }
 
+    fn note_in_place(&mut self, grants: &[Grant]) {
+        self.escalated.extend(grants.iter().cloned());
+        for grant in grants {
+            if !self.in_place.contains(grant) {
+                self.in_place.push(grant.clone());
+            }
+        }
+    }
+
     fn refuse_in_place(&mut self, live: &mut LiveAttempt, asked: &HeldQuestion) {
         self.escalated.extend(asked.grants.iter().cloned());
         self.refused.push(asked.grants.clone());
         if asked.directory {
-            self.refused_in.insert(asked.grants.clone());
+            self.forbid_offer(&asked.grants);
         }
         let refused = live.holds.take_where(|hold| hold.is_refused_by(&asked.grants));
         for hold in refused {
@@ -489,25 +503,6 @@ impl RequestCore {
         }
         self.ask_again_one_by_one(live);
         self.withdraw_idle_questions(live, "another answer covers it");
-    }
-
-    /// Stops offering a directory in which a call was refused, because its approval would include
-    /// the refused call (L9).
-    fn ask_again_one_by_one(&mut self, live: &mut LiveAttempt) {
-        let TrackedCalls { open, questions, .. } = &mut live.holds;
-        for hold in open.iter_mut().filter(|hold| self.refused_in.contains(&hold.directory)) {
-            let about_directory = match &hold.stage {
-                TrackedCallPhase::Wishing { directory } => *directory,
-                TrackedCallPhase::Asked(digest) => {
-                    questions.iter().any(|asked| asked.directory && asked.question.digest == *digest)
-                }
-                TrackedCallPhase::Recalling(_) => false,
-            };
-            if about_directory {
-                hold.stage = TrackedCallPhase::Wishing { directory: false };
-            }
-        }
-        self.withdraw_idle_questions(live, "something in this directory was refused");
     }
 
     pub(super) fn on_withdrawn(&mut self, live: &mut LiveAttempt, id: HoldId) {
@@ -573,8 +568,8 @@ impl RequestCore {
 
     /// Makes the call fail like any refused call.
     fn refuse_call(&mut self, live: &mut LiveAttempt, hold: TrackedCall, resolution: DenialResolution) {
-        if resolution == DenialResolution::Refused && !hold.directory.is_empty() {
-            self.refused_in.insert(hold.directory);
+        if resolution == DenialResolution::Refused {
+            self.note_no_in(&hold.directory);
         }
         let denial = Denial { resolution, ..hold.denial };
         self.record_bounded(live, EventKind::Denied { denial: denial.clone() });

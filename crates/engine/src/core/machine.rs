@@ -40,6 +40,10 @@ pub struct RequestCore {
     pub(super) refused: Vec<Vec<Grant>>,
     /// Powers for directories in which a held call was refused.
     pub(super) refused_in: BTreeSet<Vec<Grant>>,
+    /// Directories of files in which the approver refused a call.
+    pub(super) answered_no_in: BTreeSet<Vec<Grant>>,
+    /// Directories among these that were approved. Each call in them gets its own powers.
+    pub(super) given_singly: BTreeSet<Vec<Grant>>,
     pub(super) unsandboxed_consent: bool,
     pub(super) approver: bool,
     /// True if some answers are remembered for a number of uses.
@@ -98,6 +102,8 @@ impl RequestCore {
             in_place: Vec::new(),
             refused: Vec::new(),
             refused_in: BTreeSet::new(),
+            answered_no_in: BTreeSet::new(),
+            given_singly: BTreeSet::new(),
             unsandboxed_consent: false,
             approver: false,
             counted: false,

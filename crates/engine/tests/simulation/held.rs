@@ -8,7 +8,8 @@ use stockade_engine::core::{BoundPlan, HeldCall, RememberedAnswer};
 use stockade_engine::keys::MemoryKey;
 use stockade_engine::{HeldAnswer, HoldId};
 use stockade_model::{
-    ApprovalAnswer, ApprovalMode, ApprovalQuestion, Digest, EventKind, Grant, PolicyVerdict, QuestionKind,
+    ApprovalAnswer, ApprovalMode, ApprovalQuestion, ApprovalScope, Digest, EventKind, Grant, PolicyVerdict,
+    QuestionKind,
 };
 
 use crate::witness::{Law, need};
@@ -29,6 +30,10 @@ pub struct Held {
     /// True noes and silences, as they were asked.
     refused: Vec<Vec<Grant>>,
     refused_in: BTreeSet<Vec<Grant>>,
+    /// Directories of files in which a call had a no.
+    answered_no_in: BTreeSet<Vec<Grant>>,
+    /// Those of them that had a yes: each call gets its own powers.
+    given_singly: BTreeSet<Vec<Grant>>,
     settled: BTreeSet<Vec<Grant>>,
     /// What rules allowed.
     allowed: BTreeSet<Vec<Grant>>,
@@ -52,6 +57,8 @@ pub struct Seen {
     pub directories: usize,
     /// Calls that a yes to their directory let go.
     pub by_directory: usize,
+    /// Calls that were let go by themselves, for a directory in which another had a no.
+    pub singly: usize,
     /// Commands that were given more time.
     pub lengthened: usize,
 }
@@ -65,6 +72,7 @@ impl Seen {
         self.side_by_side += other.side_by_side;
         self.directories += other.directories;
         self.by_directory += other.by_directory;
+        self.singly += other.singly;
         self.lengthened += other.lengthened;
     }
 
@@ -187,7 +195,11 @@ impl Held {
             self.heard_ms = now_ms;
         }
         self.seen.silences += usize::from(answer == ApprovalAnswer::TimedOut);
+        let is_directory = matches!(question.kind, QuestionKind::Hold { directory: true, .. });
         match answer {
+            ApprovalAnswer::Approved(_) if is_directory && self.answered_no_in.contains(&grants) => {
+                self.given_singly.insert(grants);
+            }
             ApprovalAnswer::Approved(_) | ApprovalAnswer::Group(_) => self.consents.push(grants),
             ApprovalAnswer::Denied(_) | ApprovalAnswer::TimedOut | ApprovalAnswer::Abort => {
                 self.said_no(grants, &question)
@@ -203,10 +215,12 @@ impl Held {
         for call in self.calls.values_mut() {
             if is_subset(&grants, &call.call.powers) || is_subset(&grants, &call.call.directory) {
                 call.refused = true;
-                self.refused_in.insert(call.call.directory.clone());
+                let are_files = call.call.directory.iter().all(|grant| matches!(grant, Grant::Write(_)));
+                let noted = if are_files { &mut self.answered_no_in } else { &mut self.refused_in };
+                noted.insert(call.call.directory.clone());
             }
         }
-        self.refused_in.remove(&Vec::new());
+        self.answered_no_in.remove(&Vec::new());
         self.refused.push(grants);
     }
 
@@ -265,11 +279,13 @@ impl Held {
         let Some(about) = self.calls.values().filter(wish).find(fits) else {
             return Err("a question about no held call, or to nobody".to_owned());
         };
-        let told = log.iter().any(|kind| matches!(kind, EventKind::Held { hold, denial: noted } if *hold == about.call.id.0 && noted == denial));
+        let told = log . iter (). any (| kind | matches !( kind , EventKind :: Held { hold , denial : noted } if * hold == about . call . id . 0 && noted == denial ));
         need(told, "asked about a call that is not on record (L10)")?;
         if *directory {
             let files = self.met.get(grants).map_or(0, BTreeSet::len);
             need(files >= 3, "a directory offered before its third file")?;
+            let is_limited = question.scopes == [ApprovalScope::Once] || !self.answered_no_in.contains(grants);
+            need(is_limited, "a directory in which something was refused offered for longer than once (L9)")?;
             self.seen.directories += 1;
         }
         self.seen.side_by_side += usize::from(!self.open.is_empty());
@@ -300,13 +316,19 @@ impl Held {
         need(!self.refused.iter().any(|no| is_subset(no, grants)), "granted what has a no (L9)")?;
         // What was given before the no is not taken back.
         let given = self.given.contains(grants);
-        need(given || !self.refused_in.contains(grants), "granted a directory in which something was refused (L9)")?;
+        let refused_in = self.refused_in.contains(grants) || self.answered_no_in.contains(grants);
+        need(given || !refused_in, "granted a directory in which something was refused (L9)")?;
         self.given.insert(grants.clone());
-        let agreed = self.consents.contains(grants);
+        let directory = &call.call.directory;
+        let is_approved = self.given_singly.contains(directory) || self.consents.contains(directory);
+        let is_single = *grants == call.call.powers && is_approved && !self.refused_in.contains(directory);
+        let agreed = self.consents.contains(grants) || is_single;
         let known = grants.iter().all(remembered) || self.allowed.contains(grants);
         need(agreed || known, "a power in place nobody agreed to (L3)")?;
-        self.on_record(id, grants, log)?;
+        let asked = if is_single && !self.consents.contains(grants) { directory } else { grants };
+        self.on_record(id, grants, asked, log)?;
         self.seen.granted += 1;
+        self.seen.singly += usize::from(is_single);
         self.seen.by_directory += usize::from(call.call.directory == *grants);
         if let Some(in_place) = self.in_place.last_mut() {
             in_place.extend(grants.iter().cloned());
@@ -315,17 +337,17 @@ impl Held {
     }
 
     /// The question, its yes and the grant are written before the call goes on.
-    fn on_record(&self, id: HoldId, grants: &[Grant], log: &[EventKind]) -> Law {
+    fn on_record(&self, id: HoldId, grants: &[Grant], asked: &[Grant], log: &[EventKind]) -> Law {
         let asked: Vec<&Digest> = log
             .iter()
             .filter_map(|kind| match kind {
-                EventKind::Asked { question } if grants_of(question) == grants => Some(&question.digest),
+                EventKind::Asked { question } if grants_of(question) == asked => Some(&question.digest),
                 _ => None,
             })
             .collect();
-        let yes = |kind: &EventKind| matches!(kind, EventKind::Answered { digest, answer: ApprovalAnswer::Approved(_), .. } if asked.contains(&digest));
+        let yes = |kind: &EventKind| matches !( kind , EventKind :: Answered { digest , answer : ApprovalAnswer :: Approved ( _ ), .. } if asked . contains (& digest ));
         need(log.iter().any(yes), "granted in place without a recorded consent (L6)")?;
-        let noted = |kind: &EventKind| matches!(kind, EventKind::Granted { grants: noted, holds } if noted == grants && holds.contains(&id.0));
+        let noted = |kind: &EventKind| matches !( kind , EventKind :: Granted { grants : noted , holds } if noted == grants && holds . contains (& id . 0 ));
         need(log.iter().any(noted), "granted in place and not recorded (L6)")
     }
 

@@ -58,6 +58,7 @@ fn no_interleaving_breaks_a_law() {
     assert!(all.attempts as u64 > count / 2, "too few worlds come to run anything");
     assert!(ways > count / 2, "too many worlds are the same");
     assert!(all.seen.lengthened as u64 > count / 2_000, "too few are given more time to show anything");
+    assert!(all.seen.singly as u64 > count / 2_000, "too few get their own powers to show anything");
     assert!(all.held as u64 > count && all.seen.least() as u64 > count / 200, "too little is held to show anything");
 }
 

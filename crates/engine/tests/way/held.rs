@@ -1,7 +1,7 @@
 //! Held calls with the real rules, record and store: the fake sandbox plays
 //! programs whose calls wait for an answer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -422,32 +422,51 @@ fn some_directories_are_never_offered() {
     assert!(!offered(&|root| (0..4).map(|n| root.join(format!("home/d{n}/f"))).collect()), "different directories");
 }
 
-/// A no stands against the directory around it.
+/// Programs that want six files of one directory; the exit code is the number of refused files.
+fn six(calls: &Calls) -> i32 {
+    (0..6).filter(|n| !calls.wants(&write(&format!("/srv/d/{n}")))).count() as i32
+}
+
+/// The third question offers the directory, whatever was answered before. A yes to it gives no
+/// power over what was refused.
 #[test]
-fn a_directory_is_not_offered_where_something_was_refused() {
-    let hall = Hall::answering(&[ONCE, NO, ONCE, ONCE], |calls| {
-        (0..4).filter(|n| !calls.wants(&write(&format!("/srv/d/{n}")))).count() as i32
+fn a_directory_is_offered_after_a_no_and_without_what_was_refused() {
+    let hall = Hall::answering(&[ONCE, NO, ApprovalAnswer::Approved(ApprovalScope::Always)], |calls| {
+        six(calls) + 10 * i32::from(calls.wants(&write("/srv/d/1")))
     });
     let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
-    assert_eq!(told(&hall.house, &outcome), "exited 1, ran 1, asked [hold hold hold hold]");
-    let written = [0, 2, 3].map(|n| write(&format!("/srv/d/{n}")));
-    assert_eq!(outcome.attempts[0].grants, written);
+    assert_eq!(told(&hall.house, &outcome), "exited 1, ran 1, asked [hold hold hold]");
+    let written = [0, 2, 3, 4, 5].map(|n| write(&format!("/srv/d/{n}")));
+    assert_eq!(outcome.attempts[0].grants.iter().collect::<BTreeSet<_>>(), written.iter().collect());
+    {
+        let asked = hall.house.asked.lock().unwrap();
+        let QuestionKind::Hold { grants, directory: true, .. } = &asked[2].kind else { panic!("{:?}", asked[2].kind) };
+        assert_eq!((grants, &asked[2].scopes), (&vec![write("/srv/d")], &vec![ApprovalScope::Once]));
+    }
 
-    // Remembered for ever, by another run.
-    let hall = Hall::answering(&[ApprovalAnswer::Denied(ApprovalScope::Always), ONCE, ONCE, ONCE], |calls| {
-        (0..4).filter(|n| !calls.wants(&write(&format!("/srv/d/{n}")))).count() as i32
-    });
+    // What is remembered stands against the directory around it, in every later run.
+    let hall = Hall::answering(&[ApprovalAnswer::Denied(ApprovalScope::Always), ONCE, NO, ONCE, ONCE, ONCE], six);
     for _ in 0..2 {
         hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
     }
     let asked = hall.house.asked.lock().unwrap();
-    assert!(!asked.iter().any(|q| matches!(q.kind, QuestionKind::Hold { directory: true, .. })));
+    let offered = asked.iter().filter(|q| matches!(q.kind, QuestionKind::Hold { directory: true, .. }));
+    assert_eq!((offered.count(), asked.len()), (1, 8));
+}
+
+#[test]
+fn a_no_to_the_directory_is_a_no_for_all_whatever_was_answered_before() {
+    for (answers, refused) in [([NO, NO, NO], 6), ([ONCE, NO, NO], 5), ([NO, ONCE, NO], 5), ([ONCE, ONCE, NO], 4)] {
+        let hall = Hall::answering(&answers, six);
+        let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
+        let expected = format!("exited {refused}, ran 1, asked [hold hold hold]");
+        assert_eq!(told(&hall.house, &outcome), expected, "{answers:?}");
+    }
 }
 
 #[test]
 fn a_no_to_the_directory_is_one_for_its_files() {
-    let program = |calls: &Calls| (0..6).filter(|n| !calls.wants(&write(&format!("/srv/d/{n}")))).count() as i32;
-    let hall = Hall::answering(&[ONCE, ONCE, ApprovalAnswer::Denied(ApprovalScope::Always), ONCE, ONCE], program);
+    let hall = Hall::answering(&[ONCE, ONCE, ApprovalAnswer::Denied(ApprovalScope::Always), ONCE, ONCE], six);
     let outcome = hall.house.run(hall.house.request("ls", ApprovalMode::OnFailure));
     assert_eq!(told(&hall.house, &outcome), "exited 4, ran 1, asked [hold hold hold]");
     // And in the next run for all of them: never is never.

@@ -18,7 +18,7 @@ use super::service::{BrokerService, CallFailure, native_access, refuse_operation
 use super::table::ArgumentLayout;
 use super::view::ObjectHandle;
 use super::walk::ResolvedObject;
-use crate::powers::{PermissionVerdict, to_path};
+use crate::powers::{PermissionRefusal, PermissionVerdict, to_path};
 
 /// `XATTR_NAME_MAX` with its NUL.
 const MAX_ATTRIBUTE_NAME_BYTES: usize = 256;
@@ -27,6 +27,9 @@ const MAX_ATTRIBUTE_BYTES: u64 = 65_536;
 const SET_ID_BITS: u32 = 0o6000;
 /// Permission bits that let others than the owner write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
+const EXECUTABLE: u32 = 0o111;
+/// Permission bits with which the owner of a directory can list it and examine its entries.
+pub(super) const LISTABLE: u32 = 0o500;
 
 /// The object that a call names.
 enum MetadataSubject {
@@ -104,6 +107,9 @@ impl BrokerService {
         if object.file_type() == FileType::Symlink && matches!(change, ObjectChange::Mode(_)) {
             return Err(Errno::OPNOTSUPP.into());
         }
+        if let Some(refusal) = self.refusal_to_close(object, change) {
+            return Err(refuse_operation(DeniedOperation::Metadata, &object.path, refusal));
+        }
         let is_opened = self.opens_closed(object, change);
         if !matches!(change, ObjectChange::Length(_)) && !is_opened && !self.is_harmless(object, change) {
             self.permit_change(object)?;
@@ -179,22 +185,41 @@ impl BrokerService {
             && self.permit_linked(stat, &object.path, DeniedOperation::Metadata).is_ok()
     }
 
-    /// Returns whether a change opens a directory that the survey could not read. So far nothing in
-    /// its tree was permitted, and the tree is surveyed again afterwards.
+    /// Returns whether a change opens a directory or a file that the survey could not read. So far
+    /// nothing in its tree was permitted, and the tree is surveyed again afterwards.
     fn opens_closed(&self, object: &ResolvedObject, change: &ObjectChange) -> bool {
-        const READ_AND_SEARCH_BITS: u32 = 0o500;
         let (ObjectChange::Mode(mode), stat) = (change, &object.stat) else { return false };
-        object.file_type() == FileType::Directory
-            && stat.st_uid == self.own_user()
-            && mode & READ_AND_SEARCH_BITS == READ_AND_SEARCH_BITS
-            && stat.st_mode & READ_AND_SEARCH_BITS != READ_AND_SEARCH_BITS
-            && mode & WRITABLE_BY_OTHERS & !stat.st_mode == 0
+        let Some(needed) = needed_bits(object.file_type()) else { return false };
+        let unsafe_bits = match object.file_type() {
+            FileType::Directory => WRITABLE_BY_OTHERS,
+            _ => WRITABLE_BY_OTHERS | EXECUTABLE,
+        };
+        stat.st_uid == self.own_user()
+            && mode & needed == needed
+            && stat.st_mode & needed != needed
+            && mode & unsafe_bits & !stat.st_mode == 0
             && self.make_surveys().is_ok()
             && self.surveys.borrow().are_closed(&object.path)
-            && self
-                .powers
-                .decide_operation(DeniedOperation::Metadata, &to_path(&object.path), &|path| self.exists_in_view(path))
-                == PermissionVerdict::Allow
+            && (self.powers.is_known_part(&object.path)
+                || object.file_type() == FileType::Directory && self.powers.is_directory_of_settings(&object.path)
+                || self.powers.decide_operation(DeniedOperation::Metadata, &to_path(&object.path), &|path| {
+                    self.exists_in_view(path)
+                }) == PermissionVerdict::Allow)
+    }
+
+    /// Returns the refusal of a change that hides an object from the surveys of later runs. These
+    /// runs could write nothing, and could not always open the object again.
+    fn refusal_to_close(&self, object: &ResolvedObject, change: &ObjectChange) -> Option<PermissionRefusal> {
+        let needed = needed_bits(object.file_type())?;
+        let closes = match change {
+            ObjectChange::Mode(mode) => object.stat.st_mode & needed & !mode != 0,
+            ObjectChange::SetAttribute { name, value, .. } => {
+                owner_bits_in_list(name, value).is_some_and(|bits| object.stat.st_mode & needed & !(bits << 6) != 0)
+            }
+            _ => false,
+        };
+        let is_root = object.file_type() == FileType::Directory && self.powers.is_named(&object.path);
+        (closes && (is_root || self.powers.is_known_part(&object.path))).then(closing)
     }
 
     fn truncate_object(&self, object: &ResolvedObject, length: u64) -> Result<(), CallFailure> {
@@ -226,6 +251,28 @@ impl BrokerService {
         // The kernel permits only system attributes on a symbolic link.
         if object.file_type() == FileType::Symlink { Err(Errno::PERM.into()) } else { Ok(self.through_object(object)) }
     }
+}
+
+/// Returns the refusal to close an object that surveys must read.
+pub(super) fn closing() -> PermissionRefusal {
+    let rule = "a directory or a file that Stockade must read stays readable for its owner".to_owned();
+    PermissionRefusal { rule, grant: None }
+}
+
+/// Returns the permission bits of the owner that a survey needs to read an object of this kind.
+fn needed_bits(kind: FileType) -> Option<u32> {
+    match kind {
+        FileType::Directory => Some(LISTABLE),
+        FileType::RegularFile => Some(0o400),
+        _ => None,
+    }
+}
+
+/// Returns the permissions that an access list (acl(5)) gives the owner, in the lowest three bits.
+fn owner_bits_in_list(name: &CStr, value: &[u8]) -> Option<u32> {
+    let entries = value.strip_prefix(&2_u32.to_le_bytes()).filter(|_| name == c"system.posix_acl_access")?;
+    let (entries, _) = entries.as_chunks::<8>();
+    entries.iter().find(|entry| entry[..2] == [1, 0]).map(|entry| u32::from(entry[2]))
 }
 
 /// Returns the mode that an access list (acl(5)) sets, if it has entries for owner, group and
@@ -360,5 +407,8 @@ mod tests {
         assert_eq!(mode_in_list(access, &list(&[entry(1, 7), entry(2, 7), entry(4, 5), entry(0x20, 4)])), None);
         assert_eq!(mode_in_list(access, &list(&[entry(1, 7), entry(4, 5), entry(0x20, 8)])), None);
         assert_eq!(mode_in_list(access, b""), None);
+        let with_mask = list(&[entry(1, 3), entry(2, 7), entry(4, 5), entry(0x10, 7), entry(0x20, 4)]);
+        assert_eq!(owner_bits_in_list(access, &with_mask), Some(3));
+        assert_eq!(owner_bits_in_list(access, b""), None);
     }
 }

@@ -13,6 +13,7 @@ use stockade_sys::{Errno, resolve};
 use super::caller::CallingThread;
 use super::confirm::find_spelled;
 use super::deed::{BrokeredCall, CallProgress};
+use super::metadata::{LISTABLE, closing};
 use super::opens::set_id;
 use super::service::{BrokerService, CallFailure, native_access, refuse_operation};
 use super::table::ArgumentLayout;
@@ -23,6 +24,10 @@ use crate::guards::git_part::{GitPathKind, GuardedContent};
 use crate::guards::pointers::leads_out;
 use crate::guards::view::ObjectPresence;
 use crate::powers::{PermissionRefusal, PermissionVerdict, to_path};
+
+/// Longest path of a directory that a run may make, in bytes. The path of each file in it is then
+/// shorter than `PATH_MAX`, so that programs and surveys can use it.
+const MAX_DIRECTORY_PATH: usize = 3_800;
 
 impl BrokerService {
     /// Reads a call that makes, moves or removes a name.
@@ -143,6 +148,9 @@ impl BrokerService {
         if is_git && place.open_nofollow().is_err() {
             self.permit_work_tree(&path, DeniedOperation::Mkdir)?;
         }
+        if place.open_nofollow().is_err() {
+            self.permit_surveyable(&path, mode)?;
+        }
         let directory = self.through_directory(place, &path);
         mkdirat(&directory, place.name_as_written().as_c_str(), mode)?;
         self.confirm_new((place, directory.as_fd()), &path, DeniedOperation::Mkdir)?;
@@ -152,6 +160,21 @@ impl BrokerService {
             return Err(failure);
         }
         Ok(CallProgress::return_zero())
+    }
+
+    /// Refuses to make a directory that later runs could not survey, or in which no name could be
+    /// told by its path.
+    fn permit_surveyable(&self, path: &[u8], mode: Mode) -> Result<(), CallFailure> {
+        if path.len() > MAX_DIRECTORY_PATH && !self.powers.in_private_tree(path) {
+            let rule = format!("a directory whose path is longer than {MAX_DIRECTORY_PATH} bytes");
+            return Err(refuse_operation(DeniedOperation::Mkdir, path, PermissionRefusal { rule, grant: None }));
+        }
+        // A run could not open such a directory again if its name protects it.
+        let is_closed = mode.bits() & LISTABLE != LISTABLE;
+        if is_closed && matches!(self.decide_operation(DeniedOperation::Metadata, path), PermissionVerdict::Refuse(_)) {
+            return Err(refuse_operation(DeniedOperation::Mkdir, path, closing()));
+        }
+        Ok(())
     }
 
     pub(super) fn make_node(
@@ -422,11 +445,15 @@ impl BrokerService {
         if self.powers.in_private_tree(end) || self.powers.is_named(end) {
             return Ok(());
         }
-        let rule = match leads_out(RootView::new(moved.as_fd())) {
+        let max_bytes = MAX_DIRECTORY_PATH.saturating_sub(end.len());
+        let rule = match leads_out(RootView::new(moved.as_fd()).up_to(max_bytes)) {
             Ok(None) => return Ok(()),
             Ok(Some(file)) => {
                 let file = String::from_utf8_lossy(&file[1..]).escape_debug().to_string();
                 format!("a directory stays in place whose {file} leads git to another")
+            }
+            Err(Errno::NAMETOOLONG) => {
+                format!("a directory stays in place if paths in it would get longer than {MAX_DIRECTORY_PATH} bytes")
             }
             Err(errno) => format!("a directory that cannot be looked through for `.git` files stays in place: {errno}"),
         };

@@ -186,15 +186,16 @@ impl BrokerService {
     }
 
     /// Returns whether `.gitmodules` may name the place: as [`may_fetch`](Self::may_fetch), and if
-    /// nothing is there. Git takes a relative address from that of the repository's remote, so the
-    /// place is mostly a guess, and the file is shown in every review.
+    /// nothing is there, in the run and on the host. Git takes a relative address from that of the
+    /// repository's remote, so the place is mostly a guess, and the file is shown in every review.
     pub(super) fn may_name_module(&self, place: &[u8]) -> bool {
         let Some(first) = &self.first else { return false };
-        let view = RootView::new(first.root.as_fd());
-        let is_absent = |end: &&[u8]| view.probe_object(&[place, *end].concat()) == ObjectPresence::Nothing;
+        let Ok(host) = open_host_root() else { return false };
+        let views = [RootView::new(first.root.as_fd()), RootView::new(host.as_fd())];
+        let is_absent =
+            |end: &[u8]| views.iter().all(|view| view.probe_object(&[place, end].concat()) == ObjectPresence::Nothing);
         self.may_fetch(place)
-            || (self.powers.hidden_refusal(place).is_none()
-                && REPOSITORY_SUFFIXES.iter().all(|end| is_absent(&&end[..])))
+            || (self.powers.hidden_refusal(place).is_none() && REPOSITORY_SUFFIXES.iter().all(|end| is_absent(end)))
     }
 
     /// As [`may_fetch`](Self::may_fetch), for one path that git tries. `is_said` is true for the

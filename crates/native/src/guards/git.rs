@@ -3,22 +3,24 @@
 //! few: a file named by a setting that git ignores is guarded as well.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use super::command_words::{CommandWord, extract_words, path_tails};
+use super::settings_cache::SettingsCache;
 use super::settings_text::parse_entries;
 use super::view::{RootView, join_name, join_relative, parent_path};
 use crate::powers::to_path;
 
-/// Variables that name the location of the user's own settings.
-const SETTINGS_VARIABLES: [&str; 3] = ["HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL"];
+/// Variables that name the location of the user's own settings, or of the installed git.
+const SETTINGS_VARIABLES: [&str; 5] = ["HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "PATH"];
 /// Their values, for a process without the user's environment.
 static PRESET_VARIABLES: OnceLock<SettingsVariables> = OnceLock::new();
-/// Larger settings are not read; their file is guarded all the same.
-const MAX_SETTINGS_BYTES: u64 = 1 << 20;
+/// Longest settings file, in bytes. It exceeds the longest text that a run may write into one
+/// (`broker::judged`), because git adds lines of its own on the host.
+pub(super) const MAX_SETTINGS_BYTES: u64 = 8 << 20;
 /// Same limit as git's `MAX_INCLUDE_DEPTH`.
 const MAX_INCLUDES: usize = 10;
 /// Last parts of keys with a command or a program path as value, from git's own documentation
@@ -79,7 +81,7 @@ fn settings_variable(name: &str) -> Option<PathBuf> {
 
 /// A path that one setting names.
 #[derive(Debug, PartialEq, Eq)]
-enum ReferencedPath {
+pub(super) enum ReferencedPath {
     /// Further settings, relative to the directory of the file that names them.
     Include(Vec<u8>),
     /// A file or directory, relative to the top of the work tree.
@@ -116,16 +118,19 @@ impl ReferencedPaths {
 
 /// Returns the paths that the repository in the directory `repository` names, with a work tree at
 /// `top`. These are its settings and hooks if they are in another directory, and every file that a
-/// setting leads to. `home` replaces `~`.
+/// setting leads to.
+///
+/// # Errors
+/// The path of a settings file that cannot be read whole.
 pub(super) fn named_by_repository(
     view: RootView<'_>,
     repository: &[u8],
     top: &[u8],
-    home: Option<&[u8]>,
-) -> ReferencedPaths {
+    settings_cache: &SettingsCache,
+) -> Result<ReferencedPaths, Vec<u8>> {
     let common_file = join_name(repository, b"commondir");
     let said =
-        view.read_followed(&common_file, MAX_SETTINGS_BYTES).map(|text| join_relative(repository, first_line(&text)));
+        view.read_settings(&common_file, MAX_SETTINGS_BYTES)?.map(|text| join_relative(repository, first_line(&text)));
     // The directory that git keeps for a work tree belongs to the repository above, even if it does
     // not name that one. A run may remove `commondir`, and a later process may restore it.
     let above = common_of_work_tree(repository).map(<[u8]>::to_vec).filter(|above| said.as_ref() != Some(above));
@@ -145,16 +150,15 @@ pub(super) fn named_by_repository(
     settings.push(join_name(repository, b"config.worktree"));
     let mut tops = vec![top.to_vec(), repository.to_vec()];
     for file in &settings {
-        let text = view.read_followed(file, MAX_SETTINGS_BYTES).unwrap_or_default();
-        let trees = parse_entries(&text).filter(|(section, key, _)| section == "core" && key == "worktree");
-        tops.extend(trees.map(|(_, _, value)| join_relative(repository, &value)));
+        let Some(text) = settings_cache.load(view, file)? else { continue };
+        tops.extend(text.work_trees.iter().map(|value| join_relative(repository, value)));
     }
     tops.sort();
     tops.dedup();
     for file in settings {
-        add_named_by_settings(view, &file, (&tops, home), 0, &mut places);
+        add_named_by_settings(view, &file, (&tops, settings_cache), 0, &mut places)?;
     }
-    places
+    Ok(places)
 }
 
 /// Returns the repository whose `worktrees` contain the directory `kept`.
@@ -186,7 +190,8 @@ impl GlobalSettings {
     /// paths.
     pub(super) fn of_caller() -> Self {
         let home = home_directory();
-        let mut files = vec![PathBuf::from("/etc/gitconfig")];
+        let search_path = settings_variable("PATH").unwrap_or_default();
+        let mut files = system_settings(settings_variable("GIT_CONFIG_SYSTEM"), search_path.as_os_str());
         match settings_variable("GIT_CONFIG_GLOBAL") {
             Some(file) => files.push(file),
             None => {
@@ -231,6 +236,21 @@ impl GlobalSettings {
     }
 }
 
+/// Returns the possible paths of the settings for all users. Each installed git has its own,
+/// `PREFIX/etc/gitconfig`; a distribution's git uses `/etc/gitconfig`.
+fn system_settings(named: Option<PathBuf>, search_path: &OsStr) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = named.into_iter().chain([PathBuf::from("/etc/gitconfig")]).collect();
+    for directory in std::env::split_paths(search_path).filter(|directory| directory.is_absolute()) {
+        if let (Some("bin"), Some(prefix)) = (directory.file_name().and_then(|name| name.to_str()), directory.parent())
+        {
+            files.push(prefix.join("etc/gitconfig"));
+        }
+    }
+    files.sort();
+    files.dedup();
+    files
+}
+
 /// Returns the home directory from `HOME` or, if that is not set, from the file of the user
 /// database.
 fn home_directory() -> Option<PathBuf> {
@@ -257,31 +277,30 @@ fn read_bounded(path: &Path) -> Option<Vec<u8>> {
 fn add_named_by_settings(
     view: RootView<'_>,
     file: &[u8],
-    (tops, home): (&[Vec<u8>], Option<&[u8]>),
+    (tops, settings_cache): (&[Vec<u8>], &SettingsCache),
     depth: usize,
     places: &mut ReferencedPaths,
-) {
+) -> Result<(), Vec<u8>> {
     // Git follows links to its settings.
-    let Some(text) = view.read_followed(file, MAX_SETTINGS_BYTES) else { return };
-    for (section, key, value) in parse_entries(&text) {
-        for named in find_named_paths(&section, &key, &value, home) {
-            match named {
-                ReferencedPath::Include(path) => {
-                    let path = join_relative(parent_path(file), &path);
-                    if depth < MAX_INCLUDES && !places.any.contains(&path) {
-                        places.any.push(path.clone());
-                        add_named_by_settings(view, &path, (tops, home), depth + 1, places);
-                    }
+    let Some(settings) = settings_cache.load(view, file)? else { return Ok(()) };
+    for named in &settings.named {
+        match named {
+            ReferencedPath::Include(path) => {
+                let path = join_relative(parent_path(file), path);
+                if depth < MAX_INCLUDES && !places.any.contains(&path) {
+                    places.any.push(path.clone());
+                    add_named_by_settings(view, &path, (tops, settings_cache), depth + 1, places)?;
                 }
-                ReferencedPath::File(path) => places.any.extend(tops.iter().map(|top| join_relative(top, &path))),
-                ReferencedPath::Argument(path) => places.files.extend(tops.iter().map(|top| join_relative(top, &path))),
             }
+            ReferencedPath::File(path) => places.any.extend(tops.iter().map(|top| join_relative(top, path))),
+            ReferencedPath::Argument(path) => places.files.extend(tops.iter().map(|top| join_relative(top, path))),
         }
     }
+    Ok(())
 }
 
 /// Returns the files that one setting names.
-fn find_named_paths(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<ReferencedPath> {
+pub(super) fn find_named_paths(section: &str, key: &str, value: &[u8], home: Option<&[u8]>) -> Vec<ReferencedPath> {
     let is_path = |path: &[u8]| !path.is_empty();
     match (section, key) {
         ("include" | "includeif", "path") if is_path(value) => {
@@ -307,7 +326,8 @@ fn find_named_paths(section: &str, key: &str, value: &[u8], home: Option<&[u8]>)
         // A credential helper is the suffix of a command name, unless it is a path.
         ("credential", "helper") if !value.starts_with(b"!") => {
             let called = value.split(u8::is_ascii_whitespace).next().unwrap_or_default();
-            let others = |named: &ReferencedPath| !matches!(named, ReferencedPath::Argument(name) if name == called);
+            let others =
+                |named: &ReferencedPath| !matches !( named ,  ReferencedPath  :: Argument ( name ) if name == called );
             named_by_command(value, home).into_iter().filter(others).collect()
         }
         // `!` starts a shell command in aliases and helpers.
@@ -380,7 +400,8 @@ mod tests {
                       [alias]\n a = !\"./a b\" c\n s = status\n d = !sh d.sh\n[remote \"o\"] url = ../o\n\
                       [remote \"e\"] url = ext::sh ./e\n[gc] recentObjectsHook = r/o\n";
         let files = [("w/.git/config", config), ("w/shared.cfg", "[core]\nfsmonitor=./mon\n[include]path=x.cfg\n")];
-        let found = places(&files, |view| named_by_repository(view, b"/w/.git", b"/w", None));
+        let found =
+            places(&files, |view| named_by_repository(view, b"/w/.git", b"/w", &SettingsCache::default()).unwrap());
         let expected = [
             "/abs.cfg",
             "/w/.git/a",
@@ -406,12 +427,39 @@ mod tests {
     #[test]
     fn another_directory_with_the_settings_is_found() {
         let files = [("r/HEAD", ""), ("r/commondir", "../y\n"), ("y/config", "[core] hooksPath=h\n")];
-        let found = places(&files, |view| named_by_repository(view, b"/r", b"/r", None));
+        let found = places(&files, |view| named_by_repository(view, b"/r", b"/r", &SettingsCache::default()).unwrap());
         assert_eq!(found, ["/r/h", "/y/config", "/y/hooks"]);
         let pointer = places(&[("w/.git", "gitdir: ../meta\n")], |view| {
             ReferencedPaths::of_any(named_by_pointer(view, b"/w/.git"))
         });
         assert_eq!(pointer, ["/meta"]);
+    }
+
+    #[test]
+    fn each_installed_git_has_settings_for_all_users() {
+        let found = system_settings(Some("/s".into()), OsStr::new("/usr/local/bin:bin:/opt/x/sbin:/opt/y/bin:"));
+        assert_eq!(
+            found,
+            ["/etc/gitconfig", "/opt/y/etc/gitconfig", "/s", "/usr/local/etc/gitconfig"].map(PathBuf::from)
+        );
+    }
+
+    #[test]
+    fn settings_that_are_not_read_whole_are_named() {
+        let scratch = tempfile::tempdir().unwrap();
+        let git = scratch.path().join("w/.git");
+        std::fs::create_dir_all(&git).unwrap();
+        let root = std::fs::File::open(scratch.path()).unwrap();
+        let view = RootView::new(root.as_fd());
+        let named = || named_by_repository(view, b"/w/.git", b"/w", &SettingsCache::default()).map(|places| places.any);
+        for name in ["config.worktree", "config", "more"] {
+            std::fs::write(git.join("config"), "[include] path = more\n").unwrap();
+            let file = std::fs::File::create(git.join(name)).unwrap();
+            file.set_len(MAX_SETTINGS_BYTES + 1).unwrap();
+            assert_eq!(named(), Err(format!("/w/.git/{name}").into_bytes()));
+            file.set_len(0).unwrap();
+        }
+        assert!(named().is_ok());
     }
 
     #[test]

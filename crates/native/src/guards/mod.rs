@@ -19,6 +19,7 @@
 //! | `project_judge` | those project settings that are harmless |
 //! | `pointers` | `.git` files that lead to a repository |
 //! | `settings_text` | the text of settings as entries |
+//! | `settings_cache` | the paths that each settings file names, read once for a survey |
 //! | `settings_reader` | the same, exactly as git reads it or not at all |
 //! | `settings_judge` | settings that run no programs |
 //! | `settings_words` | settings that are harmless by themselves |
@@ -40,6 +41,7 @@ pub(crate) mod pointers;
 pub(crate) mod project_judge;
 pub(crate) mod project_part;
 pub(crate) mod repository;
+mod settings_cache;
 pub(crate) mod settings_judge;
 mod settings_reader;
 mod settings_text;

@@ -9,6 +9,7 @@ use super::git::{GlobalSettings, named_by_repository};
 use super::git_part::GitPathKind;
 use super::names::GuardedNames;
 use super::repository::{self, KnownNameCheck, RepositoryState, TrustedParts};
+use super::settings_cache::SettingsCache;
 use super::survey::{SurveyError, survey_tree};
 use super::view::{ObjectPresence, RootView, join_name, parent_path};
 use crate::powers::{
@@ -98,6 +99,11 @@ impl GuardedPaths {
             grant: Some(Grant::Write(to_path(&link))),
         })
     }
+}
+
+/// Returns whether a survey failed because of a closed directory or file, which a run may open.
+fn is_closed(survey: &Result<GuardedPaths, SurveyError>) -> bool {
+    matches!(survey, Err(SurveyError::Closed(_) | SurveyError::Locked(_) | SurveyError::Unlisted(..)))
 }
 
 /// Returns a path, and the end of its links.
@@ -262,23 +268,22 @@ impl RunSurveys {
     }
 
     /// Returns whether the settings of the repository in a directory name a path in its work tree
-    /// with the top `top`.
+    /// with the top `top`, or cannot be read whole.
     pub(crate) fn names_in_work_tree(&self, view: RootView<'_>, repository: &[u8], top: &[u8]) -> bool {
-        let home = self.settings.as_ref().and_then(|settings| settings.home.as_deref());
-        named_by_repository(view, repository, top, home).iter_paths().any(|place| is_at_or_beneath(top, place))
+        let cache = SettingsCache::new(self.settings.as_ref().and_then(|settings| settings.home.clone()));
+        let named = named_by_repository(view, repository, top, &cache);
+        named.map_or(true, |places| places.iter_paths().any(|place| is_at_or_beneath(top, place)))
     }
 
     /// Returns whether `path` is in a tree that could not be surveyed because of a closed
-    /// directory.
+    /// directory or file.
     pub(crate) fn are_closed(&self, path: &[u8]) -> bool {
-        self.trees
-            .iter()
-            .any(|(tree, survey)| matches!(survey, Err(SurveyError::Closed(_))) && is_at_or_beneath(tree, path))
+        self.trees.iter().any(|(tree, survey)| is_closed(survey) && is_at_or_beneath(tree, path))
     }
 
     /// Forgets those trees. They are surveyed again before any operation in them.
     pub(crate) fn forget_closed(&mut self) {
-        self.trees.retain(|(_, survey)| !matches!(survey, Err(SurveyError::Closed(_))));
+        self.trees.retain(|(_, survey)| !is_closed(survey));
         self.roots = 0;
     }
 

@@ -4,13 +4,12 @@
 use rustix::fs::FileType;
 use stockade_sys::Errno;
 
+use super::git::MAX_SETTINGS_BYTES;
 use super::settings_judge::{local_addresses, work_tree_of_module};
 use super::view::{ObjectPresence, RootView, join_name, join_relative, parent_path};
 
 /// Longest `.git` file; longer ones lead nowhere.
 pub(crate) const MAX_POINTER_BYTES: u64 = 4096;
-/// Longest settings file that is read.
-const MAX_SETTINGS_BYTES: u64 = 1 << 20;
 /// Directories of a module that contain no other module.
 const MODULE_DIRECTORIES: &[&[u8]] =
     &[b"branches", b"hooks", b"info", b"lfs", b"logs", b"objects", b"refs", b"rr-cache", b"worktrees"];

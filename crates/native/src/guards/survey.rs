@@ -14,10 +14,11 @@ use super::git::{self, GlobalSettings, ReferencedPaths};
 use super::git_part::{GitPathKind, GuardedContent};
 use super::names::{GuardedNames, fold_name};
 use super::places::{GuardedPaths, with_end};
-use super::pointers::settings_of;
+use super::pointers::{MAX_POINTER_BYTES, settings_of};
 use super::repository::{RepositoryState, TrustedParts};
+use super::settings_cache::SettingsCache;
 use super::settings_judge::local_addresses;
-use super::view::{LinkChain, ObjectPresence, RootView, join_name, last_component, parent_path};
+use super::view::{LinkChain, ObjectPresence, RootView, join_name, join_relative, last_component, parent_path};
 use crate::powers::is_at_or_beneath;
 
 /// Most names that are examined in one tree.
@@ -52,31 +53,36 @@ struct PendingDirectory {
 }
 
 /// Reason why a tree cannot be surveyed. Then nothing is written in it without a grant.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror :: Error)]
 pub(crate) enum SurveyError {
     /// The tree contains too many names.
     #[error("more than {MAX_EXAMINED_NAMES} names in one writable tree: links to protected names cannot be looked for")]
     TooLarge,
     /// The survey took too long.
-    #[error(
-        "links to protected names could not be looked for within {} s in a writable tree",
-        SURVEY_TIMEOUT.as_secs()
-    )]
-    TimedOut,
+    #[ error ( "links to protected names could not be looked for within {timeout} s in a writable tree; the survey had reached {0} (hint: move large git settings and large trees out of the workspace)" , timeout = SURVEY_TIMEOUT . as_secs () )]
+    TimedOut(String),
     /// The survey found more paths than it keeps.
     #[error("more than {MAX_GUARDED_PATHS} targets of protected links in one writable tree")]
     TooManyPlaces,
-    /// The tree cannot be listed.
+    /// The root directory of the view cannot be opened.
     #[error("a writable tree cannot be read: links to protected names cannot be looked for")]
     Unreadable,
+    /// A directory or a repository in the tree cannot be read.
+    #[error(
+        "{0} cannot be read: {1}, so links to protected names in it cannot be looked for (hint: chmod -R u+rX, or move it out of the workspace)"
+    )]
+    Unlisted(String, Errno),
     /// A directory of the user's own cannot be searched.
     #[error(
         "the directory {0} cannot be searched, so links to protected names in it cannot be looked for (hint: chmod u+rx, which a run may do)"
     )]
     Closed(String),
     /// A file of the user's own that may lead git elsewhere cannot be read.
-    #[error("{0} cannot be read, so what it leads git to cannot be looked for (hint: chmod u+r)")]
+    #[error("{0} cannot be read, so what it leads git to cannot be looked for (hint: chmod u+r, which a run may do)")]
     Locked(String),
+    /// Settings of git that cannot be read whole.
+    #[ error ( "git's settings in {0} cannot be read whole, so the files that they name cannot be looked for (hint: remove what is not needed; at most {max} MiB are read)" , max = git :: MAX_SETTINGS_BYTES >> 20 )]
+    Unread(String),
     /// A guarded link leads to the tree itself.
     #[error("the protected link {0} leads to the writable tree itself")]
     Covers(String),
@@ -89,6 +95,7 @@ struct RepositoryMarks {
     objects: bool,
     refs: bool,
     common: bool,
+    settings: bool,
 }
 
 impl RepositoryMarks {
@@ -98,6 +105,7 @@ impl RepositoryMarks {
             b"objects" => self.objects = true,
             b"refs" => self.refs = true,
             b"commondir" => self.common = true,
+            b"config" | b"config.worktree" => self.settings = true,
             _ => {}
         }
     }
@@ -118,8 +126,11 @@ struct TreeSurvey<'a> {
     found: GuardedPaths,
     rest: Vec<PendingDirectory>,
     seen: usize,
-    /// Repositories with settings that were read.
+    settings_cache: SettingsCache,
+    /// Repositories and tops of their work trees, with paths that were added.
     known_repositories: HashSet<Vec<u8>>,
+    /// Repositories with addresses that were added.
+    known_remotes: HashSet<Vec<u8>>,
     /// Guarded paths that are followed already.
     known_places: HashSet<Vec<u8>>,
     deadline: Instant,
@@ -157,7 +168,9 @@ pub(super) fn survey_tree(
             depth: SurveyDepth::Whole,
         }],
         seen: 0,
+        settings_cache: SettingsCache::new(settings.home.clone()),
         known_repositories: HashSet::new(),
+        known_remotes: HashSet::new(),
         known_places: HashSet::new(),
         deadline: Instant::now() + SURVEY_TIMEOUT,
     };
@@ -198,7 +211,9 @@ pub(crate) fn survey_directory(
         found: GuardedPaths::default(),
         rest: Vec::new(),
         seen: 0,
+        settings_cache: SettingsCache::new(settings.home.clone()),
         known_repositories: HashSet::new(),
+        known_remotes: HashSet::new(),
         known_places: HashSet::new(),
         deadline: Instant::now() + SURVEY_TIMEOUT,
     };
@@ -214,8 +229,25 @@ pub(crate) fn survey_directory(
     Ok(survey.found)
 }
 
-fn closed_error(directory: &[u8]) -> SurveyError {
-    SurveyError::Closed(String::from_utf8_lossy(directory).escape_debug().to_string())
+/// Returns whether a directory is called `.git`, or contains the settings of a module or work tree
+/// in one. Git may take it for a repository again once a missing part is restored, for example by
+/// `git init`.
+fn is_of_git(directory: &[u8], marks: RepositoryMarks) -> bool {
+    let part = || GitPathKind::classify_path(&join_name(directory, b"config.worktree"), 0).map(|(_, part)| part);
+    fold_name(last_component(directory)).as_ref() == b".git"
+        || marks.settings && part() == Some(GitPathKind::Judged(GuardedContent::Settings))
+}
+
+fn shown(path: &[u8]) -> String {
+    String::from_utf8_lossy(path).escape_debug().to_string()
+}
+
+fn unlisted(path: &[u8], errno: Errno) -> SurveyError {
+    SurveyError::Unlisted(shown(path), errno)
+}
+
+fn unread(file: &[u8]) -> SurveyError {
+    SurveyError::Unread(shown(file))
 }
 
 impl TreeSurvey<'_> {
@@ -225,27 +257,31 @@ impl TreeSurvey<'_> {
         let listing = match self.list_directory(directory, guarded) {
             Ok(listing) => listing,
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
-            Err(_) if directory == self.tree => return Err(SurveyError::Unreadable),
             // A run cannot have closed a directory that it may not write, so the directory is
             // closed for the user too.
             Err(_) if *depth != SurveyDepth::Whole || !self.is_writable(directory) => return Ok(()),
             // A run may have closed it and may open it again, so its content is unknown.
-            Err(_) if self.view.is_own(directory) => return Err(closed_error(directory)),
+            Err(Errno::ACCESS) if self.view.is_own(directory) => return Err(SurveyError::Closed(shown(directory))),
+            Err(errno) if directory == self.tree || self.view.is_own(directory) => {
+                return Err(unlisted(directory, errno));
+            }
             Err(_) => return self.add_target(directory.to_vec(), directory),
         };
         let may_be_closed = *depth == SurveyDepth::Whole && self.is_writable(directory);
         if may_be_closed && listing.count > 0 && self.view.is_own(directory) && !self.is_searchable(directory) {
-            return Err(closed_error(directory));
+            return Err(SurveyError::Closed(shown(directory)));
         }
         self.seen += listing.count;
         if self.seen > MAX_EXAMINED_NAMES {
             return Err(SurveyError::TooLarge);
         }
         if Instant::now() > self.deadline {
-            return Err(SurveyError::TimedOut);
+            return Err(SurveyError::TimedOut(shown(directory)));
         }
         if listing.marks.make_repository() {
             self.add_state(directory);
+        }
+        if listing.marks.make_repository() || is_of_git(directory, listing.marks) {
             self.add_repository(directory)?;
         }
         for link in listing.links {
@@ -306,7 +342,16 @@ impl TreeSurvey<'_> {
     fn add_repository(&mut self, directory: &[u8]) -> Result<(), SurveyError> {
         let top =
             if fold_name(last_component(directory)).as_ref() == b".git" { parent_path(directory) } else { directory };
-        self.add_repository_of(directory, top)
+        self.add_repository_of(directory, top)?;
+        // The user can restore the `.git` file of a work tree that git keeps here.
+        // A longer file leads nowhere.
+        match self.view.read_settings(&join_name(directory, b"gitdir"), MAX_POINTER_BYTES) {
+            Ok(Some(text)) if !text.trim_ascii().is_empty() => {
+                let pointer = join_relative(directory, text.trim_ascii());
+                self.add_repository_of(directory, parent_path(&pointer))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Adds the paths that the repository in `directory` names; its work tree has the top `top`.
@@ -317,19 +362,28 @@ impl TreeSurvey<'_> {
         for name in [&b"config"[..], b"config.worktree", b"commondir"] {
             self.demand_readable(&join_name(directory, name))?;
         }
+        let named = git::named_by_repository(self.view, directory, top, &self.settings_cache);
+        let places = named.map_err(|file| unread(&file))?;
+        self.add_remotes(directory)?;
+        self.add_settings((places, top), &join_name(directory, b"config"))?;
+        self.add_work_tree(top)
+    }
+
+    /// Adds the local addresses of the remotes of a repository and of its modules.
+    fn add_remotes(&mut self, directory: &[u8]) -> Result<(), SurveyError> {
         let end = self.view.resolve_path(directory).map_or_else(|| directory.to_vec(), |chain| chain.end);
+        if !self.known_remotes.insert(end.clone()) {
+            return Ok(());
+        }
         let all = match settings_of(self.view, &end) {
             // The repository belongs to another user, so that no run can open it, or does not exist.
             Err(_) if self.view.probe_object(&end) == ObjectPresence::Nothing || !self.view.is_own(&end) => Vec::new(),
-            all => all.map_err(|_| SurveyError::Unreadable)?,
+            all => all.map_err(|errno| unlisted(&end, errno))?,
         };
         let local = all.iter().flat_map(|(file, text)| local_addresses(file, text));
         let local = local.flat_map(|place| with_end(self.view, &place));
         self.found.addresses.extend(local.filter(|place| is_at_or_beneath(self.tree, place)));
-        let home = self.settings.home.as_deref();
-        let places = git::named_by_repository(self.view, directory, top, home);
-        self.add_settings((places, top), &join_name(directory, b"config"))?;
-        self.add_work_tree(top)
+        Ok(())
     }
 
     /// Fails if a file cannot be read. A run can close a file of its user and open it again, so an
@@ -341,7 +395,7 @@ impl TreeSurvey<'_> {
                 && !self.view.is_readable(&chain.end)
                 && self.view.is_own(&chain.end);
         match is_closed {
-            true => Err(SurveyError::Locked(String::from_utf8_lossy(file).escape_debug().to_string())),
+            true => Err(SurveyError::Locked(shown(file))),
             false => Ok(()),
         }
     }
@@ -471,7 +525,7 @@ impl TreeSurvey<'_> {
             return Ok(());
         }
         if is_at_or_beneath(&place, self.tree) {
-            return Err(SurveyError::Covers(String::from_utf8_lossy(by).escape_debug().to_string()));
+            return Err(SurveyError::Covers(shown(by)));
         }
         if self.found.targets.len() >= MAX_GUARDED_PATHS {
             return Err(SurveyError::TooManyPlaces);
@@ -498,5 +552,81 @@ impl TreeSurvey<'_> {
     /// Returns whether the run may write there at all. Other paths need no guard.
     fn is_writable(&self, place: &[u8]) -> bool {
         self.writable.iter().any(|root| is_at_or_beneath(root, place))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{create_dir_all, write};
+    use std::os::fd::AsFd;
+
+    use rustix::fs::{Mode, OFlags, mkdirat, openat};
+
+    use super::*;
+
+    const HOOKS: &str = "[core]\nhooksPath = tools/hooks\n";
+
+    /// Surveys `/ws` in a root with these files, and returns the result.
+    fn survey_of(files: &[(&str, &str)]) -> Result<GuardedPaths, SurveyError> {
+        let scratch = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = scratch.path().join(path);
+            create_dir_all(path.parent().unwrap()).unwrap();
+            write(path, text).unwrap();
+        }
+        let root = std::fs::File::open(scratch.path()).unwrap();
+        survey_in(RootView::new(root.as_fd()))
+    }
+
+    fn survey_in(view: RootView<'_>) -> Result<GuardedPaths, SurveyError> {
+        let (names, tree) = (GuardedNames::new(&[".git".to_owned()]), b"/ws".to_vec());
+        let known = (&GlobalSettings::default(), &TrustedParts::default());
+        survey_tree(view, (&tree, std::slice::from_ref(&tree)), &names, known)
+    }
+
+    #[track_caller]
+    fn assert_guarded(files: &[(&str, &str)], place: &str) {
+        let found = survey_of(files).unwrap();
+        assert!(found.targets.contains(place.as_bytes()), "{place}: {:?}", found.targets);
+    }
+
+    #[test]
+    fn settings_count_without_the_other_parts_of_a_repository() {
+        assert_guarded(&[("ws/.git/config", HOOKS)], "/ws/tools/hooks");
+        assert_guarded(&[("ws/a/.git/config.worktree", HOOKS)], "/ws/a/tools/hooks");
+        let module = format!("{HOOKS}worktree = ../../../m\n");
+        assert_guarded(&[("ws/.git/modules/m/config", &module)], "/ws/m/tools/hooks");
+        let kept = [("ws/.git/config", HOOKS), ("ws/.git/worktrees/w/config.worktree", HOOKS)];
+        let pointer = ("ws/.git/worktrees/w/gitdir", "/ws/w/.git\n");
+        assert_guarded(&[kept[0], kept[1], pointer], "/ws/w/tools/hooks");
+        // A branch and a directory of any other name.
+        let found = survey_of(&[("ws/.git/refs/heads/config", HOOKS), ("ws/b/config", HOOKS)]).unwrap();
+        assert!(found.targets.is_empty(), "{:?}", found.targets);
+    }
+
+    #[test]
+    fn settings_are_found_by_a_path_longer_than_one_call_takes() {
+        let scratch = tempfile::tempdir().unwrap();
+        let root = std::fs::File::open(scratch.path()).unwrap();
+        let (mut held, mut top) = (rustix::fd::OwnedFd::from(root.try_clone().unwrap()), Vec::new());
+        let names = std::iter::once(&b"ws"[..]).chain(std::iter::repeat_n(&[b'd'; 200][..], 40));
+        for name in names.chain([&b".git"[..]]) {
+            mkdirat(&held, name, Mode::RWXU).unwrap();
+            held = openat(&held, name, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+            top = join_name(&top, name);
+        }
+        let config = openat(&held, "config", OFlags::CREATE | OFlags::WRONLY, Mode::RUSR | Mode::WUSR).unwrap();
+        rustix::io::write(&config, HOOKS.as_bytes()).unwrap();
+        let found = survey_in(RootView::new(root.as_fd())).unwrap();
+        assert!(found.targets.contains(&join_name(parent_path(&top), b"tools/hooks")));
+    }
+
+    #[test]
+    fn an_error_names_the_path_and_a_remedy() {
+        let long = format!("[color]\n{}", "ui\n".repeat(3_000_000));
+        let error = survey_of(&[("ws/a/.git/config", &long)]).unwrap_err().to_string();
+        assert!(error.starts_with("git's settings in /ws/a/.git/config cannot be read whole"), "{error}");
+        assert!(error.contains("(hint: remove"), "{error}");
+        assert!(SurveyError::TimedOut(shown(b"/ws/n1")).to_string().contains("had reached /ws/n1"));
     }
 }

@@ -17,6 +17,8 @@ const MAX_LINKS: usize = 40;
 /// Most components of one path, links included. This is more than the kernel follows, because its
 /// paths have at most 4,096 bytes each.
 const MAX_COMPONENTS: usize = 100_000;
+/// Longest path that the kernel takes in one call, in bytes without the NUL.
+const MAX_CALL_PATH: usize = libc::PATH_MAX as usize - 1;
 /// Bytes of a directory that are read at once.
 const LISTING_BUFFER_BYTES: usize = 32 << 10;
 
@@ -27,6 +29,8 @@ pub(crate) struct RootView<'a> {
     /// Paths that are hidden from the run. They hold nothing, and opening one would be noticed as
     /// an attempt of the run.
     hidden: &'a [Vec<u8>],
+    /// Longest path that is looked up.
+    max_bytes: usize,
 }
 
 /// The path from a link to its end.
@@ -56,7 +60,7 @@ pub(crate) enum ObjectPresence {
 
 impl<'a> RootView<'a> {
     pub(crate) fn new(root: BorrowedFd<'a>) -> Self {
-        Self { root, hidden: &[] }
+        Self { root, hidden: &[], max_bytes: usize::MAX }
     }
 
     /// Returns the same view without the hidden paths.
@@ -64,13 +68,40 @@ impl<'a> RootView<'a> {
         Self { hidden, ..self }
     }
 
+    /// Returns the same view in which longer paths fail with ENAMETOOLONG.
+    pub(crate) fn up_to(self, max_bytes: usize) -> Self {
+        Self { max_bytes, ..self }
+    }
+
     fn open_path(self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
-        let text = CString::new(path).map_err(|_| Errno::INVAL)?;
+        if path.len() > self.max_bytes {
+            return Err(Errno::NAMETOOLONG);
+        }
         if !flags.contains(OFlags::PATH) && self.hidden.iter().any(|hidden| is_at_or_beneath(hidden, path)) {
             return Err(Errno::NOENT);
         }
-        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
-        openat2(self.root, &text, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), how)
+        if path.len() > MAX_CALL_PATH {
+            let (held, rest) = self.open_above(path)?;
+            return open_in_root(held.as_fd(), rest, flags);
+        }
+        open_in_root(self.root, path, flags)
+    }
+
+    /// Opens a directory on a path that is too long for one call. Returns it with the rest of the
+    /// path.
+    fn open_above(self, path: &[u8]) -> Result<(OwnedFd, &[u8]), Errno> {
+        // The root of a part would stop a `..`.
+        if path.split(|b| *b == b'/').any(|part| part == b"..") {
+            return Err(Errno::NAMETOOLONG);
+        }
+        let (mut held, mut rest) = (open_in_root(self.root, b"/", OFlags::PATH | OFlags::DIRECTORY)?, path);
+        while rest.len() > MAX_CALL_PATH {
+            let end = rest[..=MAX_CALL_PATH].iter().rposition(|b| *b == b'/').filter(|end| *end > 0);
+            let end = end.ok_or(Errno::NAMETOOLONG)?;
+            held = open_in_root(held.as_fd(), &rest[..end], OFlags::PATH | OFlags::DIRECTORY)?;
+            rest = &rest[end + 1..];
+        }
+        Ok((held, rest))
     }
 
     /// Returns the status of the object at `path`; of a link, the status of the link itself.
@@ -128,11 +159,24 @@ impl<'a> RootView<'a> {
         }
     }
 
-    /// As [`read`](Self::read), with all links followed, as programs do that read their settings.
-    pub(super) fn read_followed(self, path: &[u8], max_bytes: u64) -> Option<Vec<u8>> {
-        self.read_file(&self.resolve_path(path)?.end, max_bytes)
+    /// Returns the content of the regular file at `path`, with all links followed, as programs do
+    /// that read their settings. Returns `None` if no program of this user could read one.
+    ///
+    /// # Errors
+    /// The path of the file if it exists and is not read whole: it is longer than `max_bytes`, or
+    /// its owner may open it later.
+    pub(super) fn read_settings(self, path: &[u8], max_bytes: u64) -> Result<Option<Vec<u8>>, Vec<u8>> {
+        let Some(LinkChain { end, .. }) = self.resolve_path(path) else { return Ok(None) };
+        if let Some(content) = self.read_file(&end, max_bytes) {
+            return Ok(Some(content));
+        }
+        let is_hidden = self.hidden.iter().any(|hidden| is_at_or_beneath(hidden, &end));
+        let is_file = self.probe_object(&end) == ObjectPresence::Is(FileType::RegularFile);
+        match is_file && !is_hidden && (self.is_readable(&end) || self.is_own(&end)) {
+            true => Err(end),
+            false => Ok(None),
+        }
     }
-
     /// Calls `each` for the names in the directory at `path`, with the type in the directory entry.
     pub(crate) fn for_each_name(self, path: &[u8], mut each: impl FnMut(&[u8], FileType)) -> Result<(), Errno> {
         let held = self.open_path(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
@@ -158,6 +202,14 @@ impl<'a> RootView<'a> {
 
     /// As [`follow`](Self::follow), for any absolute path with all its links.
     pub(crate) fn resolve_path(self, path: &[u8]) -> Option<LinkChain> {
+        if is_normal(path)
+            && !matches!(
+                self.probe_object(path),
+                ObjectPresence::Is(FileType::Symlink) | ObjectPresence::Nothing | ObjectPresence::Unknown
+            )
+        {
+            return Some(LinkChain { end: path.to_vec(), ..LinkChain::default() });
+        }
         self.follow_components(Vec::new(), reversed_components(path))
     }
 
@@ -238,6 +290,19 @@ impl<'a> RootView<'a> {
     }
 }
 
+/// Opens `path` beneath a directory, without links.
+fn open_in_root(root: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    let text = CString::new(path).map_err(|_| Errno::INVAL)?;
+    let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+    openat2(root, &text, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), how)
+}
+
+/// Returns whether an absolute path has no empty component, no `.` and no `..`.
+fn is_normal(path: &[u8]) -> bool {
+    let mut parts = path.split(|b| *b == b'/');
+    parts.next() == Some(b"") && parts.all(|part| !matches!(part, b"" | b"." | b".."))
+}
+
 /// Opens the root directory of the host, as this process sees it.
 pub(crate) fn open_host_root() -> Result<OwnedFd, Errno> {
     openat(CWD, c"/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
@@ -307,6 +372,28 @@ mod tests {
         let long = format!("{}real/vs", "./".repeat(3_000));
         assert_eq!(view.resolve_path(long.as_bytes()).unwrap().end, b"/real/vs");
         assert_eq!(view.resolve_path(b"/file/x").unwrap().missing.unwrap(), b"/file");
+    }
+
+    #[test]
+    fn paths_longer_than_one_call_takes_are_examined() {
+        let scratch = tempfile::tempdir().unwrap();
+        let root = File::open(scratch.path()).unwrap();
+        let view = RootView::new(root.as_fd());
+        let name = [b'd'; 200];
+        let (mut held, mut path) = (root.try_clone().unwrap().into(), Vec::new());
+        while path.len() < 9_000 {
+            rustix::fs::mkdirat(&held, &name[..], Mode::RWXU).unwrap();
+            held = openat(&held, &name[..], OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+            path = join_name(&path, &name);
+        }
+        rustix::fs::symlinkat("x", &held, "link").unwrap();
+        let mut found = Vec::new();
+        view.for_each_name(&path, |name, kind| found.push((name.to_vec(), kind))).unwrap();
+        assert_eq!(found, [(b"link".to_vec(), FileType::Symlink)]);
+        assert_eq!(view.resolve_path(&join_name(&path, b"link")).unwrap().end, join_name(&path, b"x"));
+        assert_eq!(view.probe_object(&join_name(&path, b"none")), ObjectPresence::Nothing);
+        assert_eq!(view.stat_path(&join_name(&path, b"..")).unwrap_err(), Errno::NAMETOOLONG);
+        assert_eq!(view.up_to(1_000).stat_path(&path[..1_005]).unwrap_err(), Errno::NAMETOOLONG);
     }
 
     /// Skipped for root, which can search the directory; the broker's threads have dropped that

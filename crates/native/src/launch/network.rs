@@ -41,6 +41,8 @@ impl RunNetwork {
     /// Sets up the network. Uses system calls only.
     pub(super) fn set_up() -> Result<Self, Errno> {
         let ipv6 = net::own_every_address(RUN_ADDRESS_V4, RUN_ADDRESS_V6)?;
+        // Where the settings are read-only, e.g. in a container, the kernel refuses such ports.
+        let _ = net::permit_every_port();
         let any = if ipv6 { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
         let (asking, serving) = passing::socket_pair()?;
         Ok(Self {

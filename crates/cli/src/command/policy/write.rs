@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use stockade_model::{
     ApprovalScope, Grant, NetworkTarget, PolicyVerdict, RequestCommand, RunOutcome, SecretUse, TargetPattern,
+    shell_quoted,
 };
 use stockade_policy::amend::{insert_rules, rule_for_hosts, rules_for};
 use stockade_policy::load::{ConfigSources, load_with};
@@ -73,7 +74,8 @@ pub fn rule_hint(
         let targets = wanted.iter().map(|wanted| wanted.targets().target()).collect::<Option<Vec<_>>>();
         let hosts: String =
             targets.filter(|_| effect == PolicyVerdict::Allow)?.iter().map(|t| format!(" --host {t}")).collect();
-        let grants: String = lasting.grants.iter().map(|grant| format!(" --grant '{grant}'")).collect();
+        let grants: String =
+            lasting.grants.iter().map(|grant| format!(" --grant {}", shell_quoted(&grant.to_string()))).collect();
         return Some(("every command", format!("{}{hosts}{grants}", amend_line(effect))));
     }
     let last = outcome.attempts.last();
@@ -84,20 +86,19 @@ pub fn rule_hint(
         .or_else(|_| resolve_profile(settings, "read-only", workspace, &[]));
     let provenance = ProvenanceSection { by: "terminal".to_owned(), at: None, request: None };
     rules_for(command, effect, grants, &profile.ok()?, &provenance).ok()?;
-    let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
     let mut line = amend_line(effect).to_owned();
     for grant in grants {
-        line += &format!(" --grant {}", quoted(&grant.to_string()));
+        line += &format!(" --grant {}", shell_quoted(&grant.to_string()));
     }
     match command {
-        RequestCommand::Script(script) => line += &format!(" -c {}", quoted(script.to_str()?)),
+        RequestCommand::Script(script) => line += &format!(" -c {}", shell_quoted(script.to_str()?)),
         RequestCommand::Argv(words) => {
             line += " --";
             for word in words {
                 let word = word.to_str()?;
                 let plain =
                     !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "_-./:=,+@%".contains(c));
-                line += &if plain { format!(" {word}") } else { format!(" {}", quoted(word)) };
+                line += &if plain { format!(" {word}") } else { format!(" {}", shell_quoted(word)) };
             }
         }
     }
@@ -314,11 +315,7 @@ mod tests {
             reads: Vec::new(),
         };
         // From the outcome's JSON, because its other fields do not matter.
-        let approval: Approval = serde_json::from_value(serde_json::json!({
-            "question": "run", "answer": answer, "scope": scope, "by": "terminal", "waited_ms": 1,
-            "grants": about,
-        }))
-        .unwrap();
+        let approval : Approval = serde_json :: from_value ( serde_json :: json !({ "question" : "run" , "answer" : answer , "scope" : scope , "by" : "terminal" , "waited_ms" : 1 , "grants" : about , })) . unwrap ();
         let outcome = RunOutcome {
             id: "req_1".parse().unwrap(),
             session: None,

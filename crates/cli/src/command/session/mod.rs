@@ -21,6 +21,7 @@ use stockade_model::{Grant, SessionId};
 use stockade_policy::resolve_profile;
 use stockade_store::sessions::{SessionDescription, SessionStore, WarmSession};
 use stockade_sys::descriptors::close_all_but;
+use stockade_sys::ready::readable_before;
 use stockade_sys::session::{ForkResult, fork_into_session};
 
 use self::rehearsal::of_terms;
@@ -248,23 +249,37 @@ fn end_session_by_name(name: &str) -> CommandResult {
         crate::print_error(&lost_session_error(&session));
         return Ok(exit::NEGATIVE_RESULT);
     }
-    let ask = || {
-        let line = SessionChannel::connect_to(session.path())?;
-        line.send_message(SessionMessage::End, &[])
-    };
-    let asked = ask();
+    let mut line = ask_to_end(&session);
     let deadline = Instant::now() + END_TIMEOUT;
     while session.is_open() {
-        if let Err(error) = &asked {
-            return Err(CliError::new(format!("cannot end `{}`: {error}", session.id())));
-        }
+        let cannot = |error| CliError::new(format!("cannot end `{}`: {error}", session.id()));
+        let asked = line.as_ref().map_err(cannot)?;
         if Instant::now() >= deadline {
             let why = format!("{} did not end within {} s", quote_path(session.path()), END_TIMEOUT.as_secs());
             return Err(CliError::new(why));
         }
         sleep(SESSION_POLL_INTERVAL);
+        // A worker that closes the connection without an answer was killed. The next one gets the
+        // request, unless the session has ended meanwhile.
+        if is_closed(asked)
+            && let Ok(again) = ask_to_end(&session)
+        {
+            line = Ok(again);
+        }
     }
     Ok(exit::SUCCESS)
+}
+
+fn ask_to_end(session: &WarmSession) -> io::Result<SessionChannel> {
+    let line = SessionChannel::connect_to(session.path())?;
+    line.send_message(SessionMessage::End, &[])?;
+    Ok(line)
+}
+
+/// Returns whether the other side has closed the connection. Reads its answer, if there is one.
+fn is_closed(line: &SessionChannel) -> bool {
+    let now = Instant::now();
+    readable_before(&[line.as_fd()], now).is_ok_and(|ready| ready) && !matches!(line.receive_message(), Ok(Some(_)))
 }
 
 fn list_sessions(json: bool) -> CommandResult {
@@ -286,12 +301,5 @@ fn list_sessions(json: bool) -> CommandResult {
 }
 
 fn listed_json(session: &WarmSession, about: Option<&SessionDescription>, open: bool) -> Value {
-    json!({
-        "id": session.id(),
-        "state": if open { "open" } else { "lost" },
-        "workspace": about.map(|about| &about.workspace),
-        "profile": about.map(|about| &about.profile),
-        "started_ms": about.map(|about| about.started_ms),
-        "supervisor": about.map(|about| about.supervisor),
-    })
+    json !({ "id" : session . id (), "state" : if open { "open" } else { "lost" }, "workspace" : about . map (| about | & about . workspace ), "profile" : about . map (| about | & about . profile ), "started_ms" : about . map (| about | about . started_ms ), "supervisor" : about . map (| about | about . supervisor ), })
 }

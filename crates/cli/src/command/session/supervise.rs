@@ -35,6 +35,9 @@ const MAX_WORKER_LOSSES: u32 = 20;
 /// Time-out for commands to end with the session, before they are killed.
 const COMMAND_END_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// More messages than a worker sends.
+const NOTES_MAX: usize = 4;
+
 /// Message to the launcher: the session can be used.
 pub const STARTED_MESSAGE: u8 = b's';
 
@@ -128,7 +131,7 @@ impl SessionSupervisor {
                     // The child closes all descriptors of the supervisor.
                     Ok(Some((supervisor, tell))) => return self.become_front(supervisor, tell),
                     Err(error) => {
-                        tracing::warn!(%error, "no front could be forked");
+                        tracing :: warn !(% error , "no front could be forked" );
                         self.note_loss();
                     }
                 }
@@ -184,11 +187,12 @@ impl SessionSupervisor {
     /// Reads the messages of the workers, and removes those that have exited.
     fn check_workers(&mut self) -> SupervisorAction {
         let mut next = if is_readable(self.signals.as_fd()) { SupervisorAction::End } else { SupervisorAction::GoOn };
-        let mut lost = false;
-        for front in &mut self.fronts {
-            let mut notes = [0; 4];
-            let length = front.told.read(&mut notes).unwrap_or(0);
-            for note in &notes[..length] {
+        let (mut ended, mut lost) = (false, false);
+        let mut running = Vec::with_capacity(self.fronts.len());
+        for mut front in std::mem::take(&mut self.fronts) {
+            let (alive, notes) =
+                look_then_read(|| matches!(wait_pidfd(front.pidfd.as_fd()), Ok(None)), &mut front.told);
+            for note in &notes {
                 match *note {
                     note::READY => {
                         self.losses = 0;
@@ -204,17 +208,18 @@ impl SessionSupervisor {
                     _ => {}
                 }
             }
+            if alive {
+                running.push(front);
+            } else {
+                ended = true;
+                lost |= !front.taken;
+            }
         }
-        let before = self.fronts.len();
-        self.fronts.retain(|front| {
-            let alive = matches!(wait_pidfd(front.pidfd.as_fd()), Ok(None));
-            lost |= !alive && !front.taken;
-            alive
-        });
-        if self.fronts.len() < before && !lost {
+        self.fronts = running;
+        if ended && !lost {
             self.next_at = self.next_at.min(Instant::now());
         }
-        if self.fronts.len() < before || self.fronts.iter().any(|front| front.taken) {
+        if ended || self.fronts.iter().any(|front| front.taken) {
             self.idle_since = Instant::now();
         }
         if lost {
@@ -261,6 +266,15 @@ impl SessionSupervisor {
     }
 }
 
+/// Returns whether a worker still runs, and its unread messages. In this order, because a worker may
+/// send its last message and exit between the two steps.
+fn look_then_read(is_alive: impl FnOnce() -> bool, told: &mut impl Read) -> (bool, Vec<u8>) {
+    let alive = is_alive();
+    let mut notes = [0; NOTES_MAX];
+    let length = told.read(&mut notes).unwrap_or(0);
+    (alive, notes[..length].to_vec())
+}
+
 fn is_readable(fd: BorrowedFd<'_>) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     matches!(poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)), Ok(1) | Err(Errno::INTR))
@@ -272,4 +286,22 @@ fn let_streams_go() -> io::Result<()> {
     rustix::stdio::dup2_stdin(&nothing)?;
     rustix::stdio::dup2_stdout(&nothing)?;
     Ok(rustix::stdio::dup2_stderr(&nothing)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_message_of_a_worker_that_exits_meanwhile_is_read() {
+        let (told, tell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
+        let (mut told, mut tell) = (File::from(told), Some(File::from(tell)));
+        let mut exits = || {
+            let mut tell = tell.take().unwrap();
+            tell.write_all(&[note::READY, note::END]).unwrap();
+            false
+        };
+        assert_eq!(look_then_read(&mut exits, &mut told), (false, vec![note::READY, note::END]));
+        assert_eq!(look_then_read(|| true, &mut told), (true, Vec::new()));
+    }
 }
