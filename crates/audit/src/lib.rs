@@ -7,7 +7,7 @@
 //!
 //! [`verify`] detects accidents, careless edits, and every change of the log and its head by a
 //! program without the key, which is beside the directory. An older log that is restored together
-//! with its signed head is detected by an [`Anchor`] that is kept elsewhere ([`verify_with`]). A
+//! with its signed head is detected by a [`LogAnchor`] that is kept elsewhere ([`verify_with`]). A
 //! program that can read the key and write all of these can forge a log. Against such a program,
 //! keep the head that [`verify`] reports on another machine.
 //!

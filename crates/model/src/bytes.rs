@@ -58,7 +58,7 @@ impl RawText {
 }
 
 impl RawText {
-    /// Like [`escaped`](Self::escaped), with backslashes doubled, so that [`unescape`](Self::unescape)
+    /// Like [`to_escaped`](Self::to_escaped), with backslashes doubled, so that [`from_escaped`](Self::from_escaped)
     /// returns the same bytes.
     pub fn escaped_reversibly(&self) -> String {
         let mut doubled = Vec::with_capacity(self.0.len());

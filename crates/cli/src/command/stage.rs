@@ -27,7 +27,7 @@ const MIN_PROGRESS_STEPS: usize = 500;
 /// Lists, compares, commits, discards or recovers stages.
 ///
 /// # Errors
-/// [`Failure`] if a stage or its workspace cannot be used.
+/// [`CliError`] if a stage or its workspace cannot be used.
 pub fn manage_stages(typed: StageCommand) -> CommandResult {
     let state = StateDirectory::open(&places::state_path(&read_variable)?)?;
     match typed {
@@ -54,7 +54,7 @@ pub fn manage_stages(typed: StageCommand) -> CommandResult {
 /// Finishes or undoes interrupted commits, and reports it.
 ///
 /// # Errors
-/// [`Failure`] if neither is possible: a partial commit remains in the workspace then.
+/// [`CliError`] if neither is possible: a partial commit remains in the workspace then.
 pub fn recover_commits(state: &StateDirectory, workspace: Option<&Path>) -> Result<(), CliError> {
     // Reading must not create the directory.
     if !state.stages_directory().exists() {
@@ -121,7 +121,7 @@ struct StageTarget {
 }
 
 impl StageTarget {
-    /// Parses `[ID] [PATH]...`: a first word with the form of an id is one. Without an id it
+    /// Parses `[ID] [SEARCH_PATH]...`: a first word with the form of an id is one. Without an id it
     /// selects the newest stage whose workspace contains the current directory, or with `alone` the
     /// only one.
     fn parse_target(stages: &StageDirectory, typed: &[OsString], alone: bool) -> Result<Option<Self>, CliError> {

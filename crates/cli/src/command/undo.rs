@@ -25,7 +25,7 @@ const MIN_ID_PREFIX_CHARS: usize = 6;
 /// Shows the changes of a run.
 ///
 /// # Errors
-/// [`Failure`] if the backups cannot be read.
+/// [`CliError`] if the backups cannot be read.
 pub fn show_changes(typed: &ChangesArgs) -> CommandResult {
     let Some(store) = open_undo_store(&open_state()?)? else { return nothing_here() };
     if typed.runs {
@@ -71,7 +71,7 @@ pub fn show_changes(typed: &ChangesArgs) -> CommandResult {
 /// Restores the files that a run changed, or removes its backups.
 ///
 /// # Errors
-/// [`Failure`] if the backups cannot be read, or the workspace cannot be written.
+/// [`CliError`] if the backups cannot be read, or the workspace cannot be written.
 pub fn undo_run(typed: &UndoArgs) -> CommandResult {
     let state = open_state()?;
     let Some(store) = open_undo_store(&state)? else { return nothing_here() };
@@ -175,7 +175,7 @@ struct UndoTarget {
 }
 
 impl UndoTarget {
-    /// Parses `[RUN] [PATH]...`: a first word with the form of an id is one, unless a file of that
+    /// Parses `[RUN] [SEARCH_PATH]...`: a first word with the form of an id is one, unless a file of that
     /// name exists here. Without an id it selects the last run whose workspace contains the current
     /// directory.
     fn parse_target(store: &UndoStore, typed: &[OsString]) -> Result<Option<Self>, CliError> {

@@ -128,7 +128,7 @@ impl<'a> RootView<'a> {
         }
     }
 
-    /// As [`read`](Self::read), with all links followed, as programs do that read their settings.
+    /// As [`read_file`](Self::read_file), with all links followed, as programs do that read their settings.
     pub(super) fn read_followed(self, path: &[u8], max_bytes: u64) -> Option<Vec<u8>> {
         self.read_file(&self.resolve_path(path)?.end, max_bytes)
     }
@@ -156,7 +156,7 @@ impl<'a> RootView<'a> {
         self.follow_components(start.to_vec(), reversed_components(&text))
     }
 
-    /// As [`follow`](Self::follow), for any absolute path with all its links.
+    /// As [`follow_link`](Self::follow_link), for any absolute path with all its links.
     pub(crate) fn resolve_path(self, path: &[u8]) -> Option<LinkChain> {
         self.follow_components(Vec::new(), reversed_components(path))
     }
