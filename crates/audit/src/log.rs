@@ -210,7 +210,7 @@ impl AuditLogWriter {
     /// Opens the log in `dir`, and begins one if there is none. The directory gets mode 0700, its
     /// files 0600. A torn end is moved to a file of its own, see [`recovered_tail`](Self::recovered_tail).
     ///
-    /// Checks the head and everything after it, not the whole chain; [`verify_signature`](crate::verify) does
+    /// Checks the head and everything after it, not the whole chain; [`verify_audit_log`](crate::verify_audit_log) does
     /// that.
     ///
     /// # Errors

@@ -121,7 +121,7 @@ struct StageTarget {
 }
 
 impl StageTarget {
-    /// Parses `[ID] [SEARCH_PATH]...`: a first word with the form of an id is one. Without an id it
+    /// Parses `[ID] [PATH]...`: a first word with the form of an id is one. Without an id it
     /// selects the newest stage whose workspace contains the current directory, or with `alone` the
     /// only one.
     fn parse_target(stages: &StageDirectory, typed: &[OsString], alone: bool) -> Result<Option<Self>, CliError> {

@@ -175,7 +175,7 @@ struct UndoTarget {
 }
 
 impl UndoTarget {
-    /// Parses `[RUN] [SEARCH_PATH]...`: a first word with the form of an id is one, unless a file of that
+    /// Parses `[RUN] [PATH]...`: a first word with the form of an id is one, unless a file of that
     /// name exists here. Without an id it selects the last run whose workspace contains the current
     /// directory.
     fn parse_target(store: &UndoStore, typed: &[OsString]) -> Result<Option<Self>, CliError> {

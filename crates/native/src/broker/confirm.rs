@@ -242,7 +242,7 @@ impl BrokerService {
     }
 
     /// Returns the refusal of `path` by the survey of the writable trees, see
-    /// [`is_guarded`](crate::guards).
+    /// [`guards`](crate::guards).
     pub(super) fn refusal_of_place(&self, operation: DeniedOperation, path: &[u8]) -> Option<PermissionRefusal> {
         self.first.as_ref()?;
         let root_length = self.powers.root_length(path)?;
