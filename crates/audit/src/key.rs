@@ -102,7 +102,7 @@ impl KeyFiles {
     /// Reads the key, if there is one.
     ///
     /// # Errors
-    /// [`PlaceError`] if others than the caller can access the file, or it contains no key.
+    /// [`LogFileError`] if others than the caller can access the file, or it contains no key.
     pub fn load_key(&self) -> Result<Option<StoredKey>, LogFileError> {
         for (name, is_pending) in [(self.name.clone(), false), (self.pending_name(), true)] {
             if let Some(file) = self.place.open_private(&name, OFlags::RDONLY)? {
@@ -123,7 +123,7 @@ impl KeyFiles {
     /// Creates a key under its pending name. The caller holds the log's exclusive lock.
     ///
     /// # Errors
-    /// [`PlaceError`] if it cannot be written.
+    /// [`LogFileError`] if it cannot be written.
     pub fn create_pending(&self) -> Result<SigningKey, LogFileError> {
         let name = self.pending_name();
         let path = self.place.path.join(&name);
@@ -143,7 +143,7 @@ impl KeyFiles {
     /// Renames a pending key to its final name, because its head is written.
     ///
     /// # Errors
-    /// [`PlaceError`] if it cannot be renamed.
+    /// [`LogFileError`] if it cannot be renamed.
     pub fn publish_key(&self) -> Result<(), LogFileError> {
         let fail = |e: rustix::io::Errno| system_error("create", &self.path())(e.into());
         rustix::fs::renameat(&self.place.fd, self.pending_name(), &self.place.fd, &self.name).map_err(fail)?;

@@ -5,11 +5,11 @@
 //! note in a file of its own. So neither a changed line nor a missing end stays undetected. Several
 //! processes may append at the same time.
 //!
-//! [`verify`] detects accidents, careless edits, and every change of the log and its head by a
+//! [`verify_audit_log`] detects accidents, careless edits, and every change of the log and its head by a
 //! program without the key, which is beside the directory. An older log that is restored together
-//! with its signed head is detected by an [`Anchor`] that is kept elsewhere ([`verify_with`]). A
+//! with its signed head is detected by a [`LogAnchor`] that is kept elsewhere ([`verify_with`]). A
 //! program that can read the key and write all of these can forge a log. Against such a program,
-//! keep the head that [`verify`] reports on another machine.
+//! keep the head that [`verify_audit_log`] reports on another machine.
 //!
 //! The crate has on purpose no clock, no randomness, no configuration, and no decision about the
 //! events to record. The caller chooses the directory, which must be outside everything a sandbox

@@ -223,7 +223,7 @@ pub(crate) fn hash_suffix(hash: LineHash) -> Vec<u8> {
 /// Parses a line without its newline.
 ///
 /// # Errors
-/// [`Fault::Malformed`] or [`Fault::Hash`]. Does not check whether it follows the line before.
+/// [`LineFault::Malformed`] or [`LineFault::Hash`]. Does not check whether it follows the line before.
 pub(crate) fn parse_line(bytes: &[u8]) -> Result<LogLine<'_>, LineFault> {
     let malformed = |why| move || LineFault::Malformed(why);
     let at = bytes.len().checked_sub(SUFFIX_BYTES).ok_or_else(malformed("too short"))?;

@@ -208,13 +208,13 @@ struct LogWriterState {
 
 impl AuditLogWriter {
     /// Opens the log in `dir`, and begins one if there is none. The directory gets mode 0700, its
-    /// files 0600. A torn end is moved to a file of its own, see [`recovered`](Self::recovered).
+    /// files 0600. A torn end is moved to a file of its own, see [`recovered_tail`](Self::recovered_tail).
     ///
-    /// Checks the head and everything after it, not the whole chain; [`verify`](crate::verify) does
+    /// Checks the head and everything after it, not the whole chain; [`verify_audit_log`](crate::verify_audit_log) does
     /// that.
     ///
     /// # Errors
-    /// [`OpenError`] if others than the caller can access the path, the chain is broken, or the end
+    /// [`LogOpenError`] if others than the caller can access the path, the chain is broken, or the end
     /// is missing.
     pub fn open(dir: &Path) -> Result<Self, LogOpenError> {
         let place = LogDirectory::open_or_create(dir)?;
@@ -247,7 +247,7 @@ impl AuditLogWriter {
     }
 
     /// Appends one event. It survives the end of this process, and a loss of power after
-    /// [`commit`](Self::commit).
+    /// [`commit_lines`](Self::commit_lines).
     ///
     /// # Errors
     /// [`AppendError`] if nothing was appended: an incomplete write was removed, or is found torn
@@ -260,7 +260,7 @@ impl AuditLogWriter {
     /// events.
     ///
     /// # Errors
-    /// As for [`append`](Self::append); [`AppendError::BatchTooLarge`].
+    /// As for [`append_event`](Self::append_event); [`AppendError::BatchTooLarge`].
     pub fn append_batch(&self, events: &[Event]) -> Result<Option<LineNumber>, AppendError> {
         if events.is_empty() {
             return Ok(None);
@@ -301,7 +301,7 @@ impl AuditLogWriter {
     /// a sync share the next one.
     ///
     /// # Errors
-    /// [`CommitError`] if durability is not certain; then nothing that depends on it may start.
+    /// [`LogCommitError`] if durability is not certain; then nothing that depends on it may start.
     pub fn commit_lines(&self) -> Result<(), LogCommitError> {
         let deadline = Instant::now() + Duration::from_millis(COMMIT_WAIT_MS);
         let mut state = self.lock_state();
@@ -405,7 +405,7 @@ impl AuditLogWriter {
     /// Returns the last line, to be kept elsewhere; `None` for an empty log.
     ///
     /// # Errors
-    /// [`PlaceError`] if the log cannot be read.
+    /// [`LogFileError`] if the log cannot be read.
     pub fn current_anchor(&self) -> Result<Option<LogAnchor>, LogFileError> {
         let state = self.lock_state();
         let (tip, note) = (state.tip, state.note);
@@ -419,7 +419,7 @@ impl AuditLogWriter {
     /// Compares the log with a stored anchor.
     ///
     /// # Errors
-    /// [`PlaceError`] if the log cannot be read.
+    /// [`LogFileError`] if the log cannot be read.
     pub fn check_anchor(&self, anchor: &LogAnchor) -> Result<AnchorState, LogFileError> {
         let fail = |e| system_error("read", &self.path)(e);
         let size = self.file.metadata().map_err(fail)?.len();
@@ -438,7 +438,7 @@ impl AuditLogWriter {
     /// detected from now on.
     ///
     /// # Errors
-    /// [`PlaceError`] if the head cannot be written.
+    /// [`LogFileError`] if the head cannot be written.
     pub fn note_anchored(&self) -> Result<(), LogFileError> {
         let mut state = self.lock_state();
         if state.note.is_anchored {

@@ -172,7 +172,7 @@ fn demand_private(stat: &Stat, path: &Path) -> Result<(), LogFileError> {
     Ok(())
 }
 
-/// Converts an error to [`PlaceError::System`].
+/// Converts an error to [`LogFileError::System`].
 pub(crate) fn system_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LogFileError {
     let path = path.to_owned();
     move |source| LogFileError::System { what, path, source }

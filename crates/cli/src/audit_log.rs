@@ -29,7 +29,7 @@ impl AuditLog {
     /// Opens the log of a state directory, and creates it if it does not exist.
     ///
     /// # Errors
-    /// The errors of [`Log::open`].
+    /// The errors of [`AuditLogWriter::open`].
     pub fn open(state: &StateDirectory) -> Result<Self, LogOpenError> {
         let log = AuditLogWriter::open(&state.audit_directory())?;
         let noted = Mutex::new(log.last_line().0.0);
@@ -101,7 +101,7 @@ impl EventRecorder for AuditLog {
 /// Returns the anchors in the store; none if the store has no file for them.
 ///
 /// # Errors
-/// [`Failure`] if the store cannot be read.
+/// [`CliError`] if the store cannot be read.
 pub fn kept_anchors(file: &Path) -> Result<Vec<LogAnchor>, CliError> {
     if file.try_exists().is_ok_and(|exists| !exists) {
         return Ok(Vec::new());

@@ -32,7 +32,7 @@ pub struct BlockedSignals {
 /// inherit the mask.
 ///
 /// # Errors
-/// [`Failure`] if no descriptors are left.
+/// [`CliError`] if no descriptors are left.
 pub fn take_signals() -> Result<BlockedSignals, CliError> {
     let cannot = |e: std::io::Error| CliError::new(format!("cannot listen to signals: {e}"));
     block_signals(&STOP_SIGNALS.map(Signal::as_raw)).map_err(cannot)?;
@@ -80,7 +80,7 @@ impl BlockedSignals {
     /// Listens on a thread of its own.
     ///
     /// # Errors
-    /// [`Failure`] if no descriptors or threads are left.
+    /// [`CliError`] if no descriptors or threads are left.
     pub fn start_listening(self) -> Result<SignalListener, CliError> {
         let cannot = |e: std::io::Error| CliError::new(format!("cannot listen to signals: {e}"));
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| cannot(e.into()))?;

@@ -64,7 +64,7 @@ impl ResolvedArgs {
     /// Resolves the arguments of `run`.
     ///
     /// # Errors
-    /// [`Failure`] if a path, a grant or a name cannot be used.
+    /// [`CliError`] if a path, a grant or a name cannot be used.
     pub fn from_run_args(typed: RunArgs, variables: VariableLookup<'_>) -> Result<Self, CliError> {
         let workspace = workspace_of(&typed.terms, variables)?;
         let (terms, cwd) = (typed.terms, places::current_directory()?);
@@ -98,7 +98,7 @@ impl ResolvedArgs {
     /// commands come from the stream; until then the script is empty.
     ///
     /// # Errors
-    /// [`Failure`] if a path or a name cannot be used.
+    /// [`CliError`] if a path or a name cannot be used.
     pub fn from_check_args(typed: CheckArgs, variables: VariableLookup<'_>) -> Result<Self, CliError> {
         let cwd = places::current_directory()?;
         let command =
@@ -189,7 +189,7 @@ pub fn collect_environment(variables: impl Iterator<Item = (OsString, OsString)>
 /// Returns a new request id.
 ///
 /// # Errors
-/// [`Failure`] if the kernel provides no random bytes.
+/// [`CliError`] if the kernel provides no random bytes.
 pub fn request_id() -> Result<RequestId, CliError> {
     read_random_bytes().map(RequestId::from_random)
 }
@@ -197,7 +197,7 @@ pub fn request_id() -> Result<RequestId, CliError> {
 /// Returns a new session id.
 ///
 /// # Errors
-/// [`Failure`] if the kernel provides no random bytes.
+/// [`CliError`] if the kernel provides no random bytes.
 pub fn session_id() -> Result<SessionId, CliError> {
     read_random_bytes().map(SessionId::from_random)
 }
@@ -205,7 +205,7 @@ pub fn session_id() -> Result<SessionId, CliError> {
 /// Returns a new sandbox id.
 ///
 /// # Errors
-/// [`Failure`] if the kernel provides no random bytes.
+/// [`CliError`] if the kernel provides no random bytes.
 pub fn sandbox_id() -> Result<SandboxId, CliError> {
     read_random_bytes().map(SandboxId::from_random)
 }
@@ -261,7 +261,7 @@ fn parse_command(subject: CommandArgs) -> Result<RequestCommand, CliError> {
 /// Returns the workspace of a run with these options.
 ///
 /// # Errors
-/// [`Failure`] if it cannot be used.
+/// [`CliError`] if it cannot be used.
 pub fn workspace_of(terms: &RunOptions, variables: VariableLookup<'_>) -> Result<PathBuf, CliError> {
     resolve_workspace(terms.workspace.as_deref(), variables, &places::current_directory()?)
 }
@@ -286,7 +286,7 @@ fn resolve_workspace(typed: Option<&Path>, variables: VariableLookup<'_>, cwd: &
 /// Parses the id or the bare name of a session: `work` means `ses_work`.
 ///
 /// # Errors
-/// [`Failure`] if it contains anything but letters, digits, `-` and `_`.
+/// [`CliError`] if it contains anything but letters, digits, `-` and `_`.
 pub fn parse_session_id(name: &str) -> Result<SessionId, CliError> {
     let id = if name.starts_with("ses_") { name.to_owned() } else { format!("ses_{name}") };
     SessionId::try_from(id).map_err(|_| {
@@ -310,7 +310,7 @@ fn session_of_environment(variables: VariableLookup<'_>) -> Result<Option<Sessio
 /// Parses grants as a user types them, one by one.
 ///
 /// # Errors
-/// [`Failure`] if one is not a grant, or does not name an object.
+/// [`CliError`] if one is not a grant, or does not name an object.
 pub fn parse_grants(
     typed: &[OsString],
     variables: VariableLookup<'_>,

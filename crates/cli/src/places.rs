@@ -29,7 +29,7 @@ pub type VariableLookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 /// of the user in `/etc/passwd` (a static program has no getpwuid).
 ///
 /// # Errors
-/// [`Failure`] if neither is a directory.
+/// [`CliError`] if neither is a directory.
 pub fn find_home_directory(variables: VariableLookup<'_>) -> Result<PathBuf, CliError> {
     let usable = |path: &PathBuf| path.is_absolute() && path.is_dir();
     if let Some(path) = variables("HOME").map(PathBuf::from).filter(usable) {
@@ -88,7 +88,7 @@ fn read_bounded(path: &Path, limit_bytes: u64) -> std::io::Result<Vec<u8>> {
 /// change.
 ///
 /// # Errors
-/// [`Failure`] if the home directory is not known.
+/// [`CliError`] if the home directory is not known.
 pub fn locate_sources(workspace: Option<&Path>, variables: VariableLookup<'_>) -> Result<ConfigSources, CliError> {
     let home = find_home_directory(variables)?;
     // Rules and profiles name objects, not the links that lead to them (L5).
@@ -102,10 +102,10 @@ pub fn locate_sources(workspace: Option<&Path>, variables: VariableLookup<'_>) -
     })
 }
 
-/// Returns the path of Stockade's state directory. [`State::open`] creates and checks it.
+/// Returns the path of Stockade's state directory. [`StateDirectory::open`] creates and checks it.
 ///
 /// # Errors
-/// [`Failure`] if the home directory is not known.
+/// [`CliError`] if the home directory is not known.
 pub fn state_path(variables: VariableLookup<'_>) -> Result<PathBuf, CliError> {
     Ok(locate_sources(None, variables)?.state_directory)
 }
@@ -146,7 +146,7 @@ impl StateDirectory {
     /// Creates the directory if it is missing (0700), and resolves it.
     ///
     /// # Errors
-    /// [`Failure`] if it cannot be created, belongs to another user or is open to others.
+    /// [`CliError`] if it cannot be created, belongs to another user or is open to others.
     pub fn open(path: &Path) -> Result<Self, CliError> {
         let cannot = |e: std::io::Error| {
             CliError::new(format!("cannot use the state directory {}: {e}", quote_path(path)))
@@ -255,7 +255,7 @@ pub fn canonical_prefix(path: &Path) -> PathBuf {
 /// Returns the current directory as the kernel names it (getcwd(2)), never as `PWD` claims.
 ///
 /// # Errors
-/// [`Failure`] if it was removed, is outside the root, or is procfs.
+/// [`CliError`] if it was removed, is outside the root, or is procfs.
 pub fn current_directory() -> Result<PathBuf, CliError> {
     let cwd = std::env::current_dir().map_err(|e| {
         CliError::new(format!("the current directory cannot be named: {e}")).with_hint("cd to a directory that exists")
@@ -267,7 +267,7 @@ pub fn current_directory() -> Result<PathBuf, CliError> {
 /// is another directory for each process that reads it.
 ///
 /// # Errors
-/// [`Failure`] if it is not such a directory. `what` names it in the message.
+/// [`CliError`] if it is not such a directory. `what` names it in the message.
 pub fn real_directory(path: &Path, what: &str) -> Result<PathBuf, CliError> {
     let refuse = |why: &str| {
         CliError::new(format!("{what} {} {why}", quote_path(path))).with_hint("name a directory by its ordinary path")
@@ -311,7 +311,7 @@ const SYSTEM_DIRECTORIES: [&str; 18] = [
 /// Refuses a writable directory that contains a system directory or is inside one.
 ///
 /// # Errors
-/// [`Failure`] in that case; `what` names the directory in the message.
+/// [`CliError`] in that case; `what` names the directory in the message.
 pub fn refuse_system(directory: &Path, what: &str) -> Result<(), CliError> {
     let real = |path: &str| Path::new(path).canonicalize().unwrap_or_else(|_| path.into());
     match SYSTEM_DIRECTORIES
@@ -332,7 +332,7 @@ pub fn refuse_system(directory: &Path, what: &str) -> Result<(), CliError> {
 /// rights there than the caller.
 ///
 /// # Errors
-/// [`Failure`] if the owner is another user or cannot be read; `what` names the directory in the
+/// [`CliError`] if the owner is another user or cannot be read; `what` names the directory in the
 /// message.
 pub fn demand_own(directory: &Path, what: &str) -> Result<(), CliError> {
     let user = rustix::process::geteuid().as_raw();
@@ -353,7 +353,7 @@ fn is_process_local(path: &Path) -> bool {
 /// without `.` and `..`. `..` is resolved by the name alone, as shells do for `cd`.
 ///
 /// # Errors
-/// [`Failure`] for `~other`, which would need the user database.
+/// [`CliError`] for `~other`, which would need the user database.
 pub fn expand_path(
     typed: &Path,
     home: &dyn Fn() -> Result<PathBuf, CliError>,

@@ -56,7 +56,7 @@ impl CommandTerminal {
     /// Returns a terminal of its own, in place of all streams if that is `wanted`.
     ///
     /// # Errors
-    /// [`Failure`] if it is wanted and there is no terminal to relay to.
+    /// [`CliError`] if it is wanted and there is no terminal to relay to.
     pub fn from_tty_option(wanted: bool) -> Result<Self, CliError> {
         if !wanted {
             return Ok(Self::Own);
@@ -113,7 +113,7 @@ impl TerminalRelay {
     /// terminal, or if `all` is set and not all streams are terminals.
     ///
     /// # Errors
-    /// [`Failure`] if no terminals, descriptors or threads are left.
+    /// [`CliError`] if no terminals, descriptors or threads are left.
     pub fn start_relay(
         given: CommandTerminal,
         of_terminal: SignalDescriptor,

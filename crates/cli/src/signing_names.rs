@@ -29,7 +29,7 @@ pub fn find_agent_socket(variables: VariableLookup<'_>) -> Option<PathBuf> {
 /// Returns the grants of such a name.
 ///
 /// # Errors
-/// [`Failure`] if it names no host, or if it does not determine the key.
+/// [`CliError`] if it names no host, or if it does not determine the key.
 pub fn resolve_grants(name: &str, variables: VariableLookup<'_>) -> Result<Vec<Grant>, CliError> {
     if name == GIT_SIGNING_NAME {
         let key = key_for_git(variables)?;

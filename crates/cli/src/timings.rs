@@ -22,7 +22,7 @@ const MAX_STEPS: usize = 1000;
 /// The steps recorded so far.
 #[derive(Clone, Debug, Default)]
 pub struct StepTimings {
-    /// Start time of this program, as [`marks::now`] counts.
+    /// Start time of this program, as [`marks::monotonic_nanoseconds`] counts.
     start: u64,
     steps: Arc<Mutex<Vec<TimedStep>>>,
 }
@@ -43,7 +43,7 @@ impl StepTimings {
     /// child process starts.
     ///
     /// # Errors
-    /// [`Failure`] if there is no memory for the children's marks.
+    /// [`CliError`] if there is no memory for the children's marks.
     pub fn start_recording(start: u64) -> Result<Self, CliError> {
         marks::reserve_page().map_err(|e| CliError::new(format!("cannot reserve memory for the timings: {e}")))?;
         let timings = Self { start, steps: Arc::default() };

@@ -13,7 +13,7 @@ use crate::timings::StepTimings;
 /// if timings are recorded.
 ///
 /// # Errors
-/// [`Failure`] if the filter cannot be parsed.
+/// [`CliError`] if the filter cannot be parsed.
 pub fn start_tracing(timings: Option<&StepTimings>) -> Result<(), CliError> {
     let log = std::env::var_os("STOCKADE_LOG").filter(|filter| !filter.is_empty());
     if log.is_none() && timings.is_none() {

@@ -39,7 +39,7 @@ use crate::speakers::DrainTracker;
 const BLOCKING_MAX: usize = 16;
 /// Time-out at the end of a run for sending data that programs wrote before they ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time-out in [`Door::connect_and_wait`]: longer than dialling takes.
+/// Time-out in [`EgressProxy::connect_and_wait`]: longer than dialling takes.
 const CONNECT_WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Error if the egress proxy cannot start.
@@ -81,11 +81,11 @@ pub(crate) struct ProxyShared {
     pub(crate) edge: Arc<PreparedInterception>,
     pub(crate) arrivals: EgressListeners,
     pub(crate) speakers: Arc<DrainTracker>,
-    /// See [`Setup::lead`].
+    /// See [`EgressProxySetup::lead`].
     pub(crate) lead: Option<Arc<dyn TunnelConnector>>,
 }
 
-/// Egress proxy: the only network access of one sandbox. A drop has the effect of [`Door::stop`].
+/// Egress proxy: the only network access of one sandbox. A drop has the effect of [`EgressProxy::stop`].
 pub struct EgressProxy {
     shared: Arc<ProxyShared>,
     names: Arc<HostNameTable>,
@@ -118,7 +118,7 @@ impl EgressProxy {
     /// Starts the thread, which sleeps until it gets work.
     ///
     /// # Errors
-    /// See [`DoorError`].
+    /// See [`EgressProxyError`].
     pub fn start(setup: EgressProxySetup) -> Result<Self, EgressProxyError> {
         if !setup.edge.is_prepared_for(&setup.rules) {
             return Err(EgressProxyError::Unprepared);
@@ -192,7 +192,7 @@ impl EgressProxy {
     }
 
     /// Dials an approved target for an egress proxy without network access of its own (see
-    /// [`Lead`]). `done` is called once on the proxy's thread and must not block. Its argument is
+    /// [`TunnelConnector`]). `done` is called once on the proxy's thread and must not block. Its argument is
     /// the connection, or the reason for the failure. This proxy reports the events.
     pub fn dial_for_tunnel(
         &self,
@@ -237,10 +237,10 @@ impl EgressProxy {
         PendingDial(Some(task.abort_handle()))
     }
 
-    /// Calls [`connect`](Self::connect) and waits for the answer, at most a minute.
+    /// Calls [`connect_target`](Self::connect_target) and waits for the answer, at most a minute.
     ///
     /// # Errors
-    /// See [`DialFailure`].
+    /// See [`DialError`].
     pub fn connect_and_wait(&self, order: ConnectOrder) -> Result<AnnouncedConnection, DialError> {
         wait_for_answer(|done| self.connect_target(order, done))
     }
@@ -248,7 +248,7 @@ impl EgressProxy {
     /// Calls [`connect_service`](Self::connect_service) and waits for the answer.
     ///
     /// # Errors
-    /// See [`DialFailure`].
+    /// See [`DialError`].
     pub fn connect_service_and_wait(
         &self,
         service: ProxyService,

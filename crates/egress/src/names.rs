@@ -16,9 +16,9 @@ use crate::seam::{EgressDestination, ProxyService};
 pub const PROXY_ADDRESS_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 /// The same for IPv6, from a block of unique local addresses of Stockade's own.
 pub const PROXY_ADDRESS_V6: Ipv6Addr = Ipv6Addr::new(0xfd5d, 0x0057, 0x0c4a, 0xde00, 0, 0, 0, 1);
-/// Port of the HTTP proxy on [`DOOR_V4`].
+/// Port of the HTTP proxy on [`PROXY_ADDRESS_V4`].
 pub const HTTP_PROXY_PORT: u16 = 3128;
-/// Port of the SOCKS proxy on [`DOOR_V4`].
+/// Port of the SOCKS proxy on [`PROXY_ADDRESS_V4`].
 pub const SOCKS_PORT: u16 = 1080;
 
 /// Most names of a sandbox. A program that asks for more gets "server failure".

@@ -102,7 +102,7 @@ pub trait NameResolver: Send + Sync {
     /// with a time-out of ten seconds.
     ///
     /// # Errors
-    /// See [`LookupError`].
+    /// See [`NameLookupError`].
     fn resolve_name(&self, name: &HostName) -> Result<Vec<IpAddr>, NameLookupError>;
 }
 
@@ -151,11 +151,11 @@ pub struct DnsSockets {
 /// Parameters to start the egress proxy.
 pub struct EgressProxySetup {
     /// Special addresses that names may resolve to, the limits, and the targets to intercept. The
-    /// [`Judge`] has the lists of targets.
+    /// [`EgressPolicy`] has the lists of targets.
     pub rules: EgressRules,
     /// The assigned names, which outlive the proxy.
     pub names: Arc<HostNameTable>,
-    /// Sockets of the name server; `None` if only [`Service::NameServer`] answers.
+    /// Sockets of the name server; `None` if only [`ProxyService::NameServer`] answers.
     pub dns: Option<DnsSockets>,
     /// State prepared for these rules.
     pub edge: Arc<PreparedInterception>,

@@ -26,7 +26,7 @@ pub trait Approver: Send {
     }
 
     /// Puts the question and waits for the answer, at most for the question's time-out. No answer
-    /// in time is [`Answer::TimedOut`]. If `waiting` is withdrawn, this returns within a second and
+    /// in time is [`ApprovalAnswer::TimedOut`]. If `waiting` is withdrawn, this returns within a second and
     /// its result is ignored.
     fn ask_question(&mut self, question: &ApprovalQuestion, waiting: &PendingQuestion) -> ApprovalAnswer;
 }

@@ -23,7 +23,7 @@ pub trait Backend: Send + Sync {
     fn supports_grant(&self, grant: &Grant, level: IsolationLevel) -> bool;
 
     /// Returns whether some standard streams of a command can be a terminal while the others are
-    /// not. If false, [`Io::Terminal`] means all of them.
+    /// not. If false, [`StdioMode::Terminal`] means all of them.
     fn mixes_streams(&self) -> bool {
         true
     }
@@ -120,10 +120,10 @@ pub enum AttemptEvent {
     Denied(Denial),
     /// The attempt exceeded a limit and must be ended.
     Breached(Denial),
-    /// A call lacks a power and waits for [`Attempt::answer`]. The rest of the attempt continues,
-    /// unless the call is about a limit (`Operation::Limit`): then everything is frozen. If that is
+    /// A call lacks a power and waits for [`Attempt::answer_call`]. The rest of the attempt continues,
+    /// unless the call is about a limit (`DeniedOperation::Limit`): then everything is frozen. If that is
     /// refused and the attempt must end, [`Breached`](Self::Breached) follows. Equal calls on the
-    /// same object wait behind the first and are not reported. Sent only if [`Backend::prepare`]
+    /// same object wait behind the first and are not reported. Sent only if [`Backend::prepare_attempt`]
     /// was called with `hold`.
     Held {
         /// Identifier of the call.
@@ -189,7 +189,7 @@ impl AttemptEventSender {
     }
 }
 
-/// Weak copy of [`Events`], valid while another strong copy exists.
+/// Weak copy of [`AttemptEventSender`], valid while another strong copy exists.
 #[derive(Clone)]
 pub struct WeakEventSender(Weak<EventSenderState>);
 
@@ -230,9 +230,9 @@ pub struct AttemptEnd {
     pub end: CommandEnd,
     /// Resources used.
     pub usage: ResourceUsage,
-    /// Captured standard output, with [`Io::Capture`].
+    /// Captured standard output, with [`StdioMode::Capture`].
     pub stdout: Option<RawText>,
-    /// Captured standard error, with [`Io::Capture`].
+    /// Captured standard error, with [`StdioMode::Capture`].
     pub stderr: Option<RawText>,
     /// True if the middle of an output was dropped.
     pub truncated: bool,

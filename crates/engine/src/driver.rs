@@ -2,7 +2,7 @@
 //! run on the caller's thread; the durable record and the approver have threads of their own. The
 //! driver decides nothing.
 //!
-//! The backend's `prepare` and `release` are called on the thread that called [`Engine::run`]. That
+//! The backend's `prepare` and `release` are called on the thread that called [`RequestEngine::run_request`]. That
 //! thread stays until the request is over, because a parent-death signal is bound to the thread
 //! that forked (prctl(2), PR_SET_PDEATHSIG).
 
@@ -38,7 +38,7 @@ use crate::{
 /// Continues a stopped process (signal(7)).
 const SIGCONT: i32 = 18;
 
-/// Components that a request needs. Requests share them; each has its own [`run`](Self::run).
+/// Components that a request needs. Requests share them; each has its own [`run_request`](Self::run_request).
 #[derive(Clone)]
 pub struct RequestEngine {
     /// Assesses text, applies rules, makes plans.
@@ -142,7 +142,7 @@ struct RequestDriver<'a> {
     asker: QuestionSender,
     /// Reported by the backend and not yet answered.
     held: HeldCalls,
-    /// See [`Interrupts::standing_still`].
+    /// See [`InterruptReceiver::standing_still`].
     stand_still: Option<StopHandler>,
     has_typed: Option<TypedInputCheck>,
 }

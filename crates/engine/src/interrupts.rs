@@ -24,7 +24,7 @@ pub(crate) type StopHandler = Box<dyn Fn() + Send>;
 /// Function that returns whether the user has typed input for the command.
 pub(crate) type TypedInputCheck = Box<dyn Fn() -> bool + Send>;
 
-/// Receiving end of an [`Interrupter`], for one run.
+/// Receiving end of an [`InterruptSender`], for one run.
 pub struct InterruptReceiver {
     pub(crate) sender: Sender<DriverMessage>,
     pub(crate) receiver: Receiver<DriverMessage>,

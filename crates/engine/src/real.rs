@@ -36,14 +36,14 @@ const BASH_PATHS: &[&str] = &["/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash
 /// Largest `/etc/passwd` that is read.
 const MAX_PASSWD_BYTES: u64 = 8 << 20;
 
-/// Implementation of `Judge` by the command's text and the configuration.
+/// Implementation of `PolicyEngine` by the command's text and the configuration.
 #[derive(Clone, Debug)]
 pub struct RulePolicyEngine {
     /// The current configuration.
     pub settings: Arc<PolicySettings>,
     /// True if the request is the user's own command line; see [`rule_in`].
     pub by_person: bool,
-    /// See [`Context::neutralised`]. True except in tests: every plan made here carries the
+    /// See [`CommandContext::neutralised`]. True except in tests: every plan made here carries the
     /// required settings.
     pub neutralised: bool,
     /// True if writes in the workspace are staged, whatever the profile sets.

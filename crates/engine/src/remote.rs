@@ -1,7 +1,7 @@
 //! Attempt with its backend in another process: the messages between the two, and both ends of the
 //! channel.
 //!
-//! The [`Line`] transports the messages (a socket, a stream of a container engine). This module
+//! The [`AttemptChannel`] transports the messages (a socket, a stream of a container engine). This module
 //! must not depend on the transport.
 
 use std::io;
@@ -38,15 +38,15 @@ pub struct AttemptOrder {
 /// Message from the engine's process to the attempt's process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EngineMessage {
-    /// [`Attempt::release`].
+    /// [`Attempt::release_command`].
     Release,
-    /// [`Attempt::signal`].
+    /// [`Attempt::send_signal`].
     Signal(i32),
-    /// [`Attempt::kill`].
+    /// [`Attempt::kill_processes`].
     Kill,
     /// [`Attempt::stand_still`]: the exceeded limit.
     StandStill(Denial),
-    /// [`Attempt::answer`].
+    /// [`Attempt::answer_call`].
     Answer(HoldId, HeldAnswer),
 }
 

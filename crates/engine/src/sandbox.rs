@@ -55,7 +55,7 @@ pub trait SandboxProvider: Send + Sync {
     ///
     /// # Errors
     /// [`SandboxError::Gone`] if its processes are gone. Only its directories are left, and
-    /// [`create`](Self::create) may reuse them.
+    /// [`create_sandbox`](Self::create_sandbox) may reuse them.
     fn adopt_sandbox(&self, plan: &SandboxPlan, events: SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError>;
 
     /// Removes all that is left of a sandbox that no process holds any more: its processes, mounts,
@@ -69,7 +69,7 @@ pub trait SandboxProvider: Send + Sync {
 }
 
 /// Port for a sandbox. All methods may be called from any thread. The effect of a drop depends on
-/// the kind: a sandbox that [`adopts`](Capabilities::adopts) continues, every other ends (L8).
+/// the kind: a sandbox that [`adopts`](ProviderCapabilities::adopts) continues, every other ends (L8).
 pub trait Sandbox: Send + Sync {
     /// Returns its identifier.
     fn id(&self) -> &SandboxId;
@@ -79,11 +79,11 @@ pub trait Sandbox: Send + Sync {
     fn enforcement_report(&self) -> &EnforcementReport;
 
     /// Returns the backend that runs commands in it. A plan that asks for more than the sandbox was
-    /// made with is a [`StartError`]. Powers that can be given while it runs ([`Backend::honours`])
+    /// made with is a [`StartError`]. Powers that can be given while it runs ([`Backend::supports_grant`])
     /// are grants as in any attempt, and end with it.
     ///
     /// The end of an attempt is the end of its command. Processes left behind
-    /// ([`Background::Keep`]) keep their powers and get no more. Calls that lack a power are
+    /// ([`BackgroundPolicy::Keep`]) keep their powers and get no more. Calls that lack a power are
     /// refused and reported as [`SandboxEvent::Denied`].
     fn backend(&self) -> Arc<dyn Backend>;
 
@@ -188,7 +188,7 @@ pub struct ProviderCapabilities {
     pub ends_background: bool,
     /// A call that lacks a power can wait for an answer.
     pub holds: bool,
-    /// [`Tree`]s are available.
+    /// [`SandboxTree`]s are available.
     pub shows_files: bool,
 }
 

@@ -14,7 +14,7 @@ pub trait PolicyEngine: Send + Sync {
     fn assess_request(&self, request: &RunRequest) -> Assessment;
 
     /// Returns the result of the rules, and the parts of the request that need consent. The driver
-    /// fills [`Ruling::unhonoured`].
+    /// fills [`ConsentRuling::unhonoured`].
     fn apply_rules(&self, request: &RunRequest, assessment: &Assessment) -> ConsentRuling;
 
     /// Makes the plan of an attempt with exactly these grants.
@@ -84,7 +84,7 @@ pub trait EventRecorder: Send + Sync {
     fn record_events(&self, events: &[Event]) -> Result<(), RecordError>;
 
     /// Makes everything recorded so far durable. May block for a disk, and runs on another thread
-    /// in parallel to [`record`](Self::record).
+    /// in parallel to [`record_events`](Self::record_events).
     ///
     /// # Errors
     /// [`RecordError`] if durability is not certain.

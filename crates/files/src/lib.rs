@@ -5,8 +5,8 @@
 //! lookup beneath a directory (openat2(2)). No symbolic link is followed, no mount is crossed, and
 //! only regular files are opened. Writes are atomic.
 //!
-//! Not part of this crate: sandboxes, permissions (see [`Guard`]), and size limits (the caller sets
-//! [`Bounds`]).
+//! Not part of this crate: sandboxes, permissions (see [`ChangeGuard`]), and size limits (the caller sets
+//! [`ContentLimits`]).
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
 //! An object of a tree, open by descriptor: its kind, metadata and content. A symbolic link is
-//! never followed, and no path of several components is passed to the kernel without [`BENEATH`].
+//! never followed, and no path of several components is passed to the kernel without [`BENEATH_FLAGS`].
 //! Independent of overlays.
 
 use std::ffi::OsStr;

@@ -121,7 +121,7 @@ impl FileTree {
     /// Lists a directory, sorted by the bytes of the names.
     ///
     /// # Errors
-    /// An error if it is not a directory, or has more than [`LISTED_MAX`] entries.
+    /// An error if it is not a directory, or has more than [`MAX_LISTED_ENTRIES`] entries.
     pub fn list_directory(&self, path: &TreePath) -> Result<Vec<FileMetadata>, FilesError> {
         let directory = self.open_directory(path)?;
         let mut found = list_entries(directory.fd.as_fd()).map_err(errno_error("list", path))?;

@@ -29,7 +29,7 @@ pub struct SandboxRequest {
 pub struct OpenSandbox {
     /// The sandbox.
     pub sandbox: Box<dyn Sandbox>,
-    /// The use of the sandbox, which ends with [`Lifecycle::leave`].
+    /// The use of the sandbox, which ends with [`Lifecycle::leave_sandbox`].
     pub used: SandboxLease,
     /// True if its processes were gone, so that it was recreated around its files.
     pub is_anew: bool,
@@ -115,7 +115,7 @@ impl Lifecycle {
     }
 
     /// Creates a sandbox: its directories, then its isolation. Commands in it then clone a
-    /// repository into the workspace, see [`steps`](crate::steps).
+    /// repository into the workspace, see [`clone_steps`](crate::clone_steps).
     ///
     /// # Errors
     /// [`LifecycleError`] if it cannot be created. Its record is marked as failed then, and its
@@ -194,7 +194,7 @@ impl Lifecycle {
     /// Ends the use of the files.
     ///
     /// # Errors
-    /// The errors of [`leave`](Self::leave).
+    /// The errors of [`leave_sandbox`](Self::leave_sandbox).
     pub fn release_files(&self, used: SandboxLease) -> Result<(), LifecycleError> {
         Ok(self.store.end_use(used, self.now_ms())?)
     }
@@ -333,7 +333,7 @@ impl Lifecycle {
     /// the predecessor's sandboxes that are not kept after a restart.
     ///
     /// # Errors
-    /// The errors of [`sweep`](Self::sweep).
+    /// The errors of [`sweep_sandboxes`](Self::sweep_sandboxes).
     pub fn recover_sandboxes(&self) -> Result<Vec<SweepResult>, LifecycleError> {
         let mut swept = self.sweep_sandboxes()?;
         for record in self.store.list_sandboxes()? {

@@ -58,9 +58,9 @@ impl RawText {
 }
 
 impl RawText {
-    /// Like [`escaped`](Self::escaped), with backslashes doubled, so that [`unescape`](Self::unescape)
-    /// returns the same bytes. Blanks at the ends are escapes too, because a reader cannot see them and a
-    /// parser may trim them.
+    /// Like [`to_escaped`](Self::to_escaped), with backslashes doubled, so that
+    /// [`from_escaped`](Self::from_escaped) returns the same bytes. Blanks at the ends are escapes too,
+    /// because a reader cannot see them and a parser may trim them.
     pub fn escaped_reversibly(&self) -> String {
         let mut doubled = Vec::with_capacity(self.0.len());
         for &b in &self.0 {
@@ -144,36 +144,43 @@ impl From<&str> for RawText {
         Self(s.as_bytes().to_vec())
     }
 }
+
 impl From<String> for RawText {
     fn from(s: String) -> Self {
         Self(s.into_bytes())
     }
 }
+
 impl From<Vec<u8>> for RawText {
     fn from(b: Vec<u8>) -> Self {
         Self(b)
     }
 }
+
 impl From<&[u8]> for RawText {
     fn from(b: &[u8]) -> Self {
         Self(b.to_vec())
     }
 }
+
 impl From<OsString> for RawText {
     fn from(s: OsString) -> Self {
         Self(s.into_vec())
     }
 }
+
 impl From<&OsStr> for RawText {
     fn from(s: &OsStr) -> Self {
         Self(s.as_bytes().to_vec())
     }
 }
+
 impl From<&Path> for RawText {
     fn from(p: &Path) -> Self {
         Self::from(p.as_os_str())
     }
 }
+
 impl From<PathBuf> for RawText {
     fn from(p: PathBuf) -> Self {
         Self::from(p.into_os_string())
@@ -202,9 +209,11 @@ impl<'de> Deserialize<'de> for RawText {
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a string, or {\"hex\": \"...\"} for bytes that are not UTF-8")
             }
+
             fn visit_str<E: de::Error>(self, v: &str) -> Result<RawText, E> {
                 Ok(RawText::from(v))
             }
+
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawText, A::Error> {
                 let Some((key, hex)) = map.next_entry::<String, String>()? else {
                     return Err(de::Error::missing_field("hex"));
@@ -240,6 +249,7 @@ impl JsonSchema for RawText {
     fn schema_name() -> std::borrow::Cow<'static, str> {
         "RawText".into()
     }
+
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema !({ "description" : "Text, or the hexadecimal form of bytes that are not UTF-8." , "oneOf" : [ { "type" : "string" }, { "type" : "object" , "properties" : { "hex" : { "type" : "string" } }, "required" : [ "hex" ], "additionalProperties" : false } ] })
     }

@@ -26,7 +26,7 @@ pub struct EgressRules {
     pub deny: Vec<TargetPattern>,
     /// Special addresses (private, loopback, link-local, ...) that names may resolve to. A target that is
     /// given as an address does not need this list, but an entry or a grant that addresses it specifically;
-    /// see [`TargetPattern::admits`].
+    /// see [`TargetPattern::can_allow`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub special: Vec<TargetPattern>,
     /// Limits of a sandbox.

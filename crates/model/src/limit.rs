@@ -109,7 +109,7 @@ impl LimitKind {
         }
     }
 
-    /// Formats an amount of the limit, as [`parse`](Self::parse) reads it.
+    /// Formats an amount of the limit, as [`parse_amount`](Self::parse_amount) reads it.
     pub fn format_amount(self, amount: u64) -> String {
         match self {
             Self::Wall | Self::CpuTime => duration_text(amount),

@@ -1,7 +1,7 @@
 //! What a start costs, phase by phase, over plain fork and exec: `true`, at
 //! each level, every question answered with "go on".
 //!
-//! `cargo run --release -p stockade-native --example start_cost [RUNS]`
+//! `cargo run --release -p stockade-native --example start_cost [EXECUTION_MARKS]`
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;

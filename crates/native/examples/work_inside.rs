@@ -17,12 +17,14 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use stockade_engine::{AttemptEvent, Backend, CommandEnd, Events, Io};
-use stockade_model::{Environment, Filesystem, Level, Limits, Network, Plan, Profile, RawText, RequestId};
+use stockade_engine::{AttemptEvent, AttemptEventSender, Backend, CommandEnd, StdioMode};
+use stockade_model::{
+    AttemptPlan, EnvironmentRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, Profile, RawText, RequestId,
+};
 use stockade_native::NativeBackend;
-use stockade_native::launch::{Blueprint, Ended, Launched, Stdio, launch};
+use stockade_native::launch::{Blueprint, CommandStdio, LaunchedSandbox, ProcessExit, launch_sandbox};
 use stockade_sys::memory::read_c_string;
-use stockade_sys::notify::{Answer, Notifier};
+use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 
 /// Longer than any of the work that is measured.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -41,11 +43,11 @@ fn main() -> ExitCode {
     ExitCode::from(u8::try_from(code).unwrap_or(255))
 }
 
-fn asked(plan: &Plan) -> i32 {
+fn asked(plan: &AttemptPlan) -> i32 {
     let (sender, events) = channel();
-    let sender = Events::new(move |event| drop(sender.send(event)));
-    let mut attempt = NativeBackend::default().prepare(plan, &Io::Inherit, false, sender).unwrap();
-    attempt.release().unwrap();
+    let sender = AttemptEventSender::new(move |event| drop(sender.send(event)));
+    let mut attempt = NativeBackend::default().prepare_attempt(plan, &StdioMode::Inherit, false, sender).unwrap();
+    attempt.release_command().unwrap();
     loop {
         match events.recv_timeout(PATIENCE).unwrap() {
             AttemptEvent::Ended(end) => match end.end {
@@ -58,17 +60,17 @@ fn asked(plan: &Plan) -> i32 {
     }
 }
 
-fn unasked(plan: &Plan) -> i32 {
-    ended(launch(Blueprint::prepare(plan).unwrap().unasked().unwrap(), own_streams()).unwrap())
+fn unasked(plan: &AttemptPlan) -> i32 {
+    ended(launch_sandbox(Blueprint::prepare(plan).unwrap().without_broker().unwrap(), own_streams()).unwrap())
 }
 
-fn least(plan: &Plan) -> i32 {
-    let mut launched = launch(Blueprint::prepare(plan).unwrap(), own_streams()).unwrap();
-    let notifier = Notifier::new(launched.take_listener().unwrap()).unwrap();
+fn least(plan: &AttemptPlan) -> i32 {
+    let mut launched = launch_sandbox(Blueprint::prepare(plan).unwrap(), own_streams()).unwrap();
+    let notifier = SeccompNotifier::new(launched.take_listener().unwrap()).unwrap();
     notifier.wake_synchronously().unwrap();
     std::thread::spawn(move || {
-        let mut space = notifier.space();
-        while let Ok(request) = notifier.receive(&mut space) {
+        let mut space = notifier.allocate_buffer();
+        while let Ok(request) = notifier.receive_notification(&mut space) {
             let opens = i64::from(request.call) == libc::SYS_openat && request.args[2] as i32 & libc::O_ACCMODE != 0;
             // It fails only where the caller is gone.
             let _ = if opens {
@@ -77,28 +79,28 @@ fn least(plan: &Plan) -> i32 {
                 let file = openat(CWD, path, flags, Mode::from_bits_retain(request.args[3] as u32)).unwrap();
                 notifier.answer_with_descriptor(request.id, file.as_fd(), true)
             } else {
-                notifier.answer(request.id, Answer::Continue)
+                notifier.answer_call(request.id, NotificationAnswer::Continue)
             };
         }
     });
     ended(launched)
 }
 
-fn own_streams() -> Stdio<'static> {
-    Stdio { stdin: rustix::stdio::stdin(), stdout: rustix::stdio::stdout(), stderr: rustix::stdio::stderr() }
+fn own_streams() -> CommandStdio<'static> {
+    CommandStdio { stdin: rustix::stdio::stdin(), stdout: rustix::stdio::stdout(), stderr: rustix::stdio::stderr() }
 }
 
-fn ended(mut launched: Launched) -> i32 {
-    launched.release().unwrap();
-    match launched.wait(PATIENCE).unwrap().expect("it ends").status {
-        Ended::Exited(code) => code,
-        Ended::Signaled(signal) => panic!("ended by signal {signal}"),
+fn ended(mut launched: LaunchedSandbox) -> i32 {
+    launched.release_command().unwrap();
+    match launched.wait_for_end(PATIENCE).unwrap().expect("it ends").status {
+        ProcessExit::Exited(code) => code,
+        ProcessExit::Signaled(signal) => panic!("ended by signal {signal}"),
     }
 }
 
-fn plan(writable: &[PathBuf], command: &[String]) -> Plan {
+fn plan(writable: &[PathBuf], command: &[String]) -> AttemptPlan {
     let workspace = RawText::from(writable[0].as_path());
-    Plan {
+    AttemptPlan {
         request: RequestId::from_random([7; 16]),
         attempt: 1,
         argv: command.iter().map(|a| RawText::from(a.as_str())).collect(),
@@ -110,19 +112,19 @@ fn plan(writable: &[PathBuf], command: &[String]) -> Plan {
         profile: Profile {
             name: "workspace".to_owned(),
             sandboxed: true,
-            filesystem: Filesystem {
+            filesystem: FilesystemAccess {
                 write: writable.iter().map(|p| RawText::from(p.as_path())).collect(),
-                ..Filesystem::default()
+                ..FilesystemAccess::default()
             },
             exec: stockade_model::ExecRules::default(),
-            network: Network::None,
+            network: NetworkAccess::None,
             egress: Default::default(),
-            environment: Environment::default(),
+            environment: EnvironmentRules::default(),
             limits: Limits::default(),
         },
         grants: Vec::new(),
         effects: Vec::new(),
-        level: Level::Full,
+        level: IsolationLevel::Full,
         backend: "native".to_owned(),
     }
 }

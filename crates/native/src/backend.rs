@@ -287,9 +287,7 @@ impl Backend for NativeBackend {
         // Without a namespace the init has to find the processes one by one.
         let group = guard.group().filter(|_| plan.level != IsolationLevel::Full);
         let watch = Arc::new(Mutex::new(guard.start_watch(launched.init_pid(), hold)));
-        enforced.layers.extend(layers_of_kept((staging.as_ref(), lease.as_ref()), &launched));
-        enforced.layers.extend(undoing::undo_layer(plan, undoing.as_ref()));
-        enforced.layers.extend(signing::signing_layer(plan));
+        add_kept_layers(&mut enforced, plan, (staging.as_ref(), lease.as_ref(), undoing.as_ref()), &launched);
         let answers = broker.answer_sender();
         if publishes {
             answers.open_way();
@@ -419,14 +417,17 @@ pub(crate) fn broker_layer(traits: BrokerTraits, holds: (bool, bool), traced: bo
     LayerReport { state: LayerState::Enforced, detail: format!("{speed}{holding}{tracing}") }
 }
 
-/// Returns the reports on the stage and the caches of a run.
-fn layers_of_kept(
-    (staging, lease): (Option<&AttemptStage>, Option<&CacheLease>),
+/// Adds the layers of the stage, the caches, undo and the signing agent of a run to a report.
+fn add_kept_layers(
+    enforced: &mut EnforcementReport,
+    plan: &AttemptPlan,
+    (staging, lease, undoing): (Option<&AttemptStage>, Option<&CacheLease>, Option<&AttemptUndo>),
     launched: &LaunchedSandbox,
-) -> impl Iterator<Item = (String, LayerReport)> {
+) {
     let staged = staging.filter(|staging| staging.overlay().is_none()).map(|_| ("stage".to_owned(), stage_layer()));
     let caches = lease.map(|lease| ("caches".to_owned(), lease.build_report(|index| launched.is_unmerged(index))));
-    staged.into_iter().chain(caches)
+    let kept = [staged, caches, undoing::undo_layer(plan, undoing)];
+    enforced.layers.extend(kept.into_iter().flatten().chain(signing::signing_layer(plan)));
 }
 
 fn stage_layer() -> LayerReport {

@@ -89,9 +89,10 @@ fn command_rules(level: IsolationLevel, options: FilterOptions) -> Vec<SeccompRu
 
 /// Returns the filter of a command with no trapped calls, for measurements.
 #[cfg(feature = "measure")]
-pub(crate) fn unasked_filter(level: Level) -> Result<Program, CompileError> {
-    let rules: Vec<Rule> = refused_entries(level).chain(base::SOCKETS_LAST).map(Entry::rule).collect();
-    compile(&rules, NEWEST_CALL, Action::Allow)
+pub(crate) fn unasked_filter(level: IsolationLevel) -> Result<SeccompProgram, CompileError> {
+    let rules: Vec<SeccompRule> =
+        refused_entries(level).chain(base::OTHER_SOCKET_ENTRIES).map(FilterEntry::seccomp_rule).collect();
+    compile_rules(&rules, NEWEST_SYSCALL, SeccompAction::Allow)
 }
 
 fn asked_rule(trap: &SyscallTrap) -> SeccompRule {

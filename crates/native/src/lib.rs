@@ -41,7 +41,7 @@ pub use protected::ProtectedNames;
 pub use sandbox::{NativeSandboxes, SupervisorHooks, keep_sandbox};
 pub use session::{NativeSession, SessionError};
 pub use signing::SigningUser;
-/// Global allocator for a program with a [`Session`] that prepares sandboxes in advance. The plan
+/// Global allocator for a program with a [`NativeSession`] that prepares sandboxes in advance. The plan
 /// of each is computed in memory that both processes share.
 pub use stockade_sys::arena::ArenaAllocator;
 pub use way_out::proxy_variables;

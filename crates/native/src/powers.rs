@@ -256,7 +256,7 @@ impl AttemptPermissions {
         self.own_network = Some(served);
     }
 
-    /// See [`stage`](Self::stage).
+    /// See [`mark_staged`](Self::mark_staged).
     pub fn is_staged(&self, path: &[u8]) -> bool {
         self.staged.as_ref().is_some_and(|workspace| is_at_or_beneath(workspace, path))
     }

@@ -41,7 +41,7 @@ impl EgressReach {
     /// Returns the rule that lets this target be reached.
     ///
     /// # Errors
-    /// [`Refusal`] with the refusing rule and the sufficient grant.
+    /// [`PermissionRefusal`] with the refusing rule and the sufficient grant.
     pub fn decide_target(&self, target: &NetworkTarget) -> Result<String, PermissionRefusal> {
         let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
         match self.lists.listed_with(granted.iter(), target) {
@@ -65,7 +65,7 @@ impl EgressReach {
     /// include. The decision whether the target may be reached at all is separate.
     ///
     /// # Errors
-    /// [`Refusal`] with the refusing rule and the sufficient grant. `rule` is the egress proxy's
+    /// [`PermissionRefusal`] with the refusing rule and the sufficient grant. `rule` is the egress proxy's
     /// text.
     pub fn decide_secret(&self, wanted: &SecretUse, rule: &str) -> Result<String, PermissionRefusal> {
         if let Some(pattern) = self.lists.deny.iter().find(|pattern| pattern.overlaps(wanted.targets())) {
@@ -83,7 +83,7 @@ impl EgressReach {
     /// separate.
     ///
     /// # Errors
-    /// [`Refusal`] with the missing approval and the sufficient grant. `message` is the egress
+    /// [`PermissionRefusal`] with the missing approval and the sufficient grant. `message` is the egress
     /// proxy's text.
     pub fn decide_effect(&self, wanted: &EffectUse, message: &str) -> Result<String, PermissionRefusal> {
         let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);

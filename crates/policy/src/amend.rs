@@ -232,7 +232,7 @@ pub fn runs_others(program: &str) -> Option<&'static str> {
 /// these words, and for an `allow` exactly these powers.
 ///
 /// # Errors
-/// See [`NoRule`]. A refusal is remembered for every program.
+/// See [`AmendError`]. A refusal is remembered for every program.
 pub fn rules_for(
     command: &RequestCommand,
     effect: PolicyVerdict,

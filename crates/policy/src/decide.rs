@@ -80,7 +80,7 @@ pub fn rule_on(
 ///
 /// `grants_by_person` is true if the request is the user's own command line: then the user decided on its
 /// grants, profile, level and mode. Otherwise they may only tighten the configuration: the stricter of both
-/// modes applies, added powers need consent, a weaker level is refused. Powers that `Request::requested`
+/// modes applies, added powers need consent, a weaker level is refused. Powers that `RunRequest::requested`
 /// lists need consent in both cases.
 pub fn rule_in(
     settings: &PolicySettings,

@@ -1,5 +1,5 @@
 //! The network part of a profile before the workspace is known: adding a section, comparing two profiles,
-//! and making the [`Egress`] of a run.
+//! and making the [`EgressRules`] of a run.
 //!
 //! Must not know files or the order of layers; nor read a secret.
 

@@ -1,7 +1,7 @@
 //! The policy: which requests may run, and with which powers. Configuration in layers, profiles, rules, and
 //! the decision.
 //!
-//! Three questions stay separate (L1): [`decide`] decides whether a request may run, [`resolve_profile`]
+//! Three questions stay separate (L1): [`decide_request`] decides whether a request may run, [`resolve_profile`]
 //! with which powers; the approver is not known here. All functions are pure, with two exceptions: [`load`]
 //! reads the given files, and [`mounts`] reads the mount table and resolves symbolic links. Absent on
 //! purpose: clocks, environment variables, approvers, caches, and any way to run a program.

@@ -168,7 +168,7 @@ pub fn load_settings(sources: &ConfigSources) -> Result<PolicySettings, LoadErro
 /// result is the configuration that would apply if these texts were written.
 ///
 /// # Errors
-/// As [`load`].
+/// As [`load_settings`].
 pub fn load_with(sources: &ConfigSources, instead: Vec<LayerText>) -> Result<PolicySettings, LoadError> {
     let mut layers = read_layers(sources)?;
     layers.retain(|layer| !instead.iter().any(|other| other.layer == layer.layer));

@@ -177,7 +177,7 @@ impl PolicySettings {
         lines
     }
 
-    /// Reports key and value of every line of [`explain`](Self::explain) that the digest for answers
+    /// Reports key and value of every line of [`explain_profile`](Self::explain_profile) that the digest for answers
     /// includes. `allow` rules with provenance, such as those of answers, are left out, so that a new
     /// answer does not invalidate another one.
     pub fn explained_values(&self, name: &str, mut line: impl FnMut(&str, &str)) {

@@ -203,6 +203,7 @@ pub(crate) fn require_trusted_object(place: &Path, owner: u32, mode: u32, truste
     if owner != 0 && owner != trusted && Some(owner) != unmapped_owner() {
         return Err(TrustError::Owner { place: place.to_owned(), owner, trusted });
     }
+
     const STICKY_DIRECTORY: u32 = 0o041_000;
     let is_sticky = mode & 0o171_000 == STICKY_DIRECTORY;
     if mode & 0o022 != 0 && !is_sticky {

@@ -155,7 +155,7 @@ const BYTE_KINDS: [ByteKind; 256] = {
     kinds
 };
 
-/// Length of the longest word of [`LEADS`].
+/// Length of the longest word of [`COMMAND_PREFIXES`].
 const MAX_PREFIX_BYTES: usize = 7;
 
 /// First two letters of every program to check: a row for each first letter, a bit for each second

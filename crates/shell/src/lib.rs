@@ -60,7 +60,7 @@ pub struct CommandContext {
     pub home: RawText,
     /// The root of the workspace: absolute, canonical.
     pub workspace: RawText,
-    /// True if the run applies [`Judged::neutralisation`]. If false, commands that would obey a
+    /// True if the run applies [`CommandClassification::neutralisation`]. If false, commands that would obey a
     /// repository's configuration are `ask`.
     pub neutralised: bool,
 }

@@ -20,7 +20,8 @@ pub struct SanitizeSettings {
     /// [`is_plain_configuration`], [`has_no_submodules`].
     pub plain_repositories: Vec<RawText>,
     /// Directories in which git looks for a repository that must be quiet: see
-    /// [`is_quiet_configuration`], [`is_quiet_hook`], [`has_no_submodules`].
+    /// [`is_quiet_configuration`](crate::is_quiet_configuration), [`is_quiet_hook`](crate::is_quiet_hook),
+    /// [`has_no_submodules`].
     pub quiet_repositories: Vec<RawText>,
     /// True if a repository in an unknown directory must be plain or quiet, which cannot be
     /// checked.

@@ -1,5 +1,5 @@
 //! Converts text to statements with the tree-sitter grammar of bash. A form that the grammar
-//! accepts and bash would not, or would read differently, becomes [`Statement::Unknown`]. The tree
+//! accepts and bash would not, or would read differently, becomes [`ScriptStatement::Unknown`]. The tree
 //! is checked against the bytes and never trusted. This module must not depend on any program.
 
 use std::cell::Cell;

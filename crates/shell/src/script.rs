@@ -17,7 +17,7 @@ pub(crate) enum WordAtom {
 pub(crate) enum DynamicValue {
     /// `$name` or `${name}`, without operators.
     Variable { name: Vec<u8>, quoted: bool },
-    /// `$(...)`, backquotes, `>(...)`: index into [`Word::nested`].
+    /// `$(...)`, backquotes, `>(...)`: index into [`ScriptWord::nested`].
     Nested { index: usize, quoted: bool },
     /// `<(...)`: the name of a file with the output; index as above.
     Output { index: usize },

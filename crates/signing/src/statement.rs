@@ -29,7 +29,7 @@ pub(crate) enum SigningPayload<'a> {
     Authentication(ServerAuthentication<'a>),
 }
 
-/// See [`Statement::Authentication`].
+/// See [`SigningPayload::Authentication`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ServerAuthentication<'a> {
     /// The session with the server.

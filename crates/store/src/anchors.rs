@@ -43,7 +43,7 @@ impl AnchorStore {
     /// Opens the file at `path`, and creates it if it does not exist.
     ///
     /// # Errors
-    /// [`OpenError`] if others than the caller can access the path, or if the file is damaged, of
+    /// [`StoreOpenError`] if others than the caller can access the path, or if the file is damaged, of
     /// another program or of a newer version.
     pub fn open(path: &Path) -> Result<Self, StoreOpenError> {
         let connection = database::open_database(path, &SCHEMA)?;

@@ -70,7 +70,7 @@ fn display_path(path: &Path) -> String {
     RawText::from(path).to_escaped()
 }
 
-/// Converts an error to [`PlaceError::System`].
+/// Converts an error to [`StoreFileError::System`].
 pub(crate) fn system_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreFileError {
     let path = path.to_owned();
     move |source| StoreFileError::System { what, path, source }

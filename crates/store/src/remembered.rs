@@ -74,9 +74,9 @@ pub struct ApprovalRecord {
     pub grants: Vec<Grant>,
     /// The answer.
     pub consent: Consent,
-    /// Scope of the answer. [`Scope::Times`] contains the remaining uses.
+    /// Scope of the answer. [`ApprovalScope::Times`] contains the remaining uses.
     pub scope: ApprovalScope,
-    /// Session of the answer; the only one that [`Scope::Session`] applies to.
+    /// Session of the answer; the only one that [`ApprovalScope::Session`] applies to.
     pub session: Option<SessionId>,
     /// Name of the approver.
     pub by: String,

@@ -179,7 +179,7 @@ impl SandboxStore {
     /// missing.
     ///
     /// # Errors
-    /// [`OpenError`] if others than the caller can access the path, or the database cannot be used.
+    /// [`StoreOpenError`] if others than the caller can access the path, or the database cannot be used.
     pub fn open(root: &Path) -> Result<Self, StoreOpenError> {
         let connection = database::open_database(&root.join(DATABASE_NAME), &SCHEMA)?;
         let root = root.canonicalize().map_err(system_error("resolve", root))?;
@@ -189,7 +189,7 @@ impl SandboxStore {
     /// Begins a sandbox: it is recorded and locked before any part of it is made.
     ///
     /// # Errors
-    /// [`SandboxError`] if it cannot be created, there are too many, or its id is in use.
+    /// [`SandboxStoreError`] if it cannot be created, there are too many, or its id is in use.
     pub fn begin_sandbox(
         &self,
         id: SandboxId,
@@ -220,7 +220,7 @@ impl SandboxStore {
     /// They contain a lock at most.
     ///
     /// # Errors
-    /// [`SandboxError`] if the store failed or the directory cannot be read.
+    /// [`SandboxStoreError`] if the store failed or the directory cannot be read.
     pub fn remove_strays(&self) -> Result<(), SandboxStoreError> {
         for (id, path) in held::list_directories::<SandboxId>(&self.root)? {
             let is_old = path.metadata().and_then(|about| about.modified()).is_ok_and(|made| {
@@ -239,7 +239,7 @@ impl SandboxStore {
     /// Records the backend of a sandbox that is being made; once.
     ///
     /// # Errors
-    /// [`SandboxError`] if it is not being made, or its backend is recorded already.
+    /// [`SandboxStoreError`] if it is not being made, or its backend is recorded already.
     pub fn set_backend(&self, claim: &SandboxClaim, backend: &str) -> Result<(), SandboxStoreError> {
         let noted = self.lock_database().set_backend(&claim.id, backend)?;
         if noted { Ok(()) } else { Err(self.state_error(&claim.id)?) }
@@ -249,7 +249,7 @@ impl SandboxStore {
     /// record.
     ///
     /// # Errors
-    /// [`SandboxError`] if it does not exist, or its state does not permit the change.
+    /// [`SandboxStoreError`] if it does not exist, or its state does not permit the change.
     pub fn change_state(
         &self,
         id: &SandboxId,
@@ -269,7 +269,7 @@ impl SandboxStore {
     /// force.
     ///
     /// # Errors
-    /// [`SandboxError`] if it is not ready or another process holds it exclusively.
+    /// [`SandboxStoreError`] if it is not ready or another process holds it exclusively.
     pub fn begin_use(&self, id: &SandboxId, now_ms: u64) -> Result<SandboxLease, SandboxStoreError> {
         self.require_state(id, SandboxState::Ready)?;
         let lock = self.lock_sandbox(id, LockMode::Shared)?;
@@ -282,7 +282,7 @@ impl SandboxStore {
     /// Ends a use. From now on the sandbox is idle, if no other process uses it.
     ///
     /// # Errors
-    /// [`SandboxError`] if that cannot be recorded; the use has ended anyway.
+    /// [`SandboxStoreError`] if that cannot be recorded; the use has ended anyway.
     pub fn end_use(&self, used: SandboxLease, now_ms: u64) -> Result<(), SandboxStoreError> {
         Ok(self.lock_database().update_used_time(&used.record.id, now_ms)?)
     }
@@ -290,7 +290,7 @@ impl SandboxStore {
     /// Locks a sandbox exclusively; waits five seconds for its users.
     ///
     /// # Errors
-    /// [`SandboxError`] if it is still in use.
+    /// [`SandboxStoreError`] if it is still in use.
     pub fn claim_sandbox(&self, id: &SandboxId) -> Result<SandboxClaim, SandboxStoreError> {
         let lock = self.lock_sandbox(id, LockMode::Alone)?;
         Ok(SandboxClaim { id: id.clone(), path: self.sandbox_directory(id), _lock: lock })
@@ -300,7 +300,7 @@ impl SandboxStore {
     /// process holds it exclusively, which marks it too. Does not wait.
     ///
     /// # Errors
-    /// [`SandboxError`] if its lock cannot be examined.
+    /// [`SandboxStoreError`] if its lock cannot be examined.
     pub fn begin_end(&self, id: &SandboxId) -> Result<Option<DestroyGuard>, SandboxStoreError> {
         let Some(lock) = self.lock_file(id)? else { return Ok(None) };
         Ok(place::try_hold(&lock, LockMode::Shared)?.map(|lock| DestroyGuard { _lock: lock }))
@@ -309,7 +309,7 @@ impl SandboxStore {
     /// Closes a sandbox whose directory is empty except for its lock.
     ///
     /// # Errors
-    /// [`SandboxError`] if the directory is not empty, or the sandbox is not being destroyed.
+    /// [`SandboxStoreError`] if the directory is not empty, or the sandbox is not being destroyed.
     pub fn close_sandbox(&self, claim: SandboxClaim, now_ms: u64) -> Result<(), SandboxStoreError> {
         self.require_state(&claim.id, SandboxState::Destroying)?;
         match fs::remove_file(claim.path.join(LOCK_NAME)).and_then(|()| fs::remove_dir(&claim.path)) {
@@ -325,7 +325,7 @@ impl SandboxStore {
     /// Sets the time until which a sandbox lives, later or earlier than before.
     ///
     /// # Errors
-    /// [`SandboxError`] if it does not exist, or is destroyed.
+    /// [`SandboxStoreError`] if it does not exist, or is destroyed.
     pub fn extend(&self, id: &SandboxId, expires_ms: u64) -> Result<(), SandboxStoreError> {
         let extended = self.lock_database().extend(id, expires_ms)?;
         if extended { Ok(()) } else { Err(self.state_error(id)?) }
@@ -334,7 +334,7 @@ impl SandboxStore {
     /// Returns one sandbox.
     ///
     /// # Errors
-    /// [`SandboxError`] if the store failed.
+    /// [`SandboxStoreError`] if the store failed.
     pub fn find_sandbox(&self, id: &SandboxId) -> Result<Option<SandboxRecord>, SandboxStoreError> {
         Ok(self.lock_database().find_sandbox(id)?)
     }
@@ -342,7 +342,7 @@ impl SandboxStore {
     /// Returns all known sandboxes, the newest first; at most [`MAX_LISTED`].
     ///
     /// # Errors
-    /// [`SandboxError`] if the store failed.
+    /// [`SandboxStoreError`] if the store failed.
     pub fn list_sandboxes(&self) -> Result<Vec<SandboxRecord>, SandboxStoreError> {
         Ok(self.lock_database().list_sandboxes()?)
     }
@@ -350,7 +350,7 @@ impl SandboxStore {
     /// Returns the sandboxes that are due, with the reason; the caller must destroy them.
     ///
     /// # Errors
-    /// [`SandboxError`] if the store failed or a directory cannot be examined.
+    /// [`SandboxStoreError`] if the store failed or a directory cannot be examined.
     pub fn due_sandboxes(&self, now_ms: u64) -> Result<Vec<(SandboxRecord, DueReason)>, SandboxStoreError> {
         let over = self.lock_database().due_sandboxes(now_ms)?;
         let mut due = Vec::new();
@@ -368,7 +368,7 @@ impl SandboxStore {
     /// Returns the sandboxes whose maker or destroyer died; the caller must destroy them.
     ///
     /// # Errors
-    /// [`SandboxError`] if the store failed or a directory cannot be examined.
+    /// [`SandboxStoreError`] if the store failed or a directory cannot be examined.
     pub fn abandoned_sandboxes(&self) -> Result<Vec<SandboxRecord>, SandboxStoreError> {
         let unfinished = self.lock_database().unfinished_sandboxes()?;
         let mut abandoned = Vec::new();
@@ -387,7 +387,7 @@ impl SandboxStore {
     /// Records a command that was run in a sandbox.
     ///
     /// # Errors
-    /// [`SandboxError`] if the store failed.
+    /// [`SandboxStoreError`] if the store failed.
     pub fn note_command(&self, id: &SandboxId, mut record: CommandRecord) -> Result<(), SandboxStoreError> {
         record.text = truncate_text(&record.text, MAX_TEXT_BYTES).to_owned();
         Ok(self.lock_database().note_command(id, &record)?)
@@ -396,7 +396,7 @@ impl SandboxStore {
     /// Returns the commands of a sandbox, the oldest first; at most [`MAX_COMMANDS`].
     ///
     /// # Errors
-    /// [`SandboxError`] if the store failed.
+    /// [`SandboxStoreError`] if the store failed.
     pub fn list_commands(&self, id: &SandboxId) -> Result<Vec<CommandRecord>, SandboxStoreError> {
         Ok(self.lock_database().list_commands(id)?)
     }
@@ -404,7 +404,7 @@ impl SandboxStore {
     /// Removes the records of sandboxes destroyed before `before_ms`; returns their number.
     ///
     /// # Errors
-    /// [`SandboxError`] if the store failed.
+    /// [`SandboxStoreError`] if the store failed.
     pub fn prune_records(&self, before_ms: u64) -> Result<usize, SandboxStoreError> {
         Ok(self.lock_database().prune_records(before_ms)?)
     }
@@ -412,7 +412,7 @@ impl SandboxStore {
     /// Checks the whole database for damage.
     ///
     /// # Errors
-    /// [`SandboxError`] with the first damage.
+    /// [`SandboxStoreError`] with the first damage.
     pub fn check_integrity(&self) -> Result<(), SandboxStoreError> {
         Ok(self.lock_database().check_integrity()?)
     }
@@ -456,7 +456,7 @@ impl SandboxStore {
     /// Returns the sandbox if it is in this state.
     ///
     /// # Errors
-    /// [`SandboxError`] if it does not exist, or is in another state.
+    /// [`SandboxStoreError`] if it does not exist, or is in another state.
     pub fn require_state(&self, id: &SandboxId, state: SandboxState) -> Result<SandboxRecord, SandboxStoreError> {
         match self.find_sandbox(id)? {
             Some(record) if record.state == state => Ok(record),

@@ -71,7 +71,7 @@ impl SessionStore {
     /// Begins a session. Removes the directories of killed ones.
     ///
     /// # Errors
-    /// [`BeginError`] if the name is in use, or its directory cannot be created.
+    /// [`SessionBeginError`] if the name is in use, or its directory cannot be created.
     pub fn begin_session(&self, about: &SessionDescription) -> Result<SupervisedSession, SessionBeginError> {
         let path = private_directory(&self.root.join(about.id.as_str()))?;
         for lost in self.list_sessions()?.into_iter().filter(|session| !session.is_open()) {
@@ -87,7 +87,7 @@ impl SessionStore {
     /// Returns all known sessions, in no order.
     ///
     /// # Errors
-    /// [`PlaceError`] if the directory cannot be read.
+    /// [`StoreFileError`] if the directory cannot be read.
     pub fn list_sessions(&self) -> Result<Vec<WarmSession>, StoreFileError> {
         Ok(held::list_directories(&self.root)?.map(|(id, path)| WarmSession { id, path }).collect())
     }
@@ -95,7 +95,7 @@ impl SessionStore {
     /// Returns the session with this id.
     ///
     /// # Errors
-    /// [`PlaceError`] if the directory cannot be read.
+    /// [`StoreFileError`] if the directory cannot be read.
     pub fn find_session(&self, id: &SessionId) -> Result<Option<WarmSession>, StoreFileError> {
         Ok(self.list_sessions()?.into_iter().find(|session| session.id == *id))
     }
@@ -125,7 +125,7 @@ impl WarmSession {
     /// Removes the session.
     ///
     /// # Errors
-    /// [`PlaceError`] if its directory cannot be removed.
+    /// [`StoreFileError`] if its directory cannot be removed.
     pub fn remove(&self) -> Result<(), StoreFileError> {
         fs::remove_dir_all(&self.path).map_err(system_error("remove", &self.path))
     }
@@ -145,7 +145,7 @@ impl SupervisedSession {
     /// Ends the session and removes it.
     ///
     /// # Errors
-    /// [`PlaceError`] if its directory cannot be removed.
+    /// [`StoreFileError`] if its directory cannot be removed.
     pub fn close(self) -> Result<(), StoreFileError> {
         self.session.remove()
     }

@@ -19,7 +19,7 @@ pub const MAX_QUESTION_BYTES: usize = 1 << 20;
 /// Most grants of one remembered answer.
 pub const MAX_GRANTS: usize = 1_000;
 
-/// Most answers that [`Store::list`] returns.
+/// Most answers that [`ApprovalStore::list_answers`] returns.
 pub const MAX_LISTED: usize = 10_000;
 
 /// Error if an answer was not remembered.
@@ -56,14 +56,14 @@ impl ApprovalStore {
     /// and must contain no files of other users.
     ///
     /// # Errors
-    /// [`OpenError`] if others than the caller can access the path, or if the file is damaged, of
+    /// [`StoreOpenError`] if others than the caller can access the path, or if the file is damaged, of
     /// another program or of a newer version.
     pub fn open(path: &Path) -> Result<Self, StoreOpenError> {
         let database = ApprovalDatabase::from_connection(database::open_database(path, &SCHEMA)?);
         Ok(Self { database: Mutex::new(database) })
     }
 
-    /// Remembers an answer. [`lasting`](crate::lasting) returns the part of an answer to remember.
+    /// Remembers an answer. [`persistent_part`](crate::persistent_part) returns the part of an answer to remember.
     /// Durable when this returns.
     ///
     /// # Errors

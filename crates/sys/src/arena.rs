@@ -54,7 +54,7 @@ impl SharedArena {
         Ok(Self(()))
     }
 
-    /// Runs `make` on this thread. The allocations are in the arena if [`Allocator`] is the
+    /// Runs `make` on this thread. The allocations are in the arena if [`ArenaAllocator`] is the
     /// program's global allocator.
     pub fn fill_with<T>(&self, make: impl FnOnce() -> T) -> T {
         struct FillGuard;
@@ -68,7 +68,7 @@ impl SharedArena {
         make()
     }
 
-    /// Lets children find `value`, which [`fill`](Self::fill) made whole. The value is never freed.
+    /// Lets children find `value`, which [`fill_with`](Self::fill_with) made whole. The value is never freed.
     /// Fails if the value is not in the arena, because the arena was full or the program has
     /// another allocator.
     ///

@@ -37,7 +37,7 @@ pub fn set_mark(slot: usize) {
     }
 }
 
-/// Returns the time in `slot`, in nanoseconds as returned by [`now`]. Clears the mark, so that the
+/// Returns the time in `slot`, in nanoseconds as returned by [`monotonic_nanoseconds`]. Clears the mark, so that the
 /// next child starts without it.
 pub fn take_mark(slot: usize) -> Option<u64> {
     mark_page()?.get(slot).map(|mark| mark.swap(0, Ordering::AcqRel)).filter(|at| *at != 0)

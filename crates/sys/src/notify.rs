@@ -124,7 +124,7 @@ impl SeccompNotifier {
         })
     }
 
-    /// Makes the space that [`receive`](Self::receive) needs.
+    /// Makes the space that [`receive_notification`](Self::receive_notification) needs.
     pub fn allocate_buffer(&self) -> NotificationBuffer {
         NotificationBuffer(vec![0; self.request_words])
     }

@@ -41,9 +41,9 @@ pub fn install_filter(program: &SeccompProgram) -> Result<(), Errno> {
     set_filter(program, 0).map(drop)
 }
 
-/// As [`install`], and returns the descriptor on which [`Action::Notify`] calls arrive.
+/// As [`install_filter`], and returns the descriptor on which [`SeccompAction::Notify`] calls arrive.
 ///
-/// [`Action::Notify`]: crate::bpf::Action::Notify
+/// [`SeccompAction::Notify`]: crate::bpf::SeccompAction::Notify
 ///
 /// # Errors
 /// EBUSY if this thread already has a listener (a nested sandbox).

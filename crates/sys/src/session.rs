@@ -12,7 +12,7 @@ use rustix::process::Pid;
 
 use crate::call::raw_syscall;
 
-/// Process that continues after [`fork`].
+/// Process that continues after [`fork_process`].
 #[derive(Debug)]
 pub enum ForkResult {
     /// The caller, with the child's process id.
@@ -24,7 +24,7 @@ pub enum ForkResult {
 /// Forks. The child leads a session without a terminal.
 ///
 /// # Errors
-/// As [`fork`].
+/// As [`fork_process`].
 pub fn fork_into_session() -> io::Result<ForkResult> {
     let side = fork_process()?;
     if matches!(side, ForkResult::Child) {

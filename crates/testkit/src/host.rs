@@ -104,7 +104,7 @@ pub fn wait_for_descendants(known: &[u32], patience: Duration) -> Vec<String> {
 }
 
 /// Kills every living descendant of this process except those in `known`, until none is left or
-/// `patience` has passed. For the caller, see [`descendants`].
+/// `patience` has passed. For the caller, see [`wait_for_descendants`].
 pub fn kill_descendants(known: &[u32], patience: Duration) {
     let deadline = Instant::now() + patience;
     loop {

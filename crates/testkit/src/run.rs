@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Variable with the factor for all time-outs, for emulated machines.
 pub const SLOWNESS_VARIABLE: &str = "STOCKADE_TEST_SLOWNESS";
 
-/// Returns the factor for all time-outs ([`SLOWNESS`]).
+/// Returns the factor for all time-outs ([`SLOWNESS_VARIABLE`]).
 pub fn slowness_factor() -> u32 {
     static SLOWNESS_FACTOR: OnceLock<u32> = OnceLock::new();
     *SLOWNESS_FACTOR.get_or_init(|| {
@@ -266,7 +266,7 @@ fn program_end(status: ExitStatus) -> ProgramEnd {
 /// Starts a program and waits for it.
 ///
 /// # Errors
-/// As for [`Running::start`] and [`Running::finish`].
+/// As for [`RunningProgram::start`] and [`RunningProgram::wait_for_end`].
 pub fn run_as(account: &UserAccount, command: &TestCommand) -> Result<ProgramOutput> {
     RunningProgram::start(account, command)?.wait_for_end()
 }

@@ -15,7 +15,7 @@ use crate::{exit, meaning, places};
 /// Lists, shows or revokes answers.
 ///
 /// # Errors
-/// [`Failure`] if the answers cannot be read.
+/// [`CliError`] if the answers cannot be read.
 pub fn manage_approvals(typed: ApprovalsCommand) -> CommandResult {
     match typed {
         ApprovalsCommand::List { session, all, json } => list_approvals(session.as_deref(), all, json),
@@ -38,7 +38,7 @@ fn open_existing_store() -> Result<Option<ApprovalStore>, CliError> {
 /// Ends the answers of a session, because another session may have its name later.
 ///
 /// # Errors
-/// [`Failure`] if there are answers and they cannot be changed.
+/// [`CliError`] if there are answers and they cannot be changed.
 pub fn end_session(session: &SessionId) -> Result<(), CliError> {
     if let Some(store) = open_existing_store()? {
         store.end_session(session, now_ms())?;
@@ -53,7 +53,7 @@ fn locate_approvals_store() -> Result<PathBuf, CliError> {
 /// Returns the answers in force, the oldest first.
 ///
 /// # Errors
-/// [`Failure`] if they cannot be read.
+/// [`CliError`] if they cannot be read.
 pub fn in_force() -> Result<Vec<ApprovalRecord>, CliError> {
     let answers = open_existing_store()?.map(|store| store.list_answers()).transpose()?.unwrap_or_default();
     Ok(answers.into_iter().filter(|answer| answer.in_force(now_ms())).collect())

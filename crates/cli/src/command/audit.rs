@@ -20,7 +20,7 @@ const MAX_LAST_EVENTS: usize = 100_000;
 /// Shows, queries or verifies the audit log.
 ///
 /// # Errors
-/// [`Failure`] if there is no audit log or it cannot be read.
+/// [`CliError`] if there is no audit log or it cannot be read.
 pub fn inspect_audit_log(typed: AuditCommand) -> CommandResult {
     let state = places::state_path(&read_variable)?;
     let dir = state.join("audit");
@@ -92,7 +92,7 @@ fn output_error(e: io::Error) -> CliError {
 /// Returns an entry as one JSON object on a line.
 ///
 /// # Errors
-/// [`Failure`] if it cannot be serialized.
+/// [`CliError`] if it cannot be serialized.
 pub fn json_line(entry: &LogEntry) -> Result<String, CliError> {
     let value = match &entry.content {
         EntryContent::Event { seq, event } => json!({ "line": entry.line, "seq": seq.0, "event": event }),

@@ -23,7 +23,7 @@ const LIMIT_CHECK_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
 /// Lists or removes caches.
 ///
 /// # Errors
-/// [`Failure`] if the caches cannot be read or removed.
+/// [`CliError`] if the caches cannot be read or removed.
 pub fn manage_caches(typed: CacheCommand) -> CommandResult {
     // The server inherits nothing from its caller, and uses no state directory.
     if let CacheCommand::Hold { directory } = typed {

@@ -22,7 +22,7 @@ const MAX_LINE_BYTES: usize = 6 * MAX_COMMAND_BYTES + 64 * 1024;
 /// Assesses one command or a stream.
 ///
 /// # Errors
-/// [`Failure`] if the configuration cannot be used, or if a stream fails.
+/// [`CliError`] if the configuration cannot be used, or if a stream fails.
 pub fn assess_commands(typed: CheckArgs) -> CommandResult {
     let (json, jsonl) = (typed.json, typed.jsonl);
     let meant = ResolvedArgs::from_check_args(typed, &read_variable)?;

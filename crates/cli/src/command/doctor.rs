@@ -125,7 +125,7 @@ pub struct SandboxTrial {
 /// Tests each level and shows the findings.
 ///
 /// # Errors
-/// [`Failure`] if no directory for the test can be created.
+/// [`CliError`] if no directory for the test can be created.
 pub fn run_doctor(typed: &DoctorArgs) -> CommandResult {
     let place = TrialDirectory::create_directory()?;
     let setting = setting::load_config(&place.workspace)?;
@@ -316,7 +316,7 @@ fn run_trials(plan: &AttemptPlan) -> Result<TrialObservations, CliError> {
     Ok(seen)
 }
 
-/// Follows the command to its end, no longer than [`PATIENCE`].
+/// Follows the command to its end, no longer than [`TRIAL_TIMEOUT`].
 fn collect_events(events: &Receiver<AttemptEvent>, seen: &mut TrialObservations) {
     let deadline = Instant::now() + TRIAL_TIMEOUT;
     while seen.end.is_none() {

@@ -11,7 +11,7 @@ use crate::failure::CliError;
 /// Prints completions for a shell.
 ///
 /// # Errors
-/// [`Failure`] if standard output cannot be written.
+/// [`CliError`] if standard output cannot be written.
 pub fn print_completions(typed: &CompletionsArgs) -> CommandResult {
     let mut out = Vec::new();
     clap_complete::generate(typed.shell, &mut CommandLine::command(), "stockade", &mut out);
@@ -22,7 +22,7 @@ pub fn print_completions(typed: &CompletionsArgs) -> CommandResult {
 /// Prints the manual: one page, each subcommand a section of its own.
 ///
 /// # Errors
-/// [`Failure`] if standard output cannot be written.
+/// [`CliError`] if standard output cannot be written.
 pub fn print_manual() -> CommandResult {
     let cannot = |e: std::io::Error| CliError::new(format!("cannot write the manual: {e}"));
     let mut command = CommandLine::command();

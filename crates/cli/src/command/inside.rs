@@ -10,7 +10,7 @@ use crate::failure::CliError;
 /// Runs one of the processes of a container.
 ///
 /// # Errors
-/// [`Failure`] if the parent process violates the protocol.
+/// [`CliError`] if the parent process violates the protocol.
 pub fn run_container_process(part: &InsideCommand) -> CommandResult {
     let done = match part {
         InsideCommand::Hold => reap_orphans(),

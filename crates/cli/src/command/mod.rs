@@ -48,7 +48,7 @@ pub fn now_ms() -> u64 {
 /// Writes all of the data to standard output.
 ///
 /// # Errors
-/// [`Failure`] if standard output cannot be written: unnoticed truncation would be worse.
+/// [`CliError`] if standard output cannot be written: unnoticed truncation would be worse.
 pub fn print_output(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())
@@ -60,7 +60,7 @@ pub fn print_output(text: &str) -> Result<(), CliError> {
 /// user.
 ///
 /// # Errors
-/// [`Failure`] if it cannot be written.
+/// [`CliError`] if it cannot be written.
 pub fn print_each<T>(
     found: &[T],
     json: bool,

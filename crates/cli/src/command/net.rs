@@ -21,7 +21,7 @@ const CLEAR_SCREEN: &str = "\x1b[H\x1b[J";
 /// Shows the connections.
 ///
 /// # Errors
-/// [`Failure`] if there is no audit log or it cannot be read.
+/// [`CliError`] if there is no audit log or it cannot be read.
 pub fn show_network(typed: NetCommand) -> CommandResult {
     match typed {
         NetCommand::Log(typed) => show_connection_log(typed),

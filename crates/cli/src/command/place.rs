@@ -53,7 +53,7 @@ impl RunSandbox {
     /// Returns the same run, with the paths inside the sandbox.
     ///
     /// # Errors
-    /// [`Failure`] if a run of root has a system directory as its workspace.
+    /// [`CliError`] if a run of root has a system directory as its workspace.
     pub fn resolve_inside(&self, mut meant: ResolvedArgs) -> Result<ResolvedArgs, CliError> {
         if matches!(self, Self::Own(_)) && rustix::process::geteuid().is_root() {
             places::refuse_system(&meant.workspace, "the workspace")?;

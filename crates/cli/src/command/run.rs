@@ -45,7 +45,7 @@ const DEFAULT_OUTPUT_BYTES: u64 = 1 << 20;
 /// Runs one command, here or detached. `start` is the start time of this program.
 ///
 /// # Errors
-/// [`Failure`] if Stockade itself failed.
+/// [`CliError`] if Stockade itself failed.
 pub fn run_command(typed: RunArgs, start: u64) -> CommandResult {
     let timings = typed.timings.then(|| StepTimings::start_recording(start)).transpose()?;
     trace::start_tracing(timings.as_ref())?;

@@ -25,7 +25,7 @@ pub struct WorkspaceConfig {
 /// Reads the configuration of the system, the user and the workspace.
 ///
 /// # Errors
-/// [`Failure`] if one cannot be used: nothing runs then.
+/// [`CliError`] if one cannot be used: nothing runs then.
 pub fn load_config(workspace: &Path) -> Result<WorkspaceConfig, CliError> {
     let sources = places::locate_sources(Some(workspace), &read_variable)?;
     let settings = load_settings(&sources)?;

@@ -27,7 +27,7 @@ const MIN_PROGRESS_STEPS: usize = 500;
 /// Lists, compares, commits, discards or recovers stages.
 ///
 /// # Errors
-/// [`Failure`] if a stage or its workspace cannot be used.
+/// [`CliError`] if a stage or its workspace cannot be used.
 pub fn manage_stages(typed: StageCommand) -> CommandResult {
     let state = StateDirectory::open(&places::state_path(&read_variable)?)?;
     match typed {
@@ -54,7 +54,7 @@ pub fn manage_stages(typed: StageCommand) -> CommandResult {
 /// Finishes or undoes interrupted commits, and reports it.
 ///
 /// # Errors
-/// [`Failure`] if neither is possible: a partial commit remains in the workspace then.
+/// [`CliError`] if neither is possible: a partial commit remains in the workspace then.
 pub fn recover_commits(state: &StateDirectory, workspace: Option<&Path>) -> Result<(), CliError> {
     // Reading must not create the directory.
     if !state.stages_directory().exists() {

@@ -25,7 +25,7 @@ const MIN_ID_PREFIX_CHARS: usize = 6;
 /// Shows the changes of a run.
 ///
 /// # Errors
-/// [`Failure`] if the backups cannot be read.
+/// [`CliError`] if the backups cannot be read.
 pub fn show_changes(typed: &ChangesArgs) -> CommandResult {
     let Some(store) = open_undo_store(&open_state()?)? else { return nothing_here() };
     if typed.runs {
@@ -71,7 +71,7 @@ pub fn show_changes(typed: &ChangesArgs) -> CommandResult {
 /// Restores the files that a run changed, or removes its backups.
 ///
 /// # Errors
-/// [`Failure`] if the backups cannot be read, or the workspace cannot be written.
+/// [`CliError`] if the backups cannot be read, or the workspace cannot be written.
 pub fn undo_run(typed: &UndoArgs) -> CommandResult {
     let state = open_state()?;
     let Some(store) = open_undo_store(&state)? else { return nothing_here() };

@@ -83,7 +83,7 @@ pub fn write_wrapped(out: &mut String, style: TextLayout, head: &str, text: &str
     wrap_at(out, style, head, measure_width(head), text);
 }
 
-/// As [`wrap`], with further lines at this column.
+/// As [`write_wrapped`], with further lines at this column.
 pub fn wrap_at(out: &mut String, style: TextLayout, head: &str, indent: usize, text: &str) {
     let room = |indent: usize| style.width.saturating_sub(indent).max(MIN_TEXT_COLUMNS);
     let mut lead = head.to_owned();

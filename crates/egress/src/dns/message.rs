@@ -89,7 +89,7 @@ fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
 }
 
 impl DnsQuestion {
-    /// Reads one query. Errors: see [`Unanswerable`].
+    /// Reads one query. Errors: see [`UnanswerableQuery`].
     pub fn parse_query(message: &[u8]) -> Result<Self, UnanswerableQuery> {
         let (Some(id), Some(flags)) = (u16_at(message, 0), u16_at(message, 2)) else {
             return Err(UnanswerableQuery { answer: None });

@@ -74,7 +74,7 @@ impl CertificateAuthority {
     /// Returns the TLS configuration for a host.
     ///
     /// # Errors
-    /// [`EdgeError`] with the library's error.
+    /// [`InterceptionError`] with the library's error.
     pub(crate) fn server_config(&self, host: &Host) -> Result<Arc<ServerConfig>, InterceptionError> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(config) = made.get(host) {

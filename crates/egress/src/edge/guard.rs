@@ -35,7 +35,7 @@ impl<'a> ConnectionGuard<'a> {
     /// sent to a target that it is not bound to, and a secret may not be sent at all.
     ///
     /// # Errors
-    /// [`Stray`] with the secret.
+    /// [`SecretLeak`] with the secret.
     pub(crate) fn check_outgoing(&self, bytes: &[u8]) -> Result<(), SecretLeak> {
         let mut passing = self.passing.lock().unwrap_or_else(PoisonError::into_inner);
         self.secrets.check_outgoing(self.target, self.is_encrypted, &mut passing, bytes)
@@ -80,12 +80,12 @@ impl MaskedStream<'_> {
         }
     }
 
-    /// See [`StreamMask::pause`].
+    /// See [`StreamMask::flush_delay`].
     pub(crate) fn flush_delay(&self) -> Option<Duration> {
         self.stream.flush_delay()
     }
 
-    /// See [`StreamMask::release`].
+    /// See [`StreamMask::release_held`].
     pub(crate) fn release_held(&mut self) -> Vec<u8> {
         self.stream.release_held()
     }

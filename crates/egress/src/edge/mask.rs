@@ -137,7 +137,7 @@ impl StreamMask {
         ready
     }
 
-    /// Returns how long to wait for more before [`release`](Self::release). `None` if there is no
+    /// Returns how long to wait for more before [`release_held`](Self::release_held). `None` if there is no
     /// time-out.
     pub(crate) fn flush_delay(&self) -> Option<Duration> {
         let pause = match self.kind {

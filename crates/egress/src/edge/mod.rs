@@ -72,7 +72,7 @@ impl PreparedInterception {
     /// Reads and makes everything that these rules need; does nothing if they need nothing.
     ///
     /// # Errors
-    /// See [`EdgeError`].
+    /// See [`InterceptionError`].
     pub fn prepare_rules(rules: &EgressRules, trust: &TrustRoots) -> Result<Self, InterceptionError> {
         let secrets = SecretStore::load_secrets(&rules.secrets)?;
         let opening = if needs_interception(rules) { Some(TlsInterceptor::from_trust(trust)?) } else { None };

@@ -172,7 +172,7 @@ impl SecretStore {
         }
     }
 
-    /// Returns a number that changes whenever [`masks`](Self::masks) may change.
+    /// Returns a number that changes whenever [`peer_masks`](Self::peer_masks) may change.
     pub(super) fn masks_version(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
@@ -246,7 +246,7 @@ impl SecretStore {
     /// asked for.
     ///
     /// # Errors
-    /// [`Stray`] with a secret or placeholder that may not be sent there; the request is unchanged.
+    /// [`SecretLeak`] with a secret or placeholder that may not be sent there; the request is unchanged.
     pub(crate) fn put_in(
         &self,
         request: &mut RequestHead,
@@ -361,7 +361,7 @@ impl SecretStore {
         plain.or_else(named).or_else(valued).or_else(encoded)
     }
 
-    /// See [`Guard::pass`](super::Guard::pass).
+    /// See [`ConnectionGuard::check_outgoing`](super::ConnectionGuard::check_outgoing).
     pub(super) fn check_outgoing(
         &self,
         target: &NetworkTarget,

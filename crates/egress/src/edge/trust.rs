@@ -13,9 +13,9 @@ use rustls::{ClientConfig, RootCertStore};
 use super::InterceptionError;
 
 /// Variables that name a file of trusted certificates in PEM, with the programs that read them. If
-/// they contain the path of [`Edge::bundle_pem`](super::Edge::bundle_pem), those programs accept
+/// they contain the path of [`PreparedInterception::bundle_pem`](super::PreparedInterception::bundle_pem), those programs accept
 /// intercepted traffic. Java reads none of them. It needs a store of its own format, made with
-/// `keytool -importcert` from [`Edge::authority_pem`](super::Edge::authority_pem), in
+/// `keytool -importcert` from [`PreparedInterception::authority_pem`](super::PreparedInterception::authority_pem), in
 /// `-Djavax.net.ssl.trustStore`.
 pub const TRUST_VARIABLES: &[(&str, &str)] = &[
     ("SSL_CERT_FILE", "OpenSSL and what is built on it, Go, Ruby, uv, rustls-native-certs"),

@@ -32,7 +32,7 @@ impl SecretValue {
     /// Reads the value. One line feed at the end of a file is not part of it.
     ///
     /// # Errors
-    /// [`EdgeError`] with the name if the value is missing, is shorter than `shortest` bytes or too
+    /// [`InterceptionError`] with the name if the value is missing, is shorter than `shortest` bytes or too
     /// long, or contains control bytes.
     pub(super) fn read_secret(name: &str, from: &SecretSource, shortest: usize) -> Result<Self, InterceptionError> {
         let fail = |why: String| InterceptionError::Secret { name: name.to_owned(), why };

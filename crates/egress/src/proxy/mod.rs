@@ -38,7 +38,7 @@ fn without_localhost(target: &NetworkTarget) -> NetworkTarget {
 enum UnreachedTarget {
     /// A person or a rule refused it; with the grant that would permit it, if any.
     Judged { rule: String, grant: Option<Grant> },
-    /// See [`DialFailure`]; it was reported.
+    /// See [`DialError`]; it was reported.
     Dialling(DialError),
 }
 

@@ -2,7 +2,7 @@
 //! the person's time must not count against the command.
 //!
 //! The clock does not know the questions; its owner stops and starts it. A question that timed out
-//! does not stop it again (see [`Holds`](super::holding)). Otherwise a command could gain time with
+//! does not stop it again (see [`TrackedCalls`](super::holding)). Otherwise a command could gain time with
 //! questions that stay unanswered.
 
 /// Remaining time, or the deadline while the clock runs.

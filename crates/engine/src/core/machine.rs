@@ -152,7 +152,7 @@ impl RequestCore {
         std::mem::take(&mut self.out)
     }
 
-    /// Returns the time at which [`Input::Tick`] is due, in the time of [`step`](Self::step).
+    /// Returns the time at which [`CoreInput::Tick`] is due, in the time of [`process_input`](Self::process_input).
     pub fn tick_deadline(&self) -> Option<u64> {
         match &self.phase {
             RequestPhase::Asking(open) => Some(open.deadline_ms),
@@ -162,7 +162,7 @@ impl RequestCore {
         }
     }
 
-    /// Returns whether [`Output::Finish`] was returned.
+    /// Returns whether [`CoreOutput::Finish`] was returned.
     pub fn is_finished(&self) -> bool {
         matches!(self.phase, RequestPhase::Finished)
     }

@@ -1,6 +1,6 @@
 //! State machine of a request, without I/O, clock or randomness.
 //!
-//! [`Core::step`] takes one [`Input`] and the time, and returns the [`Output`]s to carry out, in
+//! [`RequestCore::process_input`] takes one [`CoreInput`] and the time, and returns the [`CoreOutput`]s to carry out, in
 //! order. The core must not depend on files, processes, terminals or the real rules. The driver
 //! carries out the outputs and reports their results.
 //!
@@ -275,7 +275,7 @@ pub enum CoreInput {
     },
     /// A reviewer replied to a question. Ignored for other questions, and the second time.
     Reviewed(Box<QuestionReview>),
-    /// Everything recorded before this [`Output::Commit`] is durable.
+    /// Everything recorded before this [`CoreOutput::Commit`] is durable.
     Committed(u64),
     /// An event could not be written or made durable.
     RecordFailed(String),
@@ -336,7 +336,7 @@ pub enum CoreInput {
     Ended(Box<AttemptEnd>),
     /// The user interrupted: Stockade received this signal.
     Interrupted(i32),
-    /// Time passed. Send this when [`Core::deadline`] is reached.
+    /// Time passed. Send this when [`RequestCore::tick_deadline`] is reached.
     Tick,
 }
 
@@ -345,41 +345,41 @@ pub enum CoreInput {
 /// input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CoreOutput {
-    /// Assess the text; answer with [`Input::Assessed`].
+    /// Assess the text; answer with [`CoreInput::Assessed`].
     Assess,
-    /// Apply the rules; answer with [`Input::Decided`].
+    /// Apply the rules; answer with [`CoreInput::Decided`].
     Decide(Box<Assessment>),
-    /// Make a plan; answer with [`Input::Planned`] or [`Input::PlanFailed`].
+    /// Make a plan; answer with [`CoreInput::Planned`] or [`CoreInput::PlanFailed`].
     MakePlan {
         /// Number of the attempt, from 1.
         attempt: u32,
         /// Exactly the grants of the plan.
         grants: Vec<Grant>,
     },
-    /// Find the remembered powers; answer with [`Input::Standing`] or [`Input::MemoryFailed`].
+    /// Find the remembered powers; answer with [`CoreInput::Standing`] or [`CoreInput::MemoryFailed`].
     FindStanding(Box<GrantContext>),
-    /// Look up these keys; answer with [`Input::Recalled`] or [`Input::MemoryFailed`].
+    /// Look up these keys; answer with [`CoreInput::Recalled`] or [`CoreInput::MemoryFailed`].
     LookUp(Vec<MemoryKey>),
     /// Remember these answers.
     Remember(Vec<AnswerMemo>),
-    /// Look up keys for a held call; answer with [`Input::HeldRecalled`].
+    /// Look up keys for a held call; answer with [`CoreInput::HeldRecalled`].
     LookUpHeld {
         /// Identifier of the call.
         id: HoldId,
         /// Keys to look up.
         keys: Vec<MemoryKey>,
     },
-    /// Send this question to the reviewer; answer with [`Input::Reviewed`]. An [`Ask`](Self::Ask)
+    /// Send this question to the reviewer; answer with [`CoreInput::Reviewed`]. An [`Ask`](Self::Ask)
     /// follows in any case.
     Review(Box<ApprovalQuestion>),
-    /// Put this question; answer with [`Input::Answered`]. While an attempt runs, several questions
+    /// Put this question; answer with [`CoreInput::Answered`]. While an attempt runs, several questions
     /// may be open.
     Ask(Box<ApprovalQuestion>),
     /// Withdraw the question with this digest; a later answer is ignored.
     Withdraw(Digest),
     /// Write an event to the audit log.
     Record(Box<EventKind>),
-    /// Acknowledge with [`Input::Committed`] once everything recorded so far is written, or
+    /// Acknowledge with [`CoreInput::Committed`] once everything recorded so far is written, or
     /// durable.
     Commit {
         /// Number to acknowledge.
@@ -387,18 +387,18 @@ pub enum CoreOutput {
         /// True if it must survive a power loss.
         durable: bool,
     },
-    /// Build the sandbox and hold the command; answer with [`Input::Prepared`] or
-    /// [`Input::PrepareFailed`].
+    /// Build the sandbox and hold the command; answer with [`CoreInput::Prepared`] or
+    /// [`CoreInput::PrepareFailed`].
     Prepare {
         /// The plan.
         planned: Box<BoundPlan>,
         /// True to hold calls that lack a power.
         hold: bool,
     },
-    /// Release the command; answer with [`Input::Released`] or [`Input::ReleaseFailed`].
+    /// Release the command; answer with [`CoreInput::Released`] or [`CoreInput::ReleaseFailed`].
     Release,
-    /// Freeze all processes of the attempt because of this limit. A [`Input::Held`] about it
-    /// follows, or [`Input::Breached`] if the backend cannot freeze them.
+    /// Freeze all processes of the attempt because of this limit. A [`CoreInput::Held`] about it
+    /// follows, or [`CoreInput::Breached`] if the backend cannot freeze them.
     StandStill(Box<Denial>),
     /// Answer a held call.
     AnswerHeld {
@@ -409,7 +409,7 @@ pub enum CoreOutput {
     },
     /// Send a signal to the command.
     Signal(i32),
-    /// Kill the whole process tree; [`Input::Ended`] follows.
+    /// Kill the whole process tree; [`CoreInput::Ended`] follows.
     Kill,
     /// Drop the sandbox, if there is one. It ends, and its events are ignored.
     Discard,

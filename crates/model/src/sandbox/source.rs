@@ -14,7 +14,7 @@ use crate::{Host, NetworkTarget, RawText};
 const MAX_URL_BYTES: usize = 2_048;
 /// Longest name of a revision, in bytes.
 const MAX_REVISION_BYTES: usize = 255;
-/// Longest path, in bytes (`PATH_MAX` without the terminating null byte).
+/// Longest path, in bytes (`MAX_PATH_BYTES` without the terminating null byte).
 const MAX_PATH_BYTES: usize = 4_095;
 
 /// Initial content of a workspace.

@@ -2,11 +2,11 @@
 //! has a socket of its own, bound to the same address, which does not share the address and does
 //! not listen. So no other process can listen there, even if the run closes its listener at any
 //! time. A connect to such an address reaches the run's own server, or the kernel refuses it. A
-//! port is released soon after its listener is closed ([`Servers::let_go`]).
+//! port is released soon after its listener is closed ([`ListenerTable::let_go`]).
 //!
 //! This module must not know which processes may connect.
 //!
-//! [`Servers::let_go`]: super::servers::Servers::let_go
+//! [`ListenerTable::let_go`]: super::servers::ListenerTable::let_go
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

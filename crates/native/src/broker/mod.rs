@@ -112,7 +112,7 @@ pub enum BrokerEvent {
         /// The resolved program.
         program: RawText,
     },
-    /// A call lacks a power and waits for [`Answers::answer`].
+    /// A call lacks a power and waits for [`AnswerSender::answer_held_call`].
     Held {
         /// Number of the question, unique in this broker.
         id: HoldId,
@@ -227,7 +227,7 @@ impl Broker {
     /// Starts answering the notifications of `listener`. `sink` runs on the broker's thread and
     /// must not block, because a caller waits meanwhile. With `hold`, a call that lacks a power
     /// waits for an answer. Use `hold` only with a filter whose notifications no signal interrupts
-    /// ([`Launched::wait_killable`](crate::launch::Launched::wait_killable)).
+    /// ([`LaunchedSandbox::wait_killable`](crate::launch::LaunchedSandbox::wait_killable)).
     ///
     /// # Errors
     /// [`BrokerError`] if the broker cannot start. Trapped calls then fail with ENOSYS.
@@ -356,10 +356,10 @@ impl PreparedBroker {
         self.serve_with(listener, hold, None)
     }
 
-    /// As [`serve`](Self::serve), with an egress proxy.
+    /// As [`serve_listener`](Self::serve_listener), with an egress proxy.
     ///
     /// # Errors
-    /// As [`serve`](Self::serve).
+    /// As [`serve_listener`](Self::serve_listener).
     pub(crate) fn serve_with(
         self,
         listener: OwnedFd,

@@ -171,7 +171,7 @@ impl ListenerTable {
 }
 
 /// Returns a port of the kernel's choice that is free at `address`. No process listens on it at
-/// another address, because the socket could not listen then ([`Servers::listen`]). Fails with
+/// another address, because the socket could not listen then ([`ListenerTable::listen_on_loopback`]). Fails with
 /// `ADDRINUSE` after some tries. Another process may take the port at any time.
 pub(super) fn free_port(address: IpAddr, is_served: impl Fn(u16) -> bool) -> Result<u16, Errno> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };

@@ -167,7 +167,7 @@ impl BrokerService {
         actor::confine_thread(without_groups).map_err(map_step_error("confine the broker's thread"))
     }
 
-    /// Creates the service, on a thread that was [confined](Self::confine).
+    /// Creates the service, on a thread that was [confined](Self::confine_to_level).
     pub fn new(
         notifier: SeccompNotifier,
         powers: AttemptPermissions,
@@ -498,7 +498,7 @@ impl BrokerService {
         }
     }
 
-    /// As [`decide`](Self::decide); a refusal is ready to be recorded.
+    /// As [`decide_operation`](Self::decide_operation); a refusal is ready to be recorded.
     pub fn permit_operation(&self, operation: DeniedOperation, path: &[u8]) -> Result<PermissionVerdict, CallFailure> {
         match self.decide_operation(operation, path) {
             PermissionVerdict::Refuse(refusal) => Err(refuse_operation(operation, path, refusal)),

@@ -99,7 +99,7 @@ fn rename_to_random(home: BorrowedFd<'_>, now: &[u8], name: &str) -> Result<(), 
     }
 }
 
-/// Gives a directory its fixed name: `PLAIN` or `MERGED`.
+/// Gives a directory its fixed name: `PLAIN_DIR_NAME` or `MERGED_DIR_NAME`.
 pub(super) fn unseal_directory(home: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
     match current_name(&list_names(home)?, name) {
         Some(now) if now != name.as_bytes() => match renameat_with(home, now, home, name, RenameFlags::NOREPLACE) {

@@ -329,7 +329,7 @@ impl RunSurveys {
         })
     }
 
-    /// As [`refusal`](Self::refusal), also for the parts of repositories that the user's settings
+    /// As [`find_refusal`](Self::find_refusal), also for the parts of repositories that the user's settings
     /// name, beside those that are always trusted.
     pub(crate) fn refusal_of(
         &self,

@@ -48,7 +48,7 @@ impl SettingsCache {
     /// Returns the settings in `file`, with all links followed, or `None` if there is no such file.
     ///
     /// # Errors
-    /// As for [`View::read_settings`].
+    /// As for [`RootView::read_settings`].
     pub(super) fn load(&self, view: RootView<'_>, file: &[u8]) -> Result<Option<Rc<FileSettings>>, Vec<u8>> {
         let Some(stat) = view.resolve_path(file).and_then(|chain| view.stat_path(&chain.end).ok()) else {
             return Ok(None);

@@ -177,6 +177,7 @@ impl<'a> RootView<'a> {
             false => Ok(None),
         }
     }
+
     /// Calls `each` for the names in the directory at `path`, with the type in the directory entry.
     pub(crate) fn for_each_name(self, path: &[u8], mut each: impl FnMut(&[u8], FileType)) -> Result<(), Errno> {
         let held = self.open_path(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
@@ -200,7 +201,7 @@ impl<'a> RootView<'a> {
         self.follow_components(start.to_vec(), reversed_components(&text))
     }
 
-    /// As [`follow`](Self::follow), for any absolute path with all its links.
+    /// As [`follow_link`](Self::follow_link), for any absolute path with all its links.
     pub(crate) fn resolve_path(self, path: &[u8]) -> Option<LinkChain> {
         if is_normal(path)
             && !matches!(

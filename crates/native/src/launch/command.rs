@@ -112,7 +112,7 @@ pub(super) fn find_candidates(plan: &AttemptPlan) -> Result<Vec<CString>, Launch
     if names.is_empty() { Ok(last.into_iter().collect()) } else { Ok(names) }
 }
 
-/// As [`candidates`], if the caller cannot see the files of the run: no path is left out.
+/// As [`find_candidates`], if the caller cannot see the files of the run: no path is left out.
 pub(super) fn every_candidate(plan: &AttemptPlan) -> Result<Vec<CString>, LaunchError> {
     let program = plan.argv.first().filter(|p| !p.as_bytes().is_empty());
     let program = program.ok_or_else(|| LaunchError::Unfit("there is no program to run".to_owned()))?;

@@ -204,7 +204,7 @@ impl LaunchingSandbox {
         self.finish_without_command()
     }
 
-    /// As [`finish`](Self::finish), for a sandbox without a command.
+    /// As [`finish_launch`](Self::finish_launch), for a sandbox without a command.
     pub(super) fn finish_without_command(mut self) -> Result<LaunchedSandbox, LaunchError> {
         self.launched.await_ready(&self.blueprint)?;
         times::tell_building(&self.blueprint);
@@ -259,7 +259,7 @@ pub fn begin_launch(mut blueprint: Blueprint, stdio: CommandStdio<'_>) -> Result
 /// Continues with an init that was made early.
 ///
 /// # Errors
-/// [`LaunchError`] as for [`Launching::finish`].
+/// [`LaunchError`] as for [`LaunchingSandbox::finish_launch`].
 pub(super) fn begin_early(
     (init, control, gate): (ClonedChild, OwnedFd, OwnedFd),
     blueprint: &'static Blueprint,
@@ -335,7 +335,7 @@ impl LaunchedSandbox {
     }
 
     /// Returns the descriptor on which trapped system calls arrive. The caller must serve it from
-    /// [`release`](Self::release) on, because the exec itself is the first call.
+    /// [`release_command`](Self::release_command) on, because the exec itself is the first call.
     pub fn take_listener(&mut self) -> Option<OwnedFd> {
         self.listener.take()
     }
@@ -367,7 +367,7 @@ impl LaunchedSandbox {
         self.walls.take()
     }
 
-    /// Returns whether the directory of this number in [`Outfit::merged`](super::Outfit::merged)
+    /// Returns whether the directory of this number in [`LaunchOptions::merged`](super::LaunchOptions::merged)
     /// could not be merged. It is then read-only.
     pub fn is_unmerged(&self, index: usize) -> bool {
         self.unmerged >> index & 1 == 1

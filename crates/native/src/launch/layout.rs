@@ -175,7 +175,7 @@ pub(super) struct ObjectIdentity {
 pub(super) struct MountAttachment {
     /// Absolute path, for display and for opening on the host.
     pub(super) path: CString,
-    /// Path on the host, for [`Nature::Brought`].
+    /// Path on the host, for [`MountKind::Brought`].
     pub(super) source: Option<CString>,
     pub(super) nature: MountKind,
     pub(super) directory: bool,
@@ -183,9 +183,9 @@ pub(super) struct MountAttachment {
     /// Directories to make first, relative to the run's own filesystem; the last is the target
     /// itself. Used if the path is in a tree that starts empty.
     pub(super) scaffold: Vec<CString>,
-    /// Name in the run's own filesystem, for [`Nature::Hidden`] and [`Nature::Provided`].
+    /// Name in the run's own filesystem, for [`MountKind::Hidden`] and [`MountKind::Provided`].
     pub(super) placeholder: CString,
-    /// For [`Nature::Private`]: nothing writable of the host is beneath, so the kernel alone can
+    /// For [`MountKind::Private`]: nothing writable of the host is beneath, so the kernel alone can
     /// distinguish the run's own files from others.
     pub(super) floor_allows: bool,
 }

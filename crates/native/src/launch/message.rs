@@ -49,7 +49,7 @@ pub(super) enum LaunchMessage {
     Signal(i32),
 }
 
-/// The descriptors that [`Message::Built`] carries, in the order of these bits, and further
+/// The descriptors that [`LaunchMessage::Built`] carries, in the order of these bits, and further
 /// properties of the sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct BuiltFlags(pub(super) u32);

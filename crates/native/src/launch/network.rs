@@ -15,7 +15,7 @@ use stockade_sys::{Errno, net};
 /// Addresses of the run's network, beside the loopback addresses. Programs use a network only if it
 /// has an address that is not a loopback address.
 pub(crate) const RUN_ADDRESS_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
-/// See [`OWN_V4`].
+/// See [`RUN_ADDRESS_V4`].
 pub(crate) const RUN_ADDRESS_V6: Ipv6Addr = Ipv6Addr::new(0xfd5d, 0, 0, 0, 0, 0, 0, 1);
 /// Port of DNS queries.
 pub(crate) const DNS_PORT: u16 = 53;

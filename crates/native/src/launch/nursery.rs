@@ -117,7 +117,7 @@ impl PrewarmedInit {
     /// Continues with `plan`.
     ///
     /// # Errors
-    /// [`LaunchError`] as for [`begin`].
+    /// [`LaunchError`] as for [`begin_launch`].
     pub fn begin_launch(
         mut self,
         plan: &AttemptPlan,

@@ -48,7 +48,7 @@ pub struct LaunchOptions {
     pub own_network: bool,
 }
 
-/// See [`Outfit::named`].
+/// See [`LaunchOptions::named`].
 #[derive(Clone, Debug)]
 pub struct NamedFile {
     /// File name, unique within a run.

@@ -38,7 +38,7 @@ pub(super) fn other_devices() -> Vec<PathBuf> {
 
 /// Returns the writable roots of a plan that no Landlock rule lets its run read. They are made
 /// later in a directory around a hidden path, as a directory or in place of a file. Such an object
-/// has no rule (see [`Reads`]), so the broker opens the files there.
+/// has no rule (see [`ReadAllowList`]), so the broker opens the files there.
 pub(crate) fn late_roots(plan: &AttemptPlan) -> Vec<PathBuf> {
     let files = &plan.profile.filesystem;
     let is_around_hidden =

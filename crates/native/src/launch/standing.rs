@@ -2,7 +2,7 @@
 //! a command, and processes that enter later.
 //!
 //! The root is empty except for the named objects. Of the host's files it has only the system (see
-//! [`SYSTEM`]), read-only, and the directories that may be written. Each command enters as a child
+//! [`SYSTEM_DIRECTORIES`]), read-only, and the directories that may be written. Each command enters as a child
 //! of a process that stays outside, with a seccomp filter, a listener and a Landlock domain of its
 //! own. The init adopts the processes that a command leaves behind.
 

@@ -1,6 +1,6 @@
 //! Timing of a start inside the sandbox: the marks of the init and the command as trace events of
-//! the target [`TARGET`]. The fields are `process`, `step`, and `from` and `to` in nanoseconds of
-//! the clock of [`marks::now`]. There are no events unless marks are kept.
+//! the target [`EVENT_TARGET`]. The fields are `process`, `step`, and `from` and `to` in nanoseconds of
+//! the clock of [`marks::monotonic_nanoseconds`]. There are no events unless marks are kept.
 
 use stockade_sys::marks;
 use tracing::trace;

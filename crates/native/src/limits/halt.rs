@@ -62,7 +62,7 @@ impl RunFreezer {
         }
     }
 
-    /// Thaws the processes that [`stand`](Self::stand) froze. Does nothing otherwise.
+    /// Thaws the processes that [`freeze_processes`](Self::freeze_processes) froze. Does nothing otherwise.
     pub(super) fn go_on(&mut self) {
         if let (Some(group), true) = (&self.group, std::mem::take(&mut self.frozen)) {
             group.set_frozen(false);

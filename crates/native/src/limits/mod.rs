@@ -171,7 +171,7 @@ impl LimitGuard {
     /// made even without a limit, if possible.
     ///
     /// # Errors
-    /// As [`prepare`](Self::prepare).
+    /// As [`prepare_for_run`](Self::prepare_for_run).
     pub(crate) fn of_sandbox(limits: &Limits, workspace: &Path) -> Result<Self, LimitError> {
         let limits = within_machine(limits);
         let group = group_or_reason(ControlGroup::of_sandbox(&limits, workspace).map(Some));
@@ -181,7 +181,7 @@ impl LimitGuard {
     /// Prepares the limits of a command in a sandbox, within the sandbox's group.
     ///
     /// # Errors
-    /// As [`prepare`](Self::prepare).
+    /// As [`prepare_for_run`](Self::prepare_for_run).
     pub(crate) fn prepare_in_sandbox(
         plan: &AttemptPlan,
         workspace: &Path,

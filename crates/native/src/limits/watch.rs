@@ -336,7 +336,7 @@ impl LimitWatch {
         self.check_amount(LimitKind::Inodes, before.free.saturating_sub(now.free), None)
     }
 
-    /// Checks whether the machine has less memory left than half of [`RESERVE_BYTES_MAX`]. Some
+    /// Checks whether the machine has less memory left than half of [`MAX_RESERVE_BYTES`]. Some
     /// memory of a run is not visible in its processes.
     fn memory_short(&self, now: MachineMemory) -> Option<ExceededLimit> {
         let (before, now) = (self.memory?.available_bytes, now.available_bytes);

@@ -113,7 +113,7 @@ pub(super) struct CallerAttributes {
 }
 
 impl SandboxCommandBackend {
-    /// As [`Backend::prepare`]. The command's limits are those of the sandbox, so no question
+    /// As [`Backend::prepare_attempt`]. The command's limits are those of the sandbox, so no question
     /// raises them.
     pub(super) fn begin_command(
         &self,

@@ -42,7 +42,7 @@ const MAX_LOST_SUPERVISORS: usize = 4;
 const HELPER_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Many sandboxes, in sequence or at the same time, each prepared before it is requested. A session
-/// is a [`Backend`]: give it to an [`Engine`](stockade_engine::Engine) in place of a
+/// is a [`Backend`]: give it to a [`RequestEngine`](stockade_engine::RequestEngine) in place of a
 /// [`NativeBackend`]. The session has the same powers and reports.
 ///
 /// Start it first in `main`. The process must have one thread then, because the copies that run the
@@ -51,7 +51,7 @@ const HELPER_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// of the egress proxy are also looked up in the environment of that moment.
 ///
 /// To have sandboxes nearly built in advance, and not only started, set
-/// [`Allocator`](crate::Allocator) as the global allocator of the program. Without it, a start
+/// [`ArenaAllocator`](crate::ArenaAllocator) as the global allocator of the program. Without it, a start
 /// builds the sandbox from a small process that waits.
 ///
 /// Dropping the session ends all commands in it. So does the end of the program, for any reason.
@@ -100,7 +100,7 @@ impl NativeSession {
         Self::start_with(None)
     }
 
-    /// Starts a session that keeps stages in this directory, see [`NativeBackend::staging`].
+    /// Starts a session that keeps stages in this directory, see [`NativeBackend::with_stages_dir`].
     ///
     /// # Errors
     /// [`SessionError`] as for [`start`](Self::start).

@@ -358,7 +358,7 @@ fn is_opaque(directory: &TreeObject) -> Result<bool, Errno> {
 
 /// A staged directory whose entries can be read and looked up, whatever its mode is. Restores the
 /// mode on drop if this value changed it. If the drop never runs, the mode is read from the
-/// attribute [`KEPT_MODE`].
+/// attribute [`MODE_ATTRIBUTE`].
 #[derive(Debug)]
 pub(super) struct ReadableDirectory {
     pub object: TreeObject,

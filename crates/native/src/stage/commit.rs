@@ -3,7 +3,7 @@
 //! A commit prepares all new objects beside the workspace and writes a journal of its steps (the
 //! decision). Then it only exchanges names and sets modes and times, and last removes its files.
 //! Before the decision an interruption leaves the workspace unchanged. After the decision
-//! [`Stage::recover`] finishes the commit, or undoes it if it cannot finish. So after recovery the
+//! [`OpenStage::recover_commit`] finishes the commit, or undoes it if it cannot finish. So after recovery the
 //! workspace is either in its old or in its new state.
 
 use std::collections::BTreeSet;
@@ -113,7 +113,7 @@ impl OpenStage {
     /// Returns those of `changes` that a commit would leave in the stage.
     ///
     /// # Errors
-    /// [`CommitError`] if the stage or workspace cannot be read.
+    /// [`StageCommitError`] if the stage or workspace cannot be read.
     pub fn find_held_changes(&self, changes: &StageChanges) -> Result<Vec<HeldChange>, StageCommitError> {
         let (upper, lower) = (self.open_part(UPPER_DIRECTORY)?, self.open_workspace()?);
         Ok(select_changes(changes, &[], &CommitGuard::new(self, &[], upper.as_fd(), lower.as_fd())?)?.held)
@@ -122,7 +122,7 @@ impl OpenStage {
     /// Puts the wanted changes into the workspace.
     ///
     /// # Errors
-    /// [`CommitError`]; the workspace is unchanged, unless the error reports otherwise.
+    /// [`StageCommitError`]; the workspace is unchanged, unless the error reports otherwise.
     pub fn commit_changes(
         self,
         wanted: &CommitRequest,
@@ -193,7 +193,7 @@ impl OpenStage {
     /// paths, and whether the stage was removed.
     ///
     /// # Errors
-    /// [`CommitError::Nothing`] for a path at which nothing is staged.
+    /// [`StageCommitError::Nothing`] for a path at which nothing is staged.
     pub fn discard_changes(self, paths: &[PathBuf]) -> Result<(Vec<PathBuf>, bool), StageCommitError> {
         if journal::is_there(self.directory.as_fd()) {
             return Err(StageError::CutOff(self.id().clone()).into());
@@ -222,7 +222,7 @@ impl OpenStage {
     /// Finishes or undoes an interrupted commit. Returns `None` if there was none.
     ///
     /// # Errors
-    /// [`CommitError::Stuck`] if neither is possible.
+    /// [`StageCommitError::Stuck`] if neither is possible.
     pub fn recover_commit(
         mut self,
         watch: &mut dyn CommitObserver,
@@ -347,7 +347,7 @@ fn flush(ground: &CommitContext<'_>, journal: &StageJournal) -> Result<(), PathE
 /// only those of that workspace.
 ///
 /// # Errors
-/// [`CommitError`] of the first commit that could be neither finished nor undone; later ones are
+/// [`StageCommitError`] of the first commit that could be neither finished nor undone; later ones are
 /// not examined.
 pub fn recover_all(stages: &StageDirectory, workspace: Option<&Path>) -> Result<Vec<RecoveryResult>, StageCommitError> {
     stages.remove_leftovers();

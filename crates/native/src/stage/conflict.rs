@@ -6,7 +6,7 @@
 //! 1. **The time of the stage.** An object that was changed in the workspace since the stage was
 //!    made has a later change time (`ctime`), which no program can set. Making a stage waits until
 //!    the clock of file times has passed its time. Older objects are unchanged.
-//! 2. **The baseline recorder** ([`Witness`]). Every change that a run makes in its workspace
+//! 2. **The baseline recorder** ([`BaselineRecorder`]). Every change that a run makes in its workspace
 //!    passes through the broker. Before the first change of a path, the recorder notes the lower
 //!    object: its mark and the digest of its content. A later time with the noted content (the
 //!    object was touched, or changed and changed back) is no conflict. A noted object that no

@@ -18,7 +18,7 @@ use stockade_files::removal::{remove_tree, sweep_removals};
 pub(super) const COMMIT_AREA: &str = "depot";
 /// Directory of the commit area in the workspace; this name is protected everywhere.
 const WORKSPACE_AREA: &str = ".stockade";
-/// Marker file, written before the directory [`SHELTER`] is made, so that a new one is removed
+/// Marker file, written before the directory [`WORKSPACE_AREA`] is made, so that a new one is removed
 /// again.
 const BORROWED_MARKER: &str = "borrowed";
 

@@ -2,10 +2,10 @@
 //! them. Works only on files, in the upper directory of an overlay. Must not depend on how the
 //! overlay is mounted, who the caller is, or how changes are displayed.
 //!
-//! - [`Stages`] is the directory of all stages, [`Stage`] one of them;
-//! - [`Stage::changes`] lists the changes, [`text::difference`] shows one of them;
-//! - [`Stage::conflicts`] lists the paths that the workspace has changed meanwhile, too;
-//! - [`Stage::commit`], [`Stage::discard`] and [`recover_all`] end a stage.
+//! - [`StageDirectory`] is the directory of all stages, [`OpenStage`] one of them;
+//! - [`OpenStage::read_changes`] lists the changes, [`text::diff_change`] shows one of them;
+//! - [`OpenStage::find_conflicts`] lists the paths that the workspace has changed meanwhile, too;
+//! - [`OpenStage::commit_changes`], [`OpenStage::discard_changes`] and [`recover_all`] end a stage.
 //!
 //! All work is done beneath open directories, and no symbolic link is followed, because the
 //! sandboxed process may have written both trees.

@@ -274,7 +274,7 @@ impl StageDirectory {
     /// Opens a stage for changes, and locks it.
     ///
     /// # Errors
-    /// As [`look`](Self::look), and [`StageError::Busy`].
+    /// As [`open_for_reading`](Self::open_for_reading), and [`StageError::Busy`].
     pub fn open_for_changes(&self, id: &StageId) -> Result<OpenStage, StageError> {
         let stage = self.open_for_reading(id)?;
         lock_directory(stage.directory.as_fd()).map_err(|_| StageError::Busy(id.clone()))?;
@@ -288,7 +288,7 @@ impl StageDirectory {
     /// Removes a stage whose record cannot be read.
     ///
     /// # Errors
-    /// As [`take`](Self::take).
+    /// As [`open_for_changes`](Self::open_for_changes).
     pub fn remove_damaged(&self, id: &StageId) -> Result<(), StageError> {
         let directory = match open_directory(self.directory.as_fd(), id.as_str()) {
             Ok(directory) => directory,

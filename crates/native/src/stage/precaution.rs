@@ -28,7 +28,7 @@ impl PreWriteHook {
         }
     }
 
-    /// See [`Aside::copy_of`].
+    /// See [`BackupTree::copy_of`].
     pub fn copy_of(&self, path: &Path, device: u64, inode: u64) -> Option<PathBuf> {
         match self {
             Self::Noted(_) => None,
@@ -36,7 +36,7 @@ impl PreWriteHook {
         }
     }
 
-    /// See [`Aside::is_original_directory`]. Returns false for an overlay, which refuses such
+    /// See [`BackupTree::is_original_directory`]. Returns false for an overlay, which refuses such
     /// renames itself.
     pub fn is_original_directory(&self, path: &Path) -> bool {
         match self {

@@ -64,7 +64,7 @@ pub(super) fn is_named(named: &[PathBuf], path: &Path) -> bool {
 /// Returns the changes at and beneath the named paths.
 ///
 /// # Errors
-/// [`CommitError::Nothing`] for a path at which nothing is staged.
+/// [`StageCommitError::Nothing`] for a path at which nothing is staged.
 pub(super) fn select_named<'c>(
     changes: &'c StageChanges,
     named: &[PathBuf],

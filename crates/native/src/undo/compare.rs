@@ -486,7 +486,7 @@ impl<'r> RunComparer<'r> {
     }
 }
 
-/// Lists a directory like [`entries`], but does not open up an unreadable one: changes nothing.
+/// Lists a directory like [`list_entries`], but does not open up an unreadable one: changes nothing.
 pub(super) fn entries_readable(directory: &TreeObject) -> Result<Vec<(Vec<u8>, rustix::fs::FileType)>, Errno> {
     if !rustix::process::geteuid().is_root() && directory.mode() & 0o500 != 0o500 {
         return Err(Errno::ACCESS);

@@ -10,9 +10,9 @@
 //! ID/objects/N  the original content of a file (its pre-image)
 //! ```
 //!
-//! - [`Recorder`] must be called before every change;
+//! - [`UndoRecorder`] must be called before every change;
 //! - [`UndoStore`] is the directory of all runs, [`UndoRun`] is one of them;
-//! - [`UndoRun::compare`] lists the changes of the run, [`UndoRun::restore`] reverts them.
+//! - [`UndoRun::compare_paths`] lists the changes of the run, [`UndoRun::restore_paths`] reverts them.
 //!
 //! The journal is keyed by path, and the first line about a path is valid. A line is complete
 //! before its call is carried out, so a killed process leaves no unrecorded change. A new object

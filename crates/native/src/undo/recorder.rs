@@ -178,7 +178,7 @@ impl UndoRecorder {
     /// directories that were repositories.
     ///
     /// # Errors
-    /// See [`Unkept`]; the same applies below.
+    /// See [`UndoRecordError`]; the same applies below.
     pub fn note_guarded(&mut self, places: &[Vec<u8>], repositories: &[Vec<u8>]) -> Result<(), UndoRecordError> {
         let places: Vec<Vec<u8>> = places.iter().filter_map(|place| self.relative_path(place)).collect();
         let repositories: Vec<Vec<u8>> = repositories.iter().filter_map(|place| self.relative_path(place)).collect();
@@ -197,7 +197,7 @@ impl UndoRecorder {
     /// Prepares an open of a file for writing, or an open that may create the file.
     ///
     /// # Errors
-    /// See [`Unkept`].
+    /// See [`UndoRecordError`].
     pub fn before_open(&mut self, path: &[u8], creates: bool, writes: bool) -> Result<(), UndoRecordError> {
         let Some(path) = self.relative_path(path) else { return Ok(()) };
         let known = self.known_state(&path);
@@ -217,7 +217,7 @@ impl UndoRecorder {
     /// Prepares any other call that makes a name.
     ///
     /// # Errors
-    /// See [`Unkept`].
+    /// See [`UndoRecordError`].
     pub fn before_create(&mut self, path: &[u8]) -> Result<(), UndoRecordError> {
         let Some(path) = self.relative_path(path) else { return Ok(()) };
         if self.known_state(&path) == PathKnowledge::Covered || self.find_object(&path)?.is_some() {
@@ -229,7 +229,7 @@ impl UndoRecorder {
     /// Prepares a second name `new` for the object at `source`.
     ///
     /// # Errors
-    /// See [`Unkept`].
+    /// See [`UndoRecordError`].
     pub fn before_link(&mut self, source: &[u8], new: &[u8]) -> Result<(), UndoRecordError> {
         if let Some(source) = self.relative_path(source)
             && let Some(object) = self.find_object(&source)?
@@ -244,7 +244,7 @@ impl UndoRecorder {
     /// Prepares the removal of a name.
     ///
     /// # Errors
-    /// See [`Unkept`].
+    /// See [`UndoRecordError`].
     pub fn before_remove(&mut self, path: &[u8]) -> Result<(), UndoRecordError> {
         match self.relative_path(path) {
             Some(path) => self.before_gone(&path),
@@ -255,7 +255,7 @@ impl UndoRecorder {
     /// Prepares a rename. With `exchanges`, the two objects swap their names.
     ///
     /// # Errors
-    /// See [`Unkept`].
+    /// See [`UndoRecordError`].
     pub fn before_rename(&mut self, old: &[u8], new: &[u8], exchanges: bool) -> Result<(), UndoRecordError> {
         let (Some(old), Some(new)) = (self.relative_path(old), self.relative_path(new)) else { return Ok(()) };
         self.before_move(&old)?;
@@ -291,7 +291,7 @@ impl UndoRecorder {
     /// Prepares a change of mode, owner, times or attributes of the object at this path.
     ///
     /// # Errors
-    /// See [`Unkept`].
+    /// See [`UndoRecordError`].
     pub fn before_metadata(&mut self, path: &[u8]) -> Result<(), UndoRecordError> {
         let Some(path) = self.relative_path(path) else { return Ok(()) };
         let known = self.known_state(&path);
@@ -307,7 +307,7 @@ impl UndoRecorder {
     /// descriptor.
     ///
     /// # Errors
-    /// See [`Unkept`].
+    /// See [`UndoRecordError`].
     pub fn before_rewrite(&mut self, path: &[u8], object: OwnedFd) -> Result<(), UndoRecordError> {
         let object = TreeObject::from_fd(object).map_err(UndoRecordError::Unreadable)?;
         if object.kind() != ObjectKind::File {

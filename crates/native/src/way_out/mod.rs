@@ -49,7 +49,7 @@ pub(crate) struct RunEgressOptions {
     pub(crate) resolver: Arc<dyn NameResolver>,
     /// Ports of the run that are published on the host's loopback.
     pub(crate) published: PublishedPorts,
-    /// See [`Setup::lead`].
+    /// See [`EgressProxySetup::lead`].
     pub(crate) lead: Option<Arc<dyn TunnelConnector>>,
 }
 
@@ -109,7 +109,7 @@ impl RunEgress {
         matches!(own, None | Some(Err(Errno::NOPROTOOPT))) || own == Some(net::namespace_cookie(socket))
     }
 
-    /// Returns the socket for DNS requests. If it is readable, the caller must [open](Self::open)
+    /// Returns the socket for DNS requests. If it is readable, the caller must [open](Self::start_proxy)
     /// the proxy.
     pub(crate) fn dns_socket(&self) -> Option<BorrowedFd<'_>> {
         self.asked.as_ref().map(OwnedFd::as_fd)
@@ -135,10 +135,10 @@ impl RunEgress {
         self.with_door(|_| ())
     }
 
-    /// Dials a permitted target; see [`Door::connect`].
+    /// Dials a permitted target; see [`EgressProxy::connect_target`].
     ///
     /// # Errors
-    /// As [`open`](Self::open); `done` is not called then.
+    /// As [`start_proxy`](Self::start_proxy); `done` is not called then.
     pub(crate) fn connect_target(
         &self,
         order: ConnectOrder,
@@ -147,10 +147,10 @@ impl RunEgress {
         self.with_door(|door| door.connect_target(order, done))
     }
 
-    /// Connects to a service of the proxy itself; see [`Door::connect_service`].
+    /// Connects to a service of the proxy itself; see [`EgressProxy::connect_service`].
     ///
     /// # Errors
-    /// As [`open`](Self::open); `done` is not called then.
+    /// As [`start_proxy`](Self::start_proxy); `done` is not called then.
     pub(crate) fn connect_service(
         &self,
         service: ProxyService,

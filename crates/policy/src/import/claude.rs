@@ -315,7 +315,7 @@ impl<'a> ClaudeReader<'a> {
     }
 }
 
-/// Splits `Tool`, or `Tool(specifier)`.
+/// Splits `ImportTool`, or `Tool(specifier)`.
 pub(super) fn split_rule(text: &str) -> Result<(&str, Option<&str>), &'static str> {
     let (tool, specifier) = match text.split_once('(') {
         Some((tool, rest)) => (tool, Some(rest.strip_suffix(')').ok_or("the parenthesis is not closed")?)),

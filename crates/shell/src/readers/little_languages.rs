@@ -127,7 +127,7 @@ impl SedReader<'_> {
         }
     }
 
-    /// Does the same as [`until`](Self::until) in a pattern. In brackets, a delimiter is an
+    /// Does the same as [`skip_past`](Self::skip_past) in a pattern. In brackets, a delimiter is an
     /// ordinary byte for some versions of sed and the end for others, so it is unknown.
     fn until_in_pattern(&mut self, delimiter: u8) -> Option<()> {
         loop {

@@ -102,7 +102,7 @@ impl RunStore {
     /// Begins a run: its directory is hidden until it is locked. Removes the oldest ended runs.
     ///
     /// # Errors
-    /// [`PlaceError`] if the directory cannot be created, or is not the caller's own.
+    /// [`StoreFileError`] if the directory cannot be created, or is not the caller's own.
     pub fn begin_run(&self, id: &RequestId) -> Result<SupervisedRun, StoreFileError> {
         let path = private_directory(&self.root.join(id.as_str()))?;
         self.forget_oldest()?;
@@ -113,7 +113,7 @@ impl RunStore {
     /// Returns all known runs, in no order.
     ///
     /// # Errors
-    /// [`PlaceError`] if the directory cannot be read.
+    /// [`StoreFileError`] if the directory cannot be read.
     pub fn list_runs(&self) -> Result<Vec<DetachedRun>, StoreFileError> {
         Ok(held::list_directories(&self.root)?.map(|(id, path)| DetachedRun { id, path }).collect())
     }
@@ -121,7 +121,7 @@ impl RunStore {
     /// Returns the run whose id begins with `name`.
     ///
     /// # Errors
-    /// [`FindError`] if there is none, or more than one.
+    /// [`RunFindError`] if there is none, or more than one.
     pub fn find_run(&self, name: &str) -> Result<DetachedRun, RunFindError> {
         let mut found =
             self.list_runs()?.into_iter().filter(|run| !name.is_empty() && run.id.as_str().starts_with(name));
@@ -197,7 +197,7 @@ impl DetachedRun {
     /// Removes the run.
     ///
     /// # Errors
-    /// [`PlaceError`] if its directory cannot be removed.
+    /// [`StoreFileError`] if its directory cannot be removed.
     pub fn remove(&self) -> Result<(), StoreFileError> {
         fs::remove_dir_all(&self.path).map_err(system_error("remove", &self.path))
     }
@@ -212,7 +212,7 @@ impl SupervisedRun {
     /// Stores its description.
     ///
     /// # Errors
-    /// [`PlaceError`] if it cannot be written.
+    /// [`StoreFileError`] if it cannot be written.
     pub fn write_description(&self, about: &RunDescription) -> Result<(), StoreFileError> {
         held::write_json(&self.run.path, DESCRIPTION_FILE, about)
     }
@@ -220,7 +220,7 @@ impl SupervisedRun {
     /// Stores its outcome.
     ///
     /// # Errors
-    /// [`PlaceError`] if it cannot be written.
+    /// [`StoreFileError`] if it cannot be written.
     pub fn write_outcome(&self, outcome: &RunOutcome) -> Result<(), StoreFileError> {
         held::write_json(&self.run.path, OUTCOME_FILE, outcome)
     }

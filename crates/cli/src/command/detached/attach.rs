@@ -19,7 +19,7 @@ use crate::render::detached as text;
 /// or 0.
 ///
 /// # Errors
-/// [`Failure`] if there is no such run, or if it cannot be reached.
+/// [`CliError`] if there is no such run, or if it cannot be reached.
 pub fn attach_to_run(typed: &AttachArgs) -> CommandResult {
     let run = open_runs()?.find_run(&typed.id)?;
     let mut output = run.open_output();
@@ -78,7 +78,7 @@ fn skip_past_output(output: &mut OutputReader) -> Result<(), CliError> {
 /// Writes all of standard input to the input of a run.
 ///
 /// # Errors
-/// [`Failure`] if there is no such run, or if it takes no input.
+/// [`CliError`] if there is no such run, or if it takes no input.
 pub fn write_to_run(typed: &WriteArgs) -> CommandResult {
     let run = open_runs()?.find_run(&typed.id)?;
     let mut client = RunClient::attach_to(&run)?;

@@ -106,7 +106,7 @@ impl RunClient {
     /// Attaches to this run.
     ///
     /// # Errors
-    /// [`Failure`] if it has ended or cannot be reached.
+    /// [`CliError`] if it has ended or cannot be reached.
     pub fn attach_to(run: &DetachedRun) -> Result<Self, CliError> {
         // Before any thread starts.
         let taken: Vec<i32> = DETACH_SIGNALS.into_iter().chain([Signal::WINCH]).map(Signal::as_raw).collect();
@@ -159,7 +159,7 @@ impl RunClient {
     /// the last part of `past`.
     ///
     /// # Errors
-    /// [`Failure`] if the terminal is gone, or if the earlier output cannot be read.
+    /// [`CliError`] if the terminal is gone, or if the earlier output cannot be read.
     pub fn sit_down(&mut self, keys: &DetachKeys, past: &mut OutputReader) -> Result<(), CliError> {
         self.seat.insert(TerminalClient::take_terminal(keys).map_err(attach_error)?).show_again(past)?;
         self.tell_size(true);
@@ -169,7 +169,7 @@ impl RunClient {
     /// Shows the available output, unless a question is shown.
     ///
     /// # Errors
-    /// [`Failure`] if it cannot be read or shown.
+    /// [`CliError`] if it cannot be read or shown.
     pub fn show_output(&mut self, output: &mut OutputReader) -> Result<(), CliError> {
         match &mut self.seat {
             _ if self.asked.is_some() => Ok(()),
@@ -196,7 +196,7 @@ impl RunClient {
     /// Waits a short time for the next event.
     ///
     /// # Errors
-    /// [`Failure`] if the wait fails.
+    /// [`CliError`] if the wait fails.
     pub fn wait_for_event(&mut self, printing: Option<&OwnedFd>) -> Result<ClientEvent, CliError> {
         let ready = self.poll_readiness(printing).map_err(|e| CliError::new(format!("cannot wait: {e}")))?;
         if ready.answered && self.finish_question() {

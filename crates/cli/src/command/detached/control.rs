@@ -27,18 +27,18 @@ const MAX_LINE_BYTES: u64 = 64;
 /// Name of the socket in the directory.
 const SOCKET_NAME: &str = "control";
 const DONE_REPLY: &[u8] = b"done\n";
-/// Like `DONE`, for a run that takes input.
+/// Like `DONE_REPLY`, for a run that takes input.
 const DONE_WITH_INPUT_REPLY: &[u8] = b"done input\n";
-/// Like `DONE`, for a run with a terminal.
+/// Like `DONE_REPLY`, for a run with a terminal.
 const DONE_WITH_TERMINAL_REPLY: &[u8] = b"done terminal\n";
 const ATTACH_REQUEST: &str = "attach";
-/// Like `ATTACH`, for a client whose user can answer questions.
+/// Like `ATTACH_REQUEST`, for a client whose user can answer questions.
 const ATTACH_TO_ANSWER_REQUEST: &str = "attach answers";
 
 /// Listens on a thread of its own.
 ///
 /// # Errors
-/// [`Failure`] if no socket or thread can be created.
+/// [`CliError`] if no socket or thread can be created.
 pub fn serve_control_socket(
     run: &DetachedRun,
     interrupter: InterruptSender,
@@ -118,7 +118,7 @@ fn read_line(stream: &UnixStream) -> io::Result<String> {
 /// of the run's input too.
 ///
 /// # Errors
-/// [`Failure`] if the supervisor does not answer, or answers unexpectedly.
+/// [`CliError`] if the supervisor does not answer, or answers unexpectedly.
 pub fn attach_to_supervisor(run: &DetachedRun, answers: bool) -> Result<(RunChannel, InputKind), CliError> {
     let ask = || {
         let mut stream = connect_to_supervisor(run)?;
@@ -140,7 +140,7 @@ pub fn attach_to_supervisor(run: &DetachedRun, answers: bool) -> Result<(RunChan
 /// Requests the run's supervisor to end it, starting with this signal.
 ///
 /// # Errors
-/// [`Failure`] if the supervisor does not answer, or answers unexpectedly.
+/// [`CliError`] if the supervisor does not answer, or answers unexpectedly.
 pub fn request_run_end(run: &DetachedRun, signal: Signal) -> Result<(), CliError> {
     let ask = || {
         let mut stream = connect_to_supervisor(run)?;

@@ -42,7 +42,7 @@ fn open_runs() -> Result<RunStore, CliError> {
 /// Lists runs, the newest first.
 ///
 /// # Errors
-/// [`Failure`] if they cannot be read.
+/// [`CliError`] if they cannot be read.
 pub fn list_runs(typed: &PsArgs) -> CommandResult {
     let looked_at = |run: DetachedRun| {
         let (about, standing) = (run.read_description(), run.read_state());
@@ -87,7 +87,7 @@ fn listed_json(run: &DetachedRun, about: Option<&RunDescription>, standing: &Det
 /// Shows the output of a run, each stream on the same stream.
 ///
 /// # Errors
-/// [`Failure`] if there is no such run, or if its output cannot be read.
+/// [`CliError`] if there is no such run, or if its output cannot be read.
 pub fn show_run_output(typed: &LogsArgs) -> CommandResult {
     let run = open_runs()?.find_run(&typed.id)?;
     let (mut output, mut shower) = (run.open_output(), OutputPrinter::default());
@@ -136,7 +136,7 @@ impl OutputPrinter {
 /// Waits for a run; the exit code is that of the run.
 ///
 /// # Errors
-/// [`Failure`] if there is no such run, or if it ended without an outcome.
+/// [`CliError`] if there is no such run, or if it ended without an outcome.
 pub fn wait_for_run(typed: &WaitArgs) -> CommandResult {
     let run = open_runs()?.find_run(&typed.id)?;
     while run.is_watched() {
@@ -160,7 +160,7 @@ fn end_of(run: &DetachedRun) -> CommandResult {
 /// Ends a run and waits until all its processes are gone.
 ///
 /// # Errors
-/// [`Failure`] if there is no such run, if it cannot be reached, or if it does not end.
+/// [`CliError`] if there is no such run, if it cannot be reached, or if it does not end.
 pub fn kill_run(typed: &KillArgs) -> CommandResult {
     let run = open_runs()?.find_run(&typed.id)?;
     if let Err(failure) = control::request_run_end(&run, typed.signal.to_signal()) {

@@ -60,7 +60,7 @@ impl TerminalClient {
     /// Shows the last part of the output so far.
     ///
     /// # Errors
-    /// [`Failure`] if it cannot be read or shown.
+    /// [`CliError`] if it cannot be read or shown.
     pub fn show_again(&mut self, output: &mut OutputReader) -> Result<(), CliError> {
         let mut recent = Vec::new();
         while let Some(piece) = output.next_piece().map_err(output_error)? {
@@ -77,7 +77,7 @@ impl TerminalClient {
     /// Shows new output.
     ///
     /// # Errors
-    /// [`Failure`] if it cannot be read or shown.
+    /// [`CliError`] if it cannot be read or shown.
     pub fn show_output(&mut self, output: &mut OutputReader) -> Result<(), CliError> {
         while let Some(piece) = output.next_piece().map_err(output_error)? {
             match piece {

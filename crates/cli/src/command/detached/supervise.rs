@@ -50,7 +50,7 @@ const ENDED_MESSAGE: u8 = b'e';
 /// Starts a detached run, and prints its id.
 ///
 /// # Errors
-/// [`Failure`] if it cannot be started.
+/// [`CliError`] if it cannot be started.
 pub fn start_detached_run(typed: RunArgs, id: RequestId) -> CommandResult {
     if matches!(typed.json, Some(None)) {
         return Err(
@@ -198,7 +198,7 @@ impl RunSupervisor {
     /// Lets other processes see the run from here on. Returns the recorder that detects its start.
     ///
     /// # Errors
-    /// [`Failure`] if its directory cannot be written.
+    /// [`CliError`] if its directory cannot be written.
     pub fn publish_run(
         self: &Arc<Self>,
         request: &RunRequest,
@@ -225,7 +225,7 @@ impl RunSupervisor {
     /// input, and `engine` handles it.
     ///
     /// # Errors
-    /// [`Failure`] if no socket can be created.
+    /// [`CliError`] if no socket can be created.
     pub fn serve_clients(
         &self,
         interrupter: InterruptSender,

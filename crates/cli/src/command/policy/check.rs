@@ -15,7 +15,7 @@ use crate::render::{self, policy as text};
 /// Checks the configuration in force, or files one by one.
 ///
 /// # Errors
-/// [`Failure`] if a location is not known. An invalid configuration is a negative result.
+/// [`CliError`] if a location is not known. An invalid configuration is a negative result.
 pub fn check_configuration(typed: &PolicyCheckArgs) -> CommandResult {
     let workspace = resolve_workspace(typed.workspace.as_deref())?;
     let sources = locate_policy_sources(&workspace)?;
@@ -54,7 +54,7 @@ fn report_negative(failure: CliError) -> CommandResult {
 /// Prints decision matrices.
 ///
 /// # Errors
-/// [`Failure`] if the configuration cannot be used, or if there is no such profile.
+/// [`CliError`] if the configuration cannot be used, or if there is no such profile.
 pub fn print_decision_tables(typed: &PolicyTableArgs) -> CommandResult {
     let settings = super::load_settings(&resolve_workspace(typed.workspace.as_deref())?, None)?;
     let names: Vec<&str> = settings.profiles().map(|(name, _)| name).collect();
@@ -86,7 +86,7 @@ fn describe_rules(settings: &PolicySettings) -> String {
 /// Lists the shipped groups of hosts.
 ///
 /// # Errors
-/// [`Failure`] if standard output cannot be written.
+/// [`CliError`] if standard output cannot be written.
 pub fn list_host_groups(typed: &PolicyGroupsArgs) -> CommandResult {
     if !typed.json {
         print_output(&text::format_groups(host_groups(), crate::stdout_style()))?;

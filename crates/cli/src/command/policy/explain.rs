@@ -24,7 +24,7 @@ use crate::render::{self, policy as text};
 /// Explains one decision, or every setting.
 ///
 /// # Errors
-/// [`Failure`] if the configuration cannot be used, or if the arguments are not a subject.
+/// [`CliError`] if the configuration cannot be used, or if the arguments are not a subject.
 pub fn explain_policy(typed: PolicyExplainArgs) -> CommandResult {
     let has_command = typed.subject.script.is_some() || !typed.subject.words.is_empty();
     if has_command {

@@ -19,7 +19,7 @@ use crate::render::count_noun;
 /// Imports rules.
 ///
 /// # Errors
-/// [`Failure`] if a file cannot be read or has another format: then nothing is written.
+/// [`CliError`] if a file cannot be read or has another format: then nothing is written.
 pub fn import_rules(typed: &PolicyImportArgs) -> CommandResult {
     let tool = match typed.from {
         ToolArg::Codex => ImportTool::Codex,

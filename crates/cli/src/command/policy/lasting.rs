@@ -76,7 +76,7 @@ impl AnswerRules {
     /// outcome count.
     ///
     /// # Errors
-    /// [`Failure`] if the file cannot be written, or would be invalid.
+    /// [`CliError`] if the file cannot be written, or would be invalid.
     pub fn write_accepted_rules(&self, outcome: &stockade_model::RunOutcome) -> Result<Option<PathBuf>, CliError> {
         let agreed = outcome.approvals.iter().any(|given| given.answer == "approved" && given.by == "terminal");
         let drafts = std::mem::take(&mut *self.lock_accepted());

@@ -21,7 +21,7 @@ const MAX_SHOWN_ENTRIES: usize = 20;
 /// Suggests a profile.
 ///
 /// # Errors
-/// [`Failure`] if the audit log or the configuration cannot be used.
+/// [`CliError`] if the audit log or the configuration cannot be used.
 pub fn suggest_profile(typed: &PolicySuggestArgs) -> CommandResult {
     let dir = places::state_path(&read_variable)?.join("audit");
     let filter = EntryFilter {

@@ -27,7 +27,7 @@ const MAX_FILE_BYTES: u64 = 4 << 20;
 /// Dispatches to the subcommand.
 ///
 /// # Errors
-/// [`Failure`] if a file cannot be read, or if the configuration cannot be used.
+/// [`CliError`] if a file cannot be read, or if the configuration cannot be used.
 pub fn dispatch_policy(typed: PolicyCommand) -> CommandResult {
     match typed {
         PolicyCommand::Check(typed) => check::check_configuration(&typed),

@@ -22,7 +22,7 @@ const MAX_OPEN_REQUESTS: usize = 100_000;
 /// Decides the requests again.
 ///
 /// # Errors
-/// [`Failure`] if the audit log or the configuration cannot be used.
+/// [`CliError`] if the audit log or the configuration cannot be used.
 pub fn replay_decisions(typed: &PolicyReplayArgs) -> CommandResult {
     let dir = places::state_path(&read_variable)?.join("audit");
     let filter = EntryFilter {

@@ -15,7 +15,7 @@ use crate::render::policy as text;
 /// Runs the examples.
 ///
 /// # Errors
-/// [`Failure`](crate::failure::Failure) if the configuration or a file of examples cannot be used.
+/// [`CliError`](crate::failure::CliError) if the configuration or a file of examples cannot be used.
 pub fn test(typed: &PolicyTestArgs) -> CommandResult {
     let workspace = resolve_workspace(typed.workspace.as_deref())?;
     let settings = load_settings(&workspace, typed.policy.as_deref())?;

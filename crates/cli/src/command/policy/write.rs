@@ -25,7 +25,7 @@ use crate::{exit, places};
 /// Formats files.
 ///
 /// # Errors
-/// [`Failure`] if a file is not a configuration or cannot be written.
+/// [`CliError`] if a file is not a configuration or cannot be written.
 pub fn format_files(typed: &PolicyFmtArgs) -> CommandResult {
     let files = if typed.files.is_empty() { vec![own_file()?] } else { typed.files.clone() };
     if typed.files.is_empty() && files.iter().all(|file| !file.exists()) {
@@ -132,7 +132,7 @@ fn own_file() -> Result<PathBuf, CliError> {
 /// Shows the smallest rule for a command or for hosts, and writes it on request.
 ///
 /// # Errors
-/// [`Failure`] if no rule is allowed, or if the file cannot be written.
+/// [`CliError`] if no rule is allowed, or if the file cannot be written.
 pub fn amend_policy(typed: PolicyAmendArgs) -> CommandResult {
     let by = super::user_name().unwrap_or_else(|| "a person".to_owned());
     let provenance = ProvenanceSection { by, at: Some(crate::render::audit::format_utc(now_ms())), request: None };
@@ -220,7 +220,7 @@ fn show_or_write_rules(
 /// already.
 ///
 /// # Errors
-/// [`Failure`] if the file cannot be written, or would be invalid.
+/// [`CliError`] if the file cannot be written, or would be invalid.
 pub fn add_to_user_file(sources: &ConfigSources, drafts: &[DraftRule]) -> Result<Option<PathBuf>, CliError> {
     let path = &sources.user_file;
     let Some((before, after)) = with_rules(sources, ConfigLayer::User, path, drafts)? else { return Ok(None) };

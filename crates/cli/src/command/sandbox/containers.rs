@@ -16,7 +16,7 @@ use crate::render::{count_noun, network::format_size};
 /// such directories.
 ///
 /// # Errors
-/// [`Failure`] if this program cannot find its own file, which also runs in the containers.
+/// [`CliError`] if this program cannot find its own file, which also runs in the containers.
 pub fn list_container_backends(root: &Path) -> Result<[ContainerSandboxes; 2], CliError> {
     let cannot = |what: &str, why: std::io::Error| CliError::new(format!("cannot {what}: {why}"));
     let launcher = std::env::current_exe().map_err(|why| cannot("find this program", why))?;

@@ -40,7 +40,7 @@ enum CopyEndpoint {
 /// Copies a file or a directory, and reports the files that the rules left out.
 ///
 /// # Errors
-/// [`Failure`] if the source does not exist, if the destination exists, if a rule refuses the whole
+/// [`CliError`] if the source does not exist, if the destination exists, if a rule refuses the whole
 /// copy, or if a limit is exceeded.
 pub fn copy_files(from: &OsStr, to: &OsStr, replace: bool, grants: &[OsString]) -> CommandResult {
     match (parse_endpoint(from)?, parse_endpoint(to)?) {
@@ -233,7 +233,7 @@ fn resolve_destination(tree: &FileTree, path: &TreePath, from: &Path) -> TreePat
 /// Opens a directory of the host.
 ///
 /// # Errors
-/// [`Failure`] if it is not a directory.
+/// [`CliError`] if it is not a directory.
 pub fn host_directory(path: &Path) -> Result<OwnedFd, CliError> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     openat(CWD, path, flags, Mode::empty()).map_err(|e| CliError::new(format!("cannot use {}: {e}", quote_path(path))))
@@ -242,7 +242,7 @@ pub fn host_directory(path: &Path) -> Result<OwnedFd, CliError> {
 /// Opens a directory of the host, without following any link in its path.
 ///
 /// # Errors
-/// [`Failure`] if it is not a directory, or if its path contains a link.
+/// [`CliError`] if it is not a directory, or if its path contains a link.
 pub fn plain_directory(path: &Path) -> Result<OwnedFd, CliError> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;

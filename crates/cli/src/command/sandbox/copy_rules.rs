@@ -34,7 +34,7 @@ impl CopyRules {
     /// Creates the rules of the sandbox's profile and of the user's grants for this copy.
     ///
     /// # Errors
-    /// [`Failure`] if a grant cannot be parsed or does not apply to a copy, or if the configuration
+    /// [`CliError`] if a grant cannot be parsed or does not apply to a copy, or if the configuration
     /// cannot be used.
     pub fn new(spec: &SandboxSpec, grants: &[OsString]) -> Result<Self, CliError> {
         let cwd = places::current_directory()?;

@@ -27,7 +27,7 @@ impl SandboxDiff {
     /// Takes the current commit as the base, and creates the file.
     ///
     /// # Errors
-    /// [`Failure`] if the file cannot be created, or if git fails.
+    /// [`CliError`] if the file cannot be created, or if git fails.
     pub fn start_diff(lifecycle: &Lifecycle, id: &SandboxId, path: &Path) -> Result<Self, CliError> {
         let cannot = |what: &str, why: &dyn std::fmt::Display| CliError::new(format!("cannot {what}: {why}"));
         let file = File::create(path).map_err(|e| cannot(&format!("write {}", quote_path(path)), &e))?;
@@ -43,7 +43,7 @@ impl SandboxDiff {
     /// Writes the difference to the base, whatever was committed meanwhile.
     ///
     /// # Errors
-    /// [`Failure`] if git fails.
+    /// [`CliError`] if git fails.
     pub fn write_diff(&self, lifecycle: &Lifecycle, id: &SandboxId) -> Result<(), CliError> {
         run_git_with_output(self.file.as_fd(), lifecycle, id, diff_commands(&self.base)).map_err(|failure| {
             CliError::new(format!("the difference is not in {}: {failure}", quote_path(&self.path)))

@@ -26,7 +26,7 @@ use crate::{exit, meaning, notify};
 /// Runs one command.
 ///
 /// # Errors
-/// [`Failure`] if Stockade itself failed.
+/// [`CliError`] if Stockade itself failed.
 pub fn exec_in_sandbox(typed: SandboxExecArgs) -> CommandResult {
     let signals = interrupts::take_signals()?;
     run_in_sandbox(&open_lifecycle()?, &typed.id, typed.manner, typed.subject, signals)
@@ -83,7 +83,7 @@ fn record_of(outcome: &RunOutcome, text: String, started_ms: u64) -> CommandReco
 /// sandbox.
 ///
 /// # Errors
-/// [`Failure`] if git failed.
+/// [`CliError`] if git failed.
 pub fn clone_into(lifecycle: &Lifecycle, id: &SandboxId, signals: BlockedSignals) -> Result<(), CliError> {
     let record = find_sandbox(lifecycle, id)?;
     let WorkspaceSource::Clone { url, revision } = &record.spec.workspace else { return Ok(()) };
@@ -108,7 +108,7 @@ pub fn clone_into(lifecycle: &Lifecycle, id: &SandboxId, signals: BlockedSignals
 /// Runs commands of Stockade itself in a sandbox, until one fails.
 ///
 /// # Errors
-/// [`Failure`] if a command failed.
+/// [`CliError`] if a command failed.
 pub fn steps_inside(lifecycle: &Lifecycle, id: &SandboxId, commands: Vec<Vec<RawText>>) -> Result<(), CliError> {
     let record = find_sandbox(lifecycle, id)?;
     let agreed = CallerApproval { by: "the person who wanted it told".to_owned(), warnings: Vec::new() };
@@ -155,7 +155,7 @@ fn one_step(
 /// Opens a sandbox; its isolation is set up again if it is gone.
 ///
 /// # Errors
-/// [`Failure`] if there is no such sandbox, if it is not ready, or if its isolation cannot be set
+/// [`CliError`] if there is no such sandbox, if it is not ready, or if its isolation cannot be set
 /// up.
 pub fn open_sandbox(lifecycle: &Lifecycle, id: &SandboxId) -> Result<OpenSandbox, CliError> {
     let record = find_sandbox(lifecycle, id)?;

@@ -8,7 +8,7 @@ use crate::failure::{CliError, quote_path};
 /// links. The result includes the canonical path of each entry of `hide`.
 ///
 /// # Errors
-/// [`Failure`] if the whole workspace is hidden.
+/// [`CliError`] if the whole workspace is hidden.
 pub fn find_hidden_paths<'a>(workspace: &Path, hide: impl Iterator<Item = &'a Path>) -> Result<Vec<PathBuf>, CliError> {
     let mut found = Vec::new();
     for hidden in hide {

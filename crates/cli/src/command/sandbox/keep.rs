@@ -42,7 +42,7 @@ pub fn build_supervisor_args() -> Vec<OsString> {
 /// standard input.
 ///
 /// # Errors
-/// [`Failure`] if the parent process is gone.
+/// [`CliError`] if the parent process is gone.
 pub fn supervise_sandbox() -> CommandResult {
     let over: Rc<OnceCell<(StateDirectory, Option<NotifySettings>)>> = Rc::default();
     let noted = Rc::clone(&over);

@@ -45,7 +45,7 @@ const RUN_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Runs a subcommand.
 ///
 /// # Errors
-/// [`Failure`] if Stockade itself failed.
+/// [`CliError`] if Stockade itself failed.
 pub fn dispatch_sandbox(typed: SandboxCommand) -> CommandResult {
     trace::start_tracing(None)?;
     match typed {

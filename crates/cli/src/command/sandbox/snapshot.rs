@@ -25,7 +25,7 @@ const SNAPSHOT_TREES: [(Which, &str); 2] = [(Which::Workspace, "workspace"), (Wh
 /// Copies the files of a sandbox to a new directory.
 ///
 /// # Errors
-/// [`Failure`] if the directory exists, or if the files cannot be copied: then it is removed again.
+/// [`CliError`] if the directory exists, or if the files cannot be copied: then it is removed again.
 pub fn create_snapshot(id: &SandboxId, to: &Path) -> CommandResult {
     let cannot = |e: std::io::Error| CliError::new(format!("cannot make {}: {e}", quote_path(to)));
     let lifecycle = open_lifecycle()?;
@@ -49,7 +49,7 @@ pub fn locate_workspace(snapshot: &Path) -> PathBuf {
 /// Copies the home of a snapshot to the home of a sandbox.
 ///
 /// # Errors
-/// [`Failure`] if it cannot be copied.
+/// [`CliError`] if it cannot be copied.
 pub fn fill_home(used: &SandboxLease, snapshot: &Path, hidden: HiddenFiles) -> Result<(), CliError> {
     let (which, name) = SNAPSHOT_TREES[1];
     // The user named the snapshot, but a link in it may lead anywhere.

@@ -27,7 +27,7 @@ const LOG_POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Freezes every process of a sandbox.
 ///
 /// # Errors
-/// [`Failure`] if it is not ready, or cannot be frozen.
+/// [`CliError`] if it is not ready, or cannot be frozen.
 pub fn pause_sandbox(id: &SandboxId) -> CommandResult {
     let lifecycle = open_lifecycle()?;
     let opened = exec::open_sandbox(&lifecycle, id)?;
@@ -40,7 +40,7 @@ pub fn pause_sandbox(id: &SandboxId) -> CommandResult {
 /// Thaws the processes of a sandbox.
 ///
 /// # Errors
-/// [`Failure`] if it is not paused, or cannot be thawed.
+/// [`CliError`] if it is not paused, or cannot be thawed.
 pub fn resume_sandbox(id: &SandboxId) -> CommandResult {
     let (lifecycle, setting) = (open_lifecycle()?, load_current_config()?);
     let record = find_sandbox(&lifecycle, id)?;
@@ -51,7 +51,7 @@ pub fn resume_sandbox(id: &SandboxId) -> CommandResult {
 /// Shows the commands run in a sandbox; with `follow` also later ones, until it ends.
 ///
 /// # Errors
-/// [`Failure`] if there is no such sandbox.
+/// [`CliError`] if there is no such sandbox.
 pub fn show_commands(id: &SandboxId, follow: bool, as_json: bool) -> CommandResult {
     let lifecycle = open_lifecycle()?;
     // Ordered by their ends, but a command may be recorded after one that ended later.
@@ -76,7 +76,7 @@ pub fn show_commands(id: &SandboxId, follow: bool, as_json: bool) -> CommandResu
 /// Shows all details of a sandbox.
 ///
 /// # Errors
-/// [`Failure`] if there is no such sandbox.
+/// [`CliError`] if there is no such sandbox.
 pub fn show_sandbox(id: &SandboxId, as_json: bool) -> CommandResult {
     let lifecycle = open_lifecycle()?;
     let record = find_sandbox(&lifecycle, id)?;
@@ -94,7 +94,7 @@ pub fn show_sandbox(id: &SandboxId, as_json: bool) -> CommandResult {
 /// Shows the resource usage of each sandbox.
 ///
 /// # Errors
-/// [`Failure`] if they cannot be read.
+/// [`CliError`] if they cannot be read.
 pub fn show_usage_table(once: bool, as_json: bool) -> CommandResult {
     let setting = load_current_config()?;
     let is_live = !once && !as_json && io::stdout().is_terminal();

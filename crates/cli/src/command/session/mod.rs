@@ -51,7 +51,7 @@ const SESSION_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Runs a subcommand.
 ///
 /// # Errors
-/// [`Failure`] if Stockade itself failed.
+/// [`CliError`] if Stockade itself failed.
 pub fn dispatch_session(typed: SessionCommand) -> CommandResult {
     trace::start_tracing(None)?;
     match typed {

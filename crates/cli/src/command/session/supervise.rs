@@ -59,7 +59,7 @@ pub struct SessionParameters {
 /// while the launcher still waits.
 ///
 /// # Errors
-/// [`Failure`] if the session cannot be started.
+/// [`CliError`] if the session cannot be started.
 pub fn supervise_session(start: SessionParameters) -> Result<u8, CliError> {
     let cannot = |error: io::Error| CliError::new(format!("cannot begin a session: {error}"));
     let signals = interrupts::take_signals()?;

@@ -189,7 +189,7 @@ impl SessionChannel {
         }
     }
 
-    /// Waits as [`hear`](Self::hear), with a time-out.
+    /// Waits as [`receive_message`](Self::receive_message), with a time-out.
     ///
     /// # Errors
     /// [`io::Error`] if no message arrives in time, or as there.

@@ -32,7 +32,7 @@ const MAX_CONNECTIONS: usize = 512;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait between two checks of the loop.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(10);
-/// Longest interval between two calls of [`Keep::wanted`].
+/// Longest interval between two calls of [`SupervisorHooks::wanted`].
 const MAX_EXPIRY_INTERVAL: Duration = Duration::from_secs(60);
 /// Time-out for the clients of commands to learn of the end.
 const CLIENT_END_TIMEOUT: Duration = Duration::from_secs(5);

@@ -42,7 +42,7 @@ const BACKUP_DIRECTORY: &str = "aside";
 const TEMPORARY_DIRECTORY: &str = "aside-making";
 /// File with the metadata of directories.
 const DIRECTORY_NOTES_FILE: &str = "aside-directories";
-/// The only name in [`MAKING`].
+/// The only name in [`TEMPORARY_DIRECTORY`].
 const NEW_OBJECT_NAME: &str = "new";
 /// Most paths in the backup tree; further changes of the run are refused.
 const MAX_BACKUPS: usize = 1_000_000;
