@@ -2,7 +2,7 @@
 //! the decision.
 //!
 //! Three questions stay separate (L1): [`decide_request`] decides whether a request may run, [`resolve_profile`]
-//! with which powers; the approver is not known here. All functions are pure, with two exceptions: [`load`]
+//! with which powers; the approver is not known here. All functions are pure, with two exceptions: [`load::load_settings`]
 //! reads the given files, and [`mounts`] reads the mount table and resolves symbolic links. Absent on
 //! purpose: clocks, environment variables, approvers, caches, and any way to run a program.
 
