@@ -216,10 +216,10 @@ mod tests {
             sandboxed: bool,
             network: NetworkAccess,
             uses: Vec<ListName>,
-            write: Vec<Group>,
-            hide: Vec<Group>,
-            pass: Vec<Group>,
-            drop: Vec<Group>,
+            write: Vec<ShippedGroup>,
+            hide: Vec<ShippedGroup>,
+            pass: Vec<ShippedGroup>,
+            drop: Vec<ShippedGroup>,
             set: Vec<SetEntry>,
             cache: Vec<CacheEntry>,
             limits: LimitsSection,
@@ -249,7 +249,7 @@ mod tests {
         #[derive(Debug, Deserialize)]
         #[serde(deny_unknown_fields)]
         #[expect(dead_code, reason = "read through Debug")]
-        struct Group {
+        struct ShippedGroup {
             #[serde(alias = "paths", alias = "names")]
             values: Vec<String>,
             reason: String,

@@ -60,14 +60,14 @@ const HELPER_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// use std::sync::Arc;
 ///
 /// use stockade_engine::Backend;
-/// use stockade_native::Session;
+/// use stockade_native::NativeSession;
 ///
 /// #[global_allocator]
-/// static ALLOCATOR: stockade_native::Allocator = stockade_native::Allocator;
+/// static ALLOCATOR: stockade_native::ArenaAllocator = stockade_native::ArenaAllocator;
 ///
 /// fn main() -> Result<(), Box<dyn std::error::Error>> {
-///     let session: Arc<dyn Backend> = Arc::new(Session::start()?);
-///     // From here on threads may be started, and `Engine { backend: session, .. }`
+///     let session: Arc<dyn Backend> = Arc::new(NativeSession::start()?);
+///     // From here on threads may be started, and `RequestEngine { backend: session, .. }`
 ///     // runs requests, as many as one likes.
 ///     assert_eq!(session.name(), "native");
 ///     Ok(())
