@@ -24,7 +24,7 @@ const CROWD_WAIT_MS: u64 = 60_000;
 const MAX_RETRY_DELAY: Duration = Duration::from_millis(16);
 
 /// Error if a directory or file is unsuitable.
-#[derive(Debug, thiserror :: Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum LogFileError {
     /// A system call failed.
     #[error("cannot {what} `{}`: {source}", display_path(path))]
@@ -56,7 +56,7 @@ pub enum LogFileError {
         owner: u32,
     },
     /// Other users may read or write the file.
-    #[ error ( "others may reach `{}` (mode {mode:04o})\nhint: chmod go= {}" , display_path ( path ),  shell_quoted (& display_path  ( path )))]
+    #[error("others may reach `{}` (mode {mode:04o})\nhint: chmod go= {}", display_path(path), shell_quoted(&display_path(path)))]
     Mode {
         /// Path of the file.
         path: PathBuf,

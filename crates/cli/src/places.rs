@@ -8,6 +8,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use stockade_model::{RawText, shell_quoted};
+
 use stockade_policy::load::ConfigSources;
 use stockade_policy::trust::{PathStep, StepObject, require_trusted_path, trace_path};
 

@@ -118,7 +118,12 @@ impl RawText {
 /// such a character if it were printed unescaped.
 pub fn is_deceptive(c: char) -> bool {
     c.is_control()
-        || matches !( c , '\u{00ad}' | '\u{034f}' | '\u{061c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}' ..= '\u{180f}' | '\u{2000}' ..= '\u{200f}' | '\u{2028}' ..= '\u{202f}' | '\u{205f}' ..= '\u{206f}' | '\u{2800}' | '\u{3000}' | '\u{3164}' | '\u{fe00}' ..= '\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}' ..= '\u{fffb}' | '\u{00a0}' | '\u{1680}' | '\u{1bca0}' ..= '\u{1bca3}' | '\u{1d173}' ..= '\u{1d17a}' | '\u{e0000}' ..= '\u{e0fff}' )
+        || matches!(c,
+            '\u{00ad}' | '\u{034f}' | '\u{061c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
+            | '\u{180b}'..='\u{180f}' | '\u{2000}'..='\u{200f}' | '\u{2028}'..='\u{202f}'
+            | '\u{205f}'..='\u{206f}' | '\u{2800}' | '\u{3000}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}'
+            | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{00a0}' | '\u{1680}'
+            | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 /// Quotes a word for a POSIX shell, in single quotes. Every hint quotes a name or a path with it, because a
@@ -144,43 +149,36 @@ impl From<&str> for RawText {
         Self(s.as_bytes().to_vec())
     }
 }
-
 impl From<String> for RawText {
     fn from(s: String) -> Self {
         Self(s.into_bytes())
     }
 }
-
 impl From<Vec<u8>> for RawText {
     fn from(b: Vec<u8>) -> Self {
         Self(b)
     }
 }
-
 impl From<&[u8]> for RawText {
     fn from(b: &[u8]) -> Self {
         Self(b.to_vec())
     }
 }
-
 impl From<OsString> for RawText {
     fn from(s: OsString) -> Self {
         Self(s.into_vec())
     }
 }
-
 impl From<&OsStr> for RawText {
     fn from(s: &OsStr) -> Self {
         Self(s.as_bytes().to_vec())
     }
 }
-
 impl From<&Path> for RawText {
     fn from(p: &Path) -> Self {
         Self::from(p.as_os_str())
     }
 }
-
 impl From<PathBuf> for RawText {
     fn from(p: PathBuf) -> Self {
         Self::from(p.into_os_string())
@@ -209,11 +207,9 @@ impl<'de> Deserialize<'de> for RawText {
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a string, or {\"hex\": \"...\"} for bytes that are not UTF-8")
             }
-
             fn visit_str<E: de::Error>(self, v: &str) -> Result<RawText, E> {
                 Ok(RawText::from(v))
             }
-
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawText, A::Error> {
                 let Some((key, hex)) = map.next_entry::<String, String>()? else {
                     return Err(de::Error::missing_field("hex"));
@@ -249,9 +245,15 @@ impl JsonSchema for RawText {
     fn schema_name() -> std::borrow::Cow<'static, str> {
         "RawText".into()
     }
-
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema !({ "description" : "Text, or the hexadecimal form of bytes that are not UTF-8." , "oneOf" : [ { "type" : "string" }, { "type" : "object" , "properties" : { "hex" : { "type" : "string" } }, "required" : [ "hex" ], "additionalProperties" : false } ] })
+        json_schema!({
+            "description": "Text, or the hexadecimal form of bytes that are not UTF-8.",
+            "oneOf": [
+                { "type": "string" },
+                { "type": "object", "properties": { "hex": { "type": "string" } },
+                  "required": ["hex"], "additionalProperties": false }
+            ]
+        })
     }
 }
 

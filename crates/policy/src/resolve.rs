@@ -22,7 +22,7 @@ use crate::spec::{ProfileSpec, SourcedValue};
 use crate::text::ConfigPath;
 
 /// Reason why a profile cannot be resolved.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror :: Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResolveError {
     /// There is no profile of this name.
     #[error("there is no profile `{name}`\nhint: {hint}")]

@@ -116,10 +116,17 @@ fn split_path_names(path: &Path) -> impl Iterator<Item = OsString> {
 }
 
 /// Reason why a path is not trusted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror :: Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TrustError {
     /// An object on the way belongs to another user.
-    #[ error ( "{} belongs to user {owner}, who could change it; it must be {}\nhint: sudo chown {} {}{}" , quote_path ( place ), describe_owners (* trusted ), chown_target (* trusted ), shell_word ( place ), match trusted { 0 => "; where it is another user's home use root's own: sudo -H" , _ => ", or set XDG_CONFIG_HOME and XDG_STATE_HOME to directories of yours" , } )]
+    #[error(
+        "{} belongs to user {owner}, who could change it; it must be {}\nhint: sudo chown {} {}{}",
+        quote_path(place), describe_owners(*trusted), chown_target(*trusted), shell_word(place),
+        match trusted {
+            0 => "; where it is another user's home use root's own: sudo -H",
+            _ => ", or set XDG_CONFIG_HOME and XDG_STATE_HOME to directories of yours",
+        }
+    )]
     Owner {
         /// The object.
         place: PathBuf,
@@ -139,7 +146,7 @@ pub enum TrustError {
         place: PathBuf,
     },
     /// Other users may write an object on the way.
-    #[ error ( "{} may be written by {} (mode {:04o})\nhint: chmod {} {}" , quote_path ( place ), describe_writers (* mode ), mode & 0o7777 , chmod_change (* mode ), shell_word ( place ))]
+    #[error("{} may be written by {} (mode {:04o})\nhint: chmod {} {}", quote_path(place), describe_writers(*mode), mode & 0o7777, chmod_change(*mode), shell_word(place))]
     Writable {
         /// The object.
         place: PathBuf,
@@ -203,7 +210,6 @@ pub(crate) fn require_trusted_object(place: &Path, owner: u32, mode: u32, truste
     if owner != 0 && owner != trusted && Some(owner) != unmapped_owner() {
         return Err(TrustError::Owner { place: place.to_owned(), owner, trusted });
     }
-
     const STICKY_DIRECTORY: u32 = 0o041_000;
     let is_sticky = mode & 0o171_000 == STICKY_DIRECTORY;
     if mode & 0o022 != 0 && !is_sticky {
@@ -303,7 +309,7 @@ mod tests {
             let before = path.metadata().unwrap().permissions().mode();
             mode(path, bits);
             let error = require_trusted_path(&file, user).unwrap_err();
-            assert!(matches !(& error , TrustError :: Writable { place , .. } if place == path ), "{error}");
+            assert!(matches!(&error, TrustError::Writable { place, .. } if place == path), "{error}");
             assert!(error.to_string().contains("\nhint: chmod "), "{error}");
             mode(path, before);
         }

@@ -16,7 +16,7 @@ use stockade_model::{RawText, shell_quoted};
 const LOCK_WAIT_MS: u64 = 5_000;
 
 /// Error if a directory or file is unsuitable.
-#[derive(Debug, thiserror :: Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum StoreFileError {
     /// A system call failed.
     #[error("cannot {what} `{}`: {source}", display_path(path))]
@@ -48,7 +48,7 @@ pub enum StoreFileError {
         owner: u32,
     },
     /// Other users may read or write the file.
-    #[ error ( "others may reach `{}` (mode {mode:04o})\nhint: chmod go= {}" , display_path ( path ),  shell_quoted (& display_path  ( path )))]
+    #[error("others may reach `{}` (mode {mode:04o})\nhint: chmod go= {}", display_path(path), shell_quoted(&display_path(path)))]
     Mode {
         /// Path of the file.
         path: PathBuf,

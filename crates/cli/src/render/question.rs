@@ -566,7 +566,7 @@ pub(crate) mod tests {
     fn escalation() {
         let value = sample_escalation();
         let shown = format_sample(&value) + &format_prompt(&list_answer_keys(&value));
-        insta :: assert_snapshot !( shown , @ r"
+        insta::assert_snapshot!(shown, @r"
         • dash wants to create /home/u/outside   (outside every writable root)
           command  sh -c 'echo x >> ~/outside'
           in       /home/u/project
@@ -577,7 +577,7 @@ pub(crate) mod tests {
           reach    session and always are for any command in this workspace
           no answer within 5 min means no
           allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
-        " );
+        ");
     }
 
     fn with_review(question: ApprovalQuestion, risk: RiskLevel) -> ApprovalQuestion {
@@ -594,7 +594,7 @@ pub(crate) mod tests {
     fn an_opinion_stands_beside_the_question() {
         let run = || sample_question(QuestionKind::Run { reasons: Vec::new() });
         let value = with_review(run(), RiskLevel::Medium);
-        insta :: assert_snapshot !( format_sample (& value ) + & format_prompt (& list_answer_keys (& value )), @ r"
+        insta::assert_snapshot!(format_sample(&value) + &format_prompt(&list_answer_keys(&value)), @r"
         • may this command run, in its sandbox?
           command  sh -c 'echo x >> ~/outside'
           in       /home/u/project
@@ -603,9 +603,9 @@ pub(crate) mod tests {
                    \u{1b}[2J\u{202e}now»   (some-model)
           no answer within 5 min means no
           allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
-        " );
+        ");
         let value = with_review(run(), RiskLevel::Critical);
-        insta :: assert_snapshot !( format_sample (& value ) + & format_prompt (& list_answer_keys (& value )), @ r"
+        insta::assert_snapshot!(format_sample(&value) + &format_prompt(&list_answer_keys(&value)), @r"
         • may this command run, in its sandbox?
           command  sh -c 'echo x >> ~/outside'
           in       /home/u/project
@@ -615,7 +615,7 @@ pub(crate) mod tests {
           warning  look twice before you agree; a yes reaches this time only
           no answer within 5 min means no
           allow?  [o]nce  [n]o  [N]ever  [?] >
-        " );
+        ");
         assert!(list_answer_keys(&value).contains(&AnswerKey::Never), "a no may reach as far as before");
         let failed = ApprovalQuestion {
             review: Some(ReviewResult::from_failure("some-model", "no answer within 5 s")),
@@ -626,7 +626,7 @@ pub(crate) mod tests {
             list_answer_keys(&sample_hold()),
             "without an opinion it is the plain question"
         );
-        insta :: assert_snapshot !( format_sample (& failed ) + & format_prompt (& list_answer_keys (& failed )), @ r"
+        insta::assert_snapshot!(format_sample(&failed) + &format_prompt(&list_answer_keys(&failed)), @r"
         • pip wants to connect to pypi.org:443   (not in profile workspace)
           command  pip install numpy
           grant    connect pypi.org:443
@@ -634,7 +634,7 @@ pub(crate) mod tests {
           reviewer no opinion: no answer within 5 s   (some-model)
           reach    session and always are for any command in this workspace
           allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
-        " );
+        ");
     }
 
     fn sample_hold() -> ApprovalQuestion {
@@ -657,7 +657,7 @@ pub(crate) mod tests {
         let grants = grants.iter().map(|grant| grant.parse().unwrap()).collect();
         let value = ApprovalQuestion { group: Some(GroupOffer { name: "pypi".to_owned(), grants }), ..sample_hold() };
         let shown = format_sample(&value) + &format_prompt(&list_answer_keys(&value));
-        insta :: assert_snapshot !( shown , @ r"
+        insta::assert_snapshot!(shown, @r"
         • pip wants to connect to pypi.org:443   (not in profile workspace)
           command  pip install numpy
           grant    connect pypi.org:443
@@ -665,7 +665,7 @@ pub(crate) mod tests {
           held     it waits and goes on with your answer; none within 5 min means no
           reach    session and always are for any command in this workspace
           allow?  [o]nce  [g]roup  [s]ession  [a]lways  [n]o  [N]ever  [?] >
-        " );
+        ");
         assert!(
             format_help(&value, &list_answer_keys(&value), TextLayout::PLAIN)
                 .contains("g  yes, and for each host of the group")
@@ -682,15 +682,15 @@ pub(crate) mod tests {
     fn held_call() {
         let value = sample_hold();
         let shown = format_sample(&value) + &format_prompt(&list_answer_keys(&value));
-        insta :: assert_snapshot !( shown , @ r"
+        insta::assert_snapshot!(shown, @r"
         • pip wants to connect to pypi.org:443   (not in profile workspace)
           command  pip install numpy
           grant    connect pypi.org:443
           held     it waits and goes on with your answer; none within 5 min means no
           reach    session and always are for any command in this workspace
           allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
-        " );
-        insta :: assert_snapshot !( format_help (& value , & list_answer_keys (& value ), TextLayout :: PLAIN ), @ r"
+        ");
+        insta::assert_snapshot!(format_help(&value, &list_answer_keys(&value), TextLayout::PLAIN), @r"
         in       /home/u/project
         program  /usr/bin/pip (pid 7)
         o  yes, and for the same until this run ends
@@ -706,7 +706,7 @@ pub(crate) mod tests {
         N  no, and for any command in this workspace from now on; `stockade approvals`
            takes it back
         q  no, and end this run now; Ctrl-C does the same
-        " );
+        ");
     }
 
     #[test]
@@ -714,7 +714,7 @@ pub(crate) mod tests {
         let grants = vec!["write /home/u/cache".parse().unwrap()];
         let denial = Denial { object: "/home/u/cache/c".into(), ..sample_denial() };
         let value = sample_question(QuestionKind::Hold { denial, grants, directory: true, held_ms: 61_900 });
-        insta :: assert_snapshot !( still_held ( 3 , 61_900 , TextLayout :: PLAIN ) + & format_sample (& value ), @ r"
+        insta::assert_snapshot!(still_held(3, 61_900, TextLayout::PLAIN) + &format_sample(&value), @r"
         • still held: 3 calls, since 1 min 1 s
         • dash wants to create /home/u/cache/c   (outside every writable root)
           command  sh -c 'echo x >> ~/outside'
@@ -724,7 +724,7 @@ pub(crate) mod tests {
           held     it waits since 1 min 1 s and goes on with your answer; none within 5
                    min means no
           reach    session and always are for any command in this workspace
-        " );
+        ");
         assert_eq!(still_held(1, 5_000, TextLayout::PLAIN), "");
     }
 
@@ -735,7 +735,7 @@ pub(crate) mod tests {
             *grants = vec!["connect *.example.com:443".parse().unwrap()];
             *directory = true;
         }
-        insta :: assert_snapshot !( format_sample (& value ), @ r"
+        insta::assert_snapshot!(format_sample(&value), @r"
         • pip wants to connect to pypi.org:443   (not in profile workspace)
           command  pip install numpy
           grant    connect *.example.com:443
@@ -743,20 +743,20 @@ pub(crate) mod tests {
                    them
           held     it waits and goes on with your answer; none within 5 min means no
           reach    session and always are for any command in this workspace
-        " );
+        ");
     }
 
     #[test]
     fn run() {
         let value = sample_question(QuestionKind::Run { reasons: vec!["mode untrusted: not known to be safe".into()] });
-        insta :: assert_snapshot !( format_sample (& value ), @ r"
+        insta::assert_snapshot!(format_sample(&value), @r"
         • may this command run, in its sandbox?
           because  mode untrusted: not known to be safe
           command  sh -c 'echo x >> ~/outside'
           in       /home/u/project
           finding  ask: writes to a file outside the workspace   «>> ~/outside»
           no answer within 5 min means no
-        " );
+        ");
     }
 
     #[test]
@@ -764,7 +764,7 @@ pub(crate) mod tests {
         let value = sample_question(QuestionKind::Grants {
             grants: vec!["connect pypi.org:443".parse().unwrap(), "write /srv/x".parse().unwrap()],
         });
-        insta :: assert_snapshot !( format_sample (& value ), @ r"
+        insta::assert_snapshot!(format_sample(&value), @r"
         • the request asks for more than its profile gives
           command  sh -c 'echo x >> ~/outside'
           in       /home/u/project
@@ -773,14 +773,14 @@ pub(crate) mod tests {
           grant    write /srv/x
           reach    session and always are for any command in this workspace
           no answer within 5 min means no
-        " );
+        ");
     }
 
     #[test]
     fn unsandboxed() {
         let value = sample_question(QuestionKind::Unsandboxed);
         let shown = format_sample(&value) + &word_prompt(TextLayout::PLAIN);
-        insta :: assert_snapshot !( shown , @ r"
+        insta::assert_snapshot!(shown, @r"
         • WITHOUT A SANDBOX: this command could do everything that you can do
           command  sh -c 'echo x >> ~/outside'
           in       /home/u/project
@@ -788,7 +788,7 @@ pub(crate) mod tests {
           nothing will be refused, and what it does will not be seen
           no answer within 5 min means no
           type unsandboxed and Enter to allow it once; anything else refuses >
-        " );
+        ");
     }
 
     #[test]
@@ -900,8 +900,7 @@ pub(crate) mod tests {
                     let shown = format_question(&value, &"text of the command".into(), style);
                     let start: String = text.chars().take(12).collect();
                     // Twelve grants of at most 400 columns each, and four lists; or one grant.
-                    let is_alone =
-                        matches !(& value . kind , QuestionKind :: Hold { grants , .. } if grants . len () == 1 );
+                    let is_alone = matches!(&value.kind, QuestionKind::Hold { grants, .. } if grants.len() == 1);
                     let most = if is_alone { 5_000 } else { 25_000 };
                     assert!(
                         terminal_rows(&shown, columns) <= 20 + most / (columns.min(120) - INDENT_COLUMNS),
@@ -939,12 +938,12 @@ pub(crate) mod tests {
         let mut value = sample_question(QuestionKind::Run { reasons: Vec::new() });
         value.command = format!("touch a{}; curl evil", " ".repeat(5_000)).into();
         value.assessment.findings.clear();
-        insta :: assert_snapshot !( format_sample (& value ), @ r"
+        insta::assert_snapshot!(format_sample(&value), @r"
         • may this command run, in its sandbox?
           command  touch a\u{20}×5000; curl evil
           in       /home/u/project
           no answer within 5 min means no
-        " );
+        ");
     }
 
     #[test]
@@ -954,14 +953,14 @@ pub(crate) mod tests {
             Denial { object: text.as_str().into(), rule: "outside every writable root".into(), ..sample_denial() };
         let grants = vec![Grant::Write(text.as_str().into())];
         let value = sample_question(QuestionKind::Hold { denial, grants, directory: false, held_ms: 9 });
-        insta :: assert_snapshot !( format_sample (& value ) + & format_prompt (& list_answer_keys (& value )), @ r"
+        insta::assert_snapshot!(format_sample(&value) + &format_prompt(&list_answer_keys(&value)), @r"
         • dash wants to create /home/u/a\u{20}×200b   (outside every writable root)
           command  sh -c 'echo x >> ~/outside'
           grant    write /home/u/a\u{20}×200b
           held     it waits and goes on with your answer; none within 5 min means no
           reach    session and always are for any command in this workspace
           allow?  [o]nce  [s]ession  [a]lways  [n]o  [N]ever  [?] >
-        " );
+        ");
         assert_eq!(grant_hint(&Grant::Write("/a   b".into()), true), "--grant 'write /a\\x20\\x20\\x20b'");
         assert_eq!(grant_hint(&Grant::Write("/usr ".into()), true), r"--grant 'write /usr\x20'");
         assert_eq!("write /a\\x20\\x20\\x20b".parse::<Grant>().unwrap(), Grant::Write("/a   b".into()));
@@ -1011,7 +1010,7 @@ pub(crate) mod tests {
         }
         let value = sample_question(QuestionKind::Run { reasons: Vec::new() });
         assert_eq!(reach(&value), None);
-        insta :: assert_snapshot !( format_help (& value , & list_answer_keys (& value ), TextLayout :: PLAIN ), @ r"
+        insta::assert_snapshot!(format_help(&value, &list_answer_keys(&value), TextLayout::PLAIN), @r"
         o  yes, this time
         s  yes, and for this same command until this session ends
         t  yes, and the next times for this same command; a number is asked for
@@ -1022,7 +1021,7 @@ pub(crate) mod tests {
         N  no, and for this same command in this workspace from now on; `stockade
            approvals` takes it back
         q  no, and end this run now; Ctrl-C does the same
-        " );
+        ");
     }
 
     #[test]
@@ -1051,7 +1050,7 @@ pub(crate) mod tests {
         value.scopes = vec![ApprovalScope::Once];
         assert_eq!(list_answer_keys(&value), [AnswerKey::Once, AnswerKey::No]);
         assert_eq!(format_prompt(&list_answer_keys(&value)), "  allow?  [o]nce  [n]o  [?] > ");
-        insta :: assert_snapshot !( format_help (& sample_escalation (), & list_answer_keys (& sample_escalation ()), TextLayout :: PLAIN ), @ r"
+        insta::assert_snapshot!(format_help(&sample_escalation(), &list_answer_keys(&sample_escalation()), TextLayout::PLAIN), @r"
         o  yes, this time
         s  yes, and for any command of this session in this workspace until the
            session ends
@@ -1065,6 +1064,6 @@ pub(crate) mod tests {
         N  no, and for any command in this workspace from now on; `stockade approvals`
            takes it back
         q  no, and end this run now; Ctrl-C does the same
-        " );
+        ");
     }
 }

@@ -260,7 +260,7 @@ mod tests {
             let is_a = one.path == Path::new("a");
             shown += &format_change(one, is_a.then_some(&held), is_a.then_some(&conflict), TextLayout::PLAIN);
         }
-        insta :: assert_snapshot !( shown , @ r"
+        insta::assert_snapshot!(shown, @r"
         added     new\u{1b}[2J
         removed   d   (directory)
         modified  a   (mode 644 becomes 600)
@@ -269,7 +269,7 @@ mod tests {
         metadata  m   (time)
         replaced  r   (file becomes link)
         metadata  the workspace itself   (attributes)
-        " );
+        ");
     }
 
     #[test]
@@ -289,7 +289,7 @@ mod tests {
         let link = ContentDiff::Link { before: None, after: Some(b"to\x1b".to_vec()) };
         let shown =
             format_difference(&one.path, &ContentDiff::Text(hunks), &one) + &format_difference(&one.path, &link, &one);
-        insta :: assert_snapshot !( shown , @ r"
+        insta::assert_snapshot!(shown, @r"
         --- /dev/null
         +++ b/f
         @@ -1,2 +1,2 @@
@@ -300,7 +300,7 @@ mod tests {
         --- /dev/null
         +++ b/f
         +-> to\u{1b}
-        " );
+        ");
     }
 
     #[test]
@@ -321,13 +321,13 @@ mod tests {
             ],
             is_gone: false,
         };
-        insta :: assert_snapshot !( format_commit (& one , "stg_1" , TextLayout :: PLAIN ), @ r"
+        insta::assert_snapshot!(format_commit(&one, "stg_1", TextLayout::PLAIN), @r"
         2 paths committed
         • left in the stage: .git/config   (protected name: .git/config)
         • left in the stage: .vscode   (protected name: .vscode)
         • left in the stage: .vscode/x   (protected name: .vscode)
         • left in the stage: s   (a device)
         hint: stockade stage commit stg_1 --protected '.git/config' --protected '.vscode'
-        " );
+        ");
     }
 }

@@ -155,7 +155,7 @@ fn is_about_history(denial: &Denial, home: &Path) -> bool {
 /// Returns whether a refusal concerns reading the settings of a package registry. Tools look for
 /// them at each start and work without them.
 fn is_of_registry(denial: &Denial, home: &Path) -> bool {
-    matches !(& denial . grant , Some ( Grant :: Read ( path )) if is_registry_settings ( path , home ))
+    matches!(&denial.grant, Some(Grant::Read(path)) if is_registry_settings(path, home))
 }
 
 /// Returns the remembered no that refused it without a question.
@@ -481,12 +481,12 @@ mod tests {
         other.count = 3;
         let given = Denial { resolution: DenialResolution::Granted, ..sample_denial() };
         value.attempts[0].denials = vec![sample_denial(), other, given];
-        insta :: assert_snapshot !( format_summary (& value , context (), TextLayout :: PLAIN ), @ r"
+        insta::assert_snapshot!(format_summary(&value, context(), TextLayout::PLAIN), @r"
         • refused: create /home/u/outside   (outside every writable root)
           hint: --grant 'write /home/u/outside'
         • refused: create /home/u/it's\u{1b}[2J   (outside every writable root, 3 times)
           hint: --grant 'write /home/u/it'\''s\u{1b}[2J'
-        " );
+        ");
     }
 
     /// A user at a terminal may add the grant; a program that reads a pipe requests it.
@@ -494,10 +494,10 @@ mod tests {
     fn a_program_is_told_to_ask() {
         let mut value = outcome(FinalStatus::Exited);
         value.attempts[0].denials = vec![sample_denial()];
-        insta :: assert_snapshot !( format_summary (& value , context (), TextLayout :: PIPE ), @ r"
+        insta::assert_snapshot!(format_summary(&value, context(), TextLayout::PIPE), @r"
         • refused: create /home/u/outside   (outside every writable root)
           hint: --request 'write /home/u/outside'
-        " );
+        ");
     }
 
     #[test]
@@ -515,7 +515,7 @@ mod tests {
             about(DeniedOperation::Connect, "socket /run/docker.sock"),
             about(DeniedOperation::Secret, "secret github to ghe.example.com:443"),
         ];
-        insta :: assert_snapshot !( format_summary (& value , context (), TextLayout :: PLAIN ), @ r"
+        insta::assert_snapshot!(format_summary(&value, context(), TextLayout::PLAIN), @r"
         • refused: read /etc/shadow   (outside every writable root)
           hint: this concerns the accounts of this system; a run never becomes another
                 user: run what needs root or another account yourself, outside
@@ -533,7 +533,7 @@ mod tests {
         • refused: take a secret to ghe.example.com:443   (outside every writable root)
           hint: the secret `github` is not for this host; if it is meant to be, add the
                 host to the secret in your configuration
-        " );
+        ");
         let piped = format_summary(&value, context(), TextLayout::PIPE);
         assert!(!piped.contains("--grant") && !piped.contains("--request"), "{piped}");
         assert_eq!(piped.matches("hint: ").count(), 5, "{piped}");
@@ -552,18 +552,18 @@ mod tests {
             grants: value.attempts[0].grants.clone(),
             review: None,
         }];
-        insta :: assert_snapshot !( format_summary (& value , context (), TextLayout :: PLAIN ), @ r"
+        insta::assert_snapshot!(format_summary(&value, context(), TextLayout::PLAIN), @r"
         • granted: connect pypi.org:443, write /srv (session)
-        " );
+        ");
         // Each with its own answer; none if it came with the request.
         let file = value.approvals[0].grants.split_off(1);
         let no = Approval { answer: "denied".into(), grants: file.clone(), ..value.approvals[0].clone() };
         let once = Approval { scope: Some(ApprovalScope::Once), grants: file, ..value.approvals[0].clone() };
         value.approvals.extend([once, no]);
         value.attempts[0].grants.insert(0, "env A".parse().unwrap());
-        insta :: assert_snapshot !( format_summary (& value , context (), TextLayout :: PLAIN ), @ r"
+        insta::assert_snapshot!(format_summary(&value, context(), TextLayout::PLAIN), @r"
         • granted: env A, connect pypi.org:443 (session), write /srv (once)
-        " );
+        ");
     }
 
     #[test]
@@ -584,10 +584,10 @@ mod tests {
         for record in [&record, &record, &failed, &other] {
             HostUse::count_connection(&mut value.attempts[0].connections, &mut 0, 9, record);
         }
-        insta :: assert_snapshot !( format_summary (& value , context (), TextLayout :: PLAIN ), @ r"
+        insta::assert_snapshot!(format_summary(&value, context(), TextLayout::PLAIN), @r"
         • 2 hosts used: pypi.org:443 (2 times, 2.5 KiB up, 6.0 MiB down), [2606::1]:443
           (0 B up, 12 B down)
-        " );
+        ");
         let known = value.attempts[0].connections.remove(0);
         let many = (0..14).map(|n| HostUse { target: format!("h{n}.example:443").parse().unwrap(), ..known.clone() });
         value.attempts[0].connections = many.collect();
@@ -606,7 +606,7 @@ mod tests {
             value.decision.reasons = vec!["rule `no rm` of /etc/stockade/config.toml".into()];
             shown += &format_summary(&value, context(), TextLayout::PLAIN);
         }
-        insta :: assert_snapshot !( shown , @ r"
+        insta::assert_snapshot!(shown, @r"
         • its time ran out after 30 s; all it had started was ended
         hint: do \u{7} that
         • a limit ended it: because of \u{7} this
@@ -617,7 +617,7 @@ mod tests {
         hint: do \u{7} that
         error: because of \u{7} this
         hint: do \u{7} that
-        " );
+        ");
     }
 
     #[test]
@@ -625,11 +625,11 @@ mod tests {
         let mut value = outcome(FinalStatus::Refused);
         value.decision.rule = "refused by the rules: there is no profile `x`; hint: it is `y`".into();
         value.decision.reasons = vec!["there is no profile `x`; hint: it is `y`".into(), "and more".into()];
-        insta :: assert_snapshot !( format_summary (& value , context (), TextLayout :: PLAIN ), @ r"
+        insta::assert_snapshot!(format_summary(&value, context(), TextLayout::PLAIN), @r"
         • refused, nothing ran: refused by the rules: there is no profile `x`
           because and more
         hint: it is `y`
-        " );
+        ");
     }
 
     #[test]
@@ -649,11 +649,11 @@ mod tests {
     fn what_is_staged_comes_last_with_what_can_be_done() {
         let mut value = outcome(FinalStatus::TimedOut);
         value.attempts[0].staged = Some(StagedChanges { stage: "stg_1".parse().unwrap(), changes: 3 });
-        insta :: assert_snapshot !( format_summary (& value , context (), TextLayout :: PLAIN ), @ r"
+        insta::assert_snapshot!(format_summary(&value, context(), TextLayout::PLAIN), @r"
         • its time ran out after 30 s; all it had started was ended
         • 3 paths staged in stg_1
           hint: stockade stage diff stg_1 (then: commit, discard)
-        " );
+        ");
     }
 
     #[test]
@@ -674,10 +674,10 @@ mod tests {
         value.exit_code = Some(0);
         assert_eq!(format_summary(&value, context(), TextLayout::PLAIN), "");
         value.exit_code = Some(1);
-        insta :: assert_snapshot !( format_summary (& value , context (), TextLayout :: PLAIN ), @ r"
+        insta::assert_snapshot!(format_summary(&value, context(), TextLayout::PLAIN), @r"
         • tools could not write to all of their caches: the directory of the workspace's
           caches: Device or resource busy
-        " );
+        ");
     }
 
     #[test]

@@ -135,7 +135,7 @@ impl TrackedCall {
     }
 
     fn is_about(&self, digest: &Digest) -> bool {
-        matches !(& self . stage , TrackedCallPhase :: Asked ( about ) if about == digest )
+        matches!(&self.stage, TrackedCallPhase::Asked(about) if about == digest)
     }
 
     /// Returns whether these powers permit the call, as far as the engine can decide.

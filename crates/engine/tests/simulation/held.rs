@@ -279,7 +279,7 @@ impl Held {
         let Some(about) = self.calls.values().filter(wish).find(fits) else {
             return Err("a question about no held call, or to nobody".to_owned());
         };
-        let told = log . iter (). any (| kind | matches !( kind , EventKind :: Held { hold , denial : noted } if * hold == about . call . id . 0 && noted == denial ));
+        let told = log.iter().any(|kind| matches!(kind, EventKind::Held { hold, denial: noted } if *hold == about.call.id.0 && noted == denial));
         need(told, "asked about a call that is not on record (L10)")?;
         if *directory {
             let files = self.met.get(grants).map_or(0, BTreeSet::len);
@@ -345,9 +345,9 @@ impl Held {
                 _ => None,
             })
             .collect();
-        let yes = |kind: &EventKind| matches !( kind , EventKind :: Answered { digest , answer : ApprovalAnswer :: Approved ( _ ), .. } if asked . contains (& digest ));
+        let yes = |kind: &EventKind| matches!(kind, EventKind::Answered { digest, answer: ApprovalAnswer::Approved(_), .. } if asked.contains(&digest));
         need(log.iter().any(yes), "granted in place without a recorded consent (L6)")?;
-        let noted = |kind: &EventKind| matches !( kind , EventKind :: Granted { grants : noted , holds } if noted == grants && holds . contains (& id . 0 ));
+        let noted = |kind: &EventKind| matches!(kind, EventKind::Granted { grants: noted, holds } if noted == grants && holds.contains(&id.0));
         need(log.iter().any(noted), "granted in place and not recorded (L6)")
     }
 

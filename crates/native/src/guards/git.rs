@@ -326,8 +326,7 @@ pub(super) fn find_named_paths(section: &str, key: &str, value: &[u8], home: Opt
         // A credential helper is the suffix of a command name, unless it is a path.
         ("credential", "helper") if !value.starts_with(b"!") => {
             let called = value.split(u8::is_ascii_whitespace).next().unwrap_or_default();
-            let others =
-                |named: &ReferencedPath| !matches !( named ,  ReferencedPath  :: Argument ( name ) if name == called );
+            let others = |named: &ReferencedPath| !matches!(named, ReferencedPath::Argument(name) if name == called);
             named_by_command(value, home).into_iter().filter(others).collect()
         }
         // `!` starts a shell command in aliases and helpers.

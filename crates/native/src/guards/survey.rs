@@ -53,13 +53,16 @@ struct PendingDirectory {
 }
 
 /// Reason why a tree cannot be surveyed. Then nothing is written in it without a grant.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror :: Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SurveyError {
     /// The tree contains too many names.
     #[error("more than {MAX_EXAMINED_NAMES} names in one writable tree: links to protected names cannot be looked for")]
     TooLarge,
     /// The survey took too long.
-    #[ error ( "links to protected names could not be looked for within {timeout} s in a writable tree; the survey had reached {0} (hint: move large git settings and large trees out of the workspace)" , timeout = SURVEY_TIMEOUT . as_secs () )]
+    #[error(
+        "links to protected names could not be looked for within {timeout} s in a writable tree; the survey had reached {0} (hint: move large git settings and large trees out of the workspace)",
+        timeout = SURVEY_TIMEOUT.as_secs()
+    )]
     TimedOut(String),
     /// The survey found more paths than it keeps.
     #[error("more than {MAX_GUARDED_PATHS} targets of protected links in one writable tree")]
@@ -81,7 +84,10 @@ pub(crate) enum SurveyError {
     #[error("{0} cannot be read, so what it leads git to cannot be looked for (hint: chmod u+r, which a run may do)")]
     Locked(String),
     /// Settings of git that cannot be read whole.
-    #[ error ( "git's settings in {0} cannot be read whole, so the files that they name cannot be looked for (hint: remove what is not needed; at most {max} MiB are read)" , max = git :: MAX_SETTINGS_BYTES >> 20 )]
+    #[error(
+        "git's settings in {0} cannot be read whole, so the files that they name cannot be looked for (hint: remove what is not needed; at most {max} MiB are read)",
+        max = git::MAX_SETTINGS_BYTES >> 20
+    )]
     Unread(String),
     /// A guarded link leads to the tree itself.
     #[error("the protected link {0} leads to the writable tree itself")]

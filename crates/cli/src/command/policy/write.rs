@@ -315,7 +315,11 @@ mod tests {
             reads: Vec::new(),
         };
         // From the outcome's JSON, because its other fields do not matter.
-        let approval : Approval = serde_json :: from_value ( serde_json :: json !({ "question" : "run" , "answer" : answer , "scope" : scope , "by" : "terminal" , "waited_ms" : 1 , "grants" : about , })) . unwrap ();
+        let approval: Approval = serde_json::from_value(serde_json::json!({
+            "question": "run", "answer": answer, "scope": scope, "by": "terminal", "waited_ms": 1,
+            "grants": about,
+        }))
+        .unwrap();
         let outcome = RunOutcome {
             id: "req_1".parse().unwrap(),
             session: None,

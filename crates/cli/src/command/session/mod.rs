@@ -301,5 +301,12 @@ fn list_sessions(json: bool) -> CommandResult {
 }
 
 fn listed_json(session: &WarmSession, about: Option<&SessionDescription>, open: bool) -> Value {
-    json !({ "id" : session . id (), "state" : if open { "open" } else { "lost" }, "workspace" : about . map (| about | & about . workspace ), "profile" : about . map (| about | & about . profile ), "started_ms" : about . map (| about | about . started_ms ), "supervisor" : about . map (| about | about . supervisor ), })
+    json!({
+        "id": session.id(),
+        "state": if open { "open" } else { "lost" },
+        "workspace": about.map(|about| &about.workspace),
+        "profile": about.map(|about| &about.profile),
+        "started_ms": about.map(|about| about.started_ms),
+        "supervisor": about.map(|about| about.supervisor),
+    })
 }

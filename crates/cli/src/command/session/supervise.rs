@@ -131,7 +131,7 @@ impl SessionSupervisor {
                     // The child closes all descriptors of the supervisor.
                     Ok(Some((supervisor, tell))) => return self.become_front(supervisor, tell),
                     Err(error) => {
-                        tracing :: warn !(% error , "no front could be forked" );
+                        tracing::warn!(%error, "no front could be forked");
                         self.note_loss();
                     }
                 }
