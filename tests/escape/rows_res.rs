@@ -81,13 +81,15 @@ for i in range(64):
     os.unlink(f'fill{i}')
 ";
 
-/// Many more than the limit: what is counted are files of the filesystem, of which other rows
-/// remove some thousands meanwhile.
+/// Many more than the limit: the files of the whole filesystem are counted, and other rows remove
+/// up to tens of thousands of them meanwhile. The pauses let the watch look in between.
 const INODES: &str = "\
 import os, time
 os.mkdir('i')
-for i in range(20000):
-    open(f'i/{i}', 'w').close()
+for batch in range(40):
+    for i in range(2000):
+        open(f'i/{batch}-{i}', 'w').close()
+    time.sleep(0.2)
 time.sleep(5)
 print('WROTE', flush=True)
 ";

@@ -178,5 +178,6 @@ fn a_journal_of_any_steps_reaches_nothing_outside() {
     });
     let (finished, failed) = done.get();
     println!("{finished} recovered, {failed} refused");
-    assert!(finished > 10, "no journal was carried out: nothing is shown");
+    // Two of three are, on average.
+    assert!(finished * 10 > finished + failed, "few journals were carried out: little is shown");
 }

@@ -2,10 +2,11 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat, renameat, statat};
 use stockade_files::object::{list_entries, list_entry_names};
-use stockade_files::removal::{REMOVAL_PREFIX, remove_tree, sweep_removals};
+use stockade_files::removal::{REMOVAL_PREFIX, sweep_removals};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
@@ -18,6 +19,11 @@ const MAX_DEPTH: usize = 64;
 
 /// Longest workspace path that is read.
 const MAX_PATH_BYTES: usize = 4096;
+
+/// Time-out for the removal of a directory that its layer server still uses, and the interval
+/// between two attempts.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
+const REMOVAL_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The directory with the caches of all workspaces.
 #[derive(Debug)]
@@ -139,10 +145,23 @@ impl CacheStore {
         let Some(_held) = lock_exclusive(home.as_fd()).map_err(failed)? else { return Ok(ClearResult::Used) };
         // A run that starts now creates a new directory.
         let aside = format!("{REMOVAL_PREFIX}{key}");
-        remove_tree(self.place.as_fd(), aside.as_bytes()).map_err(|_| failed(Errno::BUSY))?;
+        self.sweep().map_err(failed)?;
         renameat(&self.place, key, &self.place, aside.as_str()).map_err(failed)?;
-        remove_tree(self.place.as_fd(), aside.as_bytes()).map_err(|_| failed(Errno::BUSY))?;
+        self.sweep().map_err(failed)?;
         Ok(ClearResult::Removed)
+    }
+
+    /// Removes what was moved aside. A layer server that still has the directory may create
+    /// something in it meanwhile, until it finds that the directory is gone.
+    fn sweep(&self) -> Result<(), Errno> {
+        let deadline = Instant::now() + REMOVAL_TIMEOUT;
+        while sweep_removals(self.place.as_fd()).is_err() {
+            if Instant::now() >= deadline {
+                return Err(Errno::BUSY);
+            }
+            std::thread::sleep(REMOVAL_RETRY_INTERVAL);
+        }
+        Ok(())
     }
 
     /// Removes the caches of workspaces that are gone. Then removes the least recently used caches
@@ -151,7 +170,7 @@ impl CacheStore {
     /// # Errors
     /// [`CacheStoreError`] if they cannot be read or removed.
     pub fn keep_within(&self, limit_bytes: u64) -> Result<Vec<WorkspaceCaches>, CacheStoreError> {
-        sweep_removals(self.place.as_fd()).map_err(|_| store_error("clear", "", Errno::BUSY))?;
+        self.sweep().map_err(|errno| store_error("clear", "", errno))?;
         let all = self.list_workspaces()?;
         let mut left: u64 = all.iter().map(WorkspaceCaches::allocated_bytes).sum();
         let mut removed = Vec::new();
