@@ -181,10 +181,9 @@ fn consent_never_removes_the_sandbox() {
     });
 }
 
-/// The transcript in the README is what really happens.
+/// The picture in the README and the transcript in the guide are one real run.
 #[test]
 fn the_readme_shows_the_truth() {
-    let readme = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
     let world = World::new(*stockade_testkit::TestUser::available_users().last().unwrap());
     // The first run of all says more, once.
     Terminal::start(&world, &asked(&world, &[], "true")).finish();
@@ -195,6 +194,7 @@ fn the_readme_shows_the_truth() {
     terminal.press("o");
     let (code, text) = terminal.finish();
     assert_eq!(code, 0, "{text}");
+    assert_eq!(outside(&world).as_deref(), Some("x\n"));
     let top = world.home().parent().unwrap().display().to_string();
     let shown: String = text
         .replace(&format!("{top}/home"), "/home/dev")
@@ -202,17 +202,39 @@ fn the_readme_shows_the_truth() {
         .lines()
         .map(|l| l.trim_end().to_owned() + "\n")
         .collect();
-    let block =
-        format!("```console\n$ stockade run -- sh -c 'echo x >> ~/outside'\n{}```\n", shown.trim_start_matches('\n'));
-    let text = fs::read_to_string(&readme).unwrap();
+    let typed = format!("stockade run -- sh -c '{SCRIPT}'");
+    let session = format!("$ {typed}\n{}", shown.trim_start_matches('\n'));
+
+    let readme = fs::read_to_string(repository_file("README.md")).unwrap();
+    assert!(readme.contains("](docs/question.svg)"), "the README shows the picture");
+    let title = "A terminal: a command wants to write a file outside the workspace. Stockade asks, \
+                 the user presses o, and the write continues.";
+    // Bold text is what the user typed.
+    let bold = |text: &str| format!("\x1b[1m{text}\x1b[22m");
+    let picture = session.replacen(&typed, &bold(&typed), 1).replacen("> o\n", &format!("> {}\n", bold("o")), 1);
+    check_document("docs/question.svg", &crate::picture::draw_terminal(title, &picture));
+
+    let guide = fs::read_to_string(repository_file("docs/guide.md")).unwrap();
     let (begin, end) = ("<!-- transcript: made by a test -->\n", "<!-- end of transcript -->");
-    let from = text.find(begin).expect("README.md holds the transcript's marks") + begin.len();
-    let to = text.find(end).unwrap();
+    let from = guide.find(begin).expect("docs/guide.md holds the transcript's marks") + begin.len();
+    let to = guide.find(end).unwrap();
+    let transcript = crate::picture::remove_styles(&session);
+    check_document("docs/guide.md", &format!("{}```console\n{transcript}```\n{}", &guide[..from], &guide[to..]));
+}
+
+fn repository_file(name: &str) -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)
+}
+
+/// Compares a document with its content as it is now, or writes it with `STOCKADE_BLESS`.
+fn check_document(name: &str, content: &str) {
+    let path = repository_file(name);
     if std::env::var_os("STOCKADE_BLESS").is_some() {
-        fs::write(&readme, format!("{}{block}{}", &text[..from], &text[to..])).unwrap();
+        fs::write(path, content).unwrap();
         return;
     }
-    assert_eq!(&text[from..to], block, "README.md is out of date: run with STOCKADE_BLESS=1");
+    let committed = fs::read_to_string(path).unwrap_or_default();
+    assert_eq!(committed, content, "{name} is out of date: run with STOCKADE_BLESS=1");
 }
 
 /// With no policy configured the built-in one holds, and that is said once, to a

@@ -29,6 +29,7 @@ mod neighbours;
 mod notices;
 mod own_files;
 mod own_trees;
+mod picture;
 mod pulled;
 mod raise;
 mod requested;

@@ -186,7 +186,7 @@ fn reference() -> String {
     text.push_str("\n### Protected names\n");
     text.push_str(&protected());
     for (key, title) in [("hide", "### Hidden paths"), ("env.pass", "### Variables that pass")] {
-        let _ = write!(text, "\n{title}\n\n| What | Why |\n|---|---|\n");
+        let _ = write!(text, "\n{title}\n\n| Names | Reason |\n|---|---|\n");
         text.push_str(&listed(&settings, key));
     }
     text
@@ -199,18 +199,21 @@ fn protected() -> String {
         all.map(|(name, _, tool)| (*name, *tool)).collect::<Vec<_>>()
     };
     let parts = [
-        ("Written with a grant alone: settings of the engine and of agents.", of(NameClass::Agent)),
-        ("Written with a grant alone: what runs by itself, and no review shows.", of(NameClass::Runs)),
-        ("As these, but what says nothing that runs is written without a question.", of(NameClass::Judged)),
+        ("Written only with a grant: settings of Stockade, of other sandboxes and of agents.", of(NameClass::Agent)),
         (
-            "Written freely, and told; in profile `strict` with a grant alone: what runs when somebody builds, tests or \
-             installs the project.",
+            "Written only with a grant: files that run code by themselves, and that a review of changes does not show.",
+            of(NameClass::Runs),
+        ),
+        ("The same, but content that runs no code is written without a question.", of(NameClass::Judged)),
+        (
+            "Written freely, and reported; in profile `strict` only with a grant: files that run code when a person \
+             builds, tests or installs the project.",
             PROJECT_FILES.to_vec(),
         ),
     ];
     let mut text = String::new();
     for (what, names) in parts {
-        let _ = write!(text, "\n{what}\n\n| Obeyed by | Names |\n|---|---|\n");
+        let _ = write!(text, "\n{what}\n\n| Read by | Names |\n|---|---|\n");
         let mut tools: Vec<(&str, Vec<String>)> = Vec::new();
         for (name, tool) in names {
             match tools.iter_mut().find(|(known, _)| *known == tool) {
@@ -322,29 +325,30 @@ const INTRODUCTION: &str = r#"# Configuration
 <!-- Generated from the types in crates/policy and the data in policies/.
      `STOCKADE_BLESS=1 cargo test -p stockade-policy --test generated` writes it anew. -->
 
-Stockade reads TOML from these places, each optional:
+Stockade reads TOML from these files, each optional:
 
 | Layer | File | May |
 |---|---|---|
-| managed | `/etc/stockade/managed.toml` | anything, and no other layer undoes it |
+| managed | `/etc/stockade/managed.toml` | anything; no other layer overrides it |
 | system | `/etc/stockade/config.toml` | anything |
 | user | `$XDG_CONFIG_HOME/stockade/config.toml`, by default `~/.config/stockade/config.toml` | anything |
 | project | `.stockade.toml` or `.stockade/config.toml` in the workspace | only tighten |
-| session | given by whoever makes a session | only tighten |
+| session | given by the creator of a session | only tighten |
 
-Later layers outweigh earlier ones, but what is managed counts once more at the
-end: what it hides, protects and drops stays so, its limits and its stricter
-values hold. With no file at all the built-in policy holds, which `stockade
-policy check` says, and the first run at a terminal. A project's file may hide, protect and drop
-more, lower limits, add `ask` and `deny` rules, and choose a stricter mode,
-level, sandbox preference or profile; whatever would give more is an error that
-names its place. The project's file must be a regular file of at most 256 KiB,
-not a symbolic link. Its owner does not matter. The user's file must belong to the
-user or to root, those in `/etc` to root, and no other user may write one of them or
-a directory or link on the way to it.
+Later layers outweigh earlier ones, but the managed layer also counts at the end: its hidden paths,
+protected names, dropped variables, limits and stricter values stay in force. Without any file the
+built-in policy is in force; `stockade policy check` and the first run at a terminal report this.
 
-A file that cannot be used stops every run: there is no "no configuration"
-instead. Unknown keys are errors, with a suggestion:
+A project's file may hide, protect and drop more, lower limits, and add `ask` and `deny` rules. It may
+choose a stricter mode, level, sandbox preference or profile. Anything that would give more is an
+error, which names its position in the file.
+
+The project's file must be a regular file of at most 256 KiB, not a symbolic link. Its owner does not
+matter. The user's file must belong to the user or to root, those in `/etc` to root. No other user may
+be able to write one of them, or a directory or link on the path to it.
+
+If a file cannot be used, every run is refused: Stockade does not continue without it. Unknown keys
+are errors, with a suggestion:
 
 ```
 error: /home/u/.config/stockade/config.toml:3:1: unknown key `profil`
@@ -374,16 +378,20 @@ match = ["git push --force origin"]
 not_match = ["git pull", "echo 'git push'"]
 ```
 
-Paths are absolute or start with `~/` (home) or `./` (workspace); a directory
-covers what is beneath it. Of `hide` and `reveal` the nearest entry above a path
-decides. Patterns and variables are not supported in paths.
+Paths are absolute or start with `~/` (home) or `./` (workspace). A directory includes everything
+beneath it. If both `hide` and `reveal` apply to a path, the nearest entry above the path decides.
+Patterns and variables are not supported in paths.
 
 ## Rules
 
-A rule speaks of one kind of thing: of commands (`prefix`, `glob`, `options`,
-`facts`), of tool calls (`tool`, `arguments`), of files that a patch or a tool
-changes (`files`, `operations`), or of connections (`hosts`). `cwd`, `user`,
-`session`, `tool` and `time` narrow it. Everything that is given must hold.
+A rule is about one kind of request:
+
+- commands (`prefix`, `glob`, `options`, `facts`),
+- tool calls (`tool`, `arguments`),
+- files that a patch or a tool changes (`files`, `operations`),
+- or connections (`hosts`).
+
+`cwd`, `user`, `session`, `tool` and `time` narrow it. All conditions of a rule must hold.
 
 ```toml
 [[rules]]
@@ -406,7 +414,7 @@ justification = "dependencies come from the registry"
 facts.writes = ["outside-workspace"]
 effect = "ask"
 approver = "person"
-justification = "look at what leaves the workspace"
+justification = "changes outside the workspace are reviewed"
 
 [[rules]]
 tool = ["mcp__github__*"]
@@ -423,37 +431,36 @@ justification = "migrations are reviewed"
 hosts = ["*.internal.example:443"]
 time = ["mon-fri 08:00-18:00 +01:00"]
 effect = "ask"
-justification = "somebody is there to look"
+justification = "an operator is on duty"
 ```
 
 `prefix` is compared word by word with the program and its first arguments.
-`ask` and `deny` rules mean every program of that name and also look into
-scripts and wrappers such as `sudo`; where the text is not plain, or something
-that the rule asks for is not known, a `deny` rule asks instead, and only a
-person can answer. An `allow` rule means exactly that program, needs certainty in
-everything, and spares the question only where every command of a plain script
-is allowed. `hosts` of an `allow` rule may be connected to, and the secrets that
-its `grants` name may be taken there; `files` of an `allow` rule may be changed
-where they are neither protected nor hidden. No rule ever removes the sandbox.
 
-The rules of one file become one answer by its `combining` algorithm; the files
-are always combined by `deny-overrides`: deny outweighs ask, ask outweighs allow.
-`profile`, `grants` and `limits` count where the rule applies and the run comes
-about: of several profiles the narrowest, of several limits the lowest. A profile
-asked for by name is only ever narrowed.
+- **`ask` and `deny` rules** apply to every program of that name. They also apply inside scripts and
+  wrappers such as `sudo`. If the text is not plain, or a fact that the rule needs is unknown, a `deny`
+  rule asks instead, and only a person can answer.
+- **An `allow` rule** applies to exactly that program, and only if every condition is certain. It
+  prevents the question only if every command of a plain script is allowed. The run may connect to the
+  `hosts` of the rule, and send them the secrets that its `grants` name. It may change the `files` of
+  the rule, unless they are protected or hidden.
 
-`stockade policy explain` shows what every rule says of a command, `stockade
-policy test` runs files of examples, `stockade policy import` brings the rules of
-other tools here.
+No rule ever removes the sandbox.
+
+The `combining` algorithm of a file combines its rules to one answer. The files are always combined by
+`deny-overrides`: deny outweighs ask, ask outweighs allow. `profile`, `grants` and `limits` of a rule
+take effect if the rule applies and the command runs: of several profiles the narrowest, of several
+limits the lowest. If a profile was requested by name, rules can only narrow it.
+
+`stockade policy explain` shows the result of every rule for a command, `stockade policy test` runs
+files of examples, and `stockade policy import` converts the rules of other tools.
 
 "#;
 
 const PROFILES: &str = "
-`host` is used only where `allow_host = true` stands in system or user
-configuration, and a person is asked for each command.
+`host` is used only if system or user configuration sets `allow_host = true`, and a person
+agrees to each command.
 
-Names such as `.git/hooks`, `.git/config`, shell start-up files and agents'
-settings are protected in every writable directory, whether or not they exist.
-Stockade's own configuration and state are never within reach of a run, nor is a link
-on the way to them.
+Names such as `.git/hooks`, `.git/config`, shell start-up files and agents' settings are
+protected in every writable directory, whether or not they exist. No run can reach Stockade's own
+configuration and state, or a link on the path to them.
 ";
