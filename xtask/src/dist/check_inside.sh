@@ -22,16 +22,23 @@ unchanged() {
 
 as_user() { setpriv --reuid=1000 --regid=1000 --clear-groups env HOME=/home/user "$@"; }
 
+# says_hello COMMAND [ARGUMENT ...]: shows a command that must print hello, and runs it.
+says_hello() {
+    output=$(say "$@")
+    echo "$output"
+    [ "$(echo "$output" | tail -n 1)" = hello ]
+}
+
 # first_commands PROGRAM: the first commands of root and of an ordinary user.
 first_commands() {
     say "$1" --version
     mkdir -p /root/project /home/user/project
     chown -R 1000:1000 /home/user
     cd /root/project
-    [ "$(say "$1" run -- echo hello | tee /dev/stderr | tail -n 1)" = hello ]
+    says_hello "$1" run -- echo hello
     cd /home/user/project
-    [ "$(say as_user "$1" run -- echo hello | tee /dev/stderr | tail -n 1)" = hello ]
-    as_user "$1" doctor | tail -n 1
+    says_hello as_user "$1" run -- echo hello
+    say as_user "$1" doctor
     cd /
 }
 
