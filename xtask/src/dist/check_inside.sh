@@ -42,8 +42,9 @@ first_commands() {
     cd /
 }
 
-# apparmor_case WHAT ABI: installs and purges the package where AppArmor with this version of its
-# interface is there, played by programs that note how they were called.
+# apparmor_case WHAT ABI CALLS [LATER_ABI]: installs and purges the package where AppArmor
+# with this version of its interface is there, played by programs that note how they were called, and
+# expects so many calls. With LATER_ABI, AppArmor is upgraded in between.
 apparmor_case() {
     echo "-- $1"
     mkdir -p /etc/apparmor.d/abi
@@ -54,10 +55,17 @@ apparmor_case() {
     done
     list_files >/tmp/before
     : >/tmp/apparmor-calls
-    dpkg -i /tmp/stockade_*.deb >/dev/null 2>&1
+    dpkg -i /tmp/stockade_*.deb >/dev/null
     ls /etc/apparmor.d/disable/stockade 2>/dev/null || true
-    dpkg --purge stockade >/dev/null 2>&1
+    if [ -n "${4:-}" ]; then
+        touch "/etc/apparmor.d/abi/$4"
+        dpkg-trigger --no-await --by-package=stockade /etc/apparmor.d/abi
+        dpkg --triggers-only stockade >/dev/null
+        rm "/etc/apparmor.d/abi/$4"
+    fi
+    dpkg --purge stockade >/dev/null
     grep apparmor_parser /tmp/apparmor-calls || true
+    [ "$(grep -c apparmor_parser /tmp/apparmor-calls)" = "$3" ]
     unchanged "the package, purged,"
     rm -r /etc/apparmor.d /usr/local/sbin/aa-enabled /usr/local/sbin/apparmor_parser
 }
@@ -73,10 +81,9 @@ package)
     bash -euc '. /usr/share/bash-completion/completions/stockade && complete -p stockade'
     say dpkg --purge stockade
     unchanged "the package, purged,"
-    apparmor_case "where AppArmor 4 restricts user namespaces, the profile is loaded and unloaded" 4.0
-    [ "$(grep -c apparmor_parser /tmp/apparmor-calls)" = 2 ]
-    apparmor_case "where AppArmor 3 cannot parse the profile, it is disabled" 3.0
-    [ "$(grep -c apparmor_parser /tmp/apparmor-calls)" = 0 ]
+    apparmor_case "where AppArmor 4 restricts user namespaces, the profile is loaded and unloaded" 4.0 2
+    apparmor_case "where AppArmor 3 cannot parse the profile, it is disabled" 3.0 0
+    apparmor_case "where AppArmor 3 becomes AppArmor 4, the profile is enabled and loaded" 3.0 2 4.0
     ;;
 archive)
     useradd --no-create-home --uid 1000 user
