@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail};
 use sha2::{Digest, Sha256};
 
 /// The release that it is made of.
-const SUITE: &str = "bookworm";
+pub const SUITE: &str = "bookworm";
 
 /// What is in it beside a minimal system.
 const PACKAGES: &[&str] = &[

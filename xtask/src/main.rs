@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "chores are programs that are started")]
 
+mod dist;
 mod image;
 mod kernels;
 
@@ -16,9 +17,11 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, Result, bail};
 
 const USAGE: &str =
-    "usage: cargo xtask bless | prepush | image [--small] FILE.tar | kernels [--short | --only TARGET [FILTER]] [KERNEL...]
+    "usage: cargo xtask bless | prepush | dist [--binary PATH] [--output DIR] [--check] | image [--small] FILE.tar | kernels [--short | --only TARGET [FILTER]] [KERNEL...]
   bless    writes the schemas, the configuration reference and the README's transcript anew
   prepush  formatting, lints and the house rules: what is quick of ./test
+  dist     a release in target/dist: static binary, Debian package, SBOM, checksums; with
+           --check they are installed in fresh systems and tried, as root
   image    the base image of sandboxes, of the distribution's packages; prints its digest;
            a small one for tests with --small
   kernels  the suites in virtual machines with the distribution's kernels, as root";
@@ -28,6 +31,7 @@ fn main() -> ExitCode {
     let done = match arguments.first().map_or("", String::as_str) {
         "bless" => bless(),
         "prepush" => prepush(),
+        "dist" => dist::run(&arguments[1..]),
         "image" => image::build(&arguments[1..]),
         "kernels" => kernels::run(&arguments[1..]),
         _ => {

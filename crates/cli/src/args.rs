@@ -84,8 +84,8 @@ pub enum CliCommand {
     Cache(crate::cache_args::CacheCommand),
     /// Print completions for a shell.
     Completions(CompletionsArgs),
-    /// Print the manual page, in roff.
-    Man,
+    /// Print a manual page, in roff.
+    Man(ManArgs),
 }
 
 /// The command: either words or a script.
@@ -392,6 +392,17 @@ pub struct CompletionsArgs {
     /// The shell.
     #[arg(value_enum)]
     pub shell: clap_complete::Shell,
+}
+
+/// `stockade man`.
+#[derive(Args, Debug)]
+pub struct ManArgs {
+    /// The subcommand, e.g. `sandbox create` [default: the page of Stockade itself].
+    #[arg(value_name = "COMMAND", conflicts_with = "directory")]
+    pub command: Vec<String>,
+    /// Write the pages of all subcommands into this directory, which is created if it is missing.
+    #[arg(long, value_name = "DIR")]
+    pub directory: Option<PathBuf>,
 }
 
 /// `--level`: the levels that a user may ask for by name.

@@ -87,7 +87,7 @@ fn run_subcommand(command: CliCommand, start: u64) -> command::CommandResult {
         CliCommand::Undo(typed) => command::undo::undo_run(&typed),
         CliCommand::Cache(typed) => command::cache::manage_caches(typed),
         CliCommand::Completions(typed) => command::generate::print_completions(&typed),
-        CliCommand::Man => command::generate::print_manual(),
+        CliCommand::Man(typed) => command::manual::print_manual(&typed),
     }
 }
 

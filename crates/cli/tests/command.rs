@@ -126,6 +126,11 @@ fn help_and_version_are_answers() {
     }
     let man = world.stockade(&["man"]);
     assert!(man.is(0).stdout.contains(".TH stockade") && man.stdout.contains("approval"), "{}", man.stdout);
+    assert!(world.stockade(&["man", "sandbox", "create"]).is(0).stdout.contains(".TH stockade-sandbox-create"));
+    world.stockade(&["man", "nothing"]).failed("no subcommand `nothing`");
+    let pages = world.home().join("pages");
+    world.stockade(&["man", "--directory", pages.to_str().unwrap()]).is(0);
+    assert!(pages.join("stockade.1").exists() && pages.join("stockade-audit-verify.1").exists());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use crate::launch::{RUN_ADDRESS_V4, RUN_ADDRESS_V6};
+use crate::launch::{RUN_ADDRESS_V4, RUN_ADDRESS_V6, apparmor_hint, read_sysctl};
 use rustix::event::Timespec;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::process::{Signal, getegid, geteuid, pidfd_send_signal};
@@ -60,8 +60,17 @@ impl HostDiagnosis {
 }
 
 /// Returns the hint for a missing `layer`, if no closer cause is known.
-pub fn hint_for_layer(layer: &str) -> Option<&'static str> {
-    Some(match layer {
+pub fn hint_for_layer(layer: &str) -> Option<String> {
+    hint_for_layer_with(layer, &read_sysctl)
+}
+
+fn hint_for_layer_with(layer: &str, read_sysctl: &dyn Fn(&str) -> String) -> Option<String> {
+    // Where AppArmor restricts a user namespace, it may exist and have no power to mount.
+    let in_user_namespace = layer == "user-namespace" || USER_NAMESPACE_LAYERS.contains(&layer);
+    if let Some(hint) = apparmor_hint(read_sysctl).filter(|_| in_user_namespace) {
+        return Some(hint);
+    }
+    let hint = match layer {
         "user-namespace" => "allow user namespaces on this machine, or use `--level restricted`, which does without",
         "mounts" | "proc" | "network-namespace" => {
             "run outside of the container around this process, or use `--level restricted`, which does without"
@@ -73,7 +82,8 @@ pub fn hint_for_layer(layer: &str) -> Option<&'static str> {
         "notify" => "run outside of the supervisor around this process",
         "pidfd" => "boot a kernel from 5.4 on, or run outside of the filter around this process",
         _ => return None,
-    })
+    };
+    Some(hint.to_owned())
 }
 
 /// Tries every layer. It takes some milliseconds, and at most a few seconds for each layer that
@@ -364,5 +374,19 @@ mod tests {
         for name in needed.into_iter().flatten() {
             assert!(hint_for_layer(name).is_some(), "{name}");
         }
+    }
+
+    #[test]
+    fn the_remedy_where_apparmor_restricts_namespaces_is_the_profile() {
+        let restricts = |name: &str| match name {
+            "kernel/apparmor_restrict_unprivileged_userns" => "1\n".to_owned(),
+            _ => String::new(),
+        };
+        for layer in ["user-namespace", "mounts", "proc", "network-namespace"] {
+            let hint = |read: &dyn Fn(&str) -> String| hint_for_layer_with(layer, read).unwrap();
+            assert!(hint(&restricts).contains("/etc/apparmor.d/stockade"), "{layer}");
+            assert!(!hint(&|_| String::new()).contains("AppArmor"), "{layer}");
+        }
+        assert!(hint_for_layer_with("landlock", &restricts).unwrap().contains("lsm="));
     }
 }

@@ -257,11 +257,11 @@ fn add_explanation(mut found: LevelFinding, diagnosis: &HostDiagnosis) -> LevelF
     // The last one, because layers that both levels need come last. The hint must not lead to
     // another level that is not available either.
     let general = match (found.missing.last(), &found.error) {
-        (Some(layer), _) => layers::hint_for_layer(layer).unwrap_or(UNEXPLAINED_HINT),
-        (None, Some(_)) => UNEXPLAINED_HINT,
-        (None, None) => BROKEN_ISOLATION_HINT,
+        (Some(layer), _) => layers::hint_for_layer(layer),
+        (None, Some(_)) => None,
+        (None, None) => Some(BROKEN_ISOLATION_HINT.to_owned()),
     };
-    found.hint.get_or_insert_with(|| general.to_owned());
+    found.hint.get_or_insert_with(|| general.unwrap_or_else(|| UNEXPLAINED_HINT.to_owned()));
     found
 }
 

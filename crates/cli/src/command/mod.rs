@@ -9,6 +9,7 @@ pub mod detached;
 pub mod doctor;
 pub mod generate;
 pub mod inside;
+pub mod manual;
 pub mod net;
 mod place;
 pub mod policy;

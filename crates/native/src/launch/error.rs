@@ -69,9 +69,9 @@ impl LaunchError {
                 "boot a kernel with Landlock (5.13 or later) and with `landlock` in its list of security modules (lsm=)"
                     .to_owned(),
             ),
-            Self::Clone { errno, namespaces: true } => Some(namespace_hint(*errno)),
+            Self::Clone { errno, namespaces: true } => Some(namespace_hint(*errno, &read_sysctl)),
             Self::Clone { .. } => Some("the limit of processes is reached (ulimit -u)".to_owned()),
-            Self::Step { step, errno, .. } => step_hint(step, *errno),
+            Self::Step { step, errno, .. } => step_hint(step, *errno, &read_sysctl),
             Self::TimedOut(_) => Some("the machine is overloaded, or a mount of it does not answer".to_owned()),
             _ => None,
         }
@@ -84,12 +84,33 @@ impl LaunchError {
 
 /// Hint for errors that a sandbox without namespaces avoids, by its name (L6).
 const RESTRICTED_HINT: &str = "or use `--level restricted`, which does without";
+/// Profile of AppArmor that the Debian package installs; it permits user namespaces.
+const APPARMOR_PROFILE: &str = "/etc/apparmor.d/stockade";
 
-fn namespace_hint(errno: Errno) -> String {
-    let read = |name: &str| std::fs::read_to_string(format!("/proc/sys/{name}")).unwrap_or_default();
+/// Returns the hint for user namespaces that AppArmor refuses to programs without a profile, as on
+/// Ubuntu since 23.10. `read_sysctl` returns the text of a file beneath `/proc/sys`.
+pub(crate) fn apparmor_hint(read_sysctl: &dyn Fn(&str) -> String) -> Option<String> {
+    let restricts = read_sysctl("kernel/apparmor_restrict_unprivileged_userns").trim() == "1";
+    restricts.then(|| {
+        format!(
+            "AppArmor restricts user namespaces here: load the profile `{APPARMOR_PROFILE}` of the Debian package \
+             for this program (see docs/install.md), {RESTRICTED_HINT}"
+        )
+    })
+}
+
+/// Returns the text of a file beneath `/proc/sys`; empty if this kernel does not have it.
+pub(crate) fn read_sysctl(name: &str) -> String {
+    std::fs::read_to_string(format!("/proc/sys/{name}")).unwrap_or_default()
+}
+
+fn namespace_hint(errno: Errno, read_sysctl: &dyn Fn(&str) -> String) -> String {
+    if let (Errno::PERM | Errno::ACCESS, Some(hint)) = (errno, apparmor_hint(read_sysctl)) {
+        return hint;
+    }
     let what = match errno {
         Errno::NOSPC => "raise `sysctl user.max_user_namespaces` (and max_net_namespaces and its kin)",
-        _ if read("kernel/unprivileged_userns_clone").trim() == "0" => {
+        _ if read_sysctl("kernel/unprivileged_userns_clone").trim() == "0" => {
             "allow user namespaces: `sysctl kernel.unprivileged_userns_clone=1`"
         }
         Errno::NOSYS => "the kernel is older than 5.3, or a filter around this process refuses clone3",
@@ -99,12 +120,9 @@ fn namespace_hint(errno: Errno) -> String {
     format!("{what}, {RESTRICTED_HINT}")
 }
 
-fn step_hint(step: &str, errno: Errno) -> Option<String> {
-    let apparmor = std::fs::read_to_string("/proc/sys/kernel/apparmor_restrict_unprivileged_userns");
-    if matches!(errno, Errno::PERM | Errno::ACCESS) && apparmor.is_ok_and(|v| v.trim() == "1") {
-        return Some(format!(
-            "AppArmor restricts user namespaces here: give the program a profile with `userns,` {RESTRICTED_HINT}"
-        ));
+fn step_hint(step: &str, errno: Errno, read_sysctl: &dyn Fn(&str) -> String) -> Option<String> {
+    if let (Errno::PERM | Errno::ACCESS, Some(hint)) = (errno, apparmor_hint(read_sysctl)) {
+        return Some(hint);
     }
     match (step, errno) {
         ("proc", Errno::PERM) => {
@@ -117,5 +135,27 @@ fn step_hint(step: &str, errno: Errno) -> Option<String> {
         (_, Errno::NOSYS) => Some(format!("the kernel is too old for this (5.12 is needed), {RESTRICTED_HINT}")),
         ("attach", Errno::STALE) => Some("a directory was replaced while the sandbox was built: try again".to_owned()),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_by_apparmor_names_the_profile() {
+        let set_to = |value: &'static str| {
+            move |name: &str| match name {
+                "kernel/apparmor_restrict_unprivileged_userns" => value.to_owned(),
+                _ => String::new(),
+            }
+        };
+        for errno in [Errno::PERM, Errno::ACCESS] {
+            assert!(namespace_hint(errno, &set_to("1\n")).contains("/etc/apparmor.d/stockade"));
+            assert!(step_hint("mounts", errno, &set_to("1\n")).unwrap().contains("/etc/apparmor.d/stockade"));
+            assert!(!namespace_hint(errno, &set_to("0\n")).contains("AppArmor"));
+            assert_eq!(step_hint("mounts", errno, &set_to("")), None);
+        }
+        assert!(namespace_hint(Errno::NOSPC, &set_to("1\n")).contains("max_user_namespaces"));
     }
 }

@@ -33,6 +33,7 @@ pub(crate) use blueprint::may_map_for_others;
 pub use blueprint::{Blueprint, PrivateTree};
 pub(crate) use command::build_image;
 pub use error::LaunchError;
+pub(crate) use error::{apparmor_hint, read_sysctl};
 pub use launched::{
     CommandStdio, ExitReport, HiddenReads, LaunchedSandbox, LaunchingSandbox, begin_launch, launch_sandbox,
 };
