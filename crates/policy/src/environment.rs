@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use stockade_model::{EnvironmentRules, Profile, RawText, text_matches};
 
+use crate::lists::NameList;
+
 /// Returns the whole environment of a command: the caller's variables that pass, then the variables that
 /// the profile sets.
 ///
@@ -36,25 +38,7 @@ pub fn effective_environment(
 const EDITOR_VARIABLES: &[&str] = &["EDITOR", "VISUAL", "GIT_EDITOR", "GIT_SEQUENCE_EDITOR"];
 const PAGER_VARIABLES: &[&str] = &["PAGER", "GIT_PAGER", "MANPAGER"];
 /// Allowed values. Each is looked up in `PATH`, like the program's own default.
-const ALLOWED_EDITORS: &[&str] = &[
-    "vi",
-    "vim",
-    "nvim",
-    "nano",
-    "pico",
-    "micro",
-    "hx",
-    "kak",
-    "joe",
-    "ne",
-    "ed",
-    "emacs",
-    "emacs -nw",
-    "code --wait",
-    "true",
-    ":",
-    "cat",
-];
+const ALLOWED_EDITORS: NameList = NameList::new(include_str!("../knowledge/editors.txt"));
 const ALLOWED_PAGERS: &[&str] = &["less", "less -F", "less -R", "less -FR", "less -FRX", "more", "most", "cat", ""];
 
 /// Returns whether a variable is dropped although its value would let it pass: by its exact name, or by a
@@ -64,28 +48,14 @@ fn is_held_back(environment: &EnvironmentRules, name: &str) -> bool {
 }
 
 fn names_known_tool(environment: &EnvironmentRules, name: &str, value: &RawText) -> bool {
-    let is = |names: &[&str], values: &[&str]| {
-        names.contains(&name) && value.to_str().is_some_and(|value| values.contains(&value))
-    };
-    (is(EDITOR_VARIABLES, ALLOWED_EDITORS) || is(PAGER_VARIABLES, ALLOWED_PAGERS)) && !is_held_back(environment, name)
+    let Some(value) = value.to_str() else { return false };
+    let is_editor = EDITOR_VARIABLES.contains(&name) && ALLOWED_EDITORS.contains(value);
+    let is_pager = PAGER_VARIABLES.contains(&name) && ALLOWED_PAGERS.contains(&value);
+    (is_editor || is_pager) && !is_held_back(environment, name)
 }
 
 /// Variables that name package registries.
-const REGISTRY_VARIABLES: &[&str] = &[
-    "PIP_INDEX_URL",
-    "PIP_EXTRA_INDEX_URL",
-    "UV_INDEX",
-    "UV_INDEX_URL",
-    "UV_EXTRA_INDEX_URL",
-    "UV_DEFAULT_INDEX",
-    "npm_config_registry",
-    "NPM_CONFIG_REGISTRY",
-    "YARN_REGISTRY",
-    "YARN_NPM_REGISTRY_SERVER",
-    "GOPROXY",
-    "GOSUMDB",
-    "CARGO_REGISTRIES_*_INDEX",
-];
+const REGISTRY_VARIABLES: NameList = NameList::new(include_str!("../knowledge/registry_variables.txt"));
 /// Allowed values besides addresses: the keywords of Go.
 const REGISTRY_WORDS: &[&str] = &["direct", "off", "sum.golang.org"];
 
@@ -154,7 +124,7 @@ const REPORTED_VARIABLES: &[(&[&str], &[&str])] = &[
 
 /// Returns whether a variable names a package registry: without it, tools use the public one.
 pub fn names_package_registry(name: &str) -> bool {
-    REGISTRY_VARIABLES.iter().any(|pattern| text_matches(pattern, name))
+    REGISTRY_VARIABLES.names().any(|pattern| text_matches(pattern, name))
 }
 
 /// Returns the caller's variables whose absence may have made a command fail: they did not pass, and the

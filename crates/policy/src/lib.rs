@@ -28,6 +28,7 @@ mod hosts;
 mod import;
 mod known_changes;
 mod link_targets;
+mod lists;
 pub mod load;
 mod merge;
 mod mode;

@@ -9,15 +9,15 @@ use std::path::Path;
 
 use stockade_model::PolicyVerdict;
 
+use super::ImportDeviation::{Left, Needless, Stricter, Weaker};
 use super::gemini_rules::{GeminiConditions, GeminiRuleDraft};
 use super::json::{PositionedError, SpannedJson};
 use super::mistakes::ImportMistakes;
-use super::{
-    ImportDeviation, ImportEntry, ImportNote, ImportSource, ImportTool, ImportedPolicy, SourceScope, gemini_settings,
-};
+use super::{ImportEntry, ImportNote, ImportSource, ImportTool, ImportedPolicy, SourceScope, gemini_settings};
 use crate::draft::DraftRule;
 use crate::error::{ConfigError, TextPosition};
 use crate::file::CombiningAlgorithm;
+use crate::lists::NameList;
 use crate::parse::{KeyPositions, parse_file};
 
 /// Priority of rules that the user made with "always allow".
@@ -97,7 +97,7 @@ impl GeminiContext {
             if let Some(hooks) = at("hooks", "BeforeTool").filter(|hooks| hooks.as_list() != Some(&[])) {
                 let why = "a hook may refuse any call there, and hooks have no form here: nothing is allowed";
                 let entry = ImportEntry::new(&source.name, hooks.at, "hooks.BeforeTool");
-                context.hook = Some(entry.to_note(ImportDeviation::Weaker, why));
+                context.hook = Some(entry.to_note(Weaker, why));
             }
         }
         context
@@ -174,7 +174,7 @@ fn convert_policies(
             }
             (other, _) => {
                 let entry = ImportEntry::new(&source.name, at, other);
-                imported.notes.push(entry.to_note(ImportDeviation::Needless, "the key is not known there either"));
+                imported.note(&entry, Needless, "the key is not known there either");
                 continue;
             }
         };
@@ -194,23 +194,7 @@ fn convert_policies(
     ranked
 }
 
-const RULE_KEYS: &[&str] = &[
-    "toolName",
-    "subagent",
-    "mcpName",
-    "argsPattern",
-    "commandPrefix",
-    "commandRegex",
-    "decision",
-    "priority",
-    "modes",
-    "interactive",
-    "toolAnnotations",
-    "allowRedirection",
-    "allow_redirection",
-    "denyMessage",
-    "deny_message",
-];
+const RULE_KEYS: NameList = NameList::new(include_str!("../../knowledge/gemini_rule_keys.txt"));
 
 struct GeminiRuleReader<'a> {
     source: &'a ImportSource,
@@ -280,9 +264,9 @@ impl GeminiRuleReader<'_> {
             return self.fail_at("toolName", "a rule needs a `toolName`; `*` means every tool");
         }
         let entry = ImportEntry::new(&self.source.name, self.position_of(""), &self.describe_rule(&tools, effect));
-        for key in table.keys().filter(|key| !RULE_KEYS.contains(&key.as_str())) {
+        for key in table.keys().filter(|key| !RULE_KEYS.contains(key)) {
             let at = ImportEntry::new(&self.source.name, self.position_of(key), key);
-            imported.notes.push(at.to_note(ImportDeviation::Needless, "the key is not known there either"));
+            imported.note(&at, Needless, "the key is not known there either");
         }
         self.check_schema()?;
         if !self.is_active(effect, &entry, imported)? {
@@ -291,18 +275,12 @@ impl GeminiRuleReader<'_> {
         if effect == PolicyVerdict::Allow && !self.is_allow_effective(priority, &entry, imported) {
             return Ok(None);
         }
-        let mut rule = GeminiRuleDraft {
-            entry,
-            effect,
-            justification: self.read_justification()?,
-            drafts: Vec::new(),
-            lost: false,
-        };
+        let mut rule = GeminiRuleDraft::new(entry, effect, self.read_justification()?);
         let conditions = self.read_conditions(&tools, &mut rule, imported)?;
         for tool in &tools {
             if effect == PolicyVerdict::Allow && tool == SHELL_TOOLS[1] && server.is_none() {
                 // Settings accept the old name, policies do not.
-                imported.notes.push(rule.entry.to_note(ImportDeviation::Left, "no tool has this name there"));
+                imported.note(&rule.entry, Left, "no tool has this name there");
                 continue;
             }
             rule.add_tool_rule(tool, server, &conditions, imported);
@@ -311,7 +289,7 @@ impl GeminiRuleReader<'_> {
             == Some(true)
         {
             let why = "a command that redirects is asked about here, whatever a rule allows";
-            imported.notes.push(rule.entry.to_note(ImportDeviation::Stricter, why));
+            imported.note(&rule.entry, Stricter, why);
         }
         Ok(Some(RankedRule {
             priority: tier_offset(self.source.scope) + priority,
@@ -333,7 +311,7 @@ impl GeminiRuleReader<'_> {
             }
             _ => return true,
         };
-        imported.notes.push(entry.to_note(ImportDeviation::Left, why));
+        imported.note(&entry, Left, why);
         false
     }
 
@@ -347,10 +325,9 @@ impl GeminiRuleReader<'_> {
         }
         let entry = ImportEntry::new(&self.source.name, self.position_of(""), "[[safety_checker]]");
         let why = "checks that run programs have no form here: what they look at is asked about";
-        imported.notes.push(entry.to_note(ImportDeviation::Stricter, why));
+        imported.note(&entry, Stricter, why);
         let justification = format!("imported from {}:{}", self.source.name, self.position_of("").line);
-        let mut rule =
-            GeminiRuleDraft { entry, effect: PolicyVerdict::Ask, justification, drafts: Vec::new(), lost: false };
+        let mut rule = GeminiRuleDraft::new(entry, PolicyVerdict::Ask, justification);
         for tool in &tools {
             rule.add_tool_rule(tool, server, &GeminiConditions::None, imported);
         }

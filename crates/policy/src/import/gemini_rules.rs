@@ -6,11 +6,12 @@
 
 use stockade_model::PolicyVerdict;
 
+use super::ImportDeviation::{Left, Needless, Stricter};
 use super::gemini::SHELL_TOOLS;
 use super::regex::{self, globs_of};
-use super::{ImportDeviation, ImportEntry, ImportedPolicy, plain_words};
+use super::{ImportDeviation, ImportEntry, ImportTool, ImportedPolicy, plain_words};
 use crate::draft::DraftRule;
-use crate::file::ProvenanceSection;
+use crate::lists::NameList;
 use crate::pattern::WordPattern;
 
 /// Programs that Gemini CLI asks about in part, even if all commands are allowed.
@@ -23,35 +24,7 @@ const EDIT_WORDS: &[&str] = &["append", "create", "edit", "patch", "replace", "s
 const PATH_ARGUMENTS: &[&str] = &["file", "filePath", "file_path", "path"];
 
 /// Files that Gemini CLI asks about, even if the tool is allowed.
-const BUILD_FILES: &[&str] = &[
-    "*.bazelrc*",
-    "*.blazerc*",
-    "*.bzl*",
-    "*.bazel*",
-    "*.cmake*",
-    "*.mk*",
-    "*BUILD*",
-    "*CMakeLists.txt*",
-    "*Cargo.lock*",
-    "*Cargo.toml*",
-    "*Containerfile*",
-    "*Dockerfile*",
-    "*WORKSPACE*",
-    "*akefile*",
-    "*build.gradle*",
-    "*bun.lockb*",
-    "*go.mod*",
-    "*go.sum*",
-    "*package-lock.json*",
-    "*package.json*",
-    "*pnpm-lock.yaml*",
-    "*pom.xml*",
-    "*pyproject.toml*",
-    "*settings.gradle*",
-    "*setup.cfg*",
-    "*setup.py*",
-    "*yarn.lock*",
-];
+const BUILD_FILES: NameList = NameList::new(include_str!("../../knowledge/gemini_build_files.txt"));
 
 /// Names of one tool over time.
 const TOOL_ALIASES: &[[&str; 2]] = &[["grep_search", "search_file_content"]];
@@ -75,31 +48,32 @@ pub(super) struct GeminiRuleDraft<'a> {
     pub lost: bool,
 }
 
-impl GeminiRuleDraft<'_> {
+impl<'a> GeminiRuleDraft<'a> {
+    pub(super) fn new(entry: ImportEntry<'a>, effect: PolicyVerdict, justification: String) -> Self {
+        Self { entry, effect, justification, drafts: Vec::new(), lost: false }
+    }
+
     fn is_allow(&self) -> bool {
         self.effect == PolicyVerdict::Allow
     }
 
     fn add_note(&self, imported: &mut ImportedPolicy, carried: ImportDeviation, why: &str) {
-        imported.notes.push(self.entry.to_note(carried, why));
+        imported.note(&self.entry, carried, why);
     }
 
     /// Handles a condition that cannot be expressed here.
     pub(super) fn cannot_say(&mut self, why: &str, imported: &mut ImportedPolicy) {
         if self.is_allow() {
-            self.add_note(imported, ImportDeviation::Left, why);
+            self.add_note(imported, Left, why);
             self.lost = true;
         } else {
-            self.add_note(imported, ImportDeviation::Stricter, &format!("{why}; it asks without it"));
+            self.add_note(imported, Stricter, &format!("{why}; it asks without it"));
             self.effect = PolicyVerdict::Ask;
         }
     }
 
     fn draft_rule(&self) -> DraftRule {
-        let mut draft = DraftRule::new(self.effect, self.justification.clone());
-        let by = format!("imported from gemini, {}", self.entry.format_origin());
-        draft.provenance = Some(ProvenanceSection { by, at: None, request: None });
-        draft
+        self.entry.draft_rule(ImportTool::Gemini, self.effect, self.justification.clone())
     }
 
     fn draft_question(&self) -> DraftRule {
@@ -127,7 +101,7 @@ impl GeminiRuleDraft<'_> {
         if self.is_allow()
             && let Err(why) = check_allowed_name(&name, server)
         {
-            return self.add_note(imported, ImportDeviation::Left, why);
+            return self.add_note(imported, Left, why);
         }
         let mut draft = self.draft_rule();
         draft.tool = names_of(&name, self.is_allow());
@@ -170,15 +144,11 @@ impl GeminiRuleDraft<'_> {
         if !tools.iter().any(edits) {
             return;
         }
-        self.add_note(
-            imported,
-            ImportDeviation::Stricter,
-            "files that build the project are asked about, as they are there",
-        );
+        self.add_note(imported, Stricter, "files that build the project are asked about, as they are there");
         for argument in PATH_ARGUMENTS {
             let mut ask = self.draft_question();
             ask.tool = tools.to_vec();
-            let globs = BUILD_FILES.iter().map(|glob| (*glob).to_owned()).collect();
+            let globs = BUILD_FILES.names().map(str::to_owned).collect();
             ask.arguments = vec![((*argument).to_owned(), globs)];
             self.drafts.push(ask);
         }
@@ -201,7 +171,7 @@ impl GeminiRuleDraft<'_> {
             }
             Ok((key, globs)) => {
                 if globs.broader {
-                    self.add_note(imported, ImportDeviation::Stricter, "the expression is carried more broadly");
+                    self.add_note(imported, Stricter, "the expression is carried more broadly");
                 }
                 Some((key, globs.globs))
             }
@@ -217,11 +187,7 @@ impl GeminiRuleDraft<'_> {
             GeminiConditions::None => {
                 if self.is_allow() {
                     let why = "programs that are asked about there in part are asked about: ";
-                    self.add_note(
-                        imported,
-                        ImportDeviation::Stricter,
-                        &format!("{why}{}", PARTLY_ASKED_PROGRAMS.join(", ")),
-                    );
+                    self.add_note(imported, Stricter, &format!("{why}{}", PARTLY_ASKED_PROGRAMS.join(", ")));
                     let mut ask = self.draft_question();
                     ask.prefix = WordPattern::from_alternatives(
                         PARTLY_ASKED_PROGRAMS.iter().map(|name| (*name).to_owned()).collect(),
@@ -265,7 +231,7 @@ impl GeminiRuleDraft<'_> {
                 self.drafts.push(draft);
             }
             _ if self.is_allow() => {
-                self.add_note(imported, ImportDeviation::Left, &format!("`{prefix}` is not a list of plain words"));
+                self.add_note(imported, Left, &format!("`{prefix}` is not a list of plain words"));
             }
             _ => self.ask_about_text(&format!("{prefix}*"), imported),
         }
@@ -278,23 +244,15 @@ impl GeminiRuleDraft<'_> {
         let globs = match globs_of(regex) {
             Ok(globs) => globs,
             Err(_) if regex.starts_with('^') && !regex.contains('|') => {
-                return self.add_note(
-                    imported,
-                    ImportDeviation::Needless,
-                    "`^` means the JSON there, so that it never matches",
-                );
+                return self.add_note(imported, Needless, "`^` means the JSON there, so that it never matches");
             }
             Err(why) => {
-                self.add_note(
-                    imported,
-                    ImportDeviation::Stricter,
-                    &format!("the expression: {why}; every command is asked about"),
-                );
+                self.add_note(imported, Stricter, &format!("the expression: {why}; every command is asked about"));
                 return self.every_command(PolicyVerdict::Ask);
             }
         };
         if globs.broader {
-            self.add_note(imported, ImportDeviation::Stricter, "the expression is carried more broadly");
+            self.add_note(imported, Stricter, "the expression is carried more broadly");
         }
         // Gemini CLI applies the expression to the whole line, Stockade to each command of it.
         let (whole, parts): (Vec<String>, Vec<String>) =
@@ -306,11 +264,7 @@ impl GeminiRuleDraft<'_> {
             self.drafts.push(draft);
         }
         if !across.is_empty() {
-            self.add_note(
-                imported,
-                ImportDeviation::Stricter,
-                "commands that hold its last words are asked about by themselves",
-            );
+            self.add_note(imported, Stricter, "commands that hold its last words are asked about by themselves");
             let mut ask = self.draft_question();
             ask.glob = across;
             self.drafts.push(ask);
@@ -323,17 +277,17 @@ impl GeminiRuleDraft<'_> {
     fn allow_regex(&mut self, regex: &str, imported: &mut ImportedPolicy) {
         match globs_of(regex) {
             _ if regex::is_refused(regex) => {
-                self.add_note(imported, ImportDeviation::Left, "the expression is refused there as too costly");
+                self.add_note(imported, Left, "the expression is refused there as too costly");
             }
             Ok(globs) if globs.broader => {
-                self.add_note(imported, ImportDeviation::Left, "the expression says more than a pattern with `*` can");
+                self.add_note(imported, Left, "the expression says more than a pattern with `*` can");
             }
             Ok(globs) => {
                 let mut draft = self.draft_rule();
                 draft.glob = globs.globs;
                 self.drafts.push(draft);
             }
-            Err(why) => self.add_note(imported, ImportDeviation::Left, &format!("the expression: {why}")),
+            Err(why) => self.add_note(imported, Left, &format!("the expression: {why}")),
         }
     }
 
@@ -343,11 +297,7 @@ impl GeminiRuleDraft<'_> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,+@%* ".contains(c);
         let end = glob.find(|c: char| !plain(c)).unwrap_or(glob.len());
         let start = glob[..end].trim();
-        self.add_note(
-            imported,
-            ImportDeviation::Stricter,
-            "it is not a list of plain words: what starts like it is asked about",
-        );
+        self.add_note(imported, Stricter, "it is not a list of plain words: what starts like it is asked about");
         if start.is_empty() || start == "*" {
             return self.every_command(PolicyVerdict::Ask);
         }

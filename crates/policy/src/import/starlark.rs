@@ -301,7 +301,7 @@ impl StarlarkParser {
             if let Some(keyword) = keyword {
                 self.at += 2;
                 if call.named.iter().any(|(_, known, _)| *known == keyword) {
-                    return Err(PositionedError { at: place, why: format!("`{keyword}` stands here twice") });
+                    return Err(PositionedError::new(place, format!("`{keyword}` stands here twice")));
                 }
                 let value = self.parse_value(0)?;
                 call.named.push((place, keyword, value));
@@ -340,7 +340,7 @@ impl StarlarkParser {
                     StarlarkValueKind::List(left)
                 }
                 _ => {
-                    return Err(PositionedError { at: right.at, why: "`+` joins two strings or two lists".to_owned() });
+                    return Err(PositionedError::new(right.at, "`+` joins two strings or two lists"));
                 }
             };
         }
