@@ -40,6 +40,17 @@ pub enum PolicyVerdict {
     Deny,
 }
 
+impl PolicyVerdict {
+    /// Returns the name as in configuration.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Allow => "allow",
+            Self::Ask => "ask",
+            Self::Deny => "deny",
+        }
+    }
+}
+
 /// A verdict and its reasons.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

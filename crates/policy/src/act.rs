@@ -37,6 +37,14 @@ pub struct ActContext<'a> {
     pub approval_mode: ApprovalMode,
 }
 
+impl ActContext<'_> {
+    /// Returns the stricter answers of the modes of the act and of the configuration.
+    pub(crate) fn mode_answers(&self, settings: &PolicySettings) -> ModeAnswers {
+        let configured = ModeAnswers::from_mode(settings.approval_mode.value);
+        ModeAnswers::from_mode(self.approval_mode).combine_strictest(&configured)
+    }
+}
+
 /// A decision about an act.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActRuling {
@@ -56,8 +64,7 @@ pub fn decide_act(
     around: &RequestContext,
 ) -> ActRuling {
     let found = settings.rules.match_rules(&build_act_input(settings, act, stage, around));
-    let answers = ModeAnswers::from_mode(stage.approval_mode)
-        .combine_strictest(&ModeAnswers::from_mode(settings.approval_mode.value));
+    let answers = stage.mode_answers(settings);
     let mut voices = collect_rule_statements(&found, &answers);
     let power = PermissionCheck::check_act(settings, act, stage);
     let given = found.allowed.first().filter(|_| power.may_be_allowed());
@@ -99,17 +106,9 @@ impl PolicySettings {
     /// Refuses a power over files that govern the run. No approver can give such a power (L7).
     pub fn decide_governed(&self, workspace: &Path, power: &Grant) -> Option<Decision> {
         let own = own_reached(self, workspace, power)?;
-        Some(
-            conclude_act(
-                vec![new_statement(
-                    PolicyVerdict::Deny,
-                    GOVERNED_FILES_SOURCE.to_owned(),
-                    describe_own_path(self, &own),
-                )],
-                None,
-            )
-            .decision,
-        )
+        let source = GOVERNED_FILES_SOURCE.to_owned();
+        let statement = new_statement(PolicyVerdict::Deny, source, describe_own_path(self, &own));
+        Some(conclude_act(vec![statement], None).decision)
     }
 
     /// Returns the decision of the rules alone for an act that the profile has no power for; `None` if no
@@ -117,8 +116,7 @@ impl PolicySettings {
     /// the profile already has but another layer refused.
     pub fn decide_by_rule(&self, act: Act<'_>, stage: &ActContext<'_>, around: &RequestContext) -> Option<Decision> {
         let found = self.rules.match_rules(&build_act_input(self, act, stage, around));
-        let answers = ModeAnswers::from_mode(stage.approval_mode)
-            .combine_strictest(&ModeAnswers::from_mode(self.approval_mode.value));
+        let answers = stage.mode_answers(self);
         let mut voices = collect_rule_statements(&found, &answers);
         if let Some(rule) = found.allowed.first() {
             match PermissionCheck::check_act(self, act, stage) {

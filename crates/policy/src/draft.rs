@@ -5,7 +5,6 @@
 
 use stockade_model::PolicyVerdict;
 
-use crate::decide::verdict_name;
 use crate::file::{FileOperation, ProvenanceSection};
 use crate::pattern::WordPattern;
 
@@ -105,7 +104,7 @@ impl DraftRule {
         for (key, items) in [("files", texts(&self.files)), ("operations", operations), ("hosts", texts(&self.hosts))] {
             push_list(&mut text, key, &items);
         }
-        text.push_str(&format!("effect = \"{}\"\n", verdict_name(self.effect)));
+        text.push_str(&format!("effect = \"{}\"\n", self.effect.as_str()));
         push_list(&mut text, "grants", &texts(&self.grants));
         text.push_str(&format!("justification = {}\n", quote_toml(&self.justification)));
         push_list(&mut text, "match", &texts(&self.matches));

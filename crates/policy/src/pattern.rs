@@ -14,7 +14,7 @@ use stockade_model::{Grant, LimitKind, RawText};
 
 use crate::glob::parts_cover;
 use crate::hosts::{HostEntry, check_breadth};
-use crate::text::{ConfigPath, TextError, text_error, text_form};
+use crate::text::{ConfigPath, TextError, parse_name, text_error, text_form};
 
 /// Longest pattern, in bytes.
 const MAX_PATTERN_BYTES: usize = 4096;
@@ -344,11 +344,7 @@ pub struct RuleName(pub(crate) String);
 impl FromStr for RuleName {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
-        let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-        if text.is_empty() || text.len() > 64 || text.starts_with('-') || !text.bytes().all(fits) {
-            return text_error("a rule's name is lower-case letters, digits and `-`, at most 64");
-        }
-        Ok(Self(text.to_owned()))
+        parse_name(text, "a rule's name").map(Self)
     }
 }
 text_form!(RuleName, "^[a-z0-9][a-z0-9-]{0,63}$", "A name for the rule.");

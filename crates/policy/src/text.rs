@@ -78,53 +78,46 @@ macro_rules! text_form {
     };
 }
 
+pub(crate) use text_form;
+
+/// Implements the parsing of a number with a unit.
+macro_rules! quantity_form {
+    ($name:ident, $parse:expr) => {
+        impl FromStr for $name {
+            type Err = TextError;
+            fn from_str(text: &str) -> Result<Self, TextError> {
+                ($parse)(text).map(Self).map_err(TextError::new)
+            }
+        }
+    };
+}
+
 /// A duration: whole number and unit, `500ms`, `120s`, `10m`, `1h`, `7d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConfigDuration(pub u64);
 
-impl FromStr for ConfigDuration {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        quantity::duration_ms(text).map(Self).map_err(TextError::new)
-    }
-}
-pub(crate) use text_form;
+quantity_form!(ConfigDuration, quantity::duration_ms);
 text_form!(ConfigDuration, "^[0-9]+(ms|s|m|h|d)$", "A duration, e.g. `500ms`, `120s`, `10m`, `1h`, `7d`.");
 
 /// A number of bytes: whole number, optionally with `KiB`, `MiB`, `GiB`, `TiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConfigBytes(pub u64);
 
-impl FromStr for ConfigBytes {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        quantity::size_bytes(text).map(Self).map_err(TextError::new)
-    }
-}
+quantity_form!(ConfigBytes, quantity::size_bytes);
 text_form!(ConfigBytes, "^[0-9]+(KiB|MiB|GiB|TiB)?$", "A size, e.g. `4096`, `64KiB`, `512MiB`, `2GiB`.");
 
 /// An amount of memory: bytes, up to the greatest memory of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MemoryBytes(pub u64);
 
-impl FromStr for MemoryBytes {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        LimitKind::Memory.parse_amount(text).map(Self).map_err(TextError::new)
-    }
-}
+quantity_form!(MemoryBytes, |text| LimitKind::Memory.parse_amount(text));
 text_form!(MemoryBytes, "^[0-9]+(KiB|MiB|GiB|TiB)?$", "A size, e.g. `4096`, `64KiB`, `512MiB`, `2GiB`.");
 
 /// Processors, in thousandths: a number with at most three decimals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProcessorCount(pub u64);
 
-impl FromStr for ProcessorCount {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        quantity::parse_thousandths(text).map(Self).map_err(TextError::new)
-    }
-}
+quantity_form!(ProcessorCount, quantity::parse_thousandths);
 text_form!(ProcessorCount, "^[0-9]+([.][0-9]{1,3})?$", "A number of processors, e.g. `4`, `1.5`.");
 
 /// A path in its configuration form: `/absolute`, `~/in/home` or `./in/workspace`; normal, without `..`,
@@ -324,6 +317,15 @@ text_form!(
     "A name protected in every writable directory, e.g. `.envrc`."
 );
 
+/// Parses a name of lower-case letters, digits and `-`.
+pub(crate) fn parse_name(text: &str, what: &str) -> Result<String, TextError> {
+    let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    if text.is_empty() || text.len() > 64 || text.starts_with('-') || !text.bytes().all(fits) {
+        return text_error(format!("{what} is lower-case letters, digits and `-`, at most 64"));
+    }
+    Ok(text.to_owned())
+}
+
 /// Name of a profile: lower-case letters, digits and `-`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProfileName(pub(crate) String);
@@ -331,11 +333,7 @@ pub struct ProfileName(pub(crate) String);
 impl FromStr for ProfileName {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
-        let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-        if text.is_empty() || text.len() > 64 || text.starts_with('-') || !text.bytes().all(fits) {
-            return text_error("a profile's name is lower-case letters, digits and `-`, at most 64");
-        }
-        Ok(Self(text.to_owned()))
+        parse_name(text, "a profile's name").map(Self)
     }
 }
 text_form!(ProfileName, "^[a-z0-9][a-z0-9-]{0,63}$", "The name of a profile.");

@@ -212,12 +212,12 @@ mod tests {
     fn faults_know_their_place() {
         wrong("", false, 1, 1);
         wrong("{\n \"a\" 1}", false, 2, 6);
-        wrong("[1,\n]", false, 2, 1);
+        wrong("[1,\n]", false, 1, 3);
         wrong("{\"a\": 1, \"a\": 2}", false, 1, 10);
         wrong("[1] x", false, 1, 5);
         wrong("\"a\nb\"", false, 1, 3);
         wrong("\"\\ud800\"", false, 1, 2);
-        wrong("[-]", false, 1, 2);
+        wrong("[-]", false, 1, 3);
         wrong("/* x", true, 1, 1);
         wrong(&("[".repeat(100) + &"]".repeat(100)), false, 1, 66);
         assert!(parse_json(&"[".repeat(100_000), false).is_err());
