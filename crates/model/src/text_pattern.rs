@@ -67,4 +67,25 @@ mod tests {
             assert_eq!(text_matches(pattern.as_bytes(), text.as_bytes()), expected, "{pattern} {text}");
         }
     }
+
+    /// Tries every length for each star.
+    fn matches_slowly(pattern: &[u8], text: &[u8]) -> bool {
+        match (pattern.split_first(), text.split_first()) {
+            (None, found) => found.is_none(),
+            (Some((b'*', rest)), _) => (0..=text.len()).any(|length| matches_slowly(rest, &text[length..])),
+            (Some((wanted, rest)), Some((found, after))) => {
+                (*wanted == b'?' || wanted == found) && matches_slowly(rest, after)
+            }
+            (Some(_), None) => false,
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn retrying_the_last_star_is_enough(pattern in "[ab*?]{0,8}", text in "[ab?]{0,10}") {
+            let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
+            let found = wildcard_matches(pattern, text, b'*', |wanted, found| wanted == b'?' || wanted == found);
+            proptest::prop_assert_eq!(found, matches_slowly(pattern, text));
+        }
+    }
 }

@@ -52,7 +52,7 @@ pub(crate) fn load_shipped_profiles(home: &Path) -> Result<BTreeMap<String, Prof
             }
         }
         apply_additions(&mut spec, own);
-        spec.limits.apply_section(&content.limits, &|_| ValueOrigin::Shipped { file, reason: LIMITS_REASON });
+        spec.limits.apply_limits(&content.limits, &|_| ValueOrigin::Shipped { file, reason: LIMITS_REASON });
         // Resolving a profile sorts its lists; a list that is already sorted takes no time.
         spec.hide.sort_by(|a, b| a.value.path_bytes().cmp(b.value.path_bytes()));
         spec.protect.sort_by(|a, b| a.value.cmp(&b.value));
@@ -178,8 +178,8 @@ mod tests {
 
     /// The same types, for a complete TOML parser. They are compared as text.
     mod whole {
-        use serde::Deserialize;
-        use stockade_model::{CacheSharing, NetworkAccess};
+        use serde::{Deserialize, Deserializer};
+        use stockade_model::{CacheSharing, Limits, NetworkAccess};
 
         use crate::file::LimitsSection;
 
@@ -196,7 +196,12 @@ mod tests {
             drop: Vec<ShippedGroup>,
             set: Vec<SetEntry>,
             cache: Vec<CacheEntry>,
-            limits: LimitsSection,
+            #[serde(deserialize_with = "limits_of_section")]
+            limits: Limits,
+        }
+
+        fn limits_of_section<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Limits, D::Error> {
+            LimitsSection::deserialize(deserializer).map(|section| section.to_limits())
         }
 
         #[derive(Debug, Default, Deserialize)]

@@ -4,9 +4,7 @@
 //!
 //! Must not know the parts of a profile, nor configuration files of users.
 
-use stockade_model::{CacheSharing, NetworkAccess};
-
-use crate::file::LimitsSection;
+use stockade_model::{CacheSharing, LimitKind, Limits, NetworkAccess};
 
 /// One file of `policies/`: a profile, or a list that profiles use.
 #[derive(Debug, Default)]
@@ -21,7 +19,7 @@ pub(crate) struct ShippedFile {
     pub drop: Vec<ShippedGroup>,
     pub set: Vec<SetEntry>,
     pub cache: Vec<CacheEntry>,
-    pub limits: LimitsSection,
+    pub limits: Limits,
 }
 
 /// A list that profiles use.
@@ -136,22 +134,10 @@ fn parse_statement(file: &mut ShippedFile, section: ShippedSection, key: &str, v
         }
         ShippedSection::Cache => parse_cache_key(file.cache.last_mut()?, key, value),
         ShippedSection::Limits => {
-            let limits = &mut file.limits;
-            match key {
-                "wall" => limits.wall = Some(parse_string(value)?.parse().ok()?),
-                "cpu_time" => limits.cpu_time = Some(parse_string(value)?.parse().ok()?),
-                "cpus" => limits.cpus = Some(parse_string(value)?.parse().ok()?),
-                "memory" => limits.memory = Some(parse_string(value)?.parse().ok()?),
-                "disk" => limits.disk = Some(parse_string(value)?.parse().ok()?),
-                "inodes" => limits.inodes = Some(value.parse().ok()?),
-                "io" => limits.io = Some(parse_string(value)?.parse().ok()?),
-                "file_size" => limits.file_size = Some(parse_string(value)?.parse().ok()?),
-                "open_files" => limits.open_files = Some(value.parse().ok()?),
-                "processes" => limits.processes = Some(value.parse().ok()?),
-                "temp" => limits.temp = Some(parse_string(value)?.parse().ok()?),
-                "output" => limits.output = Some(parse_string(value)?.parse().ok()?),
-                _ => return None,
-            }
+            let limit = LimitKind::from_name(key)?;
+            // A count stands without quotes.
+            let amount = parse_string(value).unwrap_or(value);
+            file.limits.set_limit(limit, limit.parse_amount(amount).ok()?);
             Some(())
         }
     }

@@ -136,7 +136,11 @@ impl LimitsSpec {
     }
 
     pub(crate) fn apply_section(&mut self, section: &LimitsSection, origin: &dyn Fn(&str) -> ValueOrigin) {
-        for (limit, amount) in section.to_limits().iter_limits() {
+        self.apply_limits(&section.to_limits(), origin);
+    }
+
+    pub(crate) fn apply_limits(&mut self, limits: &Limits, origin: &dyn Fn(&str) -> ValueOrigin) {
+        for (limit, amount) in limits.iter_limits() {
             self.0.insert(limit, SourcedValue::new(amount, origin(limit.key())));
         }
     }

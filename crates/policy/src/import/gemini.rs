@@ -275,21 +275,21 @@ impl GeminiRuleReader<'_> {
         if effect == PolicyVerdict::Allow && !self.is_allow_effective(priority, &entry, imported) {
             return Ok(None);
         }
-        let mut rule = GeminiRuleDraft::new(entry, effect, self.read_justification()?);
-        let conditions = self.read_conditions(&tools, &mut rule, imported)?;
+        let mut rule = GeminiRuleDraft::new(entry, effect, self.read_justification()?, imported);
+        let conditions = self.read_conditions(&tools, &mut rule)?;
         for tool in &tools {
             if effect == PolicyVerdict::Allow && tool == SHELL_TOOLS[1] && server.is_none() {
                 // Settings accept the old name, policies do not.
-                imported.note(&rule.entry, Left, "no tool has this name there");
+                rule.note(Left, "no tool has this name there");
                 continue;
             }
-            rule.add_tool_rule(tool, server, &conditions, imported);
+            rule.add_tool_rule(tool, server, &conditions);
         }
         if self.value.get("allowRedirection").or(self.value.get("allow_redirection")).and_then(toml::Value::as_bool)
             == Some(true)
         {
             let why = "a command that redirects is asked about here, whatever a rule allows";
-            imported.note(&rule.entry, Stricter, why);
+            rule.note(Stricter, why);
         }
         Ok(Some(RankedRule {
             priority: tier_offset(self.source.scope) + priority,
@@ -327,9 +327,9 @@ impl GeminiRuleReader<'_> {
         let why = "checks that run programs have no form here: what they look at is asked about";
         imported.note(&entry, Stricter, why);
         let justification = format!("imported from {}:{}", self.source.name, self.position_of("").line);
-        let mut rule = GeminiRuleDraft::new(entry, PolicyVerdict::Ask, justification);
+        let mut rule = GeminiRuleDraft::new(entry, PolicyVerdict::Ask, justification, imported);
         for tool in &tools {
-            rule.add_tool_rule(tool, server, &GeminiConditions::None, imported);
+            rule.add_tool_rule(tool, server, &GeminiConditions::None);
         }
         Ok(RankedRule { priority: i64::MAX, effect: PolicyVerdict::Ask, drafts: rule.drafts })
     }
@@ -392,8 +392,7 @@ impl GeminiRuleReader<'_> {
     fn read_conditions(
         &self,
         tools: &[String],
-        rule: &mut GeminiRuleDraft<'_>,
-        imported: &mut ImportedPolicy,
+        rule: &mut GeminiRuleDraft<'_, '_>,
     ) -> Result<GeminiConditions, PositionedError> {
         let prefixes: Vec<String> = self.read_texts("commandPrefix")?.into_iter().map(str::to_owned).collect();
         let (regex, arguments) = (self.read_text("commandRegex")?, self.read_text("argsPattern")?);
@@ -410,7 +409,7 @@ impl GeminiRuleReader<'_> {
         }
         for key in ["subagent", "toolAnnotations"] {
             if self.value.get(key).is_some() {
-                rule.cannot_say(&format!("`{key}` has no form here"), imported);
+                rule.cannot_say(&format!("`{key}` has no form here"));
             }
         }
         // An empty text is not a condition in Gemini CLI.

@@ -39,35 +39,41 @@ pub(super) enum GeminiConditions {
 }
 
 /// A rule that is being converted.
-pub(super) struct GeminiRuleDraft<'a> {
+pub(super) struct GeminiRuleDraft<'a, 'i> {
     pub entry: ImportEntry<'a>,
     pub effect: PolicyVerdict,
     pub justification: String,
     pub drafts: Vec<DraftRule>,
     /// True if a condition that an `allow` needs was lost.
     pub lost: bool,
+    imported: &'i mut ImportedPolicy,
 }
 
-impl<'a> GeminiRuleDraft<'a> {
-    pub(super) fn new(entry: ImportEntry<'a>, effect: PolicyVerdict, justification: String) -> Self {
-        Self { entry, effect, justification, drafts: Vec::new(), lost: false }
+impl<'a, 'i> GeminiRuleDraft<'a, 'i> {
+    pub(super) fn new(
+        entry: ImportEntry<'a>,
+        effect: PolicyVerdict,
+        justification: String,
+        imported: &'i mut ImportedPolicy,
+    ) -> Self {
+        Self { entry, effect, justification, drafts: Vec::new(), lost: false, imported }
     }
 
     fn is_allow(&self) -> bool {
         self.effect == PolicyVerdict::Allow
     }
 
-    fn add_note(&self, imported: &mut ImportedPolicy, carried: ImportDeviation, why: &str) {
-        imported.note(&self.entry, carried, why);
+    pub(super) fn note(&mut self, carried: ImportDeviation, why: &str) {
+        self.imported.note(&self.entry, carried, why);
     }
 
     /// Handles a condition that cannot be expressed here.
-    pub(super) fn cannot_say(&mut self, why: &str, imported: &mut ImportedPolicy) {
+    pub(super) fn cannot_say(&mut self, why: &str) {
         if self.is_allow() {
-            self.add_note(imported, Left, why);
+            self.note(Left, why);
             self.lost = true;
         } else {
-            self.add_note(imported, Stricter, &format!("{why}; it asks without it"));
+            self.note(Stricter, &format!("{why}; it asks without it"));
             self.effect = PolicyVerdict::Ask;
         }
     }
@@ -80,18 +86,12 @@ impl<'a> GeminiRuleDraft<'a> {
         DraftRule { effect: PolicyVerdict::Ask, ..self.draft_rule() }
     }
 
-    pub(super) fn add_tool_rule(
-        &mut self,
-        tool: &str,
-        server: Option<&str>,
-        conditions: &GeminiConditions,
-        imported: &mut ImportedPolicy,
-    ) {
+    pub(super) fn add_tool_rule(&mut self, tool: &str, server: Option<&str>, conditions: &GeminiConditions) {
         if self.lost {
             return;
         }
         if server.is_none() && SHELL_TOOLS.contains(&tool) {
-            return self.add_command(conditions, imported);
+            return self.add_command(conditions);
         }
         let name = match server {
             None => tool.to_owned(),
@@ -101,26 +101,26 @@ impl<'a> GeminiRuleDraft<'a> {
         if self.is_allow()
             && let Err(why) = check_allowed_name(&name, server)
         {
-            return self.add_note(imported, Left, why);
+            return self.note(Left, why);
         }
         let mut draft = self.draft_rule();
         draft.tool = names_of(&name, self.is_allow());
         if let GeminiConditions::Arguments(pattern) = conditions {
-            match self.convert_arguments(pattern, imported) {
+            match self.convert_arguments(pattern) {
                 Some(arguments) => draft.arguments = vec![arguments],
                 None if self.lost => return,
                 None => draft.effect = self.effect,
             }
         }
         if self.is_allow() {
-            self.ask_about_build_files(&draft.tool, imported);
+            self.ask_about_build_files(&draft.tool);
         }
         let also = self.as_agent(&draft);
         self.drafts.push(draft);
         self.drafts.extend(also);
         // A rule for every tool also applies to the tool that runs commands.
         if name == "*" && !(matches!(conditions, GeminiConditions::Arguments(_)) && self.is_allow()) {
-            self.add_command(&GeminiConditions::None, imported);
+            self.add_command(&GeminiConditions::None);
         }
     }
 
@@ -136,7 +136,7 @@ impl<'a> GeminiRuleDraft<'a> {
         })
     }
 
-    fn ask_about_build_files(&mut self, tools: &[String], imported: &mut ImportedPolicy) {
+    fn ask_about_build_files(&mut self, tools: &[String]) {
         let edits = |name: &String| {
             let lower = name.to_ascii_lowercase();
             name.contains('*') || lower.split(|c: char| !c.is_ascii_alphanumeric()).any(|w| EDIT_WORDS.contains(&w))
@@ -144,7 +144,7 @@ impl<'a> GeminiRuleDraft<'a> {
         if !tools.iter().any(edits) {
             return;
         }
-        self.add_note(imported, Stricter, "files that build the project are asked about, as they are there");
+        self.note(Stricter, "files that build the project are asked about, as they are there");
         for argument in PATH_ARGUMENTS {
             let mut ask = self.draft_question();
             ask.tool = tools.to_vec();
@@ -155,39 +155,39 @@ impl<'a> GeminiRuleDraft<'a> {
     }
 
     /// Converts `"key":"expression` over the arguments to a key and globs.
-    fn convert_arguments(&mut self, pattern: &str, imported: &mut ImportedPolicy) -> Option<(String, Vec<String>)> {
+    fn convert_arguments(&mut self, pattern: &str) -> Option<(String, Vec<String>)> {
         if self.is_allow() && regex::is_refused(pattern) {
-            self.cannot_say("the expression is refused there as too costly", imported);
+            self.cannot_say("the expression is refused there as too costly");
             return None;
         }
         match argument_of(pattern) {
             Ok((_, globs)) if self.is_allow() && globs.broader => {
-                self.cannot_say("the expression says more than a pattern with `*` can", imported);
+                self.cannot_say("the expression says more than a pattern with `*` can");
                 None
             }
             Ok((_, globs)) if !self.is_allow() && !globs.anywhere.is_empty() => {
-                self.cannot_say("a part of the expression looks at every argument", imported);
+                self.cannot_say("a part of the expression looks at every argument");
                 None
             }
             Ok((key, globs)) => {
                 if globs.broader {
-                    self.add_note(imported, Stricter, "the expression is carried more broadly");
+                    self.note(Stricter, "the expression is carried more broadly");
                 }
                 Some((key, globs.globs))
             }
             Err(why) => {
-                self.cannot_say(&format!("the expression over the arguments: {why}"), imported);
+                self.cannot_say(&format!("the expression over the arguments: {why}"));
                 None
             }
         }
     }
 
-    fn add_command(&mut self, conditions: &GeminiConditions, imported: &mut ImportedPolicy) {
+    fn add_command(&mut self, conditions: &GeminiConditions) {
         match conditions {
             GeminiConditions::None => {
                 if self.is_allow() {
                     let why = "programs that are asked about there in part are asked about: ";
-                    self.add_note(imported, Stricter, &format!("{why}{}", PARTLY_ASKED_PROGRAMS.join(", ")));
+                    self.note(Stricter, &format!("{why}{}", PARTLY_ASKED_PROGRAMS.join(", ")));
                     let mut ask = self.draft_question();
                     ask.prefix = WordPattern::from_alternatives(
                         PARTLY_ASKED_PROGRAMS.iter().map(|name| (*name).to_owned()).collect(),
@@ -200,14 +200,14 @@ impl<'a> GeminiRuleDraft<'a> {
             }
             GeminiConditions::Prefixes(prefixes) => {
                 for prefix in prefixes {
-                    self.add_prefix(prefix, imported);
+                    self.add_prefix(prefix);
                 }
             }
-            GeminiConditions::Regex(regex) => self.add_regex(regex, imported),
+            GeminiConditions::Regex(regex) => self.add_regex(regex),
             GeminiConditions::Arguments(pattern) => match pattern.strip_prefix("\"command\":\"") {
-                Some(regex) => self.add_regex(regex, imported),
+                Some(regex) => self.add_regex(regex),
                 None => {
-                    self.cannot_say("the expression does not start at the command", imported);
+                    self.cannot_say("the expression does not start at the command");
                     if !self.lost {
                         self.every_command(self.effect);
                     }
@@ -220,7 +220,7 @@ impl<'a> GeminiRuleDraft<'a> {
         self.drafts.push(DraftRule { effect, glob: vec!["*".to_owned()], ..self.draft_rule() });
     }
 
-    fn add_prefix(&mut self, prefix: &str, imported: &mut ImportedPolicy) {
+    fn add_prefix(&mut self, prefix: &str) {
         let mut draft = self.draft_rule();
         match plain_words(prefix) {
             Some(words)
@@ -231,79 +231,72 @@ impl<'a> GeminiRuleDraft<'a> {
                 self.drafts.push(draft);
             }
             _ if self.is_allow() => {
-                self.add_note(imported, Left, &format!("`{prefix}` is not a list of plain words"));
+                self.note(Left, &format!("`{prefix}` is not a list of plain words"));
             }
-            _ => self.ask_about_text(&format!("{prefix}*"), imported),
+            _ => self.ask_about_text(&format!("{prefix}*")),
         }
     }
 
-    fn add_regex(&mut self, regex: &str, imported: &mut ImportedPolicy) {
+    fn add_regex(&mut self, regex: &str) {
         if self.is_allow() {
-            return self.allow_regex(regex, imported);
+            return self.allow_regex(regex);
         }
         let globs = match globs_of(regex) {
             Ok(globs) => globs,
             Err(_) if regex.starts_with('^') && !regex.contains('|') => {
-                return self.add_note(imported, Needless, "`^` means the JSON there, so that it never matches");
+                return self.note(Needless, "`^` means the JSON there, so that it never matches");
             }
             Err(why) => {
-                self.add_note(imported, Stricter, &format!("the expression: {why}; every command is asked about"));
+                self.note(Stricter, &format!("the expression: {why}; every command is asked about"));
                 return self.every_command(PolicyVerdict::Ask);
             }
         };
         if globs.broader {
-            self.add_note(imported, Stricter, "the expression is carried more broadly");
+            self.note(Stricter, "the expression is carried more broadly");
         }
         // Gemini CLI applies the expression to the whole line, Stockade to each command of it.
         let (whole, parts): (Vec<String>, Vec<String>) =
             globs.globs.iter().chain(&globs.anywhere).map(|glob| loosen_glob(glob)).partition(|glob| is_of_one(glob));
         let across: Vec<String> = whole.iter().filter_map(|glob| last_literal(glob)).collect();
         if !whole.is_empty() {
-            let mut draft = self.draft_rule();
-            draft.glob = whole;
-            self.drafts.push(draft);
+            self.drafts.push(DraftRule { glob: whole, ..self.draft_rule() });
         }
         if !across.is_empty() {
-            self.add_note(imported, Stricter, "commands that hold its last words are asked about by themselves");
-            let mut ask = self.draft_question();
-            ask.glob = across;
-            self.drafts.push(ask);
+            self.note(Stricter, "commands that hold its last words are asked about by themselves");
+            self.drafts.push(DraftRule { glob: across, ..self.draft_question() });
         }
         for glob in parts {
-            self.ask_about_text(&glob, imported);
+            self.ask_about_text(&glob);
         }
     }
 
-    fn allow_regex(&mut self, regex: &str, imported: &mut ImportedPolicy) {
+    fn allow_regex(&mut self, regex: &str) {
         match globs_of(regex) {
             _ if regex::is_refused(regex) => {
-                self.add_note(imported, Left, "the expression is refused there as too costly");
+                self.note(Left, "the expression is refused there as too costly");
             }
             Ok(globs) if globs.broader => {
-                self.add_note(imported, Left, "the expression says more than a pattern with `*` can");
+                self.note(Left, "the expression says more than a pattern with `*` can");
             }
             Ok(globs) => {
-                let mut draft = self.draft_rule();
-                draft.glob = globs.globs;
-                self.drafts.push(draft);
+                self.drafts.push(DraftRule { glob: globs.globs, ..self.draft_rule() });
             }
-            Err(why) => self.add_note(imported, Left, &format!("the expression: {why}")),
+            Err(why) => self.note(Left, &format!("the expression: {why}")),
         }
     }
 
     /// Asks about commands that start like the text, up to the end of the first command or of the plain
     /// words.
-    fn ask_about_text(&mut self, glob: &str, imported: &mut ImportedPolicy) {
+    fn ask_about_text(&mut self, glob: &str) {
         let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,+@%* ".contains(c);
         let end = glob.find(|c: char| !plain(c)).unwrap_or(glob.len());
         let start = glob[..end].trim();
-        self.add_note(imported, Stricter, "it is not a list of plain words: what starts like it is asked about");
+        self.note(Stricter, "it is not a list of plain words: what starts like it is asked about");
         if start.is_empty() || start == "*" {
             return self.every_command(PolicyVerdict::Ask);
         }
-        let mut ask = self.draft_question();
-        ask.glob = vec![format!("{}*", start.trim_end_matches('*'))];
-        self.drafts.push(ask);
+        self.drafts
+            .push(DraftRule { glob: vec![format!("{}*", start.trim_end_matches('*'))], ..self.draft_question() });
     }
 }
 

@@ -66,34 +66,21 @@ impl<'a> GeminiSettingsReader<'a> {
         // The names from before the settings were grouped have lower precedence.
         let old = |key: &str| settings.get(key);
         let servers = |key: &str| settings.get("mcp").and_then(|mcp| mcp.get(key));
-        self.convert_servers(
-            servers("excluded").or(old("excludeMCPServers")),
-            PolicyVerdict::Deny,
-            EXCLUDED_SERVERS_PRIORITY,
-        );
-        self.convert_tools(within("exclude").or(old("excludeTools")), PolicyVerdict::Deny, EXCLUDED_TOOLS_PRIORITY);
-        self.convert_tools(within("confirmationRequired"), PolicyVerdict::Ask, CONFIRMED_TOOLS_PRIORITY);
+        use PolicyVerdict::{Allow, Ask, Deny};
+        self.convert_servers(servers("excluded").or(old("excludeMCPServers")), Deny, EXCLUDED_SERVERS_PRIORITY);
+        self.convert_tools(within("exclude").or(old("excludeTools")), Deny, EXCLUDED_TOOLS_PRIORITY);
+        self.convert_tools(within("confirmationRequired"), Ask, CONFIRMED_TOOLS_PRIORITY);
         let allowed = within("allowed").or(old("allowedTools"));
-        self.convert_tools(allowed, PolicyVerdict::Allow, ALLOWED_TOOLS_PRIORITY);
+        self.convert_tools(allowed, Allow, ALLOWED_TOOLS_PRIORITY);
         self.rest_of_shell(allowed);
         let core = within("core").or(old("coreTools"));
-        self.convert_tools(core, PolicyVerdict::Allow, CORE_TOOLS_PRIORITY);
+        self.convert_tools(core, Allow, CORE_TOOLS_PRIORITY);
         if let Some(core) = core {
-            self.push(
-                "*",
-                None,
-                core,
-                PolicyVerdict::Deny,
-                "only the tools of `tools.core` are there",
-                CORE_TOOLS_PRIORITY - FALLBACK_DISTANCE,
-            );
+            let why = "only the tools of `tools.core` are there";
+            self.push("*", None, core, Deny, why, CORE_TOOLS_PRIORITY - FALLBACK_DISTANCE);
         }
         self.convert_trusted_servers(settings.get("mcpServers"));
-        self.convert_servers(
-            servers("allowed").or(old("allowMCPServers")),
-            PolicyVerdict::Allow,
-            ALLOWED_SERVERS_PRIORITY,
-        );
+        self.convert_servers(servers("allowed").or(old("allowMCPServers")), Allow, ALLOWED_SERVERS_PRIORITY);
         self.convert_sandbox(tools);
         self.report_other_settings(settings);
         self.report_rule_keys(settings);
@@ -137,8 +124,8 @@ impl<'a> GeminiSettingsReader<'a> {
             self.imported.note(&entry, Left, "it is not allowed in the mode `plan`");
             return;
         }
-        let mut made = GeminiRuleDraft::new(entry, effect, why.to_owned());
-        made.add_tool_rule(tool, server, &GeminiConditions::None, self.imported);
+        let mut made = GeminiRuleDraft::new(entry, effect, why.to_owned(), self.imported);
+        made.add_tool_rule(tool, server, &GeminiConditions::None);
         self.ranked.push(rank_rule(priority, made));
     }
 
@@ -168,13 +155,13 @@ impl<'a> GeminiSettingsReader<'a> {
                 self.push(name, None, at, effect, &why, priority);
                 continue;
             }
-            let mut made = GeminiRuleDraft::new(self.entry_at(at, text), effect, why);
+            let mut made = GeminiRuleDraft::new(self.entry_at(at, text), effect, why, self.imported);
             let conditions = if prefix.is_empty() {
                 GeminiConditions::None
             } else {
                 GeminiConditions::Prefixes(vec![prefix.to_owned()])
             };
-            made.add_tool_rule(name, None, &conditions, self.imported);
+            made.add_tool_rule(name, None, &conditions);
             self.ranked.push(rank_rule(priority, made));
         }
     }
@@ -269,7 +256,7 @@ impl<'a> GeminiSettingsReader<'a> {
 }
 
 /// Settings have the user's tier, whatever file they are in.
-fn rank_rule(priority: i64, made: GeminiRuleDraft<'_>) -> RankedRule {
+fn rank_rule(priority: i64, made: GeminiRuleDraft<'_, '_>) -> RankedRule {
     RankedRule { priority: tier_offset(SourceScope::User) + priority, effect: made.effect, drafts: made.drafts }
 }
 
