@@ -103,24 +103,7 @@ const MAX_MIXED_PARTS: usize = 2;
 
 /// Variables that change the behaviour of programs of these names. If such a program failed and the
 /// variables did not pass, they are reported.
-const REPORTED_VARIABLES: &[(&[&str], &[&str])] = &[
-    (&["PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"], &["python*", "pip*", "pytest", "poetry", "uv", "tox", "jupyter*"]),
-    (&["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"], &["pip*", "python*", "pytest", "tox", "poetry"]),
-    (&["UV_INDEX*", "UV_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX"], &["uv", "uvx"]),
-    (&["npm_config_registry", "NPM_CONFIG_REGISTRY"], &["npm", "npx", "pnpm"]),
-    (&["YARN_REGISTRY", "YARN_NPM_REGISTRY_SERVER"], &["yarn"]),
-    (&["GOPROXY", "GOSUMDB"], &["go"]),
-    (&["CARGO_REGISTRIES_*_INDEX"], &["cargo"]),
-    (&["PIP_CONFIG_FILE", "PIP_CONSTRAINT"], &["pip*"]),
-    (&["UV_PYTHON", "UV_CONFIG_FILE"], &["uv", "uvx"]),
-    (&["NODE_OPTIONS", "NODE_PATH"], &["node", "npm", "npx", "yarn", "pnpm", "tsc", "vite", "jest", "next"]),
-    (&["NPM_CONFIG_USERCONFIG", "NPM_CONFIG_PREFIX", "npm_config_prefix"], &["npm", "npx", "pnpm"]),
-    (&["PERL5LIB", "PERL5OPT"], &["perl", "prove", "cpan*"]),
-    (&["RUBYLIB", "RUBYOPT"], &["ruby", "rake", "bundle", "rspec"]),
-    (&["JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS"], &["java*", "mvn", "mvnw", "gradle", "gradlew"]),
-    (&["RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "CARGO_BUILD_*"], &["cargo", "rustc"]),
-    (&["LD_LIBRARY_PATH", "LD_PRELOAD"], &["*"]),
-];
+const REPORTED_VARIABLES: NameList = NameList::new(include_str!("../knowledge/reported_variables.txt"));
 
 /// Returns whether a variable names a package registry: without it, tools use the public one.
 pub fn names_package_registry(name: &str) -> bool {
@@ -137,10 +120,13 @@ pub fn missed_variables(
     let is_break = |b: &u8| !b.is_ascii_alphanumeric() && !b"-_.+".contains(b);
     let text = argv.iter().take(MAX_ARGUMENTS).flat_map(|argument| argument.as_bytes().split(is_break));
     let words: Vec<&str> = text.filter_map(|word| std::str::from_utf8(word).ok()).take(MAX_WORDS).collect();
-    let is_named = |programs: &[&str]| words.iter().any(|word| programs.iter().any(|own| text_matches(own, word)));
-    let told: Vec<&[&str]> =
-        REPORTED_VARIABLES.iter().filter(|(_, own)| is_named(own)).map(|(names, _)| *names).collect();
-    let is_told = |name: &&String| told.iter().copied().flatten().any(|own| text_matches(own, name));
+    let is_named = |program: &str| words.iter().any(|word| text_matches(program, word));
+    let rows = REPORTED_VARIABLES.names().filter_map(|row| row.split_once(" : "));
+    let told: Vec<&str> = rows
+        .filter(|(_, programs)| programs.split(' ').any(is_named))
+        .flat_map(|(names, _)| names.split(' '))
+        .collect();
+    let is_told = |name: &&String| told.iter().any(|own| text_matches(own, name));
     // A variable that may contain a password is never named in a hint.
     let may_be_secret = |name: &&String| looks_secret(name);
     // A variable name of the caller may be any text.

@@ -447,13 +447,7 @@ impl LayerFile<'_> {
             let error = self.error_at("profile", format!("there is no profile `{name}`"));
             return Err(hint_profile(error, settings, name));
         };
-        if self.only_narrows()
-            && let Some(current) = settings.profiles.get(&settings.profile.value)
-            && let Some(key) = chosen.wider_than(current)
-        {
-            let why = format!("`{name}` gives more than `{}` (`{key}`)", settings.profile.value);
-            return Err(self.widening_error("profile", &why));
-        }
+        self.check_not_wider(settings, "profile", name, chosen)?;
         self.set_value(&mut settings.profile, "profile", name.clone());
         Ok(())
     }
@@ -493,14 +487,25 @@ impl LayerFile<'_> {
             let error = self.error_at(&at, format!("the profile `{name}` has no sandbox, and no rule takes one away"));
             return Err(error.with_hint("name a profile with a sandbox"));
         }
-        if self.only_narrows()
-            && let Some(current) = settings.profiles.get(&settings.profile.value)
-            && let Some(wider) = spec.wider_than(current)
-        {
-            let why = format!("`{name}` gives more than `{}` (`{wider}`)", settings.profile.value);
-            return Err(self.widening_error(&at, &why));
+        self.check_not_wider(settings, &at, name, spec)
+    }
+
+    /// Refuses a profile that gives more than the chosen one, if the layer may only tighten.
+    fn check_not_wider(
+        &self,
+        settings: &PolicySettings,
+        key: &str,
+        name: &str,
+        spec: &ProfileSpec,
+    ) -> Result<(), ConfigError> {
+        let current = settings.profiles.get(&settings.profile.value).filter(|_| self.only_narrows());
+        match current.and_then(|current| spec.wider_than(current)) {
+            Some(wider) => {
+                let why = format!("`{name}` gives more than `{}` (`{wider}`)", settings.profile.value);
+                Err(self.widening_error(key, &why))
+            }
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Applies managed configuration against every other layer: paths it hides, names it protects and

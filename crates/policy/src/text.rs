@@ -120,6 +120,25 @@ pub struct ProcessorCount(pub u64);
 quantity_form!(ProcessorCount, quantity::parse_thousandths);
 text_form!(ProcessorCount, "^[0-9]+([.][0-9]{1,3})?$", "A number of processors, e.g. `4`, `1.5`.");
 
+/// Base directory of a path in its written form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum PathAnchor {
+    Root,
+    Home,
+    Workspace,
+}
+
+/// Splits a path into its base directory and the rest; `None` if it has no base.
+pub(crate) fn split_anchor(text: &str) -> Option<(PathAnchor, &str)> {
+    const ANCHORS: [(&str, PathAnchor); 3] =
+        [("~/", PathAnchor::Home), ("./", PathAnchor::Workspace), ("/", PathAnchor::Root)];
+    match text {
+        "~" => Some((PathAnchor::Home, "")),
+        "." => Some((PathAnchor::Workspace, "")),
+        _ => ANCHORS.iter().find_map(|(start, anchor)| Some((*anchor, text.strip_prefix(start)?))),
+    }
+}
+
 /// A path in its configuration form: `/absolute`, `~/in/home` or `./in/workspace`; normal, without `..`,
 /// patterns or variables.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -201,31 +220,19 @@ impl FromStr for ConfigPath {
         if text.contains('$') {
             return text_error("variables are not expanded in paths: write `~/...`, `./...` or an absolute path");
         }
-        let (make, rest): (fn(PathBuf) -> Self, &str) = match text {
-            "~" => (Self::Home, ""),
-            "." => (Self::Workspace, ""),
-            _ => {
-                if let Some(rest) = text.strip_prefix("~/") {
-                    (Self::Home, rest)
-                } else if let Some(rest) = text.strip_prefix("./") {
-                    (Self::Workspace, rest)
-                } else if text.starts_with('/') {
-                    (Self::Absolute, text)
-                } else {
-                    return text_error("a path is absolute, or starts with `~/` (home) or `./` (workspace)");
-                }
-            }
+        let Some((anchor, rest)) = split_anchor(text) else {
+            return text_error("a path is absolute, or starts with `~/` (home) or `./` (workspace)");
         };
         if Path::new(rest).components().any(|c| matches!(c, Component::ParentDir)) {
             return text_error("a path must not hold `..`");
         }
-        let normal: PathBuf = if text.starts_with('/') {
-            Path::new(rest).components().collect()
-        } else {
-            // A second slash after `~/` must not make the rest absolute.
-            Path::new(rest).components().filter(|c| matches!(c, Component::Normal(_))).collect()
-        };
-        Ok(make(normal))
+        // A second slash after `~/` must not make the rest absolute.
+        let normal: PathBuf = Path::new(rest).components().filter(|c| matches!(c, Component::Normal(_))).collect();
+        Ok(match anchor {
+            PathAnchor::Root => Self::Absolute(Path::new("/").join(normal)),
+            PathAnchor::Home => Self::Home(normal),
+            PathAnchor::Workspace => Self::Workspace(normal),
+        })
     }
 }
 text_form!(ConfigPath, r"^(/|~$|~/|\.$|\./)", "A path: absolute, `~/...` (home) or `./...` (workspace).");
