@@ -68,23 +68,18 @@ pub fn decide_act(
     let mut voices = collect_rule_statements(&found, &answers);
     let power = PermissionCheck::check_act(settings, act, stage);
     let given = found.allowed.first().filter(|_| power.may_be_allowed());
-    match (&power, given) {
-        (PermissionCheck::Refused { rule, why }, _) => {
-            voices.push(new_statement(PolicyVerdict::Deny, rule.clone(), why.clone()))
-        }
-        (_, Some(rule)) => {
-            voices.push(new_statement(PolicyVerdict::Allow, rule_name(rule), rule.justification.clone()))
-        }
-        (PermissionCheck::There(rule), None) => {
-            voices.push(new_statement(PolicyVerdict::Allow, rule.clone(), String::new()))
-        }
+    let (verdict, source, reason) = match (&power, given) {
+        (PermissionCheck::Refused { rule, why }, _) => (PolicyVerdict::Deny, rule.clone(), why.clone()),
+        (_, Some(rule)) => (PolicyVerdict::Allow, rule_name(rule), rule.justification.clone()),
+        (PermissionCheck::There(rule), None) => (PolicyVerdict::Allow, rule.clone(), String::new()),
         (PermissionCheck::Missing { class, why, .. }, None) => {
             let verdict = answers.answer_requested(*class);
             let does = if verdict == PolicyVerdict::Ask { "asks about" } else { "refuses" };
             let rule = format!("mode {}: {does} powers the profile lacks", mode_name(stage.approval_mode));
-            voices.push(new_statement(verdict, rule, why.clone()));
+            (verdict, rule, why.clone())
         }
-    }
+    };
+    voices.push(new_statement(verdict, source, reason));
     let grant = match power {
         PermissionCheck::Missing { grant, .. } => grant,
         _ => None,

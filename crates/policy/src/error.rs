@@ -15,6 +15,11 @@ pub struct TextPosition {
     pub column: usize,
 }
 
+impl TextPosition {
+    /// The start of a file.
+    pub(crate) const START: Self = Self { line: 1, column: 1 };
+}
+
 /// Start offsets of the lines of a text, to convert offsets to positions.
 pub(crate) struct LineIndex<'a> {
     source: &'a str,

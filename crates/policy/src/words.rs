@@ -94,52 +94,32 @@ fn shell_script(command: &[String]) -> Option<&str> {
     arguments[..at].iter().all(|word| word.starts_with('-')).then(|| arguments.get(at + 1).map(String::as_str))?
 }
 
-/// Syntax of a wrapper's own arguments: options that take the next word as a value, and the number of
-/// operands before the command.
+/// Syntax of the own arguments of wrappers.
+const WRAPPER_OPTIONS: NameList = NameList::new(include_str!("../knowledge/wrapper_options.txt"));
+
+/// Syntax of a wrapper's own arguments; lists of options are separated by blanks.
 struct WrapperSyntax {
-    valued: &'static [&'static str],
+    /// Number of operands before the command.
     operands: usize,
+    /// Options that take the next word as a value.
+    valued: &'static str,
     /// Options after which there is no command, or one that is not plain.
-    ends: &'static [&'static str],
+    ends: &'static str,
     assigns: bool,
 }
 
-const fn simple_wrapper(valued: &'static [&'static str], operands: usize) -> WrapperSyntax {
-    WrapperSyntax { valued, operands, ends: &[], assigns: false }
+fn wrapper_of(program: &str) -> Option<WrapperSyntax> {
+    let name = base_name(program);
+    WRAPPER_OPTIONS.names().find_map(|row| {
+        let fields: Vec<&str> = row.split('|').map(str::trim).collect();
+        let [names, operands, valued, ends, assigns] = fields[..] else { return None };
+        let syntax = WrapperSyntax { operands: operands.parse().ok()?, valued, ends, assigns: assigns == "assigns" };
+        lists_option(names, name).then_some(syntax)
+    })
 }
 
-/// Returns the syntax of a wrapper. From the manual pages: coreutils timeout(1), nice(1), nohup(1),
-/// stdbuf(1), env(1); sudo(8), doas(1), setsid(1), ionice(1), xargs(1), time(1), bash(1).
-fn wrapper_of(program: &str) -> Option<WrapperSyntax> {
-    Some(match base_name(program) {
-        "nohup" | "setsid" | "builtin" => simple_wrapper(&[], 0),
-        "command" => WrapperSyntax { ends: &["-v", "-V"], ..simple_wrapper(&[], 0) },
-        "exec" => simple_wrapper(&["-a"], 0),
-        "time" => simple_wrapper(&["-f", "-o", "--format", "--output"], 0),
-        "timeout" => simple_wrapper(&["-k", "-s", "--kill-after", "--signal"], 1),
-        "nice" => simple_wrapper(&["-n", "--adjustment"], 0),
-        "ionice" => {
-            WrapperSyntax { ends: &["-p", "-P", "-u"], ..simple_wrapper(&["-c", "-n", "--class", "--classdata"], 0) }
-        }
-        "stdbuf" => simple_wrapper(&["-i", "-o", "-e", "--input", "--output", "--error"], 0),
-        "env" => WrapperSyntax {
-            ends: &["-S", "--split-string"],
-            assigns: true,
-            ..simple_wrapper(&["-u", "-C", "--unset", "--chdir"], 0)
-        },
-        "sudo" => WrapperSyntax {
-            ends: &["-e", "-l", "-s", "-i", "-v", "--edit", "--list", "--shell", "--login"],
-            assigns: true,
-            ..simple_wrapper(
-                &["-u", "-g", "-h", "-p", "-C", "-r", "-t", "-T", "-U", "-D", "-R", "--user", "--group", "--host"],
-                0,
-            )
-        },
-        "doas" => WrapperSyntax { ends: &["-s", "-L", "-C"], ..simple_wrapper(&["-u"], 0) },
-        // The arguments that xargs appends come after the parsed words.
-        "xargs" => simple_wrapper(&["-I", "-n", "-P", "-L", "-d", "-E", "-s", "-a", "--max-args", "--max-procs"], 0),
-        _ => return None,
-    })
+fn lists_option(list: &str, word: &str) -> bool {
+    list.split(' ').any(|listed| listed == word)
 }
 
 /// Returns the command that a wrapper runs.
@@ -153,10 +133,10 @@ fn unwrap_command(command: &[String]) -> Option<&[String]> {
             break;
         }
         if word.starts_with('-') && word.len() > 1 {
-            if wrapper.ends.contains(&word.as_str()) {
+            if lists_option(wrapper.ends, word) {
                 return None;
             }
-            at += if wrapper.valued.contains(&word.as_str()) { 2 } else { 1 };
+            at += if lists_option(wrapper.valued, word) { 2 } else { 1 };
         } else if wrapper.assigns && word.contains('=') {
             at += 1;
         } else {
@@ -275,6 +255,17 @@ mod tests {
     #[test]
     fn lists_are_sorted() {
         assert!(WRAPPERS.names().is_sorted());
+    }
+
+    #[test]
+    fn every_row_of_options_is_read() {
+        for row in WRAPPER_OPTIONS.names() {
+            for name in row.split('|').next().unwrap().split_whitespace() {
+                assert!(wrapper_of(name).is_some(), "{row}");
+            }
+        }
+        assert_eq!(wrapper_of("/usr/bin/timeout").unwrap().operands, 1);
+        assert!(wrapper_of("env").unwrap().assigns && wrapper_of("").is_none());
     }
 
     #[test]

@@ -31,16 +31,14 @@ pub(super) fn import_claude(sources: &[ImportSource]) -> Result<ImportedPolicy, 
     let mut imported = ImportedPolicy::default();
     let mut modes = Vec::new();
     for (source, settings) in &files {
+        let counts = |managed_only: bool, key: &[&str]| !managed_only || claude_context::is_true_at(settings, key);
         let mut reader = ClaudeReader {
             source: &source.name,
             scope: source.scope,
             context: &context,
-            may_allow: !context.managed_rules_only
-                || claude_context::is_true_at(settings, claude_context::MANAGED_RULES_KEY),
-            may_allow_hosts: !context.managed_hosts_only
-                || claude_context::is_true_at(settings, claude_context::MANAGED_HOSTS_KEY),
-            may_reveal: !context.managed_reads_only
-                || claude_context::is_true_at(settings, claude_context::MANAGED_READS_KEY),
+            may_allow: counts(context.managed_rules_only, claude_context::MANAGED_RULES_KEY),
+            may_allow_hosts: counts(context.managed_hosts_only, claude_context::MANAGED_HOSTS_KEY),
+            may_reveal: counts(context.managed_reads_only, claude_context::MANAGED_READS_KEY),
             modes: Vec::new(),
             faults: Vec::new(),
             imported: &mut imported,

@@ -26,7 +26,7 @@ pub(super) fn import_codex(sources: &[ImportSource]) -> Result<ImportedPolicy, C
         match starlark::parse_calls(&source.text) {
             Ok(calls) if calls.is_empty() => {
                 let why = "it holds no rule of Codex's".to_owned();
-                mistakes.add_errors(source, vec![PositionedError { at: TextPosition { line: 1, column: 1 }, why }]);
+                mistakes.add_errors(source, vec![PositionedError { at: TextPosition::START, why }]);
             }
             Ok(calls) => files.push((source, calls, Vec::new())),
             Err(wrong) => mistakes.add_errors(source, vec![wrong]),

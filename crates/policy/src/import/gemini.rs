@@ -162,10 +162,10 @@ fn convert_policies(
     let (mut ranked, mut faults) = (Vec::new(), Vec::new());
     if !table.contains_key("rule") && !table.contains_key("safety_checker") {
         let why = "it holds no `[[rule]]` and no `[[safety_checker]]` of Gemini CLI's".to_owned();
-        faults.push(PositionedError { at: TextPosition { line: 1, column: 1 }, why });
+        faults.push(PositionedError { at: TextPosition::START, why });
     }
     for (key, value) in &table {
-        let at = places.get(key).unwrap_or(TextPosition { line: 1, column: 1 });
+        let at = places.get(key).unwrap_or(TextPosition::START);
         let items = match (key.as_str(), value) {
             ("rule" | "safety_checker", toml::Value::Array(items)) => items,
             ("rule" | "safety_checker", _) => {
@@ -209,7 +209,7 @@ struct GeminiRuleReader<'a> {
 impl GeminiRuleReader<'_> {
     fn position_of(&self, key: &str) -> TextPosition {
         let nested = self.places.get(&format!("{}.{key}", self.key));
-        nested.or_else(|| self.places.get(&self.key)).unwrap_or(TextPosition { line: 1, column: 1 })
+        nested.or_else(|| self.places.get(&self.key)).unwrap_or(TextPosition::START)
     }
 
     fn fail_at<T>(&self, key: &str, why: impl Into<String>) -> Result<T, PositionedError> {
@@ -228,12 +228,10 @@ impl GeminiRuleReader<'_> {
         match self.value.get(key) {
             None => Ok(Vec::new()),
             Some(toml::Value::String(text)) => Ok(vec![text]),
-            Some(toml::Value::Array(items)) => items
-                .iter()
-                .map(|item| {
-                    item.as_str().map_or_else(|| self.fail_at(key, format!("`{key}` is a list of strings")), Ok)
-                })
-                .collect(),
+            Some(toml::Value::Array(items)) => {
+                let texts: Option<Vec<&str>> = items.iter().map(toml::Value::as_str).collect();
+                texts.map_or_else(|| self.fail_at(key, format!("`{key}` is a list of strings")), Ok)
+            }
             Some(_) => self.fail_at(key, format!("`{key}` is a string or a list of strings")),
         }
     }
@@ -285,17 +283,11 @@ impl GeminiRuleReader<'_> {
             }
             rule.add_tool_rule(tool, server, &conditions);
         }
-        if self.value.get("allowRedirection").or(self.value.get("allow_redirection")).and_then(toml::Value::as_bool)
-            == Some(true)
-        {
-            let why = "a command that redirects is asked about here, whatever a rule allows";
-            rule.note(Stricter, why);
+        let redirects = self.value.get("allowRedirection").or(self.value.get("allow_redirection"));
+        if redirects.and_then(toml::Value::as_bool) == Some(true) {
+            rule.note(Stricter, "a command that redirects is asked about here, whatever a rule allows");
         }
-        Ok(Some(RankedRule {
-            priority: tier_offset(self.source.scope) + priority,
-            effect: rule.effect,
-            drafts: rule.drafts,
-        }))
+        Ok(Some(rule.into_ranked(tier_offset(self.source.scope) + priority)))
     }
 
     /// Returns whether an `allow` counts in this file and at this priority.
@@ -331,7 +323,7 @@ impl GeminiRuleReader<'_> {
         for tool in &tools {
             rule.add_tool_rule(tool, server, &GeminiConditions::None);
         }
-        Ok(RankedRule { priority: i64::MAX, effect: PolicyVerdict::Ask, drafts: rule.drafts })
+        Ok(rule.into_ranked(i64::MAX))
     }
 
     /// Checks for errors that make Gemini CLI ignore the whole file.

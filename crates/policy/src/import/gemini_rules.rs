@@ -7,7 +7,7 @@
 use stockade_model::PolicyVerdict;
 
 use super::ImportDeviation::{Left, Needless, Stricter};
-use super::gemini::SHELL_TOOLS;
+use super::gemini::{RankedRule, SHELL_TOOLS};
 use super::regex::{self, globs_of};
 use super::{ImportDeviation, ImportEntry, ImportTool, ImportedPolicy, plain_words};
 use crate::draft::DraftRule;
@@ -57,6 +57,11 @@ impl<'a, 'i> GeminiRuleDraft<'a, 'i> {
         imported: &'i mut ImportedPolicy,
     ) -> Self {
         Self { entry, effect, justification, drafts: Vec::new(), lost: false, imported }
+    }
+
+    /// Returns the made rules with their priority across all tiers.
+    pub(super) fn into_ranked(self, priority: i64) -> RankedRule {
+        RankedRule { priority, effect: self.effect, drafts: self.drafts }
     }
 
     fn is_allow(&self) -> bool {

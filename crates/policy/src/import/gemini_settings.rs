@@ -257,7 +257,7 @@ impl<'a> GeminiSettingsReader<'a> {
 
 /// Settings have the user's tier, whatever file they are in.
 fn rank_rule(priority: i64, made: GeminiRuleDraft<'_, '_>) -> RankedRule {
-    RankedRule { priority: tier_offset(SourceScope::User) + priority, effect: made.effect, drafts: made.drafts }
+    made.into_ranked(tier_offset(SourceScope::User) + priority)
 }
 
 /// Splits `name(arguments)`; a name contains letters, digits, `_` and `-`.

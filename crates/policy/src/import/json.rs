@@ -5,6 +5,7 @@
 
 use jsonc_parser::ast::{ObjectProp, Value};
 use jsonc_parser::common::{Range, Ranged};
+use jsonc_parser::errors::ParseErrorKind;
 use jsonc_parser::{CollectOptions, ParseOptions, parse_to_ast};
 
 use crate::error::{LineIndex, TextPosition};
@@ -119,9 +120,14 @@ pub(crate) fn parse_json(source: &str, comments: bool) -> Result<SpannedJson, Po
         allow_non_finite_numbers: false,
         allow_extended_string_escapes: false,
     };
-    let parsed = parse_to_ast(text, &CollectOptions::default(), &options)
-        .map_err(|error| converter.error_at(error.range().start, lower_first(&error.kind().to_string())))?;
-    let value = parsed.value.ok_or_else(|| converter.error_at(0, "it holds no value"))?;
+    let ends_early = || converter.error_at(text.len(), "the text ends too early");
+    let parsed = parse_to_ast(text, &CollectOptions::default(), &options).map_err(|error| match error.kind() {
+        ParseErrorKind::UnterminatedArray
+        | ParseErrorKind::UnterminatedObject
+        | ParseErrorKind::ExpectedObjectValue => ends_early(),
+        kind => converter.error_at(error.range().start, lower_first(&kind.to_string())),
+    })?;
+    let value = parsed.value.ok_or_else(ends_early)?;
     converter.convert_value(&value, 0)
 }
 
