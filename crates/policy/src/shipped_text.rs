@@ -5,9 +5,9 @@
 //! Must not know the parts of a profile, nor configuration files of users.
 
 use serde::Deserialize;
-use serde::de::value::StrDeserializer;
-use serde::de::{DeserializeOwned, IntoDeserializer};
 use stockade_model::{CacheSharing, LimitKind, Limits, NetworkAccess};
+
+use crate::text::parse_variant;
 
 /// One file of `policies/`: a profile, or a list that profiles use.
 #[derive(Debug, Default)]
@@ -144,12 +144,6 @@ fn add_table(file: &mut ShippedFile, table: &mut ShippedTable) -> Option<()> {
         _ => return None,
     }
     Some(())
-}
-
-/// Parses the name of a variant, as configuration files write it.
-pub(crate) fn parse_variant<T: DeserializeOwned>(name: &str) -> Option<T> {
-    let name: StrDeserializer<'_, serde::de::value::Error> = name.into_deserializer();
-    T::deserialize(name).ok()
 }
 
 /// Parses a string without escapes.

@@ -9,6 +9,8 @@ use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
 use schemars::JsonSchema;
+use serde::de::value::StrDeserializer;
+use serde::de::{DeserializeOwned, IntoDeserializer};
 use serde::{Deserialize, Deserializer};
 use stockade_model::{LimitKind, quantity};
 
@@ -51,6 +53,12 @@ where
     T: FromStr<Err = TextError>,
 {
     String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+}
+
+/// Parses the name of a variant, as configuration files write it.
+pub(crate) fn parse_variant<T: DeserializeOwned>(name: &str) -> Option<T> {
+    let name: StrDeserializer<'_, serde::de::value::Error> = name.into_deserializer();
+    T::deserialize(name).ok()
 }
 
 /// Implements the deserialisation of a type from a string and its schema.

@@ -303,7 +303,7 @@ impl GeminiRuleReader<'_> {
             }
             _ => return true,
         };
-        imported.note(&entry, Left, why);
+        imported.note(entry, Left, why);
         false
     }
 

@@ -6,8 +6,7 @@ use stockade_model::{Assessment, Host, HostError, HostPattern, TargetPattern, Ti
 
 use super::{Act, PolicyRule, RequestContext, RuleInput, RuleMatch, RulePattern, RuleSubject};
 use crate::file::{FileOperation, RuleSection};
-use crate::shipped_text::parse_variant;
-use crate::text::ConfigPath;
+use crate::text::{ConfigPath, parse_variant};
 use crate::words;
 
 /// Directories for the examples. No path of an example depends on them, because the pattern and the example
