@@ -29,7 +29,7 @@ pub enum FinalStatus {
 }
 
 /// Result of the rules for a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyVerdict {
     /// The command may run, in its sandbox.
@@ -37,7 +37,19 @@ pub enum PolicyVerdict {
     /// An approver must agree first.
     Ask,
     /// The command may not run.
+    #[default]
     Deny,
+}
+
+impl PolicyVerdict {
+    /// Returns the name as in configuration.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Allow => "allow",
+            Self::Ask => "ask",
+            Self::Deny => "deny",
+        }
+    }
 }
 
 /// A verdict and its reasons.

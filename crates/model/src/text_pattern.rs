@@ -1,25 +1,35 @@
-//! Patterns over text, in which `*` stands for any text and every other character for itself.
+//! Patterns with wildcards. The one matcher of this workspace: `*` stands for any text, and the caller says
+//! which other characters stand for more than themselves.
 
-/// Returns whether the pattern matches all of the text. The function does not allocate; its time is linear
-/// in the product of the lengths.
+/// Returns whether the pattern matches all of the text. Every character but `*` stands for itself.
 pub fn text_matches(pattern: impl AsRef<[u8]>, text: impl AsRef<[u8]>) -> bool {
-    let (pattern, text) = (pattern.as_ref(), text.as_ref());
+    wildcard_matches(pattern.as_ref(), text.as_ref(), b'*', |wanted, found| wanted == found)
+}
+
+/// Returns whether the pattern matches all of the text. `star` stands for any text; `fits` compares another
+/// item of the pattern with one item of the text.
+///
+/// Both may be hostile: only the last `star` is retried, so the time is at most proportional to the product
+/// of both lengths. The function does not allocate.
+pub fn wildcard_matches<T: Copy + PartialEq>(pattern: &[T], text: &[T], star: T, fits: impl Fn(T, T) -> bool) -> bool {
     let (mut p, mut t) = (0, 0);
+    // Position after the last star, and the end of its match.
     let mut retry: Option<(usize, usize)> = None;
-    while t < text.len() {
-        if pattern.get(p) == Some(&b'*') {
-            retry = Some((p, t));
-            p += 1;
-        } else if pattern.get(p) == Some(&text[t]) {
-            (p, t) = (p + 1, t + 1);
-        } else if let Some((star, from)) = retry {
-            retry = Some((star, from + 1));
-            (p, t) = (star + 1, from + 1);
-        } else {
-            return false;
+    while let Some(found) = text.get(t) {
+        match (pattern.get(p), retry) {
+            (Some(wanted), _) if *wanted == star => {
+                p += 1;
+                retry = Some((p, t));
+            }
+            (Some(wanted), _) if fits(*wanted, *found) => (p, t) = (p + 1, t + 1),
+            (_, Some((after, reach))) => {
+                retry = Some((after, reach + 1));
+                (p, t) = (after, reach + 1);
+            }
+            _ => return false,
         }
     }
-    pattern[p..].iter().all(|b| *b == b'*')
+    pattern.get(p..).is_some_and(|rest| rest.iter().all(|item| *item == star))
 }
 
 #[cfg(test)]
@@ -55,6 +65,27 @@ mod tests {
             ("/", "/x", false),
         ] {
             assert_eq!(text_matches(pattern.as_bytes(), text.as_bytes()), expected, "{pattern} {text}");
+        }
+    }
+
+    /// Tries every length for each star.
+    fn matches_slowly(pattern: &[u8], text: &[u8]) -> bool {
+        match (pattern.split_first(), text.split_first()) {
+            (None, found) => found.is_none(),
+            (Some((b'*', rest)), _) => (0..=text.len()).any(|length| matches_slowly(rest, &text[length..])),
+            (Some((wanted, rest)), Some((found, after))) => {
+                (*wanted == b'?' || wanted == found) && matches_slowly(rest, after)
+            }
+            (Some(_), None) => false,
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn retrying_the_last_star_is_enough(pattern in "[ab*?]{0,8}", text in "[ab?]{0,10}") {
+            let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
+            let found = wildcard_matches(pattern, text, b'*', |wanted, found| wanted == b'?' || wanted == found);
+            proptest::prop_assert_eq!(found, matches_slowly(pattern, text));
         }
     }
 }

@@ -37,6 +37,14 @@ pub struct ActContext<'a> {
     pub approval_mode: ApprovalMode,
 }
 
+impl ActContext<'_> {
+    /// Returns the stricter answers of the modes of the act and of the configuration.
+    pub(crate) fn mode_answers(&self, settings: &PolicySettings) -> ModeAnswers {
+        let configured = ModeAnswers::from_mode(settings.approval_mode.value);
+        ModeAnswers::from_mode(self.approval_mode).combine_strictest(&configured)
+    }
+}
+
 /// A decision about an act.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActRuling {
@@ -56,28 +64,22 @@ pub fn decide_act(
     around: &RequestContext,
 ) -> ActRuling {
     let found = settings.rules.match_rules(&build_act_input(settings, act, stage, around));
-    let answers = ModeAnswers::from_mode(stage.approval_mode)
-        .combine_strictest(&ModeAnswers::from_mode(settings.approval_mode.value));
+    let answers = stage.mode_answers(settings);
     let mut voices = collect_rule_statements(&found, &answers);
     let power = PermissionCheck::check_act(settings, act, stage);
     let given = found.allowed.first().filter(|_| power.may_be_allowed());
-    match (&power, given) {
-        (PermissionCheck::Refused { rule, why }, _) => {
-            voices.push(new_statement(PolicyVerdict::Deny, rule.clone(), why.clone()))
-        }
-        (_, Some(rule)) => {
-            voices.push(new_statement(PolicyVerdict::Allow, rule_name(rule), rule.justification.clone()))
-        }
-        (PermissionCheck::There(rule), None) => {
-            voices.push(new_statement(PolicyVerdict::Allow, rule.clone(), String::new()))
-        }
+    let (verdict, source, reason) = match (&power, given) {
+        (PermissionCheck::Refused { rule, why }, _) => (PolicyVerdict::Deny, rule.clone(), why.clone()),
+        (_, Some(rule)) => (PolicyVerdict::Allow, rule_name(rule), rule.justification.clone()),
+        (PermissionCheck::There(rule), None) => (PolicyVerdict::Allow, rule.clone(), String::new()),
         (PermissionCheck::Missing { class, why, .. }, None) => {
             let verdict = answers.answer_requested(*class);
             let does = if verdict == PolicyVerdict::Ask { "asks about" } else { "refuses" };
             let rule = format!("mode {}: {does} powers the profile lacks", mode_name(stage.approval_mode));
-            voices.push(new_statement(verdict, rule, why.clone()));
+            (verdict, rule, why.clone())
         }
-    }
+    };
+    voices.push(new_statement(verdict, source, reason));
     let grant = match power {
         PermissionCheck::Missing { grant, .. } => grant,
         _ => None,
@@ -99,17 +101,9 @@ impl PolicySettings {
     /// Refuses a power over files that govern the run. No approver can give such a power (L7).
     pub fn decide_governed(&self, workspace: &Path, power: &Grant) -> Option<Decision> {
         let own = own_reached(self, workspace, power)?;
-        Some(
-            conclude_act(
-                vec![new_statement(
-                    PolicyVerdict::Deny,
-                    GOVERNED_FILES_SOURCE.to_owned(),
-                    describe_own_path(self, &own),
-                )],
-                None,
-            )
-            .decision,
-        )
+        let source = GOVERNED_FILES_SOURCE.to_owned();
+        let statement = new_statement(PolicyVerdict::Deny, source, describe_own_path(self, &own));
+        Some(conclude_act(vec![statement], None).decision)
     }
 
     /// Returns the decision of the rules alone for an act that the profile has no power for; `None` if no
@@ -117,8 +111,7 @@ impl PolicySettings {
     /// the profile already has but another layer refused.
     pub fn decide_by_rule(&self, act: Act<'_>, stage: &ActContext<'_>, around: &RequestContext) -> Option<Decision> {
         let found = self.rules.match_rules(&build_act_input(self, act, stage, around));
-        let answers = ModeAnswers::from_mode(stage.approval_mode)
-            .combine_strictest(&ModeAnswers::from_mode(self.approval_mode.value));
+        let answers = stage.mode_answers(self);
         let mut voices = collect_rule_statements(&found, &answers);
         if let Some(rule) = found.allowed.first() {
             match PermissionCheck::check_act(self, act, stage) {

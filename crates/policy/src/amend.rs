@@ -12,6 +12,7 @@ use crate::draft::DraftRule;
 use crate::error::ConfigError;
 use crate::file::{ConfigFile, ProvenanceSection};
 use crate::guarded::guarded_place;
+use crate::lists::NameList;
 use crate::parse::{parse_content, parse_file};
 use crate::resolve::{hidden_by, is_protected};
 use crate::rules::join_words;
@@ -19,157 +20,13 @@ use crate::words::{self, base_name, is_wrapper};
 
 /// Programs that run code from their arguments, their input or a file that may change. Consent to one call
 /// is no consent to the next.
-const INTERPRETERS: &[&str] = &[
-    "awk",
-    "bash",
-    "bun",
-    "busybox",
-    "cmake",
-    "csh",
-    "dash",
-    "deno",
-    "dotnet",
-    "ed",
-    "elixir",
-    "emacs",
-    "erl",
-    "ex",
-    "expect",
-    "fish",
-    "gawk",
-    "gdb",
-    "ghci",
-    "gnuplot",
-    "guile",
-    "irb",
-    "ipython",
-    "java",
-    "jjs",
-    "jshell",
-    "julia",
-    "ksh",
-    "lldb",
-    "lua",
-    "luajit",
-    "m4",
-    "make",
-    "mawk",
-    "mksh",
-    "mysql",
-    "nawk",
-    "ninja",
-    "node",
-    "nodejs",
-    "nu",
-    "nvim",
-    "ocaml",
-    "octave",
-    "osascript",
-    "perl",
-    "php",
-    "powershell",
-    "psql",
-    "pwsh",
-    "pypy",
-    "python",
-    "r",
-    "racket",
-    "rscript",
-    "ruby",
-    "runghc",
-    "sash",
-    "scala",
-    "sed",
-    "sh",
-    "sqlite3",
-    "swipl",
-    "tclsh",
-    "tcsh",
-    "ts-node",
-    "tsx",
-    "vi",
-    "vim",
-    "wish",
-    "xonsh",
-    "yash",
-    "zsh",
-];
+const INTERPRETERS: NameList = NameList::new(include_str!("../knowledge/interpreters.txt"));
 
 /// Programs that transfer data to or from other hosts, and programs that fetch code and run it.
-const FETCHERS: &[&str] = &[
-    "aria2c",
-    "axel",
-    "bunx",
-    "curl",
-    "curlie",
-    "dig",
-    "fetch",
-    "ftp",
-    "http",
-    "https",
-    "httpie",
-    "lftp",
-    "lwp-request",
-    "lynx",
-    "nc",
-    "ncat",
-    "netcat",
-    "npx",
-    "nslookup",
-    "pipx",
-    "pnpx",
-    "rclone",
-    "rsync",
-    "scp",
-    "sftp",
-    "socat",
-    "ssh",
-    "telnet",
-    "tftp",
-    "uvx",
-    "w3m",
-    "wget",
-    "wget2",
-    "xh",
-    "yt-dlp",
-];
+const FETCHERS: NameList = NameList::new(include_str!("../knowledge/fetchers.txt"));
 
 /// Wrappers besides those that `words` understands.
-const WRAPPERS: &[&str] = &[
-    "bwrap",
-    "container",
-    "crun",
-    "devbox",
-    "direnv",
-    "distrobox",
-    "docker",
-    "doas",
-    "fakeroot",
-    "firejail",
-    "gosu",
-    "jail",
-    "kubectl",
-    "lxc",
-    "machinectl",
-    "mise",
-    "nerdctl",
-    "nix",
-    "nix-shell",
-    "nsenter",
-    "podman",
-    "prlimit",
-    "runc",
-    "schroot",
-    "screen",
-    "setarch",
-    "stockade",
-    "su-exec",
-    "tini",
-    "tmux",
-    "toolbox",
-    "vagrant",
-    "wsl",
-];
+const WRAPPERS: NameList = NameList::new(include_str!("../knowledge/more_wrappers.txt"));
 
 /// Reason why no rule is written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -216,7 +73,7 @@ pub fn runs_others(program: &str) -> Option<&'static str> {
     let name = base_name(program).to_ascii_lowercase();
     // `python3.12`, `perl5.36.0`, `node-22`, `clang-17` ...
     let bare = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '-');
-    let listed = |list: &[&str]| list.contains(&name.as_str()) || list.contains(&bare);
+    let listed = |list: NameList| list.contains(&name) || list.contains(bare);
     if listed(INTERPRETERS) {
         Some("an interpreter")
     } else if listed(FETCHERS) {

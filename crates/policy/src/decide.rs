@@ -506,24 +506,11 @@ pub fn may_escalate(settings: &PolicySettings, request: &RunRequest, grant: &Gra
 }
 
 pub(crate) fn rule_name(rule: &PolicyRule) -> String {
-    format!(
-        "rule {} `{}`, {}",
-        verdict_name(rule.effect),
-        RawText::from(rule.label().as_str()).to_escaped(),
-        rule.origin
-    )
+    format!("rule {} `{}`, {}", rule.effect.as_str(), RawText::from(rule.label().as_str()).to_escaped(), rule.origin)
 }
 
 fn one_line(text: &str) -> String {
     text.replace('\n', "; ")
-}
-
-pub(crate) fn verdict_name(verdict: PolicyVerdict) -> &'static str {
-    match verdict {
-        PolicyVerdict::Allow => "allow",
-        PolicyVerdict::Ask => "ask",
-        PolicyVerdict::Deny => "deny",
-    }
 }
 
 fn verdict_verb(verdict: PolicyVerdict) -> &'static str {

@@ -5,12 +5,11 @@
 
 use stockade_model::PolicyVerdict;
 
-use crate::decide::verdict_name;
 use crate::file::{FileOperation, ProvenanceSection};
 use crate::pattern::WordPattern;
 
 /// A rule that is not yet written. Empty lists are left out.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DraftRule {
     /// Comment lines above the rule, without `#`.
     pub comments: Vec<String>,
@@ -52,25 +51,7 @@ pub struct DraftRule {
 impl DraftRule {
     /// Returns a rule without conditions.
     pub fn new(effect: PolicyVerdict, justification: impl Into<String>) -> Self {
-        Self {
-            comments: Vec::new(),
-            prefix: Vec::new(),
-            glob: Vec::new(),
-            present: Vec::new(),
-            absent: Vec::new(),
-            paths_within: Vec::new(),
-            tool: Vec::new(),
-            arguments: Vec::new(),
-            files: Vec::new(),
-            operations: Vec::new(),
-            hosts: Vec::new(),
-            effect,
-            justification: justification.into(),
-            grants: Vec::new(),
-            matches: Vec::new(),
-            not_match: Vec::new(),
-            provenance: None,
-        }
+        Self { effect, justification: justification.into(), ..Self::default() }
     }
 
     /// Returns the rule as a `[[rules]]` table.
@@ -105,7 +86,7 @@ impl DraftRule {
         for (key, items) in [("files", texts(&self.files)), ("operations", operations), ("hosts", texts(&self.hosts))] {
             push_list(&mut text, key, &items);
         }
-        text.push_str(&format!("effect = \"{}\"\n", verdict_name(self.effect)));
+        text.push_str(&format!("effect = \"{}\"\n", self.effect.as_str()));
         push_list(&mut text, "grants", &texts(&self.grants));
         text.push_str(&format!("justification = {}\n", quote_toml(&self.justification)));
         push_list(&mut text, "match", &texts(&self.matches));

@@ -13,7 +13,7 @@ use stockade_model::{
 
 use crate::egress_file::{EgressLimitsSection, EgressSection, SecretSection, SecretSourceText, UpstreamSection};
 use crate::hosts::{HostEntry, check_breadth};
-use crate::spec::{SourcedValue, ValueOrigin, add_unique};
+use crate::spec::{SourcedValue, ValueOrigin, add_unique, add_values, first_failing};
 
 /// Most secrets of one profile, because every request is searched for each of them.
 const MAX_SECRETS: usize = 32;
@@ -200,16 +200,6 @@ fn add_hosts(
     }
 }
 
-fn add_values<T: Clone + PartialEq>(
-    list: &mut Vec<SourcedValue<T>>,
-    values: &[T],
-    origin: impl Fn(usize) -> ValueOrigin,
-) {
-    for (i, value) in values.iter().enumerate() {
-        add_unique(list, value.clone(), origin(i));
-    }
-}
-
 impl EgressSpec {
     /// Adds a section. No later section removes an entry of `deny` or `ask`; a limit, a secret and the
     /// proxy are those of the last section that sets them.
@@ -218,7 +208,7 @@ impl EgressSpec {
         add_hosts(&mut self.allow, &section.allow, item("egress.allow"));
         add_hosts(&mut self.ask, &section.ask, item("egress.ask"));
         add_hosts(&mut self.deny, &section.deny, item("egress.deny"));
-        add_values(&mut self.special, &section.special, item("egress.special"));
+        add_values(&mut self.special, section.special.iter().cloned(), item("egress.special"));
         for (limit, slot) in LIMIT_FIELDS.iter().zip(&mut self.limits) {
             if let Some(value) = (limit.written)(&section.limits) {
                 *slot = Some(SourcedValue::new(value, origin(limit.key)));
@@ -228,8 +218,8 @@ impl EgressSpec {
         add_hosts(&mut self.inspect.hosts, &inspect.hosts, item("egress.inspect.hosts"));
         add_hosts(&mut self.inspect.except, &inspect.except, item("egress.inspect.except"));
         add_hosts(&mut self.inspect.upgrade, &inspect.upgrade, item("egress.inspect.upgrade"));
-        add_values(&mut self.inspect.allow, &inspect.allow, item("egress.inspect.allow"));
-        add_values(&mut self.inspect.deny, &inspect.deny, item("egress.inspect.deny"));
+        add_values(&mut self.inspect.allow, inspect.allow.iter().cloned(), item("egress.inspect.allow"));
+        add_values(&mut self.inspect.deny, inspect.deny.iter().cloned(), item("egress.inspect.deny"));
         for (name, secret) in &section.secrets {
             let secret = SecretSection {
                 from: secret.from.with_home(home),
@@ -274,35 +264,30 @@ impl EgressSpec {
         let covers = |list: &[SourcedValue<TargetPattern>], part: &TargetPattern| {
             list.iter().any(|entry| entry.value.covers(part))
         };
-        if !each(&self.allow, &|own| base.allow.iter().any(|entry| entry.value.admits_all(own))) {
-            return Some("egress.allow");
-        }
-        if !each(&base.ask, &|asked| covers(&self.ask, asked) || covers(&self.deny, asked)) {
-            return Some("egress.ask");
-        }
-        if !each(&base.deny, &|denied| covers(&self.deny, denied)) {
-            return Some("egress.deny");
-        }
-        if !each(&self.special, &|own| covers(&base.special, own)) {
-            return Some("egress.special");
-        }
-        for ((key, own), (_, base)) in self.limits_by_key().zip(base.limits_by_key()) {
-            if base.is_some_and(|base| own.is_none_or(|own| own.value > base.value)) {
-                return Some(key);
-            }
-        }
-        self.inspect.wider_than(&base.inspect).or_else(|| self.ways_wider_than(base))
-    }
-
-    fn ways_wider_than(&self, base: &Self) -> Option<&'static str> {
-        let known = |(name, own): (&String, &SourcedValue<SecretSection>)| {
+        let lists = first_failing([
+            ("egress.allow", each(&self.allow, &|own| base.allow.iter().any(|entry| entry.value.admits_all(own)))),
+            ("egress.ask", each(&base.ask, &|asked| covers(&self.ask, asked) || covers(&self.deny, asked))),
+            ("egress.deny", each(&base.deny, &|denied| covers(&self.deny, denied))),
+            ("egress.special", each(&self.special, &|own| covers(&base.special, own))),
+        ]);
+        let is_raised = |(own, base): (Option<&SourcedValue<u64>>, Option<&SourcedValue<u64>>)| {
+            base.is_some_and(|base| own.is_none_or(|own| own.value > base.value))
+        };
+        let limit = || {
+            let mut pairs = self.limits_by_key().zip(base.limits_by_key());
+            pairs.find(|((_, own), (_, base))| is_raised((*own, *base))).map(|((key, _), _)| key)
+        };
+        let is_known = |(name, own): (&String, &SourcedValue<SecretSection>)| {
             base.secrets.get(name).is_some_and(|secret| secret.value == own.value)
         };
-        if !self.secrets.iter().all(known) {
-            return Some("egress.secrets");
-        }
         let proxy = |spec: &Self| spec.upstream.as_ref().map(|upstream| upstream.value.clone());
-        (proxy(self) != proxy(base)).then_some("egress.upstream")
+        let ways = || {
+            first_failing([
+                ("egress.secrets", self.secrets.iter().all(is_known)),
+                ("egress.upstream", proxy(self) == proxy(base)),
+            ])
+        };
+        lists.or_else(limit).or_else(|| self.inspect.wider_than(&base.inspect)).or_else(ways)
     }
 
     /// Reports every entry, with its key.
@@ -338,10 +323,9 @@ impl EgressSpec {
 
     /// Returns the egress rules of a run in this workspace.
     pub(crate) fn of_run(&self, home: &Path, workspace: &Path) -> EgressRules {
-        let values =
-            |list: &[SourcedValue<TargetPattern>]| list.iter().map(|entry| entry.value.clone()).collect::<Vec<_>>();
-        let requests =
-            |list: &[SourcedValue<RequestPattern>]| list.iter().map(|entry| entry.value.clone()).collect::<Vec<_>>();
+        fn values<T: Clone>(list: &[SourcedValue<T>]) -> Vec<T> {
+            list.iter().map(|entry| entry.value.clone()).collect()
+        }
         let place = |place: &SecretSourceText| place.resolve_source(home, workspace);
         let mut limits = EgressLimits::default();
         for (limit, value) in LIMIT_FIELDS.iter().zip(&self.limits) {
@@ -369,8 +353,8 @@ impl EgressSpec {
             inspect: InspectionRules {
                 hosts: values(&self.inspect.hosts),
                 except: values(&self.inspect.except),
-                allow: requests(&self.inspect.allow),
-                deny: requests(&self.inspect.deny),
+                allow: values(&self.inspect.allow),
+                deny: values(&self.inspect.deny),
                 upgrade: values(&self.inspect.upgrade),
             },
             secrets: self.secrets.iter().map(secret).collect(),
@@ -386,20 +370,14 @@ impl InspectSpec {
         fn contains_all<T: PartialEq>(whole: &[SourcedValue<T>], part: &[SourcedValue<T>]) -> bool {
             part.iter().all(|entry| whole.iter().any(|own| own.value == entry.value))
         }
-        if !contains_all(&self.hosts, &base.hosts) {
-            return Some("egress.inspect.hosts");
-        }
-        if !contains_all(&base.except, &self.except) {
-            return Some("egress.inspect.except");
-        }
-        if !contains_all(&base.upgrade, &self.upgrade) {
-            return Some("egress.inspect.upgrade");
-        }
-        if !contains_all(&self.deny, &base.deny) {
-            return Some("egress.inspect.deny");
-        }
         let same = contains_all(&self.allow, &base.allow) && contains_all(&base.allow, &self.allow);
-        (!same && !base.allow.is_empty()).then_some("egress.inspect.allow")
+        first_failing([
+            ("egress.inspect.hosts", contains_all(&self.hosts, &base.hosts)),
+            ("egress.inspect.except", contains_all(&base.except, &self.except)),
+            ("egress.inspect.upgrade", contains_all(&base.upgrade, &self.upgrade)),
+            ("egress.inspect.deny", contains_all(&self.deny, &base.deny)),
+            ("egress.inspect.allow", same || base.allow.is_empty()),
+        ])
     }
 }
 

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use stockade_model::{EnvironmentRules, Profile, RawText, text_matches};
 
+use crate::lists::NameList;
+
 /// Returns the whole environment of a command: the caller's variables that pass, then the variables that
 /// the profile sets.
 ///
@@ -36,25 +38,7 @@ pub fn effective_environment(
 const EDITOR_VARIABLES: &[&str] = &["EDITOR", "VISUAL", "GIT_EDITOR", "GIT_SEQUENCE_EDITOR"];
 const PAGER_VARIABLES: &[&str] = &["PAGER", "GIT_PAGER", "MANPAGER"];
 /// Allowed values. Each is looked up in `PATH`, like the program's own default.
-const ALLOWED_EDITORS: &[&str] = &[
-    "vi",
-    "vim",
-    "nvim",
-    "nano",
-    "pico",
-    "micro",
-    "hx",
-    "kak",
-    "joe",
-    "ne",
-    "ed",
-    "emacs",
-    "emacs -nw",
-    "code --wait",
-    "true",
-    ":",
-    "cat",
-];
+const ALLOWED_EDITORS: NameList = NameList::new(include_str!("../knowledge/editors.txt"));
 const ALLOWED_PAGERS: &[&str] = &["less", "less -F", "less -R", "less -FR", "less -FRX", "more", "most", "cat", ""];
 
 /// Returns whether a variable is dropped although its value would let it pass: by its exact name, or by a
@@ -64,28 +48,14 @@ fn is_held_back(environment: &EnvironmentRules, name: &str) -> bool {
 }
 
 fn names_known_tool(environment: &EnvironmentRules, name: &str, value: &RawText) -> bool {
-    let is = |names: &[&str], values: &[&str]| {
-        names.contains(&name) && value.to_str().is_some_and(|value| values.contains(&value))
-    };
-    (is(EDITOR_VARIABLES, ALLOWED_EDITORS) || is(PAGER_VARIABLES, ALLOWED_PAGERS)) && !is_held_back(environment, name)
+    let Some(value) = value.to_str() else { return false };
+    let is_editor = EDITOR_VARIABLES.contains(&name) && ALLOWED_EDITORS.contains(value);
+    let is_pager = PAGER_VARIABLES.contains(&name) && ALLOWED_PAGERS.contains(&value);
+    (is_editor || is_pager) && !is_held_back(environment, name)
 }
 
 /// Variables that name package registries.
-const REGISTRY_VARIABLES: &[&str] = &[
-    "PIP_INDEX_URL",
-    "PIP_EXTRA_INDEX_URL",
-    "UV_INDEX",
-    "UV_INDEX_URL",
-    "UV_EXTRA_INDEX_URL",
-    "UV_DEFAULT_INDEX",
-    "npm_config_registry",
-    "NPM_CONFIG_REGISTRY",
-    "YARN_REGISTRY",
-    "YARN_NPM_REGISTRY_SERVER",
-    "GOPROXY",
-    "GOSUMDB",
-    "CARGO_REGISTRIES_*_INDEX",
-];
+const REGISTRY_VARIABLES: NameList = NameList::new(include_str!("../knowledge/registry_variables.txt"));
 /// Allowed values besides addresses: the keywords of Go.
 const REGISTRY_WORDS: &[&str] = &["direct", "off", "sum.golang.org"];
 
@@ -133,28 +103,11 @@ const MAX_MIXED_PARTS: usize = 2;
 
 /// Variables that change the behaviour of programs of these names. If such a program failed and the
 /// variables did not pass, they are reported.
-const REPORTED_VARIABLES: &[(&[&str], &[&str])] = &[
-    (&["PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"], &["python*", "pip*", "pytest", "poetry", "uv", "tox", "jupyter*"]),
-    (&["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"], &["pip*", "python*", "pytest", "tox", "poetry"]),
-    (&["UV_INDEX*", "UV_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX"], &["uv", "uvx"]),
-    (&["npm_config_registry", "NPM_CONFIG_REGISTRY"], &["npm", "npx", "pnpm"]),
-    (&["YARN_REGISTRY", "YARN_NPM_REGISTRY_SERVER"], &["yarn"]),
-    (&["GOPROXY", "GOSUMDB"], &["go"]),
-    (&["CARGO_REGISTRIES_*_INDEX"], &["cargo"]),
-    (&["PIP_CONFIG_FILE", "PIP_CONSTRAINT"], &["pip*"]),
-    (&["UV_PYTHON", "UV_CONFIG_FILE"], &["uv", "uvx"]),
-    (&["NODE_OPTIONS", "NODE_PATH"], &["node", "npm", "npx", "yarn", "pnpm", "tsc", "vite", "jest", "next"]),
-    (&["NPM_CONFIG_USERCONFIG", "NPM_CONFIG_PREFIX", "npm_config_prefix"], &["npm", "npx", "pnpm"]),
-    (&["PERL5LIB", "PERL5OPT"], &["perl", "prove", "cpan*"]),
-    (&["RUBYLIB", "RUBYOPT"], &["ruby", "rake", "bundle", "rspec"]),
-    (&["JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS"], &["java*", "mvn", "mvnw", "gradle", "gradlew"]),
-    (&["RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "CARGO_BUILD_*"], &["cargo", "rustc"]),
-    (&["LD_LIBRARY_PATH", "LD_PRELOAD"], &["*"]),
-];
+const REPORTED_VARIABLES: NameList = NameList::new(include_str!("../knowledge/reported_variables.txt"));
 
 /// Returns whether a variable names a package registry: without it, tools use the public one.
 pub fn names_package_registry(name: &str) -> bool {
-    REGISTRY_VARIABLES.iter().any(|pattern| text_matches(pattern, name))
+    REGISTRY_VARIABLES.names().any(|pattern| text_matches(pattern, name))
 }
 
 /// Returns the caller's variables whose absence may have made a command fail: they did not pass, and the
@@ -167,10 +120,13 @@ pub fn missed_variables(
     let is_break = |b: &u8| !b.is_ascii_alphanumeric() && !b"-_.+".contains(b);
     let text = argv.iter().take(MAX_ARGUMENTS).flat_map(|argument| argument.as_bytes().split(is_break));
     let words: Vec<&str> = text.filter_map(|word| std::str::from_utf8(word).ok()).take(MAX_WORDS).collect();
-    let is_named = |programs: &[&str]| words.iter().any(|word| programs.iter().any(|own| text_matches(own, word)));
-    let told: Vec<&[&str]> =
-        REPORTED_VARIABLES.iter().filter(|(_, own)| is_named(own)).map(|(names, _)| *names).collect();
-    let is_told = |name: &&String| told.iter().copied().flatten().any(|own| text_matches(own, name));
+    let is_named = |program: &str| words.iter().any(|word| text_matches(program, word));
+    let rows = REPORTED_VARIABLES.names().filter_map(|row| row.split_once(" : "));
+    let told: Vec<&str> = rows
+        .filter(|(_, programs)| programs.split(' ').any(is_named))
+        .flat_map(|(names, _)| names.split(' '))
+        .collect();
+    let is_told = |name: &&String| told.iter().any(|own| text_matches(own, name));
     // A variable that may contain a password is never named in a hint.
     let may_be_secret = |name: &&String| looks_secret(name);
     // A variable name of the caller may be any text.

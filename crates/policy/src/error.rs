@@ -15,6 +15,11 @@ pub struct TextPosition {
     pub column: usize,
 }
 
+impl TextPosition {
+    /// The start of a file.
+    pub(crate) const START: Self = Self { line: 1, column: 1 };
+}
+
 /// Start offsets of the lines of a text, to convert offsets to positions.
 pub(crate) struct LineIndex<'a> {
     source: &'a str,
@@ -133,28 +138,22 @@ pub(crate) fn find_closest_name<'a>(name: &str, known: impl IntoIterator<Item = 
         return None;
     }
     let limit = (name.chars().count() / 3).max(1);
-    known
-        .into_iter()
-        .map(|candidate| (edit_distance(name, candidate), candidate))
-        .filter(|(distance, _)| *distance <= limit)
-        .min()
-        .map(|(_, candidate)| candidate)
+    let distances = known.into_iter().map(|candidate| (strsim::levenshtein(name, candidate), candidate));
+    distances.filter(|(distance, _)| *distance <= limit).min().map(|(_, candidate)| candidate)
 }
 
-/// Returns the Levenshtein distance in characters; a swap of neighbours counts as two.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, to) in b.iter().enumerate() {
-            let above = row[j + 1];
-            row[j + 1] = if from == *to { diagonal } else { 1 + diagonal.min(above).min(row[j]) };
-            diagonal = above;
-        }
+/// Returns advice about an unknown name: the closest known one, or all of them after `list`. `mark` comes
+/// before each name.
+pub(crate) fn advise_name<'a>(
+    name: &str,
+    known: impl Iterator<Item = &'a str> + Clone,
+    mark: &str,
+    list: &str,
+) -> String {
+    match find_closest_name(name, known.clone()) {
+        Some(meant) => format!("did you mean `{mark}{meant}`?"),
+        None => format!("{list} `{mark}{}`", known.collect::<Vec<_>>().join(&format!("`, `{mark}"))),
     }
-    row[b.len()]
 }
 
 #[cfg(test)]

@@ -2,23 +2,22 @@
 //!
 //! Pure: the caller assesses the text of a command, because this crate does not parse shell scripts.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
 use serde::Deserialize;
 use stockade_model::{
-    Assessment, Decision, IsolationLevel, PolicyVerdict, RawText, RequestCommand, RequestId, RunRequest,
-    SandboxPreference, SessionId,
+    Assessment, Decision, IsolationLevel, PolicyVerdict, RawText, RequestCommand, RunRequest, SessionId,
 };
 
-use crate::act::{ActContext, decide_act};
+use crate::act::{ActContext, consider_act, decide_act};
 use crate::decide::{consider_request, rule_in};
 use crate::error::{ConfigError, TextPosition};
 use crate::parse::{KeyPositions, parse_file};
 use crate::pattern::PathPattern;
 use crate::rules::{Act, RequestContext, RuleMatch, file_change, parse_target, tool_call};
 use crate::settings::PolicySettings;
+use crate::table::plain_request;
 
 /// Most examples of one file.
 const MAX_EXAMPLES: usize = 10_000;
@@ -204,33 +203,18 @@ impl ExampleRunner<'_> {
             RequestCommand::Script(script) => script.to_escaped(),
             RequestCommand::Argv(argv) => argv.iter().map(RawText::to_escaped).collect::<Vec<_>>().join(" "),
         };
-        let profile = example.profile.clone().unwrap_or_else(|| self.settings.profile.value.clone());
+        let profile = example.profile.as_ref().unwrap_or(&self.settings.profile.value);
+        let level = self.settings.level.value;
         let request = RunRequest {
-            id: RequestId::from_random([0; 16]),
             session,
-            command,
             cwd: self.resolve_cwd(example).as_path().into(),
-            workspace: self.workspace.into(),
-            environment: BTreeMap::new(),
-            profile,
-            grants: Vec::new(),
-            requested: Vec::new(),
-            level: self.settings.level.value,
+            level: if level == IsolationLevel::None { IsolationLevel::Full } else { level },
             approval_mode: self.settings.approval_mode.value,
-            sandbox: SandboxPreference::Auto,
-            timeout_ms: None,
-            limits: Default::default(),
-            caller_approval: None,
-        };
-        let request = RunRequest {
-            level: if request.level == IsolationLevel::None { IsolationLevel::Full } else { request.level },
-            ..request
+            ..plain_request(command, profile, self.workspace)
         };
         let assessment = (self.assess)(&request);
-        count_matches(
-            spoken,
-            consider_request(self.settings, &request, &assessment, around).iter().map(|one| one.found),
-        );
+        let found = consider_request(self.settings, &request, &assessment, around);
+        count_matches(spoken, found.iter().map(|one| one.found));
         (subject, rule_in(self.settings, &request, &assessment, true, around).decision)
     }
 
@@ -251,10 +235,8 @@ impl ExampleRunner<'_> {
             approval_mode: self.settings.approval_mode.value,
         };
         let mut decide = |act: Act<'_>| {
-            count_matches(
-                spoken,
-                crate::act::consider_act(self.settings, act, &stage, around).iter().map(|one| one.found),
-            );
+            let found = consider_act(self.settings, act, &stage, around);
+            count_matches(spoken, found.iter().map(|one| one.found));
             decide_act(self.settings, act, &stage, around).decision
         };
         if let Some(text) = &example.call {

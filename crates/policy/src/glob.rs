@@ -2,27 +2,13 @@
 //! state; linear in the product of the lengths.
 
 pub(crate) use stockade_model::text_matches;
+use stockade_model::wildcard_matches;
 
 /// Returns whether `pattern` matches all of one name: `*` matches any text, `?` one character, every other
 /// character itself.
 pub(crate) fn name_matches(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
-    let (mut p, mut n) = (0, 0);
-    let mut retry: Option<(usize, usize)> = None;
-    while n < name.len() {
-        if pattern.get(p) == Some(&'*') {
-            retry = Some((p, n));
-            p += 1;
-        } else if pattern.get(p).is_some_and(|c| *c == '?' || *c == name[n]) {
-            (p, n) = (p + 1, n + 1);
-        } else if let Some((star, from)) = retry {
-            retry = Some((star, from + 1));
-            (p, n) = (star + 1, from + 1);
-        } else {
-            return false;
-        }
-    }
-    pattern[p..].iter().all(|c| *c == '*')
+    wildcard_matches(&pattern, &name, '*', |wanted, found| wanted == '?' || wanted == found)
 }
 
 /// Returns whether the parts of a pattern match those of a path or of a parent directory: a pattern for a

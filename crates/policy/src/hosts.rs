@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use stockade_model::{HostError, TargetPattern};
 
-use crate::error::find_closest_name;
+use crate::error::advise_name;
 use crate::groups::{HostGroup, find_group, host_groups};
 use crate::text::{TextError, text_error, text_form};
 
@@ -71,14 +71,10 @@ text_form!(
 );
 
 fn find_named_group(name: &str) -> Result<&'static HostGroup, TextError> {
-    if let Some(group) = find_group(name) {
-        return Ok(group);
-    }
-    let known: Vec<&str> = host_groups().iter().map(|group| group.name.as_str()).collect();
-    match find_closest_name(name, known.iter().copied()) {
-        Some(meant) => text_error(format!("there is no such group; did you mean `@{meant}`?")),
-        None => text_error(format!("there is no such group; the groups are `@{}`", known.join("`, `@"))),
-    }
+    let known = host_groups().iter().map(|group| group.name.as_str());
+    let wrong =
+        || TextError::new(format!("there is no such group; {}", advise_name(name, known, "@", "the groups are")));
+    find_group(name).ok_or_else(wrong)
 }
 
 /// Checks whether a pattern may allow. Names beneath a public suffix are refused, because anyone may

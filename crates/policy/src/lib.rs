@@ -28,6 +28,7 @@ mod hosts;
 mod import;
 mod known_changes;
 mod link_targets;
+mod lists;
 pub mod load;
 mod merge;
 mod mode;
@@ -69,7 +70,7 @@ pub use guarded::{GuardedPlace, advice_instead_of_grant, guarded_place, is_histo
 pub use hosts::{HostEntry, check_breadth};
 pub use import::{ImportDeviation, ImportNote, ImportSource, ImportTool, ImportedPolicy, SourceScope, import_policy};
 pub use merge::LayerText;
-pub use mode::{GrantClass, ModeAnswers, mode_name};
+pub use mode::{ClassAnswers, GrantClass, ModeAnswers, mode_name};
 pub use notify::{NotifyOn, NotifySettings};
 pub use obligations::Obligations;
 pub use patch::{FileChange, PatchError, changes_of_patch};

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use stockade_model::{ApprovalMode, DEFAULT_UNDO_BYTES, IsolationLevel, PolicyVerdict, SandboxPreference};
 
 use crate::egress;
-use crate::error::{ConfigError, find_closest_name};
+use crate::error::ConfigError;
 use crate::file::{ConfigFile, EnvSection, LevelName, ProfileSection, RuleSection};
 use crate::mode::{ModeAnswers, mode_name};
 use crate::mounts::MountSnapshot;
@@ -152,40 +152,44 @@ impl LayerFile<'_> {
         *slot = SourcedValue::new(value, self.origin_of(key));
     }
 
-    fn apply_scalars(&self, settings: &mut PolicySettings) -> Result<(), ConfigError> {
-        if let Some(timeout) = self.content.approval_timeout {
-            if self.only_narrows() && timeout.0 > settings.approval_timeout_ms.value {
-                let why = format!("longer than the {} ms in force", settings.approval_timeout_ms.value);
-                return Err(self.widening_error("approval_timeout", &why));
-            }
-            self.set_value(&mut settings.approval_timeout_ms, "approval_timeout", timeout.0);
+    /// Sets a value, unless the layer may only tighten and `widens` returns how this value would widen.
+    fn set_checked<T: PartialEq>(
+        &self,
+        slot: &mut SourcedValue<T>,
+        key: &str,
+        value: Option<T>,
+        widens: impl FnOnce(&T, &T) -> Option<String>,
+    ) -> Result<(), ConfigError> {
+        let Some(value) = value else { return Ok(()) };
+        if self.only_narrows()
+            && let Some(why) = widens(&slot.value, &value)
+        {
+            return Err(self.widening_error(key, &why));
         }
-        if let Some(sandbox) = self.content.sandbox {
-            if self.only_narrows() && sandbox != SandboxPreference::Require && sandbox != settings.sandbox.value {
-                return Err(self.widening_error("sandbox", "only `require` tightens"));
-            }
-            self.set_value(&mut settings.sandbox, "sandbox", sandbox);
-        }
-        if let Some(level) = self.content.level {
-            let level = match level {
-                LevelName::Full => IsolationLevel::Full,
-                LevelName::Restricted => IsolationLevel::Restricted,
-            };
-            if self.only_narrows()
-                && level == IsolationLevel::Restricted
-                && settings.level.value == IsolationLevel::Full
-            {
-                return Err(self.widening_error("level", "weaker than the `full` in force"));
-            }
-            self.set_value(&mut settings.level, "level", level);
-        }
-        if let Some(allow) = self.content.allow_host {
-            if self.only_narrows() && allow {
-                return Err(self.widening_error("allow_host", "only the person may permit runs without a sandbox"));
-            }
-            self.set_value(&mut settings.allow_host, "allow_host", allow);
-        }
+        self.set_value(slot, key, value);
         Ok(())
+    }
+
+    fn apply_scalars(&self, settings: &mut PolicySettings) -> Result<(), ConfigError> {
+        let content = &self.content;
+        let timeout = content.approval_timeout.map(|timeout| timeout.0);
+        self.set_checked(&mut settings.approval_timeout_ms, "approval_timeout", timeout, |current, new| {
+            (new > current).then(|| format!("longer than the {current} ms in force"))
+        })?;
+        self.set_checked(&mut settings.sandbox, "sandbox", content.sandbox, |current, new| {
+            (*new != SandboxPreference::Require && new != current).then(|| "only `require` tightens".to_owned())
+        })?;
+        let level = content.level.map(|level| match level {
+            LevelName::Full => IsolationLevel::Full,
+            LevelName::Restricted => IsolationLevel::Restricted,
+        });
+        self.set_checked(&mut settings.level, "level", level, |current, new| {
+            let is_weaker = *new == IsolationLevel::Restricted && *current == IsolationLevel::Full;
+            is_weaker.then(|| "weaker than the `full` in force".to_owned())
+        })?;
+        self.set_checked(&mut settings.allow_host, "allow_host", content.allow_host, |_, new| {
+            new.then(|| "only the person may permit runs without a sandbox".to_owned())
+        })
     }
 
     /// Applies the sections about data that leaves this machine, or about programs besides commands.
@@ -352,18 +356,20 @@ impl LayerFile<'_> {
             return Err(self.widening_error(&format!("profiles.{name}.{key}"), "it would give more"));
         }
         let base = settings.profiles.get(name).or_else(|| settings.profiles.get(base_of(section)));
-        if section.stage == Some(false) && base.is_some_and(|spec| spec.has_staged_writes()) {
-            return Err(self.widening_error(&format!("profiles.{name}.stage"), "writes would wait for nobody"));
-        }
-        if section.undo == Some(false) && base.is_some_and(ProfileSpec::has_undo) {
-            return Err(self.widening_error(&format!("profiles.{name}.undo"), "changes could not be undone"));
-        }
+        let has = |flag: fn(&ProfileSpec) -> bool| base.is_some_and(flag);
         let kept = base.map_or(DEFAULT_UNDO_BYTES, ProfileSpec::undo_bytes);
-        if section.undo_bytes.is_some_and(|bytes| bytes.0 > kept) {
-            return Err(self.widening_error(&format!("profiles.{name}.undo_bytes"), "it would keep more"));
-        }
-        if section.caches == Some(true) && !base.is_some_and(ProfileSpec::has_caches) {
-            return Err(self.widening_error(&format!("profiles.{name}.caches"), "it would give more"));
+        let flags = [
+            (
+                "stage",
+                section.stage == Some(false) && has(ProfileSpec::has_staged_writes),
+                "writes would wait for nobody",
+            ),
+            ("undo", section.undo == Some(false) && has(ProfileSpec::has_undo), "changes could not be undone"),
+            ("undo_bytes", section.undo_bytes.is_some_and(|bytes| bytes.0 > kept), "it would keep more"),
+            ("caches", section.caches == Some(true) && !has(ProfileSpec::has_caches), "it would give more"),
+        ];
+        if let Some((key, _, why)) = flags.into_iter().find(|(_, widens, _)| *widens) {
+            return Err(self.widening_error(&format!("profiles.{name}.{key}"), why));
         }
         let Some(base) = base else {
             // The profile extends another profile of this file, whose limits are its start.
@@ -441,13 +447,7 @@ impl LayerFile<'_> {
             let error = self.error_at("profile", format!("there is no profile `{name}`"));
             return Err(hint_profile(error, settings, name));
         };
-        if self.only_narrows()
-            && let Some(current) = settings.profiles.get(&settings.profile.value)
-            && let Some(key) = chosen.wider_than(current)
-        {
-            let why = format!("`{name}` gives more than `{}` (`{key}`)", settings.profile.value);
-            return Err(self.widening_error("profile", &why));
-        }
+        self.check_not_wider(settings, "profile", name, chosen)?;
         self.set_value(&mut settings.profile, "profile", name.clone());
         Ok(())
     }
@@ -487,14 +487,25 @@ impl LayerFile<'_> {
             let error = self.error_at(&at, format!("the profile `{name}` has no sandbox, and no rule takes one away"));
             return Err(error.with_hint("name a profile with a sandbox"));
         }
-        if self.only_narrows()
-            && let Some(current) = settings.profiles.get(&settings.profile.value)
-            && let Some(wider) = spec.wider_than(current)
-        {
-            let why = format!("`{name}` gives more than `{}` (`{wider}`)", settings.profile.value);
-            return Err(self.widening_error(&at, &why));
+        self.check_not_wider(settings, &at, name, spec)
+    }
+
+    /// Refuses a profile that gives more than the chosen one, if the layer may only tighten.
+    fn check_not_wider(
+        &self,
+        settings: &PolicySettings,
+        key: &str,
+        name: &str,
+        spec: &ProfileSpec,
+    ) -> Result<(), ConfigError> {
+        let current = settings.profiles.get(&settings.profile.value).filter(|_| self.only_narrows());
+        match current.and_then(|current| spec.wider_than(current)) {
+            Some(wider) => {
+                let why = format!("`{name}` gives more than `{}` (`{wider}`)", settings.profile.value);
+                Err(self.widening_error(key, &why))
+            }
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Applies managed configuration against every other layer: paths it hides, names it protects and
@@ -562,10 +573,6 @@ fn base_of(section: &ProfileSection) -> &str {
     section.extends.as_ref().map_or("workspace", |name| name.0.as_str())
 }
 
-pub(crate) fn hint_profile(error: ConfigError, settings: &PolicySettings, name: &str) -> ConfigError {
-    let known: Vec<&str> = settings.profiles.keys().map(String::as_str).collect();
-    match find_closest_name(name, known.iter().copied()) {
-        Some(meant) => error.with_hint(format!("did you mean `{meant}`?")),
-        None => error.with_hint(format!("the profiles are `{}`", known.join("`, `"))),
-    }
+fn hint_profile(error: ConfigError, settings: &PolicySettings, name: &str) -> ConfigError {
+    error.with_hint(settings.advise_profile(name))
 }

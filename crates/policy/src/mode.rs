@@ -42,20 +42,47 @@ pub struct ModeAnswers {
     pub impact: PolicyVerdict,
     /// A rule returns `ask`.
     pub rule_ask: PolicyVerdict,
-    /// Filesystem powers come with the request.
-    pub filesystem: PolicyVerdict,
-    /// Network powers come with the request.
-    pub network: PolicyVerdict,
-    /// Other powers come with the request.
-    pub other: PolicyVerdict,
+    /// Powers come with the request.
+    pub requested: ClassAnswers,
     /// The command would run without a sandbox.
     pub unsandboxed: PolicyVerdict,
-    /// A filesystem power was refused during the run: `deny` means that the refusal is final.
-    pub denied_filesystem: PolicyVerdict,
-    /// A network power was refused during the run.
-    pub denied_network: PolicyVerdict,
-    /// Another power was refused during the run.
-    pub denied_other: PolicyVerdict,
+    /// A power was refused during the run: `deny` means that the refusal is final.
+    pub denied: ClassAnswers,
+}
+
+/// Answers for the classes of powers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClassAnswers {
+    /// Filesystem powers.
+    pub filesystem: PolicyVerdict,
+    /// Network powers.
+    pub network: PolicyVerdict,
+    /// Other powers.
+    pub other: PolicyVerdict,
+}
+
+impl ClassAnswers {
+    const fn same(verdict: PolicyVerdict) -> Self {
+        Self { filesystem: verdict, network: verdict, other: verdict }
+    }
+
+    fn combine_strictest(self, other: Self) -> Self {
+        Self {
+            filesystem: self.filesystem.max(other.filesystem),
+            network: self.network.max(other.network),
+            other: self.other.max(other.other),
+        }
+    }
+
+    /// Returns the answer of a class; `None` for effects, which have an answer of their own.
+    fn answer_class(self, class: GrantClass) -> Option<PolicyVerdict> {
+        match class {
+            GrantClass::Filesystem => Some(self.filesystem),
+            GrantClass::Network => Some(self.network),
+            GrantClass::Other => Some(self.other),
+            GrantClass::Effect => None,
+        }
+    }
 }
 
 impl ModeAnswers {
@@ -68,20 +95,14 @@ impl ModeAnswers {
             tier_deny: Ask,
             impact: Ask,
             rule_ask: Ask,
-            filesystem: Ask,
-            network: Ask,
-            other: Ask,
+            requested: ClassAnswers::same(Ask),
             unsandboxed: Ask,
-            denied_filesystem: Ask,
-            denied_network: Ask,
-            denied_other: Ask,
+            denied: ClassAnswers::same(Ask),
         };
         match mode {
             ApprovalMode::Untrusted => Self { tier_ask: Ask, ..sandboxed_first },
             ApprovalMode::OnFailure => sandboxed_first,
-            ApprovalMode::OnRequest => {
-                Self { denied_filesystem: Deny, denied_network: Deny, denied_other: Deny, ..sandboxed_first }
-            }
+            ApprovalMode::OnRequest => Self { denied: ClassAnswers::same(Deny), ..sandboxed_first },
             ApprovalMode::Never => Self::from_granular(GranularMode::default()),
             ApprovalMode::Granular(classes) => Self::from_granular(classes),
         }
@@ -90,42 +111,35 @@ impl ModeAnswers {
     fn from_granular(classes: GranularMode) -> Self {
         use PolicyVerdict::{Allow, Ask, Deny};
         let ask_if = |may: bool| if may { Ask } else { Deny };
-        Self {
-            tier_ask: if classes.run { Ask } else { Allow },
-            known_changes: if classes.run { Ask } else { Allow },
-            tier_deny: ask_if(classes.run),
-            impact: ask_if(classes.run),
-            rule_ask: ask_if(classes.run),
+        let run_freely = if classes.run { Ask } else { Allow };
+        let run = ask_if(classes.run);
+        let powers = ClassAnswers {
             filesystem: ask_if(classes.filesystem),
             network: ask_if(classes.network),
             other: ask_if(classes.other),
+        };
+        Self {
+            tier_ask: run_freely,
+            known_changes: run_freely,
+            tier_deny: run,
+            impact: run,
+            rule_ask: run,
+            requested: powers,
             // Without a sandbox, powers of every class are given at once.
             unsandboxed: ask_if(classes.run && classes.filesystem && classes.network && classes.other),
-            denied_filesystem: ask_if(classes.filesystem),
-            denied_network: ask_if(classes.network),
-            denied_other: ask_if(classes.other),
+            denied: powers,
         }
     }
 
     /// Returns the answer for a power that comes with the request.
     pub fn answer_requested(&self, class: GrantClass) -> PolicyVerdict {
-        match class {
-            GrantClass::Filesystem => self.filesystem,
-            GrantClass::Network => self.network,
-            GrantClass::Other => self.other,
-            GrantClass::Effect => self.impact,
-        }
+        self.requested.answer_class(class).unwrap_or(self.impact)
     }
 
     /// Returns the answer for a power that was refused during the run: `ask`, or `deny` if the refusal is
     /// final.
     pub fn answer_denied(&self, class: GrantClass) -> PolicyVerdict {
-        match class {
-            GrantClass::Filesystem => self.denied_filesystem,
-            GrantClass::Network => self.denied_network,
-            GrantClass::Other => self.denied_other,
-            GrantClass::Effect => self.impact,
-        }
+        self.denied.answer_class(class).unwrap_or(self.impact)
     }
 
     /// Returns the stricter answer in every situation.
@@ -136,13 +150,9 @@ impl ModeAnswers {
             tier_deny: self.tier_deny.max(other.tier_deny),
             impact: self.impact.max(other.impact),
             rule_ask: self.rule_ask.max(other.rule_ask),
-            filesystem: self.filesystem.max(other.filesystem),
-            network: self.network.max(other.network),
-            other: self.other.max(other.other),
+            requested: self.requested.combine_strictest(other.requested),
             unsandboxed: self.unsandboxed.max(other.unsandboxed),
-            denied_filesystem: self.denied_filesystem.max(other.denied_filesystem),
-            denied_network: self.denied_network.max(other.denied_network),
-            denied_other: self.denied_other.max(other.denied_other),
+            denied: self.denied.combine_strictest(other.denied),
         }
     }
 

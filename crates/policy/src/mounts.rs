@@ -15,6 +15,7 @@ use std::path::{Component, Path, PathBuf};
 
 use stockade_model::{RawText, shell_quoted};
 
+use crate::lists::NameList;
 use crate::mountinfo::{MAX_TABLE_BYTES, MountInfoEntry, parse_mounts, read_mountinfo, unescape_field};
 use crate::trust::trace_path;
 
@@ -29,29 +30,7 @@ pub const MAX_OTHER_PATHS: usize = 4_096;
 const MAX_OVERLAY_STEPS: usize = 4;
 
 /// Filesystems in which only the kernel creates files. Second mounts of them are normal.
-const KERNEL_FILESYSTEMS: &[&str] = &[
-    "autofs",
-    "binfmt_misc",
-    "bpf",
-    "cgroup",
-    "cgroup2",
-    "configfs",
-    "debugfs",
-    "devpts",
-    "devtmpfs",
-    "efivarfs",
-    "fusectl",
-    "hugetlbfs",
-    "mqueue",
-    "nsfs",
-    "proc",
-    "pstore",
-    "rpc_pipefs",
-    "securityfs",
-    "selinuxfs",
-    "sysfs",
-    "tracefs",
-];
+const KERNEL_FILESYSTEMS: NameList = NameList::new(include_str!("../knowledge/kernel_filesystems.txt"));
 
 /// Reason why other paths cannot be found. No command runs then.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -387,7 +366,7 @@ impl LinkResolver {
 }
 
 fn is_kernel_filesystem(kind: &[u8]) -> bool {
-    KERNEL_FILESYSTEMS.iter().any(|name| name.as_bytes() == kind)
+    KERNEL_FILESYSTEMS.names().any(|name| name.as_bytes() == kind)
 }
 
 /// Like [`Path::join`], without a final slash if `rest` is empty.

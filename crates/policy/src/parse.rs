@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::error::{ConfigError, LineIndex, TextPosition, find_closest_name};
+use crate::error::{ConfigError, LineIndex, TextPosition, advise_name};
 
 /// Position of each key of a file, by its path: `profiles.ci.write[0]`.
 #[derive(Clone, Debug, Default)]
@@ -85,9 +85,5 @@ fn explain_error(file: &Path, source: &str, error: &toml::de::Error) -> ConfigEr
     let name = quoted.next().unwrap_or_default();
     let known: Vec<&str> = quoted.collect();
     let said = ConfigError::new(file, place, format!("unknown {what} `{name}`"));
-    match find_closest_name(name, known.iter().copied()) {
-        Some(meant) => said.with_hint(format!("did you mean `{meant}`?")),
-        None if known.is_empty() => said,
-        None => said.with_hint(format!("known here: `{}`", known.join("`, `"))),
-    }
+    if known.is_empty() { said } else { said.with_hint(advise_name(name, known.iter().copied(), "", "known here:")) }
 }

@@ -14,7 +14,7 @@ use stockade_model::{Grant, LimitKind, RawText};
 
 use crate::glob::parts_cover;
 use crate::hosts::{HostEntry, check_breadth};
-use crate::text::{ConfigPath, TextError, text_error, text_form};
+use crate::text::{ConfigPath, PathAnchor, TextError, parse_name, split_anchor, text_error, text_form};
 
 /// Longest pattern, in bytes.
 const MAX_PATTERN_BYTES: usize = 4096;
@@ -100,14 +100,6 @@ impl JsonSchema for WordPattern {
     }
 }
 
-/// Base directory of a path pattern.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum PathAnchor {
-    Root,
-    Home,
-    Workspace,
-}
-
 /// A path with `*`, `?` within a name and `**` for any number of directories: `./src/**/*.rs`, `~/.ssh`,
 /// `/etc/*.conf`, `**/.env`. The pattern also covers everything beneath the matched paths.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -166,21 +158,9 @@ impl FromStr for PathPattern {
         if text.contains(['$', '[', ']', '{', '}', '\\']) {
             return text_error("in a path pattern `*`, `?` and `**` stand for something, and nothing else does");
         }
-        let (anchor, rest) = match text {
-            "~" => (PathAnchor::Home, ""),
-            "." => (PathAnchor::Workspace, ""),
-            _ if text.starts_with("**/") => (PathAnchor::Root, text),
-            _ => {
-                if let Some(rest) = text.strip_prefix("~/") {
-                    (PathAnchor::Home, rest)
-                } else if let Some(rest) = text.strip_prefix("./") {
-                    (PathAnchor::Workspace, rest)
-                } else if let Some(rest) = text.strip_prefix('/') {
-                    (PathAnchor::Root, rest)
-                } else {
-                    return text_error("a path starts with `/`, `~/` (home), `./` (workspace) or `**/` (anywhere)");
-                }
-            }
+        let found = if text.starts_with("**/") { Some((PathAnchor::Root, text)) } else { split_anchor(text) };
+        let Some((anchor, rest)) = found else {
+            return text_error("a path starts with `/`, `~/` (home), `./` (workspace) or `**/` (anywhere)");
         };
         let parts: Vec<String> =
             rest.split('/').filter(|part| !part.is_empty() && *part != ".").map(str::to_owned).collect();
@@ -344,11 +324,7 @@ pub struct RuleName(pub(crate) String);
 impl FromStr for RuleName {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
-        let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-        if text.is_empty() || text.len() > 64 || text.starts_with('-') || !text.bytes().all(fits) {
-            return text_error("a rule's name is lower-case letters, digits and `-`, at most 64");
-        }
-        Ok(Self(text.to_owned()))
+        parse_name(text, "a rule's name").map(Self)
     }
 }
 text_form!(RuleName, "^[a-z0-9][a-z0-9-]{0,63}$", "A name for the rule.");
@@ -396,26 +372,25 @@ impl FromStr for TimeWindow {
     fn from_str(text: &str) -> Result<Self, TextError> {
         const TIME_WINDOW_FORM: &str =
             "a time is days, hours, or both, e.g. `mon-fri`, `09:00-18:00`, `sat,sun 08:00-12:00 +01:00`";
+        let wrong = || TextError::new(TIME_WINDOW_FORM);
         let mut window =
             Self { text: text.to_owned(), days: [true; 7], hours: (0, MINUTES_PER_DAY), offset_minutes: 0 };
         let mut words = text.split(' ').peekable();
         let mut any = false;
         if let Some(days) = words.next_if(|word| word.starts_with(|c: char| c.is_ascii_alphabetic())) {
-            window.days = days_of(days).ok_or_else(|| TextError::new(TIME_WINDOW_FORM))?;
+            window.days = days_of(days).ok_or_else(wrong)?;
             any = true;
         }
         if let Some(hours) = words.next_if(|word| word.starts_with(|c: char| c.is_ascii_digit())) {
-            window.hours = hours_of(hours).ok_or_else(|| TextError::new(TIME_WINDOW_FORM))?;
+            window.hours = hours_of(hours).ok_or_else(wrong)?;
             any = true;
         }
         if let Some(offset) = words.next_if(|word| word.starts_with(['+', '-'])) {
-            let minutes = parse_clock_time(&offset[1..])
-                .filter(|m| *m <= 14 * 60)
-                .ok_or_else(|| TextError::new(TIME_WINDOW_FORM))?;
+            let minutes = parse_clock_time(&offset[1..]).filter(|m| *m <= 14 * 60).ok_or_else(wrong)?;
             let minutes = i32::try_from(minutes).unwrap_or(0);
             window.offset_minutes = if offset.starts_with('-') { -minutes } else { minutes };
         }
-        if !any || words.next().is_some() { text_error(TIME_WINDOW_FORM) } else { Ok(window) }
+        if !any || words.next().is_some() { Err(wrong()) } else { Ok(window) }
     }
 }
 text_form!(TimeWindow, "^[a-z0-9]", "Days, hours, or both, e.g. `mon-fri 09:00-18:00 +01:00`; UTC without an offset.");

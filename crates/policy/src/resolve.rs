@@ -12,7 +12,6 @@ use stockade_model::{
     ProgramPattern, RawText, SecretUse, TargetPattern, shell_quoted,
 };
 
-use crate::error::find_closest_name;
 use crate::guarded::guarded_place;
 use crate::hosts::check_breadth;
 use crate::link_targets::LinkTargets;
@@ -285,12 +284,7 @@ fn hide_other_paths(settings: &PolicySettings, filesystem: &mut FilesystemAccess
 }
 
 fn unknown_profile(settings: &PolicySettings, name: &str) -> ResolveError {
-    let known: Vec<&str> = settings.profiles.keys().map(String::as_str).collect();
-    let hint = match find_closest_name(name, known.iter().copied()) {
-        Some(meant) => format!("did you mean `{meant}`?"),
-        None => format!("the profiles are `{}`", known.join("`, `")),
-    };
-    ResolveError::UnknownProfile { name: RawText::from(name).to_escaped(), hint }
+    ResolveError::UnknownProfile { name: RawText::from(name).to_escaped(), hint: settings.advise_profile(name) }
 }
 
 fn instantiate_profile(spec: &ProfileSpec, name: &str, home: &Path, workspace: &Path) -> Profile {

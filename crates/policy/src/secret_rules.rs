@@ -8,7 +8,6 @@ use stockade_model::{Decision, Grant, Host, HostPattern, PolicyVerdict, SecretUs
 
 use crate::act::{ActContext, build_act_input, collect_rule_statements, conclude_act, new_statement};
 use crate::decide::rule_name;
-use crate::mode::ModeAnswers;
 use crate::rules::{Act, PolicyRule, RequestContext, RuleMatch};
 use crate::settings::PolicySettings;
 
@@ -48,8 +47,7 @@ impl PolicySettings {
         around: &RequestContext,
     ) -> Option<Decision> {
         let scene = build_act_input(self, Act::Network { host, port }, stage, around);
-        let answers = ModeAnswers::from_mode(stage.approval_mode)
-            .combine_strictest(&ModeAnswers::from_mode(self.approval_mode.value));
+        let answers = stage.mode_answers(self);
         let mut voices = collect_rule_statements(&self.rules.match_rules(&scene), &answers);
         let names_it = |rule: &&PolicyRule| {
             let mut resolved = rule.grants.iter().filter_map(|grant| grant.resolve_grant(&self.home, stage.workspace));

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use stockade_model::{ApprovalMode, Digest, IsolationLevel, PolicyVerdict, SandboxPreference};
 
+use crate::error::advise_name;
 use crate::file::CombiningAlgorithm;
 use crate::mode::mode_name;
 use crate::mounts::{MountSnapshot, MountsError, OtherPath};
@@ -146,6 +147,11 @@ impl PolicySettings {
     /// Returns names and summaries of the existing profiles.
     pub fn profiles(&self) -> impl Iterator<Item = (&str, &str)> {
         self.profiles.iter().map(|(name, spec)| (name.as_str(), spec.summary.as_str()))
+    }
+
+    /// Returns advice about the name of a profile that does not exist.
+    pub(crate) fn advise_profile(&self, name: &str) -> String {
+        advise_name(name, self.profiles.keys().map(String::as_str), "", "the profiles are")
     }
 
     /// Returns the rules, in the order in which they were read.

@@ -10,11 +10,10 @@ use std::sync::LazyLock;
 
 use stockade_model::{CacheSharing, DEFAULT_PROTECTED_NAMES, PROJECT_FILES, ToolCache};
 
-use crate::egress::EgressSpec;
 use crate::error::ConfigError;
 use crate::shipped_text::{CacheEntry, ListName, ShippedFile, ShippedGroup, parse_shipped_file};
-use crate::spec::{LimitsSpec, ProfileSpec, SourcedValue, ValueOrigin};
-use crate::text::{ConfigPath, DropPattern, PassPattern, ProtectedName, TextError, VariableName};
+use crate::spec::{ProfileSpec, SourcedValue, ValueOrigin};
+use crate::text::{ConfigPath, ProtectedName, TextError, VariableName};
 
 const PROFILE_FILES: [(&str, &str, &str); 4] = [
     ("read-only", "read-only.toml", include_str!("../../../policies/read-only.toml")),
@@ -32,7 +31,7 @@ pub(crate) fn load_shipped_profiles(home: &Path) -> Result<BTreeMap<String, Prof
     let parts = |(file, source): (&'static str, &'static str)| {
         let wrong = |why: String| ConfigError::new(Path::new(file), None, why);
         let content = parse_shipped_file(source).map_err(wrong)?;
-        ProfileAdditions::from_file(&content, file, home).map(|part| (content, part)).map_err(|e| wrong(e.to_string()))
+        additions_of(&content, file, home).map(|part| (content, part)).map_err(|e| wrong(e.to_string()))
     };
     // Made once and copied, because most of a profile is the two lists.
     let (_, credentials) = parts(CREDENTIALS_FILE)?;
@@ -53,7 +52,7 @@ pub(crate) fn load_shipped_profiles(home: &Path) -> Result<BTreeMap<String, Prof
             }
         }
         apply_additions(&mut spec, own);
-        spec.limits.apply_section(&content.limits, &|_| ValueOrigin::Shipped { file, reason: LIMITS_REASON });
+        spec.limits.apply_limits(&content.limits, &|_| ValueOrigin::Shipped { file, reason: LIMITS_REASON });
         // Resolving a profile sorts its lists; a list that is already sorted takes no time.
         spec.hide.sort_by(|a, b| a.value.path_bytes().cmp(b.value.path_bytes()));
         spec.protect.sort_by(|a, b| a.value.cmp(&b.value));
@@ -101,26 +100,11 @@ fn empty_profile(content: &ShippedFile) -> ProfileSpec {
     let origin = || ValueOrigin::Shipped { file: "the list of protected names", reason: PROTECT_REASON };
     let names: &[&str] = if content.sandboxed { DEFAULT_PROTECTED_NAMES } else { &[] };
     ProfileSpec {
-        lineage: Vec::new(),
         summary: content.summary.to_owned(),
         sandboxed: content.sandboxed,
         network: content.network,
-        write: Vec::new(),
-        hide: Vec::new(),
-        reveal: Vec::new(),
         protect: names.iter().map(|name| SourcedValue::new(ProtectedName((*name).to_owned()), origin())).collect(),
-        sockets: Vec::new(),
-        stage: None,
-        undo: None,
-        undo_bytes: None,
-        caches: None,
-        exec_ask: Vec::new(),
-        exec_deny: Vec::new(),
-        pass: Vec::new(),
-        drop: Vec::new(),
-        set: BTreeMap::new(),
-        limits: LimitsSpec::default(),
-        egress: EgressSpec::default(),
+        ..ProfileSpec::default()
     }
 }
 
@@ -133,42 +117,32 @@ fn project_files() -> impl Iterator<Item = SourcedValue<ProtectedName>> {
         .map(move |(name, _)| SourcedValue::new(ProtectedName(name.trim_end_matches('/').to_owned()), origin()))
 }
 
-/// Additions of one file to a profile.
-#[derive(Clone, Debug)]
-struct ProfileAdditions {
-    write: Vec<SourcedValue<ConfigPath>>,
-    hide: Vec<SourcedValue<ConfigPath>>,
-    pass: Vec<SourcedValue<PassPattern>>,
-    drop: Vec<SourcedValue<DropPattern>>,
-    set: Vec<(String, SourcedValue<String>)>,
-}
-
-impl ProfileAdditions {
-    fn from_file(content: &ShippedFile, file: &'static str, home: &Path) -> Result<Self, TextError> {
-        let paths = |groups: &[ShippedGroup]| {
-            let mut entries = parse_values::<ConfigPath>(groups, file)?;
-            for entry in &mut entries {
-                if let ConfigPath::Home(_) = entry.value {
-                    entry.value = entry.value.with_home(home);
-                }
+/// Returns the additions of one file to a profile.
+fn additions_of(content: &ShippedFile, file: &'static str, home: &Path) -> Result<ProfileSpec, TextError> {
+    let paths = |groups: &[ShippedGroup]| {
+        let mut entries = parse_values::<ConfigPath>(groups, file)?;
+        for entry in &mut entries {
+            if let ConfigPath::Home(_) = entry.value {
+                entry.value = entry.value.with_home(home);
             }
-            Ok(entries)
-        };
-        let mut hide = paths(&content.hide)?;
-        // A list that is sorted here is sorted in every copy.
-        hide.sort_by(|a, b| a.value.path_bytes().cmp(b.value.path_bytes()));
-        let set = content.set.iter().map(|entry| {
-            let origin = ValueOrigin::Shipped { file, reason: entry.reason };
-            Ok((entry.name.parse::<VariableName>()?.0, SourcedValue::new(entry.value.to_owned(), origin)))
-        });
-        Ok(Self {
-            write: paths(&content.write)?,
-            hide,
-            pass: parse_values(&content.pass, file)?,
-            drop: parse_values(&content.drop, file)?,
-            set: set.collect::<Result<_, TextError>>()?,
-        })
-    }
+        }
+        Ok(entries)
+    };
+    let mut hide = paths(&content.hide)?;
+    // A list that is sorted here is sorted in every copy.
+    hide.sort_by(|a, b| a.value.path_bytes().cmp(b.value.path_bytes()));
+    let set = content.set.iter().map(|entry| {
+        let origin = ValueOrigin::Shipped { file, reason: entry.reason };
+        Ok((entry.name.parse::<VariableName>()?.0, SourcedValue::new(entry.value.to_owned(), origin)))
+    });
+    Ok(ProfileSpec {
+        write: paths(&content.write)?,
+        hide,
+        pass: parse_values(&content.pass, file)?,
+        drop: parse_values(&content.drop, file)?,
+        set: set.collect::<Result<_, TextError>>()?,
+        ..ProfileSpec::default()
+    })
 }
 
 fn parse_values<T: FromStr<Err = TextError>>(
@@ -186,7 +160,7 @@ fn parse_values<T: FromStr<Err = TextError>>(
 
 /// Adds a part to a profile. Shipped lists do not contradict each other (tested), so plain additions
 /// suffice; the rules of `apply` are for configuration files.
-fn apply_additions(spec: &mut ProfileSpec, part: ProfileAdditions) {
+fn apply_additions(spec: &mut ProfileSpec, part: ProfileSpec) {
     fn append_list<T>(list: &mut Vec<T>, more: Vec<T>) {
         if list.is_empty() { *list = more } else { list.extend(more) }
     }
@@ -204,8 +178,8 @@ mod tests {
 
     /// The same types, for a complete TOML parser. They are compared as text.
     mod whole {
-        use serde::Deserialize;
-        use stockade_model::{CacheSharing, NetworkAccess};
+        use serde::{Deserialize, Deserializer};
+        use stockade_model::{CacheSharing, Limits, NetworkAccess};
 
         use crate::file::LimitsSection;
 
@@ -222,7 +196,12 @@ mod tests {
             drop: Vec<ShippedGroup>,
             set: Vec<SetEntry>,
             cache: Vec<CacheEntry>,
-            limits: LimitsSection,
+            #[serde(deserialize_with = "limits_of_section")]
+            limits: Limits,
+        }
+
+        fn limits_of_section<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Limits, D::Error> {
+            LimitsSection::deserialize(deserializer).map(|section| section.to_limits())
         }
 
         #[derive(Debug, Default, Deserialize)]

@@ -4,9 +4,10 @@
 //!
 //! Must not know the parts of a profile, nor configuration files of users.
 
-use stockade_model::{CacheSharing, NetworkAccess};
+use serde::Deserialize;
+use stockade_model::{CacheSharing, LimitKind, Limits, NetworkAccess};
 
-use crate::file::LimitsSection;
+use crate::text::parse_variant;
 
 /// One file of `policies/`: a profile, or a list that profiles use.
 #[derive(Debug, Default)]
@@ -21,11 +22,12 @@ pub(crate) struct ShippedFile {
     pub drop: Vec<ShippedGroup>,
     pub set: Vec<SetEntry>,
     pub cache: Vec<CacheEntry>,
-    pub limits: LimitsSection,
+    pub limits: Limits,
 }
 
 /// A list that profiles use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum ListName {
     Caches,
     Credentials,
@@ -61,157 +63,85 @@ pub(crate) struct CacheEntry {
     pub reason: &'static str,
 }
 
-/// Section that a statement belongs to.
-#[derive(Clone, Copy)]
-enum ShippedSection {
-    Top,
-    Write,
-    Hide,
-    Pass,
-    Drop,
-    Set,
-    Cache,
-    Limits,
+/// The statements of one section, with the values in their written form.
+struct ShippedTable {
+    /// Header of the section; empty at the top of the file.
+    header: &'static str,
+    values: Vec<(&'static str, &'static str)>,
+}
+
+impl ShippedTable {
+    /// Takes the value of a key, or the default if the key is absent. `None` if the value is not in its form.
+    fn take<T: Default>(&mut self, key: &str, parse: impl FnOnce(&'static str) -> Option<T>) -> Option<T> {
+        match self.values.iter().position(|(own, _)| *own == key) {
+            Some(at) => parse(self.values.remove(at).1),
+            None => Some(T::default()),
+        }
+    }
+
+    fn take_group(&mut self, list: &str) -> Option<ShippedGroup> {
+        Some(ShippedGroup { values: self.take(list, parse_strings)?, reason: self.take("reason", parse_string)? })
+    }
 }
 
 /// Reads one file.
 ///
 /// # Errors
-/// The line that is not in one of the simple forms, or an unknown key.
+/// The section that is not in the simple form, or has an unknown key.
 pub(crate) fn parse_shipped_file(source: &'static str) -> Result<ShippedFile, String> {
-    let mut file = ShippedFile::default();
-    let mut section = ShippedSection::Top;
-    for (number, line) in source.lines().enumerate() {
-        let line = line.trim();
-        if line.is_empty() || line.starts_with('#') {
-            continue;
+    let mut tables = vec![ShippedTable { header: "", values: Vec::new() }];
+    for line in source.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        match (line.split_once('='), tables.last_mut()) {
+            (Some((key, value)), Some(table)) => table.values.push((key.trim(), value.trim())),
+            _ => tables.push(ShippedTable { header: line, values: Vec::new() }),
         }
-        let done = match line.split_once('=') {
-            Some((key, value)) => parse_statement(&mut file, section, key.trim(), value.trim()),
-            None => begin_section(&mut file, line).map(|begun| section = begun),
-        };
-        done.ok_or_else(|| format!("line {}: not a plain statement with a known key", number + 1))?;
+    }
+    let mut file = ShippedFile::default();
+    for mut table in tables {
+        let is_plain = add_table(&mut file, &mut table).is_some() && table.values.is_empty();
+        if !is_plain {
+            return Err(format!("section `{}`: not plain statements with known keys", table.header));
+        }
     }
     Ok(file)
 }
 
-fn begin_section(file: &mut ShippedFile, line: &str) -> Option<ShippedSection> {
-    let (list, section) = match line {
-        "[[write]]" => (&mut file.write, ShippedSection::Write),
-        "[[hide]]" => (&mut file.hide, ShippedSection::Hide),
-        "[[pass]]" => (&mut file.pass, ShippedSection::Pass),
-        "[[drop]]" => (&mut file.drop, ShippedSection::Drop),
-        "[[set]]" => {
-            file.set.push(SetEntry::default());
-            return Some(ShippedSection::Set);
+/// Adds the content of one section, and takes its known keys. `None` if a value is not in its form.
+fn add_table(file: &mut ShippedFile, table: &mut ShippedTable) -> Option<()> {
+    match table.header {
+        "" => {
+            file.summary = table.take("summary", parse_string)?;
+            file.sandboxed = table.take("sandboxed", |text| text.parse().ok())?;
+            file.network = table.take("network", |text| parse_variant(parse_string(text)?))?;
+            file.uses = table.take("uses", |text| parse_strings(text)?.into_iter().map(parse_variant).collect())?;
         }
-        "[[cache]]" => {
-            file.cache.push(CacheEntry::default());
-            return Some(ShippedSection::Cache);
-        }
-        "[limits]" => return Some(ShippedSection::Limits),
-        _ => return None,
-    };
-    list.push(ShippedGroup::default());
-    Some(section)
-}
-
-fn parse_statement(file: &mut ShippedFile, section: ShippedSection, key: &str, value: &'static str) -> Option<()> {
-    match section {
-        ShippedSection::Top => parse_top_level(file, key, value),
-        ShippedSection::Write => parse_group_key(&mut file.write, "paths", key, value),
-        ShippedSection::Hide => parse_group_key(&mut file.hide, "paths", key, value),
-        ShippedSection::Pass => parse_group_key(&mut file.pass, "names", key, value),
-        ShippedSection::Drop => parse_group_key(&mut file.drop, "names", key, value),
-        ShippedSection::Set => {
-            let entry = file.set.last_mut()?;
-            let slot = match key {
-                "name" => &mut entry.name,
-                "value" => &mut entry.value,
-                "reason" => &mut entry.reason,
-                _ => return None,
-            };
-            *slot = parse_string(value)?;
-            Some(())
-        }
-        ShippedSection::Cache => parse_cache_key(file.cache.last_mut()?, key, value),
-        ShippedSection::Limits => {
-            let limits = &mut file.limits;
-            match key {
-                "wall" => limits.wall = Some(parse_string(value)?.parse().ok()?),
-                "cpu_time" => limits.cpu_time = Some(parse_string(value)?.parse().ok()?),
-                "cpus" => limits.cpus = Some(parse_string(value)?.parse().ok()?),
-                "memory" => limits.memory = Some(parse_string(value)?.parse().ok()?),
-                "disk" => limits.disk = Some(parse_string(value)?.parse().ok()?),
-                "inodes" => limits.inodes = Some(value.parse().ok()?),
-                "io" => limits.io = Some(parse_string(value)?.parse().ok()?),
-                "file_size" => limits.file_size = Some(parse_string(value)?.parse().ok()?),
-                "open_files" => limits.open_files = Some(value.parse().ok()?),
-                "processes" => limits.processes = Some(value.parse().ok()?),
-                "temp" => limits.temp = Some(parse_string(value)?.parse().ok()?),
-                "output" => limits.output = Some(parse_string(value)?.parse().ok()?),
-                _ => return None,
-            }
-            Some(())
-        }
-    }
-}
-
-fn parse_top_level(file: &mut ShippedFile, key: &str, value: &'static str) -> Option<()> {
-    match key {
-        "summary" => file.summary = parse_string(value)?,
-        "sandboxed" => file.sandboxed = value.parse().ok()?,
-        "network" => {
-            file.network = match parse_string(value)? {
-                "none" => NetworkAccess::None,
-                "host" => NetworkAccess::Host,
-                _ => return None,
-            };
-        }
-        "uses" => {
-            for name in parse_strings(value)? {
-                file.uses.push(match name {
-                    "caches" => ListName::Caches,
-                    "credentials" => ListName::Credentials,
-                    "environment" => ListName::Environment,
-                    "project-files" => ListName::ProjectFiles,
-                    _ => return None,
-                });
+        "[[write]]" => file.write.push(table.take_group("paths")?),
+        "[[hide]]" => file.hide.push(table.take_group("paths")?),
+        "[[pass]]" => file.pass.push(table.take_group("names")?),
+        "[[drop]]" => file.drop.push(table.take_group("names")?),
+        "[[set]]" => file.set.push(SetEntry {
+            name: table.take("name", parse_string)?,
+            value: table.take("value", parse_string)?,
+            reason: table.take("reason", parse_string)?,
+        }),
+        "[[cache]]" => file.cache.push(CacheEntry {
+            tool: table.take("tool", parse_string)?,
+            directory: table.take("directory", parse_string)?,
+            data: table.take("data", parse_strings)?,
+            sharing: table.take("sharing", |text| parse_variant(parse_string(text)?).map(Some))?,
+            moved_by: table.take("moved_by", parse_strings)?,
+            set: table.take("set", parse_strings)?,
+            reason: table.take("reason", parse_string)?,
+        }),
+        "[limits]" => {
+            for (key, value) in std::mem::take(&mut table.values) {
+                let limit = LimitKind::from_name(key)?;
+                // A count stands without quotes.
+                let amount = parse_string(value).unwrap_or(value);
+                file.limits.set_limit(limit, limit.parse_amount(amount).ok()?);
             }
         }
         _ => return None,
-    }
-    Some(())
-}
-
-fn parse_cache_key(entry: &mut CacheEntry, key: &str, value: &'static str) -> Option<()> {
-    match key {
-        "tool" => entry.tool = parse_string(value)?,
-        "directory" => entry.directory = parse_string(value)?,
-        "data" => entry.data = parse_strings(value)?,
-        "sharing" => {
-            entry.sharing = Some(match parse_string(value)? {
-                "merged" => CacheSharing::Merged,
-                "private" => CacheSharing::Private,
-                _ => return None,
-            });
-        }
-        "moved_by" => entry.moved_by = parse_strings(value)?,
-        "set" => entry.set = parse_strings(value)?,
-        "reason" => entry.reason = parse_string(value)?,
-        _ => return None,
-    }
-    Some(())
-}
-
-fn parse_group_key(groups: &mut [ShippedGroup], list: &str, key: &str, value: &'static str) -> Option<()> {
-    let group = groups.last_mut()?;
-    if key == list {
-        group.values = parse_strings(value)?;
-    } else if key == "reason" {
-        group.reason = parse_string(value)?;
-    } else {
-        return None;
     }
     Some(())
 }

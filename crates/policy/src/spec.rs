@@ -136,7 +136,11 @@ impl LimitsSpec {
     }
 
     pub(crate) fn apply_section(&mut self, section: &LimitsSection, origin: &dyn Fn(&str) -> ValueOrigin) {
-        for (limit, amount) in section.to_limits().iter_limits() {
+        self.apply_limits(&section.to_limits(), origin);
+    }
+
+    pub(crate) fn apply_limits(&mut self, limits: &Limits, origin: &dyn Fn(&str) -> ValueOrigin) {
+        for (limit, amount) in limits.iter_limits() {
             self.0.insert(limit, SourcedValue::new(amount, origin(limit.key())));
         }
     }
@@ -159,7 +163,7 @@ impl LimitsSpec {
 }
 
 /// A profile before the workspace is known. The home directory is already substituted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProfileSpec {
     /// The profiles that this one extends, nearest first: additions to them are additions to this one.
     pub lineage: Vec<String>,
@@ -190,6 +194,22 @@ pub(crate) fn add_unique<T: PartialEq>(list: &mut Vec<SourcedValue<T>>, value: T
     }
 }
 
+/// Adds each value that a list lacks; `origin` returns the origin of a value by its index.
+pub(crate) fn add_values<T: PartialEq>(
+    list: &mut Vec<SourcedValue<T>>,
+    values: impl IntoIterator<Item = T>,
+    origin: impl Fn(usize) -> ValueOrigin,
+) {
+    for (i, value) in values.into_iter().enumerate() {
+        add_unique(list, value, origin(i));
+    }
+}
+
+/// Returns the first key whose condition does not hold.
+pub(crate) fn first_failing<const N: usize>(conditions: [(&'static str, bool); N]) -> Option<&'static str> {
+    conditions.into_iter().find(|(_, holds)| !holds).map(|(key, _)| key)
+}
+
 /// Returns whether every value of `part` is in `whole`.
 fn is_subset<T: Ord>(part: &[SourcedValue<T>], whole: &[SourcedValue<T>]) -> bool {
     let whole: BTreeSet<&T> = whole.iter().map(|entry| &entry.value).collect();
@@ -206,31 +226,22 @@ impl ProfileSpec {
         home: &std::path::Path,
     ) {
         let item = |key: &str, i: usize| origin(&format!("{key}[{i}]"));
-        for (i, path) in section.write.iter().enumerate() {
-            add_unique(&mut self.write, path.with_home(home), item("write", i));
-        }
-        for (i, path) in section.sockets.iter().enumerate() {
-            add_unique(&mut self.sockets, path.with_home(home), item("sockets", i));
-        }
+        let in_home = |list: &[ConfigPath]| list.iter().map(|path| path.with_home(home)).collect::<Vec<_>>();
+        add_values(&mut self.write, in_home(&section.write), |i| item("write", i));
+        add_values(&mut self.sockets, in_home(&section.sockets), |i| item("sockets", i));
         // Within one section the nearest entry decides; of equal ones, `hide`.
-        for (i, path) in section.hide.iter().enumerate() {
-            self.hide_path(path.with_home(home), item("hide", i));
+        let hidden = in_home(&section.hide);
+        for (i, path) in hidden.iter().enumerate() {
+            self.hide_path(path.clone(), item("hide", i));
         }
-        let hidden: Vec<ConfigPath> = section.hide.iter().map(|path| path.with_home(home)).collect();
-        for (i, path) in section.reveal.iter().map(|path| path.with_home(home)).enumerate() {
+        for (i, path) in in_home(&section.reveal).into_iter().enumerate() {
             if !hidden.contains(&path) {
                 self.reveal_path(path, item("reveal", i));
             }
         }
-        for (i, name) in section.protect.iter().enumerate() {
-            add_unique(&mut self.protect, name.clone(), item("protect", i));
-        }
-        for (i, program) in section.exec.ask.iter().enumerate() {
-            add_unique(&mut self.exec_ask, program.clone(), item("exec.ask", i));
-        }
-        for (i, program) in section.exec.deny.iter().enumerate() {
-            add_unique(&mut self.exec_deny, program.clone(), item("exec.deny", i));
-        }
+        add_values(&mut self.protect, section.protect.iter().cloned(), |i| item("protect", i));
+        add_values(&mut self.exec_ask, section.exec.ask.iter().cloned(), |i| item("exec.ask", i));
+        add_values(&mut self.exec_deny, section.exec.deny.iter().cloned(), |i| item("exec.deny", i));
         for (i, name) in section.env.pass.iter().enumerate() {
             self.pass_variables(name.clone(), item("env.pass", i));
         }
@@ -240,17 +251,16 @@ impl ProfileSpec {
         for (i, name) in section.env.drop.iter().enumerate() {
             self.drop(name.clone(), item("env.drop", i));
         }
-        if let Some(stage) = section.stage {
-            self.stage = Some(SourcedValue::new(stage, origin("stage")));
-        }
-        if let Some(undo) = section.undo {
-            self.undo = Some(SourcedValue::new(undo, origin("undo")));
-        }
+        let set_flag = |slot: &mut Option<SourcedValue<bool>>, key: &str, value: Option<bool>| {
+            if let Some(value) = value {
+                *slot = Some(SourcedValue::new(value, origin(key)));
+            }
+        };
+        set_flag(&mut self.stage, "stage", section.stage);
+        set_flag(&mut self.undo, "undo", section.undo);
+        set_flag(&mut self.caches, "caches", section.caches);
         if let Some(bytes) = section.undo_bytes {
             self.undo_bytes = Some(SourcedValue::new(bytes.0, origin("undo_bytes")));
-        }
-        if let Some(caches) = section.caches {
-            self.caches = Some(SourcedValue::new(caches, origin("caches")));
         }
         self.limits.apply_section(&section.limits, origin);
         self.egress.apply_section(&section.egress, origin, home);
@@ -330,62 +340,35 @@ impl ProfileSpec {
             (true, false) => return Some("sandboxed"),
             (true, true) => {}
         }
-        if self.network == NetworkAccess::Host && base.network == NetworkAccess::None {
-            return Some("network");
-        }
         let beneath_base =
             |entry: &SourcedValue<ConfigPath>| base.write.iter().any(|b| entry.value.is_beneath(&b.value));
-        if !self.write.iter().all(beneath_base) {
-            return Some("write");
-        }
-        // The nearest entry decides, so a hidden path stays hidden only if it is still listed and no new
-        // path is revealed.
-        if !is_subset(&base.hide, &self.hide) {
-            return Some("hide");
-        }
-        if !is_subset(&self.reveal, &base.reveal) {
-            return Some("reveal");
-        }
-        if !is_subset(&base.protect, &self.protect) {
-            return Some("protect");
-        }
-        if !is_subset(&self.sockets, &base.sockets) {
-            return Some("sockets");
-        }
-        if base.has_staged_writes() && !self.has_staged_writes() {
-            return Some("stage");
-        }
-        if base.has_undo() && !self.has_undo() {
-            return Some("undo");
-        }
-        if self.has_caches() && !base.has_caches() {
-            return Some("caches");
-        }
         // A refusal comes before a question, so a refused program that is also asked about is not wider.
-        if !is_subset(&base.exec_deny, &self.exec_deny) {
-            return Some("exec.deny");
-        }
         let is_kept = |entry: &SourcedValue<ProgramPattern>| {
             self.exec_ask.iter().chain(&self.exec_deny).any(|own| own.value == entry.value)
         };
-        if !base.exec_ask.iter().all(is_kept) {
-            return Some("exec.ask");
-        }
-        let limit = || self.limits.higher_than(&base.limits).map(LimitKind::key);
-        self.environment_wider_than(base).or_else(limit).or_else(|| self.egress.wider_than(&base.egress))
-    }
-
-    fn environment_wider_than(&self, base: &Self) -> Option<&'static str> {
-        if !is_subset(&self.pass, &base.pass) {
-            return Some("env.pass");
-        }
-        if !is_subset(&base.drop, &self.drop) {
-            return Some("env.drop");
-        }
-        let known = |(name, entry): (&String, &SourcedValue<String>)| {
+        let is_known = |(name, entry): (&String, &SourcedValue<String>)| {
             matches!(entry.origin, ValueOrigin::Shipped { .. })
                 || base.set.get(name).is_some_and(|before| before.value == entry.value)
         };
-        if !self.set.iter().all(known) { Some("env.set") } else { None }
+        let wider = first_failing([
+            ("network", self.network != NetworkAccess::Host || base.network != NetworkAccess::None),
+            ("write", self.write.iter().all(beneath_base)),
+            // The nearest entry decides, so a hidden path stays hidden only if it is still listed and no new
+            // path is revealed.
+            ("hide", is_subset(&base.hide, &self.hide)),
+            ("reveal", is_subset(&self.reveal, &base.reveal)),
+            ("protect", is_subset(&base.protect, &self.protect)),
+            ("sockets", is_subset(&self.sockets, &base.sockets)),
+            ("stage", !base.has_staged_writes() || self.has_staged_writes()),
+            ("undo", !base.has_undo() || self.has_undo()),
+            ("caches", !self.has_caches() || base.has_caches()),
+            ("exec.deny", is_subset(&base.exec_deny, &self.exec_deny)),
+            ("exec.ask", base.exec_ask.iter().all(is_kept)),
+            ("env.pass", is_subset(&self.pass, &base.pass)),
+            ("env.drop", is_subset(&base.drop, &self.drop)),
+            ("env.set", self.set.iter().all(is_known)),
+        ]);
+        let limit = || self.limits.higher_than(&base.limits).map(LimitKind::key);
+        wider.or_else(limit).or_else(|| self.egress.wider_than(&base.egress))
     }
 }

@@ -22,6 +22,7 @@ use crate::environment::looks_secret;
 use crate::file::ProvenanceSection;
 use crate::resolve::{has_power, hidden_by, is_protected, own_reached, resolve_profile};
 use crate::settings::PolicySettings;
+use crate::text::VariableName;
 
 /// Number of files from which on a directory may replace them.
 const MIN_FILES_FOR_DIRECTORY: usize = 3;
@@ -261,27 +262,29 @@ impl SuggestionBuilder<'_> {
 
     /// Suggests powers other than written paths.
     fn suggest_other(&self, grant: &Grant, suggestion: &mut PolicySuggestion) {
-        match grant {
-            Grant::Read(path) => self.push(suggestion, "reveal", path),
-            Grant::Socket(_) => suggestion.left_out.push((grant.clone(), "a socket may be a way out of the sandbox")),
-            Grant::Exec(_) => suggestion.left_out.push((grant.clone(), "a program is agreed to each time")),
-            Grant::Effect(_) => suggestion.left_out.push((grant.clone(), "an effect is agreed to each time")),
-            Grant::Env(name) => match name.parse::<crate::text::VariableName>() {
-                Ok(_) if !looks_secret(name) => {
-                    suggestion.profile.entry("env.pass").or_default().push(name.clone());
-                }
-                _ => suggestion.left_out.push((grant.clone(), "its name is that of a secret")),
-            },
+        let left_out = match grant {
+            Grant::Write(_) => return,
+            Grant::Read(path) => return self.push(suggestion, "reveal", path),
+            Grant::Env(name) if !looks_secret(name) && name.parse::<VariableName>().is_ok() => {
+                return suggestion.profile.entry("env.pass").or_default().push(name.clone());
+            }
             Grant::Connect(targets) => match targets.target() {
-                Some(target) => self.suggest_connection(&target, grant, suggestion),
-                None => suggestion.left_out.push((grant.clone(), "it reaches more than one host and port: name one")),
+                Some(target) => return self.suggest_connection(&target, grant, suggestion),
+                None => "it reaches more than one host and port: name one",
             },
-            Grant::Secret(wanted) => self.suggest_secret(wanted, grant, suggestion),
-            Grant::Sign(_) => suggestion.left_out.push((grant.clone(), "a signature is agreed to each time")),
-            Grant::Listen(_) => suggestion.left_out.push((grant.clone(), "a profile has no key for it")),
-            Grant::Limit(..) => suggestion.left_out.push((grant.clone(), "a profile's limits are raised by hand")),
-            Grant::Write(_) => {}
-        }
+            Grant::Secret(wanted) => match self.draft_secret(wanted, grant) {
+                Some(draft) => return suggestion.rules.push(draft),
+                None => "it is for more than one port: name one",
+            },
+            Grant::Env(_) => "its name is that of a secret",
+            Grant::Socket(_) => "a socket may be a way out of the sandbox",
+            Grant::Exec(_) => "a program is agreed to each time",
+            Grant::Effect(_) => "an effect is agreed to each time",
+            Grant::Sign(_) => "a signature is agreed to each time",
+            Grant::Listen(_) => "a profile has no key for it",
+            Grant::Limit(..) => "a profile's limits are raised by hand",
+        };
+        suggestion.left_out.push((grant.clone(), left_out));
     }
 
     /// Suggests a connection: for exactly the commands that used it if they can have a rule; otherwise for
@@ -312,17 +315,14 @@ impl SuggestionBuilder<'_> {
         }
     }
 
-    /// Suggests a secret for every command: a secret is bound to its host, not to a command.
-    fn suggest_secret(&self, wanted: &SecretUse, grant: &Grant, suggestion: &mut PolicySuggestion) {
+    /// Returns the rule that sends a secret, for every command: a secret is bound to its host, not to a
+    /// command. `None` if the grant is for more than one port.
+    fn draft_secret(&self, wanted: &SecretUse, grant: &Grant) -> Option<DraftRule> {
         let first = self.learned.approved.get(grant).and_then(|by| by.first());
         let unknown = || ProvenanceSection { by: "suggested".to_owned(), at: None, request: None };
         let section = first.map_or_else(unknown, ApprovalProvenance::of_suggestion);
-        match rule_for_secrets(std::slice::from_ref(wanted), &section) {
-            Some(draft) => suggestion.rules.push(DraftRule { justification: IN_SESSION_REASON.to_owned(), ..draft }),
-            None => {
-                suggestion.left_out.push((grant.clone(), "it is for more than one port: name one"));
-            }
-        }
+        let draft = rule_for_secrets(std::slice::from_ref(wanted), &section)?;
+        Some(DraftRule { justification: IN_SESSION_REASON.to_owned(), ..draft })
     }
 
     /// Returns directories that may replace their files, unless one of them contains a guarded or refused

@@ -14,7 +14,7 @@ use stockade_model::{
 };
 
 use crate::act::{ActContext, decide_act};
-use crate::decide::{decide_request, may_escalate, verdict_name};
+use crate::decide::{decide_request, may_escalate};
 use crate::file::FileOperation;
 use crate::mode::mode_name;
 use crate::rules::{Act, RequestContext};
@@ -132,19 +132,27 @@ fn decide_table_act(
     decide_act(settings, act, &stage, &RequestContext::default()).decision.verdict
 }
 
-fn build_request(profile: &str, mode: ApprovalMode, grants: &[&str]) -> RunRequest {
+/// Returns a request of the table, without anything that the arguments do not name.
+fn build_request(profile: &str, approval_mode: ApprovalMode, grants: &[&str]) -> RunRequest {
+    let grants = grants.iter().filter_map(|grant| grant.parse().ok()).collect();
+    let command = RequestCommand::Argv(vec!["some-program".into()]);
+    RunRequest { grants, approval_mode, ..plain_request(command, profile, Path::new(TABLE_WORKSPACE)) }
+}
+
+/// Returns a request of a command in its workspace, in the sandbox of a profile, that asks for nothing more.
+pub(crate) fn plain_request(command: RequestCommand, profile: &str, workspace: &Path) -> RunRequest {
     RunRequest {
         id: RequestId::from_random([0; 16]),
         session: None,
-        command: RequestCommand::Argv(vec!["some-program".into()]),
-        cwd: TABLE_WORKSPACE.into(),
-        workspace: TABLE_WORKSPACE.into(),
+        command,
+        cwd: workspace.into(),
+        workspace: workspace.into(),
         environment: std::collections::BTreeMap::new(),
         profile: profile.to_owned(),
-        grants: grants.iter().filter_map(|grant| grant.parse().ok()).collect(),
+        grants: Vec::new(),
         requested: Vec::new(),
         level: IsolationLevel::Full,
-        approval_mode: mode,
+        approval_mode: ApprovalMode::default(),
         sandbox: SandboxPreference::Auto,
         timeout_ms: None,
         limits: Default::default(),
@@ -166,7 +174,7 @@ pub fn format_table(settings: &PolicySettings, profile: &str) -> String {
         let _ = write!(text, "{name:<34}");
         for (mode_name, mode) in &modes {
             let width = mode_name.chars().count().max(10);
-            let _ = write!(text, "  {:<width$}", verdict_name(decide_cell(settings, profile, *mode, *situation)));
+            let _ = write!(text, "  {:<width$}", decide_cell(settings, profile, *mode, *situation).as_str());
         }
         text = text.trim_end().to_owned() + "\n";
     }

@@ -9,6 +9,8 @@ use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
 use schemars::JsonSchema;
+use serde::de::value::StrDeserializer;
+use serde::de::{DeserializeOwned, IntoDeserializer};
 use serde::{Deserialize, Deserializer};
 use stockade_model::{LimitKind, quantity};
 
@@ -53,6 +55,12 @@ where
     String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
 
+/// Parses the name of a variant, as configuration files write it.
+pub(crate) fn parse_variant<T: DeserializeOwned>(name: &str) -> Option<T> {
+    let name: StrDeserializer<'_, serde::de::value::Error> = name.into_deserializer();
+    T::deserialize(name).ok()
+}
+
 /// Implements the deserialisation of a type from a string and its schema.
 macro_rules! text_form {
     ($name:ident, $pattern:expr, $description:expr) => {
@@ -78,54 +86,66 @@ macro_rules! text_form {
     };
 }
 
+pub(crate) use text_form;
+
+/// Implements the parsing of a number with a unit.
+macro_rules! quantity_form {
+    ($name:ident, $parse:expr) => {
+        impl FromStr for $name {
+            type Err = TextError;
+            fn from_str(text: &str) -> Result<Self, TextError> {
+                ($parse)(text).map(Self).map_err(TextError::new)
+            }
+        }
+    };
+}
+
 /// A duration: whole number and unit, `500ms`, `120s`, `10m`, `1h`, `7d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConfigDuration(pub u64);
 
-impl FromStr for ConfigDuration {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        quantity::duration_ms(text).map(Self).map_err(TextError::new)
-    }
-}
-pub(crate) use text_form;
+quantity_form!(ConfigDuration, quantity::duration_ms);
 text_form!(ConfigDuration, "^[0-9]+(ms|s|m|h|d)$", "A duration, e.g. `500ms`, `120s`, `10m`, `1h`, `7d`.");
 
 /// A number of bytes: whole number, optionally with `KiB`, `MiB`, `GiB`, `TiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConfigBytes(pub u64);
 
-impl FromStr for ConfigBytes {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        quantity::size_bytes(text).map(Self).map_err(TextError::new)
-    }
-}
+quantity_form!(ConfigBytes, quantity::size_bytes);
 text_form!(ConfigBytes, "^[0-9]+(KiB|MiB|GiB|TiB)?$", "A size, e.g. `4096`, `64KiB`, `512MiB`, `2GiB`.");
 
 /// An amount of memory: bytes, up to the greatest memory of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MemoryBytes(pub u64);
 
-impl FromStr for MemoryBytes {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        LimitKind::Memory.parse_amount(text).map(Self).map_err(TextError::new)
-    }
-}
+quantity_form!(MemoryBytes, |text| LimitKind::Memory.parse_amount(text));
 text_form!(MemoryBytes, "^[0-9]+(KiB|MiB|GiB|TiB)?$", "A size, e.g. `4096`, `64KiB`, `512MiB`, `2GiB`.");
 
 /// Processors, in thousandths: a number with at most three decimals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProcessorCount(pub u64);
 
-impl FromStr for ProcessorCount {
-    type Err = TextError;
-    fn from_str(text: &str) -> Result<Self, TextError> {
-        quantity::parse_thousandths(text).map(Self).map_err(TextError::new)
+quantity_form!(ProcessorCount, quantity::parse_thousandths);
+text_form!(ProcessorCount, "^[0-9]+([.][0-9]{1,3})?$", "A number of processors, e.g. `4`, `1.5`.");
+
+/// Base directory of a path in its written form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum PathAnchor {
+    Root,
+    Home,
+    Workspace,
+}
+
+/// Splits a path into its base directory and the rest; `None` if it has no base.
+pub(crate) fn split_anchor(text: &str) -> Option<(PathAnchor, &str)> {
+    const ANCHORS: [(&str, PathAnchor); 3] =
+        [("~/", PathAnchor::Home), ("./", PathAnchor::Workspace), ("/", PathAnchor::Root)];
+    match text {
+        "~" => Some((PathAnchor::Home, "")),
+        "." => Some((PathAnchor::Workspace, "")),
+        _ => ANCHORS.iter().find_map(|(start, anchor)| Some((*anchor, text.strip_prefix(start)?))),
     }
 }
-text_form!(ProcessorCount, "^[0-9]+([.][0-9]{1,3})?$", "A number of processors, e.g. `4`, `1.5`.");
 
 /// A path in its configuration form: `/absolute`, `~/in/home` or `./in/workspace`; normal, without `..`,
 /// patterns or variables.
@@ -208,31 +228,19 @@ impl FromStr for ConfigPath {
         if text.contains('$') {
             return text_error("variables are not expanded in paths: write `~/...`, `./...` or an absolute path");
         }
-        let (make, rest): (fn(PathBuf) -> Self, &str) = match text {
-            "~" => (Self::Home, ""),
-            "." => (Self::Workspace, ""),
-            _ => {
-                if let Some(rest) = text.strip_prefix("~/") {
-                    (Self::Home, rest)
-                } else if let Some(rest) = text.strip_prefix("./") {
-                    (Self::Workspace, rest)
-                } else if text.starts_with('/') {
-                    (Self::Absolute, text)
-                } else {
-                    return text_error("a path is absolute, or starts with `~/` (home) or `./` (workspace)");
-                }
-            }
+        let Some((anchor, rest)) = split_anchor(text) else {
+            return text_error("a path is absolute, or starts with `~/` (home) or `./` (workspace)");
         };
         if Path::new(rest).components().any(|c| matches!(c, Component::ParentDir)) {
             return text_error("a path must not hold `..`");
         }
-        let normal: PathBuf = if text.starts_with('/') {
-            Path::new(rest).components().collect()
-        } else {
-            // A second slash after `~/` must not make the rest absolute.
-            Path::new(rest).components().filter(|c| matches!(c, Component::Normal(_))).collect()
-        };
-        Ok(make(normal))
+        // A second slash after `~/` must not make the rest absolute.
+        let normal: PathBuf = Path::new(rest).components().filter(|c| matches!(c, Component::Normal(_))).collect();
+        Ok(match anchor {
+            PathAnchor::Root => Self::Absolute(Path::new("/").join(normal)),
+            PathAnchor::Home => Self::Home(normal),
+            PathAnchor::Workspace => Self::Workspace(normal),
+        })
     }
 }
 text_form!(ConfigPath, r"^(/|~$|~/|\.$|\./)", "A path: absolute, `~/...` (home) or `./...` (workspace).");
@@ -324,6 +332,15 @@ text_form!(
     "A name protected in every writable directory, e.g. `.envrc`."
 );
 
+/// Parses a name of lower-case letters, digits and `-`.
+pub(crate) fn parse_name(text: &str, what: &str) -> Result<String, TextError> {
+    let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    if text.is_empty() || text.len() > 64 || text.starts_with('-') || !text.bytes().all(fits) {
+        return text_error(format!("{what} is lower-case letters, digits and `-`, at most 64"));
+    }
+    Ok(text.to_owned())
+}
+
 /// Name of a profile: lower-case letters, digits and `-`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProfileName(pub(crate) String);
@@ -331,11 +348,7 @@ pub struct ProfileName(pub(crate) String);
 impl FromStr for ProfileName {
     type Err = TextError;
     fn from_str(text: &str) -> Result<Self, TextError> {
-        let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-        if text.is_empty() || text.len() > 64 || text.starts_with('-') || !text.bytes().all(fits) {
-            return text_error("a profile's name is lower-case letters, digits and `-`, at most 64");
-        }
-        Ok(Self(text.to_owned()))
+        parse_name(text, "a profile's name").map(Self)
     }
 }
 text_form!(ProfileName, "^[a-z0-9][a-z0-9-]{0,63}$", "The name of a profile.");

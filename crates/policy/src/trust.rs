@@ -146,7 +146,7 @@ pub enum TrustError {
         place: PathBuf,
     },
     /// Other users may write an object on the way.
-    #[error("{} may be written by {} (mode {:04o})\nhint: chmod {} {}", quote_path(place), describe_writers(*mode), mode & 0o7777, chmod_change(*mode), shell_word(place))]
+    #[error("{} may be written by {} (mode {:04o})\nhint: chmod {} {}", quote_path(place), describe_writers(*mode).0, mode & 0o7777, describe_writers(*mode).1, shell_word(place))]
     Writable {
         /// The object.
         place: PathBuf,
@@ -171,19 +171,12 @@ fn chown_target(trusted: u32) -> String {
     if trusted == 0 { "root".to_owned() } else { trusted.to_string() }
 }
 
-fn describe_writers(mode: u32) -> &'static str {
+/// Returns the writers of an object, and the change of its mode that removes them.
+fn describe_writers(mode: u32) -> (&'static str, &'static str) {
     match (mode & 0o020 != 0, mode & 0o002 != 0) {
-        (true, true) => "its group and by everybody",
-        (true, false) => "its group",
-        _ => "everybody",
-    }
-}
-
-fn chmod_change(mode: u32) -> &'static str {
-    match (mode & 0o020 != 0, mode & 0o002 != 0) {
-        (true, true) => "go-w",
-        (true, false) => "g-w",
-        _ => "o-w",
+        (true, true) => ("its group and by everybody", "go-w"),
+        (true, false) => ("its group", "g-w"),
+        _ => ("everybody", "o-w"),
     }
 }
 

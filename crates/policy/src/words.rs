@@ -4,6 +4,8 @@
 //! This is not a second classifier: a script that is plain here is plain to every shell, and the rest is
 //! not parsed at all.
 
+use crate::lists::NameList;
+
 /// A command line in the form that rules match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CommandWords {
@@ -22,198 +24,7 @@ pub(crate) struct CommandWords {
 }
 
 /// Programs, and words of the shell, that run the command among their arguments.
-const WRAPPERS: &[&str] = &[
-    ".",
-    "aa-exec",
-    "abduco",
-    "ash",
-    "at",
-    "awk",
-    "aws-vault",
-    "bash",
-    "batch",
-    "box64",
-    "bpftrace",
-    "builtin",
-    "bun",
-    "bundle",
-    "bunx",
-    "busybox",
-    "bwrap",
-    "capsh",
-    "catchsegv",
-    "ccache",
-    "cgexec",
-    "choom",
-    "chpst",
-    "chronic",
-    "chroot",
-    "chrt",
-    "command",
-    "coproc",
-    "cpulimit",
-    "csh",
-    "daemon",
-    "daemonize",
-    "dash",
-    "dbus-run-session",
-    "deno",
-    "direnv",
-    "distcc",
-    "distrobox",
-    "doas",
-    "docker",
-    "dotenv",
-    "dtach",
-    "dumb-init",
-    "eatmydata",
-    "elvish",
-    "entr",
-    "env",
-    "eval",
-    "exec",
-    "expect",
-    "fakechroot",
-    "fakeroot",
-    "faketime",
-    "fd",
-    "find",
-    "firejail",
-    "fish",
-    "flatpak-spawn",
-    "flock",
-    "gawk",
-    "gdb",
-    "gdbserver",
-    "gosu",
-    "guix",
-    "heaptrack",
-    "hugectl",
-    "hush",
-    "hyperfine",
-    "i386",
-    "ifne",
-    "ionice",
-    "ip",
-    "ksh",
-    "kubectl",
-    "ld.so",
-    "linux32",
-    "linux64",
-    "lldb",
-    "logsave",
-    "ltrace",
-    "lua",
-    "lxc-execute",
-    "machinectl",
-    "mawk",
-    "mispipe",
-    "mksh",
-    "multitime",
-    "nawk",
-    "nerdctl",
-    "nice",
-    "nix",
-    "nix-shell",
-    "nocache",
-    "node",
-    "nohup",
-    "npx",
-    "nsenter",
-    "nu",
-    "numactl",
-    "op",
-    "parallel",
-    "pee",
-    "perf",
-    "perl",
-    "php",
-    "pidproxy",
-    "pipenv",
-    "pkexec",
-    "pnpx",
-    "podman",
-    "poetry",
-    "prlimit",
-    "proot",
-    "proxychains",
-    "proxychains4",
-    "pwsh",
-    "python",
-    "python3",
-    "qemu",
-    "rbash",
-    "retry",
-    "rlwrap",
-    "rr",
-    "rsh",
-    "ruby",
-    "run-parts",
-    "run0",
-    "runcon",
-    "runuser",
-    "schedtool",
-    "schroot",
-    "scl",
-    "screen",
-    "script",
-    "sem",
-    "setarch",
-    "setpriv",
-    "setsid",
-    "setuidgid",
-    "sg",
-    "sh",
-    "socat",
-    "softlimit",
-    "source",
-    "ssh",
-    "ssh-agent",
-    "sshpass",
-    "start-stop-daemon",
-    "stdbuf",
-    "strace",
-    "su",
-    "su-exec",
-    "sudo",
-    "systemd-cat",
-    "systemd-inhibit",
-    "systemd-nspawn",
-    "systemd-run",
-    "taskset",
-    "tclsh",
-    "tcsh",
-    "time",
-    "timeout",
-    "tini",
-    "tmux",
-    "toolbox",
-    "torify",
-    "torsocks",
-    "toybox",
-    "trace-cmd",
-    "trap",
-    "ts",
-    "tsocks",
-    "tsp",
-    "uclampset",
-    "uftrace",
-    "uid_wrapper",
-    "unbuffer",
-    "unshare",
-    "uv",
-    "uvx",
-    "valgrind",
-    "watch",
-    "wine",
-    "wine64",
-    "x86_64",
-    "xargs",
-    "xvfb-run",
-    "yash",
-    "zargs",
-    "zsh",
-];
+const WRAPPERS: NameList = NameList::new(include_str!("../knowledge/wrappers.txt"));
 
 /// Words that start a construct, not a command.
 const RESERVED_WORDS: &[&str] = &[
@@ -283,52 +94,32 @@ fn shell_script(command: &[String]) -> Option<&str> {
     arguments[..at].iter().all(|word| word.starts_with('-')).then(|| arguments.get(at + 1).map(String::as_str))?
 }
 
-/// Syntax of a wrapper's own arguments: options that take the next word as a value, and the number of
-/// operands before the command.
+/// Syntax of the own arguments of wrappers.
+const WRAPPER_OPTIONS: NameList = NameList::new(include_str!("../knowledge/wrapper_options.txt"));
+
+/// Syntax of a wrapper's own arguments; lists of options are separated by blanks.
 struct WrapperSyntax {
-    valued: &'static [&'static str],
+    /// Number of operands before the command.
     operands: usize,
+    /// Options that take the next word as a value.
+    valued: &'static str,
     /// Options after which there is no command, or one that is not plain.
-    ends: &'static [&'static str],
+    ends: &'static str,
     assigns: bool,
 }
 
-const fn simple_wrapper(valued: &'static [&'static str], operands: usize) -> WrapperSyntax {
-    WrapperSyntax { valued, operands, ends: &[], assigns: false }
+fn wrapper_of(program: &str) -> Option<WrapperSyntax> {
+    let name = base_name(program);
+    WRAPPER_OPTIONS.names().find_map(|row| {
+        let fields: Vec<&str> = row.split('|').map(str::trim).collect();
+        let [names, operands, valued, ends, assigns] = fields[..] else { return None };
+        let syntax = WrapperSyntax { operands: operands.parse().ok()?, valued, ends, assigns: assigns == "assigns" };
+        lists_option(names, name).then_some(syntax)
+    })
 }
 
-/// Returns the syntax of a wrapper. From the manual pages: coreutils timeout(1), nice(1), nohup(1),
-/// stdbuf(1), env(1); sudo(8), doas(1), setsid(1), ionice(1), xargs(1), time(1), bash(1).
-fn wrapper_of(program: &str) -> Option<WrapperSyntax> {
-    Some(match base_name(program) {
-        "nohup" | "setsid" | "builtin" => simple_wrapper(&[], 0),
-        "command" => WrapperSyntax { ends: &["-v", "-V"], ..simple_wrapper(&[], 0) },
-        "exec" => simple_wrapper(&["-a"], 0),
-        "time" => simple_wrapper(&["-f", "-o", "--format", "--output"], 0),
-        "timeout" => simple_wrapper(&["-k", "-s", "--kill-after", "--signal"], 1),
-        "nice" => simple_wrapper(&["-n", "--adjustment"], 0),
-        "ionice" => {
-            WrapperSyntax { ends: &["-p", "-P", "-u"], ..simple_wrapper(&["-c", "-n", "--class", "--classdata"], 0) }
-        }
-        "stdbuf" => simple_wrapper(&["-i", "-o", "-e", "--input", "--output", "--error"], 0),
-        "env" => WrapperSyntax {
-            ends: &["-S", "--split-string"],
-            assigns: true,
-            ..simple_wrapper(&["-u", "-C", "--unset", "--chdir"], 0)
-        },
-        "sudo" => WrapperSyntax {
-            ends: &["-e", "-l", "-s", "-i", "-v", "--edit", "--list", "--shell", "--login"],
-            assigns: true,
-            ..simple_wrapper(
-                &["-u", "-g", "-h", "-p", "-C", "-r", "-t", "-T", "-U", "-D", "-R", "--user", "--group", "--host"],
-                0,
-            )
-        },
-        "doas" => WrapperSyntax { ends: &["-s", "-L", "-C"], ..simple_wrapper(&["-u"], 0) },
-        // The arguments that xargs appends come after the parsed words.
-        "xargs" => simple_wrapper(&["-I", "-n", "-P", "-L", "-d", "-E", "-s", "-a", "--max-args", "--max-procs"], 0),
-        _ => return None,
-    })
+fn lists_option(list: &str, word: &str) -> bool {
+    list.split(' ').any(|listed| listed == word)
 }
 
 /// Returns the command that a wrapper runs.
@@ -342,10 +133,10 @@ fn unwrap_command(command: &[String]) -> Option<&[String]> {
             break;
         }
         if word.starts_with('-') && word.len() > 1 {
-            if wrapper.ends.contains(&word.as_str()) {
+            if lists_option(wrapper.ends, word) {
                 return None;
             }
-            at += if wrapper.valued.contains(&word.as_str()) { 2 } else { 1 };
+            at += if lists_option(wrapper.valued, word) { 2 } else { 1 };
         } else if wrapper.assigns && word.contains('=') {
             at += 1;
         } else {
@@ -363,10 +154,9 @@ fn unwrap_command(command: &[String]) -> Option<&[String]> {
 /// library (`ld-linux-x86-64.so.2 PROGRAM`).
 pub(crate) fn is_wrapper(program: &str) -> bool {
     let name = base_name(program);
-    let listed = |name: &str| WRAPPERS.binary_search(&name).is_ok();
     let bare = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
-    listed(name)
-        || listed(bare)
+    WRAPPERS.contains(name)
+        || WRAPPERS.contains(bare)
         || ["ld-linux", "ld-musl", "ld64.so", "qemu-"].iter().any(|loader| name.starts_with(loader))
 }
 
@@ -464,7 +254,18 @@ mod tests {
 
     #[test]
     fn lists_are_sorted() {
-        assert!(WRAPPERS.is_sorted());
+        assert!(WRAPPERS.names().is_sorted());
+    }
+
+    #[test]
+    fn every_row_of_options_is_read() {
+        for row in WRAPPER_OPTIONS.names() {
+            for name in row.split('|').next().unwrap().split_whitespace() {
+                assert!(wrapper_of(name).is_some(), "{row}");
+            }
+        }
+        assert_eq!(wrapper_of("/usr/bin/timeout").unwrap().operands, 1);
+        assert!(wrapper_of("env").unwrap().assigns && wrapper_of("").is_none());
     }
 
     #[test]

@@ -243,7 +243,7 @@ fn wrong_input_is_refused_at_its_line() {
             "{\"sandbox\": {\"network\": {\"allowedDomains\": [1]}}}",
             "x:1:45: expected a string, found a number",
         ),
-        (ImportTool::Claude, "{\"a\": 1,}", "x:1:9: expected a name in quotes"),
+        (ImportTool::Claude, "{\"a\": 1,}", "x:1:8: trailing commas are not allowed"),
         (ImportTool::Claude, "[]", "x:1:1: settings are an object, not a list"),
         (ImportTool::Gemini, "[[rule]]\ntoolName = \"x\"\ndecision = \"allow\"\n", "x:1:1: a rule needs a `priority`"),
         (

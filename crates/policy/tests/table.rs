@@ -16,7 +16,8 @@ use stockade_model::{
     PolicyVerdict, QuestionKind, RawText, RequestCommand, RunRequest, SandboxPreference, Tier,
 };
 use stockade_policy::{
-    ConfigLayer, LayerText, ModeAnswers, OwnDirectories, PolicyRuling, PolicySettings, decide_request, rule_on,
+    ClassAnswers, ConfigLayer, LayerText, ModeAnswers, OwnDirectories, PolicyRuling, PolicySettings, decide_request,
+    rule_on,
 };
 
 const SNAPSHOT: &str = include_str!("snapshots/table__decisions.snap");
@@ -88,13 +89,17 @@ fn granular_classes_are_independent() {
             tier_deny: pick(3).tier_deny,
             impact: pick(3).impact,
             rule_ask: pick(3).rule_ask,
-            filesystem: pick(2).filesystem,
-            network: pick(1).network,
-            other: pick(0).other,
+            requested: ClassAnswers {
+                filesystem: pick(2).requested.filesystem,
+                network: pick(1).requested.network,
+                other: pick(0).requested.other,
+            },
             unsandboxed: if bits == 15 { PolicyVerdict::Ask } else { PolicyVerdict::Deny },
-            denied_filesystem: pick(2).denied_filesystem,
-            denied_network: pick(1).denied_network,
-            denied_other: pick(0).denied_other,
+            denied: ClassAnswers {
+                filesystem: pick(2).denied.filesystem,
+                network: pick(1).denied.network,
+                other: pick(0).denied.other,
+            },
         };
         assert_eq!(found, expected, "{bits:04b}");
     }

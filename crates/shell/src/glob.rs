@@ -1,5 +1,9 @@
 //! Matches names against patterns. It must not depend on paths: there is no `/` here.
 
+use std::borrow::Cow;
+
+use stockade_model::wildcard_matches;
+
 /// Returns whether the pattern matches. `*` matches any bytes, every other byte matches itself;
 /// ASCII case is ignored.
 pub(crate) fn name_matches(pattern: &[u8], name: &[u8]) -> bool {
@@ -14,38 +18,27 @@ pub(crate) fn name_matches(pattern: &[u8], name: &[u8]) -> bool {
 }
 
 /// Returns whether the pattern matches. `*` matches any bytes; with `any_one`, each `?` and `[...]`
-/// matches any one byte; ASCII case is ignored. Both arguments may be hostile. Only the last `*` is
-/// retried, so the time is at most proportional to the product of both lengths.
+/// matches any one byte; ASCII case is ignored. Both arguments may be hostile.
 pub(crate) fn glob_matches(pattern: &[u8], name: &[u8], any_one: bool) -> bool {
-    let (mut at, mut seen) = (0, 0);
-    // Position after the last `*`, and the end of its match.
-    let mut star: Option<(usize, usize)> = None;
-    loop {
-        let here = name.get(seen);
-        let step = match pattern.get(at) {
-            Some(b'*') => {
-                at += 1;
-                star = Some((at, seen));
-                continue;
-            }
-            Some(b'?') if any_one => here.map(|_| at + 1),
-            Some(b'[') if any_one => {
-                let class = &pattern[at + 1..];
-                here.map(|_| at + 1 + class.iter().position(|b| *b == b']').map_or(class.len(), |end| end + 1))
-            }
-            Some(byte) => here.filter(|b| b.eq_ignore_ascii_case(byte)).map(|_| at + 1),
-            None if here.is_none() => return true,
-            None => None,
-        };
-        (at, seen) = match (step, star) {
-            (Some(next), _) => (next, seen + 1),
-            (None, Some((after, reach))) if reach < name.len() => {
-                star = Some((after, reach + 1));
-                (after, reach + 1)
-            }
-            _ => return false,
-        };
+    let classes_read = if any_one { replace_classes(pattern) } else { Cow::Borrowed(pattern) };
+    let fits = |wanted: u8, found: u8| any_one && wanted == b'?' || wanted.eq_ignore_ascii_case(&found);
+    wildcard_matches(&classes_read, name, b'*', fits)
+}
+
+/// Replaces each `[...]` by `?`. A class that is not closed reaches to the end.
+fn replace_classes(pattern: &[u8]) -> Cow<'_, [u8]> {
+    if !pattern.contains(&b'[') {
+        return Cow::Borrowed(pattern);
     }
+    let mut rest = pattern.iter();
+    let mut replaced = Vec::with_capacity(pattern.len());
+    while let Some(byte) = rest.next() {
+        if *byte == b'[' {
+            rest.by_ref().find(|byte| **byte == b']');
+        }
+        replaced.push(if *byte == b'[' { b'?' } else { *byte });
+    }
+    Cow::Owned(replaced)
 }
 
 #[cfg(test)]

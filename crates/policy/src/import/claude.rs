@@ -6,6 +6,7 @@
 
 use stockade_model::PolicyVerdict;
 
+use super::ImportDeviation::{Left, Needless, Stricter, Weaker};
 use super::claude_context::{self, ClaudeContext};
 use super::json::{self, JsonKey, PositionedError, SpannedJson};
 use super::mistakes::ImportMistakes;
@@ -14,6 +15,7 @@ use super::{ImportDeviation, ImportEntry, ImportSource, ImportTool, ImportedPoli
 use crate::draft::{DraftRule, quote_toml};
 use crate::error::{ConfigError, TextPosition};
 use crate::file::CombiningAlgorithm;
+use crate::lists::NameList;
 use crate::text::ConfigPath;
 
 pub(super) fn import_claude(sources: &[ImportSource]) -> Result<ImportedPolicy, ConfigError> {
@@ -29,16 +31,14 @@ pub(super) fn import_claude(sources: &[ImportSource]) -> Result<ImportedPolicy, 
     let mut imported = ImportedPolicy::default();
     let mut modes = Vec::new();
     for (source, settings) in &files {
+        let counts = |managed_only: bool, key: &[&str]| !managed_only || claude_context::is_true_at(settings, key);
         let mut reader = ClaudeReader {
             source: &source.name,
             scope: source.scope,
             context: &context,
-            may_allow: !context.managed_rules_only
-                || claude_context::is_true_at(settings, claude_context::MANAGED_RULES_KEY),
-            may_allow_hosts: !context.managed_hosts_only
-                || claude_context::is_true_at(settings, claude_context::MANAGED_HOSTS_KEY),
-            may_reveal: !context.managed_reads_only
-                || claude_context::is_true_at(settings, claude_context::MANAGED_READS_KEY),
+            may_allow: counts(context.managed_rules_only, claude_context::MANAGED_RULES_KEY),
+            may_allow_hosts: counts(context.managed_hosts_only, claude_context::MANAGED_HOSTS_KEY),
+            may_reveal: counts(context.managed_reads_only, claude_context::MANAGED_READS_KEY),
             modes: Vec::new(),
             faults: Vec::new(),
             imported: &mut imported,
@@ -96,6 +96,20 @@ fn refuse_the_rest(imported: &mut ImportedPolicy) {
     imported.combine_by(CombiningAlgorithm::FirstApplicable);
 }
 
+/// One rule of a list: its position, its text, and the effect of the list.
+#[derive(Clone, Copy)]
+pub(super) struct ClaudeRule<'s> {
+    pub at: &'s SpannedJson,
+    pub text: &'s str,
+    pub effect: PolicyVerdict,
+}
+
+impl ClaudeRule<'_> {
+    pub(super) fn is_allow(self) -> bool {
+        self.effect == PolicyVerdict::Allow
+    }
+}
+
 pub(super) struct ClaudeReader<'a> {
     pub source: &'a str,
     pub scope: SourceScope,
@@ -112,17 +126,7 @@ pub(super) struct ClaudeReader<'a> {
 }
 
 /// Keys that name programs of the agent itself.
-const PROGRAM_KEYS: &[&str] = &[
-    "apiKeyHelper",
-    "awsAuthRefresh",
-    "awsCredentialExport",
-    "fileSuggestion",
-    "gcpAuthRefresh",
-    "otelHeadersHelper",
-    "processWrapper",
-    "statusLine",
-    "subagentStatusLine",
-];
+const PROGRAM_KEYS: NameList = NameList::new(include_str!("../../knowledge/claude_program_keys.txt"));
 
 /// The modes that a session may start in.
 const SESSION_MODES: &[&str] = &["default", "acceptEdits", "plan", "auto", "dontAsk", "bypassPermissions"];
@@ -137,13 +141,22 @@ impl<'a> ClaudeReader<'a> {
         self.imported.notes.push(note);
     }
 
+    pub(super) fn note(&mut self, rule: ClaudeRule<'_>, carried: ImportDeviation, why: &str) {
+        self.add_note(rule.at, rule.text, carried, why);
+    }
+
+    /// Returns the strings of a list; any other entry is a mistake.
+    pub(super) fn read_texts<'s>(&mut self, list: &'s SpannedJson, what: &str) -> Vec<(&'s SpannedJson, &'s str)> {
+        json::read_texts(list, what, &mut self.faults)
+    }
+
     /// Records a mistake. The other entries are still read, so that all mistakes are reported together.
     pub(super) fn add_mistake(&mut self, at: TextPosition, why: String) {
         self.faults.push(PositionedError { at, why });
     }
 
     pub(super) fn report_unexpected(&mut self, what: &str, found: &SpannedJson) {
-        self.add_mistake(found.at, format!("expected {what}, found {}", found.kind_name()));
+        self.faults.push(PositionedError::unexpected(what, found));
     }
 
     fn convert_settings(&mut self, settings: &SpannedJson) {
@@ -160,44 +173,30 @@ impl<'a> ClaudeReader<'a> {
     fn report_other_key(&mut self, key: &JsonKey, value: &SpannedJson) {
         let name = key.name.as_str();
         let is_empty = value.as_object() == Some(&[]) || value.as_list() == Some(&[]);
-        match name {
-            "env" | "hooks" | "autoMode" if is_empty => {}
-            "env" => self.report_variables(value),
-            "hooks" => {
-                self.add_note(value, name, ImportDeviation::Weaker, "hooks run programs that may refuse: no form here")
-            }
-            "autoMode" => {
-                self.add_note(value, name, ImportDeviation::Weaker, "what it refuses in words has no form here")
-            }
+        let (carried, why) = match name {
+            "env" | "hooks" | "autoMode" if is_empty => return,
+            "env" => return self.report_variables(value),
+            "hooks" => (Weaker, "hooks run programs that may refuse: no form here".to_owned()),
+            "autoMode" => (Weaker, "what it refuses in words has no form here".to_owned()),
             "policyHelper" => {
-                let why = "the program makes settings when the agent starts: import what it prints";
-                self.add_note(value, name, ImportDeviation::Weaker, why);
+                (Weaker, "the program makes settings when the agent starts: import what it prints".to_owned())
             }
-            _ if PROGRAM_KEYS.contains(&name) => {
-                self.add_note(value, name, ImportDeviation::Needless, "it names a program of the agent's own");
-            }
+            _ if PROGRAM_KEYS.contains(name) => (Needless, "it names a program of the agent's own".to_owned()),
             "allowManagedPermissionRulesOnly" => {
-                self.add_note(
-                    value,
-                    name,
-                    ImportDeviation::Needless,
-                    "put the rules into `/etc/stockade/managed.toml`",
-                );
+                (Needless, "put the rules into `/etc/stockade/managed.toml`".to_owned())
             }
             "enabledMcpjsonServers"
             | "disabledMcpjsonServers"
             | "enableAllProjectMcpServers"
             | "allowedMcpServers"
             | "deniedMcpServers"
-            | "allowManagedMcpServersOnly" => {
-                self.add_note(value, name, ImportDeviation::Needless, "which servers there are is the agent's to say");
-            }
-            _ => {
-                if let Some(why) = whose::why_unknown(ImportTool::Claude, key) {
-                    self.add_note(value, name, ImportDeviation::Weaker, &why);
-                }
-            }
-        }
+            | "allowManagedMcpServersOnly" => (Needless, "which servers there are is the agent's to say".to_owned()),
+            _ => match whose::why_unknown(ImportTool::Claude, key) {
+                Some(why) => (Weaker, why),
+                None => return,
+            },
+        };
+        self.add_note(value, name, carried, &why);
     }
 
     /// Reports variables for commands, by name only: a value may be a secret.
@@ -205,7 +204,7 @@ impl<'a> ClaudeReader<'a> {
         let Some(entries) = value.as_object() else { return self.report_unexpected("an object", value) };
         for (key, value) in entries {
             let why = "commands do not get this variable: put it into `env.set` of a profile";
-            self.add_note(value, &format!("env.{}", key.name), ImportDeviation::Left, why);
+            self.add_note(value, &format!("env.{}", key.name), Left, why);
         }
     }
 
@@ -219,7 +218,7 @@ impl<'a> ClaudeReader<'a> {
                 "defaultMode" => self.record_mode(value),
                 "additionalDirectories" => self.convert_directories(value),
                 "disableBypassPermissionsMode" | "disableAutoMode" => {
-                    self.add_note(value, &key.name, ImportDeviation::Needless, "there is no such mode here");
+                    self.add_note(value, &key.name, Needless, "there is no such mode here");
                 }
                 other => self.add_mistake(key.at, format!("`permissions` has no `{other}`")),
             }
@@ -234,80 +233,56 @@ impl<'a> ClaudeReader<'a> {
         };
         self.modes.push(known);
         match mode {
-            "auto" => self.add_note(value, mode, ImportDeviation::Stricter, "nothing agrees in a person's place here"),
+            "auto" => self.add_note(value, mode, Stricter, "nothing agrees in a person's place here"),
             "bypassPermissions" => {
                 let why = match self.context.no_bypass {
                     true => "the mode is switched off: commands are asked about",
                     false => "runs without a question, but in the sandbox",
                 };
-                self.add_note(value, mode, ImportDeviation::Stricter, why);
+                self.add_note(value, mode, Stricter, why);
             }
             _ => {}
         }
     }
 
     fn convert_directories(&mut self, value: &SpannedJson) {
-        let Some(items) = value.as_list() else { return self.report_unexpected("a list", value) };
-        for item in items {
-            let Some(text) = item.as_text() else {
-                self.report_unexpected("a string", item);
-                continue;
-            };
+        for (item, text) in self.read_texts(value, "a string") {
             if !self.context.sandboxed {
                 // In Claude Code, only reading is free in this directory. Here a profile would let commands
                 // write it.
-                self.add_note(
-                    item,
-                    text,
-                    ImportDeviation::Left,
-                    "changes in it are asked about there, and so they are here",
-                );
+                self.add_note(item, text, Left, "changes in it are asked about there, and so they are here");
                 continue;
             }
             match text.parse::<ConfigPath>() {
                 Ok(path @ (ConfigPath::Absolute(_) | ConfigPath::Home(_))) => {
                     self.imported.add_to_profile("write", path.to_string());
                 }
-                _ => self.add_note(
-                    item,
-                    text,
-                    ImportDeviation::Left,
-                    "only an absolute path or one in `~/` has a form here",
-                ),
+                _ => self.add_note(item, text, Left, "only an absolute path or one in `~/` has a form here"),
             }
         }
     }
 
     /// Returns whether an `allow` of this tool counts; notes the reason if it does not.
-    fn is_allow_effective(&mut self, at: &SpannedJson, text: &str, tool: &str) -> bool {
-        if !self.may_allow {
-            let why = "another file allows only what it allows itself (`allowManagedPermissionRulesOnly`)";
-            self.add_note(at, text, ImportDeviation::Left, why);
+    fn is_allow_effective(&mut self, rule: ClaudeRule<'_>, tool: &str) -> bool {
+        let why = if !self.may_allow {
+            "another file allows only what it allows itself (`allowManagedPermissionRulesOnly`)"
         } else if self.context.may_refuse(tool) {
-            self.add_note(
-                at,
-                text,
-                ImportDeviation::Left,
-                "a `PreToolUse` hook may refuse it there, and hooks have no form here",
-            );
+            "a `PreToolUse` hook may refuse it there, and hooks have no form here"
         } else {
             return true;
-        }
+        };
+        self.note(rule, Left, why);
         false
     }
 
     fn convert_rules(&mut self, list: &SpannedJson, effect: PolicyVerdict) {
-        let Some(items) = list.as_list() else { return self.report_unexpected("a list", list) };
-        for item in items {
-            let Some(text) = item.as_text() else {
-                self.report_unexpected("a rule", item);
-                continue;
-            };
+        for (at, text) in self.read_texts(list, "a rule") {
+            let rule = ClaudeRule { at, text, effect };
             match split_rule(text) {
-                Err(why) => self.add_mistake(item.at, format!("`{text}`: {why}")),
+                Err(why) => self.add_mistake(at.at, format!("`{text}`: {why}")),
                 Ok((tool, specifier)) => {
-                    if effect != PolicyVerdict::Allow || self.is_allow_effective(item, text, tool) {
-                        self.convert_rule(item, text, tool, specifier, effect);
+                    if !rule.is_allow() || self.is_allow_effective(rule, tool) {
+                        self.convert_rule(rule, tool, specifier);
                     }
                 }
             }

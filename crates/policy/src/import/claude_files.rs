@@ -8,12 +8,13 @@ use std::path::Path;
 
 use stockade_model::PolicyVerdict;
 
-use super::ImportDeviation;
-use super::claude::ClaudeReader;
+use super::ImportDeviation::{Left, Needless, Stricter, Weaker};
+use super::claude::{ClaudeReader, ClaudeRule};
 use super::claude_sandbox::{directory_of, is_workspace};
-use super::json::SpannedJson;
 use super::scope::SourceScope;
+use crate::draft::DraftRule;
 use crate::file::FileOperation;
+use crate::lists::NameList;
 use crate::pattern::PathPattern;
 use crate::resolve::holds_name;
 use crate::shipped;
@@ -41,108 +42,70 @@ const ALREADY_PROTECTED_REASON: &str = "the name is protected in every writable 
 const NOT_WRITTEN: &str = "commands write nothing there, unless the workspace lies in it";
 
 /// Directories of the system, which do not contain workspaces.
-const SYSTEM_DIRECTORIES: &[&str] = &[
-    "/bin",
-    "/boot",
-    "/dev",
-    "/etc",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/proc",
-    "/sbin",
-    "/sys",
-    "/usr/bin",
-    "/usr/lib",
-    "/usr/sbin",
-];
+const SYSTEM_DIRECTORIES: NameList = NameList::new(include_str!("../../knowledge/system_directories.txt"));
 
 impl ClaudeReader<'_> {
     /// Converts a rule about reading. `Read` applies to every tool that reads; rules for the other tools
     /// allow only that tool.
-    pub(super) fn convert_read_rule(
-        &mut self,
-        at: &SpannedJson,
-        text: &str,
-        tool: &str,
-        pattern: Option<&str>,
-        effect: PolicyVerdict,
-    ) {
-        if effect != PolicyVerdict::Allow || tool == "Read" {
-            return self.convert_file_rule(at, text, pattern, effect, &[FileOperation::Read]);
+    pub(super) fn convert_read_rule(&mut self, rule: ClaudeRule<'_>, tool: &str, pattern: Option<&str>) {
+        if !rule.is_allow() || tool == "Read" {
+            return self.convert_file_rule(rule, pattern, &[FileOperation::Read]);
         }
         if pattern.is_some() {
-            return self.add_note(at, text, ImportDeviation::Left, "paths are allowed by `Read` alone there");
+            return self.note(rule, Left, "paths are allowed by `Read` alone there");
         }
-        let mut draft = self.draft_rule(at, text, effect);
-        draft.tool = vec![tool.to_owned()];
-        self.imported.push(draft);
+        self.imported.push(DraftRule { tool: vec![tool.to_owned()], ..self.draft_rule(rule) });
     }
 
     /// Converts a rule about writing. `Edit` with a path applies to every tool that changes files; a bare
     /// tool name allows only that tool.
-    pub(super) fn convert_write_rule(
-        &mut self,
-        at: &SpannedJson,
-        text: &str,
-        tool: &str,
-        pattern: Option<&str>,
-        effect: PolicyVerdict,
-    ) {
+    pub(super) fn convert_write_rule(&mut self, rule: ClaudeRule<'_>, tool: &str, pattern: Option<&str>) {
         use FileOperation::{Create, Delete, Write};
-        if effect != PolicyVerdict::Allow {
-            return self.convert_file_rule(at, text, pattern, effect, &[Write, Create, Delete]);
+        if !rule.is_allow() {
+            return self.convert_file_rule(rule, pattern, &[Write, Create, Delete]);
         }
         let why = match pattern {
             None => "it also changes files that are asked about there; in the workspace no rule is needed for it",
             Some(_) if tool != "Edit" => "paths are allowed by `Edit` alone there",
             Some(pattern) => {
-                let own = self.path_patterns(pattern, effect);
+                let own = self.path_patterns(pattern, rule.effect);
                 if own.is_some_and(|own| own.patterns.iter().all(|pattern| pattern.starts_with("./"))) {
                     let why = "the profile allows it; names that are protected are asked about, and deletion is no part of it";
-                    return self.add_note(at, text, ImportDeviation::Stricter, why);
+                    return self.note(rule, Stricter, why);
                 }
                 "beyond the workspace it also reaches files that are asked about there"
             }
         };
-        self.add_note(at, text, ImportDeviation::Left, why);
+        self.note(rule, Left, why);
     }
 
-    fn convert_file_rule(
-        &mut self,
-        at: &SpannedJson,
-        text: &str,
-        pattern: Option<&str>,
-        effect: PolicyVerdict,
-        operations: &[FileOperation],
-    ) {
+    fn convert_file_rule(&mut self, rule: ClaudeRule<'_>, pattern: Option<&str>, operations: &[FileOperation]) {
         let reads = matches!(operations, [FileOperation::Read]);
-        let mut draft = self.draft_rule(at, text, effect);
-        draft.operations = operations.to_vec();
-        draft.files = vec!["/".to_owned()];
+        let mut draft =
+            DraftRule { operations: operations.to_vec(), files: vec!["/".to_owned()], ..self.draft_rule(rule) };
         let Some(pattern) = pattern else {
-            if effect != PolicyVerdict::Allow {
-                self.lost_to_commands(at, text, effect, if reads { READS_ALL } else { WRITES_ALL });
+            if !rule.is_allow() {
+                self.lost_to_commands(rule, if reads { READS_ALL } else { WRITES_ALL });
             }
             return self.imported.push(draft);
         };
-        let Some(own) = self.path_patterns(pattern, effect) else {
-            if effect == PolicyVerdict::Allow {
-                return self.add_note(at, text, ImportDeviation::Left, "the path pattern has no form here");
+        let Some(own) = self.path_patterns(pattern, rule.effect) else {
+            if rule.is_allow() {
+                return self.note(rule, Left, "the path pattern has no form here");
             }
             let why = format!("{NO_FORM}, and commands can still {} it", if reads { "read" } else { "write" });
-            self.lost_to_commands(at, text, effect, &why);
+            self.lost_to_commands(rule, &why);
             draft.effect = PolicyVerdict::Ask;
             return self.imported.push(draft);
         };
         if own.broader {
-            self.add_note(at, text, ImportDeviation::Stricter, "it is meant wherever it may lie");
+            self.note(rule, Stricter, "it is meant wherever it may lie");
         }
-        for pattern in own.patterns.iter().filter(|_| effect != PolicyVerdict::Allow) {
+        for pattern in own.patterns.iter().filter(|_| !rule.is_allow()) {
             if reads {
-                self.hide_from_commands(at, text, pattern, own.is_file, effect);
+                self.hide_from_commands(rule, pattern, own.is_file);
             } else {
-                self.protect_from_commands(at, text, pattern, own.is_file, effect);
+                self.protect_from_commands(rule, pattern, own.is_file);
             }
         }
         draft.files = own.patterns;
@@ -150,61 +113,40 @@ impl ClaudeReader<'_> {
     }
 
     /// Notes that a rule does not apply to commands, if any command runs.
-    fn lost_to_commands(&mut self, at: &SpannedJson, text: &str, effect: PolicyVerdict, why: &str) {
-        if self.context.leaves_commands(effect) {
-            self.add_note(at, text, ImportDeviation::Weaker, why);
+    fn lost_to_commands(&mut self, rule: ClaudeRule<'_>, why: &str) {
+        if self.context.leaves_commands(rule.effect) {
+            self.note(rule, Weaker, why);
         }
     }
 
-    fn hide_from_commands(
-        &mut self,
-        at: &SpannedJson,
-        text: &str,
-        pattern: &str,
-        is_file: bool,
-        effect: PolicyVerdict,
-    ) {
+    fn hide_from_commands(&mut self, rule: ClaudeRule<'_>, pattern: &str, is_file: bool) {
         let directory = directory_of(pattern).parse::<ConfigPath>().ok();
         let top = pattern.strip_prefix("./**/").and_then(|rest| format!("./{}", directory_of(rest)).parse().ok());
         let is_whole = |path: &ConfigPath| ["/", "~", "~/", "./"].contains(&path.to_string().as_str());
         let Some(path) = directory.as_ref().or(top.as_ref()).filter(|path| !is_whole(path)) else {
-            return self.lost_to_commands(at, text, effect, NOT_HIDDEN_REASON);
+            return self.lost_to_commands(rule, NOT_HIDDEN_REASON);
         };
         self.imported.add_to_profile("hide", path.to_string());
         if top.is_some() {
-            self.lost_to_commands(at, text, effect, HIDDEN_AT_THE_TOP);
+            self.lost_to_commands(rule, HIDDEN_AT_THE_TOP);
         } else {
-            self.note_what_stays_readable(at, text, path, is_file, effect);
+            self.note_what_stays_readable(rule, path, is_file);
         }
     }
 
     /// Notes the parts of a hidden path that commands can still read.
-    pub(super) fn note_what_stays_readable(
-        &mut self,
-        at: &SpannedJson,
-        text: &str,
-        path: &ConfigPath,
-        is_file: bool,
-        effect: PolicyVerdict,
-    ) {
+    pub(super) fn note_what_stays_readable(&mut self, rule: ClaudeRule<'_>, path: &ConfigPath, is_file: bool) {
         let is_around = is_workspace(path) || (!is_file && may_hold_a_workspace(path));
         if self.context.writes.iter().any(|written| written.is_beneath(path)) {
-            self.lost_to_commands(at, text, effect, GIVEN_TO_WRITE);
+            self.lost_to_commands(rule, GIVEN_TO_WRITE);
         } else if is_around && !self.context.reveals_workspace {
-            self.lost_to_commands(at, text, effect, HIDDEN_AROUND);
-        } else if effect == PolicyVerdict::Ask {
-            self.add_note(at, text, ImportDeviation::Stricter, HIDDEN_TO_ASK);
+            self.lost_to_commands(rule, HIDDEN_AROUND);
+        } else if rule.effect == PolicyVerdict::Ask {
+            self.note(rule, Stricter, HIDDEN_TO_ASK);
         }
     }
 
-    fn protect_from_commands(
-        &mut self,
-        at: &SpannedJson,
-        text: &str,
-        pattern: &str,
-        is_file: bool,
-        effect: PolicyVerdict,
-    ) {
+    fn protect_from_commands(&mut self, rule: ClaudeRule<'_>, pattern: &str, is_file: bool) {
         // A protected name applies at every depth, as such a pattern does.
         let below = ["./**/", "~/**/", "/**/"].iter().find_map(|start| Some((*start, pattern.strip_prefix(start)?)));
         let (start, path) = below.map_or_else(
@@ -215,45 +157,38 @@ impl ClaudeReader<'_> {
             // Beneath the home or the root, the matched directory may contain the workspace.
             Ok(path) if !is_file && matches!(start, "~/**/" | "/**/") => {
                 self.add_protected(&path);
-                self.lost_to_commands(at, text, effect, WRITTEN_AROUND);
+                self.lost_to_commands(rule, WRITTEN_AROUND);
             }
-            Ok(path) => self.protect_path(at, text, &path, is_file, effect),
-            Err(_) => self.lost_to_commands(at, text, effect, NOT_PROTECTED_REASON),
+            Ok(path) => self.protect_path(rule, &path, is_file),
+            Err(_) => self.lost_to_commands(rule, NOT_PROTECTED_REASON),
         }
     }
 
     /// Prevents commands from writing a path, or notes that they still can.
-    pub(super) fn protect_path(
-        &mut self,
-        at: &SpannedJson,
-        text: &str,
-        path: &ConfigPath,
-        is_file: bool,
-        effect: PolicyVerdict,
-    ) {
+    pub(super) fn protect_path(&mut self, rule: ClaudeRule<'_>, path: &ConfigPath, is_file: bool) {
         let is_outside = !path.is_in_workspace();
         let depth = path.path_bytes().split(|byte| *byte == b'/').filter(|part| !part.is_empty()).count();
         let given =
             |written: &ConfigPath| name_of(path).is_some_and(|name| holds_name(Path::new(&written.to_string()), &name));
         if depth == 0 {
-            self.lost_to_commands(at, text, effect, WHOLE_WORKSPACE);
+            self.lost_to_commands(rule, WHOLE_WORKSPACE);
         } else if self.context.writes.iter().any(given) {
-            self.lost_to_commands(at, text, effect, GIVEN_TO_WRITE);
+            self.lost_to_commands(rule, GIVEN_TO_WRITE);
         } else if is_outside
             && is_no_workspace(path)
             && !self.context.writes.iter().any(|written| can_reach_path(written, path))
         {
-            self.add_note(at, text, ImportDeviation::Needless, NOT_WRITTEN);
+            self.note(rule, Needless, NOT_WRITTEN);
         } else if is_outside && !is_file {
             // The last name alone, without its parent directories, would protect too much.
             if depth > 1 {
                 self.add_protected(path);
             }
-            self.lost_to_commands(at, text, effect, WRITTEN_AROUND);
+            self.lost_to_commands(rule, WRITTEN_AROUND);
         } else if self.add_protected(path) {
-            self.add_note(at, text, ImportDeviation::Stricter, ALREADY_PROTECTED_REASON);
+            self.note(rule, Stricter, ALREADY_PROTECTED_REASON);
         } else {
-            self.lost_to_commands(at, text, effect, NOT_PROTECTED_REASON);
+            self.lost_to_commands(rule, NOT_PROTECTED_REASON);
         }
     }
 
@@ -331,7 +266,7 @@ fn may_hold_a_workspace(path: &ConfigPath) -> bool {
 fn is_no_workspace(path: &ConfigPath) -> bool {
     let is_beneath = |known: &str| known.parse().is_ok_and(|known| path.is_beneath(&known));
     let mut credentials = shipped::credential_groups().iter().flat_map(|(paths, _)| paths);
-    SYSTEM_DIRECTORIES.iter().any(|known| is_beneath(known)) || credentials.any(|known| is_beneath(known))
+    SYSTEM_DIRECTORIES.names().any(is_beneath) || credentials.any(|known| is_beneath(known))
 }
 
 /// Returns whether a writable path can reach a path outside the workspace. An absolute path may be in the

@@ -6,46 +6,20 @@
 
 use stockade_model::PolicyVerdict;
 
-use super::claude::ClaudeReader;
+use super::ImportDeviation::{Left, Stricter};
+use super::claude::{ClaudeReader, ClaudeRule};
 use super::claude_files::{READ_TOOLS, WRITE_TOOLS};
-use super::json::SpannedJson;
-use super::{ImportDeviation, host_of_any_depth, plain_glob, plain_words};
+use super::{ImportTool, host_of_any_depth, plain_glob, plain_words};
 use crate::draft::DraftRule;
-use crate::file::ProvenanceSection;
 use crate::glob::text_matches;
 use crate::hosts::check_breadth;
+use crate::lists::NameList;
 use crate::pattern::WordPattern;
 use crate::words::base_name;
 
 /// Programs whose operands must be in the working directories. Claude Code checks this itself; here the
 /// facts of the classifier do.
-const PATH_CHECKED_PROGRAMS: &[&str] = &[
-    "base64",
-    "cat",
-    "column",
-    "cut",
-    "diff",
-    "file",
-    "grep",
-    "head",
-    "hexdump",
-    "md5sum",
-    "mkdir",
-    "nl",
-    "od",
-    "paste",
-    "rg",
-    "rm",
-    "rmdir",
-    "sha1sum",
-    "sha256sum",
-    "sort",
-    "strings",
-    "tail",
-    "touch",
-    "uniq",
-    "wc",
-];
+const PATH_CHECKED_PROGRAMS: NameList = NameList::new(include_str!("../../knowledge/claude_path_checked_programs.txt"));
 
 /// Programs that Claude Code checks in a way that no rule here can express.
 const OTHERWISE_CHECKED_PROGRAMS: &[&str] = &["awk", "cd", "cp", "find", "jq", "ls", "mv", "sed", "stat", "tr"];
@@ -64,46 +38,36 @@ fn names_of(tool: &str) -> Vec<String> {
 }
 
 impl ClaudeReader<'_> {
-    pub(super) fn draft_rule(&self, at: &SpannedJson, text: &str, effect: PolicyVerdict) -> DraftRule {
-        let mut draft = DraftRule::new(effect, format!("imported: {text}"));
-        let by = format!("imported from claude, {}", self.entry_at(at, text).format_origin());
-        draft.provenance = Some(ProvenanceSection { by, at: None, request: None });
-        draft
+    pub(super) fn draft_rule(&self, rule: ClaudeRule<'_>) -> DraftRule {
+        let justification = format!("imported: {}", rule.text);
+        self.entry_at(rule.at, rule.text).draft_rule(ImportTool::Claude, rule.effect, justification)
     }
 
-    pub(super) fn convert_rule(
-        &mut self,
-        at: &SpannedJson,
-        text: &str,
-        tool: &str,
-        specifier: Option<&str>,
-        effect: PolicyVerdict,
-    ) {
+    fn draft_question(&self, rule: ClaudeRule<'_>) -> DraftRule {
+        self.draft_rule(ClaudeRule { effect: PolicyVerdict::Ask, ..rule })
+    }
+
+    pub(super) fn convert_rule(&mut self, rule: ClaudeRule<'_>, tool: &str, specifier: Option<&str>) {
         // For a file tool, `**` is a pattern, and means the project only.
         let specifier = specifier.filter(|specifier| !matches!(*specifier, "*" | ""));
         match (tool, specifier) {
-            (name, None) if name.contains('*') => self.tools_by_pattern(at, text, name, effect),
+            (name, None) if name.contains('*') => self.tools_by_pattern(rule, name),
             ("Bash", None) => {
-                let mut draft = self.draft_rule(at, text, effect);
-                draft.glob = vec!["*".to_owned()];
-                self.imported.push(draft);
+                self.imported.push(DraftRule { glob: vec!["*".to_owned()], ..self.draft_rule(rule) });
             }
-            ("Bash", Some(pattern)) => self.convert_command(at, text, pattern, effect),
-            (reader, pattern) if READ_TOOLS.contains(&reader) => {
-                self.convert_read_rule(at, text, reader, pattern, effect)
-            }
-            (writer, pattern) if WRITE_TOOLS.contains(&writer) => {
-                self.convert_write_rule(at, text, writer, pattern, effect)
-            }
-            ("WebFetch", Some(specifier)) => self.convert_domain(at, text, specifier, effect),
+            ("Bash", Some(pattern)) => self.convert_command(rule, pattern),
+            (reader, pattern) if READ_TOOLS.contains(&reader) => self.convert_read_rule(rule, reader, pattern),
+            (writer, pattern) if WRITE_TOOLS.contains(&writer) => self.convert_write_rule(rule, writer, pattern),
+            ("WebFetch", Some(specifier)) => self.convert_domain(rule, specifier),
             ("Agent" | "Task", Some(name)) => {
-                let mut draft = self.draft_rule(at, text, effect);
-                draft.tool = names_of(tool);
-                draft.arguments = vec![("subagent_type".to_owned(), vec![name.to_owned()])];
-                self.imported.push(draft);
+                self.imported.push(DraftRule {
+                    tool: names_of(tool),
+                    arguments: vec![("subagent_type".to_owned(), vec![name.to_owned()])],
+                    ..self.draft_rule(rule)
+                });
             }
             (name, None) => {
-                let mut draft = self.draft_rule(at, text, effect);
+                let mut draft = self.draft_rule(rule);
                 draft.tool = match name.strip_prefix("mcp__") {
                     // A server without a tool means all of its tools.
                     Some(rest) if !rest.contains("__") => vec![name.to_owned(), format!("{name}__*")],
@@ -113,10 +77,8 @@ impl ClaudeReader<'_> {
             }
             (_, Some(_)) => {
                 let why = "what stands in the parentheses has no form here";
-                if self.left_out(at, text, effect, why) {
-                    let mut draft = self.draft_rule(at, text, PolicyVerdict::Ask);
-                    draft.tool = names_of(tool);
-                    self.imported.push(draft);
+                if self.left_out(rule, why) {
+                    self.imported.push(DraftRule { tool: names_of(tool), ..self.draft_question(rule) });
                 }
             }
         }
@@ -124,50 +86,41 @@ impl ClaudeReader<'_> {
 
     /// Leaves out an `allow` that cannot be expressed. The caller converts any other rule more broadly, as
     /// a question. Returns whether the caller has to.
-    fn left_out(&mut self, at: &SpannedJson, text: &str, effect: PolicyVerdict, why: &str) -> bool {
-        if effect == PolicyVerdict::Allow {
-            self.add_note(at, text, ImportDeviation::Left, why);
+    fn left_out(&mut self, rule: ClaudeRule<'_>, why: &str) -> bool {
+        if rule.is_allow() {
+            self.note(rule, Left, why);
             return false;
         }
-        self.add_note(at, text, ImportDeviation::Stricter, &format!("{why}: all of its kind is asked about"));
+        self.note(rule, Stricter, &format!("{why}: all of its kind is asked about"));
         true
     }
 
     /// Converts a pattern over tool names. An `allow` must name a server before the pattern.
-    fn tools_by_pattern(&mut self, at: &SpannedJson, text: &str, pattern: &str, effect: PolicyVerdict) {
+    fn tools_by_pattern(&mut self, rule: ClaudeRule<'_>, pattern: &str) {
         let server = pattern.strip_prefix("mcp__").and_then(|rest| rest.split_once("__"));
-        if effect == PolicyVerdict::Allow
-            && !server.is_some_and(|(server, _)| !server.is_empty() && !server.contains('*'))
-        {
-            return self.add_note(
-                at,
-                text,
-                ImportDeviation::Left,
-                "an `allow` names its tool, or a server and then a pattern",
-            );
+        if rule.is_allow() && !server.is_some_and(|(server, _)| !server.is_empty() && !server.contains('*')) {
+            return self.note(rule, Left, "an `allow` names its tool, or a server and then a pattern");
         }
-        let mut draft = self.draft_rule(at, text, effect);
-        draft.tool = vec![pattern.to_owned()];
-        self.imported.push(draft);
+        self.imported.push(DraftRule { tool: vec![pattern.to_owned()], ..self.draft_rule(rule) });
         if text_matches(pattern, "Bash") {
-            self.convert_rule(at, text, "Bash", None, effect);
+            self.convert_rule(rule, "Bash", None);
         }
         for tool in READ_TOOLS.iter().chain(WRITE_TOOLS).filter(|tool| text_matches(pattern, tool)) {
-            self.convert_rule(at, text, tool, None, effect);
+            self.convert_rule(rule, tool, None);
         }
     }
 
     /// Converts a command pattern with `*`. At the end, after a blank, `*` also matches no arguments; `:*`
     /// at the end is the same.
-    fn convert_command(&mut self, at: &SpannedJson, text: &str, pattern: &str, effect: PolicyVerdict) {
-        let mut draft = self.draft_rule(at, text, effect);
+    fn convert_command(&mut self, rule: ClaudeRule<'_>, pattern: &str) {
+        let mut draft = self.draft_rule(rule);
         let (front, any_arguments) = match pattern.strip_suffix(":*").or(pattern.strip_suffix(" *")) {
             Some(front) => (front, true),
             None => (pattern, false),
         };
         let program;
         if !front.contains('*') {
-            let Some(words) = plain_words(front) else { return self.raw_command(at, text, pattern, effect) };
+            let Some(words) = plain_words(front) else { return self.raw_command(rule, pattern) };
             program = words[0].clone();
             if any_arguments {
                 draft.prefix = words.into_iter().map(WordPattern::from_word).collect();
@@ -175,46 +128,41 @@ impl ClaudeReader<'_> {
                 draft.glob = vec![crate::rules::join_words(&words)];
             }
         } else {
-            let Some(glob) = plain_glob(front) else { return self.raw_command(at, text, pattern, effect) };
+            let Some(glob) = plain_glob(front) else { return self.raw_command(rule, pattern) };
             program = glob.split(' ').next().unwrap_or_default().to_owned();
             draft.glob = vec![glob.clone()];
-            if any_arguments && effect == PolicyVerdict::Allow {
+            if any_arguments && rule.is_allow() {
                 // If it is not the only `*`, the last one requires a word in Claude Code.
                 draft.glob = vec![format!("{glob} *")];
             } else if any_arguments {
                 draft.glob.push(format!("{glob} *"));
             }
         }
-        if effect == PolicyVerdict::Allow {
-            return self.allow_command(at, text, &program, draft);
+        if rule.is_allow() {
+            return self.allow_command(rule, &program, draft);
         }
         self.imported.push(draft);
     }
 
     /// Adds an `allow` rule that includes no path which Claude Code refuses to the program.
-    fn allow_command(&mut self, at: &SpannedJson, text: &str, program: &str, mut draft: DraftRule) {
+    fn allow_command(&mut self, rule: ClaudeRule<'_>, program: &str, mut draft: DraftRule) {
         let may_be = |known: &&&str| text_matches(program, known) || text_matches(base_name(program), known);
         let checked = OTHERWISE_CHECKED_PROGRAMS.iter().find(may_be);
-        let named_paths = PATH_CHECKED_PROGRAMS.iter().any(|known| may_be(&known));
+        let named_paths = PATH_CHECKED_PROGRAMS.names().any(|known| may_be(&&known));
         if program.contains('*') && (program.contains('/') || checked.is_some() || named_paths) {
-            return self.add_note(at, text, ImportDeviation::Left, "the pattern names no program");
+            return self.note(rule, Left, "the pattern names no program");
         }
         if let Some(known) = checked {
             let why = format!("arguments of `{known}` are checked there in a way that no rule here can say");
-            return self.add_note(at, text, ImportDeviation::Left, &why);
+            return self.note(rule, Left, &why);
         }
         if named_paths {
             draft.paths_within = vec!["./".to_owned()];
-            self.add_note(
-                at,
-                text,
-                ImportDeviation::Stricter,
-                "it is allowed for paths in the workspace, and asked about elsewhere",
-            );
+            self.note(rule, Stricter, "it is allowed for paths in the workspace, and asked about elsewhere");
         }
         self.imported.push(draft);
         if text_matches(program, "git") || base_name(program) == "git" {
-            let mut ask = self.draft_rule(at, text, PolicyVerdict::Ask);
+            let mut ask = self.draft_question(rule);
             ask.prefix = vec![WordPattern::from_word("git")];
             ask.present = vec![WordPattern::from_word("--no-index")];
             self.imported.push(ask);
@@ -222,10 +170,10 @@ impl ClaudeReader<'_> {
     }
 
     /// Converts a pattern that a shell would not parse as plain words: operators, quotes, expansions.
-    fn raw_command(&mut self, at: &SpannedJson, text: &str, pattern: &str, effect: PolicyVerdict) {
-        if effect == PolicyVerdict::Allow {
+    fn raw_command(&mut self, rule: ClaudeRule<'_>, pattern: &str) {
+        if rule.is_allow() {
             let why = "it is not a list of plain words: what it means to a shell is not certain";
-            return self.add_note(at, text, ImportDeviation::Left, why);
+            return self.note(rule, Left, why);
         }
         // Asks about every command of the named programs. If one program cannot be named, asks about every
         // command.
@@ -234,75 +182,49 @@ impl ClaudeReader<'_> {
             |word: &str| !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "_-./+".contains(c));
         let programs: Vec<&str> = words.collect();
         if !programs.iter().all(|program| plain(program)) {
-            let mut draft = self.draft_rule(at, text, PolicyVerdict::Ask);
-            draft.glob = vec!["*".to_owned()];
-            self.imported.push(draft);
-            return self.add_note(
-                at,
-                text,
-                ImportDeviation::Stricter,
-                "it names no plain program: every command is asked about",
-            );
+            self.imported.push(DraftRule { glob: vec!["*".to_owned()], ..self.draft_question(rule) });
+            return self.note(rule, Stricter, "it names no plain program: every command is asked about");
         }
         for program in programs {
-            let mut draft = self.draft_rule(at, text, PolicyVerdict::Ask);
-            draft.prefix = vec![WordPattern::from_word(program)];
-            self.imported.push(draft);
+            self.imported
+                .push(DraftRule { prefix: vec![WordPattern::from_word(program)], ..self.draft_question(rule) });
         }
-        self.add_note(
-            at,
-            text,
-            ImportDeviation::Stricter,
-            "it is not a list of plain words: its programs are asked about",
-        );
+        self.note(rule, Stricter, "it is not a list of plain words: its programs are asked about");
     }
 
-    fn convert_domain(&mut self, at: &SpannedJson, text: &str, specifier: &str, effect: PolicyVerdict) {
+    fn convert_domain(&mut self, rule: ClaudeRule<'_>, specifier: &str) {
         let host = specifier.strip_prefix("domain:").map(str::trim);
         // A rule that asks or refuses may be as wide as necessary.
         let pattern = host.map(|host| host_of_any_depth(host, PolicyVerdict::Deny));
         let Some((host, Ok(pattern))) = host.zip(pattern).filter(|(host, _)| !host.contains(':')) else {
-            if self.left_out(at, text, effect, "only `domain:HOST` has a form here") {
-                let mut draft = self.draft_rule(at, text, PolicyVerdict::Ask);
-                draft.tool = vec!["WebFetch".to_owned()];
-                self.imported.push(draft);
+            if self.left_out(rule, "only `domain:HOST` has a form here") {
+                self.imported.push(DraftRule { tool: vec!["WebFetch".to_owned()], ..self.draft_question(rule) });
             }
             return;
         };
         let host = host.to_ascii_lowercase();
-        if host.contains('*') && effect == PolicyVerdict::Allow {
+        if host.contains('*') && rule.is_allow() {
             // A `*` in a URL could match across its slashes.
-            self.add_note(
-                at,
-                text,
-                ImportDeviation::Stricter,
-                "hosts with `*` are allowed to commands in the sandbox only",
-            );
+            self.note(rule, Stricter, "hosts with `*` are allowed to commands in the sandbox only");
         } else {
-            let mut draft = self.draft_rule(at, text, effect);
-            draft.tool = vec!["WebFetch".to_owned()];
-            draft.arguments = vec![("url".to_owned(), list_host_urls(&host, effect))];
-            self.imported.push(draft);
+            self.imported.push(DraftRule {
+                tool: vec!["WebFetch".to_owned()],
+                arguments: vec![("url".to_owned(), list_host_urls(&host, rule.effect))],
+                ..self.draft_rule(rule)
+            });
         }
         if !self.context.sandboxed {
             return;
         }
-        if effect == PolicyVerdict::Allow && !self.may_allow_hosts {
-            return self.add_note(
-                at,
-                text,
-                ImportDeviation::Left,
-                "another file allows only hosts that it allows itself",
-            );
+        if rule.is_allow() && !self.may_allow_hosts {
+            return self.note(rule, Left, "another file allows only hosts that it allows itself");
         }
-        if effect == PolicyVerdict::Allow
+        if rule.is_allow()
             && let Err(why) = check_breadth(&pattern)
         {
-            return self.add_note(at, text, ImportDeviation::Left, &why.to_string());
+            return self.note(rule, Left, &why.to_string());
         }
-        let mut draft = self.draft_rule(at, text, effect);
-        draft.hosts = vec![pattern.to_string()];
-        self.imported.push(draft);
+        self.imported.push(DraftRule { hosts: vec![pattern.to_string()], ..self.draft_rule(rule) });
     }
 }
 

@@ -4,10 +4,11 @@
 
 use stockade_model::PolicyVerdict;
 
-use super::claude::ClaudeReader;
+use super::ImportDeviation::{Left, Needless, Stricter, Weaker};
+use super::claude::{ClaudeReader, ClaudeRule};
 use super::claude_files::names_a_file;
+use super::host_of_any_depth;
 use super::json::SpannedJson;
-use super::{ImportDeviation, host_of_any_depth};
 use crate::draft::quote_toml;
 use crate::text::ConfigPath;
 
@@ -22,12 +23,7 @@ pub(super) fn convert_sandbox(reader: &mut ClaudeReader<'_>, sandbox: &SpannedJs
                 reader.imported.settings.insert("sandbox".to_owned(), quote_toml("require"));
             }
             ("enabled", Some(false)) => {
-                reader.add_note(
-                    value,
-                    "enabled: false",
-                    ImportDeviation::Stricter,
-                    "commands always run in a sandbox here",
-                );
+                reader.add_note(value, "enabled: false", Stricter, "commands always run in a sandbox here");
             }
             ("autoAllowBashIfSandboxed", Some(false)) => {}
             // All files together decide: see `claude::set_mode`.
@@ -36,45 +32,28 @@ pub(super) fn convert_sandbox(reader: &mut ClaudeReader<'_>, sandbox: &SpannedJs
                 reader.add_note(
                     value,
                     &key.name,
-                    ImportDeviation::Left,
+                    Left,
                     "the sandbox is not on in every file: commands are asked about",
                 );
             }
             ("failIfUnavailable" | "ignoreViolations" | "enableWeakerNestedSandbox", _) => {
-                reader.add_note(value, &key.name, ImportDeviation::Needless, "without a sandbox nothing runs here");
+                reader.add_note(value, &key.name, Needless, "without a sandbox nothing runs here");
             }
             ("allowUnsandboxedCommands", Some(false)) => {}
             ("allowUnsandboxedCommands", _) => {
-                reader.add_note(
-                    value,
-                    &key.name,
-                    ImportDeviation::Stricter,
-                    "nothing runs without the sandbox on request",
-                );
+                reader.add_note(value, &key.name, Stricter, "nothing runs without the sandbox on request");
             }
             ("excludedCommands", _) => {
-                for item in collect_strings(reader, value) {
-                    let why = "no command runs outside the sandbox";
-                    reader.add_note(item, item.as_text().unwrap_or_default(), ImportDeviation::Stricter, why);
+                for (item, text) in reader.read_texts(value, "a string") {
+                    reader.add_note(item, text, Stricter, "no command runs outside the sandbox");
                 }
             }
             ("filesystem", _) => convert_filesystem(reader, value),
             ("network", _) => convert_network(reader, value),
             ("credentials", _) => convert_credentials(reader, value),
-            (other, _) => reader.add_note(value, other, ImportDeviation::Weaker, "the key has no form here"),
+            (other, _) => reader.add_note(value, other, Weaker, "the key has no form here"),
         }
     }
-}
-
-/// Returns the strings of a list; any other entry is a mistake.
-fn collect_strings<'a>(reader: &mut ClaudeReader<'_>, list: &'a SpannedJson) -> Vec<&'a SpannedJson> {
-    let Some(items) = list.as_list() else {
-        reader.report_unexpected("a list", list);
-        return Vec::new();
-    };
-    let (texts, others): (Vec<_>, Vec<_>) = items.iter().partition(|item| item.as_text().is_some());
-    others.into_iter().for_each(|item| reader.report_unexpected("a string", item));
-    texts
 }
 
 /// Parses a path: `/` is the root, `~/` home, and any other path is relative to the project.
@@ -100,50 +79,40 @@ fn convert_filesystem(reader: &mut ClaudeReader<'_>, value: &SpannedJson) {
             (name @ ("allowWrite" | "denyWrite" | "denyRead" | "allowRead"), _) => convert_paths(reader, name, list),
             ("disabled" | "allowManagedReadPathsOnly", Some(false)) => {}
             ("disabled", _) => {
-                reader.add_note(
-                    list,
-                    "disabled: true",
-                    ImportDeviation::Stricter,
-                    "the filesystem is always restricted here",
-                );
+                reader.add_note(list, "disabled: true", Stricter, "the filesystem is always restricted here");
             }
             ("allowManagedReadPathsOnly", _) => {
-                reader.add_note(
-                    list,
-                    &key.name,
-                    ImportDeviation::Needless,
-                    "put the rules into `/etc/stockade/managed.toml`",
-                );
+                reader.add_note(list, &key.name, Needless, "put the rules into `/etc/stockade/managed.toml`");
             }
-            (other, _) => reader.add_note(list, other, ImportDeviation::Weaker, "the key has no form here"),
+            (other, _) => reader.add_note(list, other, Weaker, "the key has no form here"),
         }
     }
 }
 
 fn convert_paths(reader: &mut ClaudeReader<'_>, key: &str, list: &SpannedJson) {
-    for item in collect_strings(reader, list) {
-        let text = item.as_text().unwrap_or_default();
+    for (item, text) in reader.read_texts(list, "a string") {
         let Some(path) = parse_path(text) else {
-            let carried = if key.starts_with("deny") { ImportDeviation::Weaker } else { ImportDeviation::Left };
+            let carried = if key.starts_with("deny") { Weaker } else { Left };
             reader.add_note(item, text, carried, "a path with a pattern has no form in a profile");
             continue;
         };
         if key.starts_with("allow") && !reader.context.sandboxed {
-            reader.add_note(item, text, ImportDeviation::Left, SANDBOX_OFF_REASON);
+            reader.add_note(item, text, Left, SANDBOX_OFF_REASON);
             continue;
         }
+        let rule = ClaudeRule { at: item, text, effect: PolicyVerdict::Deny };
         match key {
             "allowWrite" => reader.imported.add_to_profile("write", path.to_string()),
             "denyRead" => {
                 reader.imported.add_to_profile("hide", path.to_string());
-                reader.note_what_stays_readable(item, text, &path, names_a_file(text), PolicyVerdict::Deny);
+                reader.note_what_stays_readable(rule, &path, names_a_file(text));
             }
             "allowRead" if is_workspace(&path) => {}
             "allowRead" if !reader.may_reveal => {
-                reader.add_note(item, text, ImportDeviation::Left, "another file reveals only what it reveals itself");
+                reader.add_note(item, text, Left, "another file reveals only what it reveals itself");
             }
             "allowRead" => reader.imported.add_to_profile("reveal", path.to_string()),
-            _ => reader.protect_path(item, text, &path, names_a_file(text), PolicyVerdict::Deny),
+            _ => reader.protect_path(rule, &path, names_a_file(text)),
         }
     }
 }
@@ -160,39 +129,33 @@ fn convert_network(reader: &mut ClaudeReader<'_>, value: &SpannedJson) {
             "allowedDomains" => convert_hosts(reader, list, "egress.allow", PolicyVerdict::Allow),
             "deniedDomains" => convert_hosts(reader, list, "egress.deny", PolicyVerdict::Deny),
             "allowUnixSockets" => {
-                for item in collect_strings(reader, list) {
+                for (item, text) in reader.read_texts(list, "a string") {
                     let why = "on Linux it allows nothing there: a socket is granted as `socket PATH`";
-                    reader.add_note(item, item.as_text().unwrap_or_default(), ImportDeviation::Left, why);
+                    reader.add_note(item, text, Left, why);
                 }
             }
             "allowManagedDomainsOnly" | "strictAllowlist" => {
-                reader.add_note(
-                    list,
-                    &key.name,
-                    ImportDeviation::Needless,
-                    "hosts that no rule allows are never reached unasked",
-                );
+                reader.add_note(list, &key.name, Needless, "hosts that no rule allows are never reached unasked");
             }
             "allowAllUnixSockets" | "allowLocalBinding" | "httpProxyPort" | "socksProxyPort" => {
                 if list.as_bool() != Some(false) {
-                    reader.add_note(list, &key.name, ImportDeviation::Left, "it is granted one by one here");
+                    reader.add_note(list, &key.name, Left, "it is granted one by one here");
                 }
             }
-            other => reader.add_note(list, other, ImportDeviation::Weaker, "the key has no form here"),
+            other => reader.add_note(list, other, Weaker, "the key has no form here"),
         }
     }
 }
 
 fn convert_hosts(reader: &mut ClaudeReader<'_>, list: &SpannedJson, key: &str, effect: PolicyVerdict) {
-    for item in collect_strings(reader, list) {
-        let text = item.as_text().unwrap_or_default();
+    for (item, text) in reader.read_texts(list, "a string") {
         if effect == PolicyVerdict::Allow && !(reader.context.sandboxed && reader.may_allow_hosts) {
             let why = if reader.may_allow_hosts {
                 SANDBOX_OFF_REASON
             } else {
                 "another file allows only hosts that it allows itself"
             };
-            reader.add_note(item, text, ImportDeviation::Left, why);
+            reader.add_note(item, text, Left, why);
             continue;
         }
         match host_of_any_depth(text, effect) {
@@ -221,7 +184,7 @@ fn convert_credentials(reader: &mut ClaudeReader<'_>, value: &SpannedJson) {
                 ("envVars", _) if named.parse::<crate::text::DropPattern>().is_ok() => {
                     reader.imported.add_to_profile("env.drop", named.to_owned());
                 }
-                _ => reader.add_note(item, &key.name, ImportDeviation::Weaker, "the entry has no form here"),
+                _ => reader.add_note(item, &key.name, Weaker, "the entry has no form here"),
             }
         }
     }

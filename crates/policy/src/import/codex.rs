@@ -9,13 +9,12 @@ use std::collections::BTreeMap;
 
 use stockade_model::{Host, PolicyVerdict};
 
+use super::ImportDeviation::{Left, Stricter};
 use super::json::PositionedError;
 use super::mistakes::ImportMistakes;
 use super::starlark::{self, StarlarkCall, StarlarkValue};
-use super::{ImportDeviation, ImportEntry, ImportSource, ImportTool, ImportedPolicy, plain_words};
-use crate::draft::DraftRule;
+use super::{ImportEntry, ImportSource, ImportTool, ImportedPolicy, plain_words};
 use crate::error::{ConfigError, TextPosition};
-use crate::file::ProvenanceSection;
 use crate::pattern::{WordPattern, split_port};
 use crate::rules::join_words;
 
@@ -27,7 +26,7 @@ pub(super) fn import_codex(sources: &[ImportSource]) -> Result<ImportedPolicy, C
         match starlark::parse_calls(&source.text) {
             Ok(calls) if calls.is_empty() => {
                 let why = "it holds no rule of Codex's".to_owned();
-                mistakes.add_errors(source, vec![PositionedError { at: TextPosition { line: 1, column: 1 }, why }]);
+                mistakes.add_errors(source, vec![PositionedError { at: TextPosition::START, why }]);
             }
             Ok(calls) => files.push((source, calls, Vec::new())),
             Err(wrong) => mistakes.add_errors(source, vec![wrong]),
@@ -50,7 +49,7 @@ pub(super) fn import_codex(sources: &[ImportSource]) -> Result<ImportedPolicy, C
                 "network_rule" => network_rule(call, &entry, &mut imported),
                 // Read before, because rules above it also apply to its paths.
                 "host_executable" => Ok(()),
-                other => Err(PositionedError { at: call.at, why: format!("there is no function `{other}`") }),
+                other => Err(PositionedError::new(call.at, format!("there is no function `{other}`"))),
             };
             faults.extend(read.err());
         }
@@ -71,10 +70,10 @@ fn bind_arguments<'a>(
     let mut found: BTreeMap<String, &StarlarkValue> = BTreeMap::new();
     for (i, value) in call.positional.iter().enumerate() {
         let Some(name) = parameters.get(i) else {
-            return Err(PositionedError {
-                at: value.at,
-                why: format!("`{}` takes {} arguments", call.name, parameters.len()),
-            });
+            return Err(PositionedError::new(
+                value.at,
+                format!("`{}` takes {} arguments", call.name, parameters.len()),
+            ));
         };
         found.insert((*name).to_owned(), value);
     }
@@ -96,22 +95,23 @@ fn require_argument<'a>(
     found: &BTreeMap<String, &'a StarlarkValue>,
     name: &str,
 ) -> Result<&'a StarlarkValue, PositionedError> {
-    found
-        .get(name)
-        .copied()
-        .ok_or_else(|| PositionedError { at: call.at, why: format!("`{}` needs `{name}`", call.name) })
+    found.get(name).copied().ok_or_else(|| PositionedError::new(call.at, format!("`{}` needs `{name}`", call.name)))
 }
 
 fn expect_text(value: &StarlarkValue) -> Result<&str, PositionedError> {
     value
         .as_text()
-        .ok_or_else(|| PositionedError { at: value.at, why: format!("expected a string, found {}", value.kind_name()) })
+        .ok_or_else(|| PositionedError::new(value.at, format!("expected a string, found {}", value.kind_name())))
+}
+
+fn expect_texts(values: &[StarlarkValue]) -> Result<Vec<String>, PositionedError> {
+    values.iter().map(|value| expect_text(value).map(str::to_owned)).collect()
 }
 
 fn expect_list(value: &StarlarkValue) -> Result<&[StarlarkValue], PositionedError> {
     value
         .as_list()
-        .ok_or_else(|| PositionedError { at: value.at, why: format!("expected a list, found {}", value.kind_name()) })
+        .ok_or_else(|| PositionedError::new(value.at, format!("expected a list, found {}", value.kind_name())))
 }
 
 fn effect_of(value: Option<&&StarlarkValue>, also_deny: bool) -> Result<PolicyVerdict, PositionedError> {
@@ -121,10 +121,9 @@ fn effect_of(value: Option<&&StarlarkValue>, also_deny: bool) -> Result<PolicyVe
         "prompt" => Ok(PolicyVerdict::Ask),
         "forbidden" => Ok(PolicyVerdict::Deny),
         "deny" if also_deny => Ok(PolicyVerdict::Deny),
-        other => Err(PositionedError {
-            at: value.at,
-            why: format!("`{other}`: a decision is `allow`, `prompt` or `forbidden`"),
-        }),
+        other => {
+            Err(PositionedError::new(value.at, format!("`{other}`: a decision is `allow`, `prompt` or `forbidden`")))
+        }
     }
 }
 
@@ -132,20 +131,10 @@ fn justification_of(value: Option<&&StarlarkValue>, entry: &ImportEntry<'_>) -> 
     match value {
         None => Ok(format!("imported from {}", entry.format_origin())),
         Some(value) if expect_text(value)?.trim().is_empty() => {
-            Err(PositionedError { at: value.at, why: "a justification is not empty".to_owned() })
+            Err(PositionedError::new(value.at, "a justification is not empty"))
         }
         Some(value) => Ok(expect_text(value)?.to_owned()),
     }
-}
-
-fn draft_rule(effect: PolicyVerdict, justification: String, entry: &ImportEntry<'_>) -> DraftRule {
-    let mut draft = DraftRule::new(effect, justification);
-    draft.provenance = Some(ProvenanceSection {
-        by: format!("imported from codex, {}", entry.format_origin()),
-        at: None,
-        request: None,
-    });
-    draft
 }
 
 fn pattern_of(value: &StarlarkValue) -> Result<Vec<WordPattern>, PositionedError> {
@@ -153,20 +142,12 @@ fn pattern_of(value: &StarlarkValue) -> Result<Vec<WordPattern>, PositionedError
     for element in expect_list(value)? {
         let word = match element.as_list() {
             None => WordPattern::from_word(expect_text(element)?),
-            Some(alternatives) => {
-                let texts: Result<Vec<String>, PositionedError> =
-                    alternatives.iter().map(|one| expect_text(one).map(str::to_owned)).collect();
-                WordPattern::from_alternatives(texts?)
-                    .ok_or_else(|| PositionedError { at: element.at, why: "alternatives are not empty".to_owned() })?
-            }
+            Some(alternatives) => WordPattern::from_alternatives(expect_texts(alternatives)?)
+                .ok_or_else(|| PositionedError::new(element.at, "alternatives are not empty"))?,
         };
         words.push(word);
     }
-    if words.is_empty() {
-        Err(PositionedError { at: value.at, why: "a pattern is not empty".to_owned() })
-    } else {
-        Ok(words)
-    }
+    if words.is_empty() { Err(PositionedError::new(value.at, "a pattern is not empty")) } else { Ok(words) }
 }
 
 fn prefix_rule(
@@ -178,7 +159,7 @@ fn prefix_rule(
     let found = bind_arguments(call, &["pattern", "decision", "match", "not_match", "justification"])?;
     let pattern = pattern_of(require_argument(call, &found, "pattern")?)?;
     let effect = effect_of(found.get("decision"), false)?;
-    let mut rule = draft_rule(effect, justification_of(found.get("justification"), entry)?, entry);
+    let mut rule = entry.draft_rule(ImportTool::Codex, effect, justification_of(found.get("justification"), entry)?);
     rule.matches = parse_examples(found.get("match"))?;
     rule.not_match = parse_examples(found.get("not_match"))?;
     for (key, wanted, lines) in [("match", true, &rule.matches), ("not_match", false, &rule.not_match)] {
@@ -195,7 +176,7 @@ fn prefix_rule(
     if pattern.len() > 32 || pattern.iter().any(|word| word.alternatives().iter().any(unusual)) {
         let why = "a rule here has at most 32 words, none of them empty or with controls";
         if effect == PolicyVerdict::Allow {
-            imported.notes.push(entry.to_note(ImportDeviation::Left, why));
+            imported.note(entry, Left, why);
             return Ok(());
         }
         // The plain words before it form a shorter prefix, which matches more.
@@ -206,16 +187,12 @@ fn prefix_rule(
         }
         rule.effect = PolicyVerdict::Ask;
         (rule.matches, rule.not_match) = (Vec::new(), Vec::new());
-        imported
-            .notes
-            .push(entry.to_note(ImportDeviation::Stricter, format!("{why}: what starts like it is asked about")));
+        imported.note(entry, Stricter, format!("{why}: what starts like it is asked about"));
         imported.push(rule);
         return Ok(());
     }
     if effect != PolicyVerdict::Allow && pattern[0].alternatives().iter().any(|program| program.contains('/')) {
-        imported
-            .notes
-            .push(entry.to_note(ImportDeviation::Stricter, "every program of that name is meant, wherever it lies"));
+        imported.note(entry, Stricter, "every program of that name is meant, wherever it lies");
     }
     rule.prefix = pattern;
     if effect == PolicyVerdict::Allow {
@@ -254,14 +231,10 @@ fn parse_examples(value: Option<&&StarlarkValue>) -> Result<Vec<String>, Positio
     for example in expect_list(value)? {
         let line = match example.as_list() {
             None => expect_text(example)?.to_owned(),
-            Some(words) => {
-                let words: Result<Vec<String>, PositionedError> =
-                    words.iter().map(|word| expect_text(word).map(str::to_owned)).collect();
-                join_words(&words?)
-            }
+            Some(words) => join_words(&expect_texts(words)?),
         };
         if line.trim().is_empty() {
-            return Err(PositionedError { at: example.at, why: "an example is not empty".to_owned() });
+            return Err(PositionedError::new(example.at, "an example is not empty"));
         }
         all.push(line);
     }
@@ -273,19 +246,16 @@ fn host_executable(call: &StarlarkCall) -> Result<(String, Vec<String>), Positio
     let name_value = require_argument(call, &found, "name")?;
     let name = expect_text(name_value)?;
     if name.is_empty() || name.contains('/') {
-        return Err(PositionedError { at: name_value.at, why: format!("`{name}` is no bare name of a program") });
+        return Err(PositionedError::new(name_value.at, format!("`{name}` is no bare name of a program")));
     }
     let mut paths = Vec::new();
     for value in expect_list(require_argument(call, &found, "paths")?)? {
         let path = expect_text(value)?;
         if !path.starts_with('/') {
-            return Err(PositionedError {
-                at: value.at,
-                why: format!("`{path}` is not absolute: the file is refused there"),
-            });
+            return Err(PositionedError::new(value.at, format!("`{path}` is not absolute: the file is refused there")));
         }
         if path.rsplit('/').next() != Some(name) {
-            return Err(PositionedError { at: value.at, why: format!("`{path}` does not end in `{name}`") });
+            return Err(PositionedError::new(value.at, format!("`{path}` does not end in `{name}`")));
         }
         paths.push(path.to_owned());
     }
@@ -314,9 +284,9 @@ fn network_rule(
     };
     let decision = require_argument(call, &found, "decision")?;
     let effect = effect_of(Some(&decision), true)?;
-    let mut rule = draft_rule(effect, justification_of(found.get("justification"), entry)?, entry);
+    let mut rule = entry.draft_rule(ImportTool::Codex, effect, justification_of(found.get("justification"), entry)?);
     if protocol == "socks5_udp" && effect == PolicyVerdict::Allow {
-        imported.notes.push(entry.to_note(ImportDeviation::Left, "only TCP is let out"));
+        imported.note(entry, Left, "only TCP is let out");
         return Ok(());
     }
     rule.hosts = vec![match port {
@@ -325,13 +295,9 @@ fn network_rule(
         _ => host,
     }];
     if let (Some(port), PolicyVerdict::Allow) = (port, effect) {
-        imported
-            .notes
-            .push(entry.to_note(ImportDeviation::Stricter, format!("`{protocol}` is carried as port {port}")));
+        imported.note(entry, Stricter, format!("`{protocol}` is carried as port {port}"));
     } else if effect != PolicyVerdict::Allow {
-        imported
-            .notes
-            .push(entry.to_note(ImportDeviation::Stricter, "protocols are not told apart: every port is meant"));
+        imported.note(entry, Stricter, "protocols are not told apart: every port is meant");
     }
     imported.push(rule);
     Ok(())
@@ -340,7 +306,7 @@ fn network_rule(
 /// Parses a host without scheme and path; a port after it has no meaning in Codex.
 fn host_of(value: &StarlarkValue) -> Result<String, PositionedError> {
     let raw = expect_text(value)?.trim();
-    let wrong = |why: &str| Err(PositionedError { at: value.at, why: format!("`{raw}`: {why}") });
+    let wrong = |why: &str| Err(PositionedError::new(value.at, format!("`{raw}`: {why}")));
     if raw.contains("://") || raw.contains(['/', '?', '#']) {
         return wrong("a host has no scheme and no path");
     }

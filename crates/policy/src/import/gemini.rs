@@ -9,15 +9,15 @@ use std::path::Path;
 
 use stockade_model::PolicyVerdict;
 
+use super::ImportDeviation::{Left, Needless, Stricter, Weaker};
 use super::gemini_rules::{GeminiConditions, GeminiRuleDraft};
 use super::json::{PositionedError, SpannedJson};
 use super::mistakes::ImportMistakes;
-use super::{
-    ImportDeviation, ImportEntry, ImportNote, ImportSource, ImportTool, ImportedPolicy, SourceScope, gemini_settings,
-};
+use super::{ImportEntry, ImportNote, ImportSource, ImportTool, ImportedPolicy, SourceScope, gemini_settings};
 use crate::draft::DraftRule;
 use crate::error::{ConfigError, TextPosition};
 use crate::file::CombiningAlgorithm;
+use crate::lists::NameList;
 use crate::parse::{KeyPositions, parse_file};
 
 /// Priority of rules that the user made with "always allow".
@@ -97,7 +97,7 @@ impl GeminiContext {
             if let Some(hooks) = at("hooks", "BeforeTool").filter(|hooks| hooks.as_list() != Some(&[])) {
                 let why = "a hook may refuse any call there, and hooks have no form here: nothing is allowed";
                 let entry = ImportEntry::new(&source.name, hooks.at, "hooks.BeforeTool");
-                context.hook = Some(entry.to_note(ImportDeviation::Weaker, why));
+                context.hook = Some(entry.to_note(Weaker, why));
             }
         }
         context
@@ -162,10 +162,10 @@ fn convert_policies(
     let (mut ranked, mut faults) = (Vec::new(), Vec::new());
     if !table.contains_key("rule") && !table.contains_key("safety_checker") {
         let why = "it holds no `[[rule]]` and no `[[safety_checker]]` of Gemini CLI's".to_owned();
-        faults.push(PositionedError { at: TextPosition { line: 1, column: 1 }, why });
+        faults.push(PositionedError { at: TextPosition::START, why });
     }
     for (key, value) in &table {
-        let at = places.get(key).unwrap_or(TextPosition { line: 1, column: 1 });
+        let at = places.get(key).unwrap_or(TextPosition::START);
         let items = match (key.as_str(), value) {
             ("rule" | "safety_checker", toml::Value::Array(items)) => items,
             ("rule" | "safety_checker", _) => {
@@ -174,7 +174,7 @@ fn convert_policies(
             }
             (other, _) => {
                 let entry = ImportEntry::new(&source.name, at, other);
-                imported.notes.push(entry.to_note(ImportDeviation::Needless, "the key is not known there either"));
+                imported.note(&entry, Needless, "the key is not known there either");
                 continue;
             }
         };
@@ -194,23 +194,7 @@ fn convert_policies(
     ranked
 }
 
-const RULE_KEYS: &[&str] = &[
-    "toolName",
-    "subagent",
-    "mcpName",
-    "argsPattern",
-    "commandPrefix",
-    "commandRegex",
-    "decision",
-    "priority",
-    "modes",
-    "interactive",
-    "toolAnnotations",
-    "allowRedirection",
-    "allow_redirection",
-    "denyMessage",
-    "deny_message",
-];
+const RULE_KEYS: NameList = NameList::new(include_str!("../../knowledge/gemini_rule_keys.txt"));
 
 struct GeminiRuleReader<'a> {
     source: &'a ImportSource,
@@ -225,7 +209,7 @@ struct GeminiRuleReader<'a> {
 impl GeminiRuleReader<'_> {
     fn position_of(&self, key: &str) -> TextPosition {
         let nested = self.places.get(&format!("{}.{key}", self.key));
-        nested.or_else(|| self.places.get(&self.key)).unwrap_or(TextPosition { line: 1, column: 1 })
+        nested.or_else(|| self.places.get(&self.key)).unwrap_or(TextPosition::START)
     }
 
     fn fail_at<T>(&self, key: &str, why: impl Into<String>) -> Result<T, PositionedError> {
@@ -244,12 +228,10 @@ impl GeminiRuleReader<'_> {
         match self.value.get(key) {
             None => Ok(Vec::new()),
             Some(toml::Value::String(text)) => Ok(vec![text]),
-            Some(toml::Value::Array(items)) => items
-                .iter()
-                .map(|item| {
-                    item.as_str().map_or_else(|| self.fail_at(key, format!("`{key}` is a list of strings")), Ok)
-                })
-                .collect(),
+            Some(toml::Value::Array(items)) => {
+                let texts: Option<Vec<&str>> = items.iter().map(toml::Value::as_str).collect();
+                texts.map_or_else(|| self.fail_at(key, format!("`{key}` is a list of strings")), Ok)
+            }
             Some(_) => self.fail_at(key, format!("`{key}` is a string or a list of strings")),
         }
     }
@@ -280,9 +262,9 @@ impl GeminiRuleReader<'_> {
             return self.fail_at("toolName", "a rule needs a `toolName`; `*` means every tool");
         }
         let entry = ImportEntry::new(&self.source.name, self.position_of(""), &self.describe_rule(&tools, effect));
-        for key in table.keys().filter(|key| !RULE_KEYS.contains(&key.as_str())) {
+        for key in table.keys().filter(|key| !RULE_KEYS.contains(key)) {
             let at = ImportEntry::new(&self.source.name, self.position_of(key), key);
-            imported.notes.push(at.to_note(ImportDeviation::Needless, "the key is not known there either"));
+            imported.note(&at, Needless, "the key is not known there either");
         }
         self.check_schema()?;
         if !self.is_active(effect, &entry, imported)? {
@@ -291,33 +273,21 @@ impl GeminiRuleReader<'_> {
         if effect == PolicyVerdict::Allow && !self.is_allow_effective(priority, &entry, imported) {
             return Ok(None);
         }
-        let mut rule = GeminiRuleDraft {
-            entry,
-            effect,
-            justification: self.read_justification()?,
-            drafts: Vec::new(),
-            lost: false,
-        };
-        let conditions = self.read_conditions(&tools, &mut rule, imported)?;
+        let mut rule = GeminiRuleDraft::new(entry, effect, self.read_justification()?, imported);
+        let conditions = self.read_conditions(&tools, &mut rule)?;
         for tool in &tools {
             if effect == PolicyVerdict::Allow && tool == SHELL_TOOLS[1] && server.is_none() {
                 // Settings accept the old name, policies do not.
-                imported.notes.push(rule.entry.to_note(ImportDeviation::Left, "no tool has this name there"));
+                rule.note(Left, "no tool has this name there");
                 continue;
             }
-            rule.add_tool_rule(tool, server, &conditions, imported);
+            rule.add_tool_rule(tool, server, &conditions);
         }
-        if self.value.get("allowRedirection").or(self.value.get("allow_redirection")).and_then(toml::Value::as_bool)
-            == Some(true)
-        {
-            let why = "a command that redirects is asked about here, whatever a rule allows";
-            imported.notes.push(rule.entry.to_note(ImportDeviation::Stricter, why));
+        let redirects = self.value.get("allowRedirection").or(self.value.get("allow_redirection"));
+        if redirects.and_then(toml::Value::as_bool) == Some(true) {
+            rule.note(Stricter, "a command that redirects is asked about here, whatever a rule allows");
         }
-        Ok(Some(RankedRule {
-            priority: tier_offset(self.source.scope) + priority,
-            effect: rule.effect,
-            drafts: rule.drafts,
-        }))
+        Ok(Some(rule.into_ranked(tier_offset(self.source.scope) + priority)))
     }
 
     /// Returns whether an `allow` counts in this file and at this priority.
@@ -333,7 +303,7 @@ impl GeminiRuleReader<'_> {
             }
             _ => return true,
         };
-        imported.notes.push(entry.to_note(ImportDeviation::Left, why));
+        imported.note(entry, Left, why);
         false
     }
 
@@ -347,14 +317,13 @@ impl GeminiRuleReader<'_> {
         }
         let entry = ImportEntry::new(&self.source.name, self.position_of(""), "[[safety_checker]]");
         let why = "checks that run programs have no form here: what they look at is asked about";
-        imported.notes.push(entry.to_note(ImportDeviation::Stricter, why));
+        imported.note(&entry, Stricter, why);
         let justification = format!("imported from {}:{}", self.source.name, self.position_of("").line);
-        let mut rule =
-            GeminiRuleDraft { entry, effect: PolicyVerdict::Ask, justification, drafts: Vec::new(), lost: false };
+        let mut rule = GeminiRuleDraft::new(entry, PolicyVerdict::Ask, justification, imported);
         for tool in &tools {
-            rule.add_tool_rule(tool, server, &GeminiConditions::None, imported);
+            rule.add_tool_rule(tool, server, &GeminiConditions::None);
         }
-        Ok(RankedRule { priority: i64::MAX, effect: PolicyVerdict::Ask, drafts: rule.drafts })
+        Ok(rule.into_ranked(i64::MAX))
     }
 
     /// Checks for errors that make Gemini CLI ignore the whole file.
@@ -415,8 +384,7 @@ impl GeminiRuleReader<'_> {
     fn read_conditions(
         &self,
         tools: &[String],
-        rule: &mut GeminiRuleDraft<'_>,
-        imported: &mut ImportedPolicy,
+        rule: &mut GeminiRuleDraft<'_, '_>,
     ) -> Result<GeminiConditions, PositionedError> {
         let prefixes: Vec<String> = self.read_texts("commandPrefix")?.into_iter().map(str::to_owned).collect();
         let (regex, arguments) = (self.read_text("commandRegex")?, self.read_text("argsPattern")?);
@@ -433,7 +401,7 @@ impl GeminiRuleReader<'_> {
         }
         for key in ["subagent", "toolAnnotations"] {
             if self.value.get(key).is_some() {
-                rule.cannot_say(&format!("`{key}` has no form here"), imported);
+                rule.cannot_say(&format!("`{key}` has no form here"));
             }
         }
         // An empty text is not a condition in Gemini CLI.

@@ -6,11 +6,12 @@
 
 use stockade_model::PolicyVerdict;
 
-use super::gemini::SHELL_TOOLS;
+use super::ImportDeviation::{Left, Needless, Stricter};
+use super::gemini::{RankedRule, SHELL_TOOLS};
 use super::regex::{self, globs_of};
-use super::{ImportDeviation, ImportEntry, ImportedPolicy, plain_words};
+use super::{ImportDeviation, ImportEntry, ImportTool, ImportedPolicy, plain_words};
 use crate::draft::DraftRule;
-use crate::file::ProvenanceSection;
+use crate::lists::NameList;
 use crate::pattern::WordPattern;
 
 /// Programs that Gemini CLI asks about in part, even if all commands are allowed.
@@ -23,35 +24,7 @@ const EDIT_WORDS: &[&str] = &["append", "create", "edit", "patch", "replace", "s
 const PATH_ARGUMENTS: &[&str] = &["file", "filePath", "file_path", "path"];
 
 /// Files that Gemini CLI asks about, even if the tool is allowed.
-const BUILD_FILES: &[&str] = &[
-    "*.bazelrc*",
-    "*.blazerc*",
-    "*.bzl*",
-    "*.bazel*",
-    "*.cmake*",
-    "*.mk*",
-    "*BUILD*",
-    "*CMakeLists.txt*",
-    "*Cargo.lock*",
-    "*Cargo.toml*",
-    "*Containerfile*",
-    "*Dockerfile*",
-    "*WORKSPACE*",
-    "*akefile*",
-    "*build.gradle*",
-    "*bun.lockb*",
-    "*go.mod*",
-    "*go.sum*",
-    "*package-lock.json*",
-    "*package.json*",
-    "*pnpm-lock.yaml*",
-    "*pom.xml*",
-    "*pyproject.toml*",
-    "*settings.gradle*",
-    "*setup.cfg*",
-    "*setup.py*",
-    "*yarn.lock*",
-];
+const BUILD_FILES: NameList = NameList::new(include_str!("../../knowledge/gemini_build_files.txt"));
 
 /// Names of one tool over time.
 const TOOL_ALIASES: &[[&str; 2]] = &[["grep_search", "search_file_content"]];
@@ -66,58 +39,64 @@ pub(super) enum GeminiConditions {
 }
 
 /// A rule that is being converted.
-pub(super) struct GeminiRuleDraft<'a> {
+pub(super) struct GeminiRuleDraft<'a, 'i> {
     pub entry: ImportEntry<'a>,
     pub effect: PolicyVerdict,
     pub justification: String,
     pub drafts: Vec<DraftRule>,
     /// True if a condition that an `allow` needs was lost.
     pub lost: bool,
+    imported: &'i mut ImportedPolicy,
 }
 
-impl GeminiRuleDraft<'_> {
+impl<'a, 'i> GeminiRuleDraft<'a, 'i> {
+    pub(super) fn new(
+        entry: ImportEntry<'a>,
+        effect: PolicyVerdict,
+        justification: String,
+        imported: &'i mut ImportedPolicy,
+    ) -> Self {
+        Self { entry, effect, justification, drafts: Vec::new(), lost: false, imported }
+    }
+
+    /// Returns the made rules with their priority across all tiers.
+    pub(super) fn into_ranked(self, priority: i64) -> RankedRule {
+        RankedRule { priority, effect: self.effect, drafts: self.drafts }
+    }
+
     fn is_allow(&self) -> bool {
         self.effect == PolicyVerdict::Allow
     }
 
-    fn add_note(&self, imported: &mut ImportedPolicy, carried: ImportDeviation, why: &str) {
-        imported.notes.push(self.entry.to_note(carried, why));
+    pub(super) fn note(&mut self, carried: ImportDeviation, why: &str) {
+        self.imported.note(&self.entry, carried, why);
     }
 
     /// Handles a condition that cannot be expressed here.
-    pub(super) fn cannot_say(&mut self, why: &str, imported: &mut ImportedPolicy) {
+    pub(super) fn cannot_say(&mut self, why: &str) {
         if self.is_allow() {
-            self.add_note(imported, ImportDeviation::Left, why);
+            self.note(Left, why);
             self.lost = true;
         } else {
-            self.add_note(imported, ImportDeviation::Stricter, &format!("{why}; it asks without it"));
+            self.note(Stricter, &format!("{why}; it asks without it"));
             self.effect = PolicyVerdict::Ask;
         }
     }
 
     fn draft_rule(&self) -> DraftRule {
-        let mut draft = DraftRule::new(self.effect, self.justification.clone());
-        let by = format!("imported from gemini, {}", self.entry.format_origin());
-        draft.provenance = Some(ProvenanceSection { by, at: None, request: None });
-        draft
+        self.entry.draft_rule(ImportTool::Gemini, self.effect, self.justification.clone())
     }
 
     fn draft_question(&self) -> DraftRule {
         DraftRule { effect: PolicyVerdict::Ask, ..self.draft_rule() }
     }
 
-    pub(super) fn add_tool_rule(
-        &mut self,
-        tool: &str,
-        server: Option<&str>,
-        conditions: &GeminiConditions,
-        imported: &mut ImportedPolicy,
-    ) {
+    pub(super) fn add_tool_rule(&mut self, tool: &str, server: Option<&str>, conditions: &GeminiConditions) {
         if self.lost {
             return;
         }
         if server.is_none() && SHELL_TOOLS.contains(&tool) {
-            return self.add_command(conditions, imported);
+            return self.add_command(conditions);
         }
         let name = match server {
             None => tool.to_owned(),
@@ -127,26 +106,26 @@ impl GeminiRuleDraft<'_> {
         if self.is_allow()
             && let Err(why) = check_allowed_name(&name, server)
         {
-            return self.add_note(imported, ImportDeviation::Left, why);
+            return self.note(Left, why);
         }
         let mut draft = self.draft_rule();
         draft.tool = names_of(&name, self.is_allow());
         if let GeminiConditions::Arguments(pattern) = conditions {
-            match self.convert_arguments(pattern, imported) {
+            match self.convert_arguments(pattern) {
                 Some(arguments) => draft.arguments = vec![arguments],
                 None if self.lost => return,
                 None => draft.effect = self.effect,
             }
         }
         if self.is_allow() {
-            self.ask_about_build_files(&draft.tool, imported);
+            self.ask_about_build_files(&draft.tool);
         }
         let also = self.as_agent(&draft);
         self.drafts.push(draft);
         self.drafts.extend(also);
         // A rule for every tool also applies to the tool that runs commands.
         if name == "*" && !(matches!(conditions, GeminiConditions::Arguments(_)) && self.is_allow()) {
-            self.add_command(&GeminiConditions::None, imported);
+            self.add_command(&GeminiConditions::None);
         }
     }
 
@@ -162,7 +141,7 @@ impl GeminiRuleDraft<'_> {
         })
     }
 
-    fn ask_about_build_files(&mut self, tools: &[String], imported: &mut ImportedPolicy) {
+    fn ask_about_build_files(&mut self, tools: &[String]) {
         let edits = |name: &String| {
             let lower = name.to_ascii_lowercase();
             name.contains('*') || lower.split(|c: char| !c.is_ascii_alphanumeric()).any(|w| EDIT_WORDS.contains(&w))
@@ -170,58 +149,50 @@ impl GeminiRuleDraft<'_> {
         if !tools.iter().any(edits) {
             return;
         }
-        self.add_note(
-            imported,
-            ImportDeviation::Stricter,
-            "files that build the project are asked about, as they are there",
-        );
+        self.note(Stricter, "files that build the project are asked about, as they are there");
         for argument in PATH_ARGUMENTS {
             let mut ask = self.draft_question();
             ask.tool = tools.to_vec();
-            let globs = BUILD_FILES.iter().map(|glob| (*glob).to_owned()).collect();
+            let globs = BUILD_FILES.names().map(str::to_owned).collect();
             ask.arguments = vec![((*argument).to_owned(), globs)];
             self.drafts.push(ask);
         }
     }
 
     /// Converts `"key":"expression` over the arguments to a key and globs.
-    fn convert_arguments(&mut self, pattern: &str, imported: &mut ImportedPolicy) -> Option<(String, Vec<String>)> {
+    fn convert_arguments(&mut self, pattern: &str) -> Option<(String, Vec<String>)> {
         if self.is_allow() && regex::is_refused(pattern) {
-            self.cannot_say("the expression is refused there as too costly", imported);
+            self.cannot_say("the expression is refused there as too costly");
             return None;
         }
         match argument_of(pattern) {
             Ok((_, globs)) if self.is_allow() && globs.broader => {
-                self.cannot_say("the expression says more than a pattern with `*` can", imported);
+                self.cannot_say("the expression says more than a pattern with `*` can");
                 None
             }
             Ok((_, globs)) if !self.is_allow() && !globs.anywhere.is_empty() => {
-                self.cannot_say("a part of the expression looks at every argument", imported);
+                self.cannot_say("a part of the expression looks at every argument");
                 None
             }
             Ok((key, globs)) => {
                 if globs.broader {
-                    self.add_note(imported, ImportDeviation::Stricter, "the expression is carried more broadly");
+                    self.note(Stricter, "the expression is carried more broadly");
                 }
                 Some((key, globs.globs))
             }
             Err(why) => {
-                self.cannot_say(&format!("the expression over the arguments: {why}"), imported);
+                self.cannot_say(&format!("the expression over the arguments: {why}"));
                 None
             }
         }
     }
 
-    fn add_command(&mut self, conditions: &GeminiConditions, imported: &mut ImportedPolicy) {
+    fn add_command(&mut self, conditions: &GeminiConditions) {
         match conditions {
             GeminiConditions::None => {
                 if self.is_allow() {
                     let why = "programs that are asked about there in part are asked about: ";
-                    self.add_note(
-                        imported,
-                        ImportDeviation::Stricter,
-                        &format!("{why}{}", PARTLY_ASKED_PROGRAMS.join(", ")),
-                    );
+                    self.note(Stricter, &format!("{why}{}", PARTLY_ASKED_PROGRAMS.join(", ")));
                     let mut ask = self.draft_question();
                     ask.prefix = WordPattern::from_alternatives(
                         PARTLY_ASKED_PROGRAMS.iter().map(|name| (*name).to_owned()).collect(),
@@ -234,14 +205,14 @@ impl GeminiRuleDraft<'_> {
             }
             GeminiConditions::Prefixes(prefixes) => {
                 for prefix in prefixes {
-                    self.add_prefix(prefix, imported);
+                    self.add_prefix(prefix);
                 }
             }
-            GeminiConditions::Regex(regex) => self.add_regex(regex, imported),
+            GeminiConditions::Regex(regex) => self.add_regex(regex),
             GeminiConditions::Arguments(pattern) => match pattern.strip_prefix("\"command\":\"") {
-                Some(regex) => self.add_regex(regex, imported),
+                Some(regex) => self.add_regex(regex),
                 None => {
-                    self.cannot_say("the expression does not start at the command", imported);
+                    self.cannot_say("the expression does not start at the command");
                     if !self.lost {
                         self.every_command(self.effect);
                     }
@@ -254,7 +225,7 @@ impl GeminiRuleDraft<'_> {
         self.drafts.push(DraftRule { effect, glob: vec!["*".to_owned()], ..self.draft_rule() });
     }
 
-    fn add_prefix(&mut self, prefix: &str, imported: &mut ImportedPolicy) {
+    fn add_prefix(&mut self, prefix: &str) {
         let mut draft = self.draft_rule();
         match plain_words(prefix) {
             Some(words)
@@ -265,95 +236,72 @@ impl GeminiRuleDraft<'_> {
                 self.drafts.push(draft);
             }
             _ if self.is_allow() => {
-                self.add_note(imported, ImportDeviation::Left, &format!("`{prefix}` is not a list of plain words"));
+                self.note(Left, &format!("`{prefix}` is not a list of plain words"));
             }
-            _ => self.ask_about_text(&format!("{prefix}*"), imported),
+            _ => self.ask_about_text(&format!("{prefix}*")),
         }
     }
 
-    fn add_regex(&mut self, regex: &str, imported: &mut ImportedPolicy) {
+    fn add_regex(&mut self, regex: &str) {
         if self.is_allow() {
-            return self.allow_regex(regex, imported);
+            return self.allow_regex(regex);
         }
         let globs = match globs_of(regex) {
             Ok(globs) => globs,
             Err(_) if regex.starts_with('^') && !regex.contains('|') => {
-                return self.add_note(
-                    imported,
-                    ImportDeviation::Needless,
-                    "`^` means the JSON there, so that it never matches",
-                );
+                return self.note(Needless, "`^` means the JSON there, so that it never matches");
             }
             Err(why) => {
-                self.add_note(
-                    imported,
-                    ImportDeviation::Stricter,
-                    &format!("the expression: {why}; every command is asked about"),
-                );
+                self.note(Stricter, &format!("the expression: {why}; every command is asked about"));
                 return self.every_command(PolicyVerdict::Ask);
             }
         };
         if globs.broader {
-            self.add_note(imported, ImportDeviation::Stricter, "the expression is carried more broadly");
+            self.note(Stricter, "the expression is carried more broadly");
         }
         // Gemini CLI applies the expression to the whole line, Stockade to each command of it.
         let (whole, parts): (Vec<String>, Vec<String>) =
             globs.globs.iter().chain(&globs.anywhere).map(|glob| loosen_glob(glob)).partition(|glob| is_of_one(glob));
         let across: Vec<String> = whole.iter().filter_map(|glob| last_literal(glob)).collect();
         if !whole.is_empty() {
-            let mut draft = self.draft_rule();
-            draft.glob = whole;
-            self.drafts.push(draft);
+            self.drafts.push(DraftRule { glob: whole, ..self.draft_rule() });
         }
         if !across.is_empty() {
-            self.add_note(
-                imported,
-                ImportDeviation::Stricter,
-                "commands that hold its last words are asked about by themselves",
-            );
-            let mut ask = self.draft_question();
-            ask.glob = across;
-            self.drafts.push(ask);
+            self.note(Stricter, "commands that hold its last words are asked about by themselves");
+            self.drafts.push(DraftRule { glob: across, ..self.draft_question() });
         }
         for glob in parts {
-            self.ask_about_text(&glob, imported);
+            self.ask_about_text(&glob);
         }
     }
 
-    fn allow_regex(&mut self, regex: &str, imported: &mut ImportedPolicy) {
+    fn allow_regex(&mut self, regex: &str) {
         match globs_of(regex) {
             _ if regex::is_refused(regex) => {
-                self.add_note(imported, ImportDeviation::Left, "the expression is refused there as too costly");
+                self.note(Left, "the expression is refused there as too costly");
             }
             Ok(globs) if globs.broader => {
-                self.add_note(imported, ImportDeviation::Left, "the expression says more than a pattern with `*` can");
+                self.note(Left, "the expression says more than a pattern with `*` can");
             }
             Ok(globs) => {
-                let mut draft = self.draft_rule();
-                draft.glob = globs.globs;
-                self.drafts.push(draft);
+                self.drafts.push(DraftRule { glob: globs.globs, ..self.draft_rule() });
             }
-            Err(why) => self.add_note(imported, ImportDeviation::Left, &format!("the expression: {why}")),
+            Err(why) => self.note(Left, &format!("the expression: {why}")),
         }
     }
 
     /// Asks about commands that start like the text, up to the end of the first command or of the plain
     /// words.
-    fn ask_about_text(&mut self, glob: &str, imported: &mut ImportedPolicy) {
+    fn ask_about_text(&mut self, glob: &str) {
         let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,+@%* ".contains(c);
         let end = glob.find(|c: char| !plain(c)).unwrap_or(glob.len());
         let start = glob[..end].trim();
-        self.add_note(
-            imported,
-            ImportDeviation::Stricter,
-            "it is not a list of plain words: what starts like it is asked about",
-        );
+        self.note(Stricter, "it is not a list of plain words: what starts like it is asked about");
         if start.is_empty() || start == "*" {
             return self.every_command(PolicyVerdict::Ask);
         }
-        let mut ask = self.draft_question();
-        ask.glob = vec![format!("{}*", start.trim_end_matches('*'))];
-        self.drafts.push(ask);
+        self.drafts
+            .push(DraftRule { glob: vec![format!("{}*", start.trim_end_matches('*'))], ..self.draft_question() });
     }
 }
 

@@ -5,11 +5,12 @@
 
 use stockade_model::PolicyVerdict;
 
+use super::ImportDeviation::{Left, Needless, Stricter, Weaker};
 use super::gemini::{GeminiContext, RankedRule, SHELL_TOOLS, tier_offset};
 use super::gemini_rules::{GeminiConditions, GeminiRuleDraft};
 use super::json::{self, PositionedError, SpannedJson};
 use super::mistakes::ImportMistakes;
-use super::{ImportDeviation, ImportEntry, ImportSource, ImportTool, ImportedPolicy, SourceScope, whose};
+use super::{ImportEntry, ImportSource, ImportTool, ImportedPolicy, SourceScope, whose};
 use crate::draft::quote_toml;
 
 /// Priorities within the user's tier, in thousandths.
@@ -65,34 +66,21 @@ impl<'a> GeminiSettingsReader<'a> {
         // The names from before the settings were grouped have lower precedence.
         let old = |key: &str| settings.get(key);
         let servers = |key: &str| settings.get("mcp").and_then(|mcp| mcp.get(key));
-        self.convert_servers(
-            servers("excluded").or(old("excludeMCPServers")),
-            PolicyVerdict::Deny,
-            EXCLUDED_SERVERS_PRIORITY,
-        );
-        self.convert_tools(within("exclude").or(old("excludeTools")), PolicyVerdict::Deny, EXCLUDED_TOOLS_PRIORITY);
-        self.convert_tools(within("confirmationRequired"), PolicyVerdict::Ask, CONFIRMED_TOOLS_PRIORITY);
+        use PolicyVerdict::{Allow, Ask, Deny};
+        self.convert_servers(servers("excluded").or(old("excludeMCPServers")), Deny, EXCLUDED_SERVERS_PRIORITY);
+        self.convert_tools(within("exclude").or(old("excludeTools")), Deny, EXCLUDED_TOOLS_PRIORITY);
+        self.convert_tools(within("confirmationRequired"), Ask, CONFIRMED_TOOLS_PRIORITY);
         let allowed = within("allowed").or(old("allowedTools"));
-        self.convert_tools(allowed, PolicyVerdict::Allow, ALLOWED_TOOLS_PRIORITY);
+        self.convert_tools(allowed, Allow, ALLOWED_TOOLS_PRIORITY);
         self.rest_of_shell(allowed);
         let core = within("core").or(old("coreTools"));
-        self.convert_tools(core, PolicyVerdict::Allow, CORE_TOOLS_PRIORITY);
+        self.convert_tools(core, Allow, CORE_TOOLS_PRIORITY);
         if let Some(core) = core {
-            self.push(
-                "*",
-                None,
-                core,
-                PolicyVerdict::Deny,
-                "only the tools of `tools.core` are there",
-                CORE_TOOLS_PRIORITY - FALLBACK_DISTANCE,
-            );
+            let why = "only the tools of `tools.core` are there";
+            self.push("*", None, core, Deny, why, CORE_TOOLS_PRIORITY - FALLBACK_DISTANCE);
         }
         self.convert_trusted_servers(settings.get("mcpServers"));
-        self.convert_servers(
-            servers("allowed").or(old("allowMCPServers")),
-            PolicyVerdict::Allow,
-            ALLOWED_SERVERS_PRIORITY,
-        );
+        self.convert_servers(servers("allowed").or(old("allowMCPServers")), Allow, ALLOWED_SERVERS_PRIORITY);
         self.convert_sandbox(tools);
         self.report_other_settings(settings);
         self.report_rule_keys(settings);
@@ -109,31 +97,17 @@ impl<'a> GeminiSettingsReader<'a> {
                 None => continue,
                 Some(why) => why,
             };
-            let note = self.entry_at(value, &key.name).to_note(ImportDeviation::Weaker, why);
-            self.imported.notes.push(note);
+            self.imported.note(&self.entry_at(value, &key.name), Weaker, why);
         }
     }
 
     /// Returns the names of a list; any other entry is a mistake.
     fn read_names<'s>(&mut self, list: Option<&'s SpannedJson>) -> Vec<(&'s SpannedJson, &'s str)> {
         let Some(list) = list else { return Vec::new() };
-        let Some(items) = list.as_list() else {
-            self.report_unexpected("a list", list);
-            return Vec::new();
-        };
-        let mut texts = Vec::new();
-        for item in items {
-            match item.as_text() {
-                Some(text) if !text.is_empty() => texts.push((item, text)),
-                _ => self.report_unexpected("a name", item),
-            }
-        }
-        texts
-    }
-
-    fn report_unexpected(&mut self, what: &str, found: &SpannedJson) {
-        self.faults
-            .push(PositionedError { at: found.at, why: format!("expected {what}, found {}", found.kind_name()) });
+        let texts = json::read_texts(list, "a name", &mut self.faults);
+        let (names, others): (Vec<_>, Vec<_>) = texts.into_iter().partition(|(_, text)| !text.is_empty());
+        self.faults.extend(others.into_iter().map(|(item, _)| PositionedError::unexpected("a name", item)));
+        names
     }
 
     fn push(
@@ -147,12 +121,11 @@ impl<'a> GeminiSettingsReader<'a> {
     ) {
         let entry = self.entry_at(at, tool);
         if self.context.plans && effect == PolicyVerdict::Allow && priority <= CORE_TOOLS_PRIORITY {
-            self.imported.notes.push(entry.to_note(ImportDeviation::Left, "it is not allowed in the mode `plan`"));
+            self.imported.note(&entry, Left, "it is not allowed in the mode `plan`");
             return;
         }
-        let mut made =
-            GeminiRuleDraft { entry, effect, justification: why.to_owned(), drafts: Vec::new(), lost: false };
-        made.add_tool_rule(tool, server, &GeminiConditions::None, self.imported);
+        let mut made = GeminiRuleDraft::new(entry, effect, why.to_owned(), self.imported);
+        made.add_tool_rule(tool, server, &GeminiConditions::None);
         self.ranked.push(rank_rule(priority, made));
     }
 
@@ -182,19 +155,13 @@ impl<'a> GeminiSettingsReader<'a> {
                 self.push(name, None, at, effect, &why, priority);
                 continue;
             }
-            let mut made = GeminiRuleDraft {
-                entry: self.entry_at(at, text),
-                effect,
-                justification: why,
-                drafts: Vec::new(),
-                lost: false,
-            };
+            let mut made = GeminiRuleDraft::new(self.entry_at(at, text), effect, why, self.imported);
             let conditions = if prefix.is_empty() {
                 GeminiConditions::None
             } else {
                 GeminiConditions::Prefixes(vec![prefix.to_owned()])
             };
-            made.add_tool_rule(name, None, &conditions, self.imported);
+            made.add_tool_rule(name, None, &conditions);
             self.ranked.push(rank_rule(priority, made));
         }
     }
@@ -218,7 +185,9 @@ impl<'a> GeminiSettingsReader<'a> {
 
     fn convert_trusted_servers(&mut self, servers: Option<&SpannedJson>) {
         let Some(servers) = servers else { return };
-        let Some(entries) = servers.as_object() else { return self.report_unexpected("an object", servers) };
+        let Some(entries) = servers.as_object() else {
+            return self.faults.push(PositionedError::unexpected("an object", servers));
+        };
         for (name, server) in entries {
             if server.get("trust").and_then(SpannedJson::as_bool) == Some(true) {
                 let why = self.describe_origin(server);
@@ -231,8 +200,7 @@ impl<'a> GeminiSettingsReader<'a> {
                         self.push(tool, Some(&name.name), at, PolicyVerdict::Deny, &why, EXCLUDED_SERVERS_PRIORITY);
                     } else {
                         let why = "which tools a server offers is the agent's to say";
-                        let note = self.entry_at(at, &format!("{key}: {tool}")).to_note(ImportDeviation::Weaker, why);
-                        self.imported.notes.push(note);
+                        self.imported.note(&self.entry_at(at, &format!("{key}: {tool}")), Weaker, why);
                     }
                 }
             }
@@ -244,9 +212,7 @@ impl<'a> GeminiSettingsReader<'a> {
         if let Some(sandbox) = tools.get("sandbox") {
             if sandbox.as_bool() == Some(false) {
                 let note = self.entry_at(sandbox, "tools.sandbox: false");
-                self.imported
-                    .notes
-                    .push(note.to_note(ImportDeviation::Stricter, "commands always run in a sandbox here"));
+                self.imported.note(&note, Stricter, "commands always run in a sandbox here");
             } else {
                 self.imported.settings.insert("sandbox".to_owned(), quote_toml("require"));
             }
@@ -258,16 +224,13 @@ impl<'a> GeminiSettingsReader<'a> {
                 if plain && path.starts_with('/') {
                     self.imported.add_to_profile("write", path.to_owned());
                 } else {
-                    let note =
-                        self.entry_at(at, path).to_note(ImportDeviation::Left, "only an absolute path has a form here");
-                    self.imported.notes.push(note);
+                    self.imported.note(&self.entry_at(at, path), Left, "only an absolute path has a form here");
                 }
             }
         }
         if let Some(network) = tools.get("sandboxNetworkAccess").filter(|value| value.as_bool() == Some(true)) {
             let why = "the whole network is never given: allow `hosts` one by one";
-            let note = self.entry_at(network, "tools.sandboxNetworkAccess: true").to_note(ImportDeviation::Left, why);
-            self.imported.notes.push(note);
+            self.imported.note(&self.entry_at(network, "tools.sandboxNetworkAccess: true"), Left, why);
         }
     }
 
@@ -278,26 +241,23 @@ impl<'a> GeminiSettingsReader<'a> {
             let shown = format!("security.{}", key.name);
             let (carried, why) = match (key.name.as_str(), value.as_bool()) {
                 ("disableYoloMode" | "disableAlwaysAllow" | "toolSandboxing", Some(true)) => {
-                    (ImportDeviation::Needless, "nothing here does without questions or a sandbox")
+                    (Needless, "nothing here does without questions or a sandbox")
                 }
-                ("environmentVariableRedaction", _) => {
-                    (ImportDeviation::Needless, "variables that look like secrets never pass here")
-                }
+                ("environmentVariableRedaction", _) => (Needless, "variables that look like secrets never pass here"),
                 ("folderTrust" | "auth" | "enablePermanentToolApproval" | "autoAddToPolicyByDefault", _) => {
-                    (ImportDeviation::Needless, "it is about the agent itself")
+                    (Needless, "it is about the agent itself")
                 }
                 (_, Some(false)) => continue,
-                _ => (ImportDeviation::Weaker, "it has no form here"),
+                _ => (Weaker, "it has no form here"),
             };
-            let note = self.entry_at(value, &shown).to_note(carried, why);
-            self.imported.notes.push(note);
+            self.imported.note(&self.entry_at(value, &shown), carried, why);
         }
     }
 }
 
 /// Settings have the user's tier, whatever file they are in.
-fn rank_rule(priority: i64, made: GeminiRuleDraft<'_>) -> RankedRule {
-    RankedRule { priority: tier_offset(SourceScope::User) + priority, effect: made.effect, drafts: made.drafts }
+fn rank_rule(priority: i64, made: GeminiRuleDraft<'_, '_>) -> RankedRule {
+    made.into_ranked(tier_offset(SourceScope::User) + priority)
 }
 
 /// Splits `name(arguments)`; a name contains letters, digits, `_` and `-`.

@@ -1,8 +1,12 @@
-//! A JSON parser that keeps the line and column of every value, so that a note can refer to an entry that
-//! cannot be imported. RFC 8259; on request, comments and a trailing comma are skipped, as in editors'
-//! settings.
+//! JSON values with the line and column of each, so that a note can refer to an entry that cannot be
+//! imported. RFC 8259; on request, comments and a trailing comma are skipped, as in editors' settings.
 //!
 //! Must not know the meaning of the text. Limited in depth; never panics.
+
+use jsonc_parser::ast::{ObjectProp, Value};
+use jsonc_parser::common::{Range, Ranged};
+use jsonc_parser::errors::ParseErrorKind;
+use jsonc_parser::{CollectOptions, ParseOptions, parse_to_ast};
 
 use crate::error::{LineIndex, TextPosition};
 
@@ -16,12 +20,12 @@ pub(crate) struct SpannedJson {
     pub value: JsonValue,
 }
 
-/// A JSON value. A number keeps its text, because no caller computes with it.
+/// A JSON value, without the value of a number, which no caller needs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum JsonValue {
     Null,
     Bool(bool),
-    Number(String),
+    Number,
     Text(String),
     List(Vec<SpannedJson>),
     Object(Vec<(JsonKey, SpannedJson)>),
@@ -67,7 +71,7 @@ impl SpannedJson {
         match self.value {
             JsonValue::Null => "null",
             JsonValue::Bool(_) => "true or false",
-            JsonValue::Number(_) => "a number",
+            JsonValue::Number => "a number",
             JsonValue::Text(_) => "a string",
             JsonValue::List(_) => "a list",
             JsonValue::Object(_) => "an object",
@@ -75,225 +79,116 @@ impl SpannedJson {
     }
 }
 
+impl PositionedError {
+    pub(crate) fn new(at: TextPosition, why: impl Into<String>) -> Self {
+        Self { at, why: why.into() }
+    }
+
+    pub(crate) fn unexpected(what: &str, found: &SpannedJson) -> Self {
+        Self::new(found.at, format!("expected {what}, found {}", found.kind_name()))
+    }
+}
+
+/// Returns the strings of a list; any other entry is a mistake.
+pub(crate) fn read_texts<'s>(
+    list: &'s SpannedJson,
+    what: &str,
+    faults: &mut Vec<PositionedError>,
+) -> Vec<(&'s SpannedJson, &'s str)> {
+    let Some(items) = list.as_list() else {
+        faults.push(PositionedError::unexpected("a list", list));
+        return Vec::new();
+    };
+    let (texts, others): (Vec<_>, Vec<_>) = items.iter().partition(|item| item.as_text().is_some());
+    faults.extend(others.into_iter().map(|item| PositionedError::unexpected(what, item)));
+    texts.into_iter().filter_map(|item| Some((item, item.as_text()?))).collect()
+}
+
 /// Parses a whole text.
 pub(crate) fn parse_json(source: &str, comments: bool) -> Result<SpannedJson, PositionedError> {
-    let mut reader =
-        JsonReader { source, bytes: source.as_bytes(), at: 0, lines: LineIndex::from_source(source), comments };
-    if source.starts_with('\u{feff}') {
-        reader.at = 3;
-    }
-    let value = reader.parse_value(0)?;
-    reader.skip_blanks()?;
-    if reader.at < reader.bytes.len() { reader.fail_here("something follows the value") } else { Ok(value) }
+    let text = source.strip_prefix('\u{feff}').unwrap_or(source);
+    let converter = JsonConverter { source, start: source.len() - text.len(), lines: LineIndex::from_source(source) };
+    let options = ParseOptions {
+        allow_comments: comments,
+        allow_trailing_commas: comments,
+        allow_loose_object_property_names: false,
+        allow_missing_commas: false,
+        allow_single_quoted_strings: false,
+        allow_hexadecimal_numbers: false,
+        allow_unary_plus_numbers: false,
+        allow_bare_decimal_point_numbers: false,
+        allow_non_finite_numbers: false,
+        allow_extended_string_escapes: false,
+    };
+    let ends_early = || converter.error_at(text.len(), "the text ends too early");
+    let parsed = parse_to_ast(text, &CollectOptions::default(), &options).map_err(|error| match error.kind() {
+        ParseErrorKind::UnterminatedArray
+        | ParseErrorKind::UnterminatedObject
+        | ParseErrorKind::ExpectedObjectValue => ends_early(),
+        kind => converter.error_at(error.range().start, lower_first(&kind.to_string())),
+    })?;
+    let value = parsed.value.ok_or_else(ends_early)?;
+    converter.convert_value(&value, 0)
 }
 
-struct JsonReader<'a> {
+fn lower_first(message: &str) -> String {
+    let mut letters = message.chars();
+    letters.next().map(|first| first.to_ascii_lowercase()).into_iter().chain(letters).collect()
+}
+
+/// Converts the values of the parser, and checks what it does not.
+struct JsonConverter<'a> {
     source: &'a str,
-    bytes: &'a [u8],
-    at: usize,
+    /// Offset of the parsed text in the source.
+    start: usize,
     lines: LineIndex<'a>,
-    comments: bool,
 }
 
-impl JsonReader<'_> {
-    fn fail_here<T>(&self, why: impl Into<String>) -> Result<T, PositionedError> {
-        Err(PositionedError { at: self.lines.position_at(self.at), why: why.into() })
+impl JsonConverter<'_> {
+    fn error_at(&self, offset: usize, why: impl Into<String>) -> PositionedError {
+        PositionedError::new(self.lines.position_at(self.start + offset), why)
     }
 
-    fn peek(&self) -> Option<u8> {
-        self.bytes.get(self.at).copied()
-    }
-
-    fn skip_blanks(&mut self) -> Result<(), PositionedError> {
-        while let Some(byte) = self.peek() {
-            match byte {
-                b' ' | b'\t' | b'\n' | b'\r' => self.at += 1,
-                b'/' if self.comments => self.skip_comment()?,
-                _ => break,
-            }
-        }
-        Ok(())
-    }
-
-    fn skip_comment(&mut self) -> Result<(), PositionedError> {
-        let rest = &self.source[self.at..];
-        let length = if rest.starts_with("//") {
-            rest.find('\n').unwrap_or(rest.len())
-        } else if rest.starts_with("/*") {
-            match rest.find("*/") {
-                Some(end) => end + 2,
-                None => return self.fail_here("the comment does not end"),
-            }
-        } else {
-            return self.fail_here("expected a value");
-        };
-        self.at += length;
-        Ok(())
-    }
-
-    fn parse_value(&mut self, depth: usize) -> Result<SpannedJson, PositionedError> {
-        self.skip_blanks()?;
+    fn convert_value(&self, value: &Value<'_>, depth: usize) -> Result<SpannedJson, PositionedError> {
+        let offset = value.range().start;
         if depth > MAX_DEPTH {
-            return self.fail_here(format!("nested deeper than {MAX_DEPTH}"));
+            return Err(self.error_at(offset, format!("nested deeper than {MAX_DEPTH}")));
         }
-        let at = self.lines.position_at(self.at);
-        let value = match self.peek() {
-            Some(b'{') => self.parse_entries(depth)?,
-            Some(b'[') => self.parse_items(depth)?,
-            Some(b'"') => JsonValue::Text(self.parse_string()?),
-            Some(b'-' | b'0'..=b'9') => self.parse_number()?,
-            _ => self.parse_word()?,
+        let converted = match value {
+            Value::NullKeyword(_) => JsonValue::Null,
+            Value::BooleanLit(literal) => JsonValue::Bool(literal.value),
+            Value::NumberLit(_) => JsonValue::Number,
+            Value::StringLit(literal) => JsonValue::Text(self.convert_string(&literal.value, literal.range)?),
+            Value::Array(list) => {
+                let items = list.elements.iter().map(|item| self.convert_value(item, depth + 1));
+                JsonValue::List(items.collect::<Result<_, _>>()?)
+            }
+            Value::Object(object) => self.convert_entries(&object.properties, depth)?,
         };
-        Ok(SpannedJson { at, value })
+        Ok(SpannedJson { at: self.lines.position_at(self.start + offset), value: converted })
     }
 
-    fn parse_word(&mut self) -> Result<JsonValue, PositionedError> {
-        let words = [("null", JsonValue::Null), ("true", JsonValue::Bool(true)), ("false", JsonValue::Bool(false))];
-        let rest = &self.bytes[self.at..];
-        match words.into_iter().find(|(word, _)| rest.starts_with(word.as_bytes())) {
-            Some((word, value)) => {
-                self.at += word.len();
-                Ok(value)
-            }
-            None if rest.is_empty() => self.fail_here("the text ends too early"),
-            None => self.fail_here("expected a value"),
-        }
-    }
-
-    fn parse_number(&mut self) -> Result<JsonValue, PositionedError> {
-        let start = self.at;
-        let fits = |b: u8| b.is_ascii_digit() || matches!(b, b'-' | b'+' | b'.' | b'e' | b'E');
-        while self.peek().is_some_and(fits) {
-            self.at += 1;
-        }
-        let text = &self.source[start..self.at];
-        if text.parse::<f64>().is_err() {
-            self.at = start;
-            return self.fail_here("this is no number");
-        }
-        Ok(JsonValue::Number(text.to_owned()))
-    }
-
-    fn parse_items(&mut self, depth: usize) -> Result<JsonValue, PositionedError> {
-        self.at += 1;
-        let mut items = Vec::new();
-        loop {
-            self.skip_blanks()?;
-            if self.peek() == Some(b']') && (items.is_empty() || self.comments) {
-                break;
-            }
-            items.push(self.parse_value(depth + 1)?);
-            if !self.parse_separator(b']')? {
-                break;
-            }
-        }
-        self.at += 1;
-        Ok(JsonValue::List(items))
-    }
-
-    fn parse_entries(&mut self, depth: usize) -> Result<JsonValue, PositionedError> {
-        self.at += 1;
+    fn convert_entries(&self, properties: &[ObjectProp<'_>], depth: usize) -> Result<JsonValue, PositionedError> {
         let mut entries: Vec<(JsonKey, SpannedJson)> = Vec::new();
-        loop {
-            self.skip_blanks()?;
-            if self.peek() == Some(b'}') && (entries.is_empty() || self.comments) {
-                break;
-            }
-            let at = self.lines.position_at(self.at);
-            if self.peek() != Some(b'"') {
-                return self.fail_here(if self.peek().is_none() {
-                    "the text ends too early"
-                } else {
-                    "expected a name in quotes"
-                });
-            }
-            let name = self.parse_string()?;
+        for property in properties {
+            let range = property.name.range();
+            let name = self.convert_string(property.name.as_str(), range)?;
             if entries.iter().any(|(key, _)| key.name == name) {
-                return Err(PositionedError { at, why: format!("`{name}` stands here twice") });
+                return Err(self.error_at(range.start, format!("`{name}` stands here twice")));
             }
-            self.skip_blanks()?;
-            if self.peek() != Some(b':') {
-                return self.fail_here("expected `:`");
-            }
-            self.at += 1;
-            entries.push((JsonKey { at, name }, self.parse_value(depth + 1)?));
-            if !self.parse_separator(b'}')? {
-                break;
-            }
+            let at = self.lines.position_at(self.start + range.start);
+            entries.push((JsonKey { at, name }, self.convert_value(&property.value, depth + 1)?));
         }
-        self.at += 1;
         Ok(JsonValue::Object(entries))
     }
 
-    /// Returns true after a comma; false at the end.
-    fn parse_separator(&mut self, end: u8) -> Result<bool, PositionedError> {
-        self.skip_blanks()?;
-        match self.peek() {
-            Some(b',') => {
-                self.at += 1;
-                Ok(true)
-            }
-            Some(byte) if byte == end => Ok(false),
-            None => self.fail_here("the text ends too early"),
-            Some(_) => self.fail_here(format!("expected `,` or `{}`", char::from(end))),
+    /// Refuses control characters in a string (RFC 8259, section 7).
+    fn convert_string(&self, value: &str, range: Range) -> Result<String, PositionedError> {
+        let written = &self.source[self.start + range.start..self.start + range.end];
+        match written.find(|c| c < ' ') {
+            Some(at) => Err(self.error_at(range.start + at, "a control stands in a string")),
+            None => Ok(value.to_owned()),
         }
-    }
-
-    fn parse_string(&mut self) -> Result<String, PositionedError> {
-        self.at += 1;
-        let mut text = String::new();
-        loop {
-            let Some(c) = self.source[self.at..].chars().next() else {
-                return self.fail_here("the string does not end");
-            };
-            match c {
-                '"' => break,
-                '\\' => text.push(self.parse_escape()?),
-                c if c < ' ' => return self.fail_here("a control stands in a string"),
-                c => {
-                    text.push(c);
-                    self.at += c.len_utf8();
-                }
-            }
-        }
-        self.at += 1;
-        Ok(text)
-    }
-
-    fn parse_escape(&mut self) -> Result<char, PositionedError> {
-        let c = match self.bytes.get(self.at + 1) {
-            Some(b'"') => '"',
-            Some(b'\\') => '\\',
-            Some(b'/') => '/',
-            Some(b'b') => '\u{8}',
-            Some(b'f') => '\u{c}',
-            Some(b'n') => '\n',
-            Some(b'r') => '\r',
-            Some(b't') => '\t',
-            Some(b'u') => return self.parse_unicode_escape(),
-            _ => return self.fail_here("this escape is not known"),
-        };
-        self.at += 2;
-        Ok(c)
-    }
-
-    fn parse_unicode_escape(&mut self) -> Result<char, PositionedError> {
-        let code = |at: usize| {
-            let digits = self.bytes.get(at + 2..at + 6).and_then(|d| std::str::from_utf8(d).ok());
-            let plain = digits.filter(|d| d.bytes().all(|b| b.is_ascii_hexdigit()));
-            plain.and_then(|d| u32::from_str_radix(d, 16).ok())
-        };
-        let Some(first) = code(self.at) else { return self.fail_here("four hexadecimal digits follow `\\u`") };
-        let (value, length) = match first {
-            0xd800..0xdc00 if self.bytes.get(self.at + 6..self.at + 8) == Some(b"\\u") => match code(self.at + 6) {
-                Some(second @ 0xdc00..0xe000) => (0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00), 12),
-                _ => return self.fail_here("half of a character"),
-            },
-            _ => (first, 6),
-        };
-        let Some(c) = char::from_u32(value) else { return self.fail_here("half of a character") };
-        self.at += length;
-        Ok(c)
     }
 }
 
@@ -323,13 +218,14 @@ mod tests {
     fn faults_know_their_place() {
         wrong("", false, 1, 1);
         wrong("{\n \"a\" 1}", false, 2, 6);
-        wrong("[1,\n]", false, 2, 1);
+        wrong("[1,\n]", false, 1, 3);
         wrong("{\"a\": 1, \"a\": 2}", false, 1, 10);
         wrong("[1] x", false, 1, 5);
         wrong("\"a\nb\"", false, 1, 3);
         wrong("\"\\ud800\"", false, 1, 2);
-        wrong("[-]", false, 1, 2);
+        wrong("[-]", false, 1, 3);
         wrong("/* x", true, 1, 1);
-        wrong(&"[".repeat(100), false, 1, 66);
+        wrong(&("[".repeat(100) + &"]".repeat(100)), false, 1, 66);
+        assert!(parse_json(&"[".repeat(100_000), false).is_err());
     }
 }

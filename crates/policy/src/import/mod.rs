@@ -31,7 +31,7 @@ use stockade_model::{PolicyVerdict, RawText, TargetPattern};
 
 use crate::draft::{DraftRule, format_comment, quote_toml};
 use crate::error::{ConfigError, TextPosition};
-use crate::file::{CombiningAlgorithm, ConfigFile};
+use crate::file::{CombiningAlgorithm, ConfigFile, ProvenanceSection};
 use crate::hosts::check_breadth;
 use crate::merge::LayerText;
 use crate::parse::parse_content;
@@ -159,6 +159,10 @@ impl ImportedPolicy {
             let values: Vec<String> = values.iter().map(|value| quote_toml(value)).collect();
             let _ = writeln!(text, "{key} = [{}]", values.join(", "));
         }
+    }
+
+    fn note(&mut self, entry: &ImportEntry<'_>, carried: ImportDeviation, why: impl Into<String>) {
+        self.notes.push(entry.to_note(carried, why));
     }
 
     fn add_to_profile(&mut self, key: &str, value: String) {
@@ -320,6 +324,13 @@ impl<'a> ImportEntry<'a> {
     /// Returns the note for a dropped entry: harmless for an `allow`, not for the others.
     fn dropped_note(&self, effect: PolicyVerdict, why: impl Into<String>) -> ImportNote {
         self.to_note(if effect == PolicyVerdict::Allow { ImportDeviation::Left } else { ImportDeviation::Weaker }, why)
+    }
+
+    /// Returns a rule without conditions, with the entry as its source.
+    fn draft_rule(&self, tool: ImportTool, effect: PolicyVerdict, justification: String) -> DraftRule {
+        let by = format!("imported from {}, {}", tool.name(), self.format_origin());
+        let provenance = Some(ProvenanceSection { by, at: None, request: None });
+        DraftRule { provenance, ..DraftRule::new(effect, justification) }
     }
 
     fn format_origin(&self) -> String {

@@ -189,37 +189,28 @@ impl StarlarkLexer<'_> {
     }
 
     fn read_escape(&mut self, text: &mut String) -> Result<(), PositionedError> {
-        let bytes = self.source.as_bytes();
-        let known = match bytes.get(self.at + 1) {
-            Some(b'n') => '\n',
-            Some(b't') => '\t',
-            Some(b'r') => '\r',
-            Some(b'\\') => '\\',
-            Some(b'\'') => '\'',
-            Some(b'"') => '"',
-            Some(b'\n') => {
+        const ESCAPES: [(char, char); 6] =
+            [('n', '\n'), ('t', '\t'), ('r', '\r'), ('\\', '\\'), ('\'', '\''), ('"', '"')];
+        let rest = &self.source[self.at + 1..];
+        let letter = rest.chars().next();
+        let digits = match letter {
+            Some('\n') => {
                 self.at += 2;
                 return Ok(());
             }
-            Some(b'x' | b'u' | b'U') => {
-                let digits = match bytes[self.at + 1] {
-                    b'x' => 2,
-                    b'u' => 4,
-                    _ => 8,
-                };
-                let code =
-                    self.source.get(self.at + 2..self.at + 2 + digits).and_then(|d| u32::from_str_radix(d, 16).ok());
-                let Some(c) = code.and_then(char::from_u32) else {
-                    return self.fail_at(self.at, "this escape is not known");
-                };
-                text.push(c);
-                self.at += 2 + digits;
-                return Ok(());
-            }
-            _ => return self.fail_at(self.at, "this escape is not known"),
+            Some('x') => 2,
+            Some('u') => 4,
+            Some('U') => 8,
+            _ => 0,
         };
-        text.push(known);
-        self.at += 2;
+        let found = if digits == 0 {
+            ESCAPES.iter().find(|(name, _)| Some(*name) == letter).map(|(_, meant)| *meant)
+        } else {
+            rest.get(1..=digits).and_then(|code| u32::from_str_radix(code, 16).ok()).and_then(char::from_u32)
+        };
+        let Some(found) = found else { return self.fail_at(self.at, "this escape is not known") };
+        text.push(found);
+        self.at += 2 + digits;
         Ok(())
     }
 }
@@ -301,7 +292,7 @@ impl StarlarkParser {
             if let Some(keyword) = keyword {
                 self.at += 2;
                 if call.named.iter().any(|(_, known, _)| *known == keyword) {
-                    return Err(PositionedError { at: place, why: format!("`{keyword}` stands here twice") });
+                    return Err(PositionedError::new(place, format!("`{keyword}` stands here twice")));
                 }
                 let value = self.parse_value(0)?;
                 call.named.push((place, keyword, value));
@@ -340,7 +331,7 @@ impl StarlarkParser {
                     StarlarkValueKind::List(left)
                 }
                 _ => {
-                    return Err(PositionedError { at: right.at, why: "`+` joins two strings or two lists".to_owned() });
+                    return Err(PositionedError::new(right.at, "`+` joins two strings or two lists"));
                 }
             };
         }

@@ -5,238 +5,14 @@
 
 use super::json::{self, JsonKey, PositionedError, SpannedJson};
 use super::{ImportTool, starlark};
+use crate::lists::NameList;
 
 /// Keys of Claude Code's `settings.json` (code.claude.com/docs/en/settings, 2026, and older names).
-const CLAUDE_KEYS: &[&str] = &[
-    "$schema",
-    "advisorModel",
-    "agent",
-    "agentPushNotifEnabled",
-    "allowAllClaudeAiMcps",
-    "allowManagedHooksOnly",
-    "allowManagedMcpServersOnly",
-    "allowManagedPermissionRulesOnly",
-    "allowedChannelPlugins",
-    "allowedHttpHookUrls",
-    "allowedMcpServers",
-    "alwaysThinkingEnabled",
-    "apiKeyHelper",
-    "askUserQuestionTimeout",
-    "attribution",
-    "autoCompactEnabled",
-    "autoMemoryDirectory",
-    "autoMemoryEnabled",
-    "autoMode",
-    "autoScrollEnabled",
-    "autoUpdates",
-    "autoUpdatesChannel",
-    "availableModels",
-    "awaySummaryEnabled",
-    "awsAuthRefresh",
-    "awsCredentialExport",
-    "axScreenReader",
-    "blockedMarketplaces",
-    "browserExternalPageTools",
-    "channelsEnabled",
-    "claudeMd",
-    "claudeMdExcludes",
-    "cleanupPeriodDays",
-    "companyAnnouncements",
-    "defaultShell",
-    "deniedMcpServers",
-    "disableAgentView",
-    "disableAllHooks",
-    "disableArtifact",
-    "disableAutoMode",
-    "disableBrowserExternalNavigation",
-    "disableBundledSkills",
-    "disableClaudeAiConnectors",
-    "disableDeepLinkRegistration",
-    "disableMobileSimulatorTools",
-    "disableRemoteControl",
-    "disableSideloadFlags",
-    "disableSkillShellExecution",
-    "disableWorkflows",
-    "disabledMcpjsonServers",
-    "editorMode",
-    "effortLevel",
-    "emojiCompletionEnabled",
-    "enableAllProjectMcpServers",
-    "enableArtifact",
-    "enabledMcpjsonServers",
-    "enabledPlugins",
-    "enforceAvailableModels",
-    "env",
-    "extraKnownMarketplaces",
-    "fallbackModel",
-    "fastMode",
-    "fastModePerSessionOptIn",
-    "feedbackSurveyRate",
-    "fileCheckpointingEnabled",
-    "fileSuggestion",
-    "footerLinksRegexes",
-    "forceLoginGatewayUrl",
-    "forceLoginMethod",
-    "forceLoginOrgUUID",
-    "forceRemoteSettingsRefresh",
-    "gcpAuthRefresh",
-    "hooks",
-    "httpHookAllowedEnvVars",
-    "includeCoAuthoredBy",
-    "includeGitInstructions",
-    "inputNeededNotifEnabled",
-    "language",
-    "minimumVersion",
-    "model",
-    "modelOverrides",
-    "otelHeadersHelper",
-    "outputStyle",
-    "parentSettingsBehavior",
-    "permissions",
-    "plansDirectory",
-    "pluginConfigs",
-    "pluginSuggestionMarketplaces",
-    "pluginTrustMessage",
-    "policyHelper",
-    "prUrlTemplate",
-    "preferredNotifChannel",
-    "prefersReducedMotion",
-    "processWrapper",
-    "remote",
-    "remoteControlAtStartup",
-    "requiredMaximumVersion",
-    "requiredMinimumVersion",
-    "respectGitignore",
-    "respondToBashCommands",
-    "sandbox",
-    "showClearContextOnPlanAccept",
-    "showThinkingSummaries",
-    "showTurnDuration",
-    "skillListingBudgetFraction",
-    "skillListingMaxDescChars",
-    "skillOverrides",
-    "skipAutoPermissionPrompt",
-    "skipDangerousModePermissionPrompt",
-    "skipWebFetchPreflight",
-    "spinnerTipsEnabled",
-    "spinnerTipsOverride",
-    "spinnerVerbs",
-    "sshConfigs",
-    "statusLine",
-    "strictKnownMarketplaces",
-    "strictPluginOnlyCustomization",
-    "subagentStatusLine",
-    "switchModelsOnFlag",
-    "syntaxHighlightingDisabled",
-    "teammateMode",
-    "terminalProgressBarEnabled",
-    "theme",
-    "tui",
-    "ultracode",
-    "useAutoModeDuringPlan",
-    "verbose",
-    "viewMode",
-    "vimInsertModeRemaps",
-    "voice",
-    "voiceEnabled",
-    "wheelScrollAccelerationEnabled",
-    "workflowKeywordTriggerEnabled",
-    "workflowSizeGuideline",
-    "worktree",
-    "wslInheritsWindowsSettings",
-];
+const CLAUDE_KEYS: NameList = NameList::new(include_str!("../../knowledge/claude_keys.txt"));
 
 /// Keys of Gemini CLI's `settings.json` (schemas/settings.schema.json, 2026), followed by the names from
 /// before they were grouped.
-const GEMINI_KEYS: &[&str] = &[
-    "$schema",
-    "admin",
-    "adminPolicyPaths",
-    "advanced",
-    "agents",
-    "billing",
-    "context",
-    "contextManagement",
-    "experimental",
-    "extensions",
-    "general",
-    "hooks",
-    "hooksConfig",
-    "ide",
-    "mcp",
-    "mcpServers",
-    "model",
-    "modelConfigs",
-    "output",
-    "policyPaths",
-    "privacy",
-    "security",
-    "skills",
-    "telemetry",
-    "tools",
-    "ui",
-    "useWriteTodos",
-    "accessibility",
-    "allowMCPServers",
-    "allowedTools",
-    "autoAccept",
-    "autoConfigureMaxOldSpaceSize",
-    "bugCommand",
-    "chatCompression",
-    "checkpointing",
-    "contextFileName",
-    "coreTools",
-    "customThemes",
-    "customWittyPhrases",
-    "debugKeystrokeLogging",
-    "disableAutoUpdate",
-    "disableUpdateNag",
-    "dnsResolutionOrder",
-    "enableHooks",
-    "enablePromptCompletion",
-    "enforcedAuthType",
-    "excludeMCPServers",
-    "excludeTools",
-    "excludedProjectEnvVars",
-    "extensionManagement",
-    "fileFiltering",
-    "folderTrust",
-    "folderTrustFeature",
-    "hasSeenIdeIntegrationNudge",
-    "hideBanner",
-    "hideCWD",
-    "hideContextSummary",
-    "hideFooter",
-    "hideModelInfo",
-    "hideSandboxStatus",
-    "hideTips",
-    "hideWindowTitle",
-    "ideMode",
-    "includeDirectories",
-    "loadMemoryFromIncludeDirectories",
-    "maxSessionTurns",
-    "mcpServerCommand",
-    "memoryDiscoveryMaxDirs",
-    "memoryImportFormat",
-    "preferredEditor",
-    "sandbox",
-    "selectedAuthType",
-    "shellPager",
-    "shouldUseNodePtyShell",
-    "showCitations",
-    "showLineNumbers",
-    "showMemoryUsage",
-    "showStatusInTitle",
-    "skipNextSpeakerCheck",
-    "summarizeToolOutput",
-    "theme",
-    "toolCallCommand",
-    "toolDiscoveryCommand",
-    "usageStatisticsEnabled",
-    "useExternalAuth",
-    "useRipgrep",
-    "vimMode",
-];
+const GEMINI_KEYS: NameList = NameList::new(include_str!("../../knowledge/gemini_keys.txt"));
 
 /// Functions of Codex's rules.
 const CODEX_FUNCTIONS: &[&str] = &["prefix_rule", "network_rule", "host_executable"];
@@ -260,9 +36,9 @@ impl ImportTool {
         }
     }
 
-    fn keys(self) -> &'static [&'static str] {
+    fn keys(self) -> NameList {
         match self {
-            Self::Codex => &[],
+            Self::Codex => NameList::new(""),
             Self::Claude => CLAUDE_KEYS,
             Self::Gemini => GEMINI_KEYS,
         }
@@ -270,7 +46,7 @@ impl ImportTool {
 
     /// Returns the other tool whose settings have a key that the settings of this one do not.
     fn other_with(self, key: &str) -> Option<Self> {
-        let has = |tool: &Self| tool.keys().contains(&key);
+        let has = |tool: &Self| tool.keys().contains(key);
         [Self::Claude, Self::Gemini].into_iter().find(has).filter(|_| !has(&self))
     }
 }
@@ -283,9 +59,8 @@ pub(super) fn check_tool_keys(tool: ImportTool, settings: &SpannedJson) -> Resul
     if entries.is_empty() {
         return fail(settings.at, format!("it is empty: it holds no settings of {}", tool.title()));
     }
-    let is_own = |name: &str| tool.keys().contains(&name);
-    let is_shared =
-        |name: &str| [ImportTool::Claude, ImportTool::Gemini].iter().all(|tool| tool.keys().contains(&name));
+    let is_own = |name: &str| tool.keys().contains(name);
+    let is_shared = |name: &str| [ImportTool::Claude, ImportTool::Gemini].iter().all(|tool| tool.keys().contains(name));
     if entries.iter().any(|(key, _)| is_own(&key.name) && !is_shared(&key.name)) {
         return Ok(());
     }
@@ -304,7 +79,7 @@ pub(super) fn check_tool_keys(tool: ImportTool, settings: &SpannedJson) -> Resul
 
 /// Returns the reason why a key is not in the tool's settings.
 pub(super) fn why_unknown(tool: ImportTool, key: &JsonKey) -> Option<String> {
-    if tool.keys().contains(&key.name.as_str()) {
+    if tool.keys().contains(&key.name) {
         return None;
     }
     Some(match tool.other_with(&key.name) {

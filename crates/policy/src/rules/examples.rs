@@ -6,7 +6,7 @@ use stockade_model::{Assessment, Host, HostError, HostPattern, TargetPattern, Ti
 
 use super::{Act, PolicyRule, RequestContext, RuleInput, RuleMatch, RulePattern, RuleSubject};
 use crate::file::{FileOperation, RuleSection};
-use crate::text::ConfigPath;
+use crate::text::{ConfigPath, parse_variant};
 use crate::words;
 
 /// Directories for the examples. No path of an example depends on them, because the pattern and the example
@@ -16,14 +16,18 @@ const EXAMPLE_WORKSPACE: &str = "/home/user/workspace";
 
 /// Checks every example. The error names the key.
 pub(super) fn check_examples(rule: &PolicyRule, section: &RuleSection) -> Result<(), (String, String)> {
-    for (i, example) in section.matches.iter().enumerate() {
-        if match_example(rule, example).map_err(|why| (format!("match[{i}]"), why))? != RuleMatch::Certain {
-            return Err((format!("match[{i}]"), format!("the rule does not match its example `{example}`")));
-        }
-    }
-    for (i, example) in section.not_match.iter().enumerate() {
-        if match_example(rule, example).map_err(|why| (format!("not_match[{i}]"), why))? != RuleMatch::No {
-            return Err((format!("not_match[{i}]"), format!("the rule matches its counter-example `{example}`")));
+    let kinds = [
+        ("match", &section.matches, RuleMatch::Certain, "the rule does not match its example"),
+        ("not_match", &section.not_match, RuleMatch::No, "the rule matches its counter-example"),
+    ];
+    for (key, examples, wanted, why) in kinds {
+        for (i, example) in examples.iter().enumerate() {
+            let at = format!("{key}[{i}]");
+            match match_example(rule, example) {
+                Ok(found) if found == wanted => {}
+                Ok(_) => return Err((at, format!("{why} `{example}`"))),
+                Err(why) => return Err((at, why)),
+            }
         }
     }
     Ok(())
@@ -77,13 +81,7 @@ pub fn tool_call(text: &str) -> Result<(&str, serde_json::Value), String> {
 pub fn file_change(text: &str, home: &Path, workspace: &Path) -> Result<(FileOperation, std::path::PathBuf), String> {
     let wrong = || format!("`{text}`: a file change is `read`, `write`, `create` or `delete` and a path");
     let (operation, path) = text.split_once(' ').ok_or_else(wrong)?;
-    let operation = match operation {
-        "read" => FileOperation::Read,
-        "write" => FileOperation::Write,
-        "create" => FileOperation::Create,
-        "delete" => FileOperation::Delete,
-        _ => return Err(wrong()),
-    };
+    let operation = parse_variant(operation).ok_or_else(wrong)?;
     let path: ConfigPath = path.parse().map_err(|why| format!("`{text}`: {why}"))?;
     Ok((operation, path.resolve_path(home, workspace)))
 }

@@ -25,41 +25,38 @@ pub(crate) fn match_facts(
         (&wanted.writes, |c| if let Capability::Write(path) = c { Some(path) } else { None }),
         (&wanted.deletes, |c| if let Capability::Delete(path) = c { Some(path) } else { None }),
     ];
-    let mut all = RuleMatch::Certain;
+    let mut all = flags_fit(wanted, assessment);
     for (patterns, path_of) in path_facts {
-        if !patterns.is_empty() {
-            let paths = assessment.capabilities.iter().filter_map(path_of);
-            all = all.min(combine_matches(raising, paths.map(|path| path_fits(patterns, path, scene))));
-        }
+        let paths = assessment.capabilities.iter().filter_map(path_of);
+        all = all.min(combine_matches(patterns, raising, paths.map(|path| path_fits(patterns, path, scene))));
     }
-    if !wanted.executes.is_empty() {
-        let programs = assessment.capabilities.iter().filter_map(|c| match c {
-            Capability::Execute(program) => Some(name_fits(&wanted.executes, program)),
-            _ => None,
-        });
-        all = all.min(combine_matches(raising, programs));
-    }
-    if !wanted.network.is_empty() {
-        let hosts = assessment.capabilities.iter().filter_map(|c| match c {
-            Capability::Network(host) => Some(named_host_fits(&wanted.network, host.as_ref(), raising)),
-            _ => None,
-        });
-        all = all.min(combine_matches(raising, hosts));
-    }
-    if !wanted.findings.is_empty() {
-        let told = assessment.findings.iter().map(|finding| {
-            RuleMatch::certain_if(wanted.findings.iter().any(|pattern| text_matches(pattern, &finding.code)))
-        });
-        all = all.min(combine_matches(raising, told));
-    }
-    all.min(flags_fit(wanted, assessment))
+    let programs = assessment.capabilities.iter().filter_map(|c| match c {
+        Capability::Execute(program) => Some(name_fits(&wanted.executes, program)),
+        _ => None,
+    });
+    let hosts = assessment.capabilities.iter().filter_map(|c| match c {
+        Capability::Network(host) => Some(named_host_fits(&wanted.network, host.as_ref(), raising)),
+        _ => None,
+    });
+    let told = assessment.findings.iter().map(|finding| {
+        RuleMatch::certain_if(wanted.findings.iter().any(|pattern| text_matches(pattern, &finding.code)))
+    });
+    all.min(combine_matches(&wanted.executes, raising, programs))
+        .min(combine_matches(&wanted.network, raising, hosts))
+        .min(combine_matches(&wanted.findings, raising, told))
 }
 
 type PathSelector = fn(&Capability) -> Option<&RawText>;
 
-/// Requires one match of them if `raising`, otherwise a match of each.
-fn combine_matches(raising: bool, found: impl Iterator<Item = RuleMatch>) -> RuleMatch {
-    if raising { found.max().unwrap_or(RuleMatch::No) } else { found.min().unwrap_or(RuleMatch::Certain) }
+/// Requires one match of them if `raising`, otherwise a match of each. Without patterns there is no condition.
+fn combine_matches<T>(patterns: &[T], raising: bool, found: impl Iterator<Item = RuleMatch>) -> RuleMatch {
+    if patterns.is_empty() {
+        RuleMatch::Certain
+    } else if raising {
+        found.max().unwrap_or(RuleMatch::No)
+    } else {
+        found.min().unwrap_or(RuleMatch::Certain)
+    }
 }
 
 fn flags_fit(wanted: &FactsSection, assessment: &Assessment) -> RuleMatch {

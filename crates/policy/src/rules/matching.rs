@@ -15,6 +15,8 @@ use crate::words::{CommandWords, base_name};
 
 /// Explanation for a rule of another kind.
 const OTHER_SUBJECT_REASON: &str = "it speaks of something else";
+/// Explanation for a rule whose facts do not hold.
+const OTHER_FACTS_REASON: &str = "the facts are others";
 
 impl PolicyRule {
     /// Returns whether the rule matches the whole scene: any command of it, or words in text that is not
@@ -160,36 +162,42 @@ impl PolicyRule {
 
     /// Matches facts, directory, user, session, tool and time.
     pub(crate) fn match_conditions(&self, scene: &RuleInput<'_>) -> RuleMatch {
-        let context = &self.context;
-        let tool = match_name(&context.tool, Some(scene.tool_name()));
         // An example is a command only, without circumstances.
         if scene.example {
             return match scene.subject {
-                RuleSubject::Act(Act::Tool { .. }) => tool,
+                RuleSubject::Act(Act::Tool { .. }) => match_name(&self.context.tool, Some(scene.tool_name())),
                 _ => RuleMatch::Certain,
             };
         }
-        let mut all = tool;
-        if let (RulePattern::Command { facts, .. }, RuleSubject::Command { assessment, .. }) =
-            (&self.matcher, scene.subject)
-        {
-            all = all.min(facts::match_facts(facts, assessment, scene, self.raises_caution()));
-        }
-        if !context.cwd.is_empty() {
-            let inside = context.cwd.iter().any(|dir| dir.covers(scene.cwd, scene.home, scene.workspace));
-            all = all.min(RuleMatch::certain_if(inside));
-        }
-        if !context.time.is_empty() {
-            let now = scene.around.time_ms;
-            all = all.min(match now {
-                Some(now) => RuleMatch::certain_if(context.time.iter().any(|window| window.includes_time(now))),
-                None => RuleMatch::Possible,
-            });
-        }
+        self.conditions(scene).into_iter().map(|(_, found)| found).min().unwrap_or(RuleMatch::Certain)
+    }
+
+    /// Returns the match of each condition, with the explanation if it does not hold.
+    fn conditions(&self, scene: &RuleInput<'_>) -> [(&'static str, RuleMatch); 6] {
+        let context = &self.context;
+        let is_inside = |dir: &PathPattern| dir.covers(scene.cwd, scene.home, scene.workspace);
+        let is_in_cwd = context.cwd.is_empty() || context.cwd.iter().any(is_inside);
+        let time = match scene.around.time_ms {
+            _ if context.time.is_empty() => RuleMatch::Certain,
+            Some(now) => RuleMatch::certain_if(context.time.iter().any(|window| window.includes_time(now))),
+            None => RuleMatch::Possible,
+        };
+        let facts = match (&self.matcher, scene.subject) {
+            (RulePattern::Command { facts, .. }, RuleSubject::Command { assessment, .. }) => {
+                facts::match_facts(facts, assessment, scene, self.raises_caution())
+            }
+            _ => RuleMatch::Certain,
+        };
         // Without a session, no rule for a session name matches.
         let session = scene.session.map_or("", |session| session.as_str());
-        all.min(match_name(&context.user, scene.around.user.as_deref()))
-            .min(match_name(&context.session, Some(session)))
+        [
+            ("the tool is another", match_name(&context.tool, Some(scene.tool_name()))),
+            ("the directory is another", RuleMatch::certain_if(is_in_cwd)),
+            ("the user is another", match_name(&context.user, scene.around.user.as_deref())),
+            ("the session is another", match_name(&context.session, Some(session))),
+            ("the time is another", time),
+            (OTHER_FACTS_REASON, facts),
+        ]
     }
 
     fn is_about(&self, scene: &RuleInput<'_>) -> bool {
@@ -205,28 +213,12 @@ impl PolicyRule {
 
     /// Returns the first condition that does not hold, for an explanation.
     pub(crate) fn find_failing_condition(&self, scene: &RuleInput<'_>) -> &'static str {
-        let context = &self.context;
         let without = RuleInput { example: true, ..*scene };
         if self.match_input(&without) == RuleMatch::No {
             return if self.is_about(scene) { "what it names is another" } else { OTHER_SUBJECT_REASON };
         }
-        if match_name(&context.tool, Some(scene.tool_name())) == RuleMatch::No {
-            "the tool is another"
-        } else if !context.cwd.is_empty()
-            && !context.cwd.iter().any(|dir| dir.covers(scene.cwd, scene.home, scene.workspace))
-        {
-            "the directory is another"
-        } else if match_name(&context.user, scene.around.user.as_deref()) == RuleMatch::No {
-            "the user is another"
-        } else if match_name(&context.session, Some(scene.session.map_or("", |s| s.as_str()))) == RuleMatch::No {
-            "the session is another"
-        } else if scene.around.time_ms.is_some_and(|now| !context.time.iter().any(|window| window.includes_time(now)))
-            && !context.time.is_empty()
-        {
-            "the time is another"
-        } else {
-            "the facts are others"
-        }
+        let failing = self.conditions(scene).into_iter().find(|(_, found)| *found == RuleMatch::No);
+        failing.map_or(OTHER_FACTS_REASON, |(reason, _)| reason)
     }
 }
 

@@ -304,14 +304,9 @@ fn matcher_of(section: &RuleSection) -> Result<RulePattern, RuleFormError> {
     let command = !section.prefix.is_empty() || !section.glob.is_empty() || options_given || facts_given;
     let (files, hosts) = (!section.files.is_empty(), !section.hosts.is_empty());
     let arguments = !section.arguments.is_empty();
-    if usize::from(command) + usize::from(files) + usize::from(hosts) + usize::from(arguments) > 1 {
-        let key = if hosts {
-            "hosts"
-        } else if files {
-            "files"
-        } else {
-            "arguments"
-        };
+    let kinds = [("hosts", hosts), ("files", files), ("arguments", arguments), ("prefix", command)];
+    let mut given = kinds.iter().filter(|(_, is_given)| *is_given);
+    if let (Some((key, _)), Some(_)) = (given.next(), given.next()) {
         return fail_at_key(key, "a rule speaks of one kind of thing: commands, tool calls, files or hosts");
     }
     if arguments && section.tool.is_empty() {
@@ -351,7 +346,7 @@ fn matcher_of(section: &RuleSection) -> Result<RulePattern, RuleFormError> {
 
 /// Returns every given key as `key=value`, in the order of the schema.
 pub(crate) fn format_section(section: &RuleSection) -> String {
-    let mut parts = vec![crate::decide::verdict_name(section.effect).to_owned()];
+    let mut parts = vec![section.effect.as_str().to_owned()];
     parts.extend(section.name.iter().map(|name| format!("name={}", name.0)));
     parts.extend(said_list("prefix", &section.prefix));
     parts.extend(said_list("glob", &section.glob));
