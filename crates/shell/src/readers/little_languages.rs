@@ -2,6 +2,7 @@
 //! the rest is `ask`.
 
 use crate::judge::Classifier;
+use crate::knowledge::lists;
 use crate::words::ExpandedArgument;
 
 /// Accepts a sed script of addresses and commands that only print, delete or substitute (sed(1)
@@ -185,12 +186,6 @@ impl SedReader<'_> {
     }
 }
 
-/// Names of awk that run, write or read beyond the given files (gawk(1) 5.2).
-const AWK_HARMFUL: &[&str] = &[
-    "system", "getline", "close", "fflush", "ENVIRON", "PROCINFO", "ARGV", "ARGC", "SYMTAB", "FUNCTAB", "printf_",
-    "ERRNO", "FS_",
-];
-
 /// Accepts an awk program that cannot run, write or connect: no pipes, no output redirection, no
 /// `@`, none of the names above.
 pub(super) fn accept_awk(judge: &mut Classifier, value: &ExpandedArgument) {
@@ -212,7 +207,7 @@ fn awk_is_harmless(program: &[u8]) -> bool {
             _ => {}
         }
     }
-    awk_names(&code).all(|name| !AWK_HARMFUL.iter().any(|h| is_called(name, h.as_bytes())))
+    awk_names(&code).all(|name| !lists::AWK_HARMFUL.iter().any(|h| is_called(name, h.as_bytes())))
 }
 
 /// Returns whether a sequence of letters and digits is this name, or a number followed by this
@@ -277,13 +272,11 @@ fn without_strings(program: &[u8]) -> Option<Vec<u8>> {
 /// Returns whether a slash begins a pattern: at the start, after an operator, or after a keyword
 /// that takes a value.
 fn opens_pattern(before: &[u8]) -> bool {
-    const VALUE_KEYWORDS: &[&[u8]] =
-        &[b"print", b"printf", b"return", b"else", b"do", b"in", b"exit", b"case", b"delete", b"getline"];
     let before = before.trim_ascii_end();
     let Some(last) = before.last() else { return true };
     if last.is_ascii_alphanumeric() || *last == b'_' {
         let start = before.iter().rposition(|b| !b.is_ascii_alphanumeric() && *b != b'_').map_or(0, |i| i + 1);
-        return VALUE_KEYWORDS.contains(&&before[start..]);
+        return lists::has_word(lists::VALUE_KEYWORDS, &before[start..]);
     }
     !matches!(last, b')' | b']' | b'$' | b'\'' | b'`' | b'.') && !before.ends_with(b"++") && !before.ends_with(b"--")
 }
@@ -291,30 +284,9 @@ fn opens_pattern(before: &[u8]) -> bool {
 /// Accepts a jq filter that only reads its input: no `env`, no `$ENV`, no modules, no use of
 /// `input_filename` (jq(1) 1.6).
 pub(super) fn accept_jq(judge: &mut Classifier, value: &ExpandedArgument) {
-    let harmless = value.literal_value().is_some_and(|filter| {
-        let words = awk_names(&filter);
-        let named = words.into_iter().any(|n| {
-            [
-                &b"env"[..],
-                b"ENV",
-                b"import",
-                b"include",
-                b"input_line_number",
-                b"get_search_list",
-                b"modulemeta",
-                b"load",
-                b"load_str",
-                b"eval",
-                b"envsubst",
-                b"strenv",
-                b"debug",
-                b"halt_error",
-                b"__loc__",
-            ]
-            .contains(&n)
-        });
-        !named
-    });
+    let harmless = value
+        .literal_value()
+        .is_some_and(|filter| !awk_names(&filter).any(|name| lists::has_word(lists::JQ_HARMFUL, name)));
     if !harmless {
         judge.record_ask("jq-filter", "A filter that is not known to read its input only.", value.span);
     }

@@ -11,7 +11,7 @@ use stockade_model::Capability;
 
 use crate::invocation::Invocation;
 use crate::judge::Classifier;
-use crate::knowledge::{self, CommandSpec, OptionEffect, ValueKind};
+use crate::knowledge::{self, CommandSpec, OptionEffect, ValueKind, lists};
 use crate::options::{self, ArgumentProblem, ParsedArguments};
 use crate::paths::{self, PathLocation};
 use crate::words::{DataFlow, ExpandedArgument};
@@ -284,9 +284,6 @@ fn only_tells(entry: &CommandSpec, parsed: &ParsedArguments) -> bool {
 /// Returns the path of the file whose changes would be lost if the only operand is no branch.
 /// `None` if the operand, or an earlier command, does not permit this conclusion.
 fn branch_path(judge: &Classifier, parsed: &ParsedArguments, arguments: &[ExpandedArgument]) -> Option<Vec<u8>> {
-    // None of these is about files.
-    const PLAIN_OPTIONS: &[&str] =
-        &["-q", "--quiet", "--guess", "--no-guess", "--progress", "--no-progress", "-d", "--detach"];
     let [operand] = parsed.operands.as_slice() else { return None };
     let name = operand.literal_value()?;
     let is_step = |step: &[u8]| {
@@ -296,7 +293,7 @@ fn branch_path(judge: &Classifier, parsed: &ParsedArguments, arguments: &[Expand
     };
     let is_name = name == b"-" || !name.starts_with(b"-") && name.split(|b| *b == b'/').all(is_step);
     let is_plain =
-        parsed.problems.is_empty() && parsed.used.iter().all(|option| PLAIN_OPTIONS.contains(&option.as_str()));
+        parsed.problems.is_empty() && parsed.used.iter().all(|option| lists::PLAIN_OPTIONS.contains(&option.as_str()));
     // An earlier command may create a file there.
     let is_changed = judge.findings.iter().any(|found| {
         CHANGE_FINDINGS.contains(&found.code.as_str())
