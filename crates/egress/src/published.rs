@@ -22,11 +22,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Addresses at which a program in the sandbox may listen, by preference.
 const LOOPBACK_ADDRESSES: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
-/// Returns the next connection.
-pub(crate) async fn next(listener: &TcpListener) -> TcpStream {
+/// Returns the next connection, and the address of its other end.
+pub(crate) async fn accept_next(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return stream,
+            Ok(accepted) => return accepted,
             // Usually out of descriptors: the next attempt may succeed.
             Err(_) => sleep(Duration::from_millis(50)).await,
         }
@@ -42,7 +42,7 @@ pub(crate) async fn serve_listener(
 ) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     loop {
-        let stream = next(&listener).await;
+        let (stream, _) = accept_next(&listener).await;
         tokio::spawn(forward_connection(Arc::clone(&shared), stream, port));
     }
 }
