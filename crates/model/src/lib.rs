@@ -79,4 +79,4 @@ pub use secret_use::{SecretUse, is_secret_name};
 pub use signing::{KeyFingerprint, SSH_PORT, SignPurpose, SignUse, ssh_target, ssh_target_text};
 pub use special::special_address;
 pub use targets::{HostPattern, TargetPattern, is_localhost};
-pub use text_pattern::text_matches;
+pub use text_pattern::{text_matches, text_matches_by};

@@ -3,14 +3,20 @@
 /// Returns whether the pattern matches all of the text. The function does not allocate; its time is linear
 /// in the product of the lengths.
 pub fn text_matches(pattern: impl AsRef<[u8]>, text: impl AsRef<[u8]>) -> bool {
-    let (pattern, text) = (pattern.as_ref(), text.as_ref());
+    text_matches_by(pattern.as_ref(), text.as_ref(), |wanted, byte| wanted == byte)
+}
+
+/// Does the same as [`text_matches`]; `fits` tells whether a byte of the pattern, other than `*`,
+/// stands for a byte of the text. Both may be hostile: only the last `*` is retried, so the time is
+/// at most proportional to the product of both lengths.
+pub fn text_matches_by(pattern: &[u8], text: &[u8], fits: impl Fn(u8, u8) -> bool) -> bool {
     let (mut p, mut t) = (0, 0);
     let mut retry: Option<(usize, usize)> = None;
     while t < text.len() {
         if pattern.get(p) == Some(&b'*') {
             retry = Some((p, t));
             p += 1;
-        } else if pattern.get(p) == Some(&text[t]) {
+        } else if pattern.get(p).is_some_and(|wanted| fits(*wanted, text[t])) {
             (p, t) = (p + 1, t + 1);
         } else if let Some((star, from)) = retry {
             retry = Some((star, from + 1));

@@ -1,5 +1,7 @@
 //! Matches names against patterns. It must not depend on paths: there is no `/` here.
 
+use stockade_model::text_matches_by;
+
 /// Returns whether the pattern matches. `*` matches any bytes, every other byte matches itself;
 /// ASCII case is ignored.
 pub(crate) fn name_matches(pattern: &[u8], name: &[u8]) -> bool {
@@ -10,42 +12,31 @@ pub(crate) fn name_matches(pattern: &[u8], name: &[u8]) -> bool {
     {
         return false;
     }
-    glob_matches(pattern, name, false)
+    text_matches_by(pattern, name, |wanted, byte| wanted.eq_ignore_ascii_case(&byte))
 }
 
 /// Returns whether the pattern matches. `*` matches any bytes; with `any_one`, each `?` and `[...]`
-/// matches any one byte; ASCII case is ignored. Both arguments may be hostile. Only the last `*` is
-/// retried, so the time is at most proportional to the product of both lengths.
+/// matches any one byte; ASCII case is ignored.
 pub(crate) fn glob_matches(pattern: &[u8], name: &[u8], any_one: bool) -> bool {
-    let (mut at, mut seen) = (0, 0);
-    // Position after the last `*`, and the end of its match.
-    let mut star: Option<(usize, usize)> = None;
-    loop {
-        let here = name.get(seen);
-        let step = match pattern.get(at) {
-            Some(b'*') => {
-                at += 1;
-                star = Some((at, seen));
-                continue;
+    let pattern = if any_one { without_classes(pattern) } else { pattern.to_vec() };
+    let fits = |wanted: u8, byte: u8| any_one && wanted == b'?' || wanted.eq_ignore_ascii_case(&byte);
+    text_matches_by(&pattern, name, fits)
+}
+
+/// Returns the pattern with `?` for each `[...]`.
+fn without_classes(pattern: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(pattern.len());
+    let mut bytes = pattern.iter();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'[' => {
+                out.push(b'?');
+                bytes.by_ref().find(|b| **b == b']');
             }
-            Some(b'?') if any_one => here.map(|_| at + 1),
-            Some(b'[') if any_one => {
-                let class = &pattern[at + 1..];
-                here.map(|_| at + 1 + class.iter().position(|b| *b == b']').map_or(class.len(), |end| end + 1))
-            }
-            Some(byte) => here.filter(|b| b.eq_ignore_ascii_case(byte)).map(|_| at + 1),
-            None if here.is_none() => return true,
-            None => None,
-        };
-        (at, seen) = match (step, star) {
-            (Some(next), _) => (next, seen + 1),
-            (None, Some((after, reach))) if reach < name.len() => {
-                star = Some((after, reach + 1));
-                (after, reach + 1)
-            }
-            _ => return false,
-        };
+            byte => out.push(*byte),
+        }
     }
+    out
 }
 
 #[cfg(test)]

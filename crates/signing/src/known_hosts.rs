@@ -9,7 +9,7 @@ use std::path::Path;
 
 use aws_lc_rs::hmac;
 use data_encoding::BASE64;
-use stockade_model::{NetworkTarget, SSH_PORT};
+use stockade_model::{NetworkTarget, SSH_PORT, text_matches_by};
 
 use crate::host_key::{public_key_text, read_public_key};
 
@@ -140,27 +140,10 @@ fn is_digest_of(hashed: &str, name: &str) -> Option<bool> {
     Some(hmac::verify(&key, name.as_bytes(), &digest).is_ok())
 }
 
-/// Matches `*` and `?` as in such files, ignoring letter case. Backtracks only to the last `*`, so
-/// the time is bounded.
+/// Matches `*` and `?` as in such files, ignoring letter case.
 fn matches_pattern(pattern: &[u8], name: &[u8]) -> bool {
-    let (mut p, mut n, mut again) = (0, 0, None);
-    while n < name.len() {
-        match pattern.get(p) {
-            Some(b'*') => {
-                again = Some((p, n));
-                p += 1;
-            }
-            Some(b) if *b == b'?' || b.eq_ignore_ascii_case(&name[n]) => (p, n) = (p + 1, n + 1),
-            _ => match again {
-                Some((star, from)) => {
-                    again = Some((star, from + 1));
-                    (p, n) = (star + 1, from + 1);
-                }
-                None => return false,
-            },
-        }
-    }
-    pattern[p..].iter().all(|b| *b == b'*')
+    let fits = |wanted: u8, byte: u8| wanted == b'?' || wanted.eq_ignore_ascii_case(&byte);
+    text_matches_by(pattern, name, fits)
 }
 
 #[cfg(test)]

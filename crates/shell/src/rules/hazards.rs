@@ -1,6 +1,8 @@
 //! Uses of programs that are denied for every file. The table is data in `knowledge/hazards.toml`;
 //! this module matches it.
 
+use stockade_model::text_matches_by;
+
 use crate::invocation::Invocation;
 use crate::judge::Classifier;
 use crate::knowledge::hazards;
@@ -33,30 +35,7 @@ pub(super) fn matches_word(pattern: &str, word: &[u8]) -> bool {
     if pattern.first() != word.first() && !matches!(pattern.first(), Some(b'*' | b'?')) {
         return false;
     }
-    match pattern.iter().position(|b| *b == b'*') {
-        None => pattern.len() == word.len() && matches_bytes(pattern, word),
-        Some(at) => {
-            let rest = &pattern[at + 1..];
-            word.len() >= at && matches_bytes(&pattern[..at], &word[..at]) && tail_matches(rest, &word[at..])
-        }
-    }
-}
-
-/// Returns whether the bytes are equal; `?` in the pattern matches any byte.
-fn matches_bytes(pattern: &[u8], word: &[u8]) -> bool {
-    pattern.iter().zip(word).all(|(p, w)| p == w || *p == b'?')
-}
-
-fn tail_matches(pattern: &[u8], word: &[u8]) -> bool {
-    if pattern.is_empty() {
-        return true;
-    }
-    let end = pattern.iter().position(|b| *b == b'*').unwrap_or(pattern.len());
-    let (part, rest) = pattern.split_at(end);
-    if rest.is_empty() {
-        return word.ends_with(part);
-    }
-    word.windows(part.len()).enumerate().any(|(i, w)| w == part && tail_matches(&rest[1..], &word[i + part.len()..]))
+    text_matches_by(pattern, word, |wanted, byte| wanted == b'?' || wanted == byte)
 }
 
 /// Classifies a command by the table.
