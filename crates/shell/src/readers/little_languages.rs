@@ -67,8 +67,8 @@ impl SedReader<'_> {
             b's' => self.parse_substitution()?,
             b'y' => {
                 let delimiter = self.take_delimiter()?;
-                self.skip_past(delimiter)?;
-                self.skip_past(delimiter)?;
+                self.skip_past(delimiter, false)?;
+                self.skip_past(delimiter, false)?;
             }
             _ => return None,
         }
@@ -89,14 +89,14 @@ impl SedReader<'_> {
             }
             Some(b'/') => {
                 self.at += 1;
-                self.until_in_pattern(b'/')?;
+                self.skip_past(b'/', true)?;
                 self.skip_bytes(|b| b == b'I' || b == b'M');
                 Some(true)
             }
             Some(b'\\') => {
                 self.at += 1;
                 let delimiter = self.take_delimiter()?;
-                self.until_in_pattern(delimiter)?;
+                self.skip_past(delimiter, true)?;
                 self.skip_bytes(|b| b == b'I' || b == b'M');
                 Some(true)
             }
@@ -114,8 +114,9 @@ impl SedReader<'_> {
             .then_some(delimiter)
     }
 
-    /// Skips past the next delimiter that is not escaped, in text that is no pattern.
-    fn skip_past(&mut self, delimiter: u8) -> Option<()> {
+    /// Skips past the next delimiter that is not escaped. In the brackets of a pattern, a delimiter
+    /// is an ordinary byte for some versions of sed and the end for others, so it is unknown.
+    fn skip_past(&mut self, delimiter: u8, in_pattern: bool) -> Option<()> {
         loop {
             let byte = self.peek()?;
             self.at += 1;
@@ -123,22 +124,7 @@ impl SedReader<'_> {
                 b'\\' => self.at += 1,
                 b'\n' => return None,
                 _ if byte == delimiter => return Some(()),
-                _ => {}
-            }
-        }
-    }
-
-    /// Does the same as [`skip_past`](Self::skip_past) in a pattern. In brackets, a delimiter is an
-    /// ordinary byte for some versions of sed and the end for others, so it is unknown.
-    fn until_in_pattern(&mut self, delimiter: u8) -> Option<()> {
-        loop {
-            let byte = self.peek()?;
-            self.at += 1;
-            match byte {
-                b'\\' => self.at += 1,
-                b'\n' => return None,
-                _ if byte == delimiter => return Some(()),
-                b'[' => self.parse_brackets(delimiter)?,
+                b'[' if in_pattern => self.parse_brackets(delimiter)?,
                 _ => {}
             }
         }
@@ -179,8 +165,8 @@ impl SedReader<'_> {
 
     fn parse_substitution(&mut self) -> Option<()> {
         let delimiter = self.take_delimiter()?;
-        self.until_in_pattern(delimiter)?;
-        self.skip_past(delimiter)?;
+        self.skip_past(delimiter, true)?;
+        self.skip_past(delimiter, false)?;
         self.skip_bytes(|b| b.is_ascii_digit() || matches!(b, b'g' | b'p' | b'i' | b'I' | b'm' | b'M'));
         Some(())
     }

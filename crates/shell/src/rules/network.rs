@@ -13,7 +13,7 @@ use super::hazards::{matches_any, matches_word};
 /// Most words of a text on standard input that are examined.
 const MAX_LISTED_WORDS: usize = 64;
 
-fn is_use(table: &[(&str, &[&str])], invocation: &Invocation) -> bool {
+pub(super) fn is_use(table: &[(&str, &[&str])], invocation: &Invocation) -> bool {
     let words = invocation.known_texts();
     table.iter().any(|(program, uses)| {
         matches_word(program, &invocation.name) && uses.iter().any(|u| words.iter().any(|w| matches_word(u, w)))

@@ -6,6 +6,8 @@ use crate::judge::Classifier;
 use crate::knowledge::lists::{self, contains};
 use crate::words::{DataFlow, ExpandedArgument};
 
+use super::network::is_use;
+
 /// Longest output that is computed.
 const MAX_LITERAL_BYTES: usize = 64 * 1024;
 
@@ -116,14 +118,10 @@ pub(crate) fn command_taints(judge: &mut Classifier, invocation: &Invocation) ->
     let words = invocation.known_texts();
     let has = |list: &[&str]| words.iter().any(|w| super::hazards::matches_any(list, w));
     let decodes = match invocation.name.as_slice() {
-        b"base64" | b"base32" | b"basenc" | b"gbase64" => has(&["-d*", "-D*", "--d*", "-*d*"]),
-        b"xxd" => has(&["-r*", "-*r*", "-p*r"]),
         b"openssl" => {
             has(&["enc", "-d", "base64", "rsautl", "pkeyutl", "smime", "cms", "aes-*", "des*"]) && !has(&["s_client"])
         }
         name if lists::has_word(lists::DECODERS, name) => true,
-        b"gzip" | b"bzip2" | b"xz" | b"zstd" | b"lz4" | b"lzma" => has(&["-d*", "--d*", "-*d*", "--uncompress"]),
-        b"tar" => has(&["-O", "--to-stdout", "-*O*", "x*O*"]),
         b"sed" => {
             words.iter().any(|w| w.starts_with(b"y") || w.starts_with(b"s")) && invocation.stdin.literal.is_some()
         }
@@ -134,7 +132,7 @@ pub(crate) fn command_taints(judge: &mut Classifier, invocation: &Invocation) ->
             w.windows(2).filter(|p| p[0] == b'\\' && (p[1] == b'x' || p[1].is_ascii_digit() || p[1] == b'u')).count()
                 > 1
         }),
-        _ => false,
+        _ => is_use(lists::DECODING_USES, invocation),
     };
     let secret = match invocation.name.as_slice() {
         // With options, `set` sets them and prints no variable.
@@ -144,15 +142,7 @@ pub(crate) fn command_taints(judge: &mut Classifier, invocation: &Invocation) ->
                 || words.iter().all(|w| w.starts_with(b"-"))
                 || (invocation.name == b"printenv" && !words.iter().all(|w| crate::variables::is_public(w)))
         }
-        b"gpg" | b"gpg2" => has(&["--export-secret*"]),
-        b"security" => has(&["find-*-password", "dump-keychain"]),
-        b"pass" | b"op" | b"bw" | b"secret-tool" | b"vault" => has(&["show", "read", "get", "lookup", "item"]),
-        b"git" => has(&["credential"]),
-        b"aws" => has(&["get-session-token", "get-secret-value", "export-credentials", "get-login-password"]),
-        b"gcloud" => has(&["print-access-token"]),
-        b"gh" => has(&["token"]),
-        b"kubectl" => has(&["secret", "secrets", "secret/*"]),
-        _ => false,
+        _ => is_use(lists::SECRET_USES, invocation),
     };
     if secret {
         judge.seen.secret = true;
