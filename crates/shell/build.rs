@@ -18,6 +18,9 @@ mod text;
 
 use text::TableValue;
 
+/// Makes the code of a table from its text.
+type TableCode = fn(&'static str) -> Result<String, String>;
+
 /// Files in the directory that are no families of programs.
 const OTHERS: &[&str] = &["hazards", "impacts", "lists", "neutralise"];
 
@@ -63,7 +66,7 @@ fn main() -> io::Result<()> {
     }
     code.push_str("];\n");
     fs::write(Path::new(&out).join("index.rs"), code)?;
-    let tables: [(&str, fn(&'static str) -> Result<String, String>); 3] =
+    let tables: [(&str, TableCode); 3] =
         [("hazards", hazards_code), ("impacts", impacts::code), ("lists", lists::code)];
     for (name, code) in tables {
         let text = fs::read_to_string(Path::new(&root).join(format!("knowledge/{name}.toml")))?;

@@ -202,14 +202,9 @@ async fn serve_request(
     asked.check_upgrade(&request).map_err(ConnectionFault::Refused)?;
     let admitted = asked.admit_request(&mut request, &mut client.reader).await;
     asked.still_there(admitted, &mut server.reader).await.map_err(ConnectionFault::Refused)?;
-    forward_exchange(client, server, &request, way).await.map_err(|trouble| match trouble {
-        // The answer may have begun, so that no other can be sent.
-        MessageError::Malformed(why) => {
-            ConnectionFault::Broken(RelayError::Reset(std::io::Error::new(std::io::ErrorKind::InvalidData, why)))
-        }
-        MessageError::Slow => ConnectionFault::Broken(RelayError::Reset(std::io::ErrorKind::TimedOut.into())),
-        MessageError::Broken(broken) => ConnectionFault::Broken(broken),
-    })
+    // The answer may have begun, so that no other can be sent.
+    let broken = |trouble: MessageError| ConnectionFault::Broken(trouble.into_relay_error());
+    forward_exchange(client, server, &request, way).await.map_err(broken)
 }
 
 #[cfg(test)]

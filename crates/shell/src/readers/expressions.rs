@@ -27,21 +27,16 @@ pub(super) fn classify_find(judge: &mut Classifier, invocation: &Invocation) -> 
         if !in_expression {
             classify_start(judge, argument);
             starts.push(argument.clone());
-        } else if lists::FIND_VALUED.contains(&word.as_str()) {
-            match arguments.next() {
-                Some(value) => {
-                    classify_text(judge, value);
-                    hunts_by_name(judge, &starts, value);
-                }
-                None => judge.record_ask("unknown-option", "An option without its value.", argument.span),
-            }
-        } else if lists::FIND_FILES.contains(&word.as_str()) {
-            match arguments.next() {
-                Some(value) => {
-                    classify_text(judge, value);
-                    ask_for_secret(judge, value);
-                }
-                None => judge.record_ask("unknown-option", "An option without its value.", argument.span),
+        } else if lists::FIND_VALUED.contains(&word.as_str()) || lists::FIND_FILES.contains(&word.as_str()) {
+            let Some(value) = arguments.next() else {
+                judge.record_ask("unknown-option", "An option without its value.", argument.span);
+                continue;
+            };
+            classify_text(judge, value);
+            if lists::FIND_FILES.contains(&word.as_str()) {
+                ask_for_secret(judge, value);
+            } else {
+                hunts_by_name(judge, &starts, value);
             }
         } else if lists::FIND_ACTIONS.contains(&word.as_str()) {
             judge.record_ask("executing-option", "A search that writes, removes or runs something.", argument.span);

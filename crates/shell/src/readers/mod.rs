@@ -34,7 +34,8 @@ pub(crate) fn classify_reader(judge: &mut Classifier, invocation: &Invocation) -
     }
     let known = match name.as_str() {
         _ if invocation.qualified => {
-            facts_only(judge, &name, invocation);
+            // Its capabilities count, although it is not trusted to be the program of that name.
+            known_use(judge, &name, invocation);
             Some(DataFlow::default())
         }
         // Only a look-up reaches this: its names are no command.
@@ -77,12 +78,6 @@ pub(crate) fn may_run_arguments(invocation: &Invocation) -> bool {
         !entry.subcommands
             && entry.does.iter().any(|effect| matches!(effect, OptionEffect::Executes | OptionEffect::Privilege))
     })
-}
-
-/// Reports the capabilities of the known program, although a program named by its path is not
-/// trusted to be that one.
-fn facts_only(judge: &mut Classifier, name: &str, invocation: &Invocation) {
-    known_use(judge, name, invocation);
 }
 
 /// Classifies by the knowledge base; `None` if the program is unknown.
