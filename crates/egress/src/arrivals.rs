@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
-use crate::published::accept_next;
+use crate::accept::accept_next;
 use crate::relay::break_off;
 use crate::seam::EgressNamespace;
 

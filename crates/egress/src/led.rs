@@ -14,9 +14,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use crate::accept::accept_next;
 use crate::dial::{DIAL_TIMEOUT, DialError, OutgoingConnection};
 use crate::door::ProxyShared;
-use crate::published::accept_next;
 use crate::relay::break_off;
 use crate::seam::{EgressCaller, EgressPermit, ProxyService, TunnelConnector};
 

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
+use crate::accept::accept_next;
 use crate::door::ProxyShared;
 use crate::events::ByteCounts;
 use crate::relay::{FirstLineDecision, RelayContext, break_off, set_tcp_options};
@@ -21,17 +22,6 @@ use crate::seam::EgressNamespace;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Addresses at which a program in the sandbox may listen, by preference.
 const LOOPBACK_ADDRESSES: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
-
-/// Returns the next connection, and the address of its other end.
-pub(crate) async fn accept_next(listener: &TcpListener) -> (TcpStream, SocketAddr) {
-    loop {
-        match listener.accept().await {
-            Ok(accepted) => return accepted,
-            // Usually out of descriptors: the next attempt may succeed.
-            Err(_) => sleep(Duration::from_millis(50)).await,
-        }
-    }
-}
 
 /// Forwards every connection at `listener` to `port` in the sandbox, until the egress proxy is
 /// stopped.

@@ -20,10 +20,10 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::message::{DnsQuestion, MAX_MESSAGE_BYTES, parse_reverse_name, pointer_to};
+use crate::accept::accept_next;
 use crate::dial::look_up;
 use crate::events::EgressEventSink;
 use crate::names::{HostNameTable, is_ours};
-use crate::published::accept_next;
 use crate::seam::{EgressCaller, EgressPolicy, NameLookupError, NameResolver, is_localhost};
 use crate::upstream::is_looked_up_here;
 
