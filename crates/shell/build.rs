@@ -10,14 +10,19 @@ use std::{env, fs, io};
 
 #[path = "build/impacts.rs"]
 mod impacts;
+#[path = "build/lists.rs"]
+mod lists;
 #[allow(dead_code, reason = "shared with the crate, which reads tables as well")]
 #[path = "src/knowledge/text.rs"]
 mod text;
 
 use text::TableValue;
 
+/// Makes the code of a table from its text.
+type TableCode = fn(&'static str) -> Result<String, String>;
+
 /// Files in the directory that are no families of programs.
-const OTHERS: &[&str] = &["hazards", "impacts", "neutralise"];
+const OTHERS: &[&str] = &["hazards", "impacts", "lists", "neutralise"];
 
 fn main() -> io::Result<()> {
     println!("cargo::rerun-if-changed=knowledge");
@@ -61,12 +66,14 @@ fn main() -> io::Result<()> {
     }
     code.push_str("];\n");
     fs::write(Path::new(&out).join("index.rs"), code)?;
-    let hazards = fs::read_to_string(Path::new(&root).join("knowledge/hazards.toml"))?;
-    let code = hazards_code(hazards.leak()).map_err(|fault| io::Error::other(format!("hazards.toml: {fault}")))?;
-    fs::write(Path::new(&out).join("hazards.rs"), code)?;
-    let impacts = fs::read_to_string(Path::new(&root).join("knowledge/impacts.toml"))?;
-    let code = impacts::code(impacts.leak()).map_err(|fault| io::Error::other(format!("impacts.toml: {fault}")))?;
-    fs::write(Path::new(&out).join("impacts.rs"), code)
+    let tables: [(&str, TableCode); 3] =
+        [("hazards", hazards_code), ("impacts", impacts::code), ("lists", lists::code)];
+    for (name, code) in tables {
+        let text = fs::read_to_string(Path::new(&root).join(format!("knowledge/{name}.toml")))?;
+        let code = code(text.leak()).map_err(|fault| io::Error::other(format!("{name}.toml: {fault}")))?;
+        fs::write(Path::new(&out).join(format!("{name}.rs")), code)?;
+    }
+    Ok(())
 }
 
 /// The table of denied uses as code: the uses, and where a program's stand.

@@ -10,6 +10,7 @@
 use std::fmt;
 use std::io;
 
+use data_encoding::HEXLOWER;
 use serde::Serialize;
 use serde::de::IgnoredAny;
 use serde_json::ser::{CompactFormatter, Formatter};
@@ -39,7 +40,7 @@ impl LineHash {
     }
 
     fn push_hex(&self, out: &mut Vec<u8>) {
-        push_hex(&self.0, out);
+        out.extend_from_slice(hex_digits(&self.0).as_bytes());
     }
 }
 
@@ -58,39 +59,17 @@ impl std::str::FromStr for LineHash {
 
 /// Parses lower-case hexadecimal digits, two for each byte, exactly `N` bytes.
 pub(crate) fn parse_hex<const N: usize>(hex: &[u8]) -> Option<[u8; N]> {
-    let digit = |b: u8| match b {
-        b'0'..=b'9' => Some(b - b'0'),
-        b'a'..=b'f' => Some(b - b'a' + 10),
-        _ => None,
-    };
-    let mut out = [0; N];
-    if hex.len() != 2 * N {
-        return None;
-    }
-    for (byte, pair) in out.iter_mut().zip(hex.chunks_exact(2)) {
-        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
-    }
-    Some(out)
+    HEXLOWER.decode(hex).ok()?.try_into().ok()
 }
 
 /// Writes bytes as lower-case hexadecimal digits.
 pub(crate) fn hex_digits(bytes: &[u8]) -> String {
-    let mut out = Vec::with_capacity(2 * bytes.len());
-    push_hex(bytes, &mut out);
-    out.into_iter().map(char::from).collect()
-}
-
-fn push_hex(bytes: &[u8], out: &mut Vec<u8>) {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    for &byte in bytes {
-        out.push(DIGITS[usize::from(byte >> 4)]);
-        out.push(DIGITS[usize::from(byte & 15)]);
-    }
+    HEXLOWER.encode(bytes)
 }
 
 impl fmt::Display for LineHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&hex_digits(&self.0))
     }
 }
 

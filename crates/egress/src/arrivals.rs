@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
+use crate::accept::accept_next;
 use crate::relay::break_off;
 use crate::seam::EgressNamespace;
 
@@ -145,13 +146,10 @@ impl SandboxListener {
         let weak = Arc::downgrade(&listening);
         let task = tokio::spawn(async move {
             loop {
-                match socket.accept().await {
-                    Ok((stream, peer)) => match weak.upgrade() {
-                        Some(listening) => listening.dispatch_stream(stream, peer),
-                        None => return,
-                    },
-                    // Usually out of descriptors: the next attempt may succeed.
-                    Err(_) => sleep(Duration::from_millis(50)).await,
+                let (stream, peer) = accept_next(&socket).await;
+                match weak.upgrade() {
+                    Some(listening) => listening.dispatch_stream(stream, peer),
+                    None => return,
                 }
             }
         });

@@ -4,8 +4,8 @@
 
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -39,8 +39,6 @@ use crate::speakers::DrainTracker;
 const BLOCKING_MAX: usize = 16;
 /// Time-out at the end of a run for sending data that programs wrote before they ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time-out in [`EgressProxy::connect_and_wait`]: longer than dialling takes.
-const CONNECT_WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Error if the egress proxy cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -237,27 +235,6 @@ impl EgressProxy {
         PendingDial(Some(task.abort_handle()))
     }
 
-    /// Calls [`connect_target`](Self::connect_target) and waits for the answer, at most a minute.
-    ///
-    /// # Errors
-    /// See [`DialError`].
-    pub fn connect_and_wait(&self, order: ConnectOrder) -> Result<AnnouncedConnection, DialError> {
-        wait_for_answer(|done| self.connect_target(order, done))
-    }
-
-    /// Calls [`connect_service`](Self::connect_service) and waits for the answer.
-    ///
-    /// # Errors
-    /// See [`DialError`].
-    pub fn connect_service_and_wait(
-        &self,
-        service: ProxyService,
-        dialled: SocketAddr,
-        who: EgressCaller,
-    ) -> Result<AnnouncedConnection, DialError> {
-        wait_for_answer(|done| self.connect_service(service, dialled, who, done))
-    }
-
     /// Stops the proxy after the programs in the sandbox are gone. Sends the data that they had
     /// written, for a second at most, resets all connections, reports the last records, and waits
     /// for the thread.
@@ -280,16 +257,6 @@ impl Drop for EgressProxy {
 }
 
 type ConnectAnswer = Result<AnnouncedConnection, DialError>;
-
-fn wait_for_answer(start: impl FnOnce(Box<dyn FnOnce(ConnectAnswer) + Send>) -> PendingDial) -> ConnectAnswer {
-    let (sender, receiver) = mpsc::sync_channel(1);
-    let _dialling = start(Box::new(move |answer| {
-        let _ = sender.try_send(answer);
-    }));
-    receiver
-        .recv_timeout(CONNECT_WAIT_TIMEOUT)
-        .unwrap_or_else(|_| Err(DialError::Failed { errno: Errno::TIMEDOUT, why: "the door did not answer".into() }))
-}
 
 /// Returns whether the egress proxy's own network namespace has IPv6.
 fn has_own_v6() -> bool {

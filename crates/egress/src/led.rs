@@ -14,9 +14,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use crate::accept::accept_next;
 use crate::dial::{DIAL_TIMEOUT, DialError, OutgoingConnection};
 use crate::door::ProxyShared;
-use crate::published::next;
 use crate::relay::break_off;
 use crate::seam::{EgressCaller, EgressPermit, ProxyService, TunnelConnector};
 
@@ -115,7 +115,7 @@ pub(crate) async fn serve_listener(
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
     loop {
-        let stream = next(&listener).await;
+        let (stream, _) = accept_next(&listener).await;
         let Ok(place) = shared.meter.acquire_slot() else {
             break_off(&stream);
             continue;

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
+use crate::accept::accept_next;
 use crate::door::ProxyShared;
 use crate::events::ByteCounts;
 use crate::relay::{FirstLineDecision, RelayContext, break_off, set_tcp_options};
@@ -22,17 +23,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Addresses at which a program in the sandbox may listen, by preference.
 const LOOPBACK_ADDRESSES: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
-/// Returns the next connection.
-pub(crate) async fn next(listener: &TcpListener) -> TcpStream {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => return stream,
-            // Usually out of descriptors: the next attempt may succeed.
-            Err(_) => sleep(Duration::from_millis(50)).await,
-        }
-    }
-}
-
 /// Forwards every connection at `listener` to `port` in the sandbox, until the egress proxy is
 /// stopped.
 pub(crate) async fn serve_listener(
@@ -42,7 +32,7 @@ pub(crate) async fn serve_listener(
 ) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     loop {
-        let stream = next(&listener).await;
+        let (stream, _) = accept_next(&listener).await;
         tokio::spawn(forward_connection(Arc::clone(&shared), stream, port));
     }
 }

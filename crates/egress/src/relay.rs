@@ -30,28 +30,20 @@ const FREE_BUFFERS_MAX: usize = 64;
 const KEEPALIVE_IDLE_TIME: Duration = Duration::from_secs(60);
 
 /// Reason why a relay ended before both sides had closed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum RelayError {
     /// Either side reset the connection.
-    Reset(io::Error),
+    #[error(transparent)]
+    Reset(#[from] io::Error),
     /// A limit was reached.
-    Limit(EgressLimitReached),
+    #[error(transparent)]
+    Limit(#[from] EgressLimitReached),
     /// A rule of the egress proxy.
+    #[error("{0}")]
     Rule(String),
     /// A secret, or its placeholder.
+    #[error("{}", .0.rule)]
     Stray(SecretLeak),
-}
-
-impl From<io::Error> for RelayError {
-    fn from(error: io::Error) -> Self {
-        Self::Reset(error)
-    }
-}
-
-impl From<EgressLimitReached> for RelayError {
-    fn from(reached: EgressLimitReached) -> Self {
-        Self::Limit(reached)
-    }
 }
 
 /// Buffers for connections with data to move.

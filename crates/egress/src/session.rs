@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stockade_model::{ConnectionEnd, DeniedOperation, NetworkTarget, SecretUse};
+use stockade_model::{ConnectionEnd, DeniedOperation, Grant, NetworkTarget, SecretUse};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 
@@ -43,17 +43,15 @@ pub(crate) struct EgressSession {
 }
 
 impl EgressSession {
+    fn report_denial(&self, operation: DeniedOperation, rule: &str, grant: Option<Grant>) {
+        self.shared.events.report_denial(operation, self.target.to_string(), &self.who, rule, grant);
+    }
+
     /// Records that dialling failed.
     pub(crate) fn record_dial_error(self, failure: &DialError) {
         let end = match failure {
             DialError::Refused { rule } => {
-                self.shared.events.report_denial(
-                    DeniedOperation::Connect,
-                    self.target.to_string(),
-                    &self.who,
-                    rule,
-                    None,
-                );
+                self.report_denial(DeniedOperation::Connect, rule, None);
                 ConnectionEnd::Refused
             }
             DialError::Failed { .. } => ConnectionEnd::Failed,
@@ -90,13 +88,7 @@ impl EgressSession {
             FirstBytesDecision::Refused(rule) => {
                 break_off(&inside);
                 break_off(&outside);
-                self.shared.events.report_denial(
-                    DeniedOperation::Connect,
-                    self.target.to_string(),
-                    &self.who,
-                    rule,
-                    None,
-                );
+                self.report_denial(DeniedOperation::Connect, rule, None);
                 return self.record_refused(rule);
             }
             FirstBytesDecision::Tls(hello) => {
@@ -223,24 +215,12 @@ impl EgressSession {
             Ok(()) => self.recorder.finish(ConnectionEnd::Closed, None),
             Err(RelayError::Reset(error)) => self.recorder.finish(ConnectionEnd::Reset, Some(error.to_string())),
             Err(RelayError::Rule(rule)) => {
-                self.shared.events.report_denial(
-                    DeniedOperation::Connect,
-                    self.target.to_string(),
-                    &self.who,
-                    &rule,
-                    None,
-                );
+                self.report_denial(DeniedOperation::Connect, &rule, None);
                 self.record_refused(&rule);
             }
             Err(RelayError::Stray(SecretLeak { rule, secret })) => {
                 let grant = secret.map(SecretUse::into_grant);
-                self.shared.events.report_denial(
-                    DeniedOperation::Secret,
-                    self.target.to_string(),
-                    &self.who,
-                    &rule,
-                    grant,
-                );
+                self.report_denial(DeniedOperation::Secret, &rule, grant);
                 self.record_refused(&rule);
             }
             Err(RelayError::Limit(reached)) => {

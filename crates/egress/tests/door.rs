@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use stockade_egress::{DialError, EgressCaller, NameLookupError, NameResolver, ProxyService};
 use stockade_model::{ConnectionEnd, DenialLayer, DeniedOperation, EgressLimits, HostName};
-use support::{Options, World, arrive, closed_port, echo, is_reset, serve, wait_for};
+use support::{ConnectAndWait, Options, World, arrive, closed_port, echo, is_reset, serve, wait_for};
 
 fn world() -> World {
     World::new(Options { names: vec![("echo.test", "127.0.0.1")], ..Options::default() })

@@ -14,7 +14,7 @@ use data_encoding::BASE64;
 use stockade_egress::{EgressCaller, PROXY_ADDRESS_V4, PreparedInterception, ProxyService};
 use stockade_model::{EgressSecret, SecretKind, SecretSource};
 use support::tls::{Origin, client};
-use support::{Options, World, arrive, serve};
+use support::{ConnectAndWait, Options, World, arrive, serve};
 
 const TOKEN: &str = "sk-proj-RealRealRealRealRealRealRealReal";
 const STARS: &str = "****************************************";

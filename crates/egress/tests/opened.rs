@@ -14,7 +14,7 @@ use stockade_egress::{
 };
 use stockade_model::{ConnectionEnd, EgressLimits, EgressRules};
 use support::tls::{Origin, ask, client, ok};
-use support::{Options, World, arrive, echo, is_reset, serve, wait_for};
+use support::{ConnectAndWait, Options, World, arrive, echo, is_reset, serve, wait_for};
 
 struct Scene {
     world: World,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use stockade_egress::{EgressCaller, PROXY_ADDRESS_V4, ProxyService};
 use stockade_model::ConnectionEnd;
-use support::{Options, World, arrive, echo, serve, wait_for};
+use support::{ConnectAndWait, Options, World, arrive, echo, serve, wait_for};
 
 struct Scene {
     world: World,

@@ -17,7 +17,7 @@ use stockade_egress::{
 };
 use stockade_model::{Denial, DeniedOperation, EgressRules, EgressSecret, SecretKind, SecretSource};
 use support::tls::{Origin, answer_requests, ask, client, ok};
-use support::{Options, World, arrive, echo, is_reset, serve, wait_for};
+use support::{ConnectAndWait, Options, World, arrive, echo, is_reset, serve, wait_for};
 
 const GITHUB: &str = "ghp_R3alR3alR3alR3alR3alR3alR3alR3alR3al";
 const OPENAI: &str = "sk-proj-realrealrealrealrealrealrealrealreal";

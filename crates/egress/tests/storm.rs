@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use stockade_egress::{EgressCaller, PROXY_ADDRESS_V4, ProxyService};
 use stockade_model::{ConnectionEnd, EgressLimits};
-use support::{Options, World, arrive, echo, serve, wait_for};
+use support::{ConnectAndWait, Options, World, arrive, echo, serve, wait_for};
 
 /// One test at a time.
 fn turn() -> MutexGuard<'static, ()> {

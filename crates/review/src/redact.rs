@@ -6,6 +6,7 @@
 //! rule.
 
 use std::ffi::OsString;
+use std::sync::LazyLock;
 
 /// Replacement of a secret.
 pub(crate) const REDACTION_MARK: &str = "[secret]";
@@ -40,48 +41,15 @@ const MAX_VALUES: usize = 256;
 /// Fewest characters of a word of mixed letters and digits that looks random.
 const MIN_RANDOM_CHARS: usize = 32;
 
-/// Prefixes of tokens, with the least number of further characters. Sources: the providers'
-/// documentation of token formats, as collected in the rules of secret scanners.
-const TOKEN_PREFIXES: &[(&str, usize)] = &[
-    ("ghp_", 20),
-    ("gho_", 20),
-    ("ghu_", 20),
-    ("ghs_", 20),
-    ("ghr_", 20),
-    ("github_pat_", 20),
-    ("glpat-", 16),
-    ("gldt-", 16),
-    ("glsa_", 16),
-    ("sk-", 16),
-    ("sk_live_", 10),
-    ("sk_test_", 10),
-    ("rk_live_", 10),
-    ("rk_test_", 10),
-    ("whsec_", 10),
-    ("xoxa-", 10),
-    ("xoxb-", 10),
-    ("xoxp-", 10),
-    ("xoxr-", 10),
-    ("xoxs-", 10),
-    ("xapp-", 10),
-    ("AKIA", 16),
-    ("ASIA", 16),
-    ("AIza", 30),
-    ("ya29.", 16),
-    ("npm_", 20),
-    ("pypi-", 20),
-    ("dckr_pat_", 10),
-    ("hf_", 16),
-    ("SG.", 16),
-    ("hvs.", 16),
-    ("hvb.", 16),
-    ("dop_v1_", 16),
-    ("shpat_", 16),
-    ("lin_api_", 16),
-    ("tskey-", 10),
-    ("AGE-SECRET-KEY-", 16),
-    ("eyJ", 20),
-];
+/// The lines of `token_prefixes.txt`: a prefix, and the least number of letters after it.
+static TOKEN_PREFIXES: LazyLock<Vec<(&str, usize)>> = LazyLock::new(|| {
+    let lines = include_str!("token_prefixes.txt").lines().filter(|line| !line.starts_with('#'));
+    // A line without a readable number counts with any length; a test requires that there is none.
+    lines
+        .map(|line| line.split_once(' ').unwrap_or((line, "")))
+        .map(|(prefix, more)| (prefix, more.parse().unwrap_or(0)))
+        .collect()
+});
 
 /// Removes the secrets of one environment.
 #[derive(Clone, Default)]
@@ -367,6 +335,12 @@ mod tests {
     }
 
     #[test]
+    fn every_prefix_has_a_length() {
+        assert!(TOKEN_PREFIXES.len() > 30, "{}", TOKEN_PREFIXES.len());
+        assert!(TOKEN_PREFIXES.iter().all(|(prefix, more)| prefix.len() > 2 && *more >= 10));
+    }
+
+    #[test]
     fn secrets_are_left_out() {
         // Values of variables.
         check("echo tok-1234 hunter22 > x", "echo [secret] [secret] > x");
@@ -410,7 +384,7 @@ mod tests {
     #[test]
     fn well_known_shapes() {
         let tail = "abcdefghijklmnopqrstuvwxyz0123456789";
-        for (prefix, more) in TOKEN_PREFIXES {
+        for (prefix, more) in TOKEN_PREFIXES.iter() {
             let token = format!("{prefix}{}", &tail[..*more]);
             check(&format!("echo {token};"), "echo [secret];");
             check(&format!("x='{token}'"), "x='[secret]'");

@@ -4,7 +4,7 @@
 
 use crate::budget::WorkBudget;
 use crate::judge::Classifier;
-use crate::knowledge::{hazards, impacts};
+use crate::knowledge::{hazards, impacts, lists};
 use crate::rules;
 use crate::words::{DataFlow, ExpandedArgument};
 
@@ -20,43 +20,6 @@ const MAX_ARGUMENTS: usize = 64;
 const MAX_ARGUMENT_COMMANDS: usize = 4;
 /// Longest text that is read as one command, in bytes.
 const MAX_COMMAND_BYTES: usize = 512;
-
-/// Programs whose arguments can lead to a denial, besides those of the hazard table.
-const SCANNED_PROGRAMS: &[&[u8]] = &[
-    b"rm",
-    b"mv",
-    b"cp",
-    b"ln",
-    b"dd",
-    b"tee",
-    b"find",
-    b"chmod",
-    b"chown",
-    b"chgrp",
-    b"shred",
-    b"truncate",
-    b"unlink",
-    b"rmdir",
-    b"install",
-    b"rsync",
-    b"curl",
-    b"wget",
-    b"nc",
-    b"ncat",
-    b"scp",
-    b"sudo",
-    b"env",
-    b"sh",
-    b"bash",
-    b"eval",
-];
-
-/// Words that a command can follow.
-const COMMAND_PREFIXES: &[&[u8]] = &[
-    b"then", b"do", b"else", b"elif", b"if", b"while", b"until", b"!", b"time", b"sudo", b"doas", b"exec", b"command",
-    b"nohup", b"env", b"eval", b"xargs", b"coproc", // Names in debuggers and expect(1).
-    b"shell", b"spawn", b"system",
-];
 
 /// Returns whether a text is nested too deeply to be parsed. Counts bytes and ignores quotes: a
 /// person does not review so many brackets in either case.
@@ -122,7 +85,8 @@ fn scan_commands(judge: &mut Classifier, text: &[u8]) {
                 continue;
             }
         }
-        leads = (length <= MAX_PREFIX_BYTES && COMMAND_PREFIXES.contains(&word)) || (leads && word.contains(&b'='));
+        leads = (length <= MAX_PREFIX_BYTES && lists::has_word(lists::COMMAND_PREFIXES, word))
+            || (leads && word.contains(&b'='));
         at += length;
     }
 }
@@ -155,7 +119,7 @@ const BYTE_KINDS: [ByteKind; 256] = {
     kinds
 };
 
-/// Length of the longest word of [`COMMAND_PREFIXES`].
+/// Length of the longest word of [`lists::COMMAND_PREFIXES`].
 const MAX_PREFIX_BYTES: usize = 7;
 
 /// First two letters of every program to check: a row for each first letter, a bit for each second
@@ -163,8 +127,8 @@ const MAX_PREFIX_BYTES: usize = 7;
 const PROGRAM_INITIALS: [u32; 26] = {
     let mut rows = [0; 26];
     let mut at = 0;
-    while at < SCANNED_PROGRAMS.len() {
-        rows = with_beginning(rows, SCANNED_PROGRAMS[at]);
+    while at < lists::SCANNED_PROGRAMS.len() {
+        rows = with_beginning(rows, lists::SCANNED_PROGRAMS[at].as_bytes());
         at += 1;
     }
     let tables = [
@@ -205,7 +169,7 @@ fn could_be_named(name: &[u8]) -> bool {
 
 /// Returns whether the arguments of this program can be denied or need consent.
 fn is_worth_a_look(name: &[u8]) -> bool {
-    SCANNED_PROGRAMS.contains(&name)
+    lists::has_word(lists::SCANNED_PROGRAMS, name)
         || hazards::program_hazards(name).next().is_some()
         || impacts::program_uses(name).next().is_some()
 }

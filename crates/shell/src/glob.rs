@@ -14,7 +14,7 @@ pub(crate) fn name_matches(pattern: &[u8], name: &[u8]) -> bool {
     {
         return false;
     }
-    glob_matches(pattern, name, false)
+    wildcard_matches(pattern, name, b'*', |wanted, byte| wanted.eq_ignore_ascii_case(&byte))
 }
 
 /// Returns whether the pattern matches. `*` matches any bytes; with `any_one`, each `?` and `[...]`

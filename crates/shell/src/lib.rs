@@ -14,7 +14,7 @@
 mod budget;
 mod crude;
 #[cfg(test)]
-mod differential;
+mod differential_tests;
 mod glob;
 mod invocation;
 mod judge;

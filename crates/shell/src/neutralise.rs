@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use stockade_model::RawText;
 
-use crate::knowledge;
+use crate::knowledge::{self, lists};
 
 /// Settings that the run of a command must carry for its `allow` to hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -84,89 +84,12 @@ impl SanitizeSettings {
     }
 }
 
-/// Sections of a repository's configuration that name no program for reading commands, with the
-/// harmless keys; an empty list stands for all keys. Source: git-config(1) of git 2.47.
-const PLAIN_SECTIONS: &[(&str, &[&str])] = &[
-    (
-        "core",
-        &[
-            "repositoryformatversion",
-            "filemode",
-            "bare",
-            "logallrefupdates",
-            "ignorecase",
-            "precomposeunicode",
-            "symlinks",
-            "autocrlf",
-            "eol",
-            "safecrlf",
-            "quotepath",
-            "longpaths",
-            "abbrev",
-            "sparsecheckout",
-            "sparsecheckoutcone",
-            "commitgraph",
-            "multipackindex",
-            "untrackedcache",
-            "preloadindex",
-            "compression",
-            "bigfilethreshold",
-            "hidedotfiles",
-            "protecthfs",
-            "protectntfs",
-            "trustctime",
-            "checkstat",
-            "splitindex",
-            // Overridden by the run.
-            "fsmonitor",
-            "hookspath",
-            "pager",
-            "editor",
-            "sshcommand",
-        ],
-    ),
-    ("remote", &[]),
-    ("branch", &[]),
-    ("user", &[]),
-    ("author", &[]),
-    ("committer", &[]),
-    ("init", &[]),
-    ("pull", &[]),
-    ("push", &[]),
-    ("fetch", &[]),
-    ("rebase", &[]),
-    ("commit", &[]),
-    ("tag", &[]),
-    ("gc", &[]),
-    ("maintenance", &[]),
-    ("pack", &[]),
-    ("index", &["version", "threads"]),
-    ("advice", &[]),
-    ("color", &[]),
-    ("credential", &[]),
-    ("lfs", &[]),
-    ("gui", &[]),
-    ("svn", &[]),
-    ("gitflow", &[]),
-    ("github", &[]),
-    ("http", &[]),
-    ("url", &[]),
-    ("pager", &[]),
-    ("gpg", &[]),
-    ("log", &[]),
-    ("format", &[]),
-    ("status", &["showuntrackedfiles", "branch", "short", "aheadbehind", "relativepaths"]),
-    ("merge", &["conflictstyle", "ff", "log", "stat"]),
-    ("diff", &["algorithm", "renames", "renamelimit", "colormoved", "mnemonicprefix", "noprefix", "context"]),
-    ("extensions", &["objectformat", "partialclone", "noop", "refstorage", "relativeworktrees"]),
-];
-
 /// Returns whether a repository's configuration (the bytes of `.git/config`) names no driver,
 /// includes no other file and moves nothing. The configuration must have only known sections and
 /// keys. Parsed by lines, because git ends a key at the line's end. A continued value is treated as
 /// a key and refused.
 pub fn is_plain_configuration(config: &[u8]) -> bool {
-    has_only(config, PLAIN_SECTIONS, &["diff", "merge", "core"])
+    has_only(config, lists::PLAIN_SECTIONS, &["diff", "merge", "core"])
 }
 
 /// Returns whether a configuration contains only these sections and keys. A key may be listed with

@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 use tree_sitter::{Node, ParseOptions, Parser};
 
 use crate::budget::WorkBudget;
+use crate::knowledge::lists;
 use crate::lower_word::lower_word;
 use crate::script::{Assignment, ScriptStatement, ScriptWord, SimpleCommand};
 
@@ -22,30 +23,6 @@ const UNITS_PER_PROGRESS: u64 = 800;
 
 /// Deepest nesting of statements; deeper ones count as not understood.
 const MAX_DEPTH: usize = 48;
-
-/// Words that only the grammar of the shell may use as a command.
-const RESERVED_WORDS: &[&[u8]] = &[
-    b"if",
-    b"then",
-    b"else",
-    b"elif",
-    b"fi",
-    b"for",
-    b"while",
-    b"until",
-    b"do",
-    b"done",
-    b"case",
-    b"esac",
-    b"in",
-    b"select",
-    b"function",
-    b"{",
-    b"}",
-    b"[[",
-    b"]]",
-    b"coproc",
-];
 
 /// Reason why a text has no statements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -421,7 +398,7 @@ impl<'a> ScriptLowering<'a> {
 
     fn is_reserved(self, node: Node) -> bool {
         let name = node.child_by_field_name("name").map(|n| self.node_text(n)).unwrap_or_default();
-        RESERVED_WORDS.contains(&name)
+        lists::has_word(lists::RESERVED_WORDS, name)
     }
 
     /// Adds one child of a command; returns false if it has an unknown form.
@@ -538,46 +515,10 @@ pub(crate) fn child_nodes(node: Node) -> Vec<Node> {
 
 /// Returns whether a node kind runs a command.
 pub(crate) fn is_statement(kind: &str) -> bool {
-    matches!(
-        kind,
-        "command"
-            | "declaration_command"
-            | "unset_command"
-            | "test_command"
-            | "variable_assignment"
-            | "variable_assignments"
-            | "redirected_statement"
-            | "pipeline"
-            | "list"
-            | "negated_command"
-            | "subshell"
-            | "compound_statement"
-            | "for_statement"
-            | "c_style_for_statement"
-            | "while_statement"
-            | "if_statement"
-            | "case_statement"
-            | "function_definition"
-    )
+    lists::STATEMENT_KINDS.contains(&kind)
 }
 
 /// Returns whether a node kind is a word.
 pub(crate) fn is_word(kind: &str) -> bool {
-    matches!(
-        kind,
-        "word"
-            | "string"
-            | "raw_string"
-            | "ansi_c_string"
-            | "translated_string"
-            | "concatenation"
-            | "simple_expansion"
-            | "expansion"
-            | "command_substitution"
-            | "process_substitution"
-            | "arithmetic_expansion"
-            | "brace_expression"
-            | "number"
-            | "$"
-    )
+    lists::WORD_KINDS.contains(&kind)
 }

@@ -4,6 +4,7 @@
 
 use crate::CommandContext;
 use crate::glob::{glob_matches, name_matches};
+use crate::knowledge::lists;
 
 /// Location of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,334 +43,6 @@ pub(crate) enum WriteTarget {
     Log,
     System,
 }
-
-const SYSTEM_DIRECTORIES: &[&str] = &[
-    "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "opt", "proc", "root", "run", "sbin", "srv", "sys",
-    "usr", "var",
-];
-
-/// File names that contain secrets in every directory. `*` matches within a name.
-const SECRET_NAMES: &[&str] = &[
-    ".env",
-    ".env.*",
-    "*.env",
-    ".envrc",
-    "id_rsa*",
-    "id_dsa*",
-    "id_ecdsa*",
-    "id_ed25519*",
-    "*.pem",
-    "*.key",
-    "*.p12",
-    "*.pfx",
-    "*.jks",
-    "*.keystore",
-    "*.kdbx",
-    ".netrc",
-    "_netrc",
-    ".npmrc",
-    ".pypirc",
-    ".pgpass",
-    ".my.cnf",
-    ".git-credentials",
-    ".htpasswd",
-    ".dockercfg",
-    ".dockerconfigjson",
-    ".vault-token",
-    ".yarnrc.yml",
-    ".s3cfg",
-    ".boto",
-    "credentials",
-    "credentials.*",
-    "shadow",
-    "shadow-",
-    "gshadow",
-    "gshadow-",
-    "kubeconfig",
-    "*.kubeconfig",
-    "secrets.*",
-    "secret.*",
-    "secrets",
-    "service-account*.json",
-    "wallet.dat",
-    "cookies.sqlite",
-    "logins.json",
-    "key4.db",
-    "login data",
-    "master.key",
-    "terraform.tfstate*",
-    "*.tfvars",
-    ".terraformrc",
-    "token",
-    "*_token",
-    "*.token",
-    "authinfo*",
-    ".authinfo*",
-    "*.ppk",
-    "*.asc",
-    "auth.json",
-];
-
-/// Names that look like secrets but are examples.
-const EXAMPLE_NAMES: &[&str] = &[".env.example", ".env.sample", ".env.template", ".env.dist", "*.pub"];
-
-/// Directories below a home directory whose content is secret.
-const SECRET_HOME_PATHS: &[&str] = &[
-    ".ssh",
-    ".gnupg",
-    ".aws",
-    ".azure",
-    ".kube",
-    ".docker",
-    ".config/gcloud",
-    ".config/gh",
-    ".config/hub",
-    ".config/op",
-    ".config/doctl",
-    ".config/rclone",
-    ".config/google-chrome",
-    ".config/chromium",
-    ".config/BraveSoftware",
-    ".config/sops",
-    ".cargo/credentials*",
-    ".password-store",
-    ".local/share/keyrings",
-    ".mozilla",
-    ".gem/credentials",
-    ".m2/settings.xml",
-    ".bash_history",
-    ".zsh_history",
-    ".python_history",
-    ".psql_history",
-    ".mysql_history",
-    ".node_repl_history",
-    ".terraform.d",
-    ".oci",
-    ".minikube",
-    ".thunderbird",
-    ".pki",
-    ".electrum",
-    ".bitcoin",
-    ".ethereum",
-    "Library/Keychains",
-    ".config/helm",
-    ".config/pypoetry",
-    ".databrickscfg",
-    ".snowsql",
-    ".fly",
-    ".config/fly",
-    ".local/share/fish/fish_history",
-];
-
-/// Absolute paths whose content is secret.
-const SECRET_SYSTEM_PATHS: &[&str] = &[
-    "/etc/shadow*",
-    "/etc/gshadow*",
-    "/etc/sudoers",
-    "/etc/sudoers.d",
-    "/etc/ssl/private",
-    "/etc/ssh/ssh_host_*",
-    "/root",
-    "/run/secrets",
-    "/var/run/secrets",
-    "/proc/*/environ",
-    "/proc/*/mem",
-    "/proc/kcore",
-    "/dev/mem",
-    "/dev/kmem",
-    "/etc/krb5.keytab",
-    "/etc/kubernetes",
-    "/var/lib/kubelet",
-    "/etc/wireguard",
-    "/etc/NetworkManager/system-connections",
-    "/etc/security/opasswd",
-    "/var/lib/docker",
-    "/var/spool/cron",
-    "/etc/openvpn",
-    "/proc/*/task/*/environ",
-];
-
-/// Files below a home directory that run or configure programs later.
-const PERSISTENT_HOME_PATHS: &[&str] = &[
-    ".bashrc",
-    ".bash_profile",
-    ".bash_login",
-    ".bash_logout",
-    ".bash_aliases",
-    ".profile",
-    ".zshrc",
-    ".zshenv",
-    ".zprofile",
-    ".zlogin",
-    ".zlogout",
-    ".kshrc",
-    ".cshrc",
-    ".tcshrc",
-    ".login",
-    ".logout",
-    ".config/fish",
-    ".ssh",
-    ".config/autostart",
-    ".config/systemd",
-    ".local/share/systemd",
-    ".gitconfig",
-    ".config/git",
-    ".local/lib/python*",
-    ".xinitrc",
-    ".xprofile",
-    ".xsession",
-    ".xsessionrc",
-    ".pam_environment",
-    ".vimrc",
-    ".vim",
-    ".config/nvim",
-    ".emacs",
-    ".emacs.d",
-    ".npmrc",
-    ".config/pip",
-    ".pip",
-    ".cargo/config*",
-    ".cargo/env",
-    ".inputrc",
-    ".tmux.conf",
-    ".screenrc",
-    ".gdbinit",
-    ".pythonrc*",
-    ".claude",
-    ".claude.json",
-    ".codex",
-    ".cursor",
-    ".gemini",
-    ".config/Code",
-    ".config/stockade",
-    ".local/state/stockade",
-    ".vscode",
-    "Library/LaunchAgents",
-    ".forward",
-    ".procmailrc",
-    ".rhosts",
-    ".Xresources",
-    ".config/environment.d",
-    ".lesskey",
-    ".lessfilter",
-    ".irbrc",
-    ".perldb",
-    ".Rprofile",
-    ".wgetrc",
-    ".curlrc",
-    ".netrc",
-    ".docker/config.json",
-    ".kube/config",
-    ".local/bin",
-    "bin",
-    ".config/plasma-workspace",
-    ".config/openbox/autostart",
-    ".config/i3",
-    ".config/hypr",
-    ".gnupg/gpg-agent.conf",
-    ".aws/config",
-    ".mavenrc",
-    ".gradle/init.gradle",
-    ".gradle/init.d",
-    ".m2/settings.xml",
-    ".bundle/config",
-    ".gemrc",
-    ".yarnrc*",
-    ".config/yarn",
-    ".pypirc",
-    ".ipython",
-    ".jupyter",
-    ".config/matplotlib",
-    ".local/share/applications",
-];
-
-/// Absolute paths that run or configure programs later.
-const PERSISTENT_SYSTEM_PATHS: &[&str] = &[
-    "/etc/profile",
-    "/etc/profile.d",
-    "/etc/bash.bashrc",
-    "/etc/bashrc",
-    "/etc/zsh",
-    "/etc/zshrc",
-    "/etc/zshenv",
-    "/etc/environment",
-    "/etc/environment.d",
-    "/etc/cron*",
-    "/etc/anacrontab",
-    "/etc/at.allow",
-    "/var/spool/cron",
-    "/etc/systemd",
-    "/lib/systemd",
-    "/usr/lib/systemd",
-    "/run/systemd",
-    "/usr/local/lib/systemd",
-    "/etc/init.d",
-    "/etc/rc*",
-    "/etc/init",
-    "/etc/inittab",
-    "/etc/ld.so.preload",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
-    "/etc/passwd",
-    "/etc/shadow",
-    "/etc/group",
-    "/etc/gshadow",
-    "/etc/sudoers",
-    "/etc/sudoers.d",
-    "/etc/doas.conf",
-    "/etc/pam.d",
-    "/etc/pam.conf",
-    "/etc/security",
-    "/etc/ssh",
-    "/etc/udev",
-    "/lib/udev",
-    "/usr/lib/udev",
-    "/etc/modprobe.d",
-    "/etc/modules",
-    "/etc/modules-load.d",
-    "/etc/sysctl.conf",
-    "/etc/sysctl.d",
-    "/etc/xdg/autostart",
-    "/etc/X11",
-    "/etc/update-motd.d",
-    "/etc/apt/apt.conf.d",
-    "/etc/apt/sources.list*",
-    "/etc/apt/trusted.gpg*",
-    "/etc/polkit-1",
-    "/usr/share/polkit-1",
-    "/etc/dbus-1",
-    "/etc/nsswitch.conf",
-    "/etc/binfmt.d",
-    "/etc/logrotate.d",
-    "/etc/NetworkManager/dispatcher.d",
-    "/etc/network/if-*",
-    "/etc/gitconfig",
-    "/etc/hosts.allow",
-    "/etc/pip.conf",
-    "/etc/npmrc",
-    "/etc/docker",
-    "/etc/stockade",
-    "/etc/kernel",
-    "/etc/initramfs-tools",
-    "/etc/grub.d",
-    "/etc/default",
-    "/usr/lib/python*",
-    "/usr/local/lib/python*",
-    "/etc/subuid",
-    "/etc/subgid",
-    "/etc/ca-certificates*",
-    "/usr/local/share/ca-certificates",
-    "/root",
-];
-
-/// Files below any repository that run programs later on the host.
-const PERSISTENT_REPOSITORY_PATHS: &[&str] =
-    &[".git/hooks", ".git/config", ".git/config.worktree", ".git/info/attributes", ".git/modules"];
-
-const DISK_DEVICES: &[&str] = &[
-    "sd*", "hd*", "vd*", "xvd*", "nvme*", "mmcblk*", "md*", "dm-*", "mapper", "disk", "loop*", "nbd*", "zd*", "mtd*",
-    "mem", "kmem", "port", "rdisk*", "disk*", "sr*", "drbd*", "bcache*", "rbd*", "dasd*", "pmem*", "block",
-];
 
 /// Returns whether `path` is the path of `pattern`, or is below it. A wildcard in the path matches
 /// every possible expansion.
@@ -486,7 +159,7 @@ pub(crate) fn locate_path(path: &[u8], context: &CommandContext) -> PathLocation
     let around = workspace.iter().rposition(|b| *b == b'/').filter(|end| *end > 0);
     let is_beside = around.is_some_and(|end| strip_base(path, &workspace[..end]).is_some());
     let top = path.split(|b| *b == b'/').nth(1).unwrap_or_default();
-    let is_system = SYSTEM_DIRECTORIES.iter().any(|t| t.as_bytes() == top) || top.iter().any(|b| b"*?[".contains(b));
+    let is_system = lists::has_word(lists::SYSTEM_DIRECTORIES, top) || top.iter().any(|b| b"*?[".contains(b));
     if is_system && !is_beside { PathLocation::System } else { PathLocation::Elsewhere }
 }
 
@@ -494,10 +167,10 @@ pub(crate) fn locate_path(path: &[u8], context: &CommandContext) -> PathLocation
 pub(crate) fn path_sensitivity(path: &[u8], context: &CommandContext) -> Option<PathSensitivity> {
     let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
     let home = strip_base(path, context.home.as_bytes());
-    if is_listed(SECRET_SYSTEM_PATHS, path, context) {
+    if is_listed(lists::SECRET_SYSTEM_PATHS, path, context) {
         return Some(PathSensitivity::Secret);
     }
-    if home.is_some_and(|rest| SECRET_HOME_PATHS.iter().any(|p| covers_path(p, rest))) {
+    if home.is_some_and(|rest| lists::SECRET_HOME_PATHS.iter().any(|p| covers_path(p, rest))) {
         return Some(PathSensitivity::Secret);
     }
     if path
@@ -506,9 +179,9 @@ pub(crate) fn path_sensitivity(path: &[u8], context: &CommandContext) -> Option<
     {
         return Some(PathSensitivity::Secret);
     }
-    let example = EXAMPLE_NAMES.iter().any(|p| name_matches(p.as_bytes(), name));
+    let example = lists::EXAMPLE_NAMES.iter().any(|p| name_matches(p.as_bytes(), name));
     if !example
-        && SECRET_NAMES.iter().any(|p| name_matches(p.as_bytes(), name) || wildcard_could_be(name, p.as_bytes()))
+        && lists::SECRET_NAMES.iter().any(|p| name_matches(p.as_bytes(), name) || wildcard_could_be(name, p.as_bytes()))
     {
         return Some(PathSensitivity::Secret);
     }
@@ -542,20 +215,9 @@ pub(crate) fn holds_secrets(path: &[u8], context: &CommandContext) -> bool {
 pub(crate) fn write_target(path: &[u8], whole: bool, context: &CommandContext) -> Option<WriteTarget> {
     if let Some(device) = strip_base(path, b"/dev").and_then(|rest| rest.strip_prefix(b"/")) {
         let name = device.split(|b| *b == b'/').next().unwrap_or_default();
-        return DISK_DEVICES.iter().any(|d| name_matches(d.as_bytes(), name)).then_some(WriteTarget::Disk);
+        return lists::DISK_DEVICES.iter().any(|d| name_matches(d.as_bytes(), name)).then_some(WriteTarget::Disk);
     }
-    let kernel = [
-        "/proc/sys",
-        "/proc/sysrq-trigger",
-        "/sys",
-        "/proc/*/mem",
-        "/proc/kcore",
-        "/boot",
-        "/proc/*/oom_adj",
-        "/proc/irq",
-        "/selinux",
-    ];
-    if is_listed(&kernel, path, context) || path.ends_with(b"/release_agent") {
+    if is_listed(lists::KERNEL_PATHS, path, context) || path.ends_with(b"/release_agent") {
         return Some(WriteTarget::KernelSetting);
     }
     let in_repository = |p: &&str| {
@@ -565,7 +227,9 @@ pub(crate) fn write_target(path: &[u8], whole: bool, context: &CommandContext) -
                 && path.get(i + w.len()).is_none_or(|b| *b == b'/')
         })
     };
-    if PERSISTENT_REPOSITORY_PATHS.iter().any(in_repository) || is_listed(PERSISTENT_SYSTEM_PATHS, path, context) {
+    if lists::PERSISTENT_REPOSITORY_PATHS.iter().any(in_repository)
+        || is_listed(lists::PERSISTENT_SYSTEM_PATHS, path, context)
+    {
         return Some(WriteTarget::Persistence);
     }
     let inside = strip_base(path, context.workspace.as_bytes()).is_some();
@@ -578,7 +242,7 @@ pub(crate) fn write_target(path: &[u8], whole: bool, context: &CommandContext) -
         if whole && (history || is_log(path)) {
             return Some(WriteTarget::Log);
         }
-        if PERSISTENT_HOME_PATHS.iter().any(|p| covers_path(p, rest)) {
+        if lists::PERSISTENT_HOME_PATHS.iter().any(|p| covers_path(p, rest)) {
             return Some(WriteTarget::Persistence);
         }
     }

@@ -1,113 +1,13 @@
 //! Checks whether a repository is quiet: it configures nothing that git starts when it changes the
 //! repository. The check uses the bytes of its files; the caller reads them.
 
+use crate::knowledge::lists;
 use crate::neutralise::has_only;
-
-/// Sections of a repository's configuration with their harmless keys, for the commands that change
-/// it locally; an empty list stands for all keys. Harmless keys name no program, no directory of
-/// programs and no other repository. Programs that the user configures for all repositories are
-/// trusted. Source: git-config(1) of git 2.47.
-const QUIET_SECTIONS: &[(&str, &[&str])] = &[
-    (
-        "core",
-        &[
-            "repositoryformatversion",
-            "filemode",
-            "bare",
-            "logallrefupdates",
-            "ignorecase",
-            "precomposeunicode",
-            "symlinks",
-            "autocrlf",
-            "eol",
-            "safecrlf",
-            "whitespace",
-            "quotepath",
-            "longpaths",
-            "abbrev",
-            "commitgraph",
-            "multipackindex",
-            "untrackedcache",
-            "preloadindex",
-            "compression",
-            "bigfilethreshold",
-            "hidedotfiles",
-            "protecthfs",
-            "protectntfs",
-            "trustctime",
-            "checkstat",
-            "fsmonitor=false",
-            "pager=cat",
-            "pager=less",
-        ],
-    ),
-    (
-        "remote",
-        &[
-            "url",
-            "pushurl",
-            "fetch",
-            "push",
-            "mirror",
-            "tagopt",
-            "prune",
-            "prunetags",
-            "skipdefaultupdate",
-            "followremotehead",
-            "gh-resolved",
-        ],
-    ),
-    (
-        "branch",
-        &[
-            "remote",
-            "pushremote",
-            "merge",
-            "rebase",
-            "description",
-            "sort",
-            "autosetupmerge",
-            "autosetuprebase",
-            "vscode-merge-base",
-            "gh-merge-base",
-        ],
-    ),
-    ("user", &["name", "email", "signingkey", "useconfigonly"]),
-    ("author", &["name", "email"]),
-    ("committer", &["name", "email"]),
-    ("init", &["defaultbranch"]),
-    ("pull", &["rebase", "ff"]),
-    ("push", &["default", "autosetupremote", "followtags", "gpgsign"]),
-    ("fetch", &["prune", "prunetags", "parallel", "writecommitgraph"]),
-    ("rebase", &["autostash", "autosquash", "updaterefs", "stat", "forkpoint"]),
-    ("rerere", &["enabled", "autoupdate"]),
-    ("stash", &["showpatch", "showstat", "showincludeuntracked"]),
-    ("commit", &["cleanup", "status", "verbose", "gpgsign"]),
-    ("tag", &["sort", "gpgsign"]),
-    ("gc", &["auto", "autodetach", "autopacklimit", "writecommitgraph", "pruneexpire", "reflogexpire"]),
-    ("maintenance", &["auto", "strategy"]),
-    ("index", &["version", "threads"]),
-    // No alias replaces a command of git itself, and other commands are unknown.
-    ("alias", &[]),
-    ("advice", &[]),
-    ("color", &[]),
-    // Only an exchange with another host uses these.
-    ("credential", &[]),
-    ("http", &[]),
-    ("url", &[]),
-    ("github", &[]),
-    ("gui", &["wmstate", "geometry"]),
-    ("log", &["date", "decorate", "abbrevcommit"]),
-    ("status", &["showuntrackedfiles", "branch", "short", "aheadbehind", "relativepaths"]),
-    ("merge", &["conflictstyle", "ff", "log", "stat", "renames", "renamelimit", "autostash"]),
-    ("diff", &["algorithm", "renames", "renamelimit", "colormoved", "mnemonicprefix", "noprefix", "context"]),
-    ("extensions", &["objectformat", "noop", "refstorage", "relativeworktrees"]),
-];
 
 /// Returns whether a repository's configuration (the bytes of `.git/config`) names nothing that git
 /// starts: it has only known sections and keys.
 pub fn is_quiet_configuration(config: &[u8]) -> bool {
-    has_only(config, QUIET_SECTIONS, &["diff", "merge", "core", "gc", "init", "commit"])
+    has_only(config, lists::QUIET_SECTIONS, &["diff", "merge", "core", "gc", "init", "commit"])
 }
 
 /// Returns whether a configuration of the user leaves the hooks in each repository. A configuration

@@ -6,10 +6,12 @@
 //! are not synced at the end of a run either.
 
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::database::{self, StoreError, StoreOpenError};
-use crate::sql::anchor::{AnchorDatabase, SCHEMA};
+use rusqlite::Connection;
+
+use crate::database::{self, StoreOpenError};
+use crate::sql::anchor::{SCHEMA, prepare_connection};
 
 /// Most logs with an anchor; the anchors that were recorded longest ago are dropped.
 pub const MAX_ANCHORED_LOGS: usize = 1_000;
@@ -36,7 +38,7 @@ pub struct AnchorRecord {
 /// Open file of anchors. Threads share it by reference.
 #[derive(Debug)]
 pub struct AnchorStore {
-    database: Mutex<AnchorDatabase>,
+    database: Mutex<Connection>,
 }
 
 impl AnchorStore {
@@ -47,35 +49,13 @@ impl AnchorStore {
     /// another program or of a newer version.
     pub fn open(path: &Path) -> Result<Self, StoreOpenError> {
         let connection = database::open_database(path, &SCHEMA)?;
-        let database = AnchorDatabase::from_connection(connection).map_err(StoreError::from);
-        let database = database.map_err(|source| StoreOpenError::Database { path: path.to_owned(), source })?;
-        Ok(Self { database: Mutex::new(database) })
+        let failed = |source| StoreOpenError::Database { path: path.to_owned(), source };
+        prepare_connection(&connection).map_err(failed)?;
+        Ok(Self { database: Mutex::new(connection) })
     }
 
-    /// Moves the anchor of a log forward, or creates one. `replaced` is the anchor that the caller
-    /// compared the log with; a later anchor of another process stays.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the store failed.
-    pub fn advance_anchor(&self, anchor: &AnchorRecord, replaced: Option<&AnchorRecord>) -> Result<(), StoreError> {
-        let mut database = self.database.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(database.advance_anchor(anchor, replaced)?)
-    }
-
-    /// Returns the anchor of each log, the latest record first; at most [`MAX_ANCHORED_LOGS`].
-    ///
-    /// # Errors
-    /// [`StoreError`] if the store failed.
-    pub fn list_anchors(&self) -> Result<Vec<AnchorRecord>, StoreError> {
-        Ok(self.database.lock().unwrap_or_else(PoisonError::into_inner).list_anchors()?)
-    }
-
-    /// Returns the anchor of one log.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the store failed.
-    pub fn find_anchor(&self, log: &str) -> Result<Option<AnchorRecord>, StoreError> {
-        Ok(self.database.lock().unwrap_or_else(PoisonError::into_inner).find_anchor(log)?)
+    pub(crate) fn lock_database(&self) -> MutexGuard<'_, Connection> {
+        self.database.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rusqlite::Connection;
 use serde::Serialize;
 use stockade_model::{FinalStatus, RequestId, SandboxId, SandboxRecord, SandboxSpec, SandboxState, SpecError};
 
@@ -22,7 +23,7 @@ use crate::database::{self, StoreError, StoreOpenError};
 use crate::held;
 use crate::place::{self, LockMode, StoreFileError, system_error};
 use crate::sql::SqlError;
-use crate::sql::sandbox::{SCHEMA, SandboxDatabase};
+use crate::sql::sandbox::SCHEMA;
 
 /// Most sandboxes that are not destroyed.
 pub const MAX_ALIVE_SANDBOXES: i64 = 10_000;
@@ -83,6 +84,12 @@ fn state_remedy(state: SandboxState) -> &'static str {
     if state == SandboxState::Paused { "\nhint: `stockade sandbox resume` lets it go on" } else { "" }
 }
 
+impl From<rusqlite::Error> for SandboxStoreError {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Store(error.into())
+    }
+}
+
 impl From<SqlError> for SandboxStoreError {
     fn from(error: SqlError) -> Self {
         Self::Store(error.into())
@@ -102,7 +109,7 @@ pub enum DueReason {
 #[derive(Debug)]
 pub struct SandboxStore {
     root: PathBuf,
-    database: Mutex<SandboxDatabase>,
+    database: Mutex<Connection>,
 }
 
 /// Sandbox that this process holds exclusively, to make or destroy it.
@@ -183,7 +190,7 @@ impl SandboxStore {
     pub fn open(root: &Path) -> Result<Self, StoreOpenError> {
         let connection = database::open_database(&root.join(DATABASE_NAME), &SCHEMA)?;
         let root = root.canonicalize().map_err(system_error("resolve", root))?;
-        Ok(Self { root, database: Mutex::new(SandboxDatabase::from_connection(connection)) })
+        Ok(Self { root, database: Mutex::new(connection) })
     }
 
     /// Begins a sandbox: it is recorded and locked before any part of it is made.
@@ -202,7 +209,7 @@ impl SandboxStore {
         let begun = place::lock_with_mode(&path.join(LOCK_NAME), LockMode::Alone)
             .map_err(SandboxStoreError::from)
             .and_then(|lock| {
-                let known = self.lock_database().insert(&SandboxRecord::for_creation(id.clone(), spec, now_ms))?;
+                let known = self.insert_record(&SandboxRecord::for_creation(id.clone(), spec, now_ms))?;
                 if known { Ok(lock) } else { Err(SandboxStoreError::TooMany) }
             });
         match begun {
@@ -241,7 +248,7 @@ impl SandboxStore {
     /// # Errors
     /// [`SandboxStoreError`] if it is not being made, or its backend is recorded already.
     pub fn set_backend(&self, claim: &SandboxClaim, backend: &str) -> Result<(), SandboxStoreError> {
-        let noted = self.lock_database().set_backend(&claim.id, backend)?;
+        let noted = self.update_backend(&claim.id, backend)?;
         if noted { Ok(()) } else { Err(self.state_error(&claim.id)?) }
     }
 
@@ -258,7 +265,7 @@ impl SandboxStore {
         now_ms: u64,
     ) -> Result<SandboxRecord, SandboxStoreError> {
         let why = why.map(|why| truncate_text(why, MAX_WHY_BYTES));
-        match self.lock_database().change_state(id, to, why, now_ms)? {
+        match self.update_state(id, to, why, now_ms)? {
             Some((record, true)) => Ok(record),
             Some((SandboxRecord { id, state, why, .. }, false)) => Err(SandboxStoreError::State { id, state, why }),
             None => Err(SandboxStoreError::Unknown(id.clone())),
@@ -275,7 +282,7 @@ impl SandboxStore {
         let lock = self.lock_sandbox(id, LockMode::Shared)?;
         // A process that destroys it first changes the state and then waits for the lock.
         let record = self.require_state(id, SandboxState::Ready)?;
-        self.lock_database().update_used_time(id, now_ms)?;
+        self.update_used_time(id, now_ms)?;
         Ok(SandboxLease { record, path: self.sandbox_directory(id), _lock: lock })
     }
 
@@ -284,7 +291,7 @@ impl SandboxStore {
     /// # Errors
     /// [`SandboxStoreError`] if that cannot be recorded; the use has ended anyway.
     pub fn end_use(&self, used: SandboxLease, now_ms: u64) -> Result<(), SandboxStoreError> {
-        Ok(self.lock_database().update_used_time(&used.record.id, now_ms)?)
+        Ok(self.update_used_time(&used.record.id, now_ms)?)
     }
 
     /// Locks a sandbox exclusively; waits five seconds for its users.
@@ -327,24 +334,8 @@ impl SandboxStore {
     /// # Errors
     /// [`SandboxStoreError`] if it does not exist, or is destroyed.
     pub fn extend(&self, id: &SandboxId, expires_ms: u64) -> Result<(), SandboxStoreError> {
-        let extended = self.lock_database().extend(id, expires_ms)?;
+        let extended = self.update_expiry(id, expires_ms)?;
         if extended { Ok(()) } else { Err(self.state_error(id)?) }
-    }
-
-    /// Returns one sandbox.
-    ///
-    /// # Errors
-    /// [`SandboxStoreError`] if the store failed.
-    pub fn find_sandbox(&self, id: &SandboxId) -> Result<Option<SandboxRecord>, SandboxStoreError> {
-        Ok(self.lock_database().find_sandbox(id)?)
-    }
-
-    /// Returns all known sandboxes, the newest first; at most [`MAX_LISTED`].
-    ///
-    /// # Errors
-    /// [`SandboxStoreError`] if the store failed.
-    pub fn list_sandboxes(&self) -> Result<Vec<SandboxRecord>, SandboxStoreError> {
-        Ok(self.lock_database().list_sandboxes()?)
     }
 
     /// Returns the sandboxes that are due, with the reason; the caller must destroy them.
@@ -352,7 +343,7 @@ impl SandboxStore {
     /// # Errors
     /// [`SandboxStoreError`] if the store failed or a directory cannot be examined.
     pub fn due_sandboxes(&self, now_ms: u64) -> Result<Vec<(SandboxRecord, DueReason)>, SandboxStoreError> {
-        let over = self.lock_database().due_sandboxes(now_ms)?;
+        let over = self.select_due(now_ms)?;
         let mut due = Vec::new();
         for record in over {
             let expired = record.expires_ms.is_some_and(|expires| expires <= now_ms);
@@ -370,7 +361,7 @@ impl SandboxStore {
     /// # Errors
     /// [`SandboxStoreError`] if the store failed or a directory cannot be examined.
     pub fn abandoned_sandboxes(&self) -> Result<Vec<SandboxRecord>, SandboxStoreError> {
-        let unfinished = self.lock_database().unfinished_sandboxes()?;
+        let unfinished = self.select_unfinished()?;
         let mut abandoned = Vec::new();
         for record in unfinished {
             if self.is_held(&record.id)? {
@@ -382,39 +373,6 @@ impl SandboxStore {
             abandoned.extend(is_now.filter(|now| now.state == record.state));
         }
         Ok(abandoned)
-    }
-
-    /// Records a command that was run in a sandbox.
-    ///
-    /// # Errors
-    /// [`SandboxStoreError`] if the store failed.
-    pub fn note_command(&self, id: &SandboxId, mut record: CommandRecord) -> Result<(), SandboxStoreError> {
-        record.text = truncate_text(&record.text, MAX_TEXT_BYTES).to_owned();
-        Ok(self.lock_database().note_command(id, &record)?)
-    }
-
-    /// Returns the commands of a sandbox, the oldest first; at most [`MAX_COMMANDS`].
-    ///
-    /// # Errors
-    /// [`SandboxStoreError`] if the store failed.
-    pub fn list_commands(&self, id: &SandboxId) -> Result<Vec<CommandRecord>, SandboxStoreError> {
-        Ok(self.lock_database().list_commands(id)?)
-    }
-
-    /// Removes the records of sandboxes destroyed before `before_ms`; returns their number.
-    ///
-    /// # Errors
-    /// [`SandboxStoreError`] if the store failed.
-    pub fn prune_records(&self, before_ms: u64) -> Result<usize, SandboxStoreError> {
-        Ok(self.lock_database().prune_records(before_ms)?)
-    }
-
-    /// Checks the whole database for damage.
-    ///
-    /// # Errors
-    /// [`SandboxStoreError`] with the first damage.
-    pub fn check_integrity(&self) -> Result<(), SandboxStoreError> {
-        Ok(self.lock_database().check_integrity()?)
     }
 
     /// Returns the directory for a sandbox's files, whether it exists or not.
@@ -472,14 +430,14 @@ impl SandboxStore {
         })
     }
 
-    fn lock_database(&self) -> MutexGuard<'_, SandboxDatabase> {
+    pub(crate) fn lock_database(&self) -> MutexGuard<'_, Connection> {
         // A panic elsewhere rolled its transaction back.
         self.database.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Returns the longest prefix of a text within the limit.
-fn truncate_text(text: &str, limit_bytes: usize) -> &str {
+pub(crate) fn truncate_text(text: &str, limit_bytes: usize) -> &str {
     let mut end = text.len().min(limit_bytes);
     while !text.is_char_boundary(end) {
         end -= 1;

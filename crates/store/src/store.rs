@@ -1,4 +1,4 @@
-//! The store's interface for the engine: open, remember, look up, revoke.
+//! The store's interface for the engine: open and remember. The look-ups are in `sql::approval`.
 //!
 //! A lost or damaged store is an error with a remedy. It is never replaced silently, because every
 //! permanent refusal would be lost with it.
@@ -6,12 +6,13 @@
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use stockade_model::{ApprovalId, ApprovalScope, Digest, SessionId};
+use rusqlite::Connection;
+use stockade_model::{ApprovalId, ApprovalScope};
 
 use crate::database::{self, StoreError, StoreOpenError};
-use crate::remembered::{ApprovalNamespace, ApprovalRecord};
+use crate::remembered::ApprovalRecord;
 use crate::sql::SqlError;
-use crate::sql::approval::{ApprovalDatabase, SCHEMA};
+use crate::sql::approval::SCHEMA;
 
 /// Longest question that is remembered, in bytes.
 pub const MAX_QUESTION_BYTES: usize = 1 << 20;
@@ -48,7 +49,7 @@ pub enum RememberError {
 /// Open store. Threads share it by reference.
 #[derive(Debug)]
 pub struct ApprovalStore {
-    database: Mutex<ApprovalDatabase>,
+    database: Mutex<Connection>,
 }
 
 impl ApprovalStore {
@@ -59,8 +60,7 @@ impl ApprovalStore {
     /// [`StoreOpenError`] if others than the caller can access the path, or if the file is damaged, of
     /// another program or of a newer version.
     pub fn open(path: &Path) -> Result<Self, StoreOpenError> {
-        let database = ApprovalDatabase::from_connection(database::open_database(path, &SCHEMA)?);
-        Ok(Self { database: Mutex::new(database) })
+        Ok(Self { database: Mutex::new(database::open_database(path, &SCHEMA)?) })
     }
 
     /// Remembers an answer. [`persistent_part`](crate::persistent_part) returns the part of an answer to remember.
@@ -80,81 +80,13 @@ impl ApprovalStore {
         if remembered.grants.len() > MAX_GRANTS {
             return Err(RememberError::TooLarge { what: "the list of grants" });
         }
-        self.lock_database().insert(remembered).map_err(|error| match error {
+        self.insert_answer(remembered).map_err(|error| match error {
             SqlError::Duplicate => RememberError::Duplicate(remembered.id.clone()),
             other => StoreError::from(other).into(),
         })
     }
 
-    /// Returns the remembered answer to a question, if there is one. Refusals precede approvals,
-    /// and answers without counted uses precede counted ones. If its uses are counted, one is taken
-    /// durably, and the returned scope contains the remaining uses. No more uses are given than
-    /// were granted, whatever the number of processes.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the store failed; then there is no answer, and no command may run because
-    /// of one.
-    pub fn look_up_answer(
-        &self,
-        namespace: ApprovalNamespace,
-        digest: &Digest,
-        session: Option<&SessionId>,
-        now_ms: u64,
-    ) -> Result<Option<ApprovalRecord>, StoreError> {
-        Ok(self.lock_database().take_answer(namespace, digest, session, now_ms)?)
-    }
-
-    /// Returns all remembered answers, valid or not, the newest first; at most [`MAX_LISTED`].
-    ///
-    /// # Errors
-    /// [`StoreError`] if the store failed.
-    pub fn list_answers(&self) -> Result<Vec<ApprovalRecord>, StoreError> {
-        Ok(self.lock_database().list_answers()?)
-    }
-
-    /// Returns one remembered answer.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the store failed.
-    pub fn find_answer(&self, id: &ApprovalId) -> Result<Option<ApprovalRecord>, StoreError> {
-        Ok(self.lock_database().find_answer(id)?)
-    }
-
-    /// Revokes an answer, which then answers no question. Returns false if it does not exist, or
-    /// was revoked before.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the store failed.
-    pub fn revoke_answer(&self, id: &ApprovalId, now_ms: u64) -> Result<bool, StoreError> {
-        Ok(self.lock_database().revoke_answer(id, now_ms)?)
-    }
-
-    /// Ends the answers of a session; returns their number.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the store failed.
-    pub fn end_session(&self, session: &SessionId, now_ms: u64) -> Result<usize, StoreError> {
-        Ok(self.lock_database().end_session(session, now_ms)?)
-    }
-
-    /// Removes answers that became invalid before `before_ms`; returns their number. (Counted
-    /// answers: those used up and given before that time.)
-    ///
-    /// # Errors
-    /// [`StoreError`] if the store failed.
-    pub fn prune_answers(&self, before_ms: u64) -> Result<usize, StoreError> {
-        Ok(self.lock_database().prune_answers(before_ms)?)
-    }
-
-    /// Checks the whole store for damage.
-    ///
-    /// # Errors
-    /// [`StoreError::Corrupt`] with the first damage.
-    pub fn check_integrity(&self) -> Result<(), StoreError> {
-        Ok(self.lock_database().check_integrity()?)
-    }
-
-    fn lock_database(&self) -> MutexGuard<'_, ApprovalDatabase> {
+    pub(crate) fn lock_database(&self) -> MutexGuard<'_, Connection> {
         // A panic elsewhere rolled its transaction back.
         self.database.lock().unwrap_or_else(PoisonError::into_inner)
     }

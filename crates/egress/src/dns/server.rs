@@ -11,13 +11,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use hickory_resolver::proto::op::ResponseCode;
+use hickory_resolver::proto::rr::{RData, RecordType};
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use stockade_model::{DeniedOperation, Host, HostName, UpstreamProxy};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::message::{DnsQuestion, DnsQuestionType, DnsRecord, DnsResponseCode, MAX_MESSAGE_BYTES, parse_reverse_name};
+use super::message::{DnsQuestion, MAX_MESSAGE_BYTES, parse_reverse_name, pointer_to};
+use crate::accept::accept_next;
 use crate::dial::look_up;
 use crate::events::EgressEventSink;
 use crate::names::{HostNameTable, is_ours};
@@ -99,13 +102,13 @@ impl NameServer {
             Err(unanswerable) => return unanswerable.answer,
         };
         let (code, records) = self.answer_question(&question).await;
-        Some(question.encode_answer(code, &records))
+        question.encode_answer(code, records)
     }
 
-    async fn answer_question(&self, question: &DnsQuestion) -> (DnsResponseCode, Vec<DnsRecord>) {
-        const NONE: (DnsResponseCode, Vec<DnsRecord>) = (DnsResponseCode::NoSuchName, Vec::new());
+    async fn answer_question(&self, question: &DnsQuestion) -> (ResponseCode, Vec<RData>) {
+        const NONE: (ResponseCode, Vec<RData>) = (ResponseCode::NXDomain, Vec::new());
         let Some(name) = question.name.as_deref() else { return NONE };
-        if question.kind == DnsQuestionType::Ptr {
+        if question.kind == RecordType::PTR {
             return self.name_of(name);
         }
         // Browsers ask for the last one, and use the given resolver if it does not exist.
@@ -114,14 +117,14 @@ impl NameServer {
         }
         let Ok(Host::Name(host)) = name.parse::<Host>() else { return NONE };
         let wants_v4 = match question.kind {
-            DnsQuestionType::A => true,
-            DnsQuestionType::Aaaa => false,
+            RecordType::A => true,
+            RecordType::AAAA => false,
             // Also for HTTPS and SVCB: clients then use addresses.
-            DnsQuestionType::Ptr | DnsQuestionType::Other(_) => return (DnsResponseCode::NoError, Vec::new()),
+            _ => return (ResponseCode::NoError, Vec::new()),
         };
         if is_localhost(host.as_str()) {
             let own: IpAddr = if wants_v4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
-            return (DnsResponseCode::NoError, vec![DnsRecord::Address(own)]);
+            return (ResponseCode::NoError, vec![own.into()]);
         }
         let is_asked = self.judge.is_agreed(&host) && is_looked_up_here(self.upstream.as_ref(), &host);
         let families = if is_asked { self.lookup_families(&host).await } else { Ok((true, true)) };
@@ -134,32 +137,32 @@ impl NameServer {
                 }
             }
             Err(NameLookupError::NoSuchName) => return NONE,
-            Err(NameLookupError::Failed(_)) => return (DnsResponseCode::ServerFailure, Vec::new()),
+            Err(NameLookupError::Failed(_)) => return (ResponseCode::ServFail, Vec::new()),
         };
         match self.names.assign_addresses(&host) {
-            Some(_) if !has => (DnsResponseCode::NoError, Vec::new()),
+            Some(_) if !has => (ResponseCode::NoError, Vec::new()),
             Some(pair) => {
                 let address: IpAddr = if wants_v4 { pair.v4.into() } else { pair.v6.into() };
-                (DnsResponseCode::NoError, vec![DnsRecord::Address(address)])
+                (ResponseCode::NoError, vec![address.into()])
             }
             None => {
                 let rule = "too many names were asked for";
                 self.events.report_denial(DeniedOperation::Limit, "names".into(), &EgressCaller::default(), rule, None);
-                (DnsResponseCode::ServerFailure, Vec::new())
+                (ResponseCode::ServFail, Vec::new())
             }
         }
     }
 
-    fn name_of(&self, reverse_name: &str) -> (DnsResponseCode, Vec<DnsRecord>) {
+    fn name_of(&self, reverse_name: &str) -> (ResponseCode, Vec<RData>) {
         let address = parse_reverse_name(reverse_name);
         let name = match address {
             Some(address) if address.is_loopback() => Some("localhost".to_owned()),
             Some(address) if is_ours(address) => self.names.find_name(address).map(|name| name.to_string()),
             _ => None,
         };
-        match name {
-            Some(name) => (DnsResponseCode::NoError, vec![DnsRecord::Name(name)]),
-            None => (DnsResponseCode::NoSuchName, Vec::new()),
+        match name.and_then(|name| pointer_to(&name)) {
+            Some(pointer) => (ResponseCode::NoError, vec![pointer]),
+            None => (ResponseCode::NXDomain, Vec::new()),
         }
     }
 
@@ -239,13 +242,8 @@ impl NameServer {
         listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(listener)?;
         loop {
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    let server = Arc::clone(&self);
-                    tokio::spawn(async move { server.serve_stream(stream).await });
-                }
-                Err(_) => sleep(Duration::from_millis(50)).await,
-            }
+            let (server, stream) = (Arc::clone(&self), accept_next(&listener).await.0);
+            tokio::spawn(async move { server.serve_stream(stream).await });
         }
     }
 

@@ -9,6 +9,7 @@ use std::fmt::Write;
 
 use aws_lc_rs::{digest, hmac};
 use data_encoding::HEXLOWER;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 
 use crate::http::head::{RequestHead, field_values};
 
@@ -118,7 +119,7 @@ impl AwsSignature {
         let (path, query) = request.target.split_once('?').unwrap_or((&request.target, ""));
         let path = match self.form {
             PathForm::Plain => path.to_owned(),
-            PathForm::Escaped => percent_encode(path.as_bytes(), b"/"),
+            PathForm::Escaped => percent_encode(path.as_bytes(), PATH_ESCAPES).to_string(),
         };
         let mut text = format!("{}\n{path}\n{}\n", request.method, canonical_query(query));
         for name in &self.fields {
@@ -143,43 +144,19 @@ fn hash(bytes: &[u8]) -> String {
     HEXLOWER.encode(digest::digest(&digest::SHA256, bytes).as_ref())
 }
 
-/// Escapes all bytes except unreserved letters (RFC 3986, 2.3) and these.
-fn percent_encode(bytes: &[u8], but: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len());
-    for byte in bytes {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(byte) || but.contains(byte) {
-            text.push(char::from(*byte));
-        } else {
-            let _ = write!(text, "%{byte:02X}");
-        }
-    }
-    text
-}
-
-/// Decodes an escaped text.
-fn percent_decode(text: &str) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, tail @ ..] = rest {
-        let escape = tail.get(..2).filter(|_| *first == b'%');
-        match escape.and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &tail[2..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    bytes
-}
+/// Bytes to escape in a query: all except unreserved letters (RFC 3986, 2.3).
+const QUERY_ESCAPES: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+/// Bytes to escape in a path.
+const PATH_ESCAPES: &AsciiSet = &QUERY_ESCAPES.remove(b'/');
 
 fn canonical_query(query: &str) -> String {
+    let escape = |text: &str| {
+        let decoded: Vec<u8> = percent_decode_str(text).collect();
+        percent_encode(&decoded, QUERY_ESCAPES).to_string()
+    };
     let pair = |part: &str| {
         let (name, value) = part.split_once('=').unwrap_or((part, ""));
-        (percent_encode(&percent_decode(name), b""), percent_encode(&percent_decode(value), b""))
+        (escape(name), escape(value))
     };
     let mut pairs: Vec<_> = query.split('&').filter(|part| !part.is_empty()).map(pair).collect();
     pairs.sort();
@@ -228,8 +205,8 @@ mod tests {
     #[test]
     fn queries_and_paths() {
         assert_eq!(canonical_query("b=2&a=%7e+x&a=1&c"), "a=1&a=~%2Bx&b=2&c=");
-        assert_eq!(percent_encode("/a%20b/ü".as_bytes(), b"/"), "/a%2520b/%C3%BC");
-        assert_eq!(percent_decode("%zz%2"), b"%zz%2");
+        assert_eq!(percent_encode("/a%20b/ü".as_bytes(), PATH_ESCAPES).to_string(), "/a%2520b/%C3%BC");
+        assert_eq!(percent_decode_str("%zz%2").collect::<Vec<u8>>(), b"%zz%2");
     }
 
     #[test]

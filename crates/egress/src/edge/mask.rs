@@ -7,27 +7,16 @@ use std::time::Duration;
 use memchr::memchr_iter;
 use memchr::memmem::Finder;
 
+use super::scan::SearchWords;
+
 /// Longest wait for further bytes at the end of a message, for waits that must not depend on the
 /// content.
 const MESSAGE_FLUSH_DELAY: Duration = Duration::from_secs(1);
 /// The same for relayed protocols, in which each answer waits.
 const RELAY_FLUSH_DELAY: Duration = Duration::from_millis(5);
 
-/// Texts that are masked at every occurrence, also if they overlap.
-#[derive(Default)]
-struct TextSet {
-    finders: Vec<Finder<'static>>,
-    longest: usize,
-}
-
-impl TextSet {
-    fn new<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Self {
-        let texts = texts.into_iter().filter(|text| !text.is_empty());
-        let finders: Vec<_> = texts.map(|text| Finder::new(text).into_owned()).collect();
-        let longest = finders.iter().map(|finder| finder.needle().len()).max().unwrap_or(0);
-        Self { finders, longest }
-    }
-
+/// Masks every occurrence of the words, also if they overlap.
+impl SearchWords {
     /// Returns the largest number of bytes that can be an incomplete text.
     fn max_partial_bytes(&self) -> usize {
         self.longest.saturating_sub(1)
@@ -61,16 +50,16 @@ impl TextSet {
 #[derive(Default)]
 pub(crate) struct PeerMasks {
     /// Texts that this peer may know: the beginning of one waits for its end.
-    known: TextSet,
+    known: SearchWords,
     /// Texts that it may not know. If the wait depended on them, the peer could find them out
     /// letter by letter. Therefore the last bytes always wait.
-    foreign: TextSet,
+    foreign: SearchWords,
 }
 
 impl PeerMasks {
     /// Creates masks for these texts.
     pub(crate) fn from_texts(known: &[&[u8]], foreign: &[&[u8]]) -> Self {
-        Self { known: TextSet::new(known.iter().copied()), foreign: TextSet::new(foreign.iter().copied()) }
+        Self { known: SearchWords::new(known.iter().copied()), foreign: SearchWords::new(foreign.iter().copied()) }
     }
 
     fn max_partial_bytes(&self) -> usize {

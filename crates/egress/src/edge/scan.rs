@@ -7,13 +7,14 @@ use memchr::memmem::Finder;
 /// Words to find.
 #[derive(Default)]
 pub(crate) struct SearchWords {
-    finders: Vec<Finder<'static>>,
-    longest: usize,
+    pub(super) finders: Vec<Finder<'static>>,
+    pub(super) longest: usize,
 }
 
 impl SearchWords {
     pub(super) fn new<'a>(words: impl IntoIterator<Item = &'a [u8]>) -> Self {
-        let finders: Vec<_> = words.into_iter().map(|word| Finder::new(word).into_owned()).collect();
+        let words = words.into_iter().filter(|word| !word.is_empty());
+        let finders: Vec<_> = words.map(|word| Finder::new(word).into_owned()).collect();
         let longest = finders.iter().map(|finder| finder.needle().len()).max().unwrap_or(0);
         Self { finders, longest }
     }

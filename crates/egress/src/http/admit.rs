@@ -47,6 +47,12 @@ pub(crate) struct RequestAdmission<'a> {
 }
 
 impl RequestAdmission<'_> {
+    /// Reports a refusal, and returns its answer.
+    fn deny(&self, operation: DeniedOperation, object: String, rule: &str) -> HttpRefusal {
+        self.shared.events.report_denial(operation, object, self.who, rule, None);
+        HttpRefusal::new(403, rule)
+    }
+
     /// Counts a request against the limit.
     pub(crate) fn count_request(&self) -> Result<(), HttpRefusal> {
         self.shared.meter.count_request().map_err(|reached| {
@@ -69,14 +75,7 @@ impl RequestAdmission<'_> {
         }
         let rule = "it asks for another protocol (`Upgrade`) where requests are looked into; \
                     `inspect.upgrade` allows it for a host";
-        self.shared.events.report_denial(
-            DeniedOperation::Connect,
-            self.describe_request(request),
-            self.who,
-            rule,
-            None,
-        );
-        Err(HttpRefusal::new(403, rule))
+        Err(self.deny(DeniedOperation::Connect, self.describe_request(request), rule))
     }
 
     /// Applies the rules to a request and injects its secrets. If a secret would be sent to a host
@@ -87,14 +86,7 @@ impl RequestAdmission<'_> {
         body: &mut HttpReader<R>,
     ) -> Result<ApprovalDelay, HttpRefusal> {
         if let Err(rule) = self.check_rules(request) {
-            self.shared.events.report_denial(
-                DeniedOperation::Connect,
-                self.describe_request(request),
-                self.who,
-                &rule,
-                None,
-            );
-            return Err(HttpRefusal::new(403, rule));
+            return Err(self.deny(DeniedOperation::Connect, self.describe_request(request), &rule));
         }
         let asked = self.approve_effect(request).await?;
         let secrets = &self.shared.edge.secrets;
@@ -132,14 +124,7 @@ impl RequestAdmission<'_> {
     /// for this request already, without effect, is not requested again.
     async fn permit_secret(&self, stray: SecretLeak, lent: &[SecretUse]) -> Result<SecretUse, HttpRefusal> {
         let Some(secret) = stray.secret.filter(|secret| !lent.contains(secret)) else {
-            self.shared.events.report_denial(
-                DeniedOperation::Secret,
-                self.target.to_string(),
-                self.who,
-                &stray.rule,
-                None,
-            );
-            return Err(HttpRefusal::new(403, stray.rule));
+            return Err(self.deny(DeniedOperation::Secret, self.target.to_string(), &stray.rule));
         };
         let wanted = EgressRequest::Secret { secret: secret.clone(), rule: stray.rule };
         match self.shared.request_decision(wanted, self.who).await {

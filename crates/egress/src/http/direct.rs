@@ -123,17 +123,12 @@ pub(crate) fn host_field(target: &NetworkTarget, default_port: u16) -> String {
 }
 
 /// Serves the requests of one connection.
-pub(crate) async fn serve_requests<CR, CW, UR, UW>(
+pub(crate) async fn serve_requests(
     session: EgressSession,
-    mut client: HttpPeer<CR, CW>,
-    mut server: HttpPeer<UR, UW>,
+    mut client: HttpPeer<impl AsyncRead + Unpin, impl AsyncWrite + Unpin>,
+    mut server: HttpPeer<impl AsyncRead + Unpin, impl AsyncWrite + Unpin>,
     is_encrypted: bool,
-) where
-    CR: AsyncRead + Unpin,
-    CW: AsyncWrite + Unpin,
-    UR: AsyncRead + Unpin,
-    UW: AsyncWrite + Unpin,
-{
+) {
     let shared = Arc::clone(&session.shared);
     let counts = Arc::clone(&session.recorder.counts);
     let (target, who) = (session.target.clone(), session.who.clone());
@@ -186,19 +181,13 @@ impl ConnectionFault {
     }
 }
 
-async fn serve_request<CR, CW, UR, UW>(
+async fn serve_request(
     asked: &RequestAdmission<'_>,
-    client: &mut HttpPeer<CR, CW>,
-    server: &mut HttpPeer<UR, UW>,
+    client: &mut HttpPeer<impl AsyncRead + Unpin, impl AsyncWrite + Unpin>,
+    server: &mut HttpPeer<impl AsyncRead + Unpin, impl AsyncWrite + Unpin>,
     head: &[u8],
     way: &RelayContext<'_>,
-) -> Result<ExchangeOutcome, ConnectionFault>
-where
-    CR: AsyncRead + Unpin,
-    CW: AsyncWrite + Unpin,
-    UR: AsyncRead + Unpin,
-    UW: AsyncWrite + Unpin,
-{
+) -> Result<ExchangeOutcome, ConnectionFault> {
     let mut request = RequestHead::parse_head(head).map_err(|why| ConnectionFault::from_message_error(why.into()))?;
     asked.count_request().map_err(ConnectionFault::Refused)?;
     // Approval of an address includes every name that it serves.
@@ -213,14 +202,9 @@ where
     asked.check_upgrade(&request).map_err(ConnectionFault::Refused)?;
     let admitted = asked.admit_request(&mut request, &mut client.reader).await;
     asked.still_there(admitted, &mut server.reader).await.map_err(ConnectionFault::Refused)?;
-    forward_exchange(client, server, &request, way).await.map_err(|trouble| match trouble {
-        // The answer may have begun, so that no other can be sent.
-        MessageError::Malformed(why) => {
-            ConnectionFault::Broken(RelayError::Reset(std::io::Error::new(std::io::ErrorKind::InvalidData, why)))
-        }
-        MessageError::Slow => ConnectionFault::Broken(RelayError::Reset(std::io::ErrorKind::TimedOut.into())),
-        MessageError::Broken(broken) => ConnectionFault::Broken(broken),
-    })
+    // The answer may have begun, so that no other can be sent.
+    let broken = |trouble: MessageError| ConnectionFault::Broken(trouble.into_relay_error());
+    forward_exchange(client, server, &request, way).await.map_err(broken)
 }
 
 #[cfg(test)]

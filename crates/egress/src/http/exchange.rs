@@ -104,18 +104,12 @@ pub(crate) fn refusal_of(trouble: &MessageError) -> Option<HttpRefusal> {
 }
 
 /// Forwards a request and returns its answer.
-pub(crate) async fn forward_exchange<CR, CW, UR, UW>(
-    client: &mut HttpPeer<CR, CW>,
-    server: &mut HttpPeer<UR, UW>,
+pub(crate) async fn forward_exchange(
+    client: &mut HttpPeer<impl AsyncRead + Unpin, impl AsyncWrite + Unpin>,
+    server: &mut HttpPeer<impl AsyncRead + Unpin, impl AsyncWrite + Unpin>,
     request: &RequestHead,
     way: &RelayContext<'_>,
-) -> Result<ExchangeOutcome, MessageError>
-where
-    CR: AsyncRead + Unpin,
-    CW: AsyncWrite + Unpin,
-    UR: AsyncRead + Unpin,
-    UW: AsyncWrite + Unpin,
-{
+) -> Result<ExchangeOutcome, MessageError> {
     let head = request.encode_head();
     way.count_bytes(TrafficDirection::Up, head.len()).await?;
     server.writer.write_all(&head).await?;
@@ -202,17 +196,11 @@ async fn download_answer<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
 }
 
 /// Relays another protocol until both sides have closed.
-pub(crate) async fn relay_upgraded<CR, CW, UR, UW>(
-    client: &mut HttpPeer<CR, CW>,
-    server: &mut HttpPeer<UR, UW>,
+pub(crate) async fn relay_upgraded(
+    client: &mut HttpPeer<impl AsyncRead + Unpin, impl AsyncWrite + Unpin>,
+    server: &mut HttpPeer<impl AsyncRead + Unpin, impl AsyncWrite + Unpin>,
     way: &RelayContext<'_>,
-) -> Result<(), RelayError>
-where
-    CR: AsyncRead + Unpin,
-    CW: AsyncWrite + Unpin,
-    UR: AsyncRead + Unpin,
-    UW: AsyncWrite + Unpin,
-{
+) -> Result<(), RelayError> {
     let up = client.reader.copy_all(&mut server.writer, way, TrafficDirection::Up);
     let down = server.reader.copy_all(&mut client.writer, way, TrafficDirection::Down);
     tokio::try_join!(up, down).map(|_| ())

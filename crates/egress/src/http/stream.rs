@@ -37,6 +37,17 @@ pub(crate) enum MessageError {
     Broken(RelayError),
 }
 
+impl MessageError {
+    /// Returns the reason for the end of a connection on which no other answer can be sent.
+    pub(crate) fn into_relay_error(self) -> RelayError {
+        RelayError::Reset(match self {
+            Self::Malformed(why) => io::Error::new(io::ErrorKind::InvalidData, why),
+            Self::Slow => io::ErrorKind::TimedOut.into(),
+            Self::Broken(broken) => return broken,
+        })
+    }
+}
+
 impl From<io::Error> for MessageError {
     fn from(error: io::Error) -> Self {
         Self::Broken(RelayError::Reset(error))

@@ -17,7 +17,7 @@ use crate::http::admit::RequestAdmission;
 use crate::http::direct::{ConnectionFault, check_target, parse_authority, split_absolute_target};
 use crate::http::exchange::{ExchangeOutcome, HttpPeer, HttpRefusal, forward_exchange, relay_upgraded};
 use crate::http::head::{BodyFraming, RequestHead};
-use crate::http::stream::{HttpReader, IDLE_TIMEOUT, MessageError};
+use crate::http::stream::{HttpReader, IDLE_TIMEOUT};
 use crate::relay::{RelayContext, RelayError, set_tcp_options};
 use crate::seam::EgressCaller;
 use crate::session::EgressSession;
@@ -185,13 +185,8 @@ async fn forward_request(
             Ok(ExchangeOutcome::Tunnel)
         }
         Err(trouble) => {
-            let broken = match trouble {
-                MessageError::Broken(broken) => broken,
-                MessageError::Malformed(why) => RelayError::Reset(std::io::Error::other(why)),
-                MessageError::Slow => RelayError::Reset(std::io::ErrorKind::TimedOut.into()),
-            };
             let again = RelayError::Reset(std::io::ErrorKind::BrokenPipe.into());
-            there.session.record_end(Err(broken));
+            there.session.record_end(Err(trouble.into_relay_error()));
             Err(ConnectionFault::Broken(again))
         }
     }

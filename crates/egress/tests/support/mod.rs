@@ -10,17 +10,46 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use stockade_egress::{
     AnnouncedConnection, ConnectOrder, DialError, DnsSockets, EgressCaller, EgressDecision, EgressEvent,
     EgressNamespace, EgressPermit, EgressPolicy, EgressProxy, EgressProxySetup, EgressRequest, HostNameTable,
-    NameLookupError, NameResolver, PreparedInterception, TrustRoots,
+    NameLookupError, NameResolver, PendingDial, PreparedInterception, ProxyService, TrustRoots,
 };
 use stockade_model::{
     ConnectionRecord, Denial, EgressLimits, EgressRules, Grant, Host, HostName, NetworkTarget, SecretUse, TargetPattern,
 };
+
+/// Longer than dialling takes.
+const CONNECT_WAIT_TIMEOUT: Duration = Duration::from_secs(60);
+
+type ConnectAnswer = Result<AnnouncedConnection, DialError>;
+
+/// Connects, and waits for the answer, at most a minute.
+pub trait ConnectAndWait {
+    fn connect_and_wait(&self, order: ConnectOrder) -> ConnectAnswer;
+    fn connect_service_and_wait(&self, service: ProxyService, dialled: SocketAddr, who: EgressCaller) -> ConnectAnswer;
+}
+
+impl ConnectAndWait for EgressProxy {
+    fn connect_and_wait(&self, order: ConnectOrder) -> ConnectAnswer {
+        wait_for_answer(|done| self.connect_target(order, done))
+    }
+    fn connect_service_and_wait(&self, service: ProxyService, dialled: SocketAddr, who: EgressCaller) -> ConnectAnswer {
+        wait_for_answer(|done| self.connect_service(service, dialled, who, done))
+    }
+}
+
+fn wait_for_answer(start: impl FnOnce(Box<dyn FnOnce(ConnectAnswer) + Send>) -> PendingDial) -> ConnectAnswer {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let _dialling = start(Box::new(move |answer| {
+        let _ = sender.try_send(answer);
+    }));
+    let late = |_| Err(DialError::Failed { errno: rustix::io::Errno::TIMEDOUT, why: "the door did not answer".into() });
+    receiver.recv_timeout(CONNECT_WAIT_TIMEOUT).unwrap_or_else(late)
+}
 
 /// Listens on the host's loopback, wherever it is asked to.
 #[derive(Default)]

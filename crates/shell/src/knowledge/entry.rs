@@ -1,11 +1,17 @@
 //! Knowledge about one program or subcommand, and its form in the tables. It must not depend on how
 //! arguments are read or classified.
 
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
+use serde::de::value::Error;
+
 use super::text::TableValue;
 
 /// Effect of an option, or of the program itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum OptionEffect {
+    #[serde(skip)]
     Inert,
     Writes,
     /// Changes the repository of the directory, and its work tree.
@@ -25,7 +31,8 @@ pub(crate) enum OptionEffect {
 }
 
 /// Kind of a value or an operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum ValueKind {
     Text,
     /// Path whose metadata is read.
@@ -54,6 +61,7 @@ pub(crate) enum ValueKind {
     Code,
     Sed,
     Awk,
+    #[serde(rename = "awkfile")]
     AwkFile,
     Jq,
     Rev,
@@ -75,6 +83,7 @@ pub(crate) enum ValueKind {
     Never,
     Ps,
     Reflog,
+    #[serde(rename = "configkey")]
     ConfigKey,
     Version,
     Format,
@@ -83,59 +92,6 @@ pub(crate) enum ValueKind {
     /// `path:path` or `source=path,...`: a path of the host that is mounted in a container.
     Volume,
 }
-
-/// Names of the kinds in the files.
-const KIND_NAMES: &[(&str, ValueKind)] = &[
-    ("text", ValueKind::Text),
-    ("path", ValueKind::Path),
-    ("read", ValueKind::Read),
-    ("search", ValueKind::Search),
-    ("archive", ValueKind::Archive),
-    ("write", ValueKind::Write),
-    ("delete", ValueKind::Delete),
-    ("directory", ValueKind::Directory),
-    ("host", ValueKind::Host),
-    ("remote-read", ValueKind::RemoteRead),
-    ("remote-write", ValueKind::RemoteWrite),
-    ("command", ValueKind::Command),
-    ("inside", ValueKind::Inside),
-    ("code", ValueKind::Code),
-    ("sed", ValueKind::Sed),
-    ("awk", ValueKind::Awk),
-    ("awkfile", ValueKind::AwkFile),
-    ("jq", ValueKind::Jq),
-    ("rev", ValueKind::Rev),
-    ("pathspec", ValueKind::Pathspec),
-    ("branch", ValueKind::Branch),
-    ("place", ValueKind::Place),
-    ("address", ValueKind::Address),
-    ("setting", ValueKind::Setting),
-    ("mode", ValueKind::Mode),
-    ("date", ValueKind::Date),
-    ("variable", ValueKind::Variable),
-    ("assignment", ValueKind::Assignment),
-    ("never", ValueKind::Never),
-    ("ps", ValueKind::Ps),
-    ("reflog", ValueKind::Reflog),
-    ("configkey", ValueKind::ConfigKey),
-    ("version", ValueKind::Version),
-    ("format", ValueKind::Format),
-    ("number", ValueKind::Number),
-    ("volume", ValueKind::Volume),
-];
-
-/// Names of the effects in `does`.
-const EFFECT_NAMES: &[(&str, OptionEffect)] = &[
-    ("writes", OptionEffect::Writes),
-    ("repository", OptionEffect::Repository),
-    ("deletes", OptionEffect::Deletes),
-    ("executes", OptionEffect::Executes),
-    ("connects", OptionEffect::Connects),
-    ("reads", OptionEffect::Reads),
-    ("privilege", OptionEffect::Privilege),
-    ("persists", OptionEffect::Persists),
-    ("system", OptionEffect::System),
-];
 
 /// Values of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -247,9 +203,7 @@ impl CommandSpec {
             ("connects", TableValue::Text(text)) => self.add_options(text, OptionEffect::Connects, key)?,
             ("executes", TableValue::Text(text)) => self.add_options(text, OptionEffect::Executes, key)?,
             ("elevates", TableValue::Text(text)) => self.add_options(text, OptionEffect::Privilege, key)?,
-            ("does", TableValue::Text(text)) => {
-                self.does = split_words(text).map(parse_effect).collect::<Option<_>>()?
-            }
+            ("does", TableValue::Text(text)) => self.does = split_words(text).map(parse_name).collect::<Option<_>>()?,
             ("operands", TableValue::Text(text)) => self.operands = parse_operands(text)?,
             ("operands_then", TableValue::Text(text)) => self.operands_then = parse_operands(text)?,
             ("tells", TableValue::Text(text)) => {
@@ -289,7 +243,7 @@ impl CommandSpec {
                 None if key == "optional" => return None,
                 None => (word, OptionArity::Flag),
                 Some((name, kind)) => {
-                    let kind = if kind.is_empty() { usual_kind(effect) } else { kind_named(kind)? };
+                    let kind = if kind.is_empty() { usual_kind(effect) } else { parse_name(kind)? };
                     match (name.strip_suffix('?'), key) {
                         (Some(name), _) => (name, OptionArity::Optional(kind)),
                         (None, "optional") => (name, OptionArity::Optional(kind)),
@@ -343,12 +297,9 @@ fn split_words(text: &'static str) -> impl Iterator<Item = &'static str> {
     text.split_ascii_whitespace()
 }
 
-fn parse_effect(name: &str) -> Option<OptionEffect> {
-    EFFECT_NAMES.iter().find(|(n, _)| *n == name).map(|(_, effect)| *effect)
-}
-
-fn kind_named(name: &str) -> Option<ValueKind> {
-    KIND_NAMES.iter().find(|(n, _)| *n == name).map(|(_, kind)| *kind)
+/// Returns the effect or the kind of this name.
+fn parse_name<T: Deserialize<'static>>(name: &'static str) -> Option<T> {
+    T::deserialize(IntoDeserializer::<Error>::into_deserializer(name)).ok()
 }
 
 fn parse_operands(text: &'static str) -> Option<Vec<OperandSpec>> {
@@ -356,7 +307,7 @@ fn parse_operands(text: &'static str) -> Option<Vec<OperandSpec>> {
         .map(|word| {
             let name = word.trim_end_matches(['*', '?']);
             let many = word.ends_with('*');
-            Some(OperandSpec { kind: kind_named(name)?, optional: many || word.ends_with('?'), many })
+            Some(OperandSpec { kind: parse_name(name)?, optional: many || word.ends_with('?'), many })
         })
         .collect()
 }

@@ -6,6 +6,7 @@
 mod entry;
 pub(crate) mod hazards;
 pub(crate) mod impacts;
+pub(crate) mod lists;
 mod text;
 
 use std::sync::OnceLock;

@@ -2,98 +2,11 @@
 
 use crate::invocation::Invocation;
 use crate::judge::Classifier;
+use crate::knowledge::lists;
 use crate::paths::{self, PathLocation, PathSensitivity};
 use crate::words::{DataFlow, ExpandedArgument};
 
 use super::{ask_for_secret, classify_text, dynamic_text, report_secret_search};
-
-/// find(1) 4.9: tests and actions without a value.
-const FIND_FLAGS: &[&str] = &[
-    "-print",
-    "-print0",
-    "-ls",
-    "-prune",
-    "-quit",
-    "-depth",
-    "-d",
-    "-empty",
-    "-true",
-    "-false",
-    "-o",
-    "-or",
-    "-a",
-    "-and",
-    "-not",
-    "!",
-    "(",
-    ")",
-    ",",
-    "-readable",
-    "-writable",
-    "-executable",
-    "-nouser",
-    "-nogroup",
-    "-mount",
-    "-xdev",
-    "-daystart",
-    "-follow",
-    "-noleaf",
-    "-warn",
-    "-nowarn",
-    "-ignore_readdir_race",
-    "-noignore_readdir_race",
-    "-help",
-    "-version",
-    "--help",
-    "--version",
-];
-
-/// Tests with one value that is text.
-const FIND_VALUED: &[&str] = &[
-    "-name",
-    "-iname",
-    "-path",
-    "-ipath",
-    "-wholename",
-    "-iwholename",
-    "-regex",
-    "-iregex",
-    "-regextype",
-    "-type",
-    "-xtype",
-    "-size",
-    "-mtime",
-    "-atime",
-    "-ctime",
-    "-mmin",
-    "-amin",
-    "-cmin",
-    "-maxdepth",
-    "-mindepth",
-    "-perm",
-    "-user",
-    "-group",
-    "-uid",
-    "-gid",
-    "-links",
-    "-inum",
-    "-fstype",
-    "-lname",
-    "-ilname",
-    "-printf",
-    "-used",
-    "-newermt",
-    "-newerat",
-    "-newerct",
-    "-context",
-];
-
-/// Tests with one value that is a file whose metadata is read.
-const FIND_FILES: &[&str] = &["-newer", "-anewer", "-cnewer", "-samefile", "-newermm", "-neweram", "-newercm"];
-
-/// Actions that write, remove or run.
-const FIND_ACTIONS: &[&str] =
-    &["-exec", "-execdir", "-ok", "-okdir", "-delete", "-fprint", "-fprint0", "-fprintf", "-fls"];
 
 /// Classifies find as a reader.
 pub(super) fn classify_find(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
@@ -114,25 +27,20 @@ pub(super) fn classify_find(judge: &mut Classifier, invocation: &Invocation) -> 
         if !in_expression {
             classify_start(judge, argument);
             starts.push(argument.clone());
-        } else if FIND_VALUED.contains(&word.as_str()) {
-            match arguments.next() {
-                Some(value) => {
-                    classify_text(judge, value);
-                    hunts_by_name(judge, &starts, value);
-                }
-                None => judge.record_ask("unknown-option", "An option without its value.", argument.span),
+        } else if lists::FIND_VALUED.contains(&word.as_str()) || lists::FIND_FILES.contains(&word.as_str()) {
+            let Some(value) = arguments.next() else {
+                judge.record_ask("unknown-option", "An option without its value.", argument.span);
+                continue;
+            };
+            classify_text(judge, value);
+            if lists::FIND_FILES.contains(&word.as_str()) {
+                ask_for_secret(judge, value);
+            } else {
+                hunts_by_name(judge, &starts, value);
             }
-        } else if FIND_FILES.contains(&word.as_str()) {
-            match arguments.next() {
-                Some(value) => {
-                    classify_text(judge, value);
-                    ask_for_secret(judge, value);
-                }
-                None => judge.record_ask("unknown-option", "An option without its value.", argument.span),
-            }
-        } else if FIND_ACTIONS.contains(&word.as_str()) {
+        } else if lists::FIND_ACTIONS.contains(&word.as_str()) {
             judge.record_ask("executing-option", "A search that writes, removes or runs something.", argument.span);
-        } else if !FIND_FLAGS.contains(&word.as_str()) {
+        } else if !lists::FIND_FLAGS.contains(&word.as_str()) {
             judge.record_ask("unknown-option", "An option that is not known to be harmless.", argument.span);
         }
     }
@@ -169,15 +77,6 @@ fn hunts_by_name(judge: &mut Classifier, starts: &[ExpandedArgument], name: &Exp
     }
 }
 
-const FILE_TESTS: &[&str] = &[
-    "-a", "-b", "-c", "-d", "-e", "-f", "-g", "-h", "-k", "-p", "-r", "-s", "-S", "-u", "-w", "-x", "-L", "-O", "-G",
-    "-N",
-];
-const STRING_TESTS: &[&str] = &["-z", "-n", "-t"];
-const COMPARISONS: &[&str] = &["=", "==", "!=", "-nt", "-ot", "-ef", "<", ">", "=~"];
-const NUMBER_TESTS: &[&str] = &["-eq", "-ne", "-lt", "-le", "-gt", "-ge"];
-const TEST_OPERATORS: &[&str] = &["!", "(", ")", "-a", "-o", "&&", "||"];
-
 /// Classifies `test`, `[` and `[[`. A test that evaluates its operand (`-v`, `-R`, and the numbers
 /// in `[[`) runs substitutions even in quoted text.
 pub(super) fn classify_test(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
@@ -203,15 +102,16 @@ pub(super) fn classify_test(judge: &mut Classifier, invocation: &Invocation) -> 
         if previous_is_number && !is_integer(&shown) {
             judge.record_ask("evaluates-text", "A value that is evaluated as arithmetic.", word.span);
         }
-        previous_is_number = NUMBER_TESTS.contains(&name.as_str());
+        previous_is_number = lists::NUMBER_TESTS.contains(&name.as_str());
         if previous_is_number
             && !i.checked_sub(1).and_then(|p| words.get(p)).is_some_and(|w| is_integer(&w.display_bytes()))
         {
             judge.record_ask("evaluates-text", "A value that is evaluated as arithmetic.", word.span);
         }
-        let known = [FILE_TESTS, STRING_TESTS, COMPARISONS, NUMBER_TESTS, TEST_OPERATORS]
-            .iter()
-            .any(|list| list.contains(&name.as_str()));
+        let known =
+            [lists::FILE_TESTS, lists::STRING_TESTS, lists::COMPARISONS, lists::NUMBER_TESTS, lists::TEST_OPERATORS]
+                .iter()
+                .any(|list| list.contains(&name.as_str()));
         if name.starts_with('-') && name.len() > 1 && !known && !is_integer(&shown) {
             judge.record_ask("unknown-option", "A test that is not known to be harmless.", word.span);
         }
@@ -219,7 +119,7 @@ pub(super) fn classify_test(judge: &mut Classifier, invocation: &Invocation) -> 
         let beside = |at: Option<usize>| {
             at.and_then(|at| words.get(at)).map(|w| w.display_bytes()).is_some_and(|w| {
                 let comparison = matches!(w.as_slice(), b"-nt" | b"-ot" | b"-ef");
-                comparison || FILE_TESTS.iter().any(|t| t.as_bytes() == w)
+                comparison || lists::has_word(lists::FILE_TESTS, &w)
             })
         };
         if !known && (beside(i.checked_sub(1)) || beside(Some(i + 1))) {

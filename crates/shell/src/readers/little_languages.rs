@@ -2,6 +2,7 @@
 //! the rest is `ask`.
 
 use crate::judge::Classifier;
+use crate::knowledge::lists;
 use crate::words::ExpandedArgument;
 
 /// Accepts a sed script of addresses and commands that only print, delete or substitute (sed(1)
@@ -66,8 +67,8 @@ impl SedReader<'_> {
             b's' => self.parse_substitution()?,
             b'y' => {
                 let delimiter = self.take_delimiter()?;
-                self.skip_past(delimiter)?;
-                self.skip_past(delimiter)?;
+                self.skip_past(delimiter, false)?;
+                self.skip_past(delimiter, false)?;
             }
             _ => return None,
         }
@@ -88,14 +89,14 @@ impl SedReader<'_> {
             }
             Some(b'/') => {
                 self.at += 1;
-                self.until_in_pattern(b'/')?;
+                self.skip_past(b'/', true)?;
                 self.skip_bytes(|b| b == b'I' || b == b'M');
                 Some(true)
             }
             Some(b'\\') => {
                 self.at += 1;
                 let delimiter = self.take_delimiter()?;
-                self.until_in_pattern(delimiter)?;
+                self.skip_past(delimiter, true)?;
                 self.skip_bytes(|b| b == b'I' || b == b'M');
                 Some(true)
             }
@@ -113,8 +114,9 @@ impl SedReader<'_> {
             .then_some(delimiter)
     }
 
-    /// Skips past the next delimiter that is not escaped, in text that is no pattern.
-    fn skip_past(&mut self, delimiter: u8) -> Option<()> {
+    /// Skips past the next delimiter that is not escaped. In the brackets of a pattern, a delimiter
+    /// is an ordinary byte for some versions of sed and the end for others, so it is unknown.
+    fn skip_past(&mut self, delimiter: u8, in_pattern: bool) -> Option<()> {
         loop {
             let byte = self.peek()?;
             self.at += 1;
@@ -122,22 +124,7 @@ impl SedReader<'_> {
                 b'\\' => self.at += 1,
                 b'\n' => return None,
                 _ if byte == delimiter => return Some(()),
-                _ => {}
-            }
-        }
-    }
-
-    /// Does the same as [`skip_past`](Self::skip_past) in a pattern. In brackets, a delimiter is an
-    /// ordinary byte for some versions of sed and the end for others, so it is unknown.
-    fn until_in_pattern(&mut self, delimiter: u8) -> Option<()> {
-        loop {
-            let byte = self.peek()?;
-            self.at += 1;
-            match byte {
-                b'\\' => self.at += 1,
-                b'\n' => return None,
-                _ if byte == delimiter => return Some(()),
-                b'[' => self.parse_brackets(delimiter)?,
+                b'[' if in_pattern => self.parse_brackets(delimiter)?,
                 _ => {}
             }
         }
@@ -178,18 +165,12 @@ impl SedReader<'_> {
 
     fn parse_substitution(&mut self) -> Option<()> {
         let delimiter = self.take_delimiter()?;
-        self.until_in_pattern(delimiter)?;
-        self.skip_past(delimiter)?;
+        self.skip_past(delimiter, true)?;
+        self.skip_past(delimiter, false)?;
         self.skip_bytes(|b| b.is_ascii_digit() || matches!(b, b'g' | b'p' | b'i' | b'I' | b'm' | b'M'));
         Some(())
     }
 }
-
-/// Names of awk that run, write or read beyond the given files (gawk(1) 5.2).
-const AWK_HARMFUL: &[&str] = &[
-    "system", "getline", "close", "fflush", "ENVIRON", "PROCINFO", "ARGV", "ARGC", "SYMTAB", "FUNCTAB", "printf_",
-    "ERRNO", "FS_",
-];
 
 /// Accepts an awk program that cannot run, write or connect: no pipes, no output redirection, no
 /// `@`, none of the names above.
@@ -212,7 +193,7 @@ fn awk_is_harmless(program: &[u8]) -> bool {
             _ => {}
         }
     }
-    awk_names(&code).all(|name| !AWK_HARMFUL.iter().any(|h| is_called(name, h.as_bytes())))
+    awk_names(&code).all(|name| !lists::AWK_HARMFUL.iter().any(|h| is_called(name, h.as_bytes())))
 }
 
 /// Returns whether a sequence of letters and digits is this name, or a number followed by this
@@ -277,13 +258,11 @@ fn without_strings(program: &[u8]) -> Option<Vec<u8>> {
 /// Returns whether a slash begins a pattern: at the start, after an operator, or after a keyword
 /// that takes a value.
 fn opens_pattern(before: &[u8]) -> bool {
-    const VALUE_KEYWORDS: &[&[u8]] =
-        &[b"print", b"printf", b"return", b"else", b"do", b"in", b"exit", b"case", b"delete", b"getline"];
     let before = before.trim_ascii_end();
     let Some(last) = before.last() else { return true };
     if last.is_ascii_alphanumeric() || *last == b'_' {
         let start = before.iter().rposition(|b| !b.is_ascii_alphanumeric() && *b != b'_').map_or(0, |i| i + 1);
-        return VALUE_KEYWORDS.contains(&&before[start..]);
+        return lists::has_word(lists::VALUE_KEYWORDS, &before[start..]);
     }
     !matches!(last, b')' | b']' | b'$' | b'\'' | b'`' | b'.') && !before.ends_with(b"++") && !before.ends_with(b"--")
 }
@@ -291,30 +270,9 @@ fn opens_pattern(before: &[u8]) -> bool {
 /// Accepts a jq filter that only reads its input: no `env`, no `$ENV`, no modules, no use of
 /// `input_filename` (jq(1) 1.6).
 pub(super) fn accept_jq(judge: &mut Classifier, value: &ExpandedArgument) {
-    let harmless = value.literal_value().is_some_and(|filter| {
-        let words = awk_names(&filter);
-        let named = words.into_iter().any(|n| {
-            [
-                &b"env"[..],
-                b"ENV",
-                b"import",
-                b"include",
-                b"input_line_number",
-                b"get_search_list",
-                b"modulemeta",
-                b"load",
-                b"load_str",
-                b"eval",
-                b"envsubst",
-                b"strenv",
-                b"debug",
-                b"halt_error",
-                b"__loc__",
-            ]
-            .contains(&n)
-        });
-        !named
-    });
+    let harmless = value
+        .literal_value()
+        .is_some_and(|filter| !awk_names(&filter).any(|name| lists::has_word(lists::JQ_HARMFUL, name)));
     if !harmless {
         judge.record_ask("jq-filter", "A filter that is not known to read its input only.", value.span);
     }

@@ -11,7 +11,7 @@ use stockade_model::Capability;
 
 use crate::invocation::Invocation;
 use crate::judge::Classifier;
-use crate::knowledge::{self, CommandSpec, OptionEffect, ValueKind};
+use crate::knowledge::{self, CommandSpec, OptionEffect, ValueKind, lists};
 use crate::options::{self, ArgumentProblem, ParsedArguments};
 use crate::paths::{self, PathLocation};
 use crate::words::{DataFlow, ExpandedArgument};
@@ -34,7 +34,8 @@ pub(crate) fn classify_reader(judge: &mut Classifier, invocation: &Invocation) -
     }
     let known = match name.as_str() {
         _ if invocation.qualified => {
-            facts_only(judge, &name, invocation);
+            // Its capabilities count, although it is not trusted to be the program of that name.
+            known_use(judge, &name, invocation);
             Some(DataFlow::default())
         }
         // Only a look-up reaches this: its names are no command.
@@ -77,12 +78,6 @@ pub(crate) fn may_run_arguments(invocation: &Invocation) -> bool {
         !entry.subcommands
             && entry.does.iter().any(|effect| matches!(effect, OptionEffect::Executes | OptionEffect::Privilege))
     })
-}
-
-/// Reports the capabilities of the known program, although a program named by its path is not
-/// trusted to be that one.
-fn facts_only(judge: &mut Classifier, name: &str, invocation: &Invocation) {
-    known_use(judge, name, invocation);
 }
 
 /// Classifies by the knowledge base; `None` if the program is unknown.
@@ -284,9 +279,6 @@ fn only_tells(entry: &CommandSpec, parsed: &ParsedArguments) -> bool {
 /// Returns the path of the file whose changes would be lost if the only operand is no branch.
 /// `None` if the operand, or an earlier command, does not permit this conclusion.
 fn branch_path(judge: &Classifier, parsed: &ParsedArguments, arguments: &[ExpandedArgument]) -> Option<Vec<u8>> {
-    // None of these is about files.
-    const PLAIN_OPTIONS: &[&str] =
-        &["-q", "--quiet", "--guess", "--no-guess", "--progress", "--no-progress", "-d", "--detach"];
     let [operand] = parsed.operands.as_slice() else { return None };
     let name = operand.literal_value()?;
     let is_step = |step: &[u8]| {
@@ -296,7 +288,7 @@ fn branch_path(judge: &Classifier, parsed: &ParsedArguments, arguments: &[Expand
     };
     let is_name = name == b"-" || !name.starts_with(b"-") && name.split(|b| *b == b'/').all(is_step);
     let is_plain =
-        parsed.problems.is_empty() && parsed.used.iter().all(|option| PLAIN_OPTIONS.contains(&option.as_str()));
+        parsed.problems.is_empty() && parsed.used.iter().all(|option| lists::PLAIN_OPTIONS.contains(&option.as_str()));
     // An earlier command may create a file there.
     let is_changed = judge.findings.iter().any(|found| {
         CHANGE_FINDINGS.contains(&found.code.as_str())

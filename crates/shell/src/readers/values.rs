@@ -4,7 +4,7 @@
 use stockade_model::{Capability, RawText};
 
 use crate::judge::Classifier;
-use crate::knowledge::ValueKind;
+use crate::knowledge::{ValueKind, lists};
 use crate::paths::{self, PathSensitivity};
 use crate::rules;
 use crate::variables::is_public;
@@ -90,7 +90,7 @@ fn classify_code(judge: &mut Classifier, value: &ExpandedArgument) {
 
 /// Returns whether a format of git shows signatures.
 fn shows_signatures(format: &[u8]) -> bool {
-    [&b"%G"[..], b"%+G", b"%-G", b"% G", b"signature"].iter().any(|part| contains(format, part))
+    lists::contains_any(format, &["%G", "%+G", "%-G", "% G", "signature"])
 }
 
 /// Classifies a value about a repository.
@@ -120,7 +120,7 @@ fn classify_pathspec(judge: &mut Classifier, value: &ExpandedArgument) {
 
 /// Reports `helper::address`, which names a program that git starts for it.
 fn classify_address(judge: &mut Classifier, value: &ExpandedArgument) {
-    if contains(&value.display_bytes(), b"::") {
+    if lists::contains(&value.display_bytes(), "::") {
         judge.record_ask("executing-option", "An address that names a program.", value.span);
     }
     classify_text(judge, value);
@@ -134,10 +134,6 @@ fn is_plain_mode(mode: &[u8]) -> bool {
         4 if is_number => mode[0] == b'0',
         _ => !is_number && mode.iter().all(|b| b"ugoa+-=rwxX,".contains(b)),
     }
-}
-
-fn contains(text: &[u8], part: &[u8]) -> bool {
-    text.windows(part.len()).any(|w| w == part)
 }
 
 pub(super) fn classify_text(judge: &mut Classifier, value: &ExpandedArgument) {
@@ -167,13 +163,11 @@ fn public_variable(judge: &mut Classifier, value: &ExpandedArgument) {
 
 /// Classifies a name in git's configuration; without a dot it is a subcommand.
 fn config_key(judge: &mut Classifier, value: &ExpandedArgument) {
-    const PRIVATE_KEY_PARTS: &[&[u8]] =
-        &[b"credential", b"token", b"password", b"secret", b"extraheader", b"cookie", b"smtppass"];
     let key = value.literal_value().unwrap_or_default().to_ascii_lowercase();
     if !key.contains(&b'.') {
         judge.record_ask("unknown-use", "A use of this program that is not known.", value.span);
     }
-    if PRIVATE_KEY_PARTS.iter().any(|part| contains(&key, part)) {
+    if lists::contains_any(&key, lists::PRIVATE_KEY_PARTS) {
         judge.record_ask("reads-secret", "Reads what looks like a secret.", value.span);
     }
 }
@@ -225,7 +219,7 @@ fn classify_remote(judge: &mut Classifier, kind: ValueKind, value: &ExpandedArgu
     let shown = value.display_bytes();
     let colon = shown.iter().position(|b| *b == b':');
     let slash = shown.iter().position(|b| *b == b'/').unwrap_or(shown.len());
-    if colon.is_some_and(|at| at < slash) || contains(&shown, b"://") {
+    if colon.is_some_and(|at| at < slash) || lists::contains(&shown, "://") {
         classify_host(judge, value);
         return DataFlow { fetched: kind == ValueKind::RemoteRead, ..DataFlow::default() };
     }

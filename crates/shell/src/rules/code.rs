@@ -6,60 +6,20 @@ use stockade_model::Tier;
 use crate::crude;
 use crate::invocation::Invocation;
 use crate::judge::Classifier;
+use crate::knowledge::lists;
 use crate::script::{DynamicValue, NestedKind, SimpleCommand, WordAtom};
 use crate::words::{DataFlow, ExpandedArgument, UNKNOWN_BYTE};
 
 /// Most arguments taken from a pipe.
 const MAX_PIPED_ARGUMENTS: usize = 256;
 
-const SHELLS: &[&[u8]] = &[
-    b"sh", b"bash", b"dash", b"zsh", b"ksh", b"ash", b"fish", b"mksh", b"rbash", b"tcsh", b"csh", b"pwsh", b"hush",
-    b"yash", b"elvish", b"nu",
-];
-
-pub(super) const INTERPRETERS: &[&str] = &[
-    "python",
-    "python2",
-    "python3",
-    "perl",
-    "ruby",
-    "node",
-    "nodejs",
-    "php",
-    "lua",
-    "deno",
-    "bun",
-    "tclsh",
-    "Rscript",
-    "osascript",
-    "guile",
-    "julia",
-    "groovy",
-    "scala",
-    "ghci",
-    "runghc",
-    "erl",
-    "elixir",
-    "gjs",
-    "luajit",
-    "python3.*",
-    "pypy*",
-    "irb",
-    "ts-node",
-    "tsx",
-    "java",
-    "jrunscript",
-    "jjs",
-    "raku",
-];
-
 /// Returns whether the program is a command interpreter of the Bourne family or a similar one.
 pub(crate) fn is_shell(name: &[u8]) -> bool {
-    SHELLS.contains(&name)
+    lists::has_word(lists::SHELLS, name)
 }
 
 pub(super) fn is_interpreter(name: &[u8]) -> bool {
-    INTERPRETERS.iter().any(|i| super::hazards::matches_word(i, name))
+    super::hazards::matches_any(lists::INTERPRETERS, name)
 }
 
 /// Classifies code whose bytes have these taints.
@@ -240,26 +200,7 @@ pub(super) fn runs_fetched(judge: &mut Classifier, invocation: &Invocation) {
     let operand = invocation.first_operand().is_some() || invocation.has_argument("-m");
     let runs = own_path
         || (is_interpreter(&invocation.name) && operand)
-        || matches!(
-            invocation.name.as_slice(),
-            b"make"
-                | b"gmake"
-                | b"ninja"
-                | b"dpkg"
-                | b"rpm"
-                | b"installer"
-                | b"npm"
-                | b"yarn"
-                | b"pnpm"
-                | b"mvn"
-                | b"gradle"
-                | b"cargo"
-                | b"bundle"
-                | b"composer"
-                | b"pytest"
-                | b"tox"
-                | b"rake"
-        );
+        || lists::has_word(lists::FETCHED_RUNNERS, &invocation.name);
     if runs {
         after_fetch(judge, invocation.span);
     }

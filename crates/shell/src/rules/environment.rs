@@ -2,39 +2,8 @@
 //! may name a program, a library or a file.
 
 use crate::judge::Classifier;
+use crate::knowledge::lists;
 use crate::words::ExpandedArgument;
-
-/// Variables that are harmless with a plain value.
-const PLAIN_VARIABLES: &[&str] = &[
-    "LANG",
-    "LANGUAGE",
-    "NO_COLOR",
-    "CLICOLOR",
-    "CLICOLOR_FORCE",
-    "FORCE_COLOR",
-    "TERM",
-    "COLUMNS",
-    "LINES",
-    "RUST_BACKTRACE",
-    "CI",
-    "DEBIAN_FRONTEND",
-    "QUOTING_STYLE",
-    "TIME_STYLE",
-    "BLOCK_SIZE",
-    "GREP_COLOR",
-    "GREP_COLORS",
-    "LS_COLORS",
-    "TZ",
-    "COLORTERM",
-    "RUST_LOG",
-    "CARGO_TERM_COLOR",
-    "PY_COLORS",
-    "DO_NOT_TRACK",
-    "NODE_ENV",
-    "DEBUG",
-    "FOO",
-    "BAR",
-];
 
 /// Variables that are harmless with one of these values.
 const HARMLESS_VALUES: &[(&str, &[&str])] = &[
@@ -48,9 +17,6 @@ const HARMLESS_VALUES: &[(&str, &[&str])] = &[
     ("MANPAGER", &["cat"]),
 ];
 
-/// Variables that load code into every later program.
-const INJECTING_VARIABLES: &[&str] = &["LD_PRELOAD", "LD_AUDIT", "DYLD_INSERT_LIBRARIES"];
-
 /// Returns whether an assignment cannot change the code that runs.
 pub(crate) fn is_harmless(name: &[u8], value: &ExpandedArgument) -> bool {
     let Ok(name) = std::str::from_utf8(name) else { return false };
@@ -60,7 +26,7 @@ pub(crate) fn is_harmless(name: &[u8], value: &ExpandedArgument) -> bool {
     }
     // No program is known that uses a variable of one letter.
     let is_letter = name.len() == 1 && name.bytes().all(|b| b.is_ascii_uppercase());
-    let plain = is_letter || PLAIN_VARIABLES.contains(&name) || name.starts_with("LC_");
+    let plain = is_letter || lists::PLAIN_VARIABLES.contains(&name) || name.starts_with("LC_");
     let slash = name == "TZ" || name.ends_with("COLORS") || name == "RUST_LOG";
     plain
         && !value.starts_with(b"/")
@@ -71,7 +37,7 @@ pub(crate) fn is_harmless(name: &[u8], value: &ExpandedArgument) -> bool {
 
 /// Records an assignment that may change the code that runs.
 pub(crate) fn classify_assignment(judge: &mut Classifier, name: &[u8], value: &ExpandedArgument, at: (usize, usize)) {
-    let injecting = INJECTING_VARIABLES.iter().any(|n| n.as_bytes() == name);
+    let injecting = lists::has_word(lists::INJECTING_VARIABLES, name);
     let message = if injecting {
         "Sets a variable that loads code into programs."
     } else {

@@ -23,6 +23,11 @@ fn hazard_message(code: &str) -> &'static str {
     }
 }
 
+/// Returns whether a word matches one of the patterns.
+pub(super) fn matches_any(patterns: &[&str], word: &[u8]) -> bool {
+    patterns.iter().any(|pattern| matches_word(pattern, word))
+}
+
 /// Returns whether a word matches a pattern of the table.
 pub(super) fn matches_word(pattern: &str, word: &[u8]) -> bool {
     let pattern = pattern.as_bytes();

@@ -5,191 +5,15 @@ use stockade_model::Capability;
 
 use crate::invocation::Invocation;
 use crate::judge::Classifier;
+use crate::knowledge::lists;
 use crate::words::{DataFlow, ExpandedArgument};
 
-use super::hazards::matches_word;
+use super::hazards::{matches_any, matches_word};
 
 /// Most words of a text on standard input that are examined.
 const MAX_LISTED_WORDS: usize = 64;
 
-/// Programs that send their input or files.
-const SENDERS: &[&str] = &[
-    "curl",
-    "wget",
-    "nc",
-    "ncat",
-    "netcat",
-    "nc.*",
-    "socat",
-    "telnet",
-    "ssh",
-    "scp",
-    "sftp",
-    "ftp",
-    "lftp",
-    "tftp",
-    "rclone",
-    "s3cmd",
-    "mc",
-    "s5cmd",
-    "gsutil",
-    "nslookup",
-    "dig",
-    "host",
-    "drill",
-    "ping",
-    "ping6",
-    "mail",
-    "mailx",
-    "sendmail",
-    "mutt",
-    "msmtp",
-    "swaks",
-    "http",
-    "https",
-    "xh",
-    "httpie",
-    "aria2c",
-    "croc",
-    "wormhole",
-    "smbclient",
-    "rcp",
-    "rsh",
-    "curlie",
-    "traceroute",
-    "whois",
-    "finger",
-    "gist",
-    "transfer.sh",
-    "ngrok",
-    "cloudflared",
-    "azcopy",
-    "b2",
-    "dropbox",
-    "gdrive",
-    "axel",
-    "lwp-request",
-    "GET",
-    "POST",
-    "mosh",
-    "autossh",
-    "sshfs",
-    "logger",
-    "mosquitto_pub",
-    "websocat",
-    "wscat",
-    "grpcurl",
-    "nmap",
-    "busybox-nc",
-    "ipfs",
-    "telegram-send",
-    "pastebinit",
-    "dog",
-    "kdig",
-];
-
-/// Programs that send with one of these words.
-const SENDING_USES: &[(&str, &[&str])] = &[
-    ("git", &["push", "http://*", "https://*", "ssh://*", "git@*"]),
-    ("aws", &["s3", "s3api", "lambda", "ssm", "sns", "sqs", "dynamodb", "secretsmanager"]),
-    ("gcloud", &["storage", "compute", "secrets"]),
-    ("az", &["storage", "keyvault"]),
-    ("gh", &["gist", "release", "issue", "pr", "api", "secret", "repo"]),
-    ("glab", &["snippet", "issue", "mr", "api"]),
-    ("hub", &["gist", "issue", "api"]),
-    ("rsync", &["*:*"]),
-    ("openssl", &["s_client", "s_server"]),
-    ("docker", &["push", "login", "build"]),
-    ("podman", &["push", "login", "build"]),
-    ("npm", &["publish"]),
-    ("twine", &["upload"]),
-    ("cargo", &["publish"]),
-    ("kubectl", &["cp", "create", "apply"]),
-    ("heroku", &["config:set"]),
-    ("vercel", &["*"]),
-    ("firebase", &["deploy"]),
-    ("tar", &["*:*"]),
-    ("busybox", &["nc", "wget", "telnet", "ftpput"]),
-    ("ipmitool", &["*"]),
-];
-
-/// Programs whose output or product comes from the network.
-const FETCHERS: &[&str] = &[
-    "curl",
-    "wget",
-    "nc",
-    "ncat",
-    "netcat",
-    "nc.*",
-    "socat",
-    "telnet",
-    "ssh",
-    "dig",
-    "nslookup",
-    "host",
-    "drill",
-    "http",
-    "https",
-    "xh",
-    "lftp",
-    "ftp",
-    "tftp",
-    "aria2c",
-    "axel",
-    "lynx",
-    "links",
-    "w3m",
-    "elinks",
-    "fetch",
-    "GET",
-    "lwp-request",
-    "curlie",
-    "websocat",
-    "wscat",
-    "httpie",
-    "whois",
-    "dog",
-    "kdig",
-    "rsh",
-];
-
-/// Uses that store the fetched data.
-const STORING_USES: &[(&str, &[&str])] = &[
-    ("git", &["clone"]),
-    ("hg", &["clone"]),
-    ("svn", &["checkout", "co", "export"]),
-    ("gh", &["clone", "download"]),
-    ("pip", &["git+*", "http://*", "https://*"]),
-    ("pip3", &["git+*", "http://*", "https://*"]),
-    ("pipx", &["git+*", "http://*", "https://*"]),
-    ("uv", &["git+*", "http://*", "https://*"]),
-    ("npm", &["git+*", "http://*", "https://*", "github:*"]),
-    ("aws", &["s3://*"]),
-    ("gsutil", &["gs://*"]),
-    ("scp", &["*:*"]),
-    ("rsync", &["*:*"]),
-    ("sftp", &["*"]),
-    ("lftp", &["*"]),
-    ("ftp", &["*"]),
-    ("tftp", &["*"]),
-    ("aria2c", &["*"]),
-    ("axel", &["*"]),
-    ("docker", &["cp"]),
-    ("kubectl", &["cp"]),
-];
-
-/// Addresses of the metadata services of clouds, with other spellings of the first.
-const METADATA_ADDRESSES: &[&[u8]] = &[
-    b"169.254.169.254",
-    b"2852039166",
-    b"0xa9fea9fe",
-    b"fd00:ec2::254",
-    b"metadata.google.internal",
-    b"100.100.100.200",
-    b"169.254.170.2",
-];
-
-fn is_use(table: &[(&str, &[&str])], invocation: &Invocation) -> bool {
+pub(super) fn is_use(table: &[(&str, &[&str])], invocation: &Invocation) -> bool {
     let words = invocation.known_texts();
     table.iter().any(|(program, uses)| {
         matches_word(program, &invocation.name) && uses.iter().any(|u| words.iter().any(|w| matches_word(u, w)))
@@ -199,50 +23,18 @@ fn is_use(table: &[(&str, &[&str])], invocation: &Invocation) -> bool {
 /// Returns whether a named key is used to log in and not sent.
 pub(super) fn is_identity_use(invocation: &Invocation) -> bool {
     let words = invocation.known_texts();
-    let identity = [
-        "-i",
-        "--key",
-        "--cert",
-        "--cacert",
-        "-E",
-        "--kubeconfig",
-        "--netrc-file",
-        "--identity",
-        "--private-key",
-        "--ca-certificate",
-        "--certificate",
-        "-CAfile",
-        "-cert",
-        "-key",
-    ];
     words.iter().any(|w| {
-        identity.iter().any(|o| {
+        lists::IDENTITY_OPTIONS.iter().any(|o| {
             o.as_bytes() == w || (o.starts_with("--") && w.starts_with([o.as_bytes(), b"="].concat().as_slice()))
         })
-    }) || matches!(
-        invocation.name.as_slice(),
-        b"ssh-keygen"
-            | b"ssh-add"
-            | b"ssh-agent"
-            | b"chmod"
-            | b"chown"
-            | b"ls"
-            | b"stat"
-            | b"test"
-            | b"["
-            | b"find"
-            | b"touch"
-            | b"rm"
-            | b"mkdir"
-            | b"echo"
-            | b"printf"
-    ) || matches!(invocation.name.as_slice(), b"kubectl" | b"helm" | b"docker")
-        && !words.iter().any(|w| w == b"cp" || w == b"create" || w == b"build")
+    }) || lists::has_word(lists::IDENTITY_PROGRAMS, &invocation.name)
+        || matches!(invocation.name.as_slice(), b"kubectl" | b"helm" | b"docker")
+            && !words.iter().any(|w| w == b"cp" || w == b"create" || w == b"build")
 }
 
 /// Returns whether the program opens a plain connection.
 fn is_raw(name: &[u8]) -> bool {
-    ["nc", "ncat", "netcat", "nc.*", "socat", "telnet", "websocat"].iter().any(|r| matches_word(r, name))
+    matches_any(lists::RAW_SENDERS, name)
 }
 
 /// Returns whether a variable with the name of a secret is sent, other than as a login.
@@ -265,9 +57,7 @@ fn sends_secret_variable(invocation: &Invocation) -> bool {
 
 fn is_secret_name(name: &[u8]) -> bool {
     let name = name.to_ascii_uppercase();
-    ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "APIKEY", "PRIVATE_KEY", "ACCESS_KEY", "CREDENTIAL"]
-        .iter()
-        .any(|part| name.windows(part.len()).any(|w| w == part.as_bytes()))
+    lists::contains_any(&name, lists::SECRET_VARIABLE_PARTS)
 }
 
 /// Classifies one command. Returns the flow of its output.
@@ -278,12 +68,12 @@ pub(super) fn classify_network(judge: &mut Classifier, invocation: &Invocation) 
     if invocation.name == b"ztcp" {
         super::write::report_socket(judge, at);
     }
-    let sends = SENDERS.iter().any(|s| matches_word(s, &invocation.name)) || is_use(SENDING_USES, invocation);
-    let fetches = FETCHERS.iter().any(|f| matches_word(f, &invocation.name))
+    let sends = matches_any(lists::SENDERS, &invocation.name) || is_use(lists::SENDING_USES, invocation);
+    let fetches = matches_any(lists::FETCHERS, &invocation.name)
         || (invocation.name == b"openssl" && invocation.has_argument("s_client"));
     let version =
         invocation.arguments.len() == 1 && (invocation.has_argument("--version") || invocation.has_argument("-V"));
-    if version || !(sends || fetches || is_use(STORING_USES, invocation)) {
+    if version || !(sends || fetches || is_use(lists::STORING_USES, invocation)) {
         return flow;
     }
     if !is_local_git(invocation) {
@@ -307,8 +97,7 @@ pub(super) fn classify_network(judge: &mut Classifier, invocation: &Invocation) 
     }
     flow.fetched = fetches;
     // The metadata services of clouds return credentials.
-    flow.secret =
-        invocation.known_texts().iter().any(|t| METADATA_ADDRESSES.iter().any(|m| t.windows(m.len()).any(|w| w == *m)));
+    flow.secret = invocation.known_texts().iter().any(|t| lists::contains_any(t, lists::METADATA_ADDRESSES));
     if flow.secret {
         super::impact::record_impact(judge, "cloud-metadata", at);
     }
@@ -344,7 +133,7 @@ fn is_data_stored(invocation: &Invocation) -> bool {
             !words.iter().any(|w| w == b"-O-" || w == b"-qO-" || w == b"--output-document=-" || w == b"-nvO-")
                 && !words.windows(2).any(|p| p[0].ends_with(b"O") && p[0].starts_with(b"-") && p[1] == b"-")
         }
-        _ => is_use(STORING_USES, invocation),
+        _ => is_use(lists::STORING_USES, invocation),
     }
 }
 

@@ -3,7 +3,10 @@
 
 use crate::invocation::Invocation;
 use crate::judge::Classifier;
+use crate::knowledge::lists::{self, contains};
 use crate::words::{DataFlow, ExpandedArgument};
+
+use super::network::is_use;
 
 /// Longest output that is computed.
 const MAX_LITERAL_BYTES: usize = 64 * 1024;
@@ -113,38 +116,23 @@ fn decode_escapes(text: &[u8]) -> Vec<u8> {
 /// Returns the taints that a command adds to data that passes through it.
 pub(crate) fn command_taints(judge: &mut Classifier, invocation: &Invocation) -> DataFlow {
     let words = invocation.known_texts();
-    let has = |list: &[&str]| words.iter().any(|w| list.iter().any(|l| super::hazards::matches_word(l, w)));
+    let has = |list: &[&str]| words.iter().any(|w| super::hazards::matches_any(list, w));
     let decodes = match invocation.name.as_slice() {
-        b"base64" | b"base32" | b"basenc" | b"gbase64" => has(&["-d*", "-D*", "--d*", "-*d*"]),
-        b"xxd" => has(&["-r*", "-*r*", "-p*r"]),
         b"openssl" => {
             has(&["enc", "-d", "base64", "rsautl", "pkeyutl", "smime", "cms", "aes-*", "des*"]) && !has(&["s_client"])
         }
-        b"gunzip" | b"zcat" | b"gzcat" | b"bunzip2" | b"bzcat" | b"unxz" | b"xzcat" | b"lzcat" | b"unlzma"
-        | b"zstdcat" | b"unzstd" | b"lz4cat" | b"uncompress" | b"uudecode" | b"rev" | b"tr" | b"unhex"
-        | b"ascii2uni" | b"iconv" | b"recode" | b"gpg" | b"gpg2" | b"age" | b"ccrypt" | b"ccat" | b"rot13"
-        | b"caesar" | b"steghide" | b"zsteg" | b"brotli" | b"qrencode" | b"zbarimg" | b"xor" | b"7z" | b"unzip"
-        | b"unrar" | b"ar" | b"cpio" | b"strings" | b"od" | b"hexdump" | b"basez" | b"crypt" | b"mcrypt" | b"unar"
-        | b"pigz" | b"lzop" => true,
-        b"gzip" | b"bzip2" | b"xz" | b"zstd" | b"lz4" | b"lzma" => has(&["-d*", "--d*", "-*d*", "--uncompress"]),
-        b"tar" => has(&["-O", "--to-stdout", "-*O*", "x*O*"]),
+        name if lists::has_word(lists::DECODERS, name) => true,
         b"sed" => {
             words.iter().any(|w| w.starts_with(b"y") || w.starts_with(b"s")) && invocation.stdin.literal.is_some()
         }
-        b"awk" | b"gawk" | b"perl" | b"python3" | b"python" | b"ruby" | b"node" | b"php" => words.iter().any(|w| {
-            contains(w, b"base64")
-                || contains(w, b"chr(")
-                || contains(w, b"pack(")
-                || contains(w, b"unhex")
-                || contains(w, b"%c")
-                || contains(w, b"fromCharCode")
-                || contains(w, b"decode")
-        }),
+        b"awk" | b"gawk" | b"perl" | b"python3" | b"python" | b"ruby" | b"node" | b"php" => {
+            words.iter().any(|w| lists::contains_any(w, lists::DECODING_ARGUMENTS))
+        }
         b"printf" | b"echo" => words.iter().any(|w| {
             w.windows(2).filter(|p| p[0] == b'\\' && (p[1] == b'x' || p[1].is_ascii_digit() || p[1] == b'u')).count()
                 > 1
         }),
-        _ => false,
+        _ => is_use(lists::DECODING_USES, invocation),
     };
     let secret = match invocation.name.as_slice() {
         // With options, `set` sets them and prints no variable.
@@ -154,15 +142,7 @@ pub(crate) fn command_taints(judge: &mut Classifier, invocation: &Invocation) ->
                 || words.iter().all(|w| w.starts_with(b"-"))
                 || (invocation.name == b"printenv" && !words.iter().all(|w| crate::variables::is_public(w)))
         }
-        b"gpg" | b"gpg2" => has(&["--export-secret*"]),
-        b"security" => has(&["find-*-password", "dump-keychain"]),
-        b"pass" | b"op" | b"bw" | b"secret-tool" | b"vault" => has(&["show", "read", "get", "lookup", "item"]),
-        b"git" => has(&["credential"]),
-        b"aws" => has(&["get-session-token", "get-secret-value", "export-credentials", "get-login-password"]),
-        b"gcloud" => has(&["print-access-token"]),
-        b"gh" => has(&["token"]),
-        b"kubectl" => has(&["secret", "secrets", "secret/*"]),
-        _ => false,
+        _ => is_use(lists::SECRET_USES, invocation),
     };
     if secret {
         judge.seen.secret = true;
@@ -184,10 +164,6 @@ pub(crate) fn command_taints(judge: &mut Classifier, invocation: &Invocation) ->
 
 /// Most parts of one argument that are examined as paths.
 const MAX_CANDIDATES: usize = 16;
-
-fn contains(text: &[u8], part: &[u8]) -> bool {
-    text.windows(part.len()).any(|w| w == part)
-}
 
 /// Returns whether an argument is the path of a secret, alone or after `@`, `=` or `file://`.
 pub(super) fn names_secret(judge: &Classifier, argument: &ExpandedArgument) -> bool {
@@ -223,7 +199,7 @@ fn looks_like_path(text: &[u8]) -> bool {
 /// Returns the parts of an argument that may be a path, up to a limit.
 fn path_candidates(text: &[u8]) -> Vec<&[u8]> {
     let mut out = Vec::new();
-    if !text.starts_with(b"-") && !contains(text, b"://") {
+    if !text.starts_with(b"-") && !contains(text, "://") {
         out.push(text);
     }
     for (at, byte) in text.iter().enumerate() {

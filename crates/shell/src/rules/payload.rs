@@ -4,6 +4,7 @@
 
 use crate::invocation::Invocation;
 use crate::judge::Classifier;
+use crate::knowledge::lists::{self, contains, contains_any};
 use crate::words::ExpandedArgument;
 
 use super::code::{hidden_command, is_interpreter, is_standard_input};
@@ -18,27 +19,7 @@ const MAX_PROGRAMS: usize = 32;
 pub(super) fn classify_payload(judge: &mut Classifier, invocation: &Invocation) {
     let at = invocation.span;
     let name = invocation.name.as_slice();
-    if is_interpreter(name)
-        || matches!(
-            name,
-            b"awk"
-                | b"gawk"
-                | b"mawk"
-                | b"nawk"
-                | b"emacs"
-                | b"vim"
-                | b"vi"
-                | b"ex"
-                | b"nvim"
-                | b"view"
-                | b"gdb"
-                | b"sqlite3"
-                | b"psql"
-                | b"mysql"
-                | b"ed"
-                | b"powershell"
-        )
-    {
+    if is_interpreter(name) || lists::has_word(lists::CODE_ARGUMENTS, name) {
         for code in embedded_texts(invocation).iter().take(MAX_PROGRAMS) {
             classify_program(judge, &code[..code.len().min(MAX_PROGRAM_BYTES)], at);
         }
@@ -66,218 +47,15 @@ fn embedded_texts(invocation: &Invocation) -> Vec<Vec<u8>> {
     out
 }
 
-/// Returns whether the text contains a part. Searches for the first byte and then compares the
-/// rest, because these lists are long.
-fn contains(text: &[u8], part: &str) -> bool {
-    let part = part.as_bytes();
-    let Some(first) = part.first() else { return true };
-    let mut rest = text;
-    while let Some(at) = rest.iter().position(|b| b == first) {
-        if rest[at..].starts_with(part) {
-            return true;
-        }
-        rest = &rest[at + 1..];
-    }
-    false
-}
-
-fn contains_any(text: &[u8], parts: &[&str]) -> bool {
-    parts.iter().any(|p| contains(text, p))
-}
-
-const NETWORK_MARKS: &[&str] = &[
-    "urllib",
-    "urlopen",
-    "requests.",
-    "http.client",
-    "socket",
-    "fetch(",
-    "http.get",
-    "https.get",
-    "require('http",
-    "require(\"http",
-    "LWP",
-    "Net::HTTP",
-    "open-uri",
-    "TCPSocket",
-    "IO::Socket",
-    "fsockopen",
-    "curl_",
-    "require('net')",
-    "require(\"net\")",
-    "file_get_contents('http",
-    "file_get_contents(\"http",
-    "axios",
-    "httpx",
-    "aiohttp",
-    "HTTP::Tiny",
-    "net.connect",
-    "net.Socket",
-    "URI.open",
-    "http://",
-    "https://",
-    "ftplib",
-    "smtplib",
-    "XMLHttpRequest",
-    "/inet/",
-    "paramiko",
-    "WebSocket",
-    "iwr ",
-    "irm ",
-    "Invoke-WebRequest",
-    "Invoke-RestMethod",
-];
-const EXECUTION_MARKS: &[&str] = &[
-    "exec(",
-    "eval(",
-    "(eval)",
-    "eval ",
-    "system(",
-    "subprocess",
-    "popen",
-    "Popen",
-    "spawn",
-    "execSync",
-    "child_process",
-    "Function(",
-    "instance_eval",
-    "compile(",
-    "runpy",
-    "importlib",
-    "exec ",
-    "os.exec",
-    "shell_exec",
-    "passthru",
-    "proc_open",
-    "loadstring",
-    "load(",
-    "iex ",
-    "Invoke-Expression",
-];
-const SHELL_ENDS: &[&str] = &[
-    "dup2",
-    "pty.spawn",
-    "/bin/sh",
-    "/bin/bash",
-    "\"sh\"",
-    "'sh'",
-    "\"bash\"",
-    "'bash'",
-    "sh -i",
-    "bash -i",
-    ">&S",
-    "<&3",
-    "cmd.exe",
-    "\"/bin",
-    "'/bin",
-    "STDIN->fdopen",
-    "|getline",
-    "| getline",
-];
-const DECODING_MARKS: &[&str] = &[
-    "b64decode",
-    "base64",
-    "fromhex",
-    "unhexlify",
-    "atob(",
-    "fromCharCode",
-    "decode_base64",
-    "zlib",
-    "marshal",
-    "rot13",
-    "unpack",
-    "pack(",
-    "codecs.decode",
-    "chr(",
-    "Buffer.from",
-    "\\x",
-    "decompress",
-    "inflate",
-    "gzinflate",
-];
-const REMOVAL_MARKS: &[&str] = &[
-    "rmtree",
-    "rmSync",
-    "rmdirSync",
-    "unlinkSync",
-    "rm_rf",
-    "rm_r(",
-    "remove_dir",
-    "remove_tree",
-    "unlink",
-    "os.remove",
-    "fs.rm(",
-    "fs.rm ",
-    "removedirs",
-    "rmdir",
-    "rimraf",
-    "remove_entry",
-    "FileUtils",
-    "File.delete",
-    "os.unlink",
-    "Path(",
-    "delete-directory",
-    "emptyDirSync",
-    "removeSync",
-    "file.remove",
-];
-const WRITE_MARKS: &[&str] = &[
-    "'w'",
-    "\"w\"",
-    "'wb'",
-    "\"wb\"",
-    "'a'",
-    "\"a\"",
-    "write_text",
-    "writeFile",
-    "appendFile",
-    "File.write",
-    "file_put_contents",
-    "'r+",
-    "\"r+",
-    "'>",
-    "\">",
-    "createWriteStream",
-    "write_bytes",
-    "copyfile",
-    "shutil.copy",
-    "os.rename",
-    "shutil.move",
-    "symlink",
-];
-
 /// Classifies a program's text.
 pub(super) fn classify_program(judge: &mut Classifier, text: &[u8], at: (usize, usize)) {
-    let reaches = contains_any(text, NETWORK_MARKS);
-    if reaches
-        && contains_any(text, SHELL_ENDS)
-        && contains_any(
-            text,
-            &[
-                "socket",
-                "Socket",
-                "fsockopen",
-                "/inet/",
-                "require('net')",
-                "require(\"net\")",
-                "net.connect",
-                "net.Socket",
-                "TCP",
-                "connect(",
-            ],
-        )
-    {
+    let reaches = contains_any(text, lists::NETWORK_MARKS);
+    if reaches && contains_any(text, lists::SHELL_ENDS) && contains_any(text, lists::SOCKET_MARKS) {
         judge.record_denial("reverse-shell", "A program connects a shell to another host.", at);
     }
     if reaches
-        && contains_any(text, EXECUTION_MARKS)
-        && contains_any(
-            text,
-            &[
-                "read(", "read()", ".text", "body", "get(", "open(", "content", "recv", "getline", "data", "urlopen",
-                "fetch(", "iwr ", "irm ", "Invoke-",
-            ],
-        )
+        && contains_any(text, lists::EXECUTION_MARKS)
+        && contains_any(text, lists::FETCHED_MARKS)
         && !contains(text, "json.load(")
     {
         judge.record_denial("fetch-and-run", "A program fetches code and runs it.", at);
@@ -291,36 +69,13 @@ pub(super) fn classify_program(judge: &mut Classifier, text: &[u8], at: (usize, 
 
 /// Reports code that is decoded and run, or that starts itself without end.
 fn encoded_or_endless(judge: &mut Classifier, text: &[u8], at: (usize, usize)) {
-    if contains_any(text, DECODING_MARKS)
-        && contains_any(text, &["exec(", "eval(", "eval ", "Function(", "loads(", "os.system(", "execSync("])
-        && contains_any(
-            text,
-            &[
-                "decode",
-                "atob",
-                "fromhex",
-                "unhexlify",
-                "chr(",
-                "pack",
-                "Buffer.from",
-                "fromCharCode",
-                "loads",
-                "inflate",
-                "decompress",
-                "rot13",
-                "\\x",
-            ],
-        )
+    if contains_any(text, lists::DECODING_MARKS)
+        && contains_any(text, lists::DECODED_RUN_MARKS)
+        && contains_any(text, lists::DECODED_MARKS)
     {
         judge.record_denial("encoded-and-run", "A program runs code that is encoded.", at);
     }
-    if contains(text, "fork")
-        && contains_any(text, &["while", "for ", "loop", "until", "iter(", "times", "cycle", ";;"])
-        && contains_any(
-            text,
-            &["fork()", "fork while", "fork;", "fork }", "fork}", "os.fork", "pcntl_fork", "fork until", "fork("],
-        )
-    {
+    if contains(text, "fork") && contains_any(text, lists::ENDLESS_MARKS) && contains_any(text, lists::FORK_MARKS) {
         judge.record_denial("process-bomb", "A program starts itself without end.", at);
     }
 }
@@ -328,9 +83,9 @@ fn encoded_or_endless(judge: &mut Classifier, text: &[u8], at: (usize, usize)) {
 /// Classifies the string literals of a program.
 fn classify_literals(judge: &mut Classifier, text: &[u8], reaches: bool, at: (usize, usize)) {
     let (removes, writes, runs) = (
-        contains_any(text, REMOVAL_MARKS),
-        contains_any(text, WRITE_MARKS),
-        contains_any(text, EXECUTION_MARKS)
+        contains_any(text, lists::REMOVAL_MARKS),
+        contains_any(text, lists::WRITE_MARKS),
+        contains_any(text, lists::EXECUTION_MARKS)
             || contains(text, "`")
             || contains_any(text, &["system", "getline", "shell-command", "print |", "qx"]),
     );
@@ -446,74 +201,6 @@ fn quote_word(word: &[u8]) -> Vec<u8> {
     [&b"'"[..], &escaped.join(&b"'\\''"[..]), b"'"].concat()
 }
 
-/// Options whose attached value is run as a command.
-const ATTACHED_OPTIONS: &[&str] = &[
-    "--checkpoint-action=exec=",
-    "--to-command=",
-    "--use-compress-program=",
-    "--info-script=",
-    "--new-volume-script=",
-    "--rsh-command=",
-    "--filter=",
-    "--pre=",
-    "--rsh=",
-    "--upload-pack=",
-    "--receive-pack=",
-    "--exec=",
-    "--extcmd=",
-    "--compress-program=",
-    "--open-files-in-pager=",
-    "--pager=",
-    "--html=",
-    "--sh-exec=",
-    "ProxyCommand=",
-    "LocalCommand=",
-    "-oProxyCommand=",
-    "-oLocalCommand=",
-    "KnownHostsCommand=",
-    "core.pager=",
-    "core.editor=",
-    "core.fsmonitor=",
-    "core.sshCommand=",
-    "diff.external=",
-    "sequence.editor=",
-    "credential.helper=!",
-    "ProxyUseFdpass=",
-    "core.hooksPath=",
-];
-
-/// Options whose next argument is run as a command, by program.
-const SEPARATE_OPTIONS: &[(&str, &[&str])] = &[
-    ("tar", &["-I", "--to-command", "--use-compress-program", "-F", "--info-script"]),
-    ("rsync", &["-e", "--rsh"]),
-    (
-        "git",
-        &[
-            "-x",
-            "--exec",
-            "--extcmd",
-            "foreach",
-            "run",
-            "--msg-filter",
-            "--tree-filter",
-            "--index-filter",
-            "--env-filter",
-        ],
-    ),
-    ("man", &["-P", "--pager"]),
-    ("zip", &["-TT"]),
-    ("flock", &["-c", "--command"]),
-    ("split", &["--filter"]),
-    ("nc", &["-c"]),
-    ("ncat", &["-c", "--sh-exec"]),
-    ("compgen", &["-C"]),
-    ("sqlite3", &["-cmd"]),
-    ("watch", &["-x"]),
-    ("entr", &["-s"]),
-    ("psql", &["-c"]),
-    ("mapfile", &["-C"]),
-];
-
 /// Returns the shell command of sed's `e command` or `s/x/command/e`.
 fn sed_command(script: &[u8]) -> Option<Vec<u8>> {
     let address = script.iter().take_while(|b| b.is_ascii_digit() || b"$,~! ".contains(b)).count();
@@ -566,8 +253,8 @@ fn option_commands(invocation: &Invocation) -> Vec<Vec<u8>> {
         _ => {}
     }
     for (i, text) in texts.iter().enumerate() {
-        out.extend(ATTACHED_OPTIONS.iter().filter_map(|p| text.strip_prefix(p.as_bytes()).map(<[u8]>::to_vec)));
-        let separate = SEPARATE_OPTIONS.iter().any(|(program, options)| {
+        out.extend(lists::ATTACHED_OPTIONS.iter().filter_map(|p| text.strip_prefix(p.as_bytes()).map(<[u8]>::to_vec)));
+        let separate = lists::SEPARATE_OPTIONS.iter().any(|(program, options)| {
             program.as_bytes() == invocation.name && options.iter().any(|o| o.as_bytes() == text)
         });
         if separate {

@@ -3,8 +3,9 @@
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 
-use super::{DatabaseSchema, SqlError, read_time, to_sql_integer};
-use crate::anchors::{AnchorRecord, MAX_ANCHORED_LOGS};
+use super::{DatabaseSchema, read_time, to_sql_integer};
+use crate::anchors::{AnchorRecord, AnchorStore, MAX_ANCHORED_LOGS};
+use crate::database::StoreError;
 
 /// Schema of the file of anchors.
 pub(crate) const SCHEMA: DatabaseSchema = DatabaseSchema {
@@ -24,24 +25,24 @@ pub(crate) const SCHEMA: DatabaseSchema = DatabaseSchema {
 
 const COLUMNS: &str = "log, seq, hash, end_bytes, durable, boot, noted_ms";
 
-/// Connection to the anchors.
-#[derive(Debug)]
-pub(crate) struct AnchorDatabase {
-    connection: Connection,
+/// Prepares a connection. Its writes survive the end of the process, but not a loss of power; the
+/// file stays consistent in either case.
+pub(crate) fn prepare_connection(connection: &Connection) -> Result<(), StoreError> {
+    connection.pragma_update(None, "synchronous", "NORMAL")?;
+    // The checkpoint at the last close would wait for the disk.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    Ok(())
 }
 
-impl AnchorDatabase {
-    /// Uses a connection. Its writes survive the end of the process, but not a loss of power; the
-    /// file stays consistent in either case.
-    pub fn from_connection(connection: Connection) -> Result<Self, SqlError> {
-        connection.pragma_update(None, "synchronous", "NORMAL")?;
-        // The checkpoint at the last close would wait for the disk.
-        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-        Ok(Self { connection })
-    }
-
-    pub fn advance_anchor(&mut self, anchor: &AnchorRecord, replaced: Option<&AnchorRecord>) -> Result<(), SqlError> {
-        let transaction = Transaction::new(&mut self.connection, TransactionBehavior::Immediate)?;
+impl AnchorStore {
+    /// Moves the anchor of a log forward, or creates one. `replaced` is the anchor that the caller
+    /// compared the log with; a later anchor of another process stays.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store failed.
+    pub fn advance_anchor(&self, anchor: &AnchorRecord, replaced: Option<&AnchorRecord>) -> Result<(), StoreError> {
+        let mut connection = self.lock_database();
+        let transaction = Transaction::new(&mut connection, TransactionBehavior::Immediate)?;
         let sql = format!(
             "INSERT INTO anchor ({COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) \
              ON CONFLICT (log) DO UPDATE SET seq = excluded.seq, hash = excluded.hash, \
@@ -71,16 +72,25 @@ impl AnchorDatabase {
         Ok(transaction.commit()?)
     }
 
-    pub fn list_anchors(&self) -> Result<Vec<AnchorRecord>, SqlError> {
+    /// Returns the anchor of each log, the latest record first; at most [`MAX_ANCHORED_LOGS`].
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store failed.
+    pub fn list_anchors(&self) -> Result<Vec<AnchorRecord>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM anchor ORDER BY noted_ms DESC, rowid DESC LIMIT ?1");
-        let mut statement = self.connection.prepare_cached(&sql)?;
+        let connection = self.lock_database();
+        let mut statement = connection.prepare_cached(&sql)?;
         let rows = statement.query_map([to_sql_integer(MAX_ANCHORED_LOGS as u64)], parse_anchor)?;
-        Ok(rows.collect::<Result<_, _>>()?)
+        Ok(rows.collect::<rusqlite::Result<_>>()?)
     }
 
-    pub fn find_anchor(&self, log: &str) -> Result<Option<AnchorRecord>, SqlError> {
+    /// Returns the anchor of one log.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store failed.
+    pub fn find_anchor(&self, log: &str) -> Result<Option<AnchorRecord>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM anchor WHERE log = ?1");
-        Ok(self.connection.prepare_cached(&sql)?.query_row([log], parse_anchor).optional()?)
+        Ok(self.lock_database().prepare_cached(&sql)?.query_row([log], parse_anchor).optional()?)
     }
 }
 

@@ -4,8 +4,9 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehav
 use stockade_model::{ApprovalId, ApprovalScope, Digest, Grant, RawText, SessionId};
 
 use super::{DatabaseSchema, SqlError, parse_column, read_time, to_sql_integer};
+use crate::database::StoreError;
 use crate::remembered::{ApprovalNamespace, ApprovalRecord, Consent};
-use crate::store::MAX_LISTED;
+use crate::store::{ApprovalStore, MAX_LISTED};
 
 /// Schema of the file of remembered answers.
 pub(crate) const SCHEMA: DatabaseSchema = DatabaseSchema {
@@ -46,18 +47,9 @@ const PRECEDENCE_ORDER: &str = "consent = 'approved', \
                           CASE scope WHEN 'always' THEN 0 WHEN 'session' THEN 1 WHEN 'until' THEN 2 ELSE 3 END, \
                           created_ms, id";
 
-/// Connection to remembered answers.
-#[derive(Debug)]
-pub(crate) struct ApprovalDatabase {
-    connection: Connection,
-}
-
-impl ApprovalDatabase {
-    pub fn from_connection(connection: Connection) -> Self {
-        Self { connection }
-    }
-
-    pub fn insert(&self, r: &ApprovalRecord) -> Result<(), SqlError> {
+impl ApprovalStore {
+    /// Inserts an answer that may be remembered.
+    pub(crate) fn insert_answer(&self, r: &ApprovalRecord) -> Result<(), SqlError> {
         let (scope, remaining, until_ms) = match r.scope {
             ApprovalScope::Once => ("once", None, None),
             ApprovalScope::Session => ("session", None, None),
@@ -69,7 +61,7 @@ impl ApprovalDatabase {
         let sql = format!(
             "INSERT INTO approval ({COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)"
         );
-        self.connection.prepare_cached(&sql)?.execute(params![
+        self.lock_database().prepare_cached(&sql)?.execute(params![
             r.id.as_str(),
             r.namespace.as_str(),
             r.digest.as_str(),
@@ -89,20 +81,28 @@ impl ApprovalDatabase {
         Ok(())
     }
 
-    /// Returns the row that answers, and takes one use of it if its uses are counted.
-    pub fn take_answer(
-        &mut self,
+    /// Returns the remembered answer to a question, if there is one. Refusals precede approvals,
+    /// and answers without counted uses precede counted ones. If its uses are counted, one is taken
+    /// durably, and the returned scope contains the remaining uses. No more uses are given than
+    /// were granted, whatever the number of processes.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store failed; then there is no answer, and no command may run because
+    /// of one.
+    pub fn look_up_answer(
+        &self,
         namespace: ApprovalNamespace,
         digest: &Digest,
         session: Option<&SessionId>,
         now_ms: u64,
-    ) -> Result<Option<ApprovalRecord>, SqlError> {
-        let found = find_matching(&self.connection, namespace, digest, session, now_ms)?;
+    ) -> Result<Option<ApprovalRecord>, StoreError> {
+        let mut connection = self.lock_database();
+        let found = find_matching(&connection, namespace, digest, session, now_ms)?;
         if !matches!(found, Some(ApprovalRecord { scope: ApprovalScope::Times(_), .. })) {
             return Ok(found);
         }
         // Counted: look again in a transaction, in which no other process can count.
-        let transaction = Transaction::new(&mut self.connection, TransactionBehavior::Immediate)?;
+        let transaction = Transaction::new(&mut connection, TransactionBehavior::Immediate)?;
         let mut found = find_matching(&transaction, namespace, digest, session, now_ms)?;
         if let Some(ApprovalRecord { id, scope: ApprovalScope::Times(left), .. }) = &mut found {
             let sql =
@@ -113,41 +113,63 @@ impl ApprovalDatabase {
         Ok(found)
     }
 
-    /// Returns all rows, the newest first, up to the limit.
-    pub fn list_answers(&self) -> Result<Vec<ApprovalRecord>, SqlError> {
+    /// Returns all remembered answers, valid or not, the newest first; at most [`MAX_LISTED`].
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store failed.
+    pub fn list_answers(&self) -> Result<Vec<ApprovalRecord>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM approval ORDER BY created_ms DESC, id LIMIT {MAX_LISTED}");
-        let mut statement = self.connection.prepare_cached(&sql)?;
+        let connection = self.lock_database();
+        let mut statement = connection.prepare_cached(&sql)?;
         let rows = statement.query_map([], parse_answer)?;
-        Ok(rows.collect::<Result<_, _>>()?)
+        Ok(rows.collect::<rusqlite::Result<_>>()?)
     }
 
-    pub fn find_answer(&self, id: &ApprovalId) -> Result<Option<ApprovalRecord>, SqlError> {
+    /// Returns one remembered answer.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store failed.
+    pub fn find_answer(&self, id: &ApprovalId) -> Result<Option<ApprovalRecord>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM approval WHERE id = ?1");
-        Ok(self.connection.prepare_cached(&sql)?.query_row([id.as_str()], parse_answer).optional()?)
+        Ok(self.lock_database().prepare_cached(&sql)?.query_row([id.as_str()], parse_answer).optional()?)
     }
 
-    /// Returns whether there was one to revoke.
-    pub fn revoke_answer(&self, id: &ApprovalId, now_ms: u64) -> Result<bool, SqlError> {
+    /// Revokes an answer, which then answers no question. Returns false if it does not exist, or
+    /// was revoked before.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store failed.
+    pub fn revoke_answer(&self, id: &ApprovalId, now_ms: u64) -> Result<bool, StoreError> {
         let sql = "UPDATE approval SET revoked_ms = ?2 WHERE id = ?1 AND revoked_ms IS NULL";
-        Ok(self.connection.prepare_cached(sql)?.execute(params![id.as_str(), to_sql_integer(now_ms)])? > 0)
+        Ok(self.lock_database().prepare_cached(sql)?.execute(params![id.as_str(), to_sql_integer(now_ms)])? > 0)
     }
 
     /// Ends the answers of a session; returns their number.
-    pub fn end_session(&self, session: &SessionId, now_ms: u64) -> Result<usize, SqlError> {
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store failed.
+    pub fn end_session(&self, session: &SessionId, now_ms: u64) -> Result<usize, StoreError> {
         let sql = "UPDATE approval SET ended_ms = ?2 WHERE scope = 'session' AND session = ?1 AND ended_ms IS NULL";
-        Ok(self.connection.prepare_cached(sql)?.execute(params![session.as_str(), to_sql_integer(now_ms)])?)
+        Ok(self.lock_database().prepare_cached(sql)?.execute(params![session.as_str(), to_sql_integer(now_ms)])?)
     }
 
-    /// Removes old answers; returns their number.
-    pub fn prune_answers(&self, before_ms: u64) -> Result<usize, SqlError> {
+    /// Removes answers that became invalid before `before_ms`; returns their number. (Counted
+    /// answers: those used up and given before that time.)
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store failed.
+    pub fn prune_answers(&self, before_ms: u64) -> Result<usize, StoreError> {
         let sql = "DELETE FROM approval WHERE revoked_ms < ?1 OR ended_ms < ?1 OR until_ms < ?1 \
                    OR (remaining = 0 AND created_ms < ?1)";
-        Ok(self.connection.prepare_cached(sql)?.execute([to_sql_integer(before_ms)])?)
+        Ok(self.lock_database().prepare_cached(sql)?.execute([to_sql_integer(before_ms)])?)
     }
 
-    /// Checks the whole file for damage.
-    pub fn check_integrity(&self) -> Result<(), SqlError> {
-        super::check_file(&self.connection)
+    /// Checks the whole store for damage.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`] with the first damage.
+    pub fn check_integrity(&self) -> Result<(), StoreError> {
+        Ok(super::check_file(&self.lock_database())?)
     }
 }
 

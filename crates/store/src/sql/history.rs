@@ -3,9 +3,8 @@
 use rusqlite::{Row, Transaction, TransactionBehavior, params};
 use stockade_model::SandboxId;
 
-use super::sandbox::SandboxDatabase;
 use super::{SqlError, parse_column, read_time, to_sql_integer};
-use crate::sandboxes::{CommandRecord, MAX_COMMANDS};
+use crate::sandboxes::{CommandRecord, MAX_COMMANDS, MAX_TEXT_BYTES, SandboxStore, SandboxStoreError, truncate_text};
 
 /// Migration of the file of sandboxes to its second version.
 pub(crate) const MIGRATION: &str = "
@@ -26,19 +25,24 @@ pub(crate) const MIGRATION: &str = "
 
 const COLUMNS: &str = "request, user, text, started_ms, ended_ms, status, exit_code, memory_peak_bytes, processes_peak";
 
-impl SandboxDatabase {
-    /// Adds a command, and removes the oldest beyond the limit.
-    pub fn note_command(&mut self, sandbox: &SandboxId, record: &CommandRecord) -> Result<(), SqlError> {
+impl SandboxStore {
+    /// Records a command that was run in a sandbox.
+    ///
+    /// # Errors
+    /// [`SandboxStoreError`] if the store failed.
+    pub fn note_command(&self, id: &SandboxId, record: CommandRecord) -> Result<(), SandboxStoreError> {
         let status = serde_json::to_string(&record.status).map_err(|e| SqlError::Other(Box::new(e)))?;
-        let transaction = Transaction::new(self.connection_mut(), TransactionBehavior::Immediate)?;
+        let text = truncate_text(&record.text, MAX_TEXT_BYTES);
+        let mut connection = self.lock_database();
+        let transaction = Transaction::new(&mut connection, TransactionBehavior::Immediate)?;
         let sql = format!("INSERT INTO command (sandbox, {COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)");
         transaction.execute(
             &sql,
             params![
-                sandbox.as_str(),
+                id.as_str(),
                 record.request.as_str(),
                 record.user,
-                record.text,
+                text,
                 to_sql_integer(record.started_ms),
                 to_sql_integer(record.ended_ms),
                 status,
@@ -49,22 +53,26 @@ impl SandboxDatabase {
         )?;
         let sql = "DELETE FROM command WHERE sandbox = ?1 AND rowid NOT IN \
             (SELECT rowid FROM command WHERE sandbox = ?1 ORDER BY ended_ms DESC, rowid DESC LIMIT ?2)";
-        transaction.execute(sql, params![sandbox.as_str(), to_sql_integer(MAX_COMMANDS as u64)])?;
+        transaction.execute(sql, params![id.as_str(), to_sql_integer(MAX_COMMANDS as u64)])?;
         Ok(transaction.commit()?)
     }
 
-    /// Returns all known commands of one sandbox, the oldest first.
-    pub fn list_commands(&self, sandbox: &SandboxId) -> Result<Vec<CommandRecord>, SqlError> {
+    /// Returns the commands of a sandbox, the oldest first; at most [`MAX_COMMANDS`].
+    ///
+    /// # Errors
+    /// [`SandboxStoreError`] if the store failed.
+    pub fn list_commands(&self, id: &SandboxId) -> Result<Vec<CommandRecord>, SandboxStoreError> {
         let sql = format!("SELECT {COLUMNS} FROM command WHERE sandbox = ?1 ORDER BY ended_ms, rowid");
-        let mut statement = self.connection().prepare_cached(&sql)?;
-        let rows = statement.query_map([sandbox.as_str()], parse_command)?;
-        Ok(rows.collect::<Result<_, _>>()?)
+        let connection = self.lock_database();
+        let mut statement = connection.prepare_cached(&sql)?;
+        let rows = statement.query_map([id.as_str()], parse_command)?;
+        Ok(rows.collect::<rusqlite::Result<_>>()?)
     }
 
     /// Removes commands of sandboxes that are no longer known.
-    pub fn prune_commands(&self) -> Result<(), SqlError> {
+    pub(super) fn prune_commands(&self) -> Result<(), SqlError> {
         let sql = "DELETE FROM command WHERE sandbox NOT IN (SELECT id FROM sandbox)";
-        Ok(self.connection().execute(sql, []).map(drop)?)
+        Ok(self.lock_database().execute(sql, []).map(drop)?)
     }
 }
 

@@ -16,7 +16,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::types::Type;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Row, Transaction, TransactionBehavior};
 
-use crate::database::BUSY_TIMEOUT_MS;
+use crate::database::{BUSY_TIMEOUT_MS, StoreError};
 
 /// Schema of a database file.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +66,12 @@ impl From<rusqlite::Error> for SqlError {
             }
             _ => Self::Other(Box::new(error)),
         }
+    }
+}
+
+impl From<rusqlite::Error> for StoreError {
+    fn from(error: rusqlite::Error) -> Self {
+        SqlError::from(error).into()
     }
 }
 

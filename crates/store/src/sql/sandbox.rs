@@ -4,7 +4,7 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehav
 use stockade_model::{SandboxId, SandboxRecord, SandboxSpec, SandboxState};
 
 use super::{DatabaseSchema, SqlError, history, parse_column, read_time, to_sql_integer};
-use crate::sandboxes::{MAX_ALIVE_SANDBOXES, MAX_LISTED};
+use crate::sandboxes::{MAX_ALIVE_SANDBOXES, MAX_LISTED, SandboxStore, SandboxStoreError};
 
 /// Schema of the file of sandboxes. Searched properties have columns of their own; the rest of the
 /// specification is one text, which never changes.
@@ -33,28 +33,11 @@ pub(crate) const SCHEMA: DatabaseSchema = DatabaseSchema {
 
 const COLUMNS: &str = "id, spec, backend, state, why, created_ms, changed_ms, used_ms, expires_ms";
 
-/// Connection to the sandboxes.
-#[derive(Debug)]
-pub(crate) struct SandboxDatabase {
-    connection: Connection,
-}
-
-impl SandboxDatabase {
-    pub fn from_connection(connection: Connection) -> Self {
-        Self { connection }
-    }
-
-    pub(super) fn connection(&self) -> &Connection {
-        &self.connection
-    }
-
-    pub(super) fn connection_mut(&mut self) -> &mut Connection {
-        &mut self.connection
-    }
-
+impl SandboxStore {
     /// Inserts a record; returns false if the limit is reached.
-    pub fn insert(&mut self, record: &SandboxRecord) -> Result<bool, SqlError> {
-        let transaction = Transaction::new(&mut self.connection, TransactionBehavior::Immediate)?;
+    pub(crate) fn insert_record(&self, record: &SandboxRecord) -> Result<bool, SqlError> {
+        let mut connection = self.lock_database();
+        let transaction = Transaction::new(&mut connection, TransactionBehavior::Immediate)?;
         let alive: i64 =
             transaction.query_row("SELECT count(*) FROM sandbox WHERE state <> 'destroyed'", [], |row| row.get(0))?;
         if alive >= MAX_ALIVE_SANDBOXES {
@@ -81,17 +64,24 @@ impl SandboxDatabase {
         Ok(true)
     }
 
-    pub fn find_sandbox(&self, id: &SandboxId) -> Result<Option<SandboxRecord>, SqlError> {
-        find_record(&self.connection, id)
+    /// Returns one sandbox.
+    ///
+    /// # Errors
+    /// [`SandboxStoreError`] if the store failed.
+    pub fn find_sandbox(&self, id: &SandboxId) -> Result<Option<SandboxRecord>, SandboxStoreError> {
+        Ok(find_record(&self.lock_database(), id)?)
     }
 
-    /// Returns all rows, the newest first, up to the limit.
-    pub fn list_sandboxes(&self) -> Result<Vec<SandboxRecord>, SqlError> {
-        self.select_sandboxes("TRUE ORDER BY created_ms DESC, id", [])
+    /// Returns all known sandboxes, the newest first; at most [`MAX_LISTED`].
+    ///
+    /// # Errors
+    /// [`SandboxStoreError`] if the store failed.
+    pub fn list_sandboxes(&self) -> Result<Vec<SandboxRecord>, SandboxStoreError> {
+        Ok(self.select_sandboxes("TRUE ORDER BY created_ms DESC, id", [])?)
     }
 
     /// Returns the sandboxes that are due and not yet being destroyed, the longest overdue first.
-    pub fn due_sandboxes(&self, now_ms: u64) -> Result<Vec<SandboxRecord>, SqlError> {
+    pub(crate) fn select_due(&self, now_ms: u64) -> Result<Vec<SandboxRecord>, SqlError> {
         self.select_sandboxes(
             "state NOT IN ('destroying', 'destroyed') AND (expires_ms <= ?1 OR used_ms + idle_ms <= ?1) \
              ORDER BY min(coalesce(expires_ms, ?2), coalesce(used_ms + idle_ms, ?2)), id",
@@ -100,26 +90,28 @@ impl SandboxDatabase {
     }
 
     /// Returns the sandboxes in a transitional state.
-    pub fn unfinished_sandboxes(&self) -> Result<Vec<SandboxRecord>, SqlError> {
+    pub(crate) fn select_unfinished(&self) -> Result<Vec<SandboxRecord>, SqlError> {
         self.select_sandboxes("state IN ('creating', 'failed', 'destroying') ORDER BY created_ms, id", [])
     }
 
     fn select_sandboxes(&self, condition: &str, values: impl rusqlite::Params) -> Result<Vec<SandboxRecord>, SqlError> {
         let sql = format!("SELECT {COLUMNS} FROM sandbox WHERE {condition} LIMIT {MAX_LISTED}");
-        let mut statement = self.connection.prepare_cached(&sql)?;
+        let connection = self.lock_database();
+        let mut statement = connection.prepare_cached(&sql)?;
         let rows = statement.query_map(values, parse_sandbox)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
     /// Changes the state if that is permitted. Returns the record, and whether it was changed.
-    pub fn change_state(
-        &mut self,
+    pub(crate) fn update_state(
+        &self,
         id: &SandboxId,
         to: SandboxState,
         why: Option<&str>,
         now_ms: u64,
     ) -> Result<Option<(SandboxRecord, bool)>, SqlError> {
-        let transaction = Transaction::new(&mut self.connection, TransactionBehavior::Immediate)?;
+        let mut connection = self.lock_database();
+        let transaction = Transaction::new(&mut connection, TransactionBehavior::Immediate)?;
         let Some(mut found) = find_record(&transaction, id)? else { return Ok(None) };
         if !found.state.may_become(to) {
             return Ok(Some((found, false)));
@@ -132,35 +124,41 @@ impl SandboxDatabase {
     }
 
     /// Sets the backend; returns whether the sandbox was being made.
-    pub fn set_backend(&self, id: &SandboxId, backend: &str) -> Result<bool, SqlError> {
+    pub(crate) fn update_backend(&self, id: &SandboxId, backend: &str) -> Result<bool, SqlError> {
         let sql = "UPDATE sandbox SET backend = ?2 WHERE id = ?1 AND state = 'creating' AND backend IS NULL";
-        Ok(self.connection.prepare_cached(sql)?.execute(params![id.as_str(), backend])? > 0)
+        Ok(self.lock_database().prepare_cached(sql)?.execute(params![id.as_str(), backend])? > 0)
     }
 
     /// Updates the time of use, which never goes back, even if a caller is late.
-    pub fn update_used_time(&self, id: &SandboxId, now_ms: u64) -> Result<(), SqlError> {
+    pub(crate) fn update_used_time(&self, id: &SandboxId, now_ms: u64) -> Result<(), SqlError> {
         let sql = "UPDATE sandbox SET used_ms = max(used_ms, ?2) WHERE id = ?1";
-        self.connection.prepare_cached(sql)?.execute(params![id.as_str(), to_sql_integer(now_ms)])?;
+        self.lock_database().prepare_cached(sql)?.execute(params![id.as_str(), to_sql_integer(now_ms)])?;
         Ok(())
     }
 
     /// Sets the expiry; returns whether there was a sandbox to extend.
-    pub fn extend(&self, id: &SandboxId, expires_ms: u64) -> Result<bool, SqlError> {
+    pub(crate) fn update_expiry(&self, id: &SandboxId, expires_ms: u64) -> Result<bool, SqlError> {
         let sql = "UPDATE sandbox SET expires_ms = ?2 WHERE id = ?1 AND state NOT IN ('destroying', 'destroyed')";
-        Ok(self.connection.prepare_cached(sql)?.execute(params![id.as_str(), to_sql_integer(expires_ms)])? > 0)
+        Ok(self.lock_database().prepare_cached(sql)?.execute(params![id.as_str(), to_sql_integer(expires_ms)])? > 0)
     }
 
-    /// Removes old records; returns their number.
-    pub fn prune_records(&self, before_ms: u64) -> Result<usize, SqlError> {
+    /// Removes the records of sandboxes destroyed before `before_ms`; returns their number.
+    ///
+    /// # Errors
+    /// [`SandboxStoreError`] if the store failed.
+    pub fn prune_records(&self, before_ms: u64) -> Result<usize, SandboxStoreError> {
         let sql = "DELETE FROM sandbox WHERE state = 'destroyed' AND changed_ms < ?1";
-        let forgotten = self.connection.prepare_cached(sql)?.execute([to_sql_integer(before_ms)])?;
+        let forgotten = self.lock_database().prepare_cached(sql)?.execute([to_sql_integer(before_ms)])?;
         self.prune_commands()?;
         Ok(forgotten)
     }
 
-    /// Checks the whole file for damage.
-    pub fn check_integrity(&self) -> Result<(), SqlError> {
-        super::check_file(&self.connection)
+    /// Checks the whole database for damage.
+    ///
+    /// # Errors
+    /// [`SandboxStoreError`] with the first damage.
+    pub fn check_integrity(&self) -> Result<(), SandboxStoreError> {
+        Ok(super::check_file(&self.lock_database())?)
     }
 }
 

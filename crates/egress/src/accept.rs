@@ -1,0 +1,20 @@
+//! Accepts connections.
+//!
+//! This module must not depend on the purpose of a connection.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::sleep;
+
+/// Returns the next connection, and the address of its other end.
+pub(crate) async fn accept_next(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok(accepted) => return accepted,
+            // Usually out of descriptors: the next attempt may succeed.
+            Err(_) => sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
