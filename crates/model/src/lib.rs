@@ -9,6 +9,7 @@
 mod approval;
 mod assessment;
 mod bytes;
+mod data;
 mod denial;
 mod digest;
 mod effect;

@@ -113,7 +113,8 @@ fn strip_parent<'a>(parent: &HostName, name: &'a HostName) -> Option<&'a str> {
     name.as_str().strip_suffix(parent.as_str())?.strip_suffix('.').filter(|head| !head.is_empty())
 }
 
-fn shares_prefix(first: IpAddr, address: IpAddr, bits: u8) -> bool {
+/// Returns whether two addresses of one family share their first `bits` bits.
+pub(crate) fn shares_prefix(first: IpAddr, address: IpAddr, bits: u8) -> bool {
     match (first, address) {
         (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= u32::from(bits),
         (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= u32::from(bits),
@@ -153,7 +154,7 @@ impl HostPattern {
 }
 
 /// Returns the last address of a block.
-fn last_of(first: IpAddr, bits: u8) -> IpAddr {
+pub(crate) fn last_of(first: IpAddr, bits: u8) -> IpAddr {
     match first {
         IpAddr::V4(first) => {
             Ipv4Addr::from_bits(first.to_bits() | u32::MAX.checked_shr(bits.into()).unwrap_or(0)).into()
