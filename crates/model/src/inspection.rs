@@ -4,11 +4,12 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::data::table_rows;
 use crate::network::HostError;
+use crate::text_form::text_form;
 use crate::{NetworkTarget, TargetPattern, text_matches};
 
 /// Ranges of characters for `is_folded`.
@@ -228,31 +229,11 @@ impl FromStr for RequestPattern {
     }
 }
 
-impl From<RequestPattern> for String {
-    fn from(pattern: RequestPattern) -> Self {
-        pattern.to_string()
-    }
-}
-
-impl TryFrom<String> for RequestPattern {
-    type Error = HostError;
-    fn try_from(text: String) -> Result<Self, HostError> {
-        text.parse()
-    }
-}
-
-impl JsonSchema for RequestPattern {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "RequestPattern".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "description": "Requests: `GET https://api.example.com/v1/*`, `GET,HEAD https://a.example/*`, `* https://b.example/*`.",
-            "type": "string",
-            "pattern": r"^(\*|[A-Z]+(,[A-Z]+)*) https?://[^/ ]+/"
-        })
-    }
-}
+text_form!(RequestPattern, {
+    "description": "Requests: `GET https://api.example.com/v1/*`, `GET,HEAD https://a.example/*`, `* https://b.example/*`.",
+    "type": "string",
+    "pattern": r"^(\*|[A-Z]+(,[A-Z]+)*) https?://[^/ ]+/"
+});
 
 #[cfg(test)]
 mod tests {

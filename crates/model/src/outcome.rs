@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::text_form::display_as_serialised;
 use crate::{
     Approval, Assessment, Denial, Digest, EnforcementReport, Grant, HostUse, RawText, ReadAccess, RequestId, SessionId,
     StageId,
@@ -39,6 +40,8 @@ pub enum PolicyVerdict {
     /// The command may not run.
     Deny,
 }
+
+display_as_serialised!(FinalStatus, PolicyVerdict);
 
 /// A verdict and its reasons.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -6,10 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::network::HostError;
+use crate::text_form::text_form;
 use crate::{Host, HostName, NetworkTarget, special_address};
 
 /// Pattern of hosts.
@@ -353,31 +353,11 @@ fn ports_of(text: &str, list: &str) -> Result<Vec<(u16, u16)>, HostError> {
     Ok(ports)
 }
 
-impl From<TargetPattern> for String {
-    fn from(pattern: TargetPattern) -> Self {
-        pattern.to_string()
-    }
-}
-
-impl TryFrom<String> for TargetPattern {
-    type Error = HostError;
-    fn try_from(text: String) -> Result<Self, HostError> {
-        text.parse()
-    }
-}
-
-impl JsonSchema for TargetPattern {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "TargetPattern".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "description": "Hosts and ports: `example.com:443`, `*.example.com` (one label), `**.example.com` (any depth), an address, a block `10.0.0.0/8`, `*`; ports `:80,443,8000-8100` may follow.",
-            "type": "string",
-            "pattern": r"^[^\s@]+$"
-        })
-    }
-}
+text_form!(TargetPattern, {
+    "description": "Hosts and ports: `example.com:443`, `*.example.com` (one label), `**.example.com` (any depth), an address, a block `10.0.0.0/8`, `*`; ports `:80,443,8000-8100` may follow.",
+    "type": "string",
+    "pattern": r"^[^\s@]+$"
+});
 
 #[cfg(test)]
 mod tests {
