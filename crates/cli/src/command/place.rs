@@ -61,7 +61,7 @@ impl RunSandbox {
         if let Self::Lasting(inside) = self {
             meant.cwd = INSIDE_WORKSPACE.into();
             meant.workspace = INSIDE_WORKSPACE.into();
-            meant.profile = Some(inside.profile.clone());
+            meant.terms.profile = Some(inside.profile.clone());
             meant.grants.extend(inside.grants.iter().cloned());
             meant.limits.lower_to(&inside.limits);
         }

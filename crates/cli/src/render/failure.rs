@@ -3,7 +3,7 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use stockade_model::RawText;
 
-use super::{SgrColor, TextLayout, write_wrapped};
+use super::{SgrColor, TextLayout, escape_text, write_wrapped};
 use crate::failure::CliError;
 
 /// Lines of a usage error that are examined.
@@ -24,7 +24,7 @@ pub fn convert_usage_error(error: &clap::Error, path: &str) -> CliError {
         .or_else(|| extract_suggestion(error))
         .or_else(|| command_after_dashes(error))
         .unwrap_or_else(|| format!("see {} --help", usage_path(error).unwrap_or_else(|| path.to_owned())));
-    CliError { what, hint: Some(RawText::from(hint.as_str()).to_escaped()) }
+    CliError { what, hint: Some(escape_text(&hint)) }
 }
 
 /// Starts of the parser's lines after the message.

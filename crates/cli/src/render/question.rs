@@ -337,43 +337,29 @@ pub fn list_answer_keys(question: &ApprovalQuestion) -> Vec<AnswerKey> {
 }
 
 impl AnswerKey {
-    /// Returns the character to press.
-    pub fn key_character(self) -> char {
+    /// Returns the character to press, the label in the prompt, and the word to type instead of the key. The
+    /// rarer keys are only in the help.
+    fn texts(self) -> (char, Option<&'static str>, Option<&'static str>) {
         match self {
-            Self::Once => 'o',
-            Self::Group => 'g',
-            Self::Session => 's',
-            Self::Times => 't',
-            Self::Until => 'u',
-            Self::Always => 'a',
-            Self::No => 'n',
-            Self::Never => 'N',
+            Self::Once => ('o', Some("[o]nce"), Some("once")),
+            Self::Group => ('g', Some("[g]roup"), None),
+            Self::Session => ('s', Some("[s]ession"), Some("session")),
+            Self::Times => ('t', None, None),
+            Self::Until => ('u', None, None),
+            Self::Always => ('a', Some("[a]lways"), Some("always")),
+            Self::No => ('n', Some("[n]o"), Some("no")),
+            Self::Never => ('N', Some("[N]ever"), Some("never")),
         }
     }
 
-    /// Returns the label in the prompt; the rarer keys are only in the help.
-    fn prompt_label(self) -> Option<&'static str> {
-        Some(match self {
-            Self::Once => "[o]nce",
-            Self::Group => "[g]roup",
-            Self::Session => "[s]ession",
-            Self::Always => "[a]lways",
-            Self::No => "[n]o",
-            Self::Never => "[N]ever",
-            Self::Times | Self::Until => return None,
-        })
+    /// Returns the character to press.
+    pub fn key_character(self) -> char {
+        self.texts().0
     }
 
     /// Returns the word to type instead of the key; the rarer keys have none.
     pub fn typed_word(self) -> Option<&'static str> {
-        Some(match self {
-            Self::Once => "once",
-            Self::Session => "session",
-            Self::Always => "always",
-            Self::No => "no",
-            Self::Never => "never",
-            Self::Group | Self::Times | Self::Until => return None,
-        })
+        self.texts().2
     }
 
     fn describe_key(self, kind: &QuestionKind) -> &'static str {
@@ -413,13 +399,13 @@ impl AnswerKey {
 
 /// Returns the prompt for a key.
 pub fn format_prompt(keys: &[AnswerKey]) -> String {
-    let labels: Vec<_> = keys.iter().filter_map(|key| key.prompt_label()).collect();
+    let labels: Vec<_> = keys.iter().filter_map(|key| key.texts().1).collect();
     format!("  allow?  {}  [?] > ", labels.join("  "))
 }
 
 /// Returns the prompt for the scope of a yes to a group.
 pub fn group_prompt(name: &str, keys: &[AnswerKey]) -> String {
-    let labels: Vec<_> = keys.iter().filter_map(|key| key.prompt_label()).collect();
+    let labels: Vec<_> = keys.iter().filter_map(|key| key.texts().1).collect();
     format!("g\n  for each host of @{name}:  {} > ", labels.join("  "))
 }
 

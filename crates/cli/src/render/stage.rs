@@ -10,7 +10,7 @@ use stockade_native::stage::{
 };
 
 use super::audit::format_utc;
-use super::{SgrColor, TextLayout, count_noun, write_wrapped};
+use super::{SgrColor, TextLayout, count_noun, cut_text, escape_text, write_wrapped};
 
 /// Characters of the command in a list.
 const MAX_COMMAND_CHARS: usize = 60;
@@ -27,10 +27,7 @@ pub fn describe_waiting(staged: &StagedChanges) -> String {
 pub fn format_line(listed: &StageListEntry) -> String {
     let Some(meta) = &listed.meta else { return format!("{}  damaged\n", listed.id) };
     let command = meta.command.to_escaped();
-    let mut short: String = command.chars().take(MAX_COMMAND_CHARS).collect();
-    if short.len() < command.len() {
-        short.push('…');
-    }
+    let short = cut_text(&command, MAX_COMMAND_CHARS);
     let state = describe_state(listed);
     format!("{}  {}  {state}  {}  {short}\n", listed.id, format_utc(meta.created_ms), meta.workspace.to_escaped())
 }
@@ -209,7 +206,7 @@ pub fn format_commit(committed: &CommitResult, id: &str, style: TextLayout) -> S
 
 fn obstacle_reason(why: &HoldReason) -> String {
     match why {
-        HoldReason::Protected { rule, .. } => RawText::from(rule.as_str()).to_escaped(),
+        HoldReason::Protected { rule, .. } => escape_text(&rule),
         HoldReason::Special(what) => (*what).to_owned(),
     }
 }

@@ -14,7 +14,7 @@ use stockade_store::{ApprovalRecord, Consent};
 use super::compact::compact_and_shorten;
 use super::question::{grant_hint, grant_option, operation_verb};
 use super::remedy::{RefusalRemedy, RemedyContext, group_by_remedy};
-use super::{SgrColor, TextLayout, count_noun, format_duration, write_wrapped};
+use super::{SgrColor, TextLayout, count_noun, escape_text, format_duration, write_wrapped};
 use crate::failure::CliError;
 
 /// Approver name of a remembered answer.
@@ -334,7 +334,7 @@ fn write_trace_summary(out: &mut String, outcome: &RunOutcome, style: TextLayout
 
 fn write_ending(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
     let failure = outcome.error.as_deref().map(CliError::from_text);
-    let why = failure.as_ref().map(|failure| RawText::from(failure.what.as_str()).to_escaped());
+    let why = failure.as_ref().map(|failure| escape_text(&failure.what));
     let wall_ms = outcome.attempts.last().map_or(0, |last| last.usage.wall_ms);
     match outcome.status {
         FinalStatus::Exited | FinalStatus::Signaled => {}
@@ -361,12 +361,7 @@ fn write_ending(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
         FinalStatus::Error => wrap_error(out, why.as_deref().unwrap_or("the run failed"), style),
     }
     if let Some(hint) = failure.and_then(|failure| failure.hint) {
-        let _ = writeln!(
-            out,
-            "{} {}",
-            style.paint_text(SgrColor::Cyan, "hint:"),
-            RawText::from(hint.as_str()).to_escaped()
-        );
+        let _ = writeln!(out, "{} {}", style.paint_text(SgrColor::Cyan, "hint:"), escape_text(&hint));
     }
     if outcome.attempts.last().and_then(|last| last.enforced.as_ref()).is_some_and(|e| e.level == IsolationLevel::None)
     {
@@ -393,14 +388,14 @@ fn wrap_error(out: &mut String, why: &str, style: TextLayout) {
 }
 
 fn write_refused_run(out: &mut String, outcome: &RunOutcome, why: Option<&str>, style: TextLayout) {
-    let rule = RawText::from(outcome.decision.rule.as_str()).to_escaped();
+    let rule = escape_text(&outcome.decision.rule);
     // A rule is one line in the audit log; a user gets its hint on a line of its own.
     let (why, hint) = match why.unwrap_or(&rule).split_once("; hint: ") {
         Some((why, hint)) => (why, Some(hint)),
         None => (why.unwrap_or(&rule), None),
     };
     write_wrapped(out, style, "• ", &format!("refused, nothing ran: {why}"));
-    let reasons = outcome.decision.reasons.iter().map(|reason| RawText::from(reason.as_str()).to_escaped());
+    let reasons = outcome.decision.reasons.iter().map(|reason| escape_text(&reason));
     for reason in reasons.filter(|r| !r.split("; hint: ").any(|part| why.ends_with(part))).take(MAX_REASONS_SHOWN) {
         write_wrapped(out, style, "  because ", &reason);
     }

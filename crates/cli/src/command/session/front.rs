@@ -161,10 +161,6 @@ fn take_over(
     let typed = RunArgs {
         terms,
         session: Some(post.session.to_string()),
-        detach: false,
-        interactive: false,
-        tty: false,
-        timings: false,
         json: match asked.report {
             OutcomeDestination::Nowhere => None,
             OutcomeDestination::StandardOutput => Some(None),
@@ -174,6 +170,7 @@ fn take_over(
             script: asked.script.map(|script| script.as_os_str().to_owned()),
             words: asked.words.iter().map(|word| word.as_os_str().to_owned()).collect(),
         },
+        ..RunArgs::default()
     };
     Ok((typed, asked.umask))
 }
