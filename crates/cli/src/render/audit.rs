@@ -113,7 +113,7 @@ fn left_behind(staged: Option<&StagedChanges>, kept_for_undo: u64, project_files
     let undo = if kept_for_undo == 0 { "" } else { ", its changes can be undone" };
     let files = match project_files {
         0 => String::new(),
-        count => format!(", it wrote {} of code for later", count_noun(count as usize, "file")),
+        count => format!(", it wrote {} of code for later", count_noun(count, "file")),
     };
     staged + undo + &files
 }
@@ -189,8 +189,7 @@ fn format_end(status: FinalStatus, exit_code: Option<i32>, signal: Option<i32>) 
 /// Formats the result of a successful verification. `earlier` are the anchors of logs that were
 /// moved away or removed.
 pub fn format_verification(found: &VerifyReport, earlier: &[&LogAnchor]) -> String {
-    let entries = usize::try_from(found.entries).unwrap_or(usize::MAX);
-    let mut out = format!("the record holds: {}, head {}\n", count_noun(entries, "event"), found.head.1);
+    let mut out = format!("the record holds: {}, head {}\n", count_noun(found.entries, "event"), found.head.1);
     out += &match (found.signed, found.anchored) {
         (None, _) => {
             "• not signed and not anchored, because an earlier version wrote it: the next run does both\n".into()
@@ -201,11 +200,11 @@ pub fn format_verification(found: &VerifyReport, earlier: &[&LogAnchor]) -> Stri
         }
     };
     if found.lost > 0 {
-        let lost = count_noun(usize::try_from(found.lost).unwrap_or(usize::MAX), "event");
+        let lost = count_noun(found.lost, "event");
         out += &format!("• {lost} lost when the machine stopped, before the disk had them\n");
     }
     for anchor in earlier {
-        let events = count_noun(usize::try_from(anchor.seq).unwrap_or(usize::MAX), "event");
+        let events = count_noun(anchor.seq, "event");
         out +=
             &format!("• another log of {events} was here, and was moved away or removed; its head {}\n", anchor.hash);
     }

@@ -103,20 +103,20 @@ fn meant_by(path: &str, typed: &str) -> Option<&'static str> {
 
 /// Formats the failure and its cause, then the hint on a line of its own.
 pub fn format_error(failure: &CliError, style: TextLayout) -> String {
-    let mut out = format_labelled("error: ", SgrColor::Red, &failure.what, style);
+    let mut out = String::new();
+    write_labelled(&mut out, style, ("error: ", SgrColor::Red), &failure.what);
     if let Some(hint) = &failure.hint {
-        out += &format_labelled("hint: ", SgrColor::Cyan, hint, style);
+        write_labelled(&mut out, style, ("hint: ", SgrColor::Cyan), hint);
     }
     out
 }
 
-fn format_labelled(label: &str, color: SgrColor, text: &str, style: TextLayout) -> String {
-    let mut out = String::new();
-    write_wrapped(&mut out, style, label, text);
-    match out.strip_prefix(label) {
-        Some(rest) => style.paint_text(color, label.trim_end()) + " " + rest,
-        None => out,
-    }
+/// Writes a wrapped text behind a label in colour. The label is painted last, because colour sequences have no
+/// width.
+pub fn write_labelled(out: &mut String, style: TextLayout, (label, color): (&str, SgrColor), text: &str) {
+    let mut lines = String::new();
+    write_wrapped(&mut lines, style, label, text);
+    *out += &lines.replacen(label.trim(), &style.paint_text(color, label.trim()), 1);
 }
 
 #[cfg(test)]

@@ -145,7 +145,8 @@ pub fn escape_text(text: &str) -> String {
 }
 
 /// Formats a number with a noun: `1 grant`, `2 grants`.
-pub fn count_noun(count: usize, noun: &str) -> String {
+pub fn count_noun(count: impl TryInto<usize>, noun: &str) -> String {
+    let count = count.try_into().unwrap_or(usize::MAX);
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 

@@ -143,7 +143,7 @@ pub fn format_table(reached: &HostStatistics) -> String {
         let _ = writeln!(out, "{name:wide$}  {connections:>11}  {failed:>6}  {refused:>7}  {up:>10}  {down:>10}");
     }
     if reached.left_out > 0 {
-        let _ = writeln!(out, "and {} to further hosts", counted_big(reached.left_out, "connection"));
+        let _ = writeln!(out, "and {} to further hosts", count_noun(reached.left_out, "connection"));
     }
     for known in &reached.refused {
         let times = if known.times > 1 { format!(", {} times", known.times) } else { String::new() };
@@ -151,13 +151,9 @@ pub fn format_table(reached: &HostStatistics) -> String {
         let _ = writeln!(out, "refused: {}   ({rule}{times})", known.object.to_escaped());
     }
     if reached.refused_left_out > 0 {
-        let _ = writeln!(out, "and {} of further hosts", counted_big(reached.refused_left_out, "refusal"));
+        let _ = writeln!(out, "and {} of further hosts", count_noun(reached.refused_left_out, "refusal"));
     }
     out
-}
-
-fn counted_big(count: u64, noun: &str) -> String {
-    count_noun(usize::try_from(count).unwrap_or(usize::MAX), noun)
 }
 
 /// Formats a size for a user: `12 B`, `1.2 KiB`, `3.0 GiB`.

@@ -39,13 +39,8 @@ pub fn format_file(path: &Path, settings: &PolicySettings) -> String {
 pub fn format_settings(lines: &[Setting]) -> String {
     let mut out = String::new();
     for line in lines {
-        let _ = writeln!(
-            out,
-            "{} = {}    # {}",
-            escape_text(&line.key),
-            escape_text(&line.value),
-            escape_text(&line.origin.to_string())
-        );
+        let (key, value) = (escape_text(&line.key), escape_text(&line.value));
+        let _ = writeln!(out, "{key} = {value}    # {}", escape_text(&line.origin.to_string()));
     }
     out
 }
@@ -128,13 +123,8 @@ pub fn failed_examples(path: &Path, report: &ExampleReport) -> String {
         let fault = result.fault.as_deref().unwrap_or_default();
         let file = RawText::from(path).to_escaped();
         let _ = writeln!(out, "{file}{place}: `{}`: {}", escape_text(&result.subject), escape_text(fault));
-        let decided = result.decision.verdict;
-        let _ = writeln!(
-            out,
-            "  expected {}, decided {decided} by {}",
-            result.expected,
-            escape_text(&result.decision.rule)
-        );
+        let (decided, rule) = (result.decision.verdict, escape_text(&result.decision.rule));
+        let _ = writeln!(out, "  expected {}, decided {decided} by {rule}", result.expected);
     }
     out
 }
@@ -144,25 +134,15 @@ pub fn format_coverage(settings: &PolicySettings, report: &ExampleReport, percen
     let mut out = String::new();
     for (rule, count) in settings.rules().zip(&report.spoken) {
         if *count == 0 {
-            let origin = rule.origin.to_string();
-            let _ = writeln!(
-                out,
-                "not reached: {} {}    # {}",
-                rule.effect,
-                escape_text(&rule.label()),
-                escape_text(&origin)
-            );
+            let (label, origin) = (escape_text(&rule.label()), escape_text(&rule.origin.to_string()));
+            let _ = writeln!(out, "not reached: {} {label}    # {origin}", rule.effect);
         }
     }
     let failed = report.failed_results().count();
     let reached = report.spoken.iter().filter(|count| **count > 0).count();
     let held = report.results.len() - failed;
-    let _ = writeln!(
-        out,
-        "{} held, {failed} failed; {reached} of {} reached ({percent} %)",
-        count_noun(held, "example"),
-        count_noun(report.spoken.len(), "rule"),
-    );
+    let (held, rules) = (count_noun(held, "example"), count_noun(report.spoken.len(), "rule"));
+    let _ = writeln!(out, "{held} held, {failed} failed; {reached} of {rules} reached ({percent} %)");
     out
 }
 

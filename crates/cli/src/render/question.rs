@@ -90,12 +90,8 @@ fn write_held_call(out: &mut String, question: &ApprovalQuestion, style: TextLay
     write_wrapped(out, style, "  command  ", &quote_part(&question.command));
     write_grants(out, grants, style);
     if grants.iter().any(Grant::is_answer_only) {
-        write_wrapped(
-            out,
-            style,
-            "           ",
-            "a yes is one to all of that kind, whatever its arguments, until the run ends",
-        );
+        let text = "a yes is one to all of that kind, whatever its arguments, until the run ends";
+        write_wrapped(out, style, "           ", text);
     }
     if let Some(offer) = question.group_offered() {
         let hosts: Vec<String> = offer.grants.iter().filter_map(Grant::targets).map(ToString::to_string).collect();
@@ -122,12 +118,8 @@ fn write_held_call(out: &mut String, question: &ApprovalQuestion, style: TextLay
 /// Formats all grants of a yes: a grant that was not shown is never given.
 fn write_grants(out: &mut String, grants: &[Grant], style: TextLayout) {
     for grant in grants {
-        write_wrapped(
-            out,
-            style,
-            "  grant    ",
-            &shorten_text(&compact_escaped(&grant.to_string()), MAX_GRANT_COLUMNS),
-        );
+        let text = shorten_text(&compact_escaped(&grant.to_string()), MAX_GRANT_COLUMNS);
+        write_wrapped(out, style, "  grant    ", &text);
     }
 }
 
@@ -192,16 +184,8 @@ pub fn still_held(count: usize, longest_ms: u64, style: TextLayout) -> String {
     let mut out = String::new();
     // A call that was held just now is in the question itself.
     if count > 1 && longest_ms >= 1_000 {
-        write_wrapped(
-            &mut out,
-            style,
-            "• ",
-            &format!(
-                "still held: {}, since {}",
-                count_noun(count, "call"),
-                format_duration(longest_ms / 1_000 * 1_000)
-            ),
-        );
+        let (calls, since) = (count_noun(count, "call"), format_duration(longest_ms / 1_000 * 1_000));
+        write_wrapped(&mut out, style, "• ", &format!("still held: {calls}, since {since}"));
     }
     out
 }

@@ -19,8 +19,7 @@ const MAX_HELD_SHOWN: usize = 20;
 
 /// Describes the staged changes in a few words.
 pub fn describe_waiting(staged: &StagedChanges) -> String {
-    let count = usize::try_from(staged.changes).unwrap_or(usize::MAX);
-    format!("{} staged in {}", count_noun(count, "path"), staged.stage)
+    format!("{} staged in {}", count_noun(staged.changes, "path"), staged.stage)
 }
 
 /// Formats one stage on one line.
@@ -178,12 +177,8 @@ fn format_hunk(hunk: &DiffHunk) -> String {
 pub fn format_commit(committed: &CommitResult, id: &str, style: TextLayout) -> String {
     let mut out = format!("{} committed\n", count_noun(committed.paths.len(), "path"));
     for held in committed.held.iter().take(MAX_HELD_SHOWN) {
-        write_wrapped(
-            &mut out,
-            style,
-            "• ",
-            &format!("left in the stage: {}   ({})", format_path(&held.path), obstacle_reason(&held.why)),
-        );
+        let (path, why) = (format_path(&held.path), obstacle_reason(&held.why));
+        write_wrapped(&mut out, style, "• ", &format!("left in the stage: {path}   ({why})"));
     }
     if committed.held.len() > MAX_HELD_SHOWN {
         out += &format!("• and {} more\n", committed.held.len() - MAX_HELD_SHOWN);

@@ -198,9 +198,9 @@ fn pass_on(caller: &SessionChannel, job: &ClientJob) {
         let SessionMessage::Signal(number) = word else { break };
         FORWARDED_SIGNALS.into_iter().filter(|signal| signal.as_raw() == number).for_each(raise);
         // Any message means that the job runs, because a stopped job passes no signal on.
-        job.goes_on();
+        job.become_state(JobState::Running);
     }
-    job.is_gone();
+    job.become_state(JobState::Gone);
     DISCONNECT_SIGNALS.into_iter().for_each(raise);
 }
 
@@ -229,14 +229,6 @@ impl ClientJob {
         }
         *state = JobState::Stopped;
         let _running = self.changed.wait_while(state, |state| *state == JobState::Stopped);
-    }
-
-    fn goes_on(&self) {
-        self.become_state(JobState::Running);
-    }
-
-    fn is_gone(&self) {
-        self.become_state(JobState::Gone);
     }
 
     fn become_state(&self, wanted: JobState) {
