@@ -6,7 +6,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::LazyLock;
 
 use crate::data::table_rows;
-use crate::targets::shares_prefix;
 
 /// First address, number of bits, kind of the addresses.
 static SPECIAL_BLOCKS: LazyLock<Vec<(IpAddr, u8, &str)>> =
@@ -51,6 +50,27 @@ fn special_v6(address: Ipv6Addr) -> Option<&'static str> {
         // Of all other addresses, only 2000::/3 is allocated.
         [first, ..] if first >> 13 != 1 => Some("not given out"),
         _ => None,
+    }
+}
+
+/// Returns whether two addresses of one family share their first `bits` bits.
+pub(crate) fn shares_prefix(first: IpAddr, address: IpAddr, bits: u8) -> bool {
+    match (first, address) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= u32::from(bits),
+        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= u32::from(bits),
+        _ => false,
+    }
+}
+
+/// Returns the last address of a block.
+pub(crate) fn last_of(first: IpAddr, bits: u8) -> IpAddr {
+    match first {
+        IpAddr::V4(first) => {
+            Ipv4Addr::from_bits(first.to_bits() | u32::MAX.checked_shr(bits.into()).unwrap_or(0)).into()
+        }
+        IpAddr::V6(first) => {
+            Ipv6Addr::from_bits(first.to_bits() | u128::MAX.checked_shr(bits.into()).unwrap_or(0)).into()
+        }
     }
 }
 
@@ -120,7 +140,7 @@ mod tests {
     #[test]
     fn the_edges_of_each_block() {
         for (first, bits, what) in SPECIAL_BLOCKS.iter() {
-            let last = crate::targets::last_of(*first, *bits);
+            let last = last_of(*first, *bits);
             assert!(special_address(*first).is_some() && special_address(last).is_some(), "{first} {what}");
             assert!(block_kind(*first).is_some() && block_kind(last).is_some(), "{first} {what}");
         }

@@ -9,8 +9,9 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::network::HostError;
+use crate::special::{last_of, shares_prefix, special_address};
 use crate::text_form::text_form;
-use crate::{Host, HostName, NetworkTarget, special_address};
+use crate::{Host, HostName, NetworkTarget};
 
 /// Pattern of hosts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -113,15 +114,6 @@ fn strip_parent<'a>(parent: &HostName, name: &'a HostName) -> Option<&'a str> {
     name.as_str().strip_suffix(parent.as_str())?.strip_suffix('.').filter(|head| !head.is_empty())
 }
 
-/// Returns whether two addresses of one family share their first `bits` bits.
-pub(crate) fn shares_prefix(first: IpAddr, address: IpAddr, bits: u8) -> bool {
-    match (first, address) {
-        (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= u32::from(bits),
-        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= u32::from(bits),
-        _ => false,
-    }
-}
-
 impl HostPattern {
     /// Returns the name beneath which the hosts of `*.NAME` and `**.NAME` are.
     pub fn parent(&self) -> Option<&HostName> {
@@ -149,18 +141,6 @@ impl HostPattern {
                 kind.is_some() && kind == special_address(last_of(*first, *bits))
             }
             Self::Any | Self::Beneath(_) | Self::AnywhereBeneath(_) => false,
-        }
-    }
-}
-
-/// Returns the last address of a block.
-pub(crate) fn last_of(first: IpAddr, bits: u8) -> IpAddr {
-    match first {
-        IpAddr::V4(first) => {
-            Ipv4Addr::from_bits(first.to_bits() | u32::MAX.checked_shr(bits.into()).unwrap_or(0)).into()
-        }
-        IpAddr::V6(first) => {
-            Ipv6Addr::from_bits(first.to_bits() | u128::MAX.checked_shr(bits.into()).unwrap_or(0)).into()
         }
     }
 }
