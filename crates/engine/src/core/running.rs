@@ -191,7 +191,8 @@ impl RequestCore {
             }
             CoreInput::Withdrawn(id) => self.on_withdrawn(&mut live, id),
             CoreInput::Answered { digest, answer, by } => {
-                if self.on_held_answered(&mut live, &digest, answer, by) {
+                let ends = self.on_held_answered(&mut live, &digest, answer, by);
+                if ends {
                     self.ask_to_end(&mut live, SIGTERM, StopReason::Aborted);
                 }
             }
