@@ -96,7 +96,7 @@ fn write_level(out: &mut String, found: &LevelFinding, style: TextLayout) {
         write_wrapped(out, style, "  because  ", &because.join(": "));
     }
     if let Some(hint) = &found.hint {
-        write_wrapped(out, style, "  hint: ", &escape_text(&hint));
+        write_wrapped(out, style, "  hint: ", &escape_text(hint));
     }
 }
 

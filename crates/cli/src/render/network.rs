@@ -30,7 +30,7 @@ pub fn format_connection(record: &ConnectionRecord) -> String {
     }
     text += &format!(", {}, {}", format_duration(record.duration_ms), end_name(record.end));
     if let Some(why) = &record.why {
-        text += &format!(": {}", escape_text(&why));
+        text += &format!(": {}", escape_text(why));
     }
     if let Some(name) = record.tls_name.as_ref().filter(|name| name.as_bytes() != host_bytes(record)) {
         text += &format!(", TLS name {}", name.to_escaped());

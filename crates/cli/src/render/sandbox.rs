@@ -31,7 +31,7 @@ pub fn format_details(record: &SandboxRecord) -> String {
         let _ = writeln!(out, "{name:<10} {value}");
     };
     line("id", record.id.as_str());
-    let why = record.why.as_ref().map(|why| format!(": {}", escape_text(&why)));
+    let why = record.why.as_ref().map(|why| format!(": {}", escape_text(why)));
     line("state", &format!("{}{}", record.state, why.unwrap_or_default()));
     line("made by", record.backend.as_deref().unwrap_or("-"));
     if let Some(runtime) = &spec.runtime {
@@ -74,7 +74,7 @@ pub fn left_out(left_out: &[OmittedObject]) -> String {
     let mut out = String::new();
     for OmittedObject { path, why, .. } in left_out.iter().take(MAX_OMITTED_SHOWN) {
         // Writing to a String cannot fail.
-        let _ = writeln!(out, "• left out: {path} ({})", escape_text(&why));
+        let _ = writeln!(out, "• left out: {path} ({})", escape_text(why));
     }
     if left_out.len() > MAX_OMITTED_SHOWN {
         let _ = writeln!(out, "• left out: {} more", left_out.len() - MAX_OMITTED_SHOWN);
@@ -193,7 +193,7 @@ pub fn format_usage(row: &SandboxUsageRow) -> String {
 pub fn format_command(command: &CommandRecord) -> String {
     let CommandRecord { request, user, text, started_ms, ended_ms, .. } = command;
     let took = format_duration(ended_ms.saturating_sub(*started_ms));
-    let text = escape_text(&text);
+    let text = escape_text(text);
     format!("{}  {request}  {user}  {}  {took}  {text}\n", format_utc(*started_ms), format_end(command))
 }
 

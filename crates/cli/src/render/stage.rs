@@ -201,7 +201,7 @@ pub fn format_commit(committed: &CommitResult, id: &str, style: TextLayout) -> S
 
 fn obstacle_reason(why: &HoldReason) -> String {
     match why {
-        HoldReason::Protected { rule, .. } => escape_text(&rule),
+        HoldReason::Protected { rule, .. } => escape_text(rule),
         HoldReason::Special(what) => (*what).to_owned(),
     }
 }

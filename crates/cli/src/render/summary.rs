@@ -371,7 +371,7 @@ fn write_refused_run(out: &mut String, outcome: &RunOutcome, why: Option<&str>, 
         None => (why.unwrap_or(&rule), None),
     };
     write_note(out, style, &format!("refused, nothing ran: {why}"));
-    let reasons = outcome.decision.reasons.iter().map(|reason| escape_text(&reason));
+    let reasons = outcome.decision.reasons.iter().map(|reason| escape_text(reason));
     for reason in reasons.filter(|r| !r.split("; hint: ").any(|part| why.ends_with(part))).take(MAX_REASONS_SHOWN) {
         write_wrapped(out, style, "  because ", &reason);
     }
