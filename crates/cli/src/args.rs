@@ -89,7 +89,7 @@ pub enum CliCommand {
 }
 
 /// The command: either words or a script.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 #[group(id = "subject", multiple = false)]
 pub struct CommandArgs {
     /// A script for `bash -c`, instead of CMD.
@@ -101,7 +101,7 @@ pub struct CommandArgs {
 }
 
 /// `stockade run`.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 #[command(args_override_self = true)]
 #[command(override_usage = "stockade run [OPTIONS] -- CMD [ARG]...\n       stockade run [OPTIONS] -c SCRIPT")]
 pub struct RunArgs {
@@ -137,7 +137,7 @@ pub struct RunArgs {
 }
 
 /// Options of a run.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
     /// The profile to run with: `read-only`, `strict`, `workspace`, or one from the configuration.
     #[arg(long, value_name = "P")]
@@ -191,7 +191,7 @@ pub struct RunOptions {
 }
 
 /// `stockade check`.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 #[command(
     override_usage = "stockade check [OPTIONS] -- CMD [ARG]...\n       stockade check [OPTIONS] -c SCRIPT\n       stockade check [OPTIONS] --jsonl"
 )]

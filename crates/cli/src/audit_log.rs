@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use stockade_audit::{AnchorState, AuditLogWriter, BootId, LineHash, LogAnchor, LogOpenError};
 use stockade_engine::seams::{EventRecorder, RecordError};
-use stockade_model::Event;
+use stockade_model::{Event, EventKind, RequestId, SessionId};
 use stockade_store::anchors::{AnchorRecord, AnchorStore};
 
 use crate::command::now_ms;
@@ -50,6 +50,12 @@ impl AuditLog {
             let what = format!("the end of the audit log is not noted in the store: {failure}");
             crate::print_error(&CliError::new(what).or_hint(failure.hint));
         }
+    }
+
+    /// Records an event that belongs to a request, durably.
+    pub fn record_now(&self, request: RequestId, session: Option<SessionId>, kind: EventKind) -> Result<(), CliError> {
+        self.log.append_event(&Event { time_ms: now_ms(), request, session, kind })?;
+        Ok(self.log.commit_lines()?)
     }
 
     fn try_move_anchor(&self) -> Result<(), CliError> {

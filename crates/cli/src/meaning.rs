@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use stockade_model::{
-    ApprovalMode, Grant, IsolationLevel, LimitKind, Limits, RawText, RequestCommand, RequestId, RunRequest, SandboxId,
+    Grant, IsolationLevel, LimitKind, Limits, RawText, RequestCommand, RequestId, RunRequest, SandboxId,
     SandboxPreference, SessionId, shell_quoted,
 };
 
@@ -40,24 +40,8 @@ pub struct ResolvedArgs {
     pub limits: Limits,
     /// The session.
     pub session: Option<SessionId>,
-    /// The profile, if one was named.
-    pub profile: Option<String>,
-    /// The mode, if one was named.
-    pub mode: Option<ApprovalMode>,
-    /// The level, if one was named.
-    pub level: Option<IsolationLevel>,
-    /// True if writes in the workspace are staged, even if the profile does not stage them.
-    pub stage: bool,
-    /// True if changes in the workspace can be undone, even if the profile does not enable undo.
-    pub undo: bool,
-    /// True if reads are recorded.
-    pub trace: bool,
-    /// The sandbox requirement.
-    pub sandbox: SandboxPreference,
-    /// Wall-clock limit.
-    pub timeout: Option<Duration>,
-    /// Time-out for the answer to a question.
-    pub approval_timeout: Option<Duration>,
+    /// The other options, as typed.
+    pub terms: RunOptions,
 }
 
 impl ResolvedArgs {
@@ -82,15 +66,7 @@ impl ResolvedArgs {
             grants,
             limits: combine_limits(&terms.limits),
             session,
-            profile: terms.profile,
-            mode: terms.mode,
-            level: terms.level.map(IsolationLevel::from),
-            stage: terms.stage,
-            undo: terms.undo,
-            trace: terms.trace,
-            sandbox: terms.sandbox.map(SandboxPreference::from).unwrap_or_default(),
-            timeout: terms.timeout,
-            approval_timeout: terms.approval_timeout,
+            terms,
         })
     }
 
@@ -112,15 +88,7 @@ impl ResolvedArgs {
             cwd,
             limits: Limits::default(),
             session: None,
-            profile: typed.profile,
-            mode: typed.mode,
-            level: None,
-            stage: false,
-            undo: false,
-            trace: false,
-            sandbox: SandboxPreference::Auto,
-            timeout: None,
-            approval_timeout: None,
+            terms: RunOptions { profile: typed.profile, mode: typed.mode, ..RunOptions::default() },
         })
     }
 
@@ -144,13 +112,13 @@ impl ResolvedArgs {
             cwd: self.cwd.as_path().into(),
             workspace: self.workspace.as_path().into(),
             environment,
-            profile: self.profile.clone().unwrap_or_else(|| settings.profile.value.clone()),
+            profile: self.terms.profile.clone().unwrap_or_else(|| settings.profile.value.clone()),
             grants: self.all_grants(),
             requested: subtract_grants(self.requested.clone(), &self.grants),
-            level: self.level.unwrap_or(settings.level.value),
-            approval_mode: self.mode.unwrap_or(settings.approval_mode.value),
-            sandbox: self.sandbox,
-            timeout_ms: self.timeout.map(to_milliseconds),
+            level: self.terms.level.map_or(settings.level.value, IsolationLevel::from),
+            approval_mode: self.terms.mode.unwrap_or(settings.approval_mode.value),
+            sandbox: self.terms.sandbox.map(SandboxPreference::from).unwrap_or_default(),
+            timeout_ms: self.terms.timeout.map(to_milliseconds),
             limits: self.limits.clone(),
             caller_approval: None,
         }

@@ -182,7 +182,7 @@ pub struct SandboxCreateArgs {
 }
 
 /// Options of one command in a sandbox.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct SandboxExecOptions {
     /// A grant to add without a question, e.g. 'connect pypi.org:443', or a group of hosts, e.g.
     /// @npm. It counts as your own yes; may be repeated.

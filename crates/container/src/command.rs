@@ -21,7 +21,7 @@ use stockade_model::{
     AttemptPlan, Denial, EgressRules, EnforcementReport, Grant, IsolationLevel, LayerReport, LayerState, Profile,
     RawText, SandboxId,
 };
-use stockade_native::served_ports;
+use stockade_native::{own_umask, served_ports};
 use tokio::sync::watch;
 
 use crate::carry::{StreamEndCondition, end_signal_pipe};
@@ -380,7 +380,7 @@ impl Backend for ContainerCommandBackend {
         events: AttemptEventSender,
     ) -> Result<Box<dyn Attempt>, StartError> {
         self.demand_possible(plan)?;
-        let umask = read_umask().map_err(|error| unready_error(&error))?;
+        let umask = own_umask().map_err(|error| unready_error(&error))?;
         let line = Arc::new(self.start_launcher(message_bytes(*io))?);
         let outside = HostEgress::for_plan(
             plan,
@@ -421,14 +421,6 @@ fn with_complaint(error: StartError, complaint: &str) -> StartError {
     }
     let complaint: String = complaint.chars().filter(|c| !c.is_control()).collect();
     StartError { what: format!("{}; its launcher said: {complaint}", error.what), ..error }
-}
-
-/// Returns the file mode creation mask of this process, without setting it, because the process may
-/// have threads.
-fn read_umask() -> io::Result<u32> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let mask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
-    mask.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Attempt in a container.

@@ -24,6 +24,7 @@ use std::thread;
 use rustix::fs::{Access, Mode, access};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, umask};
+use serde::de::DeserializeOwned;
 use stockade_engine::remote::{AttemptMessage, AttemptOrder, EngineMessage, serve_attempt};
 use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, Backend, StdioMode};
 use stockade_native::{EnclosedBackend, NativeBackend};
@@ -79,14 +80,19 @@ pub fn reap_orphans() -> io::Result<()> {
 /// # Errors
 /// [`io::Error`] if the engine sends invalid data, or is gone.
 pub fn serve_command() -> io::Result<()> {
-    let from = fcntl_dupfd_cloexec(rustix::stdio::stdin(), FIRST_FREE_DESCRIPTOR)?;
     let to = fcntl_dupfd_cloexec(rustix::stdio::stdout(), FIRST_FREE_DESCRIPTOR)?;
     let way = Arc::new(EngineChannel { to: Mutex::new(to) });
+    let (order, frames) = receive_order()?;
+    run_command(order, frames, &way)
+}
+
+/// Reads the order, which is the first message on standard input.
+fn receive_order<T: DeserializeOwned>() -> io::Result<(T, EngineFrameReader)> {
+    let from = fcntl_dupfd_cloexec(rustix::stdio::stdin(), FIRST_FREE_DESCRIPTOR)?;
     let mut frames =
         EngineFrameReader { from, decoder: FrameDecoder::new(MAX_MESSAGE_BYTES), buffer: vec![0; READ_BYTES] };
     let Some(ChannelFrame::Message(order)) = frames.next()? else { return Err(io::ErrorKind::UnexpectedEof.into()) };
-    let order: LauncherOrder = serde_json::from_slice(&order)?;
-    run_command(order, frames, &way)
+    Ok((serde_json::from_slice(&order)?, frames))
 }
 
 /// Returns whether the kernel, which may be the runtime's own, has the features for level
@@ -112,11 +118,7 @@ fn own_directories() -> Vec<PathBuf> {
 /// # Errors
 /// [`io::Error`] if the engine is gone, or sends invalid data.
 pub fn report_features() -> io::Result<()> {
-    let from = fcntl_dupfd_cloexec(rustix::stdio::stdin(), FIRST_FREE_DESCRIPTOR)?;
-    let mut frames =
-        EngineFrameReader { from, decoder: FrameDecoder::new(MAX_MESSAGE_BYTES), buffer: vec![0; READ_BYTES] };
-    let Some(ChannelFrame::Message(order)) = frames.next()? else { return Err(io::ErrorKind::UnexpectedEof.into()) };
-    let order: ProbeOrder = serde_json::from_slice(&order)?;
+    let (order, _) = receive_order::<ProbeOrder>()?;
     let reached = order.hidden.iter().filter_map(|path| find_reachable(path.as_path())).collect();
     let found = ContainerFeatures {
         native_walls: has_native_walls(),

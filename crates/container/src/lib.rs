@@ -39,6 +39,7 @@ mod standing;
 mod verified;
 
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use images::{PullProgress, PullProgressSink};
 pub use sandbox::{ContainerEngineInfo, ContainerSandboxes};
@@ -75,4 +76,9 @@ pub struct ContainerSettings {
     pub accounts: PathBuf,
     /// Owner of the list of sandboxes: containers of another owner are never touched.
     pub owner: String,
+}
+
+/// Locks a mutex; data that a panicked thread left is used as it is.
+fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

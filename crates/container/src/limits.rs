@@ -68,13 +68,8 @@ impl LimitEnforcer {
 /// # Errors
 /// [`StartError`] for the first of them.
 pub(crate) fn demand_held(limits: &Limits) -> Result<(), StartError> {
-    match limits.iter_limits().find(|(limit, _)| *limit == LimitKind::Io) {
-        Some((limit, amount)) => Err(StartError {
-            what: format!("a container cannot hold the limit {limit} {}", limit.format_amount(amount)),
-            hint: Some(format!("leave {limit} out, or make a native sandbox")),
-        }),
-        None => Ok(()),
-    }
+    let wanted = limits.iter_limits().find(|(limit, _)| *limit == LimitKind::Io);
+    refuse_limit(wanted, "a container cannot hold the limit LIMIT", "leave NAME out, or make a native sandbox")
 }
 
 /// Refuses limits that were requested explicitly and that nothing enforces without the native
@@ -83,16 +78,9 @@ pub(crate) fn demand_held(limits: &Limits) -> Result<(), StartError> {
 /// # Errors
 /// [`StartError`] for the first of them.
 pub(crate) fn demand_held_without_walls(limits: &Limits) -> Result<(), StartError> {
-    match limits.iter_limits().find(|(limit, _)| matches!(limit, LimitKind::CpuTime | LimitKind::Inodes)) {
-        Some((limit, amount)) => Err(StartError {
-            what: format!(
-                "the limit {limit} {} cannot be held where the kernel has no Landlock",
-                limit.format_amount(amount)
-            ),
-            hint: Some(format!("leave {limit} out, or take another runtime")),
-        }),
-        None => Ok(()),
-    }
+    let wanted = limits.iter_limits().find(|(limit, _)| matches!(limit, LimitKind::CpuTime | LimitKind::Inodes));
+    let what = "the limit LIMIT cannot be held where the kernel has no Landlock";
+    refuse_limit(wanted, what, "leave NAME out, or take another runtime")
 }
 
 /// Refuses limits of one command that are lower than its sandbox's, if nothing in the container
@@ -105,16 +93,17 @@ pub(crate) fn demand_no_lower(of_sandbox: &Limits, of_command: &Limits) -> Resul
         |limit| matches!(LimitEnforcer::for_limit(limit, false), LimitEnforcer::Clock | LimitEnforcer::Capture);
     let mut lower =
         of_command.iter_limits().filter(|(limit, amount)| of_sandbox.get(*limit).is_none_or(|all| all > *amount));
-    match lower.find(|(limit, _)| !is_held(*limit)) {
-        Some((limit, amount)) => Err(StartError {
-            what: format!(
-                "the limit {limit} {} cannot be held for one command of this sandbox",
-                limit.format_amount(amount)
-            ),
-            hint: Some(format!("make a sandbox with it, or leave {limit} out")),
-        }),
-        None => Ok(()),
-    }
+    let what = "the limit LIMIT cannot be held for one command of this sandbox";
+    refuse_limit(lower.find(|(limit, _)| !is_held(*limit)), what, "make a sandbox with it, or leave NAME out")
+}
+
+/// Refuses a limit, if there is one. In the texts, LIMIT stands for it and its amount, and NAME for it alone.
+fn refuse_limit(refused: Option<(LimitKind, u64)>, what: &str, hint: &str) -> Result<(), StartError> {
+    let Some((limit, amount)) = refused else { return Ok(()) };
+    Err(StartError {
+        what: what.replace("LIMIT", &format!("{limit} {}", limit.format_amount(amount))),
+        hint: Some(hint.replace("NAME", limit.name())),
+    })
 }
 
 /// Returns the number of processes that the engine permits in a container.

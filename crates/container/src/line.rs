@@ -6,7 +6,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use bollard::Docker;
@@ -26,6 +26,7 @@ use crate::carry::StdioStreamSet;
 use crate::client::{CALL_TIMEOUT, CallError, ContainerClient};
 use crate::frames::{ChannelFrame, FrameDecoder, FrameError};
 use crate::launcher::CommandLauncher;
+use crate::lock_mutex;
 use crate::outside::HostEgress;
 use crate::passages::TunnelFrameSender;
 
@@ -64,10 +65,6 @@ pub(crate) struct LauncherChannel {
     launcher: CommandLauncher,
     /// True if the sandbox of the command is built, and its end was not reported.
     stands: AtomicBool,
-}
-
-fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Parameters to start a launcher.

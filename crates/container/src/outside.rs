@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use stockade_egress::{
@@ -17,13 +17,15 @@ use stockade_egress::{
 };
 use stockade_engine::{AttemptEvent, AttemptEventSender, HeldAnswer, StartError, WeakEventSender};
 use stockade_model::{
-    AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, EgressRules, Grant, Host, HostName,
-    NetworkTarget, RawText,
+    AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, EgressRules, Host, HostName, NetworkTarget,
+    RawText,
 };
+use stockade_native::powers::PermissionRefusal;
 use stockade_native::reach::EgressReach;
 use tokio::runtime::Handle;
 
 use crate::frames::{ChannelFrame, FrameError};
+use crate::lock_mutex;
 use crate::passages::{TUNNEL_STREAMS_MAX, TunnelFrameSender, TunnelStreamTable};
 use crate::question::{TunnelRequest, TunnelResponse};
 
@@ -54,10 +56,6 @@ enum HostEgressState {
     Open(EgressProxy),
     /// The command has ended.
     Over,
-}
-
-fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl HostEgress {
@@ -161,7 +159,7 @@ impl HostEgress {
         let rule = match self.reach.decide_target(&target) {
             Ok(rule) => rule,
             Err(refusal) => {
-                self.tell_refused(&target, &who, &refusal.rule, refusal.grant);
+                self.tell_refused(&target, &who, &refusal);
                 return self.answer_pending(id, TunnelResponse::Refused { rule: refusal.rule });
             }
         };
@@ -262,7 +260,7 @@ impl HostEgress {
             names: Arc::default(),
             dns: None,
             edge: Arc::clone(&self.edge),
-            namespace: Arc::new(UnusedNamespace),
+            namespace: Arc::new(DisconnectedNamespace),
             judge: Arc::new(ApprovedTargetPolicy(self.reach.clone())),
             sink: Arc::new(move |event| {
                 events.send_event(match event {
@@ -277,23 +275,42 @@ impl HostEgress {
     }
 
     /// Reports a request that the container made without permission.
-    fn tell_refused(&self, target: &NetworkTarget, who: &EgressCaller, rule: &str, grant: Option<Grant>) {
+    fn tell_refused(&self, target: &NetworkTarget, who: &EgressCaller, refusal: &PermissionRefusal) {
         let mut told = lock_mutex(&self.told);
         let object = target.to_string();
         if told.len() >= REPORTED_REFUSALS_MAX || !told.insert(object.clone()) {
             return;
         }
-        self.events.send_event(AttemptEvent::Denied(Denial {
-            operation: DeniedOperation::Connect,
-            object: RawText::from(object),
-            pid: who.pid,
-            program: who.program.clone(),
-            layer: DenialLayer::Network,
-            rule: rule.to_owned(),
-            grant,
-            resolution: DenialResolution::Recorded,
-            count: 1,
-        }));
+        let denial = refusal_denial(&object, refusal);
+        self.events.send_event(AttemptEvent::Denied(Denial { pid: who.pid, program: who.program.clone(), ..denial }));
+    }
+}
+
+/// No network namespace: listeners are handed over, and nothing connects to them.
+pub(crate) struct DisconnectedNamespace;
+
+impl EgressNamespace for DisconnectedNamespace {
+    fn listen_at(&self, _at: SocketAddr) -> io::Result<OwnedFd> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn connecting_socket(&self, _like: SocketAddr) -> io::Result<OwnedFd> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// Returns the denial of a connection, by an unknown process.
+pub(crate) fn refusal_denial(object: &str, refusal: &PermissionRefusal) -> Denial {
+    Denial {
+        operation: DeniedOperation::Connect,
+        object: RawText::from(object),
+        pid: None,
+        program: None,
+        layer: DenialLayer::Network,
+        rule: refusal.rule.clone(),
+        grant: refusal.grant.clone(),
+        resolution: DenialResolution::Recorded,
+        count: 1,
     }
 }
 
@@ -304,19 +321,6 @@ fn remove_request(open: &mut Vec<(u32, Option<PendingDial>)>, id: u32) -> Option
         dialling.detach();
     }
     Some(())
-}
-
-/// Namespace of the egress proxy, in which no program connects to it.
-struct UnusedNamespace;
-
-impl EgressNamespace for UnusedNamespace {
-    fn listen_at(&self, _at: SocketAddr) -> io::Result<OwnedFd> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    fn connecting_socket(&self, _like: SocketAddr) -> io::Result<OwnedFd> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
 }
 
 /// Decides by the approved targets; questions are put by the other end in the container.

@@ -9,7 +9,7 @@ use std::io;
 use std::net::TcpStream;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::set_socket_linger;
@@ -20,6 +20,7 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::frames::{ChannelFrame, FrameError, MAX_DATA_BYTES};
+use crate::lock_mutex;
 
 /// Most connections of a command at once.
 pub(crate) const TUNNEL_STREAMS_MAX: usize = 256;
@@ -64,10 +65,6 @@ struct TunnelStream {
 struct TunnelWindow {
     left: Mutex<usize>,
     changed: Notify,
-}
-
-fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl TunnelWindow {

@@ -11,6 +11,7 @@ use std::time::SystemTime;
 use bollard::models::ContainerInspectResponse;
 use bollard::query_parameters::{CreateContainerOptionsBuilder, ListContainersOptionsBuilder};
 use rustix::process::{getegid, geteuid, getgroups};
+use serde::Serialize;
 use stockade_egress::NameResolver;
 use stockade_engine::{
     GuestSystem, INSIDE_HOME, INSIDE_WORKSPACE, ProviderCapabilities, Sandbox, SandboxError, SandboxEventSender,
@@ -50,14 +51,11 @@ pub struct ContainerSandboxes {
 #[derive(Clone, Debug)]
 struct ContainerEngineConnection {
     client: ContainerClient,
-    version: Option<String>,
-    rootless: bool,
-    runtime: Option<String>,
-    runtimes: Vec<String>,
+    info: ContainerEngineInfo,
 }
 
 /// Properties of an engine.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ContainerEngineInfo {
     /// Version in the engine's own words.
     pub version: Option<String>,
@@ -98,8 +96,7 @@ impl ContainerSandboxes {
     /// # Errors
     /// [`StartError`] with the reason if none does.
     pub fn find_engine(&self) -> Result<ContainerEngineInfo, StartError> {
-        let ContainerEngineConnection { version, rootless, runtime, runtimes, .. } = self.connect_engine()?;
-        Ok(ContainerEngineInfo { version, rootless, runtime, runtimes })
+        Ok(self.connect_engine()?.info)
     }
 
     fn connect_engine(&self) -> Result<ContainerEngineConnection, StartError> {
@@ -116,10 +113,8 @@ impl ContainerSandboxes {
         let mut runtimes: Vec<String> = named.into_keys().collect();
         runtimes.sort_unstable();
         let (version, runtime) = (info.server_version, info.default_runtime);
-        Ok(self
-            .connected
-            .get_or_init(|| ContainerEngineConnection { client, version, rootless, runtime, runtimes })
-            .clone())
+        let info = ContainerEngineInfo { version, rootless, runtime, runtimes };
+        Ok(self.connected.get_or_init(|| ContainerEngineConnection { client, info }).clone())
     }
 
     fn unsupported_error(&self, what: &'static str, why: impl Into<String>) -> SandboxError {
@@ -150,13 +145,13 @@ impl ContainerSandboxes {
     /// Checks the runtime. Podman's API accepts none, because its service was started with one.
     fn demand_runtime(&self, connected: &ContainerEngineConnection, plan: &SandboxPlan) -> Result<(), SandboxError> {
         let Some(wanted) = plan.runtime.as_ref().map(RuntimeName::as_str) else { return Ok(()) };
-        let own = connected.runtime.as_deref();
-        if own == Some(wanted) || connected.runtimes.iter().any(|runtime| runtime == wanted) {
+        let own = connected.info.runtime.as_deref();
+        if own == Some(wanted) || connected.info.runtimes.iter().any(|runtime| runtime == wanted) {
             return Ok(());
         }
         let why = match self.kind {
             ContainerEngineKind::Docker => {
-                let known = connected.runtimes.join(", ");
+                let known = connected.info.runtimes.join(", ");
                 format!("{wanted} is none of those it has ({known}); others are named in its daemon.json")
             }
             ContainerEngineKind::Podman => {
@@ -223,7 +218,7 @@ impl ContainerSandboxes {
             owner: &self.settings.owner,
             user,
             filter: &filter,
-            rootless: connected.rootless && self.kind == ContainerEngineKind::Podman,
+            rootless: connected.info.rootless && self.kind == ContainerEngineKind::Podman,
         };
         let body = create_request(plan, around);
         let options = CreateContainerOptionsBuilder::new().name(&container_name(&plan.id)).build();
@@ -416,7 +411,7 @@ fn user_of(
 ) -> Result<ContainerUser, StartError> {
     // An engine of an ordinary user maps that user to root of its containers, unless it maps the
     // user to itself.
-    if connected.rootless && kind == ContainerEngineKind::Docker {
+    if connected.info.rootless && kind == ContainerEngineKind::Docker {
         return Ok(ContainerUser { user: 0, group: 0 });
     }
     let (caller, own) = (geteuid(), getegid().as_raw());

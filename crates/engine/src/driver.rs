@@ -321,8 +321,7 @@ impl RequestDriver<'_> {
         let mut events = Vec::new();
         for output in outputs {
             if let CoreOutput::Record(kind) = output {
-                let (request, session) = (self.request.id.clone(), self.request.session.clone());
-                events.push(Event { time_ms: self.engine.clock.wall_ms(), request, session, kind: *kind });
+                events.push(self.stamp_event(*kind));
                 continue;
             }
             if !self.write_events(&mut events) {
@@ -335,6 +334,11 @@ impl RequestDriver<'_> {
         }
         self.write_events(&mut events);
         None
+    }
+
+    fn stamp_event(&self, kind: EventKind) -> Event {
+        let (request, session) = (self.request.id.clone(), self.request.session.clone());
+        Event { time_ms: self.engine.clock.wall_ms(), request, session, kind }
     }
 
     fn write_events(&mut self, events: &mut Vec<Event>) -> bool {
@@ -514,9 +518,7 @@ impl RequestDriver<'_> {
         };
         let (endpoint, body) = (request.endpoint.clone(), request.body.clone());
         let kind = EventKind::ReviewSent { digest: digest.clone(), by: by.clone(), endpoint, request: body };
-        let (id, session) = (self.request.id.clone(), self.request.session.clone());
-        let event = Event { time_ms: self.engine.clock.wall_ms(), request: id, session, kind };
-        if let Err(error) = self.engine.recorder.record_events(&[event]) {
+        if let Err(error) = self.engine.recorder.record_events(&[self.stamp_event(kind)]) {
             return Some(CoreInput::RecordFailed(error.to_string()));
         }
         let mailbox = self.mailbox.clone();

@@ -146,32 +146,6 @@ pub trait AnswerMemory: Send + Sync {
 #[error("{0}")]
 pub struct MemoryError(pub String);
 
-/// Memory that remembers nothing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoMemory;
-
-impl AnswerMemory for NoMemory {
-    fn look_up_answer(
-        &self,
-        _: &MemoryKey,
-        _: Option<&SessionId>,
-        _: u64,
-    ) -> Result<Option<RememberedAnswer>, MemoryError> {
-        Ok(None)
-    }
-    fn remember_answer(&self, _: &AnswerMemo, _: Option<&SessionId>, _: u64) -> Result<(), MemoryError> {
-        Ok(())
-    }
-    fn persistent_answers(
-        &self,
-        _: &GrantContext,
-        _: Option<&SessionId>,
-        _: u64,
-    ) -> Result<PersistentAnswers, MemoryError> {
-        Ok(PersistentAnswers::default())
-    }
-}
-
 /// Port that returns the time.
 pub trait Clock: Send + Sync {
     /// Returns milliseconds since the epoch (CLOCK_REALTIME), for events and expiry.

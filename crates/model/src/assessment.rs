@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::RawText;
+use crate::text_form::display_as_serialised;
 
 /// How critical a request is by its text alone. The order is from lenient to strict, so that the tier of
 /// several findings is their maximum.
@@ -36,6 +37,8 @@ pub enum Impact {
     /// sandbox contains the effect and no undo reaches it.
     Outward,
 }
+
+display_as_serialised!(Tier, Impact);
 
 impl Impact {
     /// Returns whether this is the default, which findings omit from their serialised form.

@@ -8,6 +8,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::text_form::text_form;
+
 /// Longest text, in bytes.
 const MAX_ENDPOINT_BYTES: usize = 2_048;
 
@@ -46,19 +48,6 @@ pub enum EndpointError {
     /// The text is too long.
     #[error("an endpoint has at most {MAX_ENDPOINT_BYTES} bytes")]
     Length,
-}
-
-impl TryFrom<String> for HttpEndpoint {
-    type Error = EndpointError;
-    fn try_from(text: String) -> Result<Self, EndpointError> {
-        text.parse()
-    }
-}
-
-impl From<HttpEndpoint> for String {
-    fn from(endpoint: HttpEndpoint) -> Self {
-        endpoint.to_string()
-    }
 }
 
 impl HttpEndpoint {
@@ -105,6 +94,8 @@ impl fmt::Display for HttpEndpoint {
         write!(f, "{scheme}://{}{}", self.authority(), self.target)
     }
 }
+
+text_form!(HttpEndpoint);
 
 impl FromStr for HttpEndpoint {
     type Err = EndpointError;

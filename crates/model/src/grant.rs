@@ -4,10 +4,10 @@ use std::fmt;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::network::HostError;
+use crate::text_form::text_form;
 use crate::{EffectUse, LimitKind, NetworkTarget, RawText, SecretUse, SignUse, TargetPattern};
 
 /// One added power. The text form is `write PATH`, `read PATH`, `connect HOST[:PORTS]`,
@@ -127,19 +127,6 @@ impl fmt::Display for Grant {
     }
 }
 
-impl From<Grant> for String {
-    fn from(grant: Grant) -> String {
-        grant.to_string()
-    }
-}
-
-impl TryFrom<String> for Grant {
-    type Error = GrantError;
-    fn try_from(text: String) -> Result<Self, GrantError> {
-        text.parse()
-    }
-}
-
 impl FromStr for Grant {
     type Err = GrantError;
 
@@ -199,18 +186,11 @@ fn env_name(text: &str) -> Result<String, &'static str> {
     }
 }
 
-impl JsonSchema for Grant {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Grant".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "description": "One added power: `write PATH`, `read PATH`, `connect HOST[:PORTS]`, `secret NAME to HOST[:PORTS]`, `sign KEY for git`, `sign KEY to HOST[:PORT]`, `listen PORT`, `socket PATH`, `exec PROGRAM`, `env NAME`, a limit and its amount (`memory 8GiB`), or, as an answer alone, `effect CODE by PROGRAM` or `effect CODE at HOST`.",
-            "type": "string",
-            "pattern": format!("^(write|read|connect|secret|sign|listen|socket|exec|env|effect|{}) .+$", LimitKind::ALL.map(LimitKind::name).join("|"))
-        })
-    }
-}
+text_form!(Grant, {
+    "description": "One added power: `write PATH`, `read PATH`, `connect HOST[:PORTS]`, `secret NAME to HOST[:PORTS]`, `sign KEY for git`, `sign KEY to HOST[:PORT]`, `listen PORT`, `socket PATH`, `exec PROGRAM`, `env NAME`, a limit and its amount (`memory 8GiB`), or, as an answer alone, `effect CODE by PROGRAM` or `effect CODE at HOST`.",
+    "type": "string",
+    "pattern": format!("^(write|read|connect|secret|sign|listen|socket|exec|env|effect|{}) .+$", LimitKind::ALL.map(LimitKind::name).join("|"))
+});
 
 #[cfg(test)]
 mod tests {

@@ -7,17 +7,35 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::text_form::text_form;
+
 /// Reason why a text is not an identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no {kind} id; expected `{prefix}` and 1 to 64 letters, digits, `-` or `_`")]
+#[error("`{text}` is no {kind} id; expected `{prefix}` and {form}")]
 pub struct IdError {
     kind: &'static str,
     prefix: &'static str,
+    form: &'static str,
     text: String,
 }
 
+/// Most characters of a wrong text that an error shows.
+const MAX_SHOWN_CHARS: usize = 80;
+
+const TOKEN_FORM: &str = "1 to 64 letters, digits, `-` or `_`";
+
+fn is_token(rest: &str) -> bool {
+    (1..=64).contains(&rest.len()) && rest.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+}
+
+const DIGITS_FORM: &str = "32 digits from 0 to 9 and a to f";
+
+fn is_random_digits(rest: &str) -> bool {
+    rest.len() == 32 && rest.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
 macro_rules! id {
-    ($name:ident, $prefix:literal, $kind:literal, $doc:literal) => {
+    ($name:ident, $prefix:literal, $kind:literal, $form:ident, $is_form:ident, $doc:literal) => {
         #[doc = $doc]
         #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
         #[serde(try_from = "String", into = "String")]
@@ -36,31 +54,20 @@ macro_rules! id {
             }
         }
 
-        impl TryFrom<String> for $name {
-            type Error = IdError;
-            fn try_from(text: String) -> Result<Self, IdError> {
-                let well_formed = text.strip_prefix($prefix).is_some_and(|rest| {
-                    (1..=64).contains(&rest.len())
-                        && rest.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
-                });
-                if well_formed {
-                    Ok(Self(text))
-                } else {
-                    Err(IdError { kind: $kind, prefix: $prefix, text: text.escape_default().to_string() })
-                }
-            }
-        }
+        text_form!($name);
 
         impl FromStr for $name {
             type Err = IdError;
             fn from_str(text: &str) -> Result<Self, IdError> {
-                Self::try_from(text.to_owned())
-            }
-        }
-
-        impl From<$name> for String {
-            fn from(id: $name) -> String {
-                id.0
+                match text.strip_prefix($prefix) {
+                    Some(rest) if $is_form(rest) => Ok(Self(text.to_owned())),
+                    _ => Err(IdError {
+                        kind: $kind,
+                        prefix: $prefix,
+                        form: $form,
+                        text: text.escape_default().take(MAX_SHOWN_CHARS).collect(),
+                    }),
+                }
             }
         }
 
@@ -72,66 +79,19 @@ macro_rules! id {
     };
 }
 
-id!(RequestId, "req_", "request", "Names one request and everything that came of it.");
-id!(SessionId, "ses_", "session", "Names one agent's conversation.");
-id!(ApprovalId, "apr_", "approval", "Names one remembered answer.");
-id!(StageId, "stg_", "stage", "Names the staged writes of one run.");
-
-/// Identifier of one persistent sandbox. A client that knows the identifier may use the sandbox, so it is
-/// always 16 random bytes and never a chosen text.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(try_from = "String", into = "String")]
-pub struct SandboxId(String);
-
-/// Reason why a text is not the id of a sandbox.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no sandbox id; expected `sbx_` and 32 digits from 0 to 9 and a to f")]
-pub struct SandboxIdError(String);
-
-impl SandboxId {
-    const SANDBOX_ID_PREFIX: &str = "sbx_";
-    const SANDBOX_ID_DIGITS: usize = 32;
-
-    /// Returns an identifier from 16 random bytes.
-    pub fn from_random(bytes: [u8; 16]) -> Self {
-        let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
-        Self(format!("{}{hex}", Self::SANDBOX_ID_PREFIX))
-    }
-
-    /// Returns the text form.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl TryFrom<String> for SandboxId {
-    type Error = SandboxIdError;
-    fn try_from(text: String) -> Result<Self, SandboxIdError> {
-        let digits = text.strip_prefix(Self::SANDBOX_ID_PREFIX).unwrap_or_default();
-        let well_formed =
-            digits.len() == Self::SANDBOX_ID_DIGITS && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-        if well_formed { Ok(Self(text)) } else { Err(SandboxIdError(text.escape_default().take(80).collect())) }
-    }
-}
-
-impl FromStr for SandboxId {
-    type Err = SandboxIdError;
-    fn from_str(text: &str) -> Result<Self, SandboxIdError> {
-        Self::try_from(text.to_owned())
-    }
-}
-
-impl From<SandboxId> for String {
-    fn from(id: SandboxId) -> String {
-        id.0
-    }
-}
-
-impl fmt::Display for SandboxId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
+id!(RequestId, "req_", "request", TOKEN_FORM, is_token, "Names one request and everything that came of it.");
+id!(SessionId, "ses_", "session", TOKEN_FORM, is_token, "Names one agent's conversation.");
+id!(ApprovalId, "apr_", "approval", TOKEN_FORM, is_token, "Names one remembered answer.");
+id!(StageId, "stg_", "stage", TOKEN_FORM, is_token, "Names the staged writes of one run.");
+id!(
+    SandboxId,
+    "sbx_",
+    "sandbox",
+    DIGITS_FORM,
+    is_random_digits,
+    "Identifier of one persistent sandbox. A client that knows the identifier may use the sandbox, so it is\n\
+     always 16 random bytes and never a chosen text."
+);
 
 #[cfg(test)]
 mod tests {

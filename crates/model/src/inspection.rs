@@ -2,12 +2,22 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::LazyLock;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::data::table_rows;
 use crate::network::HostError;
+use crate::text_form::text_form;
 use crate::{NetworkTarget, TargetPattern, text_matches};
+
+/// Ranges of characters for `is_folded`.
+static FOLDED_RANGES: LazyLock<Vec<(u32, u32)>> = LazyLock::new(|| {
+    let number = |text: &str| u32::from_str_radix(text, 16).ok();
+    let range = |row: &str| row.split_once(' ').and_then(|(first, last)| Some((number(first)?, number(last)?)));
+    table_rows(include_str!("../data/folded_characters.txt")).filter_map(range).collect()
+});
 
 /// Longest path of a pattern, in bytes.
 const MAX_PATH_BYTES: usize = 2048;
@@ -153,56 +163,8 @@ fn may_be_escaped(byte: u8) -> bool {
 /// dropped. Unicode's compatibility forms, case folding and code pages do this. The check uses whole
 /// ranges, so it refuses more than necessary.
 fn is_folded(character: char) -> bool {
-    const RANGES: &[(u32, u32)] = &[
-        (0x80, 0xbf),
-        (0xdf, 0xdf),
-        (0x130, 0x133),
-        (0x13f, 0x140),
-        (0x149, 0x149),
-        (0x17f, 0x17f),
-        (0x1c4, 0x1cc),
-        (0x1f0, 0x1f3),
-        (0x2b0, 0x36f),
-        (0x37a, 0x37e),
-        (0x384, 0x387),
-        (0x600, 0x605),
-        (0x61c, 0x61c),
-        (0x6dd, 0x6dd),
-        (0x70f, 0x70f),
-        (0x890, 0x891),
-        (0x8e2, 0x8e2),
-        (0x1680, 0x1680),
-        (0x180b, 0x180f),
-        (0x1ab0, 0x1aff),
-        (0x1d00, 0x1dff),
-        (0x1e96, 0x1e9e),
-        (0x1fbd, 0x1fc1),
-        (0x1fcd, 0x1fcf),
-        (0x1fdd, 0x1fdf),
-        (0x1fed, 0x1fef),
-        (0x1ffd, 0x1ffe),
-        (0x2000, 0x2bff),
-        (0x2c7c, 0x2c7d),
-        (0x3000, 0x3000),
-        (0x302a, 0x302f),
-        (0x309b, 0x309c),
-        (0x3200, 0x33ff),
-        (0xa69c, 0xa69d),
-        (0xa770, 0xa770),
-        (0xa7f2, 0xa7f9),
-        (0xab5c, 0xab5f),
-        (0xfb00, 0xffff),
-        (0x10780, 0x107ba),
-        (0x110bd, 0x110cd),
-        (0x13430, 0x1345f),
-        (0x1bca0, 0x1bca3),
-        (0x1d000, 0x1d7ff),
-        (0x1f100, 0x1f2ff),
-        (0x1fbf0, 0x1fbf9),
-        (0xe0000, 0x0010_ffff),
-    ];
     let code = u32::from(character);
-    RANGES.iter().any(|(first, last)| (*first..=*last).contains(&code))
+    FOLDED_RANGES.iter().any(|(first, last)| (*first..=*last).contains(&code))
 }
 
 impl RequestPattern {
@@ -267,35 +229,21 @@ impl FromStr for RequestPattern {
     }
 }
 
-impl From<RequestPattern> for String {
-    fn from(pattern: RequestPattern) -> Self {
-        pattern.to_string()
-    }
-}
-
-impl TryFrom<String> for RequestPattern {
-    type Error = HostError;
-    fn try_from(text: String) -> Result<Self, HostError> {
-        text.parse()
-    }
-}
-
-impl JsonSchema for RequestPattern {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "RequestPattern".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "description": "Requests: `GET https://api.example.com/v1/*`, `GET,HEAD https://a.example/*`, `* https://b.example/*`.",
-            "type": "string",
-            "pattern": r"^(\*|[A-Z]+(,[A-Z]+)*) https?://[^/ ]+/"
-        })
-    }
-}
+text_form!(RequestPattern, {
+    "description": "Requests: `GET https://api.example.com/v1/*`, `GET,HEAD https://a.example/*`, `* https://b.example/*`.",
+    "type": "string",
+    "pattern": r"^(\*|[A-Z]+(,[A-Z]+)*) https?://[^/ ]+/"
+});
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_row_of_the_table_is_a_range() {
+        let rows = table_rows(include_str!("../data/folded_characters.txt")).count();
+        assert_eq!((rows, FOLDED_RANGES.len()), (46, 46));
+    }
 
     #[test]
     fn requests() {

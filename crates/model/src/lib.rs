@@ -9,6 +9,7 @@
 mod approval;
 mod assessment;
 mod bytes;
+mod data;
 mod denial;
 mod digest;
 mod effect;
@@ -36,6 +37,7 @@ mod secret_use;
 mod signing;
 mod special;
 mod targets;
+mod text_form;
 mod text_pattern;
 
 pub use approval::{
@@ -52,7 +54,7 @@ pub use egress::{
 pub use endpoint::{EndpointError, HttpEndpoint};
 pub use event::{EVENT_TYPES, Event, EventKind};
 pub use grant::{Grant, GrantError};
-pub use id::{ApprovalId, IdError, RequestId, SandboxId, SandboxIdError, SessionId, StageId};
+pub use id::{ApprovalId, IdError, RequestId, SandboxId, SessionId, StageId};
 pub use inspection::{InspectionRules, RequestPattern, RequestRuling};
 pub use limit::{LimitKind, Limits};
 pub use network::{ConnectionEnd, ConnectionRecord, Host, HostError, HostName, HostUse, NetworkTarget};

@@ -167,25 +167,16 @@ pub struct Limits {
 impl Limits {
     /// Returns the amount of one limit.
     pub fn get(&self, limit: LimitKind) -> Option<u64> {
-        match limit {
-            LimitKind::Wall => self.wall_ms,
-            LimitKind::CpuTime => self.cpu_time_ms,
-            LimitKind::Cpus => self.cpus_milli,
-            LimitKind::Memory => self.memory_bytes,
-            LimitKind::Processes => self.processes,
-            LimitKind::Disk => self.disk_bytes,
-            LimitKind::Inodes => self.inodes,
-            LimitKind::Io => self.io_bytes_per_s,
-            LimitKind::OpenFiles => self.open_files,
-            LimitKind::FileSize => self.file_size_bytes,
-            LimitKind::Temp => self.temp_bytes,
-            LimitKind::Output => self.output_bytes,
-        }
+        *self.clone().amount_mut(limit)
     }
 
     /// Sets one limit.
     pub fn set_limit(&mut self, limit: LimitKind, amount: u64) {
-        let slot = match limit {
+        *self.amount_mut(limit) = Some(amount);
+    }
+
+    fn amount_mut(&mut self, limit: LimitKind) -> &mut Option<u64> {
+        match limit {
             LimitKind::Wall => &mut self.wall_ms,
             LimitKind::CpuTime => &mut self.cpu_time_ms,
             LimitKind::Cpus => &mut self.cpus_milli,
@@ -198,8 +189,7 @@ impl Limits {
             LimitKind::FileSize => &mut self.file_size_bytes,
             LimitKind::Temp => &mut self.temp_bytes,
             LimitKind::Output => &mut self.output_bytes,
-        };
-        *slot = Some(amount);
+        }
     }
 
     /// Returns the limits that are set, in display order.

@@ -7,10 +7,11 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::RawText;
+use crate::text_form::text_form;
 
 /// Longest host name, in letters, without a final dot (RFC 1035, 2.3.4).
 const MAX_NAME_BYTES: usize = 253;
@@ -89,19 +90,6 @@ impl fmt::Display for Host {
     }
 }
 
-impl From<Host> for String {
-    fn from(host: Host) -> Self {
-        host.to_string()
-    }
-}
-
-impl TryFrom<String> for Host {
-    type Error = HostError;
-    fn try_from(text: String) -> Result<Self, HostError> {
-        text.parse()
-    }
-}
-
 impl FromStr for Host {
     type Err = HostError;
 
@@ -142,14 +130,7 @@ impl FromStr for Host {
     }
 }
 
-impl JsonSchema for Host {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Host".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "description": "A host name in lower case, or an address.", "type": "string", "maxLength": MAX_NAME_BYTES })
-    }
-}
+text_form!(Host, { "description": "A host name in lower case, or an address.", "type": "string", "maxLength": MAX_NAME_BYTES });
 
 /// Target of one connection.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::text_form::display_as_serialised;
 use crate::{
     Approval, Assessment, Denial, Digest, EnforcementReport, Grant, HostUse, RawText, ReadAccess, RequestId, SessionId,
     StageId,
@@ -41,16 +42,7 @@ pub enum PolicyVerdict {
     Deny,
 }
 
-impl PolicyVerdict {
-    /// Returns the name as in configuration.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Allow => "allow",
-            Self::Ask => "ask",
-            Self::Deny => "deny",
-        }
-    }
-}
+display_as_serialised!(FinalStatus, PolicyVerdict);
 
 /// A verdict and its reasons.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -6,6 +6,8 @@ use std::str::FromStr;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
+use crate::text_form::text_form;
+
 /// Most argument words of one pattern.
 const MAX_ARGUMENTS: usize = 63;
 /// Longest pattern, in bytes: PATH_MAX of Linux (limits.h).
@@ -76,18 +78,7 @@ impl fmt::Display for ProgramPattern {
     }
 }
 
-impl From<ProgramPattern> for String {
-    fn from(pattern: ProgramPattern) -> String {
-        pattern.to_string()
-    }
-}
-
-impl TryFrom<String> for ProgramPattern {
-    type Error = ProgramPatternError;
-    fn try_from(text: String) -> Result<Self, ProgramPatternError> {
-        text.parse()
-    }
-}
+text_form!(ProgramPattern);
 
 impl FromStr for ProgramPattern {
     type Err = ProgramPatternError;

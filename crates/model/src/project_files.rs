@@ -1,52 +1,14 @@
 //! Files of a project that run code when the project is built, tested, installed or started.
 
+use std::sync::LazyLock;
+
+use crate::data::table_rows;
+
 /// Names of such files, each with its tool. An entry with `/` at its end is a directory, and every file in
 /// it counts. An entry with `/` inside is a file in a directory of that name.
-pub const PROJECT_FILES: &[(&str, &str)] = &[
-    (".circleci/", "CircleCI"),
-    (".github/actions/", "GitHub Actions"),
-    (".github/workflows/", "GitHub Actions"),
-    (".gitlab-ci.yml", "GitLab"),
-    (".husky/", "husky"),
-    (".pnpmfile.cjs", "pnpm"),
-    (".vscode/launch.json", "Visual Studio Code"),
-    (".vscode/tasks.json", "Visual Studio Code"),
-    ("CMakeLists.txt", "CMake"),
-    ("Containerfile", "Podman"),
-    ("Dockerfile", "Docker"),
-    ("GNUmakefile", "make"),
-    ("Gemfile", "Bundler"),
-    ("Jenkinsfile", "Jenkins"),
-    ("Justfile", "just"),
-    ("Makefile", "make"),
-    ("Rakefile", "rake"),
-    ("SConstruct", "SCons"),
-    ("Taskfile.yml", "task"),
-    ("azure-pipelines.yml", "Azure Pipelines"),
-    ("build.gradle", "Gradle"),
-    ("build.gradle.kts", "Gradle"),
-    ("build.rs", "cargo"),
-    ("build.xml", "Ant"),
-    ("compose.yaml", "Docker"),
-    ("compose.yml", "Docker"),
-    ("configure", "configure scripts"),
-    ("conftest.py", "pytest"),
-    ("docker-compose.yml", "Docker"),
-    ("gradlew", "Gradle"),
-    ("justfile", "just"),
-    ("lefthook.yml", "lefthook"),
-    ("makefile", "make"),
-    ("meson.build", "Meson"),
-    ("mix.exs", "mix"),
-    ("mvnw", "Maven"),
-    ("noxfile.py", "nox"),
-    ("package.json", "npm"),
-    ("pom.xml", "Maven"),
-    ("settings.gradle", "Gradle"),
-    ("settings.gradle.kts", "Gradle"),
-    ("setup.py", "pip"),
-    ("tox.ini", "tox"),
-];
+pub static PROJECT_FILES: LazyLock<Vec<(&str, &str)>> = LazyLock::new(|| {
+    table_rows(include_str!("../data/project_files.txt")).filter_map(|row| row.split_once(' ')).collect()
+});
 
 /// Directories of dependencies and of build output, which tools fill with thousands of files.
 const EXCLUDED_DIRECTORIES: &[&str] = &["node_modules", "site-packages", "dist-packages", "target", "vendor", ".git"];
@@ -71,6 +33,12 @@ fn is_inside_directory(path: &[u8], directory: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_row_of_the_table_is_a_file() {
+        let rows = table_rows(include_str!("../data/project_files.txt")).count();
+        assert_eq!((rows, PROJECT_FILES.len()), (43, 43));
+    }
 
     #[test]
     fn what_runs_later_is_known_by_its_name() {

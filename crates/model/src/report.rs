@@ -1,10 +1,11 @@
 //! The layers that are really enforced, not those that were configured (L6).
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::text_form::display_as_serialised;
 
 /// Strength of the isolation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -19,15 +20,7 @@ pub enum IsolationLevel {
     None,
 }
 
-impl fmt::Display for IsolationLevel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Full => "full",
-            Self::Restricted => "restricted",
-            Self::None => "none",
-        })
-    }
-}
+display_as_serialised!(IsolationLevel, LayerState);
 
 /// State of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]

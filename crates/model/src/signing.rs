@@ -5,10 +5,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::network::HostError;
+use crate::text_form::text_form;
 use crate::{Grant, Host, HostPattern, NetworkTarget, TargetPattern};
 
 /// The port of ssh, which is left out in texts that name a host.
@@ -53,19 +53,6 @@ impl fmt::Display for KeyFingerprint {
     }
 }
 
-impl From<KeyFingerprint> for String {
-    fn from(key: KeyFingerprint) -> Self {
-        key.0
-    }
-}
-
-impl TryFrom<String> for KeyFingerprint {
-    type Error = &'static str;
-    fn try_from(text: String) -> Result<Self, &'static str> {
-        text.parse()
-    }
-}
-
 impl FromStr for KeyFingerprint {
     type Err = &'static str;
 
@@ -84,18 +71,11 @@ impl FromStr for KeyFingerprint {
     }
 }
 
-impl JsonSchema for KeyFingerprint {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "KeyFingerprint".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "description": "The fingerprint of an ssh key, as `ssh-add -l` prints it.",
-            "type": "string",
-            "pattern": "^SHA256:[A-Za-z0-9+/]{43}$"
-        })
-    }
-}
+text_form!(KeyFingerprint, {
+    "description": "The fingerprint of an ssh key, as `ssh-add -l` prints it.",
+    "type": "string",
+    "pattern": "^SHA256:[A-Za-z0-9+/]{43}$"
+});
 
 impl SignUse {
     /// Returns the use of this key for this purpose.

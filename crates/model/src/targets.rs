@@ -6,11 +6,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::network::HostError;
-use crate::{Host, HostName, NetworkTarget, special_address};
+use crate::special::{last_of, shares_prefix, special_address};
+use crate::text_form::text_form;
+use crate::{Host, HostName, NetworkTarget};
 
 /// Pattern of hosts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -113,14 +114,6 @@ fn strip_parent<'a>(parent: &HostName, name: &'a HostName) -> Option<&'a str> {
     name.as_str().strip_suffix(parent.as_str())?.strip_suffix('.').filter(|head| !head.is_empty())
 }
 
-fn shares_prefix(first: IpAddr, address: IpAddr, bits: u8) -> bool {
-    match (first, address) {
-        (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= u32::from(bits),
-        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= u32::from(bits),
-        _ => false,
-    }
-}
-
 impl HostPattern {
     /// Returns the name beneath which the hosts of `*.NAME` and `**.NAME` are.
     pub fn parent(&self) -> Option<&HostName> {
@@ -148,18 +141,6 @@ impl HostPattern {
                 kind.is_some() && kind == special_address(last_of(*first, *bits))
             }
             Self::Any | Self::Beneath(_) | Self::AnywhereBeneath(_) => false,
-        }
-    }
-}
-
-/// Returns the last address of a block.
-fn last_of(first: IpAddr, bits: u8) -> IpAddr {
-    match first {
-        IpAddr::V4(first) => {
-            Ipv4Addr::from_bits(first.to_bits() | u32::MAX.checked_shr(bits.into()).unwrap_or(0)).into()
-        }
-        IpAddr::V6(first) => {
-            Ipv6Addr::from_bits(first.to_bits() | u128::MAX.checked_shr(bits.into()).unwrap_or(0)).into()
         }
     }
 }
@@ -352,31 +333,11 @@ fn ports_of(text: &str, list: &str) -> Result<Vec<(u16, u16)>, HostError> {
     Ok(ports)
 }
 
-impl From<TargetPattern> for String {
-    fn from(pattern: TargetPattern) -> Self {
-        pattern.to_string()
-    }
-}
-
-impl TryFrom<String> for TargetPattern {
-    type Error = HostError;
-    fn try_from(text: String) -> Result<Self, HostError> {
-        text.parse()
-    }
-}
-
-impl JsonSchema for TargetPattern {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "TargetPattern".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "description": "Hosts and ports: `example.com:443`, `*.example.com` (one label), `**.example.com` (any depth), an address, a block `10.0.0.0/8`, `*`; ports `:80,443,8000-8100` may follow.",
-            "type": "string",
-            "pattern": r"^[^\s@]+$"
-        })
-    }
-}
+text_form!(TargetPattern, {
+    "description": "Hosts and ports: `example.com:443`, `*.example.com` (one label), `**.example.com` (any depth), an address, a block `10.0.0.0/8`, `*`; ports `:80,443,8000-8100` may follow.",
+    "type": "string",
+    "pattern": r"^[^\s@]+$"
+});
 
 #[cfg(test)]
 mod tests {

@@ -38,6 +38,7 @@ pub use backend::NativeBackend;
 pub use broker::served_ports;
 pub use host::{EnclosedBackend, HostBackend};
 pub use protected::ProtectedNames;
+pub use remote::own_umask;
 pub use sandbox::{NativeSandboxes, SupervisorHooks, keep_sandbox};
 pub use session::{NativeSession, SessionError};
 pub use signing::SigningUser;

@@ -372,7 +372,7 @@ impl<'a> DecisionContext<'a> {
             Tier::Ask => (self.answers.tier_ask, format!("is {}", verdict_participle(self.answers.tier_ask))),
             Tier::Deny => (self.answers.tier_deny, format!("is {}", verdict_participle(self.answers.tier_deny))),
         };
-        let rule = format!("mode {}: tier {} {what}", self.mode, tier_name(tier));
+        let rule = format!("mode {}: tier {tier} {what}", self.mode);
         let telling = self.assessment.findings.iter().filter(|finding| finding.tier == tier && tier != Tier::Allow);
         voices.push(StatementDraft { verdict, rule, reasons: list_findings(telling), asks: StatementQuestion::Run });
     }
@@ -506,7 +506,7 @@ pub fn may_escalate(settings: &PolicySettings, request: &RunRequest, grant: &Gra
 }
 
 pub(crate) fn rule_name(rule: &PolicyRule) -> String {
-    format!("rule {} `{}`, {}", rule.effect.as_str(), RawText::from(rule.label().as_str()).to_escaped(), rule.origin)
+    format!("rule {} `{}`, {}", rule.effect, RawText::from(rule.label().as_str()).to_escaped(), rule.origin)
 }
 
 fn one_line(text: &str) -> String {
@@ -526,13 +526,5 @@ fn verdict_participle(verdict: PolicyVerdict) -> &'static str {
         PolicyVerdict::Allow => "allowed",
         PolicyVerdict::Ask => "asked about",
         PolicyVerdict::Deny => "refused",
-    }
-}
-
-fn tier_name(tier: Tier) -> &'static str {
-    match tier {
-        Tier::Allow => "allow",
-        Tier::Ask => "ask",
-        Tier::Deny => "deny",
     }
 }

@@ -86,7 +86,7 @@ impl DraftRule {
         for (key, items) in [("files", texts(&self.files)), ("operations", operations), ("hosts", texts(&self.hosts))] {
             push_list(&mut text, key, &items);
         }
-        text.push_str(&format!("effect = \"{}\"\n", self.effect.as_str()));
+        text.push_str(&format!("effect = \"{}\"\n", self.effect));
         push_list(&mut text, "grants", &texts(&self.grants));
         text.push_str(&format!("justification = {}\n", quote_toml(&self.justification)));
         push_list(&mut text, "match", &texts(&self.matches));

@@ -98,7 +98,7 @@ const PROTECT_REASON: &str = "carries code or configuration that the host later 
 
 fn empty_profile(content: &ShippedFile) -> ProfileSpec {
     let origin = || ValueOrigin::Shipped { file: "the list of protected names", reason: PROTECT_REASON };
-    let names: &[&str] = if content.sandboxed { DEFAULT_PROTECTED_NAMES } else { &[] };
+    let names: &[&str] = if content.sandboxed { &DEFAULT_PROTECTED_NAMES } else { &[] };
     ProfileSpec {
         summary: content.summary.to_owned(),
         sandboxed: content.sandboxed,

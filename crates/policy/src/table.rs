@@ -174,7 +174,7 @@ pub fn format_table(settings: &PolicySettings, profile: &str) -> String {
         let _ = write!(text, "{name:<34}");
         for (mode_name, mode) in &modes {
             let width = mode_name.chars().count().max(10);
-            let _ = write!(text, "  {:<width$}", decide_cell(settings, profile, *mode, *situation).as_str());
+            let _ = write!(text, "  {:<width$}", decide_cell(settings, profile, *mode, *situation));
         }
         text = text.trim_end().to_owned() + "\n";
     }

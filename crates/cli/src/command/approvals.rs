@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use stockade_model::{ApprovalId, Event, EventKind, SessionId};
+use stockade_model::{ApprovalId, EventKind, SessionId};
 use stockade_store::{ApprovalRecord, ApprovalStore};
 
-use super::{CommandResult, now_ms, print_output, print_remark, read_variable};
+use super::{CommandResult, now_ms, print_each, print_output, print_remark, print_result, read_variable};
 use crate::args::ApprovalsCommand;
 use crate::audit_log::AuditLog;
 use crate::failure::{CliError, quote_path};
-use crate::render::{self, approvals as text};
+use crate::render::approvals as text;
 use crate::{exit, meaning, places};
 
 /// Lists, shows or revokes answers.
@@ -65,25 +65,13 @@ fn list_approvals(session: Option<&str>, all: bool, json: bool) -> CommandResult
     let answers = open_existing_store()?.map(|store| store.list_answers()).transpose()?.unwrap_or_default();
     let wanted =
         |answer: &&ApprovalRecord| (all || answer.in_force(now_ms)) && (session.is_none() || answer.session == session);
-    let mut out = String::new();
-    for answer in answers.iter().filter(wanted) {
-        out += &if json { render::json::to_json_line(answer)? } else { text::format_line(answer, now_ms) };
-    }
-    print_output(&out)?;
-    if out.is_empty() && !json {
-        print_remark("nothing is remembered\n");
-    }
-    Ok(exit::SUCCESS)
+    let found: Vec<_> = answers.iter().filter(wanted).collect();
+    print_each(&found, json, (|answer| *answer, |answer| text::format_line(answer, now_ms)), "nothing is remembered\n")
 }
 
 fn show_approval(id: &ApprovalId, json: bool) -> CommandResult {
     let Some(answer) = find_approval(id)? else { return report_absent_approval(id) };
-    print_output(&if json {
-        render::json::to_json_line(&answer)?
-    } else {
-        text::format_details(&answer, now_ms(), crate::stdout_style())
-    })?;
-    Ok(exit::SUCCESS)
+    print_result(json, &answer, || text::format_details(&answer, now_ms(), crate::stdout_style()))
 }
 
 fn find_approval(id: &ApprovalId) -> Result<Option<ApprovalRecord>, CliError> {
@@ -101,9 +89,7 @@ fn revoke_approval(id: &ApprovalId) -> CommandResult {
     // force.
     let state = places::StateDirectory::open(&places::state_path(&read_variable)?)?;
     let log = AuditLog::open(&state)?;
-    let kind = EventKind::Revoked { approval: id.to_string() };
-    log.append_event(&Event { time_ms: now_ms(), request: answer.request, session: answer.session, kind })?;
-    log.commit_lines()?;
+    log.record_now(answer.request, answer.session, EventKind::Revoked { approval: id.to_string() })?;
     print_output(&format!("revoked {id}\n"))?;
     Ok(exit::SUCCESS)
 }

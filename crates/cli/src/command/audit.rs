@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::time::Duration;
 
 use serde_json::json;
-use stockade_audit::{EntryContent, EntryFilter, LogAnchor, LogEntry, VerifyError};
+use stockade_audit::{EntryContent, EntryFilter, LogAnchor, LogEntry, LogQuery, VerifyError};
 use stockade_model::{EVENT_TYPES, RawText};
 
-use super::{CommandResult, now_ms, print_output, read_variable};
+use super::{CommandResult, now_ms, output_error, print_output, print_result, read_variable};
 use crate::args::{AuditCommand, AuditQueryArgs};
 use crate::audit_log::kept_anchors;
 use crate::failure::CliError;
@@ -22,15 +23,16 @@ const MAX_LAST_EVENTS: usize = 100_000;
 /// # Errors
 /// [`CliError`] if there is no audit log or it cannot be read.
 pub fn inspect_audit_log(typed: AuditCommand) -> CommandResult {
-    let state = places::state_path(&read_variable)?;
-    let dir = state.join("audit");
     match typed {
-        AuditCommand::Show { last, json } => show_events(dir, EntryFilter::default(), last, json),
+        AuditCommand::Show { last, json } => show_events(EntryFilter::default(), last, json),
         AuditCommand::Query(typed) => {
             let json = typed.json;
-            show_events(dir, build_filter(typed)?, None, json)
+            show_events(build_filter(typed)?, None, json)
         }
-        AuditCommand::Verify { json } => verify_audit_log(&dir, &state.join(places::ANCHORS_FILE), json),
+        AuditCommand::Verify { json } => {
+            let state = places::state_path(&read_variable)?;
+            verify_audit_log(&state.join("audit"), &state.join(places::ANCHORS_FILE), json)
+        }
     }
 }
 
@@ -39,25 +41,36 @@ fn build_filter(typed: AuditQueryArgs) -> Result<EntryFilter, CliError> {
         let what = format!("there is no type of event `{}`", RawText::from(kind.as_str()).to_escaped());
         return Err(CliError::new(what).with_hint(format!("the types are {}", EVENT_TYPES.join(", "))));
     }
-    let request = typed.request.map(|id| id.parse()).transpose()?;
-    let since_ms = typed.since.map(|since| now_ms().saturating_sub(meaning::to_milliseconds(since)));
+    let filter = filter_entries(typed.request.as_deref(), typed.session.as_deref(), typed.since)?;
+    Ok(EntryFilter { kind: typed.kind, text: typed.text, ..filter })
+}
+
+/// Returns the filter for the entries of a request and of a session, not older than `since`.
+pub fn filter_entries(
+    request: Option<&str>,
+    session: Option<&str>,
+    since: Option<Duration>,
+) -> Result<EntryFilter, CliError> {
     Ok(EntryFilter {
-        request,
-        session: typed.session.as_deref().map(meaning::parse_session_id).transpose()?,
-        kind: typed.kind,
-        since_ms,
-        until_ms: None,
-        text: typed.text,
+        request: request.map(str::parse).transpose()?,
+        session: session.map(meaning::parse_session_id).transpose()?,
+        since_ms: since.map(|since| now_ms().saturating_sub(meaning::to_milliseconds(since))),
+        ..EntryFilter::default()
     })
 }
 
-fn show_events(dir: PathBuf, filter: EntryFilter, last: Option<usize>, json: bool) -> CommandResult {
+/// Starts a query of the user's audit log.
+pub fn query_own_log(filter: EntryFilter) -> Result<LogQuery, CliError> {
+    Ok(stockade_audit::query_log(&places::state_path(&read_variable)?.join("audit"), filter)?)
+}
+
+fn show_events(filter: EntryFilter, last: Option<usize>, json: bool) -> CommandResult {
     if last.is_some_and(|last| last > MAX_LAST_EVENTS) {
         return Err(
             CliError::new(format!("--last takes at most {MAX_LAST_EVENTS}")).with_hint("leave it out to see all")
         );
     }
-    let entries = stockade_audit::query_log(&dir, filter)?;
+    let entries = query_own_log(filter)?;
     let mut out = BufWriter::new(io::stdout().lock());
     let mut kept = VecDeque::new();
     for entry in entries {
@@ -85,10 +98,6 @@ fn write_output(out: &mut impl Write, text: &str) -> Result<(), CliError> {
     out.write_all(text.as_bytes()).map_err(output_error)
 }
 
-fn output_error(e: io::Error) -> CliError {
-    CliError::new(format!("cannot write to standard output: {e}"))
-}
-
 /// Returns an entry as one JSON object on a line.
 ///
 /// # Errors
@@ -107,27 +116,21 @@ fn verify_audit_log(dir: &Path, anchors: &Path, json: bool) -> CommandResult {
     match stockade_audit::verify_with(dir, &anchors) {
         Ok(found) => {
             let earlier: Vec<&LogAnchor> = anchors.iter().filter(|anchor| Some(anchor.log) != found.log).collect();
-            let text = if json {
-                let value = json!({
-                    "ok": true,
-                    "entries": found.entries,
-                    "seq": found.head.0.0,
-                    "head": found.head.1.to_string(),
-                    "durable": found.durable.0,
-                    "signed": found.signed.map(|seq| seq.0),
-                    "key": found.key,
-                    "anchored": found.anchored.map(|seq| seq.0),
-                    "lost": found.lost,
-                    "earlier_logs": earlier.iter().map(|anchor| anchor.seq).collect::<Vec<_>>(),
-                    "torn_bytes": found.torn_bytes,
-                    "set_aside": found.set_aside.len(),
-                });
-                render::json::to_json_line(&value)?
-            } else {
-                render::audit::format_verification(&found, &earlier)
-            };
-            print_output(&text)?;
-            Ok(exit::SUCCESS)
+            let value = json!({
+                "ok": true,
+                "entries": found.entries,
+                "seq": found.head.0.0,
+                "head": found.head.1.to_string(),
+                "durable": found.durable.0,
+                "signed": found.signed.map(|seq| seq.0),
+                "key": found.key,
+                "anchored": found.anchored.map(|seq| seq.0),
+                "lost": found.lost,
+                "earlier_logs": earlier.iter().map(|anchor| anchor.seq).collect::<Vec<_>>(),
+                "torn_bytes": found.torn_bytes,
+                "set_aside": found.set_aside.len(),
+            });
+            print_result(json, &value, || render::audit::format_verification(&found, &earlier))
         }
         Err(e @ (VerifyError::Place(_) | VerifyError::NoLog { .. })) => Err(CliError::from(e)),
         Err(e) => {

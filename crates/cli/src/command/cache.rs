@@ -149,17 +149,6 @@ fn clear_result_to_json(caches: &WorkspaceCaches, end: ClearResult) -> Value {
 
 fn clear_over(store: Option<&CacheStore>, limit_bytes: u64, json: bool) -> CommandResult {
     let removed = store.map(|store| store.keep_within(limit_bytes)).transpose()?.unwrap_or_default();
-    let mut out = String::new();
-    for caches in &removed {
-        out += &if json {
-            render::json::to_json_line(&clear_result_to_json(caches, ClearResult::Removed))?
-        } else {
-            text::format_removal(caches)
-        };
-    }
-    print_output(&out)?;
-    if removed.is_empty() && !json {
-        print_remark("nothing was removed\n");
-    }
-    Ok(exit::SUCCESS)
+    let removed_json = |caches| clear_result_to_json(caches, ClearResult::Removed);
+    print_each(&removed, json, (removed_json, text::format_removal), "nothing was removed\n")
 }

@@ -9,7 +9,7 @@ use stockade_model::{
     Assessment, Capability, Decision, Finding, Impact, PolicyVerdict, RawText, RequestCommand, RunRequest, Tier,
 };
 
-use super::{CommandResult, print_output, read_variable, setting};
+use super::{CommandResult, output_error, print_result, read_variable, setting};
 use crate::args::CheckArgs;
 use crate::failure::CliError;
 use crate::meaning::{self, MAX_COMMAND_BYTES, ResolvedArgs};
@@ -27,7 +27,7 @@ pub fn assess_commands(typed: CheckArgs) -> CommandResult {
     let (json, jsonl) = (typed.json, typed.jsonl);
     let meant = ResolvedArgs::from_check_args(typed, &read_variable)?;
     let setting = setting::load_config(&meant.workspace)?;
-    setting.require_profile(meant.profile.as_deref())?;
+    setting.require_profile(meant.terms.profile.as_deref())?;
     let request = setting.build_request(&meant, meaning::request_id()?);
     let rules = setting.policy_engine();
     let judge = |request: &RunRequest| {
@@ -42,17 +42,10 @@ pub fn assess_commands(typed: CheckArgs) -> CommandResult {
         return Ok(exit::SUCCESS);
     }
     let (assessment, decision) = judge(&request);
-    print_output(&if json {
-        render::json::to_json_line(&CheckResult::from_decision(&assessment, &decision))?
-    } else {
-        render::check::format_decision(
-            &meaning::text_of(&request.command),
-            &assessment,
-            &decision,
-            crate::stdout_style(),
-        )
-    })?;
-    Ok(exit::SUCCESS)
+    print_result(json, &CheckResult::from_decision(&assessment, &decision), || {
+        let text = meaning::text_of(&request.command);
+        render::check::format_decision(&text, &assessment, &decision, crate::stdout_style())
+    })
 }
 
 /// Function that assesses a request and decides on it.
@@ -173,10 +166,6 @@ impl RequestStream<'_> {
 
 fn input_error(e: io::Error) -> CliError {
     CliError::new(format!("cannot read standard input: {e}"))
-}
-
-fn output_error(e: io::Error) -> CliError {
-    CliError::new(format!("cannot write to standard output: {e}"))
 }
 
 /// Reads the next line without its line feed. Returns `Some(false)` if it was too long; then it was

@@ -23,7 +23,7 @@ use stockade_policy::ReviewSettings;
 
 use super::sandbox::containers;
 use super::setting::{self, WorkspaceConfig};
-use super::{CommandResult, print_output, read_variable, reviewer};
+use super::{CommandResult, print_result, read_variable, reviewer};
 use crate::args::DoctorArgs;
 use crate::failure::CliError;
 use crate::{exit, meaning, places, render};
@@ -59,17 +59,12 @@ pub struct DoctorReport {
 /// Findings about one container engine. Nothing is created in it.
 #[derive(Debug, Serialize)]
 pub struct EngineFinding {
-    /// Kind of the sandboxes that it creates.
+    /// Its name.
     pub name: &'static str,
-    /// Version, if the engine answers with one.
-    pub version: Option<String>,
-    /// True if the engine runs as an ordinary user.
-    pub rootless: bool,
-    /// Default runtime.
-    pub runtime: Option<String>,
-    /// Runtimes that can be named.
-    pub runtimes: Vec<String>,
-    /// Reason why it cannot be used.
+    /// Its own description.
+    #[serde(flatten)]
+    pub info: ContainerEngineInfo,
+    /// The reason why it cannot be used, if it cannot.
     pub problem: Option<String>,
 }
 
@@ -142,29 +137,15 @@ pub fn run_doctor(typed: &DoctorArgs) -> CommandResult {
         engines: containers::list_container_backends(&place.workspace)?.iter().map(found_engine).collect(),
         reviewer: setting.settings.review.value.as_ref().map(found_reviewer),
     };
-    let text = if typed.json {
-        render::json::to_json_line(&findings)?
-    } else {
-        render::doctor::format_findings(&findings, crate::stdout_style())
-    };
-    print_output(&text)?;
+    print_result(typed.json, &findings, || render::doctor::format_findings(&findings, crate::stdout_style()))?;
     Ok(if findings.best.is_some() { exit::SUCCESS } else { exit::NEGATIVE_RESULT })
 }
 
 fn found_engine(sandboxes: &ContainerSandboxes) -> EngineFinding {
     let name = sandboxes.name();
     match sandboxes.find_engine() {
-        Ok(ContainerEngineInfo { version, rootless, runtime, runtimes }) => {
-            EngineFinding { name, version, rootless, runtime, runtimes, problem: None }
-        }
-        Err(error) => EngineFinding {
-            name,
-            version: None,
-            rootless: false,
-            runtime: None,
-            runtimes: Vec::new(),
-            problem: Some(error.what),
-        },
+        Ok(info) => EngineFinding { name, info, problem: None },
+        Err(error) => EngineFinding { name, info: ContainerEngineInfo::default(), problem: Some(error.what) },
     }
 }
 

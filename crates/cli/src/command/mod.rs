@@ -25,7 +25,7 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write};
 use std::time::SystemTime;
 
-use serde_json::Value;
+use serde::Serialize;
 
 use crate::failure::CliError;
 use crate::{exit, render};
@@ -52,9 +52,12 @@ pub fn now_ms() -> u64 {
 /// [`CliError`] if standard output cannot be written: unnoticed truncation would be worse.
 pub fn print_output(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .map_err(|e| CliError::new(format!("cannot write to standard output: {e}")))
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(output_error)
+}
+
+/// Returns the error for a failed write to standard output.
+pub fn output_error(e: io::Error) -> CliError {
+    CliError::new(format!("cannot write to standard output: {e}"))
 }
 
 /// Prints each item of a list, as text or as a line of JSON. For an empty list it shows `none` to a
@@ -62,10 +65,10 @@ pub fn print_output(text: &str) -> Result<(), CliError> {
 ///
 /// # Errors
 /// [`CliError`] if it cannot be written.
-pub fn print_each<T>(
-    found: &[T],
+pub fn print_each<'a, T, J: Serialize>(
+    found: &'a [T],
     json: bool,
-    (as_json, as_text): (impl Fn(&T) -> Value, impl Fn(&T) -> String),
+    (as_json, as_text): (impl Fn(&'a T) -> J, impl Fn(&'a T) -> String),
     none: &str,
 ) -> CommandResult {
     let mut out = String::new();
@@ -79,14 +82,20 @@ pub fn print_each<T>(
     Ok(exit::SUCCESS)
 }
 
+/// Prints one result, as JSON or as text.
+pub fn print_result(json: bool, value: &impl Serialize, as_text: impl FnOnce() -> String) -> CommandResult {
+    print_output(&if json { render::json::to_json_line(value)? } else { as_text() })?;
+    Ok(exit::SUCCESS)
+}
+
 /// Prints a remark for the user on standard error. A failure of that write cannot be reported.
 pub fn print_remark(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
 /// Reports on a terminal that a list is empty; a script reads an empty list.
-pub fn remark_empty(shown: &str, what: &str) {
-    if shown.is_empty() && io::stderr().is_terminal() {
+pub fn remark_empty(is_empty: bool, what: &str) {
+    if is_empty && io::stderr().is_terminal() {
         print_remark(&format!("{what}\n"));
     }
 }

@@ -4,14 +4,14 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use stockade_audit::{EntryContent, EntryFilter, LogEntry, LogQuery};
+use stockade_audit::{EntryContent, LogEntry, LogQuery};
 use stockade_model::EventKind;
 
-use super::{CommandResult, now_ms, print_output, read_variable};
+use super::{CommandResult, audit, print_output};
 use crate::args::{NetArgs, NetCommand};
 use crate::failure::CliError;
 use crate::render::network::{self, HostStatistics};
-use crate::{exit, meaning, places, render};
+use crate::{exit, render};
 
 /// Interval between two reads of the audit log.
 const LOG_POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -31,13 +31,8 @@ pub fn show_network(typed: NetCommand) -> CommandResult {
 
 /// Opens the audit log from its beginning, including entries that are appended meanwhile.
 fn open_audit_query(typed: &NetArgs) -> Result<LogQuery, CliError> {
-    let filter = EntryFilter {
-        request: typed.request.as_deref().map(str::parse).transpose()?,
-        session: typed.session.as_deref().map(meaning::parse_session_id).transpose()?,
-        since_ms: typed.since.map(|since| now_ms().saturating_sub(meaning::to_milliseconds(since))),
-        ..EntryFilter::default()
-    };
-    Ok(stockade_audit::query_log(&places::state_path(&read_variable)?.join("audit"), filter)?)
+    let filter = audit::filter_entries(typed.request.as_deref(), typed.session.as_deref(), typed.since)?;
+    audit::query_own_log(filter)
 }
 
 /// Returns the next entry about the network. An unreadable line counts as one, because it could be
@@ -69,8 +64,7 @@ fn show_connection_log(typed: NetArgs) -> CommandResult {
     let mut record = open_audit_query(&typed)?;
     loop {
         while let Some(entry) = next(&mut record)? {
-            let line =
-                if typed.json { super::audit::json_line(&entry)? } else { render::audit::format_entry(&entry) + "\n" };
+            let line = if typed.json { audit::json_line(&entry)? } else { render::audit::format_entry(&entry) + "\n" };
             print_output(&line)?;
         }
         if !typed.follow {

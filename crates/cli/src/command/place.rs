@@ -61,7 +61,7 @@ impl RunSandbox {
         if let Self::Lasting(inside) = self {
             meant.cwd = INSIDE_WORKSPACE.into();
             meant.workspace = INSIDE_WORKSPACE.into();
-            meant.profile = Some(inside.profile.clone());
+            meant.terms.profile = Some(inside.profile.clone());
             meant.grants.extend(inside.grants.iter().cloned());
             meant.limits.lower_to(&inside.limits);
         }
@@ -70,25 +70,23 @@ impl RunSandbox {
 
     /// Returns the grants that each command there has.
     pub fn common_grants(&self) -> Vec<Grant> {
-        match self {
-            Self::Own(_) => Vec::new(),
-            Self::Lasting(inside) => inside.grants.clone(),
-        }
+        self.persistent_context().map(|inside| inside.grants.clone()).unwrap_or_default()
     }
 
     /// Returns the workspace on the host.
     pub fn host_workspace<'a>(&'a self, meant: &'a ResolvedArgs) -> &'a Path {
-        match self {
-            Self::Own(_) => &meant.workspace,
-            Self::Lasting(inside) => &inside.workspace,
-        }
+        self.persistent_workspace().unwrap_or(&meant.workspace)
     }
 
     /// Returns the workspace on the host of a persistent sandbox.
     pub fn persistent_workspace(&self) -> Option<&Path> {
+        self.persistent_context().map(|inside| inside.workspace.as_path())
+    }
+
+    fn persistent_context(&self) -> Option<&PersistentRunContext> {
         match self {
             Self::Own(_) => None,
-            Self::Lasting(inside) => Some(&inside.workspace),
+            Self::Lasting(inside) => Some(inside),
         }
     }
 

@@ -148,7 +148,7 @@ fn run_engine(typed: RunArgs, id: RequestId, front: RunSetup) -> Result<RunOutco
     let meant = place.resolve_inside(meant)?;
     let setting = info_span!("read the policy").in_scope(|| setting::load_config(place.host_workspace(&meant)))?;
     let setting = if place.persistent_workspace().is_some() { setting.without_mounts() } else { setting };
-    setting.require_profile(meant.profile.as_deref())?;
+    setting.require_profile(meant.terms.profile.as_deref())?;
     let state = StateDirectory::open(&setting.sources.state_directory)?;
     places::make_configuration_directory(&setting.sources);
     info_span!("recover stages")
@@ -156,7 +156,7 @@ fn run_engine(typed: RunArgs, id: RequestId, front: RunSetup) -> Result<RunOutco
     tell_built_in(&setting, &state);
     let request = place.adapt_request(setting.build_request(&meant, id));
     let configured_ms = setting.settings.approval_timeout_ms.value;
-    let question_timeout_ms = meant.approval_timeout.map_or(configured_ms, meaning::to_milliseconds);
+    let question_timeout_ms = meant.terms.approval_timeout.map_or(configured_ms, meaning::to_milliseconds);
     terminal::leave_input_to_foreground().map_err(|e| CliError::new(format!("cannot set standard input: {e}")))?;
     let SignalListener { interrupts, interrupter, wake, of_terminal } = front.signals.start_listening()?;
     let audit_log = Arc::new(info_span!("open the record").in_scope(|| AuditLog::open(&state))?);
@@ -217,10 +217,10 @@ fn build_policy_engine(
     sandbox_backend: &'static str,
 ) -> RulePolicyEngine {
     RulePolicyEngine {
-        stage: meant.stage,
-        undo: meant.undo,
+        stage: meant.terms.stage,
+        undo: meant.terms.undo,
         can_keep: inside.is_none(),
-        trace: meant.trace,
+        trace: meant.terms.trace,
         inside,
         sandbox_backend,
         ..setting.policy_engine()

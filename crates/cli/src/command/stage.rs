@@ -5,14 +5,14 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use stockade_model::{Event, EventKind, RawText, StageId};
+use stockade_model::{EventKind, RawText, StageId};
 use stockade_native::stage::text::{ContentDiff, diff_change};
 use stockade_native::stage::{
     ChangeKind, CommitObserver, CommitRequest, HeldChange, HoldReason, OpenStage, RecoveryEnd, RecoveryResult,
     StageChange, StageCommitError, StageConflict, StageDirectory, StageError, StageListEntry, recover_all,
 };
 
-use super::{CommandResult, now_ms, print_each, print_output, print_remark, read_variable};
+use super::{CommandResult, print_each, print_output, print_remark, print_result, read_variable};
 use crate::args::StageCommand;
 use crate::audit_log::AuditLog;
 use crate::failure::{CliError, quote_path};
@@ -30,24 +30,16 @@ const MIN_PROGRESS_STEPS: usize = 500;
 /// [`CliError`] if a stage or its workspace cannot be used.
 pub fn manage_stages(typed: StageCommand) -> CommandResult {
     let state = StateDirectory::open(&places::state_path(&read_variable)?)?;
+    if !matches!(typed, StageCommand::Recover { .. }) {
+        recover_commits(&state, None)?;
+    }
     match typed {
-        StageCommand::List { json } => {
-            recover_commits(&state, None)?;
-            list_stages(&state, json)
-        }
+        StageCommand::List { json } => list_stages(&state, json),
         StageCommand::Recover { json } => recover_now(&state, json),
-        StageCommand::Diff { target, summary, json } => {
-            recover_commits(&state, None)?;
-            diff_stage(&state, &target, summary, json)
-        }
-        StageCommand::Commit { target, protected, json } => {
-            recover_commits(&state, None)?;
-            commit_stage(&state, &target, &protected, json)
-        }
-        StageCommand::Discard { target, all, json } => {
-            recover_commits(&state, None)?;
-            if all { discard_all(&state, json) } else { discard_stage(&state, &target, json) }
-        }
+        StageCommand::Diff { target, summary, json } => diff_stage(&state, &target, summary, json),
+        StageCommand::Commit { target, protected, json } => commit_stage(&state, &target, &protected, json),
+        StageCommand::Discard { all: true, json, .. } => discard_all(&state, json),
+        StageCommand::Discard { target, json, .. } => discard_stage(&state, &target, json),
     }
 }
 
@@ -56,22 +48,15 @@ pub fn manage_stages(typed: StageCommand) -> CommandResult {
 /// # Errors
 /// [`CliError`] if neither is possible: a partial commit remains in the workspace then.
 pub fn recover_commits(state: &StateDirectory, workspace: Option<&Path>) -> Result<(), CliError> {
-    // Reading must not create the directory.
-    if !state.stages_directory().exists() {
-        return Ok(());
-    }
-    for recovered in recover_all(&StageDirectory::open(&state.stages_directory())?, workspace)? {
+    let Some(stages) = open_stages(state)? else { return Ok(()) };
+    for recovered in recover_all(&stages, workspace)? {
         print_remark(&text::format_recovery(&recovered));
     }
     Ok(())
 }
 
 fn recover_now(state: &StateDirectory, json: bool) -> CommandResult {
-    let found = if state.stages_directory().exists() {
-        recover_all(&StageDirectory::open(&state.stages_directory())?, None)?
-    } else {
-        Vec::new()
-    };
+    let found = open_stages(state)?.map(|stages| recover_all(&stages, None)).transpose()?.unwrap_or_default();
     print_each(&found, json, (recovered_json, text::format_recovery), "no commit was cut off\n")
 }
 
@@ -86,20 +71,8 @@ fn recovered_json(recovered: &RecoveryResult) -> Value {
 }
 
 fn list_stages(state: &StateDirectory, json: bool) -> CommandResult {
-    let found = if state.stages_directory().exists() {
-        StageDirectory::open(&state.stages_directory())?.list_stages()?
-    } else {
-        Vec::new()
-    };
-    let mut out = String::new();
-    for listed in &found {
-        out += &if json { render::json::to_json_line(&listed_json(listed))? } else { text::format_line(listed) };
-    }
-    print_output(&out)?;
-    if found.is_empty() && !json {
-        print_remark("nothing is staged\n");
-    }
-    Ok(exit::SUCCESS)
+    let found = open_stages(state)?.map(|stages| stages.list_stages()).transpose()?.unwrap_or_default();
+    print_each(&found, json, (listed_json, text::format_line), "nothing is staged\n")
 }
 
 fn listed_json(listed: &StageListEntry) -> Value {
@@ -172,10 +145,13 @@ fn of_here(stages: &StageDirectory, cwd: &Path) -> Result<impl Iterator<Item = S
 fn make_workspace_relative(typed: &OsString, cwd: &Path, workspace: &Path) -> Result<PathBuf, CliError> {
     let path = places::expand_path(Path::new(typed), &|| places::find_home_directory(&read_variable), cwd)?;
     let inside = path.strip_prefix(workspace).map(Path::to_owned);
-    inside.map_err(|_| {
-        CliError::new(format!("{} lies outside the workspace {}", quote_path(Path::new(typed)), quote_path(workspace)))
-            .with_hint("name paths of the workspace")
-    })
+    inside.map_err(|_| outside_workspace_error(Path::new(typed), workspace))
+}
+
+/// Returns the error for a path that is not in the workspace.
+pub fn outside_workspace_error(typed: &Path, workspace: &Path) -> CliError {
+    CliError::new(format!("{} lies outside the workspace {}", quote_path(typed), quote_path(workspace)))
+        .with_hint("name paths of the workspace")
 }
 
 fn nothing_here() -> CommandResult {
@@ -186,6 +162,7 @@ fn nothing_here() -> CommandResult {
 }
 
 /// Opens the stages, if their directory exists.
+/// Opens the stages, if there are any: reading must not create the directory.
 fn open_stages(state: &StateDirectory) -> Result<Option<StageDirectory>, CliError> {
     Ok(if state.stages_directory().exists() { Some(StageDirectory::open(&state.stages_directory())?) } else { None })
 }
@@ -274,18 +251,11 @@ fn commit_stage(state: &StateDirectory, typed: &[OsString], protected: &[OsStrin
         agreed: wanted.agreed.iter().map(|path| path.as_path().into()).collect(),
         held: committed.held.len() as u64,
     };
-    log.append_event(&Event { time_ms: now_ms(), request, session: None, kind })?;
-    log.commit_lines()?;
-    let text = if json {
-        let paths: Vec<RawText> = committed.paths.iter().map(|path| path.as_path().into()).collect();
-        let held: Vec<Value> = committed.held.iter().map(held_json).collect();
-        render::json::to_json_line(
-            &json!({ "stage": target.id, "committed": paths, "left": held, "gone": committed.is_gone }),
-        )?
-    } else {
-        text::format_commit(&committed, target.id.as_str(), crate::stdout_style())
-    };
-    print_output(&text)?;
+    log.record_now(request, None, kind)?;
+    let paths: Vec<RawText> = committed.paths.iter().map(|path| path.as_path().into()).collect();
+    let held: Vec<Value> = committed.held.iter().map(held_json).collect();
+    let value = json!({ "stage": target.id, "committed": paths, "left": held, "gone": committed.is_gone });
+    print_result(json, &value, || text::format_commit(&committed, target.id.as_str(), crate::stdout_style()))?;
     Ok(if committed.held.is_empty() { exit::SUCCESS } else { exit::NEGATIVE_RESULT })
 }
 
@@ -334,16 +304,10 @@ fn discard_one(stages: &StageDirectory, target: &StageTarget, log: &AuditLog, js
     let request = stage.meta.request.clone();
     let (paths, is_gone) = stage.discard_changes(&target.paths)?;
     let kind = EventKind::Discarded { stage: target.id.clone(), changes: paths.len() as u64 };
-    log.append_event(&Event { time_ms: now_ms(), request, session: None, kind })?;
-    log.commit_lines()?;
-    let text = if json {
-        let list: Vec<RawText> = paths.iter().map(|path| path.as_path().into()).collect();
-        render::json::to_json_line(&json!({ "stage": target.id, "discarded": list, "gone": is_gone }))?
-    } else {
-        format!("{} discarded\n", count_noun(paths.len(), "path"))
-    };
-    print_output(&text)?;
-    Ok(exit::SUCCESS)
+    log.record_now(request, None, kind)?;
+    let list: Vec<RawText> = paths.iter().map(|path| path.as_path().into()).collect();
+    let value = json!({ "stage": target.id, "discarded": list, "gone": is_gone });
+    print_result(json, &value, || format!("{} discarded\n", count_noun(paths.len(), "path")))
 }
 
 /// Progress of a long commit.

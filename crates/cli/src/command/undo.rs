@@ -5,13 +5,14 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use stockade_model::{Event, EventKind, RawText, RequestId};
+use stockade_model::{EventKind, RawText, RequestId};
 use stockade_native::stage::text::diff_objects;
 use stockade_native::undo::{
     RestoreResult, UndoChange, UndoComparison, UndoConflict, UndoEffect, UndoMeta, UndoRun, UndoStore,
 };
 
-use super::{CommandResult, now_ms, print_each, print_output, print_remark, read_variable};
+use super::stage::outside_workspace_error;
+use super::{CommandResult, print_each, print_output, print_remark, print_result, read_variable};
 use crate::audit_log::AuditLog;
 use crate::failure::{CliError, quote_path};
 use crate::places::StateDirectory;
@@ -84,20 +85,16 @@ pub fn undo_run(typed: &UndoArgs) -> CommandResult {
             return Err(CliError::new("what is kept of a run is forgotten as a whole").with_hint("name no paths"));
         }
         store.remove_run(&target.run.request)?;
-        record_event(&log, &target.run.request, EventKind::Forgotten)?;
+        log.record_now(target.run.request.clone(), None, EventKind::Forgotten)?;
         let line = json!({ "run": id, "end": "forgotten" });
-        print_output(&if typed.json {
-            render::json::to_json_line(&line)?
-        } else {
-            format!("forgot what run {id} changed\n")
-        })?;
-        return Ok(exit::SUCCESS);
+        return print_result(typed.json, &line, || format!("forgot what run {id} changed\n"));
     }
     let run = store.open_run(&target.run.request)?;
     let done = run.restore_paths(&target.paths, typed.skip_conflicts, &mut |_| Ok(()))?;
     if done.is_done {
         let left = done.comparison.conflicts.len() + done.failed.len();
-        record_event(&log, &target.run.request, EventKind::Undone { restored: done.restored, left: left as u64 })?;
+        let kind = EventKind::Undone { restored: done.restored, left: left as u64 };
+        log.record_now(target.run.request.clone(), None, kind)?;
     }
     tell_killed(&done.comparison);
     if typed.json {
@@ -120,11 +117,6 @@ fn changed_nothing(run: &RequestId, path: &Path) -> u8 {
 fn typed_in_vain<'t>(target: &'t UndoTarget, done: &RestoreResult) -> Option<&'t Path> {
     let is_empty = done.is_done && done.restored == 0 && done.failed.is_empty() && done.comparison.conflicts.is_empty();
     target.paths.first().filter(|_| is_empty).map(PathBuf::as_path)
-}
-
-fn record_event(log: &AuditLog, request: &RequestId, kind: EventKind) -> Result<(), CliError> {
-    log.append_event(&Event { time_ms: now_ms(), request: request.clone(), session: None, kind })?;
-    Ok(log.commit_lines()?)
 }
 
 /// Reports the paths that were not restored, and returns the exit code.
@@ -208,10 +200,7 @@ fn make_workspace_relative(typed: &OsString, cwd: &Path, workspace: &Path) -> Re
         _ => path,
     };
     let inside = path.strip_prefix(workspace).map(Path::to_owned);
-    inside.map_err(|_| {
-        CliError::new(format!("{} lies outside the workspace {}", quote_path(Path::new(typed)), quote_path(workspace)))
-            .with_hint("name paths of the workspace")
-    })
+    inside.map_err(|_| outside_workspace_error(Path::new(typed), workspace))
 }
 
 fn list_undo_runs(store: &UndoStore, json: bool) -> CommandResult {

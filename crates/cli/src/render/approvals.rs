@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{ApprovalScope, RawText};
+use stockade_model::ApprovalScope;
 use stockade_store::{ApprovalRecord, Consent};
 
 use super::audit::format_utc;
 use super::summary::scope_name;
-use super::{TextLayout, write_wrapped};
+use super::{TextLayout, cut_text, escape_text, write_wrapped};
 
 /// Characters of the question in a list; `show` prints all of it.
 const MAX_QUESTION_CHARS: usize = 60;
@@ -15,10 +15,7 @@ const MAX_QUESTION_CHARS: usize = 60;
 /// Formats one answer on one line.
 pub fn format_line(answer: &ApprovalRecord, now_ms: u64) -> String {
     let question = answer.question.to_escaped();
-    let mut short: String = question.chars().take(MAX_QUESTION_CHARS).collect();
-    if short.len() < question.len() {
-        short.push('…');
-    }
+    let short = cut_text(&question, MAX_QUESTION_CHARS);
     format!(
         "{}  {}  {}{}  {short}\n",
         answer.id,
@@ -43,7 +40,7 @@ pub fn format_details(answer: &ApprovalRecord, now_ms: u64, style: TextLayout) -
     if let Some(session) = &answer.session {
         row("session", session.as_str());
     }
-    row("by", &RawText::from(answer.by.as_str()).to_escaped());
+    row("by", &escape_text(&answer.by));
     row("when", &format_utc(answer.created_ms));
     row("request", answer.request.as_str());
     row("digest", answer.digest.as_str());

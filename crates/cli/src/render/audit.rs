@@ -6,10 +6,9 @@ use stockade_model::{
     StagedChanges,
 };
 
-use super::findings::tier_name;
 use super::question::operation_verb;
 use super::summary::scope_name;
-use super::{count_noun, format_duration};
+use super::{count_noun, escape_text, format_duration};
 
 /// Formats one entry on one line, without a line feed.
 pub fn format_entry(entry: &LogEntry) -> String {
@@ -31,10 +30,10 @@ fn describe_event(kind: &EventKind) -> (&'static str, String) {
         EventKind::Requested { request, .. } => ("requested", format_command(&request.command)),
         EventKind::Assessed { assessment } => {
             let codes: Vec<_> = assessment.findings.iter().map(|finding| escape_text(&finding.code)).collect();
-            ("assessed", format!("{}: {}", tier_name(assessment.tier), codes.join(", ")))
+            ("assessed", format!("{}: {}", assessment.tier, codes.join(", ")))
         }
         EventKind::Decided { decision } => {
-            ("decided", format!("{}: {}", super::check::verdict_name(decision.verdict), escape_text(&decision.rule)))
+            ("decided", format!("{}: {}", decision.verdict, escape_text(&decision.rule)))
         }
         EventKind::Asked { question } => ("asked", format_question(&question.kind)),
         EventKind::ReviewSent { by, endpoint, request, .. } => {
@@ -84,9 +83,7 @@ fn describe_event(kind: &EventKind) -> (&'static str, String) {
             ("left", format!("process {client}, after {unjudged_bytes} B that were not judged"))
         }
         EventKind::Failed { message } => ("failed", escape_text(message)),
-        EventKind::Finished { status, exit_code } => {
-            ("finished", format!("{}, exit code {exit_code}", status_name(*status)))
-        }
+        EventKind::Finished { status, exit_code } => ("finished", format!("{}, exit code {exit_code}", status)),
         EventKind::Revoked { approval } => ("revoked", escape_text(approval)),
         EventKind::Committed { stage, changes, agreed, held } => {
             ("committed", format!("{changes} of {stage}{}", format_commit(agreed, *held)))
@@ -116,7 +113,7 @@ fn left_behind(staged: Option<&StagedChanges>, kept_for_undo: u64, project_files
     let undo = if kept_for_undo == 0 { "" } else { ", its changes can be undone" };
     let files = match project_files {
         0 => String::new(),
-        count => format!(", it wrote {} of code for later", count_noun(count as usize, "file")),
+        count => format!(", it wrote {} of code for later", count_noun(count, "file")),
     };
     staged + undo + &files
 }
@@ -145,10 +142,6 @@ fn format_commit(agreed: &[RawText], left: u64) -> String {
     let agreed: Vec<_> = agreed.iter().map(RawText::to_escaped).collect();
     let yes = if agreed.is_empty() { String::new() } else { format!(", yes to {}", agreed.join(", ")) };
     if left == 0 { yes } else { format!("{yes}, {left} left") }
-}
-
-fn escape_text(text: &str) -> String {
-    RawText::from(text).to_escaped()
 }
 
 /// Returns the words of a command as they would be typed.
@@ -187,30 +180,16 @@ fn format_answer(answer: ApprovalAnswer) -> String {
 
 fn format_end(status: FinalStatus, exit_code: Option<i32>, signal: Option<i32>) -> String {
     match (exit_code, signal) {
-        (Some(code), _) => format!("{} {code}", status_name(status)),
-        (None, Some(signal)) => format!("{} {signal}", status_name(status)),
-        (None, None) => status_name(status).to_owned(),
-    }
-}
-
-/// Returns the status as the outcome names it.
-fn status_name(status: FinalStatus) -> &'static str {
-    match status {
-        FinalStatus::Exited => "exited",
-        FinalStatus::Signaled => "signaled",
-        FinalStatus::TimedOut => "timed_out",
-        FinalStatus::Limit => "limit",
-        FinalStatus::Refused => "refused",
-        FinalStatus::Aborted => "aborted",
-        FinalStatus::Error => "error",
+        (Some(code), _) => format!("{} {code}", status),
+        (None, Some(signal)) => format!("{} {signal}", status),
+        (None, None) => status.to_string(),
     }
 }
 
 /// Formats the result of a successful verification. `earlier` are the anchors of logs that were
 /// moved away or removed.
 pub fn format_verification(found: &VerifyReport, earlier: &[&LogAnchor]) -> String {
-    let entries = usize::try_from(found.entries).unwrap_or(usize::MAX);
-    let mut out = format!("the record holds: {}, head {}\n", count_noun(entries, "event"), found.head.1);
+    let mut out = format!("the record holds: {}, head {}\n", count_noun(found.entries, "event"), found.head.1);
     out += &match (found.signed, found.anchored) {
         (None, _) => {
             "• not signed and not anchored, because an earlier version wrote it: the next run does both\n".into()
@@ -221,11 +200,11 @@ pub fn format_verification(found: &VerifyReport, earlier: &[&LogAnchor]) -> Stri
         }
     };
     if found.lost > 0 {
-        let lost = count_noun(usize::try_from(found.lost).unwrap_or(usize::MAX), "event");
+        let lost = count_noun(found.lost, "event");
         out += &format!("• {lost} lost when the machine stopped, before the disk had them\n");
     }
     for anchor in earlier {
-        let events = count_noun(usize::try_from(anchor.seq).unwrap_or(usize::MAX), "event");
+        let events = count_noun(anchor.seq, "event");
         out +=
             &format!("• another log of {events} was here, and was moved away or removed; its head {}\n", anchor.hash);
     }

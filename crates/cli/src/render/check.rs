@@ -4,37 +4,35 @@ use std::fmt::Write as _;
 
 use stockade_model::{Assessment, Capability, Decision, PolicyVerdict, RawText};
 
-use super::findings::{self, impact_name, tier_name};
-use super::{SgrColor, TextLayout, write_wrapped};
+use super::findings;
+use super::{SgrColor, TextLayout, escape_text, write_wrapped};
 
 /// Capabilities that are shown; the rest is counted.
 const MAX_CAPABILITIES_SHOWN: usize = 20;
 
-/// Returns the name of the verdict.
-pub fn verdict_name(verdict: PolicyVerdict) -> &'static str {
-    match verdict {
-        PolicyVerdict::Allow => "allow",
-        PolicyVerdict::Ask => "ask",
-        PolicyVerdict::Deny => "deny",
+pub fn verdict_color(decided: PolicyVerdict) -> SgrColor {
+    match decided {
+        PolicyVerdict::Allow => SgrColor::Bold,
+        PolicyVerdict::Ask => SgrColor::Yellow,
+        PolicyVerdict::Deny => SgrColor::Red,
     }
 }
 
 /// Formats the decision, then its reasons, then the findings.
 pub fn format_decision(command: &RawText, assessment: &Assessment, decision: &Decision, style: TextLayout) -> String {
     let mut out = String::new();
-    let color = match decision.verdict {
-        PolicyVerdict::Allow => SgrColor::Bold,
-        PolicyVerdict::Ask => SgrColor::Yellow,
-        PolicyVerdict::Deny => SgrColor::Red,
-    };
-    let rule = RawText::from(decision.rule.as_str()).to_escaped();
-    let _ = writeln!(out, "decision  {}   ({rule})", style.paint_text(color, verdict_name(decision.verdict)));
+    let rule = escape_text(&decision.rule);
+    let _ = writeln!(
+        out,
+        "decision  {}   ({rule})",
+        style.paint_text(verdict_color(decision.verdict), &decision.verdict.to_string())
+    );
     let escaped = |reason: &str| RawText::from(reason).to_escaped();
     for reason in findings::format_reasons(&decision.reasons, &assessment.findings, command, escaped) {
         write_wrapped(&mut out, style, "because   ", &reason);
     }
-    let _ = writeln!(out, "tier      {}", tier_name(assessment.tier));
-    let _ = writeln!(out, "impact    {}", impact_name(assessment.impact));
+    let _ = writeln!(out, "tier      {}", assessment.tier);
+    let _ = writeln!(out, "impact    {}", assessment.impact);
     for finding in findings::format_other_findings(&decision.reasons, &assessment.findings, command) {
         write_wrapped(&mut out, style, "finding   ", &finding);
     }

@@ -4,6 +4,7 @@ use stockade_model::{FinalStatus, RawText, RequestId};
 use stockade_store::runs::{DetachedRunState, RunDescription};
 
 use super::audit::format_utc;
+use super::cut_text;
 use crate::detach_keys::DetachKeys;
 use crate::{exit, meaning};
 
@@ -15,10 +16,7 @@ pub fn format_line(id: &RequestId, about: Option<&RunDescription>, standing: &De
     let state = describe_state(standing);
     let Some(about) = about else { return format!("{id}  {state}\n") };
     let command = meaning::text_of(&about.command).to_escaped();
-    let mut short: String = command.chars().take(MAX_COMMAND_CHARS).collect();
-    if short.len() < command.len() {
-        short.push('…');
-    }
+    let short = cut_text(&command, MAX_COMMAND_CHARS);
     format!("{id}  {}  {state}  {}  {short}\n", format_utc(about.started_ms), about.workspace.to_escaped())
 }
 

@@ -4,22 +4,22 @@ use std::fmt::Write as _;
 
 use stockade_model::{LayerReport, LayerState, RawText};
 
-use super::{SgrColor, TextLayout, write_wrapped};
+use super::{SgrColor, TextLayout, escape_text, write_wrapped};
 use crate::command::doctor::{DoctorReport, EngineFinding, LevelFinding, ReviewerFinding};
 
 /// Formats every layer, every level on one line with its problems below, then the best level.
 pub fn format_findings(findings: &DoctorReport, style: TextLayout) -> String {
     let mut out = format!("kernel {}, uid {}\n\n", findings.kernel, findings.uid);
     for layer in &findings.layers {
-        let head = format!("{:<18} {:<9} ", layer.name, state_name(layer.report.state));
-        write_wrapped(&mut out, style, &head, &RawText::from(layer.report.detail.as_str()).to_escaped());
+        let head = format!("{:<18} {:<9} ", layer.name, layer.report.state);
+        write_wrapped(&mut out, style, &head, &escape_text(&layer.report.detail));
     }
     out.push('\n');
     for found in &findings.levels {
         write_level(&mut out, found, style);
         for (name, layer) in find_weaker_layers(found, findings) {
-            let detail = RawText::from(layer.detail.as_str()).to_escaped();
-            write_wrapped(&mut out, style, &format!("  {:<8} ", state_name(layer.state)), &format!("{name}: {detail}"));
+            let detail = escape_text(&layer.detail);
+            write_wrapped(&mut out, style, &format!("  {:<8} ", layer.state), &format!("{name}: {detail}"));
         }
     }
     match findings.best {
@@ -43,18 +43,18 @@ pub fn format_findings(findings: &DoctorReport, style: TextLayout) -> String {
 
 /// Formats an engine. Its own texts are untrusted.
 fn write_engine(out: &mut String, found: &EngineFinding, style: TextLayout) {
-    let text = match (&found.problem, &found.version) {
+    let text = match (&found.problem, &found.info.version) {
         (Some(problem), _) => format!("not used: {problem}"),
         (None, version) => {
-            let rootless = if found.rootless { ", as an ordinary user" } else { "" };
-            let runtime = found.runtime.as_deref().unwrap_or("a runtime of its own choice");
-            let others = found.runtimes.iter().filter(|name| Some(*name) != found.runtime.as_ref()).cloned();
+            let rootless = if found.info.rootless { ", as an ordinary user" } else { "" };
+            let runtime = found.info.runtime.as_deref().unwrap_or("a runtime of its own choice");
+            let others = found.info.runtimes.iter().filter(|name| Some(*name) != found.info.runtime.as_ref()).cloned();
             let others = others.collect::<Vec<_>>().join(", ");
             let others = if others.is_empty() { others } else { format!(", or by --runtime {others}") };
             format!("{}{rootless}, with {runtime}{others}", version.as_deref().unwrap_or("of no version"))
         }
     };
-    write_wrapped(out, style, &format!("sandboxes by {:<7} ", found.name), &RawText::from(text.as_str()).to_escaped());
+    write_wrapped(out, style, &format!("sandboxes by {:<7} ", found.name), &escape_text(&text));
 }
 
 fn write_reviewer(out: &mut String, found: &ReviewerFinding, style: TextLayout) {
@@ -96,15 +96,7 @@ fn write_level(out: &mut String, found: &LevelFinding, style: TextLayout) {
         write_wrapped(out, style, "  because  ", &because.join(": "));
     }
     if let Some(hint) = &found.hint {
-        write_wrapped(out, style, "  hint: ", &RawText::from(hint.as_str()).to_escaped());
-    }
-}
-
-fn state_name(state: LayerState) -> &'static str {
-    match state {
-        LayerState::Enforced => "enforced",
-        LayerState::Partial => "partial",
-        LayerState::Absent => "absent",
+        write_wrapped(out, style, "  hint: ", &escape_text(hint));
     }
 }
 
@@ -114,6 +106,7 @@ mod tests {
 
     use super::*;
     use crate::command::doctor::{LayerFinding, SandboxTrial};
+    use stockade_container::ContainerEngineInfo;
 
     fn layer(state: LayerState, detail: &str) -> LayerReport {
         LayerReport { state, detail: detail.into() }
@@ -205,18 +198,17 @@ mod tests {
     fn container_engines() {
         let there = EngineFinding {
             name: "docker",
-            version: Some("20.10.24+dfsg1".into()),
-            rootless: false,
-            runtime: Some("runc".into()),
-            runtimes: vec!["runc".into(), "runsc\u{1b}".into()],
+            info: ContainerEngineInfo {
+                version: Some("20.10.24+dfsg1".into()),
+                rootless: false,
+                runtime: Some("runc".into()),
+                runtimes: vec!["runc".into(), "runsc\u{1b}".into()],
+            },
             problem: None,
         };
         let absent = EngineFinding {
             name: "podman",
-            version: None,
-            rootless: false,
-            runtime: None,
-            runtimes: Vec::new(),
+            info: ContainerEngineInfo::default(),
             problem: Some("there is no socket of podman on this machine".into()),
         };
         let mut out = String::new();

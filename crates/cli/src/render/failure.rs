@@ -3,7 +3,7 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use stockade_model::RawText;
 
-use super::{SgrColor, TextLayout, write_wrapped};
+use super::{SgrColor, TextLayout, escape_text, write_wrapped};
 use crate::failure::CliError;
 
 /// Lines of a usage error that are examined.
@@ -24,7 +24,7 @@ pub fn convert_usage_error(error: &clap::Error, path: &str) -> CliError {
         .or_else(|| extract_suggestion(error))
         .or_else(|| command_after_dashes(error))
         .unwrap_or_else(|| format!("see {} --help", usage_path(error).unwrap_or_else(|| path.to_owned())));
-    CliError { what, hint: Some(RawText::from(hint.as_str()).to_escaped()) }
+    CliError { what, hint: Some(escape_text(&hint)) }
 }
 
 /// Starts of the parser's lines after the message.
@@ -103,20 +103,20 @@ fn meant_by(path: &str, typed: &str) -> Option<&'static str> {
 
 /// Formats the failure and its cause, then the hint on a line of its own.
 pub fn format_error(failure: &CliError, style: TextLayout) -> String {
-    let mut out = format_labelled("error: ", SgrColor::Red, &failure.what, style);
+    let mut out = String::new();
+    write_labelled(&mut out, style, ("error: ", SgrColor::Red), &failure.what);
     if let Some(hint) = &failure.hint {
-        out += &format_labelled("hint: ", SgrColor::Cyan, hint, style);
+        write_labelled(&mut out, style, ("hint: ", SgrColor::Cyan), hint);
     }
     out
 }
 
-fn format_labelled(label: &str, color: SgrColor, text: &str, style: TextLayout) -> String {
-    let mut out = String::new();
-    write_wrapped(&mut out, style, label, text);
-    match out.strip_prefix(label) {
-        Some(rest) => style.paint_text(color, label.trim_end()) + " " + rest,
-        None => out,
-    }
+/// Writes a wrapped text behind a label in colour. The label is painted last, because colour sequences have no
+/// width.
+pub fn write_labelled(out: &mut String, style: TextLayout, (label, color): (&str, SgrColor), text: &str) {
+    let mut lines = String::new();
+    write_wrapped(&mut lines, style, label, text);
+    *out += &lines.replacen(label.trim(), &style.paint_text(color, label.trim()), 1);
 }
 
 #[cfg(test)]

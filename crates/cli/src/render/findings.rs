@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use stockade_model::{Finding, Impact, RawText, Tier};
+use stockade_model::{Finding, RawText, Tier};
 
 use super::compact::compact_and_shorten;
 
@@ -14,25 +14,6 @@ const MAX_QUOTE_COLUMNS: usize = 160;
 const MAX_QUOTED_PARTS: usize = 3;
 /// Most columns of a message.
 const MAX_MESSAGE_COLUMNS: usize = 300;
-
-/// Returns the name of the tier.
-pub fn tier_name(tier: Tier) -> &'static str {
-    match tier {
-        Tier::Allow => "allow",
-        Tier::Ask => "ask",
-        Tier::Deny => "deny",
-    }
-}
-
-/// Returns the name of the impact.
-pub fn impact_name(impact: Impact) -> &'static str {
-    match impact {
-        Impact::Contained => "contained",
-        Impact::Workspace => "workspace",
-        Impact::Irreversible => "irreversible",
-        Impact::Outward => "outward",
-    }
-}
 
 /// Formats reasons with the parts of the text that they refer to: `code: message   «the part»`.
 /// `show` escapes a reason.
@@ -70,10 +51,10 @@ fn as_reason(found: &Finding) -> String {
 }
 
 fn format_head(found: &Finding) -> String {
-    let reach = if found.impact.needs_consent() { format!(", {}", impact_name(found.impact)) } else { String::new() };
+    let reach = if found.impact.needs_consent() { format!(", {}", found.impact) } else { String::new() };
     format!(
         "{}{reach}: {}",
-        tier_name(found.tier),
+        found.tier,
         compact_and_shorten(&RawText::from(found.message.as_str()), MAX_MESSAGE_COLUMNS)
     )
 }
@@ -98,7 +79,7 @@ fn format_parts<'f>(findings: impl Iterator<Item = &'f Finding>, text: &RawText)
 
 #[cfg(test)]
 mod tests {
-    use stockade_model::TextSpan;
+    use stockade_model::{Impact, TextSpan};
 
     use super::*;
 

@@ -23,6 +23,8 @@ pub mod undo;
 
 use std::fmt::Write as _;
 
+use stockade_model::RawText;
+
 use compact::{char_width, measure_width};
 
 /// Narrowest and widest layout, in columns.
@@ -128,8 +130,23 @@ fn split_paragraph(line: &str, first: usize, room: usize) -> Vec<String> {
     if out.is_empty() { vec![String::new()] } else { out }
 }
 
+/// Returns the first characters of a text, with `…` behind them if there are more.
+pub fn cut_text(text: &str, max_chars: usize) -> String {
+    let mut short: String = text.chars().take(max_chars).collect();
+    if short.len() < text.len() {
+        short.push('…');
+    }
+    short
+}
+
+/// Returns a text of another origin as one line that is safe on a terminal.
+pub fn escape_text(text: &str) -> String {
+    RawText::from(text).to_escaped()
+}
+
 /// Formats a number with a noun: `1 grant`, `2 grants`.
-pub fn count_noun(count: usize, noun: &str) -> String {
+pub fn count_noun(count: impl TryInto<usize>, noun: &str) -> String {
+    let count = count.try_into().unwrap_or(usize::MAX);
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 

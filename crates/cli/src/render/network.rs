@@ -8,7 +8,7 @@ use stockade_model::{
     RawText,
 };
 
-use super::{TextLayout, count_noun, format_duration, write_wrapped};
+use super::{TextLayout, count_noun, escape_text, format_duration, write_wrapped};
 
 /// Hosts that are shown; the rest is counted.
 const MAX_HOSTS_SHOWN: usize = 12;
@@ -30,12 +30,12 @@ pub fn format_connection(record: &ConnectionRecord) -> String {
     }
     text += &format!(", {}, {}", format_duration(record.duration_ms), end_name(record.end));
     if let Some(why) = &record.why {
-        text += &format!(": {}", RawText::from(why.as_str()).to_escaped());
+        text += &format!(": {}", escape_text(why));
     }
     if let Some(name) = record.tls_name.as_ref().filter(|name| name.as_bytes() != host_bytes(record)) {
         text += &format!(", TLS name {}", name.to_escaped());
     }
-    format!("{text}   ({})", RawText::from(record.rule.as_str()).to_escaped())
+    format!("{text}   ({})", escape_text(&record.rule))
 }
 
 fn host_bytes(record: &ConnectionRecord) -> &[u8] {
@@ -143,21 +143,17 @@ pub fn format_table(reached: &HostStatistics) -> String {
         let _ = writeln!(out, "{name:wide$}  {connections:>11}  {failed:>6}  {refused:>7}  {up:>10}  {down:>10}");
     }
     if reached.left_out > 0 {
-        let _ = writeln!(out, "and {} to further hosts", counted_big(reached.left_out, "connection"));
+        let _ = writeln!(out, "and {} to further hosts", count_noun(reached.left_out, "connection"));
     }
     for known in &reached.refused {
         let times = if known.times > 1 { format!(", {} times", known.times) } else { String::new() };
-        let rule = RawText::from(known.rule.as_str()).to_escaped();
+        let rule = escape_text(&known.rule);
         let _ = writeln!(out, "refused: {}   ({rule}{times})", known.object.to_escaped());
     }
     if reached.refused_left_out > 0 {
-        let _ = writeln!(out, "and {} of further hosts", counted_big(reached.refused_left_out, "refusal"));
+        let _ = writeln!(out, "and {} of further hosts", count_noun(reached.refused_left_out, "refusal"));
     }
     out
-}
-
-fn counted_big(count: u64, noun: &str) -> String {
-    count_noun(usize::try_from(count).unwrap_or(usize::MAX), noun)
 }
 
 /// Formats a size for a user: `12 B`, `1.2 KiB`, `3.0 GiB`.

@@ -3,19 +3,16 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use stockade_model::{Decision, PolicyVerdict, RawText};
+use stockade_model::{Decision, RawText};
 use stockade_policy::examples::ExampleReport;
 use stockade_policy::suggest::PathGeneralisation;
 use stockade_policy::{
     HostGroup, PolicySettings, PolicyStatement, RuleExplanation, RuleMatch, SettingExplanation as Setting,
 };
 
-use super::{SgrColor, TextLayout, check::verdict_name, count_noun, write_wrapped};
+use super::check::verdict_color;
+use super::{TextLayout, count_noun, escape_text, write_wrapped};
 use crate::command::policy::explain::{DecisionExplanation, match_name};
-
-fn escape_text(text: &str) -> String {
-    RawText::from(text).to_escaped()
-}
 
 /// Formats the files in force and their content.
 pub fn format_files(settings: &PolicySettings) -> String {
@@ -42,13 +39,8 @@ pub fn format_file(path: &Path, settings: &PolicySettings) -> String {
 pub fn format_settings(lines: &[Setting]) -> String {
     let mut out = String::new();
     for line in lines {
-        let _ = writeln!(
-            out,
-            "{} = {}    # {}",
-            escape_text(&line.key),
-            escape_text(&line.value),
-            escape_text(&line.origin.to_string())
-        );
+        let (key, value) = (escape_text(&line.key), escape_text(&line.value));
+        let _ = writeln!(out, "{key} = {value}    # {}", escape_text(&line.origin.to_string()));
     }
     out
 }
@@ -70,23 +62,9 @@ pub fn format_rules(settings: &PolicySettings) -> String {
     let mut out = String::from("rules, combined by deny-overrides over the files:\n");
     for rule in settings.rules() {
         let origin = rule.origin.to_string();
-        let _ = writeln!(
-            out,
-            "  {:<5}  {}    # {}",
-            verdict_name(rule.effect),
-            escape_text(&rule.label()),
-            escape_text(&origin)
-        );
+        let _ = writeln!(out, "  {:<5}  {}    # {}", rule.effect, escape_text(&rule.label()), escape_text(&origin));
     }
     out
-}
-
-fn color_of(decided: PolicyVerdict) -> SgrColor {
-    match decided {
-        PolicyVerdict::Allow => SgrColor::Bold,
-        PolicyVerdict::Ask => SgrColor::Yellow,
-        PolicyVerdict::Deny => SgrColor::Red,
-    }
 }
 
 /// Formats one decision: the deciding source first, then all others.
@@ -94,7 +72,7 @@ pub fn format_explanation(shown: &DecisionExplanation<'_>, style: TextLayout) ->
     let mut out = String::new();
     let decision = shown.decision;
     write_wrapped(&mut out, style, "subject   ", &shown.subject);
-    let painted = style.paint_text(color_of(decision.verdict), verdict_name(decision.verdict));
+    let painted = style.paint_text(verdict_color(decision.verdict), &decision.verdict.to_string());
     let _ = writeln!(out, "decision  {painted}   ({})", escape_text(&decision.rule));
     for reason in &decision.reasons {
         write_wrapped(&mut out, style, "because   ", &escape_text(reason));
@@ -126,7 +104,7 @@ pub fn format_explanation(shown: &DecisionExplanation<'_>, style: TextLayout) ->
 
 fn format_source_result(said: &PolicyStatement) -> String {
     let why = if said.reasons.is_empty() { String::new() } else { format!(": {}", said.reasons.join("; ")) };
-    escape_text(&format!("{} by {}{why}", verdict_name(said.verdict), said.source))
+    escape_text(&format!("{} by {}{why}", said.verdict, said.source))
 }
 
 fn format_considered_rule(one: &RuleExplanation<'_>) -> String {
@@ -134,7 +112,7 @@ fn format_considered_rule(one: &RuleExplanation<'_>) -> String {
         (RuleMatch::No, Some(why)) => format!("no, {why}"),
         (found, _) => match_name(found).to_owned(),
     };
-    escape_text(&format!("{} {}: {found} ({})", verdict_name(one.rule.effect), one.rule.label(), one.rule.origin))
+    escape_text(&format!("{} {}: {found} ({})", one.rule.effect, one.rule.label(), one.rule.origin))
 }
 
 /// Formats the failed examples of a file.
@@ -145,13 +123,8 @@ pub fn failed_examples(path: &Path, report: &ExampleReport) -> String {
         let fault = result.fault.as_deref().unwrap_or_default();
         let file = RawText::from(path).to_escaped();
         let _ = writeln!(out, "{file}{place}: `{}`: {}", escape_text(&result.subject), escape_text(fault));
-        let decided = verdict_name(result.decision.verdict);
-        let _ = writeln!(
-            out,
-            "  expected {}, decided {decided} by {}",
-            verdict_name(result.expected),
-            escape_text(&result.decision.rule)
-        );
+        let (decided, rule) = (result.decision.verdict, escape_text(&result.decision.rule));
+        let _ = writeln!(out, "  expected {}, decided {decided} by {rule}", result.expected);
     }
     out
 }
@@ -161,25 +134,15 @@ pub fn format_coverage(settings: &PolicySettings, report: &ExampleReport, percen
     let mut out = String::new();
     for (rule, count) in settings.rules().zip(&report.spoken) {
         if *count == 0 {
-            let origin = rule.origin.to_string();
-            let _ = writeln!(
-                out,
-                "not reached: {} {}    # {}",
-                verdict_name(rule.effect),
-                escape_text(&rule.label()),
-                escape_text(&origin)
-            );
+            let (label, origin) = (escape_text(&rule.label()), escape_text(&rule.origin.to_string()));
+            let _ = writeln!(out, "not reached: {} {label}    # {origin}", rule.effect);
         }
     }
     let failed = report.failed_results().count();
     let reached = report.spoken.iter().filter(|count| **count > 0).count();
     let held = report.results.len() - failed;
-    let _ = writeln!(
-        out,
-        "{} held, {failed} failed; {reached} of {} reached ({percent} %)",
-        count_noun(held, "example"),
-        count_noun(report.spoken.len(), "rule"),
-    );
+    let (held, rules) = (count_noun(held, "example"), count_noun(report.spoken.len(), "rule"));
+    let _ = writeln!(out, "{held} held, {failed} failed; {reached} of {rules} reached ({percent} %)");
     out
 }
 
@@ -188,8 +151,8 @@ pub fn format_change(request: &str, command: &str, before: &Decision, after: &De
     let milder = if after.verdict < before.verdict { "  MILDER" } else { "" };
     format!(
         "{request}  {} -> {}{milder}  {command}\n  before: {}\n  after:  {}\n",
-        verdict_name(before.verdict),
-        verdict_name(after.verdict),
+        before.verdict,
+        after.verdict,
         escape_text(&before.rule),
         escape_text(&after.rule)
     )

@@ -90,12 +90,8 @@ fn write_held_call(out: &mut String, question: &ApprovalQuestion, style: TextLay
     write_wrapped(out, style, "  command  ", &quote_part(&question.command));
     write_grants(out, grants, style);
     if grants.iter().any(Grant::is_answer_only) {
-        write_wrapped(
-            out,
-            style,
-            "           ",
-            "a yes is one to all of that kind, whatever its arguments, until the run ends",
-        );
+        let text = "a yes is one to all of that kind, whatever its arguments, until the run ends";
+        write_wrapped(out, style, "           ", text);
     }
     if let Some(offer) = question.group_offered() {
         let hosts: Vec<String> = offer.grants.iter().filter_map(Grant::targets).map(ToString::to_string).collect();
@@ -122,12 +118,8 @@ fn write_held_call(out: &mut String, question: &ApprovalQuestion, style: TextLay
 /// Formats all grants of a yes: a grant that was not shown is never given.
 fn write_grants(out: &mut String, grants: &[Grant], style: TextLayout) {
     for grant in grants {
-        write_wrapped(
-            out,
-            style,
-            "  grant    ",
-            &shorten_text(&compact_escaped(&grant.to_string()), MAX_GRANT_COLUMNS),
-        );
+        let text = shorten_text(&compact_escaped(&grant.to_string()), MAX_GRANT_COLUMNS);
+        write_wrapped(out, style, "  grant    ", &text);
     }
 }
 
@@ -192,16 +184,8 @@ pub fn still_held(count: usize, longest_ms: u64, style: TextLayout) -> String {
     let mut out = String::new();
     // A call that was held just now is in the question itself.
     if count > 1 && longest_ms >= 1_000 {
-        write_wrapped(
-            &mut out,
-            style,
-            "• ",
-            &format!(
-                "still held: {}, since {}",
-                count_noun(count, "call"),
-                format_duration(longest_ms / 1_000 * 1_000)
-            ),
-        );
+        let (calls, since) = (count_noun(count, "call"), format_duration(longest_ms / 1_000 * 1_000));
+        write_wrapped(&mut out, style, "• ", &format!("still held: {calls}, since {since}"));
     }
     out
 }
@@ -337,43 +321,29 @@ pub fn list_answer_keys(question: &ApprovalQuestion) -> Vec<AnswerKey> {
 }
 
 impl AnswerKey {
-    /// Returns the character to press.
-    pub fn key_character(self) -> char {
+    /// Returns the character to press, the label in the prompt, and the word to type instead of the key. The
+    /// rarer keys are only in the help.
+    fn texts(self) -> (char, Option<&'static str>, Option<&'static str>) {
         match self {
-            Self::Once => 'o',
-            Self::Group => 'g',
-            Self::Session => 's',
-            Self::Times => 't',
-            Self::Until => 'u',
-            Self::Always => 'a',
-            Self::No => 'n',
-            Self::Never => 'N',
+            Self::Once => ('o', Some("[o]nce"), Some("once")),
+            Self::Group => ('g', Some("[g]roup"), None),
+            Self::Session => ('s', Some("[s]ession"), Some("session")),
+            Self::Times => ('t', None, None),
+            Self::Until => ('u', None, None),
+            Self::Always => ('a', Some("[a]lways"), Some("always")),
+            Self::No => ('n', Some("[n]o"), Some("no")),
+            Self::Never => ('N', Some("[N]ever"), Some("never")),
         }
     }
 
-    /// Returns the label in the prompt; the rarer keys are only in the help.
-    fn prompt_label(self) -> Option<&'static str> {
-        Some(match self {
-            Self::Once => "[o]nce",
-            Self::Group => "[g]roup",
-            Self::Session => "[s]ession",
-            Self::Always => "[a]lways",
-            Self::No => "[n]o",
-            Self::Never => "[N]ever",
-            Self::Times | Self::Until => return None,
-        })
+    /// Returns the character to press.
+    pub fn key_character(self) -> char {
+        self.texts().0
     }
 
     /// Returns the word to type instead of the key; the rarer keys have none.
     pub fn typed_word(self) -> Option<&'static str> {
-        Some(match self {
-            Self::Once => "once",
-            Self::Session => "session",
-            Self::Always => "always",
-            Self::No => "no",
-            Self::Never => "never",
-            Self::Group | Self::Times | Self::Until => return None,
-        })
+        self.texts().2
     }
 
     fn describe_key(self, kind: &QuestionKind) -> &'static str {
@@ -413,13 +383,13 @@ impl AnswerKey {
 
 /// Returns the prompt for a key.
 pub fn format_prompt(keys: &[AnswerKey]) -> String {
-    let labels: Vec<_> = keys.iter().filter_map(|key| key.prompt_label()).collect();
+    let labels: Vec<_> = keys.iter().filter_map(|key| key.texts().1).collect();
     format!("  allow?  {}  [?] > ", labels.join("  "))
 }
 
 /// Returns the prompt for the scope of a yes to a group.
 pub fn group_prompt(name: &str, keys: &[AnswerKey]) -> String {
-    let labels: Vec<_> = keys.iter().filter_map(|key| key.prompt_label()).collect();
+    let labels: Vec<_> = keys.iter().filter_map(|key| key.texts().1).collect();
     format!("g\n  for each host of @{name}:  {} > ", labels.join("  "))
 }
 

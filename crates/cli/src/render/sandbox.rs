@@ -8,6 +8,7 @@ use stockade_model::{FinalStatus, RawText, SandboxId, SandboxRecord, SandboxStat
 use stockade_store::sandboxes::CommandRecord;
 
 use super::audit::format_utc;
+use super::escape_text;
 
 /// Most omitted objects that are named.
 const MAX_OMITTED_SHOWN: usize = 20;
@@ -30,7 +31,7 @@ pub fn format_details(record: &SandboxRecord) -> String {
         let _ = writeln!(out, "{name:<10} {value}");
     };
     line("id", record.id.as_str());
-    let why = record.why.as_ref().map(|why| format!(": {}", RawText::from(why.as_str()).to_escaped()));
+    let why = record.why.as_ref().map(|why| format!(": {}", escape_text(why)));
     line("state", &format!("{}{}", record.state, why.unwrap_or_default()));
     line("made by", record.backend.as_deref().unwrap_or("-"));
     if let Some(runtime) = &spec.runtime {
@@ -65,7 +66,7 @@ pub fn recreated_message(id: &SandboxId) -> String {
 
 /// Message with the chosen backend, and the reasons against the preferred ones.
 pub fn backend_message(backend: &str, passed_over: &[String]) -> String {
-    format!("• made by {backend}: {}\n", RawText::from(passed_over.join("; ").as_str()).to_escaped())
+    format!("• made by {backend}: {}\n", escape_text(&passed_over.join("; ")))
 }
 
 /// Formats the omitted objects of a copy with the reasons; one line each, up to a limit.
@@ -73,7 +74,7 @@ pub fn left_out(left_out: &[OmittedObject]) -> String {
     let mut out = String::new();
     for OmittedObject { path, why, .. } in left_out.iter().take(MAX_OMITTED_SHOWN) {
         // Writing to a String cannot fail.
-        let _ = writeln!(out, "• left out: {path} ({})", RawText::from(why.as_str()).to_escaped());
+        let _ = writeln!(out, "• left out: {path} ({})", escape_text(why));
     }
     if left_out.len() > MAX_OMITTED_SHOWN {
         let _ = writeln!(out, "• left out: {} more", left_out.len() - MAX_OMITTED_SHOWN);
@@ -192,7 +193,7 @@ pub fn format_usage(row: &SandboxUsageRow) -> String {
 pub fn format_command(command: &CommandRecord) -> String {
     let CommandRecord { request, user, text, started_ms, ended_ms, .. } = command;
     let took = format_duration(ended_ms.saturating_sub(*started_ms));
-    let text = RawText::from(text.as_str()).to_escaped();
+    let text = escape_text(text);
     format!("{}  {request}  {user}  {}  {took}  {text}\n", format_utc(*started_ms), format_end(command))
 }
 

@@ -10,7 +10,7 @@ use stockade_native::stage::{
 };
 
 use super::audit::format_utc;
-use super::{SgrColor, TextLayout, count_noun, write_wrapped};
+use super::{SgrColor, TextLayout, count_noun, cut_text, escape_text, write_wrapped};
 
 /// Characters of the command in a list.
 const MAX_COMMAND_CHARS: usize = 60;
@@ -19,18 +19,14 @@ const MAX_HELD_SHOWN: usize = 20;
 
 /// Describes the staged changes in a few words.
 pub fn describe_waiting(staged: &StagedChanges) -> String {
-    let count = usize::try_from(staged.changes).unwrap_or(usize::MAX);
-    format!("{} staged in {}", count_noun(count, "path"), staged.stage)
+    format!("{} staged in {}", count_noun(staged.changes, "path"), staged.stage)
 }
 
 /// Formats one stage on one line.
 pub fn format_line(listed: &StageListEntry) -> String {
     let Some(meta) = &listed.meta else { return format!("{}  damaged\n", listed.id) };
     let command = meta.command.to_escaped();
-    let mut short: String = command.chars().take(MAX_COMMAND_CHARS).collect();
-    if short.len() < command.len() {
-        short.push('…');
-    }
+    let short = cut_text(&command, MAX_COMMAND_CHARS);
     let state = describe_state(listed);
     format!("{}  {}  {state}  {}  {short}\n", listed.id, format_utc(meta.created_ms), meta.workspace.to_escaped())
 }
@@ -181,12 +177,8 @@ fn format_hunk(hunk: &DiffHunk) -> String {
 pub fn format_commit(committed: &CommitResult, id: &str, style: TextLayout) -> String {
     let mut out = format!("{} committed\n", count_noun(committed.paths.len(), "path"));
     for held in committed.held.iter().take(MAX_HELD_SHOWN) {
-        write_wrapped(
-            &mut out,
-            style,
-            "• ",
-            &format!("left in the stage: {}   ({})", format_path(&held.path), obstacle_reason(&held.why)),
-        );
+        let (path, why) = (format_path(&held.path), obstacle_reason(&held.why));
+        write_wrapped(&mut out, style, "• ", &format!("left in the stage: {path}   ({why})"));
     }
     if committed.held.len() > MAX_HELD_SHOWN {
         out += &format!("• and {} more\n", committed.held.len() - MAX_HELD_SHOWN);
@@ -209,7 +201,7 @@ pub fn format_commit(committed: &CommitResult, id: &str, style: TextLayout) -> S
 
 fn obstacle_reason(why: &HoldReason) -> String {
     match why {
-        HoldReason::Protected { rule, .. } => RawText::from(rule.as_str()).to_escaped(),
+        HoldReason::Protected { rule, .. } => escape_text(rule),
         HoldReason::Special(what) => (*what).to_owned(),
     }
 }

@@ -12,9 +12,10 @@ use stockade_policy::{is_history, is_registry_settings, names_package_registry};
 use stockade_store::{ApprovalRecord, Consent};
 
 use super::compact::compact_and_shorten;
+use super::failure::write_labelled;
 use super::question::{grant_hint, grant_option, operation_verb};
 use super::remedy::{RefusalRemedy, RemedyContext, group_by_remedy};
-use super::{SgrColor, TextLayout, count_noun, format_duration, write_wrapped};
+use super::{SgrColor, TextLayout, count_noun, escape_text, format_duration, write_wrapped};
 use crate::failure::CliError;
 
 /// Approver name of a remembered answer.
@@ -80,7 +81,7 @@ fn not_passed(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
             continue;
         }
         let shown: Vec<&str> = names.iter().take(MAX_VARIABLES_SHOWN).map(|name| name.as_str()).collect();
-        write_wrapped(out, style, "• ", &format!("not passed: {}   ({why})", shown.join(", ")));
+        write_note(out, style, &format!("not passed: {}   ({why})", shown.join(", ")));
         let grant = |name: &&str| grant_hint(&Grant::Env((*name).to_owned()), style.is_terminal());
         write_hint(out, &shown.iter().map(grant).collect::<Vec<String>>().join(" "), style);
     }
@@ -94,30 +95,23 @@ fn write_refusals(out: &mut String, outcome: &RunOutcome, context: SummaryContex
     let (registries, refused): (Vec<_>, Vec<_>) = refused.partition(|denial| is_of_registry(denial, home));
     for denial in registries.iter().take(MAX_GROUPS_SHOWN) {
         let object = compact_and_shorten(&denial.object, MAX_TEXT_COLUMNS);
-        write_wrapped(
-            out,
-            style,
-            "• ",
-            &format!("not read: {object}   (tokens of package registries are hidden from runs)"),
-        );
+        write_note(out, style, &format!("not read: {object}   (tokens of package registries are hidden from runs)"));
     }
     let (histories, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(|denial| is_about_history(denial, home));
     if let Some(first) = histories.first() {
         let others = if histories.len() > 1 { format!(" and {} more", histories.len() - 1) } else { String::new() };
         let object = compact_and_shorten(&first.object, MAX_TEXT_COLUMNS);
-        write_wrapped(
+        write_note(
             out,
             style,
-            "• ",
             &format!("not kept: {object}{others}   (a history of what was typed is hidden from runs)"),
         );
     }
     let (gone, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(|denial| is_gone(denial));
     for denial in gone.iter().take(MAX_GROUPS_SHOWN) {
-        write_wrapped(
+        write_note(
             out,
             style,
-            "• ",
             &format!("gone: {}   ({})", compact_and_shorten(&denial.object, MAX_TEXT_COLUMNS), denial.rule),
         );
     }
@@ -183,8 +177,8 @@ fn refused_before(out: &mut String, denial: &Denial, answer: &ApprovalRecord, st
         operation_verb(denial.operation),
         super::audit::format_utc(answer.created_ms)
     );
-    write_wrapped(out, style, "• ", &text);
-    let _ = writeln!(out, "  {} stockade approvals revoke {}", style.paint_text(SgrColor::Cyan, "hint:"), answer.id);
+    write_note(out, style, &text);
+    write_command_hint(out, style, &format!("stockade approvals revoke {}", answer.id));
 }
 
 /// Writes refusals that have the same remedy.
@@ -194,7 +188,7 @@ fn write_group(out: &mut String, remedy: &RefusalRemedy, members: &[&Denial], st
         let rule = compact_and_shorten(&RawText::from(denial.rule.as_str()), MAX_TEXT_COLUMNS);
         let object = compact_and_shorten(&denial.object, MAX_TEXT_COLUMNS);
         let text = format!("refused: {} {object}   ({rule}{times})", operation_verb(denial.operation));
-        write_wrapped(out, style, "• ", &text);
+        write_note(out, style, &text);
     }
     if members.len() > MAX_MEMBERS_SHOWN {
         let _ = writeln!(out, "  and {} more of the kind", members.len() - MAX_MEMBERS_SHOWN);
@@ -214,13 +208,21 @@ fn write_group(out: &mut String, remedy: &RefusalRemedy, members: &[&Denial], st
             vec![format!("--workspace {}", shell_quoted(&RawText::from(top.as_path()).to_escaped()))]
         }
     };
-    let _ = writeln!(out, "  {} {}", style.paint_text(SgrColor::Cyan, "hint:"), options.join(" "));
+    write_command_hint(out, style, &options.join(" "));
+}
+
+/// Writes one remark.
+fn write_note(out: &mut String, style: TextLayout, text: &str) {
+    write_wrapped(out, style, "• ", text);
+}
+
+/// Writes a hint with a command on one line, so that it can be copied.
+fn write_command_hint(out: &mut String, style: TextLayout, command: &str) {
+    let _ = writeln!(out, "  {} {command}", style.paint_text(SgrColor::Cyan, "hint:"));
 }
 
 fn write_hint(out: &mut String, text: &str, style: TextLayout) {
-    let mut lines = String::new();
-    write_wrapped(&mut lines, style, "  hint: ", text);
-    *out += &lines.replacen("hint:", &style.paint_text(SgrColor::Cyan, "hint:"), 1);
+    write_labelled(out, style, ("  hint: ", SgrColor::Cyan), text);
 }
 
 fn write_grants(out: &mut String, outcome: &RunOutcome, context: SummaryContext<'_>, style: TextLayout) {
@@ -243,7 +245,7 @@ fn write_grants(out: &mut String, outcome: &RunOutcome, context: SummaryContext<
         .into_iter()
         .map(|(scope, grants)| grants.join(", ") + &scope.map(|scope| format!(" ({scope})")).unwrap_or_default())
         .collect();
-    write_wrapped(out, style, "• ", &format!("granted: {}", text.join(", ")));
+    write_note(out, style, &format!("granted: {}", text.join(", ")));
 }
 
 /// Returns the scope of the yes to this grant; `None` if the grant came with the request.
@@ -263,7 +265,7 @@ pub fn scope_name(scope: ApprovalScope) -> String {
     match scope {
         ApprovalScope::Once => "once".to_owned(),
         ApprovalScope::Session => "session".to_owned(),
-        ApprovalScope::Times(count) => count_noun(usize::try_from(count).unwrap_or(usize::MAX), "time"),
+        ApprovalScope::Times(count) => count_noun(count, "time"),
         ApprovalScope::Until(time_ms) => format!("until {}", super::audit::format_utc(time_ms)),
         ApprovalScope::Always => "always".to_owned(),
     }
@@ -272,13 +274,8 @@ pub fn scope_name(scope: ApprovalScope) -> String {
 /// Writes the staged changes, and the commands for them.
 fn write_staged_changes(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
     let Some(staged) = outcome.attempts.last().and_then(|last| last.staged.as_ref()) else { return };
-    write_wrapped(out, style, "• ", &super::stage::describe_waiting(staged));
-    let id = &staged.stage;
-    let _ = writeln!(
-        out,
-        "  {} stockade stage diff {id} (then: commit, discard)",
-        style.paint_text(SgrColor::Cyan, "hint:")
-    );
+    write_note(out, style, &super::stage::describe_waiting(staged));
+    write_command_hint(out, style, &format!("stockade stage diff {} (then: commit, discard)", staged.stage));
 }
 
 /// Writes the names of files that run code later.
@@ -297,7 +294,7 @@ fn project_files(out: &mut String, outcome: &RunOutcome, context: SummaryContext
         more => format!(" and {more} more; --json names them"),
     };
     let (count, was) = (count_noun(files.len(), "file"), if files.len() == 1 { "runs" } else { "run" });
-    write_wrapped(out, style, "• ", &format!("{count} written that {was} code later: {}{more}", named.join(", ")));
+    write_note(out, style, &format!("{count} written that {was} code later: {}{more}", named.join(", ")));
 }
 
 /// Writes the number of changes that can be undone, and the command.
@@ -307,70 +304,50 @@ fn kept_for_undo(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
         return;
     }
     // Not the count of `undo`: this one includes paths that were created and removed again.
-    let count = count_noun(usize::try_from(kept).unwrap_or(usize::MAX), "path");
-    write_wrapped(
-        out,
-        style,
-        "• ",
-        &format!("what it changed in the workspace can be put back ({count} noted meanwhile)"),
-    );
-    let hint = style.paint_text(SgrColor::Cyan, "hint:");
-    let _ = writeln!(out, "  {hint} stockade changes {} (then: undo)", outcome.id);
+    let count = count_noun(kept, "path");
+    write_note(out, style, &format!("what it changed in the workspace can be put back ({count} noted meanwhile)"));
+    write_command_hint(out, style, &format!("stockade changes {} (then: undo)", outcome.id));
 }
 
 /// Writes the number of files that a traced run has read, and the use of the trace.
 fn write_trace_summary(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
     let Some(last) = outcome.attempts.last().filter(|last| !last.reads.is_empty()) else { return };
     let files: u64 = last.reads.iter().map(|read| if read.directory { read.files } else { 1 }).sum();
-    write_wrapped(
-        out,
-        style,
-        "• ",
-        &format!("traced: {} read", count_noun(usize::try_from(files).unwrap_or(usize::MAX), "file")),
-    );
-    let hint = style.paint_text(SgrColor::Cyan, "hint:");
-    let _ = writeln!(out, "  {hint} stockade policy suggest --request {}   (a profile that reads no more)", outcome.id);
+    write_note(out, style, &format!("traced: {} read", count_noun(files, "file")));
+    let command = format!("stockade policy suggest --request {}   (a profile that reads no more)", outcome.id);
+    write_command_hint(out, style, &command);
 }
 
 fn write_ending(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
     let failure = outcome.error.as_deref().map(CliError::from_text);
-    let why = failure.as_ref().map(|failure| RawText::from(failure.what.as_str()).to_escaped());
+    let why = failure.as_ref().map(|failure| escape_text(&failure.what));
     let wall_ms = outcome.attempts.last().map_or(0, |last| last.usage.wall_ms);
     match outcome.status {
         FinalStatus::Exited | FinalStatus::Signaled => {}
         FinalStatus::TimedOut => {
-            write_wrapped(
+            write_note(
                 out,
                 style,
-                "• ",
                 &format!("its time ran out after {}; all it had started was ended", format_duration(wall_ms)),
             );
         }
         FinalStatus::Limit => {
-            write_wrapped(out, style, "• ", &format!("a limit ended it: {}", why.as_deref().unwrap_or("unknown")))
+            write_note(out, style, &format!("a limit ended it: {}", why.as_deref().unwrap_or("unknown")))
         }
         FinalStatus::Refused => write_refused_run(out, outcome, why.as_deref(), style),
         FinalStatus::Aborted => {
-            write_wrapped(
-                out,
-                style,
-                "• ",
-                &format!("aborted{}", why.map(|why| format!(": {why}")).unwrap_or_default()),
-            );
+            write_note(out, style, &format!("aborted{}", why.map(|why| format!(": {why}")).unwrap_or_default()));
         }
-        FinalStatus::Error => wrap_error(out, why.as_deref().unwrap_or("the run failed"), style),
+        FinalStatus::Error => {
+            write_labelled(out, style, ("error: ", SgrColor::Red), why.as_deref().unwrap_or("the run failed"))
+        }
     }
     if let Some(hint) = failure.and_then(|failure| failure.hint) {
-        let _ = writeln!(
-            out,
-            "{} {}",
-            style.paint_text(SgrColor::Cyan, "hint:"),
-            RawText::from(hint.as_str()).to_escaped()
-        );
+        let _ = writeln!(out, "{} {}", style.paint_text(SgrColor::Cyan, "hint:"), escape_text(&hint));
     }
     if outcome.attempts.last().and_then(|last| last.enforced.as_ref()).is_some_and(|e| e.level == IsolationLevel::None)
     {
-        write_wrapped(out, style, "• ", "it ran without a sandbox");
+        write_note(out, style, "it ran without a sandbox");
     }
     without_caches(out, outcome, style);
 }
@@ -382,25 +359,19 @@ fn without_caches(out: &mut String, outcome: &RunOutcome, style: TextLayout) {
     let Some(caches) = enforced.and_then(|enforced| enforced.layers.get("caches")) else { return };
     if caches.state != LayerState::Enforced && outcome.exit_code != Some(0) {
         let why = caches.detail.trim_start_matches("none, ");
-        write_wrapped(out, style, "• ", &format!("tools could not write to all of their caches: {why}"));
+        write_note(out, style, &format!("tools could not write to all of their caches: {why}"));
     }
 }
 
-fn wrap_error(out: &mut String, why: &str, style: TextLayout) {
-    let mut text = String::new();
-    write_wrapped(&mut text, style, "error: ", why);
-    *out += &text.replacen("error:", &style.paint_text(SgrColor::Red, "error:"), 1);
-}
-
 fn write_refused_run(out: &mut String, outcome: &RunOutcome, why: Option<&str>, style: TextLayout) {
-    let rule = RawText::from(outcome.decision.rule.as_str()).to_escaped();
+    let rule = escape_text(&outcome.decision.rule);
     // A rule is one line in the audit log; a user gets its hint on a line of its own.
     let (why, hint) = match why.unwrap_or(&rule).split_once("; hint: ") {
         Some((why, hint)) => (why, Some(hint)),
         None => (why.unwrap_or(&rule), None),
     };
-    write_wrapped(out, style, "• ", &format!("refused, nothing ran: {why}"));
-    let reasons = outcome.decision.reasons.iter().map(|reason| RawText::from(reason.as_str()).to_escaped());
+    write_note(out, style, &format!("refused, nothing ran: {why}"));
+    let reasons = outcome.decision.reasons.iter().map(|reason| escape_text(reason));
     for reason in reasons.filter(|r| !r.split("; hint: ").any(|part| why.ends_with(part))).take(MAX_REASONS_SHOWN) {
         write_wrapped(out, style, "  because ", &reason);
     }

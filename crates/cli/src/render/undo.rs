@@ -70,7 +70,7 @@ pub fn format_restoration(done: &RestoreResult, id: &str) -> String {
         out += &format_conflict(path, why);
     }
     if done.is_done {
-        let count = count_noun(usize::try_from(done.restored).unwrap_or(usize::MAX), "path");
+        let count = count_noun(done.restored, "path");
         out += &format!("restored {count} as before run {id}\n");
     }
     out

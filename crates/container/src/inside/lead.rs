@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, TcpStream};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use tokio::runtime::{Builder, Handle};
 
 use super::EngineChannel;
 use crate::frames::{ChannelFrame, FrameError};
+use crate::lock_mutex;
 use crate::passages::{TUNNEL_STREAMS_MAX, TunnelFrameSender, TunnelStreamTable};
 use crate::question::{TunnelRequest, TunnelResponse};
 
@@ -44,10 +45,6 @@ pub(super) struct HostTunnel {
 struct TunnelRequestTable {
     last: u32,
     waiting: HashMap<u32, TunnelWaiter>,
-}
-
-fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl HostTunnel {

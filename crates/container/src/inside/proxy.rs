@@ -4,33 +4,27 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::{Arc, Mutex};
 
 use stockade_egress::{
-    EgressCaller, EgressDecision, EgressNamespace, EgressPermit, EgressPolicy, EgressProxy, EgressProxySetup,
-    EgressRequest, ProxyService,
+    EgressCaller, EgressDecision, EgressPermit, EgressPolicy, EgressProxy, EgressProxySetup, EgressRequest,
+    ProxyService,
 };
 use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, HeldAnswer, HoldId, StartError, WeakEventSender};
-use stockade_model::{
-    AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, EgressRules, EnforcementReport, HostName,
-    NetworkTarget, RawText,
-};
+use stockade_model::{AttemptPlan, Denial, EgressRules, EnforcementReport, HostName, NetworkTarget};
 use stockade_native::powers::PermissionRefusal;
 use stockade_native::proxy_variables;
 use stockade_native::reach::EgressReach;
 
 use super::lead::HostTunnel;
+use crate::lock_mutex;
+use crate::outside::{DisconnectedNamespace, refusal_denial};
 
 /// Most targets that wait for an answer, and most requests that wait for one of them.
 const WAITING_MAX: usize = 64;
 /// Most different refusals that are reported.
 const REPORTED_REFUSALS_MAX: usize = 1024;
-
-fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Proxy of one command.
 pub(super) struct CommandProxy {
@@ -79,19 +73,6 @@ impl CommandProxy {
         if let Some(door) = lock_mutex(&self.door).take() {
             door.stop();
         }
-    }
-}
-
-/// Namespace in which nothing is connected for a program.
-struct DisconnectedNamespace;
-
-impl EgressNamespace for DisconnectedNamespace {
-    fn listen_at(&self, _at: SocketAddr) -> io::Result<OwnedFd> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    fn connecting_socket(&self, _like: SocketAddr) -> io::Result<OwnedFd> {
-        Err(io::ErrorKind::Unsupported.into())
     }
 }
 
@@ -159,7 +140,7 @@ impl ProxyPolicy {
         }
         state.last += 1;
         let id = state.last;
-        let denial = refusal_denial(&target.to_string(), refusal);
+        let denial = refusal_denial(&target.to_string(), &refusal);
         state.waiting.insert(id, HeldTarget { target, answers: vec![answer] });
         drop(state);
         self.events.send_event(AttemptEvent::Held { id: HoldId(id), denial });
@@ -170,7 +151,7 @@ impl ProxyPolicy {
         let is_new = state.told.len() < REPORTED_REFUSALS_MAX && state.told.insert(object.to_owned());
         drop(state);
         if is_new {
-            self.events.send_event(AttemptEvent::Denied(refusal_denial(object, refusal.clone())));
+            self.events.send_event(AttemptEvent::Denied(refusal_denial(object, &refusal)));
         }
         answer(EgressDecision::Refused { rule: refusal.rule, grant: refusal.grant });
     }
@@ -193,20 +174,6 @@ impl ProxyPolicy {
                 Err(PermissionRefusal { rule, grant }) => EgressDecision::Refused { rule, grant },
             });
         }
-    }
-}
-
-fn refusal_denial(object: &str, refusal: PermissionRefusal) -> Denial {
-    Denial {
-        operation: DeniedOperation::Connect,
-        object: RawText::from(object),
-        pid: None,
-        program: None,
-        layer: DenialLayer::Network,
-        rule: refusal.rule,
-        grant: refusal.grant,
-        resolution: DenialResolution::Recorded,
-        count: 1,
     }
 }
 

@@ -10,7 +10,7 @@ use super::ending::RequestEnd;
 use super::machine::{RequestCore, RequestPhase};
 use super::running::ENDED_BY_PERSON;
 use super::{AnswerMemo, BoundPlan, CoreOutput};
-use crate::keys::{QuestionNamespace, RunBinding, run_approval, run_refusal};
+use crate::keys::{QuestionNamespace, run_refusal};
 
 /// Time beyond the question's time-out for an approver that keeps its own time. The approver's
 /// answer then arrives first, and the approver can clear its screen.
@@ -211,12 +211,7 @@ impl RequestCore {
     fn answer_without_asking(&self, kind: &QuestionKind, preset: Option<PresetAnswer>) -> Option<SourcedAnswer> {
         match (preset, &self.request.caller_approval) {
             (Some(PresetAnswer::Remembered(yes)), _) => {
-                let answer = if yes {
-                    ApprovalAnswer::Approved(ApprovalScope::Once)
-                } else {
-                    ApprovalAnswer::Denied(ApprovalScope::Once)
-                };
-                return Some(SourcedAnswer::at_once(answer, "cache"));
+                return Some(SourcedAnswer::at_once(answer_for_once(yes), "cache"));
             }
             (Some(PresetAnswer::Caller), Some(caller)) if matches!(kind, QuestionKind::Run { .. }) => {
                 let by = format!("caller: {}", RawText::from(caller.by.as_str()).to_escaped());
@@ -354,17 +349,8 @@ impl RequestCore {
         let (namespace, grants) = match &question.kind {
             QuestionKind::Unsandboxed => return,
             QuestionKind::Run { .. } => {
-                let binding = RunBinding {
-                    policy: &self.config.policy,
-                    user: &self.config.user,
-                    profile: &planned.profile,
-                    identity: &planned.identity,
-                };
-                let key = if yes {
-                    run_approval(&self.request, &planned.plan, binding)
-                } else {
-                    run_refusal(&self.request, &self.config.user)
-                };
+                let key =
+                    if yes { self.run_approval_key(&planned) } else { run_refusal(&self.request, &self.config.user) };
                 let memo = memo(key, question.command.to_escaped(), &[]);
                 return self.out.push(CoreOutput::Remember(vec![memo]));
             }
@@ -390,6 +376,12 @@ impl RequestCore {
         }
         self.out.push(CoreOutput::Remember(memos));
     }
+}
+
+/// Returns a yes or a no for this time.
+pub(super) fn answer_for_once(yes: bool) -> ApprovalAnswer {
+    let scope = ApprovalScope::Once;
+    if yes { ApprovalAnswer::Approved(scope) } else { ApprovalAnswer::Denied(scope) }
 }
 
 /// Returns the part of an answer that remains for later requests.

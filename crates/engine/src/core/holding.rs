@@ -8,12 +8,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use stockade_model::{
-    ApprovalAnswer, ApprovalMode, ApprovalQuestion, ApprovalScope, Denial, DenialResolution, Digest, EventKind, Grant,
-    GroupOffer, LimitKind, PolicyVerdict, QuestionKind, ReviewResult,
+    ApprovalAnswer, ApprovalMode, ApprovalQuestion, Denial, DenialResolution, Digest, EventKind, Grant, GroupOffer,
+    LimitKind, PolicyVerdict, QuestionKind, ReviewResult,
 };
 
 use super::CoreOutput;
-use super::asking::{SourcedAnswer, may_ask};
+use super::asking::{SourcedAnswer, answer_for_once, may_ask};
 use super::machine::{KeyPurpose, RecalledAnswers, RequestCore, grant_keys};
 use super::running::LiveAttempt;
 use crate::core::RememberedAnswer;
@@ -309,12 +309,7 @@ impl RequestCore {
     /// Answers by the memory or by a rule. The answer is recorded all the same.
     fn answer_unasked(&mut self, live: &mut LiveAttempt, hold: TrackedCall, yes: bool, by: &str) {
         let kind = self.hold_kind(&hold, false);
-        let answer = if yes {
-            ApprovalAnswer::Approved(ApprovalScope::Once)
-        } else {
-            ApprovalAnswer::Denied(ApprovalScope::Once)
-        };
-        let noted = self.note_without_asking(kind, answer, by);
+        let noted = self.note_without_asking(kind, answer_for_once(yes), by);
         if yes && noted {
             let grants = hold.powers.clone();
             live.holds.open.push(hold);

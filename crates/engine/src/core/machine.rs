@@ -289,14 +289,8 @@ impl RequestCore {
         let mut slots = vec![KeyPurpose::RunRefusal];
         let mut keys = vec![run_refusal(&self.request, &self.config.user)];
         if ruling.run_question().is_some() && planned.plan.profile.sandboxed {
-            let binding = RunBinding {
-                policy: &self.config.policy,
-                user: &self.config.user,
-                profile: &planned.profile,
-                identity: &planned.identity,
-            };
             slots.push(KeyPurpose::RunApproval);
-            keys.push(run_approval(&self.request, &planned.plan, binding));
+            keys.push(self.run_approval_key(planned));
         }
         let context = self.grant_context(planned);
         grant_keys(&context, &[QuestionNamespace::Grant], &ruling.grants_in_question(), &mut slots, &mut keys);
@@ -423,6 +417,17 @@ impl RequestCore {
             }
             phase => self.phase = phase,
         }
+    }
+
+    /// Returns the key under which a yes to this run is remembered.
+    pub(super) fn run_approval_key(&self, planned: &BoundPlan) -> MemoryKey {
+        let binding = RunBinding {
+            policy: &self.config.policy,
+            user: &self.config.user,
+            profile: &planned.profile,
+            identity: &planned.identity,
+        };
+        run_approval(&self.request, &planned.plan, binding)
     }
 
     pub(super) fn grant_context(&self, planned: &BoundPlan) -> GrantContext {

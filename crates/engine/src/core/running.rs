@@ -3,7 +3,7 @@
 
 use stockade_model::{
     AttemptRecord, ConnectionRecord, Denial, DenialResolution, EnforcementReport, EventKind, FinalStatus, Grant,
-    HostUse, IsolationLevel, LimitKind, RawText, ReadAccess, ResourceUsage,
+    HostUse, IsolationLevel, LimitKind, RawText, ReadAccess,
 };
 use stockade_policy::missed_variables;
 
@@ -12,7 +12,7 @@ use super::ending::RequestEnd;
 use super::holding::TrackedCalls;
 use super::machine::{RequestCore, RequestPhase};
 use super::{BoundPlan, CoreInput, CoreOutput};
-use crate::AttemptEnd;
+use crate::{AttemptEnd, CommandEnd};
 
 /// Asks a process to end (signal(7), all Linux architectures).
 const SIGTERM: i32 = 15;
@@ -168,50 +168,35 @@ impl RequestCore {
         match input {
             CoreInput::Committed(number) if number == live.commit => {
                 live.committed = true;
-                self.release_when_ready(live);
+                return self.release_when_ready(live);
             }
-            CoreInput::Prepared(report) => self.on_prepared(live, report),
+            CoreInput::Prepared(report) => return self.on_prepared(live, report),
             CoreInput::PrepareFailed(why) if !live.released => {
                 self.note_attempt(&mut live, None);
-                self.end_request(RequestEnd::from_failure(why));
+                return self.end_request(RequestEnd::from_failure(why));
             }
-            CoreInput::Released => self.on_released(live),
+            CoreInput::Released => return self.on_released(live),
             CoreInput::ReleaseFailed(why) => {
                 self.out.push(CoreOutput::Discard);
                 self.forget_all_held(&mut live);
                 self.note_attempt(&mut live, None);
-                self.end_request(RequestEnd::from_failure(why));
+                return self.end_request(RequestEnd::from_failure(why));
             }
-            CoreInput::Denied { denial, powers } => {
-                self.on_denied(&mut live, denial, powers);
-                self.phase = RequestPhase::Attempt(live);
-            }
-            CoreInput::Breached { denial, powers } => {
-                self.on_breached(&mut live, denial, powers);
-                self.phase = RequestPhase::Attempt(live);
-            }
-            CoreInput::Held(call) => {
-                self.on_held(&mut live, *call);
-                self.phase = RequestPhase::Attempt(live);
-            }
+            CoreInput::Ended(end) => return self.on_ended(live, *end),
+            CoreInput::Denied { denial, powers } => self.on_denied(&mut live, denial, powers),
+            CoreInput::Breached { denial, powers } => self.on_breached(&mut live, denial, powers),
+            CoreInput::Held(call) => self.on_held(&mut live, *call),
             CoreInput::HeldRecalled { id, answers, approver } => {
-                self.on_held_recalled(&mut live, id, answers, approver);
-                self.phase = RequestPhase::Attempt(live);
+                self.on_held_recalled(&mut live, id, answers, approver)
             }
-            CoreInput::Withdrawn(id) => {
-                self.on_withdrawn(&mut live, id);
-                self.phase = RequestPhase::Attempt(live);
-            }
+            CoreInput::Withdrawn(id) => self.on_withdrawn(&mut live, id),
             CoreInput::Answered { digest, answer, by } => {
-                if self.on_held_answered(&mut live, &digest, answer, by) {
+                let ends = self.on_held_answered(&mut live, &digest, answer, by);
+                if ends {
                     self.ask_to_end(&mut live, SIGTERM, StopReason::Aborted);
                 }
-                self.phase = RequestPhase::Attempt(live);
             }
-            CoreInput::Connection(connection) => {
-                self.on_connection(&mut live, connection);
-                self.phase = RequestPhase::Attempt(live);
-            }
+            CoreInput::Connection(connection) => self.on_connection(&mut live, connection),
             CoreInput::Signed { grant, object } => {
                 // A process in a container could report a signature that no grant permits.
                 if let Some(planned) = self.planned.as_ref().filter(|planned| planned.plan.grants.contains(&grant)) {
@@ -220,15 +205,13 @@ impl RequestCore {
                     let attempt = planned.plan.attempt;
                     self.record_event(EventKind::Signed { attempt, grant, object });
                 }
-                self.phase = RequestPhase::Attempt(live);
             }
             CoreInput::Executed { pid, program } => {
                 self.record_bounded(&mut live, EventKind::Executed { pid, program });
-                self.phase = RequestPhase::Attempt(live);
             }
-            CoreInput::Ended(end) => self.on_ended(live, *end),
-            _ => self.phase = RequestPhase::Attempt(live),
+            _ => {}
         }
+        self.phase = RequestPhase::Attempt(live);
     }
 
     fn on_prepared(&mut self, mut live: Box<LiveAttempt>, report: EnforcementReport) {
@@ -432,13 +415,8 @@ impl RequestCore {
 
     fn note_attempt(&mut self, live: &mut LiveAttempt, end: Option<AttemptEnd>) {
         let Some(BoundPlan { plan, .. }) = &self.planned else { return };
-        let staged = end.as_ref().and_then(|end| end.staged.clone());
-        let kept_for_undo = end.as_ref().map_or(0, |end| end.kept_for_undo);
-        let reads = end.as_ref().map_or_else(Vec::new, |end| end.reads.clone());
-        let project_files = end.as_ref().map_or_else(Vec::new, |end| end.project_files.clone());
-        let (usage, stdout, stderr, truncated) = end.map_or((ResourceUsage::default(), None, None, false), |end| {
-            (end.usage, end.stdout, end.stderr, end.truncated)
-        });
+        // An attempt that was discarded has no end: it used nothing and left nothing.
+        let end = end.unwrap_or_else(|| AttemptEnd::from_command_end(CommandEnd::NotFound));
         self.attempts.push(AttemptRecord {
             profile: plan.profile.name.clone(),
             grants: plan.grants.iter().chain(&self.in_place).cloned().collect(),
@@ -447,15 +425,15 @@ impl RequestCore {
             denials: std::mem::take(&mut live.denials),
             connections: std::mem::take(&mut live.uses),
             connections_left_out: live.uses_left_out,
-            usage,
-            stdout,
-            stderr,
-            truncated,
-            staged,
-            kept_for_undo,
-            project_files,
+            usage: end.usage,
+            stdout: end.stdout,
+            stderr: end.stderr,
+            truncated: end.truncated,
+            staged: end.staged,
+            kept_for_undo: end.kept_for_undo,
+            project_files: end.project_files,
             not_passed: missed_variables(&self.request.environment, &plan.environment, &plan.argv),
-            reads,
+            reads: end.reads,
         });
     }
 

@@ -85,7 +85,7 @@ pub enum BackgroundPolicy {
 }
 
 /// Specification of a sandbox.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SandboxSpec {
     /// Backend that isolates the sandbox.
@@ -133,21 +133,7 @@ pub struct SandboxSpec {
 impl SandboxSpec {
     /// Returns an empty sandbox of this profile.
     pub fn of_profile(profile: &str) -> Self {
-        Self {
-            backend: BackendChoice::Auto,
-            runtime: None,
-            image: None,
-            root: None,
-            workspace: WorkspaceSource::Empty,
-            profile: profile.to_owned(),
-            level: IsolationLevel::Full,
-            limits: Limits::default(),
-            labels: SandboxLabels::default(),
-            ttl_ms: None,
-            idle_ms: None,
-            after_restart: AfterRestart::default(),
-            background: BackgroundPolicy::default(),
-        }
+        Self { profile: profile.to_owned(), ..Self::default() }
     }
 
     /// Checks whether the parts fit together.

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::SpecError;
 
+use crate::text_form::text_form;
+
 /// Shortest lifetime, in milliseconds.
 const MIN_LIFETIME_MS: u64 = 1_000;
 /// Longest lifetime, in milliseconds: 365 days, as for every duration.
@@ -126,10 +128,12 @@ impl ImageDigest {
     }
 }
 
-impl TryFrom<String> for ImageDigest {
-    type Error = SpecError;
-    fn try_from(text: String) -> Result<Self, SpecError> {
-        let (name, digest) = text.split_once('@').map_or((None, text.as_str()), |(name, rest)| (Some(name), rest));
+text_form!(ImageDigest);
+
+impl FromStr for ImageDigest {
+    type Err = SpecError;
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let (name, digest) = text.split_once('@').map_or((None, text), |(name, rest)| (Some(name), rest));
         let digits = digest.strip_prefix("sha256:").unwrap_or_default();
         if digits.len() != 64 || !digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
             return Err(SpecError::new("image", "an image is named by its content, e.g. `NAME@sha256:...`"));
@@ -144,20 +148,7 @@ impl TryFrom<String> for ImageDigest {
         if !name.is_none_or(is_name) {
             return Err(SpecError::new("image", "its name is small letters, digits, `-`, `_`, `.`, `/` and `:`"));
         }
-        Ok(Self(text))
-    }
-}
-
-impl FromStr for ImageDigest {
-    type Err = SpecError;
-    fn from_str(text: &str) -> Result<Self, SpecError> {
-        Self::try_from(text.to_owned())
-    }
-}
-
-impl From<ImageDigest> for String {
-    fn from(image: ImageDigest) -> String {
-        image.0
+        Ok(Self(text.to_owned()))
     }
 }
 
@@ -179,29 +170,24 @@ impl RuntimeName {
     }
 }
 
-impl TryFrom<String> for RuntimeName {
-    type Error = SpecError;
-    fn try_from(text: String) -> Result<Self, SpecError> {
-        let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.' | b'_');
-        let starts = text.bytes().next().is_some_and(|b| b.is_ascii_lowercase());
-        if starts && text.len() <= 32 && text.bytes().all(fits) {
-            Ok(Self(text))
-        } else {
-            Err(SpecError::new("runtime", "a name is 1 to 32 small letters, digits, `-`, `.` and `_`, e.g. `runsc`"))
-        }
+text_form!(RuntimeName);
+
+impl fmt::Display for RuntimeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 
 impl FromStr for RuntimeName {
     type Err = SpecError;
     fn from_str(text: &str) -> Result<Self, SpecError> {
-        Self::try_from(text.to_owned())
-    }
-}
-
-impl From<RuntimeName> for String {
-    fn from(name: RuntimeName) -> String {
-        name.0
+        let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.' | b'_');
+        let starts = text.bytes().next().is_some_and(|b| b.is_ascii_lowercase());
+        if starts && text.len() <= 32 && text.bytes().all(fits) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(SpecError::new("runtime", "a name is 1 to 32 small letters, digits, `-`, `.` and `_`, e.g. `runsc`"))
+        }
     }
 }
 

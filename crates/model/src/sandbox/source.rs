@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::SpecError;
+use crate::text_form::text_form;
 use crate::{Host, NetworkTarget, RawText};
 
 /// Longest URL of a repository, in bytes.
@@ -99,9 +100,11 @@ impl RepositoryUrl {
     }
 }
 
-impl TryFrom<String> for RepositoryUrl {
-    type Error = SpecError;
-    fn try_from(text: String) -> Result<Self, SpecError> {
+text_form!(RepositoryUrl);
+
+impl FromStr for RepositoryUrl {
+    type Err = SpecError;
+    fn from_str(text: &str) -> Result<Self, SpecError> {
         let refuse = |why| Err(SpecError::new("url", why));
         if text.len() > MAX_URL_BYTES {
             return refuse("a URL has at most 2,048 bytes");
@@ -122,7 +125,7 @@ impl TryFrom<String> for RepositoryUrl {
             return refuse("behind the host stands a path without `?`, `#` and `\\`");
         }
         let target = parse_authority(authority, own_port)?;
-        Ok(Self { text, target })
+        Ok(Self { text: text.to_owned(), target })
     }
 }
 
@@ -140,19 +143,6 @@ fn parse_authority(authority: &str, own_port: u16) -> Result<NetworkTarget, Spec
     };
     let host: Host = host.parse().map_err(|_| SpecError::new("url", "its host is no name and no address"))?;
     Ok(NetworkTarget { host, port })
-}
-
-impl FromStr for RepositoryUrl {
-    type Err = SpecError;
-    fn from_str(text: &str) -> Result<Self, SpecError> {
-        Self::try_from(text.to_owned())
-    }
-}
-
-impl From<RepositoryUrl> for String {
-    fn from(url: RepositoryUrl) -> String {
-        url.text
-    }
 }
 
 impl fmt::Display for RepositoryUrl {
@@ -174,9 +164,17 @@ impl GitRevision {
     }
 }
 
-impl TryFrom<String> for GitRevision {
-    type Error = SpecError;
-    fn try_from(text: String) -> Result<Self, SpecError> {
+text_form!(GitRevision);
+
+impl fmt::Display for GitRevision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for GitRevision {
+    type Err = SpecError;
+    fn from_str(text: &str) -> Result<Self, SpecError> {
         let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/' | b'+');
         let part = |part: &str| {
             !part.is_empty() && !part.starts_with(['.', '-']) && !part.ends_with('.') && !part.ends_with(".lock")
@@ -188,20 +186,7 @@ impl TryFrom<String> for GitRevision {
         {
             return Err(SpecError::new("revision", "the name of a branch or tag, or a commit's digits"));
         }
-        Ok(Self(text))
-    }
-}
-
-impl FromStr for GitRevision {
-    type Err = SpecError;
-    fn from_str(text: &str) -> Result<Self, SpecError> {
-        Self::try_from(text.to_owned())
-    }
-}
-
-impl From<GitRevision> for String {
-    fn from(revision: GitRevision) -> String {
-        revision.0
+        Ok(Self(text.to_owned()))
     }
 }
 

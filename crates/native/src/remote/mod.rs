@@ -12,7 +12,8 @@ use std::sync::Arc;
 use stockade_engine::remote::{AttemptChannel as _, AttemptMessage, serve_attempt};
 use stockade_engine::{Attempt, AttemptEventSender, StartError};
 
-pub(crate) use wire::{ORDER_BYTE, SocketChannel, from_file, own_umask, to_file};
+pub use wire::own_umask;
+pub(crate) use wire::{ORDER_BYTE, SocketChannel, from_file, to_file};
 
 /// Prepares an attempt and obeys its engine, until that closes the connection or is gone. The
 /// attempt ends then.

@@ -82,7 +82,7 @@ impl remote::AttemptChannel for SocketChannel {
 
 /// Returns the file mode creation mask of this process. Reads it from `/proc` instead of setting
 /// it, because the process may have threads.
-pub(crate) fn own_umask() -> io::Result<u32> {
+pub fn own_umask() -> io::Result<u32> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let mask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
     mask.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())

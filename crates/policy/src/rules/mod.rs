@@ -346,7 +346,7 @@ fn matcher_of(section: &RuleSection) -> Result<RulePattern, RuleFormError> {
 
 /// Returns every given key as `key=value`, in the order of the schema.
 pub(crate) fn format_section(section: &RuleSection) -> String {
-    let mut parts = vec![section.effect.as_str().to_owned()];
+    let mut parts = vec![section.effect.to_string()];
     parts.extend(section.name.iter().map(|name| format!("name={}", name.0)));
     parts.extend(said_list("prefix", &section.prefix));
     parts.extend(said_list("glob", &section.glob));

@@ -21,11 +21,11 @@ use stockade_store::runs::{
     DetachedRun, DetachedRunState, OutputPiece, OutputReader, OutputStream, RunDescription, RunStore,
 };
 
-use super::{CommandResult, print_output, read_variable};
+use super::{CommandResult, print_each, read_variable};
 use crate::detached_args::{KillArgs, LogsArgs, PsArgs, WaitArgs};
 use crate::failure::CliError;
 use crate::places::StateDirectory;
-use crate::render::{self, detached as text};
+use crate::render::detached as text;
 use crate::screen::TextOutputFilter;
 use crate::{exit, places};
 
@@ -51,17 +51,16 @@ pub fn list_runs(typed: &PsArgs) -> CommandResult {
     let mut found: Vec<_> = open_runs()?.list_runs()?.into_iter().map(looked_at).collect();
     found.retain(|(.., standing)| typed.all || *standing == DetachedRunState::Running);
     found.sort_by_key(|(_, about, _)| std::cmp::Reverse(about.as_ref().map_or(u64::MAX, |about| about.started_ms)));
-    let mut out = String::new();
-    for (run, about, standing) in &found {
-        out += &if typed.json {
-            render::json::to_json_line(&listed_json(run, about.as_ref(), standing))?
-        } else {
-            text::format_line(run.id(), about.as_ref(), standing)
-        };
-    }
-    print_output(&out)?;
-    super::remark_empty(&out, "no detached runs");
-    Ok(exit::SUCCESS)
+    super::remark_empty(found.is_empty(), "no detached runs");
+    print_each(
+        &found,
+        typed.json,
+        (
+            |(run, about, standing)| listed_json(run, about.as_ref(), standing),
+            |(run, about, standing)| text::format_line(run.id(), about.as_ref(), standing),
+        ),
+        "",
+    )
 }
 
 fn listed_json(run: &DetachedRun, about: Option<&RunDescription>, standing: &DetachedRunState) -> Value {

@@ -14,7 +14,7 @@ use stockade_policy::{
 
 use super::build_circumstances;
 use crate::args::CheckArgs;
-use crate::command::{CommandResult, print_output, read_variable, setting};
+use crate::command::{CommandResult, print_output, print_result, read_variable, setting};
 use crate::exit;
 use crate::failure::CliError;
 use crate::meaning::{self, ResolvedArgs};
@@ -37,28 +37,21 @@ pub fn explain_policy(typed: PolicyExplainArgs) -> CommandResult {
     }
     let profile = typed.profile.unwrap_or_else(|| settings.profile.value.clone());
     let lines = settings.explain_profile(&profile);
-    print_output(&if typed.json {
-        let lines: Vec<_> = lines
-            .iter()
-            .map(|line| json!({ "key": line.key, "value": line.value, "origin": line.origin.to_string() }))
-            .collect();
-        render::json::to_json_line(&lines)?
-    } else {
-        text::format_settings(&lines)
-    })?;
-    Ok(exit::SUCCESS)
+    let value: Vec<_> = lines
+        .iter()
+        .map(|line| json!({ "key": line.key, "value": line.value, "origin": line.origin.to_string() }))
+        .collect();
+    print_result(typed.json, &value, || text::format_settings(&lines))
 }
 
 fn explain_command(typed: PolicyExplainArgs) -> CommandResult {
     let (json, tool, session) = (typed.json, typed.tool, typed.session);
     let check = CheckArgs {
-        json: false,
-        jsonl: false,
         profile: typed.profile,
         workspace: typed.workspace,
         mode: typed.mode,
-        requests: Vec::new(),
         subject: typed.subject,
+        ..CheckArgs::default()
     };
     let mut meant = ResolvedArgs::from_check_args(check, &read_variable)?;
     if let Some(session) = session {
@@ -104,12 +97,11 @@ impl DecisionExplanation<'_> {
         if !json {
             return Ok(text::format_explanation(self, crate::stdout_style()));
         }
-        let name = |verdict| render::check::verdict_name(verdict);
         let voices: Vec<_> = self
             .voices
             .iter()
             .map(|said| {
-                json!({ "verdict": name(said.verdict), "source": said.source, "reasons": said.reasons, "decides": said.decides })
+                json!({ "verdict": said.verdict, "source": said.source, "reasons": said.reasons, "decides": said.decides })
             })
             .collect();
         let rules: Vec<_> = self
@@ -117,7 +109,7 @@ impl DecisionExplanation<'_> {
             .iter()
             .map(|one| {
                 json!({
-                    "rule": one.rule.label(), "effect": name(one.rule.effect), "origin": one.rule.origin.to_string(),
+                    "rule": one.rule.label(), "effect": one.rule.effect, "origin": one.rule.origin.to_string(),
                     "match": match_name(one.found), "failing": one.failing,
                 })
             })
@@ -126,7 +118,7 @@ impl DecisionExplanation<'_> {
             .obligations
             .map(|wants| json!({ "profile": wants.profile, "grants": wants.grants, "wall_ms": wants.limits.wall_ms }));
         let value = json!({
-            "subject": self.subject, "decision": name(self.decision.verdict), "rule": self.decision.rule,
+            "subject": self.subject, "decision": self.decision.verdict, "rule": self.decision.rule,
             "reasons": self.decision.reasons, "voices": voices, "rules": rules, "wants": wants, "grant": self.grant,
         });
         Ok(render::json::to_json_line(&value)?)
@@ -184,7 +176,7 @@ fn explain_acts(typed: &PolicyExplainArgs, settings: &PolicySettings, workspace:
             shown += &asked.explain_act(&subject, act)?;
         }
         if !typed.json {
-            shown += &format!("patch     {}\n", render::check::verdict_name(worst));
+            shown += &format!("patch     {worst}\n");
         }
     }
     print_output(&shown)?;

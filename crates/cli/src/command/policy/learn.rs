@@ -3,16 +3,16 @@
 
 use std::path::{Path, PathBuf};
 
-use stockade_audit::{EntryContent, EntryFilter};
+use stockade_audit::EntryContent;
 use stockade_model::EventKind;
 use stockade_policy::suggest::{PathGeneralisation, SuggestionData, suggest_policy as smallest};
 
 use super::load_settings;
-use crate::command::{CommandResult, print_output, print_remark, read_variable};
+use crate::command::{CommandResult, audit, print_output, print_remark};
+use crate::exit;
 use crate::failure::CliError;
 use crate::policy_args::PolicySuggestArgs;
 use crate::render::policy as text;
-use crate::{exit, meaning, places};
 
 /// Most entries of a directory that are examined, and shown.
 const MAX_EXAMINED_ENTRIES: usize = 10_000;
@@ -23,16 +23,11 @@ const MAX_SHOWN_ENTRIES: usize = 20;
 /// # Errors
 /// [`CliError`] if the audit log or the configuration cannot be used.
 pub fn suggest_profile(typed: &PolicySuggestArgs) -> CommandResult {
-    let dir = places::state_path(&read_variable)?.join("audit");
-    let filter = EntryFilter {
-        session: typed.session.as_deref().map(meaning::parse_session_id).transpose()?,
-        request: typed.request.as_deref().map(str::parse).transpose()?,
-        ..EntryFilter::default()
-    };
+    let filter = audit::filter_entries(typed.request.as_deref(), typed.session.as_deref(), None)?;
     let mut learned = SuggestionData::default();
     let mut workspaces: Vec<PathBuf> = Vec::new();
     let mut any = false;
-    for entry in stockade_audit::query_log(&dir, filter)? {
+    for entry in audit::query_own_log(filter)? {
         if let EntryContent::Event { event, .. } = entry?.content {
             any = true;
             if let EventKind::Requested { request, .. } = &event.kind {

@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde_json::json;
-use stockade_audit::{EntryContent, EntryFilter};
-use stockade_model::{Assessment, Decision, EventKind, PolicyVerdict, RequestId, RunRequest};
+use stockade_audit::EntryContent;
+use stockade_model::{Assessment, Decision, EventKind, RequestId, RunRequest};
 use stockade_policy::{PolicySettings, RequestContext, rule_in};
 
 use super::load_settings;
-use crate::command::{CommandResult, now_ms, print_output, print_remark, read_variable};
+use crate::command::{CommandResult, audit, print_output, print_remark};
 use crate::failure::CliError;
 use crate::policy_args::PolicyReplayArgs;
 use crate::render::{self, count_noun, policy as text};
-use crate::{exit, meaning, places};
+use crate::{exit, meaning};
 
 /// Most open requests, which were made and not decided yet.
 const MAX_OPEN_REQUESTS: usize = 100_000;
@@ -24,16 +24,11 @@ const MAX_OPEN_REQUESTS: usize = 100_000;
 /// # Errors
 /// [`CliError`] if the audit log or the configuration cannot be used.
 pub fn replay_decisions(typed: &PolicyReplayArgs) -> CommandResult {
-    let dir = places::state_path(&read_variable)?.join("audit");
-    let filter = EntryFilter {
-        session: typed.session.as_deref().map(meaning::parse_session_id).transpose()?,
-        since_ms: typed.since.map(|since| now_ms().saturating_sub(meaning::to_milliseconds(since))),
-        ..EntryFilter::default()
-    };
+    let filter = audit::filter_entries(None, typed.session.as_deref(), typed.since)?;
     let mut replay =
         DecisionReplay { typed, by_workspace: BTreeMap::new(), open: BTreeMap::new(), counts: ReplayCounts::default() };
     let mut shown = String::new();
-    for entry in stockade_audit::query_log(&dir, filter)? {
+    for entry in audit::query_own_log(filter)? {
         match entry?.content {
             EntryContent::Event { event, .. } => {
                 let time_ms = event.time_ms;
@@ -122,11 +117,10 @@ impl DecisionReplay<'_> {
         self.counts.milder += usize::from(after.verdict < before.verdict);
         let command = meaning::text_of(&request.command).to_escaped();
         if self.typed.json {
-            let name = |verdict: PolicyVerdict| render::check::verdict_name(verdict);
             let value = json!({
                 "request": request.id, "time_ms": time_ms, "command": command,
-                "before": { "verdict": name(before.verdict), "rule": before.rule },
-                "after": { "verdict": name(after.verdict), "rule": after.rule, "reasons": after.reasons },
+                "before": { "verdict": before.verdict, "rule": before.rule },
+                "after": { "verdict": after.verdict, "rule": after.rule, "reasons": after.reasons },
             });
             return Ok(render::json::to_json_line(&value)?);
         }

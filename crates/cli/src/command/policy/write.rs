@@ -171,15 +171,7 @@ fn drafts_for_command(
     typed: PolicyAmendArgs,
     provenance: &ProvenanceSection,
 ) -> Result<(Vec<DraftRule>, PathBuf), CliError> {
-    let check = CheckArgs {
-        json: false,
-        jsonl: false,
-        profile: None,
-        workspace: None,
-        mode: None,
-        requests: Vec::new(),
-        subject: typed.subject,
-    };
+    let check = CheckArgs { subject: typed.subject, ..CheckArgs::default() };
     let meant = ResolvedArgs::from_check_args(check, &read_variable)?;
     let grants = meaning::parse_grants(&typed.grants, &read_variable, &meant.cwd, &meant.workspace)?;
     if typed.effect != PolicyVerdict::Allow && !grants.is_empty() {

@@ -127,14 +127,6 @@ fn one_step(
     level: IsolationLevel,
     signals: BlockedSignals,
 ) -> Result<(), CliError> {
-    let manner = SandboxExecOptions {
-        grants: Vec::new(),
-        requests: Vec::new(),
-        mode: None,
-        timeout: None,
-        tty: false,
-        json: None,
-    };
     let subject = CommandArgs { script: None, words: words.iter().map(|word| word.as_os_str().to_owned()).collect() };
     let front = RunSetup {
         signals,
@@ -142,7 +134,7 @@ fn one_step(
         place: RunSandbox::Lasting(Box::new(place)),
         supervisor: None,
     };
-    match run_to_end(run_args(manner, subject, level), meaning::request_id()?, |_| Ok(front)) {
+    match run_to_end(run_args(SandboxExecOptions::default(), subject, level), meaning::request_id()?, |_| Ok(front)) {
         (outcome, exit::SUCCESS) if outcome.status == FinalStatus::Exited => Ok(()),
         (outcome, code) => Err(CliError::new(match outcome.status {
             FinalStatus::Exited => format!("git ended with {code}"),
@@ -194,27 +186,17 @@ fn build_persistent_context(
 fn run_args(manner: SandboxExecOptions, subject: CommandArgs, level: IsolationLevel) -> RunArgs {
     RunArgs {
         terms: RunOptions {
-            profile: None,
             grants: manner.grants,
             requests: manner.requests,
-            limits: Vec::new(),
-            workspace: None,
             mode: manner.mode,
             // A command cannot get a higher level than its sandbox.
             level: (level == IsolationLevel::Restricted).then_some(LevelArg::Restricted),
-            stage: false,
-            undo: false,
-            trace: false,
-            sandbox: None,
             timeout: manner.timeout,
-            approval_timeout: None,
+            ..RunOptions::default()
         },
-        session: None,
-        detach: false,
-        interactive: false,
         tty: manner.tty,
-        timings: false,
         json: manner.json,
         subject,
+        ..RunArgs::default()
     }
 }

@@ -30,11 +30,11 @@ use stockade_store::sandboxes::SandboxStore;
 
 use self::diff::SandboxDiff;
 use super::setting::{self, WorkspaceConfig};
-use super::{CommandResult, OWN_PROGRAM_PATH, print_output, print_remark, read_variable};
+use super::{CommandResult, OWN_PROGRAM_PATH, print_each, print_output, print_remark, read_variable};
 use crate::failure::{CliError, quote_path};
 use crate::notify::{self, SandboxNotification};
 use crate::places::{self, StateDirectory};
-use crate::render::{json, sandbox as text};
+use crate::render::sandbox as text;
 use crate::sandbox_args::{SandboxCommand, SandboxCreateArgs, SandboxOptions, SandboxRunArgs};
 use crate::{exit, interrupts, meaning, trace};
 
@@ -209,13 +209,9 @@ fn list_sandboxes(all: bool, labels: &SandboxLabels, as_json: bool) -> CommandRe
     let shown = |record: &&SandboxRecord| {
         (all || record.state != SandboxState::Destroyed) && record.spec.labels.contains_all(labels)
     };
-    let mut out = String::new();
-    for record in records.iter().filter(shown) {
-        out.push_str(&if as_json { json::to_json_line(record)? } else { text::format_line(record) });
-    }
-    print_output(&out)?;
-    super::remark_empty(&out, "no sandboxes");
-    Ok(exit::SUCCESS)
+    let found: Vec<_> = records.iter().filter(shown).collect();
+    super::remark_empty(found.is_empty(), "no sandboxes");
+    print_each(&found, as_json, (|record| *record, |record| text::format_line(record)), "")
 }
 
 fn find_sandbox(lifecycle: &Lifecycle, id: &SandboxId) -> Result<SandboxRecord, CliError> {

@@ -161,10 +161,6 @@ fn take_over(
     let typed = RunArgs {
         terms,
         session: Some(post.session.to_string()),
-        detach: false,
-        interactive: false,
-        tty: false,
-        timings: false,
         json: match asked.report {
             OutcomeDestination::Nowhere => None,
             OutcomeDestination::StandardOutput => Some(None),
@@ -174,6 +170,7 @@ fn take_over(
             script: asked.script.map(|script| script.as_os_str().to_owned()),
             words: asked.words.iter().map(|word| word.as_os_str().to_owned()).collect(),
         },
+        ..RunArgs::default()
     };
     Ok((typed, asked.umask))
 }
@@ -201,9 +198,9 @@ fn pass_on(caller: &SessionChannel, job: &ClientJob) {
         let SessionMessage::Signal(number) = word else { break };
         FORWARDED_SIGNALS.into_iter().filter(|signal| signal.as_raw() == number).for_each(raise);
         // Any message means that the job runs, because a stopped job passes no signal on.
-        job.goes_on();
+        job.become_state(JobState::Running);
     }
-    job.is_gone();
+    job.become_state(JobState::Gone);
     DISCONNECT_SIGNALS.into_iter().for_each(raise);
 }
 
@@ -232,14 +229,6 @@ impl ClientJob {
         }
         *state = JobState::Stopped;
         let _running = self.changed.wait_while(state, |state| *state == JobState::Stopped);
-    }
-
-    fn goes_on(&self) {
-        self.become_state(JobState::Running);
-    }
-
-    fn is_gone(&self) {
-        self.become_state(JobState::Gone);
     }
 
     fn become_state(&self, wanted: JobState) {

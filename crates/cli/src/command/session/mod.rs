@@ -27,13 +27,13 @@ use stockade_sys::session::{ForkResult, fork_into_session};
 use self::rehearsal::of_terms;
 use self::supervise::{STARTED_MESSAGE, SessionParameters, supervise_session};
 use self::wire::{ExecRequest, OutcomeDestination, SessionChannel, SessionMessage};
-use super::{CommandResult, now_ms, print_output, read_variable, setting};
+use super::{CommandResult, now_ms, print_each, print_output, read_variable, setting};
 use crate::args::{CommandArgs, RunOptions};
 use crate::failure::{CliError, quote_path};
 use crate::interrupts::{self, BlockedSignals};
 use crate::meaning::{self, ResolvedArgs};
 use crate::places::StateDirectory;
-use crate::render::{self, session as text};
+use crate::render::session as text;
 use crate::session_args::{SessionCommand, SessionExecArgs, SessionStartArgs};
 use crate::terminal::{self, SavedTerminalModes, UserTerminal};
 use crate::{exit, places, trace};
@@ -123,7 +123,7 @@ fn start_session(typed: SessionStartArgs) -> CommandResult {
 fn resolve_options(terms: RunOptions, id: &SessionId) -> Result<(RunOptions, Option<String>), CliError> {
     let meant = ResolvedArgs::from_run_args(of_terms(&terms), &read_variable)?;
     let setting = setting::load_config(&meant.workspace)?;
-    let profile = meant.profile.clone().unwrap_or_else(|| setting.settings.profile.value.clone());
+    let profile = meant.terms.profile.clone().unwrap_or_else(|| setting.settings.profile.value.clone());
     resolve_profile(&setting.settings, &profile, &meant.workspace, &meant.all_grants())
         .map_err(|error| CliError::from_text(&error.to_string()).or_hint(Some(format!("for session {id}"))))?;
     let resolved = |grants: &[Grant]| grants.iter().map(Grant::to_string).map(Into::into).collect();
@@ -286,18 +286,16 @@ fn list_sessions(json: bool) -> CommandResult {
     let mut found: Vec<_> =
         open_sessions()?.list_sessions()?.into_iter().map(|session| (session.read_description(), session)).collect();
     found.sort_by_key(|(about, _)| std::cmp::Reverse(about.as_ref().map_or(u64::MAX, |about| about.started_ms)));
-    let mut out = String::new();
-    for (about, session) in &found {
-        let open = session.is_open();
-        out += &if json {
-            render::json::to_json_line(&listed_json(session, about.as_ref(), open))?
-        } else {
-            text::format_line(session.id(), about.as_ref(), open)
-        };
-    }
-    print_output(&out)?;
-    super::remark_empty(&out, "no sessions");
-    Ok(exit::SUCCESS)
+    super::remark_empty(found.is_empty(), "no sessions");
+    print_each(
+        &found,
+        json,
+        (
+            |(about, session)| listed_json(session, about.as_ref(), session.is_open()),
+            |(about, session)| text::format_line(session.id(), about.as_ref(), session.is_open()),
+        ),
+        "",
+    )
 }
 
 fn listed_json(session: &WarmSession, about: Option<&SessionDescription>, open: bool) -> Value {

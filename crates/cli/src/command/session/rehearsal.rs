@@ -25,8 +25,12 @@ fn go_through(terms: &RunOptions) -> Option<()> {
     let meant = ResolvedArgs::from_run_args(of_terms(terms), &read_variable).ok()?;
     let setting = setting::load_config(&meant.workspace).ok()?;
     let request = setting.build_request(&meant, meaning::request_id().ok()?);
-    let judge =
-        RulePolicyEngine { stage: meant.stage, undo: meant.undo, trace: meant.trace, ..setting.policy_engine() };
+    let judge = RulePolicyEngine {
+        stage: meant.terms.stage,
+        undo: meant.terms.undo,
+        trace: meant.terms.trace,
+        ..setting.policy_engine()
+    };
     let assessment = judge.assess_request(&request);
     judge.apply_rules(&request, &assessment);
     judge.policy_digest(&request);
@@ -38,12 +42,7 @@ fn go_through(terms: &RunOptions) -> Option<()> {
 pub fn of_terms(terms: &RunOptions) -> RunArgs {
     RunArgs {
         terms: terms.clone(),
-        session: None,
-        detach: false,
-        interactive: false,
-        tty: false,
-        timings: false,
-        json: None,
         subject: CommandArgs { script: None, words: vec!["true".into()] },
+        ..RunArgs::default()
     }
 }
