@@ -51,12 +51,17 @@ impl Task {
     /// containers, of one kind.
     fn turn(&self) -> Turn {
         match self.run {
-            None => Turn::Always,
+            None => Turn::Rarely(self.to_string(), 1),
             Some((_, Way::Native(level))) => {
                 of_native_row(&self.row, level == Level::Full, SLOW.contains(&self.row.as_str()))
             }
             Some((_, Way::Container(_))) => Turn::Rarely(format!("{}/container", self.row), 2),
         }
+    }
+
+    /// Whether it runs in a sandbox of namespaces or in none, not in a container.
+    fn is_native(&self) -> bool {
+        matches!(self.run, Some((_, Way::Native(_))))
     }
 
     /// Where its worlds are.
@@ -147,6 +152,7 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
     here.retain(|task| {
         wanted.names(&task.to_string())
             && !(has("--controls") && task.run.is_some())
+            && !(has("--native") && !task.is_native())
             && !(has("--no-controls") && task.run.is_none())
     });
     not_here.retain(|n| wanted.names(&n.task));

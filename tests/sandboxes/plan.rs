@@ -124,8 +124,8 @@ impl Task {
     fn turn(&self) -> Turn {
         let case = || format!("{}/{}", self.case.area, self.case.name);
         match self.kind.made {
-            Made::Native => Turn::Always,
-            Made::Kept => Turn::One(case() + "/kept"),
+            Made::Native => Turn::Each(case()),
+            Made::Kept => Turn::Rarely(case() + "/kept", 1),
             Made::Container { .. } => Turn::Rarely(case() + "/container", 2),
         }
     }
