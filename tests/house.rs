@@ -202,6 +202,22 @@ fn the_project_names_no_machine() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
+/// A test that is renamed must not stay on the list of `./test` under its old name.
+#[test]
+fn tests_that_take_long_exist() {
+    let mut files = Vec::new();
+    ["crates", "tests"].iter().for_each(|dir| text_files(&root().join(dir), &mut files));
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    let all: String = files.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    let list = fs::read_to_string(root().join("tests/long.txt")).unwrap();
+    for line in list.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let (mark, name) = line.split_once(' ').unwrap();
+        assert!(["long", "quick"].contains(&mark), "{line}");
+        let function = format!("fn {}", name.rsplit("::").next().unwrap());
+        assert!(all.contains(&function), "tests/long.txt: no test is named {name}");
+    }
+}
+
 fn text_files(dir: &Path, found: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries.map(Result::unwrap) {
