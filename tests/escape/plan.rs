@@ -153,7 +153,7 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
     here.retain(|task| {
         wanted.names(&task.to_string())
             && !(has("--controls") && task.run.is_some())
-            && !(has("--native") && !is_native(&task.to_string()))
+            && (!has("--native") || is_native(&task.to_string()))
             && !(has("--no-controls") && task.run.is_none())
     });
     not_here.retain(|n| wanted.names(&n.task) && (!has("--native") || is_native(&n.task)));
