@@ -7,21 +7,28 @@ use std::collections::BTreeMap;
 
 use stockade_testkit::plays_all;
 
-/// What a suite was asked for.
-#[derive(Clone, Debug)]
+/// Set where each test of users is played by one of them.
+const ONE_USER_VARIABLE: &str = "STOCKADE_ONE_USER";
+
+/// The tasks that a suite is asked to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// Parts of names, parted by commas; empty for everything.
     pub filter: String,
+    /// A smaller cross-section: of what a row runs beside its own attempt, one in so many.
+    pub share: usize,
+    /// One row in so many.
+    pub rows: usize,
 }
 
 /// Which tasks share a turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// It is played always.
-    Always,
+    /// Each of the tasks with this key is played, but one of them in a smaller cross-section.
+    Each(String),
     /// Of the tasks with this key one is played.
     One(String),
-    /// The same, but only for one in so many keys.
+    /// The same, but only for one in so many keys, and for fewer in a smaller cross-section.
     Rarely(String, usize),
 }
 
@@ -29,11 +36,25 @@ pub enum Turn {
 const ANY: &str = "/";
 
 impl Wanted {
-    /// Of the words of a suite. `--all` names all tasks, as a filter names some.
+    /// Of the words of a suite. `--all` names all tasks, as a filter names some; `--share=N` and
+    /// `--rows=N` ask for a smaller cross-section.
     pub fn of(arguments: &[String]) -> Self {
         let filter = arguments.iter().find(|word| !word.starts_with('-')).cloned().unwrap_or_default();
         let is_all = filter.is_empty() && arguments.iter().any(|word| word == "--all");
-        Self { filter: if is_all { ANY.to_owned() } else { filter } }
+        let number = |option: &str| {
+            let value = arguments.iter().find_map(|word| word.strip_prefix(option))?;
+            value.parse().ok().filter(|number| *number > 0)
+        };
+        Self {
+            filter: if is_all { ANY.to_owned() } else { filter },
+            share: number("--share=").unwrap_or(1),
+            rows: number("--rows=").unwrap_or(1),
+        }
+    }
+
+    /// Words that ask for the same.
+    pub fn words(&self) -> [String; 3] {
+        [self.filter.clone(), format!("--share={}", self.share), format!("--rows={}", self.rows)]
     }
 
     /// Whether a task of this name is asked for.
@@ -43,13 +64,44 @@ impl Wanted {
 
     /// The tasks of a cross-section, or all where a part of them was named.
     pub fn narrowed<T>(&self, tasks: Vec<T>, turn: impl Fn(&T) -> Turn) -> Vec<T> {
-        if self.filter.is_empty() { narrowed(tasks, turn) } else { tasks }
+        if self.filter.is_empty() { self.narrowed_by_turns(tasks, turn) } else { tasks }
     }
 
     /// Says what a cross-section left out.
     pub fn tell(&self, played: usize, all: usize) {
         if played < all {
             println!("a cross-section: {played} of {all} rows x users x ways; all with `--all`");
+        }
+    }
+
+    fn narrowed_by_turns<T>(&self, tasks: Vec<T>, turn: impl Fn(&T) -> Turn) -> Vec<T> {
+        let turns: Vec<Turn> = tasks.iter().map(turn).collect();
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for (key, _) in turns.iter().filter_map(|turn| self.key_and_rarity(turn)) {
+            *counts.entry(key).or_default() += 1;
+        }
+        let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut played = Vec::new();
+        for (task, turn) in tasks.into_iter().zip(&turns) {
+            let is_played = self.key_and_rarity(turn).is_none_or(|(key, rarity)| {
+                let number = seen.entry(key).or_default();
+                *number += 1;
+                *number - 1 == chosen(key, counts[key] * rarity)
+            });
+            if is_played {
+                played.push(task);
+            }
+        }
+        played
+    }
+
+    /// The tasks that share a turn, and that one in so many of such is played; none for a task
+    /// that is always played.
+    fn key_and_rarity<'t>(&self, turn: &'t Turn) -> Option<(&'t str, usize)> {
+        match turn {
+            Turn::Each(_) if self.share == 1 && self.rows == 1 => None,
+            Turn::Each(key) | Turn::One(key) => Some((key, self.rows)),
+            Turn::Rarely(key, rarity) => Some((key, rarity * self.share * self.rows)),
         }
     }
 }
@@ -59,48 +111,23 @@ impl Wanted {
 /// away from what waits for long.
 pub fn of_native_row(id: &str, is_full: bool, is_slow: bool) -> Turn {
     match id.starts_with("esc-") && !is_slow {
-        true if is_full => Turn::Always,
+        true if is_full => Turn::Each(id.to_owned()),
         true => Turn::Rarely(format!("{id}/restricted"), 2),
         false => Turn::One(id.to_owned()),
     }
 }
 
-fn narrowed<T>(tasks: Vec<T>, turn: impl Fn(&T) -> Turn) -> Vec<T> {
-    let turns: Vec<Turn> = tasks.iter().map(turn).collect();
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for (key, _) in turns.iter().filter_map(Turn::parts) {
-        *counts.entry(key).or_default() += 1;
-    }
-    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut played = Vec::new();
-    for (task, turn) in tasks.into_iter().zip(&turns) {
-        let is_played = turn.parts().is_none_or(|(key, rarity)| {
-            let number = seen.entry(key).or_default();
-            *number += 1;
-            *number - 1 == chosen(key, counts[key] * rarity)
-        });
-        if is_played {
-            played.push(task);
-        }
-    }
-    played
+/// The users of a test: each of them, or one where `STOCKADE_ONE_USER` is set.
+pub fn each_or_one<T>(test: &str, of: Vec<T>) -> Vec<T> {
+    if std::env::var_os(ONE_USER_VARIABLE).is_some() { one_of(test, of) } else { of }
 }
 
-impl Turn {
-    fn parts(&self) -> Option<(&str, usize)> {
-        match self {
-            Self::Always => None,
-            Self::One(key) => Some((key, 1)),
-            Self::Rarely(key, rarity) => Some((key, *rarity)),
-        }
-    }
-}
-
-/// Who plays a test that takes long: one of these, or each where `STOCKADE_ALL` is set.
+/// The users of a test that takes long: one of these, or each where `STOCKADE_ALL` is set.
 pub fn one_or_each<T>(test: &str, of: Vec<T>) -> Vec<T> {
-    if plays_all() {
-        return of;
-    }
+    if plays_all() { of } else { one_of(test, of) }
+}
+
+fn one_of<T>(test: &str, of: Vec<T>) -> Vec<T> {
     let number = chosen(test, of.len());
     of.into_iter().skip(number).take(1).collect()
 }

@@ -204,6 +204,22 @@ fn the_project_names_no_machine() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
+/// A test that is renamed must not stay on the list of `./test` under its old name.
+#[test]
+fn tests_that_take_long_exist() {
+    let mut files = Vec::new();
+    ["crates", "tests"].iter().for_each(|dir| text_files(&root().join(dir), &mut files));
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    let all: String = files.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    let list = fs::read_to_string(root().join("tests/long.txt")).unwrap();
+    for line in list.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let (mark, name) = line.split_once(' ').unwrap();
+        assert!(["long", "quick"].contains(&mark), "{line}");
+        let function = format!("fn {}", name.rsplit("::").next().unwrap());
+        assert!(all.contains(&function), "tests/long.txt: no test is named {name}");
+    }
+}
+
 fn text_files(dir: &Path, found: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries.map(Result::unwrap) {
@@ -239,5 +255,15 @@ fn a_cross_section_plays_each_row_once_and_each_way_as_often() {
     }
     assert!(asked(&["--all"]).names("row/root/full") && asked(&["x,row/"]).names("row/root/full"));
     assert!(!asked(&["other"]).names("row/root/full"));
-    assert_eq!(asked(&[]).narrowed(rows_in_ways(9), |_| Turn::Always).len(), 36);
+    let each = |task: &(String, usize)| Turn::Each(task.0.clone());
+    assert_eq!(asked(&[]).narrowed(rows_in_ways(9), each).len(), 36);
+    assert_eq!(asked(&["--share=3"]).narrowed(rows_in_ways(400), each).len(), 400, "each row once");
+    let own = |task: &(String, usize)| Turn::Rarely(format!("{}/{}", task.0, task.1), 1);
+    assert_eq!(asked(&[]).narrowed(rows_in_ways(9), own).len(), 36);
+    let third = asked(&["--share=3"]).narrowed(rows_in_ways(300), own).len();
+    assert!((340..=460).contains(&third), "{third} of 1200 tasks, which was to be a third");
+    let quarter = asked(&["--rows=4"]).narrowed(rows_in_ways(400), each).len();
+    assert!((70..=130).contains(&quarter), "{quarter} of 400 rows, which was to be a quarter");
+    let smaller = asked(&["--share=3", "--rows=4"]);
+    assert_eq!(Wanted::of(&smaller.words()), smaller);
 }

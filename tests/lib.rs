@@ -1,6 +1,7 @@
 //! End to end and escape suites live in this package's test binaries.
 
 pub mod cross_section;
+pub mod engines;
 
 /// How strong the walls are that an attempt is made behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -269,11 +269,11 @@ fn priorities_of_other_processes_are_out_of_reach() {
         \x20   try: attempt(other)\n\
         \x20   except OSError: pass\n\
         child = subprocess.Popen(['sleep', '1'])\n\
-        os.setpriority(os.PRIO_PROCESS, child.pid, 7)\n\
+        os.setpriority(os.PRIO_PROCESS, child.pid, 19)\n\
         os.sched_setaffinity(child.pid, {0})\n\
         def of_thread(): os.sched_setaffinity(threading.get_native_id(), {0})\n\
         thread = threading.Thread(target=of_thread); thread.start(); thread.join()\n\
-        assert os.getpriority(os.PRIO_PROCESS, child.pid) == 7\n\
+        assert os.getpriority(os.PRIO_PROCESS, child.pid) == 19\n\
         child.kill()\n\
         for user in (os.getuid(), 0):\n\
         \x20   try: len(sys.argv) == 3 and os.setpriority(os.PRIO_USER, user, 15)\n\

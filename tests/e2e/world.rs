@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use stockade_testkit::{ProgramEnd, ProgramOutput, TestCommand, TestUser, UserAccount, run_as};
-use stockade_tests::cross_section::one_or_each;
+use stockade_tests::cross_section::{each_or_one, one_or_each};
 use tempfile::TempDir;
 
 /// Programs are looked for here, for every user alike.
@@ -126,9 +126,11 @@ pub fn binary() -> String {
     std::env::var("STOCKADE_BIN").expect("STOCKADE_BIN names the binary under test; ./test sets it")
 }
 
-/// Plays a test once for each kind of user that can be had here.
-pub fn each_user(test: impl Fn(&World)) {
-    as_users(TestUser::available_users(), test);
+/// Plays a test once for each kind of user that can be had here, or for one of them where
+/// `STOCKADE_ONE_USER` is set.
+pub fn each_user<T: Fn(&World)>(test: T) {
+    // The function that the closure is of.
+    as_users(each_or_one(std::any::type_name::<T>(), TestUser::available_users()), test);
 }
 
 /// The same for a test that takes long: as the user whose turn it is, and as each where

@@ -2,18 +2,16 @@
 //! container engines of the suite's own. What is judged on the host is what is judged
 //! for runs; beside it, that nothing of the sandbox is left.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use stockade_testkit::{
-    ContainerEngine, EngineKind, TestCommand, TestLab, TestUser, UserAccount, processes_at, run_as, slowness_factor,
-    small_image,
+    EngineKind, TestCommand, TestLab, TestUser, UserAccount, processes_at, run_as, slowness_factor,
 };
 use stockade_tests::Level;
+use stockade_tests::engines::SuiteEngines;
 
 use crate::places::{self, Place, options};
 use crate::plan::Task;
@@ -36,66 +34,17 @@ const AFRESH: &str = "{ find /tmp /dev/shm \"$HOME\" -mindepth 1 -delete; ipcrm 
 /// How long what a command left behind may take to go.
 pub const GOES_WITHIN: Duration = Duration::from_secs(5);
 
-/// The engines of a run of the suite, with one image; gone with it.
-pub struct Engines {
-    running: Vec<ContainerEngine>,
-    missing: BTreeMap<&'static str, String>,
+/// Starts the engines that these tasks need.
+pub fn start_engines(session: &Path, tasks: &[Task]) -> Result<SuiteEngines> {
+    places::open(session)?;
+    let needed: Vec<EngineKind> = tasks.iter().filter_map(|task| Some(task.container()?.engine)).collect();
+    Ok(SuiteEngines::start(session, &needed))
 }
 
-impl Engines {
-    /// Starts what these tasks need.
-    pub fn start(session: &Path, tasks: &[Task]) -> Result<Self> {
-        places::open(session)?;
-        let mut engines = Self { running: Vec::new(), missing: BTreeMap::new() };
-        for engine in [EngineKind::Docker, EngineKind::Podman] {
-            let kind = tasks.iter().find_map(|task| task.container().filter(|kind| kind.engine == engine));
-            if kind.is_some()
-                && let Err(error) = engines.add(engine, session)
-            {
-                engines.missing.insert(directory(engine), format!("{error:#}"));
-            }
-        }
-        Ok(engines)
-    }
-
-    fn add(&mut self, kind: EngineKind, session: &Path) -> Result<()> {
-        let made = session.join("image.tar");
-        let archive = if made.exists() { made } else { small_image(session)? };
-        let engine = ContainerEngine::start(kind, &session.join(directory(kind)))?;
-        fs::write(image_file(session, kind), engine.import_image(&archive)?)?;
-        self.running.push(engine);
-        Ok(())
-    }
-
-    /// Why a task cannot be played here.
-    pub fn missing(&self, task: &Task) -> Option<&str> {
-        self.missing.get(directory(task.container()?.engine)).map(String::as_str)
-    }
-
-    /// Destroys the sandboxes that rows had one after another; then no container is left.
-    pub fn end(&self, session: &Path) -> Result<()> {
-        places::close(session)?;
-        for engine in &self.running {
-            let left = engine.run_client(&["ps", "--all", "--quiet"])?;
-            ensure!(left.trim().is_empty(), "containers are left: {left}");
-        }
-        Ok(())
-    }
-}
-
-pub fn directory(kind: EngineKind) -> &'static str {
-    match kind {
-        EngineKind::Docker => "docker",
-        EngineKind::Podman => "podman",
-    }
-}
-
-pub fn image_file(session: &Path, kind: EngineKind) -> PathBuf {
-    session.join(format!("{}.image", directory(kind)))
-}
-
-pub fn socket(session: &Path, kind: EngineKind) -> String {
-    format!("unix://{}", session.join(directory(kind)).join("socket").display())
+/// Destroys the sandboxes that rows had one after another; then no container is left.
+pub fn end_engines(engines: &SuiteEngines, session: &Path) -> Result<()> {
+    places::close(session)?;
+    engines.require_empty()
 }
 
 /// Why a row is not played in containers of this kind.

@@ -4,7 +4,7 @@
 //! outside.
 //!
 //! ```text
-//! cargo test -p stockade-tests --test escape -- [FILTER] [--list] [--all] [--controls] [--no-controls]
+//! cargo test -p stockade-tests --test escape -- [FILTER] [--list] [--all] [--controls] [--no-controls] [--native] [--share=N] [--rows=N]
 //! ```
 //! A task is named `ROW/USER/WAY` or `ROW/control`; FILTER is a part of that, or
 //! several, parted by commas. Without one a cross-section is played: each row in some of its

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context as _, Result, ensure};
 use stockade_testkit::{ProgramEnd, TestCommand, TestLab, TestUser, UserAccount, run_as, slowness_factor};
 use stockade_tests::Level;
+use stockade_tests::engines::{engine_name, image_file, socket_address};
 
-use crate::contained::{GOES_WITHIN, demand_unused, directory, image_file, socket};
+use crate::contained::{GOES_WITHIN, demand_unused};
 use crate::row::Row;
 use crate::way::{KINDS, Kind};
 use crate::world::{World, open_directory};
@@ -100,7 +101,7 @@ impl Place {
         let work = if kind.has_native_walls() { "--bind" } else { "--copy" };
         let mut command = place
             .stockade(lab.build_command(&place.program().display().to_string()), "create")
-            .args(["--backend", directory(kind.engine), "--image", image.trim()])
+            .args(["--backend", engine_name(kind.engine), "--image", image.trim()])
             .args(["--profile", world.profile(row), "--level", kind.level().word(), work])
             .arg(place.workspace())
             .args(options(row, |name| name == "--limit"));
@@ -133,7 +134,7 @@ impl Place {
 
     /// `stockade sandbox` as whoever made it: `command` is the program, and what is around.
     pub fn stockade(&self, command: TestCommand, part: &str) -> TestCommand {
-        let socket = socket(&self.session, self.kind.engine);
+        let socket = socket_address(&self.session, self.kind.engine);
         let state = self.home.join("state");
         // What the engine is to read lies where it sees it: `/tmp` is the row's own.
         let command = command.args(["sandbox", part]).env("XDG_STATE_HOME", &state).env("TMPDIR", state);
@@ -168,7 +169,7 @@ impl Place {
             return Ok(Vec::new());
         }
         let container = format!("stockade-{}", self.id);
-        let top = host("docker").args(["-H", &socket(&self.session, self.kind.engine), "top", &container]);
+        let top = host("docker").args(["-H", &socket_address(&self.session, self.kind.engine), "top", &container]);
         let give_up = Instant::now() + GOES_WITHIN * slowness_factor();
         loop {
             let listed = done(&top)?;

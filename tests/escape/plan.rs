@@ -14,7 +14,7 @@ use stockade_testkit::{ProgramOutput, SLOWNESS_VARIABLE, TestCommand, TestUser, 
 use stockade_tests::Level;
 use stockade_tests::cross_section::{Turn, Wanted, of_native_row};
 
-use crate::contained::{self, Engines};
+use crate::contained;
 use crate::row::{Control, Row};
 use crate::way::Way;
 use crate::{TABLE, build, cases, check_completeness, harness_is_root, rows};
@@ -51,7 +51,7 @@ impl Task {
     /// containers, of one kind.
     fn turn(&self) -> Turn {
         match self.run {
-            None => Turn::Always,
+            None => Turn::Rarely(self.to_string(), 1),
             Some((_, Way::Native(level))) => {
                 of_native_row(&self.row, level == Level::Full, SLOW.contains(&self.row.as_str()))
             }
@@ -83,6 +83,12 @@ impl FromStr for Task {
         };
         Ok(Self { row: parts.first().copied().unwrap_or_default().to_owned(), run })
     }
+}
+
+/// Whether a task of this name runs in a sandbox of this machine's kernel, not in a container or
+/// as a control.
+fn is_native(task: &str) -> bool {
+    ["/full", "/restricted"].iter().any(|level| task.ends_with(level))
 }
 
 /// Splits the suite into what can run here and what cannot, with the reason.
@@ -147,9 +153,10 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
     here.retain(|task| {
         wanted.names(&task.to_string())
             && !(has("--controls") && task.run.is_some())
+            && (!has("--native") || is_native(&task.to_string()))
             && !(has("--no-controls") && task.run.is_none())
     });
-    not_here.retain(|n| wanted.names(&n.task));
+    not_here.retain(|n| wanted.names(&n.task) && (!has("--native") || is_native(&n.task)));
     let all = here.len();
     here = wanted.narrowed(here, Task::turn);
     if has("--list") {
@@ -168,12 +175,12 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
             SkippedTask { task: task.to_string(), why }
         }));
     }
-    let engines = Engines::start(session.path(), &here)?;
-    here.retain(|task| kept(&mut not_here, task, engines.missing(task)));
+    let engines = contained::start_engines(session.path(), &here)?;
+    here.retain(|task| kept(&mut not_here, task, task.container().and_then(|kind| engines.why_missing(kind.engine))));
     let (contained, native): (Vec<Task>, Vec<Task>) = here.into_iter().partition(|task| task.container().is_some());
     let mut tally = run_tasks(native, PARALLEL, |task| start_task(task, session.path()));
     tally.add_results(run_tasks(contained, PARALLEL_CONTAINED, |task| start_task(task, session.path())));
-    if let Err(error) = engines.end(session.path()) {
+    if let Err(error) = contained::end_engines(&engines, session.path()) {
         tally.failed.push(("the end of the sandboxes".to_owned(), format!("{error:#}")));
     }
     tally.not_run.splice(..0, not_here);

@@ -106,9 +106,9 @@ impl Task {
     /// What else of its row a cross-section plays instead.
     fn turn(&self) -> Turn {
         match (self.work, self.walls) {
-            (Work::Trees(_) | Work::Races, _) | (_, Walls::None) => Turn::Always,
+            (Work::Trees(_) | Work::Races, _) | (_, Walls::None) => Turn::Rarely(self.to_string(), 1),
             (Work::Row(row) | Work::Ordinary(row), Walls::Run(_)) => Turn::One(row.id.to_owned()),
-            (Work::Row(row) | Work::Ordinary(row), Walls::Kept) => Turn::One(format!("{}/kept", row.id)),
+            (Work::Row(row) | Work::Ordinary(row), Walls::Kept) => Turn::Rarely(format!("{}/kept", row.id), 1),
         }
     }
 

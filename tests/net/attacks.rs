@@ -13,7 +13,7 @@ use crate::cases::{self, Case, Kind};
 use crate::contained;
 use crate::lab::{Lab, Powers, Script, Seen};
 use crate::rows;
-use crate::task::{Task, strongest};
+use crate::task::{Task, control_task, strongest};
 
 /// What shows that the judgement can fail.
 #[derive(Clone, Copy)]
@@ -127,7 +127,7 @@ fn check_completeness(cases: &[Case]) -> Result<()> {
 fn tasks_of(attack: &'static Attack, case: Option<Case>) -> Vec<Task> {
     let text = text_of(attack, case.as_ref());
     let own = text.clone();
-    let mut control = Task::new(format!("{}/control", attack.id), move |lab| control(attack, lab, &own));
+    let mut control = control_task(attack.id, move |lab| control(attack, lab, &own));
     if let Control::None(why) = attack.control {
         control.not_here = Some(format!("no control: {why}"));
     }

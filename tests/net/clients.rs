@@ -11,7 +11,7 @@ use stockade_tests::Level;
 use stockade_tests::cross_section::Turn;
 
 use crate::lab::{Lab, Powers, Script, Seen};
-use crate::task::{Task, strongest};
+use crate::task::{Task, control_task, strongest};
 
 /// One client.
 struct Client {
@@ -220,7 +220,7 @@ pub fn tasks() -> Vec<Task> {
 }
 
 fn tasks_of(client: &'static Client) -> Vec<Task> {
-    let mut tasks = vec![Task::new(format!("{}/control", client.name), move |lab| control(client, lab))];
+    let mut tasks = vec![control_task(client.name, move |lab| control(client, lab))];
     for level in [Level::Full, Level::Restricted] {
         tasks.extend(TestUser::available_users().into_iter().flat_map(|user| inside(client, user, level)));
     }

@@ -94,7 +94,7 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
         let mut services: Vec<&str> = plays(number).filter_map(|task| task.service).collect();
         services.sort_unstable();
         services.dedup();
-        (number, plays(number).count(), lane_command(&room.0, number, &wanted.filter, &services))
+        (number, plays(number).count(), lane_command(&room.0, number, &wanted, &services))
     };
     // Engines and all the others at once would be too much for a small machine.
     let (engines, others): (Vec<_>, Vec<_>) =
@@ -184,7 +184,7 @@ fn furnish() -> Result<Room> {
 }
 
 /// The suite itself, in namespaces with a lab in them.
-fn lane_command(room: &Path, number: usize, filter: &str, services: &[&str]) -> Result<TestCommand> {
+fn lane_command(room: &Path, number: usize, wanted: &Wanted, services: &[&str]) -> Result<TestCommand> {
     let shared = room.join("shared");
     let place = room.join(format!("lane-{number}"));
     fs::create_dir(&place)?;
@@ -211,8 +211,9 @@ fn lane_command(room: &Path, number: usize, filter: &str, services: &[&str]) -> 
         .arg("--")
         .args(again)
         .arg(shared.join("suite"))
-        .args(["--lane", &number, filter])
+        .args(["--lane", &number])
         .args([&place, &shared])
+        .args(wanted.words())
         .env("PATH", PATH)
         .env("HOME", std::env::var_os("HOME").unwrap_or("/".into()))
         .env("LANG", "C.UTF-8")
@@ -222,10 +223,10 @@ fn lane_command(room: &Path, number: usize, filter: &str, services: &[&str]) -> 
 }
 
 /// Plays the tasks of one lane, in its lab.
-pub fn ride(lane: &str, filter: &str, place: &str, shared: &str) -> Result<ExitCode> {
+pub fn ride(lane: &str, place: &str, shared: &str, words: &[String]) -> Result<ExitCode> {
     let lab = Lab::at(place, shared)?;
     let lane: usize = lane.parse()?;
-    let wanted = Wanted { filter: filter.to_owned() };
+    let wanted = Wanted::of(words);
     let here = played(&wanted, asked_for(&wanted)?.0);
     let own = assign(&here).into_iter().zip(here).filter(|(number, _)| *number == lane);
     for (_, task) in own {

@@ -48,7 +48,7 @@ use crate::task::Task;
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let result = match arguments.as_slice() {
-        [flag, lane, filter, place, shared] if flag == "--lane" => lanes::ride(lane, filter, place, shared),
+        [flag, lane, place, shared, words @ ..] if flag == "--lane" => lanes::ride(lane, place, shared, words),
         _ => lanes::run(&arguments),
     };
     result.unwrap_or_else(|error| {

@@ -31,16 +31,22 @@ pub struct Task {
 impl Task {
     pub fn new(name: String, play: impl Fn(&Lab) -> Result<()> + 'static) -> Self {
         Self {
+            turn: Turn::Each(name.clone()),
             name,
             service: None,
             is_slow: false,
             lane: None,
             needs_image: false,
             not_here: None,
-            turn: Turn::Always,
             play: Box::new(play),
         }
     }
+}
+
+/// A task without a sandbox, which shows that a row proves something.
+pub fn control_task(row: &str, play: impl Fn(&Lab) -> Result<()> + 'static) -> Task {
+    let name = format!("{row}/control");
+    Task { turn: Turn::Rarely(name.clone(), 1), ..Task::new(name, play) }
 }
 
 /// Whoever plays controls: the most powerful user that can be had.

@@ -13,8 +13,7 @@ use stockade_engine::{GuestSystem, SandboxProvider};
 use stockade_model::{HostName, IsolationLevel, RuntimeName};
 use stockade_native::NativeSandboxes;
 use stockade_testkit::{EngineKind, TestUser};
-
-use crate::engines;
+use stockade_tests::engines;
 
 /// A kind.
 pub struct Kind {
@@ -79,6 +78,14 @@ impl Kind {
         }
     }
 
+    /// The engine of its containers.
+    pub fn engine(&self) -> Option<EngineKind> {
+        match self.made {
+            Made::Container { engine, .. } => Some(engine),
+            Made::Native | Made::Kept => None,
+        }
+    }
+
     /// Gets it ready; what was begun for all tasks is in the directory of the session.
     pub fn ready(&self, session: &Path, top: &Path) -> Result<Ready> {
         match &self.made {
@@ -118,7 +125,7 @@ impl Kind {
             EngineKind::Podman => stockade_container::ContainerEngineKind::Podman,
         };
         let settings = ContainerSettings {
-            socket: Some(engines::socket(session, engine)),
+            socket: Some(engines::socket_path(session, engine)),
             launcher: session.join("suite"),
             accounts: session.join("accounts"),
             owner: top.file_name().unwrap_or_default().to_string_lossy().into_owned(),

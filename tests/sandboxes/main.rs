@@ -17,7 +17,6 @@
 mod bench;
 mod cases;
 mod desk;
-mod engines;
 mod kinds;
 mod plan;
 mod server;

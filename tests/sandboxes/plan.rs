@@ -17,11 +17,11 @@ use stockade_testkit::{
     ProgramOutput, SLOWNESS_VARIABLE, TestCommand, TestUser, UserAccount, processes_at, run_as, slowness_factor,
 };
 use stockade_tests::cross_section::{Turn, Wanted};
+use stockade_tests::engines::SuiteEngines;
 use tempfile::TempDir;
 
 use crate::Case;
 use crate::cases;
-use crate::engines::Engines;
 use crate::kinds::{KINDS, Kind, Made};
 use crate::table;
 
@@ -79,8 +79,8 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
     }
     wanted.tell(tasks.len(), possible_count);
     let session = Session::open()?;
-    let names: Vec<&'static str> = tasks.iter().map(|task| task.kind.name).collect();
-    let engines = Engines::start(session.directory.path(), &names)?;
+    let needed: Vec<_> = tasks.iter().filter_map(|task| task.kind.engine()).collect();
+    let engines = SuiteEngines::start(session.directory.path(), &needed);
     let (mut here, mut not_here) = (Vec::new(), BTreeMap::new());
     for task in tasks.into_iter().chain(never) {
         match task.not_here(&engines) {
@@ -90,7 +90,7 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
     }
     let played = here.iter().map(Task::to_string).collect();
     let mut tally = run_tasks(mixed(here), PARALLEL, |task| session.play(task));
-    engines.demand_empty()?;
+    engines.require_empty()?;
     tally.not_run.extend(not_here.into_iter().map(|((kind, user, why), tasks)| not_run(kind, user, why, &tasks)));
     table::settle(&mut tally, &played)?;
     Ok(tally.print_report())
@@ -124,19 +124,19 @@ impl Task {
     fn turn(&self) -> Turn {
         let case = || format!("{}/{}", self.case.area, self.case.name);
         match self.kind.made {
-            Made::Native => Turn::Always,
-            Made::Kept => Turn::One(case() + "/kept"),
+            Made::Native => Turn::Each(case()),
+            Made::Kept => Turn::Rarely(case() + "/kept", 1),
             Made::Container { .. } => Turn::Rarely(case() + "/container", 2),
         }
     }
 
     /// Why it cannot run on this machine.
-    fn not_here(&self, engines: &Engines) -> Option<String> {
+    fn not_here(&self, engines: &SuiteEngines) -> Option<String> {
         if !TestUser::available_users().contains(&self.user) {
             return Some("the harness is not root".to_owned());
         }
         let for_all = self.kind.not_for(self.user).map(str::to_owned);
-        for_all.or_else(|| engines.missing.get(self.kind.name).cloned())
+        for_all.or_else(|| engines.why_missing(self.kind.engine()?).map(str::to_owned))
     }
 }
 

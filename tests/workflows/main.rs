@@ -74,7 +74,7 @@ impl Task {
     fn turn(&self) -> Turn {
         let (id, place) = (self.workflow.id, self.place.word());
         match self.way {
-            Way::Bare => Turn::Always,
+            Way::Bare => Turn::Rarely(self.to_string(), 1),
             Way::Sandboxed(_) => Turn::One(format!("{id}/{place}")),
             Way::Docker => Turn::Rarely(format!("{id}/docker"), 3),
             Way::Peer(peer) => Turn::One(format!("{id}/{}", peer.word())),

@@ -1,5 +1,5 @@
 //! The house's chores, for people: `cargo xtask bless` writes every generated
-//! file anew, `cargo xtask prepush` runs the quick steps of the test command.
+//! file anew, `cargo xtask prepush` runs formatting, lints and the house rules.
 //!
 //! It must not know what is generated or tested: the tests hold that, and this
 //! only calls them.
@@ -18,8 +18,8 @@ use anyhow::{Context as _, Result, bail};
 
 const USAGE: &str =
     "usage: cargo xtask bless | prepush | dist [--binary PATH] [--output DIR] [--check] | image [--small] FILE.tar | kernels [--short | --only TARGET [FILTER]] [KERNEL...]
-  bless    writes the schemas, the configuration reference and the README's transcript anew
-  prepush  formatting, lints and the house rules: what is quick of ./test
+  bless    writes the schemas, the configuration reference, the guide's transcript and the picture anew
+  prepush  formatting, lints and the house rules
   dist     a release in target/dist: static binary, Debian package, SBOM, checksums; with
            --check they are installed in fresh systems and tried, as root
   image    the base image of sandboxes, of the distribution's packages; prints its digest;
