@@ -62,15 +62,7 @@ impl Backend for HostBackend {
         }
         let layers = BTreeMap::from_iter(crate::undoing::undo_layer(plan, None));
         let enforced = EnforcementReport { level: IsolationLevel::None, layers };
-        Ok(Box::new(HostAttempt {
-            plan: plan.clone(),
-            io: *io,
-            events,
-            enforced,
-            group: Arc::default(),
-            watcher: None,
-            mark: None,
-        }))
+        Ok(Box::new(HostAttempt::new(plan.clone(), *io, events, (enforced, None))))
     }
 }
 
@@ -100,15 +92,8 @@ impl Backend for EnclosedBackend {
         let mut plan = plan.clone();
         let mark = new_mark()?;
         plan.environment.insert(MARK_VARIABLE.to_owned(), mark.as_str().into());
-        Ok(Box::new(HostAttempt {
-            plan,
-            io: *io,
-            events,
-            enforced: enclosed_report(adopt_orphans().is_ok()),
-            group: Arc::default(),
-            watcher: None,
-            mark: Some(mark),
-        }))
+        let enforced = enclosed_report(adopt_orphans().is_ok());
+        Ok(Box::new(HostAttempt::new(plan, *io, events, (enforced, Some(mark)))))
     }
 }
 
@@ -150,6 +135,17 @@ struct HostAttempt {
     /// Value of the environment variable of all processes that it starts, if they are killed at its
     /// end.
     mark: Option<String>,
+}
+
+impl HostAttempt {
+    fn new(
+        plan: AttemptPlan,
+        io: StdioMode,
+        events: AttemptEventSender,
+        (enforced, mark): (EnforcementReport, Option<String>),
+    ) -> Self {
+        Self { plan, io, events, enforced, group: Arc::default(), watcher: None, mark }
+    }
 }
 
 impl Attempt for HostAttempt {

@@ -9,9 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use stockade_engine::{
     AttemptEnd, AttemptEvent, AttemptEventSender, CommandEnd, SandboxEvent, SandboxEventSender, StartError,
 };
@@ -31,6 +30,7 @@ use crate::staging::AttemptStage;
 use crate::streams::CapturedOutput;
 use crate::undoing::AttemptUndo;
 use crate::way_out::{LostDatagrams, RunEgress};
+use stockade_sys::ready::readable_before;
 
 /// Time-out for the broker's end once its callers are gone.
 const BROKER_END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -298,13 +298,11 @@ impl RunMonitor {
         let mut all: Vec<BorrowedFd<'_>> =
             [Some(self.kept.end.as_fd()), hidden, names].into_iter().flatten().chain(lost).chain(outputs).collect();
         all.extend(answered);
-        let mut waited: Vec<PollFd<'_>> = all.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         let at_most = lock_ignoring_poison(&self.kept.watch)
             .next_look()
             .map_or(MAX_POLL_INTERVAL, |next| next.min(MAX_POLL_INTERVAL));
-        let at_most = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
-        // A signal or a failure only makes the next check earlier.
-        let _ = poll(&mut waited, Some(&at_most));
+        // A failure only makes the next check earlier.
+        let _ = readable_before(&all, Instant::now() + at_most);
         if let Some(answered) = answered {
             // The descriptor is non-blocking, and its counter value does not matter.
             let _ = rustix::io::read(answered, &mut [0; 8]);

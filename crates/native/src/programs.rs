@@ -148,7 +148,7 @@ impl ProgramRules {
             rules.iter().find(|rule| rule.matches_program(program)).map(|r| r.pattern.to_string())
         };
         if let Some(pattern) = matching(&self.deny) {
-            return Err(PermissionRefusal { rule: format!("program: {pattern}"), grant: None });
+            return Err(PermissionRefusal::without_grant(format!("program: {pattern}")));
         }
         self.decide_effects(program)?;
         if self.agreed.contains(&program.path) {
@@ -262,7 +262,7 @@ mod tests {
         let shown = match programs.decide_program(&program(line)) {
             Ok(()) => "runs".to_owned(),
             Err(PermissionRefusal { rule, grant: Some(grant) }) => format!("{rule}, {grant}"),
-            Err(PermissionRefusal { rule, grant: None }) => rule,
+            Err(PermissionRefusal::without_grant(rule)) => rule,
         };
         assert_eq!(shown, expected, "{line}");
     }

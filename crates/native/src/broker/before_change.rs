@@ -136,7 +136,7 @@ impl BrokerService {
     ) -> Result<(), CallFailure> {
         let Err(unkept) = done else { return Ok(()) };
         self.permit_operation(operation, path)?;
-        Err(refuse_operation(operation, path, PermissionRefusal { rule: unkept.to_string(), grant: None }))
+        Err(refuse_operation(operation, path, PermissionRefusal::without_grant(unkept.to_string())))
     }
 }
 

@@ -238,9 +238,8 @@ impl PendingConnect {
     }
 
     fn answer_call(&self, connected: Result<(), Errno>) {
-        let answer = connected.map_or_else(NotificationAnswer::Error, |()| NotificationAnswer::Value(0));
         // Fails only if the caller is gone, so the error has no receiver.
-        let _ = self.notifier.answer_call(self.id, answer);
+        let _ = self.notifier.answer_call(self.id, connected.into());
     }
 }
 

@@ -265,7 +265,7 @@ impl BrokerService {
     /// Refuses a call whose objects changed since the question was raised.
     fn refuse_changed(&self, id: u64, who: &CallerProcess, asked: &RefusedOperation) {
         let RefusedOperation { operation, object, .. } = asked.clone();
-        let refusal = PermissionRefusal { rule: "it changed while the question stood".to_owned(), grant: None };
+        let refusal = PermissionRefusal::without_grant("it changed while the question stood");
         self.lock_ledger()
             .record_denial(RefusedOperation { operation, object, layer: DenialLayer::Broker, refusal }, || who.clone());
         self.fail_call(id, Errno::ACCESS);

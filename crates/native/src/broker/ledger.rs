@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use stockade_model::{Denial, DenialLayer, DenialResolution, DeniedOperation, RawText};
+use stockade_model::{Denial, DenialLayer, DeniedOperation, RawText};
 
 use super::BrokerEvent;
 use crate::powers::PermissionRefusal;
@@ -23,17 +23,10 @@ pub(super) struct RefusedOperation {
 impl RefusedOperation {
     /// Returns the complete refusal, with the caller.
     pub fn into_denial(self, actor: CallerProcess) -> Denial {
-        Denial {
-            operation: self.operation,
-            object: RawText::from(self.object.as_slice()),
-            pid: actor.pid,
-            program: actor.program.map(RawText::from),
-            layer: self.layer,
-            rule: self.refusal.rule,
-            grant: self.refusal.grant,
-            resolution: DenialResolution::Recorded,
-            count: 1,
-        }
+        let (object, PermissionRefusal { rule, grant }) = (RawText::from(self.object.as_slice()), self.refusal);
+        let program = actor.program.map(RawText::from);
+        let unknown = Denial::of_unknown_process(self.operation, object, self.layer, rule, grant);
+        Denial { pid: actor.pid, program, ..unknown }
     }
 }
 
@@ -119,7 +112,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     fn denied(object: &str) -> RefusedOperation {
-        let refusal = PermissionRefusal { rule: "outside".to_owned(), grant: None };
+        let refusal = PermissionRefusal::without_grant("outside");
         RefusedOperation {
             operation: DeniedOperation::Write,
             object: object.as_bytes().to_vec(),

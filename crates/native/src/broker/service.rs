@@ -40,7 +40,7 @@ use super::table::{ArgumentLayout, notify_table};
 use super::terminals::RunTerminals;
 use super::walk::{self, PathResolver, ProcfsScope, ResolvedName, ResolvedObject};
 use super::{BrokerError, BrokerEvent, BrokerOrder, BrokerReport, map_step_error};
-use crate::guards::RunSurveys;
+use crate::guards::{RootView, RunSurveys};
 use crate::launch::may_map_for_others;
 use crate::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
 use crate::stage::PreWriteHook;
@@ -469,6 +469,11 @@ impl BrokerService {
         Ok(PathResolver::new(caller, first.root.as_fd(), kin))
     }
 
+    /// Returns the view of the run's root, from the first call on.
+    pub fn root_view(&self) -> Option<RootView<'_>> {
+        self.first.as_ref().map(|first| RootView::new(first.root.as_fd()))
+    }
+
     /// Permits a call on a process or thread if that belongs to the run.
     fn of_process(&self, caller: &CallingThread, index: usize) -> Result<CallProgress, CallFailure> {
         let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
@@ -574,10 +579,13 @@ impl BrokerService {
 /// Ends the wait of a thread that opens one end of a pipe, by opening both ends for a moment.
 fn release_pipe_opener(parked: &ParkedCall) {
     if let ParkedCall::Pipe(pipe) = parked {
-        let path = resolve::DescriptorPath::new(pipe.as_fd());
-        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        drop(rustix::fs::openat(CWD, path.as_c_str(), flags, Mode::empty()));
+        drop(resolve::reopen(pipe.as_fd(), OFlags::RDWR | OFlags::NONBLOCK));
     }
+}
+
+/// Refuses an operation on `path` until a grant to write there.
+pub(super) fn refuse_until_granted(operation: DeniedOperation, path: &[u8], rule: impl Into<String>) -> CallFailure {
+    refuse_operation(operation, path, PermissionRefusal::until_write(path, rule))
 }
 
 pub(super) fn refuse_operation(operation: DeniedOperation, path: &[u8], refusal: PermissionRefusal) -> CallFailure {

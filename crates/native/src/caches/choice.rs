@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use crate::powers::is_at_or_beneath;
 use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, lstat, openat2};
 use rustix::process::geteuid;
 use stockade_engine::files_named;
@@ -128,31 +129,27 @@ fn is_of_the_plan((plan, files): (&AttemptPlan, &BTreeSet<PathBuf>), cache: &Too
     })
 }
 
-/// Hidden paths of the plan. There are hundreds, and comparing paths by components would take
-/// longer than everything else here.
+/// Hidden paths of the plan.
 struct HiddenPaths<'p> {
-    /// Paths whose order of bytes shows containment, sorted.
-    plain: Vec<&'p [u8]>,
-    others: Vec<&'p Path>,
+    /// All of them, without empty components and `.`, so that their bytes show containment.
+    all: Vec<PathBuf>,
     /// The existing hidden paths, without links.
     there: &'p [PathBuf],
 }
 
 impl<'p> HiddenPaths<'p> {
     fn from_plan(plan: &'p AttemptPlan, there: &'p [PathBuf]) -> Self {
-        let all = plan.profile.filesystem.hide.iter().map(RawText::as_path);
-        let (plain, others): (Vec<_>, _) = all.partition(|path| is_plain(path));
-        let mut plain: Vec<&[u8]> = plain.into_iter().map(|path| path.as_os_str().as_bytes()).collect();
-        plain.sort_unstable();
-        Self { plain, others, there }
+        let all = plan.profile.filesystem.hide.iter().map(|path| path.as_path().components().collect());
+        Self { all: all.collect(), there }
     }
 
     /// Returns whether a hidden path equals, contains or is in the data of a cache.
     fn has_data(&self, cache: &ToolCache, real: &Path) -> bool {
-        let is_hidden = |path: &Path| self.plain.binary_search(&path.as_os_str().as_bytes()).is_ok();
-        real.ancestors().any(is_hidden)
-            || self.paths_within(real).any(|hidden| is_data(cache, real, hidden))
-            || self.others.iter().any(|hidden| real.starts_with(hidden) || is_data(cache, real, hidden))
+        // Comparing hundreds of paths by components would take longer than everything else here.
+        let is_within =
+            |tree: &Path, path: &Path| is_at_or_beneath(tree.as_os_str().as_bytes(), path.as_os_str().as_bytes());
+        let is_in_data = |hidden: &Path| is_within(real, hidden) && is_data(cache, real, hidden);
+        self.all.iter().any(|hidden| is_within(hidden, real) || is_in_data(hidden))
     }
 
     /// Returns the existing hidden paths in `tree`, and the directories above each, with their
@@ -162,14 +159,6 @@ impl<'p> HiddenPaths<'p> {
         let on_the_way = within.flat_map(|hidden| hidden.ancestors().take_while(|path| *path != tree));
         let object = |path: &Path| lstat(path).map(|stat| (path.to_owned(), (stat.st_dev, stat.st_ino))).ok();
         on_the_way.filter_map(object).collect()
-    }
-
-    /// Returns the hidden paths in `tree`.
-    fn paths_within(&self, tree: &Path) -> impl Iterator<Item = &Path> {
-        let start = [tree.as_os_str().as_bytes(), b"/"].concat();
-        let first = self.plain.partition_point(|hidden| *hidden < &start[..]);
-        let rest = self.plain.get(first..).unwrap_or_default().iter();
-        rest.take_while(move |hidden| hidden.starts_with(&start)).map(|hidden| Path::new(OsStr::from_bytes(hidden)))
     }
 }
 

@@ -63,7 +63,7 @@ impl SandboxCommandBackend {
     fn command_permissions(&self, plan: &AttemptPlan, launching: &LaunchingSandbox) -> AttemptPermissions {
         let mut powers = launched_powers(plan, launching);
         powers.stay_inside();
-        powers.hide_too(self.sandbox.hidden_paths());
+        powers.hide_too(&self.sandbox.hidden);
         powers.workspace_lies_at(self.sandbox.tree_paths(SandboxTree::Workspace).1);
         powers
     }
@@ -136,12 +136,12 @@ impl SandboxCommandBackend {
             LimitGuard::prepare_in_sandbox(plan, workspace, self.sandbox.group().as_ref()).map_err(map_limit_error)?;
         launching.enter_groups(&guard.open_join_files().map_err(map_limit_error)?).map_err(map_launch_error)?;
         let weak = events.downgrade();
-        let told = RunEventSink::in_sandbox(events, self.sandbox.events(), plan.request.clone());
+        let told = RunEventSink::in_sandbox(events, self.sandbox.events.clone(), plan.request.clone());
         let broker = Broker::begin(self.command_permissions(plan, &launching), plan.level, broker_event_sink(&told))
             .map_err(map_broker_error)?;
         let broker =
-            broker.with_bound_sockets(self.sandbox.bound_sockets()).making_room(small_disk(&plan.profile.limits));
-        let terms = build_proxy_options(plan, (edge, published, self.sandbox.resolver()), &broker, &told);
+            broker.with_bound_sockets(self.sandbox.bound.clone()).making_room(small_disk(&plan.profile.limits));
+        let terms = build_proxy_options(plan, (edge, published, self.sandbox.resolver.clone()), &broker, &told);
         let on_breach = on_breach(&told);
         self.sandbox.register_command(&on_breach, launching.init_pid());
         let keeper = RunMonitor::start_thread(streams.into_outputs(io), told)?;
@@ -149,10 +149,10 @@ impl SandboxCommandBackend {
         let mut launched = launching.finish_launch().map_err(map_launch_error)?;
         let listener = launched.take_listener().ok_or_else(|| map_launch_error(LaunchError::Lost))?;
         let can_hold = launched.wait_killable();
-        let network = self.sandbox.network();
+        let network = &self.sandbox.network;
         let way = Arc::new(network.open_egress(terms).map_err(no_socket)?);
         let broker = broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&way))).map_err(map_broker_error)?;
-        let mut enforced = self.sandbox.enforced().clone();
+        let mut enforced = self.sandbox.enforced.clone();
         enforced.layers.extend(launched.report().layers.clone());
         let layer = broker_layer(broker.traits(), (hold, can_hold), plan.profile.filesystem.trace);
         add_layers(&mut enforced, plan, guard.report_limits(false), layer);
@@ -178,7 +178,7 @@ impl SandboxCommandBackend {
             undoing: None,
             renewal: None,
             watch: Arc::clone(&watch),
-            leaves: Some(LeftoverHandling::new(self.sandbox.background(), group.clone(), on_breach)),
+            leaves: Some(LeftoverHandling::new(self.sandbox.background, group.clone(), on_breach)),
         };
         let launched = Arc::clone(&kept.launched);
         let keeper = Some(keeper.start_monitoring(kept)?);

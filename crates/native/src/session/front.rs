@@ -15,6 +15,7 @@ use stockade_sys::passing::{self, ReceivedMessage};
 use crate::backend::NativeBackend;
 use crate::launch::PrewarmedInit;
 use crate::remote::{self, ORDER_BYTE, SocketChannel, from_file};
+use stockade_sys::descriptors::place_stdio;
 
 /// Runs a front, a child of `helper`, until its exit. Returns its exit code.
 pub(super) fn run_supervisor(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> i32 {
@@ -53,8 +54,6 @@ fn take_over(word: [u8; 1], received: ReceivedMessage) -> io::Result<(AttemptOrd
     if word != [ORDER_BYTE] {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    rustix::stdio::dup2_stdin(stdin)?;
-    rustix::stdio::dup2_stdout(stdout)?;
-    rustix::stdio::dup2_stderr(stderr)?;
+    place_stdio([stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
     Ok((from_file(order)?, SocketChannel::from_stream(UnixStream::from(stream))?))
 }

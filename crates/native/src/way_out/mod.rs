@@ -12,9 +12,8 @@ mod published;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use stockade_egress::{
     AnnouncedConnection, ConnectOrder, DialError, DnsSockets, EgressCaller, EgressDestination, EgressEvent,
     EgressNamespace, EgressPolicy, EgressProxy, EgressProxySetup, HostNameTable, NameResolver, PendingDial,
@@ -23,6 +22,7 @@ use stockade_egress::{
 use stockade_model::EgressRules;
 use stockade_sys::{Errno, net};
 
+use crate::attempt::lock_ignoring_poison;
 use crate::descriptors;
 use crate::launch::NetworkSockets;
 pub(crate) use common::CommonNetwork;
@@ -31,6 +31,8 @@ pub use outfit::proxy_variables;
 pub(crate) use outfit::{launch_options, network_layer, resolver_settings};
 use places::{HostNetwork, NamespaceNetwork};
 pub(crate) use published::PublishedPorts;
+use std::time::Instant;
+use stockade_sys::ready::readable_before;
 
 /// Receiver of the proxy's events, which must not block.
 pub(crate) type ProxyEventSink = Arc<dyn Fn(EgressEvent) + Send + Sync>;
@@ -117,8 +119,7 @@ impl RunEgress {
 
     /// Returns whether a DNS request waits.
     pub(crate) fn is_asked(&self) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        self.asked.as_ref().is_some_and(|asked| poll(&mut [PollFd::new(asked, PollFlags::IN)], Some(&now)) == Ok(1))
+        self.asked.as_ref().is_some_and(|asked| readable_before(&[asked.as_fd()], Instant::now()) == Ok(true))
     }
 
     /// Returns the destination of an address that a program dialled.
@@ -163,14 +164,14 @@ impl RunEgress {
 
     /// Closes every connection and reports the last records.
     pub(crate) fn close_connections(&self) {
-        let state = std::mem::replace(&mut *self.lock_state(), RunEgressState::Over);
+        let state = std::mem::replace(&mut *lock_ignoring_poison(&self.state), RunEgressState::Over);
         if let RunEgressState::Open(door) = state {
             door.stop();
         }
     }
 
     fn with_door<T>(&self, then: impl FnOnce(&EgressProxy) -> T) -> Result<T, Errno> {
-        let mut state = self.lock_state();
+        let mut state = lock_ignoring_poison(&self.state);
         if let RunEgressState::Shut(_) = &*state
             && let RunEgressState::Shut(terms) = std::mem::replace(&mut *state, RunEgressState::Over)
         {
@@ -200,10 +201,6 @@ impl RunEgress {
         let door = EgressProxy::start(setup).map_err(std::io::Error::other)?;
         published.lead_in(&door);
         Ok(door)
-    }
-
-    fn lock_state(&self) -> MutexGuard<'_, RunEgressState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
