@@ -16,11 +16,10 @@ use stockade_model::{AttemptPlan, EnforcementReport, Grant, IsolationLevel, Laye
 use stockade_sys::Errno;
 use tracing::debug_span;
 
-use crate::attempt::NativeAttempt;
+use crate::assembly::LaunchingAttempt;
 use crate::broker::{Broker, BrokerError, BrokerEvent, BrokerTraits, PreparedBroker};
 use crate::caches::{CacheLease, LayerServerProgram, NameRotation};
-use crate::evidence::{HiddenWatch, TempWatch};
-use crate::keeper::{MonitoredSandbox, RunEventSink, RunMonitor};
+use crate::keeper::{MonitoredExtras, RunEventSink, RunMonitor};
 use crate::launch::{
     Blueprint, CommandStdio, LaunchError, LaunchOptions, LaunchedSandbox, LaunchingSandbox, NetworkSockets,
     PrewarmedInit, begin_launch, hidden_there, is_staged, late_roots,
@@ -276,42 +275,23 @@ impl Backend for NativeBackend {
         let agent = signing.start_serving(&told)?;
         let keeper = RunMonitor::start_thread(outside, told)?;
 
-        let mut launched = debug_span!("finish").in_scope(|| launching.finish_launch()).map_err(map_launch_error)?;
-        let listener = launched.take_listener().ok_or_else(|| map_launch_error(LaunchError::Lost))?;
-        let can_hold = launched.wait_killable();
-        let (way, lost) = way_of(launched.take_network(), terms);
-        let broker = broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&way))).map_err(map_broker_error)?;
-        let layer = broker_layer(broker.traits(), (hold, can_hold), outfit.asks_reads(plan));
-        let mut enforced = launched.report().clone();
-        add_layers(&mut enforced, plan, guard.report_limits(hold), layer);
-        // Without a namespace the init has to find the processes one by one.
-        let group = guard.group().filter(|_| plan.level != IsolationLevel::Full);
-        let watch = Arc::new(Mutex::new(guard.start_watch(launched.init_pid(), hold)));
-        add_kept_layers(&mut enforced, plan, (staging.as_ref(), lease.as_ref(), undoing.as_ref()), &launched);
-        let answers = broker.answer_sender();
-        if publishes {
-            answers.open_way();
-        }
-        let kept = MonitoredSandbox {
-            end: rustix::io::fcntl_dupfd_cloexec(launched.end_fd(), 3).map_err(no_descriptor)?,
-            hidden: launched.take_hidden_reads().map(|reads| HiddenWatch::new(reads, plan)),
-            temp: launched.take_temp().map(|temp| TempWatch::new(temp, plan)),
-            launched: Arc::new(Mutex::new(launched)),
-            names: Some(Arc::clone(&way)),
-            way,
-            lost,
+        let attempt = LaunchingAttempt {
+            plan,
+            launching,
             broker,
-            staging,
-            lease,
-            agent,
-            undoing,
-            renewal,
-            watch: Arc::clone(&watch),
-            leaves: None,
+            // Without a namespace the init has to find the processes one by one.
+            group: guard.group().filter(|_| plan.level != IsolationLevel::Full),
+            guard,
+            keeper,
+            events: weak,
+            hold,
+            raises_limits: hold,
+            asks_reads: outfit.asks_reads(plan),
+            publishes,
         };
-        let launched = Arc::clone(&kept.launched);
-        let keeper = Some(keeper.start_monitoring(kept)?);
-        Ok(Box::new(NativeAttempt { enforced, launched, answers, group, watch, events: weak, keeper }))
+        let extras = MonitoredExtras { staging, lease, agent, undoing, renewal, leaves: None };
+        let egress = |launched: &mut LaunchedSandbox| Ok(way_of(launched.take_network(), terms));
+        attempt.finish(egress, |enforced, launched, extras| add_kept_layers(enforced, plan, extras, launched), extras)
     }
 }
 
@@ -421,12 +401,14 @@ pub(crate) fn broker_layer(traits: BrokerTraits, holds: (bool, bool), traced: bo
 fn add_kept_layers(
     enforced: &mut EnforcementReport,
     plan: &AttemptPlan,
-    (staging, lease, undoing): (Option<&AttemptStage>, Option<&CacheLease>, Option<&AttemptUndo>),
+    MonitoredExtras { staging, lease, undoing, .. }: &MonitoredExtras,
     launched: &LaunchedSandbox,
 ) {
-    let staged = staging.filter(|staging| staging.overlay().is_none()).map(|_| ("stage".to_owned(), stage_layer()));
-    let caches = lease.map(|lease| ("caches".to_owned(), lease.build_report(|index| launched.is_unmerged(index))));
-    let kept = [staged, caches, undoing::undo_layer(plan, undoing)];
+    let staged =
+        staging.as_ref().filter(|staging| staging.overlay().is_none()).map(|_| ("stage".to_owned(), stage_layer()));
+    let caches =
+        lease.as_ref().map(|lease| ("caches".to_owned(), lease.build_report(|index| launched.is_unmerged(index))));
+    let kept = [staged, caches, undoing::undo_layer(plan, undoing.as_ref())];
     enforced.layers.extend(kept.into_iter().flatten().chain(signing::signing_layer(plan)));
 }
 

@@ -149,6 +149,13 @@ pub(crate) struct MonitoredSandbox {
     pub(crate) lost: Option<LostDatagrams>,
     pub(crate) hidden: Option<HiddenWatch>,
     pub(crate) temp: Option<TempWatch>,
+    pub(crate) watch: Arc<Mutex<LimitWatch>>,
+    pub(crate) extras: MonitoredExtras,
+}
+
+/// The parts that only some sandboxes have.
+#[derive(Default)]
+pub(crate) struct MonitoredExtras {
     pub(crate) staging: Option<AttemptStage>,
     /// The run's share of the workspace's caches.
     pub(crate) lease: Option<CacheLease>,
@@ -158,7 +165,6 @@ pub(crate) struct MonitoredSandbox {
     pub(crate) undoing: Option<AttemptUndo>,
     /// Renews the names of other workspaces' layers at its end.
     pub(crate) renewal: Option<NameRotation>,
-    pub(crate) watch: Arc<Mutex<LimitWatch>>,
     /// Present in a persistent sandbox only.
     pub(crate) leaves: Option<LeftoverHandling>,
 }
@@ -201,10 +207,8 @@ impl RunMonitor {
     fn monitor_run(mut self, on_drop: Sender<()>) {
         let (end, usage) = command_end(self.watch_until_end());
         let Self { kept, outside, told } = self;
-        let MonitoredSandbox {
-            end: end_fd, launched, broker, way, names, hidden, temp, staging, watch, leaves, ..
-        } = kept;
-        let (mut lease, renewal, undoing) = (kept.lease, kept.renewal, kept.undoing);
+        let MonitoredSandbox { end: end_fd, launched, broker, way, names, hidden, temp, watch, extras, .. } = kept;
+        let MonitoredExtras { staging, mut lease, agent, undoing, renewal, leaves } = extras;
         for denial in temp.map(TempWatch::into_denials).unwrap_or_default() {
             told.report_event(AttemptEvent::Denied(denial));
         }
@@ -222,7 +226,7 @@ impl RunMonitor {
         if left.is_none() {
             way.close_connections();
         }
-        drop(kept.agent);
+        drop(agent);
         report
             .denials
             .into_iter()

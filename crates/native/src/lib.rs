@@ -13,6 +13,7 @@ pub mod reach;
 pub mod stage;
 pub mod undo;
 
+mod assembly;
 mod attempt;
 mod backend;
 mod capture;

@@ -262,7 +262,7 @@ mod tests {
         let shown = match programs.decide_program(&program(line)) {
             Ok(()) => "runs".to_owned(),
             Err(PermissionRefusal { rule, grant: Some(grant) }) => format!("{rule}, {grant}"),
-            Err(PermissionRefusal::without_grant(rule)) => rule,
+            Err(PermissionRefusal { rule, grant: None }) => rule,
         };
         assert_eq!(shown, expected, "{line}");
     }

@@ -21,6 +21,15 @@ pub(super) struct RefusedOperation {
 }
 
 impl RefusedOperation {
+    pub fn new(
+        operation: DeniedOperation,
+        object: impl Into<Vec<u8>>,
+        layer: DenialLayer,
+        refusal: PermissionRefusal,
+    ) -> Self {
+        Self { operation, object: object.into(), layer, refusal }
+    }
+
     /// Returns the complete refusal, with the caller.
     pub fn into_denial(self, actor: CallerProcess) -> Denial {
         let (object, PermissionRefusal { rule, grant }) = (RawText::from(self.object.as_slice()), self.refusal);

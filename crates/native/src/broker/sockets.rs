@@ -442,12 +442,8 @@ fn unix_address(path: &[u8]) -> Vec<u8> {
 /// Returns the refusal of an internet socket that is not TCP.
 pub(super) fn no_internet(caller: &CallingThread) -> RefusedOperation {
     let family = if caller.int_argument(0) == libc::AF_INET { "AF_INET" } else { "AF_INET6" };
-    RefusedOperation {
-        operation: DeniedOperation::Socket,
-        object: family.as_bytes().to_vec(),
-        layer: DenialLayer::Broker,
-        refusal: PermissionRefusal::without_grant("TCP alone has a way out at level restricted"),
-    }
+    let refusal = PermissionRefusal::without_grant("TCP alone has a way out at level restricted");
+    RefusedOperation::new(DeniedOperation::Socket, family, DenialLayer::Broker, refusal)
 }
 
 #[cfg(test)]

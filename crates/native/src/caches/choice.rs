@@ -5,16 +5,16 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::powers::is_at_or_beneath;
 use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, lstat, openat2};
 use rustix::process::geteuid;
 use stockade_engine::files_named;
 use stockade_engine::mountinfo::{self, ServedMounts};
 use stockade_model::{AttemptPlan, CacheSharing, IsolationLevel, RawText, ToolCache};
-use stockade_sys::Errno;
+
+use crate::powers::is_at_or_beneath;
 
 /// Size of the buffer for directory entries.
 const LISTING_BUFFER_BYTES: usize = 4096;
@@ -162,13 +162,6 @@ impl<'p> HiddenPaths<'p> {
     }
 }
 
-/// Returns whether a path contains no empty component, `.` or `..`, so that its bytes equal its
-/// components.
-fn is_plain(path: &Path) -> bool {
-    let mut parts = path.as_os_str().as_bytes().split(|byte| *byte == b'/');
-    parts.next() == Some(b"") && parts.all(|part| !matches!(part, b"" | b"." | b".."))
-}
-
 /// Returns whether `path` equals or is in the data of the directory `real`.
 fn is_data(cache: &ToolCache, real: &Path, path: &Path) -> bool {
     let within = |name: &String| path.starts_with(real.join(name));
@@ -199,24 +192,14 @@ struct OwnDirectory {
 }
 
 impl CacheDirectory {
-    /// Returns `None` if nothing is there. Most paths have no links and lead to a directory, which
-    /// one system call checks.
+    /// Returns `None` if nothing is there.
     fn at_path(path: &Path, user: u32) -> std::io::Result<Option<Self>> {
-        let open = |path: &Path| {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
-        };
-        if is_plain(path) {
-            match open(path) {
-                Ok(fd) => return Ok(Some(Self { real: path.to_owned(), own: OwnDirectory::from_fd(fd, user)? })),
-                Err(Errno::NOENT) => return Ok(None),
-                Err(_) => {}
-            }
-        }
         let Ok(stat) = lstat(path) else { return Ok(None) };
         let real = path.canonicalize()?;
         let is_link = FileType::from_raw_mode(stat.st_mode).is_symlink();
-        let fd = if is_link { None } else { open(&real).ok() };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let open = || openat2(CWD, &real, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).ok();
+        let fd = if is_link { None } else { open() };
         let own = fd.map(|fd| OwnDirectory::from_fd(fd, user)).transpose()?.flatten();
         Ok(Some(Self { real, own }))
     }
@@ -235,10 +218,7 @@ impl OwnDirectory {
         while let Some(entry) = listing.next() {
             let entry = entry.ok()?;
             let name = entry.file_name().to_bytes();
-            if matches!(name, b"." | b"..") {
-                continue;
-            }
-            if entry.file_type().is_dir() {
+            if entry.file_type().is_dir() && !matches!(name, b"." | b"..") {
                 found.push(OsStr::from_bytes(name).to_owned());
             }
         }

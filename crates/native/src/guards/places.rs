@@ -353,6 +353,7 @@ impl RunSurveys {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use stockade_model::Grant;
 
     #[test]
     fn targets_reach_down_and_hold_what_is_above() {

@@ -2,7 +2,7 @@
 //! prepared data and nothing else: no allocation, no locks, no panics.
 
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, chmodat, open, unlinkat};
@@ -60,7 +60,7 @@ pub(super) fn early_init(first: &[InitStep], control: BorrowedFd<'_>, gate: Borr
     let ruleset;
     let mut site = BuildContext::new(control, None);
     let mut mask = umask(Mode::empty());
-    let mut keep = [0, 1, 2, control.as_raw(), gate.as_raw()];
+    let mut keep = [0, 1, 2, control.as_raw_fd(), gate.as_raw_fd()];
     keep.sort_unstable();
     let begun = descriptors::close_all_but(&keep).map_err(|errno| InitStepError { index: 0, errno });
     if let Err(InitStepError { index, errno }) = begun.and_then(|()| take_steps(first, 0..first.len(), &mut site)) {
@@ -190,11 +190,11 @@ fn supervise_command(
     let writes = if counts { OwnWrites::open() } else { None };
     let mut keep = [
         writes.as_ref().map_or(-1, OwnWrites::as_raw),
-        control.as_raw(),
-        ends.as_fd().as_raw(),
-        site.private_directory.as_ref().map_or(-1, |fd| fd.as_fd().as_raw()),
-        site.watches.as_ref().map_or(-1, |fd| fd.as_fd().as_raw()),
-        site.network.as_ref().map_or(-1, |network| network.serving.as_fd().as_raw()),
+        control.as_raw_fd(),
+        ends.as_raw_fd(),
+        site.private_directory.as_ref().map_or(-1, |fd| fd.as_raw_fd()),
+        site.watches.as_ref().map_or(-1, |fd| fd.as_raw_fd()),
+        site.network.as_ref().map_or(-1, |network| network.serving.as_raw_fd()),
     ];
     keep.sort_unstable();
     let first = keep.iter().position(|fd| *fd >= 0).unwrap_or(0);
@@ -392,7 +392,8 @@ fn prepare_command(
     umask(mask);
     // Descriptors 0 to 2 are the command's streams already. The init's end of `built` is closed
     // too, because only then is the init's death noticed.
-    let mut keep = [0, 1, 2, gate.as_raw(), built.as_raw(), ruleset.map_or(-1, |rules| rules.as_fd().as_raw())];
+    let mut keep =
+        [0, 1, 2, gate.as_raw_fd(), built.as_raw_fd(), ruleset.map_or(-1, |rules| rules.as_fd().as_raw_fd())];
     keep.sort_unstable();
     let first = keep.iter().position(|fd| *fd >= 0).unwrap_or(0);
     descriptors::close_all_but(&keep[first..]).map_err(|e| (2, e))?;
@@ -469,15 +470,4 @@ fn own_session(plan: &Blueprint, program: &PreparedCommand) -> Result<(), Errno>
         }
     }
     Ok(())
-}
-
-trait AsRaw {
-    fn as_raw(&self) -> i32;
-}
-
-impl AsRaw for BorrowedFd<'_> {
-    fn as_raw(&self) -> i32 {
-        use std::os::fd::AsRawFd;
-        self.as_raw_fd()
-    }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use stockade_engine::remote::{AttemptChannel as _, AttemptMessage, serve_attempt};
 use stockade_engine::{Attempt, AttemptEventSender, StartError};
 
-pub(crate) use wire::{ORDER_BYTE, SocketChannel, from_file, own_umask, to_file};
+pub(crate) use wire::{ORDER_BYTE, SocketChannel, own_umask, receive_order, to_file};
 
 /// Prepares an attempt and obeys its engine, until that closes the connection or is gone. The
 /// attempt ends then.

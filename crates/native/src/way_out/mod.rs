@@ -15,9 +15,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use stockade_egress::{
-    AnnouncedConnection, ConnectOrder, DialError, DnsSockets, EgressCaller, EgressDestination, EgressEvent,
-    EgressNamespace, EgressPolicy, EgressProxy, EgressProxySetup, HostNameTable, NameResolver, PendingDial,
-    PreparedInterception, ProxyService, TunnelConnector,
+    DnsSockets, EgressDestination, EgressEvent, EgressNamespace, EgressPolicy, EgressProxy, EgressProxySetup,
+    HostNameTable, NameResolver, PreparedInterception, TunnelConnector,
 };
 use stockade_model::EgressRules;
 use stockade_sys::{Errno, net};
@@ -133,33 +132,7 @@ impl RunEgress {
     /// # Errors
     /// `ENETDOWN` if the proxy cannot run any more.
     pub(crate) fn start_proxy(&self) -> Result<(), Errno> {
-        self.with_door(|_| ())
-    }
-
-    /// Dials a permitted target; see [`EgressProxy::connect_target`].
-    ///
-    /// # Errors
-    /// As [`start_proxy`](Self::start_proxy); `done` is not called then.
-    pub(crate) fn connect_target(
-        &self,
-        order: ConnectOrder,
-        done: impl FnOnce(Result<AnnouncedConnection, DialError>) + Send + 'static,
-    ) -> Result<PendingDial, Errno> {
-        self.with_door(|door| door.connect_target(order, done))
-    }
-
-    /// Connects to a service of the proxy itself; see [`EgressProxy::connect_service`].
-    ///
-    /// # Errors
-    /// As [`start_proxy`](Self::start_proxy); `done` is not called then.
-    pub(crate) fn connect_service(
-        &self,
-        service: ProxyService,
-        dialled: SocketAddr,
-        who: EgressCaller,
-        done: impl FnOnce(Result<AnnouncedConnection, DialError>) + Send + 'static,
-    ) -> Result<PendingDial, Errno> {
-        self.with_door(|door| door.connect_service(service, dialled, who, done))
+        self.with_proxy(|_| ())
     }
 
     /// Closes every connection and reports the last records.
@@ -170,7 +143,9 @@ impl RunEgress {
         }
     }
 
-    fn with_door<T>(&self, then: impl FnOnce(&EgressProxy) -> T) -> Result<T, Errno> {
+    /// Uses the egress proxy, which starts if it does not run yet. Its threads inherit the
+    /// confinement of the calling thread.
+    pub(crate) fn with_proxy<T>(&self, then: impl FnOnce(&EgressProxy) -> T) -> Result<T, Errno> {
         let mut state = lock_ignoring_poison(&self.state);
         if let RunEgressState::Shut(_) = &*state
             && let RunEgressState::Shut(terms) = std::mem::replace(&mut *state, RunEgressState::Over)
@@ -207,7 +182,9 @@ impl RunEgress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stockade_egress::{EgressDecision, EgressRequest, NameLookupError};
+    use stockade_egress::{
+        AnnouncedConnection, DialError, EgressCaller, EgressDecision, EgressRequest, NameLookupError, ProxyService,
+    };
     use stockade_model::HostName;
 
     struct Nobody;
@@ -240,13 +217,16 @@ mod tests {
         });
         let proxy = SocketAddr::new(stockade_egress::PROXY_ADDRESS_V4.into(), stockade_egress::HTTP_PROXY_PORT);
         assert_eq!(way.destination_of(proxy), EgressDestination::Service(ProxyService::HttpProxy));
-        assert!(matches!(*way.lock_state(), RunEgressState::Shut(_)));
+        assert!(matches!(*lock_ignoring_poison(&way.state), RunEgressState::Shut(_)));
         way.start_proxy().unwrap();
-        assert!(matches!(*way.lock_state(), RunEgressState::Open(_)));
+        assert!(matches!(*lock_ignoring_poison(&way.state), RunEgressState::Open(_)));
         way.close_connections();
-        assert!(matches!(*way.lock_state(), RunEgressState::Over));
+        assert!(matches!(*lock_ignoring_poison(&way.state), RunEgressState::Over));
         assert_eq!(way.start_proxy(), Err(Errno::NETDOWN));
         let never = |_: Result<AnnouncedConnection, DialError>| panic!("there is no door");
-        assert!(way.connect_service(ProxyService::Socks, proxy, EgressCaller::default(), never).is_err());
+        let connects = way.with_proxy(|door| {
+            drop(door.connect_service(ProxyService::Socks, proxy, EgressCaller::default(), never));
+        });
+        assert_eq!(connects, Err(Errno::NETDOWN));
     }
 }
