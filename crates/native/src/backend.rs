@@ -17,7 +17,7 @@ use stockade_sys::Errno;
 use tracing::debug_span;
 
 use crate::assembly::LaunchingAttempt;
-use crate::broker::{Broker, BrokerError, BrokerEvent, BrokerTraits, PreparedBroker};
+use crate::broker::{Broker, BrokerError, BrokerTraits, PreparedBroker};
 use crate::caches::{CacheLease, LayerServerProgram, NameRotation};
 use crate::keeper::{MonitoredExtras, RunEventSink, RunMonitor};
 use crate::launch::{
@@ -361,18 +361,9 @@ fn derive_permissions(plan: &AttemptPlan, launching: &LaunchingSandbox) -> Attem
 }
 
 /// Returns the sink for the events of a broker.
-pub(crate) fn broker_event_sink(told: &RunEventSink) -> impl Fn(BrokerEvent) + Send + use<> {
+pub(crate) fn broker_event_sink(told: &RunEventSink) -> impl Fn(AttemptEvent) + Send + use<> {
     let told = told.clone();
-    move |event| told.report_event(translate_broker_event(event))
-}
-
-fn translate_broker_event(event: BrokerEvent) -> AttemptEvent {
-    match event {
-        BrokerEvent::Denied(denial) => AttemptEvent::Denied(denial),
-        BrokerEvent::Executed { pid, program } => AttemptEvent::Executed { pid, program },
-        BrokerEvent::Held { id, denial } => AttemptEvent::Held { id, denial },
-        BrokerEvent::Withdrawn(id) => AttemptEvent::Withdrawn(id),
-    }
+    move |event| told.report_event(event)
 }
 
 fn translate_proxy_event(event: EgressEvent) -> AttemptEvent {

@@ -26,6 +26,7 @@ use stockade_sys::session::seat_at_terminal;
 use crate::backend::map_launch_error;
 use crate::capture::{DrainState, StreamCapture};
 use crate::launch::build_image;
+use crate::streams::capture_limit;
 
 /// Time-out for the end of killed processes that a command left behind.
 const LEFTOVER_END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -221,10 +222,7 @@ fn watch_child(
     group: &Mutex<Option<Pid>>,
     events: &AttemptEventSender,
 ) {
-    let limit_bytes = match io {
-        StdioMode::Capture { limit_bytes } => limit_bytes,
-        StdioMode::Inherit | StdioMode::Terminal => 0,
-    };
+    let limit_bytes = capture_limit(io);
     let errors = child.stderr.take().map(|pipe| thread::spawn(move || drain_pipe(&pipe, limit_bytes)));
     let output = child.stdout.take().map(|pipe| thread::spawn(move || drain_pipe(&pipe, limit_bytes)));
     let status = child.wait();

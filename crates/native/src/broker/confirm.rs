@@ -8,9 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, fstat, openat2, renameat_with, unlinkat,
-};
+use rustix::fs::{AtFlags, FileType, OFlags, RenameFlags, Stat, fstat, renameat_with, unlinkat};
 use stockade_files::object::unguessable_name;
 use stockade_model::DeniedOperation;
 use stockade_sys::{Errno, resolve};
@@ -21,7 +19,7 @@ use super::walk::{ResolvedName, ResolvedObject};
 use crate::guards::git_part::{GitPathKind, GuardedContent};
 use crate::guards::pointers::work_trees_of_modules;
 use crate::guards::repository::{self, RepositoryState};
-use crate::guards::view::join_name;
+use crate::guards::view::{join_name, open_in_root};
 use crate::guards::{RootView, RunSurveys, SurveyError, fold_name, open_host_root};
 use crate::powers::{PermissionRefusal, creates_name, is_at_or_beneath, prefix_ends, to_path};
 
@@ -129,12 +127,8 @@ impl BrokerService {
     fn remove_empty(&self, path: &[u8], stat: &Stat) {
         let Some(first) = &self.first else { return };
         let end = path.iter().rposition(|b| *b == b'/').unwrap_or(0);
-        let (Ok(parent), Ok(name)) = (CString::new(&path[..end.max(1)]), CString::new(&path[end + 1..])) else {
-            return;
-        };
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
-        let Ok(directory) = openat2(&first.root, &parent, flags, Mode::empty(), how) else { return };
+        let parent = open_in_root(first.root.as_fd(), &path[..end.max(1)], OFlags::PATH | OFlags::DIRECTORY);
+        let (Ok(directory), Ok(name)) = (parent, CString::new(&path[end + 1..])) else { return };
         let is_same = resolve::open_component(directory.as_fd(), &name)
             .and_then(fstat)
             .is_ok_and(|found| is_same_object(stat, &found));

@@ -7,14 +7,13 @@
 //! a new file that the broker wrote gets the name.
 
 use std::cell::{Cell, RefCell};
-use std::ffi::CString;
 use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, fstat, openat, openat2, unlinkat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, fstat, openat, unlinkat};
 use stockade_model::{DeniedOperation, Grant};
 use stockade_sys::{Errno, actor, resolve};
 
@@ -27,7 +26,7 @@ use super::walk::{ResolvedDirectory, ResolvedName};
 use crate::guards::git_part::{GitPathKind, GuardedContent};
 use crate::guards::pointers::{MAX_POINTER_BYTES, place_of, target_of, work_trees_of};
 use crate::guards::settings_judge::{ContentVerdict, work_tree_of_module};
-use crate::guards::view::{join_name, parent_path};
+use crate::guards::view::{join_name, open_in_root, parent_path};
 use crate::powers::{PermissionRefusal, is_at_or_beneath, to_path};
 
 /// Shortest and longest interval between two checks for writers.
@@ -377,12 +376,7 @@ impl BrokerService {
     /// is a link.
     fn holds_no_link(&self, repository: &[u8], beneath: &[u8]) -> bool {
         let Some(first) = &self.first else { return false };
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
-        let open = |path: &[u8]| -> Result<OwnedFd, Errno> {
-            let path = CString::new(path).map_err(|_| Errno::INVAL)?;
-            openat2(&first.root, &path, flags, Mode::empty(), how)
-        };
+        let open = |path: &[u8]| open_in_root(first.root.as_fd(), path, OFlags::PATH | OFlags::DIRECTORY);
         let whole = [repository, beneath].concat();
         open(repository).is_ok() && matches!(open(&whole).map(drop), Ok(()) | Err(Errno::NOENT))
     }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use stockade_model::{Denial, DenialLayer, DeniedOperation, RawText};
 
-use super::BrokerEvent;
 use crate::powers::PermissionRefusal;
+use stockade_engine::AttemptEvent;
 
 /// Most different refusals that are kept of one attempt. A program that tries everything must not
 /// fill the memory of its supervisor.
@@ -53,12 +53,12 @@ pub(super) struct DenialLedger {
     beyond: u64,
     /// Events that are sent after the call was answered, because waking the receiver takes longer
     /// than answering.
-    later: Vec<BrokerEvent>,
-    sink: Box<dyn Fn(BrokerEvent) + Send>,
+    later: Vec<AttemptEvent>,
+    sink: Box<dyn Fn(AttemptEvent) + Send>,
 }
 
 impl DenialLedger {
-    pub fn new(sink: Box<dyn Fn(BrokerEvent) + Send>) -> Self {
+    pub fn new(sink: Box<dyn Fn(AttemptEvent) + Send>) -> Self {
         Self { known: HashMap::new(), denials: Vec::new(), beyond: 0, later: Vec::new(), sink }
     }
 
@@ -73,7 +73,7 @@ impl DenialLedger {
             let denial = denied.into_denial(who());
             self.known.insert(key, self.denials.len());
             self.denials.push(denial.clone());
-            self.send_event(BrokerEvent::Denied(denial));
+            self.send_event(AttemptEvent::Denied(denial));
         }
     }
 
@@ -91,14 +91,14 @@ impl DenialLedger {
     }
 
     /// Sends an event, after the deferred ones.
-    pub fn send_event(&mut self, event: BrokerEvent) {
+    pub fn send_event(&mut self, event: AttemptEvent) {
         self.tell_rest();
         (self.sink)(event);
     }
 
     /// Notes that a program was started, to be [sent](Self::tell_rest) later.
     pub fn note_execution(&mut self, pid: u32, program: Vec<u8>) {
-        self.later.push(BrokerEvent::Executed { pid, program: RawText::from(program) });
+        self.later.push(AttemptEvent::Executed { pid, program: RawText::from(program) });
     }
 
     /// Sends the deferred events.

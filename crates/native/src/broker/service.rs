@@ -39,13 +39,14 @@ use super::straight::WritableRoots;
 use super::table::{ArgumentLayout, notify_table};
 use super::terminals::RunTerminals;
 use super::walk::{self, PathResolver, ProcfsScope, ResolvedName, ResolvedObject};
-use super::{BrokerError, BrokerEvent, BrokerOrder, BrokerReport, map_step_error};
+use super::{BrokerError, BrokerOrder, BrokerReport, map_step_error};
 use crate::guards::{RootView, RunSurveys};
 use crate::launch::may_map_for_others;
 use crate::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
 use crate::stage::PreWriteHook;
 use crate::undo::UndoRecorder;
 use crate::way_out::RunEgress;
+use stockade_engine::AttemptEvent;
 
 /// Interval between two checks that the callers of parked calls still wait.
 const PARKED_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -175,7 +176,7 @@ impl BrokerService {
         holds_calls: bool,
         (precaution, undo): (Option<PreWriteHook>, Option<UndoRecorder>),
         (way, bound, small_disk): (Option<Arc<RunEgress>>, BoundSockets, Option<u64>),
-        sink: Box<dyn Fn(BrokerEvent) + Send>,
+        sink: Box<dyn Fn(AttemptEvent) + Send>,
     ) -> Result<Self, BrokerError> {
         let own_user = rustix::process::geteuid().as_raw();
         let table = notify_table(level, powers.asks_reads(), small_disk.is_some());
