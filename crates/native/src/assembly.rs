@@ -4,17 +4,17 @@
 use std::sync::{Arc, Mutex};
 
 use stockade_engine::{Attempt, StartError, WeakEventSender};
-use stockade_model::{AttemptPlan, EnforcementReport};
+use stockade_model::{AttemptPlan, EnforcementReport, LayerReport, LayerState};
 use tracing::debug_span;
 
 use crate::attempt::NativeAttempt;
-use crate::backend::{add_layers, broker_layer, map_broker_error, map_launch_error, no_descriptor};
-use crate::broker::PreparedBroker;
+use crate::broker::{BrokerTraits, PreparedBroker};
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::keeper::{MonitoredExtras, MonitoredSandbox, StartingMonitor};
 use crate::launch::{LaunchError, LaunchedSandbox, LaunchingSandbox};
 use crate::limits::{ControlGroup, LimitGuard};
-use crate::way_out::{LostDatagrams, RunEgress};
+use crate::start_errors::{map_broker_error, map_launch_error, no_descriptor};
+use crate::way_out::{self, LostDatagrams, RunEgress};
 
 /// An attempt whose sandbox is being built.
 pub(crate) struct LaunchingAttempt<'p> {
@@ -76,4 +76,25 @@ impl LaunchingAttempt<'_> {
         let keeper = Some(keeper.start_monitoring(kept)?);
         Ok(Box::new(NativeAttempt { enforced, launched, answers, group, watch, events, keeper }))
     }
+}
+
+/// Adds the layers of the limits, the broker and the network to a report.
+fn add_layers(enforced: &mut EnforcementReport, plan: &AttemptPlan, limits: LayerReport, broker: LayerReport) {
+    let layers = [("limits", limits), ("broker", broker), ("network", way_out::network_layer(plan))];
+    enforced.layers.extend(layers.map(|(name, layer)| (name.to_owned(), layer)));
+}
+
+fn broker_layer(traits: BrokerTraits, holds: (bool, bool), traced: bool) -> LayerReport {
+    let speed = if traits.synchronous {
+        "acts on behalf; hands the processor over (synchronous wake-up)"
+    } else {
+        "acts on behalf; the kernel has no synchronous wake-up (6.6), each trapped call costs more"
+    };
+    let holding = match holds {
+        (true, true) => "; holds calls that lack a power",
+        (true, false) => "; holds nothing: on this kernel (before 5.19) signals would break off every held call",
+        (false, _) => "",
+    };
+    let tracing = if traced { "; is told of every open for reading, which costs time" } else { "" };
+    LayerReport { state: LayerState::Enforced, detail: format!("{speed}{holding}{tracing}") }
 }

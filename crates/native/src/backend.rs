@@ -8,26 +8,24 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use stockade_egress::{
-    EgressEvent, InterceptionError, NameResolver, PreparedInterception, SystemResolver, TrustRoots, TunnelConnector,
-};
+use stockade_egress::{EgressEvent, NameResolver, PreparedInterception, SystemResolver, TrustRoots, TunnelConnector};
 use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, Backend, StartError, StdioMode};
 use stockade_model::{AttemptPlan, EnforcementReport, Grant, IsolationLevel, LayerReport, LayerState};
-use stockade_sys::Errno;
 use tracing::debug_span;
 
 use crate::assembly::LaunchingAttempt;
-use crate::broker::{Broker, BrokerError, BrokerTraits, PreparedBroker};
+use crate::broker::{Broker, PreparedBroker};
 use crate::caches::{CacheLease, LayerServerProgram, NameRotation};
 use crate::keeper::{MonitoredExtras, RunEventSink, RunMonitor};
 use crate::launch::{
     Blueprint, CommandStdio, LaunchError, LaunchOptions, LaunchedSandbox, LaunchingSandbox, NetworkSockets,
     PrewarmedInit, begin_launch, hidden_there, is_staged, late_roots,
 };
-use crate::limits::{LimitError, LimitGuard, small_disk};
+use crate::limits::{LimitGuard, small_disk};
 use crate::powers::AttemptPermissions;
 use crate::signing::{self, RunSigningAgent, SigningUser};
 use crate::staging::AttemptStage;
+use crate::start_errors::{map_broker_error, map_interception_error, map_launch_error, map_limit_error};
 use crate::streams::OutputPipes;
 use crate::undoing::{self, AttemptUndo};
 use crate::way_out::{self, LostDatagrams, PublishedPorts, RunEgress, RunEgressOptions};
@@ -307,17 +305,6 @@ fn join_limits(plan: &AttemptPlan, launching: &mut LaunchingSandbox) -> Result<L
     Ok(guard)
 }
 
-/// Adds the layers of the limits, the broker and the network to a report.
-pub(crate) fn add_layers(
-    enforced: &mut EnforcementReport,
-    plan: &AttemptPlan,
-    limits: LayerReport,
-    broker: LayerReport,
-) {
-    let layers = [("limits", limits), ("broker", broker), ("network", way_out::network_layer(plan))];
-    enforced.layers.extend(layers.map(|(name, layer)| (name.to_owned(), layer)));
-}
-
 /// Returns the options of a run's egress proxy.
 pub(crate) fn build_proxy_options(
     plan: &AttemptPlan,
@@ -373,21 +360,6 @@ fn translate_proxy_event(event: EgressEvent) -> AttemptEvent {
     }
 }
 
-pub(crate) fn broker_layer(traits: BrokerTraits, holds: (bool, bool), traced: bool) -> LayerReport {
-    let speed = if traits.synchronous {
-        "acts on behalf; hands the processor over (synchronous wake-up)"
-    } else {
-        "acts on behalf; the kernel has no synchronous wake-up (6.6), each trapped call costs more"
-    };
-    let holding = match holds {
-        (true, true) => "; holds calls that lack a power",
-        (true, false) => "; holds nothing: on this kernel (before 5.19) signals would break off every held call",
-        (false, _) => "",
-    };
-    let tracing = if traced { "; is told of every open for reading, which costs time" } else { "" };
-    LayerReport { state: LayerState::Enforced, detail: format!("{speed}{holding}{tracing}") }
-}
-
 /// Adds the layers of the stage, the caches, undo and the signing agent of a run to a report.
 fn add_kept_layers(
     enforced: &mut EnforcementReport,
@@ -406,27 +378,4 @@ fn add_kept_layers(
 fn stage_layer() -> LayerReport {
     let detail = "without an overlay: writes are in the workspace until the run ends, and are then taken out of it";
     LayerReport { state: LayerState::Enforced, detail: detail.to_owned() }
-}
-
-pub(crate) fn map_launch_error(error: LaunchError) -> StartError {
-    StartError { what: error.to_string(), hint: error.hint() }
-}
-
-pub(crate) fn map_limit_error(error: LimitError) -> StartError {
-    StartError { what: error.to_string(), hint: error.hint() }
-}
-
-pub(crate) fn map_broker_error(error: BrokerError) -> StartError {
-    StartError { what: error.to_string(), hint: None }
-}
-
-pub(crate) fn map_interception_error(error: InterceptionError) -> StartError {
-    StartError { what: error.to_string(), hint: None }
-}
-
-pub(crate) fn no_descriptor(errno: Errno) -> StartError {
-    StartError {
-        what: format!("cannot make a descriptor: {errno}"),
-        hint: Some("raise the limit of open files (ulimit -n)".to_owned()),
-    }
 }

@@ -23,9 +23,9 @@ use stockade_model::{
 use stockade_sys::reap::{adopt_orphans, children_used, reap_any};
 use stockade_sys::session::seat_at_terminal;
 
-use crate::backend::map_launch_error;
 use crate::capture::{DrainState, StreamCapture};
 use crate::launch::build_image;
+use crate::start_errors::map_launch_error;
 use crate::streams::capture_limit;
 
 /// Time-out for the end of killed processes that a command left behind.

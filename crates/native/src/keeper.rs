@@ -19,13 +19,13 @@ use stockade_signing::AgentHandle;
 use stockade_sys::Errno;
 use stockade_sys::reap::ProcessExit;
 
-use crate::attempt::lock_ignoring_poison;
 use crate::broker::{BrokerHandle, BrokerReport};
 use crate::caches::{CacheLease, NameRotation};
 use crate::capture::StreamCapture;
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::launch::{ExitReport, LaunchError, LaunchedSandbox};
 use crate::limits::{ControlGroup, LimitOutcome, LimitWatch};
+use crate::locks::lock_ignoring_poison;
 use crate::staging::AttemptStage;
 use crate::streams::CapturedOutput;
 use crate::undoing::AttemptUndo;

@@ -7,9 +7,9 @@ use rustix::fs::{FileType, fstat};
 use rustix::pipe::{PipeFlags, pipe_with};
 use stockade_engine::{StartError, StdioMode};
 
-use crate::backend::no_descriptor;
 use crate::capture::{DrainState, StreamCapture};
 use crate::launch::CommandStdio;
+use crate::start_errors::no_descriptor;
 
 /// The command's output pipes: both ends, until the sandbox has its own.
 pub(crate) struct OutputPipes {

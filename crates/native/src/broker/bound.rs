@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-use crate::attempt::lock_ignoring_poison;
+use crate::locks::lock_ignoring_poison;
 use rustix::fs::{Stat, fstat};
 use stockade_sys::Errno;
 

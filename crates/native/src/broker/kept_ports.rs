@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::attempt::lock_ignoring_poison;
+use crate::locks::lock_ignoring_poison;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{set_socket_reuseaddr, socket_reuseaddr};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, bind, getpeername, listen, shutdown, socket_with};

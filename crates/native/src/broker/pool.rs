@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::attempt::lock_ignoring_poison;
+use crate::locks::lock_ignoring_poison;
 use stockade_sys::Errno;
 
 /// Most calls that may block at the same time; one more fails with EAGAIN.

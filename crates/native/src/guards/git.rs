@@ -304,7 +304,7 @@ pub(super) fn find_named_paths(section: &str, key: &str, value: &[u8], home: Opt
         // For a remote, only the transport that is a command of its own.
         ("remote", "url" | "pushurl") if !value.starts_with(b"ext::") => Vec::new(),
         ("remote", "url" | "pushurl") => named_by_command(&value[b"ext::".len()..], home),
-        (section, key) if matches!(section, "alias" | "pager") || COMMAND_KEYS.contains(&key) => {
+        (section, key) if matches!(section, "alias" | "pager") || COMMAND_KEYS.contains(key) => {
             named_by_command(value, home)
         }
         _ => Vec::new(),

@@ -208,7 +208,7 @@ fn classify_file(name: &[u8], of: GitDirOwner) -> GitPathKind {
         b"locked" if of == GitDirOwner::WorkTree => DATA_KIND,
         b"MERGE_RR" => GitPathKind::Judged(GuardedContent::Resolutions),
         b"BISECT_START" => GitPathKind::Judged(GuardedContent::Start),
-        name if REFERENCE_FILES.contains(&name) => REFERENCE_KIND,
+        name if REFERENCE_FILES.contains(name) => REFERENCE_KIND,
         _ if is_data(name) => DATA_KIND,
         b"4913" => GitPathKind::Trial,
         [b't', random @ ..] if random.len() == 6 && random.iter().all(u8::is_ascii_alphanumeric) => GitPathKind::Trial,
@@ -224,21 +224,21 @@ fn is_data(name: &[u8]) -> bool {
         return true;
     }
     let own = on_the_way.unwrap_or(name);
-    if on_the_way.is_some() && (REFERENCE_FILES.contains(&own) || matches!(own, b"MERGE_RR" | b"BISECT_START")) {
+    if on_the_way.is_some() && (REFERENCE_FILES.contains(own) || matches!(own, b"MERGE_RR" | b"BISECT_START")) {
         return true;
     }
     let passing = [&b"index.stash."[..], b"next-index-", b"shallow_"];
-    DATA_FILES.contains(&own)
+    DATA_FILES.contains(own)
         || is_of_sed(own)
-        || edited_file(own).is_some_and(|own| DATA_FILES.contains(&own))
+        || edited_file(own).is_some_and(|own| DATA_FILES.contains(own))
         || passing.iter().any(|prefix| own.starts_with(prefix))
 }
 
 fn is_data_of_rebase(name: &[u8]) -> bool {
     let own = name.strip_suffix(b".lock").unwrap_or(name);
-    REBASE_DATA_FILES.contains(&own)
+    REBASE_DATA_FILES.contains(own)
         || is_of_sed(own)
-        || edited_file(own).is_some_and(|own| REBASE_DATA_FILES.contains(&own))
+        || edited_file(own).is_some_and(|own| REBASE_DATA_FILES.contains(own))
 }
 
 /// Returns the file for which vim makes a file of this name while it edits.

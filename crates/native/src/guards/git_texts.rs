@@ -46,7 +46,7 @@ pub(crate) fn are_harmless_steps(text: &[u8]) -> bool {
     const HARMLESS_COMMANDS: WordList = WordList(include_str!("../../knowledge/git_rebase_steps.txt"));
     text.split(|b| *b == b'\n').map(<[u8]>::trim_ascii).all(|line| {
         let step = line.split(u8::is_ascii_whitespace).next().unwrap_or_default();
-        line.is_empty() || line.starts_with(b"#") || HARMLESS_COMMANDS.contains(&step)
+        line.is_empty() || line.starts_with(b"#") || HARMLESS_COMMANDS.contains(step)
     })
 }
 

@@ -96,7 +96,7 @@ fn is_harmless_npm(line: &str) -> bool {
     let (key, value) = line.split_once('=').map_or((line, "true"), |(key, value)| (key.trim(), value.trim()));
     let is_word = value.chars().all(|c| c.is_ascii_alphanumeric() || "-_.^~\"'".contains(c));
     let is_pattern = value.chars().all(|c| c.is_ascii_alphanumeric() || "-_.*@/!\"'".contains(c));
-    NPM_KEYS.contains(&key) && is_word || NPM_PATTERN_KEYS.contains(&key) && is_pattern
+    NPM_KEYS.contains(key) && is_word || NPM_PATTERN_KEYS.contains(&key) && is_pattern
 }
 
 /// Keys of yarn's settings with the same properties.
@@ -110,7 +110,7 @@ fn is_harmless_yarn(line: &str) -> bool {
     }
     line.split_once(": ").is_some_and(|(key, value)| {
         let value = value.trim().trim_matches(['"', '\'']);
-        YARN_KEYS.contains(&key) && value.chars().all(|c| c.is_ascii_alphanumeric() || "-_^~".contains(c))
+        YARN_KEYS.contains(key) && value.chars().all(|c| c.is_ascii_alphanumeric() || "-_^~".contains(c))
     })
 }
 
@@ -189,7 +189,7 @@ fn is_harmless_cargo(section: &str, key: &str, value: &toml::Value) -> bool {
             value.as_table().is_some_and(|keys| keys.iter().all(|(key, value)| key == "rustflags" && are_lints(value)))
         }
         // A target file of another name could choose the linker.
-        ("build", "target") => value.as_str().is_some_and(|word| COMMON_TARGETS.contains(&word)),
+        ("build", "target") => value.as_str().is_some_and(|word| COMMON_TARGETS.contains(word)),
         ("net", "retry" | "offline") => is_switch,
         ("term", "quiet" | "verbose" | "unicode") => is_switch,
         ("term", "color") => value.as_str().is_some_and(is_plain_word),
@@ -356,9 +356,8 @@ fn editor_settings(value: &Value) -> Option<String> {
         }
         // The cargo subcommand for checks. Any other could be a program of this name.
         let is_check = key == "rust-analyzer.check.command" && matches!(value.as_str(), Some("check" | "clippy"));
-        let is_known = is_check
-            || EDITOR_KEYS.contains(&key.as_str())
-            || EDITOR_SECTIONS.words().any(|part| key.starts_with(part));
+        let is_known =
+            is_check || EDITOR_KEYS.contains(key.as_str()) || EDITOR_SECTIONS.words().any(|part| key.starts_with(part));
         let is_end = key == "files.eol" && matches!(value.as_str(), Some("\n" | "\r\n"));
         (!is_end && (!is_known || !is_plain(value, 0))).then(|| shorten_text(key))
     })

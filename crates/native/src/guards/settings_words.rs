@@ -47,7 +47,7 @@ fn is_alias_that_shows(value: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(value) else { return false };
     let mut words = text.split(' ').filter(|word| !word.is_empty());
     let Some(command) = words.next() else { return false };
-    SHOWING_COMMANDS.contains(&command) && words.all(|word| SHOWING_OPTIONS.contains(&word))
+    SHOWING_COMMANDS.contains(&command) && words.all(|word| SHOWING_OPTIONS.contains(word))
 }
 
 /// Returns whether a setting with a subsection and without an address is harmless.

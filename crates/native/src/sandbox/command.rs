@@ -12,15 +12,13 @@ use stockade_model::{AttemptPlan, Denial, EnforcementReport, Grant, IsolationLev
 use super::keep::HostedSandbox;
 use super::{BACKEND_NAME, tree_path_inside};
 use crate::assembly::LaunchingAttempt;
-use crate::backend::{
-    broker_event_sink, build_proxy_options, launched_powers, map_broker_error, map_launch_error, map_limit_error,
-    prepare_interception,
-};
+use crate::backend::{broker_event_sink, build_proxy_options, launched_powers, prepare_interception};
 use crate::broker::Broker;
 use crate::keeper::{BreachCallback, LeftoverHandling, MonitoredExtras, RunEventSink, RunMonitor};
 use crate::launch::{LaunchOptions, LaunchedSandbox, LaunchingSandbox};
 use crate::limits::{LimitGuard, small_disk};
 use crate::powers::AttemptPermissions;
+use crate::start_errors::{map_broker_error, map_launch_error, map_limit_error};
 use crate::streams::OutputPipes;
 use crate::undoing;
 use crate::way_out::{self, PublishedPorts};

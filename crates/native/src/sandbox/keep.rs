@@ -18,13 +18,13 @@ use stockade_model::{
 };
 
 use super::{failed_error, tree_path_inside, unsupported_error};
-use crate::attempt::lock_ignoring_poison;
-use crate::backend::{map_launch_error, map_limit_error, no_descriptor};
 use crate::broker::BoundSockets;
 use crate::descriptors;
 use crate::keeper::BreachCallback;
 use crate::launch::{CommandStdio, LaunchError, LaunchOptions, LaunchingSandbox, PersistentNamespaces, RootSpec};
 use crate::limits::{ControlGroup, LimitGuard, LimitWatch, ParentLister, ProcessIdentity};
+use crate::locks::lock_ignoring_poison;
+use crate::start_errors::{map_launch_error, map_limit_error, no_descriptor};
 use crate::way_out::{CommonNetwork, resolver_settings};
 use stockade_sys::ready::readable_before;
 

@@ -21,9 +21,9 @@ use stockade_egress::{
 use stockade_model::EgressRules;
 use stockade_sys::{Errno, net};
 
-use crate::attempt::lock_ignoring_poison;
 use crate::descriptors;
 use crate::launch::NetworkSockets;
+use crate::locks::lock_ignoring_poison;
 pub(crate) use common::CommonNetwork;
 pub(crate) use lost::LostDatagrams;
 pub use outfit::proxy_variables;

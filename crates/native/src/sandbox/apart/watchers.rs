@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use stockade_engine::SandboxEvent;
 
-use crate::attempt::lock_ignoring_poison;
+use crate::locks::lock_ignoring_poison;
 use crate::remote::SocketChannel;
 use std::os::fd::AsFd;
 use stockade_sys::ready::readable_before;
