@@ -156,7 +156,7 @@ impl BrokerService {
         match self.decide_operation(DeniedOperation::Metadata, &object.path) {
             PermissionVerdict::Allow => self.permit_linked(&object.stat, &object.path, DeniedOperation::Metadata),
             PermissionVerdict::Private => Ok(()),
-            PermissionVerdict::Refuse(_) if object.stat.st_uid != self.own_user() => Err(Errno::PERM.into()),
+            PermissionVerdict::Refuse(_) if object.stat.st_uid != self.own_user => Err(Errno::PERM.into()),
             PermissionVerdict::Refuse(refusal) => {
                 Err(refuse_operation(DeniedOperation::Metadata, &object.path, refusal))
             }
@@ -194,7 +194,7 @@ impl BrokerService {
             FileType::Directory => WRITABLE_BY_OTHERS,
             _ => WRITABLE_BY_OTHERS | EXECUTABLE,
         };
-        stat.st_uid == self.own_user()
+        stat.st_uid == self.own_user
             && mode & needed == needed
             && stat.st_mode & needed != needed
             && mode & unsafe_bits & !stat.st_mode == 0

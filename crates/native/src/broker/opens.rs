@@ -360,12 +360,12 @@ impl BrokerService {
             FileType::CharacterDevice if !self.may_open_by_itself(&object.path) => {
                 return self.open_other(&object.fd, &object.path, wish);
             }
-            FileType::CharacterDevice if is_open_device(&object.path) && !self.is_own_stream(object) => {
+            FileType::CharacterDevice if is_open_device(&object.path) && !self.is_stream(&object.stat) => {
                 return Ok(CallProgress::Done(CallReply::Continue));
             }
             _ => {}
         }
-        if !object.is_placeless() && !self.is_own_stream(object) {
+        if !object.is_placeless() && !self.is_stream(&object.stat) {
             self.permit_operation(DeniedOperation::Write, &object.path)?;
             self.permit_linked(&object.stat, &object.path, DeniedOperation::Write)?;
         }

@@ -153,7 +153,7 @@ pub(super) struct BrokerService {
     /// Time of the next check that callers still wait.
     look_at: Option<Instant>,
     shapes: HashMap<i32, ArgumentLayout>,
-    own_user: u32,
+    pub own_user: u32,
     own_group: u32,
     calls: u64,
 }
@@ -525,12 +525,8 @@ impl BrokerService {
         found.is_ok() || !is_told
     }
 
-    /// Returns whether an object is one of the run's own standard streams, open for writing.
-    pub fn is_own_stream(&self, object: &ResolvedObject) -> bool {
-        self.is_stream(&object.stat)
-    }
-
-    /// The same for a file's status.
+    /// Returns whether the object with this status is one of the run's own standard streams, open for
+    /// writing.
     pub fn is_stream(&self, stat: &Stat) -> bool {
         let key = (stat.st_dev, stat.st_ino);
         self.first.as_ref().is_some_and(|first| first.streams.contains(&key))
@@ -540,10 +536,6 @@ impl BrokerService {
     pub fn is_mapped(&self, user: Option<Uid>, group: Option<Gid>) -> bool {
         self.level != IsolationLevel::Full
             || (user.is_none_or(|u| u.as_raw() == self.own_user) && group.is_none_or(|g| g.as_raw() == self.own_group))
-    }
-
-    pub fn own_user(&self) -> u32 {
-        self.own_user
     }
 
     /// Returns the mode of a new object, masked by the caller's umask.
