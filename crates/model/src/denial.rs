@@ -107,21 +107,25 @@ pub struct Denial {
 }
 
 impl Denial {
+    /// Returns the denial of one operation of an unknown process.
+    pub fn of_unknown_process(
+        operation: DeniedOperation,
+        object: RawText,
+        layer: DenialLayer,
+        rule: String,
+        grant: Option<Grant>,
+    ) -> Self {
+        let resolution = DenialResolution::Recorded;
+        Self { operation, object, pid: None, program: None, layer, rule, grant, resolution, count: 1 }
+    }
+
     /// Returns the denial for a limit of `amount` that was exceeded, or nearly so. `value` is the amount
     /// that was reached. The grant is for twice as much, which is a sensible next try.
     pub fn of_limit(limit: LimitKind, amount: Option<u64>, value: &str) -> Self {
         let at_most = amount.map(|amount| format!("at most {}; ", limit.format_amount(amount))).unwrap_or_default();
-        Self {
-            operation: DeniedOperation::Limit,
-            object: RawText::from(limit.name()),
-            pid: None,
-            program: None,
-            layer: DenialLayer::Limits,
-            rule: format!("{at_most}{value}"),
-            grant: amount.map(|amount| Grant::Limit(limit, amount.saturating_mul(2))),
-            resolution: DenialResolution::Recorded,
-            count: 1,
-        }
+        let grant = amount.map(|amount| Grant::Limit(limit, amount.saturating_mul(2)));
+        let (object, rule) = (RawText::from(limit.name()), format!("{at_most}{value}"));
+        Self::of_unknown_process(DeniedOperation::Limit, object, DenialLayer::Limits, rule, grant)
     }
 
     /// Returns whether the denial is about this limit.

@@ -2,17 +2,18 @@
 
 use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use stockade_engine::{Attempt, HeldAnswer, HoldId, StartError, WeakEventSender};
 use stockade_model::{Denial, EnforcementReport};
 use stockade_sys::ready::readable_before;
 
-use crate::backend::map_launch_error;
 use crate::broker::AnswerSender;
 use crate::launch::LaunchedSandbox;
 use crate::limits::{ControlGroup, LimitWatch};
+use crate::locks::lock_ignoring_poison;
+use crate::start_errors::map_launch_error;
 
 /// Time-out for the end of a killed sandbox. A process that waits for a filesystem that does not
 /// answer cannot be killed.
@@ -21,10 +22,6 @@ const SANDBOX_END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time-out for the command's exec. The broker never holds that call, but a filesystem that does
 /// not answer may.
 const EXEC_TIMEOUT: Duration = Duration::from_secs(2);
-
-pub(crate) fn lock_ignoring_poison<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 pub(crate) struct NativeAttempt {
     pub(crate) enforced: EnforcementReport,

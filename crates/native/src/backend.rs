@@ -8,27 +8,24 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use stockade_egress::{
-    EgressEvent, InterceptionError, NameResolver, PreparedInterception, SystemResolver, TrustRoots, TunnelConnector,
-};
+use stockade_egress::{EgressEvent, NameResolver, PreparedInterception, SystemResolver, TrustRoots, TunnelConnector};
 use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, Backend, StartError, StdioMode};
 use stockade_model::{AttemptPlan, EnforcementReport, Grant, IsolationLevel, LayerReport, LayerState};
-use stockade_sys::Errno;
 use tracing::debug_span;
 
-use crate::attempt::NativeAttempt;
-use crate::broker::{Broker, BrokerError, BrokerEvent, BrokerTraits, PreparedBroker};
+use crate::assembly::LaunchingAttempt;
+use crate::broker::{Broker, PreparedBroker};
 use crate::caches::{CacheLease, LayerServerProgram, NameRotation};
-use crate::evidence::{HiddenWatch, TempWatch};
-use crate::keeper::{MonitoredSandbox, RunEventSink, RunMonitor};
+use crate::keeper::{MonitoredExtras, RunEventSink, RunMonitor};
 use crate::launch::{
     Blueprint, CommandStdio, LaunchError, LaunchOptions, LaunchedSandbox, LaunchingSandbox, NetworkSockets,
     PrewarmedInit, begin_launch, hidden_there, is_staged, late_roots,
 };
-use crate::limits::{LimitError, LimitGuard, small_disk};
+use crate::limits::{LimitGuard, small_disk};
 use crate::powers::AttemptPermissions;
 use crate::signing::{self, RunSigningAgent, SigningUser};
 use crate::staging::AttemptStage;
+use crate::start_errors::{map_broker_error, map_interception_error, map_launch_error, map_limit_error};
 use crate::streams::OutputPipes;
 use crate::undoing::{self, AttemptUndo};
 use crate::way_out::{self, LostDatagrams, PublishedPorts, RunEgress, RunEgressOptions};
@@ -276,42 +273,23 @@ impl Backend for NativeBackend {
         let agent = signing.start_serving(&told)?;
         let keeper = RunMonitor::start_thread(outside, told)?;
 
-        let mut launched = debug_span!("finish").in_scope(|| launching.finish_launch()).map_err(map_launch_error)?;
-        let listener = launched.take_listener().ok_or_else(|| map_launch_error(LaunchError::Lost))?;
-        let can_hold = launched.wait_killable();
-        let (way, lost) = way_of(launched.take_network(), terms);
-        let broker = broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&way))).map_err(map_broker_error)?;
-        let layer = broker_layer(broker.traits(), (hold, can_hold), outfit.asks_reads(plan));
-        let mut enforced = launched.report().clone();
-        add_layers(&mut enforced, plan, guard.report_limits(hold), layer);
-        // Without a namespace the init has to find the processes one by one.
-        let group = guard.group().filter(|_| plan.level != IsolationLevel::Full);
-        let watch = Arc::new(Mutex::new(guard.start_watch(launched.init_pid(), hold)));
-        add_kept_layers(&mut enforced, plan, (staging.as_ref(), lease.as_ref(), undoing.as_ref()), &launched);
-        let answers = broker.answer_sender();
-        if publishes {
-            answers.open_way();
-        }
-        let kept = MonitoredSandbox {
-            end: rustix::io::fcntl_dupfd_cloexec(launched.end_fd(), 3).map_err(no_descriptor)?,
-            hidden: launched.take_hidden_reads().map(|reads| HiddenWatch::new(reads, plan)),
-            temp: launched.take_temp().map(|temp| TempWatch::new(temp, plan)),
-            launched: Arc::new(Mutex::new(launched)),
-            names: Some(Arc::clone(&way)),
-            way,
-            lost,
+        let attempt = LaunchingAttempt {
+            plan,
+            launching,
             broker,
-            staging,
-            lease,
-            agent,
-            undoing,
-            renewal,
-            watch: Arc::clone(&watch),
-            leaves: None,
+            // Without a namespace the init has to find the processes one by one.
+            group: guard.group().filter(|_| plan.level != IsolationLevel::Full),
+            guard,
+            keeper,
+            events: weak,
+            hold,
+            raises_limits: hold,
+            asks_reads: outfit.asks_reads(plan),
+            publishes,
         };
-        let launched = Arc::clone(&kept.launched);
-        let keeper = Some(keeper.start_monitoring(kept)?);
-        Ok(Box::new(NativeAttempt { enforced, launched, answers, group, watch, events: weak, keeper }))
+        let extras = MonitoredExtras { staging, lease, agent, undoing, renewal, leaves: None };
+        let egress = |launched: &mut LaunchedSandbox| Ok(way_of(launched.take_network(), terms));
+        attempt.finish(egress, |enforced, launched, extras| add_kept_layers(enforced, plan, extras, launched), extras)
     }
 }
 
@@ -325,17 +303,6 @@ fn join_limits(plan: &AttemptPlan, launching: &mut LaunchingSandbox) -> Result<L
     let guard = LimitGuard::prepare_for_run(plan, launching.init_pid()).map_err(map_limit_error)?;
     launching.enter_groups(&guard.open_join_files().map_err(map_limit_error)?).map_err(map_launch_error)?;
     Ok(guard)
-}
-
-/// Adds the layers of the limits, the broker and the network to a report.
-pub(crate) fn add_layers(
-    enforced: &mut EnforcementReport,
-    plan: &AttemptPlan,
-    limits: LayerReport,
-    broker: LayerReport,
-) {
-    let layers = [("limits", limits), ("broker", broker), ("network", way_out::network_layer(plan))];
-    enforced.layers.extend(layers.map(|(name, layer)| (name.to_owned(), layer)));
 }
 
 /// Returns the options of a run's egress proxy.
@@ -381,18 +348,9 @@ fn derive_permissions(plan: &AttemptPlan, launching: &LaunchingSandbox) -> Attem
 }
 
 /// Returns the sink for the events of a broker.
-pub(crate) fn broker_event_sink(told: &RunEventSink) -> impl Fn(BrokerEvent) + Send + use<> {
+pub(crate) fn broker_event_sink(told: &RunEventSink) -> impl Fn(AttemptEvent) + Send + use<> {
     let told = told.clone();
-    move |event| told.report_event(translate_broker_event(event))
-}
-
-fn translate_broker_event(event: BrokerEvent) -> AttemptEvent {
-    match event {
-        BrokerEvent::Denied(denial) => AttemptEvent::Denied(denial),
-        BrokerEvent::Executed { pid, program } => AttemptEvent::Executed { pid, program },
-        BrokerEvent::Held { id, denial } => AttemptEvent::Held { id, denial },
-        BrokerEvent::Withdrawn(id) => AttemptEvent::Withdrawn(id),
-    }
+    move |event| told.report_event(event)
 }
 
 fn translate_proxy_event(event: EgressEvent) -> AttemptEvent {
@@ -402,58 +360,22 @@ fn translate_proxy_event(event: EgressEvent) -> AttemptEvent {
     }
 }
 
-pub(crate) fn broker_layer(traits: BrokerTraits, holds: (bool, bool), traced: bool) -> LayerReport {
-    let speed = if traits.synchronous {
-        "acts on behalf; hands the processor over (synchronous wake-up)"
-    } else {
-        "acts on behalf; the kernel has no synchronous wake-up (6.6), each trapped call costs more"
-    };
-    let holding = match holds {
-        (true, true) => "; holds calls that lack a power",
-        (true, false) => "; holds nothing: on this kernel (before 5.19) signals would break off every held call",
-        (false, _) => "",
-    };
-    let tracing = if traced { "; is told of every open for reading, which costs time" } else { "" };
-    LayerReport { state: LayerState::Enforced, detail: format!("{speed}{holding}{tracing}") }
-}
-
 /// Adds the layers of the stage, the caches, undo and the signing agent of a run to a report.
 fn add_kept_layers(
     enforced: &mut EnforcementReport,
     plan: &AttemptPlan,
-    (staging, lease, undoing): (Option<&AttemptStage>, Option<&CacheLease>, Option<&AttemptUndo>),
+    MonitoredExtras { staging, lease, undoing, .. }: &MonitoredExtras,
     launched: &LaunchedSandbox,
 ) {
-    let staged = staging.filter(|staging| staging.overlay().is_none()).map(|_| ("stage".to_owned(), stage_layer()));
-    let caches = lease.map(|lease| ("caches".to_owned(), lease.build_report(|index| launched.is_unmerged(index))));
-    let kept = [staged, caches, undoing::undo_layer(plan, undoing)];
+    let staged =
+        staging.as_ref().filter(|staging| staging.overlay().is_none()).map(|_| ("stage".to_owned(), stage_layer()));
+    let caches =
+        lease.as_ref().map(|lease| ("caches".to_owned(), lease.build_report(|index| launched.is_unmerged(index))));
+    let kept = [staged, caches, undoing::undo_layer(plan, undoing.as_ref())];
     enforced.layers.extend(kept.into_iter().flatten().chain(signing::signing_layer(plan)));
 }
 
 fn stage_layer() -> LayerReport {
     let detail = "without an overlay: writes are in the workspace until the run ends, and are then taken out of it";
     LayerReport { state: LayerState::Enforced, detail: detail.to_owned() }
-}
-
-pub(crate) fn map_launch_error(error: LaunchError) -> StartError {
-    StartError { what: error.to_string(), hint: error.hint() }
-}
-
-pub(crate) fn map_limit_error(error: LimitError) -> StartError {
-    StartError { what: error.to_string(), hint: error.hint() }
-}
-
-pub(crate) fn map_broker_error(error: BrokerError) -> StartError {
-    StartError { what: error.to_string(), hint: None }
-}
-
-pub(crate) fn map_interception_error(error: InterceptionError) -> StartError {
-    StartError { what: error.to_string(), hint: None }
-}
-
-pub(crate) fn no_descriptor(errno: Errno) -> StartError {
-    StartError {
-        what: format!("cannot make a descriptor: {errno}"),
-        hint: Some("raise the limit of open files (ulimit -n)".to_owned()),
-    }
 }

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use rustix::fs::inotify::{ReadFlags, Reader};
-use stockade_model::{AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, Grant, RawText};
+use stockade_model::{AttemptPlan, Denial, DenialLayer, DeniedOperation, Grant, RawText};
 
 use crate::launch::HiddenReads;
 use crate::own_trees::NamedPaths;
@@ -67,17 +67,8 @@ impl HiddenWatch {
 }
 
 fn read_denial(object: PathBuf) -> Denial {
-    Denial {
-        operation: DeniedOperation::Read,
-        object: RawText::from(object.as_path()),
-        pid: None,
-        program: None,
-        layer: DenialLayer::Mounts,
-        rule: "hidden from runs".to_owned(),
-        grant: Some(Grant::Read(object)),
-        resolution: DenialResolution::Recorded,
-        count: 1,
-    }
+    let (shown, rule) = (RawText::from(object.as_path()), "hidden from runs".to_owned());
+    Denial::of_unknown_process(DeniedOperation::Read, shown, DenialLayer::Mounts, rule, Some(Grant::Read(object)))
 }
 
 /// Reports at the end if the private temporary directory was full, and which of its paths the
@@ -107,16 +98,8 @@ impl TempWatch {
             return None;
         }
         let bytes = space.f_blocks.saturating_mul(space.f_frsize);
-        Some(Denial {
-            operation: DeniedOperation::Limit,
-            object: RawText::from("private temp"),
-            pid: None,
-            program: None,
-            layer: DenialLayer::Limits,
-            rule: format!("the private temp holds {bytes} bytes and was full at the end"),
-            grant: None,
-            resolution: DenialResolution::Recorded,
-            count: 1,
-        })
+        let rule = format!("the private temp holds {bytes} bytes and was full at the end");
+        let object = RawText::from("private temp");
+        Some(Denial::of_unknown_process(DeniedOperation::Limit, object, DenialLayer::Limits, rule, None))
     }
 }

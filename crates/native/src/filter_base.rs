@@ -42,6 +42,27 @@ const fn refuse_when(
     FilterEntry { call, conditions, action, reason }
 }
 
+const fn allow_call(call: i64, reason: &'static str) -> FilterEntry {
+    refuse_call(call, SeccompAction::Allow, reason)
+}
+
+const fn allow_when(call: i64, conditions: &'static [ArgumentCondition], reason: &'static str) -> FilterEntry {
+    refuse_when(call, conditions, SeccompAction::Allow, reason)
+}
+
+const fn equals(argument: u8, value: u32) -> ArgumentCondition {
+    ArgumentCondition::argument_equals(argument, value)
+}
+
+const fn differs(argument: u8, value: u32) -> ArgumentCondition {
+    ArgumentCondition::argument_differs(argument, value)
+}
+
+/// Makes a condition: the bits of `mask` in the lower 32 bits of `argument` are those of `value`.
+const fn masked(argument: u8, mask: u32, value: u32) -> ArgumentCondition {
+    ArgumentCondition::compare_masked(argument, mask, Equal, value)
+}
+
 const IO_URING_REASON: &str = "a second system-call interface that no filter sees";
 const KEYS_REASON: &str = "key rings belong to the user, not to the run";
 const MOUNTS_REASON: &str = "mounts are the sandbox's walls";
@@ -134,182 +155,86 @@ pub(super) const REFUSED_ENTRIES: &[FilterEntry] = &[
     refuse_call(libc::SYS_pidfd_getfd, FAIL_EPERM, OTHER_PROCESSES_REASON),
     refuse_call(recent::LSM_SET_SELF_ATTR, FAIL_EPERM, "security labels are the host's"),
     // The kernel reads the lower 32 bits of an ioctl number (CVE-2019-7303).
-    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x5412)], FAIL_EPERM, TERMINAL_REASON), // TIOCSTI
-    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x541c)], FAIL_EPERM, TERMINAL_REASON), // TIOCLINUX
-    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x541d)], FAIL_EPERM, TERMINAL_REASON), // TIOCCONS
-    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x5423)], FAIL_EPERM, TERMINAL_REASON), // TIOCSETD
-    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x4008_6602)], FAIL_EPERM, FILE_FLAGS_REASON), // FS_IOC_SETFLAGS
-    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x4004_6602)], FAIL_EPERM, FILE_FLAGS_REASON), // FS_IOC32_SETFLAGS
-    refuse_when(libc::SYS_ioctl, &[ArgumentCondition::argument_equals(1, 0x401c_5820)], FAIL_EPERM, FILE_FLAGS_REASON), // FS_IOC_FSSETXATTR
-    refuse_when(
-        libc::SYS_ioctl,
-        &[ArgumentCondition::argument_equals(1, 0x4004_9409)],
-        SeccompAction::Allow,
-        "FICLONE copies into an open file",
-    ),
-    refuse_when(
-        libc::SYS_ioctl,
-        &[ArgumentCondition::argument_equals(1, 0x4020_940d)],
-        SeccompAction::Allow,
-        "FICLONERANGE copies into an open file",
-    ),
-    refuse_when(
-        libc::SYS_ioctl,
-        &[ArgumentCondition::argument_equals(1, 0xc018_9436)],
-        SeccompAction::Allow,
-        "FIDEDUPERANGE changes no content",
-    ),
+    refuse_when(libc::SYS_ioctl, &[equals(1, 0x5412)], FAIL_EPERM, TERMINAL_REASON), // TIOCSTI
+    refuse_when(libc::SYS_ioctl, &[equals(1, 0x541c)], FAIL_EPERM, TERMINAL_REASON), // TIOCLINUX
+    refuse_when(libc::SYS_ioctl, &[equals(1, 0x541d)], FAIL_EPERM, TERMINAL_REASON), // TIOCCONS
+    refuse_when(libc::SYS_ioctl, &[equals(1, 0x5423)], FAIL_EPERM, TERMINAL_REASON), // TIOCSETD
+    refuse_when(libc::SYS_ioctl, &[equals(1, 0x4008_6602)], FAIL_EPERM, FILE_FLAGS_REASON), // FS_IOC_SETFLAGS
+    refuse_when(libc::SYS_ioctl, &[equals(1, 0x4004_6602)], FAIL_EPERM, FILE_FLAGS_REASON), // FS_IOC32_SETFLAGS
+    refuse_when(libc::SYS_ioctl, &[equals(1, 0x401c_5820)], FAIL_EPERM, FILE_FLAGS_REASON), // FS_IOC_FSSETXATTR
+    allow_when(libc::SYS_ioctl, &[equals(1, 0x4004_9409)], "FICLONE copies into an open file"),
+    allow_when(libc::SYS_ioctl, &[equals(1, 0x4020_940d)], "FICLONERANGE copies into an open file"),
+    allow_when(libc::SYS_ioctl, &[equals(1, 0xc018_9436)], "FIDEDUPERANGE changes no content"),
     // By their type, the second byte (ioctl_list(2)). Of those of filesystems, only ioctls that
     // read are allowed. Any other ioctl of a filesystem changes a file without a path check.
-    refuse_when(
-        libc::SYS_ioctl,
-        &[ArgumentCondition::compare_masked(1, 0xff00, Equal, 0x5400)],
-        SeccompAction::Allow,
-        "terminals, and what all descriptors have",
-    ),
-    refuse_when(
-        libc::SYS_ioctl,
-        &[ArgumentCondition::compare_masked(1, 0xff00, Equal, 0x8900)],
-        SeccompAction::Allow,
-        "sockets and their interfaces",
-    ),
-    refuse_when(
-        libc::SYS_ioctl,
-        &[ArgumentCondition::compare_masked(1, 0xffff_ff00, Equal, 0)],
-        SeccompAction::Allow,
-        "FIGETBSZ and FIBMAP tell of blocks",
-    ),
-    refuse_when(
-        libc::SYS_ioctl,
-        &[ArgumentCondition::compare_masked(1, 0xff00, Equal, 0x5200)],
-        SeccompAction::Allow,
-        "the random devices",
-    ),
-    refuse_when(
-        libc::SYS_ioctl,
-        &[ArgumentCondition::compare_masked(1, 0xff00, Equal, 0xff00)],
-        SeccompAction::Allow,
-        "descriptors of processes tell of them",
-    ),
-    refuse_when(
-        libc::SYS_ioctl,
-        &[ArgumentCondition::compare_masked(1, 0xff00, Equal, 0xb700)],
-        SeccompAction::Allow,
-        "descriptors of namespaces tell of them",
-    ),
-    refuse_when(
-        libc::SYS_ioctl,
-        &[ArgumentCondition::argument_equals(1, 0x8008_6601)],
-        SeccompAction::Allow,
-        "FS_IOC_GETFLAGS reads",
-    ),
-    refuse_when(
-        libc::SYS_ioctl,
-        &[ArgumentCondition::argument_equals(1, 0x8004_6601)],
-        SeccompAction::Allow,
-        "FS_IOC32_GETFLAGS reads",
-    ),
-    refuse_when(
-        libc::SYS_ioctl,
-        &[ArgumentCondition::argument_equals(1, 0x8008_7601)],
-        SeccompAction::Allow,
-        "FS_IOC_GETVERSION reads",
-    ),
-    refuse_when(
-        libc::SYS_ioctl,
-        &[ArgumentCondition::argument_equals(1, 0xc020_660b)],
-        SeccompAction::Allow,
-        "FS_IOC_FIEMAP reads",
-    ),
-    refuse_when(
-        libc::SYS_ioctl,
-        &[ArgumentCondition::argument_equals(1, 0x801c_581f)],
-        SeccompAction::Allow,
-        "FS_IOC_FSGETXATTR reads",
-    ),
+    allow_when(libc::SYS_ioctl, &[masked(1, 0xff00, 0x5400)], "terminals, and what all descriptors have"),
+    allow_when(libc::SYS_ioctl, &[masked(1, 0xff00, 0x8900)], "sockets and their interfaces"),
+    allow_when(libc::SYS_ioctl, &[masked(1, 0xffff_ff00, 0)], "FIGETBSZ and FIBMAP tell of blocks"),
+    allow_when(libc::SYS_ioctl, &[masked(1, 0xff00, 0x5200)], "the random devices"),
+    allow_when(libc::SYS_ioctl, &[masked(1, 0xff00, 0xff00)], "descriptors of processes tell of them"),
+    allow_when(libc::SYS_ioctl, &[masked(1, 0xff00, 0xb700)], "descriptors of namespaces tell of them"),
+    allow_when(libc::SYS_ioctl, &[equals(1, 0x8008_6601)], "FS_IOC_GETFLAGS reads"),
+    allow_when(libc::SYS_ioctl, &[equals(1, 0x8004_6601)], "FS_IOC32_GETFLAGS reads"),
+    allow_when(libc::SYS_ioctl, &[equals(1, 0x8008_7601)], "FS_IOC_GETVERSION reads"),
+    allow_when(libc::SYS_ioctl, &[equals(1, 0xc020_660b)], "FS_IOC_FIEMAP reads"),
+    allow_when(libc::SYS_ioctl, &[equals(1, 0x801c_581f)], "FS_IOC_FSGETXATTR reads"),
     refuse_call(libc::SYS_ioctl, SeccompAction::Errno(libc::ENOTTY as u16), "changes files past every path check"),
     refuse_when(
         libc::SYS_fcntl,
-        &[ArgumentCondition::argument_equals(1, libc::F_SETLEASE as u32)],
+        &[equals(1, libc::F_SETLEASE as u32)],
         FAIL_EPERM,
         "a lease holds up whoever else opens the file",
     ),
-    refuse_when(
-        libc::SYS_prlimit64,
-        &[ArgumentCondition::argument_differs(0, 0)],
-        FAIL_EPERM,
-        "changes the limits of other processes",
-    ),
+    refuse_when(libc::SYS_prlimit64, &[differs(0, 0)], FAIL_EPERM, "changes the limits of other processes"),
     // Execution domains: 0, PER_LINUX32, without address randomisation, and the query.
-    refuse_when(
-        libc::SYS_personality,
-        &[ArgumentCondition::argument_equals(0, 0)],
-        SeccompAction::Allow,
-        "the ordinary domain",
-    ),
-    refuse_when(
-        libc::SYS_personality,
-        &[ArgumentCondition::argument_equals(0, 8)],
-        SeccompAction::Allow,
-        "PER_LINUX32, for setarch",
-    ),
-    refuse_when(
-        libc::SYS_personality,
-        &[ArgumentCondition::argument_equals(0, 0x4_0000)],
-        SeccompAction::Allow,
-        "ADDR_NO_RANDOMIZE, for debuggers",
-    ),
-    refuse_when(
-        libc::SYS_personality,
-        &[ArgumentCondition::argument_equals(0, u32::MAX)],
-        SeccompAction::Allow,
-        "asks for the current domain",
-    ),
+    allow_when(libc::SYS_personality, &[equals(0, 0)], "the ordinary domain"),
+    allow_when(libc::SYS_personality, &[equals(0, 8)], "PER_LINUX32, for setarch"),
+    allow_when(libc::SYS_personality, &[equals(0, 0x4_0000)], "ADDR_NO_RANDOMIZE, for debuggers"),
+    allow_when(libc::SYS_personality, &[equals(0, u32::MAX)], "asks for the current domain"),
     refuse_call(libc::SYS_personality, FAIL_EPERM, "other domains weaken memory protection"),
     // Programs fall back to a connect, on which the broker decides.
     refuse_when(libc::SYS_sendto, &[ArgumentCondition::any_bit(3, FAST_OPEN)], FAIL_EOPNOTSUPP, CONNECT_REASON),
     refuse_when(libc::SYS_sendmsg, &[ArgumentCondition::any_bit(2, FAST_OPEN)], FAIL_EOPNOTSUPP, CONNECT_REASON),
     refuse_when(libc::SYS_sendmmsg, &[ArgumentCondition::any_bit(3, FAST_OPEN)], FAIL_EOPNOTSUPP, CONNECT_REASON),
-    refuse_when(libc::SYS_socketpair, &[UNIX, STREAM], SeccompAction::Allow, "connected for good"),
-    refuse_when(libc::SYS_socketpair, &[UNIX, SEQPACKET], SeccompAction::Allow, "connected for good"),
+    allow_when(libc::SYS_socketpair, &[UNIX, STREAM], "connected for good"),
+    allow_when(libc::SYS_socketpair, &[UNIX, SEQPACKET], "connected for good"),
     refuse_call(libc::SYS_socketpair, FAIL_EPERM, "a datagram socket can be sent from to any address"),
-    refuse_when(libc::SYS_socket, &[UNIX, STREAM], SeccompAction::Allow, "its connect is asked about"),
-    refuse_when(libc::SYS_socket, &[UNIX, SEQPACKET], SeccompAction::Allow, "its connect is asked about"),
+    allow_when(libc::SYS_socket, &[UNIX, STREAM], "its connect is asked about"),
+    allow_when(libc::SYS_socket, &[UNIX, SEQPACKET], "its connect is asked about"),
     refuse_when(libc::SYS_socket, &[UNIX], FAIL_EPERM, "a datagram socket can be sent from to any address"),
 ];
 
 /// Arguments of socket(2). The type shares its word with SOCK_NONBLOCK and SOCK_CLOEXEC, so it
 /// needs a mask.
-const UNIX: ArgumentCondition = ArgumentCondition::argument_equals(0, libc::AF_UNIX as u32);
-const INET: ArgumentCondition = ArgumentCondition::argument_equals(0, libc::AF_INET as u32);
-const INET6: ArgumentCondition = ArgumentCondition::argument_equals(0, libc::AF_INET6 as u32);
-const NETLINK: ArgumentCondition = ArgumentCondition::argument_equals(0, libc::AF_NETLINK as u32);
-const STREAM: ArgumentCondition = ArgumentCondition::compare_masked(1, 0xf, Equal, libc::SOCK_STREAM as u32);
-const DGRAM: ArgumentCondition = ArgumentCondition::compare_masked(1, 0xf, Equal, libc::SOCK_DGRAM as u32);
-const SEQPACKET: ArgumentCondition = ArgumentCondition::compare_masked(1, 0xf, Equal, libc::SOCK_SEQPACKET as u32);
-const ANY_PROTOCOL: ArgumentCondition = ArgumentCondition::argument_equals(2, 0);
-const TCP: ArgumentCondition = ArgumentCondition::argument_equals(2, libc::IPPROTO_TCP as u32);
-const UDP: ArgumentCondition = ArgumentCondition::argument_equals(2, libc::IPPROTO_UDP as u32);
+const UNIX: ArgumentCondition = equals(0, libc::AF_UNIX as u32);
+const INET: ArgumentCondition = equals(0, libc::AF_INET as u32);
+const INET6: ArgumentCondition = equals(0, libc::AF_INET6 as u32);
+const NETLINK: ArgumentCondition = equals(0, libc::AF_NETLINK as u32);
+const STREAM: ArgumentCondition = masked(1, 0xf, libc::SOCK_STREAM as u32);
+const DGRAM: ArgumentCondition = masked(1, 0xf, libc::SOCK_DGRAM as u32);
+const SEQPACKET: ArgumentCondition = masked(1, 0xf, libc::SOCK_SEQPACKET as u32);
+const ANY_PROTOCOL: ArgumentCondition = equals(2, 0);
+const TCP: ArgumentCondition = equals(2, libc::IPPROTO_TCP as u32);
+const UDP: ArgumentCondition = equals(2, libc::IPPROTO_UDP as u32);
 
 const OWN_NETWORK_REASON: &str = "reaches the run's own network namespace";
 const RAW_SOCKET_REASON: &str = "raw sockets and rare protocols are kernel surface";
 
 /// Level full: the network namespace confines the internet families.
 pub(super) const FULL_LEVEL_ENTRIES: &[FilterEntry] = &[
-    refuse_when(libc::SYS_socket, &[INET, STREAM, ANY_PROTOCOL], SeccompAction::Allow, OWN_NETWORK_REASON),
-    refuse_when(libc::SYS_socket, &[INET, STREAM, TCP], SeccompAction::Allow, OWN_NETWORK_REASON),
-    refuse_when(libc::SYS_socket, &[INET, DGRAM, ANY_PROTOCOL], SeccompAction::Allow, OWN_NETWORK_REASON),
-    refuse_when(libc::SYS_socket, &[INET, DGRAM, UDP], SeccompAction::Allow, OWN_NETWORK_REASON),
+    allow_when(libc::SYS_socket, &[INET, STREAM, ANY_PROTOCOL], OWN_NETWORK_REASON),
+    allow_when(libc::SYS_socket, &[INET, STREAM, TCP], OWN_NETWORK_REASON),
+    allow_when(libc::SYS_socket, &[INET, DGRAM, ANY_PROTOCOL], OWN_NETWORK_REASON),
+    allow_when(libc::SYS_socket, &[INET, DGRAM, UDP], OWN_NETWORK_REASON),
     refuse_when(libc::SYS_socket, &[INET], FAIL_EPROTONOSUPPORT, RAW_SOCKET_REASON),
-    refuse_when(libc::SYS_socket, &[INET6, STREAM, ANY_PROTOCOL], SeccompAction::Allow, OWN_NETWORK_REASON),
-    refuse_when(libc::SYS_socket, &[INET6, STREAM, TCP], SeccompAction::Allow, OWN_NETWORK_REASON),
-    refuse_when(libc::SYS_socket, &[INET6, DGRAM, ANY_PROTOCOL], SeccompAction::Allow, OWN_NETWORK_REASON),
-    refuse_when(libc::SYS_socket, &[INET6, DGRAM, UDP], SeccompAction::Allow, OWN_NETWORK_REASON),
+    allow_when(libc::SYS_socket, &[INET6, STREAM, ANY_PROTOCOL], OWN_NETWORK_REASON),
+    allow_when(libc::SYS_socket, &[INET6, STREAM, TCP], OWN_NETWORK_REASON),
+    allow_when(libc::SYS_socket, &[INET6, DGRAM, ANY_PROTOCOL], OWN_NETWORK_REASON),
+    allow_when(libc::SYS_socket, &[INET6, DGRAM, UDP], OWN_NETWORK_REASON),
     refuse_when(libc::SYS_socket, &[INET6], FAIL_EPROTONOSUPPORT, RAW_SOCKET_REASON),
-    refuse_when(
+    allow_when(
         libc::SYS_socket,
         &[NETLINK, ANY_PROTOCOL],
-        SeccompAction::Allow,
         "NETLINK_ROUTE lists the interfaces of the run's own namespace, as getifaddrs needs",
     ),
 ];
@@ -335,22 +260,12 @@ pub(super) const RESTRICTED_LEVEL_ENTRIES: &[FilterEntry] = &[
     refuse_call(libc::SYS_msgctl, FAIL_EPERM, HOST_IPC_REASON),
     refuse_call(libc::SYS_mq_open, FAIL_EPERM, HOST_IPC_REASON),
     refuse_call(libc::SYS_mq_unlink, FAIL_EPERM, HOST_IPC_REASON),
-    refuse_when(libc::SYS_socket, &[INET, STREAM, ANY_PROTOCOL], SeccompAction::Allow, ON_BEHALF_REASON),
-    refuse_when(libc::SYS_socket, &[INET, STREAM, TCP], SeccompAction::Allow, ON_BEHALF_REASON),
-    refuse_when(libc::SYS_socket, &[INET6, STREAM, ANY_PROTOCOL], SeccompAction::Allow, ON_BEHALF_REASON),
-    refuse_when(libc::SYS_socket, &[INET6, STREAM, TCP], SeccompAction::Allow, ON_BEHALF_REASON),
-    refuse_when(
-        libc::SYS_setpriority,
-        &[ArgumentCondition::argument_differs(0, libc::PRIO_PROCESS)],
-        FAIL_EPERM,
-        WHOLE_GROUPS_REASON,
-    ),
-    refuse_when(
-        libc::SYS_ioprio_set,
-        &[ArgumentCondition::argument_differs(0, IOPRIO_WHO_PROCESS)],
-        FAIL_EPERM,
-        WHOLE_GROUPS_REASON,
-    ),
+    allow_when(libc::SYS_socket, &[INET, STREAM, ANY_PROTOCOL], ON_BEHALF_REASON),
+    allow_when(libc::SYS_socket, &[INET, STREAM, TCP], ON_BEHALF_REASON),
+    allow_when(libc::SYS_socket, &[INET6, STREAM, ANY_PROTOCOL], ON_BEHALF_REASON),
+    allow_when(libc::SYS_socket, &[INET6, STREAM, TCP], ON_BEHALF_REASON),
+    refuse_when(libc::SYS_setpriority, &[differs(0, libc::PRIO_PROCESS)], FAIL_EPERM, WHOLE_GROUPS_REASON),
+    refuse_when(libc::SYS_ioprio_set, &[differs(0, IOPRIO_WHO_PROCESS)], FAIL_EPERM, WHOLE_GROUPS_REASON),
 ];
 
 /// After the families of the level: all other sockets that socket(2) can make.
@@ -364,30 +279,25 @@ const SUPERVISION_REASON: &str = "waits for the command and for word from outsid
 
 /// Calls that the init may make.
 pub(super) const INIT_ENTRIES: &[FilterEntry] = &[
-    refuse_call(libc::SYS_read, SeccompAction::Allow, SUPERVISION_REASON),
-    refuse_call(libc::SYS_pread64, SeccompAction::Allow, "reports what was written"),
-    refuse_call(libc::SYS_recvmsg, SeccompAction::Allow, SUPERVISION_REASON),
-    refuse_call(libc::SYS_sendmsg, SeccompAction::Allow, SUPERVISION_REASON),
+    allow_call(libc::SYS_read, SUPERVISION_REASON),
+    allow_call(libc::SYS_pread64, "reports what was written"),
+    allow_call(libc::SYS_recvmsg, SUPERVISION_REASON),
+    allow_call(libc::SYS_sendmsg, SUPERVISION_REASON),
     #[cfg(target_arch = "x86_64")]
-    refuse_call(libc::SYS_poll, SeccompAction::Allow, SUPERVISION_REASON),
-    refuse_call(libc::SYS_ppoll, SeccompAction::Allow, SUPERVISION_REASON),
-    refuse_call(libc::SYS_wait4, SeccompAction::Allow, SUPERVISION_REASON),
-    refuse_call(libc::SYS_waitid, SeccompAction::Allow, SUPERVISION_REASON),
-    refuse_when(
-        libc::SYS_ptrace,
-        &[ArgumentCondition::argument_equals(0, libc::PTRACE_DETACH)],
-        SeccompAction::Allow,
-        "traces nobody",
-    ),
-    refuse_call(libc::SYS_getrusage, SeccompAction::Allow, "reports what was used"),
-    refuse_call(libc::SYS_kill, SeccompAction::Allow, "ends the run"),
-    refuse_call(libc::SYS_getpid, SeccompAction::Allow, "ends the run"),
-    refuse_call(libc::SYS_clock_nanosleep, SeccompAction::Allow, "ends the run"),
-    refuse_call(libc::SYS_clock_gettime, SeccompAction::Allow, "ends the run"),
-    refuse_call(libc::SYS_close, SeccompAction::Allow, "ends the run"),
-    refuse_call(libc::SYS_exit, SeccompAction::Allow, "ends the run"),
-    refuse_call(libc::SYS_exit_group, SeccompAction::Allow, "ends the run"),
-    refuse_call(libc::SYS_restart_syscall, SeccompAction::Allow, SUPERVISION_REASON),
+    allow_call(libc::SYS_poll, SUPERVISION_REASON),
+    allow_call(libc::SYS_ppoll, SUPERVISION_REASON),
+    allow_call(libc::SYS_wait4, SUPERVISION_REASON),
+    allow_call(libc::SYS_waitid, SUPERVISION_REASON),
+    allow_when(libc::SYS_ptrace, &[equals(0, libc::PTRACE_DETACH)], "traces nobody"),
+    allow_call(libc::SYS_getrusage, "reports what was used"),
+    allow_call(libc::SYS_kill, "ends the run"),
+    allow_call(libc::SYS_getpid, "ends the run"),
+    allow_call(libc::SYS_clock_nanosleep, "ends the run"),
+    allow_call(libc::SYS_clock_gettime, "ends the run"),
+    allow_call(libc::SYS_close, "ends the run"),
+    allow_call(libc::SYS_exit, "ends the run"),
+    allow_call(libc::SYS_exit_group, "ends the run"),
+    allow_call(libc::SYS_restart_syscall, SUPERVISION_REASON),
 ];
 
 const RESERVATION_REASON: &str =
@@ -403,24 +313,9 @@ const HAS_NEW_LIMITS: ArgumentCondition =
 
 /// Refused with a small limit of the disk.
 pub(super) const SMALL_DISK_ENTRIES: &[FilterEntry] = &[
-    refuse_when(
-        libc::SYS_fallocate,
-        &[ArgumentCondition::compare_masked(1, FREE_SPACE_FLAGS, Equal, 0)],
-        FAIL_EOPNOTSUPP,
-        RESERVATION_REASON,
-    ),
-    refuse_when(
-        libc::SYS_setrlimit,
-        &[ArgumentCondition::argument_equals(0, libc::RLIMIT_FSIZE)],
-        FAIL_EPERM,
-        FILE_SIZE_REASON,
-    ),
-    refuse_when(
-        libc::SYS_prlimit64,
-        &[ArgumentCondition::argument_equals(1, libc::RLIMIT_FSIZE), HAS_NEW_LIMITS],
-        FAIL_EPERM,
-        FILE_SIZE_REASON,
-    ),
+    refuse_when(libc::SYS_fallocate, &[masked(1, FREE_SPACE_FLAGS, 0)], FAIL_EOPNOTSUPP, RESERVATION_REASON),
+    refuse_when(libc::SYS_setrlimit, &[equals(0, libc::RLIMIT_FSIZE)], FAIL_EPERM, FILE_SIZE_REASON),
+    refuse_when(libc::SYS_prlimit64, &[equals(1, libc::RLIMIT_FSIZE), HAS_NEW_LIMITS], FAIL_EPERM, FILE_SIZE_REASON),
 ];
 
 const PORT_SHARING_REASON: &str = "a port that is shared takes connections that are for a server of the host";
@@ -429,10 +324,7 @@ const PORT_SHARING_REASON: &str = "a port that is shared takes connections that 
 /// share its port with the run.
 pub(super) const PORT_SHARING_ENTRIES: &[FilterEntry] = &[refuse_when(
     libc::SYS_setsockopt,
-    &[
-        ArgumentCondition::argument_equals(1, libc::SOL_SOCKET as u32),
-        ArgumentCondition::argument_equals(2, libc::SO_REUSEPORT as u32),
-    ],
+    &[equals(1, libc::SOL_SOCKET as u32), equals(2, libc::SO_REUSEPORT as u32)],
     SeccompAction::Errno(libc::ENOPROTOOPT as u16),
     PORT_SHARING_REASON,
 )];
@@ -441,43 +333,28 @@ const LISTEN_REASON: &str = "makes sockets in the run's own network for the way 
 
 /// At level full the run has a network of its own.
 pub(super) const INIT_FULL_ENTRIES: &[FilterEntry] = &[
-    refuse_when(libc::SYS_socket, &[INET, STREAM, ANY_PROTOCOL], SeccompAction::Allow, LISTEN_REASON),
-    refuse_when(libc::SYS_socket, &[INET6, STREAM, ANY_PROTOCOL], SeccompAction::Allow, LISTEN_REASON),
-    refuse_when(
-        libc::SYS_setsockopt,
-        &[IP_LEVEL, ArgumentCondition::argument_equals(2, libc::IP_FREEBIND as u32)],
-        SeccompAction::Allow,
-        LISTEN_REASON,
-    ),
-    refuse_when(
-        libc::SYS_setsockopt,
-        &[IPV6_LEVEL, ArgumentCondition::argument_equals(2, libc::IPV6_FREEBIND as u32)],
-        SeccompAction::Allow,
-        LISTEN_REASON,
-    ),
-    refuse_when(
-        libc::SYS_setsockopt,
-        &[IPV6_LEVEL, ArgumentCondition::argument_equals(2, libc::IPV6_V6ONLY as u32)],
-        SeccompAction::Allow,
-        LISTEN_REASON,
-    ),
-    refuse_call(libc::SYS_bind, SeccompAction::Allow, LISTEN_REASON),
-    refuse_call(libc::SYS_listen, SeccompAction::Allow, LISTEN_REASON),
+    allow_when(libc::SYS_socket, &[INET, STREAM, ANY_PROTOCOL], LISTEN_REASON),
+    allow_when(libc::SYS_socket, &[INET6, STREAM, ANY_PROTOCOL], LISTEN_REASON),
+    allow_when(libc::SYS_setsockopt, &[IP_LEVEL, equals(2, libc::IP_FREEBIND as u32)], LISTEN_REASON),
+    allow_when(libc::SYS_setsockopt, &[IPV6_LEVEL, equals(2, libc::IPV6_FREEBIND as u32)], LISTEN_REASON),
+    allow_when(libc::SYS_setsockopt, &[IPV6_LEVEL, equals(2, libc::IPV6_V6ONLY as u32)], LISTEN_REASON),
+    allow_call(libc::SYS_bind, LISTEN_REASON),
+    allow_call(libc::SYS_listen, LISTEN_REASON),
 ];
 
-const IP_LEVEL: ArgumentCondition = ArgumentCondition::argument_equals(1, libc::IPPROTO_IP as u32);
-const IPV6_LEVEL: ArgumentCondition = ArgumentCondition::argument_equals(1, libc::IPPROTO_IPV6 as u32);
+const IP_LEVEL: ArgumentCondition = equals(1, libc::IPPROTO_IP as u32);
+const IPV6_LEVEL: ArgumentCondition = equals(1, libc::IPPROTO_IPV6 as u32);
 
 const CLEANUP_REASON: &str = "finds what is left of the run, and removes its private directory";
 
 /// At level restricted no namespace ends the processes, so the init must find them.
 pub(super) const INIT_RESTRICTED_ENTRIES: &[FilterEntry] = &[
-    refuse_call(libc::SYS_openat, SeccompAction::Allow, CLEANUP_REASON),
-    refuse_call(libc::SYS_getdents64, SeccompAction::Allow, CLEANUP_REASON),
-    refuse_call(libc::SYS_newfstatat, SeccompAction::Allow, CLEANUP_REASON),
-    refuse_call(libc::SYS_fstat, SeccompAction::Allow, CLEANUP_REASON),
-    refuse_call(libc::SYS_statx, SeccompAction::Allow, CLEANUP_REASON),
-    refuse_call(libc::SYS_unlinkat, SeccompAction::Allow, CLEANUP_REASON),
-    refuse_call(libc::SYS_lseek, SeccompAction::Allow, CLEANUP_REASON),
-    refuse_call(libc::SYS_fchmodat, SeccompAction::Allow, CLEANUP_REASON),
+    allow_call(libc::SYS_openat, CLEANUP_REASON),
+    allow_call(libc::SYS_getdents64, CLEANUP_REASON),
+    allow_call(libc::SYS_newfstatat, CLEANUP_REASON),
+    allow_call(libc::SYS_fstat, CLEANUP_REASON),
+    allow_call(libc::SYS_statx, CLEANUP_REASON),
+    allow_call(libc::SYS_unlinkat, CLEANUP_REASON),
+    allow_call(libc::SYS_lseek, CLEANUP_REASON),
+    allow_call(libc::SYS_fchmodat, CLEANUP_REASON),
 ];

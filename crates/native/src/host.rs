@@ -23,9 +23,10 @@ use stockade_model::{
 use stockade_sys::reap::{adopt_orphans, children_used, reap_any};
 use stockade_sys::session::seat_at_terminal;
 
-use crate::backend::map_launch_error;
 use crate::capture::{DrainState, StreamCapture};
 use crate::launch::build_image;
+use crate::start_errors::map_launch_error;
+use crate::streams::capture_limit;
 
 /// Time-out for the end of killed processes that a command left behind.
 const LEFTOVER_END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -62,15 +63,7 @@ impl Backend for HostBackend {
         }
         let layers = BTreeMap::from_iter(crate::undoing::undo_layer(plan, None));
         let enforced = EnforcementReport { level: IsolationLevel::None, layers };
-        Ok(Box::new(HostAttempt {
-            plan: plan.clone(),
-            io: *io,
-            events,
-            enforced,
-            group: Arc::default(),
-            watcher: None,
-            mark: None,
-        }))
+        Ok(Box::new(HostAttempt::new(plan.clone(), *io, events, (enforced, None))))
     }
 }
 
@@ -100,15 +93,8 @@ impl Backend for EnclosedBackend {
         let mut plan = plan.clone();
         let mark = new_mark()?;
         plan.environment.insert(MARK_VARIABLE.to_owned(), mark.as_str().into());
-        Ok(Box::new(HostAttempt {
-            plan,
-            io: *io,
-            events,
-            enforced: enclosed_report(adopt_orphans().is_ok()),
-            group: Arc::default(),
-            watcher: None,
-            mark: Some(mark),
-        }))
+        let enforced = enclosed_report(adopt_orphans().is_ok());
+        Ok(Box::new(HostAttempt::new(plan, *io, events, (enforced, Some(mark)))))
     }
 }
 
@@ -150,6 +136,17 @@ struct HostAttempt {
     /// Value of the environment variable of all processes that it starts, if they are killed at its
     /// end.
     mark: Option<String>,
+}
+
+impl HostAttempt {
+    fn new(
+        plan: AttemptPlan,
+        io: StdioMode,
+        events: AttemptEventSender,
+        (enforced, mark): (EnforcementReport, Option<String>),
+    ) -> Self {
+        Self { plan, io, events, enforced, group: Arc::default(), watcher: None, mark }
+    }
 }
 
 impl Attempt for HostAttempt {
@@ -225,10 +222,7 @@ fn watch_child(
     group: &Mutex<Option<Pid>>,
     events: &AttemptEventSender,
 ) {
-    let limit_bytes = match io {
-        StdioMode::Capture { limit_bytes } => limit_bytes,
-        StdioMode::Inherit | StdioMode::Terminal => 0,
-    };
+    let limit_bytes = capture_limit(io);
     let errors = child.stderr.take().map(|pipe| thread::spawn(move || drain_pipe(&pipe, limit_bytes)));
     let output = child.stdout.take().map(|pipe| thread::spawn(move || drain_pipe(&pipe, limit_bytes)));
     let status = child.wait();

@@ -9,9 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use stockade_engine::{
     AttemptEnd, AttemptEvent, AttemptEventSender, CommandEnd, SandboxEvent, SandboxEventSender, StartError,
 };
@@ -20,17 +19,18 @@ use stockade_signing::AgentHandle;
 use stockade_sys::Errno;
 use stockade_sys::reap::ProcessExit;
 
-use crate::attempt::lock_ignoring_poison;
 use crate::broker::{BrokerHandle, BrokerReport};
 use crate::caches::{CacheLease, NameRotation};
 use crate::capture::StreamCapture;
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::launch::{ExitReport, LaunchError, LaunchedSandbox};
 use crate::limits::{ControlGroup, LimitOutcome, LimitWatch};
+use crate::locks::lock_ignoring_poison;
 use crate::staging::AttemptStage;
 use crate::streams::CapturedOutput;
 use crate::undoing::AttemptUndo;
 use crate::way_out::{LostDatagrams, RunEgress};
+use stockade_sys::ready::readable_before;
 
 /// Time-out for the broker's end once its callers are gone.
 const BROKER_END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -149,6 +149,13 @@ pub(crate) struct MonitoredSandbox {
     pub(crate) lost: Option<LostDatagrams>,
     pub(crate) hidden: Option<HiddenWatch>,
     pub(crate) temp: Option<TempWatch>,
+    pub(crate) watch: Arc<Mutex<LimitWatch>>,
+    pub(crate) extras: MonitoredExtras,
+}
+
+/// The parts that only some sandboxes have.
+#[derive(Default)]
+pub(crate) struct MonitoredExtras {
     pub(crate) staging: Option<AttemptStage>,
     /// The run's share of the workspace's caches.
     pub(crate) lease: Option<CacheLease>,
@@ -158,7 +165,6 @@ pub(crate) struct MonitoredSandbox {
     pub(crate) undoing: Option<AttemptUndo>,
     /// Renews the names of other workspaces' layers at its end.
     pub(crate) renewal: Option<NameRotation>,
-    pub(crate) watch: Arc<Mutex<LimitWatch>>,
     /// Present in a persistent sandbox only.
     pub(crate) leaves: Option<LeftoverHandling>,
 }
@@ -201,10 +207,8 @@ impl RunMonitor {
     fn monitor_run(mut self, on_drop: Sender<()>) {
         let (end, usage) = command_end(self.watch_until_end());
         let Self { kept, outside, told } = self;
-        let MonitoredSandbox {
-            end: end_fd, launched, broker, way, names, hidden, temp, staging, watch, leaves, ..
-        } = kept;
-        let (mut lease, renewal, undoing) = (kept.lease, kept.renewal, kept.undoing);
+        let MonitoredSandbox { end: end_fd, launched, broker, way, names, hidden, temp, watch, extras, .. } = kept;
+        let MonitoredExtras { staging, mut lease, agent, undoing, renewal, leaves } = extras;
         for denial in temp.map(TempWatch::into_denials).unwrap_or_default() {
             told.report_event(AttemptEvent::Denied(denial));
         }
@@ -222,7 +226,7 @@ impl RunMonitor {
         if left.is_none() {
             way.close_connections();
         }
-        drop(kept.agent);
+        drop(agent);
         report
             .denials
             .into_iter()
@@ -298,13 +302,11 @@ impl RunMonitor {
         let mut all: Vec<BorrowedFd<'_>> =
             [Some(self.kept.end.as_fd()), hidden, names].into_iter().flatten().chain(lost).chain(outputs).collect();
         all.extend(answered);
-        let mut waited: Vec<PollFd<'_>> = all.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         let at_most = lock_ignoring_poison(&self.kept.watch)
             .next_look()
             .map_or(MAX_POLL_INTERVAL, |next| next.min(MAX_POLL_INTERVAL));
-        let at_most = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
-        // A signal or a failure only makes the next check earlier.
-        let _ = poll(&mut waited, Some(&at_most));
+        // A failure only makes the next check earlier.
+        let _ = readable_before(&all, Instant::now() + at_most);
         if let Some(answered) = answered {
             // The descriptor is non-blocking, and its counter value does not matter.
             let _ = rustix::io::read(answered, &mut [0; 8]);

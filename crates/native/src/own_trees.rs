@@ -10,9 +10,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
-use stockade_model::{
-    AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, Grant, PRIVATE_TREES, RawText,
-};
+use stockade_model::{AttemptPlan, Denial, DenialLayer, DeniedOperation, Grant, PRIVATE_TREES, RawText};
 
 use crate::launch::PRIVATE_TREE_NAMES;
 
@@ -71,16 +69,8 @@ fn evidence_of(path: PathBuf, own: BorrowedFd<'_>) -> Option<Denial> {
     let is_inside =
         openat2(own, &inside, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), how).is_ok();
     let outside = path.symlink_metadata().ok().map(|found| found.file_type());
-    let denial = |operation, rule: String, grant| Denial {
-        operation,
-        object: RawText::from(path.as_path()),
-        pid: None,
-        program: None,
-        layer: DenialLayer::Mounts,
-        rule,
-        grant,
-        resolution: DenialResolution::Recorded,
-        count: 1,
+    let denial = |operation, rule, grant| {
+        Denial::of_unknown_process(operation, RawText::from(path.as_path()), DenialLayer::Mounts, rule, grant)
     };
     if is_inside {
         let others = if outside.is_some() { "; the host's is as it was" } else { "; in the workspace it stays" };

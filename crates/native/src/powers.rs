@@ -21,7 +21,7 @@ mod late;
 mod names;
 
 /// The powers of one attempt.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct AttemptPermissions {
     workspace: Vec<u8>,
     writable: Vec<Vec<u8>>,
@@ -78,6 +78,18 @@ pub struct PermissionRefusal {
     pub grant: Option<Grant>,
 }
 
+impl PermissionRefusal {
+    /// Makes a refusal that no grant lifts.
+    pub(crate) fn without_grant(rule: impl Into<String>) -> Self {
+        Self { rule: rule.into(), grant: None }
+    }
+
+    /// Makes a refusal that a grant to write to `path` lifts.
+    pub(crate) fn until_write(path: &[u8], rule: impl Into<String>) -> Self {
+        Self { rule: rule.into(), grant: Some(Grant::Write(to_path(path))) }
+    }
+}
+
 /// Returns whether a path exists; links are not followed.
 pub type ExistsProbe<'a> = &'a dyn Fn(&Path) -> bool;
 
@@ -105,23 +117,11 @@ impl AttemptPermissions {
             revealed: normal_all(&files.reveal),
             sockets: normal_all(&files.sockets),
             names: GuardedNames::new(&files.protect),
-            parts: TrustedParts::default(),
-            unattached: Vec::new(),
-            floors: Vec::new(),
-            added: Vec::new(),
-            staged: None,
             judges: true,
-            read_only: Vec::new(),
-            merged: Vec::new(),
-            layers: Vec::new(),
-            inside: false,
-            host_workspace: None,
-            own_network: None,
-            late: Vec::new(),
-            agents: AgentSockets::default(),
             traced: files.trace,
             programs: ProgramRules::new(&plan.profile.exec),
             reach: EgressReach::from_plan(plan),
+            ..Self::default()
         };
         for grant in plan.grants.iter().chain(&plan.effects) {
             powers.add_grant(grant);
@@ -133,32 +133,7 @@ impl AttemptPermissions {
     /// refuses.
     pub(crate) fn for_workspace(workspace: &Path, protect: &[String]) -> Self {
         let workspace = normalize_path(workspace);
-        Self {
-            writable: vec![workspace.clone()],
-            workspace,
-            private: Vec::new(),
-            hidden: Vec::new(),
-            revealed: Vec::new(),
-            sockets: Vec::new(),
-            names: GuardedNames::new(protect),
-            parts: TrustedParts::default(),
-            unattached: Vec::new(),
-            floors: Vec::new(),
-            added: Vec::new(),
-            staged: None,
-            judges: false,
-            read_only: Vec::new(),
-            merged: Vec::new(),
-            layers: Vec::new(),
-            inside: false,
-            host_workspace: None,
-            own_network: None,
-            late: Vec::new(),
-            agents: AgentSockets::default(),
-            traced: false,
-            programs: ProgramRules::default(),
-            reach: EgressReach::default(),
-        }
+        Self { writable: vec![workspace.clone()], workspace, names: GuardedNames::new(protect), ..Self::default() }
     }
 
     /// Adds approved paths, as a grant for writing does.
@@ -431,7 +406,7 @@ impl AttemptPermissions {
     pub fn move_refusal(&self, object: &Path) -> Option<PermissionRefusal> {
         let path = object.as_os_str().as_bytes();
         let beneath = |t: &&Vec<u8>| t.len() > path.len() && is_at_or_beneath(path, t);
-        let stays = |rule: &str| Some(PermissionRefusal { rule: rule.to_owned(), grant: None });
+        let stays = |rule: &str| Some(PermissionRefusal::without_grant(rule.to_owned()));
         if self.hidden.iter().any(|hidden| beneath(&hidden)) {
             return stays("a directory that holds hidden credentials stays in place");
         }
@@ -467,8 +442,8 @@ impl AttemptPermissions {
             return Some(outside_refusal(path));
         }
         if is_momentary(root, path) {
-            let rule = "a file that Stockade is putting into its place".to_owned();
-            return Some(PermissionRefusal { rule, grant: None });
+            let rule = "a file that Stockade is putting into its place";
+            return Some(PermissionRefusal::without_grant(rule));
         }
         if !self.permits_by_name(operation, path)
             && let Some((unit, name)) = self.find_protected_unit(root, path)
@@ -484,7 +459,7 @@ impl AttemptPermissions {
         let replaces =
             !matches!(operation, DeniedOperation::Write | DeniedOperation::Metadata | DeniedOperation::Truncate);
         (replaces && path == self.workspace)
-            .then(|| PermissionRefusal { rule: "the workspace itself stays in place".to_owned(), grant: None })
+            .then(|| PermissionRefusal::without_grant("the workspace itself stays in place"))
     }
 }
 
@@ -498,13 +473,13 @@ fn is_momentary(root: &[u8], path: &[u8]) -> bool {
 
 fn outside_refusal(path: &[u8]) -> PermissionRefusal {
     if KERNEL_TREES.iter().any(|tree| is_at_or_beneath(tree, path)) {
-        return PermissionRefusal { rule: "the kernel's own files".to_owned(), grant: None };
+        return PermissionRefusal::without_grant("the kernel's own files");
     }
-    PermissionRefusal { rule: "outside every writable root".to_owned(), grant: Some(Grant::Write(to_path(path))) }
+    PermissionRefusal::until_write(path, "outside every writable root")
 }
 
 pub(crate) fn protected_refusal(unit: &[u8], name: &str) -> PermissionRefusal {
-    PermissionRefusal { rule: format!("protected name: {name}"), grant: Some(Grant::Write(to_path(unit))) }
+    PermissionRefusal::until_write(unit, format!("protected name: {name}"))
 }
 
 pub(crate) fn creates_name(operation: DeniedOperation) -> bool {

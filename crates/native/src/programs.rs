@@ -148,7 +148,7 @@ impl ProgramRules {
             rules.iter().find(|rule| rule.matches_program(program)).map(|r| r.pattern.to_string())
         };
         if let Some(pattern) = matching(&self.deny) {
-            return Err(PermissionRefusal { rule: format!("program: {pattern}"), grant: None });
+            return Err(PermissionRefusal::without_grant(format!("program: {pattern}")));
         }
         self.decide_effects(program)?;
         if self.agreed.contains(&program.path) {

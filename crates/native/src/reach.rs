@@ -53,7 +53,7 @@ impl EgressReach {
             }
             TargetListing::Allowed(pattern) => Ok(format!("allow {pattern}")),
             TargetListing::Granted(pattern) => Ok(format!("grant connect {pattern}")),
-            TargetListing::Denied(pattern) => Err(PermissionRefusal { rule: format!("deny {pattern}"), grant: None }),
+            TargetListing::Denied(pattern) => Err(PermissionRefusal::without_grant(format!("deny {pattern}"))),
             TargetListing::Not => Err(PermissionRefusal {
                 rule: "not among the targets".to_owned(),
                 grant: Some(Grant::connect_to(target)),
@@ -69,7 +69,7 @@ impl EgressReach {
     /// text.
     pub fn decide_secret(&self, wanted: &SecretUse, rule: &str) -> Result<String, PermissionRefusal> {
         if let Some(pattern) = self.lists.deny.iter().find(|pattern| pattern.overlaps(wanted.targets())) {
-            return Err(PermissionRefusal { rule: format!("deny {pattern}"), grant: None });
+            return Err(PermissionRefusal::without_grant(format!("deny {pattern}")));
         }
         let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
         match granted.iter().filter_map(Grant::secret).find(|own| own.covers(wanted)) {

@@ -11,8 +11,7 @@ use std::sync::Arc;
 
 use stockade_engine::{AttemptEvent, StartError};
 use stockade_model::{
-    AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, Grant, IsolationLevel, LayerReport,
-    LayerState, RawText, SignUse,
+    AttemptPlan, Denial, DenialLayer, DeniedOperation, Grant, IsolationLevel, LayerReport, LayerState, RawText, SignUse,
 };
 use stockade_signing::{AgentError, AgentHandle, AgentListener, SigningEvent, UserSshAgent};
 
@@ -156,18 +155,14 @@ fn event_of(event: SigningEvent) -> AttemptEvent {
         SigningEvent::Signed(signed) => {
             AttemptEvent::Signed { grant: signed.wanted.into_grant(), object: RawText::from(signed.object) }
         }
-        SigningEvent::Refused(refused) => AttemptEvent::Denied(Denial {
-            operation: DeniedOperation::Sign,
-            object: RawText::from(refused.object),
+        SigningEvent::Refused(refused) => AttemptEvent::Denied(Denial::of_unknown_process(
             // The broker connects for the run, so no process is behind the socket.
-            pid: None,
-            program: None,
-            layer: DenialLayer::Agent,
-            rule: refused.rule,
-            grant: refused.wanted.map(SignUse::into_grant),
-            resolution: DenialResolution::Recorded,
-            count: 1,
-        }),
+            DeniedOperation::Sign,
+            RawText::from(refused.object),
+            DenialLayer::Agent,
+            refused.rule,
+            refused.wanted.map(SignUse::into_grant),
+        )),
     }
 }
 

@@ -6,9 +6,9 @@ use std::path::Path;
 use stockade_engine::{CommandEnd, StartError};
 use stockade_model::{AttemptPlan, IsolationLevel, RawText, StagedChanges};
 
-use crate::backend::map_launch_error;
 use crate::launch::{OverlayWriteLayer, is_staged};
 use crate::stage::{BackupTree, BaselineRecorder, NewStage, OpenStage, PreWriteHook, StageDirectory, StageError};
+use crate::start_errors::map_launch_error;
 
 /// A stage that an attempt writes to.
 #[derive(Debug)]

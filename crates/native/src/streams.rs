@@ -7,9 +7,9 @@ use rustix::fs::{FileType, fstat};
 use rustix::pipe::{PipeFlags, pipe_with};
 use stockade_engine::{StartError, StdioMode};
 
-use crate::backend::no_descriptor;
 use crate::capture::{DrainState, StreamCapture};
 use crate::launch::CommandStdio;
+use crate::start_errors::no_descriptor;
 
 /// The command's output pipes: both ends, until the sandbox has its own.
 pub(crate) struct OutputPipes {
@@ -53,12 +53,17 @@ impl OutputPipes {
 
     /// Drops the command's ends and begins to capture at the other ends.
     pub(crate) fn into_outputs(self, io: StdioMode) -> Option<[CapturedOutput; 2]> {
-        let limit_bytes = match io {
-            StdioMode::Capture { limit_bytes } => limit_bytes,
-            StdioMode::Inherit | StdioMode::Terminal => 0,
-        };
+        let limit_bytes = capture_limit(io);
         let output = |pipe: OwnedFd| CapturedOutput { pipe, capture: StreamCapture::new(limit_bytes), open: true };
         self.pipes.map(|[(out, _), (err, _)]| [output(out), output(err)])
+    }
+}
+
+/// Returns the most bytes of a stream that are captured.
+pub(crate) fn capture_limit(io: StdioMode) -> u64 {
+    match io {
+        StdioMode::Capture { limit_bytes } => limit_bytes,
+        StdioMode::Inherit | StdioMode::Terminal => 0,
     }
 }
 

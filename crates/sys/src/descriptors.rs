@@ -65,14 +65,3 @@ pub fn place_stdio(streams: [BorrowedFd<'_>; 3]) -> Result<(), Errno> {
     }
     Ok(())
 }
-
-/// Puts a copy of `what` at number `target` and closes the old descriptor there; not inherited by
-/// exec.
-///
-/// # Errors
-/// EINVAL if both numbers are equal.
-pub fn place_descriptor(what: BorrowedFd<'_>, target: RawFd) -> Result<(), Errno> {
-    let args = [what.as_raw_fd() as usize, target as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
-    // SAFETY: plain integers; for a new child, in which `target` has no owner.
-    unsafe { raw_syscall(libc::SYS_dup3, args) }.map(drop)
-}

@@ -56,9 +56,6 @@ pub mod access {
             | if abi >= 3 { TRUNCATE } else { 0 }
             | if abi >= 5 { IOCTL_DEV } else { 0 }
     }
-
-    /// The rights that apply to objects other than directories.
-    pub const FILE_RIGHTS: u64 = WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 }
 
 /// Rights on ports, `LANDLOCK_ACCESS_NET_*` (ABI 4).

@@ -107,6 +107,13 @@ pub struct SeccompNotifier {
 #[derive(Debug)]
 pub struct NotificationBuffer(Vec<u64>);
 
+impl From<Result<(), Errno>> for NotificationAnswer {
+    /// Makes the answer of a call that returns 0.
+    fn from(done: Result<(), Errno>) -> Self {
+        done.map_or_else(Self::Error, |()| Self::Value(0))
+    }
+}
+
 impl SeccompNotifier {
     /// Takes the listener and reads the sizes of the kernel's structures.
     ///

@@ -53,6 +53,14 @@ pub fn open_component(directory: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd,
     openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
+/// Opens a held object again, with a file description of its own.
+///
+/// # Errors
+/// As open.
+pub fn reopen(held: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
+    openat(CWD, DescriptorPath::new(held).as_c_str(), flags | OFlags::CLOEXEC, Mode::empty())
+}
+
 /// Opens the target of the link `name` in `directory`. Only for links of procfs, which lead to
 /// objects and not to names.
 ///

@@ -8,8 +8,6 @@ use crate::call::{own_descriptor, raw_syscall};
 
 /// `SECCOMP_SET_MODE_FILTER`.
 const SET_MODE_FILTER: usize = 1;
-/// `SECCOMP_GET_ACTION_AVAIL`.
-const GET_ACTION_AVAIL: usize = 2;
 /// `SECCOMP_FILTER_FLAG_NEW_LISTENER` (kernel 5.0).
 const NEW_LISTENER: usize = 1 << 3;
 /// `SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV` (kernel 5.19). Bit 5: bit 4 is another flag, which the
@@ -54,13 +52,6 @@ pub fn install_with_listener(program: &SeccompProgram) -> Result<SeccompListener
     };
     // SAFETY: a new descriptor that has no other owner.
     Ok(SeccompListener { fd: unsafe { own_descriptor(fd) }, wait_killable })
-}
-
-/// Returns whether the kernel supports user notifications.
-pub fn notification_available() -> bool {
-    let action: u32 = 0x7fc0_0000;
-    // SAFETY: `action` is a valid pointer to a u32.
-    unsafe { raw_syscall(libc::SYS_seccomp, [GET_ACTION_AVAIL, 0, &raw const action as usize, 0, 0, 0]) }.is_ok()
 }
 
 fn set_filter(program: &SeccompProgram, flags: usize) -> Result<usize, Errno> {

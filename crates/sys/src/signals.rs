@@ -90,18 +90,6 @@ pub fn die_of_sigpipe() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// Stops this process as an unhandled job control signal would.
-///
-/// # Errors
-/// Never in practice.
-pub fn stop_self() -> io::Result<()> {
-    // SAFETY: raise has no preconditions; SIGSTOP cannot be handled.
-    match unsafe { libc::raise(libc::SIGSTOP) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 fn is_ignored(signal: i32) -> io::Result<bool> {
     let mut old = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: a null new action only reads; `old` is valid for writing.

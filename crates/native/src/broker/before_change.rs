@@ -46,18 +46,16 @@ impl BrokerService {
         let mut recorder = undo.recorder.borrow_mut();
         let named = |place: &ResolvedName| Some(place.path()).filter(|path| !place.special && is_kept(path));
         match deed {
-            BrokeredCall::Open { place, wish } => match named(place) {
-                Some(path) => self.require_recorded(wish.operation(), &path, record_open(&mut recorder, &path, *wish)),
-                None => Ok(()),
-            },
+            BrokeredCall::Open { place, wish } => named(place).map_or(Ok(()), |path| {
+                self.require_recorded(wish.operation(), &path, record_open(&mut recorder, &path, *wish))
+            }),
             BrokeredCall::Reopen { object, wish } if !wish.only_reads() => self.keep_object(&mut recorder, object),
             BrokeredCall::MakeDirectory { place, .. }
             | BrokeredCall::MakeNode { place, .. }
             | BrokeredCall::MakeLink { place, .. }
-            | BrokeredCall::Bind { place, .. } => match named(place) {
-                Some(path) => self.require_recorded(DeniedOperation::Create, &path, recorder.before_create(&path)),
-                None => Ok(()),
-            },
+            | BrokeredCall::Bind { place, .. } => named(place).map_or(Ok(()), |path| {
+                self.require_recorded(DeniedOperation::Create, &path, recorder.before_create(&path))
+            }),
             BrokeredCall::MakeName { source, new } => match named(new) {
                 Some(path) => {
                     self.require_recorded(DeniedOperation::Link, &path, recorder.before_link(&source.path, &path))
@@ -66,10 +64,9 @@ impl BrokerService {
                 None if is_kept(&source.path) && !source.is_placeless() => Err(Errno::XDEV.into()),
                 None => Ok(()),
             },
-            BrokeredCall::Remove { place, .. } => match named(place) {
-                Some(path) => self.require_recorded(DeniedOperation::Remove, &path, recorder.before_remove(&path)),
-                None => Ok(()),
-            },
+            BrokeredCall::Remove { place, .. } => named(place).map_or(Ok(()), |path| {
+                self.require_recorded(DeniedOperation::Remove, &path, recorder.before_remove(&path))
+            }),
             BrokeredCall::Rename { old, new, flags } => match (named(old), named(new)) {
                 (Some(from), Some(to)) => {
                     let exchanges = flags.contains(RenameFlags::EXCHANGE);
@@ -136,7 +133,7 @@ impl BrokerService {
     ) -> Result<(), CallFailure> {
         let Err(unkept) = done else { return Ok(()) };
         self.permit_operation(operation, path)?;
-        Err(refuse_operation(operation, path, PermissionRefusal { rule: unkept.to_string(), grant: None }))
+        Err(refuse_operation(operation, path, PermissionRefusal::without_grant(unkept.to_string())))
     }
 }
 

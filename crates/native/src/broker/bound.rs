@@ -5,8 +5,9 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use crate::locks::lock_ignoring_poison;
 use rustix::fs::{Stat, fstat};
 use stockade_sys::Errno;
 
@@ -22,7 +23,7 @@ impl BoundSockets {
     /// Returns whether one more socket can be held. Drops sockets without a remaining name, because
     /// no path can lead to them again.
     pub(super) fn has_room(&self) -> bool {
-        let mut bound = self.lock_table();
+        let mut bound = lock_ignoring_poison(&self.0);
         if bound.len() >= MAX_BOUND_SOCKETS {
             bound.retain(|_, held| fstat(held).is_ok_and(|stat| stat.st_nlink > 0));
         }
@@ -32,16 +33,12 @@ impl BoundSockets {
     /// Adds a socket that the run has bound.
     pub(super) fn add_socket(&self, socket: OwnedFd) -> Result<(), Errno> {
         let stat = fstat(&socket)?;
-        self.lock_table().insert((stat.st_dev, stat.st_ino), socket);
+        lock_ignoring_poison(&self.0).insert((stat.st_dev, stat.st_ino), socket);
         Ok(())
     }
 
     /// Returns whether the run has bound this very socket.
     pub(super) fn has_socket(&self, stat: &Stat) -> bool {
-        self.lock_table().contains_key(&(stat.st_dev, stat.st_ino))
-    }
-
-    fn lock_table(&self) -> MutexGuard<'_, HashMap<(u64, u64), OwnedFd>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock_ignoring_poison(&self.0).contains_key(&(stat.st_dev, stat.st_ino))
     }
 }

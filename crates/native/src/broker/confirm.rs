@@ -8,20 +8,18 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, fstat, openat2, renameat_with, unlinkat,
-};
+use rustix::fs::{AtFlags, FileType, OFlags, RenameFlags, Stat, fstat, renameat_with, unlinkat};
 use stockade_files::object::unguessable_name;
-use stockade_model::{DeniedOperation, Grant};
+use stockade_model::DeniedOperation;
 use stockade_sys::{Errno, resolve};
 
-use super::service::{BrokerService, CallFailure, refuse_operation};
+use super::service::{BrokerService, CallFailure, refuse_operation, refuse_until_granted};
 use super::view::is_same_object;
 use super::walk::{ResolvedName, ResolvedObject};
 use crate::guards::git_part::{GitPathKind, GuardedContent};
 use crate::guards::pointers::work_trees_of_modules;
 use crate::guards::repository::{self, RepositoryState};
-use crate::guards::view::join_name;
+use crate::guards::view::{join_name, open_in_root};
 use crate::guards::{RootView, RunSurveys, SurveyError, fold_name, open_host_root};
 use crate::powers::{PermissionRefusal, creates_name, is_at_or_beneath, prefix_ends, to_path};
 
@@ -81,8 +79,7 @@ impl BrokerService {
         if self.powers.is_known_part(now) {
             return Ok(());
         }
-        let known =
-            || self.first.as_ref().and_then(|first| surveys.repository_state(RootView::new(first.root.as_fd()), now));
+        let known = || self.root_view().and_then(|view| surveys.repository_state(view, now));
         if self.powers.in_private_tree(now)
             || !state.gives_more_than(RepositoryState::default())
             || self.powers.is_named(now)
@@ -130,12 +127,8 @@ impl BrokerService {
     fn remove_empty(&self, path: &[u8], stat: &Stat) {
         let Some(first) = &self.first else { return };
         let end = path.iter().rposition(|b| *b == b'/').unwrap_or(0);
-        let (Ok(parent), Ok(name)) = (CString::new(&path[..end.max(1)]), CString::new(&path[end + 1..])) else {
-            return;
-        };
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
-        let Ok(directory) = openat2(&first.root, &parent, flags, Mode::empty(), how) else { return };
+        let parent = open_in_root(first.root.as_fd(), &path[..end.max(1)], OFlags::PATH | OFlags::DIRECTORY);
+        let (Ok(directory), Ok(name)) = (parent, CString::new(&path[end + 1..])) else { return };
         let is_same = resolve::open_component(directory.as_fd(), &name)
             .and_then(fstat)
             .is_ok_and(|found| is_same_object(stat, &found));
@@ -155,8 +148,8 @@ impl BrokerService {
         {
             return Ok(());
         }
-        let rule = "a link would stand for a directory with protected names".to_owned();
-        Err(refuse_operation(operation, path, PermissionRefusal { rule, grant: Some(Grant::Write(to_path(path))) }))
+        let rule = "a link would stand for a directory with protected names";
+        Err(refuse_until_granted(operation, path, rule))
     }
 
     /// Checks whether a link, or a directory from elsewhere, may have the name `path`. Refuses if
@@ -168,21 +161,16 @@ impl BrokerService {
         is_link: bool,
         operation: DeniedOperation,
     ) -> Result<(), CallFailure> {
-        let (Some(first), Some(root)) = (&self.first, self.powers.root_length(path)) else { return Ok(()) };
+        let (Some(view), Some(root)) = (self.root_view(), self.powers.root_length(path)) else { return Ok(()) };
         if self.powers.in_private_tree(path) || self.powers.is_named(path) {
             return Ok(());
         }
-        let view = RootView::new(first.root.as_fd());
         let tops = prefix_ends(path).into_iter().filter(|end| *end >= root && *end < path.len());
         for repository in tops.map(|end| join_name(&path[..end], b".git")) {
             let named = work_trees_of_modules(view, &repository)?;
             if named.iter().any(|tree| is_at_or_beneath(path, tree) && (is_link || tree != path)) {
-                let rule = "settings of a module name a work tree there".to_owned();
-                return Err(refuse_operation(
-                    operation,
-                    path,
-                    PermissionRefusal { rule, grant: Some(Grant::Write(to_path(path))) },
-                ));
+                let rule = "settings of a module name a work tree there";
+                return Err(refuse_until_granted(operation, path, rule));
             }
         }
         Ok(())
@@ -253,7 +241,7 @@ impl BrokerService {
             return Some(refusal);
         }
         if self.make_surveys().is_err() {
-            return Some(PermissionRefusal { rule: SurveyError::Unreadable.to_string(), grant: None });
+            return Some(PermissionRefusal::without_grant(SurveyError::Unreadable.to_string()));
         }
         let surveys = self.surveys.borrow();
         let may_lead = !matches!(
@@ -273,9 +261,8 @@ impl BrokerService {
     /// Returns the refusal of a new name if a look-up of existing files failed. By a descriptor, a
     /// run can work in a directory whose permissions it has removed.
     pub(super) fn refusal_in_the_dark(&self, operation: DeniedOperation, path: &[u8]) -> Option<PermissionRefusal> {
-        (self.looked_in_vain.get() && creates_name(operation)).then(|| PermissionRefusal {
-            rule: "a directory that is closed, so that nobody can look at what is there".to_owned(),
-            grant: Some(Grant::Write(to_path(path))),
+        (self.looked_in_vain.get() && creates_name(operation)).then(|| {
+            PermissionRefusal::until_write(path, "a directory that is closed, so that nobody can look at what is there")
         })
     }
 
@@ -341,8 +328,8 @@ impl BrokerService {
         if !self.surveys.borrow().is_linked(stat) || self.is_guarded(path) || self.powers.is_named(path) {
             return Ok(());
         }
-        let rule = "another name of a protected file".to_owned();
-        Err(refuse_operation(operation, path, PermissionRefusal { rule, grant: Some(Grant::Write(to_path(path))) }))
+        let rule = "another name of a protected file";
+        Err(refuse_until_granted(operation, path, rule))
     }
 }
 

@@ -77,13 +77,15 @@ impl BrokerService {
             ConnectRoute::Server(server) => return self.connect_server(id, connection, server),
             ConnectRoute::Offered(offer) => {
                 let arrival = ready()?;
-                way.connect_service(offer, dialled, describe_caller(who), move |told| arrival.complete_dial(told))?
+                way.with_proxy(|proxy| {
+                    proxy.connect_service(offer, dialled, describe_caller(who), move |told| arrival.complete_dial(told))
+                })?
             }
             ConnectRoute::Out(target, permit) => {
                 let arrival = ready()?;
                 let patience = (!connection.waits).then_some(DIAL_TIMEOUT);
                 let order = ConnectOrder { target, dialled, who: describe_caller(who), permit, patience };
-                way.connect_target(order, move |told| arrival.complete_dial(told))?
+                way.with_proxy(|proxy| proxy.connect_target(order, move |told| arrival.complete_dial(told)))?
             }
         };
         Ok(CallProgress::Dialling(dialling))
@@ -172,12 +174,7 @@ impl BrokerService {
 
 /// Returns a refusal of a target, ready to be recorded.
 pub(super) fn deny_target(target: &NetworkTarget, refusal: PermissionRefusal) -> RefusedOperation {
-    RefusedOperation {
-        operation: DeniedOperation::Connect,
-        object: target.to_string().into_bytes(),
-        layer: DenialLayer::Network,
-        refusal,
-    }
+    RefusedOperation::new(DeniedOperation::Connect, target.to_string(), DenialLayer::Network, refusal)
 }
 
 /// Returns the address that a connect to `ip` reaches, in canonical form: the unspecified address
@@ -238,9 +235,8 @@ impl PendingConnect {
     }
 
     fn answer_call(&self, connected: Result<(), Errno>) {
-        let answer = connected.map_or_else(NotificationAnswer::Error, |()| NotificationAnswer::Value(0));
         // Fails only if the caller is gone, so the error has no receiver.
-        let _ = self.notifier.answer_call(self.id, answer);
+        let _ = self.notifier.answer_call(self.id, connected.into());
     }
 }
 

@@ -84,15 +84,9 @@ fn too_long(caller: &CallingThread) -> Option<RefusedOperation> {
         return None;
     }
     let (most, wanted) = (LimitKind::Disk.format_amount(most), LimitKind::Disk.format_amount(length));
-    Some(RefusedOperation {
-        operation: DeniedOperation::Limit,
-        object: LimitKind::Disk.name().as_bytes().to_vec(),
-        layer: DenialLayer::Limits,
-        refusal: PermissionRefusal {
-            rule: format!("no new file larger than {most}; one of {wanted} was to be made"),
-            grant: Some(Grant::Limit(LimitKind::Disk, length)),
-        },
-    })
+    let rule = format!("no new file larger than {most}; one of {wanted} was to be made");
+    let refusal = PermissionRefusal { rule, grant: Some(Grant::Limit(LimitKind::Disk, length)) };
+    Some(RefusedOperation::new(DeniedOperation::Limit, LimitKind::Disk.name(), DenialLayer::Limits, refusal))
 }
 
 #[cfg(test)]

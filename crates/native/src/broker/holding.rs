@@ -3,12 +3,11 @@
 
 use std::os::fd::AsFd;
 
-use stockade_engine::{HeldAnswer, HoldId};
+use stockade_engine::{AttemptEvent, HeldAnswer, HoldId};
 use stockade_model::{Denial, DenialLayer, DenialResolution, Grant, IsolationLevel};
 use stockade_sys::Errno;
 use stockade_sys::notify::NotificationAnswer;
 
-use super::BrokerEvent;
 use super::caller::CallingThread;
 use super::deed::{BrokeredCall, CallProgress};
 use super::holds::{BrokerQuestion, QuestionKey, QuestionTable, WaiterPlacement};
@@ -115,7 +114,7 @@ impl BrokerService {
         let told = || waiter.denied.clone().into_denial(waiter.who.clone());
         let denial = told();
         match self.holds.add_waiter(key, waiter, || denial.clone()) {
-            WaiterPlacement::Asked(id) => self.lock_ledger().send_event(BrokerEvent::Held { id: HoldId(id), denial }),
+            WaiterPlacement::Asked(id) => self.lock_ledger().send_event(AttemptEvent::Held { id: HoldId(id), denial }),
             WaiterPlacement::Behind => {}
             WaiterPlacement::Full(Waiter { wanted, who, mut denied }) => {
                 denied.refusal.rule.push_str(", and too many calls are held already");
@@ -265,7 +264,7 @@ impl BrokerService {
     /// Refuses a call whose objects changed since the question was raised.
     fn refuse_changed(&self, id: u64, who: &CallerProcess, asked: &RefusedOperation) {
         let RefusedOperation { operation, object, .. } = asked.clone();
-        let refusal = PermissionRefusal { rule: "it changed while the question stood".to_owned(), grant: None };
+        let refusal = PermissionRefusal::without_grant("it changed while the question stood");
         self.lock_ledger()
             .record_denial(RefusedOperation { operation, object, layer: DenialLayer::Broker, refusal }, || who.clone());
         self.fail_call(id, Errno::ACCESS);
@@ -274,7 +273,7 @@ impl BrokerService {
     /// Withdraws all open questions at the end of the run.
     pub(super) fn withdraw_all(&mut self) {
         for id in self.holds.sweep_all() {
-            self.lock_ledger().send_event(BrokerEvent::Withdrawn(HoldId(id)));
+            self.lock_ledger().send_event(AttemptEvent::Withdrawn(HoldId(id)));
         }
     }
 
@@ -286,7 +285,7 @@ impl BrokerService {
             HeldWork::Request(request) => request.is_waiting(),
         };
         for id in self.holds.sweep_waiters(waits) {
-            self.lock_ledger().send_event(BrokerEvent::Withdrawn(HoldId(id)));
+            self.lock_ledger().send_event(AttemptEvent::Withdrawn(HoldId(id)));
         }
     }
 

@@ -7,14 +7,13 @@
 //! a new file that the broker wrote gets the name.
 
 use std::cell::{Cell, RefCell};
-use std::ffi::CString;
 use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, fstat, openat, openat2, unlinkat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, fstat, openat, unlinkat};
 use stockade_model::{DeniedOperation, Grant};
 use stockade_sys::{Errno, actor, resolve};
 
@@ -24,11 +23,10 @@ use super::ledger::CallerProcess;
 use super::opens::{OpenRequest, finish_open};
 use super::service::{BrokerService, CallFailure, native_access, refuse_operation};
 use super::walk::{ResolvedDirectory, ResolvedName};
-use crate::guards::RootView;
 use crate::guards::git_part::{GitPathKind, GuardedContent};
 use crate::guards::pointers::{MAX_POINTER_BYTES, place_of, target_of, work_trees_of};
 use crate::guards::settings_judge::{ContentVerdict, work_tree_of_module};
-use crate::guards::view::{join_name, parent_path};
+use crate::guards::view::{join_name, open_in_root, parent_path};
 use crate::powers::{PermissionRefusal, is_at_or_beneath, to_path};
 
 /// Shortest and longest interval between two checks for writers.
@@ -158,8 +156,7 @@ impl BrokerService {
         let written = File::from(openat(&directory, c".", flags, Mode::from_raw_mode(0o600))?);
         // Written at offset 0 by position, so that the program's file offset stays 0.
         written.write_all_at(&text, 0).map_err(|_| Errno::IO)?;
-        let by_descriptor = resolve::DescriptorPath::new(written.as_fd());
-        let text = openat(CWD, by_descriptor.as_c_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let text = resolve::reopen(written.as_fd(), OFlags::RDONLY)?;
         if is_new {
             // The program must find the file that it has made at once.
             self.put_text((place, directory.as_fd(), path), b"", (mode, RenameFlags::NOREPLACE))?;
@@ -269,8 +266,7 @@ impl BrokerService {
                 InPlaceKind::Number => "a step of a rebase that is no number",
                 _ => "a file that leads git to a directory that is not its own",
             };
-            let refusal =
-                PermissionRefusal { rule: format!("{what}: {shown}"), grant: Some(Grant::Write(to_path(&path))) };
+            let refusal = PermissionRefusal::until_write(&path, format!("{what}: {shown}"));
             return Err(refuse_operation(DeniedOperation::Create, &path, refusal));
         }
         let directory = self.through_directory(&file.place, &path);
@@ -298,9 +294,9 @@ impl BrokerService {
     /// tree. Such files would be run or obeyed once `kept`, the repository's directory for one work
     /// tree, is complete.
     fn names_in_any_work_tree(&self, kept: &[u8]) -> bool {
-        let Some(first) = &self.first else { return true };
+        let Some(view) = self.root_view() else { return true };
         let anywhere = join_name(kept, b"top");
-        self.surveys.borrow().names_in_work_tree(RootView::new(first.root.as_fd()), kept, &anywhere)
+        self.surveys.borrow().names_in_work_tree(view, kept, &anywhere)
     }
 
     /// Returns whether the text of a `.git` file leads to git's directory for another work tree or
@@ -330,8 +326,7 @@ impl BrokerService {
             return Ok(false);
         }
         self.permit_work_tree(path, DeniedOperation::Create)?;
-        let Some(first) = &self.first else { return Ok(false) };
-        let view = RootView::new(first.root.as_fd());
+        let Some(view) = self.root_view() else { return Ok(false) };
         let surveys = self.surveys.borrow();
         let names = [repository, &target].iter().any(|from| surveys.names_in_work_tree(view, from, top));
         Ok(!names)
@@ -341,8 +336,7 @@ impl BrokerService {
     /// Git writes to the work tree that a module's settings name, through any `.git` file that
     /// leads there.
     fn may_lead_from(&self, module: &[u8], top: &[u8]) -> Result<bool, CallFailure> {
-        let Some(first) = &self.first else { return Ok(false) };
-        let view = RootView::new(first.root.as_fd());
+        let Some(view) = self.root_view() else { return Ok(false) };
         let settings = join_name(module, b"config");
         let Some(text) = view.read_file(&settings, max_bytes(GuardedContent::Settings)) else {
             return Ok(!self.exists_in_view(&to_path(&settings)) && self.is_alone(module, top)?);
@@ -355,16 +349,16 @@ impl BrokerService {
 
     /// Returns whether no directory other than `top` leads to the repository `module`.
     fn is_alone(&self, module: &[u8], top: &[u8]) -> Result<bool, Errno> {
-        let (Some(first), Some(length)) = (&self.first, self.powers.root_length(module)) else { return Ok(false) };
-        let all = work_trees_of(RootView::new(first.root.as_fd()), &module[..length], module)?;
+        let (Some(view), Some(length)) = (self.root_view(), self.powers.root_length(module)) else { return Ok(false) };
+        let all = work_trees_of(view, &module[..length], module)?;
         Ok(all.iter().all(|directory| directory == top))
     }
 
     /// Returns whether the `.git` file in the directory `top` leads to the repository `module`,
     /// without a link on the way, and is the only one that does.
     pub(super) fn is_only_way(&self, top: &[u8], module: &[u8]) -> Result<bool, Errno> {
-        let Some(first) = &self.first else { return Ok(false) };
-        let text = RootView::new(first.root.as_fd()).read_file(&join_name(top, b".git"), MAX_POINTER_BYTES);
+        let Some(view) = self.root_view() else { return Ok(false) };
+        let text = view.read_file(&join_name(top, b".git"), MAX_POINTER_BYTES);
         let leads = text.and_then(|text| target_of(top, &text)).as_deref() == Some(module);
         Ok(leads && self.is_alone(module, top)?)
     }
@@ -382,12 +376,7 @@ impl BrokerService {
     /// is a link.
     fn holds_no_link(&self, repository: &[u8], beneath: &[u8]) -> bool {
         let Some(first) = &self.first else { return false };
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
-        let open = |path: &[u8]| -> Result<OwnedFd, Errno> {
-            let path = CString::new(path).map_err(|_| Errno::INVAL)?;
-            openat2(&first.root, &path, flags, Mode::empty(), how)
-        };
+        let open = |path: &[u8]| open_in_root(first.root.as_fd(), path, OFlags::PATH | OFlags::DIRECTORY);
         let whole = [repository, beneath].concat();
         open(repository).is_ok() && matches!(open(&whole).map(drop), Ok(()) | Err(Errno::NOENT))
     }
@@ -395,10 +384,10 @@ impl BrokerService {
     /// Checks whether the name `git` (a `.git`) may be made. Files that the user's settings name in
     /// every work tree must not exist there yet.
     pub(super) fn permit_work_tree(&self, git: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
-        let (Some(first), Some(end)) = (&self.first, git.iter().rposition(|b| *b == b'/')) else {
+        let (Some(view), Some(end)) = (self.root_view(), git.iter().rposition(|b| *b == b'/')) else {
             return Err(Errno::ACCESS.into());
         };
-        match self.surveys.borrow().refusal_of_work_tree(RootView::new(first.root.as_fd()), &git[..end]) {
+        match self.surveys.borrow().refusal_of_work_tree(view, &git[..end]) {
             Some(refusal) => Err(refuse_operation(
                 operation,
                 git,

@@ -8,7 +8,7 @@ use std::io::{self, Read as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps, fstat, futimens, linkat, openat,
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, fstat, futimens, linkat, openat,
     renameat_with, unlinkat,
 };
 use stockade_model::DeniedOperation;
@@ -64,19 +64,21 @@ impl BrokerService {
         futimens(&copy, &Timestamps { last_access: modified, last_modification: modified })?;
         link_copy(&copy, new, target.as_fd(), flags)?;
         self.confirm_new((new, target.as_fd()), &to, DeniedOperation::Rename)?;
-        let is_same = old.open_nofollow().and_then(fstat).is_ok_and(|found| is_same_object(&stat, &found));
-        if is_same {
-            unlinkat(&source, &old.name, AtFlags::empty())?;
-        }
-        Ok(())
+        Ok(remove_unchanged(old, source.as_fd(), &stat)?)
+    }
+}
+
+/// Removes the name `old` in `directory`, if it still names the object with `stat`.
+pub(super) fn remove_unchanged(old: &ResolvedName, directory: BorrowedFd<'_>, stat: &Stat) -> Result<(), Errno> {
+    match old.open_nofollow().and_then(fstat) {
+        Ok(found) if is_same_object(stat, &found) => unlinkat(directory, &old.name, AtFlags::empty()),
+        _ => Ok(()),
     }
 }
 
 /// Creates a file without a name in `directory`, with the content of a held file.
 fn copy_of(held: &OwnedFd, directory: BorrowedFd<'_>, mode: u32) -> Result<OwnedFd, Errno> {
-    let path = resolve::DescriptorPath::new(held.as_fd());
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let source = File::from(openat(CWD, path.as_c_str(), flags, Mode::empty())?);
+    let source = File::from(resolve::reopen(held.as_fd(), OFlags::RDONLY | OFlags::NONBLOCK)?);
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     // The filesystem may lack such files; the program then copies by itself.
     let copy = openat(directory, c".", flags, Mode::from_raw_mode(0o600)).map_err(|_| Errno::XDEV)?;

@@ -13,16 +13,14 @@ use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Stat, StatxFlags, fstat, openat, statx, unlinkat};
-use stockade_model::{DeniedOperation, Grant};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, StatxFlags, fstat, openat, statx};
+use stockade_model::DeniedOperation;
 use stockade_sys::{Errno, actor, resolve};
 
 use super::deed::{BrokeredCall, CallProgress};
-use super::install::link_copy;
+use super::install::{link_copy, remove_unchanged};
 use super::service::{BrokerService, CallFailure, refuse_operation};
-use super::view::is_same_object;
 use super::walk::{ResolvedName, ResolvedObject};
-use crate::guards::RootView;
 use crate::guards::git_part::{GitPathKind, GuardedContent};
 use crate::guards::settings_judge::{
     ContentVerdict, SettingsContext, SettingsFileKind, check_settings, has_relative_address, local_addresses,
@@ -129,10 +127,7 @@ impl BrokerService {
         };
         let (source, target) = self.through_both((old, &from), (new, &to));
         self.put_judged((new, target.as_fd(), &to), (judged, &now, &text), (stat.st_mode & 0o777, flags))?;
-        let is_same = old.open_nofollow().and_then(fstat).is_ok_and(|found| is_same_object(&stat, &found));
-        if is_same {
-            unlinkat(&source, &old.name, AtFlags::empty())?;
-        }
+        remove_unchanged(old, source.as_fd(), &stat)?;
         Ok(CallProgress::return_zero())
     }
 
@@ -226,19 +221,18 @@ impl BrokerService {
 
     /// Returns whether the repository in this directory has data of other work trees.
     fn has_work_trees(&self, repository: &[u8]) -> bool {
-        let Some(first) = &self.first else { return true };
+        let Some(view) = self.root_view() else { return true };
         let mut has_some = false;
-        let listed = RootView::new(first.root.as_fd())
-            .for_each_name(&join_name(repository, b"worktrees"), |_, _| has_some = true);
+        let listed = view.for_each_name(&join_name(repository, b"worktrees"), |_, _| has_some = true);
         has_some || !matches!(listed, Ok(()) | Err(Errno::NOENT))
     }
 
     /// Returns whether the settings of the repository in this directory contain a relative address,
     /// which is another place in each work tree.
     pub(super) fn has_relative_addresses(&self, repository: &[u8]) -> bool {
-        let Some(first) = &self.first else { return true };
+        let Some(view) = self.root_view() else { return true };
         let settings = join_name(repository, b"config");
-        let text = RootView::new(first.root.as_fd()).read_file(&settings, max_bytes(GuardedContent::Settings));
+        let text = view.read_file(&settings, max_bytes(GuardedContent::Settings));
         text.is_none_or(|text| has_relative_address(&settings, &text))
     }
 
@@ -289,9 +283,8 @@ impl BrokerService {
     ) -> Result<(), CallFailure> {
         self.put_text((new, directory, to), text, (mode, flags))?;
         if judged == GuardedContent::Settings
-            && let Some(first) = &self.first
+            && let Some(view) = self.root_view()
         {
-            let view = RootView::new(first.root.as_fd());
             self.surveys.borrow_mut().add_addresses(view, &local_addresses(to, text));
         }
         // Another run may have made a second way to the module meanwhile.
@@ -328,8 +321,8 @@ impl BrokerService {
     /// unjudged settings or hooks.
     pub(super) fn refusal_of_completion(&self, path: &[u8]) -> Option<PermissionRefusal> {
         let is_needed = matches!(self.powers.git_part(path), Some(GitPathKind::Needed { .. }));
-        let first = self.first.as_ref().filter(|_| is_needed && !self.exists_in_view(&to_path(path)))?;
-        let (view, repository) = (RootView::new(first.root.as_fd()), parent_path(path));
+        let view = self.root_view().filter(|_| is_needed && !self.exists_in_view(&to_path(path)))?;
+        let repository = parent_path(path);
         let may_fetch = &|place: &[u8]| self.may_fetch(place);
         let is_plain = |name: &[u8]| {
             let file = join_name(repository, name);
@@ -346,10 +339,8 @@ impl BrokerService {
         let are_known = !has_hooks && matches!(listed, Ok(()) | Err(Errno::NOENT));
         let leads = self.exists_in_view(&to_path(&join_name(repository, b"commondir")));
         let is_harmless = are_known && !leads && is_plain(b"config") && is_plain(b"config.worktree");
-        (!is_harmless).then(|| PermissionRefusal {
-            rule: "settings or hooks that are there would come to life".to_owned(),
-            grant: Some(Grant::Write(to_path(path))),
-        })
+        (!is_harmless)
+            .then(|| PermissionRefusal::until_write(path, "settings or hooks that are there would come to life"))
     }
 
     /// Carries out the harmless part of a refused call, if that is a judged rename.
@@ -370,7 +361,7 @@ fn new_work_tree(path: &[u8], now: &[u8], text: &[u8]) -> Option<Vec<u8>> {
 /// Returns the refusal for content with code at `path`.
 pub(super) fn carries_code(path: &[u8], what: &str) -> PermissionRefusal {
     let rule = format!("content that a program outside would act on: {what}");
-    PermissionRefusal { rule, grant: Some(Grant::Write(to_path(path))) }
+    PermissionRefusal::until_write(path, rule)
 }
 
 /// Reads a held regular file, or returns `None` if it is too long or not a regular file.
@@ -379,9 +370,7 @@ pub(super) fn read_content(held: &OwnedFd, max_bytes: u64) -> Result<Option<Vec<
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Ok(None);
     }
-    let path = resolve::DescriptorPath::new(held.as_fd());
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = File::from(openat(CWD, path.as_c_str(), flags, Mode::empty())?);
+    let file = File::from(resolve::reopen(held.as_fd(), OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?);
     let mut text = Vec::new();
     file.take(max_bytes + 1).read_to_end(&mut text).map_err(|_| Errno::IO)?;
     Ok((text.len() as u64 <= max_bytes).then_some(text))

@@ -10,9 +10,10 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::locks::lock_ignoring_poison;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{set_socket_reuseaddr, socket_reuseaddr};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, bind, getpeername, listen, shutdown, socket_with};
@@ -66,7 +67,7 @@ impl ReservedPort {
     /// Connects a socket to this very address, encoded in `address` for the socket, and reports the
     /// outcome to `tell`. Returns once no packet of the connect can reach another process's listener.
     pub fn connect_socket(&self, socket: &Arc<OwnedFd>, address: &[u8], tell: impl FnOnce(Result<(), Errno>)) {
-        self.lock_connecting().push(socket.clone());
+        lock_ignoring_poison(&self.connecting).push(socket.clone());
         let connected = match actor::connect_socket(socket.as_fd(), address) {
             // Aborted by `break_off`, see `let_go`.
             Err(Errno::CONNRESET | Errno::CONNABORTED) => Err(Errno::CONNREFUSED),
@@ -82,19 +83,15 @@ impl ReservedPort {
         if !matches!(connected, Ok(()) | Err(Errno::ALREADY | Errno::ISCONN)) && !wait_until_connected(socket.as_fd()) {
             break_off(socket.as_fd());
         }
-        self.lock_connecting().retain(|other| !Arc::ptr_eq(other, socket));
+        lock_ignoring_poison(&self.connecting).retain(|other| !Arc::ptr_eq(other, socket));
     }
 
     /// Aborts the pending connects: the listener is closed, so they can only fail.
     pub fn break_off(&self) {
-        self.lock_connecting()
+        lock_ignoring_poison(&self.connecting)
             .iter()
             .filter(|socket| is_underway(socket.as_fd()))
             .for_each(|socket| break_off(socket.as_fd()));
-    }
-
-    fn lock_connecting(&self) -> MutexGuard<'_, Vec<Arc<OwnedFd>>> {
-        self.connecting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -169,7 +166,7 @@ mod tests {
         let client = Arc::new(socket_with(family, SocketType::STREAM, flags, None).unwrap());
         let mut told = Err(Errno::IO);
         kept.connect_socket(&client, &address_for(family, kept.address()), |outcome| told = outcome);
-        assert!(kept.lock_connecting().is_empty());
+        assert!(lock_ignoring_poison(&kept.connecting).is_empty());
         (client, told)
     }
 
@@ -231,7 +228,7 @@ mod tests {
             if !waits {
                 assert_eq!(tells.recv(), Ok(Err(Errno::INPROGRESS)), "it is told at once");
             }
-            let begun = || kept.lock_connecting().iter().any(|socket| is_underway(socket.as_fd()));
+            let begun = || lock_ignoring_poison(&kept.connecting).iter().any(|socket| is_underway(socket.as_fd()));
             assert!((0..1000).any(|_| begun() || (std::thread::sleep(Duration::from_millis(2)), false).1));
             let asked = Instant::now();
             kept.break_off();

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use stockade_model::{Denial, DenialLayer, DenialResolution, DeniedOperation, RawText};
+use stockade_model::{Denial, DenialLayer, DeniedOperation, RawText};
 
-use super::BrokerEvent;
 use crate::powers::PermissionRefusal;
+use stockade_engine::AttemptEvent;
 
 /// Most different refusals that are kept of one attempt. A program that tries everything must not
 /// fill the memory of its supervisor.
@@ -21,19 +21,21 @@ pub(super) struct RefusedOperation {
 }
 
 impl RefusedOperation {
+    pub fn new(
+        operation: DeniedOperation,
+        object: impl Into<Vec<u8>>,
+        layer: DenialLayer,
+        refusal: PermissionRefusal,
+    ) -> Self {
+        Self { operation, object: object.into(), layer, refusal }
+    }
+
     /// Returns the complete refusal, with the caller.
     pub fn into_denial(self, actor: CallerProcess) -> Denial {
-        Denial {
-            operation: self.operation,
-            object: RawText::from(self.object.as_slice()),
-            pid: actor.pid,
-            program: actor.program.map(RawText::from),
-            layer: self.layer,
-            rule: self.refusal.rule,
-            grant: self.refusal.grant,
-            resolution: DenialResolution::Recorded,
-            count: 1,
-        }
+        let (object, PermissionRefusal { rule, grant }) = (RawText::from(self.object.as_slice()), self.refusal);
+        let program = actor.program.map(RawText::from);
+        let unknown = Denial::of_unknown_process(self.operation, object, self.layer, rule, grant);
+        Denial { pid: actor.pid, program, ..unknown }
     }
 }
 
@@ -51,12 +53,12 @@ pub(super) struct DenialLedger {
     beyond: u64,
     /// Events that are sent after the call was answered, because waking the receiver takes longer
     /// than answering.
-    later: Vec<BrokerEvent>,
-    sink: Box<dyn Fn(BrokerEvent) + Send>,
+    later: Vec<AttemptEvent>,
+    sink: Box<dyn Fn(AttemptEvent) + Send>,
 }
 
 impl DenialLedger {
-    pub fn new(sink: Box<dyn Fn(BrokerEvent) + Send>) -> Self {
+    pub fn new(sink: Box<dyn Fn(AttemptEvent) + Send>) -> Self {
         Self { known: HashMap::new(), denials: Vec::new(), beyond: 0, later: Vec::new(), sink }
     }
 
@@ -71,7 +73,7 @@ impl DenialLedger {
             let denial = denied.into_denial(who());
             self.known.insert(key, self.denials.len());
             self.denials.push(denial.clone());
-            self.send_event(BrokerEvent::Denied(denial));
+            self.send_event(AttemptEvent::Denied(denial));
         }
     }
 
@@ -89,14 +91,14 @@ impl DenialLedger {
     }
 
     /// Sends an event, after the deferred ones.
-    pub fn send_event(&mut self, event: BrokerEvent) {
+    pub fn send_event(&mut self, event: AttemptEvent) {
         self.tell_rest();
         (self.sink)(event);
     }
 
     /// Notes that a program was started, to be [sent](Self::tell_rest) later.
     pub fn note_execution(&mut self, pid: u32, program: Vec<u8>) {
-        self.later.push(BrokerEvent::Executed { pid, program: RawText::from(program) });
+        self.later.push(AttemptEvent::Executed { pid, program: RawText::from(program) });
     }
 
     /// Sends the deferred events.
@@ -119,7 +121,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     fn denied(object: &str) -> RefusedOperation {
-        let refusal = PermissionRefusal { rule: "outside".to_owned(), grant: None };
+        let refusal = PermissionRefusal::without_grant("outside");
         RefusedOperation {
             operation: DeniedOperation::Write,
             object: object.as_bytes().to_vec(),

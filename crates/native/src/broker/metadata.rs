@@ -5,8 +5,8 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{
-    Access, AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, Uid, XattrFlags, chownat,
-    fcntl_getfl, ftruncate, openat, removexattr, setxattr, utimensat,
+    Access, AtFlags, FileType, Gid, OFlags, Timespec, Timestamps, UTIME_NOW, Uid, XattrFlags, chownat, fcntl_getfl,
+    ftruncate, removexattr, setxattr, utimensat,
 };
 use stockade_model::DeniedOperation;
 use stockade_sys::{Errno, actor, resolve};
@@ -156,7 +156,7 @@ impl BrokerService {
         match self.decide_operation(DeniedOperation::Metadata, &object.path) {
             PermissionVerdict::Allow => self.permit_linked(&object.stat, &object.path, DeniedOperation::Metadata),
             PermissionVerdict::Private => Ok(()),
-            PermissionVerdict::Refuse(_) if object.stat.st_uid != self.own_user() => Err(Errno::PERM.into()),
+            PermissionVerdict::Refuse(_) if object.stat.st_uid != self.own_user => Err(Errno::PERM.into()),
             PermissionVerdict::Refuse(refusal) => {
                 Err(refuse_operation(DeniedOperation::Metadata, &object.path, refusal))
             }
@@ -194,7 +194,7 @@ impl BrokerService {
             FileType::Directory => WRITABLE_BY_OTHERS,
             _ => WRITABLE_BY_OTHERS | EXECUTABLE,
         };
-        stat.st_uid == self.own_user()
+        stat.st_uid == self.own_user
             && mode & needed == needed
             && stat.st_mode & needed != needed
             && mode & unsafe_bits & !stat.st_mode == 0
@@ -234,9 +234,7 @@ impl BrokerService {
         }
         self.permit_linked(&object.stat, &object.path, DeniedOperation::Truncate)?;
         let held = self.through_object(object);
-        let path = resolve::DescriptorPath::new(held.as_fd());
-        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        Ok(ftruncate(openat(CWD, path.as_c_str(), flags, Mode::empty())?, length)?)
+        Ok(ftruncate(resolve::reopen(held.as_fd(), OFlags::WRONLY | OFlags::NONBLOCK)?, length)?)
     }
 
     fn change_mode(&self, object: &ResolvedObject, mode: u32) -> Result<(), CallFailure> {
@@ -255,8 +253,8 @@ impl BrokerService {
 
 /// Returns the refusal to close an object that surveys must read.
 pub(super) fn closing() -> PermissionRefusal {
-    let rule = "a directory or a file that Stockade must read stays readable for its owner".to_owned();
-    PermissionRefusal { rule, grant: None }
+    let rule = "a directory or a file that Stockade must read stays readable for its owner";
+    PermissionRefusal::without_grant(rule)
 }
 
 /// Returns the permission bits of the owner that a survey needs to read an object of this kind.

@@ -80,7 +80,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
-use stockade_engine::{HeldAnswer, HoldId};
+use stockade_engine::{AttemptEvent, HeldAnswer, HoldId};
 use stockade_model::{Denial, IsolationLevel, RawText, ReadAccess};
 use stockade_sys::Errno;
 use stockade_sys::notify::SeccompNotifier;
@@ -99,29 +99,6 @@ pub use table::{ArgTest, BitTest, SyscallTrap, notify_table};
 
 /// Time-out for the start of the broker's thread.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Event that the broker reports.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BrokerEvent {
-    /// First refusal of its kind.
-    Denied(Denial),
-    /// A program is about to be executed.
-    Executed {
-        /// Process number on the host.
-        pid: u32,
-        /// The resolved program.
-        program: RawText,
-    },
-    /// A call lacks a power and waits for [`AnswerSender::answer_held_call`].
-    Held {
-        /// Number of the question, unique in this broker.
-        id: HoldId,
-        /// The refusal that would follow; it has a grant.
-        denial: Denial,
-    },
-    /// No call waits for the answer to this question any more.
-    Withdrawn(HoldId),
-}
 
 /// The broker cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -236,7 +213,7 @@ impl Broker {
         powers: AttemptPermissions,
         level: IsolationLevel,
         hold: bool,
-        sink: impl Fn(BrokerEvent) + Send + 'static,
+        sink: impl Fn(AttemptEvent) + Send + 'static,
     ) -> Result<BrokerHandle, BrokerError> {
         Self::begin(powers, level, sink)?.serve_listener(listener, hold)
     }
@@ -248,7 +225,7 @@ impl Broker {
     pub fn begin(
         powers: AttemptPermissions,
         level: IsolationLevel,
-        sink: impl Fn(BrokerEvent) + Send + 'static,
+        sink: impl Fn(AttemptEvent) + Send + 'static,
     ) -> Result<PreparedBroker, BrokerError> {
         Self::begin_with(powers, level, (None, None), sink)
     }
@@ -263,7 +240,7 @@ impl Broker {
         powers: AttemptPermissions,
         level: IsolationLevel,
         before: (Option<PreWriteHook>, Option<UndoRecorder>),
-        sink: impl Fn(BrokerEvent) + Send + 'static,
+        sink: impl Fn(AttemptEvent) + Send + 'static,
     ) -> Result<PreparedBroker, BrokerError> {
         let wake =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(map_step_error("make an eventfd"))?;

@@ -15,7 +15,7 @@ use super::confirm::find_spelled;
 use super::deed::{BrokeredCall, CallProgress};
 use super::metadata::{LISTABLE, closing};
 use super::opens::set_id;
-use super::service::{BrokerService, CallFailure, native_access, refuse_operation};
+use super::service::{BrokerService, CallFailure, native_access, refuse_operation, refuse_until_granted};
 use super::table::ArgumentLayout;
 use super::view::{ObjectHandle, own_directory, own_object};
 use super::walk::{ResolvedName, ResolvedObject};
@@ -167,7 +167,7 @@ impl BrokerService {
     fn permit_surveyable(&self, path: &[u8], mode: Mode) -> Result<(), CallFailure> {
         if path.len() > MAX_DIRECTORY_PATH && !self.powers.in_private_tree(path) {
             let rule = format!("a directory whose path is longer than {MAX_DIRECTORY_PATH} bytes");
-            return Err(refuse_operation(DeniedOperation::Mkdir, path, PermissionRefusal { rule, grant: None }));
+            return Err(refuse_operation(DeniedOperation::Mkdir, path, PermissionRefusal::without_grant(rule)));
         }
         // A run could not open such a directory again if its name protects it.
         let is_closed = mode.bits() & LISTABLE != LISTABLE;
@@ -424,8 +424,8 @@ impl BrokerService {
         if kind == FileType::RegularFile || kind == FileType::Directory && moves_within() {
             return Ok(());
         }
-        let rule = "a link or a directory from elsewhere in the directory of a repository".to_owned();
-        Err(refuse_operation(operation, to, PermissionRefusal { rule, grant: Some(Grant::Write(to_path(to))) }))
+        let rule = "a link or a directory from elsewhere in the directory of a repository";
+        Err(refuse_until_granted(operation, to, rule))
     }
 
     /// Refuses to move a directory if that would make or unmake a protected name inside it: for
@@ -457,11 +457,7 @@ impl BrokerService {
             }
             Err(errno) => format!("a directory that cannot be looked through for `.git` files stays in place: {errno}"),
         };
-        Err(refuse_operation(
-            DeniedOperation::Rename,
-            end,
-            PermissionRefusal { rule, grant: Some(Grant::Write(to_path(end))) },
-        ))
+        Err(refuse_until_granted(DeniedOperation::Rename, end, rule))
     }
 
     /// Checks whether a directory may have the name `end`, with its content.

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Access, CWD, FileType, Mode, OFlags, ResolveFlags, fcntl_setfl, fstat, openat, openat2};
+use rustix::fs::{Access, FileType, Mode, OFlags, ResolveFlags, fcntl_setfl, fstat, openat2};
 use stockade_model::DeniedOperation;
 use stockade_sys::notify::NotificationAnswer;
 use stockade_sys::{Errno, resolve};
@@ -207,8 +207,7 @@ impl BrokerService {
         }
         match self.start_resolution(caller)?.resolve_object(start, path, !wish.has_flag(libc::O_NOFOLLOW)) {
             Ok(object) if is_late(&object) => {
-                let held = resolve::DescriptorPath::new(object.fd.as_fd());
-                let fd = openat(CWD, held.as_c_str(), wish.of_broker(), Mode::empty())?;
+                let fd = resolve::reopen(object.fd.as_fd(), wish.of_broker())?;
                 self.must_still_wait(caller)?;
                 Ok(CallProgress::Done(finish_open(fd, wish)?))
             }
@@ -284,9 +283,8 @@ impl BrokerService {
         let reopen = libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let flags = OFlags::from_bits_retain((wish.flags & !reopen | libc::O_CLOEXEC | libc::O_NOCTTY) as u32);
         let job = Box::new(move || {
-            let path = resolve::DescriptorPath::new(pipe.as_fd());
             // Failing to answer means that the caller is gone.
-            let _ = match openat(CWD, path.as_c_str(), flags, Mode::empty()) {
+            let _ = match resolve::reopen(pipe.as_fd(), flags) {
                 Ok(fd) => notifier.answer_with_descriptor(id, fd.as_fd(), wish.has_flag(libc::O_CLOEXEC)),
                 Err(errno) => notifier.answer_call(id, NotificationAnswer::Error(errno)),
             };
@@ -362,19 +360,17 @@ impl BrokerService {
             FileType::CharacterDevice if !self.may_open_by_itself(&object.path) => {
                 return self.open_other(&object.fd, &object.path, wish);
             }
-            FileType::CharacterDevice if is_open_device(&object.path) && !self.is_own_stream(object) => {
+            FileType::CharacterDevice if is_open_device(&object.path) && !self.is_stream(&object.stat) => {
                 return Ok(CallProgress::Done(CallReply::Continue));
             }
             _ => {}
         }
-        if !object.is_placeless() && !self.is_own_stream(object) {
+        if !object.is_placeless() && !self.is_stream(&object.stat) {
             self.permit_operation(DeniedOperation::Write, &object.path)?;
             self.permit_linked(&object.stat, &object.path, DeniedOperation::Write)?;
         }
         let held = self.through_object(object);
-        let path = resolve::DescriptorPath::new(held.as_fd());
-        let flags = wish.of_broker() - OFlags::CREATE;
-        match openat(CWD, path.as_c_str(), flags, Mode::empty()) {
+        match resolve::reopen(held.as_fd(), wish.of_broker() - OFlags::CREATE) {
             Ok(fd) => Ok(CallProgress::Done(finish_open(fd, wish)?)),
             Err(Errno::NXIO | Errno::AGAIN) if !wish.has_flag(libc::O_NONBLOCK) => {
                 let held = held.as_fd().try_clone_to_owned().map_err(|_| Errno::MFILE)?;
@@ -439,11 +435,11 @@ fn open_directory(walk: &PathResolver<'_>, place: ResolvedName, wish: OpenReques
 /// Returns the refusal of set-ID files: another user of the host could start such a file with its
 /// owner's permissions.
 pub(super) fn set_id() -> PermissionRefusal {
-    PermissionRefusal { rule: "no set-user-ID or set-group-ID files".to_owned(), grant: None }
+    PermissionRefusal::without_grant("no set-user-ID or set-group-ID files")
 }
 
 fn kernel_files() -> PermissionRefusal {
-    PermissionRefusal { rule: "the kernel's own files".to_owned(), grant: None }
+    PermissionRefusal::without_grant("the kernel's own files")
 }
 
 pub(super) fn is_open_device(path: &[u8]) -> bool {

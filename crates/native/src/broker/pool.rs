@@ -1,9 +1,10 @@
 //! Threads for work that may block, so that no call waits behind another's open of a pipe without a reader.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::locks::lock_ignoring_poison;
 use stockade_sys::Errno;
 
 /// Most calls that may block at the same time; one more fails with EAGAIN.
@@ -42,7 +43,7 @@ impl WorkerPool {
     /// # Errors
     /// EAGAIN if too many threads are busy.
     pub fn run_job(&self, job: BlockingJob) -> Result<(), Errno> {
-        let mut state = self.shared.lock_state();
+        let mut state = lock_ignoring_poison(&self.shared.state);
         if state.idle > state.jobs.len() {
             state.jobs.push_back(job);
             self.shared.work.notify_one();
@@ -63,23 +64,19 @@ impl WorkerPool {
     /// Lets the threads exit as soon as they are idle. Does not wait: a thread may be in a call
     /// that ends only with the sandbox.
     pub fn close(&self) {
-        self.shared.lock_state().over = true;
+        lock_ignoring_poison(&self.shared.state).over = true;
         self.shared.work.notify_all();
     }
 }
 
 impl PoolShared {
-    fn lock_state(&self) -> MutexGuard<'_, PoolState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn serve_jobs(&self) {
-        let mut state = self.lock_state();
+        let mut state = lock_ignoring_poison(&self.state);
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 drop(state);
                 job();
-                state = self.lock_state();
+                state = lock_ignoring_poison(&self.state);
                 continue;
             }
             if state.over {

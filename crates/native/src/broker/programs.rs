@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsFd;
 
-use rustix::fs::{Access, CWD, FileType, Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::{Access, FileType, Mode, OFlags, ResolveFlags, openat2};
 use stockade_model::{DeniedOperation, Grant};
 use stockade_sys::{Errno, resolve};
 
@@ -192,9 +192,7 @@ fn start_bytes(object: &ResolvedObject) -> Option<Vec<u8>> {
     if object.file_type() != FileType::RegularFile {
         return None;
     }
-    let path = resolve::DescriptorPath::new(object.fd.as_fd());
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::openat(CWD, path.as_c_str(), flags, Mode::empty()).ok()?);
+    let file = File::from(resolve::reopen(object.fd.as_fd(), OFlags::RDONLY | OFlags::NONBLOCK).ok()?);
     let mut start = Vec::new();
     file.take(EXEC_HEADER_BYTES).read_to_end(&mut start).ok()?;
     Some(start)

@@ -162,12 +162,7 @@ impl BrokerService {
         if let Some(refusal) = self.powers.hidden_refusal(&object.path) {
             // At level full the placeholder that hides the path reports the refusal.
             if self.level != IsolationLevel::Full {
-                let denied = RefusedOperation {
-                    operation: DeniedOperation::Read,
-                    object: object.path,
-                    layer: DenialLayer::Landlock,
-                    refusal,
-                };
+                let denied = RefusedOperation::new(DeniedOperation::Read, object.path, DenialLayer::Landlock, refusal);
                 self.record_denial(caller, denied);
             }
             return;

@@ -48,21 +48,14 @@ fn decide_request(reach: &EgressReach, wanted: &EgressRequest) -> Result<String,
     match wanted {
         EgressRequest::Target(target) => reach.decide_target(target).map_err(|refusal| deny_target(target, refusal)),
         EgressRequest::Secret { secret, rule } => {
-            reach.decide_secret(secret, rule).map_err(|refusal| RefusedOperation {
-                operation: DeniedOperation::Secret,
-                object: secret.targets().to_string().into_bytes(),
-                layer: DenialLayer::Network,
-                refusal,
+            let object = secret.targets().to_string();
+            reach.decide_secret(secret, rule).map_err(|refusal| {
+                RefusedOperation::new(DeniedOperation::Secret, object, DenialLayer::Network, refusal)
             })
         }
-        EgressRequest::Effect { effect, request, message } => {
-            reach.decide_effect(effect, message).map_err(|refusal| RefusedOperation {
-                operation: DeniedOperation::Connect,
-                object: request.clone().into_bytes(),
-                layer: DenialLayer::Network,
-                refusal,
-            })
-        }
+        EgressRequest::Effect { effect, request, message } => reach.decide_effect(effect, message).map_err(|refusal| {
+            RefusedOperation::new(DeniedOperation::Connect, request.clone(), DenialLayer::Network, refusal)
+        }),
     }
 }
 

@@ -39,13 +39,14 @@ use super::straight::WritableRoots;
 use super::table::{ArgumentLayout, notify_table};
 use super::terminals::RunTerminals;
 use super::walk::{self, PathResolver, ProcfsScope, ResolvedName, ResolvedObject};
-use super::{BrokerError, BrokerEvent, BrokerOrder, BrokerReport, map_step_error};
-use crate::guards::RunSurveys;
+use super::{BrokerError, BrokerOrder, BrokerReport, map_step_error};
+use crate::guards::{RootView, RunSurveys};
 use crate::launch::may_map_for_others;
 use crate::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
 use crate::stage::PreWriteHook;
 use crate::undo::UndoRecorder;
 use crate::way_out::RunEgress;
+use stockade_engine::AttemptEvent;
 
 /// Interval between two checks that the callers of parked calls still wait.
 const PARKED_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -152,7 +153,7 @@ pub(super) struct BrokerService {
     /// Time of the next check that callers still wait.
     look_at: Option<Instant>,
     shapes: HashMap<i32, ArgumentLayout>,
-    own_user: u32,
+    pub own_user: u32,
     own_group: u32,
     calls: u64,
 }
@@ -175,7 +176,7 @@ impl BrokerService {
         holds_calls: bool,
         (precaution, undo): (Option<PreWriteHook>, Option<UndoRecorder>),
         (way, bound, small_disk): (Option<Arc<RunEgress>>, BoundSockets, Option<u64>),
-        sink: Box<dyn Fn(BrokerEvent) + Send>,
+        sink: Box<dyn Fn(AttemptEvent) + Send>,
     ) -> Result<Self, BrokerError> {
         let own_user = rustix::process::geteuid().as_raw();
         let table = notify_table(level, powers.asks_reads(), small_disk.is_some());
@@ -469,6 +470,11 @@ impl BrokerService {
         Ok(PathResolver::new(caller, first.root.as_fd(), kin))
     }
 
+    /// Returns the view of the run's root, from the first call on.
+    pub fn root_view(&self) -> Option<RootView<'_>> {
+        self.first.as_ref().map(|first| RootView::new(first.root.as_fd()))
+    }
+
     /// Permits a call on a process or thread if that belongs to the run.
     fn of_process(&self, caller: &CallingThread, index: usize) -> Result<CallProgress, CallFailure> {
         let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
@@ -519,12 +525,8 @@ impl BrokerService {
         found.is_ok() || !is_told
     }
 
-    /// Returns whether an object is one of the run's own standard streams, open for writing.
-    pub fn is_own_stream(&self, object: &ResolvedObject) -> bool {
-        self.is_stream(&object.stat)
-    }
-
-    /// The same for a file's status.
+    /// Returns whether the object with this status is one of the run's own standard streams, open for
+    /// writing.
     pub fn is_stream(&self, stat: &Stat) -> bool {
         let key = (stat.st_dev, stat.st_ino);
         self.first.as_ref().is_some_and(|first| first.streams.contains(&key))
@@ -534,10 +536,6 @@ impl BrokerService {
     pub fn is_mapped(&self, user: Option<Uid>, group: Option<Gid>) -> bool {
         self.level != IsolationLevel::Full
             || (user.is_none_or(|u| u.as_raw() == self.own_user) && group.is_none_or(|g| g.as_raw() == self.own_group))
-    }
-
-    pub fn own_user(&self) -> u32 {
-        self.own_user
     }
 
     /// Returns the mode of a new object, masked by the caller's umask.
@@ -574,10 +572,13 @@ impl BrokerService {
 /// Ends the wait of a thread that opens one end of a pipe, by opening both ends for a moment.
 fn release_pipe_opener(parked: &ParkedCall) {
     if let ParkedCall::Pipe(pipe) = parked {
-        let path = resolve::DescriptorPath::new(pipe.as_fd());
-        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        drop(rustix::fs::openat(CWD, path.as_c_str(), flags, Mode::empty()));
+        drop(resolve::reopen(pipe.as_fd(), OFlags::RDWR | OFlags::NONBLOCK));
     }
+}
+
+/// Refuses an operation on `path` until a grant to write there.
+pub(super) fn refuse_until_granted(operation: DeniedOperation, path: &[u8], rule: impl Into<String>) -> CallFailure {
+    refuse_operation(operation, path, PermissionRefusal::until_write(path, rule))
 }
 
 pub(super) fn refuse_operation(operation: DeniedOperation, path: &[u8], refusal: PermissionRefusal) -> CallFailure {

@@ -20,7 +20,6 @@ use rustix::net::{AddressFamily, SocketType};
 use rustix::thread::set_no_new_privs;
 use stockade_model::{DenialLayer, DeniedOperation, IsolationLevel};
 use stockade_sys::landlock::{Ruleset, access};
-use stockade_sys::notify::NotificationAnswer;
 use stockade_sys::{Errno, actor, resolve};
 
 use super::bound::MAX_BOUND_SOCKETS;
@@ -164,7 +163,7 @@ impl BrokerService {
         }
         if self.powers.agents.is_persons(Path::new(OsStr::from_bytes(path)), (stat.st_dev, stat.st_ino)) {
             let rule = "the person's ssh agent, which no run reaches: `@git-signing` and `@ssh:HOST` let a key sign";
-            return Err(refuse_operation(operation, path, PermissionRefusal { rule: rule.to_owned(), grant: None }));
+            return Err(refuse_operation(operation, path, PermissionRefusal::without_grant(rule.to_owned())));
         }
         match self.powers.decide_socket(Path::new(OsStr::from_bytes(path))) {
             PermissionVerdict::Allow | PermissionVerdict::Private => Ok(()),
@@ -178,7 +177,7 @@ impl BrokerService {
             ConnectTarget::File(object) => self.permit_socket(object)?,
             ConnectTarget::Abstract { name, .. } if !self.has_own_network() && !name.is_empty() => {
                 let object = [b"@", &name[..]].concat();
-                let refusal = PermissionRefusal { rule: "an abstract unix socket of the host".to_owned(), grant: None };
+                let refusal = PermissionRefusal::without_grant("an abstract unix socket of the host");
                 return Err(refuse_operation(DeniedOperation::Connect, &object, refusal));
             }
             ConnectTarget::Internet { dialled, who, .. } => return self.connect_out(id, connection, (*dialled, who)),
@@ -201,10 +200,7 @@ impl BrokerService {
         let job = Box::new(move || {
             server.connect_socket(&socket, &address, |connected| {
                 // Fails only if the caller is gone.
-                let _ = notifier.answer_call(
-                    id,
-                    connected.map_or_else(NotificationAnswer::Error, |()| NotificationAnswer::Value(0)),
-                );
+                let _ = notifier.answer_call(id, connected.into());
             });
         });
         Ok(CallProgress::Work(BlockingWork { job, pipe: None }))
@@ -234,8 +230,7 @@ impl BrokerService {
             // Keeps the object alive that the address names.
             drop(held);
             // Fails only if the caller is gone.
-            let _ = notifier
-                .answer_call(id, connected.map_or_else(NotificationAnswer::Error, |()| NotificationAnswer::Value(0)));
+            let _ = notifier.answer_call(id, connected.into());
         });
         Ok(CallProgress::Work(BlockingWork { job, pipe: None }))
     }
@@ -328,7 +323,7 @@ impl BrokerService {
         }
         if !self.bound.has_room() {
             let rule = format!("no more than {MAX_BOUND_SOCKETS} sockets with a path at a time");
-            return Err(refuse_operation(DeniedOperation::Bind, &path, PermissionRefusal { rule, grant: None }));
+            return Err(refuse_operation(DeniedOperation::Bind, &path, PermissionRefusal::without_grant(rule)));
         }
         let directory = self.through_directory(place, &path);
         self.bind_at(socket, place, &path, directory.as_fd())?;
@@ -377,7 +372,7 @@ fn no_server(object: &[u8]) -> CallFailure {
     let rule = format!(
         "without a network of its own (level restricted) a run serves on the loopback alone, from port {FIRST_PORT} on, over TCP"
     );
-    refuse_operation(DeniedOperation::Bind, object, PermissionRefusal { rule, grant: None })
+    refuse_operation(DeniedOperation::Bind, object, PermissionRefusal::without_grant(rule))
 }
 
 /// Binds to an address that must lead into `directory`, on a thread that may make sockets only there.
@@ -447,12 +442,8 @@ fn unix_address(path: &[u8]) -> Vec<u8> {
 /// Returns the refusal of an internet socket that is not TCP.
 pub(super) fn no_internet(caller: &CallingThread) -> RefusedOperation {
     let family = if caller.int_argument(0) == libc::AF_INET { "AF_INET" } else { "AF_INET6" };
-    RefusedOperation {
-        operation: DeniedOperation::Socket,
-        object: family.as_bytes().to_vec(),
-        layer: DenialLayer::Broker,
-        refusal: PermissionRefusal { rule: "TCP alone has a way out at level restricted".to_owned(), grant: None },
-    }
+    let refusal = PermissionRefusal::without_grant("TCP alone has a way out at level restricted");
+    RefusedOperation::new(DeniedOperation::Socket, family, DenialLayer::Broker, refusal)
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use super::opens::{OpenRequest, finish_open, is_open_device};
 use super::service::{BrokerService, CallFailure};
 use super::view::is_same_object;
 use super::walk::DELETED_SUFFIX;
+use crate::guards::view::open_in_root;
 use crate::powers::{AttemptPermissions, PermissionVerdict};
 
 /// Most held roots; opens beneath others take the slow path.
@@ -90,9 +91,7 @@ fn rest_of<'p>(root: &[u8], path: &'p [u8]) -> Option<&'p [u8]> {
 /// Opens the directory at `path` beneath `root`. Refuses a procfs, because its content depends on
 /// the process that reads it.
 fn open_root(root: BorrowedFd<'_>, path: &Path) -> Option<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
-    let fd = openat2(root, path, flags, Mode::empty(), how).ok()?;
+    let fd = open_in_root(root, path.as_os_str().as_bytes(), OFlags::PATH | OFlags::DIRECTORY).ok()?;
     (resolve::is_on_proc(fd.as_fd()) == Ok(false)).then_some(fd)
 }
 

@@ -149,9 +149,12 @@ const METADATA_REASON: &str = "Landlock does not mediate modes, owners, times an
 const TRACED_READ_REASON: &str =
     "what a traced run reads is recorded; the kernel carries it out, and the floor decides";
 const NO_NAMESPACE_REASON: &str = "no network namespace stands behind it";
+const EXEC_REASON: &str = "every program that runs is on the record";
 const NEWER_CALL_REASON: &str = "a newer form of a call that the broker does";
 
 const OTHER_PROCESS_REASON: &str = "without a PID namespace it could be another of the user's processes";
+const OF_FIRST: ArgumentLayout = ArgumentLayout::OfProcess { index: 0 };
+const OF_SECOND: ArgumentLayout = ArgumentLayout::OfProcess { index: 1 };
 /// Zero means the caller itself.
 const FIRST_IS_ANOTHER: &[ArgTest] = &[ArgTest { index: 0, mask: 0xffff_ffff, test: BitTest::AnyBit }];
 const SECOND_IS_ANOTHER: &[ArgTest] = &[ArgTest { index: 1, mask: 0xffff_ffff, test: BitTest::AnyBit }];
@@ -193,13 +196,8 @@ const COMMON_TRAPS: &[SyscallTrap] = &[
     trap!(SYS_FILE_SETATTR, "file_setattr", ArgumentLayout::NotImplemented, NEWER_CALL_REASON),
     trap!(libc::SYS_connect, "connect", ArgumentLayout::Connect, "a unix socket of the host is a way out"),
     trap!(libc::SYS_bind, "bind", ArgumentLayout::Bind, "whose socket it is decides who may connect to it"),
-    trap!(libc::SYS_execve, "execve", ArgumentLayout::Exec { at: false }, "every program that runs is on the record"),
-    trap!(
-        libc::SYS_execveat,
-        "execveat",
-        ArgumentLayout::Exec { at: true },
-        "every program that runs is on the record"
-    ),
+    trap!(libc::SYS_execve, "execve", ArgumentLayout::Exec { at: false }, EXEC_REASON),
+    trap!(libc::SYS_execveat, "execveat", ArgumentLayout::Exec { at: true }, EXEC_REASON),
     trap!(libc::SYS_umask, "umask", ArgumentLayout::Umask, "what the broker creates must carry the caller's mask"),
 ];
 
@@ -232,48 +230,12 @@ const NO_NAMESPACE_TRAPS: &[SyscallTrap] = &[
     trap!(libc::SYS_socket, "socket", ArgumentLayout::InternetSocket, NO_NAMESPACE_REASON, FAMILY_INET),
     trap!(libc::SYS_socket, "socket", ArgumentLayout::InternetSocket, NO_NAMESPACE_REASON, FAMILY_INET6),
     trap!(libc::SYS_listen, "listen", ArgumentLayout::Listen, "whoever listens is on the host's network"),
-    trap!(
-        libc::SYS_setpriority,
-        "setpriority",
-        ArgumentLayout::OfProcess { index: 1 },
-        OTHER_PROCESS_REASON,
-        SECOND_IS_ANOTHER
-    ),
-    trap!(
-        libc::SYS_ioprio_set,
-        "ioprio_set",
-        ArgumentLayout::OfProcess { index: 1 },
-        OTHER_PROCESS_REASON,
-        SECOND_IS_ANOTHER
-    ),
-    trap!(
-        libc::SYS_sched_setaffinity,
-        "sched_setaffinity",
-        ArgumentLayout::OfProcess { index: 0 },
-        OTHER_PROCESS_REASON,
-        FIRST_IS_ANOTHER
-    ),
-    trap!(
-        libc::SYS_sched_setparam,
-        "sched_setparam",
-        ArgumentLayout::OfProcess { index: 0 },
-        OTHER_PROCESS_REASON,
-        FIRST_IS_ANOTHER
-    ),
-    trap!(
-        libc::SYS_sched_setscheduler,
-        "sched_setscheduler",
-        ArgumentLayout::OfProcess { index: 0 },
-        OTHER_PROCESS_REASON,
-        FIRST_IS_ANOTHER
-    ),
-    trap!(
-        libc::SYS_sched_setattr,
-        "sched_setattr",
-        ArgumentLayout::OfProcess { index: 0 },
-        OTHER_PROCESS_REASON,
-        FIRST_IS_ANOTHER
-    ),
+    trap!(libc::SYS_setpriority, "setpriority", OF_SECOND, OTHER_PROCESS_REASON, SECOND_IS_ANOTHER),
+    trap!(libc::SYS_ioprio_set, "ioprio_set", OF_SECOND, OTHER_PROCESS_REASON, SECOND_IS_ANOTHER),
+    trap!(libc::SYS_sched_setaffinity, "sched_setaffinity", OF_FIRST, OTHER_PROCESS_REASON, FIRST_IS_ANOTHER),
+    trap!(libc::SYS_sched_setparam, "sched_setparam", OF_FIRST, OTHER_PROCESS_REASON, FIRST_IS_ANOTHER),
+    trap!(libc::SYS_sched_setscheduler, "sched_setscheduler", OF_FIRST, OTHER_PROCESS_REASON, FIRST_IS_ANOTHER),
+    trap!(libc::SYS_sched_setattr, "sched_setattr", OF_FIRST, OTHER_PROCESS_REASON, FIRST_IS_ANOTHER),
 ];
 
 /// Further traps of a traced run.

@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, open, openat};
+use rustix::fs::{Mode, OFlags, Stat, fstat, open};
 use rustix::pty::{OpenptFlags, openpt, ptsname};
 use stockade_model::{DeniedOperation, IsolationLevel};
 use stockade_sys::{Errno, resolve};
@@ -83,11 +83,10 @@ impl BrokerService {
     fn open_terminal(&self, held: &OwnedFd, path: &[u8], wish: OpenRequest) -> Result<CallProgress, CallFailure> {
         let stat = fstat(held)?;
         if !self.is_stream(&stat) && !self.terminals.has_terminal(&stat) {
-            let rule = "a terminal that the command has not made".to_owned();
-            return Err(refuse_operation(DeniedOperation::Write, path, PermissionRefusal { rule, grant: None }));
+            let rule = "a terminal that the command has not made";
+            return Err(refuse_operation(DeniedOperation::Write, path, PermissionRefusal::without_grant(rule)));
         }
-        let by_descriptor = resolve::DescriptorPath::new(held.as_fd());
-        let opened = openat(CWD, by_descriptor.as_c_str(), wish.of_broker() - OFlags::CREATE, Mode::empty())?;
+        let opened = resolve::reopen(held.as_fd(), wish.of_broker() - OFlags::CREATE)?;
         Ok(CallProgress::Done(finish_open(opened, wish)?))
     }
 }

@@ -9,7 +9,7 @@ use std::os::fd::AsFd as _;
 use rustix::fs::FileType;
 use stockade_model::{DeniedOperation, Grant, IsolationLevel};
 
-use super::service::{BrokerService, CallFailure, refuse_operation};
+use super::service::{BrokerService, CallFailure, refuse_operation, refuse_until_granted};
 use crate::guards::pointers::{MAX_POINTER_BYTES, has_link, leading_through, may_lead_elsewhere, target_of};
 use crate::guards::view::{LinkChain, ObjectPresence, join_relative, parent_path};
 use crate::guards::{RootView, open_host_root};
@@ -27,14 +27,12 @@ const REPOSITORY_SUFFIXES: [&[u8]; 4] = [b"", b"/.git", b".git", b".git/.git"];
 impl BrokerService {
     /// Checks whether a link with this text may have the name `path`.
     pub(super) fn permit_way(&self, path: &[u8], text: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
-        let Some(first) = &self.first else { return Ok(()) };
+        let Some(own) = self.root_view() else { return Ok(()) };
         if !self.judges_ways(path) {
             return Ok(());
         }
-        let refuse = |rule: String| {
-            Err(refuse_operation(operation, path, PermissionRefusal { rule, grant: Some(Grant::Write(to_path(path))) }))
-        };
-        let (own, host) = (RootView::new(first.root.as_fd()), open_host_root()?);
+        let refuse = |rule: String| Err(refuse_until_granted(operation, path, rule));
+        let host = open_host_root()?;
         // The user follows the link on the host, where for example `/tmp` is another directory than
         // in the run.
         let views = [Some(own), self.powers.renamed_workspace().is_none().then(|| RootView::new(host.as_fd()))];
@@ -84,11 +82,10 @@ impl BrokerService {
 
     /// Checks whether the directory at `now` may have the name `path`, with the links in it.
     pub(super) fn permit_way_of_links(&self, now: &[u8], path: &[u8]) -> Result<(), CallFailure> {
-        let Some(first) = &self.first else { return Ok(()) };
+        let Some(view) = self.root_view() else { return Ok(()) };
         if !self.judges_ways(path) {
             return Ok(());
         }
-        let view = RootView::new(first.root.as_fd());
         // A relative link leads elsewhere after the move.
         let is_led = |link: &[u8]| {
             let (Some(within), Ok(text)) = (link.strip_prefix(now), view.link_text(link)) else { return true };
@@ -166,11 +163,7 @@ impl BrokerService {
                 }
                 Err(errno) => format!("a link where not all that leads git can be looked through: {errno}"),
             };
-            return Err(refuse_operation(
-                operation,
-                path,
-                PermissionRefusal { rule, grant: Some(Grant::Write(to_path(path))) },
-            ));
+            return Err(refuse_until_granted(operation, path, rule));
         }
         Ok(())
     }
@@ -179,9 +172,9 @@ impl BrokerService {
     /// and later. A text or a `.git` file written there afterwards could lead elsewhere. The
     /// content there must also be judged, because a push runs the hooks of such a repository.
     pub(super) fn may_fetch(&self, place: &[u8]) -> bool {
-        let Some(first) = &self.first else { return false };
+        let Some(view) = self.root_view() else { return false };
         let Ok(host) = open_host_root() else { return false };
-        let views = (RootView::new(first.root.as_fd()), RootView::new(host.as_fd()));
+        let views = (view, RootView::new(host.as_fd()));
         REPOSITORY_SUFFIXES.iter().all(|end| self.may_fetch_from(views, &[place, end].concat(), end.is_empty()))
     }
 
@@ -189,9 +182,9 @@ impl BrokerService {
     /// nothing is there, in the run and on the host. Git takes a relative address from that of the
     /// repository's remote, so the place is mostly a guess, and the file is shown in every review.
     pub(super) fn may_name_module(&self, place: &[u8]) -> bool {
-        let Some(first) = &self.first else { return false };
+        let Some(view) = self.root_view() else { return false };
         let Ok(host) = open_host_root() else { return false };
-        let views = [RootView::new(first.root.as_fd()), RootView::new(host.as_fd())];
+        let views = [view, RootView::new(host.as_fd())];
         let is_absent =
             |end: &[u8]| views.iter().all(|view| view.probe_object(&[place, end].concat()) == ObjectPresence::Nothing);
         self.may_fetch(place)

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, lstat, openat2};
@@ -13,7 +13,8 @@ use rustix::process::geteuid;
 use stockade_engine::files_named;
 use stockade_engine::mountinfo::{self, ServedMounts};
 use stockade_model::{AttemptPlan, CacheSharing, IsolationLevel, RawText, ToolCache};
-use stockade_sys::Errno;
+
+use crate::powers::is_at_or_beneath;
 
 /// Size of the buffer for directory entries.
 const LISTING_BUFFER_BYTES: usize = 4096;
@@ -128,31 +129,27 @@ fn is_of_the_plan((plan, files): (&AttemptPlan, &BTreeSet<PathBuf>), cache: &Too
     })
 }
 
-/// Hidden paths of the plan. There are hundreds, and comparing paths by components would take
-/// longer than everything else here.
+/// Hidden paths of the plan.
 struct HiddenPaths<'p> {
-    /// Paths whose order of bytes shows containment, sorted.
-    plain: Vec<&'p [u8]>,
-    others: Vec<&'p Path>,
+    /// All of them, without empty components and `.`, so that their bytes show containment.
+    all: Vec<PathBuf>,
     /// The existing hidden paths, without links.
     there: &'p [PathBuf],
 }
 
 impl<'p> HiddenPaths<'p> {
     fn from_plan(plan: &'p AttemptPlan, there: &'p [PathBuf]) -> Self {
-        let all = plan.profile.filesystem.hide.iter().map(RawText::as_path);
-        let (plain, others): (Vec<_>, _) = all.partition(|path| is_plain(path));
-        let mut plain: Vec<&[u8]> = plain.into_iter().map(|path| path.as_os_str().as_bytes()).collect();
-        plain.sort_unstable();
-        Self { plain, others, there }
+        let all = plan.profile.filesystem.hide.iter().map(|path| path.as_path().components().collect());
+        Self { all: all.collect(), there }
     }
 
     /// Returns whether a hidden path equals, contains or is in the data of a cache.
     fn has_data(&self, cache: &ToolCache, real: &Path) -> bool {
-        let is_hidden = |path: &Path| self.plain.binary_search(&path.as_os_str().as_bytes()).is_ok();
-        real.ancestors().any(is_hidden)
-            || self.paths_within(real).any(|hidden| is_data(cache, real, hidden))
-            || self.others.iter().any(|hidden| real.starts_with(hidden) || is_data(cache, real, hidden))
+        // Comparing hundreds of paths by components would take longer than everything else here.
+        let is_within =
+            |tree: &Path, path: &Path| is_at_or_beneath(tree.as_os_str().as_bytes(), path.as_os_str().as_bytes());
+        let is_in_data = |hidden: &Path| is_within(real, hidden) && is_data(cache, real, hidden);
+        self.all.iter().any(|hidden| is_within(hidden, real) || is_in_data(hidden))
     }
 
     /// Returns the existing hidden paths in `tree`, and the directories above each, with their
@@ -163,21 +160,6 @@ impl<'p> HiddenPaths<'p> {
         let object = |path: &Path| lstat(path).map(|stat| (path.to_owned(), (stat.st_dev, stat.st_ino))).ok();
         on_the_way.filter_map(object).collect()
     }
-
-    /// Returns the hidden paths in `tree`.
-    fn paths_within(&self, tree: &Path) -> impl Iterator<Item = &Path> {
-        let start = [tree.as_os_str().as_bytes(), b"/"].concat();
-        let first = self.plain.partition_point(|hidden| *hidden < &start[..]);
-        let rest = self.plain.get(first..).unwrap_or_default().iter();
-        rest.take_while(move |hidden| hidden.starts_with(&start)).map(|hidden| Path::new(OsStr::from_bytes(hidden)))
-    }
-}
-
-/// Returns whether a path contains no empty component, `.` or `..`, so that its bytes equal its
-/// components.
-fn is_plain(path: &Path) -> bool {
-    let mut parts = path.as_os_str().as_bytes().split(|byte| *byte == b'/');
-    parts.next() == Some(b"") && parts.all(|part| !matches!(part, b"" | b"." | b".."))
 }
 
 /// Returns whether `path` equals or is in the data of the directory `real`.
@@ -210,24 +192,14 @@ struct OwnDirectory {
 }
 
 impl CacheDirectory {
-    /// Returns `None` if nothing is there. Most paths have no links and lead to a directory, which
-    /// one system call checks.
+    /// Returns `None` if nothing is there.
     fn at_path(path: &Path, user: u32) -> std::io::Result<Option<Self>> {
-        let open = |path: &Path| {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
-        };
-        if is_plain(path) {
-            match open(path) {
-                Ok(fd) => return Ok(Some(Self { real: path.to_owned(), own: OwnDirectory::from_fd(fd, user)? })),
-                Err(Errno::NOENT) => return Ok(None),
-                Err(_) => {}
-            }
-        }
         let Ok(stat) = lstat(path) else { return Ok(None) };
         let real = path.canonicalize()?;
         let is_link = FileType::from_raw_mode(stat.st_mode).is_symlink();
-        let fd = if is_link { None } else { open(&real).ok() };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let open = || openat2(CWD, &real, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).ok();
+        let fd = if is_link { None } else { open() };
         let own = fd.map(|fd| OwnDirectory::from_fd(fd, user)).transpose()?.flatten();
         Ok(Some(Self { real, own }))
     }
@@ -246,10 +218,7 @@ impl OwnDirectory {
         while let Some(entry) = listing.next() {
             let entry = entry.ok()?;
             let name = entry.file_name().to_bytes();
-            if matches!(name, b"." | b"..") {
-                continue;
-            }
-            if entry.file_type().is_dir() {
+            if entry.file_type().is_dir() && !matches!(name, b"." | b"..") {
                 found.push(OsStr::from_bytes(name).to_owned());
             }
         }

@@ -12,6 +12,7 @@ use super::command_words::{CommandWord, extract_words, path_tails};
 use super::settings_cache::SettingsCache;
 use super::settings_text::parse_entries;
 use super::view::{RootView, join_name, join_relative, parent_path};
+use super::word_list::WordList;
 use crate::powers::to_path;
 
 /// Variables that name the location of the user's own settings, or of the installed git.
@@ -25,38 +26,7 @@ pub(super) const MAX_SETTINGS_BYTES: u64 = 8 << 20;
 const MAX_INCLUDES: usize = 10;
 /// Last parts of keys with a command or a program path as value, from git's own documentation
 /// (git-config(1) of 2.49) and git-lfs-config(5).
-const COMMAND_KEYS: &[&str] = &[
-    "alternaterefscommand",
-    "askpass",
-    "cccmd",
-    "clean",
-    "cmd",
-    "command",
-    "defaultkeycommand",
-    "difffilter",
-    "driver",
-    "editor",
-    "external",
-    "fsmonitor",
-    "gitproxy",
-    "headercmd",
-    "helper",
-    "httpd",
-    "packobjectshook",
-    "pager",
-    "process",
-    "program",
-    "receivepack",
-    "recentobjectshook",
-    "sendmailcmd",
-    "smtpserver",
-    "smudge",
-    "sshcommand",
-    "textconv",
-    "tocmd",
-    "tunnel",
-    "uploadpack",
-];
+const COMMAND_KEYS: WordList = WordList(include_str!("../../knowledge/git_command_keys.txt"));
 
 /// Values of the variables that name the location of the user's settings.
 pub(crate) type SettingsVariables = BTreeMap<String, OsString>;
@@ -334,7 +304,7 @@ pub(super) fn find_named_paths(section: &str, key: &str, value: &[u8], home: Opt
         // For a remote, only the transport that is a command of its own.
         ("remote", "url" | "pushurl") if !value.starts_with(b"ext::") => Vec::new(),
         ("remote", "url" | "pushurl") => named_by_command(&value[b"ext::".len()..], home),
-        (section, key) if matches!(section, "alias" | "pager") || COMMAND_KEYS.contains(&key) => {
+        (section, key) if matches!(section, "alias" | "pager") || COMMAND_KEYS.contains(key) => {
             named_by_command(value, home)
         }
         _ => Vec::new(),

@@ -8,6 +8,7 @@ use stockade_model::DeniedOperation;
 
 use super::project_part::ProjectFile;
 use super::view::last_component;
+use super::word_list::WordList;
 use crate::powers::prefix_ends;
 
 /// A name in the directory of a repository.
@@ -76,83 +77,15 @@ enum GitDirOwner {
 }
 
 /// Data files directly beneath the top, also with the suffix `.lock`.
-const DATA_FILES: &[&[u8]] = &[
-    b"ADD_EDIT.patch",
-    b"BISECT_ANCESTORS_OK",
-    b"BISECT_FIRST_PARENT",
-    b"BISECT_LOG",
-    b"BISECT_NAMES",
-    b"BISECT_RUN",
-    b"BISECT_TERMS",
-    b"COMMIT_EDITMSG",
-    b"EDIT_DESCRIPTION",
-    b"FETCH_HEAD",
-    b"MERGE_HEAD",
-    b"MERGE_MODE",
-    b"MERGE_MSG",
-    b"NOTES_EDITMSG",
-    b"SQUASH_MSG",
-    b"TAG_EDITMSG",
-    b"addp-hunk-edit.diff",
-    b"description",
-    b"gc.log",
-    b"gc.pid",
-    b"packed-refs",
-    b"packed-refs.new",
-    b"shallow",
-];
+const DATA_FILES: WordList = WordList(include_str!("../../knowledge/git_data_files.txt"));
 /// References directly beneath the top, beside `HEAD`.
-const REFERENCE_FILES: &[&[u8]] = &[
-    b"AUTO_MERGE",
-    b"BISECT_EXPECTED_REV",
-    b"BISECT_HEAD",
-    b"CHERRY_PICK_HEAD",
-    b"MERGE_AUTOSTASH",
-    b"NOTES_MERGE_PARTIAL",
-    b"NOTES_MERGE_REF",
-    b"ORIG_HEAD",
-    b"REBASE_HEAD",
-    b"REVERT_HEAD",
-];
+const REFERENCE_FILES: WordList = WordList(include_str!("../../knowledge/git_reference_files.txt"));
 const DATA_KIND: GitPathKind = GitPathKind::Data { in_store: false };
 /// Directories that contain only data.
 const DATA_DIRECTORIES: &[&[u8]] = &[b"lfs", b"logs", b"objects", b"refs", b"rr-cache"];
 const REFERENCE_KIND: GitPathKind = GitPathKind::Judged(GuardedContent::Reference);
 /// Parts of a rebase (git's sequencer.c) that are data, also with the suffix `.lock`.
-const REBASE_DATA_FILES: &[&[u8]] = &[
-    b"allow_rerere_autoupdate",
-    b"amend",
-    b"author-script",
-    b"autostash",
-    b"cdate_is_adate",
-    b"current-fixups",
-    b"done",
-    b"dropped",
-    b"drop_redundant_commits",
-    b"git-rebase-todo",
-    b"git-rebase-todo.backup",
-    b"head-name",
-    b"ignore_date",
-    b"interactive",
-    b"keep_redundant_commits",
-    b"message",
-    b"message-fixup",
-    b"message-squash",
-    b"no-reschedule-failed-exec",
-    b"onto",
-    b"orig-head",
-    b"patch",
-    b"quiet",
-    b"refs-to-delete",
-    b"reschedule-failed-exec",
-    b"rewritten-list",
-    b"rewritten-pending",
-    b"signoff",
-    b"squash-onto",
-    b"stopped-sha",
-    b"update-refs",
-    b"verbose",
-];
+const REBASE_DATA_FILES: WordList = WordList(include_str!("../../knowledge/git_rebase_files.txt"));
 
 impl GitPathKind {
     /// Returns the kind of `path`, and the length of the path of its directory `.git`. Returns
@@ -275,7 +208,7 @@ fn classify_file(name: &[u8], of: GitDirOwner) -> GitPathKind {
         b"locked" if of == GitDirOwner::WorkTree => DATA_KIND,
         b"MERGE_RR" => GitPathKind::Judged(GuardedContent::Resolutions),
         b"BISECT_START" => GitPathKind::Judged(GuardedContent::Start),
-        name if REFERENCE_FILES.contains(&name) => REFERENCE_KIND,
+        name if REFERENCE_FILES.contains(name) => REFERENCE_KIND,
         _ if is_data(name) => DATA_KIND,
         b"4913" => GitPathKind::Trial,
         [b't', random @ ..] if random.len() == 6 && random.iter().all(u8::is_ascii_alphanumeric) => GitPathKind::Trial,
@@ -291,21 +224,21 @@ fn is_data(name: &[u8]) -> bool {
         return true;
     }
     let own = on_the_way.unwrap_or(name);
-    if on_the_way.is_some() && (REFERENCE_FILES.contains(&own) || matches!(own, b"MERGE_RR" | b"BISECT_START")) {
+    if on_the_way.is_some() && (REFERENCE_FILES.contains(own) || matches!(own, b"MERGE_RR" | b"BISECT_START")) {
         return true;
     }
     let passing = [&b"index.stash."[..], b"next-index-", b"shallow_"];
-    DATA_FILES.contains(&own)
+    DATA_FILES.contains(own)
         || is_of_sed(own)
-        || edited_file(own).is_some_and(|own| DATA_FILES.contains(&own))
+        || edited_file(own).is_some_and(|own| DATA_FILES.contains(own))
         || passing.iter().any(|prefix| own.starts_with(prefix))
 }
 
 fn is_data_of_rebase(name: &[u8]) -> bool {
     let own = name.strip_suffix(b".lock").unwrap_or(name);
-    REBASE_DATA_FILES.contains(&own)
+    REBASE_DATA_FILES.contains(own)
         || is_of_sed(own)
-        || edited_file(own).is_some_and(|own| REBASE_DATA_FILES.contains(&own))
+        || edited_file(own).is_some_and(|own| REBASE_DATA_FILES.contains(own))
 }
 
 /// Returns the file for which vim makes a file of this name while it edits.

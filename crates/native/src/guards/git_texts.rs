@@ -2,6 +2,7 @@
 //! rebase. Git takes their content for names of its own files. Pure.
 
 use super::settings_words::is_branch;
+use super::word_list::WordList;
 
 /// Lengths of an object's name, in hexadecimal digits (SHA-1, SHA-256).
 const OBJECT_ID_LENGTHS: [usize; 2] = [40, 64];
@@ -42,34 +43,10 @@ fn is_name_of_reference(name: &[u8]) -> bool {
 
 /// Returns whether no step of a rebase (git-rebase(1)) runs a command.
 pub(crate) fn are_harmless_steps(text: &[u8]) -> bool {
-    const HARMLESS_COMMANDS: &[&[u8]] = &[
-        b"pick",
-        b"p",
-        b"reword",
-        b"r",
-        b"edit",
-        b"e",
-        b"squash",
-        b"s",
-        b"fixup",
-        b"f",
-        b"drop",
-        b"d",
-        b"label",
-        b"l",
-        b"reset",
-        b"t",
-        b"merge",
-        b"m",
-        b"noop",
-        b"break",
-        b"b",
-        b"update-ref",
-        b"u",
-    ];
+    const HARMLESS_COMMANDS: WordList = WordList(include_str!("../../knowledge/git_rebase_steps.txt"));
     text.split(|b| *b == b'\n').map(<[u8]>::trim_ascii).all(|line| {
         let step = line.split(u8::is_ascii_whitespace).next().unwrap_or_default();
-        line.is_empty() || line.starts_with(b"#") || HARMLESS_COMMANDS.contains(&step)
+        line.is_empty() || line.starts_with(b"#") || HARMLESS_COMMANDS.contains(step)
     })
 }
 

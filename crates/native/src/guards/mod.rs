@@ -48,6 +48,7 @@ mod settings_text;
 mod settings_words;
 mod survey;
 pub(crate) mod view;
+mod word_list;
 
 pub(crate) use git::{SettingsVariables, settings_variables, use_settings_variables};
 pub(crate) use names::{GuardedNames, fold_name};

@@ -7,20 +7,17 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 /// The guarded names, each of one or more components.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct GuardedNames {
     /// Whole folded entries, first component first, by their folded last component.
     by_last: HashMap<Vec<u8>, Vec<Vec<Vec<u8>>>>,
-    /// First bytes of last components: most components fail this test.
-    first_bytes: Box<[bool; 256]>,
     /// Every folded component of every entry.
     components: HashSet<Vec<u8>>,
 }
 
 impl GuardedNames {
     pub(crate) fn new(entries: &[String]) -> Self {
-        let mut names =
-            Self { by_last: HashMap::new(), first_bytes: Box::new([false; 256]), components: HashSet::new() };
+        let mut names = Self::default();
         for entry in entries {
             let parts: Vec<Vec<u8>> = entry
                 .split('/')
@@ -28,7 +25,6 @@ impl GuardedNames {
                 .map(|part| fold_name(part.as_bytes()).into_owned())
                 .collect();
             if let Some(last) = parts.last().filter(|last| !last.is_empty()).cloned() {
-                names.first_bytes[usize::from(last[0])] = true;
                 names.components.extend(parts.iter().cloned());
                 names.by_last.entry(last).or_default().push(parts);
             }
@@ -39,9 +35,6 @@ impl GuardedNames {
     /// Returns the entry that the tail of `path` spells, if there is one.
     pub(crate) fn find_match(&self, path: &[u8]) -> Option<String> {
         let last = fold_name(path.rsplit(|b| *b == b'/').next()?);
-        if !last.first().is_some_and(|b| self.first_bytes[usize::from(*b)]) {
-            return None;
-        }
         let entries = self.by_last.get(last.as_ref())?;
         entries.iter().find(|entry| ends_with(path, entry)).map(|entry| format_entry(entry))
     }

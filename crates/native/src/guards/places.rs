@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use rustix::fs::{FileType, Stat};
-use stockade_model::{DeniedOperation, Grant};
+use stockade_model::DeniedOperation;
 
 use super::git::{GlobalSettings, named_by_repository};
 use super::git_part::GitPathKind;
@@ -12,6 +12,7 @@ use super::repository::{self, KnownNameCheck, RepositoryState, TrustedParts};
 use super::settings_cache::SettingsCache;
 use super::survey::{SurveyError, survey_tree};
 use super::view::{ObjectPresence, RootView, join_name, parent_path};
+use super::word_list::WordList;
 use crate::powers::{
     ExistsProbe, PermissionRefusal, is_at_or_beneath, prefix_ends, protected_refusal, replace_prefix, to_path,
 };
@@ -21,28 +22,7 @@ const LINK_TARGET_REASON: &str = "the target of a protected link";
 
 /// Names that git obeys, follows or writes in the directory of a repository, except objects
 /// (gitrepository-layout(5)).
-const BARE_REPOSITORY_NAMES: [&str; 20] = [
-    "FETCH_HEAD",
-    "HEAD",
-    "ORIG_HEAD",
-    "branches",
-    "commondir",
-    "config",
-    "config.worktree",
-    "gc.log",
-    "gc.pid",
-    "hooks",
-    "info",
-    "logs",
-    "modules",
-    "packed-refs",
-    "packed-refs.lock",
-    "packed-refs.new",
-    "refs",
-    "remotes",
-    "shallow",
-    "worktrees",
-];
+const BARE_REPOSITORY_NAMES: WordList = WordList(include_str!("../../knowledge/git_repository_names.txt"));
 
 /// Guarded paths of one tree.
 #[derive(Debug, Default)]
@@ -94,10 +74,10 @@ impl GuardedPaths {
             return Some(protected_refusal(&target, LINK_TARGET_REASON));
         }
         let link = beneath(&self.pins).filter(|_| !is_removed)?;
-        Some(PermissionRefusal {
-            rule: "a directory that holds a protected link or a repository stays in place".to_owned(),
-            grant: Some(Grant::Write(to_path(&link))),
-        })
+        Some(PermissionRefusal::until_write(
+            &link,
+            "a directory that holds a protected link or a repository stays in place",
+        ))
     }
 }
 
@@ -182,10 +162,9 @@ impl RunSurveys {
         let leads_here =
             |address: &Vec<u8>| address == path || address == plain || also_above && is_at_or_beneath(path, address);
         let mut found = self.trees.iter().filter_map(|(_, survey)| survey.as_ref().ok());
-        found.any(|places| places.addresses.iter().any(leads_here)).then(|| PermissionRefusal {
-            rule: "the place of a remote, from which git fetches".to_owned(),
-            grant: Some(Grant::Write(to_path(path))),
-        })
+        found
+            .any(|places| places.addresses.iter().any(leads_here))
+            .then(|| PermissionRefusal::until_write(path, "the place of a remote, from which git fetches"))
     }
 
     /// Guards the parts of a `workspace` that is itself a repository.
@@ -193,7 +172,7 @@ impl RunSurveys {
         let of_it = self.trees.iter_mut().filter(|(root, _)| root == workspace);
         for places in of_it.filter_map(|(_, found)| found.as_mut().ok()) {
             if places.bare.contains(workspace) {
-                places.targets.extend(BARE_REPOSITORY_NAMES.iter().map(|part| join_name(workspace, part.as_bytes())));
+                places.targets.extend(BARE_REPOSITORY_NAMES.words().map(|part| join_name(workspace, part.as_bytes())));
             }
         }
     }
@@ -325,7 +304,7 @@ impl RunSurveys {
         self.trees.iter().find_map(|(tree, survey)| match survey {
             Ok(places) => places.find_refusal(root_length, path),
             Err(error) => (root_length <= tree.len() && is_at_or_beneath(tree, path))
-                .then(|| PermissionRefusal { rule: error.to_string(), grant: Some(Grant::Write(to_path(path))) }),
+                .then(|| PermissionRefusal::until_write(path, error.to_string())),
         })
     }
 
@@ -374,6 +353,7 @@ impl RunSurveys {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use stockade_model::Grant;
 
     #[test]
     fn targets_reach_down_and_hold_what_is_above() {

@@ -10,6 +10,7 @@ use toml::Table;
 
 use super::project_part::ProjectFile;
 use super::settings_judge::ContentVerdict;
+use super::word_list::WordList;
 
 /// Deepest nesting of values that is examined.
 const MAX_DEPTH: u32 = 8;
@@ -83,39 +84,7 @@ fn shorten_text(text: &str) -> String {
 
 /// Keys of npm's and pnpm's settings that change the layout and the reports of packages, but
 /// neither their source nor the programs that run.
-const NPM_KEYS: &[&str] = &[
-    "audit",
-    "auto-install-peers",
-    "color",
-    "dedupe-peer-dependents",
-    "engine-strict",
-    "fund",
-    "git-tag-version",
-    "hoist",
-    "include-workspace-root",
-    "legacy-peer-deps",
-    "link-workspace-packages",
-    "lockfile",
-    "lockfile-version",
-    "loglevel",
-    "node-linker",
-    "package-lock",
-    "prefer-dedupe",
-    "prefer-workspace-packages",
-    "progress",
-    "resolution-mode",
-    "save",
-    "save-exact",
-    "save-prefix",
-    "save-workspace-protocol",
-    "shamefully-hoist",
-    "shared-workspace-lockfile",
-    "side-effects-cache",
-    "strict-peer-dependencies",
-    "tag-version-prefix",
-    "update-notifier",
-    "workspaces-update",
-];
+const NPM_KEYS: WordList = WordList(include_str!("../../knowledge/npm_keys.txt"));
 /// Keys with patterns of package names as values.
 const NPM_PATTERN_KEYS: &[&str] = &["hoist-pattern[]", "public-hoist-pattern[]"];
 
@@ -127,24 +96,11 @@ fn is_harmless_npm(line: &str) -> bool {
     let (key, value) = line.split_once('=').map_or((line, "true"), |(key, value)| (key.trim(), value.trim()));
     let is_word = value.chars().all(|c| c.is_ascii_alphanumeric() || "-_.^~\"'".contains(c));
     let is_pattern = value.chars().all(|c| c.is_ascii_alphanumeric() || "-_.*@/!\"'".contains(c));
-    NPM_KEYS.contains(&key) && is_word || NPM_PATTERN_KEYS.contains(&key) && is_pattern
+    NPM_KEYS.contains(key) && is_word || NPM_PATTERN_KEYS.contains(&key) && is_pattern
 }
 
 /// Keys of yarn's settings with the same properties.
-const YARN_KEYS: &[&str] = &[
-    "compressionLevel",
-    "defaultSemverRangePrefix",
-    "enableGlobalCache",
-    "enableImmutableInstalls",
-    "enableInlineBuilds",
-    "enableMessageNames",
-    "enableProgressBars",
-    "enableTelemetry",
-    "nmHoistingLimits",
-    "nmMode",
-    "nodeLinker",
-    "preferDeferredVersions",
-];
+const YARN_KEYS: WordList = WordList(include_str!("../../knowledge/yarn_keys.txt"));
 
 /// Returns whether a line is one key with one word. Values with more parts are not parsed.
 fn is_harmless_yarn(line: &str) -> bool {
@@ -154,7 +110,7 @@ fn is_harmless_yarn(line: &str) -> bool {
     }
     line.split_once(": ").is_some_and(|(key, value)| {
         let value = value.trim().trim_matches(['"', '\'']);
-        YARN_KEYS.contains(&key) && value.chars().all(|c| c.is_ascii_alphanumeric() || "-_^~".contains(c))
+        YARN_KEYS.contains(key) && value.chars().all(|c| c.is_ascii_alphanumeric() || "-_^~".contains(c))
     })
 }
 
@@ -218,22 +174,7 @@ fn check_cargo(table: &Table) -> Option<String> {
 }
 
 /// Common targets that the compiler itself supports.
-const COMMON_TARGETS: &[&str] = &[
-    "aarch64-apple-darwin",
-    "aarch64-unknown-linux-gnu",
-    "aarch64-unknown-linux-musl",
-    "armv7-unknown-linux-gnueabihf",
-    "i686-unknown-linux-gnu",
-    "riscv64gc-unknown-linux-gnu",
-    "thumbv7em-none-eabihf",
-    "wasm32-unknown-unknown",
-    "wasm32-wasip1",
-    "x86_64-apple-darwin",
-    "x86_64-pc-windows-gnu",
-    "x86_64-pc-windows-msvc",
-    "x86_64-unknown-linux-gnu",
-    "x86_64-unknown-linux-musl",
-];
+const COMMON_TARGETS: WordList = WordList(include_str!("../../knowledge/rust_targets.txt"));
 
 fn is_harmless_cargo(section: &str, key: &str, value: &toml::Value) -> bool {
     let is_switch = value.is_bool() || value.is_integer();
@@ -248,7 +189,7 @@ fn is_harmless_cargo(section: &str, key: &str, value: &toml::Value) -> bool {
             value.as_table().is_some_and(|keys| keys.iter().all(|(key, value)| key == "rustflags" && are_lints(value)))
         }
         // A target file of another name could choose the linker.
-        ("build", "target") => value.as_str().is_some_and(|word| COMMON_TARGETS.contains(&word)),
+        ("build", "target") => value.as_str().is_some_and(|word| COMMON_TARGETS.contains(word)),
         ("net", "retry" | "offline") => is_switch,
         ("term", "quiet" | "verbose" | "unicode") => is_switch,
         ("term", "color") => value.as_str().is_some_and(is_plain_word),
@@ -403,65 +344,8 @@ fn string_length(text: &str) -> Option<usize> {
 }
 
 /// Prefixes of keys that control the display, search and layout of text.
-const EDITOR_SECTIONS: &[&str] = &[
-    "breadcrumbs.",
-    "css.lint.",
-    "diffEditor.",
-    "editor.",
-    "explorer.",
-    "html.format.",
-    "javascript.format.",
-    "javascript.preferences.",
-    "javascript.suggest.",
-    "peacock.",
-    "search.",
-    "typescript.format.",
-    "typescript.preferences.",
-    "typescript.suggest.",
-    "workbench.editor.",
-];
-const EDITOR_KEYS: &[&str] = &[
-    "cSpell.enabled",
-    "cSpell.ignorePaths",
-    "cSpell.ignoreWords",
-    "cSpell.language",
-    "cSpell.words",
-    "emmet.includeLanguages",
-    "eslint.enable",
-    "eslint.format.enable",
-    "eslint.validate",
-    "files.associations",
-    "files.autoSave",
-    "files.autoSaveDelay",
-    "files.encoding",
-    "files.eol",
-    "files.exclude",
-    "files.insertFinalNewline",
-    "files.readonlyInclude",
-    "files.trimFinalNewlines",
-    "files.trimTrailingWhitespace",
-    "files.watcherExclude",
-    "git.ignoreLimitWarning",
-    "javascript.updateImportsOnFileMove.enabled",
-    "javascript.validate.enable",
-    "markdownlint.config",
-    "npm.packageManager",
-    "prettier.enable",
-    "prettier.requireConfig",
-    "python.analysis.autoImportCompletions",
-    "python.analysis.diagnosticMode",
-    "python.analysis.typeCheckingMode",
-    "python.languageServer",
-    "rust-analyzer.cargo.allFeatures",
-    "rust-analyzer.cargo.features",
-    "stylelint.enable",
-    "stylelint.validate",
-    "typescript.updateImportsOnFileMove.enabled",
-    "typescript.validate.enable",
-    "workbench.colorCustomizations",
-    "workbench.colorTheme",
-    "workbench.iconTheme",
-];
+const EDITOR_SECTIONS: WordList = WordList(include_str!("../../knowledge/editor_sections.txt"));
+const EDITOR_KEYS: WordList = WordList(include_str!("../../knowledge/editor_keys.txt"));
 
 fn editor_settings(value: &Value) -> Option<String> {
     let Some(all) = value.as_object() else { return Some("settings that are no object".to_owned()) };
@@ -473,7 +357,7 @@ fn editor_settings(value: &Value) -> Option<String> {
         // The cargo subcommand for checks. Any other could be a program of this name.
         let is_check = key == "rust-analyzer.check.command" && matches!(value.as_str(), Some("check" | "clippy"));
         let is_known =
-            is_check || EDITOR_KEYS.contains(&key.as_str()) || EDITOR_SECTIONS.iter().any(|part| key.starts_with(part));
+            is_check || EDITOR_KEYS.contains(key.as_str()) || EDITOR_SECTIONS.words().any(|part| key.starts_with(part));
         let is_end = key == "files.eol" && matches!(value.as_str(), Some("\n" | "\r\n"));
         (!is_end && (!is_known || !is_plain(value, 0))).then(|| shorten_text(key))
     })

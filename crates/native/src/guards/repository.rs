@@ -6,8 +6,6 @@
 
 use std::path::Path;
 
-use stockade_model::Grant;
-
 use super::view::{last_component, parent_path};
 use crate::powers::{ExistsProbe, PermissionRefusal, prefix_ends, to_path};
 
@@ -138,10 +136,7 @@ pub(crate) fn guarded_part<'p>(
 
 /// Returns the refusal to change the part at `path`.
 pub(crate) fn refuse_change(path: &[u8]) -> PermissionRefusal {
-    PermissionRefusal {
-        rule: "a repository that is not called .git, or a part of one".to_owned(),
-        grant: Some(Grant::Write(to_path(path))),
-    }
+    PermissionRefusal::until_write(path, "a repository that is not called .git, or a part of one")
 }
 
 /// Returns whether the removal of `path` would unmake a repository. Its content could be changed

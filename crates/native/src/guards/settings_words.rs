@@ -2,216 +2,41 @@
 //! git's output, its parallelism and its storage, but neither the programs that it runs nor its
 //! destinations. Pure data: the caller knows the earlier settings.
 
-/// Settings without a subsection that have words as values.
-const WORD_SETTINGS: &[(&str, &str)] = &[
-    ("am", "keepcr"),
-    ("am", "threeway"),
-    ("apply", "ignorewhitespace"),
-    ("blame", "blankboundary"),
-    ("blame", "coloring"),
-    ("blame", "date"),
-    ("blame", "showemail"),
-    ("blame", "showroot"),
-    ("checkout", "guess"),
-    ("checkout", "workers"),
-    ("column", "branch"),
-    ("column", "status"),
-    ("column", "tag"),
-    ("column", "ui"),
-    ("commit", "cleanup"),
-    ("commit", "status"),
-    ("commit", "verbose"),
-    ("core", "bigfilethreshold"),
-    ("core", "checkstat"),
-    ("core", "commitgraph"),
-    ("core", "deltabasecachelimit"),
-    ("core", "fscache"),
-    ("core", "longpaths"),
-    ("core", "loosecompression"),
-    ("core", "multipackindex"),
-    ("core", "packedgitlimit"),
-    ("core", "preloadindex"),
-    ("core", "untrackedcache"),
-    ("diff", "colormovedws"),
-    ("diff", "context"),
-    ("diff", "indentheuristic"),
-    ("diff", "interhunkcontext"),
-    ("diff", "renamelimit"),
-    ("diff", "statgraphwidth"),
-    ("diff", "suppressblankempty"),
-    ("diff", "wordregex"),
-    ("fetch", "showforcedupdates"),
-    ("fetch", "unpacklimit"),
-    ("gc", "aggressivedepth"),
-    ("gc", "cruftpacks"),
-    ("gc", "packrefs"),
-    ("gc", "writecommitgraph"),
-    ("grep", "column"),
-    ("grep", "extendedregexp"),
-    ("grep", "fullname"),
-    ("grep", "linenumber"),
-    ("grep", "patterntype"),
-    ("grep", "threads"),
-    ("http", "lowspeedlimit"),
-    ("http", "lowspeedtime"),
-    ("http", "maxrequests"),
-    ("http", "postbuffer"),
-    ("log", "follow"),
-    ("maintenance", "auto"),
-    ("maintenance", "strategy"),
-    ("merge", "autostash"),
-    ("merge", "branchdesc"),
-    ("merge", "directoryrenames"),
-    ("merge", "renamelimit"),
-    ("mergetool", "keepbackup"),
-    ("mergetool", "keeptemporaries"),
-    ("pack", "compression"),
-    ("pack", "deltacachesize"),
-    ("pack", "depth"),
-    ("pack", "packsizelimit"),
-    ("pack", "threads"),
-    ("pack", "window"),
-    ("pack", "windowmemory"),
-    ("pack", "writereverseindex"),
-    ("rebase", "forkpoint"),
-    ("rebase", "rebasemerges"),
-    ("repack", "usedeltabaseoffset"),
-    ("repack", "writebitmaps"),
-    ("revert", "reference"),
-    ("stash", "showincludeuntracked"),
-    ("stash", "showpatch"),
-    ("stash", "showstat"),
-    ("status", "aheadbehind"),
-    ("status", "displaycommentprefix"),
-    ("status", "relativepaths"),
-    ("status", "renames"),
-    ("submodule", "fetchjobs"),
-    ("worktree", "guessremote"),
-];
+use super::word_list::WordList;
 
-/// Named formats for commits.
-const PRETTY_FORMATS: &[&[u8]] = &[b"oneline", b"short", b"medium", b"full", b"fuller", b"reference", b"email", b"raw"];
+/// Settings without a subsection and the harmless forms of their values.
+const HARMLESS_SETTINGS: &str = include_str!("../../knowledge/git_settings.txt");
 
 /// Git commands that only show data, and their options that start and write nothing.
 const SHOWING_COMMANDS: &[&str] =
     &["blame", "describe", "diff", "log", "ls-files", "rev-parse", "shortlog", "show", "status"];
-const SHOWING_OPTIONS: &[&str] = &[
-    "--abbrev-commit",
-    "--all",
-    "--branch",
-    "--cached",
-    "--color",
-    "--date-order",
-    "--date=iso",
-    "--date=relative",
-    "--date=short",
-    "--decorate",
-    "--first-parent",
-    "--graph",
-    "--name-only",
-    "--name-status",
-    "--no-merges",
-    "--oneline",
-    "--patch",
-    "--porcelain",
-    "--short",
-    "--staged",
-    "--stat",
-    "--word-diff",
-    "-1",
-    "-10",
-    "-20",
-    "-5",
-    "-b",
-    "-p",
-    "-s",
-    "-sb",
-    "HEAD",
-];
-
-/// Tools that git itself can call when the user names one.
-const KNOWN_TOOLS: &[&[u8]] = &[
-    b"araxis",
-    b"bc",
-    b"diffuse",
-    b"emerge",
-    b"gvimdiff",
-    b"kdiff3",
-    b"meld",
-    b"nvimdiff",
-    b"nvimdiff3",
-    b"opendiff",
-    b"p4merge",
-    b"tkdiff",
-    b"vimdiff",
-    b"vimdiff3",
-    b"vscode",
-    b"winmerge",
-    b"xxdiff",
-];
+const SHOWING_OPTIONS: WordList = WordList(include_str!("../../knowledge/git_showing_options.txt"));
 
 /// Returns whether a setting without a subsection is harmless.
 pub(super) fn is_harmless_alone(section: &str, key: &str, value: &[u8]) -> bool {
-    match (section, key) {
-        ("core", "repositoryformatversion") | ("lfs", "repositoryformatversion") => matches!(value, b"0" | b"1"),
-        (
-            "core",
-            "filemode" | "bare" | "symlinks" | "ignorecase" | "precomposeunicode" | "quotepath" | "trustctime"
-            | "sparsecheckout" | "sparsecheckoutcone",
-        ) => is_bool(value),
-        ("core", "logallrefupdates") => is_bool(value) || value == b"always",
-        // Only switched off: other values name a program, or switch on git's own.
-        ("core", "fsmonitor") => is_bool(value) && !is_true(value),
-        ("core", "pager") => matches!(value, b"cat" | b"less"),
-        ("pager", _) => !value.is_empty() && is_bool(value),
-        ("core", "autocrlf") => is_bool(value) || value == b"input",
-        ("core", "safecrlf") => is_bool(value) || value == b"warn",
-        ("core", "eol") => matches!(value, b"lf" | b"crlf" | b"native"),
-        ("core", "abbrev" | "compression") => is_word(value),
-        ("user", "name" | "email") => true,
-        ("user", "useconfigonly") => is_bool(value),
-        ("init", "defaultbranch") => is_branch(value),
-        ("extensions", "worktreeconfig") => is_bool(value),
-        // The meaning of a git file depends on it, and the longer form is rare.
-        ("extensions", "objectformat") => value == b"sha1",
-        ("extensions", "refstorage") => value == b"files",
-        ("branch", "autosetupmerge" | "autosetuprebase") => is_word(value),
-        ("pull", "rebase" | "ff") => is_word(value),
-        // The other values push more than one branch, or push to the configured upstream.
-        ("push", "default") => matches!(value, b"simple" | b"current" | b"nothing"),
-        ("push", "autosetupremote" | "followtags") => is_word(value),
-        ("merge", "conflictstyle" | "ff" | "stat" | "renames" | "log") => is_word(value),
-        ("rebase", "autostash" | "autosquash" | "updaterefs" | "stat") => is_bool(value),
-        ("fetch", "prune" | "prunetags" | "parallel" | "writecommitgraph") => is_word(value),
-        ("diff", "renames" | "algorithm" | "colormoved" | "mnemonicprefix" | "noprefix") => is_word(value),
-        ("commit" | "tag", "gpgsign") => is_bool(value) && !is_true(value),
-        ("rerere", "enabled" | "autoupdate") => is_bool(value),
-        ("submodule", "recurse") => is_bool(value),
-        ("submodule", "active") => value == b"." || is_relative_path(value),
-        ("gc", "auto" | "autopacklimit" | "autodetach") => is_word(value),
-        ("status", "short" | "branch" | "showstash") => is_word(value),
-        ("log", "date" | "decorate" | "abbrevcommit") => is_word(value),
-        ("color", _) => is_colour(value),
-        ("advice", _) => is_bool(value),
-        // A file with names of commits.
-        ("blame", "ignorerevsfile") => is_relative_path(value),
-        ("http", "version") => matches!(value, b"HTTP/1.1" | b"HTTP/2"),
-        ("diff" | "merge", "tool") => KNOWN_TOOLS.contains(&value),
-        ("gui", "wmstate" | "geometry") => is_colour(&value.iter().copied().filter(|b| *b != b'+').collect::<Vec<_>>()),
-        ("core" | "apply", "whitespace") => {
-            value.split(|b| *b == b',').all(|word| is_word(without_minus(word.trim_ascii_start())))
-        }
-        ("branch" | "tag", "sort") => without_minus(value).split(|b| *b == b':').all(is_word),
-        ("alias", _) => is_alias_that_shows(value),
-        // Other values make git examine modules, and run git there.
-        ("diff", "submodule") => value == b"short",
-        ("status", "submodulesummary") => is_bool(value) && !is_true(value),
-        ("core", "commentchar") => value == b"auto" || matches!(value, [one] if one.is_ascii_punctuation()),
-        ("format", "pretty") => PRETTY_FORMATS.contains(&value),
-        ("index", "sparse") => is_bool(value) && !is_true(value),
-        ("index", "version") => matches!(value, b"2" | b"3"),
-        ("lfs", "locksverify") => is_bool(value),
-        _ => WORD_SETTINGS.contains(&(section, key)) && is_word(value),
+    let is_named =
+        |name: &str| name.split_once('.').is_some_and(|(own, keys)| own == section && (keys == key || keys == "*"));
+    let mut lines = HARMLESS_SETTINGS.lines().map(|line| line.split(' '));
+    lines.any(|mut words| words.next().is_some_and(is_named) && words.any(|form| has_form(form, value)))
+}
+
+/// Returns whether a value has this form, as the list of harmless settings names it.
+fn has_form(form: &str, value: &[u8]) -> bool {
+    match form {
+        "<any>" => true,
+        "<bool>" => is_bool(value),
+        "<switch>" => !value.is_empty() && is_bool(value),
+        "<off>" => is_bool(value) && !is_true(value),
+        "<word>" => is_word(value),
+        "<words>" => value.split(|b| *b == b',').all(|word| is_word(without_minus(word.trim_ascii_start()))),
+        "<order>" => without_minus(value).split(|b| *b == b':').all(is_word),
+        "<branch>" => is_branch(value),
+        "<path>" => is_relative_path(value),
+        "<colour>" => is_colour(value),
+        "<geometry>" => is_colour(&value.iter().copied().filter(|b| *b != b'+').collect::<Vec<_>>()),
+        "<punctuation>" => matches!(value, [one] if one.is_ascii_punctuation()),
+        "<showing-command>" => is_alias_that_shows(value),
+        text => text.as_bytes() == value,
     }
 }
 
@@ -222,7 +47,7 @@ fn is_alias_that_shows(value: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(value) else { return false };
     let mut words = text.split(' ').filter(|word| !word.is_empty());
     let Some(command) = words.next() else { return false };
-    SHOWING_COMMANDS.contains(&command) && words.all(|word| SHOWING_OPTIONS.contains(&word))
+    SHOWING_COMMANDS.contains(&command) && words.all(|word| SHOWING_OPTIONS.contains(word))
 }
 
 /// Returns whether a setting with a subsection and without an address is harmless.

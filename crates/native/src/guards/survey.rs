@@ -160,26 +160,8 @@ pub(super) fn survey_tree(
     names: &GuardedNames,
     (settings, parts): (&GlobalSettings, &TrustedParts),
 ) -> Result<GuardedPaths, SurveyError> {
-    let mut survey = TreeSurvey {
-        view,
-        names,
-        tree,
-        writable,
-        settings,
-        parts,
-        found: GuardedPaths::default(),
-        rest: vec![PendingDirectory {
-            path: tree.to_vec(),
-            guarded: names.find_match(tree).is_some(),
-            depth: SurveyDepth::Whole,
-        }],
-        seen: 0,
-        settings_cache: SettingsCache::new(settings.home.clone()),
-        known_repositories: HashSet::new(),
-        known_remotes: HashSet::new(),
-        known_places: HashSet::new(),
-        deadline: Instant::now() + SURVEY_TIMEOUT,
-    };
+    let mut survey = TreeSurvey::new(view, (tree, writable), names, (settings, parts));
+    survey.rest.push(survey.pending_directory(tree, SurveyDepth::Whole));
     survey.add_settings((ReferencedPaths::of_any(settings.files.clone()), b"/"), b"/etc/gitconfig")?;
     survey.add_work_tree(tree)?;
     // A link above the tree, or in the home directory, may lead into it.
@@ -207,25 +189,9 @@ pub(crate) fn survey_directory(
 ) -> Result<GuardedPaths, SurveyError> {
     let everywhere = [b"/".to_vec()];
     let settings = GlobalSettings::of_caller();
-    let mut survey = TreeSurvey {
-        view: host,
-        names,
-        tree: &[],
-        writable: &everywhere,
-        settings: &settings,
-        parts: &TrustedParts::default(),
-        found: GuardedPaths::default(),
-        rest: Vec::new(),
-        seen: 0,
-        settings_cache: SettingsCache::new(settings.home.clone()),
-        known_repositories: HashSet::new(),
-        known_remotes: HashSet::new(),
-        known_places: HashSet::new(),
-        deadline: Instant::now() + SURVEY_TIMEOUT,
-    };
-    let waiting =
-        |path: &[u8], depth| PendingDirectory { path: path.to_vec(), guarded: names.find_match(path).is_some(), depth };
-    survey.rest.push(waiting(directory, SurveyDepth::Guarded(LEVELS_ABOVE)));
+    let parts = TrustedParts::default();
+    let mut survey = TreeSurvey::new(host, (&[], &everywhere), names, (&settings, &parts));
+    survey.rest.push(survey.pending_directory(directory, SurveyDepth::Guarded(LEVELS_ABOVE)));
     while let Some(directory) = survey.rest.pop() {
         // The target of a guarded link is not searched, because its path is enough.
         if directory.depth != SurveyDepth::Whole {
@@ -256,7 +222,35 @@ fn unread(file: &[u8]) -> SurveyError {
     SurveyError::Unread(shown(file))
 }
 
-impl TreeSurvey<'_> {
+impl<'a> TreeSurvey<'a> {
+    fn new(
+        view: RootView<'a>,
+        (tree, writable): (&'a [u8], &'a [Vec<u8>]),
+        names: &'a GuardedNames,
+        (settings, parts): (&'a GlobalSettings, &'a TrustedParts),
+    ) -> Self {
+        Self {
+            view,
+            names,
+            tree,
+            writable,
+            settings,
+            parts,
+            found: GuardedPaths::default(),
+            rest: Vec::new(),
+            seen: 0,
+            settings_cache: SettingsCache::new(settings.home.clone()),
+            known_repositories: HashSet::new(),
+            known_remotes: HashSet::new(),
+            known_places: HashSet::new(),
+            deadline: Instant::now() + SURVEY_TIMEOUT,
+        }
+    }
+
+    fn pending_directory(&self, path: &[u8], depth: SurveyDepth) -> PendingDirectory {
+        PendingDirectory { path: path.to_vec(), guarded: self.names.find_match(path).is_some(), depth }
+    }
+
     fn look_at(&mut self, waiting: &PendingDirectory) -> Result<(), SurveyError> {
         let PendingDirectory { path: directory, guarded, depth } = waiting;
         let (directory, guarded) = (&directory[..], *guarded);

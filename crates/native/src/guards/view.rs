@@ -292,7 +292,7 @@ impl<'a> RootView<'a> {
 }
 
 /// Opens `path` beneath a directory, without links.
-fn open_in_root(root: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+pub(crate) fn open_in_root(root: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
     let text = CString::new(path).map_err(|_| Errno::INVAL)?;
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
     openat2(root, &text, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), how)

@@ -165,11 +165,6 @@ impl Blueprint {
         &self.missing
     }
 
-    /// Returns the name and description of each step, in order.
-    pub fn describe_steps(&self) -> impl Iterator<Item = (&'static str, String)> {
-        self.steps.iter().map(|s| (s.name(), s.describe()))
-    }
-
     /// Returns the number of steps of the init.
     pub(super) fn step_count(&self) -> usize {
         self.steps.len()
@@ -179,7 +174,10 @@ impl Blueprint {
     pub(super) fn step_text(&self, index: u32) -> (&'static str, String) {
         let index = index as usize;
         match self.steps.get(index) {
-            Some(step) => (step.name(), step.describe()),
+            Some(step) => {
+                let (name, _, detail) = step.texts();
+                (name, detail)
+            }
             None if index == self.steps.len() => ("start", "make the command's process".to_owned()),
             None => ("supervise", "watch over the command".to_owned()),
         }
@@ -201,12 +199,13 @@ impl Blueprint {
     pub(super) fn build_report(&self, wait_killable: bool, ipv6: Option<bool>, watched: bool) -> EnforcementReport {
         let mut layers: BTreeMap<String, LayerReport> = BTreeMap::new();
         for step in self.steps.iter().filter(|step| watched || !matches!(step, InitStep::Watch(_))) {
+            let (_, layer, detail) = step.texts();
             let layer = layers
-                .entry(step.report_layer().to_owned())
+                .entry(layer.to_owned())
                 .or_insert_with(|| LayerReport { state: LayerState::Enforced, detail: String::new() });
             let separator = if layer.detail.is_empty() { "" } else { "; " };
             layer.detail.push_str(separator);
-            layer.detail.push_str(&step.describe());
+            layer.detail.push_str(&detail);
         }
         if self.level == IsolationLevel::Full && self.walls == NamespaceOwner::Own {
             let own = "a namespace of its own";

@@ -2,7 +2,7 @@
 //! prepared data and nothing else: no allocation, no locks, no panics.
 
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, chmodat, open, unlinkat};
@@ -47,8 +47,7 @@ pub(super) fn run_init(plan: &Blueprint, inherited: &InheritedDescriptors<'_>) -
     // The streams are first, so that no descriptor of a step gets a number below 3.
     let cleared = descriptors::place_stdio(inherited.stdio).and_then(|()| descriptors::close_all_but(inherited.keep));
     if let Err(errno) = cleared {
-        let _ = LaunchMessage::StepFailed { index: 0, errno }.send(inherited.control, &[]);
-        return INIT_FAILED_EXIT_CODE;
+        return fail_init(inherited.control, 0, errno);
     }
     go_on(plan, &mut site, inherited.gate, mask, 0)
 }
@@ -60,12 +59,11 @@ pub(super) fn early_init(first: &[InitStep], control: BorrowedFd<'_>, gate: Borr
     let ruleset;
     let mut site = BuildContext::new(control, None);
     let mut mask = umask(Mode::empty());
-    let mut keep = [0, 1, 2, control.as_raw(), gate.as_raw()];
+    let mut keep = [0, 1, 2, control.as_raw_fd(), gate.as_raw_fd()];
     keep.sort_unstable();
     let begun = descriptors::close_all_but(&keep).map_err(|errno| InitStepError { index: 0, errno });
     if let Err(InitStepError { index, errno }) = begun.and_then(|()| take_steps(first, 0..first.len(), &mut site)) {
-        let _ = LaunchMessage::StepFailed { index, errno }.send(control, &[]);
-        return INIT_FAILED_EXIT_CODE;
+        return fail_init(control, index, errno);
     }
     let Ok(Some((LaunchMessage::Plan { umask }, received))) = LaunchMessage::receive_from(control, true) else {
         return INIT_FAILED_EXIT_CODE;
@@ -75,12 +73,10 @@ pub(super) fn early_init(first: &[InitStep], control: BorrowedFd<'_>, gate: Borr
     let (Some((plan, own_rules)), [Some(stdin), Some(stdout), Some(stderr), Some(rules), ..]) =
         (plan, received.descriptors)
     else {
-        let _ = LaunchMessage::StepFailed { index: first.len() as u32, errno: Errno::PROTO }.send(control, &[]);
-        return INIT_FAILED_EXIT_CODE;
+        return fail_init(control, first.len() as u32, Errno::PROTO);
     };
     if let Err(errno) = descriptors::place_stdio([stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]) {
-        let _ = LaunchMessage::StepFailed { index: first.len() as u32, errno }.send(control, &[]);
-        return INIT_FAILED_EXIT_CODE;
+        return fail_init(control, first.len() as u32, errno);
     }
     drop((stdin, stdout, stderr));
     ruleset = own_rules.with_descriptor(rules);
@@ -95,11 +91,17 @@ fn go_on(plan: &Blueprint, site: &mut BuildContext<'_>, gate: BorrowedFd<'_>, ma
     match built.and_then(|child| supervise_command(plan, site.control, child.map(|child| child.pid), site)) {
         Ok(()) => 0,
         Err(InitStepError { index, errno }) => {
-            let _ = LaunchMessage::StepFailed { index, errno }.send(site.control, &[]);
+            let code = fail_init(site.control, index, errno);
             remove_private_directory(plan, site);
-            INIT_FAILED_EXIT_CODE
+            code
         }
     }
+}
+
+/// Reports the failed part of the init. Returns its exit code.
+fn fail_init(control: BorrowedFd<'_>, index: u32, errno: Errno) -> i32 {
+    let _ = LaunchMessage::StepFailed { index, errno }.send(control, &[]);
+    INIT_FAILED_EXIT_CODE
 }
 
 /// The failed part: a step; after the steps, the start of the command; then the supervision.
@@ -190,15 +192,13 @@ fn supervise_command(
     let writes = if counts { OwnWrites::open() } else { None };
     let mut keep = [
         writes.as_ref().map_or(-1, OwnWrites::as_raw),
-        control.as_raw(),
-        ends.as_fd().as_raw(),
-        site.private_directory.as_ref().map_or(-1, |fd| fd.as_fd().as_raw()),
-        site.watches.as_ref().map_or(-1, |fd| fd.as_fd().as_raw()),
-        site.network.as_ref().map_or(-1, |network| network.serving.as_fd().as_raw()),
+        control.as_raw_fd(),
+        ends.as_raw_fd(),
+        site.private_directory.as_ref().map_or(-1, |fd| fd.as_raw_fd()),
+        site.watches.as_ref().map_or(-1, |fd| fd.as_raw_fd()),
+        site.network.as_ref().map_or(-1, |network| network.serving.as_raw_fd()),
     ];
-    keep.sort_unstable();
-    let first = keep.iter().position(|fd| *fd >= 0).unwrap_or(0);
-    descriptors::close_all_but(&keep[first..])
+    close_others(&mut keep)
         .and_then(|()| caps::make_opaque())
         .and_then(|()| seccomp::install_filter(&plan.init_filter))
         .map_err(unwatched)?;
@@ -216,6 +216,13 @@ fn supervise_command(
         while let Ok(Some(_)) | Err(Errno::PROTO | Errno::INTR) = LaunchMessage::receive_from(control, true) {}
     }
     Ok(())
+}
+
+/// Closes all descriptors but these; negative numbers stand for none.
+fn close_others(keep: &mut [i32]) -> Result<(), Errno> {
+    keep.sort_unstable();
+    let first = keep.iter().position(|fd| *fd >= 0).unwrap_or(0);
+    descriptors::close_all_but(&keep[first..])
 }
 
 /// Returns the command's end, or `None` if the caller is gone. Without a command, only the caller
@@ -392,10 +399,9 @@ fn prepare_command(
     umask(mask);
     // Descriptors 0 to 2 are the command's streams already. The init's end of `built` is closed
     // too, because only then is the init's death noticed.
-    let mut keep = [0, 1, 2, gate.as_raw(), built.as_raw(), ruleset.map_or(-1, |rules| rules.as_fd().as_raw())];
-    keep.sort_unstable();
-    let first = keep.iter().position(|fd| *fd >= 0).unwrap_or(0);
-    descriptors::close_all_but(&keep[first..]).map_err(|e| (2, e))?;
+    let mut keep =
+        [0, 1, 2, gate.as_raw_fd(), built.as_raw_fd(), ruleset.map_or(-1, |rules| rules.as_fd().as_raw_fd())];
+    close_others(&mut keep).map_err(|e| (2, e))?;
     descriptors::mark_close_on_exec_from(3).map_err(|e| (2, e))?;
     done(2);
     caps::drop_all().map_err(|e| (3, e))?;
@@ -469,15 +475,4 @@ fn own_session(plan: &Blueprint, program: &PreparedCommand) -> Result<(), Errno>
         }
     }
     Ok(())
-}
-
-trait AsRaw {
-    fn as_raw(&self) -> i32;
-}
-
-impl AsRaw for BorrowedFd<'_> {
-    fn as_raw(&self) -> i32 {
-        use std::os::fd::AsRawFd;
-        self.as_raw_fd()
-    }
 }

@@ -17,7 +17,6 @@ use stockade_sys::Errno;
 
 use super::error::LaunchError;
 use super::outfit::LaunchOptions;
-use super::presence::ExistenceCache;
 
 /// Most first-level names of a hidden directory that are shown as placeholders.
 const MAX_PLACEHOLDERS: usize = 256;
@@ -228,7 +227,6 @@ pub(super) fn compute_layout(
         }
     }
     natures.insert(PathBuf::from("/dev"), MountKind::Devices);
-    let mut presence = ExistenceCache::default();
     for path in KERNEL_MASKS.iter().map(PathBuf::from).filter(|p| p.symlink_metadata().is_ok()) {
         natures.insert(path, MountKind::Masked);
     }
@@ -241,16 +239,16 @@ pub(super) fn compute_layout(
     if outfit.overlay.is_some() {
         natures.insert(plan.workspace.as_path().to_owned(), MountKind::Staged);
     }
-    for unit in protected_units(&writable, &plan.profile.filesystem.protect, &mut presence) {
+    for unit in protected_units(&writable, &plan.profile.filesystem.protect) {
         natures.entry(unit).or_insert(MountKind::Readable);
     }
     let files = &plan.profile.filesystem;
     let needed = [&plan.cwd, &plan.workspace].into_iter().chain(&files.sockets);
-    let needed: Vec<PathBuf> = needed.filter_map(|path| resolve_existing(path, &mut presence)).collect();
+    let needed: Vec<PathBuf> = needed.filter_map(resolve_existing).collect();
     for path in needed.into_iter().chain(program.map(Path::to_owned)) {
         natures.entry(path).or_insert(MountKind::Visible { even_hidden: false });
     }
-    let revealed: Vec<PathBuf> = files.reveal.iter().filter_map(|path| resolve_existing(path, &mut presence)).collect();
+    let revealed: Vec<PathBuf> = files.reveal.iter().filter_map(resolve_existing).collect();
     let to_hide = outfit.hidden_there(plan);
     let uncovered = files.hide.len() - to_hide.len();
     for path in to_hide.iter().filter(|path| !revealed.contains(path)) {
@@ -435,7 +433,7 @@ pub(super) fn refuse_planted_link(plan: &AttemptPlan, path: &Path, real: &Path) 
 
 /// Returns the protected names that exist directly where a writable root makes them reachable.
 /// Links are left to the broker, because a bind mount of a link would bind its target.
-fn protected_units(roots: &[PathBuf], protect: &[String], presence: &mut ExistenceCache) -> Vec<PathBuf> {
+fn protected_units(roots: &[PathBuf], protect: &[String]) -> Vec<PathBuf> {
     let mut units = Vec::new();
     // Files that the broker judges are replaced by a rename, which no mount allows, or written
     // beneath. The broker judges each change.
@@ -451,7 +449,7 @@ fn protected_units(roots: &[PathBuf], protect: &[String], presence: &mut Existen
             for shared in (0..parts.len()).filter(|shared| ends_with(root, &parts[..*shared])) {
                 let rest: PathBuf = parts[shared..].iter().collect();
                 let unit = root.join(&rest);
-                if presence.has_path(&unit) && exists_plainly(held.as_fd(), &rest) && !roots.contains(&unit) {
+                if unit.symlink_metadata().is_ok() && exists_plainly(held.as_fd(), &rest) && !roots.contains(&unit) {
                     units.push(unit);
                 }
             }
@@ -503,14 +501,15 @@ pub(super) fn placeholder_children(path: &Path) -> Vec<(CString, bool)> {
 
 /// Returns the existing paths that a plan hides, in canonical form.
 pub(crate) fn hidden_there(plan: &AttemptPlan) -> Vec<PathBuf> {
-    let mut presence = ExistenceCache::default();
-    plan.profile.filesystem.hide.iter().filter_map(|path| resolve_existing(path, &mut presence)).collect()
+    plan.profile.filesystem.hide.iter().filter_map(resolve_existing).collect()
 }
 
 /// Returns the canonical path of the object that a path of the plan names, if it exists.
-pub(super) fn resolve_existing(text: &RawText, presence: &mut ExistenceCache) -> Option<PathBuf> {
+pub(super) fn resolve_existing(text: &RawText) -> Option<PathBuf> {
     // Most paths do not exist.
-    presence.has_path(text.as_path()).then(|| text.as_path().canonicalize().ok())?
+    // Most of these paths do not exist. One system call shows that, while each component costs another.
+    text.as_path().symlink_metadata().ok()?;
+    text.as_path().canonicalize().ok()
 }
 
 pub(super) fn is_plain_directory(path: &Path) -> bool {

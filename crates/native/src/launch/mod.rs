@@ -21,7 +21,6 @@ mod network;
 mod nursery;
 mod outfit;
 mod own_writes;
-mod presence;
 mod restricted;
 mod shelf;
 mod standing;

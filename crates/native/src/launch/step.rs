@@ -199,88 +199,70 @@ pub(super) enum ScratchEntry {
 }
 
 impl InitStep {
-    /// Returns a stable name.
-    pub(super) fn name(&self) -> &'static str {
+    /// Returns a stable name, the layer of the report to which the step belongs, and a description
+    /// for users.
+    pub(super) fn texts(&self) -> (&'static str, &'static str, String) {
         match self {
-            Self::ClaimIdentity { .. } | Self::AwaitIdentity => "identity",
-            Self::LeaveGroups => "groups",
-            Self::PrivateDirectory { .. } | Self::OwnFile { .. } => "private-directory",
-            Self::Namespaces => "namespaces",
-            Self::KeyRing => "key-ring",
-            Self::PrivateMounts => "private-mounts",
-            Self::Proc => "proc",
-            Self::Quotas(_) => "quotas",
-            Self::CopyRoot => "copy-root",
-            Self::Stage { .. } => "stage",
-            Self::Merge { .. } | Self::TakeLayers => "merge",
-            Self::Root { .. } => "root",
-            Self::Scratch(_) => "scratch",
-            Self::Attach(_) => "attach",
-            Self::Devices(_) => "devices",
-            Self::Watch(_) => "watch",
-            Self::Network => "network",
-            Self::SwapRoot => "swap-root",
-            Self::AdoptOrphans => "adopt-orphans",
-            Self::DropPrivileges => "drop-privileges",
-            Self::EmptyRoot(_) => "empty-root",
-            Self::HoldWalls => "hold-walls",
-            Self::Enter(_) => "enter",
-            Self::Allow(_) => "allow",
-            Self::Opaque => "opaque",
-        }
-    }
-
-    /// Returns the layer of the report to which the step belongs.
-    pub(super) fn report_layer(&self) -> &'static str {
-        match self {
-            Self::ClaimIdentity { .. } | Self::AwaitIdentity | Self::Quotas(_) => "user-namespace",
-            Self::LeaveGroups | Self::DropPrivileges => "capabilities",
-            Self::PrivateDirectory { .. } | Self::OwnFile { .. } => "private-directory",
-            Self::KeyRing => "key-ring",
-            Self::Network => "network-namespace",
-            Self::AdoptOrphans | Self::Opaque => "processes",
-            Self::HoldWalls | Self::Enter(_) => "walls",
-            _ => "mounts",
-        }
-    }
-
-    /// Returns a description of the step for users.
-    pub(super) fn describe(&self) -> String {
-        match self {
-            Self::ClaimIdentity { .. } => "mapped to itself, no other user or group exists inside".to_owned(),
-            Self::AwaitIdentity => "root mapped to itself by the caller, no groups".to_owned(),
-            Self::LeaveGroups => "no supplementary groups".to_owned(),
-            Self::PrivateDirectory { .. } => "a temporary directory of its own".to_owned(),
-            Self::OwnFile { name, .. } => format!("{} in it", name.to_string_lossy()),
-            Self::Namespaces => "a mount namespace of its own".to_owned(),
-            Self::KeyRing => "an empty session key ring".to_owned(),
-            Self::PrivateMounts => "cut from the host's mounts".to_owned(),
-            Self::Proc => "/proc of the own PID namespace, read-only".to_owned(),
-            Self::Quotas(_) => "half of the user's file watches, where the kernel lets that be set".to_owned(),
-            Self::CopyRoot => "a copy of the host's".to_owned(),
+            Self::ClaimIdentity { .. } => {
+                ("identity", "user-namespace", "mapped to itself, no other user or group exists inside".into())
+            }
+            Self::AwaitIdentity => {
+                ("identity", "user-namespace", "root mapped to itself by the caller, no groups".into())
+            }
+            Self::LeaveGroups => ("groups", "capabilities", "no supplementary groups".into()),
+            Self::PrivateDirectory { .. } => {
+                ("private-directory", "private-directory", "a temporary directory of its own".into())
+            }
+            Self::OwnFile { name, .. } => {
+                ("private-directory", "private-directory", format!("{} in it", name.to_string_lossy()))
+            }
+            Self::Namespaces => ("namespaces", "mounts", "a mount namespace of its own".into()),
+            Self::KeyRing => ("key-ring", "key-ring", "an empty session key ring".into()),
+            Self::PrivateMounts => ("private-mounts", "mounts", "cut from the host's mounts".into()),
+            Self::Proc => ("proc", "mounts", "/proc of the own PID namespace, read-only".into()),
+            Self::Quotas(_) => (
+                "quotas",
+                "user-namespace",
+                "half of the user's file watches, where the kernel lets that be set".into(),
+            ),
+            Self::CopyRoot => ("copy-root", "mounts", "a copy of the host's".into()),
             Self::Stage { workspace, .. } => {
                 let path = RawText::from(workspace.path.as_bytes()).to_escaped();
-                format!("what is written in {path} waits in a stage")
+                ("stage", "mounts", format!("what is written in {path} waits in a stage"))
             }
             Self::Merge { lower, .. } => {
                 let path = RawText::from(lower.path.as_bytes()).to_escaped();
-                format!("what is written in {path} stays in a layer")
+                ("merge", "mounts", format!("what is written in {path} stays in a layer"))
             }
-            Self::TakeLayers => "layers that the runs of the workspace share".to_owned(),
-            Self::Root { .. } => "the host's root, read-only".to_owned(),
-            Self::Scratch(entries) => format!("{} entries in a private temporary filesystem", entries.len()),
-            Self::Attach(attachment) => describe_attachment(attachment),
-            Self::Devices(devices) => format!("/dev with {} devices and its own terminals", devices.len()),
-            Self::Watch(names) => format!("{} hidden paths watched", names.len()),
-            Self::Network => "its own loopback, to which every address leads, and nothing else".to_owned(),
-            Self::SwapRoot => "the host's root is gone".to_owned(),
-            Self::AdoptOrphans => "orphans are adopted and ended".to_owned(),
-            Self::DropPrivileges => "none in any set of the command, no_new_privs".to_owned(),
-            Self::EmptyRoot(_) => "a root of its own, nothing of the host's in it but what is named".to_owned(),
-            Self::HoldWalls => "held open for the commands to come".to_owned(),
-            Self::Enter(_) => "those of the sandbox, with all of its commands".to_owned(),
-            Self::Allow(paths) => format!("{} places that the command may change by itself", paths.len()),
-            Self::Opaque => "closed to what runs beside it until its program begins".to_owned(),
+            Self::TakeLayers => ("merge", "mounts", "layers that the runs of the workspace share".into()),
+            Self::Root { .. } => ("root", "mounts", "the host's root, read-only".into()),
+            Self::Scratch(entries) => {
+                ("scratch", "mounts", format!("{} entries in a private temporary filesystem", entries.len()))
+            }
+            Self::Attach(attachment) => ("attach", "mounts", describe_attachment(attachment)),
+            Self::Devices(devices) => {
+                ("devices", "mounts", format!("/dev with {} devices and its own terminals", devices.len()))
+            }
+            Self::Watch(names) => ("watch", "mounts", format!("{} hidden paths watched", names.len())),
+            Self::Network => (
+                "network",
+                "network-namespace",
+                "its own loopback, to which every address leads, and nothing else".into(),
+            ),
+            Self::SwapRoot => ("swap-root", "mounts", "the host's root is gone".into()),
+            Self::AdoptOrphans => ("adopt-orphans", "processes", "orphans are adopted and ended".into()),
+            Self::DropPrivileges => {
+                ("drop-privileges", "capabilities", "none in any set of the command, no_new_privs".into())
+            }
+            Self::EmptyRoot(_) => {
+                ("empty-root", "mounts", "a root of its own, nothing of the host's in it but what is named".into())
+            }
+            Self::HoldWalls => ("hold-walls", "walls", "held open for the commands to come".into()),
+            Self::Enter(_) => ("enter", "walls", "those of the sandbox, with all of its commands".into()),
+            Self::Allow(paths) => {
+                ("allow", "mounts", format!("{} places that the command may change by itself", paths.len()))
+            }
+            Self::Opaque => ("opaque", "processes", "closed to what runs beside it until its program begins".into()),
         }
     }
 

@@ -13,7 +13,7 @@ use stockade_engine::remote::{AttemptChannel as _, AttemptMessage, serve_attempt
 use stockade_engine::{Attempt, AttemptEventSender, StartError};
 
 pub use wire::own_umask;
-pub(crate) use wire::{ORDER_BYTE, SocketChannel, from_file, to_file};
+pub(crate) use wire::{ORDER_BYTE, SocketChannel, receive_order, to_file};
 
 /// Prepares an attempt and obeys its engine, until that closes the connection or is gone. The
 /// attempt ends then.

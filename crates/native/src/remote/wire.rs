@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 
@@ -12,7 +12,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use stockade_engine::remote::{self, AttemptMessage, EngineMessage};
-use stockade_sys::framed;
+use stockade_sys::{framed, passing};
 
 /// First byte of an order, sent with its descriptors.
 pub(crate) const ORDER_BYTE: u8 = b'o';
@@ -27,7 +27,7 @@ pub(crate) fn to_file(what: &impl Serialize) -> io::Result<OwnedFd> {
 }
 
 /// Reads a message from such a file.
-pub(crate) fn from_file<T: DeserializeOwned>(file: OwnedFd) -> io::Result<T> {
+fn from_file<T: DeserializeOwned>(file: OwnedFd) -> io::Result<T> {
     let file = File::from(file);
     let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
     if length > MAX_MESSAGE_BYTES {
@@ -36,6 +36,21 @@ pub(crate) fn from_file<T: DeserializeOwned>(file: OwnedFd) -> io::Result<T> {
     let mut text = vec![0; length];
     file.read_exact_at(&mut text, 0)?;
     Ok(serde_json::from_slice(&text)?)
+}
+
+/// Receives an order with its descriptors; `None` if the other side is gone.
+pub(crate) fn receive_order<T: DeserializeOwned>(
+    socket: BorrowedFd<'_>,
+) -> io::Result<Option<(T, [Option<OwnedFd>; 4])>> {
+    let mut word = [0];
+    let received = passing::receive_message(socket, &mut word, true)?;
+    match received.descriptors {
+        _ if received.length == 0 => Ok(None),
+        [Some(file), one, two, three, four, ..] if word == [ORDER_BYTE] => {
+            Ok(Some((from_file(file)?, [one, two, three, four])))
+        }
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
 }
 
 /// End of a connection.

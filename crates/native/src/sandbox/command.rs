@@ -3,24 +3,22 @@
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use stockade_egress::PreparedInterception;
 use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, Backend, SandboxTree, StartError, StdioMode};
-use stockade_model::{AttemptPlan, Denial, Grant, IsolationLevel};
+use stockade_model::{AttemptPlan, Denial, EnforcementReport, Grant, IsolationLevel};
 
 use super::keep::HostedSandbox;
 use super::{BACKEND_NAME, tree_path_inside};
-use crate::attempt::NativeAttempt;
-use crate::backend::{
-    add_layers, broker_event_sink, broker_layer, build_proxy_options, launched_powers, map_broker_error,
-    map_launch_error, map_limit_error, no_descriptor, prepare_interception,
-};
+use crate::assembly::LaunchingAttempt;
+use crate::backend::{broker_event_sink, build_proxy_options, launched_powers, prepare_interception};
 use crate::broker::Broker;
-use crate::keeper::{self, BreachCallback, LeftoverHandling, RunEventSink, RunMonitor};
-use crate::launch::{LaunchError, LaunchOptions, LaunchingSandbox};
+use crate::keeper::{BreachCallback, LeftoverHandling, MonitoredExtras, RunEventSink, RunMonitor};
+use crate::launch::{LaunchOptions, LaunchedSandbox, LaunchingSandbox};
 use crate::limits::{LimitGuard, small_disk};
 use crate::powers::AttemptPermissions;
+use crate::start_errors::{map_broker_error, map_launch_error, map_limit_error};
 use crate::streams::OutputPipes;
 use crate::undoing;
 use crate::way_out::{self, PublishedPorts};
@@ -63,7 +61,7 @@ impl SandboxCommandBackend {
     fn command_permissions(&self, plan: &AttemptPlan, launching: &LaunchingSandbox) -> AttemptPermissions {
         let mut powers = launched_powers(plan, launching);
         powers.stay_inside();
-        powers.hide_too(self.sandbox.hidden_paths());
+        powers.hide_too(&self.sandbox.hidden);
         powers.workspace_lies_at(self.sandbox.tree_paths(SandboxTree::Workspace).1);
         powers
     }
@@ -136,53 +134,43 @@ impl SandboxCommandBackend {
             LimitGuard::prepare_in_sandbox(plan, workspace, self.sandbox.group().as_ref()).map_err(map_limit_error)?;
         launching.enter_groups(&guard.open_join_files().map_err(map_limit_error)?).map_err(map_launch_error)?;
         let weak = events.downgrade();
-        let told = RunEventSink::in_sandbox(events, self.sandbox.events(), plan.request.clone());
+        let told = RunEventSink::in_sandbox(events, self.sandbox.events.clone(), plan.request.clone());
         let broker = Broker::begin(self.command_permissions(plan, &launching), plan.level, broker_event_sink(&told))
             .map_err(map_broker_error)?;
         let broker =
-            broker.with_bound_sockets(self.sandbox.bound_sockets()).making_room(small_disk(&plan.profile.limits));
-        let terms = build_proxy_options(plan, (edge, published, self.sandbox.resolver()), &broker, &told);
+            broker.with_bound_sockets(self.sandbox.bound.clone()).making_room(small_disk(&plan.profile.limits));
+        let terms = build_proxy_options(plan, (edge, published, self.sandbox.resolver.clone()), &broker, &told);
         let on_breach = on_breach(&told);
         self.sandbox.register_command(&on_breach, launching.init_pid());
         let keeper = RunMonitor::start_thread(streams.into_outputs(io), told)?;
 
-        let mut launched = launching.finish_launch().map_err(map_launch_error)?;
-        let listener = launched.take_listener().ok_or_else(|| map_launch_error(LaunchError::Lost))?;
-        let can_hold = launched.wait_killable();
-        let network = self.sandbox.network();
-        let way = Arc::new(network.open_egress(terms).map_err(no_socket)?);
-        let broker = broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&way))).map_err(map_broker_error)?;
-        let mut enforced = self.sandbox.enforced().clone();
-        enforced.layers.extend(launched.report().layers.clone());
-        let layer = broker_layer(broker.traits(), (hold, can_hold), plan.profile.filesystem.trace);
-        add_layers(&mut enforced, plan, guard.report_limits(false), layer);
-        enforced.layers.extend(undoing::undo_layer(plan, None));
-        let answers = broker.answer_sender();
-        if publishes {
-            answers.open_way();
-        }
         let group = guard.group();
-        let watch = Arc::new(Mutex::new(guard.start_watch(launched.init_pid(), false)));
-        let kept = keeper::MonitoredSandbox {
-            end: rustix::io::fcntl_dupfd_cloexec(launched.end_fd(), 3).map_err(no_descriptor)?,
-            hidden: None,
-            temp: None,
-            launched: Arc::new(Mutex::new(launched)),
-            names: Some(Arc::clone(&way)),
-            way,
-            lost: Some(network.lost_datagrams().map_err(no_socket)?),
+        let leaves = Some(LeftoverHandling::new(self.sandbox.background, group.clone(), on_breach));
+        let attempt = LaunchingAttempt {
+            plan,
+            launching,
             broker,
-            staging: None,
-            lease: None,
-            agent: None,
-            undoing: None,
-            renewal: None,
-            watch: Arc::clone(&watch),
-            leaves: Some(LeftoverHandling::new(self.sandbox.background(), group.clone(), on_breach)),
+            guard,
+            group,
+            keeper,
+            events: weak,
+            hold,
+            raises_limits: false,
+            asks_reads: plan.profile.filesystem.trace,
+            publishes,
         };
-        let launched = Arc::clone(&kept.launched);
-        let keeper = Some(keeper.start_monitoring(kept)?);
-        Ok(Box::new(NativeAttempt { enforced, launched, answers, group, watch, events: weak, keeper }))
+        let network = &self.sandbox.network;
+        let egress = |_: &mut LaunchedSandbox| {
+            let way = Arc::new(network.open_egress(terms).map_err(no_socket)?);
+            Ok((way, Some(network.lost_datagrams().map_err(no_socket)?)))
+        };
+        let add_to_report = |enforced: &mut EnforcementReport, _: &_, _: &_| {
+            for (name, layer) in &self.sandbox.enforced.layers {
+                enforced.layers.entry(name.clone()).or_insert_with(|| layer.clone());
+            }
+            enforced.layers.extend(undoing::undo_layer(plan, None));
+        };
+        attempt.finish(egress, add_to_report, MonitoredExtras { leaves, ..MonitoredExtras::default() })
     }
 }
 

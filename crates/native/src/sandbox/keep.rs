@@ -4,11 +4,10 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use stockade_egress::NameResolver;
 use stockade_engine::{
     AttemptEvent, GuestSystem, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, SandboxTree, SandboxUsage,
@@ -19,13 +18,15 @@ use stockade_model::{
 };
 
 use super::{failed_error, tree_path_inside, unsupported_error};
-use crate::backend::{map_launch_error, map_limit_error, no_descriptor};
 use crate::broker::BoundSockets;
 use crate::descriptors;
 use crate::keeper::BreachCallback;
 use crate::launch::{CommandStdio, LaunchError, LaunchOptions, LaunchingSandbox, PersistentNamespaces, RootSpec};
 use crate::limits::{ControlGroup, LimitGuard, LimitWatch, ParentLister, ProcessIdentity};
+use crate::locks::lock_ignoring_poison;
+use crate::start_errors::{map_launch_error, map_limit_error, no_descriptor};
 use crate::way_out::{CommonNetwork, resolver_settings};
+use stockade_sys::ready::readable_before;
 
 /// Time-out for the end of a sandbox.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -42,14 +43,14 @@ pub(super) struct HostedSandbox {
     workspace: PathBuf,
     home: PathBuf,
     /// Hidden paths, as they are named inside.
-    hidden: Vec<RawText>,
-    background: BackgroundPolicy,
+    pub(super) hidden: Vec<RawText>,
+    pub(super) background: BackgroundPolicy,
     made: Instant,
-    enforced: EnforcementReport,
-    network: CommonNetwork,
-    bound: BoundSockets,
-    events: SandboxEventSender,
-    resolver: Option<Arc<dyn NameResolver>>,
+    pub(super) enforced: EnforcementReport,
+    pub(super) network: CommonNetwork,
+    pub(super) bound: BoundSockets,
+    pub(super) events: SandboxEventSender,
+    pub(super) resolver: Option<Arc<dyn NameResolver>>,
     /// Present as long as the sandbox exists.
     standing: Arc<Mutex<Option<SandboxIsolation>>>,
     /// True while all commands are frozen. Locked for reading while a command starts.
@@ -130,36 +131,6 @@ impl HostedSandbox {
         })
     }
 
-    pub(super) fn enforced(&self) -> &EnforcementReport {
-        &self.enforced
-    }
-
-    /// Returns the paths that are hidden from every command, besides those of its own plan.
-    pub(super) fn hidden_paths(&self) -> &[RawText] {
-        &self.hidden
-    }
-
-    pub(super) fn network(&self) -> &CommonNetwork {
-        &self.network
-    }
-
-    /// Returns the table of sockets that its commands have bound.
-    pub(super) fn bound_sockets(&self) -> BoundSockets {
-        self.bound.clone()
-    }
-
-    pub(super) fn events(&self) -> SandboxEventSender {
-        self.events.clone()
-    }
-
-    pub(super) fn resolver(&self) -> Option<Arc<dyn NameResolver>> {
-        self.resolver.clone()
-    }
-
-    pub(super) fn background(&self) -> BackgroundPolicy {
-        self.background
-    }
-
     /// Returns a tree's path inside and its path on the host.
     pub(super) fn tree_paths(&self, which: SandboxTree) -> (&'static str, &Path) {
         let path = match which {
@@ -171,7 +142,7 @@ impl HostedSandbox {
 
     /// Returns the control group of all commands, if there is one.
     pub(super) fn group(&self) -> Option<Arc<ControlGroup>> {
-        lock_unpoisoned(&self.standing).as_ref().and_then(|stands| stands.group.clone())
+        lock_ignoring_poison(&self.standing).as_ref().and_then(|stands| stands.group.clone())
     }
 
     /// Prevents a pause as long as the returned guard is held. Fails if the sandbox is paused.
@@ -191,7 +162,7 @@ impl HostedSandbox {
         outfit: &LaunchOptions,
         stdio: CommandStdio<'_>,
     ) -> Result<LaunchingSandbox, StartError> {
-        let standing = lock_unpoisoned(&self.standing);
+        let standing = lock_ignoring_poison(&self.standing);
         let stands = standing.as_ref().ok_or_else(|| self.gone_error())?;
         stands.walls.begin_command(plan, outfit, stdio).map_err(map_launch_error)
     }
@@ -199,7 +170,7 @@ impl HostedSandbox {
     /// Notifies `told` of limits that all commands together exceed, as long as `told` lives, and
     /// counts the children of `parent` among them.
     pub(super) fn register_command(&self, told: &BreachCallback, parent: u32) {
-        let mut commands = lock_unpoisoned(&self.commands);
+        let mut commands = lock_ignoring_poison(&self.commands);
         commands.retain(|(command, _)| command.strong_count() > 0);
         commands.push((Arc::downgrade(told), ProcessIdentity::from_pid(parent)));
     }
@@ -229,14 +200,14 @@ impl HostedSandbox {
     /// Ends the sandbox and waits for that.
     pub(super) fn end_sandbox(&self) -> Result<(), SandboxError> {
         // All processes end with the isolation. The group is removed when its last watcher is dropped.
-        let stands = lock_unpoisoned(&self.standing).take();
+        let stands = lock_ignoring_poison(&self.standing).take();
         let is_paused = *self.paused.read().unwrap_or_else(PoisonError::into_inner);
         // A frozen process ends only once it is thawed, and it must not run any further then.
         if let Some(group) = stands.as_ref().and_then(|stands| stands.group.as_ref()).filter(|_| is_paused) {
             group.kill_within();
         }
         drop(stands);
-        match lock_unpoisoned(&self.watched).recv_timeout(END_TIMEOUT) {
+        match lock_ignoring_poison(&self.watched).recv_timeout(END_TIMEOUT) {
             Err(RecvTimeoutError::Timeout) => {
                 Err(failed_error(format!("the watch over the sandbox {} does not end", self.id)))
             }
@@ -245,7 +216,7 @@ impl HostedSandbox {
     }
 
     fn standing_group(&self) -> Result<Option<Arc<ControlGroup>>, SandboxError> {
-        match &*lock_unpoisoned(&self.standing) {
+        match &*lock_ignoring_poison(&self.standing) {
             Some(stands) => Ok(stands.group.clone()),
             None => Err(SandboxError::Gone(self.id.clone())),
         }
@@ -259,11 +230,7 @@ impl HostedSandbox {
 /// Returns a function that lists the parent processes of the commands.
 fn parents_of(commands: &Arc<Mutex<BreachListeners>>) -> ParentLister {
     let commands = Arc::clone(commands);
-    Box::new(move || lock_unpoisoned(&commands).iter().filter_map(|(_, parent)| *parent).collect())
-}
-
-fn lock_unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    Box::new(move || lock_ignoring_poison(&commands).iter().filter_map(|(_, parent)| *parent).collect())
 }
 
 fn processes_layer(group: bool) -> LayerReport {
@@ -317,7 +284,7 @@ impl SandboxMonitor {
             }
         }
         // The requested end of a sandbox has taken the value out before.
-        if lock_unpoisoned(&self.standing).take().is_some() {
+        if lock_ignoring_poison(&self.standing).take().is_some() {
             self.events.send_event(SandboxEvent::Lost("its init was killed from outside".to_owned()));
         }
     }
@@ -325,21 +292,18 @@ impl SandboxMonitor {
     /// Waits until a check is due. Returns true if the init has exited: it sends nothing, so its
     /// descriptor is readable only then.
     fn has_ended(&self) -> bool {
-        let is_idle = lock_unpoisoned(&self.commands).iter().all(|(command, _)| command.strong_count() == 0);
+        let is_idle = lock_ignoring_poison(&self.commands).iter().all(|(command, _)| command.strong_count() == 0);
         let next = if is_idle { IDLE_POLL_INTERVAL } else { self.watch.next_look().unwrap_or(IDLE_POLL_INTERVAL) };
-        let at_most = next.min(IDLE_POLL_INTERVAL);
-        let at_most = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
-        let mut waited = [PollFd::from_borrowed_fd(self.end.as_fd(), PollFlags::IN)];
-        // A signal or an error only makes the next check come sooner.
-        matches!(poll(&mut waited, Some(&at_most)), Ok(1))
+        // An error only makes the next check come sooner.
+        matches!(readable_before(&[self.end.as_fd()], Instant::now() + next.min(IDLE_POLL_INTERVAL)), Ok(true))
     }
 
     /// Ends every command, because the command that exceeded the limit is unknown.
     fn end_commands(&self, breach: Denial) {
         let commands: Vec<BreachCallback> =
-            lock_unpoisoned(&self.commands).iter().filter_map(|(command, _)| command.upgrade()).collect();
+            lock_ignoring_poison(&self.commands).iter().filter_map(|(command, _)| command.upgrade()).collect();
         commands.iter().for_each(|command| command(&breach));
-        if let Some(group) = lock_unpoisoned(&self.standing).as_ref().and_then(|stands| stands.group.as_ref()) {
+        if let Some(group) = lock_ignoring_poison(&self.standing).as_ref().and_then(|stands| stands.group.as_ref()) {
             group.kill_within();
         }
         self.events.send_event(SandboxEvent::Breached(breach));

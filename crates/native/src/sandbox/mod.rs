@@ -154,7 +154,7 @@ impl Sandbox for NativeSandbox {
     }
 
     fn enforcement_report(&self) -> &EnforcementReport {
-        self.kept.enforced()
+        &self.kept.enforced
     }
 
     fn backend(&self) -> Arc<dyn Backend> {

@@ -10,11 +10,11 @@ use rustix::fs::Mode;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, umask};
 use stockade_engine::Backend;
 use stockade_engine::remote::AttemptOrder;
-use stockade_sys::passing::{self, ReceivedMessage};
+use stockade_sys::descriptors::place_stdio;
 
 use crate::backend::NativeBackend;
 use crate::launch::PrewarmedInit;
-use crate::remote::{self, ORDER_BYTE, SocketChannel, from_file};
+use crate::remote::{self, SocketChannel, receive_order};
 
 /// Runs a front, a child of `helper`, until its exit. Returns its exit code.
 pub(super) fn run_supervisor(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> i32 {
@@ -29,32 +29,18 @@ fn wait_and_run(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> io::R
     }
     // Without a prewarmed init the normal start reports the error.
     let nursery = PrewarmedInit::start().ok();
-    let mut word = [0];
     // No time-out: this process is killed when the helper exits.
-    let received = passing::receive_message(orders.as_fd(), &mut word, true)?;
-    if received.length == 0 {
-        return Ok(());
-    }
-    let (order, line) = take_over(word, received)?;
+    let Some((order, descriptors)) = receive_order::<AttemptOrder>(orders.as_fd())? else { return Ok(()) };
+    // The command's streams become standard streams. The connection is for its events.
+    let [Some(stdin), Some(stdout), Some(stderr), Some(stream)] = descriptors else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    place_stdio([stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
+    let line = SocketChannel::from_stream(UnixStream::from(stream))?;
     umask(Mode::from_raw_mode(order.umask));
     let mut backend = NativeBackend::with_prewarmed_init(nursery.map(|nursery| nursery.with_umask(order.umask)));
     if let Some(stages) = stages {
         backend = backend.with_stages_dir(stages);
     }
     remote::serve_remote_attempt(line, |events| backend.prepare_attempt(&order.plan, &order.io, order.hold, events))
-}
-
-/// Takes over the command's streams as standard streams. Returns the order and the connection for
-/// its events.
-fn take_over(word: [u8; 1], received: ReceivedMessage) -> io::Result<(AttemptOrder, SocketChannel)> {
-    let [Some(order), Some(stdin), Some(stdout), Some(stderr), Some(stream), ..] = received.descriptors else {
-        return Err(io::ErrorKind::InvalidData.into());
-    };
-    if word != [ORDER_BYTE] {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    rustix::stdio::dup2_stdin(stdin)?;
-    rustix::stdio::dup2_stdout(stdout)?;
-    rustix::stdio::dup2_stderr(stderr)?;
-    Ok((from_file(order)?, SocketChannel::from_stream(UnixStream::from(stream))?))
 }

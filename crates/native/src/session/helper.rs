@@ -6,18 +6,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 use stockade_sys::Errno;
 use stockade_sys::clone::exit_now;
-use stockade_sys::descriptors::close_all_but;
+use stockade_sys::descriptors::{close_all_but, place_stdio};
 use stockade_sys::passing;
 use stockade_sys::reap::wait_pidfd;
 use stockade_sys::session::{ForkResult, fork_process};
 use stockade_sys::signals::block_signals;
 
 use super::front;
+use stockade_sys::ready::readable_before;
 
 /// Message to the helper: the front was taken.
 pub(super) const MESSAGE_TAKEN: u8 = b't';
@@ -62,9 +62,7 @@ pub(super) fn run_helper(control: &OwnedFd, stages: Option<PathBuf>) -> i32 {
 fn leave_program(control: &OwnedFd) -> io::Result<()> {
     block_signals(&BLOCKED_SIGNALS.map(Signal::as_raw))?;
     let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-    rustix::stdio::dup2_stdin(&nothing)?;
-    rustix::stdio::dup2_stdout(&nothing)?;
-    rustix::stdio::dup2_stderr(&nothing)?;
+    place_stdio([nothing.as_fd(); 3])?;
     drop(nothing);
     Ok(close_all_but(&[0, 1, 2, control.as_raw_fd()])?)
 }
@@ -168,8 +166,6 @@ impl SessionHelper<'_> {
 
 /// Waits until a descriptor is readable, at most `at_most`.
 fn wait_for<'a>(fds: impl Iterator<Item = BorrowedFd<'a>>, at_most: Duration) {
-    let mut waited: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-    let at_most = Timespec { tv_sec: at_most.as_secs().cast_signed(), tv_nsec: at_most.subsec_nanos().into() };
     // An error only makes the next check come sooner.
-    let _ = poll(&mut waited, Some(&at_most));
+    let _ = readable_before(&fds.collect::<Vec<_>>(), Instant::now() + at_most);
 }

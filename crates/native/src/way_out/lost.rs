@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use rustix::net::{RecvFlags, recv};
 use stockade_egress::HostNameTable;
-use stockade_model::{Denial, DenialLayer, DenialResolution, DeniedOperation, RawText};
+use stockade_model::{Denial, DenialLayer, DeniedOperation, RawText};
 
 /// Most distinct targets that are reported of one attempt.
 const MAX_REPORTED_TARGETS: usize = 256;
@@ -64,17 +64,9 @@ impl LostDatagrams {
             Some(name) => format!("{name}:{}", target.port()),
             None => target.to_string(),
         };
-        Denial {
-            operation: DeniedOperation::Connect,
-            object: RawText::from(format!("{shown} over UDP")),
-            pid: None,
-            program: None,
-            layer: DenialLayer::Network,
-            rule: "datagrams lead nowhere but to the run's own name server".to_owned(),
-            grant: None,
-            resolution: DenialResolution::Recorded,
-            count: 1,
-        }
+        let object = RawText::from(format!("{shown} over UDP"));
+        let rule = "datagrams lead nowhere but to the run's own name server".to_owned();
+        Denial::of_unknown_process(DeniedOperation::Connect, object, DenialLayer::Network, rule, None)
     }
 }
 

@@ -12,25 +12,26 @@ mod published;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use stockade_egress::{
-    AnnouncedConnection, ConnectOrder, DialError, DnsSockets, EgressCaller, EgressDestination, EgressEvent,
-    EgressNamespace, EgressPolicy, EgressProxy, EgressProxySetup, HostNameTable, NameResolver, PendingDial,
-    PreparedInterception, ProxyService, TunnelConnector,
+    DnsSockets, EgressDestination, EgressEvent, EgressNamespace, EgressPolicy, EgressProxy, EgressProxySetup,
+    HostNameTable, NameResolver, PreparedInterception, TunnelConnector,
 };
 use stockade_model::EgressRules;
 use stockade_sys::{Errno, net};
 
 use crate::descriptors;
 use crate::launch::NetworkSockets;
+use crate::locks::lock_ignoring_poison;
 pub(crate) use common::CommonNetwork;
 pub(crate) use lost::LostDatagrams;
 pub use outfit::proxy_variables;
 pub(crate) use outfit::{launch_options, network_layer, resolver_settings};
 use places::{HostNetwork, NamespaceNetwork};
 pub(crate) use published::PublishedPorts;
+use std::time::Instant;
+use stockade_sys::ready::readable_before;
 
 /// Receiver of the proxy's events, which must not block.
 pub(crate) type ProxyEventSink = Arc<dyn Fn(EgressEvent) + Send + Sync>;
@@ -117,8 +118,7 @@ impl RunEgress {
 
     /// Returns whether a DNS request waits.
     pub(crate) fn is_asked(&self) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        self.asked.as_ref().is_some_and(|asked| poll(&mut [PollFd::new(asked, PollFlags::IN)], Some(&now)) == Ok(1))
+        self.asked.as_ref().is_some_and(|asked| readable_before(&[asked.as_fd()], Instant::now()) == Ok(true))
     }
 
     /// Returns the destination of an address that a program dialled.
@@ -132,45 +132,21 @@ impl RunEgress {
     /// # Errors
     /// `ENETDOWN` if the proxy cannot run any more.
     pub(crate) fn start_proxy(&self) -> Result<(), Errno> {
-        self.with_door(|_| ())
-    }
-
-    /// Dials a permitted target; see [`EgressProxy::connect_target`].
-    ///
-    /// # Errors
-    /// As [`start_proxy`](Self::start_proxy); `done` is not called then.
-    pub(crate) fn connect_target(
-        &self,
-        order: ConnectOrder,
-        done: impl FnOnce(Result<AnnouncedConnection, DialError>) + Send + 'static,
-    ) -> Result<PendingDial, Errno> {
-        self.with_door(|door| door.connect_target(order, done))
-    }
-
-    /// Connects to a service of the proxy itself; see [`EgressProxy::connect_service`].
-    ///
-    /// # Errors
-    /// As [`start_proxy`](Self::start_proxy); `done` is not called then.
-    pub(crate) fn connect_service(
-        &self,
-        service: ProxyService,
-        dialled: SocketAddr,
-        who: EgressCaller,
-        done: impl FnOnce(Result<AnnouncedConnection, DialError>) + Send + 'static,
-    ) -> Result<PendingDial, Errno> {
-        self.with_door(|door| door.connect_service(service, dialled, who, done))
+        self.with_proxy(|_| ())
     }
 
     /// Closes every connection and reports the last records.
     pub(crate) fn close_connections(&self) {
-        let state = std::mem::replace(&mut *self.lock_state(), RunEgressState::Over);
+        let state = std::mem::replace(&mut *lock_ignoring_poison(&self.state), RunEgressState::Over);
         if let RunEgressState::Open(door) = state {
             door.stop();
         }
     }
 
-    fn with_door<T>(&self, then: impl FnOnce(&EgressProxy) -> T) -> Result<T, Errno> {
-        let mut state = self.lock_state();
+    /// Uses the egress proxy, which starts if it does not run yet. Its threads inherit the
+    /// confinement of the calling thread.
+    pub(crate) fn with_proxy<T>(&self, then: impl FnOnce(&EgressProxy) -> T) -> Result<T, Errno> {
+        let mut state = lock_ignoring_poison(&self.state);
         if let RunEgressState::Shut(_) = &*state
             && let RunEgressState::Shut(terms) = std::mem::replace(&mut *state, RunEgressState::Over)
         {
@@ -201,16 +177,14 @@ impl RunEgress {
         published.lead_in(&door);
         Ok(door)
     }
-
-    fn lock_state(&self) -> MutexGuard<'_, RunEgressState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stockade_egress::{EgressDecision, EgressRequest, NameLookupError};
+    use stockade_egress::{
+        AnnouncedConnection, DialError, EgressCaller, EgressDecision, EgressRequest, NameLookupError, ProxyService,
+    };
     use stockade_model::HostName;
 
     struct Nobody;
@@ -243,13 +217,16 @@ mod tests {
         });
         let proxy = SocketAddr::new(stockade_egress::PROXY_ADDRESS_V4.into(), stockade_egress::HTTP_PROXY_PORT);
         assert_eq!(way.destination_of(proxy), EgressDestination::Service(ProxyService::HttpProxy));
-        assert!(matches!(*way.lock_state(), RunEgressState::Shut(_)));
+        assert!(matches!(*lock_ignoring_poison(&way.state), RunEgressState::Shut(_)));
         way.start_proxy().unwrap();
-        assert!(matches!(*way.lock_state(), RunEgressState::Open(_)));
+        assert!(matches!(*lock_ignoring_poison(&way.state), RunEgressState::Open(_)));
         way.close_connections();
-        assert!(matches!(*way.lock_state(), RunEgressState::Over));
+        assert!(matches!(*lock_ignoring_poison(&way.state), RunEgressState::Over));
         assert_eq!(way.start_proxy(), Err(Errno::NETDOWN));
         let never = |_: Result<AnnouncedConnection, DialError>| panic!("there is no door");
-        assert!(way.connect_service(ProxyService::Socks, proxy, EgressCaller::default(), never).is_err());
+        let connects = way.with_proxy(|door| {
+            drop(door.connect_service(ProxyService::Socks, proxy, EgressCaller::default(), never));
+        });
+        assert_eq!(connects, Err(Errno::NETDOWN));
     }
 }

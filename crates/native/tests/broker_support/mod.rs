@@ -15,9 +15,9 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use stockade_engine::{HeldAnswer, HoldId};
+use stockade_engine::{AttemptEvent, HeldAnswer, HoldId};
 use stockade_model::{AttemptPlan, Denial, IsolationLevel, RawText};
-use stockade_native::broker::{AnswerSender, Broker, BrokerEvent, BrokerReport};
+use stockade_native::broker::{AnswerSender, Broker, BrokerReport};
 use stockade_native::launch::{Blueprint, CommandStdio, ProcessExit, launch_sandbox};
 use stockade_native::powers::AttemptPermissions;
 use stockade_testkit::copy_program;
@@ -326,18 +326,19 @@ fn run(plan: &AttemptPlan, react: Option<React>) -> Brokered {
         let mut log = Vec::new();
         for event in events {
             match event {
-                BrokerEvent::Executed { program, .. } => programs.push(program.to_escaped()),
-                BrokerEvent::Denied(_) => {}
-                BrokerEvent::Held { id, denial } => {
+                AttemptEvent::Executed { program, .. } => programs.push(program.to_escaped()),
+                AttemptEvent::Denied(_) => {}
+                AttemptEvent::Held { id, denial } => {
                     log.push(format!("+{}", id.0));
                     let question = Question { id, denial };
                     react(&question, &answers);
                     questions.push(question);
                 }
-                BrokerEvent::Withdrawn(id) => {
+                AttemptEvent::Withdrawn(id) => {
                     log.push(format!("-{}", id.0));
                     withdrawn.push(id);
                 }
+                other => panic!("no event of a broker: {other:?}"),
             }
         }
         (programs, questions, withdrawn, log)

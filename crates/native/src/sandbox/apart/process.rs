@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{Mode, OFlags};
 use stockade_engine::{SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, StartError};
 use stockade_model::SandboxId;
-use stockade_sys::descriptors::close_all_but;
+use stockade_sys::descriptors::{close_all_but, place_stdio};
 use stockade_sys::passing::above_stdio;
 use stockade_sys::socket::{UnixSocketAddress, demand_own};
 
@@ -25,6 +25,7 @@ use super::watchers::EventClients;
 use super::wire::{SOCKET_NAME, SupervisorRefusal, SupervisorRequest, receive_request};
 use crate::guards::{SettingsVariables, use_settings_variables};
 use crate::remote::{self, SocketChannel};
+use stockade_sys::ready::readable_before;
 
 /// Most connections at the same time. Each has a thread, and a command keeps one as long as it runs.
 const MAX_CONNECTIONS: usize = 512;
@@ -83,9 +84,7 @@ fn leave_maker() -> io::Result<UnixStream> {
     rustix::process::setsid()?;
     let maker = above_stdio(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?)?;
     let nothing = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-    rustix::stdio::dup2_stdin(&nothing)?;
-    rustix::stdio::dup2_stdout(&nothing)?;
-    rustix::stdio::dup2_stderr(&nothing)?;
+    place_stdio([nothing.as_fd(); 3])?;
     drop(nothing);
     close_all_but(&[0, 1, 2, maker.as_raw_fd()])?;
     let maker = UnixStream::from(maker);
@@ -188,11 +187,8 @@ impl SandboxSupervisor {
 
     fn wait_for_event(&self, ask_at: Instant) {
         let at_most = ask_at.saturating_duration_since(Instant::now()).min(MAX_POLL_INTERVAL);
-        let at_most = Timespec { tv_sec: at_most.as_secs().cast_signed(), tv_nsec: at_most.subsec_nanos().into() };
-        let mut waited =
-            [PollFd::new(&self.listener, PollFlags::IN), PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
         // An error only makes the next check come sooner.
-        let _ = poll(&mut waited, Some(&at_most));
+        let _ = readable_before(&[self.listener.as_fd(), self.wake.as_fd()], Instant::now() + at_most);
     }
 
     /// Serves a connection on its own thread. Closes it if there are too many, which the client sees.
@@ -272,7 +268,7 @@ impl SupervisorConnections {
         let (asked, streams, line) = receive_request(stream)?;
         let refused = |done: Result<(), SandboxError>| done.map_err(SupervisorRefusal::from);
         match asked {
-            SupervisorRequest::Enforced => line.send_message(&Ok::<_, SupervisorRefusal>(self.kept.enforced())),
+            SupervisorRequest::Enforced => line.send_message(&Ok::<_, SupervisorRefusal>(&self.kept.enforced)),
             SupervisorRequest::Pause => line.send_message(&refused(self.kept.pause())),
             SupervisorRequest::Resume => line.send_message(&refused(self.kept.resume())),
             SupervisorRequest::Usage => line.send_message(&self.kept.read_usage().map_err(SupervisorRefusal::from)),

@@ -1,13 +1,15 @@
 //! Clients that receive the events of a sandbox, also when no attempt runs.
 
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use stockade_engine::SandboxEvent;
 
+use crate::locks::lock_ignoring_poison;
 use crate::remote::SocketChannel;
+use std::os::fd::AsFd;
+use stockade_sys::ready::readable_before;
 
 /// Most events that are queued for a slow client; further events are dropped.
 const MAX_QUEUED_EVENTS: usize = 1024;
@@ -21,7 +23,7 @@ pub(super) struct EventClients(Mutex<Vec<SyncSender<SandboxEvent>>>);
 impl EventClients {
     /// Sends an event to every client without blocking.
     pub(super) fn send_event(&self, event: &SandboxEvent) {
-        self.lock_queues()
+        lock_ignoring_poison(&self.0)
             .retain(|watcher| !matches!(watcher.try_send(event.clone()), Err(TrySendError::Disconnected(_))));
     }
 
@@ -44,22 +46,17 @@ impl EventClients {
 
     /// Closes the queues; events in them are still sent.
     pub(super) fn close(&self) {
-        self.lock_queues().clear();
+        lock_ignoring_poison(&self.0).clear();
     }
 
     fn add_client(&self) -> Receiver<SandboxEvent> {
         let (watcher, events) = sync_channel(MAX_QUEUED_EVENTS);
-        self.lock_queues().push(watcher);
+        lock_ignoring_poison(&self.0).push(watcher);
         events
-    }
-
-    fn lock_queues(&self) -> MutexGuard<'_, Vec<SyncSender<SandboxEvent>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Returns whether the client is gone: it sends nothing, so a readable connection has ended.
 fn has_gone(line: &SocketChannel) -> bool {
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    matches!(poll(&mut [PollFd::new(line.stream(), PollFlags::IN)], Some(&now)), Ok(1))
+    matches!(readable_before(&[line.stream().as_fd()], Instant::now()), Ok(true))
 }

@@ -11,7 +11,8 @@ use stockade_engine::{SandboxError, StartError};
 use stockade_sys::passing;
 
 use super::super::unsupported_error;
-use crate::remote::{ORDER_BYTE, SocketChannel, from_file, to_file};
+use crate::remote::{ORDER_BYTE, SocketChannel, receive_order, to_file};
+use serde::de::DeserializeOwned;
 
 /// Name of a keeper's socket, in the directory of its sandbox.
 pub(super) const SOCKET_NAME: &str = "keeper";
@@ -78,18 +79,12 @@ pub(super) fn send_request(
 }
 
 /// Receives a request. Returns it with its descriptors and the connection for the response.
-pub(super) fn receive_request<T: for<'a> Deserialize<'a>>(
+pub(super) fn receive_request<T: DeserializeOwned>(
     stream: UnixStream,
 ) -> io::Result<(T, [Option<OwnedFd>; 3], SocketChannel)> {
-    let mut word = [0];
-    let received = passing::receive_message(stream.as_fd(), &mut word, true)?;
-    let [Some(file), one, two, three, ..] = received.descriptors else {
-        return Err(io::ErrorKind::InvalidData.into());
-    };
-    if word != [ORDER_BYTE] {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    Ok((from_file(file)?, [one, two, three], SocketChannel::from_stream(stream)?))
+    let order = receive_order(stream.as_fd())?;
+    let (what, [one, two, three, _]) = order.ok_or(io::ErrorKind::InvalidData)?;
+    Ok((what, [one, two, three], SocketChannel::from_stream(stream)?))
 }
 
 #[cfg(test)]

@@ -1,0 +1,100 @@
+//! The last part of the start of every attempt in a native sandbox, alone or in a persistent one: the
+//! built sandbox, its broker, its egress proxy and its monitor become one attempt.
+
+use std::sync::{Arc, Mutex};
+
+use stockade_engine::{Attempt, StartError, WeakEventSender};
+use stockade_model::{AttemptPlan, EnforcementReport, LayerReport, LayerState};
+use tracing::debug_span;
+
+use crate::attempt::NativeAttempt;
+use crate::broker::{BrokerTraits, PreparedBroker};
+use crate::evidence::{HiddenWatch, TempWatch};
+use crate::keeper::{MonitoredExtras, MonitoredSandbox, StartingMonitor};
+use crate::launch::{LaunchError, LaunchedSandbox, LaunchingSandbox};
+use crate::limits::{ControlGroup, LimitGuard};
+use crate::start_errors::{map_broker_error, map_launch_error, no_descriptor};
+use crate::way_out::{self, LostDatagrams, RunEgress};
+
+/// An attempt whose sandbox is being built.
+pub(crate) struct LaunchingAttempt<'p> {
+    pub(crate) plan: &'p AttemptPlan,
+    pub(crate) launching: LaunchingSandbox,
+    pub(crate) broker: PreparedBroker,
+    pub(crate) guard: LimitGuard,
+    /// Control group to kill at the end, if no namespace ends with the attempt.
+    pub(crate) group: Option<Arc<ControlGroup>>,
+    pub(crate) keeper: StartingMonitor,
+    pub(crate) events: WeakEventSender,
+    /// True if calls are held for an approver.
+    pub(crate) hold: bool,
+    /// True if limits are raised for an approver.
+    pub(crate) raises_limits: bool,
+    /// True if the broker decides on each open for reading.
+    pub(crate) asks_reads: bool,
+    /// True if ports of the run are published.
+    pub(crate) publishes: bool,
+}
+
+impl LaunchingAttempt<'_> {
+    /// Waits for the sandbox and connects its parts. `egress` makes its egress proxy, and
+    /// `add_to_report` completes the report on what is enforced.
+    pub(crate) fn finish(
+        self,
+        egress: impl FnOnce(&mut LaunchedSandbox) -> Result<(Arc<RunEgress>, Option<LostDatagrams>), StartError>,
+        add_to_report: impl FnOnce(&mut EnforcementReport, &LaunchedSandbox, &MonitoredExtras),
+        extras: MonitoredExtras,
+    ) -> Result<Box<dyn Attempt>, StartError> {
+        let Self { plan, launching, broker, guard, group, keeper, events, hold, raises_limits, .. } = self;
+        let mut launched = debug_span!("finish").in_scope(|| launching.finish_launch()).map_err(map_launch_error)?;
+        let listener = launched.take_listener().ok_or_else(|| map_launch_error(LaunchError::Lost))?;
+        let can_hold = launched.wait_killable();
+        let (way, lost) = egress(&mut launched)?;
+        let broker = broker.serve_with(listener, hold && can_hold, Some(Arc::clone(&way))).map_err(map_broker_error)?;
+        let layer = broker_layer(broker.traits(), (hold, can_hold), self.asks_reads);
+        let mut enforced = launched.report().clone();
+        add_layers(&mut enforced, plan, guard.report_limits(raises_limits), layer);
+        add_to_report(&mut enforced, &launched, &extras);
+        let watch = Arc::new(Mutex::new(guard.start_watch(launched.init_pid(), raises_limits)));
+        let answers = broker.answer_sender();
+        if self.publishes {
+            answers.open_way();
+        }
+        let kept = MonitoredSandbox {
+            end: rustix::io::fcntl_dupfd_cloexec(launched.end_fd(), 3).map_err(no_descriptor)?,
+            hidden: launched.take_hidden_reads().map(|reads| HiddenWatch::new(reads, plan)),
+            temp: launched.take_temp().map(|temp| TempWatch::new(temp, plan)),
+            launched: Arc::new(Mutex::new(launched)),
+            names: Some(Arc::clone(&way)),
+            way,
+            lost,
+            broker,
+            watch: Arc::clone(&watch),
+            extras,
+        };
+        let launched = Arc::clone(&kept.launched);
+        let keeper = Some(keeper.start_monitoring(kept)?);
+        Ok(Box::new(NativeAttempt { enforced, launched, answers, group, watch, events, keeper }))
+    }
+}
+
+/// Adds the layers of the limits, the broker and the network to a report.
+fn add_layers(enforced: &mut EnforcementReport, plan: &AttemptPlan, limits: LayerReport, broker: LayerReport) {
+    let layers = [("limits", limits), ("broker", broker), ("network", way_out::network_layer(plan))];
+    enforced.layers.extend(layers.map(|(name, layer)| (name.to_owned(), layer)));
+}
+
+fn broker_layer(traits: BrokerTraits, holds: (bool, bool), traced: bool) -> LayerReport {
+    let speed = if traits.synchronous {
+        "acts on behalf; hands the processor over (synchronous wake-up)"
+    } else {
+        "acts on behalf; the kernel has no synchronous wake-up (6.6), each trapped call costs more"
+    };
+    let holding = match holds {
+        (true, true) => "; holds calls that lack a power",
+        (true, false) => "; holds nothing: on this kernel (before 5.19) signals would break off every held call",
+        (false, _) => "",
+    };
+    let tracing = if traced { "; is told of every open for reading, which costs time" } else { "" };
+    LayerReport { state: LayerState::Enforced, detail: format!("{speed}{holding}{tracing}") }
+}
