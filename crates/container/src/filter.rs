@@ -11,7 +11,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::Path;
 
 use serde_json::{Value, json};
-use stockade_engine::StartError;
+use stockade_backend_api::StartError;
 use stockade_model::SandboxId;
 use stockade_native::filter::never_allowed;
 use stockade_sys::calls;

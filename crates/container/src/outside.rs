@@ -10,12 +10,12 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use stockade_backend_api::{AttemptEvent, AttemptEventSender, HeldAnswer, StartError, WeakEventSender};
 use stockade_egress::{
     DialError, EgressCaller, EgressDecision, EgressEvent, EgressNamespace, EgressPermit, EgressPolicy, EgressProxy,
     EgressProxySetup, EgressRequest, NameLookupError, NameResolver, PendingDial, PreparedInterception, SystemResolver,
     TrustRoots,
 };
-use stockade_engine::{AttemptEvent, AttemptEventSender, HeldAnswer, StartError, WeakEventSender};
 use stockade_model::{
     AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, EgressRules, Grant, Host, HostName,
     NetworkTarget, RawText,

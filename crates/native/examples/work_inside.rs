@@ -17,7 +17,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use stockade_engine::{AttemptEvent, AttemptEventSender, Backend, CommandEnd, StdioMode};
+use stockade_backend_api::{AttemptEvent, AttemptEventSender, Backend, CommandEnd, StdioMode};
 use stockade_model::{
     AttemptPlan, EnvironmentRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, Profile, RawText, RequestId,
 };

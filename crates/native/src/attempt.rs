@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use stockade_engine::{Attempt, HeldAnswer, HoldId, StartError, WeakEventSender};
+use stockade_backend_api::{Attempt, HeldAnswer, HoldId, StartError, WeakEventSender};
 use stockade_model::{Denial, EnforcementReport};
 use stockade_sys::ready::readable_before;
 

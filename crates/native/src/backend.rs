@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use stockade_backend_api::{Attempt, AttemptEvent, AttemptEventSender, Backend, StartError, StdioMode};
 use stockade_egress::{
     EgressEvent, InterceptionError, NameResolver, PreparedInterception, SystemResolver, TrustRoots, TunnelConnector,
 };
-use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, Backend, StartError, StdioMode};
 use stockade_model::{AttemptPlan, EnforcementReport, Grant, IsolationLevel, LayerReport, LayerState};
 use stockade_sys::Errno;
 use tracing::debug_span;

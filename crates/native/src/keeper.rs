@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use stockade_engine::{
+use stockade_backend_api::{
     AttemptEnd, AttemptEvent, AttemptEventSender, CommandEnd, SandboxEvent, SandboxEventSender, StartError,
 };
 use stockade_model::{BackgroundPolicy, Denial, RawText, ReadAccess, RequestId, ResourceUsage};

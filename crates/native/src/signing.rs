@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use stockade_engine::{AttemptEvent, StartError};
+use stockade_backend_api::{AttemptEvent, StartError};
 use stockade_model::{
     AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, Grant, IsolationLevel, LayerReport,
     LayerState, RawText, SignUse,

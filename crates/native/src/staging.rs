@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use stockade_engine::{CommandEnd, StartError};
+use stockade_backend_api::{CommandEnd, StartError};
 use stockade_model::{AttemptPlan, IsolationLevel, RawText, StagedChanges};
 
 use crate::backend::map_launch_error;

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, fstat};
 use rustix::pipe::{PipeFlags, pipe_with};
-use stockade_engine::{StartError, StdioMode};
+use stockade_backend_api::{StartError, StdioMode};
 
 use crate::backend::no_descriptor;
 use crate::capture::{DrainState, StreamCapture};

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use stockade_engine::StartError;
+use stockade_backend_api::StartError;
 use stockade_model::{AttemptPlan, LayerReport, LayerState, RawText};
 
 use crate::launch::is_staged;

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde::{Deserialize, Serialize};
 use stage_support::{Picture, Scene, assert_same, copy_tree, picture};
-use stockade_engine::{AttemptEvent, AttemptEventSender, Backend, StdioMode};
+use stockade_backend_api::{AttemptEvent, AttemptEventSender, Backend, StdioMode};
 use stockade_model::{IsolationLevel, StageId};
 use stockade_native::NativeBackend;
 use stockade_native::stage::recover_all;

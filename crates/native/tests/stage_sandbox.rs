@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 use stage_support::{assert_same, copy_tree, picture, run_in};
-use stockade_engine::{AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, HeldAnswer, StdioMode};
+use stockade_backend_api::{AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, HeldAnswer, StdioMode};
 use stockade_model::{AttemptPlan, Denial, Grant, IsolationLevel, StageId};
 use stockade_native::NativeBackend;
 use stockade_native::stage::{

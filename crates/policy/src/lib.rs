@@ -31,7 +31,6 @@ mod link_targets;
 pub mod load;
 mod merge;
 mod mode;
-pub mod mountinfo;
 pub mod mounts;
 mod notify;
 mod obligations;

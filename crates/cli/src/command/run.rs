@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
+use stockade_backend_api::{Approver, StdioMode, SystemClock};
 use stockade_engine::real::RulePolicyEngine;
-use stockade_engine::seams::{EventRecorder, SystemClock};
-use stockade_engine::{Approver, InterruptReceiver, RequestEngine, StdioMode};
+use stockade_engine::seams::EventRecorder;
+use stockade_engine::{InterruptReceiver, RequestEngine};
 use stockade_model::{
     Assessment, Decision, FinalStatus, Grant, IsolationLevel, PolicyVerdict, RawText, RequestCommand, RequestId,
     RunOutcome, RunRequest, Tier,

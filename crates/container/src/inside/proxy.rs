@@ -8,11 +8,13 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use stockade_backend_api::{
+    Attempt, AttemptEvent, AttemptEventSender, HeldAnswer, HoldId, StartError, WeakEventSender,
+};
 use stockade_egress::{
     EgressCaller, EgressDecision, EgressNamespace, EgressPermit, EgressPolicy, EgressProxy, EgressProxySetup,
     EgressRequest, ProxyService,
 };
-use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, HeldAnswer, HoldId, StartError, WeakEventSender};
 use stockade_model::{
     AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, EgressRules, EnforcementReport, HostName,
     NetworkTarget, RawText,

@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd;
 
-use stockade_engine::{HeldAnswer, HoldId};
+use stockade_backend_api::{HeldAnswer, HoldId};
 use stockade_model::{Denial, DenialLayer, DenialResolution, Grant, IsolationLevel};
 use stockade_sys::Errno;
 use stockade_sys::notify::NotificationAnswer;

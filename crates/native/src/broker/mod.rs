@@ -80,7 +80,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
-use stockade_engine::{HeldAnswer, HoldId};
+use stockade_backend_api::{HeldAnswer, HoldId};
 use stockade_model::{Denial, IsolationLevel, RawText, ReadAccess};
 use stockade_sys::Errno;
 use stockade_sys::notify::SeccompNotifier;

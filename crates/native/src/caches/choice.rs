@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -10,8 +11,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, lstat, openat2};
 use rustix::process::geteuid;
-use stockade_engine::files_named;
-use stockade_engine::mountinfo::{self, ServedMounts};
+use stockade_backend_api::ServedMounts;
+use stockade_backend_api::identity::files_named;
+use stockade_model::mountinfo;
 use stockade_model::{AttemptPlan, CacheSharing, IsolationLevel, RawText, ToolCache};
 use stockade_sys::Errno;
 
@@ -54,7 +56,7 @@ pub(super) fn choose_modes<'p>(
     overlays: bool,
     hidden: &[PathBuf],
 ) -> Vec<(&'p ToolCache, CacheMode)> {
-    let mounted = mountinfo::read_mountinfo().unwrap_or_default();
+    let mounted = File::open(mountinfo::OWN_MOUNTINFO).and_then(mountinfo::read_mountinfo).unwrap_or_default();
     let (words, cwd) = (plan.argv.iter().map(RawText::as_bytes), plan.cwd.as_path());
     let context = CacheContext {
         files: files_named(words, cwd, &ServedMounts::parse_mountinfo(&mounted, cwd)),

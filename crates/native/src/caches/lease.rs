@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{
     AtFlags, CWD, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, flock, fstat, openat, utimensat,
 };
-use stockade_engine::workspace_identity;
+use stockade_backend_api::identity::workspace_identity;
 use stockade_files::object::make_where_missing;
 use stockade_model::{AttemptPlan, Digest, IsolationLevel, LayerReport, LayerState, RawText, ToolCache};
 use stockade_sys::Errno;

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
-use std::fs::{DirEntry, Metadata};
+use std::fs::{DirEntry, File, Metadata};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -15,9 +15,9 @@ use stockade_sys::landlock::{Ruleset, access};
 
 use super::blueprint::allow_path;
 use super::error::LaunchError;
-use stockade_engine::mountinfo;
 use stockade_files::object::unguessable_name;
 use stockade_files::removal::empty_tree;
+use stockade_model::mountinfo;
 
 /// Devices of the host's `/dev` that a run may use, as at level full. The broker opens terminals,
 /// because it can identify those of the run.
@@ -30,7 +30,7 @@ pub(super) const OPEN_DEVICE_DIRECTORIES: &[&str] = &["/dev/shm", "/dev/mqueue"]
 /// Returns the mount points of devices outside `/dev`, for example in another root directory.
 /// Returns none without mountinfo.
 pub(super) fn other_devices() -> Vec<PathBuf> {
-    let text = mountinfo::read_mountinfo().unwrap_or_default();
+    let text = File::open(mountinfo::OWN_MOUNTINFO).and_then(mountinfo::read_mountinfo).unwrap_or_default();
     let is_other =
         |(point, kind): &(PathBuf, &[u8])| matches!(*kind, b"devpts" | b"devtmpfs") && !point.starts_with("/dev");
     mountinfo::parse_mount_points(&text).filter(is_other).map(|(point, _)| point).collect()

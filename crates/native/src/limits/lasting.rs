@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
-use stockade_engine::SandboxUsage;
+use stockade_model::SandboxUsage;
 use stockade_model::{IsolationLevel, Limits, ResourceUsage};
 
 use super::group::{ControlGroup, GroupDirectory, needed_controllers, remove_leftovers};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::Signal;
-use stockade_engine::{AttemptEvent, HeldAnswer, HoldId};
+use stockade_backend_api::{AttemptEvent, HeldAnswer, HoldId};
 use stockade_model::{Denial, Grant, LimitKind};
 
 use super::group::ControlGroup;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};
-use stockade_engine::AttemptEvent;
+use stockade_backend_api::AttemptEvent;
 use stockade_model::{Denial, LimitKind, Limits, RawText, ResourceUsage};
 
 use super::LimitGuard;

@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use stockade_backend_api::{Attempt, AttemptEvent, AttemptEventSender, Backend, SandboxTree, StartError, StdioMode};
 use stockade_egress::PreparedInterception;
-use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, Backend, SandboxTree, StartError, StdioMode};
 use stockade_model::{AttemptPlan, Denial, Grant, IsolationLevel};
 
 use super::keep::HostedSandbox;

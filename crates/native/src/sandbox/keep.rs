@@ -9,11 +9,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use stockade_egress::NameResolver;
-use stockade_engine::{
-    AttemptEvent, GuestSystem, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, SandboxTree, SandboxUsage,
-    StartError,
+use stockade_backend_api::{
+    AttemptEvent, GuestSystem, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, SandboxTree, StartError,
 };
+use stockade_egress::NameResolver;
+use stockade_model::SandboxUsage;
 use stockade_model::{
     AttemptPlan, BackgroundPolicy, Denial, EnforcementReport, LayerReport, LayerState, RawText, SandboxId,
 };

@@ -15,11 +15,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
-use stockade_egress::NameResolver;
-use stockade_engine::{
+use stockade_backend_api::{
     Backend, GuestSystem, INSIDE_HOME, INSIDE_WORKSPACE, ProviderCapabilities, Sandbox, SandboxError,
-    SandboxEventSender, SandboxPlan, SandboxProvider, SandboxTree, SandboxUsage, StartError,
+    SandboxEventSender, SandboxPlan, SandboxProvider, SandboxTree, StartError,
 };
+use stockade_egress::NameResolver;
+use stockade_model::SandboxUsage;
 use stockade_model::{BackgroundPolicy, EnforcementReport, IsolationLevel, SandboxId};
 
 use self::apart::SupervisorProgram;

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use rustix::fs::Mode;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, umask};
-use stockade_engine::Backend;
-use stockade_engine::remote::AttemptOrder;
+use stockade_backend_api::Backend;
+use stockade_backend_api::remote::AttemptOrder;
 use stockade_sys::passing::{self, ReceivedMessage};
 
 use crate::backend::NativeBackend;

@@ -31,9 +31,9 @@ use stockade_model::{RawText, RequestId, StageId};
 use stockade_sys::Errno;
 
 use super::error::{PathContext, PathError, StageError};
-use stockade_engine::mountinfo;
 use stockade_files::object::{FileTime, MODE_BITS, TreeObject, list_entry_names, make_where_missing, to_os_str};
 use stockade_files::removal::{REMOVAL_PREFIX, remove_tree, sweep_removals};
+use stockade_model::mountinfo;
 
 pub(super) const META_FILE: &str = "meta.json";
 pub(super) const UPPER_DIRECTORY: &str = "upper";
@@ -212,7 +212,8 @@ impl StageDirectory {
         if self.path.starts_with(workspace) {
             return Err(StageError::Unfit(PathError::from_reason(workspace, "it holds the directory of stages")));
         }
-        let read = mountinfo::read_mountinfo().at_path(Path::new("/proc/self/mountinfo"));
+        let read = File::open(mountinfo::OWN_MOUNTINFO).and_then(mountinfo::read_mountinfo);
+        let read = read.at_path(Path::new(mountinfo::OWN_MOUNTINFO));
         let text = read.map_err(StageError::Unfit)?;
         let mut points = mountinfo::parse_mount_points(&text).map(|(point, _)| point);
         match points.find(|mount| mount != workspace && mount.starts_with(workspace)) {

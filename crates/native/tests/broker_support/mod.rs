@@ -15,7 +15,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use stockade_engine::{HeldAnswer, HoldId};
+use stockade_backend_api::{HeldAnswer, HoldId};
 use stockade_model::{AttemptPlan, Denial, IsolationLevel, RawText};
 use stockade_native::broker::{AnswerSender, Broker, BrokerEvent, BrokerReport};
 use stockade_native::launch::{Blueprint, CommandStdio, ProcessExit, launch_sandbox};

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxTree as Which};
+use stockade_backend_api::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxTree as Which};
 use stockade_files::object::ObjectKind;
 use stockade_files::{ChangeGuard, ExistsCallback, FileTree, TreePath, WithholdRule};
 use stockade_lifecycle::HiddenFiles;

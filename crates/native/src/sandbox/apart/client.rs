@@ -20,11 +20,12 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::stdio::{stderr, stdin, stdout};
 use serde::de::DeserializeOwned;
-use stockade_engine::remote::{AttemptChannel as _, AttemptOrder, RemoteAttempt};
-use stockade_engine::{
+use stockade_backend_api::remote::{AttemptChannel as _, AttemptOrder, RemoteAttempt};
+use stockade_backend_api::{
     Attempt, AttemptEventSender, Backend, Sandbox, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan,
-    SandboxTree, SandboxUsage, StartError, StdioMode,
+    SandboxTree, StartError, StdioMode,
 };
+use stockade_model::SandboxUsage;
 use stockade_model::{AttemptPlan, EnforcementReport, Grant, IsolationLevel, SandboxId};
 use stockade_sys::ready::readable_before;
 use stockade_sys::socket::{UnixSocketAddress, demand_own};

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{Mode, OFlags};
-use stockade_engine::{SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, StartError};
+use stockade_backend_api::{SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, StartError};
 use stockade_model::SandboxId;
 use stockade_sys::descriptors::close_all_but;
 use stockade_sys::passing::above_stdio;

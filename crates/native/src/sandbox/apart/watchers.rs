@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use stockade_engine::SandboxEvent;
+use stockade_backend_api::SandboxEvent;
 
 use crate::remote::SocketChannel;
 

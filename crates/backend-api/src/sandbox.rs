@@ -16,7 +16,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use stockade_model::{
     BackgroundPolicy, ConnectionRecord, Denial, EnforcementReport, ImageDigest, IsolationLevel, Profile, RequestId,
-    ResourceUsage, RuntimeName, SandboxId,
+    RuntimeName, SandboxId, SandboxUsage,
 };
 
 use crate::{Backend, StartError};
@@ -190,17 +190,6 @@ pub struct ProviderCapabilities {
     pub holds: bool,
     /// [`SandboxTree`]s are available.
     pub shows_files: bool,
-}
-
-/// Resource use of all processes of a sandbox. A value that is not counted here is absent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SandboxUsage {
-    /// Total use so far, including peaks.
-    pub total: ResourceUsage,
-    /// Memory in use now, in bytes.
-    pub memory_bytes: Option<u64>,
-    /// Current number of processes and threads.
-    pub processes: Option<u64>,
 }
 
 /// Event of a sandbox that no attempt can report.

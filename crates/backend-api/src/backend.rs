@@ -293,11 +293,3 @@ pub struct StartError {
     /// The one remedy.
     pub hint: Option<String>,
 }
-
-/// Returns the text of a failure with its remedy.
-pub(crate) fn join_hint(what: String, hint: Option<String>) -> String {
-    match hint {
-        Some(hint) => format!("{what}\nhint: {hint}"),
-        None => what,
-    }
-}

@@ -1,8 +1,7 @@
 //! Parser for the mount table in the text of `mountinfo` (proc_pid_mountinfo(5)).
 
 use std::ffi::OsStr;
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
@@ -11,14 +10,17 @@ const TYPICAL_TABLE_BYTES: usize = 16 << 10;
 /// Most bytes of such a text that are read.
 pub const MAX_TABLE_BYTES: u64 = 16 << 20;
 
-/// Reads the mount table of this process.
+/// The mount table of the reading process.
+pub const OWN_MOUNTINFO: &str = "/proc/self/mountinfo";
+
+/// Reads a mount table from its open file, up to [`MAX_TABLE_BYTES`].
 ///
 /// # Errors
-/// An error if procfs cannot be read.
-pub fn read_mountinfo() -> io::Result<Vec<u8>> {
+/// An error if the file cannot be read.
+pub fn read_mountinfo(file: impl Read) -> io::Result<Vec<u8>> {
     // A file of procfs has no size, and a small buffer takes many reads.
     let mut text = Vec::with_capacity(TYPICAL_TABLE_BYTES);
-    File::open("/proc/self/mountinfo")?.take(MAX_TABLE_BYTES).read_to_end(&mut text)?;
+    file.take(MAX_TABLE_BYTES).read_to_end(&mut text)?;
     Ok(text)
 }
 
@@ -76,7 +78,7 @@ fn parse_number(field: &[u8]) -> Option<u64> {
 }
 
 /// Decodes escapes: `\040` and the like are bytes in octal.
-pub(crate) fn unescape_field(field: &[u8]) -> Vec<u8> {
+pub fn unescape_field(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut at = 0;
     while at < field.len() {

@@ -1,9 +1,9 @@
-//! Mount points of the host, and mounts that another process or machine serves.
+//! Mounts of the host that another process or machine serves.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Component, Path, PathBuf};
 
-pub use stockade_policy::mountinfo::{MountInfoEntry, parse_mount_points, parse_mounts, read_mountinfo};
+use stockade_model::mountinfo::{OWN_MOUNTINFO, parse_mount_points, read_mountinfo};
 
 /// The kernel's limit: `MAXSYMLINKS`.
 const MAX_LINKS: usize = 40;
@@ -18,7 +18,7 @@ pub struct ServedMounts(Vec<PathBuf>);
 impl ServedMounts {
     /// Returns the current mount points, except those that contain `here` itself.
     pub fn read_current(here: &Path) -> Self {
-        Self::parse_mountinfo(&read_mountinfo().unwrap_or_default(), here)
+        Self::parse_mountinfo(&File::open(OWN_MOUNTINFO).and_then(read_mountinfo).unwrap_or_default(), here)
     }
 
     /// Returns the same for the text of a mountinfo file.

@@ -111,15 +111,18 @@ impl HeldCalls {
         self.lock_calls().values().min().map(Instant::elapsed)
     }
 
-    pub(crate) fn add_call(&self, id: HoldId) {
+    /// Adds a call that is held from now on.
+    pub fn add_call(&self, id: HoldId) {
         self.lock_calls().insert(id, Instant::now());
     }
 
-    pub(crate) fn remove(&self, id: HoldId) {
+    /// Removes a call that is no longer held.
+    pub fn remove(&self, id: HoldId) {
         self.lock_calls().remove(&id);
     }
 
-    pub(crate) fn clear(&self) {
+    /// Removes all calls.
+    pub fn clear(&self) {
         self.lock_calls().clear();
     }
 
