@@ -20,7 +20,7 @@ use stockade_model::{
     AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, EgressRules, Grant, Host, HostName,
     NetworkTarget, RawText,
 };
-use stockade_native::reach::EgressReach;
+use stockade_permissions::reach::EgressReach;
 use tokio::runtime::Handle;
 
 use crate::frames::{ChannelFrame, FrameError};

@@ -5,14 +5,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use stockade_backend_api::{Attempt, HeldAnswer, HoldId, StartError, WeakEventSender};
+use stockade_backend_api::{Attempt, AttemptEvent, HeldAnswer, HoldId, StartError, WeakEventSender};
 use stockade_model::{Denial, EnforcementReport};
 use stockade_sys::ready::readable_before;
 
 use crate::backend::map_launch_error;
 use crate::broker::AnswerSender;
 use crate::launch::LaunchedSandbox;
-use crate::limits::{ControlGroup, LimitWatch};
+use stockade_limits::{ControlGroup, FIRST_LIMIT_QUESTION, LimitEvent, LimitWatch};
 
 /// Time-out for the end of a killed sandbox. A process that waits for a filesystem that does not
 /// answer cannot be killed.
@@ -24,6 +24,14 @@ const EXEC_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) fn lock_ignoring_poison<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the event of the attempt for an exceeded limit.
+pub(crate) fn convert_limit_event(event: LimitEvent) -> AttemptEvent {
+    match event {
+        LimitEvent::Breached(denial) => AttemptEvent::Breached(denial),
+        LimitEvent::Asked { question, denial } => AttemptEvent::Held { id: HoldId(question), denial },
+    }
 }
 
 pub(crate) struct NativeAttempt {
@@ -72,15 +80,16 @@ impl Attempt for NativeAttempt {
 
     fn stand_still(&self, limit: &Denial) -> bool {
         let asked = lock_ignoring_poison(&self.watch).stand_still(limit);
-        asked.map(|asked| self.events.send_event(asked)).is_some()
+        asked.map(|asked| self.events.send_event(convert_limit_event(asked))).is_some()
     }
 
     fn answer_call(&self, hold: HoldId, answer: HeldAnswer) {
-        if !LimitWatch::is_about_limit(hold) {
+        if hold.0 < FIRST_LIMIT_QUESTION {
             return self.answers.answer_held_call(hold, answer);
         }
-        let ends = lock_ignoring_poison(&self.watch).apply_answer(hold, &answer);
-        ends.into_iter().for_each(|breach| self.events.send_event(breach));
+        let granted = if let HeldAnswer::Granted(grants) = &answer { Some(&grants[..]) } else { None };
+        let ends = lock_ignoring_poison(&self.watch).apply_answer(hold.0, granted);
+        ends.into_iter().for_each(|breach| self.events.send_event(convert_limit_event(breach)));
     }
 }
 

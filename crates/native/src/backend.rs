@@ -25,13 +25,13 @@ use crate::launch::{
     Blueprint, CommandStdio, LaunchError, LaunchOptions, LaunchedSandbox, LaunchingSandbox, NetworkSockets,
     PrewarmedInit, begin_launch, hidden_there, is_staged, late_roots,
 };
-use crate::limits::{LimitError, LimitGuard, small_disk};
-use crate::powers::AttemptPermissions;
 use crate::signing::{self, RunSigningAgent, SigningUser};
 use crate::staging::AttemptStage;
 use crate::streams::OutputPipes;
 use crate::undoing::{self, AttemptUndo};
 use crate::way_out::{self, LostDatagrams, PublishedPorts, RunEgress, RunEgressOptions};
+use stockade_limits::{LimitError, LimitGuard, small_disk};
+use stockade_permissions::powers::AttemptPermissions;
 
 /// Backend for sandboxes that the kernel of this machine enforces.
 #[derive(Default)]

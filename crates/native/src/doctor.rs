@@ -93,7 +93,7 @@ pub fn diagnose_host() -> HostDiagnosis {
         ("seccomp", from_trial(try_filter(), "a filter refuses a call")),
         ("notify", try_notify()),
         ("pidfd", from_trial(try_pidfd(), "a process is ended by its descriptor")),
-        ("limits", crate::limits::survey_group_limits()),
+        ("limits", stockade_limits::survey_group_limits()),
     ];
     HostDiagnosis { layers }
 }

@@ -20,17 +20,17 @@ use stockade_signing::AgentHandle;
 use stockade_sys::Errno;
 use stockade_sys::reap::ProcessExit;
 
-use crate::attempt::lock_ignoring_poison;
+use crate::attempt::{convert_limit_event, lock_ignoring_poison};
 use crate::broker::{BrokerHandle, BrokerReport};
 use crate::caches::{CacheLease, NameRotation};
 use crate::capture::StreamCapture;
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::launch::{ExitReport, LaunchError, LaunchedSandbox};
-use crate::limits::{ControlGroup, LimitOutcome, LimitWatch};
 use crate::staging::AttemptStage;
 use crate::streams::CapturedOutput;
 use crate::undoing::AttemptUndo;
 use crate::way_out::{LostDatagrams, RunEgress};
+use stockade_limits::{ControlGroup, LimitOutcome, LimitWatch};
 
 /// Time-out for the broker's end once its callers are gone.
 const BROKER_END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -325,7 +325,7 @@ impl RunMonitor {
             self.report_event(AttemptEvent::Denied(denial));
         }
         let passed = lock_ignoring_poison(&self.kept.watch).check_limits();
-        passed.into_iter().for_each(|passed| self.report_event(passed));
+        passed.into_iter().for_each(|passed| self.report_event(convert_limit_event(passed)));
     }
 }
 

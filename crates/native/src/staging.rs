@@ -1,4 +1,4 @@
-//! The stage of one attempt, from its creation to its content at the end. Connects [`crate::stage`]
+//! The stage of one attempt, from its creation to its content at the end. Connects [`stockade_stage`]
 //! to the backend. It must not know how changes are committed.
 
 use std::path::Path;
@@ -8,7 +8,7 @@ use stockade_model::{AttemptPlan, IsolationLevel, RawText, StagedChanges};
 
 use crate::backend::map_launch_error;
 use crate::launch::{OverlayWriteLayer, is_staged};
-use crate::stage::{BackupTree, BaselineRecorder, NewStage, OpenStage, PreWriteHook, StageDirectory, StageError};
+use stockade_stage::{BackupTree, BaselineRecorder, NewStage, OpenStage, PreWriteHook, StageDirectory, StageError};
 
 /// A stage that an attempt writes to.
 #[derive(Debug)]

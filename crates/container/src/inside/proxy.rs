@@ -19,9 +19,9 @@ use stockade_model::{
     AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, EgressRules, EnforcementReport, HostName,
     NetworkTarget, RawText,
 };
-use stockade_native::powers::PermissionRefusal;
 use stockade_native::proxy_variables;
-use stockade_native::reach::EgressReach;
+use stockade_permissions::powers::PermissionRefusal;
+use stockade_permissions::reach::EgressReach;
 
 use super::lead::HostTunnel;
 

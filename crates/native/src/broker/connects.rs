@@ -23,8 +23,8 @@ use super::pool::WorkerPool;
 use super::servers::{ListenerOwner, is_served, is_served_around};
 use super::service::{BrokerService, CallFailure};
 use super::sockets::PreparedConnect;
-use crate::powers::PermissionRefusal;
 use crate::way_out::RunEgress;
+use stockade_permissions::powers::PermissionRefusal;
 
 /// Port of DNS name servers.
 const DNS_PORT: u16 = 53;

@@ -16,8 +16,8 @@ use super::caller::CallingThread;
 use super::deed::CallProgress;
 use super::ledger::RefusedOperation;
 use super::service::{BrokerService, CallReply};
-use crate::limits::make_room;
-use crate::powers::PermissionRefusal;
+use stockade_limits::make_room;
+use stockade_permissions::powers::PermissionRefusal;
 
 /// Most files that are remembered. Further files get no raised limit.
 const MAX_REMEMBERED_FILES: usize = 100_000;

@@ -17,7 +17,7 @@ use super::left_out::ProgramLookup;
 use super::requests::BrokeredRequest;
 use super::service::{BrokerService, CallFailure, CallReply};
 use super::view::PinnedObjects;
-use crate::powers::PermissionRefusal;
+use stockade_permissions::powers::PermissionRefusal;
 
 /// Most calls that wait at the same time, if there are enough descriptors.
 const MAX_WAITERS: u64 = 4096;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use stockade_model::{Denial, DenialLayer, DenialResolution, DeniedOperation, RawText};
 
 use super::BrokerEvent;
-use crate::powers::PermissionRefusal;
+use stockade_permissions::powers::PermissionRefusal;
 
 /// Most different refusals that are kept of one attempt. A program that tries everything must not
 /// fill the memory of its supervisor.

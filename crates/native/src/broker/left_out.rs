@@ -20,7 +20,7 @@ use super::deed::{BrokeredCall, CallProgress};
 use super::opens::{OpenRequest, finish_open};
 use super::service::BrokerService;
 use super::walk::ResolvedName;
-use crate::guards::view::last_component;
+use stockade_permissions::guards::view::last_component;
 
 /// Most names that are taken to be gone.
 const MAX_REPORTED_REMOVALS: usize = 10_000;

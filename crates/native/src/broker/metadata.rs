@@ -18,7 +18,7 @@ use super::service::{BrokerService, CallFailure, native_access, refuse_operation
 use super::table::ArgumentLayout;
 use super::view::ObjectHandle;
 use super::walk::ResolvedObject;
-use crate::powers::{PermissionRefusal, PermissionVerdict, to_path};
+use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict, to_path};
 
 /// `XATTR_NAME_MAX` with its NUL.
 const MAX_ATTRIBUTE_NAME_BYTES: usize = 256;

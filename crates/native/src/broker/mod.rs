@@ -85,13 +85,13 @@ use stockade_model::{Denial, IsolationLevel, RawText, ReadAccess};
 use stockade_sys::Errno;
 use stockade_sys::notify::SeccompNotifier;
 
-use crate::powers::AttemptPermissions;
-use crate::reach::EgressReach;
-use crate::stage::PreWriteHook;
-use crate::undo::UndoRecorder;
 use crate::way_out::RunEgress;
 use requests::{BrokerEgressPolicy, BrokeredRequest};
 use service::BrokerService;
+use stockade_permissions::powers::AttemptPermissions;
+use stockade_permissions::reach::EgressReach;
+use stockade_stage::PreWriteHook;
+use stockade_stage::undo::UndoRecorder;
 
 pub(crate) use bound::BoundSockets;
 pub use servers::served_ports;

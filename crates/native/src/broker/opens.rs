@@ -14,7 +14,7 @@ use super::service::{BrokerService, CallFailure, CallReply, native_access, refus
 use super::table::{ArgumentLayout, only_reads};
 use super::terminals::is_of_terminals;
 use super::walk::{LinkDestination, PathResolver, ResolvedName, ResolvedObject};
-use crate::powers::{PermissionRefusal, PermissionVerdict};
+use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict};
 
 /// Flags that open(2) knows (`VALID_OPEN_FLAGS`). open(2) ignores others, while openat2, which is
 /// used here, refuses them.

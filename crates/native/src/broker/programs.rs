@@ -19,7 +19,7 @@ use super::deed::{BrokeredCall, CallProgress};
 use super::ledger::CallerProcess;
 use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
 use super::walk::ResolvedObject;
-use crate::programs::{ExecProgram, MAX_CHECKED_ARGUMENTS, parse_shebang};
+use stockade_permissions::programs::{ExecProgram, MAX_CHECKED_ARGUMENTS, parse_shebang};
 
 /// Bytes that the kernel reads of a file to detect its format: `BINPRM_BUF_SIZE` (binfmts.h).
 const EXEC_HEADER_BYTES: u64 = 256;

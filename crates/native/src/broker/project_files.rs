@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use stockade_model::{RawText, is_project_file};
 
 use super::service::BrokerService;
-use crate::powers::to_path;
+use stockade_permissions::powers::to_path;
 
 /// Most files that are named.
 const MAX_NAMED_FILES: usize = 200;

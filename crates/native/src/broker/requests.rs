@@ -11,8 +11,8 @@ use super::holds::QuestionKey;
 use super::ledger::{CallerProcess, RefusedOperation};
 use super::service::BrokerService;
 use super::{AnswerSender, BrokerOrder};
-use crate::powers::PermissionRefusal;
-use crate::reach::EgressReach;
+use stockade_permissions::powers::PermissionRefusal;
+use stockade_permissions::reach::EgressReach;
 
 /// Judge for the egress proxy. A request that is not permitted yet is decided on the broker's thread.
 pub(crate) struct BrokerEgressPolicy {

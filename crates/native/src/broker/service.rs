@@ -40,12 +40,12 @@ use super::table::{ArgumentLayout, notify_table};
 use super::terminals::RunTerminals;
 use super::walk::{self, PathResolver, ProcfsScope, ResolvedName, ResolvedObject};
 use super::{BrokerError, BrokerEvent, BrokerOrder, BrokerReport, map_step_error};
-use crate::guards::RunSurveys;
 use crate::launch::may_map_for_others;
-use crate::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
-use crate::stage::PreWriteHook;
-use crate::undo::UndoRecorder;
 use crate::way_out::RunEgress;
+use stockade_permissions::guards::RunSurveys;
+use stockade_permissions::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
+use stockade_stage::PreWriteHook;
+use stockade_stage::undo::UndoRecorder;
 
 /// Interval between two checks that the callers of parked calls still wait.
 const PARKED_CHECK_INTERVAL: Duration = Duration::from_secs(1);

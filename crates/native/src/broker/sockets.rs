@@ -33,8 +33,8 @@ use super::servers::{FIRST_PORT, MAX_PORTS_TRIED, free_port, is_served};
 use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
 use super::view::own_directory;
 use super::walk::{ResolvedName, ResolvedObject};
-use crate::powers::{PermissionRefusal, PermissionVerdict};
 use crate::signing::AGENT_PATH;
+use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict};
 
 /// `sizeof(struct sockaddr_storage)`, the kernel's maximum.
 const MAX_ADDRESS_BYTES: u64 = 128;

@@ -20,7 +20,7 @@ use super::opens::{OpenRequest, finish_open, is_open_device};
 use super::service::{BrokerService, CallFailure};
 use super::view::is_same_object;
 use super::walk::DELETED_SUFFIX;
-use crate::powers::{AttemptPermissions, PermissionVerdict};
+use stockade_permissions::powers::{AttemptPermissions, PermissionVerdict};
 
 /// Most held roots; opens beneath others take the slow path.
 const MAX_HELD_ROOTS: usize = 64;

@@ -14,7 +14,7 @@ use stockade_sys::{Errno, resolve};
 use super::deed::CallProgress;
 use super::opens::{OpenRequest, finish_open};
 use super::service::{BrokerService, CallFailure, refuse_operation};
-use crate::powers::PermissionRefusal;
+use stockade_permissions::powers::PermissionRefusal;
 
 /// Device that creates terminals (pty(7)).
 const PTMX_PATH: &[u8] = b"/dev/ptmx";

@@ -17,7 +17,7 @@ use stockade_sys::bpf::SeccompProgram;
 use stockade_sys::landlock::{self, Ruleset, access, network, scope};
 
 use crate::filter::{FilterSize, init_filter};
-use crate::limits::compute_quotas;
+use stockade_limits::compute_quotas;
 
 use super::command::{PreparedCommand, cwd_identity, find_candidates};
 use super::error::LaunchError;

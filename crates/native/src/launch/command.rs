@@ -13,7 +13,7 @@ use stockade_sys::bpf::SeccompProgram;
 use stockade_sys::exec::{ProgramImage, StringList};
 
 use crate::filter::{FilterOptions, FilterSize, command_filter};
-use crate::limits::{resource_limits, small_disk};
+use stockade_limits::{resource_limits, small_disk};
 
 use super::blueprint::PrivateTree;
 use super::error::LaunchError;

@@ -17,7 +17,7 @@ use rustix::fs::{Mode, OFlags};
 use stockade_model::{AttemptPlan, EnforcementReport, IsolationLevel, Profile, RawText};
 use stockade_sys::landlock::{self, Ruleset, access};
 
-use crate::limits::compute_quotas;
+use stockade_limits::compute_quotas;
 
 use super::blueprint::{
     Blueprint, FIRST_STEP_COUNT, LevelParts, NamespaceOwner, PrivateTree, first_steps, may_map_for_others,

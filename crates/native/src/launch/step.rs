@@ -27,7 +27,7 @@ use super::merge::{attach_merged, lay_over, prepare_overlay, take_layers};
 use super::message::LaunchMessage;
 use super::network::RunNetwork;
 use super::walls::NamespaceSet;
-use crate::limits::{NamespaceQuota, temp_inodes};
+use stockade_limits::{NamespaceQuota, temp_inodes};
 
 /// Most terminals of one run. The whole machine has some thousands.
 const MAX_TERMINALS: &CStr = c"256";

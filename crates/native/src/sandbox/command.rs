@@ -19,11 +19,11 @@ use crate::backend::{
 use crate::broker::Broker;
 use crate::keeper::{self, BreachCallback, LeftoverHandling, RunEventSink, RunMonitor};
 use crate::launch::{LaunchError, LaunchOptions, LaunchingSandbox};
-use crate::limits::{LimitGuard, small_disk};
-use crate::powers::AttemptPermissions;
 use crate::streams::OutputPipes;
 use crate::undoing;
 use crate::way_out::{self, PublishedPorts};
+use stockade_limits::{LimitGuard, small_disk};
+use stockade_permissions::powers::AttemptPermissions;
 
 /// Backend for commands in one sandbox.
 pub(super) struct SandboxCommandBackend {

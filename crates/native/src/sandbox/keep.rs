@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use stockade_backend_api::{
-    AttemptEvent, GuestSystem, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, SandboxTree, StartError,
+    GuestSystem, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, SandboxTree, StartError,
 };
 use stockade_egress::NameResolver;
 use stockade_model::SandboxUsage;
@@ -21,11 +21,11 @@ use stockade_model::{
 use super::{failed_error, tree_path_inside, unsupported_error};
 use crate::backend::{map_launch_error, map_limit_error, no_descriptor};
 use crate::broker::BoundSockets;
-use crate::descriptors;
 use crate::keeper::BreachCallback;
 use crate::launch::{CommandStdio, LaunchError, LaunchOptions, LaunchingSandbox, PersistentNamespaces, RootSpec};
-use crate::limits::{ControlGroup, LimitGuard, LimitWatch, ParentLister, ProcessIdentity};
 use crate::way_out::{CommonNetwork, resolver_settings};
+use stockade_limits::{ControlGroup, LimitEvent, LimitGuard, LimitWatch, ParentLister, ProcessIdentity};
+use stockade_sys::descriptor_limit;
 
 /// Time-out for the end of a sandbox.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -79,7 +79,7 @@ impl HostedSandbox {
         resolver: Option<Arc<dyn NameResolver>>,
     ) -> Result<Self, StartError> {
         // Each sandbox has more than a dozen descriptors, and there may be a thousand sandboxes.
-        descriptors::raise_limit();
+        descriptor_limit::raise_limit();
         let system = match &plan.system {
             Some(GuestSystem::Tree(tree)) => Some(tree.as_path()),
             _ => None,
@@ -311,7 +311,7 @@ impl SandboxMonitor {
 
     fn watch_sandbox(mut self, _on_drop: Sender<()>) {
         while !self.has_ended() {
-            if let Some(AttemptEvent::Breached(breach)) = self.watch.check_limits() {
+            if let Some(LimitEvent::Breached(breach)) = self.watch.check_limits() {
                 self.end_commands(breach);
                 self.watch.resume_checks();
             }

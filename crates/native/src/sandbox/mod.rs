@@ -27,7 +27,7 @@ use self::apart::SupervisorProgram;
 pub use self::apart::{SupervisorHooks, keep_sandbox};
 use self::command::SandboxCommandBackend;
 use self::keep::HostedSandbox;
-use crate::limits::can_have_group;
+use stockade_limits::can_have_group;
 
 /// Name of the backend.
 const BACKEND_NAME: &str = "native";

@@ -23,7 +23,6 @@ use stockade_egress::{
 use stockade_model::EgressRules;
 use stockade_sys::{Errno, net};
 
-use crate::descriptors;
 use crate::launch::NetworkSockets;
 pub(crate) use common::CommonNetwork;
 pub(crate) use lost::LostDatagrams;
@@ -31,6 +30,7 @@ pub use outfit::proxy_variables;
 pub(crate) use outfit::{launch_options, network_layer, resolver_settings};
 use places::{HostNetwork, NamespaceNetwork};
 pub(crate) use published::PublishedPorts;
+use stockade_sys::descriptor_limit;
 
 /// Receiver of the proxy's events, which must not block.
 pub(crate) type ProxyEventSink = Arc<dyn Fn(EgressEvent) + Send + Sync>;
@@ -193,7 +193,7 @@ impl RunEgress {
             }),
             None => None,
         };
-        descriptors::raise_limit();
+        descriptor_limit::raise_limit();
         let RunEgressOptions { rules, edge, judge, sink, resolver, published, lead } = terms;
         let (names, namespace) = (Arc::clone(&self.names), Arc::clone(&self.namespace));
         let setup = EgressProxySetup { rules, names, dns, edge, namespace, judge, sink, resolver, lead };

@@ -19,7 +19,7 @@ use stockade_backend_api::{HeldAnswer, HoldId};
 use stockade_model::{AttemptPlan, Denial, IsolationLevel, RawText};
 use stockade_native::broker::{AnswerSender, Broker, BrokerEvent, BrokerReport};
 use stockade_native::launch::{Blueprint, CommandStdio, ProcessExit, launch_sandbox};
-use stockade_native::powers::AttemptPermissions;
+use stockade_permissions::powers::AttemptPermissions;
 use stockade_testkit::copy_program;
 
 use crate::support::{self, PATIENCE, pipe};

@@ -11,7 +11,7 @@ use stockade_files::object::ObjectKind;
 use stockade_files::{ChangeGuard, ExistsCallback, FileTree, TreePath, WithholdRule};
 use stockade_lifecycle::HiddenFiles;
 use stockade_model::{DEFAULT_PROTECTED_NAMES, Grant, SandboxSpec};
-use stockade_native::ProtectedNames;
+use stockade_permissions::ProtectedNames;
 use stockade_policy::{PolicySettings, resolve_profile};
 
 use super::super::{read_variable, setting};

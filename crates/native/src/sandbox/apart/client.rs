@@ -33,8 +33,8 @@ use stockade_sys::socket::{UnixSocketAddress, demand_own};
 use super::super::command::supports_grant;
 use super::super::{BACKEND_NAME, failed_error, open_tree, tree_path_inside, unsupported_error};
 use super::wire::{SOCKET_NAME, SupervisorRefusal, SupervisorRequest, send_request};
-use crate::guards::settings_variables;
 use crate::remote::{SocketChannel, own_umask};
+use stockade_permissions::guards::settings_variables;
 
 /// Time-out for the creation of a sandbox, by this process or another.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -109,7 +109,7 @@ impl SupervisorProgram {
     pub(in super::super) fn clear(&self, id: &SandboxId) -> Result<(), SandboxError> {
         SupervisorAddress { id: id.clone(), directory: self.sandbox_directory(id) }.end_supervisor()?;
         // If the keeper was killed, its processes have ended, but its control group remains.
-        crate::limits::remove_orphans();
+        stockade_limits::remove_orphans();
         Ok(())
     }
 

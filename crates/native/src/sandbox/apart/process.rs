@@ -23,8 +23,8 @@ use super::super::command::{CallerAttributes, SandboxCommandBackend};
 use super::super::keep::HostedSandbox;
 use super::watchers::EventClients;
 use super::wire::{SOCKET_NAME, SupervisorRefusal, SupervisorRequest, receive_request};
-use crate::guards::{SettingsVariables, use_settings_variables};
 use crate::remote::{self, SocketChannel};
+use stockade_permissions::guards::{SettingsVariables, use_settings_variables};
 
 /// Most connections at the same time. Each has a thread, and a command keeps one as long as it runs.
 const MAX_CONNECTIONS: usize = 512;
