@@ -11,7 +11,7 @@ use stockade_sys::ready::readable_before;
 
 use crate::backend::map_launch_error;
 use crate::broker::AnswerSender;
-use crate::launch::LaunchedSandbox;
+use stockade_launch::LaunchedSandbox;
 use stockade_limits::{ControlGroup, FIRST_LIMIT_QUESTION, LimitEvent, LimitWatch};
 
 /// Time-out for the end of a killed sandbox. A process that waits for a filesystem that does not

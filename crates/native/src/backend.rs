@@ -21,15 +21,15 @@ use crate::broker::{Broker, BrokerError, BrokerEvent, BrokerTraits, PreparedBrok
 use crate::caches::{CacheLease, LayerServerProgram, NameRotation};
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::keeper::{MonitoredSandbox, RunEventSink, RunMonitor};
-use crate::launch::{
-    Blueprint, CommandStdio, LaunchError, LaunchOptions, LaunchedSandbox, LaunchingSandbox, NetworkSockets,
-    PrewarmedInit, begin_launch, hidden_there, is_staged, late_roots,
-};
 use crate::signing::{self, RunSigningAgent, SigningUser};
 use crate::staging::AttemptStage;
 use crate::streams::OutputPipes;
 use crate::undoing::{self, AttemptUndo};
 use crate::way_out::{self, LostDatagrams, PublishedPorts, RunEgress, RunEgressOptions};
+use stockade_launch::{
+    Blueprint, CommandStdio, LaunchError, LaunchOptions, LaunchedSandbox, LaunchingSandbox, NetworkSockets,
+    PrewarmedInit, begin_launch, hidden_there, is_staged, late_roots,
+};
 use stockade_limits::{LimitError, LimitGuard, small_disk};
 use stockade_permissions::powers::AttemptPermissions;
 

@@ -7,11 +7,11 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use crate::launch::{RUN_ADDRESS_V4, RUN_ADDRESS_V6};
 use rustix::event::Timespec;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::process::{Signal, getegid, geteuid, pidfd_send_signal};
 use rustix::thread::set_no_new_privs;
+use stockade_launch::{RUN_ADDRESS_V4, RUN_ADDRESS_V6};
 use stockade_model::{IsolationLevel, LayerReport, LayerState};
 use stockade_sys::bpf::{SeccompAction, SeccompProgram, SeccompRule, compile_rules};
 use stockade_sys::clone::{ClonedChild, flags, fork_with};

@@ -25,7 +25,7 @@ use stockade_sys::session::seat_at_terminal;
 
 use crate::backend::map_launch_error;
 use crate::capture::{DrainState, StreamCapture};
-use crate::launch::build_image;
+use stockade_launch::build_image;
 
 /// Time-out for the end of killed processes that a command left behind.
 const LEFTOVER_END_TIMEOUT: Duration = Duration::from_secs(10);

@@ -25,11 +25,11 @@ use crate::broker::{BrokerHandle, BrokerReport};
 use crate::caches::{CacheLease, NameRotation};
 use crate::capture::StreamCapture;
 use crate::evidence::{HiddenWatch, TempWatch};
-use crate::launch::{ExitReport, LaunchError, LaunchedSandbox};
 use crate::staging::AttemptStage;
 use crate::streams::CapturedOutput;
 use crate::undoing::AttemptUndo;
 use crate::way_out::{LostDatagrams, RunEgress};
+use stockade_launch::{ExitReport, LaunchError, LaunchedSandbox};
 use stockade_limits::{ControlGroup, LimitOutcome, LimitWatch};
 
 /// Time-out for the broker's end once its callers are gone.

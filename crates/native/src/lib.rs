@@ -6,8 +6,6 @@
 pub mod broker;
 pub mod caches;
 pub mod doctor;
-pub mod filter;
-pub mod launch;
 
 mod attempt;
 mod backend;

@@ -14,7 +14,7 @@ use stockade_model::{
     AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, Grant, PRIVATE_TREES, RawText,
 };
 
-use crate::launch::PRIVATE_TREE_NAMES;
+use stockade_launch::PRIVATE_TREE_NAMES;
 
 /// Most paths that are checked.
 const MAX_CHECKED_PATHS: usize = 16;

@@ -15,7 +15,7 @@ use stockade_permissions::AgentSockets;
 use stockade_signing::{AgentError, AgentHandle, AgentListener, SigningEvent, UserSshAgent};
 
 use crate::keeper::RunEventSink;
-use crate::launch::{LaunchOptions, NamedFile, NamingVariable};
+use stockade_launch::{LaunchOptions, NamedFile, NamingVariable};
 
 /// Path at which a run finds its agent. No file exists there: the broker knows the path.
 pub(crate) const AGENT_PATH: &str = "/run/stockade/ssh-agent";

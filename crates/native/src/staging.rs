@@ -7,7 +7,7 @@ use stockade_backend_api::{CommandEnd, StartError};
 use stockade_model::{AttemptPlan, IsolationLevel, RawText, StagedChanges};
 
 use crate::backend::map_launch_error;
-use crate::launch::{OverlayWriteLayer, is_staged};
+use stockade_launch::{OverlayWriteLayer, is_staged};
 use stockade_stage::{BackupTree, BaselineRecorder, NewStage, OpenStage, PreWriteHook, StageDirectory, StageError};
 
 /// A stage that an attempt writes to.

@@ -9,7 +9,7 @@ use stockade_backend_api::{StartError, StdioMode};
 
 use crate::backend::no_descriptor;
 use crate::capture::{DrainState, StreamCapture};
-use crate::launch::CommandStdio;
+use stockade_launch::CommandStdio;
 
 /// The command's output pipes: both ends, until the sandbox has its own.
 pub(crate) struct OutputPipes {

@@ -6,7 +6,7 @@ use std::path::Path;
 use stockade_backend_api::StartError;
 use stockade_model::{AttemptPlan, LayerReport, LayerState, RawText};
 
-use crate::launch::is_staged;
+use stockade_launch::is_staged;
 use stockade_stage::undo::{NewUndoRun, UndoError, UndoRecorder, UndoRun, UndoStore};
 
 /// Record of the changes of a current run.

@@ -15,9 +15,9 @@ use super::caller::CallingThread;
 use super::deed::{BrokeredCall, CallProgress, ObjectChange};
 use super::opens::set_id;
 use super::service::{BrokerService, CallFailure, native_access, refuse_operation};
-use super::table::ArgumentLayout;
 use super::view::ObjectHandle;
 use super::walk::ResolvedObject;
+use stockade_launch::ArgumentLayout;
 use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict, to_path};
 
 /// `XATTR_NAME_MAX` with its NUL.

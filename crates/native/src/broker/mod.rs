@@ -68,7 +68,6 @@ mod servers;
 mod service;
 mod sockets;
 mod straight;
-mod table;
 mod terminals;
 mod view;
 mod walk;
@@ -95,7 +94,6 @@ use stockade_stage::undo::UndoRecorder;
 
 pub(crate) use bound::BoundSockets;
 pub use servers::served_ports;
-pub use table::{ArgTest, BitTest, SyscallTrap, notify_table};
 
 /// Time-out for the start of the broker's thread.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -227,7 +225,7 @@ impl Broker {
     /// Starts answering the notifications of `listener`. `sink` runs on the broker's thread and
     /// must not block, because a caller waits meanwhile. With `hold`, a call that lacks a power
     /// waits for an answer. Use `hold` only with a filter whose notifications no signal interrupts
-    /// ([`LaunchedSandbox::wait_killable`](crate::launch::LaunchedSandbox::wait_killable)).
+    /// ([`LaunchedSandbox::wait_killable`](stockade_launch::LaunchedSandbox::wait_killable)).
     ///
     /// # Errors
     /// [`BrokerError`] if the broker cannot start. Trapped calls then fail with ENOSYS.

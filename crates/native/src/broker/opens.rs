@@ -11,9 +11,9 @@ use stockade_sys::{Errno, resolve};
 use super::caller::CallingThread;
 use super::deed::{BlockingWork, BrokeredCall, CallProgress};
 use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
-use super::table::{ArgumentLayout, only_reads};
 use super::terminals::is_of_terminals;
 use super::walk::{LinkDestination, PathResolver, ResolvedName, ResolvedObject};
+use stockade_launch::{ArgumentLayout, only_reads};
 use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict};
 
 /// Flags that open(2) knows (`VALID_OPEN_FLAGS`). open(2) ignores others, while openat2, which is

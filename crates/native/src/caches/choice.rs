@@ -265,7 +265,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::fs;
 
-    use crate::launch::hidden_there;
+    use stockade_launch::hidden_there;
     use stockade_model::{
         EnvironmentRules, ExecRules, FilesystemAccess, Limits, NetworkAccess, Profile, RawText, RequestId,
     };

@@ -21,7 +21,7 @@ use super::seal::{create_home, seal_directories, unseal_directory};
 use super::server::LayerRequest;
 use super::set::{OverlaySet, ensure_directory, is_ready};
 use super::{MERGED_DIR_NAME, PLAIN_DIR_NAME, WORKSPACE_FILE_NAME, open_directory, open_lock};
-use crate::launch::{MAX_MERGED_DIRECTORIES, MergedDirectory, OverlayWriteLayer};
+use stockade_launch::{MAX_MERGED_DIRECTORIES, MergedDirectory, OverlayWriteLayer};
 
 /// Time-out for a start that waits for the holder of the exclusive lock of a workspace's directory,
 /// and the interval between two attempts. The holder only renames. A loaded machine, or a disk that

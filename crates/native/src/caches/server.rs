@@ -28,7 +28,7 @@ use stockade_sys::{Errno, caps, descriptors, fork_signals, mount, passing};
 
 use super::seal::open_home_path;
 use super::set::{OverlaySet, repair_directories};
-use crate::launch::{LaunchError, MAX_MERGED_DIRECTORIES, enter_own_mounts, mount_overlay, mount_shelf};
+use stockade_launch::{LaunchError, MAX_MERGED_DIRECTORIES, enter_own_mounts, mount_overlay, mount_shelf};
 
 /// Longest request.
 pub(super) const MAX_REQUEST_BYTES: usize = 64 << 10;

@@ -18,10 +18,10 @@ use crate::backend::{
 };
 use crate::broker::Broker;
 use crate::keeper::{self, BreachCallback, LeftoverHandling, RunEventSink, RunMonitor};
-use crate::launch::{LaunchError, LaunchOptions, LaunchingSandbox};
 use crate::streams::OutputPipes;
 use crate::undoing;
 use crate::way_out::{self, PublishedPorts};
+use stockade_launch::{LaunchError, LaunchOptions, LaunchingSandbox};
 use stockade_limits::{LimitGuard, small_disk};
 use stockade_permissions::powers::AttemptPermissions;
 

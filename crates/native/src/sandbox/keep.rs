@@ -22,8 +22,8 @@ use super::{failed_error, tree_path_inside, unsupported_error};
 use crate::backend::{map_launch_error, map_limit_error, no_descriptor};
 use crate::broker::BoundSockets;
 use crate::keeper::BreachCallback;
-use crate::launch::{CommandStdio, LaunchError, LaunchOptions, LaunchingSandbox, PersistentNamespaces, RootSpec};
 use crate::way_out::{CommonNetwork, resolver_settings};
+use stockade_launch::{CommandStdio, LaunchError, LaunchOptions, LaunchingSandbox, PersistentNamespaces, RootSpec};
 use stockade_limits::{ControlGroup, LimitEvent, LimitGuard, LimitWatch, ParentLister, ProcessIdentity};
 use stockade_sys::descriptor_limit;
 

@@ -12,7 +12,7 @@ use stockade_egress::{EgressNamespace, HostNameTable};
 
 use super::places::NamespaceNetwork;
 use super::{LostDatagrams, RunEgress, RunEgressOptions};
-use crate::launch::NetworkSockets;
+use stockade_launch::NetworkSockets;
 
 /// Shared network namespace of a sandbox.
 pub(crate) struct CommonNetwork {

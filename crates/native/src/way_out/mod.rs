@@ -23,13 +23,13 @@ use stockade_egress::{
 use stockade_model::EgressRules;
 use stockade_sys::{Errno, net};
 
-use crate::launch::NetworkSockets;
 pub(crate) use common::CommonNetwork;
 pub(crate) use lost::LostDatagrams;
 pub use outfit::proxy_variables;
 pub(crate) use outfit::{launch_options, network_layer, resolver_settings};
 use places::{HostNetwork, NamespaceNetwork};
 pub(crate) use published::PublishedPorts;
+use stockade_launch::NetworkSockets;
 use stockade_sys::descriptor_limit;
 
 /// Receiver of the proxy's events, which must not block.

@@ -16,9 +16,9 @@ use std::thread;
 use std::time::Duration;
 
 use stockade_backend_api::{HeldAnswer, HoldId};
+use stockade_launch::{Blueprint, CommandStdio, ProcessExit, launch_sandbox};
 use stockade_model::{AttemptPlan, Denial, IsolationLevel, RawText};
 use stockade_native::broker::{AnswerSender, Broker, BrokerEvent, BrokerReport};
-use stockade_native::launch::{Blueprint, CommandStdio, ProcessExit, launch_sandbox};
 use stockade_permissions::powers::AttemptPermissions;
 use stockade_testkit::copy_program;
 

@@ -13,12 +13,12 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
+use stockade_launch::{
+    Blueprint, CommandStdio, ExitReport, LaunchError, LaunchOptions, LaunchedSandbox, ProcessExit, launch_sandbox,
+};
 use stockade_model::{
     AttemptPlan, DEFAULT_PROTECTED_NAMES, EnforcementReport, EnvironmentRules, FilesystemAccess, IsolationLevel,
     Limits, NetworkAccess, Profile, RawText, RequestId,
-};
-use stockade_native::launch::{
-    Blueprint, CommandStdio, ExitReport, LaunchError, LaunchOptions, LaunchedSandbox, ProcessExit, launch_sandbox,
 };
 use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 

@@ -5,13 +5,13 @@ use std::path::Path;
 
 use rustix::process::geteuid;
 
-use crate::launch::error::LaunchError;
-use crate::launch::layout::{MountAttachment, MountKind, c_string, find_devices};
-use crate::launch::outfit::LaunchOptions;
-use crate::launch::step::ScratchEntry;
+use crate::error::LaunchError;
+use crate::layout::{MountAttachment, MountKind, c_string, find_devices};
+use crate::outfit::LaunchOptions;
+use crate::step::ScratchEntry;
 
 /// Returns the entries of the run's own filesystem before anything is attached.
-pub(in crate::launch) fn scratch_entries(
+pub(crate) fn scratch_entries(
     attachments: &[MountAttachment],
     outfit: &LaunchOptions,
 ) -> Result<Vec<ScratchEntry>, LaunchError> {

@@ -131,7 +131,7 @@ impl LaunchingSandbox {
     }
 
     /// Returns the private trees in which Landlock allows the command every change.
-    pub(crate) fn kernel_enforced_trees(&self) -> impl Iterator<Item = PathBuf> {
+    pub fn kernel_enforced_trees(&self) -> impl Iterator<Item = PathBuf> {
         self.private_trees().iter().filter(|tree| tree.floor_allows).map(|tree| tree.path.clone())
     }
 
@@ -150,7 +150,7 @@ impl LaunchingSandbox {
     ///
     /// # Errors
     /// [`LaunchError`] if the layers cannot be passed.
-    pub(crate) fn lend_layers(&self, layers: &[OwnedFd], merged: &[MergedDirectory]) -> Result<(), LaunchError> {
+    pub fn lend_layers(&self, layers: &[OwnedFd], merged: &[MergedDirectory]) -> Result<(), LaunchError> {
         // Done here, because the init has much other work meanwhile.
         if let Some(rules) = &self.blueprint.ruleset {
             for (layer, merged) in layers.iter().zip(merged) {
@@ -437,23 +437,23 @@ impl LaunchedSandbox {
     }
 
     /// Returns the signal that has stopped the command since the last call.
-    pub(crate) fn was_stopped(&mut self) -> Option<i32> {
+    pub fn was_stopped(&mut self) -> Option<i32> {
         self.stopped.take()
     }
 
     /// Returns the bytes written by the processes that the init has reaped. The init counts them
     /// only if the limit of the disk is small.
-    pub(crate) fn written_by_ended(&self) -> Option<u64> {
+    pub fn written_by_ended(&self) -> Option<u64> {
         self.written
     }
 
     /// Returns the init, until it is left to exit by itself.
-    pub(crate) fn init_pidfd(&self) -> Option<BorrowedFd<'_>> {
+    pub fn init_pidfd(&self) -> Option<BorrowedFd<'_>> {
         self.init.as_ref().map(AsFd::as_fd)
     }
 
     /// Returns whether the end has been received.
-    pub(crate) fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.ended.is_some()
     }
 
@@ -471,12 +471,12 @@ impl LaunchedSandbox {
     }
 
     /// Returns the socket to the command before its exec. The peer hangs up when the program runs.
-    pub(crate) fn duplicate_gate(&self) -> Result<OwnedFd, Errno> {
+    pub fn duplicate_gate(&self) -> Result<OwnedFd, Errno> {
         rustix::io::fcntl_dupfd_cloexec(&self.gate, 3)
     }
 
     /// Returns whether the command has reported that no program could be executed.
-    pub(crate) fn failed_to_execute(&mut self) -> bool {
+    pub fn failed_to_execute(&mut self) -> bool {
         if let Ok(Some((LaunchMessage::ExecFailed { errno }, _))) =
             LaunchMessage::receive_from(self.gate.as_fd(), false)
         {

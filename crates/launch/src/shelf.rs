@@ -16,7 +16,7 @@ use super::step::BuildContext;
 
 /// Moves this process into namespaces in which it may mount, with its user as the only one.
 /// Unmounts on the host propagate into them. The process must have one thread.
-pub(crate) fn enter_own_mounts() -> Result<(), LaunchError> {
+pub fn enter_own_mounts() -> Result<(), LaunchError> {
     let identity = claim_identity()?;
     unshare_namespaces(flags::NEW_USER | flags::NEW_MOUNT)
         .map_err(|errno| LaunchError::Clone { errno, namespaces: true })?;
@@ -28,7 +28,7 @@ pub(crate) fn enter_own_mounts() -> Result<(), LaunchError> {
 /// Mounts a filesystem of this process that holds further mounts, away from every path of the host
 /// that may be in use. Another filesystem covers it, so that no path leads to it. A process that
 /// inspects this one from outside finds nothing.
-pub(crate) fn mount_shelf() -> Result<OwnedFd, Errno> {
+pub fn mount_shelf() -> Result<OwnedFd, Errno> {
     let forbids = MountRestrictions { devices: true, setuid: true, ..MountRestrictions::default() };
     let new = || new_filesystem(c"tmpfs", &[(c"mode", c"0700")], forbids);
     let shelf = new()?;
@@ -39,7 +39,7 @@ pub(crate) fn mount_shelf() -> Result<OwnedFd, Errno> {
 
 /// Mounts an overlay at `name` on a shelf, with a directory of the host as its lower directory.
 /// Only mounts that are attached can be copied.
-pub(crate) fn mount_overlay(
+pub fn mount_overlay(
     shelf: BorrowedFd<'_>,
     name: &CStr,
     lower: BorrowedFd<'_>,

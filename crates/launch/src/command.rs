@@ -84,7 +84,7 @@ impl PreparedCommand {
 }
 
 /// Returns the program, arguments and environment of a plan, with no additions to the plan.
-pub(crate) fn build_image(plan: &AttemptPlan) -> Result<ProgramImage, LaunchError> {
+pub fn build_image(plan: &AttemptPlan) -> Result<ProgramImage, LaunchError> {
     let candidates = find_candidates(plan)?;
     Ok(ProgramImage {
         candidates,

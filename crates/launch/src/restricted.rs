@@ -39,7 +39,7 @@ pub(super) fn other_devices() -> Vec<PathBuf> {
 /// Returns the writable roots of a plan that no Landlock rule lets its run read. They are made
 /// later in a directory around a hidden path, as a directory or in place of a file. Such an object
 /// has no rule (see [`ReadAllowList`]), so the broker opens the files there.
-pub(crate) fn late_roots(plan: &AttemptPlan) -> Vec<PathBuf> {
+pub fn late_roots(plan: &AttemptPlan) -> Vec<PathBuf> {
     let files = &plan.profile.filesystem;
     let is_around_hidden =
         |directory: &Path| files.hide.iter().any(|path| is_strictly_within(path.as_path(), directory));

@@ -486,7 +486,7 @@ pub(super) fn allow_path(ruleset: &Ruleset, path: &Path, rights: u64) -> Result<
 /// and can then drop its groups. Other users may only map themselves, without a right to set
 /// groups. A root user that an ordinary user has mapped may not change its groups either
 /// (user_namespaces(7), `/proc/self/setgroups`).
-pub(crate) fn may_map_for_others() -> bool {
+pub fn may_map_for_others() -> bool {
     // This process cannot change the result.
     static MAY_MAP_OTHERS: OnceLock<bool> = OnceLock::new();
     *MAY_MAP_OTHERS.get_or_init(|| {

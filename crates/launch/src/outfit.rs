@@ -109,7 +109,7 @@ impl LaunchOptions {
     }
 
     /// Returns whether the broker decides on each open for reading.
-    pub(crate) fn asks_reads(&self, plan: &AttemptPlan) -> bool {
+    pub fn asks_reads(&self, plan: &AttemptPlan) -> bool {
         plan.profile.filesystem.trace || !self.late.is_empty()
     }
 

@@ -39,12 +39,14 @@ pub struct SyscallTrap {
     /// Reason for the trap.
     pub reason: &'static str,
     /// Layout of its arguments.
-    pub(crate) shape: ArgumentLayout,
+    pub shape: ArgumentLayout,
 }
 
-/// Layout of a call's arguments.
+/// Layout of a call's arguments. With `at`, the descriptor of a directory precedes each path. With
+/// `flags`, flags are the last argument. With `follow`, a link at the end of the path is followed.
+#[expect(missing_docs, reason = "the text of each variant lists its arguments")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ArgumentLayout {
+pub enum ArgumentLayout {
     /// `open(path, flags, mode)`; with the directory first for `openat`.
     Open { at: bool },
     /// `creat(path, mode)`.
@@ -121,7 +123,7 @@ const WRITE_OPEN_BITS: u64 =
 const READ_OPEN_BITS: u64 = WRITE_OPEN_BITS | libc::O_PATH as u64;
 
 /// Returns whether an open with these flags changes nothing, for any file.
-pub(super) fn only_reads(flags: i32) -> bool {
+pub fn only_reads(flags: i32) -> bool {
     flags as u64 & WRITE_OPEN_BITS == 0
 }
 

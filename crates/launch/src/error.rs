@@ -77,7 +77,8 @@ impl LaunchError {
         }
     }
 
-    pub(crate) fn call_error(what: &'static str) -> impl Fn(Errno) -> Self {
+    /// Returns a function that makes the error of a failed system call.
+    pub fn call_error(what: &'static str) -> impl Fn(Errno) -> Self {
         move |errno| Self::Call { what, errno }
     }
 }

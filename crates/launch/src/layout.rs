@@ -23,7 +23,7 @@ use super::presence::ExistenceCache;
 const MAX_PLACEHOLDERS: usize = 256;
 
 /// Trees that only the run sees: path, and name in the run's own temporary filesystem.
-pub(crate) const PRIVATE_TREE_NAMES: &[(&str, &CStr)] =
+pub const PRIVATE_TREE_NAMES: &[(&str, &CStr)] =
     &[("/tmp", c"tmp"), ("/var/tmp", c"vartmp"), ("/run", c"run"), ("/dev/shm", c"shm")];
 
 /// Covered kernel files. They are secrets of the host or of its kernel, or switches, and only their
@@ -77,7 +77,7 @@ pub(super) enum MountKind {
 }
 
 /// Most directories that are merged in one run.
-pub(crate) const MAX_MERGED_DIRECTORIES: usize = 16;
+pub const MAX_MERGED_DIRECTORIES: usize = 16;
 
 /// The overlay over a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,7 +118,7 @@ pub struct MergedDirectory {
 
 impl MergedDirectory {
     /// Returns whether the whole directory may be changed.
-    pub(crate) fn is_whole(&self) -> bool {
+    pub fn is_whole(&self) -> bool {
         self.directories.is_empty() && self.files.is_empty()
     }
 
@@ -360,7 +360,7 @@ fn is_written(nature: &MountKind) -> bool {
 }
 
 /// Returns whether writes in the workspace are staged, and anything there can be written at all.
-pub(crate) fn is_staged(plan: &AttemptPlan) -> bool {
+pub fn is_staged(plan: &AttemptPlan) -> bool {
     let files = &plan.profile.filesystem;
     files.stage && files.write.iter().any(|root| plan.workspace.as_path().starts_with(root.as_path()))
 }
@@ -502,7 +502,7 @@ pub(super) fn placeholder_children(path: &Path) -> Vec<(CString, bool)> {
 }
 
 /// Returns the existing paths that a plan hides, in canonical form.
-pub(crate) fn hidden_there(plan: &AttemptPlan) -> Vec<PathBuf> {
+pub fn hidden_there(plan: &AttemptPlan) -> Vec<PathBuf> {
     let mut presence = ExistenceCache::default();
     plan.profile.filesystem.hide.iter().filter_map(|path| resolve_existing(path, &mut presence)).collect()
 }

@@ -14,11 +14,11 @@ use stockade_sys::{Errno, net};
 
 /// Addresses of the run's network, beside the loopback addresses. Programs use a network only if it
 /// has an address that is not a loopback address.
-pub(crate) const RUN_ADDRESS_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+pub const RUN_ADDRESS_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 /// See [`RUN_ADDRESS_V4`].
-pub(crate) const RUN_ADDRESS_V6: Ipv6Addr = Ipv6Addr::new(0xfd5d, 0, 0, 0, 0, 0, 0, 1);
+pub const RUN_ADDRESS_V6: Ipv6Addr = Ipv6Addr::new(0xfd5d, 0, 0, 0, 0, 0, 0, 1);
 /// Port of DNS queries.
-pub(crate) const DNS_PORT: u16 = 53;
+pub const DNS_PORT: u16 = 53;
 /// Time-out for the init to make a socket.
 const SOCKET_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bytes of a request and of its reply.

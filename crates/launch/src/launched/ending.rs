@@ -8,8 +8,8 @@ use stockade_model::IsolationLevel;
 use stockade_sys::ready::readable_before;
 
 use super::LaunchedSandbox;
-use crate::launch::leaving::{self, INIT_EXIT_TIMEOUT};
-use crate::launch::message::LaunchMessage;
+use crate::leaving::{self, INIT_EXIT_TIMEOUT};
+use crate::message::LaunchMessage;
 
 impl LaunchedSandbox {
     /// Sends a signal to the command's process group; best effort.
@@ -25,7 +25,7 @@ impl LaunchedSandbox {
     /// Leaves an unkillable command to the kernel and kills all other processes. Otherwise an init
     /// that waits for such a command would let its other processes live. Without a PID namespace
     /// only the init can do that, and it goes on trying.
-    pub(crate) fn abandon_command(&self) {
+    pub fn abandon_command(&self) {
         if let (Some(init), IsolationLevel::Full) = (&self.init, self.report.level) {
             let _ = pidfd_send_signal(init, Signal::KILL);
         }

@@ -12,7 +12,7 @@ use stockade_sys::bpf::{
 
 #[path = "filter_base.rs"]
 mod base;
-use crate::broker::{BitTest, SyscallTrap, notify_table};
+use crate::table::{BitTest, SyscallTrap, notify_table};
 
 /// The newest system call that these tables cover: `file_setattr` (kernel 6.17). Calls with higher
 /// numbers fail with ENOSYS. From 424 on, numbers are the same on every architecture.
@@ -20,15 +20,15 @@ const NEWEST_SYSCALL: u32 = 469;
 
 /// One entry of a table.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FilterEntry {
+pub struct FilterEntry {
     /// Number of the system call.
-    pub(crate) call: i64,
+    pub call: i64,
     /// All conditions must hold.
-    pub(crate) conditions: &'static [ArgumentCondition],
+    pub conditions: &'static [ArgumentCondition],
     /// The action.
-    pub(crate) action: SeccompAction,
+    pub action: SeccompAction,
     /// The reason.
-    pub(crate) reason: &'static str,
+    pub reason: &'static str,
 }
 
 impl FilterEntry {
@@ -89,7 +89,7 @@ fn command_rules(level: IsolationLevel, options: FilterOptions) -> Vec<SeccompRu
 
 /// Returns the filter of a command with no trapped calls, for measurements.
 #[cfg(feature = "measure")]
-pub(crate) fn unasked_filter(level: IsolationLevel) -> Result<SeccompProgram, CompileError> {
+pub fn unasked_filter(level: IsolationLevel) -> Result<SeccompProgram, CompileError> {
     let rules: Vec<SeccompRule> =
         refused_entries(level).chain(base::OTHER_SOCKET_ENTRIES).map(FilterEntry::seccomp_rule).collect();
     compile_rules(&rules, NEWEST_SYSCALL, SeccompAction::Allow)
