@@ -12,12 +12,12 @@ use std::sync::OnceLock;
 
 use rustix::process::{getegid, geteuid};
 use rustix::thread::CapabilitySet;
+use stockade_limits::compute_quotas;
 use stockade_model::{AttemptPlan, EnforcementReport, IsolationLevel, LayerReport, LayerState};
 use stockade_sys::bpf::SeccompProgram;
 use stockade_sys::landlock::{self, Ruleset, access, network, scope};
 
 use crate::filter::{FilterSize, init_filter};
-use stockade_limits::compute_quotas;
 
 use super::command::{PreparedCommand, cwd_identity, find_candidates};
 use super::error::LaunchError;

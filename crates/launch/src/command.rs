@@ -8,12 +8,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, Rlimit};
+use stockade_limits::{resource_limits, small_disk};
 use stockade_model::{AttemptPlan, RawText};
 use stockade_sys::bpf::SeccompProgram;
 use stockade_sys::exec::{ProgramImage, StringList};
 
 use crate::filter::{FilterOptions, FilterSize, command_filter};
-use stockade_limits::{resource_limits, small_disk};
 
 use super::blueprint::PrivateTree;
 use super::error::LaunchError;

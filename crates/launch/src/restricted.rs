@@ -9,15 +9,15 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, renameat, unlinkat};
+use stockade_files::object::unguessable_name;
+use stockade_files::removal::empty_tree;
 use stockade_model::AttemptPlan;
+use stockade_model::mountinfo;
 use stockade_sys::Errno;
 use stockade_sys::landlock::{Ruleset, access};
 
 use super::blueprint::allow_path;
 use super::error::LaunchError;
-use stockade_files::object::unguessable_name;
-use stockade_files::removal::empty_tree;
-use stockade_model::mountinfo;
 
 /// Devices of the host's `/dev` that a run may use, as at level full. The broker opens terminals,
 /// because it can identify those of the run.

@@ -9,6 +9,7 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, fstat, mkdirat, openat, openat2, symlinkat};
 use rustix::process::fchdir;
 use rustix::thread::set_thread_groups;
+use stockade_limits::{NamespaceQuota, temp_inodes};
 use stockade_model::RawText;
 use stockade_sys::caps::{self, CapabilitySet};
 use stockade_sys::clone::{flags, unshare_namespaces};
@@ -27,7 +28,6 @@ use super::merge::{attach_merged, lay_over, prepare_overlay, take_layers};
 use super::message::LaunchMessage;
 use super::network::RunNetwork;
 use super::walls::NamespaceSet;
-use stockade_limits::{NamespaceQuota, temp_inodes};
 
 /// Most terminals of one run. The whole machine has some thousands.
 const MAX_TERMINALS: &CStr = c"256";

@@ -6,9 +6,9 @@ use std::path::Path;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit};
 use rustix::system::sysinfo;
 use stockade_model::{IsolationLevel, Limits};
+use stockade_sys::descriptor_limit;
 
 use super::file_size::file_size;
-use stockade_sys::descriptor_limit;
 
 /// Bytes of the private temporary filesystem for each file in it.
 const TEMP_BYTES_PER_FILE: u64 = 4096;

@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use stockade_backend_api::{Attempt, AttemptEvent, HeldAnswer, HoldId, StartError, WeakEventSender};
+use stockade_launch::LaunchedSandbox;
+use stockade_limits::{ControlGroup, FIRST_LIMIT_QUESTION, LimitEvent, LimitWatch};
 use stockade_model::{Denial, EnforcementReport};
 use stockade_sys::ready::readable_before;
 
-use crate::backend::map_launch_error;
 use crate::broker::AnswerSender;
-use stockade_launch::LaunchedSandbox;
-use stockade_limits::{ControlGroup, FIRST_LIMIT_QUESTION, LimitEvent, LimitWatch};
+use crate::errors::map_launch_error;
 
 /// Time-out for the end of a killed sandbox. A process that waits for a filesystem that does not
 /// answer cannot be killed.

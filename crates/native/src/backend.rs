@@ -9,16 +9,20 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use stockade_backend_api::{Attempt, AttemptEvent, AttemptEventSender, Backend, StartError, StdioMode};
-use stockade_egress::{
-    EgressEvent, InterceptionError, NameResolver, PreparedInterception, SystemResolver, TrustRoots, TunnelConnector,
+use stockade_egress::{EgressEvent, NameResolver, PreparedInterception, SystemResolver, TrustRoots, TunnelConnector};
+use stockade_launch::{
+    Blueprint, CommandStdio, LaunchError, LaunchOptions, LaunchedSandbox, LaunchingSandbox, NetworkSockets,
+    PrewarmedInit, begin_launch, hidden_there, is_staged, late_roots,
 };
+use stockade_limits::{LimitGuard, small_disk};
 use stockade_model::{AttemptPlan, EnforcementReport, Grant, IsolationLevel, LayerReport, LayerState};
-use stockade_sys::Errno;
+use stockade_permissions::powers::AttemptPermissions;
 use tracing::debug_span;
 
 use crate::attempt::NativeAttempt;
-use crate::broker::{Broker, BrokerError, BrokerEvent, BrokerTraits, PreparedBroker};
+use crate::broker::{Broker, BrokerEvent, BrokerTraits, PreparedBroker};
 use crate::caches::{CacheLease, LayerServerProgram, NameRotation};
+use crate::errors::{map_broker_error, map_interception_error, map_launch_error, map_limit_error, no_descriptor};
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::keeper::{MonitoredSandbox, RunEventSink, RunMonitor};
 use crate::signing::{self, RunSigningAgent, SigningUser};
@@ -26,12 +30,6 @@ use crate::staging::AttemptStage;
 use crate::streams::OutputPipes;
 use crate::undoing::{self, AttemptUndo};
 use crate::way_out::{self, LostDatagrams, PublishedPorts, RunEgress, RunEgressOptions};
-use stockade_launch::{
-    Blueprint, CommandStdio, LaunchError, LaunchOptions, LaunchedSandbox, LaunchingSandbox, NetworkSockets,
-    PrewarmedInit, begin_launch, hidden_there, is_staged, late_roots,
-};
-use stockade_limits::{LimitError, LimitGuard, small_disk};
-use stockade_permissions::powers::AttemptPermissions;
 
 /// Backend for sandboxes that the kernel of this machine enforces.
 #[derive(Default)]
@@ -433,27 +431,4 @@ fn add_kept_layers(
 fn stage_layer() -> LayerReport {
     let detail = "without an overlay: writes are in the workspace until the run ends, and are then taken out of it";
     LayerReport { state: LayerState::Enforced, detail: detail.to_owned() }
-}
-
-pub(crate) fn map_launch_error(error: LaunchError) -> StartError {
-    StartError { what: error.to_string(), hint: error.hint() }
-}
-
-pub(crate) fn map_limit_error(error: LimitError) -> StartError {
-    StartError { what: error.to_string(), hint: error.hint() }
-}
-
-pub(crate) fn map_broker_error(error: BrokerError) -> StartError {
-    StartError { what: error.to_string(), hint: None }
-}
-
-pub(crate) fn map_interception_error(error: InterceptionError) -> StartError {
-    StartError { what: error.to_string(), hint: None }
-}
-
-pub(crate) fn no_descriptor(errno: Errno) -> StartError {
-    StartError {
-        what: format!("cannot make a descriptor: {errno}"),
-        hint: Some("raise the limit of open files (ulimit -n)".to_owned()),
-    }
 }

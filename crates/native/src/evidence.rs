@@ -9,10 +9,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use rustix::fs::inotify::{ReadFlags, Reader};
+use stockade_launch::HiddenReads;
 use stockade_model::{AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, Grant, RawText};
 
 use crate::own_trees::NamedPaths;
-use stockade_launch::HiddenReads;
 
 /// Most distinct hidden paths that are reported for one attempt.
 const MAX_HIDDEN_PATHS: usize = 256;

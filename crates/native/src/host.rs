@@ -17,15 +17,15 @@ use stockade_backend_api::{
     Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, StartError, StdioMode,
 };
 use stockade_files::object::unguessable_name;
+use stockade_launch::build_image;
 use stockade_model::{
     AttemptPlan, EnforcementReport, Grant, IsolationLevel, LayerReport, LayerState, RawText, ResourceUsage,
 };
 use stockade_sys::reap::{adopt_orphans, children_used, reap_any};
 use stockade_sys::session::seat_at_terminal;
 
-use crate::backend::map_launch_error;
 use crate::capture::{DrainState, StreamCapture};
-use stockade_launch::build_image;
+use crate::errors::map_launch_error;
 
 /// Time-out for the end of killed processes that a command left behind.
 const LEFTOVER_END_TIMEOUT: Duration = Duration::from_secs(10);

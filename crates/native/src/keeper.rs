@@ -15,6 +15,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use stockade_backend_api::{
     AttemptEnd, AttemptEvent, AttemptEventSender, CommandEnd, SandboxEvent, SandboxEventSender, StartError,
 };
+use stockade_launch::{ExitReport, LaunchError, LaunchedSandbox};
+use stockade_limits::{ControlGroup, LimitOutcome, LimitWatch};
 use stockade_model::{BackgroundPolicy, Denial, RawText, ReadAccess, RequestId, ResourceUsage};
 use stockade_signing::AgentHandle;
 use stockade_sys::Errno;
@@ -29,8 +31,6 @@ use crate::staging::AttemptStage;
 use crate::streams::CapturedOutput;
 use crate::undoing::AttemptUndo;
 use crate::way_out::{LostDatagrams, RunEgress};
-use stockade_launch::{ExitReport, LaunchError, LaunchedSandbox};
-use stockade_limits::{ControlGroup, LimitOutcome, LimitWatch};
 
 /// Time-out for the broker's end once its callers are gone.
 const BROKER_END_TIMEOUT: Duration = Duration::from_secs(5);

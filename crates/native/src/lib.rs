@@ -10,6 +10,7 @@ pub mod doctor;
 mod attempt;
 mod backend;
 mod capture;
+mod errors;
 mod evidence;
 mod host;
 mod keeper;

@@ -7,18 +7,16 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use stockade_backend_api::{AttemptEvent, StartError};
+use stockade_launch::{LaunchOptions, NamedFile, NamingVariable};
 use stockade_model::{
     AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, Grant, IsolationLevel, LayerReport,
     LayerState, RawText, SignUse,
 };
-use stockade_permissions::AgentSockets;
+use stockade_permissions::{AGENT_PATH, AgentSockets};
 use stockade_signing::{AgentError, AgentHandle, AgentListener, SigningEvent, UserSshAgent};
 
 use crate::keeper::RunEventSink;
-use stockade_launch::{LaunchOptions, NamedFile, NamingVariable};
 
-/// Path at which a run finds its agent. No file exists there: the broker knows the path.
-pub(crate) const AGENT_PATH: &str = "/run/stockade/ssh-agent";
 /// The variable that names an agent's socket.
 const AGENT_VARIABLE: &str = "SSH_AUTH_SOCK";
 /// The file of known servers in the run's own directory.

@@ -4,11 +4,11 @@
 use std::path::Path;
 
 use stockade_backend_api::{CommandEnd, StartError};
-use stockade_model::{AttemptPlan, IsolationLevel, RawText, StagedChanges};
-
-use crate::backend::map_launch_error;
 use stockade_launch::{OverlayWriteLayer, is_staged};
+use stockade_model::{AttemptPlan, IsolationLevel, RawText, StagedChanges};
 use stockade_stage::{BackupTree, BaselineRecorder, NewStage, OpenStage, PreWriteHook, StageDirectory, StageError};
+
+use crate::errors::map_launch_error;
 
 /// A stage that an attempt writes to.
 #[derive(Debug)]

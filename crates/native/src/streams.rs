@@ -6,10 +6,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, fstat};
 use rustix::pipe::{PipeFlags, pipe_with};
 use stockade_backend_api::{StartError, StdioMode};
-
-use crate::backend::no_descriptor;
-use crate::capture::{DrainState, StreamCapture};
 use stockade_launch::CommandStdio;
+
+use crate::capture::{DrainState, StreamCapture};
+use crate::errors::no_descriptor;
 
 /// The command's output pipes: both ends, until the sandbox has its own.
 pub(crate) struct OutputPipes {

@@ -5,6 +5,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Path at which a run finds its agent. No file exists there: the broker knows the path.
+pub const AGENT_PATH: &str = "/run/stockade/ssh-agent";
+
 /// Agent sockets that the broker knows.
 #[derive(Clone, Debug, Default)]
 pub struct AgentSockets {

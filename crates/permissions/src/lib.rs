@@ -12,5 +12,5 @@ pub mod programs;
 mod protected;
 pub mod reach;
 
-pub use agents::AgentSockets;
+pub use agents::{AGENT_PATH, AgentSockets};
 pub use protected::ProtectedNames;

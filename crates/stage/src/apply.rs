@@ -7,14 +7,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{RenameFlags, renameat_with};
+use stockade_files::object::{
+    ChangeMark, FileTime, ObjectKind, TreeObject, directory_beneath, list_entry_names, to_os_str,
+};
 use stockade_sys::Errno;
 
 use super::error::{PathContext, PathError};
 use super::journal::{CommitStep, ObjectMetadata};
 use super::watch::{CommitObserver, CommitPoint};
-use stockade_files::object::{
-    ChangeMark, FileTime, ObjectKind, TreeObject, directory_beneath, list_entry_names, to_os_str,
-};
 
 /// Most levels of a directory to be removed that are scanned.
 const MAX_DEPTH: usize = 400;

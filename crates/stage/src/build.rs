@@ -15,6 +15,7 @@ use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, SeekFrom, Uid, chownat, fsync, ftruncate, ioctl_ficlone, linkat,
     mkdirat, mknodat, openat, seek, symlinkat, syncfs,
 };
+use stockade_files::object::{FileTime, ObjectKind, TreeObject, list_entry_names, to_os_str};
 use stockade_sys::Errno;
 use stockade_sys::resolve::DescriptorPath;
 
@@ -23,7 +24,6 @@ use super::change::{ReadableDirectory, is_whiteout};
 use super::error::{PathContext, PathError};
 use super::journal::ObjectMetadata;
 use super::watch::{CommitObserver, CommitPoint};
-use stockade_files::object::{FileTime, ObjectKind, TreeObject, list_entry_names, to_os_str};
 
 /// Most files that are flushed one by one; if there are more, the whole filesystem is flushed.
 const MAX_SINGLE_FLUSHES: usize = 64;

@@ -15,13 +15,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use stockade_sys::Errno;
-
-use super::error::{PathContext, PathError};
 use stockade_files::object::{
     ChangeMark, ExtendedAttributes, FileTime, OVERLAY_ATTRIBUTES, ObjectKind, TreeObject, list_entry_names,
     same_content, to_os_str,
 };
+use stockade_sys::Errno;
+
+use super::error::{PathContext, PathError};
 
 /// Most levels of directories that are scanned, because each level holds two descriptors.
 const MAX_DEPTH: usize = 200;

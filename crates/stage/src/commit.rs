@@ -12,6 +12,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, fsync, openat, syncfs};
+use stockade_files::object::{TreeObject, directory_beneath};
 use stockade_model::{RawText, StageId};
 
 use super::apply::{CommitContext, carry_out_steps, undo_steps};
@@ -24,7 +25,6 @@ use super::place::{OpenStage, StageDirectory, UPPER_DIRECTORY, file_time_now};
 use super::plan::prepare_steps;
 use super::select::{CommitGuard, HeldChange, select_changes, select_named};
 use super::watch::{CommitObserver, CommitPoint, SilentObserver};
-use stockade_files::object::{TreeObject, directory_beneath};
 
 /// Most directories that are flushed one by one.
 const MAX_SINGLE_FLUSHES: usize = 32;

@@ -27,13 +27,13 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags, openat};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use stockade_files::object::{ChangeMark, FileTime, ObjectKind, TreeObject, list_entry_names, same_content, to_os_str};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
 use super::change::{ChangeKind, StageChange};
 use super::error::{PathContext, PathError, StageError};
 use super::place::OpenStage;
-use stockade_files::object::{ChangeMark, FileTime, ObjectKind, TreeObject, list_entry_names, same_content, to_os_str};
 
 const NOTES_FILE: &str = "touched";
 /// Size limit of files that are digested before their first change, because the writer waits

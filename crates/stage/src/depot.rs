@@ -6,14 +6,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, openat, statx, unlinkat};
+use stockade_files::object::{TreeObject, directory_beneath, to_os_str};
+use stockade_files::removal::{remove_tree, sweep_removals};
 use stockade_sys::Errno;
 
 use super::commit::stage_path_error;
 use super::error::{PathContext, PathError};
 use super::journal::CommitAreaLocation;
 use super::place::{OpenStage, make_private};
-use stockade_files::object::{TreeObject, directory_beneath, to_os_str};
-use stockade_files::removal::{remove_tree, sweep_removals};
 
 pub(super) const COMMIT_AREA: &str = "depot";
 /// Directory of the commit area in the workspace; this name is protected everywhere.

@@ -7,11 +7,11 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, renameat, statat};
 use serde::{Deserialize, Serialize};
+use stockade_files::object::{ChangeMark, ExtendedAttributes, FileTime};
 use stockade_model::RawText;
 
 use super::error::{PathContext, PathError};
 use super::place::OpenStage;
-use stockade_files::object::{ChangeMark, ExtendedAttributes, FileTime};
 
 const JOURNAL_FILE: &str = "journal";
 const DONE_FILE: &str = "journal-done";

@@ -27,13 +27,13 @@ use rustix::fs::{
 };
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+use stockade_files::object::{FileTime, MODE_BITS, TreeObject, list_entry_names, make_where_missing, to_os_str};
+use stockade_files::removal::{REMOVAL_PREFIX, remove_tree, sweep_removals};
+use stockade_model::mountinfo;
 use stockade_model::{RawText, RequestId, StageId};
 use stockade_sys::Errno;
 
 use super::error::{PathContext, PathError, StageError};
-use stockade_files::object::{FileTime, MODE_BITS, TreeObject, list_entry_names, make_where_missing, to_os_str};
-use stockade_files::removal::{REMOVAL_PREFIX, remove_tree, sweep_removals};
-use stockade_model::mountinfo;
 
 pub(super) const META_FILE: &str = "meta.json";
 pub(super) const UPPER_DIRECTORY: &str = "upper";

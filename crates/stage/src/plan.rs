@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use stockade_files::object::{FileTime, ObjectKind, TreeObject};
 use stockade_model::RawText;
 
 use super::build::{ObjectBuilder, later_time, settings_of};
@@ -14,7 +15,6 @@ use super::error::{PathContext, PathError};
 use super::journal::{CommitStep, ObjectMetadata};
 use super::select::{ChangeSelection, is_named, with_new_parents};
 use super::watch::CommitObserver;
-use stockade_files::object::{FileTime, ObjectKind, TreeObject};
 
 /// Computes the steps, and prepares the objects that they need.
 ///

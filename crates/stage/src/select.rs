@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
+use stockade_files::object::{ObjectKind, TreeObject, list_entry_names, to_os_str};
 use stockade_model::DeniedOperation;
+use stockade_permissions::guards::{RootView, RunSurveys, open_host_root};
+use stockade_permissions::powers::{AttemptPermissions, PermissionVerdict, creates_name};
 
 use super::change::{ChangeKind, StageChange, StageChanges};
 use super::error::{PathContext, PathError, StageCommitError};
 use super::place::OpenStage;
-use stockade_files::object::{ObjectKind, TreeObject, list_entry_names, to_os_str};
-use stockade_permissions::guards::{RootView, RunSurveys, open_host_root};
-use stockade_permissions::powers::{AttemptPermissions, PermissionVerdict, creates_name};
 
 /// Most levels of a directory to be removed that are scanned.
 const MAX_DEPTH: usize = 400;

@@ -7,12 +7,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use similar::{ChangeTag, TextDiff};
+use stockade_files::object::{ObjectKind, TreeObject};
 use stockade_sys::Errno;
 
 use super::change::StageChange;
 use super::error::{PathContext, PathError, StageError};
 use super::place::{OpenStage, UPPER_DIRECTORY};
-use stockade_files::object::{ObjectKind, TreeObject};
 
 /// Size limit for the comparison line by line.
 const MAX_TEXT_BYTES: u64 = 1 << 20;

@@ -13,17 +13,17 @@ use rustix::fs::{
 };
 use stockade_files::object::unguessable_name;
 use stockade_model::{DeniedOperation, Grant};
-use stockade_sys::{Errno, resolve};
-
-use super::service::{BrokerService, CallFailure, refuse_operation};
-use super::view::is_same_object;
-use super::walk::{ResolvedName, ResolvedObject};
 use stockade_permissions::guards::git_part::{GitPathKind, GuardedContent};
 use stockade_permissions::guards::pointers::work_trees_of_modules;
 use stockade_permissions::guards::repository::{self, RepositoryState};
 use stockade_permissions::guards::view::join_name;
 use stockade_permissions::guards::{RootView, RunSurveys, SurveyError, fold_name, open_host_root};
 use stockade_permissions::powers::{PermissionRefusal, creates_name, is_at_or_beneath, prefix_ends, to_path};
+use stockade_sys::{Errno, resolve};
+
+use super::service::{BrokerService, CallFailure, refuse_operation};
+use super::view::is_same_object;
+use super::walk::{ResolvedName, ResolvedObject};
 
 /// Most attempts to remove a file that others move meanwhile.
 const MAX_TAKE_BACK_ATTEMPTS: u32 = 64;

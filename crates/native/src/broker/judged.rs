@@ -15,13 +15,6 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Stat, StatxFlags, fstat, openat, statx, unlinkat};
 use stockade_model::{DeniedOperation, Grant};
-use stockade_sys::{Errno, actor, resolve};
-
-use super::deed::{BrokeredCall, CallProgress};
-use super::install::link_copy;
-use super::service::{BrokerService, CallFailure, refuse_operation};
-use super::view::is_same_object;
-use super::walk::{ResolvedName, ResolvedObject};
 use stockade_permissions::guards::RootView;
 use stockade_permissions::guards::git_part::{GitPathKind, GuardedContent};
 use stockade_permissions::guards::settings_judge::{
@@ -31,6 +24,13 @@ use stockade_permissions::guards::settings_judge::{
 use stockade_permissions::guards::view::{join_name, parent_path};
 use stockade_permissions::guards::{git_index, git_texts, project_judge};
 use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict, to_path};
+use stockade_sys::{Errno, actor, resolve};
+
+use super::deed::{BrokeredCall, CallProgress};
+use super::install::link_copy;
+use super::service::{BrokerService, CallFailure, refuse_operation};
+use super::view::is_same_object;
+use super::walk::{ResolvedName, ResolvedObject};
 
 /// Returns the longest content that is judged; longer content is refused.
 pub(super) fn max_bytes(judged: GuardedContent) -> u64 {

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use stockade_model::{Denial, DenialLayer, DenialResolution, DeniedOperation, RawText};
+use stockade_permissions::powers::PermissionRefusal;
 
 use super::BrokerEvent;
-use stockade_permissions::powers::PermissionRefusal;
 
 /// Most different refusals that are kept of one attempt. A program that tries everything must not
 /// fill the memory of its supervisor.

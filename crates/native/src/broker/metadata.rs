@@ -8,7 +8,9 @@ use rustix::fs::{
     Access, AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, Uid, XattrFlags, chownat,
     fcntl_getfl, ftruncate, openat, removexattr, setxattr, utimensat,
 };
+use stockade_launch::ArgumentLayout;
 use stockade_model::DeniedOperation;
+use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict, to_path};
 use stockade_sys::{Errno, actor, resolve};
 
 use super::caller::CallingThread;
@@ -17,8 +19,6 @@ use super::opens::set_id;
 use super::service::{BrokerService, CallFailure, native_access, refuse_operation};
 use super::view::ObjectHandle;
 use super::walk::ResolvedObject;
-use stockade_launch::ArgumentLayout;
-use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict, to_path};
 
 /// `XATTR_NAME_MAX` with its NUL.
 const MAX_ATTRIBUTE_NAME_BYTES: usize = 256;

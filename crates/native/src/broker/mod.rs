@@ -81,16 +81,16 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use stockade_backend_api::{HeldAnswer, HoldId};
 use stockade_model::{Denial, IsolationLevel, RawText, ReadAccess};
+use stockade_permissions::powers::AttemptPermissions;
+use stockade_permissions::reach::EgressReach;
+use stockade_stage::PreWriteHook;
+use stockade_stage::undo::UndoRecorder;
 use stockade_sys::Errno;
 use stockade_sys::notify::SeccompNotifier;
 
 use crate::way_out::RunEgress;
 use requests::{BrokerEgressPolicy, BrokeredRequest};
 use service::BrokerService;
-use stockade_permissions::powers::AttemptPermissions;
-use stockade_permissions::reach::EgressReach;
-use stockade_stage::PreWriteHook;
-use stockade_stage::undo::UndoRecorder;
 
 pub(crate) use bound::BoundSockets;
 pub use servers::served_ports;

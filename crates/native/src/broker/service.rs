@@ -15,7 +15,13 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Access, AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, accessat, openat2};
 use stockade_egress::PendingDial;
+use stockade_launch::may_map_for_others;
+use stockade_launch::{ArgumentLayout, notify_table};
 use stockade_model::{DenialLayer, DeniedOperation, IsolationLevel};
+use stockade_permissions::guards::RunSurveys;
+use stockade_permissions::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
+use stockade_stage::PreWriteHook;
+use stockade_stage::undo::UndoRecorder;
 use stockade_sys::notify::{NotificationAnswer, SeccompNotification, SeccompNotifier};
 use stockade_sys::{Errno, actor, resolve};
 
@@ -40,12 +46,6 @@ use super::terminals::RunTerminals;
 use super::walk::{self, PathResolver, ProcfsScope, ResolvedName, ResolvedObject};
 use super::{BrokerError, BrokerEvent, BrokerOrder, BrokerReport, map_step_error};
 use crate::way_out::RunEgress;
-use stockade_launch::may_map_for_others;
-use stockade_launch::{ArgumentLayout, notify_table};
-use stockade_permissions::guards::RunSurveys;
-use stockade_permissions::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
-use stockade_stage::PreWriteHook;
-use stockade_stage::undo::UndoRecorder;
 
 /// Interval between two checks that the callers of parked calls still wait.
 const PARKED_CHECK_INTERVAL: Duration = Duration::from_secs(1);

@@ -8,14 +8,14 @@ use std::os::fd::AsFd as _;
 
 use rustix::fs::FileType;
 use stockade_model::{DeniedOperation, Grant, IsolationLevel};
-
-use super::service::{BrokerService, CallFailure, refuse_operation};
 use stockade_permissions::guards::pointers::{
     MAX_POINTER_BYTES, has_link, leading_through, may_lead_elsewhere, target_of,
 };
 use stockade_permissions::guards::view::{LinkChain, ObjectPresence, join_relative, parent_path};
 use stockade_permissions::guards::{RootView, open_host_root};
 use stockade_permissions::powers::{PermissionRefusal, is_at_or_beneath, to_path};
+
+use super::service::{BrokerService, CallFailure, refuse_operation};
 
 /// Returns whether a path is in the procfs directory of a process, named by its number.
 fn is_in_process(path: &[u8]) -> bool {

@@ -7,23 +7,23 @@ use std::sync::{Arc, Mutex};
 
 use stockade_backend_api::{Attempt, AttemptEvent, AttemptEventSender, Backend, SandboxTree, StartError, StdioMode};
 use stockade_egress::PreparedInterception;
+use stockade_launch::{LaunchError, LaunchOptions, LaunchingSandbox};
+use stockade_limits::{LimitGuard, small_disk};
 use stockade_model::{AttemptPlan, Denial, Grant, IsolationLevel};
+use stockade_permissions::powers::AttemptPermissions;
 
 use super::keep::HostedSandbox;
 use super::{BACKEND_NAME, tree_path_inside};
 use crate::attempt::NativeAttempt;
 use crate::backend::{
-    add_layers, broker_event_sink, broker_layer, build_proxy_options, launched_powers, map_broker_error,
-    map_launch_error, map_limit_error, no_descriptor, prepare_interception,
+    add_layers, broker_event_sink, broker_layer, build_proxy_options, launched_powers, prepare_interception,
 };
 use crate::broker::Broker;
+use crate::errors::{map_broker_error, map_launch_error, map_limit_error, no_descriptor};
 use crate::keeper::{self, BreachCallback, LeftoverHandling, RunEventSink, RunMonitor};
 use crate::streams::OutputPipes;
 use crate::undoing;
 use crate::way_out::{self, PublishedPorts};
-use stockade_launch::{LaunchError, LaunchOptions, LaunchingSandbox};
-use stockade_limits::{LimitGuard, small_disk};
-use stockade_permissions::powers::AttemptPermissions;
 
 /// Backend for commands in one sandbox.
 pub(super) struct SandboxCommandBackend {

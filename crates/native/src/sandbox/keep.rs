@@ -13,19 +13,19 @@ use stockade_backend_api::{
     GuestSystem, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, SandboxTree, StartError,
 };
 use stockade_egress::NameResolver;
+use stockade_launch::{CommandStdio, LaunchError, LaunchOptions, LaunchingSandbox, PersistentNamespaces, RootSpec};
+use stockade_limits::{ControlGroup, LimitEvent, LimitGuard, LimitWatch, ParentLister, ProcessIdentity};
 use stockade_model::SandboxUsage;
 use stockade_model::{
     AttemptPlan, BackgroundPolicy, Denial, EnforcementReport, LayerReport, LayerState, RawText, SandboxId,
 };
+use stockade_sys::descriptor_limit;
 
 use super::{failed_error, tree_path_inside, unsupported_error};
-use crate::backend::{map_launch_error, map_limit_error, no_descriptor};
 use crate::broker::BoundSockets;
+use crate::errors::{map_launch_error, map_limit_error, no_descriptor};
 use crate::keeper::BreachCallback;
 use crate::way_out::{CommonNetwork, resolver_settings};
-use stockade_launch::{CommandStdio, LaunchError, LaunchOptions, LaunchingSandbox, PersistentNamespaces, RootSpec};
-use stockade_limits::{ControlGroup, LimitEvent, LimitGuard, LimitWatch, ParentLister, ProcessIdentity};
-use stockade_sys::descriptor_limit;
 
 /// Time-out for the end of a sandbox.
 const END_TIMEOUT: Duration = Duration::from_secs(10);

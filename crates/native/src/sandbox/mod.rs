@@ -20,6 +20,7 @@ use stockade_backend_api::{
     SandboxEventSender, SandboxPlan, SandboxProvider, SandboxTree, StartError,
 };
 use stockade_egress::NameResolver;
+use stockade_limits::can_have_group;
 use stockade_model::SandboxUsage;
 use stockade_model::{BackgroundPolicy, EnforcementReport, IsolationLevel, SandboxId};
 
@@ -27,7 +28,6 @@ use self::apart::SupervisorProgram;
 pub use self::apart::{SupervisorHooks, keep_sandbox};
 use self::command::SandboxCommandBackend;
 use self::keep::HostedSandbox;
-use stockade_limits::can_have_group;
 
 /// Name of the backend.
 const BACKEND_NAME: &str = "native";

@@ -10,11 +10,11 @@ use rustix::fs::Mode;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, umask};
 use stockade_backend_api::Backend;
 use stockade_backend_api::remote::AttemptOrder;
+use stockade_launch::PrewarmedInit;
 use stockade_sys::passing::{self, ReceivedMessage};
 
 use crate::backend::NativeBackend;
 use crate::remote::{self, ORDER_BYTE, SocketChannel, from_file};
-use stockade_launch::PrewarmedInit;
 
 /// Runs a front, a child of `helper`, until its exit. Returns its exit code.
 pub(super) fn run_supervisor(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> i32 {

@@ -7,6 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, mkdirat, mknodat, openat, renameat, unlinkat};
+use stockade_files::object::{OVERLAY_ATTRIBUTES, TreeObject, list_entry_names, to_os_str};
+use stockade_files::removal::remove_tree;
 use stockade_sys::Errno;
 
 use super::super::apply::apply_settings;
@@ -19,8 +21,6 @@ use super::{
     BACKUP_DIRECTORY, DIRECTORY_NOTES_FILE, DirectoryNote, NEW_OBJECT_NAME, TEMPORARY_DIRECTORY, settings_of,
     with_owner_access, write_note,
 };
-use stockade_files::object::{OVERLAY_ATTRIBUTES, TreeObject, list_entry_names, to_os_str};
-use stockade_files::removal::remove_tree;
 
 /// Most levels of directories that are restored, because each level holds four descriptors.
 const MAX_DEPTH: usize = 200;

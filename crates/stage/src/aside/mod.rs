@@ -25,6 +25,7 @@ use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, openat, renameat, renameat_with, unlinkat,
 };
 use serde::{Deserialize, Serialize};
+use stockade_files::object::{ObjectKind, TreeObject};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
@@ -33,7 +34,6 @@ use super::depot::mount_of;
 use super::error::{PathContext, PathError, StageError};
 use super::journal::ObjectMetadata;
 use super::place::{OpenStage, make_private};
-use stockade_files::object::{ObjectKind, TreeObject};
 
 pub(super) use back::{clear, put_back};
 

@@ -6,7 +6,9 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use stockade_files::object::{FileTime, ObjectKind, TreeObject, list_entries, same_content, to_os_str};
+use stockade_permissions::powers::UNDO_PREFIX;
 use stockade_sys::Errno;
+use stockade_sys::descriptor_limit;
 
 use super::guard::RestoreGuard;
 use super::guarded::GuardedBaseline;
@@ -15,8 +17,6 @@ use super::keep::slot_name;
 use super::paths::join_path;
 use super::store::{UndoError, UndoRun};
 use crate::PathError;
-use stockade_permissions::powers::UNDO_PREFIX;
-use stockade_sys::descriptor_limit;
 
 /// Most conflicts that are listed.
 pub(super) const MAX_CONFLICTS: usize = 1000;

@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 
 use stockade_files::object::{ObjectKind, to_os_str};
 use stockade_model::{DeniedOperation, Grant};
+use stockade_permissions::guards::{RootView, RunSurveys, open_host_root};
+use stockade_permissions::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
 
 use super::compare::{ComparedPath, RestoreAction, RunComparer, UndoConflict, is_beneath};
 use super::reopen::RestoreOutcome;
 use super::spot::split_path;
 use super::store::{UndoError, UndoRun};
 use crate::PathError;
-use stockade_permissions::guards::{RootView, RunSurveys, open_host_root};
-use stockade_permissions::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
 
 /// Reason for not restoring an object that leads to other guarded paths.
 pub(super) const REOPENED_REASON: &str = "a place that it leads to holds something newer than the run's beginning";

@@ -6,9 +6,9 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use stockade_files::object::to_os_str;
+use stockade_permissions::powers::AttemptPermissions;
 
 use super::compare::is_beneath;
-use stockade_permissions::powers::AttemptPermissions;
 
 /// Directory of a repository that git neither executes nor uses as configuration; may be large.
 const OBJECTS_DIRECTORY: &[u8] = b"objects";

@@ -27,6 +27,7 @@ use stockade_backend_api::{
 };
 use stockade_model::SandboxUsage;
 use stockade_model::{AttemptPlan, EnforcementReport, Grant, IsolationLevel, SandboxId};
+use stockade_permissions::guards::settings_variables;
 use stockade_sys::ready::readable_before;
 use stockade_sys::socket::{UnixSocketAddress, demand_own};
 
@@ -34,7 +35,6 @@ use super::super::command::supports_grant;
 use super::super::{BACKEND_NAME, failed_error, open_tree, tree_path_inside, unsupported_error};
 use super::wire::{SOCKET_NAME, SupervisorRefusal, SupervisorRequest, send_request};
 use crate::remote::{SocketChannel, own_umask};
-use stockade_permissions::guards::settings_variables;
 
 /// Time-out for the creation of a sandbox, by this process or another.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(60);

@@ -15,6 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{Mode, OFlags};
 use stockade_backend_api::{SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, StartError};
 use stockade_model::SandboxId;
+use stockade_permissions::guards::{SettingsVariables, use_settings_variables};
 use stockade_sys::descriptors::close_all_but;
 use stockade_sys::passing::above_stdio;
 use stockade_sys::socket::{UnixSocketAddress, demand_own};
@@ -24,7 +25,6 @@ use super::super::keep::HostedSandbox;
 use super::watchers::EventClients;
 use super::wire::{SOCKET_NAME, SupervisorRefusal, SupervisorRequest, receive_request};
 use crate::remote::{self, SocketChannel};
-use stockade_permissions::guards::{SettingsVariables, use_settings_variables};
 
 /// Most connections at the same time. Each has a thread, and a command keeps one as long as it runs.
 const MAX_CONNECTIONS: usize = 512;
