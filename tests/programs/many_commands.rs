@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, Backend, CommandEnd, HeldAnswer, StdioMode};
+use stockade_backend_api::{Attempt, AttemptEvent, AttemptEventSender, Backend, CommandEnd, HeldAnswer, StdioMode};
 use stockade_model::{
     AttemptPlan, EnvironmentRules, ExecRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, Profile,
     RawText, RequestId,

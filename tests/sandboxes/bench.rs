@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use stockade_engine::{
+use stockade_backend_api::{
     Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, CommandEnd, GuestSystem, HeldAnswer, HoldId, INSIDE_HOME,
     INSIDE_WORKSPACE, ProviderCapabilities, Sandbox, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan,
     SandboxProvider, StartError, StdioMode,

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use stockade_audit::AuditLogWriter;
+use stockade_backend_api::{Approver, INSIDE_HOME, INSIDE_WORKSPACE, PendingQuestion, SystemClock};
 use stockade_engine::real::{RulePolicyEngine, StoreMemory};
-use stockade_engine::seams::SystemClock;
-use stockade_engine::{Approver, INSIDE_HOME, INSIDE_WORKSPACE, PendingQuestion, RequestEngine, interrupt_channel};
+use stockade_engine::{RequestEngine, interrupt_channel};
 use stockade_model::{
     ApprovalAnswer, ApprovalMode, ApprovalQuestion, Grant, IsolationLevel, Limits, RequestCommand, RequestId,
     RunOutcome, RunRequest, SandboxPreference,

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
+use stockade_backend_api::{GuestSystem, SandboxProvider};
 use stockade_container::{ContainerSandboxes, ContainerSettings};
 use stockade_egress::{NameLookupError, NameResolver};
-use stockade_engine::{GuestSystem, SandboxProvider};
 use stockade_model::{HostName, IsolationLevel, RuntimeName};
 use stockade_native::NativeSandboxes;
 use stockade_testkit::{EngineKind, TestUser};

@@ -34,8 +34,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use stockade_backend_api::SandboxEventSender;
 use stockade_container::inside;
-use stockade_engine::SandboxEventSender;
 use stockade_native::{SupervisorHooks, keep_sandbox};
 use stockade_testkit::suite::{DECLARED, FAILED, PASSED};
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use stockade_engine::{Approver, PendingQuestion};
+use stockade_backend_api::{Approver, PendingQuestion};
 use stockade_model::{ApprovalAnswer, ApprovalQuestion, ApprovalScope, QuestionKind, RawText};
 use stockade_policy::DraftRule;
 
@@ -550,7 +550,7 @@ mod tests {
     }
 
     fn waiting() -> PendingQuestion {
-        PendingQuestion::new(stockade_engine::HeldCalls::default())
+        PendingQuestion::new(stockade_backend_api::HeldCalls::default())
     }
 
     fn meet_waiting(

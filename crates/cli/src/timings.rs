@@ -5,8 +5,8 @@ use std::fmt;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use stockade_launch::TIMES_TARGET;
 use stockade_model::RawText;
-use stockade_native::launch::TIMES_TARGET;
 use stockade_sys::marks;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id};

@@ -5,11 +5,11 @@
 use std::env::args;
 use std::sync::mpsc::channel;
 
-use stockade_container::{ContainerEngineKind, ContainerSandboxes, ContainerSettings};
-use stockade_engine::{
+use stockade_backend_api::{
     AttemptEvent, AttemptEventSender, CommandEnd, GuestSystem, SandboxError, SandboxEventSender, SandboxPlan,
     SandboxProvider, StdioMode,
 };
+use stockade_container::{ContainerEngineKind, ContainerSandboxes, ContainerSettings};
 use stockade_model::{
     AttemptPlan, BackgroundPolicy, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, Profile, RequestId,
 };

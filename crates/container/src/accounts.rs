@@ -7,8 +7,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use stockade_backend_api::{INSIDE_HOME, StartError};
 use stockade_egress::PROXY_ADDRESS_V4;
-use stockade_engine::{INSIDE_HOME, StartError};
 use stockade_model::SandboxId;
 
 use crate::spec::{ContainerUser, HOSTNAME};

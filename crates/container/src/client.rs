@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bollard::errors::Error;
 use bollard::{API_DEFAULT_VERSION, Docker};
-use stockade_engine::StartError;
+use stockade_backend_api::StartError;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::termios::{OptionalActions, tcgetattr, tcgetwinsize, tcsetattr};
-use stockade_egress::NameResolver;
-use stockade_engine::remote::{AttemptOrder, RemoteAttempt};
-use stockade_engine::{
+use stockade_backend_api::remote::{AttemptOrder, RemoteAttempt};
+use stockade_backend_api::{
     Attempt, AttemptEventSender, Backend, HeldAnswer, HoldId, INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan, StartError,
     StdioMode,
 };
+use stockade_egress::NameResolver;
 use stockade_model::{
     AttemptPlan, Denial, EgressRules, EnforcementReport, Grant, IsolationLevel, LayerReport, LayerState, Profile,
     RawText, SandboxId,

@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use stockade_engine::StartError;
+use stockade_backend_api::StartError;
 
 use crate::accounts::BindMountPair;
 use crate::inside::ReachableObject;

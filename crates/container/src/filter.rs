@@ -2,7 +2,7 @@
 //! applies to all processes, the launcher included.
 //!
 //! The filter is a list of allowed calls, so that an unknown call is refused. Calls that commands
-//! are never allowed are refused here by the same table (`stockade_native::filter`). The exceptions
+//! are never allowed are refused here by the same table (`stockade_launch::filter`). The exceptions
 //! are calls that the launcher needs to answer held calls. The engines' own filters refuse those,
 //! so they cannot be used.
 
@@ -11,9 +11,9 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::Path;
 
 use serde_json::{Value, json};
-use stockade_engine::StartError;
+use stockade_backend_api::StartError;
+use stockade_launch::filter::never_allowed;
 use stockade_model::SandboxId;
-use stockade_native::filter::never_allowed;
 use stockade_sys::calls;
 
 use crate::ContainerEngineKind;

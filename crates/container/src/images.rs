@@ -8,7 +8,7 @@ use std::time::Duration;
 use bollard::models::{CreateImageInfo, ImageInspect};
 use bollard::query_parameters::CreateImageOptionsBuilder;
 use futures_util::TryStreamExt;
-use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, StartError};
+use stockade_backend_api::{INSIDE_HOME, INSIDE_WORKSPACE, StartError};
 use stockade_model::ImageDigest;
 
 use crate::client::{CALL_TIMEOUT, CallError, ContainerClient};

@@ -2,7 +2,7 @@
 //! commands together, the kernel for each process, or a supervisor in the container for each
 //! command.
 
-use stockade_engine::StartError;
+use stockade_backend_api::StartError;
 use stockade_model::{LayerReport, LayerState, LimitKind, Limits};
 
 /// Processes that a container may have besides those of commands, threads included: its first

@@ -11,7 +11,7 @@ use bollard::container::PathStatResponse;
 use bollard::errors::Error;
 use bollard::models::{ContainerCreateBody, HostConfig};
 use bollard::query_parameters::{ContainerArchiveInfoOptionsBuilder, CreateContainerOptionsBuilder};
-use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, StartError};
+use stockade_backend_api::{INSIDE_HOME, INSIDE_WORKSPACE, StartError};
 use stockade_model::ImageDigest;
 
 use crate::accounts::BindMountPair;

@@ -1,13 +1,13 @@
 //! Compares the required mounts of a container with the mounts found in it.
 
 use std::collections::BTreeSet;
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use stockade_engine::mountinfo::{self, MountInfoEntry};
-use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, StartError};
+use stockade_backend_api::{INSIDE_HOME, INSIDE_WORKSPACE, StartError};
 use stockade_model::RawText;
+use stockade_model::mountinfo::{self, MountInfoEntry};
 
 use crate::ContainerEngineKind;
 use crate::inside::ContainerMounts;
@@ -56,7 +56,8 @@ impl ExpectedMounts {
     /// # Errors
     /// [`StartError`] for the first difference.
     pub(crate) fn require_match(&self, found: &ContainerMounts, is_host_kernel: bool) -> Result<(), StartError> {
-        let own = mountinfo::read_mountinfo()
+        let own = File::open(mountinfo::OWN_MOUNTINFO)
+            .and_then(mountinfo::read_mountinfo)
             .map_err(|why| StartError { what: format!("cannot read /proc/self/mountinfo: {why}"), hint: None })?;
         let own: Vec<MountInfoEntry<'_>> = mountinfo::parse_mounts(&own).collect();
         let mounts: Vec<MountInfoEntry<'_>> = mountinfo::parse_mounts(found.text.as_bytes()).collect();

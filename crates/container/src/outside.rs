@@ -10,18 +10,18 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use stockade_backend_api::{AttemptEvent, AttemptEventSender, HeldAnswer, StartError, WeakEventSender};
 use stockade_egress::{
     DialError, EgressCaller, EgressDecision, EgressEvent, EgressNamespace, EgressPermit, EgressPolicy, EgressProxy,
     EgressProxySetup, EgressRequest, NameLookupError, NameResolver, PendingDial, PreparedInterception, SystemResolver,
     TrustRoots,
 };
-use stockade_engine::{AttemptEvent, AttemptEventSender, HeldAnswer, StartError, WeakEventSender};
 use stockade_model::{
     AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation, EgressRules, Host, HostName, NetworkTarget,
     RawText,
 };
-use stockade_native::powers::PermissionRefusal;
-use stockade_native::reach::EgressReach;
+use stockade_permissions::powers::PermissionRefusal;
+use stockade_permissions::reach::EgressReach;
 use tokio::runtime::Handle;
 
 use crate::frames::{ChannelFrame, FrameError};

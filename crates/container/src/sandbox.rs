@@ -12,11 +12,11 @@ use bollard::models::ContainerInspectResponse;
 use bollard::query_parameters::{CreateContainerOptionsBuilder, ListContainersOptionsBuilder};
 use rustix::process::{getegid, geteuid, getgroups};
 use serde::Serialize;
-use stockade_egress::NameResolver;
-use stockade_engine::{
+use stockade_backend_api::{
     GuestSystem, INSIDE_HOME, INSIDE_WORKSPACE, ProviderCapabilities, Sandbox, SandboxError, SandboxEventSender,
     SandboxPlan, SandboxProvider, StartError,
 };
+use stockade_egress::NameResolver;
 use stockade_model::{
     BackgroundPolicy, EnforcementReport, ImageDigest, IsolationLevel, RawText, RuntimeName, SandboxId,
 };

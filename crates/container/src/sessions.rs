@@ -3,7 +3,7 @@
 
 use bollard::errors::Error;
 use bollard::models::{ContainerInspectResponse, ExecInspectResponse};
-use stockade_engine::StartError;
+use stockade_backend_api::StartError;
 
 use crate::client::{CALL_TIMEOUT, ContainerClient};
 use crate::spec::{ContainerUser, LAUNCHER_PATH, LAUNCHER_WORD};

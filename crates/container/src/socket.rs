@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use stockade_engine::StartError;
+use stockade_backend_api::StartError;
 
 use crate::ContainerEngineKind;
 

@@ -8,7 +8,7 @@ use bollard::models::{
     MountBindOptions, MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
 };
 use rustix::process::{Resource, getrlimit};
-use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan, StartError};
+use stockade_backend_api::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan, StartError};
 use stockade_model::{ImageDigest, RawText, SandboxId};
 
 use crate::accounts::BindMountPair;

@@ -12,10 +12,11 @@ use bollard::models::{ContainerInspectResponse, ContainerStatsResponse};
 use bollard::query_parameters::{RemoveContainerOptionsBuilder, StatsOptionsBuilder};
 use futures_util::StreamExt;
 use rustix::fs::{Mode, OFlags};
-use stockade_engine::{
+use stockade_backend_api::{
     Backend, INSIDE_HOME, INSIDE_WORKSPACE, Sandbox, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan,
-    SandboxTree, SandboxUsage, StartError,
+    SandboxTree, StartError,
 };
+use stockade_model::SandboxUsage;
 use stockade_model::{EnforcementReport, ResourceUsage, SandboxId};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use bollard::models::{ContainerConfig, ContainerInspectResponse, HostConfig, MountPoint};
-use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan, StartError};
+use stockade_backend_api::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxPlan, StartError};
 use stockade_model::{EnforcementReport, LayerReport, LayerState, Limits};
 
 use crate::accounts::BindMountPair;

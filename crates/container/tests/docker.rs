@@ -8,13 +8,13 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
-use stockade_engine::{
+use stockade_backend_api::{
     AttemptEvent, CommandEnd, GuestSystem, HeldAnswer, SandboxError, SandboxEventSender, SandboxProvider, SandboxTree,
 };
 use stockade_model::{BackgroundPolicy, DeniedOperation, Grant, IsolationLevel, LayerState, SandboxId};
 use support::{CAPTURE, Engine, PATIENCE, Place, begun, drain, inside, plan};
 
-type Change = fn(&mut stockade_engine::SandboxPlan);
+type Change = fn(&mut stockade_backend_api::SandboxPlan);
 
 fn grant(text: &str) -> Grant {
     text.parse().unwrap()
@@ -335,7 +335,7 @@ fn within_gvisor_the_lower_level_has_to_be_named() {
     assert!(refused.hint().unwrap().contains("--level restricted"), "{refused:?}");
     assert_eq!(engine.containers(), Vec::<String>::new());
 
-    let lower = |plan: &mut stockade_engine::SandboxPlan| {
+    let lower = |plan: &mut stockade_backend_api::SandboxPlan| {
         plan.runtime = runsc();
         plan.level = IsolationLevel::Restricted;
     };
@@ -572,7 +572,7 @@ fn an_image_makes_nothing_on_the_host() {
 fn volumes_of_an_image_can_be_read_alone() {
     let Some(engine) = Engine::docker() else { return };
     support::volumes_of_an_image_can_be_read_alone(&engine, |_| {}, IsolationLevel::Full);
-    let within_gvisor = |plan: &mut stockade_engine::SandboxPlan| {
+    let within_gvisor = |plan: &mut stockade_backend_api::SandboxPlan| {
         plan.runtime = Some("runsc".parse().unwrap());
         plan.level = IsolationLevel::Restricted;
         plan.profile.filesystem.protect.clear();
@@ -596,7 +596,7 @@ fn a_refused_sandbox_within_gvisor_leaves_no_process() {
             .filter(|line| line.contains("runsc-sandbox") || line.contains("runsc-gofer"))
             .collect::<Vec<_>>()
     };
-    let runsc = |plan: &mut stockade_engine::SandboxPlan| plan.runtime = Some("runsc".parse().unwrap());
+    let runsc = |plan: &mut stockade_backend_api::SandboxPlan| plan.runtime = Some("runsc".parse().unwrap());
     let changes: [Change; 3] = [
         |_| {},
         |plan| plan.level = IsolationLevel::Restricted,

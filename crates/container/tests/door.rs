@@ -9,8 +9,8 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use stockade_backend_api::{AttemptEvent, CommandEnd, HeldAnswer, SandboxProvider};
 use stockade_egress::{NameLookupError, NameResolver};
-use stockade_engine::{AttemptEvent, CommandEnd, HeldAnswer, SandboxProvider};
 use stockade_model::{AttemptPlan, HostName, IsolationLevel, LayerState};
 use support::{CAPTURE, Engine, PATIENCE, Place, begun, inside, plan};
 

@@ -7,7 +7,7 @@ mod support;
 use std::fs;
 use std::path::Path;
 
-use stockade_engine::{CommandEnd, GuestSystem, SandboxError, SandboxProvider};
+use stockade_backend_api::{CommandEnd, GuestSystem, SandboxError, SandboxProvider};
 use stockade_model::{DeniedOperation, LayerState};
 use support::{Engine, Place, begun, inside};
 

@@ -7,11 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use stockade_backend_api::{Approver, HeldCalls, PendingQuestion};
 use stockade_model::{ApprovalAnswer, ApprovalQuestion, Digest};
 use tracing::{Span, info, info_span, warn};
-
-use crate::Approver;
-use crate::approver::{HeldCalls, PendingQuestion};
 
 /// Time-out for an approver to leave a withdrawn question, for example to restore a terminal.
 pub(crate) const WITHDRAWAL_TIMEOUT: Duration = Duration::from_millis(1_500);

@@ -13,15 +13,16 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use stockade_backend_api::{
+    Approver, Attempt, AttemptEvent, AttemptEventSender, Backend, Clock, HeldCalls, HoldId, Reviewer, StdioMode,
+};
 use stockade_model::{
     ApprovalQuestion, Assessment, AttemptPlan, Decision, Denial, DeniedOperation, Event, EventKind, Grant, GroupOffer,
     PolicyVerdict, ReviewResult, RunOutcome, RunRequest,
 };
 use tracing::{debug, info, info_span, warn};
 
-use crate::approver::HeldCalls;
 use crate::asker::{ApproverAnswer, QuestionSender, WITHDRAWAL_TIMEOUT};
-use crate::backend::join_hint;
 use crate::core::{
     AnswerMemo, BoundPlan, CoreConfig, CoreInput, CoreOutput, HeldCall, PowerGuard, QuestionReview, RememberedAnswer,
     RequestCore, ReviewerSpec,
@@ -29,11 +30,8 @@ use crate::core::{
 use crate::interrupts::{StopHandler, TypedInputCheck};
 use crate::keys::MemoryKey;
 use crate::offers;
-use crate::seams::{AnswerMemory, Clock, EventRecorder, HeldRule, MemoryError, PolicyEngine};
-use crate::{
-    Approver, Attempt, AttemptEvent, AttemptEventSender, Backend, HoldId, InterruptReceiver, Reviewer, StdioMode,
-    exit_code,
-};
+use crate::seams::{AnswerMemory, EventRecorder, HeldRule, MemoryError, PolicyEngine, join_hint};
+use crate::{InterruptReceiver, exit_code};
 
 /// Continues a stopped process (signal(7)).
 const SIGCONT: i32 = 18;

@@ -93,7 +93,7 @@ pub fn run_refusal(request: &RunRequest, user: &str) -> MemoryKey {
 pub struct GrantContext {
     /// Root of the workspace.
     pub workspace: RawText,
-    /// Identity of that directory; see [`workspace_identity`](crate::workspace_identity).
+    /// Identity of that directory; see [`workspace_identity`](stockade_backend_api::identity::workspace_identity).
     pub directory: Digest,
     /// Name of the profile.
     pub profile: String,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use stockade_audit::AuditLogWriter;
+use stockade_backend_api::identity::workspace_identity;
 use stockade_model::{
     ApprovalAnswer, ApprovalId, ApprovalScope, Assessment, AttemptPlan, DEFAULT_UNDO_BYTES, Decision, Denial, Digest,
     EffectUse, Event, Grant, GroupOffer, IsolationLevel, PolicyVerdict, Profile, QuestionKind, RawText, RequestCommand,
@@ -22,7 +23,7 @@ use stockade_store::{ApprovalStore, Consent};
 
 use crate::core::{AnswerMemo, BoundPlan, ConsentRuling, RememberedAnswer, RunRequirements};
 use crate::held_rules;
-use crate::identity::{PlanProgram, identify_program, workspace_identity};
+use crate::identity::{PlanProgram, identify_program};
 use crate::keys::{GrantContext, MemoryKey, QuestionNamespace};
 use crate::seams::{
     AnswerMemory, EventRecorder, HeldRule, MemoryError, PersistentAnswers, PlanError, PolicyEngine, RecordError,

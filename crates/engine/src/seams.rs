@@ -1,4 +1,4 @@
-//! Ports of the driver besides `Backend` and `Approver`: policy, audit log, memory, clock. They are
+//! Ports of the driver besides `Backend` and `Approver`: policy, audit log, memory. They are
 //! small, so that tests can replace each. The real implementations are in [`real`](crate::real).
 
 use stockade_model::{
@@ -146,34 +146,10 @@ pub trait AnswerMemory: Send + Sync {
 #[error("{0}")]
 pub struct MemoryError(pub String);
 
-/// Port that returns the time.
-pub trait Clock: Send + Sync {
-    /// Returns milliseconds since the epoch (CLOCK_REALTIME), for events and expiry.
-    fn wall_ms(&self) -> u64;
-
-    /// Returns milliseconds of a clock that never goes back, for deadlines.
-    fn monotonic_ms(&self) -> u64;
-}
-
-/// Clock of the machine.
-#[derive(Clone, Copy, Debug)]
-pub struct SystemClock {
-    origin: std::time::Instant,
-}
-
-impl Default for SystemClock {
-    fn default() -> Self {
-        Self { origin: std::time::Instant::now() }
-    }
-}
-
-impl Clock for SystemClock {
-    fn wall_ms(&self) -> u64 {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-    }
-
-    fn monotonic_ms(&self) -> u64 {
-        u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX)
+/// Returns the text of a failure with its remedy.
+pub(crate) fn join_hint(what: String, hint: Option<String>) -> String {
+    match hint {
+        Some(hint) => format!("{what}\nhint: {hint}"),
+        None => what,
     }
 }

@@ -9,7 +9,7 @@
 
 use std::path::Path;
 
-use stockade_engine::INSIDE_WORKSPACE;
+use stockade_backend_api::INSIDE_WORKSPACE;
 use stockade_model::{GitRevision, Grant, RawText, RepositoryUrl, TargetPattern};
 
 /// Variables of each step.

@@ -1,6 +1,6 @@
 //! Errors of the lifecycle of sandboxes.
 
-use stockade_engine::SandboxError;
+use stockade_backend_api::SandboxError;
 use stockade_files::{FilesError, PathError};
 use stockade_model::{RawText, SandboxId};
 use stockade_store::sandboxes::SandboxStoreError as KeptError;

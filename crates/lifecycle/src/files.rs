@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use stockade_engine::SandboxTree as Which;
+use stockade_backend_api::SandboxTree as Which;
 use stockade_files::{ChangeGuard, FileTree, PathContext, PathError};
 use stockade_model::WorkspaceSource;
 use stockade_store::sandboxes::SandboxLease;

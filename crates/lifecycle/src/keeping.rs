@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use stockade_engine::seams::Clock;
-use stockade_engine::{GuestSystem, Sandbox, SandboxError, SandboxEventSender, SandboxPlan, SandboxProvider};
+use stockade_backend_api::{
+    Clock, GuestSystem, Sandbox, SandboxError, SandboxEventSender, SandboxPlan, SandboxProvider,
+};
 use stockade_files::OmittedObject;
 use stockade_model::{
     AfterRestart, BackendChoice, Profile, SandboxId, SandboxLifetime, SandboxRecord, SandboxSpec, SandboxState,

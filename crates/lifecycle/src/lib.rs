@@ -1,7 +1,7 @@
 //! Persistent sandboxes, from their creation to their removal. A request becomes a plan, the plan
 //! becomes a sandbox of some kind, and a later process finds and removes abandoned ones.
 //!
-//! Not part of this crate: how isolation is set up ([`stockade_engine::SandboxProvider`]), which commands
+//! Not part of this crate: how isolation is set up ([`stockade_backend_api::SandboxProvider`]), which commands
 //! may run (the engine), and questions.
 
 #![forbid(unsafe_code)]

@@ -20,6 +20,7 @@ mod grant;
 mod id;
 mod inspection;
 mod limit;
+pub mod mountinfo;
 mod network;
 mod outcome;
 mod plan;
@@ -75,7 +76,7 @@ pub use request::{CallerApproval, RequestCommand, RunRequest, SandboxPreference}
 pub use review::{ReviewOpinion, ReviewResult, RiskCategory, RiskLevel};
 pub use sandbox::{
     AfterRestart, BackendChoice, BackgroundPolicy, GitRevision, HostDirectory, ImageDigest, RepositoryUrl, RuntimeName,
-    SandboxLabels, SandboxLifetime, SandboxRecord, SandboxSpec, SandboxState, SpecError, WorkspaceSource,
+    SandboxLabels, SandboxLifetime, SandboxRecord, SandboxSpec, SandboxState, SandboxUsage, SpecError, WorkspaceSource,
 };
 pub use secret_use::{SecretUse, is_secret_name};
 pub use signing::{KeyFingerprint, SSH_PORT, SignPurpose, SignUse, ssh_target, ssh_target_text};

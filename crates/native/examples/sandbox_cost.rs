@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use stockade_engine::{
+use stockade_backend_api::{
     AttemptEvent, AttemptEventSender, Sandbox, SandboxEventSender, SandboxPlan, SandboxProvider, StdioMode,
 };
 use stockade_model::{

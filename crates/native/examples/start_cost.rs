@@ -11,11 +11,11 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use stockade_launch::{Blueprint, CommandStdio, launch_sandbox};
 use stockade_model::{
     AttemptPlan, DEFAULT_PROTECTED_NAMES, EnvironmentRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess,
     Profile, RawText, RequestId,
 };
-use stockade_native::launch::{Blueprint, CommandStdio, launch_sandbox};
 use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 
 const PHASES: [&str; 6] = ["prepare", "launch", "release to end", "drop", "all", "plain fork and exec"];

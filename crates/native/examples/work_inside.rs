@@ -17,12 +17,12 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use stockade_engine::{AttemptEvent, AttemptEventSender, Backend, CommandEnd, StdioMode};
+use stockade_backend_api::{AttemptEvent, AttemptEventSender, Backend, CommandEnd, StdioMode};
+use stockade_launch::{Blueprint, CommandStdio, LaunchedSandbox, ProcessExit, launch_sandbox};
 use stockade_model::{
     AttemptPlan, EnvironmentRules, FilesystemAccess, IsolationLevel, Limits, NetworkAccess, Profile, RawText, RequestId,
 };
 use stockade_native::NativeBackend;
-use stockade_native::launch::{Blueprint, CommandStdio, LaunchedSandbox, ProcessExit, launch_sandbox};
 use stockade_sys::memory::read_c_string;
 use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 

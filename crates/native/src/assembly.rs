@@ -3,18 +3,18 @@
 
 use std::sync::{Arc, Mutex};
 
-use stockade_engine::{Attempt, StartError, WeakEventSender};
+use stockade_backend_api::{Attempt, StartError, WeakEventSender};
 use stockade_model::{AttemptPlan, EnforcementReport, LayerReport, LayerState};
 use tracing::debug_span;
 
 use crate::attempt::NativeAttempt;
 use crate::broker::{BrokerTraits, PreparedBroker};
+use crate::errors::{map_broker_error, map_launch_error, no_descriptor};
 use crate::evidence::{HiddenWatch, TempWatch};
 use crate::keeper::{MonitoredExtras, MonitoredSandbox, StartingMonitor};
-use crate::launch::{LaunchError, LaunchedSandbox, LaunchingSandbox};
-use crate::limits::{ControlGroup, LimitGuard};
-use crate::start_errors::{map_broker_error, map_launch_error, no_descriptor};
 use crate::way_out::{self, LostDatagrams, RunEgress};
+use stockade_launch::{LaunchError, LaunchedSandbox, LaunchingSandbox};
+use stockade_limits::{ControlGroup, LimitGuard};
 
 /// An attempt whose sandbox is being built.
 pub(crate) struct LaunchingAttempt<'p> {

@@ -5,15 +5,15 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use stockade_engine::{Attempt, HeldAnswer, HoldId, StartError, WeakEventSender};
+use stockade_backend_api::{Attempt, AttemptEvent, HeldAnswer, HoldId, StartError, WeakEventSender};
+use stockade_launch::LaunchedSandbox;
+use stockade_limits::{ControlGroup, FIRST_LIMIT_QUESTION, LimitEvent, LimitWatch};
 use stockade_model::{Denial, EnforcementReport};
 use stockade_sys::ready::readable_before;
 
 use crate::broker::AnswerSender;
-use crate::launch::LaunchedSandbox;
-use crate::limits::{ControlGroup, LimitWatch};
+use crate::errors::map_launch_error;
 use crate::locks::lock_ignoring_poison;
-use crate::start_errors::map_launch_error;
 
 /// Time-out for the end of a killed sandbox. A process that waits for a filesystem that does not
 /// answer cannot be killed.
@@ -22,6 +22,14 @@ const SANDBOX_END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time-out for the command's exec. The broker never holds that call, but a filesystem that does
 /// not answer may.
 const EXEC_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Returns the event of the attempt for an exceeded limit.
+pub(crate) fn convert_limit_event(event: LimitEvent) -> AttemptEvent {
+    match event {
+        LimitEvent::Breached(denial) => AttemptEvent::Breached(denial),
+        LimitEvent::Asked { question, denial } => AttemptEvent::Held { id: HoldId(question), denial },
+    }
+}
 
 pub(crate) struct NativeAttempt {
     pub(crate) enforced: EnforcementReport,
@@ -69,15 +77,16 @@ impl Attempt for NativeAttempt {
 
     fn stand_still(&self, limit: &Denial) -> bool {
         let asked = lock_ignoring_poison(&self.watch).stand_still(limit);
-        asked.map(|asked| self.events.send_event(asked)).is_some()
+        asked.map(|asked| self.events.send_event(convert_limit_event(asked))).is_some()
     }
 
     fn answer_call(&self, hold: HoldId, answer: HeldAnswer) {
-        if !LimitWatch::is_about_limit(hold) {
+        if hold.0 < FIRST_LIMIT_QUESTION {
             return self.answers.answer_held_call(hold, answer);
         }
-        let ends = lock_ignoring_poison(&self.watch).apply_answer(hold, &answer);
-        ends.into_iter().for_each(|breach| self.events.send_event(breach));
+        let granted = if let HeldAnswer::Granted(grants) = &answer { Some(&grants[..]) } else { None };
+        let ends = lock_ignoring_poison(&self.watch).apply_answer(hold.0, granted);
+        ends.into_iter().for_each(|breach| self.events.send_event(convert_limit_event(breach)));
     }
 }
 

@@ -8,27 +8,27 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use stockade_backend_api::{Attempt, AttemptEvent, AttemptEventSender, Backend, StartError, StdioMode};
 use stockade_egress::{EgressEvent, NameResolver, PreparedInterception, SystemResolver, TrustRoots, TunnelConnector};
-use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, Backend, StartError, StdioMode};
 use stockade_model::{AttemptPlan, EnforcementReport, Grant, IsolationLevel, LayerReport, LayerState};
 use tracing::debug_span;
 
 use crate::assembly::LaunchingAttempt;
 use crate::broker::{Broker, PreparedBroker};
 use crate::caches::{CacheLease, LayerServerProgram, NameRotation};
+use crate::errors::{map_broker_error, map_interception_error, map_launch_error, map_limit_error};
 use crate::keeper::{MonitoredExtras, RunEventSink, RunMonitor};
-use crate::launch::{
-    Blueprint, CommandStdio, LaunchError, LaunchOptions, LaunchedSandbox, LaunchingSandbox, NetworkSockets,
-    PrewarmedInit, begin_launch, hidden_there, is_staged, late_roots,
-};
-use crate::limits::{LimitGuard, small_disk};
-use crate::powers::AttemptPermissions;
 use crate::signing::{self, RunSigningAgent, SigningUser};
 use crate::staging::AttemptStage;
-use crate::start_errors::{map_broker_error, map_interception_error, map_launch_error, map_limit_error};
 use crate::streams::OutputPipes;
 use crate::undoing::{self, AttemptUndo};
 use crate::way_out::{self, LostDatagrams, PublishedPorts, RunEgress, RunEgressOptions};
+use stockade_launch::{
+    Blueprint, CommandStdio, LaunchError, LaunchOptions, LaunchedSandbox, LaunchingSandbox, NetworkSockets,
+    PrewarmedInit, begin_launch, hidden_there, is_staged, late_roots,
+};
+use stockade_limits::{LimitGuard, small_disk};
+use stockade_permissions::powers::AttemptPermissions;
 
 /// Backend for sandboxes that the kernel of this machine enforces.
 #[derive(Default)]

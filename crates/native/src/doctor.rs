@@ -7,11 +7,11 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use crate::launch::{RUN_ADDRESS_V4, RUN_ADDRESS_V6, apparmor_hint, read_sysctl};
 use rustix::event::Timespec;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::process::{Signal, getegid, geteuid, pidfd_send_signal};
 use rustix::thread::set_no_new_privs;
+use stockade_launch::{RUN_ADDRESS_V4, RUN_ADDRESS_V6, apparmor_hint, read_sysctl};
 use stockade_model::{IsolationLevel, LayerReport, LayerState};
 use stockade_sys::bpf::{SeccompAction, SeccompProgram, SeccompRule, compile_rules};
 use stockade_sys::clone::{ClonedChild, flags, fork_with};
@@ -103,7 +103,7 @@ pub fn diagnose_host() -> HostDiagnosis {
         ("seccomp", from_trial(try_filter(), "a filter refuses a call")),
         ("notify", try_notify()),
         ("pidfd", from_trial(try_pidfd(), "a process is ended by its descriptor")),
-        ("limits", crate::limits::survey_group_limits()),
+        ("limits", stockade_limits::survey_group_limits()),
     ];
     HostDiagnosis { layers }
 }

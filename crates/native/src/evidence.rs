@@ -9,9 +9,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use rustix::fs::inotify::{ReadFlags, Reader};
+use stockade_launch::HiddenReads;
 use stockade_model::{AttemptPlan, Denial, DenialLayer, DeniedOperation, Grant, RawText};
 
-use crate::launch::HiddenReads;
 use crate::own_trees::NamedPaths;
 
 /// Most distinct hidden paths that are reported for one attempt.

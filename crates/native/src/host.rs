@@ -13,10 +13,11 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use stockade_engine::{
+use stockade_backend_api::{
     Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, StartError, StdioMode,
 };
 use stockade_files::object::unguessable_name;
+use stockade_launch::build_image;
 use stockade_model::{
     AttemptPlan, EnforcementReport, Grant, IsolationLevel, LayerReport, LayerState, RawText, ResourceUsage,
 };
@@ -24,8 +25,7 @@ use stockade_sys::reap::{adopt_orphans, children_used, reap_any};
 use stockade_sys::session::seat_at_terminal;
 
 use crate::capture::{DrainState, StreamCapture};
-use crate::launch::build_image;
-use crate::start_errors::map_launch_error;
+use crate::errors::map_launch_error;
 use crate::streams::capture_limit;
 
 /// Time-out for the end of killed processes that a command left behind.

@@ -11,20 +11,21 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use stockade_engine::{
+use stockade_backend_api::{
     AttemptEnd, AttemptEvent, AttemptEventSender, CommandEnd, SandboxEvent, SandboxEventSender, StartError,
 };
+use stockade_launch::{ExitReport, LaunchError, LaunchedSandbox};
+use stockade_limits::{ControlGroup, LimitOutcome, LimitWatch};
 use stockade_model::{BackgroundPolicy, Denial, RawText, ReadAccess, RequestId, ResourceUsage};
 use stockade_signing::AgentHandle;
 use stockade_sys::Errno;
 use stockade_sys::reap::ProcessExit;
 
+use crate::attempt::convert_limit_event;
 use crate::broker::{BrokerHandle, BrokerReport};
 use crate::caches::{CacheLease, NameRotation};
 use crate::capture::StreamCapture;
 use crate::evidence::{HiddenWatch, TempWatch};
-use crate::launch::{ExitReport, LaunchError, LaunchedSandbox};
-use crate::limits::{ControlGroup, LimitOutcome, LimitWatch};
 use crate::locks::lock_ignoring_poison;
 use crate::staging::AttemptStage;
 use crate::streams::CapturedOutput;
@@ -327,7 +328,7 @@ impl RunMonitor {
             self.report_event(AttemptEvent::Denied(denial));
         }
         let passed = lock_ignoring_poison(&self.kept.watch).check_limits();
-        passed.into_iter().for_each(|passed| self.report_event(passed));
+        passed.into_iter().for_each(|passed| self.report_event(convert_limit_event(passed)));
     }
 }
 

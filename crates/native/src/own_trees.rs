@@ -12,7 +12,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use stockade_model::{AttemptPlan, Denial, DenialLayer, DeniedOperation, Grant, PRIVATE_TREES, RawText};
 
-use crate::launch::PRIVATE_TREE_NAMES;
+use stockade_launch::PRIVATE_TREE_NAMES;
 
 /// Most paths that are checked.
 const MAX_CHECKED_PATHS: usize = 16;

@@ -4,22 +4,18 @@
 //! This module must not know the agent protocol or the answers to trapped connects.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 
-use stockade_engine::{AttemptEvent, StartError};
+use stockade_backend_api::{AttemptEvent, StartError};
+use stockade_launch::{LaunchOptions, NamedFile, NamingVariable};
 use stockade_model::{
     AttemptPlan, Denial, DenialLayer, DeniedOperation, Grant, IsolationLevel, LayerReport, LayerState, RawText, SignUse,
 };
+use stockade_permissions::{AGENT_PATH, AgentSockets};
 use stockade_signing::{AgentError, AgentHandle, AgentListener, SigningEvent, UserSshAgent};
 
 use crate::keeper::RunEventSink;
-use crate::launch::{LaunchOptions, NamedFile, NamingVariable};
 
-/// Path at which a run finds its agent. No file exists there: the broker knows the path.
-pub(crate) const AGENT_PATH: &str = "/run/stockade/ssh-agent";
 /// The variable that names an agent's socket.
 const AGENT_VARIABLE: &str = "SSH_AUTH_SOCK";
 /// The file of known servers in the run's own directory.
@@ -40,30 +36,6 @@ pub struct SigningUser {
     pub agent: Option<PathBuf>,
     /// The user's home directory, with the known servers.
     pub home: PathBuf,
-}
-
-/// Agent sockets that the broker knows.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct AgentSockets {
-    /// The socket of the run's own agent.
-    pub(crate) own: Option<Arc<OwnedFd>>,
-    /// The path of the user's agent.
-    persons: Option<PathBuf>,
-    /// Device and inode of that socket at the start.
-    persons_object: Option<(u64, u64)>,
-}
-
-impl AgentSockets {
-    fn new(person: Option<&SigningUser>, own: Option<Arc<OwnedFd>>) -> Self {
-        let persons = person.and_then(|person| person.agent.clone());
-        let found = persons.as_deref().and_then(|path| path.metadata().ok());
-        Self { own, persons_object: found.map(|found| (found.dev(), found.ino())), persons }
-    }
-
-    /// Returns whether a socket is that of the user's agent, under any name.
-    pub(crate) fn is_persons(&self, path: &Path, object: (u64, u64)) -> bool {
-        self.persons_object == Some(object) || self.persons.as_deref() == Some(path)
-    }
 }
 
 /// The agent of one run, before it answers.
@@ -92,7 +64,10 @@ impl RunSigningAgent {
 
     /// Returns the agent sockets for the broker.
     pub(crate) fn agent_sockets(&self) -> AgentSockets {
-        AgentSockets::new(self.person.as_ref(), self.listener.as_ref().map(AgentListener::socket))
+        AgentSockets::new(
+            self.person.as_ref().and_then(|person| person.agent.clone()),
+            self.listener.as_ref().map(AgentListener::socket),
+        )
     }
 
     /// Adds the variables by which the run finds its agent, and the servers that it may know.
@@ -195,20 +170,5 @@ mod tests {
         assert_eq!(shown(Some("3")), expected(5, 3, 4));
         // Git itself fails if the count is not a number.
         assert_eq!(shown(Some("many")), "");
-    }
-
-    #[test]
-    fn the_agent_of_the_person_is_known_under_any_name() {
-        let directory = tempfile::tempdir().unwrap();
-        let (path, link) = (directory.path().join("agent"), directory.path().join("link"));
-        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        std::os::unix::fs::symlink(&path, &link).unwrap();
-        let found = path.metadata().unwrap();
-        let object = (found.dev(), found.ino());
-        let person = SigningUser { agent: Some(link.clone()), home: directory.path().to_owned() };
-        let sockets = AgentSockets::new(Some(&person), None);
-        assert!(sockets.is_persons(&path, object) && sockets.is_persons(&link, (0, 0)));
-        assert!(!sockets.is_persons(&path, (0, 0)));
-        assert!(!AgentSockets::default().is_persons(&path, object));
     }
 }

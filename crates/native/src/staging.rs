@@ -1,14 +1,14 @@
-//! The stage of one attempt, from its creation to its content at the end. Connects [`crate::stage`]
+//! The stage of one attempt, from its creation to its content at the end. Connects [`stockade_stage`]
 //! to the backend. It must not know how changes are committed.
 
 use std::path::Path;
 
-use stockade_engine::{CommandEnd, StartError};
+use stockade_backend_api::{CommandEnd, StartError};
+use stockade_launch::{OverlayWriteLayer, is_staged};
 use stockade_model::{AttemptPlan, IsolationLevel, RawText, StagedChanges};
+use stockade_stage::{BackupTree, BaselineRecorder, NewStage, OpenStage, PreWriteHook, StageDirectory, StageError};
 
-use crate::launch::{OverlayWriteLayer, is_staged};
-use crate::stage::{BackupTree, BaselineRecorder, NewStage, OpenStage, PreWriteHook, StageDirectory, StageError};
-use crate::start_errors::map_launch_error;
+use crate::errors::map_launch_error;
 
 /// A stage that an attempt writes to.
 #[derive(Debug)]

@@ -5,11 +5,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, fstat};
 use rustix::pipe::{PipeFlags, pipe_with};
-use stockade_engine::{StartError, StdioMode};
+use stockade_backend_api::{StartError, StdioMode};
+use stockade_launch::CommandStdio;
 
 use crate::capture::{DrainState, StreamCapture};
-use crate::launch::CommandStdio;
-use crate::start_errors::no_descriptor;
+use crate::errors::no_descriptor;
 
 /// The command's output pipes: both ends, until the sandbox has its own.
 pub(crate) struct OutputPipes {

@@ -1,13 +1,13 @@
-//! Connects [`crate::undo`] to the backend, for one run from before its start to its end. It must
+//! Connects [`stockade_stage::undo`] to the backend, for one run from before its start to its end. It must
 //! not know how changes are kept or restored.
 
 use std::path::Path;
 
-use stockade_engine::StartError;
+use stockade_backend_api::StartError;
 use stockade_model::{AttemptPlan, LayerReport, LayerState, RawText};
 
-use crate::launch::is_staged;
-use crate::undo::{NewUndoRun, UndoError, UndoRecorder, UndoRun, UndoStore};
+use stockade_launch::is_staged;
+use stockade_stage::undo::{NewUndoRun, UndoError, UndoRecorder, UndoRun, UndoStore};
 
 /// Record of the changes of a current run.
 #[derive(Debug)]

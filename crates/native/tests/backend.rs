@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use stockade_engine::{Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, StdioMode};
+use stockade_backend_api::{Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, StdioMode};
 use stockade_model::{
     AttemptPlan, DEFAULT_PROTECTED_NAMES, Denial, DeniedOperation, EnvironmentRules, FilesystemAccess, Grant,
     IsolationLevel, Limits, NetworkAccess, Profile, RequestId,

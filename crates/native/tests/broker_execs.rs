@@ -12,9 +12,9 @@ use std::thread;
 use std::time::Duration;
 
 use broker_support::{Brokered, React, Scene, no, run_brokered, run_holding, yes};
-use stockade_engine::HeldAnswer;
+use stockade_backend_api::HeldAnswer;
+use stockade_launch::ProcessExit;
 use stockade_model::{AttemptPlan, DeniedOperation, ExecRules, Grant, IsolationLevel, RawText};
-use stockade_native::launch::ProcessExit;
 use stockade_testkit::write_program;
 
 const LEVELS: [IsolationLevel; 2] = [IsolationLevel::Full, IsolationLevel::Restricted];

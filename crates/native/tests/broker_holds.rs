@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use broker_support::cases::Case;
 use broker_support::{Brokered, Lines, Question, React, Scene, Snapshot, no, run_holding, snapshot, yes};
-use stockade_engine::HeldAnswer;
+use stockade_backend_api::HeldAnswer;
 use stockade_model::{Denial, IsolationLevel, RawText};
 
 const LEVELS: [IsolationLevel; 2] = [IsolationLevel::Full, IsolationLevel::Restricted];

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use broker_support::{Brokered, Scene, run_brokered, snapshot};
+use stockade_launch::ProcessExit;
 use stockade_model::{AttemptPlan, IsolationLevel, RawText};
-use stockade_native::launch::ProcessExit;
 
 const LEVELS: [IsolationLevel; 2] = [IsolationLevel::Full, IsolationLevel::Restricted];
 

@@ -14,10 +14,10 @@ use std::thread;
 use std::time::Duration;
 
 use broker_support::{Brokered, Question, React, Scene, no, run_holding, snapshot, yes};
-use stockade_engine::HeldAnswer;
+use stockade_backend_api::HeldAnswer;
+use stockade_launch::ProcessExit;
 use stockade_model::{AttemptPlan, Grant, IsolationLevel, RawText};
 use stockade_native::broker::AnswerSender;
-use stockade_native::launch::ProcessExit;
 
 const LEVELS: [IsolationLevel; 2] = [IsolationLevel::Full, IsolationLevel::Restricted];
 /// Seconds for the tests that gain by running long.

@@ -10,8 +10,8 @@ use std::os::unix::fs::symlink;
 
 use broker_support::cases::Case;
 use broker_support::{Scene, run_brokered};
+use stockade_launch::ProcessExit;
 use stockade_model::{DeniedOperation, IsolationLevel, RawText, ReadAccess};
-use stockade_native::launch::ProcessExit;
 use stockade_testkit::write_program;
 
 const LEVELS: [IsolationLevel; 2] = [IsolationLevel::Full, IsolationLevel::Restricted];

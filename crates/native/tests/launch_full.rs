@@ -11,11 +11,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::io::Errno;
-use stockade_model::IsolationLevel::Full;
-use stockade_model::{LayerState, RawText};
-use stockade_native::launch::{
+use stockade_launch::{
     Blueprint, CommandStdio, LaunchError, LaunchOptions, NamedFile, NamingVariable, ProcessExit, launch_sandbox,
 };
+use stockade_model::IsolationLevel::Full;
+use stockade_model::{LayerState, RawText};
 use stockade_sys::landlock;
 use support::{
     PATIENCE, answer_all, in_each_role, pipe, plan, processes_with, run, script, try_run, try_run_with, workspace,

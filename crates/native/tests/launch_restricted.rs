@@ -10,9 +10,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
+use stockade_launch::{Blueprint, CommandStdio, ProcessExit, launch_sandbox};
 use stockade_model::IsolationLevel::Restricted;
 use stockade_model::RawText;
-use stockade_native::launch::{Blueprint, CommandStdio, ProcessExit, launch_sandbox};
 use stockade_sys::landlock;
 use support::{PATIENCE, answer_all, in_each_role, pipe, plan, processes_with, run, script, workspace};
 

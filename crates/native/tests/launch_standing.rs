@@ -8,9 +8,9 @@ mod support;
 use std::fs;
 use std::path::Path;
 
+use stockade_launch::{LaunchError, LaunchOptions, PersistentNamespaces, ProcessExit, RootSpec};
 use stockade_model::IsolationLevel::Full;
 use stockade_model::{AttemptPlan, IsolationLevel, Profile, RawText};
-use stockade_native::launch::{LaunchError, LaunchOptions, PersistentNamespaces, ProcessExit, RootSpec};
 use support::{Ran, complete, in_each_role, processes_with, script, wait_until, workspace};
 
 /// Directories of a sandbox on the host.

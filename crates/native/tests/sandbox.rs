@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
 
 use sandbox_support::{CAPTURE, PATIENCE, Place, drain, grant, groups_of, has_groups, inside};
-use stockade_engine::{
+use stockade_backend_api::{
     AttemptEvent, AttemptEventSender, CommandEnd, GuestSystem, HeldAnswer, SandboxError, SandboxEvent, SandboxPlan,
     SandboxTree,
 };

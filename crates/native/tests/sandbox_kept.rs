@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, getsid, kill_process};
 use sandbox_support::{CAPTURE, PATIENCE, Ran, drain, groups_of, has_groups, hearing, inside, sandbox_plan};
-use stockade_engine::{
+use stockade_backend_api::{
     Attempt, AttemptEvent, AttemptEventSender, CommandEnd, HeldAnswer, Sandbox, SandboxError, SandboxEvent,
     SandboxPlan, SandboxProvider, SandboxTree,
 };

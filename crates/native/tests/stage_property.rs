@@ -2,6 +2,7 @@
 //! on a copy: each operation ends the same in both, and so do the trees.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "../../stage/tests/stage_support/mod.rs"]
 mod stage_support;
 mod support;
 
@@ -15,10 +16,10 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde::{Deserialize, Serialize};
 use stage_support::{Picture, Scene, assert_same, copy_tree, picture};
-use stockade_engine::{AttemptEvent, AttemptEventSender, Backend, StdioMode};
+use stockade_backend_api::{AttemptEvent, AttemptEventSender, Backend, StdioMode};
 use stockade_model::{IsolationLevel, StageId};
 use stockade_native::NativeBackend;
-use stockade_native::stage::recover_all;
+use stockade_stage::recover_all;
 
 /// Set in the process that runs the operations inside the overlay.
 const OPERATIONS: &str = "STOCKADE_TEST_OPERATIONS";

@@ -2,6 +2,7 @@
 //! ordinary user, and what comes of it at a commit.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "../../stage/tests/stage_support/mod.rs"]
 mod stage_support;
 mod support;
 
@@ -12,12 +13,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 use stage_support::{assert_same, copy_tree, picture, run_in};
-use stockade_engine::{AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, HeldAnswer, StdioMode};
+use stockade_backend_api::{AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, HeldAnswer, StdioMode};
 use stockade_model::{AttemptPlan, Denial, Grant, IsolationLevel, StageId};
 use stockade_native::NativeBackend;
-use stockade_native::stage::{
-    CommitRequest, SilentObserver, StageCommitError, StageDirectory, WorkspaceChange, recover_all,
-};
+use stockade_stage::{CommitRequest, SilentObserver, StageCommitError, StageDirectory, WorkspaceChange, recover_all};
 use support::{PATIENCE, in_each_role, plan, script};
 
 const CAPTURE: StdioMode = StdioMode::Capture { limit_bytes: 1 << 20 };

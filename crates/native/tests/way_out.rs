@@ -6,7 +6,7 @@
 mod support;
 mod way_out_support;
 
-use stockade_engine::HeldAnswer;
+use stockade_backend_api::HeldAnswer;
 use stockade_model::{ConnectionEnd, EgressSecret, IsolationLevel, SecretKind, SecretSource};
 use support::in_each_role;
 use way_out_support::{Server, Trip, dial, no, yes};

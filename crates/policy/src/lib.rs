@@ -32,7 +32,6 @@ mod lists;
 pub mod load;
 mod merge;
 mod mode;
-pub mod mountinfo;
 pub mod mounts;
 mod notify;
 mod obligations;

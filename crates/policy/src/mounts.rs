@@ -10,13 +10,16 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
+use stockade_model::mountinfo::{
+    MAX_TABLE_BYTES, MountInfoEntry, OWN_MOUNTINFO, parse_mounts, read_mountinfo, unescape_field,
+};
 use stockade_model::{RawText, shell_quoted};
 
 use crate::lists::NameList;
-use crate::mountinfo::{MAX_TABLE_BYTES, MountInfoEntry, parse_mounts, read_mountinfo, unescape_field};
 use crate::trust::trace_path;
 
 /// Most mounts that are examined.
@@ -118,7 +121,8 @@ impl MountSnapshot {
     /// # Errors
     /// See [`MountsError`].
     pub fn of_this_process() -> Result<Self, MountsError> {
-        let text = read_mountinfo().map_err(|error| MountsError::Unreadable { why: error.to_string() })?;
+        let read = File::open(OWN_MOUNTINFO).and_then(read_mountinfo);
+        let text = read.map_err(|error| MountsError::Unreadable { why: error.to_string() })?;
         Self::parse(&text)
     }
 

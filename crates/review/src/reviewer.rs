@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use stockade_engine::{ReviewReply, ReviewRequest, Reviewer};
+use stockade_backend_api::{ReviewReply, ReviewRequest, Reviewer};
 use stockade_exchange::{CertificateAuthorities, ExchangeError, send_json};
 use stockade_model::{ApprovalQuestion, HttpEndpoint, RawText, ReviewOpinion, SessionId};
 use tracing::debug;

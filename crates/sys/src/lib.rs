@@ -11,6 +11,7 @@ mod call;
 pub mod calls;
 pub mod caps;
 pub mod clone;
+pub mod descriptor_limit;
 pub mod descriptors;
 pub mod exec;
 pub mod fork_signals;

@@ -100,7 +100,7 @@ fn its_output_does_not_hold_the_command_up(bench: &Bench) -> Verdict {
     bench.demand_keeps_background()?;
     let place = bench.place();
     let ran = place.run("(setsid sleep 1000 &); echo said; exit 4");
-    ran.ended(stockade_engine::CommandEnd::Exited(4));
+    ran.ended(stockade_backend_api::CommandEnd::Exited(4));
     assert_eq!(ran.stdout(), "said\n");
     Ok(())
 }

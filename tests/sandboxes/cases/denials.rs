@@ -1,6 +1,6 @@
 //! What is told of a refusal.
 
-use stockade_engine::SandboxEvent;
+use stockade_backend_api::SandboxEvent;
 use stockade_model::{DenialLayer, DenialResolution};
 
 use crate::Verdict;

@@ -1,6 +1,6 @@
 //! How a command ends, and who may end it.
 
-use stockade_engine::CommandEnd;
+use stockade_backend_api::CommandEnd;
 
 use crate::Verdict;
 use crate::bench::{Bench, Going, Place, inside, wait_until};

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-use stockade_engine::CommandEnd;
+use stockade_backend_api::CommandEnd;
 use stockade_model::{AttemptPlan, RawText};
 
 use crate::Verdict;

@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, symlink};
 
 use rustix::fs::{Mode, OFlags, openat};
-use stockade_engine::{CommandEnd, SandboxTree};
+use stockade_backend_api::{CommandEnd, SandboxTree};
 
 use crate::Verdict;
 use crate::bench::{Bench, inside};

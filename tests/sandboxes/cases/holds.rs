@@ -1,6 +1,6 @@
 //! Calls that wait for an answer.
 
-use stockade_engine::{CommandEnd, HeldAnswer, HoldId};
+use stockade_backend_api::{CommandEnd, HeldAnswer, HoldId};
 use stockade_model::{DeniedOperation, IsolationLevel};
 
 use crate::Verdict;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use stockade_engine::{CommandEnd, SandboxError, SandboxEvent, SandboxPlan};
+use stockade_backend_api::{CommandEnd, SandboxError, SandboxEvent, SandboxPlan};
 use stockade_model::{BackgroundPolicy, SandboxId};
 
 use crate::bench::{Bench, CAPTURE, Declared, Going, Place, inside, patience, wait_until};

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use stockade_engine::{CommandEnd, SandboxError, SandboxEvent, SandboxEventSender};
+use stockade_backend_api::{CommandEnd, SandboxError, SandboxEvent, SandboxEventSender};
 use stockade_model::SandboxId;
 
 use crate::Verdict;

@@ -1,6 +1,6 @@
 //! What the commands of a sandbox may take, together and each.
 
-use stockade_engine::CommandEnd;
+use stockade_backend_api::CommandEnd;
 use stockade_model::{AttemptPlan, LimitKind};
 
 use crate::Verdict;

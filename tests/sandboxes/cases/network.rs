@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixListener;
 
-use stockade_engine::{CommandEnd, HeldAnswer};
+use stockade_backend_api::{CommandEnd, HeldAnswer};
 use stockade_model::{AttemptPlan, ConnectionEnd};
 
 use crate::Verdict;

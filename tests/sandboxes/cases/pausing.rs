@@ -114,7 +114,7 @@ fn a_command_can_be_killed_meanwhile(bench: &Bench) -> Verdict {
     place.sandbox().pause().unwrap();
     going.attempt.kill_processes();
     place.sandbox().resume().unwrap();
-    going.end().ended(stockade_engine::CommandEnd::Signaled(9));
+    going.end().ended(stockade_backend_api::CommandEnd::Signaled(9));
     Ok(())
 }
 

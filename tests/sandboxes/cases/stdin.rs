@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::thread;
 
-use stockade_engine::{CommandEnd, StdioMode};
+use stockade_backend_api::{CommandEnd, StdioMode};
 
 use crate::Verdict;
 use crate::bench::{Bench, Going, inside};

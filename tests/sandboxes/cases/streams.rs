@@ -2,7 +2,7 @@
 
 use std::io::Read as _;
 
-use stockade_engine::{CommandEnd, StdioMode};
+use stockade_backend_api::{CommandEnd, StdioMode};
 
 use crate::Verdict;
 use crate::bench::{Bench, CAPTURE, inside, python};

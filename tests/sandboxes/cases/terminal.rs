@@ -1,6 +1,6 @@
 //! A command at a terminal.
 
-use stockade_engine::{CommandEnd, StdioMode};
+use stockade_backend_api::{CommandEnd, StdioMode};
 use stockade_model::LayerState;
 
 use crate::Verdict;

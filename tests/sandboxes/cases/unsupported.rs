@@ -1,6 +1,6 @@
 //! What no sandbox of the kind can be is refused in words that say so.
 
-use stockade_engine::{GuestSystem, SandboxError, SandboxPlan};
+use stockade_backend_api::{GuestSystem, SandboxError, SandboxPlan};
 use stockade_model::IsolationLevel;
 
 use crate::Verdict;

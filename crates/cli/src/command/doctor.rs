@@ -10,9 +10,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use stockade_backend_api::{AttemptEvent, AttemptEventSender, Backend, CommandEnd, SandboxProvider, StdioMode};
 use stockade_container::{ContainerEngineInfo, ContainerSandboxes};
 use stockade_engine::seams::PolicyEngine;
-use stockade_engine::{AttemptEvent, AttemptEventSender, Backend, CommandEnd, SandboxProvider, StdioMode};
 use stockade_model::{
     ApprovalMode, AttemptPlan, Denial, EnforcementReport, IsolationLevel, LayerReport, RawText, RequestCommand,
     RunRequest, SandboxPreference, shell_quoted,
@@ -285,7 +285,7 @@ fn plan_trials(
 }
 
 fn run_trials(plan: &AttemptPlan) -> Result<TrialObservations, CliError> {
-    let cannot = |e: stockade_engine::StartError| CliError::from_text(&e.what).or_hint(e.hint);
+    let cannot = |e: stockade_backend_api::StartError| CliError::from_text(&e.what).or_hint(e.hint);
     let (sender, events) = channel();
     let sender = AttemptEventSender::new(move |event| drop(sender.send(event)));
     let io = StdioMode::Capture { limit_bytes: OUTPUT_LIMIT_BYTES };

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use stockade_engine::{Backend, INSIDE_HOME, INSIDE_WORKSPACE};
+use stockade_backend_api::{Backend, INSIDE_HOME, INSIDE_WORKSPACE};
+use stockade_launch::PrewarmedInit;
 use stockade_model::{CallerApproval, Grant, Limits, RawText, RunRequest};
-use stockade_native::launch::PrewarmedInit;
 use stockade_native::{NativeBackend, SigningUser};
 
 use crate::failure::CliError;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use stockade_engine::Reviewer;
+use stockade_backend_api::Reviewer;
 use stockade_policy::{PolicySettings, ReviewApi, ReviewKey, ReviewSettings};
 use stockade_review::{CertificateAuthorities, KeySource, ModelApi, ModelReviewer, ReviewOptions};
 

@@ -7,14 +7,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
+use stockade_backend_api::{Approver, StdioMode, SystemClock};
 use stockade_engine::real::RulePolicyEngine;
-use stockade_engine::seams::{EventRecorder, SystemClock};
-use stockade_engine::{Approver, InterruptReceiver, RequestEngine, StdioMode};
+use stockade_engine::seams::EventRecorder;
+use stockade_engine::{InterruptReceiver, RequestEngine};
+use stockade_launch::PrewarmedInit;
 use stockade_model::{
     Assessment, Decision, FinalStatus, Grant, IsolationLevel, PolicyVerdict, RawText, RequestCommand, RequestId,
     RunOutcome, RunRequest, Tier,
 };
-use stockade_native::launch::PrewarmedInit;
 use stockade_native::{HostBackend, SigningUser};
 use stockade_policy::{BUILT_IN_NOTICE, PolicySettings, resolve_profile};
 use stockade_store::ApprovalRecord;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use stockade_model::{EventKind, RawText, StageId};
-use stockade_native::stage::text::{ContentDiff, diff_change};
-use stockade_native::stage::{
+use stockade_stage::text::{ContentDiff, diff_change};
+use stockade_stage::{
     ChangeKind, CommitObserver, CommitRequest, HeldChange, HoldReason, OpenStage, RecoveryEnd, RecoveryResult,
     StageChange, StageCommitError, StageConflict, StageDirectory, StageError, StageListEntry, recover_all,
 };

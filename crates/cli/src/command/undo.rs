@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use stockade_model::{EventKind, RawText, RequestId};
-use stockade_native::stage::text::diff_objects;
-use stockade_native::undo::{
+use stockade_stage::text::diff_objects;
+use stockade_stage::undo::{
     RestoreResult, UndoChange, UndoComparison, UndoConflict, UndoEffect, UndoMeta, UndoRun, UndoStore,
 };
 

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use stockade_engine::SandboxUsage;
 use stockade_files::OmittedObject;
+use stockade_model::SandboxUsage;
 use stockade_model::{FinalStatus, RawText, SandboxId, SandboxRecord, SandboxState, WorkspaceSource};
 use stockade_store::sandboxes::CommandRecord;
 

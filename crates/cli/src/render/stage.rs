@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use stockade_model::{RawText, StagedChanges, shell_quoted};
-use stockade_native::stage::text::{ContentDiff, DiffHunk, DiffLineKind};
-use stockade_native::stage::{
+use stockade_stage::text::{ContentDiff, DiffHunk, DiffLineKind};
+use stockade_stage::{
     ChangeKind, CommitResult, HeldChange, HoldReason, ObjectFacts, ObjectKind, RecoveryEnd, RecoveryResult,
     StageChange, StageConflict, StageListEntry, WorkspaceChange,
 };
@@ -223,8 +223,8 @@ pub fn format_recovery(recovered: &RecoveryResult) -> String {
 mod tests {
     use std::path::Path;
 
-    use stockade_native::stage::FileTime;
-    use stockade_native::stage::text::DiffLine;
+    use stockade_stage::FileTime;
+    use stockade_stage::text::DiffLine;
 
     use super::*;
 

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use stockade_model::RawText;
-use stockade_native::stage::ObjectKind;
-use stockade_native::undo::{RestoreResult, UndoChange, UndoConflict, UndoEffect, UndoMeta};
+use stockade_stage::ObjectKind;
+use stockade_stage::undo::{RestoreResult, UndoChange, UndoConflict, UndoEffect, UndoMeta};
 
 use super::count_noun;
 

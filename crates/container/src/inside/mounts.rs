@@ -1,14 +1,14 @@
 //! Mounts and devices of a container, examined from within. An engine, its configuration or a hook
 //! of its runtime can add some that the engine does not report.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use stockade_engine::mountinfo;
 use stockade_model::RawText;
+use stockade_model::mountinfo;
 
 /// Longest text of mounts that is sent, in bytes. A container has about fifty mounts.
 const MAX_TEXT_BYTES: usize = 128 << 10;
@@ -44,7 +44,7 @@ pub(crate) struct ContainerMounts {
 /// # Errors
 /// [`io::Error`] if they cannot be read, or there are more than a container has.
 pub(super) fn read_mounts(paths: &[RawText]) -> io::Result<ContainerMounts> {
-    let text = mountinfo::read_mountinfo()?;
+    let text = File::open(mountinfo::OWN_MOUNTINFO).and_then(mountinfo::read_mountinfo)?;
     if text.len() > MAX_TEXT_BYTES {
         return Err(io::Error::other("there are too many mounts"));
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
-use stockade_engine::remote::AttemptOrder;
+use stockade_backend_api::remote::AttemptOrder;
 use stockade_model::{Limits, RawText};
 
 use super::mounts::ContainerMounts;

@@ -7,15 +7,17 @@ use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::{Arc, Mutex};
 
+use stockade_backend_api::{
+    Attempt, AttemptEvent, AttemptEventSender, HeldAnswer, HoldId, StartError, WeakEventSender,
+};
 use stockade_egress::{
     EgressCaller, EgressDecision, EgressPermit, EgressPolicy, EgressProxy, EgressProxySetup, EgressRequest,
     ProxyService,
 };
-use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, HeldAnswer, HoldId, StartError, WeakEventSender};
 use stockade_model::{AttemptPlan, Denial, EgressRules, EnforcementReport, HostName, NetworkTarget};
-use stockade_native::powers::PermissionRefusal;
 use stockade_native::proxy_variables;
-use stockade_native::reach::EgressReach;
+use stockade_permissions::powers::PermissionRefusal;
+use stockade_permissions::reach::EgressReach;
 
 use super::lead::HostTunnel;
 use crate::lock_mutex;

@@ -4,7 +4,7 @@
 
 use std::fs;
 
-use stockade_engine::{AttemptEnd, AttemptEvent, CommandEnd};
+use stockade_backend_api::{AttemptEnd, AttemptEvent, CommandEnd};
 use stockade_model::{Denial, LimitKind, Limits};
 
 /// Counter of processes killed for lack of memory, in both versions (memory.txt, cgroup-v2.rst),

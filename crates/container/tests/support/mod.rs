@@ -7,11 +7,11 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use stockade_container::{ContainerEngineKind, ContainerSandboxes, ContainerSettings};
-use stockade_engine::{
+use stockade_backend_api::{
     Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, CommandEnd, GuestSystem, Sandbox, SandboxError,
     SandboxEvent, SandboxEventSender, SandboxPlan, SandboxProvider, StartError, StdioMode,
 };
+use stockade_container::{ContainerEngineKind, ContainerSandboxes, ContainerSettings};
 use stockade_model::{
     AttemptPlan, BackgroundPolicy, DEFAULT_PROTECTED_NAMES, Denial, EnforcementReport, EnvironmentRules,
     FilesystemAccess, ImageDigest, IsolationLevel, Limits, NetworkAccess, Profile, RequestId, SandboxId,

@@ -1,11 +1,11 @@
 //! End of a request: the outcome and the last events.
 
+use stockade_backend_api::{AttemptEnd, CommandEnd};
 use stockade_model::{Approval, Decision, EventKind, FinalStatus, Grant, PolicyVerdict, RequestedGrant, RunOutcome};
 
 use super::CoreOutput;
 use super::machine::{RequestCore, RequestPhase};
 use crate::exit::{NOT_FOUND, REFUSED, exit_code};
-use crate::{AttemptEnd, CommandEnd};
 
 /// Result of the request before it becomes an outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use stockade_backend_api::{HeldAnswer, HoldId};
 use stockade_model::{
     ApprovalAnswer, ApprovalMode, ApprovalQuestion, Denial, DenialResolution, Digest, EventKind, Grant, GroupOffer,
     LimitKind, PolicyVerdict, QuestionKind, ReviewResult,
@@ -20,7 +21,6 @@ use crate::core::RememberedAnswer;
 use crate::keys::QuestionNamespace;
 use crate::offers::{are_given, is_subset, is_whole, unrefused_powers};
 use crate::seams::HeldRule;
-use crate::{HeldAnswer, HoldId};
 
 mod directories;
 

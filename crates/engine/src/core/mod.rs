@@ -22,6 +22,7 @@ mod running;
 
 use std::sync::Arc;
 
+use stockade_backend_api::{AttemptEnd, HeldAnswer, HoldId};
 use stockade_model::{
     ApprovalAnswer, ApprovalQuestion, Assessment, AttemptPlan, ConnectionRecord, Decision, Denial, Digest,
     EnforcementReport, EventKind, Grant, QuestionKind, RawText, RequestId, ReviewResult, RunOutcome, RunRequest,
@@ -29,7 +30,6 @@ use stockade_model::{
 
 use crate::keys::{GrantContext, MemoryKey};
 use crate::seams::PersistentAnswers;
-use crate::{AttemptEnd, HeldAnswer, HoldId};
 
 pub use asking::shown_command;
 pub use holding::HeldCall;

@@ -1,6 +1,7 @@
 //! Execution of one attempt: the record and the sandbox are prepared in parallel; the command is
 //! released after both. The module then follows the attempt until all its processes are gone.
 
+use stockade_backend_api::{AttemptEnd, CommandEnd};
 use stockade_model::{
     AttemptRecord, ConnectionRecord, Denial, DenialResolution, EnforcementReport, EventKind, FinalStatus, Grant,
     HostUse, IsolationLevel, LimitKind, RawText, ReadAccess,
@@ -12,7 +13,6 @@ use super::ending::RequestEnd;
 use super::holding::TrackedCalls;
 use super::machine::{RequestCore, RequestPhase};
 use super::{BoundPlan, CoreInput, CoreOutput};
-use crate::{AttemptEnd, CommandEnd};
 
 /// Asks a process to end (signal(7), all Linux architectures).
 const SIGTERM: i32 = 15;

@@ -2,7 +2,7 @@
 //! and falsifies what passes; the witness sees the truth and must object, or
 //! the simulation proves nothing.
 
-use stockade_engine::HeldAnswer;
+use stockade_backend_api::HeldAnswer;
 use stockade_engine::core::{AnswerMemo, BoundPlan, CoreInput, CoreOutput, RememberedAnswer};
 use stockade_engine::keys::{MemoryKey, QuestionNamespace};
 use stockade_model::{

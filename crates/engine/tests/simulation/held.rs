@@ -4,9 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use stockade_backend_api::{HeldAnswer, HoldId};
 use stockade_engine::core::{BoundPlan, HeldCall, RememberedAnswer};
 use stockade_engine::keys::MemoryKey;
-use stockade_engine::{HeldAnswer, HoldId};
 use stockade_model::{
     ApprovalAnswer, ApprovalMode, ApprovalQuestion, ApprovalScope, Digest, EventKind, Grant, PolicyVerdict,
     QuestionKind,

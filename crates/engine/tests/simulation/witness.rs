@@ -3,11 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use stockade_backend_api::{HeldAnswer, HoldId};
 use stockade_engine::core::{
     AnswerMemo, BoundPlan, ConsentRuling, CoreConfig, CoreInput, CoreOutput, RememberedAnswer,
 };
+use stockade_engine::exit_code;
 use stockade_engine::keys::{GrantContext, MemoryKey, QuestionNamespace};
-use stockade_engine::{HeldAnswer, HoldId, exit_code};
 use stockade_model::{
     ApprovalAnswer, ApprovalMode, ApprovalQuestion, ApprovalScope, AttemptPlan, Denial, Digest, EventKind, FinalStatus,
     Grant, LimitKind, PolicyVerdict, QuestionKind, RequestCommand, ReviewResult, RunOutcome, RunRequest,

@@ -5,13 +5,13 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
+use stockade_backend_api::{AttemptEnd, CommandEnd, HeldAnswer, HoldId};
 use stockade_engine::core::{
     BoundPlan, ConsentRuling, CoreConfig, CoreInput, CoreOutput, HeldCall, QuestionReview, RememberedAnswer,
     RequestCore, ReviewerSpec,
 };
 use stockade_engine::keys::MemoryKey;
 use stockade_engine::seams::{HeldRule, PersistentAnswers};
-use stockade_engine::{AttemptEnd, CommandEnd, HeldAnswer, HoldId};
 use stockade_model::{
     ApprovalAnswer, ApprovalMode, ApprovalScope, Assessment, AttemptPlan, CallerApproval, Decision, Denial,
     DenialLayer, DenialResolution, DeniedOperation, Digest, EnforcementReport, EnvironmentRules, FilesystemAccess,

@@ -9,10 +9,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use stockade_audit::AuditLogWriter;
-use stockade_engine::{
+use stockade_backend_api::{
     Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, HeldAnswer, HoldId, StartError,
-    StdioMode, exit_code, interrupt_channel,
+    StdioMode,
 };
+use stockade_engine::{exit_code, interrupt_channel};
 use stockade_model::{
     ApprovalAnswer, ApprovalMode, ApprovalScope, AttemptPlan, Denial, DenialLayer, DenialResolution, DeniedOperation,
     EnforcementReport, FinalStatus, Grant, GranularMode, IsolationLevel, QuestionKind,
@@ -600,7 +601,7 @@ fn remember(house: &House, grant: &Grant, scope: ApprovalScope) {
     let request = house.request("ls", ApprovalMode::OnFailure);
     let context = GrantContext {
         workspace: request.workspace.clone(),
-        directory: stockade_engine::workspace_identity(request.workspace.as_path()),
+        directory: stockade_backend_api::identity::workspace_identity(request.workspace.as_path()),
         profile: request.profile.clone(),
         level: request.level,
         policy: house.engine.judge.policy_digest(&request),

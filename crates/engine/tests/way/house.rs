@@ -8,12 +8,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use stockade_audit::AuditLogWriter;
-use stockade_engine::real::{RulePolicyEngine, StoreMemory};
-use stockade_engine::seams::{EventRecorder, RecordError, SystemClock};
-use stockade_engine::{
-    Approver, Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, PendingQuestion,
-    RequestEngine, StartError, StdioMode, interrupt_channel,
+use stockade_backend_api::{
+    Approver, Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, PendingQuestion, StartError,
+    StdioMode, SystemClock,
 };
+use stockade_engine::real::{RulePolicyEngine, StoreMemory};
+use stockade_engine::seams::{EventRecorder, RecordError};
+use stockade_engine::{RequestEngine, interrupt_channel};
 use stockade_model::{
     ApprovalAnswer, ApprovalMode, ApprovalQuestion, AttemptPlan, Denial, DenialLayer, DenialResolution,
     DeniedOperation, EnforcementReport, Event, Grant, IsolationLevel, QuestionKind, RawText, RequestCommand,

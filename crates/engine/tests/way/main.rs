@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use house::{Behaviour, Failing, Fake, House, Scripted};
 use stockade_audit::AuditLogWriter;
-use stockade_engine::{StdioMode, exit_code, interrupt_channel};
+use stockade_backend_api::StdioMode;
+use stockade_engine::{exit_code, interrupt_channel};
 use stockade_model::{
     ApprovalAnswer, ApprovalMode, ApprovalScope, CallerApproval, DenialResolution, FinalStatus, Grant, GranularMode,
     RequestCommand, RunOutcome,
@@ -217,7 +218,7 @@ fn without_a_sandbox_is_asked_every_time() {
     let scripted = Scripted { answers: [always, always, ApprovalAnswer::TimedOut].into(), ..Scripted::default() };
     let mut house = House::with_configuration("allow_host = true\n", Fake::default(), scripted);
     struct Host(Fake);
-    impl stockade_engine::Backend for Host {
+    impl stockade_backend_api::Backend for Host {
         fn name(&self) -> &'static str {
             "host"
         }
@@ -229,8 +230,8 @@ fn without_a_sandbox_is_asked_every_time() {
             plan: &stockade_model::AttemptPlan,
             io: &StdioMode,
             hold: bool,
-            events: stockade_engine::AttemptEventSender,
-        ) -> Result<Box<dyn stockade_engine::Attempt>, stockade_engine::StartError> {
+            events: stockade_backend_api::AttemptEventSender,
+        ) -> Result<Box<dyn stockade_backend_api::Attempt>, stockade_backend_api::StartError> {
             self.0.prepare_attempt(plan, io, hold, events)
         }
     }

@@ -6,8 +6,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 
 use stockade_audit::AuditLogWriter;
+use stockade_backend_api::{ReviewReply, ReviewRequest, Reviewer, StdioMode};
 use stockade_engine::seams::{EventRecorder, RecordError};
-use stockade_engine::{ReviewReply, ReviewRequest, Reviewer, StdioMode, exit_code, interrupt_channel};
+use stockade_engine::{exit_code, interrupt_channel};
 use stockade_model::{
     ApprovalMode, ApprovalQuestion, Event, EventKind, FinalStatus, ReviewOpinion, RiskLevel, SessionId,
 };

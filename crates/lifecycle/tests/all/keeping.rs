@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use stockade_engine::SandboxEventSender;
+use stockade_backend_api::SandboxEventSender;
 use stockade_lifecycle::{DestroyReason, HiddenFiles, Lifecycle, LifecycleError, OpenSandbox, SandboxRequest};
 use stockade_model::{
     AfterRestart, BackendChoice, BackgroundPolicy, EnvironmentRules, FilesystemAccess, HostDirectory, Limits,

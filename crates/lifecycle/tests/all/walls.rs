@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use stockade_engine::seams::Clock;
-use stockade_engine::{
-    Backend, ProviderCapabilities, Sandbox, SandboxError, SandboxEventSender, SandboxPlan, SandboxProvider,
-    SandboxTree, SandboxUsage, StartError,
+use stockade_backend_api::{
+    Backend, Clock, ProviderCapabilities, Sandbox, SandboxError, SandboxEventSender, SandboxPlan, SandboxProvider,
+    SandboxTree, StartError,
 };
+use stockade_model::SandboxUsage;
 use stockade_model::{BackgroundPolicy, EnforcementReport, IsolationLevel, SandboxId};
 
 /// What was asked of it, and what it refuses.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use parts::{ImageDigest, RuntimeName, SandboxLabels, SandboxLifetime};
 pub use source::{GitRevision, HostDirectory, RepositoryUrl, WorkspaceSource};
-pub use state::{SandboxRecord, SandboxState};
+pub use state::{SandboxRecord, SandboxState, SandboxUsage};
 
 use crate::{IsolationLevel, Limits};
 

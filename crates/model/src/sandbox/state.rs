@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::SandboxSpec;
-use crate::SandboxId;
+use crate::{ResourceUsage, SandboxId};
 
 /// State of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
@@ -135,6 +135,17 @@ impl SandboxRecord {
         let idle = self.spec.idle_ms.map(|idle| self.used_ms.saturating_add(idle.as_millis()));
         [self.expires_ms, idle].into_iter().flatten().min()
     }
+}
+
+/// Resource use of all processes of a sandbox. A value that is not counted here is absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxUsage {
+    /// Total use so far, including peaks.
+    pub total: ResourceUsage,
+    /// Memory in use now, in bytes.
+    pub memory_bytes: Option<u64>,
+    /// Current number of processes and threads.
+    pub processes: Option<u64>,
 }
 
 #[cfg(test)]

@@ -9,14 +9,14 @@ use std::os::fd::AsFd;
 
 use rustix::fs::RenameFlags;
 use stockade_model::DeniedOperation;
+use stockade_permissions::powers::PermissionRefusal;
+use stockade_stage::undo::{UndoRecordError, UndoRecorder};
 use stockade_sys::Errno;
 
 use super::deed::{BrokeredCall, ObjectChange};
 use super::opens::OpenRequest;
 use super::service::{BrokerService, CallFailure, refuse_operation};
 use super::walk::{ResolvedName, ResolvedObject};
-use crate::powers::PermissionRefusal;
-use crate::undo::{UndoRecordError, UndoRecorder};
 
 /// Recorder of a run's changes.
 pub(super) struct WorkspaceRecorder {

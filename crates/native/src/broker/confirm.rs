@@ -16,12 +16,12 @@ use stockade_sys::{Errno, resolve};
 use super::service::{BrokerService, CallFailure, refuse_operation, refuse_until_granted};
 use super::view::is_same_object;
 use super::walk::{ResolvedName, ResolvedObject};
-use crate::guards::git_part::{GitPathKind, GuardedContent};
-use crate::guards::pointers::work_trees_of_modules;
-use crate::guards::repository::{self, RepositoryState};
-use crate::guards::view::{join_name, open_in_root};
-use crate::guards::{RootView, RunSurveys, SurveyError, fold_name, open_host_root};
-use crate::powers::{PermissionRefusal, creates_name, is_at_or_beneath, prefix_ends, to_path};
+use stockade_permissions::guards::git_part::{GitPathKind, GuardedContent};
+use stockade_permissions::guards::pointers::work_trees_of_modules;
+use stockade_permissions::guards::repository::{self, RepositoryState};
+use stockade_permissions::guards::view::{join_name, open_in_root};
+use stockade_permissions::guards::{RootView, RunSurveys, SurveyError, fold_name, open_host_root};
+use stockade_permissions::powers::{PermissionRefusal, creates_name, is_at_or_beneath, prefix_ends, to_path};
 
 /// Most attempts to remove a file that others move meanwhile.
 const MAX_TAKE_BACK_ATTEMPTS: u32 = 64;

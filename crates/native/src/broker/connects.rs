@@ -13,6 +13,7 @@ use stockade_egress::{
     AnnouncedConnection, ConnectOrder, DialError, EgressCaller, EgressDestination, EgressPermit, ProxyService as Offer,
 };
 use stockade_model::{DenialLayer, DeniedOperation, Host, IsolationLevel, NetworkTarget, RawText};
+use stockade_permissions::powers::PermissionRefusal;
 use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 use stockade_sys::{Errno, actor};
 
@@ -23,7 +24,6 @@ use super::pool::WorkerPool;
 use super::servers::{ListenerOwner, is_served, is_served_around};
 use super::service::{BrokerService, CallFailure};
 use super::sockets::PreparedConnect;
-use crate::powers::PermissionRefusal;
 use crate::way_out::RunEgress;
 
 /// Port of DNS name servers.

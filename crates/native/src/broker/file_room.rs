@@ -9,15 +9,15 @@ use std::collections::HashMap;
 
 use rustix::fs::{FileType, fstat};
 use rustix::process::Pid;
+use stockade_limits::make_room;
 use stockade_model::{DenialLayer, DeniedOperation, Grant, LimitKind};
+use stockade_permissions::powers::PermissionRefusal;
 use stockade_sys::limits::file_size_limit;
 
 use super::caller::CallingThread;
 use super::deed::CallProgress;
 use super::ledger::RefusedOperation;
 use super::service::{BrokerService, CallReply};
-use crate::limits::make_room;
-use crate::powers::PermissionRefusal;
 
 /// Most files that are remembered. Further files get no raised limit.
 const MAX_REMEMBERED_FILES: usize = 100_000;

@@ -3,8 +3,9 @@
 
 use std::os::fd::AsFd;
 
-use stockade_engine::{AttemptEvent, HeldAnswer, HoldId};
+use stockade_backend_api::{AttemptEvent, HeldAnswer, HoldId};
 use stockade_model::{Denial, DenialLayer, DenialResolution, Grant, IsolationLevel};
+use stockade_permissions::powers::PermissionRefusal;
 use stockade_sys::Errno;
 use stockade_sys::notify::NotificationAnswer;
 
@@ -16,7 +17,6 @@ use super::left_out::ProgramLookup;
 use super::requests::BrokeredRequest;
 use super::service::{BrokerService, CallFailure, CallReply};
 use super::view::PinnedObjects;
-use crate::powers::PermissionRefusal;
 
 /// Most calls that wait at the same time, if there are enough descriptors.
 const MAX_WAITERS: u64 = 4096;

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use stockade_model::{Denial, Grant};
 
-use crate::powers::PermissionRefusal;
+use stockade_permissions::powers::PermissionRefusal;
 
 /// Most questions that may be open at the same time.
 const MAX_OPEN_QUESTIONS: usize = 1000;

@@ -15,6 +15,11 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, fstat, openat, unlinkat};
 use stockade_model::{DeniedOperation, Grant};
+use stockade_permissions::guards::git_part::{GitPathKind, GuardedContent};
+use stockade_permissions::guards::pointers::{MAX_POINTER_BYTES, place_of, target_of, work_trees_of};
+use stockade_permissions::guards::settings_judge::{ContentVerdict, work_tree_of_module};
+use stockade_permissions::guards::view::{join_name, parent_path};
+use stockade_permissions::powers::{PermissionRefusal, is_at_or_beneath, to_path};
 use stockade_sys::{Errno, actor, resolve};
 
 use super::deed::CallProgress;
@@ -23,11 +28,7 @@ use super::ledger::CallerProcess;
 use super::opens::{OpenRequest, finish_open};
 use super::service::{BrokerService, CallFailure, native_access, refuse_operation};
 use super::walk::{ResolvedDirectory, ResolvedName};
-use crate::guards::git_part::{GitPathKind, GuardedContent};
-use crate::guards::pointers::{MAX_POINTER_BYTES, place_of, target_of, work_trees_of};
-use crate::guards::settings_judge::{ContentVerdict, work_tree_of_module};
-use crate::guards::view::{join_name, open_in_root, parent_path};
-use crate::powers::{PermissionRefusal, is_at_or_beneath, to_path};
+use stockade_permissions::guards::view::open_in_root;
 
 /// Shortest and longest interval between two checks for writers.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(1);

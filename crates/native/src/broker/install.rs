@@ -12,12 +12,12 @@ use rustix::fs::{
     renameat_with, unlinkat,
 };
 use stockade_model::DeniedOperation;
+use stockade_permissions::powers::INSTALL_PREFIX;
 use stockade_sys::{Errno, actor, resolve};
 
 use super::service::{BrokerService, CallFailure};
 use super::view::is_same_object;
 use super::walk::ResolvedName;
-use crate::powers::INSTALL_PREFIX;
 
 /// Largest file that is copied; larger ones fail with EXDEV, so that the program copies them itself.
 const MAX_INSTALLED_BYTES: u64 = 16 << 20;

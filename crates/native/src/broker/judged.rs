@@ -21,14 +21,14 @@ use super::deed::{BrokeredCall, CallProgress};
 use super::install::{link_copy, remove_unchanged};
 use super::service::{BrokerService, CallFailure, refuse_operation};
 use super::walk::{ResolvedName, ResolvedObject};
-use crate::guards::git_part::{GitPathKind, GuardedContent};
-use crate::guards::settings_judge::{
+use stockade_permissions::guards::git_part::{GitPathKind, GuardedContent};
+use stockade_permissions::guards::settings_judge::{
     ContentVerdict, SettingsContext, SettingsFileKind, check_settings, has_relative_address, local_addresses,
     lost_with, work_tree_of_module,
 };
-use crate::guards::view::{join_name, parent_path};
-use crate::guards::{git_index, git_texts, project_judge};
-use crate::powers::{PermissionRefusal, PermissionVerdict, to_path};
+use stockade_permissions::guards::view::{join_name, parent_path};
+use stockade_permissions::guards::{git_index, git_texts, project_judge};
+use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict, to_path};
 
 /// Returns the longest content that is judged; longer content is refused.
 pub(super) fn max_bytes(judged: GuardedContent) -> u64 {

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use stockade_model::{Denial, DenialLayer, DeniedOperation, RawText};
 
-use crate::powers::PermissionRefusal;
-use stockade_engine::AttemptEvent;
+use stockade_backend_api::AttemptEvent;
+use stockade_permissions::powers::PermissionRefusal;
 
 /// Most different refusals that are kept of one attempt. A program that tries everything must not
 /// fill the memory of its supervisor.

@@ -14,13 +14,13 @@ use std::ffi::CString;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, fstat, mkdirat, openat2};
 use stockade_model::DeniedOperation;
+use stockade_permissions::guards::view::last_component;
 use stockade_sys::Errno;
 
 use super::deed::{BrokeredCall, CallProgress};
 use super::opens::{OpenRequest, finish_open};
 use super::service::BrokerService;
 use super::walk::ResolvedName;
-use crate::guards::view::last_component;
 
 /// Most names that are taken to be gone.
 const MAX_REPORTED_REMOVALS: usize = 10_000;

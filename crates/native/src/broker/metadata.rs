@@ -8,17 +8,17 @@ use rustix::fs::{
     Access, AtFlags, FileType, Gid, OFlags, Timespec, Timestamps, UTIME_NOW, Uid, XattrFlags, chownat, fcntl_getfl,
     ftruncate, removexattr, setxattr, utimensat,
 };
+use stockade_launch::ArgumentLayout;
 use stockade_model::DeniedOperation;
+use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict, to_path};
 use stockade_sys::{Errno, actor, resolve};
 
 use super::caller::CallingThread;
 use super::deed::{BrokeredCall, CallProgress, ObjectChange};
 use super::opens::set_id;
 use super::service::{BrokerService, CallFailure, native_access, refuse_operation};
-use super::table::ArgumentLayout;
 use super::view::ObjectHandle;
 use super::walk::ResolvedObject;
-use crate::powers::{PermissionRefusal, PermissionVerdict, to_path};
 
 /// `XATTR_NAME_MAX` with its NUL.
 const MAX_ATTRIBUTE_NAME_BYTES: usize = 256;

@@ -68,7 +68,6 @@ mod servers;
 mod service;
 mod sockets;
 mod straight;
-mod table;
 mod terminals;
 mod view;
 mod walk;
@@ -80,22 +79,21 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
-use stockade_engine::{AttemptEvent, HeldAnswer, HoldId};
+use stockade_backend_api::{AttemptEvent, HeldAnswer, HoldId};
 use stockade_model::{Denial, IsolationLevel, RawText, ReadAccess};
+use stockade_permissions::powers::AttemptPermissions;
+use stockade_permissions::reach::EgressReach;
+use stockade_stage::PreWriteHook;
+use stockade_stage::undo::UndoRecorder;
 use stockade_sys::Errno;
 use stockade_sys::notify::SeccompNotifier;
 
-use crate::powers::AttemptPermissions;
-use crate::reach::EgressReach;
-use crate::stage::PreWriteHook;
-use crate::undo::UndoRecorder;
 use crate::way_out::RunEgress;
 use requests::{BrokerEgressPolicy, BrokeredRequest};
 use service::BrokerService;
 
 pub(crate) use bound::BoundSockets;
 pub use servers::served_ports;
-pub use table::{ArgTest, BitTest, SyscallTrap, notify_table};
 
 /// Time-out for the start of the broker's thread.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -204,7 +202,7 @@ impl Broker {
     /// Starts answering the notifications of `listener`. `sink` runs on the broker's thread and
     /// must not block, because a caller waits meanwhile. With `hold`, a call that lacks a power
     /// waits for an answer. Use `hold` only with a filter whose notifications no signal interrupts
-    /// ([`LaunchedSandbox::wait_killable`](crate::launch::LaunchedSandbox::wait_killable)).
+    /// ([`LaunchedSandbox::wait_killable`](stockade_launch::LaunchedSandbox::wait_killable)).
     ///
     /// # Errors
     /// [`BrokerError`] if the broker cannot start. Trapped calls then fail with ENOSYS.

@@ -7,7 +7,13 @@ use rustix::fs::{
     Access, AtFlags, CWD, FileType, Mode, RenameFlags, fstat, linkat, mkdirat, mknodat, renameat_with, symlinkat,
     unlinkat,
 };
+use stockade_launch::ArgumentLayout;
 use stockade_model::{DeniedOperation, Grant};
+use stockade_permissions::guards::RootView;
+use stockade_permissions::guards::git_part::{GitPathKind, GuardedContent};
+use stockade_permissions::guards::pointers::leads_out;
+use stockade_permissions::guards::view::ObjectPresence;
+use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict, to_path};
 use stockade_sys::{Errno, resolve};
 
 use super::caller::CallingThread;
@@ -16,14 +22,8 @@ use super::deed::{BrokeredCall, CallProgress};
 use super::metadata::{LISTABLE, closing};
 use super::opens::set_id;
 use super::service::{BrokerService, CallFailure, native_access, refuse_operation, refuse_until_granted};
-use super::table::ArgumentLayout;
 use super::view::{ObjectHandle, own_directory, own_object};
 use super::walk::{ResolvedName, ResolvedObject};
-use crate::guards::RootView;
-use crate::guards::git_part::{GitPathKind, GuardedContent};
-use crate::guards::pointers::leads_out;
-use crate::guards::view::ObjectPresence;
-use crate::powers::{PermissionRefusal, PermissionVerdict, to_path};
 
 /// Longest path of a directory that a run may make, in bytes. The path of each file in it is then
 /// shorter than `PATH_MAX`, so that programs and surveys can use it.

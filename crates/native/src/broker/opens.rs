@@ -4,17 +4,17 @@ use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Access, FileType, Mode, OFlags, ResolveFlags, fcntl_setfl, fstat, openat2};
+use stockade_launch::{ArgumentLayout, only_reads};
 use stockade_model::DeniedOperation;
+use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict};
 use stockade_sys::notify::NotificationAnswer;
 use stockade_sys::{Errno, resolve};
 
 use super::caller::CallingThread;
 use super::deed::{BlockingWork, BrokeredCall, CallProgress};
 use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
-use super::table::{ArgumentLayout, only_reads};
 use super::terminals::is_of_terminals;
 use super::walk::{LinkDestination, PathResolver, ResolvedName, ResolvedObject};
-use crate::powers::{PermissionRefusal, PermissionVerdict};
 
 /// Flags that open(2) knows (`VALID_OPEN_FLAGS`). open(2) ignores others, while openat2, which is
 /// used here, refuses them.

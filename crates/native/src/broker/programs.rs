@@ -12,6 +12,7 @@ use std::os::fd::AsFd;
 
 use rustix::fs::{Access, FileType, Mode, OFlags, ResolveFlags, openat2};
 use stockade_model::{DeniedOperation, Grant};
+use stockade_permissions::programs::{ExecProgram, MAX_CHECKED_ARGUMENTS, parse_shebang};
 use stockade_sys::{Errno, resolve};
 
 use super::caller::CallingThread;
@@ -19,7 +20,6 @@ use super::deed::{BrokeredCall, CallProgress};
 use super::ledger::CallerProcess;
 use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
 use super::walk::ResolvedObject;
-use crate::programs::{ExecProgram, MAX_CHECKED_ARGUMENTS, parse_shebang};
 
 /// Bytes that the kernel reads of a file to detect its format: `BINPRM_BUF_SIZE` (binfmts.h).
 const EXEC_HEADER_BYTES: u64 = 256;

@@ -4,6 +4,8 @@
 
 use stockade_egress::{EgressCaller, EgressDecision, EgressPermit, EgressPolicy, EgressRequest};
 use stockade_model::{DenialLayer, DeniedOperation, Grant, HostName};
+use stockade_permissions::powers::PermissionRefusal;
+use stockade_permissions::reach::EgressReach;
 
 use super::connects::deny_target;
 use super::holding::Waiter;
@@ -11,8 +13,6 @@ use super::holds::QuestionKey;
 use super::ledger::{CallerProcess, RefusedOperation};
 use super::service::BrokerService;
 use super::{AnswerSender, BrokerOrder};
-use crate::powers::PermissionRefusal;
-use crate::reach::EgressReach;
 
 /// Judge for the egress proxy. A request that is not permitted yet is decided on the broker's thread.
 pub(crate) struct BrokerEgressPolicy {

@@ -15,7 +15,13 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Access, AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, accessat, openat2};
 use stockade_egress::PendingDial;
+use stockade_launch::may_map_for_others;
+use stockade_launch::{ArgumentLayout, notify_table};
 use stockade_model::{DenialLayer, DeniedOperation, IsolationLevel};
+use stockade_permissions::guards::RunSurveys;
+use stockade_permissions::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
+use stockade_stage::PreWriteHook;
+use stockade_stage::undo::UndoRecorder;
 use stockade_sys::notify::{NotificationAnswer, SeccompNotification, SeccompNotifier};
 use stockade_sys::{Errno, actor, resolve};
 
@@ -36,17 +42,12 @@ use super::reads::ReadLog;
 use super::servers::ListenerTable;
 use super::sockets::no_internet;
 use super::straight::WritableRoots;
-use super::table::{ArgumentLayout, notify_table};
 use super::terminals::RunTerminals;
 use super::walk::{self, PathResolver, ProcfsScope, ResolvedName, ResolvedObject};
 use super::{BrokerError, BrokerOrder, BrokerReport, map_step_error};
-use crate::guards::{RootView, RunSurveys};
-use crate::launch::may_map_for_others;
-use crate::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
-use crate::stage::PreWriteHook;
-use crate::undo::UndoRecorder;
 use crate::way_out::RunEgress;
-use stockade_engine::AttemptEvent;
+use stockade_backend_api::AttemptEvent;
+use stockade_permissions::guards::RootView;
 
 /// Interval between two checks that the callers of parked calls still wait.
 const PARKED_CHECK_INTERVAL: Duration = Duration::from_secs(1);

@@ -19,6 +19,8 @@ use rustix::net::sockopt::{ipv6_v6only, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
 use rustix::thread::set_no_new_privs;
 use stockade_model::{DenialLayer, DeniedOperation, IsolationLevel};
+use stockade_permissions::AGENT_PATH;
+use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict};
 use stockade_sys::landlock::{Ruleset, access};
 use stockade_sys::{Errno, actor, resolve};
 
@@ -32,8 +34,6 @@ use super::servers::{FIRST_PORT, MAX_PORTS_TRIED, free_port, is_served};
 use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
 use super::view::own_directory;
 use super::walk::{ResolvedName, ResolvedObject};
-use crate::powers::{PermissionRefusal, PermissionVerdict};
-use crate::signing::AGENT_PATH;
 
 /// `sizeof(struct sockaddr_storage)`, the kernel's maximum.
 const MAX_ADDRESS_BYTES: u64 = 128;

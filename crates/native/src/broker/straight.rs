@@ -12,6 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, fstat, openat2};
+use stockade_permissions::powers::{AttemptPermissions, PermissionVerdict};
 use stockade_sys::{Errno, resolve};
 
 use super::caller::CallingThread;
@@ -20,8 +21,7 @@ use super::opens::{OpenRequest, finish_open, is_open_device};
 use super::service::{BrokerService, CallFailure};
 use super::view::is_same_object;
 use super::walk::DELETED_SUFFIX;
-use crate::guards::view::open_in_root;
-use crate::powers::{AttemptPermissions, PermissionVerdict};
+use stockade_permissions::guards::view::open_in_root;
 
 /// Most held roots; opens beneath others take the slow path.
 const MAX_HELD_ROOTS: usize = 64;

@@ -9,12 +9,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, Stat, fstat, open};
 use rustix::pty::{OpenptFlags, openpt, ptsname};
 use stockade_model::{DeniedOperation, IsolationLevel};
+use stockade_permissions::powers::PermissionRefusal;
 use stockade_sys::{Errno, resolve};
 
 use super::deed::CallProgress;
 use super::opens::{OpenRequest, finish_open};
 use super::service::{BrokerService, CallFailure, refuse_operation};
-use crate::powers::PermissionRefusal;
 
 /// Device that creates terminals (pty(7)).
 const PTMX_PATH: &[u8] = b"/dev/ptmx";

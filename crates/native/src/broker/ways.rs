@@ -8,12 +8,14 @@ use std::os::fd::AsFd as _;
 
 use rustix::fs::FileType;
 use stockade_model::{DeniedOperation, Grant, IsolationLevel};
+use stockade_permissions::guards::pointers::{
+    MAX_POINTER_BYTES, has_link, leading_through, may_lead_elsewhere, target_of,
+};
+use stockade_permissions::guards::view::{LinkChain, ObjectPresence, join_relative, parent_path};
+use stockade_permissions::guards::{RootView, open_host_root};
+use stockade_permissions::powers::{PermissionRefusal, is_at_or_beneath, to_path};
 
 use super::service::{BrokerService, CallFailure, refuse_operation, refuse_until_granted};
-use crate::guards::pointers::{MAX_POINTER_BYTES, has_link, leading_through, may_lead_elsewhere, target_of};
-use crate::guards::view::{LinkChain, ObjectPresence, join_relative, parent_path};
-use crate::guards::{RootView, open_host_root};
-use crate::powers::{PermissionRefusal, is_at_or_beneath, to_path};
 
 /// Returns whether a path is in the procfs directory of a process, named by its number.
 fn is_in_process(path: &[u8]) -> bool {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
@@ -10,11 +11,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, lstat, openat2};
 use rustix::process::geteuid;
-use stockade_engine::files_named;
-use stockade_engine::mountinfo::{self, ServedMounts};
+use stockade_backend_api::ServedMounts;
+use stockade_backend_api::identity::files_named;
+use stockade_model::mountinfo;
 use stockade_model::{AttemptPlan, CacheSharing, IsolationLevel, RawText, ToolCache};
 
-use crate::powers::is_at_or_beneath;
+use stockade_permissions::powers::is_at_or_beneath;
 
 /// Size of the buffer for directory entries.
 const LISTING_BUFFER_BYTES: usize = 4096;
@@ -55,7 +57,7 @@ pub(super) fn choose_modes<'p>(
     overlays: bool,
     hidden: &[PathBuf],
 ) -> Vec<(&'p ToolCache, CacheMode)> {
-    let mounted = mountinfo::read_mountinfo().unwrap_or_default();
+    let mounted = File::open(mountinfo::OWN_MOUNTINFO).and_then(mountinfo::read_mountinfo).unwrap_or_default();
     let (words, cwd) = (plan.argv.iter().map(RawText::as_bytes), plan.cwd.as_path());
     let context = CacheContext {
         files: files_named(words, cwd, &ServedMounts::parse_mountinfo(&mounted, cwd)),
@@ -232,7 +234,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::fs;
 
-    use crate::launch::hidden_there;
+    use stockade_launch::hidden_there;
     use stockade_model::{
         EnvironmentRules, ExecRules, FilesystemAccess, Limits, NetworkAccess, Profile, RawText, RequestId,
     };

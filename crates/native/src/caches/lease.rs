@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::fs::{
     AtFlags, CWD, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, flock, fstat, openat, utimensat,
 };
-use stockade_engine::workspace_identity;
+use stockade_backend_api::identity::workspace_identity;
 use stockade_files::object::make_where_missing;
+use stockade_launch::{MAX_MERGED_DIRECTORIES, MergedDirectory, OverlayWriteLayer};
 use stockade_model::{AttemptPlan, Digest, IsolationLevel, LayerReport, LayerState, RawText, ToolCache};
 use stockade_sys::Errno;
 use tracing::debug_span;
@@ -21,7 +22,6 @@ use super::seal::{create_home, seal_directories, unseal_directory};
 use super::server::LayerRequest;
 use super::set::{OverlaySet, ensure_directory, is_ready};
 use super::{MERGED_DIR_NAME, PLAIN_DIR_NAME, WORKSPACE_FILE_NAME, open_directory, open_lock};
-use crate::launch::{MAX_MERGED_DIRECTORIES, MergedDirectory, OverlayWriteLayer};
 
 /// Time-out for a start that waits for the holder of the exclusive lock of a workspace's directory,
 /// and the interval between two attempts. The holder only renames. A loaded machine, or a disk that

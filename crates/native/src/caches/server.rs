@@ -21,6 +21,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::setsid;
 use serde::{Deserialize, Serialize};
+use stockade_launch::{LaunchError, MAX_MERGED_DIRECTORIES, enter_own_mounts, mount_overlay, mount_shelf};
 use stockade_model::RawText;
 use stockade_sys::ready::readable_before;
 use stockade_sys::socket::demand_own;
@@ -28,7 +29,6 @@ use stockade_sys::{Errno, caps, descriptors, fork_signals, mount, passing};
 
 use super::seal::open_home_path;
 use super::set::{OverlaySet, repair_directories};
-use crate::launch::{LaunchError, MAX_MERGED_DIRECTORIES, enter_own_mounts, mount_overlay, mount_shelf};
 
 /// Longest request.
 pub(super) const MAX_REQUEST_BYTES: usize = 64 << 10;

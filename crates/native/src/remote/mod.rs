@@ -1,5 +1,5 @@
 //! Attempts in another process than their engine, on the same machine: see
-//! [`stockade_engine::remote`] for the messages. Rules, questions and the audit log stay with the engine.
+//! [`stockade_backend_api::remote`] for the messages. Rules, questions and the audit log stay with the engine.
 //!
 //! This module must not know the purpose of the other process: a front of a session, or the keeper
 //! of a sandbox.
@@ -9,8 +9,8 @@ mod wire;
 use std::io;
 use std::sync::Arc;
 
-use stockade_engine::remote::{AttemptChannel as _, AttemptMessage, serve_attempt};
-use stockade_engine::{Attempt, AttemptEventSender, StartError};
+use stockade_backend_api::remote::{AttemptChannel as _, AttemptMessage, serve_attempt};
+use stockade_backend_api::{Attempt, AttemptEventSender, StartError};
 
 pub use wire::own_umask;
 pub(crate) use wire::{ORDER_BYTE, SocketChannel, receive_order, to_file};

@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use stockade_engine::remote::{self, AttemptMessage, EngineMessage};
+use stockade_backend_api::remote::{self, AttemptMessage, EngineMessage};
 use stockade_sys::{framed, passing};
 
 /// First byte of an order, sent with its descriptors.

@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use stockade_backend_api::{Attempt, AttemptEvent, AttemptEventSender, Backend, SandboxTree, StartError, StdioMode};
 use stockade_egress::PreparedInterception;
-use stockade_engine::{Attempt, AttemptEvent, AttemptEventSender, Backend, SandboxTree, StartError, StdioMode};
 use stockade_model::{AttemptPlan, Denial, EnforcementReport, Grant, IsolationLevel};
 
 use super::keep::HostedSandbox;
@@ -14,14 +14,14 @@ use super::{BACKEND_NAME, tree_path_inside};
 use crate::assembly::LaunchingAttempt;
 use crate::backend::{broker_event_sink, build_proxy_options, launched_powers, prepare_interception};
 use crate::broker::Broker;
+use crate::errors::{map_broker_error, map_launch_error, map_limit_error};
 use crate::keeper::{BreachCallback, LeftoverHandling, MonitoredExtras, RunEventSink, RunMonitor};
-use crate::launch::{LaunchOptions, LaunchedSandbox, LaunchingSandbox};
-use crate::limits::{LimitGuard, small_disk};
-use crate::powers::AttemptPermissions;
-use crate::start_errors::{map_broker_error, map_launch_error, map_limit_error};
 use crate::streams::OutputPipes;
 use crate::undoing;
 use crate::way_out::{self, PublishedPorts};
+use stockade_launch::{LaunchOptions, LaunchedSandbox, LaunchingSandbox};
+use stockade_limits::{LimitGuard, small_disk};
+use stockade_permissions::powers::AttemptPermissions;
 
 /// Backend for commands in one sandbox.
 pub(super) struct SandboxCommandBackend {

@@ -8,23 +8,23 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use stockade_egress::NameResolver;
-use stockade_engine::{
-    AttemptEvent, GuestSystem, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, SandboxTree, SandboxUsage,
-    StartError,
+use stockade_backend_api::{
+    GuestSystem, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, SandboxTree, StartError,
 };
+use stockade_egress::NameResolver;
+use stockade_launch::{CommandStdio, LaunchError, LaunchOptions, LaunchingSandbox, PersistentNamespaces, RootSpec};
+use stockade_limits::{ControlGroup, LimitEvent, LimitGuard, LimitWatch, ParentLister, ProcessIdentity};
+use stockade_model::SandboxUsage;
 use stockade_model::{
     AttemptPlan, BackgroundPolicy, Denial, EnforcementReport, LayerReport, LayerState, RawText, SandboxId,
 };
+use stockade_sys::descriptor_limit;
 
 use super::{failed_error, tree_path_inside, unsupported_error};
 use crate::broker::BoundSockets;
-use crate::descriptors;
+use crate::errors::{map_launch_error, map_limit_error, no_descriptor};
 use crate::keeper::BreachCallback;
-use crate::launch::{CommandStdio, LaunchError, LaunchOptions, LaunchingSandbox, PersistentNamespaces, RootSpec};
-use crate::limits::{ControlGroup, LimitGuard, LimitWatch, ParentLister, ProcessIdentity};
 use crate::locks::lock_ignoring_poison;
-use crate::start_errors::{map_launch_error, map_limit_error, no_descriptor};
 use crate::way_out::{CommonNetwork, resolver_settings};
 use stockade_sys::ready::readable_before;
 
@@ -80,7 +80,7 @@ impl HostedSandbox {
         resolver: Option<Arc<dyn NameResolver>>,
     ) -> Result<Self, StartError> {
         // Each sandbox has more than a dozen descriptors, and there may be a thousand sandboxes.
-        descriptors::raise_limit();
+        descriptor_limit::raise_limit();
         let system = match &plan.system {
             Some(GuestSystem::Tree(tree)) => Some(tree.as_path()),
             _ => None,
@@ -278,7 +278,7 @@ impl SandboxMonitor {
 
     fn watch_sandbox(mut self, _on_drop: Sender<()>) {
         while !self.has_ended() {
-            if let Some(AttemptEvent::Breached(breach)) = self.watch.check_limits() {
+            if let Some(LimitEvent::Breached(breach)) = self.watch.check_limits() {
                 self.end_commands(breach);
                 self.watch.resume_checks();
             }

@@ -15,18 +15,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
-use stockade_egress::NameResolver;
-use stockade_engine::{
+use stockade_backend_api::{
     Backend, GuestSystem, INSIDE_HOME, INSIDE_WORKSPACE, ProviderCapabilities, Sandbox, SandboxError,
-    SandboxEventSender, SandboxPlan, SandboxProvider, SandboxTree, SandboxUsage, StartError,
+    SandboxEventSender, SandboxPlan, SandboxProvider, SandboxTree, StartError,
 };
+use stockade_egress::NameResolver;
+use stockade_limits::can_have_group;
+use stockade_model::SandboxUsage;
 use stockade_model::{BackgroundPolicy, EnforcementReport, IsolationLevel, SandboxId};
 
 use self::apart::SupervisorProgram;
 pub use self::apart::{SupervisorHooks, keep_sandbox};
 use self::command::SandboxCommandBackend;
 use self::keep::HostedSandbox;
-use crate::limits::can_have_group;
 
 /// Name of the backend.
 const BACKEND_NAME: &str = "native";

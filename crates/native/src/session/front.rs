@@ -8,13 +8,13 @@ use std::path::PathBuf;
 
 use rustix::fs::Mode;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, umask};
-use stockade_engine::Backend;
-use stockade_engine::remote::AttemptOrder;
+use stockade_backend_api::Backend;
+use stockade_backend_api::remote::AttemptOrder;
 use stockade_sys::descriptors::place_stdio;
 
 use crate::backend::NativeBackend;
-use crate::launch::PrewarmedInit;
 use crate::remote::{self, SocketChannel, receive_order};
+use stockade_launch::PrewarmedInit;
 
 /// Runs a front, a child of `helper`, until its exit. Returns its exit code.
 pub(super) fn run_supervisor(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> i32 {

@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::stdio::{stderr, stdin, stdout};
-use stockade_engine::remote::{AttemptOrder, RemoteAttempt};
-use stockade_engine::{Attempt, AttemptEventSender, Backend, StartError, StdioMode};
+use stockade_backend_api::remote::{AttemptOrder, RemoteAttempt};
+use stockade_backend_api::{Attempt, AttemptEventSender, Backend, StartError, StdioMode};
 use stockade_model::{AttemptPlan, Grant, IsolationLevel};
 use stockade_sys::clone::exit_now;
 use stockade_sys::passing;
@@ -42,7 +42,7 @@ const MAX_LOST_SUPERVISORS: usize = 4;
 const HELPER_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Many sandboxes, in sequence or at the same time, each prepared before it is requested. A session
-/// is a [`Backend`]: give it to a [`RequestEngine`](stockade_engine::RequestEngine) in place of a
+/// is a [`Backend`]: give it to a `stockade_backend_api::RequestEngine` in place of a
 /// [`NativeBackend`]. The session has the same powers and reports.
 ///
 /// Start it first in `main`. The process must have one thread then, because the copies that run the
@@ -59,7 +59,7 @@ const HELPER_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// ```no_run
 /// use std::sync::Arc;
 ///
-/// use stockade_engine::Backend;
+/// use stockade_backend_api::Backend;
 /// use stockade_native::NativeSession;
 ///
 /// #[global_allocator]

@@ -9,10 +9,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use stockade_egress::{EgressNamespace, HostNameTable};
+use stockade_launch::NetworkSockets;
 
 use super::places::NamespaceNetwork;
 use super::{LostDatagrams, RunEgress, RunEgressOptions};
-use crate::launch::NetworkSockets;
 
 /// Shared network namespace of a sandbox.
 pub(crate) struct CommonNetwork {

@@ -21,8 +21,6 @@ use stockade_egress::{
 use stockade_model::EgressRules;
 use stockade_sys::{Errno, net};
 
-use crate::descriptors;
-use crate::launch::NetworkSockets;
 use crate::locks::lock_ignoring_poison;
 pub(crate) use common::CommonNetwork;
 pub(crate) use lost::LostDatagrams;
@@ -31,6 +29,8 @@ pub(crate) use outfit::{launch_options, network_layer, resolver_settings};
 use places::{HostNetwork, NamespaceNetwork};
 pub(crate) use published::PublishedPorts;
 use std::time::Instant;
+use stockade_launch::NetworkSockets;
+use stockade_sys::descriptor_limit;
 use stockade_sys::ready::readable_before;
 
 /// Receiver of the proxy's events, which must not block.
@@ -169,7 +169,7 @@ impl RunEgress {
             }),
             None => None,
         };
-        descriptors::raise_limit();
+        descriptor_limit::raise_limit();
         let RunEgressOptions { rules, edge, judge, sink, resolver, published, lead } = terms;
         let (names, namespace) = (Arc::clone(&self.names), Arc::clone(&self.namespace));
         let setup = EgressProxySetup { rules, names, dns, edge, namespace, judge, sink, resolver, lead };

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use stockade_egress::{HTTP_PROXY_PORT, PROXY_ADDRESS_V4, PreparedInterception, TRUST_VARIABLES};
 use stockade_model::{AttemptPlan, Grant, IsolationLevel, LayerReport, LayerState, RawText, SecretSource};
 
-use crate::launch::{LaunchOptions, NamedFile, NamingVariable};
+use stockade_launch::{LaunchOptions, NamedFile, NamingVariable};
 
 /// File with the trusted authorities, in the run's own directory.
 const TRUST_FILE: &str = "stockade-trust.pem";

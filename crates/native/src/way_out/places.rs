@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use stockade_egress::{EgressNamespace, PROXY_ADDRESS_V4, PROXY_ADDRESS_V6};
 use stockade_sys::{Errno, net};
 
-use crate::launch::NamespaceSockets;
+use stockade_launch::NamespaceSockets;
 
 /// Network namespace of the run, in which every address is local.
 pub(super) struct NamespaceNetwork {

@@ -4,8 +4,8 @@
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 
+use stockade_backend_api::StartError;
 use stockade_egress::EgressProxy;
-use stockade_engine::StartError;
 use stockade_model::{AttemptPlan, Grant};
 
 /// First port that every user may bind, unless the host is configured otherwise (ip(7)).

@@ -15,11 +15,11 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use stockade_engine::{AttemptEvent, HeldAnswer, HoldId};
+use stockade_backend_api::{AttemptEvent, HeldAnswer, HoldId};
+use stockade_launch::{Blueprint, CommandStdio, ProcessExit, launch_sandbox};
 use stockade_model::{AttemptPlan, Denial, IsolationLevel, RawText};
 use stockade_native::broker::{AnswerSender, Broker, BrokerReport};
-use stockade_native::launch::{Blueprint, CommandStdio, ProcessExit, launch_sandbox};
-use stockade_native::powers::AttemptPermissions;
+use stockade_permissions::powers::AttemptPermissions;
 use stockade_testkit::copy_program;
 
 use crate::support::{self, PATIENCE, pipe};

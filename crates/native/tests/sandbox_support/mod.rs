@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use stockade_engine::{
+use stockade_backend_api::{
     Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, CommandEnd, Sandbox, SandboxError, SandboxEvent,
     SandboxEventSender, SandboxPlan, SandboxProvider, StartError, StdioMode,
 };

@@ -8,67 +8,27 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
+use stockade_launch::{
+    Blueprint, CommandStdio, ExitReport, LaunchError, LaunchOptions, LaunchedSandbox, ProcessExit, launch_sandbox,
+};
 use stockade_model::{
     AttemptPlan, DEFAULT_PROTECTED_NAMES, EnforcementReport, EnvironmentRules, FilesystemAccess, IsolationLevel,
     Limits, NetworkAccess, Profile, RawText, RequestId,
 };
-use stockade_native::launch::{
-    Blueprint, CommandStdio, ExitReport, LaunchError, LaunchOptions, LaunchedSandbox, ProcessExit, launch_sandbox,
-};
 use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 
-/// Set in a test's own process: who it is running as.
-const ROLE: &str = "STOCKADE_TEST_ROLE";
-/// The ordinary user that tests run as where they start as root.
-const USER: &str = "stockade-test";
+#[path = "../../../stage/tests/roles/mod.rs"]
+mod roles;
+
+pub use roles::in_each_role;
+
 /// Long enough for a loaded machine; a test that needs it has hung.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Runs `body` in a process of its own as root and as an ordinary user, or only
-/// as the present user where that is not root.
-pub fn in_each_role(test: &str, body: impl FnOnce()) {
-    if std::env::var_os(ROLE).is_some() {
-        return body();
-    }
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("not run as root: {test}");
-        return in_role(test, "own", &[]);
-    }
-    make_user();
-    in_role(test, "root", &[]);
-    in_role(test, "user", &["setpriv", "--reuid", USER, "--regid", USER, "--init-groups", "--inh-caps", "-all"]);
-}
-
-fn in_role(test: &str, role: &str, prefix: &[&str]) {
-    let directory = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o755)).tempdir().unwrap();
-    let copy = directory.path().join("test");
-    // By another program: a descriptor of our own would be held open by whatever
-    // another test's thread is forking right now, and the copy could not be run.
-    let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&copy).status().unwrap();
-    assert!(copied.success());
-    let copy = copy.to_str().unwrap().to_owned();
-    let mut line: Vec<&str> = prefix.to_vec();
-    line.extend([copy.as_str(), "--exact", test, "--nocapture", "--test-threads", "1"]);
-    let mut command = Command::new(line[0]);
-    let output = command.args(&line[1..]).env(ROLE, role).env("RUST_BACKTRACE", "0").current_dir("/").output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("1 passed"), "as {role}:\n{text}");
-}
-
-fn make_user() {
-    let exists = Command::new("id").args(["-u", USER]).output().unwrap().status.success();
-    if !exists {
-        // Another test may be making it at the same time.
-        let _ = Command::new("useradd").args(["--system", "--no-create-home", USER]).status();
-        assert!(Command::new("id").args(["-u", USER]).output().unwrap().status.success(), "no test user");
-    }
-}
 
 /// A workspace to run in. Lies under the temporary directory, which the sandbox
 /// replaces by a private one.

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
-use stockade_egress::{NameLookupError, NameResolver};
-use stockade_engine::{
+use stockade_backend_api::{
     AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, HeldAnswer, HoldId, StartError, StdioMode,
 };
+use stockade_egress::{NameLookupError, NameResolver};
 use stockade_model::{AttemptPlan, ConnectionRecord, Denial, DeniedOperation, HostName, IsolationLevel};
 use stockade_native::NativeBackend;
 use tempfile::TempDir;

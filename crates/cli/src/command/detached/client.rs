@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::process::Signal;
-use stockade_engine::{Approver as _, HeldCalls, PendingQuestion};
+use stockade_backend_api::{Approver as _, HeldCalls, PendingQuestion};
 use stockade_model::{ApprovalQuestion, RawText};
 use stockade_store::runs::{DetachedRun, OutputReader};
 use stockade_sys::signals::SignalDescriptor;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use stockade_engine::{Approver, PendingQuestion};
+use stockade_backend_api::{Approver, PendingQuestion};
 use stockade_model::{ApprovalAnswer, ApprovalQuestion, RawText};
 
 use super::wire::{RunChannel, RunMessage};
@@ -186,7 +186,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::thread;
 
-    use stockade_engine::HeldCalls;
+    use stockade_backend_api::HeldCalls;
     use stockade_model::{ApprovalScope, QuestionKind};
 
     use super::super::wire::MAX_RUN_MESSAGE_BYTES;

@@ -12,13 +12,13 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::termios::{SpecialCodeIndex, Winsize, tcgetattr, tcsetwinsize};
+use stockade_backend_api::{
+    Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, StartError, StdioMode,
+};
 use stockade_engine::core::{BoundPlan, ConsentRuling, shown_command};
 use stockade_engine::real::RulePolicyEngine;
 use stockade_engine::seams::{HeldRule, PlanError, PolicyEngine, RecordError};
-use stockade_engine::{
-    Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, RequestEngine, StartError, StdioMode,
-    interrupt_channel,
-};
+use stockade_engine::{RequestEngine, interrupt_channel};
 use stockade_model::{
     Assessment, AttemptPlan, Decision, Denial, Digest, EnforcementReport, Event, EventKind, FinalStatus, Grant,
     IsolationLevel, LayerReport, LayerState, PolicyVerdict, RequestCommand, RequestId, RunRequest,

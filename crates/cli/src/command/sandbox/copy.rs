@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2, readlinkat};
 use rustix::io::Errno;
-use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxTree as Which};
+use stockade_backend_api::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxTree as Which};
 use stockade_files::object::ObjectKind;
 use stockade_files::{ContentLimits, DownloadReport, FileTree, FilesError, TreePath, UploadTarget};
 use stockade_lifecycle::{Lifecycle, open_files};

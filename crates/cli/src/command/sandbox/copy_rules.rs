@@ -6,12 +6,12 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use stockade_engine::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxTree as Which};
+use stockade_backend_api::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxTree as Which};
 use stockade_files::object::ObjectKind;
 use stockade_files::{ChangeGuard, ExistsCallback, FileTree, TreePath, WithholdRule};
 use stockade_lifecycle::HiddenFiles;
 use stockade_model::{DEFAULT_PROTECTED_NAMES, Grant, SandboxSpec};
-use stockade_native::ProtectedNames;
+use stockade_permissions::ProtectedNames;
 use stockade_policy::{PolicySettings, resolve_profile};
 
 use super::super::{read_variable, setting};

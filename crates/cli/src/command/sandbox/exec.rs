@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use stockade_engine::INSIDE_WORKSPACE;
+use stockade_backend_api::INSIDE_WORKSPACE;
 use stockade_lifecycle::{DestroyReason, Lifecycle, OpenSandbox, clone_steps};
 use stockade_model::{
     CallerApproval, FinalStatus, Grant, IsolationLevel, RawText, RunOutcome, SandboxId, SandboxRecord, WorkspaceSource,

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use stockade_engine::SandboxEvent;
+use stockade_backend_api::SandboxEvent;
 use stockade_model::SandboxId;
 use stockade_policy::NotifyOn;
 use stockade_store::sandboxes::SandboxStore;

@@ -9,8 +9,8 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use stockade_backend_api::{SandboxEvent, SandboxEventSender, StartError};
 use stockade_engine::seams::EventRecorder;
-use stockade_engine::{SandboxEvent, SandboxEventSender, StartError};
 use stockade_model::{Event, EventKind, SandboxId};
 use stockade_native::{SupervisorHooks, keep_sandbox};
 use stockade_policy::NotifySettings;

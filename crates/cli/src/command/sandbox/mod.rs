@@ -17,8 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use stockade_engine::seams::SystemClock;
-use stockade_engine::{self as engine, INSIDE_HOME, INSIDE_WORKSPACE, SandboxEventSender};
+use stockade_backend_api::{INSIDE_HOME, INSIDE_WORKSPACE, SandboxEventSender, SandboxProvider, SystemClock};
 use stockade_lifecycle::{DestroyReason, HiddenFiles, Lifecycle, SandboxRequest, repository_grants};
 use stockade_model::{
     BackendChoice, BackgroundPolicy, Grant, HostDirectory, IsolationLevel, RawText, SandboxId, SandboxLabels,
@@ -87,10 +86,10 @@ fn lifecycle_of(state: &StateDirectory) -> Result<Lifecycle, CliError> {
         keep::build_supervisor_args(),
         state.sandboxes_directory(),
     );
-    let mut kinds: Vec<Arc<dyn engine::SandboxProvider>> = vec![Arc::new(native)];
+    let mut kinds: Vec<Arc<dyn SandboxProvider>> = vec![Arc::new(native)];
     kinds.extend(
         containers::list_container_backends(&state.sandboxes_directory())?
-            .map(|kind| Arc::new(kind) as Arc<dyn engine::SandboxProvider>),
+            .map(|kind| Arc::new(kind) as Arc<dyn SandboxProvider>),
     );
     Ok(Lifecycle::new(store, kinds, Arc::new(SystemClock::default())))
 }

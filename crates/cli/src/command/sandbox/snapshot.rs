@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use stockade_engine::{SandboxError, SandboxTree as Which};
+use stockade_backend_api::{SandboxError, SandboxTree as Which};
 use stockade_files::{ContentLimits, FileTree};
 use stockade_lifecycle::{HiddenFiles, Lifecycle, LifecycleError, OpenSandbox, open_files};
 use stockade_model::SandboxId;

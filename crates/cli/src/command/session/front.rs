@@ -12,8 +12,8 @@ use std::thread;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Mode;
 use rustix::process::{Pid, Signal, fchdir, getpid, getppid, kill_process, set_parent_process_death_signal, umask};
+use stockade_launch::MountTableWatch;
 use stockade_model::{RawText, SessionId};
-use stockade_native::launch::MountTableWatch;
 use stockade_sys::session::replace_environment;
 
 use super::super::place::RunSandbox;

@@ -8,7 +8,7 @@
 use rustix::process::chdir;
 use stockade_engine::real::RulePolicyEngine;
 use stockade_engine::seams::PolicyEngine;
-use stockade_native::launch::Blueprint;
+use stockade_launch::Blueprint;
 
 use super::super::{read_variable, setting};
 use crate::args::{CommandArgs, RunArgs, RunOptions};

@@ -20,19 +20,20 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::stdio::{stderr, stdin, stdout};
 use serde::de::DeserializeOwned;
-use stockade_engine::remote::{AttemptChannel as _, AttemptOrder, RemoteAttempt};
-use stockade_engine::{
+use stockade_backend_api::remote::{AttemptChannel as _, AttemptOrder, RemoteAttempt};
+use stockade_backend_api::{
     Attempt, AttemptEventSender, Backend, Sandbox, SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan,
-    SandboxTree, SandboxUsage, StartError, StdioMode,
+    SandboxTree, StartError, StdioMode,
 };
+use stockade_model::SandboxUsage;
 use stockade_model::{AttemptPlan, EnforcementReport, Grant, IsolationLevel, SandboxId};
+use stockade_permissions::guards::settings_variables;
 use stockade_sys::ready::readable_before;
 use stockade_sys::socket::{UnixSocketAddress, demand_own};
 
 use super::super::command::supports_grant;
 use super::super::{BACKEND_NAME, failed_error, open_tree, tree_path_inside, unsupported_error};
 use super::wire::{SOCKET_NAME, SupervisorRefusal, SupervisorRequest, send_request};
-use crate::guards::settings_variables;
 use crate::remote::{SocketChannel, own_umask};
 
 /// Time-out for the creation of a sandbox, by this process or another.
@@ -108,7 +109,7 @@ impl SupervisorProgram {
     pub(in super::super) fn clear(&self, id: &SandboxId) -> Result<(), SandboxError> {
         SupervisorAddress { id: id.clone(), directory: self.sandbox_directory(id) }.end_supervisor()?;
         // If the keeper was killed, its processes have ended, but its control group remains.
-        crate::limits::remove_orphans();
+        stockade_limits::remove_orphans();
         Ok(())
     }
 

@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{Mode, OFlags};
-use stockade_engine::{SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, StartError};
+use stockade_backend_api::{SandboxError, SandboxEvent, SandboxEventSender, SandboxPlan, StartError};
 use stockade_model::SandboxId;
+use stockade_permissions::guards::{SettingsVariables, use_settings_variables};
 use stockade_sys::descriptors::{close_all_but, place_stdio};
 use stockade_sys::passing::above_stdio;
 use stockade_sys::socket::{UnixSocketAddress, demand_own};
@@ -23,7 +24,6 @@ use super::super::command::{CallerAttributes, SandboxCommandBackend};
 use super::super::keep::HostedSandbox;
 use super::watchers::EventClients;
 use super::wire::{SOCKET_NAME, SupervisorRefusal, SupervisorRequest, receive_request};
-use crate::guards::{SettingsVariables, use_settings_variables};
 use crate::remote::{self, SocketChannel};
 use stockade_sys::ready::readable_before;
 

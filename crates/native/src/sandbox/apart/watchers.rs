@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
-use stockade_engine::SandboxEvent;
+use stockade_backend_api::SandboxEvent;
 
 use crate::locks::lock_ignoring_poison;
 use crate::remote::SocketChannel;

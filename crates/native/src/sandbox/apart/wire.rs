@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use serde::{Deserialize, Serialize};
-use stockade_engine::remote::AttemptOrder;
-use stockade_engine::{SandboxError, StartError};
+use stockade_backend_api::remote::AttemptOrder;
+use stockade_backend_api::{SandboxError, StartError};
 use stockade_sys::passing;
 
 use super::super::unsupported_error;

@@ -1,0 +1,143 @@
+//! Record of a decided commit on the disk. The journal exists from the decision until all steps are
+//! done. Before it exists, the workspace is untouched. While it exists, the commit can be finished
+//! or undone. The identities of the objects show whether a step was done.
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, renameat, statat};
+use serde::{Deserialize, Serialize};
+use stockade_files::object::{ChangeMark, ExtendedAttributes, FileTime};
+use stockade_model::RawText;
+
+use super::error::{PathContext, PathError};
+use super::place::OpenStage;
+
+const JOURNAL_FILE: &str = "journal";
+const DONE_FILE: &str = "journal-done";
+const SETTLED_FILE: &str = "settled";
+
+/// Location of the commit area, which holds new objects before and old objects after their
+/// exchange. Always on the filesystem of the workspace, because only there an exchange is atomic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum CommitAreaLocation {
+    /// In the stage.
+    Stage,
+    /// In the workspace, under a protected name.
+    Workspace,
+}
+
+/// A decided commit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct StageJournal {
+    pub depot: CommitAreaLocation,
+    /// Start of the conflict check, by the clock of file times.
+    pub checked: FileTime,
+    /// Steps in this order; undone in reverse order.
+    pub steps: Vec<CommitStep>,
+    /// Paths that are settled afterwards.
+    pub settled: Vec<RawText>,
+    /// Protected paths that the user approved.
+    #[serde(default)]
+    pub agreed: Vec<RawText>,
+    /// True if nothing remains staged afterwards.
+    pub is_all: bool,
+}
+
+/// A step of a commit. Paths are relative to the workspace; a slot is a name in the commit area.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum CommitStep {
+    /// Gives the owner write access to a directory.
+    Open { path: RawText, before: u32 },
+    /// Moves the object at the path into the commit area.
+    Remove { path: RawText, slot: u32, old: ChangeMark },
+    /// Moves the object from the commit area to the path, and the old object into the commit area.
+    Put { path: RawText, slot: u32, new: u64, old: Option<ChangeMark> },
+    /// Sets mode, time and attributes of the object with this inode.
+    Attributes { path: RawText, inode: u64, before: ObjectMetadata, after: ObjectMetadata },
+}
+
+/// Metadata of an object. Absent fields stay unchanged.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ObjectMetadata {
+    pub mode: Option<u32>,
+    pub modified: Option<FileTime>,
+    pub attributes: Option<ExtendedAttributes>,
+}
+
+impl CommitStep {
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Open { path, .. } | Self::Remove { path, .. } | Self::Put { path, .. } => path.as_path(),
+            Self::Attributes { path, .. } => path.as_path(),
+        }
+    }
+}
+
+/// Progress of a commit.
+#[derive(Debug)]
+pub(super) enum CommitState {
+    /// No commit, or one that was not decided yet.
+    Nothing,
+    /// The commit was decided.
+    Decided(StageJournal),
+    /// All steps are done and durable.
+    Done(StageJournal),
+}
+
+/// Returns whether a commit was interrupted in the stage in `directory`.
+pub(super) fn is_there(directory: BorrowedFd<'_>) -> bool {
+    [JOURNAL_FILE, DONE_FILE].iter().any(|name| statat(directory, *name, AtFlags::SYMLINK_NOFOLLOW).is_ok())
+}
+
+/// Records the decision durably.
+pub(super) fn record_decision(stage: &OpenStage, journal: &StageJournal) -> Result<(), PathError> {
+    stage.write_whole(JOURNAL_FILE, |out| serde_json::to_writer(out, journal).map_err(Into::into))
+}
+
+/// Records durably that all steps are done.
+pub(super) fn mark_done(stage: &OpenStage) -> Result<(), PathError> {
+    renameat(&stage.directory, JOURNAL_FILE, &stage.directory, DONE_FILE).at_path(Path::new(JOURNAL_FILE))?;
+    rustix::fs::fsync(&stage.directory).at_path(Path::new(JOURNAL_FILE))
+}
+
+/// Removes the journal, after all work is done.
+pub(super) fn remove_journal(stage: &OpenStage) -> Result<(), PathError> {
+    stage.remove_file(JOURNAL_FILE)?;
+    stage.remove_file(DONE_FILE)
+}
+
+pub(super) fn read_state(stage: &OpenStage) -> Result<CommitState, PathError> {
+    let parse = |text: Vec<u8>| {
+        serde_json::from_slice::<StageJournal>(&text)
+            .map_err(|e| PathError::from_reason(Path::new(JOURNAL_FILE), &e.to_string()))
+    };
+    if let Some(text) = stage.read_whole(DONE_FILE)? {
+        return Ok(CommitState::Done(parse(text)?));
+    }
+    match stage.read_whole(JOURNAL_FILE)? {
+        Some(text) => Ok(CommitState::Decided(parse(text)?)),
+        None => Ok(CommitState::Nothing),
+    }
+}
+
+/// Reads the settled paths.
+pub(super) fn read_settled(stage: &OpenStage) -> Result<Vec<RawText>, PathError> {
+    match stage.read_whole(SETTLED_FILE)? {
+        None => Ok(Vec::new()),
+        Some(text) => {
+            serde_json::from_slice(&text).map_err(|e| PathError::from_reason(Path::new(SETTLED_FILE), &e.to_string()))
+        }
+    }
+}
+
+/// Adds paths to the settled paths.
+pub(super) fn add_settled(stage: &OpenStage, more: &[RawText]) -> Result<(), PathError> {
+    let mut all = read_settled(stage)?;
+    all.extend_from_slice(more);
+    all.sort_unstable();
+    all.dedup();
+    stage.write_whole(SETTLED_FILE, |out| serde_json::to_writer(out, &all).map_err(Into::into))
+}
