@@ -9,7 +9,7 @@ use std::thread;
 
 use stockade_audit::AuditLogWriter;
 use stockade_backend_api::{Approver, INSIDE_HOME, INSIDE_WORKSPACE, PendingQuestion, SystemClock};
-use stockade_engine::real::{RulePolicyEngine, StoreMemory};
+use stockade_engine::adapters::{RulePolicyEngine, StoreMemory};
 use stockade_engine::{RequestEngine, interrupt_channel};
 use stockade_model::{
     ApprovalAnswer, ApprovalMode, ApprovalQuestion, Grant, IsolationLevel, Limits, RequestCommand, RequestId,

@@ -35,7 +35,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use stockade_backend_api::SandboxEventSender;
-use stockade_container::inside;
+use stockade_container::in_container;
 use stockade_native::{SupervisorHooks, keep_sandbox};
 use stockade_testkit::suite::{DECLARED, FAILED, PASSED};
 
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
 }
 
 fn launcher(part: &str) -> Result<ExitCode> {
-    inside::run_subcommand(part).context("serving a container")?;
+    in_container::run_subcommand(part).context("serving a container")?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::line::{hex_digits, parse_hex};
-use crate::place::{LogDirectory, LogFileError, system_error};
+use crate::log_directory::{LogDirectory, LogFileError, system_error};
 
 /// Length of a signature, in bytes.
 pub(crate) const SIGNATURE_BYTES: usize = 64;

@@ -19,8 +19,8 @@ use crate::anchor::{AnchorState, LogAnchor, first_line_hash, holds_tip};
 use crate::head::{self, BootId, HEAD_NAME, HeadContent, HeadNote};
 use crate::key::{KeyFiles, SigningKey};
 use crate::line::{self, LineFault, LineHash, LogEndSource, MAX_LINE_BYTES};
+use crate::log_directory::{FileLock, LogDirectory, LogFileError, system_error};
 use crate::opening::{OpenedLog, open_log};
-use crate::place::{FileLock, LogDirectory, LogFileError, system_error};
 use crate::scan::{self, ChainBreak, ChainEnd, LOG_NAME, LogTip};
 
 /// Largest batch, in bytes of its lines.

@@ -11,7 +11,7 @@ use stockade_model::{Event, RawText, RequestId, SessionId};
 
 use crate::line::{self, LineFault};
 use crate::log::LineNumber;
-use crate::place::{FileLock, LogDirectory, LogFileError, system_error};
+use crate::log_directory::{FileLock, LogDirectory, LogFileError, system_error};
 use crate::scan::{LOG_NAME, LineReader};
 
 /// Selection of entries. Every field that is set must match.

@@ -12,7 +12,7 @@ use crate::head::{self, BootId, HEAD_NAME, HeadContent, HeadNote};
 use crate::key::KeyFiles;
 use crate::line::{LineFault, LineHash, LogEndSource, hex_digits};
 use crate::log::LineNumber;
-use crate::place::{FileLock, LogDirectory, LogFileError, system_error};
+use crate::log_directory::{FileLock, LogDirectory, LogFileError, system_error};
 use crate::scan::{LOG_NAME, LineReader, LogTip};
 
 /// Most torn files that a report lists.

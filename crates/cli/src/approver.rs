@@ -12,7 +12,7 @@ use stockade_backend_api::{Approver, PendingQuestion};
 use stockade_model::{ApprovalAnswer, ApprovalQuestion, ApprovalScope, QuestionKind, RawText};
 use stockade_policy::DraftRule;
 
-use crate::command::policy::lasting::AnswerRules;
+use crate::command::policy::remembered_rules::AnswerRules;
 use crate::render::TextLayout;
 use crate::render::question::{self, AnswerKey, UNSANDBOXED_WORD};
 use crate::terminal::{KeyWaitResult, QuestionKeyboard, UserTerminal};
@@ -89,7 +89,7 @@ impl TerminalApprover {
         let style = TextLayout::for_terminal(terminal.column_count(), self.color);
         let deadline = Instant::now() + Duration::from_millis(question.timeout_ms);
         let keys = terminal.open_keyboard()?;
-        let held_ms = waiting.held_calls().longest_hold().map_or(0, crate::meaning::to_milliseconds);
+        let held_ms = waiting.held_calls().longest_hold().map_or(0, crate::resolved_args::to_milliseconds);
         let knows_sequences = self.knows_sequences;
         let mut text = if knows_sequences { SCREEN_RESET.to_owned() } else { String::new() };
         text += &question::still_held(waiting.held_calls().count(), held_ms, style);
@@ -352,7 +352,7 @@ impl QuestionDialog<'_> {
             return Ok(None);
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let until_ms = crate::meaning::to_milliseconds(now).saturating_add(period_ms);
+        let until_ms = crate::resolved_args::to_milliseconds(now).saturating_add(period_ms);
         self.echo_key(key, ApprovalAnswer::Approved(ApprovalScope::Until(until_ms))).map(Some)
     }
 
@@ -869,7 +869,7 @@ mod tests {
         assert_eq!(choose("t", "[2] to [9] > ", "4"), ApprovalAnswer::Approved(ApprovalScope::Times(4)));
         assert_eq!(choose("t", "[2] to [9] > ", "x"), ApprovalAnswer::Denied(ApprovalScope::Once));
         assert_eq!(choose("u", "a [w]eek > ", "q"), ApprovalAnswer::Abort);
-        let now_ms = crate::meaning::to_milliseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap());
+        let now_ms = crate::resolved_args::to_milliseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap());
         let ApprovalAnswer::Approved(ApprovalScope::Until(until_ms)) = choose("u", "a [w]eek > ", "d") else {
             panic!()
         };

@@ -1,5 +1,5 @@
 //! Command-line arguments. Types only: this module reads no file, path or variable.
-//! [`crate::meaning`] resolves the arguments.
+//! [`crate::resolved_args`] resolves the arguments.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

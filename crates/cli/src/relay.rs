@@ -24,7 +24,7 @@ use rustix::termios::{
 use stockade_sys::signals::SignalDescriptor;
 
 use crate::failure::CliError;
-use crate::passed::OutputFilter;
+use crate::output_filter::OutputFilter;
 use crate::screen::ScreenChanges;
 use crate::terminal::{self, RawTerminal, RelayPause};
 

@@ -9,7 +9,7 @@ use stockade_model::{Grant, KeyFingerprint, NetworkTarget, RawText, SignPurpose,
 use stockade_signing::{AgentError, AgentIdentity, UserSshAgent, compute_fingerprint, signing_key};
 
 use crate::failure::CliError;
-use crate::places::{self, VariableLookup};
+use crate::locations::{self, VariableLookup};
 
 const GIT_SIGNING_NAME: &str = "@git-signing";
 const SSH_NAME: &str = "@ssh";
@@ -50,7 +50,7 @@ pub fn resolve_grants(name: &str, variables: VariableLookup<'_>) -> Result<Vec<G
 fn key_for_git(variables: VariableLookup<'_>) -> Result<KeyFingerprint, CliError> {
     let keys = list_identities(variables)?;
     let settings = variables("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    let named = signing_key(&places::find_home_directory(variables)?, settings.as_deref())
+    let named = signing_key(&locations::find_home_directory(variables)?, settings.as_deref())
         .and_then(|key| compute_fingerprint(&key));
     match named {
         None => only_key(&keys, &|key| vec![SignUse::new(key.clone(), SignPurpose::Git).into_grant()]),

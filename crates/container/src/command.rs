@@ -24,15 +24,15 @@ use stockade_model::{
 use stockade_native::{own_umask, served_ports};
 use tokio::sync::watch;
 
-use crate::carry::{StreamEndCondition, end_signal_pipe};
+use crate::channel::{ContainerLiveness, LauncherChannel, LauncherExec, all_said};
 use crate::client::{CALL_TIMEOUT, CallError, ContainerClient};
 use crate::frames::{ChannelFrame, MAX_MESSAGE_BYTES, StdioStream, TerminalSize};
-use crate::inside::kernel;
-use crate::inside::{ContainerFeatures, LauncherOrder, ProbeOrder, ReachableObject, network_namespace};
-use crate::line::{ContainerLiveness, LauncherChannel, LauncherExec, all_said};
-use crate::mounted::ExpectedMounts;
-use crate::outside::HostEgress;
+use crate::host_egress::HostEgress;
+use crate::in_container::kernel;
+use crate::in_container::{ContainerFeatures, LauncherOrder, ProbeOrder, ReachableObject, network_namespace};
+use crate::mount_check::ExpectedMounts;
 use crate::spec::LAUNCHER_PATH;
+use crate::stream_copy::{StreamEndCondition, end_signal_pipe};
 use crate::{ContainerEngineKind, limits};
 
 /// Longest text of one byte of output in a message.
@@ -516,7 +516,7 @@ fn size_of(terminal: impl AsFd) -> Option<TerminalSize> {
 fn watch_size(
     terminal: OwnedFd,
     first: Option<TerminalSize>,
-    send: crate::carry::FrameSender,
+    send: crate::stream_copy::FrameSender,
 ) -> io::Result<Sender<()>> {
     let (on_drop, dropped) = channel::<()>();
     let watch = move || {

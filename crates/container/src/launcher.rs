@@ -7,7 +7,7 @@ use bollard::Docker;
 use bollard::errors::Error;
 
 use crate::client::{CREATE_TIMEOUT, ContainerClient};
-use crate::standing::is_running;
+use crate::persistent::is_running;
 
 /// Time-out for such a launcher to end.
 const LAUNCHER_END_TIMEOUT: Duration = Duration::from_secs(5);

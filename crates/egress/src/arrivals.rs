@@ -16,8 +16,8 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::accept::accept_next;
+use crate::ports::EgressNamespace;
 use crate::relay::break_off;
-use crate::seam::EgressNamespace;
 
 /// Most listeners at once. The one that was unused longest is closed first.
 const LISTENERS_MAX: usize = 256;

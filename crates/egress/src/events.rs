@@ -14,7 +14,7 @@ use stockade_model::{
 };
 
 use crate::limits::TrafficDirection;
-use crate::seam::{EgressCaller, EgressEvent};
+use crate::ports::{EgressCaller, EgressEvent};
 
 /// Most different refusals that are reported; the rest are counted together.
 const DENIALS_MAX: usize = 1024;

@@ -7,10 +7,10 @@ use rustls::server::Acceptor;
 use stockade_model::{Host, InspectionRules, NetworkTarget, RequestPattern, RequestRuling};
 
 use crate::dns::message::{DnsQuestion, pointer_to};
-use crate::edge::{PeerMasks, StreamKind, StreamMask};
 use crate::hello::{self, ClientHello, FirstBytesKind};
 use crate::http::direct;
 use crate::http::head::{RequestHead, ResponseHead, check_trailer, end_of_head, field_values};
+use crate::interception::{PeerMasks, StreamKind, StreamMask};
 use crate::proxy::socks;
 
 fn fuzz_target() -> NetworkTarget {

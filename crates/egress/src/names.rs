@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use stockade_model::{Host, HostName, NetworkTarget};
 
-use crate::seam::{EgressDestination, ProxyService};
+use crate::ports::{EgressDestination, ProxyService};
 
 /// Own address of the egress proxy. Its proxies listen there, and it makes resolvers believe that
 /// IPv4 works. Second address of the block for benchmarks (RFC 2544), which is not routed.

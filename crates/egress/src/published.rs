@@ -13,10 +13,10 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 use crate::accept::accept_next;
-use crate::door::ProxyShared;
+use crate::egress_proxy::ProxyShared;
 use crate::events::ByteCounts;
+use crate::ports::EgressNamespace;
 use crate::relay::{FirstLineDecision, RelayContext, break_off, set_tcp_options};
-use crate::seam::EgressNamespace;
 
 /// Time-out for a program in the sandbox to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

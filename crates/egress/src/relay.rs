@@ -13,10 +13,10 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::edge::{ConnectionGuard, MaskedStream, SecretLeak, StreamKind};
+use crate::drain_guard::DrainGuard;
 use crate::events::ByteCounts;
+use crate::interception::{ConnectionGuard, MaskedStream, SecretLeak, StreamKind};
 use crate::limits::{EgressLimitReached, TrafficDirection, TrafficMeter};
-use crate::speakers::DrainGuard;
 
 /// Bytes of one buffer.
 const BUFFER_BYTES: usize = 64 << 10;

@@ -11,17 +11,17 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 
 use crate::dial::{DialError, OutgoingConnection};
-use crate::door::ProxyShared;
-use crate::edge::{ConnectionGuard, SecretLeak};
+use crate::drain_guard::DrainGuard;
+use crate::egress_proxy::ProxyShared;
 use crate::events::ConnectionRecorder;
 use crate::http::direct;
 use crate::http::exchange::HttpPeer;
 use crate::http::stream::HttpReader;
+use crate::interception::{ConnectionGuard, SecretLeak};
 use crate::limits::{ConnectionSlot, EgressLimitReached};
+use crate::ports::EgressCaller;
 use crate::relay::{FirstLineDecision, RelayContext, RelayError, break_off, set_tcp_options};
-use crate::seam::EgressCaller;
 use crate::sniff::{FirstBytesDecision, UNREADABLE_REFUSAL, examine_first_bytes, examine_first_line};
-use crate::speakers::DrainGuard;
 use crate::tls;
 
 /// First byte of a TLS record.

@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 
 use crate::dial::{DialError, OutgoingConnection, connect_first_reachable, look_up};
 use crate::http::head::{ResponseHead, end_of_head};
-use crate::seam::{NameResolver, is_localhost};
+use crate::ports::{NameResolver, is_localhost};
 
 /// Bytes of an answer that are examined together.
 const ANSWER_PEEK_BYTES: usize = 4 << 10;

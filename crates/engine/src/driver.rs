@@ -22,7 +22,7 @@ use stockade_model::{
 };
 use tracing::{debug, info, info_span, warn};
 
-use crate::asker::{ApproverAnswer, QuestionSender, WITHDRAWAL_TIMEOUT};
+use crate::approver_thread::{ApproverAnswer, QuestionSender, WITHDRAWAL_TIMEOUT};
 use crate::core::{
     AnswerMemo, BoundPlan, CoreConfig, CoreInput, CoreOutput, HeldCall, PowerGuard, QuestionReview, RememberedAnswer,
     RequestCore, ReviewerSpec,
@@ -30,7 +30,7 @@ use crate::core::{
 use crate::interrupts::{StopHandler, TypedInputCheck};
 use crate::keys::MemoryKey;
 use crate::offers;
-use crate::seams::{AnswerMemory, EventRecorder, HeldRule, MemoryError, PolicyEngine, join_hint};
+use crate::ports::{AnswerMemory, EventRecorder, HeldRule, MemoryError, PolicyEngine, join_hint};
 use crate::{InterruptReceiver, exit_code};
 
 /// Continues a stopped process (signal(7)).

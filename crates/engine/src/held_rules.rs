@@ -12,7 +12,7 @@ use stockade_policy::{
     Act, ActContext, PolicyRule, PolicySettings, RequestContext, acts_of_power, complete_grants, find_strictest,
 };
 
-use crate::seams::HeldRule;
+use crate::ports::HeldRule;
 
 /// Returns the result of the rules for a held call and the powers it needs.
 pub fn rule_held_call(

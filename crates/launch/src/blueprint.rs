@@ -26,7 +26,7 @@ use super::layout::{
     refuse_planted_link,
 };
 use super::merge::merge_steps;
-use super::outfit::LaunchOptions;
+use super::options::LaunchOptions;
 use super::restricted::{ALLOWED_DEVICES, OPEN_DEVICE_DIRECTORIES, PrivateDirectory, ReadAllowList, other_devices};
 use super::step::{InitStep, TempSize};
 

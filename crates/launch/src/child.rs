@@ -8,20 +8,20 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, chmodat, open, unlinkat};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, setrlimit, setsid, umask};
 use stockade_model::IsolationLevel;
-use stockade_sys::arena::published_value;
 use stockade_sys::clone::{ClonedChild, fork_with};
 use stockade_sys::landlock::Ruleset;
 use stockade_sys::reap::{self, ChildStateChange, ProcessExit};
 use stockade_sys::session::{lead_foreground, take_terminal};
-use stockade_sys::{Errno, caps, descriptors, exec, fork_signals, marks, passing, seccomp};
+use stockade_sys::shared_arena::published_value;
+use stockade_sys::{Errno, caps, descriptors, exec, fd_passing, fork_signals, seccomp, time_marks};
 
 use super::blueprint::{Blueprint, NamespaceOwner};
 use super::cleanup;
 use super::command::PreparedCommand;
 use super::message::{BuiltFlags, LaunchMessage};
 use super::network;
-use super::own_writes::OwnWrites;
 use super::step::{BuildContext, InitStep, verify_directory};
+use super::write_counter::OwnWrites;
 
 /// The descriptors that are open when the init starts.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ const NOT_FOUND_EXIT_CODE: i32 = 127;
 
 /// Runs the init: builds the sandbox, starts the command, supervises it and cleans up.
 pub(super) fn run_init(plan: &Blueprint, inherited: &InheritedDescriptors<'_>) -> i32 {
-    marks::set_mark(INIT_MADE_MARK);
+    time_marks::set_mark(INIT_MADE_MARK);
     let mut site = BuildContext::new(inherited.control, plan.ruleset.as_ref());
     let inherited_mask = umask(Mode::empty());
     let mask = plan.command.as_ref().and_then(|command| command.umask).map_or(inherited_mask, Mode::from_raw_mode);
@@ -55,7 +55,7 @@ pub(super) fn run_init(plan: &Blueprint, inherited: &InheritedDescriptors<'_>) -
 /// Runs an init that is made before there is a plan. It takes the steps with which every plan
 /// begins and then waits for the plan. The end of the caller wakes it.
 pub(super) fn early_init(first: &[InitStep], control: BorrowedFd<'_>, gate: BorrowedFd<'_>) -> i32 {
-    marks::set_mark(INIT_MADE_MARK);
+    time_marks::set_mark(INIT_MADE_MARK);
     let ruleset;
     let mut site = BuildContext::new(control, None);
     let mut mask = umask(Mode::empty());
@@ -126,7 +126,7 @@ fn build_sandbox(
         setsid().map_err(unmade)?;
         take_terminal().map_err(unmade)?;
     }
-    let (word, heard) = passing::socket_pair().map_err(unmade)?;
+    let (word, heard) = fd_passing::socket_pair().map_err(unmade)?;
     let start = |program: &PreparedCommand| {
         fork_with(0, libc::SIGCHLD, || run_command(plan, program, gate, heard.as_fd(), site.ruleset, mask))
     };
@@ -151,7 +151,7 @@ fn hand_over(site: &BuildContext<'_>) -> Result<(), Errno> {
     ];
     let mut parts = if network.is_some_and(|n| n.unreachable_v6.is_some()) { BuiltFlags::IPV6 } else { 0 };
     parts |= u32::from(site.unmerged) << BuiltFlags::UNMERGED_SHIFT;
-    let mut descriptors = [site.control; passing::MAX_DESCRIPTORS];
+    let mut descriptors = [site.control; fd_passing::MAX_DESCRIPTORS];
     let mut count = 0;
     for ((part, fd), slot) in all.iter().filter_map(|(part, fd)| Some((part, (*fd)?))).zip(&mut descriptors) {
         *slot = fd.as_fd();
@@ -168,7 +168,7 @@ fn take_steps(steps: &[InitStep], which: Range<usize>, site: &mut BuildContext<'
         step.apply(site).map_err(|errno| InitStepError { index: index as u32, errno })?;
         // Of a plan with more steps than marks, only the first steps are marked.
         if index < FIRST_STAGE_MARK {
-            marks::set_mark(index);
+            time_marks::set_mark(index);
         }
     }
     Ok(())
@@ -206,9 +206,9 @@ fn supervise_command(
     let asked = site.network.as_ref().map(|network| network.serving.as_fd());
     let leads_session = plan.command.as_ref().is_some_and(|program| program.terminal);
     let ended = watch_over((control, leads_session), ends.as_fd(), (asked, writes.as_ref()), command);
-    marks::set_mark(ENDED_MARK);
+    time_marks::set_mark(ENDED_MARK);
     end_everything(plan, site);
-    marks::set_mark(REAPED_MARK);
+    time_marks::set_mark(REAPED_MARK);
     writes.iter().for_each(|writes| writes.report_count(control));
     if let Some(ended) = ended {
         let _ = LaunchMessage::Ended { ended, used: reap::children_used() }.send(control, &[]);
@@ -368,7 +368,7 @@ fn run_command(
         return INIT_FAILED_EXIT_CODE;
     }
     fork_signals::reset_for_exec();
-    marks::set_mark(RELEASED_MARK);
+    time_marks::set_mark(RELEASED_MARK);
     // The program that runs is the one that was shown (L5).
     let errno = exec::exec_first(&program.candidates, &program.arguments, &program.environment);
     let _ = LaunchMessage::ExecFailed { errno }.send(gate, &[]);
@@ -384,8 +384,8 @@ fn prepare_command(
     ruleset: Option<&Ruleset>,
     mask: Mode,
 ) -> Result<(), (u32, Errno)> {
-    let done = |stage: usize| marks::set_mark(FIRST_STAGE_MARK + stage);
-    marks::set_mark(COMMAND_MADE_MARK);
+    let done = |stage: usize| time_marks::set_mark(FIRST_STAGE_MARK + stage);
+    time_marks::set_mark(COMMAND_MADE_MARK);
     own_session(plan, program).map_err(|e| (0, e))?;
     done(0);
     for (resource, limit) in &program.limits {

@@ -18,7 +18,7 @@ use crate::filter::{FilterOptions, FilterSize, command_filter};
 use super::blueprint::PrivateTree;
 use super::error::LaunchError;
 use super::layout::{ObjectIdentity, c_string, is_staged};
-use super::outfit::LaunchOptions;
+use super::options::LaunchOptions;
 
 /// Default `PATH`: the directories to search for a program that is named without a directory.
 const DEFAULT_PATH: &[u8] = b"/usr/local/bin:/usr/bin:/bin";

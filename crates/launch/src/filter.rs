@@ -12,7 +12,7 @@ use stockade_sys::bpf::{
 
 #[path = "filter_base.rs"]
 mod base;
-use crate::table::{BitTest, SyscallTrap, notify_table};
+use crate::call_table::{BitTest, SyscallTrap, notify_table};
 
 /// The newest system call that these tables cover: `file_setattr` (kernel 6.17). Calls with higher
 /// numbers fail with ENOSYS. From 424 on, numbers are the same on every architecture.

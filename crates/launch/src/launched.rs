@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{getegid, geteuid};
 use stockade_model::{EnforcementReport, IsolationLevel, ResourceUsage};
 use stockade_sys::clone::{ClonedChild, flags, fork_with};
-use stockade_sys::passing::MAX_DESCRIPTORS;
+use stockade_sys::fd_passing::MAX_DESCRIPTORS;
 use stockade_sys::ready::readable_before;
 use stockade_sys::reap::{ProcessExit, ProcessUsage};
-use stockade_sys::{Errno, fork_signals, passing};
+use stockade_sys::{Errno, fd_passing, fork_signals};
 
 use super::blueprint::{Blueprint, NamespaceOwner, PrivateTree};
 use super::child::{self, COMMAND_STAGES, InheritedDescriptors};
@@ -22,10 +22,10 @@ use super::error::LaunchError;
 use super::layout::MergedDirectory;
 use super::merge::allow_in_layer;
 use super::message::{BuiltFlags, LaunchMessage};
+use super::namespaces::NamespaceSet;
 use super::network::{NamespaceSockets, NetworkSockets};
 use super::restricted::PrivateDirectory;
 use super::times;
-use super::walls::NamespaceSet;
 
 /// Time-out for the building of a sandbox.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -226,7 +226,7 @@ pub fn launch_sandbox(blueprint: Blueprint, stdio: CommandStdio<'_>) -> Result<L
 /// # Errors
 /// [`LaunchError`] if not even the first process could be made.
 pub fn begin_launch(mut blueprint: Blueprint, stdio: CommandStdio<'_>) -> Result<LaunchingSandbox, LaunchError> {
-    let pair = || passing::socket_pair().map_err(LaunchError::call_error("make a socket pair"));
+    let pair = || fd_passing::socket_pair().map_err(LaunchError::call_error("make a socket pair"));
     let ((control, control_inside), (gate, gate_inside)) = (pair()?, pair()?);
     let streams = [stdio.stdin, stdio.stdout, stdio.stderr];
     // The streams get 0, 1 and 2 before anything else is done.

@@ -16,7 +16,7 @@ use stockade_model::{AttemptPlan, RawText, judged_names};
 use stockade_sys::Errno;
 
 use super::error::LaunchError;
-use super::outfit::LaunchOptions;
+use super::options::LaunchOptions;
 
 /// Most first-level names of a hidden directory that are shown as placeholders.
 const MAX_PLACEHOLDERS: usize = 256;

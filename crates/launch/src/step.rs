@@ -26,8 +26,8 @@ use super::layout::{
 };
 use super::merge::{attach_merged, lay_over, prepare_overlay, take_layers};
 use super::message::LaunchMessage;
+use super::namespaces::NamespaceSet;
 use super::network::RunNetwork;
-use super::walls::NamespaceSet;
 
 /// Most terminals of one run. The whole machine has some thousands.
 const MAX_TERMINALS: &CStr = c"256";

@@ -10,8 +10,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::Signal;
 use stockade_model::{Denial, Grant, LimitKind};
 
+use super::freeze::RunFreezer;
 use super::group::ControlGroup;
-use super::halt::RunFreezer;
 use super::resources;
 use super::watch::{LimitEffect, LimitWatch};
 

@@ -9,10 +9,10 @@ use tracing::debug_span;
 
 use crate::attempt::NativeAttempt;
 use crate::broker::{BrokerTraits, PreparedBroker};
+use crate::egress::{self, LostDatagrams, RunEgress};
 use crate::errors::{map_broker_error, map_launch_error, no_descriptor};
 use crate::evidence::{HiddenWatch, TempWatch};
-use crate::keeper::{MonitoredExtras, MonitoredSandbox, StartingMonitor};
-use crate::way_out::{self, LostDatagrams, RunEgress};
+use crate::run_monitor::{MonitoredExtras, MonitoredSandbox, StartingMonitor};
 use stockade_launch::{LaunchError, LaunchedSandbox, LaunchingSandbox};
 use stockade_limits::{ControlGroup, LimitGuard};
 
@@ -80,7 +80,7 @@ impl LaunchingAttempt<'_> {
 
 /// Adds the layers of the limits, the broker and the network to a report.
 fn add_layers(enforced: &mut EnforcementReport, plan: &AttemptPlan, limits: LayerReport, broker: LayerReport) {
-    let layers = [("limits", limits), ("broker", broker), ("network", way_out::network_layer(plan))];
+    let layers = [("limits", limits), ("broker", broker), ("network", egress::network_layer(plan))];
     enforced.layers.extend(layers.map(|(name, layer)| (name.to_owned(), layer)));
 }
 

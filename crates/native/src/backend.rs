@@ -16,13 +16,13 @@ use tracing::debug_span;
 use crate::assembly::LaunchingAttempt;
 use crate::broker::{Broker, PreparedBroker};
 use crate::caches::{CacheLease, LayerServerProgram, NameRotation};
+use crate::egress::{self, LostDatagrams, PublishedPorts, RunEgress, RunEgressOptions};
 use crate::errors::{map_broker_error, map_interception_error, map_launch_error, map_limit_error};
-use crate::keeper::{MonitoredExtras, RunEventSink, RunMonitor};
+use crate::run_monitor::{MonitoredExtras, RunEventSink, RunMonitor};
 use crate::signing::{self, RunSigningAgent, SigningUser};
 use crate::staging::AttemptStage;
 use crate::streams::OutputPipes;
 use crate::undoing::{self, AttemptUndo};
-use crate::way_out::{self, LostDatagrams, PublishedPorts, RunEgress, RunEgressOptions};
 use stockade_launch::{
     Blueprint, CommandStdio, LaunchError, LaunchOptions, LaunchedSandbox, LaunchingSandbox, NetworkSockets,
     PrewarmedInit, begin_launch, hidden_there, is_staged, late_roots,
@@ -146,7 +146,7 @@ impl NativeBackend {
             private: self.within.clone(),
             own_network: self.lead.is_some(),
             late: if plan.level == IsolationLevel::Full { Vec::new() } else { late_roots(plan) },
-            ..way_out::launch_options(plan, edge)
+            ..egress::launch_options(plan, edge)
         };
         signing.add_variables(plan, &mut outfit);
         outfit

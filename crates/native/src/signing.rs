@@ -14,7 +14,7 @@ use stockade_model::{
 use stockade_permissions::{AGENT_PATH, AgentSockets};
 use stockade_signing::{AgentError, AgentHandle, AgentListener, SigningEvent, UserSshAgent};
 
-use crate::keeper::RunEventSink;
+use crate::run_monitor::RunEventSink;
 
 /// The variable that names an agent's socket.
 const AGENT_VARIABLE: &str = "SSH_AUTH_SOCK";

@@ -15,7 +15,7 @@ use crate::agents::AgentSockets;
 use crate::guards::repository::{self, KnownNameCheck, TrustedParts};
 use crate::guards::{GuardedNames, fold_name};
 use crate::programs::ProgramRules;
-use crate::reach::EgressReach;
+use crate::reachable_targets::EgressReach;
 
 mod late;
 mod names;

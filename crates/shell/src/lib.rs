@@ -12,24 +12,24 @@
 #![forbid(unsafe_code)]
 
 mod budget;
-mod crude;
+mod classify;
 #[cfg(test)]
 mod differential_tests;
+mod fallback_scan;
 mod glob;
 mod invocation;
-mod judge;
 mod knowledge;
 mod lower_word;
-mod memory;
-mod neutralise;
 mod options;
 mod parse;
 mod paths;
-mod quiet;
+mod quiet_repository;
 mod readers;
 mod redirects;
 mod rules;
+mod sanitize;
 mod script;
+mod shell_state;
 mod text;
 mod variables;
 mod words;
@@ -37,12 +37,12 @@ mod wrappers;
 
 use stockade_model::{Assessment, EffectUse, Finding, Impact, RawText, RequestCommand, TextSpan, Tier};
 
-use crate::judge::Classifier;
-use crate::memory::ScriptActions;
+use crate::classify::Classifier;
+use crate::shell_state::ScriptActions;
 use crate::words::{DataFlow, ExpandedArgument};
 
-pub use crate::neutralise::{SanitizeSettings, default_toolchain, has_no_submodules, is_plain_configuration};
-pub use crate::quiet::{is_quiet_configuration, is_quiet_hook, leaves_hooks};
+pub use crate::quiet_repository::{is_quiet_configuration, is_quiet_hook, leaves_hooks};
+pub use crate::sanitize::{SanitizeSettings, default_toolchain, has_no_submodules, is_plain_configuration};
 
 /// Codes of findings about text that was not parsed.
 const NOT_UNDERSTOOD: &str = "not-understood";
@@ -158,7 +158,7 @@ fn walk_text<'c>(script: &[u8], context: &'c CommandContext) -> Classifier<'c> {
     let parsed = if script.len() > parse::MAX_PARSED_BYTES {
         judge.record_ask("too-long", "Too long to be read.", whole);
         None
-    } else if crude::is_too_deep(script) {
+    } else if fallback_scan::is_too_deep(script) {
         judge.record_ask(TOO_DEEP, "Nested too deeply to be reviewed.", whole);
         None
     } else {
@@ -175,10 +175,10 @@ fn walk_text<'c>(script: &[u8], context: &'c CommandContext) -> Classifier<'c> {
             }
             judge.walk_block(&statements, &DataFlow::default());
             if judge.is_cut_short() {
-                crude::scan_text(&mut judge, script);
+                fallback_scan::scan_text(&mut judge, script);
             }
         }
-        None => crude::scan_text(&mut judge, script),
+        None => fallback_scan::scan_text(&mut judge, script),
     }
     rules::judge_whole(&mut judge, (0, script.len()));
     judge
@@ -224,7 +224,7 @@ fn walked_argv<'c>(argv: &[RawText], context: &'c CommandContext) -> (Classifier
 fn long_arguments(judge: &mut Classifier, mut arguments: Vec<ExpandedArgument>, joined: &[u8]) {
     let name = arguments.first().map(ExpandedArgument::display_bytes).unwrap_or_default();
     if rules::code::is_shell(name.rsplit(|b| *b == b'/').next().unwrap_or_default()) {
-        crude::scan_text(judge, joined);
+        fallback_scan::scan_text(judge, joined);
     }
     let mut left = MAX_ARGUMENT_BYTES / 4;
     for argument in &mut arguments {

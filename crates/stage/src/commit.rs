@@ -17,13 +17,13 @@ use stockade_model::{RawText, StageId};
 
 use super::apply::{CommitContext, carry_out_steps, undo_steps};
 use super::change::{StageChange, StageChanges, compare_trees};
+use super::commit_area::{COMMIT_AREA, CommitArea, clear_depots};
 use super::conflict::{ConflictCheck, StageConflict};
-use super::depot::{COMMIT_AREA, CommitArea, clear_depots};
 use super::error::{PathContext, PathError, StageCommitError, StageError};
 use super::journal::{self, CommitState, StageJournal};
-use super::place::{OpenStage, StageDirectory, UPPER_DIRECTORY, file_time_now};
 use super::plan::prepare_steps;
 use super::select::{CommitGuard, HeldChange, select_changes, select_named};
+use super::stage_directory::{OpenStage, StageDirectory, UPPER_DIRECTORY, file_time_now};
 use super::watch::{CommitObserver, CommitPoint, SilentObserver};
 
 /// Most directories that are flushed one by one.

@@ -10,7 +10,7 @@ use stockade_model::RawText;
 
 use super::build::{ObjectBuilder, later_time, settings_of};
 use super::change::{ChangeKind, StageChange, StageChanges};
-use super::depot::CommitArea;
+use super::commit_area::CommitArea;
 use super::error::{PathContext, PathError};
 use super::journal::{CommitStep, ObjectMetadata};
 use super::select::{ChangeSelection, is_named, with_new_parents};

@@ -12,7 +12,7 @@ use stockade_permissions::powers::{AttemptPermissions, PermissionVerdict, create
 
 use super::change::{ChangeKind, StageChange, StageChanges};
 use super::error::{PathContext, PathError, StageCommitError};
-use super::place::OpenStage;
+use super::stage_directory::OpenStage;
 
 /// Most levels of a directory to be removed that are scanned.
 const MAX_DEPTH: usize = 400;

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use stockade_model::{RawText, SessionId};
 
-use crate::held;
-use crate::place::{StoreFileError, private_directory, system_error};
+use crate::database_path::{StoreFileError, private_directory, system_error};
+use crate::live_directories;
 
 const DESCRIPTION_FILE: &str = "session.json";
 
@@ -80,7 +80,9 @@ impl SessionStore {
         if path.exists() {
             return Err(SessionBeginError::Open(about.id.clone()));
         }
-        let lock = held::create_locked(&path, |directory| held::write_json(directory, DESCRIPTION_FILE, about))?;
+        let lock = live_directories::create_locked(&path, |directory| {
+            live_directories::write_json(directory, DESCRIPTION_FILE, about)
+        })?;
         Ok(SupervisedSession { session: WarmSession { id: about.id.clone(), path }, lock })
     }
 
@@ -89,7 +91,7 @@ impl SessionStore {
     /// # Errors
     /// [`StoreFileError`] if the directory cannot be read.
     pub fn list_sessions(&self) -> Result<Vec<WarmSession>, StoreFileError> {
-        Ok(held::list_directories(&self.root)?.map(|(id, path)| WarmSession { id, path }).collect())
+        Ok(live_directories::list_directories(&self.root)?.map(|(id, path)| WarmSession { id, path }).collect())
     }
 
     /// Returns the session with this id.
@@ -114,12 +116,12 @@ impl WarmSession {
 
     /// Returns its description.
     pub fn read_description(&self) -> Option<SessionDescription> {
-        held::read_json(&self.path, DESCRIPTION_FILE)
+        live_directories::read_json(&self.path, DESCRIPTION_FILE)
     }
 
     /// Returns whether its supervisor is running.
     pub fn is_open(&self) -> bool {
-        held::is_held(&self.path)
+        live_directories::is_held(&self.path)
     }
 
     /// Removes the session.

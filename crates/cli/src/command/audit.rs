@@ -13,7 +13,7 @@ use super::{CommandResult, now_ms, output_error, print_output, print_result, rea
 use crate::args::{AuditCommand, AuditQueryArgs};
 use crate::audit_log::kept_anchors;
 use crate::failure::CliError;
-use crate::{exit, meaning, places, render};
+use crate::{exit, locations, render, resolved_args};
 
 /// Most events that `--last` keeps in memory.
 const MAX_LAST_EVENTS: usize = 100_000;
@@ -30,8 +30,8 @@ pub fn inspect_audit_log(typed: AuditCommand) -> CommandResult {
             show_events(build_filter(typed)?, None, json)
         }
         AuditCommand::Verify { json } => {
-            let state = places::state_path(&read_variable)?;
-            verify_audit_log(&state.join("audit"), &state.join(places::ANCHORS_FILE), json)
+            let state = locations::state_path(&read_variable)?;
+            verify_audit_log(&state.join("audit"), &state.join(locations::ANCHORS_FILE), json)
         }
     }
 }
@@ -53,15 +53,15 @@ pub fn filter_entries(
 ) -> Result<EntryFilter, CliError> {
     Ok(EntryFilter {
         request: request.map(str::parse).transpose()?,
-        session: session.map(meaning::parse_session_id).transpose()?,
-        since_ms: since.map(|since| now_ms().saturating_sub(meaning::to_milliseconds(since))),
+        session: session.map(resolved_args::parse_session_id).transpose()?,
+        since_ms: since.map(|since| now_ms().saturating_sub(resolved_args::to_milliseconds(since))),
         ..EntryFilter::default()
     })
 }
 
 /// Starts a query of the user's audit log.
 pub fn query_own_log(filter: EntryFilter) -> Result<LogQuery, CliError> {
-    Ok(stockade_audit::query_log(&places::state_path(&read_variable)?.join("audit"), filter)?)
+    Ok(stockade_audit::query_log(&locations::state_path(&read_variable)?.join("audit"), filter)?)
 }
 
 fn show_events(filter: EntryFilter, last: Option<usize>, json: bool) -> CommandResult {

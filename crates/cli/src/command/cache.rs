@@ -9,9 +9,9 @@ use stockade_native::caches::{CacheStore, ClearResult, LayerServerProgram, Works
 use super::{CommandResult, print_each, print_output, print_remark, read_variable};
 use crate::cache_args::CacheCommand;
 use crate::failure::{CliError, quote_path};
-use crate::places::StateDirectory;
+use crate::locations::StateDirectory;
 use crate::render::{self, cache as text};
-use crate::{exit, places};
+use crate::{exit, locations};
 
 /// Limit for the caches of all workspaces. Once a day, after a run, the least recently used caches
 /// above it are removed.
@@ -30,7 +30,7 @@ pub fn manage_caches(typed: CacheCommand) -> CommandResult {
         serve_layers(&directory).map_err(|error| CliError::new(error.to_string()))?;
         return Ok(exit::SUCCESS);
     }
-    let state = StateDirectory::open(&places::state_path(&read_variable)?)?;
+    let state = StateDirectory::open(&locations::state_path(&read_variable)?)?;
     let store = CacheStore::open(&state.caches_directory())?;
     match typed {
         CacheCommand::Hold { .. } => Ok(exit::SUCCESS),
@@ -78,14 +78,14 @@ fn workspace_of(typed: Option<PathBuf>) -> Result<PathBuf, CliError> {
     match typed {
         // The directory may have been deleted.
         Some(typed) => {
-            let cwd = places::current_directory()?;
-            Ok(places::canonical_prefix(&places::expand_path(
+            let cwd = locations::current_directory()?;
+            Ok(locations::canonical_prefix(&locations::expand_path(
                 &typed,
-                &|| places::find_home_directory(&read_variable),
+                &|| locations::find_home_directory(&read_variable),
                 &cwd,
             )?))
         }
-        None => places::current_directory(),
+        None => locations::current_directory(),
     }
 }
 

@@ -4,15 +4,15 @@
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 
 use serde::{Deserialize, Serialize};
-use stockade_engine::seams::PolicyEngine as _;
+use stockade_engine::ports::PolicyEngine as _;
 use stockade_model::{
     Assessment, Capability, Decision, Finding, Impact, PolicyVerdict, RawText, RequestCommand, RunRequest, Tier,
 };
 
-use super::{CommandResult, output_error, print_result, read_variable, setting};
+use super::{CommandResult, configuration, output_error, print_result, read_variable};
 use crate::args::CheckArgs;
 use crate::failure::CliError;
-use crate::meaning::{self, MAX_COMMAND_BYTES, ResolvedArgs};
+use crate::resolved_args::{self, MAX_COMMAND_BYTES, ResolvedArgs};
 use crate::{exit, render};
 
 /// Longest line of `--jsonl`, in bytes: the longest command with every byte written as `\u00XX`,
@@ -26,9 +26,9 @@ const MAX_LINE_BYTES: usize = 6 * MAX_COMMAND_BYTES + 64 * 1024;
 pub fn assess_commands(typed: CheckArgs) -> CommandResult {
     let (json, jsonl) = (typed.json, typed.jsonl);
     let meant = ResolvedArgs::from_check_args(typed, &read_variable)?;
-    let setting = setting::load_config(&meant.workspace)?;
+    let setting = configuration::load_config(&meant.workspace)?;
     setting.require_profile(meant.terms.profile.as_deref())?;
-    let request = setting.build_request(&meant, meaning::request_id()?);
+    let request = setting.build_request(&meant, resolved_args::request_id()?);
     let rules = setting.policy_engine();
     let judge = |request: &RunRequest| {
         let assessment = rules.assess_request(request);
@@ -43,7 +43,7 @@ pub fn assess_commands(typed: CheckArgs) -> CommandResult {
     }
     let (assessment, decision) = judge(&request);
     print_result(json, &CheckResult::from_decision(&assessment, &decision), || {
-        let text = meaning::text_of(&request.command);
+        let text = resolved_args::text_of(&request.command);
         render::check::format_decision(&text, &assessment, &decision, crate::stdout_style())
     })
 }
@@ -207,7 +207,7 @@ mod tests {
 
     /// Policy for the test: every command that contains `rm` is harmful.
     fn simple(request: &RunRequest) -> (Assessment, Decision) {
-        let harmful = meaning::text_of(&request.command).to_escaped().contains("rm");
+        let harmful = resolved_args::text_of(&request.command).to_escaped().contains("rm");
         let (tier, verdict) =
             if harmful { (Tier::Deny, PolicyVerdict::Deny) } else { (Tier::Allow, PolicyVerdict::Allow) };
         let message = format!("in {} of {}", request.cwd, request.workspace);

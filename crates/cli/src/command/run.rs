@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use stockade_backend_api::{Approver, StdioMode, SystemClock};
-use stockade_engine::real::RulePolicyEngine;
-use stockade_engine::seams::EventRecorder;
+use stockade_engine::adapters::RulePolicyEngine;
+use stockade_engine::ports::EventRecorder;
 use stockade_engine::{InterruptReceiver, RequestEngine};
 use stockade_launch::PrewarmedInit;
 use stockade_model::{
@@ -22,21 +22,21 @@ use stockade_store::ApprovalRecord;
 use stockade_sys::signals::SignalDescriptor;
 use tracing::info_span;
 
+use super::configuration::{self, WorkspaceConfig};
 use super::detached::supervise::{self, RunSupervisor};
-use super::place::RunSandbox;
-use super::policy::lasting::AnswerRules;
+use super::policy::remembered_rules::AnswerRules;
 use super::policy::write;
-use super::setting::{self, WorkspaceConfig};
+use super::target_sandbox::RunSandbox;
 use super::{CommandResult, print_output, print_remark, read_variable, reviewer};
+use crate::approval_memory::LazyMemory;
 use crate::approver::TerminalApprover;
 use crate::args::{RunArgs, RunOptions};
 use crate::audit_log::AuditLog;
 use crate::failure::{CliError, quote_path};
 use crate::interrupts::{BlockedSignals, SignalListener};
-use crate::meaning::{self, ResolvedArgs};
-use crate::memory::LazyMemory;
-use crate::places::{self, StateDirectory};
+use crate::locations::{self, StateDirectory};
 use crate::relay::{CommandTerminal, TerminalRelay};
+use crate::resolved_args::{self, ResolvedArgs};
 use crate::timings::StepTimings;
 use crate::{exit, interrupts, relay, render, signing_names, terminal, trace};
 
@@ -50,7 +50,7 @@ const DEFAULT_OUTPUT_BYTES: u64 = 1 << 20;
 pub fn run_command(typed: RunArgs, start: u64) -> CommandResult {
     let timings = typed.timings.then(|| StepTimings::start_recording(start)).transpose()?;
     trace::start_tracing(timings.as_ref())?;
-    let id = meaning::request_id()?;
+    let id = resolved_args::request_id()?;
     if typed.detach {
         return supervise::start_detached_run(typed, id);
     }
@@ -92,7 +92,7 @@ pub fn run_to_end(
         let front = front(&typed)?;
         standing = front.place.common_grants();
         if let RunSandbox::Own(_) = front.place {
-            workspace = meaning::workspace_of(&typed.terms, &read_variable).ok();
+            workspace = resolved_args::workspace_of(&typed.terms, &read_variable).ok();
         }
         run_engine(typed, id.clone(), front)
     });
@@ -116,11 +116,11 @@ pub fn run_to_end(
 fn print_summary(outcome: &RunOutcome, standing: &[Grant], workspace: Option<&Path>) {
     // An approver that was interrupted by a signal may still hold the terminal.
     terminal::give_back();
-    let home = places::find_home_directory(&read_variable).unwrap_or_default();
+    let home = locations::find_home_directory(&read_variable).unwrap_or_default();
     let remembered = load_used_answers(outcome);
     // Most runs have no refusals, and need no hint.
     let has_refusals = outcome.attempts.last().is_some_and(|last| !last.denials.is_empty());
-    let own_directories = if has_refusals { places::own_directories(&read_variable) } else { Vec::new() };
+    let own_directories = if has_refusals { locations::own_directories(&read_variable) } else { Vec::new() };
     let context = render::summary::SummaryContext {
         remembered: &remembered,
         standing,
@@ -147,17 +147,18 @@ fn run_engine(typed: RunArgs, id: RequestId, front: RunSetup) -> Result<RunOutco
     let place = front.place;
     let meant = info_span!("understand the request").in_scope(|| ResolvedArgs::from_run_args(typed, &read_variable))?;
     let meant = place.resolve_inside(meant)?;
-    let setting = info_span!("read the policy").in_scope(|| setting::load_config(place.host_workspace(&meant)))?;
+    let setting =
+        info_span!("read the policy").in_scope(|| configuration::load_config(place.host_workspace(&meant)))?;
     let setting = if place.persistent_workspace().is_some() { setting.without_mounts() } else { setting };
     setting.require_profile(meant.terms.profile.as_deref())?;
     let state = StateDirectory::open(&setting.sources.state_directory)?;
-    places::make_configuration_directory(&setting.sources);
+    locations::make_configuration_directory(&setting.sources);
     info_span!("recover stages")
         .in_scope(|| super::stage::recover_commits(&state, Some(place.host_workspace(&meant))))?;
     tell_built_in(&setting, &state);
     let request = place.adapt_request(setting.build_request(&meant, id));
     let configured_ms = setting.settings.approval_timeout_ms.value;
-    let question_timeout_ms = meant.terms.approval_timeout.map_or(configured_ms, meaning::to_milliseconds);
+    let question_timeout_ms = meant.terms.approval_timeout.map_or(configured_ms, resolved_args::to_milliseconds);
     terminal::leave_input_to_foreground().map_err(|e| CliError::new(format!("cannot set standard input: {e}")))?;
     let SignalListener { interrupts, interrupter, wake, of_terminal } = front.signals.start_listening()?;
     let audit_log = Arc::new(info_span!("open the record").in_scope(|| AuditLog::open(&state))?);
@@ -168,7 +169,7 @@ fn run_engine(typed: RunArgs, id: RequestId, front: RunSetup) -> Result<RunOutco
     };
     let lasting = AnswerRules::new(setting.sources.clone(), Arc::clone(&setting.settings), request.clone());
     let lasting = Arc::new(lasting);
-    let text = meaning::text_of(&request.command);
+    let text = resolved_args::text_of(&request.command);
     let approver: Arc<Mutex<dyn Approver>> = match &front.supervisor {
         Some(supervisor) => Arc::new(Mutex::new(supervisor.create_approver(text))),
         None => {
@@ -179,7 +180,7 @@ fn run_engine(typed: RunArgs, id: RequestId, front: RunSetup) -> Result<RunOutco
     let inside = place.persistent_workspace().map(Path::to_owned);
     let person = SigningUser {
         agent: signing_names::find_agent_socket(&read_variable),
-        home: places::find_home_directory(&read_variable)?,
+        home: locations::find_home_directory(&read_variable)?,
     };
     let backend = place.into_backend(&state, person);
     let judge = build_policy_engine(&setting, &meant, inside, backend.name());

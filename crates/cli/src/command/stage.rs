@@ -16,10 +16,10 @@ use super::{CommandResult, print_each, print_output, print_remark, print_result,
 use crate::args::StageCommand;
 use crate::audit_log::AuditLog;
 use crate::failure::{CliError, quote_path};
-use crate::places::StateDirectory;
+use crate::locations::StateDirectory;
 use crate::progress::ProgressLine;
 use crate::render::{self, count_noun, stage as text};
-use crate::{exit, places};
+use crate::{exit, locations};
 
 /// Fewest steps with which a commit shows its progress.
 const MIN_PROGRESS_STEPS: usize = 500;
@@ -29,7 +29,7 @@ const MIN_PROGRESS_STEPS: usize = 500;
 /// # Errors
 /// [`CliError`] if a stage or its workspace cannot be used.
 pub fn manage_stages(typed: StageCommand) -> CommandResult {
-    let state = StateDirectory::open(&places::state_path(&read_variable)?)?;
+    let state = StateDirectory::open(&locations::state_path(&read_variable)?)?;
     if !matches!(typed, StageCommand::Recover { .. }) {
         recover_commits(&state, None)?;
     }
@@ -98,7 +98,7 @@ impl StageTarget {
     /// selects the newest stage whose workspace contains the current directory, or with `alone` the
     /// only one.
     fn parse_target(stages: &StageDirectory, typed: &[OsString], alone: bool) -> Result<Option<Self>, CliError> {
-        let cwd = places::current_directory()?;
+        let cwd = locations::current_directory()?;
         let named = typed.first().and_then(|first| first.to_str()?.parse::<StageId>().ok());
         let typed = if named.is_some() { &typed[1..] } else { typed };
         let id = match named {
@@ -143,7 +143,7 @@ fn of_here(stages: &StageDirectory, cwd: &Path) -> Result<impl Iterator<Item = S
 
 /// Converts a path of the command line to a path relative to the workspace.
 fn make_workspace_relative(typed: &OsString, cwd: &Path, workspace: &Path) -> Result<PathBuf, CliError> {
-    let path = places::expand_path(Path::new(typed), &|| places::find_home_directory(&read_variable), cwd)?;
+    let path = locations::expand_path(Path::new(typed), &|| locations::find_home_directory(&read_variable), cwd)?;
     let inside = path.strip_prefix(workspace).map(Path::to_owned);
     inside.map_err(|_| outside_workspace_error(Path::new(typed), workspace))
 }
@@ -228,7 +228,7 @@ fn commit_stage(state: &StateDirectory, typed: &[OsString], protected: &[OsStrin
     let Some(stages) = open_stages(state)? else { return nothing_here() };
     let Some(target) = StageTarget::parse_target(&stages, typed, true)? else { return nothing_here() };
     let stage = stages.open_for_changes(&target.id)?;
-    let cwd = places::current_directory()?;
+    let cwd = locations::current_directory()?;
     let agreed = protected
         .iter()
         .map(|path| make_workspace_relative(path, &cwd, stage.workspace()))
@@ -281,7 +281,7 @@ fn discard_stage(state: &StateDirectory, typed: &[OsString], json: bool) -> Comm
 
 fn discard_all(state: &StateDirectory, json: bool) -> CommandResult {
     let Some(stages) = open_stages(state)? else { return nothing_here() };
-    let ids: Vec<StageId> = of_here(&stages, &places::current_directory()?)?.collect();
+    let ids: Vec<StageId> = of_here(&stages, &locations::current_directory()?)?.collect();
     if ids.is_empty() {
         return nothing_here();
     }

@@ -6,7 +6,7 @@ use stockade_store::runs::{DetachedRunState, RunDescription};
 use super::audit::format_utc;
 use super::cut_text;
 use crate::detach_keys::DetachKeys;
-use crate::{exit, meaning};
+use crate::{exit, resolved_args};
 
 /// Characters of the command in a list.
 const MAX_COMMAND_CHARS: usize = 60;
@@ -15,7 +15,7 @@ const MAX_COMMAND_CHARS: usize = 60;
 pub fn format_line(id: &RequestId, about: Option<&RunDescription>, standing: &DetachedRunState) -> String {
     let state = describe_state(standing);
     let Some(about) = about else { return format!("{id}  {state}\n") };
-    let command = meaning::text_of(&about.command).to_escaped();
+    let command = resolved_args::text_of(&about.command).to_escaped();
     let short = cut_text(&command, MAX_COMMAND_CHARS);
     format!("{id}  {}  {state}  {}  {short}\n", format_utc(about.started_ms), about.workspace.to_escaped())
 }

@@ -24,7 +24,7 @@ use crate::accept::accept_next;
 use crate::dial::look_up;
 use crate::events::EgressEventSink;
 use crate::names::{HostNameTable, is_ours};
-use crate::seam::{EgressCaller, EgressPolicy, NameLookupError, NameResolver, is_localhost};
+use crate::ports::{EgressCaller, EgressPolicy, NameLookupError, NameResolver, is_localhost};
 use crate::upstream::is_looked_up_here;
 
 /// Most questions resolved at once; further ones get "server failure".

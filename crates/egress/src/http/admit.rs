@@ -11,9 +11,9 @@ use tokio::time::timeout;
 use super::exchange::HttpRefusal;
 use super::head::{BodyFraming, RequestHead, field_values, has_word};
 use super::stream::{HttpReader, MessageError};
-use crate::door::ProxyShared;
-use crate::edge::SecretLeak;
-use crate::seam::{EgressCaller, EgressDecision, EgressRequest};
+use crate::egress_proxy::ProxyShared;
+use crate::interception::SecretLeak;
+use crate::ports::{EgressCaller, EgressDecision, EgressRequest};
 
 /// Longest body that is read before its request is signed again.
 const MAX_SIGNED_BODY_BYTES: u64 = 8 << 20;

@@ -12,7 +12,7 @@ use super::admit::RequestAdmission;
 use super::exchange::{ExchangeOutcome, HttpPeer, HttpRefusal, forward_exchange, refusal_of, relay_upgraded};
 use super::head::{FIELDS_MAX, RequestHead, field_values};
 use super::stream::{IDLE_TIMEOUT, MessageError};
-use crate::edge::ConnectionGuard;
+use crate::interception::ConnectionGuard;
 use crate::relay::{RelayContext, RelayError};
 use crate::session::EgressSession;
 

@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::head::{BodyFraming, MAX_HEAD_BYTES, check_trailer, end_of_head};
-use crate::edge::{MaskedStream, StreamKind};
+use crate::interception::{MaskedStream, StreamKind};
 use crate::limits::TrafficDirection;
 use crate::relay::{RelayContext, RelayError};
 

@@ -11,15 +11,15 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::{UnreachedTarget, reach_target};
 use crate::dial::DialError;
-use crate::door::ProxyShared;
-use crate::edge::ConnectionGuard;
+use crate::egress_proxy::ProxyShared;
 use crate::http::admit::RequestAdmission;
 use crate::http::direct::{ConnectionFault, check_target, parse_authority, split_absolute_target};
 use crate::http::exchange::{ExchangeOutcome, HttpPeer, HttpRefusal, forward_exchange, relay_upgraded};
 use crate::http::head::{BodyFraming, RequestHead};
 use crate::http::stream::{HttpReader, IDLE_TIMEOUT};
+use crate::interception::ConnectionGuard;
+use crate::ports::EgressCaller;
 use crate::relay::{RelayContext, RelayError, set_tcp_options};
-use crate::seam::EgressCaller;
 use crate::session::EgressSession;
 
 type ProxyClient = HttpPeer<OwnedReadHalf, OwnedWriteHalf>;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use stockade_model::{Grant, Host, NetworkTarget};
 
 use crate::dial::{DialError, OutgoingConnection};
-use crate::door::ProxyShared;
-use crate::seam::{EgressCaller, EgressDecision, EgressPermit, EgressRequest};
+use crate::egress_proxy::ProxyShared;
+use crate::ports::{EgressCaller, EgressDecision, EgressPermit, EgressRequest};
 use crate::session::EgressSession;
 
 /// Asks whether a target may be reached, and waits for the answer.

@@ -17,9 +17,9 @@ use tokio::time::timeout;
 
 use super::{UnreachedTarget, reach_target};
 use crate::dial::DialError;
-use crate::door::ProxyShared;
+use crate::egress_proxy::ProxyShared;
+use crate::ports::EgressCaller;
 use crate::relay::{RelayError, set_tcp_options};
-use crate::seam::EgressCaller;
 
 /// Time-out for the request of a program.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);

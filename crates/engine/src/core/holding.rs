@@ -20,7 +20,7 @@ use super::running::LiveAttempt;
 use crate::core::RememberedAnswer;
 use crate::keys::QuestionNamespace;
 use crate::offers::{are_given, is_subset, is_whole, unrefused_powers};
-use crate::seams::HeldRule;
+use crate::ports::HeldRule;
 
 mod directories;
 

@@ -13,7 +13,7 @@ use super::escalating::EscalationRound;
 use super::running::LiveAttempt;
 use super::{BoundPlan, ConsentRuling, CoreConfig, CoreInput, CoreOutput, RememberedAnswer};
 use crate::keys::{GrantContext, MemoryKey, QuestionNamespace, RunBinding, run_approval, run_refusal};
-use crate::seams::PersistentAnswers;
+use crate::ports::PersistentAnswers;
 
 /// State machine of one request. See the [module](super) for its guarantees.
 #[derive(Debug)]

@@ -29,7 +29,7 @@ use stockade_model::{
 };
 
 use crate::keys::{GrantContext, MemoryKey};
-use crate::seams::PersistentAnswers;
+use crate::ports::PersistentAnswers;
 
 pub use asking::shown_command;
 pub use holding::HeldCall;

@@ -11,7 +11,7 @@ use stockade_engine::core::{
     RequestCore, ReviewerSpec,
 };
 use stockade_engine::keys::MemoryKey;
-use stockade_engine::seams::{HeldRule, PersistentAnswers};
+use stockade_engine::ports::{HeldRule, PersistentAnswers};
 use stockade_model::{
     ApprovalAnswer, ApprovalMode, ApprovalScope, Assessment, AttemptPlan, CallerApproval, Decision, Denial,
     DenialLayer, DenialResolution, DeniedOperation, Digest, EnforcementReport, EnvironmentRules, FilesystemAccess,

@@ -12,8 +12,8 @@ use stockade_backend_api::{
     Approver, Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, PendingQuestion, StartError,
     StdioMode, SystemClock,
 };
-use stockade_engine::real::{RulePolicyEngine, StoreMemory};
-use stockade_engine::seams::{EventRecorder, RecordError};
+use stockade_engine::adapters::{RulePolicyEngine, StoreMemory};
+use stockade_engine::ports::{EventRecorder, RecordError};
 use stockade_engine::{RequestEngine, interrupt_channel};
 use stockade_model::{
     ApprovalAnswer, ApprovalMode, ApprovalQuestion, AttemptPlan, Denial, DenialLayer, DenialResolution,

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use stockade_audit::AuditLogWriter;
 use stockade_backend_api::{ReviewReply, ReviewRequest, Reviewer, StdioMode};
-use stockade_engine::seams::{EventRecorder, RecordError};
+use stockade_engine::ports::{EventRecorder, RecordError};
 use stockade_engine::{exit_code, interrupt_channel};
 use stockade_model::{
     ApprovalMode, ApprovalQuestion, Event, EventKind, FinalStatus, ReviewOpinion, RiskLevel, SessionId,

@@ -7,7 +7,7 @@ use rustix::process::geteuid;
 
 use crate::error::LaunchError;
 use crate::layout::{MountAttachment, MountKind, c_string, find_devices};
-use crate::outfit::LaunchOptions;
+use crate::options::LaunchOptions;
 use crate::step::ScratchEntry;
 
 /// Returns the entries of the run's own filesystem before anything is attached.

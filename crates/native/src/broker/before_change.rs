@@ -13,7 +13,7 @@ use stockade_permissions::powers::PermissionRefusal;
 use stockade_stage::undo::{UndoRecordError, UndoRecorder};
 use stockade_sys::Errno;
 
-use super::deed::{BrokeredCall, ObjectChange};
+use super::brokered_call::{BrokeredCall, ObjectChange};
 use super::opens::OpenRequest;
 use super::service::{BrokerService, CallFailure, refuse_operation};
 use super::walk::{ResolvedName, ResolvedObject};

@@ -17,14 +17,14 @@ use stockade_permissions::powers::PermissionRefusal;
 use stockade_sys::notify::{NotificationAnswer, SeccompNotifier};
 use stockade_sys::{Errno, actor};
 
-use super::deed::CallProgress;
-use super::kept_ports::ReservedPort;
-use super::ledger::{CallerProcess, RefusedOperation};
+use super::brokered_call::CallProgress;
+use super::denials::{CallerProcess, RefusedOperation};
 use super::pool::WorkerPool;
+use super::reserved_ports::ReservedPort;
 use super::servers::{ListenerOwner, is_served, is_served_around};
 use super::service::{BrokerService, CallFailure};
 use super::sockets::PreparedConnect;
-use crate::way_out::RunEgress;
+use crate::egress::RunEgress;
 
 /// Port of DNS name servers.
 const DNS_PORT: u16 = 53;

@@ -9,11 +9,11 @@ use stockade_permissions::powers::PermissionRefusal;
 use stockade_sys::Errno;
 use stockade_sys::notify::NotificationAnswer;
 
+use super::brokered_call::{BrokeredCall, CallProgress};
 use super::caller::CallingThread;
-use super::deed::{BrokeredCall, CallProgress};
+use super::denials::{CallerProcess, RefusedOperation};
+use super::harmless_denials::ProgramLookup;
 use super::holds::{BrokerQuestion, QuestionKey, QuestionTable, WaiterPlacement};
-use super::ledger::{CallerProcess, RefusedOperation};
-use super::left_out::ProgramLookup;
 use super::requests::BrokeredRequest;
 use super::service::{BrokerService, CallFailure, CallReply};
 use super::view::PinnedObjects;

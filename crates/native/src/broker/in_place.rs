@@ -17,14 +17,14 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, fstat, openat, un
 use stockade_model::{DeniedOperation, Grant};
 use stockade_permissions::guards::git_part::{GitPathKind, GuardedContent};
 use stockade_permissions::guards::pointers::{MAX_POINTER_BYTES, place_of, target_of, work_trees_of};
-use stockade_permissions::guards::settings_judge::{ContentVerdict, work_tree_of_module};
+use stockade_permissions::guards::settings_allow_list::{ContentVerdict, work_tree_of_module};
 use stockade_permissions::guards::view::{join_name, parent_path};
 use stockade_permissions::powers::{PermissionRefusal, is_at_or_beneath, to_path};
 use stockade_sys::{Errno, actor, resolve};
 
-use super::deed::CallProgress;
-use super::judged::{carries_code, max_bytes, read_content};
-use super::ledger::CallerProcess;
+use super::brokered_call::CallProgress;
+use super::denials::CallerProcess;
+use super::guarded_content::{carries_code, max_bytes, read_content};
 use super::opens::{OpenRequest, finish_open};
 use super::service::{BrokerService, CallFailure, native_access, refuse_operation};
 use super::walk::{ResolvedDirectory, ResolvedName};
@@ -99,7 +99,7 @@ fn prepare_initial_content(
     place: &ResolvedName,
     wish: OpenRequest,
 ) -> Result<Option<InitialContent>, Errno> {
-    // Existing files of these kinds are replaced as a whole, see `judged`.
+    // Existing files of these kinds are replaced as a whole, see `guarded_content`.
     let is_whole =
         matches!(kind, InPlaceKind::Judged(GuardedContent::Settings | GuardedContent::Modules | GuardedContent::Index));
     let is_of_project = matches!(kind, InPlaceKind::Judged(GuardedContent::Project(_)));

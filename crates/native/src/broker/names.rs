@@ -16,9 +16,9 @@ use stockade_permissions::guards::view::ObjectPresence;
 use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict, to_path};
 use stockade_sys::{Errno, resolve};
 
+use super::brokered_call::{BrokeredCall, CallProgress};
 use super::caller::CallingThread;
 use super::confirm::find_spelled;
-use super::deed::{BrokeredCall, CallProgress};
 use super::metadata::{LISTABLE, closing};
 use super::opens::set_id;
 use super::service::{BrokerService, CallFailure, native_access, refuse_operation, refuse_until_granted};

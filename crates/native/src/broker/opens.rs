@@ -10,8 +10,8 @@ use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict};
 use stockade_sys::notify::NotificationAnswer;
 use stockade_sys::{Errno, resolve};
 
+use super::brokered_call::{BlockingWork, BrokeredCall, CallProgress};
 use super::caller::CallingThread;
-use super::deed::{BlockingWork, BrokeredCall, CallProgress};
 use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
 use super::terminals::is_of_terminals;
 use super::walk::{LinkDestination, PathResolver, ResolvedName, ResolvedObject};

@@ -15,9 +15,9 @@ use stockade_model::{DeniedOperation, Grant};
 use stockade_permissions::programs::{ExecProgram, MAX_CHECKED_ARGUMENTS, parse_shebang};
 use stockade_sys::{Errno, resolve};
 
+use super::brokered_call::{BrokeredCall, CallProgress};
 use super::caller::CallingThread;
-use super::deed::{BrokeredCall, CallProgress};
-use super::ledger::CallerProcess;
+use super::denials::CallerProcess;
 use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
 use super::walk::ResolvedObject;
 

@@ -16,7 +16,7 @@ use stockade_model::{DenialLayer, DeniedOperation, IsolationLevel, RawText, Read
 use stockade_sys::Errno;
 
 use super::caller::CallingThread;
-use super::ledger::{CallerProcess, RefusedOperation};
+use super::denials::{CallerProcess, RefusedOperation};
 use super::service::BrokerService;
 use super::walk::ResolvedObject;
 

@@ -5,12 +5,12 @@
 use stockade_egress::{EgressCaller, EgressDecision, EgressPermit, EgressPolicy, EgressRequest};
 use stockade_model::{DenialLayer, DeniedOperation, Grant, HostName};
 use stockade_permissions::powers::PermissionRefusal;
-use stockade_permissions::reach::EgressReach;
+use stockade_permissions::reachable_targets::EgressReach;
 
 use super::connects::deny_target;
+use super::denials::{CallerProcess, RefusedOperation};
 use super::holding::Waiter;
 use super::holds::QuestionKey;
-use super::ledger::{CallerProcess, RefusedOperation};
 use super::service::BrokerService;
 use super::{AnswerSender, BrokerOrder};
 

@@ -1,7 +1,7 @@
 //! Servers of a run without a network namespace of its own: they listen on the loopback of the
 //! host, for the run's own processes. The broker identifies the run's listeners by their socket
 //! cookies (`SO_COOKIE`), which the kernel never reuses. The kernel itself reports the listeners of
-//! a port (`sock_diag(7)`). Their addresses are reserved (`kept_ports.rs`). So a run reaches its
+//! a port (`sock_diag(7)`). Their addresses are reserved (`reserved_ports.rs`). So a run reaches its
 //! own servers there and no others.
 //!
 //! This module must not know grants: a connect to another listener may be granted, which is decided
@@ -24,7 +24,7 @@ use rustix::net::{
 };
 use stockade_sys::Errno;
 
-use super::kept_ports::ReservedPort;
+use super::reserved_ports::ReservedPort;
 
 /// Most servers of a run at a time. Each takes a descriptor of the broker's process.
 pub(super) const MAX_SERVERS: usize = 128;

@@ -26,26 +26,26 @@ use stockade_sys::notify::{NotificationAnswer, SeccompNotification, SeccompNotif
 use stockade_sys::{Errno, actor, resolve};
 
 use super::before_change::WorkspaceRecorder;
-use super::bound::BoundSockets;
+use super::bound_sockets::BoundSockets;
+use super::brokered_call::{BrokeredCall, CallProgress};
 use super::caller::{CallerCache, CallingThread};
-use super::deed::{BrokeredCall, CallProgress};
-use super::file_room::FileAllocations;
+use super::denials::{CallerProcess, DenialLedger, RefusedOperation};
+use super::fast_path::WritableRoots;
+use super::file_size_limit::FileAllocations;
+use super::guarded_content::InitialSettings;
+use super::harmless_denials::ReportedRemovals;
 use super::holding::{self, Waiter};
 use super::holds::QuestionTable;
 use super::in_place::InPlaceWrites;
-use super::judged::InitialSettings;
-use super::ledger::{CallerProcess, DenialLedger, RefusedOperation};
-use super::left_out::ReportedRemovals;
 use super::pool::WorkerPool;
 use super::project_files::WrittenProjectFiles;
 use super::reads::ReadLog;
 use super::servers::ListenerTable;
 use super::sockets::no_internet;
-use super::straight::WritableRoots;
 use super::terminals::RunTerminals;
 use super::walk::{self, PathResolver, ProcfsScope, ResolvedName, ResolvedObject};
 use super::{BrokerError, BrokerOrder, BrokerReport, map_step_error};
-use crate::way_out::RunEgress;
+use crate::egress::RunEgress;
 use stockade_backend_api::AttemptEvent;
 use stockade_permissions::guards::RootView;
 

@@ -4,7 +4,7 @@
 //! the very socket file that was decided on. The broker binds a path on the caller's behalf,
 //! because the kernel would read the path again and it may have changed by then. Only in a private
 //! tree the kernel carries the bind out: the kernel-enforced layer lets the run make sockets there
-//! and nowhere else. A bound socket is held (`bound.rs`).
+//! and nowhere else. A bound socket is held (`bound_sockets.rs`).
 
 use std::ffi::{CString, OsStr};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -24,12 +24,12 @@ use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict};
 use stockade_sys::landlock::{Ruleset, access};
 use stockade_sys::{Errno, actor, resolve};
 
-use super::bound::MAX_BOUND_SOCKETS;
+use super::bound_sockets::MAX_BOUND_SOCKETS;
+use super::brokered_call::{BlockingWork, BrokeredCall, CallProgress};
 use super::caller::CallingThread;
 use super::connects::{address_for, canonical_address};
-use super::deed::{BlockingWork, BrokeredCall, CallProgress};
-use super::kept_ports::ReservedPort;
-use super::ledger::{CallerProcess, RefusedOperation};
+use super::denials::{CallerProcess, RefusedOperation};
+use super::reserved_ports::ReservedPort;
 use super::servers::{FIRST_PORT, MAX_PORTS_TRIED, free_port, is_served};
 use super::service::{BrokerService, CallFailure, CallReply, native_access, refuse_operation};
 use super::view::own_directory;

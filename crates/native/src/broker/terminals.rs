@@ -12,7 +12,7 @@ use stockade_model::{DeniedOperation, IsolationLevel};
 use stockade_permissions::powers::PermissionRefusal;
 use stockade_sys::{Errno, resolve};
 
-use super::deed::CallProgress;
+use super::brokered_call::CallProgress;
 use super::opens::{OpenRequest, finish_open};
 use super::service::{BrokerService, CallFailure, refuse_operation};
 

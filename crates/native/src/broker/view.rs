@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Stat, fstat};
 use stockade_sys::{Errno, resolve};
 
-use super::deed::BrokeredCall;
+use super::brokered_call::BrokeredCall;
 use super::service::BrokerService;
 use super::walk::{ResolvedDirectory, ResolvedName, ResolvedObject};
 

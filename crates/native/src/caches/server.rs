@@ -25,7 +25,7 @@ use stockade_launch::{LaunchError, MAX_MERGED_DIRECTORIES, enter_own_mounts, mou
 use stockade_model::RawText;
 use stockade_sys::ready::readable_before;
 use stockade_sys::socket::demand_own;
-use stockade_sys::{Errno, caps, descriptors, fork_signals, mount, passing};
+use stockade_sys::{Errno, caps, descriptors, fd_passing, fork_signals, mount};
 
 use super::seal::open_home_path;
 use super::set::{OverlaySet, repair_directories};
@@ -164,7 +164,7 @@ impl LayerClient {
             return ClientState::Gone;
         }
         let mut said = [0];
-        match passing::receive_message(self.end.as_fd(), &mut said, false) {
+        match fd_passing::receive_message(self.end.as_fd(), &mut said, false) {
             Ok(received) if received.length == 1 && said == [RELEASE_MESSAGE] => {
                 received.descriptors.into_iter().flatten().next().map_or(ClientState::Unknown, ClientState::Exiting)
             }
@@ -302,7 +302,7 @@ impl LayerServer {
             return Err(io::ErrorKind::TimedOut.into());
         }
         let mut text = vec![0; MAX_REQUEST_BYTES];
-        let length = passing::receive_message(run, &mut text, false)?.length;
+        let length = fd_passing::receive_message(run, &mut text, false)?.length;
         let requests: Vec<LayerRequest> = serde_json::from_slice(text.get(..length).unwrap_or_default())?;
         // All or none: without layers a run mounts a set of its own.
         let deadline = Instant::now() + BUSY_TIMEOUT;
@@ -311,12 +311,12 @@ impl LayerServer {
         let copies = requests.map(|request| self.copy_layer(request, deadline)).collect::<Result<Vec<_>, _>>()?;
         // The client gets a copy of the lock, which stays held as long as a layer is in use.
         let lock = self.set.lock.as_fd();
-        let mut rest = copies.chunks(passing::MAX_DESCRIPTORS - 1).peekable();
+        let mut rest = copies.chunks(fd_passing::MAX_DESCRIPTORS - 1).peekable();
         loop {
             let some = rest.next().unwrap_or_default();
             let kind = if rest.peek().is_some() { MORE_ANSWERS } else { LAST_ANSWER };
             let trees = some.iter().map(AsFd::as_fd);
-            let sent = passing::send_message(run, &[kind], &std::iter::once(lock).chain(trees).collect::<Vec<_>>());
+            let sent = fd_passing::send_message(run, &[kind], &std::iter::once(lock).chain(trees).collect::<Vec<_>>());
             if let Err(errno) = sent {
                 // An earlier message may have arrived.
                 self.has_unknown_clients = true;

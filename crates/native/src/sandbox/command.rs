@@ -9,16 +9,16 @@ use stockade_backend_api::{Attempt, AttemptEvent, AttemptEventSender, Backend, S
 use stockade_egress::PreparedInterception;
 use stockade_model::{AttemptPlan, Denial, EnforcementReport, Grant, IsolationLevel};
 
-use super::keep::HostedSandbox;
+use super::supervisor_state::HostedSandbox;
 use super::{BACKEND_NAME, tree_path_inside};
 use crate::assembly::LaunchingAttempt;
 use crate::backend::{broker_event_sink, build_proxy_options, launched_powers, prepare_interception};
 use crate::broker::Broker;
+use crate::egress::{self, PublishedPorts};
 use crate::errors::{map_broker_error, map_launch_error, map_limit_error};
-use crate::keeper::{BreachCallback, LeftoverHandling, MonitoredExtras, RunEventSink, RunMonitor};
+use crate::run_monitor::{BreachCallback, LeftoverHandling, MonitoredExtras, RunEventSink, RunMonitor};
 use crate::streams::OutputPipes;
 use crate::undoing;
-use crate::way_out::{self, PublishedPorts};
 use stockade_launch::{LaunchOptions, LaunchedSandbox, LaunchingSandbox};
 use stockade_limits::{LimitGuard, small_disk};
 use stockade_permissions::powers::AttemptPermissions;
@@ -54,7 +54,7 @@ impl SandboxCommandBackend {
             let what = "in a sandbox that lasts no request is read and no secret put in".to_owned();
             return Err(StartError { what, hint: Some("use `stockade run`, or a profile without secrets".to_owned()) });
         }
-        let environment = way_out::launch_options(plan, edge).environment;
+        let environment = egress::launch_options(plan, edge).environment;
         Ok(LaunchOptions { environment, terminal: io == StdioMode::Terminal, umask, ..LaunchOptions::default() })
     }
 

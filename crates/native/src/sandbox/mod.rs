@@ -2,12 +2,12 @@
 //! network, and two directories of the host.
 //!
 //! One process keeps each sandbox: it holds the connection to the init, so that the sandbox ends
-//! with it. The keeping process is the creator, or a process for this purpose ([`apart`]). This
+//! with it. The keeping process is the creator, or a process for this purpose ([`out_of_process`]). This
 //! module must not know rules, questions, the log or the store.
 
-mod apart;
 mod command;
-mod keep;
+mod out_of_process;
+mod supervisor_state;
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -24,10 +24,10 @@ use stockade_limits::can_have_group;
 use stockade_model::SandboxUsage;
 use stockade_model::{BackgroundPolicy, EnforcementReport, IsolationLevel, SandboxId};
 
-use self::apart::SupervisorProgram;
-pub use self::apart::{SupervisorHooks, keep_sandbox};
 use self::command::SandboxCommandBackend;
-use self::keep::HostedSandbox;
+use self::out_of_process::SupervisorProgram;
+pub use self::out_of_process::{SupervisorHooks, keep_sandbox};
+use self::supervisor_state::HostedSandbox;
 
 /// Name of the backend.
 const BACKEND_NAME: &str = "native";

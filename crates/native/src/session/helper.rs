@@ -11,12 +11,12 @@ use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_si
 use stockade_sys::Errno;
 use stockade_sys::clone::exit_now;
 use stockade_sys::descriptors::{close_all_but, place_stdio};
-use stockade_sys::passing;
+use stockade_sys::fd_passing;
 use stockade_sys::reap::wait_pidfd;
 use stockade_sys::session::{ForkResult, fork_process};
 use stockade_sys::signals::block_signals;
 
-use super::front;
+use super::worker;
 use stockade_sys::ready::readable_before;
 
 /// Message to the helper: the front was taken.
@@ -90,7 +90,7 @@ impl SessionHelper<'_> {
                 }
             }
             self.wait_for_event();
-            match passing::receive_message(self.control.as_fd(), &mut [0; 1], false) {
+            match fd_passing::receive_message(self.control.as_fd(), &mut [0; 1], false) {
                 Ok(received) if received.length == 0 => return,
                 Ok(_) => {
                     self.running.extend(self.waiting.take());
@@ -112,12 +112,12 @@ impl SessionHelper<'_> {
     }
 
     fn fork_front(&mut self) -> io::Result<()> {
-        let (orders, ours) = passing::socket_pair()?;
+        let (orders, ours) = fd_passing::socket_pair()?;
         let helper = getpid();
         let ForkResult::Parent(pid) = fork_process()? else { exit_now(self.become_front(&orders, ours, helper)) };
         // No other code reaps it, so the number is not reused.
         self.waiting = Some(pidfd_open(pid, PidfdFlags::empty())?);
-        Ok(passing::send_message(self.control.as_fd(), &[MESSAGE_SUPERVISOR], &[ours.as_fd()])?)
+        Ok(fd_passing::send_message(self.control.as_fd(), &[MESSAGE_SUPERVISOR], &[ours.as_fd()])?)
     }
 
     /// Runs in the child: closes all of the helper's descriptors.
@@ -125,7 +125,7 @@ impl SessionHelper<'_> {
         drop(ours);
         (self.running, self.waiting) = (Vec::new(), None);
         match close_all_but(&[0, 1, 2, orders.as_raw_fd()]) {
-            Ok(()) => front::run_supervisor(orders, helper, self.stages.take()),
+            Ok(()) => worker::run_supervisor(orders, helper, self.stages.take()),
             Err(_) => 1,
         }
     }

@@ -20,7 +20,7 @@ const SETTINGS_VARIABLES: [&str; 5] = ["HOME", "XDG_CONFIG_HOME", "GIT_CONFIG_GL
 /// Their values, for a process without the user's environment.
 static PRESET_VARIABLES: OnceLock<SettingsVariables> = OnceLock::new();
 /// Longest settings file, in bytes. It exceeds the longest text that a run may write into one
-/// (`broker::judged`), because git adds lines of its own on the host.
+/// (`broker::guarded_content`), because git adds lines of its own on the host.
 pub(super) const MAX_SETTINGS_BYTES: u64 = 8 << 20;
 /// Same limit as git's `MAX_INCLUDE_DEPTH`.
 const MAX_INCLUDES: usize = 10;

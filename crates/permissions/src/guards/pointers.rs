@@ -5,7 +5,7 @@ use rustix::fs::FileType;
 use stockade_sys::Errno;
 
 use super::git::MAX_SETTINGS_BYTES;
-use super::settings_judge::{local_addresses, work_tree_of_module};
+use super::settings_allow_list::{local_addresses, work_tree_of_module};
 use super::view::{ObjectPresence, RootView, join_name, join_relative, parent_path};
 
 /// Longest `.git` file; longer ones lead nowhere.

@@ -13,11 +13,11 @@ use stockade_sys::Errno;
 use super::git::{self, GlobalSettings, ReferencedPaths};
 use super::git_part::{GitPathKind, GuardedContent};
 use super::names::{GuardedNames, fold_name};
-use super::places::{GuardedPaths, with_end};
 use super::pointers::{MAX_POINTER_BYTES, settings_of};
 use super::repository::{RepositoryState, TrustedParts};
+use super::settings_allow_list::local_addresses;
 use super::settings_cache::SettingsCache;
-use super::settings_judge::local_addresses;
+use super::survey_results::{GuardedPaths, with_end};
 use super::view::{LinkChain, ObjectPresence, RootView, join_name, join_relative, last_component, parent_path};
 use crate::powers::is_at_or_beneath;
 

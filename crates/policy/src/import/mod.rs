@@ -19,7 +19,7 @@ mod mistakes;
 mod regex;
 mod scope;
 mod starlark;
-mod whose;
+mod tool_detection;
 
 pub use scope::SourceScope;
 

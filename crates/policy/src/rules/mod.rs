@@ -6,8 +6,8 @@ mod examples;
 mod facts;
 mod matching;
 mod options;
-mod scene;
 mod sets;
+mod subject;
 
 use std::fmt;
 
@@ -20,10 +20,10 @@ use crate::spec::ValueOrigin;
 
 pub use examples::{file_change, parse_target, tool_call};
 pub(crate) use matching::join_words;
-pub use scene::{Act, RequestContext};
-pub(crate) use scene::{RuleInput, RuleSubject};
 pub(crate) use sets::MatchedRules;
 pub use sets::{RuleBook, RuleExplanation, RuleSet};
+pub use subject::{Act, RequestContext};
+pub(crate) use subject::{RuleInput, RuleSubject};
 
 /// Most words of a prefix.
 const MAX_PREFIX_WORDS: usize = 32;

@@ -1,7 +1,7 @@
 //! Checks whether a writing command names a path outside the workspace. Every word that could be
 //! such a path is reported, whatever its meaning for the program.
 
-use crate::judge::Classifier;
+use crate::classify::Classifier;
 use crate::knowledge::{CommandSpec, OptionEffect, ValueKind};
 use crate::options::ParsedArguments;
 use crate::paths::{self, PathLocation};

@@ -1,7 +1,7 @@
 //! Programs whose arguments are an expression: find(1) and test(1).
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::knowledge::lists;
 use crate::paths::{self, PathLocation, PathSensitivity};
 use crate::words::{DataFlow, ExpandedArgument};

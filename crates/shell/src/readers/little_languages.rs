@@ -1,7 +1,7 @@
 //! Programs in arguments: sed, awk, jq. Only a small harmless part of each language is understood;
 //! the rest is `ask`.
 
-use crate::judge::Classifier;
+use crate::classify::Classifier;
 use crate::knowledge::lists;
 use crate::words::ExpandedArgument;
 

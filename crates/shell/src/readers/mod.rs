@@ -9,8 +9,8 @@ mod values;
 
 use stockade_model::Capability;
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::knowledge::{self, CommandSpec, OptionEffect, ValueKind, lists};
 use crate::options::{self, ArgumentProblem, ParsedArguments};
 use crate::paths::{self, PathLocation};

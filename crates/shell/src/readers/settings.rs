@@ -3,7 +3,7 @@
 
 use stockade_model::{Capability, RawText};
 
-use crate::judge::Classifier;
+use crate::classify::Classifier;
 use crate::knowledge::{CommandSpec, ValueKind, lists};
 use crate::options::ParsedArguments;
 use crate::paths;

@@ -3,7 +3,7 @@
 
 use stockade_model::{Capability, RawText};
 
-use crate::judge::Classifier;
+use crate::classify::Classifier;
 use crate::knowledge::{ValueKind, lists};
 use crate::paths::{self, PathSensitivity};
 use crate::rules;

@@ -3,9 +3,9 @@
 
 use stockade_model::Tier;
 
-use crate::crude;
+use crate::classify::Classifier;
+use crate::fallback_scan;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::knowledge::lists;
 use crate::script::{DynamicValue, NestedKind, SimpleCommand, WordAtom};
 use crate::words::{DataFlow, ExpandedArgument, UNKNOWN_BYTE};
@@ -294,7 +294,7 @@ pub(super) fn with_command_option(judge: &mut Classifier, invocation: &Invocatio
     match position.and_then(|at| invocation.arguments.get(at + 1)) {
         Some(code) => argument_code(judge, code, invocation.span),
         None => {
-            crude::look_among(judge, &invocation.arguments, invocation.span);
+            fallback_scan::look_among(judge, &invocation.arguments, invocation.span);
             piped_code(judge, &invocation.stdin, invocation.span)
         }
     }

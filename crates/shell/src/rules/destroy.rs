@@ -2,8 +2,8 @@
 
 use stockade_model::{Capability, RawText};
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::paths::{self, PathLocation};
 use crate::script::{DynamicValue, WordAtom};
 use crate::words::{DataFlow, ExpandedArgument};

@@ -1,7 +1,7 @@
 //! Variables set for one command. A short list of them changes only the look of output; any other
 //! may name a program, a library or a file.
 
-use crate::judge::Classifier;
+use crate::classify::Classifier;
 use crate::knowledge::lists;
 use crate::words::ExpandedArgument;
 

@@ -3,8 +3,8 @@
 
 use stockade_model::wildcard_matches;
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::knowledge::hazards;
 
 /// Returns the message of a code.

@@ -4,8 +4,8 @@
 
 use stockade_model::Impact;
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::knowledge::impacts::{self, Options, ProgramUse};
 use crate::script::{DynamicValue, WordAtom};
 use crate::words::{DataFlow, ExpandedArgument};

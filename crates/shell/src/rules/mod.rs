@@ -13,8 +13,8 @@ pub(crate) mod output;
 pub(crate) mod payload;
 pub(crate) mod write;
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::script::ScriptStatement;
 use crate::words::{DataFlow, ExpandedArgument};
 

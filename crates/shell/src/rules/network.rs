@@ -3,8 +3,8 @@
 
 use stockade_model::Capability;
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::knowledge::lists;
 use crate::words::{DataFlow, ExpandedArgument};
 

@@ -1,8 +1,8 @@
 //! Output of a command: the bytes, if the text shows them, and whether they are encoded, endless or
 //! secret.
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::knowledge::lists::{self, contains};
 use crate::words::{DataFlow, ExpandedArgument};
 

@@ -2,8 +2,8 @@
 //! parsed. Its string literals and a few names are enough to find obvious effects. Finds denials
 //! only, because running code is `ask` anyway.
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::knowledge::lists::{self, contains, contains_any};
 use crate::words::ExpandedArgument;
 

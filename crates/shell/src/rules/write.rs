@@ -3,8 +3,8 @@
 
 use stockade_model::{Capability, RawText};
 
+use crate::classify::Classifier;
 use crate::invocation::Invocation;
-use crate::judge::Classifier;
 use crate::paths::{self, PathLocation, WriteTarget};
 use crate::words::{DataFlow, ExpandedArgument};
 

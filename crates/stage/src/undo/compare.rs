@@ -10,10 +10,10 @@ use stockade_permissions::powers::UNDO_PREFIX;
 use stockade_sys::Errno;
 use stockade_sys::descriptor_limit;
 
+use super::content_copies::slot_name;
 use super::guard::RestoreGuard;
 use super::guarded::GuardedBaseline;
 use super::journal::{JournalEntry, ObjectKey, OriginalObject, UndoJournal, key_of};
-use super::keep::slot_name;
 use super::paths::join_path;
 use super::store::{UndoError, UndoRun};
 use crate::PathError;

@@ -14,8 +14,8 @@ use stockade_permissions::guards::{RootView, RunSurveys, open_host_root};
 use stockade_permissions::powers::{AttemptPermissions, PermissionRefusal, PermissionVerdict};
 
 use super::compare::{ComparedPath, RestoreAction, RunComparer, UndoConflict, is_beneath};
+use super::held_name::split_path;
 use super::reopen::RestoreOutcome;
-use super::spot::split_path;
 use super::store::{UndoError, UndoRun};
 use crate::PathError;
 

@@ -7,9 +7,9 @@ use rustix::fs::{AtFlags, StatxFlags, statx};
 use stockade_files::object::{FileTime, ObjectKind, TreeObject, to_os_str};
 
 use super::compare::{MAX_CONFLICTS, MAX_DEPTH, RunComparer, entries_readable};
+use super::end_record::digest_of;
 use super::journal::{JournalEntry, key_of};
 use super::paths::join_path;
-use super::settle::digest_of;
 
 /// Largest lag of the clock of file times behind the system clock.
 const MAX_CLOCK_LAG_MS: u64 = 100;

@@ -16,11 +16,11 @@ use stockade_files::object::{ObjectKind, TreeObject, list_entries, to_os_str};
 use stockade_model::RawText;
 use stockade_sys::Errno;
 
+use super::content_copies::{self, KeepError};
+use super::end_record::time_now;
 use super::guarded::GuardedBaseline;
 use super::journal::{JournalLine, JournalWriter, ObjectKey, OriginalObject, UndoJournal, key_of};
-use super::keep::{self, KeepError};
 use super::paths::{join_path, last_name, parent_path};
-use super::settle::time_now;
 use super::store::{WORKSPACE_RESOLVE_FLAGS, open_objects};
 
 /// Most paths that are recorded for one run.
@@ -140,10 +140,12 @@ impl UndoRecorder {
         for before in journal.first.values().filter(|before| before.kind == ObjectKind::File) {
             let content = match journal.slots.get(&before.key()) {
                 None => ContentLocation::Live,
-                Some((slot, _)) => match TreeObject::open_entry(objects.as_fd(), OsStr::new(&keep::slot_name(*slot))) {
-                    Ok(Some(object)) if before.is_same_object(&object) => ContentLocation::Linked(*slot),
-                    _ => ContentLocation::Copied,
-                },
+                Some((slot, _)) => {
+                    match TreeObject::open_entry(objects.as_fd(), OsStr::new(&content_copies::slot_name(*slot))) {
+                        Ok(Some(object)) if before.is_same_object(&object) => ContentLocation::Linked(*slot),
+                        _ => ContentLocation::Copied,
+                    }
+                }
             };
             contents.insert(before.key(), content);
         }
@@ -533,9 +535,11 @@ impl UndoRecorder {
         name: &OsStr,
         object: &TreeObject,
     ) -> Result<(), UndoRecordError> {
-        let bytes = keep::bytes_of(object);
+        let bytes = content_copies::bytes_of(object);
         let slot = self.next_slot;
-        if bytes <= self.left_bytes && keep::link_to_slot((directory, name), object, (self.objects.as_fd(), slot)) {
+        if bytes <= self.left_bytes
+            && content_copies::link_to_slot((directory, name), object, (self.objects.as_fd(), slot))
+        {
             self.note_slot(object, bytes)?;
             self.contents.insert(key_of(object), ContentLocation::Linked(slot));
             return Ok(());
@@ -556,7 +560,7 @@ impl UndoRecorder {
                 self.note_slot(object, bytes)?;
             }
             Some(ContentLocation::Linked(slot)) => {
-                let own = keep::bytes_of(object);
+                let own = content_copies::bytes_of(object);
                 self.copy_to_slot(object, slot, self.left_bytes.saturating_add(own))?;
             }
         }
@@ -565,7 +569,7 @@ impl UndoRecorder {
     }
 
     fn copy_to_slot(&self, object: &TreeObject, slot: u32, left_bytes: u64) -> Result<u64, UndoRecordError> {
-        keep::copy_to_slot(object, self.objects.as_fd(), slot, left_bytes).map_err(|error| match error {
+        content_copies::copy_to_slot(object, self.objects.as_fd(), slot, left_bytes).map_err(|error| match error {
             KeepError::Full => UndoRecordError::Full { limit_bytes: self.limit_bytes },
             KeepError::Errno(errno @ (Errno::ACCESS | Errno::PERM)) => UndoRecordError::Unreadable(errno),
             KeepError::Errno(errno) => UndoRecordError::Store(errno),

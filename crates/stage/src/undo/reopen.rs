@@ -8,8 +8,8 @@ use std::os::fd::AsFd as _;
 use stockade_files::object::{FileTime, ObjectKind, TreeObject, list_entries, to_os_str};
 
 use super::compare::{ComparedPath, RestoreAction, RunComparer, is_beneath};
+use super::content_copies::may_have_writer;
 use super::journal::{ObjectKey, key_of};
-use super::keep::may_have_writer;
 use super::paths::join_path;
 
 /// Most names that are checked in such paths.

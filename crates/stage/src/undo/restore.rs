@@ -14,13 +14,13 @@ use stockade_sys::Errno;
 use super::compare::{
     ComparedPath, ContentSource, RestoreAction, RunComparer, UndoComparison, UndoConflict, has_metadata, is_beneath,
 };
+use super::end_record::{find_beneath, in_journal};
 use super::guard::{REOPENED_REASON, RestoreMoment};
+use super::held_name::{RestoreTarget, split_path};
 use super::journal::{JournalLine, JournalWriter, ObjectKey, OriginalObject, key_of};
 use super::newer::creation_time;
 use super::paths::join_path;
 use super::reopen::RestoreOutcome;
-use super::settle::{find_beneath, in_journal};
-use super::spot::{RestoreTarget, split_path};
 use super::store::{UndoError, UndoRun};
 use crate::PathError;
 

@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use crate::held::new_file;
+use crate::live_directories::new_file;
 
 /// Length from which a file is not appended to, in bytes.
 const MAX_FILE_BYTES: u64 = 512 << 10;

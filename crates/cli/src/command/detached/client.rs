@@ -18,7 +18,7 @@ use stockade_model::{ApprovalQuestion, RawText};
 use stockade_store::runs::{DetachedRun, OutputReader};
 use stockade_sys::signals::SignalDescriptor;
 
-use super::seat::{self, TerminalClient};
+use super::terminal_client::{self, TerminalClient};
 use super::wire::{
     ClientMessage, InputKind, InputPiece, InputResult, MAX_INPUT_BYTES, MAX_RUN_MESSAGE_BYTES, RunChannel, RunMessage,
 };
@@ -181,14 +181,14 @@ impl RunClient {
     /// Prints a message to the user.
     pub fn print_message(&self, text: &str) {
         match &self.seat {
-            Some(_) => seat::print_message(text.as_bytes()),
+            Some(_) => terminal_client::print_message(text.as_bytes()),
             None => print_remark(text),
         }
     }
 
     /// Sends the terminal size. A failure is ignored, because a run that has ended needs no size.
     fn tell_size(&self, again: bool) {
-        if let Some(size) = seat::read_terminal_size(again).filter(|_| self.seat.is_some()) {
+        if let Some(size) = terminal_client::read_terminal_size(again).filter(|_| self.seat.is_some()) {
             let _ = self.line.send_message(&size);
         }
     }

@@ -14,7 +14,7 @@ use stockade_engine::InterruptSender;
 use stockade_store::runs::DetachedRun;
 use stockade_sys::socket::{UnixSocketAddress, demand_own};
 
-use super::served::RunConnectionHandler;
+use super::client_connections::RunConnectionHandler;
 use super::wire::{InputKind, RunChannel};
 use crate::failure::CliError;
 

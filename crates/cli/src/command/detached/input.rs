@@ -15,9 +15,9 @@ use rustix::termios::{SpecialCodeIndex, Winsize, tcgetattr, tcsetwinsize};
 use stockade_backend_api::{
     Attempt, AttemptEnd, AttemptEvent, AttemptEventSender, Backend, CommandEnd, StartError, StdioMode,
 };
+use stockade_engine::adapters::RulePolicyEngine;
 use stockade_engine::core::{BoundPlan, ConsentRuling, shown_command};
-use stockade_engine::real::RulePolicyEngine;
-use stockade_engine::seams::{HeldRule, PlanError, PolicyEngine, RecordError};
+use stockade_engine::ports::{HeldRule, PlanError, PolicyEngine, RecordError};
 use stockade_engine::{RequestEngine, interrupt_channel};
 use stockade_model::{
     Assessment, AttemptPlan, Decision, Denial, Digest, EnforcementReport, Event, EventKind, FinalStatus, Grant,
@@ -25,11 +25,11 @@ use stockade_model::{
 };
 use stockade_shell::{CommandContext, StdinUse, is_understood, stdin_use};
 
-use super::clients::{AttachedApprover, ClientRegistry};
-use super::faithful::find_alteration;
+use super::attached_clients::{AttachedApprover, ClientRegistry};
+use super::script_integrity::find_alteration;
 use super::wire::{InputKind, InputPiece, InputResult, MAX_INPUT_BYTES, RunChannel};
-use crate::meaning;
 use crate::render::{self, TextLayout};
+use crate::resolved_args;
 
 /// Name of the backend whose attempts are writes.
 const INPUT_BACKEND_NAME: &str = "input";
@@ -231,7 +231,7 @@ impl InputGate {
     }
 
     fn submit_request(&self, input: &Arc<RunInput>, line: &Arc<RunChannel>, text: &[u8]) -> InputResult {
-        let id = match meaning::request_id() {
+        let id = match resolved_args::request_id() {
             Ok(id) => id,
             Err(failure) => return InputResult::Refused(render::failure::format_error(&failure, TextLayout::PIPE)),
         };
@@ -243,7 +243,7 @@ impl InputGate {
             run: self.request.id.clone(),
             enforced: self.enforced.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         });
-        let approver = AttachedApprover::new(Arc::clone(&self.clients), meaning::text_of(&request.command));
+        let approver = AttachedApprover::new(Arc::clone(&self.clients), resolved_args::text_of(&request.command));
         let engine = RequestEngine {
             judge: Arc::clone(&self.judge),
             backend: Arc::clone(&backend) as Arc<dyn Backend>,
@@ -256,13 +256,13 @@ impl InputGate {
         match outcome.status {
             FinalStatus::Exited => InputResult::Taken,
             _ => {
-                let home = crate::places::find_home_directory(&super::super::read_variable).unwrap_or_default();
+                let home = crate::locations::find_home_directory(&super::super::read_variable).unwrap_or_default();
                 let context = render::summary::SummaryContext {
                     remembered: &[],
                     standing: &[],
                     home: &home,
                     workspace: None,
-                    own_directories: &crate::places::own_directories(&super::super::read_variable),
+                    own_directories: &crate::locations::own_directories(&super::super::read_variable),
                 };
                 InputResult::Refused(render::summary::format_summary(&outcome, context, TextLayout::PIPE))
             }

@@ -2,14 +2,14 @@
 //! [`supervise`] starts one, [`attach`] attaches to it.
 
 pub mod attach;
+mod attached_clients;
 mod client;
-mod clients;
+mod client_connections;
 mod control;
-mod faithful;
 mod input;
-mod seat;
-mod served;
+mod script_integrity;
 pub mod supervise;
+mod terminal_client;
 mod wire;
 
 use std::io::{self, IsTerminal, Write};
@@ -24,10 +24,10 @@ use stockade_store::runs::{
 use super::{CommandResult, print_each, read_variable};
 use crate::detached_args::{KillArgs, LogsArgs, PsArgs, WaitArgs};
 use crate::failure::CliError;
-use crate::places::StateDirectory;
+use crate::locations::StateDirectory;
 use crate::render::detached as text;
 use crate::screen::TextOutputFilter;
-use crate::{exit, places};
+use crate::{exit, locations};
 
 /// Interval between two checks of an awaited run.
 const RUN_POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -36,7 +36,7 @@ const RUN_POLL_INTERVAL: Duration = Duration::from_millis(50);
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn open_runs() -> Result<RunStore, CliError> {
-    Ok(RunStore::at_root(StateDirectory::open(&places::state_path(&read_variable)?)?.runs_directory()))
+    Ok(RunStore::at_root(StateDirectory::open(&locations::state_path(&read_variable)?)?.runs_directory()))
 }
 
 /// Lists runs, the newest first.

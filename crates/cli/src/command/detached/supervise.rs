@@ -15,26 +15,26 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::termios::isatty;
-use stockade_engine::real::RulePolicyEngine;
-use stockade_engine::seams::{EventRecorder, RecordError};
+use stockade_engine::adapters::RulePolicyEngine;
+use stockade_engine::ports::{EventRecorder, RecordError};
 use stockade_engine::{InterruptSender, RequestEngine};
 use stockade_model::{EnforcementReport, Event, EventKind, RawText, RequestId, RunRequest};
 use stockade_store::runs::{DetachedRun, OutputStream, OutputWriter, RunDescription, RunStore, SupervisedRun};
 use stockade_sys::descriptors::close_all_but;
 use stockade_sys::session::{ForkResult, fork_into_session};
 
-use super::super::place::RunSandbox;
 use super::super::run::{self, RunSetup};
+use super::super::target_sandbox::RunSandbox;
 use super::super::{CommandResult, now_ms, print_output, read_variable};
-use super::clients::{AttachedApprover, ClientRegistry};
+use super::attached_clients::{AttachedApprover, ClientRegistry};
+use super::client_connections::RunConnectionHandler;
 use super::control;
 use super::input::{InputGate, RunInput};
-use super::served::RunConnectionHandler;
 use crate::args::RunArgs;
 use crate::failure::CliError;
-use crate::places::StateDirectory;
+use crate::locations::StateDirectory;
 use crate::relay::{CommandTerminal, open_terminal_pair};
-use crate::{exit, interrupts, places};
+use crate::{exit, interrupts, locations};
 
 /// Time-out for the start of the command. No question is asked before.
 const START_TIMEOUT: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
@@ -59,7 +59,7 @@ pub fn start_detached_run(typed: RunArgs, id: RequestId) -> CommandResult {
     }
     // Only descriptors of the caller are open besides, which the supervisor must not keep open.
     close_all_but(&[0, 1, 2]).map_err(detach_error)?;
-    let state = StateDirectory::open(&places::state_path(&read_variable)?)?;
+    let state = StateDirectory::open(&locations::state_path(&read_variable)?)?;
     let watched = RunStore::at_root(state.runs_directory()).begin_run(&id)?;
     let (told, tell) = pipe_with(PipeFlags::CLOEXEC).map_err(detach_error)?;
     match fork_into_session() {

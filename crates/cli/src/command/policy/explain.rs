@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use stockade_engine::real::RulePolicyEngine;
+use stockade_engine::adapters::RulePolicyEngine;
 use stockade_model::{Decision, PolicyVerdict};
 use stockade_policy::{
     Act, ActContext, Obligations, PolicySettings, PolicyStatement, RequestContext, RuleExplanation, RuleMatch,
@@ -14,12 +14,12 @@ use stockade_policy::{
 
 use super::build_circumstances;
 use crate::args::CheckArgs;
-use crate::command::{CommandResult, print_output, print_result, read_variable, setting};
+use crate::command::{CommandResult, configuration, print_output, print_result, read_variable};
 use crate::exit;
 use crate::failure::CliError;
-use crate::meaning::{self, ResolvedArgs};
 use crate::policy_args::PolicyExplainArgs;
 use crate::render::{self, policy as text};
+use crate::resolved_args::{self, ResolvedArgs};
 
 /// Explains one decision, or every setting.
 ///
@@ -55,17 +55,17 @@ fn explain_command(typed: PolicyExplainArgs) -> CommandResult {
     };
     let mut meant = ResolvedArgs::from_check_args(check, &read_variable)?;
     if let Some(session) = session {
-        meant.session = Some(meaning::parse_session_id(&session)?);
+        meant.session = Some(resolved_args::parse_session_id(&session)?);
     }
-    let setting = setting::load_config(&meant.workspace)?;
-    let request = setting.build_request(&meant, meaning::request_id()?);
+    let setting = configuration::load_config(&meant.workspace)?;
+    let request = setting.build_request(&meant, resolved_args::request_id()?);
     let judge: RulePolicyEngine = setting.policy_engine();
     let assessment = judge.assess_request(&request);
     let around = build_circumstances(tool.as_deref());
     let ruling = rule_in(&setting.settings, &request, &assessment, true, &around);
     let considered = consider_request(&setting.settings, &request, &assessment, &around);
     let shown = DecisionExplanation {
-        subject: meaning::text_of(&request.command).to_escaped(),
+        subject: resolved_args::text_of(&request.command).to_escaped(),
         decision: &ruling.decision,
         voices: &ruling.voices,
         considered: &considered,
@@ -142,9 +142,9 @@ struct ExplainQuery<'a> {
 }
 
 fn explain_acts(typed: &PolicyExplainArgs, settings: &PolicySettings, workspace: &Path) -> CommandResult {
-    let cwd = crate::places::current_directory()?;
+    let cwd = crate::locations::current_directory()?;
     let profile = typed.profile.clone().unwrap_or_else(|| settings.profile.value.clone());
-    let session = typed.session.as_deref().map(meaning::parse_session_id).transpose()?;
+    let session = typed.session.as_deref().map(resolved_args::parse_session_id).transpose()?;
     let stage = ActContext {
         cwd: &cwd,
         workspace,
@@ -185,7 +185,7 @@ fn explain_acts(typed: &PolicyExplainArgs, settings: &PolicySettings, workspace:
 
 /// Resolves links as far as the path exists, because rules name objects (L5).
 fn resolve_existing_links(path: &Path) -> PathBuf {
-    crate::places::canonical_prefix(path)
+    crate::locations::canonical_prefix(path)
 }
 
 impl ExplainQuery<'_> {

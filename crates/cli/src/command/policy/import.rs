@@ -12,7 +12,7 @@ use super::read_text_file;
 use crate::command::{CommandResult, print_output, print_remark};
 use crate::exit;
 use crate::failure::{CliError, quote_path};
-use crate::places;
+use crate::locations;
 use crate::policy_args::{PolicyImportArgs, ToolArg};
 use crate::render::count_noun;
 
@@ -98,7 +98,7 @@ fn source(tool: ImportTool, typed: &Path) -> Result<ImportSource, CliError> {
 }
 
 fn scope_of(tool: ImportTool, path: &Path) -> SourceScope {
-    let (Ok(path), Ok(home)) = (path.canonicalize(), places::find_home_directory(&super::read_variable)) else {
+    let (Ok(path), Ok(home)) = (path.canonicalize(), locations::find_home_directory(&super::read_variable)) else {
         return SourceScope::Unknown;
     };
     SourceScope::of_path(tool, &path, &home)

@@ -14,7 +14,7 @@ use crate::command::{CommandResult, audit, print_output, print_remark};
 use crate::failure::CliError;
 use crate::policy_args::PolicyReplayArgs;
 use crate::render::{self, count_noun, policy as text};
-use crate::{exit, meaning};
+use crate::{exit, resolved_args};
 
 /// Most open requests, which were made and not decided yet.
 const MAX_OPEN_REQUESTS: usize = 100_000;
@@ -115,7 +115,7 @@ impl DecisionReplay<'_> {
         }
         self.counts.changed += 1;
         self.counts.milder += usize::from(after.verdict < before.verdict);
-        let command = meaning::text_of(&request.command).to_escaped();
+        let command = resolved_args::text_of(&request.command).to_escaped();
         if self.typed.json {
             let value = json!({
                 "request": request.id, "time_ms": time_ms, "command": command,

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use stockade_engine::real::RulePolicyEngine;
+use stockade_engine::adapters::RulePolicyEngine;
 use stockade_policy::examples::{ExampleReport, run_examples};
 
 use super::{load_settings, read_text_file, resolve_workspace};

@@ -18,9 +18,9 @@ use super::read_text_file;
 use crate::args::CheckArgs;
 use crate::command::{CommandResult, now_ms, print_output, print_remark, read_variable};
 use crate::failure::{CliError, quote_path};
-use crate::meaning::{self, ResolvedArgs};
 use crate::policy_args::{PolicyAmendArgs, PolicyFmtArgs};
-use crate::{exit, places};
+use crate::resolved_args::{self, ResolvedArgs};
+use crate::{exit, locations};
 
 /// Formats files.
 ///
@@ -126,7 +126,7 @@ pub fn extract_secret_uses(grants: &[Grant]) -> Option<Vec<SecretUse>> {
 }
 
 fn own_file() -> Result<PathBuf, CliError> {
-    Ok(places::locate_sources(None, &read_variable)?.user_file)
+    Ok(locations::locate_sources(None, &read_variable)?.user_file)
 }
 
 /// Shows the smallest rule for a command or for hosts, and writes it on request.
@@ -139,9 +139,9 @@ pub fn amend_policy(typed: PolicyAmendArgs) -> CommandResult {
     let (write, file) = (typed.write, typed.file.clone());
     let (drafts, workspace) = match typed.hosts.is_empty() {
         true => drafts_for_command(typed, &provenance)?,
-        false => (vec![draft_for_hosts(&typed, &provenance)?], places::current_directory()?),
+        false => (vec![draft_for_hosts(&typed, &provenance)?], locations::current_directory()?),
     };
-    let sources = places::locate_sources(Some(&workspace), &read_variable)?;
+    let sources = locations::locate_sources(Some(&workspace), &read_variable)?;
     show_or_write_rules(&sources, file, &drafts, write)
 }
 
@@ -173,12 +173,12 @@ fn drafts_for_command(
 ) -> Result<(Vec<DraftRule>, PathBuf), CliError> {
     let check = CheckArgs { subject: typed.subject, ..CheckArgs::default() };
     let meant = ResolvedArgs::from_check_args(check, &read_variable)?;
-    let grants = meaning::parse_grants(&typed.grants, &read_variable, &meant.cwd, &meant.workspace)?;
+    let grants = resolved_args::parse_grants(&typed.grants, &read_variable, &meant.cwd, &meant.workspace)?;
     if typed.effect != PolicyVerdict::Allow && !grants.is_empty() {
         return Err(CliError::new("powers come with an `allow` alone").with_hint("leave --grant out"));
     }
     let settings =
-        stockade_policy::load::load_settings(&places::locate_sources(Some(&meant.workspace), &read_variable)?)?;
+        stockade_policy::load::load_settings(&locations::locate_sources(Some(&meant.workspace), &read_variable)?)?;
     let profile = resolve_profile(&settings, &settings.profile.value, &meant.workspace, &[])?;
     Ok((rules_for(&meant.command, typed.effect, &grants, &profile, provenance)?, meant.workspace))
 }

@@ -14,9 +14,9 @@ use stockade_model::{DEFAULT_PROTECTED_NAMES, Grant, SandboxSpec};
 use stockade_permissions::ProtectedNames;
 use stockade_policy::{PolicySettings, resolve_profile};
 
-use super::super::{read_variable, setting};
+use super::super::{configuration, read_variable};
 use crate::failure::CliError;
-use crate::{meaning, places};
+use crate::{locations, resolved_args};
 
 /// Reason for refusing a copy to the directories of Stockade's own files.
 pub const OWN_FILES_REFUSAL: &str = "Stockade's own files are never written by a copy";
@@ -37,8 +37,8 @@ impl CopyRules {
     /// [`CliError`] if a grant cannot be parsed or does not apply to a copy, or if the configuration
     /// cannot be used.
     pub fn new(spec: &SandboxSpec, grants: &[OsString]) -> Result<Self, CliError> {
-        let cwd = places::current_directory()?;
-        let grants = meaning::parse_grants(grants, &read_variable, &cwd, &cwd)?;
+        let cwd = locations::current_directory()?;
+        let grants = resolved_args::parse_grants(grants, &read_variable, &cwd, &cwd)?;
         let (mut written, mut read) = (Vec::new(), Vec::new());
         for grant in grants {
             match grant {
@@ -50,7 +50,7 @@ impl CopyRules {
                 }
             }
         }
-        let settings = setting::load_config(&cwd)?.settings;
+        let settings = configuration::load_config(&cwd)?.settings;
         let files = resolve_profile(&settings, &spec.profile, INSIDE_WORKSPACE.as_ref(), &[])?.filesystem;
         let mut names: Vec<String> = DEFAULT_PROTECTED_NAMES.iter().map(|&name| name.to_owned()).collect();
         names.extend(files.protect);

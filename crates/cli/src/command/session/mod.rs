@@ -1,11 +1,11 @@
 //! `stockade session`: runs commands one after the other, each in a fresh sandbox that was prepared
-//! ahead. [`supervise`] is the supervisor of a session, [`front`] the worker that runs a command,
+//! ahead. [`supervise`] is the supervisor of a session, [`worker`] the worker that runs a command,
 //! and [`wire`] defines the messages.
 
-mod front;
-mod rehearsal;
+mod cache_warm_up;
 mod supervise;
 mod wire;
+mod worker;
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,19 +24,19 @@ use stockade_sys::descriptors::close_all_but;
 use stockade_sys::ready::readable_before;
 use stockade_sys::session::{ForkResult, fork_into_session};
 
-use self::rehearsal::of_terms;
+use self::cache_warm_up::of_terms;
 use self::supervise::{STARTED_MESSAGE, SessionParameters, supervise_session};
 use self::wire::{ExecRequest, OutcomeDestination, SessionChannel, SessionMessage};
-use super::{CommandResult, now_ms, print_each, print_output, read_variable, setting};
+use super::{CommandResult, configuration, now_ms, print_each, print_output, read_variable};
 use crate::args::{CommandArgs, RunOptions};
 use crate::failure::{CliError, quote_path};
 use crate::interrupts::{self, BlockedSignals};
-use crate::meaning::{self, ResolvedArgs};
-use crate::places::StateDirectory;
+use crate::locations::StateDirectory;
 use crate::render::session as text;
+use crate::resolved_args::{self, ResolvedArgs};
 use crate::session_args::{SessionCommand, SessionExecArgs, SessionStartArgs};
 use crate::terminal::{self, SavedTerminalModes, UserTerminal};
-use crate::{exit, places, trace};
+use crate::{exit, locations, trace};
 
 /// Time-out for the first sandbox of a session to be ready.
 const START_TIMEOUT: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
@@ -63,12 +63,12 @@ pub fn dispatch_session(typed: SessionCommand) -> CommandResult {
 }
 
 fn open_sessions() -> Result<SessionStore, CliError> {
-    Ok(SessionStore::at_root(StateDirectory::open(&places::state_path(&read_variable)?)?.sessions_directory()))
+    Ok(SessionStore::at_root(StateDirectory::open(&locations::state_path(&read_variable)?)?.sessions_directory()))
 }
 
 /// Finds the session of this name, open or lost.
 fn find_session(name: &str) -> Result<WarmSession, CliError> {
-    let id = meaning::parse_session_id(name)?;
+    let id = resolved_args::parse_session_id(name)?;
     open_sessions()?.find_session(&id)?.ok_or_else(|| {
         CliError::new(format!("there is no session `{id}`")).with_hint("`stockade session list` shows them")
     })
@@ -81,8 +81,8 @@ fn lost_session_error(session: &WarmSession) -> CliError {
 
 fn start_session(typed: SessionStartArgs) -> CommandResult {
     let id = match &typed.name {
-        Some(name) => meaning::parse_session_id(name)?,
-        None => meaning::session_id()?,
+        Some(name) => resolved_args::parse_session_id(name)?,
+        None => resolved_args::session_id()?,
     };
     let (terms, profile) = resolve_options(typed.terms, &id)?;
     // Only descriptors of the caller are open besides, which the supervisor must not keep open.
@@ -122,7 +122,7 @@ fn start_session(typed: SessionStartArgs) -> CommandResult {
 /// if a command could not even be assessed.
 fn resolve_options(terms: RunOptions, id: &SessionId) -> Result<(RunOptions, Option<String>), CliError> {
     let meant = ResolvedArgs::from_run_args(of_terms(&terms), &read_variable)?;
-    let setting = setting::load_config(&meant.workspace)?;
+    let setting = configuration::load_config(&meant.workspace)?;
     let profile = meant.terms.profile.clone().unwrap_or_else(|| setting.settings.profile.value.clone());
     resolve_profile(&setting.settings, &profile, &meant.workspace, &meant.all_grants())
         .map_err(|error| CliError::from_text(&error.to_string()).or_hint(Some(format!("for session {id}"))))?;

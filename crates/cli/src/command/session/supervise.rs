@@ -15,8 +15,8 @@ use stockade_sys::Errno;
 use stockade_sys::reap::wait_pidfd;
 use stockade_sys::session::{ForkResult, fork_process};
 
-use super::front::{self, WorkerParameters, note};
 use super::wire::SessionListener;
+use super::worker::{self, WorkerParameters, note};
 use crate::args::RunOptions;
 use crate::command::approvals::end_session;
 use crate::exit;
@@ -165,7 +165,7 @@ impl SessionSupervisor {
         let Self { post, watched, signals, fronts, launcher, .. } = self;
         watched.stop_supervising();
         drop((signals, fronts, launcher));
-        front::run_worker(post, supervisor, tell)
+        worker::run_worker(post, supervisor, tell)
     }
 
     /// Waits for an event or until the next deadline.

@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept
 use serde::{Deserialize, Serialize};
 use stockade_model::RawText;
 use stockade_sys::Errno;
-use stockade_sys::passing::{self, MAX_DESCRIPTORS};
+use stockade_sys::fd_passing::{self, MAX_DESCRIPTORS};
 use stockade_sys::ready::readable_before;
 use stockade_sys::socket::{UnixSocketAddress, demand_own};
 
@@ -169,7 +169,7 @@ impl SessionChannel {
     /// # Errors
     /// [`io::Error`] if the other side is gone.
     pub fn send_message(&self, word: SessionMessage, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        Ok(passing::send_message(self.0.as_fd(), &word.to_bytes(), descriptors)?)
+        Ok(fd_passing::send_message(self.0.as_fd(), &word.to_bytes(), descriptors)?)
     }
 
     /// Waits for the next message; `None` if the other side is gone.
@@ -178,7 +178,7 @@ impl SessionChannel {
     /// [`io::Error`] if it is malformed.
     pub fn receive_message(&self) -> io::Result<Option<(SessionMessage, [Option<OwnedFd>; MAX_DESCRIPTORS])>> {
         let mut bytes = [0; MESSAGE_BYTES];
-        let received = match passing::receive_message(self.0.as_fd(), &mut bytes, true) {
+        let received = match fd_passing::receive_message(self.0.as_fd(), &mut bytes, true) {
             Err(Errno::CONNRESET) => return Ok(None),
             other => other?,
         };
@@ -267,7 +267,7 @@ mod tests {
             let (same, descriptors) = heard.hear_soon().unwrap().unwrap();
             assert_eq!((same, descriptors.iter().flatten().count()), (word, 1));
         }
-        passing::send_message(line.as_fd(), b"something else", &[]).unwrap();
+        fd_passing::send_message(line.as_fd(), b"something else", &[]).unwrap();
         assert!(heard.hear_soon().is_err());
         drop(line);
         assert!(heard.hear_soon().unwrap().is_none());
