@@ -329,7 +329,7 @@ pub(crate) fn build_proxy_options(
 pub(crate) fn launched_powers(plan: &AttemptPlan, launching: &LaunchingSandbox) -> AttemptPermissions {
     let private = launching.private_trees().iter().map(|tree| &tree.path);
     let mut powers = AttemptPermissions::new(plan, private);
-    powers.allowed_by_floor(launching.kernel_enforced_trees());
+    powers.allow_by_kernel(launching.kernel_enforced_trees());
     powers
 }
 

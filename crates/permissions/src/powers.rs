@@ -32,7 +32,7 @@ pub struct AttemptPermissions {
     names: GuardedNames,
     parts: TrustedParts,
     unattached: Vec<Vec<u8>>,
-    floors: Vec<Vec<u8>>,
+    kernel_allowed: Vec<Vec<u8>>,
     added: Vec<Vec<u8>>,
     staged: Option<Vec<u8>>,
     /// True if git's writes are judged by their content. Only a broker can do that.
@@ -152,14 +152,14 @@ impl AttemptPermissions {
 
     /// Adds private trees in which Landlock lets the command make any object, see
     /// `PrivateTree` of the native backend.
-    pub fn allowed_by_floor(&mut self, trees: impl IntoIterator<Item = PathBuf>) {
-        self.floors.extend(trees.into_iter().map(|tree| normalize_path(&tree)));
+    pub fn allow_by_kernel(&mut self, trees: impl IntoIterator<Item = PathBuf>) {
+        self.kernel_allowed.extend(trees.into_iter().map(|tree| normalize_path(&tree)));
     }
 
     /// Returns whether a call that makes an object at `path` may continue, because it is in such a
     /// tree.
-    pub fn floor_allows(&self, path: &[u8]) -> bool {
-        deepest_root(&self.private, path).is_some_and(|tree| self.floors.iter().any(|floor| floor == tree))
+    pub fn kernel_allows(&self, path: &[u8]) -> bool {
+        deepest_root(&self.private, path).is_some_and(|tree| self.kernel_allowed.iter().any(|allowed| allowed == tree))
     }
 
     /// Marks the workspace as an overlay. Operations in it must not run in the supervisor's mount

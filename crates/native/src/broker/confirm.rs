@@ -230,7 +230,7 @@ impl BrokerService {
     }
 
     /// Returns the refusal of `path` by the survey of the writable trees, see
-    /// [`guards`](crate::guards).
+    /// [`guards`](stockade_permissions::guards).
     pub(super) fn refusal_of_place(&self, operation: DeniedOperation, path: &[u8]) -> Option<PermissionRefusal> {
         self.first.as_ref()?;
         let root_length = self.powers.root_length(path)?;

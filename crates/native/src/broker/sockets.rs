@@ -316,7 +316,7 @@ impl BrokerService {
                 native_access(&place.directory.fd, Access::WRITE_OK | Access::EXEC_OK)?;
                 return Err(refuse_operation(DeniedOperation::Bind, &path, refusal));
             }
-            PermissionVerdict::Private if self.powers.floor_allows(&path) => {
+            PermissionVerdict::Private if self.powers.kernel_allows(&path) => {
                 return Ok(CallProgress::Done(CallReply::Continue));
             }
             PermissionVerdict::Private | PermissionVerdict::Allow => {}

@@ -1,5 +1,5 @@
 //! The supervisor of a session. It has one thread and runs no command itself. It keeps one worker
-//! (a *front* in the code) ahead that waits with a prepared sandbox.
+//! ahead that waits with a prepared sandbox.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

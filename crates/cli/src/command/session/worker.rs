@@ -1,4 +1,4 @@
-//! Worker process of a session (a *front* in the code): it is forked ahead, prepares a sandbox, and
+//! Worker process of a session: it is forked ahead, prepares a sandbox, and
 //! waits for a client. Then it runs the command as any other run, with the client's directory,
 //! variables, streams and terminal. It exits with the command, so the next command finds no state
 //! of it.
