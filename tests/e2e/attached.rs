@@ -376,7 +376,8 @@ fn clients_are_bounded_and_go_without_a_trace() {
                 client.send_signal(Signal::KILL).unwrap();
                 client.wait_for_end().unwrap();
             }
-            eventually("something of them is left", || counts() == before);
+            // Threads and descriptors of the start may have gone meanwhile.
+            eventually("something of them is left", || descriptors() <= before.0 && threads() <= before.1);
         }
         assert_eq!(world.run(&writing(world, "--close", &id, "x")).ended, ProgramEnd::Code(0));
         assert_eq!(waited(world, &id), ProgramEnd::Code(0));
