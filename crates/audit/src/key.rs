@@ -128,9 +128,9 @@ impl KeyFiles {
         let name = self.pending_name();
         let path = self.place.path.join(&name);
         let mut seed = [0; 32];
-        let got = getrandom(&mut seed, GetRandomFlags::empty())
+        let length = getrandom(&mut seed, GetRandomFlags::empty())
             .map_err(|e| system_error("make a key for", &path)(e.into()))?;
-        let key = (got == seed.len()).then(|| SigningKey::from_seed(&seed)).flatten();
+        let key = (length == seed.len()).then(|| SigningKey::from_seed(&seed)).flatten();
         let key = key.ok_or_else(|| system_error("make a key for", &path)(io::ErrorKind::Other.into()))?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
         let missing = || system_error("create", &path)(io::ErrorKind::NotFound.into());

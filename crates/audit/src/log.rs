@@ -316,11 +316,11 @@ impl AuditLogWriter {
             if !state.syncing {
                 break;
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return Err(LogCommitError::Slow);
             }
-            state = self.synced.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.synced.wait_timeout(state, remaining).unwrap_or_else(PoisonError::into_inner).0;
         }
         state.syncing = true;
         let tip = state.tip;
@@ -394,7 +394,7 @@ impl AuditLogWriter {
         let (tip, last) = (state.tip, state.note.last);
         let fault = match tip.seq.cmp(&last.seq) {
             std::cmp::Ordering::Less => {
-                LineFault::Missing { last: last.seq, count: last.seq - tip.seq, witness: LogEndSource::Head }
+                LineFault::Missing { last: last.seq, count: last.seq - tip.seq, end_source: LogEndSource::Head }
             }
             std::cmp::Ordering::Equal if tip != last => LineFault::NotHead,
             _ => return Ok(()),
@@ -461,7 +461,7 @@ impl AuditLogWriter {
             let last = state.tip.seq;
             let there =
                 crate::opening::count_whole_lines(&self.file, size).map_err(system_error("read", &self.path))?;
-            let fault = LineFault::Missing { last, count: last.saturating_sub(there), witness: LogEndSource::Head };
+            let fault = LineFault::Missing { last, count: last.saturating_sub(there), end_source: LogEndSource::Head };
             return Err(AppendError::Broken { dir: dir(), line: last, fault });
         }
         match scan::follow_chain(&self.file, state.tip, size).map_err(system_error("read", &self.path))? {

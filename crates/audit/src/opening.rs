@@ -125,7 +125,7 @@ fn compare_head(
         LineFault::Missing {
             last: note.last.seq,
             count: note.last.seq.saturating_sub(there),
-            witness: LogEndSource::Head,
+            end_source: LogEndSource::Head,
         }
     } else {
         LineFault::NotHead

@@ -108,7 +108,7 @@ impl EventRecorder for AuditLog {
 ///
 /// # Errors
 /// [`CliError`] if the store cannot be read.
-pub fn kept_anchors(file: &Path) -> Result<Vec<LogAnchor>, CliError> {
+pub fn list_stored_anchors(file: &Path) -> Result<Vec<LogAnchor>, CliError> {
     if file.try_exists().is_ok_and(|exists| !exists) {
         return Ok(Vec::new());
     }

@@ -490,7 +490,7 @@ mod tests {
         let home = || Ok(PathBuf::from("/home/u"));
         let shown =
             |typed: &str| expand_path(Path::new(typed), &home, Path::new("/w/p")).map(|p| p.display().to_string());
-        for (typed, wanted) in [
+        for (typed, expected) in [
             ("~", "/home/u"),
             ("~/x/../y", "/home/u/y"),
             ("a/./b", "/w/p/a/b"),
@@ -498,7 +498,7 @@ mod tests {
             ("/../etc", "/etc"),
             ("./~x", "/w/p/~x"),
         ] {
-            assert_eq!(shown(typed).unwrap(), wanted, "{typed}");
+            assert_eq!(shown(typed).unwrap(), expected, "{typed}");
         }
         assert!(shown("~root/x").is_err());
     }

@@ -127,11 +127,11 @@ fn style_of(stream: &(impl IsTerminal + AsFd)) -> TextLayout {
         return TextLayout::PIPE;
     }
     let columns = rustix::termios::tcgetwinsize(stream).map_or(0, |size| size.ws_col);
-    TextLayout::for_terminal(columns, color_wanted())
+    TextLayout::for_terminal(columns, wants_color())
 }
 
 /// Returns whether colour may be used on a terminal (no-color.org).
-pub(crate) fn color_wanted() -> bool {
+pub(crate) fn wants_color() -> bool {
     let off = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     !off && std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb")
 }

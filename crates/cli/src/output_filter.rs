@@ -122,12 +122,12 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(shown: &str, wanted: &str) {
+    fn check(shown: &str, expected: &str) {
         for length in 1..=shown.len() {
             let mut passed = OutputFilter::default();
-            let kept: Vec<u8> =
+            let output: Vec<u8> =
                 shown.as_bytes().chunks(length).flat_map(|piece| passed.filter_bytes(piece).into_owned()).collect();
-            assert_eq!(String::from_utf8_lossy(&kept), wanted, "{shown:?} by {length}");
+            assert_eq!(String::from_utf8_lossy(&output), expected, "{shown:?} by {length}");
         }
     }
 

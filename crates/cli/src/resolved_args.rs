@@ -290,8 +290,8 @@ pub fn parse_grants(
         match text.to_str().map(str::trim) {
             Some(name) if signing_names::is_one(name) => all.extend(signing_names::resolve_grants(name, variables)?),
             Some(group) if group.starts_with('@') => all.extend(parse_connect_grants(group, group)?),
-            Some(said) if said.starts_with("connect ") => {
-                all.extend(parse_connect_grants(said, said.trim_start_matches("connect").trim())?);
+            Some(grant_text) if grant_text.starts_with("connect ") => {
+                all.extend(parse_connect_grants(grant_text, grant_text.trim_start_matches("connect").trim())?);
             }
             _ => all.push(parse_grant(text, variables, cwd, workspace)?),
         }
@@ -299,13 +299,13 @@ pub fn parse_grants(
     Ok(all)
 }
 
-/// Returns the grants to connect to named hosts, or to a shipped group of hosts. `said` is the
+/// Returns the grants to connect to named hosts, or to a shipped group of hosts. `grant_text` is the
 /// whole argument. From here on only the list of hosts counts: a later change of a group does not
 /// change an approval.
-fn parse_connect_grants(said: &str, hosts: &str) -> Result<Vec<Grant>, CliError> {
+fn parse_connect_grants(grant_text: &str, hosts: &str) -> Result<Vec<Grant>, CliError> {
     const CONNECT_HINT: &str = "for example --grant 'connect pypi.org:443', 'connect *.example.com' or @pypi";
     let no_grant = |why: &dyn std::fmt::Display| {
-        let shown = RawText::from(said).to_escaped();
+        let shown = RawText::from(grant_text).to_escaped();
         CliError::new(format!("`{shown}` is no grant: {why}")).with_hint(CONNECT_HINT)
     };
     let entry: HostEntry = hosts.parse().map_err(|why| no_grant(&why))?;
@@ -378,14 +378,14 @@ mod tests {
     }
 
     #[track_caller]
-    fn check_grant(typed: &str, wanted: &str) {
+    fn check_grant(typed: &str, expected: &str) {
         let variables = |name: &str| match name {
             "HOME" => Some(OsString::from("/usr")),
             "PATH" => Some(OsString::from("relative:/nonexistent:/bin")),
             _ => None,
         };
         let shown = parse_grant(OsStr::new(typed), &variables, Path::new("/usr/share"), Path::new("/usr/share"));
-        assert_eq!(shown.unwrap().to_string(), wanted, "{typed}");
+        assert_eq!(shown.unwrap().to_string(), expected, "{typed}");
     }
 
     #[test]
@@ -447,8 +447,8 @@ mod tests {
             std::fs::create_dir_all(&workspace).unwrap();
             std::os::unix::fs::symlink(real.join(target), workspace.join("out")).unwrap();
             let failure = parse_grant(OsStr::new("write out"), &nothing, &workspace, &workspace).unwrap_err();
-            let wanted = format!("if that is meant, name the place: --grant 'write {}/{shown}'", real.display());
-            assert_eq!(failure.hint.as_deref(), Some(wanted.as_str()));
+            let expected = format!("if that is meant, name the place: --grant 'write {}/{shown}'", real.display());
+            assert_eq!(failure.hint.as_deref(), Some(expected.as_str()));
             std::fs::remove_file(workspace.join("out")).unwrap();
         }
     }

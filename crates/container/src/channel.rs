@@ -61,7 +61,7 @@ pub(crate) struct LauncherChannel {
     /// True if the command was killed: there is a time limit for its output.
     killed: AtomicBool,
     /// Dropped at the end of the command.
-    kept: Mutex<Option<Box<dyn std::any::Any + Send>>>,
+    held_data: Mutex<Option<Box<dyn std::any::Any + Send>>>,
     launcher: CommandLauncher,
     /// True if the sandbox of the command is built, and its end was not reported.
     stands: AtomicBool,
@@ -78,9 +78,9 @@ pub(crate) struct LauncherExec {
 #[derive(Clone)]
 pub(crate) struct ContainerLiveness {
     /// True once it has ended.
-    pub(crate) gone: watch::Receiver<bool>,
+    pub(crate) has_ended: watch::Receiver<bool>,
     /// True if a command in it always ends with its launcher.
-    pub(crate) has_walls: bool,
+    pub(crate) has_isolation: bool,
 }
 
 type LauncherOutput = Pin<Box<dyn Stream<Item = Result<LogOutput, Error>> + Send>>;
@@ -112,7 +112,7 @@ pub(crate) struct LauncherExitOutput {
 
 /// Starts a launcher, sends this frame to it, and reads its output to the end, within the time-out
 /// of a call.
-pub(crate) fn all_said(
+pub(crate) fn read_launcher_output(
     client: &ContainerClient,
     exec: LauncherExec,
     first: ChannelFrame,
@@ -121,22 +121,22 @@ pub(crate) fn all_said(
         let (_, mut output, mut input) = attach_launcher(docker, exec).await?;
         input.write_all(&first.encode_frame()).await?;
         input.flush().await?;
-        let (mut said, mut complaint) = (Vec::new(), Vec::new());
+        let (mut content, mut complaint) = (Vec::new(), Vec::new());
         while let Some(piece) = output.next().await {
             match piece? {
-                LogOutput::StdOut { message } => keep_some(&mut said, &message, MAX_ANSWER_BYTES),
-                LogOutput::StdErr { message } => keep_some(&mut complaint, &message, MAX_COMPLAINT_BYTES),
+                LogOutput::StdOut { message } => append_bounded(&mut content, &message, MAX_ANSWER_BYTES),
+                LogOutput::StdErr { message } => append_bounded(&mut complaint, &message, MAX_COMPLAINT_BYTES),
                 LogOutput::Console { .. } | LogOutput::StdIn { .. } => {}
             }
         }
-        Ok(LauncherExitOutput { output: said, complaint: String::from_utf8_lossy(&complaint).trim().to_owned() })
+        Ok(LauncherExitOutput { output: content, complaint: String::from_utf8_lossy(&complaint).trim().to_owned() })
     })
 }
 
 /// Keeps a bounded part of a launcher's text that is no frame.
-fn keep_some(kept: &mut Vec<u8>, text: &[u8], most: usize) {
-    let room = most.saturating_sub(kept.len());
-    kept.extend_from_slice(&text[..text.len().min(room)]);
+fn append_bounded(held_data: &mut Vec<u8>, text: &[u8], most: usize) {
+    let room = most.saturating_sub(held_data.len());
+    held_data.extend_from_slice(&text[..text.len().min(room)]);
 }
 
 impl LauncherChannel {
@@ -149,7 +149,8 @@ impl LauncherChannel {
     ) -> Result<Self, CallError> {
         let container = exec.container.clone();
         let (id, output, input) = client.call(CALL_TIMEOUT, |docker| attach_launcher(docker, exec))?;
-        let launcher = CommandLauncher { client: client.clone(), container, exec: id, has_walls: fate.has_walls };
+        let launcher =
+            CommandLauncher { client: client.clone(), container, exec: id, has_isolation: fate.has_isolation };
         let (sender, queue) = channel(FRAMES_MAX);
         let (messages_in, messages) = channel(MESSAGES_MAX);
         let streams = Arc::<Mutex<StdioStreamSet>>::default();
@@ -165,7 +166,7 @@ impl LauncherChannel {
         };
         let tasks = [
             client.spawn_task(send_queued_frames(queue, piece_queue, input)),
-            client.spawn_task(incoming.receive_output(output, fate.gone)),
+            client.spawn_task(incoming.receive_output(output, fate.has_ended)),
         ];
         Ok(Self {
             sender: Arc::new(Mutex::new(Some(sender))),
@@ -177,7 +178,7 @@ impl LauncherChannel {
             tasks,
             outputs: Mutex::default(),
             killed: AtomicBool::new(false),
-            kept: Mutex::default(),
+            held_data: Mutex::default(),
             launcher,
             stands: AtomicBool::new(false),
         })
@@ -231,7 +232,7 @@ impl LauncherChannel {
     /// Keeps the caller's streams for as long as the command runs, because the processes at their
     /// other ends must see its end.
     pub(crate) fn keep_alive(&self, carried: impl Send + 'static) {
-        *lock_mutex(&self.kept) = Some(Box::new(carried));
+        *lock_mutex(&self.held_data) = Some(Box::new(carried));
     }
 
     /// Returns the launcher's standard error.
@@ -264,7 +265,7 @@ impl LauncherChannel {
 
     fn end_streams(&self) {
         self.wait_for_streams();
-        drop(lock_mutex(&self.kept).take());
+        drop(lock_mutex(&self.held_data).take());
         self.close_outside();
     }
 
@@ -283,16 +284,16 @@ impl LauncherChannel {
 }
 
 impl remote::AttemptChannel for LauncherChannel {
-    fn send_message(&self, said: &remote::EngineMessage) -> io::Result<()> {
-        if *said == remote::EngineMessage::Kill {
+    fn send_message(&self, content: &remote::EngineMessage) -> io::Result<()> {
+        if *content == remote::EngineMessage::Kill {
             self.killed.store(true, Ordering::Release);
         }
-        self.send_message(said).inspect_err(|_| self.hang_up())
+        self.send_message(content).inspect_err(|_| self.hang_up())
     }
 
     fn receive_message(&self) -> io::Result<Option<AttemptMessage>> {
-        let told = self.receive_message::<AttemptMessage>();
-        match &told {
+        let attempt_message = self.receive_message::<AttemptMessage>();
+        match &attempt_message {
             Ok(Some(AttemptMessage::Event(event))) if matches!(**event, AttemptEvent::Ended(_)) => {
                 self.stands.store(false, Ordering::Release);
                 self.end_streams();
@@ -306,7 +307,7 @@ impl remote::AttemptChannel for LauncherChannel {
                 }
             }
         }
-        told
+        attempt_message
     }
 
     fn fall_silent(&self) {
@@ -332,8 +333,8 @@ impl Drop for LauncherChannel {
 
 /// Waits until no more data of an ended container is expected; forever if the container is not
 /// watched.
-async fn too_late(mut gone: watch::Receiver<bool>) {
-    if gone.wait_for(|gone| *gone).await.is_ok() {
+async fn too_late(mut has_ended: watch::Receiver<bool>) {
+    if has_ended.wait_for(|has_ended| *has_ended).await.is_ok() {
         return tokio::time::sleep(LATE_OUTPUT_TIMEOUT).await;
     }
     std::future::pending().await
@@ -365,8 +366,8 @@ struct LauncherReceiver {
 }
 
 impl LauncherReceiver {
-    async fn receive_output(mut self, mut output: LauncherOutput, gone: watch::Receiver<bool>) {
-        let mut too_late = std::pin::pin!(too_late(gone));
+    async fn receive_output(mut self, mut output: LauncherOutput, has_ended: watch::Receiver<bool>) {
+        let mut too_late = std::pin::pin!(too_late(has_ended));
         loop {
             let piece = tokio::select! {
                 piece = output.next() => piece,
@@ -419,6 +420,6 @@ impl LauncherReceiver {
     }
 
     fn append_complaint(&self, text: &[u8]) {
-        keep_some(&mut lock_mutex(&self.complaint), text, MAX_COMPLAINT_BYTES);
+        append_bounded(&mut lock_mutex(&self.complaint), text, MAX_COMPLAINT_BYTES);
     }
 }

@@ -42,12 +42,12 @@ pub(crate) struct HostEgress {
     resolver: Arc<dyn NameResolver>,
     events: WeakEventSender,
     runtime: Handle,
-    post: TunnelFrameSender,
-    passages: OnceLock<TunnelStreamTable>,
-    door: Mutex<HostEgressState>,
+    frame_sender: TunnelFrameSender,
+    stream_table: OnceLock<TunnelStreamTable>,
+    egress_proxy: Mutex<HostEgressState>,
     /// Requests without an answer, and the dialling of some.
     open: Mutex<Vec<(u32, Option<PendingDial>)>>,
-    told: Mutex<BTreeSet<String>>,
+    reports: Mutex<BTreeSet<String>>,
 }
 
 enum HostEgressState {
@@ -67,7 +67,7 @@ impl HostEgress {
         plan: &AttemptPlan,
         resolver: Option<Arc<dyn NameResolver>>,
         events: &AttemptEventSender,
-        (runtime, post): (Handle, TunnelFrameSender),
+        (runtime, frame_sender): (Handle, TunnelFrameSender),
     ) -> Result<Self, StartError> {
         let rules = plan.profile.egress.clone();
         let edge = PreparedInterception::prepare_rules(&rules, &TrustRoots::System);
@@ -83,11 +83,11 @@ impl HostEgress {
             resolver: resolver.unwrap_or_else(|| Arc::<SystemResolver>::default()),
             events: events.downgrade(),
             runtime,
-            post,
-            passages: OnceLock::new(),
-            door: Mutex::new(HostEgressState::Shut),
+            frame_sender,
+            stream_table: OnceLock::new(),
+            egress_proxy: Mutex::new(HostEgressState::Shut),
             open: Mutex::default(),
-            told: Mutex::default(),
+            reports: Mutex::default(),
         })
     }
 
@@ -118,16 +118,16 @@ impl HostEgress {
     /// Ends the network access after the command. Sends its remaining data, for a second at most,
     /// and reports the last records.
     pub(crate) fn shut_down(&self) {
-        let state = std::mem::replace(&mut *lock_mutex(&self.door), HostEgressState::Over);
+        let state = std::mem::replace(&mut *lock_mutex(&self.egress_proxy), HostEgressState::Over);
         lock_mutex(&self.open).clear();
-        if let HostEgressState::Open(door) = state {
-            door.stop();
+        if let HostEgressState::Open(egress_proxy) = state {
+            egress_proxy.stop();
         }
         self.tunnel_streams().break_off();
     }
 
     fn tunnel_streams(&self) -> &TunnelStreamTable {
-        self.passages.get_or_init(|| TunnelStreamTable::new(Arc::clone(&self.post)))
+        self.stream_table.get_or_init(|| TunnelStreamTable::new(Arc::clone(&self.frame_sender)))
     }
 
     fn handle_request(self: &Arc<Self>, id: u32, question: &[u8]) -> Result<(), FrameError> {
@@ -155,22 +155,23 @@ impl HostEgress {
         Ok(())
     }
 
-    fn connect_target(self: &Arc<Self>, id: u32, target: NetworkTarget, who: EgressCaller) {
+    fn connect_target(self: &Arc<Self>, id: u32, target: NetworkTarget, caller: EgressCaller) {
         let rule = match self.reach.decide_target(&target) {
             Ok(rule) => rule,
             Err(refusal) => {
-                self.tell_refused(&target, &who, &refusal);
+                self.tell_refused(&target, &caller, &refusal);
                 return self.answer_pending(id, TunnelResponse::Refused { rule: refusal.rule });
             }
         };
         // Weak, because the egress proxy must not keep its owner alive.
         let own = Arc::downgrade(self);
-        let led = move |led| {
+        let on_dialled = move |dial_result| {
             if let Some(own) = own.upgrade() {
-                own.handle_dial_result(id, led);
+                own.handle_dial_result(id, dial_result);
             }
         };
-        let dialling = self.with_door(|door| door.dial_for_tunnel(target, who, EgressPermit { rule }, led));
+        let dialling = self
+            .with_proxy(|egress_proxy| egress_proxy.dial_for_tunnel(target, caller, EgressPermit { rule }, on_dialled));
         match dialling {
             Ok(dialling) => {
                 let mut open = lock_mutex(&self.open);
@@ -187,8 +188,8 @@ impl HostEgress {
     }
 
     /// Handles the result of dialling, on the proxy's thread.
-    fn handle_dial_result(self: &Arc<Self>, id: u32, led: Result<TcpStream, DialError>) {
-        let stream = match led {
+    fn handle_dial_result(self: &Arc<Self>, id: u32, dial_result: Result<TcpStream, DialError>) {
+        let stream = match dial_result {
             Ok(stream) => stream,
             Err(failure) => return self.answer_pending(id, TunnelResponse::from_dial_error(&failure)),
         };
@@ -236,19 +237,19 @@ impl HostEgress {
     }
 
     fn send_answer(&self, id: u32, answer: TunnelResponse) {
-        let posted = (self.post)(answer.to_frame(id));
+        let posted = (self.frame_sender)(answer.to_frame(id));
         self.runtime.spawn(async move {
             posted.await;
         });
     }
 
-    fn with_door<T>(&self, then: impl FnOnce(&EgressProxy) -> T) -> io::Result<T> {
-        let mut state = lock_mutex(&self.door);
+    fn with_proxy<T>(&self, then: impl FnOnce(&EgressProxy) -> T) -> io::Result<T> {
+        let mut state = lock_mutex(&self.egress_proxy);
         if let HostEgressState::Shut = &*state {
             *state = HostEgressState::Open(self.start_proxy()?);
         }
         match &*state {
-            HostEgressState::Open(door) => Ok(then(door)),
+            HostEgressState::Open(egress_proxy) => Ok(then(egress_proxy)),
             HostEgressState::Shut | HostEgressState::Over => Err(io::Error::other("the command is over")),
         }
     }
@@ -261,7 +262,7 @@ impl HostEgress {
             dns: None,
             edge: Arc::clone(&self.edge),
             namespace: Arc::new(DisconnectedNamespace),
-            judge: Arc::new(ApprovedTargetPolicy(self.reach.clone())),
+            policy: Arc::new(ApprovedTargetPolicy(self.reach.clone())),
             sink: Arc::new(move |event| {
                 events.send_event(match event {
                     EgressEvent::Connection(record) => AttemptEvent::Connection(record),
@@ -269,20 +270,24 @@ impl HostEgress {
                 });
             }),
             resolver: Arc::clone(&self.resolver),
-            lead: None,
+            connector: None,
         };
         EgressProxy::start(setup).map_err(io::Error::other)
     }
 
     /// Reports a request that the container made without permission.
-    fn tell_refused(&self, target: &NetworkTarget, who: &EgressCaller, refusal: &PermissionRefusal) {
-        let mut told = lock_mutex(&self.told);
+    fn tell_refused(&self, target: &NetworkTarget, caller: &EgressCaller, refusal: &PermissionRefusal) {
+        let mut reports = lock_mutex(&self.reports);
         let object = target.to_string();
-        if told.len() >= REPORTED_REFUSALS_MAX || !told.insert(object.clone()) {
+        if reports.len() >= REPORTED_REFUSALS_MAX || !reports.insert(object.clone()) {
             return;
         }
         let denial = refusal_denial(&object, refusal);
-        self.events.send_event(AttemptEvent::Denied(Denial { pid: who.pid, program: who.program.clone(), ..denial }));
+        self.events.send_event(AttemptEvent::Denied(Denial {
+            pid: caller.pid,
+            program: caller.program.clone(),
+            ..denial
+        }));
     }
 }
 
@@ -329,11 +334,11 @@ struct ApprovedTargetPolicy(EgressReach);
 impl EgressPolicy for ApprovedTargetPolicy {
     fn decide_request(
         &self,
-        wanted: EgressRequest,
-        _who: &EgressCaller,
+        egress_request: EgressRequest,
+        _caller: &EgressCaller,
         answer: Box<dyn FnOnce(EgressDecision) + Send>,
     ) {
-        let decided = match &wanted {
+        let decided = match &egress_request {
             EgressRequest::Target(target) => self.0.decide_target(target),
             EgressRequest::Secret { secret, rule } => self.0.decide_secret(secret, rule),
             EgressRequest::Effect { effect, message, .. } => self.0.decide_effect(effect, message),
@@ -380,7 +385,7 @@ mod tests {
     struct Host {
         outside: Arc<HostEgress>,
         posted: Receiver<ChannelFrame>,
-        told: Receiver<AttemptEvent>,
+        reports: Receiver<AttemptEvent>,
         _events: AttemptEventSender,
         _runtime: tokio::runtime::Runtime,
     }
@@ -414,12 +419,13 @@ mod tests {
     fn host(grants: &[String]) -> Host {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (sender, posted) = channel();
-        let post: TunnelFrameSender = Arc::new(move |frame| Box::pin(std::future::ready(sender.send(frame).is_ok())));
-        let (teller, told) = channel();
+        let frame_sender: TunnelFrameSender =
+            Arc::new(move |frame| Box::pin(std::future::ready(sender.send(frame).is_ok())));
+        let (teller, reports) = channel();
         let events = AttemptEventSender::new(move |event| drop(teller.send(event)));
-        let around = (runtime.handle().clone(), post);
+        let around = (runtime.handle().clone(), frame_sender);
         let outside = HostEgress::for_plan(&plan(grants), Some(Arc::new(Loopback)), &events, around).unwrap();
-        Host { outside: Arc::new(outside), posted, told, _events: events, _runtime: runtime }
+        Host { outside: Arc::new(outside), posted, reports, _events: events, _runtime: runtime }
     }
 
     impl Host {
@@ -442,7 +448,7 @@ mod tests {
     fn server() -> (u16, Receiver<String>) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (sender, heard) = channel();
+        let (sender, client_texts) = channel();
         std::thread::spawn(move || {
             for mut stream in listener.incoming().map_while(Result::ok) {
                 let sender = sender.clone();
@@ -454,12 +460,12 @@ mod tests {
                 });
             }
         });
-        (port, heard)
+        (port, client_texts)
     }
 
     #[test]
     fn the_host_judges_whatever_the_inside_claims() {
-        let (port, heard) = server();
+        let (port, client_texts) = server();
         let host = host(&[format!("connect good.test:{port}")]);
         // Forged: the container has no permission for these.
         for (id, target) in
@@ -467,19 +473,21 @@ mod tests {
         {
             let answer = host.ask(id, &connect(&target));
             assert!(matches!(answer, TunnelResponse::Refused { .. }), "{target}: {answer:?}");
-            let AttemptEvent::Denied(denial) = host.told.recv_timeout(PATIENCE).unwrap() else { panic!("not told") };
+            let AttemptEvent::Denied(denial) = host.reports.recv_timeout(PATIENCE).unwrap() else { panic!("not told") };
             assert_eq!(denial.grant, Some(format!("connect {target}").parse().unwrap()));
         }
-        assert!(heard.try_recv().is_err(), "somebody was reached");
+        assert!(client_texts.try_recv().is_err(), "somebody was reached");
         // Control: a granted target is reached.
         assert_eq!(host.ask(4, &connect(&format!("good.test:{port}"))), TunnelResponse::Connected);
         let ChannelFrame::Piece(4, hello) = host.posted.recv_timeout(PATIENCE).unwrap() else { panic!("no bytes") };
         assert_eq!(hello, b"hello");
         host.outside.handle_frame(ChannelFrame::Piece(4, b"and hello".to_vec())).unwrap();
         host.outside.handle_frame(ChannelFrame::Piece(4, Vec::new())).unwrap();
-        assert_eq!(heard.recv_timeout(PATIENCE).unwrap(), "and hello");
+        assert_eq!(client_texts.recv_timeout(PATIENCE).unwrap(), "and hello");
         host.outside.shut_down();
-        let AttemptEvent::Connection(record) = host.told.recv_timeout(PATIENCE).unwrap() else { panic!("no record") };
+        let AttemptEvent::Connection(record) = host.reports.recv_timeout(PATIENCE).unwrap() else {
+            panic!("no record")
+        };
         assert_eq!(
             (record.target.to_string(), record.bytes_up, record.bytes_down),
             (format!("good.test:{port}"), 9, 5)
@@ -490,7 +498,7 @@ mod tests {
 
     #[test]
     fn what_is_agreed_to_meanwhile_counts_and_names_are_asked_for_by_leave_alone() {
-        let (port, _heard) = server();
+        let (port, _client_texts) = server();
         let host = host(&[]);
         let target = format!("late.test:{port}");
         let look_up = |name: &str| TunnelRequest::LookUp { name: name.to_owned() };
@@ -511,7 +519,7 @@ mod tests {
         // default limit.
         let files = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }).unwrap();
-        let (port, _heard) = server();
+        let (port, _client_texts) = server();
         let target = format!("good.test:{port}");
         let host = host(&[format!("connect {target}")]);
         let stands = |id: u32| host.ask(id, &connect(&target)) == TunnelResponse::Connected;

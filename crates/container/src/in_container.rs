@@ -81,9 +81,9 @@ pub fn reap_orphans() -> io::Result<()> {
 /// [`io::Error`] if the engine sends invalid data, or is gone.
 pub fn serve_command() -> io::Result<()> {
     let to = fcntl_dupfd_cloexec(rustix::stdio::stdout(), FIRST_FREE_DESCRIPTOR)?;
-    let way = Arc::new(EngineChannel { to: Mutex::new(to) });
+    let engine_channel = Arc::new(EngineChannel { to: Mutex::new(to) });
     let (order, frames) = receive_order()?;
-    run_command(order, frames, &way)
+    run_command(order, frames, &engine_channel)
 }
 
 /// Reads the order, which is the first message on standard input.
@@ -97,7 +97,7 @@ fn receive_order<T: DeserializeOwned>() -> io::Result<(T, EngineFrameReader)> {
 
 /// Returns whether the kernel, which may be the runtime's own, has the features for level
 /// `restricted`.
-fn has_native_walls() -> bool {
+fn has_native_isolation() -> bool {
     stockade_sys::landlock::query_abi_version().is_ok_and(|abi| abi > 0)
 }
 
@@ -121,7 +121,7 @@ pub fn report_features() -> io::Result<()> {
     let (order, _) = receive_order::<ProbeOrder>()?;
     let reached = order.hidden.iter().filter_map(|path| find_reachable(path.as_path())).collect();
     let found = ContainerFeatures {
-        native_walls: has_native_walls(),
+        native_walls: has_native_isolation(),
         boot: kernel::boot_id(),
         filtered: is_filtered()?,
         // A runtime's own kernel may have no namespaces, and shares none then.
@@ -158,8 +158,8 @@ impl EngineChannel {
         to.write_all(&frame.encode_frame())
     }
 
-    fn send_event(&self, told: &AttemptMessage) -> io::Result<()> {
-        self.send_frame(&ChannelFrame::Message(serde_json::to_vec(told)?))
+    fn send_event(&self, attempt_message: &AttemptMessage) -> io::Result<()> {
+        self.send_frame(&ChannelFrame::Message(serde_json::to_vec(attempt_message)?))
     }
 }
 
@@ -186,25 +186,27 @@ impl EngineFrameReader {
     }
 }
 
-fn run_command(order: LauncherOrder, frames: EngineFrameReader, way: &Arc<EngineChannel>) -> io::Result<()> {
+fn run_command(order: LauncherOrder, frames: EngineFrameReader, engine_channel: &Arc<EngineChannel>) -> io::Result<()> {
     let LauncherOrder { order: AttemptOrder { plan, io, hold, umask: mask }, size, around, served } = order;
     umask(Mode::from_raw_mode(mask));
-    let has_walls = has_native_walls();
-    let mut ends = LauncherStdio::put_in_place(io, size, has_walls)?;
+    let has_isolation = has_native_isolation();
+    let mut ends = LauncherStdio::put_in_place(io, size, has_isolation)?;
     let (on_end, ended) = channel();
-    let teller = Arc::clone(way);
+    let teller = Arc::clone(engine_channel);
     let events = AttemptEventSender::new(move |event| match event {
         // After all output of the command, which may take time.
         AttemptEvent::Ended(_) => drop(on_end.send(event)),
         event => drop(teller.send_event(&AttemptMessage::Event(Box::new(event)))),
     });
     let counted = LimitCounters::read_counters(around);
-    let leads = Arc::new(HostTunnel::new(way));
+    let leads = Arc::new(HostTunnel::new(engine_channel));
     let mut proxy = None;
-    let prepared = if has_walls {
-        let (lead, resolver) = (Arc::clone(&leads), Arc::clone(&leads));
-        let backend =
-            NativeBackend::default().within_isolation(own_directories()).led_by(lead, served).with_resolver(resolver);
+    let prepared = if has_isolation {
+        let (connector, resolver) = (Arc::clone(&leads), Arc::clone(&leads));
+        let backend = NativeBackend::default()
+            .within_isolation(own_directories())
+            .with_tunnel(connector, served)
+            .with_resolver(resolver);
         backend.prepare_attempt(&plan, &io, hold, events)
     } else {
         let mut plan = plan;
@@ -219,20 +221,20 @@ fn run_command(order: LauncherOrder, frames: EngineFrameReader, way: &Arc<Engine
     close_to_others()?;
     // The command has its own copies; with these copies its streams would never end. Without
     // isolation, the command is started at the release and gets these.
-    if has_walls {
+    if has_isolation {
         detach_stdio()?;
     }
     let attempt = match prepared {
         Ok(attempt) => attempt,
-        Err(error) => return way.send_event(&AttemptMessage::Prepared(Err(error))),
+        Err(error) => return engine_channel.send_event(&AttemptMessage::Prepared(Err(error))),
     };
     let mut streams = StdioStreamSet::default();
     let (waited, over) = end_signal_pipe()?;
     let over = EndSignal(Arc::new(Mutex::new(Some(over))));
-    let outputs = ends.start_copying(&mut streams, &waited, way)?;
+    let outputs = ends.start_copying(&mut streams, &waited, engine_channel)?;
     thread::spawn({
-        let (way, over, leads) = (Arc::clone(way), over.clone(), Arc::clone(&leads));
-        move || report_end(&ended, &over, outputs, (proxy.as_deref(), &leads, &counted, &way))
+        let (engine_channel, over, leads) = (Arc::clone(engine_channel), over.clone(), Arc::clone(&leads));
+        move || report_end(&ended, &over, outputs, (proxy.as_deref(), &leads, &counted, &engine_channel))
     });
     let terminal = ends.terminal;
     let mut enforced = attempt.enforcement_report().clone();
@@ -240,12 +242,19 @@ fn run_command(order: LauncherOrder, frames: EngineFrameReader, way: &Arc<Engine
     let unlike_linux = [("terminal", of_terminal), ("system-calls", kernel::kernel_report())];
     let unlike_linux = unlike_linux.into_iter().filter_map(|(name, layer)| Some((name.to_owned(), layer?)));
     enforced.layers.extend(unlike_linux);
-    let (said, hear) = channel();
-    let listener = EngineFrameHandler { streams, terminal, leads, over, said, way: Arc::clone(way) };
+    let (message_sender, hear) = channel();
+    let listener = EngineFrameHandler {
+        streams,
+        terminal,
+        leads,
+        over,
+        message_sender,
+        engine_channel: Arc::clone(engine_channel),
+    };
     thread::spawn(move || listener.handle_frames(frames));
-    way.send_event(&AttemptMessage::Prepared(Ok(enforced)))?;
+    engine_channel.send_event(&AttemptMessage::Prepared(Ok(enforced)))?;
     // Disconnected when the engine is gone; the whole command then ends.
-    serve_attempt(attempt, || Ok(hear.recv().ok()), |told| way.send_event(told))
+    serve_attempt(attempt, || Ok(hear.recv().ok()), |attempt_message| engine_channel.send_event(attempt_message))
 }
 
 /// Reports the end of the command after all its output was sent.
@@ -253,7 +262,7 @@ fn report_end(
     ended: &Receiver<AttemptEvent>,
     over: &EndSignal,
     outputs: Vec<Receiver<()>>,
-    (proxy, leads, counted, way): (Option<&CommandProxy>, &HostTunnel, &LimitCounters, &EngineChannel),
+    (proxy, leads, counted, engine_channel): (Option<&CommandProxy>, &HostTunnel, &LimitCounters, &EngineChannel),
 ) {
     if let Ok(event) = ended.recv() {
         over.signal_end();
@@ -269,9 +278,9 @@ fn report_end(
             counted
                 .events_since(end)
                 .into_iter()
-                .for_each(|event| drop(way.send_event(&AttemptMessage::Event(Box::new(event)))));
+                .for_each(|event| drop(engine_channel.send_event(&AttemptMessage::Event(Box::new(event)))));
         }
-        let _ = way.send_event(&AttemptMessage::Event(Box::new(event)));
+        let _ = engine_channel.send_event(&AttemptMessage::Event(Box::new(event)));
     }
 }
 
@@ -291,8 +300,8 @@ struct EngineFrameHandler {
     terminal: Option<LauncherTerminal>,
     leads: Arc<HostTunnel>,
     over: EndSignal,
-    said: Sender<EngineMessage>,
-    way: Arc<EngineChannel>,
+    message_sender: Sender<EngineMessage>,
+    engine_channel: Arc<EngineChannel>,
 }
 
 impl EngineFrameHandler {
@@ -311,7 +320,7 @@ impl EngineFrameHandler {
     fn handle_frame(&mut self, frame: ChannelFrame) -> bool {
         match frame {
             ChannelFrame::Message(message) => {
-                serde_json::from_slice(&message).is_ok_and(|one| self.said.send(one).is_ok())
+                serde_json::from_slice(&message).is_ok_and(|one| self.message_sender.send(one).is_ok())
             }
             ChannelFrame::Resized(size) => {
                 let signal = self.terminal.as_ref().and_then(|terminal| terminal.set_size(size));
@@ -325,14 +334,14 @@ impl EngineFrameHandler {
             }
             frame => {
                 let hangs_up = frame == ChannelFrame::Data(StdioStream::Input, Vec::new());
-                let taken = self.streams.handle_frame(frame).is_ok();
+                let is_accepted = self.streams.handle_frame(frame).is_ok();
                 if let Some(terminal) = self.terminal.take_if(|_| hangs_up) {
                     self.send_signal(terminal.hang_up());
                     // This is the launcher's last copy, so the kernel signals the process at the
                     // other end.
                     self.over.signal_end();
                 }
-                taken
+                is_accepted
             }
         }
     }
@@ -347,7 +356,7 @@ impl EngineFrameHandler {
                 TerminalInput::Signal(signal) => {
                     self.send_signal(Some(signal));
                     // The key is not read by a process, so its byte is acknowledged here.
-                    self.way.send_frame(&ChannelFrame::Taken(StdioStream::Input, 1))?;
+                    self.engine_channel.send_frame(&ChannelFrame::Taken(StdioStream::Input, 1))?;
                 }
             }
         }
@@ -357,7 +366,7 @@ impl EngineFrameHandler {
     /// Sends a signal to the command; the backend knows whether the command still runs.
     fn send_signal(&self, signal: Option<Signal>) {
         if let Some(signal) = signal {
-            let _ = self.said.send(EngineMessage::Signal(signal.as_raw()));
+            let _ = self.message_sender.send(EngineMessage::Signal(signal.as_raw()));
         }
     }
 }
@@ -397,9 +406,9 @@ impl LauncherStdio {
         &mut self,
         streams: &mut StdioStreamSet,
         over: &Arc<OwnedFd>,
-        way: &Arc<EngineChannel>,
+        engine_channel: &Arc<EngineChannel>,
     ) -> io::Result<Vec<Receiver<()>>> {
-        let teller = Arc::clone(way);
+        let teller = Arc::clone(engine_channel);
         // An engine that does not read is gone; the listener detects this.
         let send: crate::stream_copy::FrameSender = Arc::new(move |frame| drop(teller.send_frame(&frame)));
         if let Some(input) = self.input.take() {

@@ -55,7 +55,7 @@ async fn watch_container(
     docker: Docker,
     container: String,
     (events, ended): (SandboxEventSender, Arc<AtomicBool>),
-    gone: watch::Sender<bool>,
+    has_ended: watch::Sender<bool>,
 ) {
     loop {
         // The first answer, or the engine closed the connection: then the container is inspected.
@@ -66,7 +66,7 @@ async fn watch_container(
             Err(_) => true,
         };
         if !runs {
-            gone.send_replace(true);
+            has_ended.send_replace(true);
         }
         if ended.load(Ordering::Acquire) {
             return;
@@ -101,7 +101,7 @@ impl ContainerSandbox {
         let ended = Arc::<AtomicBool>::default();
         let container = backend.container.clone();
         let telling = (events, Arc::clone(&ended));
-        let watch = watch_container(backend.client.api_client(), container, telling, backend.gone.clone());
+        let watch = watch_container(backend.client.api_client(), container, telling, backend.has_ended.clone());
         Self {
             id: plan.id.clone(),
             workspace: plan.workspace.clone(),
@@ -203,7 +203,7 @@ impl Sandbox for ContainerSandbox {
         match removed {
             Err(SandboxError::Gone(_)) | Ok(()) => {
                 // Callers that wait for a command in it learn of its end.
-                self.backend.gone.send_replace(true);
+                self.backend.has_ended.send_replace(true);
                 Ok(())
             }
             Err(error) => {

@@ -144,15 +144,15 @@ impl ContainerSandboxes {
 
     /// Checks the runtime. Podman's API accepts none, because its service was started with one.
     fn demand_runtime(&self, connected: &ContainerEngineConnection, plan: &SandboxPlan) -> Result<(), SandboxError> {
-        let Some(wanted) = plan.runtime.as_ref().map(RuntimeName::as_str) else { return Ok(()) };
+        let Some(requested_name) = plan.runtime.as_ref().map(RuntimeName::as_str) else { return Ok(()) };
         let own = connected.info.runtime.as_deref();
-        if own == Some(wanted) || connected.info.runtimes.iter().any(|runtime| runtime == wanted) {
+        if own == Some(requested_name) || connected.info.runtimes.iter().any(|runtime| runtime == requested_name) {
             return Ok(());
         }
         let why = match self.kind {
             ContainerEngineKind::Docker => {
                 let known = connected.info.runtimes.join(", ");
-                format!("{wanted} is none of those it has ({known}); others are named in its daemon.json")
+                format!("{requested_name} is none of those it has ({known}); others are named in its daemon.json")
             }
             ContainerEngineKind::Podman => {
                 let own = own.unwrap_or("another");
@@ -231,10 +231,10 @@ impl ContainerSandboxes {
         let brought = self.host_file_set(&own, facts);
         verification::verify_container(self.kind, plan, (user, brought), &made)?;
         let id = made.id.ok_or_else(|| StartError { what: "the container has no id".to_owned(), hint: None })?;
-        let wanted = id.clone();
+        let requested_name = id.clone();
         let found = connected.client.call(CREATE_TIMEOUT, |docker| async move {
-            docker.start_container(&wanted, None).await?;
-            docker.inspect_container(&wanted, None).await
+            docker.start_container(&requested_name, None).await?;
+            docker.inspect_container(&requested_name, None).await
         });
         let found = found.map_err(|error| error.to_start_error("start the container"))?;
         let enforced = verification::verify_container(self.kind, plan, (user, brought), &found)?;
@@ -299,9 +299,9 @@ impl ContainerSandboxes {
             user: made.user.to_string(),
             enforced: made.enforced.clone(),
             profile: plan.profile.clone(),
-            has_walls: true,
+            has_isolation: true,
             resolver: self.resolver.clone(),
-            gone: watch::Sender::new(false),
+            has_ended: watch::Sender::new(false),
         }
     }
 
@@ -368,9 +368,10 @@ impl SandboxProvider for ContainerSandboxes {
     fn adopt_sandbox(&self, plan: &SandboxPlan, events: SandboxEventSender) -> Result<Box<dyn Sandbox>, SandboxError> {
         let image = self.demand_possible(plan)?;
         let connected = self.connect_engine()?;
-        let wanted = container_name(&plan.id);
-        let found =
-            connected.client.call(CALL_TIMEOUT, |docker| async move { docker.inspect_container(&wanted, None).await });
+        let requested_name = container_name(&plan.id);
+        let found = connected
+            .client
+            .call(CALL_TIMEOUT, |docker| async move { docker.inspect_container(&requested_name, None).await });
         let found = match found {
             Ok(found) if is_ours(&found, plan, &self.settings.owner) && is_running(&found) => found,
             Ok(_) | Err(CallError::NotFound(_)) => return Err(SandboxError::Gone(plan.id.clone())),
@@ -387,7 +388,7 @@ impl SandboxProvider for ContainerSandboxes {
         let is_paused = found.state.as_ref().is_some_and(|state| state.paused == Some(true));
         let made = StartedContainer { started: start_time(&found), id: found.id.unwrap_or_default(), user, enforced };
         let mut backend = self.command_backend(connected, plan, &made);
-        backend.look_inside_again(plan, &expected, is_paused)?;
+        backend.recheck_container(plan, &expected, is_paused)?;
         Ok(Box::new(ContainerSandbox::watch_started(plan, made.started, backend, events)))
     }
 

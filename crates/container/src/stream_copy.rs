@@ -33,49 +33,49 @@ pub(crate) enum StreamEndCondition {
 
 /// Returns a descriptor to wait on, and one whose close signals the end.
 pub(crate) fn end_signal_pipe() -> io::Result<(Arc<OwnedFd>, OwnedFd)> {
-    let (waited, kept) = pipe_with(PipeFlags::CLOEXEC)?;
-    Ok((Arc::new(waited), kept))
+    let (waited, write_end) = pipe_with(PipeFlags::CLOEXEC)?;
+    Ok((Arc::new(waited), write_end))
 }
 
 /// Number of bytes of a stream that may still be sent.
 #[derive(Debug)]
 pub(crate) struct StreamWindow {
-    left: Mutex<Option<usize>>,
+    credit: Mutex<Option<usize>>,
     changed: Condvar,
 }
 
 impl Default for StreamWindow {
     fn default() -> Self {
-        Self { left: Mutex::new(Some(WINDOW_BYTES)), changed: Condvar::new() }
+        Self { credit: Mutex::new(Some(WINDOW_BYTES)), changed: Condvar::new() }
     }
 }
 
 impl StreamWindow {
     /// Waits until some bytes may be sent; `None` if the receiver is gone.
     fn wait_for_credit(&self) -> Option<usize> {
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        while *left == Some(0) {
-            left = self.changed.wait(left).unwrap_or_else(PoisonError::into_inner);
+        let mut credit = self.credit.lock().unwrap_or_else(PoisonError::into_inner);
+        while *credit == Some(0) {
+            credit = self.changed.wait(credit).unwrap_or_else(PoisonError::into_inner);
         }
-        *left
+        *credit
     }
 
     fn consume_credit(&self, bytes: usize) {
-        self.update_credit(|left| left.saturating_sub(bytes));
+        self.update_credit(|credit| credit.saturating_sub(bytes));
     }
 
     fn add_credit(&self, bytes: usize) {
-        self.update_credit(|left| left.saturating_add(bytes).min(WINDOW_BYTES));
+        self.update_credit(|credit| credit.saturating_add(bytes).min(WINDOW_BYTES));
     }
 
     fn close_window(&self) {
-        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.credit.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.changed.notify_all();
     }
 
     fn update_credit(&self, by: impl FnOnce(usize) -> usize) {
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        *left = left.map(by);
+        let mut credit = self.credit.lock().unwrap_or_else(PoisonError::into_inner);
+        *credit = credit.map(by);
         self.changed.notify_all();
     }
 }
@@ -189,12 +189,12 @@ fn read_stream(
     send: &(dyn Fn(ChannelFrame) + Send + Sync),
 ) {
     let mut buffer = vec![0; MAX_DATA_BYTES];
-    while let Some(left) = window.wait_for_credit() {
+    while let Some(credit) = window.wait_for_credit() {
         let (readable, over) = wait_for(from, PollFlags::IN, ending);
         if over && (!readable || until == StreamEndCondition::Said) {
             break;
         }
-        match rustix::io::read(from, &mut buffer[..left.min(MAX_DATA_BYTES)]) {
+        match rustix::io::read(from, &mut buffer[..credit.min(MAX_DATA_BYTES)]) {
             Ok(0) => break,
             Ok(length) => {
                 window.consume_credit(length);

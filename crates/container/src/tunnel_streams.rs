@@ -45,7 +45,7 @@ pub(crate) struct TunnelStreamTable {
 
 struct TunnelShared {
     table: Mutex<HashMap<u32, TunnelStream>>,
-    post: TunnelFrameSender,
+    frame_sender: TunnelFrameSender,
     /// Number of connections that have not sent everything yet.
     speaking: Mutex<usize>,
     quiet: Condvar,
@@ -63,41 +63,42 @@ struct TunnelStream {
 
 /// Number of bytes that may still be sent.
 struct TunnelWindow {
-    left: Mutex<usize>,
+    remaining: Mutex<usize>,
     changed: Notify,
 }
 
 impl TunnelWindow {
     fn new() -> Self {
-        Self { left: Mutex::new(TUNNEL_WINDOW_BYTES), changed: Notify::new() }
+        Self { remaining: Mutex::new(TUNNEL_WINDOW_BYTES), changed: Notify::new() }
     }
 
     async fn wait_for_credit(&self) -> usize {
         loop {
-            let left = *lock_mutex(&self.left);
-            if left >= PIECE_MIN_COST_BYTES {
-                return left;
+            let remaining = *lock_mutex(&self.remaining);
+            if remaining >= PIECE_MIN_COST_BYTES {
+                return remaining;
             }
             self.changed.notified().await;
         }
     }
 
     fn consume_credit(&self, bytes: usize) {
-        let mut left = lock_mutex(&self.left);
-        *left = left.saturating_sub(bytes);
+        let mut remaining = lock_mutex(&self.remaining);
+        *remaining = remaining.saturating_sub(bytes);
     }
 
     fn add_credit(&self, bytes: usize) {
-        let mut left = lock_mutex(&self.left);
-        *left = left.saturating_add(bytes).min(TUNNEL_WINDOW_BYTES);
+        let mut remaining = lock_mutex(&self.remaining);
+        *remaining = remaining.saturating_add(bytes).min(TUNNEL_WINDOW_BYTES);
         self.changed.notify_one();
     }
 }
 
 impl TunnelStreamTable {
-    /// Creates it without connections; `post` sends their frames.
-    pub(crate) fn new(post: TunnelFrameSender) -> Self {
-        let shared = TunnelShared { table: Mutex::default(), post, speaking: Mutex::default(), quiet: Condvar::new() };
+    /// Creates it without connections; `frame_sender` sends their frames.
+    pub(crate) fn new(frame_sender: TunnelFrameSender) -> Self {
+        let shared =
+            TunnelShared { table: Mutex::default(), frame_sender, speaking: Mutex::default(), quiet: Condvar::new() };
         Self { shared: Arc::new(shared) }
     }
 
@@ -122,7 +123,7 @@ impl TunnelStreamTable {
         let stream = tokio::net::TcpStream::from_std(stream)?;
         let (pieces, queue) = unbounded_channel();
         let pieces = Some(pieces);
-        let passage = TunnelStream {
+        let tunnel_stream = TunnelStream {
             pieces,
             pending: Arc::default(),
             room: Arc::new(TunnelWindow::new()),
@@ -130,22 +131,22 @@ impl TunnelStreamTable {
         };
         let carried = TunnelForwarder {
             id,
-            post: Arc::clone(&self.shared.post),
-            pending: Arc::clone(&passage.pending),
-            room: Arc::clone(&passage.room),
+            frame_sender: Arc::clone(&self.shared.frame_sender),
+            pending: Arc::clone(&tunnel_stream.pending),
+            room: Arc::clone(&tunnel_stream.room),
         };
-        let broken = Arc::clone(&passage.broken);
+        let broken = Arc::clone(&tunnel_stream.broken);
         let mut table = lock_mutex(&self.shared.table);
         if table.contains_key(&id) {
             return Err(FrameError::NUMBER_IN_USE.into());
         }
-        table.insert(id, passage);
+        table.insert(id, tunnel_stream);
         drop(table);
         let speaking = TunnelDrainGuard::start_guard(&self.shared);
         let shared = Arc::clone(&self.shared);
         runtime.spawn(async move {
             if let Some(first) = first {
-                (carried.post)(first).await;
+                (carried.frame_sender)(first).await;
             }
             carried.forward_stream(stream, queue, &broken, speaking).await;
             lock_mutex(&shared.table).remove(&id);
@@ -161,29 +162,29 @@ impl TunnelStreamTable {
         let mut table = lock_mutex(&self.shared.table);
         match frame {
             ChannelFrame::Piece(id, bytes) => {
-                let Some(passage) = table.get_mut(&id) else { return Ok(()) };
-                let Some(pieces) = passage.pieces.take() else { return Ok(()) };
+                let Some(tunnel_stream) = table.get_mut(&id) else { return Ok(()) };
+                let Some(pieces) = tunnel_stream.pieces.take() else { return Ok(()) };
                 if bytes.is_empty() {
                     // No data follows.
                     let _ = pieces.send(bytes);
                     return Ok(());
                 }
                 let cost = piece_cost(bytes.len());
-                if passage.pending.fetch_add(cost, Ordering::AcqRel) + cost > TUNNEL_WINDOW_BYTES {
+                if tunnel_stream.pending.fetch_add(cost, Ordering::AcqRel) + cost > TUNNEL_WINDOW_BYTES {
                     return Err(FrameError::WINDOW_EXCEEDED);
                 }
                 // Fails if the connection has just ended.
                 let _ = pieces.send(bytes);
-                passage.pieces = Some(pieces);
+                tunnel_stream.pieces = Some(pieces);
             }
             ChannelFrame::PieceTaken(id, bytes) => {
-                if let Some(passage) = table.get(&id) {
-                    passage.room.add_credit(bytes as usize);
+                if let Some(tunnel_stream) = table.get(&id) {
+                    tunnel_stream.room.add_credit(bytes as usize);
                 }
             }
             ChannelFrame::Broken(id) => {
-                if let Some(passage) = table.get(&id) {
-                    passage.broken.notify_one();
+                if let Some(tunnel_stream) = table.get(&id) {
+                    tunnel_stream.broken.notify_one();
                 }
             }
             _ => {}
@@ -196,15 +197,15 @@ impl TunnelStreamTable {
         let give_up = Instant::now() + within;
         let mut speaking = lock_mutex(&self.shared.speaking);
         while *speaking > 0 {
-            let Some(left) = give_up.checked_duration_since(Instant::now()) else { return };
-            let waited = self.shared.quiet.wait_timeout(speaking, left);
+            let Some(remaining) = give_up.checked_duration_since(Instant::now()) else { return };
+            let waited = self.shared.quiet.wait_timeout(speaking, remaining);
             speaking = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Resets all of them.
     pub(crate) fn break_off(&self) {
-        lock_mutex(&self.shared.table).values().for_each(|passage| passage.broken.notify_one());
+        lock_mutex(&self.shared.table).values().for_each(|tunnel_stream| tunnel_stream.broken.notify_one());
     }
 }
 
@@ -234,7 +235,7 @@ impl Drop for TunnelDrainGuard {
 /// A connection that is being carried.
 struct TunnelForwarder {
     id: u32,
-    post: TunnelFrameSender,
+    frame_sender: TunnelFrameSender,
     pending: Arc<AtomicUsize>,
     room: Arc<TunnelWindow>,
 }
@@ -249,9 +250,9 @@ impl TunnelForwarder {
     ) {
         let (from, to) = stream.split();
         let up = async {
-            let said = self.forward_reads(from).await;
+            let read_result = self.forward_reads(from).await;
             drop(speaking);
-            said
+            read_result
         };
         let both = async { tokio::try_join!(up, self.forward_writes(to, queue)) };
         let ended = tokio::select! {
@@ -261,12 +262,12 @@ impl TunnelForwarder {
         if !ended {
             // A reset is passed to this side and the other.
             let _ = set_socket_linger(&stream, Some(Duration::ZERO));
-            (self.post)(ChannelFrame::Broken(self.id)).await;
+            (self.frame_sender)(ChannelFrame::Broken(self.id)).await;
         }
     }
 
     async fn send_frame(&self, frame: ChannelFrame) -> io::Result<()> {
-        if (self.post)(frame).await { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+        if (self.frame_sender)(frame).await { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     }
 
     async fn forward_reads(&self, mut from: ReadHalf<'_>) -> io::Result<()> {
@@ -308,34 +309,34 @@ mod tests {
     use tokio::sync::mpsc::{Receiver, channel};
 
     struct Side {
-        passages: Arc<TunnelStreamTable>,
+        stream_table: Arc<TunnelStreamTable>,
         posted: Receiver<ChannelFrame>,
         runtime: Runtime,
     }
 
     fn side() -> Side {
         let (sender, posted) = channel(4096);
-        let post: TunnelFrameSender = Arc::new(move |frame| {
+        let frame_sender: TunnelFrameSender = Arc::new(move |frame| {
             let sender = sender.clone();
             Box::pin(async move { sender.send(frame).await.is_ok() })
         });
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        Side { passages: Arc::new(TunnelStreamTable::new(post)), posted, runtime }
+        Side { stream_table: Arc::new(TunnelStreamTable::new(frame_sender)), posted, runtime }
     }
 
     impl Side {
         fn connection(&self, id: u32) -> TcpStream {
-            let (carried, given) = connected_pair().unwrap();
-            given.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-            self.passages.start_stream(id, (carried, None), self.runtime.handle()).unwrap();
-            given
+            let (carried, other_end) = connected_pair().unwrap();
+            other_end.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            self.stream_table.start_stream(id, (carried, None), self.runtime.handle()).unwrap();
+            other_end
         }
     }
 
     /// Connects two sides, as the channel does.
     fn joined() -> (Side, Side) {
         let (mut a, mut b) = (side(), side());
-        let (of_a, of_b) = (Arc::clone(&a.passages), Arc::clone(&b.passages));
+        let (of_a, of_b) = (Arc::clone(&a.stream_table), Arc::clone(&b.stream_table));
         for (from, to) in [(&mut a, of_b), (&mut b, of_a)] {
             let (_, none) = channel(1);
             let mut posted = std::mem::replace(&mut from.posted, none);
@@ -359,17 +360,17 @@ mod tests {
             writer.write_all(&text).unwrap();
             writer.shutdown(std::net::Shutdown::Write).unwrap();
         });
-        let mut got = Vec::new();
-        there.read_to_end(&mut got).unwrap();
-        assert!(got == sent, "{} of {} bytes", got.len(), sent.len());
+        let mut received_bytes = Vec::new();
+        there.read_to_end(&mut received_bytes).unwrap();
+        assert!(received_bytes == sent, "{} of {} bytes", received_bytes.len(), sent.len());
         writing.join().unwrap();
         there.write_all(b"still").unwrap();
         drop(there);
         let mut rest = String::new();
         here.read_to_string(&mut rest).unwrap();
         assert_eq!(rest, "still");
-        a.passages.all_quiet(Duration::from_secs(30));
-        b.passages.all_quiet(Duration::from_secs(30));
+        a.stream_table.all_quiet(Duration::from_secs(30));
+        b.stream_table.all_quiet(Duration::from_secs(30));
     }
 
     #[test]
@@ -402,7 +403,7 @@ mod tests {
         }
         assert!(sent > 0 && sent <= TUNNEL_WINDOW_BYTES, "{sent} bytes were sent");
         // Sending continues as soon as some bytes are acknowledged.
-        a.passages.handle_frame(ChannelFrame::PieceTaken(1, u32::MAX)).unwrap();
+        a.stream_table.handle_frame(ChannelFrame::PieceTaken(1, u32::MAX)).unwrap();
         let next = a.runtime.block_on(a.posted.recv());
         assert!(matches!(next, Some(ChannelFrame::Piece(1, _))), "{next:?}");
     }
@@ -413,18 +414,18 @@ mod tests {
             let a = side();
             // The other end does not read; the kernel accepts a limited amount.
             let here = a.connection(1);
-            let mut tries = (0..1 << 20).map(|_| a.passages.handle_frame(ChannelFrame::Piece(1, vec![0; size])));
+            let mut tries = (0..1 << 20).map(|_| a.stream_table.handle_frame(ChannelFrame::Piece(1, vec![0; size])));
             assert_eq!(tries.find(Result::is_err), Some(Err(FrameError::WINDOW_EXCEEDED)));
             drop(here);
         }
         let a = side();
         let _here = a.connection(1);
         for _ in 0..100_000 {
-            a.passages.handle_frame(ChannelFrame::Piece(1, Vec::new())).unwrap();
+            a.stream_table.handle_frame(ChannelFrame::Piece(1, Vec::new())).unwrap();
         }
         // For a connection that does not exist.
-        a.passages.handle_frame(ChannelFrame::Piece(2, vec![0; 9])).unwrap();
-        a.passages.handle_frame(ChannelFrame::Broken(2)).unwrap();
-        assert!(a.passages.start_stream(1, (connected_pair().unwrap().0, None), a.runtime.handle()).is_err());
+        a.stream_table.handle_frame(ChannelFrame::Piece(2, vec![0; 9])).unwrap();
+        a.stream_table.handle_frame(ChannelFrame::Broken(2)).unwrap();
+        assert!(a.stream_table.start_stream(1, (connected_pair().unwrap().0, None), a.runtime.handle()).is_err());
     }
 }

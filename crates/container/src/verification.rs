@@ -44,7 +44,7 @@ pub(crate) fn verify_container(
     require_property(host.network_mode.as_deref() == Some("none"), "a container without a network")?;
     require_property(!shares_host(host), "namespaces of its own")?;
     require_property(has_nothing_else(host), "a container without devices and other containers' volumes")?;
-    require_property(is_left_ended(host), "a container that the engine does not start again by itself")?;
+    require_property(stays_stopped(host), "a container that the engine does not start again by itself")?;
     require_property(host.init != Some(true), "a container whose first process is the launcher")?;
     require_property(has_own_temp(kind, host), "private temp at its places alone")?;
     require_property(has_runtime(plan, host), "the runtime that was named")?;
@@ -102,7 +102,7 @@ fn has_nothing_else(host: &HostConfig) -> bool {
 const PODMAN_DEFAULT_SYSCTL: &str = "net.ipv4.ping_group_range";
 
 /// Returns whether the engine does not restart an ended container.
-fn is_left_ended(host: &HostConfig) -> bool {
+fn stays_stopped(host: &HostConfig) -> bool {
     use bollard::models::RestartPolicyNameEnum::{EMPTY, NO};
     let name = host.restart_policy.as_ref().and_then(|policy| policy.name);
     name.is_none_or(|name| matches!(name, EMPTY | NO))
@@ -122,8 +122,8 @@ const PODMAN_TEMPORARY_DIR: &str = "/var/tmp";
 
 /// Podman accepts no name of a runtime, and reports another.
 fn has_runtime(plan: &SandboxPlan, host: &HostConfig) -> bool {
-    let (Some(wanted), Some(found)) = (&plan.runtime, &host.runtime) else { return true };
-    found == wanted.as_str() || found == "oci"
+    let (Some(requirement), Some(found)) = (&plan.runtime, &host.runtime) else { return true };
+    found == requirement.as_str() || found == "oci"
 }
 
 /// Checks that it starts only the launcher, as the user: an engine runs health checks by itself.
@@ -179,8 +179,9 @@ pub(crate) fn read_only_places(found: &ContainerInspectResponse) -> BTreeSet<Pat
 }
 
 fn demand_limits(limits: &Limits, host: &HostConfig) -> Result<(), StartError> {
-    let held =
-        |wanted: Option<u64>, has: Option<i64>| wanted.is_none_or(|w| has.is_some_and(|h| h > 0 && h as u64 <= w));
+    let held = |requirement: Option<u64>, has: Option<i64>| {
+        requirement.is_none_or(|w| has.is_some_and(|h| h > 0 && h as u64 <= w))
+    };
     demand_held(held(limits.memory_bytes, host.memory), "memory")?;
     demand_held(held(limits::engine_process_limit(limits), host.pids_limit), "processes")
 }
@@ -272,12 +273,14 @@ mod tests {
     #[test]
     fn limits_that_an_engine_left_out_are_missed_by_their_names() {
         let host = |memory, processes| HostConfig { memory, pids_limit: processes, ..HostConfig::default() };
-        let wanted = Limits { memory_bytes: Some(100), processes: Some(10), ..Limits::default() };
-        let with_all = host(Some(100), limits::engine_process_limit(&wanted).map(|processes| processes as i64));
-        assert_eq!(demand_limits(&wanted, &with_all), Ok(()));
+        let requirement = Limits { memory_bytes: Some(100), processes: Some(10), ..Limits::default() };
+        let with_all = host(Some(100), limits::engine_process_limit(&requirement).map(|processes| processes as i64));
+        assert_eq!(demand_limits(&requirement, &with_all), Ok(()));
         assert_eq!(demand_limits(&Limits::default(), &host(None, None)), Ok(()));
-        for (left_out, name) in [(host(Some(0), with_all.pids_limit), "memory"), (host(Some(100), None), "processes")] {
-            let refused = demand_limits(&wanted, &left_out).unwrap_err();
+        for (incomplete_host, name) in
+            [(host(Some(0), with_all.pids_limit), "memory"), (host(Some(100), None), "processes")]
+        {
+            let refused = demand_limits(&requirement, &incomplete_host).unwrap_err();
             assert!(refused.what.contains(name) && refused.hint.is_some(), "{refused:?}");
         }
     }

@@ -27,8 +27,8 @@ impl NameResolver for Here {
 fn server() -> (u16, Arc<AtomicUsize>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let asked = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&asked);
+    let request_count = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&request_count);
     std::thread::spawn(move || {
         for mut stream in listener.incoming().map_while(Result::ok) {
             count.fetch_add(1, Ordering::SeqCst);
@@ -36,7 +36,7 @@ fn server() -> (u16, Arc<AtomicUsize>) {
             let _ = stream.write_all(b"HTTP/1.0 200 OK\r\ncontent-length: 6\r\n\r\nhello\n");
         }
     });
-    (port, asked)
+    (port, request_count)
 }
 
 fn place(engine: &Engine, runtime: Option<&str>) -> Place {
@@ -48,8 +48,8 @@ fn place(engine: &Engine, runtime: Option<&str>) -> Place {
         plan.profile.filesystem.protect.clear();
     }
     let sandboxes = engine.sandboxes().with_resolver(Arc::new(Here));
-    let (sandbox, told) = begun(&plan, |plan, events| sandboxes.create_sandbox(plan, events)).unwrap();
-    Place { top, plan, sandbox, told }
+    let (sandbox, event_receiver) = begun(&plan, |plan, events| sandboxes.create_sandbox(plan, events)).unwrap();
+    Place { top, plan, sandbox, event_receiver }
 }
 
 /// Fetches from a port of a host, as programs do that know of proxies.
@@ -61,49 +61,50 @@ fn fetch(place: &Place, target: &str) -> AttemptPlan {
 }
 
 /// By grant alone, each attempt with its control, whatever the walls inside.
-fn who_is_agreed_to_is_reached_and_nobody_else(place: &Place) {
-    let (port, asked) = server();
+fn check_only_approved_target_is_reached(place: &Place) {
+    let (port, request_count) = server();
     let target = format!("host.test:{port}");
-    let wish = format!("connect {target}");
+    let grant_text = format!("connect {target}");
 
     let ran = place.run_plan(&fetch(place, &target));
     assert_ne!(ran.end.end, CommandEnd::Exited(0), "{ran:#?}");
-    let wanted: Vec<String> = ran.denials.iter().filter_map(|d| d.grant.as_ref().map(ToString::to_string)).collect();
-    assert_eq!(wanted, std::slice::from_ref(&wish), "{ran:#?}");
+    let suggested_grants: Vec<String> =
+        ran.denials.iter().filter_map(|d| d.grant.as_ref().map(ToString::to_string)).collect();
+    assert_eq!(suggested_grants, std::slice::from_ref(&grant_text), "{ran:#?}");
     // Around the door: the host's own address, its loopback, and where nobody is.
     for other in [format!("127.0.0.1:{port}"), format!("203.0.113.7:{port}")] {
         let plain = format!("unset http_proxy HTTP_PROXY; wget -T 5 -q -O - http://{other}/");
         let plan = AttemptPlan { argv: inside(&plain).argv, ..fetch(place, &target) };
         assert_ne!(place.run_plan(&plan).end.end, CommandEnd::Exited(0));
     }
-    assert_eq!(asked.load(Ordering::SeqCst), 0, "somebody was reached");
+    assert_eq!(request_count.load(Ordering::SeqCst), 0, "somebody was reached");
 
     let mut granted = fetch(place, &target);
-    granted.grants = vec![wish.parse().unwrap()];
+    granted.grants = vec![grant_text.parse().unwrap()];
     assert_eq!(place.run_plan(&granted).ok(), "hello\n");
-    assert_eq!(asked.load(Ordering::SeqCst), 1);
+    assert_eq!(request_count.load(Ordering::SeqCst), 1);
     // Deny outweighs it (L9).
     granted.profile.egress.deny = vec![target.parse().unwrap()];
     assert_ne!(place.run_plan(&granted).end.end, CommandEnd::Exited(0));
 
     for (answer, expected) in [(true, CommandEnd::Exited(0)), (false, CommandEnd::Exited(1))] {
-        let before = asked.load(Ordering::SeqCst);
+        let before = request_count.load(Ordering::SeqCst);
         let (mut attempt, events) = place.begin(&fetch(place, &target), CAPTURE, true).unwrap();
         attempt.release_command().unwrap();
         let end = loop {
             match events.recv_timeout(PATIENCE).unwrap() {
                 AttemptEvent::Held { id, denial } => {
-                    assert_eq!(denial.grant, Some(wish.parse().unwrap()), "{denial:#?}");
-                    assert_eq!(asked.load(Ordering::SeqCst), before, "it did not wait");
-                    let given = denial.grant.into_iter().collect();
-                    attempt.answer_call(id, if answer { HeldAnswer::Granted(given) } else { HeldAnswer::Refused });
+                    assert_eq!(denial.grant, Some(grant_text.parse().unwrap()), "{denial:#?}");
+                    assert_eq!(request_count.load(Ordering::SeqCst), before, "it did not wait");
+                    let new_grants = denial.grant.into_iter().collect();
+                    attempt.answer_call(id, if answer { HeldAnswer::Granted(new_grants) } else { HeldAnswer::Refused });
                 }
                 AttemptEvent::Ended(end) => break end,
                 _ => {}
             }
         };
         assert_eq!(end.end, expected, "{end:?}");
-        assert_eq!(asked.load(Ordering::SeqCst) - before, usize::from(answer));
+        assert_eq!(request_count.load(Ordering::SeqCst) - before, usize::from(answer));
     }
 }
 
@@ -111,14 +112,14 @@ fn who_is_agreed_to_is_reached_and_nobody_else(place: &Place) {
 fn with_docker() {
     let Some(engine) = Engine::docker() else { return };
     let place = place(&engine, None);
-    who_is_agreed_to_is_reached_and_nobody_else(&place);
+    check_only_approved_target_is_reached(&place);
     assert_eq!(place.run("true").report.layers["network"].state, LayerState::Enforced);
 }
 
 #[test]
 fn with_podman() {
     let Some(engine) = Engine::podman() else { return };
-    who_is_agreed_to_is_reached_and_nobody_else(&place(&engine, None));
+    check_only_approved_target_is_reached(&place(&engine, None));
 }
 
 /// There no call waits or is told; what its proxy is asked for is.
@@ -126,7 +127,7 @@ fn with_podman() {
 fn with_gvisor_by_its_proxy_alone() {
     let Some(engine) = Engine::docker() else { return };
     let place = place(&engine, Some("runsc"));
-    who_is_agreed_to_is_reached_and_nobody_else(&place);
+    check_only_approved_target_is_reached(&place);
     let plan = AttemptPlan { level: IsolationLevel::Restricted, ..inside("true") };
     let layer = &place.run_plan(&plan).report.layers["network"];
     assert_eq!(layer.state, LayerState::Partial, "{layer:?}");

@@ -39,7 +39,8 @@ fn a_command_runs_within_the_walls_and_all_of_it_goes() {
 
     place.sandbox.pause().unwrap();
     place.sandbox.resume().unwrap();
-    let (sandbox, _told) = begun(&place.plan, |plan, events| engine.sandboxes().adopt_sandbox(plan, events)).unwrap();
+    let (sandbox, _event_receiver) =
+        begun(&place.plan, |plan, events| engine.sandboxes().adopt_sandbox(plan, events)).unwrap();
     assert_eq!(place.run("echo on").ok(), "on\n");
     let used = sandbox.read_usage().unwrap();
     assert!(used.memory_bytes.is_some(), "{used:?}");

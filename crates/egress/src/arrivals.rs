@@ -187,11 +187,11 @@ impl SandboxListenerState {
         self.expected.retain(|_, sender| !sender.is_closed());
         let nobody_comes = self.open == 0;
         self.orphans.retain(|(_, stream, since)| {
-            let keep = !nobody_comes && since.elapsed() < CLAIM_TIMEOUT;
-            if !keep {
+            let is_claimable = !nobody_comes && since.elapsed() < CLAIM_TIMEOUT;
+            if !is_claimable {
                 break_off(stream);
             }
-            keep
+            is_claimable
         });
     }
 }

@@ -51,9 +51,9 @@ mod tests {
 
     #[tokio::test]
     async fn the_last_one_ends_the_wait() {
-        let speakers = Arc::new(DrainTracker::default());
-        let all = [speakers.start_guard(), speakers.start_guard()];
-        let waited = Arc::clone(&speakers);
+        let drain_tracker = Arc::new(DrainTracker::default());
+        let all = [drain_tracker.start_guard(), drain_tracker.start_guard()];
+        let waited = Arc::clone(&drain_tracker);
         let wait = tokio::spawn(async move { waited.all_quiet().await });
         for speaking in all {
             assert!(!wait.is_finished());

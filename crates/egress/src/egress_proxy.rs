@@ -59,18 +59,18 @@ pub struct ConnectOrder {
     /// The address that the program connects to.
     pub dialled: SocketAddr,
     /// The process that connects.
-    pub who: EgressCaller,
+    pub caller: EgressCaller,
     /// The permission.
     pub permit: EgressPermit,
     /// Time for which the caller waits for the target. After it the socket is connected anyway, and
     /// a later failure resets the connection. `None`: as long as dialling takes.
-    pub patience: Option<Duration>,
+    pub connect_timeout: Option<Duration>,
 }
 
 /// State that all connections share.
 pub(crate) struct ProxyShared {
     pub(crate) rules: EgressRules,
-    pub(crate) judge: Arc<dyn EgressPolicy>,
+    pub(crate) policy: Arc<dyn EgressPolicy>,
     pub(crate) resolver: Arc<dyn NameResolver>,
     pub(crate) events: Arc<EgressEventSink>,
     pub(crate) meter: Arc<TrafficMeter>,
@@ -78,9 +78,9 @@ pub(crate) struct ProxyShared {
     pub(crate) name_server: Arc<NameServer>,
     pub(crate) edge: Arc<PreparedInterception>,
     pub(crate) arrivals: EgressListeners,
-    pub(crate) speakers: Arc<DrainTracker>,
-    /// See [`EgressProxySetup::lead`].
-    pub(crate) lead: Option<Arc<dyn TunnelConnector>>,
+    pub(crate) drain_tracker: Arc<DrainTracker>,
+    /// See [`EgressProxySetup::connector`].
+    pub(crate) connector: Option<Arc<dyn TunnelConnector>>,
 }
 
 /// Egress proxy: the only network access of one sandbox. A drop has the effect of [`EgressProxy::stop`].
@@ -129,11 +129,11 @@ impl EgressProxy {
         // egress proxy dials, one address is sufficient; with two, a resolver would try each.
         let has_v6 = match &setup.dns {
             Some(dns) => is_v6(&dns.udp),
-            None => setup.lead.is_none() && has_own_v6(),
+            None => setup.connector.is_none() && has_own_v6(),
         };
         let name_server = Arc::new(NameServer::new(
             Arc::clone(&setup.names),
-            Arc::clone(&setup.judge),
+            Arc::clone(&setup.policy),
             Arc::clone(&setup.resolver),
             Arc::clone(&events),
             has_v6,
@@ -142,7 +142,7 @@ impl EgressProxy {
         let meter = Arc::new(TrafficMeter::new(&setup.rules.limits, descriptors));
         let shared = Arc::new(ProxyShared {
             rules: setup.rules,
-            judge: setup.judge,
+            policy: setup.policy,
             resolver: setup.resolver,
             events,
             meter,
@@ -150,8 +150,8 @@ impl EgressProxy {
             name_server,
             edge: setup.edge,
             arrivals: EgressListeners::new(setup.namespace),
-            speakers: Arc::default(),
-            lead: setup.lead,
+            drain_tracker: Arc::default(),
+            connector: setup.connector,
         });
         if let Some(dns) = setup.dns {
             handle.spawn(Arc::clone(&shared.name_server).serve_datagrams(dns.udp));
@@ -163,7 +163,7 @@ impl EgressProxy {
             runtime.block_on(async {
                 let over = async {
                     let _ = stopped.await;
-                    let _ = timeout(DRAIN_TIMEOUT, inner.speakers.all_quiet()).await;
+                    let _ = timeout(DRAIN_TIMEOUT, inner.drain_tracker.all_quiet()).await;
                 };
                 tokio::select! {
                     () = over => {}
@@ -195,12 +195,12 @@ impl EgressProxy {
     pub fn dial_for_tunnel(
         &self,
         target: NetworkTarget,
-        who: EgressCaller,
+        caller: EgressCaller,
         permit: EgressPermit,
         done: impl FnOnce(Result<TcpStream, DialError>) + Send + 'static,
     ) -> PendingDial {
         let shared = Arc::clone(&self.shared);
-        let task = self.handle.spawn(tunnel::from(shared, (target, who, permit), done));
+        let task = self.handle.spawn(tunnel::from(shared, (target, caller, permit), done));
         PendingDial(Some(task.abort_handle()))
     }
 
@@ -227,11 +227,11 @@ impl EgressProxy {
         &self,
         service: ProxyService,
         dialled: SocketAddr,
-        who: EgressCaller,
+        caller: EgressCaller,
         done: impl FnOnce(Result<AnnouncedConnection, DialError>) + Send + 'static,
     ) -> PendingDial {
         let shared = Arc::clone(&self.shared);
-        let task = self.handle.spawn(async move { done(shared.announce_service(service, dialled, who).await) });
+        let task = self.handle.spawn(async move { done(shared.announce_service(service, dialled, caller).await) });
         PendingDial(Some(task.abort_handle()))
     }
 
@@ -272,33 +272,33 @@ impl ProxyShared {
     pub(crate) fn create_session(
         self: &Arc<Self>,
         target: &NetworkTarget,
-        who: &EgressCaller,
+        caller: &EgressCaller,
         permit: &EgressPermit,
     ) -> Result<EgressSession, DialError> {
         let place = self.meter.acquire_outgoing_slot().map_err(|reached| {
-            report_limit(self, target, who, reached);
+            report_limit(self, target, caller, reached);
             DialError::Refused { rule: reached.to_string() }
         })?;
         Ok(EgressSession {
             shared: Arc::clone(self),
             target: target.clone(),
-            who: who.clone(),
-            recorder: ConnectionRecorder::new(&self.events, who, target, &permit.rule),
-            speaking: Some(self.speakers.start_guard()),
+            caller: caller.clone(),
+            recorder: ConnectionRecorder::new(&self.events, caller, target, &permit.rule),
+            speaking: Some(self.drain_tracker.start_guard()),
             _place: place,
         })
     }
 
     async fn execute_order(self: &Arc<Self>, order: ConnectOrder) -> ConnectAnswer {
-        let ConnectOrder { target, dialled, who, permit, patience } = order;
-        let session = self.create_session(&target, &who, &permit)?;
+        let ConnectOrder { target, dialled, caller, permit, connect_timeout } = order;
+        let session = self.create_session(&target, &caller, &permit)?;
         let shared = Arc::clone(self);
         let mut dialling = Box::pin({
-            let who = who.clone();
-            async move { shared.dial_target(&target, &who).await }
+            let caller = caller.clone();
+            async move { shared.dial_target(&target, &caller).await }
         });
-        let made = match patience {
-            Some(patience) => timeout(patience, &mut dialling).await.ok(),
+        let made = match connect_timeout {
+            Some(connect_timeout) => timeout(connect_timeout, &mut dialling).await.ok(),
             None => Some((&mut dialling).await),
         };
         let outside = match made {
@@ -349,7 +349,7 @@ impl ProxyShared {
         self: &Arc<Self>,
         service: ProxyService,
         dialled: SocketAddr,
-        who: EgressCaller,
+        caller: EgressCaller,
     ) -> ConnectAnswer {
         let place = self.meter.acquire_slot().map_err(|reached| DialError::Refused { rule: reached.to_string() })?;
         let (announced, arrival) = self.announce_connection(dialled).await?;
@@ -357,7 +357,7 @@ impl ProxyShared {
         tokio::spawn(async move {
             let _place = place;
             if let Ok(Ok(inside)) = timeout(CLAIM_TIMEOUT, arrival).await {
-                shared.serve_client(service, who, inside).await;
+                shared.serve_client(service, caller, inside).await;
             }
         });
         Ok(announced)
@@ -367,24 +367,24 @@ impl ProxyShared {
     pub(crate) async fn serve_client(
         self: Arc<Self>,
         service: ProxyService,
-        who: EgressCaller,
+        caller: EgressCaller,
         inside: tokio::net::TcpStream,
     ) {
         match service {
             ProxyService::NameServer => self.name_server.serve_stream(inside).await,
-            ProxyService::HttpProxy => proxy::http::serve_connection(self, who, inside).await,
-            ProxyService::Socks => proxy::socks::serve_connection(self, who, inside).await,
+            ProxyService::HttpProxy => proxy::http::serve_connection(self, caller, inside).await,
+            ProxyService::Socks => proxy::socks::serve_connection(self, caller, inside).await,
         }
     }
 
     /// Asks for a decision and waits for the answer. A question has its own time-out, and the end
     /// of the run counts as an answer.
-    pub(crate) async fn request_decision(&self, wanted: EgressRequest, who: &EgressCaller) -> EgressDecision {
+    pub(crate) async fn request_decision(&self, request: EgressRequest, caller: &EgressCaller) -> EgressDecision {
         let (sender, receiver) = oneshot::channel();
         let answer = Box::new(move |judgement| {
             let _ = sender.send(judgement);
         });
-        self.judge.decide_request(wanted, who, answer);
+        self.policy.decide_request(request, caller, answer);
         receiver.await.unwrap_or_else(|_| EgressDecision::Refused { rule: "nobody answered".into(), grant: None })
     }
 
@@ -392,10 +392,10 @@ impl ProxyShared {
     pub(crate) async fn dial_target(
         &self,
         target: &NetworkTarget,
-        who: &EgressCaller,
+        caller: &EgressCaller,
     ) -> Result<OutgoingConnection, DialError> {
-        if let Some(lead) = &self.lead {
-            return tunnel::connect_through_tunnel(&**lead, target, who).await;
+        if let Some(connector) = &self.connector {
+            return tunnel::connect_through_tunnel(&**connector, target, caller).await;
         }
         dial_target(&self.resolver, &self.rules, self.edge.upstream_credentials(), target).await
     }

@@ -88,7 +88,12 @@ pub trait EgressPolicy: Send + Sync {
     /// Answers once, perhaps after a question to a person. At the end of the run, `answer` may be
     /// dropped instead. Called on the proxy's thread, so it must not block. `answer` may be called
     /// at once, and on any thread. The implementation also reports its refusals.
-    fn decide_request(&self, wanted: EgressRequest, who: &EgressCaller, answer: Box<dyn FnOnce(EgressDecision) + Send>);
+    fn decide_request(
+        &self,
+        egress_request: EgressRequest,
+        caller: &EgressCaller,
+        answer: Box<dyn FnOnce(EgressDecision) + Send>,
+    );
 
     /// Returns whether some port of this name may be reached now, without a question. Such a name
     /// is resolved on request, so that "no such name" is correct. Every other name is answered
@@ -125,7 +130,7 @@ pub trait TunnelConnector: Send + Sync {
     fn connect_target(
         &self,
         target: &NetworkTarget,
-        who: &EgressCaller,
+        caller: &EgressCaller,
         answer: Box<dyn FnOnce(Result<TcpStream, DialError>) + Send>,
     );
 }
@@ -162,13 +167,13 @@ pub struct EgressProxySetup {
     /// The sandbox's network.
     pub namespace: Arc<dyn EgressNamespace>,
     /// Decides on requests to the proxies.
-    pub judge: Arc<dyn EgressPolicy>,
+    pub policy: Arc<dyn EgressPolicy>,
     /// Sink for events. Called on the proxy's thread, so it must not block.
     pub sink: Arc<dyn Fn(EgressEvent) + Send + Sync>,
     /// Resolves names: [`SystemResolver`](crate::SystemResolver), except in tests.
     pub resolver: Arc<dyn NameResolver>,
     /// Tunnel to targets; `None` if they are dialled.
-    pub lead: Option<Arc<dyn TunnelConnector>>,
+    pub connector: Option<Arc<dyn TunnelConnector>>,
 }
 
 /// Meaning of an address that a program connects to.

@@ -47,10 +47,10 @@ async fn forward_connection(shared: Arc<ProxyShared>, outside: TcpStream, port: 
     set_tcp_options(&inside);
     set_tcp_options(&outside);
     let counts = ByteCounts::default();
-    let way = RelayContext { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard: None };
+    let context = RelayContext { buffers: &shared.buffers, meter: &shared.meter, counts: &counts, guard: None };
     // A reset is passed to the other side; no other report is needed.
-    let speaking = shared.speakers.start_guard();
-    let _ = way.relay_streams(&inside, &outside, Vec::new(), |_| FirstLineDecision::Done, Some(speaking)).await;
+    let speaking = shared.drain_tracker.start_guard();
+    let _ = context.relay_streams(&inside, &outside, Vec::new(), |_| FirstLineDecision::Done, Some(speaking)).await;
 }
 
 async fn dial_inside(namespace: &Arc<dyn EgressNamespace>, port: u16) -> io::Result<TcpStream> {

@@ -29,37 +29,37 @@ const PAIR_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Connects to a target through the tunnel.
 pub(crate) async fn connect_through_tunnel(
-    lead: &dyn TunnelConnector,
+    connector: &dyn TunnelConnector,
     target: &NetworkTarget,
-    who: &EgressCaller,
+    caller: &EgressCaller,
 ) -> Result<OutgoingConnection, DialError> {
     let (sender, receiver) = oneshot::channel();
-    let answer = Box::new(move |led| {
-        let _ = sender.send(led);
+    let answer = Box::new(move |dial_result| {
+        let _ = sender.send(dial_result);
     });
-    lead.connect_target(target, who, answer);
+    connector.connect_target(target, caller, answer);
     let lost = |why: &str| DialError::Failed { errno: Errno::NETDOWN, why: why.to_owned() };
-    let led = timeout(DIAL_TIMEOUT + ANSWER_GRACE_TIMEOUT, receiver).await;
-    let stream = led.map_err(|_| lost("the way out is silent"))?.map_err(|_| lost("the way out is gone"))??;
-    let taken = || {
+    let dial_result = timeout(DIAL_TIMEOUT + ANSWER_GRACE_TIMEOUT, receiver).await;
+    let stream = dial_result.map_err(|_| lost("the way out is silent"))?.map_err(|_| lost("the way out is gone"))??;
+    let wrap_stream = || {
         stream.set_nonblocking(true)?;
         let stream = TcpStream::from_std(stream)?;
         Ok::<_, io::Error>(OutgoingConnection { address: stream.peer_addr()?.ip(), stream, note: None })
     };
-    taken().map_err(|error| lost(&error.to_string()))
+    wrap_stream().map_err(|error| lost(&error.to_string()))
 }
 
 /// Dials for another egress proxy, and carries the connection.
 pub(crate) async fn from(
     shared: Arc<ProxyShared>,
-    (target, who, permit): (NetworkTarget, EgressCaller, EgressPermit),
+    (target, caller, permit): (NetworkTarget, EgressCaller, EgressPermit),
     done: impl FnOnce(Result<std::net::TcpStream, DialError>),
 ) {
-    let session = match shared.create_session(&target, &who, &permit) {
+    let session = match shared.create_session(&target, &caller, &permit) {
         Ok(session) => session,
         Err(failure) => return done(Err(failure)),
     };
-    let dialled = match shared.dial_target(&target, &who).await {
+    let dialled = match shared.dial_target(&target, &caller).await {
         Ok(dialled) => dialled,
         Err(failure) => {
             session.record_dial_error(&failure);
@@ -67,8 +67,8 @@ pub(crate) async fn from(
         }
     };
     match async_connected_pair().await {
-        Ok((inside, given)) => {
-            done(Ok(given));
+        Ok((inside, other_end)) => {
+            done(Ok(other_end));
             // A task of its own, because this one ends if the dialling is cancelled.
             tokio::spawn(session.carry_connection(inside, Vec::new(), dialled));
         }
@@ -88,12 +88,12 @@ pub(crate) async fn from(
 /// [`io::Error`] if the kernel has no port or descriptor for it.
 pub fn connected_pair() -> io::Result<(std::net::TcpStream, std::net::TcpStream)> {
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let given = std::net::TcpStream::connect_timeout(&listener.local_addr()?, PAIR_CONNECT_TIMEOUT)?;
-    let own = given.local_addr()?;
+    let other_end = std::net::TcpStream::connect_timeout(&listener.local_addr()?, PAIR_CONNECT_TIMEOUT)?;
+    let own = other_end.local_addr()?;
     for _ in 0..FOREIGN_CONNECTIONS_MAX {
         let (inside, peer) = listener.accept()?;
         if peer == own {
-            return Ok((inside, given));
+            return Ok((inside, other_end));
         }
     }
     Err(io::ErrorKind::ConnectionAborted.into())
@@ -101,9 +101,9 @@ pub fn connected_pair() -> io::Result<(std::net::TcpStream, std::net::TcpStream)
 
 /// Does the same without blocking.
 async fn async_connected_pair() -> io::Result<(TcpStream, std::net::TcpStream)> {
-    let (inside, given) = tokio::task::spawn_blocking(connected_pair).await.map_err(io::Error::other)??;
+    let (inside, other_end) = tokio::task::spawn_blocking(connected_pair).await.map_err(io::Error::other)??;
     inside.set_nonblocking(true)?;
-    Ok((TcpStream::from_std(inside)?, given))
+    Ok((TcpStream::from_std(inside)?, other_end))
 }
 
 /// Serves every connection at the listener.

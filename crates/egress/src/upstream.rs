@@ -57,11 +57,11 @@ pub(crate) async fn dial_through_proxy(
         why: format!("the proxy {proxy}: {error}"),
     };
     let (mut stream, address) = connect_first_reachable(&addresses, proxy.port).await.map_err(failed)?;
-    let asked = match upstream.kind {
+    let proxy_answer = match upstream.kind {
         UpstreamKind::Http => connect_http(&mut stream, credentials, target).await,
         UpstreamKind::Socks5 => connect_socks(&mut stream, credentials, target).await,
     };
-    match asked.map_err(failed)? {
+    match proxy_answer.map_err(failed)? {
         Ok(()) => Ok(OutgoingConnection { stream, address, note: Some(format!("through the proxy {proxy}")) }),
         Err((errno, why)) => Err(DialError::Failed { errno, why: format!("the proxy {proxy} {why}") }),
     }

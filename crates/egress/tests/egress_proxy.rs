@@ -31,17 +31,17 @@ fn bytes_go_both_ways_and_the_record_says_so() {
         writer.write_all(&copy).unwrap();
         writer.shutdown(Shutdown::Write).unwrap();
     });
-    let mut got = Vec::new();
-    stream.read_to_end(&mut got).unwrap();
+    let mut echoed_bytes = Vec::new();
+    stream.read_to_end(&mut echoed_bytes).unwrap();
     thread.join().unwrap();
-    assert_eq!(got, sent);
+    assert_eq!(echoed_bytes, sent);
     let record = world.record();
     assert_eq!((record.bytes_up, record.bytes_down), (300_000, 300_000));
     assert_eq!((record.end, record.why.as_deref()), (ConnectionEnd::Closed, None));
     assert_eq!(record.address, Some(IpAddr::V4(Ipv4Addr::LOCALHOST)));
     assert_eq!((record.pid, record.rule.as_str()), (Some(7), "grant"));
     assert_eq!(record.target.to_string(), format!("echo.test:{port}"));
-    assert_eq!(*world.table.asked.lock().unwrap(), ["echo.test"], "one lookup a connect");
+    assert_eq!(*world.table.queries.lock().unwrap(), ["echo.test"], "one lookup a connect");
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn the_listener_inside_is_kept() {
 fn an_arrival_may_be_accepted_before_it_is_told_of() {
     let world = world();
     let port = serve(echo);
-    let announced = world.door().connect_and_wait(world.order(&format!("echo.test:{port}"))).unwrap();
+    let announced = world.egress_proxy().connect_and_wait(world.order(&format!("echo.test:{port}"))).unwrap();
     let mut stream = TcpStream::connect(announced.address()).unwrap();
     std::thread::sleep(Duration::from_millis(50));
     announced.report_connected(stream.local_addr().unwrap());
@@ -73,7 +73,7 @@ fn a_connection_that_nobody_announced_is_broken_off() {
     let world = world();
     let port = serve(echo);
     let target = format!("echo.test:{port}");
-    let announced = world.door().connect_and_wait(world.order(&target)).unwrap();
+    let announced = world.egress_proxy().connect_and_wait(world.order(&target)).unwrap();
     let address = announced.address();
     let mut thief = TcpStream::connect(address).unwrap();
     let mut stream = arrive(announced);
@@ -138,24 +138,24 @@ fn whose_patience_ends_is_connected_before_the_target_is_dialled() {
     let world = World::with(Options::default(), |setup| setup.resolver = Arc::new(Slow(Mutex::new(wait))));
     let port = serve(echo);
     let mut order = world.order(&format!("echo.test:{port}"));
-    order.patience = Some(Duration::ZERO);
-    let mut stream = arrive(world.door().connect_and_wait(order).unwrap());
+    order.connect_timeout = Some(Duration::ZERO);
+    let mut stream = arrive(world.egress_proxy().connect_and_wait(order).unwrap());
     stream.write_all(b"x").unwrap();
     go.send(()).unwrap();
     stream.read_exact(&mut [0]).unwrap();
     drop(stream);
     wait_for(|| world.records().len() == 1);
     let mut order = world.order(&format!("echo.test:{}", closed_port()));
-    order.patience = Some(Duration::ZERO);
-    let mut stream = arrive(world.door().connect_and_wait(order.clone()).unwrap());
+    order.connect_timeout = Some(Duration::ZERO);
+    let mut stream = arrive(world.egress_proxy().connect_and_wait(order.clone()).unwrap());
     go.send(()).unwrap();
     assert!(is_reset(&mut stream));
     wait_for(|| world.records().len() == 2);
     assert_eq!(world.records()[1].end, ConnectionEnd::Failed);
     // Who has patience is told the truth.
-    order.patience = None;
+    order.connect_timeout = None;
     go.send(()).unwrap();
-    let refused = world.door().connect_and_wait(order).map(drop).unwrap_err();
+    let refused = world.egress_proxy().connect_and_wait(order).map(drop).unwrap_err();
     assert_eq!(refused.errno(), Errno::CONNREFUSED);
 }
 
@@ -167,13 +167,14 @@ fn who_goes_away_leaves_nothing_behind() {
         let _ = sender.send(stream.read(&mut [0]).map_or(0, |n| n));
     });
     // The announcement is dropped: the connection outside ends.
-    drop(world.door().connect_and_wait(world.order(&format!("echo.test:{port}"))).unwrap());
+    drop(world.egress_proxy().connect_and_wait(world.order(&format!("echo.test:{port}"))).unwrap());
     assert_eq!(accepted.recv_timeout(Duration::from_secs(10)), Ok(0));
     assert_eq!(world.record().why.as_deref(), Some("the program went away"));
     world.events.lock().unwrap().clear();
     // The connect is given up while it is dialled.
     let full = TcpListener::bind("127.0.0.1:0").unwrap();
-    let dialling = world.door().connect_target(world.order("[2001:4860::1]:80"), |_| panic!("nobody waits for it"));
+    let dialling =
+        world.egress_proxy().connect_target(world.order("[2001:4860::1]:80"), |_| panic!("nobody waits for it"));
     drop(dialling);
     drop(full);
     wait_for(|| world.records().len() <= 1);
@@ -240,9 +241,11 @@ fn limits_are_kept_and_told() {
 #[test]
 fn the_name_server_serves_connections_too() {
     let world = world();
-    let door_53 = (stockade_egress::PROXY_ADDRESS_V4, 53).into();
-    let announced =
-        world.door().connect_service_and_wait(ProxyService::NameServer, door_53, EgressCaller::default()).unwrap();
+    let dns_address = (stockade_egress::PROXY_ADDRESS_V4, 53).into();
+    let announced = world
+        .egress_proxy()
+        .connect_service_and_wait(ProxyService::NameServer, dns_address, EgressCaller::default())
+        .unwrap();
     let mut stream = arrive(announced);
     let query = b"\0\x1b\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x01a\x04test\0\0\x01\0\x01";
     let mut framed = query.to_vec();

@@ -46,7 +46,7 @@ pub struct RulePolicyEngine {
     pub by_person: bool,
     /// See [`CommandContext::neutralised`]. True except in tests: every plan made here carries the
     /// required settings.
-    pub neutralised: bool,
+    pub sanitized: bool,
     /// True if writes in the workspace are staged, whatever the profile sets.
     pub stage: bool,
     /// True if changes in the workspace can be undone, whatever the profile sets.
@@ -69,7 +69,7 @@ impl RulePolicyEngine {
         Self {
             settings,
             by_person,
-            neutralised: true,
+            sanitized: true,
             stage: false,
             undo: false,
             can_keep: false,
@@ -85,30 +85,31 @@ impl RulePolicyEngine {
     /// settings.
     pub fn assess_request(&self, request: &RunRequest) -> Assessment {
         // Files in a persistent sandbox cannot be examined from here.
-        let judged = self.classify_request(request, self.neutralised && self.inside.is_none());
-        let held = environment_checks::are_conditions_met(&judged.neutralisation, request, self.settings.home());
-        if held { judged.assessment } else { self.classify_request(request, false).assessment }
+        let classification = self.classify_request(request, self.sanitized && self.inside.is_none());
+        let held =
+            environment_checks::are_conditions_met(&classification.neutralisation, request, self.settings.home());
+        if held { classification.assessment } else { self.classify_request(request, false).assessment }
     }
 
-    fn classifier_context(&self, request: &RunRequest, neutralised: bool) -> CommandContext {
+    fn classifier_context(&self, request: &RunRequest, sanitized: bool) -> CommandContext {
         CommandContext {
             cwd: request.cwd.clone(),
             home: self.settings.home().into(),
             workspace: request.workspace.clone(),
-            neutralised,
+            sanitized,
         }
     }
 
     /// Returns how the command would use its standard input.
     fn stdin_use(&self, request: &RunRequest) -> StdinUse {
-        stockade_shell::stdin_use(&request.command, &self.classifier_context(request, self.neutralised))
+        stockade_shell::stdin_use(&request.command, &self.classifier_context(request, self.sanitized))
     }
 
-    fn classify_request(&self, request: &RunRequest, neutralised: bool) -> CommandClassification {
-        let context = self.classifier_context(request, neutralised);
+    fn classify_request(&self, request: &RunRequest, sanitized: bool) -> CommandClassification {
+        let context = self.classifier_context(request, sanitized);
         match &request.command {
-            RequestCommand::Script(script) => stockade_shell::judge_script(script.as_bytes(), &context),
-            RequestCommand::Argv(words) => stockade_shell::judge_argv(words, &context),
+            RequestCommand::Script(script) => stockade_shell::classify_script(script.as_bytes(), &context),
+            RequestCommand::Argv(words) => stockade_shell::classify_argv(words, &context),
         }
     }
 
@@ -148,9 +149,9 @@ impl RulePolicyEngine {
 
     /// Refuses options that need a sandbox for a profile without one.
     fn require_sandbox(&self, profile: &Profile) -> Result<(), PlanError> {
-        let wanted =
+        let requirements =
             [(self.stage, "staged", "--stage"), (self.undo, "undone", "--undo"), (self.trace, "traced", "--trace")];
-        match wanted.into_iter().find(|(wanted, ..)| *wanted && !profile.sandboxed) {
+        match requirements.into_iter().find(|(requirements, ..)| *requirements && !profile.sandboxed) {
             Some((_, what, option)) => Err(PlanError {
                 what: format!("the profile `{}` has no sandbox, and without one nothing is {what}", profile.name),
                 hint: Some(format!("leave {option} out, or name a profile with a sandbox")),
@@ -166,19 +167,21 @@ impl PolicyEngine for RulePolicyEngine {
     }
 
     fn apply_rules(&self, request: &RunRequest, assessment: &Assessment) -> ConsentRuling {
-        let said = self.rule_request(request, assessment);
-        let by_caller = match said.decision.verdict {
+        let ruling = self.rule_request(request, assessment);
+        let by_caller = match ruling.decision.verdict {
             PolicyVerdict::Deny => None,
-            PolicyVerdict::Allow | PolicyVerdict::Ask => self.answered_by_caller(request, assessment, &said.questions),
+            PolicyVerdict::Allow | PolicyVerdict::Ask => {
+                self.answered_by_caller(request, assessment, &ruling.questions)
+            }
         };
         let gives_powers = held_rules::can_give_powers(&self.settings);
         ConsentRuling {
-            decision: said.decision,
-            questions: said.questions,
+            decision: ruling.decision,
+            questions: ruling.questions,
             by_caller,
             unhonoured: Vec::new(),
             gives_powers,
-            wanted: run_requirements(request, &said.obligations),
+            requirements: run_requirements(request, &ruling.obligations),
         }
     }
 
@@ -211,11 +214,16 @@ impl PolicyEngine for RulePolicyEngine {
             (IsolationLevel::None, self.host_backend)
         };
         let mut environment = effective_environment(&profile, &request.environment);
-        let judged = self.classify_request(request, self.neutralised);
-        environment_checks::apply_variables(&judged.neutralisation, request, self.settings.home(), &mut environment);
-        let mut effects: Vec<Grant> = judged.effects.into_iter().map(EffectUse::into_grant).collect();
-        effects.extend(configured_files(request, &judged.assessment));
-        effects.extend(written_hooks(request, &judged.assessment));
+        let classification = self.classify_request(request, self.sanitized);
+        environment_checks::apply_variables(
+            &classification.neutralisation,
+            request,
+            self.settings.home(),
+            &mut environment,
+        );
+        let mut effects: Vec<Grant> = classification.effects.into_iter().map(EffectUse::into_grant).collect();
+        effects.extend(configured_files(request, &classification.assessment));
+        effects.extend(written_hooks(request, &classification.assessment));
         let plan = AttemptPlan {
             request: request.id.clone(),
             attempt,
@@ -235,7 +243,7 @@ impl PolicyEngine for RulePolicyEngine {
             environment: &plan.environment,
             cwd: plan.cwd.as_path(),
         };
-        let found = identify_program(&program, &judged.assessment, self.stdin_use(request));
+        let found = identify_program(&program, &classification.assessment, self.stdin_use(request));
         let mut planned =
             BoundPlan::new(plan, found.digest).map_err(|error| PlanError { what: error.to_string(), hint: None })?;
         // The programs of a persistent sandbox are not the host's, and its commands can change
@@ -437,11 +445,11 @@ impl AnswerMemory for StoreMemory {
         session: Option<&SessionId>,
         now_ms: u64,
     ) -> Result<PersistentAnswers, MemoryError> {
-        let mut standing = PersistentAnswers::default();
+        let mut answers = PersistentAnswers::default();
         for known in self.store.list_answers().map_err(memory_error)?.into_iter().filter(|known| known.in_force(now_ms))
         {
             if known.consent == Consent::Denied {
-                standing.refused.extend(refused_by(&known, context, session));
+                answers.refused.extend(refused_by(&known, context, session));
                 continue;
             }
             let grant = match known.grants.as_slice() {
@@ -457,17 +465,17 @@ impl AnswerMemory for StoreMemory {
                 ApprovalScope::Until(_) | ApprovalScope::Always => true,
                 // Each use of a counted answer is taken when the power is requested.
                 ApprovalScope::Times(_) => {
-                    standing.counted = true;
+                    answers.counted = true;
                     false
                 }
                 ApprovalScope::Once => false,
             };
-            if reaches && !standing.grants.contains(grant) && !self.is_refused(context, grant, session, now_ms)? {
-                standing.grants.push(grant.clone());
+            if reaches && !answers.grants.contains(grant) && !self.is_refused(context, grant, session, now_ms)? {
+                answers.grants.push(grant.clone());
             }
         }
-        standing.grants.sort();
-        Ok(standing)
+        answers.grants.sort();
+        Ok(answers)
     }
 }
 

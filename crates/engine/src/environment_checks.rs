@@ -65,8 +65,8 @@ enum Toolchain {
 /// Returns the source of the compiler; `None` if it is unknown.
 fn find_toolchain(request: &RunRequest, home: &Path) -> Option<Toolchain> {
     let own = home.join(".rustup");
-    let given = request.environment.get("RUSTUP_HOME").map(RawText::as_path);
-    if given.is_some_and(|given| given != own) {
+    let rustup_home = request.environment.get("RUSTUP_HOME").map(RawText::as_path);
+    if rustup_home.is_some_and(|rustup_home| rustup_home != own) {
         return None;
     }
     match fs::metadata(own.join("settings.toml")) {
@@ -98,7 +98,8 @@ fn is_quiet(directory: &Path) -> bool {
 /// valid hooks.
 fn all_around(directory: &Path, configuration: fn(&[u8]) -> bool, hooks: &dyn Fn(&Path) -> bool) -> bool {
     let is_fine = |git: &Path| {
-        common_of(git).is_some_and(|common| is_as_told(git, &common, configuration) && hooks(&common.join("hooks")))
+        common_of(git)
+            .is_some_and(|common| is_plain_repository(git, &common, configuration) && hooks(&common.join("hooks")))
     };
     directory.ancestors().all(|above| match fs::metadata(above.join(".git")) {
         Err(_) => true,
@@ -160,7 +161,7 @@ fn common_of(git: &Path) -> Option<PathBuf> {
     }
 }
 
-fn is_as_told(git: &Path, common: &Path, configuration: fn(&[u8]) -> bool) -> bool {
+fn is_plain_repository(git: &Path, common: &Path, configuration: fn(&[u8]) -> bool) -> bool {
     let config = common.join("config");
     let plain = fs::metadata(&config).is_err()
         || read_regular_file(&config, CONFIGURATION_BYTES_MAX).is_some_and(|text| configuration(&text));

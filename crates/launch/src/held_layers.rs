@@ -28,28 +28,28 @@ pub fn enter_own_mounts() -> Result<(), LaunchError> {
 /// Mounts a filesystem of this process that holds further mounts, away from every path of the host
 /// that may be in use. Another filesystem covers it, so that no path leads to it. A process that
 /// inspects this one from outside finds nothing.
-pub fn mount_shelf() -> Result<OwnedFd, Errno> {
+pub fn mount_overlay_root() -> Result<OwnedFd, Errno> {
     let forbids = MountRestrictions { devices: true, setuid: true, ..MountRestrictions::default() };
     let new = || new_filesystem(c"tmpfs", &[(c"mode", c"0700")], forbids);
-    let shelf = new()?;
-    attach_at(shelf.as_fd(), CWD, c"/sys")?;
+    let overlay_root = new()?;
+    attach_at(overlay_root.as_fd(), CWD, c"/sys")?;
     attach_at(new()?.as_fd(), CWD, c"/sys")?;
-    Ok(shelf)
+    Ok(overlay_root)
 }
 
 /// Mounts an overlay at `name` on a shelf, with a directory of the host as its lower directory.
 /// Only mounts that are attached can be copied.
 pub fn mount_overlay(
-    shelf: BorrowedFd<'_>,
+    overlay_root: BorrowedFd<'_>,
     name: &CStr,
     lower: BorrowedFd<'_>,
     (upper, work): (BorrowedFd<'_>, BorrowedFd<'_>),
 ) -> Result<OwnedFd, Errno> {
     let tree = overlay_of(lower, (upper, work), c"on")?;
-    match mkdirat(shelf, name, Mode::RWXU) {
+    match mkdirat(overlay_root, name, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(errno) => return Err(errno),
     }
-    attach_at(tree.as_fd(), shelf, name)?;
+    attach_at(tree.as_fd(), overlay_root, name)?;
     Ok(tree)
 }

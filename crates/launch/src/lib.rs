@@ -37,7 +37,7 @@ pub use blueprint::{Blueprint, PrivateTree};
 pub use call_table::{ArgTest, ArgumentLayout, BitTest, SyscallTrap, notify_table, only_reads};
 pub use command::build_image;
 pub use error::{LaunchError, apparmor_hint, read_sysctl};
-pub use held_layers::{enter_own_mounts, mount_overlay, mount_shelf};
+pub use held_layers::{enter_own_mounts, mount_overlay, mount_overlay_root};
 pub use launched::{
     CommandStdio, ExitReport, HiddenReads, LaunchedSandbox, LaunchingSandbox, begin_launch, launch_sandbox,
 };

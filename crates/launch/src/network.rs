@@ -114,9 +114,9 @@ impl NamespaceSockets {
         let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
     }
 
-    fn request_socket(&self, wanted: SocketRequest) -> Result<OwnedFd, Errno> {
+    fn request_socket(&self, socket_request: SocketRequest) -> Result<OwnedFd, Errno> {
         let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        fd_passing::send_message(socket.as_fd(), &wanted.to_bytes(), &[])?;
+        fd_passing::send_message(socket.as_fd(), &socket_request.to_bytes(), &[])?;
         if !readable_before(&[socket.as_fd()], Instant::now() + SOCKET_TIMEOUT)? {
             // A late reply would be read as the reply to the next request.
             let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
@@ -212,8 +212,8 @@ mod tests {
     fn what_is_asked_for_arrives_as_it_was_meant() {
         for address in ["1.2.3.4:443", "[2001:db8::1]:80", "[::]:53"] {
             let address = address.parse().unwrap();
-            for wanted in [SocketRequest::Listener(address), SocketRequest::Socket(address)] {
-                assert_eq!(SocketRequest::from_bytes(&wanted.to_bytes()), Some(wanted));
+            for socket_request in [SocketRequest::Listener(address), SocketRequest::Socket(address)] {
+                assert_eq!(SocketRequest::from_bytes(&socket_request.to_bytes()), Some(socket_request));
             }
         }
         assert_eq!(SocketRequest::from_bytes(&[0; REQUEST_BYTES]), None);
@@ -226,10 +226,10 @@ mod tests {
         let sockets = NamespaceSockets::new(asking);
         let at = "127.0.0.1:0".parse().unwrap();
         std::thread::scope(|scope| {
-            let asked = scope.spawn(|| sockets.open_listener(at));
+            let listener_thread = scope.spawn(|| sockets.open_listener(at));
             while !readable_before(&[serving.as_fd()], Instant::now() + SOCKET_TIMEOUT).unwrap() {}
             assert!(serve_one(serving.as_fd()));
-            assert!(asked.join().unwrap().is_ok());
+            assert!(listener_thread.join().unwrap().is_ok());
         });
         assert_eq!(sockets.open_socket(at).unwrap_err(), Errno::TIMEDOUT);
         assert!(sockets.open_socket(at).is_err());

@@ -104,7 +104,7 @@ impl LaunchOptions {
     }
 
     /// Returns whether the run is inside isolation that another process has set up.
-    pub(super) fn is_within_walls(&self) -> bool {
+    pub(super) fn is_within_isolation(&self) -> bool {
         !self.private.is_empty()
     }
 

@@ -60,7 +60,7 @@ pub struct RootSpec<'a> {
 #[derive(Debug)]
 pub struct PersistentNamespaces {
     launched: LaunchedSandbox,
-    walls: Arc<NamespaceSet>,
+    isolation: Arc<NamespaceSet>,
     /// Rights that every command has without the broker.
     rights: Vec<(CString, u64)>,
     /// The directories that may be written, as paths inside.
@@ -77,14 +77,14 @@ impl PersistentNamespaces {
     ///
     /// # Errors
     /// [`LaunchError`] names the step and the kernel's error.
-    pub fn build(grounds: &RootSpec<'_>) -> Result<Self, LaunchError> {
+    pub fn build(root_spec: &RootSpec<'_>) -> Result<Self, LaunchError> {
         let abi = landlock::query_abi_version().map_err(LaunchError::Landlock)?;
-        let system = list_system_entries(grounds.system)?;
-        let attachments = select_attachments(plan_mount_kinds(grounds, &system)?)?;
+        let system = list_system_entries(root_spec.system)?;
+        let attachments = select_attachments(plan_mount_kinds(root_spec, &system)?)?;
         let private_trees = private_trees(&attachments);
         let rights = own_rights(&attachments)?;
         let leaves_groups = may_map_for_others();
-        let steps = build_steps(grounds, build_root_entries(grounds, &system)?, attachments, leaves_groups)?;
+        let steps = build_steps(root_spec, build_root_entries(root_spec, &system)?, attachments, leaves_groups)?;
         let alone = steps.len();
         let parts = LevelParts {
             ruleset: None,
@@ -98,13 +98,13 @@ impl PersistentNamespaces {
         let nothing = nothing.as_fd();
         let mut launched = begin_launch(blueprint, CommandStdio { stdin: nothing, stdout: nothing, stderr: nothing })?
             .finish_without_command()?;
-        let walls = Arc::new(launched.take_walls().ok_or(LaunchError::Lost)?);
+        let isolation = Arc::new(launched.take_namespaces().ok_or(LaunchError::Lost)?);
         Ok(Self {
             launched,
-            walls,
+            isolation,
             rights,
-            trees: grounds.trees.iter().map(|(inside, _)| (*inside).to_owned()).collect(),
-            hidden: grounds.profile.filesystem.hide.clone(),
+            trees: root_spec.trees.iter().map(|(inside, _)| (*inside).to_owned()).collect(),
+            hidden: root_spec.profile.filesystem.hide.clone(),
             private_trees,
             abi,
             leaves_groups,
@@ -119,12 +119,12 @@ impl PersistentNamespaces {
     pub fn begin_command(
         &self,
         plan: &AttemptPlan,
-        outfit: &LaunchOptions,
+        launch_options: &LaunchOptions,
         stdio: CommandStdio<'_>,
     ) -> Result<LaunchingSandbox, LaunchError> {
-        self.demand_fit(plan, outfit)?;
-        let command = PreparedCommand::new(plan, every_candidate(plan)?, outfit, Path::new("/run"), None)?;
-        let mut steps = vec![InitStep::Enter(Arc::clone(&self.walls))];
+        self.require_fit(plan, launch_options)?;
+        let command = PreparedCommand::new(plan, every_candidate(plan)?, launch_options, Path::new("/run"), None)?;
+        let mut steps = vec![InitStep::Enter(Arc::clone(&self.isolation))];
         if self.leaves_groups {
             steps.push(InitStep::LeaveGroups);
         }
@@ -145,7 +145,7 @@ impl PersistentNamespaces {
             ..LevelParts::from_steps(steps)
         };
         let mut blueprint = Blueprint::new(IsolationLevel::Full, parts, alone, Some(command), self.abi)?;
-        blueprint.walls = NamespaceOwner::Standing;
+        blueprint.isolation = NamespaceOwner::Standing;
         begin_launch(blueprint, stdio)
     }
 
@@ -174,7 +174,7 @@ impl PersistentNamespaces {
         self.trees.iter().any(|tree| path.starts_with(tree))
     }
 
-    fn demand_fit(&self, plan: &AttemptPlan, outfit: &LaunchOptions) -> Result<(), LaunchError> {
+    fn require_fit(&self, plan: &AttemptPlan, launch_options: &LaunchOptions) -> Result<(), LaunchError> {
         let unfit = |why: String| Err(LaunchError::Unfit(why));
         let files = &plan.profile.filesystem;
         if plan.level != IsolationLevel::Full {
@@ -185,7 +185,7 @@ impl PersistentNamespaces {
                 "what is written in a sandbox is not staged: it stays there until it is copied out".to_owned(),
             );
         }
-        if !outfit.files.is_empty() || !outfit.named.is_empty() {
+        if !launch_options.files.is_empty() || !launch_options.named.is_empty() {
             return unfit("a sandbox that stands has its files already".to_owned());
         }
         match files.hide.iter().find(|path| !self.hidden.contains(path)) {
@@ -203,13 +203,13 @@ impl PersistentNamespaces {
 }
 
 fn build_steps(
-    grounds: &RootSpec<'_>,
+    root_spec: &RootSpec<'_>,
     skeleton: Vec<ScratchEntry>,
     attachments: Vec<MountAttachment>,
     mapped_by_caller: bool,
 ) -> Result<Vec<InitStep>, LaunchError> {
-    let limits = &grounds.profile.limits;
-    let outfit = LaunchOptions { files: grounds.files.clone(), ..LaunchOptions::default() };
+    let limits = &root_spec.profile.limits;
+    let launch_options = LaunchOptions { files: root_spec.files.clone(), ..LaunchOptions::default() };
     // All first steps but the copy of the host's root.
     let mut steps: Vec<InitStep> = first_steps(mapped_by_caller)?.into_iter().take(FIRST_STEP_COUNT - 1).collect();
     let size = limits.temp_bytes.map(TempSize::new).transpose()?;
@@ -217,10 +217,10 @@ fn build_steps(
         InitStep::EmptyRoot(skeleton),
         InitStep::Quotas(compute_quotas(limits)),
         InitStep::Root { size },
-        InitStep::Scratch(scratch_entries(&attachments, &outfit)?),
+        InitStep::Scratch(scratch_entries(&attachments, &launch_options)?),
     ]);
     for attachment in attachments {
-        let is_devices = attachment.nature == MountKind::Devices;
+        let is_devices = attachment.mount_kind == MountKind::Devices;
         steps.push(InitStep::Attach(attachment));
         if is_devices {
             steps.push(InitStep::Devices(find_devices()?));
@@ -232,7 +232,7 @@ fn build_steps(
 
 /// Returns the kind of mount at each path.
 fn plan_mount_kinds(
-    grounds: &RootSpec<'_>,
+    root_spec: &RootSpec<'_>,
     system: &[(PathBuf, PathBuf)],
 ) -> Result<BTreeMap<PathBuf, MountKind>, LaunchError> {
     let mut natures = BTreeMap::from([(PathBuf::from("/dev"), MountKind::Devices)]);
@@ -250,21 +250,21 @@ fn plan_mount_kinds(
     for (inside, from) in system.iter().filter(|(_, from)| is_plain_directory(from)) {
         natures.insert(inside.clone(), MountKind::Brought { from: from.clone(), writable: false });
     }
-    if grounds.system.is_none() {
-        let hide = grounds.profile.filesystem.hide.iter().filter_map(|path| path.as_path().canonicalize().ok());
+    if root_spec.system.is_none() {
+        let hide = root_spec.profile.filesystem.hide.iter().filter_map(|path| path.as_path().canonicalize().ok());
         let is_shown = |path: &PathBuf| system.iter().any(|(_, from)| path.starts_with(from));
         for path in hide.filter(is_shown) {
             let children = placeholder_children(&path);
             natures.insert(path, MountKind::Hidden(children));
         }
-        for (index, (path, _)) in grounds.files.iter().enumerate() {
+        for (index, (path, _)) in root_spec.files.iter().enumerate() {
             natures.insert(provided_at(path)?, MountKind::Provided(index));
         }
     }
-    for (inside, from) in &grounds.trees {
+    for (inside, from) in &root_spec.trees {
         let why = |e: std::io::Error| LaunchError::Path { path: from.to_path_buf(), why: e.to_string() };
         let from = from.canonicalize().map_err(why)?;
-        for path in &grounds.profile.filesystem.hide {
+        for path in &root_spec.profile.filesystem.hide {
             let Some(found) =
                 path.as_path().strip_prefix(inside).ok().and_then(|path| from.join(path).canonicalize().ok())
             else {
@@ -299,7 +299,10 @@ fn list_system_entries(tree: Option<&Path>) -> Result<Vec<(PathBuf, PathBuf)>, L
 }
 
 /// Returns the entries of the empty root: the mount points, and the links of the system.
-fn build_root_entries(grounds: &RootSpec<'_>, system: &[(PathBuf, PathBuf)]) -> Result<Vec<ScratchEntry>, LaunchError> {
+fn build_root_entries(
+    root_spec: &RootSpec<'_>,
+    system: &[(PathBuf, PathBuf)],
+) -> Result<Vec<ScratchEntry>, LaunchError> {
     let mut directories = BTreeSet::from(["proc", "dev", "sys"].map(PathBuf::from));
     let mut entries = Vec::new();
     for (inside, from) in system {
@@ -309,7 +312,7 @@ fn build_root_entries(grounds: &RootSpec<'_>, system: &[(PathBuf, PathBuf)]) -> 
         }
     }
     let attached = PRIVATE_TREE_NAMES.iter().map(|(path, _)| Path::new(path)).filter(|path| !path.starts_with("/dev"));
-    for path in attached.chain(grounds.trees.iter().map(|(inside, _)| *inside)) {
+    for path in attached.chain(root_spec.trees.iter().map(|(inside, _)| *inside)) {
         // Its parents sort before it.
         directories.extend(path.ancestors().map(relative_to_root).filter(|path| !path.as_os_str().is_empty()));
     }
@@ -334,7 +337,7 @@ fn own_rights(attachments: &[MountAttachment]) -> Result<Vec<(CString, u64)>, La
     for DeviceNode { name, .. } in find_devices()? {
         all.push((c_string(Path::new("/dev").join(OsStr::from_bytes(name.to_bytes())).as_os_str())?, device));
     }
-    let private = attachments.iter().filter(|attachment| matches!(attachment.nature, MountKind::Private(_)));
+    let private = attachments.iter().filter(|attachment| matches!(attachment.mount_kind, MountKind::Private(_)));
     all.extend(private.map(|attachment| (attachment.path.clone(), attachment_rights(attachment))));
     Ok(all)
 }

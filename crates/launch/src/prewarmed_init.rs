@@ -121,10 +121,10 @@ impl PrewarmedInit {
     pub fn begin_launch(
         mut self,
         plan: &AttemptPlan,
-        outfit: &LaunchOptions,
+        launch_options: &LaunchOptions,
         stdio: CommandStdio<'_>,
     ) -> Result<LaunchingSandbox, LaunchError> {
-        let blueprint = self.arena.fill_with(|| Blueprint::prepare_with(plan, outfit).map(Box::new))?;
+        let blueprint = self.arena.fill_with(|| Blueprint::prepare_with(plan, launch_options).map(Box::new))?;
         let published = self.arena.publish_value(blueprint);
         match (published, self.init.0.take()) {
             (Ok(blueprint), Some(init)) => begin_early(init, blueprint, self.umask, stdio),

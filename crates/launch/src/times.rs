@@ -16,9 +16,9 @@ pub const EVENT_TARGET: &str = "stockade::times";
 /// Reports the marks up to the time when the command was held before its first instruction.
 pub(super) fn tell_building(blueprint: &Blueprint) {
     let Some(begun) = time_marks::take_mark(INIT_MADE_MARK) else { return };
-    let taken = (0..blueprint.step_count().min(FIRST_STAGE_MARK))
+    let step_marks = (0..blueprint.step_count().min(FIRST_STAGE_MARK))
         .filter_map(|index| Some((index, time_marks::take_mark(index)?)));
-    let taken: Vec<(&str, String, u64)> = taken
+    let step_marks: Vec<(&str, String, u64)> = step_marks
         .map(|(index, to)| {
             let (name, detail) = blueprint.step_text(index as u32);
             (name, detail, to)
@@ -26,7 +26,7 @@ pub(super) fn tell_building(blueprint: &Blueprint) {
         .collect();
     // Consecutive steps of one kind are one row, because most plans attach dozens of paths.
     let mut from = begun;
-    for alike in taken.chunk_by(|one, next| one.0 == next.0) {
+    for alike in step_marks.chunk_by(|one, next| one.0 == next.0) {
         let (Some((name, first, _)), Some((.., to))) = (alike.first(), alike.last()) else { continue };
         let more = if alike.len() > 1 { format!(" and {} more", alike.len() - 1) } else { String::new() };
         report_step("init", &format!("{name}: {first}{more}"), from, *to);

@@ -124,22 +124,22 @@ impl Lifecycle {
     pub fn create_sandbox(
         &self,
         id: SandboxId,
-        wanted: &SandboxRequest,
+        request: &SandboxRequest,
         events: SandboxEventSender,
     ) -> Result<OpenSandbox, LifecycleError> {
-        let (kind, passed_over) = self.choose_provider(&id, wanted)?;
-        let claim = self.store.begin_sandbox(id.clone(), wanted.spec.clone(), self.now_ms())?;
+        let (kind, passed_over) = self.choose_provider(&id, request)?;
+        let claim = self.store.begin_sandbox(id.clone(), request.spec.clone(), self.now_ms())?;
         let made = (|| {
             self.store.set_backend(&claim, kind.name())?;
-            let spec = &wanted.spec;
-            let hidden = wanted.hidden.clone();
+            let spec = &request.spec;
+            let hidden = request.hidden.clone();
             let (places, left_out) = SandboxDirectories::create_directories(
                 claim.path(),
                 &id,
                 (&spec.workspace, hidden),
-                &wanted.profile.limits,
+                &request.profile.limits,
             )?;
-            let sandbox = kind.create_sandbox(&make_plan(&id, wanted, places), events)?;
+            let sandbox = kind.create_sandbox(&make_plan(&id, request, places), events)?;
             self.store.change_state(&id, SandboxState::Ready, None, self.now_ms())?;
             Ok((sandbox, left_out))
         })();
@@ -164,13 +164,13 @@ impl Lifecycle {
     pub fn open_sandbox(
         &self,
         id: &SandboxId,
-        wanted: &SandboxRequest,
+        request: &SandboxRequest,
         events: SandboxEventSender,
     ) -> Result<OpenSandbox, LifecycleError> {
         let used = self.use_files(id)?;
         let kind = self.kind_of(used.record())?;
         let places = SandboxDirectories::open_checked(used.path(), &used.record().spec.workspace)?;
-        let plan = make_plan(id, wanted, places);
+        let plan = make_plan(id, request, places);
         match kind.adopt_sandbox(&plan, events.clone()) {
             Err(SandboxError::Gone(_)) if used.record().spec.after_restart == AfterRestart::Destroy => {
                 self.release_files(used)?;
@@ -243,12 +243,12 @@ impl Lifecycle {
     pub fn go_on(
         &self,
         id: &SandboxId,
-        wanted: &SandboxRequest,
+        request: &SandboxRequest,
         events: SandboxEventSender,
     ) -> Result<(), LifecycleError> {
         // A paused sandbox is not in use, so no use starts here.
         let record = self.store.require_state(id, SandboxState::Paused)?;
-        if let Some(sandbox) = self.find_sandbox(&record, wanted, events)? {
+        if let Some(sandbox) = self.find_sandbox(&record, request, events)? {
             sandbox.resume()?;
         }
         Ok(self.store.change_state(id, SandboxState::Ready, None, self.now_ms()).map(drop)?)
@@ -261,11 +261,11 @@ impl Lifecycle {
     pub fn find_sandbox(
         &self,
         record: &SandboxRecord,
-        wanted: &SandboxRequest,
+        request: &SandboxRequest,
         events: SandboxEventSender,
     ) -> Result<Option<Box<dyn Sandbox>>, LifecycleError> {
         let places = SandboxDirectories::from_source(&self.store.sandbox_directory(&record.id), &record.spec.workspace);
-        match self.kind_of(record)?.adopt_sandbox(&make_plan(&record.id, wanted, places), events) {
+        match self.kind_of(record)?.adopt_sandbox(&make_plan(&record.id, request, places), events) {
             Err(SandboxError::Gone(_)) => Ok(None),
             found => Ok(Some(found?)),
         }
@@ -379,16 +379,16 @@ impl Lifecycle {
     fn choose_provider(
         &self,
         id: &SandboxId,
-        wanted: &SandboxRequest,
+        request: &SandboxRequest,
     ) -> Result<(&Arc<dyn SandboxProvider>, Vec<String>), LifecycleError> {
-        let asked = wanted.spec.backend;
-        if asked != BackendChoice::Auto {
-            return Ok((self.kind_named(asked.as_str())?, Vec::new()));
+        let backend_choice = request.spec.backend;
+        if backend_choice != BackendChoice::Auto {
+            return Ok((self.kind_named(backend_choice.as_str())?, Vec::new()));
         }
         let plan = make_plan(
             id,
-            wanted,
-            SandboxDirectories::from_source(&self.store.sandbox_directory(id), &wanted.spec.workspace),
+            request,
+            SandboxDirectories::from_source(&self.store.sandbox_directory(id), &request.spec.workspace),
         );
         let mut passed_over = Vec::new();
         for kind in &self.kinds {
@@ -414,21 +414,21 @@ impl Lifecycle {
     }
 }
 
-fn make_plan(id: &SandboxId, wanted: &SandboxRequest, places: SandboxDirectories) -> SandboxPlan {
-    let mut profile = wanted.profile.clone();
-    if !matches!(wanted.spec.workspace, WorkspaceSource::Bind { .. }) {
+fn make_plan(id: &SandboxId, request: &SandboxRequest, places: SandboxDirectories) -> SandboxPlan {
+    let mut profile = request.profile.clone();
+    if !matches!(request.spec.workspace, WorkspaceSource::Bind { .. }) {
         // The host trusts no name in a workspace of the sandbox's own.
         profile.filesystem.protect.clear();
     }
     SandboxPlan {
         id: id.clone(),
-        system: guest_system(&wanted.spec),
+        system: guest_system(&request.spec),
         workspace: places.workspace,
         home: places.home,
         profile,
-        level: wanted.spec.level,
-        background: wanted.spec.background,
-        runtime: wanted.spec.runtime.clone(),
+        level: request.spec.level,
+        background: request.spec.background,
+        runtime: request.spec.runtime.clone(),
     }
 }
 

@@ -153,7 +153,7 @@ mod tests {
         shell
     }
 
-    fn standing(init: u32) -> usize {
+    fn count_stopped(init: u32) -> usize {
         list_descendants(init).iter().filter(|process| process.stands).count()
     }
 
@@ -169,17 +169,17 @@ mod tests {
     fn all_stand_still_and_what_stood_before_is_left_so() {
         let mut shell = family();
         let init = shell.id();
-        eventually("it is not stopped", || standing(init) == 1);
+        eventually("it is not stopped", || count_stopped(init) == 1);
         let mut halt = RunFreezer::new(init, None);
         for _ in 0..3 {
             assert!(halt.freeze_processes());
-            assert_eq!((standing(init), list_descendants(init).len()), (3, 3));
+            assert_eq!((count_stopped(init), list_descendants(init).len()), (3, 3));
             halt.go_on();
-            eventually("they do not go on", || standing(init) == 1);
+            eventually("they do not go on", || count_stopped(init) == 1);
         }
         assert!(halt.freeze_processes());
         drop(halt);
-        eventually("they do not go on without it", || standing(init) == 1);
+        eventually("they do not go on without it", || count_stopped(init) == 1);
         for process in list_descendants(init) {
             rustix::process::kill_process(Pid::from_raw(process.pid as i32).unwrap(), Signal::KILL).unwrap();
         }

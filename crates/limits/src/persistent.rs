@@ -135,8 +135,8 @@ impl GroupDirectory {
         if self.version == CgroupVersion::One {
             return;
         }
-        let given = fs::read_to_string(self.path.join("cgroup.controllers")).unwrap_or_default();
-        for name in given.split_whitespace() {
+        let available = fs::read_to_string(self.path.join("cgroup.controllers")).unwrap_or_default();
+        for name in available.split_whitespace() {
             // Without the controller, only the sandbox's limits apply to a command.
             let _ = self.write_text("cgroup.subtree_control", &format!("+{name}"));
         }

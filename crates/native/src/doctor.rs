@@ -201,7 +201,7 @@ fn try_network() -> Result<(), Errno> {
     let nobodys = SocketAddr::from(([203, 0, 113, 1], 443));
     in_child(flags::NEW_USER | flags::NEW_NET, || {
         net::own_every_address(RUN_ADDRESS_V4, RUN_ADDRESS_V6)?;
-        let _door = net::tcp_listener(nobodys)?;
+        let _listener = net::tcp_listener(nobodys)?;
         let connect = |to: SocketAddr| {
             let socket = net::tcp_socket(to)?;
             match rustix::net::connect(&socket, &to) {
@@ -357,8 +357,8 @@ mod tests {
         for (name, layer) in &found.layers {
             assert_ne!(layer.state, LayerState::Absent, "{name}: {}", layer.detail);
         }
-        let mut check = |gone: &[&str], full: &[&str], restricted: &[&str]| {
-            found.layers.retain(|(name, _)| !gone.contains(name));
+        let mut check = |missing: &[&str], full: &[&str], restricted: &[&str]| {
+            found.layers.retain(|(name, _)| !missing.contains(name));
             assert_eq!(found.missing_layers(IsolationLevel::Full), full);
             assert_eq!(found.missing_layers(IsolationLevel::Restricted), restricted);
         };

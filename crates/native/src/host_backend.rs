@@ -22,7 +22,7 @@ use stockade_model::{
     AttemptPlan, EnforcementReport, Grant, IsolationLevel, LayerReport, LayerState, RawText, ResourceUsage,
 };
 use stockade_sys::reap::{adopt_orphans, children_used, reap_any};
-use stockade_sys::session::seat_at_terminal;
+use stockade_sys::session::attach_terminal;
 
 use crate::capture::{DrainState, StreamCapture};
 use crate::errors::map_launch_error;
@@ -113,7 +113,7 @@ fn new_mark() -> Result<String, StartError> {
 }
 
 fn enclosed_report(adopts: bool) -> EnforcementReport {
-    let walls = "the kernel here has no Landlock: nothing is refused, told or held but by the walls around; protected \
+    let broker_detail = "the kernel here has no Landlock: nothing is refused, told or held but by the walls around; protected \
                  names can be written";
     let (state, processes) = if adopts {
         (LayerState::Enforced, "orphans are adopted and ended")
@@ -122,7 +122,7 @@ fn enclosed_report(adopts: bool) -> EnforcementReport {
         (LayerState::Partial, what)
     };
     let layer = |name: &str, state, detail: &str| (name.to_owned(), LayerReport { state, detail: detail.to_owned() });
-    let layers = [layer("broker", LayerState::Absent, walls), layer("processes", state, processes)];
+    let layers = [layer("broker", LayerState::Absent, broker_detail), layer("processes", state, processes)];
     EnforcementReport { level: IsolationLevel::None, layers: layers.into() }
 }
 
@@ -162,7 +162,7 @@ impl Attempt for HostAttempt {
         command.current_dir(self.plan.cwd.as_path());
         match self.io {
             // A session leader is also a process group leader.
-            StdioMode::Terminal => seat_at_terminal(&mut command),
+            StdioMode::Terminal => attach_terminal(&mut command),
             StdioMode::Inherit => drop(command.process_group(0)),
             StdioMode::Capture { .. } => drop(command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped())),
         }
@@ -268,11 +268,11 @@ fn end_all(mark: &str) {
     let deadline = Instant::now() + LEFTOVER_END_TIMEOUT;
     loop {
         while let Ok(Some(_)) = reap_any() {}
-        let left = started_with(mark);
-        if left.is_empty() || Instant::now() > deadline {
+        let remaining = started_with(mark);
+        if remaining.is_empty() || Instant::now() > deadline {
             return;
         }
-        left.into_iter().for_each(kill_host_process);
+        remaining.into_iter().for_each(kill_host_process);
         thread::sleep(PROCESS_POLL_INTERVAL);
     }
 }
@@ -347,15 +347,16 @@ mod tests {
     }
 
     fn ran(directory: &Path, program: &str) -> (CommandEnd, String) {
-        let (sender, told) = channel();
+        let (sender, receiver) = channel();
         let events = AttemptEventSender::new(move |event| drop(sender.send(event)));
         let io = StdioMode::Capture { limit_bytes: 1000 };
         let mut attempt = HostBackend.prepare_attempt(&plan(directory, program), &io, false, events).unwrap();
         attempt.release_command().unwrap();
-        let ended = told.iter().find_map(|event| if let AttemptEvent::Ended(end) = event { Some(end) } else { None });
+        let ended =
+            receiver.iter().find_map(|event| if let AttemptEvent::Ended(end) = event { Some(end) } else { None });
         let end = ended.unwrap();
-        let said = end.stdout.map(|text| String::from_utf8_lossy(text.as_bytes()).into_owned());
-        (end.end, said.unwrap_or_default())
+        let stdout_text = end.stdout.map(|text| String::from_utf8_lossy(text.as_bytes()).into_owned());
+        (end.end, stdout_text.unwrap_or_default())
     }
 
     #[test]
@@ -369,8 +370,8 @@ mod tests {
             assert_eq!(ran(directory.path(), script), (CommandEnd::Exited(0), "word\n".to_owned()));
         }
         for text in ["text", "./text"] {
-            let (end, said) = ran(directory.path(), text);
-            assert!(matches!(end, CommandEnd::NotExecutable(_)) && said.is_empty(), "{end:?} {said}");
+            let (end, stdout_text) = ran(directory.path(), text);
+            assert!(matches!(end, CommandEnd::NotExecutable(_)) && stdout_text.is_empty(), "{end:?} {stdout_text}");
         }
         assert_eq!(ran(directory.path(), "absent").0, CommandEnd::NotFound);
     }

@@ -31,7 +31,7 @@ pub use broker::served_ports;
 pub use egress::proxy_variables;
 pub use host_backend::{EnclosedBackend, HostBackend};
 pub use remote::own_umask;
-pub use sandbox::{NativeSandboxes, SupervisorHooks, keep_sandbox};
+pub use sandbox::{NativeSandboxes, SupervisorHooks, run_sandbox_supervisor};
 pub use session::{NativeSession, SessionError};
 pub use signing::SigningUser;
 /// Global allocator for a program with a [`NativeSession`] that prepares sandboxes in advance. The plan

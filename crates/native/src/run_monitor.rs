@@ -134,9 +134,9 @@ impl LeftoverHandling {
 
 /// State of the thread.
 pub(crate) struct RunMonitor {
-    kept: MonitoredSandbox,
+    monitored_sandbox: MonitoredSandbox,
     outside: Option<[CapturedOutput; 2]>,
-    told: RunEventSink,
+    event_sink: RunEventSink,
 }
 
 /// The parts of a running sandbox that the keeper serves.
@@ -144,7 +144,7 @@ pub(crate) struct MonitoredSandbox {
     pub(crate) end: OwnedFd,
     pub(crate) launched: Arc<Mutex<LaunchedSandbox>>,
     pub(crate) broker: BrokerHandle,
-    pub(crate) way: Arc<RunEgress>,
+    pub(crate) run_egress: Arc<RunEgress>,
     /// The egress proxy, until the first name is queried.
     pub(crate) names: Option<Arc<RunEgress>>,
     pub(crate) lost: Option<LostDatagrams>,
@@ -172,15 +172,15 @@ pub(crate) struct MonitoredExtras {
 
 /// A keeper that waits for its sandbox. Dropping it ends it.
 pub(crate) struct StartingMonitor {
-    kept: Sender<MonitoredSandbox>,
+    monitored_sandbox: Sender<MonitoredSandbox>,
     over: Receiver<()>,
 }
 
 impl StartingMonitor {
     /// Starts the monitoring. The returned channel disconnects when the sandbox is gone.
-    pub(crate) fn start_monitoring(self, kept: MonitoredSandbox) -> Result<Receiver<()>, StartError> {
-        let gone = || StartError { what: "the thread that watches the sandbox ended".to_owned(), hint: None };
-        self.kept.send(kept).map_err(|_| gone())?;
+    pub(crate) fn start_monitoring(self, monitored_sandbox: MonitoredSandbox) -> Result<Receiver<()>, StartError> {
+        let thread_error = || StartError { what: "the thread that watches the sandbox ended".to_owned(), hint: None };
+        self.monitored_sandbox.send(monitored_sandbox).map_err(|_| thread_error())?;
         Ok(self.over)
     }
 }
@@ -188,33 +188,34 @@ impl StartingMonitor {
 impl RunMonitor {
     pub(crate) fn start_thread(
         outside: Option<[CapturedOutput; 2]>,
-        told: RunEventSink,
+        event_sink: RunEventSink,
     ) -> Result<StartingMonitor, StartError> {
-        let (kept, sandbox) = channel();
+        let (monitored_sandbox, sandbox) = channel();
         let (on_drop, over) = channel::<()>();
         let body = move || {
-            if let Ok(kept) = sandbox.recv() {
-                Self { kept, outside, told }.monitor_run(on_drop);
+            if let Ok(monitored_sandbox) = sandbox.recv() {
+                Self { monitored_sandbox, outside, event_sink }.monitor_run(on_drop);
             }
         };
         thread::Builder::new()
             .name("keeper".to_owned())
             .spawn(body)
             .map_err(|error| StartError { what: format!("cannot start a thread: {error}"), hint: None })?;
-        Ok(StartingMonitor { kept, over })
+        Ok(StartingMonitor { monitored_sandbox, over })
     }
 
     /// Monitors until the end, reports it, and then serves the remaining processes.
     fn monitor_run(mut self, on_drop: Sender<()>) {
         let (end, usage) = command_end(self.watch_until_end());
-        let Self { kept, outside, told } = self;
-        let MonitoredSandbox { end: end_fd, launched, broker, way, names, hidden, temp, watch, extras, .. } = kept;
+        let Self { monitored_sandbox, outside, event_sink } = self;
+        let MonitoredSandbox { end: end_fd, launched, broker, run_egress, names, hidden, temp, watch, extras, .. } =
+            monitored_sandbox;
         let MonitoredExtras { staging, mut lease, agent, undoing, renewal, leaves } = extras;
         for denial in temp.map(TempWatch::into_denials).unwrap_or_default() {
-            told.report_event(AttemptEvent::Denied(denial));
+            event_sink.report_event(AttemptEvent::Denied(denial));
         }
         let mut is_over = !matches!(end, CommandEnd::Lost(_));
-        let (report, left) = match &leaves {
+        let (report, leftover_broker) = match &leaves {
             None => {
                 let report = broker.stop(BROKER_END_TIMEOUT);
                 is_over &= report.is_some();
@@ -224,19 +225,19 @@ impl RunMonitor {
         };
         // After the last connect and before the end, because the connection records belong to the
         // run.
-        if left.is_none() {
-            way.close_connections();
+        if leftover_broker.is_none() {
+            run_egress.close_connections();
         }
         drop(agent);
         report
             .denials
             .into_iter()
             .filter(|d| d.count > 1)
-            .for_each(|denial| told.report_event(AttemptEvent::Denied(denial)));
+            .for_each(|denial| event_sink.report_event(AttemptEvent::Denied(denial)));
         // Objects that are shared with the init are closed before the init exits. The init then
         // closes them last, and waits for the kernel instead of this process.
         drop((hidden, end_fd));
-        let mut end = attempt_end((end, usage), (outside, report.reads), (watch, staging), report.changed, &told);
+        let mut end = attempt_end((end, usage), (outside, report.reads), (watch, staging), report.changed, &event_sink);
         end.project_files = report.project_files;
         // Before any other process can change a file after the run.
         if let Some(undoing) = undoing {
@@ -247,11 +248,11 @@ impl RunMonitor {
         lease.iter_mut().for_each(|lease| lease.release_layers(held.init_pidfd().filter(|_| is_over)));
         drop(held);
         drop((renewal, launched, on_drop));
-        told.report_event(AttemptEvent::Ended(end));
+        event_sink.report_event(AttemptEvent::Ended(end));
         // No process waits for the clean-up of the lease.
         drop(lease);
-        if let Some(broker) = left {
-            LeftoverProcesses { broker, way, names, _leaves: leaves }.serve_until_gone();
+        if let Some(broker) = leftover_broker {
+            LeftoverProcesses { broker, run_egress, names, _leaves: leaves }.serve_until_gone();
         }
     }
 
@@ -259,14 +260,16 @@ impl RunMonitor {
         let ended = loop {
             self.wait_for_event();
             self.handle_events();
-            let mut launched = lock_ignoring_poison(&self.kept.launched);
+            let mut launched = lock_ignoring_poison(&self.monitored_sandbox.launched);
             let ended = launched.try_wait();
             let was_stopped = launched.was_stopped();
             let written = launched.written_by_ended();
             drop(launched);
-            written.into_iter().for_each(|bytes| lock_ignoring_poison(&self.kept.watch).init_counted(bytes));
+            written
+                .into_iter()
+                .for_each(|bytes| lock_ignoring_poison(&self.monitored_sandbox.watch).init_counted(bytes));
             if let Some(signal) = was_stopped
-                && !lock_ignoring_poison(&self.kept.watch).has_stopped(signal)
+                && !lock_ignoring_poison(&self.monitored_sandbox.watch).has_stopped(signal)
             {
                 self.report_event(AttemptEvent::Stopped(signal));
             }
@@ -289,21 +292,25 @@ impl RunMonitor {
     }
 
     fn report_event(&self, event: AttemptEvent) {
-        self.told.report_event(event);
+        self.event_sink.report_event(event);
     }
 
     /// Sleeps until an event occurs.
     fn wait_for_event(&self) {
-        let hidden = self.kept.hidden.as_ref().map(HiddenWatch::fd);
-        let names = self.kept.names.as_ref().and_then(|way| way.dns_socket());
+        let hidden = self.monitored_sandbox.hidden.as_ref().map(HiddenWatch::fd);
+        let names = self.monitored_sandbox.names.as_ref().and_then(|run_egress| run_egress.dns_socket());
         let outputs = self.outside.iter().flatten().filter_map(CapturedOutput::wait_fd);
-        let lost = self.kept.lost.iter().flat_map(LostDatagrams::fds);
-        let goes_on = lock_ignoring_poison(&self.kept.watch).goes_on();
+        let lost = self.monitored_sandbox.lost.iter().flat_map(LostDatagrams::fds);
+        let goes_on = lock_ignoring_poison(&self.monitored_sandbox.watch).goes_on();
         let answered = goes_on.as_deref().map(AsFd::as_fd);
-        let mut all: Vec<BorrowedFd<'_>> =
-            [Some(self.kept.end.as_fd()), hidden, names].into_iter().flatten().chain(lost).chain(outputs).collect();
+        let mut all: Vec<BorrowedFd<'_>> = [Some(self.monitored_sandbox.end.as_fd()), hidden, names]
+            .into_iter()
+            .flatten()
+            .chain(lost)
+            .chain(outputs)
+            .collect();
         all.extend(answered);
-        let at_most = lock_ignoring_poison(&self.kept.watch)
+        let at_most = lock_ignoring_poison(&self.monitored_sandbox.watch)
             .next_look()
             .map_or(MAX_POLL_INTERVAL, |next| next.min(MAX_POLL_INTERVAL));
         // A failure only makes the next check earlier.
@@ -319,15 +326,16 @@ impl RunMonitor {
         for output in self.outside.iter_mut().flatten() {
             output.read_available();
         }
-        if self.kept.names.take_if(|way| way.is_asked()).is_some() {
-            self.kept.broker.answer_sender().open_way();
+        if self.monitored_sandbox.names.take_if(|run_egress| run_egress.has_dns_request()).is_some() {
+            self.monitored_sandbox.broker.answer_sender().start_egress();
         }
-        let mut seen: Vec<Denial> = self.kept.hidden.as_mut().map(HiddenWatch::take_denials).unwrap_or_default();
-        seen.extend(self.kept.lost.iter_mut().flat_map(LostDatagrams::take_denials));
+        let mut seen: Vec<Denial> =
+            self.monitored_sandbox.hidden.as_mut().map(HiddenWatch::take_denials).unwrap_or_default();
+        seen.extend(self.monitored_sandbox.lost.iter_mut().flat_map(LostDatagrams::take_denials));
         for denial in seen {
             self.report_event(AttemptEvent::Denied(denial));
         }
-        let passed = lock_ignoring_poison(&self.kept.watch).check_limits();
+        let passed = lock_ignoring_poison(&self.monitored_sandbox.watch).check_limits();
         passed.into_iter().for_each(|passed| self.report_event(convert_limit_event(passed)));
     }
 }
@@ -338,7 +346,7 @@ fn attempt_end(
     (outside, reads): (Option<[CapturedOutput; 2]>, Vec<ReadAccess>),
     (watch, staging): (Arc<Mutex<LimitWatch>>, Option<AttemptStage>),
     changed: bool,
-    told: &RunEventSink,
+    event_sink: &RunEventSink,
 ) -> AttemptEnd {
     let [stdout, stderr] = match outside {
         Some([out, err]) => [Some(out.capture), Some(err.capture)],
@@ -348,8 +356,8 @@ fn attempt_end(
     let text = |capture: Option<StreamCapture>| capture.map(|c| RawText::from(c.into_bytes()));
     let by = if let CommandEnd::Signaled(signal) = end { Some(signal) } else { None };
     let LimitOutcome { denials, breach } = lock_ignoring_poison(&watch).finish_watch(&mut usage, by);
-    denials.into_iter().for_each(|denial| told.report_event(AttemptEvent::Denied(denial)));
-    breach.into_iter().for_each(|breach| told.report_event(AttemptEvent::Breached(breach)));
+    denials.into_iter().for_each(|denial| event_sink.report_event(AttemptEvent::Denied(denial)));
+    breach.into_iter().for_each(|breach| event_sink.report_event(AttemptEvent::Breached(breach)));
     let staged = staging.and_then(|staging| staging.finish_stage(&end));
     // Staged writes are discarded before another attempt.
     let acted = changed && staged.is_none();
@@ -370,7 +378,7 @@ fn attempt_end(
 /// Processes that a command left behind, with the broker and proxy that serve them.
 struct LeftoverProcesses {
     broker: BrokerHandle,
-    way: Arc<RunEgress>,
+    run_egress: Arc<RunEgress>,
     names: Option<Arc<RunEgress>>,
     /// Dropped last, so that the control group outlives the broker.
     _leaves: Option<LeftoverHandling>,
@@ -386,11 +394,11 @@ impl LeftoverProcesses {
                 Ok(_) => break,
                 Err(broker) => self.broker = broker,
             }
-            if self.names.take_if(|way| way.is_asked()).is_some() {
-                self.broker.answer_sender().open_way();
+            if self.names.take_if(|run_egress| run_egress.has_dns_request()).is_some() {
+                self.broker.answer_sender().start_egress();
             }
         }
-        self.way.close_connections();
+        self.run_egress.close_connections();
     }
 }
 

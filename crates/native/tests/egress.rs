@@ -17,8 +17,9 @@ const LEVELS: [IsolationLevel; 2] = [IsolationLevel::Full, IsolationLevel::Restr
 fn a_granted_name_is_reached_and_recorded() {
     in_each_role("a_granted_name_is_reached_and_recorded", || {
         let server = Server::new();
-        let ways = [("None", "0"), ("10", "0"), ("None", "socket.AF_INET6"), ("10", "socket.AF_INET6")];
-        for (level, (timeout, family)) in LEVELS.into_iter().flat_map(|level| ways.map(|way| (level, way))) {
+        let variants = [("None", "0"), ("10", "0"), ("None", "socket.AF_INET6"), ("10", "socket.AF_INET6")];
+        for (level, (timeout, family)) in LEVELS.into_iter().flat_map(|level| variants.map(|variant| (level, variant)))
+        {
             let target = format!("server.test:{}", server.port());
             let mut trip = Trip::new(level, &dial(&target, timeout, family));
             trip.grant(&format!("connect {target}"));
@@ -278,11 +279,11 @@ fn datagrams_lead_nowhere_and_are_told() {
              send(('10.9.8.7', 123)); send(('server.test', 443)); send(('2001:db8::1', 5), socket.AF_INET6); send(('127.0.0.1', 9))";
         let ran = Trip::new(IsolationLevel::Full, script).run(None);
         assert_eq!(ran.stdout, "inside\n111\n111\n111\n111\n", "{:?}", ran.denials);
-        let told =
+        let expected_denials =
             ["10.9.8.7:123", "[2001:db8::1]:5", "server.test:443"].map(|to| format!("Connect {to} over UDP [-]"));
         let mut denied = ran.denied();
         denied.sort();
-        assert_eq!(denied, told);
+        assert_eq!(denied, expected_denials);
     });
 }
 
@@ -330,11 +331,11 @@ fn a_socket_of_the_host_leads_nowhere_else() {
 fn last_words_are_sent_on() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let heard = std::thread::spawn(move || {
+    let reader_thread = std::thread::spawn(move || {
         std::iter::repeat_with(|| {
-            let mut said = Vec::new();
-            std::io::Read::read_to_end(&mut listener.accept().unwrap().0, &mut said).unwrap();
-            said.len()
+            let mut content = Vec::new();
+            std::io::Read::read_to_end(&mut listener.accept().unwrap().0, &mut content).unwrap();
+            content.len()
         })
         .take(LEVELS.len())
         .collect::<Vec<_>>()
@@ -347,7 +348,7 @@ fn last_words_are_sent_on() {
         trip.grant("connect server.test");
         assert_eq!(trip.run(None).connections[0].bytes_up, 1_000_000);
     }
-    assert_eq!(heard.join().unwrap(), [1_000_000; 2]);
+    assert_eq!(reader_thread.join().unwrap(), [1_000_000; 2]);
 }
 
 /// A message cannot connect a socket past the broker, and programs fall back.
@@ -417,9 +418,9 @@ fn a_published_port_leads_inside() {
                 support::wait_until("it listens", || ready.exists());
                 let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
                 std::io::Write::write_all(&mut stream, b"ping").unwrap();
-                let mut said = String::new();
-                std::io::Read::read_to_string(&mut stream, &mut said).unwrap();
-                said
+                let mut content = String::new();
+                std::io::Read::read_to_string(&mut stream, &mut content).unwrap();
+                content
             });
             let ran = trip.run(None);
             assert_eq!((ran.stdout.as_str(), outside.join().unwrap().as_str()), ("ping\n", "pong"), "{host}");

@@ -16,7 +16,7 @@ use support::{Ran, complete, in_each_role, processes_with, script, wait_until, w
 /// Directories of a sandbox on the host.
 struct Place {
     top: tempfile::TempDir,
-    walls: PersistentNamespaces,
+    namespaces: PersistentNamespaces,
 }
 
 impl Place {
@@ -30,14 +30,14 @@ impl Place {
             fs::create_dir(top.path().join(name)).unwrap();
         }
         let (work, home) = (top.path().join("work"), top.path().join("home"));
-        let walls = PersistentNamespaces::build(&RootSpec {
+        let namespaces = PersistentNamespaces::build(&RootSpec {
             system,
             trees: vec![(Path::new("/workspace"), &work), (Path::new("/home/agent"), &home)],
             profile,
             files: Vec::new(),
         })
         .unwrap();
-        Self { top, walls }
+        Self { top, namespaces }
     }
 
     #[track_caller]
@@ -46,7 +46,7 @@ impl Place {
     }
 
     fn try_run(&self, plan: &AttemptPlan) -> Result<Ran, LaunchError> {
-        complete(|stdio| self.walls.begin_command(plan, &LaunchOptions::default(), stdio)?.finish_launch())
+        complete(|stdio| self.namespaces.begin_command(plan, &LaunchOptions::default(), stdio)?.finish_launch())
             .map(|(ran, _)| ran)
     }
 }

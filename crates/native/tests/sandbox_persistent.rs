@@ -20,7 +20,7 @@ use stockade_backend_api::{
     SandboxPlan, SandboxProvider, SandboxTree,
 };
 use stockade_model::{AttemptPlan, RequestId, SandboxId};
-use stockade_native::{NativeSandboxes, SupervisorHooks, keep_sandbox};
+use stockade_native::{NativeSandboxes, SupervisorHooks, run_sandbox_supervisor};
 use support::{in_each_role, processes_with, wait_until};
 use tempfile::TempDir;
 
@@ -33,10 +33,10 @@ fn plays_the_keeper() {
     let begin = |id: &SandboxId, _: &Path| {
         // A file in the place of a time that is over.
         let over = over(id);
-        let wanted = move || (!over.exists()).then_some(Duration::from_millis(50));
-        Ok(SupervisorHooks { events: hearing().0, wanted: Box::new(wanted) })
+        let next_check_delay = move || (!over.exists()).then_some(Duration::from_millis(50));
+        Ok(SupervisorHooks { events: hearing().0, next_check_delay: Box::new(next_check_delay) })
     };
-    keep_sandbox(begin).unwrap();
+    run_sandbox_supervisor(begin).unwrap();
 }
 
 /// Says that this program is to keep a sandbox.
@@ -69,19 +69,20 @@ impl Estate {
         plan.id = SandboxId::from_random(random);
         change(&mut plan);
         let arguments = ["--exact", "plays_the_keeper", "--nocapture", "--test-threads", "1", KEEPER].map(Into::into);
-        let kinds = NativeSandboxes::default().kept_by(std::env::current_exe().unwrap(), arguments.into(), root);
+        let kinds =
+            NativeSandboxes::default().with_supervisor(std::env::current_exe().unwrap(), arguments.into(), root);
         Self { top, kinds, plan }
     }
 
     #[track_caller]
     fn create(&self) -> (Box<dyn Sandbox>, Receiver<SandboxEvent>) {
-        let (events, told) = hearing();
-        (self.kinds.create_sandbox(&self.plan, events).unwrap(), told)
+        let (events, event_channel) = hearing();
+        (self.kinds.create_sandbox(&self.plan, events).unwrap(), event_channel)
     }
 
     fn adopt(&self) -> Result<(Box<dyn Sandbox>, Receiver<SandboxEvent>), SandboxError> {
-        let (events, told) = hearing();
-        Ok((self.kinds.adopt_sandbox(&self.plan, events)?, told))
+        let (events, event_channel) = hearing();
+        Ok((self.kinds.adopt_sandbox(&self.plan, events)?, event_channel))
     }
 
     /// What the sandbox keeps.
@@ -90,7 +91,7 @@ impl Estate {
     }
 
     /// The processes that keep the sandbox: each holds its directory.
-    fn keepers(&self) -> Vec<u32> {
+    fn supervisor_pids(&self) -> Vec<u32> {
         let holds = |process: &PathBuf| {
             let held = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
             held.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|path| path.starts_with(self.directory()))
@@ -100,14 +101,14 @@ impl Estate {
     }
 
     #[track_caller]
-    fn keeper(&self) -> u32 {
-        let keepers = self.keepers();
-        let [keeper] = keepers[..] else { panic!("not one keeper: {keepers:?}") };
-        keeper
+    fn supervisor_pid(&self) -> u32 {
+        let supervisor_pids = self.supervisor_pids();
+        let [supervisor_pid] = supervisor_pids[..] else { panic!("not one keeper: {supervisor_pids:?}") };
+        supervisor_pid
     }
 
     fn is_kept(&self) -> bool {
-        !self.keepers().is_empty()
+        !self.supervisor_pids().is_empty()
     }
 }
 
@@ -120,8 +121,8 @@ impl Drop for Estate {
 
 fn begin(sandbox: &dyn Sandbox, plan: &AttemptPlan, hold: bool) -> (Box<dyn Attempt>, Receiver<AttemptEvent>) {
     let (sender, events) = channel();
-    let told = AttemptEventSender::new(move |event| drop(sender.send(event)));
-    let mut attempt = sandbox.backend().prepare_attempt(plan, &CAPTURE, hold, told).unwrap();
+    let event_channel = AttemptEventSender::new(move |event| drop(sender.send(event)));
+    let mut attempt = sandbox.backend().prepare_attempt(plan, &CAPTURE, hold, event_channel).unwrap();
     attempt.release_command().unwrap();
     (attempt, events)
 }
@@ -148,29 +149,32 @@ fn one_goes_on_without_its_maker_and_is_found_again() {
         let estate = Estate::new();
         assert!(estate.kinds.capabilities().adopts);
         assert!(matches!(estate.adopt(), Err(SandboxError::Gone(_))));
-        let (made, _told) = estate.create();
+        let (made, _event_channel) = estate.create();
         let mark = format!("85{:07}", std::process::id());
         run(made.as_ref(), &format!("echo temp > /tmp/temp; (setsid sleep {mark} >/dev/null 2>&1 &); true")).ok();
         drop(made);
-        let (found, told) = estate.adopt().unwrap();
+        let (found, event_channel) = estate.adopt().unwrap();
         assert_eq!(run(found.as_ref(), "cat /tmp/temp").ok(), "temp\n");
         assert_eq!(sleeping(&mark), 1);
         assert!(found.enforcement_report().layers.contains_key("limits"));
         assert!(found.open_tree(SandboxTree::Home).is_ok());
         // It leads a session, so nobody's terminal reaches it, and has nothing of its maker's.
-        let keeper = estate.keeper();
-        let number = Pid::from_raw(keeper.cast_signed());
+        let supervisor_pid = estate.supervisor_pid();
+        let number = Pid::from_raw(supervisor_pid.cast_signed());
         assert_eq!(getsid(number).ok(), number);
-        assert_eq!(fs::read(format!("/proc/{keeper}/environ")).unwrap(), b"");
+        assert_eq!(fs::read(format!("/proc/{supervisor_pid}/environ")).unwrap(), b"");
         // Whoever asks for it again gets it, not a second one.
-        let (again, _) = estate.create();
-        assert_eq!((run(again.as_ref(), "cat /tmp/temp").ok().as_str(), estate.keeper()), ("temp\n", keeper));
-        again.destroy().unwrap();
+        let (second, _) = estate.create();
+        assert_eq!(
+            (run(second.as_ref(), "cat /tmp/temp").ok().as_str(), estate.supervisor_pid()),
+            ("temp\n", supervisor_pid)
+        );
+        second.destroy().unwrap();
         assert_eq!(sleeping(&mark), 0);
         assert!(!estate.is_kept());
         assert!(matches!(found.read_usage(), Err(SandboxError::Gone(_))));
-        again.destroy().unwrap();
-        assert!(matches!(told.recv_timeout(PATIENCE).unwrap(), SandboxEvent::Lost(_)));
+        second.destroy().unwrap();
+        assert!(matches!(event_channel.recv_timeout(PATIENCE).unwrap(), SandboxEvent::Lost(_)));
         assert!(estate.top.path().join("work").exists(), "the directories are the caller's");
     });
 }
@@ -179,7 +183,7 @@ fn one_goes_on_without_its_maker_and_is_found_again() {
 fn a_command_has_the_streams_and_the_mask_of_whoever_runs_it() {
     in_each_role("a_command_has_the_streams_and_the_mask_of_whoever_runs_it", || {
         let estate = Estate::new();
-        let (sandbox, _told) = estate.create();
+        let (sandbox, _event_channel) = estate.create();
         let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o027));
         let out = run(sandbox.as_ref(), "umask; echo x > file; echo err >&2; exit 3");
         rustix::process::umask(before);
@@ -195,7 +199,7 @@ fn a_command_has_the_streams_and_the_mask_of_whoever_runs_it() {
 fn a_call_waits_for_the_answer_of_another_process() {
     in_each_role("a_call_waits_for_the_answer_of_another_process", || {
         let estate = Estate::new();
-        let (sandbox, _told) = estate.create();
+        let (sandbox, _event_channel) = estate.create();
         let (attempt, events) = begin(sandbox.as_ref(), &inside("echo x > .bashrc && cat .bashrc"), true);
         let end = loop {
             match events.recv_timeout(PATIENCE).unwrap() {
@@ -210,8 +214,8 @@ fn a_call_waits_for_the_answer_of_another_process() {
         assert_eq!(run(sandbox.as_ref(), "echo y > .bashrc").denials.len(), 1);
         let never = AttemptPlan { grants: vec![sandbox_support::grant("read /etc/shadow")], ..inside("true") };
         let (sender, _events) = channel();
-        let told = AttemptEventSender::new(move |event| drop(sender.send(event)));
-        let refused = sandbox.backend().prepare_attempt(&never, &CAPTURE, false, told).err().unwrap();
+        let event_channel = AttemptEventSender::new(move |event| drop(sender.send(event)));
+        let refused = sandbox.backend().prepare_attempt(&never, &CAPTURE, false, event_channel).err().unwrap();
         assert!(refused.what.contains("cannot be given"), "{refused:?}");
     });
 }
@@ -220,13 +224,14 @@ fn a_call_waits_for_the_answer_of_another_process() {
 fn what_happens_between_commands_is_told_to_whoever_uses_it() {
     in_each_role("what_happens_between_commands_is_told_to_whoever_uses_it", || {
         let estate = Estate::new();
-        let (sandbox, told) = estate.create();
-        let left = "(setsid bash -c 'while [ ! -e /tmp/go ]; do sleep 0.02; done; echo x > .bashrc' >/dev/null 2>&1 &)";
-        let (attempt, events) = begin(sandbox.as_ref(), &inside(left), false);
+        let (sandbox, event_channel) = estate.create();
+        let leftover_script =
+            "(setsid bash -c 'while [ ! -e /tmp/go ]; do sleep 0.02; done; echo x > .bashrc' >/dev/null 2>&1 &)";
+        let (attempt, events) = begin(sandbox.as_ref(), &inside(leftover_script), false);
         assert_eq!(drain(&events).0.end, CommandEnd::Exited(0));
         drop(attempt);
         run(sandbox.as_ref(), "touch /tmp/go").ok();
-        let denied = told.recv_timeout(PATIENCE).unwrap();
+        let denied = event_channel.recv_timeout(PATIENCE).unwrap();
         let SandboxEvent::Denied { request, denial } = denied else { panic!("{denied:?}") };
         assert_eq!(request, RequestId::from_random([1; 16]));
         assert_eq!(denial.object.to_escaped(), "/workspace/.bashrc");
@@ -240,15 +245,15 @@ fn one_is_stopped_and_let_go_on_by_whoever_finds_it() {
             return;
         }
         let estate = Estate::new();
-        let (sandbox, _told) = estate.create();
+        let (sandbox, _event_channel) = estate.create();
         run(sandbox.as_ref(), "(setsid bash -c 'while true; do echo >> n; done' >/dev/null 2>&1 &); true").ok();
         let length = || fs::metadata(estate.top.path().join("work/n")).map_or(0, |n| n.len());
         wait_until("it counts", || length() > 10);
         estate.adopt().unwrap().0.pause().unwrap();
         let stood_at = length();
         let (sender, _events) = channel();
-        let told = AttemptEventSender::new(move |event| drop(sender.send(event)));
-        let refused = sandbox.backend().prepare_attempt(&inside("true"), &CAPTURE, false, told).err().unwrap();
+        let event_channel = AttemptEventSender::new(move |event| drop(sender.send(event)));
+        let refused = sandbox.backend().prepare_attempt(&inside("true"), &CAPTURE, false, event_channel).err().unwrap();
         assert!(refused.what.contains("is paused"), "{refused:?}");
         assert_eq!(length(), stood_at);
         sandbox.resume().unwrap();
@@ -264,7 +269,7 @@ fn one_is_stopped_and_let_go_on_by_whoever_finds_it() {
 fn the_end_of_a_sandbox_is_that_of_commands_in_it() {
     in_each_role("the_end_of_a_sandbox_is_that_of_commands_in_it", || {
         let estate = Estate::new();
-        let (sandbox, _told) = estate.create();
+        let (sandbox, _event_channel) = estate.create();
         let mark = format!("86{:07}", std::process::id());
         let (attempt, events) = begin(sandbox.as_ref(), &inside(&format!("sleep {mark}")), false);
         wait_until("it runs", || sleeping(&mark) == 1);
@@ -273,7 +278,7 @@ fn the_end_of_a_sandbox_is_that_of_commands_in_it() {
         drop(attempt);
         assert_eq!(sleeping(&mark), 0);
         // What it keeps is there, and walls can be made around it anew.
-        let (sandbox, _told) = estate.create();
+        let (sandbox, _event_channel) = estate.create();
         assert_eq!(run(sandbox.as_ref(), "echo ok").ok(), "ok\n");
     });
 }
@@ -282,22 +287,22 @@ fn the_end_of_a_sandbox_is_that_of_commands_in_it() {
 fn a_killed_keeper_takes_everything_with_it_and_the_next_use_makes_it_anew() {
     in_each_role("a_killed_keeper_takes_everything_with_it_and_the_next_use_makes_it_anew", || {
         let estate = Estate::new();
-        let (sandbox, told) = estate.create();
+        let (sandbox, event_channel) = estate.create();
         let mark = format!("87{:07}", std::process::id());
         run(sandbox.as_ref(), &format!("echo kept > kept; (setsid sleep {mark} >/dev/null 2>&1 &); true")).ok();
         let (_attempt, events) = begin(sandbox.as_ref(), &inside(&format!("sleep {mark}")), false);
         wait_until("both run", || sleeping(&mark) == 2);
-        let keeper = estate.keeper();
-        kill(keeper);
+        let supervisor_pid = estate.supervisor_pid();
+        kill(supervisor_pid);
         assert!(matches!(drain(&events).0.end, CommandEnd::Lost(_)));
-        assert!(matches!(told.recv_timeout(PATIENCE).unwrap(), SandboxEvent::Lost(_)));
+        assert!(matches!(event_channel.recv_timeout(PATIENCE).unwrap(), SandboxEvent::Lost(_)));
         wait_until("nothing is left", || sleeping(&mark) == 0);
         assert!(matches!(estate.adopt(), Err(SandboxError::Gone(_))));
         wait_until("no control group is left", || {
             estate.kinds.clear(&estate.plan.id).unwrap();
-            groups_of(keeper).is_empty()
+            groups_of(supervisor_pid).is_empty()
         });
-        let (anew, _told) = estate.create();
+        let (anew, _event_channel) = estate.create();
         assert_eq!(run(anew.as_ref(), "cat kept; ls /tmp").ok(), "kept\n");
     });
 }
@@ -313,14 +318,14 @@ fn a_killed_user_ends_its_command_and_nothing_else() {
             let place = place.into_string().unwrap();
             let (root, mark) = place.split_once(' ').unwrap();
             let plan: SandboxPlan = serde_json::from_str(&fs::read_to_string(format!("{root}/plan")).unwrap()).unwrap();
-            let kinds = NativeSandboxes::default().kept_by("/no/such/program".into(), Vec::new(), root.into());
+            let kinds = NativeSandboxes::default().with_supervisor("/no/such/program".into(), Vec::new(), root.into());
             let sandbox = kinds.adopt_sandbox(&plan, hearing().0).unwrap();
             let (_attempt, events) = begin(sandbox.as_ref(), &inside(&format!("sleep {mark}")), false);
             drain(&events);
             return;
         }
         let estate = Estate::new();
-        let (sandbox, _told) = estate.create();
+        let (sandbox, _event_channel) = estate.create();
         let (stays, goes) = (format!("88{:07}", std::process::id()), format!("89{:07}", std::process::id()));
         run(sandbox.as_ref(), &format!("(setsid sleep {stays} >/dev/null 2>&1 &); true")).ok();
         let root = estate.top.path().join("r".repeat(120));
@@ -344,14 +349,14 @@ fn a_killed_user_ends_its_command_and_nothing_else() {
 fn a_keeper_ends_that_nobody_wants_or_finds() {
     in_each_role("a_keeper_ends_that_nobody_wants_or_finds", || {
         let estate = Estate::new();
-        let (sandbox, _told) = estate.create();
+        let (sandbox, _event_channel) = estate.create();
         let mark = format!("90{:07}", std::process::id());
         run(sandbox.as_ref(), &format!("(setsid sleep {mark} >/dev/null 2>&1 &); true")).ok();
         let over = over(&estate.plan.id);
         fs::write(&over, "").unwrap();
         wait_until("its time is over", || !estate.is_kept() && sleeping(&mark) == 0);
         fs::remove_file(&over).unwrap();
-        let (_sandbox, _told) = estate.create();
+        let (_sandbox, _event_channel) = estate.create();
         assert!(estate.is_kept());
         fs::remove_dir_all(estate.directory()).unwrap();
         wait_until("nobody could find it", || !estate.is_kept());
@@ -365,7 +370,8 @@ fn one_that_cannot_be_made_leaves_nothing_and_a_stopped_keeper_is_ended() {
         let refused = estate.kinds.create_sandbox(&estate.plan, hearing().0).err().unwrap();
         assert!(refused.to_string().contains("/no/such/directory"), "{refused}");
         wait_until("it has ended", || !estate.is_kept());
-        let none = NativeSandboxes::default().kept_by("/no/such/program".into(), Vec::new(), estate.top.path().into());
+        let none =
+            NativeSandboxes::default().with_supervisor("/no/such/program".into(), Vec::new(), estate.top.path().into());
         let refused = none.create_sandbox(&estate.plan, hearing().0).err().unwrap();
         assert!(refused.to_string().contains("cannot start a keeper"), "{refused}");
     });

@@ -36,7 +36,7 @@ pub struct AttemptPermissions {
     added: Vec<Vec<u8>>,
     staged: Option<Vec<u8>>,
     /// True if git's writes are judged by their content. Only a broker can do that.
-    judges: bool,
+    checks_content: bool,
     /// See [`keep_read_only`](Self::keep_read_only).
     read_only: Vec<Vec<u8>>,
     /// See [`merged_at`](Self::merged_at).
@@ -120,7 +120,7 @@ impl AttemptPermissions {
             revealed: normal_all(&files.reveal),
             sockets: normal_all(&files.sockets),
             names: GuardedNames::new(&files.protect),
-            judges: true,
+            checks_content: true,
             traced: files.trace,
             programs: ProgramRules::new(&plan.profile.exec),
             reach: EgressReach::from_plan(plan),

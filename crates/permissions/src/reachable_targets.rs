@@ -67,14 +67,14 @@ impl EgressReach {
     /// # Errors
     /// [`PermissionRefusal`] with the refusing rule and the sufficient grant. `rule` is the egress proxy's
     /// text.
-    pub fn decide_secret(&self, wanted: &SecretUse, rule: &str) -> Result<String, PermissionRefusal> {
-        if let Some(pattern) = self.lists.deny.iter().find(|pattern| pattern.overlaps(wanted.targets())) {
+    pub fn decide_secret(&self, requested_use: &SecretUse, rule: &str) -> Result<String, PermissionRefusal> {
+        if let Some(pattern) = self.lists.deny.iter().find(|pattern| pattern.overlaps(requested_use.targets())) {
             return Err(PermissionRefusal::without_grant(format!("deny {pattern}")));
         }
         let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
-        match granted.iter().filter_map(Grant::secret).find(|own| own.covers(wanted)) {
+        match granted.iter().filter_map(Grant::secret).find(|own| own.covers(requested_use)) {
             Some(own) => Ok(format!("grant secret {own}")),
-            None => Err(PermissionRefusal { rule: rule.to_owned(), grant: Some(wanted.clone().into_grant()) }),
+            None => Err(PermissionRefusal { rule: rule.to_owned(), grant: Some(requested_use.clone().into_grant()) }),
         }
     }
 
@@ -85,11 +85,13 @@ impl EgressReach {
     /// # Errors
     /// [`PermissionRefusal`] with the missing approval and the sufficient grant. `message` is the egress
     /// proxy's text.
-    pub fn decide_effect(&self, wanted: &EffectUse, message: &str) -> Result<String, PermissionRefusal> {
+    pub fn decide_effect(&self, requested_use: &EffectUse, message: &str) -> Result<String, PermissionRefusal> {
         let granted = self.granted.read().unwrap_or_else(PoisonError::into_inner);
-        match granted.iter().filter_map(Grant::effect).find(|own| own.covers(wanted)) {
+        match granted.iter().filter_map(Grant::effect).find(|own| own.covers(requested_use)) {
             Some(own) => Ok(format!("effect {own}")),
-            None => Err(PermissionRefusal { rule: message.to_owned(), grant: Some(wanted.clone().into_grant()) }),
+            None => {
+                Err(PermissionRefusal { rule: message.to_owned(), grant: Some(requested_use.clone().into_grant()) })
+            }
         }
     }
 
@@ -140,28 +142,28 @@ mod tests {
             ("a.b:80", Err(("not among the targets", Some("connect a.b:80")))),
             ("127.0.0.1:80", Err(("not among the targets", Some("connect 127.0.0.1:80")))),
         ] {
-            let said = reach.decide_target(&target.parse().unwrap());
-            let said = said.map_err(|r| (r.rule, r.grant.map(|g| g.to_string())));
+            let result = reach.decide_target(&target.parse().unwrap());
+            let result = result.map_err(|r| (r.rule, r.grant.map(|g| g.to_string())));
             let expected = expected.map(str::to_owned);
-            assert_eq!(said, expected.map_err(|(r, g): (&str, Option<&str>)| (r.into(), g.map(str::to_owned))));
+            assert_eq!(result, expected.map_err(|(r, g): (&str, Option<&str>)| (r.into(), g.map(str::to_owned))));
         }
     }
 
     #[test]
     fn a_secret_goes_where_it_was_granted_and_never_where_nobody_may_go() {
         let reach = reach(&["a.b"], &["x.c"], &["secret s to a.b:443", "secret s to x.c", "connect d:1"]);
-        for (wanted, expected) in [
+        for (requested_use, expected) in [
             ("s to a.b:443", Ok("grant secret s to a.b:443")),
             ("s to a.b:80", Err(("stray", Some("secret s to a.b:80")))),
             ("t to a.b:443", Err(("stray", Some("secret t to a.b:443")))),
             ("s to d:1", Err(("stray", Some("secret s to d:1")))),
             ("s to x.c:1", Err(("deny x.c", None))),
         ] {
-            let wanted: SecretUse = wanted.parse().unwrap();
-            let said = reach.decide_secret(&wanted, "stray");
-            let said = said.map_err(|r| (r.rule, r.grant.map(|g| g.to_string())));
+            let requested_use: SecretUse = requested_use.parse().unwrap();
+            let result = reach.decide_secret(&requested_use, "stray");
+            let result = result.map_err(|r| (r.rule, r.grant.map(|g| g.to_string())));
             let expected = expected.map_err(|(r, g): (&str, Option<&str>)| (r.into(), g.map(str::to_owned)));
-            assert_eq!(said, expected.map(str::to_owned));
+            assert_eq!(result, expected.map(str::to_owned));
         }
         // A grant to send a secret to a target does not permit the connection itself.
         assert!(self::reach(&[], &[], &["secret s to a.b:443"]).decide_target(&"a.b:443".parse().unwrap()).is_err());

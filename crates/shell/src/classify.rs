@@ -62,7 +62,7 @@ pub(crate) struct Classifier<'c> {
     depth: usize,
     pub endless_loop: usize,
     /// Repository settings that the run must neutralise, with their directories.
-    pub neutralised: BTreeSet<(&'static str, Option<Vec<u8>>)>,
+    pub sanitized: BTreeSet<(&'static str, Option<Vec<u8>>)>,
     /// Every command that was seen, for the comparison with bash.
     #[cfg(test)]
     pub trace: Vec<Vec<ExpandedArgument>>,
@@ -106,7 +106,7 @@ impl<'c> Classifier<'c> {
             nesting: 0,
             depth: 0,
             endless_loop: 0,
-            neutralised: BTreeSet::new(),
+            sanitized: BTreeSet::new(),
             #[cfg(test)]
             trace: Vec::new(),
         }
@@ -359,7 +359,7 @@ impl<'c> Classifier<'c> {
         }
         let mut flow = self.classify_command(arguments, input, simple.span);
         rules::code::classify_shell_input(self, simple, &flow);
-        rules::write::judge_output(self, &output, &flow, simple.span);
+        rules::write::classify_output(self, &output, &flow, simple.span);
         if !output.is_empty() {
             flow.literal = None;
         }
@@ -399,7 +399,7 @@ impl<'c> Classifier<'c> {
                 }
                 RedirectDirection::Truncate | RedirectDirection::Append | RedirectDirection::ReadWrite => {
                     let whole = redirect.direction == RedirectDirection::Truncate;
-                    written.extend(rules::write::judge_redirect(self, &target, whole, at));
+                    written.extend(rules::write::classify_redirect(self, &target, whole, at));
                 }
             }
         }

@@ -52,20 +52,20 @@ pub(crate) fn is_too_deep(text: &[u8]) -> bool {
 
 /// Scans the text for literal commands and forms. All scans of one assessment share a budget of
 /// their own.
-pub(crate) fn scan_text(judge: &mut Classifier, text: &[u8]) {
-    scan_forms(judge, text);
-    let own = std::mem::replace(&mut judge.last_look, WorkBudget::from_units(0));
-    let outer = std::mem::replace(&mut judge.budget, own);
-    scan_commands(judge, text);
-    judge.last_look = std::mem::replace(&mut judge.budget, outer);
+pub(crate) fn scan_text(classifier: &mut Classifier, text: &[u8]) {
+    scan_forms(classifier, text);
+    let own = std::mem::replace(&mut classifier.last_look, WorkBudget::from_units(0));
+    let outer = std::mem::replace(&mut classifier.budget, own);
+    scan_commands(classifier, text);
+    classifier.last_look = std::mem::replace(&mut classifier.budget, outer);
 }
 
 /// Classifies the commands at possible positions.
-fn scan_commands(judge: &mut Classifier, text: &[u8]) {
+fn scan_commands(classifier: &mut Classifier, text: &[u8]) {
     let mut places = 0;
     let mut at = 0;
     let mut leads = true;
-    while at < text.len() && places < MAX_POSITIONS && !judge.budget.is_spent() {
+    while at < text.len() && places < MAX_POSITIONS && !classifier.budget.is_spent() {
         let kind = BYTE_KINDS[usize::from(text[at])];
         if kind != ByteKind::Word {
             leads = kind == ByteKind::Lead || (leads && kind == ByteKind::Blank);
@@ -75,9 +75,9 @@ fn scan_commands(judge: &mut Classifier, text: &[u8]) {
         let length = text[at..].iter().take_while(|b| BYTE_KINDS[usize::from(**b)] == ByteKind::Word).count();
         let word = &text[at..at + length];
         let name = word.rsplit(|b| *b == b'/').next().unwrap_or_default();
-        if leads && could_be_named(name) && judge.budget.spend_units(1) && is_worth_a_look(name) {
+        if leads && could_be_named(name) && classifier.budget.spend_units(1) && is_worth_a_look(name) {
             places += 1;
-            let end = scan_command(judge, &text[at..], at);
+            let end = scan_command(classifier, &text[at..], at);
             // The command after a wrapper was classified with it.
             if matches!(name, b"env" | b"sudo" | b"doas") {
                 at += end.max(1);
@@ -175,15 +175,15 @@ fn is_worth_a_look(name: &[u8]) -> bool {
 }
 
 /// Looks for a command after wrappers that are too many to be removed.
-pub(crate) fn look_behind(judge: &mut Classifier, arguments: &[ExpandedArgument], at: (usize, usize)) {
+pub(crate) fn look_behind(classifier: &mut Classifier, arguments: &[ExpandedArgument], at: (usize, usize)) {
     const WRAPPER_PROGRAMS: &[&[u8]] = &[b"env", b"sudo", b"sh", b"bash"];
     let place = arguments.iter().position(|argument| {
         let text = argument.display_bytes();
         is_worth_a_look(&text) && !WRAPPER_PROGRAMS.contains(&text.as_slice())
     });
     if let Some(command) = place.and_then(|place| arguments.get(place..)) {
-        rules::code::denials_only(judge, |judge| {
-            judge.unwrap_command(command.to_vec(), DataFlow::default(), at);
+        rules::code::denials_only(classifier, |classifier| {
+            classifier.unwrap_command(command.to_vec(), DataFlow::default(), at);
         });
     }
 }
@@ -191,13 +191,13 @@ pub(crate) fn look_behind(judge: &mut Classifier, arguments: &[ExpandedArgument]
 /// Scans the arguments of a program whose use of them is unknown. The program may run them as a
 /// command, or a text in them as a script. Reports denials and effects that need consent, and
 /// nothing else, because such a program is `ask` anyway.
-pub(crate) fn look_among(judge: &mut Classifier, arguments: &[ExpandedArgument], at: (usize, usize)) {
-    let needs = judge.capabilities.clone();
+pub(crate) fn look_among(classifier: &mut Classifier, arguments: &[ExpandedArgument], at: (usize, usize)) {
+    let needs = classifier.capabilities.clone();
     let mut places = 0;
     for (index, argument) in arguments.iter().enumerate().take(MAX_ARGUMENTS) {
         let text = argument.display_bytes();
         if text.iter().any(u8::is_ascii_whitespace) {
-            scan_text(judge, &text);
+            scan_text(classifier, &text);
             continue;
         }
         let name = text.rsplit(|b| *b == b'/').next().unwrap_or_default();
@@ -212,17 +212,17 @@ pub(crate) fn look_among(judge: &mut Classifier, arguments: &[ExpandedArgument],
         // `--exec PROGRAM -- ARGUMENTS`
         let behind =
             rest.iter().position(|argument| argument.display_bytes() == b"--").map(|dashes| &rest[dashes + 1..]);
-        rules::code::denials_only(judge, |judge| {
+        rules::code::denials_only(classifier, |classifier| {
             for rest in [Some(rest), behind].into_iter().flatten() {
-                judge.classify_command([std::slice::from_ref(argument), rest].concat(), DataFlow::default(), at);
+                classifier.classify_command([std::slice::from_ref(argument), rest].concat(), DataFlow::default(), at);
             }
         });
     }
-    judge.capabilities = needs;
+    classifier.capabilities = needs;
 }
 
 /// Reads up to the end of a command, without quotes and backslashes. Returns its length.
-fn scan_command(judge: &mut Classifier, text: &[u8], at: usize) -> usize {
+fn scan_command(classifier: &mut Classifier, text: &[u8], at: usize) -> usize {
     let end = text
         .iter()
         .take(MAX_COMMAND_BYTES)
@@ -234,14 +234,14 @@ fn scan_command(judge: &mut Classifier, text: &[u8], at: usize) -> usize {
         .filter(|w| !w.is_empty())
         .map(|w| ExpandedArgument::from_plain_text(w, (at, at + end)))
         .collect();
-    rules::code::denials_only(judge, |judge| {
-        judge.classify_command(words, DataFlow::default(), (at, at + end));
+    rules::code::denials_only(classifier, |classifier| {
+        classifier.classify_command(words, DataFlow::default(), (at, at + end));
     });
     end
 }
 
 /// Finds forms that are no commands.
-fn scan_forms(judge: &mut Classifier, text: &[u8]) {
+fn scan_forms(classifier: &mut Classifier, text: &[u8]) {
     const FORM_PATTERNS: &[(&[u8], &str)] = &[
         (b":(){ :|:& };:", "process-bomb"),
         (b">/dev/sd", "destroys-disk"),
@@ -256,7 +256,7 @@ fn scan_forms(judge: &mut Classifier, text: &[u8]) {
         for ((form, code), found) in FORM_PATTERNS.iter().zip(&mut found) {
             if !*found && text[at..].starts_with(form) {
                 *found = true;
-                judge.record_denial(code, "Holds a form that is never harmless.", (at, at + form.len()));
+                classifier.record_denial(code, "Holds a form that is never harmless.", (at, at + form.len()));
             }
         }
     }

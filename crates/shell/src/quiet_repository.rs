@@ -14,7 +14,7 @@ pub fn is_quiet_configuration(config: &[u8]) -> bool {
 /// that sets their directory, or includes another file, may lead into the work tree.
 pub fn leaves_hooks(config: &[u8]) -> bool {
     let text = config.to_ascii_lowercase();
-    let says = |wanted: &[u8]| text.windows(wanted.len()).any(|part| part == wanted);
+    let says = |needle: &[u8]| text.windows(needle.len()).any(|part| part == needle);
     !says(b"hookspath") && !says(b"include")
 }
 

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use stockade_model::{RawText, Tier};
 use stockade_shell::{
-    CommandContext, SanitizeSettings, default_toolchain, has_no_submodules, is_plain_configuration, judge_argv,
+    CommandContext, SanitizeSettings, classify_argv, default_toolchain, has_no_submodules, is_plain_configuration,
 };
 use stockade_testkit::{copy_program, write_program};
 
@@ -97,16 +97,16 @@ impl Repository {
     }
 }
 
-fn judged(repository: &Repository, directory: &Path, argv: &[&str]) -> (Tier, SanitizeSettings) {
+fn classification(repository: &Repository, directory: &Path, argv: &[&str]) -> (Tier, SanitizeSettings) {
     let context = CommandContext {
         cwd: RawText::from(directory.as_os_str().as_encoded_bytes()),
         home: RawText::from("/home/nobody"),
         workspace: RawText::from(repository.root.as_os_str().as_encoded_bytes()),
-        neutralised: true,
+        sanitized: true,
     };
     let words: Vec<RawText> = argv.iter().map(|w| RawText::from(*w)).collect();
-    let judged = judge_argv(&words, &context);
-    (judged.assessment.tier, judged.neutralisation)
+    let classification = classify_argv(&words, &context);
+    (classification.assessment.tier, classification.neutralisation)
 }
 
 /// How an attack is stopped.
@@ -121,7 +121,7 @@ enum By {
 /// The attack succeeds as it stands, and fails by what the judge says.
 #[track_caller]
 fn stopped(repository: &Repository, directory: &Path, argv: &[&str], by: By) {
-    let (tier, carried) = judged(repository, directory, argv);
+    let (tier, carried) = classification(repository, directory, argv);
     assert_eq!(tier, Tier::Allow, "{argv:?} is not allowed, so that nothing is shown here");
     assert!(repository.ran(directory, argv, None), "{argv:?}: the attack does not work without protection");
     let ran = repository.ran(directory, argv, Some(&carried));
@@ -141,7 +141,7 @@ fn stopped_in_some(repository: &Repository, commands: &[&str], by: &By) {
     let mut shown = 0;
     for command in commands {
         let argv: Vec<&str> = command.split(' ').collect();
-        let (tier, carried) = judged(repository, &repository.root, &argv);
+        let (tier, carried) = classification(repository, &repository.root, &argv);
         assert_eq!(tier, Tier::Allow, "{command}");
         // git skips what it believes to be unchanged, and writes its index where
         // a file was only touched.
@@ -256,7 +256,7 @@ fn pagers_do_not_run_in_a_terminal() {
     let mut shown = 0;
     for command in READERS {
         let argv: Vec<&str> = command.split(' ').collect();
-        let (_, carried) = judged(&repository, &repository.root, &argv);
+        let (_, carried) = classification(&repository, &repository.root, &argv);
         // script(1) gives it a terminal.
         let in_terminal = ["script", "-qec", command, "/dev/null"];
         shown += usize::from(repository.ran(&repository.root, &in_terminal, None));
@@ -373,7 +373,7 @@ fn what_needs_no_look_runs_nothing() {
     let mut seen = 0;
     for command in READERS {
         let argv: Vec<&str> = command.split(' ').collect();
-        let (tier, carried) = judged(&repository, &repository.root, &argv);
+        let (tier, carried) = classification(&repository, &repository.root, &argv);
         assert_eq!(tier, Tier::Allow, "{command}");
         if carried.plain_repositories.is_empty() {
             seen += 1;
@@ -403,7 +403,7 @@ fn a_toolchain_of_the_repository_does_not_run() {
     }
     for command in ["cargo --version", "rustc --version", "cargo metadata --no-deps --offline --format-version 1"] {
         let argv: Vec<&str> = command.split(' ').collect();
-        let (tier, carried) = judged(&repository, &repository.root, &argv);
+        let (tier, carried) = classification(&repository, &repository.root, &argv);
         assert_eq!(tier, Tier::Allow, "{command}");
         assert!(carried.rustup, "{command}");
         let ran = |carried: Option<&SanitizeSettings>| {
@@ -431,7 +431,7 @@ fn a_toolchain_of_the_repository_does_not_run() {
     let evil = repository.evil();
     repository.write(".cargo/config.toml", &format!("[build]\nrustc = {evil:?}\nrustc-wrapper = {evil:?}\n"));
     let argv = ["cargo", "metadata", "--no-deps", "--offline", "--format-version", "1"];
-    let (_, carried) = judged(&repository, &repository.root, &argv);
+    let (_, carried) = classification(&repository, &repository.root, &argv);
     let mut run = repository.command(&repository.root, &argv);
     run.env("PATH", format!("{}:/usr/bin:/bin", proxies.display())).env("HOME", &home).env("RUSTUP_HOME", &rustup);
     run.envs(&carried.environment).env("RUSTUP_TOOLCHAIN", &default);
@@ -445,7 +445,7 @@ fn an_ordinary_repository_works_as_before() {
     repository.write("a.txt", "changed\n");
     for command in READERS {
         let argv: Vec<&str> = command.split(' ').collect();
-        let (_, carried) = judged(&repository, &repository.root, &argv);
+        let (_, carried) = classification(&repository, &repository.root, &argv);
         let output = |carried: Option<&SanitizeSettings>| {
             let mut command = repository.command(&repository.root, &argv);
             if let Some(carried) = carried {
@@ -461,11 +461,11 @@ fn an_ordinary_repository_works_as_before() {
 #[test]
 fn only_an_allowed_command_carries_anything() {
     let repository = Repository::new();
-    let (tier, carried) = judged(&repository, &repository.root, &["git", "commit", "-m", "x"]);
+    let (tier, carried) = classification(&repository, &repository.root, &["git", "commit", "-m", "x"]);
     assert_eq!(tier, Tier::Ask);
     assert!(carried.environment.is_empty() && carried.remove.is_empty(), "hooks of a commit are wanted");
     assert_eq!(carried.quiet_repositories, [RawText::from(repository.root.as_os_str().as_encoded_bytes())]);
-    let (tier, carried) = judged(&repository, &repository.root, &["ls", "-la"]);
+    let (tier, carried) = classification(&repository, &repository.root, &["ls", "-la"]);
     assert_eq!((tier, carried.is_empty()), (Tier::Allow, true));
 }
 
@@ -485,8 +485,8 @@ fn a_repository_that_cannot_be_told_is_unknown() {
         ("tar -xf a.tar && cd sub && git commit -m x", true),
     ] {
         let (workspace, home) = (RawText::from("/home/dev/x"), RawText::from("/home/dev"));
-        let context = CommandContext { cwd: workspace.clone(), home, workspace, neutralised: true };
-        let carried = stockade_shell::judge_script(command.as_bytes(), &context).neutralisation;
+        let context = CommandContext { cwd: workspace.clone(), home, workspace, sanitized: true };
+        let carried = stockade_shell::classify_script(command.as_bytes(), &context).neutralisation;
         assert_eq!(carried.unknown_repository, is_unknown, "{command}: {carried:?}");
     }
 }

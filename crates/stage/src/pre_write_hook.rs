@@ -23,8 +23,8 @@ impl PreWriteHook {
     /// [`PathError`]; the change must not be made then.
     pub fn before_change(&mut self, path: &Path, rewrites: bool) -> Result<(), PathError> {
         match self {
-            Self::Noted(witness) => witness.before_change(path),
-            Self::PutAside(aside) => aside.before_change(path, rewrites),
+            Self::Noted(recorder) => recorder.before_change(path),
+            Self::PutAside(backup) => backup.before_change(path, rewrites),
         }
     }
 
@@ -32,7 +32,7 @@ impl PreWriteHook {
     pub fn copy_of(&self, path: &Path, device: u64, inode: u64) -> Option<PathBuf> {
         match self {
             Self::Noted(_) => None,
-            Self::PutAside(aside) => aside.copy_of(path, device, inode),
+            Self::PutAside(backup) => backup.copy_of(path, device, inode),
         }
     }
 
@@ -41,7 +41,7 @@ impl PreWriteHook {
     pub fn is_original_directory(&self, path: &Path) -> bool {
         match self {
             Self::Noted(_) => false,
-            Self::PutAside(aside) => aside.is_original_directory(path),
+            Self::PutAside(backup) => backup.is_original_directory(path),
         }
     }
 }

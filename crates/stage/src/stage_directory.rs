@@ -238,21 +238,22 @@ impl StageDirectory {
     pub(super) fn list_unfinished(&self) -> Result<Vec<StageId>, StageError> {
         let ids = list_entry_names(self.directory.as_fd()).map_err(|e| self.directory_error(e))?;
         let ids = ids.iter().filter_map(|name| std::str::from_utf8(name).ok()?.parse::<StageId>().ok());
-        let has_left = |id: &StageId| {
+        let has_leftovers = |id: &StageId| {
             let Ok(directory) = open_directory(self.directory.as_fd(), id.as_str()) else { return false };
             let directory = directory.as_fd();
             super::journal::is_there(directory)
                 || super::commit_area::is_there(directory)
                 || super::backup_tree::is_there(directory)
         };
-        Ok(ids.take(MAX_STAGES).filter(has_left).collect())
+        Ok(ids.take(MAX_STAGES).filter(has_leftovers).collect())
     }
 
     fn read_list_entry(&self, id: StageId) -> Option<StageListEntry> {
         let directory = open_directory(self.directory.as_fd(), id.as_str()).ok()?;
         let busy = flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err();
-        let left = || super::journal::is_there(directory.as_fd()) || super::backup_tree::is_there(directory.as_fd());
-        let cut_off = !busy && left();
+        let finds_leftovers =
+            || super::journal::is_there(directory.as_fd()) || super::backup_tree::is_there(directory.as_fd());
+        let cut_off = !busy && finds_leftovers();
         Some(StageListEntry { meta: read_meta(directory.as_fd(), &id).ok(), id, busy, cut_off })
     }
 

@@ -53,13 +53,13 @@ pub enum StoreOpenError {
     #[error(
         "the store `{}` is missing, but `{}` is still there\nhint: put the store back, or move its `-wal` and `-shm` away too",
         display_path(path),
-        display_path(left)
+        display_path(remaining_part)
     )]
     Orphan {
         /// Path of the store.
         path: PathBuf,
         /// Path of the remaining part.
-        left: PathBuf,
+        remaining_part: PathBuf,
     },
     /// The database failed.
     #[error("cannot open the store `{}`: {source}", display_path(path))]
@@ -144,9 +144,9 @@ fn create_database(path: &Path, schema: &DatabaseSchema) -> Result<(), StoreOpen
     }
     for suffix in ["-wal", "-shm", "-journal"] {
         // SQLite would replay it into the new file.
-        let left = database_path::append_suffix(path, suffix);
-        if left.symlink_metadata().is_ok() {
-            return Err(StoreOpenError::Orphan { path: path.to_owned(), left });
+        let remaining_part = database_path::append_suffix(path, suffix);
+        if remaining_part.symlink_metadata().is_ok() {
+            return Err(StoreOpenError::Orphan { path: path.to_owned(), remaining_part });
         }
     }
     let fresh = database_path::append_suffix(path, ".new");

@@ -188,8 +188,8 @@ mod tests {
         sessions.begin_session(&about("killed")).unwrap().stop_supervising();
         let killed = sessions.find_session(&about("killed").id).unwrap().unwrap();
         assert!(!killed.is_open());
-        let again = sessions.begin_session(&about("killed")).unwrap();
+        let second_session = sessions.begin_session(&about("killed")).unwrap();
         assert_eq!(sessions.list_sessions().unwrap().len(), 1);
-        assert!(again.session().is_open());
+        assert!(second_session.session().is_open());
     }
 }

@@ -96,9 +96,9 @@ mod tests {
         let (one, other) = socket_pair().unwrap();
         send_message(one.as_fd(), b"hello", &[one.as_fd(), other.as_fd()]).unwrap();
         let mut buffer = [0; 16];
-        let got = receive_message(other.as_fd(), &mut buffer, true).unwrap();
-        assert_eq!(&buffer[..got.length], b"hello");
-        assert_eq!(got.descriptors.iter().flatten().count(), 2);
+        let fd_message = receive_message(other.as_fd(), &mut buffer, true).unwrap();
+        assert_eq!(&buffer[..fd_message.length], b"hello");
+        assert_eq!(fd_message.descriptors.iter().flatten().count(), 2);
         assert_eq!(receive_message(other.as_fd(), &mut buffer, false).unwrap_err(), Errno::AGAIN);
     }
 

@@ -63,9 +63,9 @@ fn list_approvals(session: Option<&str>, all: bool, json: bool) -> CommandResult
     let session = session.map(resolved_args::parse_session_id).transpose()?;
     let now_ms = now_ms();
     let answers = open_existing_store()?.map(|store| store.list_answers()).transpose()?.unwrap_or_default();
-    let wanted =
+    let is_selected =
         |answer: &&ApprovalRecord| (all || answer.in_force(now_ms)) && (session.is_none() || answer.session == session);
-    let found: Vec<_> = answers.iter().filter(wanted).collect();
+    let found: Vec<_> = answers.iter().filter(is_selected).collect();
     print_each(&found, json, (|answer| *answer, |answer| text::format_line(answer, now_ms)), "nothing is remembered\n")
 }
 

@@ -11,7 +11,7 @@ use stockade_model::{EVENT_TYPES, RawText};
 
 use super::{CommandResult, now_ms, output_error, print_output, print_result, read_variable};
 use crate::args::{AuditCommand, AuditQueryArgs};
-use crate::audit_log::kept_anchors;
+use crate::audit_log::list_stored_anchors;
 use crate::failure::CliError;
 use crate::{exit, locations, render, resolved_args};
 
@@ -72,21 +72,21 @@ fn show_events(filter: EntryFilter, last: Option<usize>, json: bool) -> CommandR
     }
     let entries = query_own_log(filter)?;
     let mut out = BufWriter::new(io::stdout().lock());
-    let mut kept = VecDeque::new();
+    let mut recent_texts = VecDeque::new();
     for entry in entries {
         let entry = entry?;
         let text = if json { json_line(&entry)? } else { render::audit::format_entry(&entry) + "\n" };
         match last {
             None => write_output(&mut out, &text)?,
             Some(last) => {
-                kept.push_back(text);
-                if kept.len() > last {
-                    kept.pop_front();
+                recent_texts.push_back(text);
+                if recent_texts.len() > last {
+                    recent_texts.pop_front();
                 }
             }
         }
     }
-    for text in kept {
+    for text in recent_texts {
         write_output(&mut out, &text)?;
     }
     write_output(&mut out, "")?;
@@ -112,7 +112,7 @@ pub fn json_line(entry: &LogEntry) -> Result<String, CliError> {
 }
 
 fn verify_audit_log(dir: &Path, anchors: &Path, json: bool) -> CommandResult {
-    let anchors = kept_anchors(anchors)?;
+    let anchors = list_stored_anchors(anchors)?;
     match stockade_audit::verify_with(dir, &anchors) {
         Ok(found) => {
             let earlier: Vec<&LogAnchor> = anchors.iter().filter(|anchor| Some(anchor.log) != found.log).collect();
@@ -128,7 +128,7 @@ fn verify_audit_log(dir: &Path, anchors: &Path, json: bool) -> CommandResult {
                 "lost": found.lost,
                 "earlier_logs": earlier.iter().map(|anchor| anchor.seq).collect::<Vec<_>>(),
                 "torn_bytes": found.torn_bytes,
-                "set_aside": found.set_aside.len(),
+                "set_aside": found.torn_files.len(),
             });
             print_result(json, &value, || render::audit::format_verification(&found, &earlier))
         }

@@ -37,8 +37,8 @@ pub fn manage_caches(typed: CacheCommand) -> CommandResult {
         CacheCommand::List { json } => list_caches(store.as_ref(), json),
         CacheCommand::Clear { over: Some(limit_bytes), json, .. } => clear_over(store.as_ref(), limit_bytes, json),
         CacheCommand::Clear { workspace, all, json, .. } => {
-            let wanted = if all { None } else { Some(workspace_of(workspace)?) };
-            clear(store.as_ref(), wanted.as_deref(), json)
+            let only_workspace = if all { None } else { Some(workspace_of(workspace)?) };
+            clear(store.as_ref(), only_workspace.as_deref(), json)
         }
     }
 }
@@ -52,7 +52,7 @@ pub fn describe_layer_server() -> LayerServerProgram {
 
 /// Keeps all caches within their limit, at most once a day. Removals are reported, because the run
 /// that has ended waits for them.
-pub fn keep_within_limit(state: &StateDirectory) {
+pub fn enforce_cache_limit(state: &StateDirectory) {
     let stamp = state.caches_directory().join("checked");
     let age = |at: SystemTime| SystemTime::now().duration_since(at).unwrap_or_default();
     let checked = stamp.symlink_metadata().and_then(|found| found.modified());
@@ -109,7 +109,8 @@ fn caches_to_json(caches: &WorkspaceCaches) -> Value {
 
 fn clear(store: Option<&CacheStore>, workspace: Option<&Path>, json: bool) -> CommandResult {
     let found = store.map(CacheStore::list_workspaces).transpose()?.unwrap_or_default();
-    let is_wanted = |caches: &&WorkspaceCaches| workspace.is_none_or(|wanted| caches.workspace.as_path() == wanted);
+    let is_wanted =
+        |caches: &&WorkspaceCaches| workspace.is_none_or(|only_workspace| caches.workspace.as_path() == only_workspace);
     let (mut out, mut used) = (String::new(), Vec::new());
     let mut count = 0;
     for caches in found.iter().filter(is_wanted) {

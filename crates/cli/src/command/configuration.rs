@@ -40,8 +40,8 @@ impl WorkspaceConfig {
     }
 
     /// Builds the request from the resolved arguments and the configuration.
-    pub fn build_request(&self, meant: &ResolvedArgs, id: RequestId) -> RunRequest {
-        meant.build_request(id, resolved_args::collect_environment(std::env::vars_os()), &self.settings)
+    pub fn build_request(&self, request_args: &ResolvedArgs, id: RequestId) -> RunRequest {
+        request_args.build_request(id, resolved_args::collect_environment(std::env::vars_os()), &self.settings)
     }
 
     /// Checks that the named profile exists. A wrong name is an error of the command line, not a

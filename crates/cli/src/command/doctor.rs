@@ -201,7 +201,7 @@ struct TrialObservations {
     enforced: EnforcementReport,
     denials: Vec<Denial>,
     end: Option<CommandEnd>,
-    said: String,
+    prints: String,
 }
 
 /// Runs the trials at `level`.
@@ -292,7 +292,7 @@ fn run_trials(plan: &AttemptPlan) -> Result<TrialObservations, CliError> {
     let mut attempt = NativeBackend::default().prepare_attempt(plan, &io, false, sender).map_err(cannot)?;
     let enforced = attempt.enforcement_report().clone();
     attempt.release_command().map_err(cannot)?;
-    let mut seen = TrialObservations { enforced, denials: Vec::new(), end: None, said: String::new() };
+    let mut seen = TrialObservations { enforced, denials: Vec::new(), end: None, prints: String::new() };
     collect_events(&events, &mut seen);
     Ok(seen)
 }
@@ -304,7 +304,7 @@ fn collect_events(events: &Receiver<AttemptEvent>, seen: &mut TrialObservations)
         match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(AttemptEvent::Denied(denial) | AttemptEvent::Breached(denial)) => seen.denials.push(denial),
             Ok(AttemptEvent::Ended(end)) => {
-                seen.said = end.stdout.map(|text| text.to_escaped()).unwrap_or_default();
+                seen.prints = end.stdout.map(|text| text.to_escaped()).unwrap_or_default();
                 seen.end = Some(end.end);
             }
             Ok(
@@ -324,26 +324,26 @@ fn evaluate_trials(seen: &TrialObservations, place: &TrialDirectory) -> Vec<Sand
     let exists = |path: &Path| path.symlink_metadata().is_ok();
     let (made, protected) = (place.workspace.join("made"), place.workspace.join(".envrc"));
     // The output is escaped as one line.
-    let said = |word: &str| seen.said.split("\\n").any(|line| line == word);
-    let ended = seen.end == Some(CommandEnd::Exited(0)) && said("end");
+    let prints = |word: &str| seen.prints.split("\\n").any(|line| line == word);
+    let ended = seen.end == Some(CommandEnd::Exited(0)) && prints("end");
     let mut trials = vec![
         SandboxTrial { promise: "a command runs to its end", holds: ended },
-        SandboxTrial { promise: "it can write its workspace", holds: said("wrote") && exists(&made) },
+        SandboxTrial { promise: "it can write its workspace", holds: prints("wrote") && exists(&made) },
     ];
     if let Some(outside) = &place.outside {
         let named = seen.denials.iter().any(|denial| denial.object.as_path() == outside);
         trials.push(SandboxTrial {
             promise: "it cannot write elsewhere",
-            holds: !said("wrote-outside") && !exists(outside),
+            holds: !prints("wrote-outside") && !exists(outside),
         });
         trials.push(SandboxTrial { promise: "what was refused is named", holds: named });
     }
     trials.extend([
         SandboxTrial {
             promise: "it cannot make protected names",
-            holds: !said("wrote-protected") && !exists(&protected),
+            holds: !prints("wrote-protected") && !exists(&protected),
         },
-        SandboxTrial { promise: "it cannot signal processes outside", holds: !said("signalled") },
+        SandboxTrial { promise: "it cannot signal processes outside", holds: !prints("signalled") },
     ]);
     trials
 }

@@ -175,11 +175,11 @@ fn diff_stage(state: &StateDirectory, typed: &[OsString], summary: bool, json: b
     let held = stage.find_held_changes(&changes)?;
     let conflicts = stage.find_conflicts(&changes)?;
     let mut out = String::new();
-    let meant = |change: &&StageChange| {
+    let is_selected = |change: &&StageChange| {
         !change.is_incidental
             && (target.paths.is_empty() || target.paths.iter().any(|path| change.path.starts_with(path)))
     };
-    for change in changes.list.iter().filter(meant) {
+    for change in changes.list.iter().filter(is_selected) {
         let held = held.iter().find(|held| held.path == change.path);
         let conflict = conflicts.iter().find(|conflict| conflict.path == change.path);
         if json {
@@ -236,10 +236,10 @@ fn commit_stage(state: &StateDirectory, typed: &[OsString], protected: &[OsStrin
     // Opened before any change: a change that cannot be recorded is not made.
     let log = AuditLog::open(state)?;
     let request = stage.meta.request.clone();
-    let wanted = CommitRequest { paths: target.paths, agreed };
-    let mut told = CommitProgress(ProgressLine::new());
-    let result = stage.commit_changes(&wanted, &mut told);
-    told.0.clear();
+    let commit_request = CommitRequest { paths: target.paths, agreed };
+    let mut progress_display = CommitProgress(ProgressLine::new());
+    let result = stage.commit_changes(&commit_request, &mut progress_display);
+    progress_display.0.clear();
     let committed = match result {
         Ok(committed) => committed,
         Err(StageCommitError::Conflicts(found)) => return report_conflicts(found, json),
@@ -248,7 +248,7 @@ fn commit_stage(state: &StateDirectory, typed: &[OsString], protected: &[OsStrin
     let kind = EventKind::Committed {
         stage: target.id.clone(),
         changes: committed.paths.len() as u64,
-        agreed: wanted.agreed.iter().map(|path| path.as_path().into()).collect(),
+        agreed: commit_request.agreed.iter().map(|path| path.as_path().into()).collect(),
         held: committed.held.len() as u64,
     };
     log.record_now(request, None, kind)?;

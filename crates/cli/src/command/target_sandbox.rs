@@ -54,18 +54,18 @@ impl RunSandbox {
     ///
     /// # Errors
     /// [`CliError`] if a run of root has a system directory as its workspace.
-    pub fn resolve_inside(&self, mut meant: ResolvedArgs) -> Result<ResolvedArgs, CliError> {
+    pub fn resolve_inside(&self, mut request_args: ResolvedArgs) -> Result<ResolvedArgs, CliError> {
         if matches!(self, Self::Own(_)) && rustix::process::geteuid().is_root() {
-            locations::refuse_system(&meant.workspace, "the workspace")?;
+            locations::refuse_system(&request_args.workspace, "the workspace")?;
         }
         if let Self::Lasting(inside) = self {
-            meant.cwd = INSIDE_WORKSPACE.into();
-            meant.workspace = INSIDE_WORKSPACE.into();
-            meant.terms.profile = Some(inside.profile.clone());
-            meant.grants.extend(inside.grants.iter().cloned());
-            meant.limits.lower_to(&inside.limits);
+            request_args.cwd = INSIDE_WORKSPACE.into();
+            request_args.workspace = INSIDE_WORKSPACE.into();
+            request_args.terms.profile = Some(inside.profile.clone());
+            request_args.grants.extend(inside.grants.iter().cloned());
+            request_args.limits.lower_to(&inside.limits);
         }
-        Ok(meant)
+        Ok(request_args)
     }
 
     /// Returns the grants that each command there has.
@@ -74,8 +74,8 @@ impl RunSandbox {
     }
 
     /// Returns the workspace on the host.
-    pub fn host_workspace<'a>(&'a self, meant: &'a ResolvedArgs) -> &'a Path {
-        self.persistent_workspace().unwrap_or(&meant.workspace)
+    pub fn host_workspace<'a>(&'a self, request_args: &'a ResolvedArgs) -> &'a Path {
+        self.persistent_workspace().unwrap_or(&request_args.workspace)
     }
 
     /// Returns the workspace on the host of a persistent sandbox.
@@ -102,8 +102,9 @@ impl RunSandbox {
     /// Returns the backend that runs the command; the keys of `person` may sign there.
     pub fn into_backend(self, state: &StateDirectory, person: SigningUser) -> Arc<dyn Backend> {
         match self {
-            Self::Own(nursery) => {
-                let backend = NativeBackend::with_prewarmed_init(nursery).with_stages_dir(state.stages_directory());
+            Self::Own(prewarmed_init) => {
+                let backend =
+                    NativeBackend::with_prewarmed_init(prewarmed_init).with_stages_dir(state.stages_directory());
                 let backend = backend
                     .with_caches_dir(state.caches_directory())
                     .with_layer_server(super::cache::describe_layer_server());

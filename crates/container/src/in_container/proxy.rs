@@ -30,7 +30,7 @@ const REPORTED_REFUSALS_MAX: usize = 1024;
 
 /// Proxy of one command.
 pub(super) struct CommandProxy {
-    door: Mutex<Option<EgressProxy>>,
+    egress_proxy: Mutex<Option<EgressProxy>>,
     asking: Arc<ProxyPolicy>,
 }
 
@@ -48,32 +48,32 @@ impl CommandProxy {
             hold,
             state: Mutex::default(),
         });
-        let (resolver, lead, judge) = (Arc::clone(leads), Arc::clone(leads), Arc::clone(&asking));
-        let door = EgressProxy::start(EgressProxySetup {
+        let (resolver, connector, policy) = (Arc::clone(leads), Arc::clone(leads), Arc::clone(&asking));
+        let egress_proxy = EgressProxy::start(EgressProxySetup {
             rules: EgressRules::default(),
             names: Arc::default(),
             dns: None,
             edge: Arc::default(),
             namespace: Arc::new(DisconnectedNamespace),
-            judge,
+            policy,
             // The egress proxy at the other end of the tunnel reports the connections.
             sink: Arc::new(|_| {}),
             resolver,
-            lead: Some(lead),
+            connector: Some(connector),
         })
         .map_err(io::Error::other)?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let variables = proxy_variables(plan, listener.local_addr()?);
-        door.serve_listener(listener, ProxyService::HttpProxy);
+        egress_proxy.serve_listener(listener, ProxyService::HttpProxy);
         plan.environment.extend(variables);
-        Ok(Self { door: Mutex::new(Some(door)), asking })
+        Ok(Self { egress_proxy: Mutex::new(Some(egress_proxy)), asking })
     }
 
     /// Stops the proxy, because the command has ended.
     pub(super) fn stop_proxy(&self) {
         lock_mutex(&self.asking.state).waiting.clear();
-        if let Some(door) = lock_mutex(&self.door).take() {
-            door.stop();
+        if let Some(egress_proxy) = lock_mutex(&self.egress_proxy).take() {
+            egress_proxy.stop();
         }
     }
 }
@@ -94,7 +94,7 @@ struct ProxyPolicyState {
     waiting: BTreeMap<u64, HeldTarget>,
     /// Targets that were refused.
     refused: BTreeSet<String>,
-    told: BTreeSet<String>,
+    reports: BTreeSet<String>,
 }
 
 struct HeldTarget {
@@ -103,8 +103,8 @@ struct HeldTarget {
 }
 
 impl EgressPolicy for ProxyPolicy {
-    fn decide_request(&self, wanted: EgressRequest, _who: &EgressCaller, answer: DecisionCallback) {
-        let target = match wanted {
+    fn decide_request(&self, egress_request: EgressRequest, _caller: &EgressCaller, answer: DecisionCallback) {
+        let target = match egress_request {
             EgressRequest::Target(target) => target,
             EgressRequest::Secret { rule, .. } => return answer(EgressDecision::Refused { rule, grant: None }),
             EgressRequest::Effect { effect, request, message } => {
@@ -150,7 +150,7 @@ impl ProxyPolicy {
 
     fn refuse_request(&self, object: &str, refusal: PermissionRefusal, answer: DecisionCallback) {
         let mut state = lock_mutex(&self.state);
-        let is_new = state.told.len() < REPORTED_REFUSALS_MAX && state.told.insert(object.to_owned());
+        let is_new = state.reports.len() < REPORTED_REFUSALS_MAX && state.reports.insert(object.to_owned());
         drop(state);
         if is_new {
             self.events.send_event(AttemptEvent::Denied(refusal_denial(object, &refusal)));

@@ -35,8 +35,8 @@ enum TunnelWaiter {
 
 /// Tunnel to the host's egress proxy.
 pub(super) struct HostTunnel {
-    way: Arc<EngineChannel>,
-    passages: TunnelStreamTable,
+    engine_channel: Arc<EngineChannel>,
+    stream_table: TunnelStreamTable,
     table: Mutex<TunnelRequestTable>,
     runtime: Mutex<Option<Handle>>,
 }
@@ -48,16 +48,16 @@ struct TunnelRequestTable {
 }
 
 impl HostTunnel {
-    pub(super) fn new(way: &Arc<EngineChannel>) -> Self {
-        let sender = Arc::clone(way);
+    pub(super) fn new(engine_channel: &Arc<EngineChannel>) -> Self {
+        let sender = Arc::clone(engine_channel);
         // The host reads frames at any time, so this blocks only on a full pipe.
-        let post: TunnelFrameSender = Arc::new(move |frame| {
+        let frame_sender: TunnelFrameSender = Arc::new(move |frame| {
             let sent = sender.send_frame(&frame).is_ok();
             Box::pin(std::future::ready(sent))
         });
         Self {
-            way: Arc::clone(way),
-            passages: TunnelStreamTable::new(post),
+            engine_channel: Arc::clone(engine_channel),
+            stream_table: TunnelStreamTable::new(frame_sender),
             table: Mutex::default(),
             runtime: Mutex::default(),
         }
@@ -78,19 +78,19 @@ impl HostTunnel {
                 Ok(())
             }
             ChannelFrame::Asked(..) => Err(FrameError::WRONG_DIRECTION),
-            frame => self.passages.handle_frame(frame),
+            frame => self.stream_table.handle_frame(frame),
         }
     }
 
     /// Waits until the data of the ended programs is sent.
     pub(super) fn wait_until_drained(&self) {
-        self.passages.all_quiet(DRAIN_TIMEOUT);
+        self.stream_table.all_quiet(DRAIN_TIMEOUT);
     }
 
     /// Resets everything, because the host does not read any more.
     pub(super) fn reset_all(&self) {
         lock_mutex(&self.table).waiting.clear();
-        self.passages.break_off();
+        self.stream_table.break_off();
     }
 
     fn connect_stream(&self, id: u32, answer: TunnelResponse) -> Result<TcpStream, DialError> {
@@ -98,11 +98,11 @@ impl HostTunnel {
             return Err(answer.into_failure());
         }
         let begun = self.runtime_handle().and_then(|runtime| {
-            let (carried, given) = connected_pair()?;
-            self.passages.start_stream(id, (carried, None), &runtime).map(|()| given)
+            let (carried, other_end) = connected_pair()?;
+            self.stream_table.start_stream(id, (carried, None), &runtime).map(|()| other_end)
         });
         begun.map_err(|error| {
-            let _ = self.way.send_frame(&ChannelFrame::Broken(id));
+            let _ = self.engine_channel.send_frame(&ChannelFrame::Broken(id));
             DialError::Failed { errno: Errno::NETDOWN, why: error.to_string() }
         })
     }
@@ -122,14 +122,14 @@ impl HostTunnel {
 
     fn send_request(&self, question: &TunnelRequest, waiting: TunnelWaiter) -> Result<u32, TunnelWaiter> {
         let mut table = lock_mutex(&self.table);
-        if table.waiting.len() + self.passages.stream_count() >= TUNNEL_STREAMS_MAX {
+        if table.waiting.len() + self.stream_table.stream_count() >= TUNNEL_STREAMS_MAX {
             return Err(waiting);
         }
         table.last = table.last.wrapping_add(1);
         let id = table.last;
         table.waiting.insert(id, waiting);
         drop(table);
-        if self.way.send_frame(&question.to_frame(id)).is_ok() {
+        if self.engine_channel.send_frame(&question.to_frame(id)).is_ok() {
             return Ok(id);
         }
         let waiting = lock_mutex(&self.table).waiting.remove(&id);
@@ -138,8 +138,9 @@ impl HostTunnel {
 }
 
 impl TunnelConnector for HostTunnel {
-    fn connect_target(&self, target: &NetworkTarget, who: &EgressCaller, answer: ConnectCallback) {
-        let question = TunnelRequest::Connect { target: target.clone(), pid: who.pid, program: who.program.clone() };
+    fn connect_target(&self, target: &NetworkTarget, caller: &EgressCaller, answer: ConnectCallback) {
+        let question =
+            TunnelRequest::Connect { target: target.clone(), pid: caller.pid, program: caller.program.clone() };
         if let Err(TunnelWaiter::Connection(answer)) = self.send_request(&question, TunnelWaiter::Connection(answer)) {
             let why = "too many connections at once".to_owned();
             answer(Err(DialError::Failed { errno: Errno::MFILE, why }));

@@ -35,20 +35,20 @@ impl LimitCounters {
     }
 
     fn events_between(&self, now: &Self, end: &AttemptEnd) -> Vec<AttemptEvent> {
-        let mut told = Vec::new();
+        let mut reports = Vec::new();
         let forks = now.forks.saturating_sub(self.forks);
         if forks > 0 {
             let denial = self.limit_denial(LimitKind::Processes, "no more could be made");
-            told.push(AttemptEvent::Denied(Denial { count: forks, ..denial }));
+            reports.push(AttemptEvent::Denied(Denial { count: forks, ..denial }));
         }
         let ended = now.ended.saturating_sub(self.ended);
         if ended > 0 {
             let value = format!("out of memory: the kernel ended {ended} of the sandbox's processes");
             let denial = self.limit_denial(LimitKind::Memory, &value);
             let ended_well = end.end == CommandEnd::Exited(0);
-            told.push(if ended_well { AttemptEvent::Denied(denial) } else { AttemptEvent::Breached(denial) });
+            reports.push(if ended_well { AttemptEvent::Denied(denial) } else { AttemptEvent::Breached(denial) });
         }
-        told
+        reports
     }
 
     /// A grant for one command cannot change a limit of the whole sandbox.
@@ -77,7 +77,7 @@ mod tests {
             AttemptEnd::from_command_end(CommandEnd::Signaled(9)),
         );
         assert_eq!(before.events_between(&now(2, 5), &killed), []);
-        let told = |now: &LimitCounters, end| match before.events_between(now, end).as_slice() {
+        let reports = |now: &LimitCounters, end| match before.events_between(now, end).as_slice() {
             [AttemptEvent::Denied(one)] => {
                 format!("refused: {} {} {:?} {}", one.object, one.rule, one.grant, one.count)
             }
@@ -86,9 +86,9 @@ mod tests {
             }
             other => panic!("{other:?}"),
         };
-        assert_eq!(told(&now(2, 9), &killed), "refused: processes at most 20; no more could be made None 4");
+        assert_eq!(reports(&now(2, 9), &killed), "refused: processes at most 20; no more could be made None 4");
         let value = "at most 64MiB; out of memory: the kernel ended 1 of the sandbox's processes None 1";
-        assert_eq!(told(&now(3, 5), &killed), format!("ended: memory {value}"));
-        assert_eq!(told(&now(3, 5), &well), format!("refused: memory {value}"));
+        assert_eq!(reports(&now(3, 5), &killed), format!("ended: memory {value}"));
+        assert_eq!(reports(&now(3, 5), &well), format!("refused: memory {value}"));
     }
 }

@@ -81,7 +81,7 @@ impl AwsSignature {
     /// Returns the signature if it was made with this key.
     pub(super) fn made_with(mut self, request: &RequestHead, key: &[u8], body: &[u8]) -> Option<Self> {
         self.payload = match field_values(&request.fields, PAYLOAD_HASH_FIELD).next() {
-            Some(told) => String::from_utf8(told.to_vec()).ok()?,
+            Some(hash_value) => String::from_utf8(hash_value.to_vec()).ok()?,
             None => hash(body),
         };
         [PathForm::Plain, PathForm::Escaped].into_iter().find_map(|form| {

@@ -185,11 +185,11 @@ mod tests {
     /// has.
     fn pushed<'a>(masks: &PeerMasks, kind: StreamKind, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
         let mut stream = StreamMask::new(kind);
-        let (mut out, mut taken) = (Vec::new(), 0);
+        let (mut out, mut input_bytes) = (Vec::new(), 0);
         for piece in pieces {
-            taken += piece.len();
+            input_bytes += piece.len();
             out.extend(stream.push(piece, masks));
-            assert!(taken - out.len() <= masks.max_partial_bytes(), "{taken} {}", out.len());
+            assert!(input_bytes - out.len() <= masks.max_partial_bytes(), "{input_bytes} {}", out.len());
             assert!(stream.plain.len() <= 2 * masks.max_partial_bytes(), "{}", stream.plain.len());
         }
         out.extend(stream.finish());

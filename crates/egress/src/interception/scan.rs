@@ -34,15 +34,15 @@ pub(super) struct SplitWordScanner {
 impl SplitWordScanner {
     /// Returns which word ends in these bytes.
     pub(super) fn find_word(&mut self, words: &SearchWords, bytes: &[u8]) -> Option<usize> {
-        let keep = words.longest.saturating_sub(1);
-        if keep == 0 {
+        let overlap = words.longest.saturating_sub(1);
+        if overlap == 0 {
             return None;
         }
         let mut border = std::mem::take(&mut self.tail);
-        border.extend_from_slice(&bytes[..keep.min(bytes.len())]);
+        border.extend_from_slice(&bytes[..overlap.min(bytes.len())]);
         let found = words.find_word(&border).or_else(|| words.find_word(bytes));
-        let rest = if bytes.len() >= keep { bytes } else { border.as_slice() };
-        self.tail = rest[rest.len().saturating_sub(keep)..].to_vec();
+        let rest = if bytes.len() >= overlap { bytes } else { border.as_slice() };
+        self.tail = rest[rest.len().saturating_sub(overlap)..].to_vec();
         found
     }
 }

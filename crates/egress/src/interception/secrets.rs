@@ -74,9 +74,9 @@ struct SentSecretForm {
 pub(crate) struct SecretStore {
     held: Vec<LoadedSecret>,
     /// Further permitted uses, approved since the run began.
-    lent: RwLock<Vec<SecretUse>>,
-    given: RwLock<Vec<SentSecretForm>>,
-    /// Counts changes of `lent` and `given`.
+    approved_uses: RwLock<Vec<SecretUse>>,
+    sent_forms: RwLock<Vec<SentSecretForm>>,
+    /// Counts changes of `approved_uses` and `sent_forms`.
     changes: AtomicU64,
     /// In the order of `held`.
     values: SearchWords,
@@ -125,9 +125,9 @@ fn random_placeholder(value: &[u8]) -> Result<String, InterceptionError> {
 }
 
 impl SecretStore {
-    pub(super) fn load_secrets(wanted: &[EgressSecret]) -> Result<Self, InterceptionError> {
+    pub(super) fn load_secrets(egress_secrets: &[EgressSecret]) -> Result<Self, InterceptionError> {
         let mut held: Vec<LoadedSecret> = Vec::new();
-        for secret in wanted {
+        for secret in egress_secrets {
             let fail = |why: &str| Err(InterceptionError::Secret { name: secret.name.clone(), why: why.into() });
             if held.len() == SECRETS_MAX {
                 return fail("there are too many");
@@ -165,9 +165,9 @@ impl SecretStore {
 
     /// Permits an approved use of a secret for the rest of the run.
     pub(crate) fn permit_use(&self, agreed: &SecretUse) {
-        let mut lent = self.lent.write().unwrap_or_else(PoisonError::into_inner);
-        if !lent.contains(agreed) {
-            lent.push(agreed.clone());
+        let mut approved_uses = self.approved_uses.write().unwrap_or_else(PoisonError::into_inner);
+        if !approved_uses.contains(agreed) {
+            approved_uses.push(agreed.clone());
             self.changes.fetch_add(1, Ordering::Release);
         }
     }
@@ -179,35 +179,35 @@ impl SecretStore {
 
     /// Returns the texts that a target must not send back. `None` if no secret was sent.
     pub(super) fn peer_masks(&self, target: &NetworkTarget, is_encrypted: bool) -> Option<PeerMasks> {
-        let given = self.given.read().unwrap_or_else(PoisonError::into_inner);
+        let sent_forms = self.sent_forms.read().unwrap_or_else(PoisonError::into_inner);
         let (mut known, mut foreign) = (Vec::new(), Vec::new());
-        for form in given.iter() {
+        for form in sent_forms.iter() {
             let is_known = self.is_bound(&self.held[form.secret], target, is_encrypted);
             if is_known { &mut known } else { &mut foreign }.push(form.text.as_slice());
         }
-        (!given.is_empty()).then(|| PeerMasks::from_texts(&known, &foreign))
+        (!sent_forms.is_empty()).then(|| PeerMasks::from_texts(&known, &foreign))
     }
 
     /// Returns whether a target has a secret that it could send back.
     pub(crate) fn may_come_back(&self, target: &NetworkTarget, is_encrypted: bool) -> bool {
-        let given = self.given.read().unwrap_or_else(PoisonError::into_inner);
-        given.iter().any(|form| self.is_bound(&self.held[form.secret], target, is_encrypted))
+        let sent_forms = self.sent_forms.read().unwrap_or_else(PoisonError::into_inner);
+        sent_forms.iter().any(|form| self.is_bound(&self.held[form.secret], target, is_encrypted))
     }
 
     /// Records texts that are about to be sent.
     fn record_sent_forms(&self, forms: Vec<SentSecretForm>) -> Result<(), SecretLeak> {
-        let mut given = self.given.write().unwrap_or_else(PoisonError::into_inner);
+        let mut sent_forms = self.sent_forms.write().unwrap_or_else(PoisonError::into_inner);
         for form in forms {
-            if given.contains(&form) {
+            if sent_forms.contains(&form) {
                 continue;
             }
-            if given.iter().filter(|other| other.secret == form.secret).count() >= SENT_FORMS_MAX {
+            if sent_forms.iter().filter(|other| other.secret == form.secret).count() >= SENT_FORMS_MAX {
                 let name = &self.held[form.secret].name;
                 return Err(SecretLeak::for_good(format!(
                     "the secret `{name}` was put in beside more than {SENT_FORMS_MAX} different user names in this run"
                 )));
             }
-            given.push(form);
+            sent_forms.push(form);
             self.changes.fetch_add(1, Ordering::Release);
         }
         Ok(())
@@ -228,11 +228,11 @@ impl SecretStore {
         let fits = |pattern: &TargetPattern| {
             pattern.matches_target(target) && (is_encrypted || pattern.ports().next().is_some())
         };
-        let is_lent = || {
-            let lent = self.lent.read().unwrap_or_else(PoisonError::into_inner);
-            lent.iter().any(|agreed| agreed.name() == secret.name && fits(agreed.targets()))
+        let is_approved = || {
+            let approved_uses = self.approved_uses.read().unwrap_or_else(PoisonError::into_inner);
+            approved_uses.iter().any(|agreed| agreed.name() == secret.name && fits(agreed.targets()))
         };
-        secret.hosts.iter().any(fits) || is_lent()
+        secret.hosts.iter().any(fits) || is_approved()
     }
 
     /// Returns whether a request is signed with a placeholder and its body is needed to sign it

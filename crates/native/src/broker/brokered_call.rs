@@ -21,17 +21,17 @@ pub(super) enum BrokeredCall {
     /// Opens a name, which must be of a file.
     Open {
         place: ResolvedName,
-        wish: OpenRequest,
+        open_request: OpenRequest,
     },
     /// Opens the object of a descriptor again.
     Reopen {
         object: ResolvedObject,
-        wish: OpenRequest,
+        open_request: OpenRequest,
     },
     /// Makes a file without a name in a directory.
     OpenUnnamed {
         directory: ResolvedObject,
-        wish: OpenRequest,
+        open_request: OpenRequest,
     },
     MakeDirectory {
         place: ResolvedName,
@@ -162,13 +162,13 @@ impl BrokeredCall {
 impl BrokerService {
     /// Decides on a deed with the current powers and carries it out. `id` is the notification that
     /// another thread would answer.
-    pub(super) fn perform_call(&self, id: u64, deed: &BrokeredCall) -> Result<CallProgress, CallFailure> {
-        self.prepare_stage(deed)?;
-        self.keep_for_undo(deed)?;
-        match deed {
-            BrokeredCall::Open { place, wish } => self.open_at(id, place, *wish),
-            BrokeredCall::Reopen { object, wish } => self.reopen_object(id, object, *wish),
-            BrokeredCall::OpenUnnamed { directory, wish } => self.open_unnamed(directory, *wish),
+    pub(super) fn perform_call(&self, id: u64, broker_call: &BrokeredCall) -> Result<CallProgress, CallFailure> {
+        self.prepare_stage(broker_call)?;
+        self.keep_for_undo(broker_call)?;
+        match broker_call {
+            BrokeredCall::Open { place, open_request } => self.open_at(id, place, *open_request),
+            BrokeredCall::Reopen { object, open_request } => self.reopen_object(id, object, *open_request),
+            BrokeredCall::OpenUnnamed { directory, open_request } => self.open_unnamed(directory, *open_request),
             BrokeredCall::MakeDirectory { place, mode } => self.make_directory(place, *mode),
             BrokeredCall::MakeNode { place, kind, mode, device } => self.make_node(place, *kind, *mode, *device),
             BrokeredCall::MakeLink { place, text } => self.make_link(place, text),

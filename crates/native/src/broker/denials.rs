@@ -63,14 +63,14 @@ impl DenialLedger {
     }
 
     /// Counts a refusal. The first of its kind is sent at once.
-    pub fn record_denial(&mut self, denied: RefusedOperation, who: impl FnOnce() -> CallerProcess) {
+    pub fn record_denial(&mut self, denied: RefusedOperation, find_caller: impl FnOnce() -> CallerProcess) {
         let key = (denied.operation, denied.object.clone(), denied.refusal.rule.clone());
         if let Some(at) = self.known.get(&key) {
             self.denials[*at].count += 1;
         } else if self.denials.len() >= MAX_DENIALS {
             self.beyond += 1;
         } else {
-            let denial = denied.into_denial(who());
+            let denial = denied.into_denial(find_caller());
             self.known.insert(key, self.denials.len());
             self.denials.push(denial.clone());
             self.send_event(AttemptEvent::Denied(denial));

@@ -102,14 +102,14 @@ fn own_view(seen: &OwnedFd, path: &[u8]) -> Option<OwnedFd> {
 
 impl BrokerService {
     /// Opens `path` if that can be done in one step.
-    pub fn open_straight(
+    pub fn try_fast_open(
         &self,
         caller: &CallingThread,
         start: i32,
         path: &CStr,
-        wish: OpenRequest,
+        open_request: OpenRequest,
     ) -> Option<Result<CallProgress, CallFailure>> {
-        if !wish.is_plain() {
+        if !open_request.is_plain() {
             return None;
         }
         let text = plain_path(path.to_bytes(), || caller.path_of(start))?;
@@ -117,7 +117,7 @@ impl BrokerService {
         let roots = &first.roots;
         if !roots.is_above(&text)
             || is_open_device(&text)
-            || matches!(self.decide_operation(wish.operation(), &text), PermissionVerdict::Refuse(_))
+            || matches!(self.decide_operation(open_request.operation(), &text), PermissionVerdict::Refuse(_))
         {
             return None;
         }
@@ -126,20 +126,22 @@ impl BrokerService {
         }
         // An open without side effects may be done for a caller that is gone: no process receives
         // the descriptor.
-        if wish.leaves_traces() {
+        if open_request.leaves_traces() {
             self.must_still_wait(caller).ok()?;
         }
         // On a failure the slow path repeats this and reports the error.
         self.prepare_stage_at(&text, true).ok()?;
         // On a failure the slow path refuses the call.
-        self.keep_opened_for_undo(&text, wish).ok()?;
-        let fd = roots.open_beneath_root(first.root.as_fd(), &text, wish.of_broker(), wish.mode_of_new()).ok()?;
-        let confirmed = if wish.is_creating() { self.confirm_opened(&fd, &text) } else { Ok(()) };
+        self.keep_opened_for_undo(&text, open_request).ok()?;
+        let fd = roots
+            .open_beneath_root(first.root.as_fd(), &text, open_request.of_broker(), open_request.mode_of_new())
+            .ok()?;
+        let confirmed = if open_request.is_creating() { self.confirm_opened(&fd, &text) } else { Ok(()) };
         if confirmed.is_ok() {
             self.note_written(&text);
         }
         Some(match confirmed {
-            Ok(()) => finish_open(fd, wish).map(CallProgress::Done).map_err(CallFailure::from),
+            Ok(()) => finish_open(fd, open_request).map(CallProgress::Done).map_err(CallFailure::from),
             Err(failure) => Err(failure),
         })
     }

@@ -83,8 +83,8 @@ fn too_long(caller: &CallingThread) -> Option<RefusedOperation> {
     if !is_file || u64::try_from(stat.st_size).is_ok_and(|size| size >= length) {
         return None;
     }
-    let (most, wanted) = (LimitKind::Disk.format_amount(most), LimitKind::Disk.format_amount(length));
-    let rule = format!("no new file larger than {most}; one of {wanted} was to be made");
+    let (most, requested_size) = (LimitKind::Disk.format_amount(most), LimitKind::Disk.format_amount(length));
+    let rule = format!("no new file larger than {most}; one of {requested_size} was to be made");
     let refusal = PermissionRefusal { rule, grant: Some(Grant::Limit(LimitKind::Disk, length)) };
     Some(RefusedOperation::new(DeniedOperation::Limit, LimitKind::Disk.name(), DenialLayer::Limits, refusal))
 }

@@ -28,9 +28,14 @@ const REPOSITORY_SUFFIXES: [&[u8]; 4] = [b"", b"/.git", b".git", b".git/.git"];
 
 impl BrokerService {
     /// Checks whether a link with this text may have the name `path`.
-    pub(super) fn permit_way(&self, path: &[u8], text: &[u8], operation: DeniedOperation) -> Result<(), CallFailure> {
+    pub(super) fn permit_link_target(
+        &self,
+        path: &[u8],
+        text: &[u8],
+        operation: DeniedOperation,
+    ) -> Result<(), CallFailure> {
         let Some(own) = self.root_view() else { return Ok(()) };
-        if !self.judges_ways(path) {
+        if !self.checks_links_at(path) {
             return Ok(());
         }
         let refuse = |rule: String| Err(refuse_until_granted(operation, path, rule));
@@ -77,19 +82,19 @@ impl BrokerService {
             leads |= may_be_directory && may_lead_elsewhere(view, &end, false);
         }
         match leads || shows {
-            true => self.permit_led(own, path, shows, operation),
+            true => self.permit_git_route(own, path, shows, operation),
             false => Ok(()),
         }
     }
 
     /// Checks whether the directory at `now` may have the name `path`, with the links in it.
-    pub(super) fn permit_way_of_links(&self, now: &[u8], path: &[u8]) -> Result<(), CallFailure> {
+    pub(super) fn permit_links_within(&self, now: &[u8], path: &[u8]) -> Result<(), CallFailure> {
         let Some(view) = self.root_view() else { return Ok(()) };
-        if !self.judges_ways(path) {
+        if !self.checks_links_at(path) {
             return Ok(());
         }
         // A relative link leads elsewhere after the move.
-        let is_led = |link: &[u8]| {
+        let leads_to_closed = |link: &[u8]| {
             let (Some(within), Ok(text)) = (link.strip_prefix(now), view.link_text(link)) else { return true };
             let new = [path, within].concat();
             let Some(LinkChain { end, .. }) = view.resolve_path(&join_relative(parent_path(&new), &text)) else {
@@ -100,13 +105,13 @@ impl BrokerService {
             self.is_closed(&end) && !is_as_before() || completes()
         };
         // After the move its old target is unknown.
-        if now != path && has_link(view, now, &is_led) {
+        if now != path && has_link(view, now, &leads_to_closed) {
             let rule = "a link in it would lead to what is hidden from runs".to_owned();
             let grant = Some(Grant::Write(to_path(path)));
             return Err(refuse_operation(DeniedOperation::Rename, path, PermissionRefusal { rule, grant }));
         }
         match may_lead_elsewhere(view, now, true) {
-            true => self.permit_led(view, path, true, DeniedOperation::Rename),
+            true => self.permit_git_route(view, path, true, DeniedOperation::Rename),
             false => Ok(()),
         }
     }
@@ -127,8 +132,8 @@ impl BrokerService {
     /// if `new` led to `end`.
     fn completes_link(&self, view: RootView<'_>, (new, end): (&[u8], &[u8])) -> bool {
         let passes = |link: &[u8]| {
-            let Some(LinkChain { end: led, missing: Some(_), .. }) = view.resolve_path(link) else { return false };
-            let Some(rest) = led.strip_prefix(new).filter(|rest| rest.starts_with(b"/")) else { return false };
+            let Some(LinkChain { end: link_end, missing: Some(_), .. }) = view.resolve_path(link) else { return false };
+            let Some(rest) = link_end.strip_prefix(new).filter(|rest| rest.starts_with(b"/")) else { return false };
             let end = if end == b"/" { b"" } else { end };
             self.is_closed(&[end, rest].concat())
         };
@@ -136,12 +141,12 @@ impl BrokerService {
     }
 
     /// Returns whether the check applies to `path`: it is writable, not private, and no grant names it.
-    fn judges_ways(&self, path: &[u8]) -> bool {
+    fn checks_links_at(&self, path: &[u8]) -> bool {
         !self.powers.in_private_tree(path) && !self.powers.is_named(path) && self.powers.root_length(path).is_some()
     }
 
     /// Refuses if a text leads git along a way on which `path` is.
-    fn permit_led(
+    fn permit_git_route(
         &self,
         view: RootView<'_>,
         path: &[u8],
@@ -193,16 +198,16 @@ impl BrokerService {
             || (self.powers.hidden_refusal(place).is_none() && REPOSITORY_SUFFIXES.iter().all(|end| is_absent(end)))
     }
 
-    /// As [`may_fetch`](Self::may_fetch), for one path that git tries. `is_said` is true for the
+    /// As [`may_fetch`](Self::may_fetch), for one path that git tries. `is_address` is true for the
     /// address itself.
-    fn may_fetch_from(&self, (own, host): (RootView<'_>, RootView<'_>), path: &[u8], is_said: bool) -> bool {
+    fn may_fetch_from(&self, (own, host): (RootView<'_>, RootView<'_>), path: &[u8], is_address: bool) -> bool {
         let Some(end) = self.readable_end((own, host), path) else { return false };
         let is_writable = self.powers.root_length(&end).is_some();
         match own.probe_object(&end) {
-            ObjectPresence::Nothing => !is_said || !is_writable,
+            ObjectPresence::Nothing => !is_address || !is_writable,
             ObjectPresence::Is(FileType::Directory) => true,
             // The file is a bundle, or may become a `.git` file later.
-            ObjectPresence::Is(FileType::RegularFile) if is_said && is_writable => false,
+            ObjectPresence::Is(FileType::RegularFile) if is_address && is_writable => false,
             ObjectPresence::Is(FileType::RegularFile) => own.read_known(&end, MAX_POINTER_BYTES).is_ok_and(|text| {
                 let text = text.unwrap_or_default();
                 let target = target_of(parent_path(&end), &text);
@@ -217,7 +222,7 @@ impl BrokerService {
         let end_in =
             |view: RootView<'_>| view.resolve_path(path).filter(|chain| chain.closed.is_none()).map(|chain| chain.end);
         let end = end_in(own)?;
-        let is_kept_away = |path: &[u8]| {
+        let differs_on_host = |path: &[u8]| {
             self.powers.hidden_refusal(path).is_some()
                 || self.powers.is_only_in_run(path)
                 || self.powers.is_in_layer(path)
@@ -230,6 +235,6 @@ impl BrokerService {
             }
             None => end_in(host)? == end && (own.probe_object(&end) == host.probe_object(&end)),
         };
-        (is_same && !is_kept_away(path) && !is_kept_away(&end)).then_some(end)
+        (is_same && !differs_on_host(path) && !differs_on_host(&end)).then_some(end)
     }
 }

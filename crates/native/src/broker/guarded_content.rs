@@ -31,8 +31,8 @@ use stockade_permissions::guards::{git_index, git_texts, project_allow_list};
 use stockade_permissions::powers::{PermissionRefusal, PermissionVerdict, to_path};
 
 /// Returns the longest content that is judged; longer content is refused.
-pub(super) fn max_bytes(judged: GuardedContent) -> u64 {
-    if judged == GuardedContent::Index { 64 << 20 } else { 1 << 20 }
+pub(super) fn max_bytes(content_kind: GuardedContent) -> u64 {
+    if content_kind == GuardedContent::Index { 64 << 20 } else { 1 << 20 }
 }
 /// Most files of settings whose first content is remembered.
 const MAX_REMEMBERED_FILES: usize = 10_000;
@@ -84,18 +84,20 @@ impl BrokerService {
     }
 
     /// Returns how the content at the new name of a rename is judged, if no grant covers the name.
-    pub(super) fn is_judged(&self, new: &ResolvedName, flags: RenameFlags) -> Option<GuardedContent> {
+    pub(super) fn find_content_kind(&self, new: &ResolvedName, flags: RenameFlags) -> Option<GuardedContent> {
         let to = new.path();
-        let judged = self.guarded_content(&to).filter(|_| !new.special && !flags.contains(RenameFlags::EXCHANGE))?;
-        matches!(self.decide_operation(DeniedOperation::Rename, &to), PermissionVerdict::Refuse(_)).then_some(judged)
+        let content_kind =
+            self.guarded_content(&to).filter(|_| !new.special && !flags.contains(RenameFlags::EXCHANGE))?;
+        matches!(self.decide_operation(DeniedOperation::Rename, &to), PermissionVerdict::Refuse(_))
+            .then_some(content_kind)
     }
 
     /// Gives the content at `old` the judged name `new`. Content that carries code is refused, or
     /// with `leave_out` written without the code.
-    pub(super) fn rename_judged(
+    pub(super) fn rename_guarded(
         &self,
         (old, new): (&ResolvedName, &ResolvedName),
-        (judged, flags): (GuardedContent, RenameFlags),
+        (content_kind, flags): (GuardedContent, RenameFlags),
         leave_out: bool,
     ) -> Result<CallProgress, CallFailure> {
         let (from, to) = (old.path(), new.path());
@@ -107,7 +109,7 @@ impl BrokerService {
         if let Some(refusal) = self.refusal_of_place(DeniedOperation::Rename, &to) {
             return Err(refuse_operation(DeniedOperation::Rename, &to, refusal));
         }
-        let max_bytes = max_bytes(judged);
+        let max_bytes = max_bytes(content_kind);
         let carries = |what: String| refuse_operation(DeniedOperation::Rename, &to, carries_code(&to, &what));
         let Some(text) = read_content(&held, max_bytes)? else {
             return Err(carries("a file that cannot be read".into()));
@@ -119,21 +121,25 @@ impl BrokerService {
             Err(Errno::NOENT) => Vec::new(),
             Err(errno) => return Err(errno.into()),
         };
-        let text = match self.check_content(judged, new, &now, &text)? {
+        let text = match self.check_content(content_kind, new, &now, &text)? {
             ContentVerdict::Harmless => text,
             ContentVerdict::HarmlessWith(text) => text,
             ContentVerdict::Carries { without: Some(without), .. } if leave_out => without,
             ContentVerdict::Carries { what, .. } => return Err(carries(what)),
         };
         let (source, target) = self.through_both((old, &from), (new, &to));
-        self.put_judged((new, target.as_fd(), &to), (judged, &now, &text), (stat.st_mode & 0o777, flags))?;
+        self.put_guarded((new, target.as_fd(), &to), (content_kind, &now, &text), (stat.st_mode & 0o777, flags))?;
         remove_unchanged(old, source.as_fd(), &stat)?;
         Ok(CallProgress::return_zero())
     }
 
     /// Gives a copy of `source` the judged name `new`, like a hard link. libgit2 creates new
     /// references in this way.
-    pub(super) fn link_judged(&self, source: &ResolvedObject, new: &ResolvedName) -> Result<CallProgress, CallFailure> {
+    pub(super) fn link_guarded(
+        &self,
+        source: &ResolvedObject,
+        new: &ResolvedName,
+    ) -> Result<CallProgress, CallFailure> {
         let to = new.path();
         if let Some(refusal) = self.refusal_of_place(DeniedOperation::Link, &to) {
             return Err(refuse_operation(DeniedOperation::Link, &to, refusal));
@@ -155,7 +161,7 @@ impl BrokerService {
 
     pub(super) fn check_content(
         &self,
-        judged: GuardedContent,
+        content_kind: GuardedContent,
         new: &ResolvedName,
         now: &[u8],
         text: &[u8],
@@ -164,7 +170,7 @@ impl BrokerService {
             true => ContentVerdict::Harmless,
             false => ContentVerdict::Carries { what: what.to_owned(), without: None },
         };
-        let file = match judged {
+        let file = match content_kind {
             GuardedContent::Index => {
                 return Ok(simple(git_index::is_harmless(text), "files outside of the work tree, or an unknown form"));
             }
@@ -201,7 +207,7 @@ impl BrokerService {
         // The named work tree must lead back to the module, because a link may be on the way.
         if file == SettingsFileKind::Repository
             && let Some(top) = new_work_tree(&path, now, text)
-            && !self.is_only_way(&top, parent_path(&path))?
+            && !self.is_only_link(&top, parent_path(&path))?
         {
             return Ok(simple(false, "core.worktree, which names a directory that is not this module's"));
         }
@@ -239,17 +245,18 @@ impl BrokerService {
     /// Checks whether the file at `place` may be removed, if it is judged by its content and no
     /// grant covers it. Refuses to remove programs that the user has set for git to run.
     pub(super) fn permit_loss(&self, place: &ResolvedName, path: &[u8]) -> Result<(), CallFailure> {
-        let Some(judged @ (GuardedContent::Settings | GuardedContent::Project(_))) = self.powers.content_rule_at(path)
+        let Some(content_kind @ (GuardedContent::Settings | GuardedContent::Project(_))) =
+            self.powers.content_rule_at(path)
         else {
             return Ok(());
         };
         if !matches!(self.decide_operation(DeniedOperation::Write, path), PermissionVerdict::Refuse(_)) {
             return Ok(());
         }
-        let lost = match read_content(&place.open_nofollow()?, max_bytes(judged))? {
+        let lost = match read_content(&place.open_nofollow()?, max_bytes(content_kind))? {
             Some(now) => {
                 let first = self.first_settings.remember_first(place, &now)?;
-                match judged {
+                match content_kind {
                     GuardedContent::Project(file) => project_allow_list::lost_with(file, [&first, &now]),
                     _ => {
                         let may_fetch = &|place: &[u8]| self.may_fetch(place);
@@ -275,22 +282,22 @@ impl BrokerService {
     }
 
     /// Gives a new file with the judged `text` the name of `new`, replacing the content `now`.
-    pub(super) fn put_judged(
+    pub(super) fn put_guarded(
         &self,
         (new, directory, to): (&ResolvedName, BorrowedFd<'_>, &[u8]),
-        (judged, now, text): (GuardedContent, &[u8], &[u8]),
+        (content_kind, now, text): (GuardedContent, &[u8], &[u8]),
         (mode, flags): (u32, RenameFlags),
     ) -> Result<(), CallFailure> {
         self.put_text((new, directory, to), text, (mode, flags))?;
-        if judged == GuardedContent::Settings
+        if content_kind == GuardedContent::Settings
             && let Some(view) = self.root_view()
         {
             self.surveys.borrow_mut().add_addresses(view, &local_addresses(to, text));
         }
         // Another run may have made a second way to the module meanwhile.
-        if judged == GuardedContent::Settings
+        if content_kind == GuardedContent::Settings
             && let Some(top) = new_work_tree(to, now, text)
-            && !self.is_only_way(&top, parent_path(to))?
+            && !self.is_only_link(&top, parent_path(to))?
         {
             self.put_text((new, directory, to), now, (mode, RenameFlags::empty()))?;
             return Err(Errno::STALE.into());
@@ -327,11 +334,11 @@ impl BrokerService {
         let is_plain = |name: &[u8]| {
             let file = join_name(repository, name);
             let before = SettingsContext { first: b"", now: b"", may_fetch, is_own: false, has_work_trees: true };
-            let judged = |text: Vec<u8>| {
+            let content_kind = |text: Vec<u8>| {
                 check_settings(SettingsFileKind::Repository, &file, before, &text) == ContentVerdict::Harmless
             };
             !self.exists_in_view(&to_path(&file))
-                || view.read_file(&file, max_bytes(GuardedContent::Settings)).is_some_and(judged)
+                || view.read_file(&file, max_bytes(GuardedContent::Settings)).is_some_and(content_kind)
         };
         let mut has_hooks = false;
         let hooks = join_name(repository, b"hooks");
@@ -344,10 +351,10 @@ impl BrokerService {
     }
 
     /// Carries out the harmless part of a refused call, if that is a judged rename.
-    pub(super) fn leave_code_out(&self, deed: &BrokeredCall) -> Option<CallProgress> {
-        let BrokeredCall::Rename { old, new, flags } = deed else { return None };
-        let judged = self.is_judged(new, *flags)?;
-        self.rename_judged((old, new), (judged, *flags), true).ok()
+    pub(super) fn leave_code_out(&self, broker_call: &BrokeredCall) -> Option<CallProgress> {
+        let BrokeredCall::Rename { old, new, flags } = broker_call else { return None };
+        let content_kind = self.find_content_kind(new, *flags)?;
+        self.rename_guarded((old, new), (content_kind, *flags), true).ok()
     }
 }
 

@@ -40,44 +40,44 @@ impl ReportedRemovals {
     }
 
     fn note_removal(&self, place: &ResolvedName) -> Result<(), Errno> {
-        let mut gone = self.0.borrow_mut();
-        if gone.len() >= MAX_REPORTED_REMOVALS {
+        let mut removals = self.0.borrow_mut();
+        if removals.len() >= MAX_REPORTED_REMOVALS {
             return Err(Errno::NFILE);
         }
-        gone.insert(Self::compute_key(place)?);
+        removals.insert(Self::compute_key(place)?);
         Ok(())
     }
 
     /// Returns whether the removal of this name was reported to a program.
     pub fn has_removal(&self, place: &ResolvedName) -> bool {
-        let gone = self.0.borrow();
-        !gone.is_empty() && Self::compute_key(place).is_ok_and(|key| gone.contains(&key))
+        let removals = self.0.borrow();
+        !removals.is_empty() && Self::compute_key(place).is_ok_and(|key| removals.contains(&key))
     }
 }
 
 impl BrokerService {
     /// Carries out the harmless part of a call that was refused to `program`, if the program can go
     /// on without the rest. The harmless part may be empty.
-    pub(super) fn leave_out(&self, deed: &BrokeredCall, program: ProgramLookup<'_>) -> Option<CallProgress> {
-        if let Some(step) = self.leave_code_out(deed) {
+    pub(super) fn leave_out(&self, broker_call: &BrokeredCall, program: ProgramLookup<'_>) -> Option<CallProgress> {
+        if let Some(step) = self.leave_code_out(broker_call) {
             return Some(step);
         }
-        match deed {
-            BrokeredCall::Open { place, wish } if self.goes_on_without(place, program) => {
-                self.write_nowhere(place, *wish).ok()
+        match broker_call {
+            BrokeredCall::Open { place, open_request } if self.goes_on_without(place, program) => {
+                self.write_nowhere(place, *open_request).ok()
             }
             BrokeredCall::Remove { place, flags }
                 if !flags.contains(AtFlags::REMOVEDIR) && self.is_of_git(place, program) =>
             {
-                self.keep_as_gone(place).ok()
+                self.pretend_removal(place).ok()
             }
             _ => None,
         }
     }
 
     /// Returns the addition to a refusal's rule for a call that was left out.
-    pub(super) fn told_of(&self, deed: Option<&BrokeredCall>) -> &'static str {
-        match deed {
+    pub(super) fn describe_omission(&self, broker_call: Option<&BrokeredCall>) -> &'static str {
+        match broker_call {
             Some(BrokeredCall::Open { place, .. } | BrokeredCall::Remove { place, .. })
                 if !self.powers.is_in_dependencies(&place.path()) =>
             {
@@ -88,9 +88,9 @@ impl BrokerService {
     }
 
     /// Keeps a file, and notes that its removal was reported.
-    fn keep_as_gone(&self, place: &ResolvedName) -> Result<CallProgress, Errno> {
+    fn pretend_removal(&self, place: &ResolvedName) -> Result<CallProgress, Errno> {
         match FileType::from_raw_mode(fstat(place.open_nofollow()?)?.st_mode) {
-            FileType::RegularFile => self.said_gone.note_removal(place).map(|()| CallProgress::return_zero()),
+            FileType::RegularFile => self.reported_removals.note_removal(place).map(|()| CallProgress::return_zero()),
             _ => Err(Errno::ACCESS),
         }
     }
@@ -106,10 +106,10 @@ impl BrokerService {
     }
 
     /// Opens a file without a name in place of a new file.
-    fn write_nowhere(&self, place: &ResolvedName, wish: OpenRequest) -> Result<CallProgress, Errno> {
-        if !wish.is_creating()
-            || wish.only_reads()
-            || place.open_nofollow().is_ok() && !self.said_gone.has_removal(place)
+    fn write_nowhere(&self, place: &ResolvedName, open_request: OpenRequest) -> Result<CallProgress, Errno> {
+        if !open_request.is_creating()
+            || open_request.only_reads()
+            || place.open_nofollow().is_ok() && !self.reported_removals.has_removal(place)
         {
             return Err(Errno::ACCESS);
         }
@@ -118,15 +118,15 @@ impl BrokerService {
         let first = self.first.as_ref().ok_or(Errno::ACCESS)?;
         let workspace = CString::new(self.powers.workspace()).map_err(|_| Errno::INVAL)?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
-        let mode = Mode::from_bits_retain(wish.mode_of_new().bits() & 0o777);
+        let mode = Mode::from_bits_retain(open_request.mode_of_new().bits() & 0o777);
         let file = openat2(&first.root, workspace, flags, mode, ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS)?;
-        Ok(CallProgress::Done(finish_open(file, wish)?))
+        Ok(CallProgress::Done(finish_open(file, open_request)?))
     }
 
     /// Creates an empty directory for settings after a refusal: without files it sets nothing. The
     /// files that are left out would be in it.
-    pub(super) fn make_empty(&self, deed: &BrokeredCall, program: ProgramLookup<'_>) -> Option<CallProgress> {
-        let BrokeredCall::MakeDirectory { place, mode } = deed else { return None };
+    pub(super) fn make_empty(&self, broker_call: &BrokeredCall, program: ProgramLookup<'_>) -> Option<CallProgress> {
+        let BrokeredCall::MakeDirectory { place, mode } = broker_call else { return None };
         let path = place.path();
         if !self.powers.is_directory_of_settings(&path)
             || self.refusal_of_place(DeniedOperation::Mkdir, &path).is_some()

@@ -177,7 +177,7 @@ impl AnswerSender {
     }
 
     /// Starts the egress proxy. Never blocks.
-    pub(crate) fn open_way(&self) {
+    pub(crate) fn start_egress(&self) {
         self.send_order(BrokerOrder::Open);
     }
 
@@ -253,7 +253,8 @@ impl Broker {
             let failed = confined.is_err();
             let _ = up.send(confined);
             // No notifier arrives if the sandbox could not be built.
-            let (Ok(ServiceInputs { notifier, hold, way, bound, small_disk }), false) = (notifiers.recv(), failed)
+            let (Ok(ServiceInputs { notifier, hold, run_egress, bound, small_disk }), false) =
+                (notifiers.recv(), failed)
             else {
                 return;
             };
@@ -263,7 +264,7 @@ impl Broker {
                 level,
                 hold,
                 before,
-                (way, bound, small_disk),
+                (run_egress, bound, small_disk),
                 Box::new(sink),
             ) {
                 Ok(mut service) => {
@@ -299,7 +300,7 @@ pub struct PreparedBroker {
 struct ServiceInputs {
     notifier: SeccompNotifier,
     hold: bool,
-    way: Option<Arc<RunEgress>>,
+    run_egress: Option<Arc<RunEgress>>,
     bound: BoundSockets,
     small_disk: Option<u64>,
 }
@@ -338,12 +339,12 @@ impl PreparedBroker {
         self,
         listener: OwnedFd,
         hold: bool,
-        way: Option<Arc<RunEgress>>,
+        run_egress: Option<Arc<RunEgress>>,
     ) -> Result<BrokerHandle, BrokerError> {
         let notifier = SeccompNotifier::new(listener).map_err(map_step_error("learn the size of notifications"))?;
         let traits = BrokerTraits { synchronous: notifier.wake_synchronously().is_ok() };
         self.ready.recv_timeout(START_TIMEOUT).unwrap_or(Err(BrokerError::Silent))?;
-        let serving = ServiceInputs { notifier, hold, way, bound: self.bound, small_disk: self.small_disk };
+        let serving = ServiceInputs { notifier, hold, run_egress, bound: self.bound, small_disk: self.small_disk };
         self.notifier.send(serving).map_err(|_| BrokerError::Silent)?;
         Ok(BrokerHandle { answers: self.answers, report: self.report, traits })
     }

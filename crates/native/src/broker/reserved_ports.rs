@@ -48,9 +48,9 @@ impl ReservedPort {
         set_socket_reuseaddr(socket, true)?;
         set_socket_reuseaddr(&holder, true)?;
         let listens = bind(&holder, &at).and_then(|()| listen(socket, backlog));
-        let is_kept = listens.and_then(|()| set_socket_reuseaddr(&holder, false));
+        let reservation = listens.and_then(|()| set_socket_reuseaddr(&holder, false));
         set_socket_reuseaddr(socket, was_shared)?;
-        if let Err(errno) = is_kept {
+        if let Err(errno) = reservation {
             if listens.is_ok() {
                 shutdown(socket, Shutdown::Both)?;
             }
@@ -159,15 +159,15 @@ mod tests {
         (made, SocketAddr::new(at.ip().to_canonical(), at.port()))
     }
 
-    /// Connects a new socket by way of `kept`. Returns the socket and the reported outcome.
-    fn connected(kept: &ReservedPort, waits: bool) -> (Arc<OwnedFd>, Result<(), Errno>) {
-        let family = if kept.address().is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    /// Connects a new socket by way of `reserved_port`. Returns the socket and the reported outcome.
+    fn connected(reserved_port: &ReservedPort, waits: bool) -> (Arc<OwnedFd>, Result<(), Errno>) {
+        let family = if reserved_port.address().is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = if waits { SocketFlags::CLOEXEC } else { SocketFlags::CLOEXEC | SocketFlags::NONBLOCK };
         let client = Arc::new(socket_with(family, SocketType::STREAM, flags, None).unwrap());
-        let mut told = Err(Errno::IO);
-        kept.connect_socket(&client, &address_for(family, kept.address()), |outcome| told = outcome);
-        assert!(lock_ignoring_poison(&kept.connecting).is_empty());
-        (client, told)
+        let mut reply = Err(Errno::IO);
+        reserved_port.connect_socket(&client, &address_for(family, reserved_port.address()), |outcome| reply = outcome);
+        assert!(lock_ignoring_poison(&reserved_port.connecting).is_empty());
+        (client, reply)
     }
 
     #[test]
@@ -179,21 +179,22 @@ mod tests {
             for (reuses, (early, shares)) in [false, true].into_iter().flat_map(|r| each.map(|e| (r, e))) {
                 let (socket, at) = server(ip, reuses);
                 let early = bound((rivals[0], early, shares), at.port());
-                let kept = ReservedPort::listen_and_reserve(socket.as_fd(), at, 8).unwrap();
+                let reserved_port = ReservedPort::listen_and_reserve(socket.as_fd(), at, 8).unwrap();
                 assert_eq!(socket_reuseaddr(&socket), Ok(reuses));
                 let mut server = Some(socket);
                 for is_served in [true, false] {
                     for (rival, (reuses, shares)) in rivals.iter().flat_map(|rival| each.map(|e| (rival, e))) {
-                        let taken = bound((rival, reuses, shares), at.port()).and_then(|socket| listen(&socket, 8));
-                        assert_eq!(taken, Err(Errno::ADDRINUSE), "{at} {rival} {reuses} {shares} {is_served}");
+                        let rival_result =
+                            bound((rival, reuses, shares), at.port()).and_then(|socket| listen(&socket, 8));
+                        assert_eq!(rival_result, Err(Errno::ADDRINUSE), "{at} {rival} {reuses} {shares} {is_served}");
                     }
                     let early_listens = early.as_ref().is_ok_and(|early| listen(early, 8).is_ok());
                     assert!(!early_listens, "{at} {is_served}");
-                    let (_client, told) = connected(&kept, true);
-                    assert_eq!(told, if is_served { Ok(()) } else { Err(Errno::CONNREFUSED) }, "{at}");
+                    let (_client, reply) = connected(&reserved_port, true);
+                    assert_eq!(reply, if is_served { Ok(()) } else { Err(Errno::CONNREFUSED) }, "{at}");
                     drop(server.take());
                 }
-                drop((kept, early));
+                drop((reserved_port, early));
                 assert!(TcpListener::bind(at).is_ok(), "{at}");
             }
         }
@@ -203,9 +204,9 @@ mod tests {
     fn a_socket_that_cannot_be_kept_does_not_listen() {
         let (one, at) = server("127.0.0.1", true);
         let other = bound(("127.0.0.1", true, false), at.port()).unwrap();
-        let kept = ReservedPort::listen_and_reserve(one.as_fd(), at, 8).unwrap();
+        let reserved_port = ReservedPort::listen_and_reserve(one.as_fd(), at, 8).unwrap();
         assert_eq!(ReservedPort::listen_and_reserve(other.as_fd(), at, 8).map(drop), Err(Errno::ADDRINUSE));
-        drop((kept, one));
+        drop((reserved_port, one));
         assert!(TcpListener::bind(at).is_ok(), "neither listens");
     }
 
@@ -215,31 +216,32 @@ mod tests {
     fn what_connects_still_keeps_the_address_until_it_is_broken_off() {
         for waits in [false, true] {
             let (socket, at) = server("127.0.0.1", true);
-            let kept = Arc::new(ReservedPort::listen_and_reserve(socket.as_fd(), at, 0).unwrap());
+            let reserved_port = Arc::new(ReservedPort::listen_and_reserve(socket.as_fd(), at, 0).unwrap());
             let fillers: Vec<_> = (0..2).map(|_| connector(at)).collect();
-            let (told, tells) = channel();
-            let connecting = kept.clone();
+            let (reply, tells) = channel();
+            let connecting = reserved_port.clone();
             let waiting = std::thread::spawn(move || {
                 let family = AddressFamily::INET;
                 let flags = if waits { SocketFlags::CLOEXEC } else { SocketFlags::CLOEXEC | SocketFlags::NONBLOCK };
                 let client = Arc::new(socket_with(family, SocketType::STREAM, flags, None).unwrap());
-                connecting.connect_socket(&client, &address_for(family, at), |outcome| told.send(outcome).unwrap());
+                connecting.connect_socket(&client, &address_for(family, at), |outcome| reply.send(outcome).unwrap());
             });
             if !waits {
                 assert_eq!(tells.recv(), Ok(Err(Errno::INPROGRESS)), "it is told at once");
             }
-            let begun = || lock_ignoring_poison(&kept.connecting).iter().any(|socket| is_underway(socket.as_fd()));
+            let begun =
+                || lock_ignoring_poison(&reserved_port.connecting).iter().any(|socket| is_underway(socket.as_fd()));
             assert!((0..1000).any(|_| begun() || (std::thread::sleep(Duration::from_millis(2)), false).1));
-            let asked = Instant::now();
-            kept.break_off();
+            let break_start = Instant::now();
+            reserved_port.break_off();
             if waits {
                 assert_eq!(tells.recv(), Ok(Err(Errno::CONNREFUSED)));
             }
             waiting.join().unwrap();
-            assert!(asked.elapsed() < CONNECT_TIMEOUT);
+            assert!(break_start.elapsed() < CONNECT_TIMEOUT);
             drop((socket, fillers));
             assert!(TcpListener::bind(at).is_err());
-            drop(kept);
+            drop(reserved_port);
             assert!(TcpListener::bind(at).is_ok());
         }
     }

@@ -150,8 +150,8 @@ impl BorrowedLayers {
         let mut trees = Vec::new();
         loop {
             // Limits the sum of all answers.
-            let left = until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
-            set_socket_timeout(&self.line, Timeout::Recv, Some(left.max(RETRY_DELAY)))?;
+            let remaining = until.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
+            set_socket_timeout(&self.line, Timeout::Recv, Some(remaining.max(RETRY_DELAY)))?;
             let mut kind = [0];
             let received = fd_passing::receive_message(self.line.as_fd(), &mut kind, true)?;
             let mut descriptors = received.descriptors.into_iter().flatten();

@@ -25,25 +25,25 @@ const UDP_PROTOCOL: u8 = 17;
 /// Reports the targets of datagrams without a receiver.
 pub(crate) struct LostDatagrams {
     /// Raw sockets that receive only such messages, IPv4 first.
-    heard: Vec<OwnedFd>,
+    raw_sockets: Vec<OwnedFd>,
     names: Arc<HostNameTable>,
-    told: BTreeSet<SocketAddr>,
+    reported_targets: BTreeSet<SocketAddr>,
 }
 
 impl LostDatagrams {
-    pub(super) fn new(heard: Vec<OwnedFd>, names: Arc<HostNameTable>) -> Self {
-        Self { heard, names, told: BTreeSet::new() }
+    pub(super) fn new(raw_sockets: Vec<OwnedFd>, names: Arc<HostNameTable>) -> Self {
+        Self { raw_sockets, names, reported_targets: BTreeSet::new() }
     }
 
     /// Returns descriptors that are readable when a datagram was lost.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.heard.iter().map(OwnedFd::as_fd)
+        self.raw_sockets.iter().map(OwnedFd::as_fd)
     }
 
     /// Returns refusals for the datagrams lost since the last call, each target once per attempt.
     pub(crate) fn take_denials(&mut self) -> Vec<Denial> {
         let mut lost = Vec::new();
-        for (socket, target) in self.heard.iter().zip([target_v4, target_v6]) {
+        for (socket, target) in self.raw_sockets.iter().zip([target_v4, target_v6]) {
             let mut message = [0; MAX_MESSAGE_BYTES];
             for _ in 0..MAX_MESSAGES_PER_CALL {
                 let Ok((_, length)) = recv(socket, &mut message, RecvFlags::DONTWAIT | RecvFlags::TRUNC) else { break };
@@ -52,7 +52,7 @@ impl LostDatagrams {
         }
         let mut denials = Vec::new();
         for target in lost.into_iter().filter(|target| !target.ip().is_loopback()) {
-            if self.told.len() < MAX_REPORTED_TARGETS && self.told.insert(target) {
+            if self.reported_targets.len() < MAX_REPORTED_TARGETS && self.reported_targets.insert(target) {
                 denials.push(self.make_denial(target));
             }
         }

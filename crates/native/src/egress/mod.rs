@@ -43,21 +43,21 @@ pub(crate) struct RunEgressOptions {
     /// TLS interception that was prepared for these rules.
     pub(crate) edge: Arc<PreparedInterception>,
     /// Decides on requests to the proxy itself.
-    pub(crate) judge: Arc<dyn EgressPolicy>,
+    pub(crate) policy: Arc<dyn EgressPolicy>,
     /// Receiver of its events.
     pub(crate) sink: ProxyEventSink,
     /// Resolver of host names.
     pub(crate) resolver: Arc<dyn NameResolver>,
     /// Ports of the run that are published on the host's loopback.
     pub(crate) published: PublishedPorts,
-    /// See [`EgressProxySetup::lead`].
-    pub(crate) lead: Option<Arc<dyn TunnelConnector>>,
+    /// See [`EgressProxySetup::connector`].
+    pub(crate) connector: Option<Arc<dyn TunnelConnector>>,
 }
 
 impl RunEgressOptions {
     /// Returns the options for a tunnel through another proxy, which reports the traffic.
-    pub(crate) fn led_by(self, lead: Arc<dyn TunnelConnector>) -> Self {
-        Self { lead: Some(lead), sink: Arc::new(|_| {}), ..self }
+    pub(crate) fn with_tunnel(self, connector: Arc<dyn TunnelConnector>) -> Self {
+        Self { connector: Some(connector), sink: Arc::new(|_| {}), ..self }
     }
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct RunEgress {
     names: Arc<HostNameTable>,
     namespace: Arc<dyn EgressNamespace>,
     /// UDP socket for DNS requests, in a network namespace of the run's own.
-    asked: Option<OwnedFd>,
+    dns_udp_socket: Option<OwnedFd>,
     state: Mutex<RunEgressState>,
 }
 
@@ -81,21 +81,30 @@ enum RunEgressState {
 impl RunEgress {
     /// Creates the egress for a network namespace of the run's own. Returns also the reporter of
     /// lost datagrams.
-    pub(crate) fn of_namespace(ends: NetworkSockets, terms: RunEgressOptions) -> (Self, LostDatagrams) {
+    pub(crate) fn of_namespace(ends: NetworkSockets, egress_options: RunEgressOptions) -> (Self, LostDatagrams) {
         let has_ipv6 = ends.has_ipv6();
         let namespace = NamespaceNetwork::new(ends.sockets, has_ipv6);
-        let way = Self::new(Arc::new(namespace), Some(ends.names), terms);
-        let lost = LostDatagrams::new(ends.unreachable, Arc::clone(&way.names));
-        (way, lost)
+        let run_egress = Self::new(Arc::new(namespace), Some(ends.names), egress_options);
+        let lost = LostDatagrams::new(ends.unreachable, Arc::clone(&run_egress.names));
+        (run_egress, lost)
     }
 
     /// Creates the egress in the host's network: the proxy listens on the host's loopback.
-    pub(crate) fn of_host(terms: RunEgressOptions) -> Self {
-        Self::new(Arc::new(HostNetwork), None, terms)
+    pub(crate) fn of_host(egress_options: RunEgressOptions) -> Self {
+        Self::new(Arc::new(HostNetwork), None, egress_options)
     }
 
-    fn new(namespace: Arc<dyn EgressNamespace>, asked: Option<OwnedFd>, terms: RunEgressOptions) -> Self {
-        Self { names: Arc::default(), namespace, asked, state: Mutex::new(RunEgressState::Shut(Box::new(terms))) }
+    fn new(
+        namespace: Arc<dyn EgressNamespace>,
+        dns_udp_socket: Option<OwnedFd>,
+        egress_options: RunEgressOptions,
+    ) -> Self {
+        Self {
+            names: Arc::default(),
+            namespace,
+            dns_udp_socket,
+            state: Mutex::new(RunEgressState::Shut(Box::new(egress_options))),
+        }
     }
 
     /// The same, with a table of names that other commands share.
@@ -113,12 +122,14 @@ impl RunEgress {
     /// Returns the socket for DNS requests. If it is readable, the caller must [open](Self::start_proxy)
     /// the proxy.
     pub(crate) fn dns_socket(&self) -> Option<BorrowedFd<'_>> {
-        self.asked.as_ref().map(OwnedFd::as_fd)
+        self.dns_udp_socket.as_ref().map(OwnedFd::as_fd)
     }
 
     /// Returns whether a DNS request waits.
-    pub(crate) fn is_asked(&self) -> bool {
-        self.asked.as_ref().is_some_and(|asked| readable_before(&[asked.as_fd()], Instant::now()) == Ok(true))
+    pub(crate) fn has_dns_request(&self) -> bool {
+        self.dns_udp_socket
+            .as_ref()
+            .is_some_and(|dns_udp_socket| readable_before(&[dns_udp_socket.as_fd()], Instant::now()) == Ok(true))
     }
 
     /// Returns the destination of an address that a program dialled.
@@ -138,8 +149,8 @@ impl RunEgress {
     /// Closes every connection and reports the last records.
     pub(crate) fn close_connections(&self) {
         let state = std::mem::replace(&mut *lock_ignoring_poison(&self.state), RunEgressState::Over);
-        if let RunEgressState::Open(door) = state {
-            door.stop();
+        if let RunEgressState::Open(egress_proxy) = state {
+            egress_proxy.stop();
         }
     }
 
@@ -148,34 +159,34 @@ impl RunEgress {
     pub(crate) fn with_proxy<T>(&self, then: impl FnOnce(&EgressProxy) -> T) -> Result<T, Errno> {
         let mut state = lock_ignoring_poison(&self.state);
         if let RunEgressState::Shut(_) = &*state
-            && let RunEgressState::Shut(terms) = std::mem::replace(&mut *state, RunEgressState::Over)
+            && let RunEgressState::Shut(egress_options) = std::mem::replace(&mut *state, RunEgressState::Over)
         {
-            match self.build_proxy(*terms) {
-                Ok(door) => *state = RunEgressState::Open(door),
+            match self.build_proxy(*egress_options) {
+                Ok(egress_proxy) => *state = RunEgressState::Open(egress_proxy),
                 Err(why) => tracing::error!("the way out stays shut: {why}"),
             }
         }
         match &*state {
-            RunEgressState::Open(door) => Ok(then(door)),
+            RunEgressState::Open(egress_proxy) => Ok(then(egress_proxy)),
             RunEgressState::Shut(_) | RunEgressState::Over => Err(Errno::NETDOWN),
         }
     }
 
-    fn build_proxy(&self, terms: RunEgressOptions) -> std::io::Result<EgressProxy> {
-        let dns = match &self.asked {
-            Some(asked) => Some(DnsSockets {
-                udp: asked.try_clone()?,
-                tcp: self.namespace.listen_at(networks::names_of_all(asked)?)?,
+    fn build_proxy(&self, egress_options: RunEgressOptions) -> std::io::Result<EgressProxy> {
+        let dns = match &self.dns_udp_socket {
+            Some(dns_udp_socket) => Some(DnsSockets {
+                udp: dns_udp_socket.try_clone()?,
+                tcp: self.namespace.listen_at(networks::names_of_all(dns_udp_socket)?)?,
             }),
             None => None,
         };
         descriptor_limit::raise_limit();
-        let RunEgressOptions { rules, edge, judge, sink, resolver, published, lead } = terms;
+        let RunEgressOptions { rules, edge, policy, sink, resolver, published, connector } = egress_options;
         let (names, namespace) = (Arc::clone(&self.names), Arc::clone(&self.namespace));
-        let setup = EgressProxySetup { rules, names, dns, edge, namespace, judge, sink, resolver, lead };
-        let door = EgressProxy::start(setup).map_err(std::io::Error::other)?;
-        published.lead_in(&door);
-        Ok(door)
+        let setup = EgressProxySetup { rules, names, dns, edge, namespace, policy, sink, resolver, connector };
+        let egress_proxy = EgressProxy::start(setup).map_err(std::io::Error::other)?;
+        published.publish_ports(&egress_proxy);
+        Ok(egress_proxy)
     }
 }
 
@@ -206,26 +217,26 @@ mod tests {
 
     #[test]
     fn the_door_is_started_by_the_first_who_needs_it_and_not_after_the_end() {
-        let way = RunEgress::of_host(RunEgressOptions {
+        let run_egress = RunEgress::of_host(RunEgressOptions {
             rules: EgressRules::default(),
             edge: Arc::default(),
-            judge: Arc::new(Nobody),
+            policy: Arc::new(Nobody),
             sink: Arc::new(|_| {}),
             resolver: Arc::new(Nobody),
             published: PublishedPorts::default(),
-            lead: None,
+            connector: None,
         });
         let proxy = SocketAddr::new(stockade_egress::PROXY_ADDRESS_V4.into(), stockade_egress::HTTP_PROXY_PORT);
-        assert_eq!(way.destination_of(proxy), EgressDestination::Service(ProxyService::HttpProxy));
-        assert!(matches!(*lock_ignoring_poison(&way.state), RunEgressState::Shut(_)));
-        way.start_proxy().unwrap();
-        assert!(matches!(*lock_ignoring_poison(&way.state), RunEgressState::Open(_)));
-        way.close_connections();
-        assert!(matches!(*lock_ignoring_poison(&way.state), RunEgressState::Over));
-        assert_eq!(way.start_proxy(), Err(Errno::NETDOWN));
+        assert_eq!(run_egress.destination_of(proxy), EgressDestination::Service(ProxyService::HttpProxy));
+        assert!(matches!(*lock_ignoring_poison(&run_egress.state), RunEgressState::Shut(_)));
+        run_egress.start_proxy().unwrap();
+        assert!(matches!(*lock_ignoring_poison(&run_egress.state), RunEgressState::Open(_)));
+        run_egress.close_connections();
+        assert!(matches!(*lock_ignoring_poison(&run_egress.state), RunEgressState::Over));
+        assert_eq!(run_egress.start_proxy(), Err(Errno::NETDOWN));
         let never = |_: Result<AnnouncedConnection, DialError>| panic!("there is no door");
-        let connects = way.with_proxy(|door| {
-            drop(door.connect_service(ProxyService::Socks, proxy, EgressCaller::default(), never));
+        let connects = run_egress.with_proxy(|egress_proxy| {
+            drop(egress_proxy.connect_service(ProxyService::Socks, proxy, EgressCaller::default(), never));
         });
         assert_eq!(connects, Err(Errno::NETDOWN));
     }

@@ -25,36 +25,36 @@ const NO_PROXY_HOSTS: &str = "localhost,127.0.0.1,::1";
 
 /// Returns the launch options of a run of `plan` for the egress proxy.
 pub(crate) fn launch_options(plan: &AttemptPlan, edge: &PreparedInterception) -> LaunchOptions {
-    let mut outfit = LaunchOptions { environment: proxy_environment(plan), ..LaunchOptions::default() };
+    let mut options = LaunchOptions { environment: proxy_environment(plan), ..LaunchOptions::default() };
     match plan.level {
-        IsolationLevel::Full => outfit.files.extend(resolver_settings()),
+        IsolationLevel::Full => options.files.extend(resolver_settings()),
         // DNS requests use TCP, which the broker sees. They contain the unchanged name, because the
         // proxy applies the host's search list.
         IsolationLevel::Restricted | IsolationLevel::None => {
             for (name, value) in [("RES_OPTIONS", "use-vc ndots:1"), ("LOCALDOMAIN", "")] {
-                outfit.environment.insert(name.to_owned(), value.into());
+                options.environment.insert(name.to_owned(), value.into());
             }
         }
     }
     for (place, placeholder) in edge.secret_placeholders() {
         match place {
             SecretSource::Env(name) => {
-                outfit.environment.insert(name.clone(), placeholder.into());
+                options.environment.insert(name.clone(), placeholder.into());
             }
-            SecretSource::File(path) => outfit.files.push((path.as_path().to_owned(), placeholder.into())),
+            SecretSource::File(path) => options.files.push((path.as_path().to_owned(), placeholder.into())),
         }
     }
-    outfit.named.extend(edge.bundle_pem().map(|bundle| NamedFile {
+    options.named.extend(edge.bundle_pem().map(|bundle| NamedFile {
         name: TRUST_FILE,
         content: bundle.into(),
         variables: TRUST_VARIABLES.iter().map(|(name, _)| NamingVariable::path_only(name)).collect(),
     }));
-    outfit
+    options
 }
 
 /// Returns the network's entry in the enforcement report.
 pub(crate) fn network_layer(plan: &AttemptPlan) -> LayerReport {
-    let (way, apart) = match plan.level {
+    let (route, restrictions) = match plan.level {
         IsolationLevel::Full => ("through the door", "datagrams reach its name server alone"),
         IsolationLevel::Restricted | IsolationLevel::None => (
             "over TCP, connected by the broker",
@@ -69,7 +69,7 @@ pub(crate) fn network_layer(plan: &AttemptPlan) -> LayerReport {
             _ => None,
         })
         .collect();
-    let detail = format!("what is granted is reached {way}; {apart}{}", published.concat());
+    let detail = format!("what is granted is reached {route}; {restrictions}{}", published.concat());
     LayerReport { state: LayerState::Enforced, detail }
 }
 

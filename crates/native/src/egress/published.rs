@@ -40,9 +40,9 @@ impl PublishedPorts {
         self.0.is_empty()
     }
 
-    pub(super) fn lead_in(self, door: &EgressProxy) {
+    pub(super) fn publish_ports(self, egress_proxy: &EgressProxy) {
         for (listener, port) in self.0 {
-            door.publish_port(listener, port);
+            egress_proxy.publish_port(listener, port);
         }
     }
 }

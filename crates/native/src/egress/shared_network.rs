@@ -18,9 +18,9 @@ use super::{LostDatagrams, RunEgress, RunEgressOptions};
 pub(crate) struct CommonNetwork {
     names: Arc<HostNameTable>,
     namespace: Arc<dyn EgressNamespace>,
-    asked: OwnedFd,
+    dns_udp_socket: OwnedFd,
     /// Raw sockets that receive messages about datagrams without a receiver.
-    heard: Vec<OwnedFd>,
+    raw_sockets: Vec<OwnedFd>,
 }
 
 impl CommonNetwork {
@@ -29,21 +29,22 @@ impl CommonNetwork {
         Self {
             names: Arc::default(),
             namespace: Arc::new(NamespaceNetwork::new(ends.sockets, has_ipv6)),
-            asked: ends.names,
-            heard: ends.unreachable,
+            dns_udp_socket: ends.names,
+            raw_sockets: ends.unreachable,
         }
     }
 
     /// Returns an egress in this network, for one command.
-    pub(crate) fn open_egress(&self, terms: RunEgressOptions) -> std::io::Result<RunEgress> {
-        let asked = self.asked.try_clone()?;
-        Ok(RunEgress::new(Arc::clone(&self.namespace), Some(asked), terms).with_names(Arc::clone(&self.names)))
+    pub(crate) fn open_egress(&self, egress_options: RunEgressOptions) -> std::io::Result<RunEgress> {
+        let dns_udp_socket = self.dns_udp_socket.try_clone()?;
+        Ok(RunEgress::new(Arc::clone(&self.namespace), Some(dns_udp_socket), egress_options)
+            .with_names(Arc::clone(&self.names)))
     }
 
     /// Returns a reporter of datagrams without a receiver. The kernel does not report the sender,
     /// so any one of the running commands reports each datagram.
     pub(crate) fn lost_datagrams(&self) -> std::io::Result<LostDatagrams> {
-        let heard = self.heard.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>()?;
-        Ok(LostDatagrams::new(heard, Arc::clone(&self.names)))
+        let raw_sockets = self.raw_sockets.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>()?;
+        Ok(LostDatagrams::new(raw_sockets, Arc::clone(&self.names)))
     }
 }

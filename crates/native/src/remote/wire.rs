@@ -78,8 +78,8 @@ impl SocketChannel {
 }
 
 impl remote::AttemptChannel for SocketChannel {
-    fn send_message(&self, said: &EngineMessage) -> io::Result<()> {
-        self.send_message(said)
+    fn send_message(&self, engine_message: &EngineMessage) -> io::Result<()> {
+        self.send_message(engine_message)
     }
 
     fn receive_message(&self) -> io::Result<Option<AttemptMessage>> {

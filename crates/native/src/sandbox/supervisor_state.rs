@@ -52,7 +52,7 @@ pub(super) struct HostedSandbox {
     pub(super) events: SandboxEventSender,
     pub(super) resolver: Option<Arc<dyn NameResolver>>,
     /// Present as long as the sandbox exists.
-    standing: Arc<Mutex<Option<SandboxIsolation>>>,
+    isolation: Arc<Mutex<Option<SandboxIsolation>>>,
     /// True while all commands are frozen. Locked for reading while a command starts.
     paused: RwLock<bool>,
     commands: Arc<Mutex<BreachListeners>>,
@@ -62,7 +62,7 @@ pub(super) struct HostedSandbox {
 
 /// The isolation of the sandbox, and the control group of all its processes.
 struct SandboxIsolation {
-    walls: PersistentNamespaces,
+    namespaces: PersistentNamespaces,
     group: Option<Arc<ControlGroup>>,
 }
 
@@ -87,7 +87,7 @@ impl HostedSandbox {
         };
         let trees = [(SandboxTree::Workspace, &plan.workspace), (SandboxTree::Home, &plan.home)];
         let files = if system.is_none() { own_files() } else { Vec::new() };
-        let mut walls = PersistentNamespaces::build(&RootSpec {
+        let mut namespaces = PersistentNamespaces::build(&RootSpec {
             system,
             trees: trees.map(|(which, from)| (Path::new(tree_path_inside(which)), from.as_path())).into(),
             profile: &plan.profile,
@@ -95,21 +95,23 @@ impl HostedSandbox {
         })
         .map_err(map_launch_error)?;
         let guard = LimitGuard::of_sandbox(&plan.profile.limits, &plan.workspace).map_err(map_limit_error)?;
-        let network =
-            walls.take_network().map(CommonNetwork::from_ends).ok_or_else(|| map_launch_error(LaunchError::Lost))?;
-        let mut enforced = walls.enforcement_report().clone();
+        let network = namespaces
+            .take_network()
+            .map(CommonNetwork::from_ends)
+            .ok_or_else(|| map_launch_error(LaunchError::Lost))?;
+        let mut enforced = namespaces.enforcement_report().clone();
         enforced.layers.insert("limits".to_owned(), guard.report_limits(false));
         let group = guard.group();
         enforced.layers.insert("processes".to_owned(), processes_layer(group.is_some()));
-        let end = rustix::io::fcntl_dupfd_cloexec(walls.end_fd(), 3).map_err(no_descriptor)?;
+        let end = rustix::io::fcntl_dupfd_cloexec(namespaces.end_fd(), 3).map_err(no_descriptor)?;
         let commands: Arc<Mutex<BreachListeners>> = Arc::default();
-        let watch = guard.watch_all(walls.init_pid(), parents_of(&commands));
-        let standing = Arc::new(Mutex::new(Some(SandboxIsolation { walls, group })));
-        let keeper = SandboxMonitor {
+        let watch = guard.watch_all(namespaces.init_pid(), parents_of(&commands));
+        let isolation = Arc::new(Mutex::new(Some(SandboxIsolation { namespaces, group })));
+        let monitor = SandboxMonitor {
             end,
             watch,
             events: events.clone(),
-            standing: Arc::clone(&standing),
+            isolation: Arc::clone(&isolation),
             commands: Arc::clone(&commands),
         };
         Ok(Self {
@@ -124,10 +126,10 @@ impl HostedSandbox {
             bound: BoundSockets::default(),
             events,
             resolver,
-            standing,
+            isolation,
             paused: RwLock::new(false),
             commands,
-            watched: Mutex::new(keeper.spawn_thread()?),
+            watched: Mutex::new(monitor.spawn_thread()?),
         })
     }
 
@@ -142,7 +144,7 @@ impl HostedSandbox {
 
     /// Returns the control group of all commands, if there is one.
     pub(super) fn group(&self) -> Option<Arc<ControlGroup>> {
-        lock_ignoring_poison(&self.standing).as_ref().and_then(|stands| stands.group.clone())
+        lock_ignoring_poison(&self.isolation).as_ref().and_then(|stands| stands.group.clone())
     }
 
     /// Prevents a pause as long as the returned guard is held. Fails if the sandbox is paused.
@@ -159,25 +161,25 @@ impl HostedSandbox {
     pub(super) fn begin_command(
         &self,
         plan: &AttemptPlan,
-        outfit: &LaunchOptions,
+        options: &LaunchOptions,
         stdio: CommandStdio<'_>,
     ) -> Result<LaunchingSandbox, StartError> {
-        let standing = lock_ignoring_poison(&self.standing);
-        let stands = standing.as_ref().ok_or_else(|| self.gone_error())?;
-        stands.walls.begin_command(plan, outfit, stdio).map_err(map_launch_error)
+        let isolation = lock_ignoring_poison(&self.isolation);
+        let stands = isolation.as_ref().ok_or_else(|| self.gone_error())?;
+        stands.namespaces.begin_command(plan, options, stdio).map_err(map_launch_error)
     }
 
-    /// Notifies `told` of limits that all commands together exceed, as long as `told` lives, and
+    /// Notifies `on_breach` of limits that all commands together exceed, as long as `on_breach` lives, and
     /// counts the children of `parent` among them.
-    pub(super) fn register_command(&self, told: &BreachCallback, parent: u32) {
+    pub(super) fn register_command(&self, on_breach: &BreachCallback, parent: u32) {
         let mut commands = lock_ignoring_poison(&self.commands);
         commands.retain(|(command, _)| command.strong_count() > 0);
-        commands.push((Arc::downgrade(told), ProcessIdentity::from_pid(parent)));
+        commands.push((Arc::downgrade(on_breach), ProcessIdentity::from_pid(parent)));
     }
 
     pub(super) fn pause(&self) -> Result<(), SandboxError> {
         let mut paused = self.paused.write().unwrap_or_else(PoisonError::into_inner);
-        let group = self.standing_group()?;
+        let group = self.find_group()?;
         let group = group.ok_or_else(|| unsupported_error("a pause", "no control group can be had here"))?;
         group.freeze_and_wait().map_err(|why| failed_error(format!("cannot pause the sandbox {}: {why}", self.id)))?;
         *paused = true;
@@ -186,13 +188,13 @@ impl HostedSandbox {
 
     pub(super) fn resume(&self) -> Result<(), SandboxError> {
         let mut paused = self.paused.write().unwrap_or_else(PoisonError::into_inner);
-        self.standing_group()?.iter().for_each(|group| group.thaw_processes());
+        self.find_group()?.iter().for_each(|group| group.thaw_processes());
         *paused = false;
         Ok(())
     }
 
     pub(super) fn read_usage(&self) -> Result<SandboxUsage, SandboxError> {
-        let mut usage = self.standing_group()?.map(|group| group.read_usage()).unwrap_or_default();
+        let mut usage = self.find_group()?.map(|group| group.read_usage()).unwrap_or_default();
         usage.total.wall_ms = self.made.elapsed().as_millis() as u64;
         Ok(usage)
     }
@@ -200,7 +202,7 @@ impl HostedSandbox {
     /// Ends the sandbox and waits for that.
     pub(super) fn end_sandbox(&self) -> Result<(), SandboxError> {
         // All processes end with the isolation. The group is removed when its last watcher is dropped.
-        let stands = lock_ignoring_poison(&self.standing).take();
+        let stands = lock_ignoring_poison(&self.isolation).take();
         let is_paused = *self.paused.read().unwrap_or_else(PoisonError::into_inner);
         // A frozen process ends only once it is thawed, and it must not run any further then.
         if let Some(group) = stands.as_ref().and_then(|stands| stands.group.as_ref()).filter(|_| is_paused) {
@@ -215,8 +217,8 @@ impl HostedSandbox {
         }
     }
 
-    fn standing_group(&self) -> Result<Option<Arc<ControlGroup>>, SandboxError> {
-        match &*lock_ignoring_poison(&self.standing) {
+    fn find_group(&self) -> Result<Option<Arc<ControlGroup>>, SandboxError> {
+        match &*lock_ignoring_poison(&self.isolation) {
             Some(stands) => Ok(stands.group.clone()),
             None => Err(SandboxError::Gone(self.id.clone())),
         }
@@ -262,7 +264,7 @@ struct SandboxMonitor {
     end: OwnedFd,
     watch: LimitWatch,
     events: SandboxEventSender,
-    standing: Arc<Mutex<Option<SandboxIsolation>>>,
+    isolation: Arc<Mutex<Option<SandboxIsolation>>>,
     commands: Arc<Mutex<BreachListeners>>,
 }
 
@@ -284,7 +286,7 @@ impl SandboxMonitor {
             }
         }
         // The requested end of a sandbox has taken the value out before.
-        if lock_ignoring_poison(&self.standing).take().is_some() {
+        if lock_ignoring_poison(&self.isolation).take().is_some() {
             self.events.send_event(SandboxEvent::Lost("its init was killed from outside".to_owned()));
         }
     }
@@ -303,7 +305,7 @@ impl SandboxMonitor {
         let commands: Vec<BreachCallback> =
             lock_ignoring_poison(&self.commands).iter().filter_map(|(command, _)| command.upgrade()).collect();
         commands.iter().for_each(|command| command(&breach));
-        if let Some(group) = lock_ignoring_poison(&self.standing).as_ref().and_then(|stands| stands.group.as_ref()) {
+        if let Some(group) = lock_ignoring_poison(&self.isolation).as_ref().and_then(|stands| stands.group.as_ref()) {
             group.kill_within();
         }
         self.events.send_event(SandboxEvent::Breached(breach));

@@ -83,8 +83,8 @@ impl SessionHelper<'_> {
     /// Serves until the program is gone.
     fn serve_program(&mut self) {
         loop {
-            if self.wants_front() && Instant::now() >= self.next_at {
-                match self.fork_front() {
+            if self.wants_supervisor() && Instant::now() >= self.next_at {
+                match self.fork_supervisor() {
                     Ok(()) => self.is_offered = true,
                     Err(_) => self.next_at = Instant::now() + DELAY_AFTER_FAILED_FORK,
                 }
@@ -107,21 +107,21 @@ impl SessionHelper<'_> {
         }
     }
 
-    fn wants_front(&self) -> bool {
+    fn wants_supervisor(&self) -> bool {
         !self.is_offered && self.running.len() < MAX_RUNNING
     }
 
-    fn fork_front(&mut self) -> io::Result<()> {
+    fn fork_supervisor(&mut self) -> io::Result<()> {
         let (orders, ours) = fd_passing::socket_pair()?;
         let helper = getpid();
-        let ForkResult::Parent(pid) = fork_process()? else { exit_now(self.become_front(&orders, ours, helper)) };
+        let ForkResult::Parent(pid) = fork_process()? else { exit_now(self.become_supervisor(&orders, ours, helper)) };
         // No other code reaps it, so the number is not reused.
         self.waiting = Some(pidfd_open(pid, PidfdFlags::empty())?);
         Ok(fd_passing::send_message(self.control.as_fd(), &[MESSAGE_SUPERVISOR], &[ours.as_fd()])?)
     }
 
     /// Runs in the child: closes all of the helper's descriptors.
-    fn become_front(&mut self, orders: &OwnedFd, ours: OwnedFd, helper: Pid) -> i32 {
+    fn become_supervisor(&mut self, orders: &OwnedFd, ours: OwnedFd, helper: Pid) -> i32 {
         drop(ours);
         (self.running, self.waiting) = (Vec::new(), None);
         match close_all_but(&[0, 1, 2, orders.as_raw_fd()]) {
@@ -131,7 +131,7 @@ impl SessionHelper<'_> {
     }
 
     fn wait_for_event(&self) {
-        let due = match self.wants_front() {
+        let due = match self.wants_supervisor() {
             true => self.next_at.saturating_duration_since(Instant::now()),
             false => MAX_POLL_INTERVAL,
         };
@@ -146,15 +146,15 @@ impl SessionHelper<'_> {
     }
 
     fn reap_supervisors(&mut self) {
-        let is_alive = |front: &OwnedFd| matches!(wait_pidfd(front.as_fd()), Ok(None));
+        let is_alive = |supervisor: &OwnedFd| matches!(wait_pidfd(supervisor.as_fd()), Ok(None));
         self.running.retain(is_alive);
-        self.waiting.take_if(|front| !is_alive(front));
+        self.waiting.take_if(|supervisor| !is_alive(supervisor));
     }
 
     /// Kills the remaining fronts, and so their sandboxes. The waiting front exits by itself.
     fn kill_supervisors(&mut self) {
-        for front in &self.running {
-            let _ = pidfd_send_signal(front, Signal::KILL);
+        for supervisor in &self.running {
+            let _ = pidfd_send_signal(supervisor, Signal::KILL);
         }
         let give_up = Instant::now() + EXIT_TIMEOUT;
         while self.supervisor_fds().next().is_some() && Instant::now() < give_up {

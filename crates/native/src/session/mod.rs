@@ -131,20 +131,20 @@ impl NativeSession {
         }
         let received =
             fd_passing::receive_message(control.as_fd(), &mut [0; 1], false).map_err(|e| unready_error(&e))?;
-        let [Some(front), ..] = received.descriptors else { return Err(unready_error(&"its helper has ended")) };
+        let [Some(supervisor), ..] = received.descriptors else { return Err(unready_error(&"its helper has ended")) };
         // If the helper is gone, the next call reports that.
         let _ = fd_passing::send_message(control.as_fd(), &[helper::MESSAGE_TAKEN], &[]);
-        Ok(front)
+        Ok(supervisor)
     }
 
     /// Sends an order to a front. Returns the connection to it.
     fn send_order(&self, order: &AttemptOrder) -> Result<SocketChannel, StartError> {
         let order = to_file(order).map_err(|e| unready_error(&e))?;
         for _ in 0..MAX_LOST_SUPERVISORS {
-            let front = self.take_supervisor()?;
+            let supervisor = self.take_supervisor()?;
             let (ours, theirs) = UnixStream::pair().map_err(|e| unready_error(&e))?;
             let along = [order.as_fd(), stdin(), stdout(), stderr(), theirs.as_fd()];
-            if fd_passing::send_message(front.as_fd(), &[ORDER_BYTE], &along).is_ok() {
+            if fd_passing::send_message(supervisor.as_fd(), &[ORDER_BYTE], &along).is_ok() {
                 return SocketChannel::from_stream(ours).map_err(|e| unready_error(&e));
             }
         }

@@ -28,7 +28,7 @@ fn wait_and_run(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> io::R
         return Ok(());
     }
     // Without a prewarmed init the normal start reports the error.
-    let nursery = PrewarmedInit::start().ok();
+    let prewarmed_init = PrewarmedInit::start().ok();
     // No time-out: this process is killed when the helper exits.
     let Some((order, descriptors)) = receive_order::<AttemptOrder>(orders.as_fd())? else { return Ok(()) };
     // The command's streams become standard streams. The connection is for its events.
@@ -38,7 +38,8 @@ fn wait_and_run(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> io::R
     place_stdio([stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
     let line = SocketChannel::from_stream(UnixStream::from(stream))?;
     umask(Mode::from_raw_mode(order.umask));
-    let mut backend = NativeBackend::with_prewarmed_init(nursery.map(|nursery| nursery.with_umask(order.umask)));
+    let mut backend =
+        NativeBackend::with_prewarmed_init(prewarmed_init.map(|prewarmed_init| prewarmed_init.with_umask(order.umask)));
     if let Some(stages) = stages {
         backend = backend.with_stages_dir(stages);
     }

@@ -3,7 +3,8 @@
 //! Pure.
 
 use super::destinations::{
-    SettingsVersions, goes_well, is_address_key, led_elsewhere, left_behind, loses_address, remote_addresses,
+    SettingsVersions, find_moved_destination, goes_well, is_address_key, list_stale_settings, loses_address,
+    remote_addresses,
 };
 use super::settings_reader::{GitSetting, parse_settings};
 use super::settings_words::{
@@ -93,10 +94,10 @@ pub fn check_settings(file: SettingsFileKind, path: &[u8], before: SettingsConte
         return unreadable("a change of settings that cannot be read for sure");
     };
     let Some(found) = parse_settings(new) else { return unreadable("settings that cannot be read for sure") };
-    let left = left_behind(&known.now, &found);
-    if !left.is_empty() {
+    let stale_settings = list_stale_settings(&known.now, &found);
+    if !stale_settings.is_empty() {
         let mut whole = new.to_vec();
-        for (setting, name) in left.iter().rev().filter(|(_, name)| is_nick(name)) {
+        for (setting, name) in stale_settings.iter().rev().filter(|(_, name)| is_nick(name)) {
             whole.splice(setting.span.clone(), [setting.key.as_bytes(), b" = ", name].concat());
         }
         if parse_settings(&whole).is_some_and(|whole| find_fault(file, path, &known, &whole).is_none()) {
@@ -140,7 +141,7 @@ fn find_fault<'s>(
     if file == SettingsFileKind::Modules {
         return None;
     }
-    led_elsewhere(known.settings_versions(found)).map(SettingsFault::Whole)
+    find_moved_destination(known.settings_versions(found)).map(SettingsFault::Whole)
 }
 
 /// Returns the user's setting that would be lost with the whole settings file of the repository at
@@ -158,8 +159,8 @@ pub fn lost_with(path: &[u8], before: SettingsContext<'_>) -> Option<String> {
     };
     let goes_along =
         |setting: &&GitSetting| is_remote_address(setting) || setting.section == "extensions" || is_weak(setting);
-    let kept: Vec<GitSetting> = known.now.iter().filter(goes_along).cloned().collect();
-    find_lost_setting(SettingsFileKind::Repository, path, &known, &kept).map(GitSetting::full_name)
+    let remaining_settings: Vec<GitSetting> = known.now.iter().filter(goes_along).cloned().collect();
+    find_lost_setting(SettingsFileKind::Repository, path, &known, &remaining_settings).map(GitSetting::full_name)
 }
 
 fn is_remote_address(setting: &GitSetting) -> bool {
@@ -538,7 +539,7 @@ mod tests {
 
     const PERSONS: &str = "[core]\n\tsshCommand = mine\n\tsshCommand = other\n[remote \"origin\"]\n\turl = https://a/b\n\tfetch = +refs/heads/*:refs/remotes/origin/*\n[branch \"main\"]\n\tremote = origin\n\tmerge = refs/heads/main\n[branch \"odd\"]\n\tremote = gone\n";
 
-    fn judged(path: &str, old: &str, new: &str) -> ContentVerdict {
+    fn check_change(path: &str, old: &str, new: &str) -> ContentVerdict {
         let before = SettingsContext {
             first: old.as_bytes(),
             now: old.as_bytes(),
@@ -555,13 +556,13 @@ mod tests {
     #[track_caller]
     fn check(added: &str, is_harmless: bool) {
         let new = format!("{PERSONS}{added}");
-        match judged("/w/.git/config", PERSONS, &new) {
+        match check_change("/w/.git/config", PERSONS, &new) {
             ContentVerdict::Harmless | ContentVerdict::HarmlessWith(_) => assert!(is_harmless, "passes: {added}"),
             ContentVerdict::Carries { without, what } => {
                 assert!(!is_harmless, "carries {what}: {added}");
                 if let Some(without) = without {
                     let without = String::from_utf8(without).unwrap();
-                    assert_eq!(judged("/w/.git/config", PERSONS, &without), ContentVerdict::Harmless, "{added}");
+                    assert_eq!(check_change("/w/.git/config", PERSONS, &without), ContentVerdict::Harmless, "{added}");
                 }
             }
         }
@@ -748,8 +749,8 @@ mod tests {
             |text: &[u8]| parse_settings(text).unwrap().into_iter().map(|setting| setting.value).collect::<Vec<_>>();
         let order = "[push]\n\tdefault = current\n\tdefault = upstream\n";
         let urls = |a: &str, b: &str| format!("[remote \"o\"]\n\turl = {a}\n\turl = {b}\n");
-        let swapped = judged("/w/.git/config", &urls("https://a", "https://b"), &urls("https://b", "https://a"));
-        for found in [judged("/w/.git/config", first, order), swapped] {
+        let swapped = check_change("/w/.git/config", &urls("https://a", "https://b"), &urls("https://b", "https://a"));
+        for found in [check_change("/w/.git/config", first, order), swapped] {
             let ContentVerdict::Carries { without, .. } = found else { panic!("{found:?}") };
             assert!(without.is_none_or(|without| values(&without) == values(first.as_bytes())));
         }
@@ -758,26 +759,29 @@ mod tests {
     #[test]
     fn remotes_of_the_person_stay_where_they_are() {
         let first = "[remote \"o\"]\n\turl = https://a\n\tfetch = +refs/heads/*:refs/remotes/o/*\n[branch \"m\"]\n\tremote = o\n";
-        let judged = |now: &str, new: &str| passes(first, now, new);
+        let check_change = |now: &str, new: &str| passes(first, now, new);
         let renamed = "[remote \"n\"]\n\turl = https://a\n\tfetch = +refs/heads/*:refs/remotes/o/*\n[branch \"m\"]\n\tremote = o\n";
         let followed = "[remote \"n\"]\n\turl = https://a\n[branch \"m\"]\n\tremote = n\n";
-        assert!(judged(first, renamed) && judged(renamed, followed));
-        assert!(!judged(renamed, &format!("{renamed}[remote \"o\"]\nurl=https://b\n")), "the old name is another's");
-        assert!(!judged(first, "[branch \"m\"]\n\tremote = o\n"), "taken away");
-        assert!(!judged(
+        assert!(check_change(first, renamed) && check_change(renamed, followed));
+        assert!(
+            !check_change(renamed, &format!("{renamed}[remote \"o\"]\nurl=https://b\n")),
+            "the old name is another's"
+        );
+        assert!(!check_change(first, "[branch \"m\"]\n\tremote = o\n"), "taken away");
+        assert!(!check_change(
             first,
             &format!("{first}[remote \"x\"]\nurl=https://b\nfetch = +refs/heads/*:refs/remotes/o/*\n")
         ));
         let other = format!("{first}[remote \"x\"]\nurl=https://b\n");
-        assert!(judged(first, &other) && judged(&other, first), "the run's own comes and goes");
-        assert!(!judged(&other, &other.replace("remote = o", "remote = x")));
+        assert!(check_change(first, &other) && check_change(&other, first), "the run's own comes and goes");
+        assert!(!check_change(&other, &other.replace("remote = o", "remote = x")));
     }
 
     #[test]
     fn branches_follow_a_remote_that_gets_another_name() {
         let first = "[remote]\n\tpushDefault = o\n[remote \"o\"]\n\turl = https://a\n[branch \"m\"]\n\tpushRemote = o\n\tremote = o\n";
         let renamed = first.replace("[remote \"o\"]", "[remote \"n\"]");
-        let ContentVerdict::HarmlessWith(text) = judged("/w/.git/config", first, &renamed) else {
+        let ContentVerdict::HarmlessWith(text) = check_change("/w/.git/config", first, &renamed) else {
             panic!("it does not pass")
         };
         let text = String::from_utf8(text).unwrap().to_lowercase();
@@ -787,18 +791,19 @@ mod tests {
     #[test]
     fn what_the_person_has_set_is_not_taken_away() {
         let first = "[core]\n\thooksPath = /safe\n\tautocrlf = input\n[branch \"x\"]\n\tother = y\n";
-        for (gone, is_harmless) in
+        for (removed_text, is_harmless) in
             [("\thooksPath = /safe\n", false), ("\tautocrlf = input\n", true), ("\tother = y\n", true)]
         {
-            let found = judged("/w/.git/config", first, &first.replace(gone, ""));
-            assert_eq!(found == ContentVerdict::Harmless, is_harmless, "{gone}");
+            let found = check_change("/w/.git/config", first, &first.replace(removed_text, ""));
+            assert_eq!(found == ContentVerdict::Harmless, is_harmless, "{removed_text}");
         }
     }
 
     #[test]
     fn a_module_has_its_work_tree_in_the_one_that_holds_it() {
         let check = |path: &str, value: &str, expected: bool| {
-            let is_harmless = judged(path, "", &format!("[core]\nworktree={value}\n")) == ContentVerdict::Harmless;
+            let is_harmless =
+                check_change(path, "", &format!("[core]\nworktree={value}\n")) == ContentVerdict::Harmless;
             assert_eq!(is_harmless, expected, "{path} {value}");
         };
         check("/w/.git/modules/lib/config", "../../../lib", true);
@@ -837,18 +842,18 @@ mod tests {
             ("file:///hidde%6e", false),
             ("file://host/hidden", false),
         ] {
-            let found = judged("/w/.git/config", "", &with(url)) == ContentVerdict::Harmless;
+            let found = check_change("/w/.git/config", "", &with(url)) == ContentVerdict::Harmless;
             assert_eq!(found, expected, "{url}");
         }
-        assert_ne!(judged("/w/.git/modules/a/config", "", &with("../hidden")), ContentVerdict::Harmless);
-        assert_ne!(judged("/w/.gitmodules", "", "[submodule \"a\"]\nurl = /hidden\n"), ContentVerdict::Harmless);
+        assert_ne!(check_change("/w/.git/modules/a/config", "", &with("../hidden")), ContentVerdict::Harmless);
+        assert_ne!(check_change("/w/.gitmodules", "", "[submodule \"a\"]\nurl = /hidden\n"), ContentVerdict::Harmless);
     }
 
     #[test]
     fn a_branch_goes_where_it_went() {
         let persons = "[remote \"origin\"]\n\turl = https://a/b\n[remote \"fork\"]\n\turl = https://a/c\n";
         let is_harmless = |old: &str, added: &str| {
-            judged("/w/.git/config", old, &format!("{old}{added}")) == ContentVerdict::Harmless
+            check_change("/w/.git/config", old, &format!("{old}{added}")) == ContentVerdict::Harmless
         };
         let up = "[remote \"up\"]\n\turl = https://evil/b\n[branch \"main\"]\n\tremote = up\n";
         assert!(!is_harmless(persons, up), "the person's push went to origin");
@@ -868,16 +873,16 @@ mod tests {
         let a = "[core]\n\thooksPath = a\n";
         let b = "[core]\n\thooksPath = b\n";
         let old = [a, b, a].concat();
-        assert_eq!(judged("/w/.git/config", &old, &old), ContentVerdict::Harmless);
+        assert_eq!(check_change("/w/.git/config", &old, &old), ContentVerdict::Harmless);
         for new in [[a, b].concat(), [b, a].concat(), [a, a].concat(), a.to_owned(), [a, a, b].concat()] {
-            assert_ne!(judged("/w/.git/config", &old, &new), ContentVerdict::Harmless, "{new}");
+            assert_ne!(check_change("/w/.git/config", &old, &new), ContentVerdict::Harmless, "{new}");
         }
     }
 
     #[test]
     fn modules_name_places_in_the_work_tree() {
         let check = |text: &str, expected: bool| {
-            assert_eq!(judged("/w/.gitmodules", "", text) == ContentVerdict::Harmless, expected, "{text}");
+            assert_eq!(check_change("/w/.gitmodules", "", text) == ContentVerdict::Harmless, expected, "{text}");
         };
         check("[submodule \"a/b\"]\n\tpath = a/b\n\turl = ../x.git\n\tbranch = main\n", true);
         for bad in ["update=!x", "path=../x", "path=-x", "path=.git/x", "url=-x", "url=ext::x", "other=1"] {

@@ -83,7 +83,7 @@ pub struct BackupTree {
     aside: OwnedFd,
     making: OwnedFd,
     notes: File,
-    kept: HashMap<PathBuf, BackupMethod>,
+    backup_method: HashMap<PathBuf, BackupMethod>,
     /// Paths of the copies, by device and inode of the originals.
     copies: HashMap<(u64, u64), PathBuf>,
 }
@@ -113,7 +113,7 @@ impl BackupTree {
             aside,
             making,
             notes: File::from(notes),
-            kept: HashMap::new(),
+            backup_method: HashMap::new(),
             copies: HashMap::new(),
         };
         let root = TreeObject::open_beneath(new.workspace.as_fd(), Path::new("")).at_path(path)?;
@@ -131,11 +131,11 @@ impl BackupTree {
     pub fn before_change(&mut self, path: &Path, rewrites: bool) -> Result<(), PathError> {
         let Ok(path) = path.strip_prefix(&self.root) else { return Ok(()) };
         let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else { return Ok(()) };
-        let known = self.kept.get(path).copied();
+        let known = self.backup_method.get(path).copied();
         if !matches!(known, None | Some(BackupMethod::Named)) || known == Some(BackupMethod::Named) && !rewrites {
             return Ok(());
         }
-        if self.kept.len() >= MAX_BACKUPS {
+        if self.backup_method.len() >= MAX_BACKUPS {
             return Err(PathError::from_reason(path, "the run changes too many paths for a stage without an overlay"));
         }
         let Some((directory, into)) = self.back_up_parents(parent)? else { return Ok(()) };
@@ -143,7 +143,7 @@ impl BackupTree {
         let Some(there) = ignore_unreachable(TreeObject::open_entry(directory.fd.as_fd(), name)).at_path(path)? else {
             return Ok(());
         };
-        let kept = match there {
+        let backup_method = match there {
             Some(there) if !there.is_directory() => self.back_up_original(
                 OriginalEntry { path, name, directory: &directory, into: into.as_fd() },
                 &there,
@@ -161,7 +161,7 @@ impl BackupTree {
                 BackupMethod::Nothing
             }
         };
-        self.kept.insert(path.to_owned(), kept);
+        self.backup_method.insert(path.to_owned(), backup_method);
         Ok(())
     }
 
@@ -176,13 +176,13 @@ impl BackupTree {
             prefix.push(name);
             let found = ignore_unreachable(TreeObject::open_entry(here.fd.as_fd(), name)).at_path(&prefix)?.flatten();
             let Some(found) = found.filter(TreeObject::is_directory) else { return Ok(None) };
-            match self.kept.get(&prefix) {
+            match self.backup_method.get(&prefix) {
                 Some(BackupMethod::Directory(inode)) if *inode == found.inode() => {}
                 Some(_) => return Ok(None),
                 None => {
                     mkdirat(&into, name, Mode::RWXU).at_path(&prefix)?;
                     note_directory(&mut self.notes, &prefix, &found)?;
-                    self.kept.insert(prefix.clone(), BackupMethod::Directory(found.inode()));
+                    self.backup_method.insert(prefix.clone(), BackupMethod::Directory(found.inode()));
                 }
             }
             into = step_into(into.as_fd(), name).at_path(&prefix)?;
@@ -199,7 +199,7 @@ impl BackupTree {
         there: &TreeObject,
         rewrites: bool,
     ) -> Result<BackupMethod, PathError> {
-        let named = if self.kept.get(spot.path) == Some(&BackupMethod::Named) {
+        let named = if self.backup_method.get(spot.path) == Some(&BackupMethod::Named) {
             let original = TreeObject::open_entry(spot.into, spot.name).at_path(spot.path)?;
             if original.is_none_or(|original| original.inode() != there.inode()) {
                 // The run has put an object of its own at the name.
@@ -254,7 +254,9 @@ impl BackupTree {
         match seen.and_then(|path| Some((path, at(path)?))) {
             // Another name of the original, which was not changed.
             Some((_, there)) if there.inode() == inode => None,
-            Some((path, _)) if self.kept.get(path) == Some(&BackupMethod::Copied) => Some(self.root.join(path)),
+            Some((path, _)) if self.backup_method.get(path) == Some(&BackupMethod::Copied) => {
+                Some(self.root.join(path))
+            }
             _ => Some(self.root.join(known)),
         }
     }
@@ -263,7 +265,7 @@ impl BackupTree {
     /// directory cannot be renamed.
     pub fn is_original_directory(&self, path: &Path) -> bool {
         let Ok(path) = path.strip_prefix(&self.root) else { return false };
-        let Some(BackupMethod::Directory(inode)) = self.kept.get(path) else { return false };
+        let Some(BackupMethod::Directory(inode)) = self.backup_method.get(path) else { return false };
         let there = TreeObject::open_beneath(self.workspace.as_fd(), path);
         there.is_ok_and(|there| there.is_some_and(|there| there.is_directory() && there.inode() == *inode))
     }

@@ -29,7 +29,7 @@ const MAX_DEPTH: usize = 200;
 /// tree. The call can be repeated until [`clear`].
 pub(in super::super) fn put_back(stage: &OpenStage) -> Result<(), PathError> {
     let root = Path::new("");
-    let Some(aside) = TreeObject::open_entry(stage.directory.as_fd(), OsStr::new(BACKUP_DIRECTORY)).at_path(root)?
+    let Some(backup) = TreeObject::open_entry(stage.directory.as_fd(), OsStr::new(BACKUP_DIRECTORY)).at_path(root)?
     else {
         return Ok(());
     };
@@ -38,7 +38,7 @@ pub(in super::super) fn put_back(stage: &OpenStage) -> Result<(), PathError> {
     let upper = TreeObject::open_entry(stage.directory.as_fd(), OsStr::new(UPPER_DIRECTORY)).at_path(root)?;
     let upper = upper.ok_or_else(|| PathError::new(Path::new(UPPER_DIRECTORY), Errno::NOENT))?;
     let mut back = BackupRestorer { stage, directories: read_notes(stage)? };
-    back.restore_directory(&aside, &workspace, Some(&upper), root)
+    back.restore_directory(&backup, &workspace, Some(&upper), root)
 }
 
 /// Removes the backup tree after everything is restored.
@@ -66,7 +66,7 @@ impl BackupRestorer<'_> {
     /// counterpart in the stage; `None` if the stage hides the directory as a whole.
     fn restore_directory(
         &mut self,
-        aside: &TreeObject,
+        backup: &TreeObject,
         here: &TreeObject,
         upper: Option<&TreeObject>,
         path: &Path,
@@ -80,13 +80,18 @@ impl BackupRestorer<'_> {
         if let Some(mode) = opened {
             here.set_mode(mode | 0o700).at_path(path)?;
         }
-        for name in list_entry_names(aside.fd.as_fd()).at_path(path)? {
+        for name in list_entry_names(backup.fd.as_fd()).at_path(path)? {
             let path = path.join(to_os_str(&name));
-            let Some(kept) = TreeObject::open_entry(aside.fd.as_fd(), to_os_str(&name)).at_path(&path)? else {
+            let Some(backup_object) = TreeObject::open_entry(backup.fd.as_fd(), to_os_str(&name)).at_path(&path)?
+            else {
                 continue;
             };
-            let spot = BackupEntry { path: &path, name: to_os_str(&name), aside, here, upper };
-            if kept.is_directory() { self.restore_child(&spot, &kept)? } else { spot.restore_leaf(&kept)? }
+            let spot = BackupEntry { path: &path, name: to_os_str(&name), backup, here, upper };
+            if backup_object.is_directory() {
+                self.restore_child(&spot, &backup_object)?
+            } else {
+                spot.restore_leaf(&backup_object)?
+            }
         }
         if let (Some(upper), Some(after)) = (upper, after) {
             copy_owner(upper, here).at_path(path)?;
@@ -108,12 +113,12 @@ impl BackupRestorer<'_> {
         }
         let after = settings_of(here).at_path(path)?;
         noted.after = Some(after.clone());
-        note_again(self.stage, noted)?;
+        append_note(self.stage, noted)?;
         Ok(after)
     }
 
     /// Restores a path that was a directory.
-    fn restore_child(&mut self, spot: &BackupEntry<'_>, kept: &TreeObject) -> Result<(), PathError> {
+    fn restore_child(&mut self, spot: &BackupEntry<'_>, backup_object: &TreeObject) -> Result<(), PathError> {
         let known = self.directories.get(spot.path);
         let (noted, is_remade) = (known.map(|noted| noted.inode), known.is_some_and(|noted| noted.is_remade));
         let there = spot.find_present()?;
@@ -122,15 +127,15 @@ impl BackupRestorer<'_> {
         match there.filter(|there| there.is_directory() && Some(there.inode()) == noted) {
             Some(there) => {
                 let upper = if is_remade { None } else { spot.upper_directory()? };
-                self.restore_directory(kept, &there, upper.as_ref(), spot.path)?;
+                self.restore_directory(backup_object, &there, upper.as_ref(), spot.path)?;
             }
             None => {
                 spot.move_to_stage(true)?;
                 let made = self.remake_directory(spot)?;
-                self.restore_directory(kept, &made, None, spot.path)?;
+                self.restore_directory(backup_object, &made, None, spot.path)?;
             }
         }
-        unlinkat(&spot.aside.fd, spot.name, AtFlags::REMOVEDIR).at_path(spot.path)
+        unlinkat(&spot.backup.fd, spot.name, AtFlags::REMOVEDIR).at_path(spot.path)
     }
 
     /// Makes a directory again that the run removed. Records it before moving it to its path, so
@@ -148,7 +153,7 @@ impl BackupRestorer<'_> {
         if let Some(noted) = self.directories.get_mut(spot.path) {
             noted.inode = made.inode();
             noted.is_remade = true;
-            note_again(self.stage, noted)?;
+            append_note(self.stage, noted)?;
         }
         renameat(&making, NEW_OBJECT_NAME, &spot.here.fd, spot.name).at_path(spot.path)?;
         Ok(made)
@@ -159,7 +164,7 @@ impl BackupRestorer<'_> {
 struct BackupEntry<'a> {
     path: &'a Path,
     name: &'a OsStr,
-    aside: &'a TreeObject,
+    backup: &'a TreeObject,
     here: &'a TreeObject,
     upper: Option<&'a TreeObject>,
 }
@@ -170,19 +175,19 @@ impl BackupEntry<'_> {
     }
 
     /// Restores a path that was free or was not a directory.
-    fn restore_leaf(&self, kept: &TreeObject) -> Result<(), PathError> {
-        if is_whiteout(kept) {
+    fn restore_leaf(&self, backup_object: &TreeObject) -> Result<(), PathError> {
+        if is_whiteout(backup_object) {
             if self.find_present()?.is_some() {
                 self.move_to_stage(false)?;
             }
-            return unlinkat(&self.aside.fd, self.name, AtFlags::empty()).at_path(self.path);
+            return unlinkat(&self.backup.fd, self.name, AtFlags::empty()).at_path(self.path);
         }
-        if self.find_present()?.is_some_and(|there| there.inode() == kept.inode()) {
+        if self.find_present()?.is_some_and(|there| there.inode() == backup_object.inode()) {
             // The object was never changed; two names of one object cannot be exchanged.
-            return unlinkat(&self.aside.fd, self.name, AtFlags::empty()).at_path(self.path);
+            return unlinkat(&self.backup.fd, self.name, AtFlags::empty()).at_path(self.path);
         }
         self.move_to_stage(false)?;
-        renameat(&self.aside.fd, self.name, &self.here.fd, self.name).at_path(self.path)
+        renameat(&self.backup.fd, self.name, &self.here.fd, self.name).at_path(self.path)
     }
 
     /// Moves the present object into the stage, or marks the path there as removed. An object that
@@ -221,7 +226,7 @@ impl BackupEntry<'_> {
     }
 }
 
-fn note_again(stage: &OpenStage, noted: &DirectoryNote) -> Result<(), PathError> {
+fn append_note(stage: &OpenStage, noted: &DirectoryNote) -> Result<(), PathError> {
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let notes = openat(&stage.directory, DIRECTORY_NOTES_FILE, flags, Mode::empty())
         .at_path(Path::new(DIRECTORY_NOTES_FILE))?;

@@ -73,12 +73,12 @@ pub(super) fn may_have_writer(object: &TreeObject) -> bool {
     }
 }
 
-/// Copies at most `left_bytes` of the content of `object` to a slot. Returns the bytes taken.
+/// Copies at most `remaining_bytes` of the content of `object` to a slot. Returns the bytes taken.
 pub(super) fn copy_to_slot(
     object: &TreeObject,
     objects: BorrowedFd<'_>,
     slot: u32,
-    left_bytes: u64,
+    remaining_bytes: u64,
 ) -> Result<u64, KeepError> {
     let content = object.open_file()?;
     let name = slot_name(slot);
@@ -86,9 +86,9 @@ pub(super) fn copy_to_slot(
     let made = new_file(objects, &partial)?;
     let copied = if ioctl_ficlone(&made, &content).is_ok() {
         let bytes = object.size();
-        if bytes > left_bytes { Err(KeepError::Full) } else { Ok(bytes) }
+        if bytes > remaining_bytes { Err(KeepError::Full) } else { Ok(bytes) }
     } else {
-        copy_data(&content, &made, object.size(), left_bytes)
+        copy_data(&content, &made, object.size(), remaining_bytes)
     };
     let put = copied.and_then(|bytes| {
         // Atomically replaces a slot that was a second name of the file.
@@ -114,7 +114,7 @@ fn new_file(objects: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
 }
 
 /// Copies `size` bytes and keeps holes. Returns the number of bytes that are not holes.
-pub(super) fn copy_data(from: &File, to: &OwnedFd, size: u64, left_bytes: u64) -> Result<u64, KeepError> {
+pub(super) fn copy_data(from: &File, to: &OwnedFd, size: u64, remaining_bytes: u64) -> Result<u64, KeepError> {
     let (mut at, mut copied) = (0_u64, 0_u64);
     while at < size {
         let data = match seek(from, SeekFrom::Data(at)) {
@@ -125,7 +125,7 @@ pub(super) fn copy_data(from: &File, to: &OwnedFd, size: u64, left_bytes: u64) -
             Err(errno) => return Err(errno.into()),
         };
         let end = seek(from, SeekFrom::Hole(data)).unwrap_or(size).clamp(data + 1, size.max(data + 1));
-        if copied + (end - data) > left_bytes {
+        if copied + (end - data) > remaining_bytes {
             return Err(KeepError::Full);
         }
         copy_range(from, to, data, end)?;
@@ -155,8 +155,8 @@ fn copy_range(from: &File, to: &OwnedFd, start: u64, end: u64) -> Result<(), Err
 fn copy_by_hand(from: &File, to: &OwnedFd, mut at: u64, end: u64) -> Result<(), Errno> {
     let mut block = vec![0; BLOCK_BYTES];
     while at < end {
-        let wanted = usize::try_from(end - at).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES);
-        let length = match rustix::io::pread(from, &mut block[..wanted], at) {
+        let chunk_bytes = usize::try_from(end - at).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES);
+        let length = match rustix::io::pread(from, &mut block[..chunk_bytes], at) {
             Ok(0) => return Ok(()),
             Err(Errno::INTR) => continue,
             other => other?,

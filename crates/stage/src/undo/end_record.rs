@@ -42,7 +42,7 @@ const MAX_DEPTH: usize = 400;
 struct CreatedNameRecorder<'n> {
     run: &'n UndoRun,
     writer: &'n mut JournalWriter,
-    left: usize,
+    remaining_names: usize,
 }
 
 impl CreatedNameRecorder<'_> {
@@ -85,7 +85,7 @@ impl CreatedNameRecorder<'_> {
     /// Returns the names in a directory; `None` if they cannot be read or are too many.
     fn list_entries(&mut self, directory: &TreeObject) -> Option<Vec<(Vec<u8>, ObjectKey, bool)>> {
         let names = entries_readable(directory).ok()?;
-        self.left = self.left.checked_sub(names.len())?;
+        self.remaining_names = self.remaining_names.checked_sub(names.len())?;
         let mut inner = Vec::with_capacity(names.len());
         for (name, _) in names {
             match statat(&directory.fd, to_os_str(&name), AtFlags::SYMLINK_NOFOLLOW) {
@@ -110,14 +110,14 @@ impl UndoRun {
     pub fn record_final_state(&self) -> Result<u64, UndoError> {
         let journal = self.read_journal()?;
         let mut writer = JournalWriter::open(self.directory.as_fd()).map_err(in_journal)?;
-        let mut left_bytes = MAX_ALL_DIGESTS_BYTES;
+        let mut remaining_bytes = MAX_ALL_DIGESTS_BYTES;
         for (path, entry) in &journal.entries {
             let Some(before) = entry.before.as_ref() else { continue };
             let Ok(Some(now)) = self.find_object(path) else { continue };
             let was_kept = journal.slots.contains_key(&before.key());
             let digest = match now.kind() {
-                ObjectKind::File if was_kept && now.size() <= MAX_DIGEST_BYTES.min(left_bytes) => {
-                    left_bytes -= now.size();
+                ObjectKind::File if was_kept && now.size() <= MAX_DIGEST_BYTES.min(remaining_bytes) => {
+                    remaining_bytes -= now.size();
                     digest_of(&now)
                 }
                 _ => None,
@@ -127,7 +127,8 @@ impl UndoRun {
                 writer.append_line(&after).map_err(in_journal)?;
             }
         }
-        CreatedNameRecorder { run: self, writer: &mut writer, left: MAX_CREATED_NAMES }.record_directories(&journal)?;
+        CreatedNameRecorder { run: self, writer: &mut writer, remaining_names: MAX_CREATED_NAMES }
+            .record_directories(&journal)?;
         let at = self.time_now();
         writer.append_line(&JournalLine::End { at }).map_err(in_journal)?;
         // From now on every change has a later time.

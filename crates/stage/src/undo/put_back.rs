@@ -19,8 +19,8 @@ use super::restore::{WorkspaceRestorer, set_metadata};
 
 impl WorkspaceRestorer<'_, '_> {
     /// Restores one path, without the content beneath it.
-    pub(super) fn restore_path(&mut self, judged: &ComparedPath) -> Result<(), Errno> {
-        let Some(before) = &judged.before else { return Ok(()) };
+    pub(super) fn restore_path(&mut self, compared_path: &ComparedPath) -> Result<(), Errno> {
+        let Some(before) = &compared_path.before else { return Ok(()) };
         let before = self
             .comparing
             .journal
@@ -29,28 +29,29 @@ impl WorkspaceRestorer<'_, '_> {
             .filter(|_| before.kind == ObjectKind::File)
             .unwrap_or(before);
         // The mode can be restored while another run uses the directory.
-        let is_mode = judged.plan == RestoreAction::Stay && before.kind == ObjectKind::Directory;
-        if judged.effect.is_some() && !is_mode && self.is_planted(&judged.path) {
+        let is_mode = compared_path.plan == RestoreAction::Stay && before.kind == ObjectKind::Directory;
+        if compared_path.effect.is_some() && !is_mode && self.is_planted(&compared_path.path) {
             return Ok(());
         }
-        match (&judged.plan, before.kind) {
+        match (&compared_path.plan, before.kind) {
             (RestoreAction::Stay, ObjectKind::Directory) | (RestoreAction::Remove, _) => Ok(()),
             (RestoreAction::Stay, _) => {
-                if let Some(now) = &judged.now {
-                    if judged.effect.is_some() {
-                        let found = self.find_object(&judged.path)?.filter(|found| self.is_as_judged(now, found));
+                if let Some(now) = &compared_path.now {
+                    if compared_path.effect.is_some() {
+                        let found =
+                            self.find_object(&compared_path.path)?.filter(|found| self.matches_comparison(now, found));
                         let found = found.ok_or(Errno::STALE)?;
-                        self.record_touch(&judged.path, &found)?;
+                        self.record_touch(&compared_path.path, &found)?;
                         set_metadata(&found, before)?;
-                        self.note_put(&judged.path, &found)?;
+                        self.note_put(&compared_path.path, &found)?;
                     }
-                    self.placed.entry(before.key()).or_insert_with(|| judged.path.clone());
+                    self.placed.entry(before.key()).or_insert_with(|| compared_path.path.clone());
                 }
                 Ok(())
             }
             (RestoreAction::Put(source), kind) => {
-                self.clear(judged)?;
-                let spot = self.open_writable_entry(&judged.path)?;
+                self.clear(compared_path)?;
+                let spot = self.open_writable_entry(&compared_path.path)?;
                 if !matches!(kind, ObjectKind::Directory | ObjectKind::Link | ObjectKind::Pipe) {
                     return self.put_file(before, source.as_ref(), &spot);
                 }
@@ -117,11 +118,11 @@ impl WorkspaceRestorer<'_, '_> {
             match self.give_name(spot, link, || unlinkat(held, name, AtFlags::empty())) {
                 // Then the file is restored from its own source.
                 Err(errno) if errno != Errno::STALE => {}
-                given => {
+                result => {
                     if let Some(ContentSource::Moved(from) | ContentSource::Linked(from)) = source {
                         self.release_source(from);
                     }
-                    return given.map(drop);
+                    return result.map(drop);
                 }
             }
         }
@@ -183,12 +184,12 @@ impl WorkspaceRestorer<'_, '_> {
         is_guarded: bool,
     ) -> Result<bool, Errno> {
         let run = self.comparing.run;
-        let kept = run.open_slot(slot)?.ok_or(Errno::NOENT)?;
-        if is_guarded || !before.is_same_object(&kept) || kept.stat.st_nlink != 1 {
-            return self.put_copy(&kept, before, spot);
+        let saved_copy = run.open_slot(slot)?.ok_or(Errno::NOENT)?;
+        if is_guarded || !before.is_same_object(&saved_copy) || saved_copy.stat.st_nlink != 1 {
+            return self.put_copy(&saved_copy, before, spot);
         }
         let slot = slot_name(slot);
-        self.record_touch(spot.path, &kept)?;
+        self.record_touch(spot.path, &saved_copy)?;
         let (held, name) = (&spot.held, spot.name);
         let link = || linkat(&run.objects, slot.as_str(), held, name, AtFlags::empty());
         match self.give_name(spot, link, || unlinkat(held, name, AtFlags::empty())) {
@@ -197,7 +198,7 @@ impl WorkspaceRestorer<'_, '_> {
                 // Until here the file has two names, so that an interruption cannot lose it.
                 unlinkat(&run.objects, slot.as_str(), AtFlags::empty()).map(|()| true)
             }
-            Err(errno) if errno != Errno::STALE => self.put_copy(&kept, before, spot),
+            Err(errno) if errno != Errno::STALE => self.put_copy(&saved_copy, before, spot),
             other => other,
         }
     }
@@ -206,14 +207,14 @@ impl WorkspaceRestorer<'_, '_> {
     /// the filesystem supports `O_TMPFILE`, so other processes cannot open or see it.
     fn put_copy(
         &mut self,
-        kept: &TreeObject,
+        saved_copy: &TreeObject,
         before: &OriginalObject,
         spot: &RestoreTarget<'_>,
     ) -> Result<bool, Errno> {
         let held = &spot.held;
         let mode = Mode::RUSR | Mode::WUSR;
         let fill_in = |restoring: &mut Self, made: OwnedFd| {
-            fill_file(kept, &made)?;
+            fill_file(saved_copy, &made)?;
             // From now on no process has the file open for writing.
             let path = DescriptorPath::new(made.as_fd());
             let made =
@@ -241,13 +242,13 @@ fn link_object(object: &TreeObject, held: &OwnedFd, name: impl rustix::path::Arg
     linkat(CWD, DescriptorPath::new(object.fd.as_fd()).as_c_str(), held, name, AtFlags::SYMLINK_FOLLOW)
 }
 
-fn fill_file(kept: &TreeObject, made: &OwnedFd) -> Result<(), Errno> {
+fn fill_file(saved_copy: &TreeObject, made: &OwnedFd) -> Result<(), Errno> {
     use super::content_copies::KeepError;
-    let content = kept.opened_up(|| kept.open_file())?;
+    let content = saved_copy.opened_up(|| saved_copy.open_file())?;
     if rustix::fs::ioctl_ficlone(made, &content).is_ok() {
         return Ok(());
     }
-    copy_data(&content, made, kept.size(), u64::MAX).map(drop).map_err(|error| match error {
+    copy_data(&content, made, saved_copy.size(), u64::MAX).map(drop).map_err(|error| match error {
         KeepError::Errno(errno) => errno,
         KeepError::Full => Errno::NOSPC,
     })

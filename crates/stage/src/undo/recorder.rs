@@ -100,7 +100,7 @@ pub struct UndoRecorder {
     names: Option<HashMap<ObjectKey, Vec<Vec<u8>>>>,
     next_slot: u32,
     limit_bytes: u64,
-    left_bytes: u64,
+    remaining_bytes: u64,
     /// True if an object that existed before the run has got another name. Only then can a new path
     /// lead to such an object.
     has_moved: bool,
@@ -162,7 +162,7 @@ impl UndoRecorder {
             names: None,
             next_slot: journal.next_slot(),
             limit_bytes,
-            left_bytes: limit_bytes.saturating_sub(journal.slot_bytes()),
+            remaining_bytes: limit_bytes.saturating_sub(journal.slot_bytes()),
         })
     }
 
@@ -249,7 +249,7 @@ impl UndoRecorder {
     /// See [`UndoRecordError`].
     pub fn before_remove(&mut self, path: &[u8]) -> Result<(), UndoRecordError> {
         match self.relative_path(path) {
-            Some(path) => self.before_gone(&path),
+            Some(path) => self.before_name_removal(&path),
             None => Ok(()),
         }
     }
@@ -266,7 +266,7 @@ impl UndoRecorder {
                 self.before_move(&new)?;
                 self.before_arrival(&new, &old)?;
             }
-            Some(_) => self.before_gone(&new)?,
+            Some(_) => self.before_name_removal(&new)?,
             None => self.before_new(&new)?,
         }
         self.before_arrival(&old, &new)
@@ -441,7 +441,7 @@ impl UndoRecorder {
         }
     }
 
-    fn before_gone(&mut self, path: &[u8]) -> Result<(), UndoRecordError> {
+    fn before_name_removal(&mut self, path: &[u8]) -> Result<(), UndoRecordError> {
         self.names_change(path)?;
         let known = self.known_state(path);
         if known == PathKnowledge::Covered && !self.has_moved {
@@ -537,7 +537,7 @@ impl UndoRecorder {
     ) -> Result<(), UndoRecordError> {
         let bytes = content_copies::bytes_of(object);
         let slot = self.next_slot;
-        if bytes <= self.left_bytes
+        if bytes <= self.remaining_bytes
             && content_copies::link_to_slot((directory, name), object, (self.objects.as_fd(), slot))
         {
             self.note_slot(object, bytes)?;
@@ -556,20 +556,20 @@ impl UndoRecorder {
             Some(ContentLocation::Live) => {
                 self.record_names(object)?;
                 let slot = self.next_slot;
-                let bytes = self.copy_to_slot(object, slot, self.left_bytes)?;
+                let bytes = self.copy_to_slot(object, slot, self.remaining_bytes)?;
                 self.note_slot(object, bytes)?;
             }
             Some(ContentLocation::Linked(slot)) => {
                 let own = content_copies::bytes_of(object);
-                self.copy_to_slot(object, slot, self.left_bytes.saturating_add(own))?;
+                self.copy_to_slot(object, slot, self.remaining_bytes.saturating_add(own))?;
             }
         }
         self.contents.insert(key, ContentLocation::Copied);
         Ok(())
     }
 
-    fn copy_to_slot(&self, object: &TreeObject, slot: u32, left_bytes: u64) -> Result<u64, UndoRecordError> {
-        content_copies::copy_to_slot(object, self.objects.as_fd(), slot, left_bytes).map_err(|error| match error {
+    fn copy_to_slot(&self, object: &TreeObject, slot: u32, remaining_bytes: u64) -> Result<u64, UndoRecordError> {
+        content_copies::copy_to_slot(object, self.objects.as_fd(), slot, remaining_bytes).map_err(|error| match error {
             KeepError::Full => UndoRecordError::Full { limit_bytes: self.limit_bytes },
             KeepError::Errno(errno @ (Errno::ACCESS | Errno::PERM)) => UndoRecordError::Unreadable(errno),
             KeepError::Errno(errno) => UndoRecordError::Store(errno),
@@ -580,7 +580,7 @@ impl UndoRecorder {
         let (device, inode) = key_of(object);
         self.append_line(&JournalLine::Data { device, inode, slot: self.next_slot, bytes })?;
         self.next_slot += 1;
-        self.left_bytes = self.left_bytes.saturating_sub(bytes);
+        self.remaining_bytes = self.remaining_bytes.saturating_sub(bytes);
         Ok(())
     }
 

@@ -36,7 +36,7 @@ struct ClientRegistryState {
 #[derive(Debug)]
 struct ClientQuestion {
     number: u64,
-    told: RunMessage,
+    next_message: RunMessage,
     answer: Option<ApprovalAnswer>,
     /// Clients that cannot answer this question.
     silent: BTreeSet<u64>,
@@ -67,10 +67,10 @@ impl ClientRegistry {
         let mut state = self.lock_state();
         let client = state.next();
         state.able.insert(client, Arc::clone(line));
-        let standing = state.open.as_ref().map(|open| open.told.clone());
+        let open_message = state.open.as_ref().map(|open| open.next_message.clone());
         drop(state);
-        if let Some(told) = standing {
-            send_or_disconnect(line, &told);
+        if let Some(next_message) = open_message {
+            send_or_disconnect(line, &next_message);
         }
         client
     }
@@ -112,11 +112,12 @@ impl ClientRegistry {
             state = self.await_change(state);
         }
         let number = state.next();
-        let told = RunMessage::Question { number, question: Box::new(question.clone()), text: text.clone() };
-        state.open = Some(ClientQuestion { number, told: told.clone(), answer: None, silent: BTreeSet::new() });
+        let next_message = RunMessage::Question { number, question: Box::new(question.clone()), text: text.clone() };
+        state.open =
+            Some(ClientQuestion { number, next_message: next_message.clone(), answer: None, silent: BTreeSet::new() });
         let lines = state.list_channels();
         drop(state);
-        lines.iter().for_each(|line| send_or_disconnect(line, &told));
+        lines.iter().for_each(|line| send_or_disconnect(line, &next_message));
         let mut state = self.lock_state();
         let answer = loop {
             match state.resolve_question() {
@@ -143,8 +144,8 @@ impl ClientRegistry {
 }
 
 /// Sends a message. A client that does not take it is disconnected, and so leaves.
-fn send_or_disconnect(line: &RunChannel, told: &RunMessage) {
-    if let Err(error) = line.send_message(told) {
+fn send_or_disconnect(line: &RunChannel, next_message: &RunMessage) {
+    if let Err(error) = line.send_message(next_message) {
         tracing::info!(%error, "a client was broken off");
     }
 }
@@ -221,13 +222,13 @@ mod tests {
         }
     }
 
-    fn told(line: &RunChannel) -> RunMessage {
+    fn next_message(line: &RunChannel) -> RunMessage {
         line.receive_message(MAX_RUN_MESSAGE_BYTES).unwrap().unwrap()
     }
 
     #[track_caller]
     fn number(line: &RunChannel) -> u64 {
-        match told(line) {
+        match next_message(line) {
             RunMessage::Question { number, text, .. } if text == "text".into() => number,
             other => panic!("{other:?}"),
         }
@@ -237,26 +238,29 @@ mod tests {
     fn the_first_answer_counts_and_the_others_are_told() {
         let meeting = Meeting::new();
         let ((one, line_one), (two, line_two)) = (meeting.attach(), meeting.attach());
-        let asked = meeting.ask(60_000);
+        let question_thread = meeting.ask(60_000);
         let number = number(&line_one);
-        assert!(matches!(told(&line_two), RunMessage::Question { number: same, .. } if same == number));
+        assert!(matches!(next_message(&line_two), RunMessage::Question { number: same, .. } if same == number));
         // An answer to another question, or of a client that is not attached, is ignored.
         meeting.clients.handle_answer(one, number + 1, ApprovalAnswer::Abort);
         meeting.clients.handle_answer(99, number, ApprovalAnswer::Abort);
         meeting.clients.handle_answer(one, number, ApprovalAnswer::TimedOut);
         meeting.clients.handle_answer(two, number, YES);
-        assert_eq!(asked.join().unwrap(), YES);
-        assert_eq!((told(&line_one), told(&line_two)), (RunMessage::Over(number), RunMessage::Over(number)));
+        assert_eq!(question_thread.join().unwrap(), YES);
+        assert_eq!(
+            (next_message(&line_one), next_message(&line_two)),
+            (RunMessage::Over(number), RunMessage::Over(number))
+        );
     }
 
     #[test]
     fn nobody_left_is_silence_at_once() {
         let meeting = Meeting::new();
         let (one, line) = meeting.attach();
-        let asked = meeting.ask(600_000);
+        let question_thread = meeting.ask(600_000);
         number(&line);
         meeting.clients.remove_client(one);
-        assert_eq!(asked.join().unwrap(), ApprovalAnswer::TimedOut);
+        assert_eq!(question_thread.join().unwrap(), ApprovalAnswer::TimedOut);
         assert_eq!(meeting.ask(600_000).join().unwrap(), ApprovalAnswer::TimedOut);
         assert!(!AttachedApprover::new(Arc::clone(&meeting.clients), "".into()).is_available());
     }
@@ -265,11 +269,11 @@ mod tests {
     fn who_comes_late_answers_what_stands() {
         let meeting = Meeting::new();
         let (_, first) = meeting.attach();
-        let asked = meeting.ask(60_000);
+        let question_thread = meeting.ask(60_000);
         number(&first);
         let (late, line) = meeting.attach();
         meeting.clients.handle_answer(late, number(&line), YES);
-        assert_eq!(asked.join().unwrap(), YES);
+        assert_eq!(question_thread.join().unwrap(), YES);
     }
 
     #[test]
@@ -277,15 +281,15 @@ mod tests {
         let meeting = Meeting::new();
         let (_, line) = meeting.attach();
         assert_eq!(meeting.ask(50).join().unwrap(), ApprovalAnswer::TimedOut);
-        let (first, _) = (number(&line), told(&line));
-        let asked = meeting.ask(600_000);
+        let (first, _) = (number(&line), next_message(&line));
+        let question_thread = meeting.ask(600_000);
         let second = number(&line);
         assert!(second > first);
         // Another question waits for its turn meanwhile.
         let other = meeting.ask(600_000);
         meeting.waiting.withdraw();
         assert_eq!(
-            (asked.join().unwrap(), other.join().unwrap()),
+            (question_thread.join().unwrap(), other.join().unwrap()),
             (ApprovalAnswer::TimedOut, ApprovalAnswer::TimedOut)
         );
     }

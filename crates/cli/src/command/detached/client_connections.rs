@@ -25,8 +25,8 @@ pub struct RunConnectionHandler {
 
 /// Slot for one more client.
 pub struct ClientSlot {
-    desk: Arc<RunConnectionHandler>,
-    _taken: Arc<()>,
+    handler: Arc<RunConnectionHandler>,
+    _slot_token: Arc<()>,
 }
 
 impl RunConnectionHandler {
@@ -43,7 +43,7 @@ impl RunConnectionHandler {
     /// Returns a slot for one more client, if there is one. Only one thread may call this.
     pub fn reserve_slot(self: &Arc<Self>) -> Option<ClientSlot> {
         let has_room = Arc::strong_count(&self.places) <= MAX_CLIENTS;
-        has_room.then(|| ClientSlot { desk: Arc::clone(self), _taken: Arc::clone(&self.places) })
+        has_room.then(|| ClientSlot { handler: Arc::clone(self), _slot_token: Arc::clone(&self.places) })
     }
 }
 
@@ -62,21 +62,21 @@ impl ClientSlot {
     }
 
     fn handle_client_messages(&self, line: &Arc<RunChannel>, pid: u32, answers: bool) -> io::Result<()> {
-        self.desk.gate.record_event(EventKind::Attached { client: pid, answers }).map_err(io::Error::other)?;
+        self.handler.gate.record_event(EventKind::Attached { client: pid, answers }).map_err(io::Error::other)?;
         let (pieces, work) = sync_channel(1);
-        let (desk, writes_to) = (Arc::clone(&self.desk), Arc::clone(line));
-        let carry_out = move || desk.carry_out(&writes_to, pid, &work);
+        let (handler, writes_to) = (Arc::clone(&self.handler), Arc::clone(line));
+        let carry_out = move || handler.carry_out(&writes_to, pid, &work);
         let worker = thread::Builder::new().name("stockade-input".to_owned()).spawn(carry_out)?;
-        let client = answers.then(|| self.desk.clients.add_client(line));
+        let client = answers.then(|| self.handler.clients.add_client(line));
         let end = loop {
             match line.receive_message(MAX_CLIENT_MESSAGE_BYTES) {
                 Ok(Some(ClientMessage::Answer { number, answer })) => {
                     if let Some(client) = client {
-                        self.desk.clients.handle_answer(client, number, answer);
+                        self.handler.clients.handle_answer(client, number, answer);
                     }
                 }
                 Ok(Some(ClientMessage::Size { rows, columns, again })) => {
-                    self.desk.input.iter().for_each(|input| input.resize_terminal(rows, columns, again));
+                    self.handler.input.iter().for_each(|input| input.resize_terminal(rows, columns, again));
                 }
                 Ok(Some(ClientMessage::Input(piece))) => {
                     if pieces.try_send(piece).is_err() {
@@ -88,7 +88,7 @@ impl ClientSlot {
             }
         };
         line.hang_up();
-        client.inspect(|client| self.desk.clients.remove_client(*client));
+        client.inspect(|client| self.handler.clients.remove_client(*client));
         drop(pieces);
         // The worker notices the end of the connection; one that panicked has stopped.
         let _ = worker.join();

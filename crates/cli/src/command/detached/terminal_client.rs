@@ -61,7 +61,7 @@ impl TerminalClient {
     ///
     /// # Errors
     /// [`CliError`] if it cannot be read or shown.
-    pub fn show_again(&mut self, output: &mut OutputReader) -> Result<(), CliError> {
+    pub fn replay_output(&mut self, output: &mut OutputReader) -> Result<(), CliError> {
         let mut recent = Vec::new();
         while let Some(piece) = output.next_piece().map_err(output_error)? {
             if let Printed::Bytes(_, bytes) = piece {

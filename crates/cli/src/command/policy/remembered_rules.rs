@@ -78,7 +78,8 @@ impl AnswerRules {
     /// # Errors
     /// [`CliError`] if the file cannot be written, or would be invalid.
     pub fn write_accepted_rules(&self, outcome: &stockade_model::RunOutcome) -> Result<Option<PathBuf>, CliError> {
-        let agreed = outcome.approvals.iter().any(|given| given.answer == "approved" && given.by == "terminal");
+        let agreed =
+            outcome.approvals.iter().any(|approval| approval.answer == "approved" && approval.by == "terminal");
         let drafts = std::mem::take(&mut *self.lock_accepted());
         if drafts.is_empty() || !agreed {
             return Ok(None);
@@ -94,7 +95,7 @@ mod tests {
 
     use super::*;
 
-    fn lasting(words: &[&str]) -> AnswerRules {
+    fn build_rules(words: &[&str]) -> AnswerRules {
         let settings = PolicySettings::from_layers(Path::new("/home/u"), OwnDirectories::default(), &[]).unwrap();
         let request = RunRequest {
             id: "req_1".parse().unwrap(),
@@ -123,7 +124,7 @@ mod tests {
     #[track_caller]
     fn check(words: &[&str], grants: &[&str], wanted: &[&str]) {
         let grants = grants.iter().map(|grant| grant.parse().unwrap()).collect();
-        let drafts = lasting(words).draft_rules(&QuestionKind::Grants { grants });
+        let drafts = build_rules(words).draft_rules(&QuestionKind::Grants { grants });
         let lines: Vec<String> = drafts
             .iter()
             .flat_map(|draft| draft.to_toml().lines().map(str::to_owned).collect::<Vec<_>>())
@@ -144,8 +145,8 @@ mod tests {
         // No rule for a command that runs other commands, nor for a protected path.
         check(&["python3", "x"], &["write /srv/x"], &[]);
         check(&["npm", "test"], &["read /home/u/.ssh"], &[]);
-        assert!(lasting(&["npm", "test"]).draft_rules(&QuestionKind::Unsandboxed).is_empty());
-        let draft = &lasting(&["npm", "test"]).draft_rules(&QuestionKind::Run { reasons: Vec::new() })[0];
+        assert!(build_rules(&["npm", "test"]).draft_rules(&QuestionKind::Unsandboxed).is_empty());
+        let draft = &build_rules(&["npm", "test"]).draft_rules(&QuestionKind::Run { reasons: Vec::new() })[0];
         assert!(draft.to_toml().contains("request = \"req_1\""), "{}", draft.to_toml());
     }
 }

@@ -74,10 +74,12 @@ impl CopyRules {
             if own.own_reached(&whole, kind == ObjectKind::Link).is_some() {
                 return Some(OWN_FILES_REFUSAL.to_owned());
             }
-            let exists = |asked: &Path| {
-                let Some(inner) = inner_path(asked, &directory) else { return asked.symlink_metadata().is_ok() };
+            let exists = |candidate: &Path| {
+                let Some(inner) = inner_path(candidate, &directory) else {
+                    return candidate.symlink_metadata().is_ok();
+                };
                 let comes = coming.as_ref().and_then(|(tree, at)| Some(tree.stat(&inner.relative_to(at)?).is_ok()));
-                asked != whole && comes == Some(true) || exists(&inner)
+                candidate != whole && comes == Some(true) || exists(&inner)
             };
             let refusal = protected.creation_refusal(&whole, kind == ObjectKind::Link, &exists)?;
             Some(refusal.rule)

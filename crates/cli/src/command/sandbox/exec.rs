@@ -128,14 +128,14 @@ fn one_step(
     signals: BlockedSignals,
 ) -> Result<(), CliError> {
     let subject = CommandArgs { script: None, words: words.iter().map(|word| word.as_os_str().to_owned()).collect() };
-    let front = RunSetup {
+    let setup = RunSetup {
         signals,
         terminal: CommandTerminal::Own,
         place: RunSandbox::Lasting(Box::new(place)),
         supervisor: None,
     };
     match run_to_end(run_args(SandboxExecOptions::default(), subject, level), resolved_args::request_id()?, |_| {
-        Ok(front)
+        Ok(setup)
     }) {
         (outcome, exit::SUCCESS) if outcome.status == FinalStatus::Exited => Ok(()),
         (outcome, code) => Err(CliError::new(match outcome.status {

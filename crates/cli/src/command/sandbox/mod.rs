@@ -81,7 +81,7 @@ fn open_lifecycle() -> Result<Lifecycle, CliError> {
 /// Opens the sandboxes of this state.
 fn lifecycle_of(state: &StateDirectory) -> Result<Lifecycle, CliError> {
     let store = Arc::new(SandboxStore::open(&state.sandboxes_directory())?);
-    let native = NativeSandboxes::default().kept_by(
+    let native = NativeSandboxes::default().with_supervisor(
         OWN_PROGRAM_PATH.into(),
         supervisor::build_supervisor_args(),
         state.sandboxes_directory(),
@@ -94,13 +94,13 @@ fn lifecycle_of(state: &StateDirectory) -> Result<Lifecycle, CliError> {
     Ok(Lifecycle::new(store, kinds, Arc::new(SystemClock::default())))
 }
 
-/// Adds notifications of the end of a sandbox. `whom` is called when one has ended.
+/// Adds notifications of the end of a sandbox. `read_settings` is called when one has ended.
 fn add_end_notifications(
     lifecycle: Lifecycle,
-    whom: impl Fn() -> Option<NotifySettings> + Send + Sync + 'static,
+    read_settings: impl Fn() -> Option<NotifySettings> + Send + Sync + 'static,
 ) -> Lifecycle {
     lifecycle.on_destroyed(move |record, why| {
-        notify::deliver_notification(whom().as_ref(), &SandboxNotification::new(NotifyOn::Ended, record, why))
+        notify::deliver_notification(read_settings().as_ref(), &SandboxNotification::new(NotifyOn::Ended, record, why))
     })
 }
 
@@ -119,8 +119,8 @@ fn destroy_expired(lifecycle: &Lifecycle) -> Result<(), CliError> {
     for swept in lifecycle.sweep_sandboxes()? {
         if let Err(error) = swept.done {
             let what = format!("the sandbox {} is over ({}) and could not be destroyed", swept.id, swept.why.as_str());
-            let said = CliError::from(error);
-            crate::print_error(&CliError::new(format!("{what}: {said}")).or_hint(said.hint));
+            let cli_error = CliError::from(error);
+            crate::print_error(&CliError::new(format!("{what}: {cli_error}")).or_hint(cli_error.hint));
         }
     }
     Ok(())
@@ -162,9 +162,14 @@ fn create_sandbox(
     print_remark(&text::left_out(&opened.left_out));
     let hidden = hidden_files(&setting.settings, &opened.used.record().spec.profile, INSIDE_WORKSPACE.as_ref())?;
     let filled = snapshot.map_or(Ok(()), |snapshot| snapshot::fill_home(&opened.used, snapshot, hidden));
-    let kept =
-        setting.settings.notify.value.as_ref().map_or(Ok(()), |told| notify::store_settings(told, opened.used.path()));
-    let filled = filled.and(kept.map_err(|error| CliError::new(format!("cannot keep whom to tell of it: {error}"))));
+    let store_result = setting
+        .settings
+        .notify
+        .value
+        .as_ref()
+        .map_or(Ok(()), |notify_settings| notify::store_settings(notify_settings, opened.used.path()));
+    let filled =
+        filled.and(store_result.map_err(|error| CliError::new(format!("cannot keep whom to tell of it: {error}"))));
     lifecycle.leave_sandbox(opened)?;
     if filled.is_err() {
         lifecycle.destroy_sandbox(&id, DestroyReason::Asked)?;

@@ -18,14 +18,14 @@ const MAX_NOTIFY_THREADS: usize = 16;
 
 /// Notifier of one sandbox.
 pub struct SandboxNotifier {
-    told: Arc<(StateDirectory, SandboxId)>,
+    source: Arc<(StateDirectory, SandboxId)>,
     telling: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl SandboxNotifier {
     /// Creates the notifier of this sandbox, in this state directory.
     pub fn new(state: StateDirectory, id: SandboxId) -> Self {
-        Self { told: Arc::new((state, id)), telling: Mutex::default() }
+        Self { source: Arc::new((state, id)), telling: Mutex::default() }
     }
 
     /// Sends a notification of an event, if one is configured.
@@ -37,10 +37,10 @@ impl SandboxNotifier {
         };
         let mut telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
         telling.retain(|thread| !thread.is_finished());
-        let told = Arc::clone(&self.told);
+        let source = Arc::clone(&self.source);
         let begun = (telling.len() < MAX_NOTIFY_THREADS).then(|| {
             thread::Builder::new().name("herald".to_owned()).spawn(move || {
-                if let Err(error) = deliver_notification(&told.0, &told.1, what, why) {
+                if let Err(error) = deliver_notification(&source.0, &source.1, what, why) {
                     tracing::warn!(%error, "nobody was told what happened in the sandbox");
                 }
             })

@@ -31,14 +31,14 @@ pub fn create_snapshot(id: &SandboxId, to: &Path) -> CommandResult {
     let lifecycle = open_lifecycle()?;
     let opened = exec::open_sandbox(&lifecycle, id)?;
     let made = fs::DirBuilder::new().mode(0o700).create(to).map_err(cannot);
-    let kept = made.and_then(|()| {
+    let copy_result = made.and_then(|()| {
         while_still(&lifecycle, &opened, || copy_trees(&opened.used, to)).inspect_err(|_| {
             // An incomplete snapshot is of no use.
             let _ = fs::remove_dir_all(to);
         })
     });
     lifecycle.leave_sandbox(opened)?;
-    kept.map(|()| exit::SUCCESS)
+    copy_result.map(|()| exit::SUCCESS)
 }
 
 /// Returns the path of the workspace in a snapshot.

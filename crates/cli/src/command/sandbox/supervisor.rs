@@ -12,7 +12,7 @@ use std::time::Duration;
 use stockade_backend_api::{SandboxEvent, SandboxEventSender, StartError};
 use stockade_engine::ports::EventRecorder;
 use stockade_model::{Event, EventKind, SandboxId};
-use stockade_native::{SupervisorHooks, keep_sandbox};
+use stockade_native::{SupervisorHooks, run_sandbox_supervisor};
 use stockade_policy::NotifySettings;
 use stockade_store::sandboxes::{SandboxStore, SandboxStoreError};
 
@@ -46,16 +46,17 @@ pub fn build_supervisor_args() -> Vec<OsString> {
 pub fn supervise_sandbox() -> CommandResult {
     let over: Rc<OnceCell<(StateDirectory, Option<NotifySettings>)>> = Rc::default();
     let noted = Rc::clone(&over);
-    let herald: OnceCell<Arc<SandboxNotifier>> = OnceCell::new();
+    let notifier_cell: OnceCell<Arc<SandboxNotifier>> = OnceCell::new();
     let begin = |id: &SandboxId, directory: &Path| {
         let state = state_of(directory).map_err(|failure| StartError { what: failure.what, hint: failure.hint })?;
-        let told = Arc::clone(herald.get_or_init(|| Arc::new(SandboxNotifier::new(state.clone(), id.clone()))));
+        let sandbox_notifier =
+            Arc::clone(notifier_cell.get_or_init(|| Arc::new(SandboxNotifier::new(state.clone(), id.clone()))));
         let (record, id) = (on_record(state.clone()), id.clone());
         let events = SandboxEventSender::new(move |event| {
-            told.notify_event(&event);
+            sandbox_notifier.notify_event(&event);
             record.send_event(event);
         });
-        let wanted = move || match compute_remaining(&state.sandboxes_directory(), &id) {
+        let next_check_delay = move || match compute_remaining(&state.sandboxes_directory(), &id) {
             Ok(RemainingLifetime::Time(time)) => Some(time),
             Ok(RemainingLifetime::Over) => {
                 let _ = noted
@@ -66,11 +67,11 @@ pub fn supervise_sandbox() -> CommandResult {
             // A busy store does not mean the end of the sandbox.
             Err(_) => Some(STORE_RETRY_DELAY),
         };
-        Ok(SupervisorHooks { events, wanted: Box::new(wanted) })
+        Ok(SupervisorHooks { events, next_check_delay: Box::new(next_check_delay) })
     };
-    let kept = keep_sandbox(begin);
-    herald.get().into_iter().for_each(|herald| herald.wait_for_deliveries());
-    kept.map_err(|e| {
+    let result = run_sandbox_supervisor(begin);
+    notifier_cell.get().into_iter().for_each(|notifier_cell| notifier_cell.wait_for_deliveries());
+    result.map_err(|e| {
         CliError::new(format!("cannot keep a sandbox: {e}")).with_hint("`stockade sandbox create` starts what keeps it")
     })?;
     // No process of it runs any more, so its files are removed now.

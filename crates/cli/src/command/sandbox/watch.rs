@@ -141,8 +141,8 @@ fn build_usage_row(
 ) -> SandboxUsageRow {
     let stands = matches!(record.state, SandboxState::Ready | SandboxState::Paused);
     let look = || {
-        let wanted = build_isolation_spec(record.spec.clone(), &setting.settings).ok()?;
-        lifecycle.find_sandbox(record, &wanted, ignore_events()).ok()??.read_usage().ok()
+        let isolation_spec = build_isolation_spec(record.spec.clone(), &setting.settings).ok()?;
+        lifecycle.find_sandbox(record, &isolation_spec, ignore_events()).ok()??.read_usage().ok()
     };
     let usage = stands.then(look).flatten();
     let peak =

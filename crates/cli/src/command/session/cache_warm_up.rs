@@ -17,29 +17,29 @@ use crate::resolved_args::{self, ResolvedArgs};
 /// Runs the steps for a command with these options.
 pub fn warm_up_caches(terms: &RunOptions) {
     // A failure here occurs again for the command, and is reported then.
-    let _ = go_through(terms);
+    let _ = run_warm_up(terms);
 }
 
-fn go_through(terms: &RunOptions) -> Option<()> {
+fn run_warm_up(terms: &RunOptions) -> Option<()> {
     chdir(terms.workspace.as_deref()?).ok()?;
-    let meant = ResolvedArgs::from_run_args(of_terms(terms), &read_variable).ok()?;
-    let setting = configuration::load_config(&meant.workspace).ok()?;
-    let request = setting.build_request(&meant, resolved_args::request_id().ok()?);
-    let judge = RulePolicyEngine {
-        stage: meant.terms.stage,
-        undo: meant.terms.undo,
-        trace: meant.terms.trace,
+    let request_args = ResolvedArgs::from_run_args(build_run_args(terms), &read_variable).ok()?;
+    let setting = configuration::load_config(&request_args.workspace).ok()?;
+    let request = setting.build_request(&request_args, resolved_args::request_id().ok()?);
+    let engine = RulePolicyEngine {
+        stage: request_args.terms.stage,
+        undo: request_args.terms.undo,
+        trace: request_args.terms.trace,
         ..setting.policy_engine()
     };
-    let assessment = judge.assess_request(&request);
-    judge.apply_rules(&request, &assessment);
-    judge.policy_digest(&request);
-    let planned = judge.make_plan(&request, 1, &request.grants).ok()?;
+    let assessment = engine.assess_request(&request);
+    engine.apply_rules(&request, &assessment);
+    engine.policy_digest(&request);
+    let planned = engine.make_plan(&request, 1, &request.grants).ok()?;
     Blueprint::prepare(&planned.plan).ok().map(drop)
 }
 
 /// Returns the command line of a harmless command with these options.
-pub fn of_terms(terms: &RunOptions) -> RunArgs {
+pub fn build_run_args(terms: &RunOptions) -> RunArgs {
     RunArgs {
         terms: terms.clone(),
         subject: CommandArgs { script: None, words: vec!["true".into()] },

@@ -254,7 +254,7 @@ mod tests {
         let listener = SessionListener::bind_in(dir.path()).unwrap();
         assert!(listener.accept_client().unwrap().is_none());
         let line = SessionChannel::connect_to(dir.path()).unwrap();
-        let heard = listener.accept_client().unwrap().unwrap();
+        let worker_channel = listener.accept_client().unwrap().unwrap();
         for word in [
             SessionMessage::Exec,
             SessionMessage::End,
@@ -264,13 +264,13 @@ mod tests {
             SessionMessage::Stopped,
         ] {
             line.send_message(word, &[dir_fd(dir.path()).as_fd()]).unwrap();
-            let (same, descriptors) = heard.hear_soon().unwrap().unwrap();
+            let (same, descriptors) = worker_channel.hear_soon().unwrap().unwrap();
             assert_eq!((same, descriptors.iter().flatten().count()), (word, 1));
         }
         fd_passing::send_message(line.as_fd(), b"something else", &[]).unwrap();
-        assert!(heard.hear_soon().is_err());
+        assert!(worker_channel.hear_soon().is_err());
         drop(line);
-        assert!(heard.hear_soon().unwrap().is_none());
+        assert!(worker_channel.hear_soon().unwrap().is_none());
     }
 
     fn dir_fd(path: &Path) -> OwnedFd {
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_keeps_its_bytes() {
-        let asked = ExecRequest {
+        let request = ExecRequest {
             script: None,
             words: vec![b"\xff\0"[..1].into(), "x\n".into()],
             requests: vec![b"write /\xff"[..].into()],
@@ -287,7 +287,7 @@ mod tests {
             environment: vec![("A".into(), b"\x80"[..].into())],
             umask: 0o27,
         };
-        assert_eq!(ExecRequest::from_file(asked.to_file().unwrap()).unwrap(), asked);
+        assert_eq!(ExecRequest::from_file(request.to_file().unwrap()).unwrap(), request);
         let other = rustix::fs::memfd_create("other", MemfdFlags::CLOEXEC).unwrap();
         assert!(ExecRequest::from_file(other).is_err());
     }

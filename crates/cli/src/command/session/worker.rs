@@ -54,16 +54,16 @@ pub struct WorkerParameters {
 }
 
 /// Runs a worker, in a process of its own with one thread. Returns its exit code.
-pub fn run_worker(post: WorkerParameters, supervisor: Pid, tell: OwnedFd) -> u8 {
+pub fn run_worker(parameters: WorkerParameters, supervisor: Pid, tell: OwnedFd) -> u8 {
     let mut tell = File::from(tell);
-    match wait_and_run(post, supervisor, &mut tell) {
+    match wait_and_run(parameters, supervisor, &mut tell) {
         Ok(()) => exit::SUCCESS,
         // No client is connected that could get the error.
         Err(_) => exit::STOCKADE_FAILURE,
     }
 }
 
-fn wait_and_run(post: WorkerParameters, supervisor: Pid, tell: &mut File) -> Result<(), CliError> {
+fn wait_and_run(parameters: WorkerParameters, supervisor: Pid, tell: &mut File) -> Result<(), CliError> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid() != Some(supervisor) {
         return Ok(());
@@ -71,32 +71,32 @@ fn wait_and_run(post: WorkerParameters, supervisor: Pid, tell: &mut File) -> Res
     // Before any thread starts.
     let signals = interrupts::take_signals()?;
     let mounts = MountTableWatch::start_watching()?;
-    let nursery = run::start_prewarmed_init(&post.terms);
-    warm_up_caches(&post.terms);
+    let prewarmed_init = run::start_prewarmed_init(&parameters.terms);
+    warm_up_caches(&parameters.terms);
     tell.write_all(&[note::READY])?;
-    let Some(line) = await_caller(&post.listener, &mounts)? else { return Ok(()) };
+    let Some(line) = await_caller(&parameters.listener, &mounts)? else { return Ok(()) };
     let Some((word, descriptors)) = line.hear_soon()? else { return Ok(()) };
     match word {
         SessionMessage::End => {
             // In this order, because the supervisor ends the sender of `END`.
-            let heard = line.send_message(SessionMessage::Heard, &[]);
+            let send_result = line.send_message(SessionMessage::Heard, &[]);
             tell.write_all(&[note::END])?;
-            Ok(heard?)
+            Ok(send_result?)
         }
         SessionMessage::Exec => {
             tell.write_all(&[note::TAKEN])?;
             let line = Arc::new(line);
             let job = Arc::new(ClientJob::default());
-            let code = match take_over(post, descriptors.into_iter().flatten(), &line, &job) {
+            let code = match take_over(parameters, descriptors.into_iter().flatten(), &line, &job) {
                 Ok((typed, mask)) => {
-                    let nursery = nursery.map(|nursery| nursery.with_umask(mask));
+                    let prewarmed_init = prewarmed_init.map(|prewarmed_init| prewarmed_init.with_umask(mask));
                     run_for(
                         (&line, job),
                         typed,
                         RunSetup {
                             signals,
                             terminal: CommandTerminal::Own,
-                            place: RunSandbox::Own(nursery),
+                            place: RunSandbox::Own(prewarmed_init),
                             supervisor: None,
                         },
                     )?
@@ -134,58 +134,58 @@ fn await_caller(listener: &SessionListener, mounts: &MountTableWatch) -> io::Res
 /// Takes the client's environment: the streams first, so that errors are printed there. Returns the
 /// command line, and the client's file mode creation mask.
 fn take_over(
-    post: WorkerParameters,
+    parameters: WorkerParameters,
     mut descriptors: impl Iterator<Item = OwnedFd>,
     line: &Arc<SessionChannel>,
     job: &Arc<ClientJob>,
 ) -> Result<(RunArgs, u32), CliError> {
     let cannot = |error: io::Error| CliError::new(format!("the session does not understand what is asked: {error}"));
     let mut next = || descriptors.next().ok_or_else(|| cannot(io::ErrorKind::InvalidData.into()));
-    let (asked, cwd, stdin, stdout, stderr) = (next()?, next()?, next()?, next()?, next()?);
+    let (request, cwd, stdin, stdout, stderr) = (next()?, next()?, next()?, next()?, next()?);
     rustix::stdio::dup2_stderr(stderr).map_err(|e| cannot(e.into()))?;
     rustix::stdio::dup2_stdout(stdout).map_err(|e| cannot(e.into()))?;
     rustix::stdio::dup2_stdin(stdin).map_err(|e| cannot(e.into()))?;
     fchdir(cwd).map_err(|e| CliError::new(format!("cannot enter the current directory: {e}")))?;
-    let asked = ExecRequest::from_file(asked).map_err(cannot)?;
-    umask(Mode::from_raw_mode(asked.umask));
+    let request = ExecRequest::from_file(request).map_err(cannot)?;
+    umask(Mode::from_raw_mode(request.umask));
     let variable = |(name, value): &(RawText, RawText)| (name.as_os_str().to_owned(), value.as_os_str().to_owned());
-    let environment: Vec<_> = asked.environment.iter().map(variable).collect();
+    let environment: Vec<_> = request.environment.iter().map(variable).collect();
     replace_environment(&environment).map_err(cannot)?;
     if let Some(person) = descriptors.next() {
         let (line, job) = (Arc::clone(line), Arc::clone(job));
         terminal::use_lent_terminal(person, move || job.stop_client(&line));
     }
     trace::start_tracing(None)?;
-    let mut terms = post.terms;
-    terms.requests.extend(asked.requests.iter().map(|typed| typed.as_os_str().to_owned()));
+    let mut terms = parameters.terms;
+    terms.requests.extend(request.requests.iter().map(|typed| typed.as_os_str().to_owned()));
     let typed = RunArgs {
         terms,
-        session: Some(post.session.to_string()),
-        json: match asked.report {
+        session: Some(parameters.session.to_string()),
+        json: match request.report {
             OutcomeDestination::Nowhere => None,
             OutcomeDestination::StandardOutput => Some(None),
             OutcomeDestination::File(file) => Some(Some(file.as_path().to_owned())),
         },
         subject: CommandArgs {
-            script: asked.script.map(|script| script.as_os_str().to_owned()),
-            words: asked.words.iter().map(|word| word.as_os_str().to_owned()).collect(),
+            script: request.script.map(|script| script.as_os_str().to_owned()),
+            words: request.words.iter().map(|word| word.as_os_str().to_owned()).collect(),
         },
         ..RunArgs::default()
     };
-    Ok((typed, asked.umask))
+    Ok((typed, request.umask))
 }
 
 /// Runs the command as `run` does. The run is cancelled if the client has disconnected already.
 fn run_for(
     (line, job): (&Arc<SessionChannel>, Arc<ClientJob>),
     typed: RunArgs,
-    front: RunSetup,
+    setup: RunSetup,
 ) -> Result<u8, CliError> {
     let id = resolved_args::request_id()?;
     line.send_message(SessionMessage::Heard, &[])?;
     let caller = Arc::clone(line);
     thread::Builder::new().name("stockade-caller".to_owned()).spawn(move || pass_on(&caller, &job))?;
-    Ok(run::run_to_end(typed, id, |_| Ok(front)).1)
+    Ok(run::run_to_end(typed, id, |_| Ok(setup)).1)
 }
 
 /// Passes on the client's signals, and its disconnection.
@@ -231,8 +231,8 @@ impl ClientJob {
         let _running = self.changed.wait_while(state, |state| *state == JobState::Stopped);
     }
 
-    fn become_state(&self, wanted: JobState) {
-        *self.lock_state() = wanted;
+    fn become_state(&self, new_state: JobState) {
+        *self.lock_state() = new_state;
         self.changed.notify_all();
     }
 

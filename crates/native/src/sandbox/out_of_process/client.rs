@@ -79,9 +79,9 @@ impl SupervisorProgram {
             Err(SandboxError::Gone(_)) => {}
             found => return found,
         }
-        let keeper = self.start_supervisor(plan, &directory)?;
+        let supervisor = self.start_supervisor(plan, &directory)?;
         // This process is the parent, so it must reap the keeper.
-        let reap = move || drop({ keeper }.wait());
+        let reap = move || drop({ supervisor }.wait());
         let reaper = thread::Builder::new().name("keeper-end".to_owned()).spawn(reap);
         drop(reaper.map_err(cannot)?);
         self.connect_sandbox(plan, events)
@@ -93,16 +93,16 @@ impl SupervisorProgram {
         plan: &SandboxPlan,
         events: SandboxEventSender,
     ) -> Result<SupervisedSandbox, SandboxError> {
-        let door = SupervisorAddress { id: plan.id.clone(), directory: self.sandbox_directory(&plan.id) };
-        let enforced = door.call_supervisor(&SupervisorRequest::Enforced, "its report")?;
+        let address = SupervisorAddress { id: plan.id.clone(), directory: self.sandbox_directory(&plan.id) };
+        let enforced = address.call_supervisor(&SupervisorRequest::Enforced, "its report")?;
         let destroyed = Arc::new(AtomicBool::new(false));
-        let watch = Arc::new(door.send_request(&SupervisorRequest::Watch, &[])?);
-        let (heard, ended) = (Arc::clone(&watch), Arc::clone(&destroyed));
-        let listen = move || forward_events(&heard, &events, &ended);
+        let watch = Arc::new(address.send_request(&SupervisorRequest::Watch, &[])?);
+        let (incoming, ended) = (Arc::clone(&watch), Arc::clone(&destroyed));
+        let listen = move || forward_events(&incoming, &events, &ended);
         let thread = thread::Builder::new().name("sandbox-events".to_owned()).spawn(listen);
         drop(thread.map_err(|error| failed_error(format!("cannot start a thread: {error}")))?);
         let trees = [plan.workspace.clone(), plan.home.clone()];
-        Ok(SupervisedSandbox { door, enforced, trees, watch, destroyed })
+        Ok(SupervisedSandbox { address, enforced, trees, watch, destroyed })
     }
 
     /// Ends a remaining keeper and its sandbox.
@@ -125,7 +125,7 @@ impl SupervisorProgram {
         let place = rustix::fs::open(directory, flags, Mode::empty()).map_err(|e| cannot(e.into()))?;
         let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
         ours.set_write_timeout(Some(RESPONSE_TIMEOUT)).map_err(cannot)?;
-        let mut keeper = Command::new(&self.program)
+        let mut supervisor = Command::new(&self.program)
             .arg0(PROCESS_NAME)
             .args(&self.arguments)
             .env_clear()
@@ -135,16 +135,16 @@ impl SupervisorProgram {
             .stderr(Stdio::null())
             .spawn()
             .map_err(cannot)?;
-        let told = send_request(ours, &(plan, settings_variables()), &[place.as_fd()]).and_then(|line| {
+        let response = send_request(ours, &(plan, settings_variables()), &[place.as_fd()]).and_then(|line| {
             line.stream().set_read_timeout(Some(CREATE_TIMEOUT))?;
             line.receive_message::<Result<(), StartError>>()
         });
-        match told {
-            Ok(Some(Ok(()))) => Ok(keeper),
+        match response {
+            Ok(Some(Ok(()))) => Ok(supervisor),
             other => {
                 // The keeper has exited by itself, or must not continue.
-                let _ = keeper.kill();
-                let _ = keeper.wait();
+                let _ = supervisor.kill();
+                let _ = supervisor.wait();
                 Err(match other {
                     Ok(Some(Err(error))) => SandboxError::Failed(error),
                     Ok(_) => failed_error(format!("the keeper of the sandbox {} ended before it was made", plan.id)),
@@ -205,8 +205,12 @@ impl SupervisorAddress {
         failed_error(format!("the keeper of the sandbox {} cannot be reached: {why}", self.id))
     }
 
-    fn send_request(&self, asked: &SupervisorRequest, along: &[BorrowedFd<'_>]) -> Result<SocketChannel, SandboxError> {
-        send_request(self.connect()?, asked, along).map_err(|error| self.connection_error(&error))
+    fn send_request(
+        &self,
+        request: &SupervisorRequest,
+        along: &[BorrowedFd<'_>],
+    ) -> Result<SocketChannel, SandboxError> {
+        send_request(self.connect()?, request, along).map_err(|error| self.connection_error(&error))
     }
 
     /// Returns the error for a broken connection: the keeper is gone, or soon will be.
@@ -223,10 +227,10 @@ impl SupervisorAddress {
     /// Sends a request and receives the response. `what` names the operation in errors.
     fn call_supervisor<T: DeserializeOwned>(
         &self,
-        asked: &SupervisorRequest,
+        request: &SupervisorRequest,
         what: &'static str,
     ) -> Result<T, SandboxError> {
-        let line = self.send_request(asked, &[])?;
+        let line = self.send_request(request, &[])?;
         self.receive_response(&line, RESPONSE_TIMEOUT, what)
     }
 
@@ -236,11 +240,11 @@ impl SupervisorAddress {
         within: Duration,
         what: &'static str,
     ) -> Result<T, SandboxError> {
-        let heard = line
+        let incoming = line
             .stream()
             .set_read_timeout(Some(within))
             .and_then(|()| line.receive_message::<Result<T, SupervisorRefusal>>());
-        match heard {
+        match incoming {
             Ok(Some(answer)) => answer.map_err(|refusal| refusal.into_sandbox_error(what, &self.id)),
             Ok(None) => Err(SandboxError::Gone(self.id.clone())),
             Err(error) => Err(self.connection_error(&error)),
@@ -253,17 +257,17 @@ impl SupervisorAddress {
             Err(SandboxError::Gone(_)) => return Ok(()),
             other => other?,
         };
-        let keeper = process_of(&stream);
-        let asked = send_request(stream, &SupervisorRequest::End, &[]).map_err(|error| self.connection_error(&error));
-        let done = asked.and_then(|line| self.receive_response::<()>(&line, DESTROY_TIMEOUT, "its end"));
-        match (done, keeper) {
+        let supervisor = process_of(&stream);
+        let request = send_request(stream, &SupervisorRequest::End, &[]).map_err(|error| self.connection_error(&error));
+        let done = request.and_then(|line| self.receive_response::<()>(&line, DESTROY_TIMEOUT, "its end"));
+        match (done, supervisor) {
             // The keeper exits after this answer.
-            (Ok(()) | Err(SandboxError::Gone(_)), Some(keeper)) if has_ended(&keeper) => Ok(()),
+            (Ok(()) | Err(SandboxError::Gone(_)), Some(supervisor)) if has_ended(&supervisor) => Ok(()),
             (Ok(()) | Err(SandboxError::Gone(_)), None) => Ok(()),
-            (_, Some(keeper)) => {
+            (_, Some(supervisor)) => {
                 // The init exits with the keeper.
-                let _ = pidfd_send_signal(&keeper, Signal::KILL);
-                if has_ended(&keeper) { Ok(()) } else { Err(self.unreachable_error(&"it cannot be ended")) }
+                let _ = pidfd_send_signal(&supervisor, Signal::KILL);
+                if has_ended(&supervisor) { Ok(()) } else { Err(self.unreachable_error(&"it cannot be ended")) }
             }
             (Err(error), None) => Err(error),
         }
@@ -273,9 +277,9 @@ impl SupervisorAddress {
 /// Returns the process at the other end. The process lives at least as long as the connection, so
 /// its number is not reused while the connection is open.
 fn process_of(stream: &UnixStream) -> Option<OwnedFd> {
-    let keeper = pidfd_open(socket_peercred(stream).ok()?.pid, PidfdFlags::empty()).ok()?;
+    let supervisor = pidfd_open(socket_peercred(stream).ok()?.pid, PidfdFlags::empty()).ok()?;
     let hung_up = readable_before(&[stream.as_fd()], Instant::now());
-    matches!(hung_up, Ok(false)).then_some(keeper)
+    matches!(hung_up, Ok(false)).then_some(supervisor)
 }
 
 fn has_ended(process: &OwnedFd) -> bool {
@@ -285,7 +289,7 @@ fn has_ended(process: &OwnedFd) -> bool {
 /// A sandbox that another process keeps. Dropping this value does not end the sandbox.
 #[derive(Debug)]
 pub(in super::super) struct SupervisedSandbox {
-    door: SupervisorAddress,
+    address: SupervisorAddress,
     enforced: EnforcementReport,
     /// Workspace and home, as paths on the host.
     trees: [PathBuf; 2],
@@ -295,7 +299,7 @@ pub(in super::super) struct SupervisedSandbox {
 
 impl Sandbox for SupervisedSandbox {
     fn id(&self) -> &SandboxId {
-        &self.door.id
+        &self.address.id
     }
 
     fn enforcement_report(&self) -> &EnforcementReport {
@@ -303,15 +307,15 @@ impl Sandbox for SupervisedSandbox {
     }
 
     fn backend(&self) -> Arc<dyn Backend> {
-        Arc::new(SupervisedBackend(self.door.clone()))
+        Arc::new(SupervisedBackend(self.address.clone()))
     }
 
     fn pause(&self) -> Result<(), SandboxError> {
-        self.door.call_supervisor(&SupervisorRequest::Pause, "a pause")
+        self.address.call_supervisor(&SupervisorRequest::Pause, "a pause")
     }
 
     fn resume(&self) -> Result<(), SandboxError> {
-        self.door.call_supervisor(&SupervisorRequest::Resume, "going on")
+        self.address.call_supervisor(&SupervisorRequest::Resume, "going on")
     }
 
     fn snapshot_files(&self, _to: &Path) -> Result<(), SandboxError> {
@@ -319,7 +323,7 @@ impl Sandbox for SupervisedSandbox {
     }
 
     fn read_usage(&self) -> Result<SandboxUsage, SandboxError> {
-        self.door.call_supervisor(&SupervisorRequest::Usage, "its usage")
+        self.address.call_supervisor(&SupervisorRequest::Usage, "its usage")
     }
 
     fn open_tree(&self, which: SandboxTree) -> Result<OwnedFd, SandboxError> {
@@ -329,7 +333,7 @@ impl Sandbox for SupervisedSandbox {
 
     fn destroy(&self) -> Result<(), SandboxError> {
         self.destroyed.store(true, Ordering::Release);
-        self.door.end_supervisor()
+        self.address.end_supervisor()
     }
 }
 

@@ -33,7 +33,7 @@ const MAX_CONNECTIONS: usize = 512;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait between two checks of the loop.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(10);
-/// Longest interval between two calls of [`SupervisorHooks::wanted`].
+/// Longest interval between two calls of [`SupervisorHooks::next_check_delay`].
 const MAX_EXPIRY_INTERVAL: Duration = Duration::from_secs(60);
 /// Time-out for the clients of commands to learn of the end.
 const CLIENT_END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -44,7 +44,7 @@ pub struct SupervisorHooks {
     pub events: SandboxEventSender,
     /// Returns the time until the next call, or `None` if the sandbox must end: it has expired, or
     /// is no longer registered.
-    pub wanted: Box<dyn FnMut() -> Option<Duration>>,
+    pub next_check_delay: Box<dyn FnMut() -> Option<Duration>>,
 }
 
 impl std::fmt::Debug for SupervisorHooks {
@@ -60,18 +60,20 @@ impl std::fmt::Debug for SupervisorHooks {
 ///
 /// # Errors
 /// [`io::Error`] if standard input is no connection with a plan. Other errors are sent over it.
-pub fn keep_sandbox(begin: impl FnOnce(&SandboxId, &Path) -> Result<SupervisorHooks, StartError>) -> io::Result<()> {
+pub fn run_sandbox_supervisor(
+    begin: impl FnOnce(&SandboxId, &Path) -> Result<SupervisorHooks, StartError>,
+) -> io::Result<()> {
     let ((plan, variables), along, maker) = receive_request::<(SandboxPlan, SettingsVariables)>(leave_maker()?)?;
     use_settings_variables(variables);
     let [Some(directory), ..] = along else { return Err(io::ErrorKind::InvalidData.into()) };
     let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).read_link()?;
-    let made = begin(&plan.id, &path).and_then(|keep| SandboxSupervisor::build_sandbox(&plan, &path, keep));
+    let made = begin(&plan.id, &path).and_then(|hooks| SandboxSupervisor::build_sandbox(&plan, &path, hooks));
     match made {
-        Ok(keeper) => {
+        Ok(supervisor) => {
             // A creator that is gone can find the sandbox by its name.
             let _ = maker.send_message(&Ok::<(), StartError>(()));
             drop(maker);
-            keeper.serve_until_end();
+            supervisor.serve_until_end();
             Ok(())
         }
         Err(error) => maker.send_message(&Err::<(), StartError>(error)),
@@ -101,12 +103,12 @@ enum EndReason {
 }
 
 struct SandboxSupervisor {
-    desk: Arc<SupervisorConnections>,
+    connections: Arc<SupervisorConnections>,
     listener: UnixListener,
     socket: SupervisorSocket,
     ending: Receiver<EndReason>,
     wake: Arc<OwnedFd>,
-    wanted: Box<dyn FnMut() -> Option<Duration>>,
+    next_check_delay: Box<dyn FnMut() -> Option<Duration>>,
     /// Held by every thread that serves a client.
     busy: (Arc<()>, Sender<()>),
     idle: Receiver<()>,
@@ -148,19 +150,29 @@ impl Drop for SupervisorSocket {
 }
 
 impl SandboxSupervisor {
-    fn build_sandbox(plan: &SandboxPlan, directory: &Path, keep: SupervisorHooks) -> Result<Self, StartError> {
+    fn build_sandbox(plan: &SandboxPlan, directory: &Path, hooks: SupervisorHooks) -> Result<Self, StartError> {
         let cannot = |error: io::Error| StartError { what: format!("cannot keep the sandbox: {error}"), hint: None };
         let (end, ending) = channel();
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| cannot(e.into()))?;
         let wake = Arc::new(wake);
         let watchers = Arc::new(EventClients::default());
-        let events = fan_out(keep.events, Arc::clone(&watchers), end.clone(), Arc::clone(&wake));
-        let kept = Arc::new(HostedSandbox::build_and_monitor(plan, events, None)?);
+        let events = fan_out(hooks.events, Arc::clone(&watchers), end.clone(), Arc::clone(&wake));
+        let hosted_sandbox = Arc::new(HostedSandbox::build_and_monitor(plan, events, None)?);
         // Clients can find the sandbox from here on.
         let (listener, socket) = SupervisorSocket::listen_in(directory).map_err(cannot)?;
-        let desk = Arc::new(SupervisorConnections { kept, watchers, end: Mutex::new(end), wake: Arc::clone(&wake) });
+        let connections =
+            Arc::new(SupervisorConnections { hosted_sandbox, watchers, end: Mutex::new(end), wake: Arc::clone(&wake) });
         let (busy, idle) = channel();
-        Ok(Self { desk, listener, socket, ending, wake, wanted: keep.wanted, busy: (Arc::new(()), busy), idle })
+        Ok(Self {
+            connections,
+            listener,
+            socket,
+            ending,
+            wake,
+            next_check_delay: hooks.next_check_delay,
+            busy: (Arc::new(()), busy),
+            idle,
+        })
     }
 
     /// Serves until the sandbox must end, or has ended.
@@ -175,8 +187,8 @@ impl SandboxSupervisor {
                 break None;
             }
             if Instant::now() >= ask_at {
-                let Some(wanted_for) = (self.wanted)() else { break None };
-                ask_at = Instant::now() + wanted_for.min(MAX_EXPIRY_INTERVAL);
+                let Some(interval) = (self.next_check_delay)() else { break None };
+                ask_at = Instant::now() + interval.min(MAX_EXPIRY_INTERVAL);
             }
             while let Ok((stream, _)) = self.listener.accept() {
                 self.take_in(stream);
@@ -197,10 +209,10 @@ impl SandboxSupervisor {
         if Arc::strong_count(&self.busy.0) > MAX_CONNECTIONS {
             return;
         }
-        let desk = Arc::clone(&self.desk);
+        let connections = Arc::clone(&self.connections);
         let serve = move || {
             // A malformed request or a closed connection concerns only that client.
-            if let Err(error) = desk.handle_connection(stream) {
+            if let Err(error) = connections.handle_connection(stream) {
                 tracing::debug!(%error, "somebody was not answered");
             }
             drop((count, busy));
@@ -211,10 +223,10 @@ impl SandboxSupervisor {
     }
 
     fn end_sandbox(self, ending: Option<EndReason>) {
-        let Self { desk, listener, socket, busy, idle, .. } = self;
+        let Self { connections, listener, socket, busy, idle, .. } = self;
         drop((listener, socket));
-        let done = desk.kept.end_sandbox();
-        desk.watchers.close();
+        let done = connections.hosted_sandbox.end_sandbox();
+        connections.watchers.close();
         drop(busy);
         // The clients of commands learn of their ends first.
         if idle.recv_timeout(CLIENT_END_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
@@ -253,7 +265,7 @@ fn wake_supervisor(wake: &OwnedFd) {
 
 /// Connection handler of the keeper.
 struct SupervisorConnections {
-    kept: Arc<HostedSandbox>,
+    hosted_sandbox: Arc<HostedSandbox>,
     watchers: Arc<EventClients>,
     end: Mutex<Sender<EndReason>>,
     wake: Arc<OwnedFd>,
@@ -265,13 +277,17 @@ impl SupervisorConnections {
         // An accepted connection may block, unlike the listener.
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
-        let (asked, streams, line) = receive_request(stream)?;
+        let (request, streams, line) = receive_request(stream)?;
         let refused = |done: Result<(), SandboxError>| done.map_err(SupervisorRefusal::from);
-        match asked {
-            SupervisorRequest::Enforced => line.send_message(&Ok::<_, SupervisorRefusal>(&self.kept.enforced)),
-            SupervisorRequest::Pause => line.send_message(&refused(self.kept.pause())),
-            SupervisorRequest::Resume => line.send_message(&refused(self.kept.resume())),
-            SupervisorRequest::Usage => line.send_message(&self.kept.read_usage().map_err(SupervisorRefusal::from)),
+        match request {
+            SupervisorRequest::Enforced => {
+                line.send_message(&Ok::<_, SupervisorRefusal>(&self.hosted_sandbox.enforced))
+            }
+            SupervisorRequest::Pause => line.send_message(&refused(self.hosted_sandbox.pause())),
+            SupervisorRequest::Resume => line.send_message(&refused(self.hosted_sandbox.resume())),
+            SupervisorRequest::Usage => {
+                line.send_message(&self.hosted_sandbox.read_usage().map_err(SupervisorRefusal::from))
+            }
             SupervisorRequest::Watch => {
                 self.watchers.serve_client(&line);
                 Ok(())
@@ -281,7 +297,7 @@ impl SupervisorConnections {
                     return Err(io::ErrorKind::InvalidData.into());
                 };
                 let caller = CallerAttributes { streams: Some([stdin, stdout, stderr]), umask: Some(order.umask) };
-                let backend = SandboxCommandBackend::new(Arc::clone(&self.kept));
+                let backend = SandboxCommandBackend::new(Arc::clone(&self.hosted_sandbox));
                 remote::serve_remote_attempt(line, |events| {
                     backend.begin_command(&order.plan, order.io, order.hold, events, caller)
                 })

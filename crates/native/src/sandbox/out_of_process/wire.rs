@@ -95,8 +95,8 @@ mod tests {
     fn a_question_arrives_with_its_descriptors_and_anything_else_does_not() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let line = send_request(ours, &SupervisorRequest::Pause, &[theirs.as_fd(), theirs.as_fd()]).unwrap();
-        let (asked, along, answers) = receive_request::<SupervisorRequest>(theirs).unwrap();
-        assert!(matches!(asked, SupervisorRequest::Pause), "{asked:?}");
+        let (request, along, answers) = receive_request::<SupervisorRequest>(theirs).unwrap();
+        assert!(matches!(request, SupervisorRequest::Pause), "{request:?}");
         assert_eq!(along.iter().flatten().count(), 2);
         answers.send_message(&Err::<(), _>(SupervisorRefusal::Gone)).unwrap();
         assert!(matches!(line.receive_message().unwrap(), Some(Err::<(), _>(SupervisorRefusal::Gone))));
