@@ -510,7 +510,6 @@ pub fn hidden_there(plan: &AttemptPlan) -> Vec<PathBuf> {
 
 /// Returns the canonical path of the object that a path of the plan names, if it exists.
 pub(super) fn resolve_existing(text: &RawText) -> Option<PathBuf> {
-    // Most paths do not exist.
     // Most of these paths do not exist. One system call shows that, while each component costs another.
     text.as_path().symlink_metadata().ok()?;
     text.as_path().canonicalize().ok()

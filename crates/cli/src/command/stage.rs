@@ -161,7 +161,6 @@ fn nothing_here() -> CommandResult {
     Ok(exit::NEGATIVE_RESULT)
 }
 
-/// Opens the stages, if their directory exists.
 /// Opens the stages, if there are any: reading must not create the directory.
 fn open_stages(state: &StateDirectory) -> Result<Option<StageDirectory>, CliError> {
     Ok(if state.stages_directory().exists() { Some(StageDirectory::open(&state.stages_directory())?) } else { None })

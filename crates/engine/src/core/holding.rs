@@ -152,10 +152,8 @@ impl TrackedCall {
 impl TrackedCalls {
     /// Returns the deadline of the next question, in the time of the core.
     pub(super) fn deadline_ms(&self, wait_ms: u64) -> Option<u64> {
-        let due_ms = |held_question: &HeldQuestion| {
-            held_question
-                .reviewed_by_ms
-                .unwrap_or_else(|| held_question.since_ms.max(self.last_answer_ms).saturating_add(wait_ms))
+        let due_ms = |entry: &HeldQuestion| {
+            entry.reviewed_by_ms.unwrap_or_else(|| entry.since_ms.max(self.last_answer_ms).saturating_add(wait_ms))
         };
         self.questions.iter().map(due_ms).min()
     }
@@ -167,15 +165,13 @@ impl TrackedCalls {
 
     /// Returns the question with this digest if a reviewer has it.
     pub(super) fn in_review(&mut self, digest: &Digest) -> Option<&mut HeldQuestion> {
-        self.questions
-            .iter_mut()
-            .find(|held_question| held_question.reviewed_by_ms.is_some() && held_question.question.digest == *digest)
+        self.questions.iter_mut().find(|entry| entry.reviewed_by_ms.is_some() && entry.question.digest == *digest)
     }
 
     /// Returns the questions whose reviewer missed its deadline.
     pub(super) fn review_is_overdue(&self, now_ms: u64) -> Vec<Digest> {
-        let overdue = |held_question: &&HeldQuestion| held_question.reviewed_by_ms.is_some_and(|by_ms| by_ms <= now_ms);
-        self.questions.iter().filter(overdue).map(|held_question| held_question.question.digest.clone()).collect()
+        let overdue = |entry: &&HeldQuestion| entry.reviewed_by_ms.is_some_and(|by_ms| by_ms <= now_ms);
+        self.questions.iter().filter(overdue).map(|entry| entry.question.digest.clone()).collect()
     }
 
     fn take_call(&mut self, id: HoldId) -> Option<TrackedCall> {
@@ -192,8 +188,7 @@ impl TrackedCalls {
     /// Removes and returns the questions that no held call needs any more.
     fn take_idle_questions(&mut self) -> Vec<HeldQuestion> {
         let open = &self.open;
-        let is_idle =
-            |held_question: &HeldQuestion| !open.iter().any(|hold| hold.is_about(&held_question.question.digest));
+        let is_idle = |entry: &HeldQuestion| !open.iter().any(|hold| hold.is_about(&entry.question.digest));
         let (idle, rest) = std::mem::take(&mut self.questions).into_iter().partition(is_idle);
         self.questions = rest;
         idle
@@ -366,8 +361,8 @@ impl RequestCore {
                 at += 1;
                 continue;
             };
-            let same = live.holds.questions.iter().find(|held_question| held_question.grants == lacked_powers);
-            let digest = match same.map(|held_question| held_question.question.digest.clone()) {
+            let same = live.holds.questions.iter().find(|entry| entry.grants == lacked_powers);
+            let digest = match same.map(|entry| entry.question.digest.clone()) {
                 Some(digest) => Some(digest),
                 None if live.holds.questions.len() >= self.config.max_questions => None,
                 None => {
@@ -386,8 +381,8 @@ impl RequestCore {
                     let reviewing = self.put_question(&question);
                     let since_ms = self.now_ms;
                     let reviewed_by_ms = reviewing.then(|| since_ms.saturating_add(self.wait_ms(true)));
-                    let held_question = HeldQuestion { question, grants, directory, since_ms, reviewed_by_ms };
-                    live.holds.questions.push(held_question);
+                    let entry = HeldQuestion { question, grants, directory, since_ms, reviewed_by_ms };
+                    live.holds.questions.push(entry);
                     Some(digest)
                 }
             };
@@ -417,37 +412,31 @@ impl RequestCore {
         answer: ApprovalAnswer,
         by: String,
     ) -> bool {
-        let is_answered = |held_question: &HeldQuestion| {
-            held_question.question.digest == *digest && held_question.reviewed_by_ms.is_none()
-        };
+        let is_answered = |entry: &HeldQuestion| entry.question.digest == *digest && entry.reviewed_by_ms.is_none();
         let Some(at) = live.holds.questions.iter().position(is_answered) else { return false };
-        let held_question = live.holds.questions.remove(at);
+        let entry = live.holds.questions.remove(at);
         live.holds.silent = answer == ApprovalAnswer::TimedOut;
         live.holds.last_answer_ms = if live.holds.silent { live.holds.last_answer_ms } else { self.now_ms };
-        let sourced_answer = SourcedAnswer::from_approver(
-            answer,
-            by,
-            self.now_ms.saturating_sub(held_question.since_ms),
-            &held_question.question,
-        );
-        let held_question = held_question.answered_by(sourced_answer.answer, &self.refused);
-        self.note_answer(&held_question.question, &sourced_answer);
+        let sourced_answer =
+            SourcedAnswer::from_approver(answer, by, self.now_ms.saturating_sub(entry.since_ms), &entry.question);
+        let entry = entry.answered_by(sourced_answer.answer, &self.refused);
+        self.note_answer(&entry.question, &sourced_answer);
         match sourced_answer.answer {
             ApprovalAnswer::Approved(_) | ApprovalAnswer::Group(_) => {
-                self.remember_answer(&held_question.question, &sourced_answer);
-                if held_question.directory && self.answered_no_in.contains(&held_question.grants) {
-                    self.give_singly(live, held_question.grants);
+                self.remember_answer(&entry.question, &sourced_answer);
+                if entry.directory && self.answered_no_in.contains(&entry.grants) {
+                    self.give_singly(live, entry.grants);
                 } else {
-                    self.grant_in_place(live, held_question.grants);
+                    self.grant_in_place(live, entry.grants);
                 }
             }
             ApprovalAnswer::Denied(_) => {
-                self.remember_answer(&held_question.question, &sourced_answer);
-                self.refuse_in_place(live, &held_question);
+                self.remember_answer(&entry.question, &sourced_answer);
+                self.refuse_in_place(live, &entry);
             }
-            ApprovalAnswer::TimedOut => self.refuse_in_place(live, &held_question),
+            ApprovalAnswer::TimedOut => self.refuse_in_place(live, &entry),
             ApprovalAnswer::Abort => {
-                self.refuse_in_place(live, &held_question);
+                self.refuse_in_place(live, &entry);
                 return true;
             }
         }
@@ -460,20 +449,15 @@ impl RequestCore {
         for digest in live.holds.review_is_overdue(self.now_ms) {
             self.go_on_unreviewed(live, digest);
         }
-        let over = |held_question: &&HeldQuestion| {
-            let due_ms = held_question.since_ms.max(live.holds.last_answer_ms).saturating_add(wait_ms);
-            held_question.reviewed_by_ms.is_none() && due_ms <= self.now_ms
+        let over = |entry: &&HeldQuestion| {
+            let due_ms = entry.since_ms.max(live.holds.last_answer_ms).saturating_add(wait_ms);
+            entry.reviewed_by_ms.is_none() && due_ms <= self.now_ms
         };
-        let over: Vec<Digest> = live
-            .holds
-            .questions
-            .iter()
-            .filter(over)
-            .map(|held_question| held_question.question.digest.clone())
-            .collect();
+        let over: Vec<Digest> =
+            live.holds.questions.iter().filter(over).map(|entry| entry.question.digest.clone()).collect();
         for digest in over {
             // A refusal of a directory may have withdrawn this question.
-            if live.holds.questions.iter().any(|held_question| held_question.question.digest == digest) {
+            if live.holds.questions.iter().any(|entry| entry.question.digest == digest) {
                 self.out.push(CoreOutput::Withdraw(digest.clone()));
                 self.on_held_answered(live, &digest, ApprovalAnswer::TimedOut, "nobody".to_owned());
             }
@@ -502,13 +486,13 @@ impl RequestCore {
         }
     }
 
-    fn refuse_in_place(&mut self, live: &mut LiveAttempt, held_question: &HeldQuestion) {
-        self.escalated.extend(held_question.grants.iter().cloned());
-        self.refused.push(held_question.grants.clone());
-        if held_question.directory {
-            self.forbid_offer(&held_question.grants);
+    fn refuse_in_place(&mut self, live: &mut LiveAttempt, entry: &HeldQuestion) {
+        self.escalated.extend(entry.grants.iter().cloned());
+        self.refused.push(entry.grants.clone());
+        if entry.directory {
+            self.forbid_offer(&entry.grants);
         }
-        let refused = live.holds.take_where(|hold| hold.is_refused_by(&held_question.grants));
+        let refused = live.holds.take_where(|hold| hold.is_refused_by(&entry.grants));
         for hold in refused {
             self.refuse_call(live, hold, DenialResolution::Refused);
         }
@@ -521,7 +505,7 @@ impl RequestCore {
         self.note_denial(live, &hold.denial, DenialResolution::Recorded);
         // At most one question, which was about this call alone.
         let idle = live.holds.take_idle_questions().pop();
-        let digest = idle.map(|held_question| held_question.question.digest);
+        let digest = idle.map(|entry| entry.question.digest);
         let why = "the processes that waited are gone".to_owned();
         let event = EventKind::Withdrawn { holds: vec![id.0], digest: digest.clone(), why };
         match digest {
@@ -540,8 +524,8 @@ impl RequestCore {
     }
 
     fn withdraw_questions(&mut self, questions: Vec<HeldQuestion>, why: &str) {
-        for held_question in questions {
-            let digest = held_question.question.digest;
+        for entry in questions {
+            let digest = entry.question.digest;
             self.out.push(CoreOutput::Withdraw(digest.clone()));
             self.record_event(EventKind::Withdrawn { holds: Vec::new(), digest: Some(digest), why: why.to_owned() });
         }

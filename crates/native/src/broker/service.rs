@@ -289,14 +289,14 @@ impl BrokerService {
         self.calls += 1;
         self.settle_in_place();
         let caller = self.threads.look_up_caller(request);
-        let mut resolved_call = None;
-        match self.handle_call(&caller, &mut resolved_call) {
+        let mut resolved = None;
+        match self.handle_call(&caller, &mut resolved) {
             Ok(step) => {
                 self.file_room.iter().for_each(|room| room.raise_size_limit(request.pid, &step));
                 self.finish_call(request.id, step);
             }
             Err(CallFailure::Native(errno)) => self.fail_call(request.id, errno),
-            Err(CallFailure::Refused(denied)) => self.hold_or_refuse(&caller, resolved_call, denied),
+            Err(CallFailure::Refused(denied)) => self.hold_or_refuse(&caller, resolved, denied),
         }
     }
 
@@ -334,11 +334,11 @@ impl BrokerService {
         CallerProcess { pid: Some(self.process_of(caller)), program: caller.program_path() }
     }
 
-    /// Reads a call, decides on it and carries it out. Stores the resolved call in `resolved_call`.
+    /// Reads a call, decides on it and carries it out. Stores the resolved call in `resolved`.
     fn handle_call(
         &mut self,
         caller: &CallingThread,
-        resolved_call: &mut Option<BrokeredCall>,
+        resolved: &mut Option<BrokeredCall>,
     ) -> Result<CallProgress, CallFailure> {
         if self.first.is_none() {
             self.learn_run_facts(caller)?;
@@ -348,7 +348,7 @@ impl BrokerService {
         };
         let broker_call = match shape {
             ArgumentLayout::Open { .. } | ArgumentLayout::Creat => {
-                return self.resolve_open(caller, shape, resolved_call);
+                return self.resolve_open(caller, shape, resolved);
             }
             ArgumentLayout::Mkdir { .. }
             | ArgumentLayout::Mknod { .. }
@@ -389,7 +389,7 @@ impl BrokerService {
             ArgumentLayout::InternetSocket => return Err(CallFailure::Refused(no_internet(caller))),
             ArgumentLayout::NotImplemented => return Err(Errno::NOSYS.into()),
         };
-        let broker_call = resolved_call.insert(broker_call);
+        let broker_call = resolved.insert(broker_call);
         let step = self.perform_call(caller.request.id, broker_call)?;
         if let BrokeredCall::Run(start) = broker_call {
             self.report_execution(Some(self.process_of(caller)), &start.object);
@@ -398,14 +398,13 @@ impl BrokerService {
     }
 
     /// Runs the precaution for a change in a stage. If it fails, nothing is changed.
-    pub fn prepare_stage(&self, broker_call: &BrokeredCall) -> Result<(), CallFailure> {
-        if self.write_hook.is_none() || matches!(broker_call, BrokeredCall::Run(_) | BrokeredCall::Connect(_)) {
+    pub fn prepare_stage(&self, call: &BrokeredCall) -> Result<(), CallFailure> {
+        if self.write_hook.is_none() || matches!(call, BrokeredCall::Run(_) | BrokeredCall::Connect(_)) {
             return Ok(());
         }
-        let rewrites = broker_call.may_change_objects();
-        let names = broker_call.resolved_names().filter(|place| !place.special).map(ResolvedName::path);
-        let object =
-            broker_call.changed_object().filter(|object| !object.is_placeless()).map(|object| object.path.clone());
+        let rewrites = call.may_change_objects();
+        let names = call.resolved_names().filter(|place| !place.special).map(ResolvedName::path);
+        let object = call.changed_object().filter(|object| !object.is_placeless()).map(|object| object.path.clone());
         names.chain(object).try_for_each(|path| self.prepare_stage_at(&path, rewrites))
     }
 

@@ -36,6 +36,7 @@ fn wait_and_run(orders: &OwnedFd, helper: Pid, stages: Option<PathBuf>) -> io::R
         return Err(io::ErrorKind::InvalidData.into());
     };
     place_stdio([stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
+    drop((stdin, stdout, stderr));
     let line = SocketChannel::from_stream(UnixStream::from(stream))?;
     umask(Mode::from_raw_mode(order.umask));
     let mut backend =
