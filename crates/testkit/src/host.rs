@@ -11,6 +11,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// Most seconds that the wall clock may drift from the monotonic one in a run.
 const CLOCK_TOLERANCE_S: i64 = 60;
+/// Time-out for the owner of a mount to remove its mount point.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// State that an attempt must not change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,8 +48,8 @@ impl HostState {
         let mut changes: Vec<String> =
             later.mounts.difference(&self.mounts).map(|m| format!("host mount new: {m}")).collect();
         // If the mount point is gone too, its owner has removed it: the kernel then drops the mount
-        // in every namespace.
-        let missing_mounts = self.mounts.difference(&later.mounts).filter(|m| mount_point_exists(m));
+        // in every namespace. A container engine unmounts first, and removes a moment later.
+        let missing_mounts = self.mounts.difference(&later.mounts).filter(|m| mount_point_stays(m));
         changes.extend(missing_mounts.map(|m| format!("host mount gone: {m}")));
         if self.node_name != later.node_name || self.domain_name != later.domain_name {
             changes.push(format!("host name is now {} {}", later.node_name, later.domain_name.trim_end()));
@@ -65,8 +67,16 @@ impl HostState {
     }
 }
 
-fn mount_point_exists(line: &str) -> bool {
-    line.split(' ').nth(4).is_some_and(|place| fs::symlink_metadata(place).is_ok())
+fn mount_point_stays(line: &str) -> bool {
+    let Some(mount_point) = line.split(' ').nth(4) else { return false };
+    let deadline = Instant::now() + REMOVAL_TIMEOUT;
+    while fs::symlink_metadata(mount_point).is_ok() {
+        if Instant::now() >= deadline {
+            return true;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    false
 }
 
 fn read_lines(path: &str) -> BTreeSet<String> {
